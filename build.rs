@@ -1,0 +1,18 @@
+//! Compiles the protocol with protox, so that no protoc is needed, and, under the feature
+//! `cusim`, the CUDA kernels as C++ (see `kernels/cusim/`).
+
+use std::env;
+use std::path::PathBuf;
+
+use prost::Message;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("cargo:rerun-if-changed=proto");
+    let descriptors = protox::compile(["flechette/v1/ctr.proto"], ["proto"])?;
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
+    tonic_prost_build::configure().compile_fds(descriptors)?;
+    #[cfg(feature = "cusim")]
+    cusim();
+    Ok(())
+}
