@@ -2,5 +2,7 @@
 //! GPU, and trains them in place.
 
 // Modules in reading order.
+pub mod device;
+pub mod model;
 pub mod schema;
 pub mod types;

@@ -1,0 +1,19 @@
+//! DLRM (Naumov et al., 2019): a bottom MLP turns the dense values into one more vector, all
+//! vectors interact by pairwise dot products, and a top MLP ends in the logit. As in
+//! facebookresearch/dlrm, the triangle is the lower one, dense first, and the bottom MLP ends in a
+//! ReLU.
+
+use super::Inputs;
+use super::interaction::PairwiseDots;
+use super::layer::Builder;
+use super::tape::View;
+use crate::device::Real;
+
+pub(super) fn build<T: Real>(net: &mut Builder<T>, inputs: &Inputs, bottom: &[usize], top: &[usize]) -> View {
+    let sizes: Vec<_> = bottom.iter().copied().chain([inputs.dim]).collect();
+    let first = net.mlp("bottom", inputs.dense, &sizes, false);
+    let out = net.buffer(PairwiseDots::out_width(inputs.dim, inputs.vectors.width));
+    net.push(PairwiseDots { first, rest: inputs.vectors, out });
+    let sizes: Vec<_> = top.iter().copied().chain([1]).collect();
+    net.mlp("top", out, &sizes, true)
+}

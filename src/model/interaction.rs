@@ -1,0 +1,203 @@
+//! Feature interactions without weights: DLRM's pairwise dot products, the factorisation machine's
+//! second-order term, and the sum of terms by which wide parts join deep ones.
+
+use super::layer::{Layer, Weights};
+use super::tape::{Tape, View};
+use crate::device::{Left, Output, Product, Real, Start, pack, packed_len, vectorise};
+
+/// DLRM's interaction: the vectors `[first, rest..]`, each as wide as `first`, and of their Gram
+/// matrix the strictly lower triangle in row order. Writes `[first, triangle]`.
+#[derive(Clone, Debug)]
+pub struct PairwiseDots {
+    /// The bottom MLP's output.
+    pub first: View,
+    /// The features' vectors, one behind the other.
+    pub rest: View,
+    /// `first.width + n (n - 1) / 2` columns for `n` vectors.
+    pub out: View,
+}
+
+impl PairwiseDots {
+    /// How many vectors interact when `rest` is `rest_width` wide.
+    #[must_use]
+    pub fn vectors(dim: usize, rest_width: usize) -> usize {
+        1 + rest_width / dim
+    }
+
+    /// Columns of the output.
+    #[must_use]
+    pub fn out_width(dim: usize, rest_width: usize) -> usize {
+        let n = Self::vectors(dim, rest_width);
+        dim + n * (n - 1) / 2
+    }
+
+    /// The vectors of sample `s` under each other: `n x dim`.
+    fn stack<T: Real>(&self, tape: &Tape<T>, s: usize, stacked: &mut [T]) {
+        let (first, rest) = stacked.split_at_mut(self.first.width);
+        first.copy_from_slice(tape.values[self.first.buffer].row(s, self.first));
+        rest.copy_from_slice(tape.values[self.rest.buffer].row(s, self.rest));
+    }
+}
+
+/// `c = a b` for small row-major matrices: `rows x depth` by `depth x columns`.
+struct Small {
+    rows: usize,
+    depth: usize,
+    columns: usize,
+}
+
+impl Small {
+    fn run<T: Real>(&self, a: &[T], panels: &[T], c: &mut [T]) {
+        Product {
+            rows: self.rows,
+            depth: self.depth,
+            columns: self.columns,
+            left: Left { data: a, row_stride: self.depth, step_stride: 1 },
+            panels,
+            start: Start::Zero,
+            relu: false,
+            output: Output { data: c, stride: self.columns },
+        }
+        .run();
+    }
+}
+
+impl<T: Real> Layer<T> for PairwiseDots {
+    fn forward(&self, _: &Weights<T>, tape: &mut Tape<T>) {
+        let (dim, n) = (self.first.width, Self::vectors(self.first.width, self.rest.width));
+        let mut out = std::mem::take(&mut tape.values[self.out.buffer]);
+        let mut stacked = vec![T::default(); n * dim];
+        let mut turned = vec![T::default(); n * dim];
+        let mut panels = vec![T::default(); packed_len(dim, n)];
+        let mut gram = vec![T::default(); n * n];
+        for s in 0..tape.samples {
+            self.stack(tape, s, &mut stacked);
+            for (i, vector) in stacked.chunks_exact(dim).enumerate() {
+                for (d, value) in vector.iter().enumerate() {
+                    turned[d * n + i] = *value;
+                }
+            }
+            pack(&turned, n, dim, n, &mut panels);
+            Small { rows: n, depth: dim, columns: n }.run(&stacked, &panels, &mut gram);
+            let (first, mut triangle) = out.row_mut(s, self.out).split_at_mut(dim);
+            first.copy_from_slice(&stacked[..dim]);
+            for i in 1..n {
+                let (line, rest) = triangle.split_at_mut(i);
+                line.copy_from_slice(&gram[i * n..][..i]);
+                triangle = rest;
+            }
+        }
+        tape.values[self.out.buffer] = out;
+    }
+
+    fn backward(&self, _: &Weights<T>, tape: &mut Tape<T>) {
+        // G = Z Z^T, so dZ = (dG + dG^T) Z, where dG has the lower triangle only.
+        let (dim, n) = (self.first.width, Self::vectors(self.first.width, self.rest.width));
+        let mut stacked = vec![T::default(); n * dim];
+        let mut panels = vec![T::default(); packed_len(n, dim)];
+        let mut symmetric = vec![T::default(); n * n];
+        let mut dz = vec![T::default(); n * dim];
+        for s in 0..tape.samples {
+            self.stack(tape, s, &mut stacked);
+            pack(&stacked, dim, n, dim, &mut panels);
+            let (dfirst, mut triangle) = tape.grads[self.out.buffer].row(s, self.out).split_at(dim);
+            for i in 1..n {
+                let (line, rest) = triangle.split_at(i);
+                for (j, value) in line.iter().enumerate() {
+                    symmetric[i * n + j] = *value;
+                    symmetric[j * n + i] = *value;
+                }
+                triangle = rest;
+            }
+            Small { rows: n, depth: n, columns: dim }.run(&symmetric, &panels, &mut dz);
+            dz.iter_mut().zip(dfirst).for_each(|(z, d)| *z += *d);
+            let (first, rest) = dz.split_at(dim);
+            let grads = tape.grads[self.first.buffer].row_mut(s, self.first);
+            grads.iter_mut().zip(first).for_each(|(g, z)| *g += *z);
+            let grads = tape.grads[self.rest.buffer].row_mut(s, self.rest);
+            grads.iter_mut().zip(rest).for_each(|(g, z)| *g += *z);
+        }
+    }
+}
+
+/// The factorisation machine's second-order term, one number a sample:
+/// `1/2 sum_d ((sum_f v_fd)^2 - sum_f v_fd^2)`.
+#[derive(Clone, Debug)]
+pub struct FactorisationMachine {
+    /// The features' vectors, one behind the other.
+    pub vectors: View,
+    /// Elements of one vector.
+    pub dim: usize,
+    /// One column.
+    pub out: View,
+}
+
+impl FactorisationMachine {
+    fn sums<T: Real>(&self, vectors: &[T], sums: &mut [T]) {
+        sums.fill(T::default());
+        for vector in vectors.chunks_exact(self.dim) {
+            sums.iter_mut().zip(vector).for_each(|(s, v)| *s += *v);
+        }
+    }
+}
+
+impl<T: Real> Layer<T> for FactorisationMachine {
+    fn forward(&self, _: &Weights<T>, tape: &mut Tape<T>) {
+        let mut sums = vec![T::default(); self.dim];
+        for s in 0..tape.samples {
+            let vectors = tape.values[self.vectors.buffer].row(s, self.vectors);
+            self.sums(vectors, &mut sums);
+            let (mut of_sums, mut of_squares) = (T::default(), T::default());
+            sums.iter().for_each(|x| of_sums += *x * *x);
+            vectors.iter().for_each(|x| of_squares += *x * *x);
+            let term = T::from_f64(0.5) * (of_sums - of_squares);
+            tape.values[self.out.buffer].row_mut(s, self.out)[0] = term;
+        }
+    }
+
+    fn backward(&self, _: &Weights<T>, tape: &mut Tape<T>) {
+        let mut sums = vec![T::default(); self.dim];
+        for s in 0..tape.samples {
+            let dy = tape.grads[self.out.buffer].row(s, self.out)[0];
+            let vectors = tape.values[self.vectors.buffer].row(s, self.vectors);
+            self.sums(vectors, &mut sums);
+            let grads = tape.grads[self.vectors.buffer].row_mut(s, self.vectors);
+            for (grad, vector) in grads.chunks_exact_mut(self.dim).zip(vectors.chunks_exact(self.dim)) {
+                for ((g, v), sum) in grad.iter_mut().zip(vector).zip(&sums) {
+                    *g += dy * (*sum - *v);
+                }
+            }
+        }
+    }
+}
+
+/// One number a sample: the sum of every column of every view, in order.
+#[derive(Clone, Debug)]
+pub struct SumOfTerms {
+    /// What is summed.
+    pub terms: Vec<View>,
+    /// One column.
+    pub out: View,
+}
+
+impl<T: Real> Layer<T> for SumOfTerms {
+    fn forward(&self, _: &Weights<T>, tape: &mut Tape<T>) {
+        for s in 0..tape.samples {
+            let mut sum = T::default();
+            for view in &self.terms {
+                tape.values[view.buffer].row(s, *view).iter().for_each(|x| sum += *x);
+            }
+            tape.values[self.out.buffer].row_mut(s, self.out)[0] = sum;
+        }
+    }
+
+    fn backward(&self, _: &Weights<T>, tape: &mut Tape<T>) {
+        for s in 0..tape.samples {
+            let dy = tape.grads[self.out.buffer].row(s, self.out)[0];
+            for view in &self.terms {
+                let grads = tape.grads[view.buffer].row_mut(s, *view);
+                vectorise(|| grads.iter_mut().for_each(|g| *g += dy));
+            }
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! The fully connected layer: `y = x W^T + b`, with or without a ReLU.
+//!
+//! Weights are kept in panels (see `device`), the form in which the forward product reads them and
+//! the gradient product writes them. Backward needs the transpose, which the trainer makes once a
+//! step ([`Linear::turn_panel`]); that is cheaper than any product that reads the panels crosswise.
+
+use std::ops::Range;
+
+use super::layer::{Layer, Weights};
+use super::tape::{Tape, View};
+use crate::device::{
+    LANES, Left, Output, Product, Real, Start, pack_transposed_panel, packed_len, vectorise,
+};
+
+/// A fully connected layer between two views.
+#[derive(Clone, Debug)]
+pub struct Linear {
+    /// What it reads.
+    pub input: View,
+    /// What it writes.
+    pub output: View,
+    /// Whether negative outputs become zero.
+    pub relu: bool,
+    /// Where its panels lie among the weights: `outputs` columns of depth `inputs`.
+    pub weight: Range<usize>,
+    /// Where its bias lies, padded to whole panels; empty for none.
+    pub bias: Range<usize>,
+    /// Where the panels of the transpose lie among the turned weights; empty when the input needs
+    /// no gradient.
+    pub turned: Range<usize>,
+}
+
+impl Linear {
+    /// Elements of the transpose's panels.
+    #[must_use]
+    pub fn turned_len(&self) -> usize {
+        packed_len(self.output.width, self.input.width)
+    }
+
+    /// Elements of one panel of the transpose.
+    #[must_use]
+    pub fn turned_panel_len(&self) -> usize {
+        self.output.width * LANES
+    }
+
+    /// Writes panel `p` of the transpose.
+    pub fn turn_panel<T: Real>(&self, values: &[T], p: usize, out: &mut [T]) {
+        let (rows, columns) = (self.input.width, self.output.width);
+        vectorise(|| pack_transposed_panel(&values[self.weight.clone()], rows, columns, p, out));
+    }
+
+    fn product<'a, T: Real>(
+        &self,
+        tape: &'a Tape<T>,
+        weights: &'a [T],
+        out: &'a mut [T],
+        stride: usize,
+    ) -> Product<'a, T> {
+        let x = &tape.values[self.input.buffer];
+        Product {
+            rows: tape.samples,
+            depth: self.input.width,
+            columns: self.output.width,
+            left: Left { data: x.from(self.input), row_stride: x.stride, step_stride: 1 },
+            panels: &weights[self.weight.clone()],
+            start: if self.bias.is_empty() { Start::Zero } else { Start::Bias(&weights[self.bias.clone()]) },
+            relu: self.relu,
+            output: Output { data: &mut out[self.output.column..], stride },
+        }
+    }
+
+    /// The gradient of panel `p`: for every chunk in order, `x^T dy` of its lanes.
+    fn panel_gradient<T: Real>(&self, p: usize, tapes: &[Tape<T>], out: &mut [T]) {
+        let first = p * LANES;
+        let lanes = self.output.part(first, (self.output.width - first).min(LANES));
+        let mut packed = [T::default(); LANES * super::CHUNK];
+        for (i, tape) in tapes.iter().enumerate() {
+            let dy = &tape.grads[self.output.buffer];
+            for (s, line) in packed.chunks_exact_mut(LANES).take(tape.samples).enumerate() {
+                line[..lanes.width].copy_from_slice(dy.row(s, lanes));
+            }
+            let x = &tape.values[self.input.buffer];
+            Product {
+                rows: self.input.width,
+                depth: tape.samples,
+                columns: LANES,
+                left: Left { data: x.from(self.input), row_stride: 1, step_stride: x.stride },
+                panels: &packed,
+                start: if i == 0 { Start::Zero } else { Start::Add },
+                relu: false,
+                output: Output { data: out, stride: LANES },
+            }
+            .run();
+        }
+    }
+
+    fn bias_gradient<T: Real>(&self, tapes: &[Tape<T>], out: &mut [T]) {
+        out.fill(T::default());
+        for tape in tapes {
+            for s in 0..tape.samples {
+                let dy = tape.grads[self.output.buffer].row(s, self.output);
+                out.iter_mut().zip(dy).for_each(|(sum, d)| *sum += *d);
+            }
+        }
+    }
+}
+
+impl<T: Real> Layer<T> for Linear {
+    fn forward(&self, weights: &Weights<T>, tape: &mut Tape<T>) {
+        let mut out = std::mem::take(&mut tape.values[self.output.buffer]);
+        let stride = out.stride;
+        self.product(tape, &weights.values, &mut out.data, stride).run();
+        tape.values[self.output.buffer] = out;
+    }
+
+    fn backward(&self, weights: &Weights<T>, tape: &mut Tape<T>) {
+        if self.relu {
+            let (values, grads) = (&tape.values[self.output.buffer], &mut tape.grads[self.output.buffer]);
+            for s in 0..tape.samples {
+                let dy = grads.row_mut(s, self.output);
+                let y = values.row(s, self.output);
+                vectorise(|| {
+                    for (d, y) in dy.iter_mut().zip(y) {
+                        *d = if *y > T::default() { *d } else { T::default() };
+                    }
+                });
+            }
+        }
+        if self.turned.is_empty() {
+            return;
+        }
+        let mut dx = std::mem::take(&mut tape.grads[self.input.buffer]);
+        let dy = &tape.grads[self.output.buffer];
+        Product {
+            rows: tape.samples,
+            depth: self.output.width,
+            columns: self.input.width,
+            left: Left { data: dy.from(self.output), row_stride: dy.stride, step_stride: 1 },
+            panels: &weights.turned[self.turned.clone()],
+            start: Start::Add,
+            relu: false,
+            output: Output { data: &mut dx.data[self.input.column..], stride: dx.stride },
+        }
+        .run();
+        tape.grads[self.input.buffer] = dx;
+    }
+
+    fn pieces(&self) -> Vec<usize> {
+        let panel = self.input.width * LANES;
+        let mut pieces = vec![panel; self.output.width.div_ceil(LANES)];
+        if !self.bias.is_empty() {
+            pieces.push(self.bias.len());
+        }
+        pieces
+    }
+
+    fn gradient(&self, piece: usize, tapes: &[Tape<T>], out: &mut [T]) {
+        if piece < self.output.width.div_ceil(LANES) {
+            self.panel_gradient(piece, tapes, out);
+        } else {
+            vectorise(|| self.bias_gradient(tapes, out));
+        }
+    }
+
+    fn as_linear(&self) -> Option<&Linear> {
+        Some(self)
+    }
+}

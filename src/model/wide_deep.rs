@@ -1,0 +1,35 @@
+//! Wide & Deep (Cheng et al., 2016): first-order weights of every id and every dense value beside a
+//! deep MLP; the logit is their sum.
+
+use super::Inputs;
+use super::interaction::SumOfTerms;
+use super::layer::{Builder, LinearSpec};
+use super::tape::View;
+use crate::device::Real;
+
+pub(super) fn build<T: Real>(net: &mut Builder<T>, inputs: &Inputs, deep: &[usize]) -> View {
+    join(net, inputs, deep, Vec::new())
+}
+
+/// The sum of the wide terms, `extra` terms and a deep MLP.
+pub(super) fn join<T: Real>(net: &mut Builder<T>, inputs: &Inputs, deep: &[usize], extra: Vec<View>) -> View {
+    let mut terms = vec![inputs.wide];
+    if inputs.dense.width > 0 {
+        let output = net.buffer(1);
+        net.linear(LinearSpec {
+            weight: "wide.weight".into(),
+            bias: None,
+            input: inputs.dense,
+            output,
+            relu: false,
+            shape: None,
+        });
+        terms.push(output);
+    }
+    terms.extend(extra);
+    let sizes: Vec<_> = deep.iter().copied().chain([1]).collect();
+    terms.push(net.mlp("deep", inputs.all, &sizes, true));
+    let out = net.buffer(1);
+    net.push(SumOfTerms { terms, out });
+    out
+}
