@@ -2,5 +2,7 @@
 //! GPU, and trains them in place.
 
 // Modules in reading order.
+pub mod cli;
+pub mod dataset;
 pub mod schema;
 pub mod types;
