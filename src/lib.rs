@@ -4,5 +4,7 @@
 // Modules in reading order.
 pub mod device;
 pub mod model;
+pub mod cli;
+pub mod dataset;
 pub mod schema;
 pub mod types;

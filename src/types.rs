@@ -154,9 +154,36 @@ pub struct RawFeature {
     pub values: RawValues,
 }
 
+impl RawFeature {
+    /// A column of ids, of no samples.
+    #[must_use]
+    pub fn ids() -> Self {
+        Self { offsets: vec![0], values: RawValues::Ids(Vec::new()) }
+    }
+
+    /// A column of strings, of no samples.
+    #[must_use]
+    pub fn text() -> Self {
+        Self { offsets: vec![0], values: RawValues::Text { bytes: Vec::new(), ends: Vec::new() } }
+    }
+
+    /// Empties the column and keeps its memory and its kind of values.
+    pub fn clear(&mut self) {
+        self.offsets.clear();
+        self.offsets.push(0);
+        match &mut self.values {
+            RawValues::Ids(ids) => ids.clear(),
+            RawValues::Text { bytes, ends } => {
+                bytes.clear();
+                ends.clear();
+            }
+        }
+    }
+}
+
 /// Samples as a file or a request has them: no hashing, no transform. Columns stand in the
 /// schema's order.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct RawBatch {
     /// How many samples.
     pub samples: usize,
@@ -166,6 +193,18 @@ pub struct RawBatch {
     pub features: Vec<RawFeature>,
     /// The label of each sample, 0 or 1, where the source has labels.
     pub labels: Option<Vec<f32>>,
+}
+
+impl RawBatch {
+    /// Empties the batch, labels too, and keeps its memory.
+    pub fn clear(&mut self) {
+        self.samples = 0;
+        self.dense.clear();
+        self.labels = None;
+        for feature in &mut self.features {
+            feature.clear();
+        }
+    }
 }
 
 /// One id of a request that its table does not hold.

@@ -8,9 +8,24 @@
 //! vector a feature, in order, and then, for architectures with a wide part, one first-order
 //! weight a feature. [`Schema::lookups`] lists the pooled vectors with their columns.
 
+//!
+//! [`Schema::parse`] reads and validates (`check`), [`Schema::to_toml`] writes what it reads back
+//! (`text`), [`Schema::encode`] applies hashing and transforms to raw samples (`encode`), and
+//! [`preset`] holds the schemas of the data sets that `flechette init` knows.
+
+mod check;
+mod encode;
+pub mod preset;
+mod text;
+
+use std::collections::HashMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::types::TableId;
+
+pub use check::{MAX_FEATURES, SchemaError};
+pub use encode::EncodeError;
 
 /// Everything `model.toml` says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -109,6 +124,19 @@ pub enum Transform {
         /// Divided by; above 0.
         std: f32,
     },
+}
+
+impl Transform {
+    /// What the model sees of a raw value.
+    #[must_use]
+    #[inline]
+    pub fn apply(self, raw: f32) -> f32 {
+        match self {
+            Self::None => raw,
+            Self::Log1p => raw.max(0.0).ln_1p(),
+            Self::Standardize { mean, std } => (raw - mean) / std,
+        }
+    }
 }
 
 /// A categorical input.
@@ -238,12 +266,14 @@ impl Schema {
     /// with a wide table. A name that no table bears is skipped: validation refuses it.
     #[must_use]
     pub fn lookups(&self) -> Vec<Lookup> {
+        let places: HashMap<&str, TableId> =
+            self.tables.iter().enumerate().map(|(i, t)| (t.name.as_str(), TableId(i as u32))).collect();
         let deep = self.features.iter().map(|f| Some(f.table.as_str()));
         let wide = self.features.iter().map(|f| f.wide_table.as_deref());
         let mut column = self.dense_width();
         let mut lookups = Vec::new();
         for (i, table) in deep.enumerate().chain(wide.enumerate()) {
-            let Some(table) = table.and_then(|name| self.table_id(name)) else { continue };
+            let Some(&table) = table.and_then(|name| places.get(name)) else { continue };
             let dim = self.tables[table.index()].dim;
             lookups.push(Lookup { feature: i, table, dim, pooling: self.features[i].pooling, column });
             column += dim;

@@ -1,0 +1,91 @@
+//! The command line: one file a subcommand, each an `Args` of flags and a `run`.
+//!
+//! The exit code is 0 for success, 2 for a usage or input error, 1 for anything else. An error
+//! goes to standard error, its whole chain on one line. A reader that closes standard output
+//! early (`| head`) has what it wanted: that is success.
+
+pub mod init;
+
+use std::io;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::dataset::DatasetError;
+use crate::schema::SchemaError;
+
+/// Serves CTR scores from recommendation models larger than a GPU, and trains them in place.
+#[derive(Debug, Parser)]
+#[command(name = "flechette", version)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Writes a model.toml for a data set and an architecture to standard output
+    Init(init::Args),
+}
+
+/// Runs the command that was parsed.
+///
+/// # Errors
+/// What the command could not do; [`exit`] tells whose fault it was.
+pub fn run(cli: Cli) -> anyhow::Result<()> {
+    match cli.command {
+        Command::Init(args) => init::run(args),
+    }
+}
+
+/// An error that the user can mend: bad flags, bad input. Its exit code is 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0:#}")]
+pub struct InputError(pub anyhow::Error);
+
+/// Prints an error and gives the process its exit code.
+#[must_use]
+pub fn exit(result: anyhow::Result<()>) -> ExitCode {
+    let Err(error) = result else { return ExitCode::SUCCESS };
+    let code = exit_code(&error);
+    if code != 0 {
+        let line = format!("{error:#}").lines().collect::<Vec<_>>().join("; ");
+        eprintln!("error: {line}");
+    }
+    ExitCode::from(code)
+}
+
+fn exit_code(error: &anyhow::Error) -> u8 {
+    let closed_pipe =
+        |e: &(dyn std::error::Error + 'static)| e.downcast_ref().map(io::Error::kind) == Some(io::ErrorKind::BrokenPipe);
+    let input = |e: &(dyn std::error::Error + 'static)| {
+        e.is::<InputError>() || e.is::<SchemaError>() || e.is::<DatasetError>()
+    };
+    if error.chain().any(closed_pipe) {
+        0
+    } else if error.chain().any(input) {
+        2
+    } else {
+        1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_exit_code_tells_whose_fault_it_was() {
+        let schema = SchemaError::Form { line: 1, reason: "no".into() };
+        assert_eq!(exit_code(&anyhow::Error::from(schema).context("model.toml")), 2);
+        assert_eq!(exit_code(&InputError(anyhow::anyhow!("no")).into()), 2);
+        assert_eq!(exit_code(&io::Error::from(io::ErrorKind::StorageFull).into()), 1);
+        assert_eq!(exit_code(&io::Error::from(io::ErrorKind::BrokenPipe).into()), 0);
+    }
+
+    #[test]
+    fn the_flags_of_every_command_are_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,200 @@
+//! A file as a stream of plain bytes, whatever its name: gzip and zstd are told by their first
+//! bytes. Both may be several members or frames end to end, as `cat` and parallel compressors
+//! leave them. A file that ends in the middle of one is an error, not an end.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Cursor, Read};
+use std::path::Path;
+
+use flate2::bufread::MultiGzDecoder;
+use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
+use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
+
+use super::DatasetError;
+
+/// Bytes read from the disk at once.
+const CHUNK_BYTES: usize = 128 << 10;
+/// Bytes of zstd output decoded ahead.
+const DECODED_BYTES: usize = 128 << 10;
+
+/// Opens a file to read its plain bytes.
+pub(super) fn open(path: &Path) -> Result<Box<dyn Read + Send>, DatasetError> {
+    let refused = |source| DatasetError::Open { path: path.to_owned(), source };
+    let mut file = File::open(path).map_err(refused)?;
+    if file.metadata().map_err(refused)?.is_dir() {
+        return Err(DatasetError::Directory { path: path.to_owned() });
+    }
+    let mut magic = Vec::with_capacity(4);
+    file.by_ref().take(4).read_to_end(&mut magic).map_err(refused)?;
+    let compression = Compression::of(&magic);
+    let whole = Cursor::new(magic).chain(file);
+    Ok(match compression {
+        Compression::None => Box::new(whole),
+        Compression::Gzip => Box::new(MultiGzDecoder::new(BufReader::with_capacity(CHUNK_BYTES, whole))),
+        Compression::Zstd => Box::new(Zstd::new(BufReader::with_capacity(CHUNK_BYTES, whole))),
+    })
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Compression {
+    None,
+    Gzip,
+    Zstd,
+}
+
+impl Compression {
+    /// RFC 1952 section 2.3.1; RFC 8878 sections 3.1.1 and 3.1.2 (skippable frames may come first).
+    fn of(magic: &[u8]) -> Self {
+        match magic {
+            [0x1f, 0x8b, ..] => Self::Gzip,
+            [0x28, 0xb5, 0x2f, 0xfd] | [0x50..=0x5f, 0x2a, 0x4d, 0x18] => Self::Zstd,
+            _ => Self::None,
+        }
+    }
+}
+
+/// All frames of a zstd stream, with their checksums verified.
+struct Zstd<R> {
+    source: R,
+    decoder: FrameDecoder,
+    in_frame: bool,
+}
+
+impl<R: BufRead> Zstd<R> {
+    fn new(source: R) -> Self {
+        Self { source, decoder: FrameDecoder::new(), in_frame: false }
+    }
+
+    /// Goes to the next frame that has content; false at the end of the stream.
+    fn next_frame(&mut self) -> io::Result<bool> {
+        while !self.source.fill_buf()?.is_empty() {
+            match self.decoder.reset(&mut self.source) {
+                Ok(()) => {
+                    self.in_frame = true;
+                    return Ok(true);
+                }
+                Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
+                    length,
+                    ..
+                })) => {
+                    let length = u64::from(length);
+                    let skipped = io::copy(&mut self.source.by_ref().take(length), &mut io::sink())?;
+                    if skipped < length {
+                        return Err(io::ErrorKind::UnexpectedEof.into());
+                    }
+                }
+                Err(error) => return Err(corrupt(error)),
+            }
+        }
+        Ok(false)
+    }
+
+    fn verify_checksum(&self) -> io::Result<()> {
+        let (stored, computed) =
+            (self.decoder.get_checksum_from_data(), self.decoder.get_calculated_checksum());
+        if stored.is_some() && stored != computed {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "zstd: checksum of a frame differs"));
+        }
+        Ok(())
+    }
+}
+
+impl<R: BufRead> Read for Zstd<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            if !self.in_frame && !self.next_frame()? {
+                return Ok(0);
+            }
+            let got = self.decoder.read(buffer)?;
+            if got > 0 || buffer.is_empty() {
+                return Ok(got);
+            }
+            if self.decoder.is_finished() {
+                self.verify_checksum()?;
+                self.in_frame = false;
+            } else {
+                let ahead = BlockDecodingStrategy::UptoBytes(DECODED_BYTES);
+                self.decoder.decode_blocks(&mut self.source, ahead).map_err(corrupt)?;
+            }
+        }
+    }
+}
+
+fn corrupt(error: FrameDecoderError) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("zstd: truncated or corrupt: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use flate2::write::GzEncoder;
+    use ruzstd::encoding::{CompressionLevel, compress_to_vec};
+
+    use super::*;
+
+    fn gzip(text: &[u8]) -> Vec<u8> {
+        let mut encoder = GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(text).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    fn zstd(text: &[u8]) -> Vec<u8> {
+        compress_to_vec(text, CompressionLevel::Fastest)
+    }
+
+    fn read(bytes: &[u8]) -> io::Result<Vec<u8>> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), bytes).unwrap();
+        let mut text = Vec::new();
+        open(file.path()).unwrap().read_to_end(&mut text)?;
+        Ok(text)
+    }
+
+    fn text() -> Vec<u8> {
+        (0..60_000u32).flat_map(|i| format!("{}\t", i.wrapping_mul(2_654_435_761) % 5000).into_bytes()).collect()
+    }
+
+    #[test]
+    fn plain_gzip_and_zstd_are_told_by_content() {
+        for text in [text(), b"a".to_vec(), vec![]] {
+            assert_eq!(read(&text).unwrap(), text);
+            assert_eq!(read(&gzip(&text)).unwrap(), text);
+            assert_eq!(read(&zstd(&text)).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn several_members_or_frames_are_one_stream() {
+        let text = text();
+        let (head, tail) = text.split_at(text.len() / 3);
+        assert_eq!(read(&[gzip(head), gzip(tail)].concat()).unwrap(), text);
+        let skippable = [&[0x5a, 0x2a, 0x4d, 0x18, 3, 0, 0, 0][..], b"abc"].concat();
+        let frames = [skippable.clone(), zstd(head), skippable, zstd(tail)].concat();
+        assert_eq!(read(&frames).unwrap(), text);
+    }
+
+    #[test]
+    fn a_truncated_file_is_an_error_at_any_cut() {
+        let text = &text()[..5000];
+        for whole in [gzip(text), zstd(text)] {
+            for cut in (5..whole.len()).step_by(7).chain([whole.len() - 1]) {
+                assert!(read(&whole[..cut]).is_err(), "cut at {cut} of {}", whole.len());
+            }
+        }
+    }
+
+    #[test]
+    fn a_changed_byte_is_an_error_or_changes_nothing() {
+        let text = &text()[..5000];
+        for whole in [gzip(text), zstd(text)] {
+            for at in (10..whole.len()).step_by(11) {
+                let mut changed = whole.clone();
+                changed[at] ^= 0x55;
+                if let Ok(read) = read(&changed) {
+                    assert_eq!(read, text, "changed at {at}");
+                }
+            }
+        }
+    }
+}

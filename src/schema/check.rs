@@ -1,0 +1,361 @@
+//! Reading and validating `model.toml`: a schema that does not add up is refused with the line
+//! and the reason.
+//!
+//! Validation works on the typed [`Schema`], so that schemas made in code pass through it too, and
+//! names what is wrong by a path such as `tables[3].rows`. Only when it fails is the text parsed
+//! once more, into a tree with spans, and the path walked down it to the deepest part that the
+//! text has: that part's line is the one reported. A missing key is thus reported at its table.
+
+use std::collections::{HashMap, HashSet};
+
+use toml::de::{DeTable, DeValue};
+
+use super::{AbsentDefault, Architecture, Arity, Feature, Schema, Table, Transform};
+
+/// Most rows of a table.
+pub const MAX_ROWS: u64 = 1 << 48;
+/// Most elements of a row.
+pub const MAX_DIM: usize = 4096;
+/// Most categorical features, and most dense ones.
+pub const MAX_FEATURES: usize = 10_000;
+/// Most tables: one a feature, and a wide one.
+pub const MAX_TABLES: usize = 2 * MAX_FEATURES;
+/// Largest hidden layer, and largest rank of a cross layer.
+pub const MAX_HIDDEN: usize = 65_536;
+/// Most hidden layers of one MLP, and most cross layers.
+pub const MAX_LAYERS: usize = 64;
+/// Most ids of one multi-hot sample.
+pub const MAX_IDS: u32 = 65_536;
+/// Longest name, in bytes: a table's file name must hold it and an extension.
+pub const MAX_NAME: usize = 128;
+/// Most elements of one input row.
+pub const MAX_INPUT: usize = 1 << 20;
+/// Most dense weights of the architecture.
+pub const MAX_WEIGHTS: u128 = 1 << 31;
+
+/// Why a schema is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SchemaError {
+    /// The text is not TOML, or not of a schema's form.
+    #[error("line {line}: {reason}")]
+    Form {
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The text is a schema, which does not add up.
+    #[error("line {line}: {field}: {reason}")]
+    Text {
+        /// The line, from 1.
+        line: usize,
+        /// The path of what is wrong.
+        field: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A schema made in code does not add up.
+    #[error("{field}: {reason}")]
+    Value {
+        /// The path of what is wrong.
+        field: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+impl Schema {
+    /// Reads and validates the text of a `model.toml`.
+    ///
+    /// # Errors
+    /// [`SchemaError`] with the line and the reason.
+    pub fn parse(text: &str) -> Result<Self, SchemaError> {
+        let schema: Self = toml::from_str(text).map_err(|error| SchemaError::Form {
+            line: line_of(text, error.span().map_or(0, |span| span.start)),
+            reason: error.message().lines().collect::<Vec<_>>().join("; "),
+        })?;
+        schema.faults().map_err(|Fault { field, reason }| SchemaError::Text {
+            line: line_of(text, locate(text, &field)),
+            field,
+            reason,
+        })?;
+        Ok(schema)
+    }
+
+    /// Validates a schema that was made in code.
+    ///
+    /// # Errors
+    /// [`SchemaError::Value`] with the path of what is wrong and the reason.
+    pub fn check(&self) -> Result<(), SchemaError> {
+        self.faults().map_err(|Fault { field, reason }| SchemaError::Value { field, reason })
+    }
+
+    fn faults(&self) -> Result<(), Fault> {
+        check_count("dense", self.dense.len(), MAX_FEATURES)?;
+        check_count("features", self.features.len(), MAX_FEATURES)?;
+        check_count("tables", self.tables.len(), MAX_TABLES)?;
+        check_names("dense", self.dense.iter().map(|d| d.name.as_str()))?;
+        check_names("features", self.features.iter().map(|f| f.name.as_str()))?;
+        check_names("tables", self.tables.iter().map(|t| t.name.as_str()))?;
+        for (i, dense) in self.dense.iter().enumerate() {
+            check_transform(i, dense.transform)?;
+        }
+        for (i, table) in self.tables.iter().enumerate() {
+            check_table(i, table)?;
+        }
+        if self.features.is_empty() {
+            return fault("features", "at least one is needed, got none");
+        }
+        let tables: HashMap<&str, &Table> = self.tables.iter().map(|t| (t.name.as_str(), t)).collect();
+        for (i, feature) in self.features.iter().enumerate() {
+            check_feature(i, feature, &tables)?;
+        }
+        check_sizes(&self.architecture)?;
+        check_wide(self, &tables)?;
+        check_dims(self, &tables)?;
+        check_weights(self, &tables)
+    }
+}
+
+/// What is wrong, and where, as a path of keys and indices.
+struct Fault {
+    field: String,
+    reason: String,
+}
+
+fn fault<T>(field: impl Into<String>, reason: impl Into<String>) -> Result<T, Fault> {
+    Err(Fault { field: field.into(), reason: reason.into() })
+}
+
+fn check_count(list: &str, count: usize, max: usize) -> Result<(), Fault> {
+    if count > max { fault(list, format!("{count} entries, at most {max}")) } else { Ok(()) }
+}
+
+fn check_range(
+    field: impl FnOnce() -> String,
+    value: u64,
+    range: std::ops::RangeInclusive<u64>,
+) -> Result<(), Fault> {
+    if range.contains(&value) {
+        return Ok(());
+    }
+    fault(field(), format!("must be between {} and {}, got {value}", range.start(), range.end()))
+}
+
+fn check_names<'a>(list: &str, names: impl Iterator<Item = &'a str>) -> Result<(), Fault> {
+    let mut seen = HashSet::new();
+    for (i, name) in names.enumerate() {
+        let field = || format!("{list}[{i}].name");
+        if name.is_empty() || name.len() > MAX_NAME {
+            return fault(field(), format!("must be of 1 to {MAX_NAME} bytes, got {}", name.len()));
+        }
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
+        if name.starts_with('.') || !name.chars().all(plain) {
+            let rule = "letters, digits, '_', '.' and '-' only, not beginning with '.'";
+            return fault(field(), format!("{name:?} cannot be a file's name: {rule}"));
+        }
+        if !seen.insert(name) {
+            return fault(field(), format!("{name:?} is the name of an earlier entry too"));
+        }
+    }
+    Ok(())
+}
+
+fn check_transform(i: usize, transform: Transform) -> Result<(), Fault> {
+    let Transform::Standardize { mean, std } = transform else { return Ok(()) };
+    let field = |key| format!("dense[{i}].transform.standardize.{key}");
+    if !mean.is_finite() {
+        return fault(field("mean"), format!("must be finite, got {mean}"));
+    }
+    if !std.is_finite() || std <= 0.0 {
+        return fault(field("std"), format!("must be finite and above 0, got {std}"));
+    }
+    Ok(())
+}
+
+fn check_table(i: usize, table: &Table) -> Result<(), Fault> {
+    check_range(|| format!("tables[{i}].rows"), table.rows, 1..=MAX_ROWS)?;
+    check_range(|| format!("tables[{i}].dim"), table.dim as u64, 1..=MAX_DIM as u64)?;
+    match table.default {
+        AbsentDefault::Row(row) if row >= table.rows => {
+            let reason = format!("row {row} is past the {} rows of table {:?}", table.rows, table.name);
+            fault(format!("tables[{i}].default"), reason)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn check_feature(i: usize, feature: &Feature, tables: &HashMap<&str, &Table>) -> Result<(), Fault> {
+    if let Arity::MultiHot { max } = feature.arity {
+        let field = || format!("features[{i}].arity.multi_hot.max");
+        check_range(field, u64::from(max), 1..=u64::from(MAX_IDS))?;
+    }
+    let read = [("table", Some(feature.table.as_str())), ("wide_table", feature.wide_table.as_deref())];
+    for (key, name) in read {
+        let Some(name) = name else { continue };
+        let Some(table) = tables.get(name) else {
+            return fault(format!("features[{i}].{key}"), format!("no table is named {name:?}"));
+        };
+        let Some(hash) = feature.hash else { continue };
+        let field = || format!("features[{i}].hash.modulus");
+        if hash.modulus == 0 || hash.modulus > table.rows {
+            let limit = format!("must be between 1 and the {} rows of table {name:?}", table.rows);
+            return fault(field(), format!("{limit}, got {}", hash.modulus));
+        }
+    }
+    Ok(())
+}
+
+fn check_sizes(architecture: &Architecture) -> Result<(), Fault> {
+    match architecture {
+        Architecture::Dlrm { bottom, top } => {
+            check_hidden("bottom", bottom)?;
+            check_hidden("top", top)
+        }
+        Architecture::Dcn { cross_layers, deep } => check_cross(*cross_layers, None, deep),
+        Architecture::Dcnv2 { cross_layers, rank, deep } => check_cross(*cross_layers, *rank, deep),
+        Architecture::Deepfm { deep } | Architecture::WideDeep { deep } => check_hidden("deep", deep),
+    }
+}
+
+fn check_hidden(key: &str, sizes: &[usize]) -> Result<(), Fault> {
+    check_count(&format!("architecture.{key}"), sizes.len(), MAX_LAYERS)?;
+    for (i, &size) in sizes.iter().enumerate() {
+        check_range(|| format!("architecture.{key}[{i}]"), size as u64, 1..=MAX_HIDDEN as u64)?;
+    }
+    Ok(())
+}
+
+fn check_cross(layers: usize, rank: Option<usize>, deep: &[usize]) -> Result<(), Fault> {
+    check_range(|| "architecture.cross_layers".into(), layers as u64, 1..=MAX_LAYERS as u64)?;
+    check_range(|| "architecture.rank".into(), rank.unwrap_or(1) as u64, 1..=MAX_HIDDEN as u64)?;
+    if deep.is_empty() {
+        return fault("architecture.deep", "at least one hidden size is needed, got none");
+    }
+    check_hidden("deep", deep)
+}
+
+/// First-order weights: for every feature where the architecture has a wide part, for none
+/// where it has not.
+fn check_wide(schema: &Schema, tables: &HashMap<&str, &Table>) -> Result<(), Fault> {
+    let wide = matches!(schema.architecture, Architecture::Deepfm { .. } | Architecture::WideDeep { .. });
+    for (i, feature) in schema.features.iter().enumerate() {
+        let field = || format!("features[{i}].wide_table");
+        let name = kind(&schema.architecture);
+        match feature.wide_table.as_deref() {
+            Some(_) if !wide => return fault(field(), format!("architecture {name} has no wide part")),
+            None if wide => {
+                return fault(field(), format!("missing: architecture {name} needs one a feature"));
+            }
+            None => {}
+            Some(table) => {
+                let dim = tables.get(table).map_or(0, |t| t.dim);
+                if dim != 1 {
+                    return fault(field(), format!("table {table:?} must have dim 1, got {dim}"));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One dim for all features, where vectors of different features are multiplied.
+fn check_dims(schema: &Schema, tables: &HashMap<&str, &Table>) -> Result<(), Fault> {
+    if !matches!(schema.architecture, Architecture::Dlrm { .. } | Architecture::Deepfm { .. }) {
+        return Ok(());
+    }
+    let dim_of = |feature: &Feature| tables.get(feature.table.as_str()).map_or(0, |t| t.dim);
+    let mut dims = schema.features.iter().map(dim_of).enumerate();
+    let Some((_, first)) = dims.next() else { return Ok(()) };
+    match dims.find(|&(_, dim)| dim != first) {
+        None => Ok(()),
+        Some((i, dim)) => {
+            let name = kind(&schema.architecture);
+            let table = &schema.features[i].table;
+            let reason =
+                format!("architecture {name} needs tables of one dim: {table:?} has {dim}, others {first}");
+            fault(format!("features[{i}].table"), reason)
+        }
+    }
+}
+
+/// The memory that the dense part would take.
+fn check_weights(schema: &Schema, tables: &HashMap<&str, &Table>) -> Result<(), Fault> {
+    let input = schema.input_width();
+    if input > MAX_INPUT {
+        return fault("features", format!("an input row has {input} elements, at most {MAX_INPUT}"));
+    }
+    let dim = schema.features.first().and_then(|f| tables.get(f.table.as_str())).map_or(0, |t| t.dim);
+    let weights = match &schema.architecture {
+        Architecture::Dlrm { bottom, top } => {
+            let vectors = schema.features.len() + 1;
+            mlp(schema.dense_width(), bottom, dim) + mlp(dim + vectors * (vectors - 1) / 2, top, 1)
+        }
+        Architecture::Dcn { cross_layers, deep } => {
+            (2 * input * cross_layers) as u128 + mlp(input, deep, 1) + input as u128
+        }
+        Architecture::Dcnv2 { cross_layers, rank, deep } => {
+            let matrix = rank.map_or(input, |rank| 2 * rank) as u128 * input as u128;
+            (matrix + input as u128) * *cross_layers as u128 + mlp(input, deep, 1) + input as u128
+        }
+        Architecture::Deepfm { deep } | Architecture::WideDeep { deep } => mlp(input, deep, 1),
+    };
+    if weights > MAX_WEIGHTS {
+        return fault("architecture", format!("has {weights} dense weights, at most {MAX_WEIGHTS}"));
+    }
+    Ok(())
+}
+
+/// Weights and biases of a fully connected net.
+fn mlp(input: usize, hidden: &[usize], output: usize) -> u128 {
+    let mut weights = 0;
+    let mut from = input as u128;
+    for &to in hidden.iter().chain([&output]) {
+        weights += (from + 1) * to as u128;
+        from = to as u128;
+    }
+    weights
+}
+
+fn kind(architecture: &Architecture) -> &'static str {
+    match architecture {
+        Architecture::Dlrm { .. } => "dlrm",
+        Architecture::Dcn { .. } => "dcn",
+        Architecture::Dcnv2 { .. } => "dcnv2",
+        Architecture::Deepfm { .. } => "deepfm",
+        Architecture::WideDeep { .. } => "wide_deep",
+    }
+}
+
+/// The line, from 1, of a byte of the text.
+fn line_of(text: &str, byte: usize) -> usize {
+    1 + text.as_bytes().iter().take(byte).filter(|&&b| b == b'\n').count()
+}
+
+/// Where the deepest part of `path` that the text has begins, in bytes.
+fn locate(text: &str, path: &str) -> usize {
+    let Ok(document) = DeTable::parse(text) else { return 0 };
+    let document = document.into_inner();
+    let mut table = Some(&document);
+    let mut byte = 0;
+    for step in path.split('.') {
+        let (key, index) = match step.trim_end_matches(']').split_once('[') {
+            Some((key, index)) => (key, index.parse::<usize>().ok()),
+            None => (step, None),
+        };
+        let Some((span, value)) = table.and_then(|t| t.iter().find(|(k, _)| k.get_ref() == key)) else {
+            break;
+        };
+        byte = span.span().start;
+        table = value.get_ref().as_table();
+        if let (Some(index), DeValue::Array(array)) = (index, value.get_ref()) {
+            let Some(element) = array.get(index) else { break };
+            byte = element.span().start;
+            table = element.get_ref().as_table();
+        }
+    }
+    byte
+}
+
+#[cfg(test)]
+mod tests;

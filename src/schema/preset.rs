@@ -1,0 +1,211 @@
+//! The schemas of the data sets that `flechette init` knows, with the layer sizes of the
+//! project's reference figures: DLRM bottom 64, top 256-128; three cross layers; deep 256-128.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::{AbsentDefault, Architecture, Arity, DenseFeature, Feature, Hash, Pooling};
+use super::{Loss, Schema, Table, Transform};
+
+/// Integer columns of a Criteo row, `I1` to `I13`.
+pub const CRITEO_DENSE: usize = 13;
+/// Categorical columns of a Criteo row, `C1` to `C26`.
+pub const CRITEO_FEATURES: usize = 26;
+
+/// Avazu's categorical columns: the 21 that public work on it uses, and `hour`, which makes the 22
+/// tables that FLECHE (table 2) counts. Left out are `id`, unique a row, and `click`, the label.
+pub const AVAZU_FEATURES: [&str; 22] = [
+    "hour",
+    "C1",
+    "banner_pos",
+    "site_id",
+    "site_domain",
+    "site_category",
+    "app_id",
+    "app_domain",
+    "app_category",
+    "device_id",
+    "device_ip",
+    "device_model",
+    "device_type",
+    "device_conn_type",
+    "C14",
+    "C15",
+    "C16",
+    "C17",
+    "C18",
+    "C19",
+    "C20",
+    "C21",
+];
+
+/// Which architecture, its sizes aside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// DLRM.
+    Dlrm,
+    /// Deep & Cross, 2017.
+    Dcn,
+    /// Deep & Cross v2, full matrices.
+    Dcnv2,
+    /// DeepFM.
+    Deepfm,
+    /// Wide & Deep.
+    WideDeep,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Dlrm, Self::Dcn, Self::Dcnv2, Self::Deepfm, Self::WideDeep];
+
+    /// Its name in `model.toml`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Dlrm => "dlrm",
+            Self::Dcn => "dcn",
+            Self::Dcnv2 => "dcnv2",
+            Self::Deepfm => "deepfm",
+            Self::WideDeep => "wide_deep",
+        }
+    }
+
+    fn wide(self) -> bool {
+        matches!(self, Self::Deepfm | Self::WideDeep)
+    }
+
+    fn architecture(self) -> Architecture {
+        let deep = vec![256, 128];
+        match self {
+            Self::Dlrm => Architecture::Dlrm { bottom: vec![64], top: deep },
+            Self::Dcn => Architecture::Dcn { cross_layers: 3, deep },
+            Self::Dcnv2 => Architecture::Dcnv2 { cross_layers: 3, rank: None, deep },
+            Self::Deepfm => Architecture::Deepfm { deep },
+            Self::WideDeep => Architecture::WideDeep { deep },
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// No architecture has this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown architecture {0:?}, expected dlrm, dcn, dcnv2, deepfm or wide_deep")]
+pub struct UnknownKind(pub String);
+
+impl FromStr for Kind {
+    type Err = UnknownKind;
+
+    fn from_str(name: &str) -> Result<Self, UnknownKind> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| UnknownKind(name.into()))
+    }
+}
+
+/// Criteo (Kaggle and Terabyte): `I1` to `I13` through log1p, and a table of `rows` rows for each of
+/// `C1` to `C26`, whose strings are hashed into it.
+#[must_use]
+pub fn criteo(kind: Kind, dim: usize, rows: u64) -> Schema {
+    let dense = (1..=CRITEO_DENSE).map(|i| dense(format!("I{i}"), Transform::Log1p)).collect();
+    let inputs = (1..=CRITEO_FEATURES).map(|i| Input::hashed(format!("C{i}"), rows));
+    assemble(kind, dim, dense, inputs)
+}
+
+/// Avazu: no dense input, and a table of `rows` rows for each of [`AVAZU_FEATURES`], whose strings are
+/// hashed into it.
+#[must_use]
+pub fn avazu(kind: Kind, dim: usize, rows: u64) -> Schema {
+    let inputs = AVAZU_FEATURES.iter().map(|name| Input::hashed((*name).into(), rows));
+    assemble(kind, dim, Vec::new(), inputs)
+}
+
+/// What a synthetic data set is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SyntheticShape {
+    /// How many features, each with its own table.
+    pub tables: usize,
+    /// Rows of each table.
+    pub rows: u64,
+    /// Dense inputs.
+    pub dense: usize,
+    /// Most ids of a sample in each feature; one-hot without it.
+    pub multi_hot: Option<u32>,
+}
+
+/// Generated data: dense inputs `D1`.., features `F1`.. over ids that are rows already (no hashing).
+#[must_use]
+pub fn synthetic(kind: Kind, dim: usize, shape: SyntheticShape) -> Schema {
+    let arity = shape.multi_hot.map_or(Arity::OneHot, |max| Arity::MultiHot { max });
+    let dense = (1..=shape.dense).map(|i| dense(format!("D{i}"), Transform::None)).collect();
+    let input = |i| Input { name: format!("F{i}"), rows: shape.rows, arity, hash: None };
+    assemble(kind, dim, dense, (1..=shape.tables).map(input))
+}
+
+struct Input {
+    name: String,
+    rows: u64,
+    arity: Arity,
+    hash: Option<Hash>,
+}
+
+impl Input {
+    fn hashed(name: String, rows: u64) -> Self {
+        Self { name, rows, arity: Arity::OneHot, hash: Some(Hash { seed: 0, modulus: rows }) }
+    }
+}
+
+fn dense(name: String, transform: Transform) -> DenseFeature {
+    DenseFeature { name, transform }
+}
+
+fn assemble(kind: Kind, dim: usize, dense: Vec<DenseFeature>, inputs: impl Iterator<Item = Input>) -> Schema {
+    let mut features = Vec::new();
+    let mut tables = Vec::new();
+    let mut wide_tables = Vec::new();
+    for Input { name, rows, arity, hash } in inputs {
+        let table = |name: &str, dim| Table { name: name.into(), rows, dim, default: AbsentDefault::Zeros };
+        let wide_table = kind.wide().then(|| format!("{name}_wide"));
+        tables.push(table(&name, dim));
+        wide_tables.extend(wide_table.as_deref().map(|name| table(name, 1)));
+        let pooling = Pooling::Sum;
+        features.push(Feature { table: name.clone(), name, wide_table, arity, pooling, hash });
+    }
+    tables.append(&mut wide_tables);
+    Schema { architecture: kind.architecture(), loss: Loss::default(), dense, features, tables }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_preset_is_a_valid_schema_and_reads_back_equal() {
+        for kind in Kind::ALL {
+            let shape = SyntheticShape { tables: 4, rows: 1000, dense: 2, multi_hot: Some(5) };
+            for schema in [criteo(kind, 16, 1000), avazu(kind, 16, 1000), synthetic(kind, 8, shape)] {
+                assert_eq!(Schema::parse(&schema.to_toml()), Ok(schema));
+            }
+        }
+    }
+
+    #[test]
+    fn a_wide_architecture_has_a_first_order_weight_a_feature() {
+        let schema = criteo(Kind::Deepfm, 16, 1000);
+        assert_eq!(schema.tables.len(), 52);
+        assert_eq!(schema.features[3].wide_table.as_deref(), Some("C4_wide"));
+        assert_eq!(schema.input_width(), 13 + 26 * 16 + 26);
+        assert_eq!(criteo(Kind::Dlrm, 16, 1000).tables.len(), 26);
+    }
+
+    #[test]
+    fn architectures_are_named_as_in_the_schema() {
+        for kind in Kind::ALL {
+            assert_eq!(kind.name().parse(), Ok(kind));
+            assert!(avazu(kind, 4, 10).to_toml().contains(&format!("kind = \"{kind}\"")));
+        }
+        assert!("DLRM".parse::<Kind>().is_err());
+    }
+}
