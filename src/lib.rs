@@ -3,4 +3,5 @@
 
 // Modules in reading order.
 pub mod schema;
+pub mod store;
 pub mod types;
