@@ -7,4 +7,5 @@ pub mod model;
 pub mod cli;
 pub mod dataset;
 pub mod schema;
+pub mod store;
 pub mod types;

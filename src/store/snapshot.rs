@@ -1,0 +1,314 @@
+//! Reading versions: which there are, whether one is whole, and its contents, mapped.
+//!
+//! A version is opened only after its manifest, the length and the checksum of every file, and
+//! every tensor's name, type and shape have been found right, so nothing later needs to doubt
+//! them. That costs one read of the files, which also brings them into the page cache.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rayon::prelude::*;
+
+use super::format::{self, Checksum, FormatError, Manifest};
+use super::table::{Floats, MappedFile, State, Table};
+use super::{EmbeddingStore, Refusal, StoreError, check_name};
+use crate::schema::{self, Schema};
+use crate::types::Version;
+
+pub(super) const MANIFEST: &str = "MANIFEST.json";
+pub(super) const MODEL: &str = "model.toml";
+pub(super) const DENSE: &str = "dense.safetensors";
+pub(super) const TABLES: &str = "tables";
+pub(super) const WEIGHT: &str = "weight";
+/// Reserved for the ids of a table that is not numbered from 0.
+pub(super) const KEYS: &str = "keys";
+
+/// One version, checked and mapped.
+#[derive(Debug)]
+pub struct Opened {
+    /// What `model.toml` says.
+    pub schema: Schema,
+    /// `model.toml` itself.
+    pub model_toml: String,
+    /// The dense tensors by name, weights and optimizer state. Which must be there is the model's
+    /// to know (see [`open_latest_with`]).
+    pub dense: BTreeMap<String, Dense>,
+    /// The rows, with the version's number.
+    pub store: EmbeddingStore,
+    /// What its writer noted.
+    pub metadata: BTreeMap<String, String>,
+}
+
+/// A dense tensor of a version.
+#[derive(Debug)]
+pub struct Dense {
+    shape: Vec<usize>,
+    values: Floats,
+}
+
+impl Dense {
+    /// Elements along each axis, slowest first.
+    #[must_use]
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The elements, row-major.
+    #[must_use]
+    pub fn values(&self) -> &[f32] {
+        self.values.as_slice()
+    }
+}
+
+/// The highest good version, and the higher ones that were passed over.
+#[derive(Debug)]
+pub struct Latest {
+    /// The version to use.
+    pub opened: Opened,
+    /// The refused ones, highest first.
+    pub refused: Vec<Refusal>,
+}
+
+/// The models of a directory, by name: each directory in it that has a version, good or not.
+///
+/// # Errors
+/// [`StoreError`] when it is missing, no directory, or cannot be read.
+pub fn models(dir: &Path) -> Result<Vec<String>, StoreError> {
+    let mut names = Vec::new();
+    for name in entry_names(dir)? {
+        if check_name("model", &name).is_ok() && dir.join(&name).is_dir() && !versions(dir, &name)?.is_empty()
+        {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// The numbers of a model's versions, ascending, whatever state they are in.
+///
+/// # Errors
+/// [`StoreError`] when the model has no directory or it cannot be read.
+pub fn versions(models: &Path, name: &str) -> Result<Vec<Version>, StoreError> {
+    check_name("model", name)?;
+    let names = entry_names(&models.join(name))?;
+    let mut versions: Vec<Version> = names.iter().filter_map(|name| version_number(name)).collect();
+    versions.sort();
+    Ok(versions)
+}
+
+/// Opens one version after checking all of it.
+///
+/// # Errors
+/// [`StoreError`] naming the first file, in the order manifest, schema, dense, tables, that is not
+/// as it should be, and what is wrong with it.
+pub fn open(models: &Path, name: &str, version: Version) -> Result<Opened, StoreError> {
+    check_name("model", name)?;
+    let dir = models.join(name).join(version.to_string());
+    require_dir(&dir)?;
+    let reader = Reader { manifest: read_manifest(&dir)?, dir };
+
+    let (path, text) = reader.checked(MODEL)?;
+    let model_toml = String::from_utf8(text.bytes().to_vec())
+        .map_err(|e| StoreError::Schema { path: path.clone(), reason: e.to_string() })?;
+    let schema = parse_schema(&model_toml).map_err(|reason| StoreError::Schema { path, reason })?;
+    reader.check_list(&schema)?;
+    let dense = reader.dense()?;
+    // All tables at once, and then the first failure in the schema's order.
+    let tables: Vec<_> = schema.tables.par_iter().map(|table| reader.table(table)).collect();
+    let tables = tables.into_iter().collect::<Result<_, _>>()?;
+    let store = EmbeddingStore::new(version, tables);
+    Ok(Opened { schema, model_toml, dense, store, metadata: reader.manifest.metadata })
+}
+
+/// Opens the highest good version. Each one refused on the way is logged with its reason.
+///
+/// # Errors
+/// [`StoreError::NoGoodVersion`], naming every refusal, or why the directory could not be read.
+pub fn open_latest(models: &Path, name: &str) -> Result<Latest, StoreError> {
+    open_latest_with(models, name, |_| Ok(()))
+}
+
+/// [`open_latest`] among the versions that `accept` takes as well: it sees what the store cannot
+/// judge, such as the shapes of dense weights, and gives its reason for refusing.
+///
+/// # Errors
+/// Those of [`open_latest`].
+pub fn open_latest_with(
+    models: &Path,
+    name: &str,
+    accept: impl Fn(&Opened) -> Result<(), String>,
+) -> Result<Latest, StoreError> {
+    let mut refused = Vec::new();
+    for version in versions(models, name)?.into_iter().rev() {
+        let accepted = open(models, name, version).and_then(|opened| match accept(&opened) {
+            Ok(()) => Ok(opened),
+            Err(reason) => Err(StoreError::NotAccepted { reason }),
+        });
+        match accepted {
+            Ok(opened) => return Ok(Latest { opened, refused }),
+            Err(reason) => {
+                tracing::warn!(model = name, %version, %reason, "version refused");
+                refused.push(Refusal { version, reason });
+            }
+        }
+    }
+    Err(StoreError::NoGoodVersion { model: name.to_owned(), refused })
+}
+
+/// The schema that the text of a `model.toml` declares.
+pub(super) fn parse_schema(text: &str) -> Result<Schema, String> {
+    toml::from_str(text).map_err(|e| e.to_string())
+}
+
+/// The path of a table's file in its version.
+pub(super) fn table_file(table: &str) -> String {
+    format!("{TABLES}/{table}.safetensors")
+}
+
+/// Canonical decimal only, so that no two names are one number.
+fn version_number(name: &str) -> Option<Version> {
+    name.parse().ok().filter(|number: &u64| number.to_string() == name).map(Version)
+}
+
+/// Names that are not UTF-8 are nobody's model and no number.
+fn entry_names(dir: &Path) -> Result<Vec<String>, StoreError> {
+    let at = |e| match require_dir(dir) {
+        Ok(()) => StoreError::at(dir, e),
+        Err(better) => better,
+    };
+    let mut names = Vec::new();
+    for entry in fs::read_dir(dir).map_err(at)? {
+        names.extend(entry.map_err(at)?.file_name().into_string());
+    }
+    Ok(names)
+}
+
+fn require_dir(path: &Path) -> Result<(), StoreError> {
+    match fs::metadata(path) {
+        Ok(meta) if meta.is_dir() => Ok(()),
+        Ok(_) => Err(StoreError::NotADirectory { path: path.to_owned() }),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            Err(StoreError::MissingDirectory { path: path.to_owned() })
+        }
+        Err(e) => Err(StoreError::at(path, e)),
+    }
+}
+
+fn map(path: &Path) -> Result<MappedFile, StoreError> {
+    MappedFile::open(path).map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => StoreError::MissingFile { path: path.to_owned() },
+        _ => StoreError::at(path, e),
+    })
+}
+
+fn read_manifest(dir: &Path) -> Result<Manifest, StoreError> {
+    let path = dir.join(MANIFEST);
+    let file = map(&path)?;
+    Manifest::parse(file.bytes()).map_err(|source| StoreError::Format { path, source })
+}
+
+/// Reads the files of one version against its manifest.
+struct Reader {
+    dir: PathBuf,
+    manifest: Manifest,
+}
+
+impl Reader {
+    /// The file, mapped, once its length and checksum are the manifest's.
+    fn checked(&self, file: &str) -> Result<(PathBuf, MappedFile), StoreError> {
+        let path = self.dir.join(file);
+        let Some(entry) = self.manifest.files.get(file) else {
+            return Err(StoreError::MissingFile { path });
+        };
+        let map = map(&path)?;
+        let got = map.bytes().len() as u64;
+        if got != entry.bytes {
+            return Err(StoreError::Size { path, expected: entry.bytes, got });
+        }
+        let got = Checksum::of(map.bytes());
+        if got != entry.xxh3_128 {
+            return Err(StoreError::Checksum { path, expected: entry.xxh3_128, got });
+        }
+        Ok((path, map))
+    }
+
+    /// The manifest lists the schema's files and no others.
+    fn check_list(&self, schema: &Schema) -> Result<(), StoreError> {
+        let mut wanted = BTreeSet::from([MODEL.to_owned(), DENSE.to_owned()]);
+        for table in &schema.tables {
+            check_name("table", &table.name)?;
+            wanted.insert(table_file(&table.name));
+        }
+        match self.manifest.files.keys().find(|file| !wanted.contains(*file)) {
+            Some(file) => {
+                Err(StoreError::UnexpectedFile { path: self.dir.join(MANIFEST), file: file.clone() })
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn tensors(&self, file: &str) -> Result<(PathBuf, MappedFile, Vec<format::Tensor>), StoreError> {
+        let (path, map) = self.checked(file)?;
+        match format::parse_header(map.bytes()) {
+            Ok(tensors) => Ok((path, map, tensors)),
+            Err(source) => Err(StoreError::Format { path, source }),
+        }
+    }
+
+    fn dense(&self) -> Result<BTreeMap<String, Dense>, StoreError> {
+        let (path, map, tensors) = self.tensors(DENSE)?;
+        let dense = tensors.into_iter().map(|tensor| {
+            let shape = tensor.shape.iter().map(|&axis| axis as usize).collect();
+            let values = floats(&path, &map, &tensor)?;
+            Ok((tensor.name, Dense { shape, values }))
+        });
+        dense.collect()
+    }
+
+    fn table(&self, declared: &schema::Table) -> Result<Table, StoreError> {
+        let (path, map, tensors) = self.tensors(&table_file(&declared.name))?;
+        let (rows, dim) = (declared.rows, declared.dim as u64);
+        let mut weight = None;
+        let mut states = Vec::new();
+        for tensor in tensors {
+            let wanted: &[u64] = if tensor.name == WEIGHT { &[dim] } else { &[dim, 1] };
+            let width = match tensor.shape[..] {
+                [r, width] if r == rows && wanted.contains(&width) && tensor.name != KEYS => width,
+                _ => {
+                    let expected = match tensor.name.as_str() {
+                        WEIGHT => format!("shape [{rows}, {dim}]"),
+                        KEYS => "none of this name".to_owned(),
+                        _ => format!("shape [{rows}, {dim}] or [{rows}, 1]"),
+                    };
+                    let got = format!("shape {:?}", tensor.shape);
+                    return Err(StoreError::Tensor { path, tensor: tensor.name, expected, got });
+                }
+            };
+            let data = floats(&path, &map, &tensor)?;
+            if tensor.name == WEIGHT {
+                weight = Some(data);
+            } else {
+                states.push(State::new(tensor.name, width as usize, data));
+            }
+        }
+        let table = weight.and_then(|weight| Table::from_parts(rows, declared.dim, weight, states));
+        table.ok_or_else(|| StoreError::Tensor {
+            path,
+            tensor: WEIGHT.to_owned(),
+            expected: format!("shape [{rows}, {dim}]"),
+            got: "nothing".to_owned(),
+        })
+    }
+}
+
+fn floats(path: &Path, map: &MappedFile, tensor: &format::Tensor) -> Result<Floats, StoreError> {
+    // The header's parser has seen that the tensor lies within the file; data begins on a page and
+    // every tensor before this one is of whole elements, so it is aligned too.
+    Floats::mapped(map, tensor.begin as usize..tensor.end as usize).ok_or_else(|| StoreError::Format {
+        path: path.to_owned(),
+        source: FormatError::Unaligned { got: tensor.begin },
+    })
+}

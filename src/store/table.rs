@@ -1,0 +1,490 @@
+//! One embedding table's rows and the optimizer state of each, in memory or in a mapped file.
+//!
+//! Rows are numbered from 0 and stored end to end, so a row's place is a multiplication and a
+//! version is served from its file with no copy: the file's tensor data begins on a page, hence
+//! a mapping of it can be read as f32. Memory of our own comes from a [`HostMemory`]; the plain
+//! one here, [`PlainMemory`], asks for huge pages, which double the rate of random row reads.
+//!
+//! A row's first value is a pure function of seed, table and row ([`Uniform`]), so that filling
+//! needs no order and gives the same bytes on any number of threads.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::fs::File;
+use std::hint::black_box;
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use memmap2::{Advice, Mmap, MmapMut, MmapOptions};
+use rayon::prelude::*;
+
+use crate::types::{HostBlock, HostMemory, OutOfHostMemory};
+
+// Files hold little-endian f32 and mappings are read as they lie.
+#[cfg(target_endian = "big")]
+compile_error!("the store maps little-endian files: big-endian machines are not supported");
+
+const PAGE_BYTES: usize = 4096;
+const ELEMENT_BYTES: usize = size_of::<f32>();
+/// Elements that one thread fills or copies at a time.
+const CHUNK_ELEMENTS: usize = 1 << 16;
+
+/// `rows x dim` f32, with as many rows of each kind of optimizer state.
+#[derive(Debug)]
+pub struct Table {
+    rows: u64,
+    dim: usize,
+    weight: Floats,
+    states: Vec<State>,
+}
+
+/// One kind of optimizer state: `rows x width` f32.
+#[derive(Debug)]
+pub struct State {
+    name: String,
+    width: usize,
+    data: Floats,
+}
+
+impl State {
+    /// Names `data`, which has `width` elements a row.
+    #[must_use]
+    pub fn new(name: impl Into<String>, width: usize, data: Floats) -> Self {
+        Self { name: name.into(), width, data }
+    }
+
+    /// What it is: `sum`, `exp_avg`, ...
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Elements a row: the table's dim or 1.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// All rows, end to end.
+    #[must_use]
+    pub fn as_slice(&self) -> &[f32] {
+        self.data.as_slice()
+    }
+
+    /// All rows, to write; `None` when they are a mapped file's.
+    pub fn rows_mut(&mut self) -> Option<&mut [f32]> {
+        self.data.as_mut_slice()
+    }
+}
+
+impl Table {
+    /// A table of zeros with zeroed states, each a name and its elements a row.
+    ///
+    /// # Errors
+    /// [`OutOfHostMemory`] when the memory is not to be had.
+    pub fn zeroed(
+        memory: &dyn HostMemory,
+        rows: u64,
+        dim: usize,
+        states: &[(&str, usize)],
+    ) -> Result<Self, OutOfHostMemory> {
+        let take = |width: usize| {
+            let elements = usize::try_from(rows).ok().and_then(|rows| rows.checked_mul(width));
+            Floats::zeroed(memory, elements.ok_or(OutOfHostMemory { bytes: usize::MAX })?)
+        };
+        let weight = take(dim)?;
+        let state = |&(name, width): &(&str, usize)| Ok(State::new(name, width, take(width)?));
+        let states = states.iter().map(state).collect::<Result<_, _>>()?;
+        Ok(Self { rows, dim, weight, states })
+    }
+
+    /// A table over values that exist. `None` unless each holds `rows` times its width.
+    #[must_use]
+    pub fn from_parts(rows: u64, dim: usize, weight: Floats, states: Vec<State>) -> Option<Self> {
+        let fits = |width: usize, data: &Floats| {
+            usize::try_from(rows).ok()?.checked_mul(width).filter(|&n| n == data.as_slice().len())
+        };
+        fits(dim, &weight)?;
+        states.iter().try_for_each(|state| fits(state.width, &state.data).map(|_| ()))?;
+        Some(Self { rows, dim, weight, states })
+    }
+
+    /// A copy in memory of its own, which can be written: the RAM tier of a mapped table, or the
+    /// start of further training.
+    ///
+    /// # Errors
+    /// [`OutOfHostMemory`] when the memory is not to be had.
+    pub fn copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
+        let state = |s: &State| Ok(State::new(s.name.clone(), s.width, s.data.copied(memory)?));
+        let states = self.states.iter().map(state).collect::<Result<_, _>>()?;
+        Ok(Self { rows: self.rows, dim: self.dim, weight: self.weight.copied(memory)?, states })
+    }
+
+    /// How many rows.
+    #[must_use]
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// Elements a row.
+    #[must_use]
+    pub fn dim(&self) -> usize {
+        self.dim
+    }
+
+    /// The row of this id; `None` past the end. A loop over many ids does better to take
+    /// [`Table::as_slice`] once.
+    #[must_use]
+    pub fn row(&self, id: u64) -> Option<&[f32]> {
+        self.as_slice().get(self.range(id)?)
+    }
+
+    /// All rows, end to end.
+    #[must_use]
+    pub fn as_slice(&self) -> &[f32] {
+        self.weight.as_slice()
+    }
+
+    /// The row of this id, to write; `None` past the end or when the table is mapped.
+    pub fn row_mut(&mut self, id: u64) -> Option<&mut [f32]> {
+        let range = self.range(id)?;
+        self.rows_mut()?.get_mut(range)
+    }
+
+    /// All rows, to write; `None` when they are a mapped file's.
+    pub fn rows_mut(&mut self) -> Option<&mut [f32]> {
+        self.weight.as_mut_slice()
+    }
+
+    /// The optimizer state, in the order given when the table was made.
+    #[must_use]
+    pub fn states(&self) -> &[State] {
+        &self.states
+    }
+
+    /// All rows and all state, to write together; `None` when they are a mapped file's.
+    pub fn parts_mut(&mut self) -> Option<(&mut [f32], &mut [State])> {
+        Some((self.weight.as_mut_slice()?, &mut self.states))
+    }
+
+    /// Bytes of rows and state.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let states: usize = self.states.iter().map(|s| s.as_slice().len()).sum();
+        ((self.as_slice().len() + states) * ELEMENT_BYTES) as u64
+    }
+
+    /// Reads one byte of every page of the rows (not of the state), so that no first request waits
+    /// for the disk.
+    pub fn prefault(&self) {
+        self.as_slice().par_iter().step_by(PAGE_BYTES / ELEMENT_BYTES).for_each(|x| {
+            black_box(x.to_bits());
+        });
+    }
+
+    fn range(&self, id: u64) -> Option<Range<usize>> {
+        // Below `rows` the product is at most the length of a slice that exists.
+        (id < self.rows).then(|| id as usize * self.dim..(id as usize + 1) * self.dim)
+    }
+}
+
+/// f32 values in memory of our own or in a mapped file.
+pub struct Floats(Source);
+
+enum Source {
+    Owned { block: Box<dyn HostBlock>, bytes: usize },
+    Mapped { file: MappedFile, bytes: Range<usize> },
+}
+
+impl Floats {
+    /// So many zeros.
+    ///
+    /// # Errors
+    /// [`OutOfHostMemory`] when the memory is not to be had, or is not aligned and as long as asked.
+    pub fn zeroed(memory: &dyn HostMemory, elements: usize) -> Result<Self, OutOfHostMemory> {
+        let bytes = elements.checked_mul(ELEMENT_BYTES).ok_or(OutOfHostMemory { bytes: usize::MAX })?;
+        let block = memory.take(bytes)?;
+        let usable = block.bytes().get(..bytes).is_some_and(|b| bytemuck::try_cast_slice::<u8, f32>(b).is_ok());
+        if !usable {
+            return Err(OutOfHostMemory { bytes });
+        }
+        Ok(Self(Source::Owned { block, bytes }))
+    }
+
+    /// The values that lie at these bytes of a mapped file; `None` when the range is not within the
+    /// file, not a whole number of values, or not aligned to them.
+    #[must_use]
+    pub fn mapped(file: &MappedFile, bytes: Range<usize>) -> Option<Self> {
+        bytemuck::try_cast_slice::<u8, f32>(file.bytes().get(bytes.clone())?).ok()?;
+        Some(Self(Source::Mapped { file: file.clone(), bytes }))
+    }
+
+    /// The values.
+    #[must_use]
+    pub fn as_slice(&self) -> &[f32] {
+        // The constructors have seen that both casts hold.
+        bytemuck::cast_slice(match &self.0 {
+            Source::Owned { block, bytes } => &block.bytes()[..*bytes],
+            Source::Mapped { file, bytes } => &file.bytes()[bytes.clone()],
+        })
+    }
+
+    /// The values, to write; `None` when they are a mapped file's.
+    pub fn as_mut_slice(&mut self) -> Option<&mut [f32]> {
+        match &mut self.0 {
+            Source::Owned { block, bytes } => Some(bytemuck::cast_slice_mut(&mut block.bytes_mut()[..*bytes])),
+            Source::Mapped { .. } => None,
+        }
+    }
+
+    fn copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
+        let mut copy = Self::zeroed(memory, self.as_slice().len())?;
+        if let Some(to) = copy.as_mut_slice() {
+            let from = self.as_slice().par_chunks(CHUNK_ELEMENTS);
+            to.par_chunks_mut(CHUNK_ELEMENTS).zip(from).for_each(|(to, from)| to.copy_from_slice(from));
+        }
+        Ok(copy)
+    }
+}
+
+impl fmt::Debug for Floats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = match self.0 {
+            Source::Owned { .. } => "owned",
+            Source::Mapped { .. } => "mapped",
+        };
+        write!(f, "Floats({} {place})", self.as_slice().len())
+    }
+}
+
+/// A whole file, mapped for reading.
+#[derive(Clone, Debug)]
+pub struct MappedFile(Arc<Mmap>);
+
+impl MappedFile {
+    /// Maps the file at `path`, which must be a file of a published version.
+    ///
+    /// # Errors
+    /// Those of opening and mapping; `InvalidInput` when it is not a regular file.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        // Asked before opening: opening a pipe would wait for its writer.
+        if !std::fs::metadata(path)?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+        }
+        let file = File::open(path)?;
+        // SAFETY: a mapping is sound while nobody changes the file under it. Files of a published
+        // version are never changed: our writer creates each under a name that no reader opens,
+        // without write permission for anyone, and opens no file that exists; a version is replaced
+        // by a new directory, and one that is removed keeps its pages as long as the mapping lives.
+        // A stranger who truncates a file in place gets us killed by SIGBUS at the next touch; one
+        // who writes into it changes values that we have checked. Both are outside of what a model
+        // directory allows (README: versions are immutable), as with any mapped file.
+        let map = unsafe { Mmap::map(&file)? };
+        Ok(Self(Arc::new(map)))
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Memory straight from the system, in huge pages where it has them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PlainMemory;
+
+struct PlainBlock(MmapMut);
+
+impl HostMemory for PlainMemory {
+    fn take(&self, bytes: usize) -> Result<Box<dyn HostBlock>, OutOfHostMemory> {
+        let map = MmapOptions::new().len(bytes).map_anon().map_err(|_| OutOfHostMemory { bytes })?;
+        // Advice only: a system without huge pages is slower and no less right.
+        let _ = map.advise(Advice::HugePage);
+        Ok(Box::new(PlainBlock(map)))
+    }
+}
+
+impl HostBlock for PlainBlock {
+    fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}
+
+/// First values of a table's rows, uniform between `-bound` and `bound`: element `i` of a row is
+/// output `i` of SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
+/// Generators", 2014, section 5) started at a hash of seed, table and row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Uniform {
+    /// The model's seed.
+    pub seed: u64,
+    /// The table, as a number: [`table_code`].
+    pub table_code: u64,
+    /// The largest absolute value.
+    pub bound: f32,
+}
+
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+impl Uniform {
+    /// The first value of row `row`.
+    pub fn row(&self, row: u64, out: &mut [f32]) {
+        let start = [self.table_code, row].iter().fold(mix(self.seed.wrapping_add(GOLDEN)), |hash, &part| {
+            mix((hash ^ part).wrapping_add(GOLDEN))
+        });
+        let mut state = start;
+        for x in out {
+            state = state.wrapping_add(GOLDEN);
+            // 23 bits, as an odd number of 2^-23: symmetric about 0 and never outside the bound.
+            let steps = (mix(state) >> 41) as i32 * 2 + 1 - (1 << 23);
+            *x = steps as f32 * (1.0 / (1 << 23) as f32) * self.bound;
+        }
+    }
+
+    /// The first values of `rows`, a whole table of rows of `dim` elements.
+    pub fn table(&self, dim: usize, rows: &mut [f32]) {
+        let dim = dim.max(1);
+        let chunk_rows = CHUNK_ELEMENTS.div_ceil(dim);
+        rows.par_chunks_mut(chunk_rows * dim).enumerate().for_each(|(chunk, rows)| {
+            let first = (chunk * chunk_rows) as u64;
+            for (i, row) in rows.chunks_mut(dim).enumerate() {
+                self.row(first + i as u64, row);
+            }
+        });
+    }
+}
+
+/// A number for a table's name.
+#[must_use]
+pub fn table_code(name: &str) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(name.as_bytes())
+}
+
+/// SplitMix64's output function.
+fn mix(z: u64) -> u64 {
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_generator_is_splitmix64() {
+        // The first outputs for seed 1234567, as published with the reference implementation.
+        let outputs = [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423_u64];
+        for (i, output) in outputs.into_iter().enumerate() {
+            assert_eq!(mix(GOLDEN.wrapping_mul(i as u64 + 1).wrapping_add(1_234_567)), output);
+        }
+    }
+
+    #[test]
+    fn first_values_are_spread_evenly_within_the_bound() {
+        let uniform = Uniform { seed: 7, table_code: table_code("users"), bound: 0.25 };
+        let mut rows = vec![0.0; 64 * 4096];
+        uniform.table(64, &mut rows);
+        assert!(rows.iter().all(|x| x.abs() <= 0.25));
+        let mut tenths = [0_u32; 10];
+        rows.iter().for_each(|x| tenths[((x + 0.25) * 20.0) as usize] += 1);
+        // 26,214 expected a tenth; six standard deviations are 922.
+        assert!(tenths.iter().all(|&n| n.abs_diff(26_214) < 922), "{tenths:?}");
+    }
+
+    #[test]
+    fn a_table_is_filled_with_the_same_bytes_on_any_number_of_threads() {
+        let uniform = Uniform { seed: 1, table_code: 2, bound: 1.0 };
+        let dim = 7;
+        let one_by_one: Vec<u32> = (0..30_000)
+            .flat_map(|row| {
+                let mut out = [0.0; 7];
+                uniform.row(row, &mut out);
+                out.map(f32::to_bits)
+            })
+            .collect();
+        for threads in [1, 3, 8] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let mut rows = vec![0.0_f32; 30_000 * dim];
+            pool.install(|| uniform.table(dim, &mut rows));
+            assert!(rows.iter().map(|x| x.to_bits()).eq(one_by_one.iter().copied()), "{threads} threads");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_row_depends_on_seed_table_and_row(seed: u64, code: u64, row: u64) {
+            let values = |seed, table_code, row| {
+                let mut out = [0.0_f32; 8];
+                Uniform { seed, table_code, bound: 1.0 }.row(row, &mut out);
+                out.map(f32::to_bits)
+            };
+            let here = values(seed, code, row);
+            prop_assert_eq!(here, values(seed, code, row));
+            prop_assert_ne!(here, values(seed ^ 1, code, row));
+            prop_assert_ne!(here, values(seed, code ^ 1, row));
+            prop_assert_ne!(here, values(seed, code, row ^ 1));
+        }
+    }
+
+    #[test]
+    fn rows_and_states_are_written_and_read_by_id_and_end_where_the_table_does() {
+        let mut table = Table::zeroed(&PlainMemory, 5, 3, &[("sum", 3), ("step", 1)]).unwrap();
+        assert!(table.as_slice().iter().all(|&x| x == 0.0));
+        table.row_mut(4).unwrap().copy_from_slice(&[1.0, 2.0, 3.0]);
+        let (rows, states) = table.parts_mut().unwrap();
+        rows[0] = 9.0;
+        states[1].rows_mut().unwrap()[4] = 5.0;
+        assert_eq!(table.row(4).unwrap(), &[1.0, 2.0, 3.0]);
+        assert_eq!(table.row(0).unwrap(), &[9.0, 0.0, 0.0]);
+        assert_eq!(table.row(5), None);
+        assert_eq!(table.row(u64::MAX), None);
+        assert!(table.row_mut(5).is_none());
+        assert_eq!(table.states()[1].as_slice(), &[0.0, 0.0, 0.0, 0.0, 5.0]);
+        assert_eq!(table.bytes(), 4 * (15 + 15 + 5));
+
+        let copy = table.copied(&PlainMemory).unwrap();
+        assert_eq!(copy.as_slice(), table.as_slice());
+        assert_eq!(copy.states()[1].as_slice(), table.states()[1].as_slice());
+        copy.prefault();
+    }
+
+    #[test]
+    fn memory_that_is_not_to_be_had_is_an_error() {
+        assert!(Table::zeroed(&PlainMemory, u64::MAX, 16, &[]).is_err());
+        assert!(Table::zeroed(&PlainMemory, 1 << 56, 16, &[]).is_err());
+        let empty = Table::zeroed(&PlainMemory, 0, 16, &[("sum", 1)]).unwrap();
+        assert_eq!(empty.row(0), None);
+        empty.prefault();
+    }
+
+    #[test]
+    fn a_mapped_table_is_read_only_and_outlives_its_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("floats");
+        let values = [1.5_f32, f32::NAN, -0.0, 2.0];
+        std::fs::write(&path, bytemuck::cast_slice::<f32, u8>(&values)).unwrap();
+        let file = MappedFile::open(&path).unwrap();
+        let weight = Floats::mapped(&file, 0..16).unwrap();
+        let mut table = Table::from_parts(2, 2, weight, vec![]).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(table.row(1).unwrap(), &[-0.0, 2.0]);
+        assert!(table.rows_mut().is_none());
+        assert!(table.row_mut(0).is_none());
+        assert!(table.copied(&PlainMemory).unwrap().rows_mut().is_some());
+
+        assert!(Floats::mapped(&file, 0..17).is_none(), "past the end");
+        assert!(Floats::mapped(&file, 1..5).is_none(), "not aligned");
+        assert!(Floats::mapped(&file, 0..6).is_none(), "not whole");
+        let weight = Floats::mapped(&file, 0..16).unwrap();
+        assert!(Table::from_parts(3, 2, weight, vec![]).is_none(), "wrong shape");
+        assert!(MappedFile::open(dir.path()).is_err(), "a directory");
+    }
+}

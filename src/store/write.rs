@@ -1,0 +1,293 @@
+//! Writing a version so that a crash at any instant leaves the old versions or the new one whole.
+//!
+//! ```text
+//! 1. make .<number>.<pid>.<n>.tmp beside the versions, and lock it
+//! 2. write and sync every file, the manifest last; sync both directories
+//! 3. rename it to the next free number
+//! 4. sync the model's directory: now the version is acknowledged
+//! ```
+//!
+//! Names that start with a dot are no version, so a reader sees nothing before step 3, and after
+//! it everything, because all was synced before. Two writers do not meet before step 3, where the
+//! rename decides: the one that comes late finds the number taken and tries the next.
+//!
+//! The lock on the directory (`flock`, gone with its process) tells a live writer's from what a
+//! dead one left, which the next write removes. A process id would not: ids are used again, and
+//! differ between containers that share a disk.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::disk::{Disk, SystemDisk};
+use super::format::{self, Checksum, FileEntry, Manifest};
+use super::snapshot::{DENSE, KEYS, MANIFEST, MODEL, TABLES, WEIGHT, parse_schema, table_file, versions};
+use super::table::Table;
+use super::{StoreError, check_name};
+use crate::schema::Schema;
+use crate::types::Version;
+
+/// Bytes hashed and written at a time.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// Everything that makes a version.
+#[derive(Clone, Debug, Default)]
+pub struct Contents<'a> {
+    /// The schema's text, kept as it is.
+    pub model_toml: &'a str,
+    /// Dense weights, and their optimizer state under names of its own.
+    pub dense: Vec<DenseTensor<'a>>,
+    /// One table for each of the schema's, in its order.
+    pub tables: Vec<&'a Table>,
+    /// Anything to note, such as how many steps were trained.
+    pub metadata: BTreeMap<String, String>,
+}
+
+/// A dense tensor to write.
+#[derive(Clone, Debug)]
+pub struct DenseTensor<'a> {
+    /// Its name, unique among them.
+    pub name: String,
+    /// Elements along each axis, slowest first.
+    pub shape: Vec<usize>,
+    /// The elements, row-major.
+    pub values: &'a [f32],
+}
+
+/// Writes a version of model `name` in the directory `models`, which is made if need be, and
+/// returns its number: one above the highest there is, good or not. When this returns, the version
+/// survives a crash; when it fails, the versions that were there are untouched.
+///
+/// # Errors
+/// [`StoreError`] for contents that do not fit their schema, before anything is written, and for
+/// what the system refused.
+pub fn write(models: &Path, name: &str, contents: &Contents) -> Result<Version, StoreError> {
+    write_on(&SystemDisk, models, name, contents)
+}
+
+fn write_on(disk: &dyn Disk, models: &Path, name: &str, contents: &Contents) -> Result<Version, StoreError> {
+    check_name("model", name)?;
+    let schema = contents.checked()?;
+    let model = models.join(name);
+    make_dirs(disk, &model)?;
+    // A writer that died, or one beside us, may have made the model's entry and not synced it.
+    disk.sync_dir(models).map_err(|e| StoreError::at(models, e))?;
+    sweep(&model);
+    let mut staging = Staging::begin(disk, models, name)?;
+    staging.fill(contents, &schema)?;
+    staging.publish(models, name)
+}
+
+impl Contents<'_> {
+    /// The schema, once everything here is of its shape.
+    fn checked(&self) -> Result<Schema, StoreError> {
+        let schema = parse_schema(self.model_toml)
+            .map_err(|reason| StoreError::Schema { path: PathBuf::from(MODEL), reason })?;
+        if self.tables.len() != schema.tables.len() {
+            return Err(StoreError::Tables { expected: schema.tables.len(), got: self.tables.len() });
+        }
+        for (declared, table) in schema.tables.iter().zip(&self.tables) {
+            check_name("table", &declared.name)?;
+            let mismatch = |tensor: &str, expected: String, got: String| StoreError::Tensor {
+                path: PathBuf::from(table_file(&declared.name)),
+                tensor: tensor.to_owned(),
+                expected,
+                got,
+            };
+            let (expected, got) = ([declared.rows, declared.dim as u64], [table.rows(), table.dim() as u64]);
+            if expected != got {
+                return Err(mismatch(WEIGHT, format!("shape {expected:?}"), format!("shape {got:?}")));
+            }
+            for state in table.states() {
+                if state.name() == KEYS || state.name() == WEIGHT {
+                    return Err(mismatch(state.name(), "another name".to_owned(), "a reserved one".to_owned()));
+                }
+                if state.width() != 1 && state.width() != table.dim() {
+                    let expected = format!("width {} or 1", table.dim());
+                    return Err(mismatch(state.name(), expected, format!("width {}", state.width())));
+                }
+            }
+        }
+        for tensor in &self.dense {
+            let elements = tensor.shape.iter().try_fold(1_usize, |n, &axis| n.checked_mul(axis));
+            if elements != Some(tensor.values.len()) {
+                return Err(StoreError::Tensor {
+                    path: PathBuf::from(DENSE),
+                    tensor: tensor.name.clone(),
+                    expected: format!("elements for shape {:?}", tensor.shape),
+                    got: tensor.values.len().to_string(),
+                });
+            }
+        }
+        Ok(schema)
+    }
+}
+
+/// Makes a directory and those above it, each lasting once the one below it is made.
+fn make_dirs(disk: &dyn Disk, path: &Path) -> Result<(), StoreError> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let parent = parent.unwrap_or(Path::new("."));
+    make_dirs(disk, parent)?;
+    match disk.create_dir(path) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists && !path.is_dir() => {
+            return Err(StoreError::NotADirectory { path: path.to_owned() });
+        }
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(StoreError::at(path, e)),
+        _ => {}
+    }
+    disk.sync_dir(parent).map_err(|e| StoreError::at(parent, e))
+}
+
+/// Removes what dead writers left. Whatever cannot be locked or removed is left for another time.
+fn sweep(model: &Path) {
+    let Ok(entries) = fs::read_dir(model) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let ours = name.to_str().is_some_and(|name| name.starts_with('.') && name.ends_with(".tmp"));
+        let Some(lock) = ours.then(|| File::open(entry.path()).ok()).flatten() else { continue };
+        if lock.try_lock().is_ok() && fs::remove_dir_all(entry.path()).is_ok() {
+            tracing::info!(path = %entry.path().display(), "removed what an interrupted write left");
+        }
+    }
+}
+
+/// A version in the making. Dropped before it is published, it leaves nothing.
+struct Staging<'a> {
+    disk: &'a dyn Disk,
+    path: PathBuf,
+    manifest: Manifest,
+    /// Held for as long as the directory is ours.
+    _lock: File,
+}
+
+impl<'a> Staging<'a> {
+    fn begin(disk: &'a dyn Disk, models: &Path, name: &str) -> Result<Self, StoreError> {
+        let next = next_version(models, name)?;
+        for attempt in 0_u64.. {
+            let path = models.join(name).join(format!(".{next}.{}.{attempt}.tmp", std::process::id()));
+            match disk.create_dir(&path) {
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
+                Err(e) => return Err(StoreError::at(&path, e)),
+                Ok(()) => {}
+            }
+            if let Some(lock) = lock(&path).map_err(|e| StoreError::at(&path, e))? {
+                return Ok(Self { disk, path, manifest: Manifest::default(), _lock: lock });
+            }
+        }
+        Err(StoreError::NumbersExhausted { path: models.join(name) })
+    }
+
+    fn fill(&mut self, contents: &Contents, schema: &Schema) -> Result<(), StoreError> {
+        self.file(MODEL, &[contents.model_toml.as_bytes()])?;
+
+        let shapes: Vec<Vec<u64>> =
+            contents.dense.iter().map(|t| t.shape.iter().map(|&axis| axis as u64).collect()).collect();
+        let dense = contents.dense.iter().zip(&shapes);
+        let dense: Vec<_> = dense.map(|(t, shape)| (t.name.as_str(), shape.as_slice(), t.values)).collect();
+        self.tensors(DENSE, &dense)?;
+
+        let tables = self.path.join(TABLES);
+        self.disk.create_dir(&tables).map_err(|e| StoreError::at(&tables, e))?;
+        for (declared, table) in schema.tables.iter().zip(&contents.tables) {
+            let shape = [table.rows(), table.dim() as u64];
+            let widths: Vec<_> = table.states().iter().map(|s| [table.rows(), s.width() as u64]).collect();
+            let mut tensors: Vec<(&str, &[u64], &[f32])> = vec![(WEIGHT, &shape, table.as_slice())];
+            let states = table.states().iter().zip(&widths);
+            tensors.extend(states.map(|(s, shape)| (s.name(), shape.as_slice(), s.as_slice())));
+            self.tensors(&table_file(&declared.name), &tensors)?;
+        }
+        self.disk.sync_dir(&tables).map_err(|e| StoreError::at(&tables, e))?;
+
+        self.manifest.metadata = contents.metadata.clone();
+        let path = self.path.join(MANIFEST);
+        let manifest = self.manifest.encode().map_err(|source| StoreError::Format { path, source })?;
+        self.file(MANIFEST, &[&manifest])?;
+        self.disk.sync_dir(&self.path).map_err(|e| StoreError::at(&self.path, e))
+    }
+
+    /// A safetensors file of these tensors: name, shape and values.
+    fn tensors(&mut self, name: &str, tensors: &[(&str, &[u64], &[f32])]) -> Result<(), StoreError> {
+        let shapes: Vec<_> = tensors.iter().map(|&(name, shape, _)| (name, shape)).collect();
+        let header = format::encode_header(&shapes)
+            .map_err(|source| StoreError::Format { path: self.path.join(name), source })?;
+        let values = tensors.iter().map(|&(_, _, values)| bytemuck::cast_slice(values));
+        let parts: Vec<&[u8]> = std::iter::once(header.as_slice()).chain(values).collect();
+        self.file(name, &parts)
+    }
+
+    /// Writes the parts end to end, syncs them and enters the file in the manifest. Hashes as it
+    /// writes, a chunk at a time, so that each byte comes from memory once.
+    fn file(&mut self, name: &str, parts: &[&[u8]]) -> Result<(), StoreError> {
+        let path = self.path.join(name);
+        let at = |e| StoreError::at(&path, e);
+        let mut file = self.disk.create(&path).map_err(at)?;
+        let mut hash = Xxh3::new();
+        let mut bytes = 0_u64;
+        for chunk in parts.iter().flat_map(|part| part.chunks(CHUNK_BYTES)) {
+            hash.update(chunk);
+            bytes += chunk.len() as u64;
+            self.disk.append(&mut file, &path, chunk).map_err(at)?;
+        }
+        self.disk.sync(&file, &path).map_err(at)?;
+        let entry = FileEntry { bytes, xxh3_128: Checksum(hash.digest128()) };
+        self.manifest.files.insert(name.to_owned(), entry);
+        Ok(())
+    }
+
+    /// Gives the version the first number after the highest that nobody else takes meanwhile.
+    fn publish(self, models: &Path, name: &str) -> Result<Version, StoreError> {
+        let model = models.join(name);
+        loop {
+            let version = next_version(models, name)?;
+            let path = model.join(version.to_string());
+            // An empty directory would be replaced by the rename, but no writer makes one: they
+            // come into being full.
+            match self.disk.rename(&self.path, &path) {
+                // What stands there has raised the highest number.
+                Err(_) if path.symlink_metadata().is_ok() => continue,
+                Err(e) => return Err(StoreError::at(&path, e)),
+                Ok(()) => {}
+            }
+            self.disk.sync_dir(&model).map_err(|e| StoreError::at(&model, e))?;
+            return Ok(version);
+        }
+    }
+}
+
+impl Drop for Staging<'_> {
+    fn drop(&mut self) {
+        // Published, it is gone from this path; a failure here is the next sweep's to mend.
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+fn next_version(models: &Path, name: &str) -> Result<Version, StoreError> {
+    let highest = versions(models, name)?.last().map_or(0, |version| version.0);
+    let next = highest.checked_add(1).map(Version);
+    next.ok_or_else(|| StoreError::NumbersExhausted { path: models.join(name) })
+}
+
+/// The lock on a directory that we have just made; `None` when a sweep came in between.
+fn lock(path: &Path) -> io::Result<Option<File>> {
+    let file = match File::open(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        file => file?,
+    };
+    match file.try_lock() {
+        Err(fs::TryLockError::WouldBlock) => return Ok(None),
+        // A file system without locks: sweeps cannot lock either and leave everything alone.
+        Err(fs::TryLockError::Error(_)) | Ok(()) => {}
+    }
+    let same = |meta: fs::Metadata, other: fs::Metadata| (meta.dev(), meta.ino()) == (other.dev(), other.ino());
+    match path.metadata() {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        found => Ok(same(found?, file.metadata()?).then_some(file)),
+    }
+}
