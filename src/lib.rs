@@ -1,11 +1,19 @@
 //! Flechette serves click-through-rate scores from models whose embedding tables do not fit a
 //! GPU, and trains them in place.
 
-// Modules in reading order.
-pub mod device;
-pub mod model;
-pub mod cli;
-pub mod dataset;
-pub mod schema;
-pub mod store;
+// Modules in reading order; a line between keeps it against the formatter.
 pub mod types;
+
+pub mod schema;
+
+pub mod device;
+
+pub mod store;
+
+pub mod model;
+
+pub mod dataset;
+
+pub mod trainer;
+
+pub mod cli;

@@ -5,6 +5,7 @@
 //! early (`| head`) has what it wanted: that is success.
 
 pub mod init;
+pub mod train;
 
 use std::io;
 use std::process::ExitCode;
@@ -26,6 +27,8 @@ pub struct Cli {
 enum Command {
     /// Writes a model.toml for a data set and an architecture to standard output
     Init(init::Args),
+    /// Trains a model on click logs and writes a new version of it
+    Train(train::Args),
 }
 
 /// Runs the command that was parsed.
@@ -35,6 +38,7 @@ enum Command {
 pub fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Init(args) => init::run(args),
+        Command::Train(args) => train::run(args),
     }
 }
 
@@ -56,8 +60,9 @@ pub fn exit(result: anyhow::Result<()>) -> ExitCode {
 }
 
 fn exit_code(error: &anyhow::Error) -> u8 {
-    let closed_pipe =
-        |e: &(dyn std::error::Error + 'static)| e.downcast_ref().map(io::Error::kind) == Some(io::ErrorKind::BrokenPipe);
+    let closed_pipe = |e: &(dyn std::error::Error + 'static)| {
+        e.downcast_ref().map(io::Error::kind) == Some(io::ErrorKind::BrokenPipe)
+    };
     let input = |e: &(dyn std::error::Error + 'static)| {
         e.is::<InputError>() || e.is::<SchemaError>() || e.is::<DatasetError>()
     };

@@ -1,0 +1,239 @@
+//! `flechette train`: trains a model on click logs and writes a new version of it.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::cli::InputError;
+use crate::dataset::{self, Format, Limits, Reader};
+use crate::schema::Schema;
+use crate::trainer::eval::Quality;
+use crate::trainer::optim::{Kind, Optimizer};
+use crate::trainer::{self, Learner, Progress};
+
+/// Flags of `train`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The model's schema, as `init` writes it
+    #[arg(long, value_name = "FILE")]
+    model_config: PathBuf,
+    /// Format of the data: criteo-tsv, avazu-csv or synthetic
+    #[arg(long, value_name = "F")]
+    format: Format,
+    /// Files to train on, in this order
+    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
+    data: Vec<PathBuf>,
+    /// File to evaluate on after training
+    #[arg(long, value_name = "FILE")]
+    valid: Option<PathBuf>,
+    /// Writes the scores of `--valid` here, one a line
+    #[arg(long, value_name = "FILE", requires = "valid")]
+    valid_out: Option<PathBuf>,
+    /// Directory of models; made when it is not there
+    #[arg(long, value_name = "DIR")]
+    models: PathBuf,
+    /// Name of the model
+    #[arg(long)]
+    name: String,
+    /// How often all the data is gone through
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    epochs: u32,
+    /// Samples a step
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    batch: u32,
+    /// sgd, adagrad, rowwise_adagrad or adam
+    #[arg(long, value_name = "O", default_value = "adagrad")]
+    optimizer: Kind,
+    /// Learning rate
+    #[arg(long, value_name = "L", default_value_t = 0.02)]
+    lr: f64,
+    /// Seed of the first weights
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Threads that compute; all cores when absent
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Malformed lines that are skipped before the data is refused
+    #[arg(long, value_name = "N", default_value_t = Limits::default().malformed_lines)]
+    max_malformed: u64,
+    /// Ends with one line of JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Added to the optimizers' denominators.
+const EPS: f64 = 1e-10;
+
+/// Trains, evaluates, saves.
+///
+/// # Errors
+/// Flags or data that cannot be used, and versions that cannot be written.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    if !(args.lr.is_finite() && args.lr > 0.0) {
+        return Err(InputError(anyhow!("--lr: expected a positive number, got {}", args.lr)).into());
+    }
+    let schema = read_schema(&args.model_config)?;
+    prepare_models(&args.models)?;
+    let threads = args.threads.map_or(0, usize::from);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().context("threads")?;
+    pool.install(|| train(&args, &schema))
+}
+
+fn train(args: &Args, schema: &Schema) -> anyhow::Result<()> {
+    let optimizer = Optimizer { kind: args.optimizer, lr: args.lr, eps: EPS };
+    let mut learner = trainer::initialise(schema, optimizer, args.seed)?;
+    let meter = Meter::new();
+    let (mut rows, mut skipped) = (0, 0);
+    let mut seconds = 0.0;
+    for epoch in 1..=args.epochs {
+        let mut reader = open(args, &args.data, schema)?;
+        let start = Instant::now();
+        rows = trainer::run_epoch(&mut learner, &mut *reader, args.batch as usize, |p| meter.show(epoch, p))?;
+        seconds += start.elapsed().as_secs_f64();
+        skipped = reader.skipped();
+    }
+    meter.bar.finish_and_clear();
+    if rows == 0 {
+        return Err(InputError(anyhow!("--data: no samples in {}", args.data[0].display())).into());
+    }
+    let quality = evaluate(args, &mut learner, schema)?;
+    let version = learner.save(&args.models, &args.name)?;
+    let samples_per_s = rows as f64 * f64::from(args.epochs) / seconds;
+    eprintln!(
+        "trained {rows} rows x {} epoch(s), {} steps, {samples_per_s:.0} samples/s, {skipped} lines skipped",
+        args.epochs,
+        learner.steps()
+    );
+    if let Some(q) = quality {
+        eprintln!(
+            "validation: {} rows, AUC {}, log loss {:.4}, normalized entropy {}",
+            q.rows,
+            q.auc.map_or("-".into(), |auc| format!("{auc:.4}")),
+            q.log_loss,
+            q.normalized_entropy.map_or("-".into(), |ne| format!("{ne:.4}"))
+        );
+    }
+    eprintln!("wrote {}/{}/{version}", args.models.display(), args.name);
+    if args.json {
+        let json = serde_json::json!({
+            "model": args.name, "version": version.0, "rows": rows, "epochs": args.epochs,
+            "steps": learner.steps(), "skipped": skipped, "samples_per_s": samples_per_s,
+            "seconds": seconds, "valid_rows": quality.map(|q| q.rows),
+            "auc": quality.and_then(|q| q.auc), "logloss": quality.map(|q| q.log_loss),
+            "normalized_entropy": quality.and_then(|q| q.normalized_entropy),
+        });
+        println!("{json}");
+    }
+    Ok(())
+}
+
+fn evaluate(args: &Args, learner: &mut Learner, schema: &Schema) -> anyhow::Result<Option<Quality>> {
+    let Some(valid) = &args.valid else { return Ok(None) };
+    let mut reader = open(args, std::slice::from_ref(valid), schema)?;
+    let mut lines = Vec::new();
+    let quality = trainer::evaluate(learner, &mut *reader, 4096, |scores| {
+        if args.valid_out.is_some() {
+            lines.extend_from_slice(scores);
+        }
+    })?;
+    if let Some(path) = &args.valid_out {
+        let write = || -> std::io::Result<()> {
+            let mut out = BufWriter::new(File::create(path)?);
+            lines.iter().try_for_each(|score| writeln!(out, "{score}"))?;
+            out.flush()
+        };
+        write().with_context(|| format!("--valid-out: {}", path.display()))?;
+    }
+    Ok(quality)
+}
+
+fn open(args: &Args, paths: &[PathBuf], schema: &Schema) -> anyhow::Result<Box<dyn Reader + Send>> {
+    let limits = Limits { malformed_lines: args.max_malformed, ..Limits::default() };
+    Ok(dataset::open(args.format, paths, schema, limits)?)
+}
+
+/// Reads and checks a `model.toml`.
+///
+/// # Errors
+/// A file that cannot be read or does not add up.
+pub fn read_schema(path: &Path) -> anyhow::Result<Schema> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| InputError(anyhow!("--model-config: {}: {e}", path.display())))?;
+    Schema::parse(&text).with_context(|| format!("{}", path.display()))
+}
+
+fn prepare_models(models: &Path) -> anyhow::Result<()> {
+    std::fs::create_dir_all(models)
+        .map_err(|e| InputError(anyhow!("--models: {}: {e}", models.display())).into())
+}
+
+/// The progress line, and what it shows: speed, and loss and AUC over the last samples.
+struct Meter {
+    bar: ProgressBar,
+    start: Instant,
+    state: std::cell::RefCell<Recent>,
+}
+
+/// A ring of the last scores and labels.
+struct Recent {
+    probabilities: Vec<f32>,
+    labels: Vec<f32>,
+    next: usize,
+    loss: f64,
+    shown: Instant,
+}
+
+/// How many samples the running AUC looks back on.
+const RECENT: usize = 20_000;
+const REFRESH: Duration = Duration::from_millis(500);
+
+impl Meter {
+    fn new() -> Self {
+        let bar = ProgressBar::new_spinner();
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {msg}") {
+            bar.set_style(style);
+        }
+        let now = Instant::now();
+        let recent = Recent { probabilities: vec![], labels: vec![], next: 0, loss: f64::NAN, shown: now };
+        Self { bar, start: now, state: std::cell::RefCell::new(recent) }
+    }
+
+    fn show(&self, epoch: u32, progress: &Progress<'_>) {
+        let mut recent = self.state.borrow_mut();
+        for (&p, &y) in progress.probabilities.iter().zip(progress.labels) {
+            recent.push(p, y);
+        }
+        recent.loss =
+            if recent.loss.is_nan() { progress.loss } else { 0.98 * recent.loss + 0.02 * progress.loss };
+        if recent.shown.elapsed() < REFRESH {
+            return;
+        }
+        recent.shown = Instant::now();
+        let auc = Quality::of(&recent.probabilities, &recent.labels).auc;
+        self.bar.set_message(format!(
+            "epoch {epoch}, {} samples, {:.0} samples/s, loss {:.4}, AUC {}",
+            progress.samples,
+            progress.samples as f64 / self.start.elapsed().as_secs_f64(),
+            recent.loss,
+            auc.map_or("-".into(), |auc| format!("{auc:.4}")),
+        ));
+        self.bar.tick();
+    }
+}
+
+impl Recent {
+    fn push(&mut self, probability: f32, label: f32) {
+        if self.probabilities.len() < RECENT {
+            self.probabilities.push(probability);
+            self.labels.push(label);
+        } else {
+            self.probabilities[self.next] = probability;
+            self.labels[self.next] = label;
+            self.next = (self.next + 1) % RECENT;
+        }
+    }
+}

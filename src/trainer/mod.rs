@@ -1,0 +1,193 @@
+//! The trainer: sequential, simple and exact, and so the oracle of every faster one.
+//!
+//! A [`Learner`] holds the model and takes one step at a time ([`train`](Learner::step));
+//! [`run_epoch`] drives it over a data set, with the next batches read and encoded by one thread
+//! beside it, and [`evaluate`] scores a data set with the weights as they are. The same seed, data
+//! and settings give the same bytes on any number of threads.
+
+mod casting;
+mod checkpoint;
+pub mod eval;
+pub mod optim;
+mod train;
+
+use std::sync::mpsc;
+use std::thread;
+
+pub use checkpoint::initialise;
+pub use train::Learner;
+
+use crate::dataset::{DatasetError, Reader};
+use crate::schema::{EncodeError, Schema};
+use crate::store::StoreError;
+use crate::types::{Batch, OutOfHostMemory, PredictError, RawBatch};
+use eval::Quality;
+
+/// Batches that may wait between reading and training.
+const READ_AHEAD: usize = 4;
+
+/// Why training stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    /// The data could not be read.
+    #[error(transparent)]
+    Dataset(#[from] DatasetError),
+    /// A sample is not of the schema's shape.
+    #[error(transparent)]
+    Encode(#[from] EncodeError),
+    /// A batch was refused.
+    #[error(transparent)]
+    Batch(#[from] PredictError),
+    /// The data has no labels.
+    #[error("data: training needs labels, and sample {sample} has none")]
+    NoLabels {
+        /// The first sample without one, counted from 0.
+        sample: u64,
+    },
+    /// The loss is no longer a number.
+    #[error("loss: not finite after step {step}; a smaller lr than {lr} may help")]
+    Diverged {
+        /// The step.
+        step: u64,
+        /// The learning rate.
+        lr: f64,
+    },
+    /// The model does not fit the memory.
+    #[error(transparent)]
+    Memory(#[from] OutOfHostMemory),
+    /// The version could not be written.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// A batch and what the samples' labels are, if known.
+struct Encoded {
+    batch: Batch,
+    labels: Option<Vec<f32>>,
+}
+
+/// What one step showed.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress<'a> {
+    /// Samples trained in this epoch so far.
+    pub samples: u64,
+    /// Mean loss of the batch before its step.
+    pub loss: f64,
+    /// The batch's probabilities before its step.
+    pub probabilities: &'a [f32],
+    /// Its labels.
+    pub labels: &'a [f32],
+}
+
+/// Trains on every sample that `reader` gives, in batches of `batch`, the last one smaller. Gives
+/// the number of samples.
+///
+/// # Errors
+/// [`TrainError`]; the learner then holds the steps taken before it.
+pub fn run_epoch(
+    learner: &mut Learner,
+    reader: &mut (dyn Reader + Send),
+    batch: usize,
+    mut on_step: impl FnMut(&Progress<'_>),
+) -> Result<u64, TrainError> {
+    let schema = learner.schema().clone();
+    let (mut samples, mut probabilities) = (0, Vec::new());
+    each_batch(&schema, reader, batch, |encoded| {
+        let labels = encoded.labels.as_ref().ok_or(TrainError::NoLabels { sample: samples })?;
+        let loss = learner.step(&encoded.batch, labels, &mut probabilities)?;
+        if !loss.is_finite() {
+            return Err(TrainError::Diverged { step: learner.steps(), lr: learner.optimizer().lr });
+        }
+        samples += labels.len() as u64;
+        let loss = loss / labels.len() as f64;
+        on_step(&Progress { samples, loss, probabilities: &probabilities, labels });
+        Ok(())
+    })?;
+    Ok(samples)
+}
+
+/// Scores every sample that `reader` gives. `on_scores` sees the probabilities in order; the
+/// quality is none where labels are missing.
+///
+/// # Errors
+/// [`TrainError`].
+pub fn evaluate(
+    learner: &mut Learner,
+    reader: &mut (dyn Reader + Send),
+    batch: usize,
+    mut on_scores: impl FnMut(&[f32]),
+) -> Result<Option<Quality>, TrainError> {
+    let schema = learner.schema().clone();
+    let (mut all, mut labels, mut probabilities) = (Vec::new(), Some(Vec::new()), Vec::new());
+    each_batch(&schema, reader, batch, |encoded| {
+        learner.score(&encoded.batch, &mut probabilities)?;
+        on_scores(&probabilities);
+        all.extend_from_slice(&probabilities);
+        match (&mut labels, &encoded.labels) {
+            (Some(labels), Some(more)) => labels.extend_from_slice(more),
+            _ => labels = None,
+        }
+        Ok(())
+    })?;
+    Ok(labels.map(|labels| Quality::of(&all, &labels)))
+}
+
+/// Calls `each` with every batch in order, while a thread reads and encodes the next ones.
+fn each_batch(
+    schema: &Schema,
+    reader: &mut (dyn Reader + Send),
+    batch: usize,
+    mut each: impl FnMut(&Encoded) -> Result<(), TrainError>,
+) -> Result<(), TrainError> {
+    thread::scope(|scope| {
+        let (full, batches) = mpsc::sync_channel::<Result<Encoded, TrainError>>(READ_AHEAD);
+        let (used, empties) = mpsc::channel::<Encoded>();
+        scope.spawn(move || {
+            let mut raw = RawBatch::default();
+            loop {
+                let mut encoded = empties.try_recv().unwrap_or_else(|_| Encoded::new());
+                let sent = match encoded.read(schema, reader, batch, &mut raw) {
+                    Ok(0) => return,
+                    Ok(_) => full.send(Ok(encoded)),
+                    Err(error) => {
+                        // Nobody waits when training failed first.
+                        let _ = full.send(Err(error));
+                        return;
+                    }
+                };
+                if sent.is_err() {
+                    return;
+                }
+            }
+        });
+        for encoded in batches {
+            let encoded = encoded?;
+            each(&encoded)?;
+            // The reader may have ended already.
+            let _ = used.send(encoded);
+        }
+        Ok(())
+    })
+}
+
+impl Encoded {
+    fn new() -> Self {
+        Self { batch: Batch::empty(0), labels: None }
+    }
+
+    /// Reads and encodes the next samples over this batch's memory. Gives their number.
+    fn read(
+        &mut self,
+        schema: &Schema,
+        reader: &mut dyn Reader,
+        batch: usize,
+        raw: &mut RawBatch,
+    ) -> Result<usize, TrainError> {
+        let samples = reader.read(batch, raw)?;
+        if samples > 0 {
+            schema.encode(raw, &mut self.batch)?;
+            self.labels.clone_from(&raw.labels);
+        }
+        Ok(samples)
+    }
+}
