@@ -4,3 +4,6 @@
 // Modules in reading order.
 pub mod schema;
 pub mod types;
+
+pub mod cache;
+pub mod sync;

@@ -17,9 +17,12 @@
 //!
 //! No fence and no lock is needed, and a batch pays two stores and one addition.
 
-use std::sync::OnceLock;
+use std::collections::VecDeque;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{OnceLock, PoisonError};
 
-use crate::sync::{AtomicU64, Ordering};
+use super::index::{Location, Unlinked};
+use crate::sync::{AtomicU64, Mutex, Ordering};
 
 /// A cell that no batch holds.
 const FREE: u64 = 0;
@@ -93,9 +96,7 @@ impl Epochs {
             for cell in &block.cells {
                 let free = cell.load(Ordering::Relaxed) == FREE;
                 // Acquire joins the batch before us to those whose end `oldest` must see.
-                if free
-                    && cell.compare_exchange(FREE, CLAIMED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-                {
+                if free && cell.compare_exchange(FREE, CLAIMED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                     return cell;
                 }
             }
@@ -127,6 +128,60 @@ impl Epochs {
             block = b.more.get().map(|more| &**more);
         }
         oldest
+    }
+}
+
+/// A slot that is in no index and that no batch can read. Only [`Limbo`] makes these.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Freed(Location);
+
+impl Freed {
+    /// Which slot.
+    #[must_use]
+    pub fn location(&self) -> Location {
+        self.0
+    }
+}
+
+/// Unlinked slots that wait for batches to finish, each with its tag.
+#[derive(Debug, Default)]
+pub struct Limbo {
+    queue: Mutex<VecDeque<(u64, Location)>>,
+    waiting: AtomicUsize,
+}
+
+impl Limbo {
+    /// Puts a slot aside.
+    pub fn put(&self, unlinked: Unlinked, epochs: &Epochs) {
+        let tag = epochs.tag();
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.push_back((tag, unlinked.location()));
+        self.waiting.store(queue.len(), std::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// Hands out the slots that have become free. Returns how many still wait. Tags rise but for
+    /// slots put aside at the same moment, so it is enough to look at the front.
+    pub fn reclaim(&self, epochs: &Epochs, mut free: impl FnMut(Freed)) -> usize {
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        if queue.is_empty() {
+            return 0;
+        }
+        // After the lock: it orders the cells' reading after the tags of all that is queued.
+        let oldest = epochs.oldest();
+        while let Some(&(tag, location)) = queue.front()
+            && tag < oldest
+        {
+            queue.pop_front();
+            free(Freed(location));
+        }
+        self.waiting.store(queue.len(), std::sync::atomic::Ordering::Relaxed);
+        queue.len()
+    }
+
+    /// How many slots wait, as of a moment ago.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(std::sync::atomic::Ordering::Relaxed)
     }
 }
 
@@ -166,6 +221,7 @@ mod tests {
 }
 
 #[cfg(all(test, flechette_loom))]
+#[allow(unsafe_code)]
 mod models {
     use super::*;
     use loom::cell::UnsafeCell;
