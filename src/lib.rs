@@ -17,3 +17,5 @@ pub mod dataset;
 pub mod trainer;
 
 pub mod cli;
+pub mod cache;
+pub mod sync;

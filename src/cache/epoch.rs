@@ -1,0 +1,287 @@
+//! Batch pins: when may the memory of an evicted row be used again?
+//!
+//! Every batch has a number, taken when it is pinned, and is unfinished until its pin is dropped.
+//! A row that leaves the index is tagged, after it was unlinked, with the newest number issued;
+//! its slot is free once the oldest unfinished batch is newer than the tag. A later batch can no
+//! longer find the row, an earlier one can no longer be reading it.
+//!
+//! **Why that holds.** A pin first claims a cell, then takes its number by a read-modify-write of
+//! `issued`, then reads the index. An unlinker first removes the key, then takes its tag by a
+//! read-modify-write of `issued`, then (it, or whoever it hands the tag to) reads the cells. The two
+//! read-modify-writes are of one atomic, so one comes first and the other sees what preceded it:
+//!
+//! - pin first: number <= tag, and the claimed cell is visible to the reader of the cells, who
+//!   therefore waits until the cell is free again; and sees it free only after all reads that the
+//!   batch made, because a pin is dropped by a release store that the reader of the cells acquires;
+//! - tag first: number > tag, and the removal is visible to the batch, which cannot find the row.
+//!
+//! No fence and no lock is needed, and a batch pays two stores and one addition.
+
+use std::collections::VecDeque;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{OnceLock, PoisonError};
+
+use super::index::{Location, Unlinked};
+use crate::sync::{AtomicU64, Mutex, Ordering};
+
+/// A cell that no batch holds.
+const FREE: u64 = 0;
+/// A cell whose batch has no number yet: older than every batch.
+const CLAIMED: u64 = 1;
+/// The number before that of the first batch.
+const BEFORE_FIRST: u64 = 1;
+/// Cells a block. Under loom few, because loom tracks each.
+const CELLS: usize = if cfg!(flechette_loom) { 2 } else { 64 };
+
+/// The numbers of the batches that are not finished.
+#[derive(Debug)]
+pub struct Epochs {
+    issued: AtomicU64,
+    cells: Block,
+}
+
+/// Some cells and, where they did not suffice once, more. Blocks are never taken away.
+#[derive(Debug)]
+struct Block {
+    cells: [AtomicU64; CELLS],
+    more: OnceLock<Box<Block>>,
+}
+
+impl Block {
+    fn new() -> Self {
+        Self { cells: std::array::from_fn(|_| AtomicU64::new(FREE)), more: OnceLock::new() }
+    }
+}
+
+/// One batch's hold: no row that it may have found is overwritten until it is dropped.
+#[derive(Debug)]
+pub struct Pin<'a> {
+    cell: &'a AtomicU64,
+    number: u64,
+}
+
+impl Pin<'_> {
+    /// The batch's number. Later pins have larger ones.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+}
+
+impl Drop for Pin<'_> {
+    fn drop(&mut self) {
+        self.cell.store(FREE, Ordering::Release);
+    }
+}
+
+impl Default for Epochs {
+    fn default() -> Self {
+        Self { issued: AtomicU64::new(BEFORE_FIRST), cells: Block::new() }
+    }
+}
+
+impl Epochs {
+    /// Begins a batch. Never waits, however many are unfinished.
+    #[must_use]
+    pub fn pin(&self) -> Pin<'_> {
+        let cell = self.claim();
+        let number = self.issued.fetch_add(1, Ordering::AcqRel) + 1;
+        cell.store(number, Ordering::Release);
+        Pin { cell, number }
+    }
+
+    fn claim(&self) -> &AtomicU64 {
+        let mut block = &self.cells;
+        loop {
+            for cell in &block.cells {
+                let free = cell.load(Ordering::Relaxed) == FREE;
+                // Acquire joins the batch before us to those whose end `oldest` must see.
+                if free && cell.compare_exchange(FREE, CLAIMED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                    return cell;
+                }
+            }
+            block = block.more.get_or_init(|| Box::new(Block::new()));
+        }
+    }
+
+    /// The newest number issued: the tag of everything that was unlinked before this call.
+    ///
+    /// A read-modify-write, not a load: the module's argument rests on its place among the pins'.
+    #[must_use]
+    pub fn tag(&self) -> u64 {
+        self.issued.fetch_add(0, Ordering::AcqRel)
+    }
+
+    /// The oldest unfinished batch, or `u64::MAX` where there is none. What was tagged below it,
+    /// by this thread or by one that this thread has synchronised with since, is free.
+    #[must_use]
+    pub fn oldest(&self) -> u64 {
+        let mut oldest = u64::MAX;
+        let mut block = Some(&self.cells);
+        while let Some(b) = block {
+            for cell in &b.cells {
+                match cell.load(Ordering::Acquire) {
+                    FREE => {}
+                    number => oldest = oldest.min(number),
+                }
+            }
+            block = b.more.get().map(|more| &**more);
+        }
+        oldest
+    }
+}
+
+/// A slot that is in no index and that no batch can read. Only [`Limbo`] makes these.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Freed(Location);
+
+impl Freed {
+    /// Which slot.
+    #[must_use]
+    pub fn location(&self) -> Location {
+        self.0
+    }
+}
+
+/// Unlinked slots that wait for batches to finish, each with its tag.
+#[derive(Debug, Default)]
+pub struct Limbo {
+    queue: Mutex<VecDeque<(u64, Location)>>,
+    waiting: AtomicUsize,
+}
+
+impl Limbo {
+    /// Puts a slot aside.
+    pub fn put(&self, unlinked: Unlinked, epochs: &Epochs) {
+        let tag = epochs.tag();
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        queue.push_back((tag, unlinked.location()));
+        self.waiting.store(queue.len(), std::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// Hands out the slots that have become free. Returns how many still wait. Tags rise but for
+    /// slots put aside at the same moment, so it is enough to look at the front.
+    pub fn reclaim(&self, epochs: &Epochs, mut free: impl FnMut(Freed)) -> usize {
+        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        if queue.is_empty() {
+            return 0;
+        }
+        // After the lock: it orders the cells' reading after the tags of all that is queued.
+        let oldest = epochs.oldest();
+        while let Some(&(tag, location)) = queue.front()
+            && tag < oldest
+        {
+            queue.pop_front();
+            free(Freed(location));
+        }
+        self.waiting.store(queue.len(), std::sync::atomic::Ordering::Relaxed);
+        queue.len()
+    }
+
+    /// How many slots wait, as of a moment ago.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiting.load(std::sync::atomic::Ordering::Relaxed)
+    }
+}
+
+#[cfg(all(test, not(flechette_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tag_is_free_when_every_batch_up_to_it_is_finished() {
+        let epochs = Epochs::default();
+        let first = epochs.pin();
+        let second = epochs.pin();
+        let tag = epochs.tag();
+        let third = epochs.pin();
+        assert_eq!(tag, second.number());
+        assert!(epochs.oldest() <= tag);
+        drop(first);
+        assert!(epochs.oldest() <= tag);
+        drop(second);
+        assert!(epochs.oldest() > tag, "the third batch is newer than the tag");
+        assert_eq!(epochs.oldest(), third.number());
+        drop(third);
+        assert_eq!(epochs.oldest(), u64::MAX);
+    }
+
+    #[test]
+    fn more_pins_than_one_block_has_cells_are_all_seen() {
+        let epochs = Epochs::default();
+        let mut pins: Vec<_> = (0..3 * CELLS + 1).map(|_| epochs.pin()).collect();
+        assert!(pins.windows(2).all(|w| w[0].number() < w[1].number()));
+        while !pins.is_empty() {
+            assert_eq!(epochs.oldest(), pins[0].number());
+            pins.remove(0);
+        }
+        assert_eq!(epochs.oldest(), u64::MAX);
+    }
+}
+
+#[cfg(all(test, flechette_loom))]
+#[allow(unsafe_code)]
+mod models {
+    use super::*;
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+
+    /// One slot and its link. The batch reads the slot if it finds the link; the evictor unlinks,
+    /// tags, and overwrites the slot if the tag is free. loom fails the model on a data race.
+    #[test]
+    fn a_slot_is_never_overwritten_under_a_batch_that_found_it() {
+        loom::model(|| {
+            let epochs = Arc::new(Epochs::default());
+            let link = Arc::new(AtomicU64::new(1));
+            let slot = Arc::new(UnsafeCell::new(7u64));
+            let batch = {
+                let (epochs, link, slot) = (epochs.clone(), link.clone(), slot.clone());
+                loom::thread::spawn(move || {
+                    let pin = epochs.pin();
+                    if link.load(Ordering::Acquire) == 1 {
+                        // SAFETY: the model's claim: no write while the pin lives; loom checks it.
+                        assert_eq!(slot.with(|s| unsafe { *s }), 7);
+                    }
+                    drop(pin);
+                })
+            };
+            link.store(0, Ordering::Release);
+            let tag = epochs.tag();
+            if epochs.oldest() > tag {
+                // SAFETY: as above.
+                slot.with_mut(|s| unsafe { *s = 8 });
+            }
+            batch.join().unwrap();
+        });
+    }
+
+    /// The same with a cell that passes from one batch to the next.
+    #[test]
+    fn a_cell_taken_over_still_orders_the_batch_before() {
+        loom::model(|| {
+            let epochs = Arc::new(Epochs::default());
+            let link = Arc::new(AtomicU64::new(1));
+            let slot = Arc::new(UnsafeCell::new(7u64));
+            let batches = {
+                let (epochs, link, slot) = (epochs.clone(), link.clone(), slot.clone());
+                loom::thread::spawn(move || {
+                    for _ in 0..2 {
+                        let _pin = epochs.pin();
+                        if link.load(Ordering::Acquire) == 1 {
+                            // SAFETY: as above.
+                            assert_eq!(slot.with(|s| unsafe { *s }), 7);
+                        }
+                    }
+                })
+            };
+            link.store(0, Ordering::Release);
+            let tag = epochs.tag();
+            if epochs.oldest() > tag {
+                // SAFETY: as above.
+                slot.with_mut(|s| unsafe { *s = 8 });
+            }
+            batches.join().unwrap();
+        });
+    }
+}

@@ -1,0 +1,230 @@
+//! Making room: the steps of an eviction, and the thread that takes them.
+//!
+//! A step reads and changes the cache alone, so it can be called from anywhere, one at a time; the
+//! thread only decides when. Two things start an eviction:
+//!
+//! - the pool or the index is past its high watermark: the oldest entries are put out, a stretch of
+//!   buckets a step, until both are at the low one;
+//! - a row size found no slot although there is space, because it lies in slabs of other sizes: the
+//!   slabs with most of it are emptied, so that they can change their size.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::index::{SLOTS, Stamp};
+use super::policy::threshold_age;
+use super::slab::Class;
+use super::{MAX_WAITING, Shared};
+
+/// Buckets a step.
+const STRETCH: usize = 1024;
+/// Buckets whose ages stand for all.
+const SAMPLE: usize = 128;
+/// The share of the slabs that are emptied at once for another size.
+const EMPTIED: usize = 64;
+/// How long unfinished batches are left before it is seen again whether they are.
+const PATIENCE: Duration = Duration::from_millis(1);
+
+/// What is left to do after a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EvictStep {
+    /// Nothing.
+    Idle,
+    /// Something, once batches that are pinned now have finished.
+    Waiting,
+    /// Something.
+    More,
+}
+
+/// Where an eviction stands.
+#[derive(Debug, Default)]
+pub(super) struct Sweep {
+    goal: Goal,
+    /// The bucket to go on from.
+    hand: usize,
+    /// Chooses the samples.
+    draw: u64,
+    ages: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Goal {
+    #[default]
+    Rest,
+    /// Put out the oldest entries down to the low watermark.
+    Lower,
+    /// Put out what lies in draining slabs, in so many more buckets.
+    Empty(usize),
+}
+
+impl Shared {
+    pub(super) fn evict_step(&self) -> EvictStep {
+        let mut sweep = self.sweep.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting = self.reclaim();
+        self.choose(&mut sweep, waiting);
+        match sweep.goal {
+            Goal::Rest if waiting == 0 => EvictStep::Idle,
+            Goal::Rest => EvictStep::Waiting,
+            _ if waiting + SLOTS > MAX_WAITING => EvictStep::Waiting,
+            Goal::Lower => self.lower(&mut sweep),
+            Goal::Empty(left) => self.empty(&mut sweep, left),
+        }
+    }
+
+    fn choose(&self, sweep: &mut Sweep, waiting: usize) {
+        if sweep.goal == Goal::Lower && self.excess() == 0.0 {
+            sweep.goal = Goal::Rest;
+        }
+        if sweep.goal != Goal::Rest {
+            return;
+        }
+        if self.crossed() {
+            sweep.goal = Goal::Lower;
+            return;
+        }
+        let starved = self.starved.load(Ordering::Relaxed);
+        let class = Class((starved.wrapping_sub(1)) as u16);
+        if starved == 0 || self.pool.has_room(class) {
+            self.starved.store(0, Ordering::Relaxed);
+        } else if waiting == 0 {
+            self.starved.store(0, Ordering::Relaxed);
+            let slabs = self.pool.shape().slabs;
+            sweep.goal = match self.pool.drain((slabs / EMPTIED).max(1)) {
+                true => Goal::Empty(self.index.buckets()),
+                false => Goal::Lower,
+            };
+        }
+    }
+
+    /// The share of entries to put out, for the pool's sake or the index's.
+    fn excess(&self) -> f64 {
+        let (entries, bytes) = self.used();
+        let index = self.watermarks.excess(entries, self.index.capacity());
+        index.max(self.watermarks.excess(bytes, self.pool.shape().data_bytes() as u64))
+    }
+
+    fn lower(&self, sweep: &mut Sweep) -> EvictStep {
+        let now = Stamp::of(self.epochs.tag());
+        self.sample(sweep, now);
+        let threshold = threshold_age(&mut sweep.ages, self.excess());
+        for _ in 0..STRETCH.min(self.index.buckets()) {
+            if self.excess() == 0.0 || self.limbo.waiting() + SLOTS > MAX_WAITING {
+                break;
+            }
+            self.evict(sweep.hand, now, |_, age| age >= threshold && self.excess() > 0.0);
+            sweep.hand = (sweep.hand + 1) % self.index.buckets();
+        }
+        EvictStep::More
+    }
+
+    fn empty(&self, sweep: &mut Sweep, mut left: usize) -> EvictStep {
+        let now = Stamp::of(self.epochs.tag());
+        let draining = self.pool.draining();
+        for _ in 0..STRETCH.min(left) {
+            if self.limbo.waiting() + SLOTS > MAX_WAITING {
+                break;
+            }
+            self.evict(sweep.hand, now, |location, _| draining(location));
+            sweep.hand = (sweep.hand + 1) % self.index.buckets();
+            left -= 1;
+        }
+        sweep.goal = if left == 0 { Goal::Rest } else { Goal::Empty(left) };
+        EvictStep::More
+    }
+
+    /// Puts out the entries of one bucket that `victim` chooses by location and age.
+    fn evict(&self, bucket: usize, now: Stamp, victim: impl Fn(super::Location, u32) -> bool) {
+        self.index.evict(bucket, now, |_, location, age| victim(location, age), |out| self.retire(out));
+    }
+
+    fn sample(&self, sweep: &mut Sweep, now: Stamp) {
+        let buckets = self.index.buckets();
+        sweep.ages.clear();
+        for i in 0..SAMPLE.min(buckets) {
+            let bucket = if buckets <= SAMPLE {
+                i
+            } else {
+                sweep.draw = sweep.draw.wrapping_add(1);
+                (super::key::scatter(crate::types::FlatKey(sweep.draw)) % buckets as u64) as usize
+            };
+            sweep.ages.extend(self.index.ages(bucket, now));
+        }
+    }
+}
+
+/// The bell of the evicting thread.
+#[derive(Debug, Default)]
+pub(super) struct Wake {
+    rung: AtomicBool,
+    stop: Mutex<bool>,
+    bell: Condvar,
+}
+
+impl Wake {
+    /// Wakes the thread, at the cost of one load if it is awake.
+    pub fn now(&self) {
+        if !self.rung.load(Ordering::Relaxed) && !self.rung.swap(true, Ordering::AcqRel) {
+            // Under the lock, so that the bell is not rung between the thread's look and its sleep.
+            let _stop = self.stop.lock().unwrap_or_else(PoisonError::into_inner);
+            self.bell.notify_one();
+        }
+    }
+
+    fn stop(&self) {
+        *self.stop.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.bell.notify_one();
+    }
+
+    /// Sleeps until rung, stopped, or out of patience. Returns whether to go on.
+    fn sleep(&self, patience: Option<Duration>) -> bool {
+        let stop = self.stop.lock().unwrap_or_else(PoisonError::into_inner);
+        let asleep = |stop: &mut bool| !*stop && !self.rung.load(Ordering::Acquire);
+        let stop = match patience {
+            Some(patience) => {
+                let woken = self.bell.wait_timeout_while(stop, patience, asleep);
+                *woken.unwrap_or_else(PoisonError::into_inner).0
+            }
+            None => *self.bell.wait_while(stop, asleep).unwrap_or_else(PoisonError::into_inner),
+        };
+        self.rung.store(false, Ordering::Release);
+        !stop
+    }
+}
+
+/// The evicting thread, stopped and joined when dropped.
+#[derive(Debug)]
+pub(super) struct Evictor {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Evictor {
+    pub fn start(shared: &Arc<Shared>) -> io::Result<Self> {
+        let work = shared.clone();
+        let thread = std::thread::Builder::new().name("cache-evict".into()).spawn(move || {
+            let mut patience = None;
+            while work.wake.sleep(patience) {
+                patience = match work.evict_step() {
+                    EvictStep::Idle => None,
+                    EvictStep::Waiting => Some(PATIENCE),
+                    EvictStep::More => Some(Duration::ZERO),
+                };
+            }
+        })?;
+        Ok(Self { shared: shared.clone(), thread: Some(thread) })
+    }
+}
+
+impl Drop for Evictor {
+    fn drop(&mut self) {
+        self.shared.wake.stop();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the cache's evicting thread panicked");
+        }
+    }
+}

@@ -1,0 +1,689 @@
+//! The index: from flat key to location, read without a lock.
+//!
+//! Buckets are lines of 128 bytes: eight slots of two words. The first word is the key. The second
+//! packs the location (40 bits) and a stamp (24 bits) of when the entry was last used, which is the
+//! clock of approximate LRU. A key may lie in one of two buckets, both given by its hash, and in any
+//! slot of them, so a lookup reads at most two lines; an insert takes the emptier bucket, which keeps
+//! buckets even enough to be filled to 0.8. Entries never move while they are linked.
+//!
+//! **Writers** (insert, evict) hold the locks of the buckets they change: plain mutexes, striped,
+//! always taken in ascending order. **Readers** take none. A writer links an entry by storing the
+//! second word, then the key; it unlinks by storing another key and leaves the second word as it is.
+//! A reader loads word, key and word again, once it has seen its key:
+//!
+//! - a changed key means that the entry went away: it probes again;
+//! - a changed location means that another entry took the slot between: it probes again;
+//! - a changed stamp means that someone else found the entry too, which is no conflict.
+//!
+//! **Why a reader's location is its key's.** The reader holds a pin (`epoch.rs`), so a location that it
+//! saw linked is not linked anew before the pin ends: equal locations in both words are of one linking,
+//! call it L. Having read a word that L stored, by acquire, the key that it reads next is L's or a
+//! later one. Having read that key, by acquire, its last word is that linking's or a later one's; but it
+//! is L's. So the key is L's. And a location can only be seen stale, from a linking that ended before the
+//! pin began, together with a key from before that end, which the pin's own ordering rules out.
+//!
+//! A touch is one compare-exchange of the second word that changes the stamp alone; where it fails, the
+//! entry went or was touched by someone else, and nothing is lost. Stamps wrap after 2^24 batches: an
+//! entry that nobody used for just so long passes for a young one, once.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::marker::PhantomData;
+use std::sync::PoisonError;
+
+use super::epoch::Pin;
+use super::key::{EMPTY, TOMBSTONE, scatter};
+use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, yield_now};
+use crate::types::FlatKey;
+
+/// Slots a bucket. Under loom few, because each is a thing that may interleave.
+pub const SLOTS: usize = if cfg!(flechette_loom) { 2 } else { 8 };
+/// Bytes a bucket.
+pub const BUCKET_BYTES: usize = 128;
+/// The share of slots that may be in use.
+pub const LOAD: f64 = 0.8;
+
+const LOCATION_BITS: u32 = 40;
+const LOCATION_MASK: u64 = (1 << LOCATION_BITS) - 1;
+const STAMP_MASK: u64 = (1 << (u64::BITS - LOCATION_BITS)) - 1;
+/// How far batches may overtake each other.
+const AHEAD: u64 = 1 << 16;
+/// Most locks; fewer where there are fewer buckets.
+const STRIPES: usize = if cfg!(flechette_loom) { 1 } else { 1024 };
+
+/// Where a row is: an offset into the pool, or a row in host memory (the unified index, later).
+/// The lowest bit says which.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Location(u64);
+
+impl Location {
+    /// Offsets are below this.
+    pub const OFFSETS: u64 = 1 << (LOCATION_BITS - 1);
+
+    /// A slot of the pool, in units of 4 bytes from its start; below [`Self::OFFSETS`].
+    #[must_use]
+    pub fn slot(offset: u64) -> Self {
+        debug_assert!(offset < Self::OFFSETS);
+        Self(offset << 1)
+    }
+
+    /// The offset of a slot of the pool, in units of 4 bytes.
+    #[must_use]
+    pub fn offset(self) -> u64 {
+        self.0 >> 1
+    }
+
+    /// Whether the row lies in host memory and not in the pool.
+    #[must_use]
+    pub fn is_host(self) -> bool {
+        self.0 & 1 == 1
+    }
+}
+
+/// When an entry was used: the low 24 bits of a batch's number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp(u64);
+
+impl Stamp {
+    /// The stamp of a batch.
+    #[must_use]
+    pub fn of(batch: u64) -> Self {
+        Self(batch & STAMP_MASK)
+    }
+
+    /// How many batches ago `earlier` was. The stamp of a batch with a larger number, which may well
+    /// run before one with a smaller, is age 0.
+    #[must_use]
+    pub fn age(self, earlier: Stamp) -> u32 {
+        let age = self.0.wrapping_sub(earlier.0) & STAMP_MASK;
+        if age > STAMP_MASK - AHEAD { 0 } else { age as u32 }
+    }
+}
+
+fn pack(location: Location, stamp: Stamp) -> u64 {
+    location.0 | stamp.0 << LOCATION_BITS
+}
+
+fn location_of(word: u64) -> Location {
+    Location(word & LOCATION_MASK)
+}
+
+fn stamp_of(word: u64) -> Stamp {
+    Stamp(word >> LOCATION_BITS)
+}
+
+#[repr(C)]
+#[derive(Debug)]
+struct Slot {
+    key: AtomicU64,
+    word: AtomicU64,
+}
+
+#[repr(C, align(128))]
+#[derive(Debug)]
+struct Bucket([Slot; SLOTS]);
+
+/// A location that a lookup found, as long as the pin it was found under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held<'p> {
+    location: Location,
+    pin: PhantomData<&'p Pin<'p>>,
+}
+
+impl<'p> Held<'p> {
+    /// What batch `found_by` found, held again through the same batch's pin.
+    ///
+    /// # Panics
+    /// Where the pin is another batch's: its location may have been used anew.
+    #[inline]
+    #[must_use]
+    pub fn again(location: Location, found_by: u64, pin: &'p Pin<'_>) -> Self {
+        assert_eq!(found_by, pin.number(), "a location is read under the pin it was found under");
+        Self { location, pin: PhantomData }
+    }
+
+    /// The location.
+    #[inline]
+    #[must_use]
+    pub fn location(self) -> Location {
+        self.location
+    }
+}
+
+/// An entry that left the index. Its location may be read by batches that are pinned now, and is
+/// linked no more. Only the index makes these, and they cannot be copied.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Unlinked {
+    /// The key it had.
+    pub key: FlatKey,
+    location: Location,
+}
+
+impl Unlinked {
+    /// Where its row still is.
+    #[must_use]
+    pub fn location(&self) -> Location {
+        self.location
+    }
+}
+
+/// What came of an insert.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Link {
+    /// The key is found from now on.
+    New,
+    /// The key is found from now on, and the coldest entry of its two buckets no longer.
+    Replaced(Unlinked),
+    /// The key was there already; nothing changed.
+    Present,
+    /// Both buckets are full and nothing was to be replaced.
+    Full,
+}
+
+/// The index.
+#[derive(Debug)]
+pub struct Index {
+    buckets: memory::Buckets,
+    locks: Box<[Mutex<()>]>,
+    entries: AtomicU64,
+}
+
+impl Index {
+    /// An empty index of `buckets` lines, 1 to 2^32.
+    ///
+    /// # Errors
+    /// The system's, where it refuses the memory.
+    pub fn new(buckets: usize) -> io::Result<Self> {
+        let stripes = buckets.min(STRIPES);
+        Ok(Self {
+            buckets: memory::Buckets::new(buckets)?,
+            locks: (0..stripes).map(|_| Mutex::new(())).collect(),
+            entries: AtomicU64::new(0),
+        })
+    }
+
+    /// How many buckets there are.
+    #[must_use]
+    pub fn buckets(&self) -> usize {
+        self.buckets.all().len()
+    }
+
+    /// How many entries there may be at a load of [`LOAD`].
+    #[must_use]
+    pub fn capacity(&self) -> u64 {
+        capacity(self.buckets())
+    }
+
+    /// How many entries there are.
+    #[must_use]
+    pub fn entries(&self) -> u64 {
+        self.entries.load(Ordering::Relaxed)
+    }
+
+    /// The location of a key, which is stamped as used `now`.
+    #[inline]
+    pub fn get<'p>(&self, key: FlatKey, now: Stamp, _pin: &'p Pin<'_>) -> Option<Held<'p>> {
+        let (first, second) = self.pair(key);
+        loop {
+            let mut conflict = false;
+            for bucket in [first, second] {
+                match self.probe(bucket, key, now) {
+                    Probe::Found(location) => return Some(Held { location, pin: PhantomData }),
+                    Probe::Absent => {}
+                    Probe::Changed => conflict = true,
+                }
+            }
+            if !conflict {
+                return None;
+            }
+            yield_now();
+        }
+    }
+
+    /// Asks the processor to fetch a key's first line.
+    #[inline]
+    pub fn prefetch(&self, key: FlatKey) {
+        let (first, _) = self.pair(key);
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let line = std::ptr::from_ref(&self.buckets.all()[first]).cast::<i8>();
+            // SAFETY: a prefetch reads nothing that a program could see, at any address; SSE is part
+            // of x86_64. The two halves of the bucket are two lines of this processor.
+            unsafe {
+                _mm_prefetch::<_MM_HINT_T0>(line);
+                _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(64));
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = first;
+    }
+
+    #[inline]
+    fn probe(&self, bucket: usize, key: FlatKey, now: Stamp) -> Probe {
+        for slot in &self.buckets.all()[bucket].0 {
+            if slot.key.load(Ordering::Acquire) != key.0 {
+                continue;
+            }
+            let word = slot.word.load(Ordering::Acquire);
+            if slot.key.load(Ordering::Acquire) != key.0 {
+                return Probe::Changed;
+            }
+            let again = slot.word.load(Ordering::Relaxed);
+            if location_of(again) != location_of(word) {
+                return Probe::Changed;
+            }
+            touch(slot, again, now);
+            return Probe::Found(location_of(word));
+        }
+        Probe::Absent
+    }
+
+    /// Links a key to a location whose row is already written. Where both of its buckets are full,
+    /// the entry longest unused makes room, if `replace`.
+    pub fn insert(&self, key: FlatKey, location: Location, now: Stamp, replace: bool) -> Link {
+        debug_assert!(key != EMPTY && key != TOMBSTONE);
+        let (first, second) = self.pair(key);
+        let _guards = self.lock(first, second);
+        let (first, second) = (&self.buckets.all()[first], &self.buckets.all()[second]);
+        if first.find(key).or_else(|| second.find(key)).is_some() {
+            return Link::Present;
+        }
+        let emptier = if second.vacancies() > first.vacancies() { second } else { first };
+        if let Some(slot) = emptier.find(EMPTY) {
+            link(slot, key, location, now);
+            self.entries.fetch_add(1, Ordering::Relaxed);
+            return Link::New;
+        }
+        let age = |slot: &&Slot| now.age(stamp_of(slot.word.load(Ordering::Relaxed)));
+        match first.0.iter().chain(&second.0).max_by_key(age).filter(|_| replace) {
+            Some(coldest) => {
+                let unlinked = unlink(coldest, TOMBSTONE);
+                link(coldest, key, location, now);
+                Link::Replaced(unlinked)
+            }
+            None => Link::Full,
+        }
+    }
+
+    /// Unlinks the entries of a bucket that `victim` chooses by key, location and age.
+    pub fn evict(
+        &self,
+        bucket: usize,
+        now: Stamp,
+        mut victim: impl FnMut(FlatKey, Location, u32) -> bool,
+        mut unlinked: impl FnMut(Unlinked),
+    ) {
+        let _guards = self.lock(bucket, bucket);
+        for slot in &self.buckets.all()[bucket].0 {
+            let (key, word) = (slot.key.load(Ordering::Relaxed), slot.word.load(Ordering::Relaxed));
+            if key != EMPTY.0 && victim(FlatKey(key), location_of(word), now.age(stamp_of(word))) {
+                unlinked(unlink(slot, EMPTY));
+                self.entries.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The ages of a bucket's entries, as good as they can be had without a lock.
+    pub fn ages(&self, bucket: usize, now: Stamp) -> impl Iterator<Item = u32> {
+        self.buckets.all()[bucket].0.iter().filter_map(move |slot| {
+            let live = slot.key.load(Ordering::Relaxed) > TOMBSTONE.0;
+            live.then(|| now.age(stamp_of(slot.word.load(Ordering::Relaxed))))
+        })
+    }
+
+    /// A key's two buckets, which may be one. The hash's halves are mapped by multiplication, so that
+    /// any number of buckets will do.
+    #[inline]
+    fn pair(&self, key: FlatKey) -> (usize, usize) {
+        let (hash, buckets) = (scatter(key), self.buckets.all().len() as u64);
+        let (high, low) = (hash >> 32, hash & 0xFFFF_FFFF);
+        ((high * buckets >> 32) as usize, (low * buckets >> 32) as usize)
+    }
+
+    fn lock(&self, a: usize, b: usize) -> (MutexGuard<'_, ()>, Option<MutexGuard<'_, ()>>) {
+        let (a, b) = (a % self.locks.len(), b % self.locks.len());
+        let one = |stripe: usize| self.locks[stripe].lock().unwrap_or_else(PoisonError::into_inner);
+        (one(a.min(b)), (a != b).then(|| one(a.max(b))))
+    }
+}
+
+/// Entries that an index of so many buckets may have.
+#[must_use]
+pub fn capacity(buckets: usize) -> u64 {
+    ((buckets * SLOTS) as f64 * LOAD) as u64
+}
+
+enum Probe {
+    Found(Location),
+    Absent,
+    Changed,
+}
+
+/// Stamps a slot whose second word was `word`, unless it bears as late a stamp.
+#[inline]
+fn touch(slot: &Slot, word: u64, now: Stamp) {
+    if now.age(stamp_of(word)) > 0 {
+        let stamped = pack(location_of(word), now);
+        // Failing is fine, and the order is the writer's: a read-modify-write carries it on.
+        let _ = slot.word.compare_exchange(word, stamped, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+/// Under the bucket's lock.
+fn link(slot: &Slot, key: FlatKey, location: Location, now: Stamp) {
+    slot.word.store(pack(location, now), Ordering::Release);
+    slot.key.store(key.0, Ordering::Release);
+}
+
+/// Under the bucket's lock. The location cannot change; the stamp may, and does not matter.
+fn unlink(slot: &Slot, to: FlatKey) -> Unlinked {
+    let unlinked = Unlinked {
+        key: FlatKey(slot.key.load(Ordering::Relaxed)),
+        location: location_of(slot.word.load(Ordering::Relaxed)),
+    };
+    slot.key.store(to.0, Ordering::Release);
+    unlinked
+}
+
+impl Bucket {
+    /// Under the bucket's lock.
+    fn find(&self, key: FlatKey) -> Option<&Slot> {
+        self.0.iter().find(|slot| slot.key.load(Ordering::Relaxed) == key.0)
+    }
+
+    /// Under the bucket's lock.
+    fn vacancies(&self) -> usize {
+        self.0.iter().filter(|slot| slot.key.load(Ordering::Relaxed) == EMPTY.0).count()
+    }
+}
+
+/// The buckets' memory: fresh pages of the system, huge where it has them.
+#[cfg(not(flechette_loom))]
+mod memory {
+    use super::{BUCKET_BYTES, Bucket};
+    use std::io;
+
+    const _: () = assert!(size_of::<Bucket>() == BUCKET_BYTES);
+
+    #[derive(Debug)]
+    pub struct Buckets {
+        memory: memmap2::MmapRaw,
+        count: usize,
+    }
+
+    impl Buckets {
+        pub fn new(count: usize) -> io::Result<Self> {
+            let memory = memmap2::MmapMut::map_anon(count * BUCKET_BYTES)?;
+            #[cfg(target_os = "linux")]
+            if let Err(error) = memory.advise(memmap2::Advice::HugePage) {
+                tracing::debug!(%error, "no huge pages for the cache's index");
+            }
+            Ok(Self { memory: memory.into(), count })
+        }
+
+        #[inline]
+        pub fn all(&self) -> &[Bucket] {
+            // SAFETY: the mapping is private to `self` and as long as `count` buckets; pages are
+            // aligned to more than 128 and begin as zeros, which is a bucket of empty slots. Buckets
+            // are atomics, so that sharing them is all that is ever needed.
+            unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast(), self.count) }
+        }
+    }
+}
+
+/// loom's atomics are larger than their value and must be made one by one.
+#[cfg(flechette_loom)]
+mod memory {
+    use super::{AtomicU64, Bucket, EMPTY, Slot};
+    use std::io;
+
+    #[derive(Debug)]
+    pub struct Buckets(Vec<Bucket>);
+
+    impl Buckets {
+        pub fn new(count: usize) -> io::Result<Self> {
+            let slot = |_| Slot { key: AtomicU64::new(EMPTY.0), word: AtomicU64::new(0) };
+            Ok(Self((0..count).map(|_| Bucket(std::array::from_fn(slot))).collect()))
+        }
+
+        pub fn all(&self) -> &[Bucket] {
+            &self.0
+        }
+    }
+}
+
+#[cfg(all(test, not(flechette_loom)))]
+mod tests {
+    use super::super::epoch::Epochs;
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    fn find(index: &Index, epochs: &Epochs, key: u64, batch: u64) -> Option<u64> {
+        let pin = epochs.pin();
+        index.get(FlatKey(key), Stamp::of(batch), &pin).map(|held| held.location().offset())
+    }
+
+    fn evict_all(index: &Index, bucket: usize, now: Stamp, victim: impl Fn(u64) -> bool) -> Vec<u64> {
+        let mut out = Vec::new();
+        index.evict(bucket, now, |key, _, _| victim(key.0), |unlinked| out.push(unlinked.key.0));
+        out
+    }
+
+    proptest! {
+        #[test]
+        fn it_finds_what_a_map_finds(
+            buckets in 1usize..20,
+            ops in prop::collection::vec((0u8..4, 2u64..200), 1..600),
+        ) {
+            let index = Index::new(buckets).unwrap();
+            let epochs = Epochs::default();
+            let mut map: HashMap<u64, u64> = HashMap::new();
+            for (i, (op, key)) in ops.into_iter().enumerate() {
+                let (batch, offset) = (i as u64, i as u64 + 1000);
+                match op {
+                    0 | 1 => match index.insert(FlatKey(key), Location::slot(offset), Stamp::of(batch), op == 0) {
+                        Link::New => prop_assert_eq!(map.insert(key, offset), None),
+                        Link::Present => prop_assert!(map.contains_key(&key)),
+                        Link::Replaced(out) => {
+                            prop_assert_eq!(map.remove(&out.key.0), Some(out.location().offset()));
+                            prop_assert_eq!(map.insert(key, offset), None);
+                        }
+                        Link::Full => prop_assert!(op == 1 && map.len() >= SLOTS),
+                    },
+                    2 => prop_assert_eq!(find(&index, &epochs, key, batch), map.get(&key).copied()),
+                    _ => {
+                        for out in evict_all(&index, key as usize % buckets, Stamp::of(batch), |k| k % 3 == 0) {
+                            prop_assert!(map.remove(&out).is_some());
+                        }
+                    }
+                }
+                prop_assert_eq!(index.entries(), map.len() as u64);
+            }
+            for (&key, &offset) in &map {
+                prop_assert_eq!(find(&index, &epochs, key, 0), Some(offset));
+            }
+        }
+
+        #[test]
+        fn ages_count_batches_across_the_stamps_wrap(batch in any::<u64>(), ago in 0u64..1 << 20) {
+            let then = batch.saturating_sub(ago);
+            prop_assert_eq!(u64::from(Stamp::of(batch).age(Stamp::of(then))), batch - then);
+            prop_assert_eq!(Stamp::of(then).age(Stamp::of(then.wrapping_add(ago % AHEAD))), 0);
+        }
+    }
+
+    #[test]
+    fn a_full_pair_puts_out_its_coldest_entry() {
+        let index = Index::new(1).unwrap();
+        let epochs = Epochs::default();
+        for key in 2..10 {
+            assert_eq!(index.insert(FlatKey(key), Location::slot(key), Stamp::of(key), true), Link::New);
+        }
+        assert_eq!(find(&index, &epochs, 2, 20), Some(2), "touched, so 3 is the coldest");
+        let newcomer = |replace| index.insert(FlatKey(50), Location::slot(50), Stamp::of(21), replace);
+        assert_eq!(newcomer(false), Link::Full);
+        assert!(matches!(newcomer(true), Link::Replaced(out) if out.key == FlatKey(3)));
+        assert_eq!(find(&index, &epochs, 3, 22), None);
+        assert_eq!(find(&index, &epochs, 50, 22), Some(50));
+    }
+
+    #[test]
+    fn at_the_load_limit_nearly_every_key_has_found_a_slot() {
+        let index = Index::new(4096).unwrap();
+        let links = (0..index.capacity())
+            .map(|i| index.insert(FlatKey(i + 2), Location::slot(i), Stamp::of(0), false));
+        let full = links.filter(|link| *link == Link::Full).count() as u64;
+        assert!(full * 200 < index.capacity(), "{full} of {} keys had no slot", index.capacity());
+    }
+}
+
+#[cfg(all(test, flechette_loom))]
+mod models {
+    use super::super::epoch::{Epochs, Limbo};
+    use super::*;
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+
+    /// A cache of the real index, epochs and limbo around rows that loom watches: a row that is
+    /// written while it may be read fails the model, and so does a row that is not its key's.
+    struct Cache {
+        index: Index,
+        epochs: Epochs,
+        limbo: Limbo,
+        rows: Vec<UnsafeCell<u64>>,
+    }
+
+    // SAFETY: rows are accessed as the module's argument allows, which is what loom checks.
+    unsafe impl Sync for Cache {}
+    // SAFETY: as above.
+    unsafe impl Send for Cache {}
+
+    impl Cache {
+        fn new(rows: usize) -> Arc<Self> {
+            Arc::new(Self {
+                index: Index::new(1).unwrap(),
+                epochs: Epochs::default(),
+                limbo: Limbo::default(),
+                rows: (0..rows).map(|_| UnsafeCell::new(0)).collect(),
+            })
+        }
+
+        fn insert(&self, key: u64, row: u64, replace: bool) -> Link {
+            // SAFETY: the model hands out a row once until it is freed.
+            self.rows[row as usize].with_mut(|r| unsafe { *r = key });
+            self.index.insert(FlatKey(key), Location::slot(row), Stamp::of(1), replace)
+        }
+
+        /// Unlinks whatever is there.
+        fn evict(&self) {
+            let out = |unlinked| self.limbo.put(unlinked, &self.epochs);
+            self.index.evict(0, Stamp::of(1), |_, _, _| true, out);
+        }
+
+        /// The rows that may be used again.
+        fn reclaim(&self) -> Vec<u64> {
+            let mut free = Vec::new();
+            self.limbo.reclaim(&self.epochs, |slot| free.push(slot.location().offset()));
+            free
+        }
+
+        /// A batch: whatever it finds under a key is that key's row.
+        fn read(&self, keys: &[u64]) {
+            let pin = self.epochs.pin();
+            for &key in keys {
+                if let Some(held) = self.index.get(FlatKey(key), Stamp::of(pin.number()), &pin) {
+                    let row = &self.rows[held.location().offset() as usize];
+                    // SAFETY: found under a pin that lives.
+                    assert_eq!(row.with(|r| unsafe { *r }), key, "the row of its key");
+                }
+            }
+        }
+    }
+
+    fn model(body: impl Fn() + Sync + Send + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(body);
+    }
+
+    /// The slot in the index changes its key and, where no batch holds it, the row its content.
+    #[test]
+    fn a_reader_gets_its_keys_row_while_the_entry_is_replaced() {
+        model(|| {
+            let cache = Cache::new(2);
+            cache.insert(2, 0, false);
+            let reader = {
+                let cache = cache.clone();
+                loom::thread::spawn(move || cache.read(&[2, 3]))
+            };
+            cache.evict();
+            let row = cache.reclaim().pop().unwrap_or(1);
+            assert_eq!(cache.insert(3, row, false), Link::New);
+            reader.join().unwrap();
+            cache.read(&[3]);
+        });
+    }
+
+    /// The key goes, another takes its slot and goes, and the key comes back with another row.
+    #[test]
+    fn a_reader_is_not_deceived_when_its_key_comes_back() {
+        model(|| {
+            let cache = Cache::new(3);
+            cache.insert(2, 0, false);
+            let reader = {
+                let cache = cache.clone();
+                loom::thread::spawn(move || cache.read(&[2]))
+            };
+            cache.evict();
+            cache.insert(3, 1, false);
+            cache.evict();
+            let row = cache.reclaim().pop().unwrap_or(2);
+            cache.insert(2, row, false);
+            reader.join().unwrap();
+        });
+    }
+
+    /// In a full bucket the newcomer takes a slot without leaving it empty between.
+    #[test]
+    fn a_reader_gets_its_keys_row_while_a_full_bucket_makes_room() {
+        model(|| {
+            let cache = Cache::new(3);
+            cache.insert(2, 0, false);
+            cache.insert(3, 1, false);
+            let reader = {
+                let cache = cache.clone();
+                loom::thread::spawn(move || cache.read(&[2, 4]))
+            };
+            let Link::Replaced(out) = cache.insert(4, 2, true) else { panic!("the bucket was full") };
+            cache.limbo.put(out, &cache.epochs);
+            for row in cache.reclaim() {
+                // SAFETY: freed.
+                cache.rows[row as usize].with_mut(|r| unsafe { *r = 99 });
+            }
+            reader.join().unwrap();
+        });
+    }
+
+    /// Two batches bring the same row: one is in, and both find it.
+    #[test]
+    fn of_two_inserts_of_a_key_one_wins() {
+        model(|| {
+            let cache = Cache::new(2);
+            let other = {
+                let cache = cache.clone();
+                loom::thread::spawn(move || {
+                    let link = cache.insert(2, 1, false);
+                    cache.read(&[2]);
+                    link == Link::New
+                })
+            };
+            let mine = cache.insert(2, 0, false) == Link::New;
+            cache.read(&[2]);
+            assert!(mine != other.join().unwrap(), "one and only one");
+            assert_eq!(cache.index.entries(), 1);
+        });
+    }
+}

@@ -1,0 +1,253 @@
+//! A batch's lookup: ids become keys, equal keys one, and each is probed once.
+//!
+//! Everything lies in vectors that are kept from batch to batch. Deduplication uses a scratch table
+//! whose slots bear the generation of the lookup that wrote them: an older generation is an empty
+//! slot, so the table is never cleared.
+
+use std::ops::Range;
+
+use super::epoch::Pin;
+use super::index::{Index, Location, Stamp};
+use super::key::{FlatKeys, scatter};
+use super::{CacheError, TableShape};
+use crate::types::{FlatKey, TableId};
+
+/// How many probes ahead the index's lines are asked for.
+const AHEAD: usize = 12;
+
+/// A worker's scratch for lookups. Reused, it takes no memory once it has seen its largest batch.
+#[derive(Debug, Default)]
+pub struct Query {
+    ids: Vec<u64>,
+    columns: Vec<Column>,
+    /// By occurrence: its unique row.
+    uniques: Vec<u32>,
+    rows: Vec<Unique>,
+    misses: Vec<Miss>,
+    scratch: Scratch,
+    tallies: Vec<Tally>,
+    /// Whose pin the places were found under.
+    batch: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Column {
+    table: TableId,
+    ids: Range<usize>,
+}
+
+/// One row that a batch wants, however often.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Unique {
+    key: FlatKey,
+    pub table: TableId,
+    /// How many occurrences it has.
+    count: u32,
+    pub place: Place,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Place {
+    Slot(Location),
+    Miss(u32),
+}
+
+/// A row that the cache does not hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Miss {
+    /// Whose row.
+    pub table: TableId,
+    /// Which row.
+    pub id: u64,
+    /// Its unique row: `uniques()[o] == unique` for each occurrence `o` of it.
+    pub unique: u32,
+}
+
+/// Accesses of one table in one lookup.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tally {
+    pub hits: u64,
+    pub misses: u64,
+}
+
+impl Query {
+    /// Forgets the batch and keeps the memory.
+    pub fn clear(&mut self) {
+        self.ids.clear();
+        self.columns.clear();
+    }
+
+    /// Adds ids of a table, each below its rows. Returns their occurrences: their places in
+    /// [`super::Found::uniques`].
+    pub fn push(&mut self, table: TableId, ids: impl IntoIterator<Item = u64>) -> Range<usize> {
+        let start = self.ids.len();
+        self.ids.extend(ids);
+        let ids = start..self.ids.len();
+        self.columns.push(Column { table, ids: ids.clone() });
+        ids
+    }
+
+    /// How many occurrences were added.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.ids.len()
+    }
+
+    /// Whether none were.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ids.is_empty()
+    }
+
+    pub(super) fn uniques(&self) -> &[u32] {
+        &self.uniques
+    }
+
+    pub(super) fn rows(&self) -> &[Unique] {
+        &self.rows
+    }
+
+    pub(super) fn misses(&self) -> &[Miss] {
+        &self.misses
+    }
+
+    /// The batch under whose pin the last probe was made.
+    pub(super) fn batch(&self) -> u64 {
+        self.batch
+    }
+
+    /// By table: accesses of the last probe.
+    pub(super) fn tallies(&self) -> &[Tally] {
+        &self.tallies
+    }
+
+    /// Finds the distinct keys of all occurrences.
+    pub(super) fn deduplicate(&mut self, keys: &FlatKeys, tables: &[TableShape]) -> Result<(), CacheError> {
+        self.uniques.clear();
+        self.rows.clear();
+        self.misses.clear();
+        if self.ids.len() > MAX_OCCURRENCES {
+            return Err(CacheError::Occurrences { got: self.ids.len(), limit: MAX_OCCURRENCES });
+        }
+        self.scratch.begin(self.ids.len());
+        for Column { table, ids } in &self.columns {
+            let Some(code) = keys.code(*table) else {
+                return Err(CacheError::Table { got: table.index(), tables: tables.len() });
+            };
+            for &id in &self.ids[ids.clone()] {
+                let Some(key) = code.key(id) else {
+                    return Err(CacheError::Id { table: table.index(), got: id, rows: code.rows() });
+                };
+                let unique = self.scratch.number(key, self.rows.len() as u32);
+                match self.rows.get_mut(unique as usize) {
+                    Some(row) => row.count += 1,
+                    None => self.rows.push(Unique { key, table: *table, count: 1, place: Place::Miss(0) }),
+                }
+                self.uniques.push(unique);
+            }
+        }
+        Ok(())
+    }
+
+    /// Probes every distinct key.
+    pub(super) fn probe(&mut self, index: &Index, keys: &FlatKeys, pin: &Pin<'_>) {
+        let now = Stamp::of(pin.number());
+        self.batch = pin.number();
+        self.tallies.clear();
+        self.tallies.resize(keys.tables(), Tally::default());
+        for unique in 0..self.rows.len() {
+            if let Some(row) = self.rows.get(unique + AHEAD) {
+                index.prefetch(row.key);
+            }
+            let row = &mut self.rows[unique];
+            let tally = &mut self.tallies[row.table.index()];
+            let Some(held) = index.get(row.key, now, pin) else {
+                tally.misses += u64::from(row.count);
+                row.place = Place::Miss(self.misses.len() as u32);
+                let id = keys.code(row.table).map_or(0, |code| code.id(row.key));
+                self.misses.push(Miss { table: row.table, id, unique: unique as u32 });
+                continue;
+            };
+            tally.hits += u64::from(row.count);
+            row.place = Place::Slot(held.location());
+        }
+    }
+}
+
+/// Occurrences are numbered in 32 bits and the scratch table has two slots for each.
+const MAX_OCCURRENCES: usize = 1 << 30;
+
+/// Numbers distinct keys in the order of their first occurrence.
+#[derive(Debug, Default)]
+struct Scratch {
+    slots: Vec<ScratchSlot>,
+    mask: usize,
+    generation: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct ScratchSlot {
+    key: u64,
+    /// 0 in a slot never written: generations begin at 1.
+    generation: u32,
+    unique: u32,
+}
+
+impl Scratch {
+    /// Forgets all keys and makes room for `keys` of them.
+    fn begin(&mut self, keys: usize) {
+        let slots = (2 * keys).next_power_of_two();
+        self.mask = slots - 1;
+        self.generation = self.generation.wrapping_add(1);
+        if self.slots.len() < slots || self.generation == 0 {
+            let slots = slots.max(self.slots.len());
+            self.slots.clear();
+            self.slots.resize(slots, ScratchSlot::default());
+            self.generation = 1;
+        }
+    }
+
+    /// The number of a key; a key not seen in this generation gets `next`.
+    #[inline]
+    fn number(&mut self, key: FlatKey, next: u32) -> u32 {
+        let mut at = scatter(key) as usize;
+        loop {
+            let slot = &mut self.slots[at & self.mask];
+            if slot.generation != self.generation {
+                *slot = ScratchSlot { key: key.0, generation: self.generation, unique: next };
+                return next;
+            }
+            if slot.key == key.0 {
+                return slot.unique;
+            }
+            at = at.wrapping_add(1);
+        }
+    }
+}
+
+#[cfg(all(test, not(flechette_loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn keys_are_numbered_by_first_occurrence_in_every_generation(
+            batches in prop::collection::vec(prop::collection::vec(2u64..40, 0..60), 1..20),
+        ) {
+            let mut scratch = Scratch { generation: u32::MAX - 10, ..Scratch::default() };
+            for batch in batches {
+                scratch.begin(batch.len());
+                let mut order: Vec<u64> = Vec::new();
+                for key in batch {
+                    let number = scratch.number(FlatKey(key), order.len() as u32) as usize;
+                    if number == order.len() {
+                        prop_assert!(!order.contains(&key));
+                        order.push(key);
+                    }
+                    prop_assert_eq!(order[number], key);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! How `cache.bytes` is divided between index and pool, and how a share of a model becomes bytes.
+//!
+//! Rows of different sizes cost one index entry each, so how many entries a byte of pool needs depends
+//! on the mix. The division assumes the model's own mix: as many entries as fit when each row is of the
+//! tables' mean size, weighted by their rows. Where the traffic's mix differs, pool or index is full
+//! first, and eviction heeds both.
+
+use super::index::{self, BUCKET_BYTES, LOAD, Location, SLOTS};
+use super::slab::SlabShape;
+use super::{CacheError, WATERMARKS};
+
+/// The least number of buckets: a key's two are then mostly two.
+const MIN_BUCKETS: usize = 2;
+/// Slabs a row size gets at least, where the pool is large enough: the finer, the less is lost in
+/// slabs that are partly used.
+const SLABS_PER_CLASS: usize = 64;
+/// The largest slab, unless one row is larger.
+const MAX_SLAB_BYTES: usize = 1 << 20;
+/// Offsets of locations reach this far.
+const MAX_POOL_BYTES: usize = Location::OFFSETS as usize * 4;
+
+/// One table, as the cache sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableShape {
+    /// Ids are below this.
+    pub rows: u64,
+    /// Values a row, above 0.
+    pub dim: usize,
+}
+
+impl TableShape {
+    fn row_bytes(self) -> usize {
+        self.dim * size_of::<f32>()
+    }
+}
+
+/// How much memory a cache may take, and for which tables.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheShape {
+    /// Bound of index and pool together: `cache.bytes`.
+    pub bytes: usize,
+    /// The model's tables, by their ids.
+    pub tables: Vec<TableShape>,
+}
+
+impl CacheShape {
+    /// A cache with room for this share (0 to 1) of every table's rows, index included:
+    /// `cache.fraction`. So many rows are held with no eviction, whatever their order.
+    #[must_use]
+    pub fn from_fraction(fraction: f64, tables: Vec<TableShape>) -> Self {
+        let share = |table: &TableShape| TableShape {
+            rows: (table.rows as f64 * fraction.clamp(0.0, 1.0)).ceil() as u64,
+            dim: table.dim,
+        };
+        let held: Vec<TableShape> = tables.iter().map(share).collect();
+        let (row_bytes, minimum) = minimum(&tables);
+        if row_bytes.is_empty() {
+            return Self { bytes: minimum, tables };
+        }
+        let rows: usize = held.iter().map(|t| (t.rows as usize).saturating_mul(t.row_bytes())).sum();
+        let mut shape = Self { bytes: rows.max(minimum), tables };
+        // The division has roundings of its own, so it is asked, and not inverted.
+        while shape.layout().is_ok_and(|layout| !layout.holds(&held)) {
+            shape.bytes += shape.bytes / 128 + 512;
+        }
+        shape
+    }
+
+    /// Divides the bytes.
+    pub(super) fn layout(&self) -> Result<Layout, CacheError> {
+        if let Some(table) = self.tables.iter().position(|t| t.dim == 0) {
+            return Err(CacheError::Dim { table, got: 0, expected: 1 });
+        }
+        let (row_bytes, minimum) = minimum(&self.tables);
+        if self.bytes < minimum || row_bytes.is_empty() {
+            return Err(CacheError::TooSmall { got: self.bytes, minimum, sizes: row_bytes.len() });
+        }
+        let largest = row_bytes[row_bytes.len() - 1];
+        let least_pool = row_bytes.len() * SlabShape::slab_cost(&row_bytes, largest);
+        let buckets = self.buckets().min((self.bytes - least_pool) / BUCKET_BYTES).max(MIN_BUCKETS);
+        let pool = (self.bytes - buckets * BUCKET_BYTES).min(self.pool_bytes_of_all_rows(least_pool));
+        let aim = (pool / (row_bytes.len() * SLABS_PER_CLASS)).min(MAX_SLAB_BYTES);
+        let slab_bytes = largest * (aim / largest).max(1);
+        let slabs = pool / SlabShape::slab_cost(&row_bytes, slab_bytes);
+        let slabs = slabs.min(MAX_POOL_BYTES / slab_bytes).min(u32::MAX as usize - 1);
+        Ok(Layout { buckets, slabs: SlabShape { row_bytes, slab_bytes, slabs } })
+    }
+
+    /// Buckets for as many entries of mean size as fit, or for all rows there are.
+    fn buckets(&self) -> usize {
+        let rows: f64 = self.tables.iter().map(|t| t.rows as f64).sum();
+        let bytes: f64 = self.tables.iter().map(|t| t.rows as f64 * t.row_bytes() as f64).sum();
+        let per_bucket = SLOTS as f64 * LOAD;
+        let entry_bytes = BUCKET_BYTES as f64 / per_bucket;
+        let mean = if rows > 0.0 { bytes / rows } else { 0.0 };
+        let fit = self.bytes as f64 / (mean + entry_bytes);
+        (fit.min(rows / WATERMARKS.high + 1.0) / per_bucket).ceil().min(u32::MAX.into()) as usize
+    }
+
+    /// What a pool of every row takes at most, whatever slabs it is cut into; more is never used.
+    fn pool_bytes_of_all_rows(&self, least: usize) -> usize {
+        let bytes: f64 = self.tables.iter().map(|t| t.rows as f64 * t.row_bytes() as f64).sum();
+        let slack = (self.tables.len() * MAX_SLAB_BYTES) as f64;
+        (bytes / WATERMARKS.high * 2.0 + slack) as usize + least
+    }
+}
+
+/// The distinct row sizes in bytes, and the least `cache.bytes` that holds a row of each.
+fn minimum(tables: &[TableShape]) -> (Vec<usize>, usize) {
+    let mut row_bytes: Vec<usize> = tables.iter().map(|t| t.row_bytes()).collect();
+    row_bytes.sort_unstable();
+    row_bytes.dedup();
+    let slab = row_bytes.last().map_or(0, |&largest| SlabShape::slab_cost(&row_bytes, largest));
+    let minimum = MIN_BUCKETS * BUCKET_BYTES + row_bytes.len() * slab;
+    (row_bytes, minimum)
+}
+
+/// `cache.bytes`, divided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Layout {
+    pub buckets: usize,
+    pub slabs: SlabShape,
+}
+
+impl Layout {
+    /// What it takes, all records included.
+    pub fn bytes(&self) -> usize {
+        self.buckets * BUCKET_BYTES + self.slabs.bytes()
+    }
+
+    /// Whether all these rows can be in the cache at once without crossing the high watermark.
+    fn holds(&self, tables: &[TableShape]) -> bool {
+        let entries: u64 = tables.iter().map(|t| t.rows).sum();
+        let (mut slabs, mut bytes) = (0, 0);
+        for row_bytes in &self.slabs.row_bytes {
+            let of_class = tables.iter().filter(|t| t.row_bytes() == *row_bytes);
+            let rows: u64 = of_class.map(|t| t.rows).sum();
+            let slots = self.slabs.slab_bytes / row_bytes;
+            slabs += (rows as usize).div_ceil(slots);
+            bytes += rows as usize * (self.slabs.slab_bytes / slots);
+        }
+        !WATERMARKS.crossed(entries, index::capacity(self.buckets))
+            && !WATERMARKS.crossed(bytes as u64, self.slabs.data_bytes() as u64)
+            && slabs <= self.slabs.slabs
+    }
+}
+
+#[cfg(all(test, not(flechette_loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn tables() -> impl Strategy<Value = Vec<TableShape>> {
+        let rows = (0u32..30).prop_flat_map(|bits| 0..=(1u64 << bits));
+        let table = (rows, 1usize..200).prop_map(|(rows, dim)| TableShape { rows, dim });
+        prop::collection::vec(table, 1..40)
+    }
+
+    proptest! {
+        #[test]
+        fn index_and_pool_stay_within_the_bytes_and_hold_a_row_of_each_size(
+            tables in tables(),
+            bytes in (8u32..36).prop_flat_map(|bits| 0..=(1usize << bits)),
+        ) {
+            let minimum = minimum(&tables).1;
+            match (CacheShape { bytes, tables }).layout() {
+                Ok(layout) => {
+                    prop_assert!(layout.bytes() <= bytes);
+                    prop_assert!(layout.buckets >= MIN_BUCKETS);
+                    prop_assert!(layout.slabs.slabs >= layout.slabs.row_bytes.len());
+                }
+                Err(error) => {
+                    prop_assert!(bytes < minimum);
+                    prop_assert!(error.to_string().contains("cache.bytes"));
+                    prop_assert!(error.to_string().contains(&minimum.to_string()));
+                }
+            }
+        }
+
+        #[test]
+        fn the_named_minimum_is_enough(tables in tables()) {
+            let bytes = minimum(&tables).1;
+            prop_assert!((CacheShape { bytes, tables: tables.clone() }).layout().is_ok());
+            prop_assert!((CacheShape { bytes: bytes - 1, tables }).layout().is_err());
+        }
+
+        #[test]
+        fn a_fraction_becomes_bytes_that_hold_it_at_little_more_than_its_cost(
+            tables in tables(),
+            fraction in 0.0f64..=1.0,
+        ) {
+            let shape = CacheShape::from_fraction(fraction, tables.clone());
+            let layout = shape.layout().unwrap();
+            let held: Vec<_> = tables
+                .iter()
+                .map(|t| TableShape { rows: (t.rows as f64 * fraction).ceil() as u64, dim: t.dim })
+                .collect();
+            prop_assert!(layout.holds(&held));
+            // Rows, 20 bytes of index and a bit each, a watermark's room, and slabs partly used.
+            let cost: f64 = held.iter().map(|t| t.rows as f64 * (t.row_bytes() as f64 + 20.5)).sum();
+            let most = cost / WATERMARKS.high * 1.25 + 3.0 * minimum(&tables).1 as f64 + 4096.0;
+            prop_assert!(shape.bytes as f64 <= most, "{} bytes for {cost}", shape.bytes);
+        }
+    }
+
+    #[test]
+    fn all_rows_of_a_criteo_model_cost_little_more_than_their_bytes() {
+        let tables = vec![TableShape { rows: 100_000, dim: 16 }; 26];
+        let shape = CacheShape::from_fraction(0.1, tables);
+        let rows = 260_000.0 * 64.0;
+        let index = 260_000.0 * 20.0;
+        assert!((shape.bytes as f64) < (rows + index) / WATERMARKS.high * 1.05);
+    }
+}
