@@ -2,5 +2,7 @@
 //! GPU, and trains them in place.
 
 // Modules in reading order.
+pub mod config;
+pub mod metrics;
 pub mod schema;
 pub mod types;
