@@ -511,7 +511,7 @@ fn parse_bytes(text: &str) -> Option<u64> {
     };
     let bytes = number.trim().parse::<f64>().ok()? * unit as f64;
     // Above 2^63 the rounding of f64 is no size anyone has.
-    (bytes >= 0.0 && bytes < 9.2e18).then_some(bytes.round() as u64)
+    (0.0..9.2e18).contains(&bytes).then_some(bytes.round() as u64)
 }
 
 #[cfg(test)]

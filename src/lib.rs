@@ -2,6 +2,7 @@
 //! GPU, and trains them in place.
 
 // Modules in reading order.
+pub mod batcher;
 pub mod config;
 pub mod metrics;
 pub mod schema;
