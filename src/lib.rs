@@ -6,4 +6,5 @@ pub mod batcher;
 pub mod config;
 pub mod metrics;
 pub mod schema;
+pub mod server;
 pub mod types;
