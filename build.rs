@@ -11,7 +11,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let descriptors = protox::compile(["flechette/v1/ctr.proto"], ["proto"])?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
     std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
-    tonic_prost_build::configure().compile_fds(descriptors)?;
+    // Raw strings stay slices of the received message instead of one allocation each.
+    tonic_prost_build::configure().bytes(".flechette.v1.FeatureColumn.strings").compile_fds(descriptors)?;
     #[cfg(feature = "cusim")]
     cusim();
     Ok(())

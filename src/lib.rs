@@ -2,6 +2,12 @@
 //! GPU, and trains them in place.
 
 // Modules in reading order; a line between keeps it against the formatter.
+// Modules in reading order.
+pub mod batcher;
+pub mod config;
+pub mod metrics;
+pub mod schema;
+pub mod server;
 pub mod types;
 
 pub mod schema;

@@ -1,0 +1,370 @@
+//! The queue's rules, and nothing else: no clock, no thread, no lock. Time is passed in.
+//!
+//! The queue is first in, first out, and counts what it holds in samples and in bytes. When a
+//! worker asks, [`Queue::take`] answers by one policy:
+//!
+//! * nothing is being computed: what is queued goes out at once. A lone request never waits.
+//! * the model is busy with another batch: a batch may fill until it is full or its oldest request
+//!   has waited `max_delay`. A worker that comes back takes it sooner, by the first rule.
+//! * the queue is closed: what is queued goes out at once.
+//!
+//! So under light load the delay costs nothing, and under heavy load batches form by themselves
+//! while the model computes; `max_delay` only says how soon a second worker joins in. A delay of
+//! zero lets every idle worker start at once.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// An amount of work, in the two units that limits are counted in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Size {
+    /// Samples.
+    pub samples: usize,
+    /// Bytes of their converted values.
+    pub bytes: usize,
+}
+
+impl Size {
+    /// The sum, or `None` when it passes `limit` in either unit.
+    fn plus_within(self, more: Self, limit: Self) -> Option<Self> {
+        let samples = self.samples.checked_add(more.samples)?;
+        let bytes = self.bytes.checked_add(more.bytes)?;
+        (samples <= limit.samples && bytes <= limit.bytes).then_some(Self { samples, bytes })
+    }
+}
+
+/// What a queue is held to.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Most that may wait.
+    pub queue: Size,
+    /// Most in one batch; a larger entry goes out alone.
+    pub batch: Size,
+    /// Longest that a batch fills while another is computed.
+    pub max_delay: Duration,
+}
+
+/// One request as the queue sees it.
+#[derive(Debug)]
+pub struct Entry<T> {
+    /// How much work it is.
+    pub size: Size,
+    /// When it came.
+    pub queued: Instant,
+    /// When its answer is of no more use.
+    pub deadline: Option<Instant>,
+    /// The request.
+    pub item: T,
+}
+
+/// Why an entry was not queued; the entry is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// No room for it: what was there and what came.
+    Full {
+        /// What waited already.
+        queued: Size,
+        /// What came.
+        came: Size,
+    },
+    /// The queue takes no more.
+    Closed,
+}
+
+/// What a worker should do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Compute: entries were taken, or died and were put aside.
+    Work,
+    /// Ask again at this instant, or when something is queued.
+    Wait(Instant),
+    /// Ask again when something is queued.
+    Sleep,
+    /// Leave: the queue is closed and empty.
+    Stop,
+}
+
+/// What [`Queue::take`] took, in order.
+#[derive(Debug)]
+pub struct Taken<T> {
+    /// One batch.
+    pub batch: Vec<Entry<T>>,
+    /// Entries whose deadline passed while they waited.
+    pub expired: Vec<Entry<T>>,
+    /// Entries that nobody waits for any more.
+    pub cancelled: Vec<Entry<T>>,
+}
+
+impl<T> Default for Taken<T> {
+    fn default() -> Self {
+        Self { batch: Vec::new(), expired: Vec::new(), cancelled: Vec::new() }
+    }
+}
+
+/// A bounded queue of requests and the count of batches that are being computed.
+#[derive(Debug)]
+pub struct Queue<T> {
+    entries: VecDeque<Entry<T>>,
+    held: Size,
+    computing: usize,
+    closed: bool,
+    limits: Limits,
+}
+
+impl<T> Queue<T> {
+    /// An empty, open queue.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self { entries: VecDeque::new(), held: Size::default(), computing: 0, closed: false, limits }
+    }
+
+    /// What waits now.
+    #[must_use]
+    pub fn held(&self) -> Size {
+        self.held
+    }
+
+    /// Appends an entry.
+    ///
+    /// # Errors
+    /// [`Refused`] when the queue is closed or the entry would pass its limit.
+    pub fn push(&mut self, entry: Entry<T>) -> Result<(), Refused> {
+        if self.closed {
+            return Err(Refused::Closed);
+        }
+        let Some(held) = self.held.plus_within(entry.size, self.limits.queue) else {
+            return Err(Refused::Full { queued: self.held, came: entry.size });
+        };
+        self.held = held;
+        self.entries.push_back(entry);
+        Ok(())
+    }
+
+    /// What a worker that asks now would be told, by the policy above.
+    #[must_use]
+    pub fn next(&self, now: Instant) -> Next {
+        let Some(oldest) = self.entries.front() else {
+            return if self.closed { Next::Stop } else { Next::Sleep };
+        };
+        let limit = self.limits.batch;
+        let full = self.held.samples >= limit.samples || self.held.bytes >= limit.bytes;
+        let due = oldest.queued + self.limits.max_delay;
+        if self.closed || self.computing == 0 || full || due <= now { Next::Work } else { Next::Wait(due) }
+    }
+
+    /// Takes the next batch into `taken`, which must be empty, when the policy says so. Entries
+    /// that expired or that `cancelled` says yes to are put aside on the way and count for
+    /// nothing. A batch that is not empty must be followed by one [`Queue::finish`].
+    pub fn take(&mut self, now: Instant, cancelled: impl Fn(&T) -> bool, taken: &mut Taken<T>) -> Next {
+        let next = self.next(now);
+        if next != Next::Work {
+            return next;
+        }
+        let mut size = Size::default();
+        while let Some(entry) = self.entries.front() {
+            let expired = entry.deadline.is_some_and(|deadline| deadline <= now);
+            let dead = expired || cancelled(&entry.item);
+            if !dead {
+                match size.plus_within(entry.size, self.limits.batch) {
+                    Some(sum) => size = sum,
+                    None if taken.batch.is_empty() => size = entry.size,
+                    None => break,
+                }
+            }
+            let Some(entry) = self.entries.pop_front() else { break };
+            self.held.samples -= entry.size.samples;
+            self.held.bytes -= entry.size.bytes;
+            let pile = match (dead, expired) {
+                (false, _) => &mut taken.batch,
+                (true, true) => &mut taken.expired,
+                (true, false) => &mut taken.cancelled,
+            };
+            pile.push(entry);
+        }
+        self.computing += usize::from(!taken.batch.is_empty());
+        Next::Work
+    }
+
+    /// One taken batch is done.
+    pub fn finish(&mut self) {
+        self.computing = self.computing.saturating_sub(1);
+    }
+
+    /// Refuses every later push. What waits can still be taken.
+    pub fn close(&mut self) {
+        self.closed = true;
+    }
+
+    /// Gives up everything that waits.
+    pub fn clear(&mut self) -> impl Iterator<Item = Entry<T>> {
+        self.held = Size::default();
+        std::mem::take(&mut self.entries).into_iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const LIMITS: Limits = Limits {
+        queue: Size { samples: 50, bytes: 5000 },
+        batch: Size { samples: 10, bytes: 1000 },
+        max_delay: Duration::from_micros(100),
+    };
+
+    fn entry(item: u64, samples: usize, queued: Instant) -> Entry<u64> {
+        Entry { size: Size { samples, bytes: samples * 10 }, queued, deadline: None, item }
+    }
+
+    #[test]
+    fn a_lone_request_goes_at_once_when_nothing_is_computed() {
+        let (mut queue, now, mut taken) = (Queue::new(LIMITS), Instant::now(), Taken::default());
+        queue.push(entry(1, 1, now)).unwrap();
+        assert_eq!(queue.take(now, |_| false, &mut taken), Next::Work);
+        assert_eq!(taken.batch.len(), 1);
+    }
+
+    #[test]
+    fn a_batch_fills_while_another_is_computed_but_no_longer_than_the_delay() {
+        let (mut queue, now, mut taken) = (Queue::new(LIMITS), Instant::now(), Taken::default());
+        queue.push(entry(1, 1, now)).unwrap();
+        queue.take(now, |_| false, &mut taken);
+        taken.batch.clear();
+        queue.push(entry(2, 4, now)).unwrap();
+        let due = now + LIMITS.max_delay;
+        assert_eq!(queue.take(now, |_| false, &mut taken), Next::Wait(due));
+        assert!(taken.batch.is_empty());
+        assert_eq!(queue.next(due), Next::Work, "the delay is over");
+        queue.push(entry(3, 6, now)).unwrap();
+        assert_eq!(queue.next(now), Next::Work, "the batch is full");
+    }
+
+    #[test]
+    fn a_worker_that_comes_back_takes_what_waits_without_delay() {
+        let (mut queue, now, mut taken) = (Queue::new(LIMITS), Instant::now(), Taken::default());
+        queue.push(entry(1, 1, now)).unwrap();
+        queue.take(now, |_| false, &mut taken);
+        queue.push(entry(2, 1, now)).unwrap();
+        queue.finish();
+        assert_eq!(queue.next(now), Next::Work);
+    }
+
+    #[test]
+    fn an_entry_larger_than_a_batch_goes_alone() {
+        let (mut queue, now, mut taken) = (Queue::new(LIMITS), Instant::now(), Taken::default());
+        queue.push(entry(1, 30, now)).unwrap();
+        queue.push(entry(2, 1, now)).unwrap();
+        queue.take(now, |_| false, &mut taken);
+        assert_eq!(taken.batch.iter().map(|e| e.item).collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
+    fn a_closed_queue_refuses_and_empties() {
+        let (mut queue, now, mut taken) = (Queue::new(LIMITS), Instant::now(), Taken::default());
+        queue.push(entry(1, 1, now)).unwrap();
+        queue.close();
+        assert_eq!(queue.push(entry(2, 1, now)), Err(Refused::Closed));
+        assert_eq!(queue.take(now, |_| false, &mut taken), Next::Work);
+        queue.finish();
+        assert_eq!(queue.next(now), Next::Stop);
+    }
+
+    /// Number, size, deadline and whether it is cancelled.
+    type Waiting = (u64, Size, Option<Instant>, bool);
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Push { samples: usize, bytes: usize, lives_us: Option<u64>, cancelled: bool },
+        Take,
+        Finish,
+        Pass(u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let push = (1usize..20, 0usize..2000, prop::option::of(0u64..300), prop::bool::weighted(0.1));
+        prop_oneof![
+            4 => push.prop_map(|(samples, bytes, lives_us, cancelled)| {
+                Step::Push { samples, bytes, lives_us, cancelled }
+            }),
+            3 => Just(Step::Take),
+            2 => Just(Step::Finish),
+            1 => (0u64..200).prop_map(Step::Pass),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_is_lost_or_reordered_and_every_limit_holds(
+            steps in prop::collection::vec(step(), 1..200)
+        ) {
+            let mut queue = Queue::new(LIMITS);
+            let mut now = Instant::now();
+            // What a plain list of the accepted entries says should wait.
+            let mut waiting: VecDeque<Waiting> = VecDeque::new();
+            let (mut number, mut computing) = (0u64, 0usize);
+            let mut ends = steps;
+            ends.extend([Step::Finish, Step::Take]);
+            for step in ends {
+                match step {
+                    Step::Push { samples, bytes, lives_us, cancelled } => {
+                        number += 1;
+                        let size = Size { samples, bytes };
+                        let deadline = lives_us.map(|us| now + Duration::from_micros(us));
+                        let item = (number, cancelled);
+                        let sum = |f: fn(&Size) -> usize| waiting.iter().map(|w| f(&w.1)).sum::<usize>();
+                        let held = Size { samples: sum(|s| s.samples), bytes: sum(|s| s.bytes) };
+                        let fits = held.samples + samples <= LIMITS.queue.samples
+                            && held.bytes + bytes <= LIMITS.queue.bytes;
+                        match queue.push(Entry { size, queued: now, deadline, item }) {
+                            Ok(()) => {
+                                prop_assert!(fits);
+                                waiting.push_back((number, size, deadline, cancelled));
+                            }
+                            Err(refused) => {
+                                prop_assert!(!fits);
+                                prop_assert_eq!(refused, Refused::Full { queued: held, came: size });
+                            }
+                        }
+                    }
+                    Step::Take => {
+                        let mut taken = Taken::default();
+                        let next = queue.take(now, |item| item.1, &mut taken);
+                        let count = taken.batch.len() + taken.expired.len() + taken.cancelled.len();
+                        prop_assert_eq!(next == Next::Work, count > 0);
+                        prop_assert_eq!(next == Next::Sleep, waiting.is_empty());
+                        let gone: Vec<_> = waiting.drain(..count).collect();
+                        let expired = |w: &Waiting| w.2.is_some_and(|d| d <= now);
+                        let numbers = |entries: &[Entry<(u64, bool)>]| -> Vec<u64> {
+                            entries.iter().map(|e| e.item.0).collect()
+                        };
+                        let chosen = |f: &dyn Fn(&Waiting) -> bool| -> Vec<u64> {
+                            gone.iter().filter(|w| f(w)).map(|w| w.0).collect()
+                        };
+                        prop_assert_eq!(numbers(&taken.expired), chosen(&|w| expired(w)));
+                        prop_assert_eq!(numbers(&taken.cancelled), chosen(&|w| !expired(w) && w.3));
+                        prop_assert_eq!(numbers(&taken.batch), chosen(&|w| !expired(w) && !w.3));
+                        let samples: usize = taken.batch.iter().map(|e| e.size.samples).sum();
+                        let bytes: usize = taken.batch.iter().map(|e| e.size.bytes).sum();
+                        let within = samples <= LIMITS.batch.samples && bytes <= LIMITS.batch.bytes;
+                        prop_assert!(within || taken.batch.len() == 1);
+                        computing += usize::from(!taken.batch.is_empty());
+                    }
+                    Step::Finish => {
+                        if computing > 0 {
+                            queue.finish();
+                            computing -= 1;
+                        }
+                    }
+                    Step::Pass(us) => now += Duration::from_micros(us),
+                }
+                let held = waiting.iter().map(|w| w.1.samples).sum::<usize>();
+                prop_assert_eq!(queue.held().samples, held);
+                prop_assert!(queue.held().samples <= LIMITS.queue.samples);
+                if computing == 0 && !waiting.is_empty() {
+                    prop_assert_eq!(queue.next(now), Next::Work);
+                }
+            }
+        }
+    }
+}

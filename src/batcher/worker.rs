@@ -1,0 +1,166 @@
+//! A worker: takes a batch, merges it, calls the model, splits the answer.
+//!
+//! A batch of one request is computed where it lies, without a copy. A merged batch that fails is
+//! computed again request by request, so that only the request at fault gets the error; a panic of
+//! the model is such a failure, and the worker lives on.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::PoisonError;
+use std::time::Instant;
+
+use super::{BatchError, Entry, Job, Next, Shared, Taken};
+use crate::types::{AbsentId, Batch, Scores};
+
+/// Works until the queue is closed and empty.
+pub(super) fn run(shared: &Shared) {
+    let mut taken = Taken::default();
+    let mut merged = Batch::default();
+    let mut computed = false;
+    while wait_for_batch(shared, computed, &mut taken) {
+        computed = !taken.batch.is_empty();
+        let now = Instant::now();
+        taken.cancelled.clear();
+        for entry in taken.expired.drain(..) {
+            expire(entry, now);
+        }
+        for entry in &taken.batch {
+            shared.metrics.queue_seconds.record(now.saturating_duration_since(entry.queued));
+        }
+        compute(shared, &mut taken.batch, &mut merged);
+    }
+}
+
+/// Says that the last batch is done, where there was one, and waits for the next; `false` when
+/// there will be none.
+fn wait_for_batch(shared: &Shared, computed: bool, taken: &mut Taken<Job>) -> bool {
+    let mut state = shared.state();
+    if computed {
+        state.queue.finish();
+    }
+    loop {
+        let now = Instant::now();
+        match state.queue.take(now, |job| job.reply.is_closed(), taken) {
+            Next::Work => break,
+            Next::Stop => {
+                // Another worker may watch the clock or sleep beside an entry that this one took.
+                shared.wake.notify_all();
+                return false;
+            }
+            Next::Sleep => {
+                state.asleep += 1;
+                state = shared.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state.asleep -= 1;
+            }
+            Next::Wait(due) => {
+                state.watching += 1;
+                let rest = due.saturating_duration_since(now);
+                state = shared.wake.wait_timeout(state, rest).unwrap_or_else(PoisonError::into_inner).0;
+                state.watching -= 1;
+            }
+        }
+    }
+    shared.metrics.queue_samples.set(state.queue.held().samples as f64);
+    // What is left may be a batch too, and its pushes may have woken nobody but this worker.
+    let more = state.wants_a_worker(Instant::now());
+    drop(state);
+    if more {
+        shared.wake.notify_one();
+    }
+    true
+}
+
+fn expire(entry: Entry<Job>, now: Instant) {
+    let waited_us = now.saturating_duration_since(entry.queued).as_micros();
+    answer(entry.item, Err(BatchError::Expired { waited_us }));
+}
+
+fn answer(job: Job, result: Result<Scores, BatchError>) {
+    // A receiver that is gone has cancelled: nobody waits for the answer.
+    let _ = job.reply.send(result);
+}
+
+/// Answers every entry of a batch and leaves it empty.
+fn compute(shared: &Shared, batch: &mut Vec<Entry<Job>>, merged: &mut Batch) {
+    match batch.len() {
+        0 => {}
+        1 => compute_one_by_one(shared, batch),
+        _ => {
+            merge(batch, merged);
+            match predict(shared, merged) {
+                Ok(scores) => split(batch, &scores),
+                Err(error) => {
+                    let requests = batch.len();
+                    tracing::debug!(%error, requests, "batch failed, trying its requests alone");
+                    compute_one_by_one(shared, batch);
+                }
+            }
+        }
+    }
+}
+
+fn compute_one_by_one(shared: &Shared, batch: &mut Vec<Entry<Job>>) {
+    for entry in batch.drain(..) {
+        let now = Instant::now();
+        if entry.deadline.is_some_and(|deadline| deadline <= now) {
+            expire(entry, now);
+        } else if !entry.item.reply.is_closed() {
+            let result = predict(shared, &entry.item.batch);
+            answer(entry.item, result);
+        }
+    }
+}
+
+/// One call of the model, timed and counted, with its panic caught and its answer's length checked.
+fn predict(shared: &Shared, batch: &Batch) -> Result<Scores, BatchError> {
+    let started = Instant::now();
+    let outcome = catch_unwind(AssertUnwindSafe(|| shared.model.predict(batch)));
+    shared.metrics.predict_seconds.record(started.elapsed());
+    shared.metrics.batch_samples.record(batch.samples as f64);
+    let scores = match outcome {
+        Ok(result) => result?,
+        Err(panic) => return Err(BatchError::Failed(format!("panic: {}", panic_text(&*panic)))),
+    };
+    if scores.probabilities.len() != batch.samples {
+        let text = format!("{} scores for {} samples", scores.probabilities.len(), batch.samples);
+        return Err(BatchError::Failed(text));
+    }
+    Ok(scores)
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}
+
+fn merge(batch: &[Entry<Job>], merged: &mut Batch) {
+    let columns = batch.first().map_or(0, |entry| entry.item.batch.features.len());
+    if merged.features.len() == columns {
+        merged.clear();
+    } else {
+        *merged = Batch::empty(columns);
+    }
+    for entry in batch {
+        merged.append(&entry.item.batch);
+    }
+}
+
+/// Gives each entry the scores and the absent ids of its own range of samples.
+fn split(batch: &mut Vec<Entry<Job>>, scores: &Scores) {
+    let mut start = 0;
+    let mut absent = scores.absent.as_slice();
+    for entry in batch.drain(..) {
+        let end = start + entry.size.samples;
+        let mine = absent.partition_point(|id| (id.sample as usize) < end);
+        let (own, rest) = absent.split_at(mine);
+        let rebased =
+            |id: &AbsentId| AbsentId { sample: id.sample.saturating_sub(start as u32), feature: id.feature };
+        let scores = Scores {
+            version: scores.version,
+            probabilities: scores.probabilities[start..end].to_vec(),
+            absent: own.iter().map(rebased).collect(),
+        };
+        answer(entry.item, Ok(scores));
+        (start, absent) = (end, rest);
+    }
+}

@@ -1,0 +1,372 @@
+//! Every metric: its name, unit, buckets and help, in one struct.
+//!
+//! A [`Metrics`] owns a recorder of its own, so nothing here is global and every test has its
+//! own page. A name is looked up once: [`Metrics::model`] registers all series of a model and
+//! hands out plain atomics, [`ModelMetrics`], which the hot path holds and increments. Labels
+//! come from loaded models and their schemas only, never from a client, so the label sets are
+//! bounded; calls that name no loaded model are counted under [`NO_MODEL`].
+//!
+//! Who counts what: the server counts requests; the batcher counts the queue, batches and
+//! `predict_seconds`; the engine counts rows (`tables`), `lookup_seconds`, `dense_seconds` and
+//! `cache`. The engine and the server each ask [`Metrics::model`] and get the same handles.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Level, Metadata, Recorder, Unit};
+use metrics_exporter_prometheus::{
+    BuildError, Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
+};
+
+use crate::schema::Schema;
+
+/// The `model` label of calls that name no loaded model.
+pub const NO_MODEL: &str = "(none)";
+
+/// The `code` label of each gRPC status code, by its number.
+pub const CODES: [&str; 17] = [
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+];
+
+/// Upper bounds in seconds of every duration histogram.
+const SECONDS: &[f64] = &[
+    0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
+    10.0,
+];
+
+/// Upper bounds of the batch-size histogram.
+const SAMPLES: &[f64] =
+    &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0];
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Counter,
+    Gauge,
+    Seconds,
+    Samples,
+}
+
+/// One metric's name, kind and help.
+struct Spec(&'static str, Kind, &'static str);
+
+const REQUESTS: Spec =
+    Spec("flechette_requests_total", Kind::Counter, "Ctr calls answered, by model and gRPC status code.");
+const REQUEST_SECONDS: Spec =
+    Spec("flechette_request_seconds", Kind::Seconds, "Time from a decoded Predict request to its answer.");
+const QUEUE_SECONDS: Spec =
+    Spec("flechette_queue_seconds", Kind::Seconds, "Time a request waited for a worker.");
+const PREDICT_SECONDS: Spec =
+    Spec("flechette_predict_seconds", Kind::Seconds, "Time the model took for one merged batch.");
+const LOOKUP_SECONDS: Spec =
+    Spec("flechette_lookup_seconds", Kind::Seconds, "Time of the embedding lookup of one batch.");
+const DENSE_SECONDS: Spec =
+    Spec("flechette_dense_seconds", Kind::Seconds, "Time of the dense layers of one batch.");
+const BATCH_SAMPLES: Spec = Spec("flechette_batch_samples", Kind::Samples, "Samples in one merged batch.");
+const QUEUE_SAMPLES: Spec =
+    Spec("flechette_queue_samples", Kind::Gauge, "Samples that wait for a worker now.");
+const MODEL_VERSION: Spec =
+    Spec("flechette_model_version", Kind::Gauge, "The version of the model that scores now.");
+const CACHE_HITS: Spec =
+    Spec("flechette_cache_hits_total", Kind::Counter, "Row lookups that the cache answered.");
+const CACHE_MISSES: Spec =
+    Spec("flechette_cache_misses_total", Kind::Counter, "Row lookups that went to the store.");
+const CACHE_EVICTIONS: Spec =
+    Spec("flechette_cache_evictions_total", Kind::Counter, "Rows that left the cache to make room.");
+const ABSENT_IDS: Spec = Spec(
+    "flechette_absent_ids_total",
+    Kind::Counter,
+    "Ids that the table does not hold and that took its default.",
+);
+const CACHE_USED: Spec =
+    Spec("flechette_cache_used_bytes", Kind::Gauge, "Bytes of the cache's pool that hold rows.");
+const CACHE_CAPACITY: Spec =
+    Spec("flechette_cache_capacity_bytes", Kind::Gauge, "Bytes that the cache may take, index and pool.");
+const CACHE_ENTRIES: Spec = Spec("flechette_cache_entries", Kind::Gauge, "Rows in the cache now.");
+const BUILD_INFO: Spec = Spec("flechette_build_info", Kind::Gauge, "Always 1; the labels say which build.");
+
+const ALL: [&Spec; 17] = [
+    &REQUESTS,
+    &REQUEST_SECONDS,
+    &QUEUE_SECONDS,
+    &PREDICT_SECONDS,
+    &LOOKUP_SECONDS,
+    &DENSE_SECONDS,
+    &BATCH_SAMPLES,
+    &QUEUE_SAMPLES,
+    &MODEL_VERSION,
+    &CACHE_HITS,
+    &CACHE_MISSES,
+    &CACHE_EVICTIONS,
+    &ABSENT_IDS,
+    &CACHE_USED,
+    &CACHE_CAPACITY,
+    &CACHE_ENTRIES,
+    &BUILD_INFO,
+];
+
+/// The process's metrics: one page, the models on it, and the calls that belong to none.
+pub struct Metrics {
+    recorder: PrometheusRecorder,
+    page: PrometheusHandle,
+    /// Calls that named no loaded model.
+    pub no_model: Requests,
+    models: Mutex<BTreeMap<String, Arc<ModelMetrics>>>,
+}
+
+/// Every series of one model, registered. Incrementing one is an atomic operation.
+pub struct ModelMetrics {
+    /// Answered calls by status code.
+    pub requests: Requests,
+    /// Seconds from a decoded request to its answer.
+    pub request_seconds: Histogram,
+    /// Seconds a request waited for a worker.
+    pub queue_seconds: Histogram,
+    /// Seconds of one call of the model on a merged batch.
+    pub predict_seconds: Histogram,
+    /// Seconds of the embedding lookup of one batch.
+    pub lookup_seconds: Histogram,
+    /// Seconds of the dense layers of one batch.
+    pub dense_seconds: Histogram,
+    /// Samples of one merged batch.
+    pub batch_samples: Histogram,
+    /// Samples that wait now.
+    pub queue_samples: Gauge,
+    /// The version that scores now.
+    pub version: Gauge,
+    /// The cache as a whole.
+    pub cache: CacheMetrics,
+    /// One a table, at `TableId::index`.
+    pub tables: Vec<TableMetrics>,
+}
+
+/// The cache of one model as a whole.
+pub struct CacheMetrics {
+    /// Bytes of the pool that hold rows.
+    pub used_bytes: Gauge,
+    /// Bytes that index and pool may take; 0 with the cache off.
+    pub capacity_bytes: Gauge,
+    /// Rows in the cache.
+    pub entries: Gauge,
+}
+
+/// Row counters of one table.
+pub struct TableMetrics {
+    /// Lookups answered by the cache.
+    pub hits: Counter,
+    /// Lookups that went to the store.
+    pub misses: Counter,
+    /// Rows that left the cache.
+    pub evictions: Counter,
+    /// Ids that took the table's default.
+    pub absent: Counter,
+}
+
+/// Counters of answered calls, one a status code.
+pub struct Requests([Counter; CODES.len()]);
+
+impl Requests {
+    /// Counts one answer; `code` is the gRPC number, and a number past the last is `UNKNOWN`.
+    pub fn count(&self, code: i32) {
+        let known = usize::try_from(code).ok().and_then(|code| self.0.get(code));
+        known.unwrap_or(&self.0[2]).increment(1);
+    }
+}
+
+impl Metrics {
+    /// An empty page with every metric described.
+    ///
+    /// # Errors
+    /// [`BuildError`] from the exporter when a histogram has no buckets.
+    pub fn new() -> Result<Self, BuildError> {
+        let mut builder = PrometheusBuilder::new();
+        for Spec(name, kind, _) in ALL {
+            let buckets = match kind {
+                Kind::Seconds => SECONDS,
+                Kind::Samples => SAMPLES,
+                Kind::Counter | Kind::Gauge => continue,
+            };
+            builder = builder.set_buckets_for_metric(Matcher::Full((*name).to_owned()), buckets)?;
+        }
+        let recorder = builder.build_recorder();
+        for Spec(name, kind, help) in ALL {
+            let name = KeyName::from_const_str(name);
+            let help = (*help).into();
+            match kind {
+                Kind::Counter => recorder.describe_counter(name, Some(Unit::Count), help),
+                Kind::Gauge => recorder.describe_gauge(name, None, help),
+                Kind::Seconds => recorder.describe_histogram(name, Some(Unit::Seconds), help),
+                Kind::Samples => recorder.describe_histogram(name, Some(Unit::Count), help),
+            }
+        }
+        let page = recorder.handle();
+        let register = Register { recorder: &recorder };
+        register.gauge(&BUILD_INFO, &[("version", env!("CARGO_PKG_VERSION"))]).set(1.0);
+        let no_model = register.requests(NO_MODEL);
+        Ok(Self { recorder, page, no_model, models: Mutex::default() })
+    }
+
+    /// The series of a model: registered the first time, the same handles ever after.
+    pub fn model(&self, name: &str, schema: &Schema) -> Arc<ModelMetrics> {
+        let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = models.entry(name.to_owned());
+        entry.or_insert_with(|| Arc::new(Register { recorder: &self.recorder }.model(name, schema))).clone()
+    }
+
+    /// The page in Prometheus's text format.
+    #[must_use]
+    pub fn render(&self) -> String {
+        self.page.render()
+    }
+
+    /// Folds recorded durations into their buckets. Between two calls every recorded value takes
+    /// memory, so somebody must call this every few seconds: the server does.
+    pub fn fold(&self) {
+        self.page.run_upkeep();
+    }
+}
+
+/// Registers series with the recorder.
+struct Register<'a> {
+    recorder: &'a PrometheusRecorder,
+}
+
+impl Register<'_> {
+    fn model(&self, name: &str, schema: &Schema) -> ModelMetrics {
+        let model = [("model", name)];
+        ModelMetrics {
+            requests: self.requests(name),
+            request_seconds: self.histogram(&REQUEST_SECONDS, &model),
+            queue_seconds: self.histogram(&QUEUE_SECONDS, &model),
+            predict_seconds: self.histogram(&PREDICT_SECONDS, &model),
+            lookup_seconds: self.histogram(&LOOKUP_SECONDS, &model),
+            dense_seconds: self.histogram(&DENSE_SECONDS, &model),
+            batch_samples: self.histogram(&BATCH_SAMPLES, &model),
+            queue_samples: self.gauge(&QUEUE_SAMPLES, &model),
+            version: self.gauge(&MODEL_VERSION, &model),
+            cache: CacheMetrics {
+                used_bytes: self.gauge(&CACHE_USED, &model),
+                capacity_bytes: self.gauge(&CACHE_CAPACITY, &model),
+                entries: self.gauge(&CACHE_ENTRIES, &model),
+            },
+            tables: schema.tables.iter().map(|table| self.table(name, &table.name)).collect(),
+        }
+    }
+
+    fn table(&self, model: &str, table: &str) -> TableMetrics {
+        let labels = [("model", model), ("table", table)];
+        TableMetrics {
+            hits: self.counter(&CACHE_HITS, &labels),
+            misses: self.counter(&CACHE_MISSES, &labels),
+            evictions: self.counter(&CACHE_EVICTIONS, &labels),
+            absent: self.counter(&ABSENT_IDS, &labels),
+        }
+    }
+
+    fn requests(&self, model: &str) -> Requests {
+        Requests(CODES.map(|code| self.counter(&REQUESTS, &[("model", model), ("code", code)])))
+    }
+
+    fn counter(&self, spec: &Spec, labels: &[(&'static str, &str)]) -> Counter {
+        self.recorder.register_counter(&key(spec, labels), &METADATA)
+    }
+
+    fn gauge(&self, spec: &Spec, labels: &[(&'static str, &str)]) -> Gauge {
+        self.recorder.register_gauge(&key(spec, labels), &METADATA)
+    }
+
+    fn histogram(&self, spec: &Spec, labels: &[(&'static str, &str)]) -> Histogram {
+        self.recorder.register_histogram(&key(spec, labels), &METADATA)
+    }
+}
+
+static METADATA: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
+
+fn key(spec: &Spec, labels: &[(&'static str, &str)]) -> Key {
+    let labels: Vec<Label> =
+        labels.iter().map(|(name, value)| Label::new(*name, (*value).to_owned())).collect();
+    Key::from_parts(spec.0, labels)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schema::{AbsentDefault, Architecture, Loss, Table};
+
+    fn schema() -> Schema {
+        let table =
+            |name: &str| Table { name: name.to_owned(), rows: 10, dim: 4, default: AbsentDefault::Zeros };
+        Schema {
+            architecture: Architecture::Dlrm { bottom: vec![], top: vec![] },
+            loss: Loss::BinaryCrossEntropy,
+            dense: vec![],
+            features: vec![],
+            tables: vec![table("a"), table("b")],
+        }
+    }
+
+    #[test]
+    fn the_page_holds_the_contract_names_with_their_labels() {
+        let metrics = Metrics::new().unwrap();
+        let model = metrics.model("m", &schema());
+        model.tables[1].hits.increment(7);
+        model.tables[0].absent.increment(2);
+        model.requests.count(8);
+        model.requests.count(99);
+        model.request_seconds.record(0.003);
+        let page = metrics.render();
+        for line in [
+            "flechette_cache_hits_total{model=\"m\",table=\"b\"} 7",
+            "flechette_cache_misses_total{model=\"m\",table=\"a\"} 0",
+            "flechette_cache_evictions_total{model=\"m\",table=\"a\"} 0",
+            "flechette_absent_ids_total{model=\"m\",table=\"a\"} 2",
+            "flechette_requests_total{model=\"m\",code=\"RESOURCE_EXHAUSTED\"} 1",
+            "flechette_requests_total{model=\"m\",code=\"UNKNOWN\"} 1",
+            "flechette_requests_total{model=\"(none)\",code=\"OK\"} 0",
+            "flechette_request_seconds_bucket{model=\"m\",le=\"0.005\"} 1",
+            "flechette_request_seconds_bucket{model=\"m\",le=\"0.0025\"} 0",
+        ] {
+            assert!(page.lines().any(|l| l == line), "{line} is not in\n{page}");
+        }
+    }
+
+    #[test]
+    fn every_metric_is_described() {
+        let metrics = Metrics::new().unwrap();
+        let model = metrics.model("m", &schema());
+        let durations = [&model.request_seconds, &model.queue_seconds, &model.predict_seconds];
+        for histogram in durations.into_iter().chain([&model.lookup_seconds, &model.dense_seconds]) {
+            histogram.record(0.1);
+        }
+        model.batch_samples.record(3.0);
+        let page = metrics.render();
+        for Spec(name, _, help) in ALL {
+            assert!(page.contains(&format!("# HELP {name} {help}")), "{name} in\n{page}");
+            assert!(page.contains(&format!("# TYPE {name} ")), "{name} in\n{page}");
+        }
+        assert!(!page.contains("summary"), "a histogram without buckets:\n{page}");
+    }
+
+    #[test]
+    fn a_model_asked_for_twice_is_the_same_series() {
+        let metrics = Metrics::new().unwrap();
+        metrics.model("m", &schema()).tables[0].misses.increment(1);
+        metrics.model("m", &schema()).tables[0].misses.increment(1);
+        assert!(metrics.render().contains("flechette_cache_misses_total{model=\"m\",table=\"a\"} 2"));
+    }
+}

@@ -1,0 +1,146 @@
+//! The native service, `flechette.v1.Ctr`.
+//!
+//! A call is: find the model, convert the message, queue it, await the ticket, convert back. Each
+//! Predict call of a loaded model is counted and timed once, however it ends, by a guard that is
+//! also dropped when the client goes away.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Instant;
+
+use tonic::{Code, Request, Response, Status};
+
+use super::convert::{self, Inputs, clip};
+use super::gate::Call;
+use super::proto::ctr_server::Ctr;
+use super::proto::{GetModelRequest, GetModelResponse, Limits, PredictRequest, PredictResponse};
+use super::status::CallError;
+use super::{RequestLimits, Shared};
+use crate::batcher::Batcher;
+use crate::metrics::ModelMetrics;
+use crate::schema::Schema;
+use crate::types::Predict;
+
+/// A model as the server holds it.
+pub(super) struct Served {
+    pub predict: Arc<dyn Predict>,
+    pub batcher: Batcher,
+    pub metrics: Arc<ModelMetrics>,
+    inputs: RwLock<Arc<Inputs>>,
+    limits: RequestLimits,
+}
+
+impl Served {
+    pub(super) fn new(
+        predict: Arc<dyn Predict>,
+        batcher: Batcher,
+        metrics: Arc<ModelMetrics>,
+        limits: RequestLimits,
+    ) -> Self {
+        let description = predict.describe();
+        let limits = RequestLimits { max_samples: limits.max_samples.min(description.max_samples), ..limits };
+        let inputs = RwLock::new(Arc::new(Inputs::new(description.schema, limits.max_samples)));
+        Self { predict, batcher, metrics, inputs, limits }
+    }
+
+    /// The inputs of `schema`: made anew when a new version has brought a new schema.
+    fn inputs(&self, schema: &Arc<Schema>) -> Arc<Inputs> {
+        let known = self.inputs.read().unwrap_or_else(PoisonError::into_inner).clone();
+        if Arc::ptr_eq(&known.schema, schema) {
+            return known;
+        }
+        let inputs = Arc::new(Inputs::new(schema.clone(), self.limits.max_samples));
+        *self.inputs.write().unwrap_or_else(PoisonError::into_inner) = inputs.clone();
+        inputs
+    }
+
+    async fn score(
+        &self,
+        request: PredictRequest,
+        deadline: Option<Instant>,
+    ) -> Result<PredictResponse, CallError> {
+        let description = self.predict.describe();
+        let asked = request.version;
+        let check = |serving: u64| {
+            let model = || self.predict.describe().model;
+            let wrong = asked != 0 && asked != serving;
+            if wrong { Err(CallError::NoVersion { model: model(), serving, asked }) } else { Ok(()) }
+        };
+        check(description.version.0)?;
+        let inputs = self.inputs(&description.schema);
+        let batch = inputs.batch(request)?;
+        let scores = self.batcher.submit(batch, deadline)?.await?;
+        // The version may have been switched while the request waited.
+        check(scores.version.0)?;
+        Ok(convert::response(scores, &inputs.schema))
+    }
+}
+
+/// Counts and times one Predict call when it is dropped.
+struct Account<'a> {
+    metrics: &'a ModelMetrics,
+    started: Instant,
+    deadline: Option<Instant>,
+    /// `None` until there is an answer.
+    code: Option<Code>,
+}
+
+impl Drop for Account<'_> {
+    fn drop(&mut self) {
+        let now = Instant::now();
+        let expired = self.deadline.is_some_and(|deadline| deadline <= now);
+        let unanswered = if expired { Code::DeadlineExceeded } else { Code::Cancelled };
+        self.metrics.requests.count(self.code.unwrap_or(unanswered) as i32);
+        self.metrics.request_seconds.record(now.saturating_duration_since(self.started));
+    }
+}
+
+/// The service.
+pub(super) struct CtrService(pub Arc<Shared>);
+
+impl CtrService {
+    fn find(&self, model: String) -> Result<&Served, CallError> {
+        match self.0.models.get(&model) {
+            Some(served) => Ok(served),
+            None => Err(CallError::NoModel { model: clip(model) }),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Ctr for CtrService {
+    async fn predict(
+        &self,
+        mut request: Request<PredictRequest>,
+    ) -> Result<Response<PredictResponse>, Status> {
+        let started = Instant::now();
+        let call = request.extensions_mut().remove::<Call>();
+        let deadline = call.as_ref().and_then(|call| call.deadline);
+        let mut message = request.into_inner();
+        let served = self.find(std::mem::take(&mut message.model))?;
+        let mut account = Account { metrics: &served.metrics, started, deadline, code: None };
+        if let Some(call) = call {
+            call.counted.store(true, Ordering::Relaxed);
+        }
+        let result = served.score(message, deadline).await;
+        account.code = Some(result.as_ref().map_or_else(CallError::code, |_| Code::Ok));
+        Ok(Response::new(result?))
+    }
+
+    async fn get_model(
+        &self,
+        mut request: Request<GetModelRequest>,
+    ) -> Result<Response<GetModelResponse>, Status> {
+        let call = request.extensions_mut().remove::<Call>();
+        let served = self.find(request.into_inner().model)?;
+        if let Some(call) = call {
+            call.counted.store(true, Ordering::Relaxed);
+        }
+        served.metrics.requests.count(Code::Ok as i32);
+        let limits = Limits {
+            max_samples: served.limits.max_samples as u32,
+            max_bytes: served.limits.max_bytes as u64,
+        };
+        Ok(Response::new(convert::description(&served.predict.describe(), limits)))
+    }
+}

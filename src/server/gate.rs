@@ -1,0 +1,172 @@
+//! What every `Ctr` call passes on its way in and out, before and after its message is decoded.
+//!
+//! * The number of calls in flight is counted over all connections and limited.
+//! * `grpc-timeout` becomes a deadline, which the batcher reads, and a timer: tonic's own timer
+//!   answers `CANCELLED`, and the protocol wants `DEADLINE_EXCEEDED`. Ours starts first and is
+//!   polled first, so it answers.
+//! * tonic refuses a message that is too large with `OUT_OF_RANGE`; it leaves as
+//!   `RESOURCE_EXHAUSTED` with the name of the limit.
+//! * A call that never reached a model (undecodable, too large, unknown method) is counted here.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use tonic::body::Body;
+use tonic::codegen::http::{HeaderMap, Request, Response};
+use tonic::codegen::{BoxFuture, Service};
+use tonic::server::NamedService;
+use tonic::{Code, Status};
+
+use super::Shared;
+
+/// What the gate knows of a call; travels in the request's extensions.
+#[derive(Clone)]
+pub(super) struct Call {
+    /// When the answer is of no more use.
+    pub deadline: Option<Instant>,
+    /// Set by whoever counts the call's status.
+    pub counted: Arc<AtomicBool>,
+}
+
+/// A gRPC service behind the gate.
+#[derive(Clone)]
+pub(super) struct Gate<S> {
+    inner: S,
+    shared: Arc<Shared>,
+}
+
+impl<S> Gate<S> {
+    pub(super) fn new(inner: S, shared: Arc<Shared>) -> Self {
+        Self { inner, shared }
+    }
+}
+
+impl<S: NamedService> NamedService for Gate<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+impl<S> Service<Request<Body>> for Gate<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Response<Body>, Infallible>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        // Here and not in the future: tonic starts its own timer right after this call.
+        let deadline = timeout(request.headers()).and_then(|rest| Instant::now().checked_add(rest));
+        let call = Call { deadline, counted: Arc::default() };
+        let (in_flight, limit) = self.shared.enter();
+        let mut passage =
+            Passage { shared: self.shared.clone(), counted: call.counted.clone(), code: Code::Cancelled };
+        if in_flight > limit {
+            let text = format!("calls in flight: limit {limit} (server.max_requests), got {in_flight}");
+            passage.code = Code::ResourceExhausted;
+            return Box::pin(async move {
+                let _passage = passage;
+                Ok(Status::resource_exhausted(text).into_http())
+            });
+        }
+        request.extensions_mut().insert(call);
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            let response = match deadline {
+                None => answer.await?,
+                Some(deadline) => match tokio::time::timeout_at(deadline.into(), answer).await {
+                    Ok(response) => response?,
+                    Err(_) => Status::deadline_exceeded("deadline passed before the answer").into_http(),
+                },
+            };
+            Ok(passage.leave(response))
+        })
+    }
+}
+
+/// A call between entry and exit. Dropped early, it was cancelled.
+struct Passage {
+    shared: Arc<Shared>,
+    counted: Arc<AtomicBool>,
+    code: Code,
+}
+
+impl Passage {
+    fn leave(mut self, response: Response<Body>) -> Response<Body> {
+        // Only an answer without a message has its status among the headers.
+        let Some(status) = response.headers().get("grpc-status") else {
+            self.code = Code::Ok;
+            return response;
+        };
+        self.code = Code::from_bytes(status.as_bytes());
+        if self.code != Code::OutOfRange {
+            return response;
+        }
+        self.code = Code::ResourceExhausted;
+        too_large(response.headers(), self.shared.limits.max_bytes as u64).into_http()
+    }
+}
+
+impl Drop for Passage {
+    fn drop(&mut self) {
+        self.shared.leave();
+        if !self.counted.load(Ordering::Relaxed) {
+            self.shared.metrics.no_model.count(self.code as i32);
+        }
+    }
+}
+
+/// The status of a message that tonic found too large. Only its text has the size.
+fn too_large(headers: &HeaderMap, limit: u64) -> Status {
+    let text = Status::from_header_map(headers).map(|s| s.message().to_owned()).unwrap_or_default();
+    let found = text.split("found ").nth(1).and_then(|rest| rest.split(' ').next());
+    let got = found.map_or("more".to_owned(), |bytes| format!("{bytes} bytes"));
+    Status::resource_exhausted(format!("message: limit {limit} bytes (server.max_bytes), got {got}"))
+}
+
+/// `grpc-timeout`: at most eight digits and a unit. Anything else is as good as none.
+fn timeout(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get("grpc-timeout")?.to_str().ok()?;
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|b| b.is_ascii_digit()) {
+        return None;
+    }
+    let count: u64 = digits.parse().ok()?;
+    match unit {
+        "H" => Some(Duration::from_secs(count * 3600)),
+        "M" => Some(Duration::from_secs(count * 60)),
+        "S" => Some(Duration::from_secs(count)),
+        "m" => Some(Duration::from_millis(count)),
+        "u" => Some(Duration::from_micros(count)),
+        "n" => Some(Duration::from_nanos(count)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &'static str) -> Option<Duration> {
+        let mut headers = HeaderMap::new();
+        headers.insert("grpc-timeout", text.parse().ok()?);
+        timeout(&headers)
+    }
+
+    #[test]
+    fn timeouts_are_read_as_the_protocol_writes_them() {
+        assert_eq!(parsed("20m"), Some(Duration::from_millis(20)));
+        assert_eq!(parsed("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
+        assert_eq!(parsed("1n"), Some(Duration::from_nanos(1)));
+        for text in ["", "m", "123456789m", "-1m", "1x", "1", "+1S"] {
+            assert_eq!(parsed(text), None, "{text}");
+        }
+    }
+}

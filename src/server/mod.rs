@@ -1,0 +1,377 @@
+//! The network: gRPC on one port, HTTP on another, over a set of models.
+//!
+//! The server knows a model only as [`Predict`], and drives each through a batcher of its own.
+//! [`Server::bind`] takes both ports, so that a port in use is one clear error before anything
+//! runs; [`Server::run`] serves until its shutdown future ends and then drains:
+//!
+//! 1. `/readyz` says 503, health says `NOT_SERVING`, and no connection is taken any more; clients
+//!    are told to go elsewhere (GOAWAY).
+//! 2. Calls in flight finish, for at most `server.drain_seconds`. Then health watches are ended
+//!    and connections close by themselves.
+//! 3. The batchers answer what is queued, or give it up when the time is over; HTTP ends last.
+
+mod convert;
+mod ctr;
+mod encode;
+mod gate;
+mod route;
+mod status;
+mod web;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tonic::transport::server::TcpIncoming;
+use tonic_health::ServingStatus;
+use tonic_health::pb::health_server::{Health, HealthServer};
+use tonic_health::server::HealthReporter;
+
+use crate::batcher::Batcher;
+use crate::config::{BatcherConfig, ServerConfig};
+use crate::metrics::Metrics;
+use crate::types::Predict;
+
+pub use convert::{ConvertError, Inputs};
+use route::GrpcService;
+
+pub use status::CallError;
+
+/// The messages and services of `proto/flechette/v1/ctr.proto`.
+#[allow(missing_docs, clippy::all, clippy::unwrap_used, clippy::expect_used)]
+pub mod proto {
+    tonic::include_proto!("flechette.v1");
+
+    /// The protocol described by itself, for reflection.
+    pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+}
+
+/// The services whose health is told: the server as a whole, and ours.
+const HEALTH_NAMES: [&str; 2] = ["", "flechette.v1.Ctr"];
+
+/// How often readiness is looked at, and how often metrics are folded.
+const TEND_EVERY: Duration = Duration::from_millis(200);
+const FOLD_EVERY: Duration = Duration::from_secs(5);
+
+/// HTTP/2 connections that answer no ping for this long are closed.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Most bytes of a request's headers.
+const HEADER_BYTES: u32 = 16 << 10;
+
+/// What a server is made of.
+pub struct ServerParts {
+    /// The models, of different names.
+    pub models: Vec<Arc<dyn Predict>>,
+    /// The page that everything is counted on.
+    pub metrics: Arc<Metrics>,
+    /// Addresses and limits.
+    pub server: ServerConfig,
+    /// One batcher's limits; every model gets one.
+    pub batcher: BatcherConfig,
+}
+
+/// Why there is no server.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// No model was given.
+    #[error("no model to serve")]
+    NoModels,
+    /// Two models of one name.
+    #[error("model {0:?} is given twice")]
+    DuplicateModel(String),
+    /// A port that cannot be had.
+    #[error("{key}: cannot listen on {address}: {error}")]
+    Listen {
+        /// The config key.
+        key: &'static str,
+        /// What it says.
+        address: SocketAddr,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// No thread for a batcher.
+    #[error("batcher.workers: cannot start a thread: {0}")]
+    Thread(io::Error),
+    /// The descriptors that the build made are not valid.
+    #[error("reflection: {0}")]
+    Reflection(#[from] tonic_reflection::server::Error),
+    /// The gRPC server stopped by itself.
+    #[error("gRPC server: {0}")]
+    Grpc(String),
+}
+
+/// How a drain ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drained {
+    /// Calls that were given up because `server.drain_seconds` were over.
+    pub given_up: usize,
+}
+
+/// Limits of one request.
+#[derive(Clone, Copy, Debug)]
+struct RequestLimits {
+    max_samples: usize,
+    max_bytes: usize,
+}
+
+/// What the services share.
+struct Shared {
+    models: BTreeMap<String, ctr::Served>,
+    metrics: Arc<Metrics>,
+    limits: RequestLimits,
+    max_requests: usize,
+    grpc_addr: SocketAddr,
+    http_addr: SocketAddr,
+    draining: AtomicBool,
+    in_flight: AtomicUsize,
+}
+
+impl Shared {
+    fn draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    fn ready(&self) -> bool {
+        !self.draining() && self.models.values().all(|served| served.predict.ready())
+    }
+
+    /// Counts a call in: how many there are with it, and the limit. [`Shared::leave`] must follow.
+    fn enter(&self) -> (usize, usize) {
+        (self.in_flight.fetch_add(1, Ordering::AcqRel) + 1, self.max_requests)
+    }
+
+    fn leave(&self) {
+        self.in_flight.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A server that holds its two ports.
+pub struct Server {
+    shared: Arc<Shared>,
+    config: ServerConfig,
+    grpc: TcpListener,
+    http: TcpListener,
+}
+
+impl Server {
+    /// Takes the ports and starts the batchers. Nothing is answered before [`Server::run`].
+    ///
+    /// # Errors
+    /// [`ServerError`]; a port in use is named with its key and address.
+    pub async fn bind(parts: ServerParts) -> Result<Self, ServerError> {
+        let ServerParts { models, metrics, server: config, batcher } = parts;
+        if models.is_empty() {
+            return Err(ServerError::NoModels);
+        }
+        let grpc = listen("server.grpc", config.grpc).await?;
+        let http = listen("server.http", config.http).await?;
+        let limits = RequestLimits { max_samples: config.max_samples, max_bytes: config.max_bytes };
+        let mut served = BTreeMap::new();
+        for predict in models {
+            let description = predict.describe();
+            let metrics = metrics.model(&description.model, &description.schema);
+            let batcher =
+                Batcher::start(predict.clone(), metrics.clone(), &batcher).map_err(ServerError::Thread)?;
+            let name = description.model;
+            if served.insert(name.clone(), ctr::Served::new(predict, batcher, metrics, limits)).is_some() {
+                return Err(ServerError::DuplicateModel(name));
+            }
+        }
+        let shared = Shared {
+            models: served,
+            metrics,
+            limits,
+            max_requests: config.max_requests,
+            grpc_addr: bound("server.grpc", &grpc, config.grpc)?,
+            http_addr: bound("server.http", &http, config.http)?,
+            draining: AtomicBool::new(false),
+            in_flight: AtomicUsize::new(0),
+        };
+        Ok(Self { shared: Arc::new(shared), config, grpc, http })
+    }
+
+    /// Where gRPC listens: the real port where the config said 0.
+    #[must_use]
+    pub fn grpc_addr(&self) -> SocketAddr {
+        self.shared.grpc_addr
+    }
+
+    /// Where HTTP listens: the real port where the config said 0.
+    #[must_use]
+    pub fn http_addr(&self) -> SocketAddr {
+        self.shared.http_addr
+    }
+
+    /// Serves until `shutdown` ends, then drains.
+    ///
+    /// # Errors
+    /// [`ServerError`] when the server stops by itself or cannot describe its protocol.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<Drained, ServerError> {
+        let Self { shared, config, grpc, http } = self;
+        let (stop_grpc, stop_http) = (watch::Sender::new(false), watch::Sender::new(false));
+        let (health, health_service) = tonic_health::server::health_reporter();
+        tell_health(&health, shared.ready()).await;
+        let services = services(&shared, &config, health_service)?;
+        let tending = tokio::spawn(tend(shared.clone(), health.clone()));
+        let web = axum::serve(http, web::routes(shared.clone()))
+            .with_graceful_shutdown(stopped(stop_http.subscribe()));
+        let web = tokio::spawn(async move { web.await });
+        let incoming =
+            TcpIncoming::from(grpc).with_nodelay(Some(true)).with_keepalive(Some(KEEPALIVE_INTERVAL));
+        let calls = transport(&config).serve_with_incoming_shutdown(
+            services,
+            incoming,
+            stopped(stop_grpc.subscribe()),
+        );
+        let mut calls = tokio::spawn(calls);
+        tokio::select! {
+            () = shutdown => {}
+            ended = &mut calls => {
+                return Err(ServerError::Grpc(format!("{ended:?}")));
+            }
+        }
+
+        shared.draining.store(true, Ordering::Release);
+        tell_health(&health, false).await;
+        stop_grpc.send_replace(true);
+        let drain = Drain { shared: &shared, health, until: Instant::now() + config.drain };
+        let drained = drain.finish(calls).await;
+        tending.abort();
+        stop_http.send_replace(true);
+        // A scraper that keeps its connection open must not hold the process.
+        let _ = tokio::time::timeout(Duration::from_millis(200), web).await;
+        Ok(drained)
+    }
+}
+
+/// SIGTERM or SIGINT, for [`Server::run`].
+///
+/// # Errors
+/// When the system takes no signal handler.
+pub fn terminated() -> io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}
+
+async fn listen(key: &'static str, address: SocketAddr) -> Result<TcpListener, ServerError> {
+    TcpListener::bind(address).await.map_err(|error| ServerError::Listen { key, address, error })
+}
+
+fn bound(key: &'static str, listener: &TcpListener, address: SocketAddr) -> Result<SocketAddr, ServerError> {
+    listener.local_addr().map_err(|error| ServerError::Listen { key, address, error })
+}
+
+async fn stopped(mut stop: watch::Receiver<bool>) {
+    // A sender that is gone means stop as well.
+    let _ = stop.wait_for(|stop| *stop).await;
+}
+
+fn transport(config: &ServerConfig) -> tonic::transport::Server {
+    tonic::transport::Server::builder()
+        .max_concurrent_streams(config.max_streams)
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+        .http2_max_header_list_size(HEADER_BYTES)
+}
+
+/// Every gRPC service behind one another, the one with the most calls first.
+fn services(
+    shared: &Arc<Shared>,
+    config: &ServerConfig,
+    health: HealthServer<impl Health>,
+) -> Result<impl GrpcService, ServerError> {
+    let ctr = proto::ctr_server::CtrServer::new(ctr::CtrService(shared.clone()))
+        .max_decoding_message_size(config.max_bytes);
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(proto::DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    Ok(route::Unknown
+        .or(reflection().build_v1alpha()?)
+        .or(reflection().build_v1()?)
+        .or(health)
+        .or(gate::Gate::new(ctr, shared.clone())))
+}
+
+async fn tell_health(health: &HealthReporter, ready: bool) {
+    let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
+    for name in HEALTH_NAMES {
+        health.set_service_status(name, status).await;
+    }
+}
+
+/// Keeps health, the version gauge and the metrics page up to date.
+async fn tend(shared: Arc<Shared>, health: HealthReporter) {
+    let mut ready = shared.ready();
+    let mut folded = Instant::now();
+    let mut ticks = tokio::time::interval(TEND_EVERY);
+    loop {
+        ticks.tick().await;
+        for served in shared.models.values() {
+            served.metrics.version.set(served.predict.describe().version.0 as f64);
+        }
+        let now_ready = shared.ready();
+        if now_ready != ready {
+            tell_health(&health, now_ready).await;
+            ready = now_ready;
+        }
+        if folded.elapsed() >= FOLD_EVERY {
+            shared.metrics.fold();
+            folded = Instant::now();
+        }
+    }
+}
+
+/// The end of a server whose connections have been told to go.
+struct Drain<'a> {
+    shared: &'a Arc<Shared>,
+    health: HealthReporter,
+    until: Instant,
+}
+
+impl Drain<'_> {
+    async fn finish<E>(mut self, calls: JoinHandle<Result<(), E>>) -> Drained {
+        while self.shared.in_flight.load(Ordering::Acquire) > 0 && Instant::now() < self.until {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        // Watches last as long as their service is known, and would hold their connections.
+        for name in HEALTH_NAMES {
+            self.health.clear_service_status(name).await;
+        }
+        let closed = tokio::time::timeout_at(self.until, calls).await;
+        let given_up = self.shared.in_flight.load(Ordering::Acquire);
+        if closed.is_err() {
+            tracing::warn!(given_up, "server.drain_seconds are over, connections are cut");
+            for served in self.shared.models.values() {
+                served.batcher.abandon();
+            }
+        }
+        let shared = self.shared.clone();
+        let joined = tokio::task::spawn_blocking(move || {
+            for served in shared.models.values() {
+                served.batcher.join();
+            }
+        });
+        // After a drain that ended in time the queues are empty; after one that did not, a call of
+        // the model may still run and cannot be stopped.
+        let _ = tokio::time::timeout(Duration::from_secs(1), joined).await;
+        Drained { given_up }
+    }
+}
