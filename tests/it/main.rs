@@ -1,1 +1,4 @@
 //! Integration tests, one binary: a module a subject.
+
+mod cli_init;
+mod dataset;
