@@ -152,7 +152,9 @@ mod tests {
     }
 
     fn text() -> Vec<u8> {
-        (0..60_000u32).flat_map(|i| format!("{}\t", i.wrapping_mul(2_654_435_761) % 5000).into_bytes()).collect()
+        (0..60_000u32)
+            .flat_map(|i| format!("{}\t", i.wrapping_mul(2_654_435_761) % 5000).into_bytes())
+            .collect()
     }
 
     #[test]

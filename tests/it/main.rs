@@ -2,3 +2,5 @@
 
 mod server;
 mod serving;
+mod cli_init;
+mod dataset;

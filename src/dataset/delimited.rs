@@ -1,0 +1,375 @@
+//! One reader for every format of one sample a line: it chains files, splits lines into fields,
+//! takes the columns of the schema and accounts for malformed lines. What differs between formats,
+//! which column stands where, is a [`Layout`].
+//!
+//! A line is taken whole or not at all: everything about it that can fail is parsed before
+//! anything is appended to a text column.
+
+use std::path::{Path, PathBuf};
+use std::vec::IntoIter;
+
+use memchr::{memchr, memchr_iter};
+
+use super::lines::{Line, Lines};
+use super::{DatasetError, Limits, Reader, source};
+use crate::types::{RawBatch, RawFeature, RawValues};
+
+/// Malformed lines that are reported one by one.
+const REPORTED: u64 = 5;
+/// Bytes of lines after which a batch ends: their strings' ends are 32-bit.
+const BATCH_BYTES: usize = 1 << 30;
+
+/// Where the schema's inputs stand in a line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Columns {
+    /// How many fields a line has.
+    pub(super) count: usize,
+    /// The label's field.
+    pub(super) label: Option<usize>,
+    /// One field a dense feature of the schema.
+    pub(super) dense: Vec<usize>,
+    /// One field a categorical feature of the schema.
+    pub(super) features: Vec<usize>,
+}
+
+/// How the lines of a format are divided.
+pub(super) trait Layout: Send {
+    /// Between two fields.
+    const DELIMITER: u8;
+    /// Whether a file's first line names its columns.
+    const HEADER: bool;
+    /// Whether a field may stand in double quotes.
+    const QUOTES: bool;
+
+    /// The columns of a file, from its first line.
+    fn columns(&self, path: &Path, first: &[u8]) -> Result<Columns, Fault>;
+}
+
+/// What is wrong with a file's first line.
+pub(super) enum Fault {
+    /// It is one malformed line of data.
+    Line(String),
+    /// The file cannot be read at all.
+    File(DatasetError),
+}
+
+/// Reads files of one layout, one after the other.
+pub(super) struct Delimited<L> {
+    layout: L,
+    paths: IntoIter<PathBuf>,
+    file: Option<OpenFile>,
+    fields: Fields,
+    limits: Limits,
+    skipped: u64,
+    /// Whether the files have labels; unknown before the first line.
+    labelled: Option<bool>,
+    dense_width: usize,
+    features: usize,
+}
+
+struct OpenFile {
+    path: PathBuf,
+    lines: Lines,
+    columns: Option<Columns>,
+}
+
+impl<L: Layout> Delimited<L> {
+    /// A reader whose first file is open and, where the layout has headers, matched to the schema.
+    pub(super) fn open(
+        layout: L,
+        paths: &[PathBuf],
+        (dense_width, features): (usize, usize),
+        limits: Limits,
+    ) -> Result<Self, DatasetError> {
+        let paths = paths.to_vec().into_iter();
+        let (file, labelled, fields) = (None, None, Fields::default());
+        let mut reader =
+            Self { layout, paths, file, fields, limits, skipped: 0, labelled, dense_width, features };
+        reader.open_next()?;
+        Ok(reader)
+    }
+
+    /// Opens the next file; false when there is none.
+    fn open_next(&mut self) -> Result<bool, DatasetError> {
+        self.file = None;
+        let Some(path) = self.paths.next() else { return Ok(false) };
+        let mut lines = Lines::new(source::open(&path)?, self.limits.line_bytes);
+        let mut columns = None;
+        if L::HEADER {
+            let header = |reason: String| DatasetError::Header { path: path.clone(), reason };
+            let read = |source| DatasetError::Read { path: path.clone(), line: 0, source };
+            match lines.next().map_err(read)? {
+                None => {}
+                Some(Line::TooLong) => return Err(header(too_long(self.limits.line_bytes))),
+                Some(Line::Text(first)) => match self.layout.columns(&path, first) {
+                    Ok(found) => columns = Some(found),
+                    Err(Fault::Line(reason)) => return Err(header(reason)),
+                    Err(Fault::File(error)) => return Err(error),
+                },
+            }
+        }
+        if let Some(columns) = &columns {
+            agree(&mut self.labelled, columns, &path)?;
+        }
+        self.file = Some(OpenFile { path, lines, columns });
+        Ok(true)
+    }
+
+    /// Appends the next good line of any file, and tells its length; None at the end.
+    fn append_next(
+        &mut self,
+        out: &mut RawBatch,
+        labels: &mut Vec<f32>,
+    ) -> Result<Option<usize>, DatasetError> {
+        loop {
+            let Some(file) = &mut self.file else { return Ok(None) };
+            let before = file.lines.number();
+            let line = match file.lines.next() {
+                Ok(line) => line,
+                Err(source) => {
+                    return Err(DatasetError::Read { path: file.path.clone(), line: before, source });
+                }
+            };
+            let taken = match line {
+                None => {
+                    self.open_next()?;
+                    continue;
+                }
+                Some(Line::TooLong) => Err(Fault::Line(too_long(self.limits.line_bytes))),
+                Some(Line::Text(line)) => {
+                    match columns_of(&mut file.columns, &mut self.labelled, &self.layout, &file.path, line) {
+                        Ok(columns) => {
+                            self.fields.split::<L>(line);
+                            let row = self.fields.of(line);
+                            append(&row, columns, out, labels).map(|()| line.len()).map_err(Fault::Line)
+                        }
+                        Err(fault) => Err(fault),
+                    }
+                }
+            };
+            match taken {
+                Ok(bytes) => return Ok(Some(bytes)),
+                Err(Fault::Line(reason)) => self.skip(reason)?,
+                Err(Fault::File(error)) => return Err(error),
+            }
+        }
+    }
+
+    /// Accounts for the malformed line that was just read.
+    fn skip(&mut self, reason: String) -> Result<(), DatasetError> {
+        let Some(file) = &self.file else { return Ok(()) };
+        let (path, line, limit) = (&file.path, file.lines.number(), self.limits.malformed_lines);
+        if self.skipped >= limit {
+            return Err(DatasetError::TooManyMalformed { path: path.clone(), line, reason, limit });
+        }
+        self.skipped += 1;
+        if self.skipped <= REPORTED {
+            tracing::warn!("{}: line {line}: {reason}: skipped", path.display());
+        } else if self.skipped == REPORTED + 1 {
+            tracing::warn!("{}: line {line}: {reason}: skipped, and so are more, unreported", path.display());
+        }
+        Ok(())
+    }
+}
+
+impl<L: Layout> Reader for Delimited<L> {
+    fn read(&mut self, max_samples: usize, out: &mut RawBatch) -> Result<usize, DatasetError> {
+        let mut labels = out.labels.take().unwrap_or_default();
+        labels.clear();
+        out.clear();
+        out.features.resize_with(self.features, RawFeature::text);
+        for column in &mut out.features {
+            if matches!(column.values, RawValues::Ids(_)) {
+                *column = RawFeature::text();
+            }
+        }
+        out.dense.reserve(max_samples.min(4096) * self.dense_width);
+        let mut bytes = 0;
+        while out.samples < max_samples && bytes < BATCH_BYTES {
+            let Some(line_bytes) = self.append_next(out, &mut labels)? else { break };
+            bytes += line_bytes;
+        }
+        out.labels = (self.labelled == Some(true)).then_some(labels);
+        Ok(out.samples)
+    }
+
+    fn skipped(&self) -> u64 {
+        self.skipped
+    }
+}
+
+/// A file's columns: those of its header, or those told by its first good line.
+fn columns_of<'a, L: Layout>(
+    known: &'a mut Option<Columns>,
+    labelled: &mut Option<bool>,
+    layout: &L,
+    path: &Path,
+    line: &[u8],
+) -> Result<&'a Columns, Fault> {
+    match known {
+        Some(columns) => Ok(columns),
+        None => {
+            let columns = layout.columns(path, line)?;
+            agree(labelled, &columns, path).map_err(Fault::File)?;
+            Ok(known.insert(columns))
+        }
+    }
+}
+
+/// All files have labels or none has.
+fn agree(labelled: &mut Option<bool>, columns: &Columns, path: &Path) -> Result<(), DatasetError> {
+    let here = columns.label.is_some();
+    if *labelled.get_or_insert(here) != here {
+        return Err(DatasetError::MixedLabels { path: path.to_owned(), labelled: here });
+    }
+    Ok(())
+}
+
+fn too_long(limit: usize) -> String {
+    format!("longer than {limit} bytes")
+}
+
+/// Where a line's fields end, and the line's bytes again where quotes had to be taken off.
+#[derive(Default)]
+struct Fields {
+    ends: Vec<usize>,
+    unquoted: Option<Vec<u8>>,
+}
+
+/// The fields of one line: field `i` ends at `ends[i]`, and one delimiter follows it.
+struct Row<'a> {
+    bytes: &'a [u8],
+    ends: &'a [usize],
+}
+
+impl Fields {
+    fn split<L: Layout>(&mut self, line: &[u8]) {
+        self.ends.clear();
+        self.unquoted = None;
+        if L::QUOTES && memchr(b'"', line).is_some() {
+            self.unquoted = Some(unquote(L::DELIMITER, line, &mut self.ends));
+            return;
+        }
+        self.ends.extend(memchr_iter(L::DELIMITER, line));
+        self.ends.push(line.len());
+    }
+
+    fn of<'a>(&'a self, line: &'a [u8]) -> Row<'a> {
+        Row { bytes: self.unquoted.as_deref().unwrap_or(line), ends: &self.ends }
+    }
+}
+
+/// Takes the quotes off a line as RFC 4180 has them, and tells where each field ends.
+fn unquote(delimiter: u8, line: &[u8], ends: &mut Vec<usize>) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(line.len());
+    let mut quoted = false;
+    let mut at = 0;
+    while let Some(&byte) = line.get(at) {
+        at += 1;
+        match byte {
+            b'"' if quoted && line.get(at) == Some(&b'"') => {
+                bytes.push(b'"');
+                at += 1;
+            }
+            b'"' => quoted = !quoted,
+            byte if byte == delimiter && !quoted => {
+                ends.push(bytes.len());
+                bytes.push(delimiter);
+            }
+            byte => bytes.push(byte),
+        }
+    }
+    ends.push(bytes.len());
+    bytes
+}
+
+impl<'a> Row<'a> {
+    fn field(&self, i: usize) -> &'a [u8] {
+        let begin = if i == 0 { 0 } else { self.ends[i - 1] + 1 };
+        &self.bytes[begin..self.ends[i]]
+    }
+}
+
+/// Appends one line, or says why not and leaves the batch as it was.
+fn append(row: &Row<'_>, columns: &Columns, out: &mut RawBatch, labels: &mut Vec<f32>) -> Result<(), String> {
+    if row.ends.len() != columns.count {
+        return Err(format!("expected {} fields, got {}", columns.count, row.ends.len()));
+    }
+    let label = match columns.label.map(|i| row.field(i)) {
+        None => None,
+        Some(b"0") => Some(0.0),
+        Some(b"1") => Some(1.0),
+        Some(other) => return Err(format!("expected label 0 or 1, got {}", shown(other))),
+    };
+    let before = out.dense.len();
+    for &i in &columns.dense {
+        let Some(value) = number(row.field(i)) else {
+            out.dense.truncate(before);
+            return Err(format!("field {}: expected a number, got {}", i + 1, shown(row.field(i))));
+        };
+        out.dense.push(value);
+    }
+    for (column, &i) in out.features.iter_mut().zip(&columns.features) {
+        let RawValues::Text { bytes, ends } = &mut column.values else { continue };
+        bytes.extend_from_slice(row.field(i));
+        ends.push(bytes.len() as u32);
+        column.offsets.push(ends.len() as u32);
+    }
+    labels.extend(label);
+    out.samples += 1;
+    Ok(())
+}
+
+/// A finite number; 0 for an empty field.
+fn number(field: &[u8]) -> Option<f32> {
+    let (negative, digits) = match field {
+        [] => return Some(0.0),
+        [b'-', digits @ ..] => (true, digits),
+        digits => (false, digits),
+    };
+    if (1..=18).contains(&digits.len()) && digits.iter().all(u8::is_ascii_digit) {
+        let value = digits.iter().fold(0i64, |value, &digit| value * 10 + i64::from(digit - b'0'));
+        return Some(if negative { -value } else { value } as f32);
+    }
+    let value: f32 = std::str::from_utf8(field).ok()?.parse().ok()?;
+    value.is_finite().then_some(value)
+}
+
+/// The beginning of a field, for a message.
+fn shown(field: &[u8]) -> String {
+    let head = String::from_utf8_lossy(&field[..field.len().min(32)]);
+    if field.len() > 32 { format!("{head:?}...") } else { format!("{head:?}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn quotes_are_taken_off() {
+        let mut ends = Vec::new();
+        let bytes = unquote(b',', br#"a,"b,""c""",,d"#, &mut ends);
+        let row = Row { bytes: &bytes, ends: &ends };
+        let fields: Vec<_> = (0..ends.len()).map(|i| row.field(i)).collect();
+        assert_eq!(fields, [&b"a"[..], br#"b,"c""#, b"", b"d"]);
+    }
+
+    #[test]
+    fn what_is_no_finite_number_is_refused() {
+        for text in ["-", "nan", "inf", "-inf", "1e99", "1 ", "0x1", "1-1", "\u{661}"] {
+            assert_eq!(number(text.as_bytes()), None, "{text}");
+        }
+        assert_eq!(number(b""), Some(0.0));
+        assert_eq!(number(b"\xff"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn integers_are_read_as_the_standard_library_reads_them(value in any::<i64>(), cut in 0..63u32) {
+            let text = (value >> cut).to_string();
+            prop_assert_eq!(number(text.as_bytes()), Some(text.parse::<f32>().unwrap()));
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Generated samples of any schema: ids by a power law, dense values by a bell curve, labels from a
+//! known [`Truth`].
+//!
+//! The "file" is a description, `rows=N,seed=S,skew=K,lengths=L,truth=T`, of which only `rows` must
+//! be there. `seed` (0) chooses the samples; `truth` (0) chooses which ids are hot and what they
+//! are worth, so that two seeds of one truth are training and test data of one world. `skew`
+//! (`medium`) is `uniform`, `low`, `medium`, `high` or an exponent. `lengths` (`uniform`) is how
+//! many ids a multi-hot sample has: `uniform` in 0 to the feature's maximum, `max`, or a number.
+//!
+//! Sample `n` is a pure function of the description and `n`: how many samples a call asks for
+//! changes nothing.
+
+mod random;
+mod skew;
+mod truth;
+mod write;
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::vec::IntoIter;
+
+use super::{DatasetError, Reader};
+use crate::schema::{Arity, Schema, Transform};
+use crate::types::{RawBatch, RawFeature, RawValues};
+use random::{Purpose, Words, bell, unit, word};
+use skew::IdSampler;
+pub use skew::{HOT_IDS, Skew};
+pub use truth::Truth;
+use truth::{LOG_DEVIATION, LOG_MEAN, sigmoid};
+pub use write::{write_avazu_csv, write_criteo_tsv};
+
+/// Ids of one column after which a batch ends.
+const BATCH_IDS: usize = 1 << 27;
+
+/// A description of generated samples.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Description {
+    /// How many samples.
+    pub rows: u64,
+    /// Which samples.
+    pub seed: u64,
+    /// How unevenly ids are drawn.
+    pub skew: Skew,
+    /// How many ids a multi-hot sample has.
+    pub lengths: Lengths,
+    /// Seed of the [`Truth`] and of which ids are hot.
+    pub truth: u64,
+}
+
+/// How many ids a sample of a multi-hot feature has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lengths {
+    /// From none to the feature's maximum, each as often.
+    Uniform,
+    /// The feature's maximum.
+    Max,
+    /// So many, or the feature's maximum if that is less.
+    Fixed(u32),
+}
+
+impl FromStr for Description {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut description =
+            Self { rows: 0, seed: 0, skew: Skew::Medium, lengths: Lengths::Uniform, truth: 0 };
+        let mut seen = Vec::new();
+        for part in text.split(',') {
+            let Some((key, value)) = part.split_once('=') else {
+                return Err(format!("expected key=value, got {part:?}"));
+            };
+            let whole =
+                || value.parse().map_err(|_| format!("{key}: expected a whole number, got {value:?}"));
+            match key {
+                "rows" => description.rows = whole()?,
+                "seed" => description.seed = whole()?,
+                "truth" => description.truth = whole()?,
+                "skew" => description.skew = value.parse()?,
+                "lengths" => description.lengths = lengths(value)?,
+                _ => return Err(format!("unknown key {key:?}, expected rows, seed, skew, lengths or truth")),
+            }
+            if seen.contains(&key) {
+                return Err(format!("{key} stands twice"));
+            }
+            seen.push(key);
+        }
+        if seen.contains(&"rows") { Ok(description) } else { Err("rows is missing".into()) }
+    }
+}
+
+fn lengths(value: &str) -> Result<Lengths, String> {
+    match value {
+        "uniform" => Ok(Lengths::Uniform),
+        "max" => Ok(Lengths::Max),
+        number => {
+            let refused = |_| format!("lengths: expected uniform, max or a whole number, got {value:?}");
+            number.parse().map(Lengths::Fixed).map_err(refused)
+        }
+    }
+}
+
+/// Reads generated samples of several descriptions, one after the other.
+pub(super) struct Synthetic {
+    schema: Schema,
+    generator: Generator,
+    rest: IntoIter<Description>,
+}
+
+pub(super) fn open(paths: &[PathBuf], schema: &Schema) -> Result<Synthetic, DatasetError> {
+    let refused = |text: &str, reason| DatasetError::Synthetic { text: text.into(), reason };
+    let parse = |path: &PathBuf| {
+        let text = path.to_string_lossy();
+        text.parse::<Description>().map_err(|reason| refused(&text, reason))
+    };
+    let descriptions = paths.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
+    schema.check().map_err(|error| refused("schema", error.to_string()))?;
+    let mut rest = descriptions.into_iter();
+    let Some(first) = rest.next() else { return Err(DatasetError::NoFiles) };
+    Ok(Synthetic { schema: schema.clone(), generator: Generator::new(schema, first), rest })
+}
+
+impl Reader for Synthetic {
+    fn read(&mut self, max_samples: usize, out: &mut RawBatch) -> Result<usize, DatasetError> {
+        self.generator.reset(out);
+        while !self.generator.append(max_samples, out) {
+            let Some(next) = self.rest.next() else { break };
+            self.generator = Generator::new(&self.schema, next);
+        }
+        Ok(out.samples)
+    }
+
+    fn skipped(&self) -> u64 {
+        0
+    }
+}
+
+/// Draws the samples of one description.
+pub(super) struct Generator {
+    description: Description,
+    dense: Vec<Transform>,
+    features: Vec<FeatureSampler>,
+    truth: Truth,
+    next_row: u64,
+    transformed: Vec<f32>,
+}
+
+struct FeatureSampler {
+    ids: IdSampler,
+    arity: Arity,
+}
+
+impl Generator {
+    /// A generator for a valid schema. Features that share a table share its hot ids.
+    pub(super) fn new(schema: &Schema, description: Description) -> Self {
+        let rows_of = |name: &str| schema.tables.iter().find(|t| t.name == name).map_or(1, |t| t.rows);
+        let features = schema.features.iter().map(|feature| {
+            let rows = rows_of(&feature.table)
+                .min(feature.wide_table.as_deref().map_or(u64::MAX, rows_of))
+                .min(feature.hash.map_or(u64::MAX, |hash| hash.modulus));
+            let place = schema.table_id(&feature.table).map_or(0, |id| u64::from(id.0));
+            let ids = IdSampler::new(description.skew, rows.max(1), description.truth, place);
+            FeatureSampler { ids, arity: feature.arity }
+        });
+        Self {
+            description,
+            dense: schema.dense.iter().map(|d| d.transform).collect(),
+            features: features.collect(),
+            truth: Truth::new(schema, description.truth),
+            next_row: 0,
+            transformed: Vec::new(),
+        }
+    }
+
+    /// Empties a batch and gives it columns of ids.
+    pub(super) fn reset(&self, out: &mut RawBatch) {
+        let mut labels = out.labels.take().unwrap_or_default();
+        labels.clear();
+        out.clear();
+        out.labels = Some(labels);
+        out.features.resize_with(self.features.len(), RawFeature::ids);
+        for column in &mut out.features {
+            if matches!(column.values, RawValues::Text { .. }) {
+                *column = RawFeature::ids();
+            }
+        }
+    }
+
+    /// Appends samples until the batch has `max_samples` or is full (true) or no more come (false).
+    pub(super) fn append(&mut self, max_samples: usize, out: &mut RawBatch) -> bool {
+        while out.samples < max_samples {
+            if self.next_row == self.description.rows {
+                return false;
+            }
+            self.append_row(out);
+            if out.features.iter().any(|column| column.values.len() >= BATCH_IDS) {
+                return true;
+            }
+        }
+        true
+    }
+
+    fn append_row(&mut self, out: &mut RawBatch) {
+        let (row, seed) = (self.next_row, self.description.seed);
+        self.next_row += 1;
+        self.transformed.clear();
+        let mut words = Words(word(seed, Purpose::Dense, 0, row));
+        for &transform in &self.dense {
+            let value = dense_value(transform, bell(words.next()));
+            out.dense.push(value);
+            self.transformed.push(transform.apply(value));
+        }
+        let mut logit = self.truth.dense_part(&self.transformed);
+        for (i, (sampler, column)) in self.features.iter().zip(&mut out.features).enumerate() {
+            let RawValues::Ids(ids) = &mut column.values else { continue };
+            let mut words = Words(word(seed, Purpose::Ids, i as u64, row));
+            let begin = ids.len();
+            let count = length(sampler.arity, self.description.lengths, || words.next());
+            for _ in 0..count {
+                ids.push(sampler.ids.id(words.next()));
+            }
+            column.offsets.push(ids.len() as u32);
+            logit += self.truth.feature_part(i, &ids[begin..]);
+        }
+        let clicks = unit(word(seed, Purpose::Label, 0, row)) < sigmoid(logit);
+        out.labels.get_or_insert_default().push(f32::from(u8::from(clicks)));
+        out.samples += 1;
+    }
+}
+
+/// How many ids a sample has.
+fn length(arity: Arity, lengths: Lengths, word: impl FnOnce() -> u64) -> u32 {
+    match (arity, lengths) {
+        (Arity::OneHot, _) => 1,
+        (Arity::MultiHot { max }, Lengths::Max) => max,
+        (Arity::MultiHot { max }, Lengths::Fixed(count)) => count.min(max),
+        (Arity::MultiHot { max }, Lengths::Uniform) => (word() % (u64::from(max) + 1)) as u32,
+    }
+}
+
+/// A raw value whose transform makes about a bell curve of it; whole and not negative for log1p.
+fn dense_value(transform: Transform, bell: f64) -> f32 {
+    let value = match transform {
+        Transform::None => bell,
+        Transform::Log1p => (LOG_MEAN + LOG_DEVIATION * bell).exp_m1().max(0.0).floor(),
+        Transform::Standardize { mean, std } => f64::from(mean) + f64::from(std) * bell,
+    };
+    value as f32
+}
+
+#[cfg(test)]
+mod tests;

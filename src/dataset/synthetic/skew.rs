@@ -1,0 +1,224 @@
+//! Which ids are hot. Ranks follow a bounded power law, `P(rank) ~ rank^-alpha`; a fixed
+//! permutation then scatters them over the table, so that hot ids are no neighbours.
+//!
+//! A draw inverts the distribution function of the continuous law on `[1, rows + 1)` and rounds
+//! down: one `powf`, no table by rows. A named skew is a share of accesses that the hottest 2 % of
+//! the ids take; its alpha depends on the rows and is found by bisection. The shares are those of
+//! the traces in ScratchPipe (section V): low is Alibaba's user table, high is Criteo.
+
+use std::str::FromStr;
+
+use super::random::{Purpose, unit, word};
+
+/// The share of ids that a named skew speaks of.
+pub const HOT_IDS: f64 = 0.02;
+/// Largest alpha.
+const MAX_ALPHA: f64 = 100.0;
+
+/// How unevenly ids are drawn.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Skew {
+    /// Every id as often as another.
+    Uniform,
+    /// The hottest 2 % of the ids take 8.5 % of the accesses.
+    Low,
+    /// The hottest 2 % of the ids take 30 % of the accesses.
+    Medium,
+    /// The hottest 2 % of the ids take 80 % of the accesses.
+    High,
+    /// The exponent of the power law.
+    Alpha(f64),
+}
+
+impl FromStr for Skew {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(match text {
+            "uniform" => Self::Uniform,
+            "low" => Self::Low,
+            "medium" => Self::Medium,
+            "high" => Self::High,
+            number => match number.parse() {
+                Ok(alpha) if (0.0..=MAX_ALPHA).contains(&alpha) => Self::Alpha(alpha),
+                _ => {
+                    let names = "uniform, low, medium, high";
+                    return Err(format!("skew: expected {names} or 0 to {MAX_ALPHA}, got {text:?}"));
+                }
+            },
+        })
+    }
+}
+
+impl Skew {
+    /// The exponent for a table of so many rows.
+    #[must_use]
+    pub fn alpha(self, rows: u64) -> f64 {
+        let share = match self {
+            Self::Uniform => return 0.0,
+            Self::Alpha(alpha) => return alpha,
+            Self::Low => 0.085,
+            Self::Medium => 0.3,
+            Self::High => 0.8,
+        };
+        let hot = 1.0 + HOT_IDS * rows as f64;
+        let (mut low, mut high) = (0.0, MAX_ALPHA);
+        for _ in 0..60 {
+            let middle = 0.5 * (low + high);
+            let below = integral(hot, middle) < share * integral(1.0 + rows as f64, middle);
+            *(if below { &mut low } else { &mut high }) = middle;
+        }
+        0.5 * (low + high)
+    }
+}
+
+/// The integral of `x^-alpha` from 1 to `end`.
+fn integral(end: f64, alpha: f64) -> f64 {
+    let power = 1.0 - alpha;
+    if power.abs() < 1e-9 { end.ln() } else { (end.powf(power) - 1.0) / power }
+}
+
+/// Draws ids of one table.
+#[derive(Clone, Debug)]
+pub(super) struct IdSampler {
+    rows: u64,
+    power: f64,
+    /// The whole integral.
+    mass: f64,
+    permutation: Permutation,
+}
+
+impl IdSampler {
+    /// A sampler for a table of `rows` ids; `place` tells tables apart.
+    pub(super) fn new(skew: Skew, rows: u64, seed: u64, place: u64) -> Self {
+        let alpha = skew.alpha(rows);
+        let mass = integral(1.0 + rows as f64, alpha);
+        Self { rows, power: 1.0 - alpha, mass, permutation: Permutation::new(rows, seed, place) }
+    }
+
+    pub(super) fn id(&self, word: u64) -> u64 {
+        self.permutation.of(self.rank(unit(word)))
+    }
+
+    /// The rank, from 0 for the hottest, below which a share `u` of the accesses lies.
+    fn rank(&self, u: f64) -> u64 {
+        let area = u * self.mass;
+        let x = if self.power.abs() < 1e-9 {
+            area.exp()
+        } else {
+            (1.0 + area * self.power).powf(self.power.recip())
+        };
+        // A cast of a float saturates; rounding may reach the end of the range.
+        ((x - 1.0) as u64).min(self.rows - 1)
+    }
+}
+
+/// A bijection of `0..rows`: a bijection of the next power of two, applied until it lands inside,
+/// fewer than two times on average.
+#[derive(Clone, Debug)]
+struct Permutation {
+    rows: u64,
+    mask: u64,
+    shift: u32,
+    factors: [u64; 2],
+    offset: u64,
+}
+
+impl Permutation {
+    fn new(rows: u64, seed: u64, place: u64) -> Self {
+        let bits = u64::BITS - (rows - 1).leading_zeros();
+        let word = |number| word(seed, Purpose::Permutation, place, number);
+        let mask = if bits == 0 { 0 } else { u64::MAX >> (u64::BITS - bits) };
+        Self {
+            rows,
+            mask,
+            shift: bits.div_ceil(2).max(1),
+            factors: [word(0) | 1, word(1) | 1],
+            offset: word(2),
+        }
+    }
+
+    fn of(&self, rank: u64) -> u64 {
+        let mut at = rank;
+        loop {
+            for factor in self.factors {
+                // Odd factors, sums and right shifts folded in are bijections of so many bits.
+                at = at.wrapping_mul(factor).wrapping_add(self.offset) & self.mask;
+                at ^= at >> self.shift;
+            }
+            if at < self.rows {
+                return at;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use proptest::prelude::*;
+
+    use super::super::random::Words;
+    use super::*;
+
+    fn share_of_hottest(skew: Skew, rows: u64) -> f64 {
+        let sampler = IdSampler::new(skew, rows, 0, 0);
+        let hot = (HOT_IDS * rows as f64) as u64;
+        let mut words = Words(7);
+        let draws = 200_000;
+        (0..draws).filter(|_| sampler.rank(unit(words.next())) < hot).count() as f64 / f64::from(draws)
+    }
+
+    #[test]
+    fn named_skews_give_the_hottest_two_percent_their_share() {
+        for rows in [100, 1_000, 100_000, 10_000_000, 1 << 40] {
+            for (skew, share) in
+                [(Skew::Uniform, 0.02), (Skew::Low, 0.085), (Skew::Medium, 0.3), (Skew::High, 0.8)]
+            {
+                let got = share_of_hottest(skew, rows);
+                assert!((got - share).abs() < 0.01, "{skew:?} of {rows} rows: {got}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_exponent_of_one_is_no_singular_case() {
+        let at = |alpha| share_of_hottest(Skew::Alpha(alpha), 100_000);
+        assert!((at(1.0) - at(1.000_01)).abs() < 0.01 && (at(1.0) - 0.66).abs() < 0.01, "{}", at(1.0));
+    }
+
+    #[test]
+    fn hot_ids_are_no_neighbours() {
+        let sampler = IdSampler::new(Skew::High, 100_000, 0, 0);
+        let hot: HashSet<u64> = (0..100).map(|rank| sampler.permutation.of(rank)).collect();
+        let neighbours = hot.iter().filter(|&&id| hot.contains(&(id + 1))).count();
+        assert!(neighbours <= 3, "{neighbours} of 100");
+    }
+
+    #[test]
+    fn names_and_numbers_are_read_and_others_refused() {
+        assert_eq!("high".parse(), Ok(Skew::High));
+        assert_eq!("1.2".parse(), Ok(Skew::Alpha(1.2)));
+        for text in ["", "-1", "nan", "inf", "101", "High"] {
+            assert!(text.parse::<Skew>().is_err(), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn ranks_are_mapped_to_ids_one_to_one(rows in 1..2000u64, seed: u64, place: u64) {
+            let permutation = Permutation::new(rows, seed, place);
+            let ids: HashSet<u64> = (0..rows).map(|rank| permutation.of(rank)).collect();
+            prop_assert_eq!(ids.len() as u64, rows);
+            prop_assert!(ids.iter().all(|&id| id < rows));
+        }
+
+        #[test]
+        fn ids_are_always_rows(rows in 1..=1u64 << 48, alpha in 0.0..MAX_ALPHA, draw: u64) {
+            let skew = Skew::Alpha(alpha);
+            prop_assert!(IdSampler::new(skew, rows, 0, 0).id(draw) < rows);
+            prop_assert!(IdSampler::new(skew, rows, 0, 0).id(u64::MAX) < rows);
+        }
+    }
+}

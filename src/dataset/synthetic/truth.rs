@@ -1,0 +1,75 @@
+//! The ground truth behind generated labels: every (feature, id) and every dense input has a
+//! hidden weight, a pure function of the truth's seed, and a sample clicks with the sigmoid of
+//! their sum. So the best AUC that any model can reach on the data can be computed.
+
+use super::random::{Purpose, bell, word};
+use crate::schema::{Schema, Transform};
+use crate::types::Batch;
+
+/// What the logit adds up from: about a quarter of the samples click.
+const BIAS: f64 = -1.4;
+/// Standard deviation of the categorical part, were all ids equally frequent.
+const ID_SCALE: f64 = 1.5;
+/// Standard deviation of the dense part.
+const DENSE_SCALE: f64 = 0.8;
+
+/// A known click probability for every sample of a schema.
+#[derive(Clone, Debug)]
+pub struct Truth {
+    seed: u64,
+    id_scale: f64,
+    /// Weight, mean and standard deviation of each dense input, the last two after its transform.
+    dense: Vec<[f64; 3]>,
+}
+
+impl Truth {
+    /// The truth of a seed for a schema's features.
+    #[must_use]
+    pub fn new(schema: &Schema, seed: u64) -> Self {
+        let per_root = |scale: f64, count: usize| scale / (count.max(1) as f64).sqrt();
+        let dense_scale = per_root(DENSE_SCALE, schema.dense.len());
+        let dense = schema.dense.iter().enumerate().map(|(i, input)| {
+            let (mean, deviation) = match input.transform {
+                Transform::Log1p => (LOG_MEAN, LOG_DEVIATION),
+                Transform::None | Transform::Standardize { .. } => (0.0, 1.0),
+            };
+            [dense_scale * bell(word(seed, Purpose::DenseWeight, i as u64, 0)), mean, deviation]
+        });
+        Self { seed, id_scale: per_root(ID_SCALE, schema.features.len()), dense: dense.collect() }
+    }
+
+    /// The click probability of a sample of an encoded batch of the schema.
+    #[must_use]
+    pub fn probability(&self, batch: &Batch, sample: usize) -> f64 {
+        let width = self.dense.len();
+        let dense = &batch.dense[sample * width..(sample + 1) * width];
+        let logit = self.dense_part(dense)
+            + (batch.features.iter().enumerate())
+                .map(|(i, f)| self.feature_part(i, f.sample(sample)))
+                .sum::<f64>();
+        sigmoid(logit)
+    }
+
+    /// What the dense values, transformed, add to the logit, the bias included.
+    pub(super) fn dense_part(&self, dense: &[f32]) -> f64 {
+        let part = |(&value, [weight, mean, deviation]): (&f32, &[f64; 3])| {
+            weight * (f64::from(value) - mean) / deviation
+        };
+        BIAS + dense.iter().zip(&self.dense).map(part).sum::<f64>()
+    }
+
+    /// What a feature's ids add to the logit: the mean of their weights.
+    pub(super) fn feature_part(&self, feature: usize, ids: &[u64]) -> f64 {
+        let weight = |id: &u64| bell(word(self.seed, Purpose::IdWeight, feature as u64, *id));
+        self.id_scale * ids.iter().map(weight).sum::<f64>() / ids.len().max(1) as f64
+    }
+}
+
+/// Mean of `ln(1 + x)` of the generated values of a log1p input.
+pub(super) const LOG_MEAN: f64 = 2.0;
+/// Its standard deviation.
+pub(super) const LOG_DEVIATION: f64 = 1.5;
+
+pub(super) fn sigmoid(logit: f64) -> f64 {
+    1.0 / (1.0 + (-logit).exp())
+}

@@ -1,0 +1,69 @@
+//! `flechette init` as a program.
+
+use std::io::Read;
+use std::process::{Command, Output, Stdio};
+
+use flechette::schema::Schema;
+use flechette::schema::preset::{self, Kind, SyntheticShape};
+
+fn flechette(arguments: &str) -> Output {
+    let program = env!("CARGO_BIN_EXE_flechette");
+    Command::new(program).args(arguments.split_whitespace()).output().unwrap()
+}
+
+fn written(arguments: &str) -> Schema {
+    let output = flechette(arguments);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.stderr.is_empty());
+    Schema::parse(std::str::from_utf8(&output.stdout).unwrap()).unwrap()
+}
+
+#[test]
+fn init_writes_the_schema_of_the_data_set() {
+    let criteo = written("init --dataset criteo --arch dlrm --dim 16 --rows 100000");
+    assert_eq!(criteo, preset::criteo(Kind::Dlrm, 16, 100_000));
+    let avazu = written("init --dataset avazu --arch wide_deep --dim 8 --rows 1000");
+    assert_eq!(avazu, preset::avazu(Kind::WideDeep, 8, 1000));
+    let shape = SyntheticShape { tables: 5, rows: 10, dense: 0, multi_hot: Some(3) };
+    let synthetic =
+        written("init --dataset synthetic --tables 5 --multi-hot 3 --dense 0 --arch dcnv2 --dim 8 --rows 10");
+    assert_eq!(synthetic, preset::synthetic(Kind::Dcnv2, 8, shape));
+}
+
+#[test]
+fn wrong_flags_are_usage_errors_that_name_the_flag() {
+    for (arguments, words) in [
+        ("init --dataset criteo --arch dlrm --dim 16", "--rows"),
+        ("init --dataset movies --arch dlrm --dim 16 --rows 1", "movies"),
+        ("init --dataset criteo --arch mlp --dim 16 --rows 1", "unknown architecture \"mlp\""),
+        ("init --dataset criteo --arch dlrm --dim 16 --rows 1 --tables 3", "--tables: only for"),
+        ("init --dataset criteo --arch dlrm --dim 0 --rows 1", "dim: must be between 1 and 4096, got 0"),
+        ("init --dataset criteo --arch dlrm --dim 4 --rows 0", "got 0"),
+        ("init --dataset synthetic --tables 0 --arch dlrm --dim 4 --rows 9", "at least one"),
+        (
+            "init --dataset synthetic --tables 99999999999 --arch dlrm --dim 4 --rows 9",
+            "--tables: at most 10000",
+        ),
+        ("fly", "fly"),
+    ] {
+        let output = flechette(arguments);
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments}: {message}");
+        assert!(message.starts_with("error: ") && message.contains(words), "{arguments}: {message}");
+        assert!(output.stdout.is_empty(), "{arguments}");
+    }
+}
+
+#[test]
+fn a_reader_that_leaves_early_is_no_error() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_flechette"))
+        .args("init --dataset synthetic --tables 9000 --arch dcn --dim 4 --rows 9".split(' '))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let mut message = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut message).unwrap();
+    assert_eq!((child.wait().unwrap().code(), message.as_str()), (Some(0), ""));
+}

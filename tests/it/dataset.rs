@@ -1,0 +1,292 @@
+//! The readers, over generated files and, where they are, over the real ones.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use flechette::dataset::synthetic::{write_avazu_csv, write_criteo_tsv};
+use flechette::dataset::{DatasetError, Format, Limits, Reader, open};
+use flechette::schema::Schema;
+use flechette::schema::preset::{self, Kind};
+use flechette::types::{Batch, RawBatch, RawValues};
+
+/// Everything that a reader gives, encoded.
+struct Contents {
+    batch: Batch,
+    labels: Option<Vec<f32>>,
+    skipped: u64,
+}
+
+fn contents(mut reader: Box<dyn Reader + Send>, schema: &Schema) -> Result<Contents, DatasetError> {
+    let (mut raw, mut part) = (RawBatch::default(), Batch::default());
+    let mut batch = Batch::empty(schema.features.len());
+    let mut labels: Option<Vec<f32>> = None;
+    while reader.read(97, &mut raw)? > 0 {
+        schema.encode(&raw, &mut part).unwrap();
+        batch.append(&part);
+        if let Some(more) = &raw.labels {
+            assert_eq!(more.len(), raw.samples);
+            labels.get_or_insert_default().extend(more);
+        }
+    }
+    Ok(Contents { batch, labels, skipped: reader.skipped() })
+}
+
+fn read(format: Format, paths: &[PathBuf], schema: &Schema) -> Result<Contents, DatasetError> {
+    contents(open(format, paths, schema, Limits::default())?, schema)
+}
+
+/// A file of these bytes, in a directory that lives as long as the first part of the pair.
+fn file(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("data");
+    fs::write(&path, bytes).unwrap();
+    (directory, path)
+}
+
+fn criteo() -> Schema {
+    preset::criteo(Kind::Dlrm, 4, 1000)
+}
+
+fn criteo_tsv(rows: u64) -> Vec<u8> {
+    let mut text = Vec::new();
+    write_criteo_tsv(rows, 1, &mut text).unwrap();
+    text
+}
+
+fn read_criteo(text: &[u8]) -> Result<Contents, DatasetError> {
+    let (_directory, path) = file(text);
+    read(Format::CriteoTsv, &[path], &criteo())
+}
+
+/// The same data with every line changed.
+fn each_line(text: &[u8], change: impl Fn(&str) -> String) -> Vec<u8> {
+    std::str::from_utf8(text).unwrap().lines().map(change).collect::<String>().into_bytes()
+}
+
+#[test]
+fn criteo_columns_are_those_of_the_line() {
+    let mut schema = criteo();
+    schema.dense = vec![schema.dense[12].clone(), schema.dense[0].clone()];
+    schema.features = vec![schema.features[25].clone(), schema.features[0].clone()];
+    let mut line: Vec<String> = (0..40).map(|i| i.to_string()).collect();
+    line[0] = "1".into();
+    line[1] = "-7".into();
+    line[39] = String::new();
+    let (_directory, path) = file(line.join("\t").as_bytes());
+    let mut reader = open(Format::CriteoTsv, &[path], &schema, Limits::default()).unwrap();
+    let mut raw = RawBatch::default();
+    assert_eq!(reader.read(10, &mut raw).unwrap(), 1);
+    assert_eq!(raw.dense, [13.0, -7.0]);
+    assert_eq!(raw.labels, Some(vec![1.0]));
+    assert_eq!(raw.features[0].values, RawValues::Text { bytes: vec![], ends: vec![0] });
+    assert_eq!(raw.features[1].values, RawValues::Text { bytes: b"14".to_vec(), ends: vec![2] });
+    assert_eq!(raw.features[1].offsets, [0, 1]);
+    assert_eq!(reader.read(10, &mut raw).unwrap(), 0);
+}
+
+#[test]
+fn line_ends_and_compression_change_nothing() {
+    let text = criteo_tsv(500);
+    let plain = read_criteo(&text).unwrap();
+    assert_eq!((plain.batch.samples, plain.skipped), (500, 0));
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(&text).unwrap();
+    let zstd = ruzstd::encoding::compress_to_vec(&text[..], ruzstd::encoding::CompressionLevel::Fastest);
+    let crlf = each_line(&text, |line| format!("{line}\r\n"));
+    for same in [gzip.finish().unwrap(), zstd, crlf, text[..text.len() - 1].to_vec()] {
+        let other = read_criteo(&same).unwrap();
+        assert_eq!((&other.batch, &other.labels), (&plain.batch, &plain.labels));
+    }
+}
+
+#[test]
+fn a_file_without_labels_gives_none_and_mixing_is_refused() {
+    let text = criteo_tsv(50);
+    let unlabelled = each_line(&text, |line| format!("{}\n", &line[2..]));
+    let (with, without) = (read_criteo(&text).unwrap(), read_criteo(&unlabelled).unwrap());
+    assert_eq!(with.batch, without.batch);
+    assert!(with.labels.is_some() && without.labels.is_none());
+    let (_first, labelled) = file(&text);
+    let (_second, bare) = file(&unlabelled);
+    let mixed = read(Format::CriteoTsv, &[labelled, bare.clone()], &criteo()).err().unwrap();
+    assert_eq!(mixed.to_string(), format!("{}: has no labels, unlike the files before it", bare.display()));
+}
+
+#[test]
+fn several_files_are_one_input() {
+    let text = criteo_tsv(100);
+    let (_one, path) = file(&text);
+    let (_two, empty) = file(b"");
+    let twice = read(Format::CriteoTsv, &[path.clone(), empty, path], &criteo()).unwrap();
+    let mut expected = read_criteo(&text).unwrap().batch;
+    expected.append(&expected.clone());
+    assert_eq!(twice.batch, expected);
+}
+
+#[test]
+fn malformed_lines_are_skipped_and_the_others_are_read() {
+    let text = String::from_utf8(criteo_tsv(4)).unwrap();
+    let good: Vec<&str> = text.lines().collect();
+    let two = good[1].replacen(['0', '1'], "2", 1);
+    let word = good[2].split('\t').enumerate().map(|(i, f)| if i == 5 { "x" } else { f });
+    let word = word.collect::<Vec<_>>().join("\t");
+    let long = "x".repeat(2 << 20);
+    let mixed = ["", good[0], &two, "a\tb", good[1], &word, &long, good[2], "\u{0}", good[3]].join("\n");
+    let read = read_criteo(mixed.as_bytes()).unwrap();
+    assert_eq!(read.batch, read_criteo(text.as_bytes()).unwrap().batch);
+    assert_eq!(read.skipped, 6);
+}
+
+#[test]
+fn past_the_limit_malformed_lines_are_refused_with_file_line_and_reason() {
+    let mut text = criteo_tsv(3);
+    text.extend_from_slice(b"bad\nbad\nworse\tline\n");
+    let (_directory, path) = file(&text);
+    let limits = Limits { malformed_lines: 2, ..Limits::default() };
+    let reader = open(Format::CriteoTsv, std::slice::from_ref(&path), &criteo(), limits).unwrap();
+    let refusal = contents(reader, &criteo()).err().unwrap().to_string();
+    let expected = "line 6: expected 40 fields, got 2: more than 2 malformed lines";
+    assert_eq!(refusal, format!("{}: {expected}", path.display()));
+}
+
+#[test]
+fn strings_need_not_be_utf8() {
+    let mut line = vec![b"0".to_vec()];
+    line.extend(std::iter::repeat_n(b"3".to_vec(), 13));
+    line.extend(std::iter::repeat_n(b"\xff\xfe\0\"".to_vec(), 26));
+    let read = read_criteo(&line.join(&b'\t')).unwrap();
+    assert_eq!(read.batch.samples, 1);
+    let hash = criteo().features[0].hash.unwrap();
+    assert_eq!(read.batch.features[25].ids, [hash.id(b"\xff\xfe\0\"")]);
+}
+
+#[test]
+fn what_is_no_file_is_refused_by_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let refusal =
+        |path: &Path| read(Format::CriteoTsv, &[path.to_owned()], &criteo()).err().unwrap().to_string();
+    assert!(refusal(directory.path()).ends_with("expected a file, got a directory"));
+    assert!(refusal(&directory.path().join("none")).contains("none: cannot be opened: No such file"));
+    assert!(matches!(read(Format::AvazuCsv, &[], &criteo()), Err(DatasetError::NoFiles)));
+    assert_eq!(read_criteo(b"").unwrap().batch.samples, 0);
+    let message = "tsv".parse::<Format>().err().unwrap().to_string();
+    assert_eq!(message, "unknown format \"tsv\", expected criteo-tsv, avazu-csv or synthetic");
+}
+
+#[test]
+fn a_truncated_compressed_file_is_refused_after_its_last_whole_line() {
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(&criteo_tsv(5000)).unwrap();
+    let gzip = gzip.finish().unwrap();
+    let error = read_criteo(&gzip[..gzip.len() / 2]).err().unwrap();
+    assert!(matches!(error, DatasetError::Read { line: 1.., .. }), "{error}");
+}
+
+#[test]
+fn a_feature_that_is_no_column_is_refused() {
+    let mut schema = criteo();
+    schema.features[4].name = "C27".into();
+    let (_directory, path) = file(b"");
+    let refusal = read(Format::CriteoTsv, std::slice::from_ref(&path), &schema).err().unwrap().to_string();
+    assert_eq!(refusal, "criteo-tsv: \"C27\" of the schema is not a column, expected one of C1 to C26");
+    for name in ["c1", "C0", "C01", "C+1", "C", "I1"] {
+        schema.features[4].name = name.into();
+        assert!(read(Format::CriteoTsv, std::slice::from_ref(&path), &schema).is_err(), "{name}");
+    }
+}
+
+#[test]
+fn avazu_columns_are_found_by_the_header() {
+    let schema = preset::avazu(Kind::Dcn, 4, 1000);
+    let mut text = Vec::new();
+    write_avazu_csv(300, 1, &mut text).unwrap();
+    let read_text = |text: &[u8]| {
+        let (_directory, path) = file(text);
+        read(Format::AvazuCsv, &[path], &schema)
+    };
+    let whole = read_text(&text).unwrap();
+    assert_eq!((whole.batch.samples, whole.skipped), (300, 0));
+    let turned = each_line(&text, |line| {
+        let fields: Vec<_> = line.split(',').rev().map(|f| format!("\"{f}\"")).collect();
+        format!("{}\r\n", fields.join(","))
+    });
+    let bare = each_line(&text, |line| {
+        let fields: Vec<_> = line.split(',').enumerate().filter(|(i, _)| *i != 1).map(|(_, f)| f).collect();
+        format!("{}\n", fields.join(","))
+    });
+    let turned = read_text(&turned).unwrap();
+    assert_eq!((&turned.batch, &turned.labels), (&whole.batch, &whole.labels));
+    let bare = read_text(&bare).unwrap();
+    assert_eq!((&bare.batch, &bare.labels), (&whole.batch, &None));
+    assert_eq!(read_text(b"").unwrap().batch.samples, 0);
+    let refusal = read_text(b"id,click,hour\n1,0,2\n").err().unwrap().to_string();
+    assert!(refusal.contains("\"C1\" of the schema is not a column, expected one of id, click, hour"));
+    let refusal = read_text(b"id,id\n").err().unwrap().to_string();
+    assert!(refusal.ends_with("header: column \"id\" stands twice"), "{refusal}");
+}
+
+#[test]
+fn generated_files_differ_by_seed_and_not_by_run() {
+    let text = |seed| {
+        let mut text = Vec::new();
+        write_criteo_tsv(20, seed, &mut text).unwrap();
+        text
+    };
+    assert_eq!(text(1), text(1));
+    assert_ne!(text(1), text(2));
+}
+
+/// A file of the shared real data, or None with a word about it.
+fn real(name: &str) -> Option<PathBuf> {
+    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data");
+    let path = std::env::var_os("FLECHETTE_DATA").map_or(beside, PathBuf::from).join(name);
+    if !path.exists() {
+        eprintln!("skipped: {} is not there", path.display());
+        return None;
+    }
+    Some(path)
+}
+
+fn check_real(name: &str, format: Format, rows: usize, rate: Option<std::ops::Range<f32>>) {
+    let Some(path) = real(name) else { return };
+    let schema = match format {
+        Format::AvazuCsv => preset::avazu(Kind::Dcn, 4, 1 << 40),
+        _ => preset::criteo(Kind::Dcn, 4, 1 << 40),
+    };
+    let Contents { batch, labels, skipped } = read(format, &[path], &schema).unwrap();
+    assert_eq!((batch.samples, skipped), (rows, 0), "{name}");
+    assert_eq!(labels.is_some(), rate.is_some(), "{name}");
+    if let (Some(labels), Some(rate)) = (labels, rate) {
+        let clicked = labels.iter().sum::<f32>() / rows as f32;
+        assert!(rate.contains(&clicked), "{name}: click rate {clicked}");
+    }
+    // Hashed into so many rows, two values hardly ever share an id.
+    let distinct = |f: usize| batch.features[f].ids.iter().collect::<HashSet<_>>().len();
+    match format {
+        // C9 has 3 values in the full data, C20 has 4; C3 is nearly unique a row.
+        Format::CriteoTsv => {
+            assert!(distinct(8) <= 3 && distinct(19) <= 5 && distinct(2) > rows / 10, "{name}")
+        }
+        // C18 has 4 values in the full data, device_ip millions.
+        _ => assert!(distinct(18) == 4 && distinct(10) > rows / 10, "{name}"),
+    }
+}
+
+#[test]
+fn the_real_criteo_files_are_read_whole() {
+    let criteo = Format::CriteoTsv;
+    check_real("criteo_kaggle_train.tsv.zst", criteo, 15_662, Some(0.24..0.27));
+    check_real("criteo_kaggle_test.tsv.zst", criteo, 3_916, Some(0.24..0.28));
+    check_real("criteo_kaggle_head10k.tsv.zst", criteo, 10_000, Some(0.2..0.3));
+}
+
+#[test]
+fn the_real_avazu_files_are_read_whole() {
+    let avazu = Format::AvazuCsv;
+    check_real("avazu_train.csv.zst", avazu, 18_609, Some(0.15..0.19));
+    check_real("avazu_test.csv.zst", avazu, 4_653, Some(0.14..0.19));
+    check_real("avazu_head10k.csv.zst", avazu, 9_999, Some(0.14..0.2));
+    check_real("avazu_testday_head10k_unlabelled.csv.zst", avazu, 9_999, None);
+}
