@@ -10,6 +10,7 @@ mod cross;
 mod dcn;
 mod deepfm;
 mod dlrm;
+mod input;
 mod interaction;
 mod layer;
 mod linear;
@@ -20,6 +21,7 @@ mod wide_deep;
 
 use std::ops::Range;
 
+pub use input::{InputRows, check_length, check_shape};
 pub use layer::{Layer, Parameter, Weights};
 pub use tape::{CHUNK, Rows, Tape, View};
 pub use weights::WeightsError;

@@ -104,7 +104,11 @@ impl Contents<'_> {
             }
             for state in table.states() {
                 if state.name() == KEYS || state.name() == WEIGHT {
-                    return Err(mismatch(state.name(), "another name".to_owned(), "a reserved one".to_owned()));
+                    return Err(mismatch(
+                        state.name(),
+                        "another name".to_owned(),
+                        "a reserved one".to_owned(),
+                    ));
                 }
                 if state.width() != 1 && state.width() != table.dim() {
                     let expected = format!("width {} or 1", table.dim());
@@ -285,7 +289,8 @@ fn lock(path: &Path) -> io::Result<Option<File>> {
         // A file system without locks: sweeps cannot lock either and leave everything alone.
         Err(fs::TryLockError::Error(_)) | Ok(()) => {}
     }
-    let same = |meta: fs::Metadata, other: fs::Metadata| (meta.dev(), meta.ino()) == (other.dev(), other.ino());
+    let same =
+        |meta: fs::Metadata, other: fs::Metadata| (meta.dev(), meta.ino()) == (other.dev(), other.ino());
     match path.metadata() {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         found => Ok(same(found?, file.metadata()?).then_some(file)),

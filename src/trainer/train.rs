@@ -9,11 +9,10 @@ use rayon::prelude::*;
 
 use super::casting::Casted;
 use super::optim::{Kind, Optimizer, Step};
-use crate::device::host::{PoolLookup, gather_pool};
 use crate::device::vectorise;
 use crate::model::loss::{binary_cross_entropy, binary_cross_entropy_slope, sigmoid};
-use crate::model::{CHUNK, Model, Tape, Weights};
-use crate::schema::{AbsentDefault, Lookup, Pooling, Schema};
+use crate::model::{CHUNK, InputRows, Model, Tape, Weights, check_length, check_shape};
+use crate::schema::{AbsentDefault, Lookup, Schema};
 use crate::store::Table;
 use crate::store::table::State;
 use crate::types::{Batch, PredictError, TableId};
@@ -138,9 +137,13 @@ impl Learner {
         self.schema.check_absent(batch)?;
         self.fill_tapes(batch.samples);
         let Self { schema, lookups, model, weights, tables, tapes, .. } = self;
-        let inputs = Inputs { schema, lookups, tables, batch };
+        let inputs = InputRows { dense_width: schema.dense_width(), lookups, batch };
+        let rows = |l: usize| {
+            let Lookup { feature, table, .. } = lookups[l];
+            row_of(&tables[table.index()], schema.tables[table.index()].default, &batch.features[feature].ids)
+        };
         tapes.par_iter_mut().enumerate().for_each(|(chunk, tape)| {
-            inputs.write(chunk * CHUNK, tape);
+            inputs.write(chunk * CHUNK, tape, &rows);
             model.forward(weights, tape);
         });
         self.read_probabilities(probabilities);
@@ -177,14 +180,18 @@ impl Learner {
     fn forward_backward(&mut self, batch: &Batch, labels: &[f32]) -> f64 {
         self.fill_tapes(batch.samples);
         let Self { schema, lookups, model, weights, tables, tapes, .. } = self;
-        let inputs = Inputs { schema, lookups, tables, batch };
+        let inputs = InputRows { dense_width: schema.dense_width(), lookups, batch };
+        let rows = |l: usize| {
+            let Lookup { feature, table, .. } = lookups[l];
+            row_of(&tables[table.index()], schema.tables[table.index()].default, &batch.features[feature].ids)
+        };
         let share = 1.0 / batch.samples as f32;
         let losses: Vec<f64> = tapes
             .par_iter_mut()
             .zip(labels.par_chunks(CHUNK))
             .enumerate()
             .map(|(chunk, (tape, labels))| {
-                inputs.write(chunk * CHUNK, tape);
+                inputs.write(chunk * CHUNK, tape, &rows);
                 model.forward(weights, tape);
                 let loss = |(s, &y): (usize, &f32)| f64::from(binary_cross_entropy(model.logit(tape, s), y));
                 let sum = labels.iter().enumerate().map(loss).sum();
@@ -284,61 +291,17 @@ fn update_rows(table: &mut Table, casted: &Casted, tapes: &[Tape<f32>], step: &S
     });
 }
 
-/// What input rows are written from.
-struct Inputs<'a> {
-    schema: &'a Schema,
-    lookups: &'a [Lookup],
-    tables: &'a [Table],
-    batch: &'a Batch,
-}
-
-impl Inputs<'_> {
-    /// Writes the input rows of the samples from `first` on into buffer 0 of the tape.
-    fn write(&self, first: usize, tape: &mut Tape<f32>) {
-        let (samples, input) = (tape.samples, &mut tape.values[0]);
-        let width = self.schema.dense_width();
-        for s in 0..samples {
-            let dense = &self.batch.dense[(first + s) * width..][..width];
-            input.data[s * input.stride..][..width].copy_from_slice(dense);
-        }
-        for lookup in self.lookups {
-            let ids = &self.batch.features[lookup.feature];
-            let table = &self.tables[lookup.table.index()];
-            let (rows, dim) = (table.as_slice(), lookup.dim);
-            let absent = match self.schema.tables[lookup.table.index()].default {
-                AbsentDefault::Row(row) => table.row(row),
-                AbsentDefault::Zeros | AbsentDefault::Error => None,
-            };
-            let pool = PoolLookup {
-                offsets: &ids.offsets[first..=first + samples],
-                dim,
-                mean: lookup.pooling == Pooling::Mean,
-                column: lookup.column,
-            };
-            let row = |i: usize| {
-                let at = (ids.ids[i] as usize).checked_mul(dim);
-                at.and_then(|at| rows.get(at..at.checked_add(dim)?)).or(absent)
-            };
-            gather_pool(&pool, row, &mut input.data[..samples * input.stride], input.stride);
-        }
-    }
-}
-
-/// Whether the batch has the schema's columns.
-pub(super) fn check_shape(schema: &Schema, batch: &Batch) -> Result<(), PredictError> {
-    check_length("dense", batch.samples * schema.dense_width(), batch.dense.len())?;
-    check_length("features", schema.features.len(), batch.features.len())?;
-    for (feature, ids) in schema.features.iter().zip(&batch.features) {
-        check_length(&feature.name, batch.samples + 1, ids.offsets.len())?;
-        let end = ids.offsets.last().copied().unwrap_or(0) as usize;
-        check_length(&feature.name, end, ids.ids.len())?;
-    }
-    Ok(())
-}
-
-fn check_length(field: &str, expected: usize, got: usize) -> Result<(), PredictError> {
-    let shape = || PredictError::Shape { field: field.into(), expected: expected as u64, got: got as u64 };
-    if expected == got { Ok(()) } else { Err(shape()) }
+/// The row of occurrence `i` among `ids`; an absent one is what the table's default says.
+fn row_of<'t>(
+    table: &'t Table,
+    default: AbsentDefault,
+    ids: &'t [u64],
+) -> impl Fn(usize) -> Option<&'t [f32]> {
+    let absent = match default {
+        AbsentDefault::Row(row) => table.row(row),
+        AbsentDefault::Zeros | AbsentDefault::Error => None,
+    };
+    move |i| table.row(ids[i]).or(absent)
 }
 
 /// States of dense weights for an optimizer: zeros.

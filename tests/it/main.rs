@@ -1,6 +1,6 @@
 //! Integration tests, one binary: a module a subject.
 
-mod server;
-mod serving;
 mod cli_init;
 mod dataset;
+mod server;
+mod serving;

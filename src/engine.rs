@@ -1,0 +1,297 @@
+//! From a batch to its scores: look rows up, fetch what the cache misses, pool, run the model.
+//!
+//! With the cache on, a batch pins it, probes it for every distinct row at once, reads the misses
+//! from the store's memory and offers them to the cache. With it off, rows are read where the store
+//! has them. Either way the very same bytes go through the very same kernels, so a score does not
+//! know whether there is a cache (DESIGN.md, promises 1 and 2).
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use rayon::prelude::*;
+
+use crate::cache::{CacheError, CacheStats, FlatCache, Query, Source};
+use crate::metrics::ModelMetrics;
+use crate::model::loss::sigmoid;
+use crate::model::{CHUNK, InputRows, Model, Tape, Weights, WeightsError, check_shape};
+use crate::schema::{AbsentDefault, Lookup, Schema};
+use crate::store::{EmbeddingStore, Opened};
+use crate::types::{AbsentId, Batch, Description, Predict, PredictError, Scores, Version};
+
+/// What an engine is made of, besides the version it serves.
+pub struct EngineParts {
+    /// The model's name.
+    pub name: String,
+    /// The cache, or none to read every row from the store.
+    pub cache: Option<FlatCache>,
+    /// Where it counts.
+    pub metrics: Arc<ModelMetrics>,
+    /// Threads for batches of more than one chunk.
+    pub threads: Arc<rayon::ThreadPool>,
+    /// Most samples a batch.
+    pub max_samples: usize,
+}
+
+/// One model, ready to score.
+pub struct Engine {
+    name: String,
+    schema: Arc<Schema>,
+    lookups: Vec<Lookup>,
+    model: Model<f32>,
+    weights: Weights<f32>,
+    store: EmbeddingStore,
+    cache: Option<FlatCache>,
+    metrics: Arc<ModelMetrics>,
+    threads: Arc<rayon::ThreadPool>,
+    max_samples: usize,
+    /// One a batch in flight; taken and put back, so that none is allocated in steady state.
+    scratches: Mutex<Vec<Scratch>>,
+    /// The cache's counts that the metrics have already.
+    counted: Mutex<CacheStats>,
+}
+
+/// What one batch works in.
+#[derive(Default)]
+struct Scratch {
+    query: Query,
+    /// Per lookup, per occurrence: its place among the ids pushed to the query, or [`ZEROS`].
+    places: Vec<Vec<u32>>,
+    tapes: Vec<Tape<f32>>,
+}
+
+/// The place of an id that reads as zeros.
+const ZEROS: u32 = u32::MAX;
+
+impl Engine {
+    /// An engine for an opened version.
+    ///
+    /// # Errors
+    /// [`WeightsError`] when the dense tensors are not the architecture's.
+    pub fn new(opened: Opened, parts: EngineParts) -> Result<Self, WeightsError> {
+        let model = Model::new(&opened.schema);
+        let weights = read_weights(&model, &opened)?;
+        let EngineParts { name, cache, metrics, threads, max_samples } = parts;
+        metrics.version.set(opened.store.version().0 as f64);
+        let schema = Arc::new(opened.schema);
+        let engine = Self {
+            name,
+            lookups: schema.lookups(),
+            schema,
+            model,
+            weights,
+            store: opened.store,
+            cache,
+            metrics,
+            threads,
+            max_samples,
+            scratches: Mutex::default(),
+            counted: Mutex::default(),
+        };
+        engine.count_cache();
+        Ok(engine)
+    }
+
+    /// The version that scores.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        self.store.version()
+    }
+
+    /// The cache's counts, where there is one.
+    #[must_use]
+    pub fn cache_stats(&self) -> Option<CacheStats> {
+        self.cache.as_ref().map(FlatCache::stats)
+    }
+
+    /// The whole path of a batch.
+    fn score(&self, batch: &Batch, scratch: &mut Scratch) -> Result<Vec<f32>, PredictError> {
+        let started = Instant::now();
+        let Scratch { query, places, tapes } = scratch;
+        self.fill_tapes(batch.samples, tapes);
+        let inputs = InputRows { dense_width: self.schema.dense_width(), lookups: &self.lookups, batch };
+        match &self.cache {
+            None => self.each_tape(tapes, |chunk, tape| {
+                inputs.write(chunk * CHUNK, tape, |l| self.stored_rows(l, batch));
+            }),
+            Some(cache) => {
+                self.push_ids(batch, query, places);
+                let pin = cache.pin();
+                let found = pin.lookup(query).map_err(cache_error)?;
+                for miss in found.misses() {
+                    let row = self.store.row(miss.table, miss.id);
+                    let row = row.ok_or_else(|| PredictError::Store(format!("no row {miss:?}")))?;
+                    pin.insert(miss.table, miss.id, row).map_err(cache_error)?;
+                }
+                let (misses, uniques, places) = (found.misses(), found.uniques(), &*places);
+                self.each_tape(tapes, |chunk, tape| {
+                    inputs.write(chunk * CHUNK, tape, |l| {
+                        let places = &places[l];
+                        let found = &found;
+                        move |i: usize| {
+                            let place = (places[i] != ZEROS).then_some(places[i])?;
+                            match found.source(uniques[place as usize]) {
+                                Source::Row(row) => Some(row),
+                                Source::Miss(m) => self.store.row(misses[m].table, misses[m].id),
+                            }
+                        }
+                    });
+                });
+            }
+        }
+        let looked_up = Instant::now();
+        self.metrics.lookup_seconds.record(looked_up - started);
+        self.each_tape(tapes, |_, tape| self.model.forward(&self.weights, tape));
+        self.metrics.dense_seconds.record(looked_up.elapsed());
+        let probabilities =
+            tapes.iter().flat_map(|tape| (0..tape.samples).map(|s| sigmoid(self.model.logit(tape, s))));
+        Ok(probabilities.collect())
+    }
+
+    /// Makes one tape a chunk, and tells each how many samples it has.
+    fn fill_tapes(&self, samples: usize, tapes: &mut Vec<Tape<f32>>) {
+        let chunks = samples.div_ceil(CHUNK);
+        while tapes.len() < chunks {
+            tapes.push(self.model.tape(false));
+        }
+        for (chunk, tape) in tapes.iter_mut().enumerate() {
+            tape.samples = samples.saturating_sub(chunk * CHUNK).min(CHUNK);
+        }
+    }
+
+    /// Calls `each` with every chunk that has samples; one alone is not worth a second thread.
+    fn each_tape(&self, tapes: &mut [Tape<f32>], each: impl Fn(usize, &mut Tape<f32>) + Sync) {
+        let used = tapes.iter().take_while(|tape| tape.samples > 0).count();
+        let tapes = &mut tapes[..used];
+        if used <= 1 || self.threads.current_num_threads() == 1 {
+            tapes.iter_mut().enumerate().for_each(|(chunk, tape)| each(chunk, tape));
+        } else {
+            self.threads.install(|| {
+                tapes.par_iter_mut().enumerate().for_each(|(chunk, tape)| each(chunk, tape));
+            });
+        }
+    }
+
+    /// Of lookup `l`, each occurrence's row in the store, or what stands for an absent one.
+    fn stored_rows<'a>(&'a self, l: usize, batch: &'a Batch) -> impl Fn(usize) -> Option<&'a [f32]> {
+        let Lookup { feature, table, .. } = self.lookups[l];
+        let absent = match self.schema.tables[table.index()].default {
+            AbsentDefault::Row(row) => self.store.row(table, row),
+            AbsentDefault::Zeros | AbsentDefault::Error => None,
+        };
+        let ids = &batch.features[feature].ids;
+        move |i| self.store.row(table, ids[i]).or(absent)
+    }
+
+    /// Pushes every id that has a row, or that a row stands for, and notes where each went.
+    fn push_ids(&self, batch: &Batch, query: &mut Query, places: &mut Vec<Vec<u32>>) {
+        query.clear();
+        places.resize_with(self.lookups.len(), Vec::new);
+        for (lookup, places) in self.lookups.iter().zip(places) {
+            let table = &self.schema.tables[lookup.table.index()];
+            let ids = &batch.features[lookup.feature].ids;
+            let row = |&id: &u64| match table.default {
+                _ if id < table.rows => Some(id),
+                AbsentDefault::Row(row) => Some(row),
+                AbsentDefault::Zeros | AbsentDefault::Error => None,
+            };
+            let mut next = query.push(lookup.table, ids.iter().filter_map(row)).start as u32;
+            places.clear();
+            places.extend(ids.iter().map(|id| {
+                if row(id).is_none() {
+                    return ZEROS;
+                }
+                next += 1;
+                next - 1
+            }));
+        }
+    }
+
+    /// Every id past its feature's table, in sample order, counted by table too.
+    fn absent(&self, batch: &Batch) -> Vec<AbsentId> {
+        let mut absent = Vec::new();
+        for lookup in &self.lookups {
+            let rows = self.schema.tables[lookup.table.index()].rows;
+            let column = &batch.features[lookup.feature];
+            let count = column.ids.iter().filter(|id| **id >= rows).count();
+            if count == 0 {
+                continue;
+            }
+            self.metrics.tables[lookup.table.index()].absent.increment(count as u64);
+            // A wide table sees the same ids again; the response counts each once.
+            if self.schema.table_id(&self.schema.features[lookup.feature].table) != Some(lookup.table) {
+                continue;
+            }
+            for sample in 0..batch.samples {
+                let past = column.sample(sample).iter().filter(|id| **id >= rows);
+                let id = AbsentId { sample: sample as u32, feature: lookup.feature as u32 };
+                absent.extend(past.map(|_| id));
+            }
+        }
+        absent.sort_by_key(|id| id.sample);
+        absent
+    }
+
+    /// Brings the metrics up to the cache's counts.
+    fn count_cache(&self) {
+        let Some(cache) = &self.cache else { return };
+        // Whoever counts now counts for those who come meanwhile.
+        let Ok(mut counted) = self.counted.try_lock() else { return };
+        let now = cache.stats();
+        let zero = Default::default();
+        for (t, table) in self.metrics.tables.iter().enumerate() {
+            let (now, before) = (now.tables[t], counted.tables.get(t).copied().unwrap_or(zero));
+            table.hits.increment(now.hits - before.hits);
+            table.misses.increment(now.misses - before.misses);
+            table.evictions.increment(now.evictions - before.evictions);
+        }
+        self.metrics.cache.used_bytes.set(now.pool_used_bytes as f64);
+        self.metrics.cache.capacity_bytes.set(now.total_bytes as f64);
+        self.metrics.cache.entries.set(now.entries as f64);
+        *counted = now;
+    }
+}
+
+impl Predict for Engine {
+    fn predict(&self, batch: &Batch) -> Result<Scores, PredictError> {
+        if batch.samples > self.max_samples {
+            let (needed, limit) = (batch.samples as u64, self.max_samples as u64);
+            return Err(PredictError::Capacity { field: "batcher.max_samples", needed, limit });
+        }
+        check_shape(&self.schema, batch)?;
+        self.schema.check_absent(batch)?;
+        let absent = self.absent(batch);
+        let scratches = || self.scratches.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut scratch = scratches().pop().unwrap_or_default();
+        let probabilities = self.score(batch, &mut scratch);
+        scratches().push(scratch);
+        self.count_cache();
+        Ok(Scores { version: self.version(), probabilities: probabilities?, absent })
+    }
+
+    fn describe(&self) -> Description {
+        Description {
+            model: self.name.clone(),
+            version: self.version(),
+            schema: self.schema.clone(),
+            max_samples: self.max_samples,
+        }
+    }
+
+    fn ready(&self) -> bool {
+        true
+    }
+}
+
+/// The dense weights of an opened version, laid out for the model.
+///
+/// # Errors
+/// [`WeightsError`] naming the first tensor that is missing or misshapen.
+pub fn read_weights(model: &Model<f32>, opened: &Opened) -> Result<Weights<f32>, WeightsError> {
+    model.read_tensors(|name| {
+        opened.dense.get(name).map(|tensor| (tensor.shape().to_vec(), tensor.values().to_vec()))
+    })
+}
+
+fn cache_error(error: CacheError) -> PredictError {
+    PredictError::Store(error.to_string())
+}

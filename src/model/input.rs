@@ -1,0 +1,67 @@
+//! Input rows: dense values and pooled vectors side by side, as the schema lays them out.
+
+use super::tape::Tape;
+use crate::device::host::{PoolLookup, gather_pool};
+use crate::schema::{Lookup, Pooling, Schema};
+use crate::types::{Batch, PredictError};
+
+/// What input rows are written from, but for the embedding rows themselves.
+#[derive(Clone, Copy)]
+pub struct InputRows<'a> {
+    /// Elements of a sample's dense part.
+    pub dense_width: usize,
+    /// The pooled vectors.
+    pub lookups: &'a [Lookup],
+    /// The samples.
+    pub batch: &'a Batch,
+}
+
+impl InputRows<'_> {
+    /// Writes the input rows of the samples from `first` on into buffer 0 of the tape, as many as
+    /// the tape has samples. `rows(l)` gives of lookup `l` a function from an occurrence, counted over
+    /// the whole batch, to its row, or to none for zeros.
+    pub fn write<'r, R>(&self, first: usize, tape: &mut Tape<f32>, rows: impl Fn(usize) -> R)
+    where
+        R: Fn(usize) -> Option<&'r [f32]>,
+    {
+        let (samples, width) = (tape.samples, self.dense_width);
+        let input = &mut tape.values[0];
+        for s in 0..samples {
+            let dense = &self.batch.dense[(first + s) * width..][..width];
+            input.data[s * input.stride..][..width].copy_from_slice(dense);
+        }
+        for (l, lookup) in self.lookups.iter().enumerate() {
+            let pool = PoolLookup {
+                offsets: &self.batch.features[lookup.feature].offsets[first..=first + samples],
+                dim: lookup.dim,
+                mean: lookup.pooling == Pooling::Mean,
+                column: lookup.column,
+            };
+            gather_pool(&pool, rows(l), &mut input.data[..samples * input.stride], input.stride);
+        }
+    }
+}
+
+/// Whether the batch has the schema's columns, each with an offset a sample and one more.
+///
+/// # Errors
+/// [`PredictError::Shape`] with the first column that has not.
+pub fn check_shape(schema: &Schema, batch: &Batch) -> Result<(), PredictError> {
+    check_length("dense", batch.samples * schema.dense_width(), batch.dense.len())?;
+    check_length("features", schema.features.len(), batch.features.len())?;
+    for (feature, ids) in schema.features.iter().zip(&batch.features) {
+        check_length(&feature.name, batch.samples + 1, ids.offsets.len())?;
+        let end = ids.offsets.last().copied().unwrap_or(0) as usize;
+        check_length(&feature.name, end, ids.ids.len())?;
+    }
+    Ok(())
+}
+
+/// Whether `field` has as many values as it should.
+///
+/// # Errors
+/// [`PredictError::Shape`] if not.
+pub fn check_length(field: &str, expected: usize, got: usize) -> Result<(), PredictError> {
+    let shape = || PredictError::Shape { field: field.into(), expected: expected as u64, got: got as u64 };
+    if expected == got { Ok(()) } else { Err(shape()) }
+}
