@@ -123,17 +123,8 @@ pub fn pack<T: Real>(matrix: &[T], stride: usize, rows: usize, columns: usize, p
     }
 }
 
-/// Turns the panels of a `rows x columns` matrix into the panels of its transpose.
-///
-/// # Panics
-/// When a slice is too short for the shape.
-pub fn pack_transposed<T: Real>(panels: &[T], rows: usize, columns: usize, transposed: &mut [T]) {
-    for (p, out) in transposed.chunks_exact_mut(columns.max(1) * LANES).enumerate() {
-        pack_transposed_panel(panels, rows, columns, p, out);
-    }
-}
-
-/// One panel of [`pack_transposed`]: the rows `p * LANES..` of the matrix, as columns.
+/// Turns the panels of a `rows x columns` matrix into panel `p` of its transpose: the rows
+/// `p * LANES..` of the matrix, as columns.
 ///
 /// # Panics
 /// When a slice is too short for the shape.
@@ -531,7 +522,9 @@ mod tests {
             let mut expected = vec![0.0; packed_len(columns, rows)];
             pack(&turned, rows, columns, rows, &mut expected);
             let mut got = vec![1.0; packed_len(columns, rows)];
-            pack_transposed(&panels, rows, columns, &mut got);
+            for (p, out) in got.chunks_exact_mut(columns * LANES).enumerate() {
+                pack_transposed_panel(&panels, rows, columns, p, out);
+            }
             prop_assert_eq!(got, expected);
         }
     }

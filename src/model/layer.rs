@@ -95,12 +95,6 @@ impl<T: Real> Builder<T> {
         Self { widths: vec![width], layers: Vec::new(), parameters: Vec::new(), values: 0, turned: 0, dense }
     }
 
-    /// The input row.
-    #[must_use]
-    pub fn input(&self) -> View {
-        View { buffer: 0, column: 0, width: self.widths[0] }
-    }
-
     /// A new buffer.
     pub fn buffer(&mut self, width: usize) -> View {
         self.widths.push(width);
