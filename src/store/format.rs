@@ -216,8 +216,7 @@ pub fn encode_header(tensors: &[(&str, &[u64])]) -> Result<Vec<u8>, FormatError>
     for (name, shape) in tensors {
         let bytes = tensor_bytes(name, shape)?;
         let end = begin.checked_add(bytes).ok_or_else(|| overflow(name, shape))?;
-        let entry =
-            Entry { dtype: "F32".to_owned(), shape: shape.to_vec(), data_offsets: (begin, end) };
+        let entry = Entry { dtype: "F32".to_owned(), shape: shape.to_vec(), data_offsets: (begin, end) };
         if *name == METADATA || entries.insert(*name, entry).is_some() {
             return Err(FormatError::Name((*name).to_owned()));
         }
@@ -511,7 +510,8 @@ mod tests {
 
     #[test]
     fn each_bad_header_is_refused_for_its_own_reason() {
-        let tensor = |begin: u64, end: u64| format!(r#"{{"dtype":"F32","shape":[2],"data_offsets":[{begin},{end}]}}"#);
+        let tensor =
+            |begin: u64, end: u64| format!(r#"{{"dtype":"F32","shape":[2],"data_offsets":[{begin},{end}]}}"#);
         let file = |a: String, b: String, data| with_header(&format!(r#"{{"a":{a},"b":{b}}}"#), data);
 
         assert!(parse_header(&file(tensor(0, 8), tensor(8, 16), 16)).is_ok());

@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 
 use crate::types::{HostMemory, OutOfHostMemory, TableId, Version};
 
+#[cfg(test)]
+mod crash;
 mod disk;
 pub mod format;
 pub mod snapshot;

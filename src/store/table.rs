@@ -206,7 +206,8 @@ impl Floats {
     pub fn zeroed(memory: &dyn HostMemory, elements: usize) -> Result<Self, OutOfHostMemory> {
         let bytes = elements.checked_mul(ELEMENT_BYTES).ok_or(OutOfHostMemory { bytes: usize::MAX })?;
         let block = memory.take(bytes)?;
-        let usable = block.bytes().get(..bytes).is_some_and(|b| bytemuck::try_cast_slice::<u8, f32>(b).is_ok());
+        let usable =
+            block.bytes().get(..bytes).is_some_and(|b| bytemuck::try_cast_slice::<u8, f32>(b).is_ok());
         if !usable {
             return Err(OutOfHostMemory { bytes });
         }
@@ -234,7 +235,9 @@ impl Floats {
     /// The values, to write; `None` when they are a mapped file's.
     pub fn as_mut_slice(&mut self) -> Option<&mut [f32]> {
         match &mut self.0 {
-            Source::Owned { block, bytes } => Some(bytemuck::cast_slice_mut(&mut block.bytes_mut()[..*bytes])),
+            Source::Owned { block, bytes } => {
+                Some(bytemuck::cast_slice_mut(&mut block.bytes_mut()[..*bytes]))
+            }
             Source::Mapped { .. } => None,
         }
     }
@@ -335,9 +338,9 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 impl Uniform {
     /// The first value of row `row`.
     pub fn row(&self, row: u64, out: &mut [f32]) {
-        let start = [self.table_code, row].iter().fold(mix(self.seed.wrapping_add(GOLDEN)), |hash, &part| {
-            mix((hash ^ part).wrapping_add(GOLDEN))
-        });
+        let start = [self.table_code, row]
+            .iter()
+            .fold(mix(self.seed.wrapping_add(GOLDEN)), |hash, &part| mix((hash ^ part).wrapping_add(GOLDEN)));
         let mut state = start;
         for x in out {
             state = state.wrapping_add(GOLDEN);

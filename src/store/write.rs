@@ -69,7 +69,12 @@ pub fn write(models: &Path, name: &str, contents: &Contents) -> Result<Version, 
     write_on(&SystemDisk, models, name, contents)
 }
 
-fn write_on(disk: &dyn Disk, models: &Path, name: &str, contents: &Contents) -> Result<Version, StoreError> {
+pub(super) fn write_on(
+    disk: &dyn Disk,
+    models: &Path,
+    name: &str,
+    contents: &Contents,
+) -> Result<Version, StoreError> {
     check_name("model", name)?;
     let schema = contents.checked()?;
     let model = models.join(name);
@@ -104,7 +109,11 @@ impl Contents<'_> {
             }
             for state in table.states() {
                 if state.name() == KEYS || state.name() == WEIGHT {
-                    return Err(mismatch(state.name(), "another name".to_owned(), "a reserved one".to_owned()));
+                    return Err(mismatch(
+                        state.name(),
+                        "another name".to_owned(),
+                        "a reserved one".to_owned(),
+                    ));
                 }
                 if state.width() != 1 && state.width() != table.dim() {
                     let expected = format!("width {} or 1", table.dim());
@@ -250,8 +259,9 @@ impl<'a> Staging<'a> {
             // An empty directory would be replaced by the rename, but no writer makes one: they
             // come into being full.
             match self.disk.rename(&self.path, &path) {
-                // What stands there has raised the highest number.
-                Err(_) if path.symlink_metadata().is_ok() => continue,
+                // Another's stands there, and has raised the highest number. (Ours may stand there too,
+                // where a network's file system did the work and lost the answer.)
+                Err(_) if path.symlink_metadata().is_ok() && self.path.is_dir() => continue,
                 Err(e) => return Err(StoreError::at(&path, e)),
                 Ok(()) => {}
             }
@@ -285,7 +295,8 @@ fn lock(path: &Path) -> io::Result<Option<File>> {
         // A file system without locks: sweeps cannot lock either and leave everything alone.
         Err(fs::TryLockError::Error(_)) | Ok(()) => {}
     }
-    let same = |meta: fs::Metadata, other: fs::Metadata| (meta.dev(), meta.ino()) == (other.dev(), other.ino());
+    let same =
+        |meta: fs::Metadata, other: fs::Metadata| (meta.dev(), meta.ino()) == (other.dev(), other.ino());
     match path.metadata() {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         found => Ok(same(found?, file.metadata()?).then_some(file)),

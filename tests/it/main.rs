@@ -1,1 +1,4 @@
 //! Integration tests, one binary: a module a subject.
+
+mod store;
+mod store_crash;
