@@ -333,7 +333,7 @@ impl Fate {
 }
 
 fn fates() -> impl Iterator<Item = Fate> {
-    [Fate::AllLost, Fate::AllKept].into_iter().chain((0..24).map(Fate::Random))
+    [Fate::AllLost, Fate::AllKept].into_iter().chain((0..10).map(Fate::Random))
 }
 
 #[test]
@@ -365,7 +365,7 @@ fn after_a_crash_anywhere_the_reader_sees_the_old_version_or_the_new_one_whole()
             assert_versions_hold(&models, 1..=next.0, &what);
         }
     }
-    assert!(seen[&1] > 100 && seen[&2] > 20, "{seen:?}");
+    assert!(seen[&1] > 100 && seen[&2] > 12, "{seen:?}");
 }
 
 #[test]

@@ -158,13 +158,20 @@ fn make_dirs(disk: &dyn Disk, path: &Path) -> Result<(), StoreError> {
 fn sweep(model: &Path) {
     let Ok(entries) = fs::read_dir(model) else { return };
     for entry in entries.flatten() {
-        let name = entry.file_name();
-        let ours = name.to_str().is_some_and(|name| name.starts_with('.') && name.ends_with(".tmp"));
+        let ours = entry.file_name().to_str().is_some_and(is_staging) && entry.path().is_dir();
         let Some(lock) = ours.then(|| File::open(entry.path()).ok()).flatten() else { continue };
         if lock.try_lock().is_ok() && fs::remove_dir_all(entry.path()).is_ok() {
             tracing::info!(path = %entry.path().display(), "removed what an interrupted write left");
         }
     }
+}
+
+/// Whether a name is of the form `.<number>.<pid>.<n>.tmp`.
+fn is_staging(name: &str) -> bool {
+    let numbers = name.strip_prefix('.').and_then(|rest| rest.strip_suffix(".tmp"));
+    let parsed =
+        numbers.map(|numbers| numbers.split('.').map(str::parse::<u64>).collect::<Result<Vec<_>, _>>());
+    matches!(parsed, Some(Ok(numbers)) if numbers.len() == 3)
 }
 
 /// A version in the making. Dropped before it is published, it leaves nothing.

@@ -1,9 +1,11 @@
 //! Versions on disk: what is written reads back to the bit, anything damaged is refused by name and
 //! the version before it is used.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use flechette::schema::{self, Architecture, Schema};
 use flechette::store::{
@@ -103,7 +105,6 @@ impl Sample {
         for (read, written) in opened.store.tables().iter().zip(&self.tables) {
             assert_eq!((read.rows(), read.dim()), (written.rows(), written.dim()));
             assert_eq!(bits(read.as_slice()), bits(written.as_slice()));
-            // A file has no order of names of its own: states come as their data lies.
             assert_eq!(read.states().len(), written.states().len());
             for (read, written) in read.states().iter().zip(written.states()) {
                 assert_eq!((read.name(), read.width()), (written.name(), written.width()));
@@ -488,4 +489,59 @@ fn published_files_may_be_written_by_nobody() {
     for path in files_of(&dir.path().join("m/2")) {
         assert!(fs::metadata(&path).unwrap().permissions().readonly(), "{}", path.display());
     }
+}
+
+const CHILD: &str = "FLECHETTE_TEST_STORE_MEMORY";
+
+/// A line of `/proc/self/status`, in bytes.
+fn memory(line: &str) -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let value = status.lines().find_map(|l| l.strip_prefix(line)?.strip_prefix(':')).unwrap();
+    value.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+}
+
+/// Not a test of its own: the next one runs it in a process whose memory nobody else uses.
+#[test]
+fn child_that_writes_and_opens_a_large_version() {
+    let Some(models) = std::env::var_os(CHILD) else { return };
+    let models = Path::new(&models);
+    let mut sample = Sample::zeroed(&[(1 << 20, 24)], &[("sum", false)]);
+    let (rows, states) = sample.tables[0].parts_mut().unwrap();
+    rows.fill(0.5);
+    states[0].rows_mut().unwrap().fill(2.0);
+    let (large, slack) = (sample.tables[0].bytes(), 24 << 20);
+    assert_eq!(large, 192 << 20);
+
+    let before = memory("VmRSS");
+    sample.write(models, "m").unwrap();
+    let peak = memory("VmHWM");
+    assert!(peak < before + slack, "writing took {} bytes", peak - before);
+
+    let anonymous = memory("RssAnon");
+    let opened = store::open(models, "m", Version(1)).unwrap();
+    assert_eq!(opened.store.row(TableId(0), (1 << 20) - 1), Some(&[0.5; 24][..]));
+    assert!(memory("RssAnon") < anonymous + slack, "the rows were copied");
+    let peak = memory("VmHWM");
+    assert!(
+        peak < before + large + slack,
+        "opening took {} bytes more than the mapping",
+        peak - before - large
+    );
+    println!("measured");
+}
+
+#[test]
+fn writing_and_checking_a_table_take_no_memory_of_its_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "store::child_that_writes_and_opens_a_large_version", "--nocapture"])
+        .env(CHILD, dir.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&child.stdout);
+    assert!(
+        child.status.success() && said.contains("measured"),
+        "{said}{}",
+        String::from_utf8_lossy(&child.stderr)
+    );
 }

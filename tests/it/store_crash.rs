@@ -1,4 +1,5 @@
 //! What was acknowledged survives a killed writer, writers beside each other, and a full disk.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -110,6 +111,8 @@ fn what_a_dead_writer_left_is_removed_and_what_a_live_one_holds_is_not() {
         fs::create_dir(path).unwrap();
         fs::write(path.join("model.toml"), "half").unwrap();
     }
+    let stranger = dir.path().join("m/.notes.tmp");
+    fs::create_dir(&stranger).unwrap();
     let lock = fs::File::open(&live).unwrap();
     lock.lock().unwrap();
     assert_eq!(Sample::of(1).write(dir.path(), "m").unwrap(), Version(2));
@@ -118,6 +121,7 @@ fn what_a_dead_writer_left_is_removed_and_what_a_live_one_holds_is_not() {
     drop(lock);
     assert_eq!(Sample::of(2).write(dir.path(), "m").unwrap(), Version(3));
     assert!(!live.exists());
+    assert!(stranger.exists());
 }
 
 /// A small file system of its own, unmounted when dropped; `None` where we may not mount.
