@@ -200,8 +200,8 @@ mod x86 {
 
     use super::Vector;
 
-    // SAFETY (both): the intrinsics read and write WIDTH unaligned elements; the callers are
-    // functions with the target feature, entered only where the processor reports it.
+    // SAFETY: the intrinsics read and write WIDTH unaligned elements; the callers are functions with
+    // the target feature, entered only where the processor reports it.
     unsafe impl Vector<f32> for __m512 {
         const WIDTH: usize = 16;
         #[inline(always)]
@@ -232,6 +232,7 @@ mod x86 {
         }
     }
 
+    // SAFETY: as for the wider one.
     unsafe impl Vector<f32> for __m256 {
         const WIDTH: usize = 8;
         #[inline(always)]
@@ -359,7 +360,7 @@ impl<T: Real> Tile<T> {
     /// Computes `ROWS` rows and gives back `ROWS`.
     #[inline(always)]
     unsafe fn run<V: Vector<T>, const N: usize, const ROWS: usize>(&self) -> usize {
-        // SAFETY (whole body): `a` has ROWS rows and `depth` steps, `b` `depth` lines of LANES, `c`
+        // SAFETY: `a` has ROWS rows and `depth` steps, `b` `depth` lines of LANES, `c`
         // ROWS rows of `width` elements; a narrower last panel goes through `edge`, which is whole.
         unsafe {
             // Plain counted loops: iterators here make the compiler keep the sums in memory.

@@ -1,9 +1,9 @@
 //! The embedding store: a model's versions on disk and the rows of one version in reach.
 //!
 //! A version is a directory that is written aside, synced, and renamed into place, and never
-//! changed again ([`write`]); reading one ([`snapshot`]) checks every byte against its manifest and
+//! changed again ([`write()`]); reading one ([`snapshot`]) checks every byte against its manifest and
 //! then serves rows from the mapped files. So a crash at any instant leaves the versions that
-//! were there, and a damaged one is refused by name while the one before it serves. [`format`]
+//! were there, and a damaged one is refused by name while the one before it serves. [`mod@format`]
 //! draws the bytes, [`table`] holds rows, and `disk` is the handful of calls that must reach the
 //! disk, so that tests can make each of them fail.
 
@@ -13,15 +13,19 @@ use std::path::{Path, PathBuf};
 
 use crate::types::{HostMemory, OutOfHostMemory, TableId, Version};
 
+#[cfg(test)]
+mod crash;
 mod disk;
 pub mod format;
 pub mod snapshot;
 pub mod table;
-pub mod write;
+mod write;
 
-pub use snapshot::{Latest, Opened, models, open, open_latest, open_latest_with, versions};
-pub use table::{PlainMemory, Table, Uniform, table_code};
-pub use write::{Contents, DenseTensor, write};
+pub use snapshot::{
+    Contents, Dense, DenseTensor, Latest, Opened, models, open, open_latest, open_latest_with, versions,
+    write,
+};
+pub use table::{PlainMemory, State, Table, Uniform, table_code};
 
 use format::{Checksum, FormatError};
 

@@ -1,4 +1,5 @@
-//! Reading versions: which there are, whether one is whole, and its contents, mapped.
+//! Versions: which there are, whether one is whole, and its contents, mapped. (How one is written
+//! is a file of its own, `write.rs`; its names are here too.)
 //!
 //! A version is opened only after its manifest, the length and the checksum of every file, and
 //! every tensor's name, type and shape have been found right, so nothing later needs to doubt
@@ -16,6 +17,8 @@ use super::table::{Floats, MappedFile, State, Table};
 use super::{EmbeddingStore, Refusal, StoreError, check_name};
 use crate::schema::{self, Schema};
 use crate::types::Version;
+
+pub use super::write::{Contents, DenseTensor, write};
 
 pub(super) const MANIFEST: &str = "MANIFEST.json";
 pub(super) const MODEL: &str = "model.toml";
@@ -160,7 +163,7 @@ pub fn open_latest_with(
 
 /// The schema that the text of a `model.toml` declares.
 pub(super) fn parse_schema(text: &str) -> Result<Schema, String> {
-    toml::from_str(text).map_err(|e| e.to_string())
+    Schema::parse(text).map_err(|e| e.to_string())
 }
 
 /// The path of a table's file in its version.

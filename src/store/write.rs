@@ -69,7 +69,12 @@ pub fn write(models: &Path, name: &str, contents: &Contents) -> Result<Version, 
     write_on(&SystemDisk, models, name, contents)
 }
 
-fn write_on(disk: &dyn Disk, models: &Path, name: &str, contents: &Contents) -> Result<Version, StoreError> {
+pub(super) fn write_on(
+    disk: &dyn Disk,
+    models: &Path,
+    name: &str,
+    contents: &Contents,
+) -> Result<Version, StoreError> {
     check_name("model", name)?;
     let schema = contents.checked()?;
     let model = models.join(name);
@@ -153,13 +158,20 @@ fn make_dirs(disk: &dyn Disk, path: &Path) -> Result<(), StoreError> {
 fn sweep(model: &Path) {
     let Ok(entries) = fs::read_dir(model) else { return };
     for entry in entries.flatten() {
-        let name = entry.file_name();
-        let ours = name.to_str().is_some_and(|name| name.starts_with('.') && name.ends_with(".tmp"));
+        let ours = entry.file_name().to_str().is_some_and(is_staging) && entry.path().is_dir();
         let Some(lock) = ours.then(|| File::open(entry.path()).ok()).flatten() else { continue };
         if lock.try_lock().is_ok() && fs::remove_dir_all(entry.path()).is_ok() {
             tracing::info!(path = %entry.path().display(), "removed what an interrupted write left");
         }
     }
+}
+
+/// Whether a name is of the form `.<number>.<pid>.<n>.tmp`.
+fn is_staging(name: &str) -> bool {
+    let numbers = name.strip_prefix('.').and_then(|rest| rest.strip_suffix(".tmp"));
+    let parsed =
+        numbers.map(|numbers| numbers.split('.').map(str::parse::<u64>).collect::<Result<Vec<_>, _>>());
+    matches!(parsed, Some(Ok(numbers)) if numbers.len() == 3)
 }
 
 /// A version in the making. Dropped before it is published, it leaves nothing.
@@ -254,8 +266,9 @@ impl<'a> Staging<'a> {
             // An empty directory would be replaced by the rename, but no writer makes one: they
             // come into being full.
             match self.disk.rename(&self.path, &path) {
-                // What stands there has raised the highest number.
-                Err(_) if path.symlink_metadata().is_ok() => continue,
+                // Another's stands there, and has raised the highest number. (Ours may stand there too,
+                // where a network's file system did the work and lost the answer.)
+                Err(_) if path.symlink_metadata().is_ok() && self.path.is_dir() => continue,
                 Err(e) => return Err(StoreError::at(&path, e)),
                 Ok(()) => {}
             }

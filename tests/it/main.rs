@@ -4,3 +4,5 @@ mod cli_init;
 mod dataset;
 mod server;
 mod serving;
+mod store;
+mod store_crash;

@@ -1,0 +1,391 @@
+//! Tests of the writer on a disk that fails, and of what a crash may leave of a disk that does not.
+//!
+//! The writer's calls are recorded. A crash is then any prefix of them, replayed on a model of a
+//! disk that keeps what was synced and of the rest whatever it likes: each name of a directory as
+//! it was at the directory's last sync or as it is now, each file as it was at its last sync, as
+//! it is, cut somewhere between, or as long as it is but zero. That is less than what journaling
+//! file systems promise, so what holds here holds on them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use super::disk::{Disk, SystemDisk};
+use super::write::write_on;
+use super::{
+    Contents, DenseTensor, Opened, PlainMemory, StoreError, Table, Uniform, open, open_latest, versions,
+};
+use crate::types::Version;
+
+const MODEL_TOML: &str = r#"
+[architecture]
+kind = "dcn"
+cross_layers = 1
+deep = [4]
+
+[[dense]]
+name = "d"
+
+[[features]]
+name = "f"
+table = "t"
+
+[[tables]]
+name = "t"
+rows = 50
+dim = 3
+"#;
+
+fn values(seed: u64, len: usize) -> Vec<f32> {
+    let mut values = vec![0.0; len];
+    Uniform { seed, table_code: 0, bound: 1.0 }.row(0, &mut values);
+    values
+}
+
+fn write_seed(disk: &dyn Disk, models: &Path, seed: u64) -> Result<Version, StoreError> {
+    let mut table = Table::zeroed(&PlainMemory, 50, 3, &[("sum", 1)]).unwrap();
+    table.rows_mut().unwrap().copy_from_slice(&values(seed, 150));
+    let dense = values(seed, 6);
+    let contents = Contents {
+        model_toml: MODEL_TOML,
+        dense: vec![DenseTensor { name: "w".to_owned(), shape: vec![2, 3], values: &dense }],
+        tables: vec![&table],
+        metadata: BTreeMap::new(),
+    };
+    write_on(disk, models, "m", &contents)
+}
+
+fn is_seed(opened: &Opened, seed: u64) -> bool {
+    opened.store.tables()[0].as_slice() == values(seed, 150) && opened.dense["w"].values() == values(seed, 6)
+}
+
+/// The versions `first..` hold seeds `first..`, all there are open, and there are no others.
+fn assert_versions_hold(models: &Path, seeds: std::ops::RangeInclusive<u64>, what: &str) {
+    let found: Vec<u64> = versions(models, "m").unwrap().iter().map(|version| version.0).collect();
+    assert_eq!(found, seeds.clone().collect::<Vec<_>>(), "{what}");
+    for seed in seeds {
+        assert!(is_seed(&open(models, "m", Version(seed)).unwrap(), seed), "{what}");
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    CreateDir(PathBuf),
+    Create(PathBuf),
+    Append(PathBuf, Vec<u8>),
+    Sync(PathBuf),
+    SyncDir(PathBuf),
+    Rename(PathBuf, PathBuf),
+}
+
+impl Op {
+    fn synced(&self) -> Option<&Path> {
+        match self {
+            Self::Sync(path) | Self::SyncDir(path) => Some(path),
+            _ => None,
+        }
+    }
+}
+
+/// Where a call fails, whether it has taken effect by then, and how.
+#[derive(Clone, Copy)]
+struct Fault {
+    at: usize,
+    done: bool,
+    kind: io::ErrorKind,
+}
+
+/// The system's disk, with a memory of what was asked of it and at most one fault. Syncs are only
+/// remembered: no test here pulls the plug of the real one.
+#[derive(Default)]
+struct RecordingDisk {
+    ops: Mutex<Vec<Op>>,
+    fault: Option<Fault>,
+}
+
+impl RecordingDisk {
+    fn step<T>(&self, op: Op, run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        let mut ops = self.ops.lock().unwrap();
+        let fault = self.fault.filter(|fault| fault.at == ops.len());
+        ops.push(op);
+        match fault {
+            Some(Fault { done: true, kind, .. }) => run().and(Err(io::Error::from(kind))),
+            Some(Fault { kind, .. }) => Err(io::Error::from(kind)),
+            None => run(),
+        }
+    }
+}
+
+impl Disk for RecordingDisk {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        self.step(Op::CreateDir(path.to_owned()), || SystemDisk.create_dir(path))
+    }
+
+    fn create(&self, path: &Path) -> io::Result<File> {
+        self.step(Op::Create(path.to_owned()), || SystemDisk.create(path))
+    }
+
+    fn append(&self, file: &mut File, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        self.step(Op::Append(path.to_owned(), bytes.to_owned()), || SystemDisk.append(file, path, bytes))
+    }
+
+    fn sync(&self, _file: &File, path: &Path) -> io::Result<()> {
+        self.step(Op::Sync(path.to_owned()), || Ok(()))
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        self.step(Op::SyncDir(path.to_owned()), || Ok(()))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.step(Op::Rename(from.to_owned(), to.to_owned()), || SystemDisk.rename(from, to))
+    }
+}
+
+/// The calls of writing seed 2 in a directory that has seed 1 as version 1, or in an empty one.
+fn recorded(root: &Path) -> Vec<Op> {
+    let disk = RecordingDisk::default();
+    write_seed(&disk, &root.join("models"), 2).unwrap();
+    disk.ops.into_inner().unwrap()
+}
+
+#[test]
+fn whichever_call_fails_the_reader_sees_the_old_version_or_the_new_one_whole() {
+    let root = tempfile::tempdir().unwrap();
+    write_seed(&RecordingDisk::default(), &root.path().join("models"), 1).unwrap();
+    let ops = recorded(root.path());
+    let renamed = ops.iter().position(|op| matches!(op, Op::Rename(..))).unwrap();
+    assert!(ops.len() > 20, "{ops:#?}");
+    for at in 0..ops.len() {
+        for done in [false, true] {
+            for kind in [io::ErrorKind::StorageFull, io::ErrorKind::PermissionDenied, io::ErrorKind::Other] {
+                let what = format!("call {at} ({kind}, done: {done})");
+                let root = tempfile::tempdir().unwrap();
+                let models = root.path().join("models");
+                write_seed(&RecordingDisk::default(), &models, 1).unwrap();
+                let disk = RecordingDisk { fault: Some(Fault { at, done, kind }), ..Default::default() };
+                let published = at > renamed || (at == renamed && done);
+                match write_seed(&disk, &models, 2) {
+                    Ok(version) => panic!("{what}: wrote {version}"),
+                    Err(StoreError::DiskFull { .. }) => {
+                        assert_eq!(kind, io::ErrorKind::StorageFull, "{what}")
+                    }
+                    Err(StoreError::Permission { .. }) => {
+                        assert_eq!(kind, io::ErrorKind::PermissionDenied, "{what}");
+                    }
+                    Err(StoreError::Io { .. }) => assert_eq!(kind, io::ErrorKind::Other, "{what}"),
+                    Err(error) => panic!("{what}: {error}"),
+                }
+                assert_versions_hold(&models, 1..=if published { 2 } else { 1 }, &what);
+                // And the next write is none the worse for it.
+                let next =
+                    write_seed(&RecordingDisk::default(), &models, if published { 3 } else { 2 }).unwrap();
+                assert_versions_hold(&models, 1..=next.0, &what);
+                let left = fs::read_dir(models.join("m")).unwrap().count() as u64;
+                assert_eq!(left, next.0, "{what}: something was left behind");
+            }
+        }
+    }
+}
+
+/// A disk with what it holds and what of that it has promised to keep.
+#[derive(Clone, Debug)]
+enum Node {
+    Dir { durable: BTreeMap<String, usize>, current: BTreeMap<String, usize> },
+    File { durable: Vec<u8>, current: Vec<u8> },
+}
+
+#[derive(Clone, Debug)]
+struct CrashingDisk {
+    root: PathBuf,
+    /// Node 0 is the root directory.
+    nodes: Vec<Node>,
+}
+
+impl CrashingDisk {
+    /// All that lies under `root`, promised.
+    fn load(root: &Path) -> Self {
+        let mut disk = Self { root: root.to_owned(), nodes: Vec::new() };
+        disk.load_node(root);
+        disk
+    }
+
+    fn load_node(&mut self, path: &Path) -> usize {
+        let id = self.nodes.len();
+        if path.is_file() {
+            let bytes = fs::read(path).unwrap();
+            self.nodes.push(Node::File { durable: bytes.clone(), current: bytes });
+            return id;
+        }
+        self.nodes.push(Node::Dir { durable: BTreeMap::new(), current: BTreeMap::new() });
+        let mut entries = BTreeMap::new();
+        for entry in fs::read_dir(path).unwrap() {
+            let entry = entry.unwrap();
+            entries.insert(entry.file_name().into_string().unwrap(), self.load_node(&entry.path()));
+        }
+        self.nodes[id] = Node::Dir { durable: entries.clone(), current: entries };
+        id
+    }
+
+    fn apply(&mut self, op: &Op) {
+        match op {
+            Op::CreateDir(path) => {
+                self.add(path, Node::Dir { durable: BTreeMap::new(), current: BTreeMap::new() });
+            }
+            Op::Create(path) => self.add(path, Node::File { durable: Vec::new(), current: Vec::new() }),
+            Op::Append(path, bytes) => match self.find(path) {
+                Node::File { current, .. } => current.extend_from_slice(bytes),
+                Node::Dir { .. } => panic!("{} is a directory", path.display()),
+            },
+            Op::Sync(path) | Op::SyncDir(path) => match self.find(path) {
+                Node::File { current, durable } => durable.clone_from(current),
+                Node::Dir { current, durable } => durable.clone_from(current),
+            },
+            Op::Rename(from, to) => {
+                let id = self.entries(from).remove(name(from)).unwrap();
+                self.entries(to).insert(name(to).to_owned(), id);
+            }
+        }
+    }
+
+    fn find(&mut self, path: &Path) -> &mut Node {
+        let mut id = 0;
+        for part in path.strip_prefix(&self.root).unwrap() {
+            let Node::Dir { current, .. } = &self.nodes[id] else {
+                panic!("{} is no directory", path.display())
+            };
+            id = current[part.to_str().unwrap()];
+        }
+        &mut self.nodes[id]
+    }
+
+    fn entries(&mut self, path: &Path) -> &mut BTreeMap<String, usize> {
+        match self.find(path.parent().unwrap()) {
+            Node::Dir { current, .. } => current,
+            Node::File { .. } => panic!("{} is in a file", path.display()),
+        }
+    }
+
+    fn add(&mut self, path: &Path, node: Node) {
+        let id = self.nodes.len();
+        self.nodes.push(node);
+        assert!(self.entries(path).insert(name(path).to_owned(), id).is_none());
+    }
+
+    /// Writes out below `to` what is left after a crash.
+    fn crash(&self, id: usize, to: &Path, fate: &mut Fate) {
+        match &self.nodes[id] {
+            Node::File { durable, current } => fs::write(to, fate.bytes(durable, current)).unwrap(),
+            Node::Dir { durable, current } => {
+                fs::create_dir_all(to).unwrap();
+                let names: BTreeSet<&String> = durable.keys().chain(current.keys()).collect();
+                for name in names {
+                    let entries = if fate.keeps_unsynced() { current } else { durable };
+                    if let Some(&id) = entries.get(name) {
+                        self.crash(id, &to.join(name), fate);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn name(path: &Path) -> &str {
+    path.file_name().unwrap().to_str().unwrap()
+}
+
+/// What becomes of that which was not synced.
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    AllLost,
+    AllKept,
+    Random(u64),
+}
+
+impl Fate {
+    fn roll(&mut self, sides: u64) -> u64 {
+        let Self::Random(state) = self else { return 0 };
+        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (*state >> 33) % sides
+    }
+
+    fn keeps_unsynced(&mut self) -> bool {
+        match self {
+            Self::AllLost => false,
+            Self::AllKept => true,
+            Self::Random(_) => self.roll(2) == 0,
+        }
+    }
+
+    fn bytes(&mut self, durable: &[u8], current: &[u8]) -> Vec<u8> {
+        let pending = current.len() - durable.len();
+        match (*self, self.roll(3)) {
+            (Self::AllLost, _) => durable.to_vec(),
+            (Self::AllKept, _) | (Self::Random(_), 0) => current.to_vec(),
+            (Self::Random(_), 1) => [durable, &vec![0; pending]].concat(),
+            (Self::Random(_), _) => {
+                current[..durable.len() + self.roll(pending as u64 + 1) as usize].to_vec()
+            }
+        }
+    }
+}
+
+fn fates() -> impl Iterator<Item = Fate> {
+    [Fate::AllLost, Fate::AllKept].into_iter().chain((0..10).map(Fate::Random))
+}
+
+#[test]
+fn after_a_crash_anywhere_the_reader_sees_the_old_version_or_the_new_one_whole() {
+    let root = tempfile::tempdir().unwrap();
+    write_seed(&RecordingDisk::default(), &root.path().join("models"), 1).unwrap();
+    let mut disk = CrashingDisk::load(root.path());
+    let ops = recorded(root.path());
+    let mut seen = BTreeMap::new();
+    for done in 0..=ops.len() {
+        if done > 0 {
+            disk.apply(&ops[done - 1]);
+        }
+        for mut fate in fates() {
+            let what = format!("{done} of {} calls, {fate:?}", ops.len());
+            let after = tempfile::tempdir().unwrap();
+            disk.crash(0, after.path(), &mut fate);
+            let models = after.path().join("models");
+            assert!(is_seed(&open(&models, "m", Version(1)).unwrap(), 1), "{what}");
+            let latest = open_latest(&models, "m").unwrap();
+            // The writer syncs before it renames, so there is not even a version to refuse.
+            assert!(latest.refused.is_empty(), "{what}: {:?}", latest.refused);
+            let version = latest.opened.store.version().0;
+            assert!(is_seed(&latest.opened, version), "{what}");
+            assert!(version == 2 || done < ops.len(), "{what}: acknowledged and lost");
+            *seen.entry(version).or_insert(0) += 1;
+            let next = write_seed(&RecordingDisk::default(), &models, version + 1).unwrap();
+            assert_eq!(next.0, version + 1, "{what}");
+            assert_versions_hold(&models, 1..=next.0, &what);
+        }
+    }
+    assert!(seen[&1] > 100 && seen[&2] > 12, "{seen:?}");
+}
+
+#[test]
+fn each_sync_is_needed_and_its_absence_is_seen() {
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir(root.path().join("models")).unwrap();
+    let empty = CrashingDisk::load(root.path());
+    let ops = recorded(root.path());
+    let survives = |without: Option<&Path>| {
+        let mut disk = empty.clone();
+        let kept = ops.iter().filter(|op| without.is_none() || op.synced() != without);
+        kept.for_each(|op| disk.apply(op));
+        let after = tempfile::tempdir().unwrap();
+        disk.crash(0, after.path(), &mut Fate::AllLost);
+        open_latest(&after.path().join("models"), "m").is_ok_and(|latest| is_seed(&latest.opened, 2))
+    };
+    assert!(survives(None));
+    let synced: BTreeSet<&Path> = ops.iter().filter_map(Op::synced).collect();
+    assert_eq!(synced.len(), 8, "four files, the directories models, m, the version's and its tables'");
+    for path in synced {
+        assert!(!survives(Some(path)), "{} need not be synced", path.display());
+    }
+}

@@ -1,0 +1,547 @@
+//! Versions on disk: what is written reads back to the bit, anything damaged is refused by name and
+//! the version before it is used.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use flechette::schema::{self, Architecture, Schema};
+use flechette::store::{
+    self, Contents, DenseTensor, EmbeddingStore, Opened, PlainMemory, StoreError, Table, Uniform, table_code,
+};
+use flechette::types::{TableId, Version};
+use proptest::prelude::*;
+
+/// Everything of a version, owned.
+#[derive(Debug)]
+pub struct Sample {
+    pub schema: Schema,
+    pub dense: Vec<(String, Vec<usize>, Vec<f32>)>,
+    pub tables: Vec<Table>,
+    pub metadata: BTreeMap<String, String>,
+}
+
+impl Sample {
+    /// Two tables, one with state, and two dense tensors, all values drawn from the seed.
+    pub fn of(seed: u64) -> Self {
+        let mut sample = Self::zeroed(&[(3, 4), (40, 2)], &[("sum", false), ("step", true)]);
+        let mut next = {
+            let mut row = 0;
+            move |out: &mut [f32]| {
+                row += 1;
+                Uniform { seed, table_code: table_code("sample"), bound: 1.0 }.row(row, out);
+            }
+        };
+        for table in &mut sample.tables {
+            let (rows, states) = table.parts_mut().unwrap();
+            next(rows);
+            states.iter_mut().for_each(|state| next(state.rows_mut().unwrap()));
+        }
+        for (name, shape) in [("deep.0.weight", vec![3, 5]), ("deep.0.bias", vec![5])] {
+            let mut values = vec![0.0; shape.iter().product()];
+            next(&mut values);
+            sample.dense.push((name.to_owned(), shape, values));
+        }
+        sample.metadata.insert("seed".to_owned(), seed.to_string());
+        sample
+    }
+
+    fn zeroed(sizes: &[(u64, usize)], states: &[(&str, bool)]) -> Self {
+        let name = |i: usize| format!("t{i}");
+        let table =
+            |(i, &(rows, dim))| schema::Table { name: name(i), rows, dim, default: Default::default() };
+        let feature = |i| schema::Feature {
+            name: format!("f{i}"),
+            table: name(i),
+            wide_table: None,
+            arity: Default::default(),
+            pooling: Default::default(),
+            hash: None,
+        };
+        let schema = Schema {
+            architecture: Architecture::Dcn { cross_layers: 1, deep: vec![4] },
+            loss: Default::default(),
+            dense: vec![schema::DenseFeature { name: "d".to_owned(), transform: Default::default() }],
+            features: (0..sizes.len()).map(feature).collect(),
+            tables: sizes.iter().enumerate().map(table).collect(),
+        };
+        let zeroed = |&(rows, dim): &(u64, usize)| {
+            let states: Vec<_> =
+                states.iter().map(|&(name, one)| (name, if one { 1 } else { dim })).collect();
+            Table::zeroed(&PlainMemory, rows, dim, &states).unwrap()
+        };
+        let tables = sizes.iter().map(zeroed).collect();
+        Self { schema, dense: Vec::new(), tables, metadata: BTreeMap::new() }
+    }
+
+    pub fn write(&self, models: &Path, name: &str) -> Result<Version, StoreError> {
+        let dense = self.dense.iter();
+        let dense = dense.map(|(name, shape, values)| DenseTensor {
+            name: name.clone(),
+            shape: shape.clone(),
+            values,
+        });
+        let contents = Contents {
+            model_toml: &toml::to_string(&self.schema).unwrap(),
+            dense: dense.collect(),
+            tables: self.tables.iter().collect(),
+            metadata: self.metadata.clone(),
+        };
+        store::write(models, name, &contents)
+    }
+
+    /// Equal to the bit, NaN and -0.0 included.
+    pub fn assert_is(&self, opened: &Opened) {
+        assert_eq!(opened.schema, self.schema);
+        assert_eq!(opened.metadata, self.metadata);
+        assert_eq!(opened.dense.len(), self.dense.len());
+        for (name, shape, values) in &self.dense {
+            assert_eq!(opened.dense[name].shape(), shape);
+            assert_eq!(bits(opened.dense[name].values()), bits(values));
+        }
+        assert_eq!(opened.store.tables().len(), self.tables.len());
+        for (read, written) in opened.store.tables().iter().zip(&self.tables) {
+            assert_eq!((read.rows(), read.dim()), (written.rows(), written.dim()));
+            assert_eq!(bits(read.as_slice()), bits(written.as_slice()));
+            assert_eq!(read.states().len(), written.states().len());
+            for (read, written) in read.states().iter().zip(written.states()) {
+                assert_eq!((read.name(), read.width()), (written.name(), written.width()));
+                assert_eq!(bits(read.as_slice()), bits(written.as_slice()));
+            }
+        }
+    }
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
+
+/// Every file of a version, by its path.
+fn files_of(version: &Path) -> Vec<PathBuf> {
+    ["model.toml", "dense.safetensors", "tables/t0.safetensors", "tables/t1.safetensors", "MANIFEST.json"]
+        .iter()
+        .map(|file| version.join(file))
+        .collect()
+}
+
+/// Puts other bytes in the place of a published file, as a failing disk would.
+fn replace(path: &Path, bytes: &[u8]) {
+    fs::remove_file(path).unwrap();
+    fs::write(path, bytes).unwrap();
+}
+
+fn two_versions() -> (tempfile::TempDir, Sample) {
+    let dir = tempfile::tempdir().unwrap();
+    let first = Sample::of(1);
+    assert_eq!(first.write(dir.path(), "m").unwrap(), Version(1));
+    assert_eq!(Sample::of(2).write(dir.path(), "m").unwrap(), Version(2));
+    (dir, first)
+}
+
+/// Version 2 is refused for a reason that names `file`, and version 1 opens whole.
+fn assert_refused_by_name(models: &Path, first: &Sample, file: &Path, what: &str) {
+    let latest = store::open_latest(models, "m").unwrap();
+    assert_eq!(latest.opened.store.version(), Version(1), "{what}");
+    first.assert_is(&latest.opened);
+    assert_eq!(latest.refused.len(), 1);
+    assert_eq!(latest.refused[0].version, Version(2));
+    let reason = latest.refused[0].reason.to_string();
+    assert!(reason.starts_with(&*file.to_string_lossy()), "{what}: {reason}");
+}
+
+/// Any f32 there is, by its bits.
+fn any_floats(len: usize) -> impl Strategy<Value = Vec<f32>> {
+    let special = prop_oneof![Just(f32::NAN.to_bits()), Just(0xffc0_1234), Just((-0.0_f32).to_bits())];
+    proptest::collection::vec(prop_oneof![4 => any::<u32>(), 1 => special].prop_map(f32::from_bits), len)
+}
+
+fn any_sample() -> impl Strategy<Value = Sample> {
+    let sizes = proptest::collection::vec((1_u64..60, 1_usize..9), 1..4);
+    let states =
+        proptest::sample::subsequence(vec![("sum", true), ("exp_avg", false), ("step", true)], 0..=3);
+    let shapes =
+        proptest::collection::btree_map("[a-z.0-9]{1,9}", proptest::collection::vec(0_usize..5, 0..4), 0..4);
+    let metadata = proptest::collection::btree_map(".{0,6}", ".{0,6}", 0..3);
+    (sizes, states, shapes, metadata).prop_flat_map(|(sizes, states, shapes, metadata)| {
+        let table: usize = sizes.iter().map(|&(rows, dim)| rows as usize * dim).sum();
+        let dense: usize = shapes.values().map(|shape| shape.iter().product::<usize>()).sum();
+        any_floats(table * 4 + dense).prop_map(move |values| {
+            let mut sample = Sample::zeroed(&sizes, &states);
+            let mut values = values.into_iter();
+            let mut fill = |to: &mut [f32]| to.iter_mut().for_each(|x| *x = values.next().unwrap());
+            for table in &mut sample.tables {
+                let (rows, states) = table.parts_mut().unwrap();
+                fill(rows);
+                states.iter_mut().for_each(|state| fill(state.rows_mut().unwrap()));
+            }
+            for (name, shape) in &shapes {
+                let mut values = vec![0.0; shape.iter().product()];
+                fill(&mut values);
+                sample.dense.push((name.clone(), shape.clone(), values));
+            }
+            sample.metadata.clone_from(&metadata);
+            sample
+        })
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn a_version_reads_back_to_the_bit(sample in any_sample()) {
+        let dir = tempfile::tempdir().unwrap();
+        let models = dir.path().join("made/on/demand");
+        prop_assert_eq!(sample.write(&models, "m").unwrap(), Version(1));
+        sample.assert_is(&store::open(&models, "m", Version(1)).unwrap());
+        prop_assert_eq!(store::models(&models).unwrap(), vec!["m"]);
+    }
+}
+
+#[test]
+fn the_files_are_plain_safetensors_whose_data_begins_on_a_page() {
+    let dir = tempfile::tempdir().unwrap();
+    let sample = Sample::of(9);
+    sample.write(dir.path(), "m").unwrap();
+    let bytes = fs::read(dir.path().join("m/1/tables/t1.safetensors")).unwrap();
+    let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap());
+    assert_eq!(header % 4096, 0);
+
+    let public = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let weight = public.tensor("weight").unwrap();
+    assert_eq!((weight.dtype(), weight.shape()), (safetensors::Dtype::F32, &[40, 2][..]));
+    assert_eq!(weight.data(), bytemuck::cast_slice::<f32, u8>(sample.tables[1].as_slice()));
+    assert_eq!(weight.data().as_ptr(), bytes[header as usize..].as_ptr(), "weight comes first");
+    let sum = public.tensor("step").unwrap();
+    assert_eq!(sum.shape(), &[40, 1]);
+    assert_eq!(sum.data(), bytemuck::cast_slice::<f32, u8>(sample.tables[1].states()[1].as_slice()));
+
+    let bytes = fs::read(dir.path().join("m/1/dense.safetensors")).unwrap();
+    let public = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(public.tensor("deep.0.weight").unwrap().shape(), &[3, 5]);
+}
+
+#[test]
+fn a_flipped_byte_anywhere_is_refused_by_name_and_the_version_before_is_used() {
+    let (dir, first) = two_versions();
+    for path in files_of(&dir.path().join("m/2")) {
+        let good = fs::read(&path).unwrap();
+        // Every byte of what is short, and a stride that is no power of two through the padding.
+        let positions = (0..good.len())
+            .filter(|at| good.len() < 1024 || *at < 64 || at % 61 == 0 || at + 64 > good.len());
+        for at in positions {
+            let mut bad = good.clone();
+            bad[at] ^= 1 << (at % 8);
+            replace(&path, &bad);
+            assert_refused_by_name(dir.path(), &first, &path, &format!("byte {at}"));
+        }
+        replace(&path, &good);
+    }
+    assert_eq!(store::open_latest(dir.path(), "m").unwrap().opened.store.version(), Version(2));
+}
+
+#[test]
+fn a_file_cut_short_or_grown_is_refused_by_name_and_the_version_before_is_used() {
+    let (dir, first) = two_versions();
+    for path in files_of(&dir.path().join("m/2")) {
+        let good = fs::read(&path).unwrap();
+        let lengths = (0..good.len()).filter(|at| *at < 16 || at % 127 == 0 || at + 16 > good.len());
+        for length in lengths {
+            replace(&path, &good[..length]);
+            assert_refused_by_name(dir.path(), &first, &path, &format!("{length} bytes"));
+        }
+        replace(&path, &[good.as_slice(), b" "].concat());
+        assert_refused_by_name(dir.path(), &first, &path, "one byte more");
+        fs::remove_file(&path).unwrap();
+        assert_refused_by_name(dir.path(), &first, &path, "no file");
+        fs::create_dir(&path).unwrap();
+        assert_refused_by_name(dir.path(), &first, &path, "a directory");
+        fs::remove_dir(&path).unwrap();
+        fs::write(&path, &good).unwrap();
+    }
+    assert_eq!(store::open_latest(dir.path(), "m").unwrap().opened.store.version(), Version(2));
+}
+
+#[test]
+fn the_kind_of_damage_is_said() {
+    let (dir, _) = two_versions();
+    let path = dir.path().join("m/2/tables/t1.safetensors");
+    let good = fs::read(&path).unwrap();
+    let open = || store::open(dir.path(), "m", Version(2)).unwrap_err();
+
+    replace(&path, &good[..100]);
+    let error = open();
+    assert!(matches!(error, StoreError::Size { expected, got: 100, .. } if expected == good.len() as u64));
+    assert!(error.to_string().contains("t1.safetensors: truncated: expected"), "{error}");
+    let mut bad = good.clone();
+    *bad.last_mut().unwrap() ^= 1;
+    replace(&path, &bad);
+    assert!(matches!(open(), StoreError::Checksum { expected, got, .. } if expected != got));
+    fs::remove_file(&path).unwrap();
+    assert!(matches!(open(), StoreError::MissingFile { path: missing } if missing == path));
+}
+
+/// Writes the files as their writer would have, with a manifest that vouches for them.
+fn forge(version: &Path, change: impl FnOnce(&mut BTreeMap<String, Vec<u8>>)) {
+    use store::format::{Checksum, FileEntry, Manifest};
+    let manifest = Manifest::parse(&fs::read(version.join("MANIFEST.json")).unwrap()).unwrap();
+    let mut files: BTreeMap<String, Vec<u8>> =
+        manifest.files.keys().map(|name| (name.clone(), fs::read(version.join(name)).unwrap())).collect();
+    change(&mut files);
+    let mut forged = Manifest::default();
+    fs::remove_dir_all(version).unwrap();
+    fs::create_dir_all(version.join("tables")).unwrap();
+    for (name, bytes) in &files {
+        let entry = FileEntry { bytes: bytes.len() as u64, xxh3_128: Checksum::of(bytes) };
+        forged.files.insert(name.clone(), entry);
+        fs::write(version.join(name), bytes).unwrap();
+    }
+    fs::write(version.join("MANIFEST.json"), forged.encode().unwrap()).unwrap();
+}
+
+fn table_bytes(tensors: &[(&str, &[u64])]) -> Vec<u8> {
+    let mut bytes = store::format::encode_header(tensors).unwrap();
+    let elements: u64 = tensors.iter().map(|(_, shape)| shape.iter().product::<u64>()).sum();
+    bytes.resize(bytes.len() + elements as usize * 4, 0);
+    bytes
+}
+
+#[test]
+fn tensors_and_files_that_the_schema_does_not_know_are_refused_though_their_checksums_hold() {
+    type Tensors<'a> = &'a [(&'a str, &'a [u64])];
+    let bad: [(Tensors, &str); 6] = [
+        (&[("weight", &[3, 5])], "weight"),
+        (&[("weight", &[4, 4])], "weight"),
+        (&[("weight", &[12])], "weight"),
+        (&[("weight", &[3, 4]), ("sum", &[3, 2])], "sum"),
+        (&[("weight", &[3, 4]), ("keys", &[3, 1])], "keys"),
+        (&[("sum", &[3, 4])], "weight"),
+    ];
+    for (tensors, named) in bad {
+        let (dir, first) = two_versions();
+        let version = dir.path().join("m/2");
+        forge(&version, |files| drop(files.insert("tables/t0.safetensors".to_owned(), table_bytes(tensors))));
+        let error = store::open(dir.path(), "m", Version(2)).unwrap_err();
+        assert!(matches!(&error, StoreError::Tensor { tensor, .. } if tensor == named), "{error}");
+        assert_refused_by_name(dir.path(), &first, &version.join("tables/t0.safetensors"), named);
+    }
+
+    let (dir, _) = two_versions();
+    forge(&dir.path().join("m/2"), |files| drop(files.insert("tables/t9.safetensors".to_owned(), vec![])));
+    let error = store::open(dir.path(), "m", Version(2)).unwrap_err();
+    assert!(matches!(&error, StoreError::UnexpectedFile { file, .. } if file == "tables/t9.safetensors"));
+
+    let (dir, _) = two_versions();
+    forge(&dir.path().join("m/2"), |files| drop(files.remove("tables/t1.safetensors")));
+    let error = store::open(dir.path(), "m", Version(2)).unwrap_err();
+    assert!(matches!(error, StoreError::MissingFile { path } if path.ends_with("m/2/tables/t1.safetensors")));
+
+    let (dir, _) = two_versions();
+    forge(&dir.path().join("m/2"), |files| drop(files.insert("model.toml".to_owned(), b"what = 1".to_vec())));
+    assert!(matches!(store::open(dir.path(), "m", Version(2)).unwrap_err(), StoreError::Schema { .. }));
+
+    let (dir, _) = two_versions();
+    forge(&dir.path().join("m/2"), |files| {
+        let file = files.get_mut("dense.safetensors").unwrap();
+        file[..8].copy_from_slice(&(1_u64 << 60).to_le_bytes());
+    });
+    let error = store::open(dir.path(), "m", Version(2)).unwrap_err();
+    assert!(error.to_string().contains("dense.safetensors: header: limit"), "{error}");
+}
+
+#[test]
+fn with_no_good_version_every_refusal_is_named() {
+    let (dir, _) = two_versions();
+    fs::remove_file(dir.path().join("m/1/dense.safetensors")).unwrap();
+    fs::remove_file(dir.path().join("m/2/MANIFEST.json")).unwrap();
+    fs::write(dir.path().join("m/3"), "a file").unwrap();
+    fs::create_dir(dir.path().join("m/7")).unwrap();
+    let error = store::open_latest(dir.path(), "m").unwrap_err().to_string();
+    for part in
+        ["version 7", "version 3", "m/3: not a directory", "m/2/MANIFEST.json: missing file", "m/1/dense"]
+    {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    // The next number is above all of them, good or not.
+    assert_eq!(Sample::of(3).write(dir.path(), "m").unwrap(), Version(8));
+    assert_eq!(store::open_latest(dir.path(), "m").unwrap().opened.store.version(), Version(8));
+}
+
+#[test]
+fn a_version_that_the_caller_does_not_accept_is_passed_over() {
+    let (dir, first) = two_versions();
+    let latest = store::open_latest_with(dir.path(), "m", |opened| match opened.metadata["seed"].as_str() {
+        "2" => Err("deep.0.weight: expected [3, 6], got [3, 5]".to_owned()),
+        _ => Ok(()),
+    });
+    let latest = latest.unwrap();
+    first.assert_is(&latest.opened);
+    assert!(
+        matches!(&latest.refused[0].reason, StoreError::NotAccepted { reason } if reason.contains("[3, 6]"))
+    );
+}
+
+#[test]
+fn only_numbers_are_versions_and_only_directories_with_versions_are_models() {
+    let (dir, _) = two_versions();
+    for name in ["007", "+3", "-1", "3.0", "state", ".4", "99999999999999999999"] {
+        fs::create_dir(dir.path().join("m").join(name)).unwrap();
+    }
+    fs::create_dir_all(dir.path().join("no_version/state")).unwrap();
+    fs::create_dir_all(dir.path().join(".hidden/1")).unwrap();
+    fs::write(dir.path().join("file"), "").unwrap();
+    assert_eq!(store::versions(dir.path(), "m").unwrap(), vec![Version(1), Version(2)]);
+    assert_eq!(store::models(dir.path()).unwrap(), vec!["m"]);
+
+    fs::create_dir(dir.path().join("m").join(u64::MAX.to_string())).unwrap();
+    let error = Sample::of(3).write(dir.path(), "m").unwrap_err();
+    assert!(matches!(error, StoreError::NumbersExhausted { .. }), "{error}");
+}
+
+#[test]
+fn missing_directories_and_files_in_their_place_are_said() {
+    let (dir, sample) = two_versions();
+    let nowhere = dir.path().join("nowhere");
+    assert!(matches!(store::models(&nowhere), Err(StoreError::MissingDirectory { path }) if path == nowhere));
+    assert!(matches!(store::versions(dir.path(), "x"), Err(StoreError::MissingDirectory { .. })));
+    assert!(matches!(store::open_latest(dir.path(), "x"), Err(StoreError::MissingDirectory { .. })));
+    assert!(matches!(store::open(dir.path(), "m", Version(3)), Err(StoreError::MissingDirectory { .. })));
+    let file = dir.path().join("file");
+    fs::write(&file, "").unwrap();
+    assert!(matches!(store::models(&file), Err(StoreError::NotADirectory { path }) if path == file));
+    assert!(matches!(sample.write(&file, "m"), Err(StoreError::NotADirectory { .. })));
+    assert!(
+        matches!(sample.write(dir.path(), "file"), Err(StoreError::NotADirectory { path }) if path == file)
+    );
+}
+
+#[test]
+fn names_that_lead_elsewhere_are_refused() {
+    let (dir, mut sample) = two_versions();
+    for name in ["", ".", "..", ".hidden", "a/b", "/etc", "a\\b", "a\0b", &"x".repeat(129)] {
+        assert!(
+            matches!(sample.write(dir.path(), name), Err(StoreError::Name { what: "model", .. })),
+            "{name:?}"
+        );
+        assert!(matches!(store::versions(dir.path(), name), Err(StoreError::Name { .. })), "{name:?}");
+        assert!(
+            matches!(store::open(dir.path(), name, Version(1)), Err(StoreError::Name { .. })),
+            "{name:?}"
+        );
+    }
+    sample.schema.tables[0].name = "../../escape".to_owned();
+    sample.schema.features[0].table = "../../escape".to_owned();
+    assert!(matches!(sample.write(dir.path(), "m"), Err(StoreError::Name { what: "table", .. })));
+}
+
+#[test]
+fn contents_that_do_not_fit_their_schema_are_refused_and_nothing_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut sample = Sample::of(1);
+    sample.dense[0].1 = vec![3, 6];
+    let error = sample.write(dir.path(), "m").unwrap_err();
+    assert!(matches!(&error, StoreError::Tensor { tensor, .. } if tensor == "deep.0.weight"), "{error}");
+
+    let mut sample = Sample::of(1);
+    sample.tables[1] = Table::zeroed(&PlainMemory, 40, 3, &[]).unwrap();
+    assert!(matches!(sample.write(dir.path(), "m"), Err(StoreError::Tensor { .. })));
+    for state in [("keys", 1), ("sum", 7)] {
+        sample.tables[1] = Table::zeroed(&PlainMemory, 40, 2, &[state]).unwrap();
+        assert!(matches!(sample.write(dir.path(), "m"), Err(StoreError::Tensor { .. })), "{state:?}");
+    }
+    sample.tables.pop();
+    assert!(matches!(sample.write(dir.path(), "m"), Err(StoreError::Tables { expected: 2, got: 1 })));
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn an_open_version_serves_on_when_its_directory_is_removed() {
+    let (dir, first) = two_versions();
+    let opened = store::open(dir.path(), "m", Version(1)).unwrap();
+    fs::remove_dir_all(dir.path().join("m")).unwrap();
+    first.assert_is(&opened);
+    opened.store.prefault();
+}
+
+#[test]
+fn a_store_answers_by_table_and_id_and_copies_into_memory_of_its_own() {
+    let (dir, first) = two_versions();
+    let store = store::open(dir.path(), "m", Version(1)).unwrap().store;
+    assert_eq!(store.row(TableId(1), 39), first.tables[1].row(39));
+    assert_eq!(store.row(TableId(1), 40), None);
+    assert_eq!(store.row(TableId(2), 0), None);
+    assert_eq!(store.bytes(), 4 * (3 * (4 + 4 + 1) + 40 * (2 + 2 + 1)));
+
+    let mut copy: EmbeddingStore = store.copied(&PlainMemory).unwrap();
+    assert_eq!((copy.version(), copy.bytes()), (Version(1), store.bytes()));
+    let mut tables = copy.into_tables();
+    tables[1].row_mut(39).unwrap().fill(7.0);
+    copy = EmbeddingStore::new(Version(1), tables);
+    assert_eq!(copy.row(TableId(1), 39), Some(&[7.0, 7.0][..]));
+    assert_eq!(store.row(TableId(1), 39), first.tables[1].row(39));
+}
+
+#[test]
+fn published_files_may_be_written_by_nobody() {
+    let (dir, _) = two_versions();
+    for path in files_of(&dir.path().join("m/2")) {
+        assert!(fs::metadata(&path).unwrap().permissions().readonly(), "{}", path.display());
+    }
+}
+
+const CHILD: &str = "FLECHETTE_TEST_STORE_MEMORY";
+
+/// A line of `/proc/self/status`, in bytes.
+fn memory(line: &str) -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let value = status.lines().find_map(|l| l.strip_prefix(line)?.strip_prefix(':')).unwrap();
+    value.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+}
+
+/// Not a test of its own: the next one runs it in a process whose memory nobody else uses.
+#[test]
+fn child_that_writes_and_opens_a_large_version() {
+    let Some(models) = std::env::var_os(CHILD) else { return };
+    let models = Path::new(&models);
+    let mut sample = Sample::zeroed(&[(1 << 20, 24)], &[("sum", false)]);
+    let (rows, states) = sample.tables[0].parts_mut().unwrap();
+    rows.fill(0.5);
+    states[0].rows_mut().unwrap().fill(2.0);
+    let (large, slack) = (sample.tables[0].bytes(), 24 << 20);
+    assert_eq!(large, 192 << 20);
+
+    let before = memory("VmRSS");
+    sample.write(models, "m").unwrap();
+    let peak = memory("VmHWM");
+    assert!(peak < before + slack, "writing took {} bytes", peak - before);
+
+    let anonymous = memory("RssAnon");
+    let opened = store::open(models, "m", Version(1)).unwrap();
+    assert_eq!(opened.store.row(TableId(0), (1 << 20) - 1), Some(&[0.5; 24][..]));
+    assert!(memory("RssAnon") < anonymous + slack, "the rows were copied");
+    let peak = memory("VmHWM");
+    assert!(
+        peak < before + large + slack,
+        "opening took {} bytes more than the mapping",
+        peak - before - large
+    );
+    println!("measured");
+}
+
+#[test]
+fn writing_and_checking_a_table_take_no_memory_of_its_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "store::child_that_writes_and_opens_a_large_version", "--nocapture"])
+        .env(CHILD, dir.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&child.stdout);
+    assert!(
+        child.status.success() && said.contains("measured"),
+        "{said}{}",
+        String::from_utf8_lossy(&child.stderr)
+    );
+}
