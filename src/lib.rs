@@ -4,3 +4,5 @@
 // Modules in reading order.
 pub mod schema;
 pub mod types;
+
+pub mod device;
