@@ -24,6 +24,7 @@ namespace {
 constexpr unsigned WARP = 32;
 constexpr size_t STACK_BYTES = 64 << 10;
 constexpr int NO_LINE = -1;
+constexpr uint64_t MOST_ACCESSES = 100'000'000;  // of one launch: a kernel that loops for ever ends too
 
 // ---- Fibers: a saved stack pointer and a switch. ----
 
@@ -131,6 +132,7 @@ struct Launch {
     Fiber scheduler;
     Lane* running = nullptr;
     Random random;
+    uint64_t accesses = 0;
     int barrier_line = NO_LINE, barrier_count = 0, barrier_result = 0;
     bool failed = false;
     char message[512] = "";
@@ -378,8 +380,10 @@ int block_barrier(bool predicate, int line) {
 // One access in 16 yields to another lane of the warp, one in 64 to another warp.
 void preemption_point() {
     Launch* launch = launch_of_thread;
-    if (!launch || !launch->running || !launch->random.state) return;
+    if (!launch || !launch->running) return;
     Lane& lane = *launch->running;
+    if (++launch->accesses > MOST_ACCESSES) fail(lane, "too many memory accesses: an endless loop");
+    if (!launch->random.state) return;
     const uint32_t draw = launch->random.next();
     if (draw % 16 == 0) yield(lane);
     else if (draw % 64 == 1) back_to_scheduler(lane);

@@ -12,7 +12,7 @@
 //   that is not atomic, gives a wrong result under some seed;
 // - what CUDA calls undefined and what would hang a GPU ends the launch with an error that names the
 //   block and the lane: a lane outside its own mask, lanes of one mask in different operations, lanes at
-//   different barriers, a barrier that some lanes never reach.
+//   different barriers, a barrier that some lanes never reach, a loop without end.
 //
 // Not modelled: weak memory order, blocks that overlap in time (they run one after another, in an order
 // shuffled by the seed), and time itself. A launch lives on the calling thread alone, so tests may launch

@@ -18,6 +18,7 @@ extern const Kernel KERNELS[] = {
     KERNEL(barrier_against_ballot),
     KERNEL(ballot_outside_mask),
     KERNEL(shuffle_outside_mask),
+    KERNEL(spin_for_ever),
 };
 extern const size_t KERNEL_COUNT = sizeof(KERNELS) / sizeof(KERNELS[0]);
 

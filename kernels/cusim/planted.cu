@@ -64,3 +64,8 @@ extern "C" __global__ void ballot_outside_mask(u32* values) { values[threadIdx.x
 extern "C" __global__ void shuffle_outside_mask(u32* values) {
     if (threadIdx.x < 16) values[threadIdx.x] = __shfl_sync(0xffffu, values[threadIdx.x], 20);
 }
+
+// Planted: a loop that waits for what no lane does.
+extern "C" __global__ void spin_for_ever(u32* values) {
+    while (*static_cast<volatile u32*>(values) == 0) __nanosleep(20);
+}

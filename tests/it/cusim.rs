@@ -327,6 +327,11 @@ fn broken_barriers_and_masks_are_reported_with_block_and_lane() {
 }
 
 #[test]
+fn an_endless_loop_is_stopped() {
+    assert!(stopped("spin_for_ever", 1).contains("an endless loop (block 0,0,0 thread"));
+}
+
+#[test]
 fn a_launch_after_a_failed_one_is_whole() {
     stopped("barriers_apart", 1);
     assert_eq!(counted("count_atomically", 1), 256);
