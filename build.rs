@@ -17,3 +17,25 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     cusim();
     Ok(())
 }
+
+/// Builds `kernels/cusim` into the library. The kernels alone are instrumented, so that the
+/// simulator may preempt them at each access; it supplies the hooks itself, and no sanitizer
+/// runtime is linked. Contraction is off, because the tests compare sums bit for bit.
+#[cfg(feature = "cusim")]
+fn cusim() {
+    println!("cargo:rerun-if-changed=kernels");
+    let build = || {
+        let mut build = cc::Build::new();
+        build
+            .cpp(true)
+            .std("c++20")
+            .opt_level(2)
+            .extra_warnings(true)
+            .include("kernels")
+            .define("CUSIM", None);
+        build.flag("-ffp-contract=off").flag("-fno-exceptions").flag("-fno-strict-aliasing");
+        build
+    };
+    let kernels = build().flag("-fsanitize=thread").file("kernels/cusim/kernels.cpp").compile_intermediates();
+    build().file("kernels/cusim/cusim.cpp").objects(kernels).compile("flechette_cusim");
+}

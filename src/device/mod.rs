@@ -1,11 +1,18 @@
-//! What a device does for the cache, the models and the trainer: memory, and one function a kernel.
+//! What a device does for the cache, the models and the trainer: one function a kernel, and the
+//! choice of the machine's device.
 
+pub mod choice;
+pub mod cuda;
+#[cfg(feature = "cusim")]
+pub mod cusim;
 pub mod host;
+pub mod pool;
 
 mod gemm;
 mod real;
 mod simd;
 
+pub use choice::{Choice, DeviceError, Wanted, choose};
 pub use gemm::{LANES, Left, Output, Product, Start, pack, pack_transposed_panel, packed_len, row_stride};
 pub use real::Real;
 pub use simd::vectorise;

@@ -6,3 +6,6 @@ mod server;
 mod serving;
 mod store;
 mod store_crash;
+#[cfg(feature = "cusim")]
+mod cusim;
+mod tidy;

@@ -1,0 +1,25 @@
+// The kernels that cusim can launch. This file is compiled with -fsanitize=thread, so that each of their
+// loads and stores is a preemption point.
+#include "../gather_pool.cu"
+#include "planted.cu"
+
+namespace cusim {
+
+#define KERNEL(function) {#function, &Call<&function>::call}
+extern const Kernel KERNELS[] = {
+    KERNEL(gather_pool),
+    KERNEL(reverse_with_barrier),
+    KERNEL(reverse_without_barrier),
+    KERNEL(count_atomically),
+    KERNEL(count_plainly),
+    KERNEL(warp_sums),
+    KERNEL(warp_match),
+    KERNEL(barriers_apart),
+    KERNEL(barrier_against_ballot),
+    KERNEL(ballot_outside_mask),
+    KERNEL(shuffle_outside_mask),
+    KERNEL(spin_for_ever),
+};
+extern const size_t KERNEL_COUNT = sizeof(KERNELS) / sizeof(KERNELS[0]);
+
+}  // namespace cusim

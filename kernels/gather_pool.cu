@@ -1,0 +1,74 @@
+// The whole embedding layer's last step in one launch: restores duplicates, pools every lookup of every
+// sample, and lays the dense inputs beside them (DESIGN.md section 4, query step 6).
+//
+// One launch serves lookups of any number and of different dims, by FLECHE's self-identified fusion
+// (section 3.2): lookup i is a segment of `samples * dim` threads rounded up to whole warps, and the
+// dense inputs are one segment more, after them. `scan` is the prefix sum of the segments' warps; a warp
+// finds its segment by a binary search in shared memory, and a thread owns one element of one sample.
+//
+// A thread adds its element of the sample's rows in id order, whatever the launch's shape: the sum is the
+// same to the bit for every grid, and equal to the host's.
+//
+// The two structs below are `PoolLookup` and `PoolArgs` of src/device/pool.rs, field for field. The host
+// has checked every offset, index and width before the launch.
+#include "common.cuh"
+
+struct PoolLookup {
+    u32 offsets_at;      // the bag of sample s is [offsets[at + s], offsets[at + s + 1])
+    u32 occurrences_at;  // what a bag's bounds are counted from, in `occurrences`
+    u32 dim;             // elements of a row
+    u32 column;          // where the pooled vector begins in an output row
+    u32 pooling;         // 0 sum, 1 mean
+};
+
+struct PoolArgs {
+    const PoolLookup* lookups;  // lookup_count
+    const u32* scan;            // lookup_count + 2, in warps
+    const u32* offsets;
+    const u32* occurrences;     // for each id of a bag, which unique row it is
+    const float* const* rows;   // for each unique row, where it lies; null reads as zeros
+    const float* dense;         // samples x dense_width
+    float* out;                 // samples x stride
+    u32 lookup_count;
+    u32 samples;
+    u32 dense_width;
+    u32 stride;
+};
+
+constexpr u32 POOLING_MEAN = 1;
+
+// One element of one sample's bag. The sum starts at +0, and no sum from there is ever -0, so leaving a
+// null row out is the same as adding its zeros.
+__device__ __forceinline__ float pooled(const PoolArgs& args, const PoolLookup& lookup, u32 sample, u32 element) {
+    const u32* bounds = args.offsets + lookup.offsets_at + sample;
+    const u32* bag = args.occurrences + lookup.occurrences_at;
+    const u32 begin = bounds[0], end = bounds[1];
+    float sum = 0.0f;
+    for (u32 i = begin; i < end; ++i) {
+        const float* row = args.rows[bag[i]];
+        if (row) sum += row[element];
+    }
+    if (lookup.pooling == POOLING_MEAN && end > begin) sum /= static_cast<float>(end - begin);
+    return sum;
+}
+
+extern "C" __global__ void gather_pool(PoolArgs args) {
+    u32* scan = dynamic_shared<u32>();
+    for (u32 i = threadIdx.x; i < args.lookup_count + 2; i += blockDim.x) scan[i] = args.scan[i];
+    __syncthreads();
+
+    const u32 warps_a_block = blockDim.x / WARP;
+    const u32 lane = threadIdx.x % WARP;
+    const u32 warps = scan[args.lookup_count + 1];
+    for (u32 warp = blockIdx.x * warps_a_block + threadIdx.x / WARP; warp < warps; warp += gridDim.x * warps_a_block) {
+        const u32 segment = segment_of(scan, args.lookup_count + 1, warp);
+        const u32 item = (warp - scan[segment]) * WARP + lane;
+        const bool dense = segment == args.lookup_count;
+        const u32 width = dense ? args.dense_width : args.lookups[segment].dim;
+        const u32 sample = item / width, element = item % width;
+        if (sample >= args.samples) continue;
+        float* row = args.out + static_cast<u64>(sample) * args.stride;
+        if (dense) row[element] = args.dense[static_cast<u64>(sample) * width + element];
+        else row[args.lookups[segment].column + element] = pooled(args, args.lookups[segment], sample, element);
+    }
+}

@@ -1,0 +1,222 @@
+//! Finds CUDA devices without counting on anything: not on a driver, not on its age, not on a device.
+//!
+//! cudarc opens libcuda at run time, but its own wrappers panic at a symbol that the library lacks, and
+//! turn a result code that they do not know into an enum that has no such value. So this file takes only
+//! the opened library from cudarc and looks up the seven functions that it needs, each with the plain
+//! types of the driver's C interface, and reports what it finds as a [`Probe`]. No context is created:
+//! probing takes no device memory.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::fmt;
+
+use cudarc::driver::sys;
+
+/// The oldest driver whose CUDA version runs what the kernels are compiled to: NVRTC 13.0's PTX.
+pub const OLDEST_DRIVER: i32 = 13_000;
+
+const NAME_BYTES: usize = 256;
+const SUCCESS: c_int = 0;
+const NO_DEVICE: c_int = 100;
+const COMPUTE_MAJOR: c_int = 75;
+const COMPUTE_MINOR: c_int = 76;
+
+/// What a look for CUDA devices came to. Displays as one line for the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Probe {
+    /// libcuda is not installed.
+    NoDriver,
+    /// libcuda is there but lacks a function that every driver has.
+    DriverIncomplete {
+        /// The function.
+        symbol: &'static str,
+    },
+    /// The driver cannot run what the kernels are compiled to.
+    DriverTooOld {
+        /// The CUDA version of the driver: 1000 x major + 10 x minor.
+        driver: i32,
+        /// The oldest that would do.
+        needed: i32,
+    },
+    /// The driver works and has no device to offer.
+    NoDevice,
+    /// The devices, by ordinal; at least one.
+    Found(Vec<DeviceInfo>),
+    /// The driver refused a call.
+    Failed {
+        /// Its CUresult.
+        code: i32,
+    },
+}
+
+/// What is known of a device before it is used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Its number with the driver.
+    pub ordinal: usize,
+    /// Its product name.
+    pub name: String,
+    /// Compute capability, major and minor.
+    pub compute: (i32, i32),
+    /// All of its memory.
+    pub memory_bytes: usize,
+}
+
+impl fmt::Display for DeviceInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ordinal, name, compute: (major, minor), memory_bytes } = self;
+        let gib = *memory_bytes as f64 / (1_u64 << 30) as f64;
+        write!(f, "device {ordinal}: {name}, compute {major}.{minor}, {gib:.1} GiB")
+    }
+}
+
+impl fmt::Display for Probe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let version = |v: i32| format!("{}.{}", v / 1000, v % 1000 / 10);
+        match self {
+            Self::NoDriver => write!(f, "no CUDA driver (libcuda is not installed)"),
+            Self::DriverIncomplete { symbol } => write!(f, "CUDA driver lacks {symbol}"),
+            Self::DriverTooOld { driver, needed } => {
+                write!(
+                    f,
+                    "CUDA driver too old: expected at least {}, got {}",
+                    version(*needed),
+                    version(*driver)
+                )
+            }
+            Self::NoDevice => write!(f, "CUDA driver found, no device"),
+            Self::Found(devices) => {
+                let devices: Vec<String> = devices.iter().map(ToString::to_string).collect();
+                write!(f, "CUDA {}", devices.join("; "))
+            }
+            Self::Failed { code } => write!(f, "CUDA driver failed with code {code}"),
+        }
+    }
+}
+
+/// Looks for CUDA devices. Never panics, whatever is installed.
+#[must_use]
+pub fn probe() -> Probe {
+    // SAFETY: this opens libcuda and closes it again. Opening runs the library's constructors, which
+    // NVIDIA's driver means to be run by any process; a file of that name that does worse has been put
+    // on the library path by whoever owns the machine.
+    if !unsafe { sys::is_culib_present() } {
+        return Probe::NoDriver;
+    }
+    match Driver::load().and_then(|driver| driver.devices()) {
+        Ok(devices) if devices.is_empty() => Probe::NoDevice,
+        Ok(devices) => Probe::Found(devices),
+        Err(found) => found,
+    }
+}
+
+/// The driver's functions, with the types of cuda.h: CUresult and CUdevice are ints.
+struct Driver {
+    init: unsafe extern "C" fn(c_uint) -> c_int,
+    version: unsafe extern "C" fn(*mut c_int) -> c_int,
+    count: unsafe extern "C" fn(*mut c_int) -> c_int,
+    device: unsafe extern "C" fn(*mut c_int, c_int) -> c_int,
+    name: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int,
+    attribute: unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int,
+    memory: unsafe extern "C" fn(*mut usize, c_int) -> c_int,
+}
+
+/// Takes a function of libcuda. Call it only when the library is present, with `F` its C type.
+unsafe fn symbol<F: Copy>(name: &'static str) -> Result<F, Probe> {
+    // SAFETY: `culib` opens the library once and keeps it for the life of the process, so a copy of the
+    // address stays valid; that `F` is the function's type is this function's own condition.
+    unsafe { sys::culib().get::<F>(name.as_bytes()) }
+        .map(|found| *found)
+        .map_err(|_| Probe::DriverIncomplete { symbol: name })
+}
+
+fn checked(code: c_int) -> Result<(), Probe> {
+    match code {
+        SUCCESS => Ok(()),
+        NO_DEVICE => Err(Probe::NoDevice),
+        code => Err(Probe::Failed { code }),
+    }
+}
+
+impl Driver {
+    /// Call it only when libcuda is present.
+    fn load() -> Result<Self, Probe> {
+        // SAFETY: each field's type is the one that cuda.h gives the function of that name. The
+        // only caller, `probe`, has seen the library.
+        unsafe {
+            Ok(Self {
+                init: symbol("cuInit")?,
+                version: symbol("cuDriverGetVersion")?,
+                count: symbol("cuDeviceGetCount")?,
+                device: symbol("cuDeviceGet")?,
+                name: symbol("cuDeviceGetName")?,
+                attribute: symbol("cuDeviceGetAttribute")?,
+                memory: symbol("cuDeviceTotalMem_v2")?,
+            })
+        }
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>, Probe> {
+        // The version may be asked before cuInit, and says more than the error of an old driver's init.
+        // SAFETY: writes one int through the pointer it is given.
+        let driver = read(|value| unsafe { (self.version)(value) })?;
+        if driver < OLDEST_DRIVER {
+            return Err(Probe::DriverTooOld { driver, needed: OLDEST_DRIVER });
+        }
+        // SAFETY: cuInit may be called any number of times, from any thread; its flags must be 0.
+        checked(unsafe { (self.init)(0) })?;
+        // SAFETY: writes one int through the pointer it is given; the driver is initialised.
+        let count = read(|value| unsafe { (self.count)(value) })?;
+        (0..count).map(|ordinal| self.device(ordinal)).collect()
+    }
+
+    fn device(&self, ordinal: c_int) -> Result<DeviceInfo, Probe> {
+        // SAFETY: the driver is initialised and the ordinal below its count; one int is written.
+        let device = read(|value| unsafe { (self.device)(value, ordinal) })?;
+        // SAFETY: `device` is a device of this driver; one int is written.
+        let attribute = |which| read(|value| unsafe { (self.attribute)(value, which, device) });
+        // SAFETY: `device` is a device of this driver; one size_t is written.
+        let memory_bytes = read(|value| unsafe { (self.memory)(value, device) })?;
+        Ok(DeviceInfo {
+            ordinal: ordinal as usize,
+            name: self.name(device)?,
+            compute: (attribute(COMPUTE_MAJOR)?, attribute(COMPUTE_MINOR)?),
+            memory_bytes,
+        })
+    }
+
+    fn name(&self, device: c_int) -> Result<String, Probe> {
+        let mut name = [0_u8; NAME_BYTES];
+        // SAFETY: the driver writes at most as many bytes as it is told, the closing zero among them.
+        checked(unsafe { (self.name)(name.as_mut_ptr().cast(), NAME_BYTES as c_int, device) })?;
+        let text = CStr::from_bytes_until_nul(&name).map(CStr::to_string_lossy);
+        Ok(text.map_or_else(|_| "unnamed".to_owned(), std::borrow::Cow::into_owned))
+    }
+}
+
+/// What a driver call writes through its pointer.
+fn read<T: Default>(call: impl FnOnce(*mut T) -> c_int) -> Result<T, Probe> {
+    let mut value = T::default();
+    checked(call(&raw mut value)).map(|()| value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_probe_ends_in_one_line_whatever_is_installed() {
+        let line = probe().to_string();
+        eprintln!("{line}");
+        assert!(line.contains("CUDA") && !line.contains('\n'));
+    }
+
+    #[test]
+    fn the_line_names_devices_versions_and_codes() {
+        let device = DeviceInfo { ordinal: 0, name: "H200".into(), compute: (9, 0), memory_bytes: 141 << 30 };
+        assert_eq!(Probe::Found(vec![device]).to_string(), "CUDA device 0: H200, compute 9.0, 141.0 GiB");
+        let old = Probe::DriverTooOld { driver: 12_040, needed: OLDEST_DRIVER };
+        assert_eq!(old.to_string(), "CUDA driver too old: expected at least 13.0, got 12.4");
+        assert!(Probe::Failed { code: 803 }.to_string().contains("803"));
+    }
+}

@@ -1,0 +1,7 @@
+//! NVIDIA devices. The driver is opened at run time, so the same program runs where there is none.
+//!
+//! Only this folder may use `cudarc`. It finds and names the devices; no kernel is launched yet.
+
+pub mod context;
+
+pub use context::{DeviceInfo, Probe, probe};

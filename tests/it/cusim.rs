@@ -1,0 +1,347 @@
+//! The CUDA kernels, executed by the simulator of `kernels/cusim` against plain Rust, under several
+//! schedules; and the simulator itself against kernels with planted bugs.
+#![allow(unsafe_code)]
+
+use flechette::device::cusim::{Argument, Launch, SimError, gather_pool, launch};
+use flechette::device::pool::{Pool, PoolLookup, pooling_code};
+use flechette::schema::Pooling;
+use proptest::prelude::*;
+
+const SEEDS: [u64; 6] = [0, 1, 2, 3, 4, 5];
+
+// ---- Gather-pool against plain Rust. ----
+
+/// A pseudo-random sequence (SplitMix64), so that a failing case is named by one number.
+struct Draw(u64);
+
+impl Draw {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ (z >> 31)) % limit as u64) as usize
+    }
+
+    /// Values whose sums round, of both signs and wide magnitudes, with both zeros among them.
+    fn value(&mut self) -> f32 {
+        let sign = if self.below(2) == 0 { -1.0 } else { 1.0 };
+        match self.below(12) {
+            0 => sign * 0.0,
+            1 => sign * f32::from_bits(1 + self.below(1 << 20) as u32),
+            _ => sign * (self.below(1 << 24) as f32) * 2_f32.powi(self.below(40) as i32 - 30),
+        }
+    }
+}
+
+/// What a case is made of.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    tables: usize,
+    samples: usize,
+    dense_width: usize,
+    max_dim: usize,
+    max_bag: usize,
+    draw: u64,
+}
+
+/// The owned side of a [`Pool`].
+struct Case {
+    samples: usize,
+    dense_width: usize,
+    stride: usize,
+    lookups: Vec<PoolLookup>,
+    offsets: Vec<u32>,
+    occurrences: Vec<u32>,
+    rows: Vec<Vec<f32>>,
+    dense: Vec<f32>,
+}
+
+impl Case {
+    fn new(shape: Shape) -> Self {
+        let mut draw = Draw(shape.draw);
+        let mut case = Self {
+            samples: shape.samples,
+            dense_width: shape.dense_width,
+            stride: shape.dense_width,
+            lookups: Vec::new(),
+            offsets: Vec::new(),
+            occurrences: Vec::new(),
+            rows: Vec::new(),
+            dense: (0..shape.samples * shape.dense_width).map(|_| draw.value()).collect(),
+        };
+        for _ in 0..shape.tables {
+            case.push_lookup(shape, &mut draw);
+        }
+        case.stride += draw.below(3);
+        case
+    }
+
+    /// One table: a few unique rows, some absent, and bags of them. Now and then the bags are those
+    /// of the table before, as a feature's deep and wide lookups share them.
+    fn push_lookup(&mut self, shape: Shape, draw: &mut Draw) {
+        let dim = 1 + draw.below(shape.max_dim);
+        let shared = self.lookups.last().filter(|_| draw.below(4) == 0).map(|last| last.offsets_at);
+        let offsets_at = shared.unwrap_or_else(|| self.push_bags(shape, draw));
+        let ids = self.offsets[offsets_at as usize + self.samples] as usize;
+
+        let (first, uniques) = (self.rows.len(), 1 + draw.below(8));
+        for _ in 0..uniques {
+            let width = if draw.below(5) == 0 { 0 } else { dim };
+            self.rows.push((0..width).map(|_| draw.value()).collect());
+        }
+        let occurrences_at = self.occurrences.len() as u32;
+        self.occurrences.extend((0..ids).map(|_| (first + draw.below(uniques)) as u32));
+        let pooling = pooling_code(if draw.below(2) == 0 { Pooling::Sum } else { Pooling::Mean });
+        let gap = draw.below(2);
+        let column = (self.stride + gap) as u32;
+        self.stride += gap + dim;
+        self.lookups.push(PoolLookup { offsets_at, occurrences_at, dim: dim as u32, column, pooling });
+    }
+
+    fn push_bags(&mut self, shape: Shape, draw: &mut Draw) -> u32 {
+        let at = self.offsets.len() as u32;
+        let mut end = 0;
+        self.offsets.push(end);
+        for _ in 0..self.samples {
+            end += draw.below(shape.max_bag + 1) as u32;
+            self.offsets.push(end);
+        }
+        at
+    }
+
+    fn view<R>(&self, use_it: impl FnOnce(&Pool) -> R) -> R {
+        let rows: Vec<&[f32]> = self.rows.iter().map(Vec::as_slice).collect();
+        use_it(&Pool {
+            samples: self.samples,
+            dense_width: self.dense_width,
+            stride: self.stride,
+            lookups: &self.lookups,
+            offsets: &self.offsets,
+            occurrences: &self.occurrences,
+            rows: &rows,
+            dense: &self.dense,
+        })
+    }
+}
+
+/// Gather-pool as the words of `device::pool` have it.
+fn oracle(pool: &Pool, out: &mut [f32]) {
+    for sample in 0..pool.samples {
+        let row = &mut out[sample * pool.stride..][..pool.stride];
+        row[..pool.dense_width].copy_from_slice(&pool.dense[sample * pool.dense_width..][..pool.dense_width]);
+        for lookup in pool.lookups {
+            let bounds = &pool.offsets[lookup.offsets_at as usize + sample..][..2];
+            let bag =
+                &pool.occurrences[lookup.occurrences_at as usize..][bounds[0] as usize..bounds[1] as usize];
+            let pooled = &mut row[lookup.column as usize..][..lookup.dim as usize];
+            pooled.fill(0.0);
+            for &unique in bag {
+                for (sum, element) in pooled.iter_mut().zip(pool.rows[unique as usize]) {
+                    *sum += element;
+                }
+            }
+            if lookup.pooling == pooling_code(Pooling::Mean) && !bag.is_empty() {
+                pooled.iter_mut().for_each(|sum| *sum /= bag.len() as f32);
+            }
+        }
+    }
+}
+
+/// A canary: what stands in elements that no lookup names.
+const UNTOUCHED: f32 = 7.5;
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+fn assert_equals_oracle(shape: Shape, grid: Launch) {
+    let case = Case::new(shape);
+    case.view(|pool| {
+        let mut expected = vec![UNTOUCHED; pool.samples * pool.stride];
+        oracle(pool, &mut expected);
+        let mut got = vec![UNTOUCHED; expected.len()];
+        gather_pool(pool, &mut got, grid).unwrap();
+        assert_eq!(bits(&got), bits(&expected), "{shape:?} {grid:?}");
+    });
+}
+
+fn grid(blocks: u32, warps: u32, seed: u64) -> Launch {
+    Launch { blocks, threads: warps * 32, shared_bytes: 0, seed }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn gather_pool_equals_plain_rust_to_the_bit_under_any_schedule(
+        tables in prop::sample::select(vec![1_usize, 2, 3, 26, 60]),
+        samples in 1_usize..9,
+        dense_width in 0_usize..40,
+        max_dim in prop::sample::select(vec![1_usize, 4, 16, 64]),
+        max_bag in 0_usize..7,
+        draw in any::<u64>(),
+        blocks in 1_u32..5,
+        warps in 1_u32..5,
+        seed in prop::sample::select(SEEDS.to_vec()),
+    ) {
+        let shape = Shape { tables, samples, dense_width, max_dim, max_bag, draw };
+        assert_equals_oracle(shape, grid(blocks, warps, seed));
+    }
+}
+
+#[test]
+fn gather_pool_is_right_for_every_table_count_and_every_dim_to_256() {
+    for (tables, seed) in [(1, 1), (26, 2), (60, 3), (200, 4)] {
+        let shape =
+            Shape { tables, samples: 3, dense_width: 13, max_dim: 256, max_bag: 4, draw: tables as u64 };
+        assert_equals_oracle(shape, grid(3, 4, seed));
+    }
+    for max_dim in 1..=256 {
+        let shape =
+            Shape { tables: 1, samples: 2, dense_width: 1, max_dim, max_bag: 3, draw: max_dim as u64 };
+        assert_equals_oracle(shape, grid(1, 2, max_dim as u64 % 3));
+    }
+}
+
+#[test]
+fn gather_pool_of_no_samples_and_of_no_lookups_writes_what_there_is() {
+    let shape = Shape { tables: 3, samples: 0, dense_width: 4, max_dim: 8, max_bag: 2, draw: 1 };
+    assert_equals_oracle(shape, grid(2, 1, 1));
+    assert_equals_oracle(Shape { tables: 0, samples: 5, ..shape }, grid(2, 1, 1));
+    assert_equals_oracle(Shape { tables: 0, samples: 5, dense_width: 0, ..shape }, grid(2, 1, 1));
+}
+
+#[test]
+fn a_gather_pool_that_does_not_hold_together_is_refused_before_the_launch() {
+    let case = Case::new(Shape { tables: 2, samples: 2, dense_width: 1, max_dim: 4, max_bag: 2, draw: 3 });
+    case.view(|pool| {
+        let mut short = vec![0.0; pool.samples * pool.stride - 1];
+        let said = gather_pool(pool, &mut short, grid(1, 1, 0)).unwrap_err();
+        assert!(matches!(said, SimError::Output { .. }), "{said}");
+
+        let mut out = vec![0.0; pool.samples * pool.stride];
+        let ragged = Launch { threads: 33, ..grid(1, 1, 0) };
+        let said = gather_pool(pool, &mut out, ragged).unwrap_err();
+        assert!(matches!(said, SimError::Shape { threads: 33, .. }), "{said}");
+
+        let said = gather_pool(&Pool { offsets: &[], ..*pool }, &mut out, grid(1, 1, 0)).unwrap_err();
+        assert!(matches!(said, SimError::Pool(_)), "{said}");
+    });
+}
+
+// ---- The simulator against kernels that are right, and kernels with one planted bug. ----
+
+/// Reverses 0..128 in one block through shared memory.
+fn reversed(kernel: &str, seed: u64) -> Vec<u32> {
+    let mut values: Vec<u32> = (0..128).collect();
+    let shape = Launch { blocks: 1, threads: 128, shared_bytes: 128 * 4, seed };
+    let arguments = [Argument::write(&mut values), Argument::value(128_u32)];
+    // SAFETY: the kernel takes (u32*, u32), touches as many elements as threads, and the shared memory
+    // holds as many.
+    unsafe { launch(kernel, shape, &arguments) }.unwrap();
+    values
+}
+
+#[test]
+fn a_barrier_orders_shared_memory_and_a_dropped_one_is_caught() {
+    let expected: Vec<u32> = (0..128).rev().collect();
+    assert!(SEEDS.into_iter().all(|seed| reversed("reverse_with_barrier", seed) == expected));
+    assert!(SEEDS.into_iter().any(|seed| reversed("reverse_without_barrier", seed) != expected));
+}
+
+/// Counts 4 blocks of 64 threads into one counter.
+fn counted(kernel: &str, seed: u64) -> u32 {
+    let mut counter = [0_u32];
+    let shape = Launch { blocks: 4, threads: 64, shared_bytes: 0, seed };
+    // SAFETY: the kernel takes (u32*) and touches one element.
+    unsafe { launch(kernel, shape, &[Argument::write(&mut counter)]) }.unwrap();
+    counter[0]
+}
+
+#[test]
+fn an_atomic_counts_every_thread_and_a_plain_increment_is_caught() {
+    assert!(SEEDS.into_iter().all(|seed| counted("count_atomically", seed) == 256));
+    assert!(SEEDS.into_iter().any(|seed| counted("count_plainly", seed) < 256));
+}
+
+#[test]
+fn a_seed_gives_the_same_schedule_again() {
+    for seed in SEEDS {
+        assert_eq!(counted("count_plainly", seed), counted("count_plainly", seed));
+    }
+}
+
+proptest! {
+    #[test]
+    fn shuffles_ballots_and_matches_are_what_cuda_says(
+        values in prop::collection::vec(0_u32..5, 128),
+        seed in prop::sample::select(SEEDS.to_vec()),
+    ) {
+        let shape = Launch { blocks: 2, threads: 64, shared_bytes: 0, seed };
+        let (mut sums, mut votes, mut same) = ([0_u32; 4], [0_u32; 4], [0_u32; 128]);
+        let arguments = [Argument::read(&values), Argument::write(&mut sums), Argument::write(&mut votes)];
+        // SAFETY: the kernel takes (const u32*, u32*, u32*): one value a thread, one result a warp.
+        unsafe { launch("warp_sums", shape, &arguments) }.unwrap();
+        // SAFETY: the kernel takes (const u32*, u32*): one value and one result a thread.
+        unsafe { launch("warp_match", shape, &[Argument::read(&values), Argument::write(&mut same)]) }.unwrap();
+
+        let mask = |warp: &[u32], holds: &dyn Fn(u32) -> bool| -> u32 {
+            (0..32).filter(|&lane| holds(warp[lane])).map(|lane| 1 << lane).sum()
+        };
+        for (i, warp) in values.chunks(32).enumerate() {
+            prop_assert_eq!(sums[i], warp.iter().sum::<u32>());
+            prop_assert_eq!(votes[i], mask(warp, &|value| value % 2 == 1));
+            for lane in 0..32 {
+                prop_assert_eq!(same[i * 32 + lane], mask(warp, &|value| value == warp[lane]));
+            }
+        }
+    }
+}
+
+/// What the simulator says of a kernel that takes (u32*) and touches an element a thread.
+fn stopped(kernel: &str, seed: u64) -> String {
+    let mut values = [0_u32; 64];
+    let shape = Launch { blocks: 1, threads: 64, shared_bytes: 0, seed };
+    // SAFETY: as this function's text says.
+    unsafe { launch(kernel, shape, &[Argument::write(&mut values)]) }.unwrap_err().to_string()
+}
+
+#[test]
+fn broken_barriers_and_masks_are_reported_with_block_and_lane() {
+    for seed in SEEDS {
+        let cases = [
+            ("barriers_apart", "wait at different barriers (block 0,0,0 thread"),
+            (
+                "barrier_against_ballot",
+                "deadlock: a barrier or warp operation that some lanes never reach (block 0,0,0 warp 0: lanes ffffffff live, 0000ffff at __syncthreads, ffff0000 in a warp operation)",
+            ),
+            ("ballot_outside_mask", "a lane is not in its own mask (block 0,0,0 thread"),
+            ("shuffle_outside_mask", "a shuffle reads a lane outside its mask (block 0,0,0 thread"),
+        ];
+        for (kernel, expected) in cases {
+            let said = stopped(kernel, seed);
+            assert!(said.contains(kernel) && said.contains(expected), "seed {seed}: {said}");
+        }
+    }
+}
+
+#[test]
+fn an_endless_loop_is_stopped() {
+    assert!(stopped("spin_for_ever", 1).contains("an endless loop (block 0,0,0 thread"));
+}
+
+#[test]
+fn a_launch_after_a_failed_one_is_whole() {
+    stopped("barriers_apart", 1);
+    assert_eq!(counted("count_atomically", 1), 256);
+}
+
+#[test]
+fn an_unknown_kernel_and_a_block_too_large_are_refused() {
+    assert!(stopped("no_such_kernel", 0).contains("no kernel of this name"));
+    let shape = Launch { blocks: 1, threads: 1056, shared_bytes: 0, seed: 0 };
+    // SAFETY: nothing runs.
+    let said = unsafe { launch("count_plainly", shape, &[]) }.unwrap_err();
+    assert!(said.to_string().contains("1 to 1024 threads"), "{said}");
+}
