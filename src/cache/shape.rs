@@ -45,7 +45,8 @@ pub struct CacheShape {
 
 impl CacheShape {
     /// A cache with room for this share (0 to 1) of every table's rows, index included:
-    /// `cache.fraction`. So many rows are held with no eviction, whatever their order.
+    /// `cache.fraction`. So many rows are held without crossing the high watermark, whatever their
+    /// order; a rare key (one in ten thousand or less) whose two buckets are both full puts out another.
     #[must_use]
     pub fn from_fraction(fraction: f64, tables: Vec<TableShape>) -> Self {
         let share = |table: &TableShape| TableShape {
@@ -180,8 +181,10 @@ mod tests {
         #[test]
         fn the_named_minimum_is_enough(tables in tables()) {
             let bytes = minimum(&tables).1;
-            prop_assert!((CacheShape { bytes, tables: tables.clone() }).layout().is_ok());
-            prop_assert!((CacheShape { bytes: bytes - 1, tables }).layout().is_err());
+            let enough = CacheShape { bytes, tables: tables.clone() };
+            let too_little = CacheShape { bytes: bytes - 1, tables };
+            prop_assert!(enough.layout().is_ok());
+            prop_assert!(too_little.layout().is_err());
         }
 
         #[test]
