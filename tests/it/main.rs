@@ -2,3 +2,4 @@
 
 mod server;
 mod serving;
+mod wire;
