@@ -9,3 +9,4 @@ mod store_crash;
 #[cfg(feature = "cusim")]
 mod cusim;
 mod tidy;
+mod wire;

@@ -4,7 +4,7 @@ use flechette::server::proto::ctr_client::CtrClient;
 use flechette::server::proto::{FeatureColumn, GetModelRequest, PredictRequest};
 use flechette::server::{Server, ServerError};
 use std::sync::atomic::Ordering;
-use tonic::{Code, Request};
+use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
@@ -241,27 +241,6 @@ async fn more_calls_than_the_limit_are_refused() {
     assert!(status.message().contains("limit 1 (server.max_requests)"), "{status}");
     running.model.release();
     assert_eq!(first.await.unwrap().unwrap(), scores);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_past_its_deadline_is_not_computed() {
-    let mut running = Running::start().await;
-    running.model.hold();
-    let (message, scores) = request(1, 0);
-    let first = running.send(message);
-    until(async || running.model.begun() == 1).await;
-    let mut late = Request::new(request(5, 1).0);
-    // Not set_timeout: that would make the client end the call by itself.
-    late.metadata_mut().insert("grpc-timeout", "20m".parse().unwrap());
-    let status = running.client.predict(late).await.unwrap_err();
-    assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
-    running.model.release();
-    assert_eq!(first.await.unwrap().unwrap(), scores);
-    let (message, scores) = request(1, 2);
-    assert_eq!(running.send(message).await.unwrap().unwrap(), scores);
-    assert_eq!(running.model.computed(), 2);
-    running.until_metric("flechette_requests_total{model=\"ads\",code=\"DEADLINE_EXCEEDED\"} 1").await;
-    running.until_metric("flechette_requests_total{model=\"ads\",code=\"OK\"} 2").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,0 +1,290 @@
+//! The wire itself: HTTP/2 frames written by hand, bytes that are no message, and messages that
+//! are no batch. Whatever comes, there is a status and the server lives on.
+
+use std::net::SocketAddr;
+
+use flechette::schema::Hash;
+use flechette::server::proto::{FeatureColumn, PredictRequest, PredictResponse};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+use prost::Message;
+use prost::bytes::Bytes;
+use tonic::Code;
+use tonic::codegen::http::Request;
+
+use crate::serving::{Running, request, score, until};
+
+/// A gRPC connection that sends what it is told to.
+struct Raw(h2::client::SendRequest<Bytes>);
+
+/// What came back: the status, its message, and the first message of the body.
+struct Answer {
+    code: Code,
+    message: String,
+    body: Bytes,
+}
+
+impl Raw {
+    async fn connect(address: SocketAddr) -> Self {
+        let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let (send, connection) = h2::client::handshake(stream).await.unwrap();
+        tokio::spawn(connection);
+        Self(send)
+    }
+
+    /// Sends `frames` as the body of one Predict call.
+    async fn call(&self, frames: Bytes, headers: &[(&str, &str)]) -> Answer {
+        let mut request = Request::builder()
+            .method("POST")
+            .uri("http://x/flechette.v1.Ctr/Predict")
+            .header("content-type", "application/grpc")
+            .header("te", "trailers");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let mut send = self.0.clone().ready().await.unwrap();
+        let (response, mut body) = send.send_request(request.body(()).unwrap(), false).unwrap();
+        // The server may answer before it has read everything, which closes our side.
+        let _ = body.send_data(frames, true);
+        let response = response.await.unwrap();
+        let mut headers = response.headers().clone();
+        let mut stream = response.into_body();
+        let mut bytes = Vec::new();
+        while let Some(data) = stream.data().await {
+            let data = data.unwrap();
+            stream.flow_control().release_capacity(data.len()).unwrap();
+            bytes.extend_from_slice(&data);
+        }
+        if let Some(trailers) = stream.trailers().await.unwrap() {
+            headers.extend(trailers);
+        }
+        let status = tonic::Status::from_header_map(&headers).expect("every call ends with a status");
+        let body = Bytes::from(bytes.get(5..).unwrap_or_default().to_vec());
+        Answer { code: status.code(), message: status.message().to_owned(), body }
+    }
+}
+
+/// The length-prefixed frame of a message.
+fn frame(message: &[u8]) -> Bytes {
+    let mut frame = vec![0];
+    frame.extend((message.len() as u32).to_be_bytes());
+    frame.extend_from_slice(message);
+    frame.into()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deadline_is_answered_as_the_protocol_says_and_not_computed() {
+    let running = Running::start().await;
+    running.model.hold();
+    let (message, scores) = request(1, 0);
+    let first = running.send(message);
+    until(async || running.model.begun() == 1).await;
+    let raw = Raw::connect(running.grpc).await;
+    let late = frame(&request(5, 1).0.encode_to_vec());
+    let answer = raw.call(late, &[("grpc-timeout", "20m")]).await;
+    assert_eq!(answer.code, Code::DeadlineExceeded, "{}", answer.message);
+    running.until_metric("flechette_requests_total{model=\"ads\",code=\"DEADLINE_EXCEEDED\"} 1").await;
+    running.model.release();
+    assert_eq!(first.await.unwrap().unwrap(), scores);
+    let (message, scores) = request(1, 2);
+    assert_eq!(running.send(message).await.unwrap().unwrap(), scores);
+    assert_eq!(running.model.computed(), 2);
+    running.until_metric("flechette_requests_total{model=\"ads\",code=\"OK\"} 2").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_that_are_no_message_are_internal_and_counted() {
+    let running = Running::start().await;
+    let raw = Raw::connect(running.grpc).await;
+    let answer = raw.call(frame(&[0xff; 9]), &[]).await;
+    assert_eq!(answer.code, Code::Internal, "{}", answer.message);
+    running.until_metric("flechette_requests_total{model=\"(none)\",code=\"INTERNAL\"} 1").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frame_that_claims_to_be_huge_is_refused_by_its_claim() {
+    let running = Running::start().await;
+    let raw = Raw::connect(running.grpc).await;
+    let answer = raw.call(Bytes::from_static(&[0, 0xff, 0xff, 0xff, 0xff, 1]), &[]).await;
+    assert_eq!(answer.code, Code::ResourceExhausted);
+    let says = "message: limit 65536 bytes (server.max_bytes), got 4294967295 bytes";
+    assert_eq!(answer.message, says);
+}
+
+#[test]
+fn arbitrary_bytes_always_get_a_status() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let running = runtime.block_on(Running::start());
+    let raw = runtime.block_on(Raw::connect(running.grpc));
+    let valid = request(2, 3).0.encode_to_vec();
+    let length = valid.len();
+    let spoiled = prop::collection::vec((0..length, any::<u8>()), 1..6).prop_map(move |changes| {
+        let mut bytes = valid.clone();
+        for (place, byte) in changes {
+            bytes[place] = byte;
+        }
+        frame(&bytes)
+    });
+    let message = prop::collection::vec(any::<u8>(), 0..300).prop_map(|bytes| frame(&bytes));
+    let frames = prop::collection::vec(any::<u8>(), 0..300).prop_map(Bytes::from);
+    let strategy = prop_oneof![3 => spoiled, 2 => message, 1 => frames];
+    let mut runner = TestRunner::new(Config { cases: 2000, failure_persistence: None, ..Config::default() });
+    runner
+        .run(&strategy, |bytes| {
+            let answer = runtime.block_on(raw.call(bytes, &[]));
+            let known = [Code::Ok, Code::InvalidArgument, Code::NotFound, Code::Internal];
+            // A spoiled count may ask for too much; a spoiled flag byte is a compression nobody has.
+            let rare = [Code::ResourceExhausted, Code::Unimplemented];
+            prop_assert!(known.contains(&answer.code) || rare.contains(&answer.code), "{}", answer.code);
+            prop_assert!(!answer.message.contains("panic"), "{}", answer.message);
+            Ok(())
+        })
+        .unwrap();
+    let (good, scores) = request(3, 1);
+    let answer = runtime.block_on(raw.call(frame(&good.encode_to_vec()), &[]));
+    assert_eq!(PredictResponse::decode(answer.body).unwrap().scores, scores);
+}
+
+/// What the rules of the protocol make of a request, written down apart from the server: scores,
+/// or the code of a refusal.
+fn expected(request: &PredictRequest) -> Result<Vec<f32>, Code> {
+    let samples = request.samples as usize;
+    let invalid = Err(Code::InvalidArgument);
+    match (request.model.as_str(), request.version, samples) {
+        ("ads", 0 | 7, 1..=64) => {}
+        ("ads", 0 | 7, 0) => return invalid,
+        ("ads", 0 | 7, _) => return Err(Code::ResourceExhausted),
+        _ => return Err(Code::NotFound),
+    }
+    if request.dense.len() != samples * 2 || request.dense.iter().any(|d| !d.is_finite()) {
+        return invalid;
+    }
+    let mut bags: Vec<Vec<Vec<u64>>> = Vec::new();
+    let rules = [("user", Some((3, 1000)), 1..=1), ("tag", None, 0..=3), ("strict", Some((4, 10)), 1..=1)];
+    for (name, hash, counts) in rules {
+        let columns: Vec<_> = request.features.iter().filter(|c| c.name == name).collect();
+        let [column] = columns[..] else { return invalid };
+        let lengths = if column.lengths.is_empty() { vec![1; samples] } else { column.lengths.clone() };
+        let hashed = match hash {
+            Some((seed, modulus)) => {
+                let hash = Hash { seed, modulus };
+                column.strings.iter().map(|s| hash.id(s)).collect()
+            }
+            None if column.strings.is_empty() => vec![],
+            None => return invalid,
+        };
+        if !column.ids.is_empty() && !hashed.is_empty() {
+            return invalid;
+        }
+        let mut values = column.ids.iter().chain(&hashed).copied();
+        let mut bag = Vec::new();
+        for &length in &lengths {
+            if !counts.contains(&length) {
+                return invalid;
+            }
+            bag.push(values.by_ref().take(length as usize).collect::<Vec<_>>());
+        }
+        let complete = bag.iter().map(Vec::len).eq(lengths.iter().map(|&l| l as usize));
+        if lengths.len() != samples || !complete || values.next().is_some() {
+            return invalid;
+        }
+        if name == "strict" && bag.iter().flatten().any(|&id| id >= 10) {
+            return invalid;
+        }
+        bags.push(bag);
+    }
+    if request.features.len() != 3 {
+        return invalid;
+    }
+    let scored = request.dense.chunks(2).enumerate().map(|(sample, dense)| {
+        let ids: Vec<&[u64]> = bags.iter().map(|bag| bag[sample].as_slice()).collect();
+        score(&[dense[0], dense[1].max(0.0).ln_1p()], &ids)
+    });
+    Ok(scored.collect())
+}
+
+/// One thing done to a valid request; many leave it valid.
+fn change() -> impl Strategy<Value = fn(&mut PredictRequest, u64)> {
+    let changes: Vec<fn(&mut PredictRequest, u64)> = vec![
+        |r, n| r.samples = n as u32 % 80,
+        |r, _| r.samples = u32::MAX,
+        |r, n| r.version = n % 9,
+        |r, n| r.model.truncate(n as usize % 4),
+        |r, n| r.dense.truncate(n as usize % 20),
+        |r, n| r.dense.push(n as f32),
+        |r, n| {
+            let special = [f32::NAN, f32::INFINITY, -0.0, f32::MIN, f32::MAX, 1e-45];
+            if let Some(value) = r.dense.first_mut() {
+                *value = special[n as usize % special.len()];
+            }
+        },
+        |r, n| {
+            let count = r.features.len();
+            r.features.rotate_left(n as usize % count.max(1));
+        },
+        |r, n| drop(r.features.remove(n as usize % r.features.len().max(1))),
+        |r, n| r.features.push(r.features[n as usize % r.features.len().max(1)].clone()),
+        |r, n| r.features.push(FeatureColumn { name: n.to_string(), ..FeatureColumn::default() }),
+        |r, n| column(r, n).lengths.clear(),
+        |r, n| column(r, n).lengths.push(n as u32),
+        |r, n| column(r, n).lengths.iter_mut().for_each(|l| *l = n as u32 % 5),
+        |r, n| column(r, n).lengths.iter_mut().for_each(|l| *l = l.wrapping_sub(1)),
+        |r, n| column(r, n).ids.push(n),
+        |r, n| column(r, n).ids.iter_mut().for_each(|id| *id = n),
+        |r, n| column(r, n).ids.clear(),
+        |r, n| column(r, n).strings.push(n.to_string().into()),
+        |r, n| {
+            let column = column(r, n);
+            column.strings = column.ids.drain(..).map(|id| id.to_le_bytes().to_vec().into()).collect();
+        },
+    ];
+    prop::sample::select(changes)
+}
+
+fn column(request: &mut PredictRequest, n: u64) -> &mut FeatureColumn {
+    if request.features.is_empty() {
+        request.features.push(FeatureColumn::default());
+    }
+    let count = request.features.len();
+    &mut request.features[n as usize % count]
+}
+
+#[test]
+fn arbitrary_requests_get_exactly_what_the_rules_say() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let running = runtime.block_on(Running::start());
+    let raw = runtime.block_on(Raw::connect(running.grpc));
+    let changes = prop::collection::vec((change(), any::<u64>()), 0..4);
+    let strategy = (1usize..6, any::<u64>(), changes).prop_map(|(samples, seed, changes)| {
+        let (mut request, _) = request(samples, seed);
+        for (change, n) in changes {
+            if request.features.is_empty() {
+                break;
+            }
+            change(&mut request, n);
+        }
+        request
+    });
+    let mut runner = TestRunner::new(Config { cases: 3000, failure_persistence: None, ..Config::default() });
+    let (mut good, mut refused) = (0, 0);
+    let counts = std::cell::RefCell::new((&mut good, &mut refused));
+    runner
+        .run(&strategy, |request| {
+            let answer = runtime.block_on(raw.call(frame(&request.encode_to_vec()), &[]));
+            match expected(&request) {
+                Ok(scores) => {
+                    prop_assert_eq!(answer.code, Code::Ok, "{}", answer.message);
+                    prop_assert_eq!(PredictResponse::decode(answer.body).unwrap().scores, scores);
+                    *counts.borrow_mut().0 += 1;
+                }
+                Err(code) => {
+                    prop_assert_eq!(answer.code, code, "{}", answer.message);
+                    prop_assert!(!answer.message.is_empty());
+                    *counts.borrow_mut().1 += 1;
+                }
+            }
+            Ok(())
+        })
+        .unwrap();
+    assert!(good > 300 && refused > 300, "both kinds were tried: {good} good, {refused} refused");
+}
