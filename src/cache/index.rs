@@ -339,7 +339,7 @@ impl Index {
     fn pair(&self, key: FlatKey) -> (usize, usize) {
         let (hash, buckets) = (scatter(key), self.buckets.all().len() as u64);
         let (high, low) = (hash >> 32, hash & 0xFFFF_FFFF);
-        ((high * buckets >> 32) as usize, (low * buckets >> 32) as usize)
+        (((high * buckets) >> 32) as usize, ((low * buckets) >> 32) as usize)
     }
 
     fn lock(&self, a: usize, b: usize) -> (MutexGuard<'_, ()>, Option<MutexGuard<'_, ()>>) {

@@ -5,6 +5,7 @@
 //! early (`| head`) has what it wanted: that is success.
 
 pub mod init;
+pub mod serve;
 pub mod train;
 
 use std::io;
@@ -29,6 +30,8 @@ enum Command {
     Init(init::Args),
     /// Trains a model on click logs and writes a new version of it
     Train(train::Args),
+    /// Serves every model of a directory over gRPC
+    Serve(serve::Args),
 }
 
 /// Runs the command that was parsed.
@@ -39,6 +42,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Init(args) => init::run(args),
         Command::Train(args) => train::run(args),
+        Command::Serve(args) => serve::run(args),
     }
 }
 

@@ -81,6 +81,7 @@ impl<L: Layout> Delimited<L> {
         (dense_width, features): (usize, usize),
         limits: Limits,
     ) -> Result<Self, DatasetError> {
+        #[allow(clippy::unnecessary_to_owned)] // the reader outlives the slice
         let paths = paths.to_vec().into_iter();
         let (file, labelled, fields) = (None, None, Fields::default());
         let mut reader =

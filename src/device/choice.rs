@@ -1,34 +1,9 @@
 //! Which device a process computes on: what was wanted, against what was found.
 
 use std::fmt;
-use std::str::FromStr;
 
 use super::cuda::Probe;
-
-/// What the config key `device` says.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Wanted {
-    /// The best device that works.
-    #[default]
-    Auto,
-    /// The CPU.
-    Host,
-    /// An NVIDIA GPU, or nothing.
-    Cuda,
-}
-
-impl FromStr for Wanted {
-    type Err = DeviceError;
-
-    fn from_str(text: &str) -> Result<Self, DeviceError> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "host" => Ok(Self::Host),
-            "cuda" => Ok(Self::Cuda),
-            got => Err(DeviceError::Unknown { got: got.to_owned() }),
-        }
-    }
-}
+use crate::config::DeviceKind;
 
 /// The device taken, and why. Displays as one line for the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,14 +29,8 @@ impl fmt::Display for Choice {
 /// Why no device could be taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// A word that names no device.
-    #[error("device: expected auto, host or cuda, got {got:?}")]
-    Unknown {
-        /// What came.
-        got: String,
-    },
     /// `cuda` was asked for.
-    #[error("device: expected auto or host, got cuda: this version computes on the host only ({found})")]
+    #[error("device.kind: expected auto or host, got cuda: this version computes on the host only ({found})")]
     CudaNotYet {
         /// What the look for CUDA devices came to.
         found: Probe,
@@ -72,10 +41,10 @@ pub enum DeviceError {
 ///
 /// # Errors
 /// [`DeviceError::CudaNotYet`] for `cuda`: no kernel is launched on a GPU in this version.
-pub fn choose(wanted: Wanted, found: &Probe) -> Result<Choice, DeviceError> {
+pub fn choose(wanted: DeviceKind, found: &Probe) -> Result<Choice, DeviceError> {
     match wanted {
-        Wanted::Auto | Wanted::Host => Ok(Choice::Host { found: found.clone() }),
-        Wanted::Cuda => Err(DeviceError::CudaNotYet { found: found.clone() }),
+        DeviceKind::Auto | DeviceKind::Host => Ok(Choice::Host { found: found.clone() }),
+        DeviceKind::Cuda => Err(DeviceError::CudaNotYet { found: found.clone() }),
     }
 }
 
@@ -91,29 +60,19 @@ mod tests {
 
     #[test]
     fn auto_takes_the_host_and_says_what_it_passed_by() {
-        let line = choose(Wanted::Auto, &h200()).unwrap().to_string();
+        let line = choose(DeviceKind::Auto, &h200()).unwrap().to_string();
         assert!(
             line.starts_with("device host") && line.contains("H200") && line.contains("does not compute on")
         );
-        let line = choose(Wanted::Host, &Probe::NoDriver).unwrap().to_string();
+        let line = choose(DeviceKind::Host, &Probe::NoDriver).unwrap().to_string();
         assert_eq!(line, "device host: no CUDA driver (libcuda is not installed)");
     }
 
     #[test]
     fn cuda_is_refused_with_what_was_found() {
         for found in [h200(), Probe::NoDriver] {
-            let line = choose(Wanted::Cuda, &found).unwrap_err().to_string();
+            let line = choose(DeviceKind::Cuda, &found).unwrap_err().to_string();
             assert!(line.contains("host only") && line.contains(&found.to_string()), "{line}");
         }
-    }
-
-    #[test]
-    fn only_the_three_words_are_taken() {
-        let words = [("auto", Wanted::Auto), ("host", Wanted::Host), ("cuda", Wanted::Cuda)];
-        for (word, wanted) in words {
-            assert_eq!(word.parse(), Ok(wanted));
-        }
-        let line = "gpu".parse::<Wanted>().unwrap_err().to_string();
-        assert_eq!(line, "device: expected auto, host or cuda, got \"gpu\"");
     }
 }

@@ -428,7 +428,6 @@ mod tests {
     }
 
     struct Case {
-        rows: usize,
         depth: usize,
         columns: usize,
         a: Vec<f32>,
@@ -440,7 +439,7 @@ mod tests {
         let mut panels = vec![0.0; packed_len(depth, columns)];
         pack(&numbers(depth * columns, seed ^ 7), columns, depth, columns, &mut panels);
         let bias = numbers(columns.div_ceil(LANES) * LANES, seed ^ 9);
-        Case { rows, depth, columns, a: numbers(rows * depth, seed), panels, bias }
+        Case { depth, columns, a: numbers(rows * depth, seed), panels, bias }
     }
 
     fn product<'a>(c: &'a Case, first: usize, rows: usize, out: &'a mut [f32]) -> Product<'a, f32> {

@@ -77,7 +77,7 @@ impl Run {
     }
 
     fn label(t: usize, s: usize) -> f64 {
-        f64::from((t + s) % 3 == 0)
+        f64::from((t + s).is_multiple_of(3))
     }
 
     fn loss(&mut self) -> f64 {

@@ -143,7 +143,7 @@ impl Learner {
             row_of(&tables[table.index()], schema.tables[table.index()].default, &batch.features[feature].ids)
         };
         tapes.par_iter_mut().enumerate().for_each(|(chunk, tape)| {
-            inputs.write(chunk * CHUNK, tape, &rows);
+            inputs.write(chunk * CHUNK, tape, rows);
             model.forward(weights, tape);
         });
         self.read_probabilities(probabilities);
@@ -191,7 +191,7 @@ impl Learner {
             .zip(labels.par_chunks(CHUNK))
             .enumerate()
             .map(|(chunk, (tape, labels))| {
-                inputs.write(chunk * CHUNK, tape, &rows);
+                inputs.write(chunk * CHUNK, tape, rows);
                 model.forward(weights, tape);
                 let loss = |(s, &y): (usize, &f32)| f64::from(binary_cross_entropy(model.logit(tape, s), y));
                 let sum = labels.iter().enumerate().map(loss).sum();

@@ -1,12 +1,13 @@
 //! Integration tests, one binary: a module a subject.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod cli_init;
+#[cfg(feature = "cusim")]
+mod cusim;
 mod dataset;
 mod server;
 mod serving;
 mod store;
 mod store_crash;
-#[cfg(feature = "cusim")]
-mod cusim;
 mod tidy;
 mod wire;

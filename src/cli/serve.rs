@@ -1,0 +1,188 @@
+//! `flechette serve`: loads every model of a directory and answers over gRPC until told to stop.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow};
+
+use crate::cache::{CacheOptions, CacheShape, FlatCache, TableShape};
+use crate::cli::InputError;
+use crate::config::{CacheConfig, CacheMode, CacheSize, Config, Flags};
+use crate::device::{self, cuda, host};
+use crate::engine::{Engine, EngineParts, read_weights};
+use crate::metrics::Metrics;
+use crate::model::Model;
+use crate::schema::Schema;
+use crate::server::{Server, ServerParts, terminated};
+use crate::store::{self, Opened};
+use crate::types::Predict;
+
+/// Flags of `serve`. Every one wins over the environment and the file.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Settings, TOML
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Directory of models
+    #[arg(long, value_name = "DIR")]
+    pub models: Option<String>,
+    /// Where gRPC listens [default: 127.0.0.1:8001]
+    #[arg(long, value_name = "ADDRESS")]
+    pub grpc: Option<String>,
+    /// Where metrics, health and status listen [default: 127.0.0.1:8002]
+    #[arg(long, value_name = "ADDRESS")]
+    pub http: Option<String>,
+    /// auto, host or cuda
+    #[arg(long, value_name = "KIND")]
+    pub device: Option<String>,
+    /// Threads that compute; all cores when 0
+    #[arg(long, value_name = "N")]
+    pub threads: Option<String>,
+    /// auto, on or off
+    #[arg(long, value_name = "MODE")]
+    pub cache_mode: Option<String>,
+    /// Bytes of the cache, index and rows: 512MiB, 4G, ...
+    #[arg(long, value_name = "BYTES")]
+    pub cache_bytes: Option<String>,
+    /// Room for this share of a model's rows: 0.1
+    #[arg(long, value_name = "SHARE")]
+    pub cache_fraction: Option<String>,
+}
+
+impl Args {
+    fn flags(self) -> Flags {
+        Flags {
+            config: self.config,
+            grpc: self.grpc,
+            http: self.http,
+            models: self.models,
+            threads: self.threads,
+            device: self.device,
+            cache_mode: self.cache_mode,
+            cache_bytes: self.cache_bytes,
+            cache_fraction: self.cache_fraction,
+        }
+    }
+}
+
+/// Serves until SIGTERM or SIGINT, then drains.
+///
+/// # Errors
+/// A setting, a directory, a model or a port that cannot be used.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let config = Config::load(&args.flags()).map_err(|e| InputError(e.into()))?;
+    config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    let models = config.server.models.clone();
+    let models = models.ok_or_else(|| InputError(anyhow!("server.models: missing: give --models DIR")))?;
+    let serving = Serving::load(&config, &models)?;
+    runtime(&config)?.block_on(async {
+        let terminated = terminated().context("signals")?;
+        let server = serving.bind(&config).await?;
+        tracing::info!(grpc = %server.grpc_addr(), http = %server.http_addr(), "serving");
+        let drained = server.run(terminated).await?;
+        tracing::info!(given_up = drained.given_up, "stopped");
+        Ok(())
+    })
+}
+
+/// The runtime that speaks the network.
+///
+/// # Errors
+/// When the system gives no threads.
+pub fn runtime(config: &Config) -> anyhow::Result<tokio::runtime::Runtime> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(config.threads.io).enable_all().build().context("threads.io")
+}
+
+/// Loaded models, ready to be served.
+pub struct Serving {
+    /// One engine a model.
+    pub engines: Vec<Arc<Engine>>,
+    metrics: Arc<Metrics>,
+}
+
+impl Serving {
+    /// Loads the highest good version of every model in the directory.
+    ///
+    /// # Errors
+    /// A directory without models, a model without a good version, a cache that cannot be made.
+    pub fn load(config: &Config, models: &Path) -> anyhow::Result<Self> {
+        let device = device::choose(config.device, &cuda::probe()).map_err(|e| InputError(e.into()))?;
+        tracing::info!("{device}");
+        let threads = rayon::ThreadPoolBuilder::new().num_threads(config.threads.compute).build();
+        let threads = Arc::new(threads.context("threads.compute")?);
+        let metrics = Arc::new(Metrics::new().context("metrics")?);
+        let names = store::models(models).map_err(|e| InputError(e.into()))?;
+        if names.is_empty() {
+            return Err(InputError(anyhow!("server.models: no model in {}", models.display())).into());
+        }
+        let engine = |name: &String| -> anyhow::Result<Arc<Engine>> {
+            let latest = store::open_latest_with(models, name, check_weights)?;
+            let cache = cache_of(&config.cache, &latest.opened)?;
+            tracing::info!(
+                model = name,
+                version = %latest.opened.store.version(),
+                table_bytes = latest.opened.store.bytes(),
+                cache_bytes = cache.as_ref().map_or(0, |cache| cache.stats().total_bytes),
+                "loaded"
+            );
+            let parts = EngineParts {
+                name: name.clone(),
+                cache,
+                metrics: metrics.model(name, &latest.opened.schema),
+                threads: threads.clone(),
+                max_samples: config.batcher.max_samples.max(config.server.max_samples),
+            };
+            Ok(Arc::new(Engine::new(latest.opened, parts)?))
+        };
+        let engines = names.iter().map(|name| engine(name).with_context(|| format!("model {name:?}")));
+        let engines = engines.collect::<Result<_, _>>()?;
+        Ok(Self { engines, metrics })
+    }
+
+    /// Binds both ports.
+    ///
+    /// # Errors
+    /// A port that cannot be had.
+    pub async fn bind(&self, config: &Config) -> anyhow::Result<Server> {
+        let models = self.engines.iter().map(|engine| engine.clone() as Arc<dyn Predict>).collect();
+        let (server, batcher) = (config.server.clone(), config.batcher.clone());
+        Ok(Server::bind(ServerParts { models, metrics: self.metrics.clone(), server, batcher }).await?)
+    }
+}
+
+/// Whether a version's dense tensors are its architecture's.
+fn check_weights(opened: &Opened) -> Result<(), String> {
+    let model = Model::new(&opened.schema);
+    read_weights(&model, opened).map(|_| ()).map_err(|e| e.to_string())
+}
+
+/// Share of the rows that a cache holds when its size is not given.
+const DEFAULT_FRACTION: f64 = 0.1;
+
+/// The cache in front of a model's store, if there is to be one.
+fn cache_of(config: &CacheConfig, opened: &Opened) -> anyhow::Result<Option<FlatCache>> {
+    let on = match config.mode {
+        CacheMode::On => true,
+        CacheMode::Off => false,
+        // A cache of RAM in RAM only costs. Half is left to whatever else there is.
+        CacheMode::Auto => host::memory_bytes().is_some_and(|ram| opened.store.bytes() > ram / 2),
+    };
+    if !on {
+        return Ok(None);
+    }
+    let shape = cache_shape(config.size, &opened.schema)?;
+    let cache = FlatCache::new(&shape, &CacheOptions::default()).map_err(|e| InputError(e.into()))?;
+    Ok(Some(cache))
+}
+
+fn cache_shape(size: Option<CacheSize>, schema: &Schema) -> anyhow::Result<CacheShape> {
+    let tables = schema.tables.iter().map(|t| TableShape { rows: t.rows, dim: t.dim }).collect();
+    Ok(match size.unwrap_or(CacheSize::Fraction(DEFAULT_FRACTION)) {
+        CacheSize::Fraction(fraction) => CacheShape::from_fraction(fraction, tables),
+        CacheSize::Bytes(bytes) => {
+            let bytes = usize::try_from(bytes).context("cache.bytes: past this machine's memory")?;
+            CacheShape { bytes, tables }
+        }
+    })
+}
