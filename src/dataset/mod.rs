@@ -12,6 +12,7 @@
 mod avazu;
 mod criteo;
 mod delimited;
+mod fields;
 mod lines;
 mod source;
 pub mod synthetic;
