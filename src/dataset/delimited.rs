@@ -5,8 +5,8 @@
 //! A line is taken whole or not at all: everything about it that can fail is parsed before
 //! anything is appended to a text column.
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::vec::IntoIter;
 
 use super::fields::{Fields, Row, number, shown};
 use super::lines::{Line, Lines};
@@ -55,7 +55,7 @@ pub(super) enum Fault {
 /// Reads files of one layout, one after the other.
 pub(super) struct Delimited<L> {
     layout: L,
-    paths: IntoIter<PathBuf>,
+    paths: VecDeque<PathBuf>,
     file: Option<OpenFile>,
     fields: Fields,
     limits: Limits,
@@ -80,16 +80,14 @@ impl<L: Layout> Delimited<L> {
         (dense_width, features): (usize, usize),
         limits: Limits,
     ) -> Result<Self, DatasetError> {
-        let paths = paths.to_vec();
-        let (file, labelled, fields) = (None, None, Fields::default());
         let mut reader = Self {
             layout,
-            paths: paths.into_iter(),
-            file,
-            fields,
+            paths: paths.iter().cloned().collect(),
+            file: None,
+            fields: Fields::default(),
             limits,
             skipped: 0,
-            labelled,
+            labelled: None,
             dense_width,
             features,
         };
@@ -97,30 +95,32 @@ impl<L: Layout> Delimited<L> {
         Ok(reader)
     }
 
-    /// Opens the next file; false when there is none.
-    fn open_next(&mut self) -> Result<bool, DatasetError> {
+    /// Opens the next file, if there is one, and reads its header, if the layout has headers.
+    fn open_next(&mut self) -> Result<(), DatasetError> {
         self.file = None;
-        let Some(path) = self.paths.next() else { return Ok(false) };
-        let mut lines = Lines::new(source::open(&path)?, self.limits.line_bytes);
-        let mut columns = None;
+        let Some(path) = self.paths.pop_front() else { return Ok(()) };
+        let mut file =
+            OpenFile { lines: Lines::new(source::open(&path)?, self.limits.line_bytes), path, columns: None };
         if L::HEADER {
-            let header = |reason: String| DatasetError::Header { path: path.clone(), reason };
-            let read = |source| DatasetError::Read { path: path.clone(), line: 0, source };
-            match lines.next().map_err(read)? {
-                None => {}
-                Some(Line::TooLong) => return Err(header(too_long(self.limits.line_bytes))),
-                Some(Line::Text(first)) => match self.layout.columns(&path, first) {
-                    Ok(found) => columns = Some(found),
-                    Err(Fault::Line(reason)) => return Err(header(reason)),
-                    Err(Fault::File(error)) => return Err(error),
-                },
-            }
+            self.read_header(&mut file)?;
         }
-        if let Some(columns) = &columns {
-            agree(&mut self.labelled, columns, &path)?;
+        self.file = Some(file);
+        Ok(())
+    }
+
+    fn read_header(&mut self, file: &mut OpenFile) -> Result<(), DatasetError> {
+        let OpenFile { path, lines, columns } = file;
+        let read = |source| DatasetError::Read { path: path.clone(), line: 0, source };
+        let found = match lines.next().map_err(read)? {
+            None => return Ok(()),
+            Some(Line::TooLong) => Err(Fault::Line(too_long(self.limits.line_bytes))),
+            Some(Line::Text(first)) => columns_of(columns, &mut self.labelled, &self.layout, path, first),
+        };
+        match found {
+            Ok(_) => Ok(()),
+            Err(Fault::Line(reason)) => Err(DatasetError::Header { path: path.clone(), reason }),
+            Err(Fault::File(error)) => Err(error),
         }
-        self.file = Some(OpenFile { path, lines, columns });
-        Ok(true)
     }
 
     /// Appends the next good line of any file, and tells its length; None at the end.
@@ -130,30 +130,21 @@ impl<L: Layout> Delimited<L> {
         labels: &mut Vec<f32>,
     ) -> Result<Option<usize>, DatasetError> {
         loop {
-            let Some(file) = &mut self.file else { return Ok(None) };
-            let before = file.lines.number();
-            let line = match file.lines.next() {
-                Ok(line) => line,
-                Err(source) => {
-                    return Err(DatasetError::Read { path: file.path.clone(), line: before, source });
-                }
-            };
-            let taken = match line {
+            let Some(OpenFile { path, lines, columns }) = &mut self.file else { return Ok(None) };
+            let before = lines.number();
+            let read = |source| DatasetError::Read { path: path.clone(), line: before, source };
+            let taken = match lines.next().map_err(read)? {
                 None => {
                     self.open_next()?;
                     continue;
                 }
                 Some(Line::TooLong) => Err(Fault::Line(too_long(self.limits.line_bytes))),
-                Some(Line::Text(line)) => {
-                    match columns_of(&mut file.columns, &mut self.labelled, &self.layout, &file.path, line) {
-                        Ok(columns) => {
-                            self.fields.split(L::DELIMITER, L::QUOTES, line);
-                            let row = self.fields.of(line);
-                            append(&row, columns, out, labels).map(|()| line.len()).map_err(Fault::Line)
-                        }
-                        Err(fault) => Err(fault),
-                    }
-                }
+                Some(Line::Text(line)) => columns_of(columns, &mut self.labelled, &self.layout, path, line)
+                    .and_then(|columns| {
+                        self.fields.split(L::DELIMITER, L::QUOTES, line);
+                        append(&self.fields.of(line), columns, out, labels).map_err(Fault::Line)?;
+                        Ok(line.len())
+                    }),
             };
             match taken {
                 Ok(bytes) => return Ok(Some(bytes)),

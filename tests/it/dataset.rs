@@ -11,6 +11,7 @@ use flechette::dataset::{DatasetError, Format, Limits, Reader, open};
 use flechette::schema::Schema;
 use flechette::schema::preset::{self, Kind};
 use flechette::types::{Batch, RawBatch, RawValues};
+use proptest::prelude::*;
 
 /// Everything that a reader gives, encoded.
 struct Contents {
@@ -284,6 +285,34 @@ fn generated_files_differ_by_seed_and_not_by_run() {
     };
     assert_eq!(text(1), text(1));
     assert_ne!(text(1), text(2));
+}
+
+fn any_bytes() -> impl Strategy<Value = Vec<u8>> {
+    let byte =
+        prop_oneof![4 => Just(b'\t'), 4 => Just(b','), 1 => Just(b'\n'), 2 => b'0'..=b'1', 1 => any::<u8>()];
+    prop::collection::vec(byte, 0..600)
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_a_reader_panic(junk in any_bytes(), at in 0..4000usize) {
+        let (avazu, criteo) = (preset::avazu(Kind::Dcn, 4, 1000), criteo());
+        let mut csv = Vec::new();
+        write_avazu_csv(10, 1, &mut csv).unwrap();
+        for (format, schema, mut text) in
+            [(Format::CriteoTsv, &criteo, criteo_tsv(10)), (Format::AvazuCsv, &avazu, csv)]
+        {
+            let at = at.min(text.len());
+            text.splice(at..at, junk.iter().copied());
+            for bytes in [&text, &junk] {
+                let (_directory, path) = file(bytes);
+                if let Ok(read) = read(format, &[path], schema) {
+                    let lines = bytes.split(|&b| b == b'\n').count();
+                    prop_assert!(read.batch.samples + read.skipped as usize <= lines);
+                }
+            }
+        }
+    }
 }
 
 /// A file of the shared real data, or None with a word about it.
