@@ -5,11 +5,10 @@
 //! A line is taken whole or not at all: everything about it that can fail is parsed before
 //! anything is appended to a text column.
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::vec::IntoIter;
 
-use memchr::{memchr, memchr_iter};
-
+use super::fields::{Fields, Row, number, shown};
 use super::lines::{Line, Lines};
 use super::{DatasetError, Limits, Reader, source};
 use crate::types::{RawBatch, RawFeature, RawValues};
@@ -56,7 +55,7 @@ pub(super) enum Fault {
 /// Reads files of one layout, one after the other.
 pub(super) struct Delimited<L> {
     layout: L,
-    paths: IntoIter<PathBuf>,
+    paths: VecDeque<PathBuf>,
     file: Option<OpenFile>,
     fields: Fields,
     limits: Limits,
@@ -81,39 +80,47 @@ impl<L: Layout> Delimited<L> {
         (dense_width, features): (usize, usize),
         limits: Limits,
     ) -> Result<Self, DatasetError> {
-        #[allow(clippy::unnecessary_to_owned)] // the reader outlives the slice
-        let paths = paths.to_vec().into_iter();
-        let (file, labelled, fields) = (None, None, Fields::default());
-        let mut reader =
-            Self { layout, paths, file, fields, limits, skipped: 0, labelled, dense_width, features };
+        let mut reader = Self {
+            layout,
+            paths: paths.iter().cloned().collect(),
+            file: None,
+            fields: Fields::default(),
+            limits,
+            skipped: 0,
+            labelled: None,
+            dense_width,
+            features,
+        };
         reader.open_next()?;
         Ok(reader)
     }
 
-    /// Opens the next file; false when there is none.
-    fn open_next(&mut self) -> Result<bool, DatasetError> {
+    /// Opens the next file, if there is one, and reads its header, if the layout has headers.
+    fn open_next(&mut self) -> Result<(), DatasetError> {
         self.file = None;
-        let Some(path) = self.paths.next() else { return Ok(false) };
-        let mut lines = Lines::new(source::open(&path)?, self.limits.line_bytes);
-        let mut columns = None;
+        let Some(path) = self.paths.pop_front() else { return Ok(()) };
+        let mut file =
+            OpenFile { lines: Lines::new(source::open(&path)?, self.limits.line_bytes), path, columns: None };
         if L::HEADER {
-            let header = |reason: String| DatasetError::Header { path: path.clone(), reason };
-            let read = |source| DatasetError::Read { path: path.clone(), line: 0, source };
-            match lines.next().map_err(read)? {
-                None => {}
-                Some(Line::TooLong) => return Err(header(too_long(self.limits.line_bytes))),
-                Some(Line::Text(first)) => match self.layout.columns(&path, first) {
-                    Ok(found) => columns = Some(found),
-                    Err(Fault::Line(reason)) => return Err(header(reason)),
-                    Err(Fault::File(error)) => return Err(error),
-                },
-            }
+            self.read_header(&mut file)?;
         }
-        if let Some(columns) = &columns {
-            agree(&mut self.labelled, columns, &path)?;
+        self.file = Some(file);
+        Ok(())
+    }
+
+    fn read_header(&mut self, file: &mut OpenFile) -> Result<(), DatasetError> {
+        let OpenFile { path, lines, columns } = file;
+        let read = |source| DatasetError::Read { path: path.clone(), line: 0, source };
+        let found = match lines.next().map_err(read)? {
+            None => return Ok(()),
+            Some(Line::TooLong) => Err(Fault::Line(too_long(self.limits.line_bytes))),
+            Some(Line::Text(first)) => columns_of(columns, &mut self.labelled, &self.layout, path, first),
+        };
+        match found {
+            Ok(_) => Ok(()),
+            Err(Fault::Line(reason)) => Err(DatasetError::Header { path: path.clone(), reason }),
+            Err(Fault::File(error)) => Err(error),
         }
-        self.file = Some(OpenFile { path, lines, columns });
-        Ok(true)
     }
 
     /// Appends the next good line of any file, and tells its length; None at the end.
@@ -123,30 +130,21 @@ impl<L: Layout> Delimited<L> {
         labels: &mut Vec<f32>,
     ) -> Result<Option<usize>, DatasetError> {
         loop {
-            let Some(file) = &mut self.file else { return Ok(None) };
-            let before = file.lines.number();
-            let line = match file.lines.next() {
-                Ok(line) => line,
-                Err(source) => {
-                    return Err(DatasetError::Read { path: file.path.clone(), line: before, source });
-                }
-            };
-            let taken = match line {
+            let Some(OpenFile { path, lines, columns }) = &mut self.file else { return Ok(None) };
+            let before = lines.number();
+            let read = |source| DatasetError::Read { path: path.clone(), line: before, source };
+            let taken = match lines.next().map_err(read)? {
                 None => {
                     self.open_next()?;
                     continue;
                 }
                 Some(Line::TooLong) => Err(Fault::Line(too_long(self.limits.line_bytes))),
-                Some(Line::Text(line)) => {
-                    match columns_of(&mut file.columns, &mut self.labelled, &self.layout, &file.path, line) {
-                        Ok(columns) => {
-                            self.fields.split::<L>(line);
-                            let row = self.fields.of(line);
-                            append(&row, columns, out, labels).map(|()| line.len()).map_err(Fault::Line)
-                        }
-                        Err(fault) => Err(fault),
-                    }
-                }
+                Some(Line::Text(line)) => columns_of(columns, &mut self.labelled, &self.layout, path, line)
+                    .and_then(|columns| {
+                        self.fields.split(L::DELIMITER, L::QUOTES, line);
+                        append(&self.fields.of(line), columns, out, labels).map_err(Fault::Line)?;
+                        Ok(line.len())
+                    }),
             };
             match taken {
                 Ok(bytes) => return Ok(Some(bytes)),
@@ -230,71 +228,10 @@ fn too_long(limit: usize) -> String {
     format!("longer than {limit} bytes")
 }
 
-/// Where a line's fields end, and the line's bytes again where quotes had to be taken off.
-#[derive(Default)]
-struct Fields {
-    ends: Vec<usize>,
-    unquoted: Option<Vec<u8>>,
-}
-
-/// The fields of one line: field `i` ends at `ends[i]`, and one delimiter follows it.
-struct Row<'a> {
-    bytes: &'a [u8],
-    ends: &'a [usize],
-}
-
-impl Fields {
-    fn split<L: Layout>(&mut self, line: &[u8]) {
-        self.ends.clear();
-        self.unquoted = None;
-        if L::QUOTES && memchr(b'"', line).is_some() {
-            self.unquoted = Some(unquote(L::DELIMITER, line, &mut self.ends));
-            return;
-        }
-        self.ends.extend(memchr_iter(L::DELIMITER, line));
-        self.ends.push(line.len());
-    }
-
-    fn of<'a>(&'a self, line: &'a [u8]) -> Row<'a> {
-        Row { bytes: self.unquoted.as_deref().unwrap_or(line), ends: &self.ends }
-    }
-}
-
-/// Takes the quotes off a line as RFC 4180 has them, and tells where each field ends.
-fn unquote(delimiter: u8, line: &[u8], ends: &mut Vec<usize>) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(line.len());
-    let mut quoted = false;
-    let mut at = 0;
-    while let Some(&byte) = line.get(at) {
-        at += 1;
-        match byte {
-            b'"' if quoted && line.get(at) == Some(&b'"') => {
-                bytes.push(b'"');
-                at += 1;
-            }
-            b'"' => quoted = !quoted,
-            byte if byte == delimiter && !quoted => {
-                ends.push(bytes.len());
-                bytes.push(delimiter);
-            }
-            byte => bytes.push(byte),
-        }
-    }
-    ends.push(bytes.len());
-    bytes
-}
-
-impl<'a> Row<'a> {
-    fn field(&self, i: usize) -> &'a [u8] {
-        let begin = if i == 0 { 0 } else { self.ends[i - 1] + 1 };
-        &self.bytes[begin..self.ends[i]]
-    }
-}
-
 /// Appends one line, or says why not and leaves the batch as it was.
 fn append(row: &Row<'_>, columns: &Columns, out: &mut RawBatch, labels: &mut Vec<f32>) -> Result<(), String> {
-    if row.ends.len() != columns.count {
-        return Err(format!("expected {} fields, got {}", columns.count, row.ends.len()));
+    if row.len() != columns.count {
+        return Err(format!("expected {} fields, got {}", columns.count, row.len()));
     }
     let label = match columns.label.map(|i| row.field(i)) {
         None => None,
@@ -319,58 +256,4 @@ fn append(row: &Row<'_>, columns: &Columns, out: &mut RawBatch, labels: &mut Vec
     labels.extend(label);
     out.samples += 1;
     Ok(())
-}
-
-/// A finite number; 0 for an empty field.
-fn number(field: &[u8]) -> Option<f32> {
-    let (negative, digits) = match field {
-        [] => return Some(0.0),
-        [b'-', digits @ ..] => (true, digits),
-        digits => (false, digits),
-    };
-    if (1..=18).contains(&digits.len()) && digits.iter().all(u8::is_ascii_digit) {
-        let value = digits.iter().fold(0i64, |value, &digit| value * 10 + i64::from(digit - b'0'));
-        return Some(if negative { -value } else { value } as f32);
-    }
-    let value: f32 = std::str::from_utf8(field).ok()?.parse().ok()?;
-    value.is_finite().then_some(value)
-}
-
-/// The beginning of a field, for a message.
-fn shown(field: &[u8]) -> String {
-    let head = String::from_utf8_lossy(&field[..field.len().min(32)]);
-    if field.len() > 32 { format!("{head:?}...") } else { format!("{head:?}") }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    #[test]
-    fn quotes_are_taken_off() {
-        let mut ends = Vec::new();
-        let bytes = unquote(b',', br#"a,"b,""c""",,d"#, &mut ends);
-        let row = Row { bytes: &bytes, ends: &ends };
-        let fields: Vec<_> = (0..ends.len()).map(|i| row.field(i)).collect();
-        assert_eq!(fields, [&b"a"[..], br#"b,"c""#, b"", b"d"]);
-    }
-
-    #[test]
-    fn what_is_no_finite_number_is_refused() {
-        for text in ["-", "nan", "inf", "-inf", "1e99", "1 ", "0x1", "1-1", "\u{661}"] {
-            assert_eq!(number(text.as_bytes()), None, "{text}");
-        }
-        assert_eq!(number(b""), Some(0.0));
-        assert_eq!(number(b"\xff"), None);
-    }
-
-    proptest! {
-        #[test]
-        fn integers_are_read_as_the_standard_library_reads_them(value in any::<i64>(), cut in 0..63u32) {
-            let text = (value >> cut).to_string();
-            prop_assert_eq!(number(text.as_bytes()), Some(text.parse::<f32>().unwrap()));
-        }
-    }
 }

@@ -142,8 +142,8 @@ mod tests {
         let long = [b"ok\n".to_vec(), vec![b'x'; 1_000_000], b"\nok".to_vec()].concat();
         let ok = Some(b"ok".to_vec());
         assert_eq!(split(&long, 100, 1 << 16), [ok.clone(), None, ok]);
-        assert_eq!(split(&vec![b'x'; 300], 100, 7), [None]);
-        assert_eq!(split(&vec![b'x'; 100], 100, 7), [Some(vec![b'x'; 100])]);
+        assert_eq!(split(&[b'x'; 300], 100, 7), [None]);
+        assert_eq!(split(&[b'x'; 100], 100, 7), [Some(vec![b'x'; 100])]);
     }
 
     #[test]

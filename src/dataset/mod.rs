@@ -12,6 +12,7 @@
 mod avazu;
 mod criteo;
 mod delimited;
+mod fields;
 mod lines;
 mod source;
 pub mod synthetic;
@@ -30,7 +31,8 @@ pub trait Reader {
     /// would grow past 1 GiB, or 0 when there are no more. Columns stand in the schema's order.
     ///
     /// # Errors
-    /// [`DatasetError`] when a file cannot be read or has too many malformed lines.
+    /// [`DatasetError`] when a file cannot be read or has too many malformed lines. The reader and what
+    /// stands in `out` are of no use then.
     fn read(&mut self, max_samples: usize, out: &mut RawBatch) -> Result<usize, DatasetError>;
 
     /// How many malformed lines were skipped so far.

@@ -2,14 +2,11 @@
 //! and the reason.
 //!
 //! Validation works on the typed [`Schema`], so that schemas made in code pass through it too, and
-//! names what is wrong by a path such as `tables[3].rows`. Only when it fails is the text parsed
-//! once more, into a tree with spans, and the path walked down it to the deepest part that the
-//! text has: that part's line is the one reported. A missing key is thus reported at its table.
+//! names what is wrong by a path such as `tables[3].rows`, whose line is then looked for (`line`).
 
 use std::collections::{HashMap, HashSet};
 
-use toml::de::{DeTable, DeValue};
-
+use super::line::{line_of, locate};
 use super::{AbsentDefault, Architecture, Arity, Feature, Schema, Table, Transform};
 
 /// Most rows of a table.
@@ -325,36 +322,6 @@ fn kind(architecture: &Architecture) -> &'static str {
         Architecture::Deepfm { .. } => "deepfm",
         Architecture::WideDeep { .. } => "wide_deep",
     }
-}
-
-/// The line, from 1, of a byte of the text.
-fn line_of(text: &str, byte: usize) -> usize {
-    1 + text.as_bytes().iter().take(byte).filter(|&&b| b == b'\n').count()
-}
-
-/// Where the deepest part of `path` that the text has begins, in bytes.
-fn locate(text: &str, path: &str) -> usize {
-    let Ok(document) = DeTable::parse(text) else { return 0 };
-    let document = document.into_inner();
-    let mut table = Some(&document);
-    let mut byte = 0;
-    for step in path.split('.') {
-        let (key, index) = match step.trim_end_matches(']').split_once('[') {
-            Some((key, index)) => (key, index.parse::<usize>().ok()),
-            None => (step, None),
-        };
-        let Some((span, value)) = table.and_then(|t| t.iter().find(|(k, _)| k.get_ref() == key)) else {
-            break;
-        };
-        byte = span.span().start;
-        table = value.get_ref().as_table();
-        if let (Some(index), DeValue::Array(array)) = (index, value.get_ref()) {
-            let Some(element) = array.get(index) else { break };
-            byte = element.span().start;
-            table = element.get_ref().as_table();
-        }
-    }
-    byte
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@
 
 mod check;
 mod encode;
+mod line;
 pub mod preset;
 mod text;
 

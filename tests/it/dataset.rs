@@ -2,14 +2,16 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 use flechette::dataset::synthetic::{write_avazu_csv, write_criteo_tsv};
 use flechette::dataset::{DatasetError, Format, Limits, Reader, open};
 use flechette::schema::Schema;
 use flechette::schema::preset::{self, Kind};
 use flechette::types::{Batch, RawBatch, RawValues};
+use proptest::prelude::*;
 
 /// Everything that a reader gives, encoded.
 struct Contents {
@@ -151,6 +153,38 @@ fn past_the_limit_malformed_lines_are_refused_with_file_line_and_reason() {
     assert_eq!(refusal, format!("{}: {expected}", path.display()));
 }
 
+/// What tracing writes on this thread while `run` runs.
+fn traced(run: impl FnOnce()) -> String {
+    #[derive(Clone, Default)]
+    struct Sink(Arc<Mutex<Vec<u8>>>);
+    impl Write for Sink {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let sink = Sink::default();
+    let writer = sink.clone();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    tracing::subscriber::with_default(subscriber, run);
+    let text = sink.0.lock().unwrap().clone();
+    String::from_utf8(text).unwrap()
+}
+
+#[test]
+fn the_first_malformed_lines_are_reported_with_file_and_number() {
+    let (_directory, path) = file(&"bad\n".repeat(50).into_bytes());
+    let report = traced(|| {
+        assert_eq!(read(Format::CriteoTsv, std::slice::from_ref(&path), &criteo()).unwrap().skipped, 50)
+    });
+    let reason = "expected 40 fields, or 39 without a label, got 1: skipped";
+    assert!(report.contains(&format!("{}: line 1: {reason}", path.display())), "{report}");
+    assert!(report.contains(": line 5: ") && report.lines().count() == 6, "{report}");
+    assert!(report.trim_end().ends_with("and so are more, unreported"), "{report}");
+}
+
 #[test]
 fn strings_need_not_be_utf8() {
     let mut line = vec![b"0".to_vec()];
@@ -228,6 +262,21 @@ fn avazu_columns_are_found_by_the_header() {
 }
 
 #[test]
+fn generated_files_click_as_often_as_the_real_ones() {
+    let rate = |labels: Option<Vec<f32>>| {
+        let labels = labels.unwrap();
+        labels.iter().sum::<f32>() / labels.len() as f32
+    };
+    let criteo = rate(read_criteo(&criteo_tsv(10_000)).unwrap().labels);
+    assert!((0.22..0.28).contains(&criteo), "{criteo}");
+    let mut text = Vec::new();
+    write_avazu_csv(10_000, 1, &mut text).unwrap();
+    let (_directory, path) = file(&text);
+    let avazu = rate(read(Format::AvazuCsv, &[path], &preset::avazu(Kind::Dcn, 4, 1000)).unwrap().labels);
+    assert!((0.15..0.2).contains(&avazu), "{avazu}");
+}
+
+#[test]
 fn generated_files_differ_by_seed_and_not_by_run() {
     let text = |seed| {
         let mut text = Vec::new();
@@ -236,6 +285,34 @@ fn generated_files_differ_by_seed_and_not_by_run() {
     };
     assert_eq!(text(1), text(1));
     assert_ne!(text(1), text(2));
+}
+
+fn any_bytes() -> impl Strategy<Value = Vec<u8>> {
+    let byte =
+        prop_oneof![4 => Just(b'\t'), 4 => Just(b','), 1 => Just(b'\n'), 2 => b'0'..=b'1', 1 => any::<u8>()];
+    prop::collection::vec(byte, 0..600)
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_a_reader_panic(junk in any_bytes(), at in 0..4000usize) {
+        let (avazu, criteo) = (preset::avazu(Kind::Dcn, 4, 1000), criteo());
+        let mut csv = Vec::new();
+        write_avazu_csv(10, 1, &mut csv).unwrap();
+        for (format, schema, mut text) in
+            [(Format::CriteoTsv, &criteo, criteo_tsv(10)), (Format::AvazuCsv, &avazu, csv)]
+        {
+            let at = at.min(text.len());
+            text.splice(at..at, junk.iter().copied());
+            for bytes in [&text, &junk] {
+                let (_directory, path) = file(bytes);
+                if let Ok(read) = read(format, &[path], schema) {
+                    let lines = bytes.split(|&b| b == b'\n').count();
+                    prop_assert!(read.batch.samples + read.skipped as usize <= lines);
+                }
+            }
+        }
+    }
 }
 
 /// A file of the shared real data, or None with a word about it.

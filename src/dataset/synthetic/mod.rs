@@ -22,7 +22,7 @@ use std::vec::IntoIter;
 use super::{DatasetError, Reader};
 use crate::schema::{Arity, Schema, Transform};
 use crate::types::{RawBatch, RawFeature, RawValues};
-use random::{Purpose, Words, bell, unit, word};
+use random::{Purpose, Stream, bell, unit};
 use skew::IdSampler;
 pub use skew::{HOT_IDS, Skew};
 pub use truth::Truth;
@@ -139,6 +139,8 @@ pub(super) struct Generator {
     description: Description,
     dense: Vec<Transform>,
     features: Vec<FeatureSampler>,
+    dense_draws: Stream,
+    label_draws: Stream,
     truth: Truth,
     next_row: u64,
     transformed: Vec<f32>,
@@ -147,24 +149,28 @@ pub(super) struct Generator {
 struct FeatureSampler {
     ids: IdSampler,
     arity: Arity,
+    draws: Stream,
 }
 
 impl Generator {
     /// A generator for a valid schema. Features that share a table share its hot ids.
     pub(super) fn new(schema: &Schema, description: Description) -> Self {
         let rows_of = |name: &str| schema.tables.iter().find(|t| t.name == name).map_or(1, |t| t.rows);
-        let features = schema.features.iter().map(|feature| {
+        let features = schema.features.iter().enumerate().map(|(i, feature)| {
             let rows = rows_of(&feature.table)
                 .min(feature.wide_table.as_deref().map_or(u64::MAX, rows_of))
                 .min(feature.hash.map_or(u64::MAX, |hash| hash.modulus));
             let place = schema.table_id(&feature.table).map_or(0, |id| u64::from(id.0));
             let ids = IdSampler::new(description.skew, rows.max(1), description.truth, place);
-            FeatureSampler { ids, arity: feature.arity }
+            let draws = Stream::new(description.seed, Purpose::Ids, i as u64);
+            FeatureSampler { ids, arity: feature.arity, draws }
         });
         Self {
             description,
             dense: schema.dense.iter().map(|d| d.transform).collect(),
             features: features.collect(),
+            dense_draws: Stream::new(description.seed, Purpose::Dense, 0),
+            label_draws: Stream::new(description.seed, Purpose::Label, 0),
             truth: Truth::new(schema, description.truth),
             next_row: 0,
             transformed: Vec::new(),
@@ -200,10 +206,10 @@ impl Generator {
     }
 
     fn append_row(&mut self, out: &mut RawBatch) {
-        let (row, seed) = (self.next_row, self.description.seed);
+        let row = self.next_row;
         self.next_row += 1;
         self.transformed.clear();
-        let mut words = Words(word(seed, Purpose::Dense, 0, row));
+        let mut words = self.dense_draws.words(row);
         for &transform in &self.dense {
             let value = dense_value(transform, bell(words.next()));
             out.dense.push(value);
@@ -212,7 +218,7 @@ impl Generator {
         let mut logit = self.truth.dense_part(&self.transformed);
         for (i, (sampler, column)) in self.features.iter().zip(&mut out.features).enumerate() {
             let RawValues::Ids(ids) = &mut column.values else { continue };
-            let mut words = Words(word(seed, Purpose::Ids, i as u64, row));
+            let mut words = sampler.draws.words(row);
             let begin = ids.len();
             let count = length(sampler.arity, self.description.lengths, || words.next());
             for _ in 0..count {
@@ -221,7 +227,7 @@ impl Generator {
             column.offsets.push(ids.len() as u32);
             logit += self.truth.feature_part(i, &ids[begin..]);
         }
-        let clicks = unit(word(seed, Purpose::Label, 0, row)) < sigmoid(logit);
+        let clicks = unit(self.label_draws.word(row)) < sigmoid(logit);
         out.labels.get_or_insert_default().push(f32::from(u8::from(clicks)));
         out.samples += 1;
     }

@@ -9,10 +9,23 @@ pub(super) fn mix(word: u64) -> u64 {
     word ^ (word >> 31)
 }
 
-/// A word for a purpose, a place and a number.
-pub(super) fn word(seed: u64, purpose: Purpose, place: u64, number: u64) -> u64 {
-    let stream = mix(seed ^ mix(purpose as u64));
-    mix(mix(stream.wrapping_add(mix(place))).wrapping_add(number))
+/// The words of one purpose and place, by their numbers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stream(u64);
+
+impl Stream {
+    pub(super) fn new(seed: u64, purpose: Purpose, place: u64) -> Self {
+        Self(mix(mix(seed ^ mix(purpose as u64)).wrapping_add(mix(place))))
+    }
+
+    pub(super) fn word(self, number: u64) -> u64 {
+        mix(self.0.wrapping_add(mix(number)))
+    }
+
+    /// A sequence of words that belongs to one number.
+    pub(super) fn words(self, number: u64) -> Words {
+        Words(self.word(number))
+    }
 }
 
 /// What a word is for; equal numbers of different purposes have nothing to do with each other.

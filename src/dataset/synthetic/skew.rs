@@ -3,12 +3,12 @@
 //!
 //! A draw inverts the distribution function of the continuous law on `[1, rows + 1)` and rounds
 //! down: one `powf`, no table by rows. A named skew is a share of accesses that the hottest 2 % of
-//! the ids take; its alpha depends on the rows and is found by bisection. The shares are those of
+//! the ids, at least one, take; its alpha depends on the rows and is found by bisection. The shares are those of
 //! the traces in ScratchPipe (section V): low is Alibaba's user table, high is Criteo.
 
 use std::str::FromStr;
 
-use super::random::{Purpose, unit, word};
+use super::random::{Purpose, Stream, unit};
 
 /// The share of ids that a named skew speaks of.
 pub const HOT_IDS: f64 = 0.02;
@@ -61,7 +61,10 @@ impl Skew {
             Self::Medium => 0.3,
             Self::High => 0.8,
         };
-        let hot = 1.0 + HOT_IDS * rows as f64;
+        if rows == 1 {
+            return 0.0;
+        }
+        let hot = 1.0 + (HOT_IDS * rows as f64).max(1.0);
         let (mut low, mut high) = (0.0, MAX_ALPHA);
         for _ in 0..60 {
             let middle = 0.5 * (low + high);
@@ -127,14 +130,14 @@ struct Permutation {
 impl Permutation {
     fn new(rows: u64, seed: u64, place: u64) -> Self {
         let bits = u64::BITS - (rows - 1).leading_zeros();
-        let word = |number| word(seed, Purpose::Permutation, place, number);
+        let stream = Stream::new(seed, Purpose::Permutation, place);
         let mask = if bits == 0 { 0 } else { u64::MAX >> (u64::BITS - bits) };
         Self {
             rows,
             mask,
             shift: bits.div_ceil(2).max(1),
-            factors: [word(0) | 1, word(1) | 1],
-            offset: word(2),
+            factors: [stream.word(0) | 1, stream.word(1) | 1],
+            offset: stream.word(2),
         }
     }
 
@@ -164,7 +167,7 @@ mod tests {
 
     fn share_of_hottest(skew: Skew, rows: u64) -> f64 {
         let sampler = IdSampler::new(skew, rows, 0, 0);
-        let hot = (HOT_IDS * rows as f64) as u64;
+        let hot = ((HOT_IDS * rows as f64) as u64).max(1);
         let mut words = Words(7);
         let draws = 200_000;
         (0..draws).filter(|_| sampler.rank(unit(words.next())) < hot).count() as f64 / f64::from(draws)
@@ -172,10 +175,12 @@ mod tests {
 
     #[test]
     fn named_skews_give_the_hottest_two_percent_their_share() {
-        for rows in [100, 1_000, 100_000, 10_000_000, 1 << 40] {
+        for rows in [3, 100, 1_000, 100_000, 10_000_000, 1 << 40] {
             for (skew, share) in
                 [(Skew::Uniform, 0.02), (Skew::Low, 0.085), (Skew::Medium, 0.3), (Skew::High, 0.8)]
             {
+                // The hottest of few ids takes at least its even share.
+                let share = f64::max(share, 1.0 / rows as f64);
                 let got = share_of_hottest(skew, rows);
                 assert!((got - share).abs() < 0.01, "{skew:?} of {rows} rows: {got}");
             }

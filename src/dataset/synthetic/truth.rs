@@ -2,11 +2,11 @@
 //! hidden weight, a pure function of the truth's seed, and a sample clicks with the sigmoid of
 //! their sum. So the best AUC that any model can reach on the data can be computed.
 
-use super::random::{Purpose, bell, word};
+use super::random::{Purpose, Stream, bell};
 use crate::schema::{Schema, Transform};
 use crate::types::Batch;
 
-/// What the logit adds up from: about a quarter of the samples click.
+/// Logit of a sample whose weights cancel out: between a quarter and a third of the samples click.
 const BIAS: f64 = -1.4;
 /// Standard deviation of the categorical part, were all ids equally frequent.
 const ID_SCALE: f64 = 1.5;
@@ -16,7 +16,8 @@ const DENSE_SCALE: f64 = 0.8;
 /// A known click probability for every sample of a schema.
 #[derive(Clone, Debug)]
 pub struct Truth {
-    seed: u64,
+    /// The weights of each feature's ids.
+    features: Vec<Stream>,
     id_scale: f64,
     /// Weight, mean and standard deviation of each dense input, the last two after its transform.
     dense: Vec<[f64; 3]>,
@@ -33,9 +34,14 @@ impl Truth {
                 Transform::Log1p => (LOG_MEAN, LOG_DEVIATION),
                 Transform::None | Transform::Standardize { .. } => (0.0, 1.0),
             };
-            [dense_scale * bell(word(seed, Purpose::DenseWeight, i as u64, 0)), mean, deviation]
+            [dense_scale * bell(Stream::new(seed, Purpose::DenseWeight, i as u64).word(0)), mean, deviation]
         });
-        Self { seed, id_scale: per_root(ID_SCALE, schema.features.len()), dense: dense.collect() }
+        let weights = |i| Stream::new(seed, Purpose::IdWeight, i as u64);
+        Self {
+            features: (0..schema.features.len()).map(weights).collect(),
+            id_scale: per_root(ID_SCALE, schema.features.len()),
+            dense: dense.collect(),
+        }
     }
 
     /// The click probability of a sample of an encoded batch of the schema.
@@ -60,7 +66,7 @@ impl Truth {
 
     /// What a feature's ids add to the logit: the mean of their weights.
     pub(super) fn feature_part(&self, feature: usize, ids: &[u64]) -> f64 {
-        let weight = |id: &u64| bell(word(self.seed, Purpose::IdWeight, feature as u64, *id));
+        let weight = |id: &u64| bell(self.features[feature].word(*id));
         self.id_scale * ids.iter().map(weight).sum::<f64>() / ids.len().max(1) as f64
     }
 }

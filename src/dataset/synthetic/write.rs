@@ -4,7 +4,7 @@
 
 use std::io::{self, Write};
 
-use super::random::{Purpose, word};
+use super::random::{Purpose, Stream};
 use super::{Description, Generator, Lengths, Skew};
 use crate::schema::Schema;
 use crate::schema::preset::{self, AVAZU_FEATURES, Kind};
@@ -22,6 +22,11 @@ const AVAZU_VALUES: [u64; 22] = [
     60,
 ];
 
+/// A truth under which Criteo's share of the samples clicks: about a quarter.
+const CRITEO_TRUTH: u64 = 15;
+/// A truth under which Avazu's share of the samples clicks: about 17 %.
+const AVAZU_TRUTH: u64 = 1;
+
 /// Samples generated at once.
 const CHUNK: usize = 1024;
 
@@ -33,7 +38,7 @@ const CHUNK: usize = 1024;
 /// What the writer says.
 pub fn write_criteo_tsv(rows: u64, seed: u64, mut out: impl Write) -> io::Result<()> {
     let schema = sized(preset::criteo(Kind::Dcn, 1, 1), &CRITEO_VALUES);
-    for_each_row(&schema, rows, seed, |sample, number| {
+    for_each_row(&schema, description(rows, seed, CRITEO_TRUTH), |sample, number| {
         write!(out, "{}", sample.label)?;
         for (i, &value) in sample.dense.iter().enumerate() {
             if value == 0.0 && (number + i as u64).is_multiple_of(2) {
@@ -62,8 +67,8 @@ pub fn write_criteo_tsv(rows: u64, seed: u64, mut out: impl Write) -> io::Result
 pub fn write_avazu_csv(rows: u64, seed: u64, mut out: impl Write) -> io::Result<()> {
     let schema = sized(preset::avazu(Kind::Dcn, 1, 1), &AVAZU_VALUES);
     writeln!(out, "id,click,{}", AVAZU_FEATURES.join(","))?;
-    for_each_row(&schema, rows, seed, |sample, number| {
-        write!(out, "{},{}", word(seed, Purpose::Text, u64::MAX, number), sample.label)?;
+    for_each_row(&schema, description(rows, seed, AVAZU_TRUTH), |sample, number| {
+        write!(out, "{},{}", Stream::new(seed, Purpose::Text, u64::MAX).word(number), sample.label)?;
         for (i, (&id, name)) in sample.ids.iter().zip(AVAZU_FEATURES).enumerate() {
             match name {
                 "hour" => write!(out, ",1410{:02}{:02}", 21 + id / 24, id % 24)?,
@@ -87,6 +92,10 @@ fn sized(mut schema: Schema, values: &[u64]) -> Schema {
     schema
 }
 
+fn description(rows: u64, seed: u64, truth: u64) -> Description {
+    Description { rows, seed, skew: Skew::High, lengths: Lengths::Max, truth }
+}
+
 struct Sample<'a> {
     label: f32,
     dense: &'a [f32],
@@ -96,11 +105,9 @@ struct Sample<'a> {
 /// Generates one-hot samples and gives each with its number.
 fn for_each_row(
     schema: &Schema,
-    rows: u64,
-    seed: u64,
+    description: Description,
     mut write: impl FnMut(Sample<'_>, u64) -> io::Result<()>,
 ) -> io::Result<()> {
-    let description = Description { rows, seed, skew: Skew::High, lengths: Lengths::Max, truth: 0 };
     let mut generator = Generator::new(schema, description);
     let mut batch = RawBatch::default();
     let mut ids = Vec::new();
@@ -127,5 +134,5 @@ fn for_each_row(
 
 /// The string of a value, 8 hex digits.
 fn text_word(feature: usize, id: u64) -> u32 {
-    word(0, Purpose::Text, feature as u64, id) as u32
+    Stream::new(0, Purpose::Text, feature as u64).word(id) as u32
 }

@@ -1,0 +1,126 @@
+//! The fields of one line: found by their delimiter, taken out of quotes where a format has them,
+//! read as numbers.
+
+use memchr::{memchr, memchr_iter};
+
+/// Where a line's fields end, and the line's bytes again where quotes had to be taken off.
+#[derive(Default)]
+pub(super) struct Fields {
+    ends: Vec<usize>,
+    unquoted: Option<Vec<u8>>,
+}
+
+/// The fields of one line: field `i` ends at `ends[i]`, and one delimiter follows it.
+pub(super) struct Row<'a> {
+    bytes: &'a [u8],
+    ends: &'a [usize],
+}
+
+impl Fields {
+    /// Finds the fields of a line, which may stand in double quotes where `quotes` says so.
+    pub(super) fn split(&mut self, delimiter: u8, quotes: bool, line: &[u8]) {
+        self.ends.clear();
+        self.unquoted = None;
+        if quotes && memchr(b'"', line).is_some() {
+            self.unquoted = Some(unquote(delimiter, line, &mut self.ends));
+            return;
+        }
+        self.ends.extend(memchr_iter(delimiter, line));
+        self.ends.push(line.len());
+    }
+
+    /// The fields of the line that was split last.
+    pub(super) fn of<'a>(&'a self, line: &'a [u8]) -> Row<'a> {
+        Row { bytes: self.unquoted.as_deref().unwrap_or(line), ends: &self.ends }
+    }
+}
+
+/// Takes the quotes off a line as RFC 4180 has them, and tells where each field ends.
+fn unquote(delimiter: u8, line: &[u8], ends: &mut Vec<usize>) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(line.len());
+    let mut quoted = false;
+    let mut at = 0;
+    while let Some(&byte) = line.get(at) {
+        at += 1;
+        match byte {
+            b'"' if quoted && line.get(at) == Some(&b'"') => {
+                bytes.push(b'"');
+                at += 1;
+            }
+            b'"' => quoted = !quoted,
+            byte if byte == delimiter && !quoted => {
+                ends.push(bytes.len());
+                bytes.push(delimiter);
+            }
+            byte => bytes.push(byte),
+        }
+    }
+    ends.push(bytes.len());
+    bytes
+}
+
+impl<'a> Row<'a> {
+    /// How many fields there are.
+    pub(super) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    pub(super) fn field(&self, i: usize) -> &'a [u8] {
+        let begin = if i == 0 { 0 } else { self.ends[i - 1] + 1 };
+        &self.bytes[begin..self.ends[i]]
+    }
+}
+
+/// A finite number; 0 for an empty field.
+pub(super) fn number(field: &[u8]) -> Option<f32> {
+    let (negative, digits) = match field {
+        [] => return Some(0.0),
+        [b'-', digits @ ..] => (true, digits),
+        digits => (false, digits),
+    };
+    if (1..=18).contains(&digits.len()) && digits.iter().all(u8::is_ascii_digit) {
+        let value = digits.iter().fold(0i64, |value, &digit| value * 10 + i64::from(digit - b'0'));
+        return Some(if negative { -value } else { value } as f32);
+    }
+    let value: f32 = std::str::from_utf8(field).ok()?.parse().ok()?;
+    value.is_finite().then_some(value)
+}
+
+/// The beginning of a field, for a message.
+pub(super) fn shown(field: &[u8]) -> String {
+    let head = String::from_utf8_lossy(&field[..field.len().min(32)]);
+    if field.len() > 32 { format!("{head:?}...") } else { format!("{head:?}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn quotes_are_taken_off() {
+        let mut ends = Vec::new();
+        let bytes = unquote(b',', br#"a,"b,""c""",,d"#, &mut ends);
+        let row = Row { bytes: &bytes, ends: &ends };
+        let fields: Vec<_> = (0..ends.len()).map(|i| row.field(i)).collect();
+        assert_eq!(fields, [&b"a"[..], br#"b,"c""#, b"", b"d"]);
+    }
+
+    #[test]
+    fn what_is_no_finite_number_is_refused() {
+        for text in ["-", "nan", "inf", "-inf", "1e99", "1 ", "0x1", "1-1", "\u{661}"] {
+            assert_eq!(number(text.as_bytes()), None, "{text}");
+        }
+        assert_eq!(number(b""), Some(0.0));
+        assert_eq!(number(b"\xff"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn integers_are_read_as_the_standard_library_reads_them(value in any::<i64>(), cut in 0..63u32) {
+            let text = (value >> cut).to_string();
+            prop_assert_eq!(number(text.as_bytes()), Some(text.parse::<f32>().unwrap()));
+        }
+    }
+}
