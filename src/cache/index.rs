@@ -241,23 +241,23 @@ impl Index {
         }
     }
 
-    /// Asks the processor to fetch a key's first line.
+    /// Asks the processor to fetch a key's lines.
     #[inline]
     pub fn prefetch(&self, key: FlatKey) {
-        let (first, _) = self.pair(key);
+        let (first, second) = self.pair(key);
         #[cfg(target_arch = "x86_64")]
-        {
+        for bucket in [first, second] {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let line = std::ptr::from_ref(&self.buckets.all()[first]).cast::<i8>();
+            let line = std::ptr::from_ref(&self.buckets.all()[bucket]).cast::<i8>();
             // SAFETY: a prefetch reads nothing that a program could see, at any address; SSE is part
-            // of x86_64. The two halves of the bucket are two lines of this processor.
+            // of x86_64. A bucket is two lines of this processor.
             unsafe {
                 _mm_prefetch::<_MM_HINT_T0>(line);
                 _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(64));
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
-        let _ = first;
+        let _ = (first, second);
     }
 
     #[inline]
@@ -339,7 +339,7 @@ impl Index {
     fn pair(&self, key: FlatKey) -> (usize, usize) {
         let (hash, buckets) = (scatter(key), self.buckets.all().len() as u64);
         let (high, low) = (hash >> 32, hash & 0xFFFF_FFFF);
-        ((high * buckets >> 32) as usize, (low * buckets >> 32) as usize)
+        (((high * buckets) >> 32) as usize, ((low * buckets) >> 32) as usize)
     }
 
     fn lock(&self, a: usize, b: usize) -> (MutexGuard<'_, ()>, Option<MutexGuard<'_, ()>>) {
@@ -454,7 +454,8 @@ mod memory {
     }
 }
 
-#[cfg(all(test, not(flechette_loom)))]
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
 mod tests {
     use super::super::epoch::Epochs;
     use super::*;
@@ -540,7 +541,8 @@ mod tests {
     }
 }
 
-#[cfg(all(test, flechette_loom))]
+#[cfg(test)]
+#[cfg(flechette_loom)]
 mod models {
     use super::super::epoch::{Epochs, Limbo};
     use super::*;
