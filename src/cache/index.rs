@@ -373,7 +373,10 @@ fn touch(slot: &Slot, word: u64, now: Stamp) {
 
 /// Under the bucket's lock.
 fn link(slot: &Slot, key: FlatKey, location: Location, now: Stamp) {
-    slot.word.store(pack(location, now), Ordering::Release);
+    // A swap and not a store: having read the last touch, it comes after it by any reckoning. (C++ orders
+    // a plain store after the touch too, since a touch directly follows the word that it changes; loom
+    // does not know that rule, and would show a reader the touched word of the entry before.)
+    slot.word.swap(pack(location, now), Ordering::AcqRel);
     slot.key.store(key.0, Ordering::Release);
 }
 
