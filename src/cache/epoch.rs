@@ -185,7 +185,8 @@ impl Limbo {
     }
 }
 
-#[cfg(all(test, not(flechette_loom)))]
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
 mod tests {
     use super::*;
 
@@ -220,7 +221,8 @@ mod tests {
     }
 }
 
-#[cfg(all(test, flechette_loom))]
+#[cfg(test)]
+#[cfg(flechette_loom)]
 #[allow(unsafe_code)]
 mod models {
     use super::*;

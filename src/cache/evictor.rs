@@ -45,6 +45,8 @@ pub(super) struct Sweep {
     goal: Goal,
     /// The bucket to go on from.
     hand: usize,
+    /// When a row size was first seen to be starved while slots were waiting for their readers.
+    starved_at: Option<u64>,
     /// Chooses the samples.
     draw: u64,
     ages: Vec<u32>,
@@ -86,17 +88,23 @@ impl Shared {
             return;
         }
         let starved = self.starved.load(Ordering::Relaxed);
-        let class = Class((starved.wrapping_sub(1)) as u16);
-        if starved == 0 || self.pool.has_room(class) {
+        if starved == 0 || self.pool.has_room(Class((starved - 1) as u16)) {
             self.starved.store(0, Ordering::Relaxed);
-        } else if waiting == 0 {
-            self.starved.store(0, Ordering::Relaxed);
-            let slabs = self.pool.shape().slabs;
-            sweep.goal = match self.pool.drain((slabs / EMPTIED).max(1)) {
-                true => Goal::Empty(self.index.buckets()),
-                false => Goal::Lower,
-            };
+            sweep.starved_at = None;
+            return;
         }
+        // What waits may be all that is missing: see first whether it is, when it is free.
+        let since = *sweep.starved_at.get_or_insert_with(|| self.epochs.tag());
+        if waiting > 0 && self.epochs.oldest() <= since {
+            return;
+        }
+        self.starved.store(0, Ordering::Relaxed);
+        sweep.starved_at = None;
+        let slabs = self.pool.shape().slabs;
+        sweep.goal = match self.pool.drain((slabs / EMPTIED).max(1)) {
+            true => Goal::Empty(self.index.buckets()),
+            false => Goal::Lower,
+        };
     }
 
     /// The share of entries to put out, for the pool's sake or the index's.
@@ -178,18 +186,23 @@ impl Wake {
         self.bell.notify_one();
     }
 
-    /// Sleeps until rung, stopped, or out of patience. Returns whether to go on.
+    /// Sleeps until rung, or for `patience` however often it is rung. Returns whether to go on,
+    /// which is as soon as it is told to stop.
     fn sleep(&self, patience: Option<Duration>) -> bool {
         let stop = self.stop.lock().unwrap_or_else(PoisonError::into_inner);
-        let asleep = |stop: &mut bool| !*stop && !self.rung.load(Ordering::Acquire);
         let stop = match patience {
             Some(patience) => {
-                let woken = self.bell.wait_timeout_while(stop, patience, asleep);
+                let woken = self.bell.wait_timeout_while(stop, patience, |stop| !*stop);
                 *woken.unwrap_or_else(PoisonError::into_inner).0
             }
-            None => *self.bell.wait_while(stop, asleep).unwrap_or_else(PoisonError::into_inner),
+            None => {
+                let asleep = |stop: &mut bool| !*stop && !self.rung.load(Ordering::Acquire);
+                *self.bell.wait_while(stop, asleep).unwrap_or_else(PoisonError::into_inner)
+            }
         };
-        self.rung.store(false, Ordering::Release);
+        // Before the step that follows, which so sees what it was rung for. Should a ring be lost all
+        // the same, the next insert rings again.
+        self.rung.swap(false, Ordering::AcqRel);
         !stop
     }
 }

@@ -176,7 +176,8 @@ pub fn scatter(key: FlatKey) -> u64 {
     x ^ (x >> 31)
 }
 
-#[cfg(all(test, not(flechette_loom)))]
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
 mod tests {
     use super::*;
     use proptest::prelude::*;

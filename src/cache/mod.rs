@@ -54,7 +54,8 @@ pub mod policy;
 pub mod query;
 pub mod shape;
 pub(crate) mod slab;
-#[cfg(all(test, not(flechette_loom)))]
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
 mod tests;
 
 use std::sync::atomic::{AtomicU64, Ordering};

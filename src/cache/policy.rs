@@ -72,7 +72,8 @@ pub fn threshold_age(ages: &mut [u32], share: f64) -> u32 {
     }
 }
 
-#[cfg(all(test, not(flechette_loom)))]
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
 mod tests {
     use super::*;
     use proptest::prelude::*;

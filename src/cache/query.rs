@@ -225,7 +225,8 @@ impl Scratch {
     }
 }
 
-#[cfg(all(test, not(flechette_loom)))]
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
 mod tests {
     use super::*;
     use proptest::prelude::*;

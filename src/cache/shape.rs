@@ -58,7 +58,8 @@ impl CacheShape {
         if row_bytes.is_empty() {
             return Self { bytes: minimum, tables };
         }
-        let rows: usize = held.iter().map(|t| (t.rows as usize).saturating_mul(t.row_bytes())).sum();
+        let rows = |t: &TableShape| (t.rows as usize).saturating_mul(t.row_bytes());
+        let rows = held.iter().map(rows).fold(0, usize::saturating_add);
         let mut shape = Self { bytes: rows.max(minimum), tables };
         // The division has roundings of its own, so it is asked, and not inverted.
         while shape.layout().is_ok_and(|layout| !layout.holds(&held)) {
@@ -146,7 +147,8 @@ impl Layout {
     }
 }
 
-#[cfg(all(test, not(flechette_loom)))]
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
 mod tests {
     use super::*;
     use proptest::prelude::*;

@@ -92,6 +92,8 @@ struct Slab {
     /// How many slots it has, and how many of them are free.
     slots: u32,
     free: u32,
+    /// No word of its bits below this one has a bit set.
+    from: u32,
     /// The class, meaningful while a slot is taken.
     class: Class,
     state: State,
@@ -160,6 +162,7 @@ impl Pool {
             previous: if s == 0 { NONE } else { s as u32 - 1 },
             slots: 0,
             free: 0,
+            from: 0,
             class: Class(0),
             state: State::Free,
         };
@@ -281,11 +284,14 @@ impl Records {
     fn take(&mut self, class: Class, slots: usize) -> Option<(u32, usize)> {
         let head = self.partial[usize::from(class.0)];
         let slab = if head == NONE { self.open(class, slots)? } else { head };
-        let words = slab as usize * self.words..(slab as usize + 1) * self.words;
-        let (w, word) = self.bits[words].iter_mut().enumerate().find(|(_, word)| **word != 0)?;
+        let record = &mut self.slabs[slab as usize];
+        let bits = &mut self.bits[slab as usize * self.words..(slab as usize + 1) * self.words];
+        let from = record.from as usize;
+        let (w, word) = bits.iter_mut().enumerate().skip(from).find(|(_, word)| **word != 0)?;
         let slot = w * 64 + word.trailing_zeros() as usize;
         *word &= *word - 1;
-        self.slabs[slab as usize].free -= 1;
+        record.from = w as u32;
+        record.free -= 1;
         if self.slabs[slab as usize].free == 0 {
             self.unlist(slab);
             self.slabs[slab as usize].state = State::Full;
@@ -304,7 +310,7 @@ impl Records {
             self.bits[slab as usize * self.words + slot / 64] |= 1 << (slot % 64);
         }
         let record = &mut self.slabs[slab as usize];
-        (record.slots, record.free, record.class) = (slots as u32, slots as u32, class);
+        (record.slots, record.free, record.from, record.class) = (slots as u32, slots as u32, 0, class);
         self.list(slab, State::Partial);
         Some(slab)
     }
@@ -315,6 +321,7 @@ impl Records {
         *word |= 1 << (slot % 64);
         let record = &mut self.slabs[slab as usize];
         record.free += 1;
+        record.from = record.from.min((slot / 64) as u32);
         let (state, empty) = (record.state, record.free == record.slots);
         if state == State::Partial && empty {
             self.unlist(slab);
@@ -374,7 +381,8 @@ impl Records {
     }
 }
 
-#[cfg(all(test, not(flechette_loom)))]
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
 mod tests {
     use super::*;
     use proptest::prelude::*;
