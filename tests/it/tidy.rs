@@ -26,6 +26,7 @@ fn sources(folder: &str) -> Vec<Source> {
             }
         }
     }
+    Source::leave_out_test_files(&mut found);
     found.sort_by(|a, b| a.path.cmp(&b.path));
     found
 }
@@ -193,6 +194,26 @@ fn an_unproven_unwrap_is_caught() {
         "#[cfg(test)]\nmod tests { fn f() { x.unwrap(); } }",
     ];
     assert_passes(rules::proofs, "engine.rs", &good);
+}
+
+#[test]
+fn a_file_is_test_code_only_where_its_parent_says_so() {
+    let parent =
+        "#[cfg(test)]\n#[allow(dead_code)]\nmod crash;\n#[cfg(test)]\nmod inline { mod here; }\nmod disk;";
+    let text = "fn f() { x.unwrap(); }";
+    let files = [
+        ("store/mod.rs", parent),
+        ("store/crash.rs", text),
+        ("store/crash/disk.rs", text),
+        ("store/disk.rs", text),
+        ("store/crashed.rs", text),
+        ("crash.rs", text),
+    ];
+    let mut sources = files.map(|(path, text)| Source::new(path, text));
+    Source::leave_out_test_files(&mut sources);
+    let caught: Vec<&str> =
+        sources.iter().filter(|s| !rules::proofs(s).is_empty()).map(|s| s.path.as_str()).collect();
+    assert_eq!(caught, ["store/disk.rs", "store/crashed.rs", "crash.rs"]);
 }
 
 #[test]

@@ -22,14 +22,39 @@ pub struct Source {
     pub code: Vec<Token>,
     /// The comments of each line.
     pub comments: BTreeMap<usize, String>,
+    /// The modules in files of their own that are declared for tests alone.
+    test_modules: Vec<String>,
 }
 
 impl Source {
     pub fn new(path: &str, text: &str) -> Self {
         let mut lexer = Lexer { chars: text.chars().collect(), at: 0, line: 1, comments: BTreeMap::new() };
         let tokens = lexer.tokens();
-        let code = without_tests(&tokens);
-        Self { path: path.to_owned(), text: text.to_owned(), tokens, code, comments: lexer.comments }
+        let (code, test_modules) = without_tests(&tokens);
+        Self {
+            path: path.to_owned(),
+            text: text.to_owned(),
+            tokens,
+            code,
+            comments: lexer.comments,
+            test_modules,
+        }
+    }
+
+    /// Empties the code of every file that another declares for tests alone.
+    pub fn leave_out_test_files(sources: &mut [Self]) {
+        let mut test_files = Vec::new();
+        for source in sources.iter() {
+            let parent = source.module();
+            test_files
+                .extend(source.test_modules.iter().map(|name| [&parent[..], &[name]].concat().join("/")));
+        }
+        for source in sources {
+            let module = source.module().join("/");
+            if test_files.iter().any(|file| module == *file || module.starts_with(&format!("{file}/"))) {
+                source.code.clear();
+            }
+        }
     }
 
     /// The modules that lead to this file: `cache/index.rs` is `[cache, index]`, `lib.rs` is `[]`.
@@ -196,9 +221,10 @@ impl Lexer {
     }
 }
 
-/// Leaves out every item under `#[test]` or a `#[cfg(..)]` that asks for `test`.
-fn without_tests(tokens: &[Token]) -> Vec<Token> {
-    let mut code = Vec::new();
+/// Leaves out every item under `#[test]` or a `#[cfg(..)]` that asks for `test`, and names those that
+/// are modules in files of their own.
+fn without_tests(tokens: &[Token]) -> (Vec<Token>, Vec<String>) {
+    let (mut code, mut test_modules) = (Vec::new(), Vec::new());
     let mut at = 0;
     while at < tokens.len() {
         let text = |i: usize| tokens.get(i).map_or("", |t| t.text.as_str());
@@ -206,13 +232,16 @@ fn without_tests(tokens: &[Token]) -> Vec<Token> {
             let end = closing(tokens, at + 1);
             if asks_for_test(&tokens[at + 2..end]) {
                 at = end_of_item(tokens, end + 1);
+                if at >= 3 && text(at - 3) == "mod" && text(at - 1) == ";" {
+                    test_modules.push(text(at - 2).to_owned());
+                }
                 continue;
             }
         }
         code.push(tokens[at].clone());
         at += 1;
     }
-    code
+    (code, test_modules)
 }
 
 fn asks_for_test(attribute: &[Token]) -> bool {
