@@ -37,5 +37,6 @@ fn cusim() {
         build
     };
     let kernels = build().flag("-fsanitize=thread").file("kernels/cusim/kernels.cpp").compile_intermediates();
-    build().file("kernels/cusim/cusim.cpp").objects(kernels).compile("flechette_cusim");
+    let simulator = ["kernels/cusim/cusim.cpp", "kernels/cusim/access.cpp"];
+    build().files(simulator).objects(kernels).compile("flechette_cusim");
 }

@@ -39,7 +39,8 @@ constexpr u32 POOLING_MEAN = 1;
 
 // One element of one sample's bag. The sum starts at +0, and no sum from there is ever -0, so leaving a
 // null row out is the same as adding its zeros.
-__device__ __forceinline__ float pooled(const PoolArgs& args, const PoolLookup& lookup, u32 sample, u32 element) {
+__device__ __forceinline__ float pooled(const PoolArgs& args, const PoolLookup& lookup, u32 sample,
+                                        u32 element) {
     const u32* bounds = args.offsets + lookup.offsets_at + sample;
     const u32* bag = args.occurrences + lookup.occurrences_at;
     const u32 begin = bounds[0], end = bounds[1];
@@ -60,7 +61,8 @@ extern "C" __global__ void gather_pool(PoolArgs args) {
     const u32 warps_a_block = blockDim.x / WARP;
     const u32 lane = threadIdx.x % WARP;
     const u32 warps = scan[args.lookup_count + 1];
-    for (u32 warp = blockIdx.x * warps_a_block + threadIdx.x / WARP; warp < warps; warp += gridDim.x * warps_a_block) {
+    const u32 first = blockIdx.x * warps_a_block + threadIdx.x / WARP;
+    for (u32 warp = first; warp < warps; warp += gridDim.x * warps_a_block) {
         const u32 segment = segment_of(scan, args.lookup_count + 1, warp);
         const u32 item = (warp - scan[segment]) * WARP + lane;
         const bool dense = segment == args.lookup_count;
@@ -68,7 +70,11 @@ extern "C" __global__ void gather_pool(PoolArgs args) {
         const u32 sample = item / width, element = item % width;
         if (sample >= args.samples) continue;
         float* row = args.out + static_cast<u64>(sample) * args.stride;
-        if (dense) row[element] = args.dense[static_cast<u64>(sample) * width + element];
-        else row[args.lookups[segment].column + element] = pooled(args, args.lookups[segment], sample, element);
+        if (dense) {
+            row[element] = args.dense[static_cast<u64>(sample) * width + element];
+        } else {
+            const PoolLookup& lookup = args.lookups[segment];
+            row[lookup.column + element] = pooled(args, lookup, sample, element);
+        }
     }
 }

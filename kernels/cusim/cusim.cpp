@@ -9,86 +9,25 @@
 #include <cstdarg>
 #include <cstdio>
 #include <memory>
-#include <new>
 #include <numeric>
-#include <sys/mman.h>
 #include <vector>
 
-#if !defined(__x86_64__)
-#include <ucontext.h>
+#include "fiber.hpp"
+
+#if defined(__x86_64__)
+asm(".text\n.globl cusim_switch\n.type cusim_switch,@function\ncusim_switch:\n"
+    "pushq %rbp\npushq %rbx\npushq %r12\npushq %r13\npushq %r14\npushq %r15\n"
+    "movq %rsp,(%rdi)\nmovq %rsi,%rsp\n"
+    "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n"
+    ".size cusim_switch,.-cusim_switch\n");
 #endif
 
 namespace cusim {
 namespace {
 
 constexpr unsigned WARP = 32;
-constexpr size_t STACK_BYTES = 64 << 10;
 constexpr int NO_LINE = -1;
 constexpr uint64_t MOST_ACCESSES = 100'000'000;  // of one launch: a kernel that loops for ever ends too
-
-// ---- Fibers: a saved stack pointer and a switch. ----
-
-#if defined(__x86_64__)
-struct Fiber {
-    void* stack_pointer = nullptr;
-};
-
-extern "C" void cusim_switch(void** save, void* to);
-asm(".text\n.globl cusim_switch\n.type cusim_switch,@function\ncusim_switch:\n"
-    "pushq %rbp\npushq %rbx\npushq %r12\npushq %r13\npushq %r14\npushq %r15\n"
-    "movq %rsp,(%rdi)\nmovq %rsi,%rsp\n"
-    "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n"
-    ".size cusim_switch,.-cusim_switch\n");
-
-void switch_fiber(Fiber& from, Fiber& to) { cusim_switch(&from.stack_pointer, to.stack_pointer); }
-
-void prepare(Fiber& fiber, char* stack, void (*entry)()) {
-    void** top = reinterpret_cast<void**>(stack + STACK_BYTES);
-    *--top = nullptr;  // keeps the stack aligned as after a call; entry never returns
-    *--top = reinterpret_cast<void*>(entry);
-    for (int saved = 0; saved < 6; ++saved) *--top = nullptr;
-    fiber.stack_pointer = top;
-}
-#else
-struct Fiber {
-    ucontext_t context;
-};
-
-void switch_fiber(Fiber& from, Fiber& to) { swapcontext(&from.context, &to.context); }
-
-void prepare(Fiber& fiber, char* stack, void (*entry)()) {
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = stack;
-    fiber.context.uc_stack.ss_size = STACK_BYTES;
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, entry, 0);
-}
-#endif
-
-class Stacks {
-  public:
-    ~Stacks() { release(); }
-    bool reserve(size_t lanes) {
-        if (lanes <= lanes_) return true;
-        release();
-        void* at = mmap(nullptr, lanes * STACK_BYTES, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (at == MAP_FAILED) return false;
-        memory_ = static_cast<char*>(at);
-        lanes_ = lanes;
-        return true;
-    }
-    char* of(size_t lane) { return memory_ + lane * STACK_BYTES; }
-
-  private:
-    void release() {
-        if (memory_) munmap(memory_, lanes_ * STACK_BYTES);
-        memory_ = nullptr;
-        lanes_ = 0;
-    }
-    char* memory_ = nullptr;
-    size_t lanes_ = 0;
-};
 
 // ---- State of a launch, all of it on the launching thread. ----
 
@@ -296,8 +235,8 @@ void report_deadlock() {
     for (size_t i = 0; i < launch.warps.size(); ++i) {
         const Warp& warp = launch.warps[i];
         if (!warp.live) continue;
-        report("deadlock: a barrier or warp operation that some lanes never reach (block %u,%u,%u warp %zu: lanes "
-               "%08x live, %08x at __syncthreads, %08x in a warp operation)",
+        report("deadlock: a barrier or warp operation that some lanes never reach (block %u,%u,%u warp %zu: "
+               "lanes %08x live, %08x at __syncthreads, %08x in a warp operation)",
                block.x, block.y, block.z, i, warp.live, warp.at_barrier, warp.in_operation);
     }
 }
@@ -340,7 +279,9 @@ void run_blocks(Launch& launch, unsigned threads) {
     const size_t blocks = size_t{launch.grid.x} * launch.grid.y * launch.grid.z;
     for (size_t block : block_order(blocks, launch.random)) {
         const unsigned row = static_cast<unsigned>(block / launch.grid.x);
-        launch.block_index = {static_cast<unsigned>(block % launch.grid.x), row % launch.grid.y, row / launch.grid.y};
+        launch.block_index.x = static_cast<unsigned>(block % launch.grid.x);
+        launch.block_index.y = row % launch.grid.y;
+        launch.block_index.z = row / launch.grid.y;
         if (!prepare_block(threads)) return report("no memory for the stacks of %u threads", threads);
         run_block();
         if (launch.failed) return;
@@ -397,88 +338,18 @@ dim3 grid_size() { return launch_of_thread->grid; }
 
 }  // namespace cusim
 
-namespace {
-
-// A preemption before, none within: the lanes of a launch share one OS thread.
-template <class T, class F> T read_modify_write(T* at, F change) {
-    cusim::preemption_point();
-    const T old = *at;
-    *at = change(old);
-    return old;
-}
-
-}  // namespace
-
-unsigned atomicAdd(unsigned* at, unsigned by) {
-    return read_modify_write(at, [=](unsigned old) { return old + by; });
-}
-unsigned long long atomicAdd(unsigned long long* at, unsigned long long by) {
-    return read_modify_write(at, [=](unsigned long long old) { return old + by; });
-}
-float atomicAdd(float* at, float by) {
-    return read_modify_write(at, [=](float old) { return old + by; });
-}
-unsigned atomicMax(unsigned* at, unsigned value) {
-    return read_modify_write(at, [=](unsigned old) { return std::max(old, value); });
-}
-unsigned atomicMin(unsigned* at, unsigned value) {
-    return read_modify_write(at, [=](unsigned old) { return std::min(old, value); });
-}
-unsigned atomicOr(unsigned* at, unsigned bits) {
-    return read_modify_write(at, [=](unsigned old) { return old | bits; });
-}
-unsigned atomicExch(unsigned* at, unsigned value) {
-    return read_modify_write(at, [=](unsigned) { return value; });
-}
-unsigned long long atomicExch(unsigned long long* at, unsigned long long value) {
-    return read_modify_write(at, [=](unsigned long long) { return value; });
-}
-unsigned atomicCAS(unsigned* at, unsigned expected, unsigned value) {
-    return read_modify_write(at, [=](unsigned old) { return old == expected ? value : old; });
-}
-unsigned long long atomicCAS(unsigned long long* at, unsigned long long expected, unsigned long long value) {
-    return read_modify_write(at, [=](unsigned long long old) { return old == expected ? value : old; });
-}
-
-// The hooks of -fsanitize=thread: the compiler calls one before each load and store of a kernel.
-extern "C" {
-void __tsan_init() {}
-void __tsan_func_entry(void*) {}
-void __tsan_func_exit() {}
-#define ACCESS_HOOK(name) \
-    void __tsan_##name(void*) { cusim::preemption_point(); }
-ACCESS_HOOK(read1)
-ACCESS_HOOK(read2)
-ACCESS_HOOK(read4)
-ACCESS_HOOK(read8)
-ACCESS_HOOK(read16)
-ACCESS_HOOK(write1)
-ACCESS_HOOK(write2)
-ACCESS_HOOK(write4)
-ACCESS_HOOK(write8)
-ACCESS_HOOK(write16)
-ACCESS_HOOK(unaligned_read2)
-ACCESS_HOOK(unaligned_read4)
-ACCESS_HOOK(unaligned_read8)
-ACCESS_HOOK(unaligned_read16)
-ACCESS_HOOK(unaligned_write2)
-ACCESS_HOOK(unaligned_write4)
-ACCESS_HOOK(unaligned_write8)
-ACCESS_HOOK(unaligned_write16)
-#undef ACCESS_HOOK
-void __tsan_read_range(void*, unsigned long) { cusim::preemption_point(); }
-void __tsan_write_range(void*, unsigned long) { cusim::preemption_point(); }
-
 // Runs one launch on the calling thread. 0: done. Else the reason lies in `message`, ended by a zero.
-int cusim_launch(const char* name, const unsigned grid[3], const unsigned block[3], size_t shared_bytes,
-                 void** arguments, uint64_t seed, char* message, size_t message_bytes) {
+extern "C" int cusim_launch(const char* name, const unsigned grid[3], const unsigned block[3],
+                            size_t shared_bytes, void** arguments, uint64_t seed, char* message,
+                            size_t message_bytes) {
     using namespace cusim;
     const auto refuse = [&](const char* why) {
         snprintf(message, message_bytes, "%s", why);
         return 1;
     };
     const Kernel* end = KERNELS + KERNEL_COUNT;
-    const Kernel* kernel = std::find_if(KERNELS, end, [&](const Kernel& k) { return !std::strcmp(k.name, name); });
+    const auto has_name = [&](const Kernel& kernel) { return std::strcmp(kernel.name, name) == 0; };
+    const Kernel* kernel = std::find_if(KERNELS, end, has_name);
     if (kernel == end) return refuse("no kernel of this name");
     const unsigned threads = block[0] * block[1] * block[2];
     if (threads == 0 || threads > 1024) return refuse("a block has 1 to 1024 threads");
@@ -494,5 +365,4 @@ int cusim_launch(const char* name, const unsigned grid[3], const unsigned block[
     run_blocks(*launch, threads);
     launch_of_thread = nullptr;
     return launch->failed ? refuse(launch->message) : 0;
-}
 }

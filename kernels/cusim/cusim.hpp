@@ -7,7 +7,7 @@
 // - a warp operation (ballot, shuffle, match, __syncwarp) parks a lane until every live lane of its mask
 //   has come, and __syncthreads until every live lane of the block has;
 // - with a seed other than 0, lanes and warps are preempted at random, reproducibly, at each of their
-//   memory accesses: kernels are compiled with -fsanitize=thread, and cusim.cpp supplies the hooks that
+//   memory accesses: kernels are compiled with -fsanitize=thread, and access.cpp supplies the hooks that
 //   the compiler then calls before every load and store. So a missing barrier, or a read-modify-write
 //   that is not atomic, gives a wrong result under some seed;
 // - what CUDA calls undefined and what would hang a GPU ends the launch with an error that names the
@@ -41,7 +41,7 @@ namespace cusim {
 enum class Op : uint8_t { Sync, Ballot, Match, Shuffle, ShuffleUp, ShuffleDown, ShuffleXor };
 
 // What a lane brings to a warp operation. `argument` is a shuffle's source lane, distance or mask, and
-// `width` its group of lanes. `line` tells one place in the source from another.
+// `width` its group of lanes.
 struct Request {
     Op op;
     uint32_t mask;
@@ -99,10 +99,14 @@ extern const size_t KERNEL_COUNT;
 #define blockDim (cusim::block_size())
 #define gridDim (cusim::grid_size())
 
-// A barrier is told from another by its line: a return address would change when the compiler copies a call.
+// A barrier is told from another by its line: the compiler may copy a call, and its address with it.
 inline void __syncthreads(int line = __builtin_LINE()) { cusim::block_barrier(false, line); }
-inline int __syncthreads_count(int p, int line = __builtin_LINE()) { return cusim::block_barrier(p != 0, line); }
-inline int __syncthreads_or(int p, int line = __builtin_LINE()) { return cusim::block_barrier(p != 0, line) > 0; }
+inline int __syncthreads_count(int p, int line = __builtin_LINE()) {
+    return cusim::block_barrier(p != 0, line);
+}
+inline int __syncthreads_or(int p, int line = __builtin_LINE()) {
+    return cusim::block_barrier(p != 0, line) > 0;
+}
 
 inline void __syncwarp(unsigned mask = ~0u) { cusim::warp_operation({cusim::Op::Sync, mask}); }
 inline unsigned __ballot_sync(unsigned mask, int p) {
@@ -133,7 +137,7 @@ inline void __threadfence() { cusim::preemption_point(); }
 inline void __threadfence_block() { cusim::preemption_point(); }
 inline void __nanosleep(unsigned) { cusim::preemption_point(); }
 
-// Atomics. Defined in cusim.cpp: there the compiler puts no preemption between their load and store.
+// Atomics. Defined in access.cpp: there the compiler puts no preemption between their load and store.
 unsigned atomicAdd(unsigned* at, unsigned by);
 unsigned long long atomicAdd(unsigned long long* at, unsigned long long by);
 float atomicAdd(float* at, float by);

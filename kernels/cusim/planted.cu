@@ -58,7 +58,9 @@ extern "C" __global__ void barrier_against_ballot(u32* values) {
 }
 
 // Planted: a lane takes part in an operation whose mask leaves it out.
-extern "C" __global__ void ballot_outside_mask(u32* values) { values[threadIdx.x] = __ballot_sync(0xffffu, 1); }
+extern "C" __global__ void ballot_outside_mask(u32* values) {
+    values[threadIdx.x] = __ballot_sync(0xffffu, 1);
+}
 
 // Planted: a shuffle reads a lane that its mask leaves out.
 extern "C" __global__ void shuffle_outside_mask(u32* values) {

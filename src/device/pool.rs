@@ -4,8 +4,8 @@
 //! at the lookup's columns of the sample's output row; the dense values stand before them. Rows come
 //! deduplicated: an occurrence (one id of one sample) names a unique row by its number.
 //!
-//! [`Pool`] is the host's view, checked once by [`Pool::new`]. [`PoolLookup`] and [`PoolArgs`] are
-//! what a kernel is given, shared field for field with `kernels/gather_pool.cu`.
+//! [`Pool`] is the host's view, checked by [`Pool::check`] before a launch. [`PoolLookup`] and
+//! [`PoolArgs`] are what a kernel is given, field for field as in `kernels/gather_pool.cu`.
 //!
 //! All lookups go into one launch by self-identified fusion (FLECHE section 3.2): each is a segment
 //! of `samples x dim` threads rounded up to whole warps, and [`Pool::scan`] is the prefix sum by which

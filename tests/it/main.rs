@@ -1,10 +1,10 @@
 //! Integration tests, one binary: a module a subject.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 // What a test's own helper functions unwrap, they unwrap for the test.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod cli_init;
+mod cuda_probe;
 #[cfg(feature = "cusim")]
 mod cusim;
 mod dataset;

@@ -1,1 +1,248 @@
-//! x
+//! The house rules of DESIGN.md section 3, held as data in `rules` and checked on every file; and the
+//! checks themselves, held to small sources that break one rule each.
+
+mod rules;
+mod source;
+
+use std::fs;
+use std::path::Path;
+
+use rules::Rule;
+use source::Source;
+
+/// Every Rust file below `folder`, by its path below it.
+fn sources(folder: &str) -> Vec<Source> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+    let mut found = Vec::new();
+    let mut folders = vec![root.clone()];
+    while let Some(folder) = folders.pop() {
+        let Ok(entries) = fs::read_dir(&folder) else { continue };
+        for path in entries.map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let name = path.strip_prefix(&root).unwrap().to_str().unwrap().replace('\\', "/");
+                found.push(Source::new(&name, &fs::read_to_string(&path).unwrap()));
+            }
+        }
+    }
+    Source::leave_out_test_files(&mut found);
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    found
+}
+
+fn broken(folder: &str, rules: &[Rule]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for source in sources(folder) {
+        for (line, what) in rules.iter().flat_map(|rule| rule(&source)) {
+            lines.push(format!("{folder}/{}:{line}: {what}", source.path));
+        }
+    }
+    lines
+}
+
+#[test]
+fn every_source_keeps_the_house_rules() {
+    let found = sources("src");
+    assert!(found.iter().any(|source| source.path == "lib.rs"), "src/ was not read");
+    let mut lines = broken("src", rules::SRC_RULES);
+    for folder in ["tests", "benches"] {
+        lines.extend(broken(folder, rules::OTHER_RULES));
+    }
+    assert!(lines.is_empty(), "{} broken:\n{}", lines.len(), lines.join("\n"));
+}
+
+/// Each source breaks the rule on its last line, and says so by the given words.
+fn assert_caught(rule: Rule, path: &str, cases: &[(&str, &str)]) {
+    for (text, expected) in cases {
+        let said = rule(&Source::new(path, text));
+        assert_eq!(said.len(), 1, "{path}: {text:?} gave {said:?}");
+        assert!(said[0].1.contains(expected), "{path}: {text:?} gave {said:?}");
+        assert_eq!(said[0].0, text.lines().count(), "the line of {text:?}");
+    }
+}
+
+fn assert_passes(rule: Rule, path: &str, cases: &[&str]) {
+    for text in cases {
+        assert_eq!(rule(&Source::new(path, text)), [], "{path}: {text:?}");
+    }
+}
+
+#[test]
+fn a_wrong_import_is_caught_in_every_way_of_writing_it() {
+    let cases = [
+        ("use crate::store::Table;", "cache may not import store::Table"),
+        ("\nuse crate::{types::Version, store};", "cache may not import store"),
+        ("use crate::{\n    device::{self, pool},\n    store::{table::Rows}};", "store::table::Rows"),
+        ("use crate::store as rows;", "cache may not import store"),
+        ("pub(crate) use crate::engine::*;", "engine::*"),
+        ("fn f() { crate::store::open(); }", "store::open"),
+        ("fn f(t: &crate::trainer::Plan) {}", "trainer::Plan"),
+        ("use super::super::store::Table;", "store::Table"),
+        ("#[cfg(not(test))]\nuse crate::store::Table;", "store::Table"),
+        ("#[cfg(test)]\nmod tests { use crate::engine::Engine; }\nuse crate::store::Table;", "store::Table"),
+        ("const S: &str = \"}{\"; // crate::engine::x\nuse crate::store::Table;", "store::Table"),
+        ("const C: char = '\"'; fn f<'a>() {}\nuse crate::store::Table;", "store::Table"),
+        ("const S: &str = r#\"a \" b\"#;\nuse crate::store::Table;", "store::Table"),
+    ];
+    assert_caught(rules::imports, "cache/index.rs", &cases);
+    assert_caught(rules::imports, "engine.rs", &[("use super::batcher::submit;", "batcher::submit")]);
+    assert_caught(rules::imports, "planner/trace.rs", &[("use crate::cache::slab::Slab;", "cache::slab")]);
+    assert_caught(rules::imports, "trainer/plan.rs", &[("use crate::planner::report;", "planner::report")]);
+    assert_caught(rules::imports, "odds.rs", &[("fn f() {}", "odds has no row")]);
+}
+
+#[test]
+fn an_import_that_the_table_allows_passes() {
+    let cases = [
+        "use crate::device::pool::Pool;",
+        "use crate::{cache::key, types::{FlatKey, Version}};",
+        "use super::key::Key; use super::super::cache::slab;",
+        "// crate::store::Table\n/* use crate::store; */ const S: &str = \"crate::store::Table\";",
+        "#[cfg(test)]\nmod tests {\n    use crate::store::Table;\n    fn f() { crate::engine::run() }\n}",
+        "#[cfg(all(test, flechette_loom))]\nuse crate::store::{Table, Row};\nuse crate::sync::Arc;",
+        "use std::sync::Arc; fn f() { serde_json::to_string(&1) }",
+    ];
+    assert_passes(rules::imports, "cache/index.rs", &cases);
+    assert_passes(rules::imports, "planner/trace.rs", &["use crate::cache::{key::Key, policy};"]);
+    assert_passes(rules::imports, "cli/train.rs", &["use crate::{trainer, engine, server::ctr};"]);
+    assert_passes(rules::imports, "main.rs", &["use flechette::cli;"]);
+}
+
+#[test]
+fn the_import_table_has_no_cycle_but_through_narrow_paths() {
+    for (module, allowed) in rules::IMPORTS {
+        for other in allowed.iter().filter(|other| !other.contains("::") && *other != module) {
+            let back = rules::IMPORTS.iter().find(|(name, _)| name == other);
+            let returns = back.is_some_and(|(_, allowed)| allowed.contains(module));
+            let leaves = [module, other].iter().all(|name| matches!(**name, "types" | "schema"));
+            assert!(!returns || leaves, "{module} and {other} import each other");
+        }
+    }
+}
+
+#[test]
+fn a_crate_outside_its_home_is_caught() {
+    let cases = [
+        ("use tonic::Status;", "tonic belongs in server/, cli/"),
+        ("fn f() -> cudarc::driver::CudaSlice<f32> {}", "cudarc belongs in device/cuda/"),
+        ("use redis;", "redis belongs in store/remote.rs"),
+        ("use std::fmt;\nuse prost::{Message as _};", "prost belongs in"),
+    ];
+    assert_caught(rules::crate_homes, "device/host.rs", &cases);
+    assert_passes(rules::crate_homes, "server/ctr.rs", &["use tonic::Status; use prost::Message;"]);
+    assert_passes(rules::crate_homes, "device/cuda/context.rs", &["use cudarc::driver::sys;"]);
+    assert_passes(rules::crate_homes, "engine.rs", &["fn f(tonic: u8) {} // tonic::Status"]);
+}
+
+#[test]
+fn unsafe_outside_its_homes_is_caught_in_tests_too() {
+    let cases = [
+        ("fn f() { unsafe { g() } }", "unsafe belongs in"),
+        ("#![allow(unsafe_code)]", "unsafe_code belongs in"),
+        ("#[cfg(test)]\nmod tests { unsafe fn f() {} }", "unsafe belongs in"),
+    ];
+    assert_caught(rules::unsafe_homes, "cache/policy.rs", &cases);
+    assert_passes(rules::unsafe_homes, "cache/slab.rs", &["// SAFETY: x\nunsafe impl Send for Slab {}"]);
+    assert_passes(rules::unsafe_homes, "engine.rs", &["// unsafe\nconst S: &str = \"unsafe\";"]);
+}
+
+#[test]
+fn an_unsafe_block_without_its_reason_is_caught() {
+    let cases = [
+        ("fn f() {\n    unsafe { g() }", "without a SAFETY comment"),
+        ("// Fast.\nunsafe impl Send for Slab {}", "without a SAFETY comment"),
+        ("// SAFETY: of the first.\nlet a = unsafe { g() };\nlet b = unsafe { g() };", "without a SAFETY"),
+        ("// SAFETY: too far away.\n\nlet a = unsafe { g() };", "without a SAFETY comment"),
+    ];
+    assert_caught(rules::safety_comments, "device/host.rs", &cases);
+    let good = [
+        "// SAFETY: in bounds.\nlet a = unsafe { g() };",
+        "// SAFETY: in bounds, because\n// of the line above.\nlet a =\n    unsafe { g() };",
+        "let a = unsafe { g() }; // SAFETY: in bounds.",
+        "/// Docs.\nunsafe fn f() {}\nunsafe extern \"C\" { fn g(); }",
+    ];
+    assert_passes(rules::safety_comments, "device/host.rs", &good);
+}
+
+#[test]
+fn reading_the_environment_outside_config_is_caught() {
+    let cases = [
+        ("fn f() { std::env::var(\"A\"); }", "belongs in config.rs"),
+        ("use std::env;\nfn f() { env::vars_os() }", "env::vars_os belongs in config.rs"),
+        ("use std::{env::{self, var}, fs};", "std::env::var belongs in config.rs"),
+        ("fn f() { EnvFilter::from_default_env() }", "from_default_env belongs in config.rs"),
+    ];
+    assert_caught(rules::env_reads, "cli/serve.rs", &cases);
+    assert_passes(rules::env_reads, "config.rs", &["fn f() { std::env::var(\"A\"); }"]);
+    let good = ["fn f() { env!(\"CARGO_PKG_VERSION\"); std::env::args_os(); std::env::temp_dir(); }"];
+    assert_passes(rules::env_reads, "cli/serve.rs", &good);
+}
+
+#[test]
+fn an_unproven_unwrap_is_caught() {
+    let cases = [
+        ("fn f() {\n    x.unwrap();", "unwrap without a comment"),
+        ("fn f() {\n    x\n        .expect(\"is there\");", "expect without a comment"),
+    ];
+    assert_caught(rules::proofs, "engine.rs", &cases);
+    let good = [
+        "fn f() {\n    // Never empty: `new` pushed one.\n    x.last().unwrap();\n}",
+        "fn f() { x.unwrap(); } // never empty",
+        "fn f() { x.unwrap_or(1); y.unwrap_or_else(g); }",
+        "#[test]\nfn f() { x.unwrap(); }",
+        "#[cfg(test)]\nmod tests { fn f() { x.unwrap(); } }",
+    ];
+    assert_passes(rules::proofs, "engine.rs", &good);
+}
+
+#[test]
+fn a_file_is_test_code_only_where_its_parent_says_so() {
+    let parent =
+        "#[cfg(test)]\n#[allow(dead_code)]\nmod crash;\n#[cfg(test)]\nmod inline { mod here; }\nmod disk;";
+    let text = "fn f() { x.unwrap(); }";
+    let files = [
+        ("store/mod.rs", parent),
+        ("store/crash.rs", text),
+        ("store/crash/disk.rs", text),
+        ("store/disk.rs", text),
+        ("store/crashed.rs", text),
+        ("crash.rs", text),
+    ];
+    let mut sources = files.map(|(path, text)| Source::new(path, text));
+    Source::leave_out_test_files(&mut sources);
+    let caught: Vec<&str> =
+        sources.iter().filter(|s| !rules::proofs(s).is_empty()).map(|s| s.path.as_str()).collect();
+    assert_eq!(caught, ["store/disk.rs", "store/crashed.rs", "crash.rs"]);
+}
+
+#[test]
+fn missing_docs_marks_of_unfinished_work_and_empty_names_are_caught() {
+    for text in ["", "use std::fmt;", "// A comment.", "//!"] {
+        assert_eq!(rules::module_docs(&Source::new("engine.rs", text)).len(), 1, "{text:?}");
+    }
+    assert_passes(rules::module_docs, "engine.rs", &["//! The engine.\n", "\n//! The engine."]);
+
+    let cases = [
+        ("fn f() { todo!() }", "todo!"),
+        ("fn f() { unimplemented!(\"later\") }", "unimplemented!"),
+        ("#[test]\n#[ignore]", "ignore"),
+        ("#[ignore = \"slow\"]", "ignore"),
+    ];
+    assert_caught(rules::unfinished, "engine.rs", &cases);
+    assert_passes(rules::unfinished, "engine.rs", &["// todo!()\nfn todo() { let ignore = 1; }"]);
+
+    let cases = [
+        ("struct CacheManager;", "CacheManager"),
+        ("mod utils;", "utils"),
+        ("fn helper() {}", "helper"),
+        ("fn\nparse_helpers() {}", "parse_helpers"),
+    ];
+    assert_caught(rules::names, "engine.rs", &cases);
+    assert_caught(rules::names, "cache/utils.rs", &[("fn f() {}", "utils")]);
+    assert_passes(
+        rules::names,
+        "engine.rs",
+        &["use redis::ConnectionManager; fn utilise() {} struct Manages;"],
+    );
+}

@@ -1,0 +1,208 @@
+//! The rules as data and as checks, one function a rule. A rule that is to change is changed here and
+//! in ARCHITECTURE.md, in one step.
+
+use super::source::{Source, paths};
+
+/// One broken rule: the line, and what is wrong there.
+pub type Broken = (usize, String);
+
+/// A check of one file.
+pub type Rule = fn(&Source) -> Vec<Broken>;
+
+/// What every file of `src/` is held to.
+pub const SRC_RULES: &[Rule] =
+    &[imports, crate_homes, unsafe_homes, safety_comments, env_reads, proofs, module_docs, unfinished, names];
+
+/// What `tests/`, `benches/` and `build.rs` are held to.
+pub const OTHER_RULES: &[Rule] = &[safety_comments, module_docs, unfinished, names];
+
+/// Which module may import which: a module, and the paths it may name besides its own.
+pub const IMPORTS: &[(&str, &[&str])] = &[
+    ("types", LEAF),
+    ("schema", LEAF),
+    ("config", LEAF),
+    ("metrics", LEAF),
+    ("sync", LEAF),
+    ("device", LEAVES),
+    ("store", LEAVES),
+    ("dataset", LEAVES),
+    ("batcher", LEAVES),
+    ("cache", &["types", "schema", "config", "metrics", "sync", "device"]),
+    ("model", &["types", "schema", "config", "metrics", "sync", "device"]),
+    ("engine", &["types", "schema", "config", "metrics", "sync", "device", "cache", "store", "model"]),
+    ("server", &["types", "schema", "config", "metrics", "sync", "batcher"]),
+    ("planner", &["types", "schema", "config", "metrics", "sync", "dataset", "cache::key", "cache::policy"]),
+    (
+        "trainer",
+        &[
+            "types",
+            "schema",
+            "config",
+            "metrics",
+            "sync",
+            "device",
+            "cache",
+            "store",
+            "model",
+            "dataset",
+            "planner::counts",
+        ],
+    ),
+    ("cli", &[EVERYTHING]),
+];
+
+const LEAF: &[&str] = &["types", "schema"];
+const LEAVES: &[&str] = &["types", "schema", "config", "metrics", "sync"];
+const EVERYTHING: &str = "*";
+
+/// Crates that only some files may name, by the beginning of the file's path.
+pub const CRATE_HOMES: &[(&str, &[&str])] = &[
+    ("cudarc", &["device/cuda/"]),
+    ("tonic", &["server/", "cli/"]),
+    ("tonic_health", &["server/", "cli/"]),
+    ("tonic_prost", &["server/", "cli/"]),
+    ("tonic_reflection", &["server/", "cli/"]),
+    ("prost", &["server/", "cli/"]),
+    ("prost_types", &["server/", "cli/"]),
+    ("redis", &["store/remote.rs"]),
+    ("anyhow", &["main.rs", "cli/"]),
+    ("loom", &["sync.rs"]),
+    ("xxhash_rust", &["schema", "store/", "model/"]),
+];
+
+/// Where `unsafe` may stand.
+pub const UNSAFE_HOMES: &[&str] =
+    &["device/", "cache/index.rs", "cache/slab.rs", "cache/epoch.rs", "store/table.rs"];
+
+/// Where the environment may be read.
+pub const ENV_HOME: &str = "config.rs";
+
+const EMPTY_NAMES: &[&str] = &["util", "utils", "helper", "helpers", "manager", "managers"];
+
+pub fn imports(source: &Source) -> Vec<Broken> {
+    let module = source.module();
+    let Some(&own) = module.first() else { return Vec::new() };
+    let Some((_, allowed)) = IMPORTS.iter().find(|(name, _)| *name == own) else {
+        return vec![(1, format!("module {own} has no row in the import table"))];
+    };
+    let mut broken = Vec::new();
+    for (path, line) in paths(&source.code) {
+        let Some(target) = path_from_root(&path, module.len()) else { continue };
+        let is_below = |prefix: &&str| {
+            let prefix: Vec<&str> = prefix.split("::").collect();
+            prefix == [EVERYTHING]
+                || target.len() >= prefix.len() && prefix.iter().zip(&target).all(|(a, b)| a == b)
+        };
+        if !is_below(&own) && !allowed.iter().any(is_below) {
+            broken.push((line, format!("{own} may not import {}", target.join("::"))));
+        }
+    }
+    broken
+}
+
+/// A path seen from the crate's root, where it is one: by `crate::`, or by as many `super::` as the
+/// file is deep.
+fn path_from_root(path: &[String], depth: usize) -> Option<Vec<&str>> {
+    let supers = path.iter().take_while(|segment| *segment == "super").count();
+    let skip = if path.first().is_some_and(|first| first == "crate") {
+        1
+    } else if supers > 0 && supers >= depth {
+        supers
+    } else {
+        return None;
+    };
+    Some(path[skip..].iter().map(String::as_str).collect())
+}
+
+pub fn crate_homes(source: &Source) -> Vec<Broken> {
+    let mut broken = Vec::new();
+    for (path, line) in paths(&source.code) {
+        let Some((name, homes)) = CRATE_HOMES.iter().find(|(name, _)| path[0] == *name) else { continue };
+        if !homes.iter().any(|home| source.path.starts_with(home)) {
+            broken.push((line, format!("{name} belongs in {}", homes.join(", "))));
+        }
+    }
+    broken
+}
+
+pub fn unsafe_homes(source: &Source) -> Vec<Broken> {
+    if UNSAFE_HOMES.iter().any(|home| source.path.starts_with(home)) {
+        return Vec::new();
+    }
+    let words = source.tokens.iter().filter(|t| t.text == "unsafe" || t.text == "unsafe_code");
+    words.map(|t| (t.line, format!("{} belongs in {}", t.text, UNSAFE_HOMES.join(", ")))).collect()
+}
+
+pub fn safety_comments(source: &Source) -> Vec<Broken> {
+    let blocks = source
+        .tokens
+        .windows(2)
+        .filter(|pair| pair[0].text == "unsafe" && matches!(pair[1].text.as_str(), "{" | "impl"));
+    blocks
+        .map(|pair| pair[0].line)
+        .filter(|&line| !source.has_comment_beside(line, |comment| comment.contains("SAFETY:")))
+        .map(|line| (line, "unsafe without a SAFETY comment".to_owned()))
+        .collect()
+}
+
+pub fn env_reads(source: &Source) -> Vec<Broken> {
+    if source.path == ENV_HOME {
+        return Vec::new();
+    }
+    let reads_env = |path: &[String]| {
+        path.windows(2).any(|pair| pair[0] == "env" && (pair[1].starts_with("var") || pair[1] == "*"))
+            || path.last().is_some_and(|last| last.ends_with("from_default_env"))
+    };
+    let found = paths(&source.code).into_iter().filter(|(path, _)| reads_env(path));
+    found.map(|(path, line)| (line, format!("{} belongs in {ENV_HOME}", path.join("::")))).collect()
+}
+
+pub fn proofs(source: &Source) -> Vec<Broken> {
+    let calls = source.code.windows(3).filter(|three| {
+        three[0].text == "." && matches!(three[1].text.as_str(), "unwrap" | "expect") && three[2].text == "("
+    });
+    calls
+        .filter(|call| !source.has_comment_beside(call[1].line, |_| true))
+        .map(|call| (call[1].line, format!("{} without a comment that proves it", call[1].text)))
+        .collect()
+}
+
+pub fn module_docs(source: &Source) -> Vec<Broken> {
+    let first = source.text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    if first.starts_with("//! ") { Vec::new() } else { vec![(1, "a file begins with //! docs".to_owned())] }
+}
+
+pub fn unfinished(source: &Source) -> Vec<Broken> {
+    let marks = source.tokens.windows(2).filter(|pair| match pair[0].text.as_str() {
+        "todo" | "unimplemented" => pair[1].text == "!",
+        "[" => pair[1].text == "ignore",
+        _ => false,
+    });
+    marks.map(|pair| (pair[0].line, format!("unfinished: {}{}", pair[0].text, pair[1].text))).collect()
+}
+
+pub fn names(source: &Source) -> Vec<Broken> {
+    let is_definition = |word: &str| matches!(word, "mod" | "struct" | "enum" | "trait" | "fn" | "type");
+    let defined = source.tokens.windows(2).filter(|pair| is_definition(&pair[0].text));
+    let in_path = source.path.trim_end_matches(".rs").split('/').map(|part| (1, part));
+    defined
+        .map(|pair| (pair[1].line, pair[1].text.as_str()))
+        .chain(in_path)
+        .filter(|(_, name)| words(name).iter().any(|word| EMPTY_NAMES.contains(&word.as_str())))
+        .map(|(line, name)| (line, format!("{name} says nothing of what it is")))
+        .collect()
+}
+
+/// The words of a snake_case or CamelCase name, in lower case.
+fn words(name: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    for c in name.chars() {
+        if c == '_' || c.is_uppercase() {
+            words.push(String::new());
+        }
+        if let (Some(word), true) = (words.last_mut(), c != '_') {
+            word.extend(c.to_lowercase());
+        }
+    }
+    words
+}
