@@ -481,3 +481,12 @@ async fn a_port_in_use_is_one_clear_error() {
     let error = Server::bind(parts).await.err().unwrap();
     assert!(matches!(error, ServerError::DuplicateModel(name) if name == "ads"));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sigterm_ends_the_wait_for_the_end() {
+    let terminated = flechette::server::terminated().unwrap();
+    let pid = std::process::id().to_string();
+    let killed = std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap();
+    assert!(killed.success());
+    terminated.await;
+}
