@@ -1,5 +1,7 @@
 //! Batching seen from the caller: what is merged, what is dropped, what is answered.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
