@@ -21,7 +21,9 @@ pub(super) fn encode(schema: &Schema, raw: &RawBatch, out: &mut Batch) -> Result
     if samples * width != got {
         return Err(EncodeError::DenseWidth { samples, width, got });
     }
+    out.clear();
     out.samples = samples;
+    out.features.resize_with(schema.features.len(), Jagged::default);
     out.dense.reserve(got);
     for (i, &value) in raw.dense.iter().enumerate() {
         let dense = &schema.dense[i % width];
@@ -35,7 +37,8 @@ pub(super) fn encode(schema: &Schema, raw: &RawBatch, out: &mut Batch) -> Result
         }
         out.dense.push(seen);
     }
-    for (feature, column) in schema.features.iter().zip(&raw.features) {
+    let columns = schema.features.iter().zip(&raw.features).zip(&mut out.features);
+    for ((feature, column), out) in columns {
         let name = || feature.name.clone();
         let (least, max) = match feature.arity {
             Arity::OneHot => (1, 1),
@@ -47,16 +50,17 @@ pub(super) fn encode(schema: &Schema, raw: &RawBatch, out: &mut Batch) -> Result
                 return Err(EncodeError::Arity { feature: name(), sample, max, got });
             }
         }
-        let ids = match &column.values {
-            RawValues::Ids(ids) => ids.clone(),
+        out.offsets.clear();
+        out.offsets.extend_from_slice(&column.offsets);
+        match &column.values {
+            RawValues::Ids(ids) => out.ids.extend_from_slice(ids),
             RawValues::Text { bytes, ends } => {
                 let hash = feature.hash.ok_or_else(|| EncodeError::NoHash { feature: name() })?;
                 let begins = std::iter::once(0).chain(ends.iter().copied());
                 let strings = begins.zip(ends).map(|(b, e)| &bytes[b as usize..*e as usize]);
-                strings.map(|s| hash.id(s)).collect()
+                out.ids.extend(strings.map(|s| hash.id(s)));
             }
-        };
-        out.features.push(Jagged { offsets: column.offsets.clone(), ids });
+        }
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 // What a test's own helper functions unwrap, they unwrap for the test.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod batcher;
 mod cli_init;
 mod cuda_probe;
 #[cfg(feature = "cusim")]
