@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use prost::bytes::Bytes;
 
-use super::encode::{self, EncodeError};
 use super::proto;
+use crate::schema::EncodeError;
 use crate::schema::{Arity, Schema, Transform};
 use crate::types::{Batch, Description, PredictError, RawBatch, RawFeature, RawValues, Scores};
 
@@ -128,8 +128,8 @@ impl Inputs {
             scratch.raw.samples = samples;
             scratch.raw.dense = request.dense;
             let encoded = self.fill(samples, request.features, scratch).and_then(|()| {
-                encode::encode(&self.schema, &scratch.raw, out)?;
-                Ok(encode::check_absent(&self.schema, out)?)
+                self.schema.encode(&scratch.raw, out)?;
+                Ok(self.schema.check_absent(out)?)
             });
             if raw_bytes(&scratch.raw) > SCRATCH_BYTES {
                 *scratch = Scratch::default();
