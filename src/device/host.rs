@@ -17,9 +17,9 @@ pub struct PoolLookup<'a> {
 
 /// Pools the rows of each sample's ids into `dim` columns of its output row.
 ///
-/// `row(i)` is the row of occurrence `i`, or `None` for one that reads as zeros. A sum starts at +0
-/// and the rows are added in id order, so a lone -0 comes out as +0, as from every device. `out`
-/// holds one row of `stride` elements a sample.
+/// `row(i)` is the row of occurrence `i`, or `None` for one that reads as zeros. A bag starts as
+/// its first row and the others are added in id order; an empty bag is zeros. `out` holds one row
+/// of `stride` elements a sample.
 ///
 /// # Panics
 /// When `out` is too short, or a row is not `dim` long.
@@ -35,7 +35,7 @@ pub fn gather_pool<'r, T: Real>(
         match (first < end).then(|| row(first)).flatten() {
             Some(values) => {
                 for (s, v) in sum.iter_mut().zip(&values[..lookup.dim]) {
-                    *s = T::default() + T::from_f32(*v);
+                    *s = T::from_f32(*v);
                 }
             }
             None => sum.fill(T::default()),
