@@ -4,7 +4,10 @@
 //! goes to standard error, its whole chain on one line. A reader that closes standard output
 //! early (`| head`) has what it wanted: that is success.
 
+pub mod client;
 pub mod init;
+pub mod load;
+pub mod score;
 pub mod serve;
 pub mod train;
 
@@ -32,6 +35,10 @@ enum Command {
     Train(train::Args),
     /// Serves every model of a directory over gRPC
     Serve(serve::Args),
+    /// Scores the rows of a data file with a served model
+    Score(score::Args),
+    /// Drives a server with requests and prints throughput and latency
+    Load(load::Args),
 }
 
 /// Runs the command that was parsed.
@@ -43,6 +50,8 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Init(args) => init::run(args),
         Command::Train(args) => train::run(args),
         Command::Serve(args) => serve::run(args),
+        Command::Score(args) => score::run(args),
+        Command::Load(args) => load::run(args),
     }
 }
 

@@ -119,6 +119,9 @@ impl Serving {
         let engine = |name: &String| -> anyhow::Result<Arc<Engine>> {
             let latest = store::open_latest_with(models, name, check_weights)?;
             let cache = cache_of(&config.cache, &latest.opened)?;
+            if cache.is_none() {
+                latest.opened.store.prefault();
+            }
             tracing::info!(
                 model = name,
                 version = %latest.opened.store.version(),

@@ -331,6 +331,7 @@ pub fn description(model: &Description, limits: proto::Limits) -> proto::GetMode
         dense: dense.collect(),
         features: features.collect(),
         limits: Some(limits),
+        model_toml: schema.to_toml(),
     }
 }
 

@@ -272,11 +272,14 @@ impl MappedFile {
     /// # Errors
     /// Those of opening and mapping; `InvalidInput` when it is not a regular file.
     pub fn open(path: &Path) -> io::Result<Self> {
-        // Asked before opening: opening a pipe would wait for its writer.
-        if !std::fs::metadata(path)?.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-        }
-        let file = File::open(path)?;
+        Self::map(&open_regular(path)?)
+    }
+
+    /// Maps an open file of a published version.
+    ///
+    /// # Errors
+    /// Those of mapping.
+    pub fn map(file: &File) -> io::Result<Self> {
         // SAFETY: a mapping is sound while nobody changes the file under it. Files of a published
         // version are never changed: our writer creates each under a name that no reader opens,
         // without write permission for anyone, and opens no file that exists; a version is replaced
@@ -284,7 +287,7 @@ impl MappedFile {
         // A stranger who truncates a file in place gets us killed by SIGBUS at the next touch; one
         // who writes into it changes values that we have checked. Both are outside of what a model
         // directory allows (README: versions are immutable), as with any mapped file.
-        let map = unsafe { Mmap::map(&file)? };
+        let map = unsafe { Mmap::map(file)? };
         Ok(Self(Arc::new(map)))
     }
 
@@ -293,6 +296,18 @@ impl MappedFile {
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
+}
+
+/// Opens a regular file for reading.
+///
+/// # Errors
+/// Those of opening; `InvalidInput` when it is anything else.
+pub(super) fn open_regular(path: &Path) -> io::Result<File> {
+    // Asked before opening: opening a pipe would wait for its writer.
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    File::open(path)
 }
 
 /// Memory straight from the system, in huge pages where it has them.

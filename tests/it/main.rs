@@ -9,6 +9,9 @@ mod cuda_probe;
 #[cfg(feature = "cusim")]
 mod cusim;
 mod dataset;
+mod operation;
+mod program;
+mod scores;
 mod server;
 mod serving;
 mod store;
