@@ -5,6 +5,7 @@
 //! early (`| head`) has what it wanted: that is success.
 
 pub mod client;
+pub mod demo;
 pub mod init;
 pub mod load;
 pub mod score;
@@ -39,6 +40,8 @@ enum Command {
     Score(score::Args),
     /// Drives a server with requests and prints throughput and latency
     Load(load::Args),
+    /// Shows everything: makes data, trains, serves, scores
+    Demo(demo::Args),
 }
 
 /// Runs the command that was parsed.
@@ -52,6 +55,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Serve(args) => serve::run(args),
         Command::Score(args) => score::run(args),
         Command::Load(args) => load::run(args),
+        Command::Demo(args) => demo::run(args),
     }
 }
 
