@@ -10,6 +10,7 @@ mod cusim;
 mod dataset;
 mod operation;
 mod program;
+mod resources;
 mod scores;
 mod server;
 mod serving;
