@@ -125,7 +125,7 @@ impl Serving {
             tracing::info!(
                 model = name,
                 version = %latest.opened.store.version(),
-                table_bytes = latest.opened.store.bytes(),
+                table_bytes = latest.opened.store.row_bytes(),
                 cache_bytes = cache.as_ref().map_or(0, |cache| cache.stats().total_bytes),
                 "loaded"
             );
@@ -169,7 +169,7 @@ fn cache_of(config: &CacheConfig, opened: &Opened) -> anyhow::Result<Option<Flat
         CacheMode::On => true,
         CacheMode::Off => false,
         // A cache of RAM in RAM only costs. Half is left to whatever else there is.
-        CacheMode::Auto => host::memory_bytes().is_some_and(|ram| opened.store.bytes() > ram / 2),
+        CacheMode::Auto => host::memory_bytes().is_some_and(|ram| opened.store.row_bytes() > ram / 2),
     };
     if !on {
         return Ok(None);

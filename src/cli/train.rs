@@ -126,7 +126,7 @@ fn train(args: &Args, schema: &Schema) -> anyhow::Result<()> {
             "auc": quality.and_then(|q| q.auc), "logloss": quality.map(|q| q.log_loss),
             "normalized_entropy": quality.and_then(|q| q.normalized_entropy),
         });
-        println!("{json}");
+        writeln!(std::io::stdout(), "{json}")?;
     }
     Ok(())
 }

@@ -73,6 +73,12 @@ impl EmbeddingStore {
         self.tables.iter().map(Table::bytes).sum()
     }
 
+    /// Bytes of all rows, without the state.
+    #[must_use]
+    pub fn row_bytes(&self) -> u64 {
+        self.tables.iter().map(|table| size_of_val(table.as_slice()) as u64).sum()
+    }
+
     /// Reads every page of every row once, so that no request waits for the disk.
     pub fn prefault(&self) {
         self.tables.iter().for_each(Table::prefault);

@@ -11,6 +11,7 @@ mod cusim;
 mod dataset;
 mod operation;
 mod program;
+mod resources;
 mod scores;
 mod server;
 mod serving;

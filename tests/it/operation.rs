@@ -1,21 +1,19 @@
 //! The program in operation: damaged versions and wrong settings, a drain under load, a crowd of
-//! clients, memory, a full disk, and what `score` and `load` say when something is wrong.
+//! clients, and what `score` and `load` say when something is wrong.
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use flechette::cli::client;
 use flechette::dataset::{self, Format, Limits};
 use flechette::schema::preset::{self, Kind};
 use flechette::server::proto::ctr_client::CtrClient;
-use flechette::store;
-use flechette::trainer::{self, optim};
-use flechette::types::{RawBatch, Version};
+use flechette::types::RawBatch;
 use tonic::Code;
 
-use crate::program::{Served, Workshop, flechette, peak_bytes, run_failing};
+use crate::program::{Served, Workshop, flechette, run_failing, run_json};
 use crate::serving::channel;
 
 fn version_dir(models: &str, name: &str, version: u64) -> PathBuf {
@@ -42,8 +40,8 @@ fn damaged_versions_are_named_and_the_last_good_one_serves() {
     let corrupt = version_dir(models, "dlrm", 2).join("dense.safetensors");
     replace(&corrupt, |bytes| *bytes.last_mut().unwrap() ^= 1);
 
-    let served = Served::start(models, &[]);
-    assert_eq!(served.score("dlrm", &workshop.valid, &[])["version"], 1);
+    let served = Served::start(models, "");
+    assert_eq!(served.score("dlrm", &workshop.valid, "")["version"], 1);
     served.terminate();
     let (status, log) = served.ended();
     assert!(status.success());
@@ -54,7 +52,7 @@ fn damaged_versions_are_named_and_the_last_good_one_serves() {
     }
 
     fs::remove_file(version_dir(models, "dlrm", 1).join("MANIFEST.json")).unwrap();
-    let error = run_failing(1, &["serve", "--models", models]);
+    let error = run_failing(1, &format!("serve --models {models}"));
     assert!(
         error.contains("dlrm") && error.contains("MANIFEST.json") && error.contains("truncated"),
         "{error}"
@@ -65,18 +63,17 @@ fn damaged_versions_are_named_and_the_last_good_one_serves() {
 fn serve_says_in_one_line_what_it_cannot_use() {
     let workshop = Workshop::new(300, 50);
     let missing = workshop.path("nowhere");
-    let error = run_failing(2, &["serve", "--models", &missing]);
+    let error = run_failing(2, &format!("serve --models {missing}"));
     assert!(error.contains(&missing) && error.contains("no such directory"), "{error}");
-    let error = run_failing(2, &["serve", "--models", workshop.dir.path().to_str().unwrap()]);
+    let error = run_failing(2, &format!("serve --models {}", workshop.dir.path().display()));
     assert!(error.contains("no model"), "{error}");
 
     workshop.train(Kind::Dcn);
-    let busy = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let busy = busy.local_addr().unwrap().to_string();
-    let _holder = std::net::TcpListener::bind(&busy).unwrap();
+    let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let busy = holder.local_addr().unwrap().to_string();
     for (flag, other, key) in [("--grpc", "--http", "server.grpc"), ("--http", "--grpc", "server.http")] {
-        let words = ["serve", "--models", &workshop.models, flag, &busy, other, "127.0.0.1:0"];
-        let error = run_failing(1, &words);
+        let models = &workshop.models;
+        let error = run_failing(1, &format!("serve --models {models} {flag} {busy} {other} 127.0.0.1:0"));
         assert!(error.contains(key) && error.contains(&busy) && error.contains("in use"), "{error}");
     }
 }
@@ -85,7 +82,7 @@ fn serve_says_in_one_line_what_it_cannot_use() {
 fn a_drain_under_load_loses_no_request_and_exits_with_0() {
     let workshop = Workshop::new(500, 64);
     workshop.train(Kind::Dlrm);
-    let served = Served::start(&workshop.models, &[]);
+    let served = Served::start(&workshop.models, "");
     let schema = preset::criteo(Kind::Dlrm, 8, 1000);
     let mut raw = RawBatch::default();
     let valid = [PathBuf::from(&workshop.valid)];
@@ -130,29 +127,12 @@ fn a_drain_under_load_loses_no_request_and_exits_with_0() {
 fn no_request_of_500_clients_is_lost() {
     let workshop = Workshop::new(500, 200);
     workshop.train(Kind::Dlrm);
-    let served = Served::start(&workshop.models, &[]);
-    let url = served.url();
-    let told = crate::program::run_json(&[
-        "load",
-        "--addr",
-        &url,
-        "--model",
-        "dlrm",
-        "--format",
-        "criteo-tsv",
-        &workshop.valid,
-        "--batch",
-        "2",
-        "--concurrency",
-        "500",
-        "--connections",
-        "500",
-        "--seconds",
-        "3",
-        "--timeout",
-        "60",
-        "--json",
-    ]);
+    let served = Served::start(&workshop.models, "");
+    let (url, valid) = (served.url(), &workshop.valid);
+    let told = run_json(&format!(
+        "load --addr {url} --model dlrm --format criteo-tsv {valid} --batch 2 --concurrency 500 \
+         --connections 500 --seconds 3 --timeout 60 --json"
+    ));
     let number = |key: &str| told[key].as_u64().unwrap_or_else(|| panic!("{key}: {told}"));
     assert_eq!(number("sent"), number("ok") + number("failed"));
     assert!(number("ok") >= 500, "{told}");
@@ -168,131 +148,29 @@ fn no_request_of_500_clients_is_lost() {
 fn an_open_loop_accounts_for_every_request_that_was_due() {
     let workshop = Workshop::new(300, 300);
     workshop.train(Kind::Dcn);
-    let served = Served::start(&workshop.models, &[]);
-    let url = served.url();
-    let load = |flags: &[&str]| {
-        let words =
-            ["load", "--addr", &url, "--model", "dcn", "--format", "criteo-tsv", &workshop.valid, "--json"];
-        crate::program::run_json(&[&words, flags].concat())
+    let served = Served::start(&workshop.models, "");
+    let (url, valid) = (served.url(), &workshop.valid);
+    let load = |flags: &str| {
+        run_json(&format!("load --addr {url} --model dcn --format criteo-tsv {valid} --json {flags}"))
     };
-    let told = load(&["--batch", "16", "--rate", "200", "--seconds", "1", "--warmup", "0.1"]);
+    let told = load("--batch 16 --rate 200 --seconds 1 --warmup 0.1");
     assert_eq!(
         (&told["sent"], &told["unsent"], &told["ok"]),
         (&200.into(), &0.into(), &200.into()),
         "{told}"
     );
     assert_eq!((&told["rows"], &told["mode"]), (&3200.into(), &"open".into()));
-    let crowded = load(&["--batch", "300", "--rate", "20000", "--seconds", "1", "--outstanding", "2"]);
+    let crowded = load("--batch 300 --rate 20000 --seconds 1 --outstanding 2");
     let number = |key: &str| crowded[key].as_u64().unwrap();
     assert_eq!(number("sent") + number("unsent"), 20_000);
     assert!(number("unsent") > 0 && number("ok") > 0, "{crowded}");
 }
 
 #[test]
-fn serve_takes_no_more_memory_than_the_rows_and_512_mib() {
-    let (small, large) = (serve_memory(1000), serve_memory(60_000));
-    for Memory { rows, peak } in [&small, &large] {
-        assert!(*peak <= rows + (512 << 20), "{peak} bytes for {rows} bytes of rows");
-    }
-    // The optimizer state, as large as the rows, is not held beside them. (Pages come from the file
-    // in runs, so a little of it may be.)
-    let grown = large.peak - small.peak;
-    let allowed = large.rows - small.rows + (32 << 20);
-    assert!(grown <= allowed, "{grown} bytes more for {} bytes of rows more", large.rows - small.rows);
-}
-
-/// Bytes of a model's rows, and the most that serving it took.
-struct Memory {
-    rows: u64,
-    peak: u64,
-}
-
-/// Serves a model whose optimizer state is as large as its rows, cache off, and scores with it.
-fn serve_memory(table_rows: u64) -> Memory {
-    let workshop = Workshop::new(1, 20_000);
-    let schema = preset::criteo(Kind::Dlrm, 16, table_rows);
-    let optimizer = optim::Optimizer { kind: optim::Kind::Adagrad, lr: 0.02, eps: 1e-10 };
-    let learner = trainer::initialise(&schema, optimizer, 0).unwrap();
-    learner.save(Path::new(&workshop.models), "large").unwrap();
-    drop(learner);
-    let served = Served::start(&workshop.models, &["--cache-mode", "off", "--threads", "2"]);
-    served.score("large", &workshop.valid, &["--batch", "4096"]);
-    let rows = schema.tables.iter().map(|table| table.rows * table.dim as u64 * 4).sum();
-    Memory { rows, peak: served.peak_bytes() }
-}
-
-#[test]
-fn training_on_a_hundred_times_the_data_takes_the_same_memory() {
-    let workshop = Workshop::new(1000, 1);
-    let once = fs::read(&workshop.train).unwrap();
-    let repeated = workshop.path("repeated.tsv");
-    fs::write(&repeated, once.repeat(100)).unwrap();
-    let config = workshop.config(Kind::Dlrm, 4, 1000);
-    let peak = |data: &str| {
-        let mut child = flechette()
-            .args(["train", "--model-config", &config, "--format", "criteo-tsv", "--data", data])
-            .args(["--models", &workshop.models, "--name", "m", "--batch", "64", "--threads", "2"])
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut peak = 0;
-        while child.try_wait().unwrap().is_none() {
-            peak = peak_bytes(child.id()).unwrap_or(0).max(peak);
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        assert!(child.wait().unwrap().success());
-        peak
-    };
-    let (once, repeated) = (peak(&workshop.train), peak(&repeated));
-    eprintln!("peak memory: {once} bytes once, {repeated} bytes a hundred times");
-    assert!(once > 0 && repeated <= once + (16 << 20), "{once} and {repeated}");
-}
-
-#[test]
-fn a_full_disk_stops_train_in_one_line_and_leaves_the_older_versions_good() {
-    let disk = tempfile::tempdir().unwrap();
-    let mount =
-        Command::new("mount").args(["-t", "tmpfs", "-o", "size=4m", "tmpfs"]).arg(disk.path()).output();
-    if !mount.is_ok_and(|mount| mount.status.success()) {
-        eprintln!("SKIPPED: this test mounts a small tmpfs, which needs root");
-        return;
-    }
-    let workshop = Workshop::new(200, 1);
-    let config = workshop.config(Kind::Dlrm, 4, 500);
-    let models = disk.path().to_str().unwrap();
-    let words = [
-        "train",
-        "--model-config",
-        &config,
-        "--format",
-        "criteo-tsv",
-        "--data",
-        &workshop.train,
-        "--models",
-        models,
-        "--name",
-        "m",
-    ];
-    let mut written = 0;
-    while written < 50 && flechette().args(words).output().unwrap().status.success() {
-        written += 1;
-    }
-    let error = run_failing(1, &words);
-    let versions = store::versions(disk.path(), "m").unwrap();
-    let opened: Vec<_> = versions.iter().map(|&version| store::open(disk.path(), "m", version)).collect();
-    let good = opened.iter().all(Result::is_ok);
-    drop(opened);
-    let _ = Command::new("umount").arg("--lazy").arg(disk.path()).status();
-    assert!(error.ends_with(": disk full"), "{error}");
-    assert!(good && written > 0, "{written} written");
-    assert_eq!(versions, (1..=written).map(Version).collect::<Vec<_>>());
-}
-
-#[test]
 fn score_and_load_say_in_one_line_what_is_wrong_and_leave_no_half_file() {
     let workshop = Workshop::new(300, 300);
     workshop.train(Kind::Dlrm);
-    let served = Served::start(&workshop.models, &[]);
+    let served = Served::start(&workshop.models, "");
     let (url, valid, out) = (served.url(), &workshop.valid, workshop.path("out"));
     let broken = workshop.path("broken.tsv");
     fs::write(&broken, fs::read_to_string(valid).unwrap() + &"not a sample\n".repeat(200)).unwrap();
@@ -309,12 +187,11 @@ fn score_and_load_say_in_one_line_what_is_wrong_and_leave_no_half_file() {
         (2, &url, "dlrm", &broken, "--batch=16", "malformed"),
         (2, &url, "dlrm", valid, "--batch=5000", "at most 4096 samples, got 5000"),
     ] {
-        let target = ["--addr", addr, "--model", model, "--format", "criteo-tsv", file, more];
-        let error = run_failing(code, &[&["score", "--out", &out][..], &target].concat());
+        let target = format!("--addr {addr} --model {model} --format criteo-tsv {file} {more}");
+        let error = run_failing(code, &format!("score --out {out} {target}"));
         assert!(error.contains(words), "{error}");
         if file != broken {
-            let error =
-                run_failing(code, &[&["load", "--seconds", "1", "--rate", "1"][..], &target].concat());
+            let error = run_failing(code, &format!("load --seconds 1 --rate 1 {target}"));
             assert!(error.contains(words), "{error}");
         }
     }
@@ -323,17 +200,15 @@ fn score_and_load_say_in_one_line_what_is_wrong_and_leave_no_half_file() {
     let halves: Vec<_> = names.filter(|name| name.to_str().unwrap().ends_with(".tmp")).collect();
     assert_eq!(halves, Vec::<std::ffi::OsString>::new());
     for (flags, words) in [
-        (&["--rate", "0"][..], "--rate"),
-        (&["--rate", "1", "--concurrency", "1"], "cannot be used with"),
-        (&[], "--rate"),
-        (&["--concurrency", "0"], "--concurrency"),
-        (&["--concurrency", "1", "--batch", "400"], "fewer samples than one request"),
+        ("--rate 0", "--rate"),
+        ("--rate 1 --concurrency 1", "cannot be used with"),
+        ("", "required arguments"),
+        ("--concurrency 0", "--concurrency"),
+        ("--concurrency 1 --batch 400", "fewer samples than one request"),
     ] {
-        let start =
-            ["load", "--seconds", "1", "--addr", &url, "--model", "dlrm", "--format", "criteo-tsv", valid];
-        let output = flechette().args(start).args(flags).output().unwrap();
-        let text = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.code() == Some(2) && text.contains(words), "{text}");
+        let line = format!("load --seconds 1 --addr {url} --model dlrm --format criteo-tsv {valid} {flags}");
+        let error = run_failing(2, &line);
+        assert!(error.contains(words), "{error}");
     }
 }
 
@@ -345,16 +220,16 @@ fn a_full_queue_is_waited_for() {
     // Room for one request, and eight come at once.
     let limits = "[server]\nmax_samples = 64\n[batcher]\nmax_samples = 64\nqueue_samples = 64\nworkers = 1\n";
     fs::write(&config, limits).unwrap();
-    let served = Served::start(&workshop.models, &["--config", &config]);
+    let served = Served::start(&workshop.models, &format!("--config {config}"));
     let out = workshop.path("out");
-    let told = served.score("dlrm", &workshop.valid, &["--batch", "64", "--out", &out]);
+    let told = served.score("dlrm", &workshop.valid, &format!("--batch 64 --out {out}"));
     assert_eq!(told["rows"], 3000);
     assert!(fs::read(&out).unwrap() == fs::read(workshop.trained_scores(Kind::Dlrm)).unwrap());
     drop(served);
 
     fs::write(&config, "[server]\nmax_requests = 1\n").unwrap();
-    let served = Served::start(&workshop.models, &["--config", &config]);
-    let told = served.score("dlrm", &workshop.valid, &[]);
+    let served = Served::start(&workshop.models, &format!("--config {config}"));
+    let told = served.score("dlrm", &workshop.valid, "");
     assert_eq!(told["rows"], 3000);
 }
 
@@ -362,15 +237,12 @@ fn a_full_queue_is_waited_for() {
 fn a_reader_that_leaves_early_is_no_error_of_score() {
     let workshop = Workshop::new(300, 300);
     workshop.train(Kind::Dlrm);
-    let served = Served::start(&workshop.models, &[]);
-    let url = served.url();
-    let mut child = flechette()
-        .args(["score", "--addr", &url, "--model", "dlrm", "--format", "criteo-tsv", &workshop.valid])
-        .args(["--out", "/dev/stdout"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let served = Served::start(&workshop.models, "");
+    let (url, valid) = (served.url(), &workshop.valid);
+    let line = format!("score --addr {url} --model dlrm --format criteo-tsv {valid} --out /dev/stdout");
+    let mut command = flechette();
+    let command = command.args(line.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();

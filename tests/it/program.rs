@@ -24,26 +24,26 @@ pub fn flechette() -> Command {
     command
 }
 
-/// Runs a command given as words to its end.
-pub fn run(words: &[&str]) -> Output {
-    flechette().args(words).output().unwrap()
+/// Runs a command line to its end.
+pub fn run(line: &str) -> Output {
+    flechette().args(line.split_whitespace()).output().unwrap()
 }
 
 /// Runs a command that must succeed, and gives the line of JSON that its output ends with.
-pub fn run_json(words: &[&str]) -> Value {
-    let output = run(words);
-    assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+pub fn run_json(line: &str) -> Value {
+    let output = run(line);
+    assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
     serde_json::from_str(text.lines().last().expect("a line of output")).unwrap()
 }
 
 /// Runs a command that must fail with this code and one line of error, and gives that line.
-pub fn run_failing(code: i32, words: &[&str]) -> String {
-    let output = run(words);
+pub fn run_failing(code: i32, line: &str) -> String {
+    let output = run(line);
     let text = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(code), "{words:?}: {text}");
+    assert_eq!(output.status.code(), Some(code), "{line}: {text}");
     let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("error: ")).collect();
-    assert_eq!(lines.len(), 1, "{words:?}: {text}");
+    assert_eq!(lines.len(), 1, "{line}: {text}");
     lines[0].to_owned()
 }
 
@@ -80,26 +80,11 @@ impl Workshop {
     /// The trainer's own scores of the validation rows lie at `trained_scores`.
     pub fn train(&self, kind: Kind) -> Value {
         let (config, name) = (self.config(kind, 8, 1000), kind.name());
-        let (data, valid, models) = (&self.train, &self.valid, &self.models);
-        let out = self.trained_scores(kind);
-        run_json(&[
-            "train",
-            "--model-config",
-            &config,
-            "--format",
-            "criteo-tsv",
-            "--data",
-            data,
-            "--valid",
-            valid,
-            "--valid-out",
-            &out,
-            "--models",
-            models,
-            "--name",
-            name,
-            "--json",
-        ])
+        let (out, Self { models, train, valid, .. }) = (self.trained_scores(kind), self);
+        run_json(&format!(
+            "train --model-config {config} --format criteo-tsv --data {train} --valid {valid} \
+             --valid-out {out} --models {models} --name {name} --json"
+        ))
     }
 
     pub fn trained_scores(&self, kind: Kind) -> String {
@@ -118,13 +103,9 @@ pub struct Served {
 
 impl Served {
     /// Waits until it serves; what it says instead fails the test.
-    pub fn start(models: &str, flags: &[&str]) -> Self {
-        let mut child = flechette()
-            .args(["serve", "--models", models, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0"])
-            .args(flags)
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+    pub fn start(models: &str, flags: &str) -> Self {
+        let line = format!("serve --models {models} --grpc 127.0.0.1:0 --http 127.0.0.1:0 {flags}");
+        let mut child = flechette().args(line.split_whitespace()).stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let (sender, addresses) = mpsc::channel();
         let log = thread::spawn(move || {
@@ -149,10 +130,9 @@ impl Served {
     }
 
     /// Scores a file with `score` and gives what it tells.
-    pub fn score(&self, model: &str, file: &str, flags: &[&str]) -> Value {
+    pub fn score(&self, model: &str, file: &str, flags: &str) -> Value {
         let url = self.url();
-        let words = ["score", "--addr", &url, "--model", model, "--format", "criteo-tsv", file, "--json"];
-        run_json(&[&words, flags].concat())
+        run_json(&format!("score --addr {url} --model {model} --format criteo-tsv {file} --json {flags}"))
     }
 
     /// The value of one line of the metrics page, 0 when it is not there.

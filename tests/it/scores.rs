@@ -19,11 +19,11 @@ use crate::serving::channel;
 const KINDS: [Kind; 5] = [Kind::Dlrm, Kind::Dcn, Kind::Dcnv2, Kind::Deepfm, Kind::WideDeep];
 
 /// No cache, and caches of 1 %, 10 % and all of the rows.
-const CACHES: [&[&str]; 4] = [
-    &["--cache-mode", "off"],
-    &["--cache-mode", "on", "--cache-fraction", "0.01"],
-    &["--cache-mode", "on", "--cache-fraction", "0.1"],
-    &["--cache-mode", "on", "--cache-fraction", "1"],
+const CACHES: [&str; 4] = [
+    "--cache-mode off",
+    "--cache-mode on --cache-fraction 0.01",
+    "--cache-mode on --cache-fraction 0.1",
+    "--cache-mode on --cache-fraction 1",
 ];
 
 #[test]
@@ -34,9 +34,9 @@ fn served_scores_are_the_trainers_own_to_the_bit_with_any_cache() {
         let served = Served::start(&workshop.models, flags);
         for (kind, trained) in KINDS.into_iter().zip(&trained) {
             let out = workshop.path("served.scores");
-            let told = served.score(kind.name(), &workshop.valid, &["--out", &out, "--batch", batch]);
+            let told = served.score(kind.name(), &workshop.valid, &format!("--out {out} --batch {batch}"));
             let own = fs::read_to_string(workshop.trained_scores(kind)).unwrap();
-            assert!(fs::read_to_string(&out).unwrap() == own, "{kind:?} {flags:?}");
+            assert!(fs::read_to_string(&out).unwrap() == own, "{kind:?} {flags}");
             for key in ["auc", "logloss", "normalized_entropy"] {
                 assert!(told[key].is_f64() && told[key] == trained[key], "{key}: {told} {trained}");
             }
@@ -45,7 +45,7 @@ fn served_scores_are_the_trainers_own_to_the_bit_with_any_cache() {
                 (&2000.into(), &1.into(), &0.into())
             );
         }
-        if flags.contains(&"on") {
+        if flags.contains("on") {
             let misses = served.metric("flechette_cache_misses_total", &["model=\"dlrm\"", "table=\"C1\""]);
             assert!(misses > 0.0, "the cache was not asked");
         }
@@ -62,29 +62,39 @@ fn served_scores_of_real_clicks_are_the_trainers_own_to_the_bit_with_any_cache()
     let (train, test) = (train.to_str().unwrap(), test.to_str().unwrap());
     let (own, out) = (workshop.path("own.scores"), workshop.path("served.scores"));
     let config = workshop.config(Kind::Dlrm, 16, 100_000);
-    let trained = run_json(&[
-        "train",
-        "--model-config",
-        &config,
-        "--format",
-        "criteo-tsv",
-        "--data",
-        train,
-        "--valid",
-        test,
-        "--valid-out",
-        &own,
-        "--models",
-        &workshop.models,
-        "--name",
-        "real",
-        "--json",
-    ]);
+    let models = &workshop.models;
+    let trained = run_json(&format!(
+        "train --model-config {config} --format criteo-tsv --data {train} --valid {test} --valid-out {own} \
+         --models {models} --name real --json"
+    ));
     for flags in CACHES {
         let served = Served::start(&workshop.models, flags);
-        let told = served.score("real", test, &["--out", &out]);
-        assert!(fs::read(&out).unwrap() == fs::read(&own).unwrap(), "{flags:?}");
+        let told = served.score("real", test, &format!("--out {out}"));
+        assert!(fs::read(&out).unwrap() == fs::read(&own).unwrap(), "{flags}");
         assert_eq!(told["auc"], trained["auc"]);
+    }
+}
+
+#[test]
+fn generated_bags_of_ids_score_as_the_trainer_says() {
+    let workshop = Workshop::new(1, 1);
+    let shape = preset::SyntheticShape { tables: 5, rows: 300, dense: 3, multi_hot: Some(4) };
+    let config = workshop.path("bags.toml");
+    fs::write(&config, preset::synthetic(Kind::Dcnv2, 8, shape).to_toml()).unwrap();
+    let (own, out) = (workshop.path("own.scores"), workshop.path("served.scores"));
+    let models = &workshop.models;
+    run_json(&format!(
+        "train --model-config {config} --format synthetic --data rows=2000,seed=1 --valid rows=700,seed=2 \
+         --valid-out {own} --models {models} --name bags --json"
+    ));
+    for flags in CACHES {
+        let served = Served::start(&workshop.models, flags);
+        let url = served.url();
+        let told = run_json(&format!(
+            "score --addr {url} --model bags --format synthetic rows=700,seed=2 --out {out} --batch 64 --json"
+        ));
+        assert_eq!(told["rows"], 700);
+        assert!(fs::read(&out).unwrap() == fs::read(&own).unwrap(), "{flags}");
     }
 }
 
@@ -117,10 +127,8 @@ fn a_sample_scores_the_same_alone_in_seven_and_in_4096_and_beside_other_clients(
     // One worker, so that the other clients' requests are merged with ours while it computes.
     let config = workshop.path("serve.toml");
     fs::write(&config, "[batcher]\nworkers = 1\nmax_delay_us = 2000\n").unwrap();
-    let served = Served::start(
-        &workshop.models,
-        &["--config", &config, "--cache-mode", "on", "--cache-fraction", "0.1"],
-    );
+    let flags = format!("--config {config} --cache-mode on --cache-fraction 0.1");
+    let served = Served::start(&workshop.models, &flags);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let ctr = CtrClient::new(channel(served.grpc).await);
@@ -183,7 +191,7 @@ fn ids_score_as_their_strings_and_absent_ids_take_the_default_and_are_counted() 
             let ctr = CtrClient::new(channel(served.grpc).await);
             let scores = async |raw: &RawBatch| predict(&ctr, client::request("dlrm", &schema, raw)).await;
             let (by_string, by_id) = (scores(&strings).await, scores(&ids).await);
-            assert_eq!(bits(&by_string.scores), bits(&by_id.scores), "{flags:?}");
+            assert_eq!(bits(&by_string.scores), bits(&by_id.scores), "{flags}");
             assert!(by_id.absent.is_empty() && by_string.absent.is_empty());
             let with_absent = scores(&absent).await;
             let counts: Vec<_> = with_absent.absent.iter().map(|a| (a.feature.as_str(), a.count)).collect();
