@@ -8,9 +8,12 @@ mod cuda_probe;
 #[cfg(feature = "cusim")]
 mod cusim;
 mod dataset;
+mod learning;
 mod server;
 mod serving;
 mod store;
 mod store_crash;
 mod tidy;
+mod torch_fixture;
+mod trainer;
 mod wire;
