@@ -224,24 +224,23 @@ impl Engine {
         }
     }
 
-    /// Every id past its feature's table, in sample order, counted by table too.
+    /// Every id past a table of its feature, in sample order; the metrics count by table. One that is
+    /// past the wide table too, or past that alone, is one id.
     fn absent(&self, batch: &Batch) -> Vec<AbsentId> {
-        let mut absent = Vec::new();
+        let mut fewest = vec![u64::MAX; batch.features.len()];
         for lookup in &self.lookups {
             let rows = self.schema.tables[lookup.table.index()].rows;
-            let column = &batch.features[lookup.feature];
-            let count = column.ids.iter().filter(|id| **id >= rows).count();
-            if count == 0 {
-                continue;
+            let past = batch.features[lookup.feature].ids.iter().filter(|id| **id >= rows).count();
+            if past > 0 {
+                self.metrics.tables[lookup.table.index()].absent.increment(past as u64);
+                fewest[lookup.feature] = rows.min(fewest[lookup.feature]);
             }
-            self.metrics.tables[lookup.table.index()].absent.increment(count as u64);
-            // A wide table sees the same ids again; the response counts each once.
-            if self.schema.table_id(&self.schema.features[lookup.feature].table) != Some(lookup.table) {
-                continue;
-            }
+        }
+        let mut absent = Vec::new();
+        for (feature, rows) in fewest.into_iter().enumerate().filter(|(_, rows)| *rows < u64::MAX) {
             for sample in 0..batch.samples {
-                let past = column.sample(sample).iter().filter(|id| **id >= rows);
-                let id = AbsentId { sample: sample as u32, feature: lookup.feature as u32 };
+                let past = batch.features[feature].sample(sample).iter().filter(|id| **id >= rows);
+                let id = AbsentId { sample: sample as u32, feature: feature as u32 };
                 absent.extend(past.map(|_| id));
             }
         }

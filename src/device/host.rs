@@ -17,9 +17,9 @@ pub struct PoolLookup<'a> {
 
 /// Pools the rows of each sample's ids into `dim` columns of its output row.
 ///
-/// `row(i)` is the row of occurrence `i`, or `None` for one that reads as zeros. A bag starts as
-/// its first row and the others are added in id order; an empty bag is zeros. `out` holds one row
-/// of `stride` elements a sample.
+/// `row(i)` is the row of occurrence `i`, or `None` for one that reads as zeros. An element's sum
+/// starts at +0 and the rows are added in id order, as every device has it ([`super::pool`]); an empty
+/// bag is zeros. `out` holds one row of `stride` elements a sample.
 ///
 /// # Panics
 /// When `out` is too short, or a row is not `dim` long.
@@ -33,9 +33,10 @@ pub fn gather_pool<'r, T: Real>(
         let (first, end) = (bag[0] as usize, bag[1] as usize);
         let sum = &mut line[lookup.column..][..lookup.dim];
         match (first < end).then(|| row(first)).flatten() {
+            // 0 + v: v itself, save that a negative zero becomes a positive one.
             Some(values) => {
                 for (s, v) in sum.iter_mut().zip(&values[..lookup.dim]) {
-                    *s = T::from_f32(*v);
+                    *s = T::default() + T::from_f32(*v);
                 }
             }
             None => sum.fill(T::default()),
@@ -83,5 +84,13 @@ mod tests {
         };
         assert_eq!(pool(false), [-1., 1., 2., -1., 0., 0., -1., 210., 420., -1., 0., 0.]);
         assert_eq!(pool(true), [-1., 1., 2., -1., 0., 0., -1., 70., 140., -1., 0., 0.]);
+    }
+
+    #[test]
+    fn a_negative_zero_is_pooled_to_a_positive_one() {
+        let lookup = PoolLookup { offsets: &[0, 1], dim: 1, mean: false, column: 0 };
+        let mut out = [1.0f32];
+        gather_pool(&lookup, |_| Some(&[-0.0][..]), &mut out, 1);
+        assert_eq!(out[0].to_bits(), 0);
     }
 }

@@ -34,6 +34,9 @@ pub trait Real:
     /// `ln(1 + x)`.
     fn ln_1p(self) -> Self;
     /// Runs a product on the best instruction set of this machine.
+    ///
+    /// # Panics
+    /// As [`Product::run`].
     fn product(product: &mut Product<'_, Self>);
 
     /// From f32, exactly.
@@ -42,10 +45,10 @@ pub trait Real:
         Self::from_f64(f64::from(x))
     }
 
-    /// The greater of the two.
+    /// The greater of the two; a NaN stays one.
     #[must_use]
     fn at_least(self, floor: Self) -> Self {
-        if self > floor { self } else { floor }
+        if self < floor { floor } else { self }
     }
 }
 

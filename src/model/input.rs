@@ -47,10 +47,10 @@ impl InputRows<'_> {
 /// # Errors
 /// [`PredictError::Shape`] with the first column that has not.
 pub fn check_shape(schema: &Schema, batch: &Batch) -> Result<(), PredictError> {
-    check_length("dense", batch.samples * schema.dense_width(), batch.dense.len())?;
+    check_length("dense", batch.samples.saturating_mul(schema.dense_width()), batch.dense.len())?;
     check_length("features", schema.features.len(), batch.features.len())?;
     for (feature, ids) in schema.features.iter().zip(&batch.features) {
-        check_length(&feature.name, batch.samples + 1, ids.offsets.len())?;
+        check_length(&feature.name, batch.samples.saturating_add(1), ids.offsets.len())?;
         let end = ids.offsets.last().copied().unwrap_or(0) as usize;
         check_length(&feature.name, end, ids.ids.len())?;
     }

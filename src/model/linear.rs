@@ -74,6 +74,9 @@ impl Linear {
         let first = p * LANES;
         let lanes = self.output.part(first, (self.output.width - first).min(LANES));
         let mut packed = [T::default(); LANES * super::CHUNK];
+        if tapes.is_empty() {
+            out.fill(T::default());
+        }
         for (i, tape) in tapes.iter().enumerate() {
             let dy = &tape.grads[self.output.buffer];
             for (s, line) in packed.chunks_exact_mut(LANES).take(tape.samples).enumerate() {

@@ -220,3 +220,68 @@ fn tensors_survive_packing_and_a_missing_or_misshapen_one_is_named() {
         assert!(wrong.unwrap_err().to_string().contains("expected shape"));
     }
 }
+
+#[test]
+fn gradients_of_weights_are_the_same_to_the_bit_however_samples_are_cut_into_chunks() {
+    for architecture in architectures() {
+        let schema = schema(architecture);
+        let model: Model<f32> = Model::new(&schema);
+        let mut weights = model.initialise(2);
+        model.turn(&mut weights);
+        let input = View { buffer: 0, column: 0, width: schema.input_width() };
+        let gradients = |cuts: &[usize]| -> Vec<u32> {
+            let mut sample = 0;
+            let tapes: Vec<_> = cuts
+                .iter()
+                .map(|&samples| {
+                    let mut tape = model.tape(true);
+                    tape.samples = samples;
+                    for s in 0..samples {
+                        for (i, x) in tape.values[0].row_mut(s, input).iter_mut().enumerate() {
+                            *x = number((sample + s) * 1000 + i) as f32;
+                        }
+                    }
+                    model.forward(&weights, &mut tape);
+                    model.backward(&weights, &mut tape, |s, z| {
+                        loss::binary_cross_entropy_slope(z, ((sample + s) % 2) as f32)
+                    });
+                    sample += samples;
+                    tape
+                })
+                .collect();
+            let mut all = Vec::new();
+            for (i, len) in model.pieces().enumerate() {
+                let mut out = vec![f32::NAN; len];
+                model.gradient(i, &tapes, &mut out);
+                all.extend(out.iter().map(|g| g.to_bits()));
+            }
+            all
+        };
+        let whole = gradients(&[64, 3]);
+        assert_eq!(gradients(&[1, 13, 50, 3]), whole);
+        assert_eq!(gradients(&[3, 64]), whole);
+        assert!(gradients(&[]).iter().all(|g| *g == 0));
+    }
+}
+
+#[test]
+fn first_values_are_spread_by_the_inputs_of_their_layer() {
+    let model: Model<f32> = Model::new(&schema(Architecture::Dlrm { bottom: vec![200], top: vec![400] }));
+    let weights = model.initialise(7);
+    let mut inputs = 0;
+    for parameter in model.parameters() {
+        if parameter.shape.len() == 2 {
+            inputs = parameter.shape[1];
+        }
+        let bound = 1.0 / (inputs as f32).sqrt();
+        let values = parameter.read(&weights.values);
+        assert!(values.iter().all(|w| w.abs() <= bound), "{}", parameter.name);
+        if values.len() >= 200 {
+            let mean = values.iter().sum::<f32>() / values.len() as f32;
+            let square = values.iter().map(|w| w * w).sum::<f32>() / values.len() as f32;
+            assert!(mean.abs() < 0.15 * bound, "{}: mean {mean}", parameter.name);
+            assert!((square / (bound * bound / 3.0) - 1.0).abs() < 0.25, "{}: {square}", parameter.name);
+        }
+    }
+    assert_ne!(model.initialise(8), weights);
+}

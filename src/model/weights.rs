@@ -1,7 +1,8 @@
 //! A network's numbers: their first values, and their way to and from named tensors.
 //!
-//! First values are a pure function of (seed, tensor, element), drawn as facebookresearch/dlrm
-//! draws them: a matrix (m out, n in) from N(0, 2 / (m + n)), a bias from N(0, 1 / m).
+//! First values are a pure function of (seed, tensor, element), spread as PyTorch's `nn.Linear`
+//! spreads them: a layer's weights and its bias uniformly between `-1 / sqrt(n)` and `1 / sqrt(n)`,
+//! where `n` is how many inputs it has.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -79,17 +80,16 @@ impl<T: Real> Model<T> {
     #[must_use]
     pub fn initialise(&self, seed: u64) -> Weights<T> {
         let mut values = vec![T::default(); self.weights_len()];
+        let mut bound = 0.0;
         for parameter in self.parameters() {
-            let fan: usize = parameter.shape.iter().sum();
-            let variance = match parameter.packing {
-                Packing::Panels if parameter.shape.len() == 1 => 2.0 / (fan + 1) as f64,
-                Packing::Panels => 2.0 / fan as f64,
-                Packing::Plain => 1.0 / fan as f64,
-            };
-            let name = xxh3_64_with_seed(parameter.name.as_bytes(), seed);
-            let elements: Vec<_> = (0..parameter.len())
-                .map(|i| T::from_f64(f64::from((normal(name, i as u64) * variance.sqrt()) as f32)))
-                .collect();
+            // A bias comes behind the weights of its layer and is spread as they are.
+            if parameter.packing == Packing::Panels {
+                let inputs = parameter.shape.last().copied().unwrap_or(0);
+                bound = 1.0 / (inputs.max(1) as f64).sqrt();
+            }
+            let stream = xxh3_64_with_seed(parameter.name.as_bytes(), seed);
+            let element = |i: usize| T::from_f64(f64::from((uniform(stream, i as u64) * bound) as f32));
+            let elements: Vec<_> = (0..parameter.len()).map(element).collect();
             parameter.write(&elements, &mut values);
         }
         Weights { values, turned: Vec::new() }
@@ -117,11 +117,8 @@ impl<T: Real> Model<T> {
     }
 }
 
-/// Number `i` of a stream of standard normal numbers (Box and Muller).
-fn normal(stream: u64, i: u64) -> f64 {
-    let uniform = |part: u64| {
-        let bits = xxh3_64_with_seed(&(2 * i + part).to_le_bytes(), stream);
-        ((bits >> 11) as f64 + 0.5) / (1u64 << 53) as f64
-    };
-    (-2.0 * uniform(0).ln()).sqrt() * (std::f64::consts::TAU * uniform(1)).cos()
+/// Number `i` of a stream of uniform numbers between -1 and 1.
+fn uniform(stream: u64, i: u64) -> f64 {
+    let bits = xxh3_64_with_seed(&i.to_le_bytes(), stream);
+    ((bits >> 11) as f64 + 0.5) / (1u64 << 52) as f64 - 1.0
 }

@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::TrainError;
-use super::optim::Optimizer;
-use super::train::{Learner, Parts, zeroed_states};
+use super::optim::{Kind, Optimizer};
+use super::train::{Learner, Parts};
 use crate::model::Model;
 use crate::schema::Schema;
-use crate::store::{Contents, DenseTensor, PlainMemory, Table, Uniform, table_code, write};
+use crate::store::{Contents, Dense, DenseTensor, Opened, PlainMemory, Table, Uniform, table_code, write};
 use crate::types::Version;
 
 /// A learner with fresh weights: dense ones as the model draws them, rows uniform within
@@ -25,8 +25,7 @@ pub fn initialise(schema: &Schema, optimizer: Optimizer, seed: u64) -> Result<Le
     let weights = model.initialise(seed);
     let dense_states = zeroed_states(optimizer.kind, weights.values.len());
     let tables = schema.tables.iter().map(|shape| {
-        let width = |rowwise| if rowwise { 1 } else { shape.dim };
-        let states: Vec<_> = optimizer.kind.row_states().iter().map(|s| (s.name, width(s.rowwise))).collect();
+        let states = row_states(optimizer.kind, shape.dim);
         let mut table = Table::zeroed(&PlainMemory, shape.rows, shape.dim, &states)?;
         let uniform = Uniform {
             seed,
@@ -43,6 +42,65 @@ pub fn initialise(schema: &Schema, optimizer: Optimizer, seed: u64) -> Result<Le
     Ok(Learner::new(Parts { schema, model, weights, dense_states, tables, optimizer, steps: 0 }))
 }
 
+/// A learner that goes on from a version. One that the same optimizer wrote is continued to the
+/// bit; the state of any other counts for nothing, and steps are counted anew.
+///
+/// # Errors
+/// [`TrainError`] for dense tensors or optimizer state that are missing or misshapen, and when the
+/// tables do not fit the memory.
+pub fn resume(opened: Opened, optimizer: Optimizer) -> Result<Learner, TrainError> {
+    let Opened { schema, dense, store, metadata, .. } = opened;
+    let tensor = |name: &str| dense.get(name).map(|t: &Dense| (t.shape().to_vec(), t.values().to_vec()));
+    let model = Model::new(&schema);
+    let weights = model.read_tensors(tensor)?;
+    let written_by = metadata.get("optimizer").map(String::as_str);
+    if written_by != Some(&optimizer.kind.to_string()) {
+        let dense_states = zeroed_states(optimizer.kind, weights.values.len());
+        let tables = store.tables().iter().map(|table| without_state(table, optimizer.kind));
+        let tables = tables.collect::<Result<_, _>>()?;
+        return Ok(Learner::new(Parts { schema, model, weights, dense_states, tables, optimizer, steps: 0 }));
+    }
+    let steps = metadata.get("steps").and_then(|steps| steps.parse().ok());
+    let steps = steps.ok_or_else(|| TrainError::State("steps".into()))?;
+    let states = optimizer.kind.dense().row_states().iter();
+    let state = |name| model.read_tensors(|of| tensor(&state_name(name, of))).map(|state| state.values);
+    let dense_states = states.map(|shape| state(shape.name)).collect::<Result<_, _>>()?;
+    let tables = schema.tables.iter().zip(store.tables()).map(|(shape, table)| {
+        let got: Vec<_> = table.states().iter().map(|s| (s.name(), s.width())).collect();
+        if got != row_states(optimizer.kind, shape.dim) {
+            return Err(TrainError::State(format!("tables/{}", shape.name)));
+        }
+        Ok(table.copied(&PlainMemory)?)
+    });
+    let tables = tables.collect::<Result<_, _>>()?;
+    Ok(Learner::new(Parts { schema, model, weights, dense_states, tables, optimizer, steps }))
+}
+
+/// The table's rows beside zeroed state.
+fn without_state(table: &Table, kind: Kind) -> Result<Table, TrainError> {
+    let states = row_states(kind, table.dim());
+    let mut copy = Table::zeroed(&PlainMemory, table.rows(), table.dim(), &states)?;
+    if let Some(rows) = copy.rows_mut() {
+        rows.copy_from_slice(table.as_slice());
+    }
+    Ok(copy)
+}
+
+/// Names and widths of the states of a table's rows.
+fn row_states(kind: Kind, dim: usize) -> Vec<(&'static str, usize)> {
+    kind.row_states().iter().map(|s| (s.name, if s.rowwise { 1 } else { dim })).collect()
+}
+
+/// States of dense weights for an optimizer: zeros.
+fn zeroed_states(kind: Kind, len: usize) -> Vec<Vec<f32>> {
+    kind.dense().row_states().iter().map(|_| vec![0.0; len]).collect()
+}
+
+/// What a version calls the state of a dense tensor.
+fn state_name(state: &str, tensor: &str) -> String {
+    format!("optimizer.{state}.{tensor}")
+}
+
 impl Learner {
     /// Writes a new version of the model: the highest number there is, plus 1.
     ///
@@ -57,8 +115,7 @@ impl Learner {
         }
         for (shape, state) in states {
             for p in parameters {
-                let name = format!("optimizer.{}.{}", shape.name, p.name);
-                tensors.push((name, p.shape.clone(), p.read(state)));
+                tensors.push((state_name(shape.name, &p.name), p.shape.clone(), p.read(state)));
             }
         }
         let dense = tensors.iter().map(|(name, shape, values)| DenseTensor {

@@ -1,6 +1,6 @@
 //! The trainer: sequential, simple and exact, and so the oracle of every faster one.
 //!
-//! A [`Learner`] holds the model and takes one step at a time ([`train`](Learner::step));
+//! A [`Learner`] holds the model and takes one step at a time ([`Learner::step`]);
 //! [`run_epoch`] drives it over a data set, with the next batches read and encoded by one thread
 //! beside it, and [`evaluate`] scores a data set with the weights as they are. The same seed, data
 //! and settings give the same bytes on any number of threads.
@@ -10,14 +10,16 @@ mod checkpoint;
 pub mod eval;
 pub mod optim;
 mod train;
+mod update;
 
 use std::sync::mpsc;
 use std::thread;
 
-pub use checkpoint::initialise;
+pub use checkpoint::{initialise, resume};
 pub use train::Learner;
 
 use crate::dataset::{DatasetError, Reader};
+use crate::model::WeightsError;
 use crate::schema::{EncodeError, Schema};
 use crate::store::StoreError;
 use crate::types::{Batch, OutOfHostMemory, PredictError, RawBatch};
@@ -45,9 +47,9 @@ pub enum TrainError {
         sample: u64,
     },
     /// The loss is no longer a number.
-    #[error("loss: not finite after step {step}; a smaller lr than {lr} may help")]
+    #[error("loss: not finite at step {step}; a smaller lr than {lr} may help")]
     Diverged {
-        /// The step.
+        /// The step that was not taken for it.
         step: u64,
         /// The learning rate.
         lr: f64,
@@ -55,6 +57,12 @@ pub enum TrainError {
     /// The model does not fit the memory.
     #[error(transparent)]
     Memory(#[from] OutOfHostMemory),
+    /// The dense tensors of a version are not its architecture's.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// A version that names its optimizer and lacks some of its state.
+    #[error("version: {0}: optimizer state is missing or misshapen")]
+    State(String),
     /// The version could not be written.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -96,7 +104,7 @@ pub fn run_epoch(
         let labels = encoded.labels.as_ref().ok_or(TrainError::NoLabels { sample: samples })?;
         let loss = learner.step(&encoded.batch, labels, &mut probabilities)?;
         if !loss.is_finite() {
-            return Err(TrainError::Diverged { step: learner.steps(), lr: learner.optimizer().lr });
+            return Err(TrainError::Diverged { step: learner.steps() + 1, lr: learner.optimizer().lr });
         }
         samples += labels.len() as u64;
         let loss = loss / labels.len() as f64;

@@ -2,35 +2,33 @@
 //!
 //! The step runs in three parallel loops, none of which shares anything between threads: over
 //! chunks of samples (gather-pool, forward, loss, backward), over tables and pieces of dense weights
-//! (gradient and update), over panels (transposes). Every sum has an order that the batch alone
+//! (gradient and update, in `update`), over panels (transposes). Every sum has an order that the batch alone
 //! decides, so any number of threads gives the same bytes.
 
 use rayon::prelude::*;
 
 use super::casting::Casted;
-use super::optim::{Kind, Optimizer, Step};
-use crate::device::vectorise;
+use super::optim::Optimizer;
 use crate::model::loss::{binary_cross_entropy, binary_cross_entropy_slope, sigmoid};
 use crate::model::{CHUNK, InputRows, Model, Tape, Weights, check_length, check_shape};
 use crate::schema::{AbsentDefault, Lookup, Schema};
 use crate::store::Table;
-use crate::store::table::State;
 use crate::types::{Batch, PredictError, TableId};
 
 /// All that a step reads and writes.
 pub struct Learner {
-    schema: Schema,
-    lookups: Vec<Lookup>,
-    model: Model<f32>,
-    weights: Weights<f32>,
+    pub(super) schema: Schema,
+    pub(super) lookups: Vec<Lookup>,
+    pub(super) model: Model<f32>,
+    pub(super) weights: Weights<f32>,
     /// In the order of the dense optimizer's states, each laid out as the weights are.
-    dense_states: Vec<Vec<f32>>,
-    grads: Vec<f32>,
-    tables: Vec<Table>,
-    casted: Vec<Casted>,
-    tapes: Vec<Tape<f32>>,
-    optimizer: Optimizer,
-    steps: u64,
+    pub(super) dense_states: Vec<Vec<f32>>,
+    pub(super) grads: Vec<f32>,
+    pub(super) tables: Vec<Table>,
+    pub(super) casted: Vec<Casted>,
+    pub(super) tapes: Vec<Tape<f32>>,
+    pub(super) optimizer: Optimizer,
+    pub(super) steps: u64,
 }
 
 /// What a learner is made of.
@@ -106,11 +104,12 @@ impl Learner {
     }
 
     /// Takes one step on the mean loss of the batch, whose probabilities before the step are
-    /// written over `probabilities`. Gives the summed loss.
+    /// written over `probabilities`. Gives the summed loss. There is no step on a batch of no samples,
+    /// nor where the loss is not finite.
     ///
     /// # Errors
-    /// [`PredictError`] when the batch is not of the schema's shape or has an id past a table whose
-    /// default is `error`; nothing has changed then.
+    /// [`PredictError`] when the batch is not of the schema's shape, has an id past a table whose
+    /// default is `error`, or looks up more than 2^32 - 1 ids in one table; nothing has changed then.
     pub fn step(
         &mut self,
         batch: &Batch,
@@ -120,12 +119,14 @@ impl Learner {
         check_shape(&self.schema, batch)?;
         check_length("labels", batch.samples, labels.len())?;
         self.cast(batch)?;
-        let losses = self.forward_backward(batch, labels);
+        let loss = self.forward_backward(batch, labels);
         self.read_probabilities(probabilities);
-        self.steps += 1;
-        self.update();
-        self.model.turn(&mut self.weights);
-        Ok(losses)
+        if batch.samples > 0 && loss.is_finite() {
+            self.steps += 1;
+            self.update();
+            self.model.turn(&mut self.weights);
+        }
+        Ok(loss)
     }
 
     /// Writes the probability of every sample over `probabilities`.
@@ -155,6 +156,12 @@ impl Learner {
         let (schema, lookups) = (&self.schema, &self.lookups);
         let results = self.casted.par_iter_mut().enumerate().map(|(t, casted)| {
             let table = TableId(t as u32);
+            let of_table = lookups.iter().filter(|l| l.table == table);
+            let needed = of_table.map(|l| batch.features[l.feature].ids.len() as u64).sum();
+            let limit = u64::from(u32::MAX);
+            if needed > limit {
+                return Err(PredictError::Capacity { field: "ids of one table in a batch", needed, limit });
+            }
             casted.fill(schema, lookups, table, batch).map_err(|(feature, id)| PredictError::AbsentId {
                 feature: schema.features[feature].name.clone(),
                 table: schema.tables[t].name.clone(),
@@ -208,87 +215,6 @@ impl Learner {
             probabilities.extend((0..tape.samples).map(|s| sigmoid(self.model.logit(tape, s))));
         }
     }
-
-    /// Gradients and updates of rows, table by table, and of dense weights, piece by piece.
-    fn update(&mut self) {
-        let Self { model, weights, dense_states, grads, tables, casted, tapes, optimizer, .. } = self;
-        let tapes = &tapes[..];
-        let dense = Optimizer { kind: optimizer.kind.dense(), ..*optimizer }.step(self.steps);
-        let rows = optimizer.step(self.steps);
-        let pieces = split_pieces(model, &mut weights.values, grads, dense_states);
-        rayon::join(
-            || {
-                pieces.into_par_iter().enumerate().for_each(|(i, mut piece)| {
-                    model.gradient(i, tapes, piece.grads);
-                    dense.update_dense(piece.weights, piece.grads, &mut piece.states);
-                });
-            },
-            || {
-                tables.par_iter_mut().zip(casted).for_each(|(table, casted)| {
-                    update_rows(table, casted, tapes, &rows);
-                });
-            },
-        );
-    }
-}
-
-/// One piece of the dense weights with all that its update touches.
-struct Piece<'a> {
-    weights: &'a mut [f32],
-    grads: &'a mut [f32],
-    states: Vec<&'a mut [f32]>,
-}
-
-fn split_pieces<'a>(
-    model: &Model<f32>,
-    mut weights: &'a mut [f32],
-    mut grads: &'a mut [f32],
-    states: &'a mut [Vec<f32>],
-) -> Vec<Piece<'a>> {
-    let mut states: Vec<&mut [f32]> = states.iter_mut().map(|state| &mut state[..]).collect();
-    let pieces = model.pieces().map(|len| Piece {
-        weights: weights.split_off_mut(..len).unwrap_or_default(),
-        grads: grads.split_off_mut(..len).unwrap_or_default(),
-        states: states.iter_mut().map(|state| state.split_off_mut(..len).unwrap_or_default()).collect(),
-    });
-    pieces.collect()
-}
-
-/// The gather-reduce of one table, fused with the optimizer (Tensor Casting, section IV).
-fn update_rows(table: &mut Table, casted: &Casted, tapes: &[Tape<f32>], step: &Step<f32>) {
-    let dim = table.dim();
-    let Some((weights, states)) = table.parts_mut() else {
-        debug_assert!(false, "a learner's tables are its own");
-        return;
-    };
-    let widths: Vec<usize> = states.iter().map(State::width).collect();
-    let mut states: Vec<&mut [f32]> = states.iter_mut().filter_map(State::rows_mut).collect();
-    let mut grad = vec![0.0f32; dim];
-    vectorise(|| {
-        for (row, sources) in casted.rows() {
-            for (i, source) in sources.enumerate() {
-                let (tape, s) = (&tapes[source.sample as usize / CHUNK], source.sample as usize % CHUNK);
-                let input = &tape.grads[0];
-                let from = &input.data[s * input.stride + source.column as usize..][..dim];
-                if i == 0 {
-                    grad.iter_mut().zip(from).for_each(|(sum, g)| *sum = *g / source.divisor);
-                } else {
-                    grad.iter_mut().zip(from).for_each(|(sum, g)| *sum += *g / source.divisor);
-                }
-            }
-            let row = row as usize;
-            let weights = &mut weights[row * dim..][..dim];
-            match &mut states[..] {
-                [] => step.update_row(weights, &grad, &mut []),
-                [one] => step.update_row(weights, &grad, &mut [&mut one[row * widths[0]..][..widths[0]]]),
-                [one, two, ..] => {
-                    let one = &mut one[row * widths[0]..][..widths[0]];
-                    let two = &mut two[row * widths[1]..][..widths[1]];
-                    step.update_row(weights, &grad, &mut [one, two]);
-                }
-            }
-        }
-    });
 }
 
 /// The row of occurrence `i` among `ids`; an absent one is what the table's default says.
@@ -302,9 +228,4 @@ fn row_of<'t>(
         AbsentDefault::Zeros | AbsentDefault::Error => None,
     };
     move |i| table.row(ids[i]).or(absent)
-}
-
-/// States of dense weights for an optimizer: zeros.
-pub(super) fn zeroed_states(kind: Kind, len: usize) -> Vec<Vec<f32>> {
-    kind.dense().row_states().iter().map(|_| vec![0.0; len]).collect()
 }

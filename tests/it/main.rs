@@ -9,6 +9,7 @@ mod cuda_probe;
 #[cfg(feature = "cusim")]
 mod cusim;
 mod dataset;
+mod learning;
 mod operation;
 mod program;
 mod resources;
@@ -18,4 +19,6 @@ mod serving;
 mod store;
 mod store_crash;
 mod tidy;
+mod torch_fixture;
+mod trainer;
 mod wire;

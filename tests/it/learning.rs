@@ -1,0 +1,73 @@
+//! What the models learn of real click logs, which are not ours to pass on: these tests look for them
+//! in `../shared/data` or `$FLECHETTE_DATA`, and say so when they are not there.
+
+use std::path::PathBuf;
+
+use flechette::dataset::{self, Format, Limits};
+use flechette::schema::Schema;
+use flechette::schema::preset::{self, Kind as Preset};
+use flechette::trainer::eval::Quality;
+use flechette::trainer::optim::{Kind, Optimizer};
+use flechette::trainer::{self, Learner};
+
+fn data(name: &str) -> Option<PathBuf> {
+    let beside = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/data"));
+    let path = std::env::var_os("FLECHETTE_DATA").map_or(beside, PathBuf::from).join(name);
+    if !path.exists() {
+        eprintln!("skipped: no {}", path.display());
+        return None;
+    }
+    Some(path)
+}
+
+/// Trains for one epoch as `flechette train` does by default, and evaluates.
+fn quality(mut learner: Learner, format: Format, files: [&PathBuf; 2]) -> Quality {
+    let schema = learner.schema().clone();
+    let open = |path: &PathBuf| {
+        dataset::open(format, std::slice::from_ref(path), &schema, Limits::default()).unwrap()
+    };
+    trainer::run_epoch(&mut learner, &mut *open(files[0]), 128, |_| ()).unwrap();
+    trainer::evaluate(&mut learner, &mut *open(files[1]), 4096, |_| ()).unwrap().unwrap()
+}
+
+const ADAGRAD: Optimizer = Optimizer { kind: Kind::Adagrad, lr: 0.02, eps: 1e-10 };
+
+/// The median test AUC of seeds 0 to 4 on the Criteo sample.
+fn criteo_median(kind: Preset) -> Option<f64> {
+    let (train, test) = (data("criteo_kaggle_train.tsv.zst")?, data("criteo_kaggle_test.tsv.zst")?);
+    let schema: Schema = preset::criteo(kind, 16, 100_000);
+    let auc = |seed| {
+        let learner = trainer::initialise(&schema, ADAGRAD, seed).unwrap();
+        quality(learner, Format::CriteoTsv, [&train, &test]).auc.unwrap()
+    };
+    let mut aucs: Vec<f64> = (0..5).map(auc).collect();
+    aucs.sort_by(f64::total_cmp);
+    eprintln!("{}: test AUC {aucs:.4?}", kind.name());
+    Some(aucs[2])
+}
+
+#[test]
+fn dlrm_learns_criteo_as_well_as_the_reference() {
+    if let Some(median) = criteo_median(Preset::Dlrm) {
+        assert!(median >= 0.733, "median test AUC {median}");
+    }
+}
+
+#[test]
+fn dcnv2_learns_criteo_as_well_as_the_reference() {
+    if let Some(median) = criteo_median(Preset::Dcnv2) {
+        assert!(median >= 0.741, "median test AUC {median}");
+    }
+}
+
+#[test]
+fn avazu_without_dense_inputs_is_learnt_to_the_level_of_a_logistic_regression() {
+    let (Some(train), Some(test)) = (data("avazu_train.csv.zst"), data("avazu_test.csv.zst")) else { return };
+    for kind in [Preset::Dlrm, Preset::Dcnv2] {
+        let schema = preset::avazu(kind, 16, 100_000);
+        let learner = trainer::initialise(&schema, ADAGRAD, 0).unwrap();
+        let quality = quality(learner, Format::AvazuCsv, [&train, &test]);
+        eprintln!("avazu, {}: {quality:?}", kind.name());
+        assert!(quality.auc.unwrap() > 0.70, "{}: {quality:?}", kind.name());
+    }
+}

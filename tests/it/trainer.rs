@@ -1,0 +1,273 @@
+//! The trainer's promises: the same bytes on any number of threads, steps that a naive trainer in
+//! f64 takes too, refusals that change nothing, and versions that serve and resume to the bit.
+
+mod naive;
+mod samples;
+
+use std::sync::Arc;
+
+use flechette::cache::{CacheOptions, CacheShape, FlatCache, TableShape};
+use flechette::dataset::{DatasetError, Reader};
+use flechette::engine::{Engine, EngineParts};
+use flechette::metrics::Metrics;
+use flechette::schema::Schema;
+use flechette::store;
+use flechette::trainer::optim::{Kind, Optimizer};
+use flechette::trainer::{self, Learner, TrainError};
+use flechette::types::{AbsentId, Batch, Predict, PredictError, RawBatch};
+
+use naive::Naive;
+use samples::{ARCHITECTURES, ODD, generate, odd_schema, raw, schema};
+
+const KINDS: [Kind; 4] = [Kind::Sgd, Kind::Adagrad, Kind::RowwiseAdagrad, Kind::Adam];
+
+fn optimizer(kind: Kind) -> Optimizer {
+    Optimizer { kind, lr: 0.01, eps: 1e-10 }
+}
+
+/// Every number that a learner holds: dense weights, rows, and the state of both.
+fn bits(learner: &Learner) -> Vec<u32> {
+    let dense = learner.dense_states().iter().flatten().chain(&learner.weights().values);
+    let states = learner.tables().iter().flat_map(|t| t.states()).flat_map(|s| s.as_slice());
+    let rows = learner.tables().iter().flat_map(|t| t.as_slice());
+    dense.chain(states).chain(rows).map(|x| x.to_bits()).collect()
+}
+
+fn threads(count: usize) -> rayon::ThreadPool {
+    rayon::ThreadPoolBuilder::new().num_threads(count).build().unwrap()
+}
+
+/// A learner after a batch of each size, and all it said of them.
+fn trained(schema: &Schema, kind: Kind, sizes: &[usize]) -> (Learner, Vec<f32>) {
+    let mut learner = trainer::initialise(schema, optimizer(kind), 5).unwrap();
+    let (mut said, mut probabilities) = (Vec::new(), Vec::new());
+    for (i, &size) in sizes.iter().enumerate() {
+        let (batch, labels) = generate(schema, size, i as u64);
+        let loss = learner.step(&batch, &labels, &mut probabilities).unwrap();
+        said.extend_from_slice(&probabilities);
+        said.push(loss as f32);
+    }
+    (learner, said)
+}
+
+#[test]
+fn any_number_of_threads_trains_the_same_bytes() {
+    for architecture in ARCHITECTURES {
+        let schema = schema(architecture);
+        for kind in KINDS {
+            let run = |count: usize| {
+                let (learner, said) =
+                    threads(count).install(|| trained(&schema, kind, &[1, 63, 64, 65, 128, 300]));
+                (bits(&learner), said)
+            };
+            let one = run(1);
+            assert!(one.1.iter().all(|p| p.is_finite()));
+            for count in [2, 3, 4] {
+                assert!(run(count) == one, "{architecture}, {kind}, {count} threads");
+            }
+        }
+    }
+    let schema = schema(ARCHITECTURES[0]);
+    let run = |count: usize| bits(&threads(count).install(|| trained(&schema, Kind::Adagrad, &[2048, 7])).0);
+    assert_eq!(run(1), run(4));
+}
+
+#[test]
+fn a_step_is_what_a_naive_trainer_in_f64_takes() {
+    for (what, schema) in
+        ARCHITECTURES.map(|a| (a, schema(a))).into_iter().chain(ODD.map(|odd| (odd, odd_schema(odd))))
+    {
+        for kind in KINDS {
+            let mut learner = trainer::initialise(&schema, optimizer(kind), 9).unwrap();
+            for (i, size) in [65, 1, 130, 64].into_iter().enumerate() {
+                let (batch, labels) = generate(&schema, size, 100 + i as u64);
+                let before = bits(&learner);
+                let mut naive = Naive::of(&learner);
+                let expected = naive.step(&batch, &labels);
+                let loss = learner.step(&batch, &labels, &mut Vec::new()).unwrap();
+                assert!((loss - expected).abs() < 1e-5 * expected.max(1.0), "{what}, {kind}");
+                naive.assert_took(&learner, &format!("{what}, {kind}, step {i}"));
+                assert_ne!(bits(&learner), before, "{what}, {kind}: nothing moved");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_refused_batch_changes_nothing() {
+    let schema = schema(ARCHITECTURES[0]);
+    let strict = schema.features.iter().position(|f| f.name == "strict").unwrap();
+    let (mut learner, _) = trained(&schema, Kind::Adam, &[70]);
+    let before = (bits(&learner), learner.steps());
+    let (batch, labels) = generate(&schema, 66, 1);
+    let spoilt = |spoil: &dyn Fn(&mut Batch, &mut Vec<f32>)| {
+        let (mut batch, mut labels) = (batch.clone(), labels.clone());
+        spoil(&mut batch, &mut labels);
+        (batch, labels)
+    };
+    let refused: [(&str, &dyn Fn(&mut Batch, &mut Vec<f32>)); 6] = [
+        ("dense: expected 198, got 197", &|b, _| b.dense.truncate(197)),
+        ("features: expected 5, got 4", &|b, _| b.features.truncate(4)),
+        ("user: expected 67, got 66", &|b, _| b.features[0].offsets.truncate(66)),
+        ("user: expected 66, got 65", &|b, _| b.features[0].ids.truncate(65)),
+        ("labels: expected 66, got 65", &|_, l| l.truncate(65)),
+        ("feature \"strict\": id 9 is past the 4 rows", &|b, _| b.features[strict].ids[65] = 9),
+    ];
+    for (words, spoil) in refused {
+        let (batch, labels) = spoilt(spoil);
+        let error = learner.step(&batch, &labels, &mut Vec::new()).unwrap_err();
+        assert!(error.to_string().contains(words), "expected {words:?}, got {error}");
+        assert_eq!((bits(&learner), learner.steps()), before, "{words}");
+    }
+    let mut probabilities = vec![0.5];
+    let empty = Batch { samples: 0, ..Batch::empty(schema.features.len()) };
+    assert_eq!(learner.step(&empty, &[], &mut probabilities).unwrap(), 0.0);
+    assert!(probabilities.is_empty());
+    assert_eq!((bits(&learner), learner.steps()), before, "no samples");
+    learner.step(&batch, &labels, &mut probabilities).unwrap();
+    assert_eq!(learner.steps(), before.1 + 1);
+}
+
+/// Gives these batches.
+struct Batches(Vec<RawBatch>);
+
+impl Reader for Batches {
+    fn read(&mut self, _: usize, out: &mut RawBatch) -> Result<usize, DatasetError> {
+        if self.0.is_empty() {
+            return Ok(0);
+        }
+        *out = self.0.remove(0);
+        Ok(out.samples)
+    }
+
+    fn skipped(&self) -> u64 {
+        0
+    }
+}
+
+#[test]
+fn data_without_labels_is_scored_and_not_trained_on() {
+    let schema = schema(ARCHITECTURES[0]);
+    let mut learner = trainer::initialise(&schema, optimizer(Kind::Adagrad), 0).unwrap();
+    let data = || {
+        let mut batches = vec![raw(&schema, 8, 0), raw(&schema, 8, 1), raw(&schema, 8, 2)];
+        batches[1].labels = None;
+        Batches(batches)
+    };
+    let error = trainer::run_epoch(&mut learner, &mut data(), 8, |_| ()).unwrap_err();
+    assert!(matches!(error, TrainError::NoLabels { sample: 8 }), "{error}");
+    assert_eq!(error.to_string(), "data: training needs labels, and sample 8 has none");
+    assert_eq!(learner.steps(), 1, "the batch before it was trained on");
+    let mut scored = 0;
+    let quality = trainer::evaluate(&mut learner, &mut data(), 8, |scores| scored += scores.len()).unwrap();
+    assert_eq!((scored, quality), (24, None));
+}
+
+#[test]
+fn a_loss_that_is_no_number_stops_training_and_leaves_the_last_good_weights() {
+    for architecture in ARCHITECTURES {
+        let schema = schema(architecture);
+        let wild = Optimizer { kind: Kind::Sgd, lr: 1e30, eps: 1e-10 };
+        let mut learner = trainer::initialise(&schema, wild, 0).unwrap();
+        let mut data = Batches((0..20).map(|seed| raw(&schema, 70, seed)).collect());
+        let mut losses = Vec::new();
+        let error = trainer::run_epoch(&mut learner, &mut data, 70, |p| losses.push(p.loss)).unwrap_err();
+        let TrainError::Diverged { step, lr } = error else { panic!("{architecture}: {error}") };
+        assert_eq!((step, lr), (learner.steps() + 1, 1e30));
+        assert!(losses.iter().all(|loss| loss.is_finite()));
+        assert_eq!(losses.len() as u64, learner.steps());
+        assert!(error.to_string().contains("smaller lr than 1e30") || error.to_string().contains("lr"));
+    }
+}
+
+/// Engines for the highest version: without a cache, with one for every row and with a tight one.
+fn engines(models: &std::path::Path, name: &str) -> Vec<Engine> {
+    let metrics = Metrics::new().unwrap();
+    let engine = |fraction: Option<f64>| {
+        let opened = store::open_latest(models, name).unwrap().opened;
+        let shapes = opened.schema.tables.iter().map(|t| TableShape { rows: t.rows, dim: t.dim });
+        let shape = |fraction| CacheShape::from_fraction(fraction, shapes.clone().collect());
+        let cache = fraction.map(|f| FlatCache::new(&shape(f), &CacheOptions::default()).unwrap());
+        let parts = EngineParts {
+            name: name.to_owned(),
+            cache,
+            metrics: metrics.model(name, &opened.schema),
+            threads: Arc::new(threads(2)),
+            max_samples: 2048,
+        };
+        Engine::new(opened, parts).unwrap()
+    };
+    [None, Some(1.0), Some(0.05)].map(engine).into()
+}
+
+#[test]
+fn a_saved_version_scores_as_the_learner_does_and_resumes_to_the_bit() {
+    let models = tempfile::tempdir().unwrap();
+    for (n, (what, schema)) in ARCHITECTURES
+        .map(|a| (a, schema(a)))
+        .into_iter()
+        .chain(ODD.map(|odd| (odd, odd_schema(odd))))
+        .enumerate()
+    {
+        let kind = KINDS[n % KINDS.len()];
+        let (mut learner, _) = trained(&schema, kind, &[64, 65, 20]);
+        let name = format!("model{n}");
+        let version = learner.save(models.path(), &name).unwrap();
+        for engine in engines(models.path(), &name) {
+            for (size, seed) in [(1, 50), (130, 51), (130, 51), (64, 52), (0, 53)] {
+                let (batch, _) = generate(&schema, size, seed);
+                let mut expected = Vec::new();
+                learner.score(&batch, &mut expected).unwrap();
+                let scores = engine.predict(&batch).unwrap();
+                assert_eq!(scores.version, version);
+                let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                assert_eq!(bits(&scores.probabilities), bits(&expected), "{what}, {size} samples");
+            }
+        }
+        let opened = || store::open(models.path(), &name, version).unwrap();
+        let mut resumed = trainer::resume(opened(), optimizer(kind)).unwrap();
+        assert_eq!(resumed.steps(), 3);
+        assert!(bits(&resumed) == bits(&learner), "{what}, {kind}: resumed");
+        let (batch, labels) = generate(&schema, 33, 77);
+        for learner in [&mut learner, &mut resumed] {
+            learner.step(&batch, &labels, &mut Vec::new()).unwrap();
+        }
+        assert!(bits(&resumed) == bits(&learner), "{what}, {kind}: one step on");
+        // Another optimizer takes the weights alone.
+        let other = trainer::resume(opened(), optimizer(KINDS[(n + 1) % KINDS.len()])).unwrap();
+        assert_eq!(other.steps(), 0);
+        assert!(other.dense_states().iter().flatten().all(|x| *x == 0.0));
+        assert!(
+            other.tables().iter().flat_map(|t| t.states()).all(|s| s.as_slice().iter().all(|x| *x == 0.0))
+        );
+    }
+}
+
+#[test]
+fn an_id_past_a_table_is_told_once_a_feature_even_where_only_the_wide_table_lacks_it() {
+    let mut schema = schema("kind = \"wide_deep\"\ndeep = [4]");
+    for table in &mut schema.tables {
+        if table.name == "wide_shared" {
+            table.rows = 3;
+        }
+    }
+    schema.check().unwrap();
+    let models = tempfile::tempdir().unwrap();
+    let learner = trainer::initialise(&schema, optimizer(Kind::Sgd), 0).unwrap();
+    learner.save(models.path(), "wide").unwrap();
+    let (mut batch, _) = generate(&schema, 3, 0);
+    batch.features[0].ids = vec![2, 3, 99];
+    batch.features[1].ids = vec![0, 0, 0];
+    for feature in &mut batch.features[2..4] {
+        *feature = flechette::types::Jagged { offsets: vec![0, 0, 0, 0], ids: vec![] };
+    }
+    for engine in engines(models.path(), "wide") {
+        let absent = engine.predict(&batch).unwrap().absent;
+        assert_eq!(absent, [1, 2].map(|sample| AbsentId { sample, feature: 0 }));
+        let (mut short, _) = generate(&schema, 3, 0);
+        short.features.truncate(1);
+        assert!(matches!(engine.predict(&short), Err(PredictError::Shape { .. })));
+        let (many, _) = generate(&schema, 2049, 0);
+        assert!(matches!(engine.predict(&many), Err(PredictError::Capacity { .. })));
+    }
+}
