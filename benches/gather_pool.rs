@@ -30,7 +30,9 @@ fn main() -> anyhow::Result<()> {
     let gib = options.number("--gib", 2);
     let mut report = Report::new("gather_pool", "rows", "a loop that only reads the rows", &options);
     for dim in [16, 32, 128] {
-        if !options.wants(&format!("dim {dim} ")) && options.value("--only").is_some_and(|o| o.contains("dim")) {
+        if !options.wants(&format!("dim {dim} "))
+            && options.value("--only").is_some_and(|o| o.contains("dim"))
+        {
             continue;
         }
         let rows = (gib << 30) / (4 * dim * TABLES);
