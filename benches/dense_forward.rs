@@ -18,7 +18,8 @@ use harness::{Draw, Options, Report};
 
 fn main() {
     let options = Options::read(100);
-    let mut report = Report::new("dense_forward", "samples", "raw sgemm of the layers (gemm crate)", &options);
+    let mut report =
+        Report::new("dense_forward", "samples", "raw sgemm of the layers (gemm crate)", &options);
     let mut kaggle = criteo(Kind::Dlrm, 16, 10);
     kaggle.architecture = Architecture::Dlrm { bottom: vec![512, 256, 64], top: vec![512, 256] };
     let shapes = [

@@ -70,7 +70,9 @@ fn rates(options: &Options, threads: usize) -> anyhow::Result<()> {
                 let (median, least, most) = (found.at(0.5), found.at(0.0), found.at(1.0));
                 println!("{:<28} {median:>10.0} {least:>10.0} {most:>10.0}", setting.name());
                 let name = setting.name();
-                rows.push(serde_json::json!({ "setting": name, "median": median, "least": least, "most": most }));
+                rows.push(
+                    serde_json::json!({ "setting": name, "median": median, "least": least, "most": most }),
+                );
             }
         }
     }

@@ -301,7 +301,8 @@ fn row_of<'t>(
         AbsentDefault::Row(row) => table.row(row),
         AbsentDefault::Zeros | AbsentDefault::Error => None,
     };
-    move |i| table.row(ids[i]).or(absent)
+    let rows = table.view();
+    move |i| rows.row(ids[i]).or(absent)
 }
 
 /// States of dense weights for an optimizer: zeros.
