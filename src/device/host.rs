@@ -32,14 +32,12 @@ pub fn gather_pool<'r, T: Real>(
     vectorise(|| match lookup.dim {
         16 => pool_width::<T, 16>(lookup, row, out, stride),
         32 => pool_width::<T, 32>(lookup, row, out, stride),
-        64 => pool_width::<T, 64>(lookup, row, out, stride),
-        128 => pool_width::<T, 128>(lookup, row, out, stride),
         _ => pool_any(lookup, row, out, stride),
     });
 }
 
-/// For the usual widths: the sum stays in registers, and so little is done for a row that the
-/// processor reads ahead over many of them.
+/// For narrow rows: the sum stays in registers, and so little is done for a row that the processor
+/// reads ahead over many of them. At 128 elements this form measured slower than `pool_any`.
 #[inline(always)]
 fn pool_width<'r, T: Real, const DIM: usize>(
     lookup: &PoolLookup<'_>,
@@ -124,7 +122,7 @@ mod tests {
     proptest! {
         #[test]
         fn every_width_has_the_bits_of_the_plain_loop(
-            dim in prop::sample::select(vec![16usize, 32, 64, 128]),
+            dim in prop::sample::select(vec![16usize, 32]),
             mean in any::<bool>(),
             sizes in prop::collection::vec(0u32..6, 1..12),
             seed in any::<u32>(),
