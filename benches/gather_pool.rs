@@ -22,19 +22,14 @@ use rayon::prelude::*;
 const TABLES: usize = 26;
 /// Samples of one batch: enough that two threads have many chunks each.
 const SAMPLES: usize = 1024;
-/// Different batches gone round, so that no row is still in a cache when it comes again.
-const BATCHES: usize = 8;
+/// Bytes of rows read before a batch comes again: more than the share of any cache that is ours.
+const ROUND_BYTES: usize = 512 << 20;
 
 fn main() -> anyhow::Result<()> {
     let options = Options::read(200);
     let gib = options.number("--gib", 2);
     let mut report = Report::new("gather_pool", "rows", "a loop that only reads the rows", &options);
     for dim in [16, 32, 128] {
-        if !options.wants(&format!("dim {dim} "))
-            && options.value("--only").is_some_and(|o| o.contains("dim"))
-        {
-            continue;
-        }
         let rows = (gib << 30) / (4 * dim * TABLES);
         let store = store(rows as u64, dim)?;
         for hot in [1, 10] {
@@ -82,7 +77,7 @@ struct Bench<'a> {
 impl<'a> Bench<'a> {
     fn new(schema: Schema, store: &'a EmbeddingStore, hot: usize) -> Self {
         let mut draw = Draw::new(hot as u64);
-        let rows = schema.tables[0].rows;
+        let (rows, row_bytes) = (schema.tables[0].rows, 4 * schema.tables[0].dim);
         let batch = |_| {
             let mut batch = Batch::empty(TABLES);
             batch.samples = SAMPLES;
@@ -96,7 +91,7 @@ impl<'a> Bench<'a> {
             batch
         };
         Self {
-            batches: (0..BATCHES).map(batch).collect(),
+            batches: (0..ROUND_BYTES.div_ceil(SAMPLES * TABLES * hot * row_bytes)).map(batch).collect(),
             // The first-order weights of the preset are not looked up here.
             lookups: schema.lookups().into_iter().take(TABLES).collect(),
             dense_width: schema.dense_width(),
@@ -115,13 +110,13 @@ impl<'a> Bench<'a> {
             || {
                 options.rate(|| {
                     mine += 1;
-                    self.pool(&self.batches[mine % BATCHES], &mut tapes)
+                    self.pool(&self.batches[mine % self.batches.len()], &mut tapes)
                 })
             },
             || {
                 options.rate(|| {
                     theirs += 1;
-                    self.read(&self.batches[theirs % BATCHES])
+                    self.read(&self.batches[theirs % self.batches.len()])
                 })
             },
         )
@@ -134,7 +129,8 @@ impl<'a> Bench<'a> {
             inputs.write(chunk * CHUNK, tape, |l| {
                 let Lookup { feature, table, .. } = self.lookups[l];
                 let ids = &batch.features[feature].ids;
-                move |i: usize| self.store.row(table, ids[i])
+                let rows = self.store.table(table).map(Table::view);
+                move |i: usize| rows?.row(ids[i])
             });
         });
         std::hint::black_box(tapes);

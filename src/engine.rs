@@ -16,7 +16,7 @@ use crate::metrics::ModelMetrics;
 use crate::model::loss::sigmoid;
 use crate::model::{CHUNK, InputRows, Model, Tape, Weights, WeightsError, check_shape};
 use crate::schema::{AbsentDefault, Lookup, Schema};
-use crate::store::{EmbeddingStore, Opened};
+use crate::store::{EmbeddingStore, Opened, Table};
 use crate::types::{AbsentId, Batch, Description, Predict, PredictError, Scores, Version};
 
 /// What an engine is made of, besides the version it serves.
@@ -197,7 +197,8 @@ impl Engine {
             AbsentDefault::Zeros | AbsentDefault::Error => None,
         };
         let ids = &batch.features[feature].ids;
-        move |i| self.store.row(table, ids[i]).or(absent)
+        let rows = self.store.table(table).map(Table::view);
+        move |i| rows?.row(ids[i]).or(absent)
     }
 
     /// Pushes every id that has a row, or that a row stands for, and notes where each went.

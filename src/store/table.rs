@@ -135,10 +135,16 @@ impl Table {
     }
 
     /// The row of this id; `None` past the end. A loop over many ids does better to take
-    /// [`Table::as_slice`] once.
+    /// [`Table::view`] once.
     #[must_use]
     pub fn row(&self, id: u64) -> Option<&[f32]> {
         self.as_slice().get(self.range(id)?)
+    }
+
+    /// All rows, for a loop that reads many of them.
+    #[must_use]
+    pub fn view(&self) -> TableView<'_> {
+        TableView { values: self.as_slice(), rows: self.rows, dim: self.dim }
     }
 
     /// All rows, end to end.
@@ -187,6 +193,25 @@ impl Table {
     fn range(&self, id: u64) -> Option<Range<usize>> {
         // Below `rows` the product is at most the length of a slice that exists.
         (id < self.rows).then(|| id as usize * self.dim..(id as usize + 1) * self.dim)
+    }
+}
+
+/// A table's rows, found once: no call into whatever holds the memory for each row.
+#[derive(Clone, Copy, Debug)]
+pub struct TableView<'t> {
+    values: &'t [f32],
+    rows: u64,
+    dim: usize,
+}
+
+impl<'t> TableView<'t> {
+    /// The row of this id; `None` past the end.
+    #[must_use]
+    #[inline(always)]
+    pub fn row(self, id: u64) -> Option<&'t [f32]> {
+        // Below `rows` the product is at most the length of a slice that exists.
+        let start = (id < self.rows).then(|| id as usize * self.dim)?;
+        self.values.get(start..start + self.dim)
     }
 }
 
