@@ -26,7 +26,7 @@ struct PoolArgs {
     const u32* scan;            // lookup_count + 2, in warps
     const u32* offsets;
     const u32* occurrences;     // for each id of a bag, which unique row it is
-    const float* const* rows;   // for each unique row, where it lies; null reads as zeros
+    const float* const* rows;   // for each unique row, where it lies; null adds nothing
     const float* dense;         // samples x dense_width
     float* out;                 // samples x stride
     u32 lookup_count;
@@ -37,8 +37,8 @@ struct PoolArgs {
 
 constexpr u32 POOLING_MEAN = 1;
 
-// One element of one sample's bag. The sum starts at +0, and no sum from there is ever -0, so leaving a
-// null row out is the same as adding its zeros.
+// One element of one sample's bag. The sum starts as the first row, not at +0, so that a bag of one row is
+// that row to the bit, -0 too; the host's starts so.
 __device__ __forceinline__ float pooled(const PoolArgs& args, const PoolLookup& lookup, u32 sample,
                                         u32 element) {
     const u32* bounds = args.offsets + lookup.offsets_at + sample;
@@ -47,7 +47,7 @@ __device__ __forceinline__ float pooled(const PoolArgs& args, const PoolLookup& 
     float sum = 0.0f;
     for (u32 i = begin; i < end; ++i) {
         const float* row = args.rows[bag[i]];
-        if (row) sum += row[element];
+        if (row) sum = i == begin ? row[element] : sum + row[element];
     }
     if (lookup.pooling == POOLING_MEAN && end > begin) sum /= static_cast<float>(end - begin);
     return sum;

@@ -5,6 +5,7 @@
 //! has them. Either way the very same bytes go through the very same kernels, so a score does not
 //! know whether there is a cache (DESIGN.md, promises 1 and 2).
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -15,7 +16,7 @@ use crate::metrics::ModelMetrics;
 use crate::model::loss::sigmoid;
 use crate::model::{CHUNK, InputRows, Model, Tape, Weights, WeightsError, check_shape};
 use crate::schema::{AbsentDefault, Lookup, Schema};
-use crate::store::{EmbeddingStore, Opened};
+use crate::store::{EmbeddingStore, Opened, Table};
 use crate::types::{AbsentId, Batch, Description, Predict, PredictError, Scores, Version};
 
 /// What an engine is made of, besides the version it serves.
@@ -45,7 +46,9 @@ pub struct Engine {
     threads: Arc<rayon::ThreadPool>,
     max_samples: usize,
     /// One a batch in flight; taken and put back, so that none is allocated in steady state.
-    scratches: Mutex<Vec<Scratch>>,
+    scratches: Stock<Scratch>,
+    /// One a chunk in work, so that a large batch takes no more memory than its threads do.
+    tapes: Stock<Tape<f32>>,
     /// The cache's counts that the metrics have already.
     counted: Mutex<CacheStats>,
 }
@@ -56,7 +59,26 @@ struct Scratch {
     query: Query,
     /// Per lookup, per occurrence: its place among the ids pushed to the query, or [`ZEROS`].
     places: Vec<Vec<u32>>,
-    tapes: Vec<Tape<f32>>,
+}
+
+/// Things that are taken and put back.
+struct Stock<T>(Mutex<Vec<T>>);
+
+impl<T> Stock<T> {
+    fn take(&self) -> Option<T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    fn put(&self, thing: T) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(thing);
+    }
+}
+
+/// Nanoseconds that threads spent on a batch.
+#[derive(Default)]
+struct Spent {
+    lookup: AtomicU64,
+    dense: AtomicU64,
 }
 
 /// The place of an id that reads as zeros.
@@ -84,7 +106,8 @@ impl Engine {
             metrics,
             threads,
             max_samples,
-            scratches: Mutex::default(),
+            scratches: Stock(Mutex::default()),
+            tapes: Stock(Mutex::default()),
             counted: Mutex::default(),
         };
         engine.count_cache();
@@ -105,15 +128,12 @@ impl Engine {
 
     /// The whole path of a batch.
     fn score(&self, batch: &Batch, scratch: &mut Scratch) -> Result<Vec<f32>, PredictError> {
-        let started = Instant::now();
-        let Scratch { query, places, tapes } = scratch;
-        self.fill_tapes(batch.samples, tapes);
-        let inputs = InputRows { dense_width: self.schema.dense_width(), lookups: &self.lookups, batch };
-        match &self.cache {
-            None => self.each_tape(tapes, |chunk, tape| {
-                inputs.write(chunk * CHUNK, tape, |l| self.stored_rows(l, batch));
-            }),
+        let spent = Spent::default();
+        let probabilities = match &self.cache {
+            None => self.run_chunks(batch, &spent, |l| self.stored_rows(l, batch)),
             Some(cache) => {
+                let started = Instant::now();
+                let Scratch { query, places } = scratch;
                 self.push_ids(batch, query, places);
                 let pin = cache.pin();
                 let found = pin.lookup(query).map_err(cache_error)?;
@@ -122,53 +142,51 @@ impl Engine {
                     let row = row.ok_or_else(|| PredictError::Store(format!("no row {miss:?}")))?;
                     pin.insert(miss.table, miss.id, row).map_err(cache_error)?;
                 }
+                spend(&spent.lookup, started);
                 let (misses, uniques, places) = (found.misses(), found.uniques(), &*places);
-                self.each_tape(tapes, |chunk, tape| {
-                    inputs.write(chunk * CHUNK, tape, |l| {
-                        let places = &places[l];
-                        let found = &found;
-                        move |i: usize| {
-                            let place = (places[i] != ZEROS).then_some(places[i])?;
-                            match found.source(uniques[place as usize]) {
-                                Source::Row(row) => Some(row),
-                                Source::Miss(m) => self.store.row(misses[m].table, misses[m].id),
-                            }
+                self.run_chunks(batch, &spent, |l| {
+                    let (places, found) = (&places[l], &found);
+                    move |i: usize| {
+                        let place = (places[i] != ZEROS).then_some(places[i])?;
+                        match found.source(uniques[place as usize]) {
+                            Source::Row(row) => Some(row),
+                            Source::Miss(m) => self.store.row(misses[m].table, misses[m].id),
                         }
-                    });
-                });
+                    }
+                })
             }
-        }
-        let looked_up = Instant::now();
-        self.metrics.lookup_seconds.record(looked_up - started);
-        self.each_tape(tapes, |_, tape| self.model.forward(&self.weights, tape));
-        self.metrics.dense_seconds.record(looked_up.elapsed());
-        let probabilities =
-            tapes.iter().flat_map(|tape| (0..tape.samples).map(|s| sigmoid(self.model.logit(tape, s))));
-        Ok(probabilities.collect())
+        };
+        let seconds = |nanos: AtomicU64| nanos.into_inner() as f64 * 1e-9;
+        self.metrics.lookup_seconds.record(seconds(spent.lookup));
+        self.metrics.dense_seconds.record(seconds(spent.dense));
+        Ok(probabilities)
     }
 
-    /// Makes one tape a chunk, and tells each how many samples it has.
-    fn fill_tapes(&self, samples: usize, tapes: &mut Vec<Tape<f32>>) {
-        let chunks = samples.div_ceil(CHUNK);
-        while tapes.len() < chunks {
-            tapes.push(self.model.tape(false));
-        }
-        for (chunk, tape) in tapes.iter_mut().enumerate() {
-            tape.samples = samples.saturating_sub(chunk * CHUNK).min(CHUNK);
-        }
-    }
-
-    /// Calls `each` with every chunk that has samples; one alone is not worth a second thread.
-    fn each_tape(&self, tapes: &mut [Tape<f32>], each: impl Fn(usize, &mut Tape<f32>) + Sync) {
-        let used = tapes.iter().take_while(|tape| tape.samples > 0).count();
-        let tapes = &mut tapes[..used];
-        if used <= 1 || self.threads.current_num_threads() == 1 {
-            tapes.iter_mut().enumerate().for_each(|(chunk, tape)| each(chunk, tape));
+    /// Pools and scores every chunk; one alone is not worth a second thread. `rows` as in
+    /// [`InputRows::write`].
+    fn run_chunks<'r, R>(&self, batch: &Batch, spent: &Spent, rows: impl Fn(usize) -> R + Sync) -> Vec<f32>
+    where
+        R: Fn(usize) -> Option<&'r [f32]>,
+    {
+        let inputs = InputRows { dense_width: self.schema.dense_width(), lookups: &self.lookups, batch };
+        let mut probabilities = vec![0.0; batch.samples];
+        let run = |(chunk, out): (usize, &mut [f32])| {
+            let mut tape = self.tapes.take().unwrap_or_else(|| self.model.tape(false));
+            tape.samples = out.len();
+            let started = Instant::now();
+            inputs.write(chunk * CHUNK, &mut tape, &rows);
+            let looked_up = spend(&spent.lookup, started);
+            self.model.forward(&self.weights, &mut tape);
+            spend(&spent.dense, looked_up);
+            out.iter_mut().enumerate().for_each(|(s, p)| *p = sigmoid(self.model.logit(&tape, s)));
+            self.tapes.put(tape);
+        };
+        if batch.samples <= CHUNK || self.threads.current_num_threads() == 1 {
+            probabilities.chunks_mut(CHUNK).enumerate().for_each(run);
         } else {
-            self.threads.install(|| {
-                tapes.par_iter_mut().enumerate().for_each(|(chunk, tape)| each(chunk, tape));
-            });
+            self.threads.install(|| probabilities.par_chunks_mut(CHUNK).enumerate().for_each(run));
         }
+        probabilities
     }
 
     /// Of lookup `l`, each occurrence's row in the store, or what stands for an absent one.
@@ -179,7 +197,8 @@ impl Engine {
             AbsentDefault::Zeros | AbsentDefault::Error => None,
         };
         let ids = &batch.features[feature].ids;
-        move |i| self.store.row(table, ids[i]).or(absent)
+        let rows = self.store.table(table).map(Table::view);
+        move |i| rows?.row(ids[i]).or(absent)
     }
 
     /// Pushes every id that has a row, or that a row stands for, and notes where each went.
@@ -259,10 +278,9 @@ impl Predict for Engine {
         check_shape(&self.schema, batch)?;
         self.schema.check_absent(batch)?;
         let absent = self.absent(batch);
-        let scratches = || self.scratches.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut scratch = scratches().pop().unwrap_or_default();
+        let mut scratch = self.scratches.take().unwrap_or_default();
         let probabilities = self.score(batch, &mut scratch);
-        scratches().push(scratch);
+        self.scratches.put(scratch);
         self.count_cache();
         Ok(Scores { version: self.version(), probabilities: probabilities?, absent })
     }
@@ -289,6 +307,13 @@ pub fn read_weights(model: &Model<f32>, opened: &Opened) -> Result<Weights<f32>,
     model.read_tensors(|name| {
         opened.dense.get(name).map(|tensor| (tensor.shape().to_vec(), tensor.values().to_vec()))
     })
+}
+
+/// Adds the time since `from`, and gives the time now.
+fn spend(on: &AtomicU64, from: Instant) -> Instant {
+    let now = Instant::now();
+    on.fetch_add((now - from).as_nanos() as u64, Ordering::Relaxed);
+    now
 }
 
 fn cache_error(error: CacheError) -> PredictError {

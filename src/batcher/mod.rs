@@ -31,6 +31,10 @@ pub use queue::{Entry, Limits, Next, Queue, Refused, Size, Taken};
 /// [`crate::types::Jagged`] far from their end.
 const BATCH_BYTES: usize = 256 << 20;
 
+/// Batches that are kept for their memory: most of them, and most bytes of one.
+const SPARES: usize = 128;
+const SPARE_BYTES: usize = 16 << 10;
+
 /// Why a request got no scores.
 #[derive(Debug, thiserror::Error)]
 pub enum BatchError {
@@ -84,10 +88,13 @@ impl Future for Ticket {
     }
 }
 
+/// Where a request's answer goes.
+type Reply = oneshot::Sender<Result<Scores, BatchError>>;
+
 /// A request in the queue.
 struct Job {
     batch: Batch,
-    reply: oneshot::Sender<Result<Scores, BatchError>>,
+    reply: Reply,
 }
 
 /// What the workers and the callers share.
@@ -96,6 +103,8 @@ struct Shared {
     wake: Condvar,
     model: Arc<dyn Predict>,
     metrics: Arc<ModelMetrics>,
+    /// Batches whose request is answered, for their memory.
+    spares: Mutex<Vec<Batch>>,
 }
 
 struct State {
@@ -119,6 +128,18 @@ impl State {
 }
 
 impl Shared {
+    fn spares(&self) -> MutexGuard<'_, Vec<Batch>> {
+        self.spares.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps the memory of answered requests that are small, and of no more than a few.
+    fn recycle(&self, batches: impl Iterator<Item = Batch>) {
+        let small = batches.filter(|batch| bytes(batch) <= SPARE_BYTES);
+        let mut spares = self.spares();
+        let room = SPARES.saturating_sub(spares.len());
+        spares.extend(small.take(room));
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         // Nothing panics while it holds the lock, and the state is whole between two calls.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -150,7 +171,13 @@ impl Batcher {
             max_delay: config.max_delay,
         };
         let state = State { queue: Queue::new(limits), asleep: 0, watching: 0 };
-        let shared = Arc::new(Shared { state: Mutex::new(state), wake: Condvar::new(), model, metrics });
+        let shared = Arc::new(Shared {
+            state: Mutex::new(state),
+            wake: Condvar::new(),
+            model,
+            metrics,
+            spares: Mutex::default(),
+        });
         let batcher = Self { shared, limits, workers: Mutex::default() };
         for _ in 0..config.workers.max(1) {
             let shared = batcher.shared.clone();
@@ -159,6 +186,12 @@ impl Batcher {
             batcher.workers.lock().unwrap_or_else(PoisonError::into_inner).push(worker);
         }
         Ok(batcher)
+    }
+
+    /// A batch to write the next request over: the memory of one that was answered, if there is one.
+    #[must_use]
+    pub fn spare(&self) -> Batch {
+        self.shared.spares().pop().unwrap_or_default()
     }
 
     /// Queues a batch that has the schema's shape and at least one sample.

@@ -31,7 +31,7 @@
 //!
 //! - [`key`]: ids of all tables as one space of integers;
 //! - [`index`]: key to location, read without a lock;
-//! - [`slab`]: the memory of the rows;
+//! - `slab`: the memory of the rows;
 //! - [`epoch`]: when an evicted row's memory may be used again;
 //! - [`policy`]: what is let in and what is put out;
 //! - [`query`]: a batch's keys, deduplicated and probed;

@@ -190,7 +190,7 @@ mod tests {
         }
 
         #[test]
-        fn a_fraction_becomes_bytes_that_hold_it_at_little_more_than_its_cost(
+        fn a_fraction_becomes_bytes_that_hold_it_at_about_twice_its_cost_at_worst(
             tables in tables(),
             fraction in 0.0f64..=1.0,
         ) {
@@ -201,9 +201,10 @@ mod tests {
                 .map(|t| TableShape { rows: (t.rows as f64 * fraction).ceil() as u64, dim: t.dim })
                 .collect();
             prop_assert!(layout.holds(&held));
-            // Rows, 20 bytes of index and a bit each, a watermark's room, and slabs partly used.
+            // Rows, 20 bytes of index and a bit each, a watermark's room, and slabs partly used. The
+            // worst is a small pool whose slabs are one large row and hold one smaller one.
             let cost: f64 = held.iter().map(|t| t.rows as f64 * (t.row_bytes() as f64 + 20.5)).sum();
-            let most = cost / WATERMARKS.high * 1.25 + 3.0 * minimum(&tables).1 as f64 + 4096.0;
+            let most = cost / WATERMARKS.high * 2.05 + 3.0 * minimum(&tables).1 as f64 + 4096.0;
             prop_assert!(shape.bytes as f64 <= most, "{} bytes for {cost}", shape.bytes);
         }
     }

@@ -4,15 +4,21 @@
 //! goes to standard error, its whole chain on one line. A reader that closes standard output
 //! early (`| head`) has what it wanted: that is success.
 
+pub mod client;
+pub mod demo;
 pub mod init;
+pub mod load;
+pub mod score;
 pub mod serve;
 pub mod train;
 
 use std::io;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::config::{Config, Flags};
 use crate::dataset::DatasetError;
 use crate::schema::SchemaError;
 
@@ -20,6 +26,9 @@ use crate::schema::SchemaError;
 #[derive(Debug, Parser)]
 #[command(name = "flechette", version)]
 pub struct Cli {
+    /// Settings, TOML; the environment and flags win over it
+    #[arg(long, value_name = "FILE", global = true)]
+    config: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
 }
@@ -32,17 +41,35 @@ enum Command {
     Train(train::Args),
     /// Serves every model of a directory over gRPC
     Serve(serve::Args),
+    /// Scores the rows of a data file with a served model
+    Score(score::Args),
+    /// Drives a server with requests and prints throughput and latency
+    Load(load::Args),
+    /// Shows everything: makes data, trains, serves, scores
+    Demo(demo::Args),
 }
 
-/// Runs the command that was parsed.
+/// Runs the command that was parsed. Settings are read and checked for every command, also for one
+/// that needs none of them, so that a wrong file is told of where it is named.
 ///
 /// # Errors
 /// What the command could not do; [`exit`] tells whose fault it was.
 pub fn run(cli: Cli) -> anyhow::Result<()> {
+    let mut flags = match &cli.command {
+        Command::Serve(args) => args.flags(),
+        Command::Train(args) => args.flags(),
+        _ => Flags::default(),
+    };
+    flags.config = cli.config;
+    let config = Config::load(&flags).map_err(|e| InputError(e.into()))?;
+    config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     match cli.command {
         Command::Init(args) => init::run(args),
-        Command::Train(args) => train::run(args),
-        Command::Serve(args) => serve::run(args),
+        Command::Train(args) => train::run(args, &config),
+        Command::Serve(_) => serve::run(&config),
+        Command::Score(args) => score::run(args),
+        Command::Load(args) => load::run(args),
+        Command::Demo(args) => demo::run(args),
     }
 }
 

@@ -1,6 +1,6 @@
 //! `flechette serve`: loads every model of a directory and answers over gRPC until told to stop.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
@@ -20,9 +20,6 @@ use crate::types::Predict;
 /// Flags of `serve`. Every one wins over the environment and the file.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Settings, TOML
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
     /// Directory of models
     #[arg(long, value_name = "DIR")]
     pub models: Option<String>,
@@ -50,17 +47,17 @@ pub struct Args {
 }
 
 impl Args {
-    fn flags(self) -> Flags {
+    pub(super) fn flags(&self) -> Flags {
         Flags {
-            config: self.config,
-            grpc: self.grpc,
-            http: self.http,
-            models: self.models,
-            threads: self.threads,
-            device: self.device,
-            cache_mode: self.cache_mode,
-            cache_bytes: self.cache_bytes,
-            cache_fraction: self.cache_fraction,
+            grpc: self.grpc.clone(),
+            http: self.http.clone(),
+            models: self.models.clone(),
+            threads: self.threads.clone(),
+            device: self.device.clone(),
+            cache_mode: self.cache_mode.clone(),
+            cache_bytes: self.cache_bytes.clone(),
+            cache_fraction: self.cache_fraction.clone(),
+            ..Flags::default()
         }
     }
 }
@@ -69,15 +66,13 @@ impl Args {
 ///
 /// # Errors
 /// A setting, a directory, a model or a port that cannot be used.
-pub fn run(args: Args) -> anyhow::Result<()> {
-    let config = Config::load(&args.flags()).map_err(|e| InputError(e.into()))?;
-    config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+pub fn run(config: &Config) -> anyhow::Result<()> {
     let models = config.server.models.clone();
     let models = models.ok_or_else(|| InputError(anyhow!("server.models: missing: give --models DIR")))?;
-    let serving = Serving::load(&config, &models)?;
-    runtime(&config)?.block_on(async {
+    let serving = Serving::load(config, &models)?;
+    runtime(config)?.block_on(async {
         let terminated = terminated().context("signals")?;
-        let server = serving.bind(&config).await?;
+        let server = serving.bind(config).await?;
         tracing::info!(grpc = %server.grpc_addr(), http = %server.http_addr(), "serving");
         let drained = server.run(terminated).await?;
         tracing::info!(given_up = drained.given_up, "stopped");
@@ -119,10 +114,13 @@ impl Serving {
         let engine = |name: &String| -> anyhow::Result<Arc<Engine>> {
             let latest = store::open_latest_with(models, name, check_weights)?;
             let cache = cache_of(&config.cache, &latest.opened)?;
+            if cache.is_none() {
+                latest.opened.store.prefault();
+            }
             tracing::info!(
                 model = name,
                 version = %latest.opened.store.version(),
-                table_bytes = latest.opened.store.bytes(),
+                table_bytes = latest.opened.store.row_bytes(),
                 cache_bytes = cache.as_ref().map_or(0, |cache| cache.stats().total_bytes),
                 "loaded"
             );
@@ -166,7 +164,7 @@ fn cache_of(config: &CacheConfig, opened: &Opened) -> anyhow::Result<Option<Flat
         CacheMode::On => true,
         CacheMode::Off => false,
         // A cache of RAM in RAM only costs. Half is left to whatever else there is.
-        CacheMode::Auto => host::memory_bytes().is_some_and(|ram| opened.store.bytes() > ram / 2),
+        CacheMode::Auto => host::memory_bytes().is_some_and(|ram| opened.store.row_bytes() > ram / 2),
     };
     if !on {
         return Ok(None);

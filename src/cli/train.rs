@@ -9,6 +9,7 @@ use anyhow::{Context, anyhow};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::InputError;
+use crate::config::{Config, Flags};
 use crate::dataset::{self, Format, Limits, Reader};
 use crate::schema::Schema;
 use crate::trainer::eval::Quality;
@@ -54,9 +55,9 @@ pub struct Args {
     /// Seed of the first weights
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Threads that compute; all cores when absent
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
+    /// Threads that compute; all cores when 0 or absent
+    #[arg(long, value_name = "N")]
+    threads: Option<String>,
     /// Malformed lines that are skipped before the data is refused
     #[arg(long, value_name = "N", default_value_t = Limits::default().malformed_lines)]
     max_malformed: u64,
@@ -68,18 +69,24 @@ pub struct Args {
 /// Added to the optimizers' denominators.
 const EPS: f64 = 1e-10;
 
+impl Args {
+    pub(super) fn flags(&self) -> Flags {
+        Flags { threads: self.threads.clone(), ..Flags::default() }
+    }
+}
+
 /// Trains, evaluates, saves.
 ///
 /// # Errors
 /// Flags or data that cannot be used, and versions that cannot be written.
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub fn run(args: Args, config: &Config) -> anyhow::Result<()> {
     if !(args.lr.is_finite() && args.lr > 0.0) {
         return Err(InputError(anyhow!("--lr: expected a positive number, got {}", args.lr)).into());
     }
     let schema = read_schema(&args.model_config)?;
     prepare_models(&args.models)?;
-    let threads = args.threads.map_or(0, usize::from);
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().context("threads")?;
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(config.threads.compute).build();
+    let pool = pool.context("threads.compute")?;
     pool.install(|| train(&args, &schema))
 }
 
@@ -126,7 +133,7 @@ fn train(args: &Args, schema: &Schema) -> anyhow::Result<()> {
             "auc": quality.and_then(|q| q.auc), "logloss": quality.map(|q| q.log_loss),
             "normalized_entropy": quality.and_then(|q| q.normalized_entropy),
         });
-        println!("{json}");
+        writeln!(std::io::stdout(), "{json}")?;
     }
     Ok(())
 }

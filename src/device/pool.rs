@@ -11,8 +11,9 @@
 //! of `samples x dim` threads rounded up to whole warps, and [`Pool::scan`] is the prefix sum by which
 //! a warp finds its segment.
 //!
-//! Every back end gives the same bits: an element's sum starts at +0 and adds the rows one by one in
-//! f32; a mean divides that sum by the bag's count as f32, absent ids included; an empty bag is +0.
+//! Every back end gives the same bits, those of [`super::host::gather_pool`]: a bag starts as its first
+//! row and the others are added one by one in f32; an absent row is +0 where it is the first and adds
+//! nothing elsewhere; a mean divides the sum by the bag's count, absent ids included; an empty bag is +0.
 
 use crate::schema::Pooling;
 

@@ -5,13 +5,14 @@
 //! anything is sized by them. What the schema says of values (transforms, hashing, how many ids
 //! a sample may have) is the schema's own business and is checked by its encoder.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use prost::bytes::Bytes;
 
-use super::encode::{self, EncodeError};
 use super::proto;
+use crate::schema::EncodeError;
 use crate::schema::{Arity, Schema, Transform};
 use crate::types::{Batch, Description, PredictError, RawBatch, RawFeature, RawValues, Scores};
 
@@ -111,11 +112,11 @@ impl Inputs {
         Self { schema, places, max_samples }
     }
 
-    /// The batch that a request means.
+    /// Writes the batch that a request means over `out`, whose memory is used again.
     ///
     /// # Errors
     /// [`ConvertError`], naming the field, the limit or expectation, and what came.
-    pub fn batch(&self, request: proto::PredictRequest) -> Result<Batch, ConvertError> {
+    pub fn encode(&self, request: proto::PredictRequest, out: &mut Batch) -> Result<(), ConvertError> {
         let samples = request.samples as usize;
         if samples == 0 {
             return Err(ConvertError::NoSamples);
@@ -123,23 +124,31 @@ impl Inputs {
         if samples > self.max_samples {
             return Err(ConvertError::TooManySamples { limit: self.max_samples, got: samples });
         }
-        let features = self.columns(samples, request.features)?;
-        let raw = RawBatch { samples, dense: request.dense, features, labels: None };
-        let mut batch = Batch::default();
-        encode::encode(&self.schema, &raw, &mut batch)?;
-        encode::check_absent(&self.schema, &batch)?;
-        Ok(batch)
+        SCRATCH.with_borrow_mut(|scratch| {
+            scratch.raw.samples = samples;
+            scratch.raw.dense = request.dense;
+            let encoded = self.fill(samples, request.features, scratch).and_then(|()| {
+                self.schema.encode(&scratch.raw, out)?;
+                Ok(self.schema.check_absent(out)?)
+            });
+            if raw_bytes(&scratch.raw) > SCRATCH_BYTES {
+                *scratch = Scratch::default();
+            }
+            encoded
+        })
     }
 
-    /// The columns in the schema's order.
-    fn columns(
+    /// Fills the columns in the schema's order.
+    fn fill(
         &self,
         samples: usize,
         columns: Vec<proto::FeatureColumn>,
-    ) -> Result<Vec<RawFeature>, ConvertError> {
+        scratch: &mut Scratch,
+    ) -> Result<(), ConvertError> {
         let names = &self.schema.features;
-        let mut raw: Vec<Option<RawFeature>> = Vec::new();
-        raw.resize_with(names.len(), || None);
+        scratch.seen.clear();
+        scratch.seen.resize(names.len(), false);
+        scratch.raw.features.resize_with(names.len(), no_values);
         for (i, column) in columns.into_iter().enumerate() {
             // Most clients send the schema's order, which needs no hashing of names.
             let place = match names.get(i) {
@@ -149,52 +158,66 @@ impl Inputs {
                     None => return Err(ConvertError::UnknownFeature { name: clip(column.name) }),
                 },
             };
-            if raw[place].is_some() {
+            if std::mem::replace(&mut scratch.seen[place], true) {
                 return Err(ConvertError::DuplicateFeature { name: column.name });
             }
-            raw[place] = Some(raw_feature(samples, column)?);
+            fill_column(samples, column, &mut scratch.raw.features[place])?;
         }
-        let filled = raw.into_iter().zip(names);
-        filled
-            .map(|(column, feature)| {
-                column.ok_or_else(|| ConvertError::MissingFeature { name: feature.name.clone() })
-            })
-            .collect()
+        match scratch.seen.iter().position(|seen| !seen) {
+            Some(missing) => Err(ConvertError::MissingFeature { name: names[missing].name.clone() }),
+            None => Ok(()),
+        }
     }
 }
 
-fn raw_feature(samples: usize, column: proto::FeatureColumn) -> Result<RawFeature, ConvertError> {
+/// What a conversion needs on the way and keeps for the next: without it a request of 26 columns
+/// would take more than 50 allocations.
+struct Scratch {
+    raw: RawBatch,
+    /// Whether each column has come.
+    seen: Vec<bool>,
+}
+
+/// A scratch that has grown past this is given back to the system.
+const SCRATCH_BYTES: usize = 1 << 20;
+
+impl Default for Scratch {
+    fn default() -> Self {
+        let raw = RawBatch { samples: 0, dense: Vec::new(), features: Vec::new(), labels: None };
+        Self { raw, seen: Vec::new() }
+    }
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+fn no_values() -> RawFeature {
+    RawFeature { offsets: Vec::new(), values: RawValues::Ids(Vec::new()) }
+}
+
+fn fill_column(
+    samples: usize,
+    column: proto::FeatureColumn,
+    raw: &mut RawFeature,
+) -> Result<(), ConvertError> {
     let proto::FeatureColumn { name, lengths, ids, strings } = column;
-    let values = match (ids.is_empty(), strings.is_empty()) {
+    match (ids.is_empty(), strings.is_empty()) {
         (false, false) => {
             return Err(ConvertError::BothValues { name, ids: ids.len(), strings: strings.len() });
         }
-        (_, true) => RawValues::Ids(ids),
-        (true, false) => text(&strings),
-    };
-    let offsets = if lengths.is_empty() {
-        if values.len() != samples {
-            return Err(ConvertError::ValueCount { name, samples, values: values.len() });
-        }
-        (0..=samples as u32).collect()
-    } else {
-        offsets(name, samples, &lengths, values.len())?
-    };
-    Ok(RawFeature { offsets, values })
-}
-
-/// The strings end to end. Their bytes came in one message, so 32 bits hold their ends.
-fn text(strings: &[Bytes]) -> RawValues {
-    let mut bytes = Vec::with_capacity(strings.iter().map(Bytes::len).sum());
-    let mut ends = Vec::with_capacity(strings.len());
-    for string in strings {
-        bytes.extend_from_slice(string);
-        ends.push(bytes.len() as u32);
+        (_, true) => raw.values = RawValues::Ids(ids),
+        (true, false) => fill_text(&strings, &mut raw.values),
     }
-    RawValues::Text { bytes, ends }
-}
-
-fn offsets(name: String, samples: usize, lengths: &[u32], values: usize) -> Result<Vec<u32>, ConvertError> {
+    let values = raw.values.len();
+    raw.offsets.clear();
+    if lengths.is_empty() {
+        if values != samples {
+            return Err(ConvertError::ValueCount { name, samples, values });
+        }
+        raw.offsets.extend(0..=samples as u32);
+        return Ok(());
+    }
     if lengths.len() != samples {
         return Err(ConvertError::LengthCount { name, samples, got: lengths.len() });
     }
@@ -202,15 +225,40 @@ fn offsets(name: String, samples: usize, lengths: &[u32], values: usize) -> Resu
     if sum != values as u64 {
         return Err(ConvertError::LengthSum { name, values, sum });
     }
-    let mut end = 0;
-    let mut offsets = Vec::with_capacity(samples + 1);
-    offsets.push(end);
     // The sum is the count of values of one message, so no partial sum passes 32 bits.
-    offsets.extend(lengths.iter().map(|length| {
+    let mut end = 0;
+    raw.offsets.push(end);
+    raw.offsets.extend(lengths.iter().map(|length| {
         end += length;
         end
     }));
-    Ok(offsets)
+    Ok(())
+}
+
+/// The strings end to end. Their bytes came in one message, so 32 bits hold their ends.
+fn fill_text(strings: &[Bytes], values: &mut RawValues) {
+    if let RawValues::Ids(_) = values {
+        *values = RawValues::Text { bytes: Vec::new(), ends: Vec::new() };
+    }
+    let RawValues::Text { bytes, ends } = values else { return };
+    bytes.clear();
+    ends.clear();
+    for string in strings {
+        bytes.extend_from_slice(string);
+        ends.push(bytes.len() as u32);
+    }
+}
+
+/// Bytes of a raw batch's values and offsets.
+fn raw_bytes(raw: &RawBatch) -> usize {
+    let columns = raw.features.iter().map(|column| {
+        let values = match &column.values {
+            RawValues::Ids(ids) => 8 * ids.len(),
+            RawValues::Text { bytes, ends } => bytes.len() + 4 * ends.len(),
+        };
+        values + 4 * column.offsets.len()
+    });
+    4 * raw.dense.len() + columns.sum::<usize>()
 }
 
 /// Most bytes of a client's name that are said back.
@@ -283,6 +331,7 @@ pub fn description(model: &Description, limits: proto::Limits) -> proto::GetMode
         dense: dense.collect(),
         features: features.collect(),
         limits: Some(limits),
+        model_toml: schema.to_toml(),
     }
 }
 

@@ -68,7 +68,8 @@ impl Served {
         };
         check(description.version.0)?;
         let inputs = self.inputs(&description.schema);
-        let batch = inputs.batch(request)?;
+        let mut batch = self.batcher.spare();
+        inputs.encode(request, &mut batch)?;
         let scores = self.batcher.submit(batch, deadline)?.await?;
         // The version may have been switched while the request waited.
         check(scores.version.0)?;

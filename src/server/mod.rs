@@ -12,7 +12,6 @@
 
 mod convert;
 mod ctr;
-mod encode;
 mod gate;
 mod route;
 mod status;

@@ -25,7 +25,7 @@ pub use snapshot::{
     Contents, Dense, DenseTensor, Latest, Opened, models, open, open_latest, open_latest_with, versions,
     write,
 };
-pub use table::{PlainMemory, State, Table, Uniform, table_code};
+pub use table::{PlainMemory, State, Table, TableView, Uniform, table_code};
 
 use format::{Checksum, FormatError};
 
@@ -71,6 +71,12 @@ impl EmbeddingStore {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.tables.iter().map(Table::bytes).sum()
+    }
+
+    /// Bytes of all rows, without the state.
+    #[must_use]
+    pub fn row_bytes(&self) -> u64 {
+        self.tables.iter().map(|table| size_of_val(table.as_slice()) as u64).sum()
     }
 
     /// Reads every page of every row once, so that no request waits for the disk.

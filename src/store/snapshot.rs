@@ -3,22 +3,28 @@
 //!
 //! A version is opened only after its manifest, the length and the checksum of every file, and
 //! every tensor's name, type and shape have been found right, so nothing later needs to doubt
-//! them. That costs one read of the files, which also brings them into the page cache.
+//! them. That costs one read of the files, which also brings them into the page cache. The read goes
+//! through a small buffer and not through the mapping: a mapped page that was touched counts as ours,
+//! and the optimizer state, which a server never touches again, would double its memory.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
+use xxhash_rust::xxh3::Xxh3;
 
 use super::format::{self, Checksum, FormatError, Manifest};
-use super::table::{Floats, MappedFile, State, Table};
+use super::table::{Floats, MappedFile, State, Table, open_regular};
 use super::{EmbeddingStore, Refusal, StoreError, check_name};
 use crate::schema::{self, Schema};
 use crate::types::Version;
 
 pub use super::write::{Contents, DenseTensor, write};
+
+/// Bytes read and hashed at a time.
+const CHUNK_BYTES: usize = 1 << 20;
 
 pub(super) const MANIFEST: &str = "MANIFEST.json";
 pub(super) const MODEL: &str = "model.toml";
@@ -200,16 +206,30 @@ fn require_dir(path: &Path) -> Result<(), StoreError> {
     }
 }
 
-fn map(path: &Path) -> Result<MappedFile, StoreError> {
-    MappedFile::open(path).map_err(|e| match e.kind() {
+fn open_file(path: &Path) -> Result<File, StoreError> {
+    open_regular(path).map_err(|e| match e.kind() {
         io::ErrorKind::NotFound => StoreError::MissingFile { path: path.to_owned() },
         _ => StoreError::at(path, e),
     })
 }
 
+/// The checksum of a whole file, a buffer at a time.
+fn checksum(mut file: &File) -> io::Result<Checksum> {
+    let mut hash = Xxh3::new();
+    let mut buffer = vec![0; CHUNK_BYTES];
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => return Ok(Checksum(hash.digest128())),
+            Ok(bytes) => hash.update(&buffer[..bytes]),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
 fn read_manifest(dir: &Path) -> Result<Manifest, StoreError> {
     let path = dir.join(MANIFEST);
-    let file = map(&path)?;
+    let file = MappedFile::map(&open_file(&path)?).map_err(|e| StoreError::at(&path, e))?;
     Manifest::parse(file.bytes()).map_err(|source| StoreError::Format { path, source })
 }
 
@@ -226,15 +246,17 @@ impl Reader {
         let Some(entry) = self.manifest.files.get(file) else {
             return Err(StoreError::MissingFile { path });
         };
-        let map = map(&path)?;
-        let got = map.bytes().len() as u64;
+        let at = |e| StoreError::at(&path, e);
+        let open = open_file(&path)?;
+        let got = open.metadata().map_err(at)?.len();
         if got != entry.bytes {
             return Err(StoreError::Size { path, expected: entry.bytes, got });
         }
-        let got = Checksum::of(map.bytes());
+        let got = checksum(&open).map_err(at)?;
         if got != entry.xxh3_128 {
             return Err(StoreError::Checksum { path, expected: entry.xxh3_128, got });
         }
+        let map = MappedFile::map(&open).map_err(at)?;
         Ok((path, map))
     }
 

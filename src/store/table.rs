@@ -135,10 +135,16 @@ impl Table {
     }
 
     /// The row of this id; `None` past the end. A loop over many ids does better to take
-    /// [`Table::as_slice`] once.
+    /// [`Table::view`] once.
     #[must_use]
     pub fn row(&self, id: u64) -> Option<&[f32]> {
         self.as_slice().get(self.range(id)?)
+    }
+
+    /// All rows, for a loop that reads many of them.
+    #[must_use]
+    pub fn view(&self) -> TableView<'_> {
+        TableView { values: self.as_slice(), rows: self.rows, dim: self.dim }
     }
 
     /// All rows, end to end.
@@ -187,6 +193,25 @@ impl Table {
     fn range(&self, id: u64) -> Option<Range<usize>> {
         // Below `rows` the product is at most the length of a slice that exists.
         (id < self.rows).then(|| id as usize * self.dim..(id as usize + 1) * self.dim)
+    }
+}
+
+/// A table's rows, found once: no call into whatever holds the memory for each row.
+#[derive(Clone, Copy, Debug)]
+pub struct TableView<'t> {
+    values: &'t [f32],
+    rows: u64,
+    dim: usize,
+}
+
+impl<'t> TableView<'t> {
+    /// The row of this id; `None` past the end.
+    #[must_use]
+    #[inline(always)]
+    pub fn row(self, id: u64) -> Option<&'t [f32]> {
+        // Below `rows` the product is at most the length of a slice that exists.
+        let start = (id < self.rows).then(|| id as usize * self.dim)?;
+        self.values.get(start..start + self.dim)
     }
 }
 
@@ -272,11 +297,14 @@ impl MappedFile {
     /// # Errors
     /// Those of opening and mapping; `InvalidInput` when it is not a regular file.
     pub fn open(path: &Path) -> io::Result<Self> {
-        // Asked before opening: opening a pipe would wait for its writer.
-        if !std::fs::metadata(path)?.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-        }
-        let file = File::open(path)?;
+        Self::map(&open_regular(path)?)
+    }
+
+    /// Maps an open file of a published version.
+    ///
+    /// # Errors
+    /// Those of mapping.
+    pub fn map(file: &File) -> io::Result<Self> {
         // SAFETY: a mapping is sound while nobody changes the file under it. Files of a published
         // version are never changed: our writer creates each under a name that no reader opens,
         // without write permission for anyone, and opens no file that exists; a version is replaced
@@ -284,7 +312,7 @@ impl MappedFile {
         // A stranger who truncates a file in place gets us killed by SIGBUS at the next touch; one
         // who writes into it changes values that we have checked. Both are outside of what a model
         // directory allows (README: versions are immutable), as with any mapped file.
-        let map = unsafe { Mmap::map(&file)? };
+        let map = unsafe { Mmap::map(file)? };
         Ok(Self(Arc::new(map)))
     }
 
@@ -293,6 +321,18 @@ impl MappedFile {
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
+}
+
+/// Opens a regular file for reading.
+///
+/// # Errors
+/// Those of opening; `InvalidInput` when it is anything else.
+pub(super) fn open_regular(path: &Path) -> io::Result<File> {
+    // Asked before opening: opening a pipe would wait for its writer.
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    File::open(path)
 }
 
 /// Memory straight from the system, in huge pages where it has them.

@@ -227,5 +227,6 @@ fn row_of<'t>(
         AbsentDefault::Row(row) => table.row(row),
         AbsentDefault::Zeros | AbsentDefault::Error => None,
     };
-    move |i| table.row(ids[i]).or(absent)
+    let rows = table.view();
+    move |i| rows.row(ids[i]).or(absent)
 }

@@ -1,15 +1,16 @@
-//! The CUDA kernels, executed by the simulator of `kernels/cusim` against plain Rust, under several
+//! The CUDA kernels, executed by the simulator of `kernels/cusim` against the host's, under several
 //! schedules; and the simulator itself against kernels with planted bugs.
 #![allow(unsafe_code)]
 
 use flechette::device::cusim::{Argument, Launch, SimError, gather_pool, launch};
+use flechette::device::host;
 use flechette::device::pool::{Pool, PoolLookup, pooling_code};
 use flechette::schema::Pooling;
 use proptest::prelude::*;
 
 const SEEDS: [u64; 6] = [0, 1, 2, 3, 4, 5];
 
-// ---- Gather-pool against plain Rust. ----
+// ---- Gather-pool against the host's. ----
 
 /// A pseudo-random sequence (SplitMix64), so that a failing case is named by one number.
 struct Draw(u64);
@@ -125,26 +126,24 @@ impl Case {
     }
 }
 
-/// Gather-pool as the words of `device::pool` have it.
+/// The host's kernel, lookup by lookup, and a copy of the dense values.
 fn oracle(pool: &Pool, out: &mut [f32]) {
     for sample in 0..pool.samples {
-        let row = &mut out[sample * pool.stride..][..pool.stride];
-        row[..pool.dense_width].copy_from_slice(&pool.dense[sample * pool.dense_width..][..pool.dense_width]);
-        for lookup in pool.lookups {
-            let bounds = &pool.offsets[lookup.offsets_at as usize + sample..][..2];
-            let bag =
-                &pool.occurrences[lookup.occurrences_at as usize..][bounds[0] as usize..bounds[1] as usize];
-            let pooled = &mut row[lookup.column as usize..][..lookup.dim as usize];
-            pooled.fill(0.0);
-            for &unique in bag {
-                for (sum, element) in pooled.iter_mut().zip(pool.rows[unique as usize]) {
-                    *sum += element;
-                }
-            }
-            if lookup.pooling == pooling_code(Pooling::Mean) && !bag.is_empty() {
-                pooled.iter_mut().for_each(|sum| *sum /= bag.len() as f32);
-            }
-        }
+        let dense = &pool.dense[sample * pool.dense_width..][..pool.dense_width];
+        out[sample * pool.stride..][..pool.dense_width].copy_from_slice(dense);
+    }
+    for lookup in pool.lookups {
+        let of_host = host::PoolLookup {
+            offsets: &pool.offsets[lookup.offsets_at as usize..][..=pool.samples],
+            dim: lookup.dim as usize,
+            mean: lookup.pooling == pooling_code(Pooling::Mean),
+            column: lookup.column as usize,
+        };
+        let row = |occurrence: usize| {
+            let unique = pool.occurrences[lookup.occurrences_at as usize + occurrence];
+            Some(pool.rows[unique as usize]).filter(|row| !row.is_empty())
+        };
+        host::gather_pool(&of_host, row, out, pool.stride);
     }
 }
 
@@ -174,7 +173,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn gather_pool_equals_plain_rust_to_the_bit_under_any_schedule(
+    fn gather_pool_equals_the_hosts_to_the_bit_under_any_schedule(
         tables in prop::sample::select(vec![1_usize, 2, 3, 26, 60]),
         samples in 1_usize..9,
         dense_width in 0_usize..40,

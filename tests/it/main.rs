@@ -3,12 +3,17 @@
 // What a test's own helper functions unwrap, they unwrap for the test.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod batcher;
 mod cli_init;
 mod cuda_probe;
 #[cfg(feature = "cusim")]
 mod cusim;
 mod dataset;
 mod learning;
+mod operation;
+mod program;
+mod resources;
+mod scores;
 mod server;
 mod serving;
 mod store;

@@ -1,5 +1,7 @@
 //! What a client of the gRPC and HTTP ports sees.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 use flechette::server::proto::ctr_client::CtrClient;
 use flechette::server::proto::{FeatureColumn, GetModelRequest, PredictRequest};
 use flechette::server::{Server, ServerError};
@@ -419,13 +421,13 @@ async fn metrics_count_what_happened() {
 async fn a_drain_finishes_what_is_in_flight_and_says_so() {
     let running = Running::start().await;
     running.model.hold();
-    let sent: Vec<_> = (0..10)
-        .map(|seed| {
-            let (message, scores) = request(2, seed);
-            (running.send(message), scores)
-        })
-        .collect();
+    let send = |seed| {
+        let (message, scores) = request(2, seed);
+        (running.send(message), scores)
+    };
+    let mut sent = vec![send(0)];
     until(async || running.model.begun() == 1).await;
+    sent.extend((1..10).map(send));
     running.until_metric("flechette_queue_samples{model=\"ads\"} 18").await;
     let mut health = HealthClient::new(channel(running.grpc).await);
     let mut watch = health.watch(HealthCheckRequest { service: String::new() }).await.unwrap().into_inner();
@@ -480,4 +482,13 @@ async fn a_port_in_use_is_one_clear_error() {
     parts.models.push(Fake::new());
     let error = Server::bind(parts).await.err().unwrap();
     assert!(matches!(error, ServerError::DuplicateModel(name) if name == "ads"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sigterm_ends_the_wait_for_the_end() {
+    let terminated = flechette::server::terminated().unwrap();
+    let pid = std::process::id().to_string();
+    let killed = std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap();
+    assert!(killed.success());
+    terminated.await;
 }

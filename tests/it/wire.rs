@@ -1,6 +1,8 @@
 //! The wire itself: HTTP/2 frames written by hand, bytes that are no message, and messages that
 //! are no batch. Whatever comes, there is a status and the server lives on.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 use std::net::SocketAddr;
 
 use flechette::schema::Hash;

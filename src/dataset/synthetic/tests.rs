@@ -1,3 +1,5 @@
+//! Synthetic data: calibrated, reproducible, and with labels that follow the truth.
+
 use proptest::prelude::*;
 
 use super::*;

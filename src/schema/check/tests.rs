@@ -1,3 +1,5 @@
+//! Every fault of a schema is refused with its line and the reason.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Encoding is total, and what it refuses is named.
+
 use proptest::prelude::*;
 
 use super::*;

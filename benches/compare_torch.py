@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""Our training samples/s beside PyTorch's, in turn, on the DLRM-Kaggle shape of `torch_dlrm.py`.
+
+Both stay loaded while each takes one window after the other, the order swapped every pair; a pair
+gives one ratio, and the claim is their median. PyTorch's tuning is chosen as `torch_dlrm.py` does:
+every form it offers is tried in alternating trial windows and the two best run in every pair, of
+which the better one by median counts.
+
+    python3 benches/compare_torch.py [--optimizer sgd,adagrad] [--batch 128,2048]
+        [--skew uniform,criteo] [--pairs 9] [--seconds 1] [--threads 2] [--json]
+
+Needs torch (pip), and builds our side with cargo.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+
+try:
+    import torch
+except ImportError:
+    sys.exit("compare_torch: torch is not installed (pip install torch); nothing to compare with")
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import torch_dlrm
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# What is left of a side's spinning threads must not run into the other's window.
+REST = 0.3
+
+
+def build():
+    """Our bench program."""
+    command = ["cargo", "bench", "--bench", "train_dlrm", "--no-run", "--message-format", "json"]
+    out = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    messages = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    return next(
+        m["executable"] for m in messages
+        if m.get("executable") and m.get("target", {}).get("name") == "train_dlrm"
+    )
+
+
+class Ours:
+    """Our program, one window at a time."""
+
+    def __init__(self, program, setting, threads):
+        command = [program, "--paced", setting, "--threads", str(threads)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def window(self, seconds):
+        self.process.stdin.write(f"{int(seconds * 1000)}\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"train_dlrm ended with {self.process.wait()}")
+        return float(line)
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def trainers(optimizer, data, args):
+    """PyTorch's two fastest tunings."""
+    found = []
+    for rows in (torch_dlrm.Tables, torch_dlrm.Merged):
+        for form in ("plain", "foreach", "fused"):
+            try:
+                trainer = torch_dlrm.Trainer(rows, form, optimizer, data)
+                trainer.window(args.seconds / 2)
+            except (RuntimeError, TypeError, ValueError, NotImplementedError):
+                continue  # a form that this torch does not have
+            trainer.rates.clear()
+            found.append(trainer)
+    for _ in range(args.trial_windows):
+        for trainer in found:
+            trainer.window(args.seconds / 2)
+    best = sorted(found, key=torch_dlrm.Trainer.median)[-2:]
+    for trainer in best:
+        trainer.rates.clear()
+    return best
+
+
+def measure(program, optimizer, batch, skew, args):
+    peers = trainers(optimizer, torch_dlrm.batches(batch, skew), args)
+    ours = Ours(program, f"{optimizer},{batch},{skew}", args.threads)
+    ours.window(args.seconds)
+    rates = []
+
+    def turn(side):
+        time.sleep(REST)
+        if side is ours:
+            rates.append(ours.window(args.seconds))
+        else:
+            side.window(args.seconds)
+
+    for pair in range(args.pairs):
+        for side in [ours, *peers] if pair % 2 == 0 else [*peers, ours]:
+            turn(side)
+    ours.close()
+    peer = max(peers, key=torch_dlrm.Trainer.median)
+    ratios = sorted(mine / theirs for mine, theirs in zip(rates, peer.rates))
+    return {
+        "optimizer": optimizer, "batch": batch, "skew": skew, "pairs": args.pairs,
+        "ratio": round(statistics.median(ratios), 3), "least": round(ratios[0], 3), "most": round(ratios[-1], 3),
+        "best": round(max(rates) / max(peer.rates), 3), "ours": round(statistics.median(rates)),
+        "torch": round(peer.median()), "tuning": peer.name,
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def main():
+    flags = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    flags.add_argument("--optimizer", default="sgd,adagrad")
+    flags.add_argument("--batch", default="128,2048")
+    flags.add_argument("--skew", default="uniform", help="uniform, criteo")
+    flags.add_argument("--threads", type=int, default=2)
+    flags.add_argument("--seconds", type=float, default=1.0, help="seconds a window")
+    flags.add_argument("--pairs", type=int, default=9)
+    flags.add_argument("--trial-windows", type=int, default=3, help="windows of each tuning of PyTorch")
+    flags.add_argument("--program", help="train_dlrm, built already")
+    flags.add_argument("--json", action="store_true", help="one JSON object on one line, at the end")
+    args = flags.parse_args()
+    torch.set_num_threads(args.threads)
+    torch.sparse.check_sparse_tensor_invariants.disable()
+    program = args.program or build()
+    today = datetime.date.today().isoformat()
+    print(f"samples/s, ours against torch {torch.__version__}, {args.threads} threads each, {today}, "
+          f"load {os.getloadavg()[0]:.2f}")
+    print(f"{'setting':<28} {'ratio':>6} {'best':>6} {'least-most':>13} {'ours':>8} {'torch':>8}  tuning")
+    results = []
+    for optimizer in args.optimizer.split(","):
+        for batch in map(int, args.batch.split(",")):
+            for skew in args.skew.split(","):
+                r = measure(program, optimizer, batch, skew, args)
+                results.append(r)
+                name, spread = f"{optimizer} batch {batch} {skew}", f"{r['least']}-{r['most']}"
+                print(f"{name:<28} {r['ratio']:>6} {r['best']:>6} {spread:>13} {r['ours']:>8} {r['torch']:>8}"
+                      f"  {r['tuning']}", flush=True)
+    print(f"ratio: median of the pairs; best: fastest window against fastest; load {os.getloadavg()[0]:.2f}")
+    if args.json:
+        print(json.dumps({"bench": "compare_torch", "torch": torch.__version__, "threads": args.threads,
+                          "date": today, "results": results}))
+
+
+if __name__ == "__main__":
+    main()

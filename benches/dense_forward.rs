@@ -1,0 +1,116 @@
+//! The dense layers' forward pass beside raw single precision matrix products of the same layers'
+//! shapes by the `gemm` crate (its AVX-512 kernels on), one thread each.
+//!
+//! Ours is `Model::forward` over chunks of 64 samples, all of it: products, biases, ReLUs and the
+//! interaction. The baseline is the products of the fully connected layers and nothing else, one
+//! call a layer over the whole batch, into buffers that are there.
+//!
+//! `--pairs N` (11), `--window-ms N` (100), `--only TEXT`, `--json`.
+
+#![allow(unsafe_code)]
+
+mod harness;
+
+use flechette::model::{CHUNK, Model, Tape};
+use flechette::schema::preset::{Kind, criteo};
+use flechette::schema::{Architecture, Schema};
+use harness::{Draw, Options, Report};
+
+fn main() {
+    let options = Options::read(100);
+    let mut report =
+        Report::new("dense_forward", "samples", "raw sgemm of the layers (gemm crate)", &options);
+    let mut kaggle = criteo(Kind::Dlrm, 16, 10);
+    kaggle.architecture = Architecture::Dlrm { bottom: vec![512, 256, 64], top: vec![512, 256] };
+    let shapes = [
+        ("dlrm kaggle", kaggle),
+        ("dlrm init", criteo(Kind::Dlrm, 16, 10)),
+        ("dcnv2 init", criteo(Kind::Dcnv2, 16, 10)),
+    ];
+    for (name, schema) in &shapes {
+        for samples in [1, 16, 64, 256, 1024] {
+            let setting = format!("{name} batch {samples}");
+            if options.wants(&setting) {
+                report.add(setting, &compare(schema, samples, &options), Some(0.8));
+            }
+        }
+    }
+    report.finish();
+}
+
+fn compare(schema: &Schema, samples: usize, options: &Options) -> harness::Pairs {
+    let model = Model::<f32>::new(schema);
+    let weights = model.initialise(0);
+    let mut draw = Draw::new(0);
+    let mut tapes: Vec<Tape<f32>> = (0..samples.div_ceil(CHUNK)).map(|_| model.tape(false)).collect();
+    for (chunk, tape) in tapes.iter_mut().enumerate() {
+        tape.samples = (samples - chunk * CHUNK).min(CHUNK);
+        tape.values[0].data.iter_mut().for_each(|x| *x = draw.uniform() as f32 - 0.5);
+    }
+    let matrices = model.parameters().iter().filter(|p| p.shape.len() == 2);
+    let mut products: Vec<Product> =
+        matrices.map(|p| Product::new(samples, p.shape[1], p.shape[0], &mut draw)).collect();
+    options.compare(
+        || {
+            options.rate(|| {
+                tapes.iter_mut().for_each(|tape| model.forward(&weights, tape));
+                std::hint::black_box(&mut tapes);
+                samples as u64
+            })
+        },
+        || {
+            options.rate(|| {
+                products.iter_mut().for_each(Product::run);
+                std::hint::black_box(&mut products);
+                samples as u64
+            })
+        },
+    )
+}
+
+/// `y = x w^T` of row-major matrices, `w` as PyTorch keeps it: (out, in).
+struct Product {
+    rows: usize,
+    depth: usize,
+    columns: usize,
+    x: Vec<f32>,
+    w: Vec<f32>,
+    y: Vec<f32>,
+}
+
+impl Product {
+    fn new(rows: usize, depth: usize, columns: usize, draw: &mut Draw) -> Self {
+        let mut matrix = |len: usize| (0..len).map(|_| draw.uniform() as f32 - 0.5).collect();
+        let (x, w) = (matrix(rows * depth), matrix(columns * depth));
+        Self { rows, depth, columns, x, w, y: vec![0.0; rows * columns] }
+    }
+
+    fn run(&mut self) {
+        let (depth, columns) = (self.depth as isize, self.columns as isize);
+        // SAFETY: `x` is rows x depth, `w` columns x depth and `y` rows x columns, each row-major and
+        // whole, so every element that the strides reach lies inside.
+        unsafe {
+            gemm::gemm(
+                self.rows,
+                self.columns,
+                self.depth,
+                self.y.as_mut_ptr(),
+                1,
+                columns,
+                false,
+                self.x.as_ptr(),
+                1,
+                depth,
+                self.w.as_ptr(),
+                depth,
+                1,
+                0.0,
+                1.0,
+                false,
+                false,
+                false,
+                gemm::Parallelism::None,
+            );
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Gather-pool rows a second on the host device, beside a plain loop that reads the same rows of the
+//! same tables in the same order and adds them into one running vector: what memory gives.
+//!
+//! Ours is what the engine runs with the cache off: for each chunk of samples and each lookup,
+//! `InputRows::write` over the store's rows. 26 features, one id or ten a sample, ids uniform, tables
+//! of 2 GiB in all in huge pages, far more than the L2 holds. The plain loop has no bags, no output
+//! and no bounds to check, and the widest vectors of the machine.
+//!
+//! `--pairs N` (11), `--window-ms N` (200), `--only TEXT`, `--gib N` (2), `--json`.
+
+mod harness;
+
+use flechette::device::vectorise;
+use flechette::model::{CHUNK, InputRows, Model, Tape};
+use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
+use flechette::schema::{Lookup, Schema};
+use flechette::store::{EmbeddingStore, PlainMemory, Table};
+use flechette::types::{Batch, Version};
+use harness::{Draw, Options, Report};
+use rayon::prelude::*;
+
+const TABLES: usize = 26;
+/// Samples of one batch: enough that two threads have many chunks each.
+const SAMPLES: usize = 1024;
+/// Bytes of rows read before a batch comes again: more than the share of any cache that is ours.
+const ROUND_BYTES: usize = 512 << 20;
+
+fn main() -> anyhow::Result<()> {
+    let options = Options::read(200);
+    let gib = options.number("--gib", 2);
+    let mut report = Report::new("gather_pool", "rows", "a loop that only reads the rows", &options);
+    for dim in [16, 32, 128] {
+        let rows = (gib << 30) / (4 * dim * TABLES);
+        let store = store(rows as u64, dim)?;
+        for hot in [1, 10] {
+            let shape =
+                SyntheticShape { tables: TABLES, rows: rows as u64, dense: 13, multi_hot: Some(hot as u32) };
+            let bench = Bench::new(synthetic(Kind::WideDeep, dim, shape), &store, hot);
+            for threads in [1, 2] {
+                let setting = format!("dim {dim} ids {hot} threads {threads}");
+                if options.wants(&setting) {
+                    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
+                    let pairs = pool.install(|| bench.compare(&options));
+                    report.add(setting, &pairs, Some(0.7));
+                }
+            }
+        }
+    }
+    report.finish();
+    Ok(())
+}
+
+/// Tables whose every page was written.
+fn store(rows: u64, dim: usize) -> anyhow::Result<EmbeddingStore> {
+    let table = |t: usize| {
+        let mut table = Table::zeroed(&PlainMemory, rows, dim, &[])?;
+        if let Some(values) = table.rows_mut() {
+            values.par_chunks_mut(1 << 16).for_each(|chunk| {
+                chunk.iter_mut().enumerate().for_each(|(i, x)| *x = ((i + t) % 97) as f32 * 0.01);
+            });
+        }
+        Ok(table)
+    };
+    let tables = (0..TABLES).map(table).collect::<anyhow::Result<_>>()?;
+    Ok(EmbeddingStore::new(Version(1), tables))
+}
+
+struct Bench<'a> {
+    lookups: Vec<Lookup>,
+    dense_width: usize,
+    model: Model<f32>,
+    store: &'a EmbeddingStore,
+    batches: Vec<Batch>,
+    rows_a_batch: u64,
+}
+
+impl<'a> Bench<'a> {
+    fn new(schema: Schema, store: &'a EmbeddingStore, hot: usize) -> Self {
+        let mut draw = Draw::new(hot as u64);
+        let (rows, row_bytes) = (schema.tables[0].rows, 4 * schema.tables[0].dim);
+        let batch = |_| {
+            let mut batch = Batch::empty(TABLES);
+            batch.samples = SAMPLES;
+            batch.dense = vec![0.5; SAMPLES * schema.dense_width()];
+            for column in &mut batch.features {
+                for _ in 0..SAMPLES {
+                    let ids: Vec<u64> = (0..hot).map(|_| draw.below(rows)).collect();
+                    column.push(&ids);
+                }
+            }
+            batch
+        };
+        Self {
+            batches: (0..ROUND_BYTES.div_ceil(SAMPLES * TABLES * hot * row_bytes)).map(batch).collect(),
+            // The first-order weights of the preset are not looked up here.
+            lookups: schema.lookups().into_iter().take(TABLES).collect(),
+            dense_width: schema.dense_width(),
+            model: Model::new(&schema),
+            store,
+            rows_a_batch: (SAMPLES * TABLES * hot) as u64,
+        }
+    }
+
+    fn compare(&self, options: &Options) -> harness::Pairs {
+        let mut tapes: Vec<Tape<f32>> = (0..SAMPLES / CHUNK).map(|_| self.model.tape(false)).collect();
+        tapes.iter_mut().for_each(|tape| tape.samples = CHUNK);
+        // Both walk the same batches; a side that is slower starts its next window where it stopped.
+        let (mut mine, mut theirs) = (0, 0);
+        options.compare(
+            || {
+                options.rate(|| {
+                    mine += 1;
+                    self.pool(&self.batches[mine % self.batches.len()], &mut tapes)
+                })
+            },
+            || {
+                options.rate(|| {
+                    theirs += 1;
+                    self.read(&self.batches[theirs % self.batches.len()])
+                })
+            },
+        )
+    }
+
+    /// As the engine does it.
+    fn pool(&self, batch: &Batch, tapes: &mut [Tape<f32>]) -> u64 {
+        let inputs = InputRows { dense_width: self.dense_width, lookups: &self.lookups, batch };
+        tapes.par_iter_mut().enumerate().for_each(|(chunk, tape)| {
+            inputs.write(chunk * CHUNK, tape, |l| {
+                let Lookup { feature, table, .. } = self.lookups[l];
+                let ids = &batch.features[feature].ids;
+                let rows = self.store.table(table).map(Table::view);
+                move |i: usize| rows?.row(ids[i])
+            });
+        });
+        std::hint::black_box(tapes);
+        self.rows_a_batch
+    }
+
+    /// The plain loop, over the same chunks of the same columns.
+    fn read(&self, batch: &Batch) -> u64 {
+        (0..SAMPLES / CHUNK).into_par_iter().for_each(|chunk| {
+            for lookup in &self.lookups {
+                let column = &batch.features[lookup.feature];
+                let (first, end) = (column.offsets[chunk * CHUNK], column.offsets[(chunk + 1) * CHUNK]);
+                let ids = &column.ids[first as usize..end as usize];
+                let Some(table) = self.store.table(lookup.table) else { continue };
+                let rows = table.as_slice();
+                match lookup.dim {
+                    16 => sum::<16>(rows, ids),
+                    32 => sum::<32>(rows, ids),
+                    _ => sum::<128>(rows, ids),
+                }
+            }
+        });
+        self.rows_a_batch
+    }
+}
+
+fn sum<const DIM: usize>(rows: &[f32], ids: &[u64]) {
+    let (rows, _) = rows.as_chunks::<DIM>();
+    let sum = vectorise(|| {
+        let mut sum = [0.0f32; DIM];
+        for &id in ids {
+            for (s, x) in sum.iter_mut().zip(&rows[id as usize]) {
+                *s += *x;
+            }
+        }
+        sum
+    });
+    std::hint::black_box(sum);
+}

@@ -1,0 +1,164 @@
+//! Training samples a second on the DLRM-Kaggle shape: 26 tables of 100,000 rows, dim 16, 13 dense
+//! values, bottom 512-256-64-16, top 512-256-1. Batches are made beforehand and gone round, so
+//! reading data is not counted; one step is [`Learner::step`], all of it.
+//!
+//! Alone it prints rates, which say little on a shared machine. The ratio to PyTorch is made by
+//! `compare_torch.py` beside this file, which drives this program window by window (`--paced`) in
+//! turn with PyTorch on the same shape, distributions and thread count.
+//!
+//! `--threads N` (2), `--windows N` (11), `--window-ms N` (500), `--only TEXT`, `--json`.
+
+mod harness;
+
+use std::io::{BufRead, Write};
+
+use flechette::schema::preset::{Kind, criteo};
+use flechette::schema::{Architecture, Schema};
+use flechette::trainer::optim::{self, Optimizer};
+use flechette::trainer::{Learner, initialise};
+use flechette::types::Batch;
+use harness::{Draw, Options, Sorted};
+
+const DENSE: usize = 13;
+const TABLES: usize = 26;
+const ROWS: u64 = 100_000;
+const DIM: usize = 16;
+/// Batches made beforehand, as `torch_dlrm.py` has it.
+const POOL: usize = 64;
+
+/// What is trained how.
+struct Setting {
+    optimizer: String,
+    batch: usize,
+    skew: String,
+}
+
+impl Setting {
+    fn name(&self) -> String {
+        format!("{} batch {} {}", self.optimizer, self.batch, self.skew)
+    }
+}
+
+fn main() -> anyhow::Result<()> {
+    let options = Options::read(500);
+    let threads = options.number("--threads", 2);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
+    if let Some(setting) = options.value("--paced") {
+        return pool.install(|| paced(&setting, options));
+    }
+    pool.install(|| rates(&options, threads))
+}
+
+/// Every setting's rates.
+fn rates(options: &Options, threads: usize) -> anyhow::Result<()> {
+    println!("train_dlrm: samples/s, {threads} threads; for the ratio run benches/compare_torch.py");
+    println!("{}", harness::place());
+    println!("{:<28} {:>10} {:>10} {:>10}", "setting", "median", "least", "most");
+    let windows = options.number("--windows", 11);
+    let mut rows = Vec::new();
+    for optimizer in ["sgd", "adagrad"] {
+        for batch in [128, 2048] {
+            for skew in ["uniform", "criteo"] {
+                let setting = Setting { optimizer: optimizer.into(), batch, skew: skew.into() };
+                if !options.wants(&setting.name()) {
+                    continue;
+                }
+                let mut run = Run::new(&setting)?;
+                run.window(options)?;
+                let found = (0..windows).map(|_| run.window(options)).collect::<anyhow::Result<Vec<_>>>()?;
+                let found = Sorted::of(found.into_iter());
+                let (median, least, most) = (found.at(0.5), found.at(0.0), found.at(1.0));
+                println!("{:<28} {median:>10.0} {least:>10.0} {most:>10.0}", setting.name());
+                let name = setting.name();
+                rows.push(
+                    serde_json::json!({ "setting": name, "median": median, "least": least, "most": most }),
+                );
+            }
+        }
+    }
+    println!("load {} at the end", harness::load());
+    if options.json {
+        let place = harness::place();
+        let report = serde_json::json!({ "bench": "train_dlrm", "unit": "samples/s", "threads": threads,
+            "place": place, "rows": rows });
+        println!("{report}");
+    }
+    Ok(())
+}
+
+/// One setting, `optimizer,batch,skew`, driven from outside: each line of standard input is a
+/// window's milliseconds, and each line of output its rate.
+fn paced(setting: &str, mut options: Options) -> anyhow::Result<()> {
+    let parts: Vec<&str> = setting.split(',').collect();
+    let [optimizer, batch, skew] = parts[..] else { anyhow::bail!("--paced: optimizer,batch,skew") };
+    let setting = Setting { optimizer: optimizer.into(), batch: batch.parse()?, skew: skew.into() };
+    let mut run = Run::new(&setting)?;
+    for line in std::io::stdin().lock().lines() {
+        options.window = std::time::Duration::from_millis(line?.trim().parse()?);
+        println!("{}", run.window(&options)?);
+        std::io::stdout().flush()?;
+    }
+    Ok(())
+}
+
+/// A learner and its batches.
+struct Run {
+    learner: Learner,
+    batches: Vec<(Batch, Vec<f32>)>,
+    next: usize,
+    probabilities: Vec<f32>,
+}
+
+impl Run {
+    fn new(setting: &Setting) -> anyhow::Result<Self> {
+        let kind: optim::Kind = setting.optimizer.parse()?;
+        let lr = if kind == optim::Kind::Sgd { 0.1 } else { 0.02 };
+        let learner = initialise(&kaggle(), Optimizer { kind, lr, eps: 1e-10 }, 0)?;
+        let batches = batches(setting.batch, &setting.skew);
+        Ok(Self { learner, batches, next: 0, probabilities: Vec::new() })
+    }
+
+    /// Samples a second over one window.
+    fn window(&mut self, options: &Options) -> anyhow::Result<f64> {
+        let mut error = None;
+        let rate = options.rate(|| {
+            let (batch, labels) = &self.batches[self.next % self.batches.len()];
+            self.next += 1;
+            if let Err(e) = self.learner.step(batch, labels, &mut self.probabilities) {
+                error = Some(e);
+            }
+            batch.samples as u64
+        });
+        error.map_or(Ok(rate), |e| Err(e.into()))
+    }
+}
+
+/// The network of facebookresearch/dlrm's Kaggle script.
+fn kaggle() -> Schema {
+    let mut schema = criteo(Kind::Dlrm, DIM, ROWS);
+    schema.architecture = Architecture::Dlrm { bottom: vec![512, 256, 64], top: vec![512, 256] };
+    schema
+}
+
+/// Ids uniform, or by a power law of exponent 1 scattered over the rows; the same distributions as in
+/// `torch_dlrm.py`, where the reasons stand.
+fn batches(samples: usize, skew: &str) -> Vec<(Batch, Vec<f32>)> {
+    let mut draw = Draw::new(0);
+    let criteo = skew == "criteo";
+    let batch = |draw: &mut Draw| {
+        let mut batch = Batch::empty(TABLES);
+        batch.samples = samples;
+        batch.dense = (0..samples * DENSE).map(|_| draw.uniform() as f32 * 3.0).collect();
+        for column in &mut batch.features {
+            for _ in 0..samples {
+                let u = draw.uniform();
+                let rank = ((u * (ROWS as f64 + 1.0).ln()).exp() - 1.0) as u64;
+                let id = if criteo { rank * 48_271 % ROWS } else { (u * ROWS as f64) as u64 };
+                column.push(&[id]);
+            }
+        }
+        let labels = (0..samples).map(|_| f32::from(u8::from(draw.uniform() < 0.25))).collect();
+        (batch, labels)
+    };
+    (0..POOL).map(|_| batch(&mut draw)).collect()
+}

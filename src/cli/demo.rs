@@ -1,0 +1,200 @@
+//! `flechette demo`: the whole product in half a minute, by its own commands.
+//!
+//! It makes click logs in the shape of Criteo's, and then runs the command lines that a user would,
+//! printing each, against a server of its own with the cache on at 10 % of the rows.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context;
+use clap::Parser;
+use tokio::runtime::Runtime;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+
+use crate::cli::serve::{self, Serving};
+use crate::cli::{Cli, run as run_cli};
+use crate::config::{Config, Flags};
+use crate::dataset::synthetic::write_criteo_tsv;
+use crate::engine::Engine;
+use crate::schema::preset::{self, Kind};
+use crate::server::terminated;
+
+/// Flags of `demo`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Ends when everything was shown, instead of going on serving
+    #[arg(long)]
+    once: bool,
+    /// Rows to train on
+    #[arg(long, value_name = "N", default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(1000..=100_000_000))]
+    rows: u64,
+    /// Keeps data and model here, instead of in a temporary directory that is removed at the end
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+const MODEL: &str = "demo";
+const TEST_ROWS: u64 = 20_000;
+/// Rows of each of the 26 tables.
+const TABLE_ROWS: u64 = 50_000;
+const DIM: usize = 16;
+const SHOWN_SCORES: usize = 5;
+/// The ports of `serve`, taken when they are free.
+const PORTS: [u16; 2] = [8001, 8002];
+
+/// Shows everything.
+///
+/// # Errors
+/// A directory that cannot be written, or what the commands say.
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let kept = args.dir.is_some();
+    let dir = args
+        .dir
+        .clone()
+        .unwrap_or_else(|| std::env::temp_dir().join(format!("flechette-demo-{}", std::process::id())));
+    fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
+    let shown = show(&args, &dir);
+    if !kept {
+        fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
+    }
+    shown
+}
+
+fn show(args: &Args, dir: &Path) -> anyhow::Result<()> {
+    let [train, test, schema, models, scores] =
+        ["train.tsv", "test.tsv", "model.toml", "models", "scores.txt"].map(|name| dir.join(name));
+    say(&format!("making {} + {TEST_ROWS} click log rows in {}", args.rows, dir.display()));
+    // Two seeds of one world: what is learnt from the first holds for the second.
+    write_data(&train, args.rows, 1)?;
+    write_data(&test, TEST_ROWS, 2)?;
+
+    say(&format!("flechette init --dataset criteo --arch dlrm --dim {DIM} --rows {TABLE_ROWS} > model.toml"));
+    fs::write(&schema, preset::criteo(Kind::Dlrm, DIM, TABLE_ROWS).to_toml())?;
+    let shared = ["--format", "criteo-tsv"];
+    command(
+        &["train", "--model-config", text(&schema)?, "--data", text(&train)?, "--valid", text(&test)?],
+        &[&shared[..], &["--models", text(&models)?, "--name", MODEL]].concat(),
+    )?;
+
+    let server = Running::start(&models)?;
+    let addr = format!("http://{}", server.grpc);
+    let target = ["--addr", addr.as_str(), "--model", MODEL, text(&test)?];
+    command(&["score", "--out", text(&scores)?], &[&shared[..], &target].concat())?;
+    println!("first scores: {}", first_scores(&scores)?);
+    let load = ["load", "--batch", "16", "--concurrency", "4", "--seconds", "3"];
+    command(&load, &[&shared[..], &target].concat())?;
+    server.print_hits();
+
+    say(&format!(
+        "serving: gRPC {}, http://{}/ and http://{}/metrics",
+        server.grpc, server.http, server.http
+    ));
+    if !args.once {
+        println!("stop it with Ctrl-C");
+    }
+    server.end(args.once)
+}
+
+/// The server of this demonstration, in the background.
+struct Running {
+    runtime: Runtime,
+    engine: Arc<Engine>,
+    grpc: SocketAddr,
+    http: SocketAddr,
+    stop: Arc<Notify>,
+    server: JoinHandle<anyhow::Result<()>>,
+}
+
+impl Running {
+    fn start(models: &Path) -> anyhow::Result<Self> {
+        let [grpc, http] = PORTS.map(free_address);
+        let flags = Flags {
+            models: Some(text(models)?.to_owned()),
+            grpc: Some(grpc),
+            http: Some(http),
+            cache_mode: Some("on".to_owned()),
+            cache_fraction: Some("0.1".to_owned()),
+            ..Flags::default()
+        };
+        say(&format!("flechette serve --models {} --cache-mode on --cache-fraction 0.1", models.display()));
+        // The environment is left out: it may size the cache otherwise.
+        let config = Config::resolve(&flags, [], None)?;
+        let serving = Serving::load(&config, models)?;
+        let engine = serving.engines[0].clone();
+        let runtime = serve::runtime(&config)?;
+        let bound = runtime.block_on(serving.bind(&config))?;
+        let (grpc, http) = (bound.grpc_addr(), bound.http_addr());
+        let stop = Arc::new(Notify::new());
+        let stopped = stop.clone();
+        let server = runtime.spawn(async move {
+            bound.run(async move { stopped.notified().await }).await?;
+            anyhow::Ok(())
+        });
+        Ok(Self { runtime, engine, grpc, http, stop, server })
+    }
+
+    fn print_hits(&self) {
+        let Some(stats) = self.engine.cache_stats() else { return };
+        let hits: u64 = stats.tables.iter().map(|t| t.hits).sum();
+        let misses: u64 = stats.tables.iter().map(|t| t.misses).sum();
+        println!(
+            "cache: {:.1} % of {} row lookups hit; {} rows in {:.1} MiB",
+            100.0 * hits as f64 / (hits + misses).max(1) as f64,
+            hits + misses,
+            stats.entries,
+            stats.total_bytes as f64 / f64::from(1 << 20),
+        );
+    }
+
+    /// Serves on until told to stop, unless `now`; then drains.
+    fn end(self, now: bool) -> anyhow::Result<()> {
+        let Self { runtime, stop, server, .. } = self;
+        runtime.block_on(async move {
+            if !now {
+                terminated()?.await;
+            }
+            stop.notify_one();
+            server.await?
+        })
+    }
+}
+
+/// Runs a command line of this program, after printing it.
+fn command(first: &[&str], rest: &[&str]) -> anyhow::Result<()> {
+    let words = || ["flechette"].iter().chain(first).chain(rest).copied();
+    say(&words().collect::<Vec<_>>().join(" "));
+    run_cli(Cli::try_parse_from(words())?)
+}
+
+fn say(line: &str) {
+    println!("\n> {line}");
+}
+
+fn write_data(path: &Path, rows: u64, seed: u64) -> anyhow::Result<()> {
+    let write = || -> std::io::Result<()> {
+        let mut out = BufWriter::with_capacity(1 << 20, File::create(path)?);
+        write_criteo_tsv(rows, seed, &mut out)?;
+        out.flush()
+    };
+    write().with_context(|| path.display().to_string())
+}
+
+fn first_scores(path: &Path) -> anyhow::Result<String> {
+    let scores = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    Ok(scores.lines().take(SHOWN_SCORES).collect::<Vec<_>>().join(", "))
+}
+
+/// This port of the loopback address, or any port when it is taken.
+fn free_address(port: u16) -> String {
+    let wanted = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let port = TcpListener::bind(wanted).map_or(0, |_| port);
+    format!("{}:{port}", Ipv4Addr::LOCALHOST)
+}
+
+fn text(path: &Path) -> anyhow::Result<&str> {
+    path.to_str().with_context(|| format!("{}: expected a path in UTF-8", path.display()))
+}

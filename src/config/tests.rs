@@ -1,0 +1,99 @@
+//! What configuration does with each layer and each mistake.
+
+use super::layers::{KEYS, parse_bytes, variable};
+use super::*;
+
+fn resolve(flags: &Flags, env: &[(&str, &str)], file: &str) -> Result<Config, ConfigError> {
+    Config::resolve(flags, env.iter().map(|(k, v)| (k.into(), v.into())), Some(file))
+}
+
+fn refusal(env: &[(&str, &str)], file: &str) -> String {
+    resolve(&Flags::default(), env, file).unwrap_err().to_string()
+}
+
+#[test]
+fn flags_win_over_environment_and_environment_over_file() {
+    let file = "[server]\ngrpc = \"127.0.0.1:1\"\nhttp = \"127.0.0.1:2\"\nmax_samples = 5\n";
+    let env = [("FLECHETTE_SERVER_GRPC", "127.0.0.1:3"), ("FLECHETTE_SERVER_HTTP", "127.0.0.1:4")];
+    let flags = Flags { grpc: Some("127.0.0.1:5".to_owned()), ..Flags::default() };
+    let config = resolve(&flags, &env, file).unwrap();
+    assert_eq!(config.server.grpc.port(), 5);
+    assert_eq!(config.server.http.port(), 4);
+    assert_eq!(config.server.max_samples, 5);
+    assert!(config.warnings.is_empty());
+}
+
+#[test]
+fn defaults_are_the_documented_limits() {
+    let config = resolve(&Flags::default(), &[], "").unwrap();
+    assert_eq!(config.server.max_samples, 4096);
+    assert_eq!(config.server.max_bytes, 16 << 20);
+    assert_eq!(config.server.grpc.to_string(), "127.0.0.1:8001");
+    assert_eq!(config.server.http.to_string(), "127.0.0.1:8002");
+    assert_eq!(config.cache, CacheConfig { mode: CacheMode::Auto, size: None, staging_bytes: None });
+}
+
+#[test]
+fn a_bad_value_names_the_key_the_source_and_what_came() {
+    let text = refusal(&[("FLECHETTE_SERVER_MAX_SAMPLES", "many")], "");
+    assert_eq!(
+        text,
+        "server.max_samples (environment FLECHETTE_SERVER_MAX_SAMPLES): \
+         expected a whole number from 1 to 1048576, got \"many\""
+    );
+    assert!(refusal(&[], "[cache]\nmode = \"maybe\"").contains("cache.mode"));
+    assert!(refusal(&[], "[cache]\nmode = true").contains("expected a string or a number"));
+    assert!(refusal(&[("FLECHETTE_SERVER_GRPC", "nowhere")], "").contains("host:port"));
+    assert!(refusal(&[("FLECHETTE_CACHE_FRACTION", "NaN")], "").contains("cache.fraction"));
+    assert!(refusal(&[], "[server\n").contains("config file"));
+}
+
+#[test]
+fn every_key_can_be_set_from_the_environment() {
+    for key in KEYS {
+        let text = refusal_or_ok(&variable(key));
+        assert!(!text.contains("unknown"), "{key}: {text}");
+    }
+}
+
+fn refusal_or_ok(variable: &str) -> String {
+    match resolve(&Flags::default(), &[(variable, "1")], "") {
+        Ok(config) => config.warnings.join(" "),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn unknown_names_are_warned_of_and_the_tests_own_is_not() {
+    let env = [("FLECHETTE_CACHE_SIZE", "1"), ("FLECHETTE_DATA", "/x"), ("PATH", "/bin")];
+    let config = resolve(&Flags::default(), &env, "loose = 1\n[server]\nporto = 1\n").unwrap();
+    assert_eq!(config.warnings.len(), 3, "{:?}", config.warnings);
+    assert!(config.warnings.iter().any(|w| w.contains("server.porto")));
+    assert!(config.warnings.iter().any(|w| w.contains("FLECHETTE_CACHE_SIZE")));
+}
+
+#[test]
+fn bytes_and_fraction_exclude_each_other_unless_the_cache_is_off() {
+    let env = [("FLECHETTE_CACHE_BYTES", "64Mi"), ("FLECHETTE_CACHE_FRACTION", "0.1")];
+    let text = refusal(&env, "");
+    assert!(text.contains("cache.bytes") && text.contains("cache.fraction"), "{text}");
+    let config = resolve(&Flags::default(), &env, "[cache]\nmode = \"off\"").unwrap();
+    assert_eq!(config.cache.size, None);
+}
+
+#[test]
+fn bytes_take_suffixes() {
+    let cases = [("512", 512), ("64K", 64_000), ("1.5Ki", 1536), ("2 GB", 2_000_000_000), ("1GiB", 1 << 30)];
+    for (text, bytes) in cases {
+        assert_eq!(parse_bytes(text), Some(bytes), "{text}");
+    }
+    for text in ["", "K", "-1", "-1K", "1X", "inf K", "1e30G"] {
+        assert_eq!(parse_bytes(text), None, "{text}");
+    }
+}
+
+#[test]
+fn a_queue_smaller_than_one_request_is_refused() {
+    let text = refusal(&[("FLECHETTE_BATCHER_QUEUE_SAMPLES", "100")], "");
+    assert!(text.contains("batcher.queue_samples") && text.contains("4096"), "{text}");
+}

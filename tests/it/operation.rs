@@ -1,0 +1,250 @@
+//! The program in operation: damaged versions and wrong settings, a drain under load, a crowd of
+//! clients, and what `score` and `load` say when something is wrong.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use flechette::cli::client;
+use flechette::dataset::{self, Format, Limits};
+use flechette::schema::preset::{self, Kind};
+use flechette::server::proto::ctr_client::CtrClient;
+use flechette::types::RawBatch;
+use tonic::Code;
+
+use crate::program::{Served, Workshop, flechette, run_failing, run_json};
+use crate::serving::channel;
+
+fn version_dir(models: &str, name: &str, version: u64) -> PathBuf {
+    Path::new(models).join(name).join(version.to_string())
+}
+
+/// Replaces a file of a version, which is read-only.
+fn replace(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
+    let mut bytes = fs::read(path).unwrap();
+    change(&mut bytes);
+    fs::remove_file(path).unwrap();
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn damaged_versions_are_named_and_the_last_good_one_serves() {
+    let workshop = Workshop::new(300, 50);
+    for version in 1..=3 {
+        assert_eq!(workshop.train(Kind::Dlrm)["version"], version);
+    }
+    let models = &workshop.models;
+    let truncated = version_dir(models, "dlrm", 3).join("tables/C4.safetensors");
+    replace(&truncated, |bytes| bytes.truncate(bytes.len() / 2));
+    let corrupt = version_dir(models, "dlrm", 2).join("dense.safetensors");
+    replace(&corrupt, |bytes| *bytes.last_mut().unwrap() ^= 1);
+
+    let served = Served::start(models, "");
+    assert_eq!(served.score("dlrm", &workshop.valid, "")["version"], 1);
+    served.terminate();
+    let (status, log) = served.ended();
+    assert!(status.success());
+    for (version, path, fault) in [(3, &truncated, "truncated"), (2, &corrupt, "corrupt")] {
+        let line = log.lines().find(|line| line.contains(&format!("version={version}"))).expect(&log);
+        assert!(line.contains("version refused") && line.contains(fault), "{line}");
+        assert!(line.contains(path.to_str().unwrap()), "{line}");
+    }
+
+    fs::remove_file(version_dir(models, "dlrm", 1).join("MANIFEST.json")).unwrap();
+    let error = run_failing(1, &format!("serve --models {models}"));
+    assert!(
+        error.contains("dlrm") && error.contains("MANIFEST.json") && error.contains("truncated"),
+        "{error}"
+    );
+}
+
+#[test]
+fn serve_says_in_one_line_what_it_cannot_use() {
+    let workshop = Workshop::new(300, 50);
+    let missing = workshop.path("nowhere");
+    let error = run_failing(2, &format!("serve --models {missing}"));
+    assert!(error.contains(&missing) && error.contains("no such directory"), "{error}");
+    let error = run_failing(2, &format!("serve --models {}", workshop.dir.path().display()));
+    assert!(error.contains("no model"), "{error}");
+
+    workshop.train(Kind::Dcn);
+    let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let busy = holder.local_addr().unwrap().to_string();
+    for (flag, other, key) in [("--grpc", "--http", "server.grpc"), ("--http", "--grpc", "server.http")] {
+        let models = &workshop.models;
+        let error = run_failing(1, &format!("serve --models {models} {flag} {busy} {other} 127.0.0.1:0"));
+        assert!(error.contains(key) && error.contains(&busy) && error.contains("in use"), "{error}");
+    }
+}
+
+#[test]
+fn a_drain_under_load_loses_no_request_and_exits_with_0() {
+    let workshop = Workshop::new(500, 64);
+    workshop.train(Kind::Dlrm);
+    let served = Served::start(&workshop.models, "");
+    let schema = preset::criteo(Kind::Dlrm, 8, 1000);
+    let mut raw = RawBatch::default();
+    let valid = [PathBuf::from(&workshop.valid)];
+    let mut reader = dataset::open(Format::CriteoTsv, &valid, &schema, Limits::default()).unwrap();
+    reader.read(64, &mut raw).unwrap();
+    let request = client::request("dlrm", &schema, &raw);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let scored: usize = runtime.block_on(async {
+        let mut clients = Vec::new();
+        for _ in 0..16 {
+            let (mut ctr, request) = (CtrClient::new(channel(served.grpc).await), request.clone());
+            clients.push(tokio::spawn(async move {
+                for scored in 0.. {
+                    match ctr.predict(request.clone()).await {
+                        Ok(answer) => assert_eq!(answer.into_inner().scores.len(), 64),
+                        Err(status) => {
+                            assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+                            assert!(!status.message().is_empty());
+                            return scored;
+                        }
+                    }
+                }
+                unreachable!("the server never ended")
+            }));
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        served.terminate();
+        let mut scored = 0;
+        for client in clients {
+            scored += client.await.unwrap();
+        }
+        scored
+    });
+    let (status, log) = served.ended();
+    assert!(status.success(), "{status}: {log}");
+    assert!(scored > 0);
+    assert!(log.contains("stopped") && log.contains("given_up=0"), "{log}");
+    assert!(!log.contains("panicked"), "{log}");
+}
+
+#[test]
+fn no_request_of_500_clients_is_lost() {
+    let workshop = Workshop::new(500, 200);
+    workshop.train(Kind::Dlrm);
+    let served = Served::start(&workshop.models, "");
+    let (url, valid) = (served.url(), &workshop.valid);
+    let told = run_json(&format!(
+        "load --addr {url} --model dlrm --format criteo-tsv {valid} --batch 2 --concurrency 500 \
+         --connections 500 --seconds 3 --timeout 60 --json"
+    ));
+    let number = |key: &str| told[key].as_u64().unwrap_or_else(|| panic!("{key}: {told}"));
+    assert_eq!(number("sent"), number("ok") + number("failed"));
+    assert!(number("ok") >= 500, "{told}");
+    assert_eq!(number("rows"), 2 * number("ok"));
+    let errors = told["errors"].as_object().unwrap();
+    assert!(errors.keys().all(|code| code == "RESOURCE_EXHAUSTED"), "{told}");
+    // The server counts the one GetModel too.
+    let counted = served.metric("flechette_requests_total", &["model=\"dlrm\"", "code=\"OK\""]);
+    assert_eq!(counted as u64, number("ok") + 1);
+}
+
+#[test]
+fn an_open_loop_accounts_for_every_request_that_was_due() {
+    let workshop = Workshop::new(300, 300);
+    workshop.train(Kind::Dcn);
+    let served = Served::start(&workshop.models, "");
+    let (url, valid) = (served.url(), &workshop.valid);
+    let load = |flags: &str| {
+        run_json(&format!("load --addr {url} --model dcn --format criteo-tsv {valid} --json {flags}"))
+    };
+    let told = load("--batch 16 --rate 200 --seconds 1 --warmup 0.1");
+    assert_eq!(
+        (&told["sent"], &told["unsent"], &told["ok"]),
+        (&200.into(), &0.into(), &200.into()),
+        "{told}"
+    );
+    assert_eq!((&told["rows"], &told["mode"]), (&3200.into(), &"open".into()));
+    let crowded = load("--batch 300 --rate 20000 --seconds 1 --outstanding 2");
+    let number = |key: &str| crowded[key].as_u64().unwrap();
+    assert_eq!(number("sent") + number("unsent"), 20_000);
+    assert!(number("unsent") > 0 && number("ok") > 0, "{crowded}");
+}
+
+#[test]
+fn score_and_load_say_in_one_line_what_is_wrong_and_leave_no_half_file() {
+    let workshop = Workshop::new(300, 300);
+    workshop.train(Kind::Dlrm);
+    let served = Served::start(&workshop.models, "");
+    let (url, valid, out) = (served.url(), &workshop.valid, workshop.path("out"));
+    let broken = workshop.path("broken.tsv");
+    fs::write(&broken, fs::read_to_string(valid).unwrap() + &"not a sample\n".repeat(200)).unwrap();
+    let nobody = {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        format!("http://{}", listener.local_addr().unwrap())
+    };
+    fs::write(&out, "as it was").unwrap();
+    for (code, addr, model, file, more, words) in [
+        (1, nobody.as_str(), "dlrm", valid.as_str(), "--json", "cannot connect"),
+        (2, "localhost", "dlrm", valid, "--json", "--addr: expected http://HOST:PORT"),
+        (2, &url, "none", valid, "--json", "no model \"none\""),
+        (2, &url, "dlrm", "/nowhere.tsv", "--json", "/nowhere.tsv"),
+        (2, &url, "dlrm", &broken, "--batch=16", "malformed"),
+        (2, &url, "dlrm", valid, "--batch=5000", "at most 4096 samples, got 5000"),
+    ] {
+        let target = format!("--addr {addr} --model {model} --format criteo-tsv {file} {more}");
+        let error = run_failing(code, &format!("score --out {out} {target}"));
+        assert!(error.contains(words), "{error}");
+        if file != broken {
+            let error = run_failing(code, &format!("load --seconds 1 --rate 1 {target}"));
+            assert!(error.contains(words), "{error}");
+        }
+    }
+    assert_eq!(fs::read_to_string(&out).unwrap(), "as it was");
+    let names = fs::read_dir(workshop.dir.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    let halves: Vec<_> = names.filter(|name| name.to_str().unwrap().ends_with(".tmp")).collect();
+    assert_eq!(halves, Vec::<std::ffi::OsString>::new());
+    for (flags, words) in [
+        ("--rate 0", "--rate"),
+        ("--rate 1 --concurrency 1", "cannot be used with"),
+        ("", "required arguments"),
+        ("--concurrency 0", "--concurrency"),
+        ("--concurrency 1 --batch 400", "fewer samples than one request"),
+    ] {
+        let line = format!("load --seconds 1 --addr {url} --model dlrm --format criteo-tsv {valid} {flags}");
+        let error = run_failing(2, &line);
+        assert!(error.contains(words), "{error}");
+    }
+}
+
+#[test]
+fn a_full_queue_is_waited_for() {
+    let workshop = Workshop::new(300, 3000);
+    workshop.train(Kind::Dlrm);
+    let config = workshop.path("serve.toml");
+    // Room for one request, and eight come at once.
+    let limits = "[server]\nmax_samples = 64\n[batcher]\nmax_samples = 64\nqueue_samples = 64\nworkers = 1\n";
+    fs::write(&config, limits).unwrap();
+    let served = Served::start(&workshop.models, &format!("--config {config}"));
+    let out = workshop.path("out");
+    let told = served.score("dlrm", &workshop.valid, &format!("--batch 64 --out {out}"));
+    assert_eq!(told["rows"], 3000);
+    assert!(fs::read(&out).unwrap() == fs::read(workshop.trained_scores(Kind::Dlrm)).unwrap());
+    drop(served);
+
+    fs::write(&config, "[server]\nmax_requests = 1\n").unwrap();
+    let served = Served::start(&workshop.models, &format!("--config {config}"));
+    let told = served.score("dlrm", &workshop.valid, "");
+    assert_eq!(told["rows"], 3000);
+}
+
+#[test]
+fn a_reader_that_leaves_early_is_no_error_of_score() {
+    let workshop = Workshop::new(300, 300);
+    workshop.train(Kind::Dlrm);
+    let served = Served::start(&workshop.models, "");
+    let (url, valid) = (served.url(), &workshop.valid);
+    let line = format!("score --addr {url} --model dlrm --format criteo-tsv {valid} --out /dev/stdout");
+    let mut command = flechette();
+    let command = command.args(line.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), text.as_str()), (Some(0), ""));
+}

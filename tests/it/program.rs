@@ -1,0 +1,194 @@
+//! The real program as a child process: commands to their end, and `serve` until it is stopped.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc;
+use std::thread::{self, JoinHandle};
+
+use flechette::dataset::synthetic::write_criteo_tsv;
+use flechette::schema::preset::{self, Kind};
+use serde_json::Value;
+
+/// The program, untouched by the environment that the tests run in.
+pub fn flechette() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flechette"));
+    let ours = |name: &str| name.starts_with("FLECHETTE_") || name == "RUST_LOG";
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(ours) {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// Runs a command line to its end.
+pub fn run(line: &str) -> Output {
+    flechette().args(line.split_whitespace()).output().unwrap()
+}
+
+/// Runs a command that must succeed, and gives the line of JSON that its output ends with.
+pub fn run_json(line: &str) -> Value {
+    let output = run(line);
+    assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    serde_json::from_str(text.lines().last().expect("a line of output")).unwrap()
+}
+
+/// Runs a command that must fail with this code and one line of error, and gives that line.
+pub fn run_failing(code: i32, line: &str) -> String {
+    let output = run(line);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(code), "{line}: {text}");
+    let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("error: ")).collect();
+    assert_eq!(lines.len(), 1, "{line}: {text}");
+    lines[0].to_owned()
+}
+
+/// A directory with generated clicks to train and to score, and the models made of them.
+pub struct Workshop {
+    pub dir: tempfile::TempDir,
+    pub models: String,
+    pub train: String,
+    pub valid: String,
+}
+
+impl Workshop {
+    pub fn new(train_rows: u64, valid_rows: u64) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+        let (models, train, valid) = (path("models"), path("train.tsv"), path("valid.tsv"));
+        write_criteo_tsv(train_rows, 1, fs::File::create(&train).unwrap()).unwrap();
+        write_criteo_tsv(valid_rows, 2, fs::File::create(&valid).unwrap()).unwrap();
+        Self { dir, models, train, valid }
+    }
+
+    pub fn path(&self, name: &str) -> String {
+        self.dir.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    /// Writes the `model.toml` of an architecture over tables of `rows` rows.
+    pub fn config(&self, kind: Kind, dim: usize, rows: u64) -> String {
+        let path = self.path(&format!("{}.toml", kind.name()));
+        fs::write(&path, preset::criteo(kind, dim, rows).to_toml()).unwrap();
+        path
+    }
+
+    /// Trains a small model named after its architecture, and gives the words of `train --json`.
+    /// The trainer's own scores of the validation rows lie at `trained_scores`.
+    pub fn train(&self, kind: Kind) -> Value {
+        let (config, name) = (self.config(kind, 8, 1000), kind.name());
+        let (out, Self { models, train, valid, .. }) = (self.trained_scores(kind), self);
+        run_json(&format!(
+            "train --model-config {config} --format criteo-tsv --data {train} --valid {valid} \
+             --valid-out {out} --models {models} --name {name} --json"
+        ))
+    }
+
+    pub fn trained_scores(&self, kind: Kind) -> String {
+        self.path(&format!("{}.scores", kind.name()))
+    }
+}
+
+/// `serve` on free ports, killed when dropped.
+pub struct Served {
+    child: Child,
+    pub grpc: SocketAddr,
+    pub http: SocketAddr,
+    /// Everything that it logs.
+    log: Option<JoinHandle<String>>,
+}
+
+impl Served {
+    /// Waits until it serves; what it says instead fails the test.
+    pub fn start(models: &str, flags: &str) -> Self {
+        let line = format!("serve --models {models} --grpc 127.0.0.1:0 --http 127.0.0.1:0 {flags}");
+        let mut child = flechette().args(line.split_whitespace()).stderr(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let (sender, addresses) = mpsc::channel();
+        let log = thread::spawn(move || {
+            let mut log = String::new();
+            for line in lines.map_while(Result::ok) {
+                log = log + &line + "\n";
+                let address = |key| line.split_once(key)?.1.split(' ').next()?.parse::<SocketAddr>().ok();
+                if let (Some(grpc), Some(http)) = (address("grpc="), address("http=")) {
+                    let _ = sender.send((grpc, http));
+                }
+            }
+            log
+        });
+        match addresses.recv() {
+            Ok((grpc, http)) => Self { child, grpc, http, log: Some(log) },
+            Err(_) => panic!("serve ended: {}", log.join().unwrap()),
+        }
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}", self.grpc)
+    }
+
+    /// Scores a file with `score` and gives what it tells.
+    pub fn score(&self, model: &str, file: &str, flags: &str) -> Value {
+        let url = self.url();
+        run_json(&format!("score --addr {url} --model {model} --format criteo-tsv {file} --json {flags}"))
+    }
+
+    /// The value of one line of the metrics page, 0 when it is not there.
+    pub fn metric(&self, name: &str, labels: &[&str]) -> f64 {
+        let mut stream = std::net::TcpStream::connect(self.http).unwrap();
+        let request = "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+        std::io::Write::write_all(&mut stream, request.as_bytes()).unwrap();
+        let mut page = String::new();
+        stream.read_to_string(&mut page).unwrap();
+        let wanted = |line: &&str| {
+            line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{'))
+                && labels.iter().all(|label| line.contains(label))
+        };
+        page.lines().find(wanted).map_or(0.0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+    }
+
+    /// The most memory that it has had.
+    pub fn peak_bytes(&self) -> u64 {
+        peak_bytes(self.child.id()).expect("it is alive")
+    }
+
+    /// Sends SIGTERM.
+    pub fn terminate(&self) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    }
+
+    /// Waits for its end, and gives its log too.
+    pub fn ended(mut self) -> (ExitStatus, String) {
+        let status = self.child.wait().unwrap();
+        (status, self.log.take().unwrap().join().unwrap())
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// `VmHWM` of a process; `None` when it has ended.
+pub fn peak_bytes(pid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
+    Some(line.split_whitespace().nth(1)?.parse::<u64>().unwrap() * 1024)
+}
+
+/// A file of the real data sets, where they are.
+pub fn real(name: &str) -> Option<PathBuf> {
+    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data");
+    let folder = std::env::var_os("FLECHETTE_DATA").map_or_else(beside, PathBuf::from);
+    let path = folder.join(name);
+    if !path.is_file() {
+        eprintln!("SKIPPED: no {} (set FLECHETTE_DATA)", path.display());
+        return None;
+    }
+    Some(path)
+}

@@ -1,0 +1,102 @@
+//! What the program takes of memory and of disk.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use flechette::schema::preset::{self, Kind};
+use flechette::store;
+use flechette::trainer::{self, optim};
+use flechette::types::Version;
+
+use crate::program::{Served, Workshop, flechette, peak_bytes, run, run_failing};
+
+#[test]
+fn serve_takes_no_more_memory_than_the_rows_and_512_mib() {
+    let (small, large) = (serve_memory(1000), serve_memory(60_000));
+    for Memory { rows, peak } in [&small, &large] {
+        assert!(*peak <= rows + (512 << 20), "{peak} bytes for {rows} bytes of rows");
+    }
+    // The optimizer state, as large as the rows, is not held beside them. (Pages come from the file
+    // in runs, so a little of it may be.)
+    let grown = large.peak - small.peak;
+    let allowed = large.rows - small.rows + (32 << 20);
+    assert!(grown <= allowed, "{grown} bytes more for {} bytes of rows more", large.rows - small.rows);
+}
+
+/// Bytes of a model's rows, and the most that serving it took.
+struct Memory {
+    rows: u64,
+    peak: u64,
+}
+
+/// Serves a model whose optimizer state is as large as its rows, cache off, and scores with it.
+fn serve_memory(table_rows: u64) -> Memory {
+    let workshop = Workshop::new(1, 20_000);
+    let schema = preset::criteo(Kind::Dlrm, 16, table_rows);
+    let optimizer = optim::Optimizer { kind: optim::Kind::Adagrad, lr: 0.02, eps: 1e-10 };
+    let learner = trainer::initialise(&schema, optimizer, 0).unwrap();
+    learner.save(Path::new(&workshop.models), "large").unwrap();
+    drop(learner);
+    let served = Served::start(&workshop.models, "--cache-mode off --threads 2");
+    served.score("large", &workshop.valid, "--batch 4096");
+    let rows = schema.tables.iter().map(|table| table.rows * table.dim as u64 * 4).sum();
+    Memory { rows, peak: served.peak_bytes() }
+}
+
+#[test]
+fn training_on_a_hundred_times_the_data_takes_the_same_memory() {
+    let workshop = Workshop::new(1000, 1);
+    let once = fs::read(&workshop.train).unwrap();
+    let repeated = workshop.path("repeated.tsv");
+    fs::write(&repeated, once.repeat(100)).unwrap();
+    let config = workshop.config(Kind::Dlrm, 4, 1000);
+    let peak = |data: &str| {
+        let models = &workshop.models;
+        let line = format!(
+            "train --model-config {config} --format criteo-tsv --data {data} --models {models} --name m \
+             --batch 64 --threads 2"
+        );
+        let mut child = flechette().args(line.split_whitespace()).stderr(Stdio::null()).spawn().unwrap();
+        let mut peak = 0;
+        while child.try_wait().unwrap().is_none() {
+            peak = peak_bytes(child.id()).unwrap_or(0).max(peak);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert!(child.wait().unwrap().success());
+        peak
+    };
+    let (once, repeated) = (peak(&workshop.train), peak(&repeated));
+    eprintln!("peak memory: {once} bytes once, {repeated} bytes a hundred times");
+    assert!(once > 0 && repeated <= once + (16 << 20), "{once} and {repeated}");
+}
+
+#[test]
+fn a_full_disk_stops_train_in_one_line_and_leaves_the_older_versions_good() {
+    let disk = tempfile::tempdir().unwrap();
+    let mount =
+        Command::new("mount").args(["-t", "tmpfs", "-o", "size=4m", "tmpfs"]).arg(disk.path()).output();
+    if !mount.is_ok_and(|mount| mount.status.success()) {
+        eprintln!("SKIPPED: this test mounts a small tmpfs, which needs root");
+        return;
+    }
+    let workshop = Workshop::new(200, 1);
+    let config = workshop.config(Kind::Dlrm, 4, 500);
+    let (models, data) = (disk.path().display(), &workshop.train);
+    let line =
+        format!("train --model-config {config} --format criteo-tsv --data {data} --models {models} --name m");
+    let mut written = 0;
+    while written < 50 && run(&line).status.success() {
+        written += 1;
+    }
+    let error = run_failing(1, &line);
+    let versions = store::versions(disk.path(), "m").unwrap();
+    let opened: Vec<_> = versions.iter().map(|&version| store::open(disk.path(), "m", version)).collect();
+    let good = opened.iter().all(Result::is_ok);
+    drop(opened);
+    let _ = Command::new("umount").arg("--lazy").arg(disk.path()).status();
+    assert!(error.ends_with(": disk full"), "{error}");
+    assert!(good && written > 0, "{written} written");
+    assert_eq!(versions, (1..=written).map(Version).collect::<Vec<_>>());
+}

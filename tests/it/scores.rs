@@ -1,0 +1,209 @@
+//! A score is the trainer's own to the bit, however it is asked for: through `score` or one by one, by
+//! string or by id, alone or in company, with any cache or none.
+
+use std::fs;
+use std::path::PathBuf;
+
+use flechette::cli::client;
+use flechette::dataset::{self, Format, Limits};
+use flechette::schema::Schema;
+use flechette::schema::preset::{self, Kind};
+use flechette::server::proto::ctr_client::CtrClient;
+use flechette::server::proto::{PredictRequest, PredictResponse};
+use flechette::types::{Batch, RawBatch, RawFeature, RawValues};
+use tonic::transport::Channel;
+
+use crate::program::{Served, Workshop, real, run_json};
+use crate::serving::channel;
+
+const KINDS: [Kind; 5] = [Kind::Dlrm, Kind::Dcn, Kind::Dcnv2, Kind::Deepfm, Kind::WideDeep];
+
+/// No cache, and caches of 1 %, 10 % and all of the rows.
+const CACHES: [&str; 4] = [
+    "--cache-mode off",
+    "--cache-mode on --cache-fraction 0.01",
+    "--cache-mode on --cache-fraction 0.1",
+    "--cache-mode on --cache-fraction 1",
+];
+
+#[test]
+fn served_scores_are_the_trainers_own_to_the_bit_with_any_cache() {
+    let workshop = Workshop::new(3000, 2000);
+    let trained = KINDS.map(|kind| workshop.train(kind));
+    for (flags, batch) in CACHES.into_iter().zip(["1024", "7", "333", "2000"]) {
+        let served = Served::start(&workshop.models, flags);
+        for (kind, trained) in KINDS.into_iter().zip(&trained) {
+            let out = workshop.path("served.scores");
+            let told = served.score(kind.name(), &workshop.valid, &format!("--out {out} --batch {batch}"));
+            let own = fs::read_to_string(workshop.trained_scores(kind)).unwrap();
+            assert!(fs::read_to_string(&out).unwrap() == own, "{kind:?} {flags}");
+            for key in ["auc", "logloss", "normalized_entropy"] {
+                assert!(told[key].is_f64() && told[key] == trained[key], "{key}: {told} {trained}");
+            }
+            assert_eq!(
+                (&told["rows"], &told["version"], &told["absent"]),
+                (&2000.into(), &1.into(), &0.into())
+            );
+        }
+        if flags.contains("on") {
+            let misses = served.metric("flechette_cache_misses_total", &["model=\"dlrm\"", "table=\"C1\""]);
+            assert!(misses > 0.0, "the cache was not asked");
+        }
+    }
+}
+
+#[test]
+fn served_scores_of_real_clicks_are_the_trainers_own_to_the_bit_with_any_cache() {
+    let (Some(train), Some(test)) = (real("criteo_kaggle_train.tsv.zst"), real("criteo_kaggle_test.tsv.zst"))
+    else {
+        return;
+    };
+    let workshop = Workshop::new(1, 1);
+    let (train, test) = (train.to_str().unwrap(), test.to_str().unwrap());
+    let (own, out) = (workshop.path("own.scores"), workshop.path("served.scores"));
+    let config = workshop.config(Kind::Dlrm, 16, 100_000);
+    let models = &workshop.models;
+    let trained = run_json(&format!(
+        "train --model-config {config} --format criteo-tsv --data {train} --valid {test} --valid-out {own} \
+         --models {models} --name real --json"
+    ));
+    for flags in CACHES {
+        let served = Served::start(&workshop.models, flags);
+        let told = served.score("real", test, &format!("--out {out}"));
+        assert!(fs::read(&out).unwrap() == fs::read(&own).unwrap(), "{flags}");
+        assert_eq!(told["auc"], trained["auc"]);
+    }
+}
+
+#[test]
+fn generated_bags_of_ids_score_as_the_trainer_says() {
+    let workshop = Workshop::new(1, 1);
+    let shape = preset::SyntheticShape { tables: 5, rows: 300, dense: 3, multi_hot: Some(4) };
+    let config = workshop.path("bags.toml");
+    fs::write(&config, preset::synthetic(Kind::Dcnv2, 8, shape).to_toml()).unwrap();
+    let (own, out) = (workshop.path("own.scores"), workshop.path("served.scores"));
+    let models = &workshop.models;
+    run_json(&format!(
+        "train --model-config {config} --format synthetic --data rows=2000,seed=1 --valid rows=700,seed=2 \
+         --valid-out {own} --models {models} --name bags --json"
+    ));
+    for flags in CACHES {
+        let served = Served::start(&workshop.models, flags);
+        let url = served.url();
+        let told = run_json(&format!(
+            "score --addr {url} --model bags --format synthetic rows=700,seed=2 --out {out} --batch 64 --json"
+        ));
+        assert_eq!(told["rows"], 700);
+        assert!(fs::read(&out).unwrap() == fs::read(&own).unwrap(), "{flags}");
+    }
+}
+
+/// Rows `from..to` of a file, raw.
+fn rows(schema: &Schema, file: &str, from: usize, to: usize) -> RawBatch {
+    let mut reader =
+        dataset::open(Format::CriteoTsv, &[PathBuf::from(file)], schema, Limits::default()).unwrap();
+    let mut raw = RawBatch::default();
+    if from > 0 {
+        assert_eq!(reader.read(from, &mut raw).unwrap(), from);
+    }
+    assert_eq!(reader.read(to - from, &mut raw).unwrap(), to - from);
+    raw
+}
+
+async fn predict(client: &CtrClient<Channel>, request: PredictRequest) -> PredictResponse {
+    client.clone().predict(request).await.unwrap().into_inner()
+}
+
+fn bits(scores: &[f32]) -> Vec<u32> {
+    scores.iter().map(|score| score.to_bits()).collect()
+}
+
+#[test]
+fn a_sample_scores_the_same_alone_in_seven_and_in_4096_and_beside_other_clients() {
+    let workshop = Workshop::new(1000, 4096);
+    for kind in KINDS {
+        workshop.train(kind);
+    }
+    // One worker, so that the other clients' requests are merged with ours while it computes.
+    let config = workshop.path("serve.toml");
+    fs::write(&config, "[batcher]\nworkers = 1\nmax_delay_us = 2000\n").unwrap();
+    let flags = format!("--config {config} --cache-mode on --cache-fraction 0.1");
+    let served = Served::start(&workshop.models, &flags);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let ctr = CtrClient::new(channel(served.grpc).await);
+        for kind in KINDS {
+            let schema = preset::criteo(kind, 8, 1000);
+            let request =
+                |from, to| client::request(kind.name(), &schema, &rows(&schema, &workshop.valid, from, to));
+            let all = bits(&predict(&ctr, request(0, 4096)).await.scores);
+            assert_eq!(all.len(), 4096);
+            let others: Vec<_> = (0..4)
+                .map(|other| {
+                    let (ctr, request) = (ctr.clone(), request(100 * other, 100 * other + 41));
+                    tokio::spawn(async move {
+                        loop {
+                            predict(&ctr, request.clone()).await;
+                        }
+                    })
+                })
+                .collect();
+            for from in [0, 700, 4089] {
+                let seven = bits(&predict(&ctr, request(from, from + 7)).await.scores);
+                assert_eq!(seven, all[from..from + 7], "{kind:?} from {from}");
+                for place in from..from + 7 {
+                    let alone = bits(&predict(&ctr, request(place, place + 1)).await.scores);
+                    assert_eq!(alone, all[place..=place], "{kind:?} row {place}");
+                }
+            }
+            for other in others {
+                assert!(!other.is_finished(), "the company went away");
+                other.abort();
+            }
+        }
+    });
+    let batches = served.metric("flechette_batch_samples_count", &["model=\"dlrm\""]);
+    let requests = served.metric("flechette_requests_total", &["model=\"dlrm\"", "code=\"OK\""]);
+    assert!(batches > 0.0 && batches < requests, "no request was merged with another");
+}
+
+#[test]
+fn ids_score_as_their_strings_and_absent_ids_take_the_default_and_are_counted() {
+    let workshop = Workshop::new(1000, 50);
+    workshop.train(Kind::Dlrm);
+    for flags in CACHES {
+        let served = Served::start(&workshop.models, flags);
+        let schema = preset::criteo(Kind::Dlrm, 8, 1000);
+        let strings = rows(&schema, &workshop.valid, 0, 50);
+        let mut encoded = Batch::default();
+        schema.encode(&strings, &mut encoded).unwrap();
+        let columns = encoded.features.into_iter();
+        let columns =
+            columns.map(|column| RawFeature { offsets: column.offsets, values: RawValues::Ids(column.ids) });
+        let ids = RawBatch { features: columns.collect(), ..strings.clone() };
+        let mut absent = ids.clone();
+        for (feature, sample, id) in [(2, 0, 1000), (2, 49, u64::MAX), (7, 3, 1001)] {
+            let RawValues::Ids(ids) = &mut absent.features[feature].values else { panic!("not ids") };
+            ids[sample] = id;
+        }
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(async {
+            let ctr = CtrClient::new(channel(served.grpc).await);
+            let scores = async |raw: &RawBatch| predict(&ctr, client::request("dlrm", &schema, raw)).await;
+            let (by_string, by_id) = (scores(&strings).await, scores(&ids).await);
+            assert_eq!(bits(&by_string.scores), bits(&by_id.scores), "{flags}");
+            assert!(by_id.absent.is_empty() && by_string.absent.is_empty());
+            let with_absent = scores(&absent).await;
+            let counts: Vec<_> = with_absent.absent.iter().map(|a| (a.feature.as_str(), a.count)).collect();
+            assert_eq!(counts, [("C3", 2), ("C8", 1)]);
+            for (sample, (a, b)) in with_absent.scores.iter().zip(&by_id.scores).enumerate() {
+                let changed = [0, 3, 49].contains(&sample);
+                assert_eq!(a.to_bits() != b.to_bits(), changed, "sample {sample}");
+            }
+        });
+        for (table, count) in [("C3", 2.0), ("C8", 1.0), ("C1", 0.0)] {
+            let labels = ["model=\"dlrm\"", &format!("table=\"{table}\"")];
+            assert_eq!(served.metric("flechette_absent_ids_total", &labels), count, "{table}");
+        }
+    }
+}
