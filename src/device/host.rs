@@ -17,9 +17,9 @@ pub struct PoolLookup<'a> {
 
 /// Pools the rows of each sample's ids into `dim` columns of its output row.
 ///
-/// `row(i)` is the row of occurrence `i`, or `None` for one that reads as zeros. An element's sum
-/// starts at +0 and the rows are added in id order, as every device has it ([`super::pool`]); an empty
-/// bag is zeros. `out` holds one row of `stride` elements a sample.
+/// `row(i)` is the row of occurrence `i`, or `None` for one that reads as zeros. A bag starts as
+/// its first row and the others are added in id order; an empty bag is zeros. `out` holds one row
+/// of `stride` elements a sample.
 ///
 /// # Panics
 /// When `out` is too short, or a row is not `dim` long.
@@ -75,10 +75,9 @@ fn pool_any<'r, T: Real>(
         let (first, end) = (bag[0] as usize, bag[1] as usize);
         let sum = &mut line[lookup.column..][..lookup.dim];
         match (first < end).then(|| row(first)).flatten() {
-            // 0 + v: v itself, save that a negative zero becomes a positive one.
             Some(values) => {
                 for (s, v) in sum.iter_mut().zip(&values[..lookup.dim]) {
-                    *s = T::default() + T::from_f32(*v);
+                    *s = T::from_f32(*v);
                 }
             }
             None => sum.fill(T::default()),
@@ -162,10 +161,12 @@ mod tests {
     }
 
     #[test]
-    fn a_negative_zero_is_pooled_to_a_positive_one() {
-        let lookup = PoolLookup { offsets: &[0, 1], dim: 1, mean: false, column: 0 };
-        let mut out = [1.0f32];
-        gather_pool(&lookup, |_| Some(&[-0.0][..]), &mut out, 1);
-        assert_eq!(out[0].to_bits(), 0);
+    fn a_bag_of_one_row_has_its_bits_the_sign_of_a_zero_too() {
+        for mean in [false, true] {
+            let lookup = PoolLookup { offsets: &[0, 1], dim: 2, mean, column: 0 };
+            let mut out = [1.0f32; 2];
+            gather_pool(&lookup, |_| Some(&[-0.0, 0.1][..]), &mut out, 2);
+            assert_eq!(out.map(f32::to_bits), [-0.0, 0.1].map(f32::to_bits));
+        }
     }
 }
