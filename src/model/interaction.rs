@@ -2,8 +2,8 @@
 //! second-order term, and the sum of terms by which wide parts join deep ones.
 
 use super::layer::{Layer, Weights};
-use super::tape::{Tape, View};
-use crate::device::{Left, Output, Product, Real, Start, pack, packed_len, vectorise};
+use super::tape::{Rows, Tape, View};
+use crate::device::{LANES, Left, Output, Product, Real, Start, pack, packed_len, vectorise};
 
 /// DLRM's interaction: the vectors `[first, rest..]`, each as wide as `first`, and of their Gram
 /// matrix the strictly lower triangle in row order. Writes `[first, triangle]`.
@@ -37,9 +37,73 @@ impl PairwiseDots {
         first.copy_from_slice(tape.values[self.first.buffer].row(s, self.first));
         rest.copy_from_slice(tape.values[self.rest.buffer].row(s, self.rest));
     }
+
+    /// `[first, triangle]` of every sample. Matrices are as wide as whole panels and the triangle is
+    /// put together in whole panels too, each overwriting what is too much of the one before: a
+    /// sample is small, and copies of odd lengths would cost more than the products.
+    #[inline(always)]
+    fn write_dots<T: Real>(&self, tape: &Tape<T>, out: &mut Rows<T>) {
+        let (dim, n) = (self.first.width, Self::vectors(self.first.width, self.rest.width));
+        let width = n.next_multiple_of(LANES);
+        let mut stacked = vec![T::default(); n * dim];
+        let mut panels = vec![T::default(); packed_len(dim, n)];
+        let mut gram = vec![T::default(); n * width];
+        let mut triangle = vec![T::default(); n * (n - 1) / 2 + width];
+        for s in 0..tape.samples {
+            self.stack(tape, s, &mut stacked);
+            for (i, vector) in stacked.chunks_exact(dim).enumerate() {
+                let lane = &mut panels[i / LANES * dim * LANES + i % LANES..];
+                lane.iter_mut().step_by(LANES).zip(vector).for_each(|(to, v)| *to = *v);
+            }
+            Small { rows: n, depth: dim, columns: width }.run(&stacked, &panels, &mut gram);
+            let mut at = 0;
+            for (i, line) in gram.chunks_exact(width).enumerate() {
+                let (to, _) = triangle[at..].as_chunks_mut::<LANES>();
+                to.iter_mut()
+                    .zip(line[..i].chunks(LANES).zip(line.as_chunks::<LANES>().0))
+                    .for_each(|(to, (_, from))| *to = *from);
+                at += i;
+            }
+            let (first, dots) = out.row_mut(s, self.out).split_at_mut(dim);
+            first.copy_from_slice(&stacked[..dim]);
+            dots.copy_from_slice(&triangle[..dots.len()]);
+        }
+    }
+
+    /// With `G = Z Z^T`, `dZ = (dG + dG^T) Z`, where `dG` has the lower triangle only.
+    #[inline(always)]
+    fn add_slopes<T: Real>(&self, tape: &mut Tape<T>) {
+        let (dim, n) = (self.first.width, Self::vectors(self.first.width, self.rest.width));
+        let width = dim.next_multiple_of(LANES);
+        let mut stacked = vec![T::default(); n * dim];
+        let mut panels = vec![T::default(); packed_len(n, dim)];
+        let mut symmetric = vec![T::default(); n * n];
+        let mut dz = vec![T::default(); n * width];
+        for s in 0..tape.samples {
+            self.stack(tape, s, &mut stacked);
+            pack(&stacked, dim, n, dim, &mut panels);
+            let (dfirst, mut triangle) = tape.grads[self.out.buffer].row(s, self.out).split_at(dim);
+            for i in 1..n {
+                let (line, rest) = triangle.split_at(i);
+                symmetric[i * n..][..i].iter_mut().zip(line).for_each(|(to, d)| *to = *d);
+                let column = symmetric[i..].iter_mut().step_by(n);
+                column.zip(line).for_each(|(to, d)| *to = *d);
+                triangle = rest;
+            }
+            Small { rows: n, depth: n, columns: width }.run(&symmetric, &panels, &mut dz);
+            dz.iter_mut().zip(dfirst).for_each(|(z, d)| *z += *d);
+            let (first, rest) = dz.split_at(width);
+            let grads = tape.grads[self.first.buffer].row_mut(s, self.first);
+            grads.iter_mut().zip(first).for_each(|(g, z)| *g += *z);
+            let grads = tape.grads[self.rest.buffer].row_mut(s, self.rest);
+            for (grad, z) in grads.chunks_exact_mut(dim).zip(rest.chunks_exact(width)) {
+                grad.iter_mut().zip(z).for_each(|(g, z)| *g += *z);
+            }
+        }
+    }
 }
 
-/// `c = a b` for small row-major matrices: `rows x depth` by `depth x columns`.
+/// `c = a b` for small row-major matrices: `rows x depth` by `depth x columns`, whole panels.
 struct Small {
     rows: usize,
     depth: usize,
@@ -64,59 +128,13 @@ impl Small {
 
 impl<T: Real> Layer<T> for PairwiseDots {
     fn forward(&self, _: &Weights<T>, tape: &mut Tape<T>) {
-        let (dim, n) = (self.first.width, Self::vectors(self.first.width, self.rest.width));
         let mut out = std::mem::take(&mut tape.values[self.out.buffer]);
-        let mut stacked = vec![T::default(); n * dim];
-        let mut turned = vec![T::default(); n * dim];
-        let mut panels = vec![T::default(); packed_len(dim, n)];
-        let mut gram = vec![T::default(); n * n];
-        for s in 0..tape.samples {
-            self.stack(tape, s, &mut stacked);
-            for (i, vector) in stacked.chunks_exact(dim).enumerate() {
-                for (d, value) in vector.iter().enumerate() {
-                    turned[d * n + i] = *value;
-                }
-            }
-            pack(&turned, n, dim, n, &mut panels);
-            Small { rows: n, depth: dim, columns: n }.run(&stacked, &panels, &mut gram);
-            let (first, mut triangle) = out.row_mut(s, self.out).split_at_mut(dim);
-            first.copy_from_slice(&stacked[..dim]);
-            for i in 1..n {
-                let (line, rest) = triangle.split_at_mut(i);
-                line.copy_from_slice(&gram[i * n..][..i]);
-                triangle = rest;
-            }
-        }
+        vectorise(|| self.write_dots(tape, &mut out));
         tape.values[self.out.buffer] = out;
     }
 
     fn backward(&self, _: &Weights<T>, tape: &mut Tape<T>) {
-        // G = Z Z^T, so dZ = (dG + dG^T) Z, where dG has the lower triangle only.
-        let (dim, n) = (self.first.width, Self::vectors(self.first.width, self.rest.width));
-        let mut stacked = vec![T::default(); n * dim];
-        let mut panels = vec![T::default(); packed_len(n, dim)];
-        let mut symmetric = vec![T::default(); n * n];
-        let mut dz = vec![T::default(); n * dim];
-        for s in 0..tape.samples {
-            self.stack(tape, s, &mut stacked);
-            pack(&stacked, dim, n, dim, &mut panels);
-            let (dfirst, mut triangle) = tape.grads[self.out.buffer].row(s, self.out).split_at(dim);
-            for i in 1..n {
-                let (line, rest) = triangle.split_at(i);
-                for (j, value) in line.iter().enumerate() {
-                    symmetric[i * n + j] = *value;
-                    symmetric[j * n + i] = *value;
-                }
-                triangle = rest;
-            }
-            Small { rows: n, depth: n, columns: dim }.run(&symmetric, &panels, &mut dz);
-            dz.iter_mut().zip(dfirst).for_each(|(z, d)| *z += *d);
-            let (first, rest) = dz.split_at(dim);
-            let grads = tape.grads[self.first.buffer].row_mut(s, self.first);
-            grads.iter_mut().zip(first).for_each(|(g, z)| *g += *z);
-            let grads = tape.grads[self.rest.buffer].row_mut(s, self.rest);
-            grads.iter_mut().zip(rest).for_each(|(g, z)| *g += *z);
-        }
+        vectorise(|| self.add_slopes(tape));
     }
 }
 
