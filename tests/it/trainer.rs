@@ -93,6 +93,9 @@ fn a_step_is_what_a_naive_trainer_in_f64_takes() {
     }
 }
 
+/// What makes a batch wrong.
+type Spoil<'a> = &'a dyn Fn(&mut Batch, &mut Vec<f32>);
+
 #[test]
 fn a_refused_batch_changes_nothing() {
     let schema = schema(ARCHITECTURES[0]);
@@ -100,12 +103,12 @@ fn a_refused_batch_changes_nothing() {
     let (mut learner, _) = trained(&schema, Kind::Adam, &[70]);
     let before = (bits(&learner), learner.steps());
     let (batch, labels) = generate(&schema, 66, 1);
-    let spoilt = |spoil: &dyn Fn(&mut Batch, &mut Vec<f32>)| {
+    let spoilt = |spoil: Spoil<'_>| {
         let (mut batch, mut labels) = (batch.clone(), labels.clone());
         spoil(&mut batch, &mut labels);
         (batch, labels)
     };
-    let refused: [(&str, &dyn Fn(&mut Batch, &mut Vec<f32>)); 6] = [
+    let refused: [(&str, Spoil<'_>); 6] = [
         ("dense: expected 198, got 197", &|b, _| b.dense.truncate(197)),
         ("features: expected 5, got 4", &|b, _| b.features.truncate(4)),
         ("user: expected 67, got 66", &|b, _| b.features[0].offsets.truncate(66)),
