@@ -59,7 +59,8 @@ impl Options {
     /// Windows of both sides in turn, each side first in every other pair, after one of each that
     /// does not count. Sides give units a second.
     pub fn compare(&self, mut ours: impl FnMut() -> f64, mut baseline: impl FnMut() -> f64) -> Pairs {
-        (ours(), baseline());
+        ours();
+        baseline();
         let pair = |i| match i % 2 {
             0 => (ours(), baseline()),
             _ => {
