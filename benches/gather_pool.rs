@@ -10,6 +10,8 @@
 
 mod harness;
 
+use std::sync::{Mutex, PoisonError};
+
 use flechette::device::vectorise;
 use flechette::model::{CHUNK, InputRows, Model, Tape};
 use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
@@ -102,15 +104,15 @@ impl<'a> Bench<'a> {
     }
 
     fn compare(&self, options: &Options) -> harness::Pairs {
-        let mut tapes: Vec<Tape<f32>> = (0..SAMPLES / CHUNK).map(|_| self.model.tape(false)).collect();
-        tapes.iter_mut().for_each(|tape| tape.samples = CHUNK);
+        // One a thread, taken and put back as the engine does it.
+        let tapes = Mutex::new(Vec::new());
         // Both walk the same batches; a side that is slower starts its next window where it stopped.
         let (mut mine, mut theirs) = (0, 0);
         options.compare(
             || {
                 options.rate(|| {
                     mine += 1;
-                    self.pool(&self.batches[mine % self.batches.len()], &mut tapes)
+                    self.pool(&self.batches[mine % self.batches.len()], &tapes)
                 })
             },
             || {
@@ -123,17 +125,21 @@ impl<'a> Bench<'a> {
     }
 
     /// As the engine does it.
-    fn pool(&self, batch: &Batch, tapes: &mut [Tape<f32>]) -> u64 {
+    fn pool(&self, batch: &Batch, tapes: &Mutex<Vec<Tape<f32>>>) -> u64 {
         let inputs = InputRows { dense_width: self.dense_width, lookups: &self.lookups, batch };
-        tapes.par_iter_mut().enumerate().for_each(|(chunk, tape)| {
-            inputs.write(chunk * CHUNK, tape, |l| {
+        (0..SAMPLES / CHUNK).into_par_iter().for_each(|chunk| {
+            let taken = tapes.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let mut tape = taken.unwrap_or_else(|| self.model.tape(false));
+            tape.samples = CHUNK;
+            inputs.write(chunk * CHUNK, &mut tape, |l| {
                 let Lookup { feature, table, .. } = self.lookups[l];
                 let ids = &batch.features[feature].ids;
                 let rows = self.store.table(table).map(Table::view);
                 move |i: usize| rows?.row(ids[i])
             });
+            std::hint::black_box(&mut tape);
+            tapes.lock().unwrap_or_else(PoisonError::into_inner).push(tape);
         });
-        std::hint::black_box(tapes);
         self.rows_a_batch
     }
 

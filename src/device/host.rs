@@ -1,6 +1,6 @@
 //! The host device: every kernel in plain Rust, and so the oracle for every other device.
 
-use super::{Real, vectorise};
+use super::{Real, Wide, vectorise};
 
 /// One lookup of a gather-pool: which values each sample has, and where its vector goes.
 #[derive(Clone, Copy, Debug)]
@@ -29,11 +29,27 @@ pub fn gather_pool<'r, T: Real>(
     out: &mut [T],
     stride: usize,
 ) {
-    vectorise(|| match lookup.dim {
-        16 => pool_width::<T, 16>(lookup, row, out, stride),
-        32 => pool_width::<T, 32>(lookup, row, out, stride),
-        _ => pool_any(lookup, row, out, stride),
-    });
+    vectorise(GatherPool { lookup, row, out, stride });
+}
+
+struct GatherPool<'a, T, R> {
+    lookup: &'a PoolLookup<'a>,
+    row: R,
+    out: &'a mut [T],
+    stride: usize,
+}
+
+impl<'r, T: Real, R: Fn(usize) -> Option<&'r [f32]>> Wide for GatherPool<'_, T, R> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        let Self { lookup, row, out, stride } = self;
+        match lookup.dim {
+            16 => pool_width::<T, 16>(lookup, row, out, stride),
+            32 => pool_width::<T, 32>(lookup, row, out, stride),
+            _ => pool_any(lookup, row, out, stride),
+        }
+    }
 }
 
 /// For narrow rows: the sum stays in registers, and so little is done for a row that the processor
@@ -82,7 +98,8 @@ fn pool_any<'r, T: Real>(
             }
             None => sum.fill(T::default()),
         }
-        for values in (first + 1..end).filter_map(&row) {
+        for i in first + 1..end {
+            let Some(values) = row(i) else { continue };
             for (s, v) in sum.iter_mut().zip(&values[..lookup.dim]) {
                 *s += T::from_f32(*v);
             }

@@ -15,4 +15,4 @@ mod simd;
 pub use choice::{Choice, DeviceError, choose};
 pub use gemm::{LANES, Left, Output, Product, Start, pack, pack_transposed_panel, packed_len, row_stride};
 pub use real::Real;
-pub use simd::vectorise;
+pub use simd::{Wide, vectorise};

@@ -3,7 +3,7 @@
 
 use super::layer::{Layer, Weights};
 use super::tape::{Rows, Tape, View};
-use crate::device::{LANES, Left, Output, Product, Real, Start, pack, packed_len, vectorise};
+use crate::device::{LANES, Left, Output, Product, Real, Start, Wide, pack, packed_len, vectorise};
 
 /// DLRM's interaction: the vectors `[first, rest..]`, each as wide as `first`, and of their Gram
 /// matrix the strictly lower triangle in row order. Writes `[first, triangle]`.
@@ -126,15 +126,42 @@ impl Small {
     }
 }
 
+struct WriteDots<'a, T> {
+    dots: &'a PairwiseDots,
+    tape: &'a Tape<T>,
+    out: &'a mut Rows<T>,
+}
+
+impl<T: Real> Wide for WriteDots<'_, T> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        self.dots.write_dots(self.tape, self.out);
+    }
+}
+
+struct AddSlopes<'a, T> {
+    dots: &'a PairwiseDots,
+    tape: &'a mut Tape<T>,
+}
+
+impl<T: Real> Wide for AddSlopes<'_, T> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        self.dots.add_slopes(self.tape);
+    }
+}
+
 impl<T: Real> Layer<T> for PairwiseDots {
     fn forward(&self, _: &Weights<T>, tape: &mut Tape<T>) {
         let mut out = std::mem::take(&mut tape.values[self.out.buffer]);
-        vectorise(|| self.write_dots(tape, &mut out));
+        vectorise(WriteDots { dots: self, tape, out: &mut out });
         tape.values[self.out.buffer] = out;
     }
 
     fn backward(&self, _: &Weights<T>, tape: &mut Tape<T>) {
-        vectorise(|| self.add_slopes(tape));
+        vectorise(AddSlopes { dots: self, tape });
     }
 }
 

@@ -7,10 +7,14 @@
 use std::ops::Range;
 
 use super::layer::{Layer, Weights};
-use super::tape::{Tape, View};
+use super::tape::{Rows, Tape, View};
 use crate::device::{
     LANES, Left, Output, Product, Real, Start, pack_transposed_panel, packed_len, vectorise,
 };
+
+/// Panels of one piece: few enough that even a small layer has work for several threads, enough that
+/// a chunk is read seldom.
+const PIECE_PANELS: usize = 4;
 
 /// A fully connected layer between two views.
 #[derive(Clone, Debug)]
@@ -69,31 +73,31 @@ impl Linear {
         }
     }
 
-    /// The gradient of panel `p`: for every chunk in order, `x^T dy` of its lanes.
-    fn panel_gradient<T: Real>(&self, p: usize, tapes: &[Tape<T>], out: &mut [T]) {
-        let first = p * LANES;
-        let lanes = self.output.part(first, (self.output.width - first).min(LANES));
-        let mut packed = [T::default(); LANES * super::CHUNK];
+    /// The gradient of some panels, the first of them `first`: for every chunk in order, `x^T dy` of
+    /// their lanes. They share a chunk's `x` while the core's own cache has it.
+    fn panels_gradient<T: Real>(&self, first: usize, tapes: &[Tape<T>], out: &mut [T]) {
         if tapes.is_empty() {
             out.fill(T::default());
         }
+        let mut packed = [T::default(); LANES * super::CHUNK];
         for (i, tape) in tapes.iter().enumerate() {
-            let dy = &tape.grads[self.output.buffer];
-            for (s, line) in packed.chunks_exact_mut(LANES).take(tape.samples).enumerate() {
-                line[..lanes.width].copy_from_slice(dy.row(s, lanes));
+            for (p, out) in out.chunks_exact_mut(self.input.width * LANES).enumerate() {
+                let column = (first + p) * LANES;
+                let lanes = self.output.part(column, (self.output.width - column).min(LANES));
+                pack_slopes(&tape.grads[self.output.buffer], lanes, &mut packed[..tape.samples * LANES]);
+                let x = &tape.values[self.input.buffer];
+                Product {
+                    rows: self.input.width,
+                    depth: tape.samples,
+                    columns: LANES,
+                    left: Left { data: x.from(self.input), row_stride: 1, step_stride: x.stride },
+                    panels: &packed,
+                    start: if i == 0 { Start::Zero } else { Start::Add },
+                    relu: false,
+                    output: Output { data: out, stride: LANES },
+                }
+                .run();
             }
-            let x = &tape.values[self.input.buffer];
-            Product {
-                rows: self.input.width,
-                depth: tape.samples,
-                columns: LANES,
-                left: Left { data: x.from(self.input), row_stride: 1, step_stride: x.stride },
-                panels: &packed,
-                start: if i == 0 { Start::Zero } else { Start::Add },
-                relu: false,
-                output: Output { data: out, stride: LANES },
-            }
-            .run();
         }
     }
 
@@ -149,8 +153,9 @@ impl<T: Real> Layer<T> for Linear {
     }
 
     fn pieces(&self) -> Vec<usize> {
-        let panel = self.input.width * LANES;
-        let mut pieces = vec![panel; self.output.width.div_ceil(LANES)];
+        let panels = self.output.width.div_ceil(LANES);
+        let width = |first: usize| (panels - first).min(PIECE_PANELS) * self.input.width * LANES;
+        let mut pieces: Vec<_> = (0..panels).step_by(PIECE_PANELS).map(width).collect();
         if !self.bias.is_empty() {
             pieces.push(self.bias.len());
         }
@@ -158,8 +163,9 @@ impl<T: Real> Layer<T> for Linear {
     }
 
     fn gradient(&self, piece: usize, tapes: &[Tape<T>], out: &mut [T]) {
-        if piece < self.output.width.div_ceil(LANES) {
-            self.panel_gradient(piece, tapes, out);
+        let first = piece * PIECE_PANELS;
+        if first < self.output.width.div_ceil(LANES) {
+            self.panels_gradient(first, tapes, out);
         } else {
             vectorise(|| self.bias_gradient(tapes, out));
         }
@@ -167,5 +173,17 @@ impl<T: Real> Layer<T> for Linear {
 
     fn as_linear(&self) -> Option<&Linear> {
         Some(self)
+    }
+}
+
+/// Puts some lanes of every sample under each other; lanes past the last column are zero.
+fn pack_slopes<T: Real>(grads: &Rows<T>, lanes: View, packed: &mut [T]) {
+    for (s, line) in packed.chunks_exact_mut(LANES).enumerate() {
+        if lanes.width == LANES {
+            line.copy_from_slice(grads.row(s, lanes));
+        } else {
+            line[..lanes.width].copy_from_slice(grads.row(s, lanes));
+            line[lanes.width..].fill(T::default());
+        }
     }
 }

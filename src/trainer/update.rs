@@ -5,10 +5,9 @@ use rayon::prelude::*;
 use super::casting::Casted;
 use super::optim::{Optimizer, Step};
 use super::train::Learner;
-use crate::device::vectorise;
+use crate::device::{Wide, vectorise};
 use crate::model::{CHUNK, Model, Tape};
 use crate::store::Table;
-use crate::store::table::State;
 
 impl Learner {
     /// Gradients and updates of rows, table by table, and of dense weights, piece by piece.
@@ -63,10 +62,26 @@ fn update_rows(table: &mut Table, casted: &Casted, tapes: &[Tape<f32>], step: &S
         debug_assert!(false, "a learner's tables are its own");
         return;
     };
-    let widths: Vec<usize> = states.iter().map(State::width).collect();
-    let mut states: Vec<&mut [f32]> = states.iter_mut().filter_map(State::rows_mut).collect();
-    let mut grad = vec![0.0f32; dim];
-    vectorise(|| {
+    let states = states.iter_mut().filter_map(|state| Some((state.width(), state.rows_mut()?))).collect();
+    vectorise(UpdateRows { dim, weights, states, casted, tapes, step });
+}
+
+struct UpdateRows<'a> {
+    dim: usize,
+    weights: &'a mut [f32],
+    /// Elements a row, and all rows, of every state.
+    states: Vec<(usize, &'a mut [f32])>,
+    casted: &'a Casted,
+    tapes: &'a [Tape<f32>],
+    step: &'a Step<f32>,
+}
+
+impl Wide for UpdateRows<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self) {
+        let Self { dim, weights, mut states, casted, tapes, step } = self;
+        let mut grad = vec![0.0f32; dim];
         for (row, sources) in casted.rows() {
             for (i, source) in sources.enumerate() {
                 let (tape, s) = (&tapes[source.sample as usize / CHUNK], source.sample as usize % CHUNK);
@@ -82,13 +97,16 @@ fn update_rows(table: &mut Table, casted: &Casted, tapes: &[Tape<f32>], step: &S
             let weights = &mut weights[row * dim..][..dim];
             match &mut states[..] {
                 [] => step.update_row(weights, &grad, &mut []),
-                [one] => step.update_row(weights, &grad, &mut [&mut one[row * widths[0]..][..widths[0]]]),
+                [one] => step.update_row(weights, &grad, &mut [state_row(one, row)]),
                 [one, two, ..] => {
-                    let one = &mut one[row * widths[0]..][..widths[0]];
-                    let two = &mut two[row * widths[1]..][..widths[1]];
-                    step.update_row(weights, &grad, &mut [one, two]);
+                    step.update_row(weights, &grad, &mut [state_row(one, row), state_row(two, row)]);
                 }
             }
         }
-    });
+    }
+}
+
+#[inline(always)]
+fn state_row<'s>((width, rows): &'s mut (usize, &mut [f32]), row: usize) -> &'s mut [f32] {
+    &mut rows[row * *width..][..*width]
 }
