@@ -112,6 +112,43 @@ fn pool_any<'r, T: Real>(
     }
 }
 
+/// Most bytes that [`prefetch_rows`] asks for: they must still be in the first-level cache when they
+/// are read.
+const PREFETCH_BYTES: usize = 32 << 10;
+
+/// Asks for the rows that a gather-pool will read, which the caller then does next but one. A gather
+/// that writes as much as it reads cannot wait for many rows at once by itself: a read whose
+/// address ends in the same 12 bits as an unfinished write's has to wait for that write, and so for
+/// the read before it.
+pub fn prefetch_rows<'r>(lookup: &PoolLookup<'_>, row: impl Fn(usize) -> Option<&'r [f32]>) {
+    let (first, end) = (lookup.offsets[0] as usize, lookup.offsets[lookup.offsets.len() - 1] as usize);
+    // Larger bags read much more than they write, and do without.
+    if (end - first) * lookup.dim * size_of::<f32>() > PREFETCH_BYTES {
+        return;
+    }
+    for values in (first..end).filter_map(row) {
+        prefetch(values);
+    }
+}
+
+/// Asks for every cache line of `values`.
+#[inline(always)]
+#[allow(unsafe_code, clippy::missing_const_for_fn)]
+fn prefetch(values: &[f32]) {
+    #[cfg(target_arch = "x86_64")]
+    for line in values.chunks(LINE_FLOATS) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: SSE is part of x86-64, and a prefetch reads nothing that the program can see.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = values;
+}
+
+/// f32 of a cache line.
+#[cfg(target_arch = "x86_64")]
+const LINE_FLOATS: usize = 16;
+
 /// What the sum of a bag of `count` ids is divided by, where that would change it.
 #[inline(always)]
 fn divisor<T: Real>(lookup: &PoolLookup<'_>, count: usize) -> Option<T> {

@@ -1,7 +1,7 @@
 //! Input rows: dense values and pooled vectors side by side, as the schema lays them out.
 
 use super::tape::Tape;
-use crate::device::host::{PoolLookup, gather_pool};
+use crate::device::host::{PoolLookup, gather_pool, prefetch_rows};
 use crate::schema::{Lookup, Pooling, Schema};
 use crate::types::{Batch, PredictError};
 
@@ -30,14 +30,21 @@ impl InputRows<'_> {
             let dense = &self.batch.dense[(first + s) * width..][..width];
             input.data[s * input.stride..][..width].copy_from_slice(dense);
         }
-        for (l, lookup) in self.lookups.iter().enumerate() {
-            let pool = PoolLookup {
-                offsets: &self.batch.features[lookup.feature].offsets[first..=first + samples],
-                dim: lookup.dim,
-                mean: lookup.pooling == Pooling::Mean,
-                column: lookup.column,
-            };
-            gather_pool(&pool, rows(l), &mut input.data[..samples * input.stride], input.stride);
+        let pool = |lookup: &Lookup| PoolLookup {
+            offsets: &self.batch.features[lookup.feature].offsets[first..=first + samples],
+            dim: lookup.dim,
+            mean: lookup.pooling == Pooling::Mean,
+            column: lookup.column,
+        };
+        // The rows of one lookup are on their way while those of the one before are pooled.
+        let mut lookups = self.lookups.iter().enumerate().map(|(l, lookup)| (pool(lookup), rows(l)));
+        let mut next = lookups.next();
+        while let Some((lookup, row)) = next {
+            next = lookups.next();
+            if let Some((lookup, row)) = &next {
+                prefetch_rows(lookup, row);
+            }
+            gather_pool(&lookup, row, &mut input.data[..samples * input.stride], input.stride);
         }
     }
 }
