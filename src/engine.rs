@@ -282,7 +282,11 @@ impl Predict for Engine {
         let probabilities = self.score(batch, &mut scratch);
         self.scratches.put(scratch);
         self.count_cache();
-        Ok(Scores { version: self.version(), probabilities: probabilities?, absent })
+        let probabilities = probabilities?;
+        if let Some(sample) = probabilities.iter().position(|p| !p.is_finite()) {
+            return Err(PredictError::NotFinite { sample });
+        }
+        Ok(Scores { version: self.version(), probabilities, absent })
     }
 
     fn describe(&self) -> Description {

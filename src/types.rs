@@ -277,6 +277,12 @@ pub enum PredictError {
         /// The limit.
         limit: u64,
     },
+    /// The values of a sample are finite and what the model makes of them is not.
+    #[error("score of sample {sample} is not finite: its values or the model's are too large for 32 bits")]
+    NotFinite {
+        /// Which sample of the batch.
+        sample: usize,
+    },
     /// The rows could not be read.
     #[error("store: {0}")]
     Store(String),
@@ -288,7 +294,8 @@ pub trait Predict: Send + Sync {
     /// version (DESIGN.md, promises 1 and 2).
     ///
     /// # Errors
-    /// [`PredictError`] when the batch is not of the schema's shape or its rows cannot be read.
+    /// [`PredictError`] when the batch is not of the schema's shape, its rows cannot be read, or a score
+    /// would not be a number.
     fn predict(&self, batch: &Batch) -> Result<Scores, PredictError>;
 
     /// The model's name, version, schema and limits.

@@ -70,6 +70,8 @@ struct OpenFile {
     path: PathBuf,
     lines: Lines,
     columns: Option<Columns>,
+    /// The line that told the columns, or the one that is to.
+    told_by: u64,
 }
 
 impl<L: Layout> Delimited<L> {
@@ -99,8 +101,8 @@ impl<L: Layout> Delimited<L> {
     fn open_next(&mut self) -> Result<(), DatasetError> {
         self.file = None;
         let Some(path) = self.paths.pop_front() else { return Ok(()) };
-        let mut file =
-            OpenFile { lines: Lines::new(source::open(&path)?, self.limits.line_bytes), path, columns: None };
+        let lines = Lines::new(source::open(&path)?, self.limits.line_bytes);
+        let mut file = OpenFile { path, lines, columns: None, told_by: 1 };
         if L::HEADER {
             self.read_header(&mut file)?;
         }
@@ -109,7 +111,7 @@ impl<L: Layout> Delimited<L> {
     }
 
     fn read_header(&mut self, file: &mut OpenFile) -> Result<(), DatasetError> {
-        let OpenFile { path, lines, columns } = file;
+        let OpenFile { path, lines, columns, .. } = file;
         let read = |source| DatasetError::Read { path: path.clone(), line: 0, source };
         let found = match lines.next().map_err(read)? {
             None => return Ok(()),
@@ -130,8 +132,11 @@ impl<L: Layout> Delimited<L> {
         labels: &mut Vec<f32>,
     ) -> Result<Option<usize>, DatasetError> {
         loop {
-            let Some(OpenFile { path, lines, columns }) = &mut self.file else { return Ok(None) };
+            let Some(OpenFile { path, lines, columns, told_by }) = &mut self.file else { return Ok(None) };
             let before = lines.number();
+            if columns.is_none() {
+                *told_by = before + 1;
+            }
             let read = |source| DatasetError::Read { path: path.clone(), line: before, source };
             let taken = match lines.next().map_err(read)? {
                 None => {
@@ -142,7 +147,14 @@ impl<L: Layout> Delimited<L> {
                 Some(Line::Text(line)) => columns_of(columns, &mut self.labelled, &self.layout, path, line)
                     .and_then(|columns| {
                         self.fields.split(L::DELIMITER, L::QUOTES, line);
-                        append(&self.fields.of(line), columns, out, labels).map_err(Fault::Line)?;
+                        let row = self.fields.of(line);
+                        if row.len() != columns.count {
+                            let (expected, got) = (columns.count, row.len());
+                            let reason =
+                                format!("expected {expected} fields as in line {told_by}, got {got}");
+                            return Err(Fault::Line(reason));
+                        }
+                        append(&row, columns, out, labels).map_err(Fault::Line)?;
                         Ok(line.len())
                     }),
             };
@@ -228,11 +240,8 @@ fn too_long(limit: usize) -> String {
     format!("longer than {limit} bytes")
 }
 
-/// Appends one line, or says why not and leaves the batch as it was.
+/// Appends one line of as many fields as there are columns, or says why not and leaves the batch as it was.
 fn append(row: &Row<'_>, columns: &Columns, out: &mut RawBatch, labels: &mut Vec<f32>) -> Result<(), String> {
-    if row.len() != columns.count {
-        return Err(format!("expected {} fields, got {}", columns.count, row.len()));
-    }
     let label = match columns.label.map(|i| row.field(i)) {
         None => None,
         Some(b"0") => Some(0.0),

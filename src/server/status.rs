@@ -59,7 +59,7 @@ impl CallError {
 
 fn predict_code(error: &PredictError) -> Code {
     match error {
-        PredictError::AbsentId { .. } => Code::InvalidArgument,
+        PredictError::AbsentId { .. } | PredictError::NotFinite { .. } => Code::InvalidArgument,
         PredictError::Capacity { .. } => Code::ResourceExhausted,
         // The server has checked the shape, so a batch of the wrong one is our fault.
         PredictError::Shape { .. } => Code::Internal,

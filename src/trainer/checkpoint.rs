@@ -7,6 +7,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use rayon::prelude::*;
+
 use super::TrainError;
 use super::optim::{Kind, Optimizer};
 use super::train::{Learner, Parts};
@@ -14,6 +16,9 @@ use crate::model::Model;
 use crate::schema::Schema;
 use crate::store::{Contents, Dense, DenseTensor, Opened, PlainMemory, Table, Uniform, table_code, write};
 use crate::types::Version;
+
+/// Numbers that one thread checks at a time.
+const CHECKED: usize = 1 << 16;
 
 /// A learner with fresh weights: dense ones as the model draws them, rows uniform within
 /// `sqrt(1 / rows)` of zero, all a pure function of the seed.
@@ -105,6 +110,7 @@ impl Learner {
     /// Writes a new version of the model: the highest number there is, plus 1.
     ///
     /// # Errors
+    /// [`TrainError::NotFinite`] for weights or rows that no score can be computed from, and
     /// [`TrainError::Store`]; earlier versions are untouched.
     pub fn save(&self, models: &Path, name: &str) -> Result<Version, TrainError> {
         let parameters = self.model().parameters();
@@ -113,6 +119,9 @@ impl Learner {
         for p in parameters {
             tensors.push((p.name.clone(), p.shape.clone(), p.read(&self.weights().values)));
         }
+        let dense = tensors.iter().map(|(name, _, values)| (name, values.as_slice()));
+        let tables = self.schema().tables.iter().zip(self.tables());
+        self.check_finite(dense.chain(tables.map(|(shape, table)| (&shape.name, table.as_slice()))))?;
         for (shape, state) in states {
             for p in parameters {
                 tensors.push((state_name(shape.name, &p.name), p.shape.clone(), p.read(state)));
@@ -133,5 +142,19 @@ impl Learner {
         let model_toml = &self.schema().to_toml();
         let tables = self.tables().iter().collect();
         Ok(write(models, name, &Contents { model_toml, dense: dense.collect(), tables, metadata })?)
+    }
+
+    /// A step checks its loss, and that is the loss before it: the last step of all is checked here.
+    fn check_finite<'a>(
+        &self,
+        tensors: impl Iterator<Item = (&'a String, &'a [f32])>,
+    ) -> Result<(), TrainError> {
+        for (tensor, values) in tensors {
+            if !values.par_chunks(CHECKED).all(|values| values.iter().all(|value| value.is_finite())) {
+                let (steps, lr) = (self.steps(), self.optimizer().lr);
+                return Err(TrainError::NotFinite { tensor: tensor.clone(), steps, lr });
+            }
+        }
+        Ok(())
     }
 }

@@ -54,6 +54,16 @@ pub enum TrainError {
         /// The learning rate.
         lr: f64,
     },
+    /// The last steps went past what a number holds, so there is nothing worth keeping.
+    #[error("weights: {tensor:?} is not finite after step {steps}; a smaller lr than {lr} may help")]
+    NotFinite {
+        /// The dense tensor or the table.
+        tensor: String,
+        /// Steps taken.
+        steps: u64,
+        /// The learning rate.
+        lr: f64,
+    },
     /// The model does not fit the memory.
     #[error(transparent)]
     Memory(#[from] OutOfHostMemory),

@@ -149,7 +149,7 @@ fn past_the_limit_malformed_lines_are_refused_with_file_line_and_reason() {
     let limits = Limits { malformed_lines: 2, ..Limits::default() };
     let reader = open(Format::CriteoTsv, std::slice::from_ref(&path), &criteo(), limits).unwrap();
     let refusal = contents(reader, &criteo()).err().unwrap().to_string();
-    let expected = "line 6: expected 40 fields, got 2: more than 2 malformed lines";
+    let expected = "line 6: expected 40 fields as in line 1, got 2: more than 2 malformed lines";
     assert_eq!(refusal, format!("{}: {expected}", path.display()));
 }
 

@@ -9,6 +9,7 @@ mod cuda_probe;
 #[cfg(feature = "cusim")]
 mod cusim;
 mod dataset;
+mod demo;
 mod learning;
 mod operation;
 mod program;

@@ -135,18 +135,34 @@ impl Served {
         run_json(&format!("score --addr {url} --model {model} --format criteo-tsv {file} --json {flags}"))
     }
 
-    /// The value of one line of the metrics page, 0 when it is not there.
-    pub fn metric(&self, name: &str, labels: &[&str]) -> f64 {
+    /// The metrics page.
+    fn page(&self) -> String {
         let mut stream = std::net::TcpStream::connect(self.http).unwrap();
         let request = "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
         std::io::Write::write_all(&mut stream, request.as_bytes()).unwrap();
         let mut page = String::new();
         stream.read_to_string(&mut page).unwrap();
+        page
+    }
+
+    /// The value of one line of the metrics page, 0 when it is not there.
+    pub fn metric(&self, name: &str, labels: &[&str]) -> f64 {
+        let page = self.page();
         let wanted = |line: &&str| {
             line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{'))
                 && labels.iter().all(|label| line.contains(label))
         };
         page.lines().find(wanted).map_or(0.0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
+    }
+
+    /// The sum of all lines of the metrics page of this name and model.
+    pub fn sum(&self, name: &str, model: &str) -> f64 {
+        let label = format!("model=\"{model}\"");
+        let lines = |line: &&str| {
+            line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')) && line.contains(&label)
+        };
+        let value = |line: &str| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap();
+        self.page().lines().filter(lines).map(value).sum()
     }
 
     /// The most memory that it has had.

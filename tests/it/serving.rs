@@ -157,6 +157,11 @@ fn schema() -> Schema {
     }
 }
 
+/// The same inputs for a network that multiplies them, and so overflows where they are huge.
+pub fn crossed_schema() -> Schema {
+    Schema { architecture: Architecture::Dcn { cross_layers: 3, deep: vec![8] }, ..schema() }
+}
+
 /// One sample that `seed` tells from others, as its request and with its score.
 pub fn request(samples: usize, seed: u64) -> (PredictRequest, Vec<f32>) {
     let value = |sample: usize, salt: u64| seed.wrapping_mul(31).wrapping_add(sample as u64 * 7 + salt);

@@ -184,7 +184,7 @@ fn a_loss_that_is_no_number_stops_training_and_leaves_the_last_good_weights() {
 }
 
 /// Engines for the highest version: without a cache, with one for every row and with a tight one.
-fn engines(models: &std::path::Path, name: &str) -> Vec<Engine> {
+pub fn engines(models: &std::path::Path, name: &str) -> Vec<Engine> {
     let metrics = Metrics::new().unwrap();
     let engine = |fraction: Option<f64>| {
         let opened = store::open_latest(models, name).unwrap().opened;
@@ -244,6 +244,51 @@ fn a_saved_version_scores_as_the_learner_does_and_resumes_to_the_bit() {
             other.tables().iter().flat_map(|t| t.states()).all(|s| s.as_slice().iter().all(|x| *x == 0.0))
         );
     }
+}
+
+#[test]
+fn weights_that_are_no_numbers_are_not_saved() {
+    let models = tempfile::tempdir().unwrap();
+    for (n, architecture) in ARCHITECTURES.into_iter().enumerate() {
+        let schema = schema(architecture);
+        let wild = Optimizer { kind: Kind::Sgd, lr: f64::from(f32::MAX), eps: 1e-10 };
+        let mut learner = trainer::initialise(&schema, wild, 0).unwrap();
+        let (mut batch, labels) = generate(&schema, 70, 0);
+        batch.dense.iter_mut().for_each(|value| *value *= 1000.0);
+        let loss = learner.step(&batch, &labels, &mut Vec::new()).unwrap();
+        assert!(loss.is_finite() && learner.steps() == 1, "{architecture}: {loss}");
+        let error = learner.save(models.path(), &format!("m{n}")).unwrap_err();
+        assert!(matches!(error, TrainError::NotFinite { steps: 1, .. }), "{architecture}: {error}");
+        assert!(error.to_string().contains("is not finite after step 1"), "{error}");
+    }
+    assert_eq!(models.path().read_dir().unwrap().count(), 0);
+}
+
+#[test]
+fn finite_values_whose_score_is_not_are_refused_by_sample() {
+    let models = tempfile::tempdir().unwrap();
+    let mut refused = Vec::new();
+    for (n, architecture) in ARCHITECTURES.into_iter().enumerate() {
+        let schema = schema(architecture);
+        let learner = trainer::initialise(&schema, optimizer(Kind::Sgd), 3).unwrap();
+        let name = format!("m{n}");
+        learner.save(models.path(), &name).unwrap();
+        let (mut batch, _) = generate(&schema, 70, 3);
+        batch.dense[66 * 3..67 * 3].copy_from_slice(&[f32::MAX, f32::MAX, -f32::MAX]);
+        for engine in engines(models.path(), &name) {
+            match engine.predict(&batch) {
+                Err(PredictError::NotFinite { sample }) => assert_eq!(sample, 66, "{architecture}"),
+                // An infinite logit has a score, so not every network overflows into none.
+                other => {
+                    let scores = other.unwrap().probabilities;
+                    assert!(scores.iter().all(|p| (0.0..=1.0).contains(p)), "{architecture}");
+                    continue;
+                }
+            }
+            refused.push(architecture);
+        }
+    }
+    assert!(refused.iter().any(|architecture| architecture.contains("\"dcn\"")), "{refused:?}");
 }
 
 #[test]

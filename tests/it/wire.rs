@@ -7,6 +7,8 @@ use std::net::SocketAddr;
 
 use flechette::schema::Hash;
 use flechette::server::proto::{FeatureColumn, PredictRequest, PredictResponse};
+use flechette::trainer;
+use flechette::trainer::optim::{Kind, Optimizer};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use prost::Message;
@@ -14,7 +16,8 @@ use prost::bytes::Bytes;
 use tonic::Code;
 use tonic::codegen::http::Request;
 
-use crate::serving::{Running, request, score, until};
+use crate::serving::{Running, crossed_schema, request, score, until};
+use crate::trainer::engines;
 
 /// A gRPC connection that sends what it is told to.
 struct Raw(h2::client::SendRequest<Bytes>);
@@ -251,13 +254,10 @@ fn column(request: &mut PredictRequest, n: u64) -> &mut FeatureColumn {
     &mut request.features[n as usize % count]
 }
 
-#[test]
-fn arbitrary_requests_get_exactly_what_the_rules_say() {
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let running = runtime.block_on(Running::start());
-    let raw = runtime.block_on(Raw::connect(running.grpc));
+/// Valid requests after some changes.
+fn requests() -> impl Strategy<Value = PredictRequest> {
     let changes = prop::collection::vec((change(), any::<u64>()), 0..4);
-    let strategy = (1usize..6, any::<u64>(), changes).prop_map(|(samples, seed, changes)| {
+    (1usize..6, any::<u64>(), changes).prop_map(|(samples, seed, changes)| {
         let (mut request, _) = request(samples, seed);
         for (change, n) in changes {
             if request.features.is_empty() {
@@ -266,12 +266,19 @@ fn arbitrary_requests_get_exactly_what_the_rules_say() {
             change(&mut request, n);
         }
         request
-    });
+    })
+}
+
+#[test]
+fn arbitrary_requests_get_exactly_what_the_rules_say() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let running = runtime.block_on(Running::start());
+    let raw = runtime.block_on(Raw::connect(running.grpc));
     let mut runner = TestRunner::new(Config { cases: 3000, failure_persistence: None, ..Config::default() });
     let (mut good, mut refused) = (0, 0);
     let counts = std::cell::RefCell::new((&mut good, &mut refused));
     runner
-        .run(&strategy, |request| {
+        .run(&requests(), |request| {
             let answer = runtime.block_on(raw.call(frame(&request.encode_to_vec()), &[]));
             match expected(&request) {
                 Ok(scores) => {
@@ -289,4 +296,64 @@ fn arbitrary_requests_get_exactly_what_the_rules_say() {
         })
         .unwrap();
     assert!(good > 300 && refused > 300, "both kinds were tried: {good} good, {refused} refused");
+}
+
+/// Servers of one small model: without a cache, with one for every row and with a tight one.
+async fn real_servers() -> Vec<(Running, Raw)> {
+    let models = tempfile::tempdir().unwrap();
+    let sgd = Optimizer { kind: Kind::Sgd, lr: 0.1, eps: 1e-10 };
+    trainer::initialise(&crossed_schema(), sgd, 1).unwrap().save(models.path(), "ads").unwrap();
+    // The version that the rules know.
+    let ads = models.path().join("ads");
+    std::fs::rename(ads.join("1"), ads.join("7")).unwrap();
+    let mut servers = Vec::new();
+    for engine in engines(models.path(), "ads") {
+        let running = Running::start_with(|parts| parts.models = vec![std::sync::Arc::new(engine)]).await;
+        let raw = Raw::connect(running.grpc).await;
+        servers.push((running, raw));
+    }
+    servers
+}
+
+#[test]
+fn arbitrary_requests_get_one_answer_of_a_real_model_with_any_cache_or_none() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let servers = runtime.block_on(real_servers());
+    let mut runner = TestRunner::new(Config { cases: 2000, failure_persistence: None, ..Config::default() });
+    let counts = std::cell::Cell::new((0, 0, 0));
+    runner
+        .run(&requests(), |request| {
+            let message = frame(&request.encode_to_vec());
+            let ask = |(_, raw): &(Running, Raw)| runtime.block_on(raw.call(message.clone(), &[]));
+            let answers: Vec<Answer> = servers.iter().map(ask).collect();
+            let (answer, others) = answers.split_first().unwrap();
+            for other in others {
+                prop_assert_eq!((other.code, &other.message), (answer.code, &answer.message));
+                prop_assert_eq!(&other.body, &answer.body);
+            }
+            let (good, overflowed, refused) = counts.get();
+            match (expected(&request), answer.code) {
+                (Ok(_), Code::Ok) => {
+                    let scores = PredictResponse::decode(answer.body.clone()).unwrap().scores;
+                    prop_assert_eq!(scores.len(), request.samples as usize);
+                    prop_assert!(scores.iter().all(|score| (0.0..=1.0).contains(score)), "{:?}", scores);
+                    counts.set((good + 1, overflowed, refused));
+                }
+                (Ok(_), code) => {
+                    prop_assert_eq!(code, Code::InvalidArgument, "{}", answer.message);
+                    prop_assert!(answer.message.starts_with("score of sample 0 is not finite"));
+                    prop_assert!(request.dense[0].abs() == f32::MAX, "{:?}", request.dense);
+                    counts.set((good, overflowed + 1, refused));
+                }
+                (Err(code), got) => {
+                    prop_assert_eq!(got, code, "{}", answer.message);
+                    prop_assert!(!answer.message.is_empty());
+                    counts.set((good, overflowed, refused + 1));
+                }
+            }
+            Ok(())
+        })
+        .unwrap();
+    let (good, overflowed, refused) = counts.get();
+    assert!(good > 200 && refused > 200 && overflowed > 0, "{good}, {overflowed}, {refused}");
 }

@@ -1,0 +1,48 @@
+//! `demo` as its reader sees it: everything promised is shown, and nothing is left behind.
+
+use crate::program::flechette;
+
+#[test]
+fn the_demo_shows_everything_and_leaves_nothing() {
+    let scratch = tempfile::tempdir().unwrap();
+    let mut command = flechette();
+    let output =
+        command.args(["demo", "--once", "--rows", "2000"]).env("TMPDIR", scratch.path()).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    let logged = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{logged}");
+    let after = |words: &str| said.split_once(words).unwrap_or_else(|| panic!("no {words:?}: {said}")).1;
+    let number = |words: &str| {
+        let word = after(words).split([' ', ',', '\n']).next().unwrap();
+        word.parse::<f64>().unwrap_or_else(|_| panic!("{words:?}, and then {word:?}: {said}"))
+    };
+
+    let auc = number("\nAUC ");
+    assert!(auc > 0.5 && auc < 1.0, "{said}");
+    let scores: Vec<f64> = after("\nfirst scores: ")
+        .lines()
+        .next()
+        .unwrap()
+        .split(", ")
+        .map(|score| score.parse().unwrap())
+        .collect();
+    assert_eq!(scores.len(), 5, "{said}");
+    assert!(scores.iter().all(|score| (0.0..=1.0).contains(score)), "{said}");
+    let percentiles = ["p50", "p90", "p99", "p99.9"].map(|p| {
+        let latency = after("latency from the send:");
+        assert!(latency.contains(&format!("{p} ")), "{said}");
+        number(&format!("latency from the send:{}{p} ", latency.split_once(&format!("{p} ")).unwrap().0))
+    });
+    assert!(percentiles[0] > 0.0 && percentiles.is_sorted(), "{said}");
+    let hits = number("\ncache: ");
+    assert!(hits > 0.0 && hits <= 100.0 && after("\ncache: ").contains("row lookups hit"), "{said}");
+    let addresses = after("\n> serving: ").lines().next().unwrap();
+    let addresses: Vec<&str> = addresses.split(' ').collect();
+    let ["gRPC", grpc, page, "and", metrics] = addresses[..] else { panic!("{addresses:?}") };
+    grpc.trim_end_matches(',').parse::<std::net::SocketAddr>().unwrap();
+    assert!(page.starts_with("http://127.0.0.1:") && metrics == format!("{page}metrics"), "{addresses:?}");
+
+    let left: Vec<_> =
+        std::fs::read_dir(scratch.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
