@@ -10,6 +10,7 @@ mod cuda_probe;
 mod cusim;
 mod dataset;
 mod learning;
+mod memory;
 mod operation;
 mod program;
 mod resources;
