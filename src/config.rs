@@ -89,6 +89,14 @@ pub struct ServerConfig {
     pub max_bytes: usize,
     /// `server.max_requests`: most Ctr calls in flight over all connections.
     pub max_requests: usize,
+    /// `server.max_inflight_bytes`: most memory that the messages of all Ctr calls in flight may
+    /// take, as they come and decoded. At least `server.max_bytes`.
+    pub max_inflight_bytes: usize,
+    /// `server.max_connections`: most connections a port; more are closed at once.
+    pub max_connections: usize,
+    /// `server.http_idle_seconds`: an HTTP connection is closed when it has got no answer for so
+    /// long: since it came, or since its last answer.
+    pub http_idle: Duration,
     /// `server.max_streams`: most concurrent HTTP/2 streams a connection.
     pub max_streams: u32,
     /// `server.drain_seconds`: how long calls in flight may take to finish after SIGTERM.

@@ -73,10 +73,16 @@ const QUEUE_SECONDS: Spec =
     Spec("flechette_queue_seconds", Kind::Seconds, "Time a request waited for a worker.");
 const PREDICT_SECONDS: Spec =
     Spec("flechette_predict_seconds", Kind::Seconds, "Time the model took for one merged batch.");
-const LOOKUP_SECONDS: Spec =
-    Spec("flechette_lookup_seconds", Kind::Seconds, "Time of the embedding lookup of one batch.");
-const DENSE_SECONDS: Spec =
-    Spec("flechette_dense_seconds", Kind::Seconds, "Time of the dense layers of one batch.");
+const LOOKUP_SECONDS: Spec = Spec(
+    "flechette_lookup_seconds",
+    Kind::Seconds,
+    "Thread-seconds of the embedding lookup of one batch, summed over the threads that shared it.",
+);
+const DENSE_SECONDS: Spec = Spec(
+    "flechette_dense_seconds",
+    Kind::Seconds,
+    "Thread-seconds of the dense layers of one batch, summed over the threads that shared it.",
+);
 const BATCH_SAMPLES: Spec = Spec("flechette_batch_samples", Kind::Samples, "Samples in one merged batch.");
 const QUEUE_SAMPLES: Spec =
     Spec("flechette_queue_samples", Kind::Gauge, "Samples that wait for a worker now.");
@@ -139,9 +145,9 @@ pub struct ModelMetrics {
     pub queue_seconds: Histogram,
     /// Seconds of one call of the model on a merged batch.
     pub predict_seconds: Histogram,
-    /// Seconds of the embedding lookup of one batch.
+    /// Thread-seconds of the embedding lookup of one batch, summed over its threads.
     pub lookup_seconds: Histogram,
-    /// Seconds of the dense layers of one batch.
+    /// Thread-seconds of the dense layers of one batch, summed over its threads.
     pub dense_seconds: Histogram,
     /// Samples of one merged batch.
     pub batch_samples: Histogram,

@@ -167,6 +167,9 @@ fn cache_of(config: &CacheConfig, opened: &Opened) -> anyhow::Result<Option<Flat
         CacheMode::Auto => host::memory_bytes().is_some_and(|ram| opened.store.row_bytes() > ram / 2),
     };
     if !on {
+        if config.size.is_some() {
+            tracing::warn!("cache.bytes or cache.fraction is given, but cache.mode auto means off here");
+        }
         return Ok(None);
     }
     let shape = cache_shape(config.size, &opened.schema)?;

@@ -19,6 +19,9 @@ pub(super) const KEYS: &[&str] = &[
     "server.max_samples",
     "server.max_bytes",
     "server.max_requests",
+    "server.max_inflight_bytes",
+    "server.max_connections",
+    "server.http_idle_seconds",
     "server.max_streams",
     "server.drain_seconds",
     "batcher.max_samples",
@@ -122,13 +125,20 @@ impl Layers {
     }
 
     pub(super) fn server(&self) -> Result<ServerConfig, ConfigError> {
+        let max_bytes = self.bytes("server.max_bytes", 1024, GIB)?.unwrap_or(16 * MIB);
+        // Less would refuse one largest message for ever.
+        let inflight = self.bytes("server.max_inflight_bytes", max_bytes, 1024 * GIB)?;
+        let idle_seconds = self.whole("server.http_idle_seconds", 1, 86_400)?.unwrap_or(75);
         Ok(ServerConfig {
             grpc: self.address("server.grpc")?.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8001))),
             http: self.address("server.http")?.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8002))),
             models: self.given.get("server.models").map(|g| PathBuf::from(&g.text)),
             max_samples: self.whole("server.max_samples", 1, 1 << 20)?.unwrap_or(4096) as usize,
-            max_bytes: self.bytes("server.max_bytes", 1024, GIB)?.unwrap_or(16 * MIB) as usize,
+            max_bytes: max_bytes as usize,
             max_requests: self.whole("server.max_requests", 1, 1 << 20)?.unwrap_or(8192) as usize,
+            max_inflight_bytes: inflight.unwrap_or(GIB.max(16 * max_bytes)) as usize,
+            max_connections: self.whole("server.max_connections", 1, 1 << 20)?.unwrap_or(4096) as usize,
+            http_idle: Duration::from_secs(idle_seconds),
             max_streams: self.whole("server.max_streams", 1, 1 << 20)?.unwrap_or(1024) as u32,
             drain: Duration::from_secs(self.whole("server.drain_seconds", 0, 86_400)?.unwrap_or(30)),
         })

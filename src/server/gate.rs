@@ -1,6 +1,7 @@
 //! What every `Ctr` call passes on its way in and out, before and after its message is decoded.
 //!
-//! * The number of calls in flight is counted over all connections and limited.
+//! * The number of calls in flight is counted over all connections and limited, and so are the
+//!   bytes that their messages take in memory (`meter.rs`).
 //! * `grpc-timeout` becomes a deadline, which the batcher reads, and a timer: tonic's own timer
 //!   answers `CANCELLED`, and the protocol wants `DEADLINE_EXCEEDED`. Ours starts first and is
 //!   polled first, so it answers.
@@ -21,6 +22,7 @@ use tonic::server::NamedService;
 use tonic::{Code, Status};
 
 use super::Shared;
+use super::meter::{Charge, Metered};
 
 /// What the gate knows of a call; travels in the request's extensions.
 #[derive(Clone)]
@@ -61,13 +63,14 @@ where
         self.inner.poll_ready(cx)
     }
 
-    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
         // Here and not in the future: tonic starts its own timer right after this call.
         let deadline = timeout(request.headers()).and_then(|rest| Instant::now().checked_add(rest));
         let call = Call { deadline, counted: Arc::default() };
         let (in_flight, limit) = self.shared.enter();
         let mut passage =
             Passage { shared: self.shared.clone(), counted: call.counted.clone(), code: Code::Cancelled };
+        let charge = Arc::new(Charge::new(self.shared.clone()));
         if in_flight > limit {
             let text = format!("calls in flight: limit {limit} (server.max_requests), got {in_flight}");
             passage.code = Code::ResourceExhausted;
@@ -76,9 +79,12 @@ where
                 Ok(Status::resource_exhausted(text).into_http())
             });
         }
+        let mut request = request.map(|body| Body::new(Metered::new(body, charge.clone())));
         request.extensions_mut().insert(call);
         let answer = self.inner.call(request);
         Box::pin(async move {
+            // The body is gone when the message is decoded, and the message lives on.
+            let _charge = charge;
             let response = match deadline {
                 None => answer.await?,
                 Some(deadline) => match tokio::time::timeout_at(deadline.into(), answer).await {

@@ -13,6 +13,8 @@
 mod convert;
 mod ctr;
 mod gate;
+mod listener;
+mod meter;
 mod route;
 mod status;
 mod web;
@@ -39,6 +41,7 @@ use crate::metrics::Metrics;
 use crate::types::Predict;
 
 pub use convert::{ConvertError, Inputs};
+use listener::Limited;
 use route::GrpcService;
 
 pub use status::CallError;
@@ -62,6 +65,9 @@ const FOLD_EVERY: Duration = Duration::from_secs(5);
 /// HTTP/2 connections that answer no ping for this long are closed.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Most bytes of a message that asks for health or for the protocol: names only.
+const SMALL_MESSAGE: usize = 16 << 10;
 
 /// Most bytes of a request's headers.
 const HEADER_BYTES: u32 = 16 << 10;
@@ -128,10 +134,13 @@ struct Shared {
     metrics: Arc<Metrics>,
     limits: RequestLimits,
     max_requests: usize,
+    max_inflight_bytes: usize,
     grpc_addr: SocketAddr,
     http_addr: SocketAddr,
     draining: AtomicBool,
     in_flight: AtomicUsize,
+    /// What the messages of the calls in flight take; [`meter::Charge`] counts.
+    in_flight_bytes: AtomicUsize,
 }
 
 impl Shared {
@@ -190,10 +199,12 @@ impl Server {
             metrics,
             limits,
             max_requests: config.max_requests,
+            max_inflight_bytes: config.max_inflight_bytes,
             grpc_addr: bound("server.grpc", &grpc, config.grpc)?,
             http_addr: bound("server.http", &http, config.http)?,
             draining: AtomicBool::new(false),
             in_flight: AtomicUsize::new(0),
+            in_flight_bytes: AtomicUsize::new(0),
         };
         Ok(Self { shared: Arc::new(shared), config, grpc, http })
     }
@@ -221,11 +232,14 @@ impl Server {
         tell_health(&health, shared.ready()).await;
         let services = services(&shared, &config, health_service)?;
         let tending = tokio::spawn(tend(shared.clone(), health.clone()));
+        let http = Limited::new("server.http", TcpIncoming::from(http), config.max_connections)
+            .with_answer_within(config.http_idle);
         let web = axum::serve(http, web::routes(shared.clone()))
             .with_graceful_shutdown(stopped(stop_http.subscribe()));
         let web = tokio::spawn(async move { web.await });
         let incoming =
             TcpIncoming::from(grpc).with_nodelay(Some(true)).with_keepalive(Some(KEEPALIVE_INTERVAL));
+        let incoming = Limited::new("server.grpc", incoming, config.max_connections);
         let calls = transport(&config).serve_with_incoming_shutdown(
             services,
             incoming,
@@ -303,9 +317,9 @@ fn services(
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
     Ok(route::Unknown
-        .or(reflection().build_v1alpha()?)
-        .or(reflection().build_v1()?)
-        .or(health)
+        .or(reflection().build_v1alpha()?.max_decoding_message_size(SMALL_MESSAGE))
+        .or(reflection().build_v1()?.max_decoding_message_size(SMALL_MESSAGE))
+        .or(health.max_decoding_message_size(SMALL_MESSAGE))
         .or(gate::Gate::new(ctr, shared.clone())))
 }
 

@@ -11,6 +11,7 @@ mod cusim;
 mod dataset;
 mod demo;
 mod learning;
+mod memory;
 mod operation;
 mod program;
 mod resources;

@@ -79,6 +79,53 @@ fn serve_says_in_one_line_what_it_cannot_use() {
 }
 
 #[test]
+fn cuda_without_a_gpu_is_refused_in_one_line() {
+    let workshop = Workshop::new(300, 50);
+    workshop.train(Kind::Dcn);
+    let error = run_failing(2, &format!("serve --models {} --device cuda", workshop.models));
+    assert!(error.contains("cuda"), "{error}");
+}
+
+#[test]
+fn auto_leaves_the_cache_off_where_tables_fit_and_warns_of_a_size_that_means_nothing() {
+    let workshop = Workshop::new(300, 50);
+    workshop.train(Kind::Dlrm);
+    for (flags, warned) in [("", false), ("--cache-fraction 0.5", true)] {
+        let served = Served::start(&workshop.models, flags);
+        served.score("dlrm", &workshop.valid, "");
+        assert_eq!(served.metric("flechette_cache_capacity_bytes", &["model=\"dlrm\""]), 0.0);
+        served.terminate();
+        let (_, log) = served.ended();
+        assert_eq!(log.contains("cache.mode auto means off here"), warned, "{log}");
+    }
+}
+
+#[test]
+fn a_cache_at_work_shows_on_the_metrics_page() {
+    let workshop = Workshop::new(300, 3000);
+    workshop.train(Kind::Dlrm);
+    let served = Served::start(&workshop.models, "--cache-mode on --cache-fraction 0.02");
+    let metric = |name: &str| served.metric(&format!("flechette_{name}"), &["model=\"dlrm\""]);
+    let evicted = || {
+        let tables = (1..=26).map(|table| format!("table=\"C{table}\""));
+        tables.map(|table| served.metric("flechette_cache_evictions_total", &[&table])).sum::<f64>()
+    };
+    for _ in 0..200 {
+        served.score("dlrm", &workshop.valid, "--batch 64");
+        if evicted() > 0.0 {
+            break;
+        }
+    }
+    assert!(evicted() > 0.0);
+    let (used, capacity) = (metric("cache_used_bytes"), metric("cache_capacity_bytes"));
+    assert!(0.0 < used && used <= capacity, "{used} of {capacity} bytes");
+    for histogram in ["lookup_seconds", "dense_seconds"] {
+        assert!(metric(&format!("{histogram}_count")) > 0.0, "{histogram}");
+        assert!(metric(&format!("{histogram}_sum")) > 0.0, "{histogram}");
+    }
+}
+
+#[test]
 fn a_drain_under_load_loses_no_request_and_exits_with_0() {
     let workshop = Workshop::new(500, 64);
     workshop.train(Kind::Dlrm);

@@ -211,6 +211,9 @@ pub fn server_config() -> ServerConfig {
         max_samples: 64,
         max_bytes: 64 << 10,
         max_requests: 1000,
+        max_inflight_bytes: 64 << 20,
+        max_connections: 1000,
+        http_idle: Duration::from_secs(600),
         max_streams: 1000,
         drain: Duration::from_secs(20),
     }

@@ -1,0 +1,179 @@
+//! A port whose number of connections is limited.
+//!
+//! Each connection holds a place until it is closed; when all are taken a new one is closed at
+//! once, so that its client hears of it and can go elsewhere. On the HTTP port a connection has
+//! to get an answer within some time, or it is closed: a client that sends its request a byte at
+//! a time keeps its place no longer than an idle one.
+
+use std::future::poll_fn;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, Sleep};
+use tonic::codegen::tokio_stream::Stream;
+use tonic::transport::server::{Connected, TcpConnectInfo, TcpIncoming};
+
+/// Connections of one port, at most as many as there are places.
+pub(super) struct Limited {
+    key: &'static str,
+    incoming: TcpIncoming,
+    places: Arc<Semaphore>,
+    limit: usize,
+    answer_within: Option<Duration>,
+    /// Whether the last connection was refused: only the first of a row is logged.
+    full: bool,
+}
+
+impl Limited {
+    pub(super) fn new(key: &'static str, incoming: TcpIncoming, limit: usize) -> Self {
+        let places = Arc::new(Semaphore::new(limit));
+        Self { key, incoming, places, limit, answer_within: None, full: false }
+    }
+
+    /// Closes connections that get no answer for so long.
+    pub(super) fn with_answer_within(mut self, time: Duration) -> Self {
+        self.answer_within = Some(time);
+        self
+    }
+
+    /// The connection in a place, if there is one.
+    fn admit(&mut self, stream: TcpStream) -> Option<Connection> {
+        let Ok(place) = self.places.clone().try_acquire_owned() else {
+            if !self.full {
+                let (port, limit) = (self.key, self.limit);
+                tracing::warn!(port, limit, "server.max_connections are open, more are refused");
+            }
+            self.full = true;
+            return None;
+        };
+        self.full = false;
+        let overdue = self.answer_within.map(|time| (time, Box::pin(tokio::time::sleep(time))));
+        Some(Connection { stream, overdue, _place: place })
+    }
+}
+
+impl Stream for Limited {
+    type Item = io::Result<Connection>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        loop {
+            match Pin::new(&mut self.incoming).poll_next(cx) {
+                Poll::Ready(Some(Ok(stream))) => {
+                    if let Some(connection) = self.admit(stream) {
+                        return Poll::Ready(Some(Ok(connection)));
+                    }
+                }
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(error))),
+                Poll::Ready(None) => return Poll::Ready(None),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+}
+
+impl axum::serve::Listener for Limited {
+    type Io = Connection;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Connection, SocketAddr) {
+        loop {
+            if let Some(Ok(connection)) = poll_fn(|cx| Pin::new(&mut *self).poll_next(cx)).await
+                && let Ok(address) = connection.stream.peer_addr()
+            {
+                return (connection, address);
+            }
+            // Out of file descriptors, for one. Trying at once would only spin.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.incoming.local_addr()
+    }
+}
+
+/// A connection with its place.
+pub(super) struct Connection {
+    stream: TcpStream,
+    /// How long it may be without an answer, and when that is over.
+    overdue: Option<(Duration, Pin<Box<Sleep>>)>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Connection {
+    fn stream(self: Pin<&mut Self>) -> Pin<&mut TcpStream> {
+        Pin::new(&mut self.get_mut().stream)
+    }
+
+    /// Something of an answer was written.
+    fn answered(&mut self) {
+        if let Some((time, sleep)) = &mut self.overdue {
+            sleep.as_mut().reset(Instant::now() + *time);
+        }
+    }
+
+    fn written(mut self: Pin<&mut Self>, polled: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if matches!(polled, Poll::Ready(Ok(bytes)) if bytes > 0) {
+            self.answered();
+        }
+        polled
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = TcpConnectInfo;
+
+    fn connect_info(&self) -> TcpConnectInfo {
+        self.stream.connect_info()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if let Some((_, sleep)) = &mut self.overdue
+            && sleep.as_mut().poll(cx).is_ready()
+        {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        self.stream().poll_read(cx, out)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let polled = self.as_mut().stream().poll_write(cx, bytes);
+        self.written(polled)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let polled = self.as_mut().stream().poll_write_vectored(cx, slices);
+        self.written(polled)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream().poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream().poll_shutdown(cx)
+    }
+}

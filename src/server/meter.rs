@@ -1,0 +1,427 @@
+//! What a `Ctr` message will take in memory, counted while its bytes arrive and before it is decoded.
+//!
+//! Decoding multiplies: two bytes of the wire can be an empty column or an empty string, each of
+//! which takes tens of bytes. So the limit on a message's bytes does not bound memory, and a check
+//! of the decoded message comes too late. The meter walks the wire format over the frames of a
+//! body, two levels deep, and charges every entry with what it becomes, before the decoder sees
+//! the frame. It is at least as strict as the decoder, so nothing is decoded that it did not count.
+
+use std::mem::size_of;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+
+use http_body::{Frame, SizeHint};
+use prost::bytes::Bytes;
+use tonic::Status;
+use tonic::body::Body;
+
+use super::Shared;
+use super::proto::FeatureColumn;
+use crate::schema::MAX_FEATURES;
+
+/// Bytes of one entry in a vector that grows by doubling.
+const fn grown(bytes: usize) -> usize {
+    2 * bytes
+}
+
+/// A column, and the least that its name and its three vectors allocate.
+const COLUMN_BYTES: usize = grown(size_of::<FeatureColumn>()) + 4 * size_of::<Bytes>() + 128;
+
+/// Why a message is refused before it is decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+enum Fault {
+    #[error("message: not a message of the protocol: {0}")]
+    Malformed(&'static str),
+    #[error("features: limit {} columns, got more", MAX_FEATURES)]
+    TooManyColumns,
+}
+
+impl From<Fault> for Status {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            // What the decoder itself answers.
+            Fault::Malformed(_) => Self::internal(fault.to_string()),
+            Fault::TooManyColumns => Self::invalid_argument(fault.to_string()),
+        }
+    }
+}
+
+/// What is expected next.
+#[derive(Clone, Copy)]
+enum State {
+    /// A compression flag and four bytes of length, this many of them read.
+    Prefix { read: u8, length: u32 },
+    /// A field's number and wire type.
+    Key(Varint),
+    /// The length of this field.
+    Length(u64, Varint),
+    /// A number that is not looked at.
+    Number(Varint),
+    /// Bytes of a field. Each number that ends among them costs `each`.
+    Bytes { left: usize, each: usize },
+    /// A message that the decoder refuses by its length.
+    Refused,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Varint {
+    value: u64,
+    bits: u32,
+}
+
+impl Varint {
+    /// Takes a byte; the value when it was the last.
+    fn push(&mut self, byte: u8) -> Result<Option<u64>, Fault> {
+        if self.bits > 63 {
+            return Err(Fault::Malformed("a number of more than ten bytes"));
+        }
+        self.value |= u64::from(byte & 0x7f) << self.bits;
+        self.bits += 7;
+        Ok((byte < 0x80).then_some(self.value))
+    }
+}
+
+/// Walks the messages of one call.
+struct Meter {
+    state: State,
+    /// Most bytes that the decoder takes as one message.
+    max_bytes: usize,
+    /// Bytes left of the message, and of the column in it.
+    message: usize,
+    column: Option<usize>,
+    columns: usize,
+}
+
+impl Meter {
+    fn new(max_bytes: usize) -> Self {
+        let state = State::Prefix { read: 0, length: 0 };
+        Self { state, max_bytes, message: 0, column: None, columns: 0 }
+    }
+
+    /// Memory that the next bytes of the body will take: themselves, and what they become.
+    fn feed(&mut self, mut bytes: &[u8]) -> Result<usize, Fault> {
+        let mut cost = bytes.len();
+        while let [first, rest @ ..] = bytes {
+            match self.state {
+                State::Refused => break,
+                State::Prefix { read, length } => {
+                    self.prefix(read, length, *first);
+                    bytes = rest;
+                }
+                State::Bytes { left, each } => {
+                    let (now, later) = bytes.split_at(left.min(bytes.len()));
+                    if each > 0 {
+                        cost += each * now.iter().filter(|byte| **byte < 0x80).count();
+                    }
+                    bytes = later;
+                    self.spend(now.len())?;
+                    match left - now.len() {
+                        0 => self.next(),
+                        left => self.state = State::Bytes { left, each },
+                    }
+                }
+                State::Key(_) | State::Length(..) | State::Number(_) => {
+                    self.spend(1)?;
+                    cost += self.number(*first)?;
+                    bytes = rest;
+                }
+            }
+        }
+        Ok(cost)
+    }
+
+    fn prefix(&mut self, read: u8, length: u32, byte: u8) {
+        let length = if read == 0 { 0 } else { length << 8 | u32::from(byte) };
+        self.state = State::Prefix { read: read + 1, length };
+        if read == 4 {
+            self.message = length as usize;
+            self.columns = 0;
+            self.state = match self.message {
+                0 => State::Prefix { read: 0, length: 0 },
+                message if message > self.max_bytes => State::Refused,
+                _ => State::Key(Varint::default()),
+            };
+        }
+    }
+
+    /// A byte of a key, a length or a number; what the entry costs that it completes.
+    fn number(&mut self, byte: u8) -> Result<usize, Fault> {
+        let mut cost = 0;
+        match &mut self.state {
+            State::Key(varint) => {
+                if let Some(key) = varint.push(byte)? {
+                    cost = self.field(key)?;
+                }
+            }
+            State::Length(field, varint) => {
+                let field = *field;
+                if let Some(length) = varint.push(byte)? {
+                    return self.delimited(field, length);
+                }
+            }
+            State::Number(varint) => {
+                if varint.push(byte)?.is_some() {
+                    self.next();
+                    return Ok(0);
+                }
+            }
+            State::Prefix { .. } | State::Bytes { .. } | State::Refused => {}
+        }
+        if self.message == 0 || self.column == Some(0) {
+            return Err(Fault::Malformed("it ends within a field"));
+        }
+        Ok(cost)
+    }
+
+    /// A field begins: what it costs before its length is known.
+    fn field(&mut self, key: u64) -> Result<usize, Fault> {
+        let field = key >> 3;
+        if field == 0 || key > u64::from(u32::MAX) {
+            return Err(Fault::Malformed("a field of no number"));
+        }
+        self.state = match key & 7 {
+            0 => State::Number(Varint::default()),
+            1 => State::Bytes { left: 8, each: 0 },
+            2 => State::Length(field, Varint::default()),
+            5 => State::Bytes { left: 4, each: 0 },
+            _ => return Err(Fault::Malformed("a group")),
+        };
+        // One number, not packed.
+        Ok(if key & 7 == 2 { 0 } else { self.each(field) })
+    }
+
+    /// What one number of a field becomes.
+    fn each(&self, field: u64) -> usize {
+        match (self.column.is_some(), field) {
+            (false, 4) => grown(size_of::<f32>()),
+            (true, 2) => grown(size_of::<u32>()),
+            (true, 3) => grown(size_of::<u64>()),
+            _ => 0,
+        }
+    }
+
+    /// A field of this length begins.
+    fn delimited(&mut self, field: u64, length: u64) -> Result<usize, Fault> {
+        let room = self.column.unwrap_or(self.message);
+        let length = usize::try_from(length).ok().filter(|length| *length <= room);
+        let length = length.ok_or(Fault::Malformed("a field is longer than what it is in"))?;
+        let mut each = 0;
+        let cost = match (self.column.is_some(), field) {
+            (false, 4) => grown(length),
+            (false, 5) => {
+                self.columns += 1;
+                if self.columns > MAX_FEATURES {
+                    return Err(Fault::TooManyColumns);
+                }
+                self.column = Some(length);
+                self.next();
+                return Ok(COLUMN_BYTES);
+            }
+            (true, 4) => grown(size_of::<Bytes>()),
+            (true, 2 | 3) => {
+                each = self.each(field);
+                0
+            }
+            _ => length,
+        };
+        if length == 0 {
+            self.next();
+        } else {
+            self.state = State::Bytes { left: length, each };
+        }
+        Ok(cost)
+    }
+
+    fn spend(&mut self, bytes: usize) -> Result<(), Fault> {
+        let past = Fault::Malformed("a field is longer than what it is in");
+        self.message = self.message.checked_sub(bytes).ok_or(past)?;
+        if let Some(column) = &mut self.column {
+            *column = column.checked_sub(bytes).ok_or(past)?;
+        }
+        Ok(())
+    }
+
+    /// An entry has ended: a key, or the next message, follows.
+    fn next(&mut self) {
+        if self.column == Some(0) {
+            self.column = None;
+        }
+        self.state = match self.message {
+            0 => State::Prefix { read: 0, length: 0 },
+            _ => State::Key(Varint::default()),
+        };
+    }
+}
+
+/// What a call takes of `server.max_inflight_bytes`, until the last who holds it drops it.
+pub(super) struct Charge {
+    shared: Arc<Shared>,
+    bytes: AtomicUsize,
+}
+
+impl Charge {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, bytes: AtomicUsize::new(0) }
+    }
+
+    fn add(&self, bytes: usize) -> Result<(), Status> {
+        let limit = self.shared.max_inflight_bytes;
+        let own = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let all = self.shared.in_flight_bytes.fetch_add(bytes, Ordering::AcqRel) + bytes;
+        if all <= limit {
+            return Ok(());
+        }
+        Err(Status::resource_exhausted(format!(
+            "bytes of calls in flight: limit {limit} (server.max_inflight_bytes), got {all}, {own} of them \
+             for this call's message so far"
+        )))
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.shared.in_flight_bytes.fetch_sub(*self.bytes.get_mut(), Ordering::AcqRel);
+    }
+}
+
+/// A request body whose bytes are paid for before they are handed on.
+pub(super) struct Metered {
+    body: Body,
+    meter: Meter,
+    charge: Arc<Charge>,
+}
+
+impl Metered {
+    pub(super) fn new(body: Body, charge: Arc<Charge>) -> Self {
+        let meter = Meter::new(charge.shared.limits.max_bytes);
+        Self { body, meter, charge }
+    }
+}
+
+impl http_body::Body for Metered {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = self.get_mut();
+        let polled = Pin::new(&mut this.body).poll_frame(cx);
+        let Poll::Ready(Some(Ok(frame))) = &polled else { return polled };
+        let Some(bytes) = frame.data_ref() else { return polled };
+        let paid = this.meter.feed(bytes).map_err(Status::from).and_then(|cost| this.charge.add(cost));
+        match paid {
+            Ok(()) => polled,
+            Err(status) => Poll::Ready(Some(Err(status))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use prost::Message;
+
+    use super::super::proto::PredictRequest;
+    use super::*;
+
+    const MAX_BYTES: usize = 1 << 20;
+
+    fn framed(message: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0];
+        bytes.extend((message.len() as u32).to_be_bytes());
+        bytes.extend(message);
+        bytes
+    }
+
+    /// The cost of a body that arrives in pieces.
+    fn cost(body: &[u8], piece: usize) -> Result<usize, Fault> {
+        let mut meter = Meter::new(MAX_BYTES);
+        let costs = body.chunks(piece).map(|piece| meter.feed(piece));
+        costs.sum()
+    }
+
+    /// What a decoded message holds, by the capacities of its vectors.
+    fn held(message: &PredictRequest) -> usize {
+        let columns = message.features.iter().map(|column| {
+            column.name.capacity()
+                + 4 * column.lengths.capacity()
+                + 8 * column.ids.capacity()
+                + size_of::<Bytes>() * column.strings.capacity()
+        });
+        message.model.capacity()
+            + 4 * message.dense.capacity()
+            + size_of::<FeatureColumn>() * message.features.capacity()
+            + columns.sum::<usize>()
+    }
+
+    fn column() -> impl Strategy<Value = FeatureColumn> {
+        let strings = prop::collection::vec(prop::collection::vec(any::<u8>(), 0..5), 0..20);
+        let numbers = prop::collection::vec(any::<u32>(), 0..9);
+        (".{0,9}", numbers, prop::collection::vec(0..1000u64, 0..40), strings).prop_map(
+            |(name, lengths, ids, strings)| {
+                let strings = strings.into_iter().map(Bytes::from).collect();
+                FeatureColumn { name, lengths, ids, strings }
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn a_message_costs_at_least_what_it_becomes_however_it_is_cut(
+            model in ".{0,9}",
+            dense in prop::collection::vec(any::<f32>(), 0..30),
+            features in prop::collection::vec(column(), 0..12),
+            piece in 1..50usize,
+        ) {
+            let message = PredictRequest { model, version: 1 << 40, samples: 3, dense, features };
+            let wire = framed(&message.encode_to_vec());
+            let whole = cost(&wire, wire.len()).unwrap();
+            prop_assert_eq!(cost(&wire, piece), Ok(whole));
+            let decoded = PredictRequest::decode(&wire[5..]).unwrap();
+            // An empty vector that gets its first entry takes room for four.
+            prop_assert!(whole >= held(&decoded) + wire.len() - 5 - 16, "{} for {}", whole, held(&decoded));
+        }
+
+        #[test]
+        fn what_is_decoded_was_counted_whole(message in prop::collection::vec(any::<u8>(), 0..60)) {
+            if let Ok(decoded) = PredictRequest::decode(&message[..]) {
+                let groups = Fault::Malformed("a group");
+                match cost(&framed(&message), 7) {
+                    Ok(cost) => prop_assert!(cost >= size_of::<FeatureColumn>() * decoded.features.len()),
+                    Err(fault) => prop_assert_eq!(fault, groups),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn tiny_entries_cost_what_they_become() {
+        let columns = framed(&[0x2a, 0].repeat(MAX_FEATURES));
+        assert!(cost(&columns, 1000).unwrap() >= MAX_FEATURES * size_of::<FeatureColumn>());
+        let more = framed(&[0x2a, 0].repeat(MAX_FEATURES + 1));
+        assert_eq!(cost(&more, 1000), Err(Fault::TooManyColumns));
+        let mut strings = vec![0x2a, 0xd0, 0x0f];
+        strings.extend([0x22, 0].repeat(1000));
+        assert!(cost(&framed(&strings), 9).unwrap() >= 1000 * 2 * size_of::<Bytes>());
+        let mut ids = vec![0x2a, 0xeb, 0x07, 0x1a, 0xe8, 0x07];
+        ids.extend([1; 1000]);
+        assert!(cost(&framed(&ids), 9).unwrap() >= 1000 * 2 * 8);
+    }
+
+    #[test]
+    fn a_second_message_is_counted_too_and_one_too_long_is_left_to_the_decoder() {
+        let one = framed(&[0x10, 1]);
+        assert_eq!(cost(&one.repeat(3), 4), Ok(3 * one.len()));
+        let long = [vec![0, 0xff, 0, 0, 0], vec![0xff; 40]].concat();
+        assert_eq!(cost(&long, 4), Ok(long.len()));
+    }
+}
