@@ -13,6 +13,7 @@ mod demo;
 mod learning;
 mod operation;
 mod program;
+mod refusals;
 mod resources;
 mod scores;
 mod server;
