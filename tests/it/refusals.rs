@@ -80,6 +80,45 @@ fn data_that_cannot_be_trained_on_is_an_input_error_and_leaves_no_version() {
 }
 
 #[test]
+fn what_can_be_known_before_training_is_told_before() {
+    let (workshop, config) = workshop();
+    let (good, out) = (workshop.train.as_str(), workshop.path("out"));
+    let gone = workshop.path("gone");
+    let two = format!("{good} {gone}");
+    let valid = |valid: &str, out: &str| format!("--valid {valid} --valid-out {out}");
+    fs::write(&out, "as it was").unwrap();
+    for (data, name, more, words) in [
+        (good, "../m", valid(good, &out), "--name: model name \"../m\": starts with a dot"),
+        (good, "a/m", valid(good, &out), "--name: model name \"a/m\": has a path separator"),
+        (&two, "m", valid(good, &out), "gone: cannot be opened"),
+        (good, "m", valid(&gone, &out), "gone: cannot be opened"),
+        (workshop.dir.path().to_str().unwrap(), "m", String::new(), "expected a file, got a directory"),
+        (good, "m", valid(good, &format!("{gone}/out")), "--valid-out: "),
+    ] {
+        let line = Line { config: &config, data, name, more: &more }.text(&workshop.models);
+        let error = run_failing(2, &line);
+        assert!(error.contains(words), "{words}: {error}");
+        // The directory of models is made right before training.
+        assert!(!Path::new(&workshop.models).exists(), "{error}");
+    }
+    assert_eq!(fs::read_to_string(&out).unwrap(), "as it was");
+}
+
+#[test]
+fn an_evaluation_that_fails_leaves_the_version_and_names_it() {
+    let (workshop, config) = workshop();
+    let [gzip, _] = truncated(&workshop);
+    let (data, more) = (workshop.train.as_str(), format!("--valid {gzip} --json"));
+    let error =
+        run_failing(2, &Line { config: &config, data, name: "m", more: &more }.text(&workshop.models));
+    let version = Path::new(&workshop.models).join("m/1");
+    assert!(error.contains(&format!("wrote {}", version.display())), "{error}");
+    assert!(error.contains("half.gz: cannot be read past line"), "{error}");
+    let opened = flechette::store::open_latest(Path::new(&workshop.models), "m").unwrap().opened;
+    assert_eq!(opened.metadata["steps"], "3");
+}
+
+#[test]
 fn weights_that_overflowed_in_the_last_step_are_not_written() {
     let (workshop, config) = workshop();
     let more = "--optimizer sgd --lr 1e300 --batch 300";
