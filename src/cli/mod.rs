@@ -21,6 +21,8 @@ use clap::{Parser, Subcommand};
 use crate::config::{Config, Flags};
 use crate::dataset::DatasetError;
 use crate::schema::SchemaError;
+use crate::trainer::TrainError;
+use crate::types::PredictError;
 
 /// Serves CTR scores from recommendation models larger than a GPU, and trains them in place.
 #[derive(Debug, Parser)]
@@ -95,7 +97,10 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         e.downcast_ref().map(io::Error::kind) == Some(io::ErrorKind::BrokenPipe)
     };
     let input = |e: &(dyn std::error::Error + 'static)| {
-        e.is::<InputError>() || e.is::<SchemaError>() || e.is::<DatasetError>()
+        e.is::<InputError>()
+            || e.is::<SchemaError>()
+            || e.is::<DatasetError>()
+            || e.downcast_ref().is_some_and(is_of_data)
     };
     if error.chain().any(closed_pipe) {
         0
@@ -103,6 +108,23 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         2
     } else {
         1
+    }
+}
+
+/// Whether training stopped for what the data says. The variants speak for the errors inside them, which
+/// therefore do not stand in the chain.
+fn is_of_data(error: &TrainError) -> bool {
+    match error {
+        TrainError::Dataset(_) | TrainError::Encode(_) | TrainError::NoLabels { .. } => true,
+        TrainError::Batch(error) => {
+            matches!(error, PredictError::AbsentId { .. } | PredictError::NotFinite { .. })
+        }
+        TrainError::Diverged { .. }
+        | TrainError::NotFinite { .. }
+        | TrainError::Memory(_)
+        | TrainError::Weights(_)
+        | TrainError::State(_)
+        | TrainError::Store(_) => false,
     }
 }
 

@@ -12,6 +12,7 @@ use crate::cli::InputError;
 use crate::config::{Config, Flags};
 use crate::dataset::{self, Format, Limits, Reader};
 use crate::schema::Schema;
+use crate::store::check_name;
 use crate::trainer::eval::Quality;
 use crate::trainer::optim::{Kind, Optimizer};
 use crate::trainer::{self, Learner, Progress};
@@ -84,6 +85,8 @@ pub fn run(args: Args, config: &Config) -> anyhow::Result<()> {
         return Err(InputError(anyhow!("--lr: expected a positive number, got {}", args.lr)).into());
     }
     let schema = read_schema(&args.model_config)?;
+    check_name("model", &args.name).map_err(|e| InputError(anyhow!("--name: {e}")))?;
+    check_files(&args, &schema)?;
     prepare_models(&args.models)?;
     let pool = rayon::ThreadPoolBuilder::new().num_threads(config.threads.compute).build();
     let pool = pool.context("threads.compute")?;
@@ -107,8 +110,10 @@ fn train(args: &Args, schema: &Schema) -> anyhow::Result<()> {
     if rows == 0 {
         return Err(InputError(anyhow!("--data: no samples in {}", args.data[0].display())).into());
     }
-    let quality = evaluate(args, &mut learner, schema)?;
     let version = learner.save(&args.models, &args.name)?;
+    let written = format!("{}/{}/{version}", args.models.display(), args.name);
+    let quality =
+        evaluate(args, &mut learner, schema).with_context(|| format!("wrote {written}, not evaluated"))?;
     let samples_per_s = rows as f64 * f64::from(args.epochs) / seconds;
     eprintln!(
         "trained {rows} rows x {} epoch(s), {} steps, {samples_per_s:.0} samples/s, {skipped} lines skipped",
@@ -124,7 +129,7 @@ fn train(args: &Args, schema: &Schema) -> anyhow::Result<()> {
             q.normalized_entropy.map_or("-".into(), |ne| format!("{ne:.4}"))
         );
     }
-    eprintln!("wrote {}/{}/{version}", args.models.display(), args.name);
+    eprintln!("wrote {written}");
     if args.json {
         let json = serde_json::json!({
             "model": args.name, "version": version.0, "rows": rows, "epochs": args.epochs,
@@ -156,6 +161,27 @@ fn evaluate(args: &Args, learner: &mut Learner, schema: &Schema) -> anyhow::Resu
         write().with_context(|| format!("--valid-out: {}", path.display()))?;
     }
     Ok(quality)
+}
+
+/// Opens every file once, so that one that cannot be used is told of before hours of training.
+fn check_files(args: &Args, schema: &Schema) -> anyhow::Result<()> {
+    for path in args.data.iter().chain(&args.valid).filter(|path| !is_pipe(path)) {
+        open(args, std::slice::from_ref(path), schema)?;
+    }
+    let Some(path) = args.valid_out.as_ref().filter(|path| !is_pipe(path)) else { return Ok(()) };
+    let refused = |e| InputError(anyhow!("--valid-out: {}: {e}", path.display()));
+    let new = !path.exists();
+    // What stands there is left as it is until there is something to put in its place.
+    File::options().append(true).create(true).open(path).map_err(refused)?;
+    if new {
+        std::fs::remove_file(path).map_err(refused)?;
+    }
+    Ok(())
+}
+
+/// Whether this is a pipe or a device: opening one takes its first bytes, or waits for its other end.
+fn is_pipe(path: &Path) -> bool {
+    path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir())
 }
 
 fn open(args: &Args, paths: &[PathBuf], schema: &Schema) -> anyhow::Result<Box<dyn Reader + Send>> {

@@ -274,8 +274,12 @@ impl fmt::Display for List<'_> {
     }
 }
 
-/// Names become names of directories and files, so they may not lead anywhere else.
-fn check_name(what: &'static str, name: &str) -> Result<(), StoreError> {
+/// Whether `name` may name `what`: names become names of directories and files, so they may not lead
+/// anywhere else.
+///
+/// # Errors
+/// [`StoreError::Name`] with what is wrong with it.
+pub fn check_name(what: &'static str, name: &str) -> Result<(), StoreError> {
     let reason = match name {
         "" => "is empty",
         _ if name.len() > 128 => "is longer than 128 bytes",

@@ -14,6 +14,7 @@ mod learning;
 mod memory;
 mod operation;
 mod program;
+mod refusals;
 mod resources;
 mod scores;
 mod server;

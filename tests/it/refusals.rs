@@ -1,0 +1,131 @@
+//! What `train` says of input that it cannot use: code 2 and one line that names it, before any work
+//! where that can be known before, and never at the price of work that is done.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+use flechette::schema::preset::{self, Kind};
+
+use crate::program::{Workshop, run, run_failing};
+
+/// A command line that trains with these words in place of the good ones.
+struct Line<'a> {
+    config: &'a str,
+    data: &'a str,
+    name: &'a str,
+    more: &'a str,
+}
+
+impl Line<'_> {
+    fn text(&self, models: &str) -> String {
+        let Self { config, data, name, more } = self;
+        format!(
+            "train --model-config {config} --format criteo-tsv --data {data} --models {models} --name {name} {more}"
+        )
+    }
+}
+
+/// Data and a schema with which all is good.
+fn workshop() -> (Workshop, String) {
+    let workshop = Workshop::new(300, 50);
+    let config = workshop.config(Kind::Dlrm, 4, 100);
+    (workshop, config)
+}
+
+/// The first half of a file's gzip and of its zstd.
+fn truncated(workshop: &Workshop) -> [String; 2] {
+    let text = fs::read(&workshop.train).unwrap();
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(&text).unwrap();
+    let gzip = gzip.finish().unwrap();
+    let zstd = ruzstd::encoding::compress_to_vec(&text[..], ruzstd::encoding::CompressionLevel::Fastest);
+    [("half.gz", gzip), ("half.zst", zstd)].map(|(name, bytes)| {
+        fs::write(workshop.path(name), &bytes[..bytes.len() / 2]).unwrap();
+        workshop.path(name)
+    })
+}
+
+#[test]
+fn data_that_cannot_be_trained_on_is_an_input_error_and_leaves_no_version() {
+    let (workshop, config) = workshop();
+    let train = fs::read_to_string(&workshop.train).unwrap();
+    let [gzip, zstd] = truncated(&workshop);
+    let file = |name: &str, text: String| {
+        fs::write(workshop.path(name), text).unwrap();
+        workshop.path(name)
+    };
+    let broken = file("broken.tsv", train.clone() + &"not a sample\n".repeat(200));
+    let short = file("short.tsv", train.clone().replacen('\t', " ", 1));
+    let unlabelled = train.lines().map(|line| line.split_once('\t').unwrap().1.to_owned() + "\n").collect();
+    let unlabelled = file("unlabelled.tsv", unlabelled);
+    let mut schema = preset::criteo(Kind::Dlrm, 4, 100);
+    schema.features[6].hash = None;
+    let hashless = file("hashless.toml", schema.to_toml());
+    let good = &workshop.train;
+    for (config, data, words) in [
+        (&config, broken.as_str(), ["broken.tsv: line 40", "more than 100 malformed"]),
+        (&config, &short, ["short.tsv: line 101: expected 39 fields as in line 1, got 40", "malformed"]),
+        (&config, &format!("{good} {gzip}"), ["half.gz: cannot be read past line", ""]),
+        (&config, &zstd, ["half.zst: cannot be read past line", "zstd"]),
+        (&config, &unlabelled, ["training needs labels", "sample 0"]),
+        (&config, &format!("{good} {unlabelled}"), ["unlabelled.tsv: has no labels", ""]),
+        (&hashless, good, ["feature \"C7\"", "no hash"]),
+    ] {
+        let line = Line { config, data, name: "m", more: "" }.text(&workshop.models);
+        let error = run_failing(2, &line);
+        assert!(words.iter().all(|words| error.contains(words)), "{words:?}: {error}");
+        assert!(!Path::new(&workshop.models).join("m").exists(), "{error}");
+    }
+}
+
+#[test]
+fn what_can_be_known_before_training_is_told_before() {
+    let (workshop, config) = workshop();
+    let (good, out) = (workshop.train.as_str(), workshop.path("out"));
+    let gone = workshop.path("gone");
+    let two = format!("{good} {gone}");
+    let valid = |valid: &str, out: &str| format!("--valid {valid} --valid-out {out}");
+    fs::write(&out, "as it was").unwrap();
+    for (data, name, more, words) in [
+        (good, "../m", valid(good, &out), "--name: model name \"../m\": starts with a dot"),
+        (good, "a/m", valid(good, &out), "--name: model name \"a/m\": has a path separator"),
+        (&two, "m", valid(good, &out), "gone: cannot be opened"),
+        (good, "m", valid(&gone, &out), "gone: cannot be opened"),
+        (workshop.dir.path().to_str().unwrap(), "m", String::new(), "expected a file, got a directory"),
+        (good, "m", valid(good, &format!("{gone}/out")), "--valid-out: "),
+    ] {
+        let line = Line { config: &config, data, name, more: &more }.text(&workshop.models);
+        let error = run_failing(2, &line);
+        assert!(error.contains(words), "{words}: {error}");
+        // The directory of models is made right before training.
+        assert!(!Path::new(&workshop.models).exists(), "{error}");
+    }
+    assert_eq!(fs::read_to_string(&out).unwrap(), "as it was");
+}
+
+#[test]
+fn an_evaluation_that_fails_leaves_the_version_and_names_it() {
+    let (workshop, config) = workshop();
+    let [gzip, _] = truncated(&workshop);
+    let (data, more) = (workshop.train.as_str(), format!("--valid {gzip} --json"));
+    let error =
+        run_failing(2, &Line { config: &config, data, name: "m", more: &more }.text(&workshop.models));
+    let version = Path::new(&workshop.models).join("m/1");
+    assert!(error.contains(&format!("wrote {}", version.display())), "{error}");
+    assert!(error.contains("half.gz: cannot be read past line"), "{error}");
+    let opened = flechette::store::open_latest(Path::new(&workshop.models), "m").unwrap().opened;
+    assert_eq!(opened.metadata["steps"], "3");
+}
+
+#[test]
+fn weights_that_overflowed_in_the_last_step_are_not_written() {
+    let (workshop, config) = workshop();
+    let more = "--optimizer sgd --lr 1e300 --batch 300";
+    let line = Line { config: &config, data: &workshop.train, name: "m", more }.text(&workshop.models);
+    let output = run(&line);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("is not finite after step 1") && error.contains("lr"), "{error}");
+    assert!(!Path::new(&workshop.models).join("m").exists(), "{error}");
+}
