@@ -81,7 +81,7 @@ impl Linear {
         }
         let mut packed = [T::default(); LANES * super::CHUNK];
         for (i, tape) in tapes.iter().enumerate() {
-            for (p, out) in out.chunks_exact_mut(self.input.width * LANES).enumerate() {
+            for (p, out) in out.chunks_exact_mut((self.input.width * LANES).max(1)).enumerate() {
                 let column = (first + p) * LANES;
                 let lanes = self.output.part(column, (self.output.width - column).min(LANES));
                 pack_slopes(&tape.grads[self.output.buffer], lanes, &mut packed[..tape.samples * LANES]);
