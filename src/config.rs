@@ -70,6 +70,8 @@ pub struct Config {
     pub device: DeviceKind,
     /// Thread counts.
     pub threads: ThreadsConfig,
+    /// `log.level`: what is logged: a level or filter directives, `warn,flechette::server=debug`.
+    pub log_level: String,
     /// Names that nobody knows, one sentence each, to be logged.
     pub warnings: Vec<String>,
 }
@@ -279,6 +281,7 @@ impl Config {
                 compute: or_cores(layers.whole("threads.compute", 0, 4096)?),
                 io: or_cores(layers.whole("threads.io", 0, 4096)?),
             },
+            log_level: layers.text("log.level").unwrap_or("info").to_owned(),
             warnings: layers.warnings,
         })
     }

@@ -12,11 +12,14 @@ pub mod score;
 pub mod serve;
 pub mod train;
 
-use std::io;
+use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::anyhow;
 use clap::{Parser, Subcommand};
+
+use tracing_subscriber::EnvFilter;
 
 use crate::config::{Config, Flags};
 use crate::dataset::DatasetError;
@@ -64,6 +67,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
     };
     flags.config = cli.config;
     let config = Config::load(&flags).map_err(|e| InputError(e.into()))?;
+    trace(&config.log_level)?;
     config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     match cli.command {
         Command::Init(args) => init::run(args),
@@ -73,6 +77,17 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Load(args) => load::run(args),
         Command::Demo(args) => demo::run(args),
     }
+}
+
+/// Logs to standard error from here on.
+fn trace(level: &str) -> Result<(), InputError> {
+    let filter = EnvFilter::builder().parse(level).map_err(|error| {
+        InputError(anyhow!("log.level: expected a level or filter directives, got {level:?}: {error}"))
+    })?;
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    // Whoever has set up a subscriber before keeps it.
+    let _ = subscriber.with_ansi(io::stderr().is_terminal()).try_init();
+    Ok(())
 }
 
 /// An error that the user can mend: bad flags, bad input. Its exit code is 2.

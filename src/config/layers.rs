@@ -36,6 +36,7 @@ pub(super) const KEYS: &[&str] = &[
     "device.kind",
     "threads.compute",
     "threads.io",
+    "log.level",
 ];
 
 /// The prefix of our variables, and the one among them that only tests read.
@@ -179,6 +180,10 @@ impl Layers {
         let fraction = self.share("cache.fraction")?.map(CacheSize::Fraction);
         let staging_bytes = self.bytes("cache.staging_bytes", 1, u64::MAX)?;
         Ok(CacheConfig { mode, size: bytes.or(fraction), staging_bytes })
+    }
+
+    pub(super) fn text(&self, key: &str) -> Option<&str> {
+        self.given.get(key).map(|given| given.text.trim())
     }
 
     /// Reads one key with `read`; `None` from it is an error that says what was expected.

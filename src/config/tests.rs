@@ -34,6 +34,14 @@ fn defaults_are_the_documented_limits() {
 }
 
 #[test]
+fn the_log_level_is_a_key_like_any_other() {
+    let level = |env: &[_], file| resolve(&Flags::default(), env, file).unwrap().log_level;
+    assert_eq!(level(&[], ""), "info");
+    assert_eq!(level(&[], "[log]\nlevel = \"warn\""), "warn");
+    assert_eq!(level(&[("FLECHETTE_LOG_LEVEL", "debug,h2=off")], "[log]\nlevel = \"warn\""), "debug,h2=off");
+}
+
+#[test]
 fn a_bad_value_names_the_key_the_source_and_what_came() {
     let text = refusal(&[("FLECHETTE_SERVER_MAX_SAMPLES", "many")], "");
     assert_eq!(

@@ -172,6 +172,7 @@ fn reading_the_environment_outside_config_is_caught() {
         ("use std::env;\nfn f() { env::vars_os() }", "env::vars_os belongs in config.rs"),
         ("use std::{env::{self, var}, fs};", "std::env::var belongs in config.rs"),
         ("fn f() { EnvFilter::from_default_env() }", "from_default_env belongs in config.rs"),
+        ("fn f() { EnvFilter::builder().from_env_lossy() }", "from_env_lossy belongs in config.rs"),
     ];
     assert_caught(rules::env_reads, "cli/serve.rs", &cases);
     assert_passes(rules::env_reads, "config.rs", &["fn f() { std::env::var(\"A\"); }"]);

@@ -151,7 +151,10 @@ pub fn env_reads(source: &Source) -> Vec<Broken> {
     }
     let reads_env = |path: &[String]| {
         path.windows(2).any(|pair| pair[0] == "env" && (pair[1].starts_with("var") || pair[1] == "*"))
-            || path.last().is_some_and(|last| last.ends_with("from_default_env"))
+            || path.last().is_some_and(|last| {
+                matches!(last.as_str(), "from_env" | "from_env_lossy" | "try_from_env")
+                    || last.ends_with("from_default_env")
+            })
     };
     let found = paths(&source.code).into_iter().filter(|(path, _)| reads_env(path));
     found.map(|(path, line)| (line, format!("{} belongs in {ENV_HOME}", path.join("::")))).collect()
