@@ -149,15 +149,18 @@ pub fn env_reads(source: &Source) -> Vec<Broken> {
     if source.path == ENV_HOME {
         return Vec::new();
     }
+    let filter = |name: &str| {
+        matches!(name, "from_env" | "from_env_lossy" | "try_from_env") || name.ends_with("from_default_env")
+    };
     let reads_env = |path: &[String]| {
         path.windows(2).any(|pair| pair[0] == "env" && (pair[1].starts_with("var") || pair[1] == "*"))
-            || path.last().is_some_and(|last| {
-                matches!(last.as_str(), "from_env" | "from_env_lossy" | "try_from_env")
-                    || last.ends_with("from_default_env")
-            })
+            || path.last().is_some_and(|last| filter(last))
     };
     let found = paths(&source.code).into_iter().filter(|(path, _)| reads_env(path));
-    found.map(|(path, line)| (line, format!("{} belongs in {ENV_HOME}", path.join("::")))).collect()
+    let found = found.map(|(path, line)| (line, path.join("::")));
+    let methods = source.code.windows(2).filter(|two| two[0].text == "." && filter(&two[1].text));
+    let methods = methods.map(|two| (two[1].line, two[1].text.clone()));
+    found.chain(methods).map(|(line, name)| (line, format!("{name} belongs in {ENV_HOME}"))).collect()
 }
 
 pub fn proofs(source: &Source) -> Vec<Broken> {
