@@ -76,7 +76,7 @@ impl Args {
     }
 }
 
-/// Trains, evaluates, saves.
+/// Trains, saves, evaluates.
 ///
 /// # Errors
 /// Flags or data that cannot be used, and versions that cannot be written.

@@ -117,9 +117,9 @@ fn pool_any<'r, T: Real>(
 const PREFETCH_BYTES: usize = 32 << 10;
 
 /// Asks for the rows that a gather-pool will read, which the caller then does next but one. A gather
-/// that writes as much as it reads cannot wait for many rows at once by itself: a read whose
-/// address ends in the same 12 bits as an unfinished write's has to wait for that write, and so for
-/// the read before it.
+/// that writes as much as it reads was measured to have few reads in flight by itself. Why is a guess,
+/// not seen in counters: a read whose address ends in the same 12 bits as an unfinished write's
+/// waits for that write, and so for the read that it waits for.
 pub fn prefetch_rows<'r>(lookup: &PoolLookup<'_>, row: impl Fn(usize) -> Option<&'r [f32]>) {
     let (first, end) = (lookup.offsets[0] as usize, lookup.offsets[lookup.offsets.len() - 1] as usize);
     // Larger bags read much more than they write, and do without.
