@@ -15,8 +15,8 @@ use crate::cache::{CacheError, CacheStats, FlatCache, Query, Source};
 use crate::metrics::ModelMetrics;
 use crate::model::loss::sigmoid;
 use crate::model::{CHUNK, InputRows, Model, Tape, Weights, WeightsError, check_shape};
-use crate::schema::{AbsentDefault, Lookup, Schema};
-use crate::store::{EmbeddingStore, Opened, Table};
+use crate::schema::{Lookup, Schema};
+use crate::store::{EmbeddingStore, Opened};
 use crate::types::{AbsentId, Batch, Description, Predict, PredictError, Scores, Version};
 
 /// What an engine is made of, besides the version it serves.
@@ -191,14 +191,9 @@ impl Engine {
 
     /// Of lookup `l`, each occurrence's row in the store, or what stands for an absent one.
     fn stored_rows<'a>(&'a self, l: usize, batch: &'a Batch) -> impl Fn(usize) -> Option<&'a [f32]> {
-        let Lookup { feature, table, .. } = self.lookups[l];
-        let absent = match self.schema.tables[table.index()].default {
-            AbsentDefault::Row(row) => self.store.row(table, row),
-            AbsentDefault::Zeros | AbsentDefault::Error => None,
-        };
-        let ids = &batch.features[feature].ids;
-        let rows = self.store.table(table).map(Table::view);
-        move |i| rows?.row(ids[i]).or(absent)
+        let (feature, table) = (self.lookups[l].feature, self.lookups[l].table.index());
+        let default = self.schema.tables[table].default;
+        self.store.tables()[table].rows_of(&batch.features[feature].ids, default)
     }
 
     /// Pushes every id that has a row, or that a row stands for, and notes where each went.
@@ -208,15 +203,11 @@ impl Engine {
         for (lookup, places) in self.lookups.iter().zip(places) {
             let table = &self.schema.tables[lookup.table.index()];
             let ids = &batch.features[lookup.feature].ids;
-            let row = |&id: &u64| match table.default {
-                _ if id < table.rows => Some(id),
-                AbsentDefault::Row(row) => Some(row),
-                AbsentDefault::Zeros | AbsentDefault::Error => None,
-            };
-            let mut next = query.push(lookup.table, ids.iter().filter_map(row)).start as u32;
+            let mut next =
+                query.push(lookup.table, ids.iter().filter_map(|&id| table.row_of(id))).start as u32;
             places.clear();
-            places.extend(ids.iter().map(|id| {
-                if row(id).is_none() {
+            places.extend(ids.iter().map(|&id| {
+                if table.row_of(id).is_none() {
                     return ZEROS;
                 }
                 next += 1;

@@ -221,6 +221,19 @@ pub struct Table {
     pub default: AbsentDefault,
 }
 
+impl Table {
+    /// The row that an id reads: its own, or the one that stands for absent ids; none reads as zeros.
+    #[must_use]
+    #[inline(always)]
+    pub fn row_of(&self, id: u64) -> Option<u64> {
+        match self.default {
+            _ if id < self.rows => Some(id),
+            AbsentDefault::Row(row) => Some(row),
+            AbsentDefault::Zeros | AbsentDefault::Error => None,
+        }
+    }
+}
+
 /// What an id that the table does not hold gets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

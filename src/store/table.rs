@@ -20,6 +20,7 @@ use std::sync::Arc;
 use memmap2::{Advice, Mmap, MmapMut, MmapOptions};
 use rayon::prelude::*;
 
+use crate::schema::AbsentDefault;
 use crate::types::{HostBlock, HostMemory, OutOfHostMemory};
 
 // Files hold little-endian f32 and mappings are read as they lie.
@@ -145,6 +146,20 @@ impl Table {
     #[must_use]
     pub fn view(&self) -> TableView<'_> {
         TableView { values: self.as_slice(), rows: self.rows, dim: self.dim }
+    }
+
+    /// The row of occurrence `i` among `ids`; an absent one is what the default says, none for zeros.
+    pub fn rows_of<'t>(
+        &'t self,
+        ids: &'t [u64],
+        default: AbsentDefault,
+    ) -> impl Fn(usize) -> Option<&'t [f32]> + use<'t> {
+        let absent = match default {
+            AbsentDefault::Row(row) => self.row(row),
+            AbsentDefault::Zeros | AbsentDefault::Error => None,
+        };
+        let rows = self.view();
+        move |i| rows.row(ids[i]).or(absent)
     }
 
     /// All rows, end to end.

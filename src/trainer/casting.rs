@@ -6,7 +6,7 @@
 //! its occurrences in the order in which the batch has them. That order, and so every bit of the
 //! sum, is the batch's alone.
 
-use crate::schema::{AbsentDefault, Lookup, Pooling, Schema};
+use crate::schema::{Lookup, Pooling, Schema};
 use crate::types::{Batch, TableId};
 
 /// Where the gradient of one occurrence comes from.
@@ -31,16 +31,7 @@ pub struct Casted {
 impl Casted {
     /// Collects the rows of `table` that `lookups` of the batch touch. An absent id counts for the
     /// row that stands for it, or for none.
-    ///
-    /// # Errors
-    /// The feature and id, where the table's default is `error`.
-    pub fn fill(
-        &mut self,
-        schema: &Schema,
-        lookups: &[Lookup],
-        table: TableId,
-        batch: &Batch,
-    ) -> Result<(), (usize, u64)> {
+    pub fn fill(&mut self, schema: &Schema, lookups: &[Lookup], table: TableId, batch: &Batch) {
         self.pairs.clear();
         self.sources.clear();
         let shape = &schema.tables[table.index()];
@@ -51,20 +42,13 @@ impl Casted {
                 let bag = &ids.ids[bag[0] as usize..bag[1] as usize];
                 let divisor = if lookup.pooling == Pooling::Mean { bag.len() as f32 } else { 1.0 };
                 let source = Source { sample: sample as u32, column: lookup.column as u32, divisor };
-                for &id in bag {
-                    let row = match shape.default {
-                        _ if id < shape.rows => id,
-                        AbsentDefault::Zeros => continue,
-                        AbsentDefault::Row(row) => row,
-                        AbsentDefault::Error => return Err((lookup.feature, id)),
-                    };
+                for row in bag.iter().filter_map(|&id| shape.row_of(id)) {
                     self.pairs.push((row, self.sources.len() as u32));
                     self.sources.push(source);
                 }
             }
         }
         self.pairs.sort_unstable();
-        Ok(())
     }
 
     /// Every touched row, ascending, with the sources of its gradient in batch order.
@@ -124,7 +108,7 @@ mod tests {
             let lookups = schema.lookups();
             for (table, stands_in) in [(TableId(0), Some(1)), (TableId(1), None)] {
                 let mut casted = Casted::default();
-                casted.fill(&schema, &lookups, table, &batch).unwrap();
+                casted.fill(&schema, &lookups, table, &batch);
                 let mut expected: BTreeMap<u64, Vec<Source>> = BTreeMap::new();
                 for lookup in lookups.iter().filter(|l| l.table == table) {
                     let column: &Jagged = &batch.features[lookup.feature];

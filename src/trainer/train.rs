@@ -11,7 +11,7 @@ use super::casting::Casted;
 use super::optim::Optimizer;
 use crate::model::loss::{binary_cross_entropy, binary_cross_entropy_slope, sigmoid};
 use crate::model::{CHUNK, InputRows, Model, Tape, Weights, check_length, check_shape};
-use crate::schema::{AbsentDefault, Lookup, Schema};
+use crate::schema::{Lookup, Schema};
 use crate::store::Table;
 use crate::types::{Batch, PredictError, TableId};
 
@@ -118,6 +118,7 @@ impl Learner {
     ) -> Result<f64, PredictError> {
         check_shape(&self.schema, batch)?;
         check_length("labels", batch.samples, labels.len())?;
+        self.schema.check_absent(batch)?;
         self.cast(batch)?;
         let loss = self.forward_backward(batch, labels);
         self.read_probabilities(probabilities);
@@ -139,12 +140,9 @@ impl Learner {
         self.fill_tapes(batch.samples);
         let Self { schema, lookups, model, weights, tables, tapes, .. } = self;
         let inputs = InputRows { dense_width: schema.dense_width(), lookups, batch };
-        let rows = |l: usize| {
-            let Lookup { feature, table, .. } = lookups[l];
-            row_of(&tables[table.index()], schema.tables[table.index()].default, &batch.features[feature].ids)
-        };
+        let inputs = Inputs { inputs, schema, tables };
         tapes.par_iter_mut().enumerate().for_each(|(chunk, tape)| {
-            inputs.write(chunk * CHUNK, tape, rows);
+            inputs.write(chunk, tape);
             model.forward(weights, tape);
         });
         self.read_probabilities(probabilities);
@@ -162,12 +160,8 @@ impl Learner {
             if needed > limit {
                 return Err(PredictError::Capacity { field: "ids of one table in a batch", needed, limit });
             }
-            casted.fill(schema, lookups, table, batch).map_err(|(feature, id)| PredictError::AbsentId {
-                feature: schema.features[feature].name.clone(),
-                table: schema.tables[t].name.clone(),
-                id,
-                rows: schema.tables[t].rows,
-            })
+            casted.fill(schema, lookups, table, batch);
+            Ok(())
         });
         // The first error in table order, whichever thread was first.
         results.collect::<Vec<_>>().into_iter().collect()
@@ -188,17 +182,14 @@ impl Learner {
         self.fill_tapes(batch.samples);
         let Self { schema, lookups, model, weights, tables, tapes, .. } = self;
         let inputs = InputRows { dense_width: schema.dense_width(), lookups, batch };
-        let rows = |l: usize| {
-            let Lookup { feature, table, .. } = lookups[l];
-            row_of(&tables[table.index()], schema.tables[table.index()].default, &batch.features[feature].ids)
-        };
+        let inputs = Inputs { inputs, schema, tables };
         let share = 1.0 / batch.samples as f32;
         let losses: Vec<f64> = tapes
             .par_iter_mut()
             .zip(labels.par_chunks(CHUNK))
             .enumerate()
             .map(|(chunk, (tape, labels))| {
-                inputs.write(chunk * CHUNK, tape, rows);
+                inputs.write(chunk, tape);
                 model.forward(weights, tape);
                 let loss = |(s, &y): (usize, &f32)| f64::from(binary_cross_entropy(model.logit(tape, s), y));
                 let sum = labels.iter().enumerate().map(loss).sum();
@@ -217,16 +208,20 @@ impl Learner {
     }
 }
 
-/// The row of occurrence `i` among `ids`; an absent one is what the table's default says.
-fn row_of<'t>(
-    table: &'t Table,
-    default: AbsentDefault,
-    ids: &'t [u64],
-) -> impl Fn(usize) -> Option<&'t [f32]> {
-    let absent = match default {
-        AbsentDefault::Row(row) => table.row(row),
-        AbsentDefault::Zeros | AbsentDefault::Error => None,
-    };
-    let rows = table.view();
-    move |i| rows.row(ids[i]).or(absent)
+/// What input rows are written from, and of each lookup where its embedding rows are.
+struct Inputs<'a> {
+    inputs: InputRows<'a>,
+    schema: &'a Schema,
+    tables: &'a [Table],
+}
+
+impl Inputs<'_> {
+    /// Writes chunk `chunk` into buffer 0 of the tape.
+    fn write(&self, chunk: usize, tape: &mut Tape<f32>) {
+        let InputRows { lookups, batch, .. } = self.inputs;
+        self.inputs.write(chunk * CHUNK, tape, |l| {
+            let (feature, table) = (lookups[l].feature, lookups[l].table.index());
+            self.tables[table].rows_of(&batch.features[feature].ids, self.schema.tables[table].default)
+        });
+    }
 }
