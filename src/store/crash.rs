@@ -336,6 +336,46 @@ fn fates() -> impl Iterator<Item = Fate> {
     [Fate::AllLost, Fate::AllKept].into_iter().chain((0..10).map(Fate::Random))
 }
 
+/// A disk where another writer takes the staging name the moment it is free.
+struct CrowdedDisk;
+
+impl Disk for CrowdedDisk {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        SystemDisk.create_dir(path)
+    }
+
+    fn create(&self, path: &Path) -> io::Result<File> {
+        SystemDisk.create(path)
+    }
+
+    fn append(&self, file: &mut File, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        SystemDisk.append(file, path, bytes)
+    }
+
+    fn sync(&self, file: &File, path: &Path) -> io::Result<()> {
+        SystemDisk.sync(file, path)
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        SystemDisk.sync_dir(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        SystemDisk.rename(from, to)?;
+        SystemDisk.create_dir(from)
+    }
+}
+
+#[test]
+fn a_published_writer_leaves_the_directory_of_the_next_one_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(write_seed(&CrowdedDisk, dir.path(), 1).unwrap(), Version(1));
+    assert!(dir.path().join("m").read_dir().unwrap().flatten().any(|entry| {
+        let name = entry.file_name();
+        name.to_str().unwrap().ends_with(".tmp")
+    }));
+}
+
 #[test]
 fn after_a_crash_anywhere_the_reader_sees_the_old_version_or_the_new_one_whole() {
     let root = tempfile::tempdir().unwrap();

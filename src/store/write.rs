@@ -179,6 +179,8 @@ struct Staging<'a> {
     disk: &'a dyn Disk,
     path: PathBuf,
     manifest: Manifest,
+    /// Whether it has been renamed: what stands at `path` now is another's.
+    published: bool,
     /// Held for as long as the directory is ours.
     _lock: File,
 }
@@ -194,7 +196,7 @@ impl<'a> Staging<'a> {
                 Ok(()) => {}
             }
             if let Some(lock) = lock(&path).map_err(|e| StoreError::at(&path, e))? {
-                return Ok(Self { disk, path, manifest: Manifest::default(), _lock: lock });
+                return Ok(Self { disk, path, manifest: Manifest::default(), published: false, _lock: lock });
             }
         }
         Err(StoreError::NumbersExhausted { path: models.join(name) })
@@ -258,7 +260,7 @@ impl<'a> Staging<'a> {
     }
 
     /// Gives the version the first number after the highest that nobody else takes meanwhile.
-    fn publish(self, models: &Path, name: &str) -> Result<Version, StoreError> {
+    fn publish(mut self, models: &Path, name: &str) -> Result<Version, StoreError> {
         let model = models.join(name);
         loop {
             let version = next_version(models, name)?;
@@ -270,7 +272,7 @@ impl<'a> Staging<'a> {
                 // where a network's file system did the work and lost the answer.)
                 Err(_) if path.symlink_metadata().is_ok() && self.path.is_dir() => continue,
                 Err(e) => return Err(StoreError::at(&path, e)),
-                Ok(()) => {}
+                Ok(()) => self.published = true,
             }
             self.disk.sync_dir(&model).map_err(|e| StoreError::at(&model, e))?;
             return Ok(version);
@@ -280,8 +282,10 @@ impl<'a> Staging<'a> {
 
 impl Drop for Staging<'_> {
     fn drop(&mut self) {
-        // Published, it is gone from this path; a failure here is the next sweep's to mend.
-        let _ = fs::remove_dir_all(&self.path);
+        if !self.published {
+            // A failure here is the next sweep's to mend.
+            let _ = fs::remove_dir_all(&self.path);
+        }
     }
 }
 
