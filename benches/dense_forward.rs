@@ -11,7 +11,7 @@
 
 mod harness;
 
-use flechette::model::{CHUNK, Model, Tape};
+use flechette::model::{Model, Tape};
 use flechette::schema::preset::{Kind, criteo};
 use flechette::schema::{Architecture, Schema};
 use harness::{Draw, Options, Report};
@@ -42,10 +42,11 @@ fn compare(schema: &Schema, samples: usize, options: &Options) -> harness::Pairs
     let model = Model::<f32>::new(schema);
     let weights = model.initialise(0);
     let mut draw = Draw::new(0);
-    let mut tapes: Vec<Tape<f32>> = (0..samples.div_ceil(CHUNK)).map(|_| model.tape(false)).collect();
-    for (chunk, tape) in tapes.iter_mut().enumerate() {
-        tape.samples = (samples - chunk * CHUNK).min(CHUNK);
-        tape.values[0].data.iter_mut().for_each(|x| *x = draw.uniform() as f32 - 0.5);
+    let chunk = model.chunk();
+    let mut tapes: Vec<Tape<f32>> = (0..samples.div_ceil(chunk)).map(|_| model.tape(false)).collect();
+    for (i, tape) in tapes.iter_mut().enumerate() {
+        tape.samples = (samples - i * chunk).min(chunk);
+        tape.values[0].from_mut(0, 0).iter_mut().for_each(|x| *x = draw.uniform() as f32 - 0.5);
     }
     let matrices = model.parameters().iter().filter(|p| p.shape.len() == 2);
     let mut products: Vec<Product> =

@@ -13,7 +13,7 @@ mod harness;
 use std::sync::{Mutex, PoisonError};
 
 use flechette::device::vectorise;
-use flechette::model::{CHUNK, InputRows, Model, Tape};
+use flechette::model::{InputRows, Model, Tape};
 use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
 use flechette::schema::{Lookup, Schema};
 use flechette::store::{EmbeddingStore, PlainMemory, Table};
@@ -126,12 +126,13 @@ impl<'a> Bench<'a> {
 
     /// As the engine does it.
     fn pool(&self, batch: &Batch, tapes: &Mutex<Vec<Tape<f32>>>) -> u64 {
+        let size = self.model.chunk();
         let inputs = InputRows { dense_width: self.dense_width, lookups: &self.lookups, batch };
-        (0..SAMPLES / CHUNK).into_par_iter().for_each(|chunk| {
+        (0..SAMPLES / size).into_par_iter().for_each(|chunk| {
             let taken = tapes.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let mut tape = taken.unwrap_or_else(|| self.model.tape(false));
-            tape.samples = CHUNK;
-            inputs.write(chunk * CHUNK, &mut tape, |l| {
+            tape.samples = size;
+            inputs.write(chunk * size, &mut tape, |l| {
                 let Lookup { feature, table, .. } = self.lookups[l];
                 let ids = &batch.features[feature].ids;
                 let rows = self.store.table(table).map(Table::view);
@@ -145,10 +146,11 @@ impl<'a> Bench<'a> {
 
     /// The plain loop, over the same chunks of the same columns.
     fn read(&self, batch: &Batch) -> u64 {
-        (0..SAMPLES / CHUNK).into_par_iter().for_each(|chunk| {
+        let size = self.model.chunk();
+        (0..SAMPLES / size).into_par_iter().for_each(|chunk| {
             for lookup in &self.lookups {
                 let column = &batch.features[lookup.feature];
-                let (first, end) = (column.offsets[chunk * CHUNK], column.offsets[(chunk + 1) * CHUNK]);
+                let (first, end) = (column.offsets[chunk * size], column.offsets[(chunk + 1) * size]);
                 let ids = &column.ids[first as usize..end as usize];
                 let Some(table) = self.store.table(lookup.table) else { continue };
                 let rows = table.as_slice();

@@ -14,7 +14,7 @@ use rayon::prelude::*;
 use crate::cache::{CacheError, CacheStats, FlatCache, Query, Source};
 use crate::metrics::ModelMetrics;
 use crate::model::loss::sigmoid;
-use crate::model::{CHUNK, InputRows, Model, Tape, Weights, WeightsError, check_shape};
+use crate::model::{InputRows, Model, Tape, Weights, WeightsError, check_shape};
 use crate::schema::{Lookup, Schema};
 use crate::store::{EmbeddingStore, Opened};
 use crate::types::{AbsentId, Batch, Description, Predict, PredictError, Scores, Version};
@@ -170,21 +170,22 @@ impl Engine {
     {
         let inputs = InputRows { dense_width: self.schema.dense_width(), lookups: &self.lookups, batch };
         let mut probabilities = vec![0.0; batch.samples];
+        let size = self.model.chunk();
         let run = |(chunk, out): (usize, &mut [f32])| {
             let mut tape = self.tapes.take().unwrap_or_else(|| self.model.tape(false));
             tape.samples = out.len();
             let started = Instant::now();
-            inputs.write(chunk * CHUNK, &mut tape, &rows);
+            inputs.write(chunk * size, &mut tape, &rows);
             let looked_up = spend(&spent.lookup, started);
             self.model.forward(&self.weights, &mut tape);
             spend(&spent.dense, looked_up);
             out.iter_mut().enumerate().for_each(|(s, p)| *p = sigmoid(self.model.logit(&tape, s)));
             self.tapes.put(tape);
         };
-        if batch.samples <= CHUNK || self.threads.current_num_threads() == 1 {
-            probabilities.chunks_mut(CHUNK).enumerate().for_each(run);
+        if batch.samples <= size || self.threads.current_num_threads() == 1 {
+            probabilities.chunks_mut(size).enumerate().for_each(run);
         } else {
-            self.threads.install(|| probabilities.par_chunks_mut(CHUNK).enumerate().for_each(run));
+            self.threads.install(|| probabilities.par_chunks_mut(size).enumerate().for_each(run));
         }
         probabilities
     }

@@ -11,6 +11,7 @@ pub mod pool;
 mod gemm;
 mod real;
 mod simd;
+mod vector;
 
 pub use choice::{Choice, DeviceError, choose};
 pub use gemm::{LANES, Left, Output, Product, Start, pack, pack_transposed_panel, packed_len, row_stride};

@@ -1,7 +1,9 @@
 //! Input rows: dense values and pooled vectors side by side, as the schema lays them out.
 
+use std::ops::Range;
+
 use super::tape::Tape;
-use crate::device::host::{PoolLookup, gather_pool, prefetch_rows};
+use crate::device::host::{PoolLookup, collect_rows, gather_pool, prefetch};
 use crate::schema::{Lookup, Pooling, Schema};
 use crate::types::{Batch, PredictError};
 
@@ -28,7 +30,7 @@ impl InputRows<'_> {
         let input = &mut tape.values[0];
         for s in 0..samples {
             let dense = &self.batch.dense[(first + s) * width..][..width];
-            input.data[s * input.stride..][..width].copy_from_slice(dense);
+            input.from_mut(s, 0)[..width].copy_from_slice(dense);
         }
         let pool = |lookup: &Lookup| PoolLookup {
             offsets: &self.batch.features[lookup.feature].offsets[first..=first + samples],
@@ -36,15 +38,30 @@ impl InputRows<'_> {
             mean: lookup.pooling == Pooling::Mean,
             column: lookup.column,
         };
-        // The rows of one lookup are on their way while those of the one before are pooled.
-        let mut lookups = self.lookups.iter().enumerate().map(|(l, lookup)| (pool(lookup), rows(l)));
-        let mut next = lookups.next();
-        while let Some((lookup, row)) = next {
-            next = lookups.next();
-            if let Some((lookup, row)) = &next {
-                prefetch_rows(lookup, row);
+        let blocks =
+            self.lookups.iter().enumerate().flat_map(|(l, lookup)| {
+                pool(lookup).blocks().map(move |(samples, block)| (l, samples, block))
+            });
+        let mut write = |(samples, block): (Range<usize>, PoolLookup<'_>), found: &[_]| {
+            let stride = input.stride();
+            gather_pool(&block, found, input.from_mut(samples.start, 0), stride);
+        };
+        // While one block is pooled, the rows of the next and the ids of the one after are on their way.
+        let (mut found, mut ahead) = (Vec::new(), Vec::new());
+        let mut blocks = blocks.peekable();
+        let mut waiting = None;
+        while let Some((l, samples, block)) = blocks.next() {
+            if let Some((next, _, block)) = blocks.peek() {
+                prefetch(&self.batch.features[self.lookups[*next].feature].ids[block.occurrences()]);
             }
-            gather_pool(&lookup, row, &mut input.data[..samples * input.stride], input.stride);
+            collect_rows(block.occurrences(), rows(l), &mut ahead);
+            if let Some(before) = waiting.replace((samples, block)) {
+                write(before, &found);
+            }
+            std::mem::swap(&mut found, &mut ahead);
+        }
+        if let Some(last) = waiting {
+            write(last, &found);
         }
     }
 }

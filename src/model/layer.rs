@@ -85,7 +85,7 @@ pub struct Builder<T> {
     pub(super) values: usize,
     pub(super) turned: usize,
     /// Columns of buffer 0 before which no gradient is wanted: the dense inputs.
-    dense: usize,
+    pub(super) dense: usize,
 }
 
 impl<T: Real> Builder<T> {

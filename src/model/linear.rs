@@ -65,11 +65,11 @@ impl Linear {
             rows: tape.samples,
             depth: self.input.width,
             columns: self.output.width,
-            left: Left { data: x.from(self.input), row_stride: x.stride, step_stride: 1 },
+            left: Left { data: x.from(0, self.input.column), row_stride: x.stride(), step_stride: 1 },
             panels: &weights[self.weight.clone()],
             start: if self.bias.is_empty() { Start::Zero } else { Start::Bias(&weights[self.bias.clone()]) },
             relu: self.relu,
-            output: Output { data: &mut out[self.output.column..], stride },
+            output: Output { data: out, stride },
         }
     }
 
@@ -79,7 +79,7 @@ impl Linear {
         if tapes.is_empty() {
             out.fill(T::default());
         }
-        let mut packed = [T::default(); LANES * super::CHUNK];
+        let mut packed = [T::default(); LANES * super::MAX_CHUNK];
         for (i, tape) in tapes.iter().enumerate() {
             for (p, out) in out.chunks_exact_mut((self.input.width * LANES).max(1)).enumerate() {
                 let column = (first + p) * LANES;
@@ -90,7 +90,7 @@ impl Linear {
                     rows: self.input.width,
                     depth: tape.samples,
                     columns: LANES,
-                    left: Left { data: x.from(self.input), row_stride: 1, step_stride: x.stride },
+                    left: Left { data: x.from(0, self.input.column), row_stride: 1, step_stride: x.stride() },
                     panels: &packed,
                     start: if i == 0 { Start::Zero } else { Start::Add },
                     relu: false,
@@ -115,8 +115,8 @@ impl Linear {
 impl<T: Real> Layer<T> for Linear {
     fn forward(&self, weights: &Weights<T>, tape: &mut Tape<T>) {
         let mut out = std::mem::take(&mut tape.values[self.output.buffer]);
-        let stride = out.stride;
-        self.product(tape, &weights.values, &mut out.data, stride).run();
+        let stride = out.stride();
+        self.product(tape, &weights.values, out.from_mut(0, self.output.column), stride).run();
         tape.values[self.output.buffer] = out;
     }
 
@@ -137,16 +137,17 @@ impl<T: Real> Layer<T> for Linear {
             return;
         }
         let mut dx = std::mem::take(&mut tape.grads[self.input.buffer]);
+        let stride = dx.stride();
         let dy = &tape.grads[self.output.buffer];
         Product {
             rows: tape.samples,
             depth: self.output.width,
             columns: self.input.width,
-            left: Left { data: dy.from(self.output), row_stride: dy.stride, step_stride: 1 },
+            left: Left { data: dy.from(0, self.output.column), row_stride: dy.stride(), step_stride: 1 },
             panels: &weights.turned[self.turned.clone()],
             start: Start::Add,
             relu: false,
-            output: Output { data: &mut dx.data[self.input.column..], stride: dx.stride },
+            output: Output { data: dx.from_mut(0, self.input.column), stride },
         }
         .run();
         tape.grads[self.input.buffer] = dx;

@@ -23,7 +23,7 @@ use std::ops::Range;
 
 pub use input::{InputRows, check_length, check_shape};
 pub use layer::{Layer, Parameter, Weights};
-pub use tape::{CHUNK, Rows, Tape, View};
+pub use tape::{MAX_CHUNK, Rows, Tape, View};
 pub use weights::WeightsError;
 
 use crate::device::Real;
@@ -65,6 +65,7 @@ impl Inputs {
 /// A network: layers, and where their numbers lie.
 pub struct Model<T> {
     widths: Vec<usize>,
+    dense_width: usize,
     layers: Vec<Box<dyn Layer<T>>>,
     parameters: Vec<Parameter>,
     /// (layer, piece of the layer) and where it lies among the weights, in order.
@@ -105,14 +106,20 @@ impl<T: Real> Model<T> {
             }
         }
         debug_assert_eq!(at, net.values, "pieces cover the weights in order");
-        let Builder { widths, layers, parameters, values, turned, .. } = net;
-        Self { widths, layers, parameters, pieces, values, turned, logit }
+        let Builder { widths, layers, parameters, values, turned, dense } = net;
+        Self { widths, dense_width: dense, layers, parameters, pieces, values, turned, logit }
     }
 
     /// A tape for one chunk; one that only scores has no gradients.
     #[must_use]
     pub fn tape(&self, training: bool) -> Tape<T> {
-        Tape::new(&self.widths, training)
+        Tape::new(&self.widths, self.dense_width, training)
+    }
+
+    /// Samples of one chunk: as many as a tape has rows.
+    #[must_use]
+    pub fn chunk(&self) -> usize {
+        tape::chunk::<T>(&self.widths)
     }
 
     /// Every named tensor.

@@ -55,7 +55,7 @@ struct Run {
 }
 
 /// Two chunks, the second not full, so that sums over chunks are seen too.
-const SAMPLES: [usize; 2] = [CHUNK, 3];
+const SAMPLES: [usize; 2] = [MAX_CHUNK, 3];
 
 impl Run {
     fn new(architecture: Architecture) -> Self {
@@ -150,7 +150,7 @@ fn gradients_of_input_rows_agree_with_finite_differences() {
         let width = schema(architecture.clone()).input_width();
         let mut run = Run::new(architecture);
         run.gradients();
-        for (t, s) in [(0, 0), (0, CHUNK - 1), (1, 2)] {
+        for (t, s) in [(0, 0), (0, MAX_CHUNK - 1), (1, 2)] {
             let input = View { buffer: 0, column: 3, width: width - 3 };
             let gradients = run.tapes[t].grads[0].row(s, input).to_vec();
             for (i, got) in gradients.into_iter().enumerate() {
@@ -196,10 +196,10 @@ fn a_sample_has_the_same_logit_to_the_bit_in_any_chunk() {
             model.forward(&weights, &mut tape);
             (0..samples.len()).map(|s| model.logit(&tape, s).to_bits()).collect()
         };
-        let whole = logits(&(0..CHUNK).collect::<Vec<_>>());
+        let whole = logits(&(0..MAX_CHUNK).collect::<Vec<_>>());
         for n in [1, 2, 7, 12, 13, 63] {
-            let last: Vec<_> = (CHUNK - n..CHUNK).collect();
-            assert_eq!(logits(&last), whole[CHUNK - n..]);
+            let last: Vec<_> = (MAX_CHUNK - n..MAX_CHUNK).collect();
+            assert_eq!(logits(&last), whole[MAX_CHUNK - n..]);
         }
     }
 }

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use super::casting::Casted;
 use super::optim::Optimizer;
 use crate::model::loss::{binary_cross_entropy, binary_cross_entropy_slope, sigmoid};
-use crate::model::{CHUNK, InputRows, Model, Tape, Weights, check_length, check_shape};
+use crate::model::{InputRows, Model, Tape, Weights, check_length, check_shape};
 use crate::schema::{Lookup, Schema};
 use crate::store::Table;
 use crate::types::{Batch, PredictError, TableId};
@@ -168,13 +168,14 @@ impl Learner {
     }
 
     fn fill_tapes(&mut self, samples: usize) {
-        let chunks = samples.div_ceil(CHUNK);
+        let size = self.model.chunk();
+        let chunks = samples.div_ceil(size);
         while self.tapes.len() < chunks {
             self.tapes.push(self.model.tape(true));
         }
         self.tapes.truncate(chunks);
         for (chunk, tape) in self.tapes.iter_mut().enumerate() {
-            tape.samples = (samples - chunk * CHUNK).min(CHUNK);
+            tape.samples = (samples - chunk * size).min(size);
         }
     }
 
@@ -186,7 +187,7 @@ impl Learner {
         let share = 1.0 / batch.samples as f32;
         let losses: Vec<f64> = tapes
             .par_iter_mut()
-            .zip(labels.par_chunks(CHUNK))
+            .zip(labels.par_chunks(model.chunk()))
             .enumerate()
             .map(|(chunk, (tape, labels))| {
                 inputs.write(chunk, tape);
@@ -219,7 +220,7 @@ impl Inputs<'_> {
     /// Writes chunk `chunk` into buffer 0 of the tape.
     fn write(&self, chunk: usize, tape: &mut Tape<f32>) {
         let InputRows { lookups, batch, .. } = self.inputs;
-        self.inputs.write(chunk * CHUNK, tape, |l| {
+        self.inputs.write(chunk * tape.rows, tape, |l| {
             let (feature, table) = (lookups[l].feature, lookups[l].table.index());
             self.tables[table].rows_of(&batch.features[feature].ids, self.schema.tables[table].default)
         });

@@ -6,7 +6,7 @@ use super::casting::Casted;
 use super::optim::{Optimizer, Step};
 use super::train::Learner;
 use crate::device::{Wide, vectorise};
-use crate::model::{CHUNK, Model, Tape};
+use crate::model::{Model, Tape};
 use crate::store::Table;
 
 impl Learner {
@@ -82,11 +82,11 @@ impl Wide for UpdateRows<'_> {
     fn run(self) {
         let Self { dim, weights, mut states, casted, tapes, step } = self;
         let mut grad = vec![0.0f32; dim];
+        let chunk = tapes.first().map_or(1, |tape| tape.rows as u32);
         for (row, sources) in casted.rows() {
             for (i, source) in sources.enumerate() {
-                let (tape, s) = (&tapes[source.sample as usize / CHUNK], source.sample as usize % CHUNK);
-                let input = &tape.grads[0];
-                let from = &input.data[s * input.stride + source.column as usize..][..dim];
+                let (tape, s) = (source.sample / chunk, source.sample % chunk);
+                let from = &tapes[tape as usize].grads[0].from(s as usize, source.column as usize)[..dim];
                 if i == 0 {
                     grad.iter_mut().zip(from).for_each(|(sum, g)| *sum = *g / source.divisor);
                 } else {

@@ -143,7 +143,8 @@ fn oracle(pool: &Pool, out: &mut [f32]) {
             let unique = pool.occurrences[lookup.occurrences_at as usize + occurrence];
             Some(pool.rows[unique as usize]).filter(|row| !row.is_empty())
         };
-        host::gather_pool(&of_host, row, out, pool.stride);
+        let rows: Vec<_> = of_host.occurrences().map(row).collect();
+        host::gather_pool(&of_host, &rows, out, pool.stride);
     }
 }
 
