@@ -14,6 +14,8 @@ mod simd;
 mod vector;
 
 pub use choice::{Choice, DeviceError, choose};
-pub use gemm::{LANES, Left, Output, Product, Start, pack, pack_transposed_panel, packed_len, row_stride};
+pub use gemm::{
+    LANES, Left, Output, Product, Start, pack, pack_transposed, pack_transposed_panel, packed_len, row_stride,
+};
 pub use real::Real;
 pub use simd::{Wide, vectorise};

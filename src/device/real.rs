@@ -4,7 +4,7 @@
 use std::fmt::Debug;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub, SubAssign};
 
-use super::gemm::{self, Product};
+use super::gemm::{self, Block, Product};
 
 /// f32 or f64.
 pub trait Real:
@@ -38,6 +38,12 @@ pub trait Real:
     /// # Panics
     /// As [`Product::run`].
     fn product(product: &mut Product<'_, Self>);
+    /// Writes the transpose of a block.
+    ///
+    /// # Panics
+    /// When a slice is too short for the block.
+    #[doc(hidden)]
+    fn transpose(block: &Block<'_, Self>, to: &mut [Self]);
 
     /// From f32, exactly.
     #[must_use]
@@ -71,6 +77,9 @@ impl Real for f32 {
     fn product(product: &mut Product<'_, Self>) {
         gemm::product_f32(product);
     }
+    fn transpose(block: &Block<'_, Self>, to: &mut [Self]) {
+        gemm::transpose_f32(block, to);
+    }
 }
 
 impl Real for f64 {
@@ -91,5 +100,8 @@ impl Real for f64 {
     }
     fn product(product: &mut Product<'_, Self>) {
         gemm::product_portable(product);
+    }
+    fn transpose(block: &Block<'_, Self>, to: &mut [Self]) {
+        gemm::transpose_portable(block, to);
     }
 }

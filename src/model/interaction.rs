@@ -3,7 +3,9 @@
 
 use super::layer::{Layer, Weights};
 use super::tape::{Rows, Tape, View};
-use crate::device::{LANES, Left, Output, Product, Real, Start, Wide, pack, packed_len, vectorise};
+use crate::device::{
+    LANES, Left, Output, Product, Real, Start, Wide, pack, pack_transposed, packed_len, vectorise,
+};
 
 /// DLRM's interaction: the vectors `[first, rest..]`, each as wide as `first`, and of their Gram
 /// matrix the strictly lower triangle in row order. Writes `[first, triangle]`.
@@ -38,9 +40,9 @@ impl PairwiseDots {
         rest.copy_from_slice(tape.values[self.rest.buffer].row(s, self.rest));
     }
 
-    /// `[first, triangle]` of every sample. Matrices are as wide as whole panels and the triangle is
-    /// put together in whole panels too, each overwriting what is too much of the one before: a
-    /// sample is small, and copies of odd lengths would cost more than the products.
+    /// `[first, triangle]` of every sample. Of each line of the triangle whole vectors are copied, where
+    /// there is room, and the next line overwrites what is too much: copies of odd lengths would cost
+    /// more than the products.
     #[inline(always)]
     fn write_dots<T: Real>(&self, tape: &Tape<T>, out: &mut Rows<T>) {
         let (dim, n) = (self.first.width, Self::vectors(self.first.width, self.rest.width));
@@ -48,25 +50,16 @@ impl PairwiseDots {
         let mut stacked = vec![T::default(); n * dim];
         let mut panels = vec![T::default(); packed_len(dim, n)];
         let mut gram = vec![T::default(); n * width];
-        let mut triangle = vec![T::default(); n * (n - 1) / 2 + width];
         for s in 0..tape.samples {
             self.stack(tape, s, &mut stacked);
-            for (i, vector) in stacked.chunks_exact(dim).enumerate() {
-                let lane = &mut panels[i / LANES * dim * LANES + i % LANES..];
-                lane.iter_mut().step_by(LANES).zip(vector).for_each(|(to, v)| *to = *v);
-            }
+            pack_transposed(&stacked, dim, n, dim, &mut panels);
             Small { rows: n, depth: dim, columns: width }.run(&stacked, &panels, &mut gram);
-            let mut at = 0;
-            for (i, line) in gram.chunks_exact(width).enumerate() {
-                let (to, _) = triangle[at..].as_chunks_mut::<LANES>();
-                to.iter_mut()
-                    .zip(line[..i].chunks(LANES).zip(line.as_chunks::<LANES>().0))
-                    .for_each(|(to, (_, from))| *to = *from);
-                at += i;
-            }
-            let (first, dots) = out.row_mut(s, self.out).split_at_mut(dim);
+            let (first, mut triangle) = out.row_mut(s, self.out).split_at_mut(dim);
             first.copy_from_slice(&stacked[..dim]);
-            dots.copy_from_slice(&triangle[..dots.len()]);
+            for (i, line) in gram.chunks_exact(width).enumerate() {
+                copy_vectors(&line[..i.next_multiple_of(VECTOR)], triangle, i);
+                triangle = &mut triangle[i..];
+            }
         }
     }
 
@@ -101,6 +94,19 @@ impl PairwiseDots {
             }
         }
     }
+}
+
+/// Elements that are copied at a time.
+const VECTOR: usize = 16;
+
+/// Copies the first `len` elements, and up to whole vectors where `to` has room for more.
+#[inline(always)]
+fn copy_vectors<T: Real>(from: &[T], to: &mut [T], len: usize) {
+    if from.len() > to.len() {
+        return to[..len].copy_from_slice(&from[..len]);
+    }
+    let (to, _) = to.as_chunks_mut::<VECTOR>();
+    from.as_chunks::<VECTOR>().0.iter().zip(to).for_each(|(from, to)| *to = *from);
 }
 
 /// `c = a b` for small row-major matrices: `rows x depth` by `depth x columns`, whole panels.

@@ -44,7 +44,7 @@ pub(in crate::device) fn product_portable<T: Real>(product: &mut Product<'_, T>)
 /// [`Product::check`] has said yes.
 unsafe fn plain<T: Real>(product: &mut Product<'_, T>) {
     // SAFETY: `Portable` needs no instruction set; the caller vouches for the shape.
-    unsafe { by_panels::<T, Portable<T>, 4, 4>(product) }
+    unsafe { by_panels::<T, Portable<T>, 4, 2, 4>(product) }
 }
 
 /// # Safety
@@ -53,7 +53,7 @@ unsafe fn plain<T: Real>(product: &mut Product<'_, T>) {
 #[target_feature(enable = "avx512f")]
 pub(super) unsafe fn product_avx512(product: &mut Product<'_, f32>) {
     // SAFETY: this function has the target feature; the caller vouches for the shape.
-    unsafe { by_panels::<f32, std::arch::x86_64::__m512, 2, 12>(product) }
+    unsafe { by_panels::<f32, std::arch::x86_64::__m512, 2, 1, 12>(product) }
 }
 
 /// # Safety
@@ -63,54 +63,49 @@ pub(super) unsafe fn product_avx512(product: &mut Product<'_, f32>) {
 pub(super) unsafe fn product_avx2(product: &mut Product<'_, f32>) {
     // Four registers a row: 3 rows fill 12 of 16.
     // SAFETY: as above.
-    unsafe { by_panels::<f32, std::arch::x86_64::__m256, 4, 3>(product) }
+    unsafe { by_panels::<f32, std::arch::x86_64::__m256, 4, 2, 3>(product) }
 }
+
+/// Panels that few rows go through side by side: one row of one panel alone is two chains of
+/// multiply-adds, and each waits for its last.
+const ACROSS: usize = 4;
 
 /// Every panel, and in it every tile of up to `MR` rows.
 ///
 /// # Safety
 /// [`Product::check`] has said yes, and the processor has the instruction set of `V`.
 #[inline(always)]
-unsafe fn by_panels<T: Real, V: Vector<T>, const N: usize, const MR: usize>(p: &mut Product<'_, T>) {
-    debug_assert_eq!(N * V::WIDTH, LANES);
-    let output = p.output.data.as_mut_ptr();
-    for first in (0..p.columns).step_by(LANES) {
+unsafe fn by_panels<T: Real, V: Vector<T>, const N: usize, const HALF: usize, const MR: usize>(
+    p: &mut Product<'_, T>,
+) {
+    debug_assert!(N * V::WIDTH == LANES && HALF * 2 == N);
+    let mut first = 0;
+    while first < p.columns {
         let width = (p.columns - first).min(LANES);
+        let across = if p.rows < 4 && p.columns - first >= ACROSS * LANES { ACROSS } else { 1 };
         let mut row = 0;
         while row < p.rows {
             // SAFETY: the caller vouches that every row, step and column lies inside its slice. Only `a`
             // may point past it, when the depth is 0, and is then not read: it wraps.
             unsafe {
-                let tile = Tile {
-                    depth: p.depth,
-                    a: p.left.data.as_ptr().wrapping_add(row * p.left.row_stride),
-                    row_stride: p.left.row_stride,
-                    step_stride: p.left.step_stride,
-                    b: p.panels.as_ptr().add(first * p.depth),
-                    bias: if let Start::Bias(bias) = p.start {
-                        bias.as_ptr().add(first)
-                    } else {
-                        std::ptr::null()
-                    },
-                    add: matches!(p.start, Start::Add),
-                    relu: p.relu,
-                    c: output.add(row * p.output.stride + first),
-                    c_stride: p.output.stride,
-                    width,
-                };
+                let tile = Tile::at(p, row, first, width);
                 row += match p.rows - row {
-                    left if left >= MR => tile.run::<V, N, MR>(),
-                    8.. if MR > 8 => tile.run::<V, N, 8>(),
-                    4.. if MR > 4 => tile.run::<V, N, 4>(),
-                    2.. => tile.run::<V, N, 2>(),
-                    _ => tile.run::<V, N, 1>(),
+                    2.. if across > 1 => tile.run::<V, N, 2, ACROSS>(),
+                    _ if across > 1 => tile.run::<V, N, 1, ACROSS>(),
+                    left if left >= MR && width <= LANES / 2 => tile.run::<V, HALF, MR, 1>(),
+                    left if left >= MR => tile.run::<V, N, MR, 1>(),
+                    8.. if MR > 8 => tile.run::<V, N, 8, 1>(),
+                    4.. if MR > 4 => tile.run::<V, N, 4, 1>(),
+                    2.. => tile.run::<V, N, 2, 1>(),
+                    _ => tile.run::<V, N, 1, 1>(),
                 };
             }
         }
+        first += across * LANES;
     }
 }
 
-/// One tile of `C`: some rows of one panel.
+/// One tile of `C`: some rows of one panel, or of whole panels side by side.
 struct Tile<T> {
     depth: usize,
     a: *const T,
@@ -127,43 +122,78 @@ struct Tile<T> {
 
 #[allow(clippy::needless_range_loop)]
 impl<T: Real> Tile<T> {
-    /// Computes `ROWS` rows and gives back `ROWS`.
+    /// The tile that begins at this row and column, a panel's first.
     ///
     /// # Safety
-    /// `a` has ROWS rows of `depth` steps, `b` `depth` lines of [`LANES`], `c` ROWS rows of `width`
-    /// elements that nothing else refers to, and `bias` is null or has LANES elements.
+    /// [`Product::check`] has said yes, and the product has this row and column.
     #[inline(always)]
-    unsafe fn run<V: Vector<T>, const N: usize, const ROWS: usize>(&self) -> usize {
+    unsafe fn at(p: &mut Product<'_, T>, row: usize, first: usize, width: usize) -> Self {
+        // SAFETY: the caller vouches for the offsets; `a` wraps, for at depth 0 it may lie outside.
+        unsafe {
+            Self {
+                depth: p.depth,
+                a: p.left.data.as_ptr().wrapping_add(row * p.left.row_stride),
+                row_stride: p.left.row_stride,
+                step_stride: p.left.step_stride,
+                b: p.panels.as_ptr().add(first * p.depth),
+                bias: match p.start {
+                    Start::Bias(bias) => bias.as_ptr().add(first),
+                    Start::Zero | Start::Add => std::ptr::null(),
+                },
+                add: matches!(p.start, Start::Add),
+                relu: p.relu,
+                c: p.output.data.as_mut_ptr().add(row * p.output.stride + first),
+                c_stride: p.output.stride,
+                width,
+            }
+        }
+    }
+
+    /// Computes `ROWS` rows of `PANELS` panels, of each the first `N` registers, and gives back `ROWS`.
+    ///
+    /// # Safety
+    /// `a` has ROWS rows of `depth` steps, `b` for each panel `depth` lines of [`LANES`], `c` ROWS rows of
+    /// `width` elements, or of whole panels where there are several, that nothing else refers to, and
+    /// `bias` is null or has LANES elements a panel. `width` is at most `N` registers.
+    #[inline(always)]
+    unsafe fn run<V: Vector<T>, const N: usize, const ROWS: usize, const PANELS: usize>(&self) -> usize {
         // SAFETY: as the caller vouches; a narrower last panel goes through `edge`, which is whole.
         unsafe {
             // Plain counted loops: iterators here make the compiler keep the sums in memory.
+            let whole = self.width == N * V::WIDTH || PANELS > 1;
             let mut edge = [T::default(); LANES];
-            let mut sums = [[V::splat(T::default()); N]; ROWS];
+            let mut sums = [[[V::splat(T::default()); N]; PANELS]; ROWS];
             for r in 0..ROWS {
                 let mut from = self.bias;
                 if self.add {
                     from = self.c.add(r * self.c_stride).cast_const();
-                    if self.width < LANES {
+                    if !whole {
                         std::ptr::copy_nonoverlapping(from, edge.as_mut_ptr(), self.width);
                         from = edge.as_ptr();
                     }
                 }
                 if !from.is_null() {
-                    for i in 0..N {
-                        sums[r][i] = V::load(from.add(i * V::WIDTH));
+                    for p in 0..PANELS {
+                        for i in 0..N {
+                            sums[r][p][i] = V::load(from.add(p * LANES + i * V::WIDTH));
+                        }
                     }
                 }
             }
             let (mut a, mut b) = (self.a, self.b);
             for _ in 0..self.depth {
-                let mut lanes = [V::splat(T::default()); N];
-                for i in 0..N {
-                    lanes[i] = V::load(b.add(i * V::WIDTH));
+                let mut lanes = [[V::splat(T::default()); N]; PANELS];
+                for p in 0..PANELS {
+                    for i in 0..N {
+                        lanes[p][i] = V::load(b.add(p * self.depth * LANES + i * V::WIDTH));
+                    }
                 }
                 for r in 0..ROWS {
                     let x = V::splat(*a.wrapping_add(r * self.row_stride));
-                    for i in 0..N {
-                        sums[r][i] = x.multiply_add(lanes[i], sums[r][i]);
+                    for p in 0..PANELS {
+                        for i in 0..N {
+                            sums[r][p][i] = x.multiply_add(lanes[p][i], sums[r][p][i]);
+                        }
                     }
                 }
                 a = a.wrapping_add(self.step_stride);
@@ -171,12 +201,14 @@ impl<T: Real> Tile<T> {
             }
             for r in 0..ROWS {
                 let to = self.c.add(r * self.c_stride);
-                let out = if self.width < LANES { edge.as_mut_ptr() } else { to };
-                for i in 0..N {
-                    let sum = if self.relu { sums[r][i].relu() } else { sums[r][i] };
-                    sum.store(out.add(i * V::WIDTH));
+                let out = if whole { to } else { edge.as_mut_ptr() };
+                for p in 0..PANELS {
+                    for i in 0..N {
+                        let sum = if self.relu { sums[r][p][i].relu() } else { sums[r][p][i] };
+                        sum.store(out.add(p * LANES + i * V::WIDTH));
+                    }
                 }
-                if self.width < LANES {
+                if !whole {
                     std::ptr::copy_nonoverlapping(edge.as_ptr(), to, self.width);
                 }
             }

@@ -16,10 +16,13 @@
 mod kernel;
 #[cfg(test)]
 mod tests;
+mod transpose;
 
 use super::Real;
 
 pub(super) use kernel::{product_f32, product_portable};
+pub use transpose::pack_transposed;
+pub(super) use transpose::{Block, transpose_f32, transpose_portable};
 
 /// Columns of a packed panel.
 pub const LANES: usize = 32;
@@ -149,17 +152,9 @@ pub fn pack<T: Real>(matrix: &[T], stride: usize, rows: usize, columns: usize, p
 pub fn pack_transposed_panel<T: Real>(panels: &[T], rows: usize, columns: usize, p: usize, out: &mut [T]) {
     let first = p * LANES;
     let width = rows.saturating_sub(first).min(LANES);
-    if width < LANES {
-        out.fill(T::default());
-    }
     for (q, block) in out.chunks_mut(LANES * LANES).enumerate() {
         // `block` is (up to 32 columns of the matrix) x (32 of its rows).
         let source = &panels[q * rows * LANES + first * LANES..][..width * LANES];
-        let height = (columns - q * LANES).min(LANES);
-        for (lane, line) in source.chunks_exact(LANES).enumerate() {
-            for (column, value) in line[..height].iter().enumerate() {
-                block[column * LANES + lane] = *value;
-            }
-        }
+        pack_transposed(source, LANES, width, (columns - q * LANES).min(LANES), block);
     }
 }

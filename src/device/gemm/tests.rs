@@ -47,6 +47,25 @@ fn product<'a>(c: &'a Case, first: usize, rows: usize, out: &'a mut [f32]) -> Pr
 
 proptest! {
     #[test]
+    fn packing_the_transpose_is_packing_what_was_transposed_element_by_element(
+        rows in 0usize..80, columns in 0usize..50, gap in 0usize..9, seed: u32
+    ) {
+        let stride = columns + gap;
+        let matrix = numbers(rows * stride, seed);
+        let turned: Vec<f32> =
+            (0..columns).flat_map(|c| (0..rows).map(move |r| (r, c))).map(|(r, c)| matrix[r * stride + c]).collect();
+        let mut expected = vec![9.0; packed_len(columns, rows)];
+        pack(&turned, rows, columns, rows, &mut expected);
+        let mut got = vec![9.0; expected.len()];
+        pack_transposed(&matrix, stride, rows, columns, &mut got);
+        prop_assert_eq!(&got, &expected);
+        let wide: Vec<f64> = matrix.iter().map(|x| f64::from(*x)).collect();
+        let mut got = vec![9.0f64; expected.len()];
+        pack_transposed(&wide, stride, rows, columns, &mut got);
+        prop_assert!(got.iter().zip(&expected).all(|(got, expected)| *got == f64::from(*expected)));
+    }
+
+    #[test]
     fn a_row_is_the_same_to_the_bit_in_any_number_of_rows(
         rows in 1usize..40, depth in 0usize..70, columns in 1usize..80, seed: u32
     ) {
