@@ -1,8 +1,9 @@
 //! The dense layers' forward pass beside raw single precision matrix products of the same layers'
 //! shapes by the `gemm` crate (its AVX-512 kernels on), one thread each.
 //!
-//! Ours is `Model::forward` over chunks of 64 samples, all of it: products, biases, ReLUs and the
-//! interaction. The baseline is the products of the fully connected layers and nothing else, one
+//! Ours is `Model::forward` over chunks of at most 64 samples, all of it: products, biases, ReLUs and the
+//! interaction. As in the engine one tape serves chunk after chunk, and its input rows are in the core's
+//! own cache, for gather-pool has just written them there. The baseline is the products of the fully connected layers and nothing else, one
 //! call a layer over the whole batch, into buffers that are there.
 //!
 //! `--pairs N` (11), `--window-ms N` (100), `--only TEXT`, `--json`.
@@ -43,19 +44,19 @@ fn compare(schema: &Schema, samples: usize, options: &Options) -> harness::Pairs
     let weights = model.initialise(0);
     let mut draw = Draw::new(0);
     let chunk = model.chunk();
-    let mut tapes: Vec<Tape<f32>> = (0..samples.div_ceil(chunk)).map(|_| model.tape(false)).collect();
-    for (i, tape) in tapes.iter_mut().enumerate() {
-        tape.samples = (samples - i * chunk).min(chunk);
-        tape.values[0].from_mut(0, 0).iter_mut().for_each(|x| *x = draw.uniform() as f32 - 0.5);
-    }
+    let mut tape: Tape<f32> = model.tape(false);
+    tape.values[0].from_mut(0, 0).iter_mut().for_each(|x| *x = draw.uniform() as f32 - 0.5);
     let matrices = model.parameters().iter().filter(|p| p.shape.len() == 2);
     let mut products: Vec<Product> =
         matrices.map(|p| Product::new(samples, p.shape[1], p.shape[0], &mut draw)).collect();
     options.compare(
         || {
             options.rate(|| {
-                tapes.iter_mut().for_each(|tape| model.forward(&weights, tape));
-                std::hint::black_box(&mut tapes);
+                for first in (0..samples).step_by(chunk) {
+                    tape.samples = (samples - first).min(chunk);
+                    model.forward(&weights, &mut tape);
+                    std::hint::black_box(&mut tape);
+                }
                 samples as u64
             })
         },

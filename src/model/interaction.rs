@@ -40,25 +40,29 @@ impl PairwiseDots {
         rest.copy_from_slice(tape.values[self.rest.buffer].row(s, self.rest));
     }
 
-    /// `[first, triangle]` of every sample. Of each line of the triangle whole vectors are copied, where
-    /// there is room, and the next line overwrites what is too much: copies of odd lengths would cost
-    /// more than the products.
+    /// `[first, triangle]` of every sample. `rest` is multiplied where it lies, and `first` by it; in the
+    /// triangle, a line is then the product with `first` and behind it those with the vectors of `rest`
+    /// before its own. Whole vectors are copied where there is room, and the next line overwrites what
+    /// is too much: copies of odd lengths would cost more than the products.
     #[inline(always)]
     fn write_dots<T: Real>(&self, tape: &Tape<T>, out: &mut Rows<T>) {
-        let (dim, n) = (self.first.width, Self::vectors(self.first.width, self.rest.width));
+        let (dim, n) = (self.first.width, self.rest.width / self.first.width);
         let width = n.next_multiple_of(LANES);
-        let mut stacked = vec![T::default(); n * dim];
         let mut panels = vec![T::default(); packed_len(dim, n)];
         let mut gram = vec![T::default(); n * width];
+        let mut by_first = vec![T::default(); width];
         for s in 0..tape.samples {
-            self.stack(tape, s, &mut stacked);
-            pack_transposed(&stacked, dim, n, dim, &mut panels);
-            Small { rows: n, depth: dim, columns: width }.run(&stacked, &panels, &mut gram);
-            let (first, mut triangle) = out.row_mut(s, self.out).split_at_mut(dim);
-            first.copy_from_slice(&stacked[..dim]);
-            for (i, line) in gram.chunks_exact(width).enumerate() {
-                copy_vectors(&line[..i.next_multiple_of(VECTOR)], triangle, i);
-                triangle = &mut triangle[i..];
+            let first = tape.values[self.first.buffer].row(s, self.first);
+            let rest = tape.values[self.rest.buffer].row(s, self.rest);
+            pack_transposed(rest, dim, n, dim, &mut panels);
+            Small { rows: 1, depth: dim, columns: width }.run(first, &panels, &mut by_first);
+            Small { rows: n, depth: dim, columns: width }.run(rest, &panels, &mut gram);
+            let (to, mut triangle) = out.row_mut(s, self.out).split_at_mut(dim);
+            to.copy_from_slice(first);
+            for (i, (dot, line)) in by_first.iter().zip(gram.chunks_exact(width)).enumerate() {
+                triangle[0] = *dot;
+                copy_vectors(&line[..i.next_multiple_of(VECTOR)], &mut triangle[1..], i);
+                triangle = &mut triangle[i + 1..];
             }
         }
     }

@@ -8,8 +8,10 @@
 
 use std::ops::Range;
 
+use aligned_vec::AVec;
+
 use super::linear::Linear;
-use super::tape::{Tape, View};
+use super::tape::{ALIGNMENT, Tape, View};
 use crate::device::{LANES, Real, packed_len};
 
 /// A step of a network.
@@ -31,12 +33,24 @@ pub trait Layer<T: Real>: Send + Sync {
 }
 
 /// The numbers of a network.
-#[derive(Clone, Debug, Default, PartialEq)]
+///
+/// Both vectors begin at a cache line, and so does every panel in them: a panel's lines are read whole.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Weights<T> {
     /// Every weight, layer after layer.
-    pub values: Vec<T>,
+    pub values: AVec<T>,
     /// The transposes that backward reads; empty where only scores are wanted.
-    pub turned: Vec<T>,
+    pub turned: AVec<T>,
+}
+
+impl<T: Real> Weights<T> {
+    /// As many weights, all zero, and no transposes.
+    #[must_use]
+    pub fn zeroed(len: usize) -> Self {
+        let mut values = AVec::new(ALIGNMENT);
+        values.resize(len, T::default());
+        Self { values, turned: AVec::new(ALIGNMENT) }
+    }
 }
 
 /// How a named tensor lies among the weights.

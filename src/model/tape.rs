@@ -33,7 +33,7 @@ pub fn chunk<T>(widths: &[usize]) -> usize {
 }
 
 /// Bytes of a cache line, at which rows begin.
-const ALIGNMENT: usize = 64;
+pub(super) const ALIGNMENT: usize = 64;
 
 /// Some columns of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -79,7 +79,7 @@ impl<T: Real> Model<T> {
     /// First values. The same seed gives the same bytes.
     #[must_use]
     pub fn initialise(&self, seed: u64) -> Weights<T> {
-        let mut values = vec![T::default(); self.weights_len()];
+        let mut weights = Weights::zeroed(self.weights_len());
         let mut bound = 0.0;
         for parameter in self.parameters() {
             // A bias comes behind the weights of its layer and is spread as they are.
@@ -90,9 +90,9 @@ impl<T: Real> Model<T> {
             let stream = xxh3_64_with_seed(parameter.name.as_bytes(), seed);
             let element = |i: usize| T::from_f64(f64::from((uniform(stream, i as u64) * bound) as f32));
             let elements: Vec<_> = (0..parameter.len()).map(element).collect();
-            parameter.write(&elements, &mut values);
+            parameter.write(&elements, &mut weights.values);
         }
-        Weights { values, turned: Vec::new() }
+        weights
     }
 
     /// Weights from named tensors: `tensor` gives the shape and row-major elements of a name.
@@ -103,7 +103,7 @@ impl<T: Real> Model<T> {
         &self,
         mut tensor: impl FnMut(&str) -> Option<(Vec<usize>, Vec<T>)>,
     ) -> Result<Weights<T>, WeightsError> {
-        let mut values = vec![T::default(); self.weights_len()];
+        let mut weights = Weights::zeroed(self.weights_len());
         for parameter in self.parameters() {
             let name = &parameter.name;
             let (got, elements) = tensor(name).ok_or_else(|| WeightsError::Missing(name.clone()))?;
@@ -111,9 +111,9 @@ impl<T: Real> Model<T> {
                 let expected = parameter.shape.clone();
                 return Err(WeightsError::Shape { name: name.clone(), expected, got });
             }
-            parameter.write(&elements, &mut values);
+            parameter.write(&elements, &mut weights.values);
         }
-        Ok(Weights { values, turned: Vec::new() })
+        Ok(weights)
     }
 }
 

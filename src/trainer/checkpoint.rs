@@ -68,7 +68,8 @@ pub fn resume(opened: Opened, optimizer: Optimizer) -> Result<Learner, TrainErro
     let steps = metadata.get("steps").and_then(|steps| steps.parse().ok());
     let steps = steps.ok_or_else(|| TrainError::State("steps".into()))?;
     let states = optimizer.kind.dense().row_states().iter();
-    let state = |name| model.read_tensors(|of| tensor(&state_name(name, of))).map(|state| state.values);
+    let state =
+        |name| model.read_tensors(|of| tensor(&state_name(name, of))).map(|state| state.values.to_vec());
     let dense_states = states.map(|shape| state(shape.name)).collect::<Result<_, _>>()?;
     let tables = schema.tables.iter().zip(store.tables()).map(|(shape, table)| {
         let got: Vec<_> = table.states().iter().map(|s| (s.name(), s.width())).collect();

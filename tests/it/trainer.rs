@@ -27,7 +27,7 @@ fn optimizer(kind: Kind) -> Optimizer {
 
 /// Every number that a learner holds: dense weights, rows, and the state of both.
 fn bits(learner: &Learner) -> Vec<u32> {
-    let dense = learner.dense_states().iter().flatten().chain(&learner.weights().values);
+    let dense = learner.dense_states().iter().flatten().chain(learner.weights().values.iter());
     let states = learner.tables().iter().flat_map(|t| t.states()).flat_map(|s| s.as_slice());
     let rows = learner.tables().iter().flat_map(|t| t.as_slice());
     dense.chain(states).chain(rows).map(|x| x.to_bits()).collect()
