@@ -27,7 +27,7 @@ impl PoolLookup<'_> {
         self.offsets.first().map_or(0..0, |first| *first as usize..self.offsets[last] as usize)
     }
 
-    /// The same lookup of some of its samples: enough for [`BLOCK_BYTES`] of rows, and at least one.
+    /// The same lookup of some of its samples: enough for 32 KiB of rows, and at least one.
     pub fn blocks(self) -> impl Iterator<Item = (Range<usize>, Self)> {
         let samples = self.offsets.len().saturating_sub(1);
         let bytes = self.occurrences().len() * self.dim * size_of::<f32>();
