@@ -7,7 +7,8 @@
 //! A batch is cut into chunks of at most [`MAX_CHUNK`] samples and every chunk has its own tape, so threads
 //! share nothing, a chunk's numbers stay in the core's own cache, and gradients of weights are
 //! summed chunk after chunk in an order that no thread count can change. A chunk begins its sum where
-//! the one before it ended, so the size of chunks is a matter of speed: it cannot change a bit either.
+//! the one before it ended, so the size of chunks is a matter of speed: it cannot change a bit of a
+//! weight or a score either.
 
 use aligned_vec::AVec;
 
@@ -32,7 +33,7 @@ pub fn chunk<T>(widths: &[usize]) -> usize {
     1 << fits.ilog2()
 }
 
-/// Bytes of a cache line, at which rows begin.
+/// Bytes of a cache line: a tape's rows begin at one, save that in the input row the vectors do.
 pub(super) const ALIGNMENT: usize = 64;
 
 /// Some columns of a buffer.

@@ -2,9 +2,8 @@
 
 use std::collections::HashSet;
 use std::fs;
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
 
 use flechette::dataset::synthetic::{write_avazu_csv, write_criteo_tsv};
 use flechette::dataset::{DatasetError, Format, Limits, Reader, open};
@@ -12,6 +11,8 @@ use flechette::schema::Schema;
 use flechette::schema::preset::{self, Kind};
 use flechette::types::{Batch, RawBatch, RawValues};
 use proptest::prelude::*;
+
+use crate::program::{Workshop, run};
 
 /// Everything that a reader gives, encoded.
 struct Contents {
@@ -153,36 +154,23 @@ fn past_the_limit_malformed_lines_are_refused_with_file_line_and_reason() {
     assert_eq!(refusal, format!("{}: {expected}", path.display()));
 }
 
-/// What tracing writes on this thread while `run` runs.
-fn traced(run: impl FnOnce()) -> String {
-    #[derive(Clone, Default)]
-    struct Sink(Arc<Mutex<Vec<u8>>>);
-    impl Write for Sink {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().write(bytes)
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-    let sink = Sink::default();
-    let writer = sink.clone();
-    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-    tracing::subscriber::with_default(subscriber, run);
-    let text = sink.0.lock().unwrap().clone();
-    String::from_utf8(text).unwrap()
-}
-
 #[test]
 fn the_first_malformed_lines_are_reported_with_file_and_number() {
-    let (_directory, path) = file(&"bad\n".repeat(50).into_bytes());
-    let report = traced(|| {
-        assert_eq!(read(Format::CriteoTsv, std::slice::from_ref(&path), &criteo()).unwrap().skipped, 50)
-    });
+    let workshop = Workshop::new(1, 1);
+    let (config, data) = (workshop.config(Kind::Dlrm, 4, 50), workshop.path("bad.tsv"));
+    std::fs::write(&data, [b"bad\n".repeat(50), criteo_tsv(3)].concat()).unwrap();
+    let models = &workshop.models;
+    let line = format!(
+        "train --model-config {config} --format criteo-tsv --data {data} --models {models} --name m --json"
+    );
+    let output = run(&line);
+    let report = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{report}");
     let reason = "expected 40 fields, or 39 without a label, got 1: skipped";
-    assert!(report.contains(&format!("{}: line 1: {reason}", path.display())), "{report}");
-    assert!(report.contains(": line 5: ") && report.lines().count() == 6, "{report}");
-    assert!(report.trim_end().ends_with("and so are more, unreported"), "{report}");
+    for number in 1..=5 {
+        assert!(report.contains(&format!("{data}: line {number}: {reason}")), "{report}");
+    }
+    assert!(!report.contains("line 7:") && report.contains("and so are more, unreported"), "{report}");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use flechette::cache::{CacheOptions, CacheShape, FlatCache, TableShape};
 use flechette::dataset::{DatasetError, Reader};
 use flechette::engine::{Engine, EngineParts};
 use flechette::metrics::Metrics;
+use flechette::model::Model;
 use flechette::schema::Schema;
 use flechette::store;
 use flechette::trainer::optim::{Kind, Optimizer};
@@ -243,6 +244,36 @@ fn a_saved_version_scores_as_the_learner_does_and_resumes_to_the_bit() {
         assert!(
             other.tables().iter().flat_map(|t| t.states()).all(|s| s.as_slice().iter().all(|x| *x == 0.0))
         );
+    }
+}
+
+#[test]
+fn a_model_too_wide_for_tapes_of_64_rows_trains_and_scores_as_others_do() {
+    let models = tempfile::tempdir().unwrap();
+    let schema = schema("kind = \"wide_deep\"\ndeep = [21000]");
+    let model: Model<f32> = Model::new(&schema);
+    assert_eq!(model.chunk(), 8);
+    let run = |count| threads(count).install(|| trained(&schema, Kind::Adagrad, &[1, 7, 8, 9, 30]));
+    let ((mut learner, said), (other, same)) = (run(1), run(2));
+    assert!(bits(&learner) == bits(&other) && said == same, "threads");
+    let (batch, labels) = generate(&schema, 30, 40);
+    let mut naive = Naive::of(&learner);
+    naive.step(&batch, &labels);
+    learner.step(&batch, &labels, &mut Vec::new()).unwrap();
+    naive.assert_took(&learner, "wide");
+    learner.save(models.path(), "wide").unwrap();
+    let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    for engine in engines(models.path(), "wide") {
+        for size in [1, 8, 9, 30] {
+            let (batch, _) = generate(&schema, size, 60);
+            let mut expected = Vec::new();
+            learner.score(&batch, &mut expected).unwrap();
+            assert_eq!(
+                bits(&engine.predict(&batch).unwrap().probabilities),
+                bits(&expected),
+                "{size} samples"
+            );
+        }
     }
 }
 

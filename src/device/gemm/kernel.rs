@@ -165,7 +165,7 @@ impl<'e, T: Real> Tile<'e, T> {
         unsafe {
             Self {
                 depth: p.depth,
-                a: p.left.data.as_ptr().wrapping_add(row * p.left.row_stride),
+                a: p.left.data.as_ptr().wrapping_add(row.wrapping_mul(p.left.row_stride)),
                 row_stride: p.left.row_stride,
                 step_stride: p.left.step_stride,
                 b: p.panels.as_ptr().add(first * p.depth),

@@ -30,7 +30,8 @@ pub fn pack_transposed<T: Real>(matrix: &[T], stride: usize, rows: usize, column
             let height = rows.saturating_sub(first).min(BLOCK);
             for column in (0..columns).step_by(BLOCK) {
                 let block = Block {
-                    from: matrix.get(first * stride + column..).unwrap_or_default(),
+                    // Past the last row there is nothing to read.
+                    from: if height > 0 { &matrix[first * stride + column..] } else { &[] },
                     stride,
                     height,
                     width: (columns - column).min(BLOCK),
@@ -74,9 +75,12 @@ pub(in crate::device) fn transpose_f32(block: &Block<'_, f32>, to: &mut [f32]) {
         if height == 0 || width == 0 {
             return transpose_portable(block, to);
         }
-        assert!((height - 1) * stride + width <= from.len(), "matrix: too short");
+        debug_assert!(height <= BLOCK && width <= BLOCK, "`pack_transposed` makes all blocks");
+        let end = (height - 1).checked_mul(stride).and_then(|at| at.checked_add(width));
+        assert!(end.is_some_and(|end| end <= from.len()), "matrix: too short");
         assert!((width - 1) * LANES + BLOCK <= to.len(), "panels: too short");
-        // SAFETY: the processor has AVX-512F; both slices hold what the block names, as was just checked.
+        // SAFETY: the processor has AVX-512F; both slices hold what the block names, as was just checked,
+        // and `pack_transposed`, which alone makes blocks, makes none of more than 16 rows or columns.
         return unsafe { transpose_avx512(block, to) };
     }
     transpose_portable(block, to);

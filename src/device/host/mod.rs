@@ -1,0 +1,241 @@
+//! The host device: every kernel in plain Rust, and so the oracle for every other device.
+
+#![allow(unsafe_code)]
+
+mod memory;
+mod registers;
+
+use std::ops::Range;
+
+pub use memory::memory_bytes;
+use registers::GatherPool;
+
+/// One lookup of a gather-pool: which values each sample has, and where its vector goes.
+#[derive(Clone, Copy, Debug)]
+pub struct PoolLookup<'a> {
+    /// `samples + 1` offsets: sample `s` owns the occurrences `offsets[s]..offsets[s + 1]`.
+    pub offsets: &'a [u32],
+    /// Elements of a row.
+    pub dim: usize,
+    /// Divide the sum by the count.
+    pub mean: bool,
+    /// Where the vector begins in the output row.
+    pub column: usize,
+}
+
+impl PoolLookup<'_> {
+    /// The occurrences of all its samples.
+    #[must_use]
+    pub fn occurrences(&self) -> Range<usize> {
+        let last = self.offsets.len().saturating_sub(1);
+        self.offsets.first().map_or(0..0, |first| *first as usize..self.offsets[last] as usize)
+    }
+
+    /// The same lookup of some of its samples: enough for 32 KiB of rows, and at least one.
+    pub fn blocks(self) -> impl Iterator<Item = (Range<usize>, Self)> {
+        let samples = self.offsets.len().saturating_sub(1);
+        let bytes = self.occurrences().len() * self.dim * size_of::<f32>();
+        let count = bytes.div_ceil(BLOCK_BYTES).clamp(1, samples.max(1));
+        let block = samples.div_ceil(count).max(1);
+        (0..samples).step_by(block).map(move |first| {
+            let end = (first + block).min(samples);
+            (first..end, Self { offsets: &self.offsets[first..=end], ..self })
+        })
+    }
+}
+
+/// Bytes of rows that are collected before they are pooled.
+const BLOCK_BYTES: usize = 32 << 10;
+
+/// Bytes of rows that are on their way while one is pooled: what memory gives in the time that it takes
+/// to answer. 512 B to 8 KiB were measured, with little between them.
+const AHEAD_BYTES: usize = 2 << 10;
+
+/// Bytes of a cache line.
+const LINE_BYTES: usize = 64;
+
+/// Finds the rows of these occurrences, and asks memory for the first of them.
+///
+/// Finding rows and reading them are loops of their own, so that each keeps all that it knows in
+/// registers. One loop for both was measured to take two to three times as long. The guess behind it is
+/// that reads of its variables wait for writes whose addresses end in the same 12 bits, and which
+/// in turn wait for a row.
+pub fn collect_rows<'r>(
+    occurrences: Range<usize>,
+    row: impl Fn(usize) -> Option<&'r [f32]>,
+    rows: &mut Vec<Option<&'r [f32]>>,
+) {
+    rows.clear();
+    rows.extend(occurrences.map(row));
+    let dim = rows.iter().find_map(|row| row.map(<[f32]>::len)).unwrap_or(0);
+    let first = rows.len().min(rows_ahead(dim));
+    for row in &rows[..first] {
+        let Some(row) = row else { continue };
+        prefetch_first(row, dim);
+    }
+}
+
+/// Rows of `dim` elements that are on their way while one is pooled.
+#[inline(always)]
+const fn rows_ahead(dim: usize) -> usize {
+    match AHEAD_BYTES / size_of::<f32>() / if dim > 0 { dim } else { 1 } {
+        0 => 1,
+        rows => rows,
+    }
+}
+
+/// Asks memory for the cache lines of `values`.
+#[inline(always)]
+pub fn prefetch<T>(values: &[T]) {
+    prefetch_first(values, values.len());
+}
+
+/// Asks memory for the cache lines of the first `count` values.
+#[inline(always)]
+#[allow(clippy::missing_const_for_fn)]
+fn prefetch_first<T>(values: &[T], count: usize) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let mut at = 0;
+        while at < count {
+            // SAFETY: SSE is part of x86-64, and a prefetch reads nothing that the program can see,
+            // wherever it points.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(values.as_ptr().wrapping_add(at).cast()) };
+            at += (LINE_BYTES / size_of::<T>()).max(1);
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (values, count, LINE_BYTES);
+}
+
+/// Pools the rows of each sample's ids into `dim` columns of its output row.
+///
+/// `rows` holds the row of every occurrence from the first sample's on, or `None` for one that reads
+/// as zeros. A bag starts as its first row and the others are added in id order, as every device has it
+/// ([`super::pool`]); an empty bag is zeros. `out` holds one row of `stride` elements a sample.
+///
+/// # Panics
+/// When `rows` or `out` is too short, a row is not `dim` long, the columns do not fit the stride, or the
+/// offsets fall.
+pub fn gather_pool(lookup: &PoolLookup<'_>, rows: &[Option<&[f32]>], out: &mut [f32], stride: usize) {
+    if let Some(pool) = GatherPool::new(lookup, rows, out, stride) {
+        pool.run();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn bits(values: &[f32]) -> Vec<u32> {
+        values.iter().map(|x| x.to_bits()).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn every_width_has_the_bits_of_the_plain_loop(
+            dim in prop::sample::select(vec![1usize, 7, 16, 32, 40, 64, 128]),
+            mean in any::<bool>(),
+            sizes in prop_oneof![
+                (1usize..40).prop_map(|samples| vec![1; samples]),
+                prop::collection::vec(0u32..6, 1..12),
+            ],
+            seed in any::<u32>(),
+        ) {
+            let hash = |x: usize| (x as u32).wrapping_mul(0x9e37_79b9).wrapping_add(seed);
+            let value = |x: u32| (f64::from(x) / f64::from(u32::MAX) - 0.5) as f32;
+            let table: Vec<f32> = (0..10 * dim).map(|i| value(hash(i))).collect();
+            let mut offsets = vec![0];
+            sizes.iter().for_each(|size| offsets.push(offsets[offsets.len() - 1] + size));
+            // Ids past the 10 rows read as zeros.
+            let ids = 0..offsets[offsets.len() - 1] as usize;
+            let rows: Vec<_> = ids.map(|i| table.chunks_exact(dim).nth(hash(i) as usize % 13)).collect();
+            let lookup = PoolLookup { offsets: &offsets, dim, mean, column: 3 };
+            let stride = dim + 5;
+            let mut any = vec![-1.0f32; sizes.len() * stride];
+            GatherPool::new(&lookup, &rows, &mut any, stride).unwrap().run_any();
+            let mut best = vec![-1.0f32; any.len()];
+            gather_pool(&lookup, &rows, &mut best, stride);
+            prop_assert_eq!(bits(&best), bits(&any));
+            #[cfg(target_arch = "x86_64")]
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                best.fill(-1.0);
+                // SAFETY: the processor has AVX2 and FMA.
+                unsafe { GatherPool::new(&lookup, &rows, &mut best, stride).unwrap().run_avx2() };
+                prop_assert_eq!(bits(&best), bits(&any));
+            }
+        }
+
+        #[test]
+        fn blocks_are_the_whole_lookup_in_order(
+            sizes in prop::collection::vec(0u32..200, 0..70),
+            start in 0u32..9,
+            dim in 1usize..300,
+        ) {
+            let mut offsets = vec![start];
+            sizes.iter().for_each(|size| offsets.push(offsets[offsets.len() - 1] + size));
+            let whole = PoolLookup { offsets: &offsets, dim, mean: false, column: 2 };
+            let (mut sample, mut occurrence) = (0, start as usize);
+            for (samples, block) in whole.blocks() {
+                prop_assert_eq!(samples.start, sample);
+                prop_assert!(!samples.is_empty());
+                prop_assert_eq!(block.offsets, &offsets[samples.start..=samples.end]);
+                prop_assert_eq!(block.occurrences().start, occurrence);
+                (sample, occurrence) = (samples.end, block.occurrences().end);
+            }
+            prop_assert_eq!((sample, occurrence), (sizes.len(), offsets[sizes.len()] as usize));
+        }
+    }
+
+    #[test]
+    fn bags_are_pooled_in_id_order_and_land_in_their_column() {
+        let table = [1.0f32, 2.0, 10.0, 20.0, 100.0, 200.0];
+        let ids = [0usize, 1, 2, 2, 9];
+        let rows = ids.map(|id| table.chunks_exact(2).nth(id));
+        let pool = |mean| {
+            let mut out = vec![-1.0f32; 4 * 3];
+            let lookup = PoolLookup { offsets: &[0, 1, 1, 4, 5], dim: 2, mean, column: 1 };
+            gather_pool(&lookup, &rows, &mut out, 3);
+            out
+        };
+        assert_eq!(pool(false), [-1., 1., 2., -1., 0., 0., -1., 210., 420., -1., 0., 0.]);
+        assert_eq!(pool(true), [-1., 1., 2., -1., 0., 0., -1., 70., 140., -1., 0., 0.]);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_on_every_width() {
+        let row = [1.0f32; 16];
+        let pool = |lookup: PoolLookup<'_>, rows: &[Option<&[f32]>], stride: usize, len: usize| {
+            let mut out = vec![0.0f32; len];
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                gather_pool(&lookup, rows, &mut out, stride);
+            }))
+            .is_ok()
+        };
+        for dim in [7, 16] {
+            let rows = [Some(&row[..dim]); 3];
+            let lookup = PoolLookup { offsets: &[0, 1, 3], dim, mean: false, column: 0 };
+            assert!(pool(lookup, &rows, 20, 40));
+            assert!(pool(PoolLookup { offsets: &[], ..lookup }, &rows, 20, 0), "no samples, nothing to do");
+            assert!(!pool(lookup, &rows[..2], 20, 40), "a row too few");
+            assert!(!pool(lookup, &rows, 20, 20 + dim - 1), "no room for the last sample");
+            assert!(!pool(lookup, &rows, dim - 1, 40), "columns past the stride");
+            assert!(!pool(PoolLookup { column: usize::MAX - dim + 1, ..lookup }, &rows, 20, 40));
+            assert!(!pool(PoolLookup { offsets: &[0, 3, 1], ..lookup }, &rows, 20, 40), "falling offsets");
+            assert!(!pool(lookup, &[Some(&row[..dim - 1]); 3], 20, 40), "short rows");
+        }
+    }
+
+    #[test]
+    fn a_lone_row_comes_out_as_it_is_to_the_bit() {
+        for dim in [1, 16] {
+            let lookup = PoolLookup { offsets: &[0, 1], dim, mean: true, column: 0 };
+            let mut out = vec![1.0f32; dim];
+            gather_pool(&lookup, &[Some(&[-0.0f32; 16][..dim])], &mut out, dim);
+            assert!(out.iter().all(|x| x.to_bits() == (-0.0f32).to_bits()));
+        }
+    }
+}

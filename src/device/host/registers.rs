@@ -1,0 +1,244 @@
+//! The loops of gather-pool, for each instruction set.
+//!
+//! Where a row is a few registers, the sum stays in them; other widths are summed where they go. The bits
+//! are the same: additions in id order, and a true division.
+
+#![allow(unsafe_code)]
+
+use super::{PoolLookup, prefetch_first, rows_ahead};
+use crate::device::vector::Vector;
+
+/// A gather-pool of some samples, whose columns lie within `out` for each of them.
+pub(super) struct GatherPool<'a> {
+    lookup: &'a PoolLookup<'a>,
+    rows: &'a [Option<&'a [f32]>],
+    out: &'a mut [f32],
+    stride: usize,
+}
+
+impl<'a> GatherPool<'a> {
+    /// `None` where there are no samples.
+    ///
+    /// # Panics
+    /// When `rows` or `out` is too short, or the columns do not fit the stride.
+    pub(super) fn new(
+        lookup: &'a PoolLookup<'a>,
+        rows: &'a [Option<&'a [f32]>],
+        out: &'a mut [f32],
+        stride: usize,
+    ) -> Option<Self> {
+        let last = lookup.offsets.len().checked_sub(2)?;
+        assert!(lookup.occurrences().len() <= rows.len(), "rows: too few");
+        let end = lookup.column.checked_add(lookup.dim).filter(|end| *end <= stride);
+        let end = end.and_then(|end| last.checked_mul(stride)?.checked_add(end));
+        assert!(end.is_some_and(|end| end <= out.len()), "output: too short");
+        Some(Self { lookup, rows, out, stride })
+    }
+
+    /// On the widest vectors of this machine.
+    ///
+    /// # Panics
+    /// When a row is not as long as the lookup has it, or the offsets fall.
+    pub(super) fn run(self) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl") {
+                // SAFETY: the processor has AVX-512F and VL.
+                return unsafe { self.run_avx512() };
+            }
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+                // SAFETY: the processor has AVX2 and FMA.
+                return unsafe { self.run_avx2() };
+            }
+        }
+        self.run_any();
+    }
+
+    /// # Safety
+    /// The processor has AVX-512F and VL.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512vl")]
+    unsafe fn run_avx512(self) {
+        use std::arch::x86_64::__m512;
+        match self.lookup.dim {
+            // SAFETY: this function has the target feature, and rows of 16 elements are one register.
+            16 => unsafe { self.run_in_registers::<__m512, 1>() },
+            // SAFETY: as above.
+            32 => unsafe { self.run_in_registers::<__m512, 2>() },
+            // SAFETY: as above.
+            64 => unsafe { self.run_in_registers::<__m512, 4>() },
+            // SAFETY: as above.
+            128 => unsafe { self.run_in_registers::<__m512, 8>() },
+            _ => self.run_any(),
+        }
+    }
+
+    /// # Safety
+    /// The processor has AVX2 and FMA.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) unsafe fn run_avx2(self) {
+        use std::arch::x86_64::__m256;
+        match self.lookup.dim {
+            // SAFETY: this function has the target features, and rows of 16 elements are two registers.
+            16 => unsafe { self.run_in_registers::<__m256, 2>() },
+            // SAFETY: as above.
+            32 => unsafe { self.run_in_registers::<__m256, 4>() },
+            // SAFETY: as above.
+            64 => unsafe { self.run_in_registers::<__m256, 8>() },
+            _ => self.run_any(),
+        }
+    }
+
+    /// For rows of `N` registers: the sum stays in them.
+    ///
+    /// # Safety
+    /// The processor has the instruction set of `V`, and the lookup's `dim` is `N` registers.
+    #[inline(always)]
+    unsafe fn run_in_registers<V: Vector<f32>, const N: usize>(self) {
+        let Self { lookup: &PoolLookup { offsets, mean, column, .. }, mut rows, out, stride } = self;
+        let mut ahead = Ahead::of(rows, N * V::WIDTH);
+        let mut to = out.as_mut_ptr().wrapping_add(column);
+        // SAFETY: the caller vouches for the instruction set. `to` is the first of `dim` elements, which
+        // are as many as the registers hold, within `out` for every sample: `new` has seen to it.
+        unsafe {
+            if one_each(offsets) {
+                for row in &rows[..offsets.len() - 1] {
+                    ahead.ask();
+                    match row {
+                        Some(row) => copy::<V, N>(row, to),
+                        None => store::<V, N>([V::splat(0.0); N], to),
+                    }
+                    to = to.wrapping_add(stride);
+                }
+                return;
+            }
+            for bag in offsets.windows(2) {
+                let (bag, rest) = rows.split_at((bag[1] - bag[0]) as usize);
+                rows = rest;
+                store::<V, N>(sum_of::<V, N>(bag, mean, &mut ahead), to);
+                to = to.wrapping_add(stride);
+            }
+        }
+    }
+
+    /// For any width: the sum is made where it goes.
+    #[inline(always)]
+    pub(super) fn run_any(self) {
+        let Self { lookup, mut rows, out, stride } = self;
+        let dim = lookup.dim;
+        let mut ahead = Ahead::of(rows, dim);
+        for (bag, line) in lookup.offsets.windows(2).zip(out.chunks_mut(stride)) {
+            let (bag, rest) = rows.split_at((bag[1] - bag[0]) as usize);
+            rows = rest;
+            let sum = &mut line[lookup.column..][..dim];
+            match bag.first() {
+                Some(Some(first)) => sum.copy_from_slice(&first[..dim]),
+                _ => sum.fill(0.0),
+            }
+            bag.iter().for_each(|_| ahead.ask());
+            for row in bag.iter().skip(1).flatten() {
+                sum.iter_mut().zip(&row[..dim]).for_each(|(s, v)| *s += *v);
+            }
+            if lookup.mean && bag.len() > 1 {
+                let count = bag.len() as f32;
+                sum.iter_mut().for_each(|s| *s /= count);
+            }
+        }
+    }
+}
+
+/// Whether every bag is of one: most features of most models, and a copy then.
+fn one_each(offsets: &[u32]) -> bool {
+    // No branch in the loop, for the compiler to use vectors.
+    offsets.windows(2).fold(0, |odd, bag| odd | (bag[1].wrapping_sub(bag[0]) ^ 1)) == 0
+}
+
+/// Goes over the rows some way before the one that is pooled, and asks memory for them.
+struct Ahead<'a> {
+    rows: std::slice::Iter<'a, Option<&'a [f32]>>,
+    dim: usize,
+}
+
+impl<'a> Ahead<'a> {
+    #[inline(always)]
+    fn of(rows: &'a [Option<&'a [f32]>], dim: usize) -> Self {
+        Self { rows: rows.get(rows_ahead(dim)..).unwrap_or_default().iter(), dim }
+    }
+
+    /// Asks for the next row.
+    #[inline(always)]
+    fn ask(&mut self) {
+        if let Some(Some(row)) = self.rows.next() {
+            prefetch_first(row, self.dim);
+        }
+    }
+}
+
+/// Copies a row.
+///
+/// # Safety
+/// The processor has the instruction set of `V`, and `to` has room for it.
+#[inline(always)]
+unsafe fn copy<V: Vector<f32>, const N: usize>(row: &[f32], to: *mut f32) {
+    let from = row[..N * V::WIDTH].as_ptr();
+    for k in 0..N {
+        // SAFETY: as the caller vouches, and `from` has as many elements as are read.
+        unsafe { V::load(from.add(k * V::WIDTH)).store(to.add(k * V::WIDTH)) };
+    }
+}
+
+/// The sum or mean of a bag.
+///
+/// # Safety
+/// The processor has the instruction set of `V`.
+#[inline(always)]
+#[allow(clippy::needless_range_loop)]
+unsafe fn sum_of<V: Vector<f32>, const N: usize>(
+    bag: &[Option<&[f32]>],
+    mean: bool,
+    ahead: &mut Ahead<'_>,
+) -> [V; N] {
+    // SAFETY: the caller vouches for the instruction set, and `from` has as many elements as are read.
+    unsafe {
+        let Some((first, others)) = bag.split_first() else { return [V::splat(0.0); N] };
+        ahead.ask();
+        let mut sum = [V::splat(0.0); N];
+        if let Some(row) = first {
+            let from = row[..N * V::WIDTH].as_ptr();
+            for k in 0..N {
+                sum[k] = V::load(from.add(k * V::WIDTH));
+            }
+        }
+        for row in others {
+            ahead.ask();
+            // Counted, not `flatten`: that was measured to cost as much again as all the rest.
+            let Some(row) = row else { continue };
+            let from = row[..N * V::WIDTH].as_ptr();
+            for k in 0..N {
+                sum[k] = sum[k].add(V::load(from.add(k * V::WIDTH)));
+            }
+        }
+        if mean && !others.is_empty() {
+            let count = V::splat(bag.len() as f32);
+            for k in 0..N {
+                sum[k] = sum[k].divide(count);
+            }
+        }
+        sum
+    }
+}
+
+/// Writes registers one behind the other.
+///
+/// # Safety
+/// The processor has the instruction set of `V`, and `to` has room for them.
+#[inline(always)]
+#[allow(clippy::needless_range_loop)]
+unsafe fn store<V: Vector<f32>, const N: usize>(values: [V; N], to: *mut f32) {
+    // Counted, as all loops over registers: iterators make the compiler keep them in memory.
+    for k in 0..N {
+        // SAFETY: as the caller vouches.
+        unsafe { values[k].store(to.add(k * V::WIDTH)) };
+    }
+}
