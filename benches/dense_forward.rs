@@ -3,8 +3,8 @@
 //!
 //! Ours is `Model::forward` over chunks of at most 64 samples, all of it: products, biases, ReLUs and the
 //! interaction. As in the engine one tape serves chunk after chunk, and its input rows are in the core's
-//! own cache, for gather-pool has just written them there. The baseline is the products of the fully connected layers and nothing else, one
-//! call a layer over the whole batch, into buffers that are there.
+//! own cache, for gather-pool has just written them there. The baseline is the products of the fully
+//! connected layers and nothing else, one call a layer over the whole batch, into buffers that are there.
 //!
 //! `--pairs N` (11), `--window-ms N` (100), `--only TEXT`, `--json`.
 

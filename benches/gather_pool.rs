@@ -16,7 +16,7 @@ use flechette::device::vectorise;
 use flechette::model::{InputRows, Model, Tape};
 use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
 use flechette::schema::{Lookup, Schema};
-use flechette::store::{EmbeddingStore, PlainMemory, Table};
+use flechette::store::{EmbeddingStore, PlainMemory, Table, rows_of};
 use flechette::types::{Batch, Version};
 use harness::{Draw, Options, Report};
 use rayon::prelude::*;
@@ -68,8 +68,8 @@ fn store(rows: u64, dim: usize) -> anyhow::Result<EmbeddingStore> {
 }
 
 struct Bench<'a> {
+    schema: Schema,
     lookups: Vec<Lookup>,
-    dense_width: usize,
     model: Model<f32>,
     store: &'a EmbeddingStore,
     batches: Vec<Batch>,
@@ -96,8 +96,8 @@ impl<'a> Bench<'a> {
             batches: (0..ROUND_BYTES.div_ceil(SAMPLES * TABLES * hot * row_bytes)).map(batch).collect(),
             // The first-order weights of the preset are not looked up here.
             lookups: schema.lookups().into_iter().take(TABLES).collect(),
-            dense_width: schema.dense_width(),
             model: Model::new(&schema),
+            schema,
             store,
             rows_a_batch: (SAMPLES * TABLES * hot) as u64,
         }
@@ -127,16 +127,13 @@ impl<'a> Bench<'a> {
     /// As the engine does it.
     fn pool(&self, batch: &Batch, tapes: &Mutex<Vec<Tape<f32>>>) -> u64 {
         let size = self.model.chunk();
-        let inputs = InputRows { dense_width: self.dense_width, lookups: &self.lookups, batch };
+        let inputs = InputRows { dense_width: self.schema.dense_width(), lookups: &self.lookups, batch };
         (0..SAMPLES / size).into_par_iter().for_each(|chunk| {
             let taken = tapes.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let mut tape = taken.unwrap_or_else(|| self.model.tape(false));
             tape.samples = size;
             inputs.write(chunk * size, &mut tape, |l| {
-                let Lookup { feature, table, .. } = self.lookups[l];
-                let ids = &batch.features[feature].ids;
-                let rows = self.store.table(table).map(Table::view);
-                move |i: usize| rows?.row(ids[i])
+                rows_of(self.store.tables(), &self.schema, &self.lookups[l], batch)
             });
             std::hint::black_box(&mut tape);
             tapes.lock().unwrap_or_else(PoisonError::into_inner).push(tape);

@@ -16,7 +16,7 @@ use crate::metrics::ModelMetrics;
 use crate::model::loss::sigmoid;
 use crate::model::{InputRows, Model, Tape, Weights, WeightsError, check_shape};
 use crate::schema::{Lookup, Schema};
-use crate::store::{EmbeddingStore, Opened};
+use crate::store::{EmbeddingStore, Opened, rows_of};
 use crate::types::{AbsentId, Batch, Description, Predict, PredictError, Scores, Version};
 
 /// What an engine is made of, besides the version it serves.
@@ -130,7 +130,9 @@ impl Engine {
     fn score(&self, batch: &Batch, scratch: &mut Scratch) -> Result<Vec<f32>, PredictError> {
         let spent = Spent::default();
         let probabilities = match &self.cache {
-            None => self.run_chunks(batch, &spent, |l| self.stored_rows(l, batch)),
+            None => self.run_chunks(batch, &spent, |l| {
+                rows_of(self.store.tables(), &self.schema, &self.lookups[l], batch)
+            }),
             Some(cache) => {
                 let started = Instant::now();
                 let Scratch { query, places } = scratch;
@@ -188,13 +190,6 @@ impl Engine {
             self.threads.install(|| probabilities.par_chunks_mut(size).enumerate().for_each(run));
         }
         probabilities
-    }
-
-    /// Of lookup `l`, each occurrence's row in the store, or what stands for an absent one.
-    fn stored_rows<'a>(&'a self, l: usize, batch: &'a Batch) -> impl Fn(usize) -> Option<&'a [f32]> {
-        let (feature, table) = (self.lookups[l].feature, self.lookups[l].table.index());
-        let default = self.schema.tables[table].default;
-        self.store.tables()[table].rows_of(&batch.features[feature].ids, default)
     }
 
     /// Pushes every id that has a row, or that a row stands for, and notes where each went.

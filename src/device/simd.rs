@@ -25,6 +25,20 @@ impl<R, F: FnOnce() -> R> Wide for F {
     }
 }
 
+/// Asks memory for the cache line at this address, wherever it points.
+#[inline(always)]
+#[allow(clippy::missing_const_for_fn)]
+pub(super) fn prefetch<T>(at: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: SSE is part of x86-64, and a prefetch reads nothing that the program can see.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
 /// Runs `work`, compiled for the best instruction set that the processor reports.
 #[inline]
 pub fn vectorise<W: Wide>(work: W) -> W::Output {

@@ -42,19 +42,19 @@ impl InputRows<'_> {
             self.lookups.iter().enumerate().flat_map(|(l, lookup)| {
                 pool(lookup).blocks().map(move |(samples, block)| (l, samples, block))
             });
+        let mut blocks = blocks.peekable();
         let mut write = |(samples, block): (Range<usize>, PoolLookup<'_>), found: &[_]| {
             let stride = input.stride();
             gather_pool(&block, found, input.from_mut(samples.start, 0), stride);
         };
         // While one block is pooled, the rows of the next and the ids of the one after are on their way.
         let (mut found, mut ahead) = (Vec::new(), Vec::new());
-        let mut blocks = blocks.peekable();
         let mut waiting = None;
         while let Some((l, samples, block)) = blocks.next() {
             if let Some((next, _, block)) = blocks.peek() {
                 prefetch(&self.batch.features[self.lookups[*next].feature].ids[block.occurrences()]);
             }
-            collect_rows(block.occurrences(), rows(l), &mut ahead);
+            collect_rows(&block, rows(l), &mut ahead);
             if let Some(before) = waiting.replace((samples, block)) {
                 write(before, &found);
             }

@@ -86,12 +86,12 @@ impl<T: Real> Rows<T> {
     /// The view's columns of sample `s`.
     #[must_use]
     pub fn row(&self, s: usize, view: View) -> &[T] {
-        &self.data[self.lead + s * self.stride + view.column..][..view.width]
+        &self.from(s, view.column)[..view.width]
     }
 
     /// The view's columns of sample `s`, to write.
     pub fn row_mut(&mut self, s: usize, view: View) -> &mut [T] {
-        &mut self.data[self.lead + s * self.stride + view.column..][..view.width]
+        &mut self.from_mut(s, view.column)[..view.width]
     }
 
     /// From column `column` of sample `s` on.

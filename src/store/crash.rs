@@ -103,6 +103,8 @@ struct Fault {
 struct RecordingDisk {
     ops: Mutex<Vec<Op>>,
     fault: Option<Fault>,
+    /// Whether another writer takes a staging name the moment it is free.
+    crowded: bool,
 }
 
 impl RecordingDisk {
@@ -140,7 +142,10 @@ impl Disk for RecordingDisk {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.step(Op::Rename(from.to_owned(), to.to_owned()), || SystemDisk.rename(from, to))
+        self.step(Op::Rename(from.to_owned(), to.to_owned()), || {
+            SystemDisk.rename(from, to)?;
+            if self.crowded { SystemDisk.create_dir(from) } else { Ok(()) }
+        })
     }
 }
 
@@ -336,40 +341,11 @@ fn fates() -> impl Iterator<Item = Fate> {
     [Fate::AllLost, Fate::AllKept].into_iter().chain((0..10).map(Fate::Random))
 }
 
-/// A disk where another writer takes the staging name the moment it is free.
-struct CrowdedDisk;
-
-impl Disk for CrowdedDisk {
-    fn create_dir(&self, path: &Path) -> io::Result<()> {
-        SystemDisk.create_dir(path)
-    }
-
-    fn create(&self, path: &Path) -> io::Result<File> {
-        SystemDisk.create(path)
-    }
-
-    fn append(&self, file: &mut File, path: &Path, bytes: &[u8]) -> io::Result<()> {
-        SystemDisk.append(file, path, bytes)
-    }
-
-    fn sync(&self, file: &File, path: &Path) -> io::Result<()> {
-        SystemDisk.sync(file, path)
-    }
-
-    fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        SystemDisk.sync_dir(path)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        SystemDisk.rename(from, to)?;
-        SystemDisk.create_dir(from)
-    }
-}
-
 #[test]
 fn a_published_writer_leaves_the_directory_of_the_next_one_alone() {
     let dir = tempfile::tempdir().unwrap();
-    assert_eq!(write_seed(&CrowdedDisk, dir.path(), 1).unwrap(), Version(1));
+    let disk = RecordingDisk { crowded: true, ..RecordingDisk::default() };
+    assert_eq!(write_seed(&disk, dir.path(), 1).unwrap(), Version(1));
     assert!(dir.path().join("m").read_dir().unwrap().flatten().any(|entry| {
         let name = entry.file_name();
         name.to_str().unwrap().ends_with(".tmp")

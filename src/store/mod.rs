@@ -25,7 +25,7 @@ pub use snapshot::{
     Contents, Dense, DenseTensor, Latest, Opened, models, open, open_latest, open_latest_with, versions,
     write,
 };
-pub use table::{PlainMemory, State, Table, TableView, Uniform, table_code};
+pub use table::{PlainMemory, State, Table, Uniform, rows_of, table_code};
 
 use format::{Checksum, FormatError};
 

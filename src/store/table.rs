@@ -20,8 +20,8 @@ use std::sync::Arc;
 use memmap2::{Advice, Mmap, MmapMut, MmapOptions};
 use rayon::prelude::*;
 
-use crate::schema::AbsentDefault;
-use crate::types::{HostBlock, HostMemory, OutOfHostMemory};
+use crate::schema::{AbsentDefault, Lookup, Schema};
+use crate::types::{Batch, HostBlock, HostMemory, OutOfHostMemory};
 
 // Files hold little-endian f32 and mappings are read as they lie.
 #[cfg(target_endian = "big")]
@@ -135,31 +135,10 @@ impl Table {
         self.dim
     }
 
-    /// The row of this id; `None` past the end. A loop over many ids does better to take
-    /// [`Table::view`] once.
+    /// The row of this id; `None` past the end. A loop over many ids does better with [`rows_of`].
     #[must_use]
     pub fn row(&self, id: u64) -> Option<&[f32]> {
         self.as_slice().get(self.range(id)?)
-    }
-
-    /// All rows, for a loop that reads many of them.
-    #[must_use]
-    pub fn view(&self) -> TableView<'_> {
-        TableView { values: self.as_slice(), rows: self.rows, dim: self.dim }
-    }
-
-    /// The row of occurrence `i` among `ids`; an absent one is what the default says, none for zeros.
-    pub fn rows_of<'t>(
-        &'t self,
-        ids: &'t [u64],
-        default: AbsentDefault,
-    ) -> impl Fn(usize) -> Option<&'t [f32]> + use<'t> {
-        let absent = match default {
-            AbsentDefault::Row(row) => self.row(row),
-            AbsentDefault::Zeros | AbsentDefault::Error => None,
-        };
-        let rows = self.view();
-        move |i| rows.row(ids[i]).or(absent)
     }
 
     /// All rows, end to end.
@@ -211,9 +190,29 @@ impl Table {
     }
 }
 
+/// Of a lookup, the row of each occurrence in the batch: of an absent id, what its table's default says,
+/// and none for zeros.
+///
+/// # Panics
+/// When there is no such table or column.
+pub fn rows_of<'t>(
+    tables: &'t [Table],
+    schema: &Schema,
+    lookup: &Lookup,
+    batch: &'t Batch,
+) -> impl Fn(usize) -> Option<&'t [f32]> + use<'t> {
+    let (table, ids) = (&tables[lookup.table.index()], &batch.features[lookup.feature].ids);
+    let absent = match schema.tables[lookup.table.index()].default {
+        AbsentDefault::Row(row) => table.row(row),
+        AbsentDefault::Zeros | AbsentDefault::Error => None,
+    };
+    let rows = TableView { values: table.as_slice(), rows: table.rows, dim: table.dim };
+    move |i| rows.row(ids[i]).or(absent)
+}
+
 /// A table's rows, found once: no call into whatever holds the memory for each row.
-#[derive(Clone, Copy, Debug)]
-pub struct TableView<'t> {
+#[derive(Clone, Copy)]
+struct TableView<'t> {
     values: &'t [f32],
     rows: u64,
     dim: usize,
@@ -221,9 +220,8 @@ pub struct TableView<'t> {
 
 impl<'t> TableView<'t> {
     /// The row of this id; `None` past the end.
-    #[must_use]
     #[inline(always)]
-    pub fn row(self, id: u64) -> Option<&'t [f32]> {
+    fn row(self, id: u64) -> Option<&'t [f32]> {
         // Below `rows` the product is at most the length of a slice that exists.
         let start = (id < self.rows).then(|| id as usize * self.dim)?;
         self.values.get(start..start + self.dim)

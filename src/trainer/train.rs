@@ -12,7 +12,7 @@ use super::optim::Optimizer;
 use crate::model::loss::{binary_cross_entropy, binary_cross_entropy_slope, sigmoid};
 use crate::model::{InputRows, Model, Tape, Weights, check_length, check_shape};
 use crate::schema::{Lookup, Schema};
-use crate::store::Table;
+use crate::store::{Table, rows_of};
 use crate::types::{Batch, PredictError, TableId};
 
 /// All that a step reads and writes.
@@ -140,9 +140,8 @@ impl Learner {
         self.fill_tapes(batch.samples);
         let Self { schema, lookups, model, weights, tables, tapes, .. } = self;
         let inputs = InputRows { dense_width: schema.dense_width(), lookups, batch };
-        let inputs = Inputs { inputs, schema, tables };
         tapes.par_iter_mut().enumerate().for_each(|(chunk, tape)| {
-            inputs.write(chunk, tape);
+            inputs.write(chunk * tape.rows, tape, |l| rows_of(tables, schema, &lookups[l], batch));
             model.forward(weights, tape);
         });
         self.read_probabilities(probabilities);
@@ -152,19 +151,18 @@ impl Learner {
     /// The casted index of every table.
     fn cast(&mut self, batch: &Batch) -> Result<(), PredictError> {
         let (schema, lookups) = (&self.schema, &self.lookups);
-        let results = self.casted.par_iter_mut().enumerate().map(|(t, casted)| {
-            let table = TableId(t as u32);
-            let of_table = lookups.iter().filter(|l| l.table == table);
+        for t in 0..self.casted.len() {
+            let of_table = lookups.iter().filter(|l| l.table.index() == t);
             let needed = of_table.map(|l| batch.features[l.feature].ids.len() as u64).sum();
             let limit = u64::from(u32::MAX);
             if needed > limit {
                 return Err(PredictError::Capacity { field: "ids of one table in a batch", needed, limit });
             }
-            casted.fill(schema, lookups, table, batch);
-            Ok(())
+        }
+        self.casted.par_iter_mut().enumerate().for_each(|(t, casted)| {
+            casted.fill(schema, lookups, TableId(t as u32), batch);
         });
-        // The first error in table order, whichever thread was first.
-        results.collect::<Vec<_>>().into_iter().collect()
+        Ok(())
     }
 
     fn fill_tapes(&mut self, samples: usize) {
@@ -183,14 +181,13 @@ impl Learner {
         self.fill_tapes(batch.samples);
         let Self { schema, lookups, model, weights, tables, tapes, .. } = self;
         let inputs = InputRows { dense_width: schema.dense_width(), lookups, batch };
-        let inputs = Inputs { inputs, schema, tables };
         let share = 1.0 / batch.samples as f32;
         let losses: Vec<f64> = tapes
             .par_iter_mut()
             .zip(labels.par_chunks(model.chunk()))
             .enumerate()
             .map(|(chunk, (tape, labels))| {
-                inputs.write(chunk, tape);
+                inputs.write(chunk * tape.rows, tape, |l| rows_of(tables, schema, &lookups[l], batch));
                 model.forward(weights, tape);
                 let loss = |(s, &y): (usize, &f32)| f64::from(binary_cross_entropy(model.logit(tape, s), y));
                 let sum = labels.iter().enumerate().map(loss).sum();
@@ -206,23 +203,5 @@ impl Learner {
         for tape in &self.tapes {
             probabilities.extend((0..tape.samples).map(|s| sigmoid(self.model.logit(tape, s))));
         }
-    }
-}
-
-/// What input rows are written from, and of each lookup where its embedding rows are.
-struct Inputs<'a> {
-    inputs: InputRows<'a>,
-    schema: &'a Schema,
-    tables: &'a [Table],
-}
-
-impl Inputs<'_> {
-    /// Writes chunk `chunk` into buffer 0 of the tape.
-    fn write(&self, chunk: usize, tape: &mut Tape<f32>) {
-        let InputRows { lookups, batch, .. } = self.inputs;
-        self.inputs.write(chunk * tape.rows, tape, |l| {
-            let (feature, table) = (lookups[l].feature, lookups[l].table.index());
-            self.tables[table].rows_of(&batch.features[feature].ids, self.schema.tables[table].default)
-        });
     }
 }

@@ -204,6 +204,16 @@ pub fn engines(models: &std::path::Path, name: &str) -> Vec<Engine> {
     [None, Some(1.0), Some(0.05)].map(engine).into()
 }
 
+/// The engine, of the version that the learner saved last, gives the learner's scores to the bit.
+fn assert_scores_alike(engine: &Engine, learner: &mut Learner, batch: &Batch, what: &str) {
+    let mut expected = Vec::new();
+    learner.score(batch, &mut expected).unwrap();
+    let scores = engine.predict(batch).unwrap();
+    assert_eq!(scores.version, engine.version());
+    let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&scores.probabilities), bits(&expected), "{what}, {} samples", batch.samples);
+}
+
 #[test]
 fn a_saved_version_scores_as_the_learner_does_and_resumes_to_the_bit() {
     let models = tempfile::tempdir().unwrap();
@@ -218,14 +228,9 @@ fn a_saved_version_scores_as_the_learner_does_and_resumes_to_the_bit() {
         let name = format!("model{n}");
         let version = learner.save(models.path(), &name).unwrap();
         for engine in engines(models.path(), &name) {
+            assert_eq!(engine.version(), version);
             for (size, seed) in [(1, 50), (130, 51), (130, 51), (64, 52), (0, 53)] {
-                let (batch, _) = generate(&schema, size, seed);
-                let mut expected = Vec::new();
-                learner.score(&batch, &mut expected).unwrap();
-                let scores = engine.predict(&batch).unwrap();
-                assert_eq!(scores.version, version);
-                let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-                assert_eq!(bits(&scores.probabilities), bits(&expected), "{what}, {size} samples");
+                assert_scores_alike(&engine, &mut learner, &generate(&schema, size, seed).0, what);
             }
         }
         let opened = || store::open(models.path(), &name, version).unwrap();
@@ -262,17 +267,9 @@ fn a_model_too_wide_for_tapes_of_64_rows_trains_and_scores_as_others_do() {
     learner.step(&batch, &labels, &mut Vec::new()).unwrap();
     naive.assert_took(&learner, "wide");
     learner.save(models.path(), "wide").unwrap();
-    let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     for engine in engines(models.path(), "wide") {
         for size in [1, 8, 9, 30] {
-            let (batch, _) = generate(&schema, size, 60);
-            let mut expected = Vec::new();
-            learner.score(&batch, &mut expected).unwrap();
-            assert_eq!(
-                bits(&engine.predict(&batch).unwrap().probabilities),
-                bits(&expected),
-                "{size} samples"
-            );
+            assert_scores_alike(&engine, &mut learner, &generate(&schema, size, 60).0, "wide");
         }
     }
 }

@@ -4,6 +4,7 @@
 
 use super::{LANES, Product, Start};
 use crate::device::Real;
+use crate::device::simd::prefetch;
 use crate::device::vector::{Portable, Vector};
 
 /// Runs an f32 product on the widest vectors of this machine.
@@ -77,7 +78,7 @@ unsafe fn by_panels<T: Real, V: Vector<T>, const N: usize, const HALF: usize, co
     debug_assert!(N * V::WIDTH == LANES && HALF * 2 == N);
     let mut edge = [T::default(); LANES];
     let whole = p.rows - p.rows % MR;
-    for first in (0..p.columns).step_by(LANES).take_while(|_| whole > 0) {
+    for first in (0..p.columns).step_by(LANES) {
         for row in (0..whole).step_by(MR) {
             // SAFETY: the caller vouches for the instruction set and for the shape.
             unsafe {
@@ -123,18 +124,6 @@ unsafe fn by_panels<T: Real, V: Vector<T>, const N: usize, const HALF: usize, co
 
 /// Steps of the depth by which panels are asked for ahead of their use. 6 to 24 were measured.
 const AHEAD: usize = 12;
-
-#[inline(always)]
-fn prefetch<T>(at: *const T) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: SSE is part of x86-64, and a prefetch reads nothing that the program can see.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
-}
 
 /// One tile of `C`: some rows of one panel, or of whole panels side by side.
 struct Tile<'e, T> {

@@ -1,7 +1,5 @@
 //! The host device: every kernel in plain Rust, and so the oracle for every other device.
 
-#![allow(unsafe_code)]
-
 mod memory;
 mod registers;
 
@@ -9,6 +7,8 @@ use std::ops::Range;
 
 pub use memory::memory_bytes;
 use registers::GatherPool;
+
+use super::simd;
 
 /// One lookup of a gather-pool: which values each sample has, and where its vector goes.
 #[derive(Clone, Copy, Debug)]
@@ -54,34 +54,30 @@ const AHEAD_BYTES: usize = 2 << 10;
 /// Bytes of a cache line.
 const LINE_BYTES: usize = 64;
 
-/// Finds the rows of these occurrences, and asks memory for the first of them.
+/// Finds the row of every occurrence of the lookup, and asks memory for the first of them.
 ///
 /// Finding rows and reading them are loops of their own, so that each keeps all that it knows in
 /// registers. One loop for both was measured to take two to three times as long. The guess behind it is
 /// that reads of its variables wait for writes whose addresses end in the same 12 bits, and which
 /// in turn wait for a row.
 pub fn collect_rows<'r>(
-    occurrences: Range<usize>,
+    lookup: &PoolLookup<'_>,
     row: impl Fn(usize) -> Option<&'r [f32]>,
     rows: &mut Vec<Option<&'r [f32]>>,
 ) {
     rows.clear();
-    rows.extend(occurrences.map(row));
-    let dim = rows.iter().find_map(|row| row.map(<[f32]>::len)).unwrap_or(0);
-    let first = rows.len().min(rows_ahead(dim));
+    rows.extend(lookup.occurrences().map(row));
+    let first = rows.len().min(rows_ahead(lookup.dim));
     for row in &rows[..first] {
         let Some(row) = row else { continue };
-        prefetch_first(row, dim);
+        prefetch_first(row, lookup.dim);
     }
 }
 
 /// Rows of `dim` elements that are on their way while one is pooled.
 #[inline(always)]
-const fn rows_ahead(dim: usize) -> usize {
-    match AHEAD_BYTES / size_of::<f32>() / if dim > 0 { dim } else { 1 } {
-        0 => 1,
-        rows => rows,
-    }
+fn rows_ahead(dim: usize) -> usize {
+    (AHEAD_BYTES / size_of::<f32>() / dim.max(1)).max(1)
 }
 
 /// Asks memory for the cache lines of `values`.
@@ -92,21 +88,12 @@ pub fn prefetch<T>(values: &[T]) {
 
 /// Asks memory for the cache lines of the first `count` values.
 #[inline(always)]
-#[allow(clippy::missing_const_for_fn)]
 fn prefetch_first<T>(values: &[T], count: usize) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        let mut at = 0;
-        while at < count {
-            // SAFETY: SSE is part of x86-64, and a prefetch reads nothing that the program can see,
-            // wherever it points.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(values.as_ptr().wrapping_add(at).cast()) };
-            at += (LINE_BYTES / size_of::<T>()).max(1);
-        }
+    let mut at = 0;
+    while at < count {
+        simd::prefetch(values.as_ptr().wrapping_add(at));
+        at += (LINE_BYTES / size_of::<T>()).max(1);
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (values, count, LINE_BYTES);
 }
 
 /// Pools the rows of each sample's ids into `dim` columns of its output row.
@@ -125,6 +112,7 @@ pub fn gather_pool(lookup: &PoolLookup<'_>, rows: &[Option<&[f32]>], out: &mut [
 }
 
 #[cfg(test)]
+#[allow(unsafe_code)]
 mod tests {
     use proptest::prelude::*;
 
