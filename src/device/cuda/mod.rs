@@ -3,5 +3,7 @@
 //! Only this folder may use `cudarc`. It finds and names the devices; no kernel is launched yet.
 
 pub mod context;
+pub mod driver;
 
 pub use context::{DeviceInfo, Probe, probe};
+pub use driver::{Address, Driver, DriverError, LaunchShape, Pinned, Work};
