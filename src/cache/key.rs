@@ -19,7 +19,7 @@
 
 use std::collections::BinaryHeap;
 
-use crate::types::{FlatKey, TableId};
+use crate::types::{FlatKey, TableId, fold};
 
 /// The key of an index slot that holds nothing. Zero, so that fresh memory is an empty index.
 pub const EMPTY: FlatKey = FlatKey(0);
@@ -283,22 +283,11 @@ fn id_bits(rows: u64) -> u32 {
     u64::BITS - rows.saturating_sub(1).leading_zeros()
 }
 
-/// An id hashed into so many bits.
-#[inline]
-#[must_use]
-pub fn fold(id: u64, bits: u32) -> u64 {
-    scatter(FlatKey(id)).checked_shr(u64::BITS - bits).unwrap_or(0)
-}
-
-/// Scatters a key over 64 bits: the finaliser of SplitMix64, a bijection in which every input bit
-/// reaches every output bit. Flat keys are dense ranges, so low bits alone would cluster.
+/// A key scattered over 64 bits. Flat keys are dense ranges, so low bits alone would cluster.
 #[inline]
 #[must_use]
 pub fn scatter(key: FlatKey) -> u64 {
-    let mut x = key.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    x ^ (x >> 31)
+    crate::types::scatter(key.0)
 }
 
 #[cfg(test)]

@@ -20,8 +20,8 @@ use std::sync::Arc;
 use memmap2::{Advice, Mmap, MmapMut, MmapOptions};
 use rayon::prelude::*;
 
-use crate::schema::{AbsentDefault, Lookup, Schema};
-use crate::types::{Batch, HostBlock, HostMemory, OutOfHostMemory};
+use crate::schema::{Lookup, Schema};
+use crate::types::{Batch, HostBlock, HostMemory, OutOfHostMemory, fold};
 
 // Files hold little-endian f32 and mappings are read as they lie.
 #[cfg(target_endian = "big")]
@@ -202,12 +202,19 @@ pub fn rows_of<'t>(
     batch: &'t Batch,
 ) -> impl Fn(usize) -> Option<&'t [f32]> + use<'t> {
     let (table, ids) = (&tables[lookup.table.index()], &batch.features[lookup.feature].ids);
-    let absent = match schema.tables[lookup.table.index()].default {
-        AbsentDefault::Row(row) => table.row(row),
-        AbsentDefault::Zeros | AbsentDefault::Error => None,
-    };
+    let shape = &schema.tables[lookup.table.index()];
+    // Past every table, so that `row_of` says what stands for an absent id.
+    let absent = shape.row_of(u64::MAX).and_then(|row| table.row(row));
     let rows = TableView { values: table.as_slice(), rows: table.rows, dim: table.dim };
-    move |i| rows.row(ids[i]).or(absent)
+    let (bits, declared) = (shape.lossy_bits, shape.rows);
+    move |i| {
+        let row = match bits {
+            None => ids[i],
+            Some(bits) if ids[i] < declared => fold(ids[i], bits),
+            Some(_) => return absent,
+        };
+        rows.row(row).or(absent)
+    }
 }
 
 /// A table's rows, found once: no call into whatever holds the memory for each row.

@@ -50,8 +50,7 @@ impl Sample {
 
     fn zeroed(sizes: &[(u64, usize)], states: &[(&str, bool)]) -> Self {
         let name = |i: usize| format!("t{i}");
-        let table =
-            |(i, &(rows, dim))| schema::Table { name: name(i), rows, dim, default: Default::default() };
+        let table = |(i, &(rows, dim))| schema::Table { name: name(i), rows, dim, ..Default::default() };
         let feature = |i| schema::Feature {
             name: format!("f{i}"),
             table: name(i),
