@@ -23,7 +23,7 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::types::{TableId, fold};
+use crate::types::{Element, TableId, fold};
 
 pub use check::{MAX_FEATURES, SchemaError};
 pub use encode::EncodeError;
@@ -226,6 +226,12 @@ pub struct Table {
 }
 
 impl Table {
+    /// Bytes of a row.
+    #[must_use]
+    pub fn row_bytes(&self) -> usize {
+        Element::F32.row_bytes(self.dim)
+    }
+
     /// The row that an id reads: its own, or the one that stands for absent ids; none reads as zeros.
     #[must_use]
     #[inline(always)]
