@@ -406,4 +406,38 @@ mod models {
             batches.join().unwrap();
         });
     }
+
+    /// The slot of a version's overlay (`version.rs`) is linked, evicted and, once it may be, overwritten, while
+    /// a batch finds it in the overlay. loom fails the model on a data race.
+    #[test]
+    fn a_slot_of_the_overlay_is_not_overwritten_under_a_batch_though_the_index_evicts_it() {
+        loom::model(|| {
+            let shared = Arc::new((Epochs::default(), Limbo::default(), AtomicU64::new(1)));
+            let slot = Arc::new(UnsafeCell::new(7u64));
+            shared.1.hold();
+            let batch = {
+                let (shared, slot) = (shared.clone(), slot.clone());
+                loom::thread::spawn(move || {
+                    let (epochs, _, current) = &*shared;
+                    let pin = epochs.pin();
+                    if current.load(Ordering::Acquire) == 1 {
+                        // SAFETY: the model's claim: no write while the pin lives; loom checks it.
+                        assert_eq!(slot.with(|s| unsafe { *s }), 7);
+                    }
+                    drop(pin);
+                })
+            };
+            let (epochs, limbo, current) = &*shared;
+            limbo.put(Unlinked::withdrawn(crate::types::FlatKey(2), Location::slot(0)), epochs);
+            let reuse = |_| {
+                // SAFETY: as above.
+                slot.with_mut(|s| unsafe { *s = 8 });
+            };
+            limbo.reclaim(epochs, reuse);
+            current.swap(0, Ordering::AcqRel);
+            limbo.release(epochs);
+            limbo.reclaim(epochs, reuse);
+            batch.join().unwrap();
+        });
+    }
 }
