@@ -313,10 +313,11 @@ fn key(spec: &Spec, labels: &[(&'static str, &str)]) -> Key {
 mod tests {
     use super::*;
     use crate::schema::{AbsentDefault, Architecture, Loss, Table};
+    use crate::types::Element;
 
     fn schema() -> Schema {
-        let table =
-            |name: &str| Table { name: name.to_owned(), rows: 10, dim: 4, default: AbsentDefault::Zeros };
+        let (element, default) = (Element::F32, AbsentDefault::Zeros);
+        let table = |name: &str| Table { name: name.to_owned(), rows: 10, dim: 4, element, default };
         Schema {
             architecture: Architecture::Dlrm { bottom: vec![], top: vec![] },
             loss: Loss::BinaryCrossEntropy,

@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use crate::cli::InputError;
 use crate::schema::Schema;
 use crate::schema::preset::{self, Kind, SyntheticShape};
+use crate::types::Element;
 
 /// Flags of `init`.
 #[derive(Debug, clap::Args)]
@@ -24,6 +25,9 @@ pub struct Args {
     /// Rows of every table; raw strings are hashed into so many
     #[arg(long, value_name = "N")]
     rows: u64,
+    /// How rows are stored: f32, f16 or int8; only where that makes them shorter
+    #[arg(long, value_name = "E", default_value_t)]
+    element: Element,
     /// Features, a table each [synthetic only; default 8]
     #[arg(long, value_name = "T")]
     tables: Option<usize>,
@@ -84,6 +88,7 @@ fn schema(args: &Args) -> Result<Schema, InputError> {
         Dataset::Avazu => preset::avazu(args.arch, args.dim, args.rows),
         Dataset::Synthetic => preset::synthetic(args.arch, args.dim, shape),
     };
+    let schema = schema.stored_as(args.element);
     schema.check().map_err(|error| InputError(error.into()))?;
     Ok(schema)
 }

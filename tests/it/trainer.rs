@@ -30,7 +30,7 @@ fn optimizer(kind: Kind) -> Optimizer {
 fn bits(learner: &Learner) -> Vec<u32> {
     let dense = learner.dense_states().iter().flatten().chain(learner.weights().values.iter());
     let states = learner.tables().iter().flat_map(|t| t.states()).flat_map(|s| s.as_slice());
-    let rows = learner.tables().iter().flat_map(|t| t.as_slice());
+    let rows = learner.tables().iter().flat_map(|t| t.values().unwrap());
     dense.chain(states).chain(rows).map(|x| x.to_bits()).collect()
 }
 
@@ -163,7 +163,11 @@ fn data_without_labels_is_scored_and_not_trained_on() {
     assert_eq!(error.to_string(), "data: training needs labels, and sample 8 has none");
     assert_eq!(learner.steps(), 1, "the batch before it was trained on");
     let mut scored = 0;
-    let quality = trainer::evaluate(&mut learner, &mut data(), 8, |scores| scored += scores.len()).unwrap();
+    let quality = trainer::evaluate(&schema, &mut data(), 8, |batch, scores| {
+        scored += batch.samples;
+        learner.score(batch, scores)
+    });
+    let quality = quality.unwrap();
     assert_eq!((scored, quality), (24, None));
 }
 
