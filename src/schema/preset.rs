@@ -4,7 +4,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{AbsentDefault, Architecture, Arity, DenseFeature, Feature, Hash, Pooling};
+use super::{Architecture, Arity, DenseFeature, Feature, Hash, Pooling};
 use super::{Loss, Schema, Table, Transform};
 use crate::types::Element;
 
@@ -181,8 +181,7 @@ fn assemble(kind: Kind, dim: usize, dense: Vec<DenseFeature>, inputs: impl Itera
     let mut tables = Vec::new();
     let mut wide_tables = Vec::new();
     for Input { name, rows, arity, hash } in inputs {
-        let (element, default) = (Element::F32, AbsentDefault::Zeros);
-        let table = |name: &str, dim| Table { name: name.into(), rows, dim, element, default };
+        let table = |name: &str, dim| Table { name: name.into(), rows, dim, ..Table::default() };
         let wide_table = kind.wide().then(|| format!("{name}_wide"));
         tables.push(table(&name, dim));
         wide_tables.extend(wide_table.as_deref().map(|name| table(name, 1)));

@@ -22,8 +22,8 @@ use std::sync::Arc;
 use memmap2::{Advice, Mmap, MmapMut, MmapOptions};
 use rayon::prelude::*;
 
-use crate::schema::{self, AbsentDefault, Lookup, Schema};
-use crate::types::{Batch, Element, HostBlock, HostMemory, OutOfHostMemory, RowError};
+use crate::schema::{self, Lookup, Schema};
+use crate::types::{Batch, Element, HostBlock, HostMemory, OutOfHostMemory, RowError, fold};
 
 // Files hold little-endian numbers and mappings are read as they lie.
 #[cfg(target_endian = "big")]
@@ -120,7 +120,7 @@ impl Table {
     /// rows of its width as declared, and f32 rows are aligned.
     #[must_use]
     pub fn from_parts(declared: &schema::Table, weight: Bytes, states: Vec<State>) -> Option<Self> {
-        let &schema::Table { rows, dim, element, .. } = declared;
+        let (rows, &schema::Table { dim, element, .. }) = (declared.stored_rows(), declared);
         let fits = |width: usize, length: usize| {
             usize::try_from(rows).ok()?.checked_mul(width).filter(|&n| n == length)
         };
@@ -306,13 +306,20 @@ pub fn rows_of<'t>(
     batch: &'t Batch,
 ) -> impl Fn(usize) -> Option<&'t [u8]> + use<'t> {
     let (table, ids) = (&tables[lookup.table.index()], &batch.features[lookup.feature].ids);
-    let absent = match schema.tables[lookup.table.index()].default {
-        AbsentDefault::Row(row) => table.row(row),
-        AbsentDefault::Zeros | AbsentDefault::Error => None,
-    };
+    let shape = &schema.tables[lookup.table.index()];
     debug_assert_eq!(lookup.element, table.element, "rows are read as they are stored");
     let rows = table.view();
-    move |i| rows.row(ids[i]).or(absent)
+    // Past every table, so that `row_of` says what stands for an absent id.
+    let absent = shape.row_of(u64::MAX).and_then(|row| rows.row(row));
+    let (bits, declared) = (shape.lossy_bits, shape.rows);
+    move |i| {
+        let row = match bits {
+            None => ids[i],
+            Some(bits) if ids[i] < declared => fold(ids[i], bits),
+            Some(_) => return absent,
+        };
+        rows.row(row).or(absent)
+    }
 }
 
 /// A table's rows, found once: no call into whatever holds the memory for each row.
@@ -586,8 +593,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn declared(rows: u64, dim: usize) -> schema::Table {
-        let default = AbsentDefault::Zeros;
-        schema::Table { name: "t".to_owned(), rows, dim, element: Element::F32, default }
+        schema::Table { name: "t".to_owned(), rows, dim, ..Default::default() }
     }
 
     #[test]

@@ -15,7 +15,7 @@ use flechette::schema::{
 use flechette::server::proto::ctr_client::CtrClient;
 use flechette::server::proto::{FeatureColumn, PredictRequest};
 use flechette::server::{Drained, Server, ServerError, ServerParts};
-use flechette::types::{AbsentId, Batch, Description, Element, Predict, PredictError, Scores, Version};
+use flechette::types::{AbsentId, Batch, Description, Predict, PredictError, Scores, Version};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -138,8 +138,13 @@ fn schema() -> Schema {
         pooling: Pooling::Sum,
         hash,
     };
-    let element = Element::F32;
-    let table = |name: &str, rows, default| Table { name: name.to_owned(), rows, dim: 4, element, default };
+    let table = |name: &str, rows, default| Table {
+        name: name.to_owned(),
+        rows,
+        dim: 4,
+        default,
+        ..Table::default()
+    };
     let dense = |name: &str, transform| DenseFeature { name: name.to_owned(), transform };
     Schema {
         architecture: Architecture::Dlrm { bottom: vec![8], top: vec![8] },

@@ -54,9 +54,12 @@ impl Sample {
 
     fn zeroed(sizes: &[(u64, usize, Element)], states: &[(&str, bool)]) -> Self {
         let name = |i: usize| format!("t{i}");
-        let table = |(i, &(rows, dim, element))| {
-            let default = Default::default();
-            schema::Table { name: name(i), rows, dim, element, default }
+        let table = |(i, &(rows, dim, element))| schema::Table {
+            name: name(i),
+            rows,
+            dim,
+            element,
+            ..Default::default()
         };
         let feature = |i| schema::Feature {
             name: format!("f{i}"),
