@@ -28,6 +28,8 @@ pub mod server;
 
 pub mod dataset;
 
+pub mod planner;
+
 pub mod trainer;
 
 pub mod cli;
