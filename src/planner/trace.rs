@@ -249,15 +249,8 @@ pub(super) mod tests {
         let names: Vec<&str> = schema.tables.iter().map(|t| t.name.as_str()).collect();
         let [deep0, deep1] = [names[0], names[1]];
         let wide = |f: usize| schema.features[f].wide_table.as_deref().unwrap();
-        let wanted = vec![
-            (deep0, 4),
-            (wide(0), 4),
-            (deep0, 5),
-            (deep1, 9),
-            (deep1, 2),
-            (wide(0), 5),
-            (wide(1), 2),
-        ];
+        let wanted =
+            vec![(deep0, 4), (wide(0), 4), (deep0, 5), (deep1, 9), (deep1, 2), (wide(0), 5), (wide(1), 2)];
         assert_eq!(got, wanted);
         // 11 is past both tables of its feature, and so is 70.
         assert_eq!((trace.samples, trace.absent), (2, 4));

@@ -68,8 +68,8 @@ impl Arc {
     /// REPLACE: one row leaves the cache and is remembered.
     fn replace(&mut self, asked_left_frequent: bool) {
         let recent = self.recent.len() as f64;
-        let from_recent = !self.recent.is_empty()
-            && (recent > self.target || asked_left_frequent && recent == self.target);
+        let from_recent =
+            !self.recent.is_empty() && (recent > self.target || asked_left_frequent && recent == self.target);
         if from_recent {
             if let Some(out) = self.recent.pop_back(&mut self.links) {
                 self.put(out, Place::LeftRecent);

@@ -46,8 +46,7 @@ pub enum Policy {
 
 impl Policy {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Lru, Self::Lfu, Self::Random, Self::Arc, Self::S3Fifo, Self::WTinyLfu];
+    pub const ALL: [Self; 6] = [Self::Lru, Self::Lfu, Self::Random, Self::Arc, Self::S3Fifo, Self::WTinyLfu];
 
     /// Its name in what is printed.
     #[must_use]
