@@ -19,7 +19,7 @@ mod wtinylfu;
 use rayon::prelude::*;
 
 use super::trace::Trace;
-use optimal::Future;
+pub use optimal::Future;
 
 /// A cache of keys, none of them in it when it is made.
 pub trait Simulated {
