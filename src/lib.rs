@@ -16,6 +16,8 @@ pub mod device;
 
 pub mod store;
 
+pub mod trace;
+
 pub mod cache;
 
 pub mod model;

@@ -1,6 +1,7 @@
 //! `flechette plan`: what caches of several sizes would hit on a data set or a recorded trace.
 
-use std::io::Write;
+use std::fs::File;
+use std::io::{BufReader, Write};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -12,8 +13,9 @@ use crate::dataset::{self, DatasetError, Format, Limits};
 use crate::planner::counts::Ranked;
 use crate::planner::plot;
 use crate::planner::report::{DEFAULT_SIZES, Plan};
-use crate::planner::trace::{Trace, TraceBuilder};
+use crate::planner::trace::{TooLong, Trace, TraceBuilder};
 use crate::schema::Schema;
+use crate::trace::format::{Ended, FormatError, Header, TraceReader};
 use crate::types::{Batch, RawBatch};
 
 /// Flags of `plan`.
@@ -60,14 +62,25 @@ impl Args {
 /// What the accesses are read from.
 #[derive(Clone, Copy, Debug)]
 enum Source {
+    /// Click logs.
     Dataset(Format),
+    /// What a server recorded.
+    Trace,
 }
 
 impl FromStr for Source {
-    type Err = DatasetError;
+    type Err = String;
 
-    fn from_str(name: &str) -> Result<Self, DatasetError> {
-        name.parse().map(Self::Dataset)
+    fn from_str(name: &str) -> Result<Self, String> {
+        match (name, name.parse()) {
+            ("trace", _) => Ok(Self::Trace),
+            (_, Ok(format)) => Ok(Self::Dataset(format)),
+            (_, Err(DatasetError::UnknownFormat { .. })) => {
+                let known = Format::ALL.map(Format::name).join(", ");
+                Err(format!("unknown format {name:?}, expected {known} or trace"))
+            }
+            (_, Err(error)) => Err(error.to_string()),
+        }
     }
 }
 
@@ -87,6 +100,7 @@ pub fn run(args: Args, config: &Config) -> anyhow::Result<()> {
     let schema = read_schema(&args.model_config)?;
     let trace = match args.format {
         Source::Dataset(format) => read_data(&args, format, &schema)?,
+        Source::Trace => read_traces(&args.data, &schema).map_err(InputError)?,
     };
     if trace.accesses.is_empty() {
         return Err(InputError(anyhow!("--data: no accesses in {}", args.data[0].display())).into());
@@ -130,4 +144,51 @@ fn read_data(args: &Args, format: Format, schema: &Schema) -> anyhow::Result<Tra
         tracing::warn!("{} malformed lines skipped", reader.skipped());
     }
     Ok(trace.finish(1.0))
+}
+
+/// Reads recordings, one after the other, as one trace.
+fn read_traces(files: &[PathBuf], schema: &Schema) -> anyhow::Result<Trace> {
+    let (mut trace, mut rate) = (TraceBuilder::new(schema), None);
+    for path in files {
+        let named = || format!("--data: {}", path.display());
+        let reader = TraceReader::new(BufReader::new(File::open(path).with_context(named)?));
+        let reader = reader.with_context(named)?;
+        check_header(reader.header(), schema, &mut rate).with_context(named)?;
+        let ended = reader.read(|table, row| Ok::<(), RecordError>(trace.push(table, row)?));
+        if let Ended::Cut(bytes) = ended.with_context(named)? {
+            tracing::warn!("{}: ends within a block: its last {bytes} bytes do not count", path.display());
+        }
+    }
+    Ok(trace.finish(rate.unwrap_or(1.0)))
+}
+
+/// Why a recording gives no trace.
+#[derive(Debug, thiserror::Error)]
+enum RecordError {
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    #[error(transparent)]
+    Long(#[from] TooLong),
+}
+
+/// Whether a recording is of this schema's tables and of the same rate as those before it.
+fn check_header(header: &Header, schema: &Schema, rate: &mut Option<f64>) -> anyhow::Result<()> {
+    let wanted = Header::of(schema, header.rate).tables;
+    let (got, expected) = (header.tables.len(), wanted.len());
+    anyhow::ensure!(got == expected, "recorded of {got} tables, the schema has {expected}");
+    if let Some((got, wanted)) = header.tables.iter().zip(&wanted).find(|(got, wanted)| got != wanted) {
+        anyhow::bail!(
+            "recorded of table {:?} of {} rows, the schema has {:?} of {}",
+            got.name,
+            got.rows,
+            wanted.name,
+            wanted.rows
+        );
+    }
+    match rate.replace(header.rate) {
+        Some(before) if before != header.rate => {
+            anyhow::bail!("recorded at rate {}, the files before it at {before}", header.rate)
+        }
+        _ => Ok(()),
+    }
 }
