@@ -10,6 +10,8 @@ use super::trace::Trace;
 
 /// Bytes of the index that a cached row takes beside its own, at most.
 pub const ENTRY_BYTES: f64 = 20.0;
+/// The share of its room that the server's cache keeps in use at least (its low watermark).
+const IN_USE: f64 = 0.9;
 /// Sizes that are planned when none are given: fractions of all distinct rows.
 pub const DEFAULT_SIZES: [f64; 6] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5];
 /// Tables that the text shows apart; the others are summed up.
@@ -159,7 +161,7 @@ impl<'t> Plan<'t> {
              LRU cache twice as large never hits {} % of the accesses more; it hits {} % there\n",
             points(share),
             bytes(bytes_in_all),
-            bytes_in_all,
+            (bytes_in_all / IN_USE).ceil(),
             percent(PAYING_GAIN),
             points(self.curve.rate(rows)),
         )
