@@ -2,8 +2,8 @@
 //!
 //! A request never waits: what is sampled is put in a queue that is bounded in bytes, and what finds it
 //! full is dropped and counted. The thread gathers what comes into blocks, writes a block when it is
-//! full or [`PATIENCE`] old, and begins a new file when one is full. Files are numbered upwards, a
-//! new start takes a new number, and the oldest are removed, so that all of them together stay within
+//! full or a second old, and begins a new file when one is full. Files are numbered upwards, each
+//! start takes a new number with its first block, and the oldest are removed, so that all of them together stay within
 //! the limit. A disk that fails costs the accesses that were to be written, which are counted, and no
 //! request.
 
@@ -70,10 +70,10 @@ impl Part {
 }
 
 impl Recorder {
-    /// Begins a new file and starts the thread that writes.
+    /// Makes the folder and starts the thread that writes.
     ///
     /// # Errors
-    /// When the folder or the file cannot be made, or the system gives no thread.
+    /// When the folder cannot be made, or the system gives no thread.
     pub fn start(schema: &Schema, options: &RecorderOptions, metrics: Arc<ModelMetrics>) -> io::Result<Self> {
         let files = Files::open(options, Header::of(schema, options.rate).bytes())?;
         let waiting = Arc::new(AtomicUsize::new(0));
@@ -204,7 +204,7 @@ struct Files {
     folder: PathBuf,
     header: Vec<u8>,
     max_bytes: u64,
-    /// Where the next block goes; none after a failure, and then a new file is begun.
+    /// Where the next block goes. None before the first and after a failure: a new file is begun then.
     open: Option<File>,
     /// Bytes of that file.
     bytes: u64,
@@ -214,9 +214,7 @@ impl Files {
     fn open(options: &RecorderOptions, header: Vec<u8>) -> io::Result<Self> {
         fs::create_dir_all(&options.folder)?;
         let (folder, max_bytes) = (options.folder.clone(), options.max_bytes);
-        let mut files = Self { folder, header, max_bytes, open: None, bytes: 0 };
-        files.begin()?;
-        Ok(files)
+        Ok(Self { folder, header, max_bytes, open: None, bytes: 0 })
     }
 
     /// Begins the next file, after the oldest are removed whose place it needs.
@@ -408,7 +406,6 @@ mod tests {
             Recorder::start(&schema(), &options(&inner, 1.0, 4 << 10), metrics.model("m", &schema()));
         let recorder = recorder.unwrap();
         fs::remove_dir_all(&inner).unwrap();
-        // The open file is still there for its writer; the next one cannot be begun.
         (0..3).for_each(|i| recorder.record(&batch(10_000, i)));
         drop(recorder);
         assert!(!inner.exists());

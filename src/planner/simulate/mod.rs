@@ -127,7 +127,8 @@ pub fn share(fraction: f64, rows: u32) -> usize {
 }
 
 /// Runs a trace through every cache of every size, fractions from 0 to 1. On as many threads as the
-/// current pool has, each with at most 20 bytes a distinct row.
+/// current pool has, each with at most about 30 bytes a distinct row; LFU with 16 more for each access of the
+/// hottest row.
 #[must_use]
 pub fn simulate(trace: &Trace, fractions: &[f64], seed: u64) -> Vec<SizeHits> {
     let tables = trace.table_of_keys();

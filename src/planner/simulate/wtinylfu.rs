@@ -55,7 +55,7 @@ impl WTinyLfu {
             probation: List::default(),
             protected: List::default(),
             places: vec![Place::Outside; keys as usize],
-            sketch: Sketch::new(capacity),
+            sketch: Sketch::new(capacity, keys),
         }
     }
 
@@ -130,14 +130,15 @@ struct Sketch {
     period: usize,
 }
 
-/// So wide at least, that a small cache is not judged by a crowded sketch.
+/// So wide at least, or 16 times the keys, that a small cache is not judged by a crowded sketch.
 const LEAST_COLUMNS: usize = 4096;
 /// The most that 4 bits count.
 const FULL: u8 = 15;
 
 impl Sketch {
-    fn new(capacity: usize) -> Self {
-        let columns = (2 * capacity).next_power_of_two().max(LEAST_COLUMNS);
+    fn new(capacity: usize, keys: u32) -> Self {
+        let least = LEAST_COLUMNS.min((16 * keys as usize).next_power_of_two());
+        let columns = (2 * capacity).next_power_of_two().max(least);
         let counters = std::array::from_fn(|_| vec![0; columns]);
         Self { counters, mask: columns as u64 - 1, added: 0, period: SAMPLE * capacity }
     }
@@ -179,7 +180,7 @@ mod tests {
         fn the_sketch_never_counts_too_little_before_it_is_halved(
             keys in prop::collection::vec(0u32..50, 0..300),
         ) {
-            let mut sketch = Sketch::new(40);
+            let mut sketch = Sketch::new(40, 50);
             for (i, &key) in keys.iter().enumerate() {
                 sketch.add(key);
                 let true_count = keys[..=i].iter().filter(|&&k| k == key).count();
@@ -190,7 +191,7 @@ mod tests {
 
     #[test]
     fn halving_forgets_what_is_old() {
-        let mut sketch = Sketch::new(16);
+        let mut sketch = Sketch::new(16, 64);
         (0..10).for_each(|_| sketch.add(1));
         assert_eq!(sketch.count(1), 10);
         (0..150).for_each(|i| sketch.add(2 + i % 3));
