@@ -66,8 +66,8 @@ pub struct Config {
     pub batcher: BatcherConfig,
     /// The embedding cache.
     pub cache: CacheConfig,
-    /// Which device tier.
-    pub device: DeviceKind,
+    /// Which device tier, and what it keeps.
+    pub device: DeviceConfig,
     /// Thread counts.
     pub threads: ThreadsConfig,
     /// `log.level`: what is logged: a level or filter directives, `warn,flechette::server=debug`.
@@ -149,6 +149,16 @@ pub enum CacheSize {
     Bytes(u64),
     /// Room for this share of the model's rows, above 0 and at most 1.
     Fraction(f64),
+}
+
+/// Section `device`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceConfig {
+    /// `device.kind`.
+    pub kind: DeviceKind,
+    /// `device.kernel_cache`: the folder where compiled kernels are kept, `off` for none. Unless given:
+    /// `flechette/kernels` in `$XDG_CACHE_HOME` or `$HOME/.cache`, none where both are missing.
+    pub kernel_cache: Option<PathBuf>,
 }
 
 /// Which device tier to use.
@@ -271,12 +281,11 @@ impl Config {
 
         let server = layers.server()?;
         let batcher = layers.batcher(&server)?;
-        let kinds = &[("auto", DeviceKind::Auto), ("host", DeviceKind::Host), ("cuda", DeviceKind::Cuda)];
         Ok(Self {
             batcher,
             server,
             cache: layers.cache()?,
-            device: layers.choice("device.kind", kinds)?.unwrap_or(DeviceKind::Auto),
+            device: layers.device()?,
             threads: ThreadsConfig {
                 compute: or_cores(layers.whole("threads.compute", 0, 4096)?),
                 io: or_cores(layers.whole("threads.io", 0, 4096)?),

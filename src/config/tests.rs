@@ -105,3 +105,16 @@ fn a_queue_smaller_than_one_request_is_refused() {
     let text = refusal(&[("FLECHETTE_BATCHER_QUEUE_SAMPLES", "100")], "");
     assert!(text.contains("batcher.queue_samples") && text.contains("4096"), "{text}");
 }
+
+#[test]
+fn compiled_kernels_are_kept_in_the_users_cache_unless_told_otherwise() {
+    let kept = |env: &[_], file| resolve(&Flags::default(), env, file).unwrap().device.kernel_cache;
+    let (home, caches) = (("HOME", "/home/user"), ("XDG_CACHE_HOME", "/caches"));
+    assert_eq!(kept(&[home], ""), Some("/home/user/.cache/flechette/kernels".into()));
+    assert_eq!(kept(&[home, caches], ""), Some("/caches/flechette/kernels".into()));
+    assert_eq!(kept(&[home, ("XDG_CACHE_HOME", "caches")], ""), kept(&[home], ""));
+    assert_eq!(kept(&[], ""), None);
+    let file = "[device]\nkernel_cache = \"/kernels\"";
+    assert_eq!(kept(&[home, caches], file), Some("/kernels".into()));
+    assert_eq!(kept(&[home, ("FLECHETTE_DEVICE_KERNEL_CACHE", "off")], file), None);
+}

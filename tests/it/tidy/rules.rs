@@ -67,7 +67,7 @@ pub const CRATE_HOMES: &[(&str, &[&str])] = &[
     ("redis", &["store/remote.rs"]),
     ("anyhow", &["main.rs", "cli/"]),
     ("loom", &["sync.rs"]),
-    ("xxhash_rust", &["schema", "store/", "model/"]),
+    ("xxhash_rust", &["schema", "store/", "model/", "device/cuda/"]),
 ];
 
 /// Where `unsafe` may stand.
