@@ -5,6 +5,8 @@
 
 mod batcher;
 mod cli_init;
+mod cuda_compile;
+mod cuda_driver;
 mod cuda_probe;
 #[cfg(feature = "cusim")]
 mod cusim;
@@ -13,6 +15,8 @@ mod demo;
 mod learning;
 mod memory;
 mod operation;
+#[cfg(target_os = "linux")]
+mod pretend;
 mod program;
 mod refusals;
 mod resources;

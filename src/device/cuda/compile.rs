@@ -1,6 +1,6 @@
 //! NVRTC: kernels compiled when the server starts, for the device that is there.
 //!
-//! [`Compiler`] wraps libnvrtc, opened at run time. [`build`] turns every kernel into an [`Image`], from
+//! [`Compiler`] wraps libnvrtc, opened at run time. [`build`] turns each kernel into an [`Image`], from
 //! the disk cache where it can. Where NVRTC knows the device, an image is machine code for it; for a
 //! device newer than NVRTC it is PTX for the newest capability NVRTC knows, which the driver compiles.
 //!
@@ -14,7 +14,7 @@ use std::fmt;
 use super::api::{Handle, Nvrtc, compiler_is_present};
 use super::errors::{CudaError, SUCCESS, one_line};
 use super::kernel_cache::{Entry, KernelCache};
-use super::sources::{HEADERS, KERNELS, KernelFile};
+use super::sources::{HEADERS, KernelFile};
 
 /// What every compiler is told besides the architecture; `build.rs` and `.ci/kernels` say the same.
 pub const OPTIONS: &[&str] =
@@ -54,17 +54,17 @@ impl Target {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
     /// What was compiled.
-    pub kernel: &'static KernelFile,
+    pub kernel: KernelFile,
     /// Machine code, PTX with its closing zero, or a bundle of both.
     pub bytes: std::borrow::Cow<'static, [u8]>,
     /// Who compiled it, and for what.
     pub origin: String,
 }
 
-/// Every kernel, compiled.
+/// Kernels, compiled.
 #[derive(Clone, Debug, Default)]
 pub struct Built {
-    /// One a file of [`KERNELS`].
+    /// One a file.
     pub images: Vec<Image>,
     /// How many came from the disk cache.
     pub from_cache: usize,
@@ -72,13 +72,14 @@ pub struct Built {
     pub troubles: Vec<String>,
 }
 
-/// Compiles every kernel for a device, or takes it from the cache. `driver` is the driver's CUDA version.
+/// Compiles kernels for a device, or takes them from the cache. `driver` is the driver's CUDA version.
 ///
 /// # Errors
 /// [`CudaError::CompilerTooNew`] when the device is older than all that NVRTC knows;
 /// [`CudaError::Compile`] when it refuses a kernel.
 pub fn build(
     compiler: &Compiler,
+    kernels: &[KernelFile],
     compute: (i32, i32),
     driver: i32,
     cache: Option<&KernelCache>,
@@ -86,7 +87,7 @@ pub fn build(
     let target = compiler.target(compute)?;
     let (major, minor) = compiler.version();
     let mut built = Built::default();
-    for kernel in KERNELS {
+    for kernel in kernels {
         let entry = Entry { kernel, target, options: OPTIONS, nvrtc: (major, minor), driver };
         let cached = cache.and_then(|cache| {
             cache.get(&entry).unwrap_or_else(|trouble| {
@@ -106,7 +107,7 @@ pub fn build(
             }
         };
         let origin = format!("NVRTC {major}.{minor} for {target}");
-        built.images.push(Image { kernel, bytes: bytes.into(), origin });
+        built.images.push(Image { kernel: *kernel, bytes: bytes.into(), origin });
     }
     Ok(built)
 }
@@ -178,7 +179,7 @@ impl Compiler {
     ///
     /// # Errors
     /// [`CudaError::Compile`], with what the compiler says.
-    pub fn compile(&self, kernel: &'static KernelFile, target: Target) -> Result<Vec<u8>, CudaError> {
+    pub fn compile(&self, kernel: &KernelFile, target: Target) -> Result<Vec<u8>, CudaError> {
         let refused = |log: String| CudaError::Compile { kernel: kernel.name, nvrtc: self.version, log };
         let program = Program::new(&self.nvrtc, kernel).map_err(refused)?;
         let compiled = program.compile(target).and_then(|()| match target {

@@ -21,4 +21,4 @@ mod stream;
 pub use context::{DeviceInfo, Probe, probe, usable};
 pub use driver::{Address, Driver, DriverError, LaunchShape, Pinned, Work};
 pub use errors::CudaError;
-pub use nvidia::{Nvidia, open};
+pub use nvidia::{Nvidia, open, open_with};

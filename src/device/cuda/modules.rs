@@ -10,13 +10,14 @@ use std::sync::Arc;
 
 use aligned_vec::{AVec, ConstAlign};
 
+use super::ahead;
 use super::api::Handle;
 use super::compile::{Built, Compiler, Image, build};
 use super::driver::DriverError;
 use super::errors::{CudaError, SUCCESS, failed, is_unfit_image, one_line, version_text};
 use super::kernel_cache::KernelCache;
 use super::primary::Primary;
-use super::{ahead, sources};
+use super::sources::KernelFile;
 
 /// `CU_JIT_ERROR_LOG_BUFFER` and `CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES`.
 const LOG_OPTIONS: [c_int; 2] = [5, 6];
@@ -43,13 +44,14 @@ pub(super) struct Modules {
 }
 
 impl Modules {
-    /// Loads every kernel of [`sources::KERNELS`].
+    /// Loads the kernels of these files.
     pub(super) fn open(
         primary: &Arc<Primary>,
+        kernels: &[KernelFile],
         compute: (i32, i32),
         cache: Option<&Path>,
     ) -> Result<Self, CudaError> {
-        let ahead = match ahead::images(compute) {
+        let ahead = match ahead::images(kernels, compute) {
             Ok(images) => match Self::load(primary, &images) {
                 Err(CudaError::Image { code, .. }) if is_unfit_image(code) => {
                     format!("the driver refuses the program's own kernels ({code})")
@@ -64,7 +66,7 @@ impl Modules {
         };
         let driver = primary.driver_version()?;
         let Built { images, from_cache, troubles } =
-            build(&compiler, compute, driver, cache.map(KernelCache::new).as_ref())?;
+            build(&compiler, kernels, compute, driver, cache.map(KernelCache::new).as_ref())?;
         for trouble in troubles {
             tracing::warn!("{trouble}");
         }
@@ -90,7 +92,7 @@ impl Modules {
     /// The kernel of this name.
     pub(super) fn function(&self, name: &str) -> Result<&Function, DriverError> {
         self.functions.iter().find(|function| function.name == name).ok_or_else(|| {
-            let known: Vec<_> = sources::KERNELS.iter().flat_map(|kernel| kernel.entries).copied().collect();
+            let known: Vec<_> = self.functions.iter().map(|function| function.name).collect();
             DriverError::Kernels { reason: format!("expected one of {}, got {name}", known.join(", ")) }
         })
     }

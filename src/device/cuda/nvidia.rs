@@ -25,6 +25,7 @@ use super::driver::{Address, Driver, DriverError, LaunchShape, Pinned, Work};
 use super::errors::{CudaError, OUT_OF_MEMORY, failed};
 use super::modules::Modules;
 use super::primary::Primary;
+use super::sources::{KERNELS, KernelFile};
 use super::stream::{self, Event, Graph, Stream};
 use crate::device::host;
 
@@ -50,15 +51,27 @@ pub struct Nvidia {
     primary: Arc<Primary>,
 }
 
-/// Opens a device: takes its primary context and loads the kernels. `kernel_cache` is where compiled
-/// kernels are kept.
+/// Opens a device: takes its primary context and loads the program's kernels. `kernel_cache` is where
+/// compiled kernels are kept.
 ///
 /// # Errors
 /// What is missing, too old or full, and what to do about it.
 pub fn open(ordinal: usize, kernel_cache: Option<&Path>) -> Result<Nvidia, CudaError> {
+    open_with(KERNELS, ordinal, kernel_cache)
+}
+
+/// [`open`] with other kernels than the program's.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_with(
+    kernels: &[KernelFile],
+    ordinal: usize,
+    kernel_cache: Option<&Path>,
+) -> Result<Nvidia, CudaError> {
     let info = usable(ordinal)?;
     let primary = Primary::retain(&info)?;
-    let modules = Arc::new(Modules::open(&primary, info.compute, kernel_cache)?);
+    let modules = Arc::new(Modules::open(&primary, kernels, info.compute, kernel_cache)?);
     Ok(Nvidia {
         multiprocessors: primary.attribute(MULTIPROCESSORS)?.max(1) as u32,
         launches: AtomicU64::new(0),
@@ -215,10 +228,11 @@ impl Driver for Nvidia {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: both ranges are allocated and left alone meanwhile, as this function's caller says.
-        // Addresses are unified on every device that is taken, so the driver knows their sides.
-        self.primary
-            .call("cuMemcpyAsync", |api| unsafe { (api.copy)(to.0, from.0, bytes, stream.handle) })?;
+        self.primary.call("cuMemcpyAsync", |api| {
+            // SAFETY: both ranges are allocated and left alone meanwhile, as this function's caller says.
+            // Addresses are unified in a process of 64 bits, so the driver knows their sides.
+            unsafe { (api.copy)(to.0, from.0, bytes, stream.handle) }
+        })?;
         self.count(stream, &self.copies, 1);
         Ok(())
     }

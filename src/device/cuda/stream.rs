@@ -50,9 +50,10 @@ pub struct Graph {
 impl Stream {
     pub(super) fn new(primary: &Arc<Primary>) -> Result<Self, DriverError> {
         let mut handle = 0;
-        // SAFETY: one handle is written.
-        primary
-            .call("cuStreamCreate", |api| unsafe { (api.create_stream)(&raw mut handle, NON_BLOCKING) })?;
+        primary.call("cuStreamCreate", |api| {
+            // SAFETY: one handle is written.
+            unsafe { (api.create_stream)(&raw mut handle, NON_BLOCKING) }
+        })?;
         Ok(Self { primary: primary.clone(), handle })
     }
 
