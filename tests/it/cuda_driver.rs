@@ -14,6 +14,7 @@ use flechette::device::cuda::{
 };
 
 use crate::pretend::{LIBCUDA, Machine, log_so_far};
+use crate::program::flechette;
 
 /// Runs it on a pretended GPU, and on the machine's own where there is one.
 fn on_every_gpu(test: fn(&Nvidia), machine: Machine, inside: impl FnOnce(&Path)) -> Option<String> {
@@ -547,6 +548,29 @@ fn a_context_that_is_refused_is_named_by_its_code() {
         let expected = "cuda cuDevicePrimaryCtxRetain: error 46 (CUDA_ERROR_DEVICE_UNAVAILABLE)";
         assert_eq!(refusal().to_string(), expected);
     });
+}
+
+#[test]
+fn serve_falls_back_aloud_where_auto_finds_no_usable_gpu_and_refuses_where_cuda_is_wanted() {
+    let cases = [
+        (Machine::whole().told("DRIVER", "12040"), "CUDA driver too old: expected at least 13.0, got 12.4"),
+        (Machine::whole().told("COMPUTE", "61"), "compute 6.1, 1.0 GiB: expected compute 7.0 or newer"),
+        (Machine::whole().told("DEVICES", "0"), "CUDA driver found, no device; check nvidia-smi"),
+        (Machine::whole(), "this version does not serve on a GPU yet"),
+    ];
+    // Without models it ends right after the choice.
+    let none = tempfile::tempdir().unwrap();
+    for (machine, reason) in cases {
+        for (wanted, aloud) in [("auto", " WARN "), ("cuda", "error: device.kind: expected ")] {
+            let mut serve = flechette();
+            serve.args(["serve", "--device", wanted, "--models"]).arg(none.path());
+            let ended = machine.equips(&mut serve).output().unwrap();
+            let text = String::from_utf8(ended.stderr).unwrap();
+            assert_eq!(ended.status.code(), Some(2), "{text}");
+            let line = text.lines().find(|line| line.contains(reason)).unwrap_or_else(|| panic!("{text}"));
+            assert!(line.contains(aloud), "{line}");
+        }
+    }
 }
 
 #[test]

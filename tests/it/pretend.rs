@@ -86,20 +86,26 @@ impl Machine {
 
     /// Runs a test by its name on the machine.
     pub fn runs_test(&self, test: &str) -> Said {
-        let log = self.folder.path().join("log");
-        let folders = std::iter::once(self.folder.path()).chain(self.path.iter().map(PathBuf::as_path));
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", test, "--nocapture"])
-            .env("LD_LIBRARY_PATH", std::env::join_paths(folders).unwrap())
-            .env(INSIDE, self.folder.path())
-            .env("PRETEND_LOG", &log)
-            .envs(self.settings.iter().map(|(name, value)| (name, value)))
-            .output()
-            .unwrap();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", test, "--nocapture"]).env(INSIDE, self.folder.path());
+        let child = self.equips(&mut command).output().unwrap();
         let (out, err) = (String::from_utf8_lossy(&child.stdout), String::from_utf8_lossy(&child.stderr));
         assert!(child.status.success(), "{test} on a pretended machine:\n{out}{err}");
         assert!(out.contains("test result: ok. 1 passed"), "there is no test {test}:\n{out}{err}");
-        Said { out: out.into_owned(), log: fs::read_to_string(log).unwrap_or_default() }
+        Said { out: out.into_owned(), log: fs::read_to_string(self.log()).unwrap_or_default() }
+    }
+
+    /// Makes a program run on the machine.
+    pub fn equips<'c>(&self, command: &'c mut Command) -> &'c mut Command {
+        let folders = std::iter::once(self.folder.path()).chain(self.path.iter().map(PathBuf::as_path));
+        command
+            .env("LD_LIBRARY_PATH", std::env::join_paths(folders).unwrap())
+            .env("PRETEND_LOG", self.log())
+            .envs(self.settings.iter().map(|(name, value)| (name, value)))
+    }
+
+    fn log(&self) -> PathBuf {
+        self.folder.path().join("log")
     }
 }
 

@@ -72,6 +72,7 @@ functions! {
     load_module = "cuModuleLoadDataEx" (*mut Handle, *const c_void, c_uint, *mut c_int, *mut *mut c_void);
     unload_module = "cuModuleUnload" (Handle);
     function = "cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
+    load_function = "cuFuncLoad" (Handle);
     parameter = "cuFuncGetParamInfo" (Handle, usize, *mut usize, *mut usize);
     launch = "cuLaunchKernel" (
         Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void,

@@ -149,6 +149,9 @@ fn function(primary: &Primary, module: Handle, name: &'static str) -> Result<Fun
     primary.call("cuModuleGetFunction", |api| unsafe {
         (api.function)(&raw mut handle, module, text.as_ptr())
     })?;
+    // The driver loads a kernel when it is first used, unless told; a request should not wait for that.
+    // SAFETY: the function is alive.
+    primary.call("cuFuncLoad", |api| unsafe { (api.load_function)(handle) })?;
     let parameter = |index: usize| {
         let (mut offset, mut bytes) = (0, 0);
         // SAFETY: the function is alive, and two sizes are written.

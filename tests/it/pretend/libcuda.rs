@@ -658,6 +658,11 @@ unsafe extern "C" fn cuModuleGetFunction(to: *mut usize, module: usize, name: *c
     })
 }
 
+#[no_mangle]
+unsafe extern "C" fn cuFuncLoad(function: usize) -> i32 {
+    call(|world| if world.functions.contains_key(&function) { 0 } else { 400 })
+}
+
 /// Bytes of a kernel's one parameter.
 fn parameter_bytes(name: &str) -> usize {
     if name == "scale" { size_of::<ScaleArgs>() } else { 8 }
