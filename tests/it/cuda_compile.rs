@@ -88,7 +88,7 @@ fn compiles_every_kernel_for_every_device() {
 fn every_installed_compiler_takes_every_kernel() {
     for folder in folders() {
         let machine = Machine::bare().with_path(&folder);
-        let out = machine.runs_test("cuda_compile::compiles_every_kernel_for_every_device").out;
+        let out = machine.runs_test("cuda_compile::compiles_every_kernel_for_every_device").unwrap().out;
         assert!(!out.contains("skipped"), "{}: {out}", folder.display());
         let version = out.lines().find(|line| line.starts_with("compiler: ")).unwrap();
         let expected: &[&str] =

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use flechette::device::cuda::probe;
 
-use crate::pretend::{LIBCUDA, Machine};
+use crate::pretend::{LIBCUDA, Machine, Said};
 
 const MARK: &str = "probe says: ";
 
@@ -18,11 +18,11 @@ fn prints_what_it_finds() {
     assert!(line.contains("CUDA") && line.lines().count() == 1, "{line}");
 }
 
-/// What the probe says on this machine.
-fn said_on(machine: &Machine) -> String {
-    let out = machine.runs_test("cuda_probe::prints_what_it_finds").out;
+/// The probe says this on this machine.
+fn assert_said_on(machine: &Machine, expected: &str) {
+    let Some(Said { out, .. }) = machine.runs_test("cuda_probe::prints_what_it_finds") else { return };
     let (_, said) = out.split_once(MARK).unwrap_or_else(|| panic!("no answer in {out}"));
-    said.lines().next().unwrap().to_owned()
+    assert_eq!(said.lines().next(), Some(expected));
 }
 
 fn driver() -> Machine {
@@ -31,9 +31,9 @@ fn driver() -> Machine {
 
 #[test]
 fn devices_are_named_with_their_compute_capability_and_memory() {
-    assert_eq!(
-        said_on(&driver().told("DEVICES", "2").told("MEMORY", "151397597184")),
-        "CUDA device 0: Pretend GPU, compute 9.0, 141.0 GiB; device 1: Other GPU, compute 8.6, 141.0 GiB"
+    assert_said_on(
+        &driver().told("DEVICES", "2").told("MEMORY", "151397597184"),
+        "CUDA device 0: Pretend GPU, compute 9.0, 141.0 GiB; device 1: Other GPU, compute 8.6, 141.0 GiB",
     );
 }
 
@@ -46,18 +46,18 @@ fn a_driver_that_is_old_empty_failing_or_incomplete_is_told_from_the_others() {
         ("INIT", "99999", "CUDA driver failed with code 99999"),
     ];
     for (name, value, expected) in cases {
-        assert_eq!(said_on(&driver().told(name, value)), expected);
+        assert_said_on(&driver().told(name, value), expected);
     }
     let incomplete = LIBCUDA.replace("fn cuDeviceTotalMem_v2(", "fn cuDeviceTotalMem_v9(");
     let machine = Machine::bare().with("libcuda.so", &incomplete);
-    assert_eq!(said_on(&machine), "CUDA driver lacks cuDeviceTotalMem_v2");
+    assert_said_on(&machine, "CUDA driver lacks cuDeviceTotalMem_v2");
 }
 
 #[test]
 fn a_file_that_is_no_library_is_no_driver() {
-    let said = said_on(&Machine::bare().with_file("libcuda.so", "not a library"));
     // Where a real driver is installed the loader goes on to it.
     if !Path::new("/proc/driver/nvidia").exists() {
-        assert_eq!(said, "no CUDA driver (libcuda is not installed)");
+        let machine = Machine::bare().with_file("libcuda.so", "not a library");
+        assert_said_on(&machine, "no CUDA driver (libcuda is not installed)");
     }
 }

@@ -7,6 +7,7 @@ mod batcher;
 mod cli_init;
 mod cuda_compile;
 mod cuda_driver;
+mod cuda_open;
 mod cuda_probe;
 #[cfg(feature = "cusim")]
 mod cusim;

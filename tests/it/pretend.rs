@@ -26,6 +26,8 @@ pub struct Machine {
     /// More folders to find libraries in.
     path: Vec<PathBuf>,
     settings: Vec<(String, String)>,
+    /// There is no rustc to make the libraries, as on a machine that was brought the test program alone.
+    unmade: bool,
 }
 
 /// What a child wrote.
@@ -39,7 +41,7 @@ pub struct Said {
 impl Machine {
     /// A machine with no library.
     pub fn bare() -> Self {
-        Self { folder: tempfile::tempdir().unwrap(), path: Vec::new(), settings: Vec::new() }
+        Self { folder: tempfile::tempdir().unwrap(), path: Vec::new(), settings: Vec::new(), unmade: false }
     }
 
     /// A machine with the pretended driver and compiler.
@@ -48,8 +50,11 @@ impl Machine {
     }
 
     /// Puts a library there, compiled from this source.
-    pub fn with(self, library: &str, source: &str) -> Self {
-        fs::copy(built(source), self.folder.path().join(library)).unwrap();
+    pub fn with(mut self, library: &str, source: &str) -> Self {
+        match built(source) {
+            Some(file) => drop(fs::copy(file, self.folder.path().join(library)).unwrap()),
+            None => self.unmade = true,
+        }
         self
     }
 
@@ -71,8 +76,9 @@ impl Machine {
         self
     }
 
-    /// In the test: runs this same test on the machine, as a child, and gives what it said. In the child:
-    /// runs `inside`, with the folder that is the child's own, and gives nothing.
+    /// In the test: runs this same test on the machine, as a child, and gives what it said; nothing, aloud,
+    /// where there is no rustc. In the child: runs `inside`, with the folder that is the child's own, and
+    /// gives nothing.
     pub fn runs(self, inside: impl FnOnce(&Path)) -> Option<Said> {
         if let Some(folder) = folder() {
             inside(&folder);
@@ -81,18 +87,29 @@ impl Machine {
         // The closure's type is named by the test that it is written in.
         let name = type_name_of_val(&inside).trim_end_matches("::{{closure}}");
         let (_, test) = name.split_once("::").unwrap();
-        Some(self.runs_test(test))
+        self.runs_test(test)
     }
 
     /// Runs a test by its name on the machine.
-    pub fn runs_test(&self, test: &str) -> Said {
+    pub fn runs_test(&self, test: &str) -> Option<Said> {
+        if !self.is_made() {
+            return None;
+        }
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", test, "--nocapture"]).env(INSIDE, self.folder.path());
         let child = self.equips(&mut command).output().unwrap();
         let (out, err) = (String::from_utf8_lossy(&child.stdout), String::from_utf8_lossy(&child.stderr));
         assert!(child.status.success(), "{test} on a pretended machine:\n{out}{err}");
         assert!(out.contains("test result: ok. 1 passed"), "there is no test {test}:\n{out}{err}");
-        Said { out: out.into_owned(), log: fs::read_to_string(self.log()).unwrap_or_default() }
+        Some(Said { out: out.into_owned(), log: fs::read_to_string(self.log()).unwrap_or_default() })
+    }
+
+    /// Whether the libraries could be made; says so where they could not.
+    pub fn is_made(&self) -> bool {
+        if self.unmade {
+            eprintln!("skipped: no rustc to make the pretended libraries with");
+        }
+        !self.unmade
     }
 
     /// Makes a program run on the machine.
@@ -109,6 +126,11 @@ impl Machine {
     }
 }
 
+/// Whether this is a child.
+pub fn is_child() -> bool {
+    folder().is_some()
+}
+
 /// In a child, the folder that is its own.
 fn folder() -> Option<PathBuf> {
     std::env::var_os(INSIDE).map(PathBuf::from)
@@ -119,10 +141,11 @@ pub fn log_so_far() -> String {
     fs::read_to_string(folder().unwrap().join("log")).unwrap_or_default()
 }
 
-/// A library of this source, compiled once and kept beside other things of the tests.
-fn built(source: &str) -> PathBuf {
+/// A library of this source, compiled once and kept beside other things of the tests; none without rustc.
+fn built(source: &str) -> Option<PathBuf> {
     let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{:016x}.so", xxh3_64(source.as_bytes())));
     if !kept.exists() {
+        Command::new("rustc").arg("--version").output().ok()?;
         let aside = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let (file, library) = (aside.path().join("library.rs"), aside.path().join("library.so"));
         fs::write(&file, source).unwrap();
@@ -144,5 +167,5 @@ fn built(source: &str) -> PathBuf {
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         fs::rename(library, &kept).unwrap();
     }
-    kept
+    Some(kept)
 }

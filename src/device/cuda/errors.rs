@@ -6,7 +6,7 @@
 
 use std::ffi::c_int;
 
-use super::context::{DeviceInfo, OLDEST_COMPUTE, OLDEST_DRIVER, Probe};
+use super::context::{DeviceInfo, OLDEST_COMPUTE, Probe};
 use super::driver::DriverError;
 
 /// The call did what it was asked.
@@ -137,16 +137,13 @@ pub enum CudaError {
     Driver(#[from] DriverError),
 }
 
-/// What to do about a look that found no device.
-fn advice(found: &Probe) -> String {
-    let (major, branch) = (OLDEST_DRIVER / 1000, "580");
+/// What to do about a look that found no device. 580 is the first branch of drivers for CUDA 13.0.
+fn advice(found: &Probe) -> &'static str {
     match found {
-        Probe::NoDriver => format!("install NVIDIA's driver {branch} or newer, for CUDA {major}"),
-        Probe::DriverIncomplete { .. } => format!("install a whole driver, {branch} or newer"),
-        Probe::DriverTooOld { .. } => format!("install NVIDIA's driver {branch} or newer"),
-        Probe::NoDevice => "check nvidia-smi and CUDA_VISIBLE_DEVICES".to_owned(),
-        Probe::Failed { .. } => "check nvidia-smi and the kernel's log".to_owned(),
-        Probe::Found(_) => "this is no error".to_owned(),
+        Probe::NoDriver | Probe::DriverTooOld { .. } => "install NVIDIA's driver 580 or newer",
+        Probe::DriverIncomplete { .. } => "install a whole driver, 580 or newer",
+        Probe::NoDevice | Probe::Found(_) => "check nvidia-smi and CUDA_VISIBLE_DEVICES",
+        Probe::Failed { .. } => "check nvidia-smi and the kernel's log",
     }
 }
 
@@ -306,7 +303,7 @@ mod tests {
         let device =
             DeviceInfo { ordinal: 0, name: "GTX 1080".into(), compute: (6, 1), memory_bytes: 8 << 30 };
         let cases = [
-            (CudaError::NoDevice { found: Probe::NoDriver }, "install NVIDIA's driver 580"),
+            (CudaError::NoDevice { found: Probe::NoDriver }, "install NVIDIA\'s driver 580 or newer"),
             (CudaError::NoDevice { found: Probe::NoDevice }, "CUDA_VISIBLE_DEVICES"),
             (CudaError::DeviceTooOld { device: device.clone() }, "expected compute 7.0 or newer"),
             (CudaError::NoRoom { device }, "nvidia-smi"),
