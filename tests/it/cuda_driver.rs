@@ -335,6 +335,49 @@ fn a_capture_that_fails_or_panics_leaves_the_stream_usable() {
     log.inspect(|log| assert_nothing_left(log));
 }
 
+fn threads_do_not_disturb_one_another(driver: &Nvidia) {
+    const BYTES: usize = 256;
+    let work = |mark: u8| {
+        let (stream, other) = (driver.stream().unwrap(), driver.stream().unwrap());
+        let (from, to) = (driver.allocate_pinned(BYTES).unwrap(), driver.allocate_pinned(BYTES).unwrap());
+        let between = driver.allocate(BYTES).unwrap();
+        for round in 0..50_u8 {
+            fill(from, &[mark ^ round; BYTES]);
+            // SAFETY: the memory is this thread's alone, and each round waits for its own work.
+            unsafe { driver.copy(&stream, from.device, between, BYTES).unwrap() };
+            driver.follow(&other, &driver.record(&stream).unwrap()).unwrap();
+            // SAFETY: as above, and after the first copy.
+            let copied = || unsafe { driver.copy(&other, between, to.device, BYTES) };
+            if round % 10 == 0 {
+                driver.wait(&driver.record(&other).unwrap()).unwrap();
+                let graph = driver.capture(&other, &mut || copied()).unwrap();
+                // SAFETY: as for the copy that it holds.
+                unsafe { driver.launch_graph(&other, &graph).unwrap() };
+            } else {
+                copied().unwrap();
+            }
+            driver.wait(&driver.record(&other).unwrap()).unwrap();
+            assert_eq!(bytes_of(to), [mark ^ round; BYTES]);
+        }
+        give_back(driver, &[between], &[from, to]);
+    };
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            scope.spawn(move || work(thread << 6));
+        }
+    });
+    let (copies, graph_nodes) = (4 * (50 + 45), 4 * 5);
+    assert_eq!(driver.work(), Work { copies, graph_nodes, ..Work::default() });
+}
+
+#[test]
+fn threads_work_side_by_side_and_every_operation_is_counted_once() {
+    let log = on_every_gpu(threads_do_not_disturb_one_another, Machine::whole(), |_| {
+        threads_do_not_disturb_one_another(&open_scale());
+    });
+    log.inspect(|log| assert_nothing_left(log));
+}
+
 #[test]
 fn a_capture_that_allocates_is_refused_and_not_final() {
     let said = Machine::whole().runs(|_| {

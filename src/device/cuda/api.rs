@@ -43,7 +43,6 @@ functions! {
     retain = "cuDevicePrimaryCtxRetain" (*mut Handle, c_int);
     release = "cuDevicePrimaryCtxRelease_v2" (c_int);
     set_current = "cuCtxSetCurrent" (Handle);
-    finish_all = "cuCtxSynchronize" ();
     memory_info = "cuMemGetInfo_v2" (*mut usize, *mut usize);
     allocate = "cuMemAlloc_v2" (*mut u64, usize);
     free = "cuMemFree_v2" (u64);

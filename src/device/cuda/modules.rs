@@ -101,8 +101,8 @@ impl Modules {
 impl Drop for Modules {
     fn drop(&mut self) {
         for &module in &self.handles {
-            // SAFETY: the module is alive. Whoever could launch its kernels held an `Arc` of this, and
-            // `Nvidia` has waited for all work.
+            // SAFETY: the module is alive, and none of its kernels runs: streams and graphs hold an `Arc` of
+            // this, and a stream waits for its work before it lets go.
             self.primary.give_back(|api| unsafe { (api.unload_module)(module) });
         }
     }

@@ -37,6 +37,9 @@ const MULTIPROCESSORS: c_int = 16;
 const PAGE_BYTES: usize = 4096;
 
 /// An opened device. Displays as one line for the log.
+///
+/// Streams, events and graphs may outlive it: they hold the context, and what was not freed goes with
+/// the context.
 pub struct Nvidia {
     info: DeviceInfo,
     multiprocessors: u32,
@@ -77,7 +80,7 @@ pub fn open_with(
         launches: AtomicU64::new(0),
         copies: AtomicU64::new(0),
         graph_nodes: AtomicU64::new(0),
-        zeroing: Stream::new(&primary)?,
+        zeroing: Stream::new(&primary, &modules)?,
         pinned: Mutex::default(),
         info,
         modules,
@@ -215,7 +218,7 @@ impl Driver for Nvidia {
     }
 
     fn stream(&self) -> Result<Stream, DriverError> {
-        Stream::new(&self.primary)
+        Stream::new(&self.primary, &self.modules)
     }
 
     unsafe fn copy(
@@ -298,7 +301,7 @@ impl Driver for Nvidia {
         stream: &Stream,
         fill: &mut dyn FnMut() -> Result<(), DriverError>,
     ) -> Result<Graph, DriverError> {
-        Graph::capture(stream, &self.modules, fill)
+        Graph::capture(stream, fill)
     }
 
     unsafe fn launch_graph(&self, stream: &Stream, graph: &Graph) -> Result<(), DriverError> {
@@ -322,14 +325,5 @@ impl Driver for Nvidia {
 
     fn multiprocessors(&self) -> u32 {
         self.multiprocessors
-    }
-}
-
-impl Drop for Nvidia {
-    /// Waits for all work, since the kernels' code goes with this. Streams, events and graphs that
-    /// outlive it hold the context, and what was not freed goes with the context.
-    fn drop(&mut self) {
-        // SAFETY: it takes nothing, and the context is current.
-        self.primary.give_back(|api| unsafe { (api.finish_all)() });
     }
 }

@@ -1,5 +1,8 @@
 //! Streams, events and graphs of the machine's driver, each given back when dropped.
 //!
+//! A stream that is dropped waits for its work, and holds the kernels' code until then. (To wait for the
+//! whole context instead would break captures that other threads have in progress.)
+//!
 //! An event is created once and recorded many times: a dropped one goes to the context's spare list.
 //! That is sound while a stream still waits for it, because a wait is for the record that was there
 //! when the wait was asked for.
@@ -28,6 +31,7 @@ const NO_CAPTURE: c_int = 0;
 /// An order in which operations are carried out.
 pub struct Stream {
     primary: Arc<Primary>,
+    modules: Arc<Modules>,
     pub(super) handle: Handle,
 }
 
@@ -48,13 +52,13 @@ pub struct Graph {
 }
 
 impl Stream {
-    pub(super) fn new(primary: &Arc<Primary>) -> Result<Self, DriverError> {
+    pub(super) fn new(primary: &Arc<Primary>, modules: &Arc<Modules>) -> Result<Self, DriverError> {
         let mut handle = 0;
         primary.call("cuStreamCreate", |api| {
             // SAFETY: one handle is written.
             unsafe { (api.create_stream)(&raw mut handle, NON_BLOCKING) }
         })?;
-        Ok(Self { primary: primary.clone(), handle })
+        Ok(Self { primary: primary.clone(), modules: modules.clone(), handle })
     }
 
     /// Whether operations are recorded instead of carried out: also where the stream was drawn into
@@ -74,7 +78,9 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: the stream is alive until here. The driver finishes what it was given first.
+        // SAFETY: the stream is alive.
+        self.primary.give_back(|api| unsafe { (api.finish)(self.handle) });
+        // SAFETY: the stream is alive until here.
         self.primary.give_back(|api| unsafe { (api.destroy_stream)(self.handle) });
     }
 }
@@ -113,7 +119,6 @@ impl Graph {
     /// Records what `fill` gives the stream.
     pub(super) fn capture(
         stream: &Stream,
-        modules: &Arc<Modules>,
         fill: &mut dyn FnMut() -> Result<(), DriverError>,
     ) -> Result<Self, DriverError> {
         let primary = &stream.primary;
@@ -133,7 +138,7 @@ impl Graph {
         primary.call("cuGraphInstantiateWithFlags", |api| unsafe {
             (api.instantiate)(&raw mut handle, drawing.handle, 0)
         })?;
-        Ok(Self { primary: primary.clone(), handle, nodes: nodes as u64, _modules: modules.clone() })
+        Ok(Self { primary: primary.clone(), handle, nodes: nodes as u64, _modules: stream.modules.clone() })
     }
 }
 

@@ -308,15 +308,6 @@ unsafe extern "C" fn cuCtxSetCurrent(context: usize) -> i32 {
     0
 }
 
-#[no_mangle]
-unsafe extern "C" fn cuCtxSynchronize() -> i32 {
-    call(|world| {
-        let streams: Vec<usize> = world.streams.keys().copied().collect();
-        streams.into_iter().for_each(|stream| world.drain(stream));
-        world.sticky
-    })
-}
-
 fn used(world: &World) -> usize {
     world.device.values().map(|memory| memory.len() * 16).sum()
 }
