@@ -39,7 +39,9 @@ impl fmt::Display for Choice {
         let Self::Host { why } = self;
         match why {
             Why::Wanted => write!(f, "device host"),
-            Why::NoGpu(error) => write!(f, "device host, since device.kind is auto: {error}"),
+            Why::NoGpu(error) => {
+                write!(f, "device host, since device.kind is auto (host looks for no GPU): {error}")
+            }
             Why::NotServed(device) => write!(
                 f,
                 "device host, since device.kind is auto: CUDA {device}: this version does not serve on a GPU yet"

@@ -116,6 +116,26 @@ fn a_kernel_that_is_wrong_is_refused_with_the_compilers_words() {
     });
 }
 
+#[test]
+fn a_compiler_that_lacks_its_other_half_is_refused_with_its_words() {
+    for folder in folders() {
+        let mut files = fs::read_dir(&folder).unwrap().map(|file| file.unwrap());
+        let main = files.find(|file| file.file_name().to_string_lossy().starts_with("libnvrtc.so"));
+        let main = main.unwrap().path();
+        let said = Machine::bare().with_link(&main).runs(|_| {
+            let compiled = Compiler::find().unwrap().compile(&KERNELS[0], Target::Binary(90));
+            let Err(error) = compiled else {
+                return eprintln!("skipped: the other half is installed for all programs");
+            };
+            let error = error.to_string();
+            assert!(error.contains("libnvrtc-builtins") && error.lines().count() == 1, "{error}");
+        });
+        if said.is_none() {
+            return;
+        }
+    }
+}
+
 /// Builds for an H200 with a cache in this folder.
 fn built_with(folder: &Path) -> Built {
     let cache = KernelCache::new(folder);

@@ -64,6 +64,13 @@ impl Machine {
         self
     }
 
+    /// Puts a file there by the name that it has elsewhere.
+    pub fn with_link(self, file: &Path) -> Self {
+        let link = self.folder.path().join(file.file_name().unwrap());
+        std::os::unix::fs::symlink(file, link).unwrap();
+        self
+    }
+
     /// Finds libraries in this folder too.
     pub fn with_path(mut self, folder: &Path) -> Self {
         self.path.push(folder.to_owned());

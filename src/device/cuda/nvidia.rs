@@ -121,17 +121,11 @@ impl Nvidia {
         self.primary.call("cuStreamSynchronize", |api| unsafe { (api.finish)(stream) })
     }
 
-    /// A refusal of memory as an error.
-    fn refusal(&self, call: &'static str, code: c_int, what: &'static str, bytes: usize) -> DriverError {
-        let on_device = what == DEVICE_MEMORY;
-        match self.primary.verdict(call, code) {
-            Err(DriverError::Failed { code: OUT_OF_MEMORY, .. }) => {
-                let (free, total) = if on_device { self.memory() } else { host_memory() };
-                DriverError::OutOfMemory { what, bytes, free, total }
-            }
-            Err(error) => error,
-            Ok(()) => failed(call, code),
-        }
+    /// The error of an allocation, with what is free where that was the reason.
+    fn refusal(&self, error: DriverError, what: &'static str, bytes: usize) -> DriverError {
+        let DriverError::Failed { code: OUT_OF_MEMORY, .. } = error else { return error };
+        let (free, total) = if what == DEVICE_MEMORY { self.memory() } else { host_memory() };
+        DriverError::OutOfMemory { what, bytes, free, total }
     }
 
     fn count(&self, stream: &Stream, counter: &AtomicU64, more: u64) {
@@ -159,10 +153,9 @@ impl Driver for Nvidia {
         let bytes = bytes.max(1);
         let mut memory = 0;
         // SAFETY: one address is written.
-        let code = self.primary.code_of(|api| unsafe { (api.allocate)(&raw mut memory, bytes) })?;
-        if code != super::errors::SUCCESS {
-            return Err(self.refusal("cuMemAlloc_v2", code, DEVICE_MEMORY, bytes));
-        }
+        let allocated =
+            self.primary.call("cuMemAlloc_v2", |api| unsafe { (api.allocate)(&raw mut memory, bytes) });
+        allocated.map_err(|error| self.refusal(error, DEVICE_MEMORY, bytes))?;
         let address = Address(memory);
         if let Err(error) = self.make_zero(memory, bytes) {
             // SAFETY: it was allocated above, and nobody else knows of it.
@@ -182,12 +175,10 @@ impl Driver for Nvidia {
         let whole = bytes.max(1).saturating_add(PAGE_BYTES);
         let mut given = 0;
         // SAFETY: one address is written.
-        let code = self
-            .primary
-            .code_of(|api| unsafe { (api.allocate_host)(&raw mut given, whole, PORTABLE_AND_MAPPED) })?;
-        if code != super::errors::SUCCESS {
-            return Err(self.refusal("cuMemHostAlloc", code, PINNED_MEMORY, whole));
-        }
+        let allocated = self.primary.call("cuMemHostAlloc", |api| unsafe {
+            (api.allocate_host)(&raw mut given, whole, PORTABLE_AND_MAPPED)
+        });
+        allocated.map_err(|error| self.refusal(error, PINNED_MEMORY, bytes))?;
         let at = given.next_multiple_of(PAGE_BYTES);
         let mut device = 0;
         // SAFETY: the memory was allocated above as mapped, and one address is written.

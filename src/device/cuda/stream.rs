@@ -144,7 +144,7 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: the graph is alive until here. The driver finishes launches in progress first.
+        // SAFETY: the graph is alive until here. One that is in flight is freed when it has ended.
         self.primary.give_back(|api| unsafe { (api.destroy_executable)(self.handle) });
     }
 }
