@@ -103,8 +103,13 @@ impl Serving {
     /// # Errors
     /// A directory without models, a model without a good version, a cache that cannot be made.
     pub fn load(config: &Config, models: &Path) -> anyhow::Result<Self> {
-        let device = device::choose(config.device, &cuda::probe()).map_err(|e| InputError(e.into()))?;
-        tracing::info!("{device}");
+        let device =
+            device::choose(config.device.kind, || cuda::usable(0)).map_err(|e| InputError(e.into()))?;
+        if device.is_fallback() {
+            tracing::warn!("{device}");
+        } else {
+            tracing::info!("{device}");
+        }
         let threads = rayon::ThreadPoolBuilder::new().num_threads(config.threads.compute).build();
         let threads = Arc::new(threads.context("threads.compute")?);
         let metrics = Arc::new(Metrics::new().context("metrics")?);

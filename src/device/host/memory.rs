@@ -4,10 +4,20 @@
 /// None where the system does not tell.
 #[must_use]
 pub fn memory_bytes() -> Option<u64> {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    let machine = total.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10;
+    let machine = meminfo("MemTotal:")?;
     let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
     let limit = limit.and_then(|limit| limit.trim().parse().ok()).unwrap_or(u64::MAX);
     Some(machine.min(limit))
+}
+
+/// Bytes of the machine's memory that nobody holds. None where the system does not tell.
+#[must_use]
+pub fn available_bytes() -> Option<u64> {
+    meminfo("MemAvailable:")
+}
+
+fn meminfo(name: &str) -> Option<u64> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let value = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }
