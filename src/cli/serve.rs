@@ -120,8 +120,10 @@ impl Serving {
         let engine = |name: &String| -> anyhow::Result<Arc<Engine>> {
             let latest = store::open_latest_with(models, name, check_weights)?;
             let cache = cache_of(&config.cache, &latest.opened)?;
-            if cache.is_none() {
-                latest.opened.store.prefault();
+            match cache {
+                None => latest.opened.store.prefault(),
+                // What the cache misses is mostly cold, and a page of it is enough.
+                Some(_) => latest.opened.store.expect_random_reads(),
             }
             tracing::info!(
                 model = name,

@@ -5,9 +5,10 @@
 #[must_use]
 pub fn memory_bytes() -> Option<u64> {
     let machine = meminfo("MemTotal:")?;
-    let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
-    let limit = limit.and_then(|limit| limit.trim().parse().ok()).unwrap_or(u64::MAX);
-    Some(machine.min(limit))
+    // Of control groups version 2 and 1; without a limit the one says "max", the other a huge number.
+    let files = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+    let limits = files.iter().filter_map(|file| std::fs::read_to_string(file).ok()?.trim().parse().ok());
+    Some(limits.fold(machine, u64::min))
 }
 
 /// Bytes of the machine's memory that nobody holds. None where the system does not tell.
