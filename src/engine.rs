@@ -11,12 +11,13 @@ use std::time::Instant;
 
 use rayon::prelude::*;
 
-use crate::cache::{CacheError, CacheStats, FlatCache, Query, Source};
+use crate::cache::{CacheError, CacheStats, FlatCache, Miss, Query, Source};
 use crate::metrics::ModelMetrics;
 use crate::model::loss::sigmoid;
 use crate::model::{InputRows, Model, Tape, Weights, WeightsError, check_shape};
 use crate::schema::{Lookup, Schema};
 use crate::store::{EmbeddingStore, Opened, rows_of};
+use crate::trace::recorder::Recorder;
 use crate::types::{AbsentId, Batch, Description, Predict, PredictError, Scores, Version};
 
 /// What an engine is made of, besides the version it serves.
@@ -45,6 +46,8 @@ pub struct Engine {
     metrics: Arc<ModelMetrics>,
     threads: Arc<rayon::ThreadPool>,
     max_samples: usize,
+    /// Shown every batch that is scored.
+    recorder: Option<Recorder>,
     /// One a batch in flight; taken and put back, so that none is allocated in steady state.
     scratches: Stock<Scratch>,
     /// One a chunk in work, so that a large batch takes no more memory than its threads do.
@@ -106,12 +109,20 @@ impl Engine {
             metrics,
             threads,
             max_samples,
+            recorder: None,
             scratches: Stock(Mutex::default()),
             tapes: Stock(Mutex::default()),
             counted: Mutex::default(),
         };
         engine.count_cache();
         Ok(engine)
+    }
+
+    /// Has the rows that batches ask for recorded from now on.
+    #[must_use]
+    pub fn recorded_by(mut self, recorder: Recorder) -> Self {
+        self.recorder = Some(recorder);
+        self
     }
 
     /// The version that scores.
@@ -139,20 +150,22 @@ impl Engine {
                 self.push_ids(batch, query, places);
                 let pin = cache.pin();
                 let found = pin.lookup(query).map_err(cache_error)?;
-                for miss in found.misses() {
+                for miss in found.misses().iter().chain(found.pointed()) {
                     let row = self.store.row(miss.table, miss.id);
                     let row = row.ok_or_else(|| PredictError::Store(format!("no row {miss:?}")))?;
                     pin.insert(miss.table, miss.id, row).map_err(cache_error)?;
                 }
                 spend(&spent.lookup, started);
-                let (misses, uniques, places) = (found.misses(), found.uniques(), &*places);
+                let (uniques, places) = (found.uniques(), &*places);
+                let stored = |miss: &Miss| self.store.row(miss.table, miss.id);
                 self.run_chunks(batch, &spent, |l| {
-                    let (places, found) = (&places[l], &found);
+                    let (places, found, stored) = (&places[l], &found, &stored);
                     move |i: usize| {
                         let place = (places[i] != ZEROS).then_some(places[i])?;
                         match found.source(uniques[place as usize]) {
                             Source::Row(row) => Some(row),
-                            Source::Miss(m) => self.store.row(misses[m].table, misses[m].id),
+                            Source::Host(p) => stored(&found.pointed()[p]),
+                            Source::Miss(m) => stored(&found.misses()[m]),
                         }
                     }
                 })
@@ -264,6 +277,9 @@ impl Predict for Engine {
         }
         check_shape(&self.schema, batch)?;
         self.schema.check_absent(batch)?;
+        if let Some(recorder) = &self.recorder {
+            recorder.record(batch);
+        }
         let absent = self.absent(batch);
         let mut scratch = self.scratches.take().unwrap_or_default();
         let probabilities = self.score(batch, &mut scratch);
