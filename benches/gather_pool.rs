@@ -6,6 +6,9 @@
 //! of 2 GiB in all in huge pages, far more than the L2 holds. The plain loop has no bags, no output
 //! and no bounds to check, and the widest vectors of the machine.
 //!
+//! Rows of f16 and int8 stand beside a loop that reads as many bytes and adds them up as words, without
+//! decoding them.
+//!
 //! `--pairs N` (11), `--window-ms N` (200), `--only TEXT`, `--gib N` (2), `--json`.
 
 mod harness;
@@ -17,7 +20,7 @@ use flechette::model::{InputRows, Model, Tape};
 use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
 use flechette::schema::{Lookup, Schema};
 use flechette::store::{EmbeddingStore, PlainMemory, Table, rows_of};
-use flechette::types::{Batch, Version};
+use flechette::types::{Batch, Element, Version};
 use harness::{Draw, Options, Report};
 use rayon::prelude::*;
 
@@ -31,21 +34,25 @@ fn main() -> anyhow::Result<()> {
     let options = Options::read(200);
     let gib = options.number("--gib", 2);
     let mut report = Report::new("gather_pool", "rows", "a loop that only reads the rows", &options);
-    for dim in [16, 32, 128] {
-        let rows = (gib << 30) / (4 * dim * TABLES);
-        let store = store(rows as u64, dim)?;
-        for hot in [1, 10] {
+    let shapes = Element::ALL.into_iter().flat_map(|element| [16, 32, 128].map(|dim| (element, dim)));
+    for (element, dim) in shapes {
+        let name = if element == Element::F32 { String::new() } else { format!("{element} ") };
+        let settings = [(1, 1), (1, 2), (10, 1), (10, 2)]
+            .map(|(hot, threads)| (format!("{name}dim {dim} ids {hot} threads {threads}"), hot, threads));
+        let wanted: Vec<_> = settings.iter().filter(|(setting, ..)| options.wants(setting)).collect();
+        if wanted.is_empty() {
+            continue;
+        }
+        let rows = (gib << 30) / (element.row_bytes(dim) * TABLES);
+        let store = store(rows as u64, dim, element)?;
+        for (setting, hot, threads) in wanted {
             let shape =
-                SyntheticShape { tables: TABLES, rows: rows as u64, dense: 13, multi_hot: Some(hot as u32) };
-            let bench = Bench::new(synthetic(Kind::WideDeep, dim, shape), &store, hot);
-            for threads in [1, 2] {
-                let setting = format!("dim {dim} ids {hot} threads {threads}");
-                if options.wants(&setting) {
-                    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
-                    let pairs = pool.install(|| bench.compare(&options));
-                    report.add(setting, &pairs, Some(0.7));
-                }
-            }
+                SyntheticShape { tables: TABLES, rows: rows as u64, dense: 13, multi_hot: Some(*hot as u32) };
+            let schema = synthetic(Kind::WideDeep, dim, shape).stored_as(element);
+            let bench = Bench::new(schema, &store, *hot);
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(*threads).build()?;
+            let pairs = pool.install(|| bench.compare(&options));
+            report.add(setting.clone(), &pairs, (element == Element::F32).then_some(0.7));
         }
     }
     report.finish();
@@ -53,7 +60,7 @@ fn main() -> anyhow::Result<()> {
 }
 
 /// Tables whose every page was written.
-fn store(rows: u64, dim: usize) -> anyhow::Result<EmbeddingStore> {
+fn store(rows: u64, dim: usize, element: Element) -> anyhow::Result<EmbeddingStore> {
     let table = |t: usize| {
         let mut table = Table::zeroed(&PlainMemory, rows, dim, &[])?;
         if let Some(values) = table.rows_mut() {
@@ -61,7 +68,7 @@ fn store(rows: u64, dim: usize) -> anyhow::Result<EmbeddingStore> {
                 chunk.iter_mut().enumerate().for_each(|(i, x)| *x = ((i + t) % 97) as f32 * 0.01);
             });
         }
-        Ok(table)
+        Ok(if element == Element::F32 { table } else { table.encoded(element, &PlainMemory)? })
     };
     let tables = (0..TABLES).map(table).collect::<anyhow::Result<_>>()?;
     Ok(EmbeddingStore::new(Version(1), tables))
@@ -79,7 +86,7 @@ struct Bench<'a> {
 impl<'a> Bench<'a> {
     fn new(schema: Schema, store: &'a EmbeddingStore, hot: usize) -> Self {
         let mut draw = Draw::new(hot as u64);
-        let (rows, row_bytes) = (schema.tables[0].rows, 4 * schema.tables[0].dim);
+        let (rows, row_bytes) = (schema.tables[0].rows, schema.tables[0].row_bytes());
         let batch = |_| {
             let mut batch = Batch::empty(TABLES);
             batch.samples = SAMPLES;
@@ -149,11 +156,19 @@ impl<'a> Bench<'a> {
                 let column = &batch.features[lookup.feature];
                 let (first, end) = (column.offsets[chunk * size], column.offsets[(chunk + 1) * size]);
                 let ids = &column.ids[first as usize..end as usize];
-                let Some(rows) = self.store.table(lookup.table).and_then(Table::values) else { continue };
-                match lookup.dim {
-                    16 => sum::<16>(rows, ids),
-                    32 => sum::<32>(rows, ids),
-                    _ => sum::<128>(rows, ids),
+                let Some(table) = self.store.table(lookup.table) else { continue };
+                match (table.values(), lookup.dim) {
+                    (Some(rows), 16) => sum::<16>(rows, ids),
+                    (Some(rows), 32) => sum::<32>(rows, ids),
+                    (Some(rows), _) => sum::<128>(rows, ids),
+                    (None, _) => match lookup.element.row_bytes(lookup.dim) / 4 {
+                        6 => sum_words::<6>(table, ids),
+                        8 => sum_words::<8>(table, ids),
+                        10 => sum_words::<10>(table, ids),
+                        16 => sum_words::<16>(table, ids),
+                        34 => sum_words::<34>(table, ids),
+                        _ => sum_words::<64>(table, ids),
+                    },
                 }
             }
         });
@@ -168,6 +183,20 @@ fn sum<const DIM: usize>(rows: &[f32], ids: &[u64]) {
         for &id in ids {
             for (s, x) in sum.iter_mut().zip(&rows[id as usize]) {
                 *s += *x;
+            }
+        }
+        sum
+    });
+    std::hint::black_box(sum);
+}
+
+fn sum_words<const WORDS: usize>(table: &Table, ids: &[u64]) {
+    let (rows, _) = bytemuck::cast_slice::<u8, u32>(table.as_bytes()).as_chunks::<WORDS>();
+    let sum = vectorise(|| {
+        let mut sum = [0u32; WORDS];
+        for &id in ids {
+            for (s, x) in sum.iter_mut().zip(&rows[id as usize]) {
+                *s = s.wrapping_add(*x);
             }
         }
         sum

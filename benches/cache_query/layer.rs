@@ -6,8 +6,8 @@ use flechette::cache::{
     AdmissionOption, CacheOptions, CacheShape, FlatCache, HostRows, Query, Source, TableShape,
 };
 use flechette::model::{InputRows, Model, Tape};
-use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
 use flechette::schema::Lookup;
+use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
 use flechette::store::{EmbeddingStore, PlainMemory, Table};
 use flechette::types::{Batch, TableId, Version};
 

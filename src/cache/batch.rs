@@ -96,8 +96,8 @@ pub enum Source<'q> {
 }
 
 impl<'q> Found<'q> {
-    /// Of every occurrence, in the order of the pushes: its distinct row, numbered from 0 in the order
-    /// of first occurrences.
+    /// Of every occurrence, in the order of the pushes: its distinct row, numbered from 0, table by
+    /// table in their order, and in each in the order of first occurrences.
     #[must_use]
     pub fn uniques(&self) -> &'q [u32] {
         self.query.uniques()

@@ -133,7 +133,8 @@ impl Query {
         &self.tallies
     }
 
-    /// Finds the distinct keys of all occurrences.
+    /// Finds the distinct keys of all occurrences, table by table: equal keys are of one table, and the scratch
+    /// of one stays in the processor's cache.
     pub(super) fn deduplicate(&mut self, keys: &RowKeys) -> Result<(), CacheError> {
         self.uniques.clear();
         self.rows.clear();
@@ -142,21 +143,25 @@ impl Query {
         if self.ids.len() > MAX_OCCURRENCES {
             return Err(CacheError::Occurrences { got: self.ids.len(), limit: MAX_OCCURRENCES });
         }
-        self.scratch.begin(self.ids.len());
-        for Column { table, ids } in &self.columns {
-            let Some(code) = keys.own_keys().code(*table) else {
+        self.uniques.resize(self.ids.len(), 0);
+        self.columns.sort_by_key(|column| column.table.0);
+        for columns in self.columns.chunk_by(|a, b| a.table == b.table) {
+            let (table, ids) = (columns[0].table, columns.iter().map(|column| column.ids.len()).sum());
+            let Some(code) = keys.own_keys().code(table) else {
                 return Err(CacheError::Table { got: table.index(), tables: keys.own_keys().tables() });
             };
-            for &id in &self.ids[ids.clone()] {
+            self.scratch.begin(ids);
+            for occurrence in columns.iter().flat_map(|column| column.ids.clone()) {
+                let id = self.ids[occurrence];
                 let Some(own) = code.key(id) else {
                     return Err(CacheError::Id { table: table.index(), got: id, rows: code.rows() });
                 };
                 let unique = self.scratch.number(own, self.rows.len() as u32);
                 match self.rows.get_mut(unique as usize) {
                     Some(row) => row.count += 1,
-                    None => self.rows.push(Unique { own, table: *table, count: 1, place: Place::Miss(0) }),
+                    None => self.rows.push(Unique { own, table, count: 1, place: Place::Miss(0) }),
                 }
-                self.uniques.push(unique);
+                self.uniques[occurrence] = unique;
             }
         }
         Ok(())

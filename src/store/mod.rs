@@ -19,13 +19,15 @@ mod disk;
 pub mod format;
 pub mod snapshot;
 pub mod table;
+mod uniform;
 mod write;
 
 pub use snapshot::{
     Contents, Dense, DenseTensor, Latest, Opened, models, open, open_latest, open_latest_with, versions,
     write,
 };
-pub use table::{BadRow, EncodeError, PlainMemory, State, Table, Uniform, rows_of, table_code};
+pub use table::{BadRow, EncodeError, PlainMemory, State, Table, rows_of};
+pub use uniform::{Uniform, table_code};
 
 use format::{Checksum, FormatError};
 
