@@ -168,7 +168,7 @@ impl Engine {
     /// [`InputRows::write`].
     fn run_chunks<'r, R>(&self, batch: &Batch, spent: &Spent, rows: impl Fn(usize) -> R + Sync) -> Vec<f32>
     where
-        R: Fn(usize) -> Option<&'r [f32]>,
+        R: Fn(usize) -> Option<&'r [u8]>,
     {
         let inputs = InputRows { dense_width: self.schema.dense_width(), lookups: &self.lookups, batch };
         let mut probabilities = vec![0.0; batch.samples];

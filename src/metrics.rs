@@ -312,11 +312,10 @@ fn key(spec: &Spec, labels: &[(&'static str, &str)]) -> Key {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schema::{AbsentDefault, Architecture, Loss, Table};
+    use crate::schema::{Architecture, Loss, Table};
 
     fn schema() -> Schema {
-        let table =
-            |name: &str| Table { name: name.to_owned(), rows: 10, dim: 4, default: AbsentDefault::Zeros };
+        let table = |name: &str| Table { name: name.to_owned(), rows: 10, dim: 4, ..Table::default() };
         Schema {
             architecture: Architecture::Dlrm { bottom: vec![], top: vec![] },
             loss: Loss::BinaryCrossEntropy,

@@ -6,10 +6,14 @@
 //! [`Scores`] is what comes back. [`Predict`] is driven by the batcher and implemented by the
 //! engine. [`HostMemory`] is how the store's RAM tier takes its memory from a device.
 
+mod element;
+
 use std::fmt;
 use std::sync::Arc;
 
 use crate::schema::Schema;
+
+pub use element::{Element, ROW_ALIGN};
 
 /// A table's place in `Schema::tables`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -26,6 +30,24 @@ impl TableId {
 /// A row's name in the cache: a table code followed by feature bits (DESIGN.md section 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlatKey(pub u64);
+
+/// Scatters a number over 64 bits: the finaliser of SplitMix64, a bijection in which every input bit
+/// reaches every output bit.
+#[inline]
+#[must_use]
+pub fn scatter(number: u64) -> u64 {
+    let mut x = number.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
+}
+
+/// A number hashed into so many bits, 0 to 64: the high ones of [`scatter`].
+#[inline]
+#[must_use]
+pub fn fold(number: u64, bits: u32) -> u64 {
+    scatter(number).checked_shr(u64::BITS - bits).unwrap_or(0)
+}
 
 /// One published state of a model. Numbers grow; directories are named by them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

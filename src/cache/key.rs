@@ -1,18 +1,25 @@
 //! Flat keys: one integer space for the ids of all tables (FLECHE 3.1, size-aware coding).
 //!
-//! A flat key is a table code followed by the id. A large table gets a short code and a small
-//! table a long one, so that every table has just the id bits it needs. Codes are given in
+//! A flat key is a table code followed by feature bits. A large table gets a short code and a small
+//! table a long one, so that every table has just the feature bits it needs. Codes are given in
 //! ascending order of table size: each table takes the longest code whose remaining bits still
 //! hold its ids, at the lowest free place.
 //!
-//! Seen as numbers, a code with `b` id bits is an aligned block of `2^b` keys, and prefix-free
+//! Seen as numbers, a code with `b` feature bits is an aligned block of `2^b` keys, and prefix-free
 //! means that no two blocks overlap. Going upwards in size loses nothing: every block length
 //! divides the next, so rounding up at each step costs no more than rounding up once, and the
 //! codes fit whenever the blocks' lengths add up to the whole space or less.
 //!
+//! **A width that cannot hold all ids** ([`share`]) keeps the smallest tables exact, as many as leave
+//! each larger table at least as many keys as any of them has. The others share what is left in
+//! proportion to their rows, as near as powers of two allow, and hash their ids into it. So two ids of
+//! such a table may have one key, which whoever uses the key must tell apart; two tables never have.
+//!
 //! The lowest block belongs to no table: [`EMPTY`] and [`TOMBSTONE`] lie there.
 
-use crate::types::{FlatKey, TableId};
+use std::collections::BinaryHeap;
+
+use crate::types::{FlatKey, TableId, fold};
 
 /// The key of an index slot that holds nothing. Zero, so that fresh memory is an empty index.
 pub const EMPTY: FlatKey = FlatKey(0);
@@ -49,40 +56,52 @@ impl KeyWidth {
 /// Why a set of tables has no flat keys.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum KeyError {
-    /// The tables' ids do not fit the width.
-    #[error("flat keys of {bits} bits cannot hold {tables} tables of {rows} rows: {needed} bits are needed")]
+    /// There are more tables than keys.
+    #[error("flat keys of {bits} bits cannot tell {tables} tables apart: {needed} bits are needed")]
     Width {
         /// The width asked for.
         bits: u32,
         /// How many tables.
         tables: usize,
-        /// Their rows together.
-        rows: u128,
         /// The least width that would do.
         needed: u32,
     },
 }
 
-/// One table's code: the first key of its block, and how many ids it has.
+/// One table's code: the first key of its block, and how ids find their place in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableCode {
     base: u64,
     rows: u64,
+    bits: u32,
 }
 
 impl TableCode {
-    /// The key of an id, or `None` past the table.
+    /// The key of an id, or `None` past the table. Of that id alone where the code [is
+    /// exact](Self::is_exact).
     #[inline]
     #[must_use]
     pub fn key(self, id: u64) -> Option<FlatKey> {
-        (id < self.rows).then_some(FlatKey(self.base | id))
+        if id >= self.rows {
+            return None;
+        }
+        let feature = if self.is_exact() { id } else { fold(id, self.bits) };
+        Some(FlatKey(self.base | feature))
     }
 
-    /// The id of a key of this table.
+    /// The id of a key of this table, where the code is exact.
     #[inline]
     #[must_use]
-    pub fn id(self, key: FlatKey) -> u64 {
-        key.0 - self.base
+    pub fn id(self, key: FlatKey) -> Option<u64> {
+        let feature = key.0.wrapping_sub(self.base);
+        (feature < self.rows && self.is_exact()).then_some(feature)
+    }
+
+    /// Whether every id has a key of its own.
+    #[inline]
+    #[must_use]
+    pub fn is_exact(self) -> bool {
+        self.bits >= id_bits(self.rows)
     }
 
     /// How many ids the table has.
@@ -90,6 +109,20 @@ impl TableCode {
     #[must_use]
     pub fn rows(self) -> u64 {
         self.rows
+    }
+
+    /// The first key of the table's block.
+    #[inline]
+    #[must_use]
+    pub fn base(self) -> FlatKey {
+        FlatKey(self.base)
+    }
+
+    /// Feature bits: the block has `2^bits` keys.
+    #[inline]
+    #[must_use]
+    pub fn bits(self) -> u32 {
+        self.bits
     }
 }
 
@@ -103,30 +136,43 @@ pub struct FlatKeys {
 }
 
 impl FlatKeys {
-    /// Gives every table its code. `rows[t]` is the corpus size of table `t`.
+    /// Gives every table its code by size-aware coding. `rows[t]` is the corpus size of table `t`.
     ///
     /// # Errors
-    /// [`KeyError::Width`] when the ids do not fit.
+    /// [`KeyError::Width`] when there are not even as many keys as tables.
     pub fn new(rows: &[u64], width: KeyWidth) -> Result<Self, KeyError> {
+        let bits = share(rows, width)?;
         let mut order: Vec<TableId> = (0..rows.len()).map(|t| TableId(t as u32)).collect();
-        order.sort_by_key(|t| rows[t.index()]);
+        order.sort_by_key(|t| (bits[t.index()], rows[t.index()]));
+        let mut codes: Vec<TableCode> =
+            rows.iter().zip(bits).map(|(&rows, bits)| TableCode { base: 0, rows, bits }).collect();
         let mut end = RESERVED;
-        let mut bases = vec![0u128; rows.len()];
         for table in &order {
-            let block = 1u128 << id_bits(rows[table.index()]);
-            bases[table.index()] = end.next_multiple_of(block);
-            end = bases[table.index()] + block;
+            let code = &mut codes[table.index()];
+            let block = 1u128 << code.bits;
+            let base = end.next_multiple_of(block);
+            // Below 2^64: `share` has seen to it that all blocks fit the width.
+            code.base = base as u64;
+            end = base + block;
         }
-        if end > 1u128 << width.bits() {
-            return Err(KeyError::Width {
-                bits: width.bits(),
-                tables: rows.len(),
-                rows: rows.iter().map(|&r| u128::from(r)).sum(),
-                needed: end.next_power_of_two().trailing_zeros(),
-            });
-        }
-        let code = |(&base, &rows): (&u128, &u64)| TableCode { base: base as u64, rows };
-        Ok(Self { codes: bases.iter().zip(rows).map(code).collect(), order })
+        Ok(Self { codes, order })
+    }
+
+    /// The fixed-length coding that FLECHE compares itself with (3.1, after Kraken): as many high bits
+    /// for the table's number as the tables want, the others for the feature, whatever the table's
+    /// size. A baseline for benches.
+    ///
+    /// # Errors
+    /// [`KeyError::Width`] when the width does not hold the tables' numbers.
+    pub fn fixed_length(rows: &[u64], width: KeyWidth) -> Result<Self, KeyError> {
+        // Number 0 is the reserved keys', of which there are two: at least one feature bit.
+        let table_bits = id_bits(rows.len() as u64 + 1);
+        let Some(bits) = width.bits().checked_sub(table_bits).filter(|&bits| bits > 0) else {
+            return Err(KeyError::Width { bits: width.bits(), tables: rows.len(), needed: table_bits + 1 });
+        };
+        let code = |(t, &rows): (usize, &u64)| TableCode { base: (t as u64 + 1) << bits, rows, bits };
+        let order = (0..rows.len()).map(|t| TableId(t as u32)).collect();
+        Ok(Self { codes: rows.iter().enumerate().map(code).collect(), order })
     }
 
     /// The code of a table, or `None` where there is no such table.
@@ -143,14 +189,20 @@ impl FlatKeys {
         self.code(table)?.key(id)
     }
 
-    /// The row of a key, or `None` where no row has it.
+    /// The table in whose block a key lies, or `None` where it lies in none.
     #[must_use]
-    pub fn decode(&self, key: FlatKey) -> Option<(TableId, u64)> {
+    pub fn table_of(&self, key: FlatKey) -> Option<TableId> {
         let after = self.order.partition_point(|t| self.codes[t.index()].base <= key.0);
         let table = self.order[after.checked_sub(1)?];
         let code = self.codes[table.index()];
-        let id = code.id(key);
-        (id < code.rows).then_some((table, id))
+        (key.0 - code.base < 1 << code.bits).then_some(table)
+    }
+
+    /// The row of a key, or `None` where no row has it or several may.
+    #[must_use]
+    pub fn decode(&self, key: FlatKey) -> Option<(TableId, u64)> {
+        let table = self.table_of(key)?;
+        Some((table, self.codes[table.index()].id(key)?))
     }
 
     /// How many tables there are.
@@ -160,20 +212,82 @@ impl FlatKeys {
     }
 }
 
+/// How many feature bits each table gets of a width, by [`TableId`] (see the module).
+fn share(rows: &[u64], width: KeyWidth) -> Result<Vec<u32>, KeyError> {
+    let space = 1u128 << width.bits();
+    let wanted: Vec<u32> = rows.iter().map(|&r| id_bits(r)).collect();
+    let room = |bits: &[u32]| RESERVED + bits.iter().map(|&b| 1u128 << b).sum::<u128>();
+    if room(&wanted) <= space {
+        return Ok(wanted);
+    }
+    let mut order: Vec<usize> = (0..rows.len()).collect();
+    order.sort_by_key(|&t| rows[t]);
+    let mut bits = vec![0; rows.len()];
+    if room(&bits) > space {
+        let needed = id_bits(u64::try_from(room(&bits)).unwrap_or(u64::MAX));
+        return Err(KeyError::Width { bits: width.bits(), tables: rows.len(), needed });
+    }
+    // The smallest tables stay exact while every other could have as many keys as the last of them.
+    let mut used = RESERVED;
+    for (exact, &t) in order.iter().enumerate() {
+        let block = 1u128 << wanted[t];
+        if used + block * (rows.len() - exact) as u128 > space {
+            break;
+        }
+        used += block;
+        order[exact..].iter().for_each(|&larger| bits[larger] = wanted[t]);
+    }
+    // Then whoever has most rows a key gets twice the keys, while that fits.
+    let mut free = space - room(&bits);
+    let crowding = |t: usize, bits: &[u32]| Crowding { load: rows[t] as f64 / 2f64.powi(bits[t] as i32), t };
+    let mut crowded: BinaryHeap<Crowding> =
+        (0..rows.len()).filter(|&t| bits[t] < wanted[t]).map(|t| crowding(t, &bits)).collect();
+    while let Some(Crowding { t, .. }) = crowded.pop() {
+        let block = 1u128 << bits[t];
+        if block > free {
+            continue;
+        }
+        free -= block;
+        bits[t] += 1;
+        if bits[t] < wanted[t] {
+            crowded.push(crowding(t, &bits));
+        }
+    }
+    Ok(bits)
+}
+
+/// A table by its rows a key; the first of equals goes first.
+#[derive(PartialEq)]
+struct Crowding {
+    load: f64,
+    t: usize,
+}
+
+impl Eq for Crowding {}
+
+impl Ord for Crowding {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.load.total_cmp(&other.load).then(other.t.cmp(&self.t))
+    }
+}
+
+impl PartialOrd for Crowding {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
 /// Bits that hold every id below `rows`.
+#[inline]
 fn id_bits(rows: u64) -> u32 {
     u64::BITS - rows.saturating_sub(1).leading_zeros()
 }
 
-/// Scatters a key over 64 bits: the finaliser of SplitMix64, a bijection in which every input bit
-/// reaches every output bit. Flat keys are dense ranges, so low bits alone would cluster.
+/// A key scattered over 64 bits. Flat keys are dense ranges, so low bits alone would cluster.
 #[inline]
 #[must_use]
 pub fn scatter(key: FlatKey) -> u64 {
-    let mut x = key.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    x ^ (x >> 31)
+    crate::types::scatter(key.0)
 }
 
 #[cfg(test)]
@@ -233,18 +347,64 @@ mod tests {
         }
 
         #[test]
-        fn a_width_is_refused_only_when_the_blocks_do_not_fit(
-            rows in prop::collection::vec(1u64..300, 1..40),
-            bits in 2u32..16,
+        fn tables_stay_apart_and_are_exact_where_they_fit(
+            rows in prop::collection::vec(corpus(), 1..=60),
+            bits in 2u32..=64,
+            inner in prop::collection::vec(any::<u64>(), 8),
         ) {
-            let width = KeyWidth::new(bits).unwrap();
-            let room = RESERVED + rows.iter().map(|&r| 1u128 << id_bits(r)).sum::<u128>();
-            match FlatKeys::new(&rows, width) {
-                Ok(_) => prop_assert!(room <= 1 << bits),
-                Err(KeyError::Width { needed, .. }) => {
-                    prop_assert!(room > 1 << bits);
-                    prop_assert!(FlatKeys::new(&rows, KeyWidth::new(needed).unwrap()).is_ok());
-                    prop_assert!(FlatKeys::new(&rows, KeyWidth::new(needed - 1).unwrap()).is_err());
+            let wanted = RESERVED + rows.iter().map(|&r| 1u128 << id_bits(r)).sum::<u128>();
+            let Ok(keys) = FlatKeys::new(&rows, KeyWidth::new(bits).unwrap()) else {
+                prop_assert!(RESERVED + rows.len() as u128 > 1 << bits, "refused though there is a key each");
+                return Ok(());
+            };
+            prop_assert_eq!(keys.codes.iter().all(|c| c.is_exact()), wanted <= 1 << bits);
+            let mut blocks: Vec<(u128, u128)> =
+                keys.codes.iter().map(|c| (c.base.into(), u128::from(c.base) + (1 << c.bits))).collect();
+            blocks.sort_unstable();
+            prop_assert!(blocks[0].0 >= RESERVED && blocks[blocks.len() - 1].1 <= 1 << bits);
+            prop_assert!(blocks.windows(2).all(|w| w[0].1 <= w[1].0), "no code is a prefix of another");
+            for (t, &rows) in rows.iter().enumerate() {
+                let table = TableId(t as u32);
+                for id in probes(rows, &inner) {
+                    let key = keys.encode(table, id).unwrap();
+                    prop_assert!(key != EMPTY && key != TOMBSTONE);
+                    prop_assert_eq!(keys.table_of(key), Some(table));
+                    let exact = keys.code(table).unwrap().is_exact();
+                    prop_assert_eq!(keys.decode(key), exact.then_some((table, id)));
+                }
+                prop_assert_eq!(keys.encode(table, rows), None);
+            }
+        }
+
+        #[test]
+        fn a_narrow_width_is_shared_by_size_and_used_up(
+            rows in prop::collection::vec(1u64..100_000, 1..40),
+            bits in 6u32..20,
+        ) {
+            let Ok(bits_of) = share(&rows, KeyWidth::new(bits).unwrap()) else { return Ok(()) };
+            for (a, b) in (0..rows.len()).flat_map(|a| (0..rows.len()).map(move |b| (a, b))) {
+                prop_assert!(rows[a] < rows[b] || bits_of[a] >= bits_of[b], "a smaller table has more keys");
+            }
+            let free = (1u128 << bits) - RESERVED - bits_of.iter().map(|&b| 1u128 << b).sum::<u128>();
+            let mut narrow = (0..rows.len()).filter(|&t| bits_of[t] < id_bits(rows[t]));
+            prop_assert!(narrow.all(|t| free < 1 << bits_of[t]), "{free} keys are left");
+        }
+
+        #[test]
+        fn fixed_length_codes_are_apart_too(
+            rows in prop::collection::vec(corpus(), 1..=60),
+            bits in 2u32..=64,
+            inner in prop::collection::vec(any::<u64>(), 8),
+        ) {
+            let Ok(keys) = FlatKeys::fixed_length(&rows, KeyWidth::new(bits).unwrap()) else {
+                prop_assert!(2 * (rows.len() + 1) > 1 << bits.min(32));
+                return Ok(());
+            };
+            for (t, &rows) in rows.iter().enumerate() {
+                for id in probes(rows, &inner) {
+                    let key = keys.encode(TableId(t as u32), id).unwrap();
+                    prop_assert!(key != EMPTY && key != TOMBSTONE && u128::from(key.0) < 1 << bits);
+                    prop_assert_eq!(keys.table_of(key), Some(TableId(t as u32)));
                 }
             }
         }
@@ -262,10 +422,27 @@ mod tests {
 
     #[test]
     fn too_narrow_a_width_says_what_is_needed() {
-        let error = FlatKeys::new(&[1 << 40, 7], KeyWidth::W32).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "flat keys of 32 bits cannot hold 2 tables of 1099511627783 rows: 41 bits are needed"
-        );
+        let error = FlatKeys::new(&[1 << 40; 7], KeyWidth::new(3).unwrap()).unwrap_err();
+        assert_eq!(error.to_string(), "flat keys of 3 bits cannot tell 7 tables apart: 4 bits are needed");
+    }
+
+    #[test]
+    fn small_tables_stay_exact_where_large_ones_share() {
+        // 2 + 4 + 1024 keys, and 2^16 - 1030 for two tables of 4:1.
+        let keys = FlatKeys::new(&[4_000_000, 3, 1_000_000, 1000], KeyWidth::new(16).unwrap()).unwrap();
+        let bits: Vec<u32> = keys.codes.iter().map(|c| c.bits()).collect();
+        assert_eq!(bits, [15, 2, 14, 10]);
+        let exact: Vec<bool> = keys.codes.iter().map(|c| c.is_exact()).collect();
+        assert_eq!(exact, [false, true, false, true]);
+    }
+
+    #[test]
+    fn hashed_ids_spread_over_their_keys() {
+        let keys = FlatKeys::new(&[1 << 20], KeyWidth::new(11).unwrap()).unwrap();
+        let code = keys.code(TableId(0)).unwrap();
+        let mut counts = std::collections::HashMap::<_, u32>::new();
+        (0..1u64 << 20).for_each(|id| *counts.entry(code.key(id).unwrap()).or_default() += 1);
+        assert_eq!(counts.len(), 1 << code.bits());
+        assert!(counts.values().all(|&n| (512..2048).contains(&n)), "each key about 1024 ids");
     }
 }

@@ -7,7 +7,7 @@
 //! # use flechette::cache::{CacheOptions, CacheShape, FlatCache, Query, Source, TableShape};
 //! # use flechette::types::TableId;
 //! # fn main() -> Result<(), flechette::cache::CacheError> {
-//! let tables = vec![TableShape { rows: 1000, dim: 2 }, TableShape { rows: 10, dim: 1 }];
+//! let tables = vec![TableShape { rows: 1000, row_bytes: 8 }, TableShape { rows: 10, row_bytes: 4 }];
 //! let cache = FlatCache::new(&CacheShape { bytes: 64 << 10, tables }, &CacheOptions::default())?;
 //!
 //! let mut query = Query::default(); // one a worker, reused
@@ -19,7 +19,7 @@
 //! assert_eq!(found.uniques(), [0, 1, 0, 2]); // of every id pushed, its unique row
 //! assert_eq!(found.misses().len(), 3); // each row that is to be fetched, once
 //! for miss in found.misses() {
-//!     let fetched = vec![0.5; if miss.table == TableId(0) { 2 } else { 1 }];
+//!     let fetched = vec![7; if miss.table == TableId(0) { 8 } else { 4 }];
 //!     pin.insert(miss.table, miss.id, &fetched)?;
 //! }
 //! match found.source(0) {
@@ -61,7 +61,7 @@ mod tests;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::types::TableId;
+use crate::types::{ROW_ALIGN, TableId};
 use epoch::{Epochs, Limbo};
 use evictor::{Evictor, Sweep};
 use index::{Held, Index, Link, Location, Stamp, Unlinked};
@@ -151,15 +151,23 @@ pub enum CacheError {
         /// How many rows there are.
         rows: u64,
     },
-    /// A row is not as wide as its table, or a table has no width.
-    #[error("table {table}: expected rows of {expected} values, got {got}")]
-    Dim {
+    /// A row is not as long as its table's are.
+    #[error("table {table}: expected rows of {expected} bytes, got {got}")]
+    RowBytes {
         /// The table's place.
         table: usize,
         /// What came.
         got: usize,
-        /// The table's width.
+        /// The length of the table's rows.
         expected: usize,
+    },
+    /// A table's rows have a length that no slot has.
+    #[error("table {table}: row bytes: expected a multiple of {ROW_ALIGN} above 0, got {got}")]
+    RowAlign {
+        /// The table's place.
+        table: usize,
+        /// What came.
+        got: usize,
     },
     /// A batch has more ids than a lookup can number.
     #[error("batch: {got} ids, limit {limit}")]
@@ -275,7 +283,7 @@ impl FlatCache {
         let rows: Vec<u64> = shape.tables.iter().map(|t| t.rows).collect();
         let keys = FlatKeys::new(&rows, KeyWidth::W64)?;
         let refused = |source| CacheError::Memory { bytes: layout.bytes(), source };
-        let class = |t: &TableShape| layout.slabs.class(t.dim);
+        let class = |t: &TableShape| layout.slabs.class(t.row_bytes);
         let shared = Arc::new(Shared {
             keys,
             classes: shape.tables.iter().filter_map(class).collect(),
@@ -368,11 +376,11 @@ impl BatchPin<'_> {
         Ok(Found { cache: self.cache, pin: &self.pin, query })
     }
 
-    /// Offers a row: copied in first, then found by everyone. Never waits for room.
+    /// Offers a row's bytes: copied in first, then found by everyone. Never waits for room.
     ///
     /// # Errors
-    /// [`CacheError`] for a table, an id or a width that the cache was not made for.
-    pub fn insert(&self, table: TableId, id: u64, row: &[f32]) -> Result<Insertion, CacheError> {
+    /// [`CacheError`] for a table, an id or a length that the cache was not made for.
+    pub fn insert(&self, table: TableId, id: u64, row: &[u8]) -> Result<Insertion, CacheError> {
         self.cache.insert(self.pin.number(), table, id, row)
     }
 
@@ -382,7 +390,7 @@ impl BatchPin<'_> {
     /// As [`Self::insert`], for the first row that is refused; those before it are in.
     pub fn insert_all<'r>(
         &self,
-        rows: impl IntoIterator<Item = (TableId, u64, &'r [f32])>,
+        rows: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
     ) -> Result<u64, CacheError> {
         let mut stored = 0;
         for (table, id, row) in rows {
@@ -403,8 +411,8 @@ pub struct Found<'q> {
 /// Where one distinct row of a batch is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Source<'q> {
-    /// In the cache.
-    Row(&'q [f32]),
+    /// In the cache: its bytes, as they were inserted.
+    Row(&'q [u8]),
     /// Nowhere yet: it is `misses()[m]`.
     Miss(usize),
 }
@@ -437,16 +445,16 @@ impl<'q> Found<'q> {
         match row.place {
             Place::Miss(m) => Source::Miss(m as usize),
             Place::Slot(location) => {
-                let dim = self.cache.tables[row.table.index()].dim;
+                let bytes = self.cache.tables[row.table.index()].row_bytes;
                 let held = Held::again(location, self.query.batch(), self.pin);
-                Source::Row(self.cache.pool.row(held, dim))
+                Source::Row(self.cache.pool.row(held, bytes))
             }
         }
     }
 }
 
 impl Shared {
-    fn insert(&self, batch: u64, table: TableId, id: u64, row: &[f32]) -> Result<Insertion, CacheError> {
+    fn insert(&self, batch: u64, table: TableId, id: u64, row: &[u8]) -> Result<Insertion, CacheError> {
         let key = self.key(table, id, row.len())?;
         if !self.admission.admits(key, batch) {
             self.counts.not_admitted.fetch_add(1, Ordering::Relaxed);
@@ -489,14 +497,14 @@ impl Shared {
         })
     }
 
-    /// The key of a row, if it is one of these tables' and so wide.
-    fn key(&self, table: TableId, id: u64, dim: usize) -> Result<crate::types::FlatKey, CacheError> {
+    /// The key of a row, if it is one of these tables' and so long.
+    fn key(&self, table: TableId, id: u64, bytes: usize) -> Result<crate::types::FlatKey, CacheError> {
         let Some(code) = self.keys.code(table) else {
             return Err(CacheError::Table { got: table.index(), tables: self.tables.len() });
         };
-        let expected = self.tables[table.index()].dim;
-        if dim != expected {
-            return Err(CacheError::Dim { table: table.index(), got: dim, expected });
+        let expected = self.tables[table.index()].row_bytes;
+        if bytes != expected {
+            return Err(CacheError::RowBytes { table: table.index(), got: bytes, expected });
         }
         code.key(id).ok_or(CacheError::Id { table: table.index(), got: id, rows: code.rows() })
     }

@@ -164,7 +164,7 @@ impl Query {
             let Some(held) = index.get(row.key, now, pin) else {
                 tally.misses += u64::from(row.count);
                 row.place = Place::Miss(self.misses.len() as u32);
-                let id = keys.code(row.table).map_or(0, |code| code.id(row.key));
+                let id = keys.code(row.table).and_then(|code| code.id(row.key)).unwrap_or(0);
                 self.misses.push(Miss { table: row.table, id, unique: unique as u32 });
                 continue;
             };

@@ -8,6 +8,7 @@
 use super::index::{self, BUCKET_BYTES, LOAD, Location, SLOTS};
 use super::slab::SlabShape;
 use super::{CacheError, WATERMARKS};
+use crate::types::ROW_ALIGN;
 
 /// The least number of buckets: a key's two are then mostly two.
 const MIN_BUCKETS: usize = 2;
@@ -24,14 +25,8 @@ const MAX_POOL_BYTES: usize = Location::OFFSETS as usize * 4;
 pub struct TableShape {
     /// Ids are below this.
     pub rows: u64,
-    /// Values a row, above 0.
-    pub dim: usize,
-}
-
-impl TableShape {
-    fn row_bytes(self) -> usize {
-        self.dim * size_of::<f32>()
-    }
+    /// Bytes a row, above 0 and a multiple of [`ROW_ALIGN`].
+    pub row_bytes: usize,
 }
 
 /// How much memory a cache may take, and for which tables.
@@ -51,14 +46,14 @@ impl CacheShape {
     pub fn from_fraction(fraction: f64, tables: Vec<TableShape>) -> Self {
         let share = |table: &TableShape| TableShape {
             rows: (table.rows as f64 * fraction.clamp(0.0, 1.0)).ceil() as u64,
-            dim: table.dim,
+            row_bytes: table.row_bytes,
         };
         let held: Vec<TableShape> = tables.iter().map(share).collect();
         let (row_bytes, minimum) = minimum(&tables);
         if row_bytes.is_empty() {
             return Self { bytes: minimum, tables };
         }
-        let rows = |t: &TableShape| (t.rows as usize).saturating_mul(t.row_bytes());
+        let rows = |t: &TableShape| (t.rows as usize).saturating_mul(t.row_bytes);
         let rows = held.iter().map(rows).fold(0, usize::saturating_add);
         let mut shape = Self { bytes: rows.max(minimum), tables };
         // The division has roundings of its own, so it is asked, and not inverted.
@@ -70,8 +65,9 @@ impl CacheShape {
 
     /// Divides the bytes.
     pub(super) fn layout(&self) -> Result<Layout, CacheError> {
-        if let Some(table) = self.tables.iter().position(|t| t.dim == 0) {
-            return Err(CacheError::Dim { table, got: 0, expected: 1 });
+        let odd = |t: &TableShape| t.row_bytes == 0 || !t.row_bytes.is_multiple_of(ROW_ALIGN);
+        if let Some(table) = self.tables.iter().position(odd) {
+            return Err(CacheError::RowAlign { table, got: self.tables[table].row_bytes });
         }
         let (row_bytes, minimum) = minimum(&self.tables);
         if self.bytes < minimum || row_bytes.is_empty() {
@@ -91,7 +87,7 @@ impl CacheShape {
     /// Buckets for as many entries of mean size as fit, or for all rows there are.
     fn buckets(&self) -> usize {
         let rows: f64 = self.tables.iter().map(|t| t.rows as f64).sum();
-        let bytes: f64 = self.tables.iter().map(|t| t.rows as f64 * t.row_bytes() as f64).sum();
+        let bytes: f64 = self.tables.iter().map(|t| t.rows as f64 * t.row_bytes as f64).sum();
         let per_bucket = SLOTS as f64 * LOAD;
         let entry_bytes = BUCKET_BYTES as f64 / per_bucket;
         let mean = if rows > 0.0 { bytes / rows } else { 0.0 };
@@ -101,7 +97,7 @@ impl CacheShape {
 
     /// What a pool of every row takes at most, whatever slabs it is cut into; more is never used.
     fn pool_bytes_of_all_rows(&self, least: usize) -> usize {
-        let bytes: f64 = self.tables.iter().map(|t| t.rows as f64 * t.row_bytes() as f64).sum();
+        let bytes: f64 = self.tables.iter().map(|t| t.rows as f64 * t.row_bytes as f64).sum();
         let slack = (self.tables.len() * MAX_SLAB_BYTES) as f64;
         (bytes / WATERMARKS.high * 2.0 + slack) as usize + least
     }
@@ -109,7 +105,7 @@ impl CacheShape {
 
 /// The distinct row sizes in bytes, and the least `cache.bytes` that holds a row of each.
 fn minimum(tables: &[TableShape]) -> (Vec<usize>, usize) {
-    let mut row_bytes: Vec<usize> = tables.iter().map(|t| t.row_bytes()).collect();
+    let mut row_bytes: Vec<usize> = tables.iter().map(|t| t.row_bytes).collect();
     row_bytes.sort_unstable();
     row_bytes.dedup();
     let slab = row_bytes.last().map_or(0, |&largest| SlabShape::slab_cost(&row_bytes, largest));
@@ -135,7 +131,7 @@ impl Layout {
         let entries: u64 = tables.iter().map(|t| t.rows).sum();
         let (mut slabs, mut bytes) = (0, 0);
         for row_bytes in &self.slabs.row_bytes {
-            let of_class = tables.iter().filter(|t| t.row_bytes() == *row_bytes);
+            let of_class = tables.iter().filter(|t| t.row_bytes == *row_bytes);
             let rows: u64 = of_class.map(|t| t.rows).sum();
             let slots = self.slabs.slab_bytes / row_bytes;
             slabs += (rows as usize).div_ceil(slots);
@@ -155,7 +151,7 @@ mod tests {
 
     fn tables() -> impl Strategy<Value = Vec<TableShape>> {
         let rows = (0u32..30).prop_flat_map(|bits| 0..=(1u64 << bits));
-        let table = (rows, 1usize..200).prop_map(|(rows, dim)| TableShape { rows, dim });
+        let table = (rows, 1usize..200).prop_map(|(rows, dim)| TableShape { rows, row_bytes: 4 * dim });
         prop::collection::vec(table, 1..40)
     }
 
@@ -198,12 +194,12 @@ mod tests {
             let layout = shape.layout().unwrap();
             let held: Vec<_> = tables
                 .iter()
-                .map(|t| TableShape { rows: (t.rows as f64 * fraction).ceil() as u64, dim: t.dim })
+                .map(|t| TableShape { rows: (t.rows as f64 * fraction).ceil() as u64, ..*t })
                 .collect();
             prop_assert!(layout.holds(&held));
             // Rows, 20 bytes of index and a bit each, a watermark's room, and slabs partly used. The
             // worst is a small pool whose slabs are one large row and hold one smaller one.
-            let cost: f64 = held.iter().map(|t| t.rows as f64 * (t.row_bytes() as f64 + 20.5)).sum();
+            let cost: f64 = held.iter().map(|t| t.rows as f64 * (t.row_bytes as f64 + 20.5)).sum();
             let most = cost / WATERMARKS.high * 2.05 + 3.0 * minimum(&tables).1 as f64 + 4096.0;
             prop_assert!(shape.bytes as f64 <= most, "{} bytes for {cost}", shape.bytes);
         }
@@ -211,7 +207,7 @@ mod tests {
 
     #[test]
     fn all_rows_of_a_criteo_model_cost_little_more_than_their_bytes() {
-        let tables = vec![TableShape { rows: 100_000, dim: 16 }; 26];
+        let tables = vec![TableShape { rows: 100_000, row_bytes: 64 }; 26];
         let shape = CacheShape::from_fraction(0.1, tables);
         let rows = 260_000.0 * 64.0;
         let index = 260_000.0 * 20.0;

@@ -23,9 +23,10 @@ use memmap2::{MmapMut, MmapRaw};
 
 use super::epoch::Freed;
 use super::index::{Held, Location};
+use crate::types::ROW_ALIGN;
 
-/// Offsets count units of this many bytes: the size of an f32.
-const UNIT: usize = 4;
+/// Offsets count units of this many bytes.
+const UNIT: usize = ROW_ALIGN;
 /// No slab.
 const NONE: u32 = u32::MAX;
 /// What freed slots hold where `debug_assertions` are on: a NaN that no arithmetic makes.
@@ -72,9 +73,9 @@ impl SlabShape {
         self.slab_bytes / self.slots(class)
     }
 
-    /// The class of rows of this many f32.
-    pub fn class(&self, dim: usize) -> Option<Class> {
-        self.row_bytes.binary_search(&(dim * UNIT)).ok().map(|c| Class(c as u16))
+    /// The class of rows of this many bytes.
+    pub fn class(&self, row_bytes: usize) -> Option<Class> {
+        self.row_bytes.binary_search(&row_bytes).ok().map(|c| Class(c as u16))
     }
 
     /// Words of 64 bits that have a bit for each of a slab's smallest slots.
@@ -196,28 +197,26 @@ impl Pool {
     }
 
     /// Copies a row into a slot that is not published. `row` must be as long as the slot.
-    pub fn fill(&self, slot: &mut Slot, row: &[f32]) {
-        assert_eq!(size_of_val(row), slot.bytes, "a row of its slot's size");
+    pub fn fill(&self, slot: &mut Slot, row: &[u8]) {
+        assert_eq!(row.len(), slot.bytes, "a row of its slot's size");
         let start = self.start(slot.location);
-        // SAFETY: `slot` was made by `take`, so `start..start + bytes` lies in the allocation and is
-        // a multiple of 4 from its page-aligned beginning. Nobody else accesses these bytes: slots
+        // SAFETY: `slot` was made by `take`, so `start..start + bytes` lies in the allocation. Nobody else accesses these bytes: slots
         // do not overlap, the bit of this one is taken, and its location is in no index while the
         // `Slot` lives. Readers of other slots hold slices of those bytes only;
         // no reference to the whole allocation exists. Source and slot cannot overlap, since a
         // reference into the pool never covers an unpublished slot.
-        unsafe { start.cast::<f32>().copy_from_nonoverlapping(NonNull::from(row).cast(), row.len()) };
+        unsafe { start.copy_from_nonoverlapping(NonNull::from(row).cast(), row.len()) };
     }
 
-    /// A published row. `dim` is its width, which its key's table gives.
+    /// A published row, which begins on a multiple of 4 bytes. How long it is, its key's table says.
     #[inline]
-    pub fn row<'a>(&'a self, held: Held<'a>, dim: usize) -> &'a [f32] {
+    pub fn row<'a>(&'a self, held: Held<'a>, bytes: usize) -> &'a [u8] {
         let offset = held.location().offset() as usize * UNIT;
-        assert!(offset + dim * UNIT <= self.shape.data_bytes(), "a row within the pool");
-        // SAFETY: in bounds by the assertion; aligned, since the offset is a multiple of 4; initialised,
-        // since pages begin as zeros. `held` was found in the index, hence filled before it was linked
+        assert!(offset + bytes <= self.shape.data_bytes(), "a row within the pool");
+        // SAFETY: in bounds by the assertion; initialised, since pages begin as zeros. `held` was found in the index, hence filled before it was linked
         // and seen by an acquire; until its pin ends, which outlives `'a`, `Limbo` does not free the
         // slot, and nothing but `free` and the `fill` of a slot taken after it writes there.
-        unsafe { std::slice::from_raw_parts(self.start(held.location()).cast().as_ptr(), dim) }
+        unsafe { std::slice::from_raw_parts(self.start(held.location()).as_ptr(), bytes) }
     }
 
     /// Takes back a slot that was unlinked and outlasted its readers.
@@ -468,14 +467,14 @@ mod tests {
     fn freed_slots_are_poisoned_in_debug() {
         let pool = Pool::new(shape(1)).unwrap();
         let mut slot = pool.take(Class(1)).unwrap();
-        pool.fill(&mut slot, &[1.0; 5]);
+        pool.fill(&mut slot, &[1; 20]);
         let location = slot.location();
         let bits = |pool: &Pool| {
             // SAFETY: a slot of five values, and nobody writes it while the test reads it.
             let row = unsafe { std::slice::from_raw_parts(pool.start(location).cast::<u32>().as_ptr(), 5) };
             row.to_vec()
         };
-        assert_eq!(bits(&pool), [1.0f32.to_bits(); 5]);
+        assert_eq!(bits(&pool), [0x0101_0101; 5]);
         pool.put_back(slot);
         if cfg!(debug_assertions) {
             assert_eq!(bits(&pool), [POISON; 5]);

@@ -9,15 +9,15 @@ use proptest::prelude::*;
 use super::*;
 
 fn table(rows: u64, dim: usize) -> TableShape {
-    TableShape { rows, dim }
+    TableShape { rows, row_bytes: 4 * dim }
 }
 
-/// A row that says whose it is in every value.
-fn row_of(table: TableId, id: u64, dim: usize) -> Vec<f32> {
-    let value = |i: usize| {
-        (key::scatter(crate::types::FlatKey(id << 20 | u64::from(table.0) << 10 | i as u64)) >> 41) as f32
+/// A row that says whose it is in every word.
+fn row_of(table: TableId, id: u64, bytes: usize) -> Vec<u8> {
+    let word = |i: usize| {
+        (key::scatter(crate::types::FlatKey(id << 20 | u64::from(table.0) << 10 | i as u64)) >> 32) as u32
     };
-    (0..dim).map(value).collect()
+    (0..bytes / 4).flat_map(|i| word(i).to_le_bytes()).collect()
 }
 
 fn by_hand() -> CacheOptions {
@@ -42,7 +42,7 @@ fn run_batch(cache: &FlatCache, tables: &[TableShape], query: &mut Query, ids: &
         query.push(TableId(*table), ids.iter().copied());
     }
     let found = pin.lookup(query).unwrap();
-    let fetch = |t: TableId, id| row_of(t, id, tables[t.index()].dim);
+    let fetch = |t: TableId, id| row_of(t, id, tables[t.index()].row_bytes);
     for half in 0..2 {
         let occurrences = ids.iter().flat_map(|(t, ids)| ids.iter().map(|&id| (TableId(*t), id)));
         for ((t, id), &unique) in occurrences.zip(found.uniques()) {
@@ -142,7 +142,10 @@ fn the_rows_of_the_model_stay_in_a_cache_of_the_whole_fraction() {
     for (t, shape) in tables.iter().enumerate() {
         for id in 0..shape.rows {
             let table = TableId(t as u32);
-            assert_eq!(pin.insert(table, id, &row_of(table, id, shape.dim)).unwrap(), Insertion::Stored);
+            assert_eq!(
+                pin.insert(table, id, &row_of(table, id, shape.row_bytes)).unwrap(),
+                Insertion::Stored
+            );
         }
     }
     drop(pin);
@@ -174,11 +177,11 @@ fn ids_repeated_in_a_batch_are_one_row_and_tables_are_apart() {
 fn the_first_of_two_inserts_stays() {
     let cache = cache_of(1 << 16, &[table(10, 1)], &by_hand());
     let pin = cache.pin();
-    assert_eq!(pin.insert(TableId(0), 1, &[1.0]).unwrap(), Insertion::Stored);
-    assert_eq!(pin.insert(TableId(0), 1, &[2.0]).unwrap(), Insertion::Present);
+    assert_eq!(pin.insert(TableId(0), 1, &[1; 4]).unwrap(), Insertion::Stored);
+    assert_eq!(pin.insert(TableId(0), 1, &[2; 4]).unwrap(), Insertion::Present);
     let mut query = Query::default();
     query.push(TableId(0), [1]);
-    assert_eq!(pin.lookup(&mut query).unwrap().source(0), Source::Row(&[1.0]));
+    assert_eq!(pin.lookup(&mut query).unwrap().source(0), Source::Row(&[1; 4]));
 }
 
 #[test]
@@ -196,7 +199,7 @@ fn a_row_stays_whole_under_its_pin_though_it_was_evicted() {
         run_batch(&cache, &tables, &mut query, &[(0, (id..id + 10).collect())]);
         id += 10;
         cache.evict_step();
-        assert_eq!(found.source(0), Source::Row(&row_of(TableId(0), 0, 4)));
+        assert_eq!(found.source(0), Source::Row(&row_of(TableId(0), 0, 16)));
     }
     drop(pin);
     settle(&cache);
@@ -266,7 +269,7 @@ fn a_full_cache_rejects_rows_and_counts_them() {
     let tables = [table(10_000, 8)];
     let cache = cache_of(4 << 10, &tables, &by_hand());
     let pin = cache.pin();
-    let outcomes: Vec<_> = (0..1000).map(|id| pin.insert(TableId(0), id, &[0.0; 8]).unwrap()).collect();
+    let outcomes: Vec<_> = (0..1000).map(|id| pin.insert(TableId(0), id, &[0; 32]).unwrap()).collect();
     let full = outcomes.iter().filter(|o| **o == Insertion::Full).count() as u64;
     assert!(full > 0);
     assert_eq!(cache.stats().rejected_full, full);
@@ -277,7 +280,7 @@ fn admission_keeps_rows_out_and_counts_them() {
     let options = CacheOptions { admission: 0.25, ..by_hand() };
     let cache = cache_of(1 << 20, &[table(10_000, 1)], &options);
     for id in 0..4000 {
-        cache.pin().insert(TableId(0), id, &[0.0]).unwrap();
+        cache.pin().insert(TableId(0), id, &[0; 4]).unwrap();
     }
     let stats = cache.stats();
     assert_eq!(stats.inserted + stats.not_admitted, 4000);
@@ -297,14 +300,18 @@ fn bad_input_is_refused_by_name() {
     assert!(message(make(1 << 16, &options).unwrap_err()).starts_with("cache.admission"));
     let options = CacheOptions { watermarks: Watermarks { high: 0.5, low: 0.6 }, ..by_hand() };
     assert!(message(make(1 << 16, &options).unwrap_err()).starts_with("cache.low_watermark"));
-    let no_dim = CacheShape { bytes: 1 << 16, tables: vec![table(1, 0)] };
-    assert!(FlatCache::new(&no_dim, &by_hand()).is_err());
+    for row_bytes in [0, 6] {
+        let odd = CacheShape { bytes: 1 << 16, tables: vec![TableShape { rows: 1, row_bytes }] };
+        let odd = message(FlatCache::new(&odd, &by_hand()).unwrap_err());
+        assert_eq!(odd, format!("table 0: row bytes: expected a multiple of 4 above 0, got {row_bytes}"));
+    }
 
     let cache = make(1 << 16, &by_hand()).unwrap();
     let pin = cache.pin();
-    assert!(matches!(pin.insert(TableId(1), 0, &[0.0; 2]), Err(CacheError::Table { got: 1, tables: 1 })));
-    assert!(matches!(pin.insert(TableId(0), 10, &[0.0; 2]), Err(CacheError::Id { got: 10, rows: 10, .. })));
-    assert!(matches!(pin.insert(TableId(0), 0, &[0.0]), Err(CacheError::Dim { got: 1, expected: 2, .. })));
+    assert!(matches!(pin.insert(TableId(1), 0, &[0; 8]), Err(CacheError::Table { got: 1, tables: 1 })));
+    assert!(matches!(pin.insert(TableId(0), 10, &[0; 8]), Err(CacheError::Id { got: 10, rows: 10, .. })));
+    let short = pin.insert(TableId(0), 0, &[0; 4]);
+    assert!(matches!(short, Err(CacheError::RowBytes { got: 4, expected: 8, .. })));
     let mut query = Query::default();
     query.push(TableId(0), [3, 10]);
     assert!(matches!(pin.lookup(&mut query), Err(CacheError::Id { got: 10, .. })));

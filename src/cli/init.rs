@@ -5,9 +5,11 @@ use std::io::{self, Write};
 use anyhow::anyhow;
 use clap::ValueEnum;
 
+use crate::cache::key::{FlatKeys, KeyWidth};
 use crate::cli::InputError;
 use crate::schema::Schema;
 use crate::schema::preset::{self, Kind, SyntheticShape};
+use crate::types::TableId;
 
 /// Flags of `init`.
 #[derive(Debug, clap::Args)]
@@ -33,6 +35,20 @@ pub struct Args {
     /// Dense inputs [synthetic only; default 4]
     #[arg(long, value_name = "W")]
     dense: Option<usize>,
+    /// Give all tables together flat keys of so many bits, by hashing ids into fewer rows: ids that meet
+    /// share a row
+    #[arg(long, value_name = "BITS")]
+    lossy_bits: Option<u32>,
+    /// How tables share the lossy bits: size_aware, or fixed_length to compare with
+    #[arg(long, value_name = "CODING", default_value = "size_aware", requires = "lossy_bits")]
+    coding: Coding,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum Coding {
+    SizeAware,
+    FixedLength,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -58,6 +74,21 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
+/// Shares so many bits of flat key among the tables; those that get too few hash their ids.
+fn lose_bits(schema: &mut Schema, bits: u32, coding: Coding) -> anyhow::Result<()> {
+    let rows: Vec<u64> = schema.tables.iter().map(|t| t.rows).collect();
+    let width = KeyWidth::new(bits).ok_or_else(|| anyhow!("expected 2 to 64, got {bits}"))?;
+    let keys = match coding {
+        Coding::SizeAware => FlatKeys::new(&rows, width)?,
+        Coding::FixedLength => FlatKeys::fixed_length(&rows, width)?,
+    };
+    for (t, table) in schema.tables.iter_mut().enumerate() {
+        let code = keys.code(TableId(t as u32)).filter(|code| !code.is_exact());
+        table.lossy_bits = code.map(|code| code.bits());
+    }
+    Ok(())
+}
+
 fn schema(args: &Args) -> Result<Schema, InputError> {
     let own = [
         ("--tables", args.tables.is_some()),
@@ -79,11 +110,14 @@ fn schema(args: &Args) -> Result<Schema, InputError> {
             return Err(InputError(anyhow!("{flag}: at most {limit}, got {count}")));
         }
     }
-    let schema = match args.dataset {
+    let mut schema = match args.dataset {
         Dataset::Criteo => preset::criteo(args.arch, args.dim, args.rows),
         Dataset::Avazu => preset::avazu(args.arch, args.dim, args.rows),
         Dataset::Synthetic => preset::synthetic(args.arch, args.dim, shape),
     };
+    if let Some(bits) = args.lossy_bits {
+        lose_bits(&mut schema, bits, args.coding).map_err(|e| InputError(e.context("--lossy-bits")))?;
+    }
     schema.check().map_err(|error| InputError(error.into()))?;
     Ok(schema)
 }

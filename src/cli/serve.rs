@@ -178,7 +178,8 @@ fn cache_of(config: &CacheConfig, opened: &Opened) -> anyhow::Result<Option<Flat
 }
 
 fn cache_shape(size: Option<CacheSize>, schema: &Schema) -> anyhow::Result<CacheShape> {
-    let tables = schema.tables.iter().map(|t| TableShape { rows: t.rows, dim: t.dim }).collect();
+    let shape = |t: &crate::schema::Table| TableShape { rows: t.stored_rows(), row_bytes: t.row_bytes() };
+    let tables = schema.tables.iter().map(shape).collect();
     Ok(match size.unwrap_or(CacheSize::Fraction(DEFAULT_FRACTION)) {
         CacheSize::Fraction(fraction) => CacheShape::from_fraction(fraction, tables),
         CacheSize::Bytes(bytes) => {

@@ -10,7 +10,7 @@ use super::Real;
 /// A vector register of `T`.
 ///
 /// # Safety
-/// `WIDTH` elements are read and written through the pointers given; the implementing type's
+/// `WIDTH` elements are read and written through the pointers given, which need no alignment; the implementing type's
 /// instruction set must be there.
 pub(super) unsafe trait Vector<T>: Copy {
     const WIDTH: usize;
@@ -32,13 +32,13 @@ unsafe impl<T: Real> Vector<T> for Portable<T> {
     const WIDTH: usize = 8;
     #[inline(always)]
     unsafe fn load(from: *const T) -> Self {
-        // SAFETY: the caller vouches for WIDTH elements; arrays of T have T's alignment.
-        Self(unsafe { from.cast::<[T; 8]>().read() })
+        // SAFETY: the caller vouches for WIDTH elements.
+        Self(unsafe { from.cast::<[T; 8]>().read_unaligned() })
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut T) {
         // SAFETY: as for load.
-        unsafe { to.cast::<[T; 8]>().write(self.0) }
+        unsafe { to.cast::<[T; 8]>().write_unaligned(self.0) }
     }
     #[inline(always)]
     unsafe fn splat(x: T) -> Self {

@@ -21,10 +21,10 @@ pub struct InputRows<'a> {
 impl InputRows<'_> {
     /// Writes the input rows of the samples from `first` on into buffer 0 of the tape, as many as
     /// the tape has samples. `rows(l)` gives of lookup `l` a function from an occurrence, counted over
-    /// the whole batch, to its row, or to none for zeros.
+    /// the whole batch, to its row's bytes, or to none for zeros.
     pub fn write<'r, R>(&self, first: usize, tape: &mut Tape<f32>, rows: impl Fn(usize) -> R)
     where
-        R: Fn(usize) -> Option<&'r [f32]>,
+        R: Fn(usize) -> Option<&'r [u8]>,
     {
         let (samples, width) = (tape.samples, self.dense_width);
         let input = &mut tape.values[0];

@@ -8,7 +8,7 @@ use crate::schema::{Arity, DenseFeature, Feature, Loss, Pooling, Table, Transfor
 fn schema(architecture: Architecture) -> Schema {
     let wide = matches!(architecture, Architecture::Deepfm { .. } | Architecture::WideDeep { .. });
     let names: Vec<_> = (0..4).map(|i| format!("c{i}")).collect();
-    let table = |name: String, dim| Table { name, rows: 10, dim, default: Default::default() };
+    let table = |name: String, dim| Table { name, rows: 10, dim, ..Table::default() };
     let feature = |name: &String| Feature {
         name: name.clone(),
         table: name.clone(),

@@ -173,6 +173,11 @@ fn check_transform(i: usize, transform: Transform) -> Result<(), Fault> {
 fn check_table(i: usize, table: &Table) -> Result<(), Fault> {
     check_range(|| format!("tables[{i}].rows"), table.rows, 1..=MAX_ROWS)?;
     check_range(|| format!("tables[{i}].dim"), table.dim as u64, 1..=MAX_DIM as u64)?;
+    if let Some(bits) = table.lossy_bits {
+        // More rows than ids would lose nothing.
+        let most = u64::from(table.rows.ilog2());
+        check_range(|| format!("tables[{i}].lossy_bits"), u64::from(bits), 0..=most)?;
+    }
     match table.default {
         AbsentDefault::Row(row) if row >= table.rows => {
             let reason = format!("row {row} is past the {} rows of table {:?}", table.rows, table.name);

@@ -23,7 +23,7 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::types::TableId;
+use crate::types::{Element, TableId, fold};
 
 pub use check::{MAX_FEATURES, SchemaError};
 pub use encode::EncodeError;
@@ -207,7 +207,7 @@ impl Hash {
 }
 
 /// An embedding table.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Table {
     /// Its name, unique among the tables; also its file's name.
@@ -219,18 +219,35 @@ pub struct Table {
     /// What an id past the rows gets.
     #[serde(default)]
     pub default: AbsentDefault,
+    /// Where given, the table holds only `2^lossy_bits` rows and ids are hashed into them: ids that
+    /// meet share a row, in training, store and cache alike (FLECHE 3.1 with narrow flat keys).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lossy_bits: Option<u32>,
 }
 
 impl Table {
+    /// Bytes of a row.
+    #[must_use]
+    pub fn row_bytes(&self) -> usize {
+        Element::F32.row_bytes(self.dim)
+    }
+
     /// The row that an id reads: its own, or the one that stands for absent ids; none reads as zeros.
     #[must_use]
     #[inline(always)]
     pub fn row_of(&self, id: u64) -> Option<u64> {
-        match self.default {
-            _ if id < self.rows => Some(id),
-            AbsentDefault::Row(row) => Some(row),
-            AbsentDefault::Zeros | AbsentDefault::Error => None,
-        }
+        let id = match self.default {
+            _ if id < self.rows => id,
+            AbsentDefault::Row(row) => row,
+            AbsentDefault::Zeros | AbsentDefault::Error => return None,
+        };
+        Some(self.lossy_bits.map_or(id, |bits| fold(id, bits)))
+    }
+
+    /// How many rows the table holds: one an id, unless ids share them.
+    #[must_use]
+    pub fn stored_rows(&self) -> u64 {
+        self.lossy_bits.map_or(self.rows, |bits| 1 << bits)
     }
 }
 

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{AbsentDefault, Architecture, Arity, DenseFeature, Feature, Hash, Pooling};
+use super::{Architecture, Arity, DenseFeature, Feature, Hash, Pooling};
 use super::{Loss, Schema, Table, Transform};
 
 /// Integer columns of a Criteo row, `I1` to `I13`.
@@ -166,7 +166,7 @@ fn assemble(kind: Kind, dim: usize, dense: Vec<DenseFeature>, inputs: impl Itera
     let mut tables = Vec::new();
     let mut wide_tables = Vec::new();
     for Input { name, rows, arity, hash } in inputs {
-        let table = |name: &str, dim| Table { name: name.into(), rows, dim, default: AbsentDefault::Zeros };
+        let table = |name: &str, dim| Table { name: name.into(), rows, dim, ..Table::default() };
         let wide_table = kind.wide().then(|| format!("{name}_wide"));
         tables.push(table(&name, dim));
         wide_tables.extend(wide_table.as_deref().map(|name| table(name, 1)));

@@ -54,6 +54,9 @@ impl Display for TomlText<'_> {
                 AbsentDefault::Row(row) => writeln!(f, "default = {{ row = {row} }}")?,
                 AbsentDefault::Error => writeln!(f, "default = \"error\"")?,
             }
+            if let Some(bits) = entry.lossy_bits {
+                writeln!(f, "lossy_bits = {bits}")?;
+            }
         }
         Ok(())
     }

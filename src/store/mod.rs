@@ -61,9 +61,9 @@ impl EmbeddingStore {
         self.tables.get(table.index())
     }
 
-    /// One row; `None` when the table does not hold it.
+    /// One row's bytes; `None` when the table does not hold it.
     #[must_use]
-    pub fn row(&self, table: TableId, id: u64) -> Option<&[f32]> {
+    pub fn row(&self, table: TableId, id: u64) -> Option<&[u8]> {
         self.table(table)?.row(id)
     }
 

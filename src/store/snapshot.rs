@@ -295,7 +295,7 @@ impl Reader {
 
     fn table(&self, declared: &schema::Table) -> Result<Table, StoreError> {
         let (path, map, tensors) = self.tensors(&table_file(&declared.name))?;
-        let (rows, dim) = (declared.rows, declared.dim as u64);
+        let (rows, dim) = (declared.stored_rows(), declared.dim as u64);
         let mut weight = None;
         let mut states = Vec::new();
         for tensor in tensors {

@@ -20,8 +20,8 @@ use std::sync::Arc;
 use memmap2::{Advice, Mmap, MmapMut, MmapOptions};
 use rayon::prelude::*;
 
-use crate::schema::{AbsentDefault, Lookup, Schema};
-use crate::types::{Batch, HostBlock, HostMemory, OutOfHostMemory};
+use crate::schema::{Lookup, Schema};
+use crate::types::{Batch, HostBlock, HostMemory, OutOfHostMemory, fold};
 
 // Files hold little-endian f32 and mappings are read as they lie.
 #[cfg(target_endian = "big")]
@@ -135,9 +135,16 @@ impl Table {
         self.dim
     }
 
-    /// The row of this id; `None` past the end. A loop over many ids does better with [`rows_of`].
+    /// The bytes of the row of this id; `None` past the end. A loop over many ids does better with
+    /// [`rows_of`].
     #[must_use]
-    pub fn row(&self, id: u64) -> Option<&[f32]> {
+    pub fn row(&self, id: u64) -> Option<&[u8]> {
+        self.row_values(id).map(bytemuck::cast_slice)
+    }
+
+    /// The elements of the row of this id; `None` past the end.
+    #[must_use]
+    pub fn row_values(&self, id: u64) -> Option<&[f32]> {
         self.as_slice().get(self.range(id)?)
     }
 
@@ -190,8 +197,8 @@ impl Table {
     }
 }
 
-/// Of a lookup, the row of each occurrence in the batch: of an absent id, what its table's default says,
-/// and none for zeros.
+/// Of a lookup, the bytes of the row of each occurrence in the batch: of an absent id, what its table's
+/// default says, and none for zeros.
 ///
 /// # Panics
 /// When there is no such table or column.
@@ -200,31 +207,39 @@ pub fn rows_of<'t>(
     schema: &Schema,
     lookup: &Lookup,
     batch: &'t Batch,
-) -> impl Fn(usize) -> Option<&'t [f32]> + use<'t> {
+) -> impl Fn(usize) -> Option<&'t [u8]> + use<'t> {
     let (table, ids) = (&tables[lookup.table.index()], &batch.features[lookup.feature].ids);
-    let absent = match schema.tables[lookup.table.index()].default {
-        AbsentDefault::Row(row) => table.row(row),
-        AbsentDefault::Zeros | AbsentDefault::Error => None,
-    };
-    let rows = TableView { values: table.as_slice(), rows: table.rows, dim: table.dim };
-    move |i| rows.row(ids[i]).or(absent)
+    let shape = &schema.tables[lookup.table.index()];
+    let bytes = bytemuck::cast_slice(table.as_slice());
+    let rows = TableView { bytes, rows: table.rows, row_bytes: table.dim * ELEMENT_BYTES };
+    // Past every table, so that `row_of` says what stands for an absent id.
+    let absent = shape.row_of(u64::MAX).and_then(|row| rows.row(row));
+    let (bits, declared) = (shape.lossy_bits, shape.rows);
+    move |i| {
+        let row = match bits {
+            None => ids[i],
+            Some(bits) if ids[i] < declared => fold(ids[i], bits),
+            Some(_) => return absent,
+        };
+        rows.row(row).or(absent)
+    }
 }
 
 /// A table's rows, found once: no call into whatever holds the memory for each row.
 #[derive(Clone, Copy)]
 struct TableView<'t> {
-    values: &'t [f32],
+    bytes: &'t [u8],
     rows: u64,
-    dim: usize,
+    row_bytes: usize,
 }
 
 impl<'t> TableView<'t> {
     /// The row of this id; `None` past the end.
     #[inline(always)]
-    fn row(self, id: u64) -> Option<&'t [f32]> {
+    fn row(self, id: u64) -> Option<&'t [u8]> {
         // Below `rows` the product is at most the length of a slice that exists.
-        let start = (id < self.rows).then(|| id as usize * self.dim)?;
-        self.values.get(start..start + self.dim)
+        let start = (id < self.rows).then(|| id as usize * self.row_bytes)?;
+        self.bytes.get(start..start + self.row_bytes)
     }
 }
 
@@ -498,8 +513,8 @@ mod tests {
         let (rows, states) = table.parts_mut().unwrap();
         rows[0] = 9.0;
         states[1].rows_mut().unwrap()[4] = 5.0;
-        assert_eq!(table.row(4).unwrap(), &[1.0, 2.0, 3.0]);
-        assert_eq!(table.row(0).unwrap(), &[9.0, 0.0, 0.0]);
+        assert_eq!(table.row_values(4).unwrap(), &[1.0, 2.0, 3.0]);
+        assert_eq!(table.row_values(0).unwrap(), &[9.0, 0.0, 0.0]);
         assert_eq!(table.row(5), None);
         assert_eq!(table.row(u64::MAX), None);
         assert!(table.row_mut(5).is_none());
@@ -531,7 +546,7 @@ mod tests {
         let weight = Floats::mapped(&file, 0..16).unwrap();
         let mut table = Table::from_parts(2, 2, weight, vec![]).unwrap();
         std::fs::remove_file(&path).unwrap();
-        assert_eq!(table.row(1).unwrap(), &[-0.0, 2.0]);
+        assert_eq!(table.row_values(1).unwrap(), &[-0.0, 2.0]);
         assert!(table.rows_mut().is_none());
         assert!(table.row_mut(0).is_none());
         assert!(table.copied(&PlainMemory).unwrap().rows_mut().is_some());

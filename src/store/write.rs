@@ -103,7 +103,8 @@ impl Contents<'_> {
                 expected,
                 got,
             };
-            let (expected, got) = ([declared.rows, declared.dim as u64], [table.rows(), table.dim() as u64]);
+            let (expected, got) =
+                ([declared.stored_rows(), declared.dim as u64], [table.rows(), table.dim() as u64]);
             if expected != got {
                 return Err(mismatch(WEIGHT, format!("shape {expected:?}"), format!("shape {got:?}")));
             }

@@ -31,11 +31,11 @@ pub fn initialise(schema: &Schema, optimizer: Optimizer, seed: u64) -> Result<Le
     let dense_states = zeroed_states(optimizer.kind, weights.values.len());
     let tables = schema.tables.iter().map(|shape| {
         let states = row_states(optimizer.kind, shape.dim);
-        let mut table = Table::zeroed(&PlainMemory, shape.rows, shape.dim, &states)?;
+        let mut table = Table::zeroed(&PlainMemory, shape.stored_rows(), shape.dim, &states)?;
         let uniform = Uniform {
             seed,
             table_code: table_code(&shape.name),
-            bound: (1.0 / shape.rows as f64).sqrt() as f32,
+            bound: (1.0 / shape.stored_rows() as f64).sqrt() as f32,
         };
         if let Some(rows) = table.rows_mut() {
             uniform.table(shape.dim, rows);

@@ -67,3 +67,21 @@ fn a_reader_that_leaves_early_is_no_error() {
     child.stderr.take().unwrap().read_to_string(&mut message).unwrap();
     assert_eq!((child.wait().unwrap().code(), message.as_str()), (Some(0), ""));
 }
+
+#[test]
+fn lossy_bits_are_shared_by_size_or_evenly() {
+    let bits = |flags: &str| -> Vec<Option<u32>> {
+        let schema = written(&format!("init --dataset criteo --arch wide_deep --dim 4 --rows 1000 {flags}"));
+        schema.tables.iter().map(|t| t.lossy_bits).collect()
+    };
+    assert_eq!(bits(""), [None; 52]);
+    assert_eq!(bits("--lossy-bits 16"), [None; 52], "52 tables of 1,024 keys fit");
+    assert_eq!(bits("--lossy-bits 16 --coding fixed_length"), [None; 52]);
+    let narrow = bits("--lossy-bits 14");
+    assert!(narrow.iter().all(|bits| matches!(bits, Some(8 | 9))), "{narrow:?}");
+    assert_eq!(bits("--lossy-bits 14 --coding fixed_length"), [Some(8); 52]);
+
+    let output = flechette("init --dataset criteo --arch dlrm --dim 4 --rows 10 --lossy-bits 4");
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("--lossy-bits") && message.contains("5 bits are needed"), "{message}");
+}

@@ -141,7 +141,7 @@ fn oracle(pool: &Pool, out: &mut [f32]) {
         };
         let row = |occurrence: usize| {
             let unique = pool.occurrences[lookup.occurrences_at as usize + occurrence];
-            Some(pool.rows[unique as usize]).filter(|row| !row.is_empty())
+            Some(pool.rows[unique as usize]).filter(|row| !row.is_empty()).map(bytemuck::cast_slice)
         };
         let rows: Vec<_> = of_host.occurrences().map(row).collect();
         host::gather_pool(&of_host, &rows, out, pool.stride);

@@ -13,7 +13,7 @@ use flechette::server::proto::{PredictRequest, PredictResponse};
 use flechette::types::{Batch, RawBatch, RawFeature, RawValues};
 use tonic::transport::Channel;
 
-use crate::program::{Served, Workshop, real, run_json};
+use crate::program::{self, Served, Workshop, real, run_json};
 use crate::serving::channel;
 
 const KINDS: [Kind; 5] = [Kind::Dlrm, Kind::Dcn, Kind::Dcnv2, Kind::Deepfm, Kind::WideDeep];
@@ -84,6 +84,29 @@ fn served_scores_of_real_clicks_are_the_trainers_own_to_the_bit_with_any_cache()
         assert!(fs::read(&out).unwrap() == fs::read(&own).unwrap(), "{flags}");
         assert_eq!(told["auc"], trained["auc"]);
         assert_cache_worked(&served, "real", flags);
+    }
+}
+
+#[test]
+fn a_lossy_model_scores_as_the_trainer_says_and_holds_fewer_rows() {
+    let workshop = Workshop::new(3000, 1000);
+    let (config, own) = (workshop.path("lossy.toml"), workshop.path("lossy.own"));
+    let schema = program::run("init --dataset criteo --arch dcnv2 --dim 8 --rows 5000 --lossy-bits 14");
+    fs::write(&config, schema.stdout).unwrap();
+    let trained = run_json(&format!(
+        "train --model-config {config} --format criteo-tsv --data {} --valid {} --valid-out {own} \
+         --models {} --name lossy --json",
+        workshop.train, workshop.valid, workshop.models
+    ));
+    let schema = Schema::parse(&fs::read_to_string(&config).unwrap()).unwrap();
+    let stored: u64 = schema.tables.iter().map(|t| t.stored_rows()).sum();
+    assert!(stored < 1 << 14, "{stored} rows");
+    for flags in CACHES {
+        let served = Served::start(&workshop.models, flags);
+        let out = workshop.path("lossy.served");
+        let told = served.score("lossy", &workshop.valid, &format!("--out {out}"));
+        assert!(fs::read_to_string(&out).unwrap() == fs::read_to_string(&own).unwrap(), "{flags}");
+        assert_eq!(told["auc"], trained["auc"]);
     }
 }
 

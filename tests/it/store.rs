@@ -50,8 +50,7 @@ impl Sample {
 
     fn zeroed(sizes: &[(u64, usize)], states: &[(&str, bool)]) -> Self {
         let name = |i: usize| format!("t{i}");
-        let table =
-            |(i, &(rows, dim))| schema::Table { name: name(i), rows, dim, default: Default::default() };
+        let table = |(i, &(rows, dim))| schema::Table { name: name(i), rows, dim, ..Default::default() };
         let feature = |i| schema::Feature {
             name: format!("f{i}"),
             table: name(i),
@@ -480,7 +479,7 @@ fn a_store_answers_by_table_and_id_and_copies_into_memory_of_its_own() {
     let mut tables = copy.into_tables();
     tables[1].row_mut(39).unwrap().fill(7.0);
     copy = EmbeddingStore::new(Version(1), tables);
-    assert_eq!(copy.row(TableId(1), 39), Some(&[7.0, 7.0][..]));
+    assert_eq!(copy.row(TableId(1), 39), Some(bytemuck::cast_slice(&[7.0_f32; 2])));
     assert_eq!(store.row(TableId(1), 39), first.tables[1].row(39));
 }
 
@@ -520,7 +519,7 @@ fn child_that_writes_and_opens_a_large_version() {
 
     let anonymous = memory("RssAnon");
     let opened = store::open(models, "m", Version(1)).unwrap();
-    assert_eq!(opened.store.row(TableId(0), (1 << 20) - 1), Some(&[0.5; 24][..]));
+    assert_eq!(opened.store.row(TableId(0), (1 << 20) - 1), Some(bytemuck::cast_slice(&[0.5_f32; 24])));
     assert!(memory("RssAnon") < anonymous + slack, "the rows were copied");
     let peak = memory("VmHWM");
     assert!(

@@ -219,8 +219,9 @@ fn assert_untouched(given: &Given<'_>, learner: &Learner, batches: &[Samples], w
             .flat_map(|l| batches.iter().flat_map(|b| b.batch.features[l.feature].ids.clone()))
             .collect();
         for row in (0..before.rows()).filter(|row| !touched.contains(row)) {
-            let bits =
-                |table: &Table| -> Vec<u32> { table.row(row).unwrap().iter().map(|x| x.to_bits()).collect() };
+            let bits = |table: &Table| -> Vec<u32> {
+                table.row_values(row).unwrap().iter().map(|x| x.to_bits()).collect()
+            };
             assert_eq!(bits(before), bits(after), "{what}: table {t}, row {row}");
         }
     }

@@ -189,7 +189,8 @@ pub fn engines(models: &std::path::Path, name: &str) -> Vec<Engine> {
     let metrics = Metrics::new().unwrap();
     let engine = |fraction: Option<f64>| {
         let opened = store::open_latest(models, name).unwrap().opened;
-        let shapes = opened.schema.tables.iter().map(|t| TableShape { rows: t.rows, dim: t.dim });
+        let shapes =
+            opened.schema.tables.iter().map(|t| TableShape { rows: t.rows, row_bytes: t.row_bytes() });
         let shape = |fraction| CacheShape::from_fraction(fraction, shapes.clone().collect());
         let cache = fraction.map(|f| FlatCache::new(&shape(f), &CacheOptions::default()).unwrap());
         let parts = EngineParts {

@@ -9,6 +9,7 @@ pub use memory::memory_bytes;
 use registers::GatherPool;
 
 use super::simd;
+use crate::types::Element;
 
 /// One lookup of a gather-pool: which values each sample has, and where its vector goes.
 #[derive(Clone, Copy, Debug)]
@@ -31,10 +32,16 @@ impl PoolLookup<'_> {
         self.offsets.first().map_or(0..0, |first| *first as usize..self.offsets[last] as usize)
     }
 
+    /// Bytes of a row.
+    #[inline(always)]
+    fn row_bytes(&self) -> usize {
+        Element::F32.row_bytes(self.dim)
+    }
+
     /// The same lookup of some of its samples: enough for 32 KiB of rows, and at least one.
     pub fn blocks(self) -> impl Iterator<Item = (Range<usize>, Self)> {
         let samples = self.offsets.len().saturating_sub(1);
-        let bytes = self.occurrences().len() * self.dim * size_of::<f32>();
+        let bytes = self.occurrences().len() * self.row_bytes();
         let count = bytes.div_ceil(BLOCK_BYTES).clamp(1, samples.max(1));
         let block = samples.div_ceil(count).max(1);
         (0..samples).step_by(block).map(move |first| {
@@ -62,22 +69,23 @@ const LINE_BYTES: usize = 64;
 /// in turn wait for a row.
 pub fn collect_rows<'r>(
     lookup: &PoolLookup<'_>,
-    row: impl Fn(usize) -> Option<&'r [f32]>,
-    rows: &mut Vec<Option<&'r [f32]>>,
+    row: impl Fn(usize) -> Option<&'r [u8]>,
+    rows: &mut Vec<Option<&'r [u8]>>,
 ) {
     rows.clear();
     rows.extend(lookup.occurrences().map(row));
-    let first = rows.len().min(rows_ahead(lookup.dim));
+    let row_bytes = lookup.row_bytes();
+    let first = rows.len().min(rows_ahead(row_bytes));
     for row in &rows[..first] {
         let Some(row) = row else { continue };
-        prefetch_first(row, lookup.dim);
+        prefetch_first(row, row_bytes);
     }
 }
 
-/// Rows of `dim` elements that are on their way while one is pooled.
+/// Rows of so many bytes that are on their way while one is pooled.
 #[inline(always)]
-fn rows_ahead(dim: usize) -> usize {
-    (AHEAD_BYTES / size_of::<f32>() / dim.max(1)).max(1)
+fn rows_ahead(row_bytes: usize) -> usize {
+    (AHEAD_BYTES / row_bytes.max(1)).max(1)
 }
 
 /// Asks memory for the cache lines of `values`.
@@ -98,14 +106,14 @@ fn prefetch_first<T>(values: &[T], count: usize) {
 
 /// Pools the rows of each sample's ids into `dim` columns of its output row.
 ///
-/// `rows` holds the row of every occurrence from the first sample's on, or `None` for one that reads
-/// as zeros. A bag starts as its first row and the others are added in id order, as every device has it
+/// `rows` holds the bytes of the row of every occurrence from the first sample's on, at any address, or
+/// `None` for one that reads as zeros. A bag starts as its first row and the others are added in id order, as every device has it
 /// ([`super::pool`]); an empty bag is zeros. `out` holds one row of `stride` elements a sample.
 ///
 /// # Panics
-/// When `rows` or `out` is too short, a row is not `dim` long, the columns do not fit the stride, or the
+/// When `rows` or `out` is too short, a row is too short, the columns do not fit the stride, or the
 /// offsets fall.
-pub fn gather_pool(lookup: &PoolLookup<'_>, rows: &[Option<&[f32]>], out: &mut [f32], stride: usize) {
+pub fn gather_pool(lookup: &PoolLookup<'_>, rows: &[Option<&[u8]>], out: &mut [f32], stride: usize) {
     if let Some(pool) = GatherPool::new(lookup, rows, out, stride) {
         pool.run();
     }
@@ -140,7 +148,8 @@ mod tests {
             sizes.iter().for_each(|size| offsets.push(offsets[offsets.len() - 1] + size));
             // Ids past the 10 rows read as zeros.
             let ids = 0..offsets[offsets.len() - 1] as usize;
-            let rows: Vec<_> = ids.map(|i| table.chunks_exact(dim).nth(hash(i) as usize % 13)).collect();
+            let row = |i| table.chunks_exact(dim).nth(hash(i) as usize % 13).map(bytemuck::cast_slice);
+            let rows: Vec<_> = ids.map(row).collect();
             let lookup = PoolLookup { offsets: &offsets, dim, mean, column: 3 };
             let stride = dim + 5;
             let mut any = vec![-1.0f32; sizes.len() * stride];
@@ -182,7 +191,7 @@ mod tests {
     fn bags_are_pooled_in_id_order_and_land_in_their_column() {
         let table = [1.0f32, 2.0, 10.0, 20.0, 100.0, 200.0];
         let ids = [0usize, 1, 2, 2, 9];
-        let rows = ids.map(|id| table.chunks_exact(2).nth(id));
+        let rows = ids.map(|id| table.chunks_exact(2).nth(id).map(bytemuck::cast_slice));
         let pool = |mean| {
             let mut out = vec![-1.0f32; 4 * 3];
             let lookup = PoolLookup { offsets: &[0, 1, 1, 4, 5], dim: 2, mean, column: 1 };
@@ -195,8 +204,8 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused_on_every_width() {
-        let row = [1.0f32; 16];
-        let pool = |lookup: PoolLookup<'_>, rows: &[Option<&[f32]>], stride: usize, len: usize| {
+        let row = [1u8; 64];
+        let pool = |lookup: PoolLookup<'_>, rows: &[Option<&[u8]>], stride: usize, len: usize| {
             let mut out = vec![0.0f32; len];
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 gather_pool(&lookup, rows, &mut out, stride);
@@ -204,7 +213,7 @@ mod tests {
             .is_ok()
         };
         for dim in [7, 16] {
-            let rows = [Some(&row[..dim]); 3];
+            let rows = [Some(&row[..4 * dim]); 3];
             let lookup = PoolLookup { offsets: &[0, 1, 3], dim, mean: false, column: 0 };
             assert!(pool(lookup, &rows, 20, 40));
             assert!(pool(PoolLookup { offsets: &[], ..lookup }, &rows, 20, 0), "no samples, nothing to do");
@@ -213,7 +222,7 @@ mod tests {
             assert!(!pool(lookup, &rows, dim - 1, 40), "columns past the stride");
             assert!(!pool(PoolLookup { column: usize::MAX - dim + 1, ..lookup }, &rows, 20, 40));
             assert!(!pool(PoolLookup { offsets: &[0, 3, 1], ..lookup }, &rows, 20, 40), "falling offsets");
-            assert!(!pool(lookup, &[Some(&row[..dim - 1]); 3], 20, 40), "short rows");
+            assert!(!pool(lookup, &[Some(&row[..4 * dim - 1]); 3], 20, 40), "short rows");
         }
     }
 
@@ -222,7 +231,7 @@ mod tests {
         for dim in [1, 16] {
             let lookup = PoolLookup { offsets: &[0, 1], dim, mean: true, column: 0 };
             let mut out = vec![1.0f32; dim];
-            gather_pool(&lookup, &[Some(&[-0.0f32; 16][..dim])], &mut out, dim);
+            gather_pool(&lookup, &[Some(bytemuck::cast_slice(&[-0.0f32; 16][..dim]))], &mut out, dim);
             assert!(out.iter().all(|x| x.to_bits() == (-0.0f32).to_bits()));
         }
     }

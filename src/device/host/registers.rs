@@ -11,7 +11,7 @@ use crate::device::vector::Vector;
 /// A gather-pool of some samples, whose columns lie within `out` for each of them.
 pub(super) struct GatherPool<'a> {
     lookup: &'a PoolLookup<'a>,
-    rows: &'a [Option<&'a [f32]>],
+    rows: &'a [Option<&'a [u8]>],
     out: &'a mut [f32],
     stride: usize,
 }
@@ -23,7 +23,7 @@ impl<'a> GatherPool<'a> {
     /// When `rows` or `out` is too short, or the columns do not fit the stride.
     pub(super) fn new(
         lookup: &'a PoolLookup<'a>,
-        rows: &'a [Option<&'a [f32]>],
+        rows: &'a [Option<&'a [u8]>],
         out: &'a mut [f32],
         stride: usize,
     ) -> Option<Self> {
@@ -97,7 +97,7 @@ impl<'a> GatherPool<'a> {
     #[inline(always)]
     unsafe fn run_in_registers<V: Vector<f32>, const N: usize>(self) {
         let Self { lookup: &PoolLookup { offsets, mean, column, .. }, mut rows, out, stride } = self;
-        let mut ahead = Ahead::of(rows, N * V::WIDTH);
+        let mut ahead = Ahead::of(rows, N * V::WIDTH * size_of::<f32>());
         let mut to = out.as_mut_ptr().wrapping_add(column);
         // SAFETY: the caller vouches for the instruction set. `to` is the first of `dim` elements, which
         // are as many as the registers hold, within `out` for every sample: `new` has seen to it.
@@ -127,18 +127,18 @@ impl<'a> GatherPool<'a> {
     pub(super) fn run_any(self) {
         let Self { lookup, mut rows, out, stride } = self;
         let dim = lookup.dim;
-        let mut ahead = Ahead::of(rows, dim);
+        let mut ahead = Ahead::of(rows, lookup.row_bytes());
         for (bag, line) in lookup.offsets.windows(2).zip(out.chunks_mut(stride)) {
             let (bag, rest) = rows.split_at((bag[1] - bag[0]) as usize);
             rows = rest;
             let sum = &mut line[lookup.column..][..dim];
             match bag.first() {
-                Some(Some(first)) => sum.copy_from_slice(&first[..dim]),
+                Some(Some(first)) => sum.iter_mut().zip(values(first, dim)).for_each(|(s, v)| *s = v),
                 _ => sum.fill(0.0),
             }
             bag.iter().for_each(|_| ahead.ask());
             for row in bag.iter().skip(1).flatten() {
-                sum.iter_mut().zip(&row[..dim]).for_each(|(s, v)| *s += *v);
+                sum.iter_mut().zip(values(row, dim)).for_each(|(s, v)| *s += v);
             }
             if lookup.mean && bag.len() > 1 {
                 let count = bag.len() as f32;
@@ -156,23 +156,35 @@ fn one_each(offsets: &[u32]) -> bool {
 
 /// Goes over the rows some way before the one that is pooled, and asks memory for them.
 struct Ahead<'a> {
-    rows: std::slice::Iter<'a, Option<&'a [f32]>>,
-    dim: usize,
+    rows: std::slice::Iter<'a, Option<&'a [u8]>>,
+    row_bytes: usize,
 }
 
 impl<'a> Ahead<'a> {
     #[inline(always)]
-    fn of(rows: &'a [Option<&'a [f32]>], dim: usize) -> Self {
-        Self { rows: rows.get(rows_ahead(dim)..).unwrap_or_default().iter(), dim }
+    fn of(rows: &'a [Option<&'a [u8]>], row_bytes: usize) -> Self {
+        Self { rows: rows.get(rows_ahead(row_bytes)..).unwrap_or_default().iter(), row_bytes }
     }
 
     /// Asks for the next row.
     #[inline(always)]
     fn ask(&mut self) {
         if let Some(Some(row)) = self.rows.next() {
-            prefetch_first(row, self.dim);
+            prefetch_first(row, self.row_bytes);
         }
     }
+}
+
+/// The elements of a row.
+#[inline(always)]
+fn values(row: &[u8], dim: usize) -> impl Iterator<Item = f32> {
+    row[..dim * size_of::<f32>()].as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes))
+}
+
+/// Where the elements of a row of `N` registers begin.
+#[inline(always)]
+fn start<V: Vector<f32>, const N: usize>(row: &[u8]) -> *const f32 {
+    row[..N * V::WIDTH * size_of::<f32>()].as_ptr().cast()
 }
 
 /// Copies a row.
@@ -180,8 +192,8 @@ impl<'a> Ahead<'a> {
 /// # Safety
 /// The processor has the instruction set of `V`, and `to` has room for it.
 #[inline(always)]
-unsafe fn copy<V: Vector<f32>, const N: usize>(row: &[f32], to: *mut f32) {
-    let from = row[..N * V::WIDTH].as_ptr();
+unsafe fn copy<V: Vector<f32>, const N: usize>(row: &[u8], to: *mut f32) {
+    let from = start::<V, N>(row);
     for k in 0..N {
         // SAFETY: as the caller vouches, and `from` has as many elements as are read.
         unsafe { V::load(from.add(k * V::WIDTH)).store(to.add(k * V::WIDTH)) };
@@ -195,7 +207,7 @@ unsafe fn copy<V: Vector<f32>, const N: usize>(row: &[f32], to: *mut f32) {
 #[inline(always)]
 #[allow(clippy::needless_range_loop)]
 unsafe fn sum_of<V: Vector<f32>, const N: usize>(
-    bag: &[Option<&[f32]>],
+    bag: &[Option<&[u8]>],
     mean: bool,
     ahead: &mut Ahead<'_>,
 ) -> [V; N] {
@@ -205,7 +217,7 @@ unsafe fn sum_of<V: Vector<f32>, const N: usize>(
         ahead.ask();
         let mut sum = [V::splat(0.0); N];
         if let Some(row) = first {
-            let from = row[..N * V::WIDTH].as_ptr();
+            let from = start::<V, N>(row);
             for k in 0..N {
                 sum[k] = V::load(from.add(k * V::WIDTH));
             }
@@ -214,7 +226,7 @@ unsafe fn sum_of<V: Vector<f32>, const N: usize>(
             ahead.ask();
             // Counted, not `flatten`: that was measured to cost as much again as all the rest.
             let Some(row) = row else { continue };
-            let from = row[..N * V::WIDTH].as_ptr();
+            let from = start::<V, N>(row);
             for k in 0..N {
                 sum[k] = sum[k].add(V::load(from.add(k * V::WIDTH)));
             }

@@ -177,7 +177,8 @@ prop_compose! {
                 1 => AbsentDefault::Error,
                 _ => AbsentDefault::Row(rows - 1),
             };
-            let table = |name: String, dim| Table { name, rows, dim, default };
+            let lossy_bits = seed.filter(|seed| seed % 3 == 0).map(|seed| seed as u32 % (rows.ilog2() + 1));
+            let table = |name: String, dim| Table { name, rows, dim, default, lossy_bits };
             schema.tables.push(table(format!("t{i}"), dim));
             if wide {
                 schema.tables.push(table(format!("t{i}_w"), 1));

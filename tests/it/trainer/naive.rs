@@ -48,7 +48,7 @@ impl Naive {
                 let state =
                     |s: &flechette::store::State| wide(&s.as_slice()[r as usize * s.width()..][..s.width()]);
                 let states = table.states().iter().map(state).collect();
-                Values { weights: wide(table.row(r).unwrap()), states, gradient: None }
+                Values { weights: wide(table.row_values(r).unwrap()), states, gradient: None }
             };
             (0..table.rows()).map(row).collect()
         });
@@ -177,7 +177,7 @@ impl Naive {
                 }
                 let state = |s: &flechette::store::State| s.as_slice()[r * s.width()..][..s.width()].to_vec();
                 let states: Vec<_> = table.states().iter().map(state).collect();
-                values.assert_near(self.optimizer, table.row(r as u64).unwrap(), &states, &what);
+                values.assert_near(self.optimizer, table.row_values(r as u64).unwrap(), &states, &what);
             }
         }
     }
