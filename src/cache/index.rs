@@ -74,6 +74,16 @@ impl Location {
         self.0 >> 1
     }
 
+    /// The location of these bits, as a device reports them.
+    pub(super) fn from_bits(bits: u64) -> Self {
+        Self(bits & LOCATION_MASK)
+    }
+
+    /// As a device has it.
+    pub(super) fn bits(self) -> u64 {
+        self.0
+    }
+
     /// Whether the row lies in host memory and not in the pool.
     #[must_use]
     pub fn is_host(self) -> bool {
@@ -161,6 +171,11 @@ pub struct Unlinked {
 }
 
 impl Unlinked {
+    /// An entry of which a device says that it left the index there.
+    pub(super) fn reported(key: FlatKey, location: Location) -> Self {
+        Self { key, location }
+    }
+
     /// Where its row still is.
     #[must_use]
     pub fn location(&self) -> Location {

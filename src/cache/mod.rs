@@ -29,9 +29,10 @@
 //! # Ok(()) }
 //! ```
 //!
+//! - [`device`]: the same cache in the memory of a CUDA device;
 //! - [`key`]: ids of all tables as one space of integers;
 //! - [`index`]: key to location, read without a lock;
-//! - `slab`: the memory of the rows;
+//! - `slab`: the memory of the rows; `slots`: which of it is free;
 //! - [`epoch`]: when an evicted row's memory may be used again;
 //! - [`policy`]: what is let in and what is put out;
 //! - [`query`]: a batch's keys, deduplicated and probed;
@@ -46,6 +47,7 @@
 //! Evictions happen on a thread of the cache's own, woken past the high watermark; until it has
 //! made room, rows that do not fit are simply not cached, and counted.
 
+pub mod device;
 pub mod epoch;
 mod evictor;
 pub mod index;
@@ -54,6 +56,7 @@ pub mod policy;
 pub mod query;
 pub mod shape;
 pub(crate) mod slab;
+mod slots;
 #[cfg(test)]
 #[cfg(not(flechette_loom))]
 mod tests;
@@ -248,7 +251,7 @@ struct Shared {
     /// Slots out of the index.
     limbo: Limbo,
     sweep: Mutex<Sweep>,
-    wake: evictor::Wake,
+    wake: Arc<evictor::Wake>,
     /// A class that found no slot, plus one: where there is space, slabs are to change their size.
     starved: AtomicU64,
     counts: Counts,
@@ -295,14 +298,16 @@ impl FlatCache {
             watermarks: options.watermarks,
             limbo: Limbo::default(),
             sweep: Mutex::default(),
-            wake: evictor::Wake::default(),
+            wake: Arc::default(),
             starved: AtomicU64::new(0),
             counts: Counts {
                 tables: shape.tables.iter().map(|_| TableCounts::default()).collect(),
                 ..Counts::default()
             },
         });
-        let evictor = options.background.then(|| Evictor::start(&shared)).transpose();
+        let stepped = shared.clone();
+        let start = || Evictor::start(&shared.wake, move || stepped.evict_step());
+        let evictor = options.background.then(start).transpose();
         Ok(Self { _evictor: evictor.map_err(refused)?, shared })
     }
 

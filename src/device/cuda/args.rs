@@ -6,6 +6,9 @@ use bytemuck::{Pod, Zeroable};
 /// The kind of a place, in its upper three bits: the number of a miss.
 pub const AT_MISS: u64 = 1 << 61;
 
+/// The key of no row.
+pub const EMPTY_KEY: u64 = 0;
+
 /// `ProbeColumn` of common.cuh: the ids that one lookup reads, and how they become keys.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]

@@ -25,6 +25,8 @@ pub struct LaneLookup {
     pub rows: u64,
     /// Values of a row.
     pub dim: usize,
+    /// Words of 4 bytes of a row.
+    pub row_words: usize,
     /// Where its vector begins in an output row.
     pub column: usize,
     /// As [`crate::device::pool::pooling_code`].
@@ -199,7 +201,7 @@ impl<D: Driver> Block<D> {
                 ids_at: starts[lookup.feature] as u32,
                 occurrences_at: occurrences,
                 ids,
-                row_words: lookup.dim as u32,
+                row_words: lookup.row_words as u32,
             };
             self.host.get_mut(self.pinned.lookups)[i] = PoolLookup {
                 offsets_at: (lookup.feature * (self.shape.max_samples + 1)) as u32,

@@ -119,7 +119,7 @@ impl<D: Driver> Lane<D> {
         let mut word = 0;
         for (lookup, id) in self.block.misses() {
             self.misses.push(LaneMiss { lookup, id, word });
-            word += self.block.shape.lookups[lookup].dim;
+            word += self.block.shape.lookups[lookup].row_words;
         }
         if word > self.staging.len() {
             let bytes = |words: usize| (words * size_of::<u32>()) as u64;
@@ -153,39 +153,38 @@ impl<D: Driver> Lane<D> {
         unsafe { kernels::copy_rows(driver, &self.stream, blocks(driver, self.block.warps().0), &args) }
     }
 
-    /// The memory that the rows of the misses are to be written to, each at its [`LaneMiss::word`].
+    /// The misses, and the memory that their rows are to be written to, each at its [`LaneMiss::word`].
     ///
     /// # Errors
     /// What the driver says, of the replacement that read it last.
-    pub fn rows_mut(&mut self) -> Result<&mut [u32], DriverError> {
-        self.staging.words_mut()
+    pub fn staged_mut(&mut self) -> Result<(&[LaneMiss], &mut [u32]), DriverError> {
+        Ok((&self.misses, self.staging.words_mut()?))
     }
 
-    /// Pools a batch whose missed rows are written, and waits for it.
+    /// Pools a batch whose missed rows are written. Does not wait: [`Self::settle`] does.
     ///
     /// # Errors
     /// What the driver says.
     pub fn pool(&mut self) -> Result<(), DriverError> {
         let Self { block, staging, misses, .. } = self;
-        let words = |lookup: usize| block.shape.lookups[lookup].dim;
+        let words = |lookup: usize| block.shape.lookups[lookup].row_words;
         let rows: Vec<u64> = misses.iter().map(|m| staging.row(m.word, words(m.lookup))).collect();
         // The copy of hits, which may be under way, reads nothing of this.
         block.stage(rows.into_iter());
         self.busy = true;
-        self.gather(blocks(&**self.tier.driver(), self.block.warps().1))?;
-        self.settle()
+        self.gather(blocks(&**self.tier.driver(), self.block.warps().1))
     }
 
-    /// The pooled matrix of the last batch, `samples x stride`: dense values, then the lookups' vectors at their
-    /// columns.
+    /// The pooled matrix of the last batch, once it is settled, `samples x stride`: dense values, then the
+    /// lookups' vectors at their columns.
     #[must_use]
     pub fn out(&self) -> &[f32] {
         self.block.out()
     }
 
-    /// The rows of the misses, for the replacement.
-    pub fn staging_mut(&mut self) -> &mut Staging<D> {
-        &mut self.staging
+    /// The misses and their rows, for the replacement.
+    pub fn staging_mut(&mut self) -> (&[LaneMiss], &mut Staging<D>) {
+        (&self.misses, &mut self.staging)
     }
 
     /// A point after all that was launched.
