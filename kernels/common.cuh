@@ -144,6 +144,7 @@ __device__ __forceinline__ const u32* row_of(u64 location, const u32* pool, cons
 // here, which then sees all that the others wrote. The counter is back at 0 for the next launch.
 __device__ __forceinline__ bool last_block(u32* blocks) {
     __threadfence();
+    __syncthreads();  // before the first thread counts the block, all of it has written
     const bool mine = __syncthreads_or(threadIdx.x == 0 && atomicAdd(blocks, 1u) == gridDim.x - 1);
     if (mine && threadIdx.x == 0) store(blocks, 0u);
     __threadfence();

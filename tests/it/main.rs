@@ -4,10 +4,13 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod batcher;
+mod cache_contract;
 mod cli_init;
 mod cuda_probe;
 #[cfg(feature = "cusim")]
 mod cusim;
+#[cfg(feature = "cusim")]
+mod cusim_cache;
 mod dataset;
 mod demo;
 mod learning;

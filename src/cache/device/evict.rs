@@ -134,6 +134,8 @@ impl<D: Driver> Shared<D> {
     /// Sweeps the stretch at the hand, and moves the hand on.
     fn sweep(&self, sweep: &mut Sweep<D>, now: u64, stretch: Stretch) -> Result<(), DriverError> {
         let evicted = sweep.sweeper.sweep(now, Stretch { hand: sweep.hand, ..stretch })?;
+        // Jobs that went before are done too: count their entries in before these are counted out.
+        self.harvest(&mut lock(&self.replacer), false)?;
         for entry in evicted.iter().filter(|entry| entry.key != EMPTY_KEY) {
             self.retire(Unlinked::reported(FlatKey(entry.key), Location::from_bits(entry.location)));
         }

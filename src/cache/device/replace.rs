@@ -160,7 +160,7 @@ impl<D: Driver> Shared<D> {
     }
 
     /// Looks at what became of jobs that are done, or waits for all of them.
-    fn harvest(&self, replacer: &mut Replacer<D>, wait: bool) -> Result<(), DriverError> {
+    pub(super) fn harvest(&self, replacer: &mut Replacer<D>, wait: bool) -> Result<(), DriverError> {
         while let Some((oldest, _)) = replacer.under_way.front() {
             if !wait && !oldest.fired()? {
                 break;
@@ -172,9 +172,10 @@ impl<D: Driver> Shared<D> {
 
     fn harvest_oldest(&self, replacer: &mut Replacer<D>) -> Result<(), DriverError> {
         let Some((mut jobs, entries)) = replacer.under_way.pop_front() else { return Ok(()) };
-        for (outcome, entry) in jobs.finish()?.iter().zip(entries) {
-            self.account(outcome, entry);
-        }
+        // All that came in before what went out: an entry may have done both in one launch.
+        let outcomes = jobs.finish()?;
+        outcomes.iter().zip(&entries).for_each(|(outcome, entry)| self.count_in(outcome, entry));
+        outcomes.iter().zip(entries).for_each(|(outcome, entry)| self.put_aside(outcome, entry));
         replacer.spare.push(jobs);
         if self.crossed() {
             self.wake.now();
@@ -182,18 +183,22 @@ impl<D: Driver> Shared<D> {
         Ok(())
     }
 
-    fn account(&self, outcome: &Outcome, entry: Entry) {
-        let footprint = self.slots.shape().footprint(self.classes[entry.table.index()]) as u64;
+    fn count_in(&self, outcome: &Outcome, entry: &Entry) {
+        if matches!(outcome.link, LINK_NEW | LINK_REPLACED) {
+            let footprint = self.slots.shape().footprint(self.classes[entry.table.index()]) as u64;
+            self.counts.inserted.fetch_add(1, Ordering::Relaxed);
+            self.counts.linked_bytes.fetch_add(footprint, Ordering::Relaxed);
+            self.entries.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn put_aside(&self, outcome: &Outcome, entry: Entry) {
         let left = || Unlinked::reported(FlatKey(outcome.key), Location::from_bits(outcome.location));
         match outcome.link {
-            LINK_NEW | LINK_REPLACED => {
-                self.counts.inserted.fetch_add(1, Ordering::Relaxed);
-                self.counts.linked_bytes.fetch_add(footprint, Ordering::Relaxed);
-                self.entries.fetch_add(1, Ordering::Relaxed);
-                if outcome.link == LINK_REPLACED {
-                    self.retire(left());
-                    self.wake.now();
-                }
+            LINK_NEW => {}
+            LINK_REPLACED => {
+                self.retire(left());
+                self.wake.now();
             }
             LINK_SWAPPED => self.limbo.put(left(), &self.epochs),
             LINK_WITHDRAWN => self.retire(left()),

@@ -241,21 +241,23 @@ impl<D: Driver> Jobs<D> {
             may_replace: u32::from(may_replace),
         };
         let copies = self.memory.get(self.jobs)[..self.count].iter().any(|job| job.words > 0);
+        let mut launched = Ok(());
         if copies {
             // SAFETY: `push` has checked every location and row; the staging memory is held below, `self` and
             // its tier outlive the event, which `finish` and `drop` wait for.
-            unsafe { kernels::copy_in(&**driver, stream, &args)? };
+            launched = unsafe { kernels::copy_in(&**driver, stream, &args) };
         }
-        if let Some(staging) = staging {
+        if launched.is_ok() && staging.is_some() {
             // SAFETY: as above; `push` has kept the keys distinct, and this is the tier's one stream.
-            unsafe { kernels::link_keys(&**driver, stream, &args)? };
-            let done = Arc::new(driver.record(stream)?);
-            staging.hold(done.clone());
-            self.done = Some(done);
-        } else {
-            self.done = Some(Arc::new(driver.record(stream)?));
+            launched = unsafe { kernels::link_keys(&**driver, stream, &args) };
         }
-        Ok(())
+        // Also where the second launch failed: the first is under way.
+        let done = Arc::new(driver.record(stream)?);
+        if let Some(staging) = staging {
+            staging.hold(done.clone());
+        }
+        self.done = Some(done);
+        launched
     }
 
     /// Whether the last launch is done.
