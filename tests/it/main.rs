@@ -11,6 +11,8 @@ mod cuda_probe;
 mod cusim;
 #[cfg(feature = "cusim")]
 mod cusim_cache;
+#[cfg(feature = "cusim")]
+mod cusim_tier;
 mod dataset;
 mod demo;
 mod learning;

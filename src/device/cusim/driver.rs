@@ -2,7 +2,8 @@
 //!
 //! Nothing is carried out when it is given to a stream. A thread that stands for the device takes steps when
 //! someone waits for an event, or asks whether it has fired: each step goes to a stream drawn at random among
-//! those whose next operation may run, and takes a kernel some accesses further. So kernels of different
+//! those whose next operation may run, and takes a kernel some accesses further; now and then one stream is
+//! left standing for long. So kernels of different
 //! streams interleave access by access, an operation runs as late as the events around it allow, or earlier,
 //! and a host that touches memory without having waited finds that the kernel has not run. One seed gives one
 //! schedule, as long as one thread drives the streams.
@@ -274,32 +275,53 @@ struct Device {
     draws: u64,
     /// By stream: what it is still to carry out, and the kernel that it has begun.
     streams: Vec<(u64, VecDeque<Operation>, Option<Running>)>,
+    /// A stream that stands still for so many steps, wherever its kernel's lanes are, while others go on.
+    frozen: (usize, u64),
     fired: HashSet<u64>,
     failure: Option<DriverError>,
 }
 
 impl Device {
+    /// Takes what comes, and steps while someone waits. New work is taken between steps, so that what other
+    /// threads give meanwhile runs beside what is waited for.
     fn serve(&mut self, commands: &mpsc::Receiver<Command>) {
-        for command in commands {
+        let mut waiting: Vec<(u64, Reply)> = Vec::new();
+        loop {
+            let command = if waiting.is_empty() {
+                commands.recv().map_err(|_| mpsc::TryRecvError::Disconnected)
+            } else {
+                commands.try_recv()
+            };
             match command {
-                Command::Give { stream, operation } => self.queue(stream).push_back(operation),
-                Command::Fired(event, reply) => {
+                Ok(Command::Give { stream, operation }) => self.queue(stream).push_back(operation),
+                Ok(Command::Fired(event, reply)) => {
                     for _ in 0..self.draw(8) {
                         self.step();
                     }
-                    let _ = reply.send(self.failure.clone().map_or(Ok(self.fired.contains(&event)), Err));
+                    let _ = reply.send(self.answer(event));
                 }
-                Command::Wait(event, reply) => {
-                    while self.failure.is_none() && !self.fired.contains(&event) {
-                        if !self.step() {
-                            self.failure =
-                                Some(stopped("streams", "they wait for an event that never fires"));
-                        }
+                Ok(Command::Wait(event, reply)) => waiting.push((event, reply)),
+                Err(mpsc::TryRecvError::Disconnected) => return,
+                Err(mpsc::TryRecvError::Empty) => {
+                    if !self.step() && self.failure.is_none() {
+                        self.failure = Some(stopped("streams", "they wait for an event that never fires"));
                     }
-                    let _ = reply.send(self.failure.clone().map_or(Ok(true), Err));
                 }
             }
+            waiting.retain(|(event, reply)| match self.answer(*event) {
+                Ok(false) => true,
+                answer => {
+                    // Who asked may be gone.
+                    let _ = reply.send(answer);
+                    false
+                }
+            });
         }
+    }
+
+    /// Whether an event has fired, or why none does any more.
+    fn answer(&self, event: u64) -> Result<bool, DriverError> {
+        self.failure.clone().map_or(Ok(self.fired.contains(&event)), Err)
     }
 
     fn queue(&mut self, stream: u64) -> &mut VecDeque<Operation> {
@@ -329,11 +351,18 @@ impl Device {
             Some(Operation::Follow(event)) => self.fired.contains(event),
             Some(_) => true,
         };
-        let ready: Vec<usize> = (0..self.streams.len()).filter(|&i| can_go(&self.streams[i])).collect();
+        let mut ready: Vec<usize> = (0..self.streams.len()).filter(|&i| can_go(&self.streams[i])).collect();
         if ready.is_empty() || self.failure.is_some() {
             return false;
         }
+        if self.frozen.1 > 0 && ready.iter().any(|stream| *stream != self.frozen.0) {
+            ready.retain(|stream| *stream != self.frozen.0);
+            self.frozen.1 -= 1;
+        }
         let stream = ready[self.draw(ready.len() as u64) as usize];
+        if self.frozen.1 == 0 && self.draw(16) == 1 {
+            self.frozen = (stream, self.draw(1 << 10));
+        }
         match self.advance(stream) {
             Ok(true) => drop(self.streams[stream].1.pop_front()),
             Ok(false) => {}
