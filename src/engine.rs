@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use rayon::prelude::*;
 
-use crate::cache::{CacheError, CacheStats, FlatCache, Query, Source};
+use crate::cache::{CacheError, CacheStats, FlatCache, Miss, Query, Source};
 use crate::metrics::ModelMetrics;
 use crate::model::loss::sigmoid;
 use crate::model::{InputRows, Model, Tape, Weights, WeightsError, check_shape};
@@ -139,20 +139,22 @@ impl Engine {
                 self.push_ids(batch, query, places);
                 let pin = cache.pin();
                 let found = pin.lookup(query).map_err(cache_error)?;
-                for miss in found.misses() {
+                for miss in found.misses().iter().chain(found.pointed()) {
                     let row = self.store.row(miss.table, miss.id);
                     let row = row.ok_or_else(|| PredictError::Store(format!("no row {miss:?}")))?;
                     pin.insert(miss.table, miss.id, row).map_err(cache_error)?;
                 }
                 spend(&spent.lookup, started);
-                let (misses, uniques, places) = (found.misses(), found.uniques(), &*places);
+                let (uniques, places) = (found.uniques(), &*places);
+                let stored = |miss: &Miss| self.store.row(miss.table, miss.id);
                 self.run_chunks(batch, &spent, |l| {
-                    let (places, found) = (&places[l], &found);
+                    let (places, found, stored) = (&places[l], &found, &stored);
                     move |i: usize| {
                         let place = (places[i] != ZEROS).then_some(places[i])?;
                         match found.source(uniques[place as usize]) {
                             Source::Row(row) => Some(row),
-                            Source::Miss(m) => self.store.row(misses[m].table, misses[m].id),
+                            Source::Host(p) => stored(&found.pointed()[p]),
+                            Source::Miss(m) => stored(&found.misses()[m]),
                         }
                     }
                 })

@@ -14,10 +14,10 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::index::{SLOTS, Stamp};
-use super::policy::threshold_age;
+use super::index::{Fate, Held, Location, SLOTS, Stamp};
+use super::policy::threshold;
+use super::shared::{MAX_WAITING, Shared};
 use super::slab::Class;
-use super::{MAX_WAITING, Shared};
 
 /// Buckets a step.
 const STRETCH: usize = 1024;
@@ -49,7 +49,7 @@ pub(super) struct Sweep {
     starved_at: Option<u64>,
     /// Chooses the samples.
     draw: u64,
-    ages: Vec<u32>,
+    sample: Vec<u64>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -116,13 +116,24 @@ impl Shared {
 
     fn lower(&self, sweep: &mut Sweep) -> EvictStep {
         let now = Stamp::of(self.epochs.tag());
-        self.sample(sweep, now);
-        let threshold = threshold_age(&mut sweep.ages, self.excess());
+        // A pointer gives back its slot but not its entry, so that pointers go only for the index's sake.
+        let entries_too = self.watermarks.excess(self.index.entries(), self.index.capacity()) > 0.0;
+        self.sample(sweep, now, entries_too);
+        let threshold = threshold(&mut sweep.sample, self.excess());
         for _ in 0..STRETCH.min(self.index.buckets()) {
             if self.excess() == 0.0 || self.limbo.waiting() + SLOTS > MAX_WAITING {
                 break;
             }
-            self.evict(sweep.hand, now, |_, age| age >= threshold && self.excess() > 0.0);
+            let fate = |key, held: Held<'_>, age| {
+                let cold = self.eviction.coldness(key, age) >= threshold && self.excess() > 0.0;
+                match held.location().is_host() {
+                    _ if !cold => Fate::Stay,
+                    true if !entries_too => Fate::Stay,
+                    false if !entries_too => self.put_out(key, held),
+                    _ => Fate::Leave,
+                }
+            };
+            self.index.evict(sweep.hand, now, fate, |out| self.retire(out));
             sweep.hand = (sweep.hand + 1) % self.index.buckets();
         }
         EvictStep::More
@@ -135,7 +146,11 @@ impl Shared {
             if self.limbo.waiting() + SLOTS > MAX_WAITING {
                 break;
             }
-            self.evict(sweep.hand, now, |location, _| draining(location));
+            let fate = |_, held: Held<'_>, _| {
+                let leaves = !held.location().is_host() && draining(held.location());
+                if leaves { Fate::Leave } else { Fate::Stay }
+            };
+            self.index.evict(sweep.hand, now, fate, |out| self.retire(out));
             sweep.hand = (sweep.hand + 1) % self.index.buckets();
             left -= 1;
         }
@@ -143,14 +158,9 @@ impl Shared {
         EvictStep::More
     }
 
-    /// Puts out the entries of one bucket that `victim` chooses by location and age.
-    fn evict(&self, bucket: usize, now: Stamp, victim: impl Fn(super::Location, u32) -> bool) {
-        self.index.evict(bucket, now, |_, location, age| victim(location, age), |out| self.retire(out));
-    }
-
-    fn sample(&self, sweep: &mut Sweep, now: Stamp) {
+    fn sample(&self, sweep: &mut Sweep, now: Stamp, pointers_too: bool) {
         let buckets = self.index.buckets();
-        sweep.ages.clear();
+        sweep.sample.clear();
         for i in 0..SAMPLE.min(buckets) {
             let bucket = if buckets <= SAMPLE {
                 i
@@ -158,7 +168,10 @@ impl Shared {
                 sweep.draw = sweep.draw.wrapping_add(1);
                 (super::key::scatter(crate::types::FlatKey(sweep.draw)) % buckets as u64) as usize
             };
-            sweep.ages.extend(self.index.ages(bucket, now));
+            let cold = |(key, location, age): (_, Location, _)| {
+                (pointers_too || !location.is_host()).then(|| self.eviction.coldness(key, age))
+            };
+            sweep.sample.extend(self.index.ages(bucket, now).filter_map(cold));
         }
     }
 }

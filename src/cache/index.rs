@@ -68,6 +68,14 @@ impl Location {
         Self(offset << 1)
     }
 
+    /// Row `id` of its key's table in host memory, an entry of the unified index; below
+    /// [`Self::OFFSETS`].
+    #[must_use]
+    pub fn host(id: u64) -> Self {
+        debug_assert!(id < Self::OFFSETS);
+        Self(id << 1 | 1)
+    }
+
     /// The offset of a slot of the pool, in units of 4 bytes.
     #[must_use]
     pub fn offset(self) -> u64 {
@@ -134,7 +142,8 @@ struct Slot {
 #[derive(Debug)]
 struct Bucket([Slot; SLOTS]);
 
-/// A location that a lookup found, as long as the pin it was found under.
+/// A location that was found: by a lookup, as long as the pin it was found under, or by a writer, as long as
+/// it has the bucket's lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held<'p> {
     location: Location,
@@ -171,8 +180,9 @@ pub struct Unlinked {
 }
 
 impl Unlinked {
-    /// An entry of which a device says that it left the index there.
-    pub(super) fn reported(key: FlatKey, location: Location) -> Self {
+    /// A slot that batches found elsewhere than in this index (the overlay of a version, a device's index),
+    /// and find no more.
+    pub(super) fn withdrawn(key: FlatKey, location: Location) -> Self {
         Self { key, location }
     }
 
@@ -181,6 +191,28 @@ impl Unlinked {
     pub fn location(&self) -> Location {
         self.location
     }
+}
+
+/// What is to be linked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The key, neither empty nor a tombstone.
+    pub key: FlatKey,
+    /// Where its row is.
+    pub location: Location,
+    /// When it was used.
+    pub now: Stamp,
+}
+
+/// What an entry is to become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It stays.
+    Stay,
+    /// It is found no more.
+    Leave,
+    /// It is found at another location.
+    Move(Location),
 }
 
 /// What came of an insert.
@@ -296,14 +328,26 @@ impl Index {
     }
 
     /// Links a key to a location whose row is already written. Where both of its buckets are full,
-    /// the entry longest unused makes room, if `replace`.
-    pub fn insert(&self, key: FlatKey, location: Location, now: Stamp, replace: bool) -> Link {
+    /// the entry coldest by key and age makes room, if `coldness` is given. An entry of the key itself is replaced unless
+    /// `same` says, of its location, that it is as good.
+    pub fn insert(
+        &self,
+        entry: Entry,
+        coldness: Option<&dyn Fn(FlatKey, u32) -> u64>,
+        same: impl FnOnce(Held<'_>) -> bool,
+    ) -> Link {
+        let Entry { key, location, now } = entry;
         debug_assert!(key != EMPTY && key != TOMBSTONE);
         let (first, second) = self.pair(key);
         let _guards = self.lock(first, second);
         let (first, second) = (&self.buckets.all()[first], &self.buckets.all()[second]);
-        if first.find(key).or_else(|| second.find(key)).is_some() {
-            return Link::Present;
+        if let Some(slot) = first.find(key).or_else(|| second.find(key)) {
+            if same(slot.held()) {
+                return Link::Present;
+            }
+            let unlinked = unlink(slot, TOMBSTONE);
+            link(slot, key, location, now);
+            return Link::Replaced(unlinked);
         }
         let emptier = if second.vacancies() > first.vacancies() { second } else { first };
         if let Some(slot) = emptier.find(EMPTY) {
@@ -311,8 +355,14 @@ impl Index {
             self.entries.fetch_add(1, Ordering::Relaxed);
             return Link::New;
         }
-        let age = |slot: &&Slot| now.age(stamp_of(slot.word.load(Ordering::Relaxed)));
-        match first.0.iter().chain(&second.0).max_by_key(age).filter(|_| replace) {
+        let coldest = coldness.and_then(|coldness| {
+            let cold = |slot: &&Slot| {
+                let age = now.age(stamp_of(slot.word.load(Ordering::Relaxed)));
+                coldness(FlatKey(slot.key.load(Ordering::Relaxed)), age)
+            };
+            first.0.iter().chain(&second.0).max_by_key(cold)
+        });
+        match coldest {
             Some(coldest) => {
                 let unlinked = unlink(coldest, TOMBSTONE);
                 link(coldest, key, location, now);
@@ -322,29 +372,61 @@ impl Index {
         }
     }
 
-    /// Unlinks the entries of a bucket that `victim` chooses by key, location and age.
+    /// Does with each entry of a bucket what `fate` says by key, location and age, and hands out what was
+    /// unlinked.
     pub fn evict(
         &self,
         bucket: usize,
         now: Stamp,
-        mut victim: impl FnMut(FlatKey, Location, u32) -> bool,
+        mut fate: impl FnMut(FlatKey, Held<'_>, u32) -> Fate,
         mut unlinked: impl FnMut(Unlinked),
     ) {
         let _guards = self.lock(bucket, bucket);
         for slot in &self.buckets.all()[bucket].0 {
             let (key, word) = (slot.key.load(Ordering::Relaxed), slot.word.load(Ordering::Relaxed));
-            if key != EMPTY.0 && victim(FlatKey(key), location_of(word), now.age(stamp_of(word))) {
-                unlinked(unlink(slot, EMPTY));
-                self.entries.fetch_sub(1, Ordering::Relaxed);
+            if key == EMPTY.0 {
+                continue;
+            }
+            let key = FlatKey(key);
+            match fate(key, slot.held(), now.age(stamp_of(word))) {
+                Fate::Stay => {}
+                Fate::Leave => {
+                    unlinked(unlink(slot, EMPTY));
+                    self.entries.fetch_sub(1, Ordering::Relaxed);
+                }
+                Fate::Move(location) => {
+                    unlinked(unlink(slot, TOMBSTONE));
+                    link(slot, key, location, stamp_of(word));
+                }
             }
         }
     }
 
-    /// The ages of a bucket's entries, as good as they can be had without a lock.
-    pub fn ages(&self, bucket: usize, now: Stamp) -> impl Iterator<Item = u32> {
+    /// Unlinks a key if `victim` says so of its location.
+    pub fn remove(&self, key: FlatKey, victim: impl FnOnce(Held<'_>) -> bool) -> Option<Unlinked> {
+        let (first, second) = self.pair(key);
+        let _guards = self.lock(first, second);
+        let (first, second) = (&self.buckets.all()[first], &self.buckets.all()[second]);
+        let slot = first.find(key).or_else(|| second.find(key)).filter(|slot| victim(slot.held()))?;
+        self.entries.fetch_sub(1, Ordering::Relaxed);
+        Some(unlink(slot, EMPTY))
+    }
+
+    /// Whether a key is there, without using it, and `same` says so of its location.
+    pub fn contains(&self, key: FlatKey, same: impl FnOnce(Held<'_>) -> bool) -> bool {
+        let (first, second) = self.pair(key);
+        let _guards = self.lock(first, second);
+        let (first, second) = (&self.buckets.all()[first], &self.buckets.all()[second]);
+        first.find(key).or_else(|| second.find(key)).is_some_and(|slot| same(slot.held()))
+    }
+
+    /// Keys, locations and ages of a bucket's entries, as good as they can be had without a lock.
+    pub fn ages(&self, bucket: usize, now: Stamp) -> impl Iterator<Item = (FlatKey, Location, u32)> {
         self.buckets.all()[bucket].0.iter().filter_map(move |slot| {
-            let live = slot.key.load(Ordering::Relaxed) > TOMBSTONE.0;
-            live.then(|| now.age(stamp_of(slot.word.load(Ordering::Relaxed))))
+            let key = FlatKey(slot.key.load(Ordering::Relaxed));
+            let live = key.0 > TOMBSTONE.0;
+            let word = slot.word.load(Ordering::Relaxed);
+            live.then(|| (key, location_of(word), now.age(stamp_of(word))))
         })
     }
 
@@ -403,6 +485,13 @@ fn unlink(slot: &Slot, to: FlatKey) -> Unlinked {
     };
     slot.key.store(to.0, Ordering::Release);
     unlinked
+}
+
+impl Slot {
+    /// Under the bucket's lock, without which the slot's entry is not unlinked, and as long.
+    fn held(&self) -> Held<'_> {
+        Held { location: location_of(self.word.load(Ordering::Relaxed)), pin: PhantomData }
+    }
 }
 
 impl Bucket {
@@ -472,6 +561,14 @@ mod memory {
     }
 }
 
+/// Inserts, and puts out the longest unused if need be.
+#[cfg(test)]
+fn tests_insert(index: &Index, key: u64, offset: u64, batch: u64, replace: bool) -> Link {
+    let entry = Entry { key: FlatKey(key), location: Location::slot(offset), now: Stamp::of(batch) };
+    let coldness = |_, age| u64::from(age);
+    index.insert(entry, replace.then_some(&coldness), |_| true)
+}
+
 #[cfg(test)]
 #[cfg(not(flechette_loom))]
 mod tests {
@@ -487,7 +584,8 @@ mod tests {
 
     fn evict_all(index: &Index, bucket: usize, now: Stamp, victim: impl Fn(u64) -> bool) -> Vec<u64> {
         let mut out = Vec::new();
-        index.evict(bucket, now, |key, _, _| victim(key.0), |unlinked| out.push(unlinked.key.0));
+        let fate = |key: FlatKey, _: Held<'_>, _| if victim(key.0) { Fate::Leave } else { Fate::Stay };
+        index.evict(bucket, now, fate, |unlinked| out.push(unlinked.key.0));
         out
     }
 
@@ -503,7 +601,7 @@ mod tests {
             for (i, (op, key)) in ops.into_iter().enumerate() {
                 let (batch, offset) = (i as u64, i as u64 + 1000);
                 match op {
-                    0 | 1 => match index.insert(FlatKey(key), Location::slot(offset), Stamp::of(batch), op == 0) {
+                    0 | 1 => match tests_insert(&index, key, offset, batch, op == 0) {
                         Link::New => prop_assert_eq!(map.insert(key, offset), None),
                         Link::Present => prop_assert!(map.contains_key(&key)),
                         Link::Replaced(out) => {
@@ -539,10 +637,10 @@ mod tests {
         let index = Index::new(1).unwrap();
         let epochs = Epochs::default();
         for key in 2..10 {
-            assert_eq!(index.insert(FlatKey(key), Location::slot(key), Stamp::of(key), true), Link::New);
+            assert_eq!(tests_insert(&index, key, key, key, true), Link::New);
         }
         assert_eq!(find(&index, &epochs, 2, 20), Some(2), "touched, so 3 is the coldest");
-        let newcomer = |replace| index.insert(FlatKey(50), Location::slot(50), Stamp::of(21), replace);
+        let newcomer = |replace| tests_insert(&index, 50, 50, 21, replace);
         assert_eq!(newcomer(false), Link::Full);
         assert!(matches!(newcomer(true), Link::Replaced(out) if out.key == FlatKey(3)));
         assert_eq!(find(&index, &epochs, 3, 22), None);
@@ -552,8 +650,7 @@ mod tests {
     #[test]
     fn at_the_load_limit_nearly_every_key_has_found_a_slot() {
         let index = Index::new(4096).unwrap();
-        let links = (0..index.capacity())
-            .map(|i| index.insert(FlatKey(i + 2), Location::slot(i), Stamp::of(0), false));
+        let links = (0..index.capacity()).map(|i| tests_insert(&index, i + 2, i, 0, false));
         let full = links.filter(|link| *link == Link::Full).count() as u64;
         assert!(full * 200 < index.capacity(), "{full} of {} keys had no slot", index.capacity());
     }
@@ -594,13 +691,13 @@ mod models {
         fn insert(&self, key: u64, row: u64, replace: bool) -> Link {
             // SAFETY: the model hands out a row once until it is freed.
             self.rows[row as usize].with_mut(|r| unsafe { *r = key });
-            self.index.insert(FlatKey(key), Location::slot(row), Stamp::of(1), replace)
+            super::tests_insert(&self.index, key, row, 1, replace)
         }
 
         /// Unlinks whatever is there.
         fn evict(&self) {
             let out = |unlinked| self.limbo.put(unlinked, &self.epochs);
-            self.index.evict(0, Stamp::of(1), |_, _, _| true, out);
+            self.index.evict(0, Stamp::of(1), |_, _, _| Fate::Leave, out);
         }
 
         /// The rows that may be used again.

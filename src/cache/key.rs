@@ -66,6 +66,14 @@ pub enum KeyError {
         /// The least width that would do.
         needed: u32,
     },
+    /// A table has so many rows that not even 64 bits hold the tables' ids together.
+    #[error("table {table}: {rows} rows do not fit flat keys of 64 bits beside the other tables")]
+    Rows {
+        /// Which table.
+        table: usize,
+        /// Its rows.
+        rows: u64,
+    },
 }
 
 /// One table's code: the first key of its block, and how ids find their place in it.
@@ -209,6 +217,65 @@ impl FlatKeys {
     #[must_use]
     pub fn tables(&self) -> usize {
         self.codes.len()
+    }
+}
+
+/// The two keys of a row: one that is its own, and one of the index's width, which several rows may share.
+#[derive(Clone, Debug)]
+pub struct RowKeys {
+    own: FlatKeys,
+    index: FlatKeys,
+}
+
+impl RowKeys {
+    /// Keys for an index of this width.
+    ///
+    /// # Errors
+    /// [`KeyError::Width`] when there are not even as many keys as tables, or more ids than 64 bits hold.
+    pub fn new(rows: &[u64], width: KeyWidth) -> Result<Self, KeyError> {
+        let own = FlatKeys::new(rows, KeyWidth::W64)?;
+        if let Some(table) = own.codes.iter().position(|code| !code.is_exact()) {
+            return Err(KeyError::Rows { table, rows: rows[table] });
+        }
+        Ok(Self { own, index: FlatKeys::new(rows, width)? })
+    }
+
+    /// The row's own key, or `None` where there is no such row.
+    #[inline]
+    #[must_use]
+    pub fn own(&self, table: TableId, id: u64) -> Option<FlatKey> {
+        self.own.encode(table, id)
+    }
+
+    /// The codes of the rows' own keys: all are exact.
+    #[must_use]
+    pub fn own_keys(&self) -> &FlatKeys {
+        &self.own
+    }
+
+    /// The codes of the index's keys.
+    #[must_use]
+    pub fn index_keys(&self) -> &FlatKeys {
+        &self.index
+    }
+
+    /// Of a row of `table` with this own key: its id, and its key in the index.
+    ///
+    /// # Panics
+    /// Where the key is not of that table.
+    #[inline]
+    #[must_use]
+    pub fn row(&self, table: TableId, own: FlatKey) -> (u64, FlatKey) {
+        let id = own.0 - self.own.codes[table.index()].base;
+        let key = self.index.codes[table.index()].key(id);
+        (id, key.unwrap_or_else(|| panic!("own key {own:?} is not of table {}", table.0)))
+    }
+
+    /// Whether rows of a table may share a key of the index, so that each bears its own as a tag.
+    #[inline]
+    #[must_use]
+    pub fn tagged(&self, table: TableId) -> bool {
+        !self.index.codes[table.index()].is_exact()
     }
 }
 

@@ -7,9 +7,11 @@
 use std::ops::Range;
 
 use super::epoch::Pin;
-use super::index::{Index, Location, Stamp};
-use super::key::{FlatKeys, scatter};
-use super::{CacheError, TableShape};
+use super::error::CacheError;
+use super::index::{Held, Location, Stamp};
+use super::key::{RowKeys, scatter};
+use super::shared::Shared;
+use super::version::Overlay;
 use crate::types::{FlatKey, TableId};
 
 /// How many probes ahead the index's lines are asked for.
@@ -24,6 +26,7 @@ pub struct Query {
     uniques: Vec<u32>,
     rows: Vec<Unique>,
     misses: Vec<Miss>,
+    pointed: Vec<Miss>,
     scratch: Scratch,
     tallies: Vec<Tally>,
     /// Whose pin the places were found under.
@@ -39,7 +42,8 @@ struct Column {
 /// One row that a batch wants, however often.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Unique {
-    key: FlatKey,
+    /// Its own key.
+    own: FlatKey,
     pub table: TableId,
     /// How many occurrences it has.
     count: u32,
@@ -49,6 +53,7 @@ pub(super) struct Unique {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Place {
     Slot(Location),
+    Host(u32),
     Miss(u32),
 }
 
@@ -67,7 +72,10 @@ pub struct Miss {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tally {
     pub hits: u64,
+    pub pointed: u64,
     pub misses: u64,
+    /// Of the misses, those whose index key another row has.
+    pub collisions: u64,
 }
 
 impl Query {
@@ -111,6 +119,10 @@ impl Query {
         &self.misses
     }
 
+    pub(super) fn pointed(&self) -> &[Miss] {
+        &self.pointed
+    }
+
     /// The batch under whose pin the last probe was made.
     pub(super) fn batch(&self) -> u64 {
         self.batch
@@ -122,26 +134,27 @@ impl Query {
     }
 
     /// Finds the distinct keys of all occurrences.
-    pub(super) fn deduplicate(&mut self, keys: &FlatKeys, tables: &[TableShape]) -> Result<(), CacheError> {
+    pub(super) fn deduplicate(&mut self, keys: &RowKeys) -> Result<(), CacheError> {
         self.uniques.clear();
         self.rows.clear();
         self.misses.clear();
+        self.pointed.clear();
         if self.ids.len() > MAX_OCCURRENCES {
             return Err(CacheError::Occurrences { got: self.ids.len(), limit: MAX_OCCURRENCES });
         }
         self.scratch.begin(self.ids.len());
         for Column { table, ids } in &self.columns {
-            let Some(code) = keys.code(*table) else {
-                return Err(CacheError::Table { got: table.index(), tables: tables.len() });
+            let Some(code) = keys.own_keys().code(*table) else {
+                return Err(CacheError::Table { got: table.index(), tables: keys.own_keys().tables() });
             };
             for &id in &self.ids[ids.clone()] {
-                let Some(key) = code.key(id) else {
+                let Some(own) = code.key(id) else {
                     return Err(CacheError::Id { table: table.index(), got: id, rows: code.rows() });
                 };
-                let unique = self.scratch.number(key, self.rows.len() as u32);
+                let unique = self.scratch.number(own, self.rows.len() as u32);
                 match self.rows.get_mut(unique as usize) {
                     Some(row) => row.count += 1,
-                    None => self.rows.push(Unique { key, table: *table, count: 1, place: Place::Miss(0) }),
+                    None => self.rows.push(Unique { own, table: *table, count: 1, place: Place::Miss(0) }),
                 }
                 self.uniques.push(unique);
             }
@@ -149,27 +162,45 @@ impl Query {
         Ok(())
     }
 
-    /// Probes every distinct key.
-    pub(super) fn probe(&mut self, index: &Index, keys: &FlatKeys, pin: &Pin<'_>) {
-        let now = Stamp::of(pin.number());
+    /// Looks every distinct row up, in the overlay of the batch's version first.
+    pub(super) fn probe(&mut self, cache: &Shared, overlay: Option<&Overlay>, pin: &Pin<'_>) {
         self.batch = pin.number();
         self.tallies.clear();
-        self.tallies.resize(keys.tables(), Tally::default());
+        self.tallies.resize(cache.tables.len(), Tally::default());
+        let now = Stamp::of(pin.number());
         for unique in 0..self.rows.len() {
             if let Some(row) = self.rows.get(unique + AHEAD) {
-                index.prefetch(row.key);
+                cache.index.prefetch(cache.keys.row(row.table, row.own).1);
             }
             let row = &mut self.rows[unique];
+            let (id, key) = cache.keys.row(row.table, row.own);
             let tally = &mut self.tallies[row.table.index()];
-            let Some(held) = index.get(row.key, now, pin) else {
-                tally.misses += u64::from(row.count);
-                row.place = Place::Miss(self.misses.len() as u32);
-                let id = keys.code(row.table).and_then(|code| code.id(row.key)).unwrap_or(0);
-                self.misses.push(Miss { table: row.table, id, unique: unique as u32 });
-                continue;
+            let count = u64::from(row.count);
+            let found = match overlay.and_then(|overlay| overlay.get(row.own)) {
+                Some(changed) => changed,
+                None => cache.index.get(key, now, pin).and_then(|held: Held<'_>| {
+                    let its_own = cache.is_row(row.table, row.own, held);
+                    tally.collisions += u64::from(!its_own) * count;
+                    its_own.then(|| held.location())
+                }),
             };
-            tally.hits += u64::from(row.count);
-            row.place = Place::Slot(held.location());
+            let elsewhere = Miss { table: row.table, id, unique: unique as u32 };
+            row.place = match found {
+                Some(location) if location.is_host() => {
+                    tally.pointed += count;
+                    self.pointed.push(elsewhere);
+                    Place::Host(self.pointed.len() as u32 - 1)
+                }
+                Some(location) => {
+                    tally.hits += count;
+                    Place::Slot(location)
+                }
+                None => {
+                    tally.misses += count;
+                    self.misses.push(elsewhere);
+                    Place::Miss(self.misses.len() as u32 - 1)
+                }
+            };
         }
     }
 }

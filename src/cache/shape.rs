@@ -6,9 +6,10 @@
 //! first, and eviction heeds both.
 
 use super::index::{self, BUCKET_BYTES, LOAD, Location, SLOTS};
+use super::key::RowKeys;
 use super::slab::SlabShape;
-use super::{CacheError, WATERMARKS};
-use crate::types::ROW_ALIGN;
+use super::{AdmissionOption, CacheError, CacheOptions, WATERMARKS};
+use crate::types::{ROW_ALIGN, TableId};
 
 /// The least number of buckets: a key's two are then mostly two.
 const MIN_BUCKETS: usize = 2;
@@ -17,6 +18,8 @@ const MIN_BUCKETS: usize = 2;
 const SLABS_PER_CLASS: usize = 64;
 /// The largest slab, unless one row is larger.
 const MAX_SLAB_BYTES: usize = 1 << 20;
+/// A sketch for the admission takes one byte of so many.
+const SKETCH_SHARE: usize = 64;
 /// Offsets of locations reach this far.
 const MAX_POOL_BYTES: usize = Location::OFFSETS as usize * 4;
 
@@ -29,6 +32,9 @@ pub struct TableShape {
     pub row_bytes: usize,
 }
 
+/// Bytes of the tag before a row that may share its index key with others: the row's own key.
+pub(super) const TAG_BYTES: usize = size_of::<u64>();
+
 /// How much memory a cache may take, and for which tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheShape {
@@ -36,6 +42,12 @@ pub struct CacheShape {
     pub bytes: usize,
     /// The model's tables, by their ids.
     pub tables: Vec<TableShape>,
+}
+
+impl CacheOptions {
+    fn sketches(&self) -> bool {
+        matches!(self.admission, AdmissionOption::Frequency { .. })
+    }
 }
 
 impl CacheShape {
@@ -63,7 +75,40 @@ impl CacheShape {
         shape
     }
 
-    /// Divides the bytes.
+    /// The least shape that holds this share of every table's rows in a cache of these options.
+    ///
+    /// # Errors
+    /// [`CacheError`] where the tables' rows have no keys of the width.
+    pub fn for_options(
+        fraction: f64,
+        tables: Vec<TableShape>,
+        options: &CacheOptions,
+    ) -> Result<Self, CacheError> {
+        let rows: Vec<u64> = tables.iter().map(|t| t.rows).collect();
+        let keys = RowKeys::new(&rows, options.key_width)?;
+        let slots = Self::from_fraction(fraction, slots(&tables, &keys)).bytes;
+        let sketch = if options.sketches() { slots.div_ceil(SKETCH_SHARE - 1) } else { 0 };
+        Ok(Self { bytes: slots + sketch + pointer_buckets(options.pointers) * BUCKET_BYTES, tables })
+    }
+
+    /// Divides the bytes among all that a cache of these options has.
+    pub(super) fn plan(&self, keys: &RowKeys, options: &CacheOptions) -> Result<Plan, CacheError> {
+        let slots = slots(&self.tables, keys);
+        let sketch_bytes = if options.sketches() { self.bytes / SKETCH_SHARE } else { 0 };
+        let more_buckets = pointer_buckets(options.pointers);
+        let apart = sketch_bytes.saturating_add(more_buckets.saturating_mul(BUCKET_BYTES));
+        let inner = Self { bytes: self.bytes.saturating_sub(apart), tables: slots };
+        let mut layout = inner.layout().map_err(|error| match error {
+            CacheError::TooSmall { minimum, sizes, .. } => {
+                CacheError::TooSmall { got: self.bytes, minimum: minimum.saturating_add(apart), sizes }
+            }
+            error => error,
+        })?;
+        layout.buckets = (layout.buckets + more_buckets).min(u32::MAX as usize);
+        Ok(Plan { layout, slots: inner.tables, sketch_bytes })
+    }
+
+    /// Divides the bytes between index and pool.
     pub(super) fn layout(&self) -> Result<Layout, CacheError> {
         let odd = |t: &TableShape| t.row_bytes == 0 || !t.row_bytes.is_multiple_of(ROW_ALIGN);
         if let Some(table) = self.tables.iter().position(odd) {
@@ -111,6 +156,30 @@ fn minimum(tables: &[TableShape]) -> (Vec<usize>, usize) {
     let slab = row_bytes.last().map_or(0, |&largest| SlabShape::slab_cost(&row_bytes, largest));
     let minimum = MIN_BUCKETS * BUCKET_BYTES + row_bytes.len() * slab;
     (row_bytes, minimum)
+}
+
+/// What the bytes are spent on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Plan {
+    pub layout: Layout,
+    /// The tables with the tags that their rows bear.
+    pub slots: Vec<TableShape>,
+    /// Bytes of the admission's sketch.
+    pub sketch_bytes: usize,
+}
+
+/// The tables with the slots that their rows take, tags included.
+fn slots(tables: &[TableShape], keys: &RowKeys) -> Vec<TableShape> {
+    let slot = |(t, table): (usize, &TableShape)| {
+        let tag = if keys.tagged(TableId(t as u32)) { TAG_BYTES } else { 0 };
+        TableShape { rows: table.rows, row_bytes: table.row_bytes + tag }
+    };
+    tables.iter().enumerate().map(slot).collect()
+}
+
+/// Buckets that so many pointers take.
+fn pointer_buckets(pointers: u64) -> usize {
+    (pointers as f64 / (SLOTS as f64 * LOAD)).ceil() as usize
 }
 
 /// `cache.bytes`, divided.

@@ -58,27 +58,39 @@ impl Pool {
         self.slots.has_room(class)
     }
 
-    /// Copies a row into a slot that is not published. `row` must be as long as the slot.
-    pub fn fill(&self, slot: &mut Slot, row: &[u8]) {
-        assert_eq!(row.len(), slot.bytes(), "a row of its slot's size");
+    /// Copies a tag and a row into a slot that is not published. Together they must be as long as the slot.
+    pub fn fill(&self, slot: &mut Slot, tag: &[u8], row: &[u8]) {
+        assert_eq!(tag.len() + row.len(), slot.bytes(), "a row of its slot's size");
         let start = self.start(slot.location());
-        // SAFETY: `slot` was made by `take`, so `start..start + bytes` lies in the allocation. Nobody else accesses these bytes: slots
-        // do not overlap, the bit of this one is taken, and its location is in no index while the
-        // `Slot` lives. Readers of other slots hold slices of those bytes only;
-        // no reference to the whole allocation exists. Source and slot cannot overlap, since a
-        // reference into the pool never covers an unpublished slot.
-        unsafe { start.copy_from_nonoverlapping(NonNull::from(row).cast(), row.len()) };
+        // SAFETY: `slot` was made by `take`, so `start..start + bytes` lies in the allocation. Nobody else
+        // accesses these bytes: slots do not overlap, the bit of this one is taken, and its location is
+        // published nowhere while the `Slot` lives. Readers of other slots hold slices of those bytes only; no
+        // reference to the whole allocation exists. Sources and slot cannot overlap, since a reference
+        // into the pool never covers an unpublished slot.
+        unsafe {
+            start.copy_from_nonoverlapping(NonNull::from(tag).cast(), tag.len());
+            start.add(tag.len()).copy_from_nonoverlapping(NonNull::from(row).cast(), row.len());
+        }
     }
 
-    /// A published row, which begins on a multiple of 4 bytes. How long it is, its key's table says.
+    /// The tag of a published row that has one.
     #[inline]
-    pub fn row<'a>(&'a self, held: Held<'a>, bytes: usize) -> &'a [u8] {
+    pub fn tag(&self, held: Held<'_>) -> u64 {
+        bytemuck::pod_read_unaligned(self.row(held, 0, size_of::<u64>()))
+    }
+
+    /// `bytes` of a published slot from `from` on; they begin on a multiple of 4 where `from` does. How long
+    /// a slot is, its key's table says.
+    #[inline]
+    pub fn row<'a>(&'a self, held: Held<'a>, from: usize, bytes: usize) -> &'a [u8] {
+        assert!(!held.location().is_host(), "a row in the pool");
         let offset = held.location().offset() as usize * UNIT;
-        assert!(offset + bytes <= self.shape().data_bytes(), "a row within the pool");
-        // SAFETY: in bounds by the assertion; initialised, since pages begin as zeros. `held` was found in the index, hence filled before it was linked
-        // and seen by an acquire; until its pin ends, which outlives `'a`, `Limbo` does not free the
-        // slot, and nothing but `free` and the `fill` of a slot taken after it writes there.
-        unsafe { std::slice::from_raw_parts(self.start(held.location()).as_ptr(), bytes) }
+        assert!(offset + from + bytes <= self.shape().data_bytes(), "a row within the pool");
+        // SAFETY: in bounds by the assertion; initialised, since pages begin as zeros. `held` was found in
+        // the index or in a version's overlay, hence filled before it was published there and seen by an
+        // acquire; until its pin ends, or the bucket's lock is given back, which outlives `'a`, `Limbo` does not free
+        // the slot, and nothing but `free` and the `fill` of a slot taken after it writes there.
+        unsafe { std::slice::from_raw_parts(self.start(held.location()).add(from).as_ptr(), bytes) }
     }
 
     /// Takes back a slot that was unlinked and outlasted its readers.
@@ -216,7 +228,7 @@ mod tests {
     fn freed_slots_are_poisoned_in_debug() {
         let pool = Pool::new(shape(1)).unwrap();
         let mut slot = pool.take(Class(1)).unwrap();
-        pool.fill(&mut slot, &[1; 20]);
+        pool.fill(&mut slot, &[], &[1; 20]);
         let location = slot.location();
         let bits = |pool: &Pool| {
             // SAFETY: a slot of five values, and nobody writes it while the test reads it.

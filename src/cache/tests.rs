@@ -1,6 +1,11 @@
 //! The cache as a whole: what is returned as a hit is the row that was inserted for that table
 //! and id, whole, whatever is evicted meanwhile, and within the bytes.
 
+mod narrow;
+mod pointing;
+mod switching;
+mod warm;
+
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -12,10 +17,22 @@ fn table(rows: u64, dim: usize) -> TableShape {
     TableShape { rows, row_bytes: 4 * dim }
 }
 
-/// A row that says whose it is in every word.
+/// A row that says whose it is in every word, as it was at first.
 fn row_of(table: TableId, id: u64, bytes: usize) -> Vec<u8> {
+    row_at(Version(0), table, id, bytes)
+}
+
+/// Which rows a version changes.
+fn changes(version: Version, id: u64) -> bool {
+    version.0 > 0 && id % 5 == version.0 % 5
+}
+
+/// A row as a version has it: as the last version up to it that changed it has made it.
+fn row_at(version: Version, table: TableId, id: u64, bytes: usize) -> Vec<u8> {
+    let made = (1..=version.0).rev().take(5).find(|&v| changes(Version(v), id)).unwrap_or(0);
     let word = |i: usize| {
-        (key::scatter(crate::types::FlatKey(id << 20 | u64::from(table.0) << 10 | i as u64)) >> 32) as u32
+        let whose = id << 20 | u64::from(table.0) << 10 | i as u64;
+        (crate::types::scatter(whose ^ crate::types::scatter(made)) >> 32) as u32
     };
     (0..bytes / 4).flat_map(|i| word(i).to_le_bytes()).collect()
 }
@@ -28,9 +45,25 @@ fn cache_of(bytes: usize, tables: &[TableShape], options: &CacheOptions) -> Flat
     FlatCache::new(&CacheShape { bytes, tables: tables.to_vec() }, options).unwrap()
 }
 
+/// All rows that a version changes, as it has them.
+fn changed(version: Version, tables: &[TableShape]) -> Vec<(TableId, u64, Vec<u8>)> {
+    let of_table = |(t, table): (usize, &TableShape)| {
+        let (table_id, row_bytes) = (TableId(t as u32), table.row_bytes);
+        let ids = (0..table.rows).filter(move |&id| changes(version, id));
+        ids.map(move |id| (table_id, id, row_at(version, table_id, id, row_bytes))).collect::<Vec<_>>()
+    };
+    tables.iter().enumerate().flat_map(of_table).collect()
+}
+
+fn switch(cache: &FlatCache, tables: &[TableShape], version: Version) -> Switched {
+    let rows = changed(version, tables);
+    cache.switch(version, rows.iter().map(|(t, id, row)| (*t, *id, &row[..]))).unwrap()
+}
+
 /// What a batch saw.
 struct Seen {
     hits: u64,
+    pointed: u64,
     misses: u64,
 }
 
@@ -42,15 +75,14 @@ fn run_batch(cache: &FlatCache, tables: &[TableShape], query: &mut Query, ids: &
         query.push(TableId(*table), ids.iter().copied());
     }
     let found = pin.lookup(query).unwrap();
-    let fetch = |t: TableId, id| row_of(t, id, tables[t.index()].row_bytes);
+    let fetch = |t: TableId, id| row_at(pin.version(), t, id, tables[t.index()].row_bytes);
     for half in 0..2 {
         let occurrences = ids.iter().flat_map(|(t, ids)| ids.iter().map(|&id| (TableId(*t), id)));
         for ((t, id), &unique) in occurrences.zip(found.uniques()) {
             match found.source(unique) {
                 Source::Row(row) => assert_eq!(row, fetch(t, id), "table {t:?} id {id}"),
-                Source::Miss(m) => {
-                    assert_eq!(found.misses()[m], Miss { table: t, id, unique });
-                }
+                Source::Host(p) => assert_eq!(found.pointed()[p], Miss { table: t, id, unique }),
+                Source::Miss(m) => assert_eq!(found.misses()[m], Miss { table: t, id, unique }),
             }
         }
         for miss in found.misses().iter().filter(|_| half == 0) {
@@ -61,7 +93,9 @@ fn run_batch(cache: &FlatCache, tables: &[TableShape], query: &mut Query, ids: &
     let missing: HashSet<_> = found.misses().iter().map(|m| m.unique).collect();
     assert_eq!(missing.len(), found.misses().len(), "each miss once");
     let misses = found.uniques().iter().filter(|u| missing.contains(u)).count() as u64;
-    Seen { hits: found.uniques().len() as u64 - misses, misses }
+    let pointed: HashSet<_> = found.pointed().iter().map(|m| m.unique).collect();
+    let pointed = found.uniques().iter().filter(|u| pointed.contains(u)).count() as u64;
+    Seen { hits: found.uniques().len() as u64 - misses - pointed, pointed, misses }
 }
 
 fn totals(stats: &CacheStats) -> (u64, u64, u64) {
@@ -277,7 +311,7 @@ fn a_full_cache_rejects_rows_and_counts_them() {
 
 #[test]
 fn admission_keeps_rows_out_and_counts_them() {
-    let options = CacheOptions { admission: 0.25, ..by_hand() };
+    let options = CacheOptions { admission: AdmissionOption::Probability { p: 0.25, seed: 0 }, ..by_hand() };
     let cache = cache_of(1 << 20, &[table(10_000, 1)], &options);
     for id in 0..4000 {
         cache.pin().insert(TableId(0), id, &[0; 4]).unwrap();
@@ -296,8 +330,9 @@ fn bad_input_is_refused_by_name() {
     let message = |e: CacheError| e.to_string();
     let small = message(make(100, &by_hand()).unwrap_err());
     assert!(small.starts_with("cache.bytes: 100 cannot hold") && small.contains("minimum"), "{small}");
-    let options = CacheOptions { admission: f64::NAN, ..by_hand() };
-    assert!(message(make(1 << 16, &options).unwrap_err()).starts_with("cache.admission"));
+    let options =
+        CacheOptions { admission: AdmissionOption::Probability { p: f64::NAN, seed: 0 }, ..by_hand() };
+    assert!(message(make(1 << 16, &options).unwrap_err()).starts_with("cache.admission_probability"));
     let options = CacheOptions { watermarks: Watermarks { high: 0.5, low: 0.6 }, ..by_hand() };
     assert!(message(make(1 << 16, &options).unwrap_err()).starts_with("cache.low_watermark"));
     for row_bytes in [0, 6] {

@@ -334,6 +334,7 @@ impl Subject for HostSubject {
                     Source::Row(row) => {
                         row.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
                     }
+                    Source::Host(_) => unreachable!("no host rows are registered"),
                     Source::Miss(_) => world.row(lookup.table, id, version).unwrap(),
                 };
                 rows.insert((lookup.table, id), row);

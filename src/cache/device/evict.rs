@@ -5,10 +5,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::super::MAX_WAITING;
 use super::super::evictor::EvictStep;
 use super::super::index::{Location, Unlinked};
-use super::super::policy::threshold_age;
+use super::super::policy::threshold;
+use super::super::shared::MAX_WAITING;
 use super::super::slots::Class;
 use super::{Shared, lock};
 use crate::device::cuda::args::EMPTY_KEY;
@@ -109,10 +109,11 @@ impl<D: Driver> Shared<D> {
         let (now, excess) = (self.epochs.tag(), self.excess());
         sweep.draw = sweep.draw.wrapping_add(SAMPLE as u64);
         let ages = sweep.sweeper.sample(now, sweep.draw)?;
-        let mut ages: Vec<u32> = ages.iter().copied().filter(|&age| age != u32::MAX).collect();
+        let mut ages: Vec<u64> = ages.iter().filter(|&&age| age != u32::MAX).map(|&age| age.into()).collect();
         // Rows of a mean size are assumed; where those that go are smaller, another step follows.
         let most = (excess * self.entries.load(Ordering::Relaxed) as f64).ceil() as usize;
-        let victims = Victims::Aged(threshold_age(&mut ages, excess));
+        let age = u32::try_from(threshold(&mut ages, excess)).unwrap_or(u32::MAX);
+        let victims = Victims::Aged(age);
         self.sweep(sweep, now, Stretch { hand: 0, buckets: STRETCH, most: most.min(room), victims })?;
         Ok(EvictStep::More)
     }
@@ -137,7 +138,7 @@ impl<D: Driver> Shared<D> {
         // Jobs that went before are done too: count their entries in before these are counted out.
         self.harvest(&mut lock(&self.replacer), false)?;
         for entry in evicted.iter().filter(|entry| entry.key != EMPTY_KEY) {
-            self.retire(Unlinked::reported(FlatKey(entry.key), Location::from_bits(entry.location)));
+            self.retire(Unlinked::withdrawn(FlatKey(entry.key), Location::from_bits(entry.location)));
         }
         sweep.hand = (sweep.hand + u64::from(stretch.buckets)) % self.tier.shape().buckets;
         Ok(())

@@ -27,12 +27,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::epoch::{Epochs, Limbo, OwnedPin};
 use super::evictor::{EvictStep, Evictor, Wake};
-use super::key::{FlatKeys, KeyWidth};
+use super::key::{FlatKeys, RowKeys};
 use super::policy::{Admission, Watermarks};
 use super::slots::{Class, Slots};
+use super::stats::{Counts, TableCounts};
 use super::{
-    CacheError, CacheOptions, CacheShape, CacheStats, Counts, TableCounts, TableShape, TableStats, check,
-    index,
+    CacheError, CacheOptions, CacheShape, CacheStats, EvictionOption, TableShape, admission, check, index,
 };
 use crate::device::cuda::lane::LaneError;
 use crate::device::cuda::tier::{Tier, TierShape};
@@ -52,12 +52,15 @@ pub enum DeviceCacheError {
     /// A batch or a worker's shape, or the driver.
     #[error(transparent)]
     Lane(#[from] LaneError),
-    /// Keys of several ids of a table would be one, and the kernels do not check tags.
-    #[error("table {table}: its ids have no flat keys of their own in 64 bits")]
-    Inexact {
+    /// Rows of a table would share keys, and the kernels do not check tags.
+    #[error("table {table}: cache.key_width does not hold its ids, and a device's cache has no tags")]
+    Tagged {
         /// The table's place.
         table: usize,
     },
+    /// What the host's cache can and a device's cannot.
+    #[error("a device's cache evicts by lru and has no unified index")]
+    Unsupported,
 }
 
 impl From<DriverError> for DeviceCacheError {
@@ -104,13 +107,16 @@ impl<D: Driver> DeviceCache<D> {
     /// As [`super::FlatCache::new`], and what the driver says.
     pub fn new(shape: &CacheShape, options: &CacheOptions, driver: Arc<D>) -> Result<Self, DeviceCacheError> {
         check(options)?;
-        let layout = shape.layout()?;
         let rows: Vec<u64> = shape.tables.iter().map(|t| t.rows).collect();
-        let keys = FlatKeys::new(&rows, KeyWidth::W64).map_err(CacheError::from)?;
-        let exact = |t: usize| keys.code(TableId(t as u32)).is_some_and(|code| code.is_exact());
-        if let Some(table) = (0..rows.len()).find(|&t| !exact(t)) {
-            return Err(DeviceCacheError::Inexact { table });
+        let keys = RowKeys::new(&rows, options.key_width).map_err(CacheError::from)?;
+        if let Some(table) = (0..rows.len()).find(|&t| keys.tagged(TableId(t as u32))) {
+            return Err(DeviceCacheError::Tagged { table });
         }
+        if options.eviction != EvictionOption::Lru || options.pointers > 0 {
+            return Err(DeviceCacheError::Unsupported);
+        }
+        let plan = shape.plan(&keys, options)?;
+        let (layout, bytes) = (&plan.layout, plan.layout.bytes() + plan.sketch_bytes);
         let tier = Arc::new(Tier::new(
             driver,
             TierShape {
@@ -121,14 +127,14 @@ impl<D: Driver> DeviceCache<D> {
         )?);
         let class = |t: &TableShape| layout.slabs.class(t.row_bytes);
         let shared = Arc::new(Shared {
-            keys,
+            keys: keys.index_keys().clone(),
             classes: shape.tables.iter().filter_map(class).collect(),
             tables: shape.tables.clone(),
-            bytes: layout.bytes(),
+            bytes,
             slots: Slots::new(layout.slabs.clone()),
             epochs: Arc::default(),
             unfinished: Mutex::default(),
-            admission: Admission::new(options.admission, options.seed),
+            admission: admission(options, plan.sketch_bytes),
             watermarks: options.watermarks,
             limbo: Limbo::default(),
             replacer: Mutex::new(Replacer::new(&tier)?),
@@ -150,7 +156,7 @@ impl<D: Driver> DeviceCache<D> {
             })
         };
         let evictor = options.background.then(|| Evictor::start(&shared.wake, step)).transpose();
-        let refused = |source| CacheError::Memory { bytes: layout.bytes(), source };
+        let refused = |source| CacheError::Memory { bytes, source };
         Ok(Self { _evictor: evictor.map_err(refused)?, shared })
     }
 
@@ -249,16 +255,12 @@ impl<D: Driver> Shared<D> {
 
     fn stats(&self) -> CacheStats {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let table = |t: &TableCounts| TableStats {
-            hits: load(&t.hits),
-            misses: load(&t.misses),
-            evictions: load(&t.evictions),
-        };
         let (entries, pool_used_bytes) = self.used();
         CacheStats {
-            tables: self.counts.tables.iter().map(table).collect(),
+            tables: self.counts.tables.iter().map(TableCounts::read).collect(),
             entries,
             entry_capacity: self.entry_capacity(),
+            pointers: 0,
             pool_used_bytes,
             pool_bytes: self.slots.shape().data_bytes() as u64,
             total_bytes: self.bytes as u64,

@@ -16,9 +16,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::super::epoch::Freed;
+use super::super::error::CacheError;
 use super::super::index::{Location, Unlinked};
+use super::super::shared::MAX_WAITING;
 use super::super::slots::{Slot, UNIT};
-use super::super::{CacheError, MAX_WAITING};
 use super::{DeviceCacheError, Shared, lock};
 use crate::device::cuda::args::{
     EMPTY_KEY, JobKind, LINK_FULL, LINK_NEW, LINK_PRESENT, LINK_REPLACED, LINK_SWAPPED, LINK_WITHDRAWN,
@@ -193,7 +194,7 @@ impl<D: Driver> Shared<D> {
     }
 
     fn put_aside(&self, outcome: &Outcome, entry: Entry) {
-        let left = || Unlinked::reported(FlatKey(outcome.key), Location::from_bits(outcome.location));
+        let left = || Unlinked::withdrawn(FlatKey(outcome.key), Location::from_bits(outcome.location));
         match outcome.link {
             LINK_NEW => {}
             LINK_REPLACED => {

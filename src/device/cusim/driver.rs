@@ -376,7 +376,9 @@ impl Device {
 
     /// Whether the stream's next operation is done.
     fn advance(&mut self, stream: usize) -> Result<bool, SimError> {
-        let (steps, seed) = (1 + self.draw(64), self.draw(u64::MAX - 1));
+        // Mostly few, so that kernels interleave finely, and now and then many.
+        let most = 1 << self.draw(7);
+        let (steps, seed) = (1 + self.draw(most), self.draw(u64::MAX - 1));
         let steps = if self.seed == 0 { u64::MAX } else { steps };
         let (_, queue, running) = &mut self.streams[stream];
         match queue.front() {

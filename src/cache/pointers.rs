@@ -1,0 +1,158 @@
+//! The unified index (FLECHE 3.3): entries that point at a row in host memory instead of a slot.
+//!
+//! A pointer takes an entry of the index and no slot. It is made by the evictor: where there may be more
+//! pointers, a cold row gives up its slot and stays in the index as a pointer. It says which row of its
+//! table it is; where the table lies, whoever reads it knows of the batch's version. So a pointer is as good
+//! for one version as for the next.
+//!
+//! Only rows that the store holds in RAM may be pointed at: their owner keeps a [`HostRows`] for as long.
+//! Dropping it withdraws all pointers to the table and waits for the batches that may have found one.
+//!
+//! How many there may be, [`super::tuner`] finds by trying, from the throughput that batches report.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::index::{Fate, Held, Location, Stamp};
+use super::shared::Shared;
+use super::tuner::Tuner;
+use crate::types::{FlatKey, TableId};
+
+/// Steps in which the tuner goes up to its limit.
+const STEPS: u64 = 16;
+/// Ids looked up between two measurements.
+const WINDOW: u64 = 1 << 20;
+/// How long unfinished batches are left before it is seen again whether they are.
+const PATIENCE: Duration = Duration::from_micros(200);
+
+/// What the cache knows of its pointers.
+#[derive(Debug)]
+pub(super) struct Pointers {
+    /// By table: whether its rows may be pointed at.
+    tables: Box<[AtomicBool]>,
+    count: AtomicU64,
+    capacity: AtomicU64,
+    /// Ids and nanoseconds since the last measurement.
+    ids: AtomicU64,
+    nanos: AtomicU64,
+    tuner: Mutex<Tuner>,
+}
+
+impl Pointers {
+    pub fn new(tables: usize, limit: u64) -> Self {
+        Self {
+            tables: (0..tables).map(|_| AtomicBool::new(false)).collect(),
+            count: AtomicU64::new(0),
+            capacity: AtomicU64::new(0),
+            ids: AtomicU64::new(0),
+            nanos: AtomicU64::new(0),
+            tuner: Mutex::new(Tuner::new(limit, STEPS)),
+        }
+    }
+
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    pub fn removed(&self) {
+        self.count.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    #[cfg(test)]
+    pub fn capacity(&self) -> u64 {
+        self.capacity.load(Ordering::Relaxed)
+    }
+
+    /// Takes room for one more pointer into this table, if there is any.
+    fn added(&self, table: TableId) -> bool {
+        let room = || self.count() < self.capacity.load(Ordering::Relaxed);
+        let may = self.tables[table.index()].load(Ordering::Relaxed) && room();
+        if may {
+            self.count.fetch_add(1, Ordering::Relaxed);
+        }
+        may
+    }
+}
+
+impl Shared {
+    /// What becomes of an entry that is to be put out of the pool: under the bucket's lock and the sweep's.
+    pub fn put_out(&self, key: FlatKey, held: Held<'_>) -> Fate {
+        let table = self.keys.index_keys().table_of(key);
+        // Of a key that several rows share, a pointer could not say whose it is.
+        let id = table.and_then(|table| Some((table, self.keys.index_keys().code(table)?.id(key)?)));
+        match id {
+            Some((table, id)) if !held.location().is_host() && self.pointers.added(table) => {
+                Fate::Move(Location::host(id))
+            }
+            _ => Fate::Leave,
+        }
+    }
+
+    /// Takes note of how long a batch took to look up so many ids, and now and then has the tuner decide.
+    pub fn observe(&self, ids: u64, elapsed: Duration) {
+        let pointers = &self.pointers;
+        let nanos = pointers.nanos.fetch_add(elapsed.as_nanos() as u64, Ordering::Relaxed);
+        if pointers.ids.fetch_add(ids, Ordering::Relaxed) + ids < WINDOW {
+            return;
+        }
+        // Whoever measures now measures for those who come meanwhile.
+        let Ok(mut tuner) = pointers.tuner.try_lock() else { return };
+        let nanos = nanos + elapsed.as_nanos() as u64;
+        let ids = pointers.ids.swap(0, Ordering::Relaxed);
+        pointers.nanos.store(0, Ordering::Relaxed);
+        let advice = tuner.step(ids as f64 / (nanos as f64 * 1e-9));
+        pointers.capacity.store(advice.capacity, Ordering::Relaxed);
+        if advice.clear {
+            self.withdraw(|_| true);
+        }
+    }
+
+    /// Sets how many pointers there may be, whatever the tuner would say.
+    pub fn set_pointers(&self, capacity: u64) {
+        self.pointers.capacity.store(capacity, Ordering::Relaxed);
+    }
+
+    /// Unlinks the pointers into the tables that are chosen.
+    fn withdraw(&self, table: impl Fn(TableId) -> bool) {
+        // The sweep's lock: nobody makes a pointer meanwhile.
+        let _sweep = self.sweep.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Stamp::of(self.epochs.tag());
+        for bucket in 0..self.index.buckets() {
+            let fate = |key, held: Held<'_>, _| {
+                let of_table = self.keys.index_keys().table_of(key).is_some_and(&table);
+                if held.location().is_host() && of_table { Fate::Leave } else { Fate::Stay }
+            };
+            self.index.evict(bucket, now, fate, |unlinked| self.retire(unlinked));
+        }
+    }
+}
+
+/// The right to point at the rows of a table, while the store holds them in RAM.
+#[derive(Debug)]
+pub struct HostRows {
+    shared: Arc<Shared>,
+    table: TableId,
+}
+
+impl HostRows {
+    pub(super) fn new(shared: Arc<Shared>, table: TableId) -> Self {
+        shared.pointers.tables[table.index()].store(true, Ordering::Relaxed);
+        Self { shared, table }
+    }
+}
+
+impl Drop for HostRows {
+    /// Withdraws the pointers and waits for all batches that began before; so a thread must not drop it
+    /// that has a pin itself.
+    fn drop(&mut self) {
+        let Self { shared, table } = self;
+        // Before the sweep's lock is taken: who makes a pointer has the lock and looks here.
+        shared.pointers.tables[table.index()].store(false, Ordering::Relaxed);
+        shared.withdraw(|t| t == *table);
+        let tag = shared.epochs.tag();
+        while shared.epochs.oldest() <= tag {
+            std::thread::sleep(PATIENCE);
+        }
+    }
+}

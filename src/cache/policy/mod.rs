@@ -1,0 +1,136 @@
+//! What is let into the cache and what is put out of it, a policy a file.
+//!
+//! **Admission** decides on a missed row: [`probability`] lets in a share of all misses, [`frequency`]
+//! rows that were missed before.
+//!
+//! **Eviction** goes from one watermark to the other: past the high one, entries are put out until the
+//! low one is reached. Which ones is decided by how cold they are: the age of their last use (approximate
+//! LRU), or their [`rank`] in a data set. A sample of the entries gives the coldness that divides the share to
+//! be put out from the rest, and a sweep puts out what is at least so cold. That is the exact order to
+//! within the sample's error, with no list to keep in order on the lookup path.
+
+pub mod frequency;
+pub mod probability;
+pub mod rank;
+
+use crate::types::FlatKey;
+use frequency::Sketch;
+use probability::Probability;
+use rank::Ranks;
+
+/// Whether a missed row is let in.
+#[derive(Debug)]
+pub enum Admission {
+    /// By chance.
+    Probability(Probability),
+    /// By how often it was missed.
+    Frequency(Sketch),
+}
+
+impl Admission {
+    /// Whether a key that batch `batch` missed is let in. Ask once a miss: asking may count.
+    #[inline]
+    pub fn admits(&self, key: FlatKey, batch: u64) -> bool {
+        match self {
+            Self::Probability(probability) => probability.admits(key, batch),
+            Self::Frequency(sketch) => sketch.admits(key),
+        }
+    }
+
+    /// Bytes it takes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Probability(_) => 0,
+            Self::Frequency(sketch) => sketch.bytes(),
+        }
+    }
+}
+
+/// Which entries go first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Eviction {
+    /// Those longest unused.
+    #[default]
+    Lru,
+    /// Those of the lowest frequency in a data set.
+    Lfu(Ranks),
+}
+
+impl Eviction {
+    /// How cold an entry is: what is larger goes first.
+    #[inline]
+    #[must_use]
+    pub fn coldness(&self, key: FlatKey, age: u32) -> u64 {
+        match self {
+            Self::Lru => age.into(),
+            Self::Lfu(ranks) => ranks.coldness(key, age),
+        }
+    }
+}
+
+/// The bounds between which the cache's use moves, as shares of what it can hold.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Watermarks {
+    /// Eviction begins past this.
+    pub high: f64,
+    /// Eviction ends here.
+    pub low: f64,
+}
+
+impl Watermarks {
+    /// The share of `used` to be put out once eviction has begun: 0 where it is to end.
+    #[must_use]
+    pub fn excess(&self, used: u64, capacity: u64) -> f64 {
+        let target = self.low * capacity as f64;
+        if used as f64 <= target { 0.0 } else { 1.0 - target / used as f64 }
+    }
+
+    /// Whether eviction is to begin.
+    #[must_use]
+    pub fn crossed(&self, used: u64, capacity: u64) -> bool {
+        used as f64 > self.high * capacity as f64
+    }
+}
+
+/// The coldness that about `share` of the sampled entries have reached. Reorders the sample; `u64::MAX`
+/// for an empty sample or share.
+#[must_use]
+pub fn threshold(sample: &mut [u64], share: f64) -> u64 {
+    let out = (share * sample.len() as f64).ceil() as usize;
+    match sample.len().checked_sub(out.min(sample.len())) {
+        _ if out == 0 => u64::MAX,
+        None => u64::MAX,
+        Some(kept) => *sample.select_nth_unstable(kept).1,
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_threshold_puts_out_the_share_and_no_more_than_ties_force(
+            mut sample in prop::collection::vec(0u64..50, 0..200),
+            share in 0.0f64..=1.0,
+        ) {
+            let threshold = threshold(&mut sample, share);
+            let wanted = (share * sample.len() as f64).ceil() as usize;
+            let older = sample.iter().filter(|&&a| a > threshold).count();
+            let reached = sample.iter().filter(|&&a| a >= threshold).count();
+            prop_assert!(reached >= wanted);
+            prop_assert!(older < wanted.max(1));
+        }
+
+        #[test]
+        fn putting_out_the_excess_reaches_the_low_watermark(used in 1u64..1_000_000, capacity in 1u64..1_000_000) {
+            let marks = Watermarks { high: 0.95, low: 0.9 };
+            let left = used as f64 * (1.0 - marks.excess(used, capacity));
+            prop_assert!(left <= 0.9 * capacity as f64 + 1e-3);
+            prop_assert!(!marks.crossed(used, capacity) || marks.excess(used, capacity) > 0.0);
+        }
+    }
+}

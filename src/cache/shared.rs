@@ -1,0 +1,233 @@
+//! What batches and the evicting thread share: the way of a row in and out.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::epoch::{Epochs, Limbo, Replaceable};
+use super::error::CacheError;
+use super::evictor::{Sweep, Wake};
+use super::index::{self, Entry, Fate, Held, Index, Link, Stamp, Unlinked};
+use super::key::RowKeys;
+use super::pointers::Pointers;
+use super::policy::{Admission, Eviction, Watermarks};
+use super::shape::{TAG_BYTES, TableShape};
+use super::slab::{Class, Pool, Slot};
+use super::stats::{CacheStats, Counts, TableCounts};
+use super::version::Current;
+use crate::types::{FlatKey, TableId};
+
+/// Most unlinked slots that wait for batches to finish: 1 MiB of records. While so many wait,
+/// nothing more is evicted.
+pub(super) const MAX_WAITING: usize = 1 << 16;
+
+/// What became of a row that was offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Insertion {
+    /// It is found from now on.
+    Stored,
+    /// Another batch was first with it.
+    Present,
+    /// The admission policy did not let it in.
+    NotAdmitted,
+    /// There is no room until eviction has made some.
+    Full,
+}
+
+/// What the evicting thread sees too.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub keys: RowKeys,
+    pub tables: Vec<TableShape>,
+    /// By table: the class of its slots, tags included.
+    pub classes: Vec<Class>,
+    pub index: Index,
+    pub pool: Pool,
+    pub epochs: Epochs,
+    /// The version that batches are of which begin now.
+    pub current: Replaceable<Current>,
+    /// Held by whoever switches versions.
+    pub switching: Mutex<()>,
+    pub admission: Admission,
+    pub eviction: Eviction,
+    pub watermarks: Watermarks,
+    /// The unified index.
+    pub pointers: Pointers,
+    /// Slots out of the index.
+    pub limbo: Limbo,
+    pub sweep: Mutex<Sweep>,
+    pub wake: Arc<Wake>,
+    /// A class that found no slot, plus one: where there is space, slabs are to change their size.
+    pub starved: AtomicU64,
+    pub counts: Counts,
+}
+
+impl Shared {
+    pub fn insert(&self, batch: u64, table: TableId, id: u64, row: &[u8]) -> Result<Insertion, CacheError> {
+        let own = self.own_key(table, id, row.len())?;
+        if !self.admission.admits(own, batch) {
+            self.counts.not_admitted.fetch_add(1, Ordering::Relaxed);
+            return Ok(Insertion::NotAdmitted);
+        }
+        let class = self.classes[table.index()];
+        let Some(mut slot) = self.take(class) else {
+            self.counts.rejected_full.fetch_add(1, Ordering::Relaxed);
+            self.starved.store(u64::from(class.0) + 1, Ordering::Relaxed);
+            self.wake.now();
+            return Ok(Insertion::Full);
+        };
+        self.fill(&mut slot, table, own, row);
+        let coldness = |key, age| self.eviction.coldness(key, age);
+        let replace = self.limbo.waiting() < MAX_WAITING;
+        let (_, key) = self.keys.row(table, own);
+        let entry = Entry { key, location: slot.location(), now: Stamp::of(batch) };
+        // A row whose key another row has takes the other's place, and so the last one asked for is there.
+        let same = |held: Held<'_>| !held.location().is_host() && self.is_row(table, own, held);
+        let link = self.index.insert(entry, replace.then_some(&coldness), same);
+        let insertion = match link {
+            Link::Present => Insertion::Present,
+            Link::Full => Insertion::Full,
+            Link::New | Link::Replaced(_) => Insertion::Stored,
+        };
+        if !self.count_link(table, link) {
+            self.pool.put_back(slot);
+        }
+        if self.crossed() {
+            self.wake.now();
+        }
+        Ok(insertion)
+    }
+
+    /// Counts a row in, and out what it replaced. Returns whether it was linked.
+    pub fn count_link(&self, table: TableId, link: Link) -> bool {
+        match link {
+            Link::Present => return false,
+            Link::Full => {
+                self.counts.rejected_full.fetch_add(1, Ordering::Relaxed);
+                self.wake.now();
+                return false;
+            }
+            Link::New => {}
+            Link::Replaced(unlinked) => {
+                self.retire(unlinked);
+                self.wake.now();
+            }
+        }
+        self.counts.inserted.fetch_add(1, Ordering::Relaxed);
+        self.counts.linked_bytes.fetch_add(self.footprint(table), Ordering::Relaxed);
+        true
+    }
+
+    /// The own key of a row, if it is one of these tables' and so long.
+    pub fn own_key(&self, table: TableId, id: u64, bytes: usize) -> Result<FlatKey, CacheError> {
+        let Some(shape) = self.tables.get(table.index()) else {
+            return Err(CacheError::Table { got: table.index(), tables: self.tables.len() });
+        };
+        if bytes != shape.row_bytes {
+            return Err(CacheError::RowBytes { table: table.index(), got: bytes, expected: shape.row_bytes });
+        }
+        let past = CacheError::Id { table: table.index(), got: id, rows: shape.rows };
+        self.keys.own(table, id).ok_or(past)
+    }
+
+    /// Writes a row into a slot, behind its own key where others may share its index key.
+    pub fn fill(&self, slot: &mut Slot, table: TableId, own: FlatKey, row: &[u8]) {
+        let tag = own.0.to_ne_bytes();
+        self.pool.fill(slot, if self.keys.tagged(table) { &tag } else { &[] }, row);
+    }
+
+    /// Whether what was found under a row's index key is that row.
+    #[inline]
+    pub fn is_row(&self, table: TableId, own: FlatKey, held: Held<'_>) -> bool {
+        !self.keys.tagged(table) || self.pool.tag(held) == own.0
+    }
+
+    /// A row that a batch found in the pool.
+    #[inline]
+    pub fn row<'a>(&'a self, table: TableId, held: Held<'a>) -> &'a [u8] {
+        let tag = if self.keys.tagged(table) { TAG_BYTES } else { 0 };
+        self.pool.row(held, tag, self.tables[table.index()].row_bytes)
+    }
+
+    /// A slot, if need be one that unfinished batches kept until just now.
+    pub fn take(&self, class: Class) -> Option<Slot> {
+        self.pool.take(class).or_else(|| {
+            self.reclaim();
+            self.pool.take(class)
+        })
+    }
+
+    /// Counts an entry out and, if it had a slot, puts that aside until no batch can read it.
+    pub fn retire(&self, unlinked: Unlinked) {
+        if unlinked.location().is_host() {
+            self.pointers.removed();
+            return;
+        }
+        if let Some(table) = self.keys.index_keys().table_of(unlinked.key) {
+            self.counts.linked_bytes.fetch_sub(self.footprint(table), Ordering::Relaxed);
+            self.counts.tables[table.index()].evictions.fetch_add(1, Ordering::Relaxed);
+        }
+        self.limbo.put(unlinked, &self.epochs);
+    }
+
+    /// Frees the slots whose batches are all finished. Returns how many still wait.
+    pub fn reclaim(&self) -> usize {
+        self.limbo.reclaim(&self.epochs, |slot| self.pool.free(slot))
+    }
+
+    pub fn crossed(&self) -> bool {
+        let (entries, bytes) = self.used();
+        self.watermarks.crossed(entries, self.index.capacity())
+            || self.watermarks.crossed(bytes, self.pool.shape().data_bytes() as u64)
+    }
+
+    /// Entries, and bytes of the pool, in use.
+    pub fn used(&self) -> (u64, u64) {
+        (self.index.entries(), self.counts.linked_bytes.load(Ordering::Relaxed))
+    }
+
+    /// The rows in the cache, the last used first.
+    pub fn hot_rows(&self) -> Vec<(TableId, u64)> {
+        let now = Stamp::of(self.epochs.tag());
+        let mut rows = Vec::new();
+        for bucket in 0..self.index.buckets() {
+            let row = |key, held: Held<'_>, age| {
+                let table = self.keys.index_keys().table_of(key)?;
+                let own = match self.keys.tagged(table) {
+                    true if held.location().is_host() => return None,
+                    true => self.keys.own_keys().decode(FlatKey(self.pool.tag(held)))?.1,
+                    false => self.keys.index_keys().decode(key)?.1,
+                };
+                Some((age, table, own))
+            };
+            let look = |key, held: Held<'_>, age| {
+                rows.extend(row(key, held, age));
+                Fate::Stay
+            };
+            self.index.evict(bucket, now, look, |_| {});
+        }
+        rows.sort_unstable_by_key(|&(age, table, id)| (age, table.0, id));
+        rows.into_iter().map(|(_, table, id)| (table, id)).collect()
+    }
+
+    fn footprint(&self, table: TableId) -> u64 {
+        self.pool.shape().footprint(self.classes[table.index()]) as u64
+    }
+
+    pub fn stats(&self) -> CacheStats {
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let (entries, pool_used_bytes) = self.used();
+        let index_bytes = self.index.buckets() * index::BUCKET_BYTES;
+        CacheStats {
+            tables: self.counts.tables.iter().map(TableCounts::read).collect(),
+            entries,
+            entry_capacity: self.index.capacity(),
+            pointers: self.pointers.count(),
+            pool_used_bytes,
+            pool_bytes: self.pool.shape().data_bytes() as u64,
+            total_bytes: (self.pool.shape().bytes() + index_bytes + self.admission.bytes()) as u64,
+            inserted: load(&self.counts.inserted),
+            not_admitted: load(&self.counts.not_admitted),
+            rejected_full: load(&self.counts.rejected_full),
+        }
+    }
+}

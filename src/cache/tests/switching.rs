@@ -1,0 +1,168 @@
+//! Versions: a batch sees the rows of its own, whatever is switched, evicted and inserted meanwhile.
+
+use super::*;
+
+#[test]
+fn changed_rows_that_were_cached_are_carried_over_and_the_others_stay_out() {
+    let tables = [table(100, 4)];
+    let cache = cache_of(64 << 10, &tables, &by_hand());
+    let mut query = Query::default();
+    run_batch(&cache, &tables, &mut query, &[(0, (0..50).collect())]);
+    let switched = switch(&cache, &tables, Version(1));
+    assert_eq!(switched, Switched { changed: 20, carried: 10 });
+    // Rows are checked against version 1 within.
+    let seen = run_batch(&cache, &tables, &mut query, &[(0, (0..100).collect())]);
+    assert_eq!((seen.hits, seen.misses), (50, 50));
+    settle(&cache);
+    assert_eq!(cache.shared.limbo.waiting(), 0, "the old rows' slots are free");
+    assert_eq!(cache.stats().entries, 100);
+}
+
+#[test]
+fn a_batch_of_the_old_version_finds_old_rows_until_it_ends() {
+    let tables = [table(100, 4)];
+    let cache = cache_of(64 << 10, &tables, &by_hand());
+    let mut query = Query::default();
+    run_batch(&cache, &tables, &mut query, &[(0, (0..50).collect())]);
+    let old = cache.pin();
+    std::thread::scope(|scope| {
+        let switching = scope.spawn(|| switch(&cache, &tables, Version(1)));
+        while cache.version() != Version(1) {
+            std::thread::yield_now();
+        }
+        // Both at once: new rows for the one, old ones for the other, who also inserts stale rows.
+        let mut mine = Query::default();
+        let new = run_batch(&cache, &tables, &mut mine, &[(0, (0..50).collect())]);
+        assert_eq!(new.hits, 50);
+        query.clear();
+        query.push(TableId(0), 0..100);
+        let found = old.lookup(&mut query).unwrap();
+        for id in 0..50 {
+            let Source::Row(row) = found.source(id) else { panic!("row {id} was cached") };
+            assert_eq!(row, row_of(TableId(0), id.into(), 16));
+        }
+        for miss in found.misses() {
+            old.insert(miss.table, miss.id, &row_of(miss.table, miss.id, 16)).unwrap();
+        }
+        assert!(!switching.is_finished(), "the old batch is not over");
+        drop(old);
+        switching.join().unwrap();
+    });
+    let seen = run_batch(&cache, &tables, &mut query, &[(0, (0..100).collect())]);
+    assert_eq!(seen.hits, 90, "what the old batch inserted stays but for the ten rows that have changed");
+}
+
+#[test]
+fn a_version_that_is_not_newer_and_a_wrong_row_change_nothing() {
+    let tables = [table(10, 1)];
+    let options = CacheOptions { version: Version(7), ..by_hand() };
+    let cache = cache_of(16 << 10, &tables, &options);
+    let mut query = Query::default();
+    run_batch(&cache, &tables, &mut query, &[(0, vec![2])]);
+    let used = cache.stats();
+    let error = |version, rows: &[(TableId, u64, &[u8])]| {
+        cache.switch(Version(version), rows.iter().copied()).unwrap_err().to_string()
+    };
+    assert_eq!(error(7, &[]), "version 7: expected one newer than 7");
+    assert!(error(8, &[(TableId(0), 2, &[0; 4]), (TableId(0), 10, &[0; 4])]).contains("id 10"));
+    assert!(error(8, &[(TableId(0), 2, &[0; 4]), (TableId(1), 0, &[0; 4])]).contains("table 1"));
+    assert!(error(8, &[(TableId(0), 2, &[0; 3])]).contains("got 3"));
+    assert_eq!((cache.version(), cache.stats()), (Version(7), used));
+    let seen = run_batch(&cache, &tables, &mut query, &[(0, vec![2])]);
+    assert_eq!(seen.hits, 1);
+}
+
+#[test]
+fn a_row_that_comes_twice_has_its_last_bytes() {
+    let cache = cache_of(16 << 10, &[table(10, 1)], &by_hand());
+    cache.pin().insert(TableId(0), 3, &[1; 4]).unwrap();
+    let rows: [(_, _, &[u8]); 2] = [(TableId(0), 3, &[2; 4]), (TableId(0), 3, &[3; 4])];
+    assert_eq!(cache.switch(Version(1), rows).unwrap(), Switched { changed: 1, carried: 1 });
+    let mut query = Query::default();
+    query.push(TableId(0), [3]);
+    let pin = cache.pin();
+    assert_eq!(pin.lookup(&mut query).unwrap().source(0), Source::Row(&[3; 4]));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+
+    #[test]
+    fn after_a_switch_no_row_of_an_old_version_is_found(
+        room in 1usize..80,
+        bits in prop_oneof![Just(64u32), 6u32..12],
+        steps in prop::collection::vec((prop::collection::vec(0u64..120, 1..30), any::<bool>(), 0u8..3), 1..30),
+    ) {
+        let tables = [table(120, 3), table(120, 7)];
+        let mut shape = CacheShape::from_fraction(0.0, tables.to_vec());
+        shape.bytes += room * 100;
+        let options = CacheOptions { key_width: KeyWidth::new(bits).unwrap(), ..by_hand() };
+        let Ok(cache) = FlatCache::new(&shape, &options) else { return Ok(()) };
+        let mut query = Query::default();
+        let mut version = 0;
+        for (ids, switches, evictions) in steps {
+            run_batch(&cache, &tables, &mut query, &[(0, ids.clone()), (1, ids)]);
+            if switches {
+                version += 1;
+                switch(&cache, &tables, Version(version));
+                prop_assert_eq!(cache.version(), Version(version));
+            }
+            for _ in 0..evictions {
+                cache.evict_step();
+            }
+        }
+        settle(&cache);
+        prop_assert!(cache.stats().pool_used_bytes <= cache.stats().pool_bytes);
+    }
+}
+
+/// Eight workers over a working set many times the cache, constant eviction, freed slots poisoned, and a
+/// writer who changes a fifth of all rows again and again: every row that is returned is its batch's
+/// version's, whole.
+#[test]
+fn under_eight_threads_eviction_and_a_writer_every_row_is_its_versions() {
+    let tables = [table(4_000, 16), table(500, 1), table(2_000, 33), table(50, 7)];
+    for key_width in [KeyWidth::W64, KeyWidth::new(11).unwrap()] {
+        let options = CacheOptions { key_width, ..CacheOptions::default() };
+        let cache = cache_of(60 << 10, &tables, &options);
+        let working = AtomicU64::new(8);
+        std::thread::scope(|scope| {
+            for worker in 0..8u64 {
+                let (cache, working) = (&cache, &working);
+                scope.spawn(move || {
+                    let mut query = Query::default();
+                    for batch in 0..100_000u64 {
+                        if batch >= 600 && totals(&cache.stats()).2 > 500 && cache.version() > Version(3) {
+                            break;
+                        }
+                        let draw = |t: usize, i: u64| {
+                            let random =
+                                crate::types::scatter(worker << 40 | batch << 20 | (t as u64) << 8 | i);
+                            let unit = (random >> 11) as f64 / (1u64 << 53) as f64;
+                            (unit * unit * unit * tables[t].rows as f64) as u64
+                        };
+                        let column = |t: usize| (t as u32, (0..24).map(|i| draw(t, i)).collect());
+                        let ids: Vec<_> = (0..4).map(column).collect();
+                        run_batch(cache, &tables, &mut query, &ids);
+                    }
+                    working.fetch_sub(1, Ordering::Release);
+                });
+            }
+            scope.spawn(|| {
+                let mut version = 0;
+                while working.load(Ordering::Acquire) > 0 {
+                    version += 1;
+                    switch(&cache, &tables, Version(version));
+                }
+                assert!(version > 3, "the writer got to write only {version} times");
+            });
+        });
+        let (hits, _, evictions) = totals(&cache.stats());
+        assert!(hits > 0 && evictions > 500, "{hits} hits, {evictions} evictions");
+        while cache.evict_step() != EvictStep::Idle {
+            std::thread::yield_now();
+        }
+        let stats = cache.stats();
+        assert_eq!(stats.entries, stats.inserted - totals(&stats).2);
+    }
+}

@@ -1,0 +1,67 @@
+//! What a cache holds, so that another can begin with it; and the policies as the cache applies them.
+
+use super::*;
+
+#[test]
+fn hot_rows_are_those_in_the_cache_the_last_used_first() {
+    for bits in [64, 5] {
+        let tables = [table(1000, 4), table(3, 1)];
+        let options = CacheOptions { key_width: KeyWidth::new(bits).unwrap(), ..by_hand() };
+        let cache = cache_of(1 << 20, &tables, &options);
+        let mut query = Query::default();
+        for batch in [vec![9, 4], vec![500], vec![4]] {
+            run_batch(&cache, &tables, &mut query, &[(0, batch)]);
+        }
+        run_batch(&cache, &tables, &mut query, &[(1, vec![2])]);
+        let hot = cache.hot_rows();
+        let expected = [(TableId(1), 2), (TableId(0), 4), (TableId(0), 500), (TableId(0), 9)];
+        assert_eq!(hot, expected, "{bits} bits");
+    }
+}
+
+#[test]
+fn rows_are_let_in_at_their_second_miss() {
+    let options = CacheOptions { admission: AdmissionOption::Frequency { misses: 2 }, ..by_hand() };
+    let tables = [table(1000, 4)];
+    let cache = cache_of(64 << 10, &tables, &options);
+    let batch = |id: u64| cache.pin().insert(TableId(0), id, &row_of(TableId(0), id, 16)).unwrap();
+    for id in 0..100 {
+        assert_eq!(
+            [batch(id), batch(id), batch(id)],
+            [Insertion::NotAdmitted, Insertion::Stored, Insertion::Present]
+        );
+    }
+    assert!(cache.stats().total_bytes <= 64 << 10);
+}
+
+#[test]
+fn rows_of_low_rank_leave_first() {
+    let tables = [table(5000, 16)];
+    let ranked: Vec<_> = (0..100).map(|id| (TableId(0), id)).collect();
+    let options = CacheOptions { eviction: EvictionOption::Lfu(ranked), ..by_hand() };
+    let cache = cache_of(100 << 10, &tables, &options);
+    let mut query = Query::default();
+    // The ranked rows once, then many times more of the others than there is room for.
+    for start in (0..5000u64).step_by(50) {
+        run_batch(&cache, &tables, &mut query, &[(0, (start..start + 50).collect())]);
+        settle(&cache);
+    }
+    let held: HashSet<_> = cache.hot_rows().into_iter().map(|(_, id)| id).collect();
+    assert!((0..100).all(|id| held.contains(&id)), "the ranked rows stay though unused");
+    assert!(held.contains(&4999));
+}
+
+#[test]
+fn options_out_of_range_are_refused_by_name() {
+    let shape = CacheShape { bytes: 1 << 16, tables: vec![table(10, 2), table(10, 2)] };
+    let refused = |options: CacheOptions| FlatCache::new(&shape, &options).unwrap_err().to_string();
+    let misses = |misses| CacheOptions { admission: AdmissionOption::Frequency { misses }, ..by_hand() };
+    assert!(refused(misses(0)).starts_with("cache.admission_misses: expected 1 to 15"));
+    assert!(refused(misses(16)).contains("got 16"));
+    let tight = CacheOptions { pointers: 1 << 20, ..by_hand() };
+    assert!(refused(tight).starts_with("cache.bytes: 65536 cannot hold"));
+    let bits = CacheOptions { key_width: KeyWidth::new(2).unwrap(), ..by_hand() };
+    assert!(FlatCache::new(&shape, &bits).is_ok(), "two keys for two tables");
+    let one_more = CacheShape { bytes: 1 << 16, tables: vec![table(10, 2); 3] };
+    assert!(FlatCache::new(&one_more, &bits).unwrap_err().to_string().contains("3 bits are needed"));
+}

@@ -1,0 +1,167 @@
+//! How many rows of host memory the unified index points at (FLECHE 3.3): a pure step function.
+//!
+//! Every pointer takes room that a row could have had, and spares a look into the host's own index. Where
+//! the balance lies, only a trial shows. So the capacity starts at none and grows by a step a measurement, while
+//! throughput rises; it goes back by one step and rests once throughput falls, or no longer rises. When
+//! throughput falls markedly while resting, the traffic has changed: all pointers go and the trial
+//! starts again.
+//!
+//! Measurements are noisy, so a rise or a fall is only what exceeds [`NOISE`], and a change of traffic only
+//! what exceeds [`DECLINE`] for [`PATIENCE`] measurements in a row.
+
+/// Changes of throughput below this share are taken for noise.
+pub const NOISE: f64 = 0.02;
+/// A fall of this share below what was reached means that the traffic has changed.
+pub const DECLINE: f64 = 0.25;
+/// Measurements in a row that must show it, or that show no rise before growing ends.
+pub const PATIENCE: u32 = 3;
+
+/// What the index is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Advice {
+    /// How many pointers there may be from now on.
+    pub capacity: u64,
+    /// Whether those that there are shall go.
+    pub clear: bool,
+}
+
+/// A trial and where it stands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tuner {
+    limit: u64,
+    step: u64,
+    capacity: u64,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Phase {
+    /// The best throughput so far was `best` at capacity `at`; `level` steps since have not exceeded it.
+    Growing { best: f64, at: u64, level: u32 },
+    /// At a peak where throughput was `reached`; the last `fallen` measurements were markedly lower.
+    Resting { reached: f64, fallen: u32 },
+}
+
+impl Tuner {
+    /// A tuner that goes up to `limit` pointers, in as many `steps`.
+    #[must_use]
+    pub fn new(limit: u64, steps: u64) -> Self {
+        let step = limit.div_ceil(steps.max(1)).max(1);
+        Self { limit, step, capacity: 0, phase: Phase::Growing { best: 0.0, at: 0, level: 0 } }
+    }
+
+    /// What is advised now, before the next measurement.
+    #[must_use]
+    pub fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// Takes the throughput that was measured at the present capacity, in any unit. A measurement that is
+    /// no finite number is passed over.
+    pub fn step(&mut self, throughput: f64) -> Advice {
+        if throughput.is_finite() && self.limit > 0 {
+            match self.phase {
+                Phase::Growing { best, at, level } => self.grow(throughput, best, at, level),
+                Phase::Resting { reached, fallen } => return self.rest(throughput, reached, fallen),
+            }
+        }
+        Advice { capacity: self.capacity, clear: false }
+    }
+
+    fn grow(&mut self, throughput: f64, best: f64, at: u64, level: u32) {
+        let rises = throughput > best * (1.0 + NOISE);
+        let falls = throughput < best * (1.0 - NOISE);
+        let (best, at, level) = if rises { (throughput, self.capacity, 0) } else { (best, at, level + 1) };
+        if falls || level >= PATIENCE || self.capacity == self.limit {
+            self.capacity = at;
+            self.phase = Phase::Resting { reached: best, fallen: 0 };
+        } else {
+            self.capacity = (self.capacity + self.step).min(self.limit);
+            self.phase = Phase::Growing { best, at, level };
+        }
+    }
+
+    fn rest(&mut self, throughput: f64, reached: f64, fallen: u32) -> Advice {
+        let fallen = if throughput < reached * (1.0 - DECLINE) { fallen + 1 } else { 0 };
+        let clear = fallen >= PATIENCE;
+        self.phase = if clear {
+            self.capacity = 0;
+            Phase::Growing { best: 0.0, at: 0, level: 0 }
+        } else {
+            // Better luck raises the mark: a later fall is a fall from there.
+            Phase::Resting { reached: reached.max(throughput), fallen }
+        };
+        Advice { capacity: self.capacity, clear }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Steps a tuner against a workload whose throughput depends on the capacity.
+    fn settle(tuner: &mut Tuner, throughput: impl Fn(u64) -> f64) -> u64 {
+        (0..200).for_each(|_| {
+            tuner.step(throughput(tuner.capacity()));
+        });
+        tuner.capacity()
+    }
+
+    #[test]
+    fn it_grows_to_the_peak_and_stays() {
+        let peak_at = |peak: u64| move |c: u64| 100.0 - (c as f64 - peak as f64).abs() / 10.0;
+        for peak in [0, 100, 300, 700, 1000] {
+            let mut tuner = Tuner::new(1000, 10);
+            let found = settle(&mut tuner, peak_at(peak));
+            assert!(found.abs_diff(peak) <= 100, "peak {peak}, found {found}");
+            assert_eq!(tuner.step(peak_at(peak)(found)), Advice { capacity: found, clear: false });
+        }
+    }
+
+    #[test]
+    fn it_starts_anew_when_throughput_falls_markedly() {
+        let mut tuner = Tuner::new(1000, 10);
+        let found = settle(&mut tuner, |c| 100.0 + c as f64);
+        assert_eq!(found, 1000);
+        let advice: Vec<_> = (0..PATIENCE).map(|_| tuner.step(50.0)).collect();
+        assert_eq!(advice.iter().filter(|a| a.clear).count(), 1);
+        assert_eq!(advice[PATIENCE as usize - 1], Advice { capacity: 0, clear: true });
+        // The new traffic has its peak at none.
+        assert_eq!(settle(&mut tuner, |c| 50.0 - c as f64 / 100.0), 0);
+    }
+
+    #[test]
+    fn one_slow_measurement_changes_nothing_at_rest() {
+        let mut tuner = Tuner::new(1000, 10);
+        let found = settle(&mut tuner, |c| 100.0 + c as f64);
+        for slow in [1.0, 1100.0, 1.0, 1100.0, 1.0, 1100.0, 1.0] {
+            assert_eq!(tuner.step(slow), Advice { capacity: found, clear: false });
+        }
+    }
+
+    #[test]
+    fn it_makes_no_pointers_where_there_may_be_none() {
+        assert_eq!(settle(&mut Tuner::new(0, 10), |_| 1.0), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn it_stays_within_its_limit_and_goes_a_step_at_a_time(
+            limit in 0u64..5000,
+            steps in 0u64..40,
+            samples in prop::collection::vec(prop_oneof![any::<f64>(), 0.0..1e6], 0..300),
+        ) {
+            let mut tuner = Tuner::new(limit, steps);
+            for sample in samples {
+                let before = tuner.capacity();
+                let advice = tuner.step(sample);
+                prop_assert_eq!(advice.capacity, tuner.capacity());
+                prop_assert!(advice.capacity <= limit);
+                prop_assert!(advice.capacity <= before + tuner.step);
+                prop_assert!(!advice.clear || advice.capacity == 0);
+            }
+        }
+    }
+}

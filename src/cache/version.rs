@@ -1,0 +1,240 @@
+//! Switching versions: from one batch to the next, all changed rows at once.
+//!
+//! Flat keys carry no version, so a switch brings the rows that changed. Those that the cache holds are
+//! copied into slots of their own first; then the new version is made current together with an *overlay*
+//! that says of every changed row where its new bytes are, or that the cache has none. A batch of the new
+//! version looks there before it looks into the index. A batch of an old version looks into the index
+//! alone, where it finds the old rows, and may still insert some. When the last of these batches has finished,
+//! nobody wants the old rows: the overlay is merged into the index and withdrawn.
+//!
+//! **Why there is no stale hit.** A batch takes its number, then reads which version is current. The
+//! switcher makes the version current, then takes a tag. By the argument of [`super::epoch`] a batch whose
+//! number is past the tag sees the new version, hence the overlay; the others are waited for. So while
+//! the overlay stands, who wants new rows asks it first, and what the index says of a changed row does not
+//! matter; and while it is merged, nobody is left who would insert an old row.
+//!
+//! **Why no slot is freed too early.** While the overlay stands, a slot may be found there although the index has
+//! evicted it. So [`super::epoch::Limbo`] is held for as long, and all that waits in it is tagged anew when
+//! the overlay is gone.
+//!
+//! An overlay takes about 24 bytes a changed row, beside `cache.bytes`, for as long as it stands.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use super::error::CacheError;
+use super::index::{self, Held, Location, Stamp, Unlinked};
+use super::shared::Shared;
+use super::slab::Slot;
+use crate::types::{FlatKey, TableId, Version, scatter};
+
+/// How long unfinished batches are left before it is seen again whether they are.
+const PATIENCE: Duration = Duration::from_micros(200);
+
+/// What a switch did with the changed rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Switched {
+    /// How many rows had changed.
+    pub changed: u64,
+    /// How many of them the cache held and holds anew.
+    pub carried: u64,
+}
+
+/// The version that batches are of which begin now.
+#[derive(Debug)]
+pub(super) struct Current {
+    pub version: Version,
+    overlay: Option<Arc<Overlay>>,
+}
+
+impl Current {
+    pub fn new(version: Version) -> Self {
+        Self { version, overlay: None }
+    }
+
+    /// What a batch of this version asks before the index.
+    #[inline]
+    pub fn overlay(&self, version: Version) -> Option<&Overlay> {
+        self.overlay.as_deref().filter(|_| self.version == version)
+    }
+}
+
+/// Where the changed rows of a version are.
+#[derive(Debug, Default)]
+pub(super) struct Overlay {
+    /// By the rows' own keys.
+    rows: HashMap<FlatKey, Changed, BuildHasherDefault<Scattering>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Changed {
+    table: TableId,
+    /// None where the cache has not the row.
+    location: Option<Location>,
+}
+
+impl Overlay {
+    /// Of a changed row, where it is, or that the cache has it not; of any other, nothing.
+    #[inline]
+    pub fn get(&self, own: FlatKey) -> Option<Option<Location>> {
+        self.rows.get(&own).map(|changed| changed.location)
+    }
+}
+
+/// Hashes flat keys, which are dense.
+#[derive(Debug, Default)]
+pub(super) struct Scattering(u64);
+
+impl Hasher for Scattering {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(byte.into()));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = scatter(self.0 ^ number);
+    }
+}
+
+impl Shared {
+    /// Makes a version current. Waits for the batches of the one before.
+    pub fn switch<'r>(
+        &self,
+        version: Version,
+        changed: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
+    ) -> Result<Switched, CacheError> {
+        let _one_at_a_time = self.switching.lock().unwrap_or_else(PoisonError::into_inner);
+        let current = self.current.read().version;
+        if version <= current {
+            return Err(CacheError::Version { got: version, current });
+        }
+        let overlay = Arc::new(self.overlay(changed)?);
+        self.limbo.hold();
+        self.current.replace(Current { version, overlay: Some(overlay.clone()) });
+        let tag = self.epochs.tag();
+        while self.epochs.oldest() <= tag {
+            std::thread::sleep(PATIENCE);
+        }
+        let homeless = self.merge(&overlay);
+        self.current.replace(Current { version, overlay: None });
+        homeless.into_iter().for_each(|slot| self.limbo.put(slot, &self.epochs));
+        self.limbo.release(&self.epochs);
+        self.wake.now();
+        let carried = overlay.rows.values().filter(|row| row.location.is_some()).count() as u64;
+        Ok(Switched { changed: overlay.rows.len() as u64, carried })
+    }
+
+    /// Copies in the changed rows that the cache holds, as far as there is room.
+    fn overlay<'r>(
+        &self,
+        changed: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
+    ) -> Result<Overlay, CacheError> {
+        let mut slots: HashMap<FlatKey, Slot, BuildHasherDefault<Scattering>> = HashMap::default();
+        let mut overlay = Overlay::default();
+        let done = changed.into_iter().try_for_each(|(table, id, row)| {
+            let own = self.own_key(table, id, row.len())?;
+            overlay.rows.insert(own, Changed { table, location: None });
+            // A row that comes twice is written twice, to the same slot: nobody has seen it yet.
+            let slot = match slots.entry(own) {
+                Entry::Occupied(slot) => Some(slot.into_mut()),
+                Entry::Vacant(none) => self.slot_for_held(table, own).map(|slot| none.insert(slot)),
+            };
+            if let Some(slot) = slot {
+                self.fill(slot, table, own, row);
+            }
+            Ok(())
+        });
+        if let Err(error) = done {
+            slots.into_values().for_each(|slot| self.pool.put_back(slot));
+            return Err(error);
+        }
+        for (own, slot) in slots {
+            if let Some(changed) = overlay.rows.get_mut(&own) {
+                changed.location = Some(slot.location());
+            }
+        }
+        Ok(overlay)
+    }
+
+    /// A slot for the new bytes of a row whose old ones are in the pool, if there is room.
+    fn slot_for_held(&self, table: TableId, own: FlatKey) -> Option<Slot> {
+        let (_, key) = self.keys.row(table, own);
+        let in_pool = |held: Held<'_>| !held.location().is_host() && self.is_row(table, own, held);
+        self.index.contains(key, in_pool).then(|| self.take(self.classes[table.index()]))?
+    }
+
+    /// Brings the index to what the overlay says. Returns the slots that found no place there.
+    fn merge(&self, overlay: &Overlay) -> Vec<Unlinked> {
+        let now = Stamp::of(self.epochs.tag());
+        let mut homeless = Vec::new();
+        for (&own, &Changed { table, location }) in &overlay.rows {
+            let (_, key) = self.keys.row(table, own);
+            let Some(location) = location else {
+                if let Some(stale) = self.index.remove(key, |held| self.is_row(table, own, held)) {
+                    self.retire(stale);
+                }
+                continue;
+            };
+            let link = self.index.insert(index::Entry { key, location, now }, None, |_| false);
+            if !self.count_link(table, link) {
+                homeless.push(Unlinked::withdrawn(key, location));
+            }
+        }
+        homeless
+    }
+}
+
+#[cfg(test)]
+#[cfg(flechette_loom)]
+mod models {
+    //! The protocol with its own pins and limbo. What is current, and the index's one entry, are plain
+    //! atomics here: crossbeam-epoch and the index have models of their own.
+
+    use super::super::epoch::Epochs;
+    use crate::sync::{AtomicU64, Ordering};
+    use loom::sync::Arc;
+
+    /// Bits of what is current: the new version, and its overlay.
+    const NEW: u64 = 2;
+    const OVERLAY: u64 = 1;
+
+    /// An old batch may insert the old row at any time; a batch of the new version never finds it.
+    #[test]
+    fn a_batch_of_the_new_version_finds_the_new_row_while_an_old_one_inserts() {
+        loom::model(|| {
+            let epochs = Arc::new(Epochs::default());
+            let current = Arc::new(AtomicU64::new(0));
+            let index = Arc::new(AtomicU64::new(0));
+            let batch = || {
+                let (epochs, current, index) = (epochs.clone(), current.clone(), index.clone());
+                move || {
+                    let pin = epochs.pin();
+                    match current.load(Ordering::Acquire) {
+                        0 => index.store(0, Ordering::Release),
+                        NEW => assert_eq!(index.load(Ordering::Acquire), NEW, "a stale hit"),
+                        _ => {}
+                    }
+                    drop(pin);
+                }
+            };
+            let (first, second) = (batch(), batch());
+            let other = loom::thread::spawn(move || {
+                first();
+                second();
+            });
+            current.swap(NEW | OVERLAY, Ordering::AcqRel);
+            let tag = epochs.tag();
+            if epochs.oldest() > tag {
+                index.store(NEW, Ordering::Release);
+                current.swap(NEW, Ordering::AcqRel);
+            }
+            other.join().unwrap();
+        });
+    }
+}
