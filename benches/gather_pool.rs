@@ -149,8 +149,7 @@ impl<'a> Bench<'a> {
                 let column = &batch.features[lookup.feature];
                 let (first, end) = (column.offsets[chunk * size], column.offsets[(chunk + 1) * size]);
                 let ids = &column.ids[first as usize..end as usize];
-                let Some(table) = self.store.table(lookup.table) else { continue };
-                let rows = table.as_slice();
+                let Some(rows) = self.store.table(lookup.table).and_then(Table::values) else { continue };
                 match lookup.dim {
                     16 => sum::<16>(rows, ids),
                     32 => sum::<32>(rows, ids),

@@ -25,6 +25,7 @@ struct PoolLookup {
     u32 dim;             // elements of a row
     u32 column;          // where the pooled vector begins in an output row
     u32 pooling;         // 0 sum, 1 mean
+    u32 element;         // how elements are stored: 0 f32, 1 f16, 2 int8
 };
 
 struct PoolArgs {
@@ -48,6 +49,33 @@ struct PoolArgs {
 };
 
 constexpr u32 POOLING_MEAN = 1;
+constexpr u32 ELEMENT_F16 = 1, ELEMENT_INT8 = 2;
+
+// The value of an IEEE binary16, exactly, as the host has it (src/types/element.rs).
+__device__ __forceinline__ float value_of_f16(u32 bits) {
+    const u32 magnitude = (bits & 0x7fff) << 13, sign = (bits & 0x8000) << 16;
+    const u32 exponent = magnitude & 0x0f800000, rebias = (127 - 15) << 23;
+    // Of a subnormal, the bits count steps of 2^-24, which f32 holds exactly.
+    if (exponent == 0) {
+        const float steps = static_cast<float>(bits & 0x3ff) * (1.0f / (1 << 24));
+        return sign ? -steps : steps;
+    }
+    const u32 quiet = magnitude & 0x007fffff ? 1u << 22 : 0;
+    const u32 value = exponent == 0x0f800000 ? (magnitude + 2 * rebias) | quiet : magnitude + rebias;
+    return __uint_as_float(value | sign);
+}
+
+// One element of a row of `dim`. Types of element are told apart here and nowhere else; a row is whole words.
+__device__ __forceinline__ float element_of(const u32* row, u32 type, u32 dim, u32 element) {
+    if (type == ELEMENT_F16) return value_of_f16(reinterpret_cast<const unsigned short*>(row)[element]);
+    if (type == ELEMENT_INT8) {
+        const float* tail = reinterpret_cast<const float*>(row + (dim + 3) / 4);
+        const float step = reinterpret_cast<const unsigned char*>(row)[element];
+        // Rounded twice, never fused: the host's bits.
+        return __fadd_rn(__fmul_rn(step, tail[0]), tail[1]);
+    }
+    return reinterpret_cast<const float*>(row)[element];
+}
 
 // Where an occurrence's row lies; null adds nothing.
 __device__ __forceinline__ const u32* row_at(const PoolArgs& args, u32 occurrence) {
@@ -60,11 +88,6 @@ __device__ __forceinline__ const u32* row_at(const PoolArgs& args, u32 occurrenc
     return nullptr;
 }
 
-// One element of a row. Other element types are read here and nowhere else.
-__device__ __forceinline__ float element_of(const u32* row, u32 element) {
-    return reinterpret_cast<const float*>(row)[element];
-}
-
 // One element of one sample's bag. The sum starts as the first row, not at +0, so that a bag of one row is
 // that row to the bit, -0 too; the host's starts so.
 __device__ __forceinline__ float pooled(const PoolArgs& args, const PoolLookup& lookup, u32 sample,
@@ -74,7 +97,9 @@ __device__ __forceinline__ float pooled(const PoolArgs& args, const PoolLookup& 
     float sum = 0.0f;
     for (u32 i = begin; i < end; ++i) {
         const u32* row = row_at(args, lookup.occurrences_at + i);
-        if (row) sum = i == begin ? element_of(row, element) : sum + element_of(row, element);
+        if (!row) continue;
+        const float value = element_of(row, lookup.element, lookup.dim, element);
+        sum = i == begin ? value : sum + value;
     }
     if (lookup.pooling == POOLING_MEAN && end > begin) sum /= static_cast<float>(end - begin);
     return sum;

@@ -6,14 +6,14 @@
 //! [`Scores`] is what comes back. [`Predict`] is driven by the batcher and implemented by the
 //! engine. [`HostMemory`] is how the store's RAM tier takes its memory from a device.
 
-mod element;
+pub mod element;
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::schema::Schema;
 
-pub use element::{Element, ROW_ALIGN};
+pub use element::{Element, ROW_ALIGN, RowError};
 
 /// A table's place in `Schema::tables`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

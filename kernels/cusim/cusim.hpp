@@ -132,6 +132,14 @@ template <class T> T __shfl_xor_sync(unsigned mask, T value, unsigned by, unsign
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return x ? __builtin_clz(static_cast<unsigned>(x)) : 32; }
+inline float __uint_as_float(unsigned bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+// Rounded each; kernels are compiled here with no contraction, as these ask for on a GPU.
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
 inline void __threadfence() { cusim::preemption_point(); }
 inline void __threadfence_block() { cusim::preemption_point(); }
 inline void __nanosleep(unsigned) { cusim::preemption_point(); }

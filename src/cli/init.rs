@@ -9,7 +9,7 @@ use crate::cache::key::{FlatKeys, KeyWidth};
 use crate::cli::InputError;
 use crate::schema::Schema;
 use crate::schema::preset::{self, Kind, SyntheticShape};
-use crate::types::TableId;
+use crate::types::{Element, TableId};
 
 /// Flags of `init`.
 #[derive(Debug, clap::Args)]
@@ -26,6 +26,9 @@ pub struct Args {
     /// Rows of every table; raw strings are hashed into so many
     #[arg(long, value_name = "N")]
     rows: u64,
+    /// How rows are stored: f32, f16 or int8; only where that makes them shorter
+    #[arg(long, value_name = "E", default_value_t)]
+    element: Element,
     /// Features, a table each [synthetic only; default 8]
     #[arg(long, value_name = "T")]
     tables: Option<usize>,
@@ -115,6 +118,7 @@ fn schema(args: &Args) -> Result<Schema, InputError> {
         Dataset::Avazu => preset::avazu(args.arch, args.dim, args.rows),
         Dataset::Synthetic => preset::synthetic(args.arch, args.dim, shape),
     };
+    schema = schema.stored_as(args.element);
     if let Some(bits) = args.lossy_bits {
         lose_bits(&mut schema, bits, args.coding).map_err(|e| InputError(e.context("--lossy-bits")))?;
     }

@@ -12,10 +12,11 @@ use crate::cli::InputError;
 use crate::config::{Config, Flags};
 use crate::dataset::{self, Format, Limits, Reader};
 use crate::schema::Schema;
-use crate::store::check_name;
+use crate::store::{self, check_name};
 use crate::trainer::eval::Quality;
 use crate::trainer::optim::{Kind, Optimizer};
 use crate::trainer::{self, Learner, Progress};
+use crate::types::{Element, Version};
 
 /// Flags of `train`.
 #[derive(Debug, clap::Args)]
@@ -67,6 +68,9 @@ pub struct Args {
     json: bool,
 }
 
+/// Samples of a batch that is scored.
+const EVALUATED: usize = 4096;
+
 /// Added to the optimizers' denominators.
 const EPS: f64 = 1e-10;
 
@@ -113,7 +117,7 @@ fn train(args: &Args, schema: &Schema) -> anyhow::Result<()> {
     let version = learner.save(&args.models, &args.name)?;
     let written = format!("{}/{}/{version}", args.models.display(), args.name);
     let quality =
-        evaluate(args, &mut learner, schema).with_context(|| format!("wrote {written}, not evaluated"))?;
+        evaluate(args, &mut learner, version).with_context(|| format!("wrote {written}, not evaluated"))?;
     let samples_per_s = rows as f64 * f64::from(args.epochs) / seconds;
     eprintln!(
         "trained {rows} rows x {} epoch(s), {} steps, {samples_per_s:.0} samples/s, {skipped} lines skipped",
@@ -143,14 +147,23 @@ fn train(args: &Args, schema: &Schema) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn evaluate(args: &Args, learner: &mut Learner, schema: &Schema) -> anyhow::Result<Option<Quality>> {
+fn evaluate(args: &Args, learner: &mut Learner, version: Version) -> anyhow::Result<Option<Quality>> {
     let Some(valid) = &args.valid else { return Ok(None) };
-    let mut reader = open(args, std::slice::from_ref(valid), schema)?;
+    let schema = learner.schema().clone();
+    let mut reader = open(args, std::slice::from_ref(valid), &schema)?;
     let mut lines = Vec::new();
-    let quality = trainer::evaluate(learner, &mut *reader, 4096, |scores| {
+    // What is evaluated is the version: where its rows were rounded, the learner's own are not its.
+    let rounded = schema.tables.iter().any(|table| table.element != Element::F32);
+    let written = rounded.then(|| store::open(&args.models, &args.name, version)).transpose()?;
+    let quality = trainer::evaluate(&schema, &mut *reader, EVALUATED, |batch, scores| {
+        match &written {
+            Some(written) => learner.score_rows_of(&written.store, batch, scores)?,
+            None => learner.score(batch, scores)?,
+        }
         if args.valid_out.is_some() {
             lines.extend_from_slice(scores);
         }
+        Ok(())
     })?;
     if let Some(path) = &args.valid_out {
         let write = || -> std::io::Result<()> {

@@ -14,8 +14,11 @@
 //! Every back end gives the same bits, those of [`super::host::gather_pool`]: a bag starts as its first
 //! row and the others are added one by one in f32; an absent row is +0 where it is the first and adds
 //! nothing elsewhere; a mean divides the sum by the bag's count, absent ids included; an empty bag is +0.
+//! Elements that are not f32 become f32 on the way: f16 exactly, int8 by `q * scale + bias` with the
+//! product rounded and then the sum, never by a fused operation (`types::element`).
 
 use crate::schema::Pooling;
+use crate::types::Element;
 
 /// Threads in a warp.
 pub const WARP_LANES: u32 = 32;
@@ -38,6 +41,8 @@ pub struct PoolLookup {
     pub column: u32,
     /// How its rows are pooled: 0 sum, 1 mean.
     pub pooling: u32,
+    /// How their elements are stored: [`Element::code`].
+    pub element: u32,
 }
 
 /// The number by which kernels know a pooling.
@@ -68,7 +73,7 @@ pub struct PoolArgs {
     pub places: u64,
     /// u32: the owner of each occurrence.
     pub owners: u64,
-    /// u64: the address of each missed row's elements; 0 is an absent row, read as zeros.
+    /// u64: the address of each missed row, a multiple of 4; 0 is an absent row, read as zeros.
     pub rows: u64,
     /// The cache's pool.
     pub pool: u64,
@@ -105,8 +110,9 @@ pub struct Pool<'a> {
     pub offsets: &'a [u32],
     /// The unique row of each occurrence.
     pub occurrences: &'a [u32],
-    /// The unique rows; an empty slice is an absent row, read as zeros.
-    pub rows: &'a [&'a [f32]],
+    /// The unique rows, whole words as `types::element` has them; an empty slice is an absent row, read
+    /// as zeros.
+    pub rows: &'a [&'a [u32]],
     /// `samples x dense_width`, row-major, transformed already.
     pub dense: &'a [f32],
 }
@@ -206,6 +212,9 @@ impl Pool<'_> {
         if lookup.pooling > pooling_code(Pooling::Mean) {
             return Err(("pooling code", 1, lookup.pooling.into()));
         }
+        let Some(element) = Element::ALL.into_iter().find(|known| known.code() == lookup.element) else {
+            return Err(("element code", Element::ALL.len() as u64 - 1, lookup.element.into()));
+        };
         if lookup.dim == 0 {
             return Err(("dim of at least", 1, 0));
         }
@@ -229,8 +238,9 @@ impl Pool<'_> {
             let Some(row) = self.rows.get(unique as usize) else {
                 return Err(("unique row below", self.rows.len() as u64, unique.into()));
             };
-            if !row.is_empty() && row.len() != lookup.dim as usize {
-                return Err(("elements of a row", lookup.dim.into(), row.len() as u64));
+            let (expected, got) = (element.row_bytes(lookup.dim as usize), size_of_val(*row));
+            if got != 0 && got != expected {
+                return Err(("bytes of a row", expected as u64, got as u64));
             }
         }
         Ok(())
@@ -275,14 +285,14 @@ impl Pool<'_> {
 mod tests {
     use super::*;
 
-    const ROW: [f32; 4] = [1.0, 2.0, 3.0, 4.0];
+    const ROW: [u32; 4] = [1, 2, 3, 4];
 
     fn lookup(dim: u32, column: u32) -> PoolLookup {
-        PoolLookup { offsets_at: 0, occurrences_at: 0, dim, column, pooling: 0 }
+        PoolLookup { offsets_at: 0, occurrences_at: 0, dim, column, pooling: 0, element: 0 }
     }
 
     /// Two samples, one dense value, one lookup of dim 4 with bags of two ids and none.
-    fn pool<'a>(lookups: &'a [PoolLookup], rows: &'a [&'a [f32]]) -> Pool<'a> {
+    fn pool<'a>(lookups: &'a [PoolLookup], rows: &'a [&'a [u32]]) -> Pool<'a> {
         Pool {
             samples: 2,
             dense_width: 1,
@@ -297,7 +307,7 @@ mod tests {
 
     #[test]
     fn the_layout_is_the_kernels() {
-        assert_eq!(size_of::<PoolLookup>(), 20);
+        assert_eq!(size_of::<PoolLookup>(), 24);
         assert_eq!(size_of::<PoolArgs>(), 120);
         assert_eq!(std::mem::offset_of!(PoolArgs, lookup_count), 104);
         assert_eq!(std::mem::offset_of!(PoolArgs, stride), 112);
@@ -316,7 +326,7 @@ mod tests {
 
     #[test]
     fn what_a_kernel_could_not_read_or_write_is_refused_by_name() {
-        let rows: [&[f32]; 2] = [&ROW, &[]];
+        let rows: [&[u32]; 2] = [&ROW, &[]];
         let said = |pool: Pool| pool.check().unwrap_err().to_string();
         let good = [lookup(4, 1)];
         let sound = pool(&good, &rows);
@@ -327,11 +337,16 @@ mod tests {
         assert!(said(Pool { offsets: &[0, 2, 1], ..sound }).contains("never falls: expected 2, got 1"));
         assert!(said(Pool { occurrences: &[0], ..sound }).contains("occurrences in all: expected 2, got 1"));
         assert!(said(Pool { occurrences: &[0, 2], ..sound }).contains("unique row below: expected 2, got 2"));
-        assert!(said(Pool { rows: &[&ROW, &ROW[1..]], ..sound }).contains("of a row: expected 4, got 3"));
+        assert!(
+            said(Pool { rows: &[&ROW, &ROW[1..]], ..sound }).contains("bytes of a row: expected 16, got 12")
+        );
         assert!(said(pool(&[lookup(4, 2)], &rows)).contains("stride: expected 5, got 6"));
         assert!(said(pool(&[lookup(4, 0)], &rows)).contains("free: expected 1, got 0"));
         assert!(said(pool(&[lookup(0, 1)], &rows)).contains("dim of at least: expected 1, got 0"));
         assert!(said(pool(&[PoolLookup { pooling: 2, ..lookup(4, 1) }], &rows)).contains("pooling code"));
+        assert!(said(pool(&[PoolLookup { element: 3, ..lookup(4, 1) }], &rows)).contains("element code"));
+        let f16 = [PoolLookup { element: Element::F16.code(), ..lookup(4, 1) }];
+        assert!(said(pool(&f16, &rows)).contains("bytes of a row: expected 8, got 16"));
         assert!(
             said(pool(&[lookup(4, 1); MAX_LOOKUPS + 1], &rows)).contains("lookups: limit 8190, got 8191")
         );

@@ -23,6 +23,20 @@ pub(super) unsafe trait Vector<T>: Copy {
     unsafe fn relu(self) -> Self;
 }
 
+/// A vector register of f32 that can be filled from elements of other types.
+///
+/// # Safety
+/// `WIDTH` elements are read through the pointers given, which need no alignment; the implementing
+/// type's instruction set must be there.
+pub(super) unsafe trait Encoded: Vector<f32> {
+    /// From IEEE binary16, exactly.
+    unsafe fn load_f16(from: *const u8) -> Self;
+    /// From unsigned bytes, exactly.
+    unsafe fn load_u8(from: *const u8) -> Self;
+    /// The product, rounded. A sum after it is not fused with it: the compiler may not, and we do not.
+    unsafe fn multiply(self, by: Self) -> Self;
+}
+
 /// Any number type, on any machine: a product is rounded before it is added.
 #[derive(Clone, Copy)]
 pub(super) struct Portable<T>([T; 8]);
@@ -75,7 +89,7 @@ unsafe impl<T: Real> Vector<T> for Portable<T> {
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::Vector;
+    use super::{Encoded, Vector};
 
     // SAFETY: the intrinsics read and write WIDTH unaligned elements; the callers are functions with
     // the target feature, entered only where the processor reports it.
@@ -117,6 +131,44 @@ mod x86 {
             // `at_least` has it, so that a NaN stays one.
             // SAFETY: see the impl.
             unsafe { _mm512_max_ps(_mm512_setzero_ps(), self) }
+        }
+    }
+
+    // SAFETY: as above; loads of 32 and 16 bytes are of 16 elements.
+    unsafe impl Encoded for __m512 {
+        #[inline(always)]
+        unsafe fn load_f16(from: *const u8) -> Self {
+            // SAFETY: see the impl.
+            unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+        }
+        #[inline(always)]
+        unsafe fn load_u8(from: *const u8) -> Self {
+            // SAFETY: see the impl.
+            unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()))) }
+        }
+        #[inline(always)]
+        unsafe fn multiply(self, by: Self) -> Self {
+            // SAFETY: see the impl.
+            unsafe { _mm512_mul_ps(self, by) }
+        }
+    }
+
+    // SAFETY: as above, with F16C beside AVX2; loads of 16 and 8 bytes are of 8 elements.
+    unsafe impl Encoded for __m256 {
+        #[inline(always)]
+        unsafe fn load_f16(from: *const u8) -> Self {
+            // SAFETY: see the impl.
+            unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
+        }
+        #[inline(always)]
+        unsafe fn load_u8(from: *const u8) -> Self {
+            // SAFETY: see the impl.
+            unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()))) }
+        }
+        #[inline(always)]
+        unsafe fn multiply(self, by: Self) -> Self {
+            // SAFETY: see the impl.
+            unsafe { _mm256_mul_ps(self, by) }
         }
     }
 

@@ -35,6 +35,7 @@ impl InputRows<'_> {
         let pool = |lookup: &Lookup| PoolLookup {
             offsets: &self.batch.features[lookup.feature].offsets[first..=first + samples],
             dim: lookup.dim,
+            element: lookup.element,
             mean: lookup.pooling == Pooling::Mean,
             column: lookup.column,
         };

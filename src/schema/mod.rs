@@ -216,6 +216,9 @@ pub struct Table {
     pub rows: u64,
     /// Elements a row.
     pub dim: usize,
+    /// How a version stores its rows' elements. Training is in f32 whatever this says.
+    #[serde(default)]
+    pub element: Element,
     /// What an id past the rows gets.
     #[serde(default)]
     pub default: AbsentDefault,
@@ -229,7 +232,7 @@ impl Table {
     /// Bytes of a row.
     #[must_use]
     pub fn row_bytes(&self) -> usize {
-        Element::F32.row_bytes(self.dim)
+        self.element.row_bytes(self.dim)
     }
 
     /// The row that an id reads: its own, or the one that stands for absent ids; none reads as zeros.
@@ -274,6 +277,8 @@ pub struct Lookup {
     pub table: TableId,
     /// The table's row width.
     pub dim: usize,
+    /// How the rows' elements are stored.
+    pub element: Element,
     /// How its rows are pooled.
     pub pooling: Pooling,
     /// Where its vector begins in the input row.
@@ -305,8 +310,9 @@ impl Schema {
         let mut lookups = Vec::new();
         for (i, table) in deep.enumerate().chain(wide.enumerate()) {
             let Some(&table) = table.and_then(|name| places.get(name)) else { continue };
-            let dim = self.tables[table.index()].dim;
-            lookups.push(Lookup { feature: i, table, dim, pooling: self.features[i].pooling, column });
+            let Table { dim, element, .. } = self.tables[table.index()];
+            let pooling = self.features[i].pooling;
+            lookups.push(Lookup { feature: i, table, dim, element, pooling, column });
             column += dim;
         }
         lookups

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use super::{Architecture, Arity, DenseFeature, Feature, Hash, Pooling};
 use super::{Loss, Schema, Table, Transform};
+use crate::types::Element;
 
 /// Integer columns of a Criteo row, `I1` to `I13`.
 pub const CRITEO_DENSE: usize = 13;
@@ -144,6 +145,20 @@ pub fn synthetic(kind: Kind, dim: usize, shape: SyntheticShape) -> Schema {
     assemble(kind, dim, dense, (1..=shape.tables).map(input))
 }
 
+impl Schema {
+    /// The same model with its rows stored in elements of this type, in every table where that makes
+    /// them shorter: not first-order weights, of which a row is one.
+    #[must_use]
+    pub fn stored_as(mut self, element: Element) -> Self {
+        for table in &mut self.tables {
+            if element.row_bytes(table.dim) < Element::F32.row_bytes(table.dim) {
+                table.element = element;
+            }
+        }
+        self
+    }
+}
+
 struct Input {
     name: String,
     rows: u64,
@@ -198,6 +213,20 @@ mod tests {
         assert_eq!(schema.features[3].wide_table.as_deref(), Some("C4_wide"));
         assert_eq!(schema.input_width(), 13 + 26 * 16 + 26);
         assert_eq!(criteo(Kind::Dlrm, 16, 1000).tables.len(), 26);
+    }
+
+    #[test]
+    fn a_type_of_element_goes_where_it_makes_rows_shorter() {
+        for element in Element::ALL {
+            let schema = criteo(Kind::Deepfm, 16, 1000).stored_as(element);
+            assert!(schema.tables[..26].iter().all(|t| t.element == element));
+            assert!(schema.tables[26..].iter().all(|t| t.element == Element::F32), "first-order weights");
+            assert!(schema.lookups()[..26].iter().all(|l| l.element == element));
+            assert_eq!(Schema::parse(&schema.to_toml()), Ok(schema));
+        }
+        assert_eq!(criteo(Kind::Dcn, 16, 10).stored_as(Element::F16).tables[0].row_bytes(), 32);
+        assert_eq!(criteo(Kind::Dcn, 16, 10).stored_as(Element::Int8).tables[0].row_bytes(), 24);
+        assert_eq!(criteo(Kind::Dcn, 3, 10).stored_as(Element::Int8).tables[0].row_bytes(), 12);
     }
 
     #[test]

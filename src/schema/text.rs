@@ -48,7 +48,7 @@ impl Display for TomlText<'_> {
         }
         for entry in tables {
             writeln!(f, "\n[[tables]]\nname = {}", quoted(&entry.name))?;
-            writeln!(f, "rows = {}\ndim = {}", entry.rows, entry.dim)?;
+            writeln!(f, "rows = {}\ndim = {}\nelement = \"{}\"", entry.rows, entry.dim, entry.element)?;
             match entry.default {
                 AbsentDefault::Zeros => writeln!(f, "default = \"zeros\"")?,
                 AbsentDefault::Row(row) => writeln!(f, "default = {{ row = {row} }}")?,

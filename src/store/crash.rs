@@ -17,7 +17,7 @@ use super::write::write_on;
 use super::{
     Contents, DenseTensor, Opened, PlainMemory, StoreError, Table, Uniform, open, open_latest, versions,
 };
-use crate::types::Version;
+use crate::types::{Element, Version};
 
 const MODEL_TOML: &str = r#"
 [architecture]
@@ -36,6 +36,12 @@ table = "t"
 name = "t"
 rows = 50
 dim = 3
+
+[[tables]]
+name = "q"
+rows = 50
+dim = 3
+element = "int8"
 "#;
 
 fn values(seed: u64, len: usize) -> Vec<f32> {
@@ -51,14 +57,18 @@ fn write_seed(disk: &dyn Disk, models: &Path, seed: u64) -> Result<Version, Stor
     let contents = Contents {
         model_toml: MODEL_TOML,
         dense: vec![DenseTensor { name: "w".to_owned(), shape: vec![2, 3], values: &dense }],
-        tables: vec![&table],
+        tables: vec![&table, &table],
         metadata: BTreeMap::new(),
     };
     write_on(disk, models, "m", &contents)
 }
 
 fn is_seed(opened: &Opened, seed: u64) -> bool {
-    opened.store.tables()[0].as_slice() == values(seed, 150) && opened.dense["w"].values() == values(seed, 6)
+    let [rows, rounded] = opened.store.tables() else { panic!("two tables") };
+    let encoded = rows.encoded(Element::Int8, &PlainMemory).unwrap();
+    rows.values() == Some(&values(seed, 150)[..])
+        && rounded.as_bytes() == encoded.as_bytes()
+        && opened.dense["w"].values() == values(seed, 6)
 }
 
 /// The versions `first..` hold seeds `first..`, all there are open, and there are no others.
@@ -400,7 +410,7 @@ fn each_sync_is_needed_and_its_absence_is_seen() {
     };
     assert!(survives(None));
     let synced: BTreeSet<&Path> = ops.iter().filter_map(Op::synced).collect();
-    assert_eq!(synced.len(), 8, "four files, the directories models, m, the version's and its tables'");
+    assert_eq!(synced.len(), 9, "five files, the directories models, m, the version's and its tables'");
     for path in synced {
         assert!(!survives(Some(path)), "{} need not be synced", path.display());
     }

@@ -11,23 +11,36 @@
 //! # A tensor file
 //!
 //! It is a plain safetensors file, which any safetensors library reads, with two habits of ours:
-//! the header is padded so that the data begins on a page, and every tensor is `F32`. The public
+//! the header is padded so that the data begins on a page, and tensors are of three types alone. The public
 //! writer pads to 8 bytes only and takes each tensor from one buffer, so the header is made here.
 //!
 //! ```text
 //! at            bytes         field
 //! 0             8             n: length of the header, u64 little-endian; 8 + n is a multiple of 4096
 //! 8             n             header: one JSON object, then spaces
-//! 8 + n         data          the tensors end to end in the order written, f32 little-endian,
+//! 8 + n         data          the tensors end to end in the order written, little-endian,
 //!                             row-major, without gaps; the file ends where the last one does
 //!
 //! header:       {"NAME": {"dtype": "F32", "shape": [ROWS, DIM], "data_offsets": [BEGIN, END]}, ...}
-//!               offsets count bytes from 8 + n; "__metadata__" (text to text) is allowed and ignored
+//!               dtype is F32, F16 or U8; offsets count bytes from 8 + n; "__metadata__" (text to text) is allowed and ignored
 //! ```
 //!
-//! A table file holds `weight`, `rows x dim`, first, so that rows lie where the page grid lets them,
-//! and then one tensor a kind of optimizer state, `rows x dim` or `rows x 1`. (`keys`, for tables
-//! that are not numbered from 0, is a reserved name that this format version refuses.)
+//! A table file holds `weight` first, so that rows lie where the page grid lets them, and then one
+//! tensor a kind of optimizer state, F32, `rows x dim` or `rows x 1`. (`keys`, for tables that are not
+//! numbered from 0, is a reserved name that this format version refuses.) What `weight` is, the table's
+//! `element` in `model.toml` says; a row of it is the row's bytes in memory (`types::element`), whole
+//! words of 4 bytes:
+//!
+//! ```text
+//! element   dtype   shape            a row
+//! f32       F32     [ROWS, DIM]      the elements
+//! f16       F16     [ROWS, D2]       the elements, and a zero if DIM is odd; D2 = DIM rounded up to 2
+//! int8      U8      [ROWS, D4 + 8]   DIM steps, zeros up to D4 = DIM rounded up to 4, then scale and
+//!                                    bias as f32: element i is step i * scale + bias
+//! ```
+//!
+//! Rows that are not f32 were rounded when the version was written, and training does not go on from
+//! them to the bit: their table is written without optimizer state.
 //!
 //! # The manifest
 //!
@@ -52,6 +65,8 @@ use serde::de::{self, Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::types::Element;
+
 /// The number of this layout.
 pub const FORMAT: u32 = 1;
 /// Tensor data begins on a multiple of this many bytes.
@@ -60,9 +75,6 @@ pub const PAGE_BYTES: u64 = 4096;
 pub const MAX_HEADER_BYTES: u64 = 4 << 20;
 /// The longest manifest that is written or read.
 pub const MAX_MANIFEST_BYTES: u64 = 16 << 20;
-/// Bytes of one element of a tensor.
-pub const ELEMENT_BYTES: u64 = 4;
-
 const LENGTH_BYTES: u64 = 8;
 const METADATA: &str = "__metadata__";
 
@@ -104,13 +116,23 @@ pub enum FormatError {
     /// Two tensors of one name, or a name that is taken.
     #[error("tensor {0:?}: name is used twice or reserved")]
     Name(String),
-    /// Another element type.
-    #[error("tensor {tensor:?}: expected dtype F32, got {got:?}")]
-    Dtype {
+    /// A type of element that no tensor of ours has.
+    #[error("tensor {tensor:?}: expected dtype F32, F16 or U8, got {got:?}")]
+    UnknownDtype {
         /// The tensor's name.
         tensor: String,
         /// What came.
         got: String,
+    },
+    /// A type of element that this tensor does not have.
+    #[error("tensor {tensor:?}: expected dtype {}, got {}", expected.name(), got.name())]
+    Dtype {
+        /// The tensor's name.
+        tensor: String,
+        /// What it is by the schema.
+        expected: Dtype,
+        /// What came.
+        got: Dtype,
     },
     /// A gap, an overlap, or a length that is not the shape's.
     #[error("tensor {tensor:?}: expected data_offsets {expected:?}, got {got:?}")]
@@ -184,11 +206,56 @@ impl<'de> Deserialize<'de> for Checksum {
     }
 }
 
-/// One tensor of a file: its name, shape and place.
+/// The type of a tensor's elements, of those that safetensors knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dtype {
+    /// IEEE binary32.
+    F32,
+    /// IEEE binary16.
+    F16,
+    /// Bytes.
+    U8,
+}
+
+impl Dtype {
+    const ALL: [Self; 3] = [Self::F32, Self::F16, Self::U8];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "F32",
+            Self::F16 => "F16",
+            Self::U8 => "U8",
+        }
+    }
+
+    /// Bytes of one element.
+    fn bytes(self) -> u64 {
+        match self {
+            Self::F32 => 4,
+            Self::F16 => 2,
+            Self::U8 => 1,
+        }
+    }
+}
+
+/// The tensor type of a table's rows, and the elements of such a tensor that a row takes.
+#[must_use]
+pub fn weight_type(element: Element, dim: usize) -> (Dtype, u64) {
+    let dtype = match element {
+        Element::F32 => Dtype::F32,
+        Element::F16 => Dtype::F16,
+        Element::Int8 => Dtype::U8,
+    };
+    (dtype, element.row_bytes(dim) as u64 / dtype.bytes())
+}
+
+/// One tensor of a file: its name, type, shape and place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tensor {
     /// Its name, unique in the file.
     pub name: String,
+    /// The type of its elements.
+    pub dtype: Dtype,
     /// Elements along each axis, slowest first.
     pub shape: Vec<u64>,
     /// First byte in the file.
@@ -210,13 +277,14 @@ struct Entry {
 /// # Errors
 /// [`FormatError`] when a name comes twice or is reserved, when a shape overflows, or when the
 /// header would pass [`MAX_HEADER_BYTES`].
-pub fn encode_header(tensors: &[(&str, &[u64])]) -> Result<Vec<u8>, FormatError> {
+pub fn encode_header(tensors: &[(&str, Dtype, &[u64])]) -> Result<Vec<u8>, FormatError> {
     let mut entries = BTreeMap::new();
     let mut begin = 0_u64;
-    for (name, shape) in tensors {
-        let bytes = tensor_bytes(name, shape)?;
+    for (name, dtype, shape) in tensors {
+        let bytes = tensor_bytes(name, *dtype, shape)?;
         let end = begin.checked_add(bytes).ok_or_else(|| overflow(name, shape))?;
-        let entry = Entry { dtype: "F32".to_owned(), shape: shape.to_vec(), data_offsets: (begin, end) };
+        let dtype = dtype.name().to_owned();
+        let entry = Entry { dtype, shape: shape.to_vec(), data_offsets: (begin, end) };
         if *name == METADATA || entries.insert(*name, entry).is_some() {
             return Err(FormatError::Name((*name).to_owned()));
         }
@@ -271,18 +339,19 @@ fn place(mut entries: Vec<(String, Entry)>, data: u64, bytes: u64) -> Result<Vec
     let mut end = 0_u64;
     let mut tensors = Vec::with_capacity(entries.len());
     for (name, Entry { dtype, shape, data_offsets }) in entries {
-        if dtype != "F32" {
-            return Err(FormatError::Dtype { tensor: name, got: dtype });
-        }
+        let Some(dtype) = Dtype::ALL.into_iter().find(|known| known.name() == dtype) else {
+            return Err(FormatError::UnknownDtype { tensor: name, got: dtype });
+        };
         let begin = end;
-        end = begin.checked_add(tensor_bytes(&name, &shape)?).ok_or_else(|| overflow(&name, &shape))?;
+        end =
+            begin.checked_add(tensor_bytes(&name, dtype, &shape)?).ok_or_else(|| overflow(&name, &shape))?;
         if data_offsets != (begin, end) {
             return Err(FormatError::Offsets { tensor: name, expected: (begin, end), got: data_offsets });
         }
         if end > bytes {
             return Err(FormatError::Data { expected: end, got: bytes });
         }
-        tensors.push(Tensor { name, shape, begin: data + begin, end: data + end });
+        tensors.push(Tensor { name, dtype, shape, begin: data + begin, end: data + end });
     }
     if end != bytes {
         return Err(FormatError::Data { expected: end, got: bytes });
@@ -290,9 +359,9 @@ fn place(mut entries: Vec<(String, Entry)>, data: u64, bytes: u64) -> Result<Vec
     Ok(tensors)
 }
 
-fn tensor_bytes(name: &str, shape: &[u64]) -> Result<u64, FormatError> {
+fn tensor_bytes(name: &str, dtype: Dtype, shape: &[u64]) -> Result<u64, FormatError> {
     let elements = shape.iter().try_fold(1_u64, |product, &axis| product.checked_mul(axis));
-    elements.and_then(|n| n.checked_mul(ELEMENT_BYTES)).ok_or_else(|| overflow(name, shape))
+    elements.and_then(|n| n.checked_mul(dtype.bytes())).ok_or_else(|| overflow(name, shape))
 }
 
 fn overflow(name: &str, shape: &[u64]) -> FormatError {
@@ -432,9 +501,21 @@ mod tests {
         file
     }
 
-    fn shapes() -> impl Strategy<Value = BTreeMap<String, Vec<u64>>> {
-        proptest::collection::btree_map(".{0,12}", proptest::collection::vec(0_u64..7, 0..4), 0..6)
+    type Shapes = BTreeMap<String, (Dtype, Vec<u64>)>;
+
+    fn shapes() -> impl Strategy<Value = Shapes> {
+        let dtype = proptest::sample::select(Dtype::ALL.to_vec());
+        let shape = proptest::collection::vec(0_u64..7, 0..4);
+        proptest::collection::btree_map(".{0,12}", (dtype, shape), 0..6)
             .prop_filter("reserved", |map| !map.contains_key(METADATA))
+    }
+
+    fn tensors(shapes: &Shapes) -> Vec<(&str, Dtype, &[u64])> {
+        shapes.iter().map(|(name, (dtype, shape))| (name.as_str(), *dtype, shape.as_slice())).collect()
+    }
+
+    fn data_bytes(shapes: &Shapes) -> usize {
+        shapes.values().map(|(dtype, shape)| (shape.iter().product::<u64>() * dtype.bytes()) as usize).sum()
     }
 
     proptest! {
@@ -447,21 +528,18 @@ mod tests {
 
         #[test]
         fn a_header_reads_back_and_the_public_library_agrees(shapes in shapes()) {
-            let tensors: Vec<(&str, &[u64])> =
-                shapes.iter().map(|(name, shape)| (name.as_str(), shape.as_slice())).collect();
-            let mut file = encode_header(&tensors).unwrap();
+            let mut file = encode_header(&tensors(&shapes)).unwrap();
             prop_assert_eq!(file.len() % 4096, 0);
-            let elements: u64 = shapes.values().map(|s| s.iter().product::<u64>()).sum();
-            file.resize(file.len() + elements as usize * 4, 1);
+            file.resize(file.len() + data_bytes(&shapes), 1);
 
             let parsed = parse_header(&file).unwrap();
             prop_assert_eq!(parsed.len(), shapes.len());
             let public = safetensors::SafeTensors::deserialize(&file).unwrap();
             prop_assert_eq!(public.len(), shapes.len());
             for tensor in parsed {
-                prop_assert_eq!(&tensor.shape, &shapes[&tensor.name]);
+                prop_assert_eq!(&(tensor.dtype, tensor.shape.clone()), &shapes[&tensor.name]);
                 let view = public.tensor(&tensor.name).unwrap();
-                prop_assert_eq!(view.dtype(), safetensors::Dtype::F32);
+                prop_assert_eq!(format!("{:?}", view.dtype()), tensor.dtype.name());
                 prop_assert_eq!(view.data(), &file[tensor.begin as usize..tensor.end as usize]);
                 let shape: Vec<u64> = view.shape().iter().map(|&axis| axis as u64).collect();
                 prop_assert_eq!(shape, tensor.shape);
@@ -474,11 +552,8 @@ mod tests {
             at in any::<prop::sample::Index>(),
             byte in any::<u8>(),
         ) {
-            let tensors: Vec<(&str, &[u64])> =
-                shapes.iter().map(|(name, shape)| (name.as_str(), shape.as_slice())).collect();
-            let mut file = encode_header(&tensors).unwrap();
-            let elements: u64 = shapes.values().map(|s| s.iter().product::<u64>()).sum();
-            file.resize(file.len() + elements as usize * 4, 1);
+            let mut file = encode_header(&tensors(&shapes)).unwrap();
+            file.resize(file.len() + data_bytes(&shapes), 1);
             let written = file.iter().rposition(|&b| b == b'}').unwrap();
             let at = at.index(written + 1);
             file[at] = byte;
@@ -529,7 +604,9 @@ mod tests {
         let twice = with_header(&format!(r#"{{"a":{},"a":{}}}"#, tensor(0, 8), tensor(8, 16)), 16);
         assert!(matches!(parse_header(&twice).unwrap_err(), FormatError::Name(name) if name == "a"));
         let dtype = with_header(r#"{"a":{"dtype":"U64","shape":[1],"data_offsets":[0,8]}}"#, 8);
-        assert!(matches!(parse_header(&dtype).unwrap_err(), FormatError::Dtype { got, .. } if got == "U64"));
+        assert!(
+            matches!(parse_header(&dtype).unwrap_err(), FormatError::UnknownDtype { got, .. } if got == "U64")
+        );
         let huge = r#"{"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}}"#;
         assert!(matches!(parse_header(&with_header(huge, 0)).unwrap_err(), FormatError::Overflow { .. }));
     }
@@ -553,8 +630,20 @@ mod tests {
     }
 
     #[test]
+    fn a_row_takes_as_many_elements_of_its_tensor_as_its_bytes_are() {
+        assert_eq!(weight_type(Element::F32, 7), (Dtype::F32, 7));
+        assert_eq!(weight_type(Element::F16, 7), (Dtype::F16, 8));
+        assert_eq!(weight_type(Element::F16, 16), (Dtype::F16, 16));
+        assert_eq!(weight_type(Element::Int8, 7), (Dtype::U8, 16));
+        assert_eq!(weight_type(Element::Int8, 16), (Dtype::U8, 24));
+    }
+
+    #[test]
     fn a_name_that_the_library_reserves_is_not_written() {
-        assert!(matches!(encode_header(&[(METADATA, &[1])]).unwrap_err(), FormatError::Name(_)));
-        assert!(matches!(encode_header(&[("a", &[1]), ("a", &[1])]).unwrap_err(), FormatError::Name(_)));
+        let refused = |names: &[&str]| {
+            let tensors: Vec<_> = names.iter().map(|name| (*name, Dtype::U8, &[1_u64][..])).collect();
+            matches!(encode_header(&tensors).unwrap_err(), FormatError::Name(_))
+        };
+        assert!(refused(&[METADATA]) && refused(&["a", "a"]));
     }
 }

@@ -25,7 +25,7 @@ pub use snapshot::{
     Contents, Dense, DenseTensor, Latest, Opened, models, open, open_latest, open_latest_with, versions,
     write,
 };
-pub use table::{PlainMemory, State, Table, Uniform, rows_of, table_code};
+pub use table::{BadRow, EncodeError, PlainMemory, State, Table, Uniform, rows_of, table_code};
 
 use format::{Checksum, FormatError};
 
@@ -76,7 +76,7 @@ impl EmbeddingStore {
     /// Bytes of all rows, without the state.
     #[must_use]
     pub fn row_bytes(&self) -> u64 {
-        self.tables.iter().map(|table| size_of_val(table.as_slice()) as u64).sum()
+        self.tables.iter().map(|table| table.as_bytes().len() as u64).sum()
     }
 
     /// Reads every page of every row once, so that no request waits for the disk.
@@ -195,6 +195,14 @@ pub enum StoreError {
         expected: String,
         /// What there is.
         got: String,
+    },
+    /// A row that the element type of its table's version cannot hold.
+    #[error("{}: {source}", path.display())]
+    Row {
+        /// The table's file.
+        path: PathBuf,
+        /// Which row, and what is wrong with it.
+        source: BadRow,
     },
     /// Contents that do not have one table for each of the schema's.
     #[error("tables: expected {expected}, got {got}")]

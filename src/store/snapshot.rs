@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 use rayon::prelude::*;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::format::{self, Checksum, FormatError, Manifest};
-use super::table::{Floats, MappedFile, State, Table, open_regular};
+use super::format::{self, Checksum, Dtype, FormatError, Manifest};
+use super::table::{Bytes, Floats, MappedFile, State, Table, open_regular};
 use super::{EmbeddingStore, Refusal, StoreError, check_name};
 use crate::schema::{self, Schema};
 use crate::types::Version;
@@ -287,6 +287,7 @@ impl Reader {
         let (path, map, tensors) = self.tensors(DENSE)?;
         let dense = tensors.into_iter().map(|tensor| {
             let shape = tensor.shape.iter().map(|&axis| axis as usize).collect();
+            expect_dtype(&path, &tensor, Dtype::F32)?;
             let values = floats(&path, &map, &tensor)?;
             Ok((tensor.name, Dense { shape, values }))
         });
@@ -296,15 +297,18 @@ impl Reader {
     fn table(&self, declared: &schema::Table) -> Result<Table, StoreError> {
         let (path, map, tensors) = self.tensors(&table_file(&declared.name))?;
         let (rows, dim) = (declared.stored_rows(), declared.dim as u64);
+        let (dtype, weight_width) = format::weight_type(declared.element, declared.dim);
         let mut weight = None;
         let mut states = Vec::new();
         for tensor in tensors {
-            let wanted: &[u64] = if tensor.name == WEIGHT { &[dim] } else { &[dim, 1] };
+            let (dtype, wanted): (_, &[u64]) =
+                if tensor.name == WEIGHT { (dtype, &[weight_width]) } else { (Dtype::F32, &[dim, 1]) };
+            expect_dtype(&path, &tensor, dtype)?;
             let width = match tensor.shape[..] {
                 [r, width] if r == rows && wanted.contains(&width) && tensor.name != KEYS => width,
                 _ => {
                     let expected = match tensor.name.as_str() {
-                        WEIGHT => format!("shape [{rows}, {dim}]"),
+                        WEIGHT => format!("shape [{rows}, {weight_width}]"),
                         KEYS => "none of this name".to_owned(),
                         _ => format!("shape [{rows}, {dim}] or [{rows}, 1]"),
                     };
@@ -312,26 +316,32 @@ impl Reader {
                     return Err(StoreError::Tensor { path, tensor: tensor.name, expected, got });
                 }
             };
-            let data = floats(&path, &map, &tensor)?;
             if tensor.name == WEIGHT {
-                weight = Some(data);
+                weight = Bytes::mapped(&map, tensor.begin as usize..tensor.end as usize);
             } else {
+                let data = floats(&path, &map, &tensor)?;
                 states.push(State::new(tensor.name, width as usize, data));
             }
         }
-        let table = weight.and_then(|weight| Table::from_parts(rows, declared.dim, weight, states));
+        let table = weight.and_then(|weight| Table::from_parts(declared, weight, states));
         table.ok_or_else(|| StoreError::Tensor {
             path,
             tensor: WEIGHT.to_owned(),
-            expected: format!("shape [{rows}, {dim}]"),
+            expected: format!("shape [{rows}, {weight_width}]"),
             got: "nothing".to_owned(),
         })
     }
 }
 
+fn expect_dtype(path: &Path, tensor: &format::Tensor, expected: Dtype) -> Result<(), StoreError> {
+    let (tensor, got) = (tensor.name.clone(), tensor.dtype);
+    let source = FormatError::Dtype { tensor, expected, got };
+    if got == expected { Ok(()) } else { Err(StoreError::Format { path: path.to_owned(), source }) }
+}
+
 fn floats(path: &Path, map: &MappedFile, tensor: &format::Tensor) -> Result<Floats, StoreError> {
-    // The header's parser has seen that the tensor lies within the file; data begins on a page and
-    // every tensor before this one is of whole elements, so it is aligned too.
+    // The header's parser has seen that the tensor lies within the file; data begins on a page, and
+    // our writer puts whole words before it.
     Floats::mapped(map, tensor.begin as usize..tensor.end as usize).ok_or_else(|| StoreError::Format {
         path: path.to_owned(),
         source: FormatError::Unaligned { got: tensor.begin },

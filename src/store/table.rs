@@ -2,7 +2,9 @@
 //!
 //! Rows are numbered from 0 and stored end to end, so a row's place is a multiplication and a
 //! version is served from its file with no copy: the file's tensor data begins on a page, hence
-//! a mapping of it can be read as f32. Memory of our own comes from a [`HostMemory`]; the plain
+//! a mapping of it can be read as it lies. A table is trained on in f32; one of a version may hold rows
+//! of another type of element, encoded when the version was written, which are read and never written.
+//! Memory of our own comes from a [`HostMemory`]; the plain
 //! one here, [`PlainMemory`], asks for huge pages, which double the rate of random row reads.
 //!
 //! A row's first value is a pure function of seed, table and row ([`Uniform`]), so that filling
@@ -20,25 +22,38 @@ use std::sync::Arc;
 use memmap2::{Advice, Mmap, MmapMut, MmapOptions};
 use rayon::prelude::*;
 
-use crate::schema::{Lookup, Schema};
-use crate::types::{Batch, HostBlock, HostMemory, OutOfHostMemory, fold};
+use crate::schema::{self, Lookup, Schema};
+use crate::types::{Batch, Element, HostBlock, HostMemory, OutOfHostMemory, RowError, fold};
 
-// Files hold little-endian f32 and mappings are read as they lie.
+// Files hold little-endian numbers and mappings are read as they lie.
 #[cfg(target_endian = "big")]
 compile_error!("the store maps little-endian files: big-endian machines are not supported");
 
 const PAGE_BYTES: usize = 4096;
-const ELEMENT_BYTES: usize = size_of::<f32>();
-/// Elements that one thread fills or copies at a time.
+/// Elements that one thread fills or encodes at a time.
 const CHUNK_ELEMENTS: usize = 1 << 16;
+/// Bytes that one thread copies at a time.
+const CHUNK_BYTES: usize = 1 << 18;
 
-/// `rows x dim` f32, with as many rows of each kind of optimizer state.
+/// `rows x dim` elements of one type, with as many rows of each kind of optimizer state, in f32.
 #[derive(Debug)]
 pub struct Table {
     rows: u64,
     dim: usize,
-    weight: Floats,
+    element: Element,
+    /// Rows end to end, each of `element.row_bytes(dim)`; aligned for f32 where they are.
+    weight: Bytes,
     states: Vec<State>,
+}
+
+/// A row that cannot be stored as it is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[error("row {row}: {reason}")]
+pub struct BadRow {
+    /// Which one: the first in its table.
+    pub row: u64,
+    /// What is wrong with it.
+    pub reason: RowError,
 }
 
 /// One kind of optimizer state: `rows x width` f32.
@@ -81,7 +96,7 @@ impl State {
 }
 
 impl Table {
-    /// A table of zeros with zeroed states, each a name and its elements a row.
+    /// A table of f32 zeros with zeroed states, each a name and its elements a row.
     ///
     /// # Errors
     /// [`OutOfHostMemory`] when the memory is not to be had.
@@ -95,21 +110,78 @@ impl Table {
             let elements = usize::try_from(rows).ok().and_then(|rows| rows.checked_mul(width));
             Floats::zeroed(memory, elements.ok_or(OutOfHostMemory { bytes: usize::MAX })?)
         };
-        let weight = take(dim)?;
+        let Floats(weight) = take(dim)?;
         let state = |&(name, width): &(&str, usize)| Ok(State::new(name, width, take(width)?));
         let states = states.iter().map(state).collect::<Result<_, _>>()?;
-        Ok(Self { rows, dim, weight, states })
+        Ok(Self { rows, dim, element: Element::F32, weight, states })
     }
 
-    /// A table over values that exist. `None` unless each holds `rows` times its width.
+    /// The table that the schema declares, over bytes that exist. `None` unless each part holds as many
+    /// rows of its width as declared, and f32 rows are aligned.
     #[must_use]
-    pub fn from_parts(rows: u64, dim: usize, weight: Floats, states: Vec<State>) -> Option<Self> {
-        let fits = |width: usize, data: &Floats| {
-            usize::try_from(rows).ok()?.checked_mul(width).filter(|&n| n == data.as_slice().len())
+    pub fn from_parts(declared: &schema::Table, weight: Bytes, states: Vec<State>) -> Option<Self> {
+        let (rows, &schema::Table { dim, element, .. }) = (declared.stored_rows(), declared);
+        let fits = |width: usize, length: usize| {
+            usize::try_from(rows).ok()?.checked_mul(width).filter(|&n| n == length)
         };
-        fits(dim, &weight)?;
-        states.iter().try_for_each(|state| fits(state.width, &state.data).map(|_| ()))?;
-        Some(Self { rows, dim, weight, states })
+        fits(element.row_bytes(dim), weight.as_slice().len())?;
+        if element == Element::F32 {
+            bytemuck::try_cast_slice::<u8, f32>(weight.as_slice()).ok()?;
+        }
+        states.iter().try_for_each(|state| fits(state.width, state.as_slice().len()).map(|_| ()))?;
+        Some(Self { rows, dim, element, weight, states })
+    }
+
+    /// The same rows in another type of element, without state, in memory of their own. Rows that are
+    /// not f32 are decoded first.
+    ///
+    /// # Errors
+    /// [`EncodeError`] for a row that the type cannot hold, and when the memory is not to be had.
+    pub fn encoded(&self, element: Element, memory: &dyn HostMemory) -> Result<Self, EncodeError> {
+        let row_bytes = element.row_bytes(self.dim);
+        let bytes = usize::try_from(self.rows).ok().and_then(|rows| rows.checked_mul(row_bytes));
+        let mut weight = Bytes::zeroed(memory, bytes.ok_or(OutOfHostMemory { bytes: usize::MAX })?)?;
+        if let Some(to) = weight.as_mut_slice() {
+            self.encode_rows(element, 0, to)?;
+        }
+        Ok(Self { rows: self.rows, dim: self.dim, element, weight, states: Vec::new() })
+    }
+
+    /// Writes the elements of all rows over `out`, end to end.
+    ///
+    /// # Panics
+    /// When `out` has not as many elements.
+    pub fn decode(&self, out: &mut [f32]) {
+        let row_bytes = self.element.row_bytes(self.dim);
+        assert_eq!(out.len() / self.dim.max(1), self.as_bytes().len() / row_bytes.max(1), "rows");
+        let rows = self.as_bytes().par_chunks_exact(row_bytes.max(1));
+        out.par_chunks_exact_mut(self.dim.max(1)).zip(rows).for_each(|(out, row)| {
+            self.element.decode(row, out);
+        });
+    }
+
+    /// Writes the rows from `first` on over `out`, encoded in this type, as many as it has room for.
+    ///
+    /// # Errors
+    /// [`BadRow`] with the first row that the type cannot hold.
+    ///
+    /// # Panics
+    /// When the table has fewer rows.
+    pub(super) fn encode_rows(&self, element: Element, first: u64, out: &mut [u8]) -> Result<(), BadRow> {
+        let (dim, row_bytes) = (self.dim, element.row_bytes(self.dim));
+        let chunk_rows = CHUNK_ELEMENTS.div_ceil(dim.max(1));
+        let chunks = out.par_chunks_mut((chunk_rows * row_bytes).max(1)).enumerate();
+        let encoded = chunks.map(|(chunk, out)| {
+            let first = first + (chunk * chunk_rows) as u64;
+            let mut values = vec![0.0; dim];
+            for (row, out) in (first..).zip(out.chunks_exact_mut(row_bytes)) {
+                self.element.decode(&self.as_bytes()[self.byte_range(row)], &mut values);
+                element.encode(&values, out).map_err(|reason| BadRow { row, reason })?;
+            }
+            Ok(())
+        });
+        // All of them, and then the first that failed in the order of rows.
+        encoded.collect::<Vec<_>>().into_iter().collect()
     }
 
     /// A copy in memory of its own, which can be written: the RAM tier of a mapped table, or the
@@ -120,7 +192,8 @@ impl Table {
     pub fn copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
         let state = |s: &State| Ok(State::new(s.name.clone(), s.width, s.data.copied(memory)?));
         let states = self.states.iter().map(state).collect::<Result<_, _>>()?;
-        Ok(Self { rows: self.rows, dim: self.dim, weight: self.weight.copied(memory)?, states })
+        let weight = self.weight.copied(memory)?;
+        Ok(Self { rows: self.rows, dim: self.dim, element: self.element, weight, states })
     }
 
     /// How many rows.
@@ -135,34 +208,46 @@ impl Table {
         self.dim
     }
 
+    /// The type of the rows' elements.
+    #[must_use]
+    pub fn element(&self) -> Element {
+        self.element
+    }
+
     /// The bytes of the row of this id; `None` past the end. A loop over many ids does better with
     /// [`rows_of`].
     #[must_use]
     pub fn row(&self, id: u64) -> Option<&[u8]> {
-        self.row_values(id).map(bytemuck::cast_slice)
+        self.view().row(id)
     }
 
-    /// The elements of the row of this id; `None` past the end.
+    /// The elements of the row of this id; `None` past the end or when they are not f32.
     #[must_use]
     pub fn row_values(&self, id: u64) -> Option<&[f32]> {
-        self.as_slice().get(self.range(id)?)
+        self.values()?.get(self.range(id)?)
     }
 
-    /// All rows, end to end.
+    /// The bytes of all rows, end to end.
     #[must_use]
-    pub fn as_slice(&self) -> &[f32] {
+    pub fn as_bytes(&self) -> &[u8] {
         self.weight.as_slice()
     }
 
-    /// The row of this id, to write; `None` past the end or when the table is mapped.
+    /// The elements of all rows, end to end; `None` when they are not f32.
+    #[must_use]
+    pub fn values(&self) -> Option<&[f32]> {
+        (self.element == Element::F32).then(|| bytemuck::cast_slice(self.as_bytes()))
+    }
+
+    /// The row of this id, to write; `None` past the end, and as for [`Self::rows_mut`].
     pub fn row_mut(&mut self, id: u64) -> Option<&mut [f32]> {
         let range = self.range(id)?;
         self.rows_mut()?.get_mut(range)
     }
 
-    /// All rows, to write; `None` when they are a mapped file's.
+    /// All rows, to write; `None` when they are a mapped file's or not f32.
     pub fn rows_mut(&mut self) -> Option<&mut [f32]> {
-        self.weight.as_mut_slice()
+        Some(self.parts_mut()?.0)
     }
 
     /// The optimizer state, in the order given when the table was made.
@@ -171,29 +256,41 @@ impl Table {
         &self.states
     }
 
-    /// All rows and all state, to write together; `None` when they are a mapped file's.
+    /// All rows and all state, to write together; `None` when they are a mapped file's or not f32.
     pub fn parts_mut(&mut self) -> Option<(&mut [f32], &mut [State])> {
-        Some((self.weight.as_mut_slice()?, &mut self.states))
+        let rows = if self.element == Element::F32 { self.weight.as_mut_slice() } else { None };
+        Some((bytemuck::cast_slice_mut(rows?), &mut self.states))
     }
 
     /// Bytes of rows and state.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        let states: usize = self.states.iter().map(|s| s.as_slice().len()).sum();
-        ((self.as_slice().len() + states) * ELEMENT_BYTES) as u64
+        let states: usize = self.states.iter().map(|s| size_of_val(s.as_slice())).sum();
+        (self.as_bytes().len() + states) as u64
     }
 
     /// Reads one byte of every page of the rows (not of the state), so that no first request waits
     /// for the disk.
     pub fn prefault(&self) {
-        self.as_slice().par_iter().step_by(PAGE_BYTES / ELEMENT_BYTES).for_each(|x| {
-            black_box(x.to_bits());
+        self.as_bytes().par_iter().step_by(PAGE_BYTES).for_each(|x| {
+            black_box(*x);
         });
     }
 
     fn range(&self, id: u64) -> Option<Range<usize>> {
         // Below `rows` the product is at most the length of a slice that exists.
         (id < self.rows).then(|| id as usize * self.dim..(id as usize + 1) * self.dim)
+    }
+
+    /// Where the bytes of row `id` lie, if there is one.
+    fn byte_range(&self, id: u64) -> Range<usize> {
+        let row_bytes = self.element.row_bytes(self.dim);
+        id as usize * row_bytes..(id as usize + 1) * row_bytes
+    }
+
+    fn view(&self) -> TableView<'_> {
+        let row_bytes = self.element.row_bytes(self.dim);
+        TableView { bytes: self.as_bytes(), rows: self.rows, row_bytes }
     }
 }
 
@@ -210,8 +307,8 @@ pub fn rows_of<'t>(
 ) -> impl Fn(usize) -> Option<&'t [u8]> + use<'t> {
     let (table, ids) = (&tables[lookup.table.index()], &batch.features[lookup.feature].ids);
     let shape = &schema.tables[lookup.table.index()];
-    let bytes = bytemuck::cast_slice(table.as_slice());
-    let rows = TableView { bytes, rows: table.rows, row_bytes: table.dim * ELEMENT_BYTES };
+    debug_assert_eq!(lookup.element, table.element, "rows are read as they are stored");
+    let rows = table.view();
     // Past every table, so that `row_of` says what stands for an absent id.
     let absent = shape.row_of(u64::MAX).and_then(|row| rows.row(row));
     let (bits, declared) = (shape.lossy_bits, shape.rows);
@@ -243,54 +340,64 @@ impl<'t> TableView<'t> {
     }
 }
 
+/// Why rows could not be encoded in memory.
+#[derive(Debug, thiserror::Error)]
+pub enum EncodeError {
+    /// The type of element cannot hold a row.
+    #[error(transparent)]
+    Row(#[from] BadRow),
+    /// The memory is not to be had.
+    #[error(transparent)]
+    Memory(#[from] OutOfHostMemory),
+}
+
+/// Bytes in memory of our own or in a mapped file.
+pub struct Bytes(Source);
+
 /// f32 values in memory of our own or in a mapped file.
-pub struct Floats(Source);
+#[derive(Debug)]
+pub struct Floats(Bytes);
 
 enum Source {
     Owned { block: Box<dyn HostBlock>, bytes: usize },
     Mapped { file: MappedFile, bytes: Range<usize> },
 }
 
-impl Floats {
+impl Bytes {
     /// So many zeros.
     ///
     /// # Errors
     /// [`OutOfHostMemory`] when the memory is not to be had, or is not aligned and as long as asked.
-    pub fn zeroed(memory: &dyn HostMemory, elements: usize) -> Result<Self, OutOfHostMemory> {
-        let bytes = elements.checked_mul(ELEMENT_BYTES).ok_or(OutOfHostMemory { bytes: usize::MAX })?;
+    pub fn zeroed(memory: &dyn HostMemory, bytes: usize) -> Result<Self, OutOfHostMemory> {
         let block = memory.take(bytes)?;
         let usable =
-            block.bytes().get(..bytes).is_some_and(|b| bytemuck::try_cast_slice::<u8, f32>(b).is_ok());
+            block.bytes().get(..bytes).is_some_and(|b| b.as_ptr().cast::<f32>().is_aligned() || b.is_empty());
         if !usable {
             return Err(OutOfHostMemory { bytes });
         }
         Ok(Self(Source::Owned { block, bytes }))
     }
 
-    /// The values that lie at these bytes of a mapped file; `None` when the range is not within the
-    /// file, not a whole number of values, or not aligned to them.
+    /// These bytes of a mapped file; `None` when the range is not within the file.
     #[must_use]
     pub fn mapped(file: &MappedFile, bytes: Range<usize>) -> Option<Self> {
-        bytemuck::try_cast_slice::<u8, f32>(file.bytes().get(bytes.clone())?).ok()?;
+        file.bytes().get(bytes.clone())?;
         Some(Self(Source::Mapped { file: file.clone(), bytes }))
     }
 
-    /// The values.
+    /// The bytes.
     #[must_use]
-    pub fn as_slice(&self) -> &[f32] {
-        // The constructors have seen that both casts hold.
-        bytemuck::cast_slice(match &self.0 {
+    pub fn as_slice(&self) -> &[u8] {
+        match &self.0 {
             Source::Owned { block, bytes } => &block.bytes()[..*bytes],
             Source::Mapped { file, bytes } => &file.bytes()[bytes.clone()],
-        })
+        }
     }
 
-    /// The values, to write; `None` when they are a mapped file's.
-    pub fn as_mut_slice(&mut self) -> Option<&mut [f32]> {
+    /// The bytes, to write; `None` when they are a mapped file's.
+    pub fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
         match &mut self.0 {
-            Source::Owned { block, bytes } => {
-                Some(bytemuck::cast_slice_mut(&mut block.bytes_mut()[..*bytes]))
-            }
+            Source::Owned { block, bytes } => Some(&mut block.bytes_mut()[..*bytes]),
             Source::Mapped { .. } => None,
         }
     }
@@ -298,20 +405,56 @@ impl Floats {
     fn copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
         let mut copy = Self::zeroed(memory, self.as_slice().len())?;
         if let Some(to) = copy.as_mut_slice() {
-            let from = self.as_slice().par_chunks(CHUNK_ELEMENTS);
-            to.par_chunks_mut(CHUNK_ELEMENTS).zip(from).for_each(|(to, from)| to.copy_from_slice(from));
+            let from = self.as_slice().par_chunks(CHUNK_BYTES);
+            to.par_chunks_mut(CHUNK_BYTES).zip(from).for_each(|(to, from)| to.copy_from_slice(from));
         }
         Ok(copy)
     }
 }
 
-impl fmt::Debug for Floats {
+impl fmt::Debug for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = match self.0 {
             Source::Owned { .. } => "owned",
             Source::Mapped { .. } => "mapped",
         };
-        write!(f, "Floats({} {place})", self.as_slice().len())
+        write!(f, "Bytes({} {place})", self.as_slice().len())
+    }
+}
+
+impl Floats {
+    /// So many zeros.
+    ///
+    /// # Errors
+    /// Those of [`Bytes::zeroed`].
+    pub fn zeroed(memory: &dyn HostMemory, elements: usize) -> Result<Self, OutOfHostMemory> {
+        let bytes = elements.checked_mul(size_of::<f32>()).ok_or(OutOfHostMemory { bytes: usize::MAX })?;
+        Ok(Self(Bytes::zeroed(memory, bytes)?))
+    }
+
+    /// The values that lie at these bytes of a mapped file; `None` when the range is not within the
+    /// file, not a whole number of values, or not aligned to them.
+    #[must_use]
+    pub fn mapped(file: &MappedFile, bytes: Range<usize>) -> Option<Self> {
+        let bytes = Bytes::mapped(file, bytes)?;
+        bytemuck::try_cast_slice::<u8, f32>(bytes.as_slice()).ok()?;
+        Some(Self(bytes))
+    }
+
+    /// The values.
+    #[must_use]
+    pub fn as_slice(&self) -> &[f32] {
+        // The constructors have seen that this cast holds, and the next.
+        bytemuck::cast_slice(self.0.as_slice())
+    }
+
+    /// The values, to write; `None` when they are a mapped file's.
+    pub fn as_mut_slice(&mut self) -> Option<&mut [f32]> {
+        self.0.as_mut_slice().map(bytemuck::cast_slice_mut)
+    }
+
+    fn copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
+        Ok(Self(self.0.copied(memory)?))
     }
 }
 
@@ -449,6 +592,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn declared(rows: u64, dim: usize) -> schema::Table {
+        schema::Table { name: "t".to_owned(), rows, dim, ..Default::default() }
+    }
+
     #[test]
     fn the_generator_is_splitmix64() {
         // The first outputs for seed 1234567, as published with the reference implementation.
@@ -508,7 +655,7 @@ mod tests {
     #[test]
     fn rows_and_states_are_written_and_read_by_id_and_end_where_the_table_does() {
         let mut table = Table::zeroed(&PlainMemory, 5, 3, &[("sum", 3), ("step", 1)]).unwrap();
-        assert!(table.as_slice().iter().all(|&x| x == 0.0));
+        assert!(table.values().unwrap().iter().all(|&x| x == 0.0));
         table.row_mut(4).unwrap().copy_from_slice(&[1.0, 2.0, 3.0]);
         let (rows, states) = table.parts_mut().unwrap();
         rows[0] = 9.0;
@@ -522,9 +669,44 @@ mod tests {
         assert_eq!(table.bytes(), 4 * (15 + 15 + 5));
 
         let copy = table.copied(&PlainMemory).unwrap();
-        assert_eq!(copy.as_slice(), table.as_slice());
+        assert_eq!(copy.values(), table.values());
         assert_eq!(copy.states()[1].as_slice(), table.states()[1].as_slice());
         copy.prefault();
+    }
+
+    #[test]
+    fn a_table_encoded_on_any_number_of_threads_is_its_rows_encoded_one_by_one() {
+        let (rows, dim) = (30_000, 7);
+        let mut table = Table::zeroed(&PlainMemory, rows, dim, &[("sum", 1)]).unwrap();
+        Uniform { seed: 1, table_code: 2, bound: 1.0 }.table(dim, table.rows_mut().unwrap());
+        for element in Element::ALL {
+            let mut one_by_one = vec![0xaa; rows as usize * element.row_bytes(dim)];
+            for (id, out) in one_by_one.chunks_exact_mut(element.row_bytes(dim)).enumerate() {
+                element.encode(table.row_values(id as u64).unwrap(), out).unwrap();
+            }
+            for threads in [1, 3] {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+                let encoded = pool.install(|| table.encoded(element, &PlainMemory)).unwrap();
+                assert!(encoded.as_bytes() == one_by_one, "{element}, {threads} threads");
+                assert_eq!(encoded.bytes() as usize, one_by_one.len(), "no state");
+                assert_eq!((encoded.element(), encoded.rows(), encoded.dim()), (element, rows, dim));
+                let bytes = element.row_bytes(dim);
+                assert_eq!(encoded.row(29_999), Some(&one_by_one[29_999 * bytes..]));
+                assert_eq!(encoded.row(rows), None);
+                encoded.prefault();
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_row_that_cannot_be_encoded_is_named() {
+        let mut table = Table::zeroed(&PlainMemory, 50_000, 3, &[]).unwrap();
+        for row in [49_999, 40_000] {
+            table.row_mut(row).unwrap()[1] = 1e6;
+            let said = table.encoded(Element::F16, &PlainMemory).unwrap_err().to_string();
+            assert!(said.starts_with(&format!("row {row}: element 1: 1000000 is past 65504")), "{said}");
+            table.encoded(Element::Int8, &PlainMemory).unwrap();
+        }
     }
 
     #[test]
@@ -543,8 +725,8 @@ mod tests {
         let values = [1.5_f32, f32::NAN, -0.0, 2.0];
         std::fs::write(&path, bytemuck::cast_slice::<f32, u8>(&values)).unwrap();
         let file = MappedFile::open(&path).unwrap();
-        let weight = Floats::mapped(&file, 0..16).unwrap();
-        let mut table = Table::from_parts(2, 2, weight, vec![]).unwrap();
+        let mapped = |bytes| Bytes::mapped(&file, bytes).unwrap();
+        let mut table = Table::from_parts(&declared(2, 2), mapped(0..16), vec![]).unwrap();
         std::fs::remove_file(&path).unwrap();
         assert_eq!(table.row_values(1).unwrap(), &[-0.0, 2.0]);
         assert!(table.rows_mut().is_none());
@@ -554,8 +736,15 @@ mod tests {
         assert!(Floats::mapped(&file, 0..17).is_none(), "past the end");
         assert!(Floats::mapped(&file, 1..5).is_none(), "not aligned");
         assert!(Floats::mapped(&file, 0..6).is_none(), "not whole");
-        let weight = Floats::mapped(&file, 0..16).unwrap();
-        assert!(Table::from_parts(3, 2, weight, vec![]).is_none(), "wrong shape");
+        assert!(Table::from_parts(&declared(3, 2), mapped(0..16), vec![]).is_none(), "wrong shape");
+        assert!(Table::from_parts(&declared(1, 3), mapped(1..13), vec![]).is_none(), "f32 not aligned");
+        let f16 = schema::Table { element: Element::F16, ..declared(2, 4) };
+        let mut table = Table::from_parts(&f16, mapped(0..16), vec![]).unwrap();
+        assert_eq!(table.row(1), Some(&mapped(0..16).as_slice()[8..]));
+        assert!(table.values().is_none() && table.row_values(1).is_none() && table.rows_mut().is_none());
+        let mut copy = table.copied(&PlainMemory).unwrap();
+        assert!(copy.rows_mut().is_none(), "a table to train on is f32");
+        assert_eq!(copy.as_bytes(), table.as_bytes());
         assert!(MappedFile::open(dir.path()).is_err(), "a directory");
     }
 }

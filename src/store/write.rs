@@ -24,15 +24,18 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::disk::{Disk, SystemDisk};
-use super::format::{self, Checksum, FileEntry, Manifest};
+use super::format::{self, Checksum, Dtype, FileEntry, Manifest};
 use super::snapshot::{DENSE, KEYS, MANIFEST, MODEL, TABLES, WEIGHT, parse_schema, table_file, versions};
 use super::table::Table;
 use super::{StoreError, check_name};
-use crate::schema::Schema;
-use crate::types::Version;
+use crate::schema::{self, Schema};
+use crate::types::{Element, Version};
 
 /// Bytes hashed and written at a time.
 const CHUNK_BYTES: usize = 1 << 20;
+
+/// Bytes of rows encoded at a time, by all threads together.
+const ENCODED_BYTES: usize = 16 << 20;
 
 /// Everything that makes a version.
 #[derive(Clone, Debug, Default)]
@@ -41,7 +44,9 @@ pub struct Contents<'a> {
     pub model_toml: &'a str,
     /// Dense weights, and their optimizer state under names of its own.
     pub dense: Vec<DenseTensor<'a>>,
-    /// One table for each of the schema's, in its order.
+    /// One table for each of the schema's, in its order: of f32, or of the schema's element type already.
+    /// Rows of f32 are encoded as they are written, and where that rounds them their table is written
+    /// without its optimizer state, which is of the f32 ones.
     pub tables: Vec<&'a Table>,
     /// Anything to note, such as how many steps were trained.
     pub metadata: BTreeMap<String, String>,
@@ -63,8 +68,8 @@ pub struct DenseTensor<'a> {
 /// survives a crash; when it fails, the versions that were there are untouched.
 ///
 /// # Errors
-/// [`StoreError`] for contents that do not fit their schema, before anything is written, and for
-/// what the system refused.
+/// [`StoreError`] for contents that do not fit their schema, before anything is written; for the first
+/// row that its table's element type cannot hold; and for what the system refused.
 pub fn write(models: &Path, name: &str, contents: &Contents) -> Result<Version, StoreError> {
     write_on(&SystemDisk, models, name, contents)
 }
@@ -107,6 +112,10 @@ impl Contents<'_> {
                 ([declared.stored_rows(), declared.dim as u64], [table.rows(), table.dim() as u64]);
             if expected != got {
                 return Err(mismatch(WEIGHT, format!("shape {expected:?}"), format!("shape {got:?}")));
+            }
+            if ![Element::F32, declared.element].contains(&table.element()) {
+                let got = table.element().to_string();
+                return Err(mismatch(WEIGHT, format!("f32 or {}", declared.element), got));
             }
             for state in table.states() {
                 if state.name() == KEYS || state.name() == WEIGHT {
@@ -204,58 +213,57 @@ impl<'a> Staging<'a> {
     }
 
     fn fill(&mut self, contents: &Contents, schema: &Schema) -> Result<(), StoreError> {
-        self.file(MODEL, &[contents.model_toml.as_bytes()])?;
+        self.file(MODEL, |file| file.append(contents.model_toml.as_bytes()))?;
 
-        let shapes: Vec<Vec<u64>> =
-            contents.dense.iter().map(|t| t.shape.iter().map(|&axis| axis as u64).collect()).collect();
-        let dense = contents.dense.iter().zip(&shapes);
-        let dense: Vec<_> = dense.map(|(t, shape)| (t.name.as_str(), shape.as_slice(), t.values)).collect();
-        self.tensors(DENSE, &dense)?;
+        let dense = contents.dense.iter().map(|tensor| Tensor {
+            name: &tensor.name,
+            dtype: Dtype::F32,
+            shape: tensor.shape.iter().map(|&axis| axis as u64).collect(),
+            data: Data::Bytes(bytemuck::cast_slice(tensor.values)),
+        });
+        self.tensors(DENSE, &dense.collect::<Vec<_>>())?;
 
         let tables = self.path.join(TABLES);
         self.disk.create_dir(&tables).map_err(|e| StoreError::at(&tables, e))?;
         for (declared, table) in schema.tables.iter().zip(&contents.tables) {
-            let shape = [table.rows(), table.dim() as u64];
-            let widths: Vec<_> = table.states().iter().map(|s| [table.rows(), s.width() as u64]).collect();
-            let mut tensors: Vec<(&str, &[u64], &[f32])> = vec![(WEIGHT, &shape, table.as_slice())];
-            let states = table.states().iter().zip(&widths);
-            tensors.extend(states.map(|(s, shape)| (s.name(), shape.as_slice(), s.as_slice())));
-            self.tensors(&table_file(&declared.name), &tensors)?;
+            self.tensors(&table_file(&declared.name), &table_tensors(declared, table))?;
         }
         self.disk.sync_dir(&tables).map_err(|e| StoreError::at(&tables, e))?;
 
         self.manifest.metadata = contents.metadata.clone();
         let path = self.path.join(MANIFEST);
         let manifest = self.manifest.encode().map_err(|source| StoreError::Format { path, source })?;
-        self.file(MANIFEST, &[&manifest])?;
+        self.file(MANIFEST, |file| file.append(&manifest))?;
         self.disk.sync_dir(&self.path).map_err(|e| StoreError::at(&self.path, e))
     }
 
-    /// A safetensors file of these tensors: name, shape and values.
-    fn tensors(&mut self, name: &str, tensors: &[(&str, &[u64], &[f32])]) -> Result<(), StoreError> {
-        let shapes: Vec<_> = tensors.iter().map(|&(name, shape, _)| (name, shape)).collect();
+    /// A safetensors file of these tensors.
+    fn tensors(&mut self, name: &str, tensors: &[Tensor]) -> Result<(), StoreError> {
+        let shapes: Vec<_> = tensors.iter().map(|t| (t.name, t.dtype, t.shape.as_slice())).collect();
         let header = format::encode_header(&shapes)
             .map_err(|source| StoreError::Format { path: self.path.join(name), source })?;
-        let values = tensors.iter().map(|&(_, _, values)| bytemuck::cast_slice(values));
-        let parts: Vec<&[u8]> = std::iter::once(header.as_slice()).chain(values).collect();
-        self.file(name, &parts)
+        self.file(name, |file| {
+            file.append(&header)?;
+            tensors.iter().try_for_each(|tensor| match tensor.data {
+                Data::Bytes(bytes) => file.append(bytes),
+                Data::Encoded(table, element) => file.append_rows(table, element),
+            })
+        })
     }
 
-    /// Writes the parts end to end, syncs them and enters the file in the manifest. Hashes as it
-    /// writes, a chunk at a time, so that each byte comes from memory once.
-    fn file(&mut self, name: &str, parts: &[&[u8]]) -> Result<(), StoreError> {
+    /// Writes a file, syncs it and enters it in the manifest.
+    fn file(
+        &mut self,
+        name: &str,
+        write: impl FnOnce(&mut NewFile) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
         let path = self.path.join(name);
         let at = |e| StoreError::at(&path, e);
-        let mut file = self.disk.create(&path).map_err(at)?;
-        let mut hash = Xxh3::new();
-        let mut bytes = 0_u64;
-        for chunk in parts.iter().flat_map(|part| part.chunks(CHUNK_BYTES)) {
-            hash.update(chunk);
-            bytes += chunk.len() as u64;
-            self.disk.append(&mut file, &path, chunk).map_err(at)?;
-        }
-        self.disk.sync(&file, &path).map_err(at)?;
-        let entry = FileEntry { bytes, xxh3_128: Checksum(hash.digest128()) };
+        let file = self.disk.create(&path).map_err(at)?;
+        let mut file = NewFile { disk: self.disk, path: &path, name, file, hash: Xxh3::new(), bytes: 0 };
+        write(&mut file)?;
+        self.disk.sync(&file.file, &path).map_err(at)?;
+        let entry = FileEntry { bytes: file.bytes, xxh3_128: Checksum(file.hash.digest128()) };
         self.manifest.files.insert(name.to_owned(), entry);
         Ok(())
     }
@@ -287,6 +295,73 @@ impl Drop for Staging<'_> {
             // A failure here is the next sweep's to mend.
             let _ = fs::remove_dir_all(&self.path);
         }
+    }
+}
+
+/// A tensor of a file.
+struct Tensor<'a> {
+    name: &'a str,
+    dtype: Dtype,
+    shape: Vec<u64>,
+    data: Data<'a>,
+}
+
+#[derive(Clone, Copy)]
+enum Data<'a> {
+    Bytes(&'a [u8]),
+    /// The table's rows, encoded as they are written.
+    Encoded(&'a Table, Element),
+}
+
+/// The tensors of a table's file.
+fn table_tensors<'a>(declared: &schema::Table, table: &'a Table) -> Vec<Tensor<'a>> {
+    let (dtype, width) = format::weight_type(declared.element, table.dim());
+    let encoded = table.element() != declared.element;
+    let data = if encoded { Data::Encoded(table, declared.element) } else { Data::Bytes(table.as_bytes()) };
+    let mut tensors = vec![Tensor { name: WEIGHT, dtype, shape: vec![table.rows(), width], data }];
+    tensors.extend(table.states().iter().filter(|_| !encoded).map(|state| Tensor {
+        name: state.name(),
+        dtype: Dtype::F32,
+        shape: vec![table.rows(), state.width() as u64],
+        data: Data::Bytes(bytemuck::cast_slice(state.as_slice())),
+    }));
+    tensors
+}
+
+/// A file in the making. It is hashed as it is written, a chunk at a time, so that each byte comes from
+/// memory once.
+struct NewFile<'a> {
+    disk: &'a dyn Disk,
+    path: &'a Path,
+    /// Its path in the version.
+    name: &'a str,
+    file: File,
+    hash: Xxh3,
+    bytes: u64,
+}
+
+impl NewFile<'_> {
+    fn append(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+        bytes.chunks(CHUNK_BYTES).try_for_each(|chunk| {
+            self.hash.update(chunk);
+            self.bytes += chunk.len() as u64;
+            self.disk.append(&mut self.file, self.path, chunk).map_err(|e| StoreError::at(self.path, e))
+        })
+    }
+
+    /// The table's rows, encoded, with no more memory than a few chunks of them.
+    fn append_rows(&mut self, table: &Table, element: Element) -> Result<(), StoreError> {
+        let row_bytes = element.row_bytes(table.dim()).max(1);
+        let rows = (ENCODED_BYTES / row_bytes).max(1) as u64;
+        let mut chunk = Vec::new();
+        for first in (0..table.rows()).step_by(rows as usize) {
+            chunk.resize((table.rows() - first).min(rows) as usize * row_bytes, 0);
+            let encoded = table.encode_rows(element, first, &mut chunk);
+            let path = PathBuf::from(self.name);
+            encoded.map_err(|source| StoreError::Row { path, source })?;
+            self.append(&chunk)?;
+        }
+        Ok(())
     }
 }
 

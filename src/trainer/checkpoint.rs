@@ -1,7 +1,8 @@
 //! A learner's first values, and its way into a version.
 //!
 //! A version holds everything that a step reads: dense weights and rows, and the optimizer's state
-//! of both, so that training can be resumed from it. State of a dense tensor lies beside it, as
+//! of both, so that training can be resumed from it; but rows that the schema stores in another type
+//! than f32 are rounded as the version is written, and their state is left out. State of a dense tensor lies beside it, as
 //! `optimizer.<state>.<tensor>`.
 
 use std::collections::BTreeMap;
@@ -15,7 +16,7 @@ use super::train::{Learner, Parts};
 use crate::model::Model;
 use crate::schema::Schema;
 use crate::store::{Contents, Dense, DenseTensor, Opened, PlainMemory, Table, Uniform, table_code, write};
-use crate::types::Version;
+use crate::types::{Element, Version};
 
 /// Numbers that one thread checks at a time.
 const CHECKED: usize = 1 << 16;
@@ -47,8 +48,10 @@ pub fn initialise(schema: &Schema, optimizer: Optimizer, seed: u64) -> Result<Le
     Ok(Learner::new(Parts { schema, model, weights, dense_states, tables, optimizer, steps: 0 }))
 }
 
-/// A learner that goes on from a version. One that the same optimizer wrote is continued to the
-/// bit; the state of any other counts for nothing, and steps are counted anew.
+/// A learner that goes on from a version. One that the same optimizer wrote, and whose rows are all
+/// f32, is continued to the bit; the state of any other counts for nothing, and steps are counted anew.
+/// Rows of other element types are read as f32: what rounding took from them when they were written is
+/// gone.
 ///
 /// # Errors
 /// [`TrainError`] for dense tensors or optimizer state that are missing or misshapen, and when the
@@ -59,7 +62,8 @@ pub fn resume(opened: Opened, optimizer: Optimizer) -> Result<Learner, TrainErro
     let model = Model::new(&schema);
     let weights = model.read_tensors(tensor)?;
     let written_by = metadata.get("optimizer").map(String::as_str);
-    if written_by != Some(&optimizer.kind.to_string()) {
+    let exact = schema.tables.iter().all(|table| table.element == Element::F32);
+    if !exact || written_by != Some(&optimizer.kind.to_string()) {
         let dense_states = zeroed_states(optimizer.kind, weights.values.len());
         let tables = store.tables().iter().map(|table| without_state(table, optimizer.kind));
         let tables = tables.collect::<Result<_, _>>()?;
@@ -87,7 +91,7 @@ fn without_state(table: &Table, kind: Kind) -> Result<Table, TrainError> {
     let states = row_states(kind, table.dim());
     let mut copy = Table::zeroed(&PlainMemory, table.rows(), table.dim(), &states)?;
     if let Some(rows) = copy.rows_mut() {
-        rows.copy_from_slice(table.as_slice());
+        table.decode(rows);
     }
     Ok(copy)
 }
@@ -122,7 +126,8 @@ impl Learner {
         }
         let dense = tensors.iter().map(|(name, _, values)| (name, values.as_slice()));
         let tables = self.schema().tables.iter().zip(self.tables());
-        self.check_finite(dense.chain(tables.map(|(shape, table)| (&shape.name, table.as_slice()))))?;
+        let rows = tables.filter_map(|(shape, table)| Some((&shape.name, table.values()?)));
+        self.check_finite(dense.chain(rows))?;
         for (shape, state) in states {
             for p in parameters {
                 tensors.push((state_name(shape.name, &p.name), p.shape.clone(), p.read(state)));

@@ -2,7 +2,8 @@
 //!
 //! A [`Learner`] holds the model and takes one step at a time ([`Learner::step`]);
 //! [`run_epoch`] drives it over a data set, with the next batches read and encoded by one thread
-//! beside it, and [`evaluate`] scores a data set with the weights as they are. The same seed, data
+//! beside it, and [`evaluate`] scores a data set with the weights as they are, or with the rows of the
+//! version that was made of them. The same seed, data
 //! and settings give the same bytes on any number of threads.
 
 mod casting;
@@ -124,22 +125,21 @@ pub fn run_epoch(
     Ok(samples)
 }
 
-/// Scores every sample that `reader` gives. `on_scores` sees the probabilities in order; the
-/// quality is none where labels are missing.
+/// Scores every sample that `reader` gives by `score`, which writes a batch's probabilities: such as
+/// [`Learner::score`], or [`Learner::score_rows_of`] a version. The quality is none where labels are
+/// missing.
 ///
 /// # Errors
 /// [`TrainError`].
 pub fn evaluate(
-    learner: &mut Learner,
+    schema: &Schema,
     reader: &mut (dyn Reader + Send),
     batch: usize,
-    mut on_scores: impl FnMut(&[f32]),
+    mut score: impl FnMut(&Batch, &mut Vec<f32>) -> Result<(), PredictError>,
 ) -> Result<Option<Quality>, TrainError> {
-    let schema = learner.schema().clone();
     let (mut all, mut labels, mut probabilities) = (Vec::new(), Some(Vec::new()), Vec::new());
-    each_batch(&schema, reader, batch, |encoded| {
-        learner.score(&encoded.batch, &mut probabilities)?;
-        on_scores(&probabilities);
+    each_batch(schema, reader, batch, |encoded| {
+        score(&encoded.batch, &mut probabilities)?;
         all.extend_from_slice(&probabilities);
         match (&mut labels, &encoded.labels) {
             (Some(labels), Some(more)) => labels.extend_from_slice(more),

@@ -12,8 +12,8 @@ use super::optim::Optimizer;
 use crate::model::loss::{binary_cross_entropy, binary_cross_entropy_slope, sigmoid};
 use crate::model::{InputRows, Model, Tape, Weights, check_length, check_shape};
 use crate::schema::{Lookup, Schema};
-use crate::store::{Table, rows_of};
-use crate::types::{Batch, PredictError, TableId};
+use crate::store::{EmbeddingStore, Table, rows_of};
+use crate::types::{Batch, Element, PredictError, TableId};
 
 /// All that a step reads and writes.
 pub struct Learner {
@@ -46,8 +46,10 @@ impl Learner {
     pub(super) fn new(parts: Parts) -> Self {
         let Parts { schema, model, mut weights, dense_states, tables, optimizer, steps } = parts;
         model.turn(&mut weights);
+        // Whatever a version's rows are stored in, those of a learner are f32.
+        let in_f32 = |lookup| Lookup { element: Element::F32, ..lookup };
         Self {
-            lookups: schema.lookups(),
+            lookups: schema.lookups().into_iter().map(in_f32).collect(),
             grads: vec![0.0; weights.values.len()],
             casted: tables.iter().map(|_| Casted::default()).collect(),
             tapes: Vec::new(),
@@ -135,16 +137,41 @@ impl Learner {
     /// # Errors
     /// As [`Learner::step`].
     pub fn score(&mut self, batch: &Batch, probabilities: &mut Vec<f32>) -> Result<(), PredictError> {
+        self.prepare_scoring(batch)?;
+        let Self { schema, lookups, model, weights, tables, tapes, .. } = self;
+        let inputs = InputRows { dense_width: schema.dense_width(), lookups, batch };
+        forward(model, weights, tapes, &inputs, |l| rows_of(tables, schema, &lookups[l], batch));
+        self.read_probabilities(probabilities);
+        Ok(())
+    }
+
+    /// [`Learner::score`] with the rows of a version that this learner wrote, as they are stored.
+    ///
+    /// # Errors
+    /// As [`Learner::step`].
+    ///
+    /// # Panics
+    /// When the version is of another schema.
+    pub fn score_rows_of(
+        &mut self,
+        version: &EmbeddingStore,
+        batch: &Batch,
+        probabilities: &mut Vec<f32>,
+    ) -> Result<(), PredictError> {
+        self.prepare_scoring(batch)?;
+        let Self { schema, model, weights, tapes, .. } = self;
+        let lookups = &schema.lookups()[..];
+        let inputs = InputRows { dense_width: schema.dense_width(), lookups, batch };
+        let tables = version.tables();
+        forward(model, weights, tapes, &inputs, |l| rows_of(tables, schema, &lookups[l], batch));
+        self.read_probabilities(probabilities);
+        Ok(())
+    }
+
+    fn prepare_scoring(&mut self, batch: &Batch) -> Result<(), PredictError> {
         check_shape(&self.schema, batch)?;
         self.schema.check_absent(batch)?;
         self.fill_tapes(batch.samples);
-        let Self { schema, lookups, model, weights, tables, tapes, .. } = self;
-        let inputs = InputRows { dense_width: schema.dense_width(), lookups, batch };
-        tapes.par_iter_mut().enumerate().for_each(|(chunk, tape)| {
-            inputs.write(chunk * tape.rows, tape, |l| rows_of(tables, schema, &lookups[l], batch));
-            model.forward(weights, tape);
-        });
-        self.read_probabilities(probabilities);
         Ok(())
     }
 
@@ -204,4 +231,20 @@ impl Learner {
             probabilities.extend((0..tape.samples).map(|s| sigmoid(self.model.logit(tape, s))));
         }
     }
+}
+
+/// Fills every tape's input rows and runs the network on them. `rows` as in [`InputRows::write`].
+fn forward<'r, R>(
+    model: &Model<f32>,
+    weights: &Weights<f32>,
+    tapes: &mut [Tape<f32>],
+    inputs: &InputRows<'_>,
+    rows: impl Fn(usize) -> R + Sync,
+) where
+    R: Fn(usize) -> Option<&'r [u8]>,
+{
+    tapes.par_iter_mut().enumerate().for_each(|(chunk, tape)| {
+        inputs.write(chunk * tape.rows, tape, &rows);
+        model.forward(weights, tape);
+    });
 }

@@ -8,6 +8,22 @@
 //!
 //! All of it is little-endian. A row is a multiple of [`ROW_ALIGN`] bytes and begins on one, so that a
 //! device reads its scale, and copies it, a word at a time.
+//!
+//! int8 is the row-wise quantisation of FBGEMM (Khudia et al., "FBGEMM: Enabling High-Performance
+//! Low-Precision Deep Learning Inference", 2021, and its embedding tables): the bias is the row's
+//! least element, the scale 1/255 of the way to its greatest, and an element is the nearest of the 256
+//! steps between. It reads as `q * scale + bias`, the product rounded before the sum: two operations
+//! in f32 on every device, never a fused one, so that each gives the same bits. A row of equal elements
+//! has scale 0 and reads as they are (but -0 as 0).
+//!
+//! Rows are encoded once, when a version is made, and only if they can be: an element that is not
+//! finite, or would not read as a finite one, is refused.
+
+use std::fmt;
+use std::str::FromStr;
+
+use half::f16;
+use serde::{Deserialize, Serialize};
 
 /// Rows are a multiple of so many bytes, and begin on one.
 pub const ROW_ALIGN: usize = 4;
@@ -15,8 +31,12 @@ pub const ROW_ALIGN: usize = 4;
 /// Bytes of scale and bias at the end of an int8 row.
 const INT8_TAIL: usize = 8;
 
+/// Steps from an int8 row's least element to its greatest.
+const INT8_STEPS: f64 = 255.0;
+
 /// The type of a row's elements.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Element {
     /// IEEE binary32.
     #[default]
@@ -27,7 +47,64 @@ pub enum Element {
     Int8,
 }
 
+/// Why a row cannot be stored in a type of element.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+pub enum RowError {
+    /// An element that is no number.
+    #[error("element {element}: expected a finite number, got {got}")]
+    NotFinite {
+        /// Its place in the row.
+        element: usize,
+        /// What it is.
+        got: f32,
+    },
+    /// An element that f16 would make infinite.
+    #[error("element {element}: {got} is past {} either way, all that f16 holds", f16::MAX)]
+    PastF16 {
+        /// Its place in the row.
+        element: usize,
+        /// What it is.
+        got: f32,
+    },
+    /// A row whose greatest element, or what is between it and the least, does not read as a number.
+    #[error("elements from {least} to {greatest}: too far apart for a scale of int8 in f32")]
+    PastInt8 {
+        /// The least element.
+        least: f32,
+        /// The greatest one.
+        greatest: f32,
+    },
+}
+
+/// No type of element has this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown element type {0:?}, expected f32, f16 or int8")]
+pub struct UnknownElement(pub String);
+
 impl Element {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::F32, Self::F16, Self::Int8];
+
+    /// Its name in `model.toml`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Int8 => "int8",
+        }
+    }
+
+    /// The number by which kernels know it.
+    #[must_use]
+    pub fn code(self) -> u32 {
+        match self {
+            Self::F32 => 0,
+            Self::F16 => 1,
+            Self::Int8 => 2,
+        }
+    }
+
     /// Bytes of a row of `dim` elements.
     #[must_use]
     #[inline(always)]
@@ -38,11 +115,151 @@ impl Element {
             Self::Int8 => dim.next_multiple_of(ROW_ALIGN) + INT8_TAIL,
         }
     }
+
+    /// Writes the bytes of a row over `out`, which has [`Self::row_bytes`] of them.
+    ///
+    /// # Errors
+    /// [`RowError`] for a row that this type cannot hold; what `out` then has means nothing.
+    ///
+    /// # Panics
+    /// When `out` is of another length.
+    pub fn encode(self, row: &[f32], out: &mut [u8]) -> Result<(), RowError> {
+        assert_eq!(out.len(), self.row_bytes(row.len()), "room for the row");
+        if let Some(element) = row.iter().position(|x| !x.is_finite()) {
+            return Err(RowError::NotFinite { element, got: row[element] });
+        }
+        out.fill(0);
+        match self {
+            Self::F32 => out.as_chunks_mut().0.iter_mut().zip(row).for_each(|(to, x)| *to = x.to_le_bytes()),
+            Self::F16 => {
+                for (element, (to, &got)) in out.as_chunks_mut().0.iter_mut().zip(row).enumerate() {
+                    // To the nearest, of two equally near to the even one.
+                    let near = f16::from_f32(got);
+                    if near.is_infinite() {
+                        return Err(RowError::PastF16 { element, got });
+                    }
+                    *to = near.to_le_bytes();
+                }
+            }
+            Self::Int8 => encode_int8(row, out)?,
+        }
+        Ok(())
+    }
+
+    /// Writes the elements of a row over `out`.
+    ///
+    /// # Panics
+    /// When `row` is not a row of so many elements.
+    pub fn decode(self, row: &[u8], out: &mut [f32]) {
+        assert_eq!(row.len(), self.row_bytes(out.len()), "a row of so many elements");
+        match self {
+            Self::F32 => out.iter_mut().zip(f32_values(row)).for_each(|(to, x)| *to = x),
+            Self::F16 => out.iter_mut().zip(f16_values(row)).for_each(|(to, x)| *to = x),
+            Self::Int8 => out.iter_mut().zip(int8_values(row)).for_each(|(to, x)| *to = x),
+        }
+    }
+}
+
+impl fmt::Display for Element {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Element {
+    type Err = UnknownElement;
+
+    fn from_str(name: &str) -> Result<Self, UnknownElement> {
+        Self::ALL.into_iter().find(|e| e.name() == name).ok_or_else(|| UnknownElement(name.into()))
+    }
+}
+
+fn encode_int8(row: &[f32], out: &mut [u8]) -> Result<(), RowError> {
+    let least = row.iter().copied().reduce(f32::min).unwrap_or(0.0);
+    let greatest = row.iter().copied().reduce(f32::max).unwrap_or(0.0);
+    // In f64, where neither the difference overflows nor a step's place is rounded a second time.
+    let (scale, bias) = (((f64::from(greatest) - f64::from(least)) / INT8_STEPS) as f32, least);
+    if !(INT8_STEPS as f32 * scale + bias).is_finite() {
+        return Err(RowError::PastInt8 { least, greatest });
+    }
+    let tail = out.len() - INT8_TAIL;
+    let (steps, tail) = out.split_at_mut(tail);
+    for (to, &x) in steps.iter_mut().zip(row) {
+        let step = (f64::from(x) - f64::from(bias)) / f64::from(scale);
+        // A scale that is 0, of elements that are equal or all but, makes a NaN or an infinity here.
+        *to = if scale > 0.0 { step.round_ties_even().clamp(0.0, INT8_STEPS) as u8 } else { 0 };
+    }
+    tail[..4].copy_from_slice(&scale.to_le_bytes());
+    tail[4..].copy_from_slice(&bias.to_le_bytes());
+    Ok(())
+}
+
+/// The elements of an f32 row.
+#[inline(always)]
+pub fn f32_values(row: &[u8]) -> impl Iterator<Item = f32> {
+    row.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes))
+}
+
+/// The elements of an f16 row, and of its padding.
+#[inline(always)]
+pub fn f16_values(row: &[u8]) -> impl Iterator<Item = f32> {
+    row.as_chunks().0.iter().map(|bytes| f16_to_f32(u16::from_le_bytes(*bytes)))
+}
+
+/// The elements of an int8 row, and of its padding.
+#[inline(always)]
+pub fn int8_values(row: &[u8]) -> impl Iterator<Item = f32> {
+    let (steps, [scale, bias]) = int8_parts(row);
+    steps.iter().map(move |&q| f32::from(q) * scale + bias)
+}
+
+/// The steps of an int8 row, padding included, and its scale and bias.
+#[inline(always)]
+pub fn int8_parts(row: &[u8]) -> (&[u8], [f32; 2]) {
+    match row.split_last_chunk::<INT8_TAIL>() {
+        Some((steps, &[s0, s1, s2, s3, b0, b1, b2, b3])) => {
+            (steps, [f32::from_le_bytes([s0, s1, s2, s3]), f32::from_le_bytes([b0, b1, b2, b3])])
+        }
+        None => (&[], [0.0; 2]),
+    }
+}
+
+/// The value of an IEEE binary16, exactly; a signalling NaN comes out quiet, as hardware has it. No
+/// branch, for loops over it to become vectors.
+#[inline(always)]
+#[must_use]
+pub fn f16_to_f32(bits: u16) -> f32 {
+    const EXPONENT: u32 = 0x1f << 23;
+    const REBIAS: u32 = (127 - 15) << 23;
+    let sign = u32::from(bits & 0x8000) << 16;
+    let magnitude = u32::from(bits & 0x7fff) << (23 - 10);
+    let exponent = magnitude & EXPONENT;
+    // Of a subnormal, the bits count steps of 2^-24: put below a leading one that is then taken off.
+    let least = f32::from_bits(REBIAS + (1 << 23));
+    let subnormal = (f32::from_bits(magnitude + REBIAS + (1 << 23)) - least).to_bits();
+    let quiet = if magnitude & 0x007f_ffff == 0 { 0 } else { 1 << 22 };
+    let special = (magnitude + 2 * REBIAS) | quiet;
+    let value = match exponent {
+        0 => subnormal,
+        EXPONENT => special,
+        _ => magnitude + REBIAS,
+    };
+    f32::from_bits(value | sign)
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    fn round_trip(element: Element, row: &[f32]) -> Result<Vec<f32>, RowError> {
+        let mut bytes = vec![0xaa; element.row_bytes(row.len())];
+        element.encode(row, &mut bytes)?;
+        let mut out = vec![f32::NAN; row.len()];
+        element.decode(&bytes, &mut out);
+        Ok(out)
+    }
 
     #[test]
     fn rows_are_whole_words_and_no_longer_than_they_must_be() {
@@ -51,8 +268,104 @@ mod tests {
                 [(Element::F32, 4 * dim), (Element::F16, 2 * dim), (Element::Int8, dim + 8)]
             {
                 let bytes = element.row_bytes(dim);
-                assert_eq!(bytes % ROW_ALIGN, 0, "{element:?}");
-                assert!((exact..exact + ROW_ALIGN).contains(&bytes), "{element:?} of {dim}: {bytes}");
+                assert_eq!(bytes % ROW_ALIGN, 0, "{element}");
+                assert!((exact..exact + ROW_ALIGN).contains(&bytes), "{element} of {dim}: {bytes}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_f16_reads_as_the_public_library_has_it() {
+        for bits in 0..=u16::MAX {
+            let (ours, theirs) = (f16_to_f32(bits), f16::from_bits(bits).to_f32_const());
+            assert_eq!(ours.to_bits(), theirs.to_bits(), "{bits:#06x}");
+        }
+    }
+
+    #[test]
+    fn every_finite_f16_is_stored_as_itself() {
+        let all: Vec<f32> = (0..=u16::MAX).map(f16_to_f32).filter(|x| x.is_finite()).collect();
+        assert_eq!(all.len(), 2 * 31 * 1024);
+        let back = round_trip(Element::F16, &all).unwrap();
+        assert!(back.iter().zip(&all).all(|(a, b)| a.to_bits() == b.to_bits()));
+    }
+
+    #[test]
+    fn f16_rounds_to_the_nearest_and_ties_to_even() {
+        let step = 1.0 / 1024.0;
+        let row = [1.0 + 0.5 * step, 1.0 + 1.5 * step, 1.0 + 0.51 * step, 65_519.0, -1e-8, 3e-8];
+        let read = [1.0, 1.0 + 2.0 * step, 1.0 + step, 65_504.0, -0.0, 2f32.powi(-24)];
+        assert_eq!(round_trip(Element::F16, &row).unwrap(), read);
+    }
+
+    #[test]
+    fn what_a_type_cannot_hold_is_refused_by_element_and_value() {
+        let refused = |element: Element, row: &[f32]| round_trip(element, row).unwrap_err().to_string();
+        for element in Element::ALL {
+            let said = refused(element, &[0.0, f32::NAN]);
+            assert_eq!(said, "element 1: expected a finite number, got NaN", "{element}");
+            let said = refused(element, &[f32::NEG_INFINITY]);
+            assert_eq!(said, "element 0: expected a finite number, got -inf", "{element}");
+        }
+        let said = refused(Element::F16, &[1.0, 2.0, -65_520.0]);
+        assert_eq!(said, "element 2: -65520 is past 65504 either way, all that f16 holds");
+        let said = refused(Element::Int8, &[-3e38, 3e38]);
+        assert!(said.contains("too far apart for a scale of int8"), "{said}");
+        let vast = round_trip(Element::Int8, &[-1.5e38, 1.5e38]).unwrap();
+        assert_eq!(vast[0], -1.5e38);
+    }
+
+    #[test]
+    fn rows_of_equal_elements_are_stored_as_they_are() {
+        for x in [0.0, 1.0, -0.1, f32::MAX, f32::MIN_POSITIVE, -f32::from_bits(1)] {
+            assert_eq!(round_trip(Element::Int8, &[x; 5]).unwrap(), [x; 5]);
+        }
+        // Less apart than 255 of the smallest steps there are.
+        assert_eq!(round_trip(Element::Int8, &[0.0, f32::from_bits(9)]).unwrap(), [0.0; 2]);
+    }
+
+    #[test]
+    fn names_are_read_back_and_others_refused() {
+        for element in Element::ALL {
+            assert_eq!(element.name().parse(), Ok(element));
+        }
+        assert_eq!(
+            "F16".parse::<Element>().unwrap_err().to_string(),
+            "unknown element type \"F16\", expected f32, f16 or int8"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn an_f32_row_keeps_every_bit_and_f16_the_nearest(row in prop::collection::vec(-70_000f32..70_000.0, 0..40)) {
+            prop_assert_eq!(round_trip(Element::F32, &row).unwrap(), row.clone());
+            match round_trip(Element::F16, &row) {
+                Ok(read) => {
+                    for (x, y) in row.iter().zip(read) {
+                        prop_assert_eq!(y, f16::from_f32(*x).to_f32());
+                        prop_assert!((x - y).abs() <= (x.abs() / 2048.0).max(2f32.powi(-25)));
+                    }
+                }
+                Err(RowError::PastF16 { element, got }) => {
+                    prop_assert!(got == row[element] && got.abs() >= 65_520.0);
+                }
+                Err(error) => prop_assert!(false, "{error}"),
+            }
+        }
+
+        #[test]
+        fn an_int8_element_is_within_half_a_step_of_what_it_was(
+            row in prop::collection::vec(any::<f32>().prop_filter("held", |x| x.abs() < 1e38), 1..40),
+        ) {
+            let mut bytes = vec![0; Element::Int8.row_bytes(row.len())];
+            Element::Int8.encode(&row, &mut bytes).unwrap();
+            let (_, [scale, bias]) = int8_parts(&bytes);
+            prop_assert_eq!(bias, row.iter().copied().fold(f32::INFINITY, f32::min));
+            for (x, y) in row.iter().zip(int8_values(&bytes)) {
+                // Half a step, and what product, sum and scale are rounded by.
+                let rounding = 4.0 * f64::from(f32::EPSILON) * (255.0 * f64::from(scale) + f64::from(bias.abs()));
+                let most = 0.5 * f64::from(scale) + rounding + 255.0 * f64::from(f32::from_bits(1));
+                prop_assert!((f64::from(*x) - f64::from(y)).abs() <= most, "{x} read as {y}, scale {scale}");
             }
         }
     }

@@ -10,7 +10,7 @@ use flechette::cache::{
 };
 use flechette::device::host;
 use flechette::schema::Pooling;
-use flechette::types::{Batch, Jagged, TableId, scatter};
+use flechette::types::{Batch, Element, Jagged, TableId, scatter};
 use proptest::prelude::*;
 
 /// Tables, and what a batch looks up in them.
@@ -31,12 +31,15 @@ pub const MAX_IDS: usize = 4096;
 impl World {
     /// A table of so many rows for each dim, and a feature for each table.
     pub fn new(rows: u64, dims: &[usize], bytes: usize) -> Self {
-        let tables: Vec<_> = dims.iter().map(|&dim| TableShape { rows, row_bytes: 4 * dim }).collect();
+        let element = |t: usize| Element::ALL[t % 3];
+        let table = |(t, &dim): (usize, &usize)| TableShape { rows, row_bytes: element(t).row_bytes(dim) };
+        let tables: Vec<_> = dims.iter().enumerate().map(table).collect();
         let (dense_width, mut column) = (2, 3);
         let mut lookups = Vec::new();
         for (t, &dim) in dims.iter().enumerate() {
             let pooling = if t % 2 == 0 { Pooling::Sum } else { Pooling::Mean };
-            lookups.push(DeviceLookup { feature: t, table: TableId(t as u32), dim, pooling, column });
+            let (table, element) = (TableId(t as u32), element(t));
+            lookups.push(DeviceLookup { feature: t, table, dim, element, pooling, column });
             column += dim;
         }
         let least = CacheShape::from_fraction(0.0, tables.clone()).bytes;
@@ -105,7 +108,7 @@ impl World {
     }
 
     /// Pools whatever rows it is given.
-    fn pooled(&self, batch: &Batch, row: impl Fn(&DeviceLookup, u64) -> Option<Vec<f32>>) -> Vec<f32> {
+    fn pooled(&self, batch: &Batch, row: impl Fn(&DeviceLookup, u64) -> Option<Vec<u8>>) -> Vec<f32> {
         let mut out = vec![0.0; batch.samples * self.stride];
         for s in 0..batch.samples {
             let dense = &batch.dense[s * self.dense_width..][..self.dense_width];
@@ -113,12 +116,12 @@ impl World {
         }
         for lookup in &self.lookups {
             let feature = &batch.features[lookup.feature];
-            let rows: Vec<Option<Vec<f32>>> = feature.ids.iter().map(|&id| row(lookup, id)).collect();
-            let rows: Vec<Option<&[u8]>> =
-                rows.iter().map(|r| r.as_deref().map(bytemuck::cast_slice)).collect();
+            let rows: Vec<Option<Vec<u8>>> = feature.ids.iter().map(|&id| row(lookup, id)).collect();
+            let rows: Vec<Option<&[u8]>> = rows.iter().map(Option::as_deref).collect();
             let pool = host::PoolLookup {
                 offsets: &feature.offsets,
                 dim: lookup.dim,
+                element: lookup.element,
                 mean: lookup.pooling == Pooling::Mean,
                 column: lookup.column,
             };
@@ -127,14 +130,24 @@ impl World {
         out
     }
 
-    /// A row that says in every value whose it is and of which version; `None` for an absent id.
-    pub fn row(&self, table: TableId, id: u64, version: u64) -> Option<Vec<f32>> {
-        let shape = self.tables[table.index()];
+    /// The bytes of a row that says in every value whose it is and of which version; `None` for an absent id.
+    pub fn row(&self, table: TableId, id: u64, version: u64) -> Option<Vec<u8>> {
+        let lookup = self.lookups.iter().find(|l| l.table == table).unwrap();
         let value = |i: usize| {
             let name = id << 30 | u64::from(table.0) << 20 | version << 10 | i as u64;
-            (scatter(name) >> 41) as f32 - 4e6
+            ((scatter(name) >> 48) as f32 - 32768.0) / 16.0
         };
-        (id < shape.rows).then(|| (0..shape.row_bytes / 4).map(value).collect())
+        let values: Vec<f32> = (0..lookup.dim).map(value).collect();
+        let mut row = vec![0; lookup.element.row_bytes(lookup.dim)];
+        lookup.element.encode(&values, &mut row).unwrap();
+        (id < self.tables[table.index()].rows).then_some(row)
+    }
+
+    /// The values of a row.
+    pub fn values(&self, lookup: &DeviceLookup, id: u64, version: u64) -> Vec<f32> {
+        let mut values = vec![0.0; lookup.dim];
+        lookup.element.decode(&self.row(lookup.table, id, version).unwrap(), &mut values);
+        values
     }
 
     /// Occurrences of a batch that have a row.
@@ -321,7 +334,7 @@ impl Subject for HostSubject {
         let mut fetched = Vec::new();
         for miss in found.misses() {
             let row = world.row(miss.table, miss.id, version).unwrap();
-            pin.insert(miss.table, miss.id, bytemuck::cast_slice(&row)).unwrap();
+            pin.insert(miss.table, miss.id, &row).unwrap();
             fetched.push((miss.table, miss.id));
         }
         // By lookup and id, what the cache has under it.
@@ -331,9 +344,7 @@ impl Subject for HostSubject {
             let ids = batch.features[lookup.feature].ids.iter().filter(|id| **id < shape.rows);
             for (i, &id) in ids.enumerate() {
                 let row = match found.source(found.uniques()[at + i]) {
-                    Source::Row(row) => {
-                        row.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
-                    }
+                    Source::Row(row) => row.to_vec(),
                     Source::Host(_) => unreachable!("no host rows are registered"),
                     Source::Miss(_) => world.row(lookup.table, id, version).unwrap(),
                 };

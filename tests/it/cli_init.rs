@@ -5,6 +5,7 @@ use std::process::{Command, Output, Stdio};
 
 use flechette::schema::Schema;
 use flechette::schema::preset::{self, Kind, SyntheticShape};
+use flechette::types::Element;
 
 fn flechette(arguments: &str) -> Output {
     let program = env!("CARGO_BIN_EXE_flechette");
@@ -25,6 +26,11 @@ fn init_writes_the_schema_of_the_data_set() {
     let avazu = written("init --dataset avazu --arch wide_deep --dim 8 --rows 1000");
     assert_eq!(avazu, preset::avazu(Kind::WideDeep, 8, 1000));
     let shape = SyntheticShape { tables: 5, rows: 10, dense: 0, multi_hot: Some(3) };
+    for element in Element::ALL {
+        let stored =
+            written(&format!("init --dataset criteo --arch deepfm --dim 16 --rows 10 --element {element}"));
+        assert_eq!(stored, preset::criteo(Kind::Deepfm, 16, 10).stored_as(element));
+    }
     let synthetic =
         written("init --dataset synthetic --tables 5 --multi-hot 3 --dense 0 --arch dcnv2 --dim 8 --rows 10");
     assert_eq!(synthetic, preset::synthetic(Kind::Dcnv2, 8, shape));
@@ -37,6 +43,7 @@ fn wrong_flags_are_usage_errors_that_name_the_flag() {
         ("init --dataset movies --arch dlrm --dim 16 --rows 1", "movies"),
         ("init --dataset criteo --arch mlp --dim 16 --rows 1", "unknown architecture \"mlp\""),
         ("init --dataset criteo --arch dlrm --dim 16 --rows 1 --tables 3", "--tables: only for"),
+        ("init --dataset criteo --arch dlrm --dim 4 --rows 9 --element f64", "expected f32, f16 or int8"),
         ("init --dataset criteo --arch dlrm --dim 0 --rows 1", "dim: must be between 1 and 4096, got 0"),
         ("init --dataset criteo --arch dlrm --dim 4 --rows 0", "got 0"),
         ("init --dataset synthetic --tables 0 --arch dlrm --dim 4 --rows 9", "at least one"),

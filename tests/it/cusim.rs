@@ -6,6 +6,7 @@ use flechette::device::cusim::{Argument, Launch, SimError, gather_pool, launch};
 use flechette::device::host;
 use flechette::device::pool::{Pool, PoolLookup, pooling_code};
 use flechette::schema::Pooling;
+use flechette::types::Element;
 use proptest::prelude::*;
 
 const SEEDS: [u64; 6] = [0, 1, 2, 3, 4, 5];
@@ -22,6 +23,25 @@ impl Draw {
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         ((z ^ (z >> 31)) % limit as u64) as usize
+    }
+
+    /// A row of values that its type of element holds.
+    fn row(&mut self, element: Element, dim: usize) -> Vec<u32> {
+        let mut row = vec![0; element.row_bytes(dim) / 4];
+        match element {
+            // Every finite f16 there is, and something to pad an odd row.
+            Element::F16 => {
+                for half in bytemuck::cast_slice_mut::<u32, u16>(&mut row) {
+                    *half = self.below(1 << 16) as u16;
+                    *half &= if *half & 0x7c00 == 0x7c00 { !0x0400 } else { !0 };
+                }
+            }
+            _ => {
+                let values: Vec<f32> = (0..dim).map(|_| self.value()).collect();
+                element.encode(&values, bytemuck::cast_slice_mut(&mut row)).unwrap();
+            }
+        }
+        row
     }
 
     /// Values whose sums round, of both signs and wide magnitudes, with both zeros among them.
@@ -54,7 +74,7 @@ struct Case {
     lookups: Vec<PoolLookup>,
     offsets: Vec<u32>,
     occurrences: Vec<u32>,
-    rows: Vec<Vec<f32>>,
+    rows: Vec<Vec<u32>>,
     dense: Vec<f32>,
 }
 
@@ -86,10 +106,11 @@ impl Case {
         let offsets_at = shared.unwrap_or_else(|| self.push_bags(shape, draw));
         let ids = self.offsets[offsets_at as usize + self.samples] as usize;
 
+        let element = Element::ALL[draw.below(3)];
         let (first, uniques) = (self.rows.len(), 1 + draw.below(8));
         for _ in 0..uniques {
-            let width = if draw.below(5) == 0 { 0 } else { dim };
-            self.rows.push((0..width).map(|_| draw.value()).collect());
+            let present = draw.below(5) > 0;
+            self.rows.push(if present { draw.row(element, dim) } else { Vec::new() });
         }
         let occurrences_at = self.occurrences.len() as u32;
         self.occurrences.extend((0..ids).map(|_| (first + draw.below(uniques)) as u32));
@@ -97,7 +118,8 @@ impl Case {
         let gap = draw.below(2);
         let column = (self.stride + gap) as u32;
         self.stride += gap + dim;
-        self.lookups.push(PoolLookup { offsets_at, occurrences_at, dim: dim as u32, column, pooling });
+        let (dim, element) = (dim as u32, element.code());
+        self.lookups.push(PoolLookup { offsets_at, occurrences_at, dim, column, pooling, element });
     }
 
     fn push_bags(&mut self, shape: Shape, draw: &mut Draw) -> u32 {
@@ -112,7 +134,7 @@ impl Case {
     }
 
     fn view<R>(&self, use_it: impl FnOnce(&Pool) -> R) -> R {
-        let rows: Vec<&[f32]> = self.rows.iter().map(Vec::as_slice).collect();
+        let rows: Vec<&[u32]> = self.rows.iter().map(Vec::as_slice).collect();
         use_it(&Pool {
             samples: self.samples,
             dense_width: self.dense_width,
@@ -136,6 +158,7 @@ fn oracle(pool: &Pool, out: &mut [f32]) {
         let of_host = host::PoolLookup {
             offsets: &pool.offsets[lookup.offsets_at as usize..][..=pool.samples],
             dim: lookup.dim as usize,
+            element: Element::ALL[lookup.element as usize],
             mean: lookup.pooling == pooling_code(Pooling::Mean),
             column: lookup.column as usize,
         };
@@ -202,6 +225,34 @@ fn gather_pool_is_right_for_every_table_count_and_every_dim_to_256() {
             Shape { tables: 1, samples: 2, dense_width: 1, max_dim, max_bag: 3, draw: max_dim as u64 };
         assert_equals_oracle(shape, grid(1, 2, max_dim as u64 % 3));
     }
+}
+
+#[test]
+fn every_f16_is_read_as_on_the_host() {
+    let halves: Vec<u16> = (0..=u16::MAX).collect();
+    let lookup = PoolLookup {
+        offsets_at: 0,
+        occurrences_at: 0,
+        dim: 256,
+        column: 0,
+        pooling: pooling_code(Pooling::Sum),
+        element: Element::F16.code(),
+    };
+    let pool = Pool {
+        samples: 256,
+        dense_width: 0,
+        stride: 256,
+        lookups: &[lookup],
+        offsets: &(0..=256).collect::<Vec<_>>(),
+        occurrences: &(0..256).collect::<Vec<_>>(),
+        rows: &bytemuck::cast_slice(&halves).chunks_exact(128).collect::<Vec<_>>(),
+        dense: &[],
+    };
+    let mut expected = vec![UNTOUCHED; 1 << 16];
+    oracle(&pool, &mut expected);
+    let mut got = vec![UNTOUCHED; expected.len()];
+    gather_pool(&pool, &mut got, grid(4, 8, 1)).unwrap();
+    assert!(bits(&got) == bits(&expected));
 }
 
 #[test]

@@ -45,7 +45,7 @@ fn embed<D: Driver>(worker: &mut DeviceWorker<D>, world: &World, batch: &Batch, 
         for m in 0..missing.len() {
             let (table, id) = missing.row(m);
             let row = world.row(table, id, version).unwrap();
-            missing.bytes_mut(m).copy_from_slice(bytemuck::cast_slice(&row));
+            missing.bytes_mut(m).copy_from_slice(&row);
             fetched.push((table, id));
         }
         Ok::<_, DeviceCacheError>(())
@@ -184,7 +184,7 @@ fn versions_of(world: &World, ids: &[Vec<u64>], matrix: &[f32], newest: u64) -> 
     for lookup in &world.lookups {
         for (s, &id) in ids[lookup.feature].iter().enumerate() {
             let got = &matrix[s * world.stride + lookup.column..][..lookup.dim];
-            let is = |v: &u64| bits(got) == bits(&world.row(lookup.table, id, *v).unwrap());
+            let is = |v: &u64| bits(got) == bits(&world.values(lookup, id, *v));
             let version = (0..=newest).find(is);
             versions
                 .push(version.unwrap_or_else(|| panic!("{lookup:?} id {id}: {got:?} is no version's row")));
@@ -221,7 +221,7 @@ fn a_row_that_changes_is_read_whole_and_the_new_one_once_it_is_there() {
                 .flat_map(|t| (0..60).map(move |id| (TableId(t), id)))
                 .map(|(t, id)| (t, id, world.row(t, id, newest + 1).unwrap()))
                 .collect();
-            let rows: Vec<_> = rows.iter().map(|(t, id, row)| (*t, *id, bytemuck::cast_slice(row))).collect();
+            let rows: Vec<_> = rows.iter().map(|(t, id, row)| (*t, *id, &row[..])).collect();
             writer.update(&rows).unwrap();
             if newest % 5 == 4 {
                 subject.settle();
@@ -280,8 +280,7 @@ fn every_row_is_some_versions_under_workers_a_writer_and_eviction() {
                         .into_iter()
                         .map(|id| (TableId(0), id, world.row(TableId(0), id, version).unwrap()))
                         .collect();
-                    let rows: Vec<_> =
-                        rows.iter().map(|(t, id, row)| (*t, *id, bytemuck::cast_slice(row))).collect();
+                    let rows: Vec<_> = rows.iter().map(|(t, id, row)| (*t, *id, &row[..])).collect();
                     writer.update(&rows).unwrap();
                 }
             });

@@ -9,7 +9,7 @@ use flechette::device::cuda::lane::{Lane, LaneLookup, LaneShape};
 use flechette::device::cuda::memory::Staging;
 use flechette::device::cuda::tier::{Job, JobRow, Jobs, Stretch, Sweeper, Tier, TierShape, Victims};
 use flechette::device::cusim::SimDriver;
-use flechette::types::{Batch, Jagged, scatter};
+use flechette::types::{Batch, Element, Jagged, scatter};
 
 /// The first key of the one table; ids are below `IDS`.
 const BASE: u64 = 64;
@@ -57,8 +57,15 @@ impl Bench {
     }
 
     fn lane(&self) -> Lane<SimDriver> {
-        let lookup =
-            LaneLookup { feature: 0, base: BASE, rows: IDS, dim: 1, row_words: 1, column: 0, pooling: 0 };
+        let lookup = LaneLookup {
+            feature: 0,
+            base: BASE,
+            rows: IDS,
+            dim: 1,
+            element: Element::F32,
+            column: 0,
+            pooling: 0,
+        };
         let shape = LaneShape {
             features: 1,
             lookups: vec![lookup],

@@ -27,7 +27,9 @@ fn quality(mut learner: Learner, format: Format, files: [&PathBuf; 2]) -> Qualit
         dataset::open(format, std::slice::from_ref(path), &schema, Limits::default()).unwrap()
     };
     trainer::run_epoch(&mut learner, &mut *open(files[0]), 128, |_| ()).unwrap();
-    trainer::evaluate(&mut learner, &mut *open(files[1]), 4096, |_| ()).unwrap().unwrap()
+    trainer::evaluate(&schema, &mut *open(files[1]), 4096, |batch, scores| learner.score(batch, scores))
+        .unwrap()
+        .unwrap()
 }
 
 const ADAGRAD: Optimizer = Optimizer { kind: Kind::Adagrad, lr: 0.02, eps: 1e-10 };

@@ -10,7 +10,9 @@ use flechette::schema::Schema;
 use flechette::schema::preset::{self, Kind};
 use flechette::server::proto::ctr_client::CtrClient;
 use flechette::server::proto::{PredictRequest, PredictResponse};
-use flechette::types::{Batch, RawBatch, RawFeature, RawValues};
+use flechette::store;
+use flechette::types::{Batch, Element, RawBatch, RawFeature, RawValues, Version};
+use serde_json::Value;
 use tonic::transport::Channel;
 
 use crate::program::{self, Served, Workshop, real, run_json};
@@ -58,32 +60,81 @@ fn assert_cache_worked(served: &Served, model: &str, flags: &str) {
     let on = flags.contains("on");
     assert_eq!((hits > 0.0, misses > 0.0), (on, on), "{model} {flags}: {hits} hits, {misses} misses");
     // What real clicks ask for fits even that.
-    if flags.ends_with("0.01") && model != "real" {
+    if flags.ends_with("0.01") && Element::ALL.iter().all(|element| model != element.name()) {
         assert!(evictions > 0.0, "{model} {flags}: nothing had to leave");
     }
 }
 
+/// Rows in f16 and int8, among f32 ones where these are shorter. What they do to AUC is in the README.
 #[test]
-fn served_scores_of_real_clicks_are_the_trainers_own_to_the_bit_with_any_cache() {
+fn served_scores_of_rounded_rows_are_the_trainers_own_to_the_bit_with_any_cache() {
+    let workshop = Workshop::new(3000, 2000);
+    let names = [(Kind::Dlrm, Element::F16), (Kind::Deepfm, Element::Int8), (Kind::Dcn, Element::Int8)];
+    let trained = names.map(|(kind, element)| {
+        let config = workshop.path("rounded.toml");
+        fs::write(&config, preset::criteo(kind, 8, 1000).stored_as(element).to_toml()).unwrap();
+        let (out, f32_config) = (workshop.trained_scores(kind), workshop.config(kind, 8, 1000));
+        let [told, exact] = [(&config, kind.name(), &out), (&f32_config, "exact", &workshop.path("exact"))]
+            .map(|(config, name, out)| {
+                let Workshop { models, train, valid, .. } = &workshop;
+                run_json(&format!(
+                    "train --model-config {config} --format criteo-tsv --data {train} --valid {valid} \
+                     --valid-out {out} --models {models} --name {name} --json"
+                ))
+            });
+        let scores = |path: &str| fs::read_to_string(path).unwrap();
+        assert!(scores(&out) != scores(&workshop.path("exact")), "{kind:?}: the version's scores, not f32's");
+        let auc = |told: &Value| told["auc"].as_f64().unwrap();
+        assert!((auc(&told) - auc(&exact)).abs() < 0.005, "{kind:?}: {told} {exact}");
+        told
+    });
+    for (flags, batch) in CACHES.into_iter().zip(["2000", "7", "33", "64"]) {
+        let served = Served::start(&workshop.models, flags);
+        for ((kind, element), trained) in names.into_iter().zip(&trained) {
+            let out = workshop.path("served.scores");
+            let told = served.score(kind.name(), &workshop.valid, &format!("--out {out} --batch {batch}"));
+            let own = fs::read_to_string(workshop.trained_scores(kind)).unwrap();
+            assert!(fs::read_to_string(&out).unwrap() == own, "{kind:?} {element} {flags}");
+            assert_eq!((&told["auc"], &told["logloss"]), (&trained["auc"], &trained["logloss"]));
+            assert_cache_worked(&served, kind.name(), flags);
+        }
+    }
+}
+
+#[test]
+fn served_scores_of_real_clicks_are_the_trainers_own_to_the_bit_with_any_cache_and_element_type() {
     let (Some(train), Some(test)) = (real("criteo_kaggle_train.tsv.zst"), real("criteo_kaggle_test.tsv.zst"))
     else {
         return;
     };
     let workshop = Workshop::new(1, 1);
     let (train, test) = (train.to_str().unwrap(), test.to_str().unwrap());
-    let (own, out) = (workshop.path("own.scores"), workshop.path("served.scores"));
-    let config = workshop.config(Kind::Dlrm, 16, 100_000);
-    let models = &workshop.models;
-    let trained = run_json(&format!(
-        "train --model-config {config} --format criteo-tsv --data {train} --valid {test} --valid-out {own} \
-         --models {models} --name real --json"
-    ));
+    let own = |element: Element| workshop.path(&format!("{element}.scores"));
+    let trained = Element::ALL.map(|element| {
+        let (config, own, models) = (workshop.path("real.toml"), own(element), &workshop.models);
+        fs::write(&config, preset::criteo(Kind::Dlrm, 16, 100_000).stored_as(element).to_toml()).unwrap();
+        run_json(&format!(
+            "train --model-config {config} --format criteo-tsv --data {train} --valid {test} \
+             --valid-out {own} --models {models} --name {element} --json"
+        ))
+    });
+    let auc = trained.each_ref().map(|told| told["auc"].as_f64().unwrap());
+    let bytes = Element::ALL.map(|element| {
+        let opened = store::open(workshop.models.as_ref(), element.name(), Version(1)).unwrap();
+        opened.store.row_bytes()
+    });
+    eprintln!("test AUC by element {auc:?}, logloss {:?}", trained.each_ref().map(|t| &t["logloss"]));
+    assert_eq!(bytes, [26 * 100_000 * 64, 26 * 100_000 * 32, 26 * 100_000 * 24]);
+    assert!(auc.iter().all(|of| (of - auc[0]).abs() < 0.0005), "{auc:?}");
     for flags in CACHES {
         let served = Served::start(&workshop.models, flags);
-        let told = served.score("real", test, &format!("--out {out}"));
-        assert!(fs::read(&out).unwrap() == fs::read(&own).unwrap(), "{flags}");
-        assert_eq!(told["auc"], trained["auc"]);
-        assert_cache_worked(&served, "real", flags);
+        for (element, trained) in Element::ALL.into_iter().zip(&trained) {
+            let out = workshop.path("served.scores");
+            let told = served.score(element.name(), test, &format!("--out {out}"));
+            assert!(fs::read(&out).unwrap() == fs::read(own(element)).unwrap(), "{element} {flags}");
+            assert_eq!(told["auc"], trained["auc"]);
+            assert_cache_worked(&served, element.name(), flags);
+        }
     }
 }
 

@@ -138,8 +138,13 @@ fn schema() -> Schema {
         pooling: Pooling::Sum,
         hash,
     };
-    let table =
-        |name: &str, rows, default| Table { name: name.to_owned(), rows, dim: 4, default, lossy_bits: None };
+    let table = |name: &str, rows, default| Table {
+        name: name.to_owned(),
+        rows,
+        dim: 4,
+        default,
+        ..Table::default()
+    };
     let dense = |name: &str, transform| DenseFeature { name: name.to_owned(), transform };
     Schema {
         architecture: Architecture::Dlrm { bottom: vec![8], top: vec![8] },

@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use flechette::schema::{self, Architecture, Schema};
+use flechette::store::format::Dtype;
 use flechette::store::{
     self, Contents, DenseTensor, EmbeddingStore, Opened, PlainMemory, StoreError, Table, Uniform, table_code,
 };
-use flechette::types::{TableId, Version};
+use flechette::types::{Element, TableId, Version};
 use proptest::prelude::*;
 
 /// Everything of a version, owned.
@@ -24,9 +25,12 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Two tables, one with state, and two dense tensors, all values drawn from the seed.
+    /// Two tables of f32, one of f16, one of int8, all with state, and two dense tensors, all values
+    /// drawn from the seed.
     pub fn of(seed: u64) -> Self {
-        let mut sample = Self::zeroed(&[(3, 4), (40, 2)], &[("sum", false), ("step", true)]);
+        let sizes =
+            [(3, 4, Element::F32), (40, 2, Element::F32), (7, 5, Element::F16), (9, 6, Element::Int8)];
+        let mut sample = Self::zeroed(&sizes, &[("sum", false), ("step", true)]);
         let mut next = {
             let mut row = 0;
             move |out: &mut [f32]| {
@@ -48,9 +52,15 @@ impl Sample {
         sample
     }
 
-    fn zeroed(sizes: &[(u64, usize)], states: &[(&str, bool)]) -> Self {
+    fn zeroed(sizes: &[(u64, usize, Element)], states: &[(&str, bool)]) -> Self {
         let name = |i: usize| format!("t{i}");
-        let table = |(i, &(rows, dim))| schema::Table { name: name(i), rows, dim, ..Default::default() };
+        let table = |(i, &(rows, dim, element))| schema::Table {
+            name: name(i),
+            rows,
+            dim,
+            element,
+            ..Default::default()
+        };
         let feature = |i| schema::Feature {
             name: format!("f{i}"),
             table: name(i),
@@ -66,7 +76,7 @@ impl Sample {
             features: (0..sizes.len()).map(feature).collect(),
             tables: sizes.iter().enumerate().map(table).collect(),
         };
-        let zeroed = |&(rows, dim): &(u64, usize)| {
+        let zeroed = |&(rows, dim, _): &(u64, usize, Element)| {
             let states: Vec<_> =
                 states.iter().map(|&(name, one)| (name, if one { 1 } else { dim })).collect();
             Table::zeroed(&PlainMemory, rows, dim, &states).unwrap()
@@ -91,7 +101,7 @@ impl Sample {
         store::write(models, name, &contents)
     }
 
-    /// Equal to the bit, NaN and -0.0 included.
+    /// Equal to the bit, NaN and -0.0 included; rows that are not f32 are those encoded, without state.
     pub fn assert_is(&self, opened: &Opened) {
         assert_eq!(opened.schema, self.schema);
         assert_eq!(opened.metadata, self.metadata);
@@ -101,9 +111,18 @@ impl Sample {
             assert_eq!(bits(opened.dense[name].values()), bits(values));
         }
         assert_eq!(opened.store.tables().len(), self.tables.len());
-        for (read, written) in opened.store.tables().iter().zip(&self.tables) {
+        for ((read, written), declared) in
+            opened.store.tables().iter().zip(&self.tables).zip(&self.schema.tables)
+        {
             assert_eq!((read.rows(), read.dim()), (written.rows(), written.dim()));
-            assert_eq!(bits(read.as_slice()), bits(written.as_slice()));
+            assert_eq!(read.element(), declared.element);
+            if declared.element != Element::F32 {
+                let encoded = written.encoded(declared.element, &PlainMemory).unwrap();
+                assert_eq!(read.as_bytes(), encoded.as_bytes());
+                assert!(read.states().is_empty());
+                continue;
+            }
+            assert_eq!(bits(read.values().unwrap()), bits(written.values().unwrap()));
             assert_eq!(read.states().len(), written.states().len());
             for (read, written) in read.states().iter().zip(written.states()) {
                 assert_eq!((read.name(), read.width()), (written.name(), written.width()));
@@ -119,10 +138,9 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 /// Every file of a version, by its path.
 fn files_of(version: &Path) -> Vec<PathBuf> {
-    ["model.toml", "dense.safetensors", "tables/t0.safetensors", "tables/t1.safetensors", "MANIFEST.json"]
-        .iter()
-        .map(|file| version.join(file))
-        .collect()
+    let tables = ["t0", "t1", "t2", "t3"].map(|table| format!("tables/{table}.safetensors"));
+    let files = ["model.toml", "dense.safetensors", "MANIFEST.json"].map(str::to_owned);
+    files.iter().chain(&tables).map(|file| version.join(file)).collect()
 }
 
 /// Puts other bytes in the place of a published file, as a failing disk would.
@@ -157,22 +175,27 @@ fn any_floats(len: usize) -> impl Strategy<Value = Vec<f32>> {
 }
 
 fn any_sample() -> impl Strategy<Value = Sample> {
-    let sizes = proptest::collection::vec((1_u64..60, 1_usize..9), 1..4);
+    let element = proptest::sample::select(Element::ALL.to_vec());
+    let sizes = proptest::collection::vec((1_u64..60, 1_usize..9, element), 1..4);
     let states =
         proptest::sample::subsequence(vec![("sum", true), ("exp_avg", false), ("step", true)], 0..=3);
     let shapes =
         proptest::collection::btree_map("[a-z.0-9]{1,9}", proptest::collection::vec(0_usize..5, 0..4), 0..4);
     let metadata = proptest::collection::btree_map(".{0,6}", ".{0,6}", 0..3);
     (sizes, states, shapes, metadata).prop_flat_map(|(sizes, states, shapes, metadata)| {
-        let table: usize = sizes.iter().map(|&(rows, dim)| rows as usize * dim).sum();
+        let table: usize = sizes.iter().map(|&(rows, dim, _)| rows as usize * dim).sum();
         let dense: usize = shapes.values().map(|shape| shape.iter().product::<usize>()).sum();
         any_floats(table * 4 + dense).prop_map(move |values| {
             let mut sample = Sample::zeroed(&sizes, &states);
             let mut values = values.into_iter();
             let mut fill = |to: &mut [f32]| to.iter_mut().for_each(|x| *x = values.next().unwrap());
-            for table in &mut sample.tables {
+            for (table, (.., element)) in sample.tables.iter_mut().zip(&sizes) {
                 let (rows, states) = table.parts_mut().unwrap();
                 fill(rows);
+                if *element != Element::F32 {
+                    // What every type of element holds.
+                    rows.iter_mut().for_each(|x| *x = x.to_bits() as i32 as f32 * 1e-6);
+                }
                 states.iter_mut().for_each(|state| fill(state.rows_mut().unwrap()));
             }
             for (name, shape) in &shapes {
@@ -211,7 +234,7 @@ fn the_files_are_plain_safetensors_whose_data_begins_on_a_page() {
     let public = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let weight = public.tensor("weight").unwrap();
     assert_eq!((weight.dtype(), weight.shape()), (safetensors::Dtype::F32, &[40, 2][..]));
-    assert_eq!(weight.data(), bytemuck::cast_slice::<f32, u8>(sample.tables[1].as_slice()));
+    assert_eq!(weight.data(), sample.tables[1].as_bytes());
     assert_eq!(weight.data().as_ptr(), bytes[header as usize..].as_ptr(), "weight comes first");
     let sum = public.tensor("step").unwrap();
     assert_eq!(sum.shape(), &[40, 1]);
@@ -300,11 +323,95 @@ fn forge(version: &Path, change: impl FnOnce(&mut BTreeMap<String, Vec<u8>>)) {
     fs::write(version.join("MANIFEST.json"), forged.encode().unwrap()).unwrap();
 }
 
-fn table_bytes(tensors: &[(&str, &[u64])]) -> Vec<u8> {
-    let mut bytes = store::format::encode_header(tensors).unwrap();
+fn table_bytes(dtype: Dtype, tensors: &[(&str, &[u64])]) -> Vec<u8> {
+    let typed: Vec<_> = tensors.iter().map(|&(name, shape)| (name, dtype, shape)).collect();
+    let mut bytes = store::format::encode_header(&typed).unwrap();
     let elements: u64 = tensors.iter().map(|(_, shape)| shape.iter().product::<u64>()).sum();
-    bytes.resize(bytes.len() + elements as usize * 4, 0);
+    let width = match dtype {
+        Dtype::F32 => 4,
+        Dtype::F16 => 2,
+        Dtype::U8 => 1,
+    };
+    bytes.resize(bytes.len() + elements as usize * width, 0);
     bytes
+}
+
+#[test]
+fn rows_of_another_element_type_than_the_schemas_are_refused_though_their_checksums_hold() {
+    let cases = [
+        ("t0", Dtype::F16, [3, 4], "tensor \"weight\": expected dtype F32, got F16"),
+        ("t2", Dtype::F32, [7, 5], "tensor \"weight\": expected dtype F16, got F32"),
+        ("t3", Dtype::F32, [9, 6], "tensor \"weight\": expected dtype U8, got F32"),
+        ("t2", Dtype::F16, [7, 5], "tensor \"weight\": expected shape [7, 6], got shape [7, 5]"),
+        ("t3", Dtype::U8, [9, 14], "tensor \"weight\": expected shape [9, 16], got shape [9, 14]"),
+    ];
+    for (table, dtype, shape, reason) in cases {
+        let (dir, first) = two_versions();
+        let version = dir.path().join("m/2");
+        let file = format!("tables/{table}.safetensors");
+        forge(&version, |files| drop(files.insert(file.clone(), table_bytes(dtype, &[("weight", &shape)]))));
+        let error = store::open(dir.path(), "m", Version(2)).unwrap_err().to_string();
+        assert!(error.ends_with(reason), "{error}");
+        assert_refused_by_name(dir.path(), &first, &version.join(file), reason);
+    }
+    let (dir, _) = two_versions();
+    forge(&dir.path().join("m/2"), |files| {
+        let bytes = table_bytes(Dtype::U8, &[("w", &[3])]);
+        drop(files.insert("dense.safetensors".to_owned(), bytes));
+    });
+    let error = store::open(dir.path(), "m", Version(2)).unwrap_err().to_string();
+    assert!(error.ends_with("tensor \"w\": expected dtype F32, got U8"), "{error}");
+}
+
+#[test]
+fn a_row_that_cannot_be_stored_is_refused_by_table_row_and_element_and_nothing_is_left() {
+    let cases = [
+        (2, [1.0, f32::NAN], "t2.safetensors: row 6: element 1: expected a finite number, got NaN"),
+        (2, [0.0, 7e4], "t2.safetensors: row 6: element 1: 70000 is past 65504 either way"),
+        (3, [1.0, f32::INFINITY], "t3.safetensors: row 6: element 1: expected a finite number, got inf"),
+        (3, [f32::MIN, f32::MAX], "t3.safetensors: row 6: elements from"),
+    ];
+    let (dir, first) = two_versions();
+    for (table, bad, reason) in cases {
+        let mut sample = Sample::of(3);
+        sample.tables[table].row_mut(6).unwrap()[..2].copy_from_slice(&bad);
+        let error = sample.write(dir.path(), "m").unwrap_err();
+        assert!(matches!(error, StoreError::Row { .. }) && error.to_string().contains(reason), "{error}");
+        assert_eq!(store::versions(dir.path(), "m").unwrap(), [Version(1), Version(2)]);
+        assert_eq!(fs::read_dir(dir.path().join("m")).unwrap().count(), 2, "nothing is left behind");
+    }
+    first.assert_is(&store::open(dir.path(), "m", Version(1)).unwrap());
+}
+
+#[test]
+fn an_int8_table_takes_a_quarter_of_the_bytes_and_is_written_again_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = Element::ALL.map(|element| {
+        let mut sample = Sample::zeroed(&[(5000, 64, element)], &[]);
+        Uniform { seed: 1, table_code: 1, bound: 1.0 }.table(64, sample.tables[0].rows_mut().unwrap());
+        let version = sample.write(dir.path(), "m").unwrap();
+        let opened = store::open(dir.path(), "m", version).unwrap();
+        sample.assert_is(&opened);
+        // What a version holds is what the next one is written of, with nothing rounded twice.
+        let again = Sample { tables: opened.store.copied(&PlainMemory).unwrap().into_tables(), ..sample };
+        let version = again.write(dir.path(), "m").unwrap();
+        let copied = store::open(dir.path(), "m", version).unwrap();
+        assert_eq!(copied.store.tables()[0].as_bytes(), opened.store.tables()[0].as_bytes());
+        let file = dir.path().join(format!("m/{version}/tables/t0.safetensors"));
+        (opened.store.row_bytes(), fs::metadata(file).unwrap().len())
+    });
+    assert_eq!(bytes.map(|(rows, _)| rows), [5000 * 256, 5000 * 128, 5000 * 72]);
+    assert_eq!(bytes.map(|(rows, file)| file - rows), [4096; 3], "a header's page");
+}
+
+#[test]
+fn rows_of_one_encoding_are_not_written_as_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut sample = Sample::of(1);
+    sample.tables[3] = sample.tables[3].encoded(Element::F16, &PlainMemory).unwrap();
+    let error = sample.write(dir.path(), "m").unwrap_err().to_string();
+    assert!(error.ends_with("t3.safetensors: tensor \"weight\": expected f32 or int8, got f16"), "{error}");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
 #[test]
@@ -321,7 +428,9 @@ fn tensors_and_files_that_the_schema_does_not_know_are_refused_though_their_chec
     for (tensors, named) in bad {
         let (dir, first) = two_versions();
         let version = dir.path().join("m/2");
-        forge(&version, |files| drop(files.insert("tables/t0.safetensors".to_owned(), table_bytes(tensors))));
+        forge(&version, |files| {
+            drop(files.insert("tables/t0.safetensors".to_owned(), table_bytes(Dtype::F32, tensors)))
+        });
         let error = store::open(dir.path(), "m", Version(2)).unwrap_err();
         assert!(matches!(&error, StoreError::Tensor { tensor, .. } if tensor == named), "{error}");
         assert_refused_by_name(dir.path(), &first, &version.join("tables/t0.safetensors"), named);
@@ -452,7 +561,7 @@ fn contents_that_do_not_fit_their_schema_are_refused_and_nothing_is_written() {
         assert!(matches!(sample.write(dir.path(), "m"), Err(StoreError::Tensor { .. })), "{state:?}");
     }
     sample.tables.pop();
-    assert!(matches!(sample.write(dir.path(), "m"), Err(StoreError::Tables { expected: 2, got: 1 })));
+    assert!(matches!(sample.write(dir.path(), "m"), Err(StoreError::Tables { expected: 4, got: 3 })));
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
@@ -471,8 +580,9 @@ fn a_store_answers_by_table_and_id_and_copies_into_memory_of_its_own() {
     let store = store::open(dir.path(), "m", Version(1)).unwrap().store;
     assert_eq!(store.row(TableId(1), 39), first.tables[1].row(39));
     assert_eq!(store.row(TableId(1), 40), None);
-    assert_eq!(store.row(TableId(2), 0), None);
-    assert_eq!(store.bytes(), 4 * (3 * (4 + 4 + 1) + 40 * (2 + 2 + 1)));
+    assert_eq!(store.row(TableId(3), 8).map(<[u8]>::len), Some(8 + 8));
+    assert_eq!(store.row(TableId(4), 0), None);
+    assert_eq!(store.bytes(), 4 * (3 * (4 + 4 + 1) + 40 * (2 + 2 + 1)) + 7 * 12 + 9 * 16);
 
     let mut copy: EmbeddingStore = store.copied(&PlainMemory).unwrap();
     assert_eq!((copy.version(), copy.bytes()), (Version(1), store.bytes()));
@@ -505,7 +615,7 @@ fn memory(line: &str) -> u64 {
 fn child_that_writes_and_opens_a_large_version() {
     let Some(models) = std::env::var_os(CHILD) else { return };
     let models = Path::new(&models);
-    let mut sample = Sample::zeroed(&[(1 << 20, 24)], &[("sum", false)]);
+    let mut sample = Sample::zeroed(&[(1 << 20, 24, Element::F32)], &[("sum", false)]);
     let (rows, states) = sample.tables[0].parts_mut().unwrap();
     rows.fill(0.5);
     states[0].rows_mut().unwrap().fill(2.0);

@@ -15,7 +15,7 @@ use flechette::schema::Schema;
 use flechette::store;
 use flechette::trainer::optim::{Kind, Optimizer};
 use flechette::trainer::{self, Learner, TrainError};
-use flechette::types::{AbsentId, Batch, Predict, PredictError, RawBatch};
+use flechette::types::{AbsentId, Batch, Element, Predict, PredictError, RawBatch};
 
 use naive::Naive;
 use samples::{ARCHITECTURES, ODD, generate, odd_schema, raw, schema};
@@ -30,7 +30,7 @@ fn optimizer(kind: Kind) -> Optimizer {
 fn bits(learner: &Learner) -> Vec<u32> {
     let dense = learner.dense_states().iter().flatten().chain(learner.weights().values.iter());
     let states = learner.tables().iter().flat_map(|t| t.states()).flat_map(|s| s.as_slice());
-    let rows = learner.tables().iter().flat_map(|t| t.as_slice());
+    let rows = learner.tables().iter().flat_map(|t| t.values().unwrap());
     dense.chain(states).chain(rows).map(|x| x.to_bits()).collect()
 }
 
@@ -163,7 +163,11 @@ fn data_without_labels_is_scored_and_not_trained_on() {
     assert_eq!(error.to_string(), "data: training needs labels, and sample 8 has none");
     assert_eq!(learner.steps(), 1, "the batch before it was trained on");
     let mut scored = 0;
-    let quality = trainer::evaluate(&mut learner, &mut data(), 8, |scores| scored += scores.len()).unwrap();
+    let quality = trainer::evaluate(&schema, &mut data(), 8, |batch, scores| {
+        scored += batch.samples;
+        learner.score(batch, scores)
+    });
+    let quality = quality.unwrap();
     assert_eq!((scored, quality), (24, None));
 }
 
@@ -213,6 +217,47 @@ fn assert_scores_alike(engine: &Engine, learner: &mut Learner, batch: &Batch, wh
     assert_eq!(scores.version, engine.version());
     let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     assert_eq!(bits(&scores.probabilities), bits(&expected), "{what}, {} samples", batch.samples);
+}
+
+#[test]
+fn a_version_of_rounded_rows_is_served_as_it_is_evaluated_and_trained_on_from_what_it_holds() {
+    let models = tempfile::tempdir().unwrap();
+    for (n, element) in [Element::F16, Element::Int8].into_iter().enumerate() {
+        for (a, architecture) in ARCHITECTURES.into_iter().enumerate() {
+            let (exact, mut schema) = (schema(architecture), schema(architecture));
+            // One table stays as it is.
+            schema.tables.iter_mut().skip(1).for_each(|table| table.element = element);
+            let kind = KINDS[n % KINDS.len()];
+            let ((mut learner, _), (twin, _)) =
+                (trained(&schema, kind, &[64, 65, 20]), trained(&exact, kind, &[64, 65, 20]));
+            assert!(bits(&learner) == bits(&twin), "training is in f32 whatever the version stores");
+            let name = format!("rounded{n}_{a}");
+            let version = learner.save(models.path(), &name).unwrap();
+            let opened = || store::open(models.path(), &name, version).unwrap();
+            for (size, seed) in [(1, 50), (130, 51), (64, 52), (0, 53)] {
+                let batch = generate(&schema, size, seed).0;
+                let mut expected = Vec::new();
+                learner.score_rows_of(&opened().store, &batch, &mut expected).unwrap();
+                for engine in engines(models.path(), &name) {
+                    let scores = engine.predict(&batch).unwrap().probabilities;
+                    let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                    assert_eq!(bits(&scores), bits(&expected), "{name}, {size} samples");
+                }
+            }
+            let mut resumed = trainer::resume(opened(), optimizer(kind)).unwrap();
+            assert_eq!(resumed.steps(), 0, "what was rounded is no continuation");
+            for (table, stored) in resumed.tables().iter().zip(opened().store.tables()) {
+                let mut values = vec![0.0; table.values().unwrap().len()];
+                stored.decode(&mut values);
+                assert_eq!(table.values().unwrap(), values);
+                assert!(table.states().iter().all(|s| s.as_slice().iter().all(|x| *x == 0.0)));
+            }
+            let (batch, labels) = generate(&schema, 33, 77);
+            resumed.step(&batch, &labels, &mut Vec::new()).unwrap();
+            // Whose own scores are of f32 rows: those that the version holds, and a step.
+            assert!(resumed.save(models.path(), &name).unwrap() > version);
+        }
+    }
 }
 
 #[test]

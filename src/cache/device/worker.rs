@@ -24,6 +24,8 @@ pub struct DeviceLookup {
     pub table: TableId,
     /// Values of a row of the table.
     pub dim: usize,
+    /// How they are stored.
+    pub element: Element,
     /// How its rows are pooled.
     pub pooling: Pooling,
     /// Where its vector begins in the input row.
@@ -102,7 +104,7 @@ impl<D: Driver> DeviceWorker<D> {
         // The largest batch: all ids of the feature whose lookups read most, and none found.
         let words = |feature| {
             let of_feature = lookups.iter().filter(|l| l.feature == feature);
-            of_feature.map(|l| l.row_words).sum::<usize>()
+            of_feature.map(|l| l.row_words()).sum::<usize>()
         };
         let largest = shape.max_ids * (0..shape.features).map(words).max().unwrap_or(0);
         let lane = LaneShape {
@@ -203,7 +205,7 @@ fn lane_lookup<D: Driver>(shared: &Shared<D>, lookup: &DeviceLookup) -> Result<L
     let Some(code) = shared.keys.code(lookup.table) else {
         return Err(CacheError::Table { got: table, tables: shared.tables.len() });
     };
-    let (got, expected) = (Element::F32.row_bytes(lookup.dim), shared.tables[table].row_bytes);
+    let (got, expected) = (lookup.element.row_bytes(lookup.dim), shared.tables[table].row_bytes);
     if got != expected {
         return Err(CacheError::RowBytes { table, got, expected });
     }
@@ -212,7 +214,7 @@ fn lane_lookup<D: Driver>(shared: &Shared<D>, lookup: &DeviceLookup) -> Result<L
         base: code.base().0,
         rows: code.rows(),
         dim: lookup.dim,
-        row_words: expected / UNIT,
+        element: lookup.element,
         column: lookup.column,
         pooling: pooling_code(lookup.pooling),
     })

@@ -12,7 +12,7 @@ use super::memory::{Array, DeviceMemory, PinnedMemory, Plan};
 use super::tier::Tier;
 use super::{Driver, DriverError};
 use crate::device::pool::{MAX_LOOKUPS, PoolArgs, PoolLookup, WARP_LANES};
-use crate::types::Batch;
+use crate::types::{Batch, Element, ROW_ALIGN};
 
 /// One pooled vector of the output row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,12 +25,20 @@ pub struct LaneLookup {
     pub rows: u64,
     /// Values of a row.
     pub dim: usize,
-    /// Words of 4 bytes of a row.
-    pub row_words: usize,
+    /// How a row's elements are stored.
+    pub element: Element,
     /// Where its vector begins in an output row.
     pub column: usize,
     /// As [`crate::device::pool::pooling_code`].
     pub pooling: u32,
+}
+
+impl LaneLookup {
+    /// Words of 4 bytes of a row.
+    #[must_use]
+    pub fn row_words(&self) -> usize {
+        self.element.row_bytes(self.dim) / ROW_ALIGN
+    }
 }
 
 /// What a lane has room for.
@@ -201,7 +209,7 @@ impl<D: Driver> Block<D> {
                 ids_at: starts[lookup.feature] as u32,
                 occurrences_at: occurrences,
                 ids,
-                row_words: lookup.row_words as u32,
+                row_words: lookup.row_words() as u32,
             };
             self.host.get_mut(self.pinned.lookups)[i] = PoolLookup {
                 offsets_at: (lookup.feature * (self.shape.max_samples + 1)) as u32,
@@ -209,6 +217,7 @@ impl<D: Driver> Block<D> {
                 dim: lookup.dim as u32,
                 column: lookup.column as u32,
                 pooling: lookup.pooling,
+                element: lookup.element.code(),
             };
             occurrences += ids;
             probe_warps += ids.div_ceil(WARP_LANES);

@@ -119,7 +119,7 @@ impl<D: Driver> Lane<D> {
         let mut word = 0;
         for (lookup, id) in self.block.misses() {
             self.misses.push(LaneMiss { lookup, id, word });
-            word += self.block.shape.lookups[lookup].row_words;
+            word += self.block.shape.lookups[lookup].row_words();
         }
         if word > self.staging.len() {
             let bytes = |words: usize| (words * size_of::<u32>()) as u64;
@@ -167,7 +167,7 @@ impl<D: Driver> Lane<D> {
     /// What the driver says.
     pub fn pool(&mut self) -> Result<(), DriverError> {
         let Self { block, staging, misses, .. } = self;
-        let words = |lookup: usize| block.shape.lookups[lookup].row_words;
+        let words = |lookup: usize| block.shape.lookups[lookup].row_words();
         let rows: Vec<u64> = misses.iter().map(|m| staging.row(m.word, words(m.lookup))).collect();
         // The copy of hits, which may be under way, reads nothing of this.
         block.stage(rows.into_iter());

@@ -1,12 +1,14 @@
 //! The loops of gather-pool, for each instruction set.
 //!
 //! Where a row is a few registers, the sum stays in them; other widths are summed where they go. The bits
-//! are the same: additions in id order, and a true division.
+//! are the same: additions in id order, and a true division. Rows are decoded on the way into the sum.
 
 #![allow(unsafe_code)]
 
+use super::layout::{F16Row, F32Row, Int8Row, RowLayout};
 use super::{PoolLookup, prefetch_first, rows_ahead};
-use crate::device::vector::Vector;
+use crate::device::vector::{Encoded, Vector};
+use crate::types::Element;
 
 /// A gather-pool of some samples, whose columns lie within `out` for each of them.
 pub(super) struct GatherPool<'a> {
@@ -40,53 +42,61 @@ impl<'a> GatherPool<'a> {
     /// # Panics
     /// When a row is not as long as the lookup has it, or the offsets fall.
     pub(super) fn run(self) {
+        match self.lookup.element {
+            Element::F32 => self.run_on::<F32Row>(),
+            Element::F16 => self.run_on::<F16Row>(),
+            Element::Int8 => self.run_on::<Int8Row>(),
+        }
+    }
+
+    fn run_on<L: RowLayout<'a>>(self) {
         #[cfg(target_arch = "x86_64")]
         {
             if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vl") {
                 // SAFETY: the processor has AVX-512F and VL.
-                return unsafe { self.run_avx512() };
+                return unsafe { self.run_avx512::<L>() };
             }
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                // SAFETY: the processor has AVX2 and FMA.
-                return unsafe { self.run_avx2() };
+            if has_avx2() {
+                // SAFETY: the processor has AVX2, FMA and F16C.
+                return unsafe { self.run_avx2::<L>() };
             }
         }
-        self.run_any();
+        self.run_any::<L>();
     }
 
     /// # Safety
     /// The processor has AVX-512F and VL.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512vl")]
-    unsafe fn run_avx512(self) {
+    unsafe fn run_avx512<L: RowLayout<'a>>(self) {
         use std::arch::x86_64::__m512;
         match self.lookup.dim {
             // SAFETY: this function has the target feature, and rows of 16 elements are one register.
-            16 => unsafe { self.run_in_registers::<__m512, 1>() },
+            16 => unsafe { self.run_in_registers::<L, __m512, 1>() },
             // SAFETY: as above.
-            32 => unsafe { self.run_in_registers::<__m512, 2>() },
+            32 => unsafe { self.run_in_registers::<L, __m512, 2>() },
             // SAFETY: as above.
-            64 => unsafe { self.run_in_registers::<__m512, 4>() },
+            64 => unsafe { self.run_in_registers::<L, __m512, 4>() },
             // SAFETY: as above.
-            128 => unsafe { self.run_in_registers::<__m512, 8>() },
-            _ => self.run_any(),
+            128 => unsafe { self.run_in_registers::<L, __m512, 8>() },
+            _ => self.run_any::<L>(),
         }
     }
 
     /// # Safety
-    /// The processor has AVX2 and FMA.
+    /// The processor has AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2,fma")]
-    pub(super) unsafe fn run_avx2(self) {
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(super) unsafe fn run_avx2<L: RowLayout<'a>>(self) {
         use std::arch::x86_64::__m256;
         match self.lookup.dim {
             // SAFETY: this function has the target features, and rows of 16 elements are two registers.
-            16 => unsafe { self.run_in_registers::<__m256, 2>() },
+            16 => unsafe { self.run_in_registers::<L, __m256, 2>() },
             // SAFETY: as above.
-            32 => unsafe { self.run_in_registers::<__m256, 4>() },
+            32 => unsafe { self.run_in_registers::<L, __m256, 4>() },
             // SAFETY: as above.
-            64 => unsafe { self.run_in_registers::<__m256, 8>() },
-            _ => self.run_any(),
+            64 => unsafe { self.run_in_registers::<L, __m256, 8>() },
+            _ => self.run_any::<L>(),
         }
     }
 
@@ -95,9 +105,9 @@ impl<'a> GatherPool<'a> {
     /// # Safety
     /// The processor has the instruction set of `V`, and the lookup's `dim` is `N` registers.
     #[inline(always)]
-    unsafe fn run_in_registers<V: Vector<f32>, const N: usize>(self) {
+    unsafe fn run_in_registers<L: RowLayout<'a>, V: Encoded, const N: usize>(self) {
         let Self { lookup: &PoolLookup { offsets, mean, column, .. }, mut rows, out, stride } = self;
-        let mut ahead = Ahead::of(rows, N * V::WIDTH * size_of::<f32>());
+        let mut ahead = Ahead::of(rows, L::ELEMENT.row_bytes(N * V::WIDTH));
         let mut to = out.as_mut_ptr().wrapping_add(column);
         // SAFETY: the caller vouches for the instruction set. `to` is the first of `dim` elements, which
         // are as many as the registers hold, within `out` for every sample: `new` has seen to it.
@@ -106,7 +116,7 @@ impl<'a> GatherPool<'a> {
                 for row in &rows[..offsets.len() - 1] {
                     ahead.ask();
                     match row {
-                        Some(row) => copy::<V, N>(row, to),
+                        Some(row) => copy::<L, V, N>(row, to),
                         None => store::<V, N>([V::splat(0.0); N], to),
                     }
                     to = to.wrapping_add(stride);
@@ -116,7 +126,7 @@ impl<'a> GatherPool<'a> {
             for bag in offsets.windows(2) {
                 let (bag, rest) = rows.split_at((bag[1] - bag[0]) as usize);
                 rows = rest;
-                store::<V, N>(sum_of::<V, N>(bag, mean, &mut ahead), to);
+                store::<V, N>(sum_of::<L, V, N>(bag, mean, &mut ahead), to);
                 to = to.wrapping_add(stride);
             }
         }
@@ -124,7 +134,7 @@ impl<'a> GatherPool<'a> {
 
     /// For any width: the sum is made where it goes.
     #[inline(always)]
-    pub(super) fn run_any(self) {
+    pub(super) fn run_any<L: RowLayout<'a>>(self) {
         let Self { lookup, mut rows, out, stride } = self;
         let dim = lookup.dim;
         let mut ahead = Ahead::of(rows, lookup.row_bytes());
@@ -133,12 +143,14 @@ impl<'a> GatherPool<'a> {
             rows = rest;
             let sum = &mut line[lookup.column..][..dim];
             match bag.first() {
-                Some(Some(first)) => sum.iter_mut().zip(values(first, dim)).for_each(|(s, v)| *s = v),
+                Some(Some(first)) => {
+                    sum.iter_mut().zip(whole::<L>(first, dim).values()).for_each(|(s, v)| *s = v);
+                }
                 _ => sum.fill(0.0),
             }
             bag.iter().for_each(|_| ahead.ask());
             for row in bag.iter().skip(1).flatten() {
-                sum.iter_mut().zip(values(row, dim)).for_each(|(s, v)| *s += v);
+                sum.iter_mut().zip(whole::<L>(row, dim).values()).for_each(|(s, v)| *s += v);
             }
             if lookup.mean && bag.len() > 1 {
                 let count = bag.len() as f32;
@@ -146,6 +158,12 @@ impl<'a> GatherPool<'a> {
             }
         }
     }
+}
+
+/// Whether the processor has what [`GatherPool::run_avx2`] wants.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
 }
 
 /// Whether every bag is of one: most features of most models, and a copy then.
@@ -175,16 +193,14 @@ impl<'a> Ahead<'a> {
     }
 }
 
-/// The elements of a row.
+/// A row of `dim` elements.
+///
+/// # Panics
+/// When it is of another length.
 #[inline(always)]
-fn values(row: &[u8], dim: usize) -> impl Iterator<Item = f32> {
-    row[..dim * size_of::<f32>()].as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes))
-}
-
-/// Where the elements of a row of `N` registers begin.
-#[inline(always)]
-fn start<V: Vector<f32>, const N: usize>(row: &[u8]) -> *const f32 {
-    row[..N * V::WIDTH * size_of::<f32>()].as_ptr().cast()
+fn whole<'a, L: RowLayout<'a>>(row: &'a [u8], dim: usize) -> L {
+    assert_eq!(row.len(), L::ELEMENT.row_bytes(dim), "bytes of a row");
+    L::of(row)
 }
 
 /// Copies a row.
@@ -192,11 +208,11 @@ fn start<V: Vector<f32>, const N: usize>(row: &[u8]) -> *const f32 {
 /// # Safety
 /// The processor has the instruction set of `V`, and `to` has room for it.
 #[inline(always)]
-unsafe fn copy<V: Vector<f32>, const N: usize>(row: &[u8], to: *mut f32) {
-    let from = start::<V, N>(row);
+unsafe fn copy<'a, L: RowLayout<'a>, V: Encoded, const N: usize>(row: &'a [u8], to: *mut f32) {
+    let row = whole::<L>(row, N * V::WIDTH);
     for k in 0..N {
-        // SAFETY: as the caller vouches, and `from` has as many elements as are read.
-        unsafe { V::load(from.add(k * V::WIDTH)).store(to.add(k * V::WIDTH)) };
+        // SAFETY: as the caller vouches, and the row has as many elements as are read.
+        unsafe { row.load::<V>(k * V::WIDTH).store(to.add(k * V::WIDTH)) };
     }
 }
 
@@ -206,29 +222,29 @@ unsafe fn copy<V: Vector<f32>, const N: usize>(row: &[u8], to: *mut f32) {
 /// The processor has the instruction set of `V`.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)]
-unsafe fn sum_of<V: Vector<f32>, const N: usize>(
-    bag: &[Option<&[u8]>],
+unsafe fn sum_of<'a, L: RowLayout<'a>, V: Encoded, const N: usize>(
+    bag: &[Option<&'a [u8]>],
     mean: bool,
     ahead: &mut Ahead<'_>,
 ) -> [V; N] {
-    // SAFETY: the caller vouches for the instruction set, and `from` has as many elements as are read.
+    // SAFETY: the caller vouches for the instruction set, and a row has as many elements as are read.
     unsafe {
         let Some((first, others)) = bag.split_first() else { return [V::splat(0.0); N] };
         ahead.ask();
         let mut sum = [V::splat(0.0); N];
         if let Some(row) = first {
-            let from = start::<V, N>(row);
+            let row = whole::<L>(row, N * V::WIDTH);
             for k in 0..N {
-                sum[k] = V::load(from.add(k * V::WIDTH));
+                sum[k] = row.load(k * V::WIDTH);
             }
         }
         for row in others {
             ahead.ask();
             // Counted, not `flatten`: that was measured to cost as much again as all the rest.
             let Some(row) = row else { continue };
-            let from = start::<V, N>(row);
+            let row = whole::<L>(row, N * V::WIDTH);
             for k in 0..N {
-                sum[k] = sum[k].add(V::load(from.add(k * V::WIDTH)));
+                sum[k] = sum[k].add(row.load(k * V::WIDTH));
             }
         }
         if mean && !others.is_empty() {

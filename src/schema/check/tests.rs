@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::schema::preset::{self, Kind};
 use crate::schema::{DenseFeature, Hash, Loss, Pooling};
+use crate::types::Element;
 
 const SMALL: &str = r#"
 [architecture]
@@ -36,6 +37,7 @@ dim = 4
 name = "words"
 rows = 50
 dim = 4
+element = "f16"
 default = { row = 49 }
 "#;
 
@@ -52,6 +54,7 @@ fn a_schema_that_adds_up_is_read() {
     assert_eq!(schema.features[1].arity, Arity::MultiHot { max: 5 });
     assert_eq!(schema.features[0].hash, Some(Hash { seed: 0, modulus: 100 }));
     assert_eq!(schema.tables[1].default, AbsentDefault::Row(49));
+    assert_eq!((schema.tables[0].element, schema.tables[1].element), (Element::F32, Element::F16));
     assert_eq!(schema.input_width(), 1 + 8);
 }
 
@@ -82,6 +85,11 @@ fn every_fault_is_refused_with_its_line_and_reason() {
         ("pooling = \"mean\"", "pooling = \"most\"", "unknown variant `most`"),
         ("pooling = \"mean\"", "poling = \"mean\"", "unknown field `poling`"),
         ("pooling = \"mean\"", "wide_table = \"site\"", "dlrm has no wide part"),
+        (
+            "element = \"f16\"",
+            "element = \"f8\"",
+            "unknown variant `f8`, expected one of `f32`, `f16`, `int8`",
+        ),
         ("rows = 100", "rows = ", ""),
         ("rows = 100", "rows = -1", "invalid value"),
     ];
@@ -161,7 +169,7 @@ prop_compose! {
         architecture in architectures(),
         dense in prop::collection::vec(transforms(), 0..4),
         inputs in prop::collection::vec(
-            (1..MAX_ROWS, prop::option::of(1..=MAX_IDS), any::<bool>(), prop::option::of(any::<u64>()), 0..3u8),
+            (1..MAX_ROWS, prop::option::of(1..=MAX_IDS), any::<bool>(), prop::option::of(any::<u64>()), 0..9u8),
             1..5,
         ),
         dim in 1..40usize,
@@ -171,14 +179,15 @@ prop_compose! {
             .map(|(i, transform)| DenseFeature { name: format!("d-{i}.x"), transform }).collect();
         let mut schema =
             Schema { architecture, loss: Loss::default(), dense, features: vec![], tables: vec![] };
-        for (i, (rows, max, mean, seed, default)) in inputs.into_iter().enumerate() {
-            let default = match default {
+        for (i, (rows, max, mean, seed, options)) in inputs.into_iter().enumerate() {
+            let element = Element::ALL[usize::from(options) / 3];
+            let default = match options % 3 {
                 0 => AbsentDefault::Zeros,
                 1 => AbsentDefault::Error,
                 _ => AbsentDefault::Row(rows - 1),
             };
             let lossy_bits = seed.filter(|seed| seed % 3 == 0).map(|seed| seed as u32 % (rows.ilog2() + 1));
-            let table = |name: String, dim| Table { name, rows, dim, default, lossy_bits };
+            let table = |name: String, dim| Table { name, rows, dim, element, default, lossy_bits };
             schema.tables.push(table(format!("t{i}"), dim));
             if wide {
                 schema.tables.push(table(format!("t{i}_w"), 1));

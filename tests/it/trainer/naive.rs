@@ -184,7 +184,7 @@ impl Naive {
 }
 
 fn table_bits(learner: &Learner) -> Vec<Vec<u32>> {
-    learner.tables().iter().map(|t| t.as_slice().iter().map(|x| x.to_bits()).collect()).collect()
+    learner.tables().iter().map(|t| t.values().unwrap().iter().map(|x| x.to_bits()).collect()).collect()
 }
 
 impl Values {
