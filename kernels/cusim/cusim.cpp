@@ -230,7 +230,7 @@ int block_barrier(bool predicate, int line) {
     return block.barrier_result;
 }
 
-// One access in 16 yields to another lane of the warp, one in 64 to another warp.
+// One access in 16 yields to another lane of the warp, one in 16 to another warp, block or kernel.
 void preemption_point() {
     Block* block = block_of_thread;
     if (!block || !block->running) return;
@@ -240,7 +240,7 @@ void preemption_point() {
     if (!launch.random.state) return;
     const uint32_t draw = launch.random.next();
     if (draw % 16 == 0) yield(lane);
-    else if (draw % 64 == 1) back_to_scheduler(lane);
+    else if (draw % 16 == 1) back_to_scheduler(lane);
 }
 
 void* dynamic_shared() { return block_of_thread->shared.data(); }

@@ -197,7 +197,7 @@ pub fn run(subject: &mut impl Subject, world: &World, batch: &Batch) -> (u64, u6
     let after = totals(&subject.stats());
     let (hits, misses) = (after.0 - before.0, after.1 - before.1);
     assert_eq!(hits + misses, world.present(batch), "hits and misses count occurrences");
-    assert!(misses >= fetched.len() as u64 && (misses > 0) == !fetched.is_empty());
+    assert!(misses >= fetched.len() as u64 && (misses > 0) != fetched.is_empty());
     (hits, misses)
 }
 

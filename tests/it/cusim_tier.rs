@@ -158,7 +158,7 @@ fn jobs_do_to_the_index_what_they_would_do_one_after_the_other() {
 #[test]
 fn a_probe_amid_replacement_finds_a_keys_own_row_or_nothing() {
     let mut found = 0;
-    for seed in 1..60 {
+    for seed in 1..150 {
         let mut bench = Bench::new(1 + seed % 2, seed);
         let (mut lane, mut draw) = (bench.lane(), seed << 32);
         let mut under_way: Vec<Jobs<SimDriver>> = (0..4).map(|_| bench.jobs()).collect();

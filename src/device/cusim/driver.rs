@@ -360,8 +360,8 @@ impl Device {
             self.frozen.1 -= 1;
         }
         let stream = ready[self.draw(ready.len() as u64) as usize];
-        if self.frozen.1 == 0 && self.draw(16) == 1 {
-            self.frozen = (stream, self.draw(1 << 10));
+        if self.frozen.1 == 0 && self.draw(32) == 1 {
+            self.frozen = (stream, 1 << self.draw(10));
         }
         match self.advance(stream) {
             Ok(true) => drop(self.streams[stream].1.pop_front()),
@@ -377,7 +377,7 @@ impl Device {
     /// Whether the stream's next operation is done.
     fn advance(&mut self, stream: usize) -> Result<bool, SimError> {
         // Mostly few, so that kernels interleave finely, and now and then many.
-        let most = 1 << self.draw(7);
+        let most = 1 << self.draw(6);
         let (steps, seed) = (1 + self.draw(most), self.draw(u64::MAX - 1));
         let steps = if self.seed == 0 { u64::MAX } else { steps };
         let (_, queue, running) = &mut self.streams[stream];
