@@ -5,6 +5,7 @@
 //! granted. The small kernels that try the simulator itself are launched by name, which is unsafe.
 #![allow(unsafe_code)]
 
+mod device;
 mod driver;
 mod launch;
 

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use flechette::device::cuda::args::{self, JobKind};
 use flechette::device::cuda::lane::{Lane, LaneLookup, LaneShape};
 use flechette::device::cuda::memory::Staging;
-use flechette::device::cuda::tier::{Job, JobRow, Jobs, Stretch, Sweeper, Tier, TierShape, Victims};
+use flechette::device::cuda::sweeper::{Stretch, Sweeper, Victims};
+use flechette::device::cuda::tier::{Job, JobRow, Jobs, Tier, TierShape};
 use flechette::device::cusim::SimDriver;
 use flechette::types::{Batch, Element, Jagged, scatter};
 

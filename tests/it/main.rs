@@ -12,6 +12,8 @@ mod cusim;
 #[cfg(feature = "cusim")]
 mod cusim_cache;
 #[cfg(feature = "cusim")]
+mod cusim_driver;
+#[cfg(feature = "cusim")]
 mod cusim_tier;
 mod dataset;
 mod demo;

@@ -12,7 +12,8 @@ use super::super::shared::MAX_WAITING;
 use super::super::slots::Class;
 use super::{Shared, lock};
 use crate::device::cuda::args::EMPTY_KEY;
-use crate::device::cuda::tier::{Stretch, Sweeper, Tier, Victims};
+use crate::device::cuda::sweeper::{Stretch, Sweeper, Victims};
+use crate::device::cuda::tier::Tier;
 use crate::device::cuda::{Driver, DriverError};
 use crate::types::FlatKey;
 

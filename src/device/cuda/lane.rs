@@ -10,9 +10,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::block::Block;
-pub use super::block::{LaneError, LaneLookup, LaneShape};
 use super::kernels::{self, blocks};
 use super::memory::Staging;
+pub use super::shape::{LaneError, LaneLookup, LaneShape};
 use super::tier::Tier;
 use super::{Driver, DriverError};
 use crate::types::Batch;

@@ -5,7 +5,7 @@
 //!
 //! - [`args`]: what kernels are given; [`kernels`]: their launches;
 //! - [`memory`]: device and pinned memory;
-//! - [`tier`]: the cache's index and pool on the device, and how they change;
+//! - [`tier`]: the cache's index and pool on the device, and how rows come in; [`sweeper`]: how they go;
 //! - [`lane`]: one batch at a time through probe, copy and gather.
 
 pub mod args;
@@ -15,6 +15,8 @@ pub mod driver;
 pub mod kernels;
 pub mod lane;
 pub mod memory;
+mod shape;
+pub mod sweeper;
 pub mod tier;
 
 pub use context::{DeviceInfo, Probe, probe};
