@@ -20,6 +20,7 @@ mod demo;
 mod learning;
 mod memory;
 mod operation;
+mod plan;
 mod program;
 mod refusals;
 mod resources;
