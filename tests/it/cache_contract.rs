@@ -6,7 +6,8 @@ use std::collections::HashSet;
 
 use flechette::cache::device::DeviceLookup;
 use flechette::cache::{
-    CacheOptions, CacheShape, CacheStats, EvictStep, FlatCache, Query, Source, TableShape, WATERMARKS,
+    AdmissionOption, CacheOptions, CacheShape, CacheStats, EvictStep, FlatCache, Query, Source, TableShape,
+    WATERMARKS,
 };
 use flechette::device::host;
 use flechette::schema::Pooling;
@@ -367,7 +368,8 @@ impl Subject for HostSubject {
 }
 
 fn on_host(world: &World) -> HostSubject {
-    let options = CacheOptions { background: false, ..CacheOptions::default() };
+    let options =
+        CacheOptions { admission: AdmissionOption::ALL, background: false, ..CacheOptions::default() };
     HostSubject { cache: FlatCache::new(&world.shape(), &options).unwrap(), query: Query::default() }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use flechette::cache::device::{DeviceCache, DeviceCacheError, DeviceWorker, WorkerShape};
-use flechette::cache::{CacheOptions, CacheStats, EvictStep};
+use flechette::cache::{AdmissionOption, CacheOptions, CacheStats, EvictStep};
 use flechette::device::cuda::{Driver, Work};
 use flechette::device::cusim::SimDriver;
 use flechette::types::{Batch, TableId, scatter};
@@ -68,7 +68,8 @@ fn worker_shape(world: &World) -> WorkerShape {
 
 fn subject(world: &World, seed: u64) -> DeviceSubject<SimDriver> {
     let driver = Arc::new(SimDriver::new(seed, 1 << 30).unwrap());
-    let options = CacheOptions { background: false, ..CacheOptions::default() };
+    let options =
+        CacheOptions { admission: AdmissionOption::ALL, background: false, ..CacheOptions::default() };
     let cache = Arc::new(DeviceCache::new(&world.shape(), &options, driver.clone()).unwrap());
     let worker = cache.worker(&worker_shape(world)).unwrap();
     DeviceSubject { driver, cache, worker }
@@ -244,7 +245,8 @@ fn every_row_is_some_versions_under_workers_a_writer_and_eviction() {
     for seed in [1, 2, 3] {
         let world = World::new(200, &[9, 3], 3 << 10);
         let driver = Arc::new(SimDriver::new(seed, 1 << 30).unwrap());
-        let options = CacheOptions { background: true, ..CacheOptions::default() };
+        let options =
+            CacheOptions { admission: AdmissionOption::ALL, background: true, ..CacheOptions::default() };
         let cache = DeviceCache::new(&world.shape(), &options, driver).unwrap();
         const VERSIONS: u64 = 60;
         let (stop, world, cache) = (AtomicBool::new(false), &world, &cache);

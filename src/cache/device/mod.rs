@@ -243,6 +243,14 @@ impl<D: Driver> Shared<D> {
             || self.watermarks.crossed(bytes, self.slots.shape().data_bytes() as u64)
     }
 
+    /// Whether the cache has not yet filled up to where it evicts to, so that a row pushes nobody out.
+    fn is_roomy(&self) -> bool {
+        let (entries, bytes) = self.used();
+        let pool_bytes = self.slots.shape().data_bytes() as u64;
+        self.watermarks.excess(entries, self.entry_capacity()) == 0.0
+            && self.watermarks.excess(bytes, pool_bytes) == 0.0
+    }
+
     /// Entries, and bytes of the pool, in use.
     fn used(&self) -> (u64, u64) {
         let bytes = self.counts.linked_bytes.load(Ordering::Relaxed);

@@ -130,7 +130,7 @@ impl<D: Driver> Shared<D> {
             let job = Job { key: key.0, location: 0, row: JobRow::InPlace, words, kind };
             return Ok(Some((Entry { table, key, slot: None }, job)));
         }
-        if admission && !self.admission.admits(key, batch) {
+        if admission && !self.admission.admits(key, batch, || self.is_roomy()) {
             self.counts.not_admitted.fetch_add(1, Ordering::Relaxed);
             return Ok(None);
         }

@@ -121,9 +121,11 @@ impl<D: Driver> DeviceWorker<D> {
         Ok(Self { shared: shared.clone(), lane, lookups: shape.lookups.clone(), pin: None })
     }
 
-    /// The model's input for a batch: dense values, then each lookup's pooled vector at its column, `samples x
-    /// stride`. An id past its table reads as zeros, and is neither hit nor miss. `fetch` is called where rows are missing, once, while
-    /// the device copies the batch's hits; its rows are offered to the cache afterwards.
+    /// The model's input for a batch, `samples x stride`: dense values, then each lookup's pooled vector at
+    /// its column. An id past its table reads as zeros, and is neither hit nor miss.
+    ///
+    /// Where rows are missing, `fetch` is called once, while the device copies the batch's hits; the rows
+    /// that it writes are offered to the cache afterwards.
     ///
     /// # Errors
     /// [`DeviceCacheError`] for a batch that the worker was not made for, or more missing rows than the staging
