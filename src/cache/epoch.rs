@@ -370,6 +370,20 @@ mod tests {
     }
 
     #[test]
+    fn an_owned_pin_is_seen_until_it_is_dropped_wherever_that_is() {
+        let epochs = Arc::new(Epochs::default());
+        let mut pins: Vec<_> = (0..2 * CELLS + 1).map(|_| epochs.pin_owned()).collect();
+        while !pins.is_empty() {
+            assert_eq!(epochs.oldest(), pins[0].number());
+            let first = pins.remove(0);
+            std::thread::spawn(move || drop(first)).join().unwrap();
+        }
+        assert_eq!(epochs.oldest(), u64::MAX);
+        drop(epochs.pin());
+        assert_eq!(epochs.oldest(), u64::MAX, "its cell serves others");
+    }
+
+    #[test]
     fn more_pins_than_one_block_has_cells_are_all_seen() {
         let epochs = Epochs::default();
         let mut pins: Vec<_> = (0..3 * CELLS + 1).map(|_| epochs.pin()).collect();
