@@ -119,3 +119,16 @@ fn nothing_is_recorded_unless_a_rate_is_given() {
     }
     assert!(refusal(&[], "[trace]\nmax_bytes = 1000").contains("trace.max_bytes"));
 }
+
+#[test]
+fn compiled_kernels_are_kept_in_the_users_cache_unless_told_otherwise() {
+    let kept = |env: &[_], file| resolve(&Flags::default(), env, file).unwrap().device.kernel_cache;
+    let (home, caches) = (("HOME", "/home/user"), ("XDG_CACHE_HOME", "/caches"));
+    assert_eq!(kept(&[home], ""), Some("/home/user/.cache/flechette/kernels".into()));
+    assert_eq!(kept(&[home, caches], ""), Some("/caches/flechette/kernels".into()));
+    assert_eq!(kept(&[home, ("XDG_CACHE_HOME", "caches")], ""), kept(&[home], ""));
+    assert_eq!(kept(&[], ""), None);
+    let file = "[device]\nkernel_cache = \"/kernels\"";
+    assert_eq!(kept(&[home, caches], file), Some("/kernels".into()));
+    assert_eq!(kept(&[home, ("FLECHETTE_DEVICE_KERNEL_CACHE", "off")], file), None);
+}

@@ -6,6 +6,9 @@
 mod batcher;
 mod cache_contract;
 mod cli_init;
+mod cuda_compile;
+mod cuda_driver;
+mod cuda_open;
 mod cuda_probe;
 #[cfg(feature = "cusim")]
 mod cusim;
@@ -21,6 +24,8 @@ mod learning;
 mod memory;
 mod operation;
 mod plan;
+#[cfg(target_os = "linux")]
+mod pretend;
 mod program;
 mod refusals;
 mod resources;
