@@ -110,6 +110,6 @@ fn cusim() {
         build
     };
     let kernels = build().flag("-fsanitize=thread").file("kernels/cusim/kernels.cpp").compile_intermediates();
-    let simulator = ["kernels/cusim/cusim.cpp", "kernels/cusim/access.cpp"];
+    let simulator = ["cusim", "launch", "access"].map(|name| format!("kernels/cusim/{name}.cpp"));
     build().files(simulator).objects(kernels).compile("flechette_cusim");
 }

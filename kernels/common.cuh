@@ -1,4 +1,5 @@
-// What every kernel shares: integer names, and the identification step of a fused launch.
+// What every kernel shares: integer names, the identification step of a fused launch, the index, and what a
+// batch's kernels tell one another.
 //
 // The files of this folder are compiled three ways from one text: by nvcc, by NVRTC at run time, and,
 // for tests on a machine with no GPU, as C++ by cusim (the folder beside this file). So they include no
@@ -13,6 +14,7 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 constexpr u32 WARP = 32;
+constexpr u32 ALL_LANES = 0xffffffffu;
 
 // The launch's dynamic shared memory.
 template <class T> __device__ __forceinline__ T* dynamic_shared() {
@@ -36,4 +38,115 @@ __device__ __forceinline__ u32 segment_of(const u32* scan, u32 segments, u32 war
         else high = middle;
     }
     return low;
+}
+
+// Lanes of a warp before this one.
+__device__ __forceinline__ u32 lanes_before(u32 lane) { return (1u << lane) - 1; }
+
+// A load that the compiler neither merges with another nor moves across one, and that no stale cache answers:
+// what other threads write meanwhile is read by this alone.
+template <class T> __device__ __forceinline__ T load(const T* at) {
+    return *static_cast<const volatile T*>(at);
+}
+template <class T> __device__ __forceinline__ void store(T* at, T value) {
+    *static_cast<volatile T*>(at) = value;
+}
+
+// ---- The index: field for field, and number for number, src/cache/index.rs. ----
+
+constexpr u64 EMPTY = 0;      // the key of a slot that holds nothing
+constexpr u64 TOMBSTONE = 1;  // the key of a slot that some thread is changing, and owns
+constexpr u32 SLOTS = 8;      // of a bucket, which is a line of 128 bytes
+
+struct Slot {
+    u64 key;
+    u64 word;  // location, 40 bits, and stamp, 24
+};
+
+constexpr u32 LOCATION_BITS = 40;
+constexpr u64 LOCATION_MASK = (1ull << LOCATION_BITS) - 1;
+constexpr u64 STAMP_MASK = (1ull << (64 - LOCATION_BITS)) - 1;
+constexpr u64 AHEAD = 1ull << 16;  // how far batches may overtake each other
+constexpr u64 NOWHERE = ~0ull;     // no location
+
+__device__ __forceinline__ u64 location_of(u64 word) { return word & LOCATION_MASK; }
+__device__ __forceinline__ u64 stamp_of(u64 word) { return word >> LOCATION_BITS; }
+__device__ __forceinline__ u64 pack(u64 location, u64 stamp) { return location | stamp << LOCATION_BITS; }
+
+// How many batches before `now` the stamp is; 0 for one of a batch that overtook.
+__device__ __forceinline__ u32 age(u64 now, u64 stamp) {
+    const u64 age = (now - stamp) & STAMP_MASK;
+    return age > STAMP_MASK - AHEAD ? 0 : static_cast<u32>(age);
+}
+
+// SplitMix64's finaliser: a bijection that scatters a key over 64 bits.
+__device__ __forceinline__ u64 scatter(u64 key) {
+    u64 x = key + 0x9E3779B97F4A7C15ull;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+    return x ^ (x >> 31);
+}
+
+// Of a key's two buckets, which may be one, the first (0) or the second (1).
+__device__ __forceinline__ Slot* bucket_of(Slot* index, u64 buckets, u64 key, u32 which) {
+    const u64 hash = scatter(key);
+    const u64 half = which ? hash & 0xffffffffull : hash >> 32;
+    return index + (half * buckets >> 32) * SLOTS;
+}
+
+// ---- What the kernels of one batch share: `ProbeColumn`, `BatchHeader`, `BatchState` of
+// src/device/cuda/args.rs, field for field. ----
+
+// The ids that one lookup reads, and how they become keys.
+struct ProbeColumn {
+    u64 base;            // the first key of its table's block: a key is base | id
+    u64 rows;            // ids of the table are below; any other reads as zeros
+    u32 ids_at;          // where its ids begin
+    u32 occurrences_at;  // where its occurrences begin; lookups may share ids, and never occurrences
+    u32 ids;             // how many
+    u32 row_words;       // words of 4 bytes in a row
+};
+
+// Written by the host before a batch, in pinned memory.
+struct BatchHeader {
+    u64 now;         // the batch's stamp
+    u32 generation;  // of the deduplication, never 0
+    u32 samples;
+    u32 staged;      // rows of misses that are there
+    u32 unused;
+};
+
+// On the device, from kernel to kernel. The first two are 0 between launches.
+struct BatchState {
+    u32 cursor;  // misses numbered so far
+    u32 blocks;  // blocks that are done
+    u32 misses;  // of the last probe
+    u32 copied;  // words of the copy buffer in use
+};
+
+// Where an occurrence's row is: a kind in the upper three bits, and a value.
+constexpr u32 PLACE_SHIFT = 61;
+constexpr u64 PLACE_VALUE = (1ull << PLACE_SHIFT) - 1;
+constexpr u64 AT_LOCATION = 0;                   // value: a location of the index
+constexpr u64 AT_MISS = 1ull << PLACE_SHIFT;     // value: the number of a miss
+constexpr u64 AT_OWNER = 2ull << PLACE_SHIFT;    // where its owner's row is
+constexpr u64 AT_COPY = 3ull << PLACE_SHIFT;     // value: words from the copy buffer's start
+constexpr u64 AT_NOTHING = 4ull << PLACE_SHIFT;  // an absent id, read as zeros
+
+__device__ __forceinline__ u64 kind_of(u64 place) { return place & ~PLACE_VALUE; }
+
+// The row of a location: in the pool, or in memory of the host that the device sees.
+__device__ __forceinline__ const u32* row_of(u64 location, const u32* pool, const u32* host) {
+    return (location & 1 ? host : pool) + (location >> 1);
+}
+
+// Ends a launch whose blocks count themselves: true in every thread of the block that is the last to come
+// here, which then sees all that the others wrote. The counter is back at 0 for the next launch.
+__device__ __forceinline__ bool last_block(u32* blocks) {
+    __threadfence();
+    __syncthreads();  // before the first thread counts the block, all of it has written
+    const bool mine = __syncthreads_or(threadIdx.x == 0 && atomicAdd(blocks, 1u) == gridDim.x - 1);
+    if (mine && threadIdx.x == 0) store(blocks, 0u);
+    __threadfence();
+    return mine;
 }

@@ -9,13 +9,19 @@
 // A thread adds its element of the sample's rows in id order, whatever the launch's shape: the sum is the
 // same to the bit for every grid, and equal to the host's.
 //
+// It reads what the probe wrote: an occurrence's place says whether its row lies in the pool, in memory of the
+// host, in the batch's copy buffer or among the rows that the host fetched for the misses, or that the place is
+// its owner's. Launched right behind the probe, before anyone knows whether there were misses, it does
+// nothing where there were: it runs only when as many rows are staged as were missed. So a batch of hits alone
+// takes two launches and one wait.
+//
 // The two structs below are `PoolLookup` and `PoolArgs` of src/device/pool.rs, field for field. The host
 // has checked every offset, index and width before the launch.
 #include "common.cuh"
 
 struct PoolLookup {
     u32 offsets_at;      // the bag of sample s is [offsets[at + s], offsets[at + s + 1])
-    u32 occurrences_at;  // what a bag's bounds are counted from, in `occurrences`
+    u32 occurrences_at;  // what a bag's bounds are counted from
     u32 dim;             // elements of a row
     u32 column;          // where the pooled vector begins in an output row
     u32 pooling;         // 0 sum, 1 mean
@@ -23,17 +29,23 @@ struct PoolLookup {
 };
 
 struct PoolArgs {
+    const BatchHeader* header;
+    const BatchState* state;
     const PoolLookup* lookups;  // lookup_count
     const u32* scan;            // lookup_count + 2, in warps
     const u32* offsets;
-    const u32* occurrences;     // for each id of a bag, which unique row it is
-    const u32* const* rows;     // for each unique row, where it lies; null adds nothing
+    const u64* places;          // by occurrence
+    const u32* owners;          // by occurrence
+    const u32* const* rows;     // by miss: where the row lies; null is read as zeros
+    const u32* pool;
+    const u32* host;            // what host rows are counted from
+    const u32* copies;
     const float* dense;         // samples x dense_width
     float* out;                 // samples x stride
     u32 lookup_count;
-    u32 samples;
     u32 dense_width;
     u32 stride;
+    u32 unused;
 };
 
 constexpr u32 POOLING_MEAN = 1;
@@ -65,16 +77,26 @@ __device__ __forceinline__ float element_of(const u32* row, u32 type, u32 dim, u
     return reinterpret_cast<const float*>(row)[element];
 }
 
+// Where an occurrence's row lies; null adds nothing.
+__device__ __forceinline__ const u32* row_at(const PoolArgs& args, u32 occurrence) {
+    u64 place = args.places[occurrence];
+    if (kind_of(place) == AT_OWNER) place = args.places[args.owners[occurrence]];
+    const u64 value = place & PLACE_VALUE, kind = kind_of(place);
+    if (kind == AT_LOCATION) return row_of(value, args.pool, args.host);
+    if (kind == AT_MISS) return args.rows[value];
+    if (kind == AT_COPY) return args.copies + value;
+    return nullptr;
+}
+
 // One element of one sample's bag. The sum starts as the first row, not at +0, so that a bag of one row is
 // that row to the bit, -0 too; the host's starts so.
 __device__ __forceinline__ float pooled(const PoolArgs& args, const PoolLookup& lookup, u32 sample,
                                         u32 element) {
     const u32* bounds = args.offsets + lookup.offsets_at + sample;
-    const u32* bag = args.occurrences + lookup.occurrences_at;
     const u32 begin = bounds[0], end = bounds[1];
     float sum = 0.0f;
     for (u32 i = begin; i < end; ++i) {
-        const u32* row = args.rows[bag[i]];
+        const u32* row = row_at(args, lookup.occurrences_at + i);
         if (!row) continue;
         const float value = element_of(row, lookup.element, lookup.dim, element);
         sum = i == begin ? value : sum + value;
@@ -84,12 +106,13 @@ __device__ __forceinline__ float pooled(const PoolArgs& args, const PoolLookup& 
 }
 
 extern "C" __global__ void gather_pool(PoolArgs args) {
+    if (args.state->misses != args.header->staged) return;
     u32* scan = dynamic_shared<u32>();
     for (u32 i = threadIdx.x; i < args.lookup_count + 2; i += blockDim.x) scan[i] = args.scan[i];
     __syncthreads();
 
     const u32 warps_a_block = blockDim.x / WARP;
-    const u32 lane = threadIdx.x % WARP;
+    const u32 lane = threadIdx.x % WARP, samples = args.header->samples;
     const u32 warps = scan[args.lookup_count + 1];
     const u32 first = blockIdx.x * warps_a_block + threadIdx.x / WARP;
     for (u32 warp = first; warp < warps; warp += gridDim.x * warps_a_block) {
@@ -98,7 +121,7 @@ extern "C" __global__ void gather_pool(PoolArgs args) {
         const bool dense = segment == args.lookup_count;
         const u32 width = dense ? args.dense_width : args.lookups[segment].dim;
         const u32 sample = item / width, element = item % width;
-        if (sample >= args.samples) continue;
+        if (sample >= samples) continue;
         float* row = args.out + static_cast<u64>(sample) * args.stride;
         if (dense) {
             row[element] = args.dense[static_cast<u64>(sample) * width + element];

@@ -1,18 +1,13 @@
-// The scheduler of cusim: fibers, warp operations, barriers, preemption. See cusim.hpp for the idea.
+// One block of cusim: its fibers, warp operations, barriers, preemption. See cusim.hpp for the idea.
 //
-// A block runs to its end before the next begins. Its lanes switch among themselves without the scheduler
-// while one of their warp can run; the scheduler takes the warps in turn, opens the barrier when every
-// live lane stands at it, and calls a round in which nothing can run a deadlock.
-#include "cusim.hpp"
-
+// Its lanes switch among themselves without the scheduler while one of their warp can run; a step of the
+// scheduler lets one warp run, or opens the barrier when every live lane stands at it, and calls it a
+// deadlock when nothing can run.
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
-#include <memory>
-#include <numeric>
-#include <vector>
 
-#include "fiber.hpp"
+#include "block.hpp"
 
 #if defined(__x86_64__)
 asm(".text\n.globl cusim_switch\n.type cusim_switch,@function\ncusim_switch:\n"
@@ -25,70 +20,20 @@ asm(".text\n.globl cusim_switch\n.type cusim_switch,@function\ncusim_switch:\n"
 namespace cusim {
 namespace {
 
-constexpr unsigned WARP = 32;
-constexpr int NO_LINE = -1;
 constexpr uint64_t MOST_ACCESSES = 100'000'000;  // of one launch: a kernel that loops for ever ends too
 
-// ---- State of a launch, all of it on the launching thread. ----
-
-struct Warp;
-
-struct Lane {
-    Fiber fiber;
-    Warp* warp = nullptr;
-    uint32_t number = 0;
-    dim3 index;
-    Request request{Op::Sync, 0};
-    uint64_t result = 0;
-
-    uint32_t bit() const { return 1u << number; }
-};
-
-// Sets of lanes: those not yet finished, those that can run, those parked in a warp operation and at the
-// block's barrier.
-struct Warp {
-    uint32_t live = 0, runnable = 0, in_operation = 0, at_barrier = 0;
-    Lane lanes[WARP];
-};
-
-struct Random {
-    uint64_t state = 0;  // 0: no preemption
-    uint32_t next() {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        return static_cast<uint32_t>(state >> 32);
-    }
-};
-
-struct Launch {
-    const Kernel* kernel = nullptr;
-    void** arguments = nullptr;
-    dim3 grid, block, block_index;
-    std::vector<unsigned char> shared;
-    std::vector<Warp> warps;
-    Stacks stacks;
-    Fiber scheduler;
-    Lane* running = nullptr;
-    Random random;
-    uint64_t accesses = 0;
-    int barrier_line = NO_LINE, barrier_count = 0, barrier_result = 0;
-    bool failed = false;
-    char message[512] = "";
-};
-
-thread_local Launch* launch_of_thread = nullptr;
+thread_local Block* block_of_thread = nullptr;
 
 uint32_t lowest(uint32_t lanes) { return static_cast<uint32_t>(__builtin_ctz(lanes)); }
 
 void run(Lane& lane) {
-    launch_of_thread->running = &lane;
-    switch_fiber(launch_of_thread->scheduler, lane.fiber);
+    block_of_thread->running = &lane;
+    switch_fiber(block_of_thread->scheduler, lane.fiber);
 }
 
 void back_to_scheduler(Lane& from) {
-    launch_of_thread->running = nullptr;
-    switch_fiber(from.fiber, launch_of_thread->scheduler);
+    block_of_thread->running = nullptr;
+    switch_fiber(from.fiber, block_of_thread->scheduler);
 }
 
 // Leaves a lane for the next one of its warp that can run, or for the scheduler where there is none.
@@ -99,25 +44,14 @@ void yield(Lane& from) {
     if (!candidates) return back_to_scheduler(from);
     Lane& to = from.warp->lanes[lowest(candidates)];
     if (&to == &from) return;
-    launch_of_thread->running = &to;
+    block_of_thread->running = &to;
     switch_fiber(from.fiber, to.fiber);
-}
-
-// Records what went wrong first. Called by the scheduler, or by fail() below.
-__attribute__((format(printf, 1, 2))) void report(const char* format, ...) {
-    Launch& launch = *launch_of_thread;
-    if (launch.failed) return;
-    launch.failed = true;
-    va_list values;
-    va_start(values, format);
-    vsnprintf(launch.message, sizeof launch.message, format, values);
-    va_end(values);
 }
 
 // Ends the launch from within a lane: the scheduler never comes back to any of them.
 [[noreturn]] void fail(Lane& lane, const char* what) {
-    const dim3 block = launch_of_thread->block_index;
-    report("%s (block %u,%u,%u thread %u,%u,%u lane %u)", what, block.x, block.y, block.z, lane.index.x,
+    const dim3 block = block_of_thread->index;
+    report(*block_of_thread->launch, "%s (block %u,%u,%u thread %u,%u,%u lane %u)", what, block.x, block.y, block.z, lane.index.x,
            lane.index.y, lane.index.z, lane.number);
     back_to_scheduler(lane);
     __builtin_unreachable();
@@ -183,9 +117,9 @@ void finish(Lane& lane) {
 }
 
 void lane_entry() {
-    Launch& launch = *launch_of_thread;
-    Lane& lane = *launch.running;
-    launch.kernel->call(launch.arguments);
+    Block& block = *block_of_thread;
+    Lane& lane = *block.running;
+    block.launch->kernel->call(block.launch->arguments);
     finish(lane);
     yield(lane);
     __builtin_unreachable();
@@ -193,107 +127,85 @@ void lane_entry() {
 
 // ---- The scheduler. ----
 
-bool prepare_block(unsigned threads) {
-    Launch& launch = *launch_of_thread;
-    launch.warps.resize((threads + WARP - 1) / WARP);
-    std::fill(launch.shared.begin(), launch.shared.end(), 0xA5);  // so that reading before writing shows
-    launch.barrier_line = NO_LINE;
-    launch.barrier_count = 0;
-    if (!launch.stacks.reserve(threads)) return false;
-    for (unsigned thread = 0; thread < threads; ++thread) {
-        Warp& warp = launch.warps[thread / WARP];
-        if (thread % WARP == 0) warp.live = warp.runnable = warp.in_operation = warp.at_barrier = 0;
-        Lane& lane = warp.lanes[thread % WARP];
-        lane.warp = &warp;
-        lane.number = thread % WARP;
-        lane.index = {thread % launch.block.x, thread / launch.block.x % launch.block.y,
-                      thread / (launch.block.x * launch.block.y)};
-        warp.live |= lane.bit();
-        warp.runnable |= lane.bit();
-        prepare(lane.fiber, launch.stacks.of(thread), lane_entry);
-    }
-    return true;
-}
-
-bool open_barrier() {
-    Launch& launch = *launch_of_thread;
-    for (const Warp& warp : launch.warps)
+bool open_barrier(Block& block) {
+    for (const Warp& warp : block.warps)
         if (warp.at_barrier != warp.live) return false;
-    launch.barrier_result = launch.barrier_count;
-    launch.barrier_count = 0;
-    launch.barrier_line = NO_LINE;
-    for (Warp& warp : launch.warps) {
+    block.barrier_result = block.barrier_count;
+    block.barrier_count = 0;
+    block.barrier_line = NO_LINE;
+    for (Warp& warp : block.warps) {
         warp.runnable = warp.at_barrier;
         warp.at_barrier = 0;
     }
     return true;
 }
 
-void report_deadlock() {
-    const Launch& launch = *launch_of_thread;
-    const dim3 block = launch.block_index;
-    for (size_t i = 0; i < launch.warps.size(); ++i) {
-        const Warp& warp = launch.warps[i];
+void report_deadlock(const Block& block) {
+    for (size_t i = 0; i < block.warps.size(); ++i) {
+        const Warp& warp = block.warps[i];
         if (!warp.live) continue;
-        report("deadlock: a barrier or warp operation that some lanes never reach (block %u,%u,%u warp %zu: "
+        report(*block.launch,
+               "deadlock: a barrier or warp operation that some lanes never reach (block %u,%u,%u warp %zu: "
                "lanes %08x live, %08x at __syncthreads, %08x in a warp operation)",
-               block.x, block.y, block.z, i, warp.live, warp.at_barrier, warp.in_operation);
-    }
-}
-
-void run_block() {
-    Launch& launch = *launch_of_thread;
-    const size_t warps = launch.warps.size();
-    for (;;) {
-        bool live = false, ran = false;
-        const size_t first = launch.random.state ? launch.random.next() % warps : 0;
-        for (size_t i = 0; i < warps; ++i) {
-            Warp& warp = launch.warps[(first + i) % warps];
-            if (warp.runnable) {
-                ran = true;
-                run(warp.lanes[lowest(warp.runnable)]);
-                if (launch.failed) return;
-            }
-            live |= warp.live != 0;
-        }
-        if (!live) return;
-        if (!ran && !open_barrier()) return report_deadlock();
-    }
-}
-
-std::vector<size_t> block_order(size_t blocks, Random random) {
-    std::vector<size_t> order(blocks);
-    std::iota(order.begin(), order.end(), size_t{0});
-    if (random.state)
-        for (size_t i = blocks; i > 1; --i) std::swap(order[i - 1], order[random.next() % i]);
-    return order;
-}
-
-// Spreads small seeds over all bits; 0 stays 0, which means no preemption.
-uint64_t spread(uint64_t seed) {
-    seed *= 0x9E3779B97F4A7C15ull;
-    return seed ^ seed >> 32;
-}
-
-void run_blocks(Launch& launch, unsigned threads) {
-    const size_t blocks = size_t{launch.grid.x} * launch.grid.y * launch.grid.z;
-    for (size_t block : block_order(blocks, launch.random)) {
-        const unsigned row = static_cast<unsigned>(block / launch.grid.x);
-        launch.block_index.x = static_cast<unsigned>(block % launch.grid.x);
-        launch.block_index.y = row % launch.grid.y;
-        launch.block_index.z = row / launch.grid.y;
-        if (!prepare_block(threads)) return report("no memory for the stacks of %u threads", threads);
-        run_block();
-        if (launch.failed) return;
+               block.index.x, block.index.y, block.index.z, i, warp.live, warp.at_barrier, warp.in_operation);
     }
 }
 
 }  // namespace
 
+void report(Launch& launch, const char* format, ...) {
+    if (launch.failed) return;
+    launch.failed = true;
+    va_list values;
+    va_start(values, format);
+    vsnprintf(launch.message, sizeof launch.message, format, values);
+    va_end(values);
+}
+
+bool Block::begin(Launch& of, size_t number) {
+    launch = &of;
+    const unsigned threads = of.threads(), row = static_cast<unsigned>(number / of.grid.x);
+    index = {static_cast<unsigned>(number % of.grid.x), row % of.grid.y, row / of.grid.y};
+    shared.assign(of.shared_bytes, 0xA5);  // so that reading before writing shows
+    warps.resize((threads + WARP - 1) / WARP);
+    barrier_line = NO_LINE;
+    barrier_count = 0;
+    if (!stacks.reserve(threads)) return false;
+    for (unsigned thread = 0; thread < threads; ++thread) {
+        Warp& warp = warps[thread / WARP];
+        if (thread % WARP == 0) warp.live = warp.runnable = warp.in_operation = warp.at_barrier = 0;
+        Lane& lane = warp.lanes[thread % WARP];
+        lane.warp = &warp;
+        lane.number = thread % WARP;
+        lane.index = {thread % of.block.x, thread / of.block.x % of.block.y,
+                      thread / (of.block.x * of.block.y)};
+        warp.live |= lane.bit();
+        warp.runnable |= lane.bit();
+        prepare(lane.fiber, stacks.of(thread), lane_entry);
+    }
+    return true;
+}
+
+bool Block::step() {
+    bool live = false;
+    const size_t count = warps.size(), first = launch->random.state ? launch->random.next() % count : 0;
+    for (size_t i = 0; i < count; ++i) {
+        Warp& warp = warps[(first + i) % count];
+        live |= warp.live != 0;
+        if (!warp.runnable) continue;
+        block_of_thread = this;
+        run(warp.lanes[lowest(warp.runnable)]);
+        block_of_thread = nullptr;
+        return !launch->failed;
+    }
+    if (live && !open_barrier(*this)) report_deadlock(*this);
+    return live && !launch->failed;
+}
+
 // ---- What kernels call. ----
 
 uint64_t warp_operation(const Request& request) {
-    Lane& lane = *launch_of_thread->running;
+    Lane& lane = *block_of_thread->running;
     Warp& warp = *lane.warp;
     if (!(request.mask & lane.bit())) fail(lane, "a lane is not in its own mask");
     lane.request = request;
@@ -306,63 +218,35 @@ uint64_t warp_operation(const Request& request) {
 }
 
 int block_barrier(bool predicate, int line) {
-    Launch& launch = *launch_of_thread;
-    Lane& lane = *launch.running;
-    if (launch.barrier_line != NO_LINE && launch.barrier_line != line)
+    Block& block = *block_of_thread;
+    Lane& lane = *block.running;
+    if (block.barrier_line != NO_LINE && block.barrier_line != line)
         fail(lane, "lanes of one block wait at different barriers");
-    launch.barrier_line = line;
-    launch.barrier_count += predicate;
+    block.barrier_line = line;
+    block.barrier_count += predicate;
     lane.warp->at_barrier |= lane.bit();
     lane.warp->runnable &= ~lane.bit();
     yield(lane);
-    return launch.barrier_result;
+    return block.barrier_result;
 }
 
-// One access in 16 yields to another lane of the warp, one in 64 to another warp.
+// One access in 16 yields to another lane of the warp, one in 16 to another warp, block or kernel.
 void preemption_point() {
-    Launch* launch = launch_of_thread;
-    if (!launch || !launch->running) return;
-    Lane& lane = *launch->running;
-    if (++launch->accesses > MOST_ACCESSES) fail(lane, "too many memory accesses: an endless loop");
-    if (!launch->random.state) return;
-    const uint32_t draw = launch->random.next();
+    Block* block = block_of_thread;
+    if (!block || !block->running) return;
+    Lane& lane = *block->running;
+    Launch& launch = *block->launch;
+    if (++launch.accesses > MOST_ACCESSES) fail(lane, "too many memory accesses: an endless loop");
+    if (!launch.random.state) return;
+    const uint32_t draw = launch.random.next();
     if (draw % 16 == 0) yield(lane);
-    else if (draw % 64 == 1) back_to_scheduler(lane);
+    else if (draw % 16 == 1) back_to_scheduler(lane);
 }
 
-void* dynamic_shared() { return launch_of_thread->shared.data(); }
-dim3 thread_index() { return launch_of_thread->running->index; }
-dim3 block_index() { return launch_of_thread->block_index; }
-dim3 block_size() { return launch_of_thread->block; }
-dim3 grid_size() { return launch_of_thread->grid; }
+void* dynamic_shared() { return block_of_thread->shared.data(); }
+dim3 thread_index() { return block_of_thread->running->index; }
+dim3 block_index() { return block_of_thread->index; }
+dim3 block_size() { return block_of_thread->launch->block; }
+dim3 grid_size() { return block_of_thread->launch->grid; }
 
 }  // namespace cusim
-
-// Runs one launch on the calling thread. 0: done. Else the reason lies in `message`, ended by a zero.
-extern "C" int cusim_launch(const char* name, const unsigned grid[3], const unsigned block[3],
-                            size_t shared_bytes, void** arguments, uint64_t seed, char* message,
-                            size_t message_bytes) {
-    using namespace cusim;
-    const auto refuse = [&](const char* why) {
-        snprintf(message, message_bytes, "%s", why);
-        return 1;
-    };
-    const Kernel* end = KERNELS + KERNEL_COUNT;
-    const auto has_name = [&](const Kernel& kernel) { return std::strcmp(kernel.name, name) == 0; };
-    const Kernel* kernel = std::find_if(KERNELS, end, has_name);
-    if (kernel == end) return refuse("no kernel of this name");
-    const unsigned threads = block[0] * block[1] * block[2];
-    if (threads == 0 || threads > 1024) return refuse("a block has 1 to 1024 threads");
-
-    const auto launch = std::make_unique<Launch>();
-    launch->kernel = kernel;
-    launch->arguments = arguments;
-    launch->grid = {grid[0], grid[1], grid[2]};
-    launch->block = {block[0], block[1], block[2]};
-    launch->shared.resize(shared_bytes);
-    launch->random.state = spread(seed);
-    launch_of_thread = launch.get();
-    run_blocks(*launch, threads);
-    launch_of_thread = nullptr;
-    return launch->failed ? refuse(launch->message) : 0;
-}

@@ -2,20 +2,20 @@
 //
 // A kernel's source is compiled as C++ against this header, which gives CUDA's names a meaning:
 //
-// - every CUDA thread is a fiber with its own stack; the fibers of a block share one OS thread, so
-//   `__shared__` is a thread-local static, and a switch happens only where this header lets it happen;
+// - every CUDA thread is a fiber with its own stack; all fibers of a launch share one OS thread, and a switch
+//   happens only where this header lets it happen. Shared memory is the dynamic one alone: there is no
+//   `__shared__` here, because blocks overlap;
 // - a warp operation (ballot, shuffle, match, __syncwarp) parks a lane until every live lane of its mask
 //   has come, and __syncthreads until every live lane of the block has;
-// - with a seed other than 0, lanes and warps are preempted at random, reproducibly, at each of their
-//   memory accesses: kernels are compiled with -fsanitize=thread, and access.cpp supplies the hooks that
+// - with a seed other than 0, lanes, warps and blocks, and kernels of several streams, are preempted at
+//   random, reproducibly, at each of their memory accesses: kernels are compiled with -fsanitize=thread, and access.cpp supplies the hooks that
 //   the compiler then calls before every load and store. So a missing barrier, or a read-modify-write
 //   that is not atomic, gives a wrong result under some seed;
 // - what CUDA calls undefined and what would hang a GPU ends the launch with an error that names the
 //   block and the lane: a lane outside its own mask, lanes of one mask in different operations, lanes at
 //   different barriers, a barrier that some lanes never reach, a loop without end.
 //
-// Not modelled: weak memory order, blocks that overlap in time (they run one after another, in an order
-// shuffled by the seed), and time itself. A launch lives on the calling thread alone, so tests may launch
+// Not modelled: weak memory order, and time itself. A launch lives on one thread alone, so tests may launch
 // from several threads at once.
 #pragma once
 
@@ -34,7 +34,6 @@ struct dim3 {
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
-#define __shared__ static thread_local
 
 namespace cusim {
 

@@ -1,13 +1,23 @@
 // The kernels that cusim can launch. This file is compiled with -fsanitize=thread, so that each of their
 // loads and stores is a preemption point.
+#include "../copy_rows.cu"
 #include "../gather_pool.cu"
+#include "../probe.cu"
+#include "../replace.cu"
+#include "../sweep.cu"
 #include "planted.cu"
 
 namespace cusim {
 
 #define KERNEL(function) {#function, &Call<&function>::call}
 extern const Kernel KERNELS[] = {
+    KERNEL(probe),
+    KERNEL(copy_rows),
     KERNEL(gather_pool),
+    KERNEL(copy_in),
+    KERNEL(link_keys),
+    KERNEL(sample_ages),
+    KERNEL(sweep),
     KERNEL(reverse_with_barrier),
     KERNEL(reverse_without_barrier),
     KERNEL(count_atomically),

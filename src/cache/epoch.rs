@@ -21,7 +21,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 
 use super::index::{Location, Unlinked};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
@@ -76,6 +76,36 @@ impl Drop for Pin<'_> {
     }
 }
 
+/// A [`Pin`] that may outlive the call that made it: a batch's whose kernels are still under way.
+#[derive(Debug)]
+pub struct OwnedPin {
+    epochs: Arc<Epochs>,
+    /// The cell's place: its block, and where in it.
+    cell: (usize, usize),
+    number: u64,
+}
+
+impl OwnedPin {
+    /// The batch's number. Later pins have larger ones.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+}
+
+impl Drop for OwnedPin {
+    fn drop(&mut self) {
+        let mut block = Some(&self.epochs.cells);
+        for _ in 0..self.cell.0 {
+            block = block.and_then(|b| b.more.get().map(|more| &**more));
+        }
+        // Always there: blocks are never taken away.
+        if let Some(block) = block {
+            block.cells[self.cell.1].store(FREE, Ordering::Release);
+        }
+    }
+}
+
 impl Default for Epochs {
     fn default() -> Self {
         Self { issued: AtomicU64::new(BEFORE_FIRST), cells: Block::new() }
@@ -86,23 +116,36 @@ impl Epochs {
     /// Begins a batch. Never waits, however many are unfinished.
     #[must_use]
     pub fn pin(&self) -> Pin<'_> {
-        let cell = self.claim();
-        let number = self.issued.fetch_add(1, Ordering::AcqRel) + 1;
-        cell.store(number, Ordering::Release);
-        Pin { cell, number }
+        let (cell, _) = self.claim();
+        Pin { cell, number: self.number(cell) }
     }
 
-    fn claim(&self) -> &AtomicU64 {
-        let mut block = &self.cells;
+    /// Begins a batch whose pin may be kept anywhere.
+    #[must_use]
+    pub fn pin_owned(self: &Arc<Self>) -> OwnedPin {
+        let (cell, place) = self.claim();
+        OwnedPin { epochs: self.clone(), cell: place, number: self.number(cell) }
+    }
+
+    /// Gives a claimed cell its number.
+    fn number(&self, cell: &AtomicU64) -> u64 {
+        let number = self.issued.fetch_add(1, Ordering::AcqRel) + 1;
+        cell.store(number, Ordering::Release);
+        number
+    }
+
+    fn claim(&self) -> (&AtomicU64, (usize, usize)) {
+        let (mut block, mut blocks) = (&self.cells, 0);
         loop {
-            for cell in &block.cells {
+            for (i, cell) in block.cells.iter().enumerate() {
                 let free = cell.load(Ordering::Relaxed) == FREE;
                 // Acquire joins the batch before us to those whose end `oldest` must see.
                 if free && cell.compare_exchange(FREE, CLAIMED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                    return cell;
+                    return (cell, (blocks, i));
                 }
             }
             block = block.more.get_or_init(|| Box::new(Block::new()));
+            blocks += 1;
         }
     }
 
@@ -324,6 +367,20 @@ mod tests {
         assert_eq!(epochs.oldest(), third.number());
         drop(third);
         assert_eq!(epochs.oldest(), u64::MAX);
+    }
+
+    #[test]
+    fn an_owned_pin_is_seen_until_it_is_dropped_wherever_that_is() {
+        let epochs = Arc::new(Epochs::default());
+        let mut pins: Vec<_> = (0..2 * CELLS + 1).map(|_| epochs.pin_owned()).collect();
+        while !pins.is_empty() {
+            assert_eq!(epochs.oldest(), pins[0].number());
+            let first = pins.remove(0);
+            std::thread::spawn(move || drop(first)).join().unwrap();
+        }
+        assert_eq!(epochs.oldest(), u64::MAX);
+        drop(epochs.pin());
+        assert_eq!(epochs.oldest(), u64::MAX, "its cell serves others");
     }
 
     #[test]

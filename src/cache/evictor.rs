@@ -223,30 +223,31 @@ impl Wake {
 /// The evicting thread, stopped and joined when dropped.
 #[derive(Debug)]
 pub(super) struct Evictor {
-    shared: Arc<Shared>,
+    wake: Arc<Wake>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Evictor {
-    pub fn start(shared: &Arc<Shared>) -> io::Result<Self> {
-        let work = shared.clone();
+    /// Calls `step` whenever `wake` is rung, until it has nothing more to do.
+    pub fn start(wake: &Arc<Wake>, mut step: impl FnMut() -> EvictStep + Send + 'static) -> io::Result<Self> {
+        let rung = wake.clone();
         let thread = std::thread::Builder::new().name("cache-evict".into()).spawn(move || {
             let mut patience = None;
-            while work.wake.sleep(patience) {
-                patience = match work.evict_step() {
+            while rung.sleep(patience) {
+                patience = match step() {
                     EvictStep::Idle => None,
                     EvictStep::Waiting => Some(PATIENCE),
                     EvictStep::More => Some(Duration::ZERO),
                 };
             }
         })?;
-        Ok(Self { shared: shared.clone(), thread: Some(thread) })
+        Ok(Self { wake: wake.clone(), thread: Some(thread) })
     }
 }
 
 impl Drop for Evictor {
     fn drop(&mut self) {
-        self.shared.wake.stop();
+        self.wake.stop();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {

@@ -82,6 +82,16 @@ impl Location {
         self.0 >> 1
     }
 
+    /// The location of these bits, as a device reports them.
+    pub(super) fn from_bits(bits: u64) -> Self {
+        Self(bits & LOCATION_MASK)
+    }
+
+    /// As a device has it.
+    pub(super) fn bits(self) -> u64 {
+        self.0
+    }
+
     /// Whether the row lies in host memory and not in the pool.
     #[must_use]
     pub fn is_host(self) -> bool {
@@ -170,7 +180,8 @@ pub struct Unlinked {
 }
 
 impl Unlinked {
-    /// A slot that batches found elsewhere than in the index (the overlay of a version), and find no more.
+    /// A slot that batches found elsewhere than in this index (the overlay of a version, a device's index),
+    /// and find no more.
     pub(super) fn withdrawn(key: FlatKey, location: Location) -> Self {
         Self { key, location }
     }

@@ -29,9 +29,10 @@
 //! # Ok(()) }
 //! ```
 //!
+//! - [`device`]: the same cache in the memory of a CUDA device;
 //! - [`key`]: ids of all tables as one space of integers;
 //! - [`index`]: key to location, read without a lock;
-//! - `slab`: the memory of the rows;
+//! - `slab`: the memory of the rows; `slots`: which of it is free;
 //! - [`epoch`]: when an evicted row's memory may be used again;
 //! - [`policy`]: what is let in and what is put out;
 //! - [`query`]: a batch's keys, deduplicated and probed;
@@ -47,6 +48,7 @@
 //! made room, rows that do not fit are simply not cached, and counted.
 
 mod batch;
+pub mod device;
 pub mod epoch;
 mod error;
 mod evictor;
@@ -58,6 +60,7 @@ pub mod query;
 pub mod shape;
 mod shared;
 pub(crate) mod slab;
+mod slots;
 mod stats;
 #[cfg(test)]
 #[cfg(not(flechette_loom))]
@@ -196,12 +199,7 @@ impl FlatCache {
             epochs: Epochs::default(),
             current: Replaceable::new(version::Current::new(options.version)),
             switching: Mutex::default(),
-            admission: match options.admission {
-                AdmissionOption::Probability { p, seed } => Admission::Probability(Probability::new(p, seed)),
-                AdmissionOption::Frequency { misses } => {
-                    Admission::Frequency(Sketch::new(plan.sketch_bytes, misses))
-                }
-            },
+            admission: admission(options, plan.sketch_bytes),
             eviction: match &options.eviction {
                 EvictionOption::Lru => Eviction::Lru,
                 EvictionOption::Lfu(rows) => {
@@ -214,14 +212,16 @@ impl FlatCache {
             pointers: pointers::Pointers::new(shape.tables.len(), options.pointers),
             limbo: Limbo::default(),
             sweep: Mutex::default(),
-            wake: evictor::Wake::default(),
+            wake: Arc::default(),
             starved: AtomicU64::new(0),
             counts: Counts {
                 tables: shape.tables.iter().map(|_| TableCounts::default()).collect(),
                 ..Counts::default()
             },
         });
-        let evictor = options.background.then(|| Evictor::start(&shared)).transpose();
+        let stepped = shared.clone();
+        let start = || Evictor::start(&shared.wake, move || stepped.evict_step());
+        let evictor = options.background.then(start).transpose();
         Ok(Self { _evictor: evictor.map_err(refused)?, shared })
     }
 
@@ -294,6 +294,13 @@ impl FlatCache {
     #[must_use]
     pub fn stats(&self) -> CacheStats {
         self.shared.stats()
+    }
+}
+
+fn admission(options: &CacheOptions, sketch_bytes: usize) -> Admission {
+    match options.admission {
+        AdmissionOption::Probability { p, seed } => Admission::Probability(Probability::new(p, seed)),
+        AdmissionOption::Frequency { misses } => Admission::Frequency(Sketch::new(sketch_bytes, misses)),
     }
 }
 

@@ -1,7 +1,7 @@
 //! What batches and the evicting thread share: the way of a row in and out.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use super::epoch::{Epochs, Limbo, Replaceable};
 use super::error::CacheError;
@@ -55,7 +55,7 @@ pub(super) struct Shared {
     /// Slots out of the index.
     pub limbo: Limbo,
     pub sweep: Mutex<Sweep>,
-    pub wake: Wake,
+    pub wake: Arc<Wake>,
     /// A class that found no slot, plus one: where there is space, slabs are to change their size.
     pub starved: AtomicU64,
     pub counts: Counts,

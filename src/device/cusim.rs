@@ -5,11 +5,16 @@
 //! granted. The small kernels that try the simulator itself are launched by name, which is unsafe.
 #![allow(unsafe_code)]
 
-use std::ffi::{CString, c_char, c_int, c_void};
+mod device;
+mod driver;
+mod launch;
 
 use bytemuck::Pod;
 
+use super::cuda::args::{AT_MISS, BatchHeader, BatchState};
 use super::pool::{Pool, PoolArgs, PoolError};
+pub use driver::{SimDriver, SimEvent, SimGraph, SimStream};
+use launch::Running;
 
 /// How a kernel is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,19 +63,6 @@ pub enum SimError {
     },
 }
 
-unsafe extern "C" {
-    fn cusim_launch(
-        name: *const c_char,
-        grid: *const u32,
-        block: *const u32,
-        shared_bytes: usize,
-        arguments: *mut *mut c_void,
-        seed: u64,
-        message: *mut c_char,
-        message_bytes: usize,
-    ) -> c_int;
-}
-
 /// One argument of a kernel, as the bytes that the kernel's parameter has.
 #[derive(Clone, Debug)]
 pub struct Argument(Vec<u64>);
@@ -79,9 +71,14 @@ impl Argument {
     /// A value passed by copy, such as a number, an address or a `#[repr(C)]` struct.
     #[must_use]
     pub fn value<T: Pod>(value: T) -> Self {
+        Self::bytes(bytemuck::bytes_of(&value))
+    }
+
+    /// A value as the bytes it has.
+    fn bytes(bytes: &[u8]) -> Self {
         // Words keep the copy aligned for any parameter of up to eight-byte alignment.
-        let mut words = vec![0_u64; size_of::<T>().div_ceil(size_of::<u64>())];
-        bytemuck::cast_slice_mut(&mut words)[..size_of::<T>()].copy_from_slice(bytemuck::bytes_of(&value));
+        let mut words = vec![0_u64; bytes.len().div_ceil(size_of::<u64>())];
+        bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
         Self(words)
     }
 
@@ -98,7 +95,7 @@ impl Argument {
     }
 }
 
-/// Launches the kernel of this name and waits for it.
+/// Launches the kernel of this name and waits for it. What is given as [`Running::begin`]'s.
 ///
 /// # Errors
 /// [`SimError::Stopped`] when there is no such kernel, or when it deadlocks or breaks a rule of warp
@@ -109,32 +106,10 @@ impl Argument {
 /// them must be of memory that lives through the call, is as long as the kernel reaches under this
 /// launch, and, where the kernel writes, is borrowed by nobody else.
 pub unsafe fn launch(kernel: &str, launch: Launch, arguments: &[Argument]) -> Result<(), SimError> {
-    let stopped = |reason: &str| SimError::Stopped { kernel: kernel.to_owned(), reason: reason.to_owned() };
-    let name = CString::new(kernel).map_err(|_| stopped("a name holds no zero byte"))?;
-    let mut parameters: Vec<*mut c_void> =
-        arguments.iter().map(|argument| argument.0.as_ptr().cast_mut().cast()).collect();
-    let mut message = [0_u8; 512];
-    // SAFETY: `name` ends in a zero, the two shapes hold three numbers each, and `message` is as long
-    // as stated and outlives the call. Each parameter points at an `Argument` that outlives the call;
-    // kernels take parameters by value, so the simulator only reads there. What the kernel itself
-    // touches is in bounds and unshared, as this function's caller has promised.
-    let code = unsafe {
-        cusim_launch(
-            name.as_ptr(),
-            [launch.blocks, 1, 1].as_ptr(),
-            [launch.threads, 1, 1].as_ptr(),
-            launch.shared_bytes,
-            parameters.as_mut_ptr(),
-            launch.seed,
-            message.as_mut_ptr().cast(),
-            message.len(),
-        )
-    };
-    if code == 0 {
-        return Ok(());
-    }
-    let end = message.iter().position(|&byte| byte == 0).unwrap_or(message.len());
-    Err(stopped(&String::from_utf8_lossy(&message[..end])))
+    // SAFETY: the caller has promised what this asks for, and all of it lives through this call.
+    let mut running = unsafe { Running::begin(kernel, launch, arguments)? };
+    while !running.advance(u64::MAX)? {}
+    Ok(())
 }
 
 /// Runs the kernel `gather_pool`, writing `out`, which is `samples x stride`. The launch's shared
@@ -154,18 +129,29 @@ pub fn gather_pool(pool: &Pool, out: &mut [f32], shape: Launch) -> Result<(), Si
     let scan = pool.scan();
     let rows: Vec<u64> =
         pool.rows.iter().map(|row| if row.is_empty() { 0 } else { row.as_ptr() as u64 }).collect();
+    // Every unique row is a miss that the host has fetched.
+    let misses = rows.len() as u32;
+    let header = BatchHeader { samples: pool.samples as u32, staged: misses, ..BatchHeader::default() };
+    let state = BatchState { misses, ..BatchState::default() };
+    let places: Vec<u64> = pool.occurrences.iter().map(|&unique| AT_MISS | u64::from(unique)).collect();
     let args = PoolArgs {
+        header: &raw const header as u64,
+        state: &raw const state as u64,
         lookups: pool.lookups.as_ptr() as u64,
         scan: scan.as_ptr() as u64,
         offsets: pool.offsets.as_ptr() as u64,
-        occurrences: pool.occurrences.as_ptr() as u64,
+        places: places.as_ptr() as u64,
+        owners: 0,
         rows: rows.as_ptr() as u64,
+        pool: 0,
+        host: 0,
+        copies: 0,
         dense: pool.dense.as_ptr() as u64,
         out: out.as_mut_ptr() as u64,
         lookup_count: pool.lookups.len() as u32,
-        samples: pool.samples as u32,
         dense_width: pool.dense_width as u32,
         stride: pool.stride as u32,
+        unused: 0,
     };
     let shape = Launch { shared_bytes: size_of_val(scan.as_slice()), ..shape };
     // SAFETY: `gather_pool` takes one `PoolArgs`, whose layout is the kernel's. `Pool::check` has shown

@@ -54,33 +54,45 @@ pub fn pooling_code(pooling: Pooling) -> u32 {
     }
 }
 
-/// The argument of the kernel `gather_pool`, by value. The first seven fields are addresses in the
+/// The argument of the kernel `gather_pool`, by value. All but the last four fields are addresses in the
 /// memory of the device that runs it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct PoolArgs {
+    /// [`super::cuda::args::BatchHeader`].
+    pub header: u64,
+    /// [`super::cuda::args::BatchState`].
+    pub state: u64,
     /// `lookup_count` of [`PoolLookup`].
     pub lookups: u64,
     /// `lookup_count + 2` u32, as [`Pool::scan`] gives them.
     pub scan: u64,
     /// u32, as [`Pool::offsets`].
     pub offsets: u64,
-    /// u32, as [`Pool::occurrences`].
-    pub occurrences: u64,
-    /// u64: the address of each unique row, a multiple of 4; 0 is an absent row, read as zeros.
+    /// u64: the place of each occurrence, as the probe writes them.
+    pub places: u64,
+    /// u32: the owner of each occurrence.
+    pub owners: u64,
+    /// u64: the address of each missed row, a multiple of 4; 0 is an absent row, read as zeros.
     pub rows: u64,
+    /// The cache's pool.
+    pub pool: u64,
+    /// What rows of the host are counted from.
+    pub host: u64,
+    /// The batch's copy buffer.
+    pub copies: u64,
     /// f32, `samples x dense_width`.
     pub dense: u64,
     /// f32, `samples x stride`: written.
     pub out: u64,
     /// How many lookups.
     pub lookup_count: u32,
-    /// How many samples.
-    pub samples: u32,
     /// Dense values a sample.
     pub dense_width: u32,
     /// Elements from one output row to the next.
     pub stride: u32,
+    /// Zero.
+    pub unused: u32,
 }
 
 /// Everything a gather-pool reads, in host memory.
@@ -296,9 +308,9 @@ mod tests {
     #[test]
     fn the_layout_is_the_kernels() {
         assert_eq!(size_of::<PoolLookup>(), 24);
-        assert_eq!(size_of::<PoolArgs>(), 72);
-        assert_eq!(std::mem::offset_of!(PoolArgs, lookup_count), 56);
-        assert_eq!(std::mem::offset_of!(PoolArgs, stride), 68);
+        assert_eq!(size_of::<PoolArgs>(), 120);
+        assert_eq!(std::mem::offset_of!(PoolArgs, lookup_count), 104);
+        assert_eq!(std::mem::offset_of!(PoolArgs, stride), 112);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod batcher;
+mod cache_contract;
 mod cli_init;
 mod cuda_compile;
 mod cuda_driver;
@@ -11,6 +12,12 @@ mod cuda_open;
 mod cuda_probe;
 #[cfg(feature = "cusim")]
 mod cusim;
+#[cfg(feature = "cusim")]
+mod cusim_cache;
+#[cfg(feature = "cusim")]
+mod cusim_driver;
+#[cfg(feature = "cusim")]
+mod cusim_tier;
 mod dataset;
 mod demo;
 mod learning;

@@ -3,15 +3,30 @@
 //! Only this folder may use `cudarc`, and of it only the opened libraries (`api` says why). [`usable`]
 //! finds a device; [`open`] takes it: the primary context, the kernels (compiled by `compile`, or carried
 //! by the program, `ahead`), and [`Nvidia`], which is the machine's [`Driver`].
+//!
+//! What is done with a device is written against [`Driver`], and so for the simulator too:
+//!
+//! - [`args`]: what kernels are given; [`kernels`]: their launches;
+//! - [`memory`]: device and pinned memory;
+//! - [`tier`]: the cache's index and pool on the device, and how rows come in; [`sweeper`]: how they go;
+//! - [`lane`]: one batch at a time through probe, copy and gather.
 
 pub mod ahead;
+pub mod args;
+mod block;
 pub mod compile;
 pub mod context;
 pub mod driver;
 pub mod errors;
 pub mod kernel_cache;
+pub mod kernels;
+pub mod lane;
+pub mod memory;
 pub mod nvidia;
+mod shape;
 pub mod sources;
+pub mod sweeper;
+pub mod tier;
 
 mod api;
 mod modules;

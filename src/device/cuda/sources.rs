@@ -41,7 +41,13 @@ macro_rules! header {
 }
 
 /// Every file that is compiled.
-pub const KERNELS: &[KernelFile] = &[kernel!("gather_pool": "gather_pool")];
+pub const KERNELS: &[KernelFile] = &[
+    kernel!("copy_rows": "copy_rows"),
+    kernel!("gather_pool": "gather_pool"),
+    kernel!("probe": "probe"),
+    kernel!("replace": "copy_in", "link_keys"),
+    kernel!("sweep": "sample_ages", "sweep"),
+];
 
 /// Every file that they include.
 pub const HEADERS: &[Header] = &[header!("common.cuh")];

@@ -1,0 +1,159 @@
+// The fused query (DESIGN.md section 4, query steps 1 to 3; FLECHE sections 3.1 and 3.2): every id of every table
+// becomes a flat key, equal keys find each other, and the index is probed, in one launch.
+//
+// Lookups are the segments of a self-identified fusion (common.cuh): lookup i has a thread an id, rounded up to
+// whole warps.
+//
+// **Deduplication.** Each thread claims its key in a scratch table of open addressing. A claim is one
+// compare-exchange of a word {generation, occurrence}; the key stands in `keys[occurrence]`, written before. A
+// word of an older generation is an empty slot, so the table is never cleared. Whoever finds its key claimed
+// has that occurrence for its owner. Nobody waits: the owner's result need not be there yet, so a loser probes
+// the index for itself, and only where it finds nothing does it refer to its owner, which numbers the miss.
+// So every missing row is reported once. (Under a concurrent change of the index an owner may find what its
+// loser did not, or the other way round: either row is the key's, and a miss is then fetched all the same.)
+//
+// **Probing.** Eight lanes read a bucket of eight slots at once, one line of memory, for each of their eight
+// keys in turn. The lane that sees its key reads word, key and word again, as `Index::probe` of
+// src/cache/index.rs does, and for the same reason: a slot changes hands under the reader, because replacement
+// and eviction run on another stream. Each fence keeps two of those loads in order, as `Acquire` does there.
+// Locations that are equal in both words are of one linking, since the batch's pin keeps its slot from being
+// used anew. A slot whose key is TOMBSTONE is being changed: the probe passes it by.
+//
+// **The report.** The last block to finish writes the counts to pinned memory and leaves the counters at 0.
+#include "common.cuh"
+
+struct ProbeArgs {
+    const BatchHeader* header;
+    const ProbeColumn* columns;  // column_count
+    const u32* scan;             // column_count + 1, in warps
+    const u64* ids;
+    Slot* index;
+    u64* scratch;        // scratch_mask + 1 words, at least two an occurrence
+    u64* keys;           // by occurrence
+    u32* owners;         // by occurrence: written
+    u64* places;         // by occurrence: written
+    u32* missed;         // by column, 0 between launches
+    BatchState* state;
+    u32* misses;         // the owner's occurrence of each miss: written
+    u32* report;         // misses, then by column the occurrences that found nothing: written
+    u64 buckets;
+    u32 scratch_mask;
+    u32 column_count;
+};
+
+__device__ __forceinline__ u32 owner_of(const ProbeArgs& args, u32 generation, u32 occurrence, u64 key) {
+    store(args.keys + occurrence, key);
+    __threadfence();  // the key before the claim
+    const u64 mine = static_cast<u64>(generation) << 32 | occurrence;
+    for (u64 at = scatter(key);; ++at) {
+        u64* slot = args.scratch + (at & args.scratch_mask);
+        u64 seen = load(slot);
+        if (seen >> 32 != generation) {
+            const u64 before = atomicCAS(slot, seen, mine);
+            if (before == seen) return occurrence;
+            seen = before;  // of this generation: no other is written now
+        }
+        const u32 owner = static_cast<u32>(seen);
+        __threadfence();  // the claim before the key
+        if (load(args.keys + owner) == key) return owner;
+    }
+}
+
+enum Look { LOOK_ABSENT, LOOK_FOUND, LOOK_CHANGED };
+
+// Reads one slot for a key, and stamps it where it is found.
+__device__ __forceinline__ Look look_at(Slot* slot, u64 key, u64 now, u64* location) {
+    if (load(&slot->key) != key) return LOOK_ABSENT;
+    __threadfence();
+    const u64 word = load(&slot->word);
+    __threadfence();
+    if (load(&slot->key) != key) return LOOK_CHANGED;
+    __threadfence();
+    const u64 again = load(&slot->word);
+    if (location_of(again) != location_of(word)) return LOOK_CHANGED;
+    // Failing is fine: someone else stamped it, or it went.
+    if (age(now, stamp_of(again)) > 0) atomicCAS(&slot->word, again, pack(location_of(again), now));
+    *location = location_of(word);
+    return LOOK_FOUND;
+}
+
+// The location of a key that the SLOTS lanes of a group share, or NOWHERE. The whole warp calls it.
+__device__ __forceinline__ u64 find_as_group(const ProbeArgs& args, u64 key, u64 now) {
+    const u32 lane = threadIdx.x % WARP, rank = lane % SLOTS, group = lane - rank;
+    u64 location = NOWHERE;
+    for (;;) {
+        u32 changed = 0;
+        for (u32 which = 0; which < 2; ++which) {
+            u64 mine = NOWHERE;
+            Look look = LOOK_ABSENT;
+            if (key != EMPTY && location == NOWHERE)
+                look = look_at(bucket_of(args.index, args.buckets, key, which) + rank, key, now, &mine);
+            const u32 found = __ballot_sync(ALL_LANES, look == LOOK_FOUND) >> group & 0xffu;
+            changed |= __ballot_sync(ALL_LANES, look == LOOK_CHANGED) >> group & 0xffu;
+            const u64 theirs = __shfl_sync(ALL_LANES, mine, found ? __ffs(static_cast<int>(found)) - 1 : 0, SLOTS);
+            if (found) location = theirs;
+        }
+        if (!__any_sync(ALL_LANES, location == NOWHERE && changed)) return location;
+    }
+}
+
+// The location of each lane's key, or NOWHERE; EMPTY asks for nothing. The whole warp calls it.
+__device__ __forceinline__ u64 find(const ProbeArgs& args, u64 key, u64 now) {
+    const u32 rank = threadIdx.x % SLOTS;
+    u64 location = NOWHERE;
+    for (u32 turn = 0; turn < SLOTS; ++turn) {
+        const u64 shared = __shfl_sync(ALL_LANES, key, turn, SLOTS);
+        const u64 found = find_as_group(args, shared, now);
+        if (rank == turn) location = found;
+    }
+    return location;
+}
+
+// One warp's ids, of one column.
+__device__ __forceinline__ void probe_warp(const ProbeArgs& args, u32 segment, u32 item, u64 now, u32 generation) {
+    const ProbeColumn column = args.columns[segment];
+    const u32 lane = threadIdx.x % WARP;
+    const bool live = item < column.ids;
+    const u32 occurrence = column.occurrences_at + item;
+    const u64 id = live ? args.ids[column.ids_at + item] : 0;
+    const bool present = live && id < column.rows;
+    const u64 key = present ? column.base | id : EMPTY;
+    const u32 owner = present ? owner_of(args, generation, occurrence, key) : occurrence;
+    const u64 location = find(args, key, now);
+
+    const bool missed = present && location == NOWHERE, reports = missed && owner == occurrence;
+    const u32 missing = __ballot_sync(ALL_LANES, missed), reporting = __ballot_sync(ALL_LANES, reports);
+    u32 first = 0;
+    if (lane == 0 && missing) atomicAdd(args.missed + segment, static_cast<u32>(__popc(missing)));
+    if (lane == 0 && reporting) first = atomicAdd(&args.state->cursor, static_cast<u32>(__popc(reporting)));
+    const u32 number = __shfl_sync(ALL_LANES, first, 0) + __popc(reporting & lanes_before(lane));
+    if (reports) args.misses[number] = occurrence;
+    if (!live) return;
+    args.owners[occurrence] = owner;
+    args.places[occurrence] = !present ? AT_NOTHING : reports ? AT_MISS | number : missed ? AT_OWNER : location;
+}
+
+extern "C" __global__ void probe(ProbeArgs args) {
+    u32* scan = dynamic_shared<u32>();
+    for (u32 i = threadIdx.x; i < args.column_count + 1; i += blockDim.x) scan[i] = args.scan[i];
+    __syncthreads();
+
+    const u64 now = args.header->now & STAMP_MASK;
+    const u32 generation = args.header->generation;
+    const u32 warps_a_block = blockDim.x / WARP, warps = scan[args.column_count];
+    for (u32 warp = blockIdx.x * warps_a_block + threadIdx.x / WARP; warp < warps;
+         warp += gridDim.x * warps_a_block) {
+        const u32 segment = segment_of(scan, args.column_count, warp);
+        probe_warp(args, segment, (warp - scan[segment]) * WARP + threadIdx.x % WARP, now, generation);
+    }
+
+    if (!last_block(&args.state->blocks)) return;
+    for (u32 i = threadIdx.x; i < args.column_count; i += blockDim.x)
+        args.report[1 + i] = atomicExch(args.missed + i, 0u);
+    if (threadIdx.x == 0) {
+        const u32 misses = atomicExch(&args.state->cursor, 0u);
+        args.report[0] = misses;
+        args.state->misses = misses;
+        args.state->copied = 0;
+    }
+}

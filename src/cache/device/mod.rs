@@ -1,0 +1,284 @@
+//! The flat cache in the memory of a CUDA device.
+//!
+//! The contract is [`super::FlatCache`]'s: what a batch reads is the row that was inserted for that table and id,
+//! whole. What differs is who does the work. Index and pool lie on the device; probes, copies and pooling are
+//! its kernels (`kernels/`). The host keeps what decides: which slots are free, which batches are unfinished,
+//! what is admitted and how much is to be put out, with the same code as for itself.
+//!
+//! - `worker`: a batch, from its ids to the model's input;
+//! - `replace`: rows that come in, as jobs on the tier's one stream;
+//! - `evict`: rows that go.
+//!
+//! **Epochs.** A batch is pinned before its probe is launched, and its pin is dropped once an event after its
+//! last kernel has fired: at the end of [`DeviceWorker::embed`], or where that failed on the way, by whoever
+//! polls the queue of (pin, event). An unlinked entry is reported by a kernel; the host tags it after that
+//! kernel's event has fired. A batch pinned later launches its probe later, and so does not find the entry; a
+//! batch pinned before has a number of at most the tag, and keeps the slot from being used anew.
+//!
+//! **What waits for what.** A batch of hits takes no lock. One with misses takes the replacer's, after its last
+//! kernel was launched.
+
+mod evict;
+mod replace;
+mod worker;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::epoch::{Epochs, Limbo, OwnedPin};
+use super::evictor::{EvictStep, Evictor, Wake};
+use super::key::{FlatKeys, RowKeys};
+use super::policy::{Admission, Watermarks};
+use super::slots::{Class, Slots};
+use super::stats::{Counts, TableCounts};
+use super::{
+    CacheError, CacheOptions, CacheShape, CacheStats, EvictionOption, TableShape, admission, check, index,
+};
+use crate::device::cuda::lane::LaneError;
+use crate::device::cuda::tier::{Tier, TierShape};
+use crate::device::cuda::{Driver, DriverError};
+use crate::types::{FlatKey, TableId};
+use evict::Sweep;
+use replace::Replacer;
+pub use replace::{DeviceWriter, Offer};
+pub use worker::{DeviceLookup, DeviceWorker, Missing, WorkerShape};
+
+/// Why a cache on a device could not be made, or does not take what it was given.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceCacheError {
+    /// As for a cache on the host.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// A batch or a worker's shape, or the driver.
+    #[error(transparent)]
+    Lane(#[from] LaneError),
+    /// Rows of a table would share keys, and the kernels do not check tags.
+    #[error("table {table}: cache.key_width does not hold its ids, and a device's cache has no tags")]
+    Tagged {
+        /// The table's place.
+        table: usize,
+    },
+    /// What the host's cache can and a device's cannot.
+    #[error("a device's cache evicts by lru and has no unified index")]
+    Unsupported,
+}
+
+impl From<DriverError> for DeviceCacheError {
+    fn from(error: DriverError) -> Self {
+        Self::Lane(error.into())
+    }
+}
+
+/// The cache. Shared by reference between any number of workers.
+pub struct DeviceCache<D: Driver> {
+    shared: Arc<Shared<D>>,
+    /// Stops and joins its thread when dropped.
+    _evictor: Option<Evictor>,
+}
+
+/// What workers and the evictor's thread see too.
+struct Shared<D: Driver> {
+    tier: Arc<Tier<D>>,
+    keys: FlatKeys,
+    tables: Vec<TableShape>,
+    classes: Vec<Class>,
+    slots: Slots,
+    /// Bytes of everything, the host's records included.
+    bytes: usize,
+    epochs: Arc<Epochs>,
+    /// Batches that were left on the way, until their events have fired.
+    unfinished: Mutex<Vec<(OwnedPin, D::Event)>>,
+    admission: Admission,
+    watermarks: Watermarks,
+    limbo: Limbo,
+    replacer: Mutex<Replacer<D>>,
+    sweep: Mutex<Sweep<D>>,
+    wake: Arc<Wake>,
+    /// A class that found no slot, plus one: where there is space, slabs are to change their size.
+    starved: AtomicU64,
+    entries: AtomicU64,
+    counts: Counts,
+}
+
+impl<D: Driver> DeviceCache<D> {
+    /// Takes the memory and, if asked to, starts the evicting thread.
+    ///
+    /// # Errors
+    /// As [`super::FlatCache::new`], and what the driver says.
+    pub fn new(shape: &CacheShape, options: &CacheOptions, driver: Arc<D>) -> Result<Self, DeviceCacheError> {
+        check(options)?;
+        let rows: Vec<u64> = shape.tables.iter().map(|t| t.rows).collect();
+        let keys = RowKeys::new(&rows, options.key_width).map_err(CacheError::from)?;
+        if let Some(table) = (0..rows.len()).find(|&t| keys.tagged(TableId(t as u32))) {
+            return Err(DeviceCacheError::Tagged { table });
+        }
+        if options.eviction != EvictionOption::Lru || options.pointers > 0 {
+            return Err(DeviceCacheError::Unsupported);
+        }
+        let plan = shape.plan(&keys, options)?;
+        let (layout, bytes) = (&plan.layout, plan.layout.bytes() + plan.sketch_bytes);
+        let tier = Arc::new(Tier::new(
+            driver,
+            TierShape {
+                buckets: layout.buckets as u64,
+                slab_bytes: layout.slabs.slab_bytes,
+                slabs: layout.slabs.slabs,
+            },
+        )?);
+        let class = |t: &TableShape| layout.slabs.class(t.row_bytes);
+        let shared = Arc::new(Shared {
+            keys: keys.index_keys().clone(),
+            classes: shape.tables.iter().filter_map(class).collect(),
+            tables: shape.tables.clone(),
+            bytes,
+            slots: Slots::new(layout.slabs.clone()),
+            epochs: Arc::default(),
+            unfinished: Mutex::default(),
+            admission: admission(options, plan.sketch_bytes),
+            watermarks: options.watermarks,
+            limbo: Limbo::default(),
+            replacer: Mutex::new(Replacer::new(&tier)?),
+            sweep: Mutex::new(Sweep::new(&tier)?),
+            wake: Arc::default(),
+            starved: AtomicU64::new(0),
+            entries: AtomicU64::new(0),
+            counts: Counts {
+                tables: shape.tables.iter().map(|_| TableCounts::default()).collect(),
+                ..Counts::default()
+            },
+            tier,
+        });
+        let stepped = shared.clone();
+        let step = move || {
+            stepped.evict_step().unwrap_or_else(|error| {
+                tracing::error!(%error, "the cache on the device evicts no more");
+                EvictStep::Idle
+            })
+        };
+        let evictor = options.background.then(|| Evictor::start(&shared.wake, step)).transpose();
+        let refused = |source| CacheError::Memory { bytes, source };
+        Ok(Self { _evictor: evictor.map_err(refused)?, shared })
+    }
+
+    /// A worker that takes batches of this shape through the cache, one after the other.
+    ///
+    /// # Errors
+    /// [`DeviceCacheError`] when the shape does not hold together, or the driver refuses.
+    pub fn worker(&self, shape: &WorkerShape) -> Result<DeviceWorker<D>, DeviceCacheError> {
+        DeviceWorker::new(&self.shared, shape)
+    }
+
+    /// A writer with room for so many bytes of rows at a time.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn writer(&self, staging_bytes: usize) -> Result<DeviceWriter<D>, DeviceCacheError> {
+        DeviceWriter::new(&self.shared, staging_bytes)
+    }
+
+    /// As [`super::FlatCache::evict_step`]. Waits for the device.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn evict_step(&self) -> Result<EvictStep, DeviceCacheError> {
+        Ok(self.shared.evict_step()?)
+    }
+
+    /// Waits for the replacement under way, so that what was offered is found, or counted out.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn settle(&self) -> Result<(), DeviceCacheError> {
+        Ok(self.shared.settle()?)
+    }
+
+    /// The counts. Rows whose replacement is under way are not among them.
+    #[must_use]
+    pub fn stats(&self) -> CacheStats {
+        self.shared.stats()
+    }
+}
+
+impl<D: Driver> Shared<D> {
+    /// The key of a row, if it is one of these tables' and so long.
+    fn key(&self, table: TableId, id: u64, bytes: usize) -> Result<FlatKey, CacheError> {
+        let Some(code) = self.keys.code(table) else {
+            return Err(CacheError::Table { got: table.index(), tables: self.tables.len() });
+        };
+        let expected = self.tables[table.index()].row_bytes;
+        if bytes != expected {
+            return Err(CacheError::RowBytes { table: table.index(), got: bytes, expected });
+        }
+        code.key(id).ok_or(CacheError::Id { table: table.index(), got: id, rows: code.rows() })
+    }
+
+    /// Keeps the pin of a batch until its event has fired.
+    fn finish_later(&self, pin: OwnedPin, event: Result<D::Event, DriverError>) {
+        match event {
+            Ok(event) => lock(&self.unfinished).push((pin, event)),
+            Err(error) => {
+                tracing::error!(%error, "a batch that never ends keeps what it may read");
+                std::mem::forget(pin);
+            }
+        }
+    }
+
+    /// Drops the pins of batches whose events have fired.
+    fn poll(&self) -> Result<(), DriverError> {
+        let mut unfinished = lock(&self.unfinished);
+        let mut i = 0;
+        while i < unfinished.len() {
+            if self.tier.driver().fired(&unfinished[i].1)? {
+                unfinished.swap_remove(i);
+            } else {
+                i += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn crossed(&self) -> bool {
+        let (entries, bytes) = self.used();
+        self.watermarks.crossed(entries, self.entry_capacity())
+            || self.watermarks.crossed(bytes, self.slots.shape().data_bytes() as u64)
+    }
+
+    /// Whether the cache has not yet filled up to where it evicts to, so that a row pushes nobody out.
+    fn is_roomy(&self) -> bool {
+        let (entries, bytes) = self.used();
+        let pool_bytes = self.slots.shape().data_bytes() as u64;
+        self.watermarks.excess(entries, self.entry_capacity()) == 0.0
+            && self.watermarks.excess(bytes, pool_bytes) == 0.0
+    }
+
+    /// Entries, and bytes of the pool, in use.
+    fn used(&self) -> (u64, u64) {
+        let bytes = self.counts.linked_bytes.load(Ordering::Relaxed);
+        (self.entries.load(Ordering::Relaxed), bytes)
+    }
+
+    fn entry_capacity(&self) -> u64 {
+        index::capacity(self.tier.shape().buckets as usize)
+    }
+
+    fn stats(&self) -> CacheStats {
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let (entries, pool_used_bytes) = self.used();
+        CacheStats {
+            tables: self.counts.tables.iter().map(TableCounts::read).collect(),
+            entries,
+            entry_capacity: self.entry_capacity(),
+            pointers: 0,
+            pool_used_bytes,
+            pool_bytes: self.slots.shape().data_bytes() as u64,
+            total_bytes: self.bytes as u64,
+            inserted: load(&self.counts.inserted),
+            not_admitted: load(&self.counts.not_admitted),
+            rejected_full: load(&self.counts.rejected_full),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,346 @@
+//! Rows that come in: jobs for the device, and what becomes of them.
+//!
+//! A row that is offered gets a slot and a job; the device copies rows in and then links their keys. What
+//! came of it is known when that launch's event has fired, and is looked at the next time someone offers rows or
+//! evicts: a row that found its key present, or no room, gives its slot back; an entry that was put out, or
+//! whose row was exchanged, waits in limbo for the batches that may read it.
+//!
+//! Blocks of jobs are few. Where all are under way, the one who offers waits for the oldest launch, never for
+//! room.
+//!
+//! Where `debug_assertions` are on, slots are overwritten when they are freed, on the same stream and so before
+//! they are filled again: whoever still reads them reads what no row holds.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::super::epoch::Freed;
+use super::super::error::CacheError;
+use super::super::index::{Location, Unlinked};
+use super::super::shared::MAX_WAITING;
+use super::super::slots::{Slot, UNIT};
+use super::{DeviceCacheError, Shared, lock};
+use crate::device::cuda::args::{
+    EMPTY_KEY, JobKind, LINK_FULL, LINK_NEW, LINK_PRESENT, LINK_REPLACED, LINK_SWAPPED, LINK_WITHDRAWN,
+    Outcome,
+};
+use crate::device::cuda::memory::Staging;
+use crate::device::cuda::tier::{Job, JobRow, Jobs, Tier};
+use crate::device::cuda::{Driver, DriverError};
+use crate::types::{FlatKey, TableId};
+
+/// Jobs of a block, and blocks: 1 MiB of pinned memory.
+const JOBS: usize = 4096;
+const BLOCKS: usize = 4;
+
+/// The jobs under way, and blocks for more.
+pub(super) struct Replacer<D: Driver> {
+    under_way: VecDeque<(Jobs<D>, Vec<Entry>)>,
+    spare: Vec<Jobs<D>>,
+    /// Only for poisonings.
+    nothing: Staging<D>,
+}
+
+/// What a job is about.
+struct Entry {
+    table: TableId,
+    key: FlatKey,
+    slot: Option<Slot>,
+}
+
+/// In what way rows are offered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Order {
+    /// The batch that offers, for stamp and admission.
+    pub batch: u64,
+    /// What to do where a key is there already.
+    pub kind: JobKind,
+    /// Whether the admission policy is asked.
+    pub admission: bool,
+}
+
+/// A row that is offered.
+#[derive(Clone, Copy, Debug)]
+pub struct Offer {
+    /// Whose.
+    pub table: TableId,
+    /// Which.
+    pub id: u64,
+    /// Its first word in the staging memory.
+    pub word: usize,
+}
+
+impl<D: Driver> Replacer<D> {
+    pub fn new(tier: &Arc<Tier<D>>) -> Result<Self, DriverError> {
+        let spare = (0..BLOCKS).map(|_| Jobs::new(tier, JOBS)).collect::<Result<_, _>>()?;
+        Ok(Self { under_way: VecDeque::new(), spare, nothing: Staging::new(tier.driver(), 1)? })
+    }
+}
+
+impl<D: Driver> Shared<D> {
+    /// Offers rows that lie in the staging memory. Their keys are distinct. Returns how many are on their way.
+    pub(super) fn replace(
+        &self,
+        order: Order,
+        staging: &mut Staging<D>,
+        offers: impl Iterator<Item = Offer>,
+    ) -> Result<u64, DeviceCacheError> {
+        let replacer = &mut *lock(&self.replacer);
+        self.harvest(replacer, false)?;
+        let mut offers = offers.peekable();
+        let mut given = 0;
+        while offers.peek().is_some() {
+            let mut jobs = self.block(replacer)?;
+            let mut entries = Vec::new();
+            while jobs.len() < JOBS
+                && let Some(offer) = offers.next()
+            {
+                let Some((entry, job)) = self.admit(replacer, order, offer)? else { continue };
+                if jobs.push(job, staging) {
+                    entries.push(entry);
+                } else if let Some(slot) = entry.slot {
+                    self.slots.give_back(slot.location());
+                }
+            }
+            if jobs.is_empty() {
+                replacer.spare.push(jobs);
+                continue;
+            }
+            given += entries.len() as u64;
+            let may_replace = self.limbo.waiting() + entries.len() <= MAX_WAITING;
+            jobs.launch(order.batch, may_replace, Some(staging))?;
+            replacer.under_way.push_back((jobs, entries));
+        }
+        Ok(given)
+    }
+
+    /// The job of an offer, if it is admitted and there is a slot for it.
+    fn admit(
+        &self,
+        replacer: &mut Replacer<D>,
+        Order { batch, kind, admission }: Order,
+        offer: Offer,
+    ) -> Result<Option<(Entry, Job)>, DeviceCacheError> {
+        let Offer { table, id, word } = offer;
+        let bytes = self.tables.get(table.index()).map_or(0, |t| t.row_bytes);
+        let key = self.key(table, id, bytes)?;
+        let words = bytes / UNIT;
+        if kind == JobKind::Withdraw {
+            let job = Job { key: key.0, location: 0, row: JobRow::InPlace, words, kind };
+            return Ok(Some((Entry { table, key, slot: None }, job)));
+        }
+        if admission && !self.admission.admits(key, batch, || self.is_roomy()) {
+            self.counts.not_admitted.fetch_add(1, Ordering::Relaxed);
+            return Ok(None);
+        }
+        let class = self.classes[table.index()];
+        let mut slot = self.slots.take(class);
+        if slot.is_none() {
+            self.reclaim(replacer)?;
+            slot = self.slots.take(class);
+        }
+        let Some(slot) = slot else {
+            self.counts.rejected_full.fetch_add(1, Ordering::Relaxed);
+            self.starved.store(u64::from(class.0) + 1, Ordering::Relaxed);
+            self.wake.now();
+            return Ok(None);
+        };
+        let location = slot.location().bits();
+        let job = Job { key: key.0, location, row: JobRow::Staged(word), words, kind };
+        Ok(Some((Entry { table, key, slot: Some(slot) }, job)))
+    }
+
+    /// A block of jobs, if need be the oldest under way, once it is done.
+    fn block(&self, replacer: &mut Replacer<D>) -> Result<Jobs<D>, DriverError> {
+        if replacer.spare.is_empty() {
+            self.harvest_oldest(replacer)?;
+        }
+        // Blocks are spare or under way, and there is at least one.
+        replacer.spare.pop().map_or_else(|| Jobs::new(&self.tier, JOBS), Ok)
+    }
+
+    /// Looks at what became of jobs that are done, or waits for all of them.
+    pub(super) fn harvest(&self, replacer: &mut Replacer<D>, wait: bool) -> Result<(), DriverError> {
+        while let Some((oldest, _)) = replacer.under_way.front() {
+            if !wait && !oldest.fired()? {
+                break;
+            }
+            self.harvest_oldest(replacer)?;
+        }
+        Ok(())
+    }
+
+    fn harvest_oldest(&self, replacer: &mut Replacer<D>) -> Result<(), DriverError> {
+        let Some((mut jobs, entries)) = replacer.under_way.pop_front() else { return Ok(()) };
+        // All that came in before what went out: an entry may have done both in one launch.
+        let outcomes = jobs.finish()?;
+        outcomes.iter().zip(&entries).for_each(|(outcome, entry)| self.count_in(outcome, entry));
+        outcomes.iter().zip(entries).for_each(|(outcome, entry)| self.put_aside(outcome, entry));
+        replacer.spare.push(jobs);
+        if self.crossed() {
+            self.wake.now();
+        }
+        Ok(())
+    }
+
+    fn count_in(&self, outcome: &Outcome, entry: &Entry) {
+        if matches!(outcome.link, LINK_NEW | LINK_REPLACED) {
+            let footprint = self.slots.shape().footprint(self.classes[entry.table.index()]) as u64;
+            self.counts.inserted.fetch_add(1, Ordering::Relaxed);
+            self.counts.linked_bytes.fetch_add(footprint, Ordering::Relaxed);
+            self.entries.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn put_aside(&self, outcome: &Outcome, entry: Entry) {
+        let left = || Unlinked::withdrawn(FlatKey(outcome.key), Location::from_bits(outcome.location));
+        match outcome.link {
+            LINK_NEW => {}
+            LINK_REPLACED => {
+                self.retire(left());
+                self.wake.now();
+            }
+            LINK_SWAPPED => self.limbo.put(left(), &self.epochs),
+            LINK_WITHDRAWN => self.retire(left()),
+            LINK_PRESENT | LINK_FULL => {
+                // Never linked, and its copy is done.
+                if let Some(slot) = entry.slot {
+                    self.slots.give_back(slot.location());
+                }
+                let full = u64::from(outcome.link == LINK_FULL);
+                self.counts.rejected_full.fetch_add(full, Ordering::Relaxed);
+            }
+            _ => debug_assert!(entry.slot.is_none(), "{outcome:?} for {:?}", entry.key),
+        }
+    }
+
+    /// Counts an entry out and puts its slot aside until no batch can read it.
+    pub(super) fn retire(&self, unlinked: Unlinked) {
+        self.entries.fetch_sub(1, Ordering::Relaxed);
+        if let Some((table, _)) = self.keys.decode(unlinked.key) {
+            let footprint = self.slots.shape().footprint(self.classes[table.index()]) as u64;
+            if !unlinked.location().is_host() {
+                self.counts.linked_bytes.fetch_sub(footprint, Ordering::Relaxed);
+            }
+            self.counts.tables[table.index()].evictions.fetch_add(1, Ordering::Relaxed);
+        }
+        self.limbo.put(unlinked, &self.epochs);
+    }
+
+    /// Frees the slots whose batches are all finished. Returns how many still wait.
+    pub(super) fn reclaim(&self, replacer: &mut Replacer<D>) -> Result<usize, DriverError> {
+        self.poll()?;
+        let mut free = Vec::new();
+        let waiting = self.limbo.reclaim(&self.epochs, |slot: Freed| {
+            // A host row's memory is the store's.
+            if !slot.location().is_host() {
+                free.push(slot.location());
+            }
+        });
+        if cfg!(debug_assertions) {
+            self.poison(replacer, &free)?;
+        }
+        free.into_iter().for_each(|location| self.slots.give_back(location));
+        Ok(waiting)
+    }
+
+    fn poison(&self, replacer: &mut Replacer<D>, slots: &[Location]) -> Result<(), DriverError> {
+        for slots in slots.chunks(JOBS) {
+            let mut jobs = Jobs::new(&self.tier, slots.len())?;
+            for &slot in slots {
+                let words = self.slots.bytes_at(slot) / UNIT;
+                let row = JobRow::Poison;
+                let job = Job { key: EMPTY_KEY, location: slot.bits(), row, words, kind: JobKind::Keep };
+                jobs.push(job, &replacer.nothing);
+            }
+            jobs.launch(0, false, None)?;
+            jobs.finish()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for all jobs and frees what can be freed.
+    pub(super) fn settle(&self) -> Result<(), DriverError> {
+        let replacer = &mut *lock(&self.replacer);
+        self.harvest(replacer, true)?;
+        self.reclaim(replacer).map(|_| ())
+    }
+
+    /// As [`Self::reclaim`], for who does not hold the replacer; looks after jobs that are done first.
+    pub(super) fn tidy_up(&self) -> Result<usize, DriverError> {
+        let replacer = &mut *lock(&self.replacer);
+        self.harvest(replacer, false)?;
+        self.reclaim(replacer)
+    }
+}
+
+/// Puts rows into the cache that no batch asked for: to fill it before the first, or because they changed.
+pub struct DeviceWriter<D: Driver> {
+    shared: Arc<Shared<D>>,
+    staging: Staging<D>,
+}
+
+impl<D: Driver> DeviceWriter<D> {
+    pub(super) fn new(shared: &Arc<Shared<D>>, staging_bytes: usize) -> Result<Self, DeviceCacheError> {
+        let staging = Staging::new(shared.tier.driver(), staging_bytes.div_ceil(UNIT))?;
+        Ok(Self { shared: shared.clone(), staging })
+    }
+
+    /// Offers rows: those whose keys are there already are left alone. Returns how many are on their way.
+    ///
+    /// # Errors
+    /// [`DeviceCacheError`] for a table, an id or a length that the cache was not made for, with none of the
+    /// rows offered.
+    pub fn insert(&mut self, rows: &[(TableId, u64, &[u8])]) -> Result<u64, DeviceCacheError> {
+        self.write(JobKind::Keep, rows)
+    }
+
+    /// Puts rows in the place of those that are there under their keys, and inserts the others. Batches that
+    /// are pinned now read the old row or the new one, whole. Returns how many are on their way.
+    ///
+    /// # Errors
+    /// As [`Self::insert`].
+    pub fn update(&mut self, rows: &[(TableId, u64, &[u8])]) -> Result<u64, DeviceCacheError> {
+        self.write(JobKind::Swap, rows)
+    }
+
+    /// Takes rows out of the index. They may be read by batches that are pinned now.
+    ///
+    /// # Errors
+    /// As [`Self::insert`].
+    pub fn withdraw(&mut self, rows: &[(TableId, u64)]) -> Result<u64, DeviceCacheError> {
+        let offers = rows.iter().map(|&(table, id)| Offer { table, id, word: 0 });
+        for &(table, id) in rows {
+            self.shared.key(table, id, self.shared.tables.get(table.index()).map_or(0, |t| t.row_bytes))?;
+        }
+        let order = Order { batch: self.shared.epochs.tag(), kind: JobKind::Withdraw, admission: false };
+        self.shared.replace(order, &mut self.staging, offers)
+    }
+
+    fn write(&mut self, kind: JobKind, rows: &[(TableId, u64, &[u8])]) -> Result<u64, DeviceCacheError> {
+        for &(table, id, row) in rows {
+            self.shared.key(table, id, row.len())?;
+        }
+        let (mut given, mut rest) = (0, rows);
+        while !rest.is_empty() {
+            let words = self.staging.words_mut()?;
+            let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
+            let (mut at, mut offers) = (0, Vec::new());
+            for &(table, id, row) in rest {
+                let Some(to) = bytes.get_mut(at..at + row.len()) else { break };
+                to.copy_from_slice(row);
+                offers.push(Offer { table, id, word: at / UNIT });
+                at += row.len();
+            }
+            if offers.is_empty() {
+                let (got, limit) = (rest[0].2.len(), bytes.len());
+                return Err(CacheError::TooSmall { got: limit, minimum: got, sizes: 1 }.into());
+            }
+            rest = &rest[offers.len()..];
+            let order = Order { batch: self.shared.epochs.tag(), kind, admission: false };
+            given += self.shared.replace(order, &mut self.staging, offers.into_iter())?;
+        }
+        Ok(given)
+    }
+}

@@ -1,0 +1,232 @@
+//! What the cache's kernels are given, field for field as in `kernels/`: sizes and offsets are tested, and
+//! plain data so that they are passed as bytes. Fields called after what they hold are addresses.
+
+use bytemuck::{Pod, Zeroable};
+
+/// The kind of a place, in its upper three bits: the number of a miss.
+pub const AT_MISS: u64 = 1 << 61;
+
+/// The key of no row.
+pub const EMPTY_KEY: u64 = 0;
+
+/// `ProbeColumn` of common.cuh: the ids that one lookup reads, and how they become keys.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct ProbeColumn {
+    /// The first key of its table's block.
+    pub base: u64,
+    /// Ids of the table are below.
+    pub rows: u64,
+    /// Where its ids begin.
+    pub ids_at: u32,
+    /// Where its occurrences begin.
+    pub occurrences_at: u32,
+    /// How many ids.
+    pub ids: u32,
+    /// Words of 4 bytes in a row.
+    pub row_words: u32,
+}
+
+/// `BatchHeader` of common.cuh: what changes from batch to batch besides the data.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct BatchHeader {
+    /// The batch's number, which is its stamp.
+    pub now: u64,
+    /// Of the deduplication; never 0.
+    pub generation: u32,
+    /// How many samples.
+    pub samples: u32,
+    /// Rows of misses that are there.
+    pub staged: u32,
+    /// Zero.
+    pub unused: u32,
+}
+
+/// `BatchState` of common.cuh: what a batch's kernels leave each other.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct BatchState {
+    /// 0 between launches.
+    pub cursor: u32,
+    /// 0 between launches.
+    pub blocks: u32,
+    /// Misses of the last probe.
+    pub misses: u32,
+    /// Words of the copy buffer in use.
+    pub copied: u32,
+}
+
+/// `ProbeArgs` of probe.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[allow(missing_docs)] // probe.cu has them
+pub struct ProbeArgs {
+    pub header: u64,
+    pub columns: u64,
+    pub scan: u64,
+    pub ids: u64,
+    pub index: u64,
+    pub scratch: u64,
+    pub keys: u64,
+    pub owners: u64,
+    pub places: u64,
+    pub missed: u64,
+    pub state: u64,
+    pub misses: u64,
+    pub report: u64,
+    pub buckets: u64,
+    pub scratch_mask: u32,
+    pub column_count: u32,
+}
+
+/// `CopyArgs` of `copy_rows.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[allow(missing_docs)] // copy_rows.cu has them
+pub struct CopyArgs {
+    pub columns: u64,
+    pub scan: u64,
+    pub owners: u64,
+    pub places: u64,
+    pub state: u64,
+    pub pool: u64,
+    pub host: u64,
+    pub buffer: u64,
+    pub column_count: u32,
+    pub capacity: u32,
+}
+
+/// What a job does where its key is in the index already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum JobKind {
+    /// Leaves what is there.
+    Keep = 0,
+    /// Puts the new location in the old one's place.
+    Swap = 1,
+    /// Unlinks it, and links nothing where it is not.
+    Withdraw = 2,
+}
+
+/// `ReplaceJob` of replace.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct ReplaceJob {
+    /// Whose row.
+    pub key: u64,
+    /// Where it is to be: bits of a location.
+    pub location: u64,
+    /// The address of the row; 0 poisons the slot.
+    pub row: u64,
+    /// Words to copy.
+    pub words: u32,
+    /// A [`JobKind`].
+    pub kind: u32,
+}
+
+/// The key was not there and is found from now on.
+pub const LINK_NEW: u32 = 0;
+/// The key was there, and the job did nothing.
+pub const LINK_PRESENT: u32 = 1;
+/// The key is found from now on, and the entry reported no longer.
+pub const LINK_REPLACED: u32 = 2;
+/// There was no room for the key.
+pub const LINK_FULL: u32 = 3;
+/// The key is found at its new location, the old one is reported.
+pub const LINK_SWAPPED: u32 = 4;
+/// The key is found no more.
+pub const LINK_WITHDRAWN: u32 = 5;
+/// The key to be withdrawn was not there.
+pub const LINK_ABSENT: u32 = 6;
+
+/// `Outcome` of replace.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct Outcome {
+    /// Of the entry that left the index, 0 where none did.
+    pub key: u64,
+    /// Its location.
+    pub location: u64,
+    /// One of the `LINK_` numbers.
+    pub link: u32,
+    /// Zero.
+    pub unused: u32,
+}
+
+/// `ReplaceArgs` of replace.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[allow(missing_docs)] // replace.cu has them
+pub struct ReplaceArgs {
+    pub jobs: u64,
+    pub outcomes: u64,
+    pub index: u64,
+    pub pool: u64,
+    pub buckets: u64,
+    pub now: u64,
+    pub count: u32,
+    pub may_replace: u32,
+}
+
+/// `SampleArgs` of sweep.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[allow(missing_docs)] // sweep.cu has them
+pub struct SampleArgs {
+    pub index: u64,
+    pub ages: u64,
+    pub buckets: u64,
+    pub now: u64,
+    pub draw: u64,
+    pub count: u64,
+}
+
+/// `Evicted` of sweep.cu: an entry that left the index.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct Evicted {
+    /// 0 where the place was taken in vain.
+    pub key: u64,
+    /// Bits of its location.
+    pub location: u64,
+}
+
+/// `SweepArgs` of sweep.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[allow(missing_docs)] // sweep.cu has them
+pub struct SweepArgs {
+    pub index: u64,
+    pub draining: u64,
+    pub evicted: u64,
+    pub counters: u64,
+    pub report: u64,
+    pub buckets: u64,
+    pub hand: u64,
+    pub now: u64,
+    pub stretch: u32,
+    pub threshold: u32,
+    pub most: u32,
+    pub slab_words: u32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::mem::offset_of;
+
+    #[test]
+    fn the_layouts_are_the_kernels() {
+        assert_eq!((size_of::<ProbeColumn>(), offset_of!(ProbeColumn, row_words)), (32, 28));
+        assert_eq!((size_of::<BatchHeader>(), offset_of!(BatchHeader, staged)), (24, 16));
+        assert_eq!((size_of::<BatchState>(), offset_of!(BatchState, misses)), (16, 8));
+        assert_eq!((size_of::<ProbeArgs>(), offset_of!(ProbeArgs, scratch_mask)), (120, 112));
+        assert_eq!((size_of::<CopyArgs>(), offset_of!(CopyArgs, capacity)), (72, 68));
+        assert_eq!((size_of::<ReplaceJob>(), offset_of!(ReplaceJob, kind)), (32, 28));
+        assert_eq!((size_of::<Outcome>(), offset_of!(Outcome, link)), (24, 16));
+        assert_eq!((size_of::<ReplaceArgs>(), offset_of!(ReplaceArgs, may_replace)), (56, 52));
+        assert_eq!((size_of::<SampleArgs>(), offset_of!(SampleArgs, count)), (48, 40));
+        assert_eq!((size_of::<SweepArgs>(), offset_of!(SweepArgs, slab_words)), (80, 76));
+    }
+}

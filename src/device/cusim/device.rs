@@ -1,0 +1,177 @@
+//! The thread that stands for a device: what streams carry out, when.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::{Arc, mpsc};
+
+use super::launch::Running;
+use super::{Argument, Launch, SimError};
+use crate::device::cuda::{DriverError, LaunchShape};
+
+#[derive(Clone, Debug)]
+pub(super) enum Operation {
+    Kernel { name: &'static str, shape: LaunchShape, argument: Arc<Argument> },
+    Copy { from: u64, to: u64, bytes: usize },
+    Record(u64),
+    Follow(u64),
+}
+
+pub(super) type Reply = mpsc::Sender<Result<bool, DriverError>>;
+
+pub(super) enum Command {
+    Give { stream: u64, operation: Operation },
+    Fired(u64, Reply),
+    Wait(u64, Reply),
+}
+
+/// What the device's thread knows.
+#[derive(Default)]
+pub(super) struct Device {
+    seed: u64,
+    draws: u64,
+    /// By stream: what it is still to carry out, and the kernel that it has begun.
+    streams: Vec<(u64, VecDeque<Operation>, Option<Running>)>,
+    /// A stream that stands still for so many steps, wherever its kernel's lanes are, while others go on.
+    frozen: (usize, u64),
+    fired: HashSet<u64>,
+    failure: Option<DriverError>,
+}
+
+impl Device {
+    pub fn new(seed: u64) -> Self {
+        Self { seed, draws: seed, ..Self::default() }
+    }
+
+    /// Takes what comes, and steps while someone waits. New work is taken between steps, so that what other
+    /// threads give meanwhile runs beside what is waited for.
+    pub fn serve(&mut self, commands: &mpsc::Receiver<Command>) {
+        let mut waiting: Vec<(u64, Reply)> = Vec::new();
+        loop {
+            let command = if waiting.is_empty() {
+                commands.recv().map_err(|_| mpsc::TryRecvError::Disconnected)
+            } else {
+                commands.try_recv()
+            };
+            match command {
+                Ok(Command::Give { stream, operation }) => self.queue(stream).push_back(operation),
+                Ok(Command::Fired(event, reply)) => {
+                    for _ in 0..self.draw(8) {
+                        self.step();
+                    }
+                    let _ = reply.send(self.answer(event));
+                }
+                Ok(Command::Wait(event, reply)) => waiting.push((event, reply)),
+                Err(mpsc::TryRecvError::Disconnected) => return,
+                Err(mpsc::TryRecvError::Empty) => {
+                    if !self.step() && self.failure.is_none() {
+                        self.failure = Some(stopped("streams", "they wait for an event that never fires"));
+                    }
+                }
+            }
+            waiting.retain(|(event, reply)| match self.answer(*event) {
+                Ok(false) => true,
+                answer => {
+                    // Who asked may be gone.
+                    let _ = reply.send(answer);
+                    false
+                }
+            });
+        }
+    }
+
+    /// Whether an event has fired, or why none does any more.
+    fn answer(&self, event: u64) -> Result<bool, DriverError> {
+        self.failure.clone().map_or(Ok(self.fired.contains(&event)), Err)
+    }
+
+    fn queue(&mut self, stream: u64) -> &mut VecDeque<Operation> {
+        let place = self.streams.iter().position(|(name, ..)| *name == stream).unwrap_or_else(|| {
+            self.streams.push((stream, VecDeque::new(), None));
+            self.streams.len() - 1
+        });
+        &mut self.streams[place].1
+    }
+
+    /// A number below `limit`; 0 where nothing is left to chance.
+    fn draw(&mut self, limit: u64) -> u64 {
+        if self.seed == 0 {
+            return 0;
+        }
+        self.draws = self.draws.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.draws;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (z ^ (z >> 31)) % limit
+    }
+
+    /// Takes one stream a bit further. Returns whether there was one that could go.
+    fn step(&mut self) -> bool {
+        let can_go = |(_, queue, _): &(u64, VecDeque<Operation>, Option<Running>)| match queue.front() {
+            None => false,
+            Some(Operation::Follow(event)) => self.fired.contains(event),
+            Some(_) => true,
+        };
+        let mut ready: Vec<usize> = (0..self.streams.len()).filter(|&i| can_go(&self.streams[i])).collect();
+        if ready.is_empty() || self.failure.is_some() {
+            return false;
+        }
+        if self.frozen.1 > 0 && ready.iter().any(|stream| *stream != self.frozen.0) {
+            ready.retain(|stream| *stream != self.frozen.0);
+            self.frozen.1 -= 1;
+        }
+        let stream = ready[self.draw(ready.len() as u64) as usize];
+        if self.frozen.1 == 0 && self.draw(32) == 1 {
+            self.frozen = (stream, 1 << self.draw(10));
+        }
+        match self.advance(stream) {
+            Ok(true) => drop(self.streams[stream].1.pop_front()),
+            Ok(false) => {}
+            Err(SimError::Stopped { kernel, reason }) => {
+                self.failure = Some(DriverError::Stopped { kernel, reason });
+            }
+            Err(other) => self.failure = Some(stopped("launch", &other.to_string())),
+        }
+        true
+    }
+
+    /// Whether the stream's next operation is done.
+    fn advance(&mut self, stream: usize) -> Result<bool, SimError> {
+        // Mostly few, so that kernels interleave finely, and now and then many.
+        let most = 1 << self.draw(6);
+        let (steps, seed) = (1 + self.draw(most), self.draw(u64::MAX - 1));
+        let steps = if self.seed == 0 { u64::MAX } else { steps };
+        let (_, queue, running) = &mut self.streams[stream];
+        match queue.front() {
+            Some(Operation::Kernel { name, shape, argument }) => {
+                let kernel = match running {
+                    Some(kernel) => kernel,
+                    None => {
+                        let shared_bytes = shape.shared_bytes as usize;
+                        let LaunchShape { blocks, threads, .. } = *shape;
+                        let launch = Launch { blocks, threads, shared_bytes, seed };
+                        // SAFETY: whoever called `Driver::launch` has promised what this asks for.
+                        running.insert(unsafe { Running::begin(name, launch, &[(**argument).clone()])? })
+                    }
+                };
+                let done = kernel.advance(steps)?;
+                if done {
+                    *running = None;
+                }
+                Ok(done)
+            }
+            Some(&Operation::Copy { from, to, bytes }) => {
+                // SAFETY: whoever called `Driver::copy` has promised that both ranges are allocated.
+                unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
+                Ok(true)
+            }
+            Some(&Operation::Record(event)) => {
+                self.fired.insert(event);
+                Ok(true)
+            }
+            Some(Operation::Follow(_)) | None => Ok(true),
+        }
+    }
+}
+
+pub(super) fn stopped(kernel: &str, reason: &str) -> DriverError {
+    DriverError::Stopped { kernel: kernel.to_owned(), reason: reason.to_owned() }
+}

@@ -1,0 +1,257 @@
+//! The simulator as a [`Driver`]: streams that are as unordered among each other as CUDA allows.
+//!
+//! Nothing is carried out when it is given to a stream. A thread that stands for the device takes steps when
+//! someone waits for an event, or asks whether it has fired: each step goes to a stream drawn at random among
+//! those whose next operation may run, and takes a kernel some accesses further; now and then one stream is
+//! left standing for long. So kernels of different
+//! streams interleave access by access, an operation runs as late as the events around it allow, or earlier,
+//! and a host that touches memory without having waited finds that the kernel has not run. One seed gives one
+//! schedule, as long as one thread drives the streams.
+//!
+//! Device and pinned memory are plain memory of the host. Freed memory is overwritten, and kept until the
+//! driver is dropped, so that a late use shows as a wrong value.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::collections::HashMap;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::JoinHandle;
+
+use super::Argument;
+use super::device::{Command, Device, Operation, Reply, stopped};
+use crate::device::cuda::{Address, Driver, DriverError, LaunchShape, Pinned, Work};
+
+/// What freed memory holds.
+const FREED: u8 = 0xA5;
+/// Allocations are aligned to a page, as pinned memory is.
+const ALIGNMENT: usize = 4096;
+
+/// A driver whose device is the CPU.
+#[derive(Debug)]
+pub struct SimDriver {
+    commands: mpsc::Sender<Command>,
+    device: Option<JoinHandle<()>>,
+    work: Mutex<Work>,
+    names: AtomicU64,
+    memory: Mutex<Memory>,
+}
+
+/// A stream of a [`SimDriver`].
+#[derive(Debug)]
+pub struct SimStream {
+    name: u64,
+    /// What is being captured.
+    recording: Mutex<Option<Vec<Operation>>>,
+}
+
+/// An event of a [`SimDriver`].
+#[derive(Debug)]
+pub struct SimEvent(u64);
+
+/// A graph of a [`SimDriver`].
+#[derive(Debug)]
+pub struct SimGraph(Vec<Operation>);
+
+#[derive(Debug, Default)]
+struct Memory {
+    live: HashMap<u64, Layout>,
+    freed: Vec<(u64, Layout)>,
+    used: u64,
+    total: u64,
+}
+
+impl SimDriver {
+    /// A device of `total` bytes. Seed 0 preempts nowhere and runs streams in turn.
+    ///
+    /// # Errors
+    /// The system's, where it gives no thread.
+    pub fn new(seed: u64, total: u64) -> std::io::Result<Self> {
+        let (commands, received) = mpsc::channel();
+        let device = std::thread::Builder::new().name("cusim".into()).spawn(move || {
+            Device::new(seed).serve(&received);
+        })?;
+        Ok(Self {
+            commands,
+            device: Some(device),
+            work: Mutex::default(),
+            names: AtomicU64::new(1),
+            memory: Mutex::new(Memory { total, ..Memory::default() }),
+        })
+    }
+
+    /// Bytes of device and pinned memory that are allocated now.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        lock(&self.memory).used
+    }
+
+    fn name(&self) -> u64 {
+        self.names.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Whether the operation was captured and not given to the device.
+    fn give(&self, stream: &SimStream, operation: Operation) -> bool {
+        if let Some(recording) = &mut *lock(&stream.recording) {
+            recording.push(operation);
+            return true;
+        }
+        // The thread lives as long as `self`; should it have panicked, the next wait says so.
+        let _ = self.commands.send(Command::Give { stream: stream.name, operation });
+        false
+    }
+
+    fn ask(&self, command: impl FnOnce(Reply) -> Command) -> Result<bool, DriverError> {
+        let (reply, answer) = mpsc::channel();
+        let gone = || stopped("device", "the simulator's thread is gone");
+        self.commands.send(command(reply)).map_err(|_| gone())?;
+        answer.recv().map_err(|_| gone())?
+    }
+
+    fn take(&self, what: &'static str, bytes: usize) -> Result<NonNull<u8>, DriverError> {
+        let mut memory = lock(&self.memory);
+        let free = memory.total - memory.used;
+        let refused = DriverError::OutOfMemory { what, bytes, free, total: memory.total };
+        let Ok(layout) = Layout::from_size_align(bytes.max(1), ALIGNMENT) else { return Err(refused) };
+        if layout.size() as u64 > free {
+            return Err(refused);
+        }
+        // SAFETY: the size is above 0.
+        let Some(at) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { return Err(refused) };
+        memory.used += layout.size() as u64;
+        memory.live.insert(at.as_ptr() as u64, layout);
+        Ok(at)
+    }
+
+    fn give_back(&self, at: u64) {
+        let mut memory = lock(&self.memory);
+        let Some(layout) = memory.live.remove(&at) else { return };
+        memory.used -= layout.size() as u64;
+        memory.freed.push((at, layout));
+        // SAFETY: allocated by `take` with this layout and still so; the caller of `free` has promised that
+        // nobody uses it.
+        unsafe { (at as *mut u8).write_bytes(FREED, layout.size()) };
+    }
+}
+
+impl Drop for SimDriver {
+    fn drop(&mut self) {
+        // Closes the channel, which ends the thread.
+        self.commands = mpsc::channel().0;
+        if let Some(device) = self.device.take()
+            && device.join().is_err()
+        {
+            tracing::error!("the simulator's thread panicked");
+        }
+        let memory = std::mem::take(&mut *lock(&self.memory));
+        for (at, layout) in memory.live.into_iter().chain(memory.freed) {
+            // SAFETY: allocated by `take` with this layout, and given back once; no kernel runs any more.
+            unsafe { dealloc(at as *mut u8, layout) };
+        }
+    }
+}
+
+// SAFETY: what is given to a stream is carried out by the device's thread as the trait says.
+impl Driver for SimDriver {
+    type Stream = SimStream;
+    type Event = SimEvent;
+    type Graph = SimGraph;
+
+    fn allocate(&self, bytes: usize) -> Result<Address, DriverError> {
+        Ok(Address(self.take("device memory", bytes)?.as_ptr() as u64))
+    }
+
+    unsafe fn free(&self, memory: Address) {
+        self.give_back(memory.0);
+    }
+
+    fn allocate_pinned(&self, bytes: usize) -> Result<Pinned, DriverError> {
+        let host = self.take("pinned memory", bytes)?;
+        Ok(Pinned { host, device: Address(host.as_ptr() as u64), bytes })
+    }
+
+    unsafe fn free_pinned(&self, memory: Pinned) {
+        self.give_back(memory.device.0);
+    }
+
+    fn stream(&self) -> Result<SimStream, DriverError> {
+        Ok(SimStream { name: self.name(), recording: Mutex::default() })
+    }
+
+    unsafe fn copy(
+        &self,
+        stream: &SimStream,
+        from: Address,
+        to: Address,
+        bytes: usize,
+    ) -> Result<(), DriverError> {
+        if !self.give(stream, Operation::Copy { from: from.0, to: to.0, bytes }) {
+            lock(&self.work).copies += 1;
+        }
+        Ok(())
+    }
+
+    unsafe fn launch(
+        &self,
+        stream: &SimStream,
+        name: &'static str,
+        shape: LaunchShape,
+        args: &[u8],
+    ) -> Result<(), DriverError> {
+        let argument = Arc::new(Argument::bytes(args));
+        if !self.give(stream, Operation::Kernel { name, shape, argument }) {
+            lock(&self.work).launches += 1;
+        }
+        Ok(())
+    }
+
+    fn record(&self, stream: &SimStream) -> Result<SimEvent, DriverError> {
+        let event = self.name();
+        self.give(stream, Operation::Record(event));
+        Ok(SimEvent(event))
+    }
+
+    fn follow(&self, stream: &SimStream, event: &SimEvent) -> Result<(), DriverError> {
+        self.give(stream, Operation::Follow(event.0));
+        Ok(())
+    }
+
+    fn fired(&self, event: &SimEvent) -> Result<bool, DriverError> {
+        self.ask(|reply| Command::Fired(event.0, reply))
+    }
+
+    fn wait(&self, event: &SimEvent) -> Result<(), DriverError> {
+        self.ask(|reply| Command::Wait(event.0, reply)).map(|_| ())
+    }
+
+    fn capture(
+        &self,
+        stream: &SimStream,
+        fill: &mut dyn FnMut() -> Result<(), DriverError>,
+    ) -> Result<SimGraph, DriverError> {
+        *lock(&stream.recording) = Some(Vec::new());
+        let filled = fill();
+        let recorded = lock(&stream.recording).take().unwrap_or_default();
+        filled.map(|()| SimGraph(recorded))
+    }
+
+    unsafe fn launch_graph(&self, stream: &SimStream, graph: &SimGraph) -> Result<(), DriverError> {
+        for operation in &graph.0 {
+            self.give(stream, operation.clone());
+        }
+        lock(&self.work).graph_nodes += graph.0.len() as u64;
+        Ok(())
+    }
+
+    fn work(&self) -> Work {
+        *lock(&self.work)
+    }
+
+    fn multiprocessors(&self) -> u32 {
+        2
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

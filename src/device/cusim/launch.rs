@@ -1,0 +1,111 @@
+//! One launch under way in the simulator, advanced in steps.
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::ptr::NonNull;
+
+use super::{Argument, Launch, SimError};
+
+unsafe extern "C" {
+    fn cusim_begin(
+        name: *const c_char,
+        grid: *const u32,
+        block: *const u32,
+        shared_bytes: usize,
+        arguments: *mut *mut c_void,
+        seed: u64,
+        message: *mut c_char,
+        message_bytes: usize,
+    ) -> *mut c_void;
+    fn cusim_advance(launch: *mut c_void, steps: u64, message: *mut c_char, message_bytes: usize) -> c_int;
+    fn cusim_end(launch: *mut c_void);
+}
+
+const RUNNING: c_int = 0;
+const DONE: c_int = 1;
+
+/// A kernel that has begun. It stays on the thread that began it, and does no more once dropped.
+#[derive(Debug)]
+pub(super) struct Running {
+    launch: NonNull<c_void>,
+    kernel: String,
+    /// What the launch points at: the arguments, and an address of each.
+    _arguments: (Vec<Argument>, Box<[*mut c_void]>),
+}
+
+impl Running {
+    /// Begins a launch.
+    ///
+    /// # Errors
+    /// [`SimError::Stopped`] when there is no such kernel, or no such block.
+    ///
+    /// # Safety
+    /// `arguments` must be the kernel's parameters, in order and of its types. While the launch is advanced,
+    /// every address among them must be of memory that lives, is as long as the kernel reaches, and, where
+    /// the kernel writes, is borrowed by nobody else.
+    pub unsafe fn begin(kernel: &str, launch: Launch, arguments: &[Argument]) -> Result<Self, SimError> {
+        let arguments = arguments.to_vec();
+        let mut parameters: Box<[*mut c_void]> =
+            arguments.iter().map(|argument| argument.0.as_ptr().cast_mut().cast()).collect();
+        let stopped = |reason| SimError::Stopped { kernel: kernel.to_owned(), reason };
+        let name = CString::new(kernel).map_err(|_| stopped("a name holds no zero byte".to_owned()))?;
+        let mut message = Message::default();
+        // SAFETY: `name` ends in a zero, the two shapes hold three numbers each, and `message` is as long
+        // as stated. Each parameter points at the words of an `Argument`, which live on the heap as long as
+        // `Self`; kernels take parameters by value, so they are only read.
+        let begun = unsafe {
+            cusim_begin(
+                name.as_ptr(),
+                [launch.blocks, 1, 1].as_ptr(),
+                [launch.threads, 1, 1].as_ptr(),
+                launch.shared_bytes,
+                parameters.as_mut_ptr(),
+                launch.seed,
+                message.0.as_mut_ptr().cast(),
+                message.0.len(),
+            )
+        };
+        let Some(launch) = NonNull::new(begun) else { return Err(stopped(message.text())) };
+        Ok(Self { launch, kernel: kernel.to_owned(), _arguments: (arguments, parameters) })
+    }
+
+    /// Takes up to so many steps. Returns whether the launch is done.
+    ///
+    /// # Errors
+    /// [`SimError::Stopped`] when the kernel deadlocks or breaks a rule of warp operations and barriers.
+    pub fn advance(&mut self, steps: u64) -> Result<bool, SimError> {
+        let mut message = Message::default();
+        // SAFETY: the launch lives until `drop`, and `Self` is not `Send`, so that this is the thread that
+        // began it. What the kernel itself touches is in bounds and unshared, as `begin`'s caller promised.
+        let code = unsafe {
+            cusim_advance(self.launch.as_ptr(), steps, message.0.as_mut_ptr().cast(), message.0.len())
+        };
+        match code {
+            RUNNING => Ok(false),
+            DONE => Ok(true),
+            _ => Err(SimError::Stopped { kernel: self.kernel.clone(), reason: message.text() }),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // SAFETY: made by `cusim_begin` and ended once.
+        unsafe { cusim_end(self.launch.as_ptr()) };
+    }
+}
+
+/// What the simulator says, ended by a zero.
+struct Message([u8; 512]);
+
+impl Default for Message {
+    fn default() -> Self {
+        Self([0; 512])
+    }
+}
+
+impl Message {
+    fn text(&self) -> String {
+        let end = self.0.iter().position(|&byte| byte == 0).unwrap_or(self.0.len());
+        String::from_utf8_lossy(&self.0[..end]).into_owned()
+    }
+}

@@ -1,0 +1,282 @@
+//! The index on the device, kernel by kernel: what jobs do to it, and what a probe finds amid them, each seed a
+//! schedule of its own.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use flechette::device::cuda::args::{self, JobKind};
+use flechette::device::cuda::lane::{Lane, LaneLookup, LaneShape};
+use flechette::device::cuda::memory::Staging;
+use flechette::device::cuda::sweeper::{Stretch, Sweeper, Victims};
+use flechette::device::cuda::tier::{Job, JobRow, Jobs, Tier, TierShape};
+use flechette::device::cusim::SimDriver;
+use flechette::types::{Batch, Element, Jagged, scatter};
+
+/// The first key of the one table; ids are below `IDS`.
+const BASE: u64 = 64;
+const IDS: u64 = 64;
+const SLOTS: usize = 1 << 14;
+
+/// An index of few buckets, and rows of one value that no two jobs share.
+struct Bench {
+    tier: Arc<Tier<SimDriver>>,
+    staging: Staging<SimDriver>,
+    /// By slot: whose row it is, and hence which value.
+    rows: Vec<u64>,
+}
+
+impl Bench {
+    fn new(buckets: u64, seed: u64) -> Self {
+        let driver = Arc::new(SimDriver::new(seed, 1 << 30).unwrap());
+        let shape = TierShape { buckets, slab_bytes: 4 * SLOTS, slabs: 1 };
+        let tier = Arc::new(Tier::new(driver.clone(), shape).unwrap());
+        let mut staging = Staging::new(&driver, SLOTS).unwrap();
+        // Slot `i` holds `i`, from the staging memory's word `i`: nothing is ever written twice.
+        for (i, word) in staging.words_mut().unwrap().iter_mut().enumerate() {
+            *word = (i as f32).to_bits();
+        }
+        Self { tier, staging, rows: Vec::new() }
+    }
+
+    fn jobs(&self) -> Jobs<SimDriver> {
+        Jobs::new(&self.tier, 64).unwrap()
+    }
+
+    /// A job for a key, with a slot that no other has.
+    fn push(&mut self, jobs: &mut Jobs<SimDriver>, id: u64, kind: JobKind) -> u64 {
+        let slot = self.rows.len();
+        assert!(slot < SLOTS);
+        self.rows.push(id);
+        let location = (slot as u64) << 1;
+        let row = if kind == JobKind::Withdraw { JobRow::InPlace } else { JobRow::Staged(slot) };
+        assert!(jobs.push(Job { key: BASE | id, location, row, words: 1, kind }, &self.staging));
+        location
+    }
+
+    fn launch(&mut self, jobs: &mut Jobs<SimDriver>, now: u64) {
+        jobs.launch(now, true, Some(&mut self.staging)).unwrap();
+    }
+
+    fn lane(&self) -> Lane<SimDriver> {
+        let lookup = LaneLookup {
+            feature: 0,
+            base: BASE,
+            rows: IDS,
+            dim: 1,
+            element: Element::F32,
+            column: 0,
+            pooling: 0,
+        };
+        let shape = LaneShape {
+            features: 1,
+            lookups: vec![lookup],
+            dense_width: 0,
+            stride: 1,
+            max_samples: 256,
+            max_ids: 256,
+            staging_words: 256,
+            copy_words: 64,
+        };
+        Lane::new(&self.tier, shape).unwrap()
+    }
+}
+
+fn batch_of(ids: &[u64]) -> Batch {
+    let offsets = (0..=ids.len() as u32).collect();
+    Batch { samples: ids.len(), dense: vec![], features: vec![Jagged { offsets, ids: ids.to_vec() }] }
+}
+
+/// Distinct ids, some of all.
+fn some_ids(draw: &mut u64) -> Vec<u64> {
+    *draw += 1;
+    (0..IDS).filter(|id| scatter(*draw << 8 | id).is_multiple_of(3)).collect()
+}
+
+#[test]
+fn jobs_do_to_the_index_what_they_would_do_one_after_the_other() {
+    for seed in 0..20 {
+        let mut bench = Bench::new(1 + seed % 5, seed);
+        let (mut jobs, mut draw) = (bench.jobs(), seed << 32);
+        let mut linked: HashSet<(u64, u64)> = HashSet::new();
+        for now in 0..20 {
+            let before: HashMap<u64, u64> = linked.iter().copied().collect();
+            let mut given = Vec::new();
+            for id in some_ids(&mut draw) {
+                let kind = [JobKind::Keep, JobKind::Keep, JobKind::Swap, JobKind::Withdraw]
+                    [(scatter(draw + id) % 4) as usize];
+                given.push((id, kind, bench.push(&mut jobs, id, kind)));
+            }
+            bench.launch(&mut jobs, now);
+            let mut out = Vec::new();
+            for (&(id, kind, location), outcome) in given.iter().zip(jobs.finish().unwrap()) {
+                let key = BASE | id;
+                match outcome.link {
+                    args::LINK_NEW | args::LINK_REPLACED => {
+                        assert_ne!(kind, JobKind::Withdraw);
+                        linked.insert((key, location));
+                    }
+                    args::LINK_PRESENT => assert!(kind == JobKind::Keep && before.contains_key(&key)),
+                    args::LINK_SWAPPED => {
+                        assert!(kind == JobKind::Swap && outcome.key == key);
+                        linked.insert((key, location));
+                    }
+                    args::LINK_WITHDRAWN => assert!(kind == JobKind::Withdraw && outcome.key == key),
+                    args::LINK_ABSENT => assert_eq!(kind, JobKind::Withdraw),
+                    link => assert_eq!(link, args::LINK_FULL),
+                }
+                if outcome.key != args::EMPTY_KEY {
+                    out.push((outcome.key, outcome.location));
+                }
+            }
+            for entry in out {
+                assert!(
+                    linked.remove(&entry),
+                    "seed {seed}: {entry:?} left the index without having been there"
+                );
+            }
+            let keys: HashSet<u64> = linked.iter().map(|(key, _)| *key).collect();
+            assert_eq!(keys.len(), linked.len(), "seed {seed}: a key is linked once");
+            assert!(linked.len() as u64 <= 8 * bench.tier.shape().buckets);
+        }
+        // What is there is what the outcomes said.
+        for id in 0..IDS {
+            bench.push(&mut jobs, id, JobKind::Withdraw);
+        }
+        bench.launch(&mut jobs, 99);
+        let there: HashSet<(u64, u64)> = jobs
+            .finish()
+            .unwrap()
+            .iter()
+            .filter(|outcome| outcome.link == args::LINK_WITHDRAWN)
+            .map(|outcome| (outcome.key, outcome.location))
+            .collect();
+        assert_eq!(there, linked, "seed {seed}");
+    }
+}
+
+/// Keys leave slots and others take them while lanes stand anywhere in a probe: what is found under a key is a
+/// row of that key.
+#[test]
+fn a_probe_amid_replacement_finds_a_keys_own_row_or_nothing() {
+    let mut found = 0;
+    for seed in 1..150 {
+        let mut bench = Bench::new(1 + seed % 2, seed);
+        let (mut lane, mut draw) = (bench.lane(), seed << 32);
+        let mut under_way: Vec<Jobs<SimDriver>> = (0..4).map(|_| bench.jobs()).collect();
+        for now in 0..12 {
+            for jobs in &mut under_way {
+                jobs.finish().unwrap();
+                for id in some_ids(&mut draw).into_iter().take(8) {
+                    let kind =
+                        [JobKind::Keep, JobKind::Swap, JobKind::Withdraw][(scatter(draw + id) % 3) as usize];
+                    bench.push(jobs, id, kind);
+                }
+            }
+            // All of them in the stream, and none waited for.
+            for jobs in &mut under_way {
+                bench.launch(jobs, now);
+            }
+            let ids: Vec<u64> = (0..IDS).chain(0..IDS / 2).collect();
+            let misses = lane.probe(now, &batch_of(&ids)).unwrap();
+            let missing: HashSet<u64> = lane.misses().iter().map(|miss| miss.id).collect();
+            assert_eq!(missing.len(), misses, "each miss once");
+            let (misses, words) = lane.staged_mut().unwrap();
+            for miss in misses {
+                words[miss.word] = (-1.0_f32 - miss.id as f32).to_bits();
+            }
+            if now % 2 == 0 {
+                lane.copy_hits().unwrap();
+            }
+            lane.pool().unwrap();
+            lane.settle().unwrap();
+            for (&id, &value) in ids.iter().zip(lane.out()) {
+                let own = value == -1.0 - id as f32 && missing.contains(&id);
+                found += u64::from(!own);
+                assert!(
+                    own || bench.rows.get(value as usize) == Some(&id),
+                    "seed {seed}: id {id} got {value}"
+                );
+            }
+        }
+    }
+    assert!(found > 5000, "{found} hits");
+}
+
+#[test]
+fn a_sweep_puts_out_each_entry_once_and_no_more_than_it_is_told() {
+    for seed in 0..12 {
+        let mut bench = Bench::new(9, seed);
+        let mut jobs = bench.jobs();
+        let mut linked: HashMap<u64, u64> = HashMap::new();
+        for id in 0..40 {
+            linked.insert(BASE | id, bench.push(&mut jobs, id, JobKind::Keep));
+        }
+        bench.launch(&mut jobs, 10);
+        jobs.finish().unwrap();
+        // The first half is used later.
+        let mut lane = bench.lane();
+        assert_eq!(lane.probe(15, &batch_of(&(0..20).collect::<Vec<_>>())).unwrap(), 0);
+
+        let mut sweeper = Sweeper::new(&bench.tier, 16, 64).unwrap();
+        let mut ages: Vec<u32> =
+            sweeper.sample(20, 3).unwrap().iter().copied().filter(|a| *a != u32::MAX).collect();
+        ages.sort_unstable();
+        assert_eq!(ages, [vec![5; 20], vec![10; 20]].concat(), "seed {seed}");
+
+        let aged = Stretch { hand: 4, buckets: 9, most: 7, victims: Victims::Aged(6) };
+        let mut gone = HashSet::new();
+        for expected in [7, 7, 6, 0] {
+            let evicted = sweeper.sweep(20, aged).unwrap();
+            assert_eq!(evicted.len(), expected, "seed {seed}");
+            for entry in evicted {
+                assert!(entry.key >= BASE + 20, "the old ones");
+                assert_eq!(linked[&entry.key], entry.location);
+                assert!(gone.insert(entry.key));
+            }
+        }
+        let misses = lane.probe(21, &batch_of(&(0..40).collect::<Vec<_>>())).unwrap();
+        assert_eq!(misses, 20);
+        // All of the one slab.
+        let all = Stretch { hand: 0, buckets: 9, most: 64, victims: Victims::In(&[1]) };
+        assert_eq!(sweeper.sweep(22, all).unwrap().len(), 20);
+    }
+}
+
+#[test]
+fn what_kernels_could_not_take_is_no_job() {
+    let bench = Bench::new(2, 1);
+    let mut jobs = bench.jobs();
+    let good = Job { key: BASE, location: 0, row: JobRow::Staged(0), words: 1, kind: JobKind::Keep };
+    assert!(!jobs.push(Job { key: 1, ..good }, &bench.staging), "a reserved key");
+    assert!(!jobs.push(Job { location: (SLOTS as u64) << 1, ..good }, &bench.staging), "past the pool");
+    assert!(!jobs.push(Job { location: 1, ..good }, &bench.staging), "a copy into a host row");
+    assert!(
+        !jobs.push(Job { location: 1, row: JobRow::InPlace, ..good }, &bench.staging),
+        "no one's host row"
+    );
+    assert!(jobs.push(good, &bench.staging));
+    assert!(!jobs.push(good, &bench.staging), "a key twice");
+}
+
+/// Rows of the unified index lie in pinned memory of the host, and are read there.
+#[test]
+fn an_entry_may_point_at_a_row_of_the_host() {
+    let mut bench = Bench::new(2, 3);
+    let driver = bench.tier.driver().clone();
+    let mut plan = flechette::device::cuda::memory::Plan::default();
+    let rows = plan.array::<f32>(32);
+    let mut memory = flechette::device::cuda::memory::PinnedMemory::new(&driver, plan.bytes()).unwrap();
+    memory.get_mut(rows).iter_mut().enumerate().for_each(|(i, row)| *row = 0.5 + i as f32);
+    let first = bench.tier.register(Arc::new(memory)).unwrap();
+    let mut jobs = bench.jobs();
+    for id in 0..4 {
+        let location = first + (id << 1);
+        let job = Job { key: BASE | id, location, row: JobRow::InPlace, words: 1, kind: JobKind::Keep };
+        assert!(jobs.push(job, &bench.staging));
+    }
+    bench.launch(&mut jobs, 1);
+    jobs.finish().unwrap();
+    let mut lane = bench.lane();
+    assert_eq!(lane.probe(2, &batch_of(&[3, 0, 2, 2])).unwrap(), 0);
+    assert_eq!(lane.out(), [3.5, 0.5, 2.5, 2.5]);
+}
