@@ -66,6 +66,8 @@ pub struct Config {
     pub batcher: BatcherConfig,
     /// The embedding cache.
     pub cache: CacheConfig,
+    /// The recording of accesses.
+    pub trace: TraceConfig,
     /// Which device tier.
     pub device: DeviceKind,
     /// Thread counts.
@@ -129,6 +131,15 @@ pub struct CacheConfig {
     pub size: Option<CacheSize>,
     /// `cache.staging_bytes`; room for one maximum batch when absent.
     pub staging_bytes: Option<u64>,
+}
+
+/// Section `trace`: the recording of a server's accesses, for `flechette plan`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TraceConfig {
+    /// `trace.rate`: the share of all rows whose accesses are recorded, 0 to 1; 0 records nothing.
+    pub rate: f64,
+    /// `trace.max_bytes`: most bytes of a model's recordings; the oldest are removed.
+    pub max_bytes: u64,
 }
 
 /// Whether there is a cache.
@@ -276,6 +287,7 @@ impl Config {
             batcher,
             server,
             cache: layers.cache()?,
+            trace: layers.trace()?,
             device: layers.choice("device.kind", kinds)?.unwrap_or(DeviceKind::Auto),
             threads: ThreadsConfig {
                 compute: or_cores(layers.whole("threads.compute", 0, 4096)?),

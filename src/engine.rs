@@ -17,6 +17,7 @@ use crate::model::loss::sigmoid;
 use crate::model::{InputRows, Model, Tape, Weights, WeightsError, check_shape};
 use crate::schema::{Lookup, Schema};
 use crate::store::{EmbeddingStore, Opened, rows_of};
+use crate::trace::recorder::Recorder;
 use crate::types::{AbsentId, Batch, Description, Predict, PredictError, Scores, Version};
 
 /// What an engine is made of, besides the version it serves.
@@ -45,6 +46,8 @@ pub struct Engine {
     metrics: Arc<ModelMetrics>,
     threads: Arc<rayon::ThreadPool>,
     max_samples: usize,
+    /// Shown every batch that is scored.
+    recorder: Option<Recorder>,
     /// One a batch in flight; taken and put back, so that none is allocated in steady state.
     scratches: Stock<Scratch>,
     /// One a chunk in work, so that a large batch takes no more memory than its threads do.
@@ -106,12 +109,20 @@ impl Engine {
             metrics,
             threads,
             max_samples,
+            recorder: None,
             scratches: Stock(Mutex::default()),
             tapes: Stock(Mutex::default()),
             counted: Mutex::default(),
         };
         engine.count_cache();
         Ok(engine)
+    }
+
+    /// Has the rows that batches ask for recorded from now on.
+    #[must_use]
+    pub fn recorded_by(mut self, recorder: Recorder) -> Self {
+        self.recorder = Some(recorder);
+        self
     }
 
     /// The version that scores.
@@ -266,6 +277,9 @@ impl Predict for Engine {
         }
         check_shape(&self.schema, batch)?;
         self.schema.check_absent(batch)?;
+        if let Some(recorder) = &self.recorder {
+            recorder.record(batch);
+        }
         let absent = self.absent(batch);
         let mut scratch = self.scratches.take().unwrap_or_default();
         let probabilities = self.score(batch, &mut scratch);

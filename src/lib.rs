@@ -16,6 +16,8 @@ pub mod device;
 
 pub mod store;
 
+pub mod trace;
+
 pub mod cache;
 
 pub mod model;
@@ -27,6 +29,8 @@ pub mod batcher;
 pub mod server;
 
 pub mod dataset;
+
+pub mod planner;
 
 pub mod trainer;
 

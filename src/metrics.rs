@@ -99,6 +99,13 @@ const ABSENT_IDS: Spec = Spec(
     Kind::Counter,
     "Ids that the table does not hold and that took its default.",
 );
+const TRACE_ACCESSES: Spec =
+    Spec("flechette_trace_accesses_total", Kind::Counter, "Sampled accesses that were written to the trace.");
+const TRACE_DROPPED: Spec = Spec(
+    "flechette_trace_dropped_total",
+    Kind::Counter,
+    "Sampled accesses that were not written: too much waited, or the disk failed.",
+);
 const CACHE_USED: Spec =
     Spec("flechette_cache_used_bytes", Kind::Gauge, "Bytes of the cache's pool that hold rows.");
 const CACHE_CAPACITY: Spec =
@@ -106,7 +113,7 @@ const CACHE_CAPACITY: Spec =
 const CACHE_ENTRIES: Spec = Spec("flechette_cache_entries", Kind::Gauge, "Rows in the cache now.");
 const BUILD_INFO: Spec = Spec("flechette_build_info", Kind::Gauge, "Always 1; the labels say which build.");
 
-const ALL: [&Spec; 17] = [
+const ALL: [&Spec; 19] = [
     &REQUESTS,
     &REQUEST_SECONDS,
     &QUEUE_SECONDS,
@@ -120,6 +127,8 @@ const ALL: [&Spec; 17] = [
     &CACHE_MISSES,
     &CACHE_EVICTIONS,
     &ABSENT_IDS,
+    &TRACE_ACCESSES,
+    &TRACE_DROPPED,
     &CACHE_USED,
     &CACHE_CAPACITY,
     &CACHE_ENTRIES,
@@ -157,8 +166,18 @@ pub struct ModelMetrics {
     pub version: Gauge,
     /// The cache as a whole.
     pub cache: CacheMetrics,
+    /// The recording of its accesses.
+    pub trace: TraceMetrics,
     /// One a table, at `TableId::index`.
     pub tables: Vec<TableMetrics>,
+}
+
+/// Counters of a model's recorded trace.
+pub struct TraceMetrics {
+    /// Accesses that were written.
+    pub recorded: Counter,
+    /// Accesses that were sampled and not written.
+    pub dropped: Counter,
 }
 
 /// The cache of one model as a whole.
@@ -269,6 +288,10 @@ impl Register<'_> {
                 used_bytes: self.gauge(&CACHE_USED, &model),
                 capacity_bytes: self.gauge(&CACHE_CAPACITY, &model),
                 entries: self.gauge(&CACHE_ENTRIES, &model),
+            },
+            trace: TraceMetrics {
+                recorded: self.counter(&TRACE_ACCESSES, &model),
+                dropped: self.counter(&TRACE_DROPPED, &model),
             },
             tables: schema.tables.iter().map(|table| self.table(name, &table.name)).collect(),
         }

@@ -8,6 +8,7 @@ pub mod client;
 pub mod demo;
 pub mod init;
 pub mod load;
+pub mod plan;
 pub mod score;
 pub mod serve;
 pub mod train;
@@ -50,6 +51,8 @@ enum Command {
     Score(score::Args),
     /// Drives a server with requests and prints throughput and latency
     Load(load::Args),
+    /// Tells what caches of several sizes would hit on a data set
+    Plan(plan::Args),
     /// Shows everything: makes data, trains, serves, scores
     Demo(demo::Args),
 }
@@ -63,6 +66,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
     let mut flags = match &cli.command {
         Command::Serve(args) => args.flags(),
         Command::Train(args) => args.flags(),
+        Command::Plan(args) => args.flags(),
         _ => Flags::default(),
     };
     flags.config = cli.config;
@@ -75,6 +79,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Serve(_) => serve::run(&config),
         Command::Score(args) => score::run(args),
         Command::Load(args) => load::run(args),
+        Command::Plan(args) => plan::run(args, &config),
         Command::Demo(args) => demo::run(args),
     }
 }

@@ -7,14 +7,15 @@ use anyhow::{Context, anyhow};
 
 use crate::cache::{CacheOptions, CacheShape, FlatCache, TableShape};
 use crate::cli::InputError;
-use crate::config::{CacheConfig, CacheMode, CacheSize, Config, Flags};
+use crate::config::{CacheConfig, CacheMode, CacheSize, Config, Flags, TraceConfig};
 use crate::device::{self, cuda, host};
 use crate::engine::{Engine, EngineParts, read_weights};
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, ModelMetrics};
 use crate::model::Model;
 use crate::schema::Schema;
 use crate::server::{Server, ServerParts, terminated};
 use crate::store::{self, Opened};
+use crate::trace::recorder::{Recorder, RecorderOptions};
 use crate::types::Predict;
 
 /// Flags of `serve`. Every one wins over the environment and the file.
@@ -124,14 +125,20 @@ impl Serving {
                 cache_bytes = cache.as_ref().map_or(0, |cache| cache.stats().total_bytes),
                 "loaded"
             );
+            let metrics = metrics.model(name, &latest.opened.schema);
+            let recorder = recorder_of(&config.trace, &latest.opened.schema, &models.join(name), &metrics)?;
             let parts = EngineParts {
                 name: name.clone(),
                 cache,
-                metrics: metrics.model(name, &latest.opened.schema),
+                metrics,
                 threads: threads.clone(),
                 max_samples: config.batcher.max_samples.max(config.server.max_samples),
             };
-            Ok(Arc::new(Engine::new(latest.opened, parts)?))
+            let engine = Engine::new(latest.opened, parts)?;
+            Ok(Arc::new(match recorder {
+                Some(recorder) => engine.recorded_by(recorder),
+                None => engine,
+            }))
         };
         let engines = names.iter().map(|name| engine(name).with_context(|| format!("model {name:?}")));
         let engines = engines.collect::<Result<_, _>>()?;
@@ -154,6 +161,26 @@ fn check_weights(opened: &Opened) -> Result<(), String> {
     let model = Model::new(&opened.schema);
     read_weights(&model, opened).map(|_| ()).map_err(|e| e.to_string())
 }
+
+/// The recorder of a model's accesses, if there is to be one. `folder` is the model's.
+fn recorder_of(
+    config: &TraceConfig,
+    schema: &Schema,
+    folder: &Path,
+    metrics: &Arc<ModelMetrics>,
+) -> anyhow::Result<Option<Recorder>> {
+    if config.rate == 0.0 {
+        return Ok(None);
+    }
+    let folder = folder.join(STATE);
+    let options = RecorderOptions { folder, rate: config.rate, max_bytes: config.max_bytes };
+    let recorder = Recorder::start(schema, &options, metrics.clone());
+    let told = || format!("trace.rate: {}: cannot record", options.folder.display());
+    Ok(Some(recorder.with_context(told)?))
+}
+
+/// Where a model's hot keys, counts and traces lie, beside its versions.
+const STATE: &str = "state";
 
 /// Share of the rows that a cache holds when its size is not given.
 const DEFAULT_FRACTION: f64 = 0.1;

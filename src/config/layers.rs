@@ -8,7 +8,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::{
-    BatcherConfig, CacheConfig, CacheMode, CacheSize, ConfigError, Flags, ServerConfig, Source, or_cores,
+    BatcherConfig, CacheConfig, CacheMode, CacheSize, ConfigError, Flags, ServerConfig, Source, TraceConfig,
+    or_cores,
 };
 
 /// Every key that exists. Anything else in the file or the environment is warned of.
@@ -33,6 +34,8 @@ pub(super) const KEYS: &[&str] = &[
     "cache.bytes",
     "cache.fraction",
     "cache.staging_bytes",
+    "trace.rate",
+    "trace.max_bytes",
     "device.kind",
     "threads.compute",
     "threads.io",
@@ -180,6 +183,14 @@ impl Layers {
         let fraction = self.share("cache.fraction")?.map(CacheSize::Fraction);
         let staging_bytes = self.bytes("cache.staging_bytes", 1, u64::MAX)?;
         Ok(CacheConfig { mode, size: bytes.or(fraction), staging_bytes })
+    }
+
+    pub(super) fn trace(&self) -> Result<TraceConfig, ConfigError> {
+        let expected = || "a number from 0 to 1".to_owned();
+        let in_range = |rate: &f64| (0.0..=1.0).contains(rate);
+        let rate = self.parse("trace.rate", expected, |text| text.parse().ok().filter(in_range))?;
+        let max_bytes = self.bytes("trace.max_bytes", MIB, 1024 * GIB)?;
+        Ok(TraceConfig { rate: rate.unwrap_or(0.0), max_bytes: max_bytes.unwrap_or(64 * MIB) })
     }
 
     pub(super) fn text(&self, key: &str) -> Option<&str> {

@@ -105,3 +105,17 @@ fn a_queue_smaller_than_one_request_is_refused() {
     let text = refusal(&[("FLECHETTE_BATCHER_QUEUE_SAMPLES", "100")], "");
     assert!(text.contains("batcher.queue_samples") && text.contains("4096"), "{text}");
 }
+
+#[test]
+fn nothing_is_recorded_unless_a_rate_is_given() {
+    let config = resolve(&Flags::default(), &[], "").unwrap();
+    assert_eq!(config.trace, TraceConfig { rate: 0.0, max_bytes: 64 << 20 });
+    let config =
+        resolve(&Flags::default(), &[("FLECHETTE_TRACE_RATE", "0.01")], "[trace]\nmax_bytes = \"2Mi\"");
+    assert_eq!(config.unwrap().trace, TraceConfig { rate: 0.01, max_bytes: 2 << 20 });
+    for rate in ["-0.1", "1.5", "NaN", "some"] {
+        let text = refusal(&[("FLECHETTE_TRACE_RATE", rate)], "");
+        assert!(text.contains("trace.rate") && text.contains("a number from 0 to 1"), "{text}");
+    }
+    assert!(refusal(&[], "[trace]\nmax_bytes = 1000").contains("trace.max_bytes"));
+}

@@ -13,6 +13,7 @@ mod demo;
 mod learning;
 mod memory;
 mod operation;
+mod plan;
 mod program;
 mod refusals;
 mod resources;

@@ -23,15 +23,22 @@ pub const IMPORTS: &[(&str, &[&str])] = &[
     ("config", LEAF),
     ("metrics", LEAF),
     ("sync", LEAF),
+    ("trace", LEAVES),
     ("device", LEAVES),
     ("store", LEAVES),
     ("dataset", LEAVES),
     ("batcher", LEAVES),
     ("cache", &["types", "schema", "config", "metrics", "sync", "device"]),
     ("model", &["types", "schema", "config", "metrics", "sync", "device"]),
-    ("engine", &["types", "schema", "config", "metrics", "sync", "device", "cache", "store", "model"]),
+    (
+        "engine",
+        &["types", "schema", "config", "metrics", "sync", "device", "cache", "store", "model", "trace"],
+    ),
     ("server", &["types", "schema", "config", "metrics", "sync", "batcher"]),
-    ("planner", &["types", "schema", "config", "metrics", "sync", "dataset", "cache::key", "cache::policy"]),
+    (
+        "planner",
+        &["types", "schema", "config", "metrics", "sync", "dataset", "trace", "cache::key", "cache::policy"],
+    ),
     (
         "trainer",
         &[
@@ -67,7 +74,7 @@ pub const CRATE_HOMES: &[(&str, &[&str])] = &[
     ("redis", &["store/remote.rs"]),
     ("anyhow", &["main.rs", "cli/"]),
     ("loom", &["sync.rs"]),
-    ("xxhash_rust", &["schema", "store/", "model/"]),
+    ("xxhash_rust", &["schema", "store/", "model/", "trace/"]),
 ];
 
 /// Where `unsafe` may stand.

@@ -1,0 +1,119 @@
+//! Doubly linked lists of keys with all links in two arrays, as what every policy is made of. A key
+//! is in at most one list at a time.
+
+/// The end of a list.
+const NONE: u32 = u32::MAX;
+
+/// The links of the keys `0..keys`.
+#[derive(Clone, Debug)]
+pub struct Links {
+    before: Vec<u32>,
+    after: Vec<u32>,
+}
+
+impl Links {
+    /// No key is in a list.
+    pub fn new(keys: u32) -> Self {
+        Self { before: vec![NONE; keys as usize], after: vec![NONE; keys as usize] }
+    }
+}
+
+/// One list. Whoever uses it knows which keys are in it.
+#[derive(Clone, Copy, Debug)]
+pub struct List {
+    front: u32,
+    back: u32,
+    len: usize,
+}
+
+impl Default for List {
+    fn default() -> Self {
+        Self { front: NONE, back: NONE, len: 0 }
+    }
+}
+
+impl List {
+    /// How many keys are in it.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The key at the back.
+    pub fn back(&self) -> Option<u32> {
+        (self.back != NONE).then_some(self.back)
+    }
+
+    /// Puts a key, which is in no list, at the front.
+    pub fn push_front(&mut self, links: &mut Links, key: u32) {
+        links.before[key as usize] = NONE;
+        links.after[key as usize] = self.front;
+        match self.front {
+            NONE => self.back = key,
+            front => links.before[front as usize] = key,
+        }
+        self.front = key;
+        self.len += 1;
+    }
+
+    /// Takes out a key, which is in this list.
+    pub fn remove(&mut self, links: &mut Links, key: u32) {
+        let (before, after) = (links.before[key as usize], links.after[key as usize]);
+        match before {
+            NONE => self.front = after,
+            before => links.after[before as usize] = after,
+        }
+        match after {
+            NONE => self.back = before,
+            after => links.before[after as usize] = before,
+        }
+        self.len -= 1;
+    }
+
+    /// Takes out the key at the back.
+    pub fn pop_back(&mut self, links: &mut Links) -> Option<u32> {
+        let key = self.back()?;
+        self.remove(links, key);
+        Some(key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn two_lists_over_the_same_links_behave_as_two_deques(
+            steps in prop::collection::vec((0usize..2, 0u32..12, any::<bool>()), 0..200),
+        ) {
+            let mut links = Links::new(12);
+            let mut lists = [List::default(), List::default()];
+            let mut wanted = [std::collections::VecDeque::new(), std::collections::VecDeque::new()];
+            for (which, key, pop) in steps {
+                if pop {
+                    prop_assert_eq!(lists[which].pop_back(&mut links), wanted[which].pop_back());
+                    continue;
+                }
+                for (list, wanted) in lists.iter_mut().zip(&mut wanted) {
+                    if let Some(at) = wanted.iter().position(|&k| k == key) {
+                        wanted.remove(at);
+                        list.remove(&mut links, key);
+                    }
+                }
+                lists[which].push_front(&mut links, key);
+                wanted[which].push_front(key);
+                for (list, wanted) in lists.iter().zip(&wanted) {
+                    prop_assert_eq!(list.len(), wanted.len());
+                    prop_assert_eq!(list.is_empty(), wanted.is_empty());
+                    prop_assert_eq!(list.back(), wanted.back().copied());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! Random replacement: any row of the cache leaves, each as probably (Belady, "A study of replacement
+//! algorithms for a virtual-storage computer", IBM Systems Journal 1966, measures it as the baseline).
+//!
+//! Its limits: it learns nothing. What does not beat it is not worth its bookkeeping.
+
+use super::Simulated;
+
+/// A cache that evicts at random, the same way for the same seed.
+#[derive(Debug)]
+pub struct Random {
+    capacity: usize,
+    residents: Vec<u32>,
+    /// By key: whether it is among the residents.
+    resident: Vec<bool>,
+    state: u64,
+}
+
+impl Random {
+    /// An empty cache of `capacity` of the keys `0..keys`; `capacity` is above 0.
+    pub fn new(capacity: usize, keys: u32, seed: u64) -> Self {
+        Self { capacity, residents: Vec::new(), resident: vec![false; keys as usize], state: seed }
+    }
+
+    /// A number below `end`: SplitMix64 (Steele, Lea and Flood, 2014), scaled.
+    fn below(&mut self, end: usize) -> usize {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.state ^ (self.state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((u128::from(z ^ (z >> 31)) * end as u128) >> 64) as usize
+    }
+}
+
+impl Simulated for Random {
+    fn access(&mut self, key: u32) -> bool {
+        if self.resident[key as usize] {
+            return true;
+        }
+        self.resident[key as usize] = true;
+        if self.residents.len() < self.capacity {
+            self.residents.push(key);
+        } else {
+            let victim = self.below(self.capacity);
+            let out = std::mem::replace(&mut self.residents[victim], key);
+            self.resident[out as usize] = false;
+        }
+        false
+    }
+}

@@ -1,0 +1,258 @@
+//! An access trace in memory: which row of which table is asked for, in order.
+//!
+//! **What an access is.** Samples come in the order of the files; of one sample, every lookup of
+//! `Schema::lookups` in turn (the features in the schema's order, then, where the architecture has
+//! them, their wide tables in the same order); of one lookup, its ids as they stand. An id that its
+//! table does not hold and that reads as zeros asks the cache for nothing; one for which a row stands
+//! asks for that row. This is what the engine asks the cache for, before a batch is deduplicated.
+//!
+//! Rows are numbered densely, table after table, so that a simulated cache keeps what it knows in plain
+//! arrays and needs no hashing: 4 bytes an access, 8 a distinct row and, while it is built, a map.
+
+use std::ops::Range;
+
+use super::ids::RowMap;
+use crate::schema::{Lookup, Schema};
+use crate::types::{Batch, TableId};
+
+/// The most accesses, and the most distinct rows, of a trace: positions and keys are 32-bit numbers.
+pub const MAX_ACCESSES: usize = u32::MAX as usize - 1;
+
+/// A trace that cannot be kept.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("trace: more than {limit} accesses; plan on fewer files, or on a sampled trace")]
+pub struct TooLong {
+    /// How many can be kept.
+    pub limit: usize,
+}
+
+/// One table of a trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TraceTable {
+    /// Its name.
+    pub name: String,
+    /// Bytes of one of its rows.
+    pub row_bytes: usize,
+    /// The keys of its rows: as many as distinct rows were asked for.
+    pub keys: Range<u32>,
+    /// How often any of them was.
+    pub accesses: u64,
+}
+
+/// Accesses in order, and what their keys stand for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Trace {
+    /// By [`TableId`].
+    pub tables: Vec<TraceTable>,
+    /// The key of every access. A table's keys are numbered in the order of their first access.
+    pub accesses: Vec<u32>,
+    /// By key: its row in its table.
+    pub rows: Vec<u64>,
+    /// Samples that the accesses are of, where that is known.
+    pub samples: u64,
+    /// Ids that their table does not hold, whether or not a row stands for them.
+    pub absent: u64,
+    /// The share of the rows whose accesses are here: 1 unless it is a recording that was sampled.
+    pub rate: f64,
+}
+
+impl Trace {
+    /// How many distinct rows were asked for.
+    #[must_use]
+    pub fn keys(&self) -> u32 {
+        self.rows.len() as u32
+    }
+
+    /// By key: its table.
+    #[must_use]
+    pub fn table_of_keys(&self) -> Vec<u32> {
+        let keys = |(t, table): (usize, &TraceTable)| table.keys.clone().map(move |_| t as u32);
+        self.tables.iter().enumerate().flat_map(keys).collect()
+    }
+
+    /// Bytes of a row, the mean over the distinct rows.
+    #[must_use]
+    pub fn mean_row_bytes(&self) -> f64 {
+        let bytes: f64 = self.tables.iter().map(|t| t.keys.len() as f64 * t.row_bytes as f64).sum();
+        if self.rows.is_empty() { 0.0 } else { bytes / self.rows.len() as f64 }
+    }
+}
+
+/// Collects a trace.
+#[derive(Debug)]
+pub struct TraceBuilder {
+    schema: Schema,
+    lookups: Vec<Lookup>,
+    tables: Vec<Numbers>,
+    /// Keys by first access over all tables, until [`TraceBuilder::finish`] puts them in order.
+    accesses: Vec<u32>,
+    /// By such a key: table and number within it.
+    keys: Vec<(u32, u32)>,
+    samples: u64,
+    absent: u64,
+}
+
+/// One table's rows: the key of each, and all in the order of their first access.
+#[derive(Debug, Default)]
+struct Numbers {
+    keys: RowMap<u32>,
+    rows: Vec<u64>,
+    accesses: u64,
+}
+
+impl TraceBuilder {
+    /// A trace of the tables of a schema.
+    #[must_use]
+    pub fn new(schema: &Schema) -> Self {
+        Self {
+            lookups: schema.lookups(),
+            tables: schema.tables.iter().map(|_| Numbers::default()).collect(),
+            schema: schema.clone(),
+            accesses: Vec::new(),
+            keys: Vec::new(),
+            samples: 0,
+            absent: 0,
+        }
+    }
+
+    /// Appends the accesses of every sample of a batch of the schema's shape.
+    ///
+    /// # Errors
+    /// [`TooLong`].
+    pub fn append(&mut self, batch: &Batch) -> Result<(), TooLong> {
+        let lookups = std::mem::take(&mut self.lookups);
+        let appended = (0..batch.samples).try_for_each(|sample| {
+            lookups.iter().try_for_each(|lookup| {
+                let ids = batch.features[lookup.feature].sample(sample);
+                ids.iter().try_for_each(|&id| self.ask(lookup.table, id))
+            })
+        });
+        self.lookups = lookups;
+        self.samples += batch.samples as u64;
+        appended
+    }
+
+    fn ask(&mut self, table: TableId, id: u64) -> Result<(), TooLong> {
+        let shape = &self.schema.tables[table.index()];
+        self.absent += u64::from(id >= shape.rows);
+        match shape.row_of(id) {
+            Some(row) => self.push(table, row),
+            None => Ok(()),
+        }
+    }
+
+    /// Appends one access.
+    ///
+    /// # Errors
+    /// [`TooLong`].
+    pub fn push(&mut self, table: TableId, row: u64) -> Result<(), TooLong> {
+        if self.accesses.len() >= MAX_ACCESSES {
+            return Err(TooLong { limit: MAX_ACCESSES });
+        }
+        let numbers = &mut self.tables[table.index()];
+        let next = self.keys.len() as u32;
+        let key = *numbers.keys.entry(row).or_insert(next);
+        if key == next {
+            self.keys.push((table.0, numbers.rows.len() as u32));
+            numbers.rows.push(row);
+        }
+        numbers.accesses += 1;
+        self.accesses.push(key);
+        Ok(())
+    }
+
+    /// The trace, its keys numbered table after table. `rate` as in [`Trace::rate`].
+    #[must_use]
+    pub fn finish(self, rate: f64) -> Trace {
+        let Self { schema, tables: numbers, mut accesses, keys, samples, absent, .. } = self;
+        let mut first = 0;
+        let mut tables = Vec::with_capacity(numbers.len());
+        let mut rows = Vec::with_capacity(keys.len());
+        for (table, numbers) in schema.tables.iter().zip(numbers) {
+            let end = first + numbers.rows.len() as u32;
+            tables.push(TraceTable {
+                name: table.name.clone(),
+                row_bytes: table.dim * size_of::<f32>(),
+                keys: first..end,
+                accesses: numbers.accesses,
+            });
+            rows.extend(numbers.rows);
+            first = end;
+        }
+        for key in &mut accesses {
+            let (table, number) = keys[*key as usize];
+            *key = tables[table as usize].keys.start + number;
+        }
+        Trace { tables, accesses, rows, samples, absent, rate }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::schema::preset::{self, Kind, SyntheticShape};
+    use crate::types::Jagged;
+    use proptest::prelude::*;
+
+    /// A trace of these accesses, each a table below 3 and a row.
+    pub fn trace(accesses: &[(u32, u64)]) -> Trace {
+        let shape = SyntheticShape { tables: 3, rows: 1000, dense: 0, multi_hot: None };
+        let mut builder = TraceBuilder::new(&preset::synthetic(Kind::Dcn, 4, shape));
+        for &(table, row) in accesses {
+            builder.push(TableId(table), row).unwrap();
+        }
+        builder.finish(1.0)
+    }
+
+    pub fn accesses(most: usize) -> impl Strategy<Value = Vec<(u32, u64)>> {
+        // Squared, so that small rows are hotter.
+        let row = (0u64..16).prop_map(|r| r * r / 7);
+        prop::collection::vec((0u32..3, row), 1..most)
+    }
+
+    proptest! {
+        #[test]
+        fn keys_stand_for_the_rows_that_were_asked_for(wanted in accesses(200)) {
+            let trace = trace(&wanted);
+            let tables = trace.table_of_keys();
+            let got: Vec<_> =
+                trace.accesses.iter().map(|&k| (tables[k as usize], trace.rows[k as usize])).collect();
+            prop_assert_eq!(&got, &wanted);
+            let distinct: std::collections::HashSet<_> = wanted.iter().collect();
+            prop_assert_eq!(trace.keys() as usize, distinct.len());
+            for (t, table) in trace.tables.iter().enumerate() {
+                prop_assert_eq!(table.accesses as usize, wanted.iter().filter(|a| a.0 as usize == t).count());
+            }
+        }
+    }
+
+    #[test]
+    fn samples_ask_row_by_row_and_absent_ids_ask_only_where_a_row_stands_for_them() {
+        let shape = SyntheticShape { tables: 2, rows: 10, dense: 0, multi_hot: Some(3) };
+        let mut schema = preset::synthetic(Kind::Deepfm, 4, shape);
+        schema.tables[1].default = crate::schema::AbsentDefault::Row(9);
+        let batch = Batch {
+            samples: 2,
+            dense: vec![],
+            features: vec![
+                Jagged { offsets: vec![0, 2, 3], ids: vec![4, 11, 5] },
+                Jagged { offsets: vec![0, 0, 2], ids: vec![70, 2] },
+            ],
+        };
+        let mut builder = TraceBuilder::new(&schema);
+        builder.append(&batch).unwrap();
+        let trace = builder.finish(1.0);
+        let tables = trace.table_of_keys();
+        let name = |t: u32| trace.tables[t as usize].name.as_str();
+        let got: Vec<_> =
+            trace.accesses.iter().map(|&k| (name(tables[k as usize]), trace.rows[k as usize])).collect();
+        let names: Vec<&str> = schema.tables.iter().map(|t| t.name.as_str()).collect();
+        let [deep0, deep1] = [names[0], names[1]];
+        let wide = |f: usize| schema.features[f].wide_table.as_deref().unwrap();
+        let wanted =
+            vec![(deep0, 4), (wide(0), 4), (deep0, 5), (deep1, 9), (deep1, 2), (wide(0), 5), (wide(1), 2)];
+        assert_eq!(got, wanted);
+        // 11 is past both tables of its feature, and so is 70.
+        assert_eq!((trace.samples, trace.absent), (2, 4));
+    }
+}

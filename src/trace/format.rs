@@ -1,0 +1,396 @@
+//! A recording's bytes: pure functions between bytes and accesses.
+//!
+//! ```text
+//! file     "FLTRACE1"                           8 bytes
+//!          length of the header                 u32, at most 16 MiB
+//!          header, JSON                         {"rate":0.01,"tables":[{"name":"C1","rows":1000}]}
+//!          XXH3 of the header                   u64
+//!          block ...                            to the end of the file
+//! block    length of the payload                u32, 1 to 1 MiB
+//!          accesses in it                       u32
+//!          XXH3 of the payload                  u64
+//!          payload: for each access its table's place in the header and its row, LEB128 each
+//! ```
+//!
+//! Numbers are little-endian. A file that ends within a block was being written: what is whole before
+//! counts, and [`Ended`] says what does not. Anything else that does not add up is an error with the
+//! offset where it was found. Lengths are checked before memory is taken for them.
+
+use std::io::{self, Read};
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::schema::Schema;
+use crate::types::TableId;
+
+const MAGIC: &[u8; 8] = b"FLTRACE1";
+/// The longest header: room for the names of ten thousand tables.
+const MAX_HEADER_BYTES: usize = 16 << 20;
+/// The longest payload.
+pub const MAX_PAYLOAD_BYTES: usize = 1 << 20;
+/// What stands before a payload.
+pub const BLOCK_HEAD_BYTES: usize = 16;
+
+/// What a recording is of.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Header {
+    /// The share of all rows that were recorded, above 0, at most 1.
+    pub rate: f64,
+    /// The model's tables, by their ids.
+    pub tables: Vec<HeaderTable>,
+}
+
+/// One table of a recorded model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeaderTable {
+    /// Its name.
+    pub name: String,
+    /// Rows are below this.
+    pub rows: u64,
+}
+
+/// How a file ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Behind a block.
+    Whole,
+    /// Within one: so many bytes do not count.
+    Cut(usize),
+}
+
+/// A recording that cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum FormatError {
+    /// The system refused.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// The bytes are not of this form.
+    #[error("at byte {offset}: {reason}")]
+    Form {
+        /// Where, from the file's beginning.
+        offset: u64,
+        /// What was expected and what was got.
+        reason: String,
+    },
+}
+
+impl Header {
+    /// The header of recordings of a model's accesses.
+    #[must_use]
+    pub fn of(schema: &Schema, rate: f64) -> Self {
+        let table = |t: &crate::schema::Table| HeaderTable { name: t.name.clone(), rows: t.rows };
+        Self { rate, tables: schema.tables.iter().map(table).collect() }
+    }
+
+    /// The bytes that a file begins with.
+    #[must_use]
+    pub fn bytes(&self) -> Vec<u8> {
+        // A struct of numbers and strings is always JSON; an infinite rate would be `null` and unreadable.
+        let json = serde_json::to_vec(self).unwrap_or_default();
+        let length = (json.len() as u32).to_le_bytes();
+        [MAGIC, &length[..], &json, &xxh3_64(&json).to_le_bytes()].concat()
+    }
+}
+
+/// Appends one access to a payload.
+#[inline]
+pub fn push_access(payload: &mut Vec<u8>, table: TableId, row: u64) {
+    push_number(payload, u64::from(table.0));
+    push_number(payload, row);
+}
+
+fn push_number(payload: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        payload.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    payload.push(number as u8);
+}
+
+/// What stands before a payload of so many accesses, which is not empty and of [`MAX_PAYLOAD_BYTES`] at
+/// most.
+#[must_use]
+pub fn block_head(payload: &[u8], accesses: u32) -> [u8; BLOCK_HEAD_BYTES] {
+    debug_assert!((1..=MAX_PAYLOAD_BYTES).contains(&payload.len()));
+    let mut head = [0; BLOCK_HEAD_BYTES];
+    head[..4].copy_from_slice(&(payload.len() as u32).to_le_bytes());
+    head[4..8].copy_from_slice(&accesses.to_le_bytes());
+    head[8..].copy_from_slice(&xxh3_64(payload).to_le_bytes());
+    head
+}
+
+/// Reads a recording, a block at a time.
+pub struct TraceReader<R> {
+    source: R,
+    header: Header,
+    offset: u64,
+    payload: Vec<u8>,
+}
+
+impl<R: Read> TraceReader<R> {
+    /// Reads the header.
+    ///
+    /// # Errors
+    /// [`FormatError`] when it is no whole and valid one.
+    pub fn new(mut source: R) -> Result<Self, FormatError> {
+        let form = |offset, reason: String| FormatError::Form { offset, reason };
+        let mut head = [0; 12];
+        let got = fill(&mut source, &mut head)?;
+        if got < head.len() || head[..8] != *MAGIC {
+            return Err(form(
+                0,
+                format!("expected a recorded trace, got {:?}", head[..got].escape_ascii().to_string()),
+            ));
+        }
+        let length = number(&head[8..]) as usize;
+        if length > MAX_HEADER_BYTES {
+            return Err(form(8, format!("header: at most {MAX_HEADER_BYTES} bytes, got {length}")));
+        }
+        let mut json = vec![0; length + 8];
+        let got = fill(&mut source, &mut json)?;
+        if got < json.len() {
+            return Err(form(
+                12,
+                format!("header: expected {} bytes, the file ends after {got}", json.len()),
+            ));
+        }
+        let (json, checksum) = json.split_at(length);
+        if xxh3_64(json) != number(checksum) {
+            return Err(form(12, "header: its checksum differs".into()));
+        }
+        let header: Header =
+            serde_json::from_slice(json).map_err(|error| form(12, format!("header: {error}")))?;
+        if !(header.rate > 0.0 && header.rate <= 1.0) {
+            let reason = format!("header: rate: expected a number above 0, at most 1, got {}", header.rate);
+            return Err(form(12, reason));
+        }
+        let offset = (12 + length + 8) as u64;
+        Ok(Self { source, header, offset, payload: Vec::new() })
+    }
+
+    /// What it is a recording of.
+    #[must_use]
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// Tells every access of every whole block, in order. A block is told only when all of it is good.
+    ///
+    /// # Errors
+    /// [`FormatError`] at the first block that is damaged, and what `told` returns.
+    pub fn read<E: From<FormatError>>(
+        mut self,
+        mut told: impl FnMut(TableId, u64) -> Result<(), E>,
+    ) -> Result<Ended, E> {
+        let mut accesses = Vec::new();
+        loop {
+            let mut head = [0; BLOCK_HEAD_BYTES];
+            let got = fill(&mut self.source, &mut head).map_err(FormatError::from)?;
+            if got < head.len() {
+                return Ok(if got == 0 { Ended::Whole } else { Ended::Cut(got) });
+            }
+            let length = number(&head[..4]) as usize;
+            if !(1..=MAX_PAYLOAD_BYTES).contains(&length) {
+                let reason = format!("block: expected 1 to {MAX_PAYLOAD_BYTES} bytes, got {length}");
+                return Err(self.form(reason).into());
+            }
+            self.payload.resize(length, 0);
+            let got = fill(&mut self.source, &mut self.payload).map_err(FormatError::from)?;
+            if got < length {
+                return Ok(Ended::Cut(head.len() + got));
+            }
+            self.decode(&head, &mut accesses)?;
+            accesses.drain(..).try_for_each(|(table, row)| told(table, row))?;
+            self.offset += (head.len() + length) as u64;
+        }
+    }
+
+    fn decode(
+        &self,
+        head: &[u8; BLOCK_HEAD_BYTES],
+        accesses: &mut Vec<(TableId, u64)>,
+    ) -> Result<(), FormatError> {
+        if xxh3_64(&self.payload) != number(&head[8..]) {
+            return Err(self.form("block: its checksum differs".into()));
+        }
+        let mut rest = self.payload.as_slice();
+        while !rest.is_empty() {
+            let (Some(table), Some(row)) = (take_number(&mut rest), take_number(&mut rest)) else {
+                return Err(self.form("block: a number is longer than 64 bits or cut".into()));
+            };
+            let Some(known) = usize::try_from(table).ok().and_then(|t| self.header.tables.get(t)) else {
+                let tables = self.header.tables.len();
+                return Err(self.form(format!("block: table {table}, expected one of {tables}")));
+            };
+            if row >= known.rows {
+                let (name, rows) = (&known.name, known.rows);
+                return Err(self.form(format!("block: row {row} is past the {rows} rows of table {name:?}")));
+            }
+            accesses.push((TableId(table as u32), row));
+        }
+        let wanted = number(&head[4..8]);
+        if accesses.len() as u64 != wanted {
+            return Err(self.form(format!("block: expected {wanted} accesses, got {}", accesses.len())));
+        }
+        Ok(())
+    }
+
+    fn form(&self, reason: String) -> FormatError {
+        FormatError::Form { offset: self.offset, reason }
+    }
+}
+
+/// Reads until the buffer is full or the source ends.
+fn fill(source: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut got = 0;
+    while got < buffer.len() {
+        match source.read(&mut buffer[got..]) {
+            Ok(0) => break,
+            Ok(more) => got += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(got)
+}
+
+/// Up to 8 little-endian bytes as a number.
+fn number(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte))
+}
+
+/// The number at the front of a payload; none where it is cut or too long.
+fn take_number(rest: &mut &[u8]) -> Option<u64> {
+    let mut number = 0u64;
+    for shift in (0..u64::BITS).step_by(7) {
+        let (&byte, after) = rest.split_first()?;
+        *rest = after;
+        let bits = u64::from(byte & 0x7f);
+        if bits << shift >> shift != bits {
+            return None;
+        }
+        number |= bits << shift;
+        if byte < 0x80 {
+            return Some(number);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn header() -> Header {
+        let table = |(name, rows): (&str, u64)| HeaderTable { name: name.into(), rows };
+        Header { rate: 0.25, tables: [("a", 100), ("b", u64::MAX), ("c \"\u{e4}\"", 1)].map(table).to_vec() }
+    }
+
+    type Accesses = Vec<(u32, u64)>;
+
+    fn blocks() -> impl Strategy<Value = Vec<Accesses>> {
+        let access =
+            prop_oneof![(Just(0u32), 0u64..100), (Just(1u32), 0u64..u64::MAX), (Just(2u32), Just(0u64)),];
+        prop::collection::vec(prop::collection::vec(access, 1..20), 0..5)
+    }
+
+    fn bytes(blocks: &[Accesses]) -> Vec<u8> {
+        let mut file = header().bytes();
+        for block in blocks {
+            let mut payload = Vec::new();
+            block.iter().for_each(|&(table, row)| push_access(&mut payload, TableId(table), row));
+            file.extend(block_head(&payload, block.len() as u32));
+            file.extend(payload);
+        }
+        file
+    }
+
+    fn read(file: &[u8]) -> Result<(Header, Accesses, Ended), FormatError> {
+        let reader = TraceReader::new(file)?;
+        let (header, mut accesses) = (reader.header().clone(), Vec::new());
+        let ended = reader.read(|table, row| {
+            accesses.push((table.0, row));
+            Ok::<(), FormatError>(())
+        })?;
+        Ok((header, accesses, ended))
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(blocks in blocks()) {
+            let got = read(&bytes(&blocks)).unwrap();
+            prop_assert_eq!(got, (header(), blocks.concat(), Ended::Whole));
+        }
+
+        #[test]
+        fn a_cut_file_tells_its_whole_blocks(blocks in blocks(), at in any::<prop::sample::Index>()) {
+            let file = bytes(&blocks);
+            let begin = header().bytes().len();
+            let at = at.index(file.len());
+            let got = read(&file[..at]);
+            if at < begin {
+                prop_assert!(got.unwrap_err().to_string().contains("at byte "));
+                return Ok(());
+            }
+            let whole = (0..=blocks.len()).rev().find(|&n| bytes(&blocks[..n]).len() <= at).unwrap();
+            let rest = at - bytes(&blocks[..whole]).len();
+            let ended = if rest == 0 { Ended::Whole } else { Ended::Cut(rest) };
+            prop_assert_eq!(got.unwrap(), (header(), blocks[..whole].concat(), ended));
+        }
+
+        #[test]
+        fn a_changed_byte_is_an_error_or_cuts_the_file_and_never_tells_what_was_not_written(
+            blocks in blocks(), at in any::<prop::sample::Index>(), mask in 1u8..,
+        ) {
+            let mut file = bytes(&blocks);
+            let at = at.index(file.len());
+            file[at] ^= mask;
+            match read(&file) {
+                Err(error) => prop_assert!(error.to_string().starts_with("at byte ")),
+                Ok((got, accesses, ended)) => {
+                    prop_assert_eq!(got, header());
+                    prop_assert!(matches!(ended, Ended::Cut(_)));
+                    prop_assert!(blocks.concat().starts_with(&accesses));
+                }
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_read_or_refused(tail in prop::collection::vec(any::<u8>(), 0..200), honest: bool) {
+            let file = if honest { [header().bytes(), tail].concat() } else { tail };
+            let _ = read(&file);
+        }
+
+        #[test]
+        fn any_payload_with_a_good_checksum_is_read_or_refused(
+            payload in prop::collection::vec(any::<u8>(), 1..60), accesses in 0u32..40,
+        ) {
+            let file = [header().bytes(), block_head(&payload, accesses).to_vec(), payload].concat();
+            if let Ok((_, got, ended)) = read(&file) {
+                prop_assert_eq!((got.len() as u32, ended), (accesses, Ended::Whole));
+            }
+        }
+    }
+
+    #[test]
+    fn refusals_say_where_and_what() {
+        let refused = |file: &[u8]| read(file).unwrap_err().to_string();
+        let text = refused(b"label\t1\t2\t3 and so on");
+        assert!(text.contains("at byte 0: expected a recorded trace, got \"label"), "{text}");
+        let past = |table, row| {
+            let mut payload = Vec::new();
+            push_access(&mut payload, TableId(table), row);
+            refused(&[header().bytes(), block_head(&payload, 1).to_vec(), payload].concat())
+        };
+        assert!(past(0, 100).contains("row 100 is past the 100 rows of table \"a\""));
+        assert!(past(3, 0).contains("table 3, expected one of 3"));
+        let text = refused(&Header { rate: 2.0, tables: vec![] }.bytes());
+        assert!(text.contains("rate: expected a number above 0, at most 1, got 2"), "{text}");
+        let huge = [MAGIC.as_slice(), &u32::MAX.to_le_bytes()].concat();
+        assert!(refused(&huge).contains("at most 16777216 bytes"));
+    }
+}

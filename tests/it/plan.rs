@@ -1,0 +1,267 @@
+//! `flechette plan` as a program: its JSON against slow counts of the same file, its other outputs, its
+//! refusals, and what a server records for it.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use flechette::planner::counts::Ranked;
+use flechette::schema::preset::{self, Kind};
+use serde_json::Value;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::program::{Served, Workshop, real, run, run_failing, run_json};
+
+const POLICIES: [&str; 6] = ["arc", "lfu", "lru", "random", "s3fifo", "wtinylfu"];
+
+/// The accesses of a Criteo file, computed here anew: column and hashed id, row by row.
+fn accesses(file: &str, modulus: u64) -> Vec<(usize, u64)> {
+    let text = fs::read_to_string(file).unwrap();
+    let ids = |line: &str| -> Vec<(usize, u64)> {
+        let columns = line.split('\t').skip(14).enumerate();
+        columns.map(|(c, value)| (c, xxh3_64_with_seed(value.as_bytes(), 0) % modulus)).collect()
+    };
+    text.lines().flat_map(ids).collect()
+}
+
+fn distinct(accesses: &[(usize, u64)]) -> usize {
+    accesses.iter().collect::<std::collections::HashSet<_>>().len()
+}
+
+/// Hits of an LRU cache that looks through all it holds for the oldest.
+fn slow_lru(accesses: &[(usize, u64)], capacity: usize) -> usize {
+    let mut held: HashMap<(usize, u64), usize> = HashMap::new();
+    let mut hits = 0;
+    for (now, access) in accesses.iter().enumerate() {
+        if held.contains_key(access) {
+            hits += 1;
+        } else if capacity == 0 {
+            continue;
+        } else if held.len() == capacity {
+            let oldest = *held.iter().min_by_key(|(_, at)| **at).unwrap().0;
+            held.remove(&oldest);
+        }
+        held.insert(*access, now);
+    }
+    hits
+}
+
+/// Hits of the cache that looks through all it holds for the one that is asked for last, if ever.
+fn slow_optimal(accesses: &[(usize, u64)], capacity: usize) -> usize {
+    let mut next = vec![usize::MAX; accesses.len()];
+    let mut seen = HashMap::new();
+    for (at, access) in accesses.iter().enumerate().rev() {
+        next[at] = seen.insert(*access, at).unwrap_or(usize::MAX);
+    }
+    // Row to its next access.
+    let mut held: HashMap<(usize, u64), usize> = HashMap::new();
+    let mut hits = 0;
+    for (at, access) in accesses.iter().enumerate() {
+        if held.contains_key(access) {
+            hits += 1;
+        } else if capacity == 0 {
+            continue;
+        } else if held.len() == capacity {
+            let farthest = *held.iter().max_by_key(|(_, next)| **next).unwrap().0;
+            held.remove(&farthest);
+        }
+        held.insert(*access, next[at]);
+    }
+    hits
+}
+
+fn rate(size: &Value, kind: &str, policy: &str) -> f64 {
+    size[kind][policy].as_f64().unwrap()
+}
+
+#[test]
+fn json_is_what_a_slow_count_of_the_same_file_gives() {
+    let workshop = Workshop::new(1500, 1);
+    let config = workshop.config(Kind::Dlrm, 4, 5000);
+    let accesses = accesses(&workshop.train, 5000);
+    let train = &workshop.train;
+    let json = run_json(&format!(
+        "plan --model-config {config} --format criteo-tsv --data {train} --sizes 0.02,0.1,0,1 --json"
+    ));
+    assert_eq!(json.as_object().unwrap().keys().collect::<Vec<_>>(), ["accesses", "ids", "sizes"]);
+    assert_eq!(json["accesses"], accesses.len());
+    assert_eq!(json["ids"], distinct(&accesses));
+    let of_column = |c: usize| accesses.iter().copied().filter(|a| a.0 == c).collect::<Vec<_>>();
+    let columns: Vec<_> = (0..26).map(of_column).collect();
+    for (size, fraction) in json["sizes"].as_array().unwrap().iter().zip([0.02, 0.1, 0.0, 1.0]) {
+        let share = |rows: usize| (fraction * rows as f64).floor() as usize;
+        let close = |got: f64, hits: usize| (got - hits as f64 / accesses.len() as f64).abs() < 1e-12;
+        let rows = share(distinct(&accesses));
+        assert_eq!(size["fraction"], fraction);
+        assert_eq!(size["rows"], rows);
+        assert!(close(rate(size, "flat", "lru"), slow_lru(&accesses, rows)), "{size}");
+        assert!(close(size["optimal"].as_f64().unwrap(), slow_optimal(&accesses, rows)), "{size}");
+        let apart = columns.iter().map(|column| slow_lru(column, share(distinct(column)))).sum();
+        assert!(close(rate(size, "per_table", "lru"), apart), "{size}");
+        for kind in ["flat", "per_table"] {
+            assert_eq!(size[kind].as_object().unwrap().keys().collect::<Vec<_>>(), POLICIES);
+            assert!(POLICIES.iter().all(|p| (0.0..=1.0).contains(&rate(size, kind, p))), "{size}");
+        }
+    }
+}
+
+#[test]
+fn text_counts_and_drawing_are_written() {
+    let workshop = Workshop::new(500, 500);
+    let config = workshop.config(Kind::WideDeep, 4, 300);
+    let (counts, plot) = (workshop.path("counts.safetensors"), workshop.path("plan.svg"));
+    let (train, valid) = (&workshop.train, &workshop.valid);
+    let output = run(&format!(
+        "plan --model-config {config} --format criteo-tsv --data {train} {valid} --counts {counts} --plot {plot}"
+    ));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    // A wide table beside each of 26: the first 40 of 52 tables apart.
+    assert!(text.starts_with("1000 samples, 52000 accesses of "), "{text}");
+    for words in ["by table at 20 % of the rows", "12 others", "wtinylfu", "more memory stops paying at"] {
+        assert!(text.contains(words), "{words} in\n{text}");
+    }
+    assert!(fs::read_to_string(&plot).unwrap().starts_with("<svg "));
+    let ranked = Ranked::read(Path::new(&counts)).unwrap();
+    let both = [accesses(train, 300), accesses(valid, 300)].concat();
+    for (c, name) in (0..26).map(|c| (c, format!("C{}", c + 1))) {
+        let table = ranked.table(&name).unwrap();
+        assert_eq!(table.counts.iter().sum::<u64>(), 1000, "{name}");
+        for (&row, &count) in table.rows.iter().zip(&table.counts) {
+            assert_eq!(count as usize, both.iter().filter(|a| **a == (c, row)).count(), "{name} {row}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_planned_is_refused_by_name() {
+    let workshop = Workshop::new(10, 1);
+    let config = workshop.config(Kind::Dlrm, 4, 100);
+    let train = &workshop.train;
+    let plan = |rest: &str| run_failing(2, &format!("plan --model-config {config} {rest}"));
+    let with = |flags: &str| plan(&format!("--format criteo-tsv --data {train} {flags}"));
+    for sizes in ["1.5", "0.1,,0.2", "-0.1", "NaN", "some"] {
+        let error = with(&format!("--sizes={sizes}"));
+        assert!(error.contains("--sizes: expected fractions from 0 to 1"), "{error}");
+    }
+    assert!(with("--plot plan.png").contains("--plot: expected a name that ends in .svg, got plan.png"));
+    assert!(plan("--format criteo-tsv --data /nowhere").contains("/nowhere"));
+    let error = plan(&format!("--format criteo --data {train}"));
+    assert!(error.contains("expected criteo-tsv, avazu-csv, synthetic or trace"), "{error}");
+    let empty = workshop.path("empty.tsv");
+    fs::write(&empty, "").unwrap();
+    assert!(plan(&format!("--format criteo-tsv --data {empty}")).contains("--data: no accesses"));
+    let error = plan(&format!("--format trace --data {train}"));
+    assert!(error.contains("train.tsv") && error.contains("expected a recorded trace"), "{error}");
+}
+
+#[test]
+fn a_server_records_what_the_file_it_scores_asks_for() {
+    let workshop = Workshop::new(300, 2000);
+    workshop.train(Kind::Dlrm);
+    let config = workshop.path("dlrm.toml");
+    let state = format!("{}/dlrm/state", workshop.models);
+    let valid = &workshop.valid;
+    let whole = run_json(&format!("plan --model-config {config} --format criteo-tsv --data {valid} --json"));
+
+    // One request, so that its accesses have one order.
+    let traces = record(&workshop, 1.0, &state);
+    let trace = &traces[0];
+    let planned = run_json(&format!("plan --model-config {config} --format trace --data {trace} --json"));
+    assert_eq!(planned, whole);
+
+    // The same again after a restart, of a tenth of the rows.
+    let traces = record(&workshop, 0.1, &state);
+    assert_eq!(traces.len(), 2);
+    let counts = workshop.path("sampled");
+    let sampled = run_json(&format!(
+        "plan --model-config {config} --format trace --data {} --counts {counts} --json",
+        traces[1]
+    ));
+    let share = sampled["ids"].as_f64().unwrap() / whole["ids"].as_f64().unwrap();
+    assert!((0.07..0.13).contains(&share), "{share}");
+    let all = accesses(valid, 1000);
+    for (c, table) in Ranked::read(Path::new(&counts)).unwrap().tables.iter().enumerate() {
+        for (&row, &count) in table.rows.iter().zip(&table.counts) {
+            assert_eq!(count as usize, all.iter().filter(|a| **a == (c, row)).count());
+        }
+    }
+
+    let both = format!("--format trace --data {} {}", traces[0], traces[1]);
+    let error = run_failing(2, &format!("plan --model-config {config} {both}"));
+    assert!(error.contains("recorded at rate 0.1, the files before it at 1"), "{error}");
+    damaged_recordings(&workshop, trace, &whole);
+}
+
+/// Serves with recording on, scores the validation rows in one request, stops, and gives all recordings.
+fn record(workshop: &Workshop, rate: f64, state: &str) -> Vec<String> {
+    let config = workshop.path("serve.toml");
+    fs::write(&config, format!("[trace]\nrate = {rate}\n")).unwrap();
+    let served = Served::start(&workshop.models, &format!("--config {config}"));
+    served.score("dlrm", &workshop.valid, "--batch 2000");
+    served.terminate();
+    let (status, log) = served.ended();
+    assert!(status.success(), "{log}");
+    let files = fs::read_dir(state).unwrap().map(|entry| entry.unwrap().path().to_str().unwrap().to_owned());
+    let mut files: Vec<String> = files.collect();
+    files.sort();
+    files
+}
+
+fn damaged_recordings(workshop: &Workshop, trace: &str, whole: &Value) {
+    let config = workshop.path("dlrm.toml");
+    let bytes = fs::read(trace).unwrap();
+    let damaged = workshop.path("damaged");
+    let mut changed = bytes.clone();
+    let middle = changed.len() / 2;
+    changed[middle] ^= 1;
+    fs::write(&damaged, changed).unwrap();
+    let error = run_failing(2, &format!("plan --model-config {config} --format trace --data {damaged}"));
+    assert!(error.contains("damaged: at byte ") && error.contains("checksum differs"), "{error}");
+
+    fs::write(&damaged, &bytes[..bytes.len() - 1]).unwrap();
+    let line = format!("plan --model-config {config} --format trace --data {damaged} {trace} --json");
+    let output = run(&line);
+    assert!(output.status.success());
+    let warned = String::from_utf8(output.stderr).unwrap();
+    assert!(warned.contains("ends within a block"), "{warned}");
+    let json: Value =
+        serde_json::from_str(String::from_utf8(output.stdout).unwrap().lines().last().unwrap()).unwrap();
+    assert!(json["accesses"].as_u64() >= whole["accesses"].as_u64());
+
+    let other = workshop.config(Kind::Dcn, 4, 77);
+    let error = run_failing(2, &format!("plan --model-config {other} --format trace --data {trace}"));
+    assert!(error.contains("recorded of table \"C1\" of 1000 rows, the schema has \"C1\" of 77"), "{error}");
+}
+
+#[test]
+fn the_real_traces_hit_what_the_data_set_says() {
+    // Of `data/README.md`: LRU at 2 and at 10 %, and with room for all.
+    let traces = [
+        ("criteo_kaggle_head10k.tsv.zst", [58.9, 71.3, 83.2]),
+        ("criteo_terabyte_day0_head10k.tsv.zst", [67.2, 78.7, 87.8]),
+        ("avazu_head10k.csv.zst", [82.7, 91.0, 94.7]),
+    ];
+    let workshop = Workshop::new(1, 1);
+    // So many rows that hardly two of the ids share one.
+    let criteo = workshop.config(Kind::Dlrm, 16, 100_000_000);
+    // The figures are of 21 columns: without `hour`.
+    let mut schema = preset::avazu(Kind::Dlrm, 16, 100_000_000);
+    schema.features.retain(|feature| feature.name != "hour");
+    schema.tables.retain(|table| table.name != "hour");
+    let avazu = workshop.path("avazu.toml");
+    fs::write(&avazu, schema.to_toml()).unwrap();
+    for (file, wanted) in traces {
+        let Some(path) = real(file) else { continue };
+        let path = path.display();
+        let (config, format) =
+            if file.contains("avazu") { (&avazu, "avazu-csv") } else { (&criteo, "criteo-tsv") };
+        let json = run_json(&format!(
+            "plan --model-config {config} --format {format} --data {path} --sizes 0.02,0.1,1 --json"
+        ));
+        for (i, wanted) in wanted.into_iter().enumerate() {
+            let got = 100.0 * rate(&json["sizes"][i], "flat", "lru");
+            assert!((got - wanted).abs() <= 0.1, "{file}: {got} for {wanted}");
+        }
+    }
+}
