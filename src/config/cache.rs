@@ -152,9 +152,7 @@ impl Layers {
     }
 
     fn cache_size(&self) -> Result<Option<CacheSize>, ConfigError> {
-        if let (Some(bytes), Some(fraction)) =
-            (self.source("cache.bytes"), self.source("cache.fraction"))
-        {
+        if let (Some(bytes), Some(fraction)) = (self.source("cache.bytes"), self.source("cache.fraction")) {
             return Err(ConfigError::Both {
                 first: "cache.bytes",
                 first_source: bytes.clone(),

@@ -7,9 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::{
-    BatcherConfig, ConfigError, Flags, ServerConfig, Source, TraceConfig, or_cores,
-};
+use super::{BatcherConfig, ConfigError, Flags, ServerConfig, Source, TraceConfig, or_cores};
 
 /// Every key that exists. Anything else in the file or the environment is warned of.
 pub(super) const KEYS: &[&str] = &[
@@ -226,7 +224,12 @@ impl Layers {
     }
 
     /// A number above one bound and at most the other.
-    pub(super) fn within(&self, key: &'static str, above: f64, most: f64) -> Result<Option<f64>, ConfigError> {
+    pub(super) fn within(
+        &self,
+        key: &'static str,
+        above: f64,
+        most: f64,
+    ) -> Result<Option<f64>, ConfigError> {
         let expected = || format!("a number above {above} and at most {most}");
         self.parse(key, expected, |text| text.parse().ok().filter(|f| *f > above && *f <= most))
     }

@@ -135,10 +135,7 @@ fn the_caches_keys_reach_their_fields() {
             "admission = \"probability\"\nadmission_probability = 0.25",
             CacheConfig { admission: CacheAdmission::Probability(0.25), ..default() },
         ),
-        (
-            "admission = \"frequency\"",
-            CacheConfig { admission: CacheAdmission::Frequency(2), ..default() },
-        ),
+        ("admission = \"frequency\"", CacheConfig { admission: CacheAdmission::Frequency(2), ..default() }),
         (
             "admission = \"frequency\"\nadmission_misses = 15",
             CacheConfig { admission: CacheAdmission::Frequency(15), ..default() },
@@ -167,7 +164,10 @@ fn the_caches_keys_reach_their_fields() {
 fn a_cache_key_out_of_its_range_names_key_source_and_limits() {
     for (keys, words) in [
         ("admission = \"some\"", ["cache.admission (file", "all, probability, frequency"]),
-        ("admission_probability = 1.5", ["cache.admission_probability (file", "a number from 0 to 1, got \"1.5\""]),
+        (
+            "admission_probability = 1.5",
+            ["cache.admission_probability (file", "a number from 0 to 1, got \"1.5\""],
+        ),
         ("admission_misses = 16", ["cache.admission_misses (file", "from 1 to 15, got \"16\""]),
         ("key_bits = 65", ["cache.key_bits (file", "from 2 to 64"]),
         ("pointers = -0.1", ["cache.pointers (file", "from 0 to 1"]),
@@ -189,7 +189,10 @@ fn a_cache_key_out_of_its_range_names_key_source_and_limits() {
 #[test]
 fn cache_keys_that_another_key_leaves_without_effect_are_warned_of() {
     for (keys, words) in [
-        ("admission_misses = 3", "cache.admission_misses (file ) has no effect: cache.admission is not frequency"),
+        (
+            "admission_misses = 3",
+            "cache.admission_misses (file ) has no effect: cache.admission is not frequency",
+        ),
         ("admission_probability = 0.5", "cache.admission_probability (file ) has no effect"),
         ("warm = \"off\"\nsave_seconds = 5", "cache.save_seconds (file ) has no effect: cache.warm is off"),
         ("warm = \"off\"\ncounts = \"ids\"", "cache.counts (file ) has no effect"),

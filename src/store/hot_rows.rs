@@ -249,7 +249,8 @@ impl HotRows {
 
     /// All before the rows.
     fn head(&self, rows: usize) -> io::Result<Vec<u8>> {
-        let past = |what: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("{what}: past the limit"));
+        let past =
+            |what: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("{what}: past the limit"));
         if self.tables.len() > MAX_TABLES {
             return Err(past("number of tables"));
         }
