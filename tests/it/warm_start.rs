@@ -247,10 +247,10 @@ fn every_key_of_the_cache_reaches_it_and_no_score_shows_it() {
             }
         }
         assert!(counted(&served, shown) > 0.0, "{keys}: {shown}");
-        assert!(counted(&served, "hits_total") > 0.0, "{keys}");
-        if keys.contains("15") {
-            assert!(counted(&served, "misses_total") > counted(&served, "hits_total"), "{keys}");
-        }
+        let [hits, misses] = ["hits_total", "misses_total"].map(|what| counted(&served, what));
+        // Of so small a cache the sketch forgets too fast for fifteen misses.
+        let picky = keys.contains("admission_misses = 15");
+        assert!(if picky { hits < misses } else { hits > 0.0 }, "{keys}: {hits} hits, {misses} misses");
     }
     assert!(!trained.state().exists(), "cache.warm is off");
 }
