@@ -114,7 +114,7 @@ fn the_coldest_of_the_warm_rows_leave_first() {
     let cache = cache_of(100 << 10, &tables, &by_hand());
     let warmed = warm(&cache, &tables, 0..5000);
     let mut query = Query::default();
-    for start in (1000..1500).step_by(50) {
+    for start in (2000..2500).step_by(50) {
         run_batch(&cache, &tables, &mut query, &[(0, (start..start + 50).collect())]);
         settle(&cache);
     }
