@@ -6,6 +6,7 @@
 //! bad value is always reported as key, place, what was expected and what was got. Names that
 //! nobody knows are warnings, so that a newer file does not stop an older program.
 
+mod cache;
 mod layers;
 
 use std::ffi::OsString;
@@ -15,6 +16,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use layers::Layers;
+
+pub use cache::{CacheAdmission, CacheConfig, CacheEviction, CacheMode, CacheSize};
 
 /// What the command line gave, untouched; `None` where a flag was left out.
 #[derive(Clone, Debug, Default)]
@@ -122,17 +125,6 @@ pub struct BatcherConfig {
     pub workers: usize,
 }
 
-/// Section `cache`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct CacheConfig {
-    /// `cache.mode`.
-    pub mode: CacheMode,
-    /// `cache.bytes` or `cache.fraction`; neither is given when the mode is `off`.
-    pub size: Option<CacheSize>,
-    /// `cache.staging_bytes`; room for one maximum batch when absent.
-    pub staging_bytes: Option<u64>,
-}
-
 /// Section `trace`: the recording of a server's accesses, for `flechette plan`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TraceConfig {
@@ -140,26 +132,6 @@ pub struct TraceConfig {
     pub rate: f64,
     /// `trace.max_bytes`: most bytes of a model's recordings; the oldest are removed.
     pub max_bytes: u64,
-}
-
-/// Whether there is a cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CacheMode {
-    /// Off where the tables fit in RAM on the host device, on elsewhere.
-    Auto,
-    /// Always.
-    On,
-    /// Never.
-    Off,
-}
-
-/// How large the cache is.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum CacheSize {
-    /// Bytes of index and pool together.
-    Bytes(u64),
-    /// Room for this share of the model's rows, above 0 and at most 1.
-    Fraction(f64),
 }
 
 /// Section `device`.
@@ -243,6 +215,18 @@ pub enum ConfigError {
         expected: String,
         /// What came.
         got: String,
+    },
+    /// A key that another key's value asks for.
+    #[error("{key}: missing: {wanted_by} = {got} ({source_of}) needs it")]
+    Missing {
+        /// The key that is missing.
+        key: &'static str,
+        /// The key that asks for it.
+        wanted_by: &'static str,
+        /// That key's value.
+        got: String,
+        /// Where that stands.
+        source_of: Source,
     },
     /// Two keys that exclude each other.
     #[error("{first} ({first_source}) and {second} ({second_source}): give one of the two, not both")]

@@ -7,18 +7,18 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
-use crate::cache::{CacheError, CacheStats, FlatCache, Miss, Query, Source};
+use crate::cache::{CacheError, CacheStats, FlatCache, HostRows, Miss, Query, Source, Warmed};
 use crate::metrics::ModelMetrics;
 use crate::model::loss::sigmoid;
 use crate::model::{InputRows, Model, Tape, Weights, WeightsError, check_shape};
 use crate::schema::{Lookup, Schema};
 use crate::store::{EmbeddingStore, Opened, rows_of};
 use crate::trace::recorder::Recorder;
-use crate::types::{AbsentId, Batch, Description, Predict, PredictError, Scores, Version};
+use crate::types::{AbsentId, Batch, Description, Predict, PredictError, Scores, TableId, Version};
 
 /// What an engine is made of, besides the version it serves.
 pub struct EngineParts {
@@ -41,6 +41,8 @@ pub struct Engine {
     lookups: Vec<Lookup>,
     model: Model<f32>,
     weights: Weights<f32>,
+    /// The cache's right to point at rows of the store: above it, so that it ends before the store does.
+    host_rows: Vec<HostRows>,
     store: EmbeddingStore,
     cache: Option<FlatCache>,
     metrics: Arc<ModelMetrics>,
@@ -104,6 +106,7 @@ impl Engine {
             schema,
             model,
             weights,
+            host_rows: Vec::new(),
             store: opened.store,
             cache,
             metrics,
@@ -114,8 +117,39 @@ impl Engine {
             tapes: Stock(Mutex::default()),
             counted: Mutex::default(),
         };
-        engine.count_cache();
+        engine.measure();
         Ok(engine)
+    }
+
+    /// Lets the cache point at the rows that the store holds in RAM, and tunes how many it does by the time that
+    /// lookups take. Where there is no cache, or no such row, nothing changes.
+    #[must_use]
+    pub fn pointing(mut self) -> Self {
+        let tables = self.store.tables().iter().enumerate().filter(|(_, table)| table.in_ram());
+        let right = |(t, _): (usize, _)| self.cache.as_ref()?.host_rows(TableId(t as u32)).ok();
+        self.host_rows = tables.filter_map(right).collect();
+        self
+    }
+
+    /// Fills the cache with the store's rows, the hottest first, as far as there is room. Rows that the store does
+    /// not have are skipped and counted: the second number.
+    pub fn warm(&self, hottest: impl IntoIterator<Item = (TableId, u64)>) -> (Warmed, u64) {
+        let Some(cache) = &self.cache else { return Default::default() };
+        let mut skipped = 0;
+        let rows = hottest.into_iter().filter_map(|(table, id)| {
+            let row = self.store.row(table, id);
+            skipped += u64::from(row.is_none());
+            Some((table, id, row?))
+        });
+        // The store's rows are those that the cache was made for.
+        let warmed = cache.warm(rows).unwrap_or_default();
+        (warmed, skipped)
+    }
+
+    /// The rows that the cache holds, the last used first; none without one.
+    #[must_use]
+    pub fn hot_rows(&self) -> Vec<(TableId, u64)> {
+        self.cache.as_ref().map_or_else(Vec::new, FlatCache::hot_rows)
     }
 
     /// Has the rows that batches ask for recorded from now on.
@@ -158,7 +192,7 @@ impl Engine {
                 spend(&spent.lookup, started);
                 let (uniques, places) = (found.uniques(), &*places);
                 let stored = |miss: &Miss| self.store.row(miss.table, miss.id);
-                self.run_chunks(batch, &spent, |l| {
+                let probabilities = self.run_chunks(batch, &spent, |l| {
                     let (places, found, stored) = (&places[l], &found, &stored);
                     move |i: usize| {
                         let place = (places[i] != ZEROS).then_some(places[i])?;
@@ -168,7 +202,12 @@ impl Engine {
                             Source::Miss(m) => stored(&found.misses()[m]),
                         }
                     }
-                })
+                });
+                if !self.host_rows.is_empty() {
+                    let nanos = spent.lookup.load(Ordering::Relaxed);
+                    cache.observe(uniques.len() as u64, Duration::from_nanos(nanos));
+                }
+                probabilities
             }
         };
         let seconds = |nanos: AtomicU64| nanos.into_inner() as f64 * 1e-9;
@@ -248,25 +287,6 @@ impl Engine {
         absent.sort_by_key(|id| id.sample);
         absent
     }
-
-    /// Brings the metrics up to the cache's counts.
-    fn count_cache(&self) {
-        let Some(cache) = &self.cache else { return };
-        // Whoever counts now counts for those who come meanwhile.
-        let Ok(mut counted) = self.counted.try_lock() else { return };
-        let now = cache.stats();
-        let zero = Default::default();
-        for (t, table) in self.metrics.tables.iter().enumerate() {
-            let (now, before) = (now.tables[t], counted.tables.get(t).copied().unwrap_or(zero));
-            table.hits.increment(now.hits - before.hits);
-            table.misses.increment(now.misses - before.misses);
-            table.evictions.increment(now.evictions - before.evictions);
-        }
-        self.metrics.cache.used_bytes.set(now.pool_used_bytes as f64);
-        self.metrics.cache.capacity_bytes.set(now.total_bytes as f64);
-        self.metrics.cache.entries.set(now.entries as f64);
-        *counted = now;
-    }
 }
 
 impl Predict for Engine {
@@ -284,7 +304,6 @@ impl Predict for Engine {
         let mut scratch = self.scratches.take().unwrap_or_default();
         let probabilities = self.score(batch, &mut scratch);
         self.scratches.put(scratch);
-        self.count_cache();
         let probabilities = probabilities?;
         if let Some(sample) = probabilities.iter().position(|p| !p.is_finite()) {
             return Err(PredictError::NotFinite { sample });
@@ -303,6 +322,30 @@ impl Predict for Engine {
 
     fn ready(&self) -> bool {
         true
+    }
+
+    /// Brings the metrics up to the cache's counts.
+    fn measure(&self) {
+        let Some(cache) = &self.cache else { return };
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = cache.stats();
+        let zero = Default::default();
+        for (t, table) in self.metrics.tables.iter().enumerate() {
+            let (now, before) = (now.tables[t], counted.tables.get(t).copied().unwrap_or(zero));
+            table.hits.increment(now.hits - before.hits);
+            table.misses.increment(now.misses - before.misses);
+            table.evictions.increment(now.evictions - before.evictions);
+            table.pointed.increment(now.pointed - before.pointed);
+            table.collisions.increment(now.collisions - before.collisions);
+        }
+        let whole = &self.metrics.cache;
+        whole.not_admitted.increment(now.not_admitted - counted.not_admitted);
+        whole.rejected.increment(now.rejected_full - counted.rejected_full);
+        whole.used_bytes.set(now.pool_used_bytes as f64);
+        whole.capacity_bytes.set(now.total_bytes as f64);
+        whole.entries.set(now.entries as f64);
+        whole.pointers.set(now.pointers as f64);
+        *counted = now;
     }
 }
 

@@ -94,6 +94,26 @@ const CACHE_MISSES: Spec =
     Spec("flechette_cache_misses_total", Kind::Counter, "Row lookups that went to the store.");
 const CACHE_EVICTIONS: Spec =
     Spec("flechette_cache_evictions_total", Kind::Counter, "Rows that left the cache to make room.");
+const CACHE_POINTED: Spec = Spec(
+    "flechette_cache_pointed_total",
+    Kind::Counter,
+    "Row lookups that the cache answered with a pointer into the store's memory.",
+);
+const CACHE_COLLISIONS: Spec = Spec(
+    "flechette_cache_collisions_total",
+    Kind::Counter,
+    "Misses that found another row of their table under their key (cache.key_bits).",
+);
+const CACHE_NOT_ADMITTED: Spec = Spec(
+    "flechette_cache_not_admitted_total",
+    Kind::Counter,
+    "Missed rows that the admission policy did not let into the cache.",
+);
+const CACHE_REJECTED: Spec = Spec(
+    "flechette_cache_rejected_total",
+    Kind::Counter,
+    "Missed rows that found no room in the cache until eviction had made some.",
+);
 const ABSENT_IDS: Spec = Spec(
     "flechette_absent_ids_total",
     Kind::Counter,
@@ -110,10 +130,16 @@ const CACHE_USED: Spec =
     Spec("flechette_cache_used_bytes", Kind::Gauge, "Bytes of the cache's pool that hold rows.");
 const CACHE_CAPACITY: Spec =
     Spec("flechette_cache_capacity_bytes", Kind::Gauge, "Bytes that the cache may take, index and pool.");
-const CACHE_ENTRIES: Spec = Spec("flechette_cache_entries", Kind::Gauge, "Rows in the cache now.");
+const CACHE_ENTRIES: Spec =
+    Spec("flechette_cache_entries", Kind::Gauge, "Entries of the cache now: rows in it, and pointers.");
+const CACHE_POINTERS: Spec = Spec(
+    "flechette_cache_pointers",
+    Kind::Gauge,
+    "Of the cache's entries, those that point into the store's memory now.",
+);
 const BUILD_INFO: Spec = Spec("flechette_build_info", Kind::Gauge, "Always 1; the labels say which build.");
 
-const ALL: [&Spec; 19] = [
+const ALL: [&Spec; 24] = [
     &REQUESTS,
     &REQUEST_SECONDS,
     &QUEUE_SECONDS,
@@ -126,12 +152,17 @@ const ALL: [&Spec; 19] = [
     &CACHE_HITS,
     &CACHE_MISSES,
     &CACHE_EVICTIONS,
+    &CACHE_POINTED,
+    &CACHE_COLLISIONS,
+    &CACHE_NOT_ADMITTED,
+    &CACHE_REJECTED,
     &ABSENT_IDS,
     &TRACE_ACCESSES,
     &TRACE_DROPPED,
     &CACHE_USED,
     &CACHE_CAPACITY,
     &CACHE_ENTRIES,
+    &CACHE_POINTERS,
     &BUILD_INFO,
 ];
 
@@ -186,8 +217,14 @@ pub struct CacheMetrics {
     pub used_bytes: Gauge,
     /// Bytes that index and pool may take; 0 with the cache off.
     pub capacity_bytes: Gauge,
-    /// Rows in the cache.
+    /// Rows in the cache, and pointers.
     pub entries: Gauge,
+    /// Of these the pointers.
+    pub pointers: Gauge,
+    /// Missed rows that the admission policy did not let in.
+    pub not_admitted: Counter,
+    /// Missed rows that found no room.
+    pub rejected: Counter,
 }
 
 /// Row counters of one table.
@@ -198,6 +235,10 @@ pub struct TableMetrics {
     pub misses: Counter,
     /// Rows that left the cache.
     pub evictions: Counter,
+    /// Lookups answered by a pointer into the store's memory.
+    pub pointed: Counter,
+    /// Of the misses, those whose key another row had.
+    pub collisions: Counter,
     /// Ids that took the table's default.
     pub absent: Counter,
 }
@@ -288,6 +329,9 @@ impl Register<'_> {
                 used_bytes: self.gauge(&CACHE_USED, &model),
                 capacity_bytes: self.gauge(&CACHE_CAPACITY, &model),
                 entries: self.gauge(&CACHE_ENTRIES, &model),
+                pointers: self.gauge(&CACHE_POINTERS, &model),
+                not_admitted: self.counter(&CACHE_NOT_ADMITTED, &model),
+                rejected: self.counter(&CACHE_REJECTED, &model),
             },
             trace: TraceMetrics {
                 recorded: self.counter(&TRACE_ACCESSES, &model),
@@ -303,6 +347,8 @@ impl Register<'_> {
             hits: self.counter(&CACHE_HITS, &labels),
             misses: self.counter(&CACHE_MISSES, &labels),
             evictions: self.counter(&CACHE_EVICTIONS, &labels),
+            pointed: self.counter(&CACHE_POINTED, &labels),
+            collisions: self.counter(&CACHE_COLLISIONS, &labels),
             absent: self.counter(&ABSENT_IDS, &labels),
         }
     }

@@ -325,6 +325,9 @@ pub trait Predict: Send + Sync {
 
     /// Whether the model is loaded and warm.
     fn ready(&self) -> bool;
+
+    /// Brings its metrics up to date: called before they are read, not for every batch.
+    fn measure(&self) {}
 }
 
 /// Memory of the host that a device may have a say in: plain on `host`, pinned on `cuda`.

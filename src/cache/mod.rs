@@ -67,6 +67,7 @@ mod stats;
 mod tests;
 pub mod tuner;
 mod version;
+mod warm;
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
@@ -93,6 +94,7 @@ pub use shape::{CacheShape, TableShape};
 pub use shared::Insertion;
 pub use stats::{CacheStats, TableStats};
 pub use version::Switched;
+pub use warm::Warmed;
 
 use shared::Shared;
 

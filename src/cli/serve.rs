@@ -1,22 +1,27 @@
 //! `flechette serve`: loads every model of a directory and answers over gRPC until told to stop.
 
+mod cache;
+mod warm;
+
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 
-use crate::cache::{CacheOptions, CacheShape, FlatCache, TableShape};
+use crate::cache::FlatCache;
 use crate::cli::InputError;
-use crate::config::{CacheConfig, CacheMode, CacheSize, Config, Flags, TraceConfig};
-use crate::device::{self, cuda, host};
+use crate::config::{Config, Flags, TraceConfig};
+use crate::device::{self, cuda};
 use crate::engine::{Engine, EngineParts, read_weights};
 use crate::metrics::{Metrics, ModelMetrics};
 use crate::model::Model;
 use crate::schema::Schema;
 use crate::server::{Server, ServerParts, terminated};
+use crate::store::hot_rows::STATE;
 use crate::store::{self, Opened};
 use crate::trace::recorder::{Recorder, RecorderOptions};
 use crate::types::Predict;
+use warm::Saving;
 
 /// Flags of `serve`. Every one wins over the environment and the file.
 #[derive(Debug, clap::Args)]
@@ -75,7 +80,11 @@ pub fn run(config: &Config) -> anyhow::Result<()> {
         let terminated = terminated().context("signals")?;
         let server = serving.bind(config).await?;
         tracing::info!(grpc = %server.grpc_addr(), http = %server.http_addr(), "serving");
+        let saving = config.cache.warm.then(|| Saving::start(&serving.engines, &models, config.cache.save));
+        let saving = saving.transpose().context("cache.save_seconds: thread")?;
         let drained = server.run(terminated).await?;
+        // Saves for the last time. No call waits for this thread any more.
+        drop(saving);
         tracing::info!(given_up = drained.given_up, "stopped");
         Ok(())
     })
@@ -117,19 +126,21 @@ impl Serving {
         if names.is_empty() {
             return Err(InputError(anyhow!("server.models: no model in {}", models.display())).into());
         }
+        let counts = cache::counts(&config.cache)?;
         let engine = |name: &String| -> anyhow::Result<Arc<Engine>> {
-            let latest = store::open_latest_with(models, name, check_weights)?;
-            let cache = cache_of(&config.cache, &latest.opened)?;
-            match cache {
+            let mut latest = store::open_latest_with(models, name, check_weights)?;
+            let fronted = cache::make(&config.cache, counts.as_ref(), &mut latest.opened)?;
+            match fronted {
                 None => latest.opened.store.prefault(),
                 // What the cache misses is mostly cold, and a page of it is enough.
                 Some(_) => latest.opened.store.expect_random_reads(),
             }
+            let (cache, ranked) = fronted.map(|f| (f.cache, f.ranked)).unzip();
             tracing::info!(
                 model = name,
                 version = %latest.opened.store.version(),
                 table_bytes = latest.opened.store.row_bytes(),
-                cache_bytes = cache.as_ref().map_or(0, |cache| cache.stats().total_bytes),
+                cache_bytes = cache.as_ref().map_or(0, |cache: &FlatCache| cache.stats().total_bytes),
                 "loaded"
             );
             let metrics = metrics.model(name, &latest.opened.schema);
@@ -141,7 +152,10 @@ impl Serving {
                 threads: threads.clone(),
                 max_samples: config.batcher.max_samples.max(config.server.max_samples),
             };
-            let engine = Engine::new(latest.opened, parts)?;
+            let engine = Engine::new(latest.opened, parts)?.pointing();
+            if let Some(ranked) = ranked.filter(|_| config.cache.warm) {
+                warm::fill(&engine, models, ranked);
+            }
             Ok(Arc::new(match recorder {
                 Some(recorder) => engine.recorded_by(recorder),
                 None => engine,
@@ -184,41 +198,4 @@ fn recorder_of(
     let recorder = Recorder::start(schema, &options, metrics.clone());
     let told = || format!("trace.rate: {}: cannot record", options.folder.display());
     Ok(Some(recorder.with_context(told)?))
-}
-
-/// Where a model's hot keys, counts and traces lie, beside its versions.
-const STATE: &str = "state";
-
-/// Share of the rows that a cache holds when its size is not given.
-const DEFAULT_FRACTION: f64 = 0.1;
-
-/// The cache in front of a model's store, if there is to be one.
-fn cache_of(config: &CacheConfig, opened: &Opened) -> anyhow::Result<Option<FlatCache>> {
-    let on = match config.mode {
-        CacheMode::On => true,
-        CacheMode::Off => false,
-        // A cache of RAM in RAM only costs. Half is left to whatever else there is.
-        CacheMode::Auto => host::memory_bytes().is_some_and(|ram| opened.store.row_bytes() > ram / 2),
-    };
-    if !on {
-        if config.size.is_some() {
-            tracing::warn!("cache.bytes or cache.fraction is given, but cache.mode auto means off here");
-        }
-        return Ok(None);
-    }
-    let shape = cache_shape(config.size, &opened.schema)?;
-    let cache = FlatCache::new(&shape, &CacheOptions::default()).map_err(|e| InputError(e.into()))?;
-    Ok(Some(cache))
-}
-
-fn cache_shape(size: Option<CacheSize>, schema: &Schema) -> anyhow::Result<CacheShape> {
-    let shape = |t: &crate::schema::Table| TableShape { rows: t.stored_rows(), row_bytes: t.row_bytes() };
-    let tables = schema.tables.iter().map(shape).collect();
-    Ok(match size.unwrap_or(CacheSize::Fraction(DEFAULT_FRACTION)) {
-        CacheSize::Fraction(fraction) => CacheShape::from_fraction(fraction, tables),
-        CacheSize::Bytes(bytes) => {
-            let bytes = usize::try_from(bytes).context("cache.bytes: past this machine's memory")?;
-            CacheShape { bytes, tables }
-        }
-    })
 }

@@ -8,8 +8,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::{
-    BatcherConfig, CacheConfig, CacheMode, CacheSize, ConfigError, DeviceConfig, DeviceKind, Flags,
-    ServerConfig, Source, TraceConfig, or_cores,
+    BatcherConfig, ConfigError, DeviceConfig, DeviceKind, Flags, ServerConfig, Source, TraceConfig, or_cores,
 };
 
 /// Every key that exists. Anything else in the file or the environment is warned of.
@@ -34,6 +33,17 @@ pub(super) const KEYS: &[&str] = &[
     "cache.bytes",
     "cache.fraction",
     "cache.staging_bytes",
+    "cache.admission",
+    "cache.admission_probability",
+    "cache.admission_misses",
+    "cache.eviction",
+    "cache.counts",
+    "cache.key_bits",
+    "cache.pointers",
+    "cache.high_watermark",
+    "cache.low_watermark",
+    "cache.warm",
+    "cache.save_seconds",
     "trace.rate",
     "trace.max_bytes",
     "device.kind",
@@ -173,32 +183,8 @@ impl Layers {
         })
     }
 
-    pub(super) fn cache(&self) -> Result<CacheConfig, ConfigError> {
-        let modes = &[("auto", CacheMode::Auto), ("on", CacheMode::On), ("off", CacheMode::Off)];
-        let mode = self.choice("cache.mode", modes)?.unwrap_or(CacheMode::Auto);
-        if mode == CacheMode::Off {
-            return Ok(CacheConfig { mode, size: None, staging_bytes: None });
-        }
-        if let (Some(bytes), Some(fraction)) =
-            (self.given.get("cache.bytes"), self.given.get("cache.fraction"))
-        {
-            return Err(ConfigError::Both {
-                first: "cache.bytes",
-                first_source: bytes.source.clone(),
-                second: "cache.fraction",
-                second_source: fraction.source.clone(),
-            });
-        }
-        let bytes = self.bytes("cache.bytes", 1, u64::MAX)?.map(CacheSize::Bytes);
-        let fraction = self.share("cache.fraction")?.map(CacheSize::Fraction);
-        let staging_bytes = self.bytes("cache.staging_bytes", 1, u64::MAX)?;
-        Ok(CacheConfig { mode, size: bytes.or(fraction), staging_bytes })
-    }
-
     pub(super) fn trace(&self) -> Result<TraceConfig, ConfigError> {
-        let expected = || "a number from 0 to 1".to_owned();
-        let in_range = |rate: &f64| (0.0..=1.0).contains(rate);
-        let rate = self.parse("trace.rate", expected, |text| text.parse().ok().filter(in_range))?;
+        let rate = self.fraction("trace.rate")?;
         let max_bytes = self.bytes("trace.max_bytes", MIB, 1024 * GIB)?;
         Ok(TraceConfig { rate: rate.unwrap_or(0.0), max_bytes: max_bytes.unwrap_or(64 * MIB) })
     }
@@ -218,6 +204,11 @@ impl Layers {
             kind: self.choice("device.kind", kinds)?.unwrap_or(DeviceKind::Auto),
             kernel_cache,
         })
+    }
+
+    /// Where a key's value stands, if it is given.
+    pub(super) fn source(&self, key: &str) -> Option<&Source> {
+        self.given.get(key).map(|given| &given.source)
     }
 
     pub(super) fn text(&self, key: &str) -> Option<&str> {
@@ -250,14 +241,26 @@ impl Layers {
         })
     }
 
-    fn bytes(&self, key: &'static str, least: u64, most: u64) -> Result<Option<u64>, ConfigError> {
+    pub(super) fn bytes(&self, key: &'static str, least: u64, most: u64) -> Result<Option<u64>, ConfigError> {
         let expected = || format!("bytes from {least} to {most}, plain or with K, M, G, T, Ki, Mi, Gi or Ti");
         self.parse(key, expected, |text| parse_bytes(text).filter(|n| (least..=most).contains(n)))
     }
 
-    fn share(&self, key: &'static str) -> Result<Option<f64>, ConfigError> {
-        let expected = || "a number above 0 and at most 1".to_owned();
-        self.parse(key, expected, |text| text.parse().ok().filter(|f| *f > 0.0 && *f <= 1.0))
+    /// A share that may be nothing.
+    pub(super) fn fraction(&self, key: &'static str) -> Result<Option<f64>, ConfigError> {
+        let expected = || "a number from 0 to 1".to_owned();
+        self.parse(key, expected, |text| text.parse().ok().filter(|f| (0.0..=1.0).contains(f)))
+    }
+
+    /// A number above one bound and at most the other.
+    pub(super) fn within(
+        &self,
+        key: &'static str,
+        above: f64,
+        most: f64,
+    ) -> Result<Option<f64>, ConfigError> {
+        let expected = || format!("a number above {above} and at most {most}");
+        self.parse(key, expected, |text| text.parse().ok().filter(|f| *f > above && *f <= most))
     }
 
     fn address(&self, key: &'static str) -> Result<Option<SocketAddr>, ConfigError> {

@@ -30,7 +30,7 @@ fn defaults_are_the_documented_limits() {
     assert_eq!(config.server.max_bytes, 16 << 20);
     assert_eq!(config.server.grpc.to_string(), "127.0.0.1:8001");
     assert_eq!(config.server.http.to_string(), "127.0.0.1:8002");
-    assert_eq!(config.cache, CacheConfig { mode: CacheMode::Auto, size: None, staging_bytes: None });
+    assert_eq!(config.cache, CacheConfig::default());
 }
 
 #[test]
@@ -131,4 +131,86 @@ fn compiled_kernels_are_kept_in_the_users_cache_unless_told_otherwise() {
     let file = "[device]\nkernel_cache = \"/kernels\"";
     assert_eq!(kept(&[home, caches], file), Some("/kernels".into()));
     assert_eq!(kept(&[home, ("FLECHETTE_DEVICE_KERNEL_CACHE", "off")], file), None);
+}
+
+fn cache(keys: &str) -> CacheConfig {
+    let config = resolve(&Flags::default(), &[], &format!("[cache]\n{keys}")).unwrap();
+    assert_eq!(config.warnings, Vec::<String>::new(), "{keys}");
+    config.cache
+}
+
+#[test]
+fn the_caches_keys_reach_their_fields() {
+    let default = CacheConfig::default;
+    for (keys, expected) in [
+        ("admission = \"all\"", default()),
+        (
+            "admission = \"probability\"\nadmission_probability = 0.25",
+            CacheConfig { admission: CacheAdmission::Probability(0.25), ..default() },
+        ),
+        ("admission = \"frequency\"", CacheConfig { admission: CacheAdmission::Frequency(2), ..default() }),
+        (
+            "admission = \"frequency\"\nadmission_misses = 15",
+            CacheConfig { admission: CacheAdmission::Frequency(15), ..default() },
+        ),
+        (
+            "eviction = \"lfu\"\ncounts = \"ids\"",
+            CacheConfig { eviction: CacheEviction::Lfu, counts: Some("ids".into()), ..default() },
+        ),
+        ("key_bits = 12\npointers = 0.5", CacheConfig { key_bits: 12, pointers: 0.5, ..default() }),
+        (
+            "high_watermark = 0.8\nlow_watermark = 0.6",
+            CacheConfig { high_watermark: 0.8, low_watermark: 0.6, ..default() },
+        ),
+        ("save_seconds = 0", CacheConfig { save: None, ..default() }),
+        ("save_seconds = 7", CacheConfig { save: Some(Duration::from_secs(7)), ..default() }),
+        ("warm = \"off\"", CacheConfig { warm: false, ..default() }),
+        ("mode = \"off\"\nkey_bits = 1", CacheConfig { mode: CacheMode::Off, ..default() }),
+    ] {
+        assert_eq!(cache(keys), expected, "{keys}");
+    }
+    let lowered = cache("high_watermark = 0.5");
+    assert!(lowered.low_watermark < 0.5 && lowered.low_watermark > 0.45, "{lowered:?}");
+}
+
+#[test]
+fn a_cache_key_out_of_its_range_names_key_source_and_limits() {
+    for (keys, words) in [
+        ("admission = \"some\"", ["cache.admission (file", "all, probability, frequency"]),
+        (
+            "admission_probability = 1.5",
+            ["cache.admission_probability (file", "a number from 0 to 1, got \"1.5\""],
+        ),
+        ("admission_misses = 16", ["cache.admission_misses (file", "from 1 to 15, got \"16\""]),
+        ("key_bits = 65", ["cache.key_bits (file", "from 2 to 64"]),
+        ("pointers = -0.1", ["cache.pointers (file", "from 0 to 1"]),
+        ("high_watermark = 0", ["cache.high_watermark (file", "above 0 and at most 1"]),
+        ("low_watermark = 0.99", ["cache.low_watermark (file", "at most 0.95"]),
+        ("save_seconds = -1", ["cache.save_seconds (file", "from 0 to 86400"]),
+        ("warm = \"hot\"", ["cache.warm (file", "on, off"]),
+        ("eviction = \"lfu\"", ["cache.counts: missing", "cache.eviction = lfu (file"]),
+        (
+            "admission = \"probability\"",
+            ["cache.admission_probability: missing", "cache.admission = probability (file"],
+        ),
+    ] {
+        let text = refusal(&[], &format!("[cache]\n{keys}"));
+        assert!(words.iter().all(|word| text.contains(word)), "{keys}: {text}");
+    }
+}
+
+#[test]
+fn cache_keys_that_another_key_leaves_without_effect_are_warned_of() {
+    for (keys, words) in [
+        (
+            "admission_misses = 3",
+            "cache.admission_misses (file ) has no effect: cache.admission is not frequency",
+        ),
+        ("admission_probability = 0.5", "cache.admission_probability (file ) has no effect"),
+        ("warm = \"off\"\nsave_seconds = 5", "cache.save_seconds (file ) has no effect: cache.warm is off"),
+        ("warm = \"off\"\ncounts = \"ids\"", "cache.counts (file ) has no effect"),
+    ] {
+        let warnings = resolve(&Flags::default(), &[], &format!("[cache]\n{keys}")).unwrap().warnings;
+        assert!(warnings.len() == 1 && warnings[0].starts_with(words), "{keys}: {warnings:?}");
+    }
 }

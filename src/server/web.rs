@@ -23,6 +23,7 @@ pub(super) fn routes(shared: Arc<Shared>) -> Router {
 
 async fn metrics(State(shared): State<Arc<Shared>>) -> impl IntoResponse {
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
+    shared.models.values().for_each(|served| served.predict.measure());
     (kind, shared.metrics.render())
 }
 

@@ -18,7 +18,8 @@ pub trait Disk: Sync {
     fn sync(&self, file: &File, path: &Path) -> io::Result<()>;
     /// Makes the directory's entries last: which names it has, and what they name.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
-    /// Renames a directory. Fails where the new name is taken, save by an empty directory.
+    /// Renames. A directory's new name must be free, or an empty directory's; a file takes the place of the
+    /// file of that name.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
 }
 

@@ -4,7 +4,7 @@
 //! changed again ([`write()`]); reading one ([`snapshot`]) checks every byte against its manifest and
 //! then serves rows from the mapped files. So a crash at any instant leaves the versions that
 //! were there, and a damaged one is refused by name while the one before it serves. [`mod@format`]
-//! draws the bytes, [`table`] holds rows, and `disk` is the handful of calls that must reach the
+//! draws the bytes, [`table`] holds rows, [`hot_rows`] keeps what a cache held, and `disk` is the handful of calls that must reach the
 //! disk, so that tests can make each of them fail.
 
 use std::fmt;
@@ -17,6 +17,7 @@ use crate::types::{HostMemory, OutOfHostMemory, TableId, Version};
 mod crash;
 mod disk;
 pub mod format;
+pub mod hot_rows;
 pub mod snapshot;
 pub mod table;
 mod uniform;
@@ -89,6 +90,15 @@ impl EmbeddingStore {
     /// Reads every page of every row once, so that no request waits for the disk.
     pub fn prefault(&self) {
         self.tables.iter().for_each(Table::prefault);
+    }
+
+    /// The rows in memory of their own, without the state: what a server reads.
+    ///
+    /// # Errors
+    /// [`OutOfHostMemory`] when the memory is not to be had.
+    pub fn rows_copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
+        let tables = self.tables.iter().map(|table| table.rows_copied(memory)).collect::<Result<_, _>>()?;
+        Ok(Self { version: self.version, tables })
     }
 
     /// The same rows and state in memory of their own: the store's RAM tier.

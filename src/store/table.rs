@@ -193,6 +193,21 @@ impl Table {
         Ok(Self { rows: self.rows, dim: self.dim, element: self.element, weight, states })
     }
 
+    /// A copy of the rows in memory of its own, without state.
+    ///
+    /// # Errors
+    /// [`OutOfHostMemory`] when the memory is not to be had.
+    pub fn rows_copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
+        let weight = self.weight.copied(memory)?;
+        Ok(Self { rows: self.rows, dim: self.dim, element: self.element, weight, states: Vec::new() })
+    }
+
+    /// Whether the rows lie in memory of their own, and not in a mapped file.
+    #[must_use]
+    pub fn in_ram(&self) -> bool {
+        matches!(self.weight.0, Source::Owned { .. })
+    }
+
     /// How many rows.
     #[must_use]
     pub fn rows(&self) -> u64 {

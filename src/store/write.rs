@@ -147,7 +147,7 @@ impl Contents<'_> {
 }
 
 /// Makes a directory and those above it, each lasting once the one below it is made.
-fn make_dirs(disk: &dyn Disk, path: &Path) -> Result<(), StoreError> {
+pub(super) fn make_dirs(disk: &dyn Disk, path: &Path) -> Result<(), StoreError> {
     if path.is_dir() {
         return Ok(());
     }

@@ -26,7 +26,9 @@ pub struct World {
 }
 
 /// Most samples and ids of a batch of a test.
+#[cfg(feature = "cusim")]
 pub const MAX_SAMPLES: usize = 64;
+#[cfg(feature = "cusim")]
 pub const MAX_IDS: usize = 4096;
 
 impl World {
@@ -145,6 +147,7 @@ impl World {
     }
 
     /// The values of a row.
+    #[cfg(feature = "cusim")]
     pub fn values(&self, lookup: &DeviceLookup, id: u64, version: u64) -> Vec<f32> {
         let mut values = vec![0.0; lookup.dim];
         lookup.element.decode(&self.row(lookup.table, id, version).unwrap(), &mut values);
@@ -178,6 +181,7 @@ pub trait Subject {
     fn stats(&self) -> CacheStats;
 }
 
+#[cfg(feature = "cusim")]
 pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }

@@ -37,4 +37,5 @@ mod store_crash;
 mod tidy;
 mod torch_fixture;
 mod trainer;
+mod warm_start;
 mod wire;

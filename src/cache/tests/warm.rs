@@ -66,3 +66,72 @@ fn options_out_of_range_are_refused_by_name() {
     let one_more = CacheShape { bytes: 1 << 16, tables: vec![table(10, 2); 3] };
     assert!(FlatCache::new(&one_more, &bits).unwrap_err().to_string().contains("3 bits are needed"));
 }
+
+/// Rows of table 0, as [`FlatCache::warm`] takes them.
+fn warm(cache: &FlatCache, tables: &[TableShape], ids: impl Iterator<Item = u64>) -> Warmed {
+    let rows: Vec<_> = ids.map(|id| (id, row_of(TableId(0), id, tables[0].row_bytes))).collect();
+    cache.warm(rows.iter().map(|(id, row)| (TableId(0), *id, row.as_slice()))).unwrap()
+}
+
+#[test]
+fn warm_rows_are_found_whatever_the_admission_and_keep_their_order() {
+    for bits in [64, 12] {
+        let tables = [table(1000, 4), table(1000, 1)];
+        let options = CacheOptions {
+            admission: AdmissionOption::Probability { p: 0.0, seed: 0 },
+            key_width: KeyWidth::new(bits).unwrap(),
+            ..by_hand()
+        };
+        let cache = cache_of(1 << 20, &tables, &options);
+        let warmed = warm(&cache, &tables, (0..300).rev());
+        assert_eq!((warmed.stored, warmed.full), (300, false), "{bits} bits");
+        let hot: Vec<u64> = cache.hot_rows().into_iter().map(|(_, id)| id).collect();
+        assert!(hot.is_sorted_by(|a, b| a > b) && hot.len() == 300, "{bits} bits: {hot:?}");
+        let seen = run_batch(&cache, &tables, &mut Query::default(), &[(0, (0..300).collect())]);
+        assert_eq!((seen.hits, seen.misses), (300, 0));
+    }
+}
+
+#[test]
+fn warming_ends_below_the_high_watermark_with_the_hottest_in() {
+    let tables = [table(5000, 16)];
+    let cache = cache_of(100 << 10, &tables, &by_hand());
+    let mut asked = 0;
+    let rows: Vec<_> = (0..5000).map(|id| row_of(TableId(0), id, 64)).collect();
+    let rows = rows.iter().enumerate().inspect(|_| asked += 1);
+    let warmed = cache.warm(rows.map(|(id, row)| (TableId(0), id as u64, row.as_slice()))).unwrap();
+    assert!(warmed.full && warmed.stored > 800, "{warmed:?}");
+    assert!(asked <= warmed.stored + warmed.passed_over + 1, "{asked} asked for, {warmed:?}");
+    assert_eq!(cache.evict_step(), EvictStep::Idle, "nothing is to be put out");
+    assert_eq!(totals(&cache.stats()).2, 0);
+    let held: HashSet<u64> = cache.hot_rows().into_iter().map(|(_, id)| id).collect();
+    let first = (0..warmed.stored).filter(|id| held.contains(id)).count() as u64;
+    assert!(first + warmed.passed_over >= warmed.stored, "{first} of the first {warmed:?}");
+}
+
+#[test]
+fn the_coldest_of_the_warm_rows_leave_first() {
+    let tables = [table(5000, 16)];
+    let cache = cache_of(100 << 10, &tables, &by_hand());
+    let warmed = warm(&cache, &tables, 0..5000);
+    let mut query = Query::default();
+    for start in (2000..2500).step_by(50) {
+        run_batch(&cache, &tables, &mut query, &[(0, (start..start + 50).collect())]);
+        settle(&cache);
+    }
+    let held: HashSet<u64> = cache.hot_rows().into_iter().map(|(_, id)| id).collect();
+    let kept = |ids: std::ops::Range<u64>| ids.filter(|id| held.contains(id)).count();
+    let (hot, cold) = (kept(0..100), kept(warmed.stored - 100..warmed.stored));
+    assert!(hot > 90 && cold < 10, "{hot} of the hottest, {cold} of the coldest of {warmed:?}");
+}
+
+#[test]
+fn a_row_that_is_there_keeps_its_place_and_a_wrong_one_is_refused() {
+    let tables = [table(1000, 4)];
+    let cache = cache_of(1 << 20, &tables, &by_hand());
+    cache.pin().insert(TableId(0), 3, &[1; 16]).unwrap();
+    assert_eq!(warm(&cache, &tables, 3..5), Warmed { stored: 1, passed_over: 1, full: false });
+    assert!(cache.warm([(TableId(0), 1000, &[0; 16][..])]).is_err());
+    assert!(cache.warm([(TableId(0), 7, &[0; 12][..])]).is_err());
+    assert_eq!(cache.stats().entries, 2);
+}

@@ -1,0 +1,191 @@
+//! The file of hot rows: what was written comes back, and nothing else passes for it.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn hot_rows() -> impl Strategy<Value = HotRows> {
+    let tables = prop::collection::vec("\\PC{0,12}", 0..6);
+    (tables, prop::collection::vec((any::<u32>(), any::<u64>()), 0..200)).prop_map(|(tables, rows)| {
+        let count = tables.len() as u32;
+        let rows = rows.into_iter().filter_map(|(table, row)| Some((table.checked_rem(count)?, row)));
+        HotRows { rows: rows.collect(), tables }
+    })
+}
+
+fn some() -> HotRows {
+    HotRows { tables: vec!["C1".into(), "C2".into()], rows: vec![(1, 7), (0, u64::MAX), (1, 0)] }
+}
+
+/// The bytes of a file.
+fn saved(rows: &HotRows) -> Vec<u8> {
+    let models = tempfile::tempdir().unwrap();
+    rows.save(models.path(), "m").unwrap();
+    fs::read(path(models.path(), "m")).unwrap()
+}
+
+/// Bytes with the checksum that they ask for.
+fn summed(body: &[u8]) -> Vec<u8> {
+    [body, &xxh3_128(body).to_le_bytes()].concat()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_was_saved_is_loaded(rows in hot_rows()) {
+        let models = tempfile::tempdir().unwrap();
+        rows.save(models.path(), "m").unwrap();
+        prop_assert_eq!(HotRows::load(models.path(), "m").unwrap(), Some(rows));
+    }
+
+    #[test]
+    fn a_file_cut_short_or_with_a_changed_byte_is_refused(
+        rows in hot_rows(), at in any::<prop::sample::Index>(), by in 1u8..,
+    ) {
+        let bytes = saved(&rows);
+        let at = at.index(bytes.len());
+        prop_assert!(HotRows::parse(&bytes[..at]).is_err());
+        let mut changed = bytes.clone();
+        changed[at] ^= by;
+        prop_assert!(HotRows::parse(&changed).is_err());
+        prop_assert!(HotRows::parse(&[&bytes[..], &[by]].concat()).is_err());
+    }
+
+    /// The checksum does not vouch for sense: whoever knows it can write anything.
+    #[test]
+    fn any_bytes_are_an_error_or_hot_rows_and_never_a_panic(
+        rows in hot_rows(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+        noise in prop::collection::vec(any::<u8>(), 0..64),
+    ) {
+        let _ = HotRows::parse(&noise);
+        let mut body = saved(&rows);
+        body.truncate(body.len() - SUM_BYTES);
+        for (at, byte) in changes {
+            let at = at.index(body.len());
+            body[at] = byte;
+        }
+        if let Ok(read) = HotRows::parse(&summed(&body)) {
+            prop_assert!(read.rows.iter().all(|(table, _)| (*table as usize) < read.tables.len()));
+        }
+        let _ = HotRows::parse(&summed(&[&body[..], &noise].concat()));
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_file_is_said() {
+    let bytes = saved(&some());
+    let body = &bytes[..bytes.len() - SUM_BYTES];
+    let changed = |at: usize, by: &[u8]| {
+        let mut body = body.to_vec();
+        body[at..at + by.len()].copy_from_slice(by);
+        HotRows::parse(&summed(&body)).unwrap_err().to_string()
+    };
+    let said = |bytes: &[u8]| HotRows::parse(bytes).unwrap_err().to_string();
+    assert_eq!(said(b"table,row"), "no hot rows: expected the file to begin with FLHOTROW");
+    assert_eq!(said(&bytes[..20]), "damaged: expected 40 bytes, got 20");
+    assert_eq!(said(&bytes[..bytes.len() - 1]), "damaged: the checksum is another");
+    assert_eq!(changed(8, &[2]), "format version: expected 1, got 2");
+    assert_eq!(changed(12, &u32::MAX.to_le_bytes()), "tables: expected at most 65536, got 4294967295");
+    assert_eq!(changed(16, &[0, 0, 0, 2]), "rows: expected at most 16777216, got 33554432");
+    assert_eq!(changed(26, &[0xff]), "name of table 0: not UTF-8");
+    assert_eq!(changed(body.len() - ROW_BYTES, &[2]), "row 2: expected a table below 2, got 2");
+}
+
+#[test]
+fn where_nothing_was_saved_there_is_nothing_and_a_foreign_file_is_named() {
+    let models = tempfile::tempdir().unwrap();
+    assert_eq!(HotRows::load(models.path(), "m").unwrap(), None);
+    fs::create_dir_all(models.path().join("m/state")).unwrap();
+    fs::write(path(models.path(), "m"), "C1 7\n").unwrap();
+    let error = HotRows::load(models.path(), "m").unwrap_err().to_string();
+    assert!(error.contains("hot_rows.flhot: no hot rows"), "{error}");
+    let long = File::create(path(models.path(), "m")).unwrap();
+    long.set_len(MAX_BYTES + 1).unwrap();
+    let error = HotRows::load(models.path(), "m").unwrap_err().to_string();
+    assert!(error.contains("bytes: expected at most"), "{error}");
+}
+
+/// The system's disk, of which one call fails, after half of its bytes where it writes.
+struct Failing {
+    calls: AtomicUsize,
+    at: usize,
+}
+
+impl Failing {
+    fn step(&self, run: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        match self.calls.fetch_add(1, Ordering::Relaxed) == self.at {
+            true => Err(io::ErrorKind::StorageFull.into()),
+            false => run(),
+        }
+    }
+}
+
+impl Disk for Failing {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        self.step(|| SystemDisk.create_dir(path))
+    }
+
+    fn create(&self, path: &Path) -> io::Result<File> {
+        self.step(|| Ok(()))?;
+        SystemDisk.create(path)
+    }
+
+    fn append(&self, file: &mut File, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        SystemDisk.append(file, path, &bytes[..bytes.len() / 2])?;
+        self.step(|| SystemDisk.append(file, path, &bytes[bytes.len() / 2..]))
+    }
+
+    fn sync(&self, file: &File, path: &Path) -> io::Result<()> {
+        self.step(|| SystemDisk.sync(file, path))
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        self.step(|| SystemDisk.sync_dir(path))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.step(|| SystemDisk.rename(from, to))
+    }
+}
+
+#[test]
+fn whichever_call_fails_the_file_is_the_old_one_or_the_new_one_and_nothing_lies_beside_it() {
+    let models = tempfile::tempdir().unwrap();
+    let old = some();
+    old.save(models.path(), "m").unwrap();
+    let new = HotRows { rows: vec![(0, 5)], ..some() };
+    let mut failures = 0;
+    loop {
+        let disk = Failing { calls: AtomicUsize::new(0), at: failures };
+        let saved = new.save_on(&disk, models.path(), "m");
+        let found = HotRows::load(models.path(), "m").unwrap();
+        let names: Vec<_> =
+            fs::read_dir(models.path().join("m/state")).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(names, [FILE]);
+        if saved.is_ok() {
+            assert_eq!(found, Some(new));
+            break;
+        }
+        assert!(saved.unwrap_err().to_string().ends_with("disk full"));
+        assert!(found.as_ref() == Some(&old) || found.as_ref() == Some(&new), "{found:?}");
+        failures += 1;
+    }
+    assert_eq!(failures, 7, "create, three appends, sync, rename, sync of the folder");
+}
+
+#[test]
+fn a_dead_writers_rest_is_swept_once_it_is_old() {
+    let models = tempfile::tempdir().unwrap();
+    some().save(models.path(), "m").unwrap();
+    let state = models.path().join("m/state");
+    let [old, young] = ["1", "2"].map(|pid| state.join(format!(".hot_rows.{pid}.tmp")));
+    let long_ago = std::time::SystemTime::now() - 2 * ABANDONED;
+    File::create(&old).unwrap().set_modified(long_ago).unwrap();
+    File::create(&young).unwrap();
+    some().save(models.path(), "m").unwrap();
+    assert_eq!((old.exists(), young.exists()), (false, true));
+}

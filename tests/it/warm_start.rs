@@ -1,0 +1,291 @@
+//! The real server with each of the cache's keys, and from one run to the next with its hot rows: whatever
+//! the cache does, a score is the trainer's own to the bit.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use flechette::schema::preset::Kind;
+
+use crate::program::{Served, Workshop, run, run_failing};
+
+const MODEL: &str = "dlrm";
+
+/// A trained model, and its scores by the trainer.
+struct Trained {
+    workshop: Workshop,
+    own: String,
+}
+
+impl Trained {
+    /// `rows` is how many samples are scored, each of 26 ids.
+    fn new(rows: u64) -> Self {
+        let workshop = Workshop::new(1000, rows);
+        workshop.train(Kind::Dlrm);
+        let own = fs::read_to_string(workshop.trained_scores(Kind::Dlrm)).unwrap();
+        Self { workshop, own }
+    }
+
+    /// A server with a cache of 10 % of the rows and these keys of section `cache`.
+    fn serve(&self, keys: &str) -> Served {
+        Served::start(&self.workshop.models, &format!("--config {}", self.config(keys)))
+    }
+
+    fn config(&self, keys: &str) -> String {
+        let path = self.workshop.path("serve.toml");
+        fs::write(&path, format!("[cache]\nmode = \"on\"\nfraction = 0.1\n{keys}\n")).unwrap();
+        path
+    }
+
+    /// Scores all samples and holds them against the trainer's.
+    fn score(&self, served: &Served) {
+        let out = self.workshop.path("served.scores");
+        let told = served.score(MODEL, &self.workshop.valid, &format!("--batch 64 --out {out}"));
+        assert_eq!(told["version"], 1);
+        assert!(fs::read_to_string(&out).unwrap() == self.own, "the trainer's own scores");
+    }
+
+    fn state(&self) -> PathBuf {
+        PathBuf::from(&self.workshop.models).join(MODEL).join("state")
+    }
+
+    fn hot_rows(&self) -> PathBuf {
+        self.state().join("hot_rows.flhot")
+    }
+
+    /// How often each row of the scored samples is asked for, in a file.
+    fn counts(&self) -> String {
+        let (config, path) = (self.workshop.config(Kind::Dlrm, 8, 1000), self.workshop.path("counts"));
+        let line = format!(
+            "plan --model-config {config} --format criteo-tsv --data {} --counts {path}",
+            self.workshop.valid
+        );
+        let output = run(&line);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        path
+    }
+}
+
+fn counted(served: &Served, what: &str) -> f64 {
+    served.sum(&format!("flechette_cache_{what}"), MODEL)
+}
+
+/// Ends a server and gives its log.
+fn end(served: Served) -> String {
+    served.terminate();
+    let (status, log) = served.ended();
+    assert!(status.success(), "{status}: {log}");
+    log
+}
+
+#[test]
+fn a_server_that_starts_again_hits_from_its_first_request_on() {
+    // 20 samples ask for at most 520 rows, which a cache of 2600 holds.
+    let trained = Trained::new(20);
+    let served = trained.serve("");
+    trained.score(&served);
+    assert!(counted(&served, "misses_total") > 0.0);
+    assert!(!trained.hot_rows().exists(), "saved at the end");
+    end(served);
+
+    let served = trained.serve("");
+    let before = counted(&served, "entries");
+    assert!(before > 0.0, "warm before it was asked anything");
+    trained.score(&served);
+    assert_eq!((counted(&served, "hits_total"), counted(&served, "misses_total")), (20.0 * 26.0, 0.0));
+    assert_eq!(counted(&served, "entries"), before);
+    let log = end(served);
+    let line = log.lines().find(|line| line.contains("cache warmed")).expect(&log);
+    assert!(line.contains("hot rows") && line.contains("skipped=0") && line.contains("full=false"), "{line}");
+
+    let served = trained.serve("warm = \"off\"");
+    assert_eq!(counted(&served, "entries"), 0.0);
+    trained.score(&served);
+}
+
+#[test]
+fn a_full_cache_is_warm_again_and_a_smaller_one_takes_the_hottest() {
+    let trained = Trained::new(2000);
+    let served = trained.serve("");
+    trained.score(&served);
+    let held = counted(&served, "entries");
+    end(served);
+    let saved = fs::metadata(trained.hot_rows()).unwrap().len();
+    let served = trained.serve("");
+    assert!(counted(&served, "entries") > 0.8 * held, "of {held}");
+    assert_eq!(counted(&served, "evictions_total"), 0.0, "warming puts nothing out");
+    trained.score(&served);
+    drop(served);
+    let served = trained.serve("high_watermark = 0.3");
+    let entries = counted(&served, "entries");
+    assert!(entries > 0.0 && entries < 0.5 * held, "{entries} of {held}");
+    trained.score(&served);
+    assert!(end(served).contains("full=true"));
+    assert!(fs::metadata(trained.hot_rows()).unwrap().len() < saved);
+}
+
+#[test]
+fn rows_and_tables_that_the_model_does_not_have_are_skipped_and_counted() {
+    let trained = Trained::new(20);
+    let hot = flechette::store::hot_rows::HotRows {
+        tables: vec!["C1".into(), "gone".into()],
+        rows: vec![(0, 7), (1, 7), (0, 1000), (0, u64::MAX), (0, 3)],
+    };
+    hot.save(trained.workshop.models.as_ref(), MODEL).unwrap();
+    let served = trained.serve("");
+    assert_eq!(counted(&served, "entries"), 2.0);
+    trained.score(&served);
+    let log = end(served);
+    assert!(log.contains("rows=2") && log.contains("skipped=3"), "{log}");
+}
+
+#[test]
+fn a_damaged_or_foreign_file_is_named_and_ignored() {
+    let trained = Trained::new(20);
+    let served = trained.serve("");
+    trained.score(&served);
+    end(served);
+    let good = fs::read(trained.hot_rows()).unwrap();
+    let half = good[..good.len() / 2].to_vec();
+    let mut changed = good;
+    changed[100] ^= 1;
+    for (bytes, words) in [(half, "damaged"), (changed, "checksum"), (b"C1,7\n".to_vec(), "no hot rows")] {
+        fs::remove_file(trained.hot_rows()).unwrap();
+        fs::write(trained.hot_rows(), bytes).unwrap();
+        let served = trained.serve("save_seconds = 0");
+        assert_eq!(counted(&served, "entries"), 0.0);
+        trained.score(&served);
+        let log = end(served);
+        let line = log.lines().find(|line| line.contains("hot rows ignored")).expect(&log);
+        assert!(line.contains("WARN") && line.contains(words), "{line}");
+        assert!(line.contains(trained.hot_rows().to_str().unwrap()), "{line}");
+        assert!(log.contains("stopped"), "{log}");
+    }
+    assert_eq!(counted(&trained.serve(""), "misses_total"), 0.0, "and the next run's is good again");
+}
+
+#[test]
+fn where_nothing_can_be_saved_it_warns_once_and_serves_on() {
+    let trained = Trained::new(20);
+    let model = trained.state().parent().unwrap().to_owned();
+    let serve = |words: &str| {
+        let served = trained.serve("save_seconds = 1");
+        trained.score(&served);
+        std::thread::sleep(Duration::from_millis(2500));
+        trained.score(&served);
+        let log = end(served);
+        let warnings: Vec<&str> = log.lines().filter(|line| line.contains("hot rows not saved")).collect();
+        assert!(warnings.len() == 1 && warnings[0].contains(words), "{log}");
+    };
+    // A file where the directory is to be stops even root.
+    fs::write(trained.state(), "").unwrap();
+    serve("state");
+    fs::remove_file(trained.state()).unwrap();
+    fs::set_permissions(&model, fs::Permissions::from_mode(0o555)).unwrap();
+    if fs::create_dir(model.join("probe")).is_ok() {
+        eprintln!("SKIPPED: a read-only directory: whoever runs this may write it all the same");
+        fs::remove_dir(model.join("probe")).unwrap();
+    } else {
+        serve("permission denied");
+    }
+    fs::set_permissions(&model, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn what_was_saved_while_it_served_outlives_a_kill() {
+    let trained = Trained::new(20);
+    let served = trained.serve("save_seconds = 1");
+    trained.score(&served);
+    let rows = counted(&served, "entries") as u64;
+    while fs::metadata(trained.hot_rows()).map_or(0, |meta| meta.len()) < 12 * rows {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // By SIGKILL.
+    drop(served);
+    let served = trained.serve("");
+    trained.score(&served);
+    assert_eq!(counted(&served, "misses_total"), 0.0);
+}
+
+#[test]
+fn without_hot_rows_counts_warm_the_cache() {
+    let trained = Trained::new(20);
+    let counts = trained.counts();
+    for eviction in ["lru", "lfu"] {
+        let served = trained.serve(&format!("counts = \"{counts}\"\neviction = \"{eviction}\""));
+        trained.score(&served);
+        assert_eq!(counted(&served, "misses_total"), 0.0, "{eviction}");
+        let log = end(served);
+        assert!(log.contains("cache warmed") && log.contains("cache.counts"), "{log}");
+        fs::remove_file(trained.hot_rows()).unwrap();
+    }
+    let served = trained.serve(&format!("counts = \"{counts}\"\neviction = \"lfu\"\nwarm = \"off\""));
+    assert_eq!(counted(&served, "entries"), 0.0, "only for the ranks");
+}
+
+#[test]
+fn every_key_of_the_cache_reaches_it_and_no_score_shows_it() {
+    let trained = Trained::new(2000);
+    let counts = trained.counts();
+    for (keys, shown) in [
+        ("key_bits = 12", "collisions_total"),
+        ("admission = \"frequency\"", "not_admitted_total"),
+        ("admission = \"frequency\"\nadmission_misses = 15", "not_admitted_total"),
+        ("admission = \"probability\"\nadmission_probability = 0.5", "not_admitted_total"),
+        (&format!("eviction = \"lfu\"\ncounts = \"{counts}\""), "evictions_total"),
+        ("key_bits = 32\nhigh_watermark = 0.5\nlow_watermark = 0.2", "evictions_total"),
+    ] {
+        let served = trained.serve(&format!("warm = \"off\"\n{keys}"));
+        assert_eq!(counted(&served, shown), 0.0);
+        // Twice, and then until the evicting thread has come to it.
+        trained.score(&served);
+        for _ in 0..200 {
+            trained.score(&served);
+            if counted(&served, shown) > 0.0 {
+                break;
+            }
+        }
+        assert!(counted(&served, shown) > 0.0, "{keys}: {shown}");
+        let [hits, misses] = ["hits_total", "misses_total"].map(|what| counted(&served, what));
+        // Of so small a cache the sketch forgets too fast for fifteen misses.
+        let picky = keys.contains("admission_misses = 15");
+        assert!(if picky { hits < misses } else { hits > 0.0 }, "{keys}: {hits} hits, {misses} misses");
+    }
+    assert!(!trained.state().exists(), "cache.warm is off");
+}
+
+#[test]
+fn pointers_answer_where_tables_lie_in_ram() {
+    let trained = Trained::new(2000);
+    let served = trained.serve("warm = \"off\"\npointers = 0.9");
+    let (url, valid) = (served.url(), &trained.workshop.valid);
+    let line = format!(
+        "load --addr {url} --model {MODEL} --format criteo-tsv {valid} --batch 64 --concurrency 2 --seconds 2"
+    );
+    for _ in 0..60 {
+        assert!(run(&line).status.success());
+        if counted(&served, "pointed_total") > 0.0 {
+            break;
+        }
+    }
+    trained.score(&served);
+    assert!(counted(&served, "pointed_total") > 0.0);
+    assert!(counted(&served, "hits_total") > 0.0);
+    assert!(end(served).contains("on the host device a pointer saves nothing"));
+}
+
+#[test]
+fn keys_of_the_cache_that_cannot_be_used_are_input_errors() {
+    let trained = Trained::new(20);
+    for (keys, words) in [
+        ("eviction = \"lfu\"", ["cache.counts: missing", "cache.eviction = lfu"]),
+        ("counts = \"/nowhere/ids\"", ["cache.counts", "/nowhere/ids"]),
+        ("key_bits = 4", ["4 bits", "26 tables"]),
+        ("low_watermark = 0.99", ["cache.low_watermark", "at most 0.95"]),
+    ] {
+        let (models, config) = (&trained.workshop.models, trained.config(keys));
+        let error = run_failing(2, &format!("serve --models {models} --config {config}"));
+        assert!(words.iter().all(|word| error.contains(word)), "{error}");
+    }
+}
