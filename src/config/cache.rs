@@ -42,7 +42,7 @@ impl Default for CacheConfig {
             mode: CacheMode::Auto,
             size: None,
             staging_bytes: None,
-            admission: CacheAdmission::All,
+            admission: CacheAdmission::Frequency(ADMISSION_MISSES as u32),
             eviction: CacheEviction::Lru,
             counts: None,
             key_bits: 64,
@@ -170,7 +170,7 @@ impl Layers {
             ("probability", Admission::Probability),
             ("frequency", Admission::Frequency),
         ];
-        let admission = self.choice("cache.admission", choices)?.unwrap_or(Admission::All);
+        let admission = self.choice("cache.admission", choices)?.unwrap_or(Admission::Frequency);
         let probability = self.fraction("cache.admission_probability")?;
         let misses = self.whole("cache.admission_misses", 1, 15)?;
         if admission != Admission::Probability {

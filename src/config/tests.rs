@@ -143,12 +143,12 @@ fn cache(keys: &str) -> CacheConfig {
 fn the_caches_keys_reach_their_fields() {
     let default = CacheConfig::default;
     for (keys, expected) in [
-        ("admission = \"all\"", default()),
+        ("admission = \"all\"", CacheConfig { admission: CacheAdmission::All, ..default() }),
         (
             "admission = \"probability\"\nadmission_probability = 0.25",
             CacheConfig { admission: CacheAdmission::Probability(0.25), ..default() },
         ),
-        ("admission = \"frequency\"", CacheConfig { admission: CacheAdmission::Frequency(2), ..default() }),
+        ("admission = \"frequency\"", default()),
         (
             "admission = \"frequency\"\nadmission_misses = 15",
             CacheConfig { admission: CacheAdmission::Frequency(15), ..default() },
@@ -203,7 +203,7 @@ fn a_cache_key_out_of_its_range_names_key_source_and_limits() {
 fn cache_keys_that_another_key_leaves_without_effect_are_warned_of() {
     for (keys, words) in [
         (
-            "admission_misses = 3",
+            "admission = \"all\"\nadmission_misses = 3",
             "cache.admission_misses (file ) has no effect: cache.admission is not frequency",
         ),
         ("admission_probability = 0.5", "cache.admission_probability (file ) has no effect"),

@@ -26,12 +26,16 @@ fn once_the_cache_is_full_rows_are_let_in_at_their_second_miss() {
     let cache = cache_of(64 << 10, &tables, &options);
     let offer = |id: u64| cache.pin().insert(TableId(0), id, &row_of(TableId(0), id, 16)).unwrap();
     let stored = (0..100_000).take_while(|&id| offer(id) == Insertion::Stored).count() as f64;
-    let filled = stored / cache.stats().entry_capacity as f64;
-    assert!(filled > WATERMARKS.low - 0.01 && filled < WATERMARKS.high, "{filled} of the entries");
-    for id in 50_000..50_020 {
-        let offers = [offer(id), offer(id), offer(id)];
-        assert_eq!(offers, [Insertion::NotAdmitted, Insertion::Stored, Insertion::Present]);
-    }
+    let stats = cache.stats();
+    let filled = (stored / stats.entry_capacity as f64).max(16.0 * stored / stats.pool_bytes as f64);
+    assert!(filled > WATERMARKS.low - 0.01 && filled < WATERMARKS.high, "{filled} is full");
+    let offers: Vec<_> = (50_000..50_100).map(|id| [offer(id), offer(id), offer(id)]).collect();
+    let at_the_second = [Insertion::NotAdmitted, Insertion::Stored, Insertion::Present];
+    let at_the_first = [Insertion::Stored, Insertion::Present, Insertion::Present];
+    assert!(offers.iter().all(|o| *o == at_the_second || *o == at_the_first), "{offers:?}");
+    // So small a sketch takes some of them for others that it has counted.
+    let second = offers.iter().filter(|o| **o == at_the_second).count();
+    assert!(second > 60, "{second} of 100 were let in at their second miss");
     assert!(cache.stats().total_bytes <= 64 << 10);
 }
 
