@@ -1,8 +1,9 @@
-//! Compiles the protocol with protox, so that no protoc is needed, and, under the feature
-//! `cusim`, the CUDA kernels as C++ (see `kernels/cusim/`).
+//! Compiles the protocol with protox, so that no protoc is needed; the CUDA kernels with nvcc, where there
+//! is one; and, under the feature `cusim`, the kernels as C++ (see `kernels/cusim/`).
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use prost::Message;
 
@@ -13,9 +14,82 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
     // Raw strings stay slices of the received message instead of one allocation each.
     tonic_prost_build::configure().bytes(".flechette.v1.FeatureColumn.strings").compile_fds(descriptors)?;
+    println!("cargo:rerun-if-changed=kernels");
+    std::fs::write(out.join("ahead.rs"), ahead(&out))?;
     #[cfg(feature = "cusim")]
     cusim();
     Ok(())
+}
+
+/// What nvcc makes of the kernels, as Rust that embeds it: `src/device/cuda/ahead.rs` includes this. A
+/// program without it compiles its kernels with NVRTC when it starts, so trouble here is only a warning.
+fn ahead(out: &Path) -> String {
+    let made = find_nvcc().and_then(|nvcc| {
+        println!("cargo:rerun-if-changed={}", nvcc.display());
+        let made = bundles(&nvcc, out);
+        made.inspect_err(|why| println!("cargo:warning=kernels are not compiled ahead of time: {why}")).ok()
+    });
+    let (compiler, images) = made.unzip();
+    let images = images.unwrap_or_default();
+    let embedded = images.iter().map(|(name, file)| format!("({name:?}, include_bytes!({file:?}))"));
+    format!(
+        "pub const COMPILER: Option<&str> = {compiler:?};\npub const IMAGES: &[(&str, &[u8])] = &[{}];\n",
+        embedded.collect::<Vec<_>>().join(", ")
+    )
+}
+
+/// The first nvcc of `$CUDA_HOME`, `$CUDA_PATH` and `$PATH`.
+fn find_nvcc() -> Option<PathBuf> {
+    let homes = ["CUDA_HOME", "CUDA_PATH"].map(|name| {
+        println!("cargo:rerun-if-env-changed={name}");
+        env::var_os(name).map(|home| PathBuf::from(home).join("bin"))
+    });
+    let path = env::var_os("PATH").unwrap_or_default();
+    let folders = homes.into_iter().flatten().chain(env::split_paths(&path));
+    let program = format!("nvcc{}", env::consts::EXE_SUFFIX);
+    folders.map(|folder| folder.join(&program)).find(|nvcc| nvcc.is_file())
+}
+
+/// The compiler's name, and each kernel's name and file: machine code for three capabilities, and PTX for
+/// what is newer.
+fn bundles(nvcc: &Path, out: &Path) -> Result<(String, Vec<(String, PathBuf)>), String> {
+    let run = |arguments: &[&str]| {
+        let done =
+            Command::new(nvcc).args(arguments).output().map_err(|e| format!("{}: {e}", nvcc.display()))?;
+        let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if done.status.success() {
+            return Ok(said(&done.stdout));
+        }
+        let lines = said(&done.stderr) + &said(&done.stdout);
+        Err(format!("{}: {}", nvcc.display(), lines.trim().replace('\n', " | ")))
+    };
+    let version = run(&["--version"])?;
+    let release = version.split("release ").nth(1).and_then(|rest| rest.split(',').next()).unwrap_or("?");
+    let mut images = Vec::new();
+    let files = std::fs::read_dir("kernels").map_err(|e| format!("kernels: {e}"))?;
+    for source in
+        files.flatten().map(|file| file.path()).filter(|path| path.extension().is_some_and(|e| e == "cu"))
+    {
+        let name = source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let bundle = out.join(format!("{name}.fatbin"));
+        run(&[
+            "--fatbin",
+            // As `OPTIONS` of src/device/cuda/compile.rs.
+            "--std=c++17",
+            "--fmad=false",
+            "--ftz=false",
+            "--prec-div=true",
+            "--prec-sqrt=true",
+            "--generate-code=arch=compute_75,code=sm_75",
+            "--generate-code=arch=compute_80,code=sm_80",
+            "--generate-code=arch=compute_90,code=[sm_90,compute_90]",
+            &source.to_string_lossy(),
+            "--output-file",
+            &bundle.to_string_lossy(),
+        ])?;
+        images.push((name, bundle));
+    }
+    Ok((format!("nvcc {release}"), images))
 }
 
 /// Builds `kernels/cusim` into the library. The kernels alone are instrumented, so that the
@@ -23,7 +97,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// runtime is linked. Contraction is off, because the tests compare sums bit for bit.
 #[cfg(feature = "cusim")]
 fn cusim() {
-    println!("cargo:rerun-if-changed=kernels");
     let build = || {
         let mut build = cc::Build::new();
         build

@@ -71,8 +71,8 @@ pub struct Config {
     pub cache: CacheConfig,
     /// The recording of accesses.
     pub trace: TraceConfig,
-    /// Which device tier.
-    pub device: DeviceKind,
+    /// Which device tier, and what it keeps.
+    pub device: DeviceConfig,
     /// Thread counts.
     pub threads: ThreadsConfig,
     /// `log.level`: what is logged: a level or filter directives, `warn,flechette::server=debug`.
@@ -132,6 +132,16 @@ pub struct TraceConfig {
     pub rate: f64,
     /// `trace.max_bytes`: most bytes of a model's recordings; the oldest are removed.
     pub max_bytes: u64,
+}
+
+/// Section `device`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceConfig {
+    /// `device.kind`.
+    pub kind: DeviceKind,
+    /// `device.kernel_cache`: the folder where compiled kernels are kept, `off` for none. Unless given:
+    /// `flechette/kernels` in `$XDG_CACHE_HOME` or `$HOME/.cache`, none where both are missing.
+    pub kernel_cache: Option<PathBuf>,
 }
 
 /// Which device tier to use.
@@ -266,13 +276,12 @@ impl Config {
 
         let server = layers.server()?;
         let batcher = layers.batcher(&server)?;
-        let kinds = &[("auto", DeviceKind::Auto), ("host", DeviceKind::Host), ("cuda", DeviceKind::Cuda)];
         Ok(Self {
             batcher,
             server,
             cache: layers.cache()?,
             trace: layers.trace()?,
-            device: layers.choice("device.kind", kinds)?.unwrap_or(DeviceKind::Auto),
+            device: layers.device()?,
             threads: ThreadsConfig {
                 compute: or_cores(layers.whole("threads.compute", 0, 4096)?),
                 io: or_cores(layers.whole("threads.io", 0, 4096)?),

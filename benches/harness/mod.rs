@@ -75,6 +75,18 @@ impl Options {
 /// The rates of each pair of windows: ours and the baseline's.
 pub struct Pairs(Vec<(f64, f64)>);
 
+impl Pairs {
+    /// Our rates.
+    pub fn ours(&self) -> Sorted {
+        Sorted::of(self.0.iter().map(|pair| pair.0))
+    }
+
+    /// Pairs that were measured otherwise.
+    pub fn of(pairs: Vec<(f64, f64)>) -> Self {
+        Self(pairs)
+    }
+}
+
 /// Numbers in order, for the figures one reads off them.
 pub struct Sorted(Vec<f64>);
 

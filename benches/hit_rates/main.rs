@@ -17,7 +17,8 @@
 //!   simulated caches are asked; beside it batches of 256, in which a row that several samples miss is
 //!   fetched once and counts as that many misses.
 //!
-//! `--only TEXT`, `--samples N` of calibrated traces (100,000), `--admission P` (1), `--json`. Real traces
+//! `--only TEXT`, `--samples N` of calibrated traces (100,000), `--admission P` or `--misses N` (the default
+//! policy of the cache otherwise), `--json`. Real traces
 //! are looked for in `../shared/data` or `$FLECHETTE_DATA`.
 
 mod calibrated;
@@ -27,6 +28,7 @@ mod real_cache;
 
 use std::path::PathBuf;
 
+use flechette::cache::{AdmissionOption, CacheOptions};
 use flechette::dataset::{self, Format, Limits};
 use flechette::planner::simulate::{Future, Policy, share};
 use flechette::planner::trace::{Trace, TraceBuilder};
@@ -54,7 +56,11 @@ pub struct Workload {
 fn main() -> anyhow::Result<()> {
     let options = Options::read(0);
     let samples = options.number("--samples", 100_000);
-    let admission = options.value("--admission").and_then(|p| p.parse().ok()).unwrap_or(1.0);
+    let admission = match (options.value("--admission"), options.number("--misses", 0)) {
+        (Some(p), _) => AdmissionOption::Probability { p: p.parse()?, seed: 0 },
+        (None, 0) => CacheOptions::default().admission,
+        (None, misses) => AdmissionOption::Frequency { misses: misses as u32 },
+    };
     println!("# Hit rates in %, {}\n", harness::place());
     let (mut verdicts, mut rows) = (Vec::new(), Vec::new());
     for workload in real().into_iter().chain(calibrated::workloads(samples)?) {
@@ -187,7 +193,7 @@ enum Got {
     Real(real_cache::Run),
 }
 
-fn measure(workload: &Workload, admission: f64) -> anyhow::Result<Vec<Size>> {
+fn measure(workload: &Workload, admission: AdmissionOption) -> anyhow::Result<Vec<Size>> {
     let trace = &workload.trace;
     let future = Future::of(&trace.accesses, trace.keys());
     let others = [Job::PerTable(0), Job::PerTable(1), Job::Optimal, Job::Real(1), Job::Real(256)];

@@ -1,6 +1,6 @@
 //! The real cache on a trace: what `engine.rs` does with it, without a model.
 
-use flechette::cache::{CacheOptions, CacheShape, EvictStep, FlatCache, Query, TableShape};
+use flechette::cache::{AdmissionOption, CacheOptions, CacheShape, EvictStep, FlatCache, Query, TableShape};
 use flechette::planner::trace::Trace;
 use flechette::types::TableId;
 
@@ -19,12 +19,12 @@ pub struct Run {
 }
 
 /// Runs a trace in batches of `samples` samples through a cache of at most `rows` rows.
-pub fn run(trace: &Trace, rows: usize, samples: usize, admission: f64) -> anyhow::Result<Run> {
+pub fn run(trace: &Trace, rows: usize, samples: usize, admission: AdmissionOption) -> anyhow::Result<Run> {
     let options = CacheOptions { background: false, admission, ..CacheOptions::default() };
     let cache = FlatCache::new(&shape(trace, rows, &options)?, &options)?;
     let width = trace.tables.len();
     let (mut query, mut tally, mut held) = (Query::default(), Tally::of(trace), Vec::new());
-    let row = [0.5; DIM];
+    let row = [0; 4 * DIM];
     for batch in trace.accesses.chunks(width * samples) {
         let pin = cache.pin();
         query.clear();
@@ -52,7 +52,7 @@ pub fn run(trace: &Trace, rows: usize, samples: usize, admission: f64) -> anyhow
 fn shape(trace: &Trace, rows: usize, options: &CacheOptions) -> anyhow::Result<CacheShape> {
     let table = |table: &flechette::planner::trace::TraceTable| TableShape {
         rows: table.keys.len() as u64,
-        dim: DIM,
+        row_bytes: 4 * DIM,
     };
     let tables: Vec<TableShape> = trace.tables.iter().map(table).collect();
     let shape = |bytes: usize| CacheShape { bytes, tables: tables.clone() };

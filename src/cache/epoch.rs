@@ -244,13 +244,11 @@ impl<T: Send + Sync + 'static> Replaceable<T> {
 
 impl<T> Drop for Replaceable<T> {
     fn drop(&mut self) {
-        // SAFETY: by `&mut` nobody can begin a reading any more, and none that borrowed from `self` is left:
-        // a `Reading` outliving us still has its guard, and what it reads is destroyed behind that guard.
         let guard = crossbeam_epoch::pin();
-        unsafe {
-            let last = self.0.swap(crossbeam_epoch::Shared::null(), Ordering::AcqRel, &guard);
-            guard.defer_destroy(last);
-        }
+        let last = self.0.swap(crossbeam_epoch::Shared::null(), Ordering::AcqRel, &guard);
+        // SAFETY: by `&mut` nobody can begin a reading any more, so nobody finds `last` again; it was made by
+        // `Owned::new`. A `Reading` that outlives us still has its guard, until which it is kept.
+        unsafe { guard.defer_destroy(last) };
     }
 }
 

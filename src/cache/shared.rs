@@ -64,7 +64,7 @@ pub(super) struct Shared {
 impl Shared {
     pub fn insert(&self, batch: u64, table: TableId, id: u64, row: &[u8]) -> Result<Insertion, CacheError> {
         let own = self.own_key(table, id, row.len())?;
-        if !self.admission.admits(own, batch) {
+        if !self.admission.admits(own, batch, || self.is_roomy()) {
             self.counts.not_admitted.fetch_add(1, Ordering::Relaxed);
             return Ok(Insertion::NotAdmitted);
         }
@@ -172,6 +172,13 @@ impl Shared {
     /// Frees the slots whose batches are all finished. Returns how many still wait.
     pub fn reclaim(&self) -> usize {
         self.limbo.reclaim(&self.epochs, |slot| self.pool.free(slot))
+    }
+
+    /// Whether the cache is below its low watermark: nothing was put out to make this room.
+    fn is_roomy(&self) -> bool {
+        let (entries, bytes) = self.used();
+        self.watermarks.excess(entries, self.index.capacity()) == 0.0
+            && self.watermarks.excess(bytes, self.pool.shape().data_bytes() as u64) == 0.0
     }
 
     pub fn crossed(&self) -> bool {

@@ -37,8 +37,13 @@ fn row_at(version: Version, table: TableId, id: u64, bytes: usize) -> Vec<u8> {
     (0..bytes / 4).flat_map(|i| word(i).to_le_bytes()).collect()
 }
 
+/// Lets every row in.
+fn for_all() -> CacheOptions {
+    CacheOptions { admission: AdmissionOption::ALL, ..CacheOptions::default() }
+}
+
 fn by_hand() -> CacheOptions {
-    CacheOptions { background: false, ..CacheOptions::default() }
+    CacheOptions { background: false, ..for_all() }
 }
 
 fn cache_of(bytes: usize, tables: &[TableShape], options: &CacheOptions) -> FlatCache {
@@ -360,7 +365,7 @@ fn bad_input_is_refused_by_name() {
 #[test]
 fn under_eight_threads_and_constant_eviction_every_row_is_whole() {
     let tables = [table(40_000, 16), table(5_000, 1), table(20_000, 33), table(50, 7)];
-    let cache = cache_of(200 << 10, &tables, &CacheOptions::default());
+    let cache = cache_of(200 << 10, &tables, &for_all());
     let batches = AtomicU64::new(0);
     std::thread::scope(|scope| {
         for worker in 0..8u64 {
@@ -399,7 +404,7 @@ fn under_eight_threads_and_constant_eviction_every_row_is_whole() {
 #[test]
 fn racing_inserts_of_the_same_rows_leave_one_of_each() {
     let tables = [table(300, 8)];
-    let cache = cache_of(1 << 20, &tables, &CacheOptions::default());
+    let cache = cache_of(1 << 20, &tables, &for_all());
     let go = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -421,7 +426,7 @@ fn racing_inserts_of_the_same_rows_leave_one_of_each() {
 
 #[test]
 fn dropping_the_cache_ends_its_thread() {
-    let cache = cache_of(1 << 16, &[table(10, 1)], &CacheOptions::default());
+    let cache = cache_of(1 << 16, &[table(10, 1)], &for_all());
     let shared = Arc::downgrade(&cache.shared);
     drop(cache);
     assert!(shared.upgrade().is_none(), "the thread's share is gone");

@@ -112,8 +112,13 @@ impl Serving {
     /// # Errors
     /// A directory without models, a model without a good version, a cache that cannot be made.
     pub fn load(config: &Config, models: &Path) -> anyhow::Result<Self> {
-        let device = device::choose(config.device, &cuda::probe()).map_err(|e| InputError(e.into()))?;
-        tracing::info!("{device}");
+        let device =
+            device::choose(config.device.kind, || cuda::usable(0)).map_err(|e| InputError(e.into()))?;
+        if device.is_fallback() {
+            tracing::warn!("{device}");
+        } else {
+            tracing::info!("{device}");
+        }
         let threads = rayon::ThreadPoolBuilder::new().num_threads(config.threads.compute).build();
         let threads = Arc::new(threads.context("threads.compute")?);
         let metrics = Arc::new(Metrics::new().context("metrics")?);
@@ -125,8 +130,10 @@ impl Serving {
         let engine = |name: &String| -> anyhow::Result<Arc<Engine>> {
             let mut latest = store::open_latest_with(models, name, check_weights)?;
             let fronted = cache::make(&config.cache, counts.as_ref(), &mut latest.opened)?;
-            if fronted.is_none() {
-                latest.opened.store.prefault();
+            match fronted {
+                None => latest.opened.store.prefault(),
+                // What the cache misses is mostly cold, and a page of it is enough.
+                Some(_) => latest.opened.store.expect_random_reads(),
             }
             let (cache, ranked) = fronted.map(|f| (f.cache, f.ranked)).unzip();
             tracing::info!(

@@ -7,7 +7,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::{BatcherConfig, ConfigError, Flags, ServerConfig, Source, TraceConfig, or_cores};
+use super::{
+    BatcherConfig, ConfigError, DeviceConfig, DeviceKind, Flags, ServerConfig, Source, TraceConfig, or_cores,
+};
 
 /// Every key that exists. Anything else in the file or the environment is warned of.
 pub(super) const KEYS: &[&str] = &[
@@ -45,6 +47,7 @@ pub(super) const KEYS: &[&str] = &[
     "trace.rate",
     "trace.max_bytes",
     "device.kind",
+    "device.kernel_cache",
     "threads.compute",
     "threads.io",
     "log.level",
@@ -61,6 +64,9 @@ const GIB: u64 = 1 << 30;
 #[derive(Default)]
 pub(super) struct Layers {
     given: BTreeMap<&'static str, Given>,
+    /// `$XDG_CACHE_HOME` and `$HOME`, where they are absolute paths.
+    cache_home: Option<PathBuf>,
+    home: Option<PathBuf>,
     /// Names that nobody knows, one sentence each.
     pub(super) warnings: Vec<String>,
 }
@@ -110,6 +116,12 @@ impl Layers {
         environment: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> Result<(), ConfigError> {
         for (name, value) in environment {
+            if name == "XDG_CACHE_HOME" || name == "HOME" {
+                // A path that is not absolute is to be ignored, says the XDG specification.
+                let path = Some(PathBuf::from(&value)).filter(|path| path.is_absolute());
+                *(if name == "HOME" { &mut self.home } else { &mut self.cache_home }) = path;
+                continue;
+            }
             let Some(name) = name.to_str().filter(|n| n.starts_with(PREFIX)) else { continue };
             if TEST_VARIABLES.contains(&name) {
                 continue;
@@ -175,6 +187,23 @@ impl Layers {
         let rate = self.fraction("trace.rate")?;
         let max_bytes = self.bytes("trace.max_bytes", MIB, 1024 * GIB)?;
         Ok(TraceConfig { rate: rate.unwrap_or(0.0), max_bytes: max_bytes.unwrap_or(64 * MIB) })
+    }
+
+    pub(super) fn device(&self) -> Result<DeviceConfig, ConfigError> {
+        let kinds = &[("auto", DeviceKind::Auto), ("host", DeviceKind::Host), ("cuda", DeviceKind::Cuda)];
+        let kernel_cache = match self.text("device.kernel_cache") {
+            Some("off") => None,
+            Some(folder) => Some(PathBuf::from(folder)),
+            None => {
+                let caches = self.cache_home.clone();
+                let caches = caches.or_else(|| self.home.as_ref().map(|home| home.join(".cache")));
+                caches.map(|caches| caches.join("flechette/kernels"))
+            }
+        };
+        Ok(DeviceConfig {
+            kind: self.choice("device.kind", kinds)?.unwrap_or(DeviceKind::Auto),
+            kernel_cache,
+        })
     }
 
     /// Where a key's value stands, if it is given.

@@ -130,12 +130,13 @@ fn cache(keys: &str) -> CacheConfig {
 fn the_caches_keys_reach_their_fields() {
     let default = CacheConfig::default;
     for (keys, expected) in [
-        ("admission = \"all\"", default()),
+        ("admission = \"all\"", CacheConfig { admission: CacheAdmission::All, ..default() }),
+        ("admission_misses = 3", CacheConfig { admission: CacheAdmission::Frequency(3), ..default() }),
         (
             "admission = \"probability\"\nadmission_probability = 0.25",
             CacheConfig { admission: CacheAdmission::Probability(0.25), ..default() },
         ),
-        ("admission = \"frequency\"", CacheConfig { admission: CacheAdmission::Frequency(2), ..default() }),
+        ("admission = \"frequency\"", default()),
         (
             "admission = \"frequency\"\nadmission_misses = 15",
             CacheConfig { admission: CacheAdmission::Frequency(15), ..default() },
@@ -190,7 +191,7 @@ fn a_cache_key_out_of_its_range_names_key_source_and_limits() {
 fn cache_keys_that_another_key_leaves_without_effect_are_warned_of() {
     for (keys, words) in [
         (
-            "admission_misses = 3",
+            "admission = \"all\"\nadmission_misses = 3",
             "cache.admission_misses (file ) has no effect: cache.admission is not frequency",
         ),
         ("admission_probability = 0.5", "cache.admission_probability (file ) has no effect"),
@@ -200,4 +201,17 @@ fn cache_keys_that_another_key_leaves_without_effect_are_warned_of() {
         let warnings = resolve(&Flags::default(), &[], &format!("[cache]\n{keys}")).unwrap().warnings;
         assert!(warnings.len() == 1 && warnings[0].starts_with(words), "{keys}: {warnings:?}");
     }
+}
+
+#[test]
+fn compiled_kernels_are_kept_in_the_users_cache_unless_told_otherwise() {
+    let kept = |env: &[_], file| resolve(&Flags::default(), env, file).unwrap().device.kernel_cache;
+    let (home, caches) = (("HOME", "/home/user"), ("XDG_CACHE_HOME", "/caches"));
+    assert_eq!(kept(&[home], ""), Some("/home/user/.cache/flechette/kernels".into()));
+    assert_eq!(kept(&[home, caches], ""), Some("/caches/flechette/kernels".into()));
+    assert_eq!(kept(&[home, ("XDG_CACHE_HOME", "caches")], ""), kept(&[home], ""));
+    assert_eq!(kept(&[], ""), None);
+    let file = "[device]\nkernel_cache = \"/kernels\"";
+    assert_eq!(kept(&[home, caches], file), Some("/kernels".into()));
+    assert_eq!(kept(&[home, ("FLECHETTE_DEVICE_KERNEL_CACHE", "off")], file), None);
 }

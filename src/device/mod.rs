@@ -13,7 +13,7 @@ mod real;
 mod simd;
 mod vector;
 
-pub use choice::{Choice, DeviceError, choose};
+pub use choice::{Choice, DeviceError, Why, choose};
 pub use gemm::{
     LANES, Left, Output, Product, Start, pack, pack_transposed, pack_transposed_panel, packed_len, row_stride,
 };

@@ -80,6 +80,11 @@ impl EmbeddingStore {
         self.tables.iter().map(|table| table.as_bytes().len() as u64).sum()
     }
 
+    /// Tells the system that rows of mapped files will be read here and there.
+    pub fn expect_random_reads(&self) {
+        self.tables.iter().for_each(Table::expect_random_reads);
+    }
+
     /// Reads every page of every row once, so that no request waits for the disk.
     pub fn prefault(&self) {
         self.tables.iter().for_each(Table::prefault);

@@ -284,6 +284,12 @@ impl Table {
         (self.as_bytes().len() + states) as u64
     }
 
+    /// Tells the system that rows will be read here and there, so that it does not read a file's neighbours
+    /// of each. Only advice: on memory of our own, or where the system takes none, it does nothing.
+    pub fn expect_random_reads(&self) {
+        self.weight.expect_random_reads();
+    }
+
     /// Reads one byte of every page of the rows (not of the state), so that no first request waits
     /// for the disk.
     pub fn prefault(&self) {
@@ -414,6 +420,15 @@ impl Bytes {
         match &mut self.0 {
             Source::Owned { block, bytes } => Some(&mut block.bytes_mut()[..*bytes]),
             Source::Mapped { .. } => None,
+        }
+    }
+
+    fn expect_random_reads(&self) {
+        #[cfg(unix)]
+        if let Source::Mapped { file, .. } = &self.0
+            && let Err(error) = file.0.advise(Advice::Random)
+        {
+            tracing::debug!(%error, "no advice for a mapped table");
         }
     }
 

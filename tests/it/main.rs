@@ -5,6 +5,9 @@
 
 mod batcher;
 mod cli_init;
+mod cuda_compile;
+mod cuda_driver;
+mod cuda_open;
 mod cuda_probe;
 #[cfg(feature = "cusim")]
 mod cusim;
@@ -14,6 +17,8 @@ mod learning;
 mod memory;
 mod operation;
 mod plan;
+#[cfg(target_os = "linux")]
+mod pretend;
 mod program;
 mod refusals;
 mod resources;

@@ -28,12 +28,13 @@ pub enum Admission {
 }
 
 impl Admission {
-    /// Whether a key that batch `batch` missed is let in. Ask once a miss: asking may count.
+    /// Whether a key that batch `batch` missed is let in; `roomy` tells whether it would push nobody out.
+    /// Ask once a miss: asking may count.
     #[inline]
-    pub fn admits(&self, key: FlatKey, batch: u64) -> bool {
+    pub fn admits(&self, key: FlatKey, batch: u64, roomy: impl FnOnce() -> bool) -> bool {
         match self {
             Self::Probability(probability) => probability.admits(key, batch),
-            Self::Frequency(sketch) => sketch.admits(key),
+            Self::Frequency(sketch) => sketch.admits(key) || roomy(),
         }
     }
 

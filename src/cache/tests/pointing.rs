@@ -103,7 +103,7 @@ fn the_tuner_sets_the_capacity_by_what_batches_report() {
 #[test]
 fn under_threads_and_withdrawals_no_withdrawn_table_is_pointed_at() {
     let tables = [table(3000, 16), table(3000, 8)];
-    let options = CacheOptions { pointers: 3000, ..CacheOptions::default() };
+    let options = CacheOptions { pointers: 3000, ..for_all() };
     let cache = cache_of(100 << 10, &tables, &options);
     cache.set_pointers(3000);
     // Table 1 is never in RAM; table 0 comes and goes.

@@ -123,7 +123,7 @@ proptest! {
 fn under_eight_threads_eviction_and_a_writer_every_row_is_its_versions() {
     let tables = [table(4_000, 16), table(500, 1), table(2_000, 33), table(50, 7)];
     for key_width in [KeyWidth::W64, KeyWidth::new(11).unwrap()] {
-        let options = CacheOptions { key_width, ..CacheOptions::default() };
+        let options = CacheOptions { key_width, ..for_all() };
         let cache = cache_of(60 << 10, &tables, &options);
         let working = AtomicU64::new(8);
         std::thread::scope(|scope| {

@@ -55,7 +55,7 @@ pub(super) fn make(
     }
     let mut options = CacheOptions {
         admission: match config.admission {
-            CacheAdmission::All => CacheOptions::default().admission,
+            CacheAdmission::All => AdmissionOption::ALL,
             CacheAdmission::Probability(p) => AdmissionOption::Probability { p, seed: 0 },
             CacheAdmission::Frequency(misses) => AdmissionOption::Frequency { misses },
         },

@@ -1,23 +1,23 @@
 //! Finds CUDA devices without counting on anything: not on a driver, not on its age, not on a device.
 //!
-//! cudarc opens libcuda at run time, but its own wrappers panic at a symbol that the library lacks, and
-//! turn a result code that they do not know into an enum that has no such value. So this file takes only
-//! the opened library from cudarc and looks up the seven functions that it needs, each with the plain
-//! types of the driver's C interface, and reports what it finds as a [`Probe`]. No context is created:
-//! probing takes no device memory.
+//! The seven functions that a look takes are looked up one by one (`api.rs` says why not by cudarc), so
+//! that an old or broken driver is still told by what it is. No context is created: probing takes no
+//! device memory.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::fmt;
 
-use cudarc::driver::sys;
+use super::api::{driver_is_present, driver_symbol};
+use super::errors::{CudaError, NO_DEVICE, SUCCESS, version_text};
 
 /// The oldest driver whose CUDA version runs what the kernels are compiled to: NVRTC 13.0's PTX.
 pub const OLDEST_DRIVER: i32 = 13_000;
 
+/// The oldest compute capability that the kernels are written for: Volta, whose warps diverge freely.
+pub const OLDEST_COMPUTE: (i32, i32) = (7, 0);
+
 const NAME_BYTES: usize = 256;
-const SUCCESS: c_int = 0;
-const NO_DEVICE: c_int = 100;
 const COMPUTE_MAJOR: c_int = 75;
 const COMPUTE_MINOR: c_int = 76;
 
@@ -72,7 +72,6 @@ impl fmt::Display for DeviceInfo {
 
 impl fmt::Display for Probe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let version = |v: i32| format!("{}.{}", v / 1000, v % 1000 / 10);
         match self {
             Self::NoDriver => write!(f, "no CUDA driver (libcuda is not installed)"),
             Self::DriverIncomplete { symbol } => write!(f, "CUDA driver lacks {symbol}"),
@@ -80,8 +79,8 @@ impl fmt::Display for Probe {
                 write!(
                     f,
                     "CUDA driver too old: expected at least {}, got {}",
-                    version(*needed),
-                    version(*driver)
+                    version_text(*needed),
+                    version_text(*driver)
                 )
             }
             Self::NoDevice => write!(f, "CUDA driver found, no device"),
@@ -97,16 +96,33 @@ impl fmt::Display for Probe {
 /// Looks for CUDA devices. Never panics, whatever is installed.
 #[must_use]
 pub fn probe() -> Probe {
-    // SAFETY: this opens libcuda and closes it again. Opening runs the library's constructors, which
-    // NVIDIA's driver means to be run by any process; a file of that name that does worse has been put
-    // on the library path by whoever owns the machine.
-    if !unsafe { sys::is_culib_present() } {
+    if !driver_is_present() {
         return Probe::NoDriver;
     }
     match Driver::load().and_then(|driver| driver.devices()) {
         Ok(devices) if devices.is_empty() => Probe::NoDevice,
         Ok(devices) => Probe::Found(devices),
         Err(found) => found,
+    }
+}
+
+/// The device of this number, if the kernels can run on it.
+///
+/// # Errors
+/// What is missing, or too old.
+pub fn usable(ordinal: usize) -> Result<DeviceInfo, CudaError> {
+    match probe() {
+        Probe::Found(mut devices) => {
+            if ordinal >= devices.len() {
+                return Err(CudaError::NoSuchDevice { ordinal, count: devices.len() });
+            }
+            let device = devices.swap_remove(ordinal);
+            if device.compute < OLDEST_COMPUTE {
+                return Err(CudaError::DeviceTooOld { device });
+            }
+            Ok(device)
+        }
+        found => Err(CudaError::NoDevice { found }),
     }
 }
 
@@ -121,13 +137,10 @@ struct Driver {
     memory: unsafe extern "C" fn(*mut usize, c_int) -> c_int,
 }
 
-/// Takes a function of libcuda. Call it only when the library is present, with `F` its C type.
+/// A function of libcuda. Call it only when the library is present, with `F` its C type.
 unsafe fn symbol<F: Copy>(name: &'static str) -> Result<F, Probe> {
-    // SAFETY: `culib` opens the library once and keeps it for the life of the process, so a copy of the
-    // address stays valid; that `F` is the function's type is this function's own condition.
-    unsafe { sys::culib().get::<F>(name.as_bytes()) }
-        .map(|found| *found)
-        .map_err(|_| Probe::DriverIncomplete { symbol: name })
+    // SAFETY: this function's own conditions.
+    unsafe { driver_symbol(name) }.map_err(|symbol| Probe::DriverIncomplete { symbol })
 }
 
 fn checked(code: c_int) -> Result<(), Probe> {

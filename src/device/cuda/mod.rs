@@ -1,9 +1,24 @@
 //! NVIDIA devices. The driver is opened at run time, so the same program runs where there is none.
 //!
-//! Only this folder may use `cudarc`. It finds and names the devices; no kernel is launched yet.
+//! Only this folder may use `cudarc`, and of it only the opened libraries (`api` says why). [`usable`]
+//! finds a device; [`open`] takes it: the primary context, the kernels (compiled by `compile`, or carried
+//! by the program, `ahead`), and [`Nvidia`], which is the machine's [`Driver`].
 
+pub mod ahead;
+pub mod compile;
 pub mod context;
 pub mod driver;
+pub mod errors;
+pub mod kernel_cache;
+pub mod nvidia;
+pub mod sources;
 
-pub use context::{DeviceInfo, Probe, probe};
+mod api;
+mod modules;
+mod primary;
+mod stream;
+
+pub use context::{DeviceInfo, Probe, probe, usable};
 pub use driver::{Address, Driver, DriverError, LaunchShape, Pinned, Work};
+pub use errors::CudaError;
+pub use nvidia::{Nvidia, open, open_with};

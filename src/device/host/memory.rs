@@ -4,10 +4,21 @@
 /// None where the system does not tell.
 #[must_use]
 pub fn memory_bytes() -> Option<u64> {
+    let machine = meminfo("MemTotal:")?;
+    // Of control groups version 2 and 1; without a limit the one says "max", the other a huge number.
+    let files = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+    let limits = files.iter().filter_map(|file| std::fs::read_to_string(file).ok()?.trim().parse().ok());
+    Some(limits.fold(machine, u64::min))
+}
+
+/// Bytes of the machine's memory that nobody holds. None where the system does not tell.
+#[must_use]
+pub fn available_bytes() -> Option<u64> {
+    meminfo("MemAvailable:")
+}
+
+fn meminfo(name: &str) -> Option<u64> {
     let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    let machine = total.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10;
-    let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
-    let limit = limit.and_then(|limit| limit.trim().parse().ok()).unwrap_or(u64::MAX);
-    Some(machine.min(limit))
+    let value = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }

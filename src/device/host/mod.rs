@@ -6,7 +6,7 @@ mod registers;
 
 use std::ops::Range;
 
-pub use memory::memory_bytes;
+pub use memory::{available_bytes, memory_bytes};
 use registers::GatherPool;
 
 use super::simd;

@@ -74,7 +74,7 @@ pub const CRATE_HOMES: &[(&str, &[&str])] = &[
     ("redis", &["store/remote.rs"]),
     ("anyhow", &["main.rs", "cli/"]),
     ("loom", &["sync.rs"]),
-    ("xxhash_rust", &["schema", "store/", "model/", "trace/"]),
+    ("xxhash_rust", &["schema", "store/", "model/", "trace/", "device/cuda/"]),
 ];
 
 /// Where `unsafe` may stand.

@@ -1,0 +1,92 @@
+//! What is compared with: caches and ways without one technique or another.
+
+use flechette::cache::{AdmissionOption, CacheOptions, CacheShape, FlatCache, Query, Source, TableShape};
+use flechette::model::Tape;
+use flechette::types::{Batch, TableId};
+
+use crate::layer::{Layer, write};
+
+/// The static cache a table of FLECHE section 2.2: each table has its own index, pool and bytes.
+pub struct PerTable(Vec<FlatCache>);
+
+impl PerTable {
+    /// Caches of this share of each table's rows.
+    pub fn new(tables: &[TableShape], fraction: f64) -> anyhow::Result<Self> {
+        let options = CacheOptions { admission: AdmissionOption::ALL, ..CacheOptions::default() };
+        let cache = |table: &TableShape| {
+            let shape = CacheShape::for_options(fraction, vec![*table], &options)?;
+            Ok(FlatCache::new(&shape, &options)?)
+        };
+        Ok(Self(tables.iter().map(cache).collect::<anyhow::Result<_>>()?))
+    }
+
+    /// The caches, by table.
+    pub fn caches(&self) -> impl Iterator<Item = &FlatCache> {
+        self.0.iter()
+    }
+}
+
+/// A cache, the lookups that it answers together, and whether it is of their table alone.
+pub struct Group<'c> {
+    pub cache: &'c FlatCache,
+    pub lookups: Vec<usize>,
+    pub alone: bool,
+}
+
+/// What a batch is worked on in.
+#[derive(Default)]
+pub struct Scratch {
+    /// One a group.
+    pub queries: Vec<Query>,
+    /// Every group's distinct rows.
+    copies: Vec<u8>,
+    /// Every group's occurrences: their distinct row.
+    uniques: Vec<u32>,
+    /// Of every lookup: where its group's copies begin, and where its own occurrences.
+    places: Vec<(usize, usize)>,
+}
+
+/// A lookup for each group; within it every row found is copied out, and pooled from the copies.
+pub fn copied(
+    layer: &Layer,
+    batch: &Batch,
+    groups: &[Group<'_>],
+    scratch: &mut Scratch,
+    tape: &mut Tape<f32>,
+) {
+    let row_bytes = 4 * layer.traffic.dim;
+    let Scratch { queries, copies, uniques, places } = scratch;
+    queries.resize_with(groups.len(), Query::default);
+    places.resize(layer.lookups.len(), (0, 0));
+    copies.clear();
+    uniques.clear();
+    for (Group { cache, lookups, alone }, query) in groups.iter().zip(queries) {
+        query.clear();
+        for &l in lookups {
+            let table = if *alone { TableId(0) } else { layer.lookups[l].table };
+            let ids = batch.features[layer.lookups[l].feature].ids.iter().copied();
+            places[l] = (copies.len(), uniques.len() + query.push(table, ids).start);
+        }
+        let pin = cache.pin();
+        let Ok(found) = pin.lookup(query) else { unreachable!("ids are below the tables' rows") };
+        uniques.extend_from_slice(found.uniques());
+        for unique in 0..found.rows() as u32 {
+            match found.source(unique) {
+                Source::Row(row) => copies.extend_from_slice(row),
+                Source::Miss(m) => {
+                    let miss = found.misses()[m];
+                    let table = if *alone { layer.lookups[lookups[0]].table } else { miss.table };
+                    let row = layer.store.row(table, miss.id).unwrap_or(&[]);
+                    copies.extend_from_slice(row);
+                    let _ = pin.insert(miss.table, miss.id, row);
+                }
+                Source::Host(_) => unreachable!("no rows may be pointed at"),
+            }
+        }
+    }
+    write(layer, batch, tape, |l, i| {
+        let (first, start) = places[l];
+        let at = first + uniques[start + i] as usize * row_bytes;
+        copies.get(at..at + row_bytes)
+    });
+}

@@ -1,0 +1,137 @@
+//! The embedding layer through the cache on the host device: FLECHE's experiments 6 to 10.
+//!
+//! A layer takes a batch's ids and writes the pooled vectors side by side. Ours is what the engine does: one
+//! lookup over all tables in the flat cache, rows read where they lie, misses read from the store and
+//! offered. The baselines (`baseline.rs`) take one of FLECHE's techniques away each, or all: a static cache a
+//! table with a lookup a table; the flat cache with a lookup a table; with hits copied out while they are
+//! looked up; with no unified index. The store is in RAM, and both sides run on one thread, so what is
+//! compared is work, not waiting.
+//!
+//! Beside every rate stands what share of the machine's memory bandwidth it moves: bytes of rows read and
+//! of output written, over what one thread reads in sequence, measured first.
+//!
+//! `--pairs N` (11), `--window-ms N` (100), `--only TEXT`, `--json`.
+
+mod baseline;
+#[path = "../harness/mod.rs"]
+mod harness;
+mod layer;
+
+use harness::{Options, Report};
+use layer::{Layer, Traffic};
+
+fn main() -> anyhow::Result<()> {
+    let options = Options::read(100);
+    let ceiling = layer::sequential_read(&options);
+    println!("one thread reads {:.1} GB/s in sequence", ceiling * 1e-9);
+    let mut report = Report::new("cache_query", "ids", "without the technique named", &options);
+    tables(&options, &mut report, ceiling)?;
+    batches(&options, &mut report, ceiling)?;
+    cumulative(&options, &mut report, ceiling)?;
+    skew(&options, &mut report, ceiling)?;
+    dims(&options, &mut report, ceiling)?;
+    scaling(&options, &mut report)?;
+    report.finish();
+    Ok(())
+}
+
+/// One setting: ours against a baseline of the same traffic and bytes.
+fn add(
+    options: &Options,
+    report: &mut Report,
+    ceiling: f64,
+    setting: &str,
+    (ours, theirs): (&Layer, &Layer),
+) {
+    if !options.wants(setting) {
+        return;
+    }
+    let (mut mine, mut other) = (ours.runner(), theirs.runner());
+    let pairs = options.compare(|| options.rate(|| mine.next()), || options.rate(|| other.next()));
+    let share = pairs.ours().at(0.5) * ours.bytes_an_id() / ceiling;
+    report.add(format!("{setting} ({:.0}% of memory)", 100.0 * share), &pairs, None);
+}
+
+/// Exp #6: 10,000 ids over so many tables, all of them hits.
+fn tables(options: &Options, report: &mut Report, ceiling: f64) -> anyhow::Result<()> {
+    for tables in [1, 15, 26, 60, 200] {
+        let traffic =
+            Traffic { tables, rows: 2_000_000 / tables as u64, samples: 10_000 / tables, ..Traffic::FLECHE };
+        let flat = Layer::flat(&traffic, 1.0)?;
+        let per_table = Layer::per_table(&traffic, 1.0)?;
+        let setting = format!("#6 tables {tables}, per-table");
+        add(options, report, ceiling, &setting, (&flat, &per_table));
+    }
+    Ok(())
+}
+
+/// Exp #7: a cache of 5 %, batch sizes; hits copied apart from the lookup or in it, pointers or none.
+fn batches(options: &Options, report: &mut Report, ceiling: f64) -> anyhow::Result<()> {
+    for samples in [32, 128, 512, 2048, 8192] {
+        let traffic = Traffic { samples, ..Traffic::FLECHE };
+        let ours = Layer::flat(&traffic, 0.05)?;
+        let coupled = Layer::coupled(&traffic, 0.05)?;
+        add(options, report, ceiling, &format!("#7 batch {samples}, coupled copy"), (&ours, &coupled));
+        let pointed = Layer::pointed(&traffic, 0.05)?;
+        add(options, report, ceiling, &format!("#7 batch {samples}, no pointers"), (&pointed, &ours));
+    }
+    Ok(())
+}
+
+/// Exp #8: each technique over what the one before has, all against a static cache a table.
+fn cumulative(options: &Options, report: &mut Report, ceiling: f64) -> anyhow::Result<()> {
+    let traffic = Traffic { samples: 1024, ..Traffic::FLECHE };
+    let baseline = Layer::per_table(&traffic, 0.05)?;
+    let steps = [
+        ("flat cache", Layer::apart(&traffic, 0.05)?),
+        ("+ one lookup", Layer::coupled(&traffic, 0.05)?),
+        ("+ copy apart", Layer::flat(&traffic, 0.05)?),
+        ("+ unified index", Layer::pointed(&traffic, 0.05)?),
+    ];
+    for (step, layer) in &steps {
+        add(options, report, ceiling, &format!("#8 {step}, per-table"), (layer, &baseline));
+    }
+    Ok(())
+}
+
+/// Exp #9: power laws from flat to steep, a cache of 5 %.
+fn skew(options: &Options, report: &mut Report, ceiling: f64) -> anyhow::Result<()> {
+    for alpha in [0.5, 0.8, 1.2, 1.6, 2.0] {
+        let traffic = Traffic { alpha, samples: 1024, ..Traffic::FLECHE };
+        let (ours, theirs) = (Layer::flat(&traffic, 0.05)?, Layer::per_table(&traffic, 0.05)?);
+        add(options, report, ceiling, &format!("#9 alpha {alpha}, per-table"), (&ours, &theirs));
+    }
+    Ok(())
+}
+
+/// Exp #10: dims, a cache of 5 %.
+fn dims(options: &Options, report: &mut Report, ceiling: f64) -> anyhow::Result<()> {
+    for dim in [16, 32, 64, 128] {
+        let traffic = Traffic { dim, samples: 1024, rows: 60_000, ..Traffic::FLECHE };
+        let (ours, theirs) = (Layer::flat(&traffic, 0.05)?, Layer::per_table(&traffic, 0.05)?);
+        add(options, report, ceiling, &format!("#10 dim {dim}, per-table"), (&ours, &theirs));
+    }
+    Ok(())
+}
+
+/// No lock on the way of a hit: two threads against one, all hits. The goal is of the issue.
+fn scaling(options: &Options, report: &mut Report) -> anyhow::Result<()> {
+    let setting = "scaling, 2 threads against 1";
+    if !options.wants(setting) {
+        return Ok(());
+    }
+    let traffic = Traffic { samples: 256, ..Traffic::FLECHE };
+    let layer = Layer::flat(&traffic, 1.0)?;
+    let run = |threads: usize| {
+        std::thread::scope(|scope| {
+            let worker = || {
+                let mut runner = layer.runner();
+                options.rate(|| runner.next())
+            };
+            let workers: Vec<_> = (0..threads).map(|_| scope.spawn(worker)).collect();
+            workers.into_iter().map(|w| w.join().unwrap_or(0.0)).sum()
+        })
+    };
+    report.add(setting.to_owned(), &options.compare(|| run(2), || run(1)), Some(1.8));
+    Ok(())
+}

@@ -1,0 +1,180 @@
+//! Rows a second under a memory limit: the cache in RAM before a store mapped from disk, against reading the
+//! mapped file alone.
+//!
+//! A table of rows of 128 bytes, four times the limit; a cache of half the limit; the hottest 2 % of
+//! the ids take 80 % of the accesses and lie scattered. Both sides are this program again, as a child in a
+//! control group with the limit, so that its page cache counts too; they take turns. What a
+//! page of the file holds is mostly cold rows, and what the cache holds is hot rows alone.
+//!
+//! Needs root and the memory controller (v1 or v2), and says so where it cannot make a group.
+//!
+//! `--limit-mib N` (256), `--pairs N` (9), `--window-ms N` (6000), `--json`.
+
+mod harness;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Context as _;
+use flechette::cache::{CacheOptions, CacheShape, FlatCache, Query, Source, TableShape};
+use flechette::dataset::synthetic::Skew;
+use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
+use flechette::store::{self, Contents, PlainMemory, Table};
+use flechette::types::{TableId, Version};
+use harness::{Draw, Options, Pairs, Report};
+
+const DIM: usize = 32;
+const ROW_BYTES: usize = 4 * DIM;
+/// Ids a batch.
+const BATCH: usize = 4096;
+const NAME: &str = "mapped";
+
+fn main() -> anyhow::Result<()> {
+    let options = Options::read(6000);
+    let limit = options.number("--limit-mib", 256) << 20;
+    let folder = std::env::current_dir()?.join("target/mapped_store");
+    if let Some(way) = options.value("--child") {
+        return child(&options, &folder, limit, &way);
+    }
+    let Some(group) = Group::new(limit) else {
+        println!("skipped: no control group can be made here (root and the memory controller are needed)");
+        return Ok(());
+    };
+    fs::create_dir_all(&folder)?;
+    write(&folder, (4 * limit / ROW_BYTES) as u64)?;
+    let mut report = Report::new("mapped_store", "rows", "the mapped file alone", &options);
+    let pair = |_| Ok((group.run(&options, "cached")?, group.run(&options, "mapped")?));
+    let pairs = (0..options.pairs).map(pair).collect::<anyhow::Result<_>>()?;
+    let setting = format!("table {} MiB, limit {} MiB", limit >> 18, limit >> 20);
+    report.add(setting, &Pairs::of(pairs), Some(3.0));
+    report.finish();
+    fs::remove_dir_all(&folder)?;
+    Ok(())
+}
+
+/// Writes a version of one table.
+fn write(folder: &Path, rows: u64) -> anyhow::Result<()> {
+    let shape = SyntheticShape { tables: 1, rows, dense: 0, multi_hot: None };
+    let schema = synthetic(Kind::Dcn, DIM, shape);
+    let mut table = Table::zeroed(&PlainMemory, rows, DIM, &[])?;
+    let values = table.rows_mut().into_iter().flatten().enumerate();
+    values.for_each(|(i, x)| *x = (i % 97) as f32);
+    let contents = Contents { model_toml: &schema.to_toml(), tables: vec![&table], ..Contents::default() };
+    let _ = fs::remove_dir_all(folder.join(NAME));
+    store::write(folder, NAME, &contents)?;
+    Ok(())
+}
+
+/// A control group with a memory limit.
+struct Group(PathBuf);
+
+impl Group {
+    /// Makes one, or says nothing where none can be made.
+    fn new(limit: usize) -> Option<Self> {
+        let name = format!("flechette-{}", std::process::id());
+        let layouts = [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")];
+        layouts.into_iter().find_map(|(root, file)| {
+            let group = Path::new(root).join(&name);
+            fs::create_dir(&group).ok()?;
+            match fs::write(group.join(file), limit.to_string()) {
+                Ok(()) => Some(Self(group)),
+                Err(_) => {
+                    let _ = fs::remove_dir(&group);
+                    None
+                }
+            }
+        })
+    }
+
+    /// Runs this program in the group and reads the rate that it prints.
+    fn run(&self, options: &Options, way: &str) -> anyhow::Result<f64> {
+        let limit = options.number("--limit-mib", 256).to_string();
+        let window = options.window.as_millis().to_string();
+        // A shell joins the group and becomes the child, which so has not a page outside.
+        let output = Command::new("sh")
+            .arg("-c")
+            .arg("echo $$ > \"$0/cgroup.procs\" && exec \"$@\"")
+            .arg(&self.0)
+            .arg(std::env::current_exe()?)
+            .args(["--child", way, "--limit-mib", &limit, "--window-ms", &window])
+            .output()?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        let trouble = String::from_utf8_lossy(&output.stderr).into_owned();
+        said.trim().parse().with_context(|| format!("the child said {said:?}, {trouble}"))
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+/// One side, in the group: warms up for two windows, then prints its rows a second.
+fn child(options: &Options, folder: &Path, limit: usize, way: &str) -> anyhow::Result<()> {
+    let opened = store::open(folder, NAME, Version(1))?;
+    opened.store.expect_random_reads();
+    let rows = opened.schema.tables[0].rows;
+    let cache = (way == "cached").then(|| {
+        let shape = CacheShape { bytes: limit / 2, tables: vec![TableShape { rows, row_bytes: ROW_BYTES }] };
+        FlatCache::new(&shape, &CacheOptions::default())
+    });
+    let cache = cache.transpose()?;
+    let mut ids = Ids::new(rows);
+    let (mut query, mut sum) = (Query::default(), 0.0);
+    let mut batch = || {
+        let wanted: Vec<u64> = (0..BATCH).map(|_| ids.next()).collect();
+        let stored = |id| opened.store.row(TableId(0), id).unwrap_or(&[]);
+        match &cache {
+            None => wanted.iter().for_each(|&id| sum += touch(stored(id))),
+            Some(cache) => {
+                query.clear();
+                query.push(TableId(0), wanted.iter().copied());
+                let pin = cache.pin();
+                let Ok(found) = pin.lookup(&mut query) else { unreachable!("ids are below the rows") };
+                for miss in found.misses() {
+                    let _ = pin.insert(miss.table, miss.id, stored(miss.id));
+                }
+                for (&unique, &id) in found.uniques().iter().zip(&wanted) {
+                    sum += match found.source(unique) {
+                        Source::Row(row) => touch(row),
+                        Source::Host(_) | Source::Miss(_) => touch(stored(id)),
+                    };
+                }
+            }
+        }
+        BATCH as u64
+    };
+    options.rate(&mut batch);
+    options.rate(&mut batch);
+    println!("{}", options.rate(&mut batch));
+    std::hint::black_box(sum);
+    Ok(())
+}
+
+/// Reads a row.
+fn touch(row: &[u8]) -> f32 {
+    row.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])).sum()
+}
+
+/// Ids of high skew, the hot ones scattered.
+struct Ids {
+    draw: Draw,
+    rows: u64,
+    power: f64,
+    mass: f64,
+}
+
+impl Ids {
+    fn new(rows: u64) -> Self {
+        let power = 1.0 - Skew::High.alpha(rows);
+        Self { draw: Draw::new(5), rows, power, mass: ((1.0 + rows as f64).powf(power) - 1.0) / power }
+    }
+
+    fn next(&mut self) -> u64 {
+        let rank = (1.0 + self.draw.uniform() * self.mass * self.power).powf(self.power.recip()) as u64;
+        // An odd factor is a bijection of the numbers below a power of two, as the rows are.
+        (rank - 1).min(self.rows - 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) & (self.rows - 1)
+    }
+}

@@ -1,0 +1,63 @@
+//! Kernels that were compiled when the program was: `build.rs` does it where it finds nvcc.
+//!
+//! Each image is a bundle: machine code for compute 7.5, 8.0 and 9.0, and PTX for whatever is newer. A
+//! program that was built without nvcc has none, and compiles with NVRTC when it starts.
+
+use super::compile::Image;
+use super::sources::KernelFile;
+
+mod made {
+    include!(concat!(env!("OUT_DIR"), "/ahead.rs"));
+}
+
+/// The oldest capability in a bundle.
+const OLDEST: (i32, i32) = (7, 5);
+
+/// The images of these kernels that this program carries, when they fit the device.
+///
+/// # Errors
+/// Why there is none, as a part of a sentence.
+pub fn images(kernels: &[KernelFile], compute: (i32, i32)) -> Result<Vec<Image>, String> {
+    let Some(compiler) = made::COMPILER else {
+        return Err("this program was built without nvcc".to_owned());
+    };
+    if compute < OLDEST {
+        let ((major, minor), (device_major, device_minor)) = (OLDEST, compute);
+        return Err(format!(
+            "the program's own kernels are for compute {major}.{minor} and newer, not {device_major}.{device_minor}"
+        ));
+    }
+    let image = |kernel: &KernelFile| {
+        let (_, bytes) = made::IMAGES
+            .iter()
+            .find(|(name, _)| *name == kernel.name)
+            .ok_or_else(|| format!("the program does not carry {}", kernel.name))?;
+        Ok(Image { kernel: *kernel, bytes: (*bytes).into(), origin: format!("{compiler}, ahead of time") })
+    };
+    kernels.iter().map(image).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sources::KERNELS;
+    use super::*;
+
+    #[test]
+    fn there_is_an_image_a_kernel_or_a_reason() {
+        match images(KERNELS, (9, 0)) {
+            Ok(found) => {
+                let names: Vec<&str> = found.iter().map(|image| image.kernel.name).collect();
+                assert_eq!(names, KERNELS.iter().map(|kernel| kernel.name).collect::<Vec<_>>());
+                // A bundle begins with its magic number.
+                assert!(found.iter().all(|image| image.bytes.starts_with(&0xba55_ed50_u32.to_le_bytes())));
+                assert!(images(KERNELS, (7, 0)).unwrap_err().contains("7.5 and newer, not 7.0"));
+                let other = KernelFile { name: "other", ..KERNELS[0] };
+                assert!(images(&[other], (9, 0)).unwrap_err().contains("does not carry other"));
+            }
+            Err(reason) => {
+                eprintln!("skipped: {reason}");
+                assert!(reason.contains("without nvcc"));
+            }
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! NVRTC: kernels compiled when the server starts, for the device that is there.
+//!
+//! [`Compiler`] wraps libnvrtc, opened at run time. [`build`] turns each kernel into an [`Image`], from
+//! the disk cache where it can. Where NVRTC knows the device, an image is machine code for it; for a
+//! device newer than NVRTC it is PTX for the newest capability NVRTC knows, which the driver compiles.
+//!
+//! Multiply and add are never contracted into one rounding ([`OPTIONS`]): sums and products must have the
+//! host's bits, which are rounded one by one.
+#![allow(unsafe_code)]
+
+use std::ffi::{CString, c_char, c_int};
+use std::fmt;
+
+use super::api::{Handle, Nvrtc, compiler_is_present};
+use super::errors::{CudaError, SUCCESS, one_line};
+use super::kernel_cache::{Entry, KernelCache};
+use super::sources::{HEADERS, KernelFile};
+
+/// What every compiler is told besides the architecture; `build.rs` and `.ci/kernels` say the same.
+pub const OPTIONS: &[&str] =
+    &["--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"];
+
+/// What an image is made for. Displays as the compiler writes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Machine code for this capability, 10 x major + minor.
+    Binary(i32),
+    /// PTX, which the driver compiles for any device of at least this capability.
+    Text(i32),
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Binary(sm) => write!(f, "sm_{sm}"),
+            Self::Text(compute) => write!(f, "compute_{compute}"),
+        }
+    }
+}
+
+impl Target {
+    /// The best of what the compiler knows for a device; `None` when the device is older than all.
+    #[must_use]
+    pub fn best(compute: (i32, i32), known: &[i32]) -> Option<Self> {
+        let device = 10 * compute.0 + compute.1;
+        if known.contains(&device) {
+            return Some(Self::Binary(device));
+        }
+        known.iter().copied().filter(|&it| it < device).max().map(Self::Text)
+    }
+}
+
+/// A kernel file, compiled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Image {
+    /// What was compiled.
+    pub kernel: KernelFile,
+    /// Machine code, PTX with its closing zero, or a bundle of both.
+    pub bytes: std::borrow::Cow<'static, [u8]>,
+    /// Who compiled it, and for what.
+    pub origin: String,
+}
+
+/// Kernels, compiled.
+#[derive(Clone, Debug, Default)]
+pub struct Built {
+    /// One a file.
+    pub images: Vec<Image>,
+    /// How many came from the disk cache.
+    pub from_cache: usize,
+    /// What was wrong with the disk cache, a sentence each; nothing depends on it.
+    pub troubles: Vec<String>,
+}
+
+/// Compiles kernels for a device, or takes them from the cache. `driver` is the driver's CUDA version.
+///
+/// # Errors
+/// [`CudaError::CompilerTooNew`] when the device is older than all that NVRTC knows;
+/// [`CudaError::Compile`] when it refuses a kernel.
+pub fn build(
+    compiler: &Compiler,
+    kernels: &[KernelFile],
+    compute: (i32, i32),
+    driver: i32,
+    cache: Option<&KernelCache>,
+) -> Result<Built, CudaError> {
+    let target = compiler.target(compute)?;
+    let (major, minor) = compiler.version();
+    let mut built = Built::default();
+    for kernel in kernels {
+        let entry = Entry { kernel, target, options: OPTIONS, nvrtc: (major, minor), driver };
+        let cached = cache.and_then(|cache| {
+            cache.get(&entry).unwrap_or_else(|trouble| {
+                built.troubles.push(trouble);
+                None
+            })
+        });
+        built.from_cache += usize::from(cached.is_some());
+        let bytes = match cached {
+            Some(bytes) => bytes,
+            None => {
+                let bytes = compiler.compile(kernel, target)?;
+                if let Some(Err(trouble)) = cache.map(|cache| cache.put(&entry, &bytes)) {
+                    built.troubles.push(trouble);
+                }
+                bytes
+            }
+        };
+        let origin = format!("NVRTC {major}.{minor} for {target}");
+        built.images.push(Image { kernel: *kernel, bytes: bytes.into(), origin });
+    }
+    Ok(built)
+}
+
+/// libnvrtc.
+pub struct Compiler {
+    nvrtc: Nvrtc,
+    version: (i32, i32),
+    architectures: Vec<i32>,
+}
+
+impl fmt::Debug for Compiler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NVRTC {}.{}", self.version.0, self.version.1)
+    }
+}
+
+impl Compiler {
+    /// Opens libnvrtc where the loader finds it.
+    ///
+    /// # Errors
+    /// What is missing, as the beginning of a sentence.
+    pub fn find() -> Result<Self, String> {
+        if !compiler_is_present() {
+            return Err("libnvrtc is not on the library path".to_owned());
+        }
+        // SAFETY: the library is present.
+        let nvrtc =
+            unsafe { Nvrtc::load() }.map_err(|symbol| format!("the libnvrtc found lacks {symbol}"))?;
+        let refused = |call: &str, code: c_int| format!("libnvrtc's {call} fails with code {code}");
+        let (mut major, mut minor, mut count) = (0, 0, 0);
+        // SAFETY: writes one int through each pointer.
+        let code = unsafe { (nvrtc.version)(&raw mut major, &raw mut minor) };
+        if code != SUCCESS {
+            return Err(refused("nvrtcVersion", code));
+        }
+        // SAFETY: writes one int through the pointer.
+        let code = unsafe { (nvrtc.architecture_count)(&raw mut count) };
+        let mut architectures = vec![0; usize::try_from(count).unwrap_or(0)];
+        if code != SUCCESS || architectures.is_empty() {
+            return Err(refused("nvrtcGetNumSupportedArchs", code));
+        }
+        // SAFETY: writes `count` ints, which is how many there is room for.
+        let code = unsafe { (nvrtc.architectures)(architectures.as_mut_ptr()) };
+        if code != SUCCESS {
+            return Err(refused("nvrtcGetSupportedArchs", code));
+        }
+        Ok(Self { nvrtc, version: (major, minor), architectures })
+    }
+
+    /// Its version, major and minor.
+    #[must_use]
+    pub fn version(&self) -> (i32, i32) {
+        self.version
+    }
+
+    /// What to compile to for a device.
+    ///
+    /// # Errors
+    /// [`CudaError::CompilerTooNew`].
+    pub fn target(&self, compute: (i32, i32)) -> Result<Target, CudaError> {
+        Target::best(compute, &self.architectures).ok_or_else(|| {
+            let least = self.architectures.iter().copied().min().unwrap_or(0);
+            CudaError::CompilerTooNew { nvrtc: self.version, least: (least / 10, least % 10), compute }
+        })
+    }
+
+    /// Compiles one kernel.
+    ///
+    /// # Errors
+    /// [`CudaError::Compile`], with what the compiler says.
+    pub fn compile(&self, kernel: &KernelFile, target: Target) -> Result<Vec<u8>, CudaError> {
+        let refused = |log: String| CudaError::Compile { kernel: kernel.name, nvrtc: self.version, log };
+        let program = Program::new(&self.nvrtc, kernel).map_err(refused)?;
+        let compiled = program.compile(target).and_then(|()| match target {
+            Target::Binary(_) => program.read(self.nvrtc.cubin_bytes, self.nvrtc.cubin),
+            Target::Text(_) => program.read(self.nvrtc.ptx_bytes, self.nvrtc.ptx),
+        });
+        compiled.map_err(refused)
+    }
+}
+
+type SizeOf = unsafe extern "C" fn(Handle, *mut usize) -> c_int;
+type ContentsOf = unsafe extern "C" fn(Handle, *mut c_char) -> c_int;
+
+/// A program of NVRTC's, destroyed when dropped.
+struct Program<'a> {
+    nvrtc: &'a Nvrtc,
+    handle: Handle,
+}
+
+/// Text of ours for C. It holds no zero byte; if it did, what stands after it would be cut off.
+fn c_text(text: &str) -> CString {
+    let bytes: Vec<u8> = text.bytes().take_while(|&byte| byte != 0).collect();
+    CString::new(bytes).unwrap_or_default()
+}
+
+/// Texts of ours as C takes arrays of them. The pointers live as long as the texts.
+struct TextArray {
+    pointers: Vec<*const c_char>,
+    _texts: Vec<CString>,
+}
+
+impl TextArray {
+    fn new<'t>(texts: impl IntoIterator<Item = &'t str>) -> Self {
+        let texts: Vec<CString> = texts.into_iter().map(c_text).collect();
+        Self { pointers: texts.iter().map(|text| text.as_ptr()).collect(), _texts: texts }
+    }
+}
+
+impl<'a> Program<'a> {
+    fn new(nvrtc: &'a Nvrtc, kernel: &KernelFile) -> Result<Self, String> {
+        let (text, name) = (c_text(kernel.text), c_text(&format!("{}.cu", kernel.name)));
+        let headers = TextArray::new(HEADERS.iter().map(|header| header.text));
+        let names = TextArray::new(HEADERS.iter().map(|header| header.name));
+        let mut handle = 0;
+        // SAFETY: text and names end in a zero, the two arrays hold as many such texts as stated, and
+        // all outlive the call, which copies them. One handle is written.
+        let code = unsafe {
+            (nvrtc.create)(
+                &raw mut handle,
+                text.as_ptr(),
+                name.as_ptr(),
+                HEADERS.len() as c_int,
+                headers.pointers.as_ptr(),
+                names.pointers.as_ptr(),
+            )
+        };
+        if code == SUCCESS { Ok(Self { nvrtc, handle }) } else { Err(format!("code {code} at creation")) }
+    }
+
+    fn compile(&self, target: Target) -> Result<(), String> {
+        let architecture = format!("--gpu-architecture={target}");
+        let options = TextArray::new(OPTIONS.iter().copied().chain([architecture.as_str()]));
+        // SAFETY: `handle` is a program; the array holds as many texts as stated and outlives the call.
+        let code = unsafe {
+            (self.nvrtc.compile)(self.handle, options.pointers.len() as c_int, options.pointers.as_ptr())
+        };
+        if code == SUCCESS {
+            return Ok(());
+        }
+        let log = self.read(self.nvrtc.log_bytes, self.nvrtc.log).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log);
+        Err(format!("code {code}: {}", one_line(log.trim_end_matches('\0'))))
+    }
+
+    /// Reads one of the program's products.
+    fn read(&self, size_of: SizeOf, contents_of: ContentsOf) -> Result<Vec<u8>, String> {
+        let mut bytes = 0;
+        // SAFETY: `handle` is a program, and one size is written.
+        let code = unsafe { size_of(self.handle, &raw mut bytes) };
+        if code != SUCCESS {
+            return Err(format!("code {code} for the size of what it made"));
+        }
+        let mut contents = vec![0_u8; bytes];
+        // SAFETY: as many bytes are written as the call before has said, and there is room for them.
+        let code = unsafe { contents_of(self.handle, contents.as_mut_ptr().cast()) };
+        if code == SUCCESS { Ok(contents) } else { Err(format!("code {code} for what it made")) }
+    }
+}
+
+impl Drop for Program<'_> {
+    fn drop(&mut self) {
+        // SAFETY: `handle` is a program of this NVRTC, and is not used after this.
+        unsafe { (self.nvrtc.destroy)(&raw mut self.handle) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_known_device_gets_machine_code_a_newer_one_ptx_and_an_older_one_nothing() {
+        let known = [75, 80, 86, 90];
+        assert_eq!(Target::best((9, 0), &known), Some(Target::Binary(90)));
+        assert_eq!(Target::best((8, 9), &known), Some(Target::Text(86)));
+        assert_eq!(Target::best((12, 0), &known), Some(Target::Text(90)));
+        assert_eq!(Target::best((7, 0), &known), None);
+        assert_eq!(Target::Binary(90).to_string(), "sm_90");
+        assert_eq!(Target::Text(90).to_string(), "compute_90");
+    }
+}

@@ -1,0 +1,222 @@
+//! Compiled kernels on disk, so that a server that starts again need not compile again.
+//!
+//! An entry is one file, named by the kernel, the target and a hash of all that the image depends on. The
+//! file holds that text in full, so that no hash need be trusted, and a checksum:
+//!
+//! ```text
+//! "FLKERN1\n"  key bytes (u32)  image bytes (u32)  xxh3-64 of the image (u64)  key  image
+//! ```
+//!
+//! Numbers are little-endian. A file is written aside and renamed. One that is not as drawn is reported
+//! and compiled again. The folder is made for its owner alone, because what lies there is run.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_128};
+
+use super::compile::Target;
+use super::sources::{HEADERS, KernelFile};
+
+const MAGIC: &[u8; 8] = b"FLKERN1\n";
+const HEAD_BYTES: usize = 24;
+
+/// All that an image depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry<'a> {
+    /// The file that is compiled; the headers go with it.
+    pub kernel: &'a KernelFile,
+    /// What it is compiled to.
+    pub target: Target,
+    /// What the compiler is told besides.
+    pub options: &'a [&'a str],
+    /// The compiler's version.
+    pub nvrtc: (i32, i32),
+    /// The driver's CUDA version.
+    pub driver: i32,
+}
+
+impl Entry<'_> {
+    fn key(&self) -> String {
+        let mut source = Xxh3::new();
+        let headers = HEADERS.iter().map(|header| header.text);
+        for text in headers.chain([self.kernel.text]) {
+            source.update(&(text.len() as u64).to_le_bytes());
+            source.update(text.as_bytes());
+        }
+        let Self { kernel, target, options, nvrtc, driver } = self;
+        format!(
+            "kernel {} source {:032x} options {} target {target} nvrtc {}.{} driver {driver}",
+            kernel.name,
+            source.digest128(),
+            options.join(" "),
+            nvrtc.0,
+            nvrtc.1,
+        )
+    }
+
+    fn file_name(&self) -> String {
+        let hash = xxh3_128(self.key().as_bytes());
+        format!("{}-{}-{hash:032x}.image", self.kernel.name, self.target)
+    }
+}
+
+/// The folder.
+#[derive(Clone, Debug)]
+pub struct KernelCache {
+    folder: PathBuf,
+}
+
+impl KernelCache {
+    /// A cache in this folder, which is made when the first image is kept.
+    #[must_use]
+    pub fn new(folder: &Path) -> Self {
+        Self { folder: folder.to_owned() }
+    }
+
+    /// The image of an entry; `None` when none is kept.
+    ///
+    /// # Errors
+    /// What is wrong with the file, as a sentence.
+    pub fn get(&self, entry: &Entry) -> Result<Option<Vec<u8>>, String> {
+        let path = self.folder.join(entry.file_name());
+        let said = |what: &dyn std::fmt::Display| {
+            format!("kernel cache {}: {what}: the kernel is compiled again", path.display())
+        };
+        let file = match fs::read(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(said(&error)),
+        };
+        image_of(&file, &entry.key()).map(|image| Some(image.to_vec())).map_err(|what| said(&what))
+    }
+
+    /// Keeps an entry's image.
+    ///
+    /// # Errors
+    /// Why it could not be kept, as a sentence.
+    pub fn put(&self, entry: &Entry, image: &[u8]) -> Result<(), String> {
+        let (key, name) = (entry.key(), entry.file_name());
+        // Another process may be writing the same entry.
+        let aside = self.folder.join(format!("{name}.{}", std::process::id()));
+        let written = make_folder(&self.folder)
+            .and_then(|()| fs::write(&aside, file_of(image, &key)))
+            .and_then(|()| fs::rename(&aside, self.folder.join(name)));
+        written.map_err(|error| {
+            // The write itself may have failed half way, on a full disk.
+            let _ = fs::remove_file(&aside);
+            format!(
+                "kernel cache {}: {error}: the compiled kernel is not kept (device.kernel_cache)",
+                self.folder.display()
+            )
+        })
+    }
+}
+
+fn make_folder(folder: &Path) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(folder)
+}
+
+fn file_of(image: &[u8], key: &str) -> Vec<u8> {
+    let mut file = Vec::with_capacity(HEAD_BYTES + key.len() + image.len());
+    file.extend_from_slice(MAGIC);
+    file.extend_from_slice(&(key.len() as u32).to_le_bytes());
+    file.extend_from_slice(&(image.len() as u32).to_le_bytes());
+    file.extend_from_slice(&xxh3_64(image).to_le_bytes());
+    file.extend_from_slice(key.as_bytes());
+    file.extend_from_slice(image);
+    file
+}
+
+fn image_of<'f>(file: &'f [u8], key: &str) -> Result<&'f [u8], String> {
+    let Some((head, body)) = file.split_at_checked(HEAD_BYTES) else {
+        return Err(format!("expected at least {HEAD_BYTES} bytes, got {}", file.len()));
+    };
+    let Some(image) = body.strip_prefix(key.as_bytes()) else {
+        return Err("expected the entry's own key, got another".to_owned());
+    };
+    // The image's bytes are the file's; all else in the head follows from the key and the image.
+    if head != &file_of(image, key)[..HEAD_BYTES] {
+        return Err("the head or the checksum does not fit what is there".to_owned());
+    }
+    Ok(image)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sources::KERNELS;
+    use super::*;
+    use proptest::prelude::*;
+
+    fn entry() -> Entry<'static> {
+        let target = Target::Binary(90);
+        Entry { kernel: &KERNELS[0], target, options: &["--fmad=false"], nvrtc: (13, 0), driver: 13_000 }
+    }
+
+    #[test]
+    fn an_image_is_kept_and_found_again_by_all_it_depends_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = KernelCache::new(&folder.path().join("new/folder"));
+        assert_eq!(cache.get(&entry()), Ok(None));
+        cache.put(&entry(), b"image").unwrap();
+        assert_eq!(cache.get(&entry()), Ok(Some(b"image".to_vec())));
+
+        let other_text = KernelFile { text: "other", ..KERNELS[0] };
+        let others = [
+            Entry { kernel: &other_text, ..entry() },
+            Entry { target: Target::Text(90), ..entry() },
+            Entry { options: &["--fmad=true"], ..entry() },
+            Entry { nvrtc: (13, 1), ..entry() },
+            Entry { driver: 13_010, ..entry() },
+        ];
+        for other in others {
+            assert_eq!(cache.get(&other), Ok(None), "{other:?}");
+        }
+        // Nothing is left aside.
+        assert_eq!(fs::read_dir(folder.path().join("new/folder")).unwrap().count(), 1);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn the_folder_is_its_owners_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let inner = folder.path().join("kernels");
+        KernelCache::new(&inner).put(&entry(), b"image").unwrap();
+        assert_eq!(fs::metadata(inner).unwrap().permissions().mode() & 0o777, 0o700);
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_is_said_with_its_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        let trouble = KernelCache::new(&file.join("below")).put(&entry(), b"image").unwrap_err();
+        assert!(trouble.contains("file/below") && trouble.contains("device.kernel_cache"), "{trouble}");
+    }
+
+    proptest! {
+        #[test]
+        fn any_change_of_a_file_is_noticed(
+            image in proptest::collection::vec(any::<u8>(), 0..64),
+            at in any::<proptest::sample::Index>(),
+            flip in 1_u8..,
+            cut in any::<proptest::sample::Index>(),
+        ) {
+            let (key, file) = (entry().key(), file_of(&image, &entry().key()));
+            prop_assert_eq!(image_of(&file, &key), Ok(image.as_slice()));
+            let mut changed = file.clone();
+            changed[at.index(file.len())] ^= flip;
+            prop_assert!(image_of(&changed, &key).is_err());
+            prop_assert!(image_of(&file[..cut.index(file.len())], &key).is_err());
+            changed = file;
+            changed.push(0);
+            prop_assert!(image_of(&changed, &key).is_err());
+        }
+    }
+}

@@ -1,0 +1,320 @@
+//! The machine's own CUDA driver: [`Driver`] for a real GPU.
+//!
+//! Memory comes from `cuMemAlloc`, not from the stream-ordered allocator: the cache takes one block at
+//! start and keeps it, so speed of allocation is worth nothing here, and a refusal should come at once,
+//! with the true figures, not later on some stream. Pinned memory is mapped and seen by every context.
+//!
+//! Streams are non-blocking and events take no time. Graphs are captured from a stream, in the mode that
+//! leaves other threads alone.
+//!
+//! What is not counted in [`Work`]: the memset that makes new memory zero, which no user's stream
+//! carries, and what a stream under capture is given, which is not carried out. Copies of no bytes are
+//! left out altogether.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::ffi::{c_int, c_uint, c_void};
+use std::fmt;
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::context::{DeviceInfo, usable};
+use super::driver::{Address, Driver, DriverError, LaunchShape, Pinned, Work};
+use super::errors::{CudaError, OUT_OF_MEMORY, failed};
+use super::modules::Modules;
+use super::primary::Primary;
+use super::sources::{KERNELS, KernelFile};
+use super::stream::{self, Event, Graph, Stream};
+use crate::device::host;
+
+/// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`.
+const PORTABLE_AND_MAPPED: c_uint = 1 | 2;
+/// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
+const MULTIPROCESSORS: c_int = 16;
+/// What pinned memory is aligned to.
+const PAGE_BYTES: usize = 4096;
+
+/// An opened device. Displays as one line for the log.
+///
+/// Streams, events and graphs may outlive it: they hold the context, and what was not freed goes with
+/// the context.
+pub struct Nvidia {
+    info: DeviceInfo,
+    multiprocessors: u32,
+    launches: AtomicU64,
+    copies: AtomicU64,
+    graph_nodes: AtomicU64,
+    /// Makes new memory zero.
+    zeroing: Stream,
+    /// What the driver gave for each block of pinned memory, by the block's own address.
+    pinned: Mutex<HashMap<usize, usize>>,
+    modules: Arc<Modules>,
+    primary: Arc<Primary>,
+}
+
+/// Opens a device: takes its primary context and loads the program's kernels. `kernel_cache` is where
+/// compiled kernels are kept.
+///
+/// # Errors
+/// What is missing, too old or full, and what to do about it.
+pub fn open(ordinal: usize, kernel_cache: Option<&Path>) -> Result<Nvidia, CudaError> {
+    open_with(KERNELS, ordinal, kernel_cache)
+}
+
+/// [`open`] with other kernels than the program's.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_with(
+    kernels: &[KernelFile],
+    ordinal: usize,
+    kernel_cache: Option<&Path>,
+) -> Result<Nvidia, CudaError> {
+    let info = usable(ordinal)?;
+    let primary = Primary::retain(&info)?;
+    let modules = Arc::new(Modules::open(&primary, kernels, info.compute, kernel_cache)?);
+    Ok(Nvidia {
+        multiprocessors: primary.attribute(MULTIPROCESSORS)?.max(1) as u32,
+        launches: AtomicU64::new(0),
+        copies: AtomicU64::new(0),
+        graph_nodes: AtomicU64::new(0),
+        zeroing: Stream::new(&primary, &modules)?,
+        pinned: Mutex::default(),
+        info,
+        modules,
+        primary,
+    })
+}
+
+impl fmt::Display for Nvidia {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CUDA {}, kernels by {}", self.info, self.modules.origin)
+    }
+}
+
+impl fmt::Debug for Nvidia {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Nvidia({self})")
+    }
+}
+
+impl Nvidia {
+    /// What is known of the device.
+    #[must_use]
+    pub fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// Free and total bytes of the device's memory; zeros when the driver does not tell.
+    #[must_use]
+    pub fn memory(&self) -> (u64, u64) {
+        self.primary.memory()
+    }
+
+    fn make_zero(&self, memory: u64, bytes: usize) -> Result<(), DriverError> {
+        let stream = self.zeroing.handle;
+        // SAFETY: the memory is allocated, `bytes` long, and nobody knows of it yet.
+        self.primary.call("cuMemsetD8Async", |api| unsafe { (api.set_bytes)(memory, 0, bytes, stream) })?;
+        // SAFETY: the stream is alive.
+        self.primary.call("cuStreamSynchronize", |api| unsafe { (api.finish)(stream) })
+    }
+
+    /// The error of an allocation, with what is free where that was the reason.
+    fn refusal(&self, error: DriverError, what: &'static str, bytes: usize) -> DriverError {
+        let DriverError::Failed { code: OUT_OF_MEMORY, .. } = error else { return error };
+        let (free, total) = if what == DEVICE_MEMORY { self.memory() } else { host_memory() };
+        DriverError::OutOfMemory { what, bytes, free, total }
+    }
+
+    fn count(&self, stream: &Stream, counter: &AtomicU64, more: u64) {
+        if !stream.is_captured() {
+            counter.fetch_add(more, Ordering::Relaxed);
+        }
+    }
+}
+
+const DEVICE_MEMORY: &str = "device memory";
+const PINNED_MEMORY: &str = "pinned memory";
+
+/// Free and total bytes of the host's memory; zeros when the system does not tell.
+fn host_memory() -> (u64, u64) {
+    (host::available_bytes().unwrap_or(0), host::memory_bytes().unwrap_or(0))
+}
+
+impl Driver for Nvidia {
+    type Stream = Stream;
+    type Event = Event;
+    type Graph = Graph;
+
+    fn allocate(&self, bytes: usize) -> Result<Address, DriverError> {
+        // The driver refuses to allocate nothing.
+        let bytes = bytes.max(1);
+        let mut memory = 0;
+        // SAFETY: one address is written.
+        let allocated =
+            self.primary.call("cuMemAlloc_v2", |api| unsafe { (api.allocate)(&raw mut memory, bytes) });
+        allocated.map_err(|error| self.refusal(error, DEVICE_MEMORY, bytes))?;
+        let address = Address(memory);
+        if let Err(error) = self.make_zero(memory, bytes) {
+            // SAFETY: it was allocated above, and nobody else knows of it.
+            unsafe { self.free(address) };
+            return Err(error);
+        }
+        Ok(address)
+    }
+
+    unsafe fn free(&self, memory: Address) {
+        // SAFETY: it came from `allocate` and nothing uses it any more, as this function's caller says.
+        self.primary.give_back(|api| unsafe { (api.free)(memory.0) });
+    }
+
+    fn allocate_pinned(&self, bytes: usize) -> Result<Pinned, DriverError> {
+        // The driver cuts small blocks from larger ones, so a block may begin inside a page.
+        let whole = bytes.max(1).saturating_add(PAGE_BYTES);
+        let mut given = 0;
+        // SAFETY: one address is written.
+        let allocated = self.primary.call("cuMemHostAlloc", |api| unsafe {
+            (api.allocate_host)(&raw mut given, whole, PORTABLE_AND_MAPPED)
+        });
+        allocated.map_err(|error| self.refusal(error, PINNED_MEMORY, bytes))?;
+        let at = given.next_multiple_of(PAGE_BYTES);
+        let mut device = 0;
+        // SAFETY: the memory was allocated above as mapped, and one address is written.
+        let mapped = self.primary.call("cuMemHostGetDevicePointer_v2", |api| unsafe {
+            (api.seen_by_device)(&raw mut device, given, 0)
+        });
+        let host = NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(at));
+        let (Ok(()), Some(host)) = (&mapped, host) else {
+            // SAFETY: it was allocated above, and nobody else knows of it.
+            self.primary.give_back(|api| unsafe { (api.free_host)(given) });
+            return Err(mapped.err().unwrap_or_else(|| failed("cuMemHostAlloc", OUT_OF_MEMORY)));
+        };
+        // SAFETY: `bytes` bytes from `at` lie in the `bytes + PAGE_BYTES` that were given, because `at`
+        // is less than a page further on; nobody else knows of them.
+        unsafe { host.write_bytes(0, bytes) };
+        self.pinned.lock().unwrap_or_else(PoisonError::into_inner).insert(at, given);
+        Ok(Pinned { host, device: Address(device).at(at - given), bytes })
+    }
+
+    unsafe fn free_pinned(&self, memory: Pinned) {
+        let at = memory.host.as_ptr().addr();
+        let given = self.pinned.lock().unwrap_or_else(PoisonError::into_inner).remove(&at);
+        if let Some(given) = given {
+            // SAFETY: it came from `allocate_pinned` and nothing uses it any more, as this function's
+            // caller says; the entry is gone, so it is given back once.
+            self.primary.give_back(|api| unsafe { (api.free_host)(given) });
+        }
+    }
+
+    fn stream(&self) -> Result<Stream, DriverError> {
+        Stream::new(&self.primary, &self.modules)
+    }
+
+    unsafe fn copy(
+        &self,
+        stream: &Stream,
+        from: Address,
+        to: Address,
+        bytes: usize,
+    ) -> Result<(), DriverError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.primary.call("cuMemcpyAsync", |api| {
+            // SAFETY: both ranges are allocated and left alone meanwhile, as this function's caller says.
+            // Addresses are unified in a process of 64 bits, so the driver knows their sides.
+            unsafe { (api.copy)(to.0, from.0, bytes, stream.handle) }
+        })?;
+        self.count(stream, &self.copies, 1);
+        Ok(())
+    }
+
+    unsafe fn launch(
+        &self,
+        stream: &Stream,
+        kernel: &'static str,
+        shape: LaunchShape,
+        args: &[u8],
+    ) -> Result<(), DriverError> {
+        let function = self.modules.function(kernel)?;
+        if args.len() != function.parameter_bytes {
+            let expected = function.parameter_bytes;
+            let reason = format!("{kernel}: expected a parameter of {expected} bytes, got {}", args.len());
+            return Err(DriverError::Kernels { reason });
+        }
+        let LaunchShape { blocks, threads, shared_bytes } = shape;
+        let mut parameters: [*mut c_void; 1] = [args.as_ptr().cast_mut().cast()];
+        // SAFETY: the function is alive and has one parameter, of as many bytes as `args`; the driver
+        // copies it before it returns. What the kernel reaches is this function's caller's promise.
+        self.primary.call("cuLaunchKernel", |api| unsafe {
+            (api.launch)(
+                function.handle,
+                blocks,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                shared_bytes,
+                stream.handle,
+                parameters.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        })?;
+        self.count(stream, &self.launches, 1);
+        Ok(())
+    }
+
+    fn record(&self, stream: &Stream) -> Result<Event, DriverError> {
+        Event::record(stream)
+    }
+
+    fn follow(&self, stream: &Stream, event: &Event) -> Result<(), DriverError> {
+        self.primary.call("cuStreamWaitEvent", |api| {
+            // SAFETY: stream and event are alive.
+            unsafe { (api.follow)(stream.handle, event.handle, 0) }
+        })
+    }
+
+    fn fired(&self, event: &Event) -> Result<bool, DriverError> {
+        stream::fired(event)
+    }
+
+    fn wait(&self, event: &Event) -> Result<(), DriverError> {
+        // SAFETY: the event is alive.
+        self.primary.call("cuEventSynchronize", |api| unsafe { (api.wait)(event.handle) })
+    }
+
+    fn capture(
+        &self,
+        stream: &Stream,
+        fill: &mut dyn FnMut() -> Result<(), DriverError>,
+    ) -> Result<Graph, DriverError> {
+        Graph::capture(stream, fill)
+    }
+
+    unsafe fn launch_graph(&self, stream: &Stream, graph: &Graph) -> Result<(), DriverError> {
+        self.primary.call("cuGraphLaunch", |api| {
+            // SAFETY: stream and graph are alive; what the graph's operations reach is this function's
+            // caller's promise.
+            unsafe { (api.launch_graph)(graph.handle, stream.handle) }
+        })?;
+        self.count(stream, &self.graph_nodes, graph.nodes);
+        Ok(())
+    }
+
+    fn work(&self) -> Work {
+        Work {
+            launches: self.launches.load(Ordering::Relaxed),
+            copies: self.copies.load(Ordering::Relaxed),
+            memsets: 0,
+            graph_nodes: self.graph_nodes.load(Ordering::Relaxed),
+        }
+    }
+
+    fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+}

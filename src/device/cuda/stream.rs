@@ -1,0 +1,217 @@
+//! Streams, events and graphs of the machine's driver, each given back when dropped.
+//!
+//! A stream that is dropped waits for its work, and holds the kernels' code until then. (To wait for the
+//! whole context instead would break captures that other threads have in progress.)
+//!
+//! An event is created once and recorded many times: a dropped one goes to the context's spare list.
+//! That is sound while a stream still waits for it, because a wait is for the record that was there
+//! when the wait was asked for.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_uint};
+use std::ptr;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use super::api::Handle;
+use super::driver::DriverError;
+use super::errors::SUCCESS;
+use super::modules::Modules;
+use super::primary::Primary;
+
+/// `CU_STREAM_NON_BLOCKING`: not ordered with the default stream, which nobody uses.
+const NON_BLOCKING: c_uint = 1;
+/// `CU_EVENT_DISABLE_TIMING`: events only order, which is cheaper.
+const DISABLE_TIMING: c_uint = 2;
+/// `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`: other threads may allocate meanwhile.
+const THREAD_LOCAL: c_int = 1;
+/// `CU_STREAM_CAPTURE_STATUS_NONE`.
+const NO_CAPTURE: c_int = 0;
+
+/// An order in which operations are carried out.
+pub struct Stream {
+    primary: Arc<Primary>,
+    modules: Arc<Modules>,
+    pub(super) handle: Handle,
+}
+
+/// A point in a stream.
+pub struct Event {
+    primary: Arc<Primary>,
+    pub(super) handle: Handle,
+}
+
+/// Operations recorded once and launched as one.
+pub struct Graph {
+    primary: Arc<Primary>,
+    pub(super) handle: Handle,
+    /// How many operations.
+    pub(super) nodes: u64,
+    /// Its kernels' code.
+    _modules: Arc<Modules>,
+}
+
+impl Stream {
+    pub(super) fn new(primary: &Arc<Primary>, modules: &Arc<Modules>) -> Result<Self, DriverError> {
+        let mut handle = 0;
+        primary.call("cuStreamCreate", |api| {
+            // SAFETY: one handle is written.
+            unsafe { (api.create_stream)(&raw mut handle, NON_BLOCKING) }
+        })?;
+        Ok(Self { primary: primary.clone(), modules: modules.clone(), handle })
+    }
+
+    /// Whether operations are recorded instead of carried out: also where the stream was drawn into
+    /// another's capture by following an event of it.
+    pub(super) fn is_captured(&self) -> bool {
+        if self.primary.captures.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        let mut status = NO_CAPTURE;
+        // SAFETY: the stream is alive, and one int is written.
+        let asked = self
+            .primary
+            .call("cuStreamIsCapturing", |api| unsafe { (api.is_capturing)(self.handle, &raw mut status) });
+        asked.is_ok() && status != NO_CAPTURE
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: the stream is alive.
+        self.primary.give_back(|api| unsafe { (api.finish)(self.handle) });
+        // SAFETY: the stream is alive until here.
+        self.primary.give_back(|api| unsafe { (api.destroy_stream)(self.handle) });
+    }
+}
+
+impl Event {
+    /// A point after all that the stream was given so far.
+    pub(super) fn record(stream: &Stream) -> Result<Self, DriverError> {
+        let primary = &stream.primary;
+        let spare = primary.spare_events.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let handle = match spare {
+            Some(handle) => handle,
+            None => {
+                let mut handle = 0;
+                // SAFETY: one handle is written.
+                primary.call("cuEventCreate", |api| unsafe {
+                    (api.create_event)(&raw mut handle, DISABLE_TIMING)
+                })?;
+                handle
+            }
+        };
+        let event = Self { primary: primary.clone(), handle };
+        // SAFETY: stream and event are alive, and of one context.
+        primary.call("cuEventRecord", |api| unsafe { (api.record)(event.handle, stream.handle) })?;
+        Ok(event)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let mut spare = self.primary.spare_events.lock().unwrap_or_else(PoisonError::into_inner);
+        spare.push(self.handle);
+    }
+}
+
+impl Graph {
+    /// Records what `fill` gives the stream.
+    pub(super) fn capture(
+        stream: &Stream,
+        fill: &mut dyn FnMut() -> Result<(), DriverError>,
+    ) -> Result<Self, DriverError> {
+        let primary = &stream.primary;
+        let capture = Capture::begin(stream)?;
+        let filled = fill();
+        let drawing = capture.end();
+        // What went wrong inside says more than that the capture is invalid because of it.
+        filled?;
+        let drawing = drawing?;
+        let mut nodes = 0;
+        // SAFETY: the drawing is alive; with no place for nodes only their number is written.
+        primary.call("cuGraphGetNodes", |api| unsafe {
+            (api.graph_nodes)(drawing.handle, ptr::null_mut(), &raw mut nodes)
+        })?;
+        let mut handle = 0;
+        // SAFETY: the drawing is alive, and one handle is written.
+        primary.call("cuGraphInstantiateWithFlags", |api| unsafe {
+            (api.instantiate)(&raw mut handle, drawing.handle, 0)
+        })?;
+        Ok(Self { primary: primary.clone(), handle, nodes: nodes as u64, _modules: stream.modules.clone() })
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: the graph is alive until here. One that is in flight is freed when it has ended.
+        self.primary.give_back(|api| unsafe { (api.destroy_executable)(self.handle) });
+    }
+}
+
+/// A capture in progress: it ends even when what fills it panics.
+struct Capture<'a> {
+    stream: &'a Stream,
+    ended: bool,
+}
+
+/// What a capture gives, before it is made executable.
+struct Drawing<'a> {
+    primary: &'a Primary,
+    handle: Handle,
+}
+
+impl<'a> Capture<'a> {
+    fn begin(stream: &'a Stream) -> Result<Self, DriverError> {
+        // SAFETY: the stream is alive.
+        stream.primary.call("cuStreamBeginCapture_v2", |api| unsafe {
+            (api.begin_capture)(stream.handle, THREAD_LOCAL)
+        })?;
+        stream.primary.captures.fetch_add(1, Ordering::AcqRel);
+        Ok(Self { stream, ended: false })
+    }
+
+    fn end(mut self) -> Result<Drawing<'a>, DriverError> {
+        self.finish()
+    }
+
+    fn finish(&mut self) -> Result<Drawing<'a>, DriverError> {
+        self.ended = true;
+        let primary = &self.stream.primary;
+        let mut handle = 0;
+        // SAFETY: the stream is alive, and one handle is written, 0 when the capture became invalid.
+        let code = primary.code_of(|api| unsafe { (api.end_capture)(self.stream.handle, &raw mut handle) });
+        primary.captures.fetch_sub(1, Ordering::AcqRel);
+        let drawing = Drawing { primary, handle };
+        code.and_then(|code| primary.verdict("cuStreamEndCapture", code)).map(|()| drawing)
+    }
+}
+
+impl Drop for Capture<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            // Only a panic comes here, and goes on.
+            drop(self.finish());
+        }
+    }
+}
+
+impl Drop for Drawing<'_> {
+    fn drop(&mut self) {
+        if self.handle != 0 {
+            // SAFETY: the drawing is alive until here; a graph made of it is a copy.
+            self.primary.give_back(|api| unsafe { (api.destroy_graph)(self.handle) });
+        }
+    }
+}
+
+/// Whether the event has fired.
+pub(super) fn fired(event: &Event) -> Result<bool, DriverError> {
+    // SAFETY: the event is alive.
+    let code = event.primary.code_of(|api| unsafe { (api.query)(event.handle) })?;
+    match code {
+        SUCCESS => Ok(true),
+        super::errors::NOT_READY => Ok(false),
+        code => event.primary.verdict("cuEventQuery", code).map(|()| true),
+    }
+}

@@ -1,0 +1,534 @@
+//! The machine's own CUDA driver (`device/cuda/nvidia.rs`), on a libcuda and libnvrtc that pretend (see
+//! `pretend`): every method, every count, what is given back, and every error. Where a GPU is, what needs
+//! no pretence runs on it too.
+#![cfg(target_os = "linux")]
+#![allow(unsafe_code)]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use flechette::device::cuda::sources::KernelFile;
+use flechette::device::cuda::{
+    Address, Driver, DriverError, LaunchShape, Nvidia, Pinned, Work, open, open_with, usable,
+};
+
+use crate::pretend::{Machine, is_child, log_so_far};
+
+/// Runs it on a pretended GPU, and on the machine's own where there is one.
+fn on_every_gpu(test: fn(&Nvidia), machine: Machine, inside: impl FnOnce(&Path)) -> Option<String> {
+    let said = machine.runs(inside);
+    if is_child() {
+        return None;
+    }
+    match usable(0) {
+        Ok(_) => test(&open_scale()),
+        Err(reason) => eprintln!("skipped on a real GPU: {reason}"),
+    }
+    said.map(|said| said.log)
+}
+
+/// The driver was dropped with nothing left behind.
+fn assert_nothing_left(log: &str) {
+    let end = log.lines().last();
+    assert_eq!(end, Some("released with streams 0 events 0 graphs 0 modules 0 device 0 pinned 0"), "{log}");
+}
+
+fn bytes_of(memory: Pinned) -> Vec<u8> {
+    // SAFETY: the tests read when an event after the last writer has fired.
+    unsafe { std::slice::from_raw_parts(memory.host.as_ptr(), memory.bytes) }.to_vec()
+}
+
+fn fill(memory: Pinned, bytes: &[u8]) {
+    assert!(bytes.len() <= memory.bytes);
+    // SAFETY: it is long enough, and the tests write when nobody else uses it.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.host.as_ptr(), bytes.len()) };
+}
+
+fn give_back(driver: &Nvidia, device: &[Address], pinned: &[Pinned]) {
+    for &memory in device {
+        // SAFETY: the tests have waited for all that used it.
+        unsafe { driver.free(memory) };
+    }
+    for &memory in pinned {
+        // SAFETY: as above.
+        unsafe { driver.free_pinned(memory) };
+    }
+}
+
+fn memory_is_zero_aligned_and_copied_in_order(driver: &Nvidia) {
+    const BYTES: usize = 1000;
+    let (device, other) = (driver.allocate(BYTES).unwrap(), driver.allocate(BYTES).unwrap());
+    let (from, to) = (driver.allocate_pinned(BYTES).unwrap(), driver.allocate_pinned(BYTES).unwrap());
+    assert!(device.0.is_multiple_of(256) && other.0.is_multiple_of(256) && device != other);
+    assert!((from.host.as_ptr() as usize).is_multiple_of(4096) && from.bytes == BYTES);
+    assert!(bytes_of(from).iter().all(|&byte| byte == 0));
+    assert_eq!(driver.work(), Work::default(), "zeroing is nobody's work");
+
+    let stream = driver.stream().unwrap();
+    fill(to, &[7; BYTES]);
+    // SAFETY: all ranges are allocated, and nobody touches them before the event has fired.
+    unsafe {
+        driver.copy(&stream, device, to.device, BYTES).unwrap();
+        driver.wait(&driver.record(&stream).unwrap()).unwrap();
+    }
+    assert_eq!(bytes_of(to), [0; BYTES], "the device's memory was zero");
+
+    let pattern: Vec<u8> = (0..BYTES).map(|i| i as u8).collect();
+    fill(from, &pattern);
+    // SAFETY: as above. Copies of one stream are ordered.
+    unsafe {
+        driver.copy(&stream, from.device, device, BYTES).unwrap();
+        driver.copy(&stream, device, other.at(8), BYTES - 8).unwrap();
+        driver.copy(&stream, other, to.device, BYTES).unwrap();
+        driver.copy(&stream, other, to.device, 0).unwrap();
+    }
+    let done = driver.record(&stream).unwrap();
+    while !driver.fired(&done).unwrap() {
+        std::thread::yield_now();
+    }
+    assert_eq!(&bytes_of(to)[8..], &pattern[..BYTES - 8]);
+    assert_eq!(&bytes_of(to)[..8], [0; 8]);
+    assert_eq!(driver.work(), Work { copies: 4, ..Work::default() });
+    give_back(driver, &[device, other], &[from, to]);
+}
+
+#[test]
+fn memory_comes_zeroed_and_aligned_and_copies_are_ordered() {
+    let log = on_every_gpu(memory_is_zero_aligned_and_copied_in_order, Machine::whole(), |_| {
+        memory_is_zero_aligned_and_copied_in_order(&open_scale());
+    });
+    log.inspect(|log| assert_nothing_left(log));
+}
+
+fn streams_are_ordered_by_events_alone(driver: &Nvidia) {
+    const BYTES: usize = 64;
+    let (first, second) = (driver.stream().unwrap(), driver.stream().unwrap());
+    let (from, to) = (driver.allocate_pinned(BYTES).unwrap(), driver.allocate_pinned(BYTES).unwrap());
+    let between = driver.allocate(BYTES).unwrap();
+    fill(from, &[5; BYTES]);
+    // SAFETY: the second stream reads what the first writes after the event of that; nobody else does.
+    unsafe {
+        driver.copy(&first, from.device, between, BYTES).unwrap();
+        driver.follow(&second, &driver.record(&first).unwrap()).unwrap();
+        driver.copy(&second, between, to.device, BYTES).unwrap();
+    }
+    let done = driver.record(&second).unwrap();
+    driver.wait(&done).unwrap();
+    assert!(driver.fired(&done).unwrap());
+    assert_eq!(bytes_of(to), [5; BYTES]);
+    give_back(driver, &[between], &[from, to]);
+}
+
+#[test]
+fn an_event_orders_two_streams() {
+    let log = on_every_gpu(streams_are_ordered_by_events_alone, Machine::whole(), |_| {
+        streams_are_ordered_by_events_alone(&open_scale());
+    });
+    log.inspect(|log| assert_nothing_left(log));
+}
+
+/// The argument of the tests' own kernel.
+#[repr(C)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+struct ScaleArgs {
+    from: u64,
+    to: u64,
+    factor: f32,
+    more: f32,
+    count: u32,
+    unused: u32,
+}
+
+/// A kernel of the tests' own, so that nothing here depends on what the program's kernels do. A product
+/// and a sum that are contracted to one rounding would give other bits than the host's.
+const SCALE: KernelFile = KernelFile {
+    name: "scale",
+    text: r#"
+        #include "common.cuh"
+        struct ScaleArgs { const float* from; float* to; float factor, more; u32 count, unused; };
+        extern "C" __global__ void scale(ScaleArgs args) {
+            const u32 step = gridDim.x * blockDim.x;
+            for (u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < args.count; i += step) {
+                args.to[i] = args.from[i] * args.factor + args.more;
+            }
+        }
+    "#,
+    entries: &["scale"],
+};
+
+fn open_scale() -> Nvidia {
+    open_with(&[SCALE], 0, None).unwrap()
+}
+
+const COUNT: usize = 1000;
+const SHAPE: LaunchShape = LaunchShape { blocks: 2, threads: 64, shared_bytes: 16 };
+
+/// The kernel's argument and memory.
+struct Scale {
+    args: ScaleArgs,
+    from: Pinned,
+    to: Pinned,
+    expected: Vec<f32>,
+}
+
+impl Scale {
+    fn new(driver: &Nvidia) -> Self {
+        let values: Vec<f32> = (0..COUNT).map(|i| i as f32 * 0.37 - 41.0).collect();
+        let (factor, more) = (1.1, 0.3);
+        let expected = values.iter().map(|value| value * factor + more).collect();
+        let from = driver.allocate_pinned(4 * COUNT).unwrap();
+        let to = driver.allocate_pinned(4 * COUNT).unwrap();
+        fill(from, bytemuck::cast_slice(&values));
+        let (count, unused) = (COUNT as u32, 0);
+        let args = ScaleArgs { from: from.device.0, to: to.device.0, factor, more, count, unused };
+        Self { args, from, to, expected }
+    }
+
+    fn launch(&self, driver: &Nvidia, stream: &<Nvidia as Driver>::Stream) -> Result<(), DriverError> {
+        // SAFETY: `ScaleArgs` is the kernel's parameter; both addresses are of `COUNT` floats, which live
+        // until each test has waited.
+        unsafe { driver.launch(stream, "scale", SHAPE, bytemuck::bytes_of(&self.args)) }
+    }
+
+    /// Takes the output away, so that the next launch shows.
+    fn take_out(&self) -> Vec<f32> {
+        let out = floats(self.to);
+        fill(self.to, &[0; 4 * COUNT]);
+        out
+    }
+}
+
+fn floats(memory: Pinned) -> Vec<f32> {
+    bytes_of(memory).chunks_exact(4).map(|four| f32::from_ne_bytes(four.try_into().unwrap())).collect()
+}
+
+fn a_kernel_gives_the_hosts_bits(driver: &Nvidia) {
+    let (stream, scale) = (driver.stream().unwrap(), Scale::new(driver));
+    let before = driver.work();
+    scale.launch(driver, &stream).unwrap();
+    driver.wait(&driver.record(&stream).unwrap()).unwrap();
+    assert_eq!(scale.take_out(), scale.expected);
+    assert_eq!(driver.work().launches, before.launches + 1);
+
+    // A thread that has never used the device can.
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            scale.launch(driver, &stream).unwrap();
+            driver.wait(&driver.record(&stream).unwrap()).unwrap();
+        });
+    });
+    assert_eq!(scale.take_out(), scale.expected);
+    assert!(driver.multiprocessors() > 0);
+
+    let args = bytemuck::bytes_of(&scale.args);
+    // SAFETY: both are refused before anything runs.
+    let (short, unknown) = unsafe {
+        (
+            driver.launch(&stream, "scale", SHAPE, &args[1..]).unwrap_err(),
+            driver.launch(&stream, "scatter", SHAPE, args).unwrap_err(),
+        )
+    };
+    assert_eq!(short.to_string(), "cuda kernels: scale: expected a parameter of 32 bytes, got 31");
+    assert!(unknown.to_string().contains("got scatter") && unknown.to_string().contains("one of scale"));
+    let none = LaunchShape { blocks: 0, ..SHAPE };
+    // SAFETY: a launch of no blocks is refused.
+    let none = unsafe { driver.launch(&stream, "scale", none, args) }.unwrap_err();
+    assert_eq!(none.to_string(), "cuda cuLaunchKernel: error 1 (CUDA_ERROR_INVALID_VALUE)");
+    assert_eq!(driver.work().launches, before.launches + 2, "what was refused is not counted");
+    give_back(driver, &[], &[scale.from, scale.to]);
+}
+
+#[test]
+fn a_kernel_is_launched_with_its_argument_by_value_from_any_thread() {
+    let log = on_every_gpu(a_kernel_gives_the_hosts_bits, Machine::whole(), |_| {
+        a_kernel_gives_the_hosts_bits(&open_scale());
+    });
+    if let Some(log) = log {
+        assert!(log.contains("launch scale 2 64 16 32"), "{log}");
+        assert_nothing_left(&log);
+    }
+}
+
+fn a_graph_does_what_was_recorded(driver: &Nvidia) {
+    let (stream, scale) = (driver.stream().unwrap(), Scale::new(driver));
+    let side = driver.stream().unwrap();
+    let copy = driver.allocate_pinned(4 * COUNT).unwrap();
+    let before = driver.work();
+    let graph = driver
+        .capture(&stream, &mut || {
+            scale.launch(driver, &stream)?;
+            // Another stream is drawn in by an event, and back.
+            driver.follow(&side, &driver.record(&stream)?)?;
+            // SAFETY: both are pinned memory, used by nobody else until the tests have waited.
+            unsafe { driver.copy(&side, scale.to.device, copy.device, 4 * COUNT)? };
+            driver.follow(&stream, &driver.record(&side)?)
+        })
+        .unwrap();
+    assert_eq!(driver.work(), before, "nothing was carried out");
+    assert_eq!(scale.take_out(), [0.0; COUNT]);
+
+    for launches in 1..=3 {
+        // SAFETY: as for the launch and the copy; the one before has ended.
+        unsafe { driver.launch_graph(&stream, &graph).unwrap() };
+        driver.wait(&driver.record(&stream).unwrap()).unwrap();
+        assert_eq!(scale.take_out(), scale.expected);
+        assert_eq!(floats(copy), scale.expected);
+        assert_eq!(driver.work().graph_nodes, before.graph_nodes + 2 * launches);
+    }
+    assert_eq!(driver.work().total(), before.total() + 6, "a graph's operations are counted once");
+    scale.launch(driver, &stream).unwrap();
+    driver.wait(&driver.record(&stream).unwrap()).unwrap();
+    assert_eq!(driver.work().launches, before.launches + 1, "and launches again afterwards");
+    give_back(driver, &[], &[scale.from, scale.to, copy]);
+}
+
+#[test]
+fn a_graph_is_captured_launched_and_counted_by_its_nodes() {
+    let log = on_every_gpu(a_graph_does_what_was_recorded, Machine::whole(), |_| {
+        a_graph_does_what_was_recorded(&open_scale());
+    });
+    log.inspect(|log| assert_nothing_left(log));
+}
+
+fn a_failed_capture_leaves_the_stream_usable(driver: &Nvidia) {
+    let (stream, scale) = (driver.stream().unwrap(), Scale::new(driver));
+    let own = || DriverError::Kernels { reason: "of the filling".to_owned() };
+    let failed = driver.capture(&stream, &mut || {
+        scale.launch(driver, &stream)?;
+        Err(own())
+    });
+    assert_eq!(failed.err(), Some(own()));
+
+    let refused = driver.capture(&stream, &mut || driver.capture(&stream, &mut || Ok(())).map(drop));
+    let text = refused.err().unwrap().to_string();
+    assert!(text.contains("cuStreamBeginCapture_v2") && text.contains("ILLEGAL_STATE"), "{text}");
+
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let _ = driver.capture(&stream, &mut || panic!("of the filling"));
+    }));
+    assert!(panicked.is_err());
+
+    // An event that was recorded in a capture never fires, and is none when it is recorded again.
+    let mut inside = None;
+    let graph = driver
+        .capture(&stream, &mut || {
+            inside = Some(driver.record(&stream)?);
+            Ok(())
+        })
+        .unwrap();
+    let inside = inside.unwrap();
+    assert!(driver.fired(&inside).unwrap_err().to_string().contains("907 (CUDA_ERROR_CAPTURED_EVENT)"));
+    drop((inside, graph));
+
+    scale.launch(driver, &stream).unwrap();
+    driver.wait(&driver.record(&stream).unwrap()).unwrap();
+    assert_eq!(scale.take_out(), scale.expected);
+    assert_eq!(driver.work().launches, 1);
+    give_back(driver, &[], &[scale.from, scale.to]);
+}
+
+#[test]
+fn a_capture_that_fails_or_panics_leaves_the_stream_usable() {
+    let log = on_every_gpu(a_failed_capture_leaves_the_stream_usable, Machine::whole(), |_| {
+        a_failed_capture_leaves_the_stream_usable(&open_scale());
+    });
+    log.inspect(|log| assert_nothing_left(log));
+}
+
+fn threads_do_not_disturb_one_another(driver: &Nvidia) {
+    const BYTES: usize = 256;
+    let work = |mark: u8| {
+        let (stream, other) = (driver.stream().unwrap(), driver.stream().unwrap());
+        let (from, to) = (driver.allocate_pinned(BYTES).unwrap(), driver.allocate_pinned(BYTES).unwrap());
+        let between = driver.allocate(BYTES).unwrap();
+        for round in 0..50_u8 {
+            fill(from, &[mark ^ round; BYTES]);
+            // SAFETY: the memory is this thread's alone, and each round waits for its own work.
+            unsafe { driver.copy(&stream, from.device, between, BYTES).unwrap() };
+            driver.follow(&other, &driver.record(&stream).unwrap()).unwrap();
+            // SAFETY: as above, and after the first copy.
+            let copied = || unsafe { driver.copy(&other, between, to.device, BYTES) };
+            if round % 10 == 0 {
+                driver.wait(&driver.record(&other).unwrap()).unwrap();
+                let graph = driver.capture(&other, &mut || copied()).unwrap();
+                // SAFETY: as for the copy that it holds.
+                unsafe { driver.launch_graph(&other, &graph).unwrap() };
+            } else {
+                copied().unwrap();
+            }
+            driver.wait(&driver.record(&other).unwrap()).unwrap();
+            assert_eq!(bytes_of(to), [mark ^ round; BYTES]);
+        }
+        give_back(driver, &[between], &[from, to]);
+    };
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            scope.spawn(move || work(thread << 6));
+        }
+    });
+    let (copies, graph_nodes) = (4 * (50 + 45), 4 * 5);
+    assert_eq!(driver.work(), Work { copies, graph_nodes, ..Work::default() });
+}
+
+#[test]
+fn threads_work_side_by_side_and_every_operation_is_counted_once() {
+    let log = on_every_gpu(threads_do_not_disturb_one_another, Machine::whole(), |_| {
+        threads_do_not_disturb_one_another(&open_scale());
+    });
+    log.inspect(|log| assert_nothing_left(log));
+}
+
+#[test]
+fn a_capture_that_allocates_is_refused_and_not_final() {
+    let said = Machine::whole().runs(|_| {
+        let driver = open_scale();
+        let stream = driver.stream().unwrap();
+        let refused = driver.capture(&stream, &mut || driver.allocate(64).map(drop)).err().unwrap();
+        assert!(refused.to_string().contains("900 (CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)"), "{refused}");
+        let ignored = driver.capture(&stream, &mut || {
+            let _ = driver.allocate(64);
+            Ok(())
+        });
+        assert!(ignored.err().unwrap().to_string().contains("901 (CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)"));
+        let unjoined = driver.stream().unwrap();
+        let forgotten = driver.capture(&stream, &mut || driver.follow(&unjoined, &driver.record(&stream)?));
+        assert!(forgotten.err().unwrap().to_string().contains("904 (CUDA_ERROR_STREAM_CAPTURE_UNJOINED)"));
+        // SAFETY: nobody used it.
+        unsafe { driver.free(driver.allocate(64).unwrap()) };
+    });
+    said.inspect(|said| assert_nothing_left(&said.log));
+}
+
+#[test]
+fn a_graph_that_is_refused_gives_its_drawing_back() {
+    let said = Machine::whole().told("INSTANTIATE", "2").runs(|_| {
+        let driver = open_scale();
+        let refused = driver.capture(&driver.stream().unwrap(), &mut || Ok(())).err().unwrap();
+        let expected = "cuda cuGraphInstantiateWithFlags: error 2 (CUDA_ERROR_OUT_OF_MEMORY)";
+        assert_eq!(refused.to_string(), expected);
+    });
+    // The pretended driver counts the graph that it refused.
+    said.inspect(|said| {
+        assert!(said.log.contains("released with streams 0 events 0 graphs 1 "), "{}", said.log)
+    });
+}
+
+#[test]
+fn what_outlives_the_driver_keeps_its_context() {
+    let said = Machine::whole().runs(|_| {
+        let driver = open_scale();
+        let stream = driver.stream().unwrap();
+        let event = driver.record(&stream).unwrap();
+        let graph = driver.capture(&stream, &mut || Ok(())).unwrap();
+        drop(driver);
+        assert!(!log_so_far().contains("released"));
+        drop((graph, event));
+        assert!(!log_so_far().contains("released"));
+        drop(stream);
+        assert_nothing_left(&log_so_far());
+        // Opened again, on this thread and on another, it is a new context.
+        let again = Arc::new(open(0, None).unwrap());
+        std::thread::scope(|scope| {
+            let other = again.clone();
+            scope.spawn(move || drop(other.stream().unwrap()));
+        });
+    });
+    said.inspect(|said| assert_nothing_left(&said.log));
+}
+
+#[test]
+fn memory_that_there_is_not_is_refused_with_what_is_free() {
+    Machine::whole().told("MEMORY", "100000").told("PINNED", "10000").runs(|_| {
+        let driver = open_scale();
+        let held = driver.allocate(60_000).unwrap();
+        let refused = driver.allocate(60_000).unwrap_err();
+        let DriverError::OutOfMemory { what: "device memory", bytes: 60_000, total: 100_000, free } = refused
+        else {
+            panic!("{refused}")
+        };
+        assert!(free < 40_001);
+        assert!(refused.to_string().starts_with("device memory: 60000 bytes refused, "), "{refused}");
+        let refused = driver.allocate_pinned(10_000).unwrap_err().to_string();
+        assert!(refused.starts_with("pinned memory: 10000 bytes refused, "), "{refused}");
+        // It is not final.
+        let small = driver.allocate_pinned(100).unwrap();
+        give_back(&driver, &[held], &[small]);
+        // Nothing is something, too.
+        let (nothing, no_bytes) = (driver.allocate(0).unwrap(), driver.allocate_pinned(0).unwrap());
+        assert!(bytes_of(no_bytes).is_empty());
+        give_back(&driver, &[nothing], &[no_bytes]);
+    });
+}
+
+#[test]
+fn memory_that_cannot_be_made_ready_is_given_back() {
+    let said = Machine::whole().told("MEMSET", "1").told("MAPPED", "801").runs(|_| {
+        let driver = open_scale();
+        let refused = driver.allocate(64).unwrap_err().to_string();
+        assert_eq!(refused, "cuda cuMemsetD8Async: error 1 (CUDA_ERROR_INVALID_VALUE)");
+        let refused = driver.allocate_pinned(64).unwrap_err().to_string();
+        assert_eq!(refused, "cuda cuMemHostGetDevicePointer_v2: error 801 (CUDA_ERROR_NOT_SUPPORTED)");
+    });
+    said.inspect(|said| assert_nothing_left(&said.log));
+}
+
+#[test]
+fn a_final_error_is_every_later_calls_answer_without_asking_the_driver() {
+    let said = Machine::whole().told("STICKY", "2:700").runs(|_| {
+        let driver = open_scale();
+        let (stream, scale) = (driver.stream().unwrap(), Scale::new(&driver));
+        scale.launch(&driver, &stream).unwrap();
+        driver.wait(&driver.record(&stream).unwrap()).unwrap();
+        assert_eq!(scale.take_out(), scale.expected);
+
+        scale.launch(&driver, &stream).unwrap();
+        let done = driver.record(&stream).unwrap();
+        let end = driver.wait(&done).unwrap_err();
+        assert_eq!(
+            end.to_string(),
+            "cuda cuEventSynchronize: error 700 (CUDA_ERROR_ILLEGAL_ADDRESS) is final: the device takes no more \
+             work from this process"
+        );
+        let anything = Address(4096);
+        // SAFETY: nothing of it reaches the driver.
+        let answers = unsafe {
+            [
+                driver.copy(&stream, anything, anything, 8).err(),
+                scale.launch(&driver, &stream).err(),
+                driver.fired(&done).err(),
+                driver.wait(&done).err(),
+                driver.follow(&stream, &done).err(),
+                driver.record(&stream).err(),
+                driver.stream().err(),
+                driver.allocate(8).err(),
+                driver.allocate_pinned(8).err(),
+                driver.capture(&stream, &mut || panic!("asked to fill")).err(),
+            ]
+        };
+        for answer in answers {
+            assert_eq!(answer.as_ref(), Some(&end));
+        }
+        assert_eq!(driver.memory(), (0, 0));
+    });
+    if let Some(said) = said {
+        assert!(!said.log.contains("asked after the end"), "{}", said.log);
+        assert!(said.log.lines().last().unwrap().starts_with("released"), "the context itself is given back");
+    }
+}
+
+#[test]
+fn a_final_error_is_noticed_by_a_query_too() {
+    Machine::whole().told("STICKY", "1:719").runs(|_| {
+        let driver = open_scale();
+        let (stream, scale) = (driver.stream().unwrap(), Scale::new(&driver));
+        scale.launch(&driver, &stream).unwrap();
+        let done = driver.record(&stream).unwrap();
+        let end = loop {
+            match driver.fired(&done) {
+                Ok(fired) => assert!(!fired),
+                Err(end) => break end,
+            }
+        };
+        assert!(matches!(end, DriverError::Sticky { code: 719, call: "cuEventQuery", .. }), "{end}");
+    });
+}
