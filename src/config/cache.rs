@@ -42,7 +42,7 @@ impl Default for CacheConfig {
             mode: CacheMode::Auto,
             size: None,
             staging_bytes: None,
-            admission: CacheAdmission::Frequency(ADMISSION_MISSES as u32),
+            admission: CacheAdmission::Frequency(ADMISSION_MISSES),
             eviction: CacheEviction::Lru,
             counts: None,
             key_bits: 64,
@@ -82,7 +82,7 @@ pub enum CacheAdmission {
     All,
     /// `probability`: each with `cache.admission_probability`, 0 to 1.
     Probability(f64),
-    /// `frequency`: those missed `cache.admission_misses` times of late, 1 to 15.
+    /// `frequency`: once the cache is full, those missed `cache.admission_misses` times of late, 1 to 15.
     Frequency(u32),
 }
 
@@ -104,7 +104,7 @@ enum Admission {
 }
 
 /// Misses after which `frequency` lets a row in, unless told otherwise.
-const ADMISSION_MISSES: u64 = 2;
+const ADMISSION_MISSES: u32 = 2;
 
 impl Layers {
     pub(super) fn cache(&mut self) -> Result<CacheConfig, ConfigError> {
@@ -181,7 +181,9 @@ impl Layers {
         }
         Ok(match (admission, probability) {
             (Admission::All, _) => CacheAdmission::All,
-            (Admission::Frequency, _) => CacheAdmission::Frequency(misses.unwrap_or(ADMISSION_MISSES) as u32),
+            (Admission::Frequency, _) => {
+                CacheAdmission::Frequency(misses.map_or(ADMISSION_MISSES, |misses| misses as u32))
+            }
             (Admission::Probability, Some(p)) => CacheAdmission::Probability(p),
             (Admission::Probability, None) => {
                 self.require("cache.admission", "cache.admission_probability")?;

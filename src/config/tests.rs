@@ -144,6 +144,7 @@ fn the_caches_keys_reach_their_fields() {
     let default = CacheConfig::default;
     for (keys, expected) in [
         ("admission = \"all\"", CacheConfig { admission: CacheAdmission::All, ..default() }),
+        ("admission_misses = 3", CacheConfig { admission: CacheAdmission::Frequency(3), ..default() }),
         (
             "admission = \"probability\"\nadmission_probability = 0.25",
             CacheConfig { admission: CacheAdmission::Probability(0.25), ..default() },
