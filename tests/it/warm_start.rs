@@ -162,7 +162,7 @@ fn a_damaged_or_foreign_file_is_named_and_ignored() {
         assert!(line.contains(trained.hot_rows().to_str().unwrap()), "{line}");
         assert!(log.contains("stopped"), "{log}");
     }
-    assert_eq!(counted(&trained.serve(""), "misses_total"), 0.0, "and the next run's is good again");
+    assert!(counted(&trained.serve(""), "entries") > 0.0, "what the last run saved is good again");
 }
 
 #[test]
