@@ -115,8 +115,8 @@ impl Drop for Group {
 
 /// One side, in the group: warms up for two windows, then prints its rows a second.
 fn child(options: &Options, folder: &Path, limit: usize, way: &str) -> anyhow::Result<()> {
-    let opened = store::open(folder, NAME, Version(1))?;
-    opened.store.expect_random_reads();
+    let mut opened = store::open(folder, NAME, Version(1))?;
+    opened.store.expect_disk();
     let rows = opened.schema.tables[0].rows;
     let cache = (way == "cached").then(|| {
         let shape = CacheShape { bytes: limit / 2, tables: vec![TableShape { rows, row_bytes: ROW_BYTES }] };
@@ -135,6 +135,7 @@ fn child(options: &Options, folder: &Path, limit: usize, way: &str) -> anyhow::R
                 query.push(TableId(0), wanted.iter().copied());
                 let pin = cache.pin();
                 let Ok(found) = pin.lookup(&mut query) else { unreachable!("ids are below the rows") };
+                opened.store.fetch(found.misses().iter().map(|miss| (miss.table, miss.id)));
                 for miss in found.misses() {
                     let _ = pin.insert(miss.table, miss.id, stored(miss.id));
                 }

@@ -184,6 +184,7 @@ impl Engine {
                 self.push_ids(batch, query, places);
                 let pin = cache.pin();
                 let found = pin.lookup(query).map_err(cache_error)?;
+                self.store.fetch(found.misses().iter().map(|miss| (miss.table, miss.id)));
                 for miss in found.misses().iter().chain(found.pointed()) {
                     let row = self.store.row(miss.table, miss.id);
                     let row = row.ok_or_else(|| PredictError::Store(format!("no row {miss:?}")))?;

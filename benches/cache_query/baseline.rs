@@ -1,6 +1,6 @@
 //! What is compared with: caches and ways without one technique or another.
 
-use flechette::cache::{AdmissionOption, CacheOptions, CacheShape, FlatCache, Query, Source, TableShape};
+use flechette::cache::{CacheOptions, CacheShape, FlatCache, Query, Source, TableShape};
 use flechette::model::Tape;
 use flechette::types::{Batch, TableId};
 
@@ -12,7 +12,7 @@ pub struct PerTable(Vec<FlatCache>);
 impl PerTable {
     /// Caches of this share of each table's rows.
     pub fn new(tables: &[TableShape], fraction: f64) -> anyhow::Result<Self> {
-        let options = CacheOptions { admission: AdmissionOption::ALL, ..CacheOptions::default() };
+        let options = CacheOptions::default();
         let cache = |table: &TableShape| {
             let shape = CacheShape::for_options(fraction, vec![*table], &options)?;
             Ok(FlatCache::new(&shape, &options)?)

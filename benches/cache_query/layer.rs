@@ -2,9 +2,7 @@
 
 use std::time::Instant;
 
-use flechette::cache::{
-    AdmissionOption, CacheOptions, CacheShape, FlatCache, HostRows, Query, Source, TableShape,
-};
+use flechette::cache::{CacheOptions, CacheShape, FlatCache, HostRows, Query, Source, TableShape};
 use flechette::model::{InputRows, Model, Tape};
 use flechette::schema::Lookup;
 use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
@@ -115,7 +113,7 @@ impl Layer {
 
     fn over(traffic: &Traffic, fraction: f64, way: Way, pointed: bool) -> anyhow::Result<Self> {
         let pointers = if pointed { traffic.rows * traffic.tables as u64 } else { 0 };
-        let options = CacheOptions { admission: AdmissionOption::ALL, pointers, ..CacheOptions::default() };
+        let options = CacheOptions { pointers, ..CacheOptions::default() };
         let shape = CacheShape::for_options(fraction, shapes(traffic), &options)?;
         let cache = FlatCache::new(&shape, &options)?;
         cache.set_pointers(pointers);

@@ -35,8 +35,12 @@
 //! - `slab`: the memory of the rows; `slots`: which of it is free;
 //! - [`epoch`]: when an evicted row's memory may be used again;
 //! - [`policy`]: what is let in and what is put out;
-//! - [`query`]: a batch's keys, deduplicated and probed;
-//! - [`shape`]: how `cache.bytes` is divided.
+//! - [`query`]: a batch's keys, deduplicated and probed; `batch`: what a batch sees of it;
+//! - `shared`: the way of a row in and out; `evictor`: making room;
+//! - `version`: switching to another version's rows between two batches;
+//! - `pointers`: the unified index, rows that are left in the store's RAM; [`tuner`]: how many;
+//! - `warm`: filling before the first batch;
+//! - [`shape`]: how `cache.bytes` is divided; `stats`, `error`.
 //!
 //! **Exactness.** A row is copied into a slot that nobody reads, and only then linked under its
 //! key. It is never written again while it is linked, nor after, until no batch that could have

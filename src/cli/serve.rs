@@ -133,7 +133,8 @@ impl Serving {
             match fronted {
                 None => latest.opened.store.prefault(),
                 // What the cache misses is mostly cold, and a page of it is enough.
-                Some(_) => latest.opened.store.expect_random_reads(),
+                Some(_) if !cache::fits_ram(&latest.opened) => latest.opened.store.expect_disk(),
+                Some(_) => {}
             }
             let (cache, ranked) = fronted.map(|f| (f.cache, f.ranked)).unzip();
             tracing::info!(

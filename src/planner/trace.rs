@@ -172,7 +172,7 @@ impl TraceBuilder {
             let end = first + numbers.rows.len() as u32;
             tables.push(TraceTable {
                 name: table.name.clone(),
-                row_bytes: table.dim * size_of::<f32>(),
+                row_bytes: table.row_bytes(),
                 keys: first..end,
                 accesses: numbers.accesses,
             });

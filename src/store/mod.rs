@@ -37,13 +37,15 @@ use format::{Checksum, FormatError};
 pub struct EmbeddingStore {
     version: Version,
     tables: Vec<Table>,
+    /// Whether reading a row may mean to wait for the disk.
+    on_disk: bool,
 }
 
 impl EmbeddingStore {
     /// A store of these tables, which stand in the schema's order.
     #[must_use]
     pub fn new(version: Version, tables: Vec<Table>) -> Self {
-        Self { version, tables }
+        Self { version, tables, on_disk: false }
     }
 
     /// The version whose rows these are.
@@ -82,9 +84,19 @@ impl EmbeddingStore {
         self.tables.iter().map(|table| table.as_bytes().len() as u64).sum()
     }
 
-    /// Tells the system that rows of mapped files will be read here and there.
-    pub fn expect_random_reads(&self) {
+    /// Prepares for rows of mapped files that are not in memory and will be read here and there: the system is
+    /// told not to read their neighbours too, and [`Self::fetch`] asks for rows from now on.
+    pub fn expect_disk(&mut self) {
+        self.on_disk = true;
         self.tables.iter().for_each(Table::expect_random_reads);
+    }
+
+    /// Asks the disk for all these rows at once, and does not wait: who reads them after this waits for the
+    /// slowest, and not for one after the other. Does nothing unless rows are expected on disk.
+    pub fn fetch(&self, rows: impl IntoIterator<Item = (TableId, u64)>) {
+        if self.on_disk {
+            rows.into_iter().for_each(|(table, id)| self.table(table).into_iter().for_each(|t| t.fetch(id)));
+        }
     }
 
     /// Reads every page of every row once, so that no request waits for the disk.
@@ -98,7 +110,7 @@ impl EmbeddingStore {
     /// [`OutOfHostMemory`] when the memory is not to be had.
     pub fn rows_copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
         let tables = self.tables.iter().map(|table| table.rows_copied(memory)).collect::<Result<_, _>>()?;
-        Ok(Self { version: self.version, tables })
+        Ok(Self { version: self.version, tables, on_disk: false })
     }
 
     /// The same rows and state in memory of their own: the store's RAM tier.
@@ -107,7 +119,7 @@ impl EmbeddingStore {
     /// [`OutOfHostMemory`] when the memory is not to be had.
     pub fn copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
         let tables = self.tables.iter().map(|table| table.copied(memory)).collect::<Result<_, _>>()?;
-        Ok(Self { version: self.version, tables })
+        Ok(Self { version: self.version, tables, on_disk: false })
     }
 
     /// The tables, to train on.

@@ -287,6 +287,13 @@ impl Table {
         self.weight.expect_random_reads();
     }
 
+    /// Asks the disk for a row's pages, without waiting. Only advice, as above.
+    pub fn fetch(&self, id: u64) {
+        if id < self.rows {
+            self.weight.fetch(self.byte_range(id));
+        }
+    }
+
     /// Reads one byte of every page of the rows (not of the state), so that no first request waits
     /// for the disk.
     pub fn prefault(&self) {
@@ -417,6 +424,14 @@ impl Bytes {
         match &mut self.0 {
             Source::Owned { block, bytes } => Some(&mut block.bytes_mut()[..*bytes]),
             Source::Mapped { .. } => None,
+        }
+    }
+
+    fn fetch(&self, row: Range<usize>) {
+        #[cfg(unix)]
+        if let Source::Mapped { file, bytes } = &self.0 {
+            // It fails where the system is short of memory; the row is then read when it is wanted.
+            let _ = file.0.advise_range(Advice::WillNeed, bytes.start + row.start, row.len());
         }
     }
 

@@ -82,7 +82,7 @@ pub(super) fn make(
 }
 
 /// Whether the tables take at most half of the memory: half is left to whatever else there is.
-fn fits_ram(opened: &Opened) -> bool {
+pub(super) fn fits_ram(opened: &Opened) -> bool {
     host::memory_bytes().is_none_or(|ram| opened.store.row_bytes() <= ram / 2)
 }
 
