@@ -24,6 +24,7 @@
 //! }
 //! match found.source(0) {
 //!     Source::Row(row) => println!("{row:?}"), // in the cache, until the pin is dropped
+//!     Source::Host(p) => println!("in the store's RAM: {:?}", found.pointed()[p]),
 //!     Source::Miss(m) => println!("miss {m}"), // where the caller put `found.misses()[m]`
 //! }
 //! # Ok(()) }
