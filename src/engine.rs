@@ -86,6 +86,9 @@ struct Spent {
     dense: AtomicU64,
 }
 
+/// Rows that the disk is asked for at once while the cache is warmed.
+const WARMED_AT_ONCE: usize = 4096;
+
 /// The place of an id that reads as zeros.
 const ZEROS: u32 = u32::MAX;
 
@@ -136,7 +139,13 @@ impl Engine {
     pub fn warm(&self, hottest: impl IntoIterator<Item = (TableId, u64)>) -> (Warmed, u64) {
         let Some(cache) = &self.cache else { return Default::default() };
         let mut skipped = 0;
-        let rows = hottest.into_iter().filter_map(|(table, id)| {
+        let mut hottest = hottest.into_iter();
+        let chunks = std::iter::from_fn(|| {
+            let chunk: Vec<_> = hottest.by_ref().take(WARMED_AT_ONCE).collect();
+            self.store.fetch(chunk.iter().copied());
+            (!chunk.is_empty()).then_some(chunk)
+        });
+        let rows = chunks.flatten().filter_map(|(table, id)| {
             let row = self.store.row(table, id);
             skipped += u64::from(row.is_none());
             Some((table, id, row?))

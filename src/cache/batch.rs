@@ -57,6 +57,14 @@ impl<'c> BatchPin<'c> {
     /// # Errors
     /// [`CacheError`] for a table, an id or a length that the cache was not made for.
     pub fn insert(&self, table: TableId, id: u64, row: &[u8]) -> Result<Insertion, CacheError> {
+        let current = self.cache.current.read();
+        if let Some(overlay) = current.overlay(self.version) {
+            let own = self.cache.own_key(table, id, row.len())?;
+            // In the index a batch of the version before would find it.
+            if overlay.get(own).is_some() {
+                return Ok(Insertion::Switching);
+            }
+        }
         self.cache.insert(self.pin.number(), table, id, row)
     }
 

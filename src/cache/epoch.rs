@@ -205,8 +205,10 @@ struct Queue {
 impl Limbo {
     /// Puts a slot aside.
     pub fn put(&self, unlinked: Unlinked, epochs: &Epochs) {
-        let tag = epochs.tag();
+        // The tag under the lock: either it comes after a release, or the release tags the slot anew. And tags
+        // rise along the queue.
         let mut queue = self.queue();
+        let tag = epochs.tag();
         queue.slots.push_back((tag, unlinked.location()));
         self.waiting.store(queue.slots.len(), std::sync::atomic::Ordering::Relaxed);
     }
@@ -226,8 +228,8 @@ impl Limbo {
         queue.held = false;
     }
 
-    /// Hands out the slots that have become free. Returns how many still wait. Tags rise but for
-    /// slots put aside at the same moment, so it is enough to look at the front.
+    /// Hands out the slots that have become free. Returns how many still wait. Tags rise along
+    /// the queue, so it is enough to look at the front.
     pub fn reclaim(&self, epochs: &Epochs, mut free: impl FnMut(Freed)) -> usize {
         let mut queue = self.queue();
         if queue.slots.is_empty() || queue.held {

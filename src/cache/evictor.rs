@@ -65,6 +65,7 @@ enum Goal {
 impl Shared {
     pub(super) fn evict_step(&self) -> EvictStep {
         let mut sweep = self.sweep.lock().unwrap_or_else(PoisonError::into_inner);
+        self.clear_pointers_if_told();
         let waiting = self.reclaim();
         self.choose(&mut sweep, waiting);
         match sweep.goal {

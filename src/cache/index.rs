@@ -22,6 +22,9 @@
 //! is L's. So the key is L's. And a location can only be seen stale, from a linking that ended before the
 //! pin began, together with a key from before that end, which the pin's own ordering rules out.
 //!
+//! A location in host memory may well be linked anew, under another key, while a pin lasts. It says no more than
+//! that a row is there: which row, the reader knows of itself, and never takes from the location.
+//!
 //! A touch is one compare-exchange of the second word that changes the stamp alone; where it fails, the
 //! entry went or was touched by someone else, and nothing is lost. Stamps wrap after 2^24 batches: an
 //! entry that nobody used for just so long passes for a young one, once.

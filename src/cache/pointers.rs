@@ -33,6 +33,8 @@ pub(super) struct Pointers {
     tables: Box<[AtomicBool]>,
     count: AtomicU64,
     capacity: AtomicU64,
+    /// Whether all are to go.
+    clear: AtomicBool,
     /// Ids and nanoseconds since the last measurement.
     ids: AtomicU64,
     nanos: AtomicU64,
@@ -45,6 +47,7 @@ impl Pointers {
             tables: (0..tables).map(|_| AtomicBool::new(false)).collect(),
             count: AtomicU64::new(0),
             capacity: AtomicU64::new(0),
+            clear: AtomicBool::new(false),
             ids: AtomicU64::new(0),
             nanos: AtomicU64::new(0),
             tuner: Mutex::new(Tuner::new(limit, STEPS)),
@@ -104,7 +107,16 @@ impl Shared {
         let advice = tuner.step(ids as f64 / (nanos as f64 * 1e-9));
         pointers.capacity.store(advice.capacity, Ordering::Relaxed);
         if advice.clear {
-            self.withdraw(|_| true);
+            // A sweep of the whole index is for the evicting thread, and not for a request's.
+            pointers.clear.store(true, Ordering::Relaxed);
+            self.wake.now();
+        }
+    }
+
+    /// Unlinks all pointers if the tuner has said so. Under the sweep's lock.
+    pub fn clear_pointers_if_told(&self) {
+        if self.pointers.clear.swap(false, Ordering::Relaxed) {
+            self.unlink_pointers(|_| true);
         }
     }
 
@@ -117,6 +129,10 @@ impl Shared {
     fn withdraw(&self, table: impl Fn(TableId) -> bool) {
         // The sweep's lock: nobody makes a pointer meanwhile.
         let _sweep = self.sweep.lock().unwrap_or_else(PoisonError::into_inner);
+        self.unlink_pointers(table);
+    }
+
+    fn unlink_pointers(&self, table: impl Fn(TableId) -> bool) {
         let now = Stamp::of(self.epochs.tag());
         for bucket in 0..self.index.buckets() {
             let fate = |key, held: Held<'_>, _| {

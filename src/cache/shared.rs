@@ -31,6 +31,8 @@ pub enum Insertion {
     NotAdmitted,
     /// There is no room until eviction has made some.
     Full,
+    /// The row is not the same in the version before, whose batches are not over.
+    Switching,
 }
 
 /// What the evicting thread sees too.
@@ -81,7 +83,7 @@ impl Shared {
         let (_, key) = self.keys.row(table, own);
         let entry = Entry { key, location: slot.location(), now: Stamp::of(batch) };
         // A row whose key another row has takes the other's place, and so the last one asked for is there.
-        let same = |held: Held<'_>| !held.location().is_host() && self.is_row(table, own, held);
+        let same = |held: Held<'_>| !held.location().is_host() && (!replace || self.is_row(table, own, held));
         let link = self.index.insert(entry, replace.then_some(&coldness), same);
         let insertion = match link {
             Link::Present => Insertion::Present,
@@ -195,7 +197,8 @@ impl Shared {
     /// The rows in the cache, the last used first.
     pub fn hot_rows(&self) -> Vec<(TableId, u64)> {
         let now = Stamp::of(self.epochs.tag());
-        let mut rows = Vec::new();
+        // Some more for what comes in meanwhile: growing would hold a bucket's lock.
+        let mut rows = Vec::with_capacity(self.index.entries() as usize + 1024);
         for bucket in 0..self.index.buckets() {
             let row = |key, held: Held<'_>, age| {
                 let table = self.keys.index_keys().table_of(key)?;

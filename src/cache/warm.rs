@@ -5,6 +5,8 @@
 //! if used by the newest batch, the last as if long ago, and so the coldest of them leave first. Whatever a
 //! batch uses from then on is hotter than all of them but the first.
 
+use std::sync::PoisonError;
+
 use super::FlatCache;
 use super::error::CacheError;
 use super::index::{Entry, Link, Stamp};
@@ -28,7 +30,7 @@ pub struct Warmed {
 
 impl FlatCache {
     /// Fills the cache with rows of its current version, the hottest first, bypassing admission, up to the high
-    /// watermark. The rows are asked for one by one, and no more of them than have room. For a time before
+    /// watermark. A switch waits for it. The rows are asked for one by one, and no more of them than have room. For a time before
     /// batches: beside them it may leave out more rows than it must.
     ///
     /// # Errors
@@ -39,6 +41,8 @@ impl FlatCache {
         rows: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
     ) -> Result<Warmed, CacheError> {
         let shared = &*self.shared;
+        // What is current, and so whose rows these are, stays as it is meanwhile.
+        let _no_switch = shared.switching.lock().unwrap_or_else(PoisonError::into_inner);
         let newest = shared.epochs.tag();
         let rows_a_stamp = (shared.index.capacity() / STAMPS).max(1);
         let mut warmed = Warmed::default();

@@ -32,15 +32,18 @@ fn a_batch_of_the_old_version_finds_old_rows_until_it_ends() {
         }
         // Both at once: new rows for the one, old ones for the other, who also inserts stale rows.
         let mut mine = Query::default();
-        let new = run_batch(&cache, &tables, &mut mine, &[(0, (0..50).collect())]);
+        let new = run_batch(&cache, &tables, &mut mine, &[(0, (0..100).collect())]);
         assert_eq!(new.hits, 50);
         query.clear();
         query.push(TableId(0), 0..100);
         let found = old.lookup(&mut query).unwrap();
-        for id in 0..50 {
-            let Source::Row(row) = found.source(id) else { panic!("row {id} was cached") };
-            assert_eq!(row, row_of(TableId(0), id.into(), 16));
+        for id in 0..100 {
+            match found.source(id) {
+                Source::Row(row) => assert_eq!(row, row_of(TableId(0), id.into(), 16)),
+                _ => assert!(id >= 50, "row {id} was cached"),
+            }
         }
+        assert_eq!(found.misses().len(), 10, "the new batch may let in but what has not changed");
         for miss in found.misses() {
             old.insert(miss.table, miss.id, &row_of(miss.table, miss.id, 16)).unwrap();
         }
