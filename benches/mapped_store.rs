@@ -22,7 +22,7 @@ use flechette::dataset::synthetic::Skew;
 use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
 use flechette::store::{self, Contents, PlainMemory, Table};
 use flechette::types::{TableId, Version};
-use harness::{Draw, Options, Pairs, Report};
+use harness::{Draw, Options, Pairs, PowerLaw, Report};
 
 const DIM: usize = 32;
 const ROW_BYTES: usize = 4 * DIM;
@@ -164,20 +164,17 @@ fn touch(row: &[u8]) -> f32 {
 /// Ids of high skew, the hot ones scattered.
 struct Ids {
     draw: Draw,
+    law: PowerLaw,
     rows: u64,
-    power: f64,
-    mass: f64,
 }
 
 impl Ids {
     fn new(rows: u64) -> Self {
-        let power = 1.0 - Skew::High.alpha(rows);
-        Self { draw: Draw::new(5), rows, power, mass: ((1.0 + rows as f64).powf(power) - 1.0) / power }
+        Self { draw: Draw::new(5), law: PowerLaw::new(Skew::High.alpha(rows), rows), rows }
     }
 
     fn next(&mut self) -> u64 {
-        let rank = (1.0 + self.draw.uniform() * self.mass * self.power).powf(self.power.recip()) as u64;
         // An odd factor is a bijection of the numbers below a power of two, as the rows are.
-        (rank - 1).min(self.rows - 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) & (self.rows - 1)
+        self.law.rank(&mut self.draw).wrapping_mul(0x9e37_79b9_7f4a_7c15) & (self.rows - 1)
     }
 }

@@ -10,7 +10,7 @@ use flechette::store::{EmbeddingStore, PlainMemory, Table};
 use flechette::types::{Batch, TableId, Version};
 
 use crate::baseline::{self, Group, PerTable, Scratch};
-use crate::harness::{Draw, Options};
+use crate::harness::{Draw, Options, PowerLaw};
 
 /// Batches that come in turn.
 const BATCHES: usize = 64;
@@ -35,18 +35,9 @@ impl Traffic {
 
     fn batches(&self, count: usize) -> Vec<Batch> {
         let mut draw = Draw::new(7);
-        let power = 1.0 - self.alpha;
-        let mass = if power.abs() < 1e-9 {
-            (self.rows as f64).ln()
-        } else {
-            ((self.rows as f64).powf(power) - 1.0) / power
-        };
-        let mut id = |table: u64| {
-            let area = draw.uniform() * mass;
-            let rank = if power.abs() < 1e-9 { area.exp() } else { (1.0 + area * power).powf(power.recip()) };
-            // An odd factor scatters ranks over the table.
-            (rank as u64 - 1 + table).wrapping_mul(2_654_435_761) % self.rows
-        };
+        let law = PowerLaw::new(self.alpha, self.rows);
+        // An odd factor scatters ranks over the table.
+        let mut id = |table: u64| (law.rank(&mut draw) + table).wrapping_mul(2_654_435_761) % self.rows;
         let batch = |_| {
             let mut batch = Batch::empty(self.tables);
             batch.samples = self.samples;

@@ -214,6 +214,30 @@ fn date() -> String {
     format!("{year}-{month:02}-{day:02}")
 }
 
+/// Ranks by a bounded power law, `P(rank) ~ rank^-alpha`, by inverting its continuous form.
+pub struct PowerLaw {
+    power: f64,
+    mass: f64,
+    ranks: u64,
+}
+
+impl PowerLaw {
+    /// Of ranks from 0, the most frequent, to `ranks` exclusive.
+    pub fn new(alpha: f64, ranks: u64) -> Self {
+        let (power, end) = (1.0 - alpha, 1.0 + ranks as f64);
+        let mass = if power.abs() < 1e-9 { end.ln() } else { (end.powf(power) - 1.0) / power };
+        Self { power, mass, ranks }
+    }
+
+    /// The next rank.
+    pub fn rank(&self, draw: &mut Draw) -> u64 {
+        let (area, power) = (draw.uniform() * self.mass, self.power);
+        let x = if power.abs() < 1e-9 { area.exp() } else { (1.0 + area * power).powf(power.recip()) };
+        // Rounding may reach the end of the range.
+        (x as u64 - 1).min(self.ranks - 1)
+    }
+}
+
 /// Random numbers, the same in every run: SplitMix64 (Steele, Lea and Flood, 2014).
 pub struct Draw(u64);
 

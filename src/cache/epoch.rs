@@ -176,6 +176,19 @@ impl Epochs {
     }
 }
 
+/// How long unfinished batches are left before it is seen again whether they are.
+const PATIENCE: std::time::Duration = std::time::Duration::from_micros(200);
+
+impl Epochs {
+    /// Waits until every batch that began before this call has finished. Not for a thread that has a pin itself.
+    pub fn wait_for_earlier(&self) {
+        let tag = self.tag();
+        while self.oldest() <= tag {
+            std::thread::sleep(PATIENCE);
+        }
+    }
+}
+
 /// A slot that is in no index and that no batch can read. Only [`Limbo`] makes these.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Freed(Location);

@@ -1,12 +1,7 @@
 //! Making room: the steps of an eviction, and the thread that takes them.
 //!
 //! A step reads and changes the cache alone, so it can be called from anywhere, one at a time; the
-//! thread only decides when. Two things start an eviction:
-//!
-//! - the pool or the index is past its high watermark: the oldest entries are put out, a stretch of
-//!   buckets a step, until both are at the low one;
-//! - a row size found no slot although there is space, because it lies in slabs of other sizes: the
-//!   slabs with most of it are emptied, so that they can change their size.
+//! thread only decides when. What a step is for, `course` says.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,17 +9,16 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::course::{Course, Goal, Strain};
 use super::index::{Fate, Held, Location, SLOTS, Stamp};
 use super::policy::threshold;
 use super::shared::{MAX_WAITING, Shared};
-use super::slab::Class;
+use crate::types::scatter;
 
 /// Buckets a step.
 const STRETCH: usize = 1024;
 /// Buckets whose ages stand for all.
 const SAMPLE: usize = 128;
-/// The share of the slabs that are emptied at once for another size.
-const EMPTIED: usize = 64;
 /// How long unfinished batches are left before it is seen again whether they are.
 const PATIENCE: Duration = Duration::from_millis(1);
 
@@ -42,24 +36,12 @@ pub enum EvictStep {
 /// Where an eviction stands.
 #[derive(Debug, Default)]
 pub(super) struct Sweep {
-    goal: Goal,
+    course: Course,
     /// The bucket to go on from.
     hand: usize,
-    /// When a row size was first seen to be starved while slots were waiting for their readers.
-    starved_at: Option<u64>,
     /// Chooses the samples.
     draw: u64,
     sample: Vec<u64>,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Goal {
-    #[default]
-    Rest,
-    /// Put out the oldest entries down to the low watermark.
-    Lower,
-    /// Put out what lies in draining slabs, in so many more buckets.
-    Empty(usize),
 }
 
 impl Shared {
@@ -67,52 +49,27 @@ impl Shared {
         let mut sweep = self.sweep.lock().unwrap_or_else(PoisonError::into_inner);
         self.clear_pointers_if_told();
         let waiting = self.reclaim();
-        self.choose(&mut sweep, waiting);
-        match sweep.goal {
+        sweep.course.choose(&Strain {
+            fill: self.fill_level(),
+            watermarks: &self.watermarks,
+            waiting,
+            starved: &self.starved,
+            slots: self.pool.slots(),
+            epochs: &self.epochs,
+            buckets: self.index.buckets() as u64,
+        });
+        match sweep.course.goal {
             Goal::Rest if waiting == 0 => EvictStep::Idle,
             Goal::Rest => EvictStep::Waiting,
             _ if waiting + SLOTS > MAX_WAITING => EvictStep::Waiting,
             Goal::Lower => self.lower(&mut sweep),
-            Goal::Empty(left) => self.empty(&mut sweep, left),
+            Goal::Empty(left) => self.empty(&mut sweep, left as usize),
         }
-    }
-
-    fn choose(&self, sweep: &mut Sweep, waiting: usize) {
-        if sweep.goal == Goal::Lower && self.excess() == 0.0 {
-            sweep.goal = Goal::Rest;
-        }
-        if sweep.goal != Goal::Rest {
-            return;
-        }
-        if self.crossed() {
-            sweep.goal = Goal::Lower;
-            return;
-        }
-        let starved = self.starved.load(Ordering::Relaxed);
-        if starved == 0 || self.pool.has_room(Class((starved - 1) as u16)) {
-            self.starved.store(0, Ordering::Relaxed);
-            sweep.starved_at = None;
-            return;
-        }
-        // What waits may be all that is missing: see first whether it is, when it is free.
-        let since = *sweep.starved_at.get_or_insert_with(|| self.epochs.tag());
-        if waiting > 0 && self.epochs.oldest() <= since {
-            return;
-        }
-        self.starved.store(0, Ordering::Relaxed);
-        sweep.starved_at = None;
-        let slabs = self.pool.shape().slabs;
-        sweep.goal = match self.pool.drain((slabs / EMPTIED).max(1)) {
-            true => Goal::Empty(self.index.buckets()),
-            false => Goal::Lower,
-        };
     }
 
     /// The share of entries to put out, for the pool's sake or the index's.
     fn excess(&self) -> f64 {
-        let (entries, bytes) = self.used();
-        let index = self.watermarks.excess(entries, self.index.capacity());
-        index.max(self.watermarks.excess(bytes, self.pool.shape().data_bytes() as u64))
+        self.fill_level().excess(&self.watermarks)
     }
 
     fn lower(&self, sweep: &mut Sweep) -> EvictStep {
@@ -155,7 +112,7 @@ impl Shared {
             sweep.hand = (sweep.hand + 1) % self.index.buckets();
             left -= 1;
         }
-        sweep.goal = if left == 0 { Goal::Rest } else { Goal::Empty(left) };
+        sweep.course.goal = if left == 0 { Goal::Rest } else { Goal::Empty(left as u64) };
         EvictStep::More
     }
 
@@ -167,7 +124,7 @@ impl Shared {
                 i
             } else {
                 sweep.draw = sweep.draw.wrapping_add(1);
-                (super::key::scatter(crate::types::FlatKey(sweep.draw)) % buckets as u64) as usize
+                (scatter(sweep.draw) % buckets as u64) as usize
             };
             let cold = |(key, location, age): (_, Location, _)| {
                 (pointers_too || !location.is_host()).then(|| self.eviction.coldness(key, age))

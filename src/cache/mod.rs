@@ -37,7 +37,8 @@
 //! - [`epoch`]: when an evicted row's memory may be used again;
 //! - [`policy`]: what is let in and what is put out;
 //! - [`query`]: a batch's keys, deduplicated and probed; `batch`: what a batch sees of it;
-//! - `shared`: the way of a row in and out; `evictor`: making room;
+//! - `shared`: the way of a row in and out; `evictor`: making room; `course`:
+//!   what for;
 //! - `version`: switching to another version's rows between two batches;
 //! - `pointers`: the unified index, rows that are left in the store's RAM; [`tuner`]: how many;
 //! - `warm`: filling before the first batch;
@@ -53,6 +54,7 @@
 //! made room, rows that do not fit are simply not cached, and counted.
 
 mod batch;
+mod course;
 pub mod device;
 pub mod epoch;
 mod error;

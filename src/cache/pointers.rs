@@ -23,9 +23,6 @@ use crate::types::{FlatKey, TableId};
 const STEPS: u64 = 16;
 /// Ids looked up between two measurements.
 const WINDOW: u64 = 1 << 20;
-/// How long unfinished batches are left before it is seen again whether they are.
-const PATIENCE: Duration = Duration::from_micros(200);
-
 /// What the cache knows of its pointers.
 #[derive(Debug)]
 pub(super) struct Pointers {
@@ -166,9 +163,6 @@ impl Drop for HostRows {
         // Before the sweep's lock is taken: who makes a pointer has the lock and looks here.
         shared.pointers.tables[table.index()].store(false, Ordering::Relaxed);
         shared.withdraw(|t| t == *table);
-        let tag = shared.epochs.tag();
-        while shared.epochs.oldest() <= tag {
-            std::thread::sleep(PATIENCE);
-        }
+        shared.epochs.wait_for_earlier();
     }
 }

@@ -7,6 +7,7 @@
 
 use super::index::{self, BUCKET_BYTES, LOAD, Location, SLOTS};
 use super::key::RowKeys;
+use super::policy::Fill;
 use super::slab::SlabShape;
 use super::{AdmissionOption, CacheError, CacheOptions, WATERMARKS};
 use crate::types::{ROW_ALIGN, TableId};
@@ -206,9 +207,11 @@ impl Layout {
             slabs += (rows as usize).div_ceil(slots);
             bytes += rows as usize * (self.slabs.slab_bytes / slots);
         }
-        !WATERMARKS.crossed(entries, index::capacity(self.buckets))
-            && !WATERMARKS.crossed(bytes as u64, self.slabs.data_bytes() as u64)
-            && slabs <= self.slabs.slabs
+        let fill = Fill {
+            entries: (entries, index::capacity(self.buckets)),
+            bytes: (bytes as u64, self.slabs.data_bytes() as u64),
+        };
+        !fill.crosses(&WATERMARKS) && slabs <= self.slabs.slabs
     }
 }
 

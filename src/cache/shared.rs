@@ -9,7 +9,7 @@ use super::evictor::{Sweep, Wake};
 use super::index::{self, Entry, Fate, Held, Index, Link, Stamp, Unlinked};
 use super::key::RowKeys;
 use super::pointers::Pointers;
-use super::policy::{Admission, Eviction, Watermarks};
+use super::policy::{Admission, Eviction, Fill, Watermarks};
 use super::shape::{TAG_BYTES, TableShape};
 use super::slab::{Class, Pool, Slot};
 use super::stats::{CacheStats, Counts, TableCounts};
@@ -178,20 +178,20 @@ impl Shared {
 
     /// Whether the cache is below its low watermark: nothing was put out to make this room.
     fn is_roomy(&self) -> bool {
-        let (entries, bytes) = self.used();
-        self.watermarks.excess(entries, self.index.capacity()) == 0.0
-            && self.watermarks.excess(bytes, self.pool.shape().data_bytes() as u64) == 0.0
+        self.fill_level().excess(&self.watermarks) == 0.0
     }
 
     pub fn crossed(&self) -> bool {
-        let (entries, bytes) = self.used();
-        self.watermarks.crossed(entries, self.index.capacity())
-            || self.watermarks.crossed(bytes, self.pool.shape().data_bytes() as u64)
+        self.fill_level().crosses(&self.watermarks)
     }
 
-    /// Entries, and bytes of the pool, in use.
-    pub fn used(&self) -> (u64, u64) {
-        (self.index.entries(), self.counts.linked_bytes.load(Ordering::Relaxed))
+    /// How full index and pool are.
+    pub fn fill_level(&self) -> Fill {
+        let bytes = self.counts.linked_bytes.load(Ordering::Relaxed);
+        Fill {
+            entries: (self.index.entries(), self.index.capacity()),
+            bytes: (bytes, self.pool.shape().data_bytes() as u64),
+        }
     }
 
     /// The rows in the cache, the last used first.
@@ -225,15 +225,16 @@ impl Shared {
 
     pub fn stats(&self) -> CacheStats {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let (entries, pool_used_bytes) = self.used();
+        let Fill { entries: (entries, entry_capacity), bytes: (pool_used_bytes, pool_bytes) } =
+            self.fill_level();
         let index_bytes = self.index.buckets() * index::BUCKET_BYTES;
         CacheStats {
             tables: self.counts.tables.iter().map(TableCounts::read).collect(),
             entries,
-            entry_capacity: self.index.capacity(),
+            entry_capacity,
             pointers: self.pointers.count(),
             pool_used_bytes,
-            pool_bytes: self.pool.shape().data_bytes() as u64,
+            pool_bytes,
             total_bytes: (self.pool.shape().bytes() + index_bytes + self.admission.bytes()) as u64,
             inserted: load(&self.counts.inserted),
             not_admitted: load(&self.counts.not_admitted),

@@ -53,9 +53,9 @@ impl Pool {
         self.slots.take(class)
     }
 
-    /// As [`Slots::has_room`].
-    pub fn has_room(&self, class: Class) -> bool {
-        self.slots.has_room(class)
+    /// Which slots are free.
+    pub fn slots(&self) -> &Slots {
+        &self.slots
     }
 
     /// Copies a tag and a row into a slot that is not published. Together they must be as long as the slot.
@@ -119,11 +119,6 @@ impl Pool {
     pub fn put_back(&self, slot: Slot) {
         // SAFETY: `slot` came from `take` and is consumed; it was in no index.
         unsafe { self.release(slot.location()) };
-    }
-
-    /// As [`Slots::drain`].
-    pub fn drain(&self, count: usize) -> bool {
-        self.slots.drain(count)
     }
 
     /// Whether a slot lies in a slab that is to be emptied.
@@ -201,7 +196,7 @@ mod tests {
         let pool = Pool::new(shape(1)).unwrap();
         let small = exhaust(&pool, Class(0));
         assert_eq!(small.len(), 32);
-        assert!(!pool.has_room(Class(2)));
+        assert!(!pool.slots().has_room(Class(2)));
         for location in small {
             // SAFETY: taken above, never indexed.
             unsafe { pool.release(location) };
@@ -215,13 +210,13 @@ mod tests {
         let full = exhaust(&pool, Class(2));
         // SAFETY: taken above, never indexed.
         unsafe { pool.release(full[0]) };
-        assert!(pool.drain(1));
+        assert!(pool.slots().drain(1));
         assert!(pool.draining()(full[1]) && !pool.draining()(full[2]));
-        assert!(!pool.has_room(Class(2)) && !pool.has_room(Class(0)));
+        assert!(!pool.slots().has_room(Class(2)) && !pool.slots().has_room(Class(0)));
         // SAFETY: as above.
         unsafe { pool.release(full[1]) };
-        assert!(pool.has_room(Class(0)));
-        assert!(!pool.drain(0), "nothing is draining any more");
+        assert!(pool.slots().has_room(Class(0)));
+        assert!(!pool.slots().drain(0), "nothing is draining any more");
     }
 
     #[test]

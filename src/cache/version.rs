@@ -23,16 +23,12 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
 
 use super::error::CacheError;
 use super::index::{self, Held, Location, Stamp, Unlinked};
 use super::shared::Shared;
 use super::slab::Slot;
 use crate::types::{FlatKey, TableId, Version, scatter};
-
-/// How long unfinished batches are left before it is seen again whether they are.
-const PATIENCE: Duration = Duration::from_micros(200);
 
 /// What a switch did with the changed rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -117,10 +113,7 @@ impl Shared {
         let overlay = Arc::new(self.overlay(changed)?);
         self.limbo.hold();
         self.current.replace(Current { version, overlay: Some(overlay.clone()) });
-        let tag = self.epochs.tag();
-        while self.epochs.oldest() <= tag {
-            std::thread::sleep(PATIENCE);
-        }
+        self.epochs.wait_for_earlier();
         let homeless = self.merge(&overlay);
         self.current.replace(Current { version, overlay: None });
         homeless.into_iter().for_each(|slot| self.limbo.put(slot, &self.epochs));

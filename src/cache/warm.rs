@@ -62,11 +62,11 @@ impl FlatCache {
 impl Shared {
     /// Whether one more row of the largest size leaves the cache below its high watermark.
     fn has_room(&self) -> bool {
-        let (entries, bytes) = self.used();
+        let mut fill = self.fill_level();
         let largest = self.classes.iter().map(|class| self.pool.shape().footprint(*class) as u64).max();
-        let bytes = bytes + largest.unwrap_or(0);
-        !self.watermarks.crossed(entries + 1, self.index.capacity())
-            && !self.watermarks.crossed(bytes, self.pool.shape().data_bytes() as u64)
+        fill.entries.0 += 1;
+        fill.bytes.0 += largest.unwrap_or(0);
+        !fill.crosses(&self.watermarks)
     }
 
     /// Links a row under a stamp, unless its key is taken or there is no slot. Returns whether it did.

@@ -3,8 +3,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use crate::cache::key::scatter;
-use crate::types::FlatKey;
+use crate::types::scatter;
 
 /// From a table's rows to what is known of them.
 pub(super) type RowMap<V> = HashMap<u64, V, BuildHasherDefault<RowHasher>>;
@@ -24,6 +23,6 @@ impl Hasher for RowHasher {
     }
 
     fn write_u64(&mut self, row: u64) {
-        self.0 = scatter(FlatKey(self.0.rotate_left(32) ^ row));
+        self.0 = scatter(self.0.rotate_left(32) ^ row);
     }
 }

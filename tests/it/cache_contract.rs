@@ -4,13 +4,12 @@
 
 use std::collections::HashSet;
 
-use flechette::cache::device::DeviceLookup;
 use flechette::cache::{
     AdmissionOption, CacheOptions, CacheShape, CacheStats, EvictStep, FlatCache, Query, Source, TableShape,
     WATERMARKS,
 };
 use flechette::device::host;
-use flechette::schema::Pooling;
+use flechette::schema::{Lookup, Pooling};
 use flechette::types::{Batch, Element, Jagged, TableId, scatter};
 use proptest::prelude::*;
 
@@ -18,7 +17,7 @@ use proptest::prelude::*;
 #[derive(Clone, Debug)]
 pub struct World {
     pub tables: Vec<TableShape>,
-    pub lookups: Vec<DeviceLookup>,
+    pub lookups: Vec<Lookup>,
     pub features: usize,
     pub dense_width: usize,
     pub stride: usize,
@@ -42,7 +41,7 @@ impl World {
         for (t, &dim) in dims.iter().enumerate() {
             let pooling = if t % 2 == 0 { Pooling::Sum } else { Pooling::Mean };
             let (table, element) = (TableId(t as u32), element(t));
-            lookups.push(DeviceLookup { feature: t, table, dim, element, pooling, column });
+            lookups.push(Lookup { feature: t, table, dim, element, pooling, column });
             column += dim;
         }
         let least = CacheShape::from_fraction(0.0, tables.clone()).bytes;
@@ -53,7 +52,7 @@ impl World {
     pub fn with_a_shared_feature(mut self) -> Self {
         let last = self.lookups[self.lookups.len() - 1];
         let first = self.lookups[0];
-        self.lookups.push(DeviceLookup { feature: last.feature, column: self.stride, ..first });
+        self.lookups.push(Lookup { feature: last.feature, column: self.stride, ..first });
         self.stride += first.dim;
         self
     }
@@ -111,7 +110,7 @@ impl World {
     }
 
     /// Pools whatever rows it is given.
-    fn pooled(&self, batch: &Batch, row: impl Fn(&DeviceLookup, u64) -> Option<Vec<u8>>) -> Vec<f32> {
+    fn pooled(&self, batch: &Batch, row: impl Fn(&Lookup, u64) -> Option<Vec<u8>>) -> Vec<f32> {
         let mut out = vec![0.0; batch.samples * self.stride];
         for s in 0..batch.samples {
             let dense = &batch.dense[s * self.dense_width..][..self.dense_width];
@@ -148,7 +147,7 @@ impl World {
 
     /// The values of a row.
     #[cfg(feature = "cusim")]
-    pub fn values(&self, lookup: &DeviceLookup, id: u64, version: u64) -> Vec<f32> {
+    pub fn values(&self, lookup: &Lookup, id: u64, version: u64) -> Vec<f32> {
         let mut values = vec![0.0; lookup.dim];
         lookup.element.decode(&self.row(lookup.table, id, version).unwrap(), &mut values);
         values
@@ -156,7 +155,7 @@ impl World {
 
     /// Occurrences of a batch that have a row.
     fn present(&self, batch: &Batch) -> u64 {
-        let of = |l: &DeviceLookup| {
+        let of = |l: &Lookup| {
             let rows = self.tables[l.table.index()].rows;
             batch.features[l.feature].ids.iter().filter(|id| **id < rows).count() as u64
         };

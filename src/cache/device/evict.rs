@@ -5,11 +5,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::super::course::{Course, Goal, Strain};
 use super::super::evictor::EvictStep;
 use super::super::index::{Location, Unlinked};
 use super::super::policy::threshold;
 use super::super::shared::MAX_WAITING;
-use super::super::slots::Class;
 use super::{Shared, lock};
 use crate::device::cuda::args::EMPTY_KEY;
 use crate::device::cuda::sweeper::{Stretch, Sweeper, Victims};
@@ -23,34 +23,21 @@ const STRETCH: u32 = 1 << 14;
 const SAMPLE: usize = 256;
 /// Entries that one sweep puts out at most.
 const MOST: usize = 1 << 13;
-/// The share of the slabs that are emptied at once for another size.
-const EMPTIED: usize = 64;
 
 /// Where an eviction stands.
 pub(super) struct Sweep<D: Driver> {
     sweeper: Sweeper<D>,
-    goal: Goal,
+    course: Course,
     /// The bucket to go on from.
     hand: u64,
-    /// When a row size was first seen to be starved while slots were waiting for their readers.
-    starved_at: Option<u64>,
     /// Chooses the samples.
     draw: u64,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Goal {
-    Rest,
-    /// Put out the oldest entries down to the low watermark.
-    Lower,
-    /// Put out what lies in draining slabs, in so many more buckets.
-    Empty(u64),
 }
 
 impl<D: Driver> Sweep<D> {
     pub fn new(tier: &Arc<Tier<D>>) -> Result<Self, DriverError> {
         let sweeper = Sweeper::new(tier, SAMPLE, MOST)?;
-        Ok(Self { sweeper, goal: Goal::Rest, hand: 0, starved_at: None, draw: 0 })
+        Ok(Self { sweeper, course: Course::default(), hand: 0, draw: 0 })
     }
 }
 
@@ -58,8 +45,16 @@ impl<D: Driver> Shared<D> {
     pub(super) fn evict_step(&self) -> Result<EvictStep, DriverError> {
         let sweep = &mut *lock(&self.sweep);
         let waiting = self.tidy_up()?;
-        self.choose(sweep, waiting);
-        match sweep.goal {
+        sweep.course.choose(&Strain {
+            fill: self.fill_level(),
+            watermarks: &self.watermarks,
+            waiting,
+            starved: &self.starved,
+            slots: &self.slots,
+            epochs: &self.epochs,
+            buckets: self.tier.shape().buckets,
+        });
+        match sweep.course.goal {
             Goal::Rest if waiting == 0 => Ok(EvictStep::Idle),
             Goal::Rest => Ok(EvictStep::Waiting),
             _ if waiting >= MAX_WAITING => Ok(EvictStep::Waiting),
@@ -68,46 +63,8 @@ impl<D: Driver> Shared<D> {
         }
     }
 
-    fn choose(&self, sweep: &mut Sweep<D>, waiting: usize) {
-        if sweep.goal == Goal::Lower && self.excess() == 0.0 {
-            sweep.goal = Goal::Rest;
-        }
-        if sweep.goal != Goal::Rest {
-            return;
-        }
-        if self.crossed() {
-            sweep.goal = Goal::Lower;
-            return;
-        }
-        let starved = self.starved.load(Ordering::Relaxed);
-        if starved == 0 || self.slots.has_room(Class((starved - 1) as u16)) {
-            self.starved.store(0, Ordering::Relaxed);
-            sweep.starved_at = None;
-            return;
-        }
-        // What waits may be all that is missing: see first whether it is, when it is free.
-        let since = *sweep.starved_at.get_or_insert_with(|| self.epochs.tag());
-        if waiting > 0 && self.epochs.oldest() <= since {
-            return;
-        }
-        self.starved.store(0, Ordering::Relaxed);
-        sweep.starved_at = None;
-        let slabs = self.slots.shape().slabs;
-        sweep.goal = match self.slots.drain((slabs / EMPTIED).max(1)) {
-            true => Goal::Empty(self.tier.shape().buckets),
-            false => Goal::Lower,
-        };
-    }
-
-    /// The share of entries to put out, for the pool's sake or the index's.
-    fn excess(&self) -> f64 {
-        let (entries, bytes) = self.used();
-        let index = self.watermarks.excess(entries, self.entry_capacity());
-        index.max(self.watermarks.excess(bytes, self.slots.shape().data_bytes() as u64))
-    }
-
     fn lower(&self, sweep: &mut Sweep<D>, room: usize) -> Result<EvictStep, DriverError> {
-        let (now, excess) = (self.epochs.tag(), self.excess());
+        let (now, excess) = (self.epochs.tag(), self.fill_level().excess(&self.watermarks));
         sweep.draw = sweep.draw.wrapping_add(SAMPLE as u64);
         let ages = sweep.sweeper.sample(now, sweep.draw)?;
         let mut ages: Vec<u64> = ages.iter().filter(|&&age| age != u32::MAX).map(|&age| age.into()).collect();
@@ -129,7 +86,7 @@ impl<D: Driver> Shared<D> {
         let stretch = Stretch { hand: 0, buckets, most: room, victims: Victims::In(&slabs) };
         self.sweep(sweep, self.epochs.tag(), stretch)?;
         let left = left - u64::from(buckets);
-        sweep.goal = if left == 0 { Goal::Rest } else { Goal::Empty(left) };
+        sweep.course.goal = if left == 0 { Goal::Rest } else { Goal::Empty(left) };
         Ok(EvictStep::More)
     }
 

@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::epoch::{Epochs, Limbo, OwnedPin};
 use super::evictor::{EvictStep, Evictor, Wake};
 use super::key::{FlatKeys, RowKeys};
-use super::policy::{Admission, Watermarks};
+use super::policy::{Admission, Fill, Watermarks};
 use super::slots::{Class, Slots};
 use super::stats::{Counts, TableCounts};
 use super::{
@@ -41,7 +41,7 @@ use crate::types::{FlatKey, TableId};
 use evict::Sweep;
 use replace::Replacer;
 pub use replace::{DeviceWriter, Offer};
-pub use worker::{DeviceLookup, DeviceWorker, Missing, WorkerShape};
+pub use worker::{DeviceWorker, Missing, WorkerShape};
 
 /// Why a cache on a device could not be made, or does not take what it was given.
 #[derive(Debug, thiserror::Error)]
@@ -238,23 +238,21 @@ impl<D: Driver> Shared<D> {
     }
 
     fn crossed(&self) -> bool {
-        let (entries, bytes) = self.used();
-        self.watermarks.crossed(entries, self.entry_capacity())
-            || self.watermarks.crossed(bytes, self.slots.shape().data_bytes() as u64)
+        self.fill_level().crosses(&self.watermarks)
     }
 
     /// Whether the cache has not yet filled up to where it evicts to, so that a row pushes nobody out.
     fn is_roomy(&self) -> bool {
-        let (entries, bytes) = self.used();
-        let pool_bytes = self.slots.shape().data_bytes() as u64;
-        self.watermarks.excess(entries, self.entry_capacity()) == 0.0
-            && self.watermarks.excess(bytes, pool_bytes) == 0.0
+        self.fill_level().excess(&self.watermarks) == 0.0
     }
 
-    /// Entries, and bytes of the pool, in use.
-    fn used(&self) -> (u64, u64) {
+    /// How full index and pool are.
+    fn fill_level(&self) -> Fill {
         let bytes = self.counts.linked_bytes.load(Ordering::Relaxed);
-        (self.entries.load(Ordering::Relaxed), bytes)
+        Fill {
+            entries: (self.entries.load(Ordering::Relaxed), self.entry_capacity()),
+            bytes: (bytes, self.slots.shape().data_bytes() as u64),
+        }
     }
 
     fn entry_capacity(&self) -> u64 {
@@ -263,14 +261,15 @@ impl<D: Driver> Shared<D> {
 
     fn stats(&self) -> CacheStats {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let (entries, pool_used_bytes) = self.used();
+        let Fill { entries: (entries, entry_capacity), bytes: (pool_used_bytes, pool_bytes) } =
+            self.fill_level();
         CacheStats {
             tables: self.counts.tables.iter().map(TableCounts::read).collect(),
             entries,
-            entry_capacity: self.entry_capacity(),
+            entry_capacity,
             pointers: 0,
             pool_used_bytes,
-            pool_bytes: self.slots.shape().data_bytes() as u64,
+            pool_bytes,
             total_bytes: self.bytes as u64,
             inserted: load(&self.counts.inserted),
             not_admitted: load(&self.counts.not_admitted),

@@ -12,25 +12,8 @@ use crate::device::cuda::Driver;
 use crate::device::cuda::args::JobKind;
 use crate::device::cuda::lane::{Lane, LaneLookup, LaneMiss, LaneShape};
 use crate::device::pool::pooling_code;
-use crate::schema::Pooling;
-use crate::types::{Batch, Element, TableId};
-
-/// One pooled vector of the model's input.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceLookup {
-    /// The feature's place in a batch.
-    pub feature: usize,
-    /// The table it reads.
-    pub table: TableId,
-    /// Values of a row of the table.
-    pub dim: usize,
-    /// How they are stored.
-    pub element: Element,
-    /// How its rows are pooled.
-    pub pooling: Pooling,
-    /// Where its vector begins in the input row.
-    pub column: usize,
-}
+use crate::schema::Lookup;
+use crate::types::{Batch, TableId};
 
 /// What a worker takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +21,7 @@ pub struct WorkerShape {
     /// Features of a batch.
     pub features: usize,
     /// The pooled vectors of the input row; their columns do not overlap.
-    pub lookups: Vec<DeviceLookup>,
+    pub lookups: Vec<Lookup>,
     /// Dense values a sample, at the input row's beginning.
     pub dense_width: usize,
     /// Values of an input row.
@@ -57,14 +40,14 @@ pub struct WorkerShape {
 pub struct DeviceWorker<D: Driver> {
     shared: Arc<Shared<D>>,
     lane: Lane<D>,
-    lookups: Vec<DeviceLookup>,
+    lookups: Vec<Lookup>,
     /// The pin of the batch that is under way.
     pin: Option<OwnedPin>,
 }
 
 /// The rows that a batch wants and the cache does not hold, each once, to be written.
 pub struct Missing<'w> {
-    lookups: &'w [DeviceLookup],
+    lookups: &'w [Lookup],
     misses: &'w [LaneMiss],
     row_bytes: &'w dyn Fn(usize) -> usize,
     bytes: &'w mut [u8],
@@ -202,7 +185,7 @@ impl<D: Driver> DeviceWorker<D> {
     }
 }
 
-fn lane_lookup<D: Driver>(shared: &Shared<D>, lookup: &DeviceLookup) -> Result<LaneLookup, CacheError> {
+fn lane_lookup<D: Driver>(shared: &Shared<D>, lookup: &Lookup) -> Result<LaneLookup, CacheError> {
     let table = lookup.table.index();
     let Some(code) = shared.keys.code(lookup.table) else {
         return Err(CacheError::Table { got: table, tables: shared.tables.len() });

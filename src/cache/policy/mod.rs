@@ -94,6 +94,29 @@ impl Watermarks {
     }
 }
 
+/// How full a cache is, of the two things that it can run out of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fill {
+    /// Entries of the index in use, and how many there may be.
+    pub entries: (u64, u64),
+    /// Bytes of the pool in use, and how many there are.
+    pub bytes: (u64, u64),
+}
+
+impl Fill {
+    /// The larger of both shares to be put out: 0 where eviction is to end.
+    #[must_use]
+    pub fn excess(&self, watermarks: &Watermarks) -> f64 {
+        watermarks.excess(self.entries.0, self.entries.1).max(watermarks.excess(self.bytes.0, self.bytes.1))
+    }
+
+    /// Whether eviction is to begin, for the sake of either.
+    #[must_use]
+    pub fn crosses(&self, watermarks: &Watermarks) -> bool {
+        watermarks.crossed(self.entries.0, self.entries.1) || watermarks.crossed(self.bytes.0, self.bytes.1)
+    }
+}
+
 /// The coldness that about `share` of the sampled entries have reached. Reorders the sample; `u64::MAX`
 /// for an empty sample or share.
 #[must_use]
