@@ -87,6 +87,9 @@ __device__ __forceinline__ u64 scatter(u64 key) {
     return x ^ (x >> 31);
 }
 
+// A number hashed into so many bits, 0 to 64: the high ones of `scatter`. As `fold` of src/types.rs.
+__device__ __forceinline__ u64 fold(u64 number, u32 bits) { return bits ? scatter(number) >> (64 - bits) : 0; }
+
 // Of a key's two buckets, which may be one, the first (0) or the second (1).
 __device__ __forceinline__ Slot* bucket_of(Slot* index, u64 buckets, u64 key, u32 which) {
     const u64 hash = scatter(key);
@@ -99,12 +102,20 @@ __device__ __forceinline__ Slot* bucket_of(Slot* index, u64 buckets, u64 key, u3
 
 // The ids that one lookup reads, and how they become keys.
 struct ProbeColumn {
-    u64 base;            // the first key of its table's block: a key is base | id
+    u64 base;            // the first of its table's own keys: a row's own key is base | id
     u64 rows;            // ids of the table are below; any other reads as zeros
     u32 ids_at;          // where its ids begin
     u32 occurrences_at;  // where its occurrences begin; lookups may share ids, and never occurrences
     u32 ids;             // how many
     u32 row_words;       // words of 4 bytes in a row
+};
+
+// How the ids of a lookup become keys of the index, where its keys are not wide enough for all tables' own keys:
+// `NarrowColumn` of src/device/cuda/args.rs.
+struct NarrowColumn {
+    u64 base;    // the first key of its table's block in the index
+    u32 bits;    // the block has 2^bits keys
+    u32 tagged;  // whether ids are hashed into them, so that rows bear tags
 };
 
 // Written by the host before a batch, in pinned memory.
@@ -138,6 +149,16 @@ __device__ __forceinline__ u64 kind_of(u64 place) { return place & ~PLACE_VALUE;
 // The row of a location: in the pool, or in memory of the host that the device sees.
 __device__ __forceinline__ const u32* row_of(u64 location, const u32* pool, const u32* host) {
     return (location & 1 ? host : pool) + (location >> 1);
+}
+
+// A row whose key others may have bears its own key as a tag: the first words of its slot.
+constexpr u32 TAG_WORDS = 2;
+
+// The tag at a location of the pool. Loaded past the cache of the multiprocessor, which may hold what the slot was
+// before; the fence that keeps it behind the load that gave the location is the caller's.
+__device__ __forceinline__ u64 tag_at(const u32* pool, u64 location) {
+    const u32* tag = pool + (location >> 1);
+    return load(tag) | static_cast<u64>(load(tag + 1)) << 32;
 }
 
 // Ends a launch whose blocks count themselves: true in every thread of the block that is the last to come

@@ -19,6 +19,11 @@
 // Locations that are equal in both words are of one linking, since the batch's pin keeps its slot from being
 // used anew. A slot whose key is TOMBSTONE is being changed: the probe passes it by.
 //
+// **Tags.** An index of narrow keys gives several rows one key. So keys find each other by the rows' own keys, and
+// what the index has under a key is the lane's row only if it lies behind that row's own key. Another's row is a
+// miss, counted as a collision. A place is where the row itself begins, so that no later kernel knows of
+// tags. Where every key is its row's own, `narrow` is null and none of this reads anything.
+//
 // **The report.** The last block to finish writes the counts to pinned memory and leaves the counters at 0.
 #include "common.cuh"
 
@@ -26,16 +31,18 @@ struct ProbeArgs {
     const BatchHeader* header;
     const ProbeColumn* columns;  // column_count
     const u32* scan;             // column_count + 1, in warps
+    const NarrowColumn* narrow;  // column_count; null where the index has the rows' own keys
     const u64* ids;
     Slot* index;
+    const u32* pool;     // for tags
     u64* scratch;        // scratch_mask + 1 words, at least two an occurrence
     u64* keys;           // by occurrence
     u32* owners;         // by occurrence: written
     u64* places;         // by occurrence: written
-    u32* missed;         // by column, 0 between launches
+    u32* missed;         // by column what was missed, then by column what collided: 0 between launches
     BatchState* state;
     u32* misses;         // the owner's occurrence of each miss: written
-    u32* report;         // misses, then by column the occurrences that found nothing: written
+    u32* report;         // misses, by column the occurrences that found nothing, by column those that collided: written
     u64 buckets;
     u32 scratch_mask;
     u32 column_count;
@@ -109,6 +116,21 @@ __device__ __forceinline__ u64 find(const ProbeArgs& args, u64 key, u64 now) {
     return location;
 }
 
+// The key in the index of a present id whose own key is `own`, and whether its row bears a tag.
+__device__ __forceinline__ u64 index_key(const ProbeArgs& args, u32 segment, u64 own, u64 id, bool* tagged) {
+    *tagged = false;
+    if (!args.narrow) return own;
+    const NarrowColumn narrow = args.narrow[segment];
+    *tagged = narrow.tagged;
+    return narrow.base | (narrow.tagged ? fold(id, narrow.bits) : id);
+}
+
+// Whether what lies at a location, found under a row's key, is another's row.
+__device__ __forceinline__ bool is_other(const ProbeArgs& args, u64 location, u64 own) {
+    __threadfence();  // the location before the tag
+    return location & 1 || tag_at(args.pool, location) != own;
+}
+
 // One warp's ids, of one column.
 __device__ __forceinline__ void probe_warp(const ProbeArgs& args, u32 segment, u32 item, u64 now, u32 generation) {
     const ProbeColumn column = args.columns[segment];
@@ -117,14 +139,26 @@ __device__ __forceinline__ void probe_warp(const ProbeArgs& args, u32 segment, u
     const u32 occurrence = column.occurrences_at + item;
     const u64 id = live ? args.ids[column.ids_at + item] : 0;
     const bool present = live && id < column.rows;
-    const u64 key = present ? column.base | id : EMPTY;
-    const u32 owner = present ? owner_of(args, generation, occurrence, key) : occurrence;
-    const u64 location = find(args, key, now);
+    const u64 own = present ? column.base | id : EMPTY;
+    bool tagged = false;
+    const u64 key = present ? index_key(args, segment, own, id, &tagged) : EMPTY;
+    const u32 owner = present ? owner_of(args, generation, occurrence, own) : occurrence;
+    u64 location = find(args, key, now);
+    bool collided = false;
+    if (tagged && location != NOWHERE) {
+        collided = is_other(args, location, own);
+        location = collided ? NOWHERE : location + (TAG_WORDS << 1);
+    }
 
     const bool missed = present && location == NOWHERE, reports = missed && owner == occurrence;
     const u32 missing = __ballot_sync(ALL_LANES, missed), reporting = __ballot_sync(ALL_LANES, reports);
     u32 first = 0;
     if (lane == 0 && missing) atomicAdd(args.missed + segment, static_cast<u32>(__popc(missing)));
+    if (args.narrow) {
+        const u32 colliding = __ballot_sync(ALL_LANES, collided);
+        if (lane == 0 && colliding)
+            atomicAdd(args.missed + args.column_count + segment, static_cast<u32>(__popc(colliding)));
+    }
     if (lane == 0 && reporting) first = atomicAdd(&args.state->cursor, static_cast<u32>(__popc(reporting)));
     const u32 number = __shfl_sync(ALL_LANES, first, 0) + __popc(reporting & lanes_before(lane));
     if (reports) args.misses[number] = occurrence;
@@ -148,7 +182,7 @@ extern "C" __global__ void probe(ProbeArgs args) {
     }
 
     if (!last_block(&args.state->blocks)) return;
-    for (u32 i = threadIdx.x; i < args.column_count; i += blockDim.x)
+    for (u32 i = threadIdx.x; i < (args.narrow ? 2 : 1) * args.column_count; i += blockDim.x)
         args.report[1 + i] = atomicExch(args.missed + i, 0u);
     if (threadIdx.x == 0) {
         const u32 misses = atomicExch(&args.state->cursor, 0u);

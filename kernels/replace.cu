@@ -12,6 +12,10 @@
 //
 // The keys of a launch are distinct (the host sees to it), so that no other thread links the key that this one
 // looks for in vain. Another may put that key's entry out: then this is as if the two had come in turn.
+//
+// **Tags.** Where several rows have one key, each lies behind a tag, its own key. A job for a row whose key another
+// row has takes that one's place, and so the row last asked for is there. The tag is read before the claim, from a
+// slot that is not written during the launch: should the entry change hands between, the claim fails.
 #include "common.cuh"
 
 enum { JOB_KEEP, JOB_SWAP, JOB_WITHDRAW };
@@ -21,8 +25,11 @@ struct ReplaceJob {
     u64 key;
     u64 location;
     u64 row;    // the address of the row; 0 poisons the slot
+    u64 tag;    // the row's own key, where others may have its key; else 0, and the slot has no tag
     u32 words;  // of the row; 0 where nothing is to be copied
     u32 kind;   // JOB_: what to do where the key is there already
+    u32 older;  // how many batches before `now` it is linked as if used
+    u32 unused;
 };
 
 struct Outcome {
@@ -40,8 +47,12 @@ struct ReplaceArgs {
     u64 buckets;
     u64 now;
     u32 count;
-    u32 may_replace;  // whether a full pair of buckets puts out its coldest entry
+    u32 may_replace;  // MAY_
 };
+
+// What a job may put out besides its own row's entry: nothing, another row of its key, or also the coldest entry of
+// a full pair of buckets.
+enum { MAY_NOTHING, MAY_SAME_KEY, MAY_COLDEST };
 
 constexpr u32 POISON = 0x7FC0DEADu;
 constexpr u32 TRIES = 64;
@@ -53,6 +64,11 @@ extern "C" __global__ void copy_in(ReplaceArgs args) {
         const ReplaceJob job = args.jobs[i];
         const u32* row = reinterpret_cast<const u32*>(job.row);
         u32* slot = args.pool + (job.location >> 1);
+        if (job.tag) {
+            if (threadIdx.x % WARP < TAG_WORDS && job.words)
+                slot[threadIdx.x % WARP] = static_cast<u32>(job.tag >> 32 * (threadIdx.x % WARP));
+            slot += TAG_WORDS;
+        }
         for (u32 word = threadIdx.x % WARP; word < job.words; word += WARP)
             slot[word] = row ? row[word] : POISON;
     }
@@ -60,11 +76,11 @@ extern "C" __global__ void copy_in(ReplaceArgs args) {
 
 __device__ __forceinline__ bool claim(Slot* slot, u64 key) { return atomicCAS(&slot->key, key, TOMBSTONE) == key; }
 
-// The owner of a slot gives it to a key. Returns the location that the slot had.
-__device__ __forceinline__ u64 give(Slot* slot, u64 key, u64 location, u64 now) {
-    const u64 before = atomicExch(&slot->word, pack(location, now));
+// The owner of a slot gives it to a job's key. Returns the location that the slot had.
+__device__ __forceinline__ u64 give(const ReplaceArgs& args, const ReplaceJob& job, Slot* slot) {
+    const u64 before = atomicExch(&slot->word, pack(job.location, (args.now - job.older) & STAMP_MASK));
     __threadfence();
-    store(&slot->key, key);
+    store(&slot->key, job.key);
     return location_of(before);
 }
 
@@ -111,25 +127,35 @@ __device__ __forceinline__ Outcome insert(const ReplaceArgs& args, const Replace
     for (u32 tries = 0; tries < TRIES; ++tries) {
         Slot* slot = claim_vacancy(args, job.key);
         if (slot) {
-            give(slot, job.key, job.location, args.now);
+            give(args, job, slot);
             return {EMPTY, 0, LINK_NEW, 0};
         }
-        if (!args.may_replace) continue;
+        if (args.may_replace < MAY_COLDEST) continue;
         u64 evicted = EMPTY;
         slot = claim_coldest(args, job.key, &evicted);
-        if (slot) return {evicted, give(slot, job.key, job.location, args.now), LINK_REPLACED, 0};
+        if (slot) return {evicted, give(args, job, slot), LINK_REPLACED, 0};
     }
     return {EMPTY, 0, LINK_FULL, 0};
+}
+
+// Whether an entry of a job's key, which it was when its slot was found, is of another row.
+__device__ __forceinline__ bool is_other(const ReplaceArgs& args, const ReplaceJob& job, const Slot* slot) {
+    if (!job.tag) return false;
+    const u64 location = location_of(load(&slot->word));
+    return location & 1 || tag_at(args.pool, location) != job.tag;
 }
 
 __device__ __forceinline__ Outcome carry_out(const ReplaceArgs& args, const ReplaceJob& job) {
     for (;;) {
         Slot* slot = slot_of(args, job.key);
-        if (job.kind == JOB_KEEP && slot) return {EMPTY, 0, LINK_PRESENT, 0};
-        if (job.kind == JOB_WITHDRAW && !slot) return {EMPTY, 0, LINK_ABSENT, 0};
+        if (!slot && job.kind == JOB_WITHDRAW) return {EMPTY, 0, LINK_ABSENT, 0};
         if (!slot) return insert(args, job);
+        const bool other = is_other(args, job, slot);
+        if (other && job.kind == JOB_WITHDRAW) return {EMPTY, 0, LINK_ABSENT, 0};
+        if (other ? args.may_replace == MAY_NOTHING : job.kind == JOB_KEEP) return {EMPTY, 0, LINK_PRESENT, 0};
         if (!claim(slot, job.key)) continue;  // put out meanwhile
-        if (job.kind == JOB_SWAP) return {job.key, give(slot, job.key, job.location, args.now), LINK_SWAPPED, 0};
+        if (other) return {job.key, give(args, job, slot), LINK_REPLACED, 0};
+        if (job.kind == JOB_SWAP) return {job.key, give(args, job, slot), LINK_SWAPPED, 0};
         const u64 location = location_of(load(&slot->word));
         store(&slot->key, EMPTY);
         return {job.key, location, LINK_WITHDRAWN, 0};

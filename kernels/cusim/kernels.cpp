@@ -2,6 +2,7 @@
 // loads and stores is a preemption point.
 #include "../copy_rows.cu"
 #include "../gather_pool.cu"
+#include "../list.cu"
 #include "../probe.cu"
 #include "../replace.cu"
 #include "../sweep.cu"
@@ -18,6 +19,7 @@ extern const Kernel KERNELS[] = {
     KERNEL(link_keys),
     KERNEL(sample_ages),
     KERNEL(sweep),
+    KERNEL(list_entries),
     KERNEL(reverse_with_barrier),
     KERNEL(reverse_without_barrier),
     KERNEL(count_atomically),
@@ -29,6 +31,7 @@ extern const Kernel KERNELS[] = {
     KERNEL(ballot_outside_mask),
     KERNEL(shuffle_outside_mask),
     KERNEL(spin_for_ever),
+    KERNEL(fold_numbers),
 };
 extern const size_t KERNEL_COUNT = sizeof(KERNELS) / sizeof(KERNELS[0]);
 

@@ -71,3 +71,8 @@ extern "C" __global__ void shuffle_outside_mask(u32* values) {
 extern "C" __global__ void spin_for_ever(u32* values) {
     while (*static_cast<volatile u32*>(values) == 0) __nanosleep(20);
 }
+
+// `fold`, to be held against the host's.
+extern "C" __global__ void fold_numbers(const u64* numbers, u64* folded, u32 bits) {
+    folded[threadIdx.x] = fold(numbers[threadIdx.x], bits);
+}

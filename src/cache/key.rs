@@ -271,6 +271,12 @@ impl RowKeys {
         (id, key.unwrap_or_else(|| panic!("own key {own:?} is not of table {}", table.0)))
     }
 
+    /// Whether the index's keys are not all the rows' own.
+    #[must_use]
+    pub fn narrow(&self) -> bool {
+        self.own.codes != self.index.codes
+    }
+
     /// Whether rows of a table may share a key of the index, so that each bears its own as a tag.
     #[inline]
     #[must_use]

@@ -209,13 +209,7 @@ impl FlatCache {
             current: Replaceable::new(version::Current::new(options.version)),
             switching: Mutex::default(),
             admission: admission(options, plan.sketch_bytes),
-            eviction: match &options.eviction {
-                EvictionOption::Lru => Eviction::Lru,
-                EvictionOption::Lfu(rows) => {
-                    let key = |&(table, id): &(TableId, u64)| keys.index_keys().encode(table, id);
-                    Eviction::Lfu(Ranks::new(rows.iter().filter_map(key)))
-                }
-            },
+            eviction: eviction(options, &keys),
             keys,
             watermarks: options.watermarks,
             pointers: pointers::Pointers::new(shape.tables.len(), options.pointers),
@@ -310,6 +304,16 @@ fn admission(options: &CacheOptions, sketch_bytes: usize) -> Admission {
     match options.admission {
         AdmissionOption::Probability { p, seed } => Admission::Probability(Probability::new(p, seed)),
         AdmissionOption::Frequency { misses } => Admission::Frequency(Sketch::new(sketch_bytes, misses)),
+    }
+}
+
+fn eviction(options: &CacheOptions, keys: &RowKeys) -> Eviction {
+    match &options.eviction {
+        EvictionOption::Lru => Eviction::Lru,
+        EvictionOption::Lfu(rows) => {
+            let key = |&(table, id): &(TableId, u64)| keys.index_keys().encode(table, id);
+            Eviction::Lfu(Ranks::new(rows.iter().filter_map(key)))
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use super::key::RowKeys;
 use super::policy::Fill;
 use super::slab::SlabShape;
 use super::{AdmissionOption, CacheError, CacheOptions, WATERMARKS};
-use crate::types::{ROW_ALIGN, TableId};
+use crate::types::{FlatKey, ROW_ALIGN, TableId};
 
 /// The least number of buckets: a key's two are then mostly two.
 const MIN_BUCKETS: usize = 2;
@@ -176,6 +176,25 @@ fn slots(tables: &[TableShape], keys: &RowKeys) -> Vec<TableShape> {
         TableShape { rows: table.rows, row_bytes: table.row_bytes + tag }
     };
     tables.iter().enumerate().map(slot).collect()
+}
+
+impl RowKeys {
+    /// The own key of a row of these tables, if it is one of theirs and so long.
+    pub(super) fn own_key(
+        &self,
+        tables: &[TableShape],
+        (table, id): (TableId, u64),
+        bytes: usize,
+    ) -> Result<FlatKey, CacheError> {
+        let Some(shape) = tables.get(table.index()) else {
+            return Err(CacheError::Table { got: table.index(), tables: tables.len() });
+        };
+        if bytes != shape.row_bytes {
+            return Err(CacheError::RowBytes { table: table.index(), got: bytes, expected: shape.row_bytes });
+        }
+        let past = CacheError::Id { table: table.index(), got: id, rows: shape.rows };
+        self.own(table, id).ok_or(past)
+    }
 }
 
 /// Buckets that so many pointers take.

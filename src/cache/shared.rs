@@ -121,14 +121,7 @@ impl Shared {
 
     /// The own key of a row, if it is one of these tables' and so long.
     pub fn own_key(&self, table: TableId, id: u64, bytes: usize) -> Result<FlatKey, CacheError> {
-        let Some(shape) = self.tables.get(table.index()) else {
-            return Err(CacheError::Table { got: table.index(), tables: self.tables.len() });
-        };
-        if bytes != shape.row_bytes {
-            return Err(CacheError::RowBytes { table: table.index(), got: bytes, expected: shape.row_bytes });
-        }
-        let past = CacheError::Id { table: table.index(), got: id, rows: shape.rows };
-        self.keys.own(table, id).ok_or(past)
+        self.keys.own_key(&self.tables, (table, id), bytes)
     }
 
     /// Writes a row into a slot, behind its own key where others may share its index key.

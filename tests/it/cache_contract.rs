@@ -1,12 +1,18 @@
 //! What a flat cache promises, as properties of any device: of the host's here, and of the simulated CUDA
 //! device's in `cusim_cache`. A subject runs batches; what it gives is held against rows that say whose they are
 //! and which version of them, pooled by the host's kernel.
+//!
+//! Here are the subjects and what every cache promises; in `narrow` what one of narrow keys does, in `warm` what
+//! a cache begins with and holds.
+
+pub mod narrow;
+pub mod warm;
 
 use std::collections::HashSet;
 
 use flechette::cache::{
-    AdmissionOption, CacheOptions, CacheShape, CacheStats, EvictStep, FlatCache, Query, Source, TableShape,
-    WATERMARKS,
+    AdmissionOption, CacheError, CacheOptions, CacheShape, CacheStats, EvictStep, EvictionOption, FlatCache,
+    Query, Source, TableShape, WATERMARKS, Warmed,
 };
 use flechette::device::host;
 use flechette::schema::{Lookup, Pooling};
@@ -22,6 +28,8 @@ pub struct World {
     pub dense_width: usize,
     pub stride: usize,
     pub bytes: usize,
+    /// What the cache is to be like.
+    pub options: CacheOptions,
 }
 
 /// Most samples and ids of a batch of a test.
@@ -45,7 +53,21 @@ impl World {
             column += dim;
         }
         let least = CacheShape::from_fraction(0.0, tables.clone()).bytes;
-        Self { tables, lookups, features: dims.len(), dense_width, stride: column, bytes: least + bytes }
+        let (features, stride, bytes) = (dims.len(), column, least + bytes);
+        let options =
+            CacheOptions { admission: AdmissionOption::ALL, background: false, ..CacheOptions::default() };
+        Self { tables, lookups, features, dense_width, stride, bytes, options }
+    }
+
+    /// The same with other options, and as much room.
+    pub fn with(mut self, options: impl FnOnce(&mut CacheOptions)) -> Self {
+        let least = |world: &Self| {
+            CacheShape::for_options(0.0, world.tables.clone(), &world.options).unwrap().bytes
+        };
+        let before = least(&self);
+        options(&mut self.options);
+        self.bytes = self.bytes - before + least(&self);
+        self
     }
 
     /// Lets the last feature be read from the first table of the same dim too.
@@ -178,6 +200,8 @@ pub trait Subject {
     /// Until nothing is under way.
     fn settle(&mut self);
     fn stats(&self) -> CacheStats;
+    fn warm(&mut self, rows: &[(TableId, u64, &[u8])]) -> Result<Warmed, CacheError>;
+    fn hot_rows(&mut self) -> Vec<(TableId, u64)>;
 }
 
 #[cfg(feature = "cusim")]
@@ -260,8 +284,12 @@ pub fn all_miss_all_hit_and_a_mixture<S: Subject>(new: impl Fn(&World) -> S) {
     assert_eq!(batch(0..60), (120, 0));
 }
 
-pub fn eviction_goes_to_the_low_watermark_and_takes_the_oldest<S: Subject>(new: impl Fn(&World) -> S) {
-    let world = World::new(100_000, &[16], 128 << 10);
+/// By age, or by the ranks of rows that have none.
+pub fn eviction_goes_to_the_low_watermark_and_takes_the_oldest<S: Subject>(
+    new: impl Fn(&World) -> S,
+    eviction: EvictionOption,
+) {
+    let world = World::new(100_000, &[16], 128 << 10).with(|options| options.eviction = eviction);
     let mut subject = new(&world);
     let mut next = 20;
     let share = |stats: &CacheStats| {
@@ -368,12 +396,18 @@ impl Subject for HostSubject {
     fn stats(&self) -> CacheStats {
         self.cache.stats()
     }
+
+    fn warm(&mut self, rows: &[(TableId, u64, &[u8])]) -> Result<Warmed, CacheError> {
+        self.cache.warm(rows.iter().copied())
+    }
+
+    fn hot_rows(&mut self) -> Vec<(TableId, u64)> {
+        self.cache.hot_rows()
+    }
 }
 
 fn on_host(world: &World) -> HostSubject {
-    let options =
-        CacheOptions { admission: AdmissionOption::ALL, background: false, ..CacheOptions::default() };
-    HostSubject { cache: FlatCache::new(&world.shape(), &options).unwrap(), query: Query::default() }
+    HostSubject { cache: FlatCache::new(&world.shape(), &world.options).unwrap(), query: Query::default() }
 }
 
 proptest! {
@@ -388,6 +422,22 @@ proptest! {
         let world = World::new(120, &dims, room).with_a_shared_feature();
         a_hit_is_the_row_inserted(on_host, &world, 40, draw);
     }
+
+    #[test]
+    fn on_the_host_a_hit_is_the_row_inserted_however_narrow_the_keys_are(
+        bits in 4u32..12,
+        dims in prop::collection::vec(1usize..40, 1..6),
+        room in 0usize..6000,
+        draw in any::<u64>(),
+    ) {
+        let world = World::new(120, &dims, room).with_a_shared_feature();
+        a_hit_is_the_row_inserted(on_host, &narrow::keys(world, bits), 40, draw);
+    }
+
+    #[test]
+    fn on_the_host_a_key_has_the_row_last_asked_for(bits in 3u32..9, draw in any::<u64>()) {
+        narrow::a_key_has_the_row_last_asked_for(on_host, bits, draw);
+    }
 }
 
 #[test]
@@ -397,10 +447,47 @@ fn on_the_host_all_miss_all_hit_and_a_mixture() {
 
 #[test]
 fn on_the_host_eviction_goes_to_the_low_watermark_and_takes_the_oldest() {
-    eviction_goes_to_the_low_watermark_and_takes_the_oldest(on_host);
+    for eviction in [EvictionOption::Lru, EvictionOption::Lfu(vec![])] {
+        eviction_goes_to_the_low_watermark_and_takes_the_oldest(on_host, eviction);
+    }
 }
 
 #[test]
 fn on_the_host_memory_passes_from_one_row_size_to_another() {
     memory_passes_from_one_row_size_to_another(on_host);
+}
+
+#[test]
+fn on_the_host_rows_of_one_key_in_one_batch_are_rows_of_their_own() {
+    narrow::rows_of_one_key_in_one_batch_are_rows_of_their_own(on_host);
+}
+
+#[test]
+fn on_the_host_rows_of_low_rank_leave_first() {
+    warm::rows_of_low_rank_leave_first(on_host);
+}
+
+#[test]
+fn on_the_host_hot_rows_are_those_in_the_cache_the_last_used_first() {
+    warm::hot_rows_are_those_in_the_cache_the_last_used_first(on_host);
+}
+
+#[test]
+fn on_the_host_warm_rows_are_found_whatever_the_admission_and_keep_their_order() {
+    warm::warm_rows_are_found_whatever_the_admission_and_keep_their_order(on_host);
+}
+
+#[test]
+fn on_the_host_warming_ends_below_the_high_watermark_with_the_hottest_in() {
+    warm::warming_ends_below_the_high_watermark_with_the_hottest_in(on_host);
+}
+
+#[test]
+fn on_the_host_the_coldest_of_the_warm_rows_leave_first() {
+    warm::the_coldest_of_the_warm_rows_leave_first(on_host);
+}
+
+#[test]
+fn on_the_host_a_row_that_is_there_keeps_its_place_and_a_wrong_one_is_refused() {
+    warm::a_row_that_is_there_keeps_its_place_and_a_wrong_one_is_refused(on_host);
 }

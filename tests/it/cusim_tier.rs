@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use flechette::device::cuda::args::{self, JobKind};
+use flechette::device::cuda::args::{self, JobKind, MayReplace};
 use flechette::device::cuda::lane::{Lane, LaneLookup, LaneShape};
 use flechette::device::cuda::memory::Staging;
 use flechette::device::cuda::sweeper::{Stretch, Sweeper, Victims};
@@ -49,18 +49,19 @@ impl Bench {
         self.rows.push(id);
         let location = (slot as u64) << 1;
         let row = if kind == JobKind::Withdraw { JobRow::InPlace } else { JobRow::Staged(slot) };
-        assert!(jobs.push(Job { key: BASE | id, location, row, words: 1, kind }, &self.staging));
+        assert!(jobs.push(Job { key: BASE | id, location, row, tag: 0, words: 1, kind, older: 0 }, &self.staging));
         location
     }
 
     fn launch(&mut self, jobs: &mut Jobs<SimDriver>, now: u64) {
-        jobs.launch(now, true, Some(&mut self.staging)).unwrap();
+        jobs.launch(now, MayReplace::Coldest, Some(&mut self.staging)).unwrap();
     }
 
     fn lane(&self) -> Lane<SimDriver> {
         let lookup = LaneLookup {
             feature: 0,
             base: BASE,
+            narrow: None,
             rows: IDS,
             dim: 1,
             element: Element::F32,
@@ -246,9 +247,12 @@ fn a_sweep_puts_out_each_entry_once_and_no_more_than_it_is_told() {
 fn what_kernels_could_not_take_is_no_job() {
     let bench = Bench::new(2, 1);
     let mut jobs = bench.jobs();
-    let good = Job { key: BASE, location: 0, row: JobRow::Staged(0), words: 1, kind: JobKind::Keep };
+    let (row, kind) = (JobRow::Staged(0), JobKind::Keep);
+    let good = Job { key: BASE, location: 0, row, tag: 0, words: 1, kind, older: 0 };
     assert!(!jobs.push(Job { key: 1, ..good }, &bench.staging), "a reserved key");
     assert!(!jobs.push(Job { location: (SLOTS as u64) << 1, ..good }, &bench.staging), "past the pool");
+    let last = (SLOTS as u64 - 2) << 1;
+    assert!(!jobs.push(Job { location: last, tag: BASE, ..good }, &bench.staging), "no room for its tag");
     assert!(!jobs.push(Job { location: 1, ..good }, &bench.staging), "a copy into a host row");
     assert!(
         !jobs.push(Job { location: 1, row: JobRow::InPlace, ..good }, &bench.staging),
@@ -271,7 +275,8 @@ fn an_entry_may_point_at_a_row_of_the_host() {
     let mut jobs = bench.jobs();
     for id in 0..4 {
         let location = first + (id << 1);
-        let job = Job { key: BASE | id, location, row: JobRow::InPlace, words: 1, kind: JobKind::Keep };
+        let (key, row, kind) = (BASE | id, JobRow::InPlace, JobKind::Keep);
+        let job = Job { key, location, row, tag: 0, words: 1, kind, older: 0 };
         assert!(jobs.push(job, &bench.staging));
     }
     bench.launch(&mut jobs, 1);

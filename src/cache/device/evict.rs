@@ -8,10 +8,14 @@ use std::sync::atomic::Ordering;
 use super::super::course::{Course, Goal, Strain};
 use super::super::evictor::EvictStep;
 use super::super::index::{Location, Unlinked};
-use super::super::policy::threshold;
+use super::super::EvictionOption;
+use super::super::key::RowKeys;
+use super::super::policy::{Eviction, threshold};
 use super::super::shared::MAX_WAITING;
+use super::rank::Withdrawals;
 use super::{Shared, lock};
 use crate::device::cuda::args::EMPTY_KEY;
+use crate::device::cuda::lister::Lister;
 use crate::device::cuda::sweeper::{Stretch, Sweeper, Victims};
 use crate::device::cuda::tier::Tier;
 use crate::device::cuda::{Driver, DriverError};
@@ -21,23 +25,38 @@ use crate::types::FlatKey;
 const STRETCH: u32 = 1 << 14;
 /// Buckets whose ages stand for all.
 const SAMPLE: usize = 256;
+/// Buckets whose entries are listed at once: 256 KiB of pinned memory.
+const LISTED: usize = 1 << 10;
 /// Entries that one sweep puts out at most.
 const MOST: usize = 1 << 13;
 
 /// Where an eviction stands.
 pub(super) struct Sweep<D: Driver> {
     sweeper: Sweeper<D>,
+    pub lister: Lister<D>,
+    /// Where rows go by their ranks.
+    pub withdrawals: Option<Withdrawals<D>>,
     course: Course,
     /// The bucket to go on from.
-    hand: u64,
+    pub hand: u64,
     /// Chooses the samples.
-    draw: u64,
+    pub draw: u64,
 }
 
 impl<D: Driver> Sweep<D> {
-    pub fn new(tier: &Arc<Tier<D>>) -> Result<Self, DriverError> {
-        let sweeper = Sweeper::new(tier, SAMPLE, MOST)?;
-        Ok(Self { sweeper, course: Course::default(), hand: 0, draw: 0 })
+    pub fn new(tier: &Arc<Tier<D>>, keys: &RowKeys, eviction: &EvictionOption) -> Result<Self, DriverError> {
+        let withdrawals = match eviction {
+            EvictionOption::Lru => None,
+            EvictionOption::Lfu(_) => Some(Withdrawals::new(tier)?),
+        };
+        Ok(Self {
+            sweeper: Sweeper::new(tier, SAMPLE, MOST)?,
+            lister: Lister::new(tier, LISTED, keys.narrow())?,
+            withdrawals,
+            course: Course::default(),
+            hand: 0,
+            draw: 0,
+        })
     }
 }
 
@@ -58,21 +77,30 @@ impl<D: Driver> Shared<D> {
             Goal::Rest if waiting == 0 => Ok(EvictStep::Idle),
             Goal::Rest => Ok(EvictStep::Waiting),
             _ if waiting >= MAX_WAITING => Ok(EvictStep::Waiting),
-            Goal::Lower => self.lower(sweep, MAX_WAITING - waiting),
+            Goal::Lower => match self.eviction {
+                Eviction::Lru => self.lower(sweep, MAX_WAITING - waiting),
+                Eviction::Lfu(_) => self.lower_by_rank(sweep, MAX_WAITING - waiting),
+            },
             Goal::Empty(left) => self.empty(sweep, left, MAX_WAITING - waiting),
         }
     }
 
+    /// The share of entries to be put out, and how many that are at most.
+    pub(super) fn excess(&self, room: usize) -> (f64, usize) {
+        let excess = self.fill_level().excess(&self.watermarks);
+        // Rows of a mean size are assumed; where those that go are smaller, another step follows.
+        let most = (excess * self.entries.load(Ordering::Relaxed) as f64).ceil() as usize;
+        (excess, most.min(room))
+    }
+
     fn lower(&self, sweep: &mut Sweep<D>, room: usize) -> Result<EvictStep, DriverError> {
-        let (now, excess) = (self.epochs.tag(), self.fill_level().excess(&self.watermarks));
+        let (now, (excess, most)) = (self.epochs.tag(), self.excess(room));
         sweep.draw = sweep.draw.wrapping_add(SAMPLE as u64);
         let ages = sweep.sweeper.sample(now, sweep.draw)?;
         let mut ages: Vec<u64> = ages.iter().filter(|&&age| age != u32::MAX).map(|&age| age.into()).collect();
-        // Rows of a mean size are assumed; where those that go are smaller, another step follows.
-        let most = (excess * self.entries.load(Ordering::Relaxed) as f64).ceil() as usize;
         let age = u32::try_from(threshold(&mut ages, excess)).unwrap_or(u32::MAX);
         let victims = Victims::Aged(age);
-        self.sweep(sweep, now, Stretch { hand: 0, buckets: STRETCH, most: most.min(room), victims })?;
+        self.sweep(sweep, now, Stretch { hand: 0, buckets: STRETCH, most, victims })?;
         Ok(EvictStep::More)
     }
 

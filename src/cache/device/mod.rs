@@ -7,7 +7,8 @@
 //!
 //! - `worker`: a batch, from its ids to the model's input;
 //! - `replace`: rows that come in, as jobs on the tier's one stream;
-//! - `evict`: rows that go.
+//! - `evict`: rows that go, `rank`: those of the lowest rank;
+//! - `warm`: rows that it begins with, and those that it would begin with again.
 //!
 //! **Epochs.** A batch is pinned before its probe is launched, and its pin is dropped once an event after its
 //! last kernel has fired: at the end of [`DeviceWorker::embed`], or where that failed on the way, by whoever
@@ -19,7 +20,9 @@
 //! kernel was launched.
 
 mod evict;
+mod rank;
 mod replace;
+mod warm;
 mod worker;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,13 +30,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::epoch::{Epochs, Limbo, OwnedPin};
 use super::evictor::{EvictStep, Evictor, Wake};
-use super::key::{FlatKeys, RowKeys};
-use super::policy::{Admission, Fill, Watermarks};
+use super::key::RowKeys;
+use super::policy::{Admission, Eviction, Fill, Watermarks};
 use super::slots::{Class, Slots};
 use super::stats::{Counts, TableCounts};
-use super::{
-    CacheError, CacheOptions, CacheShape, CacheStats, EvictionOption, TableShape, admission, check, index,
-};
+use super::{CacheError, CacheOptions, CacheShape, CacheStats, TableShape, admission, check, eviction, index};
 use crate::device::cuda::lane::LaneError;
 use crate::device::cuda::tier::{Tier, TierShape};
 use crate::device::cuda::{Driver, DriverError};
@@ -52,14 +53,8 @@ pub enum DeviceCacheError {
     /// A batch or a worker's shape, or the driver.
     #[error(transparent)]
     Lane(#[from] LaneError),
-    /// Rows of a table would share keys, and the kernels do not check tags.
-    #[error("table {table}: cache.key_width does not hold its ids, and a device's cache has no tags")]
-    Tagged {
-        /// The table's place.
-        table: usize,
-    },
     /// What the host's cache can and a device's cannot.
-    #[error("a device's cache evicts by lru and has no unified index")]
+    #[error("a device's cache has no unified index")]
     Unsupported,
 }
 
@@ -79,8 +74,9 @@ pub struct DeviceCache<D: Driver> {
 /// What workers and the evictor's thread see too.
 struct Shared<D: Driver> {
     tier: Arc<Tier<D>>,
-    keys: FlatKeys,
+    keys: RowKeys,
     tables: Vec<TableShape>,
+    /// By table: the class of its slots, tags included.
     classes: Vec<Class>,
     slots: Slots,
     /// Bytes of everything, the host's records included.
@@ -89,6 +85,7 @@ struct Shared<D: Driver> {
     /// Batches that were left on the way, until their events have fired.
     unfinished: Mutex<Vec<(OwnedPin, D::Event)>>,
     admission: Admission,
+    eviction: Eviction,
     watermarks: Watermarks,
     limbo: Limbo,
     replacer: Mutex<Replacer<D>>,
@@ -109,10 +106,7 @@ impl<D: Driver> DeviceCache<D> {
         check(options)?;
         let rows: Vec<u64> = shape.tables.iter().map(|t| t.rows).collect();
         let keys = RowKeys::new(&rows, options.key_width).map_err(CacheError::from)?;
-        if let Some(table) = (0..rows.len()).find(|&t| keys.tagged(TableId(t as u32))) {
-            return Err(DeviceCacheError::Tagged { table });
-        }
-        if options.eviction != EvictionOption::Lru || options.pointers > 0 {
+        if options.pointers > 0 {
             return Err(DeviceCacheError::Unsupported);
         }
         let plan = shape.plan(&keys, options)?;
@@ -127,18 +121,19 @@ impl<D: Driver> DeviceCache<D> {
         )?);
         let class = |t: &TableShape| layout.slabs.class(t.row_bytes);
         let shared = Arc::new(Shared {
-            keys: keys.index_keys().clone(),
-            classes: shape.tables.iter().filter_map(class).collect(),
+            classes: plan.slots.iter().filter_map(class).collect(),
             tables: shape.tables.clone(),
             bytes,
             slots: Slots::new(layout.slabs.clone()),
             epochs: Arc::default(),
             unfinished: Mutex::default(),
             admission: admission(options, plan.sketch_bytes),
+            eviction: eviction(options, &keys),
             watermarks: options.watermarks,
             limbo: Limbo::default(),
             replacer: Mutex::new(Replacer::new(&tier)?),
-            sweep: Mutex::new(Sweep::new(&tier)?),
+            sweep: Mutex::new(Sweep::new(&tier, &keys, &options.eviction)?),
+            keys,
             wake: Arc::default(),
             starved: AtomicU64::new(0),
             entries: AtomicU64::new(0),
@@ -200,16 +195,14 @@ impl<D: Driver> DeviceCache<D> {
 }
 
 impl<D: Driver> Shared<D> {
-    /// The key of a row, if it is one of these tables' and so long.
-    fn key(&self, table: TableId, id: u64, bytes: usize) -> Result<FlatKey, CacheError> {
-        let Some(code) = self.keys.code(table) else {
-            return Err(CacheError::Table { got: table.index(), tables: self.tables.len() });
-        };
-        let expected = self.tables[table.index()].row_bytes;
-        if bytes != expected {
-            return Err(CacheError::RowBytes { table: table.index(), got: bytes, expected });
-        }
-        code.key(id).ok_or(CacheError::Id { table: table.index(), got: id, rows: code.rows() })
+    /// The own key of a row, if it is one of these tables' and so long.
+    fn own_key(&self, table: TableId, id: u64, bytes: usize) -> Result<FlatKey, CacheError> {
+        self.keys.own_key(&self.tables, (table, id), bytes)
+    }
+
+    /// What a row takes of the pool.
+    fn footprint(&self, table: TableId) -> u64 {
+        self.slots.shape().footprint(self.classes[table.index()]) as u64
     }
 
     /// Keeps the pin of a batch until its event has fired.

@@ -5,6 +5,9 @@
 //! evicts: a row that found its key present, or no room, gives its slot back; an entry that was put out, or
 //! whose row was exchanged, waits in limbo for the batches that may read it.
 //!
+//! A launch has a key once. Of rows that share one, those that are let in while another is on its way are
+//! left out; but one that is to be changed or withdrawn waits for the next launch.
+//!
 //! Blocks of jobs are few. Where all are under way, the one who offers waits for the oldest launch, never for
 //! room.
 //!
@@ -18,12 +21,13 @@ use std::sync::atomic::Ordering;
 use super::super::epoch::Freed;
 use super::super::error::CacheError;
 use super::super::index::{Location, Unlinked};
+use super::super::policy::Eviction;
 use super::super::shared::MAX_WAITING;
 use super::super::slots::{Slot, UNIT};
 use super::{DeviceCacheError, Shared, lock};
 use crate::device::cuda::args::{
     EMPTY_KEY, JobKind, LINK_FULL, LINK_NEW, LINK_PRESENT, LINK_REPLACED, LINK_SWAPPED, LINK_WITHDRAWN,
-    Outcome,
+    MayReplace, Outcome,
 };
 use crate::device::cuda::memory::Staging;
 use crate::device::cuda::tier::{Job, JobRow, Jobs, Tier};
@@ -31,7 +35,7 @@ use crate::device::cuda::{Driver, DriverError};
 use crate::types::{FlatKey, TableId};
 
 /// Jobs of a block, and blocks: 1 MiB of pinned memory.
-const JOBS: usize = 4096;
+pub(super) const JOBS: usize = 4096;
 const BLOCKS: usize = 4;
 
 /// The jobs under way, and blocks for more.
@@ -43,10 +47,10 @@ pub(super) struct Replacer<D: Driver> {
 }
 
 /// What a job is about.
-struct Entry {
-    table: TableId,
-    key: FlatKey,
-    slot: Option<Slot>,
+pub(super) struct Entry {
+    pub table: TableId,
+    pub key: FlatKey,
+    pub slot: Option<Slot>,
 }
 
 /// In what way rows are offered.
@@ -79,7 +83,7 @@ impl<D: Driver> Replacer<D> {
 }
 
 impl<D: Driver> Shared<D> {
-    /// Offers rows that lie in the staging memory. Their keys are distinct. Returns how many are on their way.
+    /// Offers rows that lie in the staging memory, each once. Returns how many are on their way.
     pub(super) fn replace(
         &self,
         order: Order,
@@ -89,18 +93,26 @@ impl<D: Driver> Shared<D> {
         let replacer = &mut *lock(&self.replacer);
         self.harvest(replacer, false)?;
         let mut offers = offers.peekable();
-        let mut given = 0;
-        while offers.peek().is_some() {
+        let (mut given, mut later) = (0, None);
+        while later.is_some() || offers.peek().is_some() {
             let mut jobs = self.block(replacer)?;
             let mut entries = Vec::new();
-            while jobs.len() < JOBS
-                && let Some(offer) = offers.next()
-            {
-                let Some((entry, job)) = self.admit(replacer, order, offer)? else { continue };
+            while jobs.len() < JOBS {
+                let next = match later.take() {
+                    Some(next) => Some(next),
+                    None => match offers.next() {
+                        Some(offer) => self.admit(replacer, order, offer)?,
+                        None => break,
+                    },
+                };
+                let Some((entry, job)) = next else { continue };
                 if jobs.push(job, staging) {
                     entries.push(entry);
-                } else if let Some(slot) = entry.slot {
-                    self.slots.give_back(slot.location());
+                } else if order.kind == JobKind::Keep || jobs.is_empty() {
+                    self.leave_out(entry);
+                } else {
+                    later = Some((entry, job));
+                    break;
                 }
             }
             if jobs.is_empty() {
@@ -108,11 +120,28 @@ impl<D: Driver> Shared<D> {
                 continue;
             }
             given += entries.len() as u64;
-            let may_replace = self.limbo.waiting() + entries.len() <= MAX_WAITING;
-            jobs.launch(order.batch, may_replace, Some(staging))?;
+            jobs.launch(order.batch, self.may_replace(entries.len()), Some(staging))?;
             replacer.under_way.push_back((jobs, entries));
         }
         Ok(given)
+    }
+
+    /// What so many jobs may put out. By age alone, a kernel would put out a row of high rank: under LFU a full
+    /// pair of buckets stays as it is, and takes no more until the evictor has been there.
+    fn may_replace(&self, jobs: usize) -> MayReplace {
+        match self.eviction {
+            _ if self.limbo.waiting() + jobs > MAX_WAITING => MayReplace::Nothing,
+            Eviction::Lru => MayReplace::Coldest,
+            Eviction::Lfu(_) => MayReplace::SameKey,
+        }
+    }
+
+    /// Gives up a row that is not linked.
+    pub(super) fn leave_out(&self, entry: Entry) {
+        if let Some(slot) = entry.slot {
+            self.slots.give_back(slot.location());
+            self.counts.rejected_full.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// The job of an offer, if it is admitted and there is a slot for it.
@@ -124,31 +153,51 @@ impl<D: Driver> Shared<D> {
     ) -> Result<Option<(Entry, Job)>, DeviceCacheError> {
         let Offer { table, id, word } = offer;
         let bytes = self.tables.get(table.index()).map_or(0, |t| t.row_bytes);
-        let key = self.key(table, id, bytes)?;
-        let words = bytes / UNIT;
+        let own = self.own_key(table, id, bytes)?;
+        let (_, key) = self.keys.row(table, own);
+        let job = self.job(table, own, kind);
         if kind == JobKind::Withdraw {
-            let job = Job { key: key.0, location: 0, row: JobRow::InPlace, words, kind };
             return Ok(Some((Entry { table, key, slot: None }, job)));
         }
-        if admission && !self.admission.admits(key, batch, || self.is_roomy()) {
+        if admission && !self.admission.admits(own, batch, || self.is_roomy()) {
             self.counts.not_admitted.fetch_add(1, Ordering::Relaxed);
             return Ok(None);
         }
-        let class = self.classes[table.index()];
-        let mut slot = self.slots.take(class);
-        if slot.is_none() {
-            self.reclaim(replacer)?;
-            slot = self.slots.take(class);
-        }
-        let Some(slot) = slot else {
+        let Some(slot) = self.take(replacer, table)? else {
             self.counts.rejected_full.fetch_add(1, Ordering::Relaxed);
-            self.starved.store(u64::from(class.0) + 1, Ordering::Relaxed);
+            self.starved.store(u64::from(self.classes[table.index()].0) + 1, Ordering::Relaxed);
             self.wake.now();
             return Ok(None);
         };
-        let location = slot.location().bits();
-        let job = Job { key: key.0, location, row: JobRow::Staged(word), words, kind };
+        let job = Job { location: slot.location().bits(), row: JobRow::Staged(word), ..job };
         Ok(Some((Entry { table, key, slot: Some(slot) }, job)))
+    }
+
+    /// A job for a row that is nowhere yet.
+    pub(super) fn job(&self, table: TableId, own: FlatKey, kind: JobKind) -> Job {
+        Job {
+            key: self.keys.row(table, own).1.0,
+            location: 0,
+            row: JobRow::InPlace,
+            tag: if self.keys.tagged(table) { own.0 } else { 0 },
+            words: self.tables[table.index()].row_bytes / UNIT,
+            kind,
+            older: 0,
+        }
+    }
+
+    /// A slot for a row, if need be one that unfinished batches kept until just now.
+    pub(super) fn take(
+        &self,
+        replacer: &mut Replacer<D>,
+        table: TableId,
+    ) -> Result<Option<Slot>, DriverError> {
+        let class = self.classes[table.index()];
+        if let Some(slot) = self.slots.take(class) {
+            return Ok(Some(slot));
+        }
+        self.reclaim(replacer)?;
+        Ok(self.slots.take(class))
     }
 
     /// A block of jobs, if need be the oldest under way, once it is done.
@@ -184,11 +233,10 @@ impl<D: Driver> Shared<D> {
         Ok(())
     }
 
-    fn count_in(&self, outcome: &Outcome, entry: &Entry) {
+    pub(super) fn count_in(&self, outcome: &Outcome, entry: &Entry) {
         if matches!(outcome.link, LINK_NEW | LINK_REPLACED) {
-            let footprint = self.slots.shape().footprint(self.classes[entry.table.index()]) as u64;
             self.counts.inserted.fetch_add(1, Ordering::Relaxed);
-            self.counts.linked_bytes.fetch_add(footprint, Ordering::Relaxed);
+            self.counts.linked_bytes.fetch_add(self.footprint(entry.table), Ordering::Relaxed);
             self.entries.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -218,10 +266,9 @@ impl<D: Driver> Shared<D> {
     /// Counts an entry out and puts its slot aside until no batch can read it.
     pub(super) fn retire(&self, unlinked: Unlinked) {
         self.entries.fetch_sub(1, Ordering::Relaxed);
-        if let Some((table, _)) = self.keys.decode(unlinked.key) {
-            let footprint = self.slots.shape().footprint(self.classes[table.index()]) as u64;
+        if let Some(table) = self.keys.index_keys().table_of(unlinked.key) {
             if !unlinked.location().is_host() {
-                self.counts.linked_bytes.fetch_sub(footprint, Ordering::Relaxed);
+                self.counts.linked_bytes.fetch_sub(self.footprint(table), Ordering::Relaxed);
             }
             self.counts.tables[table.index()].evictions.fetch_add(1, Ordering::Relaxed);
         }
@@ -251,10 +298,11 @@ impl<D: Driver> Shared<D> {
             for &slot in slots {
                 let words = self.slots.bytes_at(slot) / UNIT;
                 let row = JobRow::Poison;
-                let job = Job { key: EMPTY_KEY, location: slot.bits(), row, words, kind: JobKind::Keep };
+                let (key, location, kind) = (EMPTY_KEY, slot.bits(), JobKind::Keep);
+                let job = Job { key, location, row, tag: 0, words, kind, older: 0 };
                 jobs.push(job, &replacer.nothing);
             }
-            jobs.launch(0, false, None)?;
+            jobs.launch(0, MayReplace::Nothing, None)?;
             jobs.finish()?;
         }
         Ok(())
@@ -312,7 +360,7 @@ impl<D: Driver> DeviceWriter<D> {
     pub fn withdraw(&mut self, rows: &[(TableId, u64)]) -> Result<u64, DeviceCacheError> {
         let offers = rows.iter().map(|&(table, id)| Offer { table, id, word: 0 });
         for &(table, id) in rows {
-            self.shared.key(table, id, self.shared.tables.get(table.index()).map_or(0, |t| t.row_bytes))?;
+            self.shared.own_key(table, id, self.shared.tables.get(table.index()).map_or(0, |t| t.row_bytes))?;
         }
         let order = Order { batch: self.shared.epochs.tag(), kind: JobKind::Withdraw, admission: false };
         self.shared.replace(order, &mut self.staging, offers)
@@ -320,7 +368,7 @@ impl<D: Driver> DeviceWriter<D> {
 
     fn write(&mut self, kind: JobKind, rows: &[(TableId, u64, &[u8])]) -> Result<u64, DeviceCacheError> {
         for &(table, id, row) in rows {
-            self.shared.key(table, id, row.len())?;
+            self.shared.own_key(table, id, row.len())?;
         }
         let (mut given, mut rest) = (0, rows);
         while !rest.is_empty() {

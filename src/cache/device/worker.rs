@@ -1,15 +1,16 @@
 //! A batch, from its ids to the model's input.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::super::CacheError;
 use super::super::epoch::OwnedPin;
+use super::super::key::RowKeys;
+use super::super::query::Tally;
 use super::super::slots::UNIT;
 use super::replace::{Offer, Order};
 use super::{DeviceCacheError, Shared};
 use crate::device::cuda::Driver;
-use crate::device::cuda::args::JobKind;
+use crate::device::cuda::args::{JobKind, NarrowColumn};
 use crate::device::cuda::lane::{Lane, LaneLookup, LaneMiss, LaneShape};
 use crate::device::pool::pooling_code;
 use crate::schema::Lookup;
@@ -170,24 +171,20 @@ impl<D: Driver> DeviceWorker<D> {
     }
 
     fn count(&self, batch: &Batch) {
-        for (lookup, &missed) in self.lookups.iter().zip(self.lane.missed()) {
+        let missed = self.lane.missed().iter().zip(self.lane.collided());
+        for (lookup, (&missed, &collided)) in self.lookups.iter().zip(missed) {
             let rows = self.shared.tables[lookup.table.index()].rows;
             let ids = batch.features[lookup.feature].ids.iter().filter(|id| **id < rows).count() as u64;
             let counts = &self.shared.counts.tables[lookup.table.index()];
-            let missed = u64::from(missed);
-            if missed > 0 {
-                counts.misses.fetch_add(missed, Ordering::Relaxed);
-            }
-            if ids > missed {
-                counts.hits.fetch_add(ids - missed, Ordering::Relaxed);
-            }
+            let (misses, collisions) = (u64::from(missed), u64::from(collided));
+            counts.add(&Tally { hits: ids - misses, pointed: 0, misses, collisions });
         }
     }
 }
 
 fn lane_lookup<D: Driver>(shared: &Shared<D>, lookup: &Lookup) -> Result<LaneLookup, CacheError> {
     let table = lookup.table.index();
-    let Some(code) = shared.keys.code(lookup.table) else {
+    let Some(code) = shared.keys.own_keys().code(lookup.table) else {
         return Err(CacheError::Table { got: table, tables: shared.tables.len() });
     };
     let (got, expected) = (lookup.element.row_bytes(lookup.dim), shared.tables[table].row_bytes);
@@ -197,10 +194,17 @@ fn lane_lookup<D: Driver>(shared: &Shared<D>, lookup: &Lookup) -> Result<LaneLoo
     Ok(LaneLookup {
         feature: lookup.feature,
         base: code.base().0,
+        narrow: narrow(&shared.keys, lookup.table),
         rows: code.rows(),
         dim: lookup.dim,
         element: lookup.element,
         column: lookup.column,
         pooling: pooling_code(lookup.pooling),
     })
+}
+
+/// How ids of a table become keys of the index, where that has not the rows' own keys.
+fn narrow(keys: &RowKeys, table: TableId) -> Option<NarrowColumn> {
+    let code = keys.index_keys().code(table).filter(|_| keys.narrow())?;
+    Some(NarrowColumn { base: code.base().0, bits: code.bits(), tagged: keys.tagged(table).into() })
 }

@@ -13,7 +13,7 @@ pub const EMPTY_KEY: u64 = 0;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct ProbeColumn {
-    /// The first key of its table's block.
+    /// The first of its table's own keys.
     pub base: u64,
     /// Ids of the table are below.
     pub rows: u64,
@@ -25,6 +25,18 @@ pub struct ProbeColumn {
     pub ids: u32,
     /// Words of 4 bytes in a row.
     pub row_words: u32,
+}
+
+/// `NarrowColumn` of common.cuh: how a lookup's ids become keys of an index of narrow keys.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct NarrowColumn {
+    /// The first key of its table's block in the index.
+    pub base: u64,
+    /// The block has `2^bits` keys.
+    pub bits: u32,
+    /// 1 where ids are hashed into them, so that rows bear tags; else 0.
+    pub tagged: u32,
 }
 
 /// `BatchHeader` of common.cuh: what changes from batch to batch besides the data.
@@ -65,8 +77,10 @@ pub struct ProbeArgs {
     pub header: u64,
     pub columns: u64,
     pub scan: u64,
+    pub narrow: u64,
     pub ids: u64,
     pub index: u64,
+    pub pool: u64,
     pub scratch: u64,
     pub keys: u64,
     pub owners: u64,
@@ -119,10 +133,28 @@ pub struct ReplaceJob {
     pub location: u64,
     /// The address of the row; 0 poisons the slot.
     pub row: u64,
+    /// The row's own key, which goes before it where others may have its key; else 0.
+    pub tag: u64,
     /// Words to copy.
     pub words: u32,
     /// A [`JobKind`].
     pub kind: u32,
+    /// How many batches before now it is linked as if used.
+    pub older: u32,
+    /// Zero.
+    pub unused: u32,
+}
+
+/// What a job may put out besides the entry of its own row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum MayReplace {
+    /// Nothing.
+    Nothing = 0,
+    /// Another row of its key.
+    SameKey = 1,
+    /// That, or the longest unused entry of a full pair of buckets.
+    Coldest = 2,
 }
 
 /// The key was not there and is found from now on.
@@ -167,6 +199,38 @@ pub struct ReplaceArgs {
     pub now: u64,
     pub count: u32,
     pub may_replace: u32,
+}
+
+/// `Listed` of list.cu: an entry of the index.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct Listed {
+    /// 0 for a slot without an entry.
+    pub key: u64,
+    /// Bits of its location.
+    pub location: u64,
+    /// The own key of its row, if its table's rows bear tags.
+    pub tag: u64,
+    /// How many batches ago it was used.
+    pub age: u32,
+    /// Zero.
+    pub unused: u32,
+}
+
+/// `ListArgs` of list.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[allow(missing_docs)] // list.cu has them
+pub struct ListArgs {
+    pub index: u64,
+    pub pool: u64,
+    pub listed: u64,
+    pub pool_words: u64,
+    pub buckets: u64,
+    pub from: u64,
+    pub now: u64,
+    pub count: u32,
+    pub drawn: u32,
 }
 
 /// `SampleArgs` of sweep.cu.
@@ -219,13 +283,16 @@ mod tests {
     #[test]
     fn the_layouts_are_the_kernels() {
         assert_eq!((size_of::<ProbeColumn>(), offset_of!(ProbeColumn, row_words)), (32, 28));
+        assert_eq!((size_of::<NarrowColumn>(), offset_of!(NarrowColumn, tagged)), (16, 12));
         assert_eq!((size_of::<BatchHeader>(), offset_of!(BatchHeader, staged)), (24, 16));
         assert_eq!((size_of::<BatchState>(), offset_of!(BatchState, misses)), (16, 8));
-        assert_eq!((size_of::<ProbeArgs>(), offset_of!(ProbeArgs, scratch_mask)), (120, 112));
+        assert_eq!((size_of::<ProbeArgs>(), offset_of!(ProbeArgs, scratch_mask)), (136, 128));
         assert_eq!((size_of::<CopyArgs>(), offset_of!(CopyArgs, capacity)), (72, 68));
-        assert_eq!((size_of::<ReplaceJob>(), offset_of!(ReplaceJob, kind)), (32, 28));
+        assert_eq!((size_of::<ReplaceJob>(), offset_of!(ReplaceJob, older)), (48, 40));
         assert_eq!((size_of::<Outcome>(), offset_of!(Outcome, link)), (24, 16));
         assert_eq!((size_of::<ReplaceArgs>(), offset_of!(ReplaceArgs, may_replace)), (56, 52));
+        assert_eq!((size_of::<Listed>(), offset_of!(Listed, age)), (32, 24));
+        assert_eq!((size_of::<ListArgs>(), offset_of!(ListArgs, drawn)), (64, 60));
         assert_eq!((size_of::<SampleArgs>(), offset_of!(SampleArgs, count)), (48, 40));
         assert_eq!((size_of::<SweepArgs>(), offset_of!(SweepArgs, slab_words)), (80, 76));
     }

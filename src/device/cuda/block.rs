@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use super::Driver;
-use super::args::{BatchHeader, BatchState, CopyArgs, ProbeArgs, ProbeColumn};
+use super::args::{BatchHeader, BatchState, CopyArgs, NarrowColumn, ProbeArgs, ProbeColumn};
 use super::memory::{Array, DeviceMemory, PinnedMemory, Plan};
 use super::shape::{LaneError, LaneShape, check_batch, check_shape, limit};
 use super::tier::Tier;
@@ -19,6 +19,7 @@ use crate::types::Batch;
 struct PinnedArrays {
     header: Array<BatchHeader>,
     columns: Array<ProbeColumn>,
+    narrow: Array<NarrowColumn>,
     probe_scan: Array<u32>,
     lookups: Array<PoolLookup>,
     pool_scan: Array<u32>,
@@ -64,6 +65,7 @@ impl<D: Driver> Block<D> {
         let pinned = PinnedArrays {
             header: plan.array(1),
             columns: plan.array(lookups),
+            narrow: plan.array(lookups),
             probe_scan: plan.array(lookups + 1),
             lookups: plan.array(lookups),
             pool_scan: plan.array(lookups + 2),
@@ -72,16 +74,19 @@ impl<D: Driver> Block<D> {
             dense: plan.array(shape.max_samples * shape.dense_width),
             rows: plan.array(occurrences),
             misses: plan.array(occurrences),
-            report: plan.array(lookups + 1),
+            report: plan.array(2 * lookups + 1),
             out: plan.array(shape.max_samples * shape.stride),
         };
-        let host = PinnedMemory::new(driver, plan.bytes())?;
+        let mut host = PinnedMemory::new(driver, plan.bytes())?;
+        for (to, lookup) in host.get_mut(pinned.narrow).iter_mut().zip(&shape.lookups) {
+            *to = lookup.narrow.unwrap_or_default();
+        }
         let mut plan = Plan::default();
         let arrays = DeviceArrays {
             keys: plan.array(occurrences),
             places: plan.array(occurrences),
             owners: plan.array(occurrences),
-            missed: plan.array(lookups),
+            missed: plan.array(2 * lookups),
             state: plan.array(1),
             copies: plan.array(shape.copy_words),
         };
@@ -161,17 +166,21 @@ impl<D: Driver> Block<D> {
         (last(self.pinned.probe_scan), last(self.pinned.pool_scan))
     }
 
-    /// How many distinct rows the last probe did not find, and by lookup how many occurrences.
-    pub fn report(&self) -> (usize, &[u32]) {
-        let report = self.host.get(self.pinned.report);
-        (report[0] as usize, &report[1..])
+    /// How many distinct rows the last probe did not find.
+    pub fn missed_rows(&self) -> usize {
+        self.host.get(self.pinned.report)[0] as usize
+    }
+
+    /// By lookup: how many occurrences it did not find, and of how many of them another row has the key.
+    pub fn missed(&self) -> (&[u32], &[u32]) {
+        self.host.get(self.pinned.report)[1..].split_at(self.shape.lookups.len())
     }
 
     /// By miss: its lookup and its id.
     pub fn misses(&self) -> impl Iterator<Item = (usize, u64)> {
         let columns = self.host.get(self.pinned.columns);
         let ids = self.host.get(self.pinned.ids);
-        self.host.get(self.pinned.misses)[..self.report().0].iter().map(move |&occurrence| {
+        self.host.get(self.pinned.misses)[..self.missed_rows()].iter().map(move |&occurrence| {
             // The last column that begins there or before; those without ids begin where the next does.
             let lookup = columns.partition_point(|c| c.occurrences_at <= occurrence) - 1;
             let column = columns[lookup];
@@ -199,8 +208,10 @@ impl<D: Driver> Block<D> {
             header: self.host.of(self.pinned.header),
             columns: self.host.of(self.pinned.columns),
             scan: self.host.of(self.pinned.probe_scan),
+            narrow: if self.shape.narrow() { self.host.of(self.pinned.narrow) } else { 0 },
             ids: self.host.of(self.pinned.ids),
             index: tier.index(),
+            pool: tier.pool(),
             scratch: self.scratch.address(),
             keys: self.device.of(self.arrays.keys),
             owners: self.device.of(self.arrays.owners),

@@ -8,7 +8,7 @@
 
 use bytemuck::bytes_of;
 
-use super::args::{CopyArgs, ProbeArgs, ReplaceArgs, SampleArgs, SweepArgs};
+use super::args::{CopyArgs, ListArgs, ProbeArgs, ReplaceArgs, SampleArgs, SweepArgs};
 use super::{Driver, DriverError, LaunchShape};
 use crate::device::pool::{PoolArgs, WARP_LANES};
 
@@ -136,4 +136,18 @@ pub unsafe fn sweep<D: Driver>(d: &D, s: &D::Stream, args: &SweepArgs) -> Result
     let warps = args.stretch.saturating_mul(8).div_ceil(WARP_LANES);
     // SAFETY: the layout is the kernel's; the rest is the caller's promise.
     unsafe { d.launch(s, "sweep", shape(blocks(d, warps), 0), bytes_of(args)) }
+}
+
+/// Lists the entries of some buckets.
+///
+/// # Errors
+/// As [`Driver::launch`].
+///
+/// # Safety
+/// As [`Driver::launch`]; in the stream that alone changes the index; `listed` has room for 8 entries a bucket, and
+/// the pool has `pool_words`.
+pub unsafe fn list_entries<D: Driver>(d: &D, s: &D::Stream, args: &ListArgs) -> Result<(), DriverError> {
+    let warps = args.count.saturating_mul(8).div_ceil(WARP_LANES);
+    // SAFETY: the layout is the kernel's; the rest is the caller's promise.
+    unsafe { d.launch(s, "list_entries", shape(blocks(d, warps), 0), bytes_of(args)) }
 }

@@ -95,7 +95,8 @@ impl<D: Driver> Lane<D> {
         let args = self.block.probe_args(&self.tier);
         // SAFETY: `Block::fill` has checked the batch and laid it out within its arrays, scans included;
         // the scratch table has two slots an occurrence, a power of two, and this generation is its newest. All
-        // of it is `self`'s, and neither written nor freed before `settle`.
+        // of it is `self`'s, and neither written nor freed before `settle`. Where rows bear tags, these lie within
+        // the pool like the rows behind them.
         unsafe { kernels::probe(driver, &self.stream, probe, &args)? };
         self.gather(gather)
     }
@@ -138,7 +139,13 @@ impl<D: Driver> Lane<D> {
     /// By lookup: how many occurrences the last probe did not find.
     #[must_use]
     pub fn missed(&self) -> &[u32] {
-        self.block.report().1
+        self.block.missed().0
+    }
+
+    /// By lookup: of how many of those another row has the key.
+    #[must_use]
+    pub fn collided(&self) -> &[u32] {
+        self.block.missed().1
     }
 
     /// Begins to copy the hits out of the pool. Does not wait.

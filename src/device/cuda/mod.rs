@@ -9,6 +9,7 @@
 //! - [`args`]: what kernels are given; [`kernels`]: their launches;
 //! - [`memory`]: device and pinned memory;
 //! - [`tier`]: the cache's index and pool on the device, and how rows come in; [`sweeper`]: how they go;
+//! - [`lister`]: what is there;
 //! - [`lane`]: one batch at a time through probe, copy and gather.
 
 pub mod ahead;
@@ -21,6 +22,7 @@ pub mod errors;
 pub mod kernel_cache;
 pub mod kernels;
 pub mod lane;
+pub mod lister;
 pub mod memory;
 pub mod nvidia;
 mod shape;

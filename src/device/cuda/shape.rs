@@ -2,6 +2,7 @@
 //! granted.
 
 use super::DriverError;
+use super::args::NarrowColumn;
 use crate::device::pool::MAX_LOOKUPS;
 use crate::types::{Batch, Element, ROW_ALIGN};
 
@@ -10,8 +11,10 @@ use crate::types::{Batch, Element, ROW_ALIGN};
 pub struct LaneLookup {
     /// Which feature's ids it reads.
     pub feature: usize,
-    /// The first key of its table's block: a key is `base | id`.
+    /// The first of its table's own keys: a row's own key is `base | id`.
     pub base: u64,
+    /// How its ids become keys of the index, where those are not the rows' own: of all lookups or of none.
+    pub narrow: Option<NarrowColumn>,
     /// Ids of its table are below; others read as zeros.
     pub rows: u64,
     /// Values of a row.
@@ -51,6 +54,13 @@ pub struct LaneShape {
     pub staging_words: usize,
     /// Words for copies of a batch's hits; those that find no room are read in the pool.
     pub copy_words: usize,
+}
+
+impl LaneShape {
+    /// Whether the index's keys are not the rows' own.
+    pub(super) fn narrow(&self) -> bool {
+        self.lookups.iter().any(|lookup| lookup.narrow.is_some())
+    }
 }
 
 /// Why a lane does not take a batch, or could not be made.
@@ -110,10 +120,13 @@ pub(super) fn check_shape(shape: &LaneShape) -> Result<(), LaneError> {
     limit("offsets", u64::from(u32::MAX >> 1), (max_samples + 1).saturating_mul(shape.features))?;
     let mut order: Vec<&LaneLookup> = lookups.iter().collect();
     order.sort_unstable_by_key(|l| l.column);
+    let narrow = shape.narrow();
     let mut free_from = shape.dense_width;
     for (i, lookup) in order.into_iter().enumerate() {
         limit("feature of a lookup", (shape.features as u64).saturating_sub(1), lookup.feature)?;
         limit("pooling code", 1, lookup.pooling as usize)?;
+        expect(|| format!("narrow keys of lookup {i}"), narrow.into(), lookup.narrow.is_some().into())?;
+        limit("bits of a key", 64, lookup.narrow.map_or(0, |narrow| narrow.bits as usize))?;
         let end = lookup.column + lookup.dim;
         if lookup.dim == 0 || lookup.column < free_from || end > shape.stride {
             let (expected, got) = (free_from as u64, lookup.column as u64);

@@ -44,6 +44,7 @@ macro_rules! header {
 pub const KERNELS: &[KernelFile] = &[
     kernel!("copy_rows": "copy_rows"),
     kernel!("gather_pool": "gather_pool"),
+    kernel!("list": "list_entries"),
     kernel!("probe": "probe"),
     kernel!("replace": "copy_in", "link_keys"),
     kernel!("sweep": "sample_ages", "sweep"),

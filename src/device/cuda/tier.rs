@@ -10,7 +10,7 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::args::{JobKind, Outcome, ReplaceArgs, ReplaceJob};
+use super::args::{JobKind, MayReplace, Outcome, ReplaceArgs, ReplaceJob};
 use super::memory::{Array, DeviceMemory, PinnedMemory, Plan, Staging};
 use super::{Driver, DriverError, kernels};
 
@@ -21,6 +21,8 @@ const LOCATION_WORDS: u64 = 1 << 39;
 /// Keys below this are no row's.
 const RESERVED_KEYS: u64 = 2;
 const WORD: usize = size_of::<u32>();
+/// Words of a tag.
+const TAG_WORDS: usize = 2;
 
 /// The sizes of a tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,10 +153,14 @@ pub struct Job {
     pub location: u64,
     /// Where it comes from.
     pub row: JobRow,
-    /// Its words.
+    /// The row's own key, where others may have its key: it goes before the row. Else 0.
+    pub tag: u64,
+    /// Its words, those of the tag not counted.
     pub words: usize,
     /// What to do where the key is there already.
     pub kind: JobKind,
+    /// How many batches before now it is linked as if used.
+    pub older: u32,
 }
 
 /// Jobs that are launched together, and their outcomes.
@@ -200,9 +206,10 @@ impl<D: Driver> Jobs<D> {
         assert!(self.done.is_none(), "jobs under way are left alone");
         let links = job.kind != JobKind::Withdraw && job.row != JobRow::Poison;
         let copies = job.row != JobRow::InPlace;
+        let slot_words = job.words + if job.tag == 0 { 0 } else { TAG_WORDS };
         if self.count == self.jobs.len()
             || (links && job.key < RESERVED_KEYS)
-            || ((links || copies) && !self.tier.holds(job.location, job.words))
+            || ((links || copies) && !self.tier.holds(job.location, slot_words))
             || (copies && job.location & 1 == 1)
             || !self.keys.insert(if job.row == JobRow::Poison { !job.location } else { job.key })
         {
@@ -213,23 +220,25 @@ impl<D: Driver> Jobs<D> {
             key: job.key,
             location: job.location,
             row,
+            tag: job.tag,
             words: if copies { job.words as u32 } else { 0 },
             kind: job.kind as u32,
+            older: job.older,
+            unused: 0,
         };
         self.count += 1;
         true
     }
 
     /// Copies the rows in and then links the keys, stamped `now`; or overwrites the slots alone, where these
-    /// are poisonings. The staging memory is held until that is done. `may_replace`: whether a full pair of
-    /// buckets puts out its coldest entry.
+    /// are poisonings. The staging memory is held until that is done.
     ///
     /// # Errors
     /// What the driver says.
     pub fn launch(
         &mut self,
         now: u64,
-        may_replace: bool,
+        may_replace: MayReplace,
         staging: Option<&mut Staging<D>>,
     ) -> Result<(), DriverError> {
         let Tier { driver, stream, .. } = &*self.tier;
@@ -241,7 +250,7 @@ impl<D: Driver> Jobs<D> {
             buckets: self.tier.shape.buckets,
             now,
             count: self.count as u32,
-            may_replace: u32::from(may_replace),
+            may_replace: may_replace as u32,
         };
         let copies = self.memory.get(self.jobs)[..self.count].iter().any(|job| job.words > 0);
         let mut launched = Ok(());

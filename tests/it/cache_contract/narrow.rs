@@ -1,0 +1,75 @@
+//! Keys too narrow for their tables: rows that meet under one key are told apart by their tags.
+
+use std::collections::HashMap;
+
+use flechette::cache::key::{FlatKeys, KeyWidth};
+use flechette::types::{FlatKey, TableId, scatter};
+
+use super::{Subject, World, run, totals};
+
+/// The same world with index keys of so many bits.
+pub fn keys(world: World, bits: u32) -> World {
+    world.with(|options| options.key_width = KeyWidth::new(bits).unwrap())
+}
+
+fn index_keys(world: &World) -> FlatKeys {
+    let rows: Vec<u64> = world.tables.iter().map(|t| t.rows).collect();
+    FlatKeys::new(&rows, world.options.key_width).unwrap()
+}
+
+/// One row at a time, with room for all keys there are. What each access is to be, a map of the keys knows.
+pub fn a_key_has_the_row_last_asked_for<S: Subject>(new: impl Fn(&World) -> S, bits: u32, mut draw: u64) {
+    // Two tables that share keys, and one small enough to keep its own.
+    let mut world = World::new(200, &[4, 7, 1], 64 << 10);
+    world.tables[2].rows = 2;
+    let world = keys(world, bits);
+    let codes = index_keys(&world);
+    let mut subject = new(&world);
+    let mut has: HashMap<FlatKey, u64> = HashMap::new();
+    let mut expected = vec![(0, 0, 0); 3];
+    for _ in 0..120 {
+        draw = draw.wrapping_add(1);
+        let (t, copies) = ((scatter(draw) % 3) as usize, 1 + scatter(draw) / 3 % 3);
+        let table = TableId(t as u32);
+        let id = (scatter(draw) >> 32) % world.tables[t].rows.min(24);
+        // The other features ask for ids that their tables do not hold.
+        let mut ids = vec![vec![u64::MAX; copies as usize]; 3];
+        ids[t].fill(id);
+        run(&mut subject, &world, &world.one_hot(&ids));
+        subject.settle();
+        let (hits, misses, collisions) = &mut expected[t];
+        match has.insert(codes.encode(table, id).unwrap(), id) {
+            Some(there) if there == id => *hits += copies,
+            other => {
+                *misses += copies;
+                *collisions += if other.is_some() { copies } else { 0 };
+            }
+        }
+    }
+    let stats = subject.stats();
+    let seen: Vec<_> = stats.tables.iter().map(|t| (t.hits, t.misses, t.collisions)).collect();
+    assert_eq!(seen, expected, "{bits} bits: hits, misses and collisions by table");
+    assert_eq!(stats.entries, has.len() as u64);
+    assert_eq!(stats.entries, stats.inserted - totals(&stats).2);
+}
+
+pub fn rows_of_one_key_in_one_batch_are_rows_of_their_own<S: Subject>(new: impl Fn(&World) -> S) {
+    let world = keys(World::new(1000, &[2], 64 << 10), 4);
+    let mut subject = new(&world);
+    for start in (0..240).step_by(60) {
+        let ids: Vec<u64> = (start..start + 60).collect();
+        let (hits, misses) = run(&mut subject, &world, &world.one_hot(&[ids]));
+        assert_eq!((hits, misses), (0, 60));
+        subject.settle();
+        let entries = subject.stats().entries;
+        assert!((1..=14).contains(&entries), "{entries} entries of at most 14 keys");
+    }
+    let stats = subject.stats();
+    assert_eq!(stats.entries, stats.inserted - totals(&stats).2);
+    // Whatever rows came to be there are found.
+    let hot = subject.hot_rows();
+    assert_eq!(hot.len() as u64, stats.entries);
+    let ids: Vec<u64> = hot.into_iter().map(|(_, id)| id).collect();
+    let hits = ids.len() as u64;
+    assert_eq!(run(&mut subject, &world, &world.one_hot(&[ids])), (hits, 0));
+}
