@@ -61,9 +61,8 @@ impl World {
 
     /// The same with other options, and as much room.
     pub fn with(mut self, options: impl FnOnce(&mut CacheOptions)) -> Self {
-        let least = |world: &Self| {
-            CacheShape::for_options(0.0, world.tables.clone(), &world.options).unwrap().bytes
-        };
+        let least =
+            |world: &Self| CacheShape::for_options(0.0, world.tables.clone(), &world.options).unwrap().bytes;
         let before = least(&self);
         options(&mut self.options);
         self.bytes = self.bytes - before + least(&self);

@@ -6,7 +6,7 @@ use flechette::device::cusim::{Argument, Launch, SimError, gather_pool, launch};
 use flechette::device::host;
 use flechette::device::pool::{Pool, PoolLookup, pooling_code};
 use flechette::schema::Pooling;
-use flechette::types::Element;
+use flechette::types::{Element, fold};
 use proptest::prelude::*;
 
 const SEEDS: [u64; 6] = [0, 1, 2, 3, 4, 5];
@@ -395,4 +395,20 @@ fn an_unknown_kernel_and_a_block_too_large_are_refused() {
     // SAFETY: nothing runs.
     let said = unsafe { launch("count_plainly", shape, &[]) }.unwrap_err();
     assert!(said.to_string().contains("1 to 1024 threads"), "{said}");
+}
+
+// ---- What kernels and host compute alike. ----
+
+#[test]
+fn numbers_are_folded_as_on_the_host() {
+    let numbers: Vec<u64> = (0..30).map(|i| (1 << (2 * i)) + i).chain([0, u64::MAX]).collect();
+    for bits in 0..=64 {
+        let mut folded = vec![0_u64; numbers.len()];
+        let arguments = [Argument::read(&numbers), Argument::write(&mut folded), Argument::value(bits)];
+        let shape = Launch { blocks: 1, threads: 32, shared_bytes: 0, seed: 0 };
+        // SAFETY: the kernel's parameters, two of 32 numbers, one a thread, that outlive the call.
+        unsafe { launch("fold_numbers", shape, &arguments).unwrap() };
+        let expected: Vec<u64> = numbers.iter().map(|&number| fold(number, bits)).collect();
+        assert_eq!(folded, expected, "{bits} bits");
+    }
 }

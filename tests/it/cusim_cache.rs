@@ -5,13 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use flechette::cache::device::{DeviceCache, DeviceCacheError, DeviceWorker, WorkerShape};
-use flechette::cache::{AdmissionOption, CacheOptions, CacheStats, EvictStep};
+use flechette::cache::{CacheError, CacheOptions, CacheStats, EvictStep, EvictionOption, Warmed};
 use flechette::device::cuda::{Driver, Work};
 use flechette::device::cusim::SimDriver;
 use flechette::types::{Batch, TableId, scatter};
 use proptest::prelude::*;
 
-use crate::cache_contract::{self as contract, MAX_IDS, MAX_SAMPLES, Seen, Subject, World, bits};
+use crate::cache_contract::{
+    self as contract, MAX_IDS, MAX_SAMPLES, Seen, Subject, World, bits, narrow, warm,
+};
 
 const SEEDS: [u64; 4] = [0, 1, 2, 3];
 
@@ -36,6 +38,17 @@ impl<D: Driver> Subject for DeviceSubject<D> {
 
     fn stats(&self) -> CacheStats {
         self.cache.stats()
+    }
+
+    fn warm(&mut self, rows: &[(TableId, u64, &[u8])]) -> Result<Warmed, CacheError> {
+        self.cache.warm(rows.iter().copied()).map_err(|error| match error {
+            DeviceCacheError::Cache(error) => error,
+            other => panic!("{other}"),
+        })
+    }
+
+    fn hot_rows(&mut self) -> Vec<(TableId, u64)> {
+        self.cache.hot_rows().unwrap()
     }
 }
 
@@ -68,9 +81,7 @@ fn worker_shape(world: &World) -> WorkerShape {
 
 fn subject(world: &World, seed: u64) -> DeviceSubject<SimDriver> {
     let driver = Arc::new(SimDriver::new(seed, 1 << 30).unwrap());
-    let options =
-        CacheOptions { admission: AdmissionOption::ALL, background: false, ..CacheOptions::default() };
-    let cache = Arc::new(DeviceCache::new(&world.shape(), &options, driver.clone()).unwrap());
+    let cache = Arc::new(DeviceCache::new(&world.shape(), &world.options, driver.clone()).unwrap());
     let worker = cache.worker(&worker_shape(world)).unwrap();
     DeviceSubject { driver, cache, worker }
 }
@@ -90,6 +101,23 @@ proptest! {
         let world = World::new(120, &dims, room).with_a_shared_feature();
         contract::a_hit_is_the_row_inserted(|world| subject(world, seed), &world, 16, draw);
     }
+
+    #[test]
+    fn a_hit_is_the_row_inserted_under_any_schedule_however_narrow_the_keys_are(
+        key_bits in 4u32..12,
+        dims in prop::collection::vec(1usize..40, 1..6),
+        room in 0usize..6000,
+        draw in any::<u64>(),
+        seed in 0u64..1000,
+    ) {
+        let world = narrow::keys(World::new(120, &dims, room).with_a_shared_feature(), key_bits);
+        contract::a_hit_is_the_row_inserted(|world| subject(world, seed), &world, 16, draw);
+    }
+
+    #[test]
+    fn a_key_has_the_row_last_asked_for(key_bits in 3u32..9, draw in any::<u64>(), seed in 0u64..1000) {
+        narrow::a_key_has_the_row_last_asked_for(|world| subject(world, seed), key_bits, draw);
+    }
 }
 
 #[test]
@@ -102,8 +130,58 @@ fn all_miss_all_hit_and_a_mixture() {
 #[test]
 fn eviction_goes_to_the_low_watermark_and_takes_the_oldest() {
     for seed in SEEDS {
-        contract::eviction_goes_to_the_low_watermark_and_takes_the_oldest(|world| subject(world, seed));
+        for eviction in [EvictionOption::Lru, EvictionOption::Lfu(vec![])] {
+            contract::eviction_goes_to_the_low_watermark_and_takes_the_oldest(
+                |world| subject(world, seed),
+                eviction,
+            );
+        }
     }
+}
+
+#[test]
+fn rows_of_one_key_in_one_batch_are_rows_of_their_own() {
+    for seed in SEEDS {
+        narrow::rows_of_one_key_in_one_batch_are_rows_of_their_own(|world| subject(world, seed));
+    }
+}
+
+#[test]
+fn rows_of_low_rank_leave_first() {
+    for seed in SEEDS {
+        warm::rows_of_low_rank_leave_first(|world| subject(world, seed));
+    }
+}
+
+#[test]
+fn hot_rows_are_those_in_the_cache_the_last_used_first() {
+    for seed in SEEDS {
+        warm::hot_rows_are_those_in_the_cache_the_last_used_first(|world| subject(world, seed));
+    }
+}
+
+#[test]
+fn warm_rows_are_found_whatever_the_admission_and_keep_their_order() {
+    for seed in SEEDS {
+        warm::warm_rows_are_found_whatever_the_admission_and_keep_their_order(|world| subject(world, seed));
+    }
+}
+
+#[test]
+fn warming_ends_below_the_high_watermark_with_the_hottest_in() {
+    for seed in SEEDS {
+        warm::warming_ends_below_the_high_watermark_with_the_hottest_in(|world| subject(world, seed));
+    }
+}
+
+#[test]
+fn the_coldest_of_the_warm_rows_leave_first() {
+    warm::the_coldest_of_the_warm_rows_leave_first(|world| subject(world, 1));
+}
+
+#[test]
+fn a_row_that_is_there_keeps_its_place_and_a_wrong_one_is_refused() {
+    warm::a_row_that_is_there_keeps_its_place_and_a_wrong_one_is_refused(|world| subject(world, 1));
 }
 
 #[test]
@@ -198,8 +276,8 @@ fn versions_of(world: &World, ids: &[Vec<u64>], matrix: &[f32], newest: u64) -> 
 /// a batch probes.
 #[test]
 fn a_row_that_changes_is_read_whole_and_the_new_one_once_it_is_there() {
-    let world = World::new(60, &[7, 4], 3 << 10);
-    for seed in 1..12 {
+    for (seed, key_bits) in (1..12).zip([64, 6].into_iter().cycle()) {
+        let world = narrow::keys(World::new(60, &[7, 4], 3 << 10), key_bits);
         let mut subject = subject(&world, seed);
         let mut writer = subject.cache.writer(8 << 10).unwrap();
         let mut draw = seed * 1000;
@@ -242,12 +320,11 @@ fn a_row_that_changes_is_read_whole_and_the_new_one_once_it_is_there() {
 /// poisoned: every row is one that some version held, whole.
 #[test]
 fn every_row_is_some_versions_under_workers_a_writer_and_eviction() {
-    for seed in [1, 2, 3] {
-        let world = World::new(200, &[9, 3], 3 << 10);
+    for (seed, key_bits) in [(1, 64), (2, 64), (3, 64), (4, 7), (5, 7)] {
+        let world = World::new(200, &[9, 3], 3 << 10).with(|options| options.background = true);
+        let world = narrow::keys(world, key_bits);
         let driver = Arc::new(SimDriver::new(seed, 1 << 30).unwrap());
-        let options =
-            CacheOptions { admission: AdmissionOption::ALL, background: true, ..CacheOptions::default() };
-        let cache = DeviceCache::new(&world.shape(), &options, driver).unwrap();
+        let cache = DeviceCache::new(&world.shape(), &world.options, driver).unwrap();
         const VERSIONS: u64 = 60;
         let (stop, world, cache) = (AtomicBool::new(false), &world, &cache);
         std::thread::scope(|scope| {

@@ -1,5 +1,7 @@
 //! The index on the device, kernel by kernel: what jobs do to it, and what a probe finds amid them, each seed a
-//! schedule of its own.
+//! schedule of its own. In `tags`: rows that share keys, and what the host is told of them.
+
+mod tags;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -49,7 +51,9 @@ impl Bench {
         self.rows.push(id);
         let location = (slot as u64) << 1;
         let row = if kind == JobKind::Withdraw { JobRow::InPlace } else { JobRow::Staged(slot) };
-        assert!(jobs.push(Job { key: BASE | id, location, row, tag: 0, words: 1, kind, older: 0 }, &self.staging));
+        assert!(
+            jobs.push(Job { key: BASE | id, location, row, tag: 0, words: 1, kind, older: 0 }, &self.staging)
+        );
         location
     }
 
@@ -58,6 +62,10 @@ impl Bench {
     }
 
     fn lane(&self) -> Lane<SimDriver> {
+        Lane::new(&self.tier, self.lane_shape()).unwrap()
+    }
+
+    fn lane_shape(&self) -> LaneShape {
         let lookup = LaneLookup {
             feature: 0,
             base: BASE,
@@ -68,7 +76,7 @@ impl Bench {
             column: 0,
             pooling: 0,
         };
-        let shape = LaneShape {
+        LaneShape {
             features: 1,
             lookups: vec![lookup],
             dense_width: 0,
@@ -77,8 +85,7 @@ impl Bench {
             max_ids: 256,
             staging_words: 256,
             copy_words: 64,
-        };
-        Lane::new(&self.tier, shape).unwrap()
+        }
     }
 }
 

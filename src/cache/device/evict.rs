@@ -5,10 +5,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::super::EvictionOption;
 use super::super::course::{Course, Goal, Strain};
 use super::super::evictor::EvictStep;
 use super::super::index::{Location, Unlinked};
-use super::super::EvictionOption;
 use super::super::key::RowKeys;
 use super::super::policy::{Eviction, threshold};
 use super::super::shared::MAX_WAITING;

@@ -34,7 +34,9 @@ use super::key::RowKeys;
 use super::policy::{Admission, Eviction, Fill, Watermarks};
 use super::slots::{Class, Slots};
 use super::stats::{Counts, TableCounts};
-use super::{CacheError, CacheOptions, CacheShape, CacheStats, TableShape, admission, check, eviction, index};
+use super::{
+    CacheError, CacheOptions, CacheShape, CacheStats, TableShape, admission, check, eviction, index,
+};
 use crate::device::cuda::lane::LaneError;
 use crate::device::cuda::tier::{Tier, TierShape};
 use crate::device::cuda::{Driver, DriverError};

@@ -360,7 +360,11 @@ impl<D: Driver> DeviceWriter<D> {
     pub fn withdraw(&mut self, rows: &[(TableId, u64)]) -> Result<u64, DeviceCacheError> {
         let offers = rows.iter().map(|&(table, id)| Offer { table, id, word: 0 });
         for &(table, id) in rows {
-            self.shared.own_key(table, id, self.shared.tables.get(table.index()).map_or(0, |t| t.row_bytes))?;
+            self.shared.own_key(
+                table,
+                id,
+                self.shared.tables.get(table.index()).map_or(0, |t| t.row_bytes),
+            )?;
         }
         let order = Order { batch: self.shared.epochs.tag(), kind: JobKind::Withdraw, admission: false };
         self.shared.replace(order, &mut self.staging, offers)

@@ -122,7 +122,9 @@ pub fn a_row_that_is_there_keeps_its_place_and_a_wrong_one_is_refused<S: Subject
     let stored = |stored, passed_over| Warmed { stored, passed_over, full: false };
     assert_eq!(warm(&mut subject, &world, 3..5), stored(1, 1));
     assert_eq!(warm(&mut subject, &world, [7, 7, 8].into_iter()), stored(2, 1), "a row twice");
-    let said = |e: Result<Warmed, _>| -> String { Err::<Warmed, flechette::cache::CacheError>(e.unwrap_err()).unwrap_err().to_string() };
+    let said = |e: Result<Warmed, _>| -> String {
+        Err::<Warmed, flechette::cache::CacheError>(e.unwrap_err()).unwrap_err().to_string()
+    };
     let row = world.row(TableId(0), 9, 0).unwrap();
     let wrong = said(subject.warm(&[(TableId(0), 9, &row), (TableId(0), 1000, &row)]));
     assert!(wrong.contains("1000"), "{wrong}");

@@ -1,0 +1,189 @@
+//! Rows of an index of few keys: eight rows a key, told apart by their tags.
+
+use flechette::device::cuda::args::NarrowColumn;
+use flechette::device::cuda::lister::{Lister, Look};
+use flechette::types::fold;
+
+use super::*;
+
+/// Bits of the index's keys, in a block that begins here.
+const BITS: u32 = 3;
+const BLOCK: u64 = 16;
+/// Words of a slot: a tag and a row of one value.
+const SLOT: usize = 3;
+
+fn index_key(id: u64) -> u64 {
+    BLOCK | fold(id, BITS)
+}
+
+fn lane_of_tags(bench: &Bench) -> Lane<SimDriver> {
+    let narrow = Some(NarrowColumn { base: BLOCK, bits: BITS, tagged: 1 });
+    let mut shape = bench.lane_shape();
+    shape.lookups[0].narrow = narrow;
+    Lane::new(&bench.tier, shape).unwrap()
+}
+
+/// A job for a row, in a slot that no other has.
+fn push_tagged(bench: &mut Bench, jobs: &mut Jobs<SimDriver>, id: u64, kind: JobKind) -> Option<u64> {
+    let slot = bench.rows.len();
+    let location = ((slot * SLOT) as u64) << 1;
+    let row = if kind == JobKind::Withdraw { JobRow::InPlace } else { JobRow::Staged(slot) };
+    let job = Job { key: index_key(id), location, row, tag: BASE | id, words: 1, kind, older: 0 };
+    let pushed = jobs.push(job, &bench.staging);
+    if pushed {
+        bench.rows.push(id);
+    }
+    pushed.then_some(location)
+}
+
+/// With room for all keys there is no chance in what comes of a job.
+#[test]
+fn jobs_for_rows_that_share_keys_heed_whose_row_is_there() {
+    for seed in 0..20 {
+        let mut bench = Bench::new(3 + seed % 3, seed);
+        let (mut jobs, mut draw) = (bench.jobs(), seed << 32);
+        // By key: whose row, and where.
+        let mut there: HashMap<u64, (u64, u64)> = HashMap::new();
+        let mut links = HashMap::<u32, u32>::new();
+        for now in 0..30 {
+            let may_replace =
+                [MayReplace::Nothing, MayReplace::SameKey, MayReplace::Coldest][now as usize % 3];
+            let mut expected = Vec::new();
+            for id in some_ids(&mut draw) {
+                let kind =
+                    [JobKind::Keep, JobKind::Swap, JobKind::Withdraw][(scatter(draw + id) % 3) as usize];
+                let Some(location) = push_tagged(&mut bench, &mut jobs, id, kind) else { continue };
+                let key = index_key(id);
+                let own = there.get(&key).map(|(other, _)| *other == id);
+                let link = match (kind, own) {
+                    (JobKind::Withdraw, Some(true)) => args::LINK_WITHDRAWN,
+                    (JobKind::Withdraw, _) => args::LINK_ABSENT,
+                    (_, None) => args::LINK_NEW,
+                    (JobKind::Swap, Some(true)) => args::LINK_SWAPPED,
+                    (_, Some(false)) if may_replace != MayReplace::Nothing => args::LINK_REPLACED,
+                    _ => args::LINK_PRESENT,
+                };
+                let left = match link {
+                    args::LINK_WITHDRAWN => there.remove(&key),
+                    args::LINK_NEW | args::LINK_SWAPPED | args::LINK_REPLACED => {
+                        there.insert(key, (id, location))
+                    }
+                    _ => None,
+                };
+                *links.entry(link).or_default() += 1;
+                expected.push((link, left.map_or((0, 0), |(_, location)| (key, location))));
+            }
+            jobs.launch(now, may_replace, Some(&mut bench.staging)).unwrap();
+            let outcomes = jobs.finish().unwrap().iter();
+            let got: Vec<_> = outcomes.map(|out| (out.link, (out.key, out.location))).collect();
+            assert_eq!(got, expected, "seed {seed}, launch {now}");
+        }
+        assert_eq!(links.len(), 6, "every outcome but one of no room came about: {links:?}");
+    }
+}
+
+/// Rows take each other's keys while lanes stand anywhere in a probe: what is found is the row that was asked
+/// for, and another's is a collision.
+#[test]
+fn a_probe_amid_replacement_finds_the_row_itself_or_nothing() {
+    let (mut found, mut collided) = (0, 0);
+    for seed in 1..100 {
+        let mut bench = Bench::new(1 + seed % 2, seed);
+        let (mut lane, mut draw) = (lane_of_tags(&bench), seed << 32);
+        let mut under_way: Vec<Jobs<SimDriver>> = (0..4).map(|_| bench.jobs()).collect();
+        for now in 0..12 {
+            for jobs in &mut under_way {
+                jobs.finish().unwrap();
+                for id in some_ids(&mut draw).into_iter().rev().take(8) {
+                    let kind =
+                        [JobKind::Keep, JobKind::Swap, JobKind::Withdraw][(scatter(draw + id) % 3) as usize];
+                    push_tagged(&mut bench, jobs, id, kind);
+                }
+            }
+            for jobs in &mut under_way {
+                bench.launch(jobs, now);
+            }
+            let ids: Vec<u64> = (0..IDS).chain(0..IDS / 2).collect();
+            let misses = lane.probe(now, &batch_of(&ids)).unwrap();
+            let missing: HashSet<u64> = lane.misses().iter().map(|miss| miss.id).collect();
+            assert_eq!(missing.len(), misses, "each miss once");
+            let (missed, others) = (lane.missed()[0], lane.collided()[0]);
+            assert!(others <= missed && missed as usize >= misses, "{others} of {missed}");
+            collided += others;
+            let (misses, words) = lane.staged_mut().unwrap();
+            for miss in misses {
+                words[miss.word] = (-1.0_f32 - miss.id as f32).to_bits();
+            }
+            if now % 2 == 0 {
+                lane.copy_hits().unwrap();
+            }
+            lane.pool().unwrap();
+            lane.settle().unwrap();
+            for (&id, &value) in ids.iter().zip(lane.out()) {
+                let fetched = value == -1.0 - id as f32 && missing.contains(&id);
+                found += u64::from(!fetched);
+                let own = fetched || bench.rows.get(value as usize) == Some(&id);
+                assert!(own, "seed {seed}: id {id} got {value}");
+            }
+        }
+    }
+    assert!(found > 1000 && collided > 10_000, "{found} hits, {collided} collisions");
+}
+
+#[test]
+fn the_list_has_each_entry_once_with_its_tag_and_its_age() {
+    for (seed, buckets) in [(0, 5), (1, 5), (2, 64), (3, 64)] {
+        let mut bench = Bench::new(buckets, seed);
+        let mut jobs = bench.jobs();
+        let mut linked = HashSet::new();
+        for id in 0..IDS {
+            let slot = bench.rows.len();
+            let (location, older) = (((slot * SLOT) as u64) << 1, (id % 5) as u32);
+            let (row, kind) = (JobRow::Staged(slot), JobKind::Keep);
+            let job = Job { key: index_key(id), location, row, tag: BASE | id, words: 1, kind, older };
+            if jobs.push(job, &bench.staging) {
+                bench.rows.push(id);
+                linked.insert((job.key, location, job.tag, older + 10));
+            }
+        }
+        bench.launch(&mut jobs, 20);
+        jobs.finish().unwrap();
+        let seen = |look: Look, room: usize, tags: bool| -> Vec<_> {
+            let mut lister = Lister::new(&bench.tier, room, tags).unwrap();
+            lister.look(30, look).unwrap().map(|e| (e.key, e.location, e.tag, e.age)).collect()
+        };
+        let all = [seen(Look::From(0, buckets), 64, true), seen(Look::Drawn(7), 64, true)];
+        for listed in all {
+            assert_eq!(
+                (listed.len(), HashSet::from_iter(listed)),
+                (linked.len(), linked.clone()),
+                "seed {seed}"
+            );
+        }
+        // By parts, the last of them shorter, and round the end.
+        let parts = (0..buckets).step_by(2).flat_map(|at| seen(Look::From(at, buckets - at), 2, true));
+        assert_eq!(parts.collect::<HashSet<_>>(), linked, "seed {seed}");
+        let round = seen(Look::From(buckets - 1, 2), 2, true).len();
+        let halves = [seen(Look::From(buckets - 1, 1), 2, true), seen(Look::From(0, 1), 2, true)];
+        assert_eq!(round, halves.concat().len());
+        assert!(seen(Look::Drawn(1), 2, true).iter().all(|entry| linked.contains(entry)));
+        assert!(seen(Look::From(0, buckets), 64, false).iter().all(|entry| entry.2 == 0), "unread");
+    }
+}
+
+#[test]
+fn a_full_pair_of_buckets_stays_as_it_is_unless_its_coldest_may_go() {
+    let mut bench = Bench::new(1, 3);
+    let mut jobs = bench.jobs();
+    for id in 0..9 {
+        bench.push(&mut jobs, id, JobKind::Keep);
+        // One after the other, so that the first eight are in.
+        jobs.launch(id, MayReplace::SameKey, Some(&mut bench.staging)).unwrap();
+        let link = jobs.finish().unwrap()[0].link;
+        assert_eq!(link, if id < 8 { args::LINK_NEW } else { args::LINK_FULL });
+    }
+    bench.push(&mut jobs, 8, JobKind::Keep);
+    jobs.launch(9, MayReplace::Coldest, Some(&mut bench.staging)).unwrap();
+    let outcome = jobs.finish().unwrap()[0];
+    assert_eq!((outcome.link, outcome.key), (args::LINK_REPLACED, BASE));
+}
