@@ -137,9 +137,14 @@ const CACHE_POINTERS: Spec = Spec(
     Kind::Gauge,
     "Of the cache's entries, those that point into the store's memory now.",
 );
+const DEVICE_LOST: Spec = Spec(
+    "flechette_device_lost",
+    Kind::Gauge,
+    "1 once the device has failed: scores then come from the host until a restart. 0 before, and without a device.",
+);
 const BUILD_INFO: Spec = Spec("flechette_build_info", Kind::Gauge, "Always 1; the labels say which build.");
 
-const ALL: [&Spec; 24] = [
+const ALL: [&Spec; 25] = [
     &REQUESTS,
     &REQUEST_SECONDS,
     &QUEUE_SECONDS,
@@ -163,6 +168,7 @@ const ALL: [&Spec; 24] = [
     &CACHE_CAPACITY,
     &CACHE_ENTRIES,
     &CACHE_POINTERS,
+    &DEVICE_LOST,
     &BUILD_INFO,
 ];
 
@@ -195,6 +201,8 @@ pub struct ModelMetrics {
     pub queue_samples: Gauge,
     /// The version that scores now.
     pub version: Gauge,
+    /// Whether the device has failed.
+    pub device_lost: Gauge,
     /// The cache as a whole.
     pub cache: CacheMetrics,
     /// The recording of its accesses.
@@ -325,6 +333,7 @@ impl Register<'_> {
             batch_samples: self.histogram(&BATCH_SAMPLES, &model),
             queue_samples: self.gauge(&QUEUE_SAMPLES, &model),
             version: self.gauge(&MODEL_VERSION, &model),
+            device_lost: self.gauge(&DEVICE_LOST, &model),
             cache: CacheMetrics {
                 used_bytes: self.gauge(&CACHE_USED, &model),
                 capacity_bytes: self.gauge(&CACHE_CAPACITY, &model),
