@@ -9,7 +9,7 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow};
 
 use crate::cli::InputError;
-use crate::config::{Config, Flags, TraceConfig};
+use crate::config::{Config, DeviceKind, Flags, TraceConfig};
 use crate::device::{self, Choice, cuda};
 use crate::engine::{Engine, EngineParts, Front, read_weights};
 use crate::metrics::{Metrics, ModelMetrics};
@@ -151,6 +151,11 @@ impl Serving {
             };
             let table_bytes = latest.opened.store.row_bytes();
             let engine = Engine::new(latest.opened, parts)?.pointing();
+            match engine.try_device() {
+                Err(error) if config.device.kind == DeviceKind::Cuda => return Err(error.into()),
+                // `auto`: the engine has said so, and scores from the store.
+                Err(_) | Ok(()) => {}
+            }
             let cache_bytes = engine.cache_stats().map(|stats| stats.total_bytes);
             let version = engine.version();
             tracing::info!(model = name, %version, table_bytes, cache_bytes = cache_bytes.unwrap_or(0), "loaded");

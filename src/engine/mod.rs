@@ -302,7 +302,10 @@ impl Predict for Engine {
     /// Brings the metrics up to the cache's counts.
     fn measure(&self) {
         if let Front::Device(front) = &self.front {
-            self.metrics.device_lost.set(f64::from(front.is_lost()));
+            let (pinned, device) = front.worker_bytes();
+            self.metrics.device.lost.set(f64::from(front.is_lost()));
+            self.metrics.device.pinned_bytes.set(pinned as f64);
+            self.metrics.device.worker_bytes.set(device as f64);
         }
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(now) = self.cache_stats() else { return };

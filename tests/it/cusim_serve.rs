@@ -7,6 +7,8 @@
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::fs;
 use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use flechette::cli::serve::{Serving, runtime};
 use flechette::config::{Config, DeviceConfig, DeviceKind, Flags};
@@ -27,6 +29,17 @@ unsafe extern "C" {
 const RTLD_NOW: c_int = 2;
 /// `CUDA_ERROR_LAUNCH_FAILED`.
 const LAUNCH_FAILED: i32 = 719;
+
+/// Launches that are carried out, once a server is up; the next one fails.
+static LAUNCHES_LEFT: AtomicI64 = AtomicI64::new(i64::MAX);
+/// A kernel that is not executed.
+static LEFT_OUT: Mutex<&str> = Mutex::new("");
+
+/// As [`execute_kernels`], and one kernel does nothing.
+fn execute_kernels_but(kernel: &'static str) {
+    *LEFT_OUT.lock().unwrap() = kernel;
+    execute_kernels();
+}
 
 /// Has the pretended driver's kernels executed by the simulator, in this process.
 fn execute_kernels() {
@@ -62,6 +75,12 @@ unsafe extern "C" fn execute(
     let (name, [blocks, threads, shared], argument) = unsafe {
         (text(name, length), *shape.cast::<[u32; 3]>(), std::slice::from_raw_parts(argument, bytes))
     };
+    if name == *LEFT_OUT.lock().unwrap() {
+        return 0;
+    }
+    if LAUNCHES_LEFT.fetch_sub(1, Ordering::SeqCst) <= 0 {
+        return LAUNCH_FAILED;
+    }
     let shape = Launch { blocks, threads, shared_bytes: shared as usize, seed: 0 };
     // SAFETY: what the program gave the driver, which is what the kernel takes.
     match unsafe { launch(name, shape, &[Argument::bytes(argument)]) } {
@@ -93,12 +112,13 @@ fn on_cuda() -> DeviceConfig {
 
 /// A server in this process, on the pretended GPU, for as long as `then` takes.
 fn served<T: Send + 'static>(
+    kind: DeviceKind,
     models: &str,
     settings: &str,
     then: impl FnOnce(String, String) -> T + Send + 'static,
 ) -> T {
     let mut config = Config::resolve(&Flags::default(), [], Some(settings)).unwrap();
-    config.device = on_cuda();
+    config.device = DeviceConfig { kind, ..on_cuda() };
     config.server.grpc.set_port(0);
     config.server.http.set_port(0);
     let serving = Serving::load(&config, Path::new(models)).unwrap();
@@ -144,9 +164,21 @@ const COUNTS: [&str; 4] = ["cache_hits_total", "cache_misses_total", "cache_evic
 
 /// What a server on the pretended GPU counted after it has scored as the trainer did.
 fn scores_alike(workshop: &Workshop, own: &[(&'static str, String); 2], settings: &str) -> [f64; 4] {
+    scores_alike_on(DeviceKind::Cuda, i64::MAX, workshop, own, settings)
+}
+
+/// The same on a device, which carries out so many more launches once the server is up.
+fn scores_alike_on(
+    kind: DeviceKind,
+    launches: i64,
+    workshop: &Workshop,
+    own: &[(&'static str, String); 2],
+    settings: &str,
+) -> [f64; 4] {
     let (valid, out, own) = (workshop.valid.clone(), workshop.path("served.scores"), own.clone());
     let told = settings.to_owned();
-    served(&workshop.models, settings, move |grpc, http| {
+    served(kind, &workshop.models, settings, move |grpc, http| {
+        LAUNCHES_LEFT.store(launches, Ordering::SeqCst);
         for (model, own) in own {
             for batch in [200, 33] {
                 score(&grpc, model, &valid, &out, batch);
@@ -199,13 +231,32 @@ fn a_batch_whose_missing_rows_do_not_fit_the_staging_memory_is_scored_in_parts()
 }
 
 #[test]
+fn a_gpu_that_scores_otherwise_than_the_host_is_not_served_on() {
+    Machine::whole().runs(|_| {
+        execute_kernels_but("gather_pool");
+        let (workshop, own) = workshop();
+        let load = |kind| {
+            let config = Config::resolve(&Flags::default(), [], None).unwrap();
+            let config = Config { device: DeviceConfig { kind, ..on_cuda() }, ..config };
+            Serving::load(&config, Path::new(&workshop.models))
+        };
+        let text = format!("{:#}", load(DeviceKind::Cuda).map(drop).unwrap_err());
+        assert!(text.contains("otherwise than the host: expected 0."), "{text}");
+        let [.., lost] = scores_alike_on(DeviceKind::Auto, i64::MAX, &workshop, &own, "");
+        assert_eq!(lost, 2.0);
+    });
+}
+
+#[test]
 fn a_gpu_that_fails_in_mid_flight_costs_time_and_no_score() {
-    for launch in ["1", "7", "12"] {
-        let said = Machine::whole().told("STICKY", &format!("{launch}:700")).runs(|_| {
+    for launches in [0, 5, 20] {
+        let said = Machine::whole().told("CASE", &launches.to_string()).runs(|_| {
+            let launches = std::env::var("PRETEND_CASE").unwrap().parse().unwrap();
             execute_kernels();
             let (workshop, own) = workshop();
-            let [.., lost] = scores_alike(&workshop, &own, "[cache]\nfraction = 0.05\n");
-            assert!(lost >= 1.0, "{lost} models have lost their device");
+            let settings = "[cache]\nfraction = 0.05\n";
+            let [.., lost] = scores_alike_on(DeviceKind::Cuda, launches, &workshop, &own, settings);
+            assert_eq!(lost, 2.0, "both models have lost their device");
         });
         if said.is_none() {
             return;

@@ -668,6 +668,7 @@ unsafe extern "C" fn cuFuncLoad(function: usize) -> i32 {
 fn parameter_bytes(name: &str) -> usize {
     match *EXECUTOR.lock().unwrap() {
         _ if name == "scale" => size_of::<ScaleArgs>(),
+        // SAFETY: a name's beginning and its length, for who has said that it takes them.
         Some((_, argument_bytes)) => unsafe { argument_bytes(name.as_ptr(), name.len()) },
         None => 8,
     }
