@@ -84,7 +84,7 @@ use crate::types::{TableId, Version};
 use epoch::{Epochs, Limbo, Replaceable};
 use evictor::Evictor;
 use index::Index;
-use key::{KeyWidth, RowKeys};
+use key::{KeyWidth, RowKeys, TOMBSTONE};
 use policy::frequency::Sketch;
 use policy::probability::Probability;
 use policy::rank::Ranks;
@@ -175,7 +175,7 @@ pub enum EvictionOption {
     #[default]
     Lru,
     /// Those of the lowest rank: of these rows, in descending frequency, the last; and before any of these
-    /// the longest unused of all others.
+    /// the longest unused of all others. Of so many of them as the cache's bytes would hold.
     Lfu(Vec<(TableId, u64)>),
 }
 
@@ -198,7 +198,7 @@ impl FlatCache {
         let rows: Vec<u64> = shape.tables.iter().map(|t| t.rows).collect();
         let keys = RowKeys::new(&rows, options.key_width)?;
         let plan = shape.plan(&keys, options)?;
-        let refused = |source| CacheError::Memory { bytes: plan.layout.bytes() + plan.sketch_bytes, source };
+        let refused = |source| CacheError::Memory { bytes: plan.bytes(), source };
         let class = |t: &TableShape| plan.layout.slabs.class(t.row_bytes);
         let shared = Arc::new(Shared {
             classes: plan.slots.iter().filter_map(class).collect(),
@@ -209,7 +209,7 @@ impl FlatCache {
             current: Replaceable::new(version::Current::new(options.version)),
             switching: Mutex::default(),
             admission: admission(options, plan.sketch_bytes),
-            eviction: eviction(options, &keys),
+            eviction: eviction(options, &keys, plan.ranked),
             keys,
             watermarks: options.watermarks,
             pointers: pointers::Pointers::new(shape.tables.len(), options.pointers),
@@ -307,12 +307,15 @@ fn admission(options: &CacheOptions, sketch_bytes: usize) -> Admission {
     }
 }
 
-fn eviction(options: &CacheOptions, keys: &RowKeys) -> Eviction {
+/// The policy, with ranks of the first so many rows.
+fn eviction(options: &CacheOptions, keys: &RowKeys, ranked: usize) -> Eviction {
     match &options.eviction {
         EvictionOption::Lru => Eviction::Lru,
         EvictionOption::Lfu(rows) => {
-            let key = |&(table, id): &(TableId, u64)| keys.index_keys().encode(table, id);
-            Eviction::Lfu(Ranks::new(rows.iter().filter_map(key)))
+            // A row that is none has the rank of no entry's.
+            let key =
+                |&(table, id): &(TableId, u64)| keys.index_keys().encode(table, id).unwrap_or(TOMBSTONE);
+            Eviction::Lfu(Ranks::new(rows[..ranked].iter().map(key)))
         }
     }
 }

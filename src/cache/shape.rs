@@ -8,8 +8,9 @@
 use super::index::{self, BUCKET_BYTES, LOAD, Location, SLOTS};
 use super::key::RowKeys;
 use super::policy::Fill;
+use super::policy::rank::Ranks;
 use super::slab::SlabShape;
-use super::{AdmissionOption, CacheError, CacheOptions, WATERMARKS};
+use super::{AdmissionOption, CacheError, CacheOptions, EvictionOption, WATERMARKS};
 use crate::types::{FlatKey, ROW_ALIGN, TableId};
 
 /// The least number of buckets: a key's two are then mostly two.
@@ -87,9 +88,19 @@ impl CacheShape {
     ) -> Result<Self, CacheError> {
         let rows: Vec<u64> = tables.iter().map(|t| t.rows).collect();
         let keys = RowKeys::new(&rows, options.key_width)?;
-        let slots = Self::from_fraction(fraction, slots(&tables, &keys)).bytes;
-        let sketch = if options.sketches() { slots.div_ceil(SKETCH_SHARE - 1) } else { 0 };
-        Ok(Self { bytes: slots + sketch + pointer_buckets(options.pointers) * BUCKET_BYTES, tables })
+        let slots = slots(&tables, &keys);
+        let pointers = pointer_buckets(options.pointers) * BUCKET_BYTES;
+        let rest = Self::from_fraction(fraction, slots.clone()).bytes + pointers;
+        // More bytes may have more rows ranked, up to all that there are.
+        let mut bytes = 0;
+        loop {
+            let policies = rest + Ranks::bytes_of(ranked(bytes, &slots, options));
+            let sketch = if options.sketches() { policies.div_ceil(SKETCH_SHARE - 1) } else { 0 };
+            if policies + sketch <= bytes {
+                return Ok(Self { bytes, tables });
+            }
+            bytes = policies + sketch;
+        }
     }
 
     /// Divides the bytes among all that a cache of these options has.
@@ -97,7 +108,9 @@ impl CacheShape {
         let slots = slots(&self.tables, keys);
         let sketch_bytes = if options.sketches() { self.bytes / SKETCH_SHARE } else { 0 };
         let more_buckets = pointer_buckets(options.pointers);
-        let apart = sketch_bytes.saturating_add(more_buckets.saturating_mul(BUCKET_BYTES));
+        let ranked = ranked(self.bytes, &slots, options);
+        let policies = sketch_bytes + Ranks::bytes_of(ranked);
+        let apart = policies.saturating_add(more_buckets.saturating_mul(BUCKET_BYTES));
         let inner = Self { bytes: self.bytes.saturating_sub(apart), tables: slots };
         let mut layout = inner.layout().map_err(|error| match error {
             CacheError::TooSmall { minimum, sizes, .. } => {
@@ -106,7 +119,7 @@ impl CacheShape {
             error => error,
         })?;
         layout.buckets = (layout.buckets + more_buckets).min(u32::MAX as usize);
-        Ok(Plan { layout, slots: inner.tables, sketch_bytes })
+        Ok(Plan { layout, slots: inner.tables, sketch_bytes, ranked })
     }
 
     /// Divides the bytes between index and pool.
@@ -167,6 +180,28 @@ pub(super) struct Plan {
     pub slots: Vec<TableShape>,
     /// Bytes of the admission's sketch.
     pub sketch_bytes: usize,
+    /// How many of the rows that the eviction is to rank have a rank.
+    pub ranked: usize,
+}
+
+impl Plan {
+    /// All that the cache takes.
+    pub fn bytes(&self) -> usize {
+        self.layout.bytes() + self.sketch_bytes + Ranks::bytes_of(self.ranked)
+    }
+}
+
+/// Of how many rows a cache of so many bytes keeps the ranks: of as many, the most frequent first, as it would hold
+/// beside them. Of rows past those it is only known that they are colder.
+fn ranked(bytes: usize, slots: &[TableShape], options: &CacheOptions) -> usize {
+    let EvictionOption::Lfu(rows) = &options.eviction else { return 0 };
+    let entry_bytes = (BUCKET_BYTES as f64 / (SLOTS as f64 * LOAD)) as usize + Ranks::bytes_of(3) / 3;
+    let mut used = 0_usize;
+    let fits = |(table, _): &&(TableId, u64)| {
+        used += entry_bytes + slots.get(table.index()).map_or(0, |slot| slot.row_bytes);
+        used <= bytes
+    };
+    rows.iter().take_while(fits).count()
 }
 
 /// The tables with the slots that their rows take, tags included.

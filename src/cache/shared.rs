@@ -221,6 +221,7 @@ impl Shared {
         let Fill { entries: (entries, entry_capacity), bytes: (pool_used_bytes, pool_bytes) } =
             self.fill_level();
         let index_bytes = self.index.buckets() * index::BUCKET_BYTES;
+        let policies = self.admission.bytes() + self.eviction.bytes();
         CacheStats {
             tables: self.counts.tables.iter().map(TableCounts::read).collect(),
             entries,
@@ -228,7 +229,7 @@ impl Shared {
             pointers: self.pointers.count(),
             pool_used_bytes,
             pool_bytes,
-            total_bytes: (self.pool.shape().bytes() + index_bytes + self.admission.bytes()) as u64,
+            total_bytes: (self.pool.shape().bytes() + index_bytes + policies) as u64,
             inserted: load(&self.counts.inserted),
             not_admitted: load(&self.counts.not_admitted),
             rejected_full: load(&self.counts.rejected_full),

@@ -34,7 +34,7 @@ pub struct CacheStats {
     pub pool_used_bytes: u64,
     /// Bytes of the pool.
     pub pool_bytes: u64,
-    /// Bytes of index and pool with all their records: at most `cache.bytes`.
+    /// Bytes of index and pool with all their records, and of the policies: at most `cache.bytes`.
     pub total_bytes: u64,
     /// Rows that were copied in.
     pub inserted: u64,

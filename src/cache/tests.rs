@@ -3,8 +3,8 @@
 
 mod narrow;
 mod pointing;
+mod policies;
 mod switching;
-mod warm;
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

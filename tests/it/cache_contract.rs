@@ -191,6 +191,9 @@ pub struct Seen {
     pub fetched: Vec<(TableId, u64)>,
 }
 
+/// Rows that a cache is to begin with.
+pub type Rows<'i, 'r> = dyn Iterator<Item = (TableId, u64, &'r [u8])> + 'i;
+
 /// A cache and a worker of it.
 pub trait Subject {
     /// Runs a batch; rows that are missing are those of `version`.
@@ -199,7 +202,7 @@ pub trait Subject {
     /// Until nothing is under way.
     fn settle(&mut self);
     fn stats(&self) -> CacheStats;
-    fn warm(&mut self, rows: &[(TableId, u64, &[u8])]) -> Result<Warmed, CacheError>;
+    fn warm(&mut self, rows: &mut Rows) -> Result<Warmed, CacheError>;
     fn hot_rows(&mut self) -> Vec<(TableId, u64)>;
 }
 
@@ -396,8 +399,8 @@ impl Subject for HostSubject {
         self.cache.stats()
     }
 
-    fn warm(&mut self, rows: &[(TableId, u64, &[u8])]) -> Result<Warmed, CacheError> {
-        self.cache.warm(rows.iter().copied())
+    fn warm(&mut self, rows: &mut Rows) -> Result<Warmed, CacheError> {
+        self.cache.warm(rows)
     }
 
     fn hot_rows(&mut self) -> Vec<(TableId, u64)> {

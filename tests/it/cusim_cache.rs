@@ -12,7 +12,7 @@ use flechette::types::{Batch, TableId, scatter};
 use proptest::prelude::*;
 
 use crate::cache_contract::{
-    self as contract, MAX_IDS, MAX_SAMPLES, Seen, Subject, World, bits, narrow, warm,
+    self as contract, MAX_IDS, MAX_SAMPLES, Rows, Seen, Subject, World, bits, narrow, warm,
 };
 
 const SEEDS: [u64; 4] = [0, 1, 2, 3];
@@ -40,8 +40,8 @@ impl<D: Driver> Subject for DeviceSubject<D> {
         self.cache.stats()
     }
 
-    fn warm(&mut self, rows: &[(TableId, u64, &[u8])]) -> Result<Warmed, CacheError> {
-        self.cache.warm(rows.iter().copied()).map_err(|error| match error {
+    fn warm(&mut self, rows: &mut Rows) -> Result<Warmed, CacheError> {
+        self.cache.warm(rows).map_err(|error| match error {
             DeviceCacheError::Cache(error) => error,
             other => panic!("{other}"),
         })
@@ -369,6 +369,29 @@ fn every_row_is_some_versions_under_workers_a_writer_and_eviction() {
         });
         let stats = cache.stats();
         assert!(contract::totals(&stats).2 > 0, "rows were put out");
+    }
+}
+
+/// A job a key and launch: rows of one key go one launch after the other.
+#[test]
+fn a_row_that_was_withdrawn_is_found_no_more_whoever_shares_its_key() {
+    for key_bits in [64, 5] {
+        let world = narrow::keys(World::new(60, &[7, 4], 64 << 10), key_bits);
+        let mut subject = subject(&world, 7);
+        let mut writer = subject.cache.writer(8 << 10).unwrap();
+        let batch = world.one_hot(&[(0..60).collect(), (0..60).collect()]);
+        contract::run(&mut subject, &world, &batch);
+        subject.settle();
+        let kept = subject.stats().entries;
+        assert!(kept >= 20);
+        let all: Vec<_> = (0..2).flat_map(|t| (0..60).map(move |id| (TableId(t), id))).collect();
+        writer.withdraw(&all[..60]).unwrap();
+        subject.settle();
+        assert!(subject.hot_rows().iter().all(|(table, _)| *table == TableId(1)), "{key_bits} bits");
+        writer.withdraw(&all).unwrap();
+        subject.settle();
+        assert_eq!((subject.hot_rows(), subject.stats().entries), (vec![], 0), "{key_bits} bits");
+        assert_eq!(contract::run(&mut subject, &world, &batch).0, 0);
     }
 }
 

@@ -112,7 +112,7 @@ impl<D: Driver> DeviceCache<D> {
             return Err(DeviceCacheError::Unsupported);
         }
         let plan = shape.plan(&keys, options)?;
-        let (layout, bytes) = (&plan.layout, plan.layout.bytes() + plan.sketch_bytes);
+        let (layout, bytes) = (&plan.layout, plan.bytes());
         let tier = Arc::new(Tier::new(
             driver,
             TierShape {
@@ -130,7 +130,7 @@ impl<D: Driver> DeviceCache<D> {
             epochs: Arc::default(),
             unfinished: Mutex::default(),
             admission: admission(options, plan.sketch_bytes),
-            eviction: eviction(options, &keys),
+            eviction: eviction(options, &keys, plan.ranked),
             watermarks: options.watermarks,
             limbo: Limbo::default(),
             replacer: Mutex::new(Replacer::new(&tier)?),

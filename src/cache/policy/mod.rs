@@ -68,6 +68,15 @@ impl Eviction {
             Self::Lfu(ranks) => ranks.coldness(key, age),
         }
     }
+
+    /// Bytes it takes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Lru => 0,
+            Self::Lfu(ranks) => ranks.bytes(),
+        }
+    }
 }
 
 /// The bounds between which the cache's use moves, as shares of what it can hold.

@@ -5,45 +5,94 @@
 //! is what makes it steady where traffic is, and wrong where traffic moves. Rows without a rank are colder
 //! than any with one, and the longest unused of them goes first.
 
-use std::collections::HashMap;
+//!
+//! A rank is looked up for every entry that a sweep sees, so ranks lie in a table of open addressing, of a size that
+//! its number of rows says beforehand: it is part of `cache.bytes`.
 
+use super::super::key::{EMPTY, scatter};
 use crate::types::FlatKey;
 
 /// Ranks of the most frequent rows, 0 the most frequent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ranks(HashMap<FlatKey, u32>);
+pub struct Ranks {
+    /// [`EMPTY`] where there is none.
+    keys: Box<[FlatKey]>,
+    /// By place of the key.
+    ranks: Box<[u32]>,
+    len: usize,
+}
 
 impl Ranks {
+    /// Bytes that the ranks of so many rows take: a key and a rank each, and a third of it more to be found by.
+    #[must_use]
+    pub fn bytes_of(rows: usize) -> usize {
+        Self::places(rows) * (size_of::<FlatKey>() + size_of::<u32>())
+    }
+
+    fn places(rows: usize) -> usize {
+        if rows == 0 { 0 } else { rows + rows.div_ceil(3) }
+    }
+
     /// Ranks of keys in descending frequency. Of a key that comes twice the first rank counts.
     #[must_use]
-    pub fn new(descending: impl IntoIterator<Item = FlatKey>) -> Self {
-        let mut ranks = HashMap::new();
+    pub fn new(descending: impl ExactSizeIterator<Item = FlatKey>) -> Self {
+        let places = Self::places(descending.len());
+        let mut ranks = Self { keys: vec![EMPTY; places].into(), ranks: vec![0; places].into(), len: 0 };
         for key in descending {
-            let rank = ranks.len() as u32;
-            ranks.entry(key).or_insert(rank);
+            // Fewer keys than places, so that there is an empty one.
+            let place = ranks.place(key);
+            if ranks.keys[place] == EMPTY {
+                ranks.keys[place] = key;
+                ranks.ranks[place] = ranks.len as u32;
+                ranks.len += 1;
+            }
         }
-        Self(ranks)
+        ranks
+    }
+
+    /// Where a key is, or else where it would be. There are places.
+    fn place(&self, key: FlatKey) -> usize {
+        let places = self.keys.len();
+        let mut place = ((u128::from(scatter(key)) * places as u128) >> 64) as usize;
+        while self.keys[place] != key && self.keys[place] != EMPTY {
+            place = if place + 1 == places { 0 } else { place + 1 };
+        }
+        place
+    }
+
+    fn rank(&self, key: FlatKey) -> Option<u32> {
+        if self.keys.is_empty() {
+            return None;
+        }
+        let place = self.place(key);
+        (self.keys[place] == key).then(|| self.ranks[place])
     }
 
     /// How cold a key is that was last used `age` batches ago: what is larger goes first.
     #[must_use]
     pub fn coldness(&self, key: FlatKey, age: u32) -> u64 {
-        match self.0.get(&key) {
-            Some(&rank) => u64::from(rank),
+        match self.rank(key) {
+            Some(rank) => u64::from(rank),
             None => (1 << 32) + u64::from(age),
         }
+    }
+
+    /// Bytes it takes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        size_of_val(&*self.keys) + size_of_val(&*self.ranks)
     }
 
     /// How many keys have a rank.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.len
     }
 
     /// Whether none has.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.len == 0
     }
 }
 
@@ -51,13 +100,31 @@ impl Ranks {
 #[cfg(not(flechette_loom))]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn ranked_keys_are_warmer_than_others_whatever_their_age() {
-        let ranks = Ranks::new([5, 9, 5, 7].map(FlatKey));
+        let ranks = Ranks::new([5, 9, 5, 7].map(FlatKey).into_iter());
         assert_eq!(ranks.len(), 3);
         let mut keys = [(9, 1000), (3, 2), (5, 3), (4, 0), (7, 0)];
         keys.sort_by_key(|&(key, age)| ranks.coldness(FlatKey(key), age));
         assert_eq!(keys.map(|(key, _)| key), [5, 9, 7, 4, 3]);
+    }
+
+    proptest! {
+        #[test]
+        fn a_rank_is_a_keys_place_among_those_that_came_first(
+            keys in prop::collection::vec(2u64..300, 0..200),
+        ) {
+            let ranks = Ranks::new(keys.iter().map(|&key| FlatKey(key)));
+            let mut distinct: Vec<u64> = Vec::new();
+            keys.iter().for_each(|key| if !distinct.contains(key) { distinct.push(*key) });
+            for key in 2..300 {
+                let place = distinct.iter().position(|k| *k == key).map(|place| place as u32);
+                prop_assert_eq!(ranks.rank(FlatKey(key)), place);
+            }
+            prop_assert_eq!(ranks.len(), distinct.len());
+            prop_assert_eq!(ranks.bytes(), Ranks::bytes_of(keys.len()));
+        }
     }
 }
