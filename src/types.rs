@@ -8,6 +8,7 @@
 
 pub mod element;
 
+use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -366,8 +367,12 @@ pub trait HostMemory: Send + Sync {
 pub trait HostBlock: Send + Sync {
     /// The bytes.
     fn bytes(&self) -> &[u8];
-    /// The bytes, to write.
-    fn bytes_mut(&mut self) -> &mut [u8];
+    /// The bytes, to write; none once they were shared.
+    fn bytes_mut(&mut self) -> Option<&mut [u8]>;
+    /// The memory itself, for the device that it is of to read as long as it has this; none where devices cannot.
+    fn shared(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        None
+    }
 }
 
 /// The system gave no memory.
