@@ -9,6 +9,7 @@
 pub mod element;
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::schema::Schema;
@@ -122,6 +123,28 @@ impl Batch {
         self.dense.extend_from_slice(&other.dense);
         for (mine, theirs) in self.features.iter_mut().zip(&other.features) {
             mine.append(theirs);
+        }
+    }
+
+    /// A batch of these samples alone, in this order.
+    ///
+    /// # Panics
+    /// Where there are not so many samples.
+    #[must_use]
+    pub fn part(&self, samples: Range<usize>) -> Self {
+        let width = self.dense.len().checked_div(self.samples).unwrap_or(0);
+        let column = |column: &Jagged| {
+            let offsets = &column.offsets[samples.start..=samples.end];
+            let (from, to) = (offsets[0], offsets[samples.len()]);
+            Jagged {
+                offsets: offsets.iter().map(|offset| offset - from).collect(),
+                ids: column.ids[from as usize..to as usize].to_vec(),
+            }
+        };
+        Self {
+            samples: samples.len(),
+            dense: self.dense[samples.start * width..samples.end * width].to_vec(),
+            features: self.features.iter().map(column).collect(),
         }
     }
 
