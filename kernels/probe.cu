@@ -19,6 +19,14 @@
 // Locations that are equal in both words are of one linking, since the batch's pin keeps its slot from being
 // used anew. A slot whose key is TOMBSTONE is being changed: the probe passes it by.
 //
+// **The overlay.** A batch of a version whose changed rows are not merged into the index asks the version's overlay
+// first (src/cache/device/version.rs), and what it finds there it does not look for in the index. The header
+// names the overlay, so that the arguments are the same for every batch. Nobody writes an overlay while a
+// batch may read it.
+//
+// **Host rows.** Entries of the unified index give a location in memory of the host, which the gather reads in
+// place. Their owners are reported too, as rows that the pool might rather have.
+//
 // **The report.** The last block to finish writes the counts to pinned memory and leaves the counters at 0.
 #include "common.cuh"
 
@@ -32,10 +40,11 @@ struct ProbeArgs {
     u64* keys;           // by occurrence
     u32* owners;         // by occurrence: written
     u64* places;         // by occurrence: written
-    u32* missed;         // by column, 0 between launches
+    u32* counts;         // by column what found nothing, then by column what found a host row; 0 between launches
     BatchState* state;
     u32* misses;         // the owner's occurrence of each miss: written
-    u32* report;         // misses, then by column the occurrences that found nothing: written
+    u32* pointed;        // the owner's occurrence of each row of the host: written
+    u32* report;         // misses, rows of the host, then `counts`: written
     u64 buckets;
     u32 scratch_mask;
     u32 column_count;
@@ -109,25 +118,53 @@ __device__ __forceinline__ u64 find(const ProbeArgs& args, u64 key, u64 now) {
     return location;
 }
 
-// One warp's ids, of one column.
-__device__ __forceinline__ void probe_warp(const ProbeArgs& args, u32 segment, u32 item, u64 now, u32 generation) {
-    const ProbeColumn column = args.columns[segment];
+// Whether the batch's version has changed a key's row, and where it is then; NOWHERE where it is not.
+__device__ __forceinline__ bool is_changed(const BatchHeader& header, u64 key, u64* location) {
+    if (!header.overlay) return false;
+    for (u64 at = scatter(key);; ++at) {
+        const Changed changed = header.overlay[at & header.overlay_mask];
+        if (changed.key == EMPTY) return false;
+        if (changed.key != key) continue;
+        *location = changed.location;
+        return true;
+    }
+}
+
+// Numbers the lanes that ask for it, over the whole launch, and counts those that are counted. The whole warp
+// calls it.
+__device__ __forceinline__ u32 number_of(bool asks, u32* cursor, bool counted, u32* count) {
     const u32 lane = threadIdx.x % WARP;
+    const u32 asking = __ballot_sync(ALL_LANES, asks), all = __ballot_sync(ALL_LANES, counted);
+    u32 first = 0;
+    if (lane == 0 && all) atomicAdd(count, static_cast<u32>(__popc(all)));
+    if (lane == 0 && asking) first = atomicAdd(cursor, static_cast<u32>(__popc(asking)));
+    return __shfl_sync(ALL_LANES, first, 0) + __popc(asking & lanes_before(lane));
+}
+
+// One warp's ids, of one column.
+__device__ __forceinline__ void probe_warp(const ProbeArgs& args, const BatchHeader& header, u32 segment, u32 item) {
+    const ProbeColumn column = args.columns[segment];
     const bool live = item < column.ids;
     const u32 occurrence = column.occurrences_at + item;
     const u64 id = live ? args.ids[column.ids_at + item] : 0;
     const bool present = live && id < column.rows;
     const u64 key = present ? column.base | id : EMPTY;
-    const u32 owner = present ? owner_of(args, generation, occurrence, key) : occurrence;
-    const u64 location = find(args, key, now);
+    const u32 owner = present ? owner_of(args, header.generation, occurrence, key) : occurrence;
+    u64 changed = NOWHERE;
+    const bool is_new = present && is_changed(header, key, &changed);
+    const u64 found = find(args, is_new ? EMPTY : key, header.now & STAMP_MASK);
+    const u64 location = is_new ? changed : found;
 
-    const bool missed = present && location == NOWHERE, reports = missed && owner == occurrence;
-    const u32 missing = __ballot_sync(ALL_LANES, missed), reporting = __ballot_sync(ALL_LANES, reports);
-    u32 first = 0;
-    if (lane == 0 && missing) atomicAdd(args.missed + segment, static_cast<u32>(__popc(missing)));
-    if (lane == 0 && reporting) first = atomicAdd(&args.state->cursor, static_cast<u32>(__popc(reporting)));
-    const u32 number = __shfl_sync(ALL_LANES, first, 0) + __popc(reporting & lanes_before(lane));
+    const bool owns = owner == occurrence;
+    const bool missed = present && location == NOWHERE, reports = missed && owns;
+    const u32 number = number_of(reports, &args.state->cursor, missed, args.counts + segment);
     if (reports) args.misses[number] = occurrence;
+    const bool points = present && !missed && location & 1;
+    if (__any_sync(ALL_LANES, points)) {
+        u32* count = args.counts + args.column_count + segment;
+        const u32 pointer = number_of(points && owns, &args.state->pointed, points, count);
+        if (points && owns) args.pointed[pointer] = occurrence;
+    }
     if (!live) return;
     args.owners[occurrence] = owner;
     args.places[occurrence] = !present ? AT_NOTHING : reports ? AT_MISS | number : missed ? AT_OWNER : location;
@@ -138,21 +175,21 @@ extern "C" __global__ void probe(ProbeArgs args) {
     for (u32 i = threadIdx.x; i < args.column_count + 1; i += blockDim.x) scan[i] = args.scan[i];
     __syncthreads();
 
-    const u64 now = args.header->now & STAMP_MASK;
-    const u32 generation = args.header->generation;
+    const BatchHeader header = *args.header;
     const u32 warps_a_block = blockDim.x / WARP, warps = scan[args.column_count];
     for (u32 warp = blockIdx.x * warps_a_block + threadIdx.x / WARP; warp < warps;
          warp += gridDim.x * warps_a_block) {
         const u32 segment = segment_of(scan, args.column_count, warp);
-        probe_warp(args, segment, (warp - scan[segment]) * WARP + threadIdx.x % WARP, now, generation);
+        probe_warp(args, header, segment, (warp - scan[segment]) * WARP + threadIdx.x % WARP);
     }
 
     if (!last_block(&args.state->blocks)) return;
-    for (u32 i = threadIdx.x; i < args.column_count; i += blockDim.x)
-        args.report[1 + i] = atomicExch(args.missed + i, 0u);
+    for (u32 i = threadIdx.x; i < 2 * args.column_count; i += blockDim.x)
+        args.report[2 + i] = atomicExch(args.counts + i, 0u);
     if (threadIdx.x == 0) {
         const u32 misses = atomicExch(&args.state->cursor, 0u);
         args.report[0] = misses;
+        args.report[1] = atomicExch(&args.state->pointed, 0u);
         args.state->misses = misses;
         args.state->copied = 0;
     }

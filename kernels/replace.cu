@@ -5,16 +5,19 @@
 //
 // Every kernel that changes the index, these and sweep.cu, runs on that one stream, one after the other. Within
 // a launch threads exclude each other by claims: **who brings a slot's key to TOMBSTONE owns the slot** until
-// it stores another key there. Its word is then nobody else's, but for probes that stamp it: they change no
-// location, and their compare-exchange fails once the word is exchanged. An owner exchanges the word, and
-// then stores the key, with a fence between, so that a probe that sees the new key sees its location too. A
-// thread that loses a claim has seen another make progress, and looks again; it gives up after some tries.
+// it stores another key there (`claim` and `give` of common.cuh). Its word is then nobody else's, but for probes
+// that stamp it: they change no location, and their compare-exchange fails once the word is exchanged. An owner
+// exchanges the word, and then stores the key, with a fence between, so that a probe that sees the new key sees
+// its location too. A thread that loses a claim has seen another make progress, and looks again; it gives up
+// after some tries.
+//
+// Jobs that look change nothing, and are launched by themselves.
 //
 // The keys of a launch are distinct (the host sees to it), so that no other thread links the key that this one
 // looks for in vain. Another may put that key's entry out: then this is as if the two had come in turn.
 #include "common.cuh"
 
-enum { JOB_KEEP, JOB_SWAP, JOB_WITHDRAW };
+enum { JOB_KEEP, JOB_SWAP, JOB_WITHDRAW, JOB_LOOK };
 enum { LINK_NEW, LINK_PRESENT, LINK_REPLACED, LINK_FULL, LINK_SWAPPED, LINK_WITHDRAWN, LINK_ABSENT };
 
 struct ReplaceJob {
@@ -26,7 +29,7 @@ struct ReplaceJob {
 };
 
 struct Outcome {
-    u64 key;       // of the entry that left the index, EMPTY where none did
+    u64 key;       // of the entry that left the index, or that was looked for and found; else EMPTY
     u64 location;  // its location
     u32 link;      // LINK_
     u32 unused;
@@ -56,16 +59,6 @@ extern "C" __global__ void copy_in(ReplaceArgs args) {
         for (u32 word = threadIdx.x % WARP; word < job.words; word += WARP)
             slot[word] = row ? row[word] : POISON;
     }
-}
-
-__device__ __forceinline__ bool claim(Slot* slot, u64 key) { return atomicCAS(&slot->key, key, TOMBSTONE) == key; }
-
-// The owner of a slot gives it to a key. Returns the location that the slot had.
-__device__ __forceinline__ u64 give(Slot* slot, u64 key, u64 location, u64 now) {
-    const u64 before = atomicExch(&slot->word, pack(location, now));
-    __threadfence();
-    store(&slot->key, key);
-    return location_of(before);
 }
 
 __device__ __forceinline__ Slot* slot_of(const ReplaceArgs& args, u64 key) {
@@ -125,11 +118,14 @@ __device__ __forceinline__ Outcome insert(const ReplaceArgs& args, const Replace
 __device__ __forceinline__ Outcome carry_out(const ReplaceArgs& args, const ReplaceJob& job) {
     for (;;) {
         Slot* slot = slot_of(args, job.key);
-        if (job.kind == JOB_KEEP && slot) return {EMPTY, 0, LINK_PRESENT, 0};
+        const u64 held = slot ? location_of(load(&slot->word)) : NOWHERE;
+        if (job.kind == JOB_LOOK) return slot ? Outcome{job.key, held, LINK_PRESENT, 0} : Outcome{EMPTY, 0, LINK_ABSENT, 0};
+        // A row in the pool is better than a pointer to it, and nothing is better than a row in the pool.
+        if (job.kind == JOB_KEEP && slot && (held & 1) <= (job.location & 1)) return {EMPTY, 0, LINK_PRESENT, 0};
         if (job.kind == JOB_WITHDRAW && !slot) return {EMPTY, 0, LINK_ABSENT, 0};
         if (!slot) return insert(args, job);
         if (!claim(slot, job.key)) continue;  // put out meanwhile
-        if (job.kind == JOB_SWAP) return {job.key, give(slot, job.key, job.location, args.now), LINK_SWAPPED, 0};
+        if (job.kind != JOB_WITHDRAW) return {job.key, give(slot, job.key, job.location, args.now), LINK_SWAPPED, 0};
         const u64 location = location_of(load(&slot->word));
         store(&slot->key, EMPTY);
         return {job.key, location, LINK_WITHDRAWN, 0};

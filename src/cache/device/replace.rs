@@ -31,22 +31,32 @@ use crate::device::cuda::{Driver, DriverError};
 use crate::types::{FlatKey, TableId};
 
 /// Jobs of a block, and blocks: 1 MiB of pinned memory.
-const JOBS: usize = 4096;
+pub(super) const JOBS: usize = 4096;
 const BLOCKS: usize = 4;
 
 /// The jobs under way, and blocks for more.
 pub(super) struct Replacer<D: Driver> {
     under_way: VecDeque<(Jobs<D>, Vec<Entry>)>,
     spare: Vec<Jobs<D>>,
-    /// Only for poisonings.
-    nothing: Staging<D>,
+    /// For jobs whose rows are not staged.
+    pub nothing: Staging<D>,
 }
 
 /// What a job is about.
-struct Entry {
-    table: TableId,
-    key: FlatKey,
-    slot: Option<Slot>,
+pub(super) struct Entry {
+    pub table: TableId,
+    pub key: FlatKey,
+    pub place: Place,
+}
+
+/// Where the row of a job is.
+pub(super) enum Place {
+    /// In a slot that nobody knows of before it is linked.
+    New(Slot),
+    /// In a slot that batches may have found in an overlay.
+    Found(Location),
+    /// Nowhere: the job links nothing.
+    None,
 }
 
 /// In what way rows are offered.
@@ -67,8 +77,8 @@ pub struct Offer {
     pub table: TableId,
     /// Which.
     pub id: u64,
-    /// Its first word in the staging memory.
-    pub word: usize,
+    /// Where it comes from.
+    pub row: JobRow,
 }
 
 impl<D: Driver> Replacer<D> {
@@ -99,20 +109,33 @@ impl<D: Driver> Shared<D> {
                 let Some((entry, job)) = self.admit(replacer, order, offer)? else { continue };
                 if jobs.push(job, staging) {
                     entries.push(entry);
-                } else if let Some(slot) = entry.slot {
+                } else if let Place::New(slot) = entry.place {
                     self.slots.give_back(slot.location());
                 }
             }
-            if jobs.is_empty() {
-                replacer.spare.push(jobs);
-                continue;
-            }
             given += entries.len() as u64;
-            let may_replace = self.limbo.waiting() + entries.len() <= MAX_WAITING;
-            jobs.launch(order.batch, may_replace, Some(staging))?;
-            replacer.under_way.push_back((jobs, entries));
+            self.launch(replacer, order, (jobs, entries), Some(staging))?;
         }
         Ok(given)
+    }
+
+    /// Launches jobs, what became of which is looked at later.
+    pub(super) fn launch(
+        &self,
+        replacer: &mut Replacer<D>,
+        order: Order,
+        (mut jobs, entries): (Jobs<D>, Vec<Entry>),
+        staging: Option<&mut Staging<D>>,
+    ) -> Result<(), DriverError> {
+        if jobs.is_empty() {
+            replacer.spare.push(jobs);
+            return Ok(());
+        }
+        let may_replace =
+            order.kind == JobKind::Keep && self.limbo.waiting() + entries.len() <= MAX_WAITING;
+        jobs.launch(order.batch, may_replace, staging)?;
+        replacer.under_way.push_back((jobs, entries));
+        Ok(())
     }
 
     /// The job of an offer, if it is admitted and there is a slot for it.
@@ -122,14 +145,10 @@ impl<D: Driver> Shared<D> {
         Order { batch, kind, admission }: Order,
         offer: Offer,
     ) -> Result<Option<(Entry, Job)>, DeviceCacheError> {
-        let Offer { table, id, word } = offer;
+        let Offer { table, id, row } = offer;
         let bytes = self.tables.get(table.index()).map_or(0, |t| t.row_bytes);
         let key = self.key(table, id, bytes)?;
         let words = bytes / UNIT;
-        if kind == JobKind::Withdraw {
-            let job = Job { key: key.0, location: 0, row: JobRow::InPlace, words, kind };
-            return Ok(Some((Entry { table, key, slot: None }, job)));
-        }
         if admission && !self.admission.admits(key, batch, || self.is_roomy()) {
             self.counts.not_admitted.fetch_add(1, Ordering::Relaxed);
             return Ok(None);
@@ -147,12 +166,12 @@ impl<D: Driver> Shared<D> {
             return Ok(None);
         };
         let location = slot.location().bits();
-        let job = Job { key: key.0, location, row: JobRow::Staged(word), words, kind };
-        Ok(Some((Entry { table, key, slot: Some(slot) }, job)))
+        let job = Job { key: key.0, location, row, words, kind };
+        Ok(Some((Entry { table, key, place: Place::New(slot) }, job)))
     }
 
     /// A block of jobs, if need be the oldest under way, once it is done.
-    fn block(&self, replacer: &mut Replacer<D>) -> Result<Jobs<D>, DriverError> {
+    pub(super) fn block(&self, replacer: &mut Replacer<D>) -> Result<Jobs<D>, DriverError> {
         if replacer.spare.is_empty() {
             self.harvest_oldest(replacer)?;
         }
@@ -185,10 +204,9 @@ impl<D: Driver> Shared<D> {
     }
 
     fn count_in(&self, outcome: &Outcome, entry: &Entry) {
-        if matches!(outcome.link, LINK_NEW | LINK_REPLACED) {
-            let footprint = self.slots.shape().footprint(self.classes[entry.table.index()]) as u64;
+        if matches!(outcome.link, LINK_NEW | LINK_REPLACED | LINK_SWAPPED) {
             self.counts.inserted.fetch_add(1, Ordering::Relaxed);
-            self.counts.linked_bytes.fetch_add(footprint, Ordering::Relaxed);
+            self.counts.linked_bytes.fetch_add(self.footprint(entry.table), Ordering::Relaxed);
             self.entries.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -196,48 +214,53 @@ impl<D: Driver> Shared<D> {
     fn put_aside(&self, outcome: &Outcome, entry: Entry) {
         let left = || Unlinked::withdrawn(FlatKey(outcome.key), Location::from_bits(outcome.location));
         match outcome.link {
-            LINK_NEW => {}
             LINK_REPLACED => {
                 self.retire(left());
                 self.wake.now();
             }
-            LINK_SWAPPED => self.limbo.put(left(), &self.epochs),
-            LINK_WITHDRAWN => self.retire(left()),
+            LINK_SWAPPED | LINK_WITHDRAWN => self.retire(left()),
             LINK_PRESENT | LINK_FULL => {
-                // Never linked, and its copy is done.
-                if let Some(slot) = entry.slot {
-                    self.slots.give_back(slot.location());
+                match entry.place {
+                    // Never linked, and its copy is done.
+                    Place::New(slot) => self.slots.give_back(slot.location()),
+                    Place::Found(slot) => self.limbo.put(Unlinked::withdrawn(entry.key, slot), &self.epochs),
+                    Place::None => {}
                 }
                 let full = u64::from(outcome.link == LINK_FULL);
                 self.counts.rejected_full.fetch_add(full, Ordering::Relaxed);
             }
-            _ => debug_assert!(entry.slot.is_none(), "{outcome:?} for {:?}", entry.key),
+            _ => {}
         }
     }
 
-    /// Counts an entry out and puts its slot aside until no batch can read it.
+    /// Counts an entry out and, if it had a slot, puts that aside until no batch can read it.
     pub(super) fn retire(&self, unlinked: Unlinked) {
         self.entries.fetch_sub(1, Ordering::Relaxed);
+        if unlinked.location().is_host() {
+            self.pointing.count.removed();
+            return;
+        }
+        self.vacate(unlinked);
+    }
+
+    /// Puts the slot of a row aside that is no longer found there.
+    pub(super) fn vacate(&self, unlinked: Unlinked) {
         if let Some((table, _)) = self.keys.decode(unlinked.key) {
-            let footprint = self.slots.shape().footprint(self.classes[table.index()]) as u64;
-            if !unlinked.location().is_host() {
-                self.counts.linked_bytes.fetch_sub(footprint, Ordering::Relaxed);
-            }
+            self.counts.linked_bytes.fetch_sub(self.footprint(table), Ordering::Relaxed);
             self.counts.tables[table.index()].evictions.fetch_add(1, Ordering::Relaxed);
         }
         self.limbo.put(unlinked, &self.epochs);
+    }
+
+    fn footprint(&self, table: TableId) -> u64 {
+        self.slots.shape().footprint(self.classes[table.index()]) as u64
     }
 
     /// Frees the slots whose batches are all finished. Returns how many still wait.
     pub(super) fn reclaim(&self, replacer: &mut Replacer<D>) -> Result<usize, DriverError> {
         self.poll()?;
         let mut free = Vec::new();
-        let waiting = self.limbo.reclaim(&self.epochs, |slot: Freed| {
-            // A host row's memory is the store's.
-            if !slot.location().is_host() {
-                free.push(slot.location());
-            }
-        });
+        let waiting = self.limbo.reclaim(&self.epochs, |slot: Freed| free.push(slot.location()));
         if cfg!(debug_assertions) {
             self.poison(replacer, &free)?;
         }
@@ -254,7 +277,7 @@ impl<D: Driver> Shared<D> {
                 let job = Job { key: EMPTY_KEY, location: slot.bits(), row, words, kind: JobKind::Keep };
                 jobs.push(job, &replacer.nothing);
             }
-            jobs.launch(0, false, None)?;
+            jobs.copy(None)?;
             jobs.finish()?;
         }
         Ok(())
@@ -275,7 +298,7 @@ impl<D: Driver> Shared<D> {
     }
 }
 
-/// Puts rows into the cache that no batch asked for: to fill it before the first, or because they changed.
+/// Puts rows into the cache that no batch asked for, to fill it before the first.
 pub struct DeviceWriter<D: Driver> {
     shared: Arc<Shared<D>>,
     staging: Staging<D>,
@@ -287,38 +310,16 @@ impl<D: Driver> DeviceWriter<D> {
         Ok(Self { shared: shared.clone(), staging })
     }
 
-    /// Offers rows: those whose keys are there already are left alone. Returns how many are on their way.
+    /// Offers rows of the current version: those whose keys are there already are left alone. A switch waits for
+    /// it. Returns how many are on their way.
     ///
     /// # Errors
     /// [`DeviceCacheError`] for a table, an id or a length that the cache was not made for, with none of the
     /// rows offered.
     pub fn insert(&mut self, rows: &[(TableId, u64, &[u8])]) -> Result<u64, DeviceCacheError> {
-        self.write(JobKind::Keep, rows)
-    }
-
-    /// Puts rows in the place of those that are there under their keys, and inserts the others. Batches that
-    /// are pinned now read the old row or the new one, whole. Returns how many are on their way.
-    ///
-    /// # Errors
-    /// As [`Self::insert`].
-    pub fn update(&mut self, rows: &[(TableId, u64, &[u8])]) -> Result<u64, DeviceCacheError> {
-        self.write(JobKind::Swap, rows)
-    }
-
-    /// Takes rows out of the index. They may be read by batches that are pinned now.
-    ///
-    /// # Errors
-    /// As [`Self::insert`].
-    pub fn withdraw(&mut self, rows: &[(TableId, u64)]) -> Result<u64, DeviceCacheError> {
-        let offers = rows.iter().map(|&(table, id)| Offer { table, id, word: 0 });
-        for &(table, id) in rows {
-            self.shared.key(table, id, self.shared.tables.get(table.index()).map_or(0, |t| t.row_bytes))?;
-        }
-        let order = Order { batch: self.shared.epochs.tag(), kind: JobKind::Withdraw, admission: false };
-        self.shared.replace(order, &mut self.staging, offers)
-    }
-
-    fn write(&mut self, kind: JobKind, rows: &[(TableId, u64, &[u8])]) -> Result<u64, DeviceCacheError> {
+        let shared = self.shared.clone();
+        // What is current, and so whose rows these are, stays as it is meanwhile.
+        let _no_switch = lock(&shared.switching);
         for &(table, id, row) in rows {
             self.shared.key(table, id, row.len())?;
         }
@@ -330,7 +331,7 @@ impl<D: Driver> DeviceWriter<D> {
             for &(table, id, row) in rest {
                 let Some(to) = bytes.get_mut(at..at + row.len()) else { break };
                 to.copy_from_slice(row);
-                offers.push(Offer { table, id, word: at / UNIT });
+                offers.push(Offer { table, id, row: JobRow::Staged(at / UNIT) });
                 at += row.len();
             }
             if offers.is_empty() {
@@ -338,7 +339,7 @@ impl<D: Driver> DeviceWriter<D> {
                 return Err(CacheError::TooSmall { got: limit, minimum: got, sizes: 1 }.into());
             }
             rest = &rest[offers.len()..];
-            let order = Order { batch: self.shared.epochs.tag(), kind, admission: false };
+            let order = Order { batch: self.shared.epochs.tag(), kind: JobKind::Keep, admission: false };
             given += self.shared.replace(order, &mut self.staging, offers.into_iter())?;
         }
         Ok(given)

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use super::Driver;
 use super::args::{BatchHeader, BatchState, CopyArgs, ProbeArgs, ProbeColumn};
 use super::memory::{Array, DeviceMemory, PinnedMemory, Plan};
+use super::overlay::OverlayTable;
 use super::shape::{LaneError, LaneShape, check_batch, check_shape, limit};
 use super::tier::Tier;
 use crate::device::pool::{PoolArgs, PoolLookup, WARP_LANES};
@@ -27,6 +28,7 @@ struct PinnedArrays {
     dense: Array<f32>,
     rows: Array<u64>,
     misses: Array<u32>,
+    pointed: Array<u32>,
     report: Array<u32>,
     out: Array<f32>,
 }
@@ -36,7 +38,7 @@ struct DeviceArrays {
     keys: Array<u64>,
     places: Array<u64>,
     owners: Array<u32>,
-    missed: Array<u32>,
+    counts: Array<u32>,
     state: Array<BatchState>,
     copies: Array<u32>,
 }
@@ -72,7 +74,8 @@ impl<D: Driver> Block<D> {
             dense: plan.array(shape.max_samples * shape.dense_width),
             rows: plan.array(occurrences),
             misses: plan.array(occurrences),
-            report: plan.array(lookups + 1),
+            pointed: plan.array(occurrences),
+            report: plan.array(2 * lookups + 2),
             out: plan.array(shape.max_samples * shape.stride),
         };
         let host = PinnedMemory::new(driver, plan.bytes())?;
@@ -81,7 +84,7 @@ impl<D: Driver> Block<D> {
             keys: plan.array(occurrences),
             places: plan.array(occurrences),
             owners: plan.array(occurrences),
-            missed: plan.array(lookups),
+            counts: plan.array(2 * lookups),
             state: plan.array(1),
             copies: plan.array(shape.copy_words),
         };
@@ -90,13 +93,20 @@ impl<D: Driver> Block<D> {
         Ok(Self { shape, host, device, scratch, pinned, arrays, driver: driver.clone(), samples: 0 })
     }
 
-    /// Writes a batch into the block, with `now` for its stamp.
-    pub fn fill(&mut self, now: u64, batch: &Batch) -> Result<(), LaneError> {
+    /// Writes a batch into the block, with `now` for its stamp and what it asks before the index.
+    pub fn fill(
+        &mut self,
+        now: u64,
+        overlay: Option<&OverlayTable<D>>,
+        batch: &Batch,
+    ) -> Result<(), LaneError> {
         check_batch(&self.shape, batch)?;
         self.samples = batch.samples;
         let header = &mut self.host.get_mut(self.pinned.header)[0];
         *header = BatchHeader {
             now,
+            overlay: overlay.map_or(0, OverlayTable::address),
+            overlay_mask: overlay.map_or(0, OverlayTable::mask),
             generation: header.generation.wrapping_add(1),
             samples: batch.samples as u32,
             ..BatchHeader::default()
@@ -161,17 +171,26 @@ impl<D: Driver> Block<D> {
         (last(self.pinned.probe_scan), last(self.pinned.pool_scan))
     }
 
-    /// How many distinct rows the last probe did not find, and by lookup how many occurrences.
-    pub fn report(&self) -> (usize, &[u32]) {
-        let report = self.host.get(self.pinned.report);
-        (report[0] as usize, &report[1..])
+    /// By lookup: how many occurrences the last probe did not find, and how many it found in memory of the host.
+    pub fn counts(&self) -> (&[u32], &[u32]) {
+        self.host.get(self.pinned.report)[2..].split_at(self.shape.lookups.len())
     }
 
     /// By miss: its lookup and its id.
     pub fn misses(&self) -> impl Iterator<Item = (usize, u64)> {
+        self.rows(self.pinned.misses, self.host.get(self.pinned.report)[0])
+    }
+
+    /// By distinct row that was found in memory of the host: its lookup and its id.
+    pub fn pointed(&self) -> impl Iterator<Item = (usize, u64)> {
+        self.rows(self.pinned.pointed, self.host.get(self.pinned.report)[1])
+    }
+
+    /// Lookups and ids of the first `count` occurrences of a list.
+    fn rows(&self, list: Array<u32>, count: u32) -> impl Iterator<Item = (usize, u64)> {
         let columns = self.host.get(self.pinned.columns);
         let ids = self.host.get(self.pinned.ids);
-        self.host.get(self.pinned.misses)[..self.report().0].iter().map(move |&occurrence| {
+        self.host.get(list)[..count as usize].iter().map(move |&occurrence| {
             // The last column that begins there or before; those without ids begin where the next does.
             let lookup = columns.partition_point(|c| c.occurrences_at <= occurrence) - 1;
             let column = columns[lookup];
@@ -205,9 +224,10 @@ impl<D: Driver> Block<D> {
             keys: self.device.of(self.arrays.keys),
             owners: self.device.of(self.arrays.owners),
             places: self.device.of(self.arrays.places),
-            missed: self.device.of(self.arrays.missed),
+            counts: self.device.of(self.arrays.counts),
             state: self.device.of(self.arrays.state),
             misses: self.host.of(self.pinned.misses),
+            pointed: self.host.of(self.pinned.pointed),
             report: self.host.of(self.pinned.report),
             buckets: tier.shape().buckets,
             scratch_mask: (self.scratch.bytes() / size_of::<u64>() - 1) as u32,

@@ -9,6 +9,7 @@
 //! - [`args`]: what kernels are given; [`kernels`]: their launches;
 //! - [`memory`]: device and pinned memory;
 //! - [`tier`]: the cache's index and pool on the device, and how rows come in; [`sweeper`]: how they go;
+//!   [`overlay`]: where the changed rows of a new version are meanwhile;
 //! - [`lane`]: one batch at a time through probe, copy and gather.
 
 pub mod ahead;
@@ -23,6 +24,7 @@ pub mod kernels;
 pub mod lane;
 pub mod memory;
 pub mod nvidia;
+pub mod overlay;
 mod shape;
 pub mod sources;
 pub mod sweeper;
