@@ -50,7 +50,15 @@ impl World {
             column += dim;
         }
         let least = CacheShape::from_fraction(0.0, tables.clone()).bytes;
-        Self { tables, lookups, features: dims.len(), dense_width, stride: column, bytes: least + bytes, pointers: 0 }
+        Self {
+            tables,
+            lookups,
+            features: dims.len(),
+            dense_width,
+            stride: column,
+            bytes: least + bytes,
+            pointers: 0,
+        }
     }
 
     /// Lets the last feature be read from the first table of the same dim too.
@@ -391,7 +399,9 @@ pub fn a_switch_carries_over_what_was_cached_and_keeps_the_rest_out<S: Subject>(
     assert_eq!(subject.stats().entries, 128);
 }
 
-pub fn a_batch_of_the_old_version_reads_old_rows_beside_one_of_the_new<S: Subject>(new: impl Fn(&World) -> S) {
+pub fn a_batch_of_the_old_version_reads_old_rows_beside_one_of_the_new<S: Subject>(
+    new: impl Fn(&World) -> S,
+) {
     let world = World::new(100, &[16, 4], 64 << 10);
     let mut subject = new(&world);
     let batch = |ids: std::ops::Range<u64>| {
@@ -531,7 +541,9 @@ fn walk(subject: &mut impl Subject, world: &World, rounds: u64) -> (u64, u64, u6
     (after.hits - before.hits, after.pointed - before.pointed, after.misses - before.misses)
 }
 
-pub fn cold_rows_become_pointers_up_to_the_capacity_and_no_longer_miss<S: Subject>(new: impl Fn(&World) -> S) {
+pub fn cold_rows_become_pointers_up_to_the_capacity_and_no_longer_miss<S: Subject>(
+    new: impl Fn(&World) -> S,
+) {
     let world = pointed_world();
     let mut subject = new(&world);
     subject.set_pointers(600);
@@ -610,7 +622,10 @@ pub fn pointers_to_rows_that_changed_end_with_their_version<S: Subject>(new: imp
         assert!(before > 300, "{before}");
         world.switch(&subject, version);
         let after = subject.stats().pointers;
-        assert!(after < before && after > before / 2, "{after} of {before}: those to rows that are the same stay");
+        assert!(
+            after < before && after > before / 2,
+            "{after} of {before}: those to rows that are the same stay"
+        );
         // Rows are held against the batches' version within.
         walk(&mut subject, &world, 1);
         drop(ram);
@@ -621,7 +636,9 @@ pub fn pointers_to_rows_that_changed_end_with_their_version<S: Subject>(new: imp
     assert_adds_up(&subject.stats());
 }
 
-pub fn the_tuner_sets_how_many_pointers_there_are_by_what_batches_report<S: Subject>(new: impl Fn(&World) -> S) {
+pub fn the_tuner_sets_how_many_pointers_there_are_by_what_batches_report<S: Subject>(
+    new: impl Fn(&World) -> S,
+) {
     let world = pointed_world();
     let mut subject = new(&world);
     let _ram = subject.host_rows(&world, TableId(0));

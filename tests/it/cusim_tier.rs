@@ -290,7 +290,13 @@ fn an_entry_may_point_at_a_row_of_the_host_until_the_row_itself_comes_in() {
     assert_eq!((pointed, lane.pointed()), (vec![(0, 0), (0, 2), (0, 3)], &[4][..]), "each once, all counted");
 
     let slot = bench.push(&mut jobs, 0, JobKind::Keep);
-    let job = Job { key: BASE | 1, location: 100 << 1, row: JobRow::Host(first + 2), words: 1, kind: JobKind::Keep };
+    let job = Job {
+        key: BASE | 1,
+        location: 100 << 1,
+        row: JobRow::Host(first + 2),
+        words: 1,
+        kind: JobKind::Keep,
+    };
     assert!(jobs.push(job, &bench.staging));
     bench.launch(&mut jobs, 3);
     let outcomes: Vec<_> = jobs.finish().unwrap().iter().map(|o| (o.link, o.key, o.location)).collect();
@@ -313,7 +319,8 @@ fn a_look_says_where_keys_are_and_changes_nothing() {
     jobs.finish().unwrap();
     for _ in 0..2 {
         for id in 0..16 {
-            let job = Job { key: BASE | id, location: 0, row: JobRow::InPlace, words: 1, kind: JobKind::Look };
+            let job =
+                Job { key: BASE | id, location: 0, row: JobRow::InPlace, words: 1, kind: JobKind::Look };
             assert!(jobs.push(job, &bench.staging));
         }
         jobs.launch(2, false, None).unwrap();
@@ -440,7 +447,10 @@ fn a_sweep_moves_rows_to_the_host_up_to_the_limit_amid_probes() {
         // Those of the first 20 ids, and then the rest.
         let half = sweeper.sweep(42, all(Victims::Pointers(first, first + 40))).unwrap();
         let keys: Vec<u64> = half.iter().map(|entry| entry.key).collect();
-        assert!(half.iter().all(|entry| entry.key < BASE + 20 && entry.location == first + ((entry.key - BASE) << 1)));
+        assert!(
+            half.iter()
+                .all(|entry| entry.key < BASE + 20 && entry.location == first + ((entry.key - BASE) << 1))
+        );
         let rest = sweeper.sweep(43, all(Victims::Pointers(0, u64::MAX))).unwrap();
         assert_eq!(keys.len() + rest.len(), 11, "seed {seed}");
     }

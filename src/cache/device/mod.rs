@@ -36,10 +36,10 @@ use super::key::{FlatKeys, RowKeys};
 use super::policy::{Admission, Fill, Watermarks};
 use super::slots::{Class, Slots};
 use super::stats::{Counts, TableCounts};
+use super::version::Switched;
 use super::{
     CacheError, CacheOptions, CacheShape, CacheStats, EvictionOption, TableShape, admission, check, index,
 };
-use super::version::Switched;
 use crate::device::cuda::lane::LaneError;
 use crate::device::cuda::memory::PinnedMemory;
 use crate::device::cuda::overlay::OverlayTable;

@@ -130,7 +130,9 @@ impl<D: Driver> Shared<D> {
         {
             let sweep = &mut *lock(&self.sweep);
             let is_it = |table: &Option<Pointable>| table.is_some_and(|table| table.first == memory.first);
-            self.change_tables(sweep, |tables| tables.iter_mut().filter(|t| is_it(t)).for_each(|t| *t = None));
+            self.change_tables(sweep, |tables| {
+                tables.iter_mut().filter(|t| is_it(t)).for_each(|t| *t = None)
+            });
             self.unlink_pointers(sweep, (memory.first, memory.location(memory.rows)))?;
         }
         self.wait_for_earlier()?;

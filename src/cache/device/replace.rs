@@ -131,8 +131,7 @@ impl<D: Driver> Shared<D> {
             replacer.spare.push(jobs);
             return Ok(());
         }
-        let may_replace =
-            order.kind == JobKind::Keep && self.limbo.waiting() + entries.len() <= MAX_WAITING;
+        let may_replace = order.kind == JobKind::Keep && self.limbo.waiting() + entries.len() <= MAX_WAITING;
         jobs.launch(order.batch, may_replace, staging)?;
         replacer.under_way.push_back((jobs, entries));
         Ok(())

@@ -36,10 +36,7 @@ impl<D: Driver> OverlayTable<D> {
     /// # Errors
     /// [`DriverError::OutOfMemory`] for about 32 bytes a row, on the host too while this lasts; or what the driver
     /// says.
-    pub fn new(
-        tier: &Tier<D>,
-        rows: impl ExactSizeIterator<Item = ChangedRow>,
-    ) -> Result<Self, DriverError> {
+    pub fn new(tier: &Tier<D>, rows: impl ExactSizeIterator<Item = ChangedRow>) -> Result<Self, DriverError> {
         let count = (2 * rows.len()).next_power_of_two().max(2);
         let mask = count - 1;
         let mut plan = Plan::default();

@@ -66,12 +66,7 @@ impl<D: Driver> Sweeper<D> {
     ///
     /// # Errors
     /// As [`Driver::allocate_pinned`].
-    pub fn new(
-        tier: &Arc<Tier<D>>,
-        sample: usize,
-        most: usize,
-        tables: usize,
-    ) -> Result<Self, DriverError> {
+    pub fn new(tier: &Arc<Tier<D>>, sample: usize, most: usize, tables: usize) -> Result<Self, DriverError> {
         let mut plan = Plan::default();
         let (ages, draining) = (plan.array(sample * SLOTS), plan.array(tier.shape().slabs.div_ceil(32)));
         let (evicted, report) = (plan.array(most), plan.array(1));
