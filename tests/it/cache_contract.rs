@@ -36,9 +36,7 @@ pub struct World {
 }
 
 /// Most samples and ids of a batch of a test.
-#[cfg(feature = "cusim")]
 pub const MAX_SAMPLES: usize = 64;
-#[cfg(feature = "cusim")]
 pub const MAX_IDS: usize = 4096;
 
 impl World {
@@ -179,7 +177,6 @@ impl World {
     }
 
     /// All rows of a table as a version has them, one after the other.
-    #[cfg(feature = "cusim")]
     pub fn all_rows(&self, table: TableId, version: u64) -> Vec<u8> {
         (0..self.tables[table.index()].rows).flat_map(|id| self.row(table, id, version).unwrap()).collect()
     }

@@ -277,7 +277,8 @@ impl<'s, D: Driver> Carrier<'s, D> {
     }
 }
 
-#[cfg(all(test, feature = "cusim", not(flechette_loom)))]
+#[cfg(test)]
+#[cfg(all(feature = "cusim", not(flechette_loom)))]
 mod cusim_tests {
     //! What only the steps of a switch show, one by one: others evict, let rows in and read between them.
 
