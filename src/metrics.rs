@@ -137,9 +137,24 @@ const CACHE_POINTERS: Spec = Spec(
     Kind::Gauge,
     "Of the cache's entries, those that point into the store's memory now.",
 );
+const DEVICE_LOST: Spec = Spec(
+    "flechette_device_lost",
+    Kind::Gauge,
+    "1 once the device has failed: scores then come from the host until a restart. 0 before, and without a device.",
+);
+const DEVICE_WORKER: Spec = Spec(
+    "flechette_device_worker_bytes",
+    Kind::Gauge,
+    "Memory of the device that batches under way have, beside the cache; 0 without a device.",
+);
+const DEVICE_PINNED: Spec = Spec(
+    "flechette_device_pinned_bytes",
+    Kind::Gauge,
+    "Pinned memory of the host that batches under way have, staging included; 0 without a device.",
+);
 const BUILD_INFO: Spec = Spec("flechette_build_info", Kind::Gauge, "Always 1; the labels say which build.");
 
-const ALL: [&Spec; 24] = [
+const ALL: [&Spec; 27] = [
     &REQUESTS,
     &REQUEST_SECONDS,
     &QUEUE_SECONDS,
@@ -163,6 +178,9 @@ const ALL: [&Spec; 24] = [
     &CACHE_CAPACITY,
     &CACHE_ENTRIES,
     &CACHE_POINTERS,
+    &DEVICE_LOST,
+    &DEVICE_WORKER,
+    &DEVICE_PINNED,
     &BUILD_INFO,
 ];
 
@@ -195,6 +213,8 @@ pub struct ModelMetrics {
     pub queue_samples: Gauge,
     /// The version that scores now.
     pub version: Gauge,
+    /// The device, where the cache lies on one.
+    pub device: DeviceMetrics,
     /// The cache as a whole.
     pub cache: CacheMetrics,
     /// The recording of its accesses.
@@ -225,6 +245,16 @@ pub struct CacheMetrics {
     pub not_admitted: Counter,
     /// Missed rows that found no room.
     pub rejected: Counter,
+}
+
+/// A model's part of a device.
+pub struct DeviceMetrics {
+    /// Whether the device has failed.
+    pub lost: Gauge,
+    /// Memory of the device beside the cache.
+    pub worker_bytes: Gauge,
+    /// Pinned memory of the host.
+    pub pinned_bytes: Gauge,
 }
 
 /// Row counters of one table.
@@ -325,6 +355,11 @@ impl Register<'_> {
             batch_samples: self.histogram(&BATCH_SAMPLES, &model),
             queue_samples: self.gauge(&QUEUE_SAMPLES, &model),
             version: self.gauge(&MODEL_VERSION, &model),
+            device: DeviceMetrics {
+                lost: self.gauge(&DEVICE_LOST, &model),
+                worker_bytes: self.gauge(&DEVICE_WORKER, &model),
+                pinned_bytes: self.gauge(&DEVICE_PINNED, &model),
+            },
             cache: CacheMetrics {
                 used_bytes: self.gauge(&CACHE_USED, &model),
                 capacity_bytes: self.gauge(&CACHE_CAPACITY, &model),

@@ -8,7 +8,9 @@
 
 pub mod element;
 
+use std::any::Any;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::schema::Schema;
@@ -122,6 +124,28 @@ impl Batch {
         self.dense.extend_from_slice(&other.dense);
         for (mine, theirs) in self.features.iter_mut().zip(&other.features) {
             mine.append(theirs);
+        }
+    }
+
+    /// A batch of these samples alone, in this order.
+    ///
+    /// # Panics
+    /// Where there are not so many samples.
+    #[must_use]
+    pub fn part(&self, samples: Range<usize>) -> Self {
+        let width = self.dense.len().checked_div(self.samples).unwrap_or(0);
+        let column = |column: &Jagged| {
+            let offsets = &column.offsets[samples.start..=samples.end];
+            let (from, to) = (offsets[0], offsets[samples.len()]);
+            Jagged {
+                offsets: offsets.iter().map(|offset| offset - from).collect(),
+                ids: column.ids[from as usize..to as usize].to_vec(),
+            }
+        };
+        Self {
+            samples: samples.len(),
+            dense: self.dense[samples.start * width..samples.end * width].to_vec(),
+            features: self.features.iter().map(column).collect(),
         }
     }
 
@@ -343,8 +367,12 @@ pub trait HostMemory: Send + Sync {
 pub trait HostBlock: Send + Sync {
     /// The bytes.
     fn bytes(&self) -> &[u8];
-    /// The bytes, to write.
-    fn bytes_mut(&mut self) -> &mut [u8];
+    /// The bytes, to write; none once they were shared.
+    fn bytes_mut(&mut self) -> Option<&mut [u8]>;
+    /// The memory itself, for the device that it is of to read as long as it has this; none where devices cannot.
+    fn shared(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        None
+    }
 }
 
 /// The system gave no memory.

@@ -2,53 +2,20 @@
 
 use std::time::Instant;
 
-use flechette::cache::{CacheOptions, CacheShape, FlatCache, HostRows, Query, Source, TableShape};
+use flechette::cache::{CacheOptions, CacheShape, FlatCache, HostRows, Query, Source};
 use flechette::model::{InputRows, Model, Tape};
 use flechette::schema::Lookup;
-use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
-use flechette::store::{EmbeddingStore, PlainMemory, Table};
-use flechette::types::{Batch, TableId, Version};
+use flechette::store::EmbeddingStore;
+use flechette::types::{Batch, TableId};
 
 use crate::baseline::{self, Group, PerTable, Scratch};
-use crate::harness::{Draw, Options, PowerLaw};
+use crate::harness::Options;
+use crate::traffic::Traffic;
 
 /// Batches that come in turn.
 const BATCHES: usize = 64;
 /// Batches that fill a cache before it is measured.
 const WARMING: usize = 192;
-
-/// What is asked for. One id a feature and sample.
-#[derive(Clone, Copy)]
-pub struct Traffic {
-    pub tables: usize,
-    pub rows: u64,
-    pub dim: usize,
-    pub samples: usize,
-    /// Exponent of the power law.
-    pub alpha: f64,
-}
-
-impl Traffic {
-    /// FLECHE's synthetic workload (section 6.1): 40 tables of 250,000 rows of 32, alpha 1.2. A quarter of the
-    /// rows, so that all layers of a setting fit this machine beside each other.
-    pub const FLECHE: Self = Self { tables: 40, rows: 62_500, dim: 32, samples: 4096, alpha: 1.2 };
-
-    fn batches(&self, count: usize) -> Vec<Batch> {
-        let mut draw = Draw::new(7);
-        let law = PowerLaw::new(self.alpha, self.rows);
-        // An odd factor scatters ranks over the table.
-        let mut id = |table: u64| (law.rank(&mut draw) + table).wrapping_mul(2_654_435_761) % self.rows;
-        let batch = |_| {
-            let mut batch = Batch::empty(self.tables);
-            batch.samples = self.samples;
-            for (t, column) in batch.features.iter_mut().enumerate() {
-                (0..self.samples).for_each(|_| column.push(&[id(t as u64)]));
-            }
-            batch
-        };
-        (0..count).map(batch).collect()
-    }
-}
 
 /// How a layer gets its rows.
 pub enum Way {
@@ -98,14 +65,13 @@ impl Layer {
 
     /// A static cache a table, of the same share each.
     pub fn per_table(traffic: &Traffic, fraction: f64) -> anyhow::Result<Self> {
-        let shapes = shapes(traffic);
-        Self::new(traffic, Cache::PerTable(PerTable::new(&shapes, fraction)?))
+        Self::new(traffic, Cache::PerTable(PerTable::new(&traffic.shapes(), fraction)?))
     }
 
     fn over(traffic: &Traffic, fraction: f64, way: Way, pointed: bool) -> anyhow::Result<Self> {
         let pointers = if pointed { traffic.rows * traffic.tables as u64 } else { 0 };
         let options = CacheOptions { pointers, ..CacheOptions::default() };
-        let shape = CacheShape::for_options(fraction, shapes(traffic), &options)?;
+        let shape = CacheShape::for_options(fraction, traffic.shapes(), &options)?;
         let cache = FlatCache::new(&shape, &options)?;
         cache.set_pointers(pointers);
         let tables = (0..traffic.tables as u32).filter(|_| pointed);
@@ -114,20 +80,12 @@ impl Layer {
     }
 
     fn new(traffic: &Traffic, cache: Cache) -> anyhow::Result<Self> {
-        let shape = SyntheticShape { tables: traffic.tables, rows: traffic.rows, dense: 0, multi_hot: None };
-        let schema = synthetic(Kind::Dcn, traffic.dim, shape);
-        let table = |t: usize| -> anyhow::Result<Table> {
-            let mut table = Table::zeroed(&PlainMemory, traffic.rows, traffic.dim, &[])?;
-            let values = table.rows_mut().into_iter().flatten().enumerate();
-            values.for_each(|(i, x)| *x = ((i + t) % 97) as f32 * 0.01);
-            Ok(table)
-        };
-        let tables = (0..traffic.tables).map(table).collect::<anyhow::Result<_>>()?;
+        let schema = traffic.schema();
         let layer = Self {
             traffic: *traffic,
             lookups: schema.lookups(),
             model: Model::new(&schema),
-            store: EmbeddingStore::new(Version(1), tables),
+            store: traffic.store()?,
             batches: traffic.batches(BATCHES),
             cache,
         };
@@ -139,20 +97,11 @@ impl Layer {
         Ok(layer)
     }
 
-    /// Bytes moved for one id: its row read, and its share of the output written.
-    pub fn bytes_an_id(&self) -> f64 {
-        2.0 * 4.0 * self.traffic.dim as f64
-    }
-
     /// Runs batches, one after the other.
     pub fn runner(&self) -> Runner<'_> {
         let tape = self.model.tape(false);
         Runner { layer: self, query: Query::default(), scratch: Scratch::default(), tape, next: 0 }
     }
-}
-
-fn shapes(traffic: &Traffic) -> Vec<TableShape> {
-    vec![TableShape { rows: traffic.rows, row_bytes: 4 * traffic.dim }; traffic.tables]
 }
 
 /// A thread's scratch and place among the batches.

@@ -16,9 +16,11 @@ mod baseline;
 #[path = "../harness/mod.rs"]
 mod harness;
 mod layer;
+mod traffic;
 
 use harness::{Options, Report};
-use layer::{Layer, Traffic};
+use layer::Layer;
+use traffic::Traffic;
 
 fn main() -> anyhow::Result<()> {
     let options = Options::read(100);
@@ -48,7 +50,7 @@ fn add(
     }
     let (mut mine, mut other) = (ours.runner(), theirs.runner());
     let pairs = options.compare(|| options.rate(|| mine.next()), || options.rate(|| other.next()));
-    let share = pairs.ours().at(0.5) * ours.bytes_an_id() / ceiling;
+    let share = pairs.ours().at(0.5) * ours.traffic.bytes_an_id() / ceiling;
     report.add(format!("{setting} ({:.0}% of memory)", 100.0 * share), &pairs, None);
 }
 

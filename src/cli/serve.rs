@@ -8,11 +8,10 @@ use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 
-use crate::cache::FlatCache;
 use crate::cli::InputError;
-use crate::config::{Config, Flags, TraceConfig};
-use crate::device::{self, cuda};
-use crate::engine::{Engine, EngineParts, read_weights};
+use crate::config::{Config, DeviceKind, Flags, TraceConfig};
+use crate::device::{self, Choice, cuda};
+use crate::engine::{Engine, EngineParts, Front, read_weights};
 use crate::metrics::{Metrics, ModelMetrics};
 use crate::model::Model;
 use crate::schema::Schema;
@@ -21,7 +20,9 @@ use crate::store::hot_rows::STATE;
 use crate::store::{self, Opened};
 use crate::trace::recorder::{Recorder, RecorderOptions};
 use crate::types::Predict;
-use warm::Saving;
+use cache::{Fronted, Fronts};
+
+pub use warm::Saving;
 
 /// Flags of `serve`. Every one wins over the environment and the file.
 #[derive(Debug, clap::Args)]
@@ -80,8 +81,7 @@ pub fn run(config: &Config) -> anyhow::Result<()> {
         let terminated = terminated().context("signals")?;
         let server = serving.bind(config).await?;
         tracing::info!(grpc = %server.grpc_addr(), http = %server.http_addr(), "serving");
-        let saving = config.cache.warm.then(|| Saving::start(&serving.engines, &models, config.cache.save));
-        let saving = saving.transpose().context("cache.save_seconds: thread")?;
+        let saving = serving.save_hot_rows(config, &models)?;
         let drained = server.run(terminated).await?;
         // Saves for the last time. No call waits for this thread any more.
         drop(saving);
@@ -112,13 +112,17 @@ impl Serving {
     /// # Errors
     /// A directory without models, a model without a good version, a cache that cannot be made.
     pub fn load(config: &Config, models: &Path) -> anyhow::Result<Self> {
-        let device =
-            device::choose(config.device.kind, || cuda::usable(0)).map_err(|e| InputError(e.into()))?;
+        let open = || cuda::open(0, config.device.kernel_cache.as_deref());
+        let device = device::choose(config.device.kind, open).map_err(|e| InputError(e.into()))?;
         if device.is_fallback() {
             tracing::warn!("{device}");
         } else {
             tracing::info!("{device}");
         }
+        let device = match device {
+            Choice::Host { .. } => None,
+            Choice::Cuda(device) => Some(Arc::new(device)),
+        };
         let threads = rayon::ThreadPoolBuilder::new().num_threads(config.threads.compute).build();
         let threads = Arc::new(threads.context("threads.compute")?);
         let metrics = Arc::new(Metrics::new().context("metrics")?);
@@ -126,35 +130,36 @@ impl Serving {
         if names.is_empty() {
             return Err(InputError(anyhow!("server.models: no model in {}", models.display())).into());
         }
-        let counts = cache::counts(&config.cache)?;
+        let fronts = Fronts { config, device, counts: cache::counts(&config.cache)? };
         let engine = |name: &String| -> anyhow::Result<Arc<Engine>> {
             let mut latest = store::open_latest_with(models, name, check_weights)?;
-            let fronted = cache::make(&config.cache, counts.as_ref(), &mut latest.opened)?;
-            match fronted {
-                None => latest.opened.store.prefault(),
+            let Fronted { front, ranked } = fronts.make(&mut latest.opened)?;
+            match &front {
+                Front::Store => latest.opened.store.prefault(),
                 // What the cache misses is mostly cold, and a page of it is enough.
-                Some(_) if !cache::fits_ram(&latest.opened) => latest.opened.store.expect_disk(),
-                Some(_) => {}
+                _ if !cache::fits_ram(&latest.opened) => latest.opened.store.expect_disk(),
+                _ => {}
             }
-            let (cache, ranked) = fronted.map(|f| (f.cache, f.ranked)).unzip();
-            tracing::info!(
-                model = name,
-                version = %latest.opened.store.version(),
-                table_bytes = latest.opened.store.row_bytes(),
-                cache_bytes = cache.as_ref().map_or(0, |cache: &FlatCache| cache.stats().total_bytes),
-                "loaded"
-            );
             let metrics = metrics.model(name, &latest.opened.schema);
             let recorder = recorder_of(&config.trace, &latest.opened.schema, &models.join(name), &metrics)?;
             let parts = EngineParts {
                 name: name.clone(),
-                cache,
+                front,
                 metrics,
                 threads: threads.clone(),
-                max_samples: config.batcher.max_samples.max(config.server.max_samples),
+                max_samples: cache::max_samples(config),
             };
+            let table_bytes = latest.opened.store.row_bytes();
             let engine = Engine::new(latest.opened, parts)?.pointing();
-            if let Some(ranked) = ranked.filter(|_| config.cache.warm) {
+            match engine.try_device() {
+                Err(error) if config.device.kind == DeviceKind::Cuda => return Err(error.into()),
+                // `auto`: the engine has said so, and scores from the store.
+                Err(_) | Ok(()) => {}
+            }
+            let cache_bytes = engine.cache_stats().map(|stats| stats.total_bytes);
+            let version = engine.version();
+            tracing::info!(model = name, %version, table_bytes, cache_bytes = cache_bytes.unwrap_or(0), "loaded");
+            if config.cache.warm && cache_bytes.is_some() {
                 warm::fill(&engine, models, ranked);
             }
             Ok(Arc::new(match recorder {
@@ -165,6 +170,16 @@ impl Serving {
         let engines = names.iter().map(|name| engine(name).with_context(|| format!("model {name:?}")));
         let engines = engines.collect::<Result<_, _>>()?;
         Ok(Self { engines, metrics })
+    }
+
+    /// Saves the hot rows of the caches now and then, and once more when what it gives is dropped; nothing where
+    /// `cache.warm` is off.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub fn save_hot_rows(&self, config: &Config, models: &Path) -> anyhow::Result<Option<Saving>> {
+        let saving = config.cache.warm.then(|| Saving::start(&self.engines, models, config.cache.save));
+        saving.transpose().context("cache.save_seconds: thread")
     }
 
     /// Binds both ports.

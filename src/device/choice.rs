@@ -2,17 +2,19 @@
 
 use std::fmt;
 
-use super::cuda::{CudaError, DeviceInfo};
+use super::cuda::CudaError;
 use crate::config::DeviceKind;
 
 /// The device taken, and why. Displays as one line for the log.
 #[derive(Clone, Debug)]
-pub enum Choice {
+pub enum Choice<D> {
     /// The CPU.
     Host {
         /// Why not a GPU.
         why: Why,
     },
+    /// A GPU, opened.
+    Cuda(D),
 }
 
 /// Why the host was taken.
@@ -22,63 +24,53 @@ pub enum Why {
     Wanted,
     /// There is no GPU that could be used.
     NoGpu(CudaError),
-    /// There is one, which this version does not serve on.
-    NotServed(DeviceInfo),
 }
 
-impl Choice {
+impl<D> Choice<D> {
     /// Whether another device was hoped for, so that the log should warn.
     #[must_use]
     pub fn is_fallback(&self) -> bool {
-        matches!(self, Self::Host { why: Why::NoGpu(_) | Why::NotServed(_) })
+        matches!(self, Self::Host { why: Why::NoGpu(_) })
     }
 }
 
-impl fmt::Display for Choice {
+impl<D: fmt::Display> fmt::Display for Choice<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self::Host { why } = self;
-        match why {
-            Why::Wanted => write!(f, "device host"),
-            Why::NoGpu(error) => {
+        match self {
+            Self::Host { why: Why::Wanted } => write!(f, "device host"),
+            Self::Host { why: Why::NoGpu(error) } => {
                 write!(f, "device host, since device.kind is auto (host looks for no GPU): {error}")
             }
-            Why::NotServed(device) => write!(
-                f,
-                "device host, since device.kind is auto: CUDA {device}: this version does not serve on a GPU yet"
-            ),
+            Self::Cuda(device) => write!(f, "device {device}"),
         }
     }
 }
 
-/// Why no device could be taken.
+/// `cuda` was asked for, and there is no GPU that could be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DeviceError {
-    /// `cuda` was asked for, and there is no GPU that could be used.
-    #[error("device.kind: expected a usable GPU, because it is cuda, got none: {0}")]
-    NoGpu(CudaError),
-    /// `cuda` was asked for, and there is a GPU, which this version does not serve on.
-    #[error("device.kind: expected auto or host, got cuda: this version does not serve on a GPU yet ({0})")]
-    NotServed(DeviceInfo),
-}
+#[error("device.kind: expected a usable GPU, because it is cuda, got none: {0}")]
+pub struct DeviceError(pub CudaError);
 
-/// Takes a device. `look` finds a GPU, and is asked only where one is wanted.
+/// Takes a device. `open` opens a GPU, and is asked only where one is wanted.
 ///
 /// # Errors
 /// [`DeviceError`] for `cuda`.
-pub fn choose(
+pub fn choose<D>(
     wanted: DeviceKind,
-    look: impl FnOnce() -> Result<DeviceInfo, CudaError>,
-) -> Result<Choice, DeviceError> {
+    open: impl FnOnce() -> Result<D, CudaError>,
+) -> Result<Choice<D>, DeviceError> {
     match wanted {
         DeviceKind::Host => Ok(Choice::Host { why: Why::Wanted }),
-        DeviceKind::Auto => Ok(Choice::Host { why: look().map_or_else(Why::NoGpu, Why::NotServed) }),
-        DeviceKind::Cuda => Err(look().map_or_else(DeviceError::NoGpu, DeviceError::NotServed)),
+        DeviceKind::Auto => {
+            Ok(open().map_or_else(|error| Choice::Host { why: Why::NoGpu(error) }, Choice::Cuda))
+        }
+        DeviceKind::Cuda => open().map(Choice::Cuda).map_err(DeviceError),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::cuda::Probe;
+    use super::super::cuda::{DeviceInfo, Probe};
     use super::*;
 
     fn h200() -> DeviceInfo {
@@ -96,30 +88,36 @@ mod tests {
 
     #[test]
     fn host_is_taken_without_a_look() {
-        let choice = choose(DeviceKind::Host, || panic!("nobody asked for a GPU")).unwrap();
+        let choice: Choice<DeviceInfo> =
+            choose(DeviceKind::Host, || panic!("nobody asked for a GPU")).unwrap();
         assert!(!choice.is_fallback());
         assert_eq!(choice.to_string(), "device host");
     }
 
     #[test]
+    fn a_gpu_that_works_is_taken_by_auto_and_by_cuda() {
+        for wanted in [DeviceKind::Auto, DeviceKind::Cuda] {
+            let choice = choose(wanted, || Ok(h200())).unwrap();
+            assert!(matches!(choice, Choice::Cuda(_)) && !choice.is_fallback());
+            assert!(choice.to_string().contains("H200"), "{choice}");
+        }
+    }
+
+    #[test]
     fn auto_falls_back_to_the_host_aloud() {
         for error in refusals() {
-            let choice = choose(DeviceKind::Auto, || Err(error.clone())).unwrap();
+            let choice: Choice<DeviceInfo> = choose(DeviceKind::Auto, || Err(error.clone())).unwrap();
             let line = choice.to_string();
             assert!(choice.is_fallback() && line.contains(&error.to_string()), "{line}");
         }
-        let choice = choose(DeviceKind::Auto, || Ok(h200())).unwrap();
-        let line = choice.to_string();
-        assert!(choice.is_fallback() && line.contains("H200") && line.contains("does not serve on a GPU"));
     }
 
     #[test]
     fn cuda_is_refused_with_the_reason() {
         for error in refusals() {
-            let line = choose(DeviceKind::Cuda, || Err(error.clone())).unwrap_err().to_string();
+            let refused = choose::<DeviceInfo>(DeviceKind::Cuda, || Err(error.clone())).unwrap_err();
+            let line = refused.to_string();
             assert!(line.starts_with("device.kind") && line.contains(&error.to_string()), "{line}");
         }
-        let line = choose(DeviceKind::Cuda, || Ok(h200())).unwrap_err().to_string();
-        assert!(line.contains("does not serve on a GPU yet") && line.contains("H200"), "{line}");
     }
 }

@@ -75,7 +75,8 @@ impl Argument {
     }
 
     /// A value as the bytes it has.
-    fn bytes(bytes: &[u8]) -> Self {
+    #[must_use]
+    pub fn bytes(bytes: &[u8]) -> Self {
         // Words keep the copy aligned for any parameter of up to eight-byte alignment.
         let mut words = vec![0_u64; bytes.len().div_ceil(size_of::<u64>())];
         bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);

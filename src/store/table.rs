@@ -8,6 +8,7 @@
 //! one here, [`PlainMemory`], asks for huge pages, which double the rate of random row reads.
 #![allow(unsafe_code)]
 
+use std::any::Any;
 use std::fmt;
 use std::fs::File;
 use std::hint::black_box;
@@ -206,6 +207,16 @@ impl Table {
     #[must_use]
     pub fn in_ram(&self) -> bool {
         matches!(self.weight.0, Source::Owned { .. })
+    }
+
+    /// The rows' memory, for a device to read: row after row from its beginning. None where it is not of a device's
+    /// kind. From then on the rows are not written.
+    #[must_use]
+    pub fn shared_rows(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        match &self.weight.0 {
+            Source::Owned { block, .. } => block.shared(),
+            Source::Mapped { .. } => None,
+        }
     }
 
     /// How many rows.
@@ -419,10 +430,10 @@ impl Bytes {
         }
     }
 
-    /// The bytes, to write; `None` when they are a mapped file's.
+    /// The bytes, to write; `None` when they are a mapped file's, or a device reads them.
     pub fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
         match &mut self.0 {
-            Source::Owned { block, bytes } => Some(&mut block.bytes_mut()[..*bytes]),
+            Source::Owned { block, bytes } => block.bytes_mut().map(|block| &mut block[..*bytes]),
             Source::Mapped { .. } => None,
         }
     }
@@ -568,8 +579,8 @@ impl HostBlock for PlainBlock {
         &self.0
     }
 
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.0
+    fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        Some(&mut self.0)
     }
 }
 

@@ -81,7 +81,6 @@ fn serve_falls_back_aloud_where_auto_finds_no_usable_gpu_and_refuses_where_cuda_
         (Machine::whole().told("DRIVER", "12040"), "CUDA driver too old: expected at least 13.0, got 12.4"),
         (Machine::whole().told("COMPUTE", "61"), "compute 6.1, 1.0 GiB: expected compute 7.0 or newer"),
         (Machine::whole().told("DEVICES", "0"), "CUDA driver found, no device; check nvidia-smi"),
-        (Machine::whole(), "this version does not serve on a GPU yet"),
     ];
     // Without models it ends right after the choice.
     let none = tempfile::tempdir().unwrap();
@@ -95,6 +94,23 @@ fn serve_falls_back_aloud_where_auto_finds_no_usable_gpu_and_refuses_where_cuda_
             let line = text.lines().find(|line| line.contains(reason)).unwrap_or_else(|| panic!("{text}"));
             assert!(line.contains(aloud), "{line}");
         }
+    }
+}
+
+#[test]
+fn serve_takes_a_usable_gpu_and_names_it() {
+    let machine = Machine::whole();
+    if !machine.is_made() {
+        return;
+    }
+    let none = tempfile::tempdir().unwrap();
+    for wanted in ["auto", "cuda"] {
+        let mut serve = flechette();
+        serve.args(["serve", "--device", wanted, "--models"]).arg(none.path());
+        serve.env("FLECHETTE_DEVICE_KERNEL_CACHE", "off");
+        let text = String::from_utf8(machine.equips(&mut serve).output().unwrap().stderr).unwrap();
+        let line = text.lines().find(|line| line.contains("Pretend GPU")).unwrap_or_else(|| panic!("{text}"));
+        assert!(line.contains(" INFO ") && line.contains("kernels by "), "{line}");
     }
 }
 

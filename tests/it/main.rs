@@ -18,6 +18,8 @@ mod cusim;
 mod cusim_cache;
 #[cfg(feature = "cusim")]
 mod cusim_driver;
+#[cfg(all(feature = "cusim", target_os = "linux"))]
+mod cusim_serve;
 #[cfg(feature = "cusim")]
 mod cusim_tier;
 mod dataset;

@@ -135,19 +135,9 @@ impl Served {
         run_json(&format!("score --addr {url} --model {model} --format criteo-tsv {file} --json {flags}"))
     }
 
-    /// The metrics page.
-    fn page(&self) -> String {
-        let mut stream = std::net::TcpStream::connect(self.http).unwrap();
-        let request = "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
-        std::io::Write::write_all(&mut stream, request.as_bytes()).unwrap();
-        let mut page = String::new();
-        stream.read_to_string(&mut page).unwrap();
-        page
-    }
-
     /// The value of one line of the metrics page, 0 when it is not there.
     pub fn metric(&self, name: &str, labels: &[&str]) -> f64 {
-        let page = self.page();
+        let page = metrics_page(self.http);
         let wanted = |line: &&str| {
             line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{'))
                 && labels.iter().all(|label| line.contains(label))
@@ -162,7 +152,7 @@ impl Served {
             line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')) && line.contains(&label)
         };
         let value = |line: &str| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap();
-        self.page().lines().filter(lines).map(value).sum()
+        metrics_page(self.http).lines().filter(lines).map(value).sum()
     }
 
     /// The most memory that it has had.
@@ -188,6 +178,16 @@ impl Drop for Served {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// The metrics page of a server.
+pub fn metrics_page(http: SocketAddr) -> String {
+    let mut stream = std::net::TcpStream::connect(http).unwrap();
+    let request = "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    std::io::Write::write_all(&mut stream, request.as_bytes()).unwrap();
+    let mut page = String::new();
+    stream.read_to_string(&mut page).unwrap();
+    page
 }
 
 /// `VmHWM` of a process; `None` when it has ended.

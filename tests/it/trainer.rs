@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use flechette::cache::{CacheOptions, CacheShape, FlatCache, TableShape};
 use flechette::dataset::{DatasetError, Reader};
-use flechette::engine::{Engine, EngineParts};
+use flechette::engine::{Engine, EngineParts, Front};
 use flechette::metrics::Metrics;
 use flechette::model::Model;
 use flechette::schema::Schema;
@@ -199,7 +199,7 @@ pub fn engines(models: &std::path::Path, name: &str) -> Vec<Engine> {
         let cache = fraction.map(|f| FlatCache::new(&shape(f), &CacheOptions::default()).unwrap());
         let parts = EngineParts {
             name: name.to_owned(),
-            cache,
+            front: cache.map_or(Front::Store, Front::Host),
             metrics: metrics.model(name, &opened.schema),
             threads: Arc::new(threads(2)),
             max_samples: 2048,

@@ -105,6 +105,12 @@ impl<D: Driver> DeviceWorker<D> {
         Ok(Self { shared: shared.clone(), lane, lookups: shape.lookups.clone(), pin: None })
     }
 
+    /// What it has of pinned memory of the host, and of the device's, in bytes: beside `cache.bytes`.
+    #[must_use]
+    pub fn bytes(&self) -> (usize, usize) {
+        self.lane.bytes()
+    }
+
     /// The model's input for a batch, `samples x stride`: dense values, then each lookup's pooled vector at
     /// its column. An id past its table reads as zeros, and is neither hit nor miss.
     ///

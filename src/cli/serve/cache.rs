@@ -1,4 +1,6 @@
-//! A model's cache, as the configuration has it.
+//! A model's cache, as the configuration has it, in front of the model's store.
+
+use std::sync::Arc;
 
 use anyhow::Context;
 
@@ -6,8 +8,11 @@ use crate::cache::key::KeyWidth;
 use crate::cache::policy::Watermarks;
 use crate::cache::{AdmissionOption, CacheOptions, CacheShape, EvictionOption, FlatCache, TableShape};
 use crate::cli::InputError;
-use crate::config::{CacheAdmission, CacheConfig, CacheEviction, CacheMode, CacheSize};
+use crate::config::{CacheAdmission, CacheConfig, CacheEviction, CacheMode, CacheSize, Config, DeviceKind};
+use crate::device::cuda::Nvidia;
 use crate::device::host;
+use crate::engine::Front;
+use crate::engine::on_device::{DeviceFront, FrontShape};
 use crate::planner::counts::Ranked;
 use crate::schema::Schema;
 use crate::store::{Opened, PlainMemory};
@@ -16,9 +21,18 @@ use crate::types::TableId;
 /// Share of the rows that a cache holds when its size is not given.
 const DEFAULT_FRACTION: f64 = 0.1;
 
+/// What all models' caches are made of.
+pub(super) struct Fronts<'c> {
+    pub config: &'c Config,
+    /// The GPU, where one was taken.
+    pub device: Option<Arc<Nvidia>>,
+    /// The counts that the configuration names, if it names any.
+    pub counts: Option<Ranked>,
+}
+
 /// A cache in front of a model's store, and what was known of the store's rows.
 pub(super) struct Fronted {
-    pub cache: FlatCache,
+    pub front: Front,
     /// The model's rows by descending count, where counts were given.
     pub ranked: Vec<(TableId, u64)>,
 }
@@ -30,55 +44,80 @@ pub(super) fn counts(config: &CacheConfig) -> anyhow::Result<Option<Ranked>> {
     Ok(Some(ranked))
 }
 
-/// The cache in front of a model's store, if there is to be one. Where it is to point at rows, the store is brought
-/// into RAM.
-pub(super) fn make(
-    config: &CacheConfig,
-    counts: Option<&Ranked>,
-    opened: &mut Opened,
-) -> anyhow::Result<Option<Fronted>> {
-    let on = match config.mode {
-        CacheMode::On => true,
-        CacheMode::Off => false,
-        // A cache of RAM in RAM only costs.
-        CacheMode::Auto => !fits_ram(opened),
-    };
-    if !on {
-        if config.size.is_some() {
-            tracing::warn!("cache.bytes or cache.fraction is given, but cache.mode auto means off here");
+impl Fronts<'_> {
+    /// The cache in front of a model's store, if there is to be one. Where it is to point at rows, the store is
+    /// brought into RAM.
+    pub fn make(&self, opened: &mut Opened) -> anyhow::Result<Fronted> {
+        let config = &self.config.cache;
+        let on = match config.mode {
+            CacheMode::On => true,
+            CacheMode::Off => false,
+            // A cache of RAM in RAM only costs.
+            CacheMode::Auto => self.device.is_some() || !fits_ram(opened),
+        };
+        if !on {
+            if config.size.is_some() {
+                tracing::warn!("cache.bytes or cache.fraction is given, but cache.mode auto means off here");
+            }
+            if self.device.is_some() {
+                tracing::warn!("cache.mode is off: without a cache the device has nothing to do");
+            }
+            return Ok(Fronted { front: Front::Store, ranked: Vec::new() });
         }
-        return Ok(None);
+        let mut ranked = self.counts.as_ref().map_or_else(Vec::new, |counts| rows_of(counts, &opened.schema));
+        if self.counts.is_some() && ranked.is_empty() {
+            tracing::warn!("cache.counts: no row of this model's tables is in it");
+        }
+        let mut options = options(config, &mut ranked, opened);
+        let front = match &self.device {
+            None => self.on_host(opened, &mut options)?,
+            Some(device) => match self.on_device(device, opened, &options) {
+                Ok(front) => front,
+                Err(error) if self.config.device.kind == DeviceKind::Auto => {
+                    tracing::warn!(
+                        "this model's cache lies on the host, since device.kind is auto: {error:#}"
+                    );
+                    self.on_host(opened, &mut options)?
+                }
+                Err(error) => return Err(error),
+            },
+        };
+        if let EvictionOption::Lfu(rows) = std::mem::take(&mut options.eviction) {
+            ranked = rows;
+        }
+        Ok(Fronted { front, ranked })
     }
-    let mut ranked = counts.map_or_else(Vec::new, |counts| rows_of(counts, &opened.schema));
-    if counts.is_some() && ranked.is_empty() {
-        tracing::warn!("cache.counts: no row of this model's tables is in it");
+
+    fn on_host(&self, opened: &mut Opened, options: &mut CacheOptions) -> anyhow::Result<Front> {
+        options.pointers = pointers(&self.config.cache, opened);
+        if options.pointers > 0 {
+            opened.store = opened.store.rows_copied(&PlainMemory).context("cache.pointers: tables to RAM")?;
+        }
+        let shape = shape(self.config.cache.size, &opened.schema, options)?;
+        Ok(Front::Host(FlatCache::new(&shape, options).map_err(|e| InputError(e.into()))?))
     }
-    let mut options = CacheOptions {
-        admission: match config.admission {
-            CacheAdmission::All => AdmissionOption::ALL,
-            CacheAdmission::Probability(p) => AdmissionOption::Probability { p, seed: 0 },
-            CacheAdmission::Frequency(misses) => AdmissionOption::Frequency { misses },
-        },
-        eviction: match config.eviction {
-            CacheEviction::Lru => EvictionOption::Lru,
-            CacheEviction::Lfu => EvictionOption::Lfu(std::mem::take(&mut ranked)),
-        },
-        watermarks: Watermarks { high: config.high_watermark, low: config.low_watermark },
-        // The configuration takes no other width.
-        key_width: KeyWidth::new(config.key_bits).unwrap_or(KeyWidth::W64),
-        pointers: pointers(config, opened),
-        version: opened.store.version(),
-        background: true,
-    };
-    if options.pointers > 0 {
-        opened.store = opened.store.rows_copied(&PlainMemory).context("cache.pointers: tables to RAM")?;
+
+    fn on_device(
+        &self,
+        device: &Arc<Nvidia>,
+        opened: &Opened,
+        options: &CacheOptions,
+    ) -> anyhow::Result<Front> {
+        let shape = FrontShape {
+            schema: &opened.schema,
+            cache: &shape(self.config.cache.size, &opened.schema, options)?,
+            options,
+            workers: self.config.batcher.workers,
+            max_samples: max_samples(self.config),
+            staging_bytes: self.config.cache.staging_bytes,
+        };
+        Ok(Front::Device(DeviceFront::new(device.clone(), &shape).map_err(|e| InputError(e.into()))?))
     }
-    let shape = shape(config.size, &opened.schema, &options)?;
-    let cache = FlatCache::new(&shape, &options).map_err(|e| InputError(e.into()))?;
-    if let EvictionOption::Lfu(rows) = std::mem::take(&mut options.eviction) {
-        ranked = rows;
-    }
-    Ok(Some(Fronted { cache, ranked }))
+}
+
+/// Most samples of a batch: of a merged one, or of a request that goes alone.
+pub(super) fn max_samples(config: &Config) -> usize {
+    config.batcher.max_samples.max(config.server.max_samples)
 }
 
 /// Whether the tables take at most half of the memory: half is left to whatever else there is.
@@ -86,7 +125,28 @@ pub(super) fn fits_ram(opened: &Opened) -> bool {
     host::memory_bytes().is_none_or(|ram| opened.store.row_bytes() <= ram / 2)
 }
 
-/// At how many rows the cache may point.
+/// What the configuration says, besides pointers. The ranked rows are taken where eviction goes by them.
+fn options(config: &CacheConfig, ranked: &mut Vec<(TableId, u64)>, opened: &Opened) -> CacheOptions {
+    CacheOptions {
+        admission: match config.admission {
+            CacheAdmission::All => AdmissionOption::ALL,
+            CacheAdmission::Probability(p) => AdmissionOption::Probability { p, seed: 0 },
+            CacheAdmission::Frequency(misses) => AdmissionOption::Frequency { misses },
+        },
+        eviction: match config.eviction {
+            CacheEviction::Lru => EvictionOption::Lru,
+            CacheEviction::Lfu => EvictionOption::Lfu(std::mem::take(ranked)),
+        },
+        watermarks: Watermarks { high: config.high_watermark, low: config.low_watermark },
+        // The configuration takes no other width.
+        key_width: KeyWidth::new(config.key_bits).unwrap_or(KeyWidth::W64),
+        pointers: 0,
+        version: opened.store.version(),
+        background: true,
+    }
+}
+
+/// At how many rows the host's cache may point.
 fn pointers(config: &CacheConfig, opened: &Opened) -> u64 {
     if config.pointers == 0.0 {
         return 0;

@@ -43,7 +43,7 @@ fn by_table(saved: HotRows, schema: &Schema) -> Vec<(TableId, u64)> {
 }
 
 /// Saves the caches' rows on a thread of its own: now and then, and once more when it is dropped.
-pub(super) struct Saving {
+pub struct Saving {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -51,7 +51,11 @@ pub(super) struct Saving {
 impl Saving {
     /// # Errors
     /// When the system gives no thread.
-    pub fn start(engines: &[Arc<Engine>], models: &Path, every: Option<Duration>) -> std::io::Result<Self> {
+    pub(super) fn start(
+        engines: &[Arc<Engine>],
+        models: &Path,
+        every: Option<Duration>,
+    ) -> std::io::Result<Self> {
         let mut saver =
             Saver { engines: engines.to_vec(), models: models.to_owned(), failing: HashSet::new() };
         let (stop, stopped) = mpsc::channel::<()>();

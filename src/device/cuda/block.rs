@@ -95,6 +95,11 @@ impl<D: Driver> Block<D> {
         Ok(Self { shape, host, device, scratch, pinned, arrays, driver: driver.clone(), samples: 0 })
     }
 
+    /// Bytes of pinned memory of the host, and of the device.
+    pub fn bytes(&self) -> (usize, usize) {
+        (self.host.bytes(), self.device.bytes() + self.scratch.bytes())
+    }
+
     /// Writes a batch into the block, with `now` for its stamp.
     pub fn fill(&mut self, now: u64, batch: &Batch) -> Result<(), LaneError> {
         check_batch(&self.shape, batch)?;

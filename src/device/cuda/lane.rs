@@ -59,6 +59,13 @@ impl<D: Driver> Lane<D> {
         })
     }
 
+    /// What it has of pinned memory of the host, and of the device's, in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> (usize, usize) {
+        let (pinned, device) = self.block.bytes();
+        (pinned + self.staging.len() * size_of::<u32>(), device)
+    }
+
     /// Looks a batch up, stamping what it finds as used `now`, and pools it if nothing is missing. Returns
     /// how many distinct rows are.
     ///

@@ -96,6 +96,17 @@ impl<D: Driver> DeviceMemory<D> {
     pub fn bytes(&self) -> usize {
         self.bytes
     }
+
+    /// Copies it into other memory of the device, as far as that reaches, and waits.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn copy_to(&self, to: &mut Self) -> Result<(), DriverError> {
+        let stream = self.driver.stream()?;
+        // SAFETY: both are allocated and as long; they are borrowed until the event has fired.
+        unsafe { self.driver.copy(&stream, self.at, to.at, self.bytes.min(to.bytes))? };
+        self.driver.wait(&self.driver.record(&stream)?)
+    }
 }
 
 impl<D: Driver> Drop for DeviceMemory<D> {

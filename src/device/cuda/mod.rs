@@ -7,7 +7,7 @@
 //! What is done with a device is written against [`Driver`], and so for the simulator too:
 //!
 //! - [`args`]: what kernels are given; [`kernels`]: their launches;
-//! - [`memory`]: device and pinned memory;
+//! - [`memory`]: device and pinned memory; [`pinned`]: the latter for the store's rows;
 //! - [`tier`]: the cache's index and pool on the device, and how rows come in; [`sweeper`]: how they go;
 //! - [`lister`]: what is there;
 //! - [`lane`]: one batch at a time through probe, copy and gather.
@@ -25,6 +25,7 @@ pub mod lane;
 pub mod lister;
 pub mod memory;
 pub mod nvidia;
+pub mod pinned;
 mod shape;
 pub mod sources;
 pub mod sweeper;

@@ -3,7 +3,8 @@
 //!
 //! It is strict where the real one is: a call without a current context fails; a stream's work is done
 //! later, one operation at a query, in the stream's order and no other; a capture refuses what the real
-//! one refuses; a final error stays. It knows one kernel, `scale` of the tests, and really runs it.
+//! one refuses; a final error stays. It knows one kernel, `scale` of the tests, and really runs it; others it
+//! gives to who has said that it runs them (`pretend_executes`), and passes over where nobody has.
 //!
 //! What goes wrong is told by environment variables (`setting`), and what happens is written, a line each,
 //! to the file `PRETEND_LOG`. Every function trusts its caller as cuda.h says it may; that is the SAFETY
@@ -23,6 +24,13 @@ thread_local! {
     static CURRENT: Cell<usize> = const { Cell::new(0) };
 }
 
+/// Runs a kernel by its name, with its blocks, threads and bytes of shared memory, and its argument.
+type Execute = unsafe extern "C" fn(*const u8, usize, *const u32, *const u8, usize) -> i32;
+/// Bytes of the argument of a kernel.
+type ArgumentBytes = unsafe extern "C" fn(*const u8, usize) -> usize;
+
+static EXECUTOR: Mutex<Option<(Execute, ArgumentBytes)>> = Mutex::new(None);
+
 static WORLD: Mutex<World> = Mutex::new(World::new());
 
 /// Something a stream carries out.
@@ -30,7 +38,7 @@ static WORLD: Mutex<World> = Mutex::new(World::new());
 enum Work {
     Copy { from: u64, to: u64, bytes: usize },
     Set { to: u64, byte: u8, bytes: usize },
-    Kernel { name: String, args: Vec<u8> },
+    Kernel { name: String, shape: [u32; 3], args: Vec<u8> },
     /// The n-th record of an event.
     Record(usize, u64),
     /// For the n-th record of an event, in the stream that has it: the event may be recorded elsewhere since.
@@ -134,7 +142,7 @@ impl World {
         match work {
             Work::Copy { from, to, bytes } => std::ptr::copy(*from as *const u8, *to as *mut u8, *bytes),
             Work::Set { to, byte, bytes } => std::ptr::write_bytes(*to as *mut u8, *byte, *bytes),
-            Work::Kernel { name, args } => {
+            Work::Kernel { name, shape, args } => {
                 self.launches += 1;
                 if let Some((at, code)) = setting("STICKY").and_then(|s| {
                     let (at, code) = s.split_once(':')?;
@@ -147,6 +155,8 @@ impl World {
                 }
                 if name == "scale" {
                     scale(args);
+                } else if let Some((execute, _)) = *EXECUTOR.lock().unwrap() {
+                    self.sticky = execute(name.as_ptr(), name.len(), shape.as_ptr(), args.as_ptr(), args.len());
                 }
             }
             Work::Record(event, record) => {
@@ -656,7 +666,18 @@ unsafe extern "C" fn cuFuncLoad(function: usize) -> i32 {
 
 /// Bytes of a kernel's one parameter.
 fn parameter_bytes(name: &str) -> usize {
-    if name == "scale" { size_of::<ScaleArgs>() } else { 8 }
+    match *EXECUTOR.lock().unwrap() {
+        _ if name == "scale" => size_of::<ScaleArgs>(),
+        // SAFETY: a name's beginning and its length, for who has said that it takes them.
+        Some((_, argument_bytes)) => unsafe { argument_bytes(name.as_ptr(), name.len()) },
+        None => 8,
+    }
+}
+
+/// Has all kernels but our own executed by whoever calls this; an answer that is not 0 is a final error.
+#[no_mangle]
+unsafe extern "C" fn pretend_executes(execute: Execute, argument_bytes: ArgumentBytes) {
+    *EXECUTOR.lock().unwrap() = Some((execute, argument_bytes));
 }
 
 #[no_mangle]
@@ -699,6 +720,6 @@ unsafe extern "C" fn cuLaunchKernel(
         let bytes = parameter_bytes(&name);
         let args = std::slice::from_raw_parts((*parameters).cast::<u8>(), bytes).to_vec();
         log(&format!("launch {name} {blocks} {threads} {shared_bytes} {bytes}"));
-        world.push(stream, Work::Kernel { name, args })
+        world.push(stream, Work::Kernel { name, shape: [blocks, threads, shared_bytes], args })
     })
 }

@@ -1,31 +1,47 @@
 //! From a batch to its scores: look rows up, fetch what the cache misses, pool, run the model.
 //!
-//! With the cache on, a batch pins it, probes it for every distinct row at once, reads the misses
-//! from the store's memory and offers them to the cache. With it off, rows are read where the store
-//! has them. Either way the very same bytes go through the very same kernels, so a score does not
-//! know whether there is a cache (DESIGN.md, promises 1 and 2).
+//! - `on_host`: rows are read where the store has them, or from a cache in RAM;
+//! - [`on_device`]: rows are looked up and pooled by a device, whose cache lies in its own memory.
+//!
+//! Whichever it is, the very same bytes are added in the very same order, and the dense layers are one
+//! program, so a score does not know whether there is a cache, nor where (DESIGN.md, promises 1 and 2).
+
+pub mod on_device;
+mod on_host;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rayon::prelude::*;
 
-use crate::cache::{CacheError, CacheStats, FlatCache, HostRows, Miss, Query, Source, Warmed};
+use crate::cache::{CacheStats, FlatCache, HostRows, Warmed};
 use crate::metrics::ModelMetrics;
 use crate::model::loss::sigmoid;
-use crate::model::{InputRows, Model, Tape, Weights, WeightsError, check_shape};
+use crate::model::{Model, Tape, Weights, WeightsError, check_shape};
 use crate::schema::{Lookup, Schema};
-use crate::store::{EmbeddingStore, Opened, rows_of};
+use crate::store::{EmbeddingStore, Opened};
 use crate::trace::recorder::Recorder;
 use crate::types::{AbsentId, Batch, Description, Predict, PredictError, Scores, TableId, Version};
+use on_device::DeviceFront;
+use on_host::Scratch;
+
+/// What stands between batches and the store.
+pub enum Front {
+    /// Nothing: rows are read where the store has them.
+    Store,
+    /// A cache in the host's RAM.
+    Host(FlatCache),
+    /// A cache in a device's memory.
+    Device(DeviceFront),
+}
 
 /// What an engine is made of, besides the version it serves.
 pub struct EngineParts {
     /// The model's name.
     pub name: String,
-    /// The cache, or none to read every row from the store.
-    pub cache: Option<FlatCache>,
+    /// Where rows are looked up.
+    pub front: Front,
     /// Where it counts.
     pub metrics: Arc<ModelMetrics>,
     /// Threads for batches of more than one chunk.
@@ -43,8 +59,8 @@ pub struct Engine {
     weights: Weights<f32>,
     /// The cache's right to point at rows of the store: above it, so that it ends before the store does.
     host_rows: Vec<HostRows>,
+    front: Front,
     store: EmbeddingStore,
-    cache: Option<FlatCache>,
     metrics: Arc<ModelMetrics>,
     threads: Arc<rayon::ThreadPool>,
     max_samples: usize,
@@ -56,14 +72,6 @@ pub struct Engine {
     tapes: Stock<Tape<f32>>,
     /// The cache's counts that the metrics have already.
     counted: Mutex<CacheStats>,
-}
-
-/// What one batch works in.
-#[derive(Default)]
-struct Scratch {
-    query: Query,
-    /// Per lookup, per occurrence: its place among the ids pushed to the query, or [`ZEROS`].
-    places: Vec<Vec<u32>>,
 }
 
 /// Things that are taken and put back.
@@ -89,9 +97,6 @@ struct Spent {
 /// Rows that the disk is asked for at once while the cache is warmed.
 const WARMED_AT_ONCE: usize = 4096;
 
-/// The place of an id that reads as zeros.
-const ZEROS: u32 = u32::MAX;
-
 impl Engine {
     /// An engine for an opened version.
     ///
@@ -100,7 +105,7 @@ impl Engine {
     pub fn new(opened: Opened, parts: EngineParts) -> Result<Self, WeightsError> {
         let model = Model::new(&opened.schema);
         let weights = read_weights(&model, &opened)?;
-        let EngineParts { name, cache, metrics, threads, max_samples } = parts;
+        let EngineParts { name, front, metrics, threads, max_samples } = parts;
         metrics.version.set(opened.store.version().0 as f64);
         let schema = Arc::new(opened.schema);
         let engine = Self {
@@ -110,8 +115,8 @@ impl Engine {
             model,
             weights,
             host_rows: Vec::new(),
+            front,
             store: opened.store,
-            cache,
             metrics,
             threads,
             max_samples,
@@ -124,20 +129,21 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Lets the cache point at the rows that the store holds in RAM, and tunes how many it does by the time that
-    /// lookups take. Where there is no cache, or no such row, nothing changes.
+    /// Lets a cache in RAM point at the rows that the store holds in RAM, and tunes how many it does by the time
+    /// that lookups take. Where there is no such cache, or no such row, nothing changes.
     #[must_use]
     pub fn pointing(mut self) -> Self {
-        let tables = self.store.tables().iter().enumerate().filter(|(_, table)| table.in_ram());
-        let right = |(t, _): (usize, _)| self.cache.as_ref()?.host_rows(TableId(t as u32)).ok();
-        self.host_rows = tables.filter_map(right).collect();
+        if let Front::Host(cache) = &self.front {
+            let tables = self.store.tables().iter().enumerate().filter(|(_, table)| table.in_ram());
+            let right = |(t, _): (usize, _)| cache.host_rows(TableId(t as u32)).ok();
+            self.host_rows = tables.filter_map(right).collect();
+        }
         self
     }
 
     /// Fills the cache with the store's rows, the hottest first, as far as there is room. Rows that the store does
     /// not have are skipped and counted: the second number.
     pub fn warm(&self, hottest: impl IntoIterator<Item = (TableId, u64)>) -> (Warmed, u64) {
-        let Some(cache) = &self.cache else { return Default::default() };
         let mut skipped = 0;
         let mut hottest = hottest.into_iter();
         let chunks = std::iter::from_fn(|| {
@@ -145,20 +151,28 @@ impl Engine {
             self.store.fetch(chunk.iter().copied());
             (!chunk.is_empty()).then_some(chunk)
         });
-        let rows = chunks.flatten().filter_map(|(table, id)| {
+        let mut rows = chunks.flatten().filter_map(|(table, id)| {
             let row = self.store.row(table, id);
             skipped += u64::from(row.is_none());
             Some((table, id, row?))
         });
-        // The store's rows are those that the cache was made for.
-        let warmed = cache.warm(rows).unwrap_or_default();
+        let warmed = match &self.front {
+            Front::Store => Warmed::default(),
+            // The store's rows are those that the cache was made for.
+            Front::Host(cache) => cache.warm(rows).unwrap_or_default(),
+            Front::Device(front) => front.warm(&mut rows),
+        };
         (warmed, skipped)
     }
 
     /// The rows that the cache holds, the last used first; none without one.
     #[must_use]
     pub fn hot_rows(&self) -> Vec<(TableId, u64)> {
-        self.cache.as_ref().map_or_else(Vec::new, FlatCache::hot_rows)
+        match &self.front {
+            Front::Store => Vec::new(),
+            Front::Host(cache) => cache.hot_rows(),
+            Front::Device(front) => front.hot_rows(),
+        }
     }
 
     /// Has the rows that batches ask for recorded from now on.
@@ -177,48 +191,21 @@ impl Engine {
     /// The cache's counts, where there is one.
     #[must_use]
     pub fn cache_stats(&self) -> Option<CacheStats> {
-        self.cache.as_ref().map(FlatCache::stats)
+        match &self.front {
+            Front::Store => None,
+            Front::Host(cache) => Some(cache.stats()),
+            Front::Device(front) => Some(front.stats()),
+        }
     }
 
     /// The whole path of a batch.
-    fn score(&self, batch: &Batch, scratch: &mut Scratch) -> Result<Vec<f32>, PredictError> {
+    fn score(&self, batch: &Batch) -> Result<Vec<f32>, PredictError> {
         let spent = Spent::default();
-        let probabilities = match &self.cache {
-            None => self.run_chunks(batch, &spent, |l| {
-                rows_of(self.store.tables(), &self.schema, &self.lookups[l], batch)
-            }),
-            Some(cache) => {
-                let started = Instant::now();
-                let Scratch { query, places } = scratch;
-                self.push_ids(batch, query, places);
-                let pin = cache.pin();
-                let found = pin.lookup(query).map_err(cache_error)?;
-                self.store.fetch(found.misses().iter().map(|miss| (miss.table, miss.id)));
-                for miss in found.misses().iter().chain(found.pointed()) {
-                    let row = self.store.row(miss.table, miss.id);
-                    let row = row.ok_or_else(|| PredictError::Store(format!("no row {miss:?}")))?;
-                    pin.insert(miss.table, miss.id, row).map_err(cache_error)?;
-                }
-                spend(&spent.lookup, started);
-                let (uniques, places) = (found.uniques(), &*places);
-                let stored = |miss: &Miss| self.store.row(miss.table, miss.id);
-                let probabilities = self.run_chunks(batch, &spent, |l| {
-                    let (places, found, stored) = (&places[l], &found, &stored);
-                    move |i: usize| {
-                        let place = (places[i] != ZEROS).then_some(places[i])?;
-                        match found.source(uniques[place as usize]) {
-                            Source::Row(row) => Some(row),
-                            Source::Host(p) => stored(&found.pointed()[p]),
-                            Source::Miss(m) => stored(&found.misses()[m]),
-                        }
-                    }
-                });
-                if !self.host_rows.is_empty() {
-                    let nanos = spent.lookup.load(Ordering::Relaxed);
-                    cache.observe(uniques.len() as u64, Duration::from_nanos(nanos));
-                }
-                probabilities
-            }
+        let probabilities = match &self.front {
+            Front::Store => self.score_from_store(batch, &spent),
+            Front::Host(cache) => self.score_through(cache, batch, &spent)?,
+            Front::Device(front) if front.is_lost() => self.score_from_store(batch, &spent),
+            Front::Device(front) => self.score_on_device(front, batch, &spent)?,
         };
         let seconds = |nanos: AtomicU64| nanos.into_inner() as f64 * 1e-9;
         self.metrics.lookup_seconds.record(seconds(spent.lookup));
@@ -226,52 +213,33 @@ impl Engine {
         Ok(probabilities)
     }
 
-    /// Pools and scores every chunk; one alone is not worth a second thread. `rows` as in
-    /// [`InputRows::write`].
-    fn run_chunks<'r, R>(&self, batch: &Batch, spent: &Spent, rows: impl Fn(usize) -> R + Sync) -> Vec<f32>
-    where
-        R: Fn(usize) -> Option<&'r [u8]>,
-    {
-        let inputs = InputRows { dense_width: self.schema.dense_width(), lookups: &self.lookups, batch };
-        let mut probabilities = vec![0.0; batch.samples];
+    /// Scores every chunk of a batch; one alone is not worth a second thread. `write` gives a tape the input of as
+    /// many samples as it has, from a sample on.
+    fn run_chunks(
+        &self,
+        samples: usize,
+        spent: &Spent,
+        write: impl Fn(usize, &mut Tape<f32>) + Sync,
+    ) -> Vec<f32> {
+        let mut probabilities = vec![0.0; samples];
         let size = self.model.chunk();
         let run = |(chunk, out): (usize, &mut [f32])| {
             let mut tape = self.tapes.take().unwrap_or_else(|| self.model.tape(false));
             tape.samples = out.len();
             let started = Instant::now();
-            inputs.write(chunk * size, &mut tape, &rows);
+            write(chunk * size, &mut tape);
             let looked_up = spend(&spent.lookup, started);
             self.model.forward(&self.weights, &mut tape);
             spend(&spent.dense, looked_up);
             out.iter_mut().enumerate().for_each(|(s, p)| *p = sigmoid(self.model.logit(&tape, s)));
             self.tapes.put(tape);
         };
-        if batch.samples <= size || self.threads.current_num_threads() == 1 {
+        if samples <= size || self.threads.current_num_threads() == 1 {
             probabilities.chunks_mut(size).enumerate().for_each(run);
         } else {
             self.threads.install(|| probabilities.par_chunks_mut(size).enumerate().for_each(run));
         }
         probabilities
-    }
-
-    /// Pushes every id that has a row, or that a row stands for, and notes where each went.
-    fn push_ids(&self, batch: &Batch, query: &mut Query, places: &mut Vec<Vec<u32>>) {
-        query.clear();
-        places.resize_with(self.lookups.len(), Vec::new);
-        for (lookup, places) in self.lookups.iter().zip(places) {
-            let table = &self.schema.tables[lookup.table.index()];
-            let ids = &batch.features[lookup.feature].ids;
-            let mut next =
-                query.push(lookup.table, ids.iter().filter_map(|&id| table.row_of(id))).start as u32;
-            places.clear();
-            places.extend(ids.iter().map(|&id| {
-                if table.row_of(id).is_none() {
-                    return ZEROS;
-                }
-                next += 1;
-                next - 1
-            }));
-        }
     }
 
     /// Every id past a table of its feature, in sample order; the metrics count by table. One that is
@@ -311,10 +279,7 @@ impl Predict for Engine {
             recorder.record(batch);
         }
         let absent = self.absent(batch);
-        let mut scratch = self.scratches.take().unwrap_or_default();
-        let probabilities = self.score(batch, &mut scratch);
-        self.scratches.put(scratch);
-        let probabilities = probabilities?;
+        let probabilities = self.score(batch)?;
         if let Some(sample) = probabilities.iter().position(|p| !p.is_finite()) {
             return Err(PredictError::NotFinite { sample });
         }
@@ -336,9 +301,14 @@ impl Predict for Engine {
 
     /// Brings the metrics up to the cache's counts.
     fn measure(&self) {
-        let Some(cache) = &self.cache else { return };
+        if let Front::Device(front) = &self.front {
+            let (pinned, device) = front.worker_bytes();
+            self.metrics.device.lost.set(f64::from(front.is_lost()));
+            self.metrics.device.pinned_bytes.set(pinned as f64);
+            self.metrics.device.worker_bytes.set(device as f64);
+        }
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = cache.stats();
+        let Some(now) = self.cache_stats() else { return };
         let zero = Default::default();
         for (t, table) in self.metrics.tables.iter().enumerate() {
             let (now, before) = (now.tables[t], counted.tables.get(t).copied().unwrap_or(zero));
@@ -374,8 +344,4 @@ fn spend(on: &AtomicU64, from: Instant) -> Instant {
     let now = Instant::now();
     on.fetch_add((now - from).as_nanos() as u64, Ordering::Relaxed);
     now
-}
-
-fn cache_error(error: CacheError) -> PredictError {
-    PredictError::Store(error.to_string())
 }

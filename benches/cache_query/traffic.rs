@@ -1,0 +1,71 @@
+//! FLECHE's synthetic traffic, and a store for it: what the benches of the embedding layer share.
+
+use flechette::cache::TableShape;
+use flechette::schema::Schema;
+use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
+use flechette::store::{EmbeddingStore, PlainMemory, Table};
+use flechette::types::{Batch, Version};
+
+use crate::harness::{Draw, PowerLaw};
+
+/// What is asked for. One id a feature and sample.
+#[derive(Clone, Copy)]
+pub struct Traffic {
+    pub tables: usize,
+    pub rows: u64,
+    pub dim: usize,
+    pub samples: usize,
+    /// Exponent of the power law.
+    pub alpha: f64,
+}
+
+impl Traffic {
+    /// FLECHE's synthetic workload (section 6.1): 40 tables of 250,000 rows of 32, alpha 1.2. A quarter of the
+    /// rows, so that all layers of a setting fit this machine beside each other.
+    pub const FLECHE: Self = Self { tables: 40, rows: 62_500, dim: 32, samples: 4096, alpha: 1.2 };
+
+    /// Batches of this traffic, the same in every run.
+    pub fn batches(&self, count: usize) -> Vec<Batch> {
+        let mut draw = Draw::new(7);
+        let law = PowerLaw::new(self.alpha, self.rows);
+        // An odd factor scatters ranks over the table.
+        let mut id = |table: u64| (law.rank(&mut draw) + table).wrapping_mul(2_654_435_761) % self.rows;
+        let batch = |_| {
+            let mut batch = Batch::empty(self.tables);
+            batch.samples = self.samples;
+            for (t, column) in batch.features.iter_mut().enumerate() {
+                (0..self.samples).for_each(|_| column.push(&[id(t as u64)]));
+            }
+            batch
+        };
+        (0..count).map(batch).collect()
+    }
+
+    /// The tables' shapes.
+    pub fn shapes(&self) -> Vec<TableShape> {
+        vec![TableShape { rows: self.rows, row_bytes: 4 * self.dim }; self.tables]
+    }
+
+    /// A model of these tables.
+    pub fn schema(&self) -> Schema {
+        let shape = SyntheticShape { tables: self.tables, rows: self.rows, dense: 0, multi_hot: None };
+        synthetic(Kind::Dcn, self.dim, shape)
+    }
+
+    /// The tables' rows, in RAM.
+    pub fn store(&self) -> anyhow::Result<EmbeddingStore> {
+        let table = |t: usize| -> anyhow::Result<Table> {
+            let mut table = Table::zeroed(&PlainMemory, self.rows, self.dim, &[])?;
+            let values = table.rows_mut().into_iter().flatten().enumerate();
+            values.for_each(|(i, x)| *x = ((i + t) % 97) as f32 * 0.01);
+            Ok(table)
+        };
+        let tables = (0..self.tables).map(table).collect::<anyhow::Result<_>>()?;
+        Ok(EmbeddingStore::new(Version(1), tables))
+    }
+
+    /// Bytes moved for one id: its row read, and its share of the output written.
+    pub fn bytes_an_id(&self) -> f64 {
+        2.0 * 4.0 * self.dim as f64
+    }
+}

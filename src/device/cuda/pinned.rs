@@ -1,0 +1,42 @@
+//! Pinned memory as the store's RAM tier: rows that the host reads as any others, and kernels where they lie.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use super::Driver;
+use super::memory::{Array, PinnedMemory, Plan};
+use crate::types::{HostBlock, HostMemory, OutOfHostMemory};
+
+/// Takes its memory from a device's driver.
+pub struct PinnedHost<D: Driver>(pub Arc<D>);
+
+struct PinnedBlock<D: Driver> {
+    memory: Arc<PinnedMemory<D>>,
+    bytes: Array<u8>,
+}
+
+impl<D: Driver> HostMemory for PinnedHost<D> {
+    fn take(&self, bytes: usize) -> Result<Box<dyn HostBlock>, OutOfHostMemory> {
+        let mut plan = Plan::default();
+        let array = plan.array(bytes);
+        let memory = PinnedMemory::new(&self.0, plan.bytes()).map_err(|error| {
+            tracing::warn!(%error, "pinned memory for rows");
+            OutOfHostMemory { bytes }
+        })?;
+        Ok(Box::new(PinnedBlock { memory: Arc::new(memory), bytes: array }))
+    }
+}
+
+impl<D: Driver> HostBlock for PinnedBlock<D> {
+    fn bytes(&self) -> &[u8] {
+        self.memory.get(self.bytes)
+    }
+
+    fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        Arc::get_mut(&mut self.memory).map(|memory| memory.get_mut(self.bytes))
+    }
+
+    fn shared(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        Some(self.memory.clone())
+    }
+}

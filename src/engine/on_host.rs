@@ -1,0 +1,114 @@
+//! Rows on the host: read where the store has them, or through a cache in RAM.
+//!
+//! With a cache, a batch pins it, probes it for every distinct row at once, reads the misses from the store's
+//! memory and offers them to the cache. Rows are pooled where they lie, in the cache or in the store.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::{Engine, Spent, spend};
+use crate::cache::{CacheError, FlatCache, Miss, Query, Source};
+use crate::model::InputRows;
+use crate::store::rows_of;
+use crate::types::{Batch, PredictError};
+
+/// The place of an id that reads as zeros.
+const ZEROS: u32 = u32::MAX;
+
+/// What one batch works in.
+#[derive(Default)]
+pub(super) struct Scratch {
+    query: Query,
+    /// Per lookup, per occurrence: its place among the ids pushed to the query, or [`ZEROS`].
+    places: Vec<Vec<u32>>,
+}
+
+impl Engine {
+    /// Scores a batch by the store alone.
+    pub(super) fn score_from_store(&self, batch: &Batch, spent: &Spent) -> Vec<f32> {
+        let inputs = self.inputs(batch);
+        let rows = |l: usize| rows_of(self.store.tables(), &self.schema, &self.lookups[l], batch);
+        self.run_chunks(batch.samples, spent, |first, tape| inputs.write(first, tape, rows))
+    }
+
+    /// Scores a batch through a cache in RAM.
+    pub(super) fn score_through(
+        &self,
+        cache: &FlatCache,
+        batch: &Batch,
+        spent: &Spent,
+    ) -> Result<Vec<f32>, PredictError> {
+        let mut scratch = self.scratches.take().unwrap_or_default();
+        let scored = self.score_in(&mut scratch, cache, batch, spent);
+        self.scratches.put(scratch);
+        scored
+    }
+
+    fn score_in(
+        &self,
+        Scratch { query, places }: &mut Scratch,
+        cache: &FlatCache,
+        batch: &Batch,
+        spent: &Spent,
+    ) -> Result<Vec<f32>, PredictError> {
+        let started = Instant::now();
+        self.push_ids(batch, query, places);
+        let pin = cache.pin();
+        let found = pin.lookup(query).map_err(cache_error)?;
+        self.store.fetch(found.misses().iter().map(|miss| (miss.table, miss.id)));
+        for miss in found.misses().iter().chain(found.pointed()) {
+            let row = self.store.row(miss.table, miss.id);
+            let row = row.ok_or_else(|| PredictError::Store(format!("no row {miss:?}")))?;
+            pin.insert(miss.table, miss.id, row).map_err(cache_error)?;
+        }
+        spend(&spent.lookup, started);
+        let (inputs, uniques, places) = (self.inputs(batch), found.uniques(), &*places);
+        let stored = |miss: &Miss| self.store.row(miss.table, miss.id);
+        let rows = |l: usize| {
+            let (places, found, stored) = (&places[l], &found, &stored);
+            move |i: usize| {
+                let place = (places[i] != ZEROS).then_some(places[i])?;
+                match found.source(uniques[place as usize]) {
+                    Source::Row(row) => Some(row),
+                    Source::Host(p) => stored(&found.pointed()[p]),
+                    Source::Miss(m) => stored(&found.misses()[m]),
+                }
+            }
+        };
+        let probabilities =
+            self.run_chunks(batch.samples, spent, |first, tape| inputs.write(first, tape, rows));
+        if !self.host_rows.is_empty() {
+            let nanos = spent.lookup.load(Ordering::Relaxed);
+            cache.observe(uniques.len() as u64, Duration::from_nanos(nanos));
+        }
+        Ok(probabilities)
+    }
+
+    fn inputs<'a>(&'a self, batch: &'a Batch) -> InputRows<'a> {
+        InputRows { dense_width: self.schema.dense_width(), lookups: &self.lookups, batch }
+    }
+
+    /// Pushes every id that has a row, or that a row stands for, and notes where each went.
+    fn push_ids(&self, batch: &Batch, query: &mut Query, places: &mut Vec<Vec<u32>>) {
+        query.clear();
+        places.resize_with(self.lookups.len(), Vec::new);
+        for (lookup, places) in self.lookups.iter().zip(places) {
+            let table = &self.schema.tables[lookup.table.index()];
+            let ids = &batch.features[lookup.feature].ids;
+            let mut next =
+                query.push(lookup.table, ids.iter().filter_map(|&id| table.row_of(id))).start as u32;
+            places.clear();
+            places.extend(ids.iter().map(|&id| {
+                if table.row_of(id).is_none() {
+                    return ZEROS;
+                }
+                next += 1;
+                next - 1
+            }));
+        }
+    }
+}
+
+fn cache_error(error: CacheError) -> PredictError {
+    PredictError::Store(error.to_string())
+}

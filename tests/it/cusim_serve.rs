@@ -1,0 +1,297 @@
+//! A server on a GPU without one: the real CUDA driver code over the pretended libcuda, whose kernels the
+//! simulator executes from their own sources. Everything from the configuration to the scores is what a GPU
+//! machine runs, but the silicon and the compiled kernels.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::fs;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use flechette::cli::serve::{Serving, runtime};
+use flechette::config::{Config, DeviceConfig, DeviceKind, Flags};
+use flechette::device::cuda::args;
+use flechette::device::cusim::{Argument, Launch, launch};
+use flechette::device::pool::PoolArgs;
+use flechette::schema::preset::Kind;
+use serde_json::Value;
+
+use crate::pretend::Machine;
+use crate::program::{Workshop, run_json};
+
+unsafe extern "C" {
+    fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
+    fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
+}
+
+const RTLD_NOW: c_int = 2;
+/// `CUDA_ERROR_LAUNCH_FAILED`.
+const LAUNCH_FAILED: i32 = 719;
+
+/// Launches that are carried out, once a server is up; the next one fails.
+static LAUNCHES_LEFT: AtomicI64 = AtomicI64::new(i64::MAX);
+/// A kernel that is not executed.
+static LEFT_OUT: Mutex<&str> = Mutex::new("");
+
+/// As [`execute_kernels`], and one kernel does nothing.
+fn execute_kernels_but(kernel: &'static str) {
+    *LEFT_OUT.lock().unwrap() = kernel;
+    execute_kernels();
+}
+
+/// Has the pretended driver's kernels executed by the simulator, in this process.
+fn execute_kernels() {
+    type Executes = unsafe extern "C" fn(
+        unsafe extern "C" fn(*const u8, usize, *const u32, *const u8, usize) -> i32,
+        unsafe extern "C" fn(*const u8, usize) -> usize,
+    );
+    let name = |text: &str| CString::new(text).unwrap();
+    // SAFETY: the library is the pretended one, found by the same name and path as the driver finds it, and its
+    // function has this type.
+    unsafe {
+        let library = dlopen(name("libcuda.so").as_ptr(), RTLD_NOW);
+        assert!(!library.is_null());
+        let executes = dlsym(library, name("pretend_executes").as_ptr());
+        assert!(!executes.is_null());
+        std::mem::transmute::<*mut c_void, Executes>(executes)(execute, argument_bytes);
+    }
+}
+
+unsafe fn text<'t>(name: *const u8, length: usize) -> &'t str {
+    // SAFETY: the pretended driver gives a name's beginning and its length.
+    std::str::from_utf8(unsafe { std::slice::from_raw_parts(name, length) }).unwrap()
+}
+
+unsafe extern "C" fn execute(
+    name: *const u8,
+    length: usize,
+    shape: *const u32,
+    argument: *const u8,
+    bytes: usize,
+) -> i32 {
+    // SAFETY: as the pretended driver gives them: three numbers, and an argument as long as `argument_bytes` said.
+    let (name, [blocks, threads, shared], argument) = unsafe {
+        (text(name, length), *shape.cast::<[u32; 3]>(), std::slice::from_raw_parts(argument, bytes))
+    };
+    if name == *LEFT_OUT.lock().unwrap() {
+        return 0;
+    }
+    if LAUNCHES_LEFT.fetch_sub(1, Ordering::SeqCst) <= 0 {
+        return LAUNCH_FAILED;
+    }
+    let shape = Launch { blocks, threads, shared_bytes: shared as usize, seed: 0 };
+    // SAFETY: what the program gave the driver, which is what the kernel takes.
+    match unsafe { launch(name, shape, &[Argument::bytes(argument)]) } {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("{error}");
+            LAUNCH_FAILED
+        }
+    }
+}
+
+unsafe extern "C" fn argument_bytes(name: *const u8, length: usize) -> usize {
+    // SAFETY: as in `text`.
+    match unsafe { text(name, length) } {
+        "probe" => size_of::<args::ProbeArgs>(),
+        "copy_rows" => size_of::<args::CopyArgs>(),
+        "gather_pool" => size_of::<PoolArgs>(),
+        "copy_in" | "link_keys" => size_of::<args::ReplaceArgs>(),
+        "sample_ages" => size_of::<args::SampleArgs>(),
+        "sweep" => size_of::<args::SweepArgs>(),
+        "list_entries" => size_of::<args::ListArgs>(),
+        other => panic!("no size is known of {other}"),
+    }
+}
+
+fn on_cuda() -> DeviceConfig {
+    DeviceConfig { kind: DeviceKind::Cuda, kernel_cache: None }
+}
+
+/// A server in this process, on the pretended GPU, for as long as `then` takes.
+fn served<T: Send + 'static>(
+    kind: DeviceKind,
+    models: &str,
+    settings: &str,
+    then: impl FnOnce(String, String) -> T + Send + 'static,
+) -> T {
+    let mut config = Config::resolve(&Flags::default(), [], Some(settings)).unwrap();
+    config.device = DeviceConfig { kind, ..on_cuda() };
+    config.server.grpc.set_port(0);
+    config.server.http.set_port(0);
+    let serving = Serving::load(&config, Path::new(models)).unwrap();
+    let saving = serving.save_hot_rows(&config, Path::new(models)).unwrap();
+    let told = runtime(&config).unwrap().block_on(async {
+        let server = serving.bind(&config).await.unwrap();
+        let (grpc, http) = (format!("http://{}", server.grpc_addr()), server.http_addr().to_string());
+        let (done, stopped) = tokio::sync::oneshot::channel::<()>();
+        let running = tokio::spawn(server.run(async { drop(stopped.await) }));
+        let told = tokio::task::spawn_blocking(move || then(grpc, http)).await.unwrap();
+        done.send(()).unwrap();
+        running.await.unwrap().unwrap();
+        told
+    });
+    drop(saving);
+    told
+}
+
+fn score(grpc: &str, model: &str, file: &str, out: &str, batch: usize) -> Value {
+    run_json(&format!(
+        "score --addr {grpc} --model {model} --format criteo-tsv {file} --out {out} --batch {batch} --json"
+    ))
+}
+
+/// The value of a line of the metrics page, summed over its labels.
+fn sum(http: &str, name: &str) -> f64 {
+    let page = crate::program::metrics_page(http.parse().unwrap());
+    let lines = page.lines().filter(|line| line.starts_with(&format!("{name}{{")));
+    lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+}
+
+/// Two models, and the scores of the validation rows that the trainer gave.
+fn workshop() -> (Workshop, [(&'static str, String); 2]) {
+    let workshop = Workshop::new(2000, 400);
+    let own = [Kind::Dlrm, Kind::Deepfm].map(|kind| {
+        workshop.train(kind);
+        (kind.name(), fs::read_to_string(workshop.trained_scores(kind)).unwrap())
+    });
+    (workshop, own)
+}
+
+const COUNTS: [&str; 4] = ["cache_hits_total", "cache_misses_total", "cache_evictions_total", "device_lost"];
+
+/// What a server on the pretended GPU counted after it has scored as the trainer did.
+fn scores_alike(workshop: &Workshop, own: &[(&'static str, String); 2], settings: &str) -> [f64; 4] {
+    scores_alike_on(DeviceKind::Cuda, i64::MAX, workshop, own, settings)
+}
+
+/// The same on a device, which carries out so many more launches once the server is up.
+fn scores_alike_on(
+    kind: DeviceKind,
+    launches: i64,
+    workshop: &Workshop,
+    own: &[(&'static str, String); 2],
+    settings: &str,
+) -> [f64; 4] {
+    let (valid, out, own) = (workshop.valid.clone(), workshop.path("served.scores"), own.clone());
+    let told = settings.to_owned();
+    served(kind, &workshop.models, settings, move |grpc, http| {
+        LAUNCHES_LEFT.store(launches, Ordering::SeqCst);
+        for (model, own) in own {
+            for batch in [200, 33] {
+                score(&grpc, model, &valid, &out, batch);
+                assert!(fs::read_to_string(&out).unwrap() == own, "{model}, batches of {batch}: {told}");
+            }
+        }
+        COUNTS.map(|what| sum(&http, &format!("flechette_{what}")))
+    })
+}
+
+#[test]
+fn a_gpu_serves_the_trainers_own_scores_to_the_bit() {
+    Machine::whole().runs(|_| {
+        execute_kernels();
+        let (workshop, own) = workshop();
+        for (settings, evicts) in [
+            ("[cache]\nfraction = 1.0\n", false),
+            ("[cache]\nfraction = 0.02\nadmission = \"all\"\n", true),
+            ("[cache]\nfraction = 0.05\nkey_bits = 12\n", true),
+        ] {
+            let [hits, misses, evictions, lost] = scores_alike(&workshop, &own, settings);
+            assert!(hits > 0.0 && misses > 0.0 && lost == 0.0, "{settings}: {hits} {misses} {lost}");
+            assert!((evictions > 0.0) == evicts, "{settings}: {evictions}");
+        }
+    });
+}
+
+#[test]
+fn a_batch_whose_missing_rows_do_not_fit_the_staging_memory_is_scored_in_parts() {
+    Machine::whole().runs(|_| {
+        execute_kernels();
+        let (workshop, own) = workshop();
+        // DeepFM's 26 rows of 8 and 26 of 1 take 936 bytes a sample: two samples' room, and 200 sent.
+        let settings = "[cache]\nfraction = 0.5\nstaging_bytes = 2000\n[batcher]\nworkers = 1\n";
+        let [hits, misses, _, lost] = scores_alike(&workshop, &own, settings);
+        assert!(hits > 0.0 && misses > 0.0 && lost == 0.0);
+        let refused = |bytes: &str| {
+            let settings = format!("[cache]\nstaging_bytes = {bytes}\n[batcher]\nworkers = 2\n");
+            let config = Config::resolve(&Flags::default(), [], Some(&settings)).unwrap();
+            let config = Config { device: on_cuda(), ..config };
+            let error = Serving::load(&config, Path::new(&workshop.models)).map(drop).unwrap_err();
+            format!("{error:#}")
+        };
+        let text = refused("1000");
+        assert!(
+            text.contains("cache.staging_bytes: 1000 bytes for 2 workers") && text.contains("minimum 1872"),
+            "{text}"
+        );
+    });
+}
+
+#[test]
+fn a_gpu_that_scores_otherwise_than_the_host_is_not_served_on() {
+    Machine::whole().runs(|_| {
+        execute_kernels_but("gather_pool");
+        let (workshop, own) = workshop();
+        let load = |kind| {
+            let config = Config::resolve(&Flags::default(), [], None).unwrap();
+            let config = Config { device: DeviceConfig { kind, ..on_cuda() }, ..config };
+            Serving::load(&config, Path::new(&workshop.models))
+        };
+        let text = format!("{:#}", load(DeviceKind::Cuda).map(drop).unwrap_err());
+        assert!(text.contains("otherwise than the host: expected 0."), "{text}");
+        let [.., lost] = scores_alike_on(DeviceKind::Auto, i64::MAX, &workshop, &own, "");
+        assert_eq!(lost, 2.0);
+    });
+}
+
+#[test]
+fn a_gpu_that_fails_in_mid_flight_costs_time_and_no_score() {
+    for launches in [0, 5, 20] {
+        let said = Machine::whole().told("CASE", &launches.to_string()).runs(|_| {
+            let launches = std::env::var("PRETEND_CASE").unwrap().parse().unwrap();
+            execute_kernels();
+            let (workshop, own) = workshop();
+            let settings = "[cache]\nfraction = 0.05\n";
+            let [.., lost] = scores_alike_on(DeviceKind::Cuda, launches, &workshop, &own, settings);
+            assert_eq!(lost, 2.0, "both models have lost their device");
+        });
+        if said.is_none() {
+            return;
+        }
+    }
+}
+
+#[test]
+fn hot_rows_warm_the_cache_of_a_gpu_before_it_serves() {
+    Machine::whole().runs(|_| {
+        execute_kernels();
+        let (workshop, own) = workshop();
+        let settings = "[cache]\nfraction = 1.0\n";
+        let [_, cold, ..] = scores_alike(&workshop, &own, settings);
+        let [hits, warm, ..] = scores_alike(&workshop, &own, settings);
+        assert!(cold > 0.0 && warm == 0.0 && hits > 0.0, "{cold} misses, then {warm}");
+    });
+}
+
+#[test]
+fn a_gpu_without_room_for_the_cache_is_refused_or_passed_over_aloud() {
+    Machine::whole().told("MEMORY", "100000").runs(|_| {
+        execute_kernels();
+        let (workshop, own) = workshop();
+        let load = |kind| {
+            let config = Config::resolve(&Flags::default(), [], None).unwrap();
+            let config = Config { device: DeviceConfig { kind, ..on_cuda() }, ..config };
+            Serving::load(&config, Path::new(&workshop.models))
+        };
+        let text = format!("{:#}", load(DeviceKind::Cuda).map(drop).unwrap_err());
+        assert!(
+            text.contains("device memory: ") && text.contains("bytes refused") && text.contains("100000"),
+            "{text}"
+        );
+        let serving = load(DeviceKind::Auto).unwrap();
+        assert_eq!(serving.engines.len(), own.len());
+    });
+}
