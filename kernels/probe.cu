@@ -74,9 +74,13 @@ __device__ __forceinline__ u32 owner_of(const ProbeArgs& args, u32 generation, u
     }
 }
 
+// A stamp that is at most so many batches old is not renewed, so that rows that every batch asks for are not
+// written in every batch: the rule and the number of `FRESH` in src/cache/index.rs.
+constexpr u32 FRESH = 2;
+
 enum Look { LOOK_ABSENT, LOOK_FOUND, LOOK_CHANGED };
 
-// Reads one slot for a key, and stamps it where it is found.
+// Reads one slot for a key, and stamps it where it is found and not fresh.
 __device__ __forceinline__ Look look_at(Slot* slot, u64 key, u64 now, u64* location) {
     if (load(&slot->key) != key) return LOOK_ABSENT;
     __threadfence();
@@ -87,7 +91,7 @@ __device__ __forceinline__ Look look_at(Slot* slot, u64 key, u64 now, u64* locat
     const u64 again = load(&slot->word);
     if (location_of(again) != location_of(word)) return LOOK_CHANGED;
     // Failing is fine: someone else stamped it, or it went.
-    if (age(now, stamp_of(again)) > 0) atomicCAS(&slot->word, again, pack(location_of(again), now));
+    if (age(now, stamp_of(again)) > FRESH) atomicCAS(&slot->word, again, pack(location_of(again), now));
     *location = location_of(word);
     return LOOK_FOUND;
 }

@@ -241,20 +241,28 @@ impl Limbo {
         queue.held = false;
     }
 
-    /// Hands out the slots that have become free. Returns how many still wait. Tags rise along
-    /// the queue, so it is enough to look at the front.
-    pub fn reclaim(&self, epochs: &Epochs, mut free: impl FnMut(Freed)) -> usize {
+    /// Hands out the slots that have become free. Returns how many still wait.
+    pub fn reclaim(&self, epochs: &Epochs, free: impl FnMut(Freed)) -> usize {
+        self.reclaim_some(epochs, usize::MAX, free)
+    }
+
+    /// Hands out up to `most` slots that have become free, those first that wait longest. Returns how many are
+    /// left. Tags rise along the queue, so it is enough to look at the front.
+    pub fn reclaim_some(&self, epochs: &Epochs, most: usize, mut free: impl FnMut(Freed)) -> usize {
         let mut queue = self.queue();
         if queue.slots.is_empty() || queue.held {
             return queue.slots.len();
         }
         // After the lock: it orders the cells' reading after the tags of all that is queued.
         let oldest = epochs.oldest();
+        let mut left = most;
         while let Some(&(tag, location)) = queue.slots.front()
             && tag < oldest
+            && left > 0
         {
             queue.slots.pop_front();
             free(Freed(location));
+            left -= 1;
         }
         self.waiting.store(queue.slots.len(), std::sync::atomic::Ordering::Relaxed);
         queue.slots.len()
@@ -297,6 +305,9 @@ impl<T: Send + Sync + 'static> Replaceable<T> {
         // SAFETY: `old` came out of the swap, so no later reading finds it and nobody else retires it; it was
         // made by `Owned::new`. Readings that found it hold guards, until which it is kept.
         unsafe { guard.defer_destroy(old) };
+        // To where any reader may free it: this thread may replace nothing more for long, and what it replaced may be
+        // large.
+        guard.flush();
     }
 }
 
@@ -352,6 +363,21 @@ mod tests {
     }
 
     #[test]
+    fn what_was_replaced_is_freed_by_those_who_read_on() {
+        let drops = std::sync::Arc::new(());
+        let object = Replaceable::new(drops.clone());
+        object.replace(std::sync::Arc::default());
+        for _ in 0..100_000 {
+            std::thread::yield_now();
+            drop(object.read());
+            if std::sync::Arc::strong_count(&drops) == 1 {
+                return;
+            }
+        }
+        panic!("it is kept though nobody reads it");
+    }
+
+    #[test]
     fn held_slots_are_freed_only_by_batches_that_begin_after_the_release() {
         let (epochs, limbo) = (Epochs::default(), Limbo::default());
         limbo.hold();
@@ -364,6 +390,24 @@ mod tests {
         drop(between);
         assert_eq!(limbo.reclaim(&epochs, |_| freed += 1), 0);
         assert_eq!(freed, 1);
+    }
+
+    #[test]
+    fn no_more_slots_are_freed_at_once_than_asked_for_and_in_the_order_they_came() {
+        let (epochs, limbo) = (Epochs::default(), Limbo::default());
+        let put =
+            |slot| limbo.put(Unlinked::withdrawn(crate::types::FlatKey(9), Location::slot(slot)), &epochs);
+        (0..10).for_each(put);
+        let mut freed = Vec::new();
+        for (most, left) in [(0, 10), (3, 7), (1, 6)] {
+            assert_eq!(limbo.reclaim_some(&epochs, most, |slot| freed.push(slot.location().offset())), left);
+        }
+        let pin = epochs.pin();
+        put(10);
+        assert_eq!(limbo.reclaim(&epochs, |slot| freed.push(slot.location().offset())), 1, "the pin's");
+        drop(pin);
+        assert_eq!(limbo.reclaim(&epochs, |slot| freed.push(slot.location().offset())), 0);
+        assert_eq!(freed, (0..11).collect::<Vec<_>>());
     }
 
     #[test]

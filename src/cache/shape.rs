@@ -8,6 +8,7 @@
 use super::index::{self, BUCKET_BYTES, LOAD, Location, SLOTS};
 use super::key::RowKeys;
 use super::policy::Fill;
+use super::policy::frequency::MISS_BYTES;
 use super::policy::rank::Ranks;
 use super::slab::SlabShape;
 use super::{AdmissionOption, CacheError, CacheOptions, EvictionOption, WATERMARKS};
@@ -20,8 +21,6 @@ const MIN_BUCKETS: usize = 2;
 const SLABS_PER_CLASS: usize = 64;
 /// The largest slab, unless one row is larger.
 const MAX_SLAB_BYTES: usize = 1 << 20;
-/// A sketch for the admission takes one byte of so many.
-const SKETCH_SHARE: usize = 64;
 /// Offsets of locations reach this far.
 const MAX_POOL_BYTES: usize = Location::OFFSETS as usize * 4;
 
@@ -44,12 +43,6 @@ pub struct CacheShape {
     pub bytes: usize,
     /// The model's tables, by their ids.
     pub tables: Vec<TableShape>,
-}
-
-impl CacheOptions {
-    fn sketches(&self) -> bool {
-        matches!(self.admission, AdmissionOption::Frequency { .. })
-    }
 }
 
 impl CacheShape {
@@ -89,24 +82,14 @@ impl CacheShape {
         let rows: Vec<u64> = tables.iter().map(|t| t.rows).collect();
         let keys = RowKeys::new(&rows, options.key_width)?;
         let slots = slots(&tables, &keys);
-        let pointers = pointer_buckets(options.pointers) * BUCKET_BYTES;
-        let rest = Self::from_fraction(fraction, slots.clone()).bytes + pointers;
-        // More bytes may have more rows ranked, up to all that there are.
-        let mut bytes = 0;
-        loop {
-            let policies = rest + Ranks::bytes_of(ranked(bytes, &slots, options));
-            let sketch = if options.sketches() { policies.div_ceil(SKETCH_SHARE - 1) } else { 0 };
-            if policies + sketch <= bytes {
-                return Ok(Self { bytes, tables });
-            }
-            bytes = policies + sketch;
-        }
+        let rest = Self::from_fraction(fraction, slots.clone()).bytes;
+        Ok(Self { bytes: with_policies(rest, &slots, options), tables })
     }
 
     /// Divides the bytes among all that a cache of these options has.
     pub(super) fn plan(&self, keys: &RowKeys, options: &CacheOptions) -> Result<Plan, CacheError> {
         let slots = slots(&self.tables, keys);
-        let sketch_bytes = if options.sketches() { self.bytes / SKETCH_SHARE } else { 0 };
+        let sketch_bytes = sketch_bytes(self.bytes, &slots, options);
         let more_buckets = pointer_buckets(options.pointers);
         let ranked = ranked(self.bytes, &slots, options);
         let policies = sketch_bytes + Ranks::bytes_of(ranked);
@@ -114,7 +97,8 @@ impl CacheShape {
         let inner = Self { bytes: self.bytes.saturating_sub(apart), tables: slots };
         let mut layout = inner.layout().map_err(|error| match error {
             CacheError::TooSmall { minimum, sizes, .. } => {
-                CacheError::TooSmall { got: self.bytes, minimum: minimum.saturating_add(apart), sizes }
+                let minimum = with_policies(minimum, &inner.tables, options);
+                CacheError::TooSmall { got: self.bytes, minimum, sizes }
             }
             error => error,
         })?;
@@ -145,13 +129,7 @@ impl CacheShape {
 
     /// Buckets for as many entries of mean size as fit, or for all rows there are.
     fn buckets(&self) -> usize {
-        let rows: f64 = self.tables.iter().map(|t| t.rows as f64).sum();
-        let bytes: f64 = self.tables.iter().map(|t| t.rows as f64 * t.row_bytes as f64).sum();
-        let per_bucket = SLOTS as f64 * LOAD;
-        let entry_bytes = BUCKET_BYTES as f64 / per_bucket;
-        let mean = if rows > 0.0 { bytes / rows } else { 0.0 };
-        let fit = self.bytes as f64 / (mean + entry_bytes);
-        (fit.min(rows / WATERMARKS.high + 1.0) / per_bucket).ceil().min(u32::MAX.into()) as usize
+        (entries(self.bytes, 0, &self.tables) / (SLOTS as f64 * LOAD)).ceil().min(u32::MAX.into()) as usize
     }
 
     /// What a pool of every row takes at most, whatever slabs it is cut into; more is never used.
@@ -188,6 +166,41 @@ impl Plan {
     /// All that the cache takes.
     pub fn bytes(&self) -> usize {
         self.layout.bytes() + self.sketch_bytes + Ranks::bytes_of(self.ranked)
+    }
+}
+
+/// The least bytes that leave so many to index and pool, beside what policies and pointers take of them.
+fn with_policies(rest: usize, slots: &[TableShape], options: &CacheOptions) -> usize {
+    let rest = rest.saturating_add(pointer_buckets(options.pointers).saturating_mul(BUCKET_BYTES));
+    let mut bytes = rest;
+    // More bytes have more rows ranked and more misses remembered, each with less than its row takes.
+    loop {
+        let policies = Ranks::bytes_of(ranked(bytes, slots, options)) + sketch_bytes(bytes, slots, options);
+        let needed = rest.saturating_add(policies);
+        if needed <= bytes {
+            return bytes;
+        }
+        bytes = needed;
+    }
+}
+
+/// Entries of mean size that fit so many bytes, each with some beside; but not more than for all rows there are.
+fn entries(bytes: usize, beside: usize, tables: &[TableShape]) -> f64 {
+    let rows: f64 = tables.iter().map(|t| t.rows as f64).sum();
+    let row_bytes: f64 = tables.iter().map(|t| t.rows as f64 * t.row_bytes as f64).sum();
+    let mean = if rows > 0.0 { row_bytes / rows } else { 0.0 };
+    let entry_bytes = BUCKET_BYTES as f64 / (SLOTS as f64 * LOAD);
+    (bytes as f64 / (mean + entry_bytes + beside as f64)).min(rows / WATERMARKS.high + 1.0)
+}
+
+/// Bytes of the admission's sketch in a cache of so many: it remembers as many misses as there may be entries.
+fn sketch_bytes(bytes: usize, slots: &[TableShape], options: &CacheOptions) -> usize {
+    match options.admission {
+        AdmissionOption::Probability { .. } => 0,
+        AdmissionOption::Frequency { .. } => {
+            let misses = entries(bytes, MISS_BYTES, slots).ceil() as usize;
+            (misses * MISS_BYTES).next_multiple_of(size_of::<u64>())
+        }
     }
 }
 
@@ -328,6 +341,26 @@ mod tests {
             let cost: f64 = held.iter().map(|t| t.rows as f64 * (t.row_bytes as f64 + 20.5)).sum();
             let most = cost / WATERMARKS.high * 2.05 + 3.0 * minimum(&tables).1 as f64 + 4096.0;
             prop_assert!(shape.bytes as f64 <= most, "{} bytes for {cost}", shape.bytes);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_named_minimum_is_enough_whatever_the_policies_take(
+            tables in tables(),
+            misses in prop_oneof![Just(AdmissionOption::ALL), Just(AdmissionOption::DEFAULT)],
+            ranked in 0u64..2000,
+            pointers in 0u64..1000,
+        ) {
+            let eviction = EvictionOption::Lfu((0..ranked).map(|id| (TableId(0), id)).collect());
+            let options = CacheOptions { admission: misses, eviction, pointers, ..CacheOptions::default() };
+            let rows: Vec<u64> = tables.iter().map(|t| t.rows).collect();
+            let keys = RowKeys::new(&rows, options.key_width).unwrap();
+            let plan = |bytes| CacheShape { bytes, tables: tables.clone() }.plan(&keys, &options);
+            let Err(CacheError::TooSmall { minimum, .. }) = plan(0) else { panic!("nothing fits no bytes") };
+            let least = plan(minimum).unwrap();
+            prop_assert!(least.bytes() <= minimum, "{} of {minimum}", least.bytes());
+            prop_assert!(plan(minimum - 1).is_err());
         }
     }
 

@@ -19,6 +19,8 @@ use crate::types::{FlatKey, TableId};
 /// Most unlinked slots that wait for batches to finish: 1 MiB of records. While so many wait,
 /// nothing more is evicted.
 pub(super) const MAX_WAITING: usize = 1 << 16;
+/// Most slots that are freed under one lock, and by one request.
+const FREED_AT_ONCE: usize = 64;
 
 /// What became of a row that was offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,14 +86,12 @@ impl Shared {
         let entry = Entry { key, location: slot.location(), now: Stamp::of(batch) };
         // A row whose key another row has takes the other's place, and so the last one asked for is there.
         let same = |held: Held<'_>| !held.location().is_host() && (!replace || self.is_row(table, own, held));
-        let link = self.index.insert(entry, replace.then_some(&coldness), same);
-        let insertion = match link {
-            Link::Present => Insertion::Present,
-            Link::Full => Insertion::Full,
-            Link::New | Link::Replaced(_) => Insertion::Stored,
-        };
-        if !self.count_link(table, link) {
+        let insertion = self.link(table, entry, replace.then_some(&coldness), same);
+        if insertion != Insertion::Stored {
             self.pool.put_back(slot);
+        }
+        if insertion == Insertion::Full {
+            self.turned_away();
         }
         if self.crossed() {
             self.wake.now();
@@ -99,24 +99,37 @@ impl Shared {
         Ok(insertion)
     }
 
-    /// Counts a row in, and out what it replaced. Returns whether it was linked.
-    pub fn count_link(&self, table: TableId, link: Link) -> bool {
-        match link {
-            Link::Present => return false,
-            Link::Full => {
-                self.counts.rejected_full.fetch_add(1, Ordering::Relaxed);
-                self.wake.now();
-                return false;
+    /// Links a row whose slot is written, as [`Index::insert`], and counts it in, and out what it replaced. Its
+    /// bytes are counted before anyone could put it out, so that the sum never falls below zero.
+    pub fn link(
+        &self,
+        table: TableId,
+        entry: Entry,
+        coldness: Option<&dyn Fn(FlatKey, u32) -> u64>,
+        same: impl FnOnce(Held<'_>) -> bool,
+    ) -> Insertion {
+        let bytes = self.footprint(table);
+        self.counts.linked_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let refused = match self.index.insert(entry, coldness, same) {
+            Link::Present => Insertion::Present,
+            Link::Full => Insertion::Full,
+            link => {
+                self.counts.inserted.fetch_add(1, Ordering::Relaxed);
+                if let Link::Replaced(unlinked) = link {
+                    self.retire(unlinked);
+                    self.wake.now();
+                }
+                return Insertion::Stored;
             }
-            Link::New => {}
-            Link::Replaced(unlinked) => {
-                self.retire(unlinked);
-                self.wake.now();
-            }
-        }
-        self.counts.inserted.fetch_add(1, Ordering::Relaxed);
-        self.counts.linked_bytes.fetch_add(self.footprint(table), Ordering::Relaxed);
-        true
+        };
+        self.counts.linked_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        refused
+    }
+
+    /// Counts a row that found no room.
+    pub fn turned_away(&self) {
+        self.counts.rejected_full.fetch_add(1, Ordering::Relaxed);
+        self.wake.now();
     }
 
     /// The own key of a row, if it is one of these tables' and so long.
@@ -143,10 +156,10 @@ impl Shared {
         self.pool.row(held, tag, self.tables[table.index()].row_bytes)
     }
 
-    /// A slot, if need be one that unfinished batches kept until just now.
+    /// A slot, if need be one that unfinished batches kept until just now: of the few that are looked at.
     pub fn take(&self, class: Class) -> Option<Slot> {
         self.pool.take(class).or_else(|| {
-            self.reclaim();
+            self.reclaim_some();
             self.pool.take(class)
         })
     }
@@ -164,9 +177,26 @@ impl Shared {
         self.limbo.put(unlinked, &self.epochs);
     }
 
-    /// Frees the slots whose batches are all finished. Returns how many still wait.
+    /// Frees the slots whose batches are all finished, a few at a time so that nobody waits long who wants to
+    /// put one aside. Returns how many still wait.
     pub fn reclaim(&self) -> usize {
-        self.limbo.reclaim(&self.epochs, |slot| self.pool.free(slot))
+        loop {
+            let (freed, waiting) = self.reclaim_some();
+            if freed < FREED_AT_ONCE {
+                return waiting;
+            }
+        }
+    }
+
+    /// Frees a few of them. Returns how many it freed, and how many are left.
+    fn reclaim_some(&self) -> (usize, usize) {
+        let mut freed = 0;
+        let free = |slot| {
+            self.pool.free(slot);
+            freed += 1;
+        };
+        let waiting = self.limbo.reclaim_some(&self.epochs, FREED_AT_ONCE, free);
+        (freed, waiting)
     }
 
     /// Whether the cache is below its low watermark: nothing was put out to make this room.
@@ -190,8 +220,9 @@ impl Shared {
     /// The rows in the cache, the last used first.
     pub fn hot_rows(&self) -> Vec<(TableId, u64)> {
         let now = Stamp::of(self.epochs.tag());
-        // Some more for what comes in meanwhile: growing would hold a bucket's lock.
-        let mut rows = Vec::with_capacity(self.index.entries() as usize + 1024);
+        // For as many as there may be, so that nothing grows under a bucket's lock, and the allocator gets back what it
+        // gave the last time. 16 bytes a row; the rows without their ages lie in the same memory.
+        let mut rows = Vec::with_capacity(self.index.capacity() as usize);
         for bucket in 0..self.index.buckets() {
             let row = |key, held: Held<'_>, age| {
                 let table = self.keys.index_keys().table_of(key)?;

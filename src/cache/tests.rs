@@ -431,3 +431,34 @@ fn dropping_the_cache_ends_its_thread() {
     drop(cache);
     assert!(shared.upgrade().is_none(), "the thread's share is gone");
 }
+
+/// A cache that is emptied as fast as it is filled, so that what is counted in is counted out at once.
+#[test]
+fn used_bytes_never_fall_below_zero_while_rows_come_and_go() {
+    const EVICTIONS: u64 = 20_000;
+    let tables = [table(64, 16)];
+    let options = CacheOptions { watermarks: Watermarks { high: 1e-9, low: 1e-9 }, ..by_hand() };
+    let cache = &cache_of(4 << 10, &tables, &options);
+    let row = &row_of(TableId(0), 0, 64);
+    let going_on = || totals(&cache.stats()).2 < EVICTIONS;
+    std::thread::scope(|scope| {
+        for first in [0, 32] {
+            scope.spawn(move || {
+                for id in (first..first + 32).cycle().take_while(|_| going_on()) {
+                    cache.pin().insert(TableId(0), id, row).unwrap();
+                }
+            });
+        }
+        scope.spawn(|| {
+            while going_on() {
+                cache.evict_step();
+            }
+        });
+        while going_on() {
+            let stats = cache.stats();
+            assert!(stats.pool_used_bytes <= stats.pool_bytes, "{stats:?}");
+        }
+    });
+    settle(cache);
+    assert_eq!(cache.stats().pool_used_bytes, 0);
+}

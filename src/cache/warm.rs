@@ -9,8 +9,8 @@ use std::sync::PoisonError;
 
 use super::FlatCache;
 use super::error::CacheError;
-use super::index::{Entry, Link, Stamp};
-use super::shared::Shared;
+use super::index::{Entry, Stamp};
+use super::shared::{Insertion, Shared};
 use crate::types::TableId;
 
 /// Into how many stamps the rows of a full index are divided: fine enough that eviction, which works by
@@ -77,10 +77,7 @@ impl Shared {
         let (_, key) = self.keys.row(table, own);
         let entry = Entry { key, location: slot.location(), now: stamp };
         // Of rows that share a key, the first is the hottest and stays; and nothing leaves for another.
-        let linked = match self.index.insert(entry, None, |_| true) {
-            Link::Full => false,
-            link => self.count_link(table, link),
-        };
+        let linked = self.link(table, entry, None, |_| true) == Insertion::Stored;
         if !linked {
             self.pool.put_back(slot);
         }

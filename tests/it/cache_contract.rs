@@ -879,6 +879,11 @@ fn on_the_host_rows_of_low_rank_leave_first() {
 }
 
 #[test]
+fn on_the_host_a_row_is_as_old_as_its_last_use_but_for_a_few_batches() {
+    warm::a_row_is_as_old_as_its_last_use_but_for_a_few_batches(on_host);
+}
+
+#[test]
 fn on_the_host_hot_rows_are_those_in_the_cache_the_last_used_first() {
     warm::hot_rows_are_those_in_the_cache_the_last_used_first(on_host);
 }

@@ -134,6 +134,13 @@ fn rows_of_low_rank_leave_first() {
 }
 
 #[test]
+fn a_row_is_as_old_as_its_last_use_but_for_a_few_batches() {
+    for seed in SEEDS {
+        warm::a_row_is_as_old_as_its_last_use_but_for_a_few_batches(|world| subject(world, seed));
+    }
+}
+
+#[test]
 fn hot_rows_are_those_in_the_cache_the_last_used_first() {
     for seed in SEEDS {
         warm::hot_rows_are_those_in_the_cache_the_last_used_first(|world| subject(world, seed));

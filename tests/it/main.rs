@@ -5,6 +5,8 @@
 
 mod batcher;
 mod cache_contract;
+#[cfg(target_os = "linux")]
+mod cache_memory;
 mod cli_init;
 mod cuda_cache;
 mod cuda_compile;

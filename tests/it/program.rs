@@ -192,9 +192,14 @@ pub fn metrics_page(http: SocketAddr) -> String {
 
 /// `VmHWM` of a process; `None` when it has ended.
 pub fn peak_bytes(pid: u32) -> Option<u64> {
+    bytes_of(pid, "VmHWM")
+}
+
+/// A line of the memory that a process has, such as `VmRSS`; `None` when it has ended.
+pub fn bytes_of(pid: u32, name: &str) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
-    Some(line.split_whitespace().nth(1)?.parse::<u64>().unwrap() * 1024)
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().unwrap() * 1024)
 }
 
 /// A file of the real data sets, where they are.

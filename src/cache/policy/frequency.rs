@@ -1,30 +1,41 @@
 //! Admission by frequency: a missed row is let in once it was missed often enough of late.
 //!
-//! A count-min sketch (Cormode and Muthukrishnan, 2005) of four-bit counters, all four of a key in one
-//! word of 64 bits, counts misses; when it has counted a miss for every four counters, all are halved, so
-//! that the past fades as in TinyLFU (Einziger, Friedman and Manes, 2017, section 3.3). Only misses are
-//! counted, so a hit pays nothing. TinyLFU asks whether the newcomer is more frequent than the victim; here
-//! victims are chosen in the background, so the newcomer is held against a fixed number.
+//! **Of late** means: while as many other rows were missed as the sketch has room for. It remembers a miss as
+//! sixteen bits, twelve of the key's hash and a count of four, and a word of 64 bits is a queue of four of them:
+//! a row that is missed again moves to its front with one more, and one that is not is pushed out by the newer
+//! misses that fall into its word. So it is a list of the rows missed last, as the ghosts of ARC (Megiddo and
+//! Modha, 2003) and S3-FIFO (Yang and others, 2023) are, in two bytes a row. A count-min sketch that is halved now and then,
+//! as TinyLFU has it (Einziger, Friedman and Manes, 2017), needs four counters for each row and forgets all
+//! that was missed once at every halving, however short ago.
 //!
-//! Counting is a load and a store that others may run into. A lost count is one of many, so nothing is
+//! Its limits: two rows of one word and one hash are taken for each other, once in a thousand misses. How long
+//! a miss is remembered differs from word to word, as chance fills them. Only misses are counted, so that a
+//! hit pays nothing. TinyLFU asks whether the newcomer is more frequent than the victim; here victims are chosen in the
+//! background, so the newcomer is held against a fixed number.
+//!
+//! A miss is a load and a store that others may run into. A miss that is lost so is one of many, and nothing is
 //! done against it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::types::{FlatKey, scatter};
 
-/// Counters a word, and the most that one counts to.
-const COUNTERS: usize = 16;
-const MOST: u64 = 15;
-/// Every counter's three lower bits: what is left of a word that was shifted right by one.
-const HALVES: u64 = 0x7777_7777_7777_7777;
+/// Bits of a remembered miss: of the hash and, below them, the count.
+const BITS: u32 = 16;
+const COUNT_BITS: u32 = 4;
+const MASK: u64 = (1 << BITS) - 1;
+/// The most that is counted to.
+const MOST: u64 = (1 << COUNT_BITS) - 1;
+/// Misses that a word remembers.
+const DEPTH: u32 = u64::BITS / BITS;
+/// Bytes of a remembered miss.
+pub const MISS_BYTES: usize = (BITS / u8::BITS) as usize;
 
 /// A sketch of how often keys were missed.
 #[derive(Debug)]
 pub struct Sketch {
+    /// Each a queue of misses, the newest in the lowest bits; 0 is none.
     words: Box<[AtomicU64]>,
-    /// Misses counted since the last halving.
-    counted: AtomicU64,
     /// From which count on a key is let in.
     least: u64,
 }
@@ -36,7 +47,6 @@ impl Sketch {
         let words = (bytes / size_of::<u64>()).max(1);
         Self {
             words: (0..words).map(|_| AtomicU64::new(0)).collect(),
-            counted: AtomicU64::new(0),
             least: u64::from(least).clamp(1, MOST),
         }
     }
@@ -51,40 +61,51 @@ impl Sketch {
     pub fn admits(&self, key: FlatKey) -> bool {
         let hash = scatter(key.0);
         let word = &self.words[((u128::from(hash) * self.words.len() as u128) >> 64) as usize];
-        let before = word.load(Ordering::Relaxed);
         // Another mix, since the high bits chose the word.
-        let places = scatter(hash);
-        let shifts = [0, 1, 2, 3].map(|i| (places >> (4 * i) & 15) * 4);
-        let estimate = shifts.iter().map(|shift| before >> shift & MOST).min().unwrap_or(0);
-        if estimate < MOST {
-            // Only the smallest of a key's counters are raised: the others were raised by other keys too.
-            let mut after = before;
-            for shift in shifts {
-                if after >> shift & MOST == estimate {
-                    after += 1 << shift;
-                }
-            }
-            word.store(after, Ordering::Relaxed);
-        }
-        if self.counted.fetch_add(1, Ordering::Relaxed) + 1 == (self.words.len() * COUNTERS / 4) as u64 {
-            self.halve();
-        }
-        estimate + 1 >= self.least
+        let name = scatter(hash) << COUNT_BITS & MASK;
+        let (after, count) = missed(word.load(Ordering::Relaxed), name);
+        word.store(after, Ordering::Relaxed);
+        count >= self.least
     }
+}
 
-    fn halve(&self) {
-        for word in &self.words {
-            let counts = word.load(Ordering::Relaxed);
-            word.store(counts >> 1 & HALVES, Ordering::Relaxed);
-        }
-        self.counted.store(0, Ordering::Relaxed);
-    }
+/// A queue after a miss of this name, and how often it was missed now.
+fn missed(queue: u64, name: u64) -> (u64, u64) {
+    let entry = |place: u32| queue >> (place * BITS) & MASK;
+    let is_it = |place: &u32| entry(*place) & !MOST == name && entry(*place) & MOST > 0;
+    let found = (0..DEPTH).find(is_it);
+    let count = found.map_or(1, |place| (entry(place) & MOST) + 1).min(MOST);
+    // What is newer moves up by a place, over the one that was found or else over the oldest.
+    let moving = u64::MAX >> (u64::BITS - BITS * (found.unwrap_or(DEPTH - 1) + 1));
+    let after = queue & !moving | queue << BITS & moving | name | count;
+    (after, count)
 }
 
 #[cfg(test)]
 #[cfg(not(flechette_loom))]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_word_is_a_queue_of_the_names_missed_last_with_their_counts(
+            names in prop::collection::vec(0u64..7, 0..80),
+        ) {
+            let (mut queue, mut list) = (0, Vec::<(u64, u64)>::new());
+            for name in names {
+                let known = list.iter().position(|&(n, _)| n == name);
+                let count = known.map_or(1, |at| list.remove(at).1 + 1).min(MOST);
+                list.insert(0, (name, count));
+                list.truncate(DEPTH as usize);
+                let (after, counted) = missed(queue, name << COUNT_BITS);
+                prop_assert_eq!(counted, count);
+                let packed = |word, &(n, c): &(u64, u64)| word << BITS | n << COUNT_BITS | c;
+                prop_assert_eq!(after, list.iter().rev().fold(0, packed));
+                queue = after;
+            }
+        }
+    }
 
     #[test]
     fn a_key_is_let_in_at_its_nth_miss_and_no_earlier_where_keys_are_few() {
@@ -99,20 +120,32 @@ mod tests {
     }
 
     #[test]
-    fn keys_seen_once_are_mostly_kept_out_of_a_sketch_of_their_size() {
-        let sketch = Sketch::new(32 << 10, 2);
-        let let_in = (0..8u64 << 10).filter(|&key| sketch.admits(FlatKey(key + 2))).count();
-        assert!(let_in < 1 << 10, "{let_in} of 8192 keys of one miss were let in");
+    fn keys_seen_once_are_kept_out_however_many_they_are() {
+        let sketch = Sketch::new(1 << 12, 2);
+        let let_in = (0..1u64 << 18).filter(|&key| sketch.admits(FlatKey(key + 2))).count();
+        assert!(let_in < 1 << 9, "{let_in} of {} keys of one miss were let in", 1 << 18);
     }
 
+    /// What share of the keys is let in at a second miss, so many other misses after the first.
+    fn remembered(others: u64) -> f64 {
+        const KEYS: u64 = 200;
+        let let_in = |key: &u64| {
+            let sketch = Sketch::new(ROOM as usize * MISS_BYTES, 2);
+            assert!(!sketch.admits(FlatKey(*key)));
+            let let_in = (0..others).filter(|other| sketch.admits(FlatKey(1000 + key * others + other)));
+            assert!(let_in.count() <= others as usize / 100, "rows missed once");
+            sketch.admits(FlatKey(*key))
+        };
+        (2..2 + KEYS).filter(let_in).count() as f64 / KEYS as f64
+    }
+
+    /// Misses that the sketch has room for.
+    const ROOM: u64 = 1 << 10;
+
     #[test]
-    fn what_was_missed_long_ago_is_forgotten() {
-        let sketch = Sketch::new(1 << 12, 2);
-        assert!(!sketch.admits(FlatKey(7)));
-        // Two halvings' worth of other keys.
-        for key in 0..16u64 << 10 {
-            sketch.admits(FlatKey(1000 + key % 64));
-        }
-        assert!(!sketch.admits(FlatKey(7)));
+    fn a_miss_is_remembered_for_about_as_many_others_as_there_is_room_for() {
+        let shares = [ROOM / 4, ROOM / 2, 2 * ROOM, 4 * ROOM].map(remembered);
+        assert!(shares[0] > 0.95 && shares[1] > 0.8, "soon after: {shares:?}");
+        assert!(shares[2] < 0.2 && shares[3] < 0.02, "long after: {shares:?}");
     }
 }

@@ -4,12 +4,13 @@
 //! rows that were missed before.
 //!
 //! **Eviction** goes from one watermark to the other: past the high one, entries are put out until the
-//! low one is reached. Which ones is decided by how cold they are: the age of their last use (approximate
-//! LRU), or their [`rank`] in a data set. A sample of the entries gives the coldness that divides the share to
+//! low one is reached. Which ones is decided by how cold they are: by the age of their last use ([`lru`]),
+//! or by their [`rank`] in a data set. A sample of the entries gives the coldness that divides the share to
 //! be put out from the rest, and a sweep puts out what is at least so cold. That is the exact order to
 //! within the sample's error, with no list to keep in order on the lookup path.
 
 pub mod frequency;
+pub mod lru;
 pub mod probability;
 pub mod rank;
 
@@ -64,7 +65,7 @@ impl Eviction {
     #[must_use]
     pub fn coldness(&self, key: FlatKey, age: u32) -> u64 {
         match self {
-            Self::Lru => age.into(),
+            Self::Lru => lru::coldness(age),
             Self::Lfu(ranks) => ranks.coldness(key, age),
         }
     }

@@ -14,11 +14,7 @@ fn once_the_cache_is_full_rows_are_let_in_at_their_second_miss() {
     assert!(filled > WATERMARKS.low - 0.01 && filled < WATERMARKS.high, "{filled} is full");
     let offers: Vec<_> = (50_000..50_100).map(|id| [offer(id), offer(id), offer(id)]).collect();
     let at_the_second = [Insertion::NotAdmitted, Insertion::Stored, Insertion::Present];
-    let at_the_first = [Insertion::Stored, Insertion::Present, Insertion::Present];
-    assert!(offers.iter().all(|o| *o == at_the_second || *o == at_the_first), "{offers:?}");
-    // So small a sketch takes some of them for others that it has counted.
-    let second = offers.iter().filter(|o| **o == at_the_second).count();
-    assert!(second > 60, "{second} of 100 were let in at their second miss");
+    assert!(offers.iter().all(|o| *o == at_the_second), "{offers:?}");
     assert!(cache.stats().total_bytes <= 64 << 10);
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use flechette::cache::index::FRESH;
 use flechette::cache::{AdmissionOption, EvictStep, EvictionOption, Warmed};
 use flechette::types::TableId;
 
@@ -47,6 +48,32 @@ pub fn rows_of_low_rank_leave_first<S: Subject>(new: impl Fn(&World) -> S) {
     assert!(totals(&subject.stats()).2 > 1000);
 }
 
+/// Some rows are used again so many batches after they came in, others came between. Then rows have to go.
+pub fn a_row_is_as_old_as_its_last_use_but_for_a_few_batches<S: Subject>(new: impl Fn(&World) -> S) {
+    for (gap, renewed) in [(FRESH, false), (FRESH + 1, true)] {
+        let world = World::new(100_000, &[16], 48 << 10);
+        let mut subject = new(&world);
+        ask(&mut subject, &world, 0..60);
+        let mut others = 60..;
+        for _ in 1..gap {
+            ask(&mut subject, &world, others.by_ref().take(60));
+        }
+        ask(&mut subject, &world, 0..60);
+        while totals(&subject.stats()).2 == 0 {
+            ask(&mut subject, &world, others.by_ref().take(10));
+            settle(&mut subject);
+        }
+        let (evicted, held) = (totals(&subject.stats()).2, held(&mut subject));
+        assert!((20..60).contains(&evicted), "{evicted} rows went");
+        let gone = (0..60).filter(|id| !held.contains(id)).count() as u64;
+        assert_eq!(
+            gone,
+            if renewed { 0 } else { evicted },
+            "of {evicted} rows that went, used {gap} batches later"
+        );
+    }
+}
+
 pub fn hot_rows_are_those_in_the_cache_the_last_used_first<S: Subject>(new: impl Fn(&World) -> S) {
     for bits in [64, 5] {
         let mut world = World::new(1000, &[4, 1], 64 << 10);
@@ -58,6 +85,10 @@ pub fn hot_rows_are_those_in_the_cache_the_last_used_first<S: Subject>(new: impl
             columns[table] = ids.to_vec();
             run(&mut subject, &world, &world.one_hot(&columns));
             subject.settle();
+            // So that the next batch's stamps are told from this one's, and renewed.
+            for _ in 0..FRESH {
+                ask(&mut subject, &world, std::iter::once(u64::MAX));
+            }
         }
         let expected = [(TableId(1), 2), (TableId(0), 4), (TableId(0), 500), (TableId(0), 9)];
         assert_eq!(subject.hot_rows(), expected, "{bits} bits");

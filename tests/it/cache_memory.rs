@@ -1,0 +1,180 @@
+//! What a cache takes of memory under load: `cache.bytes`, and beside them what the README states.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use flechette::cache::{
+    AdmissionOption, CacheOptions, CacheShape, EvictionOption, FlatCache, Query, TableShape,
+};
+use flechette::schema::preset::{self, Kind};
+use flechette::trainer::{self, optim};
+use flechette::types::{TableId, Version, scatter};
+
+use crate::program::{Served, Workshop, bytes_of, run};
+
+/// What a cache takes beside its bytes, and what a server with one takes beside its bytes and a server without.
+const CACHE_BESIDE: u64 = 8 << 20;
+const SERVER_BESIDE: u64 = 32 << 20;
+/// For a row in the cache while hot rows are listed, and for a changed row while a version is switched to.
+const HOT_ROW: u64 = 16;
+const CHANGED_ROW: u64 = 140;
+
+const BYTES: usize = 24 << 20;
+const TABLES: [TableShape; 2] =
+    [TableShape { rows: 1 << 20, row_bytes: 64 }, TableShape { rows: 1 << 20, row_bytes: 32 }];
+const ROW: [u8; 64] = [7; 64];
+
+/// Measures the process, so each runs in one of its own.
+#[test]
+fn a_cache_under_load_stays_within_its_bytes_and_what_is_stated() {
+    for name in ["by_lru", "by_rank"] {
+        let name = format!("cache_memory::{name}_measured_alone");
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        let child = child.args(["--exact", &name, "--ignored", "--nocapture"]).output().unwrap();
+        let (out, err) = (String::from_utf8_lossy(&child.stdout), String::from_utf8_lossy(&child.stderr));
+        eprint!("{err}");
+        assert!(child.status.success(), "{name}:\n{out}{err}");
+        assert!(out.contains("test result: ok. 1 passed"), "there is no test {name}:\n{out}{err}");
+    }
+}
+
+#[test]
+#[ignore = "run by the test above"]
+fn by_lru_measured_alone() {
+    measure(EvictionOption::Lru);
+}
+
+#[test]
+#[ignore = "run by the test above"]
+fn by_rank_measured_alone() {
+    measure(EvictionOption::Lfu((0..1 << 20).map(|id| (TableId((id % 2) as u32), id)).collect()));
+}
+
+fn measure(eviction: EvictionOption) {
+    let id = std::process::id();
+    let options = CacheOptions { admission: AdmissionOption::DEFAULT, eviction, ..CacheOptions::default() };
+    let before = bytes_of(id, "VmRSS").unwrap();
+    let within = |what: &str, more: u64| {
+        let took = bytes_of(id, "VmHWM").unwrap() - before;
+        let allowed = BYTES as u64 + CACHE_BESIDE + more;
+        eprintln!("{what}: {took} bytes of {allowed}, {more} of them for now");
+        assert!(took <= allowed, "{what}: {took} bytes, {allowed} are stated");
+    };
+    let cache = &FlatCache::new(&CacheShape { bytes: BYTES, tables: TABLES.to_vec() }, &options).unwrap();
+    let (stop, evictions) = (&AtomicBool::new(false), || evictions(cache));
+    std::thread::scope(|scope| {
+        let _at_the_end = Stop(stop);
+        for seed in 0..2 {
+            scope.spawn(move || load(cache, seed, stop));
+        }
+        // A batch that does not end keeps slots from being freed, as many as may wait.
+        let pin = cache.pin();
+        while cache.stats().rejected_full == 0 {
+            std::thread::yield_now();
+        }
+        drop(pin);
+        let full = evictions();
+        while evictions() < full + 2 * cache.stats().entry_capacity {
+            std::thread::yield_now();
+        }
+        within("evicting", 0);
+
+        let entries = cache.stats().entry_capacity;
+        for _ in 0..5 {
+            let hot = cache.hot_rows();
+            assert!(hot.len() as u64 > entries / 2, "{} hot rows", hot.len());
+        }
+        within("listing hot rows", HOT_ROW * entries);
+
+        let changed = 1 << 19;
+        for version in 1..6 {
+            let rows = (0..changed).map(|id| (TableId(0), id, &ROW[..]));
+            let switched = cache.switch(Version(version), rows).unwrap();
+            assert!(switched.changed == changed && switched.carried > 0, "{switched:?}");
+        }
+        within("switching versions", CHANGED_ROW * changed);
+    });
+    let stats = cache.stats();
+    assert!(stats.total_bytes <= BYTES as u64, "{stats:?}");
+    assert!(stats.pool_used_bytes > stats.pool_bytes / 2, "the cache is full: {stats:?}");
+}
+
+/// Stops the load, also where the test fails.
+struct Stop<'s>(&'s AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn evictions(cache: &FlatCache) -> u64 {
+    cache.stats().tables.iter().map(|table| table.evictions).sum()
+}
+
+/// Batches of random rows, one after the other.
+fn load(cache: &FlatCache, seed: u64, stop: &AtomicBool) {
+    let (mut query, mut draw) = (Query::default(), seed << 32);
+    while !stop.load(Ordering::Relaxed) {
+        let pin = cache.pin();
+        query.clear();
+        for (t, table) in TABLES.iter().enumerate() {
+            let ids = (0..2000).map(|i| scatter(draw + i) % table.rows % (1 << 18));
+            query.push(TableId(t as u32), ids);
+            draw += 2000;
+        }
+        let found = pin.lookup(&mut query).unwrap();
+        for miss in found.misses() {
+            pin.insert(miss.table, miss.id, &ROW[..TABLES[miss.table.index()].row_bytes]).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_server_with_a_cache_takes_its_bytes_and_what_is_stated_more_than_one_without() {
+    let workshop = Workshop::new(1, 20_000);
+    let schema = preset::criteo(Kind::Dlrm, 16, 60_000);
+    let optimizer = optim::Optimizer { kind: optim::Kind::Sgd, lr: 0.02, eps: 1e-10 };
+    let learner = trainer::initialise(&schema, optimizer, 0).unwrap();
+    learner.save(Path::new(&workshop.models), "large").unwrap();
+    drop(learner);
+    let config = workshop.config(Kind::Dlrm, 16, 60_000);
+    let (counts, valid) = (workshop.path("counts"), &workshop.valid);
+    let line = format!("plan --model-config {config} --format criteo-tsv --data {valid} --counts {counts}");
+    assert!(run(&line).status.success());
+
+    let without = peak(&workshop, "mode = \"off\"", |_| ());
+    for eviction in ["lru", "lfu"] {
+        let bytes = 2 << 20;
+        let keys = format!(
+            "mode = \"on\"\nbytes = {bytes}\nadmission = \"all\"\nsave_seconds = 1\n\
+             eviction = \"{eviction}\"\ncounts = \"{counts}\""
+        );
+        let saved = Path::new(&workshop.models).join("large/state/hot_rows.flhot");
+        let with = peak(&workshop, &keys, |served| {
+            assert!(served.sum("flechette_cache_evictions_total", "large") > 0.0);
+            while !saved.is_file() {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+        });
+        std::fs::remove_file(saved).unwrap();
+        eprintln!("{eviction}: {with} bytes with {bytes} of cache, {without} without");
+        assert!(
+            with <= without + bytes + SERVER_BESIDE,
+            "{with} bytes with {bytes} of cache, {without} without"
+        );
+    }
+}
+
+/// The most memory that a server takes that scores the samples twice.
+fn peak(workshop: &Workshop, keys: &str, then: impl Fn(&Served)) -> u64 {
+    let config = workshop.path("serve.toml");
+    std::fs::write(&config, format!("[cache]\n{keys}\n")).unwrap();
+    let served = Served::start(&workshop.models, &format!("--config {config} --threads 2"));
+    for _ in 0..2 {
+        served.score("large", &workshop.valid, "--batch 512");
+    }
+    then(&served);
+    served.peak_bytes()
+}
