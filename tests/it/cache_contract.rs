@@ -551,22 +551,25 @@ fn walk(subject: &mut impl Subject, world: &World, rounds: u64) -> (u64, u64, u6
 pub fn cold_rows_become_pointers_up_to_the_capacity_and_no_longer_miss<S: Subject>(
     new: impl Fn(&World) -> S,
 ) {
-    let world = pointed_world();
-    let mut subject = new(&world);
-    subject.set_pointers(600);
-    walk(&mut subject, &world, 1);
-    assert_eq!(subject.stats().pointers, 0, "nobody holds rows in memory of the host");
-    let _ram = subject.host_rows(&world, TableId(0));
-    subject.set_pointers(100);
-    walk(&mut subject, &world, 1);
-    let few = subject.stats().pointers;
-    assert!((80..=100).contains(&few), "{few}");
-    subject.set_pointers(600);
-    walk(&mut subject, &world, 2);
-    let (_, pointed, missed) = walk(&mut subject, &world, 1);
-    assert!(pointed > 350 && missed < 60, "{pointed} pointed at, {missed} missed");
-    assert_adds_up(&subject.stats());
-    assert!(subject.stats().total_bytes <= world.bytes as u64);
+    // The one row that has a rank is of the other table.
+    for eviction in [EvictionOption::Lru, EvictionOption::Lfu(vec![(TableId(1), 0)])] {
+        let world = pointed_world().with(|options| options.eviction = eviction);
+        let mut subject = new(&world);
+        subject.set_pointers(600);
+        walk(&mut subject, &world, 1);
+        assert_eq!(subject.stats().pointers, 0, "nobody holds rows in memory of the host");
+        let _ram = subject.host_rows(&world, TableId(0));
+        subject.set_pointers(100);
+        walk(&mut subject, &world, 1);
+        let few = subject.stats().pointers;
+        assert!((80..=100).contains(&few), "{few}");
+        subject.set_pointers(600);
+        walk(&mut subject, &world, 2);
+        let (_, pointed, missed) = walk(&mut subject, &world, 1);
+        assert!(pointed > 350 && missed < 60, "{pointed} pointed at, {missed} missed");
+        assert_adds_up(&subject.stats());
+        assert!(subject.stats().total_bytes <= world.bytes as u64);
+    }
 }
 
 pub fn a_row_that_was_pointed_at_comes_in_again<S: Subject>(new: impl Fn(&World) -> S) {
@@ -785,9 +788,18 @@ pub fn any_steps() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(0u8..20, 1..60)
 }
 
-/// Keys that are wide enough, as often as not.
-pub fn any_key_bits() -> impl Strategy<Value = u32> {
-    prop_oneof![Just(64), 4u32..12]
+/// Tables of 120 rows in a cache of some size, with room for some pointers; of keys that are wide enough as often as
+/// not; from which rows go by age or by rank.
+pub fn any_world() -> impl Strategy<Value = World> {
+    let dims = prop::collection::vec(1usize..20, 1..4);
+    let bits = prop_oneof![Just(64), 4u32..12];
+    (dims, 0usize..6000, 0u64..300, bits, any::<bool>()).prop_map(|(dims, room, pointers, bits, by_rank)| {
+        let world = World::new(120, &dims, room).with_a_shared_feature().with_pointers(pointers);
+        let ranked = (0..60).map(|id| (TableId(0), id)).collect();
+        narrow::keys(world, bits).with(|options| {
+            options.eviction = if by_rank { EvictionOption::Lfu(ranked) } else { EvictionOption::Lru };
+        })
+    })
 }
 
 proptest! {
@@ -821,13 +833,11 @@ proptest! {
 
     #[test]
     fn on_the_host_whatever_happens_a_row_is_its_batchs_versions(
-        dims in prop::collection::vec(1usize..20, 1..4),
-        (room, pointers, bits) in (0usize..6000, 0u64..300, any_key_bits()),
+        world in any_world(),
         steps in any_steps(),
         draw in any::<u64>(),
     ) {
-        let world = World::new(120, &dims, room).with_a_shared_feature().with_pointers(pointers);
-        whatever_happens_a_row_is_its_batchs_versions(on_host, &narrow::keys(world, bits), &steps, draw);
+        whatever_happens_a_row_is_its_batchs_versions(on_host, &world, &steps, draw);
     }
 }
 

@@ -3,7 +3,6 @@
 //! A step waits for the device, so it belongs on a thread of its own; batches go on meanwhile.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::super::EvictionOption;
 use super::super::course::{Course, Goal, Strain};
@@ -41,6 +40,17 @@ pub(super) struct Sweep<D: Driver> {
     pub hand: u64,
     /// Chooses the samples.
     pub draw: u64,
+}
+
+/// What is to be put out.
+pub(super) struct Lowering {
+    /// The share of the entries that may go.
+    pub excess: f64,
+    /// How many at most.
+    pub most: usize,
+    /// Whether pointers may go. One gives back its entry but no slot, so they go for the index's sake only, and
+    /// then no more are made.
+    pub pointers_too: bool,
 }
 
 impl<D: Driver> Sweep<D> {
@@ -91,32 +101,28 @@ impl<D: Driver> Shared<D> {
         }
     }
 
-    /// The share of entries to be put out, and how many that are at most.
-    pub(super) fn excess(&self, room: usize) -> (f64, usize) {
-        let excess = self.fill_level().excess(&self.watermarks);
+    /// What is to be put out now, at most `room` entries.
+    pub(super) fn lowering(&self, room: usize) -> Lowering {
+        let fill = self.fill_level();
+        let (excess, (entries, capacity)) = (fill.excess(&self.watermarks), fill.entries);
+        let pointers_too = self.watermarks.excess(entries, capacity) > 0.0;
+        let kept = if pointers_too { 0 } else { self.pointing.count.count().min(entries) };
         // Rows of a mean size are assumed; where those that go are smaller, another step follows.
-        let most = (excess * self.entries.load(Ordering::Relaxed) as f64).ceil() as usize;
-        (excess, most.min(room))
+        let most = (excess * (entries - kept) as f64).ceil() as usize;
+        Lowering { excess, most: most.min(room), pointers_too }
     }
 
     fn lower(&self, sweep: &mut Sweep<D>, room: usize) -> Result<EvictStep, DriverError> {
-        let (now, fill) = (self.epochs.tag(), self.fill_level());
-        let (excess, (entries, capacity)) = (fill.excess(&self.watermarks), fill.entries);
-        // A pointer gives back its slot but not its entry, so that pointers go only for the index's sake.
-        let entries_too = self.watermarks.excess(entries, capacity) > 0.0;
+        let (now, Lowering { excess, most, pointers_too }) = (self.epochs.tag(), self.lowering(room));
         sweep.draw = sweep.draw.wrapping_add(SAMPLE as u64);
-        let ages = sweep.sweeper.sample(now, sweep.draw, entries_too)?;
+        let ages = sweep.sweeper.sample(now, sweep.draw, pointers_too)?;
         let mut ages: Vec<u64> = ages.iter().filter(|&&age| age != u32::MAX).map(|&age| age.into()).collect();
-        // Rows of a mean size are assumed; where those that go are smaller, another step follows.
-        let kept = if entries_too { 0 } else { self.pointing.count.count().min(entries) };
-        let most = (excess * (entries - kept) as f64).ceil() as usize;
         let age = u32::try_from(threshold(&mut ages, excess)).unwrap_or(u32::MAX);
-        let victims = match entries_too {
+        let victims = match pointers_too {
             true => Victims::Aged(age),
             false => Victims::AgedRows { age, pointers: self.pointing.count.room() },
         };
-        let stretch = Stretch { hand: sweep.hand, buckets: STRETCH, most: most.min(room), victims };
-        self.sweep(sweep, now, stretch)?;
+        self.sweep(sweep, now, Stretch { hand: sweep.hand, buckets: STRETCH, most, victims })?;
         self.move_on(sweep, STRETCH);
         Ok(EvictStep::More)
     }

@@ -68,9 +68,6 @@ pub enum DeviceCacheError {
     /// A batch or a worker's shape, or the driver.
     #[error(transparent)]
     Lane(#[from] LaneError),
-    /// What the host's cache can and a device's cannot.
-    #[error("a device's cache points at no rows where rows go by lfu")]
-    Unsupported,
     /// A switch that the driver broke off: changed rows are found by what it made for the time being.
     #[error("the cache takes no more versions: a switch was broken off")]
     BrokenOff,
@@ -158,9 +155,6 @@ impl<D: Driver> DeviceCache<D> {
         check(options)?;
         let rows: Vec<u64> = shape.tables.iter().map(|t| t.rows).collect();
         let keys = RowKeys::new(&rows, options.key_width).map_err(CacheError::from)?;
-        if options.pointers > 0 && options.eviction != EvictionOption::Lru {
-            return Err(DeviceCacheError::Unsupported);
-        }
         let plan = shape.plan(&keys, options)?;
         let (layout, bytes) = (&plan.layout, plan.bytes());
         let tier = Arc::new(Tier::new(

@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::super::CacheError;
+use super::super::key::RowKeys;
 use super::super::pointers::Pointers;
 use super::super::slots::UNIT;
 use super::evict::Sweep;
@@ -25,7 +26,7 @@ use crate::device::cuda::args::Pointable;
 use crate::device::cuda::memory::PinnedMemory;
 use crate::device::cuda::sweeper::{Stretch, Victims};
 use crate::device::cuda::{Driver, DriverError};
-use crate::types::{TableId, Version};
+use crate::types::{FlatKey, TableId, Version};
 
 /// Buckets of one look for pointers.
 const STRETCH: u32 = 1 << 20;
@@ -41,6 +42,14 @@ pub(super) struct Pointing {
 impl Pointing {
     pub fn new(tables: usize, limit: u64) -> Self {
         Self { count: Pointers::new(0, limit), tables: Mutex::new(vec![None; tables]) }
+    }
+
+    /// Where the row of an entry lies in memory of the host, if its table may be pointed at: bits of a location, and
+    /// its words.
+    pub fn of_entry(&self, keys: &RowKeys, key: FlatKey) -> Option<(u64, usize)> {
+        let (table, id) = keys.index_keys().decode(key)?;
+        let words = lock(&self.tables)[table.index()]?.words as usize;
+        Some((self.location(table, id)?, words))
     }
 
     /// Where a row lies in memory of the host, if its table may be pointed at: bits of a location.

@@ -133,10 +133,11 @@ impl<D: Driver> Shared<D> {
 
     /// What so many jobs may put out. By age alone, a kernel would put out a row of high rank: under LFU a full
     /// pair of buckets stays as it is, and takes no more until the evictor has been there. For a row that is not
-    /// offered, but exchanged, nothing goes.
+    /// offered, but exchanged, nothing goes but what has its key.
     fn may_replace(&self, kind: JobKind, jobs: usize) -> MayReplace {
         match self.eviction {
-            _ if kind != JobKind::Keep || self.limbo.waiting() + jobs > MAX_WAITING => MayReplace::Nothing,
+            _ if kind != JobKind::Keep => MayReplace::SameKey,
+            _ if self.limbo.waiting() + jobs > MAX_WAITING => MayReplace::Nothing,
             Eviction::Lru => MayReplace::Coldest,
             Eviction::Lfu(_) => MayReplace::SameKey,
         }

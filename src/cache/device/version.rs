@@ -131,31 +131,32 @@ impl<D: Driver> Shared<D> {
 
     /// Brings the index to what the overlay says, and waits until it is. What finds no place there is put aside.
     fn merge(&self, overlay: &Overlay) -> Result<(), DriverError> {
-        let mut rows = overlay.rows.iter().peekable();
-        let mut later = None;
-        while later.is_some() || rows.peek().is_some() {
+        let now = self.epochs.tag();
+        let mut rows: Vec<(FlatKey, Changed)> = overlay.rows.iter().map(|(own, row)| (*own, *row)).collect();
+        // Of rows that share a key, one goes with a launch.
+        let mut later = Vec::new();
+        while !rows.is_empty() {
             // Given back after each block, for those who offer rows.
             let replacer = &mut *lock(&self.replacer);
             let mut jobs = self.block(replacer)?;
             let mut entries = Vec::new();
-            while entries.len() < JOBS
-                && let Some((&own, &Changed { table, location })) = later.take().or_else(|| rows.next())
-            {
+            for (own, changed) in rows.drain(rows.len().saturating_sub(JOBS)..) {
+                let Changed { table, location } = changed;
                 let kind = if location.is_some() { JobKind::Swap } else { JobKind::Withdraw };
                 let bits = location.map_or(0, |location| location.bits());
                 let job = Job { location: bits, ..self.job(table, own, kind) };
-                let key = FlatKey(job.key);
                 if jobs.push(job, &replacer.nothing) {
-                    entries.push(Entry { table, key, place: location.map_or(Place::None, Place::Found) });
-                } else if !entries.is_empty() {
-                    // Another changed row has its key. An empty block takes any: slots are in the pool.
-                    later = overlay.rows.get_key_value(&own);
-                    break;
+                    let place = location.map_or(Place::None, Place::Found);
+                    entries.push(Entry { table, key: FlatKey(job.key), place });
+                } else {
+                    later.push((own, changed));
                 }
             }
-            // As on the host, nothing leaves for a changed row.
-            let order = Order { batch: self.epochs.tag(), kind: JobKind::Swap, admission: false };
+            let order = Order { batch: now, kind: JobKind::Swap, admission: false };
             self.launch(replacer, order, (jobs, entries), None)?;
+            if rows.is_empty() {
+                rows = std::mem::take(&mut later);
+            }
         }
         self.tier.driver().wait(&self.tier.mark()?)?;
         self.tidy_up().map(|_| ())
@@ -244,23 +245,23 @@ impl<'s, D: Driver> Carrier<'s, D> {
     fn take_slots(&mut self, rows: &ByKey<(TableId, &[u8])>) -> Result<(), DeviceCacheError> {
         let Self { shared, jobs, staging, slots, overlay } = self;
         jobs.finish()?;
-        let mut asked = Vec::new();
-        for (&own, &(table, _)) in rows {
-            // Unless it is found: of rows that share a key the cache has one at most, and one is looked up.
-            overlay.rows.entry(own).or_insert(Changed { table, location: None });
-            if !slots.contains_key(&own) && jobs.push(shared.job(table, own, JobKind::Look), staging) {
-                asked.push((own, table));
-            }
-        }
-        jobs.launch(0, MayReplace::Nothing, None)?;
-        let found = jobs.finish()?;
         shared.tidy_up()?;
-        for (&(own, table), outcome) in asked.iter().zip(found) {
-            let in_pool = outcome.link == LINK_PRESENT && outcome.location & 1 == 0;
-            let slot = in_pool.then(|| shared.slots.take(shared.classes[table.index()])).flatten();
-            let location = slot.as_ref().map(Slot::location);
-            overlay.rows.insert(own, Changed { table, location });
-            slots.extend(slot.map(|slot| (own, slot)));
+        let unseen = rows.iter().filter(|(own, _)| !slots.contains_key(*own));
+        let mut rows: Vec<(FlatKey, TableId)> = unseen.map(|(own, (table, _))| (*own, *table)).collect();
+        while !rows.is_empty() {
+            // Of rows that share a key, one goes with a launch.
+            let (asked, later): (Vec<_>, _) = rows
+                .into_iter()
+                .partition(|&(own, table)| jobs.push(shared.job(table, own, JobKind::Look), staging));
+            jobs.launch(0, MayReplace::Nothing, None)?;
+            for (&(own, table), outcome) in asked.iter().zip(jobs.finish()?) {
+                let in_pool = outcome.link == LINK_PRESENT && outcome.location & 1 == 0;
+                let slot = in_pool.then(|| shared.slots.take(shared.classes[table.index()])).flatten();
+                let location = slot.as_ref().map(Slot::location);
+                overlay.rows.insert(own, Changed { table, location });
+                slots.extend(slot.map(|slot| (own, slot)));
+            }
+            rows = later;
         }
         Ok(())
     }
