@@ -97,7 +97,18 @@ __device__ __forceinline__ Slot* bucket_of(Slot* index, u64 buckets, u64 key, u3
     return index + (half * buckets >> 32) * SLOTS;
 }
 
-// ---- What the kernels of one batch share: `ProbeColumn`, `BatchHeader`, `BatchState` of
+// Who brings a slot's key to TOMBSTONE owns the slot until it stores another key there (replace.cu).
+__device__ __forceinline__ bool claim(Slot* slot, u64 key) { return atomicCAS(&slot->key, key, TOMBSTONE) == key; }
+
+// The owner of a slot gives it to a key. Returns the location that the slot had.
+__device__ __forceinline__ u64 give(Slot* slot, u64 key, u64 location, u64 now) {
+    const u64 before = atomicExch(&slot->word, pack(location, now));
+    __threadfence();
+    store(&slot->key, key);
+    return location_of(before);
+}
+
+// ---- What the kernels of one batch share: `ProbeColumn`, `Changed`, `BatchHeader`, `BatchState` of
 // src/device/cuda/args.rs, field for field. ----
 
 // The ids that one lookup reads, and how they become keys.
@@ -118,21 +129,31 @@ struct NarrowColumn {
     u32 tagged;  // whether ids are hashed into them, so that rows bear tags
 };
 
+// One slot of a version's overlay, an immutable table of open addressing: of a changed row, where it is.
+struct Changed {
+    u64 key;       // the row's own; EMPTY: no row
+    u64 location;  // NOWHERE: the cache does not hold it
+};
+
 // Written by the host before a batch, in pinned memory.
 struct BatchHeader {
-    u64 now;         // the batch's stamp
-    u32 generation;  // of the deduplication, never 0
+    u64 now;                 // the batch's stamp
+    const Changed* overlay;  // what the batch's version asks before the index; null: nothing
+    u64 overlay_mask;        // the overlay has one slot more, and an empty one among them
+    u32 generation;          // of the deduplication, never 0
     u32 samples;
-    u32 staged;      // rows of misses that are there
+    u32 staged;              // rows of misses that are there
     u32 unused;
 };
 
-// On the device, from kernel to kernel. The first two are 0 between launches.
+// On the device, from kernel to kernel. The first three are 0 between launches.
 struct BatchState {
-    u32 cursor;  // misses numbered so far
-    u32 blocks;  // blocks that are done
-    u32 misses;  // of the last probe
-    u32 copied;  // words of the copy buffer in use
+    u32 cursor;   // misses numbered so far
+    u32 pointed;  // rows of the host numbered so far
+    u32 blocks;   // blocks that are done
+    u32 misses;   // of the last probe
+    u32 copied;   // words of the copy buffer in use
+    u32 unused;
 };
 
 // Where an occurrence's row is: a kind in the upper three bits, and a value.

@@ -23,6 +23,13 @@
 // what the index has under a key is the lane's row only if it lies behind that row's own key. Another's row is a
 // miss, counted as a collision. A place is where the row itself begins, so that no later kernel knows of
 // tags. Where every key is its row's own, `narrow` is null and none of this reads anything.
+// **The overlay.** A batch of a version whose changed rows are not merged into the index asks the version's overlay
+// first (src/cache/device/version.rs), and what it finds there it does not look for in the index. The header
+// names the overlay, so that the arguments are the same for every batch. Nobody writes an overlay while a
+// batch may read it.
+//
+// **Host rows.** Entries of the unified index give a location in memory of the host, which the gather reads in
+// place. Their owners are reported too, as rows that the pool might rather have.
 //
 // **The report.** The last block to finish writes the counts to pinned memory and leaves the counters at 0.
 #include "common.cuh"
@@ -39,10 +46,11 @@ struct ProbeArgs {
     u64* keys;           // by occurrence
     u32* owners;         // by occurrence: written
     u64* places;         // by occurrence: written
-    u32* missed;         // by column what was missed, then by column what collided: 0 between launches
+    u32* counts;         // by column what found nothing, then what found a host row, then what collided; 0 between launches
     BatchState* state;
     u32* misses;         // the owner's occurrence of each miss: written
-    u32* report;         // misses, by column the occurrences that found nothing, by column those that collided: written
+    u32* pointed;        // the owner's occurrence of each row of the host: written
+    u32* report;         // misses, rows of the host, then `counts`: written
     u64 buckets;
     u32 scratch_mask;
     u32 column_count;
@@ -135,10 +143,32 @@ __device__ __forceinline__ bool is_other(const ProbeArgs& args, u64 location, u6
     return location & 1 || tag_at(args.pool, location) != own;
 }
 
-// One warp's ids, of one column.
-__device__ __forceinline__ void probe_warp(const ProbeArgs& args, u32 segment, u32 item, u64 now, u32 generation) {
-    const ProbeColumn column = args.columns[segment];
+// Whether the batch's version has changed a row, and where it is then; NOWHERE where it is not. By its own key.
+__device__ __forceinline__ bool is_changed(const BatchHeader& header, u64 own, u64* location) {
+    if (!header.overlay) return false;
+    for (u64 at = scatter(own);; ++at) {
+        const Changed changed = header.overlay[at & header.overlay_mask];
+        if (changed.key == EMPTY) return false;
+        if (changed.key != own) continue;
+        *location = changed.location;
+        return true;
+    }
+}
+
+// Numbers the lanes that ask for it, over the whole launch, and counts those that are counted. The whole warp
+// calls it.
+__device__ __forceinline__ u32 number_of(bool asks, u32* cursor, bool counted, u32* count) {
     const u32 lane = threadIdx.x % WARP;
+    const u32 asking = __ballot_sync(ALL_LANES, asks), all = __ballot_sync(ALL_LANES, counted);
+    u32 first = 0;
+    if (lane == 0 && all) atomicAdd(count, static_cast<u32>(__popc(all)));
+    if (lane == 0 && asking) first = atomicAdd(cursor, static_cast<u32>(__popc(asking)));
+    return __shfl_sync(ALL_LANES, first, 0) + __popc(asking & lanes_before(lane));
+}
+
+// One warp's ids, of one column.
+__device__ __forceinline__ void probe_warp(const ProbeArgs& args, const BatchHeader& header, u32 segment, u32 item) {
+    const ProbeColumn column = args.columns[segment];
     const bool live = item < column.ids;
     const u32 occurrence = column.occurrences_at + item;
     const u64 id = live ? args.ids[column.ids_at + item] : 0;
@@ -146,26 +176,30 @@ __device__ __forceinline__ void probe_warp(const ProbeArgs& args, u32 segment, u
     const u64 own = present ? column.base | id : EMPTY;
     bool tagged = false;
     const u64 key = present ? index_key(args, segment, own, id, &tagged) : EMPTY;
-    const u32 owner = present ? owner_of(args, generation, occurrence, own) : occurrence;
-    u64 location = find(args, key, now);
-    bool collided = false;
-    if (tagged && location != NOWHERE) {
-        collided = is_other(args, location, own);
-        location = collided ? NOWHERE : location + (TAG_WORDS << 1);
-    }
+    const u32 owner = present ? owner_of(args, header.generation, occurrence, own) : occurrence;
+    u64 changed = NOWHERE;
+    const bool is_new = present && is_changed(header, own, &changed);
+    const u64 found = find(args, is_new ? EMPTY : key, header.now & STAMP_MASK);
+    // What the overlay names is the row's own, whatever the tag.
+    const bool collided = tagged && !is_new && found != NOWHERE && is_other(args, found, own);
+    const u64 slot = is_new ? changed : collided ? NOWHERE : found;
+    const u64 location = tagged && slot != NOWHERE ? slot + (TAG_WORDS << 1) : slot;
 
-    const bool missed = present && location == NOWHERE, reports = missed && owner == occurrence;
-    const u32 missing = __ballot_sync(ALL_LANES, missed), reporting = __ballot_sync(ALL_LANES, reports);
-    u32 first = 0;
-    if (lane == 0 && missing) atomicAdd(args.missed + segment, static_cast<u32>(__popc(missing)));
+    const bool owns = owner == occurrence;
+    const bool missed = present && location == NOWHERE, reports = missed && owns;
+    const u32 number = number_of(reports, &args.state->cursor, missed, args.counts + segment);
     if (args.narrow) {
         const u32 colliding = __ballot_sync(ALL_LANES, collided);
-        if (lane == 0 && colliding)
-            atomicAdd(args.missed + args.column_count + segment, static_cast<u32>(__popc(colliding)));
+        if (threadIdx.x % WARP == 0 && colliding)
+            atomicAdd(args.counts + 2 * args.column_count + segment, static_cast<u32>(__popc(colliding)));
     }
-    if (lane == 0 && reporting) first = atomicAdd(&args.state->cursor, static_cast<u32>(__popc(reporting)));
-    const u32 number = __shfl_sync(ALL_LANES, first, 0) + __popc(reporting & lanes_before(lane));
     if (reports) args.misses[number] = occurrence;
+    const bool points = present && !missed && location & 1;
+    if (__any_sync(ALL_LANES, points)) {
+        u32* count = args.counts + args.column_count + segment;
+        const u32 pointer = number_of(points && owns, &args.state->pointed, points, count);
+        if (points && owns) args.pointed[pointer] = occurrence;
+    }
     if (!live) return;
     args.owners[occurrence] = owner;
     args.places[occurrence] = !present ? AT_NOTHING : reports ? AT_MISS | number : missed ? AT_OWNER : location;
@@ -176,21 +210,21 @@ extern "C" __global__ void probe(ProbeArgs args) {
     for (u32 i = threadIdx.x; i < args.column_count + 1; i += blockDim.x) scan[i] = args.scan[i];
     __syncthreads();
 
-    const u64 now = args.header->now & STAMP_MASK;
-    const u32 generation = args.header->generation;
+    const BatchHeader header = *args.header;
     const u32 warps_a_block = blockDim.x / WARP, warps = scan[args.column_count];
     for (u32 warp = blockIdx.x * warps_a_block + threadIdx.x / WARP; warp < warps;
          warp += gridDim.x * warps_a_block) {
         const u32 segment = segment_of(scan, args.column_count, warp);
-        probe_warp(args, segment, (warp - scan[segment]) * WARP + threadIdx.x % WARP, now, generation);
+        probe_warp(args, header, segment, (warp - scan[segment]) * WARP + threadIdx.x % WARP);
     }
 
     if (!last_block(&args.state->blocks)) return;
-    for (u32 i = threadIdx.x; i < (args.narrow ? 2 : 1) * args.column_count; i += blockDim.x)
-        args.report[1 + i] = atomicExch(args.missed + i, 0u);
+    for (u32 i = threadIdx.x; i < (args.narrow ? 3 : 2) * args.column_count; i += blockDim.x)
+        args.report[2 + i] = atomicExch(args.counts + i, 0u);
     if (threadIdx.x == 0) {
         const u32 misses = atomicExch(&args.state->cursor, 0u);
         args.report[0] = misses;
+        args.report[1] = atomicExch(&args.state->pointed, 0u);
         args.state->misses = misses;
         args.state->copied = 0;
     }

@@ -5,10 +5,13 @@
 //
 // Every kernel that changes the index, these and sweep.cu, runs on that one stream, one after the other. Within
 // a launch threads exclude each other by claims: **who brings a slot's key to TOMBSTONE owns the slot** until
-// it stores another key there. Its word is then nobody else's, but for probes that stamp it: they change no
-// location, and their compare-exchange fails once the word is exchanged. An owner exchanges the word, and
-// then stores the key, with a fence between, so that a probe that sees the new key sees its location too. A
-// thread that loses a claim has seen another make progress, and looks again; it gives up after some tries.
+// it stores another key there (`claim` and `give` of common.cuh). Its word is then nobody else's, but for probes
+// that stamp it: they change no location, and their compare-exchange fails once the word is exchanged. An owner
+// exchanges the word, and then stores the key, with a fence between, so that a probe that sees the new key sees
+// its location too. A thread that loses a claim has seen another make progress, and looks again; it gives up
+// after some tries.
+//
+// Jobs that look change nothing, and are launched by themselves.
 //
 // The keys of a launch are distinct (the host sees to it), so that no other thread links the key that this one
 // looks for in vain. Another may put that key's entry out: then this is as if the two had come in turn.
@@ -18,7 +21,7 @@
 // slot that is not written during the launch: should the entry change hands between, the claim fails.
 #include "common.cuh"
 
-enum { JOB_KEEP, JOB_SWAP, JOB_WITHDRAW };
+enum { JOB_KEEP, JOB_SWAP, JOB_WITHDRAW, JOB_LOOK };
 enum { LINK_NEW, LINK_PRESENT, LINK_REPLACED, LINK_FULL, LINK_SWAPPED, LINK_WITHDRAWN, LINK_ABSENT };
 
 struct ReplaceJob {
@@ -33,7 +36,7 @@ struct ReplaceJob {
 };
 
 struct Outcome {
-    u64 key;       // of the entry that left the index, EMPTY where none did
+    u64 key;       // of the entry that left the index, or that was looked for and found; else EMPTY
     u64 location;  // its location
     u32 link;      // LINK_
     u32 unused;
@@ -74,14 +77,9 @@ extern "C" __global__ void copy_in(ReplaceArgs args) {
     }
 }
 
-__device__ __forceinline__ bool claim(Slot* slot, u64 key) { return atomicCAS(&slot->key, key, TOMBSTONE) == key; }
-
 // The owner of a slot gives it to a job's key. Returns the location that the slot had.
-__device__ __forceinline__ u64 give(const ReplaceArgs& args, const ReplaceJob& job, Slot* slot) {
-    const u64 before = atomicExch(&slot->word, pack(job.location, (args.now - job.older) & STAMP_MASK));
-    __threadfence();
-    store(&slot->key, job.key);
-    return location_of(before);
+__device__ __forceinline__ u64 give_to(const ReplaceArgs& args, const ReplaceJob& job, Slot* slot) {
+    return give(slot, job.key, job.location, args.now - job.older);
 }
 
 __device__ __forceinline__ Slot* slot_of(const ReplaceArgs& args, u64 key) {
@@ -127,13 +125,13 @@ __device__ __forceinline__ Outcome insert(const ReplaceArgs& args, const Replace
     for (u32 tries = 0; tries < TRIES; ++tries) {
         Slot* slot = claim_vacancy(args, job.key);
         if (slot) {
-            give(args, job, slot);
+            give_to(args, job, slot);
             return {EMPTY, 0, LINK_NEW, 0};
         }
         if (args.may_replace < MAY_COLDEST) continue;
         u64 evicted = EMPTY;
         slot = claim_coldest(args, job.key, &evicted);
-        if (slot) return {evicted, give(args, job, slot), LINK_REPLACED, 0};
+        if (slot) return {evicted, give_to(args, job, slot), LINK_REPLACED, 0};
     }
     return {EMPTY, 0, LINK_FULL, 0};
 }
@@ -148,14 +146,18 @@ __device__ __forceinline__ bool is_other(const ReplaceArgs& args, const ReplaceJ
 __device__ __forceinline__ Outcome carry_out(const ReplaceArgs& args, const ReplaceJob& job) {
     for (;;) {
         Slot* slot = slot_of(args, job.key);
-        if (!slot && job.kind == JOB_WITHDRAW) return {EMPTY, 0, LINK_ABSENT, 0};
+        if (!slot && (job.kind == JOB_WITHDRAW || job.kind == JOB_LOOK)) return {EMPTY, 0, LINK_ABSENT, 0};
         if (!slot) return insert(args, job);
         const bool other = is_other(args, job, slot);
-        if (other && job.kind == JOB_WITHDRAW) return {EMPTY, 0, LINK_ABSENT, 0};
-        if (other ? args.may_replace == MAY_NOTHING : job.kind == JOB_KEEP) return {EMPTY, 0, LINK_PRESENT, 0};
+        if (other && (job.kind == JOB_WITHDRAW || job.kind == JOB_LOOK)) return {EMPTY, 0, LINK_ABSENT, 0};
+        const u64 held = location_of(load(&slot->word));
+        if (job.kind == JOB_LOOK) return {job.key, held, LINK_PRESENT, 0};
+        // A row in the pool is better than a pointer to it, and nothing is better than a row in the pool.
+        const bool keeps = job.kind == JOB_KEEP && (held & 1) <= (job.location & 1);
+        if (other ? args.may_replace == MAY_NOTHING : keeps) return {EMPTY, 0, LINK_PRESENT, 0};
         if (!claim(slot, job.key)) continue;  // put out meanwhile
-        if (other) return {job.key, give(args, job, slot), LINK_REPLACED, 0};
-        if (job.kind == JOB_SWAP) return {job.key, give(args, job, slot), LINK_SWAPPED, 0};
+        if (other) return {job.key, give_to(args, job, slot), LINK_REPLACED, 0};
+        if (job.kind != JOB_WITHDRAW) return {job.key, give_to(args, job, slot), LINK_SWAPPED, 0};
         const u64 location = location_of(load(&slot->word));
         store(&slot->key, EMPTY);
         return {job.key, location, LINK_WITHDRAWN, 0};

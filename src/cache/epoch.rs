@@ -554,4 +554,43 @@ mod models {
             batch.join().unwrap();
         });
     }
+
+    /// An evictor puts a slot of the overlay aside while the switcher withdraws the overlay: whichever comes first, the
+    /// slot has a tag of after the withdrawal. loom fails the model on a data race.
+    #[test]
+    fn a_slot_put_aside_while_the_overlay_is_withdrawn_is_not_overwritten_under_a_batch() {
+        loom::model(|| {
+            let shared = Arc::new((Epochs::default(), Limbo::default(), AtomicU64::new(1)));
+            let slot = Arc::new(UnsafeCell::new(7u64));
+            shared.1.hold();
+            let batch = {
+                let (shared, slot) = (shared.clone(), slot.clone());
+                loom::thread::spawn(move || {
+                    let (epochs, _, current) = &*shared;
+                    let pin = epochs.pin();
+                    if current.load(Ordering::Acquire) == 1 {
+                        // SAFETY: the model's claim: no write while the pin lives; loom checks it.
+                        assert_eq!(slot.with(|s| unsafe { *s }), 7);
+                    }
+                    drop(pin);
+                })
+            };
+            let evictor = {
+                let shared = shared.clone();
+                loom::thread::spawn(move || {
+                    let (epochs, limbo, _) = &*shared;
+                    limbo.put(Unlinked::withdrawn(crate::types::FlatKey(2), Location::slot(0)), epochs);
+                })
+            };
+            let (epochs, limbo, current) = &*shared;
+            current.swap(0, Ordering::AcqRel);
+            limbo.release(epochs);
+            evictor.join().unwrap();
+            limbo.reclaim(epochs, |_| {
+                // SAFETY: as above.
+                slot.with_mut(|s| unsafe { *s = 8 });
+            });
+            batch.join().unwrap();
+        });
+    }
 }

@@ -37,6 +37,14 @@ pub enum CacheError {
         /// The one that is.
         current: Version,
     },
+    /// Rows of another version than the one that is current.
+    #[error("rows of version {got}: expected those of version {current}")]
+    NotCurrent {
+        /// Whose rows came.
+        got: Version,
+        /// The current one.
+        current: Version,
+    },
     /// The system gave no memory.
     #[error("cache.bytes: {bytes} bytes refused: {source}")]
     Memory {

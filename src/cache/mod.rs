@@ -277,7 +277,7 @@ impl FlatCache {
 
     /// Sets how many pointers the unified index may have, until the tuner decides otherwise.
     pub fn set_pointers(&self, capacity: u64) {
-        self.shared.set_pointers(capacity);
+        self.shared.pointers.allow(capacity);
     }
 
     /// The rows that the cache holds, the last used first.

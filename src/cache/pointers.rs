@@ -23,11 +23,13 @@ use crate::types::{FlatKey, TableId};
 const STEPS: u64 = 16;
 /// Ids looked up between two measurements.
 const WINDOW: u64 = 1 << 20;
+
 /// What the cache knows of its pointers.
 #[derive(Debug)]
 pub(super) struct Pointers {
-    /// By table: whether its rows may be pointed at.
-    tables: Box<[AtomicBool]>,
+    /// By table: how many say that its rows may be pointed at. A new version's store may come before the old
+    /// one's goes.
+    tables: Box<[AtomicU64]>,
     count: AtomicU64,
     capacity: AtomicU64,
     /// Whether all are to go.
@@ -41,7 +43,7 @@ pub(super) struct Pointers {
 impl Pointers {
     pub fn new(tables: usize, limit: u64) -> Self {
         Self {
-            tables: (0..tables).map(|_| AtomicBool::new(false)).collect(),
+            tables: (0..tables).map(|_| AtomicU64::new(0)).collect(),
             count: AtomicU64::new(0),
             capacity: AtomicU64::new(0),
             clear: AtomicBool::new(false),
@@ -51,12 +53,55 @@ impl Pointers {
         }
     }
 
+    /// How many there are.
     pub fn count(&self) -> u64 {
-        self.count.load(Ordering::Relaxed)
+        // On a device a pointer may be seen to go before it was seen to come: below none for a moment.
+        (self.count.load(Ordering::Relaxed) as i64).max(0) as u64
     }
 
+    /// Counts one out.
     pub fn removed(&self) {
         self.count.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Counts so many in.
+    pub fn made(&self, more: u64) {
+        self.count.fetch_add(more, Ordering::Relaxed);
+    }
+
+    /// How many more there may be.
+    pub fn room(&self) -> u64 {
+        self.capacity.load(Ordering::Relaxed).saturating_sub(self.count())
+    }
+
+    /// Sets how many there may be, whatever the tuner would say.
+    pub fn allow(&self, capacity: u64) {
+        self.capacity.store(capacity, Ordering::Relaxed);
+    }
+
+    /// Whether the tuner has said that all are to go, since the last time this was asked.
+    pub fn told_to_clear(&self) -> bool {
+        self.clear.swap(false, Ordering::Relaxed)
+    }
+
+    /// Takes note of how long a batch took to look up so many ids, and now and then has the tuner decide. Returns
+    /// whether it said that all are to go.
+    pub fn observe(&self, ids: u64, elapsed: Duration) -> bool {
+        let nanos = self.nanos.fetch_add(elapsed.as_nanos() as u64, Ordering::Relaxed);
+        if self.ids.fetch_add(ids, Ordering::Relaxed) + ids < WINDOW {
+            return false;
+        }
+        // Whoever measures now measures for those who come meanwhile.
+        let Ok(mut tuner) = self.tuner.try_lock() else { return false };
+        let nanos = nanos + elapsed.as_nanos() as u64;
+        let ids = self.ids.swap(0, Ordering::Relaxed);
+        self.nanos.store(0, Ordering::Relaxed);
+        let advice = tuner.step(ids as f64 / (nanos as f64 * 1e-9));
+        self.allow(advice.capacity);
+        if advice.clear {
+            self.clear.store(true, Ordering::Relaxed);
+        }
+        advice.clear
     }
 
     #[cfg(test)]
@@ -66,10 +111,9 @@ impl Pointers {
 
     /// Takes room for one more pointer into this table, if there is any.
     fn added(&self, table: TableId) -> bool {
-        let room = || self.count() < self.capacity.load(Ordering::Relaxed);
-        let may = self.tables[table.index()].load(Ordering::Relaxed) && room();
+        let may = self.tables[table.index()].load(Ordering::Relaxed) > 0 && self.room() > 0;
         if may {
-            self.count.fetch_add(1, Ordering::Relaxed);
+            self.made(1);
         }
         may
     }
@@ -89,37 +133,19 @@ impl Shared {
         }
     }
 
-    /// Takes note of how long a batch took to look up so many ids, and now and then has the tuner decide.
+    /// As [`Pointers::observe`].
     pub fn observe(&self, ids: u64, elapsed: Duration) {
-        let pointers = &self.pointers;
-        let nanos = pointers.nanos.fetch_add(elapsed.as_nanos() as u64, Ordering::Relaxed);
-        if pointers.ids.fetch_add(ids, Ordering::Relaxed) + ids < WINDOW {
-            return;
-        }
-        // Whoever measures now measures for those who come meanwhile.
-        let Ok(mut tuner) = pointers.tuner.try_lock() else { return };
-        let nanos = nanos + elapsed.as_nanos() as u64;
-        let ids = pointers.ids.swap(0, Ordering::Relaxed);
-        pointers.nanos.store(0, Ordering::Relaxed);
-        let advice = tuner.step(ids as f64 / (nanos as f64 * 1e-9));
-        pointers.capacity.store(advice.capacity, Ordering::Relaxed);
-        if advice.clear {
+        if self.pointers.observe(ids, elapsed) {
             // A sweep of the whole index is for the evicting thread, and not for a request's.
-            pointers.clear.store(true, Ordering::Relaxed);
             self.wake.now();
         }
     }
 
     /// Unlinks all pointers if the tuner has said so. Under the sweep's lock.
     pub fn clear_pointers_if_told(&self) {
-        if self.pointers.clear.swap(false, Ordering::Relaxed) {
+        if self.pointers.told_to_clear() {
             self.unlink_pointers(|_| true);
         }
-    }
-
-    /// Sets how many pointers there may be, whatever the tuner would say.
-    pub fn set_pointers(&self, capacity: u64) {
-        self.pointers.capacity.store(capacity, Ordering::Relaxed);
     }
 
     /// Unlinks the pointers into the tables that are chosen.
@@ -150,7 +176,7 @@ pub struct HostRows {
 
 impl HostRows {
     pub(super) fn new(shared: Arc<Shared>, table: TableId) -> Self {
-        shared.pointers.tables[table.index()].store(true, Ordering::Relaxed);
+        shared.pointers.tables[table.index()].fetch_add(1, Ordering::Relaxed);
         Self { shared, table }
     }
 }
@@ -161,7 +187,7 @@ impl Drop for HostRows {
     fn drop(&mut self) {
         let Self { shared, table } = self;
         // Before the sweep's lock is taken: who makes a pointer has the lock and looks here.
-        shared.pointers.tables[table.index()].store(false, Ordering::Relaxed);
+        shared.pointers.tables[table.index()].fetch_sub(1, Ordering::Relaxed);
         shared.withdraw(|t| t == *table);
         shared.epochs.wait_for_earlier();
     }

@@ -63,14 +63,17 @@ impl Current {
 #[derive(Debug, Default)]
 pub(super) struct Overlay {
     /// By the rows' own keys.
-    rows: HashMap<FlatKey, Changed, BuildHasherDefault<Scattering>>,
+    pub rows: ByKey<Changed>,
 }
 
+/// What is kept by flat keys.
+pub(super) type ByKey<T> = HashMap<FlatKey, T, BuildHasherDefault<Scattering>>;
+
 #[derive(Clone, Copy, Debug)]
-struct Changed {
-    table: TableId,
+pub(super) struct Changed {
+    pub table: TableId,
     /// None where the cache has not the row.
-    location: Option<Location>,
+    pub location: Option<Location>,
 }
 
 impl Overlay {
@@ -78,6 +81,12 @@ impl Overlay {
     #[inline]
     pub fn get(&self, own: FlatKey) -> Option<Option<Location>> {
         self.rows.get(&own).map(|changed| changed.location)
+    }
+
+    /// What a switch by this overlay did.
+    pub fn switched(&self) -> Switched {
+        let carried = self.rows.values().filter(|row| row.location.is_some()).count() as u64;
+        Switched { changed: self.rows.len() as u64, carried }
     }
 }
 
@@ -120,8 +129,7 @@ impl Shared {
         homeless.into_iter().for_each(|slot| self.limbo.put(slot, &self.epochs));
         self.limbo.release(&self.epochs);
         self.wake.now();
-        let carried = overlay.rows.values().filter(|row| row.location.is_some()).count() as u64;
-        Ok(Switched { changed: overlay.rows.len() as u64, carried })
+        Ok(overlay.switched())
     }
 
     /// Copies in the changed rows that the cache holds, as far as there is room.
@@ -129,7 +137,7 @@ impl Shared {
         &self,
         changed: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
     ) -> Result<Overlay, CacheError> {
-        let mut slots: HashMap<FlatKey, Slot, BuildHasherDefault<Scattering>> = HashMap::default();
+        let mut slots: ByKey<Slot> = HashMap::default();
         let (mut overlay, mut changed) = (Overlay::default(), changed.into_iter());
         // Growing would take half as much again.
         overlay.rows.reserve(changed.size_hint().0);

@@ -129,14 +129,18 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Lets a cache in RAM point at the rows that the store holds in RAM, and tunes how many it does by the time
-    /// that lookups take. Where there is no such cache, or no such row, nothing changes.
+    /// Lets the cache point at the rows that the store holds in RAM, or in pinned memory of the cache's device, and
+    /// tunes how many it does by the time that lookups take. Where there is no cache, or no such row, nothing changes.
     #[must_use]
     pub fn pointing(mut self) -> Self {
-        if let Front::Host(cache) = &self.front {
-            let tables = self.store.tables().iter().enumerate().filter(|(_, table)| table.in_ram());
-            let right = |(t, _): (usize, _)| cache.host_rows(TableId(t as u32)).ok();
-            self.host_rows = tables.filter_map(right).collect();
+        match &mut self.front {
+            Front::Store => {}
+            Front::Host(cache) => {
+                let tables = self.store.tables().iter().enumerate().filter(|(_, table)| table.in_ram());
+                let right = |(t, _): (usize, _)| cache.host_rows(TableId(t as u32)).ok();
+                self.host_rows = tables.filter_map(right).collect();
+            }
+            Front::Device(front) => front.point_at(&self.store),
         }
         self
     }

@@ -16,14 +16,18 @@
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{Engine, Front, Spent, spend};
-use crate::cache::device::{DeviceCache, DeviceCacheError, DeviceWorker, Missing, WorkerShape};
+use crate::cache::device::{
+    DeviceCache, DeviceCacheError, DeviceHostRows, DeviceWorker, Missing, WorkerShape,
+};
 use crate::cache::{CacheOptions, CacheShape, CacheStats, Warmed};
 use crate::device::cuda::Driver;
 use crate::device::cuda::lane::LaneError;
+use crate::device::cuda::memory::PinnedMemory;
 use crate::schema::{AbsentDefault, Arity, Lookup, Schema, Table};
+use crate::store::EmbeddingStore;
 use crate::types::{Batch, Jagged, PredictError, TableId, scatter};
 
 /// Most ids of a batch that a worker has room for, unless one sample has more: about 80 bytes each.
@@ -99,15 +103,22 @@ pub enum TrialError {
 pub struct DeviceFront {
     tier: Box<dyn DeviceTier>,
     /// Where ids are not the numbers of rows: by lookup, what it reads. Each then has a column of its own.
-    columns: Option<Vec<(Lookup, Table)>>,
+    columns: Option<Columns>,
     lost: AtomicBool,
     worker_bytes: (usize, usize),
+    /// Whether rows of the store are pointed at, so that how many is to be tuned.
+    points: bool,
 }
+
+/// What each lookup reads, and where.
+type Columns = Vec<(Lookup, Table)>;
 
 /// What the engine asks of a cache on a device, whatever its driver.
 trait DeviceTier: Send + Sync {
     fn embed(&self, batch: &Batch, fetch: Fetch<'_>, then: &mut dyn FnMut(&[f32])) -> Result<(), EmbedError>;
     fn warm(&self, rows: &mut dyn Iterator<Item = WarmRow<'_>>) -> Result<Warmed, DeviceCacheError>;
+    fn point_at(&self, store: &EmbeddingStore) -> Result<usize, DeviceCacheError>;
+    fn observe(&self, ids: u64, elapsed: Duration);
     fn hot_rows(&self) -> Result<Vec<(TableId, u64)>, DeviceCacheError>;
     fn stats(&self) -> CacheStats;
 }
@@ -155,8 +166,13 @@ impl DeviceFront {
         let idle: Vec<_> = (0..shape.workers.max(1)).map(worker).collect::<Result<_, _>>()?;
         let sum = |(p, d), worker: &DeviceWorker<D>| (p + worker.bytes().0, d + worker.bytes().1);
         let worker_bytes = idle.iter().fold((0, 0), sum);
-        let tier = Box::new(Workers { cache, idle: Mutex::new(idle), freed: Condvar::new() });
-        Ok(Self { tier, columns, lost: AtomicBool::new(false), worker_bytes })
+        let tier = Box::new(Workers {
+            pointed: Mutex::default(),
+            cache,
+            idle: Mutex::new(idle),
+            freed: Condvar::new(),
+        });
+        Ok(Self { tier, columns, lost: AtomicBool::new(false), worker_bytes, points: false })
     }
 
     /// Whether the device has failed, so that nothing is asked of it any more.
@@ -191,6 +207,21 @@ impl DeviceFront {
     pub(super) fn lose(&self, error: &dyn std::fmt::Display) {
         if !self.lost.swap(true, Ordering::Relaxed) {
             tracing::error!(%error, "the device failed: scores come from the host from now on, until a restart");
+        }
+    }
+
+    /// Lets the cache point at the tables that the store holds in the device's pinned memory.
+    pub(super) fn point_at(&mut self, store: &EmbeddingStore) {
+        match self.tier.point_at(store) {
+            Ok(tables) => self.points = tables > 0,
+            Err(error) => tracing::warn!(%error, "cache.pointers: nothing more is pointed at"),
+        }
+    }
+
+    /// Tells the cache how long a batch took to get its rows: what the number of pointers is tuned by.
+    fn observe(&self, batch: &Batch, elapsed: Duration) {
+        if self.points {
+            self.tier.observe(batch.features.iter().map(|f| f.ids.len() as u64).sum(), elapsed);
         }
     }
 
@@ -238,6 +269,7 @@ impl Engine {
         let started = Instant::now();
         let stride = self.schema.input_width();
         let embedded = front.embed(batch, &|missing| self.fetch(missing), &mut |input| {
+            front.observe(batch, started.elapsed());
             spend(&spent.lookup, started);
             scores = self.run_chunks(batch.samples, spent, |first, tape| {
                 for s in 0..tape.samples {
@@ -345,7 +377,7 @@ impl Engine {
 const NO_ROW: u64 = u64::MAX;
 
 /// The columns and the worker of a front.
-fn worker_shape(shape: &FrontShape<'_>) -> Result<(Option<Vec<(Lookup, Table)>>, WorkerShape), FrontError> {
+fn worker_shape(shape: &FrontShape<'_>) -> Result<(Option<Columns>, WorkerShape), FrontError> {
     let FrontShape { schema, max_samples, .. } = *shape;
     let mut lookups = schema.lookups();
     let ids_of = |feature: usize| match schema.features[feature].arity {
@@ -356,7 +388,7 @@ fn worker_shape(shape: &FrontShape<'_>) -> Result<(Option<Vec<(Lookup, Table)>>,
     let is_plain = |t: &Table| t.lossy_bits.is_none() && !matches!(t.default, AbsentDefault::Row(_));
     let columns = (!schema.tables.iter().all(is_plain)).then(|| {
         let column = |l: &Lookup| (*l, schema.tables[l.table.index()].clone());
-        let columns: Vec<(Lookup, Table)> = lookups.iter().map(column).collect();
+        let columns: Columns = lookups.iter().map(column).collect();
         lookups.iter_mut().enumerate().for_each(|(l, lookup)| lookup.feature = l);
         columns
     });
@@ -387,6 +419,8 @@ fn worker_shape(shape: &FrontShape<'_>) -> Result<(Option<Vec<(Lookup, Table)>>,
 
 /// A cache and the workers that are not at work.
 struct Workers<D: Driver> {
+    /// The right to point at rows of the store. It ends first.
+    pointed: Mutex<Vec<DeviceHostRows<D>>>,
     cache: DeviceCache<D>,
     idle: Mutex<Vec<DeviceWorker<D>>>,
     freed: Condvar,
@@ -425,6 +459,26 @@ impl<D: Driver> DeviceTier for Workers<D> {
 
     fn warm(&self, rows: &mut dyn Iterator<Item = WarmRow<'_>>) -> Result<Warmed, DeviceCacheError> {
         self.cache.warm(rows)
+    }
+
+    fn point_at(&self, store: &EmbeddingStore) -> Result<usize, DeviceCacheError> {
+        let mut pointed = self.pointed.lock().unwrap_or_else(PoisonError::into_inner);
+        for (t, table) in store.tables().iter().enumerate().map(|(t, table)| (TableId(t as u32), table)) {
+            // Rows in memory of another kind are not pointed at.
+            let memory = table.shared_rows().and_then(|rows| rows.downcast::<PinnedMemory<D>>().ok());
+            let Some(memory) = memory else { continue };
+            match self.cache.host_rows(store.version(), t, memory) {
+                Ok(right) => pointed.push(right),
+                // The others may be pointed at all the same.
+                Err(DeviceCacheError::Tagged { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(pointed.len())
+    }
+
+    fn observe(&self, ids: u64, elapsed: Duration) {
+        self.cache.observe(ids, elapsed);
     }
 
     fn hot_rows(&self) -> Result<Vec<(TableId, u64)>, DeviceCacheError> {

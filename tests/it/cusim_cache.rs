@@ -2,88 +2,27 @@
 //! a device's alone, which is how many operations a batch takes and what streams do to each other.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use flechette::cache::device::{DeviceCache, DeviceCacheError, DeviceWorker, WorkerShape};
-use flechette::cache::{CacheError, CacheOptions, CacheStats, EvictStep, EvictionOption, Warmed};
-use flechette::device::cuda::{Driver, Work};
+use flechette::cache::device::{DeviceCache, DeviceCacheError, Missing, WorkerShape};
+use flechette::cache::{CacheOptions, EvictionOption};
 use flechette::device::cusim::SimDriver;
-use flechette::types::{Batch, TableId, scatter};
+use flechette::types::{Batch, TableId, Version, scatter};
 use proptest::prelude::*;
 
-use crate::cache_contract::{
-    self as contract, MAX_IDS, MAX_SAMPLES, Rows, Seen, Subject, World, bits, narrow, warm,
-};
+use crate::cache_contract::{self as contract, Subject, World, narrow, warm};
+use crate::device_subject::{self, DeviceSubject, fetch, host_rows, worker_shape};
 
 const SEEDS: [u64; 4] = [0, 1, 2, 3];
 
-struct DeviceSubject<D: Driver> {
-    driver: Arc<D>,
-    cache: Arc<DeviceCache<D>>,
-    worker: DeviceWorker<D>,
-}
-
-impl<D: Driver> Subject for DeviceSubject<D> {
-    fn embed(&mut self, world: &World, batch: &Batch, version: u64) -> Seen {
-        embed(&mut self.worker, world, batch, version)
-    }
-
-    fn evict_step(&mut self) -> EvictStep {
-        self.cache.evict_step().unwrap()
-    }
-
-    fn settle(&mut self) {
-        self.cache.settle().unwrap();
-    }
-
-    fn stats(&self) -> CacheStats {
-        self.cache.stats()
-    }
-
-    fn warm(&mut self, rows: &mut Rows) -> Result<Warmed, CacheError> {
-        self.cache.warm(rows).map_err(|error| match error {
-            DeviceCacheError::Cache(error) => error,
-            other => panic!("{other}"),
-        })
-    }
-
-    fn hot_rows(&mut self) -> Vec<(TableId, u64)> {
-        self.cache.hot_rows().unwrap()
-    }
-}
-
-fn embed<D: Driver>(worker: &mut DeviceWorker<D>, world: &World, batch: &Batch, version: u64) -> Seen {
-    let mut fetched = Vec::new();
-    let matrix = worker.embed(batch, |missing| {
-        for m in 0..missing.len() {
-            let (table, id) = missing.row(m);
-            let row = world.row(table, id, version).unwrap();
-            missing.bytes_mut(m).copy_from_slice(&row);
-            fetched.push((table, id));
-        }
-        Ok::<_, DeviceCacheError>(())
-    });
-    Seen { matrix: matrix.unwrap().to_vec(), fetched }
-}
-
-fn worker_shape(world: &World) -> WorkerShape {
-    WorkerShape {
-        features: world.features,
-        lookups: world.lookups.clone(),
-        dense_width: world.dense_width,
-        stride: world.stride,
-        max_samples: MAX_SAMPLES,
-        max_ids: MAX_IDS,
-        staging_bytes: None,
-        copy_bytes: 16 << 10,
-    }
-}
-
 fn subject(world: &World, seed: u64) -> DeviceSubject<SimDriver> {
-    let driver = Arc::new(SimDriver::new(seed, 1 << 30).unwrap());
-    let cache = Arc::new(DeviceCache::new(&world.shape(), &world.options, driver.clone()).unwrap());
-    let worker = cache.worker(&worker_shape(world)).unwrap();
-    DeviceSubject { driver, cache, worker }
+    device_subject::on(&Arc::new(SimDriver::new(seed, 1 << 30).unwrap()), world)
+}
+
+/// As [`subject`], with a worker that reads its hits where they lie, as late as may be.
+fn late_reader(world: &World, seed: u64) -> DeviceSubject<SimDriver> {
+    subject(world, seed).another(world)
 }
 
 // ---- The contract. ----
@@ -118,6 +57,47 @@ proptest! {
     fn a_key_has_the_row_last_asked_for(key_bits in 3u32..9, draw in any::<u64>(), seed in 0u64..1000) {
         narrow::a_key_has_the_row_last_asked_for(|world| subject(world, seed), key_bits, draw);
     }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn whatever_happens_a_row_is_its_batchs_versions_under_any_schedule(
+        dims in prop::collection::vec(1usize..20, 1..4),
+        (room, pointers, key_bits) in (0usize..6000, 0u64..300, contract::any_key_bits()),
+        steps in contract::any_steps(),
+        draw in any::<u64>(),
+        seed in 0u64..1000,
+    ) {
+        let world = World::new(120, &dims, room).with_a_shared_feature().with_pointers(pointers);
+        let world = narrow::keys(world, key_bits);
+        let new = |world: &World| late_reader(world, seed);
+        contract::whatever_happens_a_row_is_its_batchs_versions(new, &world, &steps, draw);
+    }
+}
+
+macro_rules! on_a_device {
+    ($($property:ident;)*) => {
+        $(#[test]
+        fn $property() {
+            for seed in [1, 2] {
+                contract::$property(|world| late_reader(world, seed));
+            }
+        })*
+    };
+}
+
+on_a_device! {
+    a_switch_carries_over_what_was_cached_and_keeps_the_rest_out;
+    a_batch_of_the_old_version_reads_old_rows_beside_one_of_the_new;
+    a_version_that_is_not_newer_and_a_wrong_row_change_nothing;
+    a_row_that_comes_twice_has_its_last_bytes;
+    cold_rows_become_pointers_up_to_the_capacity_and_no_longer_miss;
+    a_row_that_was_pointed_at_comes_in_again;
+    memory_of_the_host_is_given_up_after_the_batches_that_were_pointed_there;
+    pointers_to_rows_that_changed_end_with_their_version;
+    the_tuner_sets_how_many_pointers_there_are_by_what_batches_report;
 }
 
 #[test]
@@ -200,205 +180,74 @@ fn memory_passes_from_one_row_size_to_another() {
 
 #[test]
 fn a_batch_of_hits_takes_two_operations_whatever_the_table_count() {
-    for tables in [1, 26, 60, 200] {
-        let dims: Vec<usize> = (0..tables).map(|t| 1 + t % 3).collect();
-        let world = World::new(50, &dims, 64 << 10);
-        let mut subject = subject(&world, 0);
-        let batch = world.bags(3, 50, &mut 7);
-        let mut took = || {
-            let before = subject.driver.work();
-            let (_, misses) = contract::run(&mut subject, &world, &batch);
-            let after = subject.driver.work();
-            subject.settle();
-            let work = Work {
-                launches: after.launches - before.launches,
-                copies: after.copies - before.copies,
-                memsets: after.memsets - before.memsets,
-                graph_nodes: after.graph_nodes - before.graph_nodes,
-            };
-            (misses > 0, work)
-        };
-        let (missed, first) = took();
-        assert!(missed);
-        // Probe, a gather in vain, the copy of hits, the gather, and the replacement's two.
-        assert_eq!((first.total(), first.launches), (6, 6), "{tables} tables: {first:?}");
-        // The same shape again: captured once, it is a graph of two nodes from then on.
-        for _ in 0..3 {
-            let (missed, work) = took();
-            assert!(!missed, "{tables} tables");
-            assert_eq!(work, Work { graph_nodes: 2, ..Work::default() }, "{tables} tables");
-        }
-        // Another shape: two launches.
-        let before = subject.driver.work();
-        let large = world.one_hot(&vec![
-            batch
-                .features
-                .iter()
-                .flat_map(|f| &f.ids)
-                .copied()
-                .filter(|&id| id < 50)
-                .take(16)
-                .collect();
-            tables
-        ]);
-        if contract::run(&mut subject, &world, &large).1 == 0 {
-            assert_eq!(subject.driver.work().total() - before.total(), 2, "{tables} tables");
-        }
-    }
+    device_subject::a_batch_of_hits_takes_two_operations_whatever_the_table_count(|world| subject(world, 0));
 }
 
 #[test]
 fn no_batch_takes_a_copy_or_a_memset() {
-    let world = World::new(500, &[8, 3], 4 << 10);
-    let mut subject = subject(&world, 5);
-    let mut draw = 1;
-    for _ in 0..30 {
-        let batch = world.bags(16, 500, &mut draw);
-        contract::run(&mut subject, &world, &batch);
-        subject.evict_step();
-    }
-    let work = subject.driver.work();
-    assert_eq!((work.copies, work.memsets), (0, 0));
-    assert!(work.graph_nodes > 0 && work.launches > 0);
+    device_subject::no_batch_takes_a_copy_or_a_memset(|world| subject(world, 5));
 }
 
 // ---- What streams do to each other. ----
 
-/// A world of single-id bags, so that the matrix is made of rows, and which version each row is of.
-fn versions_of(world: &World, ids: &[Vec<u64>], matrix: &[f32], newest: u64) -> Vec<u64> {
-    let mut versions = Vec::new();
-    for lookup in &world.lookups {
-        for (s, &id) in ids[lookup.feature].iter().enumerate() {
-            let got = &matrix[s * world.stride + lookup.column..][..lookup.dim];
-            let is = |v: &u64| bits(got) == bits(&world.values(lookup, id, *v));
-            let version = (0..=newest).find(is);
-            versions
-                .push(version.unwrap_or_else(|| panic!("{lookup:?} id {id}: {got:?} is no version's row")));
-        }
-    }
-    versions
-}
-
-/// One host thread, so that a seed is a schedule: updates and replacements of earlier batches are under way while
-/// a batch probes.
+/// Workers, a switcher who also moves the host's rows, and the evicting thread, all at once, far under the working
+/// set, with freed slots poisoned and memory of the host overwritten once it is given up: every row is its
+/// batch's version's, whole.
 #[test]
-fn a_row_that_changes_is_read_whole_and_the_new_one_once_it_is_there() {
-    for (seed, key_bits) in (1..12).zip([64, 6].into_iter().cycle()) {
-        let world = narrow::keys(World::new(60, &[7, 4], 3 << 10), key_bits);
-        let mut subject = subject(&world, seed);
-        let mut writer = subject.cache.writer(8 << 10).unwrap();
-        let mut draw = seed * 1000;
-        for newest in 0..30 {
-            let mut ids = || -> Vec<u64> {
-                (0..24)
-                    .map(|_| {
-                        draw += 1;
-                        scatter(draw) % 60
-                    })
-                    .collect()
-            };
-            let batch_ids = [ids(), ids()];
-            let batch = world.one_hot(&batch_ids);
-            let seen = subject.embed(&world, &batch, newest);
-            versions_of(&world, &batch_ids, &seen.matrix, newest);
-            subject.evict_step();
-            // Every row that may be cached gets its next version.
-            let rows: Vec<_> = (0..2)
-                .flat_map(|t| (0..60).map(move |id| (TableId(t), id)))
-                .map(|(t, id)| (t, id, world.row(t, id, newest + 1).unwrap()))
-                .collect();
-            let rows: Vec<_> = rows.iter().map(|(t, id, row)| (*t, *id, &row[..])).collect();
-            writer.update(&rows).unwrap();
-            if newest % 5 == 4 {
-                subject.settle();
-                let seen = subject.embed(&world, &batch, newest + 1);
-                let versions = versions_of(&world, &batch_ids, &seen.matrix, newest + 1);
-                // What found no room to be updated is what it was; what is there is new.
-                assert!(
-                    versions.iter().filter(|v| **v == newest + 1).count() * 2 > versions.len(),
-                    "{versions:?}"
-                );
-            }
-        }
-    }
-}
-
-/// Workers, a writer and the evicting thread, all at once, far under the working set, with freed slots
-/// poisoned: every row is one that some version held, whole.
-#[test]
-fn every_row_is_some_versions_under_workers_a_writer_and_eviction() {
+fn under_workers_eviction_and_switches_every_row_is_its_batchs_versions() {
     for (seed, key_bits) in [(1, 64), (2, 64), (3, 64), (4, 7), (5, 7)] {
-        let world = World::new(200, &[9, 3], 3 << 10).with(|options| options.background = true);
-        let world = narrow::keys(world, key_bits);
-        let driver = Arc::new(SimDriver::new(seed, 1 << 30).unwrap());
-        let cache = DeviceCache::new(&world.shape(), &world.options, driver).unwrap();
-        const VERSIONS: u64 = 60;
-        let (stop, world, cache) = (AtomicBool::new(false), &world, &cache);
+        let world = World::new(200, &[9, 3], 3 << 10).with_pointers(60);
+        let world = &narrow::keys(world, key_bits).with(|options| options.background = true);
+        let driver = &Arc::new(SimDriver::new(seed, 1 << 30).unwrap());
+        let cache = &Arc::new(DeviceCache::new(&world.shape(), &world.options, driver.clone()).unwrap());
+        cache.set_pointers(60);
+        let working = &AtomicU64::new(3);
         std::thread::scope(|scope| {
-            let workers: Vec<_> = (0..3)
-                .map(|w| {
-                    scope.spawn(move || {
-                        let mut worker = cache.worker(&worker_shape(world)).unwrap();
-                        let mut draw = seed << 32 | w << 16;
-                        for _ in 0..60 {
-                            let mut ids = || -> Vec<u64> {
-                                (0..32)
-                                    .map(|_| {
-                                        draw += 1;
-                                        scatter(draw) % 200 * (scatter(draw) >> 60) / 15
-                                    })
-                                    .collect()
-                            };
-                            let ids = [ids(), ids()];
-                            let seen = embed(&mut worker, world, &world.one_hot(&ids), 0);
-                            versions_of(world, &ids, &seen.matrix, VERSIONS);
+            for w in 0..3 {
+                scope.spawn(move || {
+                    let shape = WorkerShape { copy_bytes: 256, ..worker_shape(world) };
+                    let mut worker = cache.worker(&shape).unwrap();
+                    let mut draw = seed << 32 | w << 16;
+                    let mut id = || {
+                        draw += 1;
+                        scatter(draw) % 200 * (scatter(draw) >> 60) / 15
+                    };
+                    for batch in 0..400 {
+                        if batch >= 60 && cache.version() > Version(5) {
+                            break;
                         }
-                    })
-                })
-                .collect();
-            let stop = &stop;
+                        let ids: [Vec<u64>; 2] = std::array::from_fn(|_| (0..32).map(|_| id()).collect());
+                        let batch = world.one_hot(&ids);
+                        let fetch = |missing: &mut Missing| {
+                            fetch(world, missing);
+                            Ok::<_, DeviceCacheError>(())
+                        };
+                        let matrix = worker.embed(&batch, fetch).unwrap().to_vec();
+                        world.assert_is(&matrix, &batch, worker.version().0);
+                    }
+                    working.fetch_sub(1, Ordering::Release);
+                });
+            }
             scope.spawn(move || {
-                let mut writer = cache.writer(4 << 10).unwrap();
-                for version in (1..=VERSIONS).cycle().take_while(|_| !stop.load(Ordering::Relaxed)) {
-                    let rows: Vec<_> = (0..40)
-                        .map(|i| scatter(version << 20 | i) % 200)
-                        .collect::<std::collections::HashSet<_>>()
-                        .into_iter()
-                        .map(|id| (TableId(0), id, world.row(TableId(0), id, version).unwrap()))
-                        .collect();
-                    let rows: Vec<_> = rows.iter().map(|(t, id, row)| (*t, *id, &row[..])).collect();
-                    writer.update(&rows).unwrap();
+                let worker = cache.worker(&worker_shape(world)).unwrap();
+                let subject = DeviceSubject { driver: driver.clone(), cache: cache.clone(), worker };
+                let mut in_ram = Vec::new();
+                for version in 1.. {
+                    if working.load(Ordering::Acquire) == 0 {
+                        break;
+                    }
+                    in_ram.push(host_rows(driver, cache, world, TableId(version as u32 % 2)));
+                    std::thread::sleep(Duration::from_millis(5));
+                    world.switch(&subject, version);
+                    // Memory of two versions before.
+                    in_ram.drain(..in_ram.len().saturating_sub(2));
                 }
             });
-            let ended: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
-            stop.store(true, Ordering::Relaxed);
-            assert!(ended.into_iter().all(|end| end.is_ok()));
         });
         let stats = cache.stats();
-        assert!(contract::totals(&stats).2 > 0, "rows were put out");
-    }
-}
-
-/// A job a key and launch: rows of one key go one launch after the other.
-#[test]
-fn a_row_that_was_withdrawn_is_found_no_more_whoever_shares_its_key() {
-    for key_bits in [64, 5] {
-        let world = narrow::keys(World::new(60, &[7, 4], 64 << 10), key_bits);
-        let mut subject = subject(&world, 7);
-        let mut writer = subject.cache.writer(8 << 10).unwrap();
-        let batch = world.one_hot(&[(0..60).collect(), (0..60).collect()]);
-        contract::run(&mut subject, &world, &batch);
-        subject.settle();
-        let kept = subject.stats().entries;
-        assert!(kept >= 20);
-        let all: Vec<_> = (0..2).flat_map(|t| (0..60).map(move |id| (TableId(t), id))).collect();
-        writer.withdraw(&all[..60]).unwrap();
-        subject.settle();
-        assert!(subject.hot_rows().iter().all(|(table, _)| *table == TableId(1)), "{key_bits} bits");
-        writer.withdraw(&all).unwrap();
-        subject.settle();
-        assert_eq!((subject.hot_rows(), subject.stats().entries), (vec![], 0), "{key_bits} bits");
-        assert_eq!(contract::run(&mut subject, &world, &batch).0, 0);
+        let pointed: u64 = stats.tables.iter().map(|table| table.pointed).sum();
+        assert!(contract::totals(&stats).2 > 0 && cache.version() > Version(3), "{stats:?}");
+        assert_eq!(pointed > 0, key_bits == 64, "rows that share keys are not pointed at: {stats:?}");
     }
 }
 
@@ -426,9 +275,13 @@ fn a_batch_that_a_worker_was_not_made_for_is_refused_and_the_next_one_runs() {
 
     let failing = worker.embed(&good, |_| Err(DeviceCacheError::Unsupported)).unwrap_err();
     assert!(matches!(failing, DeviceCacheError::Unsupported));
-    let seen = embed(&mut worker, &world, &good, 0);
-    world.assert_is(&seen.matrix, &good, 0);
-    assert_eq!(seen.fetched.len(), 3);
+    let mut fetched = Vec::new();
+    let matrix = worker.embed(&good, |missing| {
+        fetched = fetch(&world, missing);
+        Ok::<_, DeviceCacheError>(())
+    });
+    world.assert_is(matrix.unwrap(), &good, 0);
+    assert_eq!(fetched.len(), 3);
 }
 
 #[test]

@@ -6,9 +6,10 @@ mod tags;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use flechette::device::cuda::args::{self, JobKind, MayReplace};
+use flechette::device::cuda::args::{self, JobKind, MayReplace, Pointable};
 use flechette::device::cuda::lane::{Lane, LaneLookup, LaneShape};
-use flechette::device::cuda::memory::Staging;
+use flechette::device::cuda::memory::{PinnedMemory, Plan, Staging};
+use flechette::device::cuda::overlay::{ChangedRow, OverlayTable};
 use flechette::device::cuda::sweeper::{Stretch, Sweeper, Victims};
 use flechette::device::cuda::tier::{Job, JobRow, Jobs, Tier, TierShape};
 use flechette::device::cusim::SimDriver;
@@ -185,7 +186,7 @@ fn a_probe_amid_replacement_finds_a_keys_own_row_or_nothing() {
                 bench.launch(jobs, now);
             }
             let ids: Vec<u64> = (0..IDS).chain(0..IDS / 2).collect();
-            let misses = lane.probe(now, &batch_of(&ids)).unwrap();
+            let misses = lane.probe(now, None, &batch_of(&ids)).unwrap();
             let missing: HashSet<u64> = lane.misses().iter().map(|miss| miss.id).collect();
             assert_eq!(missing.len(), misses, "each miss once");
             let (misses, words) = lane.staged_mut().unwrap();
@@ -223,11 +224,11 @@ fn a_sweep_puts_out_each_entry_once_and_no_more_than_it_is_told() {
         jobs.finish().unwrap();
         // The first half is used later.
         let mut lane = bench.lane();
-        assert_eq!(lane.probe(15, &batch_of(&(0..20).collect::<Vec<_>>())).unwrap(), 0);
+        assert_eq!(lane.probe(15, None, &batch_of(&(0..20).collect::<Vec<_>>())).unwrap(), 0);
 
-        let mut sweeper = Sweeper::new(&bench.tier, 16, 64).unwrap();
+        let mut sweeper = Sweeper::new(&bench.tier, 16, 64, 0).unwrap();
         let mut ages: Vec<u32> =
-            sweeper.sample(20, 3).unwrap().iter().copied().filter(|a| *a != u32::MAX).collect();
+            sweeper.sample(20, 3, true).unwrap().iter().copied().filter(|a| *a != u32::MAX).collect();
         ages.sort_unstable();
         assert_eq!(ages, [vec![5; 20], vec![10; 20]].concat(), "seed {seed}");
 
@@ -242,7 +243,7 @@ fn a_sweep_puts_out_each_entry_once_and_no_more_than_it_is_told() {
                 assert!(gone.insert(entry.key));
             }
         }
-        let misses = lane.probe(21, &batch_of(&(0..40).collect::<Vec<_>>())).unwrap();
+        let misses = lane.probe(21, None, &batch_of(&(0..40).collect::<Vec<_>>())).unwrap();
         assert_eq!(misses, 20);
         // All of the one slab.
         let all = Stretch { hand: 0, buckets: 9, most: 64, victims: Victims::In(&[1]) };
@@ -269,16 +270,21 @@ fn what_kernels_could_not_take_is_no_job() {
     assert!(!jobs.push(good, &bench.staging), "a key twice");
 }
 
-/// Rows of the unified index lie in pinned memory of the host, and are read there.
+/// Rows of one value of every id, in pinned memory of the host: `first + id`.
+fn host_rows(bench: &Bench, first: f32) -> Arc<PinnedMemory<SimDriver>> {
+    let mut plan = Plan::default();
+    let rows = plan.array::<f32>(IDS as usize);
+    let mut memory = PinnedMemory::new(bench.tier.driver(), plan.bytes()).unwrap();
+    memory.get_mut(rows).iter_mut().enumerate().for_each(|(i, row)| *row = first + i as f32);
+    Arc::new(memory)
+}
+
+/// Rows of the unified index lie in pinned memory of the host, and are read there; a row that is kept takes the
+/// place of a pointer, also where it is copied out of the very memory that the pointer points at.
 #[test]
-fn an_entry_may_point_at_a_row_of_the_host() {
+fn an_entry_may_point_at_a_row_of_the_host_until_the_row_itself_comes_in() {
     let mut bench = Bench::new(2, 3);
-    let driver = bench.tier.driver().clone();
-    let mut plan = flechette::device::cuda::memory::Plan::default();
-    let rows = plan.array::<f32>(32);
-    let mut memory = flechette::device::cuda::memory::PinnedMemory::new(&driver, plan.bytes()).unwrap();
-    memory.get_mut(rows).iter_mut().enumerate().for_each(|(i, row)| *row = 0.5 + i as f32);
-    let first = bench.tier.register(Arc::new(memory)).unwrap();
+    let first = bench.tier.register(host_rows(&bench, 0.5)).unwrap();
     let mut jobs = bench.jobs();
     for id in 0..4 {
         let location = first + (id << 1);
@@ -289,6 +295,178 @@ fn an_entry_may_point_at_a_row_of_the_host() {
     bench.launch(&mut jobs, 1);
     jobs.finish().unwrap();
     let mut lane = bench.lane();
-    assert_eq!(lane.probe(2, &batch_of(&[3, 0, 2, 2])).unwrap(), 0);
+    assert_eq!(lane.probe(2, None, &batch_of(&[3, 0, 2, 2])).unwrap(), 0);
     assert_eq!(lane.out(), [3.5, 0.5, 2.5, 2.5]);
+    let mut pointed: Vec<_> = lane.pointed_rows().collect();
+    pointed.sort_unstable();
+    assert_eq!((pointed, lane.pointed()), (vec![(0, 0), (0, 2), (0, 3)], &[4][..]), "each once, all counted");
+
+    let slot = bench.push(&mut jobs, 0, JobKind::Keep);
+    let job = Job {
+        key: BASE | 1,
+        location: 100 << 1,
+        row: JobRow::Host(first + 2),
+        tag: 0,
+        words: 1,
+        kind: JobKind::Keep,
+        older: 0,
+    };
+    assert!(jobs.push(job, &bench.staging));
+    bench.launch(&mut jobs, 3);
+    let outcomes: Vec<_> = jobs.finish().unwrap().iter().map(|o| (o.link, o.key, o.location)).collect();
+    assert_eq!(
+        outcomes,
+        [(args::LINK_SWAPPED, BASE, first), (args::LINK_SWAPPED, BASE | 1, first + 2)],
+        "the pointers went"
+    );
+    assert_eq!(lane.probe(4, None, &batch_of(&[0, 1, 2])).unwrap(), 0);
+    assert_eq!(lane.out(), [(slot >> 1) as f32, 1.5, 2.5]);
+    assert_eq!(lane.pointed(), [1]);
+}
+
+#[test]
+fn a_look_says_where_keys_are_and_changes_nothing() {
+    let mut bench = Bench::new(3, 5);
+    let mut jobs = bench.jobs();
+    let linked: Vec<u64> = (0..8).map(|id| bench.push(&mut jobs, id, JobKind::Keep)).collect();
+    bench.launch(&mut jobs, 1);
+    jobs.finish().unwrap();
+    for _ in 0..2 {
+        for id in 0..16 {
+            let (key, row, kind) = (BASE | id, JobRow::InPlace, JobKind::Look);
+            let job = Job { key, location: 0, row, tag: 0, words: 1, kind, older: 0 };
+            assert!(jobs.push(job, &bench.staging));
+        }
+        jobs.launch(2, MayReplace::Nothing, None).unwrap();
+        for (id, outcome) in jobs.finish().unwrap().iter().enumerate() {
+            match linked.get(id) {
+                Some(&at) => {
+                    assert_eq!((outcome.link, outcome.location), (args::LINK_PRESENT, at));
+                }
+                None => assert_eq!((outcome.link, outcome.key), (args::LINK_ABSENT, args::EMPTY_KEY)),
+            }
+        }
+    }
+}
+
+/// The header names the overlay, so that the graph of an earlier batch does for a batch with another overlay, and
+/// for one with none.
+#[test]
+fn a_batch_asks_its_overlay_before_the_index_and_no_other() {
+    for seed in 0..8 {
+        let mut bench = Bench::new(4, seed);
+        let mut jobs = bench.jobs();
+        let old: Vec<u64> = (0..20).map(|id| bench.push(&mut jobs, id, JobKind::Keep)).collect();
+        bench.launch(&mut jobs, 1);
+        jobs.finish().unwrap();
+        // Of every third row a new one, which no index links; of every fifth of the others, none.
+        let location = |id: u64| (1000 + id) << 1;
+        let changed = |id: u64| id.is_multiple_of(3) || id.is_multiple_of(5);
+        for id in (0..IDS).filter(|id| id.is_multiple_of(3)) {
+            let row = JobRow::Staged(1000 + id as usize);
+            let (key, location, kind) = (BASE | id, location(id), JobKind::Keep);
+            let job = Job { key, location, row, tag: 0, words: 1, kind, older: 0 };
+            assert!(jobs.push(job, &bench.staging));
+        }
+        jobs.copy(Some(&mut bench.staging)).unwrap();
+        let rows: Vec<_> = (0..IDS)
+            .filter(|&id| changed(id))
+            .map(|id| ChangedRow {
+                key: BASE | id,
+                location: id.is_multiple_of(3).then_some(location(id)),
+                words: 1,
+            })
+            .collect();
+        let overlay = Arc::new(OverlayTable::new(&bench.tier, rows.into_iter()).unwrap());
+        let mut lane = bench.lane();
+        let ids: Vec<u64> = (0..40).collect();
+        for round in 0..6 {
+            let asks = round % 2 == 1;
+            let misses = lane.probe(2 + round, asks.then_some(&overlay), &batch_of(&ids)).unwrap();
+            let missing: HashSet<u64> = lane.misses().iter().map(|miss| miss.id).collect();
+            assert_eq!(missing.len(), misses);
+            let (misses, words) = lane.staged_mut().unwrap();
+            misses.iter().for_each(|miss| words[miss.word] = (-1.0_f32).to_bits());
+            lane.pool().unwrap();
+            lane.settle().unwrap();
+            for (&id, &value) in ids.iter().zip(lane.out()) {
+                let expected = match old.get(id as usize) {
+                    _ if asks && id.is_multiple_of(3) => 1000.0 + id as f32,
+                    Some(&at) if !(asks && changed(id)) => (at >> 1) as f32,
+                    _ => -1.0,
+                };
+                assert_eq!(value, expected, "seed {seed} round {round} id {id}");
+            }
+        }
+    }
+}
+
+/// Cold rows move to memory of the host while lanes probe them: what is found under a key is that key's row, here or
+/// there, and no more of them move than may.
+#[test]
+fn a_sweep_moves_rows_to_the_host_up_to_the_limit_amid_probes() {
+    for seed in 0..10 {
+        let mut bench = Bench::new(9, seed);
+        let first = bench.tier.register(host_rows(&bench, 20_000.0)).unwrap();
+        let mut jobs = bench.jobs();
+        for id in 0..40 {
+            bench.push(&mut jobs, id, JobKind::Keep);
+        }
+        bench.launch(&mut jobs, 10);
+        jobs.finish().unwrap();
+        let mut sweeper = Sweeper::new(&bench.tier, 16, 64, 2).unwrap();
+        // Ids from 30 on may not be pointed at; and a table whose memory is not registered never.
+        let table = Pointable { base: BASE, rows: 30, first, words: 1 };
+        let nowhere = Pointable { base: 0, first: first + (1 << 30), ..table };
+        sweeper.point_at([table, nowhere].into_iter());
+        let all = |victims| Stretch { hand: 0, buckets: 9, most: 64, victims };
+        let ids: Vec<u64> = (0..40).collect();
+        let batch = batch_of(&ids);
+        let moved = std::thread::scope(|scope| {
+            let mut lane = bench.lane();
+            let rows = &bench.rows;
+            let probing = scope.spawn(move || {
+                for now in 10..16 {
+                    lane.probe(now, None, &batch_of(&ids)).unwrap();
+                    let missing: HashSet<u64> = lane.misses().iter().map(|miss| miss.id).collect();
+                    let (misses, words) = lane.staged_mut().unwrap();
+                    misses.iter().for_each(|miss| words[miss.word] = (-1.0_f32).to_bits());
+                    lane.pool().unwrap();
+                    lane.settle().unwrap();
+                    for (&id, &value) in ids.iter().zip(lane.out()) {
+                        let here = rows.get(value as usize) == Some(&id) && value >= 0.0;
+                        let there = value == 20_000.0 + id as f32 && id < 30;
+                        assert!(here || there || missing.contains(&id), "seed {seed}: id {id} got {value}");
+                    }
+                }
+            });
+            let mut moved = 0;
+            for now in 30..33 {
+                let aged = all(Victims::AgedRows { age: 0, pointers: 11 });
+                moved = sweeper.sweep(now, aged).unwrap().iter().filter(|entry| entry.moved == 1).count();
+                if moved > 0 {
+                    break;
+                }
+            }
+            probing.join().unwrap();
+            moved
+        });
+        assert_eq!(moved, 11, "seed {seed}");
+        let mut lane = bench.lane();
+        assert_eq!(lane.probe(40, None, &batch).unwrap(), 29, "the others went");
+        assert_eq!(lane.pointed(), [11]);
+        assert!(sweeper.sweep(41, all(Victims::AgedRows { age: 0, pointers: 11 })).unwrap().is_empty());
+        let pointers = sweeper.sample(41, 0, true).unwrap().iter().filter(|age| **age != u32::MAX).count();
+        let rows = sweeper.sample(41, 0, false).unwrap().iter().filter(|age| **age != u32::MAX).count();
+        assert_eq!((pointers, rows), (11, 0));
+        // Those of the first 20 ids, and then the rest.
+        let half = sweeper.sweep(42, all(Victims::Pointers(first, first + 40))).unwrap();
+        let keys: Vec<u64> = half.iter().map(|entry| entry.key).collect();
+        assert!(
+            half.iter()
+                .all(|entry| entry.key < BASE + 20 && entry.location == first + ((entry.key - BASE) << 1))
+        );
+        let rest = sweeper.sweep(43, all(Victims::Pointers(0, u64::MAX))).unwrap();
+        assert_eq!(keys.len() + rest.len(), 11, "seed {seed}");
+    }
 }

@@ -8,6 +8,7 @@ mod cache_contract;
 #[cfg(target_os = "linux")]
 mod cache_memory;
 mod cli_init;
+mod cuda_cache;
 mod cuda_compile;
 mod cuda_driver;
 mod cuda_open;
@@ -19,11 +20,14 @@ mod cusim_cache;
 #[cfg(feature = "cusim")]
 mod cusim_driver;
 #[cfg(all(feature = "cusim", target_os = "linux"))]
+mod cusim_kernels;
+#[cfg(all(feature = "cusim", target_os = "linux"))]
 mod cusim_serve;
 #[cfg(feature = "cusim")]
 mod cusim_tier;
 mod dataset;
 mod demo;
+mod device_subject;
 mod learning;
 mod memory;
 mod operation;

@@ -32,7 +32,7 @@ const MOST: usize = 1 << 13;
 
 /// Where an eviction stands.
 pub(super) struct Sweep<D: Driver> {
-    sweeper: Sweeper<D>,
+    pub sweeper: Sweeper<D>,
     pub lister: Lister<D>,
     /// Where rows go by their ranks.
     pub withdrawals: Option<Withdrawals<D>>,
@@ -44,13 +44,18 @@ pub(super) struct Sweep<D: Driver> {
 }
 
 impl<D: Driver> Sweep<D> {
-    pub fn new(tier: &Arc<Tier<D>>, keys: &RowKeys, eviction: &EvictionOption) -> Result<Self, DriverError> {
+    pub fn new(
+        tier: &Arc<Tier<D>>,
+        keys: &RowKeys,
+        tables: usize,
+        eviction: &EvictionOption,
+    ) -> Result<Self, DriverError> {
         let withdrawals = match eviction {
             EvictionOption::Lru => None,
             EvictionOption::Lfu(_) => Some(Withdrawals::new(tier)?),
         };
         Ok(Self {
-            sweeper: Sweeper::new(tier, SAMPLE, MOST)?,
+            sweeper: Sweeper::new(tier, SAMPLE, MOST, tables)?,
             lister: Lister::new(tier, LISTED, keys.narrow())?,
             withdrawals,
             course: Course::default(),
@@ -63,6 +68,7 @@ impl<D: Driver> Sweep<D> {
 impl<D: Driver> Shared<D> {
     pub(super) fn evict_step(&self) -> Result<EvictStep, DriverError> {
         let sweep = &mut *lock(&self.sweep);
+        self.clear_pointers_if_told(sweep)?;
         let waiting = self.tidy_up()?;
         sweep.course.choose(&Strain {
             fill: self.fill_level(),
@@ -94,13 +100,24 @@ impl<D: Driver> Shared<D> {
     }
 
     fn lower(&self, sweep: &mut Sweep<D>, room: usize) -> Result<EvictStep, DriverError> {
-        let (now, (excess, most)) = (self.epochs.tag(), self.excess(room));
+        let (now, fill) = (self.epochs.tag(), self.fill_level());
+        let (excess, (entries, capacity)) = (fill.excess(&self.watermarks), fill.entries);
+        // A pointer gives back its slot but not its entry, so that pointers go only for the index's sake.
+        let entries_too = self.watermarks.excess(entries, capacity) > 0.0;
         sweep.draw = sweep.draw.wrapping_add(SAMPLE as u64);
-        let ages = sweep.sweeper.sample(now, sweep.draw)?;
+        let ages = sweep.sweeper.sample(now, sweep.draw, entries_too)?;
         let mut ages: Vec<u64> = ages.iter().filter(|&&age| age != u32::MAX).map(|&age| age.into()).collect();
+        // Rows of a mean size are assumed; where those that go are smaller, another step follows.
+        let kept = if entries_too { 0 } else { self.pointing.count.count().min(entries) };
+        let most = (excess * (entries - kept) as f64).ceil() as usize;
         let age = u32::try_from(threshold(&mut ages, excess)).unwrap_or(u32::MAX);
-        let victims = Victims::Aged(age);
-        self.sweep(sweep, now, Stretch { hand: 0, buckets: STRETCH, most, victims })?;
+        let victims = match entries_too {
+            true => Victims::Aged(age),
+            false => Victims::AgedRows { age, pointers: self.pointing.count.room() },
+        };
+        let stretch = Stretch { hand: sweep.hand, buckets: STRETCH, most: most.min(room), victims };
+        self.sweep(sweep, now, stretch)?;
+        self.move_on(sweep, STRETCH);
         Ok(EvictStep::More)
     }
 
@@ -111,22 +128,37 @@ impl<D: Driver> Shared<D> {
         }
         // So few that all of them can go at once.
         let buckets = left.min((room.min(MOST) / 8).max(1) as u64).min(u64::from(STRETCH)) as u32;
-        let stretch = Stretch { hand: 0, buckets, most: room, victims: Victims::In(&slabs) };
+        let stretch = Stretch { hand: sweep.hand, buckets, most: room, victims: Victims::In(&slabs) };
         self.sweep(sweep, self.epochs.tag(), stretch)?;
+        self.move_on(sweep, buckets);
         let left = left - u64::from(buckets);
         sweep.course.goal = if left == 0 { Goal::Rest } else { Goal::Empty(left) };
         Ok(EvictStep::More)
     }
 
-    /// Sweeps the stretch at the hand, and moves the hand on.
-    fn sweep(&self, sweep: &mut Sweep<D>, now: u64, stretch: Stretch) -> Result<(), DriverError> {
-        let evicted = sweep.sweeper.sweep(now, Stretch { hand: sweep.hand, ..stretch })?;
+    /// Puts out what a stretch is to lose. Returns whether there may be more of it there.
+    pub(super) fn sweep(
+        &self,
+        sweep: &mut Sweep<D>,
+        now: u64,
+        stretch: Stretch,
+    ) -> Result<bool, DriverError> {
+        let evicted = sweep.sweeper.sweep(now, stretch)?;
         // Jobs that went before are done too: count their entries in before these are counted out.
         self.harvest(&mut lock(&self.replacer), false)?;
         for entry in evicted.iter().filter(|entry| entry.key != EMPTY_KEY) {
-            self.retire(Unlinked::withdrawn(FlatKey(entry.key), Location::from_bits(entry.location)));
+            let left = Unlinked::withdrawn(FlatKey(entry.key), Location::from_bits(entry.location));
+            if entry.moved == 0 {
+                self.retire(left);
+            } else {
+                self.pointing.count.made(1);
+                self.vacate(left);
+            }
         }
-        sweep.hand = (sweep.hand + u64::from(stretch.buckets)) % self.tier.shape().buckets;
-        Ok(())
+        Ok(evicted.len() == stretch.most.min(MOST))
+    }
+
+    fn move_on(&self, sweep: &mut Sweep<D>, buckets: u32) {
+        sweep.hand = (sweep.hand + u64::from(buckets)) % self.tier.shape().buckets;
     }
 }

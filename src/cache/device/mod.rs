@@ -8,6 +8,8 @@
 //! - `worker`: a batch, from its ids to the model's input;
 //! - `replace`: rows that come in, as jobs on the tier's one stream;
 //! - `evict`: rows that go, `rank`: those of the lowest rank;
+//! - `version`: switching to another version's rows between two batches;
+//! - `pointers`: the unified index, rows that are left in pinned memory of the host;
 //! - `warm`: rows that it begins with, and those that it would begin with again.
 //!
 //! **Epochs.** A batch is pinned before its probe is launched, and its pin is dropped once an event after its
@@ -20,30 +22,41 @@
 //! kernel was launched.
 
 mod evict;
+mod pointers;
 mod rank;
 mod replace;
+mod version;
 mod warm;
 mod worker;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
-use super::epoch::{Epochs, Limbo, OwnedPin};
+use super::epoch::{Epochs, Limbo, Replaceable};
 use super::evictor::{EvictStep, Evictor, Wake};
 use super::key::RowKeys;
 use super::policy::{Admission, Eviction, Fill, Watermarks};
-use super::slots::{Class, Slots};
+use super::shape::TAG_BYTES;
+use super::slots::{Class, Slots, UNIT};
 use super::stats::{Counts, TableCounts};
+use super::version::Switched;
 use super::{
-    CacheError, CacheOptions, CacheShape, CacheStats, TableShape, admission, check, eviction, index,
+    CacheError, CacheOptions, CacheShape, CacheStats, EvictionOption, TableShape, admission, check, eviction,
+    index,
 };
 use crate::device::cuda::lane::LaneError;
+use crate::device::cuda::memory::PinnedMemory;
+use crate::device::cuda::overlay::OverlayTable;
 use crate::device::cuda::tier::{Tier, TierShape};
 use crate::device::cuda::{Driver, DriverError};
-use crate::types::{FlatKey, TableId};
+use crate::types::{FlatKey, TableId, Version};
 use evict::Sweep;
+pub use pointers::DeviceHostRows;
+use pointers::Pointing;
 use replace::Replacer;
 pub use replace::{DeviceWriter, Offer};
+use version::{Current, Hold};
 pub use worker::{DeviceWorker, Missing, WorkerShape};
 
 /// Why a cache on a device could not be made, or does not take what it was given.
@@ -56,8 +69,33 @@ pub enum DeviceCacheError {
     #[error(transparent)]
     Lane(#[from] LaneError),
     /// What the host's cache can and a device's cannot.
-    #[error("a device's cache has no unified index")]
+    #[error("a device's cache points at no rows where rows go by lfu")]
     Unsupported,
+    /// A switch that the driver broke off: changed rows are found by what it made for the time being.
+    #[error("the cache takes no more versions: a switch was broken off")]
+    BrokenOff,
+    /// Memory of the host that does not hold a table's rows.
+    #[error("host rows of table {table}: expected {expected} bytes, got {got}")]
+    HostRows {
+        /// The table's place.
+        table: usize,
+        /// The bytes of its rows.
+        expected: u64,
+        /// What there is.
+        got: u64,
+    },
+    /// Of a key that several rows share, a pointer could not say whose it is.
+    #[error("host rows of table {table}: its rows share keys, since cache.key_bits does not hold its ids")]
+    Tagged {
+        /// The table's place.
+        table: usize,
+    },
+    /// Memory of the host that lies too far from the other.
+    #[error("host rows of table {table}: out of the reach of the index")]
+    OutOfReach {
+        /// The table's place.
+        table: usize,
+    },
 }
 
 impl From<DriverError> for DeviceCacheError {
@@ -65,6 +103,9 @@ impl From<DriverError> for DeviceCacheError {
         Self::Lane(error.into())
     }
 }
+
+/// How long unfinished batches are left before it is seen again whether they are.
+const PATIENCE: Duration = Duration::from_micros(100);
 
 /// The cache. Shared by reference between any number of workers.
 pub struct DeviceCache<D: Driver> {
@@ -85,7 +126,16 @@ struct Shared<D: Driver> {
     bytes: usize,
     epochs: Arc<Epochs>,
     /// Batches that were left on the way, until their events have fired.
-    unfinished: Mutex<Vec<(OwnedPin, D::Event)>>,
+    unfinished: Mutex<Vec<(Hold<D>, D::Event)>>,
+    /// Why there is a batch that is never over, where there is one.
+    endless: OnceLock<DriverError>,
+    /// The version that batches are of which begin now.
+    current: Replaceable<Current<D>>,
+    /// Held by whoever switches versions; the overlay of a switch while it is not over, also because it was
+    /// broken off.
+    switching: Mutex<Option<Arc<OverlayTable<D>>>>,
+    /// The unified index.
+    pointing: Pointing,
     admission: Admission,
     eviction: Eviction,
     watermarks: Watermarks,
@@ -108,7 +158,7 @@ impl<D: Driver> DeviceCache<D> {
         check(options)?;
         let rows: Vec<u64> = shape.tables.iter().map(|t| t.rows).collect();
         let keys = RowKeys::new(&rows, options.key_width).map_err(CacheError::from)?;
-        if options.pointers > 0 {
+        if options.pointers > 0 && options.eviction != EvictionOption::Lru {
             return Err(DeviceCacheError::Unsupported);
         }
         let plan = shape.plan(&keys, options)?;
@@ -129,12 +179,16 @@ impl<D: Driver> DeviceCache<D> {
             slots: Slots::new(layout.slabs.clone()),
             epochs: Arc::default(),
             unfinished: Mutex::default(),
+            endless: OnceLock::new(),
+            current: Replaceable::new(Current::new(options.version)),
+            switching: Mutex::default(),
+            pointing: Pointing::new(shape.tables.len(), options.pointers),
             admission: admission(options, plan.sketch_bytes),
             eviction: eviction(options, &keys, plan.ranked),
             watermarks: options.watermarks,
             limbo: Limbo::default(),
             replacer: Mutex::new(Replacer::new(&tier)?),
-            sweep: Mutex::new(Sweep::new(&tier, &keys, &options.eviction)?),
+            sweep: Mutex::new(Sweep::new(&tier, &keys, shape.tables.len(), &options.eviction)?),
             keys,
             wake: Arc::default(),
             starved: AtomicU64::new(0),
@@ -173,6 +227,56 @@ impl<D: Driver> DeviceCache<D> {
         DeviceWriter::new(&self.shared, staging_bytes)
     }
 
+    /// As [`super::FlatCache::switch`]: makes a version current for the batches that begin from now on. `changed` are
+    /// its rows that are not the same in the version before; those that the cache holds are carried over.
+    ///
+    /// Waits for the batches of the version before, and for the device. Pointers into memory of the host stay, but
+    /// for those to rows that changed, and no more are made until [`Self::host_rows`] is called for this version;
+    /// the memory of the version before is given up by dropping what was got for it.
+    ///
+    /// # Errors
+    /// [`DeviceCacheError`] where the version is not newer than the current one, a row is not one of the tables',
+    /// or there is no memory for the overlay: nothing has changed then. What the driver says later breaks the
+    /// switch off: batches go on reading right rows, but the cache frees no room and takes no version any more.
+    pub fn switch<'r>(
+        &self,
+        version: Version,
+        changed: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
+    ) -> Result<Switched, DeviceCacheError> {
+        self.shared.switch(version, changed)
+    }
+
+    /// The version of the batches that begin now.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        self.shared.current.read().version
+    }
+
+    /// Lets the unified index point at all rows of this table, which lie in `rows` one after the other, as they are
+    /// in the current version, until what this gives is dropped. Nobody writes there for as long.
+    ///
+    /// # Errors
+    /// [`DeviceCacheError`] where there is no such table, `rows` is too short or out of reach, or `version` is not
+    /// the current one.
+    pub fn host_rows(
+        &self,
+        version: Version,
+        table: TableId,
+        rows: Arc<PinnedMemory<D>>,
+    ) -> Result<DeviceHostRows<D>, DeviceCacheError> {
+        self.shared.host_rows(version, table, rows)
+    }
+
+    /// As [`super::FlatCache::observe`].
+    pub fn observe(&self, ids: u64, elapsed: Duration) {
+        self.shared.observe(ids, elapsed);
+    }
+
+    /// As [`super::FlatCache::set_pointers`].
+    pub fn set_pointers(&self, capacity: u64) {
+        self.shared.pointing.count.allow(capacity);
+    }
+
     /// As [`super::FlatCache::evict_step`]. Waits for the device.
     ///
     /// # Errors
@@ -202,19 +306,41 @@ impl<D: Driver> Shared<D> {
         self.keys.own_key(&self.tables, (table, id), bytes)
     }
 
+    /// Words of a row in its slot, tag included.
+    fn slot_words(&self, table: TableId) -> usize {
+        let tag = if self.keys.tagged(table) { TAG_BYTES } else { 0 };
+        (tag + self.tables[table.index()].row_bytes) / UNIT
+    }
+
     /// What a row takes of the pool.
     fn footprint(&self, table: TableId) -> u64 {
         self.slots.shape().footprint(self.classes[table.index()]) as u64
     }
 
-    /// Keeps the pin of a batch until its event has fired.
-    fn finish_later(&self, pin: OwnedPin, event: Result<D::Event, DriverError>) {
+    /// Keeps the hold of a batch until its event has fired.
+    fn finish_later(&self, hold: Hold<D>, event: Result<D::Event, DriverError>) {
         match event {
-            Ok(event) => lock(&self.unfinished).push((pin, event)),
+            Ok(event) => lock(&self.unfinished).push((hold, event)),
             Err(error) => {
                 tracing::error!(%error, "a batch that never ends keeps what it may read");
-                std::mem::forget(pin);
+                std::mem::forget(hold);
+                let _ = self.endless.set(error);
             }
+        }
+    }
+
+    /// Waits until every batch that began before this call is over, on the device too.
+    fn wait_for_earlier(&self) -> Result<(), DriverError> {
+        let tag = self.epochs.tag();
+        loop {
+            self.poll()?;
+            if self.epochs.oldest() > tag {
+                return Ok(());
+            }
+            if let Some(error) = self.endless.get() {
+                return Err(error.clone());
+            }
+            std::thread::sleep(PATIENCE);
         }
     }
 
@@ -262,7 +388,7 @@ impl<D: Driver> Shared<D> {
             tables: self.counts.tables.iter().map(TableCounts::read).collect(),
             entries,
             entry_capacity,
-            pointers: 0,
+            pointers: self.pointing.count.count(),
             pool_used_bytes,
             pool_bytes,
             total_bytes: self.bytes as u64,

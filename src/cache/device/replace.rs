@@ -42,15 +42,25 @@ const BLOCKS: usize = 4;
 pub(super) struct Replacer<D: Driver> {
     under_way: VecDeque<(Jobs<D>, Vec<Entry>)>,
     spare: Vec<Jobs<D>>,
-    /// Only for poisonings.
-    nothing: Staging<D>,
+    /// For jobs whose rows are not staged.
+    pub nothing: Staging<D>,
 }
 
 /// What a job is about.
 pub(super) struct Entry {
     pub table: TableId,
     pub key: FlatKey,
-    pub slot: Option<Slot>,
+    pub place: Place,
+}
+
+/// Where the row of a job is.
+pub(super) enum Place {
+    /// In a slot that nobody knows of before it is linked.
+    New(Slot),
+    /// In a slot that batches may have found in an overlay.
+    Found(Location),
+    /// Nowhere: the job links nothing.
+    None,
 }
 
 /// In what way rows are offered.
@@ -71,8 +81,8 @@ pub struct Offer {
     pub table: TableId,
     /// Which.
     pub id: u64,
-    /// Its first word in the staging memory.
-    pub word: usize,
+    /// Where it comes from.
+    pub row: JobRow,
 }
 
 impl<D: Driver> Replacer<D> {
@@ -115,22 +125,18 @@ impl<D: Driver> Shared<D> {
                     break;
                 }
             }
-            if jobs.is_empty() {
-                replacer.spare.push(jobs);
-                continue;
-            }
             given += entries.len() as u64;
-            jobs.launch(order.batch, self.may_replace(entries.len()), Some(staging))?;
-            replacer.under_way.push_back((jobs, entries));
+            self.launch(replacer, order, (jobs, entries), Some(staging))?;
         }
         Ok(given)
     }
 
     /// What so many jobs may put out. By age alone, a kernel would put out a row of high rank: under LFU a full
-    /// pair of buckets stays as it is, and takes no more until the evictor has been there.
-    fn may_replace(&self, jobs: usize) -> MayReplace {
+    /// pair of buckets stays as it is, and takes no more until the evictor has been there. For a row that is not
+    /// offered, but exchanged, nothing goes.
+    fn may_replace(&self, kind: JobKind, jobs: usize) -> MayReplace {
         match self.eviction {
-            _ if self.limbo.waiting() + jobs > MAX_WAITING => MayReplace::Nothing,
+            _ if kind != JobKind::Keep || self.limbo.waiting() + jobs > MAX_WAITING => MayReplace::Nothing,
             Eviction::Lru => MayReplace::Coldest,
             Eviction::Lfu(_) => MayReplace::SameKey,
         }
@@ -138,10 +144,27 @@ impl<D: Driver> Shared<D> {
 
     /// Gives up a row that is not linked.
     pub(super) fn leave_out(&self, entry: Entry) {
-        if let Some(slot) = entry.slot {
+        if let Place::New(slot) = entry.place {
             self.slots.give_back(slot.location());
             self.counts.rejected_full.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Launches jobs, what became of which is looked at later.
+    pub(super) fn launch(
+        &self,
+        replacer: &mut Replacer<D>,
+        order: Order,
+        (mut jobs, entries): (Jobs<D>, Vec<Entry>),
+        staging: Option<&mut Staging<D>>,
+    ) -> Result<(), DriverError> {
+        if jobs.is_empty() {
+            replacer.spare.push(jobs);
+            return Ok(());
+        }
+        jobs.launch(order.batch, self.may_replace(order.kind, entries.len()), staging)?;
+        replacer.under_way.push_back((jobs, entries));
+        Ok(())
     }
 
     /// The job of an offer, if it is admitted and there is a slot for it.
@@ -151,14 +174,10 @@ impl<D: Driver> Shared<D> {
         Order { batch, kind, admission }: Order,
         offer: Offer,
     ) -> Result<Option<(Entry, Job)>, DeviceCacheError> {
-        let Offer { table, id, word } = offer;
+        let Offer { table, id, row } = offer;
         let bytes = self.tables.get(table.index()).map_or(0, |t| t.row_bytes);
         let own = self.own_key(table, id, bytes)?;
         let (_, key) = self.keys.row(table, own);
-        let job = self.job(table, own, kind);
-        if kind == JobKind::Withdraw {
-            return Ok(Some((Entry { table, key, slot: None }, job)));
-        }
         if admission && !self.admission.admits(own, batch, || self.is_roomy()) {
             self.counts.not_admitted.fetch_add(1, Ordering::Relaxed);
             return Ok(None);
@@ -169,8 +188,9 @@ impl<D: Driver> Shared<D> {
             self.wake.now();
             return Ok(None);
         };
-        let job = Job { location: slot.location().bits(), row: JobRow::Staged(word), ..job };
-        Ok(Some((Entry { table, key, slot: Some(slot) }, job)))
+        let location = slot.location().bits();
+        let job = Job { location, row, ..self.job(table, own, kind) };
+        Ok(Some((Entry { table, key, place: Place::New(slot) }, job)))
     }
 
     /// A job for a row that is nowhere yet.
@@ -201,7 +221,7 @@ impl<D: Driver> Shared<D> {
     }
 
     /// A block of jobs, if need be the oldest under way, once it is done.
-    fn block(&self, replacer: &mut Replacer<D>) -> Result<Jobs<D>, DriverError> {
+    pub(super) fn block(&self, replacer: &mut Replacer<D>) -> Result<Jobs<D>, DriverError> {
         if replacer.spare.is_empty() {
             self.harvest_oldest(replacer)?;
         }
@@ -234,42 +254,49 @@ impl<D: Driver> Shared<D> {
     }
 
     pub(super) fn count_in(&self, outcome: &Outcome, entry: &Entry) {
-        if matches!(outcome.link, LINK_NEW | LINK_REPLACED) {
+        if matches!(outcome.link, LINK_NEW | LINK_REPLACED | LINK_SWAPPED) {
             self.counts.inserted.fetch_add(1, Ordering::Relaxed);
             self.counts.linked_bytes.fetch_add(self.footprint(entry.table), Ordering::Relaxed);
             self.entries.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    fn put_aside(&self, outcome: &Outcome, entry: Entry) {
+    pub(super) fn put_aside(&self, outcome: &Outcome, entry: Entry) {
         let left = || Unlinked::withdrawn(FlatKey(outcome.key), Location::from_bits(outcome.location));
         match outcome.link {
-            LINK_NEW => {}
             LINK_REPLACED => {
                 self.retire(left());
                 self.wake.now();
             }
-            LINK_SWAPPED => self.limbo.put(left(), &self.epochs),
-            LINK_WITHDRAWN => self.retire(left()),
+            LINK_SWAPPED | LINK_WITHDRAWN => self.retire(left()),
             LINK_PRESENT | LINK_FULL => {
-                // Never linked, and its copy is done.
-                if let Some(slot) = entry.slot {
-                    self.slots.give_back(slot.location());
+                match entry.place {
+                    // Never linked, and its copy is done.
+                    Place::New(slot) => self.slots.give_back(slot.location()),
+                    Place::Found(slot) => self.limbo.put(Unlinked::withdrawn(entry.key, slot), &self.epochs),
+                    Place::None => {}
                 }
                 let full = u64::from(outcome.link == LINK_FULL);
                 self.counts.rejected_full.fetch_add(full, Ordering::Relaxed);
             }
-            _ => debug_assert!(entry.slot.is_none(), "{outcome:?} for {:?}", entry.key),
+            _ => {}
         }
     }
 
-    /// Counts an entry out and puts its slot aside until no batch can read it.
+    /// Counts an entry out and, if it had a slot, puts that aside until no batch can read it.
     pub(super) fn retire(&self, unlinked: Unlinked) {
         self.entries.fetch_sub(1, Ordering::Relaxed);
+        if unlinked.location().is_host() {
+            self.pointing.count.removed();
+            return;
+        }
+        self.vacate(unlinked);
+    }
+
+    /// Puts the slot of a row aside that is no longer found there.
+    pub(super) fn vacate(&self, unlinked: Unlinked) {
         if let Some(table) = self.keys.index_keys().table_of(unlinked.key) {
-            if !unlinked.location().is_host() {
-                self.counts.linked_bytes.fetch_sub(self.footprint(table), Ordering::Relaxed);
-            }
+            self.counts.linked_bytes.fetch_sub(self.footprint(table), Ordering::Relaxed);
             self.counts.tables[table.index()].evictions.fetch_add(1, Ordering::Relaxed);
         }
         self.limbo.put(unlinked, &self.epochs);
@@ -279,12 +306,7 @@ impl<D: Driver> Shared<D> {
     pub(super) fn reclaim(&self, replacer: &mut Replacer<D>) -> Result<usize, DriverError> {
         self.poll()?;
         let mut free = Vec::new();
-        let waiting = self.limbo.reclaim(&self.epochs, |slot: Freed| {
-            // A host row's memory is the store's.
-            if !slot.location().is_host() {
-                free.push(slot.location());
-            }
-        });
+        let waiting = self.limbo.reclaim(&self.epochs, |slot: Freed| free.push(slot.location()));
         if cfg!(debug_assertions) {
             self.poison(replacer, &free)?;
         }
@@ -302,7 +324,7 @@ impl<D: Driver> Shared<D> {
                 let job = Job { key, location, row, tag: 0, words, kind, older: 0 };
                 jobs.push(job, &replacer.nothing);
             }
-            jobs.launch(0, MayReplace::Nothing, None)?;
+            jobs.copy(None)?;
             jobs.finish()?;
         }
         Ok(())
@@ -323,7 +345,7 @@ impl<D: Driver> Shared<D> {
     }
 }
 
-/// Puts rows into the cache that no batch asked for: to fill it before the first, or because they changed.
+/// Puts rows into the cache that no batch asked for, to fill it before the first.
 pub struct DeviceWriter<D: Driver> {
     shared: Arc<Shared<D>>,
     staging: Staging<D>,
@@ -335,42 +357,16 @@ impl<D: Driver> DeviceWriter<D> {
         Ok(Self { shared: shared.clone(), staging })
     }
 
-    /// Offers rows: those whose keys are there already are left alone. Returns how many are on their way.
+    /// Offers rows of the current version: those whose keys are there already are left alone. A switch waits for
+    /// it. Returns how many are on their way.
     ///
     /// # Errors
     /// [`DeviceCacheError`] for a table, an id or a length that the cache was not made for, with none of the
     /// rows offered.
     pub fn insert(&mut self, rows: &[(TableId, u64, &[u8])]) -> Result<u64, DeviceCacheError> {
-        self.write(JobKind::Keep, rows)
-    }
-
-    /// Puts rows in the place of those that are there under their keys, and inserts the others. Batches that
-    /// are pinned now read the old row or the new one, whole. Returns how many are on their way.
-    ///
-    /// # Errors
-    /// As [`Self::insert`].
-    pub fn update(&mut self, rows: &[(TableId, u64, &[u8])]) -> Result<u64, DeviceCacheError> {
-        self.write(JobKind::Swap, rows)
-    }
-
-    /// Takes rows out of the index. They may be read by batches that are pinned now.
-    ///
-    /// # Errors
-    /// As [`Self::insert`].
-    pub fn withdraw(&mut self, rows: &[(TableId, u64)]) -> Result<u64, DeviceCacheError> {
-        let offers = rows.iter().map(|&(table, id)| Offer { table, id, word: 0 });
-        for &(table, id) in rows {
-            self.shared.own_key(
-                table,
-                id,
-                self.shared.tables.get(table.index()).map_or(0, |t| t.row_bytes),
-            )?;
-        }
-        let order = Order { batch: self.shared.epochs.tag(), kind: JobKind::Withdraw, admission: false };
-        self.shared.replace(order, &mut self.staging, offers)
-    }
-
-    fn write(&mut self, kind: JobKind, rows: &[(TableId, u64, &[u8])]) -> Result<u64, DeviceCacheError> {
+        let shared = self.shared.clone();
+        // What is current, and so whose rows these are, stays as it is meanwhile.
+        let _no_switch = lock(&shared.switching);
         for &(table, id, row) in rows {
             self.shared.own_key(table, id, row.len())?;
         }
@@ -382,7 +378,7 @@ impl<D: Driver> DeviceWriter<D> {
             for &(table, id, row) in rest {
                 let Some(to) = bytes.get_mut(at..at + row.len()) else { break };
                 to.copy_from_slice(row);
-                offers.push(Offer { table, id, word: at / UNIT });
+                offers.push(Offer { table, id, row: JobRow::Staged(at / UNIT) });
                 at += row.len();
             }
             if offers.is_empty() {
@@ -390,7 +386,7 @@ impl<D: Driver> DeviceWriter<D> {
                 return Err(CacheError::TooSmall { got: limit, minimum: got, sizes: 1 }.into());
             }
             rest = &rest[offers.len()..];
-            let order = Order { batch: self.shared.epochs.tag(), kind, admission: false };
+            let order = Order { batch: self.shared.epochs.tag(), kind: JobKind::Keep, admission: false };
             given += self.shared.replace(order, &mut self.staging, offers.into_iter())?;
         }
         Ok(given)

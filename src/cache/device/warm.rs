@@ -6,9 +6,9 @@
 
 use super::super::slots::UNIT;
 use super::super::warm::{STAMPS, Warmed};
-use super::replace::{Entry, JOBS};
+use super::replace::{Entry, JOBS, Place};
 use super::{DeviceCache, DeviceCacheError, Shared, lock};
-use crate::device::cuda::args::{JobKind, LINK_NEW, Listed, MayReplace};
+use crate::device::cuda::args::{JobKind, LINK_NEW, LINK_SWAPPED, Listed, MayReplace};
 use crate::device::cuda::lister::Look;
 use crate::device::cuda::memory::Staging;
 use crate::device::cuda::tier::{Job, JobRow, Jobs};
@@ -28,6 +28,11 @@ impl<D: Driver> DeviceCache<D> {
         rows: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
     ) -> Result<Warmed, DeviceCacheError> {
         let shared = &*self.shared;
+        // What is current, and so whose rows these are, stays as it is meanwhile.
+        let standing = lock(&shared.switching);
+        if standing.is_some() {
+            return Err(DeviceCacheError::BrokenOff);
+        }
         let mut filling = Filling::new(shared)?;
         let mut rows = rows.into_iter();
         loop {
@@ -147,7 +152,7 @@ impl<'c, D: Driver> Filling<'c, D> {
         }
         self.staged += row.len() / UNIT;
         self.bytes += shared.footprint(table);
-        self.entries.push(Entry { table, key: FlatKey(job.key), slot: Some(slot) });
+        self.entries.push(Entry { table, key: FlatKey(job.key), place: Place::New(slot) });
         Ok(())
     }
 
@@ -162,13 +167,12 @@ impl<'c, D: Driver> Filling<'c, D> {
         jobs.launch(self.newest, MayReplace::Nothing, Some(staging))?;
         for (outcome, entry) in jobs.finish()?.iter().zip(entries.drain(..)) {
             shared.count_in(outcome, &entry);
-            match entry.slot {
-                Some(slot) if outcome.link != LINK_NEW => {
-                    shared.slots.give_back(slot.location());
-                    warmed.passed_over += 1;
-                }
-                _ => warmed.stored += 1,
+            match outcome.link {
+                // The latter in the place of a pointer to it.
+                LINK_NEW | LINK_SWAPPED => warmed.stored += 1,
+                _ => warmed.passed_over += 1,
             }
+            shared.put_aside(outcome, entry);
         }
         (self.bytes, self.staged) = (0, 0);
         Ok(())

@@ -3,18 +3,19 @@
 use std::sync::Arc;
 
 use super::super::CacheError;
-use super::super::epoch::OwnedPin;
 use super::super::key::RowKeys;
 use super::super::query::Tally;
 use super::super::slots::UNIT;
 use super::replace::{Offer, Order};
+use super::version::Hold;
 use super::{DeviceCacheError, Shared};
 use crate::device::cuda::Driver;
 use crate::device::cuda::args::{JobKind, NarrowColumn};
 use crate::device::cuda::lane::{Lane, LaneLookup, LaneMiss, LaneShape};
+use crate::device::cuda::tier::JobRow;
 use crate::device::pool::pooling_code;
 use crate::schema::Lookup;
-use crate::types::{Batch, TableId};
+use crate::types::{Batch, TableId, Version};
 
 /// What a worker takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,8 +43,8 @@ pub struct DeviceWorker<D: Driver> {
     shared: Arc<Shared<D>>,
     lane: Lane<D>,
     lookups: Vec<Lookup>,
-    /// The pin of the batch that is under way.
-    pin: Option<OwnedPin>,
+    /// Of the last batch.
+    version: Version,
 }
 
 /// The rows that a batch wants and the cache does not hold, each once, to be written.
@@ -51,6 +52,7 @@ pub struct Missing<'w> {
     lookups: &'w [Lookup],
     misses: &'w [LaneMiss],
     row_bytes: &'w dyn Fn(usize) -> usize,
+    version: Version,
     bytes: &'w mut [u8],
 }
 
@@ -65,6 +67,12 @@ impl Missing<'_> {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.misses.is_empty()
+    }
+
+    /// The batch's version, whose rows are wanted.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        self.version
     }
 
     /// Which row the `m`-th is.
@@ -102,7 +110,14 @@ impl<D: Driver> DeviceWorker<D> {
             copy_words: shape.copy_bytes / UNIT,
         };
         let lane = Lane::new(&shared.tier, lane)?;
-        Ok(Self { shared: shared.clone(), lane, lookups: shape.lookups.clone(), pin: None })
+        let version = shared.current.read().version;
+        Ok(Self { shared: shared.clone(), lane, lookups: shape.lookups.clone(), version })
+    }
+
+    /// The version whose rows the last batch was computed from.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        self.version
     }
 
     /// What it has of pinned memory of the host, and of the device's, in bytes: beside `cache.bytes`.
@@ -114,8 +129,9 @@ impl<D: Driver> DeviceWorker<D> {
     /// The model's input for a batch, `samples x stride`: dense values, then each lookup's pooled vector at
     /// its column. An id past its table reads as zeros, and is neither hit nor miss.
     ///
-    /// Where rows are missing, `fetch` is called once, while the device copies the batch's hits; the rows
-    /// that it writes are offered to the cache afterwards.
+    /// The batch is of the version that is current when it begins, which [`Self::version`] names afterwards. Where
+    /// rows are missing, `fetch` is called once, while the device copies the batch's hits; the rows that it
+    /// writes, which are to be that version's, are offered to the cache afterwards.
     ///
     /// # Errors
     /// [`DeviceCacheError`] for a batch that the worker was not made for, or more missing rows than the staging
@@ -125,34 +141,33 @@ impl<D: Driver> DeviceWorker<D> {
         batch: &Batch,
         fetch: impl FnOnce(&mut Missing) -> Result<(), E>,
     ) -> Result<&[f32], E> {
-        let result = self.run(batch, fetch);
-        if let Some(pin) = self.pin.take() {
-            match result {
-                // The last event has fired.
-                Ok(()) => drop(pin),
-                Err(_) => self.shared.finish_later(pin, self.lane.record()),
-            }
+        let hold = self.shared.begin();
+        self.version = hold.version;
+        let result = self.run(&hold, batch, fetch);
+        match result {
+            // The last event has fired.
+            Ok(()) => drop(hold),
+            Err(_) => self.shared.finish_later(hold, self.lane.record()),
         }
         result.map(|()| self.lane.out())
     }
 
     fn run<E: From<DeviceCacheError>>(
         &mut self,
+        hold: &Hold<D>,
         batch: &Batch,
         fetch: impl FnOnce(&mut Missing) -> Result<(), E>,
     ) -> Result<(), E> {
         let device = |error| E::from(DeviceCacheError::Lane(error));
         let driver = |error| E::from(DeviceCacheError::from(error));
-        let number = self.pin.insert(self.shared.epochs.pin_owned()).number();
-        let misses = self.lane.probe(number, batch).map_err(device)?;
+        let misses = self.lane.probe(hold.pin.number(), hold.overlay.as_ref(), batch).map_err(device)?;
         self.count(batch);
-        if misses == 0 {
-            return Ok(());
+        if misses > 0 {
+            self.lane.copy_hits().map_err(driver)?;
+            self.fetch(fetch)?;
+            self.lane.pool().map_err(driver)?;
         }
-        self.lane.copy_hits().map_err(driver)?;
-        self.fetch(fetch)?;
-        self.lane.pool().map_err(driver)?;
-        self.offer(number).map_err(E::from)?;
+        self.offer(hold).map_err(E::from)?;
         self.lane.settle().map_err(driver)
     }
 
@@ -160,30 +175,46 @@ impl<D: Driver> DeviceWorker<D> {
         &mut self,
         fetch: impl FnOnce(&mut Missing) -> Result<(), E>,
     ) -> Result<(), E> {
-        let Self { lane, lookups, shared, .. } = self;
+        let Self { lane, lookups, shared, version } = self;
         let row_bytes = |lookup: usize| shared.tables[lookups[lookup].table.index()].row_bytes;
         let (misses, words) = lane.staged_mut().map_err(|error| E::from(DeviceCacheError::from(error)))?;
         let bytes = bytemuck::cast_slice_mut(words);
-        fetch(&mut Missing { lookups, misses, row_bytes: &row_bytes, bytes })
+        fetch(&mut Missing { lookups, misses, row_bytes: &row_bytes, version: *version, bytes })
     }
 
-    /// Offers the missed rows to the cache.
-    fn offer(&mut self, batch: u64) -> Result<(), DeviceCacheError> {
+    /// Offers the missed rows to the cache, and those that were found in memory of the host. A batch that has
+    /// neither takes no lock.
+    fn offer(&mut self, hold: &Hold<D>) -> Result<(), DeviceCacheError> {
         let Self { lane, lookups, shared, .. } = self;
-        let (misses, staging) = lane.staging_mut();
-        let offer = |m: &LaneMiss| Offer { table: lookups[m.lookup].table, id: m.id, word: m.word };
-        let order = Order { batch, kind: JobKind::Keep, admission: true };
-        shared.replace(order, staging, misses.iter().map(offer)).map(|_| ())
+        let (misses, pointed, staging) = lane.replacement();
+        let missed = misses.iter().map(|miss| Offer {
+            table: lookups[miss.lookup].table,
+            id: miss.id,
+            row: JobRow::Staged(miss.word),
+        });
+        let pointed = pointed.filter_map(|(lookup, id)| {
+            let table = lookups[lookup].table;
+            let row = JobRow::Host(shared.pointing.location(table, id)?);
+            Some(Offer { table, id, row })
+        });
+        let may_come_in = |offer: &Offer| !hold.keeps_out(shared.keys.own(offer.table, offer.id));
+        let mut offers = missed.chain(pointed).filter(may_come_in).peekable();
+        if offers.peek().is_none() {
+            return Ok(());
+        }
+        let order = Order { batch: hold.pin.number(), kind: JobKind::Keep, admission: true };
+        shared.replace(order, staging, offers).map(|_| ())
     }
 
     fn count(&self, batch: &Batch) {
-        let missed = self.lane.missed().iter().zip(self.lane.collided());
-        for (lookup, (&missed, &collided)) in self.lookups.iter().zip(missed) {
+        let lane = &self.lane;
+        let found = lane.missed().iter().zip(lane.pointed()).zip(lane.collided());
+        for (lookup, ((&missed, &pointed), &collided)) in self.lookups.iter().zip(found) {
             let rows = self.shared.tables[lookup.table.index()].rows;
             let ids = batch.features[lookup.feature].ids.iter().filter(|id| **id < rows).count() as u64;
             let counts = &self.shared.counts.tables[lookup.table.index()];
-            let (misses, collisions) = (u64::from(missed), u64::from(collided));
-            counts.add(&Tally { hits: ids - misses, pointed: 0, misses, collisions });
+            let [misses, pointed, collisions] = [missed, pointed, collided].map(u64::from);
+            counts.add(&Tally { hits: ids.saturating_sub(misses + pointed), pointed, misses, collisions });
         }
     }
 }

@@ -10,6 +10,7 @@ use crate::cache::{AdmissionOption, CacheOptions, CacheShape, EvictionOption, Fl
 use crate::cli::InputError;
 use crate::config::{CacheAdmission, CacheConfig, CacheEviction, CacheMode, CacheSize, Config, DeviceKind};
 use crate::device::cuda::Nvidia;
+use crate::device::cuda::pinned::PinnedHost;
 use crate::device::host;
 use crate::engine::Front;
 use crate::engine::on_device::{DeviceFront, FrontShape};
@@ -71,7 +72,7 @@ impl Fronts<'_> {
         let mut options = options(config, &mut ranked, opened);
         let front = match &self.device {
             None => self.on_host(opened, &mut options)?,
-            Some(device) => match self.on_device(device, opened, &options) {
+            Some(device) => match self.on_device(device, opened, &mut options) {
                 Ok(front) => front,
                 Err(error) if self.config.device.kind == DeviceKind::Auto => {
                     tracing::warn!(
@@ -91,6 +92,9 @@ impl Fronts<'_> {
     fn on_host(&self, opened: &mut Opened, options: &mut CacheOptions) -> anyhow::Result<Front> {
         options.pointers = pointers(&self.config.cache, opened);
         if options.pointers > 0 {
+            tracing::warn!(
+                "cache.pointers: on the host device a pointer saves nothing over a miss; 0 is faster"
+            );
             opened.store = opened.store.rows_copied(&PlainMemory).context("cache.pointers: tables to RAM")?;
         }
         let shape = shape(self.config.cache.size, &opened.schema, options)?;
@@ -100,9 +104,14 @@ impl Fronts<'_> {
     fn on_device(
         &self,
         device: &Arc<Nvidia>,
-        opened: &Opened,
-        options: &CacheOptions,
+        opened: &mut Opened,
+        options: &mut CacheOptions,
     ) -> anyhow::Result<Front> {
+        options.pointers = pointers(&self.config.cache, opened);
+        if options.pointers > 0 {
+            let pinned = opened.store.rows_copied(&PinnedHost(device.clone()));
+            opened.store = pinned.context("cache.pointers: tables to pinned memory")?;
+        }
         let shape = FrontShape {
             schema: &opened.schema,
             cache: &shape(self.config.cache.size, &opened.schema, options)?,
@@ -146,7 +155,7 @@ fn options(config: &CacheConfig, ranked: &mut Vec<(TableId, u64)>, opened: &Open
     }
 }
 
-/// At how many rows the host's cache may point.
+/// At how many rows the cache may point.
 fn pointers(config: &CacheConfig, opened: &Opened) -> u64 {
     if config.pointers == 0.0 {
         return 0;
@@ -155,7 +164,6 @@ fn pointers(config: &CacheConfig, opened: &Opened) -> u64 {
         tracing::warn!("cache.pointers: the tables do not fit in half of the memory; nothing is pointed at");
         return 0;
     }
-    tracing::warn!("cache.pointers: on the host device a pointer saves nothing over a miss; 0 is faster");
     let rows: f64 = opened.store.tables().iter().map(|table| table.rows() as f64).sum();
     (rows * config.pointers).ceil() as u64
 }

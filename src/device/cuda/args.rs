@@ -8,6 +8,8 @@ pub const AT_MISS: u64 = 1 << 61;
 
 /// The key of no row.
 pub const EMPTY_KEY: u64 = 0;
+/// No location.
+pub const NOWHERE: u64 = u64::MAX;
 
 /// `ProbeColumn` of common.cuh: the ids that one lookup reads, and how they become keys.
 #[repr(C)]
@@ -39,12 +41,26 @@ pub struct NarrowColumn {
     pub tagged: u32,
 }
 
+/// `Changed` of common.cuh: a slot of a version's overlay.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct Changed {
+    /// Whose row, by its own key; [`EMPTY_KEY`] for none.
+    pub key: u64,
+    /// Bits of where it is; [`NOWHERE`] where the cache does not hold it.
+    pub location: u64,
+}
+
 /// `BatchHeader` of common.cuh: what changes from batch to batch besides the data.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct BatchHeader {
     /// The batch's number, which is its stamp.
     pub now: u64,
+    /// The overlay that the batch asks before the index; 0 for none.
+    pub overlay: u64,
+    /// The overlay's slots, a power of two, less one.
+    pub overlay_mask: u64,
     /// Of the deduplication; never 0.
     pub generation: u32,
     /// How many samples.
@@ -62,11 +78,15 @@ pub struct BatchState {
     /// 0 between launches.
     pub cursor: u32,
     /// 0 between launches.
+    pub pointed: u32,
+    /// 0 between launches.
     pub blocks: u32,
     /// Misses of the last probe.
     pub misses: u32,
     /// Words of the copy buffer in use.
     pub copied: u32,
+    /// Zero.
+    pub unused: u32,
 }
 
 /// `ProbeArgs` of probe.cu.
@@ -85,9 +105,10 @@ pub struct ProbeArgs {
     pub keys: u64,
     pub owners: u64,
     pub places: u64,
-    pub missed: u64,
+    pub counts: u64,
     pub state: u64,
     pub misses: u64,
+    pub pointed: u64,
     pub report: u64,
     pub buckets: u64,
     pub scratch_mask: u32,
@@ -115,12 +136,14 @@ pub struct CopyArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum JobKind {
-    /// Leaves what is there.
+    /// Leaves what is there, but for a pointer, which a row takes the place of.
     Keep = 0,
     /// Puts the new location in the old one's place.
     Swap = 1,
     /// Unlinks it, and links nothing where it is not.
     Withdraw = 2,
+    /// Says where it is, and changes nothing. Not to be launched with other jobs.
+    Look = 3,
 }
 
 /// `ReplaceJob` of replace.cu.
@@ -176,7 +199,7 @@ pub const LINK_ABSENT: u32 = 6;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Outcome {
-    /// Of the entry that left the index, 0 where none did.
+    /// Of the entry that left the index, or that was looked for and found; else 0.
     pub key: u64,
     /// Its location.
     pub location: u64,
@@ -243,7 +266,8 @@ pub struct SampleArgs {
     pub buckets: u64,
     pub now: u64,
     pub draw: u64,
-    pub count: u64,
+    pub count: u32,
+    pub pointers: u32,
 }
 
 /// `Evicted` of sweep.cu: an entry that left the index.
@@ -252,8 +276,41 @@ pub struct SampleArgs {
 pub struct Evicted {
     /// 0 where the place was taken in vain.
     pub key: u64,
-    /// Bits of its location.
+    /// Bits of the location that it had.
     pub location: u64,
+    /// 1 where the key stays, and is found in memory of the host.
+    pub moved: u64,
+}
+
+/// What a sweep puts out: everything so old.
+pub const VICTIM_AGED: u32 = 0;
+/// Rows of the pool that are so old; those of tables that may be pointed at become pointers.
+pub const VICTIM_AGED_ROW: u32 = 1;
+/// Rows that lie in some slabs.
+pub const VICTIM_IN_SLABS: u32 = 2;
+/// Pointers into some memory.
+pub const VICTIM_POINTER: u32 = 3;
+
+/// `Pointable` of sweep.cu: a table whose rows lie one after the other in registered memory of the host.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct Pointable {
+    /// Its keys are `base + id`.
+    pub base: u64,
+    /// For ids below.
+    pub rows: u64,
+    /// Bits of the location of row 0.
+    pub first: u64,
+    /// Words of 4 bytes of a row.
+    pub words: u64,
+}
+
+impl Pointable {
+    /// Bits of a row's location, of an id below `rows`.
+    #[must_use]
+    pub fn location(&self, id: u64) -> u64 {
+        self.first + ((id * self.words) << 1)
+    }
 }
 
 /// `SweepArgs` of sweep.cu.
@@ -263,16 +320,23 @@ pub struct Evicted {
 pub struct SweepArgs {
     pub index: u64,
     pub draining: u64,
+    pub pointable: u64,
     pub evicted: u64,
     pub counters: u64,
     pub report: u64,
     pub buckets: u64,
     pub hand: u64,
     pub now: u64,
+    pub from: u64,
+    pub to: u64,
+    pub victims: u32,
     pub stretch: u32,
     pub threshold: u32,
     pub most: u32,
     pub slab_words: u32,
+    pub pointables: u32,
+    pub pointers: u32,
+    pub unused: u32,
 }
 
 #[cfg(test)]
@@ -284,16 +348,19 @@ mod tests {
     fn the_layouts_are_the_kernels() {
         assert_eq!((size_of::<ProbeColumn>(), offset_of!(ProbeColumn, row_words)), (32, 28));
         assert_eq!((size_of::<NarrowColumn>(), offset_of!(NarrowColumn, tagged)), (16, 12));
-        assert_eq!((size_of::<BatchHeader>(), offset_of!(BatchHeader, staged)), (24, 16));
-        assert_eq!((size_of::<BatchState>(), offset_of!(BatchState, misses)), (16, 8));
-        assert_eq!((size_of::<ProbeArgs>(), offset_of!(ProbeArgs, scratch_mask)), (136, 128));
+        assert_eq!((size_of::<Changed>(), offset_of!(Changed, location)), (16, 8));
+        assert_eq!((size_of::<BatchHeader>(), offset_of!(BatchHeader, staged)), (40, 32));
+        assert_eq!((size_of::<BatchState>(), offset_of!(BatchState, copied)), (24, 16));
+        assert_eq!((size_of::<ProbeArgs>(), offset_of!(ProbeArgs, scratch_mask)), (144, 136));
         assert_eq!((size_of::<CopyArgs>(), offset_of!(CopyArgs, capacity)), (72, 68));
         assert_eq!((size_of::<ReplaceJob>(), offset_of!(ReplaceJob, older)), (48, 40));
         assert_eq!((size_of::<Outcome>(), offset_of!(Outcome, link)), (24, 16));
         assert_eq!((size_of::<ReplaceArgs>(), offset_of!(ReplaceArgs, may_replace)), (56, 52));
         assert_eq!((size_of::<Listed>(), offset_of!(Listed, age)), (32, 24));
         assert_eq!((size_of::<ListArgs>(), offset_of!(ListArgs, drawn)), (64, 60));
-        assert_eq!((size_of::<SampleArgs>(), offset_of!(SampleArgs, count)), (48, 40));
-        assert_eq!((size_of::<SweepArgs>(), offset_of!(SweepArgs, slab_words)), (80, 76));
+        assert_eq!((size_of::<SampleArgs>(), offset_of!(SampleArgs, pointers)), (48, 44));
+        assert_eq!((size_of::<Evicted>(), offset_of!(Evicted, moved)), (24, 16));
+        assert_eq!((size_of::<Pointable>(), offset_of!(Pointable, words)), (32, 24));
+        assert_eq!((size_of::<SweepArgs>(), offset_of!(SweepArgs, pointers)), (112, 104));
     }
 }

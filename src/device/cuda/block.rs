@@ -10,6 +10,7 @@ use std::sync::Arc;
 use super::Driver;
 use super::args::{BatchHeader, BatchState, CopyArgs, NarrowColumn, ProbeArgs, ProbeColumn};
 use super::memory::{Array, DeviceMemory, PinnedMemory, Plan};
+use super::overlay::OverlayTable;
 use super::shape::{LaneError, LaneShape, check_batch, check_shape, limit};
 use super::tier::Tier;
 use crate::device::pool::{PoolArgs, PoolLookup, WARP_LANES};
@@ -28,6 +29,7 @@ struct PinnedArrays {
     dense: Array<f32>,
     rows: Array<u64>,
     misses: Array<u32>,
+    pointed: Array<u32>,
     report: Array<u32>,
     out: Array<f32>,
 }
@@ -37,7 +39,7 @@ struct DeviceArrays {
     keys: Array<u64>,
     places: Array<u64>,
     owners: Array<u32>,
-    missed: Array<u32>,
+    counts: Array<u32>,
     state: Array<BatchState>,
     copies: Array<u32>,
 }
@@ -74,7 +76,8 @@ impl<D: Driver> Block<D> {
             dense: plan.array(shape.max_samples * shape.dense_width),
             rows: plan.array(occurrences),
             misses: plan.array(occurrences),
-            report: plan.array(2 * lookups + 1),
+            pointed: plan.array(occurrences),
+            report: plan.array(3 * lookups + 2),
             out: plan.array(shape.max_samples * shape.stride),
         };
         let mut host = PinnedMemory::new(driver, plan.bytes())?;
@@ -86,7 +89,7 @@ impl<D: Driver> Block<D> {
             keys: plan.array(occurrences),
             places: plan.array(occurrences),
             owners: plan.array(occurrences),
-            missed: plan.array(2 * lookups),
+            counts: plan.array(3 * lookups),
             state: plan.array(1),
             copies: plan.array(shape.copy_words),
         };
@@ -100,13 +103,20 @@ impl<D: Driver> Block<D> {
         (self.host.bytes(), self.device.bytes() + self.scratch.bytes())
     }
 
-    /// Writes a batch into the block, with `now` for its stamp.
-    pub fn fill(&mut self, now: u64, batch: &Batch) -> Result<(), LaneError> {
+    /// Writes a batch into the block, with `now` for its stamp and what it asks before the index.
+    pub fn fill(
+        &mut self,
+        now: u64,
+        overlay: Option<&OverlayTable<D>>,
+        batch: &Batch,
+    ) -> Result<(), LaneError> {
         check_batch(&self.shape, batch)?;
         self.samples = batch.samples;
         let header = &mut self.host.get_mut(self.pinned.header)[0];
         *header = BatchHeader {
             now,
+            overlay: overlay.map_or(0, OverlayTable::address),
+            overlay_mask: overlay.map_or(0, OverlayTable::mask),
             generation: header.generation.wrapping_add(1),
             samples: batch.samples as u32,
             ..BatchHeader::default()
@@ -171,21 +181,29 @@ impl<D: Driver> Block<D> {
         (last(self.pinned.probe_scan), last(self.pinned.pool_scan))
     }
 
-    /// How many distinct rows the last probe did not find.
-    pub fn missed_rows(&self) -> usize {
-        self.host.get(self.pinned.report)[0] as usize
-    }
-
-    /// By lookup: how many occurrences it did not find, and of how many of them another row has the key.
-    pub fn missed(&self) -> (&[u32], &[u32]) {
-        self.host.get(self.pinned.report)[1..].split_at(self.shape.lookups.len())
+    /// By lookup: how many occurrences the last probe did not find, how many it found in memory of the host, and of how
+    /// many another row has the key.
+    pub fn counts(&self) -> [&[u32]; 3] {
+        let lookups = self.shape.lookups.len();
+        let counts = &self.host.get(self.pinned.report)[2..];
+        [0, 1, 2].map(|kind| &counts[kind * lookups..][..lookups])
     }
 
     /// By miss: its lookup and its id.
     pub fn misses(&self) -> impl Iterator<Item = (usize, u64)> {
+        self.rows(self.pinned.misses, self.host.get(self.pinned.report)[0])
+    }
+
+    /// By distinct row that was found in memory of the host: its lookup and its id.
+    pub fn pointed(&self) -> impl Iterator<Item = (usize, u64)> {
+        self.rows(self.pinned.pointed, self.host.get(self.pinned.report)[1])
+    }
+
+    /// Lookups and ids of the first `count` occurrences of a list.
+    fn rows(&self, list: Array<u32>, count: u32) -> impl Iterator<Item = (usize, u64)> {
         let columns = self.host.get(self.pinned.columns);
         let ids = self.host.get(self.pinned.ids);
-        self.host.get(self.pinned.misses)[..self.missed_rows()].iter().map(move |&occurrence| {
+        self.host.get(list)[..count as usize].iter().map(move |&occurrence| {
             // The last column that begins there or before; those without ids begin where the next does.
             let lookup = columns.partition_point(|c| c.occurrences_at <= occurrence) - 1;
             let column = columns[lookup];
@@ -221,9 +239,10 @@ impl<D: Driver> Block<D> {
             keys: self.device.of(self.arrays.keys),
             owners: self.device.of(self.arrays.owners),
             places: self.device.of(self.arrays.places),
-            missed: self.device.of(self.arrays.missed),
+            counts: self.device.of(self.arrays.counts),
             state: self.device.of(self.arrays.state),
             misses: self.host.of(self.pinned.misses),
+            pointed: self.host.of(self.pinned.pointed),
             report: self.host.of(self.pinned.report),
             buckets: tier.shape().buckets,
             scratch_mask: (self.scratch.bytes() / size_of::<u64>() - 1) as u32,

@@ -120,7 +120,7 @@ pub unsafe fn link_keys<D: Driver>(d: &D, s: &D::Stream, args: &ReplaceArgs) -> 
 /// # Safety
 /// As [`Driver::launch`]; `ages` has 8 words a bucket.
 pub unsafe fn sample_ages<D: Driver>(d: &D, s: &D::Stream, args: &SampleArgs) -> Result<(), DriverError> {
-    let warps = (args.count as u32).saturating_mul(8).div_ceil(WARP_LANES);
+    let warps = args.count.saturating_mul(8).div_ceil(WARP_LANES);
     // SAFETY: the layout is the kernel's; the rest is the caller's promise.
     unsafe { d.launch(s, "sample_ages", shape(blocks(d, warps), 0), bytes_of(args)) }
 }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use super::block::Block;
 use super::kernels::{self, blocks};
 use super::memory::Staging;
+use super::overlay::OverlayTable;
 pub use super::shape::{LaneError, LaneLookup, LaneShape};
 use super::tier::Tier;
 use super::{Driver, DriverError};
@@ -37,6 +38,8 @@ pub struct Lane<D: Driver> {
     misses: Vec<LaneMiss>,
     /// By the blocks of probe and gather: the graph of both, once they came a second time.
     graphs: HashMap<(u32, u32), Option<D::Graph>>,
+    /// What the probe that may be under way asks before the index.
+    overlay: Option<Arc<OverlayTable<D>>>,
     /// Whether something may be under way.
     busy: bool,
 }
@@ -54,6 +57,7 @@ impl<D: Driver> Lane<D> {
             block: Block::new(driver, shape)?,
             misses: Vec::new(),
             graphs: HashMap::new(),
+            overlay: None,
             busy: false,
             tier: tier.clone(),
         })
@@ -66,15 +70,21 @@ impl<D: Driver> Lane<D> {
         (pinned + self.staging.len() * size_of::<u32>(), device)
     }
 
-    /// Looks a batch up, stamping what it finds as used `now`, and pools it if nothing is missing. Returns
-    /// how many distinct rows are.
+    /// Looks a batch up, in the overlay first if there is one, stamping what it finds in the index as used `now`;
+    /// and pools it if nothing is missing. Returns how many distinct rows are.
     ///
     /// # Errors
     /// [`LaneError`] for a batch that the lane was not made for, or what the driver says.
-    pub fn probe(&mut self, now: u64, batch: &Batch) -> Result<usize, LaneError> {
+    pub fn probe(
+        &mut self,
+        now: u64,
+        overlay: Option<&Arc<OverlayTable<D>>>,
+        batch: &Batch,
+    ) -> Result<usize, LaneError> {
         self.settle()?;
         let scratch = self.block.probe_args(&self.tier).scratch;
-        self.block.fill(now, batch)?;
+        self.block.fill(now, overlay.map(|overlay| &**overlay), batch)?;
+        self.overlay = overlay.cloned();
         if self.block.probe_args(&self.tier).scratch != scratch {
             self.graphs.clear(); // they have the old address
         }
@@ -102,8 +112,8 @@ impl<D: Driver> Lane<D> {
         let args = self.block.probe_args(&self.tier);
         // SAFETY: `Block::fill` has checked the batch and laid it out within its arrays, scans included;
         // the scratch table has two slots an occurrence, a power of two, and this generation is its newest. All
-        // of it is `self`'s, and neither written nor freed before `settle`. Where rows bear tags, these lie within
-        // the pool like the rows behind them.
+        // of it is `self`'s, and neither written nor freed before `settle`; so is the overlay that the header
+        // names. Where rows bear tags, these lie within the pool like the rows behind them.
         unsafe { kernels::probe(driver, &self.stream, probe, &args)? };
         self.gather(gather)
     }
@@ -146,13 +156,24 @@ impl<D: Driver> Lane<D> {
     /// By lookup: how many occurrences the last probe did not find.
     #[must_use]
     pub fn missed(&self) -> &[u32] {
-        self.block.missed().0
+        self.block.counts()[0]
     }
 
-    /// By lookup: of how many of those another row has the key.
+    /// By lookup: how many occurrences the last probe found in memory of the host.
+    #[must_use]
+    pub fn pointed(&self) -> &[u32] {
+        self.block.counts()[1]
+    }
+
+    /// By lookup: of how many of those that it did not find another row has the key.
     #[must_use]
     pub fn collided(&self) -> &[u32] {
-        self.block.missed().1
+        self.block.counts()[2]
+    }
+
+    /// The distinct rows that the last probe found in memory of the host: a lookup that wants each, and its id.
+    pub fn pointed_rows(&self) -> impl Iterator<Item = (usize, u64)> {
+        self.block.pointed()
     }
 
     /// Begins to copy the hits out of the pool. Does not wait.
@@ -196,9 +217,10 @@ impl<D: Driver> Lane<D> {
         self.block.out()
     }
 
-    /// The misses and their rows, for the replacement.
-    pub fn staging_mut(&mut self) -> (&[LaneMiss], &mut Staging<D>) {
-        (&self.misses, &mut self.staging)
+    /// What the replacement may take in: the misses; the rows found in memory of the host, by a lookup and their
+    /// ids; and the misses' rows.
+    pub fn replacement(&mut self) -> (&[LaneMiss], impl Iterator<Item = (usize, u64)>, &mut Staging<D>) {
+        (&self.misses, self.block.pointed(), &mut self.staging)
     }
 
     /// A point after all that was launched.
@@ -217,6 +239,7 @@ impl<D: Driver> Lane<D> {
         if self.busy {
             self.tier.driver().wait(&self.record()?)?;
             self.busy = false;
+            self.overlay = None;
         }
         Ok(())
     }

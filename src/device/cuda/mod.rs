@@ -9,7 +9,7 @@
 //! - [`args`]: what kernels are given; [`kernels`]: their launches;
 //! - [`memory`]: device and pinned memory; [`pinned`]: the latter for the store's rows;
 //! - [`tier`]: the cache's index and pool on the device, and how rows come in; [`sweeper`]: how they go;
-//! - [`lister`]: what is there;
+//! - [`lister`]: what is there; [`overlay`]: where the changed rows of a new version are meanwhile;
 //! - [`lane`]: one batch at a time through probe, copy and gather.
 
 pub mod ahead;
@@ -25,6 +25,7 @@ pub mod lane;
 pub mod lister;
 pub mod memory;
 pub mod nvidia;
+pub mod overlay;
 pub mod pinned;
 mod shape;
 pub mod sources;

@@ -76,13 +76,19 @@ impl<D: Driver> Tier<D> {
         self.shape
     }
 
-    /// Lets entries point into this memory from now on, as long as the tier lives. Returns the location of
-    /// its first word, or `None` where locations do not reach it.
+    /// Lets entries point into this memory from now on, until [`Self::unregister`]. Returns the location of its
+    /// first word, or `None` where locations do not reach it.
     pub fn register(&self, region: Arc<PinnedMemory<D>>) -> Option<u64> {
         let location = self.host_location(region.address())?;
         self.host_location(region.address() + region.bytes() as u64)?;
         self.regions().push(region);
         Some(location)
+    }
+
+    /// Lets no more entries point into the memory whose first word is at this location, and gives it up. As where
+    /// memory is freed, who calls this has waited: no entry points there, and no batch or job reads it any more.
+    pub fn unregister(&self, location: u64) {
+        self.regions().retain(|region| self.host_location(region.address()) != Some(location));
     }
 
     /// The bits of a host row's location: words from the origin, and a low bit that says so.
@@ -95,15 +101,29 @@ impl<D: Driver> Tier<D> {
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Where kernels see a host row.
+    fn host_address(&self, location: u64) -> u64 {
+        self.host_origin + (location >> 1) * WORD as u64
+    }
+
     /// Whether a row of so many words at a location lies where kernels may read it.
-    fn holds(&self, location: u64, words: usize) -> bool {
-        let at = (location >> 1) * WORD as u64;
+    pub(super) fn holds(&self, location: u64, words: usize) -> bool {
+        let bytes = (words * WORD) as u64;
         if location & 1 == 0 {
-            return at + (words * WORD) as u64 <= self.pool.bytes() as u64;
+            return (location >> 1) * WORD as u64 + bytes <= self.pool.bytes() as u64;
         }
-        let (from, to) = (self.host_origin + at, self.host_origin + at + (words * WORD) as u64);
+        let from = self.host_address(location);
+        let to = from + bytes;
         let covers = |r: &Arc<PinnedMemory<D>>| r.address() <= from && to <= r.address() + r.bytes() as u64;
         self.regions().iter().any(covers)
+    }
+
+    /// A point after all changes that were launched so far.
+    ///
+    /// # Errors
+    /// As [`Driver::record`].
+    pub fn mark(&self) -> Result<D::Event, DriverError> {
+        self.driver.record(&self.stream)
     }
 
     /// The one stream on which the index is changed.
@@ -138,6 +158,8 @@ impl<D: Driver> Drop for Tier<D> {
 pub enum JobRow {
     /// From this word of the staging memory.
     Staged(usize),
+    /// From memory of the host that is registered: bits of its location there.
+    Host(u64),
     /// From nowhere: the slot is to hold what no row does.
     Poison,
     /// It is where the location says already, or there is none.
@@ -204,18 +226,24 @@ impl<D: Driver> Jobs<D> {
     /// After a launch, until [`Self::finish`].
     pub fn push(&mut self, job: Job, staging: &Staging<D>) -> bool {
         assert!(self.done.is_none(), "jobs under way are left alone");
-        let links = job.kind != JobKind::Withdraw && job.row != JobRow::Poison;
+        let links = matches!(job.kind, JobKind::Keep | JobKind::Swap) && job.row != JobRow::Poison;
         let copies = job.row != JobRow::InPlace;
         let slot_words = job.words + if job.tag == 0 { 0 } else { TAG_WORDS };
+        let unheld = |from| from & 1 == 0 || !self.tier.holds(from, job.words);
         if self.count == self.jobs.len()
             || (links && job.key < RESERVED_KEYS)
             || ((links || copies) && !self.tier.holds(job.location, slot_words))
             || (copies && job.location & 1 == 1)
+            || matches!(job.row, JobRow::Host(from) if unheld(from))
             || !self.keys.insert(if job.row == JobRow::Poison { !job.location } else { job.key })
         {
             return false;
         }
-        let row = if let JobRow::Staged(word) = job.row { staging.row(word, job.words) } else { 0 };
+        let row = match job.row {
+            JobRow::Staged(word) => staging.row(word, job.words),
+            JobRow::Host(from) => self.tier.host_address(from),
+            JobRow::Poison | JobRow::InPlace => 0,
+        };
         self.memory.get_mut(self.jobs)[self.count] = ReplaceJob {
             key: job.key,
             location: job.location,
@@ -230,8 +258,8 @@ impl<D: Driver> Jobs<D> {
         true
     }
 
-    /// Copies the rows in and then links the keys, stamped `now`; or overwrites the slots alone, where these
-    /// are poisonings. The staging memory is held until that is done.
+    /// Copies the rows in and then links the keys, stamped `now`. The staging memory, where rows come from it, is
+    /// held until that is done.
     ///
     /// # Errors
     /// What the driver says.
@@ -241,35 +269,59 @@ impl<D: Driver> Jobs<D> {
         may_replace: MayReplace,
         staging: Option<&mut Staging<D>>,
     ) -> Result<(), DriverError> {
-        let Tier { driver, stream, .. } = &*self.tier;
-        let args = ReplaceArgs {
+        let args = ReplaceArgs { now, may_replace: may_replace as u32, ..self.args() };
+        let mut launched = self.copy_in(&args);
+        if launched.is_ok() {
+            let Tier { driver, stream, .. } = &*self.tier;
+            // SAFETY: as in `copy_in`; `push` has kept the keys distinct, and this is the tier's one stream.
+            launched = unsafe { kernels::link_keys(&**driver, stream, &args) };
+        }
+        // Also where the second launch failed: the first is under way.
+        self.mark_end(staging).and(launched)
+    }
+
+    /// Copies the rows in, or poisons their slots, and links nothing. The staging memory is held as by
+    /// [`Self::launch`]. The jobs have no outcomes.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn copy(&mut self, staging: Option<&mut Staging<D>>) -> Result<(), DriverError> {
+        let launched = self.copy_in(&self.args());
+        self.mark_end(staging).and(launched)
+    }
+
+    fn args(&self) -> ReplaceArgs {
+        ReplaceArgs {
             jobs: self.memory.of(self.jobs),
             outcomes: self.memory.of(self.outcomes),
             index: self.tier.index(),
             pool: self.tier.pool(),
             buckets: self.tier.shape.buckets,
-            now,
+            now: 0,
             count: self.count as u32,
-            may_replace: may_replace as u32,
-        };
-        let copies = self.memory.get(self.jobs)[..self.count].iter().any(|job| job.words > 0);
-        let mut launched = Ok(());
-        if copies {
-            // SAFETY: `push` has checked every location and row; the staging memory is held below, `self` and
-            // its tier outlive the event, which `finish` and `drop` wait for.
-            launched = unsafe { kernels::copy_in(&**driver, stream, &args) };
+            may_replace: 0,
         }
-        if launched.is_ok() && staging.is_some() {
-            // SAFETY: as above; `push` has kept the keys distinct, and this is the tier's one stream.
-            launched = unsafe { kernels::link_keys(&**driver, stream, &args) };
+    }
+
+    fn copy_in(&self, args: &ReplaceArgs) -> Result<(), DriverError> {
+        if self.memory.get(self.jobs)[..self.count].iter().all(|job| job.words == 0) {
+            return Ok(());
         }
-        // Also where the second launch failed: the first is under way.
-        let done = Arc::new(driver.record(stream)?);
+        let Tier { driver, stream, .. } = &*self.tier;
+        // SAFETY: `push` has checked every location and row; the staging memory is held by `mark_end`, `self` and
+        // its tier outlive the event, which `finish` and `drop` wait for, and whoever unregisters memory of the
+        // host has waited too.
+        unsafe { kernels::copy_in(&**driver, stream, args) }
+    }
+
+    /// Notes the point after what was launched.
+    fn mark_end(&mut self, staging: Option<&mut Staging<D>>) -> Result<(), DriverError> {
+        let done = Arc::new(self.tier.driver.record(&self.tier.stream)?);
         if let Some(staging) = staging {
             staging.hold(done.clone());
         }
         self.done = Some(done);
-        launched
+        Ok(())
     }
 
     /// Whether the last launch is done.

@@ -40,7 +40,7 @@ pub fn rows_of_low_rank_leave_first<S: Subject>(new: impl Fn(&World) -> S) {
     // The ranked rows once, then many times more of the others than there is room for.
     for start in (0..3000u64).step_by(50) {
         ask(&mut subject, &world, start..start + 50);
-        settle(&mut subject);
+        settle(&subject);
     }
     let held = held(&mut subject);
     assert!((0..100).all(|id| held.contains(&id)), "the ranked rows stay though unused");
@@ -147,7 +147,7 @@ pub fn the_coldest_of_the_warm_rows_leave_first<S: Subject>(new: impl Fn(&World)
     let warmed = warm(&mut subject, &world, 0..3000);
     for start in (2000..2250).step_by(50) {
         ask(&mut subject, &world, start..start + 50);
-        settle(&mut subject);
+        settle(&subject);
     }
     let held = held(&mut subject);
     let kept = |ids: std::ops::Range<u64>| ids.filter(|id| held.contains(id)).count();

@@ -104,7 +104,7 @@ fn a_probe_amid_replacement_finds_the_row_itself_or_nothing() {
                 bench.launch(jobs, now);
             }
             let ids: Vec<u64> = (0..IDS).chain(0..IDS / 2).collect();
-            let misses = lane.probe(now, &batch_of(&ids)).unwrap();
+            let misses = lane.probe(now, None, &batch_of(&ids)).unwrap();
             let missing: HashSet<u64> = lane.misses().iter().map(|miss| miss.id).collect();
             assert_eq!(missing.len(), misses, "each miss once");
             let (missed, others) = (lane.missed()[0], lane.collided()[0]);

@@ -1,0 +1,413 @@
+//! Switching versions on a device: from one batch to the next, all changed rows at once.
+//!
+//! As on the host (`cache/version.rs`, whose argument this is): changed rows that the cache holds are copied into slots
+//! of their own; then the new version is made current together with an overlay, which batches of that version ask
+//! before the index; when all batches that began before are over, the overlay is merged into the index
+//! and withdrawn. What a device adds:
+//!
+//! - *Which changed rows the cache holds*, only the device knows: jobs look them up, some thousands at a time.
+//! - *The overlay is twofold.* Probes ask a table in memory of the device, which the header of their batch names;
+//!   who offers rows asks the same on the host.
+//! - *A batch is over* when the event after its last kernel has fired, for until then it has its pin. The jobs that it
+//!   has left are on the tier's stream before its pin is dropped, and so before the merging jobs: an old row that
+//!   it offered is exchanged or withdrawn by these.
+//! - *The overlay is withdrawn* once the merging jobs are done: whoever does not ask it probes after that, and so
+//!   finds what was merged.
+//! - *The table's memory* is freed when the batches that may ask it are over, by whoever switches. A
+//!   [`Replaceable`](super::super::epoch::Replaceable) may keep what was replaced for long, and so has but a weak
+//!   reference.
+//!
+//! Pointers into memory of the host are of one version: a switch makes no more of them (`pointers`), and the merge
+//! puts a row in the place of one, or takes it out.
+//!
+//! An overlay takes about 32 bytes a changed row on the device, and as much on the host, beside `cache.bytes`, for
+//! as long as it stands; and a switch stages rows in memory of its own.
+
+use std::sync::{Arc, Weak};
+
+use super::super::CacheError;
+use super::super::epoch::OwnedPin;
+use super::super::slots::{Slot, UNIT};
+use super::super::version::{ByKey, Changed, Overlay, Switched};
+use super::replace::{Entry, JOBS, Order, Place};
+use super::{DeviceCacheError, Shared, lock};
+use crate::device::cuda::args::{JobKind, LINK_PRESENT, MayReplace};
+use crate::device::cuda::memory::Staging;
+use crate::device::cuda::overlay::{ChangedRow, OverlayTable};
+use crate::device::cuda::tier::{Job, JobRow, Jobs};
+use crate::device::cuda::{Driver, DriverError};
+use crate::types::{FlatKey, TableId, Version};
+
+/// Bytes of rows that are staged at a time, unless one row is longer.
+const STAGED_BYTES: usize = 1 << 20;
+
+/// The version that batches are of which begin now.
+pub(super) struct Current<D: Driver> {
+    pub version: Version,
+    overlay: Option<(Arc<Overlay>, Weak<OverlayTable<D>>)>,
+}
+
+impl<D: Driver> Current<D> {
+    pub fn new(version: Version) -> Self {
+        Self { version, overlay: None }
+    }
+}
+
+/// What a batch holds while it is under way: its pin last, because that tells others that the rest is gone.
+pub(super) struct Hold<D: Driver> {
+    /// What it asks before the index.
+    pub overlay: Option<Arc<OverlayTable<D>>>,
+    changed: Option<Arc<Overlay>>,
+    pub version: Version,
+    pub pin: OwnedPin,
+}
+
+impl<D: Driver> Hold<D> {
+    /// Whether a row is not the same in the version before, whose batches may not be over: in the index one of
+    /// these would find it.
+    pub fn keeps_out(&self, own: Option<FlatKey>) -> bool {
+        let changed = self.changed.as_deref();
+        own.zip(changed).is_some_and(|(own, changed)| changed.get(own).is_some())
+    }
+}
+
+impl<D: Driver> Shared<D> {
+    /// Begins a batch of the current version.
+    pub(super) fn begin(&self) -> Hold<D> {
+        let pin = self.epochs.pin_owned();
+        loop {
+            // After the number was taken: whoever switches relies on it.
+            let current = self.current.read();
+            let version = current.version;
+            let Some((changed, table)) = &current.overlay else {
+                return Hold { overlay: None, changed: None, version, pin };
+            };
+            // The table outlives its batches, of which this is one; were it gone, so would be what names it.
+            if let Some(table) = table.upgrade() {
+                return Hold { overlay: Some(table), changed: Some(changed.clone()), version, pin };
+            }
+        }
+    }
+
+    /// Makes a version current. Waits for the batches of the one before.
+    pub(super) fn switch<'r>(
+        &self,
+        version: Version,
+        changed: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
+    ) -> Result<Switched, DeviceCacheError> {
+        let mut standing = lock(&self.switching);
+        if standing.is_some() {
+            return Err(DeviceCacheError::BrokenOff);
+        }
+        let current = self.current.read().version;
+        if version <= current {
+            return Err(CacheError::Version { got: version, current }.into());
+        }
+        let (overlay, table) = Carrier::new(self)?.carry(changed)?;
+        let (overlay, table) = (Arc::new(overlay), standing.insert(Arc::new(table)));
+        self.make_current(version, &overlay, table);
+        self.wait_for_earlier()?;
+        self.merge(&overlay)?;
+        self.withdraw_overlay(version);
+        self.wake.now();
+        // Those that ask the overlay.
+        self.wait_for_earlier()?;
+        *standing = None;
+        Ok(overlay.switched())
+    }
+
+    fn make_current(&self, version: Version, overlay: &Arc<Overlay>, table: &Arc<OverlayTable<D>>) {
+        self.stop_pointing();
+        // Before anyone finds a slot in the overlay that may be out of the index.
+        self.limbo.hold();
+        let named = Some((overlay.clone(), Arc::downgrade(table)));
+        self.current.replace(Current { version, overlay: named });
+    }
+
+    fn withdraw_overlay(&self, version: Version) {
+        self.current.replace(Current { version, overlay: None });
+        self.limbo.release(&self.epochs);
+    }
+
+    /// Brings the index to what the overlay says, and waits until it is. What finds no place there is put aside.
+    fn merge(&self, overlay: &Overlay) -> Result<(), DriverError> {
+        let mut rows = overlay.rows.iter().peekable();
+        let mut later = None;
+        while later.is_some() || rows.peek().is_some() {
+            // Given back after each block, for those who offer rows.
+            let replacer = &mut *lock(&self.replacer);
+            let mut jobs = self.block(replacer)?;
+            let mut entries = Vec::new();
+            while entries.len() < JOBS
+                && let Some((&own, &Changed { table, location })) = later.take().or_else(|| rows.next())
+            {
+                let kind = if location.is_some() { JobKind::Swap } else { JobKind::Withdraw };
+                let bits = location.map_or(0, |location| location.bits());
+                let job = Job { location: bits, ..self.job(table, own, kind) };
+                let key = FlatKey(job.key);
+                if jobs.push(job, &replacer.nothing) {
+                    entries.push(Entry { table, key, place: location.map_or(Place::None, Place::Found) });
+                } else if !entries.is_empty() {
+                    // Another changed row has its key. An empty block takes any: slots are in the pool.
+                    later = overlay.rows.get_key_value(&own);
+                    break;
+                }
+            }
+            // As on the host, nothing leaves for a changed row.
+            let order = Order { batch: self.epochs.tag(), kind: JobKind::Swap, admission: false };
+            self.launch(replacer, order, (jobs, entries), None)?;
+        }
+        self.tier.driver().wait(&self.tier.mark()?)?;
+        self.tidy_up().map(|_| ())
+    }
+}
+
+/// Copies the changed rows that the cache holds into slots of their own, as far as there is room.
+struct Carrier<'s, D: Driver> {
+    shared: &'s Shared<D>,
+    jobs: Jobs<D>,
+    staging: Staging<D>,
+    slots: ByKey<Slot>,
+    overlay: Overlay,
+}
+
+impl<'s, D: Driver> Carrier<'s, D> {
+    fn new(shared: &'s Shared<D>) -> Result<Self, DriverError> {
+        let longest = shared.tables.iter().map(|table| table.row_bytes).max().unwrap_or(0);
+        Ok(Self {
+            jobs: Jobs::new(&shared.tier, JOBS)?,
+            staging: Staging::new(shared.tier.driver(), STAGED_BYTES.max(longest) / UNIT)?,
+            slots: ByKey::default(),
+            overlay: Overlay::default(),
+            shared,
+        })
+    }
+
+    /// All of it. Where it fails, nothing has changed.
+    fn carry<'r>(
+        mut self,
+        changed: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
+    ) -> Result<(Overlay, OverlayTable<D>), DeviceCacheError> {
+        let carried = self.copy_in(changed).and_then(|()| Ok(self.table()?));
+        if carried.is_err() {
+            // Nobody has seen the slots; what is copied there comes to its end first.
+            self.jobs.finish()?;
+            self.slots.into_values().for_each(|slot| self.shared.slots.give_back(slot.location()));
+        }
+        carried.map(|table| (self.overlay, table))
+    }
+
+    fn copy_in<'r>(
+        &mut self,
+        changed: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
+    ) -> Result<(), DeviceCacheError> {
+        let (mut rows, mut words): (ByKey<(TableId, &[u8])>, _) = (ByKey::default(), 0);
+        for (table, id, row) in changed {
+            let own = self.shared.own_key(table, id, row.len())?;
+            if rows.len() == JOBS || words + row.len() / UNIT > self.staging.len() {
+                self.copy_some(&rows)?;
+                rows.clear();
+                words = 0;
+            }
+            // Of a row that comes twice, the last bytes count.
+            if rows.insert(own, (table, row)).is_none() {
+                words += row.len() / UNIT;
+            }
+        }
+        self.copy_some(&rows)
+    }
+
+    /// Copies rows in that one block of jobs and the staging memory have room for.
+    fn copy_some(&mut self, rows: &ByKey<(TableId, &[u8])>) -> Result<(), DeviceCacheError> {
+        self.take_slots(rows)?;
+        let Self { shared, jobs, staging, slots, .. } = self;
+        let mut word = 0;
+        let words = staging.words_mut()?;
+        let mut copies = Vec::new();
+        for (&own, &(table, row)) in rows {
+            let Some(slot) = slots.get(&own) else { continue };
+            let end = word + row.len() / UNIT;
+            bytemuck::cast_slice_mut(&mut words[word..end]).copy_from_slice(row);
+            let (location, row) = (slot.location().bits(), JobRow::Staged(word));
+            // Nothing is linked, so that several rows may have one key: told apart by their own.
+            copies.push(Job { key: own.0, location, row, ..shared.job(table, own, JobKind::Keep) });
+            word = end;
+        }
+        jobs.finish()?;
+        for job in copies {
+            jobs.push(job, staging);
+        }
+        Ok(jobs.copy(Some(staging))?)
+    }
+
+    /// Takes a slot for each row whose old bytes are in the pool, if there is room, and notes where it is.
+    fn take_slots(&mut self, rows: &ByKey<(TableId, &[u8])>) -> Result<(), DeviceCacheError> {
+        let Self { shared, jobs, staging, slots, overlay } = self;
+        jobs.finish()?;
+        let mut asked = Vec::new();
+        for (&own, &(table, _)) in rows {
+            // Unless it is found: of rows that share a key the cache has one at most, and one is looked up.
+            overlay.rows.entry(own).or_insert(Changed { table, location: None });
+            if !slots.contains_key(&own) && jobs.push(shared.job(table, own, JobKind::Look), staging) {
+                asked.push((own, table));
+            }
+        }
+        jobs.launch(0, MayReplace::Nothing, None)?;
+        let found = jobs.finish()?;
+        shared.tidy_up()?;
+        for (&(own, table), outcome) in asked.iter().zip(found) {
+            let in_pool = outcome.link == LINK_PRESENT && outcome.location & 1 == 0;
+            let slot = in_pool.then(|| shared.slots.take(shared.classes[table.index()])).flatten();
+            let location = slot.as_ref().map(Slot::location);
+            overlay.rows.insert(own, Changed { table, location });
+            slots.extend(slot.map(|slot| (own, slot)));
+        }
+        Ok(())
+    }
+
+    /// The overlay as the device has it, once the rows are there.
+    fn table(&mut self) -> Result<OverlayTable<D>, DriverError> {
+        self.jobs.finish()?;
+        let row = |(key, changed): (&FlatKey, &Changed)| ChangedRow {
+            key: key.0,
+            location: changed.location.map(|location| location.bits()),
+            words: self.shared.slot_words(changed.table),
+        };
+        OverlayTable::new(&self.shared.tier, self.overlay.rows.iter().map(row))
+    }
+}
+
+#[cfg(test)]
+#[cfg(all(feature = "cusim", not(flechette_loom)))]
+mod cusim_tests {
+    //! What only the steps of a switch show, one by one: others evict, let rows in and read between them.
+
+    use super::super::{DeviceCache, DeviceCacheError, DeviceWorker, WorkerShape};
+    use super::*;
+    use crate::cache::{AdmissionOption, CacheOptions, CacheShape, TableShape};
+    use crate::device::cusim::SimDriver;
+    use crate::schema::{Lookup, Pooling};
+    use crate::types::{Batch, Element, Jagged};
+
+    const DIMS: [usize; 2] = [64, 1];
+
+    /// A row's one value, over and over.
+    fn value(table: usize, id: u64, version: u64) -> f32 {
+        (version * 10_000 + table as u64 * 1000 + id) as f32
+    }
+
+    /// Two tables of 500 rows. Traffic on the small rows alone fills the index and not the pool.
+    fn cache(bytes: usize) -> (DeviceCache<SimDriver>, DeviceWorker<SimDriver>) {
+        let tables = DIMS.map(|dim| TableShape { rows: 500, row_bytes: 4 * dim }).to_vec();
+        let options =
+            CacheOptions { admission: AdmissionOption::ALL, background: false, ..CacheOptions::default() };
+        let driver = Arc::new(SimDriver::new(1, 1 << 30).unwrap());
+        let cache = DeviceCache::new(&CacheShape { bytes, tables }, &options, driver).unwrap();
+        let lookup = |t: usize| Lookup {
+            feature: t,
+            table: TableId(t as u32),
+            dim: DIMS[t],
+            element: Element::F32,
+            pooling: Pooling::Sum,
+            column: t * DIMS[0],
+        };
+        let shape = WorkerShape {
+            features: 2,
+            lookups: (0..2).map(lookup).collect(),
+            dense_width: 0,
+            stride: DIMS.iter().sum(),
+            max_samples: 64,
+            max_ids: 128,
+            staging_bytes: None,
+            copy_bytes: 0,
+        };
+        let worker = cache.worker(&shape).unwrap();
+        (cache, worker)
+    }
+
+    /// Reads rows of a table, each of which is to be as the batch's version has it: those of ids below `changed` as
+    /// version 1. Returns how many were missing.
+    fn read(
+        worker: &mut DeviceWorker<SimDriver>,
+        table: usize,
+        ids: std::ops::Range<u64>,
+        changed: u64,
+    ) -> usize {
+        let version_of = |id: u64, version: Version| if id < changed { version.0 } else { 0 };
+        let mut features = vec![Jagged { offsets: vec![0; ids.clone().count() + 1], ids: vec![] }; 2];
+        features[table] =
+            Jagged { offsets: (0..=ids.clone().count() as u32).collect(), ids: ids.clone().collect() };
+        let batch = Batch { samples: ids.clone().count(), dense: vec![], features };
+        let mut missed = 0;
+        let matrix = worker.embed(&batch, |missing| {
+            missed = missing.len();
+            for m in 0..missed {
+                let (_, id) = missing.row(m);
+                let row = value(table, id, version_of(id, missing.version()));
+                bytemuck::cast_slice_mut(missing.bytes_mut(m)).fill(row);
+            }
+            Ok::<_, DeviceCacheError>(())
+        });
+        let firsts: Vec<f32> =
+            matrix.unwrap().iter().skip(table * DIMS[0]).step_by(DIMS[0] + DIMS[1]).copied().collect();
+        let expected: Vec<f32> = ids.map(|id| value(table, id, version_of(id, worker.version()))).collect();
+        assert_eq!(firsts, expected);
+        missed
+    }
+
+    /// The overlay of version 1, which changes the first eight rows of the second table.
+    fn overlay(cache: &DeviceCache<SimDriver>) -> (Arc<Overlay>, Arc<OverlayTable<SimDriver>>) {
+        let rows: Vec<[f32; 1]> = (0..8).map(|id| [value(1, id, 1)]).collect();
+        let changed = rows.iter().enumerate();
+        let changed = changed.map(|(id, row)| (TableId(1), id as u64, bytemuck::bytes_of(row)));
+        let (overlay, table) = Carrier::new(&cache.shared).unwrap().carry(changed).unwrap();
+        assert_eq!(overlay.switched(), Switched { changed: 8, carried: 8 });
+        (Arc::new(overlay), Arc::new(table))
+    }
+
+    /// Other rows, until all that the index held before is out of it.
+    fn crowd(cache: &DeviceCache<SimDriver>, worker: &mut DeviceWorker<SimDriver>) {
+        for _ in 0..2 {
+            for start in (20..500).step_by(60) {
+                read(worker, 1, start..start + 60, 8);
+                cache.settle().unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_that_the_index_puts_out_is_found_in_the_overlay_as_long_as_that_stands() {
+        let (cache, mut worker) = cache(8 << 10);
+        read(&mut worker, 1, 0..8, 8);
+        cache.settle().unwrap();
+        let (overlay, table) = overlay(&cache);
+        cache.shared.make_current(Version(1), &overlay, &table);
+        assert_eq!(read(&mut worker, 1, 0..8, 8), 0);
+        cache.shared.merge(&overlay).unwrap();
+        crowd(&cache, &mut worker);
+        assert_eq!(read(&mut worker, 1, 0..8, 8), 0, "in the overlay alone");
+        cache.shared.withdraw_overlay(Version(1));
+        assert_eq!(read(&mut worker, 1, 0..8, 8), 8, "nowhere");
+    }
+
+    #[test]
+    fn a_row_that_finds_no_place_in_the_index_is_found_in_the_overlay_as_long_as_that_stands() {
+        let (cache, mut worker) = cache(8 << 10);
+        read(&mut worker, 1, 0..8, 8);
+        cache.settle().unwrap();
+        let (overlay, table) = overlay(&cache);
+        cache.shared.make_current(Version(1), &overlay, &table);
+        crowd(&cache, &mut worker);
+        let before = cache.stats().rejected_full;
+        cache.shared.merge(&overlay).unwrap();
+        assert!(cache.stats().rejected_full > before, "the index is full");
+        crowd(&cache, &mut worker);
+        assert_eq!(read(&mut worker, 1, 0..8, 8), 0, "in the overlay alone");
+        cache.shared.withdraw_overlay(Version(1));
+        crowd(&cache, &mut worker);
+        assert_eq!(read(&mut worker, 1, 0..8, 8), 8, "nowhere");
+        let stats = cache.stats();
+        let evictions: u64 = stats.tables.iter().map(|table| table.evictions).sum();
+        assert_eq!(stats.entries, stats.inserted - evictions);
+    }
+}

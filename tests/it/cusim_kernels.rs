@@ -1,0 +1,97 @@
+//! Kernels of the pretended driver, executed by the simulator from their own sources: so the driver's real code runs
+//! over the pretended libcuda as it does over the real one.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use flechette::device::cuda::args;
+use flechette::device::cusim::{Argument, Launch, launch};
+use flechette::device::pool::PoolArgs;
+
+unsafe extern "C" {
+    fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
+    fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
+}
+
+const RTLD_NOW: c_int = 2;
+/// `CUDA_ERROR_LAUNCH_FAILED`.
+const LAUNCH_FAILED: i32 = 719;
+
+/// Launches that are carried out, once a server is up; the next one fails.
+pub static LAUNCHES_LEFT: AtomicI64 = AtomicI64::new(i64::MAX);
+/// A kernel that is not executed.
+static LEFT_OUT: Mutex<&str> = Mutex::new("");
+
+/// As [`execute_kernels`], and one kernel does nothing.
+pub fn execute_kernels_but(kernel: &'static str) {
+    *LEFT_OUT.lock().unwrap() = kernel;
+    execute_kernels();
+}
+
+/// Has the pretended driver's kernels executed by the simulator, in this process.
+pub fn execute_kernels() {
+    type Executes = unsafe extern "C" fn(
+        unsafe extern "C" fn(*const u8, usize, *const u32, *const u8, usize) -> i32,
+        unsafe extern "C" fn(*const u8, usize) -> usize,
+    );
+    let name = |text: &str| CString::new(text).unwrap();
+    // SAFETY: the library is the pretended one, found by the same name and path as the driver finds it, and its
+    // function has this type.
+    unsafe {
+        let library = dlopen(name("libcuda.so").as_ptr(), RTLD_NOW);
+        assert!(!library.is_null());
+        let executes = dlsym(library, name("pretend_executes").as_ptr());
+        assert!(!executes.is_null());
+        std::mem::transmute::<*mut c_void, Executes>(executes)(execute, argument_bytes);
+    }
+}
+
+unsafe fn text<'t>(name: *const u8, length: usize) -> &'t str {
+    // SAFETY: the pretended driver gives a name's beginning and its length.
+    std::str::from_utf8(unsafe { std::slice::from_raw_parts(name, length) }).unwrap()
+}
+
+unsafe extern "C" fn execute(
+    name: *const u8,
+    length: usize,
+    shape: *const u32,
+    argument: *const u8,
+    bytes: usize,
+) -> i32 {
+    // SAFETY: as the pretended driver gives them: three numbers, and an argument as long as `argument_bytes` said.
+    let (name, [blocks, threads, shared], argument) = unsafe {
+        (text(name, length), *shape.cast::<[u32; 3]>(), std::slice::from_raw_parts(argument, bytes))
+    };
+    if name == *LEFT_OUT.lock().unwrap() {
+        return 0;
+    }
+    if LAUNCHES_LEFT.fetch_sub(1, Ordering::SeqCst) <= 0 {
+        return LAUNCH_FAILED;
+    }
+    let shape = Launch { blocks, threads, shared_bytes: shared as usize, seed: 0 };
+    // SAFETY: what the program gave the driver, which is what the kernel takes.
+    match unsafe { launch(name, shape, &[Argument::bytes(argument)]) } {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("{error}");
+            LAUNCH_FAILED
+        }
+    }
+}
+
+unsafe extern "C" fn argument_bytes(name: *const u8, length: usize) -> usize {
+    // SAFETY: as in `text`.
+    match unsafe { text(name, length) } {
+        "probe" => size_of::<args::ProbeArgs>(),
+        "copy_rows" => size_of::<args::CopyArgs>(),
+        "gather_pool" => size_of::<PoolArgs>(),
+        "copy_in" | "link_keys" => size_of::<args::ReplaceArgs>(),
+        "sample_ages" => size_of::<args::SampleArgs>(),
+        "sweep" => size_of::<args::SweepArgs>(),
+        "list_entries" => size_of::<args::ListArgs>(),
+        other => panic!("no size is known of {other}"),
+    }
+}
