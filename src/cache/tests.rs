@@ -432,33 +432,44 @@ fn dropping_the_cache_ends_its_thread() {
     assert!(shared.upgrade().is_none(), "the thread's share is gone");
 }
 
-/// A cache that is emptied as fast as it is filled, so that what is counted in is counted out at once.
+/// Else whoever puts it out at once would count out what is not yet counted in, and the sum would wrap.
 #[test]
-fn used_bytes_never_fall_below_zero_while_rows_come_and_go() {
-    const EVICTIONS: u64 = 20_000;
+fn the_bytes_of_a_row_are_counted_before_it_can_be_found() {
+    const ROUNDS: u64 = 50_000;
     let tables = [table(64, 16)];
     let options = CacheOptions { watermarks: Watermarks { high: 1e-9, low: 1e-9 }, ..by_hand() };
-    let cache = &cache_of(4 << 10, &tables, &options);
-    let row = &row_of(TableId(0), 0, 64);
-    let going_on = || totals(&cache.stats()).2 < EVICTIONS;
-    std::thread::scope(|scope| {
-        for first in [0, 32] {
-            scope.spawn(move || {
-                for id in (first..first + 32).cycle().take_while(|_| going_on()) {
-                    cache.pin().insert(TableId(0), id, row).unwrap();
+    let cache = &cache_of(1 << 10, &tables, &options);
+    let (begun, seen) = (&AtomicU64::new(0), &AtomicU64::new(0));
+    let wait_for = |count: &AtomicU64, round| {
+        while count.load(Ordering::Acquire) < round {
+            std::thread::yield_now();
+        }
+    };
+    let index = &cache.shared.index;
+    let empty = || (0..index.buckets()).all(|b| index.ages(b, index::Stamp::of(0)).next().is_none());
+    let uncounted = std::thread::scope(|scope| {
+        let watcher = scope.spawn(move || {
+            let mut uncounted = 0;
+            for round in 1..=ROUNDS {
+                wait_for(begun, round);
+                while empty() {
+                    std::hint::spin_loop();
                 }
-            });
-        }
-        scope.spawn(|| {
-            while going_on() {
-                cache.evict_step();
+                std::sync::atomic::fence(Ordering::Acquire);
+                uncounted += u64::from(cache.shared.counts.linked_bytes.load(Ordering::Relaxed) == 0);
+                seen.store(round, Ordering::Release);
             }
+            uncounted
         });
-        while going_on() {
-            let stats = cache.stats();
-            assert!(stats.pool_used_bytes <= stats.pool_bytes, "{stats:?}");
+        for round in 1..=ROUNDS {
+            begun.store(round, Ordering::Release);
+            let row = row_of(TableId(0), round % 64, 64);
+            assert_eq!(cache.pin().insert(TableId(0), round % 64, &row).unwrap(), Insertion::Stored);
+            wait_for(seen, round);
+            settle(cache);
+            assert_eq!(cache.stats().pool_used_bytes, 0);
         }
+        watcher.join().unwrap()
     });
-    settle(cache);
-    assert_eq!(cache.stats().pool_used_bytes, 0);
+    assert_eq!(uncounted, 0, "of {ROUNDS} rows were found before their bytes were counted");
 }

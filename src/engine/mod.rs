@@ -1,13 +1,15 @@
 //! From a batch to its scores: look rows up, fetch what the cache misses, pool, run the model.
 //!
 //! - `on_host`: rows are read where the store has them, or from a cache in RAM;
-//! - [`on_device`]: rows are looked up and pooled by a device, whose cache lies in its own memory.
+//! - [`on_device`]: rows are looked up and pooled by a device, whose cache lies in its own memory; `trial`: whether
+//!   it does so rightly.
 //!
 //! Whichever it is, the very same bytes are added in the very same order, and the dense layers are one
 //! program, so a score does not know whether there is a cache, nor where (DESIGN.md, promises 1 and 2).
 
 pub mod on_device;
 mod on_host;
+mod trial;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,6 +27,7 @@ use crate::trace::recorder::Recorder;
 use crate::types::{AbsentId, Batch, Description, Predict, PredictError, Scores, TableId, Version};
 use on_device::DeviceFront;
 use on_host::Scratch;
+pub use trial::TrialError;
 
 /// What stands between batches and the store.
 pub enum Front {

@@ -42,8 +42,7 @@ use super::slots::{Class, Slots, UNIT};
 use super::stats::{Counts, TableCounts};
 use super::version::Switched;
 use super::{
-    CacheError, CacheOptions, CacheShape, CacheStats, EvictionOption, TableShape, admission, check, eviction,
-    index,
+    CacheError, CacheOptions, CacheShape, CacheStats, TableShape, admission, check, eviction, index,
 };
 use crate::device::cuda::lane::LaneError;
 use crate::device::cuda::memory::PinnedMemory;

@@ -361,6 +361,6 @@ mod tests {
         assert_eq!((size_of::<SampleArgs>(), offset_of!(SampleArgs, pointers)), (48, 44));
         assert_eq!((size_of::<Evicted>(), offset_of!(Evicted, moved)), (24, 16));
         assert_eq!((size_of::<Pointable>(), offset_of!(Pointable, words)), (32, 24));
-        assert_eq!((size_of::<SweepArgs>(), offset_of!(SweepArgs, pointers)), (112, 104));
+        assert_eq!((size_of::<SweepArgs>(), offset_of!(SweepArgs, pointers)), (120, 112));
     }
 }
