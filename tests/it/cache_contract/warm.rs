@@ -61,7 +61,7 @@ pub fn a_row_is_as_old_as_its_last_use_but_for_a_few_batches<S: Subject>(new: im
         ask(&mut subject, &world, 0..60);
         while totals(&subject.stats()).2 == 0 {
             ask(&mut subject, &world, others.by_ref().take(10));
-            settle(&mut subject);
+            settle(&subject);
         }
         let (evicted, held) = (totals(&subject.stats()).2, held(&mut subject));
         assert!((20..60).contains(&evicted), "{evicted} rows went");
