@@ -163,8 +163,8 @@ impl AdmissionOption {
     /// Every missed row.
     pub const ALL: Self = Self::Probability { p: 1.0, seed: 0 };
     /// Once the cache is full, rows missed for the second time of late: of all that were tried the best on
-    /// every trace of `benches/hit_rates` (2026-11-21: 0.2 to 2.2 points behind the best of ARC, S3-FIFO and
-    /// W-TinyLFU, where all missed rows are 0.9 to 6.1 behind).
+    /// the traces of `benches/hit_rates` (2026-11-21: at most 0.6 points behind the best of LRU, LFU, ARC, S3-FIFO and
+    /// W-TinyLFU, where all missed rows are 0.3 to 9.3 behind).
     pub const DEFAULT: Self = Self::Frequency { misses: 2 };
 }
 

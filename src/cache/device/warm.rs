@@ -62,7 +62,8 @@ impl<D: Driver> DeviceCache<D> {
 impl<D: Driver> Shared<D> {
     fn hot_rows(&self) -> Result<Vec<(TableId, u64)>, DriverError> {
         let (now, buckets) = (self.epochs.tag(), self.tier.shape().buckets);
-        let mut rows = Vec::new();
+        // As on the host: 16 bytes a row, and no more by growing.
+        let mut rows = Vec::with_capacity(self.entry_capacity() as usize);
         let mut from = 0;
         while from < buckets {
             // Let go between looks, for the evictor.
