@@ -105,6 +105,7 @@ impl Pointers {
     }
 
     #[cfg(test)]
+    #[cfg(not(flechette_loom))]
     pub fn capacity(&self) -> u64 {
         self.capacity.load(Ordering::Relaxed)
     }
