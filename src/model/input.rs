@@ -26,11 +26,24 @@ impl InputRows<'_> {
     where
         R: Fn(usize) -> Option<&'r [u8]>,
     {
-        let (samples, width) = (tape.samples, self.dense_width);
+        self.write_at(first..first + tape.samples, tape, 0, rows);
+    }
+
+    /// Writes the input rows of these samples into buffer 0 of the tape, from its row `at` on; `rows` as above.
+    pub fn write_at<'r, R>(
+        &self,
+        samples: Range<usize>,
+        tape: &mut Tape<f32>,
+        at: usize,
+        rows: impl Fn(usize) -> R,
+    ) where
+        R: Fn(usize) -> Option<&'r [u8]>,
+    {
+        let (first, samples, width) = (samples.start, samples.len(), self.dense_width);
         let input = &mut tape.values[0];
         for s in 0..samples {
             let dense = &self.batch.dense[(first + s) * width..][..width];
-            input.from_mut(s, 0)[..width].copy_from_slice(dense);
+            input.from_mut(at + s, 0)[..width].copy_from_slice(dense);
         }
         let pool = |lookup: &Lookup| PoolLookup {
             offsets: &self.batch.features[lookup.feature].offsets[first..=first + samples],
@@ -46,7 +59,7 @@ impl InputRows<'_> {
         let mut blocks = blocks.peekable();
         let mut write = |(samples, block): (Range<usize>, PoolLookup<'_>), found: &[_]| {
             let stride = input.stride();
-            gather_pool(&block, found, input.from_mut(samples.start, 0), stride);
+            gather_pool(&block, found, input.from_mut(at + samples.start, 0), stride);
         };
         // While one block is pooled, the rows of the next and the ids of the one after are on their way.
         let (mut found, mut ahead) = (Vec::new(), Vec::new());

@@ -6,8 +6,10 @@
 //! its occurrences in the order in which the batch has them. That order, and so every bit of the
 //! sum, is the batch's alone.
 
+use rayon::prelude::*;
+
 use crate::schema::{Lookup, Pooling, Schema};
-use crate::types::{Batch, TableId};
+use crate::types::{Batch, PredictError, TableId};
 
 /// Where the gradient of one occurrence comes from.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -23,17 +25,30 @@ pub struct Source {
 /// The rows of one table that a batch touches, and each one's gradients.
 #[derive(Clone, Debug, Default)]
 pub struct Casted {
-    /// (row, place in `sources`), sorted.
+    /// (row, occurrence), sorted.
     pairs: Vec<(u64, u32)>,
+    /// By occurrence.
+    looked_up: Vec<Source>,
+    /// The casted `src`: by row, and within a row in batch order.
     sources: Vec<Source>,
+    /// The distinct rows, ascending; the casted `dst` is a place here.
+    rows: Vec<u64>,
+    /// Where the sources of each row end.
+    ends: Vec<u32>,
+    /// Of each occurrence, its row's place in `rows`, or [`ABSENT`].
+    places: Vec<u32>,
 }
+
+/// The place of an occurrence that no row stands for.
+pub const ABSENT: u32 = u32::MAX;
 
 impl Casted {
     /// Collects the rows of `table` that `lookups` of the batch touch. An absent id counts for the
-    /// row that stands for it, or for none.
+    /// row that stands for it, or for none. Occurrences are counted lookup by lookup, and of a lookup as
+    /// its feature has them.
     pub fn fill(&mut self, schema: &Schema, lookups: &[Lookup], table: TableId, batch: &Batch) {
         self.pairs.clear();
-        self.sources.clear();
+        self.looked_up.clear();
         let shape = &schema.tables[table.index()];
         for lookup in lookups.iter().filter(|l| l.table == table) {
             let ids = &batch.features[lookup.feature];
@@ -42,20 +57,96 @@ impl Casted {
                 let bag = &ids.ids[bag[0] as usize..bag[1] as usize];
                 let divisor = if lookup.pooling == Pooling::Mean { bag.len() as f32 } else { 1.0 };
                 let source = Source { sample: sample as u32, column: lookup.column as u32, divisor };
-                for row in bag.iter().filter_map(|&id| shape.row_of(id)) {
-                    self.pairs.push((row, self.sources.len() as u32));
-                    self.sources.push(source);
+                for &id in bag {
+                    if let Some(row) = shape.row_of(id) {
+                        self.pairs.push((row, self.looked_up.len() as u32));
+                    }
+                    self.looked_up.push(source);
                 }
             }
         }
         self.pairs.sort_unstable();
+        self.cast();
     }
 
-    /// Every touched row, ascending, with the sources of its gradient in batch order.
-    pub fn rows(&self) -> impl Iterator<Item = (u64, impl Iterator<Item = Source> + '_)> + '_ {
-        self.pairs
-            .chunk_by(|a, b| a.0 == b.0)
-            .map(|run| (run[0].0, run.iter().map(|&(_, source)| self.sources[source as usize])))
+    /// From sorted pairs to the casted arrays.
+    fn cast(&mut self) {
+        let Self { pairs, looked_up, sources, rows, ends, places } = self;
+        (sources.clear(), rows.clear(), ends.clear(), places.clear());
+        places.resize(looked_up.len(), ABSENT);
+        for run in pairs.chunk_by(|a, b| a.0 == b.0) {
+            for &(_, occurrence) in run {
+                places[occurrence as usize] = rows.len() as u32;
+                sources.push(looked_up[occurrence as usize]);
+            }
+            rows.push(run[0].0);
+            ends.push(sources.len() as u32);
+        }
+    }
+
+    /// The distinct rows, ascending.
+    #[must_use]
+    pub fn rows(&self) -> &[u64] {
+        &self.rows
+    }
+
+    /// Of each occurrence, its row's place in [`Self::rows`], or [`ABSENT`].
+    #[must_use]
+    pub fn places(&self) -> &[u32] {
+        &self.places
+    }
+
+    /// The sources of the gradient of row `k` of [`Self::rows`], in batch order.
+    #[inline(always)]
+    #[must_use]
+    pub fn sources(&self, k: usize) -> &[Source] {
+        let start = if k == 0 { 0 } else { self.ends[k - 1] };
+        &self.sources[start as usize..self.ends[k] as usize]
+    }
+}
+
+/// The casted indices of all tables of a batch.
+#[derive(Clone, Debug, Default)]
+pub struct Casting {
+    tables: Vec<Casted>,
+    /// Of each lookup, where its occurrences begin among its table's.
+    first: Vec<usize>,
+}
+
+impl Casting {
+    /// Casts the batch for all tables, each on a thread of its own.
+    ///
+    /// # Errors
+    /// [`PredictError::Capacity`] where one table is asked for more than 2^32 - 1 ids.
+    pub fn fill(&mut self, schema: &Schema, lookups: &[Lookup], batch: &Batch) -> Result<(), PredictError> {
+        let mut asked = vec![0; schema.tables.len()];
+        self.first.clear();
+        for lookup in lookups {
+            let of_table: &mut usize = &mut asked[lookup.table.index()];
+            self.first.push(*of_table);
+            *of_table += batch.features[lookup.feature].ids.len();
+        }
+        let (needed, limit) = (asked.into_iter().max().unwrap_or(0) as u64, u64::from(u32::MAX));
+        if needed > limit {
+            return Err(PredictError::Capacity { field: "ids of one table in a batch", needed, limit });
+        }
+        self.tables.resize_with(schema.tables.len(), Casted::default);
+        self.tables.par_iter_mut().enumerate().for_each(|(t, casted)| {
+            casted.fill(schema, lookups, TableId(t as u32), batch);
+        });
+        Ok(())
+    }
+
+    /// Each table's, in the schema's order.
+    #[must_use]
+    pub fn tables(&self) -> &[Casted] {
+        &self.tables
+    }
+
+    /// Of lookup `l`, which is `lookup`, the place of each occurrence in the batch among the rows of its table.
+    #[must_use]
+    pub fn places(&self, l: usize, lookup: &Lookup) -> &[u32] {
+        &self.tables[lookup.table.index()].places[self.first[l]..]
     }
 }
 
@@ -121,7 +212,8 @@ mod tests {
                         }
                     }
                 }
-                let got: Vec<_> = casted.rows().map(|(row, sources)| (row, sources.collect())).collect();
+                let rows = casted.rows().iter().enumerate();
+                let got: Vec<_> = rows.map(|(k, &row)| (row, casted.sources(k).to_vec())).collect();
                 prop_assert_eq!(got, expected.into_iter().collect::<Vec<(u64, Vec<Source>)>>());
             }
         }

@@ -11,8 +11,9 @@ use std::path::Path;
 use rayon::prelude::*;
 
 use super::TrainError;
+use super::learner::Learner;
+use super::network::Parts;
 use super::optim::{Kind, Optimizer};
-use super::train::{Learner, Parts};
 use crate::model::Model;
 use crate::schema::Schema;
 use crate::store::{Contents, Dense, DenseTensor, Opened, PlainMemory, Table, Uniform, table_code, write};
@@ -45,7 +46,7 @@ pub fn initialise(schema: &Schema, optimizer: Optimizer, seed: u64) -> Result<Le
     });
     let tables = tables.collect::<Result<_, TrainError>>()?;
     let schema = schema.clone();
-    Ok(Learner::new(Parts { schema, model, weights, dense_states, tables, optimizer, steps: 0 }))
+    Ok(Learner::new(Parts { schema, model, weights, dense_states, optimizer, steps: 0 }, tables))
 }
 
 /// A learner that goes on from a version. One that the same optimizer wrote, and whose rows are all
@@ -67,7 +68,7 @@ pub fn resume(opened: Opened, optimizer: Optimizer) -> Result<Learner, TrainErro
         let dense_states = zeroed_states(optimizer.kind, weights.values.len());
         let tables = store.tables().iter().map(|table| without_state(table, optimizer.kind));
         let tables = tables.collect::<Result<_, _>>()?;
-        return Ok(Learner::new(Parts { schema, model, weights, dense_states, tables, optimizer, steps: 0 }));
+        return Ok(Learner::new(Parts { schema, model, weights, dense_states, optimizer, steps: 0 }, tables));
     }
     let steps = metadata.get("steps").and_then(|steps| steps.parse().ok());
     let steps = steps.ok_or_else(|| TrainError::State("steps".into()))?;
@@ -83,7 +84,7 @@ pub fn resume(opened: Opened, optimizer: Optimizer) -> Result<Learner, TrainErro
         Ok(table.copied(&PlainMemory)?)
     });
     let tables = tables.collect::<Result<_, _>>()?;
-    Ok(Learner::new(Parts { schema, model, weights, dense_states, tables, optimizer, steps }))
+    Ok(Learner::new(Parts { schema, model, weights, dense_states, optimizer, steps }, tables))
 }
 
 /// The table's rows beside zeroed state.

@@ -9,15 +9,17 @@
 mod casting;
 mod checkpoint;
 pub mod eval;
+mod learner;
+mod network;
 pub mod optim;
-mod train;
 mod update;
 
 use std::sync::mpsc;
 use std::thread;
 
 pub use checkpoint::{initialise, resume};
-pub use train::Learner;
+pub use learner::Learner;
+pub use network::Network;
 
 use crate::dataset::{DatasetError, Reader};
 use crate::model::WeightsError;

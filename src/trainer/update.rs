@@ -1,21 +1,23 @@
 //! The second half of a step: gradients of rows and dense weights, and the optimizer on both.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
-use super::casting::Casted;
+use super::casting::{Casted, Casting};
+use super::network::Network;
 use super::optim::{Optimizer, Step};
-use super::train::Learner;
 use crate::device::{Wide, vectorise};
 use crate::model::{Model, Tape};
 use crate::store::Table;
 
-impl Learner {
-    /// Gradients and updates of rows, table by table, and of dense weights, piece by piece.
-    pub(super) fn update(&mut self) {
-        let Self { model, weights, dense_states, grads, tables, casted, tapes, optimizer, .. } = self;
+impl Network {
+    /// Updates dense weights, piece by piece, and beside it rows by `rows`.
+    pub(super) fn update(&mut self, rows: impl FnOnce(&RowUpdate<'_>) + Send) {
+        let step = self.row_step();
+        let Self { model, weights, dense_states, grads, tapes, optimizer, steps, .. } = self;
         let tapes = &tapes[..];
-        let dense = Optimizer { kind: optimizer.kind.dense(), ..*optimizer }.step(self.steps);
-        let rows = optimizer.step(self.steps);
+        let dense = Optimizer { kind: optimizer.kind.dense(), ..*optimizer }.step(*steps);
         let pieces = split_pieces(model, &mut weights.values, grads, dense_states);
         rayon::join(
             || {
@@ -24,13 +26,52 @@ impl Learner {
                     dense.update_dense(piece.weights, piece.grads, &mut piece.states);
                 });
             },
-            || {
-                tables.par_iter_mut().zip(casted).for_each(|(table, casted)| {
-                    update_rows(table, casted, tapes, &rows);
-                });
-            },
+            || rows(&RowUpdate { tapes, step }),
         );
+        model.turn(weights);
     }
+
+    /// The update of rows that the last step leaves to do.
+    pub(super) fn row_update(&self) -> RowUpdate<'_> {
+        RowUpdate { tapes: &self.tapes, step: self.row_step() }
+    }
+}
+
+/// The gradients of a step's input rows, and its factors.
+pub(super) struct RowUpdate<'a> {
+    tapes: &'a [Tape<f32>],
+    step: Step<f32>,
+}
+
+impl RowUpdate<'_> {
+    /// Updates all rows of all tables, each table on a thread of its own. `records` are of the schema's tables, in its
+    /// order.
+    pub fn tables<R: Records>(&self, records: impl Iterator<Item = R>, casting: &Casting) {
+        let records: Vec<R> = records.collect();
+        records.into_par_iter().zip(casting.tables()).for_each(|(records, casted)| {
+            self.rows(records, casted, 0..casted.rows().len());
+        });
+    }
+
+    /// Updates rows `range` of those that `casted` counts: the gather-reduce of Tensor Casting (section IV), fused with
+    /// the optimizer.
+    pub fn rows<R: Records>(&self, records: R, casted: &Casted, range: Range<usize>) {
+        vectorise(UpdateRows { records, casted, range, tapes: self.tapes, step: &self.step });
+    }
+}
+
+/// Where the rows of a table and their state lie while they are trained.
+pub(super) trait Records: Send {
+    /// Row `k` of those of the casted index, whose number is `row`: its weights, and as many states as the optimizer has.
+    fn record(&mut self, k: usize, row: u64) -> Record<'_>;
+}
+
+/// One row and its state.
+pub(super) struct Record<'a> {
+    pub weights: &'a mut [f32],
+    pub states: [&'a mut [f32]; 2],
+    /// How many of the states there are.
+    pub count: usize,
 }
 
 /// One piece of the dense weights with all that its update touches.
@@ -55,58 +96,77 @@ fn split_pieces<'a>(
     pieces.collect()
 }
 
-/// The gather-reduce of one table, fused with the optimizer (Tensor Casting, section IV).
-fn update_rows(table: &mut Table, casted: &Casted, tapes: &[Tape<f32>], step: &Step<f32>) {
-    let dim = table.dim();
-    let Some((weights, states)) = table.parts_mut() else {
-        debug_assert!(false, "a learner's tables are its own");
-        return;
-    };
-    let states = states.iter_mut().filter_map(|state| Some((state.width(), state.rows_mut()?))).collect();
-    vectorise(UpdateRows { dim, weights, states, casted, tapes, step });
-}
-
-struct UpdateRows<'a> {
+/// The rows of a table in memory.
+pub(super) struct TableRows<'a> {
     dim: usize,
     weights: &'a mut [f32],
     /// Elements a row, and all rows, of every state.
-    states: Vec<(usize, &'a mut [f32])>,
+    states: [(usize, &'a mut [f32]); 2],
+    count: usize,
+}
+
+impl<'a> TableRows<'a> {
+    /// All rows of the table, which must be a learner's: of f32, in memory of its own. One that is not has no rows here.
+    pub fn of(table: &'a mut Table) -> Self {
+        let dim = table.dim();
+        let Some((weights, all)) = table.parts_mut() else {
+            debug_assert!(false, "a learner's tables are its own");
+            return Self { dim, weights: &mut [], states: Default::default(), count: 0 };
+        };
+        let (mut states, count): ([_; 2], _) = (Default::default(), all.len());
+        for (to, state) in states.iter_mut().zip(all) {
+            *to = (state.width(), state.rows_mut().unwrap_or_default());
+        }
+        Self { dim, weights, states, count }
+    }
+}
+
+impl Records for TableRows<'_> {
+    #[inline(always)]
+    fn record(&mut self, _: usize, row: u64) -> Record<'_> {
+        let row = row as usize;
+        let weights = &mut self.weights[row * self.dim..][..self.dim];
+        let states = self.states.each_mut().map(|(width, rows)| match *width {
+            0 => Default::default(),
+            width => &mut rows[row * width..][..width],
+        });
+        Record { weights, states, count: self.count }
+    }
+}
+
+struct UpdateRows<'a, R> {
+    records: R,
     casted: &'a Casted,
+    range: Range<usize>,
     tapes: &'a [Tape<f32>],
     step: &'a Step<f32>,
 }
 
-impl Wide for UpdateRows<'_> {
+impl<R: Records> Wide for UpdateRows<'_, R> {
     type Output = ();
     #[inline(always)]
     fn run(self) {
-        let Self { dim, weights, mut states, casted, tapes, step } = self;
-        let mut grad = vec![0.0f32; dim];
+        let Self { mut records, casted, range, tapes, step } = self;
+        let mut grad = Vec::new();
         let chunk = tapes.first().map_or(1, |tape| tape.rows as u32);
-        for (row, sources) in casted.rows() {
-            for (i, source) in sources.enumerate() {
+        for k in range {
+            let Record { weights, states: [one, two], count } = records.record(k, casted.rows()[k]);
+            grad.resize(weights.len(), 0.0f32);
+            for (i, source) in casted.sources(k).iter().enumerate() {
                 let (tape, s) = (source.sample / chunk, source.sample % chunk);
-                let from = &tapes[tape as usize].grads[0].from(s as usize, source.column as usize)[..dim];
+                let from =
+                    &tapes[tape as usize].grads[0].from(s as usize, source.column as usize)[..grad.len()];
                 if i == 0 {
                     grad.iter_mut().zip(from).for_each(|(sum, g)| *sum = *g / source.divisor);
                 } else {
                     grad.iter_mut().zip(from).for_each(|(sum, g)| *sum += *g / source.divisor);
                 }
             }
-            let row = row as usize;
-            let weights = &mut weights[row * dim..][..dim];
-            match &mut states[..] {
-                [] => step.update_row(weights, &grad, &mut []),
-                [one] => step.update_row(weights, &grad, &mut [state_row(one, row)]),
-                [one, two, ..] => {
-                    step.update_row(weights, &grad, &mut [state_row(one, row), state_row(two, row)]);
-                }
+            match count {
+                0 => step.update_row(weights, &grad, &mut []),
+                1 => step.update_row(weights, &grad, &mut [one]),
+                _ => step.update_row(weights, &grad, &mut [one, two]),
             }
         }
     }
-}
-
-#[inline(always)]
-fn state_row<'s>((width, rows): &'s mut (usize, &mut [f32]), row: usize) -> &'s mut [f32] {
-    &mut rows[row * *width..][..*width]
 }

@@ -1,0 +1,159 @@
+//! The sequential trainer: one step after the other on tables in memory, and so the oracle of the pipeline.
+
+use super::casting::Casting;
+use super::network::{Labelled, Network, Parts};
+use super::optim::Optimizer;
+use super::update::TableRows;
+use crate::model::{Model, Weights};
+use crate::schema::Schema;
+use crate::store::{EmbeddingStore, Table, rows_of};
+use crate::types::{Batch, PredictError};
+
+/// A model with all its rows in memory.
+pub struct Learner {
+    pub(super) network: Network,
+    pub(super) tables: Vec<Table>,
+    casting: Casting,
+}
+
+impl Learner {
+    pub(super) fn new(parts: Parts, tables: Vec<Table>) -> Self {
+        Self { network: Network::new(parts), tables, casting: Casting::default() }
+    }
+
+    /// All but the rows.
+    #[must_use]
+    pub fn network(&self) -> &Network {
+        &self.network
+    }
+
+    /// The schema trained for.
+    #[must_use]
+    pub fn schema(&self) -> &Schema {
+        self.network.schema()
+    }
+
+    /// The layers.
+    #[must_use]
+    pub fn model(&self) -> &Model<f32> {
+        self.network.model()
+    }
+
+    /// The dense weights.
+    #[must_use]
+    pub fn weights(&self) -> &Weights<f32> {
+        self.network.weights()
+    }
+
+    /// The dense optimizer's states, in the order of its kind.
+    #[must_use]
+    pub fn dense_states(&self) -> &[Vec<f32>] {
+        self.network.dense_states()
+    }
+
+    /// The tables.
+    #[must_use]
+    pub fn tables(&self) -> &[Table] {
+        &self.tables
+    }
+
+    /// The optimizer.
+    #[must_use]
+    pub fn optimizer(&self) -> Optimizer {
+        self.network.optimizer()
+    }
+
+    /// Steps taken.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.network.steps()
+    }
+
+    /// Takes one step on the mean loss of the batch, whose probabilities before the step are
+    /// written over `probabilities`. Gives the summed loss. There is no step on a batch of no samples,
+    /// nor where the loss is not finite.
+    ///
+    /// # Errors
+    /// [`PredictError`] when the batch is not of the schema's shape, has an id past a table whose
+    /// default is `error`, or looks up more than 2^32 - 1 ids in one table; nothing has changed then.
+    pub fn step(
+        &mut self,
+        batch: &Batch,
+        labels: &[f32],
+        probabilities: &mut Vec<f32>,
+    ) -> Result<f64, PredictError> {
+        let mut casting = std::mem::take(&mut self.casting);
+        let labelled = Labelled { batch, labels };
+        let loss = labelled.check(self.schema()).and_then(|()| {
+            casting.fill(self.schema(), &self.network.lookups, batch)?;
+            Ok(self.step_casted(labelled, &casting, probabilities))
+        });
+        self.casting = casting;
+        loss
+    }
+
+    /// [`Self::step`] on a batch that was checked and casted before.
+    pub(super) fn step_casted(
+        &mut self,
+        Labelled { batch, labels }: Labelled<'_>,
+        casting: &Casting,
+        probabilities: &mut Vec<f32>,
+    ) -> f64 {
+        let Self { network, tables, .. } = self;
+        let (schema, lookups) = (network.schema.clone(), network.lookups.clone());
+        let loss = network.gather_and_learn(batch, labels, |l| rows_of(tables, &schema, &lookups[l], batch));
+        network.read_probabilities(probabilities);
+        if network.counts_step(loss, batch.samples) {
+            network.update(|update| update.tables(tables.iter_mut().map(TableRows::of), casting));
+        }
+        loss
+    }
+
+    /// Writes the probability of every sample over `probabilities`.
+    ///
+    /// # Errors
+    /// As [`Learner::step`].
+    pub fn score(&mut self, batch: &Batch, probabilities: &mut Vec<f32>) -> Result<(), PredictError> {
+        let Self { network, tables, .. } = self;
+        let (schema, lookups) = (network.schema.clone(), network.lookups.clone());
+        network.score(batch, &lookups, |l| rows_of(tables, &schema, &lookups[l], batch), probabilities)
+    }
+
+    /// [`Learner::score`] with the rows of a version that this learner wrote, as they are stored.
+    ///
+    /// # Errors
+    /// As [`Learner::step`].
+    ///
+    /// # Panics
+    /// When the version is of another schema.
+    pub fn score_rows_of(
+        &mut self,
+        version: &EmbeddingStore,
+        batch: &Batch,
+        probabilities: &mut Vec<f32>,
+    ) -> Result<(), PredictError> {
+        self.network.score_rows_of(version, batch, probabilities)
+    }
+}
+
+impl Network {
+    /// Writes the probability of every sample over `probabilities`, by these dense weights and the rows of a version
+    /// as they are stored.
+    ///
+    /// # Errors
+    /// As [`Learner::step`].
+    ///
+    /// # Panics
+    /// When the version is of another schema.
+    pub fn score_rows_of(
+        &mut self,
+        version: &EmbeddingStore,
+        batch: &Batch,
+        probabilities: &mut Vec<f32>,
+    ) -> Result<(), PredictError> {
+        let schema = self.schema.clone();
+        let lookups = &schema.lookups()[..];
+        let tables = version.tables();
+        self.score(batch, lookups, |l| rows_of(tables, &schema, &lookups[l], batch), probabilities)
+    }
+}

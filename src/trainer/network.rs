@@ -1,0 +1,242 @@
+//! One training step but for where rows lie: the dense half of a model, and how rows enter and leave it.
+//!
+//! A step runs in three parallel loops, none of which shares anything between threads: over
+//! chunks of samples (gather-pool, forward, loss, backward), over tables and pieces of dense weights
+//! (gradient and update, in `update`), over panels (transposes). Every sum has an order that the batch alone
+//! decides, so any number of threads gives the same bytes; and since gather-pool is sample by sample and an update
+//! row by row, so does any way of cutting both into groups (a scratchpad that holds only part of a batch's rows).
+
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use super::optim::{Optimizer, Step};
+use crate::model::loss::{binary_cross_entropy, binary_cross_entropy_slope, sigmoid};
+use crate::model::{InputRows, Model, Tape, Weights, check_length, check_shape};
+use crate::schema::{Lookup, Schema};
+use crate::types::{Batch, Element, PredictError};
+
+/// All that a step reads and writes, but for rows.
+pub struct Network {
+    pub(super) schema: Arc<Schema>,
+    pub(super) lookups: Arc<[Lookup]>,
+    pub(super) model: Model<f32>,
+    pub(super) weights: Weights<f32>,
+    /// In the order of the dense optimizer's states, each laid out as the weights are.
+    pub(super) dense_states: Vec<Vec<f32>>,
+    pub(super) grads: Vec<f32>,
+    pub(super) tapes: Vec<Tape<f32>>,
+    pub(super) optimizer: Optimizer,
+    pub(super) steps: u64,
+}
+
+/// What a network is made of.
+pub(super) struct Parts {
+    pub schema: Schema,
+    pub model: Model<f32>,
+    pub weights: Weights<f32>,
+    pub dense_states: Vec<Vec<f32>>,
+    pub optimizer: Optimizer,
+    pub steps: u64,
+}
+
+impl Network {
+    pub(super) fn new(parts: Parts) -> Self {
+        let Parts { schema, model, mut weights, dense_states, optimizer, steps } = parts;
+        model.turn(&mut weights);
+        // Whatever a version's rows are stored in, those of a trainer are f32.
+        let in_f32 = |lookup| Lookup { element: Element::F32, ..lookup };
+        Self {
+            lookups: schema.lookups().into_iter().map(in_f32).collect(),
+            grads: vec![0.0; weights.values.len()],
+            tapes: Vec::new(),
+            schema: schema.into(),
+            model,
+            weights,
+            dense_states,
+            optimizer,
+            steps,
+        }
+    }
+
+    /// The schema trained for.
+    #[must_use]
+    pub fn schema(&self) -> &Schema {
+        &self.schema
+    }
+
+    /// The layers.
+    #[must_use]
+    pub fn model(&self) -> &Model<f32> {
+        &self.model
+    }
+
+    /// The dense weights.
+    #[must_use]
+    pub fn weights(&self) -> &Weights<f32> {
+        &self.weights
+    }
+
+    /// The dense optimizer's states, in the order of its kind.
+    #[must_use]
+    pub fn dense_states(&self) -> &[Vec<f32>] {
+        &self.dense_states
+    }
+
+    /// The optimizer.
+    #[must_use]
+    pub fn optimizer(&self) -> Optimizer {
+        self.optimizer
+    }
+
+    /// Steps taken.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Bytes of weights, state and gradients: all but the tapes, which are a batch's.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let floats = self.weights.values.len() * 2 + self.weights.turned.len() + self.grads.len();
+        ((floats + self.dense_states.iter().map(Vec::len).sum::<usize>()) * size_of::<f32>()) as u64
+    }
+
+    /// Makes room for so many samples.
+    pub(super) fn begin(&mut self, samples: usize) {
+        let size = self.model.chunk();
+        let chunks = samples.div_ceil(size);
+        while self.tapes.len() < chunks {
+            self.tapes.push(self.model.tape(true));
+        }
+        self.tapes.truncate(chunks);
+        for (chunk, tape) in self.tapes.iter_mut().enumerate() {
+            tape.samples = (samples - chunk * size).min(size);
+        }
+    }
+
+    /// Writes the input rows of all samples of the batch, which are the samples from `at` on of those that
+    /// [`Self::begin`] made room for. `rows` as in [`InputRows::write`].
+    pub(super) fn gather<'r, R>(&mut self, batch: &Batch, at: usize, rows: impl Fn(usize) -> R + Sync)
+    where
+        R: Fn(usize) -> Option<&'r [u8]>,
+    {
+        let Self { schema, lookups, tapes, .. } = self;
+        let inputs = InputRows { dense_width: schema.dense_width(), lookups, batch };
+        let (mut parts, mut begins, end) = (Vec::new(), 0, at + batch.samples);
+        for tape in tapes {
+            let mine = at.max(begins)..end.min(begins + tape.samples);
+            let row = mine.start.saturating_sub(begins);
+            begins += tape.rows;
+            if !mine.is_empty() {
+                parts.push((tape, mine.start - at..mine.end - at, row));
+            }
+        }
+        parts.into_par_iter().for_each(|(tape, samples, row)| inputs.write_at(samples, tape, row, &rows));
+    }
+
+    /// Forward, loss and backward of samples whose input rows are written. Gives the summed loss.
+    pub(super) fn learn(&mut self, labels: &[f32]) -> f64 {
+        self.each_chunk(labels, |_, _| ())
+    }
+
+    /// [`Self::begin`], [`Self::gather`] and [`Self::learn`] of a whole batch, chunk by chunk, so that the rows of one
+    /// are still near when it is learnt.
+    pub(super) fn gather_and_learn<'r, R>(
+        &mut self,
+        batch: &Batch,
+        labels: &[f32],
+        rows: impl Fn(usize) -> R + Sync,
+    ) -> f64
+    where
+        R: Fn(usize) -> Option<&'r [u8]>,
+    {
+        self.begin(batch.samples);
+        let lookups = &self.lookups.clone();
+        let inputs = InputRows { dense_width: self.schema.dense_width(), lookups, batch };
+        self.each_chunk(labels, |chunk, tape| inputs.write(chunk * tape.rows, tape, &rows))
+    }
+
+    fn each_chunk(&mut self, labels: &[f32], before: impl Fn(usize, &mut Tape<f32>) + Sync) -> f64 {
+        let Self { model, weights, tapes, .. } = self;
+        let share = 1.0 / labels.len() as f32;
+        let chunks = tapes.par_iter_mut().zip(labels.par_chunks(model.chunk())).enumerate();
+        let losses: Vec<f64> = chunks
+            .map(|(chunk, (tape, labels))| {
+                before(chunk, tape);
+                model.forward(weights, tape);
+                let loss = |(s, &y): (usize, &f32)| f64::from(binary_cross_entropy(model.logit(tape, s), y));
+                let sum = labels.iter().enumerate().map(loss).sum();
+                model.backward(weights, tape, |s, z| binary_cross_entropy_slope(z, labels[s]) * share);
+                sum
+            })
+            .collect();
+        losses.iter().sum()
+    }
+
+    /// Whether a step is to be taken after this loss of so many samples; it is counted then.
+    pub(super) fn counts_step(&mut self, loss: f64, samples: usize) -> bool {
+        let takes = samples > 0 && loss.is_finite();
+        self.steps += u64::from(takes);
+        takes
+    }
+
+    /// The factors of the step that was counted last.
+    pub(super) fn row_step(&self) -> Step<f32> {
+        self.optimizer.step(self.steps)
+    }
+
+    /// Writes the probability of every sample over `probabilities`; `rows` as in [`InputRows::write`].
+    ///
+    /// # Errors
+    /// As [`Labelled::check`].
+    pub(super) fn score<'r, R>(
+        &mut self,
+        batch: &Batch,
+        lookups: &[Lookup],
+        rows: impl Fn(usize) -> R + Sync,
+        probabilities: &mut Vec<f32>,
+    ) -> Result<(), PredictError>
+    where
+        R: Fn(usize) -> Option<&'r [u8]>,
+    {
+        check_shape(&self.schema, batch)?;
+        self.schema.check_absent(batch)?;
+        self.begin(batch.samples);
+        let Self { schema, model, weights, tapes, .. } = self;
+        let inputs = InputRows { dense_width: schema.dense_width(), lookups, batch };
+        tapes.par_iter_mut().enumerate().for_each(|(chunk, tape)| {
+            inputs.write(chunk * tape.rows, tape, &rows);
+            model.forward(weights, tape);
+        });
+        self.read_probabilities(probabilities);
+        Ok(())
+    }
+
+    /// Writes the probabilities of the last samples over `probabilities`.
+    pub(super) fn read_probabilities(&self, probabilities: &mut Vec<f32>) {
+        probabilities.clear();
+        for tape in &self.tapes {
+            probabilities.extend((0..tape.samples).map(|s| sigmoid(self.model.logit(tape, s))));
+        }
+    }
+}
+
+/// A batch to train on.
+#[derive(Clone, Copy)]
+pub(super) struct Labelled<'a> {
+    pub batch: &'a Batch,
+    pub labels: &'a [f32],
+}
+
+impl Labelled<'_> {
+    /// Whether the batch is of the schema's shape, with a label a sample and no id that is refused.
+    ///
+    /// # Errors
+    /// [`PredictError`] if not.
+    pub fn check(&self, schema: &Schema) -> Result<(), PredictError> {
+        check_shape(schema, self.batch)?;
+        check_length("labels", self.batch.samples, self.labels.len())?;
+        schema.check_absent(self.batch)
+    }
+}
