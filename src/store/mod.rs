@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use crate::types::{HostMemory, OutOfHostMemory, TableId, Version};
 
 mod aside;
+mod contents;
 #[cfg(test)]
 mod crash;
 mod disk;
@@ -29,14 +30,13 @@ mod uniform;
 pub mod working;
 mod write;
 
+pub use contents::{Contents, DenseTensor, Rows};
 pub use order::{RowOrder, read_orders, write_orders};
-pub use snapshot::{
-    Contents, Dense, DenseTensor, Latest, Opened, models, open, open_latest, open_latest_with, versions,
-    write,
-};
+pub use snapshot::{Dense, Latest, Opened, models, open, open_latest, open_latest_with, versions};
 pub use table::{BadRow, EncodeError, PlainMemory, State, Table, rows_of};
 pub use uniform::{Uniform, table_code};
 pub use working::{First, WorkingFile, WorkingTable};
+pub use write::write;
 
 use format::{Checksum, FormatError};
 use working::WorkingError;

@@ -240,7 +240,7 @@ impl WorkingFile {
     }
 
     /// The table of this number.
-    fn table(&self, table: TableId) -> Result<&WorkingRows, StoreError> {
+    pub(super) fn table(&self, table: TableId) -> Result<&WorkingRows, StoreError> {
         let none = WorkingError::Table { tables: self.tables.len() };
         self.tables.get(table.index()).ok_or(StoreError::Working { table, source: none })
     }
