@@ -62,7 +62,8 @@ fn write(folder: &Path, rows: u64) -> anyhow::Result<()> {
     let mut table = Table::zeroed(&PlainMemory, rows, DIM, &[])?;
     let values = table.rows_mut().into_iter().flatten().enumerate();
     values.for_each(|(i, x)| *x = (i % 97) as f32);
-    let contents = Contents { model_toml: &schema.to_toml(), tables: vec![&table], ..Contents::default() };
+    let contents =
+        Contents { model_toml: &schema.to_toml(), tables: vec![(&table).into()], ..Contents::default() };
     let _ = fs::remove_dir_all(folder.join(NAME));
     store::write(folder, NAME, &contents)?;
     Ok(())

@@ -57,7 +57,7 @@ fn write_seed(disk: &dyn Disk, models: &Path, seed: u64) -> Result<Version, Stor
     let contents = Contents {
         model_toml: MODEL_TOML,
         dense: vec![DenseTensor { name: "w".to_owned(), shape: vec![2, 3], values: &dense }],
-        tables: vec![&table, &table],
+        tables: vec![(&table).into(), (&table).into()],
         metadata: BTreeMap::new(),
     };
     write_on(disk, models, "m", &contents)

@@ -18,16 +18,14 @@
 //!
 //! Nothing of it is trusted: whoever reads it looks each name and number up in the version it serves.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
-use super::StoreError;
 use super::disk::{Disk, SystemDisk};
-use super::write::make_dirs;
+use super::{StoreError, aside};
 
 /// Where a model's hot rows, counts and traces lie, beside its versions.
 pub const STATE: &str = "state";
@@ -50,8 +48,6 @@ const MAX_BYTES: u64 =
     (HEAD_BYTES + MAX_TABLES * (2 + MAX_NAME_BYTES) + MAX_ROWS * ROW_BYTES + SUM_BYTES) as u64;
 /// Bytes written at a time.
 const CHUNK_BYTES: usize = 1 << 16;
-/// What a writer that died has left is removed when it is so old.
-const ABANDONED: Duration = Duration::from_secs(3600);
 
 /// Rows by their tables' names, the hottest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -204,36 +200,17 @@ impl HotRows {
     }
 
     pub(super) fn save_on(&self, disk: &dyn Disk, models: &Path, name: &str) -> Result<(), StoreError> {
-        let path = path(models, name);
-        let folder = models.join(name).join(STATE);
-        make_dirs(disk, &folder)?;
-        sweep(&folder);
-        let aside = folder.join(format!(".hot_rows.{}.tmp", std::process::id()));
-        let at = |e| StoreError::at(&aside, e);
-        // One of our own number that died, or failed.
-        match fs::remove_file(&aside) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(at(e)),
-            _ => {}
-        }
-        let written = self.write(disk, &aside).map_err(at);
-        let renamed = written.and_then(|()| disk.rename(&aside, &path).map_err(|e| StoreError::at(&path, e)));
-        if renamed.is_err() {
-            // The next sweep's to mend, where it fails.
-            let _ = fs::remove_file(&aside);
-        }
-        renamed?;
-        disk.sync_dir(&folder).map_err(|e| StoreError::at(&folder, e))
+        aside::replace(disk, &path(models, name), |file, aside| self.write(disk, file, aside))
     }
 
-    fn write(&self, disk: &dyn Disk, path: &Path) -> io::Result<()> {
-        let mut file = disk.create(path)?;
+    fn write(&self, disk: &dyn Disk, file: &mut File, path: &Path) -> io::Result<()> {
         let mut hash = Xxh3::new();
         let mut put = |file: &mut File, bytes: &[u8]| {
             hash.update(bytes);
             disk.append(file, path, bytes)
         };
         let rows = &self.rows[..self.rows.len().min(MAX_ROWS)];
-        put(&mut file, &self.head(rows.len())?)?;
+        put(file, &self.head(rows.len())?)?;
         let mut chunk = Vec::with_capacity(CHUNK_BYTES);
         for rows in rows.chunks(CHUNK_BYTES / ROW_BYTES) {
             chunk.clear();
@@ -241,10 +218,9 @@ impl HotRows {
                 chunk.extend_from_slice(&table.to_le_bytes());
                 chunk.extend_from_slice(&row.to_le_bytes());
             }
-            put(&mut file, &chunk)?;
+            put(file, &chunk)?;
         }
-        disk.append(&mut file, path, &hash.digest128().to_le_bytes())?;
-        disk.sync(&file, path)
+        disk.append(file, path, &hash.digest128().to_le_bytes())
     }
 
     /// All before the rows.
@@ -269,20 +245,6 @@ impl HotRows {
 
 fn path(models: &Path, name: &str) -> PathBuf {
     models.join(name).join(STATE).join(FILE)
-}
-
-/// Removes what dead writers left.
-fn sweep(folder: &Path) {
-    let Ok(entries) = fs::read_dir(folder) else { return };
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        let aside = name.to_str().is_some_and(|n| n.starts_with(".hot_rows.") && n.ends_with(".tmp"));
-        let written = entry.metadata().and_then(|meta| meta.modified());
-        let old = || written.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > ABANDONED));
-        if aside && old() {
-            let _ = fs::remove_file(entry.path());
-        }
-    }
 }
 
 /// So many names, and what comes after them.

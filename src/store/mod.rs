@@ -4,8 +4,11 @@
 //! changed again ([`write()`]); reading one ([`snapshot`]) checks every byte against its manifest and
 //! then serves rows from the mapped files. So a crash at any instant leaves the versions that
 //! were there, and a damaged one is refused by name while the one before it serves. [`mod@format`]
-//! draws the bytes, [`table`] holds rows, [`hot_rows`] keeps what a cache held, and `disk` is the handful of calls that must reach the
-//! disk, so that tests can make each of them fail.
+//! draws the bytes, [`table`] holds rows, [`hot_rows`] keeps what a cache held, and `disk` is the handful of
+//! calls that must reach the disk, so that tests can make each of them fail.
+//!
+//! Tables that are larger than memory are trained in a [`working`] file, which no version is until it is
+//! written as one; [`order`] says where in it a table's rows lie.
 
 use std::fmt;
 use std::io;
@@ -13,24 +16,30 @@ use std::path::{Path, PathBuf};
 
 use crate::types::{HostMemory, OutOfHostMemory, TableId, Version};
 
+mod aside;
+mod contents;
 #[cfg(test)]
 mod crash;
 mod disk;
 pub mod format;
 pub mod hot_rows;
+pub mod order;
 pub mod snapshot;
 pub mod table;
 mod uniform;
+pub mod working;
 mod write;
 
-pub use snapshot::{
-    Contents, Dense, DenseTensor, Latest, Opened, models, open, open_latest, open_latest_with, versions,
-    write,
-};
+pub use contents::{Contents, DenseTensor, Rows};
+pub use order::{RowOrder, read_orders, write_orders};
+pub use snapshot::{Dense, Latest, Opened, models, open, open_latest, open_latest_with, versions};
 pub use table::{BadRow, EncodeError, PlainMemory, State, Table, rows_of};
 pub use uniform::{Uniform, table_code};
+pub use working::{First, WorkingFile, WorkingTable};
+pub use write::write;
 
 use format::{Checksum, FormatError};
+use working::WorkingError;
 
 /// All rows of one version of a model.
 #[derive(Debug)]
@@ -232,6 +241,14 @@ pub enum StoreError {
         path: PathBuf,
         /// Which row, and what is wrong with it.
         source: BadRow,
+    },
+    /// A working file that cannot be made of a table, or asked for its rows.
+    #[error("working table {}: {source}", table.0)]
+    Working {
+        /// Which one, in the file's order.
+        table: TableId,
+        /// What is wrong.
+        source: WorkingError,
     },
     /// Contents that do not have one table for each of the schema's.
     #[error("tables: expected {expected}, got {got}")]

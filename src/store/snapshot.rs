@@ -21,8 +21,6 @@ use super::{EmbeddingStore, Refusal, StoreError, check_name};
 use crate::schema::{self, Schema};
 use crate::types::Version;
 
-pub use super::write::{Contents, DenseTensor, write};
-
 /// Bytes read and hashed at a time.
 const CHUNK_BYTES: usize = 1 << 20;
 

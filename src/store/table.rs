@@ -203,6 +203,12 @@ impl Table {
         Ok(Self { rows: self.rows, dim: self.dim, element: self.element, weight, states: Vec::new() })
     }
 
+    /// The same rows where they are, without the state.
+    #[must_use]
+    pub fn without_states(self) -> Self {
+        Self { states: Vec::new(), ..self }
+    }
+
     /// Whether the rows lie in memory of their own, and not in a mapped file.
     #[must_use]
     pub fn in_ram(&self) -> bool {

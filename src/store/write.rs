@@ -15,7 +15,6 @@
 //! dead one left, which the next write removes. A process id would not: ids are used again, and
 //! differ between containers that share a disk.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -23,12 +22,13 @@ use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::Xxh3;
 
+use super::contents::{Columns, Contents, Data, Tensor, table_tensors};
 use super::disk::{Disk, SystemDisk};
 use super::format::{self, Checksum, Dtype, FileEntry, Manifest};
-use super::snapshot::{DENSE, KEYS, MANIFEST, MODEL, TABLES, WEIGHT, parse_schema, table_file, versions};
+use super::snapshot::{DENSE, MANIFEST, MODEL, TABLES, table_file, versions};
 use super::table::Table;
 use super::{StoreError, check_name};
-use crate::schema::{self, Schema};
+use crate::schema::Schema;
 use crate::types::{Element, Version};
 
 /// Bytes hashed and written at a time.
@@ -36,32 +36,6 @@ const CHUNK_BYTES: usize = 1 << 20;
 
 /// Bytes of rows encoded at a time, by all threads together.
 const ENCODED_BYTES: usize = 16 << 20;
-
-/// Everything that makes a version.
-#[derive(Clone, Debug, Default)]
-pub struct Contents<'a> {
-    /// The schema's text, kept as it is.
-    pub model_toml: &'a str,
-    /// Dense weights, and their optimizer state under names of its own.
-    pub dense: Vec<DenseTensor<'a>>,
-    /// One table for each of the schema's, in its order: of f32, or of the schema's element type already.
-    /// Rows of f32 are encoded as they are written, and where that rounds them their table is written
-    /// without its optimizer state, which is of the f32 ones.
-    pub tables: Vec<&'a Table>,
-    /// Anything to note, such as how many steps were trained.
-    pub metadata: BTreeMap<String, String>,
-}
-
-/// A dense tensor to write.
-#[derive(Clone, Debug)]
-pub struct DenseTensor<'a> {
-    /// Its name, unique among them.
-    pub name: String,
-    /// Elements along each axis, slowest first.
-    pub shape: Vec<usize>,
-    /// The elements, row-major.
-    pub values: &'a [f32],
-}
 
 /// Writes a version of model `name` in the directory `models`, which is made if need be, and
 /// returns its number: one above the highest there is, good or not. When this returns, the version
@@ -90,60 +64,6 @@ pub(super) fn write_on(
     let mut staging = Staging::begin(disk, models, name)?;
     staging.fill(contents, &schema)?;
     staging.publish(models, name)
-}
-
-impl Contents<'_> {
-    /// The schema, once everything here is of its shape.
-    fn checked(&self) -> Result<Schema, StoreError> {
-        let schema = parse_schema(self.model_toml)
-            .map_err(|reason| StoreError::Schema { path: PathBuf::from(MODEL), reason })?;
-        if self.tables.len() != schema.tables.len() {
-            return Err(StoreError::Tables { expected: schema.tables.len(), got: self.tables.len() });
-        }
-        for (declared, table) in schema.tables.iter().zip(&self.tables) {
-            check_name("table", &declared.name)?;
-            let mismatch = |tensor: &str, expected: String, got: String| StoreError::Tensor {
-                path: PathBuf::from(table_file(&declared.name)),
-                tensor: tensor.to_owned(),
-                expected,
-                got,
-            };
-            let (expected, got) =
-                ([declared.stored_rows(), declared.dim as u64], [table.rows(), table.dim() as u64]);
-            if expected != got {
-                return Err(mismatch(WEIGHT, format!("shape {expected:?}"), format!("shape {got:?}")));
-            }
-            if ![Element::F32, declared.element].contains(&table.element()) {
-                let got = table.element().to_string();
-                return Err(mismatch(WEIGHT, format!("f32 or {}", declared.element), got));
-            }
-            for state in table.states() {
-                if state.name() == KEYS || state.name() == WEIGHT {
-                    return Err(mismatch(
-                        state.name(),
-                        "another name".to_owned(),
-                        "a reserved one".to_owned(),
-                    ));
-                }
-                if state.width() != 1 && state.width() != table.dim() {
-                    let expected = format!("width {} or 1", table.dim());
-                    return Err(mismatch(state.name(), expected, format!("width {}", state.width())));
-                }
-            }
-        }
-        for tensor in &self.dense {
-            let elements = tensor.shape.iter().try_fold(1_usize, |n, &axis| n.checked_mul(axis));
-            if elements != Some(tensor.values.len()) {
-                return Err(StoreError::Tensor {
-                    path: PathBuf::from(DENSE),
-                    tensor: tensor.name.clone(),
-                    expected: format!("elements for shape {:?}", tensor.shape),
-                    got: tensor.values.len().to_string(),
-                });
-            }
-        }
-        Ok(schema)
-    }
 }
 
 /// Makes a directory and those above it, each lasting once the one below it is made.
@@ -226,7 +146,7 @@ impl<'a> Staging<'a> {
         let tables = self.path.join(TABLES);
         self.disk.create_dir(&tables).map_err(|e| StoreError::at(&tables, e))?;
         for (declared, table) in schema.tables.iter().zip(&contents.tables) {
-            self.tensors(&table_file(&declared.name), &table_tensors(declared, table))?;
+            self.tensors(&table_file(&declared.name), &table_tensors(declared, *table)?)?;
         }
         self.disk.sync_dir(&tables).map_err(|e| StoreError::at(&tables, e))?;
 
@@ -244,9 +164,10 @@ impl<'a> Staging<'a> {
             .map_err(|source| StoreError::Format { path: self.path.join(name), source })?;
         self.file(name, |file| {
             file.append(&header)?;
-            tensors.iter().try_for_each(|tensor| match tensor.data {
+            tensors.iter().try_for_each(|tensor| match &tensor.data {
                 Data::Bytes(bytes) => file.append(bytes),
-                Data::Encoded(table, element) => file.append_rows(table, element),
+                Data::Encoded(table, element) => file.append_rows(table, *element),
+                Data::Streamed(columns) => file.append_columns(columns),
             })
         })
     }
@@ -298,36 +219,6 @@ impl Drop for Staging<'_> {
     }
 }
 
-/// A tensor of a file.
-struct Tensor<'a> {
-    name: &'a str,
-    dtype: Dtype,
-    shape: Vec<u64>,
-    data: Data<'a>,
-}
-
-#[derive(Clone, Copy)]
-enum Data<'a> {
-    Bytes(&'a [u8]),
-    /// The table's rows, encoded as they are written.
-    Encoded(&'a Table, Element),
-}
-
-/// The tensors of a table's file.
-fn table_tensors<'a>(declared: &schema::Table, table: &'a Table) -> Vec<Tensor<'a>> {
-    let (dtype, width) = format::weight_type(declared.element, table.dim());
-    let encoded = table.element() != declared.element;
-    let data = if encoded { Data::Encoded(table, declared.element) } else { Data::Bytes(table.as_bytes()) };
-    let mut tensors = vec![Tensor { name: WEIGHT, dtype, shape: vec![table.rows(), width], data }];
-    tensors.extend(table.states().iter().filter(|_| !encoded).map(|state| Tensor {
-        name: state.name(),
-        dtype: Dtype::F32,
-        shape: vec![table.rows(), state.width() as u64],
-        data: Data::Bytes(bytemuck::cast_slice(state.as_slice())),
-    }));
-    tensors
-}
-
 /// A file in the making. It is hashed as it is written, a chunk at a time, so that each byte comes from
 /// memory once.
 struct NewFile<'a> {
@@ -362,6 +253,16 @@ impl NewFile<'_> {
             self.append(&chunk)?;
         }
         Ok(())
+    }
+
+    /// Columns of a working file's table, with no more memory than a few chunks of its records.
+    fn append_columns(&mut self, columns: &Columns) -> Result<(), StoreError> {
+        let mut bytes = Vec::new();
+        columns.file.for_each_chunk(columns.table, |first, records| {
+            let path = PathBuf::from(self.name);
+            columns.encode(first, records, &mut bytes).map_err(|source| StoreError::Row { path, source })?;
+            self.append(&bytes)
+        })
     }
 }
 

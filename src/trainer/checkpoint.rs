@@ -16,7 +16,9 @@ use super::network::Parts;
 use super::optim::{Kind, Optimizer};
 use crate::model::Model;
 use crate::schema::Schema;
-use crate::store::{Contents, Dense, DenseTensor, Opened, PlainMemory, Table, Uniform, table_code, write};
+use crate::store::{
+    Contents, Dense, DenseTensor, Opened, PlainMemory, Rows, Table, Uniform, table_code, write,
+};
 use crate::types::{Element, Version};
 
 /// Numbers that one thread checks at a time.
@@ -147,7 +149,7 @@ impl Learner {
         ];
         let metadata: BTreeMap<_, _> = metadata.map(|(key, value)| (key.to_owned(), value)).into();
         let model_toml = &self.schema().to_toml();
-        let tables = self.tables().iter().collect();
+        let tables = self.tables().iter().map(Rows::from).collect();
         Ok(write(models, name, &Contents { model_toml, dense: dense.collect(), tables, metadata })?)
     }
 

@@ -10,7 +10,8 @@ use std::process::Command;
 use flechette::schema::{self, Architecture, Schema};
 use flechette::store::format::Dtype;
 use flechette::store::{
-    self, Contents, DenseTensor, EmbeddingStore, Opened, PlainMemory, StoreError, Table, Uniform, table_code,
+    self, Contents, DenseTensor, EmbeddingStore, Opened, PlainMemory, Rows, StoreError, Table, Uniform,
+    table_code,
 };
 use flechette::types::{Element, TableId, Version};
 use proptest::prelude::*;
@@ -95,7 +96,7 @@ impl Sample {
         let contents = Contents {
             model_toml: &toml::to_string(&self.schema).unwrap(),
             dense: dense.collect(),
-            tables: self.tables.iter().collect(),
+            tables: self.tables.iter().map(Rows::from).collect(),
             metadata: self.metadata.clone(),
         };
         store::write(models, name, &contents)

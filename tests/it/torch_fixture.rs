@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use flechette::model::{InputRows, Model, Tape, View, Weights, loss};
 use flechette::schema::Schema;
-use flechette::store::{self, Contents, DenseTensor, PlainMemory, Table};
+use flechette::store::{self, Contents, DenseTensor, PlainMemory, Rows, Table};
 use flechette::trainer::optim::{Kind, Optimizer};
 use flechette::trainer::{self, Learner};
 use flechette::types::{Batch, Jagged};
@@ -113,7 +113,7 @@ impl Given<'_> {
         let contents = Contents {
             model_toml: self.record["schema"].as_str().unwrap(),
             dense: dense.collect(),
-            tables: self.tables.iter().collect(),
+            tables: self.tables.iter().map(Rows::from).collect(),
             metadata: BTreeMap::new(),
         };
         let version = store::write(models.path(), "given", &contents).unwrap();

@@ -1,9 +1,10 @@
 //! The file of hot rows: what was written comes back, and nothing else passes for it.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::fs;
 
 use proptest::prelude::*;
 
+use super::super::aside::{ABANDONED, failing::Failing};
 use super::*;
 
 fn hot_rows() -> impl Strategy<Value = HotRows> {
@@ -109,49 +110,6 @@ fn where_nothing_was_saved_there_is_nothing_and_a_foreign_file_is_named() {
     assert!(error.contains("bytes: expected at most"), "{error}");
 }
 
-/// The system's disk, of which one call fails, after half of its bytes where it writes.
-struct Failing {
-    calls: AtomicUsize,
-    at: usize,
-}
-
-impl Failing {
-    fn step(&self, run: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-        match self.calls.fetch_add(1, Ordering::Relaxed) == self.at {
-            true => Err(io::ErrorKind::StorageFull.into()),
-            false => run(),
-        }
-    }
-}
-
-impl Disk for Failing {
-    fn create_dir(&self, path: &Path) -> io::Result<()> {
-        self.step(|| SystemDisk.create_dir(path))
-    }
-
-    fn create(&self, path: &Path) -> io::Result<File> {
-        self.step(|| Ok(()))?;
-        SystemDisk.create(path)
-    }
-
-    fn append(&self, file: &mut File, path: &Path, bytes: &[u8]) -> io::Result<()> {
-        SystemDisk.append(file, path, &bytes[..bytes.len() / 2])?;
-        self.step(|| SystemDisk.append(file, path, &bytes[bytes.len() / 2..]))
-    }
-
-    fn sync(&self, file: &File, path: &Path) -> io::Result<()> {
-        self.step(|| SystemDisk.sync(file, path))
-    }
-
-    fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        self.step(|| SystemDisk.sync_dir(path))
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.step(|| SystemDisk.rename(from, to))
-    }
-}
-
 #[test]
 fn whichever_call_fails_the_file_is_the_old_one_or_the_new_one_and_nothing_lies_beside_it() {
     let models = tempfile::tempdir().unwrap();
@@ -160,7 +118,7 @@ fn whichever_call_fails_the_file_is_the_old_one_or_the_new_one_and_nothing_lies_
     let new = HotRows { rows: vec![(0, 5)], ..some() };
     let mut failures = 0;
     loop {
-        let disk = Failing { calls: AtomicUsize::new(0), at: failures };
+        let disk = Failing::at(failures);
         let saved = new.save_on(&disk, models.path(), "m");
         let found = HotRows::load(models.path(), "m").unwrap();
         let names: Vec<_> =

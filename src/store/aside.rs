@@ -1,0 +1,122 @@
+//! A file of a model's state: written aside, synced, and renamed over the one before, so that a crash leaves
+//! the old one or the new one, whole.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use super::StoreError;
+use super::disk::Disk;
+use super::write::make_dirs;
+
+/// What a writer that died has left is removed when it is so old.
+pub(super) const ABANDONED: Duration = Duration::from_secs(3600);
+
+/// Puts a file in the place of the one at `path`, in a directory that is made if need be. `write` appends its
+/// bytes to the one that lies aside, at the path that it is given.
+///
+/// # Errors
+/// [`StoreError`]; the file before is untouched then, unless only the last sync failed.
+pub(super) fn replace(
+    disk: &dyn Disk,
+    path: &Path,
+    write: impl FnOnce(&mut File, &Path) -> io::Result<()>,
+) -> Result<(), StoreError> {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    make_dirs(disk, folder)?;
+    sweep(folder, &stem);
+    let aside = folder.join(format!(".{stem}.{}.tmp", std::process::id()));
+    let at = |e| StoreError::at(&aside, e);
+    // One of our own number that died, or failed.
+    match fs::remove_file(&aside) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(at(e)),
+        _ => {}
+    }
+    let written = || {
+        let mut file = disk.create(&aside)?;
+        write(&mut file, &aside)?;
+        disk.sync(&file, &aside)
+    };
+    let renamed =
+        written().map_err(at).and_then(|()| disk.rename(&aside, path).map_err(|e| StoreError::at(path, e)));
+    if renamed.is_err() {
+        // The next sweep's to mend, where it fails.
+        let _ = fs::remove_file(&aside);
+    }
+    renamed?;
+    disk.sync_dir(folder).map_err(|e| StoreError::at(folder, e))
+}
+
+/// Removes what dead writers left.
+fn sweep(folder: &Path, stem: &str) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|n| n.strip_prefix(&format!(".{stem}."))?.strip_suffix(".tmp"));
+        let written = entry.metadata().and_then(|meta| meta.modified());
+        let old = || written.is_ok_and(|at| at.elapsed().is_ok_and(|age| age > ABANDONED));
+        if pid.is_some() && old() {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod failing {
+    //! A disk that fails, for the tests of whoever writes a file in this way.
+
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::super::disk::SystemDisk;
+    use super::*;
+
+    /// The system's disk, of which one call fails, after half of its bytes where it writes.
+    pub(in crate::store) struct Failing {
+        calls: AtomicUsize,
+        at: usize,
+    }
+
+    impl Failing {
+        /// Its call of this number fails, from 0.
+        pub(in crate::store) fn at(at: usize) -> Self {
+            Self { calls: AtomicUsize::new(0), at }
+        }
+
+        fn step(&self, run: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+            match self.calls.fetch_add(1, Ordering::Relaxed) == self.at {
+                true => Err(io::ErrorKind::StorageFull.into()),
+                false => run(),
+            }
+        }
+    }
+
+    impl Disk for Failing {
+        fn create_dir(&self, path: &Path) -> io::Result<()> {
+            self.step(|| SystemDisk.create_dir(path))
+        }
+
+        fn create(&self, path: &Path) -> io::Result<File> {
+            self.step(|| Ok(()))?;
+            SystemDisk.create(path)
+        }
+
+        fn append(&self, file: &mut File, path: &Path, bytes: &[u8]) -> io::Result<()> {
+            SystemDisk.append(file, path, &bytes[..bytes.len() / 2])?;
+            self.step(|| SystemDisk.append(file, path, &bytes[bytes.len() / 2..]))
+        }
+
+        fn sync(&self, file: &File, path: &Path) -> io::Result<()> {
+            self.step(|| SystemDisk.sync(file, path))
+        }
+
+        fn sync_dir(&self, path: &Path) -> io::Result<()> {
+            self.step(|| SystemDisk.sync_dir(path))
+        }
+
+        fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+            self.step(|| SystemDisk.rename(from, to))
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! The trainer's working file: tables larger than memory, trained in place.
+//!
+//! All tables of a model lie in one file, which has no name: it is unlinked as soon as it is made, so that
+//! nothing is left of it however the process ends. Rows are read and written where they lie, by positioned
+//! reads and writes and not through a mapping: pages of a mapping that were touched count as the process's
+//! own memory, the system's cache of a file does not.
+//!
+//! ```text
+//! table 0                               table 1, on a page
+//! | record | record | ... | (padding) | record | ...
+//!
+//! record:  weight (dim) | state 0 (its width) | state 1 ...     all f32
+//! ```
+//!
+//! The file is sparse and a new one takes no room. A row that was never written is not in it: a bit a row
+//! says so, and the row is then its first value, which is a pure function of the row, or a version's. So a
+//! huge table needs no first pass.
+//!
+//! Training asks for the frequent rows in every batch, and they lie anywhere in a table. With a
+//! [`RowOrder`](super::RowOrder) their records lie at its beginning instead, end to end, and neighbours
+//! are read and written by one call.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use super::{RowOrder, StoreError, Table, Uniform};
+use crate::types::{OutOfHostMemory, TableId};
+
+mod bitmap;
+mod chunks;
+mod region;
+
+use region::Placed;
+pub use region::WorkingRows;
+
+/// A table to make.
+#[derive(Debug)]
+pub struct WorkingTable {
+    /// How many rows.
+    pub rows: u64,
+    /// Elements of a row's weight.
+    pub dim: usize,
+    /// Names of the states of a row, and the elements of each.
+    pub states: Vec<(&'static str, usize)>,
+    /// What rows are before they are written.
+    pub first: First,
+    /// By what order records lie; `None`: by row.
+    pub order: Option<RowOrder>,
+}
+
+/// What rows are before they are written.
+#[derive(Debug)]
+pub enum First {
+    /// Weights of this distribution beside zeroed states.
+    Uniform(Uniform),
+    /// The rows of a version's table, decoded, of as many rows and elements. Beside them its states, if they are
+    /// those of the working table by name, width and order, else zeros (see [`Table::without_states`]).
+    Version(Table),
+}
+
+/// Why a working file cannot be made of a table, or asked for its rows.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkingError {
+    /// No such table.
+    #[error("expected a table below {tables}")]
+    Table {
+        /// How many there are.
+        tables: usize,
+    },
+    /// No such row.
+    #[error("expected a row below {rows}, got {row}")]
+    PastEnd {
+        /// The row.
+        row: u64,
+        /// How many there are.
+        rows: u64,
+    },
+    /// Rows out of order, or one twice.
+    #[error("expected ascending rows, got {row} after {before}")]
+    NotAscending {
+        /// The one before.
+        before: u64,
+        /// The row.
+        row: u64,
+    },
+    /// Records that are not as many as the rows.
+    #[error("expected {expected} elements of records, got {got}")]
+    Records {
+        /// Rows times width.
+        expected: usize,
+        /// How many came.
+        got: usize,
+    },
+    /// First values of another shape.
+    #[error("first values: expected shape {expected:?}, got {got:?}")]
+    First {
+        /// Rows and elements a row of the working table.
+        expected: [u64; 2],
+        /// Those of the version's.
+        got: [u64; 2],
+    },
+    /// An order of another table's rows.
+    #[error("order: expected one of {expected} rows, got one of {got}")]
+    Order {
+        /// The table's rows.
+        expected: u64,
+        /// The order's.
+        got: u64,
+    },
+    /// More than the length of a file can say.
+    #[error("expected a file of less than 2^63 bytes, got {rows} rows of {width} f32")]
+    TooLarge {
+        /// The table's rows.
+        rows: u64,
+        /// Elements of a record.
+        width: usize,
+    },
+    /// No memory for a bit a row.
+    #[error(transparent)]
+    Memory(#[from] OutOfHostMemory),
+}
+
+/// Tables in a file without a name. Reading and writing take `&self`: different threads may do both at once
+/// on different rows. That nobody writes a row while another reads or writes it is for the callers to see to.
+#[derive(Debug)]
+pub struct WorkingFile {
+    /// Where the file was made, for errors to name.
+    dir: PathBuf,
+    file: File,
+    tables: Vec<WorkingRows>,
+}
+
+impl WorkingFile {
+    /// Makes the file in `dir`, which exists.
+    ///
+    /// # Errors
+    /// [`StoreError::Working`] for a table that cannot be, [`StoreError::MissingDirectory`], and what the
+    /// system refused.
+    pub fn create(dir: &Path, tables: Vec<WorkingTable>) -> Result<Self, StoreError> {
+        let mut placed: Vec<WorkingRows> = Vec::with_capacity(tables.len());
+        for (table, wanted) in (0..).map(TableId).zip(tables) {
+            let begin = placed.last().map_or(0, WorkingRows::end);
+            let rows =
+                WorkingRows::new(wanted, begin).map_err(|source| StoreError::Working { table, source })?;
+            placed.push(rows);
+        }
+        let file = unnamed(dir)?;
+        file.set_len(placed.last().map_or(0, WorkingRows::end)).map_err(|e| StoreError::at(dir, e))?;
+        Ok(Self { dir: dir.to_owned(), file, tables: placed })
+    }
+
+    /// The tables, in the order given.
+    #[must_use]
+    pub fn tables(&self) -> &[WorkingRows] {
+        &self.tables
+    }
+
+    /// Bytes of memory that grow with the tables: the bits, the orders, and first values that lie in memory of
+    /// their own.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        self.tables.iter().map(WorkingRows::memory_bytes).sum()
+    }
+
+    /// Reads the records of these rows, ascending and distinct, over `records`, end to end in the order of
+    /// `rows`.
+    ///
+    /// # Errors
+    /// [`StoreError::Working`] for rows that are not of the table or not ascending, and for `records` of another
+    /// length; and what the system refused.
+    pub fn read(&self, table: TableId, rows: &[u64], records: &mut [f32]) -> Result<(), StoreError> {
+        let of = self.checked(table, rows, records.len())?;
+        let mut placed = Vec::with_capacity(rows.len());
+        let records_of_rows = records.chunks_exact_mut(of.width().max(1));
+        for (index, (&row, record)) in rows.iter().zip(records_of_rows).enumerate() {
+            if of.written.has(row) {
+                placed.push(Placed { place: of.place(row), index });
+            } else {
+                of.first_value(row, record);
+            }
+        }
+        self.read_placed(of, &mut placed, records)
+    }
+
+    /// Reads written rows over their places in `records`.
+    fn read_placed(
+        &self,
+        of: &WorkingRows,
+        placed: &mut [Placed],
+        records: &mut [f32],
+    ) -> Result<(), StoreError> {
+        let width = of.width();
+        let mut staging = Vec::new();
+        for run in of.runs(placed) {
+            let direct = side_by_side(run);
+            let into = if direct {
+                &mut records[run[0].index * width..][..run.len() * width]
+            } else {
+                staging.resize(run.len() * width, 0.0);
+                &mut staging[..]
+            };
+            let bytes = bytemuck::cast_slice_mut(into);
+            let read = self.file.read_exact_at(bytes, of.offset(run[0].place));
+            read.map_err(|e| StoreError::at(&self.dir, e))?;
+            if !direct {
+                for (row, record) in run.iter().zip(staging.chunks_exact(width)) {
+                    records[row.index * width..][..width].copy_from_slice(record);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the records of these rows, ascending and distinct: they lie end to end in the order of `rows`.
+    /// When it fails, each row is what it was or what it was to be, and no other is touched.
+    ///
+    /// # Errors
+    /// Those of [`Self::read`]; [`StoreError::DiskFull`] when there is no room for a row that is new.
+    pub fn write(&self, table: TableId, rows: &[u64], records: &[f32]) -> Result<(), StoreError> {
+        let of = self.checked(table, rows, records.len())?;
+        let width = of.width();
+        let placed = rows.iter().enumerate().map(|(index, &row)| Placed { place: of.place(row), index });
+        let (mut placed, mut staging) = (placed.collect::<Vec<_>>(), Vec::new());
+        for run in of.runs(&mut placed) {
+            let from = if side_by_side(run) {
+                &records[run[0].index * width..][..run.len() * width]
+            } else {
+                staging.clear();
+                run.iter().for_each(|row| staging.extend_from_slice(&records[row.index * width..][..width]));
+                &staging[..]
+            };
+            let written = self.file.write_all_at(bytemuck::cast_slice(from), of.offset(run[0].place));
+            written.map_err(|e| StoreError::at(&self.dir, e))?;
+            // Only now: who finds a row marked reads it from the file.
+            run.iter().for_each(|row| of.written.mark(rows[row.index]));
+        }
+        Ok(())
+    }
+
+    /// The table of this number.
+    pub(super) fn table(&self, table: TableId) -> Result<&WorkingRows, StoreError> {
+        let none = WorkingError::Table { tables: self.tables.len() };
+        self.tables.get(table.index()).ok_or(StoreError::Working { table, source: none })
+    }
+
+    /// The table, if these are rows of it, and as many records.
+    fn checked(&self, table: TableId, rows: &[u64], elements: usize) -> Result<&WorkingRows, StoreError> {
+        let of = self.table(table)?;
+        let refused = |source| Err(StoreError::Working { table, source });
+        let expected = rows.len().saturating_mul(of.width());
+        if expected != elements {
+            return refused(WorkingError::Records { expected, got: elements });
+        }
+        if let Some(&[before, row]) = rows.windows(2).find(|two| two[0] >= two[1]) {
+            return refused(WorkingError::NotAscending { before, row });
+        }
+        match rows.last() {
+            Some(&row) if row >= of.rows() => refused(WorkingError::PastEnd { row, rows: of.rows() }),
+            _ => Ok(of),
+        }
+    }
+}
+
+/// Whether rows that are neighbours in the file are neighbours in the request too.
+fn side_by_side(run: &[Placed]) -> bool {
+    run.windows(2).all(|two| two[0].index + 1 == two[1].index)
+}
+
+/// A new file in `dir`, to read and write, whose name is gone.
+fn unnamed(dir: &Path) -> Result<File, StoreError> {
+    if !dir.try_exists().map_err(|e| StoreError::at(dir, e))? {
+        return Err(StoreError::MissingDirectory { path: dir.to_owned() });
+    }
+    let mut attempt = 0_u64;
+    loop {
+        let path = dir.join(format!(".working.{}.{attempt}.tmp", std::process::id()));
+        match OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path) {
+            // Another's, or that of a process that was killed between this line and the next.
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => attempt += 1,
+            Err(e) => return Err(StoreError::at(&path, e)),
+            Ok(file) => {
+                fs::remove_file(&path).map_err(|e| StoreError::at(&path, e))?;
+                return Ok(file);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

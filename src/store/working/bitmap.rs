@@ -1,0 +1,82 @@
+//! Which rows of a table have been written: one bit a row.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::types::OutOfHostMemory;
+
+const BITS: u64 = u64::BITS as u64;
+
+/// A bit a row, set once the row's record lies in the file and never cleared.
+pub(super) struct Bitmap(Vec<AtomicU64>);
+
+impl Bitmap {
+    /// So many rows, none of them written.
+    pub(super) fn new(rows: u64) -> Result<Self, OutOfHostMemory> {
+        let words = rows.div_ceil(BITS);
+        let bytes = usize::try_from(words.saturating_mul(BITS / 8)).unwrap_or(usize::MAX);
+        let mut bits = Vec::new();
+        bits.try_reserve_exact(bytes / size_of::<u64>()).map_err(|_| OutOfHostMemory { bytes })?;
+        bits.extend((0..words).map(|_| AtomicU64::new(0)));
+        Ok(Self(bits))
+    }
+
+    /// Whether the row was marked. Who sees that it was, sees what its marker did before.
+    pub(super) fn has(&self, row: u64) -> bool {
+        let word = usize::try_from(row / BITS).ok().and_then(|word| self.0.get(word));
+        word.is_some_and(|word| word.load(Ordering::Acquire) >> (row % BITS) & 1 == 1)
+    }
+
+    /// Marks a row of the table.
+    pub(super) fn mark(&self, row: u64) {
+        self.0[(row / BITS) as usize].fetch_or(1 << (row % BITS), Ordering::Release);
+    }
+
+    /// The marked rows of a range of the table's, ascending.
+    pub(super) fn within(&self, rows: Range<u64>) -> impl Iterator<Item = u64> + '_ {
+        let words = rows.start / BITS..rows.end.div_ceil(BITS);
+        let marked = words.flat_map(|word| {
+            let bits = self.0[word as usize].load(Ordering::Acquire);
+            // Each step drops the lowest bit that is set.
+            let rest = std::iter::successors(Some(bits), |bits| Some(bits & bits.wrapping_sub(1)));
+            rest.take_while(|&bits| bits != 0).map(move |bits| word * BITS + u64::from(bits.trailing_zeros()))
+        });
+        marked.filter(move |row| rows.contains(row))
+    }
+
+    /// Its size.
+    pub(super) fn bytes(&self) -> u64 {
+        (self.0.len() * size_of::<AtomicU64>()) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    proptest! {
+        #[test]
+        fn marked_rows_are_found_one_by_one_and_by_range(
+            rows in 1_u64..300,
+            marks in proptest::collection::vec(any::<proptest::sample::Index>(), 0..40),
+            ends in any::<[proptest::sample::Index; 2]>(),
+        ) {
+            let bitmap = Bitmap::new(rows).unwrap();
+            let marks: BTreeSet<u64> = marks.iter().map(|at| at.index(rows as usize) as u64).collect();
+            marks.iter().for_each(|&row| bitmap.mark(row));
+            prop_assert!((0..rows + 100).all(|row| bitmap.has(row) == marks.contains(&row)));
+            let mut ends = ends.map(|at| at.index(rows as usize + 1) as u64);
+            ends.sort();
+            let expected: Vec<u64> = marks.range(ends[0]..ends[1]).copied().collect();
+            prop_assert_eq!(bitmap.within(ends[0]..ends[1]).collect::<Vec<_>>(), expected);
+        }
+    }
+
+    #[test]
+    fn more_rows_than_there_is_memory_for_are_refused() {
+        assert!(Bitmap::new(u64::MAX).is_err());
+        assert_eq!(Bitmap::new(0).unwrap().within(0..0).count(), 0);
+    }
+}

@@ -1,0 +1,156 @@
+//! One table of a working file: its shape, where its records lie, and what a row is before it is written.
+
+use std::fmt;
+
+use super::bitmap::Bitmap;
+use super::{First, WorkingError, WorkingTable};
+use crate::store::RowOrder;
+
+/// The file's grid: each table starts on it.
+const PAGE_BYTES: u64 = 4096;
+/// Most bytes that one call reads or writes, but at least one record.
+const RUN_BYTES: usize = 1 << 20;
+const WORD_BYTES: u64 = size_of::<f32>() as u64;
+
+/// A table of a working file. Row `r` is `[weight(dim) | state 0 | state 1 ...]`, [`Self::width`] words of f32.
+pub struct WorkingRows {
+    rows: u64,
+    dim: usize,
+    states: Vec<(&'static str, usize)>,
+    first: First,
+    /// Whether `first` is a version's table with exactly these states.
+    has_states: bool,
+    order: Option<RowOrder>,
+    width: usize,
+    /// Where in the file its records begin.
+    begin: u64,
+    /// Which rows are in the file.
+    pub(super) written: Bitmap,
+}
+
+/// A row of a request: where its record lies among the table's, and which one of the request it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Placed {
+    pub(super) place: u64,
+    pub(super) index: usize,
+}
+
+impl WorkingRows {
+    /// The table, from byte `begin` of the file on.
+    pub(super) fn new(table: WorkingTable, begin: u64) -> Result<Self, WorkingError> {
+        let WorkingTable { rows, dim, states, first, order } = table;
+        let mut has_states = false;
+        if let First::Version(version) = &first {
+            let (expected, got) = ([rows, dim as u64], [version.rows(), version.dim() as u64]);
+            if expected != got {
+                return Err(WorkingError::First { expected, got });
+            }
+            has_states = version.states().iter().map(|s| (s.name(), s.width())).eq(states.iter().copied());
+        }
+        if let Some(order) = order.as_ref().filter(|order| order.rows() != rows) {
+            return Err(WorkingError::Order { expected: rows, got: order.rows() });
+        }
+        let width = states.iter().try_fold(dim, |sum, &(_, width)| sum.checked_add(width));
+        let bytes = width.and_then(|width| (width as u64).checked_mul(WORD_BYTES)?.checked_mul(rows));
+        // A file's length is a signed number of 64 bits.
+        let end = bytes.and_then(|bytes| begin.checked_add(bytes)?.checked_next_multiple_of(PAGE_BYTES));
+        let (Some(width), Some(_)) = (width, end.filter(|&end| end <= i64::MAX as u64)) else {
+            return Err(WorkingError::TooLarge { rows, width: width.unwrap_or(usize::MAX) });
+        };
+        let written = Bitmap::new(rows)?;
+        Ok(Self { rows, dim, states, first, has_states, order, width, begin, written })
+    }
+
+    /// How many rows.
+    #[must_use]
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// Elements of a row's weight.
+    #[must_use]
+    pub fn dim(&self) -> usize {
+        self.dim
+    }
+
+    /// Names of the states, and elements a row of each.
+    #[must_use]
+    pub fn states(&self) -> &[(&'static str, usize)] {
+        &self.states
+    }
+
+    /// Words of f32 that a record has: the dim and the states' widths.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// By what order its records lie; `None` where by row.
+    #[must_use]
+    pub fn order(&self) -> Option<&RowOrder> {
+        self.order.as_ref()
+    }
+
+    /// Bytes of memory that grow with its rows.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        let first = match &self.first {
+            First::Version(table) if table.in_ram() => table.bytes(),
+            _ => 0,
+        };
+        self.written.bytes() + self.order.as_ref().map_or(0, RowOrder::memory_bytes) + first
+    }
+
+    /// The byte of the file that its records end before, on the file's grid.
+    pub(super) fn end(&self) -> u64 {
+        self.offset(self.rows).next_multiple_of(PAGE_BYTES)
+    }
+
+    /// Where in the file the record at this place begins.
+    pub(super) fn offset(&self, place: u64) -> u64 {
+        // `new` has seen that this does not overflow up to the end.
+        self.begin + place * self.width as u64 * WORD_BYTES
+    }
+
+    /// Where among the records that of this row lies.
+    pub(super) fn place(&self, row: u64) -> u64 {
+        self.order.as_ref().map_or(row, |order| order.place(row))
+    }
+
+    /// These rows in runs that lie end to end in the file, none longer than one call may be. `placed` is in
+    /// the order of rows, and afterwards in that of places.
+    pub(super) fn runs<'p>(&self, placed: &'p mut [Placed]) -> impl Iterator<Item = &'p [Placed]> + use<'p> {
+        if self.order.is_some() {
+            placed.sort_unstable_by_key(|row| row.place);
+        }
+        let longest = (RUN_BYTES / (self.width * size_of::<f32>()).max(1)).max(1);
+        let placed: &'p [Placed] = placed;
+        placed.chunk_by(|a, b| a.place + 1 == b.place).flat_map(move |run| run.chunks(longest))
+    }
+
+    /// Writes over `record` what this row is before it is written.
+    pub(super) fn first_value(&self, row: u64, record: &mut [f32]) {
+        let (weight, state) = record.split_at_mut(self.dim);
+        state.fill(0.0);
+        match &self.first {
+            First::Uniform(uniform) => uniform.row(row, weight),
+            First::Version(table) => {
+                // The table has as many rows.
+                table.row(row).into_iter().for_each(|bytes| table.element().decode(bytes, weight));
+                let mut rest = state;
+                for kept in table.states().iter().filter(|_| self.has_states) {
+                    let (to, after) = rest.split_at_mut(kept.width());
+                    to.copy_from_slice(&kept.as_slice()[row as usize * kept.width()..][..kept.width()]);
+                    rest = after;
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Debug for WorkingRows {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("WorkingRows");
+        debug.field("rows", &self.rows).field("dim", &self.dim).field("states", &self.states);
+        debug.field("begin", &self.begin).finish_non_exhaustive()
+    }
+}

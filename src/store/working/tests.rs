@@ -1,0 +1,344 @@
+//! A working file is a vector of records that lies on the disk.
+
+use std::os::unix::fs::MetadataExt;
+use std::process::Command;
+
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+use super::region::Placed;
+use super::*;
+use crate::schema;
+use crate::store::PlainMemory;
+use crate::store::table::{Bytes, State};
+use crate::types::{Element, HostMemory};
+
+const UNIFORM: Uniform = Uniform { seed: 5, table_code: 11, bound: 0.5 };
+const T: TableId = TableId(0);
+
+fn table(rows: u64, dim: usize, states: &[(&'static str, usize)]) -> WorkingTable {
+    WorkingTable { rows, dim, states: states.to_vec(), first: First::Uniform(UNIFORM), order: None }
+}
+
+fn file(tables: Vec<WorkingTable>) -> (tempfile::TempDir, WorkingFile) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = WorkingFile::create(dir.path(), tables).unwrap();
+    (dir, file)
+}
+
+fn records(file: &WorkingFile, table: TableId, rows: &[u64]) -> Vec<f32> {
+    let mut records = vec![f32::NAN; rows.len() * file.tables()[table.index()].width()];
+    file.read(table, rows, &mut records).unwrap();
+    records
+}
+
+fn disk_bytes(file: &WorkingFile) -> u64 {
+    file.file.metadata().unwrap().blocks() * 512
+}
+
+/// Shape, order and, for each write or read, its rows.
+type Wanted = ((u64, usize, Vec<usize>), Option<Vec<Index>>);
+
+fn wanted() -> impl Strategy<Value = Wanted> {
+    let states = prop::collection::vec(1_usize..5, 0..3);
+    let order = prop::option::of(prop::collection::vec(any::<Index>(), 0..40));
+    ((1_u64..120, 1_usize..9, states), order)
+}
+
+fn made(((rows, dim, widths), order): &Wanted) -> WorkingTable {
+    let states: Vec<_> = ["a", "b"].into_iter().zip(widths.iter().copied()).collect();
+    let order =
+        order.as_ref().map(|ranked| RowOrder::hottest_first(*rows, &distinct(ranked, *rows)).unwrap());
+    WorkingTable { order, ..table(*rows, *dim, &states) }
+}
+
+/// Rows of a table, each once, as they come.
+fn distinct(rows: &[Index], of: u64) -> Vec<u64> {
+    let mut seen = std::collections::BTreeSet::new();
+    rows.iter().map(|row| row.index(of as usize) as u64).filter(|&row| seen.insert(row)).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_read_is_what_was_written_last_or_a_first_value(
+        wanted in prop::collection::vec(wanted(), 1..4),
+        steps in prop::collection::vec((any::<Index>(), any::<bool>(), prop::collection::vec(any::<Index>(), 0..60)), 0..25),
+    ) {
+        let (_dir, file) = file(wanted.iter().map(made).collect());
+        let mut plain: Vec<Vec<Vec<f32>>> = file.tables().iter().map(|of| (0..of.rows()).map(|row| {
+            let mut record = vec![0.0; of.width()];
+            UNIFORM.row(row, &mut record[..of.dim()]);
+            record
+        }).collect()).collect();
+        let mut next = 1.0;
+        for (at, writes, rows) in &steps {
+            let at = at.index(plain.len());
+            let (table, width) = (TableId(at as u32), file.tables()[at].width());
+            let mut rows = distinct(rows, file.tables()[at].rows());
+            rows.sort();
+            if *writes {
+                let written: Vec<f32> = (0..rows.len() * width).map(|i| next + i as f32).collect();
+                next += written.len() as f32;
+                file.write(table, &rows, &written).unwrap();
+                for (&row, record) in rows.iter().zip(written.chunks(width)) {
+                    plain[at][row as usize] = record.to_vec();
+                }
+            }
+            let expected: Vec<f32> = rows.iter().flat_map(|&row| plain[at][row as usize].clone()).collect();
+            prop_assert_eq!(records(&file, table, &rows), expected);
+        }
+        for (at, plain) in plain.iter().enumerate() {
+            let (table, rows): (_, Vec<u64>) = (TableId(at as u32), (0..plain.len() as u64).collect());
+            prop_assert_eq!(&records(&file, table, &rows), &plain.concat());
+            let mut all = Vec::new();
+            file.for_each_chunk(table, |first, records| {
+                assert_eq!(first as usize * file.tables()[at].width(), all.len());
+                all.extend_from_slice(records);
+                Ok(())
+            }).unwrap();
+            prop_assert_eq!(all, plain.concat());
+        }
+    }
+}
+
+#[test]
+fn runs_are_neighbours_in_the_file_and_bounded() {
+    let ranked = [50, 7, 51, 3];
+    let ordered = WorkingTable {
+        order: Some(RowOrder::hottest_first(1 << 20, &ranked).unwrap()),
+        ..table(1 << 20, 16, &[])
+    };
+    let (_dir, file) = file(vec![ordered, table(1 << 20, 16, &[]), table(9, 1 << 20, &[])]);
+    let runs = |at: usize, rows: &[u64]| -> Vec<Vec<usize>> {
+        let of = &file.tables()[at];
+        let placed = rows.iter().enumerate();
+        let mut placed: Vec<_> = placed.map(|(index, &row)| Placed { place: of.place(row), index }).collect();
+        of.runs(&mut placed).map(|run| run.iter().map(|row| row.index).collect()).collect()
+    };
+    // Places 0, 1, 2, 3 of the ranked; of the others 4 + 60 - 4 and its neighbour.
+    assert_eq!(runs(0, &[3, 7, 50, 51, 60, 61]), [vec![2, 1, 3, 0], vec![4, 5]]);
+    assert_eq!(runs(1, &[3, 7, 50, 51, 60, 61]), [vec![0], vec![1], vec![2, 3], vec![4, 5]]);
+    let many: Vec<u64> = (100..100 + 40_000).collect();
+    let lengths: Vec<usize> = runs(1, &many).iter().map(Vec::len).collect();
+    assert_eq!(lengths, [16_384, 16_384, 7_232], "a megabyte of records of 64 bytes");
+    assert_eq!(runs(2, &[1, 2]), [[0], [1]], "but at least one");
+    assert_eq!(runs(1, &[]), [[0_usize; 0]; 0]);
+}
+
+#[test]
+fn rows_that_were_never_written_are_uniform_and_take_no_room() {
+    let (dir, file) = file(vec![table(1 << 30, 8, &[("sum", 1)]), table(100, 3, &[])]);
+    let rows = [0, 1, 77, (1 << 30) - 1];
+    let mut expected = [0.0; 9];
+    for (row, record) in rows.iter().zip(records(&file, T, &rows).chunks(9)) {
+        UNIFORM.row(*row, &mut expected[..8]);
+        assert_eq!(record, expected);
+    }
+    assert_eq!(disk_bytes(&file), 0);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "it has no name");
+    file.write(T, &[1 << 29], &[1.0; 9]).unwrap();
+    assert!((1..100_000).contains(&disk_bytes(&file)), "{}", disk_bytes(&file));
+    assert_eq!(file.memory_bytes(), (1 << 27) + 16);
+    assert_eq!(file.tables()[0].end() % 4096, 0);
+    assert_eq!(file.file.metadata().unwrap().len(), file.tables()[0].end() + 4096);
+    let shape = &file.tables()[0];
+    assert_eq!(
+        (shape.rows(), shape.dim(), shape.width(), shape.states()),
+        (1 << 30, 8, 9, &[("sum", 1)][..])
+    );
+}
+
+/// Drawn from the row, with states `sum` and `step`.
+fn version(memory: &dyn HostMemory, rows: u64) -> Table {
+    let mut version = Table::zeroed(memory, rows, 3, &[("sum", 3), ("step", 1)]).unwrap();
+    let (weight, states) = version.parts_mut().unwrap();
+    UNIFORM.table(3, weight);
+    states.iter_mut().for_each(|state: &mut State| {
+        state.rows_mut().unwrap().iter_mut().enumerate().for_each(|(i, x)| *x = i as f32);
+    });
+    version
+}
+
+#[test]
+fn rows_of_a_version_come_with_its_states_where_they_are_the_same() {
+    let of = |states: &[(&'static str, usize)], version: Table| WorkingTable {
+        first: First::Version(version),
+        ..table(4, 3, states)
+    };
+    let same = [("sum", 3), ("step", 1)];
+    let f16 = schema::Table { rows: 4, dim: 3, element: Element::F16, ..Default::default() };
+    let rounded = version(&PlainMemory, 4).encoded(Element::F16, &PlainMemory).unwrap();
+    let mut bytes = Bytes::zeroed(&PlainMemory, rounded.as_bytes().len()).unwrap();
+    bytes.as_mut_slice().unwrap().copy_from_slice(rounded.as_bytes());
+    let (_dir, file) = file(vec![
+        of(&same, version(&PlainMemory, 4)),
+        of(&[("step", 1), ("sum", 3)], version(&PlainMemory, 4)),
+        of(&same, version(&PlainMemory, 4).without_states()),
+        of(&same, Table::from_parts(&f16, bytes, vec![]).unwrap()),
+    ]);
+    let mut weight = [0.0; 3];
+    UNIFORM.row(2, &mut weight);
+    let record = |table, row| records(&file, TableId(table), &[row]);
+    assert_eq!(record(0, 2), [&weight[..], &[6.0, 7.0, 8.0, 2.0]].concat());
+    assert_eq!(record(1, 2), [&weight[..], &[0.0; 4]].concat(), "in another order");
+    assert_eq!(record(2, 2), [&weight[..], &[0.0; 4]].concat(), "none");
+    Element::F16.decode(rounded.row(2).unwrap(), &mut weight);
+    assert_eq!(record(3, 2), [&weight[..], &[0.0; 4]].concat());
+    file.write(T, &[2], &[9.0; 7]).unwrap();
+    assert_eq!(records(&file, T, &[1, 2])[7..], [9.0; 7]);
+    assert!(file.memory_bytes() > version(&PlainMemory, 4).bytes(), "it lies in memory of its own");
+}
+
+#[test]
+fn threads_that_work_on_different_rows_do_not_meet() {
+    let order = RowOrder::hottest_first(4000, &(0..2000).rev().collect::<Vec<_>>()).unwrap();
+    let (_dir, file) = file(vec![WorkingTable { order: Some(order), ..table(4000, 5, &[("sum", 1)]) }]);
+    std::thread::scope(|scope| {
+        for thread in 0..2 {
+            let file = &file;
+            scope.spawn(move || {
+                // Every word of the bitmap and every page has rows of both.
+                let rows: Vec<u64> = (0..4000).filter(|row| row % 2 == thread).collect();
+                for (round, rows) in (0..20).flat_map(|_| rows.chunks(97)).enumerate() {
+                    let value = (round * 2) as f32 + thread as f32;
+                    file.write(T, rows, &vec![value; rows.len() * 6]).unwrap();
+                    assert!(records(file, T, rows).iter().all(|&x| x == value));
+                }
+            });
+        }
+    });
+    let all: Vec<u64> = (0..4000).collect();
+    assert!(
+        records(&file, T, &all).chunks(6).zip(0..).all(|(record, row)| record[0] % 2.0 == (row % 2) as f32)
+    );
+}
+
+#[test]
+fn the_first_row_that_is_not_finite_is_found_among_those_that_were_written() {
+    let order = RowOrder::hottest_first(300_000, &[299_999, 250_000]).unwrap();
+    let wanted = || WorkingTable { order: Some(order.clone()), ..table(300_000, 2, &[("sum", 1)]) };
+    let (_dir, file) = file(vec![wanted(), wanted()]);
+    let rows: Vec<u64> = (0..300_000).step_by(2).chain([299_999]).collect();
+    file.write(T, &rows, &vec![1.0; rows.len() * 3]).unwrap();
+    assert_eq!(file.first_not_finite(T).unwrap(), None);
+    file.write(T, &[8], &[1.0, 1.0, f32::NAN]).unwrap();
+    assert_eq!(file.first_not_finite(T).unwrap(), None, "states are not weights");
+    file.write(T, &[299_999], &[1.0, f32::NAN, 1.0]).unwrap();
+    assert_eq!(file.first_not_finite(T).unwrap(), Some(299_999));
+    file.write(T, &[250_000, 250_004], &[f32::INFINITY; 6]).unwrap();
+    assert_eq!(file.first_not_finite(T).unwrap(), Some(250_000));
+    assert_eq!(file.first_not_finite(TableId(1)).unwrap(), None, "nothing was written");
+}
+
+#[test]
+fn chunks_without_a_written_row_are_not_read() {
+    let (_dir, file) = file(vec![table(400_000, 4, &[]), table(400_000, 4, &[])]);
+    file.write(T, &[399_999], &[1.0; 4]).unwrap();
+    // Whoever reads what is not there gets an error.
+    file.file.set_len(0).unwrap();
+    let mut chunks = 0;
+    let rest = file.for_each_chunk(T, |_, _| {
+        chunks += 1;
+        Ok(())
+    });
+    assert!(rest.unwrap_err().to_string().contains("fill whole buffer"));
+    assert!(chunks > 0);
+    let mut seen = 0;
+    file.for_each_chunk(TableId(1), |_, records| {
+        seen += records.len();
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!((seen, file.first_not_finite(TableId(1)).unwrap()), (1_600_000, None));
+    assert!(file.first_not_finite(T).is_err());
+}
+
+#[test]
+fn requests_that_cannot_be_met_are_errors_and_touch_nothing() {
+    let (_dir, file) = file(vec![table(5, 2, &[])]);
+    let said = |table, rows: &[u64], elements: usize| {
+        let mut records = vec![0.0; elements];
+        let read = file.read(TableId(table), rows, &mut records).unwrap_err().to_string();
+        assert_eq!(read, file.write(TableId(table), rows, &records).unwrap_err().to_string());
+        read
+    };
+    assert_eq!(said(0, &[1, 5], 4), "working table 0: expected a row below 5, got 5");
+    assert_eq!(said(0, &[2, 2], 4), "working table 0: expected ascending rows, got 2 after 2");
+    assert_eq!(said(0, &[1, 2], 3), "working table 0: expected 4 elements of records, got 3");
+    assert_eq!(said(1, &[], 0), "working table 1: expected a table below 1");
+    assert_eq!(disk_bytes(&file), 0);
+    assert!(file.for_each_chunk(TableId(1), |_, _| Ok(())).is_err());
+    assert!(file.first_not_finite(TableId(1)).is_err());
+}
+
+#[test]
+fn files_that_cannot_be_made_are_errors() {
+    let dir = tempfile::tempdir().unwrap();
+    let said = |dir: &Path, table| WorkingFile::create(dir, vec![table]).unwrap_err().to_string();
+    let order = Some(RowOrder::hottest_first(4, &[1]).unwrap());
+    let order = WorkingTable { order, ..table(5, 2, &[]) };
+    assert_eq!(said(dir.path(), order), "working table 0: order: expected one of 5 rows, got one of 4");
+    let first = WorkingTable { first: First::Version(version(&PlainMemory, 4)), ..table(5, 2, &[]) };
+    let shapes = "working table 0: first values: expected shape [5, 2], got [4, 3]";
+    assert_eq!(said(dir.path(), first), shapes);
+    let long = said(dir.path(), table(1 << 60, 2, &[]));
+    assert_eq!(
+        long,
+        format!(
+            "working table 0: expected a file of less than 2^63 bytes, got {} rows of 2 f32",
+            1_u64 << 60
+        )
+    );
+    assert!(said(dir.path(), table(5, usize::MAX, &[("sum", 1)])).contains("2^63"));
+    let none = dir.path().join("none");
+    assert_eq!(said(&none, table(5, 2, &[])), format!("{}: no such directory", none.display()));
+    fs::write(&none, "").unwrap();
+    assert!(said(&none, table(5, 2, &[])).ends_with(": not a directory"));
+    let left = dir.path().join(format!(".working.{}.0.tmp", std::process::id()));
+    fs::write(&left, "another's").unwrap();
+    WorkingFile::create(dir.path(), vec![table(5, 2, &[])]).unwrap();
+    assert_eq!(fs::read(&left).unwrap(), b"another's");
+}
+
+/// A small file system of its own, unmounted when dropped.
+struct SmallDisk(tempfile::TempDir);
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn a_full_disk_is_said_plainly_and_rows_keep_what_they_had() {
+    let dir = tempfile::tempdir().unwrap();
+    let mount =
+        Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(dir.path()).output();
+    if !mount.is_ok_and(|output| output.status.success()) {
+        eprintln!("SKIPPED: this test mounts a small tmpfs, which needs root");
+        return;
+    }
+    let disk = SmallDisk(dir);
+    let file = WorkingFile::create(disk.0.path(), vec![table(1 << 20, 15, &[])]).unwrap();
+    let (all, mut full) = ((0..30_000).collect::<Vec<u64>>(), 0);
+    for rows in all.chunks(100) {
+        let written: Vec<f32> = rows.iter().flat_map(|&row| [row as f32; 15]).collect();
+        if let Err(error) = file.write(T, rows, &written) {
+            assert!(matches!(&error, StoreError::DiskFull { path } if path == disk.0.path()), "{error}");
+            full += 1;
+        }
+    }
+    assert!(full > 0, "the disk never fills");
+    let mut first = [0.0; 15];
+    let mut kept = 0;
+    for (row, record) in all.iter().zip(records(&file, T, &all).chunks(15)) {
+        UNIFORM.row(*row, &mut first);
+        kept += u64::from(record == [*row as f32; 15]);
+        assert!(record == [*row as f32; 15] || record == first, "row {row}");
+    }
+    assert!(kept > 15_000, "{kept} rows");
+    file.write(T, &[0], &[7.0; 15]).unwrap();
+    assert_eq!(records(&file, T, &[0]), [7.0; 15], "what has its room can be written");
+}
