@@ -17,7 +17,7 @@ const VERSION: &str = "1";
 const VALUE_BYTES: usize = size_of::<u64>();
 
 /// Writes tables, each a name and its rows with their counts in order, over what stands at `path`.
-pub(super) fn write<'a, I>(path: &Path, floor: u64, tables: &[(&'a str, I)]) -> Result<(), CountsError>
+pub(super) fn write<I>(path: &Path, floor: u64, tables: &[(&str, I)]) -> Result<(), CountsError>
 where
     I: ExactSizeIterator<Item = (u64, u64)> + Clone,
 {
@@ -29,7 +29,7 @@ where
     file.map_err(|source| CountsError::Io { path: path.into(), source })
 }
 
-fn write_to<'a, I>(out: &mut impl Write, floor: u64, tables: &[(&'a str, I)]) -> io::Result<()>
+fn write_to<I>(out: &mut impl Write, floor: u64, tables: &[(&str, I)]) -> io::Result<()>
 where
     I: ExactSizeIterator<Item = (u64, u64)> + Clone,
 {

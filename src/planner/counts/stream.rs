@@ -133,7 +133,7 @@ impl Counts {
 
 fn key(table: TableId, row: u64) -> u64 {
     debug_assert!(row < 1 << ROW_BITS, "row {row} is past any table");
-    u64::from(table.0) << ROW_BITS | row
+    (u64::from(table.0) << ROW_BITS) | row
 }
 
 fn table_of(counted: &Counted) -> u64 {

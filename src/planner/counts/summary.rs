@@ -1,24 +1,25 @@
 //! Counts of keys in the bytes that are given, and no more: exact while the distinct keys fit, and
 //! within a known error past that.
 //!
-//! **The idea** is that of Misra and Gries in the form of Anderson, Bevin, Lang, Liberty, Rhodes and
+//! **The idea** is that of Misra and Gries in the form of Anderson, Bevan, Lang, Liberty, Rhodes and
 //! Thaler, "A High-Performance Algorithm for Identifying Frequent Items in Data Streams" (IMC 2017;
-//! arXiv 1705.07001, section 2, SMED): when there is no room for a new key, the median `m` of all
-//! counts is taken, every key of at most `m` is forgotten, and a key that comes (back) starts from `m`,
-//! the *floor*. Theirs takes `m` off the counts that stay and adds it to every answer; here it stays in.
+//! arXiv 1705.07001): when there is no room for a new key, the median `m` of all counts is taken, every
+//! key of at most `m` is forgotten, and a key that comes (back) starts from `m`, the *floor*. Theirs takes
+//! `m` off the counts that stay and adds the sum to every answer; here it stays in.
 //!
 //! **What holds** after `n` accesses, with room for `k` keys and a floor of `f`. A key that is there
 //! had at most as many accesses as its count, and at least its count less `f`; one that is not had at
-//! most `f`. Call what a count has above the floor its excess. An access adds 1 to the sum of
-//! all; a rise of the floor by `r` takes `r` from at least `ceil(k/2)` of them, the upper half. So
+//! most `f`. And the floor is bounded. Call what a count has above the floor its excess: an access adds 1
+//! to the sum of all, and a rise of the floor by `r` takes `r` from each of the upper half. So
 //!
 //! ```text
-//! f * ceil(k/2) <= n,   and of the accesses n_j of all keys but j of them, j < ceil(k/2),
-//! f * (ceil(k/2) - j) <= n_j
+//! f * ceil(k/2) <= n
+//! f * (ceil(k/2) - j) <= n_j      n_j: the accesses of all keys but any j, j < ceil(k/2)
 //! ```
 //!
-//! by the same sum over the others alone: the skew of click logs makes the floor low (the paper's
-//! Theorem 2).
+//! where the second is the same sum over the other keys alone, of which at least `ceil(k/2) - j` are in the
+//! upper half. So the skew of click logs makes the floor low (such bounds by the tail are those of Berinde,
+//! Cormode, Indyk and Strauss, "Space-optimal Heavy Hitters with Strong Error Bounds", PODS 2009).
 //!
 //! **Memory.** Keys with their counts lie one behind the other, 16 bytes each, and an index of two
 //! 4-byte slots a key finds them: [`KEY_BYTES`] a key, taken from the system once, and touched as keys
@@ -108,7 +109,7 @@ impl Summary {
     fn slot(&self, key: u64) -> usize {
         let slots = self.index.len();
         // The hash as a share of 2^64, of the slots.
-        let mut slot = (u128::from(scatter(key)) * slots as u128 >> 64) as usize;
+        let mut slot = ((u128::from(scatter(key)) * slots as u128) >> 64) as usize;
         loop {
             // An empty slot is past every place.
             match self.counted.get(self.index[slot] as usize) {
