@@ -54,7 +54,7 @@ pub enum CountsError {
         reason: String,
     },
     /// There is no memory for the bytes that were given.
-    #[error("counts: no memory for {bytes} bytes: {source}")]
+    #[error("counts: no memory for {bytes} bytes")]
     Memory {
         /// How many were asked for.
         bytes: usize,
