@@ -1,22 +1,26 @@
-//! `flechette plan`: what caches of several sizes would hit on a data set or a recorded trace.
+//! `flechette plan`: what caches of several sizes would hit on a data set or a recorded trace, and how often
+//! each row is asked for.
+//!
+//! Simulated caches need every access in memory. Counts alone do not: with `--counts-bytes` the data is read
+//! once and nothing of it is kept but the counts, within so many bytes.
 
 use std::fs::File;
 use std::io::{BufReader, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::{Context, anyhow};
 
 use crate::cli::{InputError, train::read_schema};
-use crate::config::{Config, Flags};
+use crate::config::{BYTES_FORM, Config, Flags, parse_bytes};
 use crate::dataset::{self, DatasetError, Format, Limits};
-use crate::planner::counts::Ranked;
+use crate::planner::counts::{Counts, Ranked};
 use crate::planner::plot;
 use crate::planner::report::{DEFAULT_SIZES, Plan};
-use crate::planner::trace::{TooLong, Trace, TraceBuilder};
+use crate::planner::trace::{TooLong, TraceBuilder};
 use crate::schema::Schema;
 use crate::trace::format::{Ended, FormatError, Header, TraceReader};
-use crate::types::{Batch, RawBatch};
+use crate::types::{Batch, RawBatch, TableId};
 
 /// Flags of `plan`.
 #[derive(Debug, clap::Args)]
@@ -36,6 +40,11 @@ pub struct Args {
     /// Writes how often each row is asked for here, as safetensors
     #[arg(long, value_name = "FILE")]
     counts: Option<PathBuf>,
+    /// Only counts, within these bytes (256Mi, 4G), however much data there is: exactly while the distinct rows
+    /// fit, at 24 bytes each; past that counts are at most a told number too high. Simulates nothing
+    #[arg(long, value_name = "BYTES", value_parser = counts_bytes, requires = "counts")]
+    #[arg(conflicts_with_all = ["sizes", "plot"])]
+    counts_bytes: Option<usize>,
     /// Draws hit rate against size here, as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
@@ -87,24 +96,37 @@ impl FromStr for Source {
 /// Samples read at once.
 const READ: usize = 4096;
 
-/// Reads the accesses, simulates, reports.
+/// The fewest bytes that counts may be given.
+const LEAST_COUNTS_BYTES: u64 = 1024;
+
+fn counts_bytes(text: &str) -> Result<usize, String> {
+    let bytes = parse_bytes(text).filter(|bytes| *bytes >= LEAST_COUNTS_BYTES);
+    let bytes = bytes.and_then(|bytes| bytes.try_into().ok());
+    bytes.ok_or_else(|| format!("expected bytes from {LEAST_COUNTS_BYTES}, {BYTES_FORM}"))
+}
+
+/// Reads the accesses, simulates or counts, reports.
 ///
 /// # Errors
 /// Flags or data that cannot be used, and files that cannot be written.
 pub fn run(args: Args, config: &Config) -> anyhow::Result<()> {
+    match (&args.counts, args.counts_bytes) {
+        (Some(path), Some(bytes)) => count(&args, path, bytes),
+        _ => simulate(&args, config),
+    }
+}
+
+fn simulate(args: &Args, config: &Config) -> anyhow::Result<()> {
     let sizes = args.sizes.as_deref().map_or(Ok(DEFAULT_SIZES.to_vec()), parse_sizes)?;
     if let Some(plot) = args.plot.as_ref().filter(|path| path.extension().is_none_or(|end| end != "svg")) {
         let error = anyhow!("--plot: expected a name that ends in .svg, got {}", plot.display());
         return Err(InputError(error).into());
     }
     let schema = read_schema(&args.model_config)?;
-    let trace = match args.format {
-        Source::Dataset(format) => read_data(&args, format, &schema)?,
-        Source::Trace => read_traces(&args.data, &schema).map_err(InputError)?,
-    };
-    if trace.accesses.is_empty() {
-        return Err(InputError(anyhow!("--data: no accesses in {}", args.data[0].display())).into());
-    }
+    let mut accesses = TraceBuilder::new(&schema);
+    let rate = args.read(&schema, &mut accesses)?;
+    let trace = accesses.finish(rate);
+    args.check_accesses(trace.accesses.len() as u64)?;
     if let Some(path) = &args.counts {
         Ranked::of(&trace).write(path).context("--counts")?;
     }
@@ -113,12 +135,73 @@ pub fn run(args: Args, config: &Config) -> anyhow::Result<()> {
     if let Some(path) = &args.plot {
         std::fs::write(path, plot::svg(&plan)).with_context(|| format!("--plot: {}", path.display()))?;
     }
-    let mut out = std::io::stdout().lock();
-    out.write_all(plan.text().as_bytes())?;
-    if args.json {
-        writeln!(out, "{}", plan.json())?;
+    args.tell(&plan.text(), || plan.json())
+}
+
+fn count(args: &Args, path: &Path, bytes: usize) -> anyhow::Result<()> {
+    let schema = read_schema(&args.model_config)?;
+    let mut counts = Counts::within(&schema, bytes).context("--counts-bytes")?;
+    let rate = args.read(&schema, &mut counts)?;
+    args.check_accesses(counts.accesses())?;
+    let (text, json) = (counts.text(rate), counts.json());
+    counts.write(path).context("--counts")?;
+    args.tell(&text, || json)
+}
+
+/// What accesses are read into.
+trait Accesses {
+    /// Those of every sample of a batch.
+    fn append(&mut self, batch: &Batch) -> Result<(), TooLong>;
+    /// One.
+    fn push(&mut self, table: TableId, row: u64) -> Result<(), TooLong>;
+}
+
+impl Accesses for TraceBuilder {
+    fn append(&mut self, batch: &Batch) -> Result<(), TooLong> {
+        self.append(batch)
     }
-    Ok(out.flush()?)
+
+    fn push(&mut self, table: TableId, row: u64) -> Result<(), TooLong> {
+        self.push(table, row)
+    }
+}
+
+impl Accesses for Counts {
+    fn append(&mut self, batch: &Batch) -> Result<(), TooLong> {
+        self.append(batch);
+        Ok(())
+    }
+
+    fn push(&mut self, table: TableId, row: u64) -> Result<(), TooLong> {
+        self.push(table, row);
+        Ok(())
+    }
+}
+
+impl Args {
+    /// Reads all data, and gives the share of the rows whose accesses it has.
+    fn read(&self, schema: &Schema, accesses: &mut impl Accesses) -> anyhow::Result<f64> {
+        match self.format {
+            Source::Dataset(format) => read_data(self, format, schema, accesses).map(|()| 1.0),
+            Source::Trace => Ok(read_traces(&self.data, schema, accesses).map_err(InputError)?),
+        }
+    }
+
+    fn check_accesses(&self, accesses: u64) -> Result<(), InputError> {
+        if accesses == 0 {
+            return Err(InputError(anyhow!("--data: no accesses in {}", self.data[0].display())));
+        }
+        Ok(())
+    }
+
+    fn tell(&self, text: &str, json: impl FnOnce() -> serde_json::Value) -> anyhow::Result<()> {
+        let mut out = std::io::stdout().lock();
+        out.write_all(text.as_bytes())?;
+        if self.json {
+            writeln!(out, "{}", json())?;
+        }
+        Ok(out.flush()?)
+    }
 }
 
 fn parse_sizes(text: &str) -> Result<Vec<f64>, InputError> {
@@ -129,37 +212,41 @@ fn parse_sizes(text: &str) -> Result<Vec<f64>, InputError> {
     text.split(',').map(size).collect()
 }
 
-fn read_data(args: &Args, format: Format, schema: &Schema) -> anyhow::Result<Trace> {
+fn read_data(
+    args: &Args,
+    format: Format,
+    schema: &Schema,
+    accesses: &mut impl Accesses,
+) -> anyhow::Result<()> {
     let limits = Limits { malformed_lines: args.max_malformed, ..Limits::default() };
     let mut reader = dataset::open(format, &args.data, schema, limits)?;
     let (mut raw, mut batch) = (RawBatch::default(), Batch::default());
-    let mut trace = TraceBuilder::new(schema);
     while reader.read(READ, &mut raw)? > 0 {
         let refused = |error: anyhow::Error| InputError(error.context("--data"));
         schema.encode(&raw, &mut batch).map_err(|e| refused(e.into()))?;
         schema.check_absent(&batch).map_err(|e| refused(e.into()))?;
-        trace.append(&batch).map_err(|e| refused(e.into()))?;
+        accesses.append(&batch).map_err(|e| refused(e.into()))?;
     }
     if reader.skipped() > 0 {
         tracing::warn!("{} malformed lines skipped", reader.skipped());
     }
-    Ok(trace.finish(1.0))
+    Ok(())
 }
 
-/// Reads recordings, one after the other, as one trace.
-fn read_traces(files: &[PathBuf], schema: &Schema) -> anyhow::Result<Trace> {
-    let (mut trace, mut rate) = (TraceBuilder::new(schema), None);
+/// Reads recordings, one after the other, as one, and gives their rate.
+fn read_traces(files: &[PathBuf], schema: &Schema, accesses: &mut impl Accesses) -> anyhow::Result<f64> {
+    let mut rate = None;
     for path in files {
         let named = || format!("--data: {}", path.display());
         let reader = TraceReader::new(BufReader::new(File::open(path).with_context(named)?));
         let reader = reader.with_context(named)?;
         check_header(reader.header(), schema, &mut rate).with_context(named)?;
-        let ended = reader.read(|table, row| Ok::<(), RecordError>(trace.push(table, row)?));
+        let ended = reader.read(|table, row| Ok::<(), RecordError>(accesses.push(table, row)?));
         if let Ended::Cut(bytes) = ended.with_context(named)? {
             tracing::warn!("{}: ends within a block: its last {bytes} bytes do not count", path.display());
         }
     }
-    Ok(trace.finish(rate.unwrap_or(1.0)))
+    Ok(rate.unwrap_or(1.0))
 }
 
 /// Why a recording gives no trace.

@@ -242,7 +242,7 @@ impl Layers {
     }
 
     pub(super) fn bytes(&self, key: &'static str, least: u64, most: u64) -> Result<Option<u64>, ConfigError> {
-        let expected = || format!("bytes from {least} to {most}, plain or with K, M, G, T, Ki, Mi, Gi or Ti");
+        let expected = || format!("bytes from {least} to {most}, {BYTES_FORM}");
         self.parse(key, expected, |text| parse_bytes(text).filter(|n| (least..=most).contains(n)))
     }
 
@@ -283,8 +283,13 @@ pub(super) fn variable(key: &str) -> String {
     format!("{PREFIX}{}", key.replace('.', "_").to_uppercase())
 }
 
-/// `512`, `64K` (thousands), `16Mi` (1,024s), `1.5G`; a trailing `B` is allowed.
-pub(super) fn parse_bytes(text: &str) -> Option<u64> {
+/// How bytes may be written, to be told where they are not.
+pub const BYTES_FORM: &str = "plain or with K, M, G, T, Ki, Mi, Gi or Ti";
+
+/// Bytes as every setting takes them: `512`, `64K` (thousands), `16Mi` (1,024s), `1.5G`; a trailing `B` is
+/// allowed. None where they are not of this form.
+#[must_use]
+pub fn parse_bytes(text: &str) -> Option<u64> {
     const UNITS: &[(&str, u64)] = &[
         ("Ki", 1 << 10),
         ("Mi", MIB),

@@ -5,8 +5,10 @@
 //! of all tables, once as a static cache a table, and once as the optimal cache, which knows the future.
 //! [`curve`] gives the hit rate of LRU at every size at once, and so where more memory stops paying.
 //! [`report`] writes it all as text or JSON and [`plot`] as a drawing. [`counts`] keeps how often each
-//! row was asked for, for whoever fills a cache before its first request.
+//! row was asked for, for whoever fills a cache before its first request; it needs no trace, and so no more
+//! memory than it is given.
 
+mod asked;
 pub mod counts;
 pub mod curve;
 mod ids;

@@ -1,18 +1,15 @@
 //! An access trace in memory: which row of which table is asked for, in order.
 //!
-//! **What an access is.** Samples come in the order of the files; of one sample, every lookup of
-//! `Schema::lookups` in turn (the features in the schema's order, then, where the architecture has
-//! them, their wide tables in the same order); of one lookup, its ids as they stand. An id that its
-//! table does not hold and that reads as zeros asks the cache for nothing; one for which a row stands
-//! asks for that row. This is what the engine asks the cache for, before a batch is deduplicated.
+//! What an access is, and in which order they come, is on the page of `asked`.
 //!
 //! Rows are numbered densely, table after table, so that a simulated cache keeps what it knows in plain
 //! arrays and needs no hashing: 4 bytes an access, 8 a distinct row and, while it is built, a map.
 
 use std::ops::Range;
 
+use super::asked::Asked;
 use super::ids::RowMap;
-use crate::schema::{Lookup, Schema};
+use crate::schema::Schema;
 use crate::types::{Batch, TableId};
 
 /// The most accesses, and the most distinct rows, of a trace: positions and keys are 32-bit numbers.
@@ -82,7 +79,7 @@ impl Trace {
 #[derive(Debug)]
 pub struct TraceBuilder {
     schema: Schema,
-    lookups: Vec<Lookup>,
+    asked: Asked,
     tables: Vec<Numbers>,
     /// Keys by first access over all tables, until [`TraceBuilder::finish`] puts them in order.
     accesses: Vec<u32>,
@@ -105,7 +102,7 @@ impl TraceBuilder {
     #[must_use]
     pub fn new(schema: &Schema) -> Self {
         Self {
-            lookups: schema.lookups(),
+            asked: Asked::new(schema),
             tables: schema.tables.iter().map(|_| Numbers::default()).collect(),
             schema: schema.clone(),
             accesses: Vec::new(),
@@ -120,25 +117,12 @@ impl TraceBuilder {
     /// # Errors
     /// [`TooLong`].
     pub fn append(&mut self, batch: &Batch) -> Result<(), TooLong> {
-        let lookups = std::mem::take(&mut self.lookups);
-        let appended = (0..batch.samples).try_for_each(|sample| {
-            lookups.iter().try_for_each(|lookup| {
-                let ids = batch.features[lookup.feature].sample(sample);
-                ids.iter().try_for_each(|&id| self.ask(lookup.table, id))
-            })
-        });
-        self.lookups = lookups;
+        let asked = std::mem::take(&mut self.asked);
+        let absent = asked.of(batch, |table, row| self.push(table, row));
+        self.asked = asked;
         self.samples += batch.samples as u64;
-        appended
-    }
-
-    fn ask(&mut self, table: TableId, id: u64) -> Result<(), TooLong> {
-        let shape = &self.schema.tables[table.index()];
-        self.absent += u64::from(id >= shape.rows);
-        match shape.row_of(id) {
-            Some(row) => self.push(table, row),
-            None => Ok(()),
-        }
+        self.absent += absent?;
+        Ok(())
     }
 
     /// Appends one access.

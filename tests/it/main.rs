@@ -32,6 +32,7 @@ mod learning;
 mod memory;
 mod operation;
 mod plan;
+mod plan_counts;
 #[cfg(target_os = "linux")]
 mod pretend;
 mod program;

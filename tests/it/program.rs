@@ -29,6 +29,22 @@ pub fn run(line: &str) -> Output {
     flechette().args(line.split_whitespace()).output().unwrap()
 }
 
+/// Runs a command that must succeed, and gives the most memory that it had; what it writes is left.
+pub fn run_measured(line: &str) -> u64 {
+    let nowhere = || Stdio::null();
+    let mut command = flechette();
+    let mut child =
+        command.args(line.split_whitespace()).stdout(nowhere()).stderr(nowhere()).spawn().unwrap();
+    let mut peak = 0;
+    while child.try_wait().unwrap().is_none() {
+        peak = peak_bytes(child.id()).unwrap_or(0).max(peak);
+        thread::sleep(std::time::Duration::from_millis(2));
+    }
+    assert!(child.wait().unwrap().success(), "{line}");
+    assert!(peak > 0, "{line}: ended before it was measured");
+    peak
+}
+
 /// Runs a command that must succeed, and gives the line of JSON that its output ends with.
 pub fn run_json(line: &str) -> Value {
     let output = run(line);

@@ -1,0 +1,178 @@
+//! The counts' file, whose form the module above gives. It is written as the values are told, in the
+//! memory of a buffer, and two writings of the same counts are the same bytes.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+use safetensors::tensor::{Dtype, SafeTensors};
+use serde_json::{Map, Value, json};
+
+use super::CountsError;
+use super::ranked::{Ranked, RankedTable};
+
+const FORMAT: &str = "flechette-counts";
+const VERSION: &str = "1";
+/// Bytes of a row's number, and of its count.
+const VALUE_BYTES: usize = size_of::<u64>();
+
+/// Writes tables, each a name and its rows with their counts in order, over what stands at `path`.
+pub(super) fn write<I>(path: &Path, floor: u64, tables: &[(&str, I)]) -> Result<(), CountsError>
+where
+    I: ExactSizeIterator<Item = (u64, u64)> + Clone,
+{
+    let file = File::create(path).and_then(|file| {
+        let mut file = BufWriter::new(file);
+        write_to(&mut file, floor, tables)?;
+        file.flush()
+    });
+    file.map_err(|source| CountsError::Io { path: path.into(), source })
+}
+
+fn write_to<I>(out: &mut impl Write, floor: u64, tables: &[(&str, I)]) -> io::Result<()>
+where
+    I: ExactSizeIterator<Item = (u64, u64)> + Clone,
+{
+    let sizes = tables.iter().map(|(name, rows)| (*name, rows.len()));
+    let mut header = header(floor, sizes).to_string().into_bytes();
+    // Spaces, so that the values are aligned.
+    header.resize(header.len().next_multiple_of(VALUE_BYTES), b' ');
+    out.write_all(&(header.len() as u64).to_le_bytes())?;
+    out.write_all(&header)?;
+    for (_, rows) in tables {
+        rows.clone().try_for_each(|(row, _)| out.write_all(&row.to_le_bytes()))?;
+        rows.clone().try_for_each(|(_, count)| out.write_all(&count.to_le_bytes()))?;
+    }
+    Ok(())
+}
+
+/// The header of tables of these names and lengths.
+fn header<'a>(floor: u64, sizes: impl Iterator<Item = (&'a str, usize)> + Clone) -> Value {
+    let names: Vec<&str> = sizes.clone().map(|(name, _)| name).collect();
+    let about = json!({
+        "format": FORMAT, "version": VERSION, "floor": floor.to_string(), "tables": json!(names).to_string(),
+    });
+    let mut header = Map::from_iter([("__metadata__".to_owned(), about)]);
+    let mut begin = 0;
+    for (name, len) in sizes {
+        for column in ["rows", "counts"] {
+            let end = begin + VALUE_BYTES * len;
+            let tensor = json!({ "dtype": "U64", "shape": [len], "data_offsets": [begin, end] });
+            header.insert(format!("{name}.{column}"), tensor);
+            begin = end;
+        }
+    }
+    Value::Object(header)
+}
+
+impl Ranked {
+    /// Writes the file, over what stands there.
+    ///
+    /// # Errors
+    /// [`CountsError`] with what the system says.
+    pub fn write(&self, path: &Path) -> Result<(), CountsError> {
+        let tables: Vec<_> = self.tables.iter().map(|table| (table.name.as_str(), table.counted())).collect();
+        write(path, self.floor, &tables)
+    }
+
+    /// Reads a file that [`Ranked::write`] wrote, or anyone else.
+    ///
+    /// # Errors
+    /// [`CountsError`] where it is not of the form that the module's page gives.
+    pub fn read(path: &Path) -> Result<Self, CountsError> {
+        let io = |source| CountsError::Io { path: path.into(), source };
+        let bytes = std::fs::read(path).map_err(io)?;
+        parse(&bytes).map_err(|reason| CountsError::Form { path: path.into(), reason })
+    }
+}
+
+fn parse(bytes: &[u8]) -> Result<Ranked, String> {
+    let (_, about) = SafeTensors::read_metadata(bytes).map_err(|e| format!("no safetensors file: {e}"))?;
+    let tensors = SafeTensors::deserialize(bytes).map_err(|e| format!("no safetensors file: {e}"))?;
+    let about = about.metadata().clone().unwrap_or_default();
+    let said = |key: &str| about.get(key).map_or("", String::as_str);
+    if (said("format"), said("version")) != (FORMAT, VERSION) {
+        let (format, version) = (said("format"), said("version"));
+        return Err(format!("expected format {FORMAT:?} {VERSION}, got {format:?} {version}"));
+    }
+    let floor =
+        said("floor").parse().map_err(|_| format!("floor: expected a number, got {:?}", said("floor")))?;
+    let names: Vec<String> =
+        serde_json::from_str(said("tables")).map_err(|e| format!("tables: expected a list of names: {e}"))?;
+    let table = |name: String| {
+        let column = |column: &str| column_of(&tensors, &format!("{name}.{column}"));
+        let (rows, counts) = (column("rows")?, column("counts")?);
+        if rows.len() != counts.len() {
+            return Err(format!("table {name:?}: {} rows, {} counts", rows.len(), counts.len()));
+        }
+        if let Some(at) = counts.windows(2).position(|two| two[0] < two[1]) {
+            return Err(format!("table {name:?}: counts rise at place {}", at + 1));
+        }
+        Ok(RankedTable { name, rows, counts })
+    };
+    Ok(Ranked { tables: names.into_iter().map(table).collect::<Result<_, _>>()?, floor })
+}
+
+fn column_of(tensors: &SafeTensors<'_>, name: &str) -> Result<Vec<u64>, String> {
+    let view = tensors.tensor(name).map_err(|_| format!("no tensor {name:?}"))?;
+    if view.dtype() != Dtype::U64 || view.shape().len() != 1 {
+        let (got, shape) = (view.dtype(), view.shape());
+        return Err(format!("tensor {name:?}: expected U64 of one dimension, got {got:?} of {shape:?}"));
+    }
+    Ok(view.data().as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::trace::tests::{accesses, trace};
+    use super::*;
+    use proptest::prelude::*;
+    use safetensors::tensor::{TensorView, serialize_to_file};
+    use std::collections::HashMap;
+
+    fn ranked(wanted: &[(u32, u64)], floor: u64) -> Ranked {
+        Ranked { floor, ..Ranked::of(&trace(wanted)) }
+    }
+
+    proptest! {
+        #[test]
+        fn a_file_reads_back_as_it_was_written_and_twice_the_same(wanted in accesses(100), floor: u64) {
+            let ranked = ranked(&wanted, floor);
+            let file = tempfile::NamedTempFile::new().unwrap();
+            ranked.write(file.path()).unwrap();
+            prop_assert_eq!(&Ranked::read(file.path()).unwrap(), &ranked);
+            let once = std::fs::read(file.path()).unwrap();
+            ranked.write(file.path()).unwrap();
+            prop_assert_eq!(std::fs::read(file.path()).unwrap(), once);
+        }
+
+        #[test]
+        fn a_damaged_file_is_an_error_or_another_file_and_never_a_panic(
+            wanted in accesses(20), at in any::<prop::sample::Index>(), byte: u8, cut: bool,
+        ) {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            ranked(&wanted, 0).write(file.path()).unwrap();
+            let mut bytes = std::fs::read(file.path()).unwrap();
+            let at = at.index(bytes.len());
+            if cut {
+                bytes.truncate(at);
+                prop_assert!(parse(&bytes).is_err());
+            } else {
+                bytes[at] = byte;
+                let _ = parse(&bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_of_something_else_is_refused_by_name() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "table,row,count").unwrap();
+        let error = Ranked::read(file.path()).unwrap_err().to_string();
+        assert!(error.starts_with("counts: ") && error.contains("no safetensors file"), "{error}");
+        let about = HashMap::from([("format".to_owned(), "weights".to_owned())]);
+        serialize_to_file(Vec::<(&str, TensorView<'_>)>::new(), Some(about), file.path()).unwrap();
+        let error = Ranked::read(file.path()).unwrap_err().to_string();
+        assert!(error.contains("expected format \"flechette-counts\" 1, got \"weights\""), "{error}");
+    }
+}

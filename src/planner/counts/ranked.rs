@@ -1,0 +1,110 @@
+//! The rows of every table, the hottest first.
+
+use super::super::trace::{Trace, TraceTable};
+
+/// The rows of every table by descending count.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ranked {
+    /// In the order of the schema.
+    pub tables: Vec<RankedTable>,
+    /// By how much a count may be too high, and the most accesses of a row that is not here: 0 where the
+    /// counts are exact.
+    pub floor: u64,
+}
+
+/// The rows of one table by descending count and, among equals, ascending row.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RankedTable {
+    /// Its name.
+    pub name: String,
+    /// Its rows.
+    pub rows: Vec<u64>,
+    /// How often each was asked for.
+    pub counts: Vec<u64>,
+}
+
+/// One row of one table, and how often it was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RankedRow {
+    /// The table's place in [`Ranked::tables`].
+    pub table: usize,
+    /// The row.
+    pub row: u64,
+    /// Its accesses.
+    pub count: u64,
+}
+
+impl RankedTable {
+    fn of(name: String, counts: impl IntoIterator<Item = (u64, u64)>) -> Self {
+        let mut counts: Vec<(u64, u64)> = counts.into_iter().collect();
+        counts.sort_unstable_by_key(|&(row, count)| (std::cmp::Reverse(count), row));
+        let (rows, counts) = counts.into_iter().unzip();
+        Self { name, rows, counts }
+    }
+
+    /// Its rows with their counts.
+    pub(super) fn counted(&self) -> impl ExactSizeIterator<Item = (u64, u64)> + Clone {
+        self.rows.iter().copied().zip(self.counts.iter().copied())
+    }
+}
+
+impl Ranked {
+    /// The exact counts of a trace.
+    #[must_use]
+    pub fn of(trace: &Trace) -> Self {
+        let mut counts = vec![0u64; trace.rows.len()];
+        trace.accesses.iter().for_each(|&key| counts[key as usize] += 1);
+        let table = |table: &TraceTable| {
+            let keys = table.keys.start as usize..table.keys.end as usize;
+            let counted = trace.rows[keys.clone()].iter().copied().zip(counts[keys].iter().copied());
+            RankedTable::of(table.name.clone(), counted)
+        };
+        Self { tables: trace.tables.iter().map(table).collect(), floor: 0 }
+    }
+
+    /// The table of this name.
+    #[must_use]
+    pub fn table(&self, name: &str) -> Option<&RankedTable> {
+        self.tables.iter().find(|table| table.name == name)
+    }
+
+    /// The rows of all tables, the hottest first; among equals by table and row.
+    #[must_use]
+    pub fn hottest(&self) -> Vec<RankedRow> {
+        let tables = self.tables.iter().enumerate();
+        let mut all: Vec<RankedRow> = tables
+            .flat_map(|(table, ranked)| {
+                ranked.counted().map(move |(row, count)| RankedRow { table, row, count })
+            })
+            .collect();
+        // Stable, and each table's rows are in order.
+        all.sort_by_key(|row| std::cmp::Reverse(row.count));
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::trace::tests::{accesses, trace};
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_counts_of_a_trace_are_exact_and_in_order(wanted in accesses(300)) {
+            let ranked = Ranked::of(&trace(&wanted));
+            prop_assert_eq!(ranked.floor, 0);
+            for (t, table) in ranked.tables.iter().enumerate() {
+                for (&row, &count) in table.rows.iter().zip(&table.counts) {
+                    let wanted = wanted.iter().filter(|a| **a == (t as u32, row)).count();
+                    prop_assert_eq!(count, wanted as u64);
+                }
+                let ranks = table.rows.iter().zip(&table.counts);
+                prop_assert!(ranks.map(|(&r, &c)| (std::cmp::Reverse(c), r)).is_sorted());
+            }
+            let hottest = ranked.hottest();
+            prop_assert!(hottest.is_sorted_by_key(|r| (std::cmp::Reverse(r.count), r.table, r.row)));
+            prop_assert_eq!(hottest.iter().map(|r| r.count).sum::<u64>(), wanted.len() as u64);
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Counting accesses as they come, in memory that grows neither with them nor with the rows.
+//!
+//! The rows of all tables share one [`Summary`], so that a table of few rows leaves its room to the
+//! others. A row's key there is its table's id above 48 bits of row: a schema has at most 20,000
+//! tables of at most 2^48 rows.
+
+use std::cmp::Reverse;
+use std::convert::Infallible;
+use std::fmt::Write;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::super::asked::Asked;
+use super::super::report::percent;
+use super::summary::{Counted, Summary};
+use super::{CountsError, file};
+use crate::schema::Schema;
+use crate::types::{Batch, TableId};
+
+/// Bits of a key that are the row's.
+const ROW_BITS: u32 = 48;
+
+/// Counts in the making, of the rows of a schema's tables.
+#[derive(Debug)]
+pub struct Counts {
+    names: Vec<String>,
+    asked: Asked,
+    summary: Summary,
+    accesses: u64,
+    samples: u64,
+    absent: u64,
+}
+
+impl Counts {
+    /// No accesses, and room for as many distinct rows as these bytes hold at
+    /// [`KEY_BYTES`](super::summary::KEY_BYTES) each, at least one. The bytes are reserved now and
+    /// touched as rows come; nothing more is taken later.
+    ///
+    /// # Errors
+    /// [`CountsError::Memory`].
+    pub fn within(schema: &Schema, bytes: usize) -> Result<Self, CountsError> {
+        let summary = Summary::within(bytes).map_err(|source| CountsError::Memory { bytes, source })?;
+        let names = schema.tables.iter().map(|table| table.name.clone()).collect();
+        Ok(Self { names, asked: Asked::new(schema), summary, accesses: 0, samples: 0, absent: 0 })
+    }
+
+    /// Counts the accesses of every sample of a batch of the schema's shape.
+    pub fn append(&mut self, batch: &Batch) {
+        let Self { asked, summary, accesses, .. } = self;
+        let counted = asked.of(batch, |table, row| {
+            summary.add(key(table, row));
+            *accesses += 1;
+            Ok::<(), Infallible>(())
+        });
+        let Ok(absent) = counted;
+        self.absent += absent;
+        self.samples += batch.samples as u64;
+    }
+
+    /// Counts one access; `table` is one of the schema's and `row` one of its rows.
+    pub fn push(&mut self, table: TableId, row: u64) {
+        self.summary.add(key(table, row));
+        self.accesses += 1;
+    }
+
+    /// How many accesses were counted.
+    #[must_use]
+    pub fn accesses(&self) -> u64 {
+        self.accesses
+    }
+
+    /// The most accesses that a row which is not here may have had, and by which a count may be too
+    /// high: 0 while all is exact. See [`summary`](super::summary) for its bound.
+    #[must_use]
+    pub fn floor(&self) -> u64 {
+        self.summary.floor()
+    }
+
+    /// What `plan --json` ends with where it only counts: `{"accesses", "ids", "floor", "exact"}`, the
+    /// ids being those that are kept.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        let (accesses, ids, floor) = (self.accesses, self.summary.keys(), self.floor());
+        json!({ "accesses": accesses, "ids": ids, "floor": floor, "exact": floor == 0 })
+    }
+
+    /// The same, to be read. `rate` is the share of the rows whose accesses these are.
+    #[must_use]
+    pub fn text(&self, rate: f64) -> String {
+        let (rows, tables, floor) = (self.summary.keys(), self.names.len(), self.floor());
+        let mut text = String::new();
+        if self.samples > 0 {
+            let _ = write!(text, "{} samples, ", self.samples);
+        }
+        let _ = match floor {
+            0 => writeln!(text, "{} accesses of {rows} rows of {tables} tables", self.accesses),
+            _ => writeln!(
+                text,
+                "{} accesses of more rows than fit: {rows} of {tables} tables are kept, with counts that are at \
+                 most {floor} too high; no other row has more than {floor} accesses",
+                self.accesses
+            ),
+        };
+        if self.absent > 0 {
+            let _ = writeln!(text, "{} ids are past their table", self.absent);
+        }
+        if rate < 1.0 {
+            let _ = writeln!(text, "a sample of {} % of the rows", percent(rate));
+        }
+        text
+    }
+
+    /// Writes the file, over what stands there, within the bytes that were given: of exact counts the
+    /// same that [`Ranked::write`](super::Ranked::write) writes.
+    ///
+    /// # Errors
+    /// [`CountsError`] with what the system says.
+    pub fn write(self, path: &Path) -> Result<(), CountsError> {
+        let floor = self.floor();
+        let mut counted = self.summary.into_counted();
+        counted.sort_unstable_by_key(|c| (table_of(c), Reverse(c.count), c.key));
+        let mut rest = counted.as_slice();
+        let mut tables = Vec::with_capacity(self.names.len());
+        for (table, name) in self.names.iter().enumerate() {
+            let (rows, after) = rest.split_at(rest.partition_point(|c| table_of(c) == table as u64));
+            tables.push((name.as_str(), rows.iter().map(row_of)));
+            rest = after;
+        }
+        file::write(path, floor, &tables)
+    }
+}
+
+fn key(table: TableId, row: u64) -> u64 {
+    debug_assert!(row < 1 << ROW_BITS, "row {row} is past any table");
+    (u64::from(table.0) << ROW_BITS) | row
+}
+
+fn table_of(counted: &Counted) -> u64 {
+    counted.key >> ROW_BITS
+}
+
+/// Row and count.
+fn row_of(counted: &Counted) -> (u64, u64) {
+    (counted.key & ((1 << ROW_BITS) - 1), counted.count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::trace::tests::{accesses, trace};
+    use super::super::Ranked;
+    use super::super::summary::KEY_BYTES;
+    use super::*;
+    use crate::schema::preset::{self, Kind, SyntheticShape};
+    use proptest::prelude::*;
+
+    fn schema() -> Schema {
+        let shape = SyntheticShape { tables: 3, rows: 1000, dense: 0, multi_hot: None };
+        preset::synthetic(Kind::Dcn, 4, shape)
+    }
+
+    fn counts(wanted: &[(u32, u64)], rows: usize) -> Counts {
+        let mut counts = Counts::within(&schema(), rows * KEY_BYTES).unwrap();
+        wanted.iter().for_each(|&(table, row)| counts.push(TableId(table), row));
+        counts
+    }
+
+    proptest! {
+        #[test]
+        fn rows_that_fit_are_written_as_a_trace_of_them_is_to_the_byte(wanted in accesses(300)) {
+            let (streamed, whole) = (tempfile::NamedTempFile::new().unwrap(), tempfile::NamedTempFile::new().unwrap());
+            let exact = Ranked::of(&trace(&wanted));
+            exact.write(whole.path()).unwrap();
+            let rows = exact.tables.iter().map(|table| table.rows.len()).sum::<usize>();
+            let counts = counts(&wanted, rows);
+            let json = json!({ "accesses": wanted.len(), "ids": rows, "floor": 0, "exact": true });
+            prop_assert_eq!(counts.json(), json);
+            counts.write(streamed.path()).unwrap();
+            prop_assert_eq!(std::fs::read(streamed.path()).unwrap(), std::fs::read(whole.path()).unwrap());
+        }
+
+        #[test]
+        fn past_the_room_every_row_above_the_floor_is_written_and_counts_err_by_it_at_most(
+            wanted in accesses(300), rows in 1usize..12,
+        ) {
+            let counts = counts(&wanted, rows);
+            let json = counts.json();
+            let file = tempfile::NamedTempFile::new().unwrap();
+            counts.write(file.path()).unwrap();
+            let (got, exact) = (Ranked::read(file.path()).unwrap(), Ranked::of(&trace(&wanted)));
+            prop_assert_eq!(json["floor"].as_u64(), Some(got.floor));
+            prop_assert_eq!(json["ids"].as_u64(), Some(got.hottest().len() as u64));
+            prop_assert_eq!(json["exact"].as_bool(), Some(got == exact));
+            let count = |row: u64, t: usize| {
+                let at = got.tables[t].rows.iter().position(|r| *r == row)?;
+                Some(got.tables[t].counts[at])
+            };
+            for wanted in exact.hottest() {
+                match count(wanted.row, wanted.table) {
+                    Some(count) => prop_assert!((wanted.count..=wanted.count + got.floor).contains(&count)),
+                    None => prop_assert!(wanted.count <= got.floor),
+                }
+            }
+            for table in &got.tables {
+                let ranks = table.rows.iter().zip(&table.counts);
+                prop_assert!(ranks.map(|(&r, &c)| (Reverse(c), r)).is_sorted());
+            }
+        }
+    }
+
+    #[test]
+    fn the_last_row_of_the_largest_table_has_a_key_of_its_own_and_a_larger_table_is_no_schema() {
+        let (table, row) = (19_999, (1 << 48) - 1);
+        let last = Counted { key: key(TableId(table), row), count: 7 };
+        assert_eq!((table_of(&last), row_of(&last)), (u64::from(table), (row, 7)));
+        let mut schema = schema();
+        schema.tables[0].rows = row + 1;
+        assert_eq!(schema.check(), Ok(()));
+        schema.tables[0].rows += 1;
+        assert!(schema.check().is_err());
+    }
+
+    #[test]
+    fn text_tells_what_is_exact_and_what_is_not() {
+        let wanted = [(0, 1), (0, 1), (1, 2), (2, 3)];
+        assert_eq!(counts(&wanted, 3).text(1.0), "4 accesses of 3 rows of 3 tables\n");
+        let text = counts(&wanted, 2).text(0.5);
+        assert!(text.contains("4 accesses of more rows than fit: 1 of 3 tables are kept"), "{text}");
+        assert!(text.contains("at most 2 too high; no other row has more than 2 accesses"), "{text}");
+        assert!(text.ends_with("a sample of 50 % of the rows\n"), "{text}");
+    }
+}

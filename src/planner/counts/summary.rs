@@ -1,0 +1,244 @@
+//! Counts of keys in the bytes that are given, and no more: exact while the distinct keys fit, and
+//! within a known error past that.
+//!
+//! **The idea** is that of Misra and Gries in the form of Anderson, Bevan, Lang, Liberty, Rhodes and
+//! Thaler, "A High-Performance Algorithm for Identifying Frequent Items in Data Streams" (IMC 2017;
+//! arXiv 1705.07001): when there is no room for a new key, the median `m` of all counts is taken, every
+//! key of at most `m` is forgotten, and a key that comes (back) starts from `m`, the *floor*. Theirs takes
+//! `m` off the counts that stay and adds the sum to every answer; here it stays in.
+//!
+//! **What holds** after `n` accesses, with room for `k` keys and a floor of `f`. A key that is there
+//! had at most as many accesses as its count, and at least its count less `f`; one that is not had at
+//! most `f`. And the floor is bounded. Call what a count has above the floor its excess: an access adds 1
+//! to the sum of all, and a rise of the floor by `r` takes `r` from each of the upper half. So
+//!
+//! ```text
+//! f * ceil(k/2) <= n
+//! f * (ceil(k/2) - j) <= n_j      n_j: the accesses of all keys but any j, j < ceil(k/2)
+//! ```
+//!
+//! where the second is the same sum over the other keys alone, of which at least `ceil(k/2) - j` are in the
+//! upper half. So the skew of click logs makes the floor low (such bounds by the tail are those of Berinde,
+//! Cormode, Indyk and Strauss, "Space-optimal Heavy Hitters with Strong Error Bounds", PODS 2009).
+//!
+//! **Memory.** Keys with their counts lie one behind the other, 16 bytes each, and an index of two
+//! 4-byte slots a key finds them: [`KEY_BYTES`] a key, taken from the system once, and touched as keys
+//! come. Forgetting works in place and builds the index again.
+
+use std::collections::TryReserveError;
+
+use crate::types::scatter;
+
+/// Bytes that a counted key takes.
+pub const KEY_BYTES: usize = size_of::<Counted>() + SLOTS * size_of::<u32>();
+/// Slots of the index a key, at least: a probe then reads 1.5 of them for a key that is there, 2.5 for one
+/// that is not (Knuth, The Art of Computer Programming 3, section 6.4, linear probing at load 1/2).
+const SLOTS: usize = 2;
+/// Slots of the index at first; it doubles as keys come.
+const FIRST_SLOTS: usize = 1024;
+/// A slot of no key.
+const EMPTY: u32 = u32::MAX;
+
+/// A key, and how often it was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Counted {
+    pub key: u64,
+    pub count: u64,
+}
+
+/// Counts by key, in bounded memory.
+#[derive(Debug)]
+pub(super) struct Summary {
+    counted: Vec<Counted>,
+    /// Places in `counted`, by linear probing from where the key hashes to.
+    index: Vec<u32>,
+    room: usize,
+    floor: u64,
+}
+
+impl Summary {
+    /// No keys, and room for as many as these bytes hold, at least one and at most 2^32 - 1.
+    ///
+    /// # Errors
+    /// The system does not give so many bytes.
+    pub fn within(bytes: usize) -> Result<Self, TryReserveError> {
+        let room = (bytes / KEY_BYTES).clamp(1, EMPTY as usize);
+        let (mut counted, mut index) = (Vec::new(), Vec::new());
+        counted.try_reserve_exact(room)?;
+        index.try_reserve_exact(SLOTS * room)?;
+        index.resize(FIRST_SLOTS.min(SLOTS * room), EMPTY);
+        Ok(Self { counted, index, room, floor: 0 })
+    }
+
+    /// Counts one access.
+    pub fn add(&mut self, key: u64) {
+        let mut slot = self.slot(key);
+        if let Some(counted) = self.counted.get_mut(self.index[slot] as usize) {
+            counted.count += 1;
+            return;
+        }
+        if self.counted.len() == self.room {
+            self.forget();
+            slot = self.slot(key);
+        } else if SLOTS * (self.counted.len() + 1) > self.index.len() {
+            let slots = (2 * self.index.len()).min(SLOTS * self.room);
+            self.build_index(slots);
+            slot = self.slot(key);
+        }
+        self.index[slot] = self.counted.len() as u32;
+        self.counted.push(Counted { key, count: self.floor + 1 });
+    }
+
+    /// How many keys are there.
+    pub fn keys(&self) -> usize {
+        self.counted.len()
+    }
+
+    /// The most accesses that a key which is not there may have had, and by which a count may be too
+    /// high: 0 while all is exact.
+    pub fn floor(&self) -> u64 {
+        self.floor
+    }
+
+    /// The keys with their counts, in no order, in the memory that they lie in.
+    pub fn into_counted(self) -> Vec<Counted> {
+        self.counted
+    }
+
+    /// The slot that a key has, or would have.
+    fn slot(&self, key: u64) -> usize {
+        let slots = self.index.len();
+        // The hash as a share of 2^64, of the slots.
+        let mut slot = ((u128::from(scatter(key)) * slots as u128) >> 64) as usize;
+        loop {
+            // An empty slot is past every place.
+            match self.counted.get(self.index[slot] as usize) {
+                Some(counted) if counted.key != key => slot = if slot + 1 == slots { 0 } else { slot + 1 },
+                _ => return slot,
+            }
+        }
+    }
+
+    /// Forgets at least half of the keys.
+    fn forget(&mut self) {
+        let middle = self.counted.len() / 2;
+        self.floor = self.counted.select_nth_unstable_by_key(middle, |counted| counted.count).1.count;
+        self.counted.retain(|counted| counted.count > self.floor);
+        self.build_index(self.index.len());
+    }
+
+    fn build_index(&mut self, slots: usize) {
+        self.index.clear();
+        // Within what was reserved.
+        self.index.resize(slots, EMPTY);
+        for place in 0..self.counted.len() {
+            let slot = self.slot(self.counted[place].key);
+            self.index[slot] = place as u32;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    /// Keys of which small ones are hotter, some of them next to the largest.
+    fn keys(most: usize) -> impl Strategy<Value = Vec<u64>> {
+        let key =
+            (0u64..40, any::<bool>()).prop_map(|(k, high)| if high { u64::MAX - k } else { k * k / 20 });
+        prop::collection::vec(key, 1..most)
+    }
+
+    fn bytes(summary: &Summary) -> usize {
+        16 * summary.counted.capacity() + 4 * summary.index.capacity()
+    }
+
+    /// Holds what the module's page says against exact counts.
+    fn check(summary: &Summary, exact: &HashMap<u64, u64>) -> Result<(), TestCaseError> {
+        let floor = summary.floor();
+        let held: HashMap<u64, u64> = summary.counted.iter().map(|c| (c.key, c.count)).collect();
+        prop_assert_eq!(held.len(), summary.keys(), "a key is there twice");
+        for (key, &accesses) in exact {
+            match held.get(key) {
+                Some(&count) => {
+                    prop_assert!(
+                        (accesses..=accesses + floor).contains(&count),
+                        "{count} of {accesses}, {floor}"
+                    );
+                    prop_assert_eq!(
+                        summary.index[summary.slot(*key)] as usize,
+                        summary.counted.iter().position(|c| c.key == *key).unwrap()
+                    );
+                }
+                None => prop_assert!(accesses <= floor, "{accesses} accesses forgotten, floor {floor}"),
+            }
+        }
+        prop_assert!(held.keys().all(|key| exact.contains_key(key)));
+        let mut accesses: Vec<u64> = exact.values().copied().collect();
+        accesses.sort_unstable_by(|a, b| b.cmp(a));
+        let half = summary.room.div_ceil(2);
+        for j in 0..half.min(accesses.len()) {
+            let others: u64 = accesses[j..].iter().sum();
+            prop_assert!(floor * (half - j) as u64 <= others, "floor {floor}, {others} without {j}");
+        }
+        Ok(())
+    }
+
+    proptest! {
+        #[test]
+        fn counts_are_never_too_low_at_most_the_floor_too_high_and_the_floor_is_bounded(
+            wanted in keys(400), room in 1usize..30,
+        ) {
+            let mut summary = Summary::within(room * KEY_BYTES).unwrap();
+            let mut exact = HashMap::new();
+            for key in wanted {
+                summary.add(key);
+                *exact.entry(key).or_default() += 1;
+                prop_assert!(summary.keys() <= room);
+                check(&summary, &exact)?;
+            }
+            prop_assert_eq!(summary.floor() == 0, exact.len() <= room);
+        }
+
+        #[test]
+        fn memory_stays_within_its_bytes_whatever_comes(
+            bytes_given in KEY_BYTES..200_000, step in 1u64..1000, repeats in 1u64..4,
+        ) {
+            let mut summary = Summary::within(bytes_given).unwrap();
+            prop_assert!(bytes(&summary) <= bytes_given);
+            for n in 0..20_000u64 {
+                summary.add(n / repeats * step);
+            }
+            prop_assert!(bytes(&summary) <= bytes_given);
+            prop_assert!(summary.keys() <= bytes_given / KEY_BYTES);
+        }
+    }
+
+    #[test]
+    fn past_the_first_index_every_key_is_still_found() {
+        let mut summary = Summary::within(5000 * KEY_BYTES).unwrap();
+        let mut exact = HashMap::new();
+        for n in 0..60_000u64 {
+            // A third goes to 100 keys, the others to 20,000 in turn.
+            let key = if n % 3 == 0 { n / 3 % 100 } else { 1000 + n % 20_000 };
+            summary.add(key);
+            *exact.entry(key).or_default() += 1;
+        }
+        assert!(summary.floor() > 0 && summary.index.len() == 10_000);
+        check(&summary, &exact).unwrap();
+        let mut counted = summary.into_counted();
+        counted.sort_unstable_by_key(|c| std::cmp::Reverse(c.count));
+        assert!(counted[..100].iter().all(|c| c.key < 100));
+    }
+
+    #[test]
+    fn more_bytes_than_the_system_has_are_an_error_or_are_not_touched() {
+        // 96 GiB of addresses, that is: no more rows can be told apart.
+        if let Ok(mut summary) = Summary::within(usize::MAX) {
+            summary.add(1);
+            assert_eq!((summary.room, summary.keys()), (u32::MAX as usize, 1));
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! `flechette plan --counts-bytes` as a program: exact where the rows fit, and where they do not within its
+//! memory and its floor, from click logs and from recordings.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use flechette::dataset::{self, Format, Limits};
+use flechette::planner::counts::Ranked;
+use flechette::schema::Schema;
+use flechette::schema::preset::{self, Kind, SyntheticShape};
+use flechette::trace::format::{Header, block_head, push_access};
+use flechette::types::{Batch, RawBatch, TableId};
+use serde_json::json;
+
+use crate::program::{Workshop, run, run_failing, run_json, run_measured};
+
+/// What the program takes beside `--counts-bytes`, as the README states it.
+const BESIDE: u64 = 24 << 20;
+const LIMIT: u64 = 2 << 20;
+/// Bytes of a counted row.
+const ROW: u64 = 24;
+
+/// Skewed data whose distinct rows are many times those that the limit holds.
+struct Skewed {
+    dir: tempfile::TempDir,
+    schema: Schema,
+    config: String,
+}
+
+impl Skewed {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let shape = SyntheticShape { tables: 4, rows: 3_000_000, dense: 0, multi_hot: None };
+        let schema = preset::synthetic(Kind::Dcn, 4, shape);
+        let config = dir.path().join("model.toml").to_str().unwrap().to_owned();
+        fs::write(&config, schema.to_toml()).unwrap();
+        Self { dir, schema, config }
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.dir.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    /// Counts kept one by one, in the test's own memory.
+    fn exact(&self, data: &str) -> HashMap<(usize, u64), u64> {
+        let files = [PathBuf::from(data)];
+        let mut reader = dataset::open(Format::Synthetic, &files, &self.schema, Limits::default()).unwrap();
+        let (mut raw, mut batch, mut counts) = (RawBatch::default(), Batch::default(), HashMap::new());
+        while reader.read(10_000, &mut raw).unwrap() > 0 {
+            self.schema.encode(&raw, &mut batch).unwrap();
+            for (feature, column) in self.schema.features.iter().zip(&batch.features) {
+                let table = self.schema.tables.iter().position(|t| t.name == feature.table).unwrap();
+                column.ids.iter().for_each(|&id| *counts.entry((table, id)).or_default() += 1);
+            }
+        }
+        counts
+    }
+}
+
+#[test]
+fn rows_that_do_not_fit_are_counted_within_the_memory_given_and_the_hottest_are_found() {
+    let skewed = Skewed::new();
+    let (config, file) = (&skewed.config, skewed.path("counts"));
+    let line = |samples: u64| {
+        format!(
+            "plan --model-config {config} --format synthetic --data rows={samples},skew=0.9 --counts {file} \
+             --counts-bytes 2Mi --json"
+        )
+    };
+    let (short, long) = (run_measured(&line(40_000)), run_measured(&line(900_000)));
+    let json = run_json(&line(900_000));
+    let exact = skewed.exact("rows=900000,skew=0.9");
+    let would_take = exact.len() as u64 * ROW;
+    eprintln!("peak memory: {short} bytes short, {long} long; {would_take} bytes of rows, {json}");
+    assert!(would_take > LIMIT + BESIDE, "{would_take} bytes of rows");
+    assert!(long <= LIMIT + BESIDE, "{long} bytes");
+    assert!(long <= short + (2 << 20), "{long} bytes, {short} of a small part of the data");
+
+    let ranked = Ranked::read(Path::new(&file)).unwrap();
+    let keys: Vec<_> = json.as_object().unwrap().keys().collect();
+    assert_eq!(keys, ["accesses", "exact", "floor", "ids"]);
+    assert_eq!((&json["accesses"], &json["exact"]), (&json!(3_600_000), &json!(false)));
+    assert_eq!((&json["ids"], &json["floor"]), (&json!(ranked.hottest().len()), &json!(ranked.floor)));
+    check(&ranked, &exact);
+}
+
+/// Holds what was counted against exact counts: its bounds, and that the hottest rows are the hottest.
+fn check(ranked: &Ranked, exact: &HashMap<(usize, u64), u64>) {
+    let hottest = ranked.hottest();
+    assert!(hottest.len() as u64 <= LIMIT / ROW);
+    let held: HashMap<_, _> = hottest.iter().map(|r| ((r.table, r.row), r.count)).collect();
+    for (row, &accesses) in exact {
+        let count = held.get(row).copied();
+        let fair =
+            count.map_or(accesses <= ranked.floor, |c| (accesses..=accesses + ranked.floor).contains(&c));
+        assert!(fair, "{row:?}: {accesses} accesses, counted {count:?}, floor {}", ranked.floor);
+    }
+    let accesses: u64 = exact.values().sum();
+    assert!(ranked.floor * (LIMIT / ROW).div_ceil(2) <= accesses, "floor {}", ranked.floor);
+    // The true order of the hottest, up to what the floor leaves open.
+    let mut truth: Vec<u64> = exact.values().copied().collect();
+    truth.sort_unstable_by(|a, b| b.cmp(a));
+    assert!(truth[999] > 3 * ranked.floor, "the thousandth row has {}, floor {}", truth[999], ranked.floor);
+    for (place, row) in hottest[..1000].iter().enumerate() {
+        let (got, wanted) = (exact[&(row.table, row.row)], truth[place]);
+        assert!(got + ranked.floor >= wanted, "place {place}: {got} accesses, {wanted} are due");
+    }
+}
+
+#[test]
+fn rows_that_fit_give_the_file_of_a_whole_plan_to_the_byte_and_what_does_not_fit_is_said() {
+    let workshop = Workshop::new(700, 1);
+    let config = workshop.config(Kind::WideDeep, 4, 300);
+    let (whole, streamed) = (workshop.path("whole"), workshop.path("streamed"));
+    let plan = format!("plan --model-config {config} --format criteo-tsv --data {}", workshop.train);
+    let planned = run_json(&format!("{plan} --sizes 0 --counts {whole} --json"));
+    let counted = run_json(&format!("{plan} --counts {streamed} --counts-bytes 1Mi --json"));
+    let (accesses, ids) = (&planned["accesses"], &planned["ids"]);
+    assert_eq!(counted, json!({ "accesses": accesses, "ids": ids, "floor": 0, "exact": true }));
+    assert_eq!(fs::read(&whole).unwrap(), fs::read(&streamed).unwrap());
+
+    let text = |bytes: &str| {
+        let output = run(&format!("{plan} --counts {streamed} --counts-bytes {bytes}"));
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(text("1Mi"), format!("700 samples, {accesses} accesses of {ids} rows of 52 tables\n"));
+    assert!(text("2Ki").contains(" accesses of more rows than fit: "));
+    assert!(Ranked::read(Path::new(&streamed)).unwrap().floor > 0);
+}
+
+#[test]
+fn recordings_are_counted_as_they_are_planned() {
+    let skewed = Skewed::new();
+    let recording = skewed.path("recording");
+    let mut file = fs::File::create(&recording).unwrap();
+    file.write_all(&Header::of(&skewed.schema, 0.5).bytes()).unwrap();
+    for block in 0..20u64 {
+        let mut payload = Vec::new();
+        (0..1000).for_each(|n| push_access(&mut payload, TableId((n % 4) as u32), n * n % (50 + block)));
+        file.write_all(&block_head(&payload, 1000)).unwrap();
+        file.write_all(&payload).unwrap();
+    }
+    drop(file);
+    let (whole, streamed) = (skewed.path("whole"), skewed.path("streamed"));
+    let plan = format!("plan --model-config {} --format trace --data {recording} {recording}", skewed.config);
+    let planned = run_json(&format!("{plan} --sizes 0 --counts {whole} --json"));
+    let counted = run_json(&format!("{plan} --counts {streamed} --counts-bytes 64K --json"));
+    assert_eq!(counted["accesses"], 40_000);
+    assert_eq!(counted["ids"], planned["ids"]);
+    assert_eq!(fs::read(&whole).unwrap(), fs::read(&streamed).unwrap());
+    let output = run(&format!("{plan} --counts {streamed} --counts-bytes 64K"));
+    assert!(String::from_utf8(output.stdout).unwrap().ends_with("a sample of 50 % of the rows\n"));
+}
+
+#[test]
+fn what_only_counting_cannot_do_is_refused_by_name() {
+    let workshop = Workshop::new(10, 1);
+    let config = workshop.config(Kind::Dlrm, 4, 100);
+    let (train, counts) = (&workshop.train, workshop.path("counts"));
+    let plan = |format: &str, data: &str, flags: &str| {
+        let data = format!("--format {format} --data {data}");
+        run_failing(2, &format!("plan --model-config {config} {data} {flags}"))
+    };
+    let with = |flags: &str| plan("criteo-tsv", train, &format!("--counts-bytes 1Mi {flags}"));
+    for (flags, named) in [
+        (format!("--counts {counts} --sizes 0.1"), "--sizes"),
+        (format!("--counts {counts} --plot plan.svg"), "--plot"),
+    ] {
+        let error = with(&flags);
+        assert!(error.contains("--counts-bytes") && error.contains(named), "{error}");
+    }
+    // The missing flag stands on a line of its own, as clap writes it.
+    let line = format!("plan --model-config {config} --format criteo-tsv --data {train} --counts-bytes 1Mi");
+    let output = run(&line);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("--counts <FILE>"));
+    for bytes in ["1023", "0", "some", "-1", "1X"] {
+        let error = plan("criteo-tsv", train, &format!("--counts {counts} --counts-bytes={bytes}"));
+        assert!(error.contains("--counts-bytes") && error.contains("expected bytes from 1024"), "{error}");
+    }
+    let empty = workshop.path("empty.tsv");
+    fs::write(&empty, "").unwrap();
+    let error = plan("criteo-tsv", &empty, &format!("--counts {counts} --counts-bytes 1Mi"));
+    assert!(error.contains("--data: no accesses"), "{error}");
+    assert!(!Path::new(&counts).exists());
+}
