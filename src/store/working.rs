@@ -17,7 +17,7 @@
 //! huge table needs no first pass.
 //!
 //! Training asks for the frequent rows in every batch, and they lie anywhere in a table. With a
-//! [`RowOrder`](super::RowOrder) their records lie at its beginning instead, end to end, and neighbours
+//! [`RowOrder`] their records lie at its beginning instead, end to end, and neighbours
 //! are read and written by one call.
 
 use std::fs::{self, File, OpenOptions};
