@@ -17,7 +17,7 @@
 //! huge table needs no first pass.
 //!
 //! Training asks for the frequent rows in every batch, and they lie anywhere in a table. With a
-//! [`RowOrder`](super::RowOrder) their records lie at its beginning instead, end to end, and neighbours
+//! [`RowOrder`] their records lie at its beginning instead, end to end, and neighbours
 //! are read and written by one call.
 
 use std::fs::{self, File, OpenOptions};
@@ -214,7 +214,8 @@ impl WorkingFile {
     }
 
     /// Writes the records of these rows, ascending and distinct: they lie end to end in the order of `rows`.
-    /// When it fails, each row is what it was or what it was to be, and no other is touched.
+    /// No other row is touched. When the disk is full, each of these is what it was or what it was to be: a row that
+    /// is there needs no more room, on a file system that writes in place.
     ///
     /// # Errors
     /// Those of [`Self::read`]; [`StoreError::DiskFull`] when there is no room for a row that is new.

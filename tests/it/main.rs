@@ -43,6 +43,7 @@ mod server;
 mod serving;
 mod store;
 mod store_crash;
+mod store_working;
 mod tidy;
 mod torch_fixture;
 mod trainer;

@@ -605,7 +605,7 @@ fn published_files_may_be_written_by_nobody() {
 const CHILD: &str = "FLECHETTE_TEST_STORE_MEMORY";
 
 /// A line of `/proc/self/status`, in bytes.
-fn memory(line: &str) -> u64 {
+pub fn memory(line: &str) -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let value = status.lines().find_map(|l| l.strip_prefix(line)?.strip_prefix(':')).unwrap();
     value.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10

@@ -1,0 +1,81 @@
+//! A working file's tables may be larger than memory: what works on one, and writes a version from it, takes
+//! memory by the rows asked for and not by the table.
+
+use std::path::Path;
+use std::process::Command;
+
+use flechette::schema::preset::{self, Kind, SyntheticShape};
+use flechette::store::{self, Contents, First, RowOrder, Rows, Uniform, WorkingFile, WorkingTable};
+use flechette::types::TableId;
+
+use crate::store::memory;
+
+const CHILD: &str = "FLECHETTE_TEST_WORKING_MEMORY";
+const ROWS: u64 = 1 << 20;
+const DIM: usize = 24;
+const T: TableId = TableId(0);
+
+/// Trains every row of the lower half, in batches of rows from all over it.
+fn train(file: &WorkingFile) {
+    let batches = 128;
+    for batch in 0..batches {
+        let rows: Vec<u64> = (batch..ROWS / 2).step_by(batches as usize).collect();
+        let mut records = vec![0.0; rows.len() * 2 * DIM];
+        file.read(T, &rows, &mut records).unwrap();
+        for (record, &row) in records.chunks_mut(2 * DIM).zip(&rows) {
+            record.fill(row as f32);
+        }
+        file.write(T, &rows, &records).unwrap();
+    }
+}
+
+/// Not a test of its own: the next one runs it in a process whose memory nobody else uses.
+#[test]
+fn child_that_trains_and_writes_a_large_working_file() {
+    let Some(models) = std::env::var_os(CHILD) else { return };
+    let models = Path::new(&models);
+    let shape = SyntheticShape { tables: 1, rows: ROWS, dense: 0, multi_hot: None };
+    let schema = preset::synthetic(Kind::Dcn, DIM, shape);
+    let before = memory("VmRSS");
+    let table = WorkingTable {
+        rows: ROWS,
+        dim: DIM,
+        states: vec![("sum", DIM)],
+        first: First::Uniform(Uniform { seed: 1, table_code: 2, bound: 0.5 }),
+        order: Some(RowOrder::hottest_first(ROWS, &(0..10_000).rev().collect::<Vec<_>>()).unwrap()),
+    };
+    let file = WorkingFile::create(models, vec![table]).unwrap();
+    train(&file);
+    assert_eq!(file.first_not_finite(T).unwrap(), None);
+    let tables = vec![Rows::Working(&file, T)];
+    let contents = Contents { model_toml: &schema.to_toml(), tables, ..Contents::default() };
+    let version = store::write(models, "m", &contents).unwrap();
+    let peak = memory("VmHWM");
+    // Of a table of 192 MiB.
+    assert!(peak < before + (32 << 20), "it took {} bytes", peak - before);
+
+    let opened = store::open(models, "m", version).unwrap();
+    let table = &opened.store.tables()[0];
+    for row in [0, 1, 9_999, ROWS / 2 - 1] {
+        assert_eq!(table.row_values(row), Some(&[row as f32; DIM][..]));
+        assert_eq!(table.states()[0].as_slice()[row as usize * DIM..][..DIM], [row as f32; DIM]);
+    }
+    assert!(table.row_values(ROWS - 1).unwrap().iter().all(|x| x.abs() <= 0.5));
+    println!("measured");
+}
+
+#[test]
+fn training_and_writing_a_working_file_take_no_memory_of_its_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "store_working::child_that_trains_and_writes_a_large_working_file", "--nocapture"])
+        .env(CHILD, dir.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&child.stdout);
+    assert!(
+        child.status.success() && said.contains("measured"),
+        "{said}{}",
+        String::from_utf8_lossy(&child.stderr)
+    );
+}
