@@ -131,11 +131,16 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     }
 }
 
-/// Whether training stopped for what the data says. The variants speak for the errors inside them, which
+/// Whether training stopped for what the data or the flags say. The variants speak for the errors inside them, which
 /// therefore do not stand in the chain.
 fn is_of_data(error: &TrainError) -> bool {
     match error {
-        TrainError::Dataset(_) | TrainError::Encode(_) | TrainError::NoLabels { .. } => true,
+        TrainError::Dataset(_)
+        | TrainError::Encode(_)
+        | TrainError::NoLabels { .. }
+        | TrainError::Scratchpad { .. }
+        | TrainError::TooManyRows { .. }
+        | TrainError::Lookahead { .. } => true,
         TrainError::Batch(error) => {
             matches!(error, PredictError::AbsentId { .. } | PredictError::NotFinite { .. })
         }
@@ -144,7 +149,10 @@ fn is_of_data(error: &TrainError) -> bool {
         | TrainError::Memory(_)
         | TrainError::Weights(_)
         | TrainError::State(_)
-        | TrainError::Store(_) => false,
+        | TrainError::Store(_)
+        | TrainError::Threads { .. }
+        | TrainError::Hazard(_)
+        | TrainError::Stopped => false,
     }
 }
 

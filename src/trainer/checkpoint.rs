@@ -12,12 +12,13 @@ use rayon::prelude::*;
 
 use super::TrainError;
 use super::learner::Learner;
-use super::network::Parts;
+use super::network::{Network, Parts};
 use super::optim::{Kind, Optimizer};
 use crate::model::Model;
-use crate::schema::Schema;
+use crate::schema::{self, Schema};
 use crate::store::{
-    Contents, Dense, DenseTensor, Opened, PlainMemory, Rows, Table, Uniform, table_code, write,
+    Contents, Dense, DenseTensor, First, Opened, PlainMemory, RowOrder, Rows, Table, Uniform, WorkingFile,
+    WorkingTable, table_code, write,
 };
 use crate::types::{Element, Version};
 
@@ -30,25 +31,53 @@ const CHECKED: usize = 1 << 16;
 /// # Errors
 /// [`TrainError::Memory`] when the tables do not fit.
 pub fn initialise(schema: &Schema, optimizer: Optimizer, seed: u64) -> Result<Learner, TrainError> {
-    let model = Model::new(schema);
-    let weights = model.initialise(seed);
-    let dense_states = zeroed_states(optimizer.kind, weights.values.len());
     let tables = schema.tables.iter().map(|shape| {
         let states = row_states(optimizer.kind, shape.dim);
         let mut table = Table::zeroed(&PlainMemory, shape.stored_rows(), shape.dim, &states)?;
-        let uniform = Uniform {
-            seed,
-            table_code: table_code(&shape.name),
-            bound: (1.0 / shape.stored_rows() as f64).sqrt() as f32,
-        };
         if let Some(rows) = table.rows_mut() {
-            uniform.table(shape.dim, rows);
+            first_rows(shape, seed).table(shape.dim, rows);
         }
         Ok(table)
     });
     let tables = tables.collect::<Result<_, TrainError>>()?;
-    let schema = schema.clone();
-    Ok(Learner::new(Parts { schema, model, weights, dense_states, optimizer, steps: 0 }, tables))
+    Ok(Learner::new(first_network(schema, optimizer, seed), tables))
+}
+
+/// As [`initialise`], with the rows in a working file in the directory `dir`, in the order of rows that is given for
+/// each table or none. Nothing is written but what is trained.
+///
+/// # Errors
+/// [`TrainError::Store`] when the file cannot be made.
+pub fn initialise_on_disk(
+    schema: &Schema,
+    optimizer: Optimizer,
+    seed: u64,
+    (dir, orders): (&Path, Vec<Option<RowOrder>>),
+) -> Result<(Network, WorkingFile), TrainError> {
+    let orders = orders.into_iter().chain(std::iter::repeat_with(|| None));
+    let tables = schema.tables.iter().zip(orders).map(|(shape, order)| WorkingTable {
+        rows: shape.stored_rows(),
+        dim: shape.dim,
+        states: row_states(optimizer.kind, shape.dim),
+        first: First::Uniform(first_rows(shape, seed)),
+        order,
+    });
+    let store = WorkingFile::create(dir, tables.collect())?;
+    Ok((Network::new(first_network(schema, optimizer, seed)), store))
+}
+
+/// The first values of a table's rows.
+fn first_rows(shape: &schema::Table, seed: u64) -> Uniform {
+    let bound = (1.0 / shape.stored_rows() as f64).sqrt() as f32;
+    Uniform { seed, table_code: table_code(&shape.name), bound }
+}
+
+/// Dense weights as the model draws them.
+fn first_network(schema: &Schema, optimizer: Optimizer, seed: u64) -> Parts {
+    let model = Model::new(schema);
+    let weights = model.initialise(seed);
+    let dense_states = zeroed_states(optimizer.kind, weights.values.len());
+    Parts { schema: schema.clone(), model, weights, dense_states, optimizer, steps: 0 }
 }
 
 /// A learner that goes on from a version. One that the same optimizer wrote, and whose rows are all
@@ -118,19 +147,36 @@ impl Learner {
     /// Writes a new version of the model: the highest number there is, plus 1.
     ///
     /// # Errors
+    /// As [`Network::save`].
+    pub fn save(&self, models: &Path, name: &str) -> Result<Version, TrainError> {
+        self.network.save(models, name, self.tables.iter().map(Rows::from).collect())
+    }
+}
+
+impl Network {
+    /// Writes a new version of the model, with these rows for the tables of its schema: the highest number there is,
+    /// plus 1.
+    ///
+    /// # Errors
     /// [`TrainError::NotFinite`] for weights or rows that no score can be computed from, and
     /// [`TrainError::Store`]; earlier versions are untouched.
-    pub fn save(&self, models: &Path, name: &str) -> Result<Version, TrainError> {
+    pub fn save(&self, models: &Path, name: &str, rows: Vec<Rows<'_>>) -> Result<Version, TrainError> {
         let parameters = self.model().parameters();
         let states = self.optimizer().kind.dense().row_states().iter().zip(self.dense_states());
         let mut tensors: Vec<(String, Vec<usize>, Vec<f32>)> = Vec::new();
         for p in parameters {
             tensors.push((p.name.clone(), p.shape.clone(), p.read(&self.weights().values)));
         }
-        let dense = tensors.iter().map(|(name, _, values)| (name, values.as_slice()));
-        let tables = self.schema().tables.iter().zip(self.tables());
-        let rows = tables.filter_map(|(shape, table)| Some((&shape.name, table.values()?)));
-        self.check_finite(dense.chain(rows))?;
+        tensors.iter().try_for_each(|(name, _, values)| self.check_finite(name, values))?;
+        for (shape, rows) in self.schema().tables.iter().zip(&rows) {
+            match rows {
+                Rows::Table(table) => self.check_finite(&shape.name, table.values().unwrap_or_default())?,
+                Rows::Working(file, table) => {
+                    let finite = file.first_not_finite(*table)?.is_none();
+                    finite.then_some(()).ok_or_else(|| self.not_finite(&shape.name))?;
+                }
+            }
+        }
         for (shape, state) in states {
             for p in parameters {
                 tensors.push((state_name(shape.name, &p.name), p.shape.clone(), p.read(state)));
@@ -149,21 +195,17 @@ impl Learner {
         ];
         let metadata: BTreeMap<_, _> = metadata.map(|(key, value)| (key.to_owned(), value)).into();
         let model_toml = &self.schema().to_toml();
-        let tables = self.tables().iter().map(Rows::from).collect();
-        Ok(write(models, name, &Contents { model_toml, dense: dense.collect(), tables, metadata })?)
+        let contents = Contents { model_toml, dense: dense.collect(), tables: rows, metadata };
+        Ok(write(models, name, &contents)?)
     }
 
     /// A step checks its loss, and that is the loss before it: the last step of all is checked here.
-    fn check_finite<'a>(
-        &self,
-        tensors: impl Iterator<Item = (&'a String, &'a [f32])>,
-    ) -> Result<(), TrainError> {
-        for (tensor, values) in tensors {
-            if !values.par_chunks(CHECKED).all(|values| values.iter().all(|value| value.is_finite())) {
-                let (steps, lr) = (self.steps(), self.optimizer().lr);
-                return Err(TrainError::NotFinite { tensor: tensor.clone(), steps, lr });
-            }
-        }
-        Ok(())
+    fn check_finite(&self, tensor: &str, values: &[f32]) -> Result<(), TrainError> {
+        let finite = values.par_chunks(CHECKED).all(|values| values.iter().all(|value| value.is_finite()));
+        if finite { Ok(()) } else { Err(self.not_finite(tensor)) }
+    }
+
+    fn not_finite(&self, tensor: &str) -> TrainError {
+        TrainError::NotFinite { tensor: tensor.to_owned(), steps: self.steps(), lr: self.optimizer().lr }
     }
 }

@@ -8,20 +8,40 @@
 
 mod casting;
 mod checkpoint;
+mod collect;
 pub mod eval;
+mod exchange;
+mod headway;
+mod hold;
+mod insert;
+mod jitter;
 mod learner;
 mod network;
 pub mod optim;
+mod pipeline;
+mod plan;
+mod policy;
+mod scratchpad;
+mod split;
+mod train;
 mod update;
+mod verify;
 
 use std::sync::mpsc;
 use std::thread;
 
-pub use checkpoint::{initialise, resume};
+pub use checkpoint::{initialise, initialise_on_disk, resume};
 pub use learner::Learner;
 pub use network::Network;
+pub use pipeline::{Data, Frequencies, Pipeline, PipelineSettings};
+pub use plan::PlanStats;
+pub use policy::{Policy, UnknownPolicy};
+pub use scratchpad::{ScratchpadSize, Sizes};
+pub use train::Watch;
+pub use verify::{Difference, Verifier};
 
 use crate::dataset::{DatasetError, Reader};
+use crate::device::host::slots::NotClaimed;
 use crate::model::WeightsError;
 use crate::schema::{EncodeError, Schema};
 use crate::store::StoreError;
@@ -76,9 +96,45 @@ pub enum TrainError {
     /// A version that names its optimizer and lacks some of its state.
     #[error("version: {0}: optimizer state is missing or misshapen")]
     State(String),
-    /// The version could not be written.
+    /// The version could not be written, or the working file not used.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// One sample is too much for the scratchpad.
+    #[error("scratchpad: {slots} slots, and a sample needs {needed} rows at a time")]
+    Scratchpad {
+        /// The sample's distinct rows.
+        needed: usize,
+        /// Slots of all sizes.
+        slots: usize,
+    },
+    /// A model of more tables or rows than a scratchpad can name.
+    #[error("scratchpad: limit {limit} {what}")]
+    TooManyRows {
+        /// Of what.
+        what: &'static str,
+        /// How many may be.
+        limit: u64,
+    },
+    /// A look-ahead window of no batch, or of more than can be kept track of.
+    #[error("lookahead: expected 1 to {most} batches, got {got}")]
+    Lookahead {
+        /// What came.
+        got: usize,
+        /// The most.
+        most: usize,
+    },
+    /// Threads that cannot be started.
+    #[error("threads: {reason}")]
+    Threads {
+        /// The system's word.
+        reason: String,
+    },
+    /// Two stages wanted one slot at a time: a fault of the plan. Nothing was overwritten.
+    #[error("scratchpad: {0}")]
+    Hazard(#[from] NotClaimed),
+    /// Another stage has failed, and says why.
+    #[error("training has stopped")]
+    Stopped,
 }
 
 /// A batch and what the samples' labels are, if known.

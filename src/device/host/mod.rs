@@ -3,6 +3,7 @@
 mod layout;
 mod memory;
 mod registers;
+pub mod slots;
 
 use std::ops::Range;
 

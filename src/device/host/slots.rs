@@ -1,0 +1,254 @@
+//! Slots of rows that several threads read and write at once, each of them slots of its own: the memory of a
+//! trainer's scratchpad on the host.
+//!
+//! Who may touch which slot when is for the trainer's plan to say, far from here. So that a fault in it can corrupt a
+//! row but never memory, nobody touches a slot without a [`Claim`], and a claim is given only while no other has any of
+//! its slots: one flag a slot, taken and given back once a batch, not once an access.
+#![allow(unsafe_code)]
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::types::{HostBlock, HostMemory, OutOfHostMemory};
+
+/// Stands in a list of slots for a row that has none.
+pub const NO_SLOT: u32 = u32::MAX;
+
+/// `count` slots of `width` f32.
+pub struct Slots {
+    width: usize,
+    claimed: Box<[AtomicBool]>,
+    /// The first word of `memory`.
+    words: *mut f32,
+    /// Owns what `words` points to; not looked into while this lives.
+    _memory: Box<dyn HostBlock>,
+}
+
+// SAFETY: `words` points into memory that `Slots` owns and that no thread is tied to; it is read and written only through
+// claims, of which no two at a time have a slot in common, and whose flags order what one thread did before what the
+// next one does (released when dropped, acquired when taken).
+unsafe impl Send for Slots {}
+// SAFETY: as above.
+unsafe impl Sync for Slots {}
+
+/// A slot that another claim holds, or that is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("slot {slot}: claimed twice at a time, or past the {count} slots there are")]
+pub struct NotClaimed {
+    /// Which one.
+    pub slot: u32,
+    /// How many there are.
+    pub count: usize,
+}
+
+/// The right to these slots, exclusive until it is dropped.
+pub struct Claim<'a> {
+    slots: &'a Slots,
+    /// Distinct and within the slots, but for [`NO_SLOT`].
+    list: &'a [u32],
+}
+
+/// The rows of a claim or of part of one, to write.
+pub struct ClaimedRows<'a> {
+    slots: &'a Slots,
+    list: &'a [u32],
+}
+
+impl Slots {
+    /// So many zeroed slots.
+    ///
+    /// # Errors
+    /// [`OutOfHostMemory`] when the memory is not to be had.
+    pub fn new(memory: &dyn HostMemory, count: usize, width: usize) -> Result<Self, OutOfHostMemory> {
+        let bytes = count.checked_mul(width).and_then(|words| words.checked_mul(size_of::<f32>()));
+        let bytes =
+            bytes.filter(|_| count < NO_SLOT as usize).ok_or(OutOfHostMemory { bytes: usize::MAX })?;
+        let mut memory = memory.take(bytes.max(size_of::<f32>()))?;
+        let words = memory.bytes_mut().ok_or(OutOfHostMemory { bytes })?;
+        assert!(words.len() >= bytes && words.as_ptr().cast::<f32>().is_aligned(), "host memory is aligned");
+        let words = words.as_mut_ptr().cast();
+        let claimed = (0..count).map(|_| AtomicBool::new(false)).collect();
+        Ok(Self { width, claimed, words, _memory: memory })
+    }
+
+    /// How many slots.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.claimed.len()
+    }
+
+    /// Elements a slot.
+    #[must_use]
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Claims these slots; each [`NO_SLOT`] among them stands for none.
+    ///
+    /// # Errors
+    /// [`NotClaimed`] for the first that another claim has, or that stands there twice; nothing is claimed then.
+    pub fn claim<'a>(&'a self, list: &'a [u32]) -> Result<Claim<'a>, NotClaimed> {
+        let take = |slot: u32| {
+            let flag = self.claimed.get(slot as usize);
+            flag.is_some_and(|f| {
+                f.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            })
+        };
+        match list.iter().position(|&slot| slot != NO_SLOT && !take(slot)) {
+            None => Ok(Claim { slots: self, list }),
+            Some(failed) => {
+                drop(Claim { slots: self, list: &list[..failed] });
+                Err(NotClaimed { slot: list[failed], count: self.count() })
+            }
+        }
+    }
+
+    /// Where the row of the slot begins.
+    fn row(&self, slot: u32) -> *mut f32 {
+        debug_assert!((slot as usize) < self.count());
+        // SAFETY: every slot of a claim is below `count` (`claim` has looked it up among the flags), so this stays
+        // within the `count * width` words of the memory.
+        unsafe { self.words.add(slot as usize * self.width) }
+    }
+}
+
+impl<'a> Claim<'a> {
+    /// The row of slot `k` of the claim; none where that is [`NO_SLOT`] or past its end.
+    #[inline(always)]
+    #[must_use]
+    pub fn row(&self, k: usize) -> Option<&[f32]> {
+        let slot = self.list.get(k).copied().filter(|&slot| slot != NO_SLOT)?;
+        // SAFETY: the claim holds the slot, so no other claim touches it; this one writes only by `rows_mut`, which
+        // borrows it mutably, and so not while the reference given here lives. The words are initialised (zeroed).
+        Some(unsafe { std::slice::from_raw_parts(self.slots.row(slot), self.slots.width) })
+    }
+
+    /// All rows, to write.
+    pub fn rows_mut(&mut self) -> ClaimedRows<'_> {
+        ClaimedRows { slots: self.slots, list: self.list }
+    }
+
+    /// Copies the rows end to end over `out`.
+    ///
+    /// # Panics
+    /// When `out` has not room for exactly as many rows as there are slots, or one is [`NO_SLOT`].
+    pub fn read(&self, out: &mut [f32]) {
+        assert_eq!(out.len(), self.list.len() * self.slots.width, "elements");
+        for (k, out) in out.chunks_exact_mut(self.slots.width.max(1)).enumerate() {
+            out.copy_from_slice(self.row(k).unwrap_or_default());
+        }
+    }
+
+    /// Copies rows that lie end to end into the slots.
+    ///
+    /// # Panics
+    /// As [`Self::read`].
+    pub fn write(&mut self, from: &[f32]) {
+        assert_eq!(from.len(), self.list.len() * self.slots.width, "elements");
+        let width = self.slots.width.max(1);
+        let mut rows = self.rows_mut();
+        for (k, from) in from.chunks_exact(width).enumerate() {
+            rows.row_mut(k).unwrap_or_default().copy_from_slice(from);
+        }
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        for &slot in self.list.iter().filter(|&&slot| slot != NO_SLOT) {
+            self.slots.claimed[slot as usize].store(false, Ordering::Release);
+        }
+    }
+}
+
+impl<'a> ClaimedRows<'a> {
+    /// The row of slot `k`; none where that is [`NO_SLOT`] or past the end.
+    #[inline(always)]
+    pub fn row_mut(&mut self, k: usize) -> Option<&mut [f32]> {
+        let slot = self.list.get(k).copied().filter(|&slot| slot != NO_SLOT)?;
+        // SAFETY: the slots of a claim are distinct, and this has a part of the claim's list to itself (`rows_mut`
+        // borrows the claim mutably, `split_at` gives disjoint parts), so nobody else has this row.
+        Some(unsafe { std::slice::from_raw_parts_mut(self.slots.row(slot), self.slots.width) })
+    }
+
+    /// The first `k` slots, and the others.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    #[must_use]
+    pub fn split_at(self, k: usize) -> (Self, Self) {
+        let (first, second) = self.list.split_at(k);
+        (Self { slots: self.slots, list: first }, Self { slots: self.slots, list: second })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Aligned(Vec<u128>);
+
+    impl HostBlock for Aligned {
+        fn bytes(&self) -> &[u8] {
+            bytemuck::cast_slice(&self.0)
+        }
+        fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+            Some(bytemuck::cast_slice_mut(&mut self.0))
+        }
+    }
+
+    struct Plain;
+
+    impl HostMemory for Plain {
+        fn take(&self, bytes: usize) -> Result<Box<dyn HostBlock>, OutOfHostMemory> {
+            Ok(Box::new(Aligned(vec![0; bytes.div_ceil(16)])))
+        }
+    }
+
+    #[test]
+    fn a_slot_is_claimed_once_at_a_time_and_a_refused_claim_takes_nothing() {
+        let slots = Slots::new(&Plain, 5, 3).unwrap();
+        let first = slots.claim(&[1, NO_SLOT, 3]).unwrap();
+        assert_eq!(slots.claim(&[0, 3]).err(), Some(NotClaimed { slot: 3, count: 5 }));
+        assert_eq!(slots.claim(&[2, 4, 2]).err(), Some(NotClaimed { slot: 2, count: 5 }), "twice in one");
+        assert_eq!(slots.claim(&[5]).err(), Some(NotClaimed { slot: 5, count: 5 }));
+        drop(slots.claim(&[0, 2, 4]).unwrap());
+        drop(first);
+        drop(slots.claim(&[0, 1, 2, 3, 4]).unwrap());
+    }
+
+    #[test]
+    fn rows_are_read_as_they_were_written_by_slot() {
+        let slots = Slots::new(&Plain, 4, 2).unwrap();
+        slots.claim(&[3, 1]).unwrap().write(&[1.0, 2.0, 3.0, 4.0]);
+        let mut claim = slots.claim(&[0, 1, NO_SLOT, 3]).unwrap();
+        assert_eq!(claim.row(0), Some(&[0.0, 0.0][..]));
+        assert_eq!(claim.row(1), Some(&[3.0, 4.0][..]));
+        assert_eq!((claim.row(2), claim.row(4)), (None, None));
+        let (mut low, mut high) = claim.rows_mut().split_at(2);
+        low.row_mut(0).unwrap()[0] = 5.0;
+        high.row_mut(1).unwrap()[1] = 6.0;
+        assert!(high.row_mut(0).is_none() && low.row_mut(2).is_none());
+        drop(claim);
+        let mut out = [0.0; 4];
+        slots.claim(&[0, 3]).unwrap().read(&mut out);
+        assert_eq!(out, [5.0, 0.0, 1.0, 6.0]);
+    }
+
+    #[test]
+    fn what_one_thread_wrote_is_what_the_next_one_reads() {
+        let slots = Slots::new(&Plain, 8, 16).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..2000 {
+                        let Ok(mut claim) = slots.claim(&[2, 5]) else { continue };
+                        let counts = claim.row(1).unwrap().to_vec();
+                        assert!(counts.iter().all(|&c| c == counts[0]), "torn: {counts:?}");
+                        claim.rows_mut().row_mut(1).unwrap().iter_mut().for_each(|x| *x += 1.0);
+                    }
+                });
+            }
+        });
+        assert!(slots.claim(&[5]).unwrap().row(0).unwrap()[3] > 0.0);
+    }
+}

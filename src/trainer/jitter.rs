@@ -1,0 +1,31 @@
+//! Random sleeps of a stage, for tests and `flechette verify`: whatever the stages' speeds, the bytes are the same.
+
+use std::time::Duration;
+
+use crate::types::scatter;
+
+/// The longest sleep.
+const MOST_MICROS: u64 = 2_000;
+
+/// Sleeps of one stage; none unless there is a seed.
+#[derive(Clone, Copy, Debug)]
+pub struct Jitter {
+    draws: Option<u64>,
+}
+
+impl Jitter {
+    /// Of the stage of this number.
+    #[must_use]
+    pub fn new(seed: Option<u64>, stage: u64) -> Self {
+        Self { draws: seed.map(|seed| scatter(seed ^ scatter(stage))) }
+    }
+
+    /// Sleeps, perhaps: half of the time not at all, so that a stage may also be far faster than its neighbours.
+    pub fn sleep(&mut self) {
+        let Some(draws) = &mut self.draws else { return };
+        *draws = scatter(*draws);
+        if *draws & 1 == 0 {
+            std::thread::sleep(Duration::from_micros((*draws >> 1) % MOST_MICROS));
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! The pipeline: Load, Plan, Collect, Exchange, Insert, Train, each a thread, with bounded channels between them
+//! (ScratchPipe, section IV-C).
+//!
+//! ```text
+//!           batches      items          items           items         items
+//!    Load ---------> Plan ----> Collect ----> Exchange ----> Insert ----> Train
+//!      ^              ^                                                     |
+//!      |              +--------------- how far it is, buffers --------------+
+//!      +------------------------------ buffers -----------------------------+
+//! ```
+//!
+//! Rows live in the working file and, while a window needs them, in the scratchpad: the only copy that counts is the
+//! scratchpad's where there is one. Train finds every row there, so it waits for nothing but its turn. What is
+//! trained is to the byte what the sequential [`super::Learner`] trains, whatever the sizes and speeds: `plan` says why, and
+//! `flechette verify` shows it.
+//!
+//! A stage that fails ends the run: its channels close, the stages after it finish what they have, and those before it find nobody
+//! to hand to. The first real error is the run's.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread::{self, ScopedJoinHandle};
+
+use super::TrainError;
+use super::collect::Places;
+use super::exchange::exchange;
+use super::headway::Headway;
+use super::hold::Key;
+use super::jitter::Jitter;
+use super::network::Network;
+use super::plan::{Cast, Item, PlanEnds, PlanSettings, PlanStats, Planner, Transfers, Windows, Work};
+use super::policy::{Policy, SEEN_AHEAD};
+use super::scratchpad::{ScratchpadSize, Sizes};
+use super::train::{Train, Watch};
+use crate::dataset::Reader;
+use crate::device::host::slots::Slots;
+use crate::schema::Schema;
+use crate::store::{Rows, WorkingFile};
+use crate::types::{RawBatch, TableId};
+
+/// How a pipeline is made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PipelineSettings {
+    /// How large the scratchpad is.
+    pub scratchpad: ScratchpadSize,
+    /// Which rows leave it first.
+    pub policy: Policy,
+    /// What the random policy draws from.
+    pub seed: u64,
+    /// Batches that are planned together: cDLRM's look-ahead window; at least 1.
+    pub lookahead: usize,
+    /// Items that may wait between two stages.
+    pub buffered: usize,
+    /// Bytes of all staging buffers together.
+    pub staging_bytes: usize,
+    /// Threads that move rows between store and staging.
+    pub threads: usize,
+    /// Makes every stage sleep at random.
+    pub jitter: Option<u64>,
+}
+
+impl Default for PipelineSettings {
+    fn default() -> Self {
+        Self {
+            scratchpad: ScratchpadSize::Fraction(0.1),
+            policy: Policy::default(),
+            seed: 0,
+            lookahead: 1,
+            buffered: 0,
+            staging_bytes: 64 << 20,
+            threads: 4,
+            jitter: None,
+        }
+    }
+}
+
+/// Batches that may wait between Load and Plan.
+const READ_AHEAD: usize = 4;
+
+/// Trains a network on rows in a working file.
+pub struct Pipeline {
+    planner: Planner,
+    sizes: Sizes,
+    slots: Vec<Slots>,
+    store: WorkingFile,
+    settings: PipelineSettings,
+    threads: rayon::ThreadPool,
+    /// Rows to bring in before the first batch.
+    hottest: Vec<Key>,
+}
+
+/// Rows and how often each is used, the most frequent first.
+pub type Frequencies = Vec<(TableId, u64, u64)>;
+
+impl Pipeline {
+    /// With an empty scratchpad, or with one that is to be filled with the most frequent rows first.
+    ///
+    /// # Errors
+    /// [`TrainError`] for settings that cannot be met.
+    pub fn new(
+        network: &Network,
+        store: WorkingFile,
+        settings: PipelineSettings,
+        frequencies: Option<Frequencies>,
+    ) -> Result<Self, TrainError> {
+        let windows = Windows::of(settings.buffered);
+        let most = SEEN_AHEAD / (1 + windows.future as usize);
+        if !(1..=most).contains(&settings.lookahead) {
+            return Err(TrainError::Lookahead { got: settings.lookahead, most });
+        }
+        let sizes = Sizes::of(network.schema(), network.optimizer().kind)?;
+        let counts = sizes.counts(&settings.scratchpad);
+        let slots = sizes.slots(&counts)?;
+        // An item in each stage and between them, and as many in Plan's hands; each moves rows in and out.
+        let items = 2 * (6 + 4 * settings.buffered);
+        let item_words = settings.staging_bytes / (2 * items) / size_of::<f32>();
+        let hottest: Vec<Key> = frequencies.iter().flatten().map(|&(t, row, _)| Key::new(t, row)).collect();
+        let count_of = |&(t, row, count): &(TableId, u64, u64)| {
+            (Key::new(t, row), u32::try_from(count).unwrap_or(u32::MAX))
+        };
+        let plan = PlanSettings {
+            policy: settings.policy,
+            seed: settings.seed,
+            ahead: settings.lookahead,
+            windows,
+            item_words,
+            frequencies: frequencies.map(|rows| Arc::new(rows.iter().map(count_of).collect())),
+        };
+        let planner = Planner::new(
+            (network.schema.clone(), network.lookups.clone()),
+            plan,
+            &counts,
+            sizes.tables.clone(),
+        );
+        let threads = rayon::ThreadPoolBuilder::new().num_threads(settings.threads.max(1));
+        let threads = threads.build().map_err(|e| TrainError::Threads { reason: e.to_string() })?;
+        Ok(Self { planner, sizes, slots, store, settings, threads, hottest })
+    }
+
+    /// What Plan has done so far.
+    #[must_use]
+    pub fn stats(&self) -> PlanStats {
+        self.planner.stats()
+    }
+
+    /// Slots of all sizes together.
+    #[must_use]
+    pub fn slots(&self) -> usize {
+        self.slots.iter().map(Slots::count).sum()
+    }
+
+    /// Bytes of the scratchpad and of what is kept of it.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let counts: Vec<usize> = self.slots.iter().map(Slots::count).collect();
+        self.sizes.bytes(&counts)
+    }
+
+    /// Where the rows are that [`Self::flush`] has written.
+    #[must_use]
+    pub fn store(&self) -> &WorkingFile {
+        &self.store
+    }
+
+    /// The rows of every table, as [`Self::flush`] has written them: to save.
+    #[must_use]
+    pub fn rows(&self) -> Vec<Rows<'_>> {
+        (0..self.sizes.tables.len()).map(|t| Rows::Working(&self.store, TableId(t as u32))).collect()
+    }
+
+    /// Trains on every sample that `reader` gives, in batches of `batch`, at most `steps` of them. Gives the number of samples.
+    /// It computes on the threads of the caller's rayon pool.
+    ///
+    /// # Errors
+    /// [`TrainError`]; the pipeline is of no more use then.
+    pub fn run(
+        &mut self,
+        network: &mut Network,
+        data: Data<'_>,
+        watch: &mut dyn Watch,
+    ) -> Result<u64, TrainError> {
+        let (schema, jitter) = (network.schema.clone(), self.settings.jitter);
+        let hottest = std::mem::take(&mut self.hottest);
+        let Self { planner, slots, store, threads, settings, .. } = self;
+        let tables = planner.tables().to_vec();
+        let places = Places { store, slots, tables: &tables, threads };
+        let headway = &Headway::at(planner.item);
+        let mut train =
+            Train { network, slots, tables: &tables, watch, samples: 0, probabilities: Vec::new() };
+
+        let (loaded, batches) = sync_channel(READ_AHEAD);
+        let (used_casts, spare_casts) = channel();
+        let (used, spare) = channel();
+        let stage = || sync_channel::<Item>(settings.buffered);
+        let ((planned, to_collect), (collected, to_exchange)) = (stage(), stage());
+        let ((exchanged, to_insert), (inserted, to_train)) = (stage(), stage());
+        let mut ends =
+            PlanEnds { batches, items: planned, used: spare, headway, jitter: Jitter::new(jitter, 1) };
+        thread::scope(|scope| {
+            let load = Load { schema, data, loaded, spare: spare_casts, jitter: Jitter::new(jitter, 0) };
+            scope.spawn(|| load.run());
+            let plan = scope.spawn(move || {
+                if !hottest.is_empty() {
+                    planner.fill(&hottest, &mut ends)?;
+                }
+                planner.run(&mut ends)
+            });
+            let pass = |number, from, to, work: fn(&Places<'_>, &mut Item) -> Result<(), TrainError>| {
+                let stage = Stage { from, to, jitter: Jitter::new(jitter, number) };
+                scope.spawn(move || stage.run(|item| work(&places, item)))
+            };
+            let collect = pass(2, to_collect, collected, |places, item| places.collect(item));
+            let exchange = pass(3, to_exchange, exchanged, |_, item| exchange(item));
+            let insert = pass(4, to_insert, inserted, |places, item| places.insert(item));
+
+            let ends =
+                TrainEnds { items: to_train, used, used_casts, headway, jitter: Jitter::new(jitter, 5) };
+            let trained = ends.run(&mut train);
+            let results = [trained, end(insert), end(exchange), end(collect), end(plan)];
+            let (stopped, others): (Vec<_>, Vec<_>) = results
+                .into_iter()
+                .filter_map(Result::err)
+                .partition(|error| matches!(error, TrainError::Stopped));
+            others.into_iter().chain(stopped).next().map_or(Ok(()), Err)
+        })?;
+        Ok(train.samples)
+    }
+
+    /// Writes every row of the scratchpad to the store. They stay where they are, and training goes on from them.
+    ///
+    /// # Errors
+    /// [`TrainError::Store`].
+    pub fn flush(&mut self) -> Result<(), TrainError> {
+        for (hold, slots) in self.planner.holds().iter().zip(&self.slots) {
+            let mut rows: Vec<(Key, u32)> = hold.rows().collect();
+            rows.sort_unstable_by_key(|(key, _)| *key);
+            for run in rows.chunk_by(|a, b| a.0.table() == b.0.table()) {
+                for rows in run.chunks(FLUSHED_ROWS) {
+                    let ids: Vec<u64> = rows.iter().map(|(key, _)| key.row()).collect();
+                    let list: Vec<u32> = rows.iter().map(|(_, slot)| *slot).collect();
+                    let mut records = vec![0.0; rows.len() * slots.width()];
+                    slots.claim(&list)?.read(&mut records);
+                    self.store.write(run[0].0.table(), &ids, &records)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Rows that a flush moves at a time.
+const FLUSHED_ROWS: usize = 4096;
+
+/// What is trained on.
+pub struct Data<'a> {
+    /// The samples.
+    pub reader: &'a mut (dyn Reader + Send),
+    /// Samples a step.
+    pub batch: usize,
+    /// The most steps.
+    pub steps: u64,
+}
+
+/// The end of a stage's thread. A panic goes on.
+fn end(stage: ScopedJoinHandle<'_, Result<(), TrainError>>) -> Result<(), TrainError> {
+    stage.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Reads and encodes batches.
+struct Load<'a> {
+    schema: Arc<Schema>,
+    data: Data<'a>,
+    loaded: SyncSender<Result<Cast, TrainError>>,
+    spare: Receiver<Cast>,
+    jitter: Jitter,
+}
+
+impl Load<'_> {
+    fn run(mut self) {
+        let (mut raw, mut samples) = (RawBatch::default(), 0);
+        for _ in 0..self.data.steps {
+            self.jitter.sleep();
+            let mut cast = self.spare.try_recv().unwrap_or_default();
+            let next = self.read(&mut cast, &mut raw, samples);
+            let last = !matches!(next, Ok(1..));
+            samples += next.as_ref().copied().unwrap_or(0);
+            let sent = match next {
+                Ok(0) => return,
+                Ok(_) => self.loaded.send(Ok(cast)),
+                Err(error) => self.loaded.send(Err(error)),
+            };
+            // Nobody waits when training failed first.
+            if last || sent.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn read(&mut self, cast: &mut Cast, raw: &mut RawBatch, before: u64) -> Result<u64, TrainError> {
+        let samples = self.data.reader.read(self.data.batch, raw)?;
+        if samples > 0 {
+            self.schema.encode(raw, &mut cast.batch)?;
+            let labels = raw.labels.as_ref().ok_or(TrainError::NoLabels { sample: before })?;
+            cast.labels.clone_from(labels);
+        }
+        Ok(samples as u64)
+    }
+}
+
+/// A stage that works on items in order.
+struct Stage {
+    from: Receiver<Item>,
+    to: SyncSender<Item>,
+    jitter: Jitter,
+}
+
+impl Stage {
+    fn run(mut self, work: impl Fn(&mut Item) -> Result<(), TrainError>) -> Result<(), TrainError> {
+        for mut item in self.from {
+            self.jitter.sleep();
+            work(&mut item)?;
+            self.to.send(item).map_err(|_| TrainError::Stopped)?;
+        }
+        Ok(())
+    }
+}
+
+/// Train's ends of the pipeline.
+struct TrainEnds<'a> {
+    items: Receiver<Item>,
+    used: Sender<(Transfers, Transfers)>,
+    used_casts: Sender<Cast>,
+    headway: &'a Headway,
+    jitter: Jitter,
+}
+
+impl TrainEnds<'_> {
+    fn run(mut self, train: &mut Train<'_>) -> Result<(), TrainError> {
+        // However this ends, nobody is to wait for it.
+        let _stop = Stop(self.headway);
+        for item in self.items {
+            self.jitter.sleep();
+            train.train(&item)?;
+            self.headway.trained(item.number);
+            // Plan and Load may have ended already.
+            let _ = self.used.send((item.fills, item.evictions));
+            if let Work::Steps(casts) = item.work {
+                casts.into_iter().for_each(|cast| drop(self.used_casts.send(cast)));
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Stop<'a>(&'a Headway);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests;

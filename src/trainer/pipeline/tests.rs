@@ -1,0 +1,291 @@
+//! The pipeline against the sequential trainer: the same bytes, whatever the sizes, the windows' order of events and the
+//! speeds of the stages.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::dataset::DatasetError;
+use crate::trainer::optim::{Kind, Optimizer};
+use crate::trainer::{Learner, Progress, ScratchpadSize, initialise, initialise_on_disk};
+use crate::types::{Batch, RawFeature, RawValues, TableId, scatter};
+
+mod hazards;
+
+/// A shared table, one of another size, means, absent ids with every default that is not an error.
+const TOML: &str = r#"
+    [architecture]
+    kind = "deepfm"
+    deep = [4]
+    [[dense]]
+    name = "d"
+    [[features]]
+    name = "a"
+    table = "t"
+    wide_table = "w"
+    arity = { multi_hot = { max = 6 } }
+    pooling = "mean"
+    [[features]]
+    name = "b"
+    table = "t"
+    wide_table = "w"
+    [[features]]
+    name = "c"
+    table = "u"
+    wide_table = "v"
+    [[tables]]
+    name = "t"
+    rows = 300
+    dim = 3
+    default = { row = 1 }
+    [[tables]]
+    name = "u"
+    rows = 200
+    dim = 3
+    [[tables]]
+    name = "w"
+    rows = 300
+    dim = 1
+    [[tables]]
+    name = "v"
+    rows = 200
+    dim = 1
+"#;
+
+fn schema() -> Schema {
+    Schema::parse(TOML).unwrap()
+}
+
+/// Samples drawn from a seed, whose ids are skewed, so that some rows come in every batch and some hardly ever.
+struct Samples {
+    left: usize,
+    draws: u64,
+}
+
+impl Samples {
+    fn draw(&mut self, below: u64) -> u64 {
+        self.draws = scatter(self.draws);
+        (self.draws >> 8) % below
+    }
+
+    fn id(&mut self, rows: u64) -> u64 {
+        let u = self.draw(1 << 20) as f64 / (1 << 20) as f64;
+        // Past the end now and then.
+        (u * u * (rows + 3) as f64) as u64
+    }
+}
+
+impl Reader for Samples {
+    fn read(&mut self, batch: usize, out: &mut RawBatch) -> Result<usize, DatasetError> {
+        let samples = batch.min(self.left);
+        self.left -= samples;
+        let mut features = vec![RawFeature::ids(); 3];
+        let mut push = |feature: usize, ids: &[u64]| {
+            let RawValues::Ids(values) = &mut features[feature].values else { unreachable!() };
+            values.extend_from_slice(ids);
+            let end = values.len() as u32;
+            features[feature].offsets.push(end);
+        };
+        let (mut dense, mut labels) = (Vec::new(), Vec::new());
+        for _ in 0..samples {
+            let bag: Vec<u64> = (0..self.draw(7)).map(|_| self.id(300)).collect();
+            push(0, &bag);
+            push(1, &[self.id(300)]);
+            push(2, &[self.id(200)]);
+            dense.push(self.draw(100) as f32 / 50.0);
+            labels.push(self.draw(2) as f32);
+        }
+        *out = RawBatch { samples, dense, features, labels: Some(labels) };
+        Ok(samples)
+    }
+
+    fn skipped(&self) -> u64 {
+        0
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Case {
+    settings: PipelineSettings,
+    kind: Kind,
+    samples: usize,
+    batch: usize,
+    seed: u64,
+}
+
+impl Case {
+    fn new(scratchpad: ScratchpadSize, policy: Policy) -> Self {
+        let settings = PipelineSettings { scratchpad, policy, threads: 2, ..PipelineSettings::default() };
+        Self { settings, kind: Kind::Adagrad, samples: 300, batch: 16, seed: 3 }
+    }
+
+    fn optimizer(&self) -> Optimizer {
+        Optimizer { kind: self.kind, lr: 0.05, eps: 1e-10 }
+    }
+
+    fn data(&self) -> Samples {
+        Samples { left: self.samples, draws: self.seed }
+    }
+
+    /// What the sequential trainer makes of it, and all it said.
+    fn expected(&self) -> (Learner, Vec<f32>) {
+        let mut learner = initialise(&schema(), self.optimizer(), 7).unwrap();
+        let mut said = Vec::new();
+        let mut data = self.data();
+        crate::trainer::run_epoch(&mut learner, &mut data, self.batch, |p| {
+            said.extend_from_slice(p.probabilities)
+        })
+        .unwrap();
+        (learner, said)
+    }
+
+    /// Trains by the pipeline, and asserts that every byte is the sequential trainer's.
+    fn check(&self) -> PlanStats {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut network, store) =
+            initialise_on_disk(&schema(), self.optimizer(), 7, (dir.path(), vec![])).unwrap();
+        let mut pipeline = Pipeline::new(&network, store, self.settings.clone(), None).unwrap();
+        let mut said = Vec::new();
+        let mut data = self.data();
+        let data = Data { reader: &mut data, batch: self.batch, steps: u64::MAX };
+        let mut watch = |p: &Progress<'_>| said.extend_from_slice(p.probabilities);
+        let samples = pipeline.run(&mut network, data, &mut watch).unwrap();
+        assert_eq!(samples, self.samples as u64);
+        pipeline.flush().unwrap();
+        let (expected, expected_said) = self.expected();
+        assert!(bits(&said) == bits(&expected_said), "{self:?}: probabilities");
+        assert_same(&network, pipeline.store(), &expected, &format!("{self:?}"));
+        pipeline.stats()
+    }
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
+}
+
+fn assert_same(network: &Network, store: &WorkingFile, expected: &Learner, what: &str) {
+    assert_eq!(network.steps(), expected.steps(), "{what}");
+    assert!(bits(&network.weights().values) == bits(&expected.weights().values), "{what}: dense");
+    for (state, expected) in network.dense_states().iter().zip(expected.dense_states()) {
+        assert!(bits(state) == bits(expected), "{what}: dense state");
+    }
+    for (t, table) in expected.tables().iter().enumerate() {
+        let rows: Vec<u64> = (0..table.rows()).collect();
+        let width = store.tables()[t].width();
+        let mut records = vec![0.0; rows.len() * width];
+        store.read(TableId(t as u32), &rows, &mut records).unwrap();
+        for row in rows {
+            let mut expected = table.row_values(row).unwrap().to_vec();
+            for state in table.states() {
+                expected
+                    .extend_from_slice(&state.as_slice()[row as usize * state.width()..][..state.width()]);
+            }
+            let got = &records[row as usize * width..][..width];
+            assert!(
+                bits(got) == bits(&expected),
+                "{what}: table {t} row {row}: {got:?}, expected {expected:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_policy_and_optimizer_trains_the_sequential_bytes_in_a_scratchpad_of_any_size() {
+    for kind in [Kind::Sgd, Kind::Adagrad, Kind::RowwiseAdagrad, Kind::Adam] {
+        for policy in Policy::ALL {
+            for fraction in [0.1, 0.4, 1.0] {
+                let case = Case { kind, ..Case::new(ScratchpadSize::Fraction(fraction), policy) };
+                let stats = case.check();
+                assert_eq!(stats.evictions == 0, fraction == 1.0, "{policy}, {fraction}: {stats:?}");
+                assert!(stats.hits > 0 && stats.fills > 0, "{stats:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_batch_whose_rows_do_not_fit_is_split_down_to_single_samples() {
+    for policy in Policy::ALL {
+        // A sample has up to eight rows of the first two tables, and as many of the others.
+        let case = Case::new(ScratchpadSize::Slots(vec![8, 8]), policy);
+        let stats = case.check();
+        assert_eq!(stats.splits, 19, "{stats:?}");
+    }
+    let case = Case { batch: 3, ..Case::new(ScratchpadSize::Slots(vec![12, 9]), Policy::Lru) };
+    let stats = case.check();
+    assert!(stats.splits > 0 && stats.splits < 100, "some are split and some are not: {stats:?}");
+}
+
+#[test]
+fn a_sample_whose_rows_do_not_fit_is_refused_and_what_came_before_is_trained() {
+    let case = Case::new(ScratchpadSize::Slots(vec![4, 8]), Policy::Lru);
+    let dir = tempfile::tempdir().unwrap();
+    let made = initialise_on_disk(&schema(), case.optimizer(), 7, (dir.path(), vec![])).unwrap();
+    let (mut network, store) = made;
+    let mut pipeline = Pipeline::new(&network, store, case.settings.clone(), None).unwrap();
+    let mut data = case.data();
+    let data = Data { reader: &mut data, batch: 1, steps: u64::MAX };
+    let error = pipeline.run(&mut network, data, &mut |_: &Progress<'_>| ()).unwrap_err().to_string();
+    assert!(error.starts_with("scratchpad: 12 slots, and a sample needs"), "{error}");
+}
+
+#[test]
+fn a_window_that_does_not_fit_waits_for_batches_to_train_and_one_of_several_batches_shrinks() {
+    let stats = Case::new(ScratchpadSize::Slots(vec![110, 110]), Policy::Lru).check();
+    assert!(stats.bubbles > 0 && stats.splits == 0, "{stats:?}");
+    let mut case = Case::new(ScratchpadSize::Slots(vec![110, 110]), Policy::Optimal);
+    case.settings.lookahead = 4;
+    let stats = case.check();
+    assert!(stats.shrinks > 0 && stats.splits == 0, "{stats:?}");
+}
+
+#[test]
+fn counts_are_the_same_in_every_run() {
+    let mut case = Case::new(ScratchpadSize::Fraction(0.3), Policy::Random);
+    let first = case.check();
+    case.settings.jitter = Some(1);
+    assert_eq!(case.check(), first);
+}
+
+#[test]
+fn all_rows_in_the_scratchpad_come_in_once_each() {
+    let stats = Case::new(ScratchpadSize::Fraction(1.0), Policy::Lru).check();
+    let again = Case::new(ScratchpadSize::Fraction(1.0), Policy::Optimal).check();
+    assert_eq!((stats.fills, stats.hits, stats.evictions), (again.fills, again.hits, 0));
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let size = prop_oneof![
+        (8usize..300, 8usize..300).prop_map(|(a, b)| ScratchpadSize::Slots(vec![a, b])),
+        (0.05f64..1.0).prop_map(ScratchpadSize::Fraction),
+    ];
+    let settings =
+        (size, 0usize..4, any::<u64>(), 1usize..5, 0usize..3, 500usize..60_000, any::<Option<u64>>());
+    let settings =
+        settings.prop_map(|(scratchpad, policy, seed, lookahead, buffered, staging_bytes, jitter)| {
+            let policy = Policy::ALL[policy];
+            PipelineSettings {
+                scratchpad,
+                policy,
+                seed,
+                lookahead,
+                buffered,
+                staging_bytes,
+                threads: 2,
+                jitter,
+            }
+        });
+    (settings, 0usize..4, 1usize..40, 1usize..40, any::<u64>()).prop_map(
+        |(settings, kind, steps, batch, seed)| {
+            let kind = [Kind::Sgd, Kind::Adagrad, Kind::RowwiseAdagrad, Kind::Adam][kind];
+            Case { settings, kind, samples: steps * batch - batch / 3, batch, seed }
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+    #[test]
+    fn any_settings_train_the_sequential_bytes(case in cases()) {
+        case.check();
+    }
+}

@@ -1,0 +1,621 @@
+//! Plan: the stage that decides. Which rows of a batch are in the scratchpad, which come in, which leave for them.
+//!
+//! The other stages carry out what stands in an [`Item`] and ask nothing; and Plan asks nothing of them, because what they
+//! will have done is known: an item goes through all of them, in order. Three things could still go wrong (ScratchPipe,
+//! section IV-B), and each is ruled out by choosing victims well:
+//!
+//! - a victim that a batch on its way has still to train (hazard 2) or to bring in (hazard 3): while Train works on one
+//!   item, Collect can be at most `past` items further, so what the last `past` items touch is no victim;
+//! - a victim that a coming batch fetches from the store before it is written there (hazard 4): while Insert works on one item,
+//!   Collect can be at most `future` further, so what the next `future` batches need is no victim.
+//!
+//! Both windows follow from how many items fit between the stages ([`Windows`]). Hazard 1 (forward
+//! before the last update) cannot come up: Train is one stage.
+//!
+//! **When a window does not fit the scratchpad**, the first of these that helps is done, aloud:
+//!
+//! 1. fewer batches are planned together, where it was several;
+//! 2. Plan waits until so many items have trained that what they hold is free (a *bubble*); at last until all have, and then
+//!    also rows of coming batches may leave, since all is written before the next item is planned;
+//! 3. the batch is split (`split`).
+//!
+//! So a window is never shortened while the stages overlap. Decisions depend on the data and the settings alone, never on how
+//! fast a stage is: counts of hits and evictions are the same in every run.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender};
+
+use super::TrainError;
+use super::casting::Casting;
+use super::headway::Headway;
+use super::hold::{Hold, Key};
+use super::jitter::Jitter;
+use super::network::Labelled;
+use super::policy::{Policy, SEEN_AHEAD, Worth};
+use crate::device::host::slots::NO_SLOT;
+use crate::schema::{Lookup, Schema};
+use crate::types::{Batch, TableId};
+
+/// How far the stages can be apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Windows {
+    /// Items before the one in Plan whose rows may not leave: those that Collect can be ahead of Train.
+    pub past: u64,
+    /// Batches after it whose rows may not leave: those that Collect can be ahead of Insert.
+    pub future: u64,
+}
+
+impl Windows {
+    /// Of stages between any two of which `buffered` items wait. With none, three and two, as in the paper.
+    #[must_use]
+    pub fn of(buffered: usize) -> Self {
+        // From Collect to Train there are three handovers and from Collect to Insert two. At each, besides
+        // those that wait there, one item has left a stage and has not been taken by the next one.
+        let behind = |handovers: u64| handovers * (1 + buffered as u64);
+        Self { past: behind(3), future: behind(2) }
+    }
+}
+
+/// A batch that was read, and which rows it needs.
+#[derive(Default)]
+pub struct Cast {
+    /// The samples.
+    pub batch: Batch,
+    /// A label a sample.
+    pub labels: Vec<f32>,
+    /// Its rows and their gradients.
+    pub casting: Casting,
+    /// Its rows' slots: those of table `t` from `starts[t]` on.
+    pub slots: Vec<u32>,
+    /// A table's first place in `slots`, and a last entry where they end.
+    pub starts: Vec<usize>,
+}
+
+impl Cast {
+    /// Casts the batch.
+    pub(super) fn cast(&mut self, schema: &Schema, lookups: &[Lookup]) -> Result<(), TrainError> {
+        Labelled { batch: &self.batch, labels: &self.labels }.check(schema)?;
+        self.casting.fill(schema, lookups, &self.batch)?;
+        self.starts.clear();
+        self.starts.push(0);
+        for casted in self.casting.tables() {
+            self.starts.push(self.starts[self.starts.len() - 1] + casted.rows().len());
+        }
+        Ok(())
+    }
+
+    /// Its rows, by table and ascending.
+    pub fn keys(&self) -> impl Iterator<Item = Key> + '_ {
+        let tables = self.casting.tables().iter().zip(0..);
+        tables.flat_map(|(casted, t)| casted.rows().iter().map(move |&row| Key::new(TableId(t), row)))
+    }
+}
+
+/// Rows on their way between store and scratchpad.
+#[derive(Default)]
+pub struct Transfers {
+    /// Which part of the lists below is of which table, in the order of tables.
+    pub runs: Vec<(TableId, Range<usize>)>,
+    /// The rows, ascending within a table.
+    pub rows: Vec<u64>,
+    /// Each row's slot.
+    pub slots: Vec<u32>,
+    /// Their records, end to end; room for them until Collect has been there.
+    pub records: Vec<f32>,
+}
+
+impl Transfers {
+    fn set(&mut self, rows: &mut [(Key, u32)], width: impl Fn(TableId) -> usize) {
+        rows.sort_unstable_by_key(|(key, _)| *key);
+        (self.runs.clear(), self.rows.clear(), self.slots.clear());
+        let mut words = 0;
+        for run in rows.chunk_by(|a, b| a.0.table() == b.0.table()) {
+            let (table, first) = (run[0].0.table(), self.rows.len());
+            self.rows.extend(run.iter().map(|(key, _)| key.row()));
+            self.slots.extend(run.iter().map(|(_, slot)| *slot));
+            self.runs.push((table, first..self.rows.len()));
+            words += run.len() * width(table);
+        }
+        self.records.resize(words, 0.0);
+    }
+}
+
+/// What goes through the pipeline.
+pub struct Item {
+    /// Counted from 1.
+    pub number: u64,
+    /// Rows that come in.
+    pub fills: Transfers,
+    /// Rows that leave, for the slots that the ones above take.
+    pub evictions: Transfers,
+    /// What Train does when they are there.
+    pub work: Work,
+}
+
+/// What Train does with an item.
+pub enum Work {
+    /// Nothing: the item only moves rows.
+    Move,
+    /// A step on each batch.
+    Steps(Vec<Cast>),
+    /// The input rows of some samples of a batch that was split.
+    Gather {
+        /// The samples, as a batch of their own.
+        part: Box<Cast>,
+        /// The first one's place in the whole batch.
+        at: usize,
+        /// The batch.
+        whole: Arc<Cast>,
+    },
+    /// The updates of some rows of a batch that was split.
+    Update {
+        /// The batch.
+        whole: Arc<Cast>,
+        /// Which of its rows, counted over all tables.
+        rows: Range<usize>,
+        /// Their slots.
+        slots: Vec<u32>,
+    },
+}
+
+/// What Plan has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PlanStats {
+    /// Rows of batches that were in the scratchpad.
+    pub hits: u64,
+    /// Rows that came in.
+    pub fills: u64,
+    /// Rows that left.
+    pub evictions: u64,
+    /// Rows that came in before the first batch, because they are frequent.
+    pub filled_before: u64,
+    /// How often Plan waited for batches to train.
+    pub bubbles: u64,
+    /// Batches that were split.
+    pub splits: u64,
+    /// How often fewer batches were planned together than asked for, with more at hand.
+    pub shrinks: u64,
+}
+
+/// How Plan plans.
+#[derive(Clone, Debug)]
+pub struct PlanSettings {
+    /// Who leaves first.
+    pub policy: Policy,
+    /// What the random policy draws from.
+    pub seed: u64,
+    /// Batches that are planned together; at least 1.
+    pub ahead: usize,
+    /// The windows.
+    pub windows: Windows,
+    /// Words of records that an item moves in, and out, at most.
+    pub item_words: usize,
+    /// How often each row is used, where that is known.
+    pub frequencies: Option<Arc<HashMap<Key, u32>>>,
+}
+
+/// More batches than a window needs that the optimal policy looks at.
+const OPTIMAL_AHEAD: usize = 16;
+
+/// The state of Plan, from one run of the pipeline to the next.
+pub struct Planner {
+    pub(super) schema: Arc<Schema>,
+    pub(super) lookups: Arc<[Lookup]>,
+    settings: PlanSettings,
+    /// Slots of one size each.
+    pub(super) holds: Vec<Hold>,
+    /// Of each table: which of the holds, and words of a record.
+    pub(super) tables: Vec<(usize, usize)>,
+    /// The number of the item that was planned last.
+    pub(super) item: u64,
+    /// The number of the batch that was planned last.
+    pub(super) batch: u64,
+    /// The batches after it.
+    seen: VecDeque<Cast>,
+    /// How many of them are marked.
+    marked: usize,
+    /// Of each row that the optimal policy sees ahead, a bit for each batch that needs it: that of batch b is b % 64.
+    upcoming: HashMap<Key, u64>,
+    pub(super) stats: PlanStats,
+}
+
+/// Where the rows of a part of the work are.
+pub(super) struct Placed {
+    /// Of each row.
+    pub slots: Vec<u32>,
+    /// (what comes in, its slot, what leaves).
+    moves: Vec<(Key, u32, Option<Key>)>,
+    /// How many of them each item makes.
+    cuts: Vec<usize>,
+    /// Whether all must have trained before anything more is planned.
+    barrier: bool,
+}
+
+impl Placed {
+    /// How many of the `rows` that were placed were there already.
+    pub fn hits(&self, rows: usize) -> u64 {
+        (rows - self.moves.len()) as u64
+    }
+}
+
+/// Plan's ends of the pipeline.
+pub struct PlanEnds<'a> {
+    /// Batches that were read.
+    pub batches: Receiver<Result<Cast, TrainError>>,
+    /// Items, to Collect.
+    pub items: SyncSender<Item>,
+    /// Buffers to use again.
+    pub used: Receiver<(Transfers, Transfers)>,
+    /// How far Train is.
+    pub headway: &'a Headway,
+    /// Sleeps that tests ask for.
+    pub jitter: Jitter,
+}
+
+impl Planner {
+    /// With empty slots. `tables` says of each table of the schema which of `counts` its rows' slots are counted by, and words
+    /// of a record.
+    pub fn new(
+        (schema, lookups): (Arc<Schema>, Arc<[Lookup]>),
+        settings: PlanSettings,
+        counts: &[usize],
+        tables: Vec<(usize, usize)>,
+    ) -> Self {
+        let hold = |(&count, class)| Hold::new(settings.policy, count, settings.seed ^ class);
+        let holds = counts.iter().zip(0..).map(hold).collect();
+        Self {
+            schema,
+            lookups,
+            settings,
+            holds,
+            tables,
+            item: 0,
+            batch: 0,
+            seen: VecDeque::new(),
+            marked: 0,
+            upcoming: HashMap::new(),
+            stats: PlanStats::default(),
+        }
+    }
+
+    /// What was done so far.
+    pub fn stats(&self) -> PlanStats {
+        self.stats
+    }
+
+    /// The slots of each size.
+    pub fn holds(&self) -> &[Hold] {
+        &self.holds
+    }
+
+    /// Of each table: which of the holds, and words of a record.
+    pub fn tables(&self) -> &[(usize, usize)] {
+        &self.tables
+    }
+
+    /// Plans batch after batch until there are no more.
+    ///
+    /// # Errors
+    /// [`TrainError`] for a batch that cannot be planned, once those before it have been; [`TrainError::Stopped`] when the
+    /// pipeline has ended before.
+    pub fn run(&mut self, ends: &mut PlanEnds<'_>) -> Result<(), TrainError> {
+        let mut failed = Ok(());
+        let mut more = true;
+        loop {
+            while more && self.seen.len() < self.depth() {
+                let batch = ends.batches.recv().ok();
+                more = batch.as_ref().is_some_and(Result::is_ok);
+                match batch {
+                    Some(Ok(cast)) => match self.see(cast) {
+                        Ok(()) => {}
+                        Err(error) => (more, failed) = (false, Err(error)),
+                    },
+                    Some(Err(error)) => failed = Err(error),
+                    None => {}
+                }
+            }
+            if self.seen.is_empty() {
+                return failed;
+            }
+            ends.jitter.sleep();
+            self.plan(ends)?;
+        }
+    }
+
+    /// Brings in the most frequent rows, as far as there is room, the most frequent last.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn fill(&mut self, hottest: &[Key], ends: &mut PlanEnds<'_>) -> Result<(), TrainError> {
+        let mut room: Vec<usize> = self.holds.iter().map(Hold::available).collect();
+        let mut keys = Vec::new();
+        for &key in hottest {
+            let room = &mut room[self.tables[key.table().index()].0];
+            if *room > 0 {
+                *room -= 1;
+                keys.push(key);
+            }
+        }
+        keys.reverse();
+        let placed = self.place(&keys, self.batch, ends.headway)?;
+        // Fills are counted where a batch asked for them.
+        self.stats.fills -= placed.moves.len() as u64;
+        self.stats.filled_before += placed.moves.len() as u64;
+        self.emit(&placed, Work::Move, ends)
+    }
+
+    /// Batches that are looked at, with those that are planned.
+    fn depth(&self) -> usize {
+        let ahead = self.settings.ahead;
+        let window = ahead + ahead * self.settings.windows.future as usize;
+        let optimal = if self.settings.policy == Policy::Optimal { OPTIMAL_AHEAD } else { 0 };
+        (window + optimal).min(SEEN_AHEAD.max(window))
+    }
+
+    /// Looks at a batch for the first time.
+    fn see(&mut self, mut cast: Cast) -> Result<(), TrainError> {
+        cast.cast(&self.schema, &self.lookups)?;
+        let number = self.batch + 1 + self.seen.len() as u64;
+        if self.settings.policy == Policy::Optimal {
+            for key in cast.keys() {
+                *self.upcoming.entry(key).or_default() |= 1 << (number % 64);
+                let hold = &mut self.holds[self.tables[key.table().index()].0];
+                if let Some(slot) = hold.find(key) {
+                    let next = next_use(&self.upcoming, key, self.batch);
+                    hold.judge(slot, self.batch, Worth { frequency: 0, next });
+                }
+            }
+        }
+        self.seen.push_back(cast);
+        Ok(())
+    }
+
+    /// Plans the next batches together, as many as asked for or fit.
+    fn plan(&mut self, ends: &mut PlanEnds<'_>) -> Result<(), TrainError> {
+        let before = (self.item, self.batch);
+        self.plan_unit(ends)?;
+        if self.item - before.0 > 1 || self.batch - before.1 < self.settings.ahead as u64 {
+            // The past window keeps what came in for the future one only as long as a unit is an item, and the future
+            // window of as many units as it has items.
+            self.marked = 0;
+        }
+        Ok(())
+    }
+
+    fn plan_unit(&mut self, ends: &mut PlanEnds<'_>) -> Result<(), TrainError> {
+        let most = self.settings.ahead.min(self.seen.len());
+        let mut count = most;
+        let mut keys = self.keys_of(count);
+        while count > 1 && !self.fits(&keys) {
+            count -= 1;
+            keys = self.keys_of(count);
+        }
+        if count < most {
+            self.stats.shrinks += 1;
+            if self.stats.shrinks == 1 {
+                tracing::warn!(
+                    "scratchpad: holds {count} batches at a time, {most} are to be planned together"
+                );
+            }
+        }
+        let split = !self.fits(&keys);
+        let mut casts: Vec<Cast> = self.seen.drain(..count).collect();
+        self.marked = self.marked.saturating_sub(count);
+        let rows: usize = casts.iter().map(|cast| cast.starts.last().copied().unwrap_or(0)).sum();
+        self.batch += count as u64;
+        self.mark();
+        self.forget_seen(&casts);
+        if split {
+            self.stats.splits += 1;
+            let cast = casts.pop().unwrap_or_default();
+            return self.split(cast, ends);
+        }
+        let mut placed = self.place(&keys, self.batch, ends.headway)?;
+        self.stats.hits += placed.hits(rows);
+        match &mut casts[..] {
+            [one] => one.slots = std::mem::take(&mut placed.slots),
+            several => several.iter_mut().for_each(|cast| cast.slots = self.slots_of(cast)),
+        }
+        self.emit(&placed, Work::Steps(casts), ends)?;
+        if placed.barrier { ends.headway.wait(self.item) } else { Ok(()) }
+    }
+
+    /// The distinct rows of the next `count` batches, by table and ascending.
+    fn keys_of(&self, count: usize) -> Vec<Key> {
+        let mut keys: Vec<Key> = self.seen.iter().take(count).flat_map(Cast::keys).collect();
+        if count > 1 {
+            keys.sort_unstable();
+            keys.dedup();
+        }
+        keys
+    }
+
+    /// Whether the scratchpad has room for all these rows together.
+    fn fits(&self, keys: &[Key]) -> bool {
+        let mut counts = vec![0; self.holds.len()];
+        keys.iter().for_each(|key| counts[self.tables[key.table().index()].0] += 1);
+        counts.iter().zip(&self.holds).all(|(&count, hold)| count <= hold.count())
+    }
+
+    /// Marks the rows of the batches that have come into the future window, which is of the batches after the unit that is planned.
+    /// What comes in later for one of them needs no mark, because the past window, which is no shorter, keeps it; where
+    /// that is not so, `marked` is set to none, and all are marked again.
+    fn mark(&mut self) {
+        let window = self.settings.ahead * self.settings.windows.future as usize;
+        let upto = window.min(self.seen.len());
+        for at in self.marked.min(upto)..upto {
+            let number = self.batch + 1 + at as u64;
+            for key in self.seen[at].keys() {
+                let hold = &mut self.holds[self.tables[key.table().index()].0];
+                if let Some(slot) = hold.find(key) {
+                    hold.mark(slot, number);
+                }
+            }
+        }
+        self.marked = upto;
+    }
+
+    /// These batches are planned: the optimal policy looks past them.
+    fn forget_seen(&mut self, casts: &[Cast]) {
+        if self.settings.policy != Policy::Optimal {
+            return;
+        }
+        let first = self.batch + 1 - casts.len() as u64;
+        for (cast, number) in casts.iter().zip(first..) {
+            for key in cast.keys() {
+                if let Some(batches) = self.upcoming.get_mut(&key) {
+                    *batches &= !(1 << (number % 64));
+                    if *batches == 0 {
+                        self.upcoming.remove(&key);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The slots of a batch whose rows are all placed.
+    fn slots_of(&self, cast: &Cast) -> Vec<u32> {
+        let find = |key: Key| self.holds[self.tables[key.table().index()].0].find(key);
+        cast.keys().map(|key| find(key).unwrap_or(NO_SLOT)).collect()
+    }
+
+    /// Finds or makes a slot for each of these rows, which are distinct and fit. Theirs is batch `batch`, or those up to it.
+    ///
+    /// # Errors
+    /// [`TrainError::Stopped`] when the pipeline has ended.
+    pub(super) fn place(
+        &mut self,
+        keys: &[Key],
+        batch: u64,
+        headway: &Headway,
+    ) -> Result<Placed, TrainError> {
+        let item = self.item + 1;
+        let mut missing = vec![0; self.holds.len()];
+        let mut slots = Vec::with_capacity(keys.len());
+        for &key in keys {
+            let class = self.tables[key.table().index()].0;
+            let hold = &mut self.holds[class];
+            let found = hold.find(key);
+            match found {
+                Some(slot) => hold.touch(slot, item),
+                None => missing[class] += 1,
+            }
+            slots.push(found.unwrap_or(NO_SLOT));
+        }
+        self.expire(item.saturating_sub(1 + self.settings.windows.past), batch);
+        let barrier = self.make_room(&missing, item, batch, headway)?;
+        let cuts =
+            self.cut(keys.iter().zip(&slots).filter(|(_, slot)| **slot == NO_SLOT).map(|(key, _)| *key));
+        let last = self.item + cuts.len() as u64;
+        self.holds.iter_mut().for_each(|hold| hold.defer(item, last));
+        let mut moves = Vec::with_capacity(missing.iter().sum());
+        for (slot, &key) in slots.iter_mut().zip(keys).filter(|(slot, _)| **slot == NO_SLOT) {
+            let hold = &mut self.holds[self.tables[key.table().index()].0];
+            // There is room: `make_room` has made it, or all rows together would not fit.
+            let (taken, victim) = hold.take(key, last, batch).ok_or(TrainError::Stopped)?;
+            *slot = taken;
+            self.stats.evictions += u64::from(victim.is_some());
+            moves.push((key, taken, victim));
+        }
+        self.stats.fills += moves.len() as u64;
+        Ok(Placed { slots, moves, cuts, barrier })
+    }
+
+    /// Cuts rows that come in into items, at least one. A row and the victim in its slot go with one item: the one is
+    /// written when the other has been read.
+    fn cut(&self, rows: impl Iterator<Item = Key>) -> Vec<usize> {
+        let (mut cuts, mut words) = (vec![0], 0);
+        for key in rows {
+            let width = self.tables[key.table().index()].1;
+            words += width;
+            match cuts.last_mut() {
+                Some(count) if *count == 0 || words <= self.settings.item_words => *count += 1,
+                _ => (words, _) = (width, cuts.push(1)),
+            }
+        }
+        cuts
+    }
+
+    fn expire(&mut self, item: u64, batch: u64) {
+        let Self { holds, settings, upcoming, .. } = self;
+        let worth = |key: Key, uses: u32| {
+            let counted = settings.frequencies.as_ref().map(|counts| counts.get(&key).copied().unwrap_or(0));
+            let next = if upcoming.is_empty() { 0 } else { next_use(upcoming, key, batch) };
+            Worth { frequency: counted.unwrap_or(uses), next }
+        };
+        holds.iter_mut().for_each(|hold| hold.expire(item, batch, worth));
+    }
+
+    /// Makes sure that so many slots of each size can be had, by a bubble if need be. Gives whether rows that coming batches
+    /// need must go.
+    fn make_room(
+        &mut self,
+        missing: &[usize],
+        item: u64,
+        batch: u64,
+        headway: &Headway,
+    ) -> Result<bool, TrainError> {
+        let lacking = |holds: &[Hold]| holds.iter().zip(missing).any(|(hold, &n)| hold.available() < n);
+        let mut expired = item.saturating_sub(1 + self.settings.windows.past);
+        if !lacking(&self.holds) {
+            return Ok(false);
+        }
+        self.stats.bubbles += 1;
+        if self.stats.bubbles == 1 {
+            tracing::warn!("scratchpad: the window does not fit; Plan waits for batches to train");
+        }
+        // From here on the past window does not keep what came in for the future one.
+        self.marked = 0;
+        self.mark();
+        while lacking(&self.holds) && expired + 1 < item {
+            expired += 1;
+            self.expire(expired, batch);
+        }
+        let barrier = lacking(&self.holds);
+        for (hold, &count) in self.holds.iter_mut().zip(missing) {
+            let lacks = count.saturating_sub(hold.available());
+            hold.release(lacks, item, batch);
+        }
+        headway.wait(expired)?;
+        Ok(barrier)
+    }
+
+    /// Sends these rows on their way, the last item with the work.
+    ///
+    /// # Errors
+    /// [`TrainError::Stopped`] when the pipeline has ended.
+    pub(super) fn emit(
+        &mut self,
+        placed: &Placed,
+        work: Work,
+        ends: &mut PlanEnds<'_>,
+    ) -> Result<(), TrainError> {
+        let (mut rest, mut work) = (&placed.moves[..], Some(work));
+        for (at, &count) in placed.cuts.iter().enumerate() {
+            let width = |table: TableId| self.tables[table.index()].1;
+            let (now, later) = rest.split_at(count);
+            rest = later;
+            let (mut fills, mut evictions) = ends.used.try_recv().unwrap_or_default();
+            let mut rows: Vec<_> = now.iter().map(|&(key, slot, _)| (key, slot)).collect();
+            fills.set(&mut rows, width);
+            let mut rows: Vec<_> = now.iter().filter_map(|&(_, slot, old)| Some((old?, slot))).collect();
+            evictions.set(&mut rows, width);
+            let work = if at + 1 == placed.cuts.len() { work.take() } else { None };
+            self.item += 1;
+            let item = Item { number: self.item, fills, evictions, work: work.unwrap_or(Work::Move) };
+            ends.items.send(item).map_err(|_| TrainError::Stopped)?;
+        }
+        Ok(())
+    }
+}
+
+/// How many batches after `batch` the row is needed next, as far as is seen; 0 where it is not.
+fn next_use(upcoming: &HashMap<Key, u64>, key: Key, batch: u64) -> u64 {
+    let batches = upcoming.get(&key).copied().unwrap_or(0);
+    match batches.rotate_right(((batch + 1) % 64) as u32) {
+        0 => 0,
+        ahead => u64::from(ahead.trailing_zeros()) + 1,
+    }
+}

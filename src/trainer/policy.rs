@@ -1,0 +1,340 @@
+//! Who goes when a scratchpad is full: the slots that no batch in the window needs, in the order in which a policy gives
+//! them up.
+//!
+//! A slot is a candidate or it is not; `Hold` says when. Each policy keeps its candidates in a structure of a few bytes
+//! a slot, from which any of them can be taken out when a batch needs its row after all:
+//!
+//! - LRU: a list. A slot becomes a candidate when the last batch that used it leaves the window, so the order of
+//!   coming is that of last use.
+//! - LFU: a heap by frequency: by the counts of a data set (frequency-aware cache, section 4), or where there are none by the
+//!   batches that have used the row since it came in.
+//! - random: an array, of which any place is taken.
+//! - optimal: lists by the next batch that will use the row, as far as the look-ahead sees; the furthest goes first, and
+//!   before it those that nobody has been seen to need (Belady, "A study of replacement algorithms", 1966), the least
+//!   recently used first.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::fmt;
+use std::str::FromStr;
+
+use crate::types::scatter;
+
+/// Which rows leave the scratchpad first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// The least recently used.
+    #[default]
+    Lru,
+    /// The least frequent.
+    Lfu,
+    /// Any.
+    Random,
+    /// Those that are needed last, as far as the look-ahead sees.
+    Optimal,
+}
+
+/// No such policy.
+#[derive(Debug, thiserror::Error)]
+#[error("policy: expected lru, lfu, random or optimal, got {0:?}")]
+pub struct UnknownPolicy(String);
+
+impl Policy {
+    /// All there are.
+    pub const ALL: [Self; 4] = [Self::Lru, Self::Lfu, Self::Random, Self::Optimal];
+}
+
+impl FromStr for Policy {
+    type Err = UnknownPolicy;
+    fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
+        let found = Self::ALL.into_iter().find(|policy| policy.to_string() == name);
+        found.ok_or_else(|| UnknownPolicy(name.into()))
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Lru => "lru",
+            Self::Lfu => "lfu",
+            Self::Random => "random",
+            Self::Optimal => "optimal",
+        })
+    }
+}
+
+/// What a policy may ask of a slot's row.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Worth {
+    /// How often it is used; for LFU.
+    pub frequency: u32,
+    /// How many batches from now it is used next, 0 where none has been seen to; for the optimal.
+    pub next: u64,
+}
+
+/// The most batches that the optimal policy looks ahead.
+pub const SEEN_AHEAD: usize = 63;
+
+/// The candidates among `count` slots.
+pub struct Candidates {
+    order: Order,
+    /// Whether each slot is one.
+    candidate: Vec<bool>,
+    len: usize,
+}
+
+enum Order {
+    Lists(Lists),
+    Heap(Heap),
+    Array { slots: Vec<u32>, places: Vec<u32>, draws: u64 },
+}
+
+impl Candidates {
+    /// None of `count` slots. `seed` is for the policy that draws.
+    pub fn new(policy: Policy, count: usize, seed: u64) -> Self {
+        let order = match policy {
+            Policy::Lru => Order::Lists(Lists::new(1, count)),
+            Policy::Optimal => Order::Lists(Lists::new(SEEN_AHEAD + 1, count)),
+            Policy::Lfu => Order::Heap(Heap::new(count)),
+            Policy::Random => {
+                Order::Array { slots: Vec::new(), places: vec![0; count], draws: scatter(seed) }
+            }
+        };
+        Self { order, candidate: vec![false; count], len: 0 }
+    }
+
+    /// Bytes for each slot.
+    pub const fn bytes_per_slot() -> usize {
+        // The largest: a heap's entries, its two frequencies, and the flag of candidates.
+        2 * size_of::<Reverse<(u32, u32)>>() + 2 * size_of::<u32>() + 1
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Makes the slot a candidate; one that is one already is judged anew. `batch` is the number of the batch that is
+    /// planned.
+    pub fn add(&mut self, slot: u32, worth: Worth, batch: u64) {
+        self.remove(slot);
+        self.candidate[slot as usize] = true;
+        self.len += 1;
+        match &mut self.order {
+            Order::Lists(lists) => {
+                let list = match worth.next {
+                    next if next == 0 || lists.heads.len() == 1 => 0,
+                    next => 1 + (batch + next) as usize % SEEN_AHEAD,
+                };
+                lists.push(list, slot);
+            }
+            Order::Heap(heap) => heap.add(slot, worth.frequency),
+            Order::Array { slots, places, .. } => {
+                places[slot as usize] = slots.len() as u32;
+                slots.push(slot);
+            }
+        }
+    }
+
+    /// Whether the slot is a candidate.
+    pub fn has(&self, slot: u32) -> bool {
+        self.candidate[slot as usize]
+    }
+
+    /// The slot is no candidate any more, if it was one.
+    pub fn remove(&mut self, slot: u32) {
+        if !std::mem::replace(&mut self.candidate[slot as usize], false) {
+            return;
+        }
+        self.len -= 1;
+        match &mut self.order {
+            Order::Lists(lists) => lists.remove(slot),
+            // Its entry is passed over when it comes up.
+            Order::Heap(_) => {}
+            Order::Array { slots, places, .. } => {
+                let place = places[slot as usize] as usize;
+                slots.swap_remove(place);
+                if let Some(&moved) = slots.get(place) {
+                    places[moved as usize] = place as u32;
+                }
+            }
+        }
+    }
+
+    /// Takes the candidate that goes first. `batch` as in [`Self::add`].
+    pub fn pop(&mut self, batch: u64) -> Option<u32> {
+        let slot = match &mut self.order {
+            Order::Lists(lists) => lists.first(batch)?,
+            Order::Heap(heap) => heap.pop(&self.candidate)?,
+            Order::Array { slots, draws, .. } => {
+                if slots.is_empty() {
+                    return None;
+                }
+                *draws = draws.wrapping_add(1);
+                slots[(scatter(*draws) % slots.len() as u64) as usize]
+            }
+        };
+        self.remove(slot);
+        Some(slot)
+    }
+}
+
+const NONE: u32 = u32::MAX;
+
+/// Slots by frequency. An entry is left where it is when its slot is a candidate no more, or its frequency has grown,
+/// and put right when it comes up.
+struct Heap {
+    entries: BinaryHeap<Reverse<(u32, u32)>>,
+    /// The frequency of each slot's entry, or [`NONE`]; another entry of the slot is passed over.
+    entered: Vec<u32>,
+    frequency: Vec<u32>,
+}
+
+impl Heap {
+    fn new(count: usize) -> Self {
+        Self { entries: BinaryHeap::new(), entered: vec![NONE; count], frequency: vec![0; count] }
+    }
+
+    fn add(&mut self, slot: u32, frequency: u32) {
+        let (frequency, s) = (frequency.min(NONE - 1), slot as usize);
+        self.frequency[s] = frequency;
+        // A slot's new row may be less frequent than the old one, whose entry would then come up too late.
+        if frequency < self.entered[s] {
+            self.entered[s] = frequency;
+            self.entries.push(Reverse((frequency, slot)));
+            if self.entries.len() > 2 * self.entered.len() {
+                self.entries.retain(|Reverse((was, slot))| self.entered[*slot as usize] == *was);
+            }
+        }
+    }
+
+    fn pop(&mut self, candidate: &[bool]) -> Option<u32> {
+        loop {
+            let Reverse((was, slot)) = self.entries.pop()?;
+            let s = slot as usize;
+            if self.entered[s] != was {
+                continue;
+            }
+            let now = self.frequency[s];
+            self.entered[s] = NONE;
+            match candidate[s] {
+                true if now == was => return Some(slot),
+                true => self.add(slot, now),
+                false => {}
+            }
+        }
+    }
+}
+
+/// Lists of slots, each slot in at most one of them. List 0 is of those that nobody has been seen to need.
+struct Lists {
+    heads: Vec<u32>,
+    tails: Vec<u32>,
+    /// (before, after, list).
+    links: Vec<(u32, u32, u8)>,
+}
+
+impl Lists {
+    fn new(lists: usize, count: usize) -> Self {
+        Self { heads: vec![NONE; lists], tails: vec![NONE; lists], links: vec![(NONE, NONE, 0); count] }
+    }
+
+    fn push(&mut self, list: usize, slot: u32) {
+        let last = std::mem::replace(&mut self.tails[list], slot);
+        self.links[slot as usize] = (last, NONE, list as u8);
+        match last {
+            NONE => self.heads[list] = slot,
+            last => self.links[last as usize].1 = slot,
+        }
+    }
+
+    fn remove(&mut self, slot: u32) {
+        let (before, after, list) = self.links[slot as usize];
+        match before {
+            NONE => self.heads[list as usize] = after,
+            before => self.links[before as usize].1 = after,
+        }
+        match after {
+            NONE => self.tails[list as usize] = before,
+            after => self.links[after as usize].0 = before,
+        }
+    }
+
+    /// The one that goes first: of list 0, or of the list of the batch that is furthest from `batch`.
+    fn first(&self, batch: u64) -> Option<u32> {
+        let ahead = (1..self.heads.len() as u64).rev().map(|next| 1 + (batch + next) as usize % SEEN_AHEAD);
+        std::iter::once(0).chain(ahead).map(|list| self.heads[list]).find(|&slot| slot != NONE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drained(candidates: &mut Candidates) -> Vec<u32> {
+        std::iter::from_fn(|| candidates.pop(10)).collect()
+    }
+
+    #[test]
+    fn lru_gives_up_what_became_a_candidate_first_and_others_can_be_taken_out() {
+        let mut candidates = Candidates::new(Policy::Lru, 6, 0);
+        [3, 1, 5, 0, 2].into_iter().for_each(|slot| candidates.add(slot, Worth::default(), 1));
+        [3, 0, 0, 4].into_iter().for_each(|slot| candidates.remove(slot));
+        candidates.add(1, Worth::default(), 2);
+        assert_eq!(candidates.len(), 3);
+        assert_eq!(drained(&mut candidates), [5, 2, 1]);
+        assert_eq!(candidates.len(), 0);
+    }
+
+    #[test]
+    fn lfu_gives_up_the_least_frequent_as_it_was_last_judged() {
+        let mut candidates = Candidates::new(Policy::Lfu, 4, 0);
+        let worth = |frequency| Worth { frequency, next: 0 };
+        for (slot, frequency) in [(0, 5), (1, 1), (2, 3), (3, 4)] {
+            candidates.add(slot, worth(frequency), 1);
+        }
+        candidates.remove(1);
+        candidates.add(1, worth(9), 1);
+        candidates.remove(3);
+        assert_eq!(drained(&mut candidates), [2, 0, 1]);
+        candidates.add(3, worth(4), 1);
+        candidates.remove(3);
+        candidates.add(1, worth(3), 1);
+        candidates.add(3, worth(2), 1);
+        assert_eq!(drained(&mut candidates), [3, 1], "another row, less frequent");
+    }
+
+    #[test]
+    fn random_gives_up_each_candidate_once_and_the_same_ones_for_a_seed() {
+        let run = |seed| {
+            let mut candidates = Candidates::new(Policy::Random, 40, seed);
+            (0..40).for_each(|slot| candidates.add(slot, Worth::default(), 1));
+            candidates.remove(7);
+            drained(&mut candidates)
+        };
+        let mut all = run(1);
+        assert_eq!(all, run(1));
+        assert_ne!(all, run(2));
+        all.sort_unstable();
+        assert_eq!(all, (0..40).filter(|&slot| slot != 7).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_optimal_gives_up_what_is_never_needed_and_then_what_is_needed_last() {
+        let mut candidates = Candidates::new(Policy::Optimal, 5, 0);
+        for (slot, next) in [(0, 3), (1, 0), (2, 60), (3, 7), (4, 0)] {
+            candidates.add(slot, Worth { frequency: 0, next }, 10);
+        }
+        candidates.add(4, Worth { frequency: 0, next: 20 }, 10);
+        assert_eq!(drained(&mut candidates), [1, 2, 4, 3, 0]);
+    }
+
+    #[test]
+    fn a_policy_is_named_and_an_unknown_one_refused() {
+        for policy in Policy::ALL {
+            assert_eq!(policy.to_string().parse::<Policy>().unwrap(), policy);
+        }
+        let refused = "fifo".parse::<Policy>().unwrap_err().to_string();
+        assert_eq!(refused, "policy: expected lru, lfu, random or optimal, got \"fifo\"");
+    }
+}

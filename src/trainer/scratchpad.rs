@@ -1,0 +1,105 @@
+//! The scratchpad's memory: how many slots a size comes to, and the slots.
+//!
+//! Rows with their optimizer state are records, and tables whose records have the same number of words share the slots of that
+//! size. Each size has the same share of its tables' rows: a batch asks every table, so tables of short rows
+//! must not crowd out those of long ones, nor the other way round.
+
+use super::TrainError;
+use super::hold::{Hold, Key};
+use super::optim::Kind;
+use crate::device::host::slots::Slots;
+use crate::schema::Schema;
+use crate::store::PlainMemory;
+
+/// How large a scratchpad is.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ScratchpadSize {
+    /// So many bytes of memory: records and what is kept of each.
+    Bytes(u64),
+    /// Room for that share of the rows of all tables, 0 to 1.
+    Fraction(f64),
+    /// So many slots of each size, in the order of [`Sizes::counts`].
+    Slots(Vec<usize>),
+}
+
+/// The sizes of a model's records.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Of each table: which size, and words of a record.
+    pub tables: Vec<(usize, usize)>,
+    /// Of each size: words of a record, and rows of all its tables.
+    pub sizes: Vec<(usize, u64)>,
+}
+
+impl Sizes {
+    /// Of the tables of a schema under an optimizer.
+    ///
+    /// # Errors
+    /// [`TrainError::TooManyRows`] where a scratchpad cannot name the rows.
+    pub fn of(schema: &Schema, kind: Kind) -> Result<Self, TrainError> {
+        let (limit, rows) = Key::LIMITS;
+        if schema.tables.len() > limit {
+            return Err(TrainError::TooManyRows { what: "tables", limit: limit as u64 });
+        }
+        let mut sizes: Vec<(usize, u64)> = Vec::new();
+        let mut tables = Vec::new();
+        for table in &schema.tables {
+            if table.stored_rows() > rows {
+                return Err(TrainError::TooManyRows { what: "rows of a table", limit: rows });
+            }
+            let states = kind.row_states().iter().map(|state| if state.rowwise { 1 } else { table.dim });
+            let words = table.dim + states.sum::<usize>();
+            let size = sizes.iter().position(|(w, _)| *w == words).unwrap_or_else(|| {
+                sizes.push((words, 0));
+                sizes.len() - 1
+            });
+            sizes[size].1 += table.stored_rows();
+            tables.push((size, words));
+        }
+        Ok(Self { tables, sizes })
+    }
+
+    /// Slots of each size. None of a size is more than its rows.
+    #[must_use]
+    pub fn counts(&self, size: &ScratchpadSize) -> Vec<usize> {
+        let share = |fraction: f64| self.sizes.iter().map(move |&(_, rows)| (rows as f64 * fraction) as u64);
+        let counts: Vec<u64> = match size {
+            ScratchpadSize::Slots(slots) => slots.iter().map(|&slots| slots as u64).collect(),
+            ScratchpadSize::Fraction(fraction) => share(*fraction).collect(),
+            ScratchpadSize::Bytes(bytes) => {
+                let all: u64 = self.sizes.iter().map(|&(words, rows)| rows * slot_bytes(words)).sum();
+                share((*bytes as f64 / all.max(1) as f64).min(1.0)).collect()
+            }
+        };
+        let most = self.sizes.iter().map(|(_, rows)| *rows);
+        counts.into_iter().zip(most).map(|(count, rows)| count.min(rows) as usize).collect()
+    }
+
+    /// Whether these slots hold every row.
+    #[must_use]
+    pub fn hold_all(&self, counts: &[usize]) -> bool {
+        self.sizes.iter().zip(counts).all(|((_, rows), &count)| count as u64 >= *rows)
+    }
+
+    /// Bytes of so many slots of each size, with all that is kept of them.
+    #[must_use]
+    pub fn bytes(&self, counts: &[usize]) -> u64 {
+        self.sizes.iter().zip(counts).map(|(&(words, _), &count)| count as u64 * slot_bytes(words)).sum()
+    }
+
+    /// The memory of so many slots of each size.
+    ///
+    /// # Errors
+    /// [`TrainError::Memory`] when it is not to be had.
+    pub(super) fn slots(&self, counts: &[usize]) -> Result<Vec<Slots>, TrainError> {
+        let slots = self.sizes.iter().zip(counts);
+        Ok(slots
+            .map(|(&(words, _), &count)| Slots::new(&PlainMemory, count, words))
+            .collect::<Result<_, _>>()?)
+    }
+}
+
+/// Bytes of a slot of so many words, with the flag of who claims it and what Plan keeps of it.
+fn slot_bytes(words: usize) -> u64 {
+    (words * size_of::<f32>() + 1 + Hold::bytes_per_slot()) as u64
+}

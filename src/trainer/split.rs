@@ -1,0 +1,145 @@
+//! Splitting a batch whose rows do not all fit the scratchpad together.
+//!
+//! Only the embedding passes are split. Forward goes by groups of samples: the rows of a group come in and its input rows are
+//! written. Then the dense layers run once over the whole batch. Backward goes by groups of rows: they come in once more,
+//! and each is updated once, from all its gradients. So every sum is what it would have been, and the bytes are the same.
+//!
+//! The groups do not overlap: each is planned when the one before has trained, because there is no room for two.
+
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::TrainError;
+use super::hold::{Hold, Key};
+use super::plan::{Cast, PlanEnds, Planner, Work};
+
+impl Planner {
+    /// Plans a batch in groups.
+    ///
+    /// # Errors
+    /// [`TrainError::Scratchpad`] where the rows of one sample do not fit; nothing of the batch is trained then.
+    pub(super) fn split(&mut self, whole: Cast, ends: &mut PlanEnds<'_>) -> Result<(), TrainError> {
+        let groups = self.sample_groups(&whole)?;
+        if self.stats.splits == 1 {
+            let (samples, parts) = (whole.batch.samples, groups.len());
+            tracing::warn!(
+                "scratchpad: too small for a batch of {samples} samples, which is split in {parts}"
+            );
+        }
+        let whole = Arc::new(whole);
+        for group in groups {
+            let mut part = Cast {
+                batch: whole.batch.part(group.clone()),
+                labels: whole.labels[group.clone()].to_vec(),
+                ..Cast::default()
+            };
+            part.cast(&self.schema, &self.lookups)?;
+            let keys: Vec<Key> = part.keys().collect();
+            let work = |slots| {
+                part.slots = slots;
+                Work::Gather { part: Box::new(part), at: group.start, whole: whole.clone() }
+            };
+            self.plan_alone(&keys, work, ends)?;
+        }
+        let keys: Vec<Key> = whole.keys().collect();
+        for rows in self.row_groups(&keys) {
+            let work = |slots| Work::Update { whole: whole.clone(), rows: rows.clone(), slots };
+            self.plan_alone(&keys[rows.clone()], work, ends)?;
+        }
+        // The next batch may need what left here.
+        ends.headway.wait(self.item)
+    }
+
+    /// Plans work on these rows when all before it has trained.
+    fn plan_alone(
+        &mut self,
+        keys: &[Key],
+        work: impl FnOnce(Vec<u32>) -> Work,
+        ends: &mut PlanEnds<'_>,
+    ) -> Result<(), TrainError> {
+        ends.headway.wait(self.item)?;
+        let mut placed = self.place(keys, self.batch, ends.headway)?;
+        let slots = std::mem::take(&mut placed.slots);
+        self.stats.hits += placed.hits(keys.len());
+        self.emit(&placed, work(slots), ends)
+    }
+
+    /// Runs of samples whose rows fit together, as long as can be.
+    fn sample_groups(&self, whole: &Cast) -> Result<Vec<Range<usize>>, TrainError> {
+        let mut groups: Vec<Range<usize>> = vec![0..0];
+        let mut room = Room::of(&self.holds);
+        let (mut held, mut needed) = (HashSet::new(), Vec::new());
+        for sample in 0..whole.batch.samples {
+            needed.clear();
+            needed.extend(self.rows_of(whole, sample));
+            needed.sort_unstable();
+            needed.dedup();
+            let new =
+                |held: &HashSet<Key>| needed.iter().filter(|key| !held.contains(key)).copied().collect();
+            let more: Vec<Key> = new(&held);
+            if !room.take(&self.tables, &more) {
+                (held.clear(), room = Room::of(&self.holds));
+                if !room.take(&self.tables, &needed) {
+                    let slots = self.holds.iter().map(Hold::count).sum();
+                    return Err(TrainError::Scratchpad { needed: needed.len(), slots });
+                }
+                groups.push(sample..sample);
+            }
+            held.extend(&needed);
+            if let Some(group) = groups.last_mut() {
+                group.end = sample + 1;
+            }
+        }
+        groups.retain(|group| !group.is_empty());
+        Ok(groups)
+    }
+
+    /// Every row that a sample asks for.
+    fn rows_of<'a>(&'a self, whole: &'a Cast, sample: usize) -> impl Iterator<Item = Key> + 'a {
+        self.lookups.iter().flat_map(move |lookup| {
+            let shape = &self.schema.tables[lookup.table.index()];
+            let ids = whole.batch.features[lookup.feature].sample(sample);
+            ids.iter().filter_map(|&id| shape.row_of(id)).map(|row| Key::new(lookup.table, row))
+        })
+    }
+
+    /// Runs of rows that fit together, as long as can be.
+    fn row_groups(&self, keys: &[Key]) -> Vec<Range<usize>> {
+        let mut groups: Vec<Range<usize>> = Vec::new();
+        let mut room = Room::of(&self.holds);
+        for at in 0..keys.len() {
+            match groups.last_mut() {
+                Some(group) if room.take(&self.tables, &keys[at..=at]) => group.end = at + 1,
+                _ => {
+                    room = Room::of(&self.holds);
+                    room.take(&self.tables, &keys[at..=at]);
+                    groups.push(at..at + 1);
+                }
+            }
+        }
+        groups
+    }
+}
+
+/// Slots of each size that a group has left.
+struct Room(Vec<usize>);
+
+impl Room {
+    fn of(holds: &[Hold]) -> Self {
+        Self(holds.iter().map(Hold::count).collect())
+    }
+
+    /// Takes a slot for each of the rows, or none where there are not enough.
+    fn take(&mut self, tables: &[(usize, usize)], keys: &[Key]) -> bool {
+        let mut left = self.0.clone();
+        let takes = keys.iter().all(|key| {
+            let left = &mut left[tables[key.table().index()].0];
+            left.checked_sub(1).map(|less| *left = less).is_some()
+        });
+        if takes {
+            self.0 = left;
+        }
+        takes
+    }
+}

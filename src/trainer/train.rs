@@ -1,0 +1,223 @@
+//! Train: the stage that takes the steps, on rows that are all there.
+//!
+//! A step on a scratchpad is the sequential trainer's step on tables (`network`), but for where a row lies: an occurrence names its row's
+//! place in the casted index, and that place its slot. The stage claims the slots of the batch for as long as the step takes and
+//! waits for nothing.
+
+use std::ops::Range;
+
+use super::casting::Casting;
+use super::network::Network;
+use super::plan::{Cast, Item, Work};
+use super::update::{Record, Records};
+use super::{Progress, TrainError};
+use crate::device::host::slots::{Claim, ClaimedRows, Slots};
+use crate::schema::Lookup;
+use crate::types::{Batch, TableId};
+
+/// Who is told of every step. Nothing it is told can change what is trained.
+pub trait Watch {
+    /// A batch was learnt: this is what it showed, and its rows and dense weights are not updated yet.
+    ///
+    /// # Errors
+    /// Whatever is to end the training.
+    fn learnt(&mut self, batch: &Batch, progress: &Progress<'_>) -> Result<(), TrainError>;
+
+    /// Whether to be told of rows.
+    fn wants_rows(&self) -> bool {
+        false
+    }
+
+    /// A row that the batch learnt last has updated, and its state.
+    fn row(&mut self, _table: TableId, _row: u64, _record: &[f32]) {}
+
+    /// All is updated. A step on the next batch follows.
+    fn stepped(&mut self, _network: &Network) {}
+}
+
+impl<F: FnMut(&Progress<'_>)> Watch for F {
+    fn learnt(&mut self, _: &Batch, progress: &Progress<'_>) -> Result<(), TrainError> {
+        self(progress);
+        Ok(())
+    }
+}
+
+/// The stage.
+pub(super) struct Train<'a> {
+    pub network: &'a mut Network,
+    pub slots: &'a [Slots],
+    /// Of each table: which of the slots, and words of a record.
+    pub tables: &'a [(usize, usize)],
+    pub watch: &'a mut dyn Watch,
+    /// Samples trained so far.
+    pub samples: u64,
+    pub probabilities: Vec<f32>,
+}
+
+impl<'a> Train<'a> {
+    /// Does the item's work.
+    ///
+    /// # Errors
+    /// [`TrainError::Diverged`], [`TrainError::Hazard`], and what the watch says.
+    pub fn train(&mut self, item: &Item) -> Result<(), TrainError> {
+        match &item.work {
+            Work::Move => Ok(()),
+            Work::Steps(casts) => casts.iter().try_for_each(|cast| self.step(cast)),
+            Work::Gather { part, at, whole } => self.gather(part, *at, whole),
+            Work::Update { whole, rows, slots } => self.update(whole, rows.clone(), slots),
+        }
+    }
+
+    fn step(&mut self, cast: &Cast) -> Result<(), TrainError> {
+        let mut claims = self.claim(cast)?;
+        let lookups = self.network.lookups.clone();
+        let rows = |l| rows_of(&cast.casting, &claims, (l, &lookups[l]));
+        let loss = self.network.gather_and_learn(&cast.batch, &cast.labels, rows);
+        self.learnt(cast, loss)?;
+        let shape = RecordShape::of(self.network);
+        self.network.update(|update| {
+            let records = claims.iter_mut().zip(&shape.dims).map(|(claim, &dim)| shape.records(claim, dim));
+            update.tables(records, &cast.casting);
+        });
+        if self.watch.wants_rows() {
+            for ((claim, casted), t) in claims.iter().zip(cast.casting.tables()).zip(0..) {
+                self.show(TableId(t), casted.rows(), claim);
+            }
+        }
+        self.watch.stepped(self.network);
+        Ok(())
+    }
+
+    /// Claims all rows of a batch, table by table.
+    fn claim<'c>(&self, cast: &'c Cast) -> Result<Vec<Claim<'c>>, TrainError>
+    where
+        'a: 'c,
+    {
+        let slots = self.slots;
+        let claim = |(bounds, (class, _)): (&[usize], &(usize, usize))| {
+            Ok(slots[*class].claim(&cast.slots[bounds[0]..bounds[1]])?)
+        };
+        cast.starts.windows(2).zip(self.tables).map(claim).collect()
+    }
+
+    /// Counts the step and tells of it.
+    fn learnt(&mut self, cast: &Cast, loss: f64) -> Result<(), TrainError> {
+        let Self { network, watch, probabilities, .. } = self;
+        let samples = cast.batch.samples;
+        if !loss.is_finite() {
+            return Err(TrainError::Diverged { step: network.steps() + 1, lr: network.optimizer().lr });
+        }
+        network.read_probabilities(probabilities);
+        network.counts_step(loss, samples);
+        self.samples += samples as u64;
+        let loss = loss / samples as f64;
+        watch.learnt(
+            &cast.batch,
+            &Progress { samples: self.samples, loss, probabilities, labels: &cast.labels },
+        )
+    }
+
+    fn show(&mut self, table: TableId, rows: &[u64], claim: &Claim<'_>) {
+        for (k, &row) in rows.iter().enumerate() {
+            self.watch.row(table, row, claim.row(k).unwrap_or_default());
+        }
+    }
+
+    /// One group of the samples of a batch that was split; with the last one the batch is learnt.
+    fn gather(&mut self, part: &Cast, at: usize, whole: &Cast) -> Result<(), TrainError> {
+        if at == 0 {
+            self.network.begin(whole.batch.samples);
+        }
+        let claims = self.claim(part)?;
+        let lookups = self.network.lookups.clone();
+        self.network.gather(&part.batch, at, |l| rows_of(&part.casting, &claims, (l, &lookups[l])));
+        if at + part.batch.samples < whole.batch.samples {
+            return Ok(());
+        }
+        let loss = self.network.learn(&whole.labels);
+        self.learnt(whole, loss)?;
+        self.network.update(|_| ());
+        Ok(())
+    }
+
+    /// One group of its rows.
+    fn update(&mut self, whole: &Cast, rows: Range<usize>, slots: &[u32]) -> Result<(), TrainError> {
+        let shape = RecordShape::of(self.network);
+        for ((bounds, casted), t) in whole.starts.windows(2).zip(whole.casting.tables()).zip(0..) {
+            let mine = rows.start.max(bounds[0])..rows.end.min(bounds[1]);
+            if mine.is_empty() {
+                continue;
+            }
+            let of_table = mine.start - bounds[0]..mine.end - bounds[0];
+            let pool = &self.slots[self.tables[t].0];
+            let mut claim = pool.claim(&slots[mine.start - rows.start..mine.end - rows.start])?;
+            let records = ClaimRecords { first: of_table.start, ..shape.records(&mut claim, shape.dims[t]) };
+            self.network.row_update().rows(records, casted, of_table.clone());
+            if self.watch.wants_rows() {
+                self.show(TableId(t as u32), &casted.rows()[of_table], &claim);
+            }
+        }
+        if whole.starts.last() == Some(&rows.end) {
+            self.watch.stepped(self.network);
+        }
+        Ok(())
+    }
+}
+
+/// Of a lookup, the row of each occurrence, as [`crate::model::InputRows::write`] asks for it; `claims` are of all tables.
+fn rows_of<'r>(
+    casting: &'r Casting,
+    claims: &'r [Claim<'_>],
+    (l, lookup): (usize, &Lookup),
+) -> impl Fn(usize) -> Option<&'r [u8]> + use<'r> {
+    let (places, claim) = (casting.places(l, lookup), &claims[lookup.table.index()]);
+    let dim = lookup.dim;
+    // An absent occurrence's place is past every claim; a record begins with its weights.
+    move |occurrence| Some(bytemuck::cast_slice(&claim.row(places[occurrence] as usize)?[..dim]))
+}
+
+/// How a record is cut into weights and states.
+struct RecordShape {
+    dims: Vec<usize>,
+    rowwise: [bool; 2],
+    count: usize,
+}
+
+impl RecordShape {
+    fn of(network: &Network) -> Self {
+        let states = network.optimizer().kind.row_states();
+        let rowwise = |at: usize| states.get(at).is_some_and(|state| state.rowwise);
+        let dims = network.schema().tables.iter().map(|table| table.dim).collect();
+        Self { dims, rowwise: [rowwise(0), rowwise(1)], count: states.len() }
+    }
+
+    fn records<'c>(&self, claim: &'c mut Claim<'_>, dim: usize) -> ClaimRecords<'c> {
+        let width = |at: usize| match at < self.count {
+            true if self.rowwise[at] => 1,
+            true => dim,
+            false => 0,
+        };
+        let widths = [width(0), width(1)];
+        ClaimRecords { rows: claim.rows_mut(), first: 0, dim, widths, count: self.count }
+    }
+}
+
+/// The claimed rows of a table, as records.
+struct ClaimRecords<'c> {
+    rows: ClaimedRows<'c>,
+    /// The first one's place in the casted index.
+    first: usize,
+    dim: usize,
+    widths: [usize; 2],
+    count: usize,
+}
+
+impl Records for ClaimRecords<'_> {
+    #[inline(always)]
+    fn record(&mut self, k: usize, _: u64) -> Record<'_> {
+        let record = self.rows.row_mut(k - self.first).unwrap_or_default();
+        let (weights, rest) = record.split_at_mut(self.dim.min(record.len()));
+        let (one, two) = rest.split_at_mut(self.widths[0].min(rest.len()));
+        Record { weights, states: [one, two], count: self.count }
+    }
+}

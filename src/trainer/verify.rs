@@ -1,0 +1,124 @@
+//! Verifying the pipeline on a user's own data: the sequential trainer takes every step beside it, and every byte is compared.
+//!
+//! After each step the rows that it updated are compared, and the dense weights and all state; after the last one every
+//! row of every table. So a row that a fault of the pipeline has spoilt is told of at the first step that updates it next, or
+//! else at the end.
+
+use std::fmt;
+
+use super::learner::Learner;
+use super::network::Network;
+use super::train::Watch;
+use super::{Progress, TrainError};
+use crate::store::WorkingFile;
+use crate::types::{Batch, TableId};
+
+/// Where the pipeline's bytes were first not the sequential trainer's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// The table; none for a dense weight or its state.
+    pub table: Option<String>,
+    /// The row of the table, or the place among the dense weights.
+    pub row: u64,
+    /// The step after which it was seen, counted from 1; one past the last for what only the whole tables show.
+    pub step: u64,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.table {
+            Some(table) => write!(f, "table {table:?}, row {}, step {}", self.row, self.step),
+            None => write!(f, "dense weight {}, step {}", self.row, self.step),
+        }
+    }
+}
+
+/// Watches a pipeline, and takes each of its steps with the sequential trainer.
+pub struct Verifier {
+    oracle: Learner,
+    probabilities: Vec<f32>,
+    first: Option<Difference>,
+}
+
+impl Verifier {
+    /// Beside this trainer, which holds what the pipeline starts from.
+    #[must_use]
+    pub fn new(oracle: Learner) -> Self {
+        Self { oracle, probabilities: Vec::new(), first: None }
+    }
+
+    /// The first difference so far.
+    #[must_use]
+    pub fn first_difference(&self) -> Option<&Difference> {
+        self.first.as_ref()
+    }
+
+    /// Compares every row, once the pipeline has flushed them to its store. Gives the first difference of all.
+    ///
+    /// # Errors
+    /// [`TrainError::Store`].
+    pub fn finish(mut self, store: &WorkingFile) -> Result<Option<Difference>, TrainError> {
+        for t in 0..self.oracle.tables().len() {
+            let (table, mut different) = (TableId(t as u32), None);
+            let width = store.tables()[t].width();
+            store.for_each_chunk(table, |first, records| {
+                for (row, record) in (first..).zip(records.chunks_exact(width.max(1))) {
+                    if different.is_none() && !same_row(&self.oracle, table, row, record) {
+                        different = Some(row);
+                    }
+                }
+                Ok(())
+            })?;
+            if let Some(row) = different {
+                self.differs(Some(table), row, self.oracle.steps() + 1);
+            }
+        }
+        Ok(self.first)
+    }
+
+    fn differs(&mut self, table: Option<TableId>, row: u64, step: u64) {
+        let name = table.map(|table| self.oracle.schema().tables[table.index()].name.clone());
+        self.first.get_or_insert(Difference { table: name, row, step });
+    }
+}
+
+impl Watch for Verifier {
+    fn learnt(&mut self, batch: &Batch, progress: &Progress<'_>) -> Result<(), TrainError> {
+        self.oracle.step(batch, progress.labels, &mut self.probabilities)?;
+        Ok(())
+    }
+
+    fn wants_rows(&self) -> bool {
+        self.first.is_none()
+    }
+
+    fn row(&mut self, table: TableId, row: u64, record: &[f32]) {
+        if !same_row(&self.oracle, table, row, record) {
+            self.differs(Some(table), row, self.oracle.steps());
+        }
+    }
+
+    fn stepped(&mut self, network: &Network) {
+        let ours = std::iter::once(&network.weights().values[..])
+            .chain(network.dense_states().iter().map(|s| &s[..]));
+        let theirs = std::iter::once(&self.oracle.weights().values[..])
+            .chain(self.oracle.dense_states().iter().map(|s| &s[..]));
+        let different =
+            |(a, b): (&[f32], &[f32])| a.iter().zip(b).position(|(a, b)| a.to_bits() != b.to_bits());
+        if let Some(at) = ours.zip(theirs).find_map(different) {
+            self.differs(None, at as u64, self.oracle.steps());
+        }
+    }
+}
+
+/// Whether the record is the row of the sequential trainer, and its state, to the bit.
+fn same_row(oracle: &Learner, table: TableId, row: u64, record: &[f32]) -> bool {
+    let table = &oracle.tables()[table.index()];
+    let state = |state: &'_ crate::store::State| {
+        let width = state.width();
+        state.as_slice()[row as usize * width..][..width].to_vec()
+    };
+    let states = table.states().iter().flat_map(state);
+    let weights = table.row_values(row).unwrap_or_default().iter().copied();
+    weights.chain(states).map(f32::to_bits).eq(record.iter().map(|x| x.to_bits()))
+}
