@@ -55,6 +55,8 @@ pub struct PipelineSettings {
     pub staging_bytes: usize,
     /// Threads that move rows between store and staging.
     pub threads: usize,
+    /// Whether stages overlap. If not, each item is planned when the one before has trained: a baseline, and the same bytes.
+    pub overlap: bool,
     /// Makes every stage sleep at random.
     pub jitter: Option<u64>,
 }
@@ -69,6 +71,7 @@ impl Default for PipelineSettings {
             buffered: 0,
             staging_bytes: 64 << 20,
             threads: 4,
+            overlap: true,
             jitter: None,
         }
     }
@@ -124,6 +127,7 @@ impl Pipeline {
             ahead: settings.lookahead,
             windows,
             item_words,
+            overlap: settings.overlap,
             frequencies: frequencies.map(|rows| Arc::new(rows.iter().map(count_of).collect())),
         };
         let planner = Planner::new(
@@ -231,25 +235,35 @@ impl Pipeline {
     /// # Errors
     /// [`TrainError::Store`].
     pub fn flush(&mut self) -> Result<(), TrainError> {
-        for (hold, slots) in self.planner.holds().iter().zip(&self.slots) {
+        let Self { planner, slots, store, threads, .. } = self;
+        let tables = planner.tables();
+        let places = Places { store, slots, tables, threads };
+        let mut item = Item::default();
+        for hold in planner.holds() {
             let mut rows: Vec<(Key, u32)> = hold.rows().collect();
             rows.sort_unstable_by_key(|(key, _)| *key);
-            for run in rows.chunk_by(|a, b| a.0.table() == b.0.table()) {
-                for rows in run.chunks(FLUSHED_ROWS) {
-                    let ids: Vec<u64> = rows.iter().map(|(key, _)| key.row()).collect();
-                    let list: Vec<u32> = rows.iter().map(|(_, slot)| *slot).collect();
-                    let mut records = vec![0.0; rows.len() * slots.width()];
-                    slots.claim(&list)?.read(&mut records);
-                    self.store.write(run[0].0.table(), &ids, &records)?;
-                }
+            for rows in rows.chunks_mut(FLUSHED_ROWS) {
+                item.evictions.set(rows, |table| tables[table.index()].1);
+                places.collect(&mut item)?;
+                places.insert(&mut item)?;
             }
         }
+        Ok(())
+    }
+
+    /// [`Self::flush`], and then the scratchpad is empty.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn clear(&mut self) -> Result<(), TrainError> {
+        self.flush()?;
+        self.planner.clear();
         Ok(())
     }
 }
 
 /// Rows that a flush moves at a time.
-const FLUSHED_ROWS: usize = 4096;
+const FLUSHED_ROWS: usize = 16 << 10;
 
 /// What is trained on.
 pub struct Data<'a> {

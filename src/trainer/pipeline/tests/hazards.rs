@@ -42,6 +42,7 @@ fn work_off(case: &Case, windows: Windows, buffered: usize, order: Order) -> (bo
         ahead: case.settings.lookahead,
         windows,
         item_words: case.settings.staging_bytes / 96,
+        overlap: true,
         frequencies: None,
     };
     let parts = (network.schema.clone(), network.lookups.clone());
