@@ -62,6 +62,12 @@ impl Learner {
         &self.tables
     }
 
+    /// The tables, without the rest.
+    #[must_use]
+    pub fn into_tables(self) -> Vec<Table> {
+        self.tables
+    }
+
     /// The optimizer.
     #[must_use]
     pub fn optimizer(&self) -> Optimizer {

@@ -6,7 +6,7 @@
 //! version that was made of them. The same seed, data
 //! and settings give the same bytes on any number of threads.
 
-mod casting;
+pub mod casting;
 mod checkpoint;
 mod collect;
 pub mod eval;
@@ -25,7 +25,7 @@ mod policy;
 mod scratchpad;
 mod split;
 mod train;
-mod update;
+pub mod update;
 mod verify;
 
 use std::sync::mpsc;
