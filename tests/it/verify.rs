@@ -5,7 +5,7 @@ use std::fs;
 use flechette::schema::preset::Kind;
 use serde_json::{Value, json};
 
-use crate::program::{Workshop, real, run_failing, run_json};
+use crate::program::{Workshop, real, run, run_failing, run_json};
 
 fn count(verified: &Value, key: &str) -> u64 {
     verified[key].as_u64().unwrap_or_else(|| panic!("{key} of {verified}"))
@@ -109,7 +109,16 @@ fn a_scratchpad_trains_the_version_that_memory_trains_also_over_epochs_and_in_th
         assert_eq!((&trained["auc"], &trained["logloss"]), (&all["auc"], &all["logloss"]), "{flags}");
         assert!(count(&trained["scratchpad"], "evictions") > 0, "{trained}");
     }
-    assert!(fs::metadata(format!("{models}/ranked/state/order.safetensors")).is_ok());
+    // The order is kept, and the next run goes by it.
+    let order = format!("{models}/ranked/state/order.safetensors");
+    let kept = fs::read(&order).unwrap();
+    let again = run_json(&format!("{line} --name ranked --scratchpad 0.1"));
+    assert_eq!(again["version"], 2);
+    let manifest = fs::read(format!("{models}/ranked/2/MANIFEST.json")).unwrap();
+    assert!(manifest == expected && fs::read(&order).unwrap() == kept);
+    fs::write(&order, b"spoilt").unwrap();
+    let refused = run(&format!("{line} --name ranked --scratchpad 0.1"));
+    assert!(!refused.status.success(), "a spoilt order");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use super::{Args, EPS, open};
 use crate::cli::scratchpad::{orders, smaller_than_the_model, working_dir};
 use crate::schema::Schema;
 use crate::store::hot_rows::STATE;
-use crate::store::{self, RowOrder, write_orders};
+use crate::store::{self, RowOrder, read_orders, write_orders};
 use crate::trainer::optim::Optimizer;
 use crate::trainer::{
     self, Data, Frequencies, Learner, Network, Pipeline, PlanStats, Progress, ScratchpadSize, Sizes,
@@ -40,7 +40,10 @@ impl Trained {
             let learner = trainer::initialise(schema, optimizer, args.seed)?;
             return Ok(Self::InMemory(Box::new(learner)));
         };
-        let orders = if args.reorder { keep_orders(args, schema, frequencies.as_ref())? } else { vec![] };
+        let orders = match args.reorder {
+            true => keep_orders(args, schema, frequencies.as_ref())?,
+            false => kept_orders(args, schema)?,
+        };
         let model = args.models.join(&args.name);
         let dir = working_dir(&args.pipeline, &model)?;
         let (network, store) = trainer::initialise_on_disk(schema, optimizer, args.seed, (dir, orders))?;
@@ -95,6 +98,13 @@ impl Trained {
             "evictions": evictions, "bubbles": bubbles, "splits": splits, "shrinks": shrinks,
         })
     }
+}
+
+/// The order of the rows that an earlier run has kept, if one has.
+fn kept_orders(args: &Args, schema: &Schema) -> anyhow::Result<Vec<Option<RowOrder>>> {
+    let path = args.models.join(&args.name).join(STATE).join(store::order::FILE);
+    let mut kept = read_orders(&path)?.unwrap_or_default();
+    Ok(schema.tables.iter().map(|table| kept.remove(&table.name)).collect())
 }
 
 /// The order of the rows by their counts, kept in the model's directory.
