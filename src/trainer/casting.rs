@@ -90,12 +90,6 @@ impl Casted {
         &self.rows
     }
 
-    /// Of each occurrence, its row's place in [`Self::rows`], or [`ABSENT`].
-    #[must_use]
-    pub fn places(&self) -> &[u32] {
-        &self.places
-    }
-
     /// The sources of the gradient of row `k` of [`Self::rows`], in batch order.
     #[inline(always)]
     #[must_use]
