@@ -58,8 +58,8 @@ pub struct PipelineSettings {
     pub threads: usize,
     /// Makes every stage sleep at random.
     pub jitter: Option<u64>,
-    /// Data-parallel workers that each batch is cut for, 1 to [`MOST_REPLICAS`]; each has dense weights and a cache of
-    /// the window's rows of its own, beside the scratchpad.
+    /// Data-parallel workers that each batch is cut for, 1 to [`MOST_REPLICAS`]. Each has dense weights of its own and
+    /// a copy of the window's rows, which is no larger than the scratchpad and comes on top of it.
     pub replicas: usize,
     /// Steps after which replicas average rows and their state; at least 1. With 1 they exchange gradients in place of
     /// that. The end of a window averages too, so more than `lookahead` is as much as that.

@@ -169,7 +169,7 @@ impl Replicas {
 
     /// Whether copies are to be averaged after this step, counted from 1.
     pub fn average_after(&self, step: u64) -> bool {
-        step % self.lambda == 0
+        step.is_multiple_of(self.lambda)
     }
 
     /// Averages the copies of every row that may differ, and their state. Sums are of f64 and rounded once, so what is equal

@@ -115,11 +115,12 @@ fn distance(ours: &Trained, theirs: &Learner) -> f64 {
     worst
 }
 
-/// What rounding may make of twenty steps, in parts of the largest update. A sum of n terms that is cut elsewhere
-/// differs by some 2^-24 of its terms' size, which is 6e-8; where terms of a gradient cancel, that is more of the sum,
-/// and Adagrad's and Adam's first steps, which go by the sign of a gradient and not its size, keep that share. A gradient
-/// left out, counted twice or scaled wrongly is off by parts of a hundred and more.
-const ROUNDING: f64 = 2e-5;
+/// What rounding may make of twenty steps, in parts of the largest update: at most 4e-6 where this was measured. A sum
+/// that is cut elsewhere differs by some 2^-24, or 6e-8, of its terms' size, which is more of the sum where terms cancel;
+/// Adagrad's and Adam's first steps, which go by the sign of a gradient and not its size, keep that share; and SGD's
+/// updates are small beside the weights that they are rounded with. A gradient left out, counted twice or scaled wrongly
+/// is off by parts of a hundred and more.
+const ROUNDING: f64 = 1e-5;
 
 #[test]
 fn one_replica_trains_the_bytes_of_one_worker_at_any_lambda() {
@@ -158,12 +159,10 @@ fn at_lambda_one_any_number_of_replicas_trains_what_one_worker_does_but_for_roun
                 assert!(got.pipeline.exact());
                 assert_eq!(got.network.steps(), 20);
                 let off = distance(&got, &expected);
-                println!("{kind} {replicas} {batch}: {off:e}");
-                //X assert!(off < ROUNDING, "{kind}, {replicas} replicas, batches of {batch}: {off:e}");
+                assert!(off < ROUNDING, "{kind}, {replicas} replicas, batches of {batch}: {off:e}");
                 assert_eq!(got.said.len(), said.len());
                 let apart = got.said.iter().zip(&said).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-                println!("    {apart:e}");
-                assert!(apart < 1e-2, "{kind}, {replicas} replicas, batches of {batch}: {apart:e}");
+                assert!(apart < 1e-6, "{kind}, {replicas} replicas, batches of {batch}: {apart:e}");
             }
         }
     }
@@ -176,7 +175,7 @@ fn at_a_larger_lambda_it_is_another_training_and_says_so() {
         let got = case.train();
         assert!(!got.pipeline.exact());
         let off = distance(&got, &case.expected().0);
-        println!("{kind}: {off:e}");
+        assert!(off > 100.0 * ROUNDING && off < 10.0, "{kind}: {off:e}");
     }
 }
 
@@ -187,7 +186,8 @@ fn one_step_of_sgd_and_its_average_is_the_step_on_the_joined_batch() {
         // Every window is of one batch, and its end averages.
         case.settings.lookahead = 1;
         let off = distance(&case.train(), &case.expected().0);
-        assert!(off < ROUNDING, "{replicas} replicas: {off:e}");
+        // It is weights that are averaged, whose own rounding is more of SGD's small updates than that of gradients.
+        assert!(off < 10.0 * ROUNDING, "{replicas} replicas: {off:e}");
     }
 }
 

@@ -113,7 +113,7 @@ impl Naive {
         for (learner, rows) in self.learners.iter_mut().zip(&rows) {
             update(learner, &dense, rows);
         }
-        if self.learners[0].steps() % self.lambda == 0 {
+        if self.learners[0].steps().is_multiple_of(self.lambda) {
             self.average();
         }
     }
