@@ -7,7 +7,7 @@ use super::*;
 use crate::dataset::DatasetError;
 use crate::trainer::optim::{Kind, Optimizer};
 use crate::trainer::{Learner, Progress, ScratchpadSize, initialise, initialise_on_disk};
-use crate::types::{Batch, RawFeature, RawValues, TableId, scatter};
+use crate::types::{RawFeature, RawValues, TableId, scatter};
 
 mod hazards;
 

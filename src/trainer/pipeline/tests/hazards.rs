@@ -185,7 +185,9 @@ impl Symbols {
     }
 
     fn insert(&mut self, item: &Item) {
-        Self::moved(&item.evictions).for_each(|(key, _)| drop(self.unwritten.remove(&key)));
+        for (key, _) in Self::moved(&item.evictions) {
+            self.unwritten.remove(&key);
+        }
         self.there.extend(Self::moved(&item.fills).map(|(key, slot)| (slot, key)));
     }
 
