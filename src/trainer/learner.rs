@@ -27,6 +27,11 @@ impl Learner {
         &self.network
     }
 
+    /// All but the rows, to score with.
+    pub fn network_mut(&mut self) -> &mut Network {
+        &mut self.network
+    }
+
     /// The schema trained for.
     #[must_use]
     pub fn schema(&self) -> &Schema {

@@ -13,6 +13,7 @@ pub mod eval;
 mod exchange;
 mod headway;
 mod hold;
+mod in_memory;
 mod insert;
 mod jitter;
 mod learner;
@@ -32,13 +33,14 @@ use std::sync::mpsc;
 use std::thread;
 
 pub use checkpoint::{initialise, initialise_on_disk, resume};
+pub use in_memory::run_in_memory;
 pub use learner::Learner;
 pub use network::Network;
 pub use pipeline::{Data, Frequencies, Pipeline, PipelineSettings};
 pub use plan::PlanStats;
 pub use policy::{Policy, UnknownPolicy};
 pub use replicas::MOST_REPLICAS;
-pub use scratchpad::{ScratchpadSize, Sizes};
+pub use scratchpad::{ScratchpadSize, Sizes, largest_sample};
 pub use train::Watch;
 pub use verify::{Difference, Verifier};
 

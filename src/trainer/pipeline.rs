@@ -109,7 +109,7 @@ impl Default for PipelineSettings {
 }
 
 /// Batches that may wait between Load and Plan.
-const READ_AHEAD: usize = 4;
+pub(super) const READ_AHEAD: usize = 4;
 
 /// Trains a network on rows in a working file.
 pub struct Pipeline {
@@ -310,16 +310,16 @@ fn end(stage: ScopedJoinHandle<'_, Result<(), TrainError>>) -> Result<(), TrainE
 }
 
 /// Reads and encodes batches.
-struct Load<'a> {
-    schema: Arc<Schema>,
-    data: Data<'a>,
-    loaded: SyncSender<Result<Cast, TrainError>>,
-    spare: Receiver<Cast>,
-    jitter: Jitter,
+pub(super) struct Load<'a> {
+    pub schema: Arc<Schema>,
+    pub data: Data<'a>,
+    pub loaded: SyncSender<Result<Cast, TrainError>>,
+    pub spare: Receiver<Cast>,
+    pub jitter: Jitter,
 }
 
 impl Load<'_> {
-    fn run(mut self) {
+    pub fn run(mut self) {
         let (mut raw, mut samples) = (RawBatch::default(), 0);
         for _ in 0..self.data.steps {
             self.jitter.sleep();

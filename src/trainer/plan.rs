@@ -77,7 +77,7 @@ impl Cast {
     /// Casts the batch.
     pub(super) fn cast(&mut self, schema: &Schema, lookups: &[Lookup]) -> Result<(), TrainError> {
         Labelled { batch: &self.batch, labels: &self.labels }.check(schema)?;
-        self.casting.fill(schema, lookups, &self.batch)?;
+        self.casting.fill_alone(schema, lookups, &self.batch)?;
         self.starts.clear();
         self.starts.push(0);
         for casted in self.casting.tables() {

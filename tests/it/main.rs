@@ -31,6 +31,8 @@ mod device_subject;
 mod learning;
 mod memory;
 mod operation;
+#[cfg(target_os = "linux")]
+mod out_of_core;
 mod plan;
 mod plan_counts;
 #[cfg(target_os = "linux")]
@@ -47,5 +49,6 @@ mod store_working;
 mod tidy;
 mod torch_fixture;
 mod trainer;
+mod verify;
 mod warm_start;
 mod wire;
