@@ -1,5 +1,7 @@
 //! Replicas against one worker, to the bit or to rounding, and against the same thing done naively, to the bit.
 
+use std::collections::HashMap;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -10,7 +12,6 @@ use crate::trainer::plan::{Item, Transfers, Work};
 use crate::trainer::scratchpad::Sizes;
 use crate::trainer::train::Train;
 use crate::trainer::{Learner, Pipeline, Policy, Progress, ScratchpadSize, initialise, initialise_on_disk};
-use naive::numbers;
 
 mod naive;
 
@@ -27,20 +28,16 @@ fn case(kind: Kind, replicas: usize, lambda: u64) -> Case {
 fn by_replicas(case: &Case, mut each: impl FnMut(&Network, &Replicas)) -> (Network, Vec<Vec<f32>>) {
     let sizes = Sizes::of(&schema(), case.kind).unwrap();
     let slots = sizes.slots(&sizes.counts(&ScratchpadSize::Fraction(1.0))).unwrap();
-    let Learner { mut network, tables, .. } = initialise(&schema(), case.optimizer(), 7).unwrap();
+    let fresh = initialise(&schema(), case.optimizer(), 7).unwrap();
     let mut taken = vec![0; slots.len()];
     let mut lists = Vec::new();
-    for (table, &(class, words)) in tables.iter().zip(&sizes.tables) {
-        let list: Vec<u32> = (taken[class]..).take(table.rows() as usize).collect();
+    for (t, &(class, _)) in sizes.tables.iter().enumerate() {
+        let list: Vec<u32> = (taken[class]..).take(fresh.tables[t].rows() as usize).collect();
         taken[class] += list.len() as u32;
-        // No state yet.
-        let mut records = vec![0.0; list.len() * words];
-        for (row, record) in records.chunks_mut(words).enumerate() {
-            record[..table.dim()].copy_from_slice(table.row_values(row as u64).unwrap());
-        }
-        slots[class].claim(&list).unwrap().write(&records);
+        slots[class].claim(&list).unwrap().write(&records_of(&fresh, t));
         lists.push(list);
     }
+    let mut network = fresh.network;
     let casts = naive::batches(case).into_iter().map(|(batch, labels)| {
         let mut cast = Cast { batch, labels, ..Cast::default() };
         cast.cast(&network.schema, &network.lookups).unwrap();
@@ -67,6 +64,19 @@ fn by_replicas(case: &Case, mut each: impl FnMut(&Network, &Replicas)) -> (Netwo
     }
     let rows = lists.iter().zip(tables).map(|(list, &(class, _))| records(&slots[class], list));
     (network, rows.collect())
+}
+
+/// The records of a table in memory.
+fn records_of(learner: &Learner, t: usize) -> Vec<f32> {
+    let table = &learner.tables[t];
+    let mut records = Vec::new();
+    for row in 0..table.rows() {
+        records.extend_from_slice(table.row_values(row).unwrap());
+        for state in table.states() {
+            records.extend_from_slice(&state.as_slice()[row as usize * state.width()..][..state.width()]);
+        }
+    }
+    records
 }
 
 /// The records of these slots.
@@ -133,18 +143,10 @@ fn one_replica_trains_the_bytes_of_one_worker_at_any_lambda() {
             let (network, rows) = by_replicas(&case, |_, _| ());
             assert!(bits(&network.weights.values) == bits(&expected.weights().values), "{case:?}");
             for (t, rows) in rows.iter().enumerate() {
-                let (got, expected) = (sorted(rows), sorted(&numbers(&expected, t)));
-                assert!(got == expected, "{case:?}: table {t}");
+                assert!(bits(rows) == bits(&records_of(&expected, t)), "{case:?}: table {t}");
             }
         }
     }
-}
-
-/// The bits of these numbers, by size: records and columns alike.
-fn sorted(numbers: &[f32]) -> Vec<u32> {
-    let mut bits = bits(numbers);
-    bits.sort_unstable();
-    bits
 }
 
 #[test]
@@ -253,6 +255,52 @@ fn the_bytes_are_the_same_on_any_number_of_threads() {
             assert!(bits(&said) == bits(&expected.1), "{threads} threads");
             assert_same(&network, pipeline.store(), &expected.0, &format!("{threads} threads"));
         }
+    }
+}
+
+/// Keeps what it was told of each row last.
+#[derive(Default)]
+struct Told {
+    rows: HashMap<(TableId, u64), Vec<f32>>,
+    steps: u64,
+}
+
+impl Watch for Told {
+    fn learnt(&mut self, _: &Batch, _: &Progress<'_>) -> Result<(), TrainError> {
+        Ok(())
+    }
+
+    fn wants_rows(&self) -> bool {
+        true
+    }
+
+    fn row(&mut self, table: TableId, row: u64, record: &[f32]) {
+        self.rows.insert((table, row), record.to_vec());
+    }
+
+    fn stepped(&mut self, network: &Network) {
+        self.steps += 1;
+        assert_eq!(network.steps(), self.steps);
+    }
+}
+
+#[test]
+fn a_watch_is_told_of_every_row_that_a_step_updates_as_it_is_then() {
+    let mut case = case(Kind::RowwiseAdagrad, 3, 1);
+    case.settings.scratchpad = ScratchpadSize::Fraction(0.5);
+    let dir = tempfile::tempdir().unwrap();
+    let made = initialise_on_disk(&schema(), case.optimizer(), 7, (dir.path(), vec![])).unwrap();
+    let (mut network, store) = made;
+    let mut pipeline = Pipeline::new(&network, store, case.settings.clone(), None).unwrap();
+    let (mut data, mut told) = (case.data(), Told::default());
+    let data = crate::trainer::Data { reader: &mut data, batch: 16, steps: u64::MAX };
+    pipeline.run(&mut network, data, &mut told).unwrap();
+    pipeline.flush().unwrap();
+    assert!(told.steps == 20 && told.rows.len() > 500, "{} rows", told.rows.len());
+    for ((table, row), record) in told.rows {
+        let mut stored = vec![0.0; record.len()];
+        pipeline.store().read(table, &[row], &mut stored).unwrap();
+        assert!(bits(&stored) == bits(&record), "{table:?} row {row}");
     }
 }
 

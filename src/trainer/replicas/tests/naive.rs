@@ -144,7 +144,7 @@ impl Naive {
 }
 
 /// All rows of a table, and then all state.
-pub fn numbers(learner: &Learner, t: usize) -> Vec<f32> {
+fn numbers(learner: &Learner, t: usize) -> Vec<f32> {
     let table = &learner.tables[t];
     let mut all = table.values().unwrap().to_vec();
     table.states().iter().for_each(|state| all.extend_from_slice(state.as_slice()));
