@@ -140,9 +140,9 @@ impl Network {
         self.each_chunk(labels, labels.len(), |_, _| ())
     }
 
-    /// [`Self::begin`], [`Self::gather`] and [`Self::learn`] of a whole batch, chunk by chunk, so that the rows of one
-    /// are still near when it is learnt. Gradients are those of the mean loss of `of` samples, which is more than the
-    /// batch has where it is a shard of one.
+    /// [`Self::begin`], [`Self::gather`] and [`Self::learn`] of a whole batch, chunk by chunk, so that the
+    /// rows of one are still near when it is learnt. Gradients are those of the mean loss of `of` samples,
+    /// which is more than the batch has where it is a shard of one.
     pub(super) fn gather_and_learn<'r, R>(
         &mut self,
         Labelled { batch, labels }: Labelled<'_>,

@@ -58,18 +58,20 @@ pub struct PipelineSettings {
     pub threads: usize,
     /// Makes every stage sleep at random.
     pub jitter: Option<u64>,
-    /// Data-parallel workers that each batch is cut for, 1 to [`MOST_REPLICAS`]. Each has dense weights of its own and
-    /// a copy of the window's rows, which is no larger than the scratchpad and comes on top of it.
+    /// Data-parallel workers that each batch is cut for, 1 to [`MOST_REPLICAS`]. Each has dense weights of
+    /// its own and a copy of the window's rows, which is no larger than the scratchpad and comes on top of
+    /// it.
     pub replicas: usize,
-    /// Steps after which replicas average rows and their state; at least 1. With 1 they exchange gradients in place of
-    /// that. The end of a window averages too, so more than `lookahead` is as much as that.
+    /// Steps after which replicas average rows and their state; at least 1. With 1 they exchange gradients in
+    /// place of that. The end of a window averages too, so that no replica is by itself for more than
+    /// `lookahead` steps.
     pub lambda: u64,
 }
 
 impl PipelineSettings {
-    /// Whether what is trained is what one worker trains: with one replica to the byte, and with several at lambda = 1
-    /// to rounding, because a sum is then cut where the batch is. Not at any other lambda, where each replica goes on
-    /// for some steps by itself.
+    /// Whether what is trained is what one worker trains: with one replica to the byte, and with several at
+    /// lambda = 1 to rounding, because a sum is then cut where the batch is. Not at any other lambda, where
+    /// each replica goes on for some steps by itself.
     #[must_use]
     pub fn exact(&self) -> bool {
         self.replicas == 1 || self.lambda == 1

@@ -1,36 +1,42 @@
-//! Data-parallel replicas: several workers take each step together, on caches of one window's rows (cDLRM, section 6).
+//! Data-parallel replicas: several workers take each step together, on caches of one window's rows (cDLRM,
+//! section 6).
 //!
-//! One scratchpad prefetches for all of them, as rank 0 does in the paper. Where a window of batches begins, each
-//! replica gets a copy of the window's rows with their state (the broadcast of section 6.1). A batch is cut into runs
-//! of consecutive samples, one a replica, whose lengths differ by at most one; of a batch of fewer samples than
-//! replicas the last ones get none. Each replica gathers, learns and backpropagates its run with the gradients of the
-//! whole batch's mean loss. Where the window ends, its rows go back to the scratchpad from the first replica, whose
-//! copy is everyone's by then.
+//! One scratchpad prefetches for all of them, as rank 0 does in the paper. Where a window of batches begins,
+//! each replica gets a copy of the window's rows with their state (the broadcast of section 6.1). A batch is
+//! cut into runs of consecutive samples, one a replica, whose lengths differ by at most one; of a batch of
+//! fewer samples than replicas the last ones get none. Each replica gathers, learns and backpropagates its
+//! run with the gradients of the whole batch's mean loss. Where the window ends, its rows go back to the
+//! scratchpad from the first replica, whose copy is everyone's by then.
 //!
-//! **Dense weights**: gradients are summed over the replicas in their order, which with the scale of the whole batch is
-//! the average of section 6.1, and each replica takes the same step on the same weights. They stay equal to the bit.
+//! **Dense weights**: gradients are summed over the replicas in their order, which with the scale of the
+//! whole batch is the average of section 6.1, and each replica takes the same step on the same weights. They
+//! stay equal to the bit.
 //!
-//! **Rows at lambda = 1**: each replica coalesces its own row gradients, these are summed row by row in the order of
-//! replicas, and each replica updates its copies with the sums. So copies stay equal, and the step is the one on the
-//! joined batch but for rounding, whatever the optimizer: a sum over samples is cut where the batch is. The paper
-//! leaves this out because its framework makes two collective calls of it; here the sums are a merge of sorted lists.
+//! **Rows at lambda = 1**: each replica coalesces its own row gradients, these are summed row by row in the
+//! order of replicas, and each replica updates its copies with the sums. So copies stay equal, and the step
+//! is the one on the joined batch but for rounding, whatever the optimizer: a sum over samples is cut where
+//! the batch is. The paper leaves this out because its framework makes two collective calls of it; here the
+//! sums are a merge of sorted lists.
 //!
-//! **Rows at lambda > 1**: each replica updates its copies with its own gradients, and after every step whose number
-//! lambda divides (line 12 of Algorithm 3), and where a window ends, copies are averaged. As the paper has it:
+//! **Rows at lambda > 1**: each replica updates its copies with its own gradients, and after every step whose
+//! number lambda divides (line 12 of Algorithm 3), and where a window ends, copies are averaged. As the paper
+//! has it:
 //!
-//! - the average is over all replicas, also those that did not touch the row: their update is zero ("all other GPUs
-//!   produce a zero gradient update"). Rows that no replica touched are equal already and left alone;
-//! - a replica's row gradient is that of its own samples' mean, as each rank's loss is a mean: as many times the joint
-//!   gradient as there are replicas. So one step of SGD and its average is the step on the joined batch;
-//! - state is averaged as the row is, on which the paper, that trains by SGD, says nothing. Adam's step count is the
-//!   run's, the same everywhere.
+//! - the average is over all replicas, also those that did not touch the row: their update is zero ("all
+//!   other GPUs produce a zero gradient update"). Rows that no replica touched are equal already and left
+//!   alone;
+//! - a replica's row gradient is as many times the joint one as there are replicas. That is the gradient of
+//!   its own samples' mean loss, which a rank has by itself (the paper gives no scale). So one step of SGD
+//!   and its average is the step on the joined batch;
+//! - state is averaged as the row is: the paper names no optimizer and says nothing of state. Adam's step
+//!   count is the run's, the same everywhere.
 //!
-//! It is not exact: between averages a replica does not see the others' updates, and an optimizer with state divides
-//! each replica's gradient by its own past. A row that one replica alone uses then moves by up to as many times less
-//! than in one worker as there are replicas.
+//! It is not exact: between averages a replica does not see the others' updates, and an optimizer with state
+//! divides each replica's gradient by its own past. A row that one replica alone uses then moves by up to as
+//! many times less than in one worker as there are replicas.
 //!
-//! **A batch that had to be split** is trained by the first replica, and the others take its dense weights over: so it is to
-//! the bit what one worker makes of it.
+//! **A batch that had to be split** is trained by the first replica, and the others take its dense weights
+//! over: so it is to the bit what one worker makes of it.
 //!
 //! Nothing depends on who is first: all sums and averages are in an order of their own, so the same number of
 //! replicas and lambda give the same bytes on any number of threads.
@@ -73,7 +79,8 @@ pub struct Replicas {
     replicas: Vec<Replica>,
     /// Of the rows of the whole batch: their places, and at lambda = 1 the sums over replicas.
     whole: RowGradients,
-    /// Records that some replica may have updated since the last average: the first word in a cache, and how many.
+    /// Records that some replica may have updated since the last average: the first word in a cache, and how
+    /// many.
     apart: Vec<(usize, usize)>,
 }
 
@@ -124,7 +131,8 @@ impl Replicas {
         others.par_iter_mut().for_each(|replica| replica.cache.clone_from(&first.cache));
     }
 
-    /// Forward, loss and backward of one of the window's batches, and each replica's gradients. Gives the summed loss.
+    /// Forward, loss and backward of one of the window's batches, and each replica's gradients. Gives the
+    /// summed loss.
     ///
     /// # Errors
     /// [`TrainError::Batch`] where a shard cannot be casted.
@@ -172,8 +180,8 @@ impl Replicas {
         step.is_multiple_of(self.lambda)
     }
 
-    /// Averages the copies of every row that may differ, and their state. Sums are of f64 and rounded once, so what is equal
-    /// stays as it is.
+    /// Averages the copies of every row that may differ, and their state. Sums are of f64 and rounded once,
+    /// so what is equal stays as it is.
     pub fn average(&mut self) {
         let Self { replicas, apart, .. } = self;
         apart.sort_unstable();

@@ -85,8 +85,8 @@ impl RowUpdate<'_> {
         vectorise(UpdateRows { records, casted, range, tapes: self.tapes, step: &self.step });
     }
 
-    /// Writes the gradients of all rows that `casted` counts, of `dim` elements each and end to end, over `out`: the
-    /// gather-reduce alone.
+    /// Writes the gradients of all rows that `casted` counts, of `dim` elements each and end to end, over
+    /// `out`: the gather-reduce alone.
     pub fn coalesce(&self, casted: &Casted, dim: usize, out: &mut [f32]) {
         vectorise(|| {
             for (k, grad) in out.chunks_exact_mut(dim.max(1)).enumerate() {

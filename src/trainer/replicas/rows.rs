@@ -1,7 +1,8 @@
 //! Row gradients on their way from replica to replica: coalesced, one a row, and sorted by row.
 //!
-//! A replica's are the gather-reduce of Tensor Casting (section IV) without the optimizer. Those of several replicas are
-//! summed by walking along all their lists at once, some rows a thread, and the optimizer runs on the sums.
+//! A replica's are the gather-reduce of Tensor Casting (section IV) without the optimizer. Those of several
+//! replicas are summed by walking along all their lists at once, some rows a thread, and the optimizer runs
+//! on the sums.
 
 use rayon::prelude::*;
 
@@ -52,7 +53,8 @@ impl RowGradients {
         });
     }
 
-    /// Writes the sums of `parts`, in their order. Every row of a part must be here, and every row here in a part.
+    /// Writes the sums of `parts`, in their order. Every row of a part must be here, and every row here in a
+    /// part.
     pub fn sum(&mut self, parts: &[&Self]) {
         let blocks = self.tables.iter_mut().enumerate().flat_map(|(t, OfTable { places, dim, values })| {
             let (rows, elements) = (places.chunks(SUMMED_ROWS), values.chunks_mut(SUMMED_ROWS * *dim));
@@ -66,8 +68,8 @@ impl RowGradients {
         });
     }
 
-    /// Updates the rows in a cache, whose tables these are with the words of their records, each table on a thread of its
-    /// own.
+    /// Updates the rows in a cache, whose tables these are with the words of their records, each table on a
+    /// thread of its own.
     pub fn update(&self, cached: Vec<(&mut [f32], usize)>, shapes: &[RecordShape], step: &Step<f32>) {
         let tables = cached.into_par_iter().zip(&self.tables).zip(shapes);
         tables.for_each(|(((records, words), table), shape)| {

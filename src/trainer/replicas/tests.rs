@@ -1,4 +1,5 @@
-//! Replicas against one worker, to the bit or to rounding, and against the same thing done naively, to the bit.
+//! Replicas against one worker, to the bit or to rounding, and against the same thing done naively, to the
+//! bit.
 
 use std::collections::HashMap;
 
@@ -23,8 +24,8 @@ fn case(kind: Kind, replicas: usize, lambda: u64) -> Case {
     case
 }
 
-/// Takes a case's steps without a pipeline, on slots that hold every row, always by replicas, window by window. After each
-/// window `each` looks at them. Gives the network, and the rows and states of each table.
+/// Takes a case's steps without a pipeline, on slots that hold every row, always by replicas, window by
+/// window. After each window `each` looks at them. Gives the network, and the rows and states of each table.
 fn by_replicas(case: &Case, mut each: impl FnMut(&Network, &Replicas)) -> (Network, Vec<Vec<f32>>) {
     let sizes = Sizes::of(&schema(), case.kind).unwrap();
     let slots = sizes.slots(&sizes.counts(&ScratchpadSize::Fraction(1.0))).unwrap();
@@ -86,8 +87,8 @@ fn records(slots: &Slots, list: &[u32]) -> Vec<f32> {
     records
 }
 
-/// The largest difference of two runs, in parts of the largest update of one of them: of dense weights, dense states,
-/// rows and row states, whichever is worst.
+/// The largest difference of two runs, in parts of the largest update of one of them: of dense weights, dense
+/// states, rows and row states, whichever is worst.
 fn distance(ours: &Trained, theirs: &Learner) -> f64 {
     let fresh = initialise(&schema(), theirs.optimizer(), 7).unwrap();
     let largest = |a: &[f32], b: &[f32]| {
@@ -125,11 +126,11 @@ fn distance(ours: &Trained, theirs: &Learner) -> f64 {
     worst
 }
 
-/// What rounding may make of twenty steps, in parts of the largest update: at most 4e-6 where this was measured. A sum
-/// that is cut elsewhere differs by some 2^-24, or 6e-8, of its terms' size, which is more of the sum where terms cancel;
-/// Adagrad's and Adam's first steps, which go by the sign of a gradient and not its size, keep that share; and SGD's
-/// updates are small beside the weights that they are rounded with. A gradient left out, counted twice or scaled wrongly
-/// is off by parts of a hundred and more.
+/// What rounding may make of twenty steps, in parts of the largest update: at most 4e-6 where this was
+/// measured. A sum that is cut elsewhere differs by some 2^-24, or 6e-8, of its terms' size, which is more of
+/// the sum where terms cancel; Adagrad's and Adam's first steps, which go by the sign of a gradient and not
+/// its size, keep that share; and SGD's updates are small beside the weights that they are rounded with. A
+/// gradient left out, counted twice or scaled wrongly is off by parts of a hundred and more.
 const ROUNDING: f64 = 1e-5;
 
 #[test]
@@ -188,7 +189,8 @@ fn one_step_of_sgd_and_its_average_is_the_step_on_the_joined_batch() {
         // Every window is of one batch, and its end averages.
         case.settings.lookahead = 1;
         let off = distance(&case.train(), &case.expected().0);
-        // It is weights that are averaged, whose own rounding is more of SGD's small updates than that of gradients.
+        // It is weights that are averaged, whose own rounding is more of SGD's small updates than that of
+        // gradients.
         assert!(off < 10.0 * ROUNDING, "{replicas} replicas: {off:e}");
     }
 }

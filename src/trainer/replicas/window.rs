@@ -1,8 +1,9 @@
 //! The rows of a window of batches, and where each lies in a replica's cache of them.
 //!
-//! A cache is one run of numbers: the records of the window's distinct rows, table after table and by row. A row's
-//! place is its number among those of its table, so a replica knows rows by small numbers and never looks one up:
-//! both the window's rows and a batch's are sorted, and one walk along them gives the places of all.
+//! A cache is one run of numbers: the records of the window's distinct rows, table after table and by row. A
+//! row's place is its number among those of its table, so a replica knows rows by small numbers and never
+//! looks one up: both the window's rows and a batch's are sorted, and one walk along them gives the places of
+//! all.
 
 use crate::device::host::slots::{Claim, NotClaimed, Slots};
 use crate::trainer::casting::Casting;
@@ -49,8 +50,8 @@ impl<'a> Cached<'a> {
 }
 
 impl Window {
-    /// Of these batches, whose rows are all in the scratchpad. `tables` says of each table which of the slots its rows
-    /// are in, and words of a record.
+    /// Of these batches, whose rows are all in the scratchpad. `tables` says of each table which of the slots
+    /// its rows are in, and words of a record.
     pub fn of(casts: &[Cast], tables: &[(usize, usize)]) -> Self {
         let mut start = 0;
         let tables = tables.iter().enumerate().map(|(t, &(class, words))| {
@@ -93,8 +94,8 @@ impl Window {
         }
     }
 
-    /// Writes the places of the rows that a batch of the window, or a part of one, touches in table `t` over `places`:
-    /// ascending, as its rows.
+    /// Writes the places of the rows that a batch of the window, or a part of one, touches in table `t` over
+    /// `places`: ascending, as its rows.
     pub fn place(&self, t: usize, casting: &Casting, places: &mut Vec<u32>) {
         let all = &self.tables[t].rows;
         let mut at = 0;

@@ -1,5 +1,5 @@
-//! Replicas as simply as can be: each is a whole trainer with all rows in memory, gradients are added up sample by
-//! sample in a map, and averages are taken over every row there is.
+//! Replicas as simply as can be: each is a whole trainer with all rows in memory, gradients are added up
+//! sample by sample in a map, and averages are taken over every row there is.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,8 +29,8 @@ pub fn batches(case: &Case) -> Vec<(Batch, Vec<f32>)> {
     all
 }
 
-/// What replicas make of a case, and all they say. A window is of as many batches as the scratchpad holds, up to
-/// `lookahead`; a batch that it does not hold is for one worker.
+/// What replicas make of a case, and all they say. A window is of as many batches as the scratchpad holds, up
+/// to `lookahead`; a batch that it does not hold is for one worker.
 pub fn trained(case: &Case) -> (Learner, Vec<f32>) {
     let (sizes, lookahead) = (Sizes::of(&schema(), case.kind).unwrap(), case.settings.lookahead);
     let counts = sizes.counts(&case.settings.scratchpad);
