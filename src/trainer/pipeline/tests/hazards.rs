@@ -60,6 +60,7 @@ fn work_off(case: &Case, windows: Windows, buffered: usize, order: Order) -> (bo
         watch: &mut watch,
         samples: 0,
         probabilities: Vec::new(),
+        replicas: None,
     };
     // Items that each stage has done.
     let mut done = [0; 4];
