@@ -69,6 +69,12 @@ pub struct Args {
     scratchpad: Option<SizeFlag>,
     #[command(flatten)]
     pipeline: PipelineFlags,
+    /// Data-parallel replicas, each with a share of every batch
+    #[arg(long, value_name = "K", default_value_t = 1)]
+    replicas: usize,
+    /// Steps between two averagings of the replicas' rows; 1 exchanges gradients instead, and is exact to rounding
+    #[arg(long, value_name = "STEPS", default_value_t = 1)]
+    lambda: u64,
     /// Puts the rows on disk in the order of --counts, and keeps that order beside the model's versions
     #[arg(long, requires = "counts")]
     reorder: bool,
@@ -143,6 +149,9 @@ fn train(args: &Args, schema: &Schema) -> anyhow::Result<()> {
              {splits} batches split",
             pipeline.slots()
         );
+        if !pipeline.exact() {
+            eprintln!("{} replicas averaged every {} steps: not exact", args.replicas, args.lambda);
+        }
     }
     if let Some(q) = quality {
         eprintln!(

@@ -48,8 +48,8 @@ impl Group {
         let enter = "echo $$ > \"$0/cgroup.procs\" && exec \"$@\"";
         let mut command = Command::new("sh");
         command.args(["-c", enter]).arg(&self.0).arg(program.get_program()).args(line.split_whitespace());
-        for (name, value) in program.get_envs().filter(|(_, value)| value.is_none()) {
-            drop((command.env_remove(name), value));
+        for (name, _) in program.get_envs().filter(|(_, value)| value.is_none()) {
+            command.env_remove(name);
         }
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut peak = 0;

@@ -122,6 +122,30 @@ fn a_scratchpad_trains_the_version_that_memory_trains_also_over_epochs_and_in_th
 }
 
 #[test]
+fn replicas_learn_what_one_worker_learns_and_say_when_they_are_not_exact() {
+    let workshop = Workshop::new(6000, 1000);
+    let config = workshop.config(Kind::Dlrm, 8, 700);
+    let Workshop { models, train, valid, .. } = &workshop;
+    let line = format!(
+        "train --model-config {config} --format criteo-tsv --data {train} --valid {valid} --models {models} \
+         --batch 200 --json"
+    );
+    let of = |name: &str, flags: &str| run_json(&format!("{line} --name {name} {flags}"));
+    let loss = |trained: &Value| trained["logloss"].as_f64().unwrap();
+    let one = of("one", "");
+    let exchanged = of("exchanged", "--replicas 3 --scratchpad 0.2");
+    assert_eq!(exchanged["scratchpad"]["exact"], true);
+    assert!((loss(&one) - loss(&exchanged)).abs() < 1e-4, "{one} and {exchanged}");
+    let averaged = of("averaged", "--replicas 2 --lambda 4 --lookahead 4");
+    assert_eq!(averaged["scratchpad"]["exact"], false);
+    assert!((loss(&one) - loss(&averaged)).abs() < 0.05, "{one} and {averaged}");
+    let said = run_failing(2, &format!("{line} --name none --replicas 65"));
+    assert!(said.contains("replicas: expected 1 to 64, got 65"), "{said}");
+    let said = run_failing(2, &format!("{line} --name none --replicas 2 --lambda 0"));
+    assert!(said.contains("lambda: expected at least 1 step, got 0"), "{said}");
+}
+
+#[test]
 fn what_cannot_be_met_is_refused_by_name() {
     let workshop = Workshop::new(200, 1);
     let config = workshop.config(Kind::Dlrm, 8, 100);

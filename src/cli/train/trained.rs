@@ -11,8 +11,8 @@ use crate::store::hot_rows::STATE;
 use crate::store::{self, RowOrder, read_orders, write_orders};
 use crate::trainer::optim::Optimizer;
 use crate::trainer::{
-    self, Data, Frequencies, Learner, Network, Pipeline, PlanStats, Progress, ScratchpadSize, Sizes,
-    TrainError,
+    self, Data, Frequencies, Learner, Network, Pipeline, PipelineSettings, PlanStats, Progress,
+    ScratchpadSize, Sizes, TrainError,
 };
 use crate::types::Version;
 
@@ -33,7 +33,12 @@ impl Trained {
         let size = size.transpose()?;
         let frequencies = args.pipeline.frequencies(schema)?;
         let slots = size.map(|size| smaller_than_the_model(&size, schema, args.optimizer)).transpose()?;
-        let Some(slots) = slots.flatten() else {
+        let slots = match slots.flatten() {
+            // Replicas take rows from a scratchpad, if need be from one of all rows.
+            None if args.replicas != 1 => Some(ScratchpadSize::Fraction(1.0)),
+            slots => slots.map(ScratchpadSize::Slots),
+        };
+        let Some(scratchpad) = slots else {
             if args.scratchpad.is_some() {
                 tracing::info!("scratchpad: has room for every row, so they are all kept in memory");
             }
@@ -47,7 +52,9 @@ impl Trained {
         let model = args.models.join(&args.name);
         let dir = working_dir(&args.pipeline, &model)?;
         let (network, store) = trainer::initialise_on_disk(schema, optimizer, args.seed, (dir, orders))?;
-        let settings = args.pipeline.settings(ScratchpadSize::Slots(slots), args.seed);
+        let (replicas, lambda) = (args.replicas, args.lambda);
+        let settings = args.pipeline.settings(scratchpad, args.seed);
+        let settings = PipelineSettings { replicas, lambda, ..settings };
         let pipeline = Pipeline::new(&network, store, settings, frequencies)?;
         Ok(Self::OnDisk { network: Box::new(network), pipeline: Box::new(pipeline) })
     }
@@ -94,7 +101,7 @@ impl Trained {
         let Self::OnDisk { pipeline, .. } = self else { return serde_json::Value::Null };
         let PlanStats { hits, fills, evictions, bubbles, splits, shrinks, .. } = pipeline.stats();
         serde_json::json!({
-            "slots": pipeline.slots(), "bytes": pipeline.bytes(), "hits": hits, "fills": fills,
+            "slots": pipeline.slots(), "exact": pipeline.exact(), "bytes": pipeline.bytes(), "hits": hits, "fills": fills,
             "evictions": evictions, "bubbles": bubbles, "splits": splits, "shrinks": shrinks,
         })
     }
