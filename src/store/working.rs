@@ -25,6 +25,8 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Advice, fadvise};
+
 use super::{RowOrder, StoreError, Table, Uniform};
 use crate::types::{OutOfHostMemory, TableId};
 
@@ -148,7 +150,15 @@ impl WorkingFile {
         }
         let file = unnamed(dir)?;
         file.set_len(placed.last().map_or(0, WorkingRows::end)).map_err(|e| StoreError::at(dir, e))?;
-        Ok(Self { dir: dir.to_owned(), file, tables: placed })
+        let made = Self { dir: dir.to_owned(), file, tables: placed };
+        made.expect_reads(Advice::Random);
+        Ok(made)
+    }
+
+    /// Tells the system how the file will be read: rows from here and there must not bring in their neighbours too. Only
+    /// advice, so that a refusal is no matter.
+    fn expect_reads(&self, advice: Advice) {
+        let _ = fadvise(&self.file, 0, None, advice);
     }
 
     /// The tables, in the order given.
