@@ -16,7 +16,7 @@
 //! with them what these calls do. Both have the same bits (`super::pool` for the sums of pooling, [`Rule`] for updates).
 
 use super::cuda::DriverError;
-use super::flags::{Held, NotClaimed, SlotFlags};
+use super::flags::{Held, SlotFlags};
 
 /// Where a part of a row's gradient comes from. Kernels read it as it is.
 #[repr(C)]
@@ -162,9 +162,6 @@ pub enum ScratchError {
     /// The device, or its driver.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// Two stages wanted one slot at a time.
-    #[error(transparent)]
-    NotClaimed(#[from] NotClaimed),
     /// More than can be.
     #[error("scratchpad {field}: limit {limit}, got {got}")]
     Limit {

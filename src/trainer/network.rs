@@ -157,7 +157,11 @@ impl Network {
         self.each_chunk(labels, |chunk, tape| inputs.write(chunk * tape.rows, tape, &rows))
     }
 
-    fn each_chunk(&mut self, labels: &[f32], before: impl Fn(usize, &mut Tape<f32>) + Sync) -> f64 {
+    pub(super) fn each_chunk(
+        &mut self,
+        labels: &[f32],
+        before: impl Fn(usize, &mut Tape<f32>) + Sync,
+    ) -> f64 {
         let Self { model, weights, tapes, .. } = self;
         let share = 1.0 / labels.len() as f32;
         let chunks = tapes.par_iter_mut().zip(labels.par_chunks(model.chunk())).enumerate();

@@ -30,10 +30,10 @@ use super::jitter::Jitter;
 use super::network::Network;
 use super::plan::{Cast, Item, PlanEnds, PlanSettings, PlanStats, Planner, Transfers, Windows, Work};
 use super::policy::{Policy, SEEN_AHEAD};
-use super::scratchpad::{ScratchpadSize, Sizes};
+use super::scratchpad::{Pad, ScratchpadSize, Sizes};
 use super::train::{Train, Watch};
 use crate::dataset::Reader;
-use crate::device::host::slots::Slots;
+use crate::device::cuda::Driver;
 use crate::schema::Schema;
 use crate::store::{Rows, WorkingFile};
 use crate::types::{RawBatch, TableId};
@@ -81,7 +81,7 @@ const READ_AHEAD: usize = 4;
 pub struct Pipeline {
     planner: Planner,
     sizes: Sizes,
-    slots: Vec<Slots>,
+    pad: Pad,
     store: WorkingFile,
     settings: PipelineSettings,
     threads: rayon::ThreadPool,
@@ -93,7 +93,7 @@ pub struct Pipeline {
 pub type Frequencies = Vec<(TableId, u64, u64)>;
 
 impl Pipeline {
-    /// With an empty scratchpad, or with one that is to be filled with the most frequent rows first.
+    /// With an empty scratchpad in memory of the host, or with one that is to be filled with the most frequent rows first.
     ///
     /// # Errors
     /// [`TrainError`] for settings that cannot be met.
@@ -103,6 +103,30 @@ impl Pipeline {
         settings: PipelineSettings,
         frequencies: Option<Frequencies>,
     ) -> Result<Self, TrainError> {
+        Self::with(network, (store, frequencies), settings, |sizes, counts, _| sizes.on_host(counts))
+    }
+
+    /// The same with a scratchpad in memory of a device, which pools and updates rows. What is trained has the same bytes; dense
+    /// layers run on the host.
+    ///
+    /// # Errors
+    /// [`TrainError`] for settings that cannot be met, or memory that the device has not.
+    pub fn on_device<D: Driver>(
+        driver: &Arc<D>,
+        network: &Network,
+        rows: (WorkingFile, Option<Frequencies>),
+        settings: PipelineSettings,
+    ) -> Result<Self, TrainError> {
+        Self::with(network, rows, settings, |sizes, counts, words| sizes.on_device(driver, counts, words))
+    }
+
+    /// `pad` makes so many slots of each size, with staging for so many words an item.
+    fn with(
+        network: &Network,
+        (store, frequencies): (WorkingFile, Option<Frequencies>),
+        settings: PipelineSettings,
+        pad: impl FnOnce(&Sizes, &[usize], usize) -> Result<Pad, TrainError>,
+    ) -> Result<Self, TrainError> {
         let windows = Windows::of(settings.buffered);
         let most = SEEN_AHEAD / (1 + windows.future as usize);
         if !(1..=most).contains(&settings.lookahead) {
@@ -110,10 +134,10 @@ impl Pipeline {
         }
         let sizes = Sizes::of(network.schema(), network.optimizer().kind)?;
         let counts = sizes.counts(&settings.scratchpad);
-        let slots = sizes.slots(&counts)?;
         // An item in each stage and between them, and as many in Plan's hands; each moves rows in and out.
         let items = 2 * (6 + 4 * settings.buffered);
         let item_words = settings.staging_bytes / (2 * items) / size_of::<f32>();
+        let pad = pad(&sizes, &counts, item_words)?;
         let hottest: Vec<Key> = frequencies.iter().flatten().map(|&(t, row, _)| Key::new(t, row)).collect();
         let count_of = |&(t, row, count): &(TableId, u64, u64)| {
             (Key::new(t, row), u32::try_from(count).unwrap_or(u32::MAX))
@@ -134,7 +158,7 @@ impl Pipeline {
         );
         let threads = rayon::ThreadPoolBuilder::new().num_threads(settings.threads.max(1));
         let threads = threads.build().map_err(|e| TrainError::Threads { reason: e.to_string() })?;
-        Ok(Self { planner, sizes, slots, store, settings, threads, hottest })
+        Ok(Self { planner, sizes, pad, store, settings, threads, hottest })
     }
 
     /// What Plan has done so far.
@@ -146,14 +170,13 @@ impl Pipeline {
     /// Slots of all sizes together.
     #[must_use]
     pub fn slots(&self) -> usize {
-        self.slots.iter().map(Slots::count).sum()
+        self.pad.counts().iter().sum()
     }
 
     /// Bytes of the scratchpad and of what is kept of it.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        let counts: Vec<usize> = self.slots.iter().map(Slots::count).collect();
-        self.sizes.bytes(&counts)
+        self.sizes.bytes(&self.pad.counts())
     }
 
     /// Where the rows are that [`Self::flush`] has written.
@@ -181,12 +204,14 @@ impl Pipeline {
     ) -> Result<u64, TrainError> {
         let (schema, jitter) = (network.schema.clone(), self.settings.jitter);
         let hottest = std::mem::take(&mut self.hottest);
-        let Self { planner, slots, store, threads, settings, .. } = self;
+        let Self { planner, pad, store, threads, settings, .. } = self;
+        let pad = &*pad;
         let tables = planner.tables().to_vec();
-        let places = Places { store, slots, tables: &tables, threads };
+        let places = Places { store, pad, tables: &tables, threads };
         let headway = &Headway::at(planner.item);
+        let stepper = pad.stepper()?;
         let mut train =
-            Train { network, slots, tables: &tables, watch, samples: 0, probabilities: Vec::new() };
+            Train { network, pad, stepper, tables: &tables, watch, samples: 0, probabilities: Vec::new() };
 
         let (loaded, batches) = sync_channel(READ_AHEAD);
         let (used_casts, spare_casts) = channel();
@@ -231,16 +256,14 @@ impl Pipeline {
     /// # Errors
     /// [`TrainError::Store`].
     pub fn flush(&mut self) -> Result<(), TrainError> {
-        for (hold, slots) in self.planner.holds().iter().zip(&self.slots) {
+        for (size, hold) in self.planner.holds().iter().enumerate() {
             let mut rows: Vec<(Key, u32)> = hold.rows().collect();
             rows.sort_unstable_by_key(|(key, _)| *key);
             for run in rows.chunk_by(|a, b| a.0.table() == b.0.table()) {
                 for rows in run.chunks(FLUSHED_ROWS) {
                     let ids: Vec<u64> = rows.iter().map(|(key, _)| key.row()).collect();
                     let list: Vec<u32> = rows.iter().map(|(_, slot)| *slot).collect();
-                    let mut records = vec![0.0; rows.len() * slots.width()];
-                    slots.claim(&list)?.read(&mut records);
-                    self.store.write(run[0].0.table(), &ids, &records)?;
+                    self.store.write(run[0].0.table(), &ids, &self.pad.read(size, &list)?)?;
                 }
             }
         }

@@ -9,9 +9,11 @@ use std::ops::Range;
 use super::casting::Casting;
 use super::network::Network;
 use super::plan::{Cast, Item, Work};
+use super::scratchpad::Pad;
 use super::update::{Record, Records};
 use super::{Progress, TrainError};
 use crate::device::host::slots::{Claim, ClaimedRows, Slots};
+use crate::device::scratch::Stepper;
 use crate::schema::Lookup;
 use crate::types::{Batch, TableId};
 
@@ -45,7 +47,9 @@ impl<F: FnMut(&Progress<'_>)> Watch for F {
 /// The stage.
 pub(super) struct Train<'a> {
     pub network: &'a mut Network,
-    pub slots: &'a [Slots],
+    pub pad: &'a Pad,
+    /// What a device's scratchpad is worked with.
+    pub stepper: Option<Box<dyn Stepper>>,
     /// Of each table: which of the slots, and words of a record.
     pub tables: &'a [(usize, usize)],
     pub watch: &'a mut dyn Watch,
@@ -58,7 +62,7 @@ impl<'a> Train<'a> {
     /// Does the item's work.
     ///
     /// # Errors
-    /// [`TrainError::Diverged`], [`TrainError::Hazard`], and what the watch says.
+    /// [`TrainError::Diverged`], [`TrainError::Hazard`], [`TrainError::Device`], and what the watch says.
     pub fn train(&mut self, item: &Item) -> Result<(), TrainError> {
         match &item.work {
             Work::Move => Ok(()),
@@ -69,7 +73,11 @@ impl<'a> Train<'a> {
     }
 
     fn step(&mut self, cast: &Cast) -> Result<(), TrainError> {
-        let mut claims = self.claim(cast)?;
+        let slots = match self.pad {
+            Pad::Host(slots) => slots,
+            Pad::Device(scratch) => return self.step_on(&**scratch, cast),
+        };
+        let mut claims = self.claim(slots, cast)?;
         let lookups = self.network.lookups.clone();
         let rows = |l| rows_of(&cast.casting, &claims, (l, &lookups[l]));
         let loss = self.network.gather_and_learn(&cast.batch, &cast.labels, rows);
@@ -89,11 +97,7 @@ impl<'a> Train<'a> {
     }
 
     /// Claims all rows of a batch, table by table.
-    fn claim<'c>(&self, cast: &'c Cast) -> Result<Vec<Claim<'c>>, TrainError>
-    where
-        'a: 'c,
-    {
-        let slots = self.slots;
+    fn claim<'c>(&self, slots: &'c [Slots], cast: &'c Cast) -> Result<Vec<Claim<'c>>, TrainError> {
         let claim = |(bounds, (class, _)): (&[usize], &(usize, usize))| {
             Ok(slots[*class].claim(&cast.slots[bounds[0]..bounds[1]])?)
         };
@@ -101,7 +105,7 @@ impl<'a> Train<'a> {
     }
 
     /// Counts the step and tells of it.
-    fn learnt(&mut self, cast: &Cast, loss: f64) -> Result<(), TrainError> {
+    pub(super) fn learnt(&mut self, cast: &Cast, loss: f64) -> Result<(), TrainError> {
         let Self { network, watch, probabilities, .. } = self;
         let samples = cast.batch.samples;
         if !loss.is_finite() {
@@ -128,10 +132,19 @@ impl<'a> Train<'a> {
         if at == 0 {
             self.network.begin(whole.batch.samples);
         }
-        let claims = self.claim(part)?;
+        let slots = match self.pad {
+            Pad::Host(slots) => slots,
+            Pad::Device(scratch) => return self.gather_on(&**scratch, (part, at), whole),
+        };
+        let claims = self.claim(slots, part)?;
         let lookups = self.network.lookups.clone();
         self.network.gather(&part.batch, at, |l| rows_of(&part.casting, &claims, (l, &lookups[l])));
-        if at + part.batch.samples < whole.batch.samples {
+        self.gathered(at + part.batch.samples, whole)
+    }
+
+    /// So many samples of a batch that was split have their input rows: all of them are learnt together.
+    pub(super) fn gathered(&mut self, samples: usize, whole: &Cast) -> Result<(), TrainError> {
+        if samples < whole.batch.samples {
             return Ok(());
         }
         let loss = self.network.learn(&whole.labels);
@@ -142,6 +155,10 @@ impl<'a> Train<'a> {
 
     /// One group of its rows.
     fn update(&mut self, whole: &Cast, rows: Range<usize>, slots: &[u32]) -> Result<(), TrainError> {
+        let pools = match self.pad {
+            Pad::Host(slots) => slots,
+            Pad::Device(scratch) => return self.update_on(&**scratch, whole, rows, slots),
+        };
         let shape = RecordShape::of(self.network);
         for ((bounds, casted), t) in whole.starts.windows(2).zip(whole.casting.tables()).zip(0..) {
             let mine = rows.start.max(bounds[0])..rows.end.min(bounds[1]);
@@ -149,8 +166,8 @@ impl<'a> Train<'a> {
                 continue;
             }
             let of_table = mine.start - bounds[0]..mine.end - bounds[0];
-            let pool = &self.slots[self.tables[t].0];
-            let mut claim = pool.claim(&slots[mine.start - rows.start..mine.end - rows.start])?;
+            let mut claim =
+                pools[self.tables[t].0].claim(&slots[mine.start - rows.start..mine.end - rows.start])?;
             let records = ClaimRecords { first: of_table.start, ..shape.records(&mut claim, shape.dims[t]) };
             self.network.row_update().rows(records, casted, of_table.clone());
             if self.watch.wants_rows() {

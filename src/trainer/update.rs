@@ -39,8 +39,8 @@ impl Network {
 
 /// The gradients of a step's input rows, and its factors.
 pub(super) struct RowUpdate<'a> {
-    tapes: &'a [Tape<f32>],
-    step: Step<f32>,
+    pub tapes: &'a [Tape<f32>],
+    pub step: Step<f32>,
 }
 
 impl RowUpdate<'_> {

@@ -1,10 +1,13 @@
-//! A trainer's scratchpad on a CUDA device, its kernels executed by the simulator: the contract of `scratch_contract` under
-//! many schedules.
+//! Training on a CUDA device, its kernels executed by the simulator: the contracts of `scratch_contract` and
+//! `pipeline_contract` under many schedules.
 
 use std::sync::Arc;
 
 use flechette::device::cusim::SimDriver;
+use flechette::trainer::ScratchpadSize;
+use flechette::trainer::optim::Kind;
 
+use crate::pipeline_contract::{self as pipeline, Case};
 use crate::scratch_contract::{self as contract, KINDS};
 
 /// Schedules: none first, in which streams run in turn.
@@ -40,4 +43,54 @@ fn rows_are_updated_as_on_the_host_under_any_schedule() {
 #[test]
 fn what_a_kernel_could_not_do_is_refused_by_name() {
     contract::what_a_kernel_could_not_do_is_refused_by_name(&device(1));
+}
+
+#[test]
+fn a_step_takes_five_operations_whatever_the_table_count() {
+    contract::a_step_takes_five_operations_whatever_the_table_count(&device(1));
+}
+
+#[test]
+fn a_scratchpad_of_any_size_trains_the_sequential_bytes() {
+    for (seed, kind) in (0..).zip(KINDS) {
+        pipeline::a_scratchpad_of_any_size_trains_the_sequential_bytes(&device(seed), kind, seed);
+    }
+}
+
+#[test]
+fn a_window_that_does_not_fit_trains_the_sequential_bytes() {
+    for (seed, kind) in (10..).zip(KINDS) {
+        pipeline::a_window_that_does_not_fit_trains_the_sequential_bytes(&device(seed), kind, seed);
+    }
+}
+
+#[test]
+fn a_batch_that_is_split_trains_the_sequential_bytes() {
+    for (seed, kind) in (20..).zip(KINDS) {
+        pipeline::a_batch_that_is_split_trains_the_sequential_bytes(&device(seed), kind, seed);
+    }
+}
+
+#[test]
+fn small_staging_and_buffers_train_the_sequential_bytes() {
+    for (seed, kind) in (30..).zip(KINDS) {
+        pipeline::small_staging_and_buffers_train_the_sequential_bytes(&device(seed), kind, seed);
+    }
+}
+
+#[test]
+fn a_device_without_the_memory_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let driver = Arc::new(SimDriver::new(0, 1000).unwrap());
+    let case = Case::new(Kind::Adam, ScratchpadSize::Fraction(1.0));
+    let error = case.start(&driver, dir.path()).err().unwrap().to_string();
+    assert!(error.starts_with("device memory: ") && error.contains("1000 bytes are free"), "{error}");
+}
+
+#[test]
+fn a_training_gives_all_its_memory_back() {
+    let driver = device(5);
+    let case = Case::new(Kind::Sgd, ScratchpadSize::Fraction(0.7));
+    case.check(&driver);
+    assert_eq!(driver.used_bytes(), 0);
 }

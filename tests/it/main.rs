@@ -34,6 +34,7 @@ mod device_subject;
 mod learning;
 mod memory;
 mod operation;
+mod pipeline_contract;
 mod plan;
 mod plan_counts;
 #[cfg(target_os = "linux")]

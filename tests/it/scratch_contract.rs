@@ -351,3 +351,30 @@ pub fn what_a_kernel_could_not_do_is_refused_by_name<D: Driver>(driver: &Arc<D>)
         "sources of a table: expected 1, got 2",
     );
 }
+
+/// A copy, a launch and a copy back; a copy and a launch.
+pub fn a_step_takes_five_operations_whatever_the_table_count<D: Driver>(driver: &Arc<D>) {
+    for tables in [1, 26, 60] {
+        let draws = &mut Draws(tables as u64);
+        let dims: Vec<usize> = (0..tables).map(|t| 1 + t).collect();
+        let mut world = World::new(driver, &dims, |dim| dim, draws);
+        world.slots.iter_mut().for_each(|slots| *slots = vec![0]);
+        let mut stepper = world.scratch.stepper().unwrap();
+        world.held(|tables| {
+            let lookups: Vec<_> = (0..tables.len())
+                .map(|table| GatherLookup { table, mean: false, offsets: &[0, 1], places: &[0] })
+                .collect();
+            let source = [Source { sample: 0, column: 0, divisor: 1.0 }];
+            let rows = tables.iter().map(|&rows| UpdateRows { rows, sources: &source, ends: &[1], first: 0 });
+            let rows: Vec<_> = rows.collect();
+            let stride = dims.iter().copied().max().unwrap();
+            let rule = Optimizer { kind: Kind::Sgd, lr: 0.1, eps: 0.1 }.step::<f32>(1).rule();
+            let update = Update { samples: 1, stride, first_column: 0, tables: &rows, rule };
+            let before = driver.work();
+            stepper.gather(&Gather { samples: 1, tables, lookups: &lookups }).unwrap();
+            stepper.update(&update, &mut |out| out.fill(1.0)).unwrap();
+            let (after, launches) = (driver.work(), driver.work().launches - before.launches);
+            assert_eq!((after.total() - before.total(), launches), (5, 2), "{} tables", dims.len());
+        });
+    }
+}
