@@ -10,8 +10,10 @@ pub mod init;
 pub mod load;
 pub mod plan;
 pub mod score;
+pub mod scratchpad;
 pub mod serve;
 pub mod train;
+pub mod verify;
 
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
@@ -53,6 +55,8 @@ enum Command {
     Load(load::Args),
     /// Tells what caches of several sizes would hit on a data set
     Plan(plan::Args),
+    /// Trains on data by the pipeline and sequentially, and compares every byte
+    Verify(verify::Args),
     /// Shows everything: makes data, trains, serves, scores
     Demo(demo::Args),
 }
@@ -67,6 +71,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Serve(args) => args.flags(),
         Command::Train(args) => args.flags(),
         Command::Plan(args) => args.flags(),
+        Command::Verify(args) => args.flags(),
         _ => Flags::default(),
     };
     flags.config = cli.config;
@@ -80,6 +85,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Score(args) => score::run(args),
         Command::Load(args) => load::run(args),
         Command::Plan(args) => plan::run(args, &config),
+        Command::Verify(args) => verify::run(&args, &config),
         Command::Demo(args) => demo::run(args),
     }
 }

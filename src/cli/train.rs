@@ -1,5 +1,7 @@
 //! `flechette train`: trains a model on click logs and writes a new version of it.
 
+mod trained;
+
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -9,14 +11,16 @@ use anyhow::{Context, anyhow};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::InputError;
+use crate::cli::scratchpad::{PipelineFlags, SizeFlag};
 use crate::config::{Config, Flags};
 use crate::dataset::{self, Format, Limits, Reader};
 use crate::schema::Schema;
 use crate::store::{self, check_name};
 use crate::trainer::eval::Quality;
-use crate::trainer::optim::{Kind, Optimizer};
-use crate::trainer::{self, Learner, Progress};
-use crate::types::{Element, Version};
+use crate::trainer::optim::Kind;
+use crate::trainer::{self, Data, PlanStats, Progress};
+use crate::types::Version;
+use trained::Trained;
 
 /// Flags of `train`.
 #[derive(Debug, clap::Args)]
@@ -60,6 +64,14 @@ pub struct Args {
     /// Threads that compute; all cores when 0 or absent
     #[arg(long, value_name = "N")]
     threads: Option<String>,
+    /// Keeps the rows on disk, and in memory a scratchpad: min, a fraction of all rows, or bytes
+    #[arg(long, value_name = "S")]
+    scratchpad: Option<SizeFlag>,
+    #[command(flatten)]
+    pipeline: PipelineFlags,
+    /// Puts the rows on disk in the order of --counts, and keeps that order beside the model's versions
+    #[arg(long, requires = "counts")]
+    reorder: bool,
     /// Malformed lines that are skipped before the data is refused
     #[arg(long, value_name = "N", default_value_t = Limits::default().malformed_lines)]
     max_malformed: u64,
@@ -72,7 +84,7 @@ pub struct Args {
 const EVALUATED: usize = 4096;
 
 /// Added to the optimizers' denominators.
-const EPS: f64 = 1e-10;
+pub(super) const EPS: f64 = 1e-10;
 
 impl Args {
     pub(super) fn flags(&self) -> Flags {
@@ -98,15 +110,15 @@ pub fn run(args: Args, config: &Config) -> anyhow::Result<()> {
 }
 
 fn train(args: &Args, schema: &Schema) -> anyhow::Result<()> {
-    let optimizer = Optimizer { kind: args.optimizer, lr: args.lr, eps: EPS };
-    let mut learner = trainer::initialise(schema, optimizer, args.seed)?;
+    let mut trained = Trained::begin(args, schema)?;
     let meter = Meter::new();
     let (mut rows, mut skipped) = (0, 0);
     let mut seconds = 0.0;
     for epoch in 1..=args.epochs {
         let mut reader = open(args, &args.data, schema)?;
         let start = Instant::now();
-        rows = trainer::run_epoch(&mut learner, &mut *reader, args.batch as usize, |p| meter.show(epoch, p))?;
+        let data = Data { reader: &mut *reader, batch: args.batch as usize, steps: u64::MAX };
+        rows = trained.epoch(data, |p| meter.show(epoch, p))?;
         seconds += start.elapsed().as_secs_f64();
         skipped = reader.skipped();
     }
@@ -114,16 +126,24 @@ fn train(args: &Args, schema: &Schema) -> anyhow::Result<()> {
     if rows == 0 {
         return Err(InputError(anyhow!("--data: no samples in {}", args.data[0].display())).into());
     }
-    let version = learner.save(&args.models, &args.name)?;
+    let version = trained.save(&args.models, &args.name)?;
     let written = format!("{}/{}/{version}", args.models.display(), args.name);
     let quality =
-        evaluate(args, &mut learner, version).with_context(|| format!("wrote {written}, not evaluated"))?;
+        evaluate(args, &mut trained, version).with_context(|| format!("wrote {written}, not evaluated"))?;
     let samples_per_s = rows as f64 * f64::from(args.epochs) / seconds;
     eprintln!(
         "trained {rows} rows x {} epoch(s), {} steps, {samples_per_s:.0} samples/s, {skipped} lines skipped",
         args.epochs,
-        learner.steps()
+        trained.network().steps()
     );
+    if let Trained::OnDisk { pipeline, .. } = &trained {
+        let PlanStats { hits, fills, evictions, bubbles, splits, .. } = pipeline.stats();
+        eprintln!(
+            "scratchpad: {} slots, {hits} hits, {fills} fills, {evictions} evictions, {bubbles} bubbles, \
+             {splits} batches split",
+            pipeline.slots()
+        );
+    }
     if let Some(q) = quality {
         eprintln!(
             "validation: {} rows, AUC {}, log loss {:.4}, normalized entropy {}",
@@ -137,29 +157,26 @@ fn train(args: &Args, schema: &Schema) -> anyhow::Result<()> {
     if args.json {
         let json = serde_json::json!({
             "model": args.name, "version": version.0, "rows": rows, "epochs": args.epochs,
-            "steps": learner.steps(), "skipped": skipped, "samples_per_s": samples_per_s,
+            "steps": trained.network().steps(), "skipped": skipped, "samples_per_s": samples_per_s,
             "seconds": seconds, "valid_rows": quality.map(|q| q.rows),
             "auc": quality.and_then(|q| q.auc), "logloss": quality.map(|q| q.log_loss),
             "normalized_entropy": quality.and_then(|q| q.normalized_entropy),
+            "scratchpad": trained.scratchpad_json(),
         });
         writeln!(std::io::stdout(), "{json}")?;
     }
     Ok(())
 }
 
-fn evaluate(args: &Args, learner: &mut Learner, version: Version) -> anyhow::Result<Option<Quality>> {
+fn evaluate(args: &Args, trained: &mut Trained, version: Version) -> anyhow::Result<Option<Quality>> {
     let Some(valid) = &args.valid else { return Ok(None) };
-    let schema = learner.schema().clone();
+    let schema = trained.network().schema().clone();
     let mut reader = open(args, std::slice::from_ref(valid), &schema)?;
     let mut lines = Vec::new();
-    // What is evaluated is the version: where its rows were rounded, the learner's own are not its.
-    let rounded = schema.tables.iter().any(|table| table.element != Element::F32);
-    let written = rounded.then(|| store::open(&args.models, &args.name, version)).transpose()?;
+    // What is evaluated is the version: where its rows were rounded, those that were trained are not its.
+    let written = store::open(&args.models, &args.name, version)?.store;
     let quality = trainer::evaluate(&schema, &mut *reader, EVALUATED, |batch, scores| {
-        match &written {
-            Some(written) => learner.score_rows_of(&written.store, batch, scores)?,
-            None => learner.score(batch, scores)?,
-        }
+        trained.network_mut().score_rows_of(&written, batch, scores)?;
         if args.valid_out.is_some() {
             lines.extend_from_slice(scores);
         }

@@ -201,6 +201,9 @@ pub trait Scratch: Send + Sync {
     /// [`ScratchError::Driver`] where there is no memory.
     fn berth(&self) -> Result<Box<dyn Berth>, ScratchError>;
 
+    /// Words of records that a berth holds each way.
+    fn berth_words(&self) -> usize;
+
     /// What Train works with.
     ///
     /// # Errors
@@ -210,9 +213,6 @@ pub trait Scratch: Send + Sync {
 
 /// Where records lie on their way, end to end, run after run: a buffer a way on the device, and one on the host.
 pub trait Berth: Send {
-    /// Words of records that it holds each way.
-    fn words(&self) -> usize;
-
     /// Takes records out of slots, to leave.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::device::scratch::Source;
+pub use crate::device::scratch::Source;
 use crate::schema::{Lookup, Pooling, Schema};
 use crate::types::{Batch, PredictError, TableId};
 
@@ -82,6 +82,12 @@ impl Casted {
         &self.rows
     }
 
+    /// Of each occurrence, its row's place in [`Self::rows`], or [`ABSENT`].
+    #[must_use]
+    pub fn places(&self) -> &[u32] {
+        &self.places
+    }
+
     /// The sources of the gradient of row `k` of [`Self::rows`], in batch order.
     #[inline(always)]
     #[must_use]
@@ -110,11 +116,36 @@ pub struct Casting {
 }
 
 impl Casting {
-    /// Casts the batch for all tables, each on a thread of its own.
+    /// Casts the batch for all tables, on the threads of the caller's rayon pool.
     ///
     /// # Errors
     /// [`PredictError::Capacity`] where one table is asked for more than 2^32 - 1 ids.
     pub fn fill(&mut self, schema: &Schema, lookups: &[Lookup], batch: &Batch) -> Result<(), PredictError> {
+        self.prepare(schema, lookups, batch)?;
+        self.tables.par_iter_mut().enumerate().for_each(|(t, casted)| {
+            casted.fill(schema, lookups, TableId(t as u32), batch);
+        });
+        Ok(())
+    }
+
+    /// [`Self::fill`] on the caller's thread alone: for a stage beside those that compute.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn fill_alone(
+        &mut self,
+        schema: &Schema,
+        lookups: &[Lookup],
+        batch: &Batch,
+    ) -> Result<(), PredictError> {
+        self.prepare(schema, lookups, batch)?;
+        for (casted, t) in self.tables.iter_mut().zip(0..) {
+            casted.fill(schema, lookups, TableId(t), batch);
+        }
+        Ok(())
+    }
+
+    fn prepare(&mut self, schema: &Schema, lookups: &[Lookup], batch: &Batch) -> Result<(), PredictError> {
         let mut asked = vec![0; schema.tables.len()];
         self.first.clear();
         for lookup in lookups {
@@ -127,9 +158,6 @@ impl Casting {
             return Err(PredictError::Capacity { field: "ids of one table in a batch", needed, limit });
         }
         self.tables.resize_with(schema.tables.len(), Casted::default);
-        self.tables.par_iter_mut().enumerate().for_each(|(t, casted)| {
-            casted.fill(schema, lookups, TableId(t as u32), batch);
-        });
         Ok(())
     }
 
@@ -142,7 +170,7 @@ impl Casting {
     /// Of lookup `l`, which is `lookup`, the place of each occurrence in the batch among the rows of its table.
     #[must_use]
     pub fn places(&self, l: usize, lookup: &Lookup) -> &[u32] {
-        &self.tables[lookup.table.index()].places[self.first[l]..]
+        &self.tables[lookup.table.index()].places()[self.first[l]..]
     }
 }
 
@@ -206,6 +234,15 @@ mod tests {
                             let source = Source { sample: s as u32, column: lookup.column as u32, divisor };
                             expected.entry(row).or_default().push(source);
                         }
+                    }
+                }
+                let mut places = casted.places().iter();
+                for lookup in lookups.iter().filter(|l| l.table == table) {
+                    for &id in &batch.features[lookup.feature].ids {
+                        let row = if id < 5 { Some(id) } else { stands_in };
+                        let &place = places.next().unwrap();
+                        prop_assert_eq!(casted.rows().get(place as usize).copied(), row);
+                        prop_assert_eq!(place == ABSENT, row.is_none());
                     }
                 }
                 let rows = casted.rows().iter().enumerate();

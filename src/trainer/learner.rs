@@ -27,6 +27,11 @@ impl Learner {
         &self.network
     }
 
+    /// All but the rows, to score with.
+    pub fn network_mut(&mut self) -> &mut Network {
+        &mut self.network
+    }
+
     /// The schema trained for.
     #[must_use]
     pub fn schema(&self) -> &Schema {
@@ -55,6 +60,12 @@ impl Learner {
     #[must_use]
     pub fn tables(&self) -> &[Table] {
         &self.tables
+    }
+
+    /// The tables, without the rest.
+    #[must_use]
+    pub fn into_tables(self) -> Vec<Table> {
+        self.tables
     }
 
     /// The optimizer.

@@ -6,13 +6,14 @@
 //! version that was made of them. The same seed, data
 //! and settings give the same bytes on any number of threads.
 
-mod casting;
+pub mod casting;
 mod checkpoint;
 mod collect;
 pub mod eval;
 mod exchange;
 mod headway;
 mod hold;
+mod in_memory;
 mod insert;
 mod jitter;
 mod learner;
@@ -25,19 +26,20 @@ mod policy;
 mod scratchpad;
 mod split;
 mod train;
-mod update;
+pub mod update;
 mod verify;
 
 use std::sync::mpsc;
 use std::thread;
 
 pub use checkpoint::{initialise, initialise_on_disk, resume};
+pub use in_memory::run_in_memory;
 pub use learner::Learner;
 pub use network::Network;
 pub use pipeline::{Data, Frequencies, Pipeline, PipelineSettings};
 pub use plan::PlanStats;
 pub use policy::{Policy, UnknownPolicy};
-pub use scratchpad::{ScratchpadSize, Sizes};
+pub use scratchpad::{ScratchpadSize, Sizes, largest_sample};
 pub use train::Watch;
 pub use verify::{Difference, Verifier};
 

@@ -55,6 +55,8 @@ pub struct PipelineSettings {
     pub staging_bytes: usize,
     /// Threads that move rows between store and staging.
     pub threads: usize,
+    /// Whether stages overlap. If not, each item is planned when the one before has trained: a baseline, and the same bytes.
+    pub overlap: bool,
     /// Makes every stage sleep at random.
     pub jitter: Option<u64>,
 }
@@ -69,13 +71,14 @@ impl Default for PipelineSettings {
             buffered: 0,
             staging_bytes: 64 << 20,
             threads: 4,
+            overlap: true,
             jitter: None,
         }
     }
 }
 
 /// Batches that may wait between Load and Plan.
-const READ_AHEAD: usize = 4;
+pub(super) const READ_AHEAD: usize = 4;
 
 /// Trains a network on rows in a working file.
 pub struct Pipeline {
@@ -148,6 +151,7 @@ impl Pipeline {
             ahead: settings.lookahead,
             windows,
             item_words,
+            overlap: settings.overlap,
             frequencies: frequencies.map(|rows| Arc::new(rows.iter().map(count_of).collect())),
         };
         let planner = Planner::new(
@@ -256,23 +260,36 @@ impl Pipeline {
     /// # Errors
     /// [`TrainError::Store`].
     pub fn flush(&mut self) -> Result<(), TrainError> {
-        for (size, hold) in self.planner.holds().iter().enumerate() {
+        let Self { planner, pad, store, threads, .. } = self;
+        let tables = planner.tables();
+        let places = Places { store, pad, tables, threads };
+        let mut item = Item::default();
+        for (size, hold) in planner.holds().iter().enumerate() {
             let mut rows: Vec<(Key, u32)> = hold.rows().collect();
             rows.sort_unstable_by_key(|(key, _)| *key);
-            for run in rows.chunk_by(|a, b| a.0.table() == b.0.table()) {
-                for rows in run.chunks(FLUSHED_ROWS) {
-                    let ids: Vec<u64> = rows.iter().map(|(key, _)| key.row()).collect();
-                    let list: Vec<u32> = rows.iter().map(|(_, slot)| *slot).collect();
-                    self.store.write(run[0].0.table(), &ids, &self.pad.read(size, &list)?)?;
-                }
+            for rows in rows.chunks_mut(FLUSHED_ROWS.min(pad.staged_rows(size))) {
+                item.evictions.set(rows, |table| tables[table.index()].1);
+                places.collect(&mut item)?;
+                exchange(&mut item)?;
+                places.insert(&mut item)?;
             }
         }
+        Ok(())
+    }
+
+    /// [`Self::flush`], and then the scratchpad is empty.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn clear(&mut self) -> Result<(), TrainError> {
+        self.flush()?;
+        self.planner.clear();
         Ok(())
     }
 }
 
 /// Rows that a flush moves at a time.
-const FLUSHED_ROWS: usize = 4096;
+const FLUSHED_ROWS: usize = 16 << 10;
 
 /// What is trained on.
 pub struct Data<'a> {
@@ -290,16 +307,16 @@ fn end(stage: ScopedJoinHandle<'_, Result<(), TrainError>>) -> Result<(), TrainE
 }
 
 /// Reads and encodes batches.
-struct Load<'a> {
-    schema: Arc<Schema>,
-    data: Data<'a>,
-    loaded: SyncSender<Result<Cast, TrainError>>,
-    spare: Receiver<Cast>,
-    jitter: Jitter,
+pub(super) struct Load<'a> {
+    pub schema: Arc<Schema>,
+    pub data: Data<'a>,
+    pub loaded: SyncSender<Result<Cast, TrainError>>,
+    pub spare: Receiver<Cast>,
+    pub jitter: Jitter,
 }
 
 impl Load<'_> {
-    fn run(mut self) {
+    pub fn run(mut self) {
         let (mut raw, mut samples) = (RawBatch::default(), 0);
         for _ in 0..self.data.steps {
             self.jitter.sleep();

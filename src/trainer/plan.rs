@@ -78,7 +78,7 @@ impl Cast {
     /// Casts the batch.
     pub(super) fn cast(&mut self, schema: &Schema, lookups: &[Lookup]) -> Result<(), TrainError> {
         Labelled { batch: &self.batch, labels: &self.labels }.check(schema)?;
-        self.casting.fill(schema, lookups, &self.batch)?;
+        self.casting.fill_alone(schema, lookups, &self.batch)?;
         self.starts.clear();
         self.starts.push(0);
         for casted in self.casting.tables() {
@@ -110,7 +110,8 @@ pub struct Transfers {
 }
 
 impl Transfers {
-    fn set(&mut self, rows: &mut [(Key, u32)], width: impl Fn(TableId) -> usize) {
+    /// Makes it of these rows and their slots. Records of table `t` have `width(t)` words.
+    pub fn set(&mut self, rows: &mut [(Key, u32)], width: impl Fn(TableId) -> usize) {
         rows.sort_unstable_by_key(|(key, _)| *key);
         (self.runs.clear(), self.rows.clear(), self.slots.clear());
         self.words = 0;
@@ -125,6 +126,7 @@ impl Transfers {
 }
 
 /// What goes through the pipeline.
+#[derive(Default)]
 pub struct Item {
     /// Counted from 1.
     pub number: u64,
@@ -139,8 +141,10 @@ pub struct Item {
 }
 
 /// What Train does with an item.
+#[derive(Default)]
 pub enum Work {
     /// Nothing: the item only moves rows.
+    #[default]
     Move,
     /// A step on each batch.
     Steps(Vec<Cast>),
@@ -196,6 +200,8 @@ pub struct PlanSettings {
     pub windows: Windows,
     /// Words of records that an item moves in, and out, at most.
     pub item_words: usize,
+    /// Whether an item may be planned before the one before has trained.
+    pub overlap: bool,
     /// How often each row is used, where that is known.
     pub frequencies: Option<Arc<HashMap<Key, u32>>>,
 }
@@ -385,7 +391,13 @@ impl Planner {
             // window of as many units as it has items.
             self.marked = 0;
         }
-        Ok(())
+        if self.settings.overlap { Ok(()) } else { ends.headway.wait(self.item) }
+    }
+
+    /// Nothing is in the scratchpad any more.
+    pub fn clear(&mut self) {
+        let Self { settings, holds, .. } = self;
+        holds.iter_mut().for_each(|hold| *hold = Hold::new(settings.policy, hold.count(), settings.seed));
     }
 
     fn plan_unit(&mut self, ends: &mut PlanEnds<'_>) -> Result<(), TrainError> {

@@ -9,12 +9,14 @@ use std::sync::Arc;
 use super::TrainError;
 use super::hold::{Hold, Key};
 use super::optim::Kind;
+use crate::dataset::Reader;
 use crate::device::cuda::Driver;
 use crate::device::cuda::scratchpad::CudaScratch;
 use crate::device::host::slots::Slots;
 use crate::device::scratch::{Run, Scratch, SlotSize, Stepper};
-use crate::schema::Schema;
+use crate::schema::{Lookup, Schema};
 use crate::store::PlainMemory;
+use crate::types::{Batch, RawBatch};
 
 /// How large a scratchpad is.
 #[derive(Clone, Debug, PartialEq)]
@@ -135,6 +137,14 @@ impl Pad {
         }
     }
 
+    /// Rows of one size that an item may move each way, at least 1.
+    pub fn staged_rows(&self, size: usize) -> usize {
+        match self {
+            Self::Host(_) => usize::MAX,
+            Self::Device(scratch) => (scratch.berth_words() / scratch.sizes()[size].words.max(1)).max(1),
+        }
+    }
+
     /// What Train works with where the slots are a device's.
     ///
     /// # Errors
@@ -161,14 +171,64 @@ impl Pad {
         };
         let mut records = Vec::new();
         let mut berth = scratch.berth()?;
-        let rows = (berth.words() / scratch.sizes()[size].words.max(1)).max(1);
-        for list in list.chunks(rows) {
+        for list in list.chunks(self.staged_rows(size)) {
             berth.take(&[Run { size, held: &scratch.flags(size).claim(list)? }])?;
             berth.exchange()?;
             records.extend_from_slice(berth.outgoing());
         }
         Ok(records)
     }
+}
+
+/// The most distinct rows of each size that one of the samples asks for, of at most `limit` samples.
+///
+/// # Errors
+/// [`TrainError`] for data that cannot be read.
+pub fn largest_sample(
+    schema: &Schema,
+    sizes: &Sizes,
+    reader: &mut dyn Reader,
+    limit: u64,
+) -> Result<Vec<usize>, TrainError> {
+    let lookups = schema.lookups();
+    let (mut raw, mut batch) = (RawBatch::default(), Batch::empty(schema.features.len()));
+    let mut largest = vec![0; sizes.sizes.len()];
+    let (mut left, mut keys) = (limit, Vec::new());
+    while left > 0 {
+        let samples = reader.read(left.min(READ) as usize, &mut raw)?;
+        if samples == 0 {
+            break;
+        }
+        left -= samples as u64;
+        schema.encode(&raw, &mut batch)?;
+        for sample in 0..samples {
+            keys.clear();
+            keys.extend(rows_of_sample(schema, &lookups, &batch, sample));
+            keys.sort_unstable();
+            keys.dedup();
+            let mut counts = vec![0; largest.len()];
+            keys.iter().for_each(|key: &Key| counts[sizes.tables[key.table().index()].0] += 1);
+            largest.iter_mut().zip(counts).for_each(|(most, count)| *most = count.max(*most));
+        }
+    }
+    Ok(largest)
+}
+
+/// Samples read at a time.
+const READ: u64 = 4096;
+
+/// Every row that a sample asks for.
+pub(super) fn rows_of_sample<'a>(
+    schema: &'a Schema,
+    lookups: &'a [Lookup],
+    batch: &'a Batch,
+    sample: usize,
+) -> impl Iterator<Item = Key> + 'a {
+    lookups.iter().flat_map(move |lookup| {
+        let shape = &schema.tables[lookup.table.index()];
+        let ids = batch.features[lookup.feature].sample(sample);
+        ids.iter().filter_map(|&id| shape.row_of(id)).map(|row| Key::new(lookup.table, row))
+    })
 }
 
 /// Bytes of a slot of so many words, with the flag of who claims it and what Plan keeps of it.

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use super::TrainError;
 use super::hold::{Hold, Key};
 use super::plan::{Cast, PlanEnds, Planner, Work};
+use super::scratchpad::rows_of_sample;
 
 impl Planner {
     /// Plans a batch in groups.
@@ -72,7 +73,7 @@ impl Planner {
         let (mut held, mut needed) = (HashSet::new(), Vec::new());
         for sample in 0..whole.batch.samples {
             needed.clear();
-            needed.extend(self.rows_of(whole, sample));
+            needed.extend(rows_of_sample(&self.schema, &self.lookups, &whole.batch, sample));
             needed.sort_unstable();
             needed.dedup();
             let new =
@@ -93,15 +94,6 @@ impl Planner {
         }
         groups.retain(|group| !group.is_empty());
         Ok(groups)
-    }
-
-    /// Every row that a sample asks for.
-    fn rows_of<'a>(&'a self, whole: &'a Cast, sample: usize) -> impl Iterator<Item = Key> + 'a {
-        self.lookups.iter().flat_map(move |lookup| {
-            let shape = &self.schema.tables[lookup.table.index()];
-            let ids = whole.batch.features[lookup.feature].sample(sample);
-            ids.iter().filter_map(|&id| shape.row_of(id)).map(|row| Key::new(lookup.table, row))
-        })
     }
 
     /// Runs of rows that fit together, as long as can be.

@@ -38,12 +38,18 @@ impl Network {
 }
 
 /// The gradients of a step's input rows, and its factors.
-pub(super) struct RowUpdate<'a> {
-    pub tapes: &'a [Tape<f32>],
-    pub step: Step<f32>,
+pub struct RowUpdate<'a> {
+    pub(super) tapes: &'a [Tape<f32>],
+    pub(super) step: Step<f32>,
 }
 
-impl RowUpdate<'_> {
+impl<'a> RowUpdate<'a> {
+    /// By the gradients of buffer 0 of these tapes, all but the last one full, in step `step`, counted from 1.
+    #[must_use]
+    pub fn new(tapes: &'a [Tape<f32>], optimizer: Optimizer, step: u64) -> Self {
+        Self { tapes, step: optimizer.step(step) }
+    }
+
     /// Updates all rows of all tables, each table on a thread of its own. `records` are of the schema's tables, in its
     /// order.
     pub fn tables<R: Records>(&self, records: impl Iterator<Item = R>, casting: &Casting) {
@@ -61,14 +67,16 @@ impl RowUpdate<'_> {
 }
 
 /// Where the rows of a table and their state lie while they are trained.
-pub(super) trait Records: Send {
+pub trait Records: Send {
     /// Row `k` of those of the casted index, whose number is `row`: its weights, and as many states as the optimizer has.
     fn record(&mut self, k: usize, row: u64) -> Record<'_>;
 }
 
 /// One row and its state.
-pub(super) struct Record<'a> {
+pub struct Record<'a> {
+    /// The weights.
     pub weights: &'a mut [f32],
+    /// The states; those that the optimizer has not are empty.
     pub states: [&'a mut [f32]; 2],
     /// How many of the states there are.
     pub count: usize,
@@ -97,7 +105,7 @@ fn split_pieces<'a>(
 }
 
 /// The rows of a table in memory.
-pub(super) struct TableRows<'a> {
+pub struct TableRows<'a> {
     dim: usize,
     weights: &'a mut [f32],
     /// Elements a row, and all rows, of every state.
@@ -106,7 +114,7 @@ pub(super) struct TableRows<'a> {
 }
 
 impl<'a> TableRows<'a> {
-    /// All rows of the table, which must be a learner's: of f32, in memory of its own. One that is not has no rows here.
+    /// All rows of the table, which must be a trainer's: of f32, in memory of its own. One that is not has no rows here.
     pub fn of(table: &'a mut Table) -> Self {
         let dim = table.dim();
         let Some((weights, all)) = table.parts_mut() else {

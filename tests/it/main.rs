@@ -34,6 +34,8 @@ mod device_subject;
 mod learning;
 mod memory;
 mod operation;
+#[cfg(target_os = "linux")]
+mod out_of_core;
 mod pipeline_contract;
 mod plan;
 mod plan_counts;
@@ -52,5 +54,6 @@ mod store_working;
 mod tidy;
 mod torch_fixture;
 mod trainer;
+mod verify;
 mod warm_start;
 mod wire;

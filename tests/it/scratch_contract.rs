@@ -297,7 +297,7 @@ pub fn what_a_kernel_could_not_do_is_refused_by_name<D: Driver>(driver: &Arc<D>)
     let four = flags.claim(&[0, 1, 2, 3]).unwrap();
     let none = flags.claim(&[5, NO_SLOT]).unwrap();
     let mut berth = scratch.berth().unwrap();
-    assert_eq!(berth.words(), 12);
+    assert_eq!(scratch.berth_words(), 12);
     let mut take = |size, held| berth.take(&[Run { size, held }]).unwrap_err().to_string();
     assert_eq!(take(0, &four), "scratchpad words of staging: limit 12, got 16");
     assert_eq!(take(1, &four), "scratchpad slots' size: expected 2, got 1");

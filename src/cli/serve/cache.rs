@@ -65,7 +65,10 @@ impl Fronts<'_> {
             }
             return Ok(Fronted { front: Front::Store, ranked: Vec::new() });
         }
-        let mut ranked = self.counts.as_ref().map_or_else(Vec::new, |counts| rows_of(counts, &opened.schema));
+        let rows = |counts: &Ranked| {
+            counts.rows_of(&opened.schema).into_iter().map(|(t, row)| (t, row.row)).collect()
+        };
+        let mut ranked: Vec<(TableId, u64)> = self.counts.as_ref().map_or_else(Vec::new, rows);
         if self.counts.is_some() && ranked.is_empty() {
             tracing::warn!("cache.counts: no row of this model's tables is in it");
         }
@@ -166,17 +169,6 @@ fn pointers(config: &CacheConfig, opened: &Opened) -> u64 {
     }
     let rows: f64 = opened.store.tables().iter().map(|table| table.rows() as f64).sum();
     (rows * config.pointers).ceil() as u64
-}
-
-/// The rows of a model's tables that counts name, in descending order.
-fn rows_of(counts: &Ranked, schema: &Schema) -> Vec<(TableId, u64)> {
-    let table = |name: &str| schema.tables.iter().position(|table| table.name == name);
-    let tables: Vec<Option<usize>> = counts.tables.iter().map(|ranked| table(&ranked.name)).collect();
-    let row = |row: crate::planner::counts::RankedRow| {
-        let table = tables[row.table]?;
-        (row.row < schema.tables[table].stored_rows()).then_some((TableId(table as u32), row.row))
-    };
-    counts.hottest().into_iter().filter_map(row).collect()
 }
 
 fn shape(size: Option<CacheSize>, schema: &Schema, options: &CacheOptions) -> anyhow::Result<CacheShape> {

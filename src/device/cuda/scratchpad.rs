@@ -135,6 +135,10 @@ impl<D: Driver> Scratch for CudaScratch<D> {
         Ok(Box::new(CudaBerth { shared: shared.clone(), room: Some(room), words: (0, 0) }))
     }
 
+    fn berth_words(&self) -> usize {
+        self.0.arrays.incoming.len()
+    }
+
     fn stepper(&self) -> Result<Box<dyn Stepper>, ScratchError> {
         Ok(Box::new(CudaStepper::new(&self.0)?))
     }
@@ -261,10 +265,6 @@ impl<D: Driver> CudaBerth<D> {
 }
 
 impl<D: Driver> Berth for CudaBerth<D> {
-    fn words(&self) -> usize {
-        self.shared.arrays.incoming.len()
-    }
-
     fn take(&mut self, runs: &[Run<'_>]) -> Result<(), ScratchError> {
         self.words.1 = self.records(runs, Way::Out)?;
         Ok(())

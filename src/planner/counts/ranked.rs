@@ -1,6 +1,8 @@
 //! The rows of every table, the hottest first.
 
 use super::super::trace::{Trace, TraceTable};
+use crate::schema::Schema;
+use crate::types::TableId;
 
 /// The rows of every table by descending count.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,6 +82,19 @@ impl Ranked {
         // Stable, and each table's rows are in order.
         all.sort_by_key(|row| std::cmp::Reverse(row.count));
         all
+    }
+
+    /// The rows of a schema's tables, found by name, over all of them the hottest first. Rows that a table does not hold are
+    /// left out.
+    #[must_use]
+    pub fn rows_of(&self, schema: &Schema) -> Vec<(TableId, RankedRow)> {
+        let place = |name: &str| schema.tables.iter().position(|table| table.name == name);
+        let places: Vec<Option<usize>> = self.tables.iter().map(|ranked| place(&ranked.name)).collect();
+        let row = |row: RankedRow| {
+            let place = places[row.table]?;
+            (row.row < schema.tables[place].stored_rows()).then_some((TableId(place as u32), row))
+        };
+        self.hottest().into_iter().filter_map(row).collect()
     }
 }
 

@@ -7,7 +7,7 @@ use super::*;
 use crate::dataset::DatasetError;
 use crate::trainer::optim::{Kind, Optimizer};
 use crate::trainer::{Learner, Progress, ScratchpadSize, initialise, initialise_on_disk};
-use crate::types::{Batch, RawFeature, RawValues, TableId, scatter};
+use crate::types::{RawFeature, RawValues, TableId, scatter};
 
 mod hazards;
 
@@ -247,6 +247,24 @@ fn counts_are_the_same_in_every_run() {
 }
 
 #[test]
+fn a_run_goes_on_where_the_last_one_ended_also_from_an_emptied_scratchpad() {
+    let case = Case::new(ScratchpadSize::Fraction(0.3), Policy::Lru);
+    let dir = tempfile::tempdir().unwrap();
+    let made = initialise_on_disk(&schema(), case.optimizer(), 7, (dir.path(), vec![])).unwrap();
+    let (mut network, store) = made;
+    let mut pipeline = Pipeline::new(&network, store, case.settings.clone(), None).unwrap();
+    let mut data = case.data();
+    for clear in [false, true, false, true] {
+        let data = Data { reader: &mut data, batch: case.batch, steps: 5 };
+        pipeline.run(&mut network, data, &mut |_: &Progress<'_>| ()).unwrap();
+        if clear {
+            pipeline.clear().unwrap();
+        }
+    }
+    assert_same(&network, pipeline.store(), &case.expected().0, "four runs");
+}
+
+#[test]
 fn all_rows_in_the_scratchpad_come_in_once_each() {
     let stats = Case::new(ScratchpadSize::Fraction(1.0), Policy::Lru).check();
     let again = Case::new(ScratchpadSize::Fraction(1.0), Policy::Optimal).check();
@@ -271,6 +289,7 @@ fn cases() -> impl Strategy<Value = Case> {
                 buffered,
                 staging_bytes,
                 threads: 2,
+                overlap: seed % 8 > 0,
                 jitter,
             }
         });

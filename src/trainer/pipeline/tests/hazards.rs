@@ -42,6 +42,7 @@ fn work_off(case: &Case, windows: Windows, buffered: usize, order: Order) -> (bo
         ahead: case.settings.lookahead,
         windows,
         item_words: case.settings.staging_bytes / 96,
+        overlap: true,
         frequencies: None,
     };
     let parts = (network.schema.clone(), network.lookups.clone());
@@ -184,7 +185,9 @@ impl Symbols {
     }
 
     fn insert(&mut self, item: &Item) {
-        Self::moved(&item.evictions).for_each(|(key, _)| drop(self.unwritten.remove(&key)));
+        for (key, _) in Self::moved(&item.evictions) {
+            self.unwritten.remove(&key);
+        }
         self.there.extend(Self::moved(&item.fills).map(|(key, slot)| (slot, key)));
     }
 

@@ -1,0 +1,118 @@
+//! With every row in memory the scratchpad is bypassed: what reading and casting on threads of their own cost or gain
+//! against the sequential trainer, on the DLRM-Kaggle shape (26 tables of 100,000 rows, dim 16, bottom 512-256-64-16, top
+//! 512-256-1). Both read the same batches from memory through the same reader. Goal: at least 0.98.
+//!
+//! `--threads N` (2), `--steps N` a window (12 at batch 2,048; 16 times as many at 128), `--pairs N` (11), `--only TEXT`, `--json`.
+
+mod harness;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use flechette::dataset::{self, DatasetError, Format, Limits, Reader};
+use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
+use flechette::schema::{Architecture, Schema};
+use flechette::trainer::optim::{self, Optimizer};
+use flechette::trainer::{self, Data, Learner, Progress};
+use flechette::types::RawBatch;
+use harness::{Options, Report};
+
+const POOL: usize = 64;
+
+fn main() -> anyhow::Result<()> {
+    let options = Options::read(0);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(options.number("--threads", 2)).build()?;
+    pool.install(|| run(&options))
+}
+
+fn run(options: &Options) -> anyhow::Result<()> {
+    let mut report = Report::new("train_overlap", "samples", "the sequential trainer", options);
+    for (batch, times) in [(2048, 1), (128, 16)] {
+        for kind in [optim::Kind::Sgd, optim::Kind::Adagrad] {
+            let setting = format!("{kind} batch {batch}");
+            if !options.wants(&setting) {
+                continue;
+            }
+            let steps = options.number("--steps", 12) * times;
+            let batches = Arc::new(batches(batch)?);
+            let (mut ours, mut theirs) = (Side::new(kind, &batches)?, Side::new(kind, &batches)?);
+            let pairs = options.compare(
+                || {
+                    ours.window(steps, |learner, reader| {
+                        let data = Data { reader, batch, steps: steps as u64 };
+                        trainer::run_in_memory(learner, data, |_: &Progress<'_>| ())
+                    })
+                },
+                || theirs.window(steps, |learner, reader| trainer::run_epoch(learner, reader, batch, |_| ())),
+            );
+            report.add(setting, &pairs, Some(0.98));
+        }
+    }
+    report.finish();
+    Ok(())
+}
+
+struct Side {
+    learner: Learner,
+    replay: Replay,
+}
+
+impl Side {
+    fn new(kind: optim::Kind, batches: &Arc<Vec<RawBatch>>) -> anyhow::Result<Self> {
+        let learner = trainer::initialise(&kaggle(), Optimizer { kind, lr: 0.02, eps: 1e-10 }, 0)?;
+        Ok(Self { learner, replay: Replay { batches: batches.clone(), next: 0, left: 0 } })
+    }
+
+    fn window<E>(
+        &mut self,
+        steps: usize,
+        train: impl FnOnce(&mut Learner, &mut Replay) -> Result<u64, E>,
+    ) -> f64 {
+        self.replay.left = steps;
+        let began = Instant::now();
+        let samples = train(&mut self.learner, &mut self.replay).unwrap_or(0);
+        samples as f64 / began.elapsed().as_secs_f64()
+    }
+}
+
+/// Gives batches of the pool, round and round, so many a window.
+struct Replay {
+    batches: Arc<Vec<RawBatch>>,
+    next: usize,
+    left: usize,
+}
+
+impl Reader for Replay {
+    fn read(&mut self, _: usize, out: &mut RawBatch) -> Result<usize, DatasetError> {
+        if self.left == 0 {
+            return Ok(0);
+        }
+        self.left -= 1;
+        out.clone_from(&self.batches[self.next % self.batches.len()]);
+        self.next += 1;
+        Ok(out.samples)
+    }
+
+    fn skipped(&self) -> u64 {
+        0
+    }
+}
+
+/// The network of facebookresearch/dlrm's Kaggle script.
+fn kaggle() -> Schema {
+    let shape = SyntheticShape { tables: 26, rows: 100_000, dense: 13, multi_hot: None };
+    let mut schema = synthetic(Kind::Dlrm, 16, shape);
+    schema.architecture = Architecture::Dlrm { bottom: vec![512, 256, 64], top: vec![512, 256] };
+    schema
+}
+
+fn batches(samples: usize) -> anyhow::Result<Vec<RawBatch>> {
+    let source = format!("rows={},seed=1,skew=medium", samples * POOL).into();
+    let mut reader = dataset::open(Format::Synthetic, &[source], &kaggle(), Limits::default())?;
+    let read = |_| {
+        let mut raw = RawBatch::default();
+        reader.read(samples, &mut raw)?;
+        Ok(raw)
+    };
+    (0..POOL).map(read).collect()
+}

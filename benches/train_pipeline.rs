@@ -1,0 +1,315 @@
+//! What a training step costs by where its rows are, on the host with the store on disk (ScratchPipe, figures 12 and 13;
+//! dimensions and lookups of figure 15; look-ahead windows of cDLRM's figure 3; cache ratios of the frequency-aware cache's
+//! figure 9).
+//!
+//! - **no cache**: every step reads its rows from the store and writes them back;
+//! - **static cache**: the most frequent rows of the data stay (filled first, least frequent out first), no overlap;
+//! - **pipeline off**: the scratchpad, each batch planned when the one before has trained: what ScratchPipe calls the straw man;
+//! - **pipeline on**: the same, overlapped;
+//! - **all in memory**: every row in tables in memory, and reading and casting overlapped: the step that cannot be beaten.
+//!
+//! All train the same bytes, in turn, on the same batches: a round is some steps of each, and a ratio is of one round. The
+//! store is written once before, so that all rows are read from it; whether that means the disk is the page cache's to say, and
+//! `--limit BYTES` puts the program in a memory control group, where it is small (takes root).
+//!
+//! `--tables N` (8), `--rows N` (1,000,000), `--dim N` (128), `--lookups N` (20), `--batch N` (2048), `--steps N` a round (4),
+//! `--pairs N` rounds (5), `--skews random,low,medium,high`, `--sizes 0.02,0.1`, `--lookahead N`, `--threads N` (2), `--dir DIR`, `--json`.
+
+mod harness;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use flechette::dataset::{self, DatasetError, Format, Limits, Reader};
+use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
+use flechette::schema::{Architecture, Schema};
+use flechette::trainer::optim::{self, Optimizer};
+use flechette::trainer::{
+    Data, Frequencies, Learner, Network, Pipeline, PipelineSettings, PlanStats, Policy, Progress,
+    ScratchpadSize, initialise, initialise_on_disk, run_in_memory,
+};
+use flechette::types::{RawBatch, RawValues, TableId};
+use harness::{Options, Sorted};
+
+/// Batches that are gone round.
+const POOL: usize = 48;
+
+fn main() -> anyhow::Result<()> {
+    let options = Options::read(0);
+    if let Some(limit) = options.value("--limit") {
+        limit_memory(&limit)?;
+    }
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(options.number("--threads", 2)).build()?;
+    pool.install(|| run(&options))
+}
+
+fn run(options: &Options) -> anyhow::Result<()> {
+    let shape = Shape::read(options);
+    println!("train_pipeline: ms a step; ratio: to the pipeline on, of one round");
+    println!("{}", harness::place());
+    println!("{shape:?}, {} threads, SGD", options.number("--threads", 2));
+    let list = |flag: &str, default: &str| options.value(flag).unwrap_or(default.into());
+    let (skews, sizes) = (list("--skews", "random,low,medium,high"), list("--sizes", "0.02,0.1"));
+    let mut reports = Vec::new();
+    for skew in skews.split(',') {
+        let batches = Arc::new(shape.batches(skew)?);
+        for size in sizes.split(',') {
+            reports.push(compare(&shape, skew, size.parse()?, &batches, options)?);
+        }
+    }
+    println!("load {} at the end", harness::load());
+    if options.json {
+        let report = serde_json::json!({
+            "bench": "train_pipeline", "unit": "ms a step", "place": harness::place(), "rows": reports });
+        println!("{report}");
+    }
+    Ok(())
+}
+
+/// What is trained.
+#[derive(Debug)]
+struct Shape {
+    tables: usize,
+    rows: u64,
+    dim: usize,
+    lookups: u32,
+    batch: usize,
+}
+
+impl Shape {
+    fn read(options: &Options) -> Self {
+        Self {
+            tables: options.number("--tables", 8),
+            rows: options.number("--rows", 1_000_000) as u64,
+            dim: options.number("--dim", 128),
+            lookups: options.number("--lookups", 20) as u32,
+            batch: options.number("--batch", 2048),
+        }
+    }
+
+    fn schema(&self) -> Schema {
+        let multi_hot = (self.lookups > 1).then_some(self.lookups);
+        let shape = SyntheticShape { tables: self.tables, rows: self.rows, dense: 13, multi_hot };
+        let mut schema = synthetic(Kind::Dlrm, self.dim, shape);
+        schema.architecture = Architecture::Dlrm { bottom: vec![128], top: vec![256, 64] };
+        schema
+    }
+
+    /// Batches of a skew, with exactly as many lookups a feature as asked for.
+    fn batches(&self, skew: &str) -> anyhow::Result<Vec<RawBatch>> {
+        let skew = if skew == "random" { "uniform" } else { skew };
+        // Drawn one-hot, and joined: the reader draws how many ids a multi-hot feature has.
+        let one_hot = Shape { lookups: 1, ..*self };
+        let samples = self.batch * self.lookups as usize * POOL;
+        let source = PathBuf::from(format!("rows={samples},seed=1,skew={skew}"));
+        let mut reader = dataset::open(Format::Synthetic, &[source], &one_hot.schema(), Limits::default())?;
+        let mut batches = Vec::new();
+        for _ in 0..POOL {
+            let mut raw = RawBatch::default();
+            reader.read(self.batch * self.lookups as usize, &mut raw)?;
+            batches.push(self.joined(raw));
+        }
+        Ok(batches)
+    }
+
+    fn joined(&self, mut raw: RawBatch) -> RawBatch {
+        let lookups = self.lookups as usize;
+        let width = raw.dense.len() / raw.samples;
+        raw.samples /= lookups;
+        raw.dense.truncate(raw.samples * width);
+        if let Some(labels) = &mut raw.labels {
+            labels.truncate(raw.samples);
+        }
+        for feature in &mut raw.features {
+            feature.offsets = feature.offsets.iter().copied().step_by(lookups).collect();
+        }
+        raw
+    }
+}
+
+/// Gives batches of the pool, round and round.
+struct Replay {
+    batches: Arc<Vec<RawBatch>>,
+    next: usize,
+}
+
+impl Reader for Replay {
+    fn read(&mut self, _: usize, out: &mut RawBatch) -> Result<usize, DatasetError> {
+        out.clone_from(&self.batches[self.next % self.batches.len()]);
+        self.next += 1;
+        Ok(out.samples)
+    }
+
+    fn skipped(&self) -> u64 {
+        0
+    }
+}
+
+/// One way to train.
+struct Mode {
+    name: &'static str,
+    trained: Trained,
+    replay: Replay,
+    /// Milliseconds a step, of each round.
+    times: Vec<f64>,
+}
+
+enum Trained {
+    InMemory(Box<Learner>),
+    /// Whether nothing is kept from one step to the next.
+    OnDisk(Box<(Network, Pipeline)>, bool),
+}
+
+impl Mode {
+    fn round(&mut self, batch: usize, steps: u64, counts: bool) -> anyhow::Result<()> {
+        let reader = &mut self.replay;
+        let began = Instant::now();
+        let mut ignore = |_: &Progress<'_>| ();
+        match &mut self.trained {
+            Trained::InMemory(learner) => {
+                run_in_memory(learner, Data { reader, batch, steps }, ignore)?;
+            }
+            Trained::OnDisk(on_disk, clear) => {
+                let (network, pipeline) = &mut **on_disk;
+                let times = if *clear { steps } else { 1 };
+                for _ in 0..times {
+                    let data = Data { reader, batch, steps: steps / times };
+                    pipeline.run(network, data, &mut ignore)?;
+                    if *clear {
+                        pipeline.clear()?;
+                    }
+                }
+            }
+        }
+        if counts {
+            self.times.push(began.elapsed().as_secs_f64() * 1e3 / steps as f64);
+        }
+        Ok(())
+    }
+}
+
+fn compare(
+    shape: &Shape,
+    skew: &str,
+    size: f64,
+    batches: &Arc<Vec<RawBatch>>,
+    options: &Options,
+) -> anyhow::Result<serde_json::Value> {
+    let steps = options.number("--steps", 4) as u64;
+    let mut modes = modes(shape, size, batches, options)?;
+    // A round that does not count, and long enough to fill the scratchpads.
+    for mode in &mut modes {
+        mode.round(shape.batch, steps.max(12), false)?;
+    }
+    for round in 0..options.pairs {
+        for at in 0..modes.len() {
+            let turn = (at + round) % modes.len();
+            modes[turn].round(shape.batch, steps, true)?;
+        }
+    }
+    let on: Vec<f64> =
+        modes.iter().find(|m| m.name == "pipeline on").map(|m| m.times.clone()).unwrap_or_default();
+    println!("skew {skew}, scratchpad {size}:");
+    let mut rows = Vec::new();
+    for mode in &modes {
+        let ratio = Sorted::of(mode.times.iter().zip(&on).map(|(time, on)| time / on));
+        let time = Sorted::of(mode.times.iter().copied());
+        println!(
+            "  {:<16} {:>8.1} ms   {:>6.2} of the pipeline's ({:.2} to {:.2}){}",
+            mode.name,
+            time.at(0.5),
+            ratio.at(0.5),
+            ratio.at(0.0),
+            ratio.at(1.0),
+            hits(mode)
+        );
+        rows.push(serde_json::json!({ "mode": mode.name, "ms": time.at(0.5), "ratio": ratio.at(0.5),
+            "least": ratio.at(0.0), "most": ratio.at(1.0), "rounds": mode.times.len() }));
+    }
+    Ok(serde_json::json!({ "skew": skew, "size": size, "modes": rows }))
+}
+
+fn hits(mode: &Mode) -> String {
+    let Trained::OnDisk(on_disk, _) = &mode.trained else { return String::new() };
+    let PlanStats { hits, fills, bubbles, splits, .. } = on_disk.1.stats();
+    let rate = hits as f64 / (hits + fills).max(1) as f64;
+    format!("   hits {rate:.3} of distinct rows, {bubbles} bubbles, {splits} splits")
+}
+
+fn modes(
+    shape: &Shape,
+    size: f64,
+    batches: &Arc<Vec<RawBatch>>,
+    options: &Options,
+) -> anyhow::Result<Vec<Mode>> {
+    let (schema, sgd) = (shape.schema(), Optimizer { kind: optim::Kind::Sgd, lr: 0.01, eps: 1e-10 });
+    let dir = options.value("--dir").map_or_else(std::env::temp_dir, PathBuf::from);
+    let settings = PipelineSettings {
+        scratchpad: ScratchpadSize::Fraction(size),
+        lookahead: options.number("--lookahead", 1),
+        staging_bytes: 1 << 30,
+        ..PipelineSettings::default()
+    };
+    let on_disk = |settings: PipelineSettings, counts: Option<Frequencies>, clear| {
+        let (network, store) = initialise_on_disk(&schema, sgd, 0, (&dir, vec![]))?;
+        write_all(&store)?;
+        let pipeline = Pipeline::new(&network, store, settings, counts)?;
+        anyhow::Ok(Trained::OnDisk(Box::new((network, pipeline)), clear))
+    };
+    let off = PipelineSettings { overlap: false, ..settings.clone() };
+    let static_cache = PipelineSettings { policy: Policy::Lfu, ..off.clone() };
+    let makers: [(&'static str, Box<dyn Fn() -> anyhow::Result<Trained> + '_>); 5] = [
+        ("no cache", Box::new(|| on_disk(off.clone(), None, true))),
+        ("static cache", Box::new(|| on_disk(static_cache.clone(), Some(frequencies(batches)), false))),
+        ("pipeline off", Box::new(|| on_disk(off.clone(), None, false))),
+        ("pipeline on", Box::new(|| on_disk(settings.clone(), None, false))),
+        ("all in memory", Box::new(|| Ok(Trained::InMemory(Box::new(initialise(&schema, sgd, 0)?))))),
+    ];
+    let mut modes = Vec::new();
+    for (name, make) in makers {
+        if options.wants(name) || name == "pipeline on" {
+            let replay = Replay { batches: batches.clone(), next: 0 };
+            modes.push(Mode { name, trained: make()?, replay, times: Vec::new() });
+        }
+    }
+    Ok(modes)
+}
+
+/// Every row is in the file from now on.
+fn write_all(store: &flechette::store::WorkingFile) -> anyhow::Result<()> {
+    for t in 0..store.tables().len() {
+        let table = TableId(t as u32);
+        let width = store.tables()[t].width();
+        store.for_each_chunk(table, |first, records| {
+            let rows: Vec<u64> = (first..first + (records.len() / width) as u64).collect();
+            store.write(table, &rows, records)
+        })?;
+    }
+    Ok(())
+}
+
+/// The counts of the batches' rows, the most frequent first.
+fn frequencies(batches: &[RawBatch]) -> Frequencies {
+    let mut counts: HashMap<(u32, u64), u64> = HashMap::new();
+    for batch in batches {
+        for (feature, t) in batch.features.iter().zip(0..) {
+            let RawValues::Ids(ids) = &feature.values else { continue };
+            ids.iter().for_each(|&id| *counts.entry((t, id)).or_default() += 1);
+        }
+    }
+    let mut rows: Frequencies = counts.into_iter().map(|((t, row), n)| (TableId(t), row, n)).collect();
+    rows.sort_unstable_by_key(|&(table, row, count)| (std::cmp::Reverse(count), table, row));
+    rows
+}
+
+/// Puts this process in a control group of version 1 with so much memory.
+fn limit_memory(limit: &str) -> anyhow::Result<()> {
+    let group = PathBuf::from(format!("/sys/fs/cgroup/memory/flechette-bench-{}", std::process::id()));
+    std::fs::create_dir(&group)?;
+    std::fs::write(group.join("memory.limit_in_bytes"), limit)?;
+    std::fs::write(group.join("cgroup.procs"), std::process::id().to_string())?;
+    println!("memory limited to {limit} bytes, the page cache with it");
+    Ok(())
+}

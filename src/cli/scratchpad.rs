@@ -1,0 +1,161 @@
+//! The flags of a training pipeline, as `train` and `verify` share them.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use anyhow::{Context, anyhow};
+
+use crate::cli::InputError;
+use crate::config::{BYTES_FORM, parse_bytes};
+use crate::dataset::Reader;
+use crate::planner::counts::Ranked;
+use crate::schema::Schema;
+use crate::store::RowOrder;
+use crate::trainer::optim::Kind;
+use crate::trainer::{Frequencies, PipelineSettings, Policy, ScratchpadSize, Sizes, largest_sample};
+
+/// Flags that say how rows come to training.
+#[derive(Debug, clap::Args)]
+pub struct PipelineFlags {
+    /// Which rows leave the scratchpad first: lru, lfu, random or optimal
+    #[arg(long, value_name = "P", default_value = "lru")]
+    policy: Policy,
+    /// Batches whose rows are brought in together
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    lookahead: usize,
+    /// Bytes of all buffers for rows on their way
+    #[arg(long, value_name = "BYTES", default_value = "64Mi", value_parser = bytes)]
+    staging: u64,
+    /// Batches that may wait between two stages
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(..=8))]
+    buffered: u8,
+    /// How often each row is used, as `plan --counts` writes it: for lfu, and to bring in the most frequent rows first
+    #[arg(long, value_name = "FILE")]
+    counts: Option<PathBuf>,
+    /// Directory of the working file
+    #[arg(long, value_name = "DIR")]
+    pub working_dir: Option<PathBuf>,
+}
+
+fn bytes(text: &str) -> Result<u64, String> {
+    parse_bytes(text).ok_or_else(|| format!("expected bytes {BYTES_FORM}"))
+}
+
+/// A scratchpad's size, as flags have it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum SizeFlag {
+    /// Enough for the largest sample alone.
+    Min,
+    /// Room for that share of all rows.
+    Fraction(f64),
+    /// So many bytes.
+    Bytes(u64),
+}
+
+impl FromStr for SizeFlag {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "min" {
+            return Ok(Self::Min);
+        }
+        let fraction = text.parse().ok().filter(|&fraction: &f64| fraction > 0.0 && fraction <= 1.0);
+        let bytes = || parse_bytes(text).filter(|&bytes| bytes > 1).map(Self::Bytes);
+        let expected = || format!("expected min, a fraction of all rows above 0 to 1, or bytes {BYTES_FORM}");
+        fraction.map(Self::Fraction).or_else(bytes).ok_or_else(expected)
+    }
+}
+
+impl SizeFlag {
+    /// The size it means for a model; `reader` gives the samples that are trained on, `limit` of them.
+    pub fn resolve(
+        self,
+        sizes: &Sizes,
+        schema: &Schema,
+        reader: impl FnOnce() -> anyhow::Result<Box<dyn Reader + Send>>,
+        limit: u64,
+    ) -> anyhow::Result<ScratchpadSize> {
+        Ok(match self {
+            Self::Fraction(fraction) => ScratchpadSize::Fraction(fraction),
+            Self::Bytes(bytes) => ScratchpadSize::Bytes(bytes),
+            Self::Min => ScratchpadSize::Slots(largest_sample(schema, sizes, &mut *reader()?, limit)?),
+        })
+    }
+}
+
+impl PipelineFlags {
+    /// The settings that they make.
+    pub fn settings(&self, scratchpad: ScratchpadSize, seed: u64) -> PipelineSettings {
+        PipelineSettings {
+            scratchpad,
+            policy: self.policy,
+            seed,
+            lookahead: self.lookahead,
+            buffered: usize::from(self.buffered),
+            staging_bytes: usize::try_from(self.staging).unwrap_or(usize::MAX),
+            ..PipelineSettings::default()
+        }
+    }
+
+    /// The counts that they name, for a schema: none where they name none.
+    pub fn frequencies(&self, schema: &Schema) -> anyhow::Result<Option<Frequencies>> {
+        let Some(path) = &self.counts else { return Ok(None) };
+        let ranked = Ranked::read(path).map_err(|e| InputError(e.into())).context("--counts")?;
+        let rows = ranked.rows_of(schema).into_iter();
+        let rows: Frequencies = rows.map(|(table, row)| (table, row.row, row.count)).collect();
+        if rows.is_empty() {
+            let error = anyhow!("--counts: {}: no row of this model's tables is in it", path.display());
+            return Err(InputError(error).into());
+        }
+        Ok(Some(rows))
+    }
+}
+
+/// Where a working file is made: in the directory that the flags name, or else in this one.
+pub fn working_dir<'a>(flags: &'a PipelineFlags, or: &'a Path) -> anyhow::Result<&'a Path> {
+    let dir = flags.working_dir.as_deref().unwrap_or(or);
+    let made = std::fs::create_dir_all(dir);
+    made.map_err(|e| InputError(anyhow!("--working-dir: {}: {e}", dir.display())))?;
+    Ok(dir)
+}
+
+/// For each table the order of its rows by rank, where the counts know any.
+pub fn orders(schema: &Schema, frequencies: &Frequencies) -> anyhow::Result<Vec<Option<RowOrder>>> {
+    let order = |(t, table): (usize, &crate::schema::Table)| {
+        let of_table = frequencies.iter().filter(|(table, ..)| table.index() == t);
+        let ranked: Vec<u64> = of_table.map(|&(_, row, _)| row).collect();
+        let order = (!ranked.is_empty()).then(|| RowOrder::hottest_first(table.stored_rows(), &ranked));
+        Ok(order.transpose()?)
+    };
+    schema.tables.iter().enumerate().map(order).collect()
+}
+
+/// Whether a model trains on a scratchpad of this size, and on how many slots of each size; none where all rows would be in it.
+pub fn smaller_than_the_model(
+    size: &ScratchpadSize,
+    schema: &Schema,
+    kind: Kind,
+) -> anyhow::Result<Option<Vec<usize>>> {
+    let sizes = Sizes::of(schema, kind)?;
+    let counts = sizes.counts(size);
+    Ok((!sizes.hold_all(&counts)).then_some(counts))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_is_min_a_fraction_or_bytes() {
+        let parsed = |text: &str| text.parse::<SizeFlag>();
+        assert_eq!(parsed("min"), Ok(SizeFlag::Min));
+        assert_eq!(parsed("0.02"), Ok(SizeFlag::Fraction(0.02)));
+        assert_eq!(parsed("1"), Ok(SizeFlag::Fraction(1.0)));
+        assert_eq!(parsed("1.0"), Ok(SizeFlag::Fraction(1.0)));
+        assert_eq!(parsed("4096"), Ok(SizeFlag::Bytes(4096)));
+        assert_eq!(parsed("2Gi"), Ok(SizeFlag::Bytes(2 << 30)));
+        for refused in ["0", "-1", "1.5", "max", "", "nan", "0.0"] {
+            assert!(parsed(refused).unwrap_err().starts_with("expected min, a fraction"), "{refused}");
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Training a model that does not fit the memory it may use: within that memory, and to the same bytes as with all of it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::program::{flechette, peak_bytes, run, run_json};
+
+/// What training takes beside scratchpad, staging, dense weights and a bit a row, as the README states it; and more for
+/// each id of a batch.
+const BESIDE: u64 = 48 << 20;
+const BATCH_ID: u64 = 2048;
+
+const SCRATCHPAD: u64 = 32 << 20;
+const STAGING: u64 = 16 << 20;
+const BATCH: u64 = 512;
+const TABLES: u64 = 8;
+/// With dim 64 and Adagrad, 512 bytes each: a gigabyte in all.
+const ROWS: u64 = 262_144;
+
+/// A control group with a limit of memory, while it lives; none where we may not make one.
+struct Group(PathBuf);
+
+impl Group {
+    fn new(bytes: u64) -> Option<Self> {
+        let name = format!("flechette-test-{}", std::process::id());
+        // Version 1, and version 2.
+        for (root, limit) in
+            [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")]
+        {
+            let group = Self(Path::new(root).join(&name));
+            let made = Path::new(root).join(limit.replace("memory.max", "cgroup.controllers")).exists()
+                && fs::create_dir(&group.0).is_ok();
+            if made && fs::write(group.0.join(limit), bytes.to_string()).is_ok() {
+                return Some(group);
+            }
+            drop(group);
+        }
+        eprintln!("SKIPPED: no control group can be made here (that takes root)");
+        None
+    }
+
+    /// Runs the program in the group. Gives what it printed, and the most memory of its own that it had.
+    fn run(&self, line: &str) -> (Value, u64) {
+        let program = flechette();
+        let enter = "echo $$ > \"$0/cgroup.procs\" && exec \"$@\"";
+        let mut command = Command::new("sh");
+        command.args(["-c", enter]).arg(&self.0).arg(program.get_program()).args(line.split_whitespace());
+        for (name, value) in program.get_envs().filter(|(_, value)| value.is_none()) {
+            drop((command.env_remove(name), value));
+        }
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut peak = 0;
+        while child.try_wait().unwrap().is_none() {
+            peak = peak_bytes(child.id()).unwrap_or(0).max(peak);
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{line}: {:?}", output.status);
+        let text = String::from_utf8(output.stdout).unwrap();
+        (serde_json::from_str(text.lines().last().unwrap()).unwrap(), peak)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn a_model_of_a_gigabyte_trains_in_a_quarter_of_it_to_the_same_version() {
+    let Some(group) = Group::new(256 << 20) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (config, models) = (path("model.toml"), path("models"));
+    let init = run(&format!("init --dataset synthetic --tables {TABLES} --arch dlrm --dim 64 --rows {ROWS}"));
+    fs::write(&config, init.stdout).unwrap();
+    let train = format!(
+        "train --model-config {config} --format synthetic --data rows=12000,seed=3,skew=0.7 --batch {BATCH} \
+         --models {models} --json"
+    );
+    let (trained, peak) =
+        group.run(&format!("{train} --name small --scratchpad {SCRATCHPAD} --staging {STAGING}"));
+    assert_eq!((&trained["rows"], &trained["steps"]), (&12_000.into(), &24.into()));
+    let scratchpad = &trained["scratchpad"];
+    assert!(scratchpad["bytes"].as_u64().unwrap() <= SCRATCHPAD, "{scratchpad}");
+    assert!(scratchpad["evictions"].as_u64().unwrap() > 0, "the scratchpad was full: {scratchpad}");
+    // The dense weights are a few thousand.
+    let stated = SCRATCHPAD + STAGING + TABLES * ROWS / 8 + BESIDE + BATCH_ID * BATCH * TABLES;
+    eprintln!("{peak} bytes of {stated}");
+    assert!(peak <= stated, "{peak} bytes, {stated} are stated");
+
+    run_json(&format!("{train} --name all"));
+    let manifest = |name: &str| fs::read(path(&format!("models/{name}/1/MANIFEST.json"))).unwrap();
+    assert!(manifest("small") == manifest("all"), "checksums of every file");
+}
