@@ -146,7 +146,9 @@ fn is_of_data(error: &TrainError) -> bool {
         | TrainError::NoLabels { .. }
         | TrainError::Scratchpad { .. }
         | TrainError::TooManyRows { .. }
-        | TrainError::Lookahead { .. } => true,
+        | TrainError::Lookahead { .. }
+        | TrainError::Replicas { .. }
+        | TrainError::Lambda { .. } => true,
         TrainError::Batch(error) => {
             matches!(error, PredictError::AbsentId { .. } | PredictError::NotFinite { .. })
         }

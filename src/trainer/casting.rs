@@ -64,7 +64,10 @@ impl Casted {
     /// From sorted pairs to the casted arrays.
     fn cast(&mut self) {
         let Self { pairs, looked_up, sources, rows, ends, places } = self;
-        (sources.clear(), rows.clear(), ends.clear(), places.clear());
+        sources.clear();
+        rows.clear();
+        ends.clear();
+        places.clear();
         places.resize(looked_up.len(), ABSENT);
         for run in pairs.chunk_by(|a, b| a.0 == b.0) {
             for &(_, occurrence) in run {

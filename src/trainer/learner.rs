@@ -106,13 +106,15 @@ impl Learner {
     /// [`Self::step`] on a batch that was checked and casted before.
     pub(super) fn step_casted(
         &mut self,
-        Labelled { batch, labels }: Labelled<'_>,
+        labelled: Labelled<'_>,
         casting: &Casting,
         probabilities: &mut Vec<f32>,
     ) -> f64 {
         let Self { network, tables, .. } = self;
         let (schema, lookups) = (network.schema.clone(), network.lookups.clone());
-        let loss = network.gather_and_learn(batch, labels, |l| rows_of(tables, &schema, &lookups[l], batch));
+        let batch = labelled.batch;
+        let rows = |l: usize| rows_of(tables, &schema, &lookups[l], batch);
+        let loss = network.gather_and_learn(labelled, batch.samples, rows);
         network.read_probabilities(probabilities);
         if network.counts_step(loss, batch.samples) {
             network.update(|update| update.tables(tables.iter_mut().map(TableRows::of), casting));

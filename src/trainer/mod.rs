@@ -23,6 +23,7 @@ pub mod optim;
 mod pipeline;
 mod plan;
 mod policy;
+mod replicas;
 mod scratchpad;
 mod split;
 mod train;
@@ -39,6 +40,7 @@ pub use network::Network;
 pub use pipeline::{Data, Frequencies, Pipeline, PipelineSettings};
 pub use plan::PlanStats;
 pub use policy::{Policy, UnknownPolicy};
+pub use replicas::MOST_REPLICAS;
 pub use scratchpad::{ScratchpadSize, Sizes, largest_sample};
 pub use train::Watch;
 pub use verify::{Difference, Verifier};
@@ -126,6 +128,20 @@ pub enum TrainError {
         got: usize,
         /// The most.
         most: usize,
+    },
+    /// No replica, or too many.
+    #[error("replicas: expected 1 to {most}, got {got}")]
+    Replicas {
+        /// What came.
+        got: usize,
+        /// The most.
+        most: usize,
+    },
+    /// Replicas that never average.
+    #[error("lambda: expected at least 1 step, got {got}")]
+    Lambda {
+        /// What came.
+        got: u64,
     },
     /// Threads that cannot be started.
     #[error("threads: {reason}")]

@@ -137,15 +137,16 @@ impl Network {
 
     /// Forward, loss and backward of samples whose input rows are written. Gives the summed loss.
     pub(super) fn learn(&mut self, labels: &[f32]) -> f64 {
-        self.each_chunk(labels, |_, _| ())
+        self.each_chunk(labels, labels.len(), |_, _| ())
     }
 
-    /// [`Self::begin`], [`Self::gather`] and [`Self::learn`] of a whole batch, chunk by chunk, so that the rows of one
-    /// are still near when it is learnt.
+    /// [`Self::begin`], [`Self::gather`] and [`Self::learn`] of a whole batch, chunk by chunk, so that the
+    /// rows of one are still near when it is learnt. Gradients are those of the mean loss of `of` samples,
+    /// which is more than the batch has where it is a shard of one.
     pub(super) fn gather_and_learn<'r, R>(
         &mut self,
-        batch: &Batch,
-        labels: &[f32],
+        Labelled { batch, labels }: Labelled<'_>,
+        of: usize,
         rows: impl Fn(usize) -> R + Sync,
     ) -> f64
     where
@@ -154,16 +155,17 @@ impl Network {
         self.begin(batch.samples);
         let lookups = &self.lookups.clone();
         let inputs = InputRows { dense_width: self.schema.dense_width(), lookups, batch };
-        self.each_chunk(labels, |chunk, tape| inputs.write(chunk * tape.rows, tape, &rows))
+        self.each_chunk(labels, of, |chunk, tape| inputs.write(chunk * tape.rows, tape, &rows))
     }
 
     pub(super) fn each_chunk(
         &mut self,
         labels: &[f32],
+        of: usize,
         before: impl Fn(usize, &mut Tape<f32>) + Sync,
     ) -> f64 {
         let Self { model, weights, tapes, .. } = self;
-        let share = 1.0 / labels.len() as f32;
+        let share = 1.0 / of as f32;
         let chunks = tapes.par_iter_mut().zip(labels.par_chunks(model.chunk())).enumerate();
         let losses: Vec<f64> = chunks
             .map(|(chunk, (tape, labels))| {
@@ -220,6 +222,11 @@ impl Network {
     /// Writes the probabilities of the last samples over `probabilities`.
     pub(super) fn read_probabilities(&self, probabilities: &mut Vec<f32>) {
         probabilities.clear();
+        self.add_probabilities(probabilities);
+    }
+
+    /// Writes them behind those of other samples.
+    pub(super) fn add_probabilities(&self, probabilities: &mut Vec<f32>) {
         for tape in &self.tapes {
             probabilities.extend((0..tape.samples).map(|s| sigmoid(self.model.logit(tape, s))));
         }

@@ -40,6 +40,7 @@ impl Train<'_> {
             let pooled = shape.gather(stepper, &held, &cast.casting, &cast.batch)?;
             Ok(network.learn_pooled(&cast.batch, &cast.labels, pooled))
         })?;
+        self.network.read_probabilities(&mut self.probabilities);
         self.learnt(cast, loss)?;
         self.with_device(|network, stepper, shape| {
             let tables = shape.tables(&held);
@@ -211,7 +212,7 @@ impl Network {
     fn learn_pooled(&mut self, batch: &Batch, labels: &[f32], pooled: &[f32]) -> f64 {
         self.begin(batch.samples);
         let widths = self.widths();
-        self.each_chunk(labels, |chunk, tape| {
+        self.each_chunk(labels, labels.len(), |chunk, tape| {
             let first = chunk * tape.rows;
             write_pooled(tape, 0, (batch, pooled, widths), first..first + tape.samples);
         })

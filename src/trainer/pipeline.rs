@@ -30,6 +30,7 @@ use super::jitter::Jitter;
 use super::network::Network;
 use super::plan::{Cast, Item, PlanEnds, PlanSettings, PlanStats, Planner, Transfers, Windows, Work};
 use super::policy::{Policy, SEEN_AHEAD};
+use super::replicas::{MOST_REPLICAS, Replicas};
 use super::scratchpad::{Pad, ScratchpadSize, Sizes};
 use super::train::{Train, Watch};
 use crate::dataset::Reader;
@@ -59,6 +60,39 @@ pub struct PipelineSettings {
     pub overlap: bool,
     /// Makes every stage sleep at random.
     pub jitter: Option<u64>,
+    /// Data-parallel workers that each batch is cut for, 1 to [`MOST_REPLICAS`]. Each has dense weights of
+    /// its own and a copy of the window's rows, which is no larger than the scratchpad and comes on top of
+    /// it.
+    pub replicas: usize,
+    /// Steps after which replicas average rows and their state; at least 1. With 1 they exchange gradients in
+    /// place of that. The end of a window averages too, so that no replica is by itself for more than
+    /// `lookahead` steps.
+    pub lambda: u64,
+}
+
+impl PipelineSettings {
+    /// Whether what is trained is what one worker trains: with one replica to the byte, and with several at
+    /// lambda = 1 to rounding, because a sum is then cut where the batch is. Not at any other lambda, where
+    /// each replica goes on for some steps by itself.
+    #[must_use]
+    pub fn exact(&self) -> bool {
+        self.replicas == 1 || self.lambda == 1
+    }
+
+    /// Whether replicas can be had as asked for.
+    fn check_replicas(&self) -> Result<(), TrainError> {
+        if !(1..=MOST_REPLICAS).contains(&self.replicas) {
+            return Err(TrainError::Replicas { got: self.replicas, most: MOST_REPLICAS });
+        }
+        if self.lambda == 0 {
+            return Err(TrainError::Lambda { got: self.lambda });
+        }
+        let (lambda, window) = (self.lambda, self.lookahead);
+        if self.replicas > 1 && lambda > window as u64 {
+            tracing::warn!("lambda: {lambda} steps, but a window's end averages too, after {window} at most");
+        }
+        Ok(())
+    }
 }
 
 impl Default for PipelineSettings {
@@ -73,6 +107,8 @@ impl Default for PipelineSettings {
             threads: 4,
             overlap: true,
             jitter: None,
+            replicas: 1,
+            lambda: 1,
         }
     }
 }
@@ -106,20 +142,26 @@ impl Pipeline {
         settings: PipelineSettings,
         frequencies: Option<Frequencies>,
     ) -> Result<Self, TrainError> {
-        Self::with(network, (store, frequencies), settings, |sizes, counts, _| sizes.on_host(counts))
+        Self::with(network, (store, frequencies), settings, |sizes, counts, _| {
+            Ok(Pad::Host(sizes.slots(counts)?))
+        })
     }
 
     /// The same with a scratchpad in memory of a device, which pools and updates rows. What is trained has the same bytes; dense
-    /// layers run on the host.
+    /// layers run on the host, and there is one replica.
     ///
     /// # Errors
-    /// [`TrainError`] for settings that cannot be met, or memory that the device has not.
+    /// [`TrainError`] for settings that cannot be met, [`TrainError::Replicas`] for several replicas, or [`TrainError::Device`] where
+    /// the device has not the memory.
     pub fn on_device<D: Driver>(
         driver: &Arc<D>,
         network: &Network,
         rows: (WorkingFile, Option<Frequencies>),
         settings: PipelineSettings,
     ) -> Result<Self, TrainError> {
+        if settings.replicas > 1 {
+            return Err(TrainError::Replicas { got: settings.replicas, most: 1 });
+        }
         Self::with(network, rows, settings, |sizes, counts, words| sizes.on_device(driver, counts, words))
     }
 
@@ -135,6 +177,7 @@ impl Pipeline {
         if !(1..=most).contains(&settings.lookahead) {
             return Err(TrainError::Lookahead { got: settings.lookahead, most });
         }
+        settings.check_replicas()?;
         let sizes = Sizes::of(network.schema(), network.optimizer().kind)?;
         let counts = sizes.counts(&settings.scratchpad);
         // An item in each stage and between them, and as many in Plan's hands; each moves rows in and out.
@@ -183,6 +226,12 @@ impl Pipeline {
         self.sizes.bytes(&self.pad.counts())
     }
 
+    /// As [`PipelineSettings::exact`].
+    #[must_use]
+    pub fn exact(&self) -> bool {
+        self.settings.exact()
+    }
+
     /// Where the rows are that [`Self::flush`] has written.
     #[must_use]
     pub fn store(&self) -> &WorkingFile {
@@ -213,9 +262,11 @@ impl Pipeline {
         let tables = planner.tables().to_vec();
         let places = Places { store, pad, tables: &tables, threads };
         let headway = &Headway::at(planner.item);
-        let stepper = pad.stepper()?;
+        let several = settings.replicas > 1;
+        let replicas = several.then(|| Replicas::new(network, settings.replicas, settings.lambda));
+        let (stepper, samples, probabilities) = (pad.stepper()?, 0, Vec::new());
         let mut train =
-            Train { network, pad, stepper, tables: &tables, watch, samples: 0, probabilities: Vec::new() };
+            Train { network, pad, stepper, tables: &tables, watch, samples, probabilities, replicas };
 
         let (loaded, batches) = sync_channel(READ_AHEAD);
         let (used_casts, spare_casts) = channel();
@@ -401,4 +452,4 @@ impl Drop for Stop<'_> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

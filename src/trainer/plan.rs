@@ -113,7 +113,9 @@ impl Transfers {
     /// Makes it of these rows and their slots. Records of table `t` have `width(t)` words.
     pub fn set(&mut self, rows: &mut [(Key, u32)], width: impl Fn(TableId) -> usize) {
         rows.sort_unstable_by_key(|(key, _)| *key);
-        (self.runs.clear(), self.rows.clear(), self.slots.clear());
+        self.runs.clear();
+        self.rows.clear();
+        self.slots.clear();
         self.words = 0;
         for run in rows.chunk_by(|a, b| a.0.table() == b.0.table()) {
             let (table, first) = (run[0].0.table(), self.rows.len());

@@ -98,10 +98,11 @@ impl Sizes {
     ///
     /// # Errors
     /// [`TrainError::Memory`] when it is not to be had.
-    pub(super) fn on_host(&self, counts: &[usize]) -> Result<Pad, TrainError> {
+    pub(super) fn slots(&self, counts: &[usize]) -> Result<Vec<Slots>, TrainError> {
         let slots = self.sizes.iter().zip(counts);
-        let slots = slots.map(|(&(words, _), &count)| Slots::new(&PlainMemory, count, words));
-        Ok(Pad::Host(slots.collect::<Result<_, _>>()?))
+        Ok(slots
+            .map(|(&(words, _), &count)| Slots::new(&PlainMemory, count, words))
+            .collect::<Result<_, _>>()?)
     }
 
     /// So many slots of each size, in memory of a device, and staging for items of so many words each way.

@@ -68,7 +68,7 @@ impl Planner {
 
     /// Runs of samples whose rows fit together, as long as can be.
     fn sample_groups(&self, whole: &Cast) -> Result<Vec<Range<usize>>, TrainError> {
-        let mut groups: Vec<Range<usize>> = vec![0..0];
+        let mut groups: Vec<Range<usize>> = vec![Range::default()];
         let mut room = Room::of(&self.holds);
         let (mut held, mut needed) = (HashSet::new(), Vec::new());
         for sample in 0..whole.batch.samples {
@@ -80,7 +80,8 @@ impl Planner {
                 |held: &HashSet<Key>| needed.iter().filter(|key| !held.contains(key)).copied().collect();
             let more: Vec<Key> = new(&held);
             if !room.take(&self.tables, &more) {
-                (held.clear(), room = Room::of(&self.holds));
+                held.clear();
+                room = Room::of(&self.holds);
                 if !room.take(&self.tables, &needed) {
                     let slots = self.holds.iter().map(Hold::count).sum();
                     return Err(TrainError::Scratchpad { needed: needed.len(), slots });

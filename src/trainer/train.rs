@@ -7,10 +7,11 @@
 use std::ops::Range;
 
 use super::casting::Casting;
-use super::network::Network;
+use super::network::{Labelled, Network};
 use super::plan::{Cast, Item, Work};
+use super::replicas::{Replicas, Window};
 use super::scratchpad::Pad;
-use super::update::{Record, Records};
+use super::update::{Record, RecordShape, Records};
 use super::{Progress, TrainError};
 use crate::device::host::slots::{Claim, ClaimedRows, Slots};
 use crate::device::scratch::Stepper;
@@ -56,6 +57,8 @@ pub(super) struct Train<'a> {
     /// Samples trained so far.
     pub samples: u64,
     pub probabilities: Vec<f32>,
+    /// Who takes the steps, where there are several.
+    pub replicas: Option<Replicas>,
 }
 
 impl<'a> Train<'a> {
@@ -66,7 +69,14 @@ impl<'a> Train<'a> {
     pub fn train(&mut self, item: &Item) -> Result<(), TrainError> {
         match &item.work {
             Work::Move => Ok(()),
-            Work::Steps(casts) => casts.iter().try_for_each(|cast| self.step(cast)),
+            Work::Steps(casts) => match self.replicas.take() {
+                None => casts.iter().try_for_each(|cast| self.step(cast)),
+                Some(mut replicas) => {
+                    let done = self.window(&mut replicas, casts);
+                    self.replicas = Some(replicas);
+                    done
+                }
+            },
             Work::Gather { part, at, whole } => self.gather(part, *at, whole),
             Work::Update { whole, rows, slots } => self.update(whole, rows.clone(), slots),
         }
@@ -80,11 +90,15 @@ impl<'a> Train<'a> {
         let mut claims = self.claim(slots, cast)?;
         let lookups = self.network.lookups.clone();
         let rows = |l| rows_of(&cast.casting, &claims, (l, &lookups[l]));
-        let loss = self.network.gather_and_learn(&cast.batch, &cast.labels, rows);
+        let labelled = Labelled { batch: &cast.batch, labels: &cast.labels };
+        let loss = self.network.gather_and_learn(labelled, cast.batch.samples, rows);
+        self.network.read_probabilities(&mut self.probabilities);
         self.learnt(cast, loss)?;
-        let shape = RecordShape::of(self.network);
+        let shapes = RecordShape::of(self.network);
         self.network.update(|update| {
-            let records = claims.iter_mut().zip(&shape.dims).map(|(claim, &dim)| shape.records(claim, dim));
+            let records = claims.iter_mut().zip(shapes);
+            let records =
+                records.map(|(claim, shape)| ClaimRecords { rows: claim.rows_mut(), first: 0, shape });
             update.tables(records, &cast.casting);
         });
         if self.watch.wants_rows() {
@@ -96,6 +110,32 @@ impl<'a> Train<'a> {
         Ok(())
     }
 
+    /// The steps of a window of batches by several replicas, on caches of its rows.
+    fn window(&mut self, replicas: &mut Replicas, casts: &[Cast]) -> Result<(), TrainError> {
+        let Pad::Host(slots) = self.pad else {
+            // Refused where a pipeline is made.
+            return Err(TrainError::Replicas { got: 2, most: 1 });
+        };
+        let window = Window::of(casts, self.tables);
+        let mut claims = window.claim(slots)?;
+        replicas.broadcast(&window, &claims);
+        for (n, cast) in casts.iter().enumerate() {
+            let loss = replicas.learn(self.network, &window, cast)?;
+            replicas.read_probabilities(self.network, &mut self.probabilities);
+            self.learnt(cast, loss)?;
+            replicas.update(self.network, &window);
+            if n + 1 == casts.len() || replicas.average_after(self.network.steps()) {
+                replicas.average();
+            }
+            if self.watch.wants_rows() {
+                replicas.show(&window, cast, self.watch);
+            }
+            self.watch.stepped(self.network);
+        }
+        window.write(&mut claims, replicas.first_cache());
+        Ok(())
+    }
+
     /// Claims all rows of a batch, table by table.
     fn claim<'c>(&self, slots: &'c [Slots], cast: &'c Cast) -> Result<Vec<Claim<'c>>, TrainError> {
         let claim = |(bounds, (class, _)): (&[usize], &(usize, usize))| {
@@ -104,14 +144,13 @@ impl<'a> Train<'a> {
         cast.starts.windows(2).zip(self.tables).map(claim).collect()
     }
 
-    /// Counts the step and tells of it.
+    /// Counts the step and tells of it and of the probabilities that were read.
     pub(super) fn learnt(&mut self, cast: &Cast, loss: f64) -> Result<(), TrainError> {
         let Self { network, watch, probabilities, .. } = self;
         let samples = cast.batch.samples;
         if !loss.is_finite() {
             return Err(TrainError::Diverged { step: network.steps() + 1, lr: network.optimizer().lr });
         }
-        network.read_probabilities(probabilities);
         network.counts_step(loss, samples);
         self.samples += samples as u64;
         let loss = loss / samples as f64;
@@ -148,8 +187,12 @@ impl<'a> Train<'a> {
             return Ok(());
         }
         let loss = self.network.learn(&whole.labels);
+        self.network.read_probabilities(&mut self.probabilities);
         self.learnt(whole, loss)?;
         self.network.update(|_| ());
+        if let Some(replicas) = &mut self.replicas {
+            replicas.follow(self.network);
+        }
         Ok(())
     }
 
@@ -159,16 +202,17 @@ impl<'a> Train<'a> {
             Pad::Host(slots) => slots,
             Pad::Device(scratch) => return self.update_on(&**scratch, whole, rows, slots),
         };
-        let shape = RecordShape::of(self.network);
+        let shapes = RecordShape::of(self.network);
         for ((bounds, casted), t) in whole.starts.windows(2).zip(whole.casting.tables()).zip(0..) {
             let mine = rows.start.max(bounds[0])..rows.end.min(bounds[1]);
             if mine.is_empty() {
                 continue;
             }
             let of_table = mine.start - bounds[0]..mine.end - bounds[0];
-            let mut claim =
-                pools[self.tables[t].0].claim(&slots[mine.start - rows.start..mine.end - rows.start])?;
-            let records = ClaimRecords { first: of_table.start, ..shape.records(&mut claim, shape.dims[t]) };
+            let pool = &pools[self.tables[t].0];
+            let mut claim = pool.claim(&slots[mine.start - rows.start..mine.end - rows.start])?;
+            let (rows, first) = (claim.rows_mut(), of_table.start);
+            let records = ClaimRecords { rows, first, shape: shapes[t] };
             self.network.row_update().rows(records, casted, of_table.clone());
             if self.watch.wants_rows() {
                 self.show(TableId(t as u32), &casted.rows()[of_table], &claim);
@@ -193,48 +237,17 @@ fn rows_of<'r>(
     move |occurrence| Some(bytemuck::cast_slice(&claim.row(places[occurrence] as usize)?[..dim]))
 }
 
-/// How a record is cut into weights and states.
-struct RecordShape {
-    dims: Vec<usize>,
-    rowwise: [bool; 2],
-    count: usize,
-}
-
-impl RecordShape {
-    fn of(network: &Network) -> Self {
-        let states = network.optimizer().kind.row_states();
-        let rowwise = |at: usize| states.get(at).is_some_and(|state| state.rowwise);
-        let dims = network.schema().tables.iter().map(|table| table.dim).collect();
-        Self { dims, rowwise: [rowwise(0), rowwise(1)], count: states.len() }
-    }
-
-    fn records<'c>(&self, claim: &'c mut Claim<'_>, dim: usize) -> ClaimRecords<'c> {
-        let width = |at: usize| match at < self.count {
-            true if self.rowwise[at] => 1,
-            true => dim,
-            false => 0,
-        };
-        let widths = [width(0), width(1)];
-        ClaimRecords { rows: claim.rows_mut(), first: 0, dim, widths, count: self.count }
-    }
-}
-
 /// The claimed rows of a table, as records.
 struct ClaimRecords<'c> {
     rows: ClaimedRows<'c>,
     /// The first one's place in the casted index.
     first: usize,
-    dim: usize,
-    widths: [usize; 2],
-    count: usize,
+    shape: RecordShape,
 }
 
 impl Records for ClaimRecords<'_> {
     #[inline(always)]
     fn record(&mut self, k: usize, _: u64) -> Record<'_> {
-        let record = self.rows.row_mut(k - self.first).unwrap_or_default();
-        let (weights, rest) = record.split_at_mut(self.dim.min(record.len()));
-        let (one, two) = rest.split_at_mut(self.widths[0].min(rest.len()));
-        Record { weights, states: [one, two], count: self.count }
+        self.shape.cut(self.rows.row_mut(k - self.first).unwrap_or_default())
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::casting::{Casted, Casting};
+use super::casting::{Casted, Casting, Source};
 use super::network::Network;
 use super::optim::{Optimizer, Step};
 use crate::device::{Wide, vectorise};
@@ -14,10 +14,9 @@ use crate::store::Table;
 impl Network {
     /// Updates dense weights, piece by piece, and beside it rows by `rows`.
     pub(super) fn update(&mut self, rows: impl FnOnce(&RowUpdate<'_>) + Send) {
-        let step = self.row_step();
-        let Self { model, weights, dense_states, grads, tapes, optimizer, steps, .. } = self;
+        let (step, dense) = (self.row_step(), self.dense_step());
+        let Self { model, weights, dense_states, grads, tapes, .. } = self;
         let tapes = &tapes[..];
-        let dense = Optimizer { kind: optimizer.kind.dense(), ..*optimizer }.step(*steps);
         let pieces = split_pieces(model, &mut weights.values, grads, dense_states);
         rayon::join(
             || {
@@ -28,6 +27,33 @@ impl Network {
             },
             || rows(&RowUpdate { tapes, step }),
         );
+        model.turn(weights);
+    }
+
+    /// The factors of the step that was counted last, for dense weights.
+    fn dense_step(&self) -> Step<f32> {
+        let kind = self.optimizer.kind.dense();
+        Optimizer { kind, ..self.optimizer }.step(self.steps)
+    }
+
+    /// Writes the dense gradients of the samples that were learnt last over `grads`: the first half of
+    /// [`Self::update`], for a worker whose gradients are summed with others'.
+    pub(super) fn sum_gradients(&mut self) {
+        let Self { model, grads, tapes, .. } = self;
+        let mut rest = &mut grads[..];
+        let pieces = model.pieces().map(|len| rest.split_off_mut(..len).unwrap_or_default());
+        let pieces: Vec<_> = pieces.collect();
+        pieces.into_par_iter().enumerate().for_each(|(i, piece)| model.gradient(i, tapes, piece));
+    }
+
+    /// Updates dense weights with what is in `grads`: the second half.
+    pub(super) fn update_dense(&mut self) {
+        let dense = self.dense_step();
+        let Self { model, weights, dense_states, grads, .. } = self;
+        let pieces = split_pieces(model, &mut weights.values, grads, dense_states);
+        pieces.into_par_iter().for_each(|mut piece| {
+            dense.update_dense(piece.weights, piece.grads, &mut piece.states);
+        });
         model.turn(weights);
     }
 
@@ -64,6 +90,16 @@ impl<'a> RowUpdate<'a> {
     pub fn rows<R: Records>(&self, records: R, casted: &Casted, range: Range<usize>) {
         vectorise(UpdateRows { records, casted, range, tapes: self.tapes, step: &self.step });
     }
+
+    /// Writes the gradients of all rows that `casted` counts, of `dim` elements each and end to end, over
+    /// `out`: the gather-reduce alone.
+    pub fn coalesce(&self, casted: &Casted, dim: usize, out: &mut [f32]) {
+        vectorise(|| {
+            for (k, grad) in out.chunks_exact_mut(dim.max(1)).enumerate() {
+                sum_sources(self.tapes, casted.sources(k), grad);
+            }
+        });
+    }
 }
 
 /// Where the rows of a table and their state lie while they are trained.
@@ -80,6 +116,50 @@ pub struct Record<'a> {
     pub states: [&'a mut [f32]; 2],
     /// How many of the states there are.
     pub count: usize,
+}
+
+impl Record<'_> {
+    /// Takes the step with this gradient.
+    #[inline(always)]
+    pub fn update(self, step: &Step<f32>, grad: &[f32]) {
+        let Self { weights, states: [one, two], count } = self;
+        match count {
+            0 => step.update_row(weights, grad, &mut []),
+            1 => step.update_row(weights, grad, &mut [one]),
+            _ => step.update_row(weights, grad, &mut [one, two]),
+        }
+    }
+}
+
+/// How the records of a table, a row's weights and then its states in one run of numbers, are cut.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RecordShape {
+    /// Weights.
+    pub dim: usize,
+    /// Elements of each state.
+    widths: [usize; 2],
+    /// How many of the states there are.
+    count: usize,
+}
+
+impl RecordShape {
+    /// Of each table of the network's schema.
+    pub fn of(network: &Network) -> Vec<Self> {
+        let states = network.optimizer().kind.row_states();
+        let shape = |dim: usize| {
+            let width = |at: usize| states.get(at).map_or(0, |state| if state.rowwise { 1 } else { dim });
+            Self { dim, widths: [width(0), width(1)], count: states.len() }
+        };
+        network.schema().tables.iter().map(|table| shape(table.dim)).collect()
+    }
+
+    /// Cuts a record.
+    #[inline(always)]
+    pub fn cut(self, record: &mut [f32]) -> Record<'_> {
+        let (weights, rest) = record.split_at_mut(self.dim.min(record.len()));
+        let (one, two) = rest.split_at_mut(self.widths[0].min(rest.len()));
+        Record { weights, states: [one, two], count: self.count }
+    }
 }
 
 /// One piece of the dense weights with all that its update touches.
@@ -156,25 +236,26 @@ impl<R: Records> Wide for UpdateRows<'_, R> {
     fn run(self) {
         let Self { mut records, casted, range, tapes, step } = self;
         let mut grad = Vec::new();
-        let chunk = tapes.first().map_or(1, |tape| tape.rows as u32);
         for k in range {
-            let Record { weights, states: [one, two], count } = records.record(k, casted.rows()[k]);
-            grad.resize(weights.len(), 0.0f32);
-            for (i, source) in casted.sources(k).iter().enumerate() {
-                let (tape, s) = (source.sample / chunk, source.sample % chunk);
-                let from =
-                    &tapes[tape as usize].grads[0].from(s as usize, source.column as usize)[..grad.len()];
-                if i == 0 {
-                    grad.iter_mut().zip(from).for_each(|(sum, g)| *sum = *g / source.divisor);
-                } else {
-                    grad.iter_mut().zip(from).for_each(|(sum, g)| *sum += *g / source.divisor);
-                }
-            }
-            match count {
-                0 => step.update_row(weights, &grad, &mut []),
-                1 => step.update_row(weights, &grad, &mut [one]),
-                _ => step.update_row(weights, &grad, &mut [one, two]),
-            }
+            let record = records.record(k, casted.rows()[k]);
+            grad.resize(record.weights.len(), 0.0f32);
+            sum_sources(tapes, casted.sources(k), &mut grad);
+            record.update(step, &grad);
+        }
+    }
+}
+
+/// Writes the sum of the gradients of one row, at least one, over `sum`.
+#[inline(always)]
+fn sum_sources(tapes: &[Tape<f32>], sources: &[Source], sum: &mut [f32]) {
+    let chunk = tapes.first().map_or(1, |tape| tape.rows as u32);
+    for (i, source) in sources.iter().enumerate() {
+        let (tape, s) = (source.sample / chunk, source.sample % chunk);
+        let from = &tapes[tape as usize].grads[0].from(s as usize, source.column as usize)[..sum.len()];
+        if i == 0 {
+            sum.iter_mut().zip(from).for_each(|(sum, g)| *sum = *g / source.divisor);
+        } else {
+            sum.iter_mut().zip(from).for_each(|(sum, g)| *sum += *g / source.divisor);
         }
     }
 }

@@ -88,6 +88,15 @@ fn a_device_without_the_memory_is_refused() {
 }
 
 #[test]
+fn several_replicas_on_a_device_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut case = Case::new(Kind::Sgd, ScratchpadSize::Fraction(1.0));
+    case.settings.replicas = 2;
+    let error = case.start(&device(0), dir.path()).err().unwrap();
+    assert_eq!(error.to_string(), "replicas: expected 1 to 1, got 2");
+}
+
+#[test]
 fn a_training_gives_all_its_memory_back() {
     let driver = device(5);
     let case = Case::new(Kind::Sgd, ScratchpadSize::Fraction(0.7));

@@ -51,12 +51,12 @@ const TOML: &str = r#"
     dim = 1
 "#;
 
-fn schema() -> Schema {
+pub fn schema() -> Schema {
     Schema::parse(TOML).unwrap()
 }
 
 /// Samples drawn from a seed, whose ids are skewed, so that some rows come in every batch and some hardly ever.
-struct Samples {
+pub struct Samples {
     left: usize,
     draws: u64,
 }
@@ -104,30 +104,38 @@ impl Reader for Samples {
 }
 
 #[derive(Clone, Debug)]
-struct Case {
-    settings: PipelineSettings,
-    kind: Kind,
-    samples: usize,
-    batch: usize,
-    seed: u64,
+pub struct Case {
+    pub settings: PipelineSettings,
+    pub kind: Kind,
+    pub samples: usize,
+    pub batch: usize,
+    pub seed: u64,
+}
+
+/// What a pipeline made of a case, flushed, and all it said.
+pub struct Trained {
+    pub network: Network,
+    pub pipeline: Pipeline,
+    pub said: Vec<f32>,
+    _dir: tempfile::TempDir,
 }
 
 impl Case {
-    fn new(scratchpad: ScratchpadSize, policy: Policy) -> Self {
+    pub fn new(scratchpad: ScratchpadSize, policy: Policy) -> Self {
         let settings = PipelineSettings { scratchpad, policy, threads: 2, ..PipelineSettings::default() };
         Self { settings, kind: Kind::Adagrad, samples: 300, batch: 16, seed: 3 }
     }
 
-    fn optimizer(&self) -> Optimizer {
+    pub fn optimizer(&self) -> Optimizer {
         Optimizer { kind: self.kind, lr: 0.05, eps: 1e-10 }
     }
 
-    fn data(&self) -> Samples {
+    pub fn data(&self) -> Samples {
         Samples { left: self.samples, draws: self.seed }
     }
 
     /// What the sequential trainer makes of it, and all it said.
-    fn expected(&self) -> (Learner, Vec<f32>) {
+    pub fn expected(&self) -> (Learner, Vec<f32>) {
         let mut learner = initialise(&schema(), self.optimizer(), 7).unwrap();
         let mut said = Vec::new();
         let mut data = self.data();
@@ -138,8 +146,8 @@ impl Case {
         (learner, said)
     }
 
-    /// Trains by the pipeline, and asserts that every byte is the sequential trainer's.
-    fn check(&self) -> PlanStats {
+    /// Trains by the pipeline.
+    pub fn train(&self) -> Trained {
         let dir = tempfile::tempdir().unwrap();
         let (mut network, store) =
             initialise_on_disk(&schema(), self.optimizer(), 7, (dir.path(), vec![])).unwrap();
@@ -151,18 +159,28 @@ impl Case {
         let samples = pipeline.run(&mut network, data, &mut watch).unwrap();
         assert_eq!(samples, self.samples as u64);
         pipeline.flush().unwrap();
-        let (expected, expected_said) = self.expected();
+        Trained { network, pipeline, said, _dir: dir }
+    }
+
+    /// Trains by the pipeline, and asserts that every byte is the sequential trainer's.
+    fn check(&self) -> PlanStats {
+        self.check_against(self.expected())
+    }
+
+    /// As [`Self::check`], with this trainer and what it said in place of the sequential one.
+    pub fn check_against(&self, (expected, expected_said): (Learner, Vec<f32>)) -> PlanStats {
+        let Trained { network, pipeline, said, .. } = self.train();
         assert!(bits(&said) == bits(&expected_said), "{self:?}: probabilities");
         assert_same(&network, pipeline.store(), &expected, &format!("{self:?}"));
         pipeline.stats()
     }
 }
 
-fn bits(values: &[f32]) -> Vec<u32> {
+pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-fn assert_same(network: &Network, store: &WorkingFile, expected: &Learner, what: &str) {
+pub fn assert_same(network: &Network, store: &WorkingFile, expected: &Learner, what: &str) {
     assert_eq!(network.steps(), expected.steps(), "{what}");
     assert!(bits(&network.weights().values) == bits(&expected.weights().values), "{what}: dense");
     for (state, expected) in network.dense_states().iter().zip(expected.dense_states()) {
@@ -271,7 +289,7 @@ fn all_rows_in_the_scratchpad_come_in_once_each() {
     assert_eq!((stats.fills, stats.hits, stats.evictions), (again.fills, again.hits, 0));
 }
 
-fn cases() -> impl Strategy<Value = Case> {
+pub fn cases() -> impl Strategy<Value = Case> {
     let size = prop_oneof![
         (8usize..300, 8usize..300).prop_map(|(a, b)| ScratchpadSize::Slots(vec![a, b])),
         (0.05f64..1.0).prop_map(ScratchpadSize::Fraction),
@@ -291,6 +309,7 @@ fn cases() -> impl Strategy<Value = Case> {
                 threads: 2,
                 overlap: seed % 8 > 0,
                 jitter,
+                ..PipelineSettings::default()
             }
         });
     (settings, 0usize..4, 1usize..40, 1usize..40, any::<u64>()).prop_map(

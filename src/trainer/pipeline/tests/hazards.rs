@@ -35,7 +35,7 @@ fn work_off(case: &Case, windows: Windows, buffered: usize, order: Order) -> (bo
         initialise_on_disk(&schema(), case.optimizer(), 7, (dir.path(), vec![])).unwrap();
     let sizes = Sizes::of(&schema(), case.kind).unwrap();
     let counts = sizes.counts(&case.settings.scratchpad);
-    let pad = sizes.on_host(&counts).unwrap();
+    let pad = Pad::Host(sizes.slots(&counts).unwrap());
     let plan = PlanSettings {
         policy: case.settings.policy,
         seed: 0,
@@ -61,6 +61,7 @@ fn work_off(case: &Case, windows: Windows, buffered: usize, order: Order) -> (bo
         watch: &mut watch,
         samples: 0,
         probabilities: Vec::new(),
+        replicas: None,
     };
     // Items that each stage has done.
     let mut done = [0; 4];

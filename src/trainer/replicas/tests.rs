@@ -1,0 +1,355 @@
+//! Replicas against one worker, to the bit or to rounding, and against the same thing done naively, to the
+//! bit.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::trainer::optim::Kind;
+use crate::trainer::pipeline::tests::{Case, Trained, assert_same, bits, cases, schema};
+use crate::trainer::plan::{Item, Transfers, Work};
+use crate::trainer::scratchpad::{Pad, Sizes};
+use crate::trainer::train::Train;
+use crate::trainer::{Learner, Pipeline, Policy, Progress, ScratchpadSize, initialise, initialise_on_disk};
+
+mod naive;
+
+const KINDS: [Kind; 4] = [Kind::Sgd, Kind::Adagrad, Kind::RowwiseAdagrad, Kind::Adam];
+
+fn case(kind: Kind, replicas: usize, lambda: u64) -> Case {
+    let mut case = Case { kind, samples: 320, ..Case::new(ScratchpadSize::Fraction(1.0), Policy::Lru) };
+    (case.settings.replicas, case.settings.lambda, case.settings.lookahead) = (replicas, lambda, 3);
+    case
+}
+
+/// Takes a case's steps without a pipeline, on slots that hold every row, always by replicas, window by
+/// window. After each window `each` looks at them. Gives the network, and the rows and states of each table.
+fn by_replicas(case: &Case, mut each: impl FnMut(&Network, &Replicas)) -> (Network, Vec<Vec<f32>>) {
+    let sizes = Sizes::of(&schema(), case.kind).unwrap();
+    let slots = sizes.slots(&sizes.counts(&ScratchpadSize::Fraction(1.0))).unwrap();
+    let fresh = initialise(&schema(), case.optimizer(), 7).unwrap();
+    let mut taken = vec![0; slots.len()];
+    let mut lists = Vec::new();
+    for (t, &(class, _)) in sizes.tables.iter().enumerate() {
+        let list: Vec<u32> = (taken[class]..).take(fresh.tables[t].rows() as usize).collect();
+        taken[class] += list.len() as u32;
+        slots[class].claim(&list).unwrap().write(&records_of(&fresh, t));
+        lists.push(list);
+    }
+    let (mut network, pad) = (fresh.network, Pad::Host(slots));
+    let casts = naive::batches(case).into_iter().map(|(batch, labels)| {
+        let mut cast = Cast { batch, labels, ..Cast::default() };
+        cast.cast(&network.schema, &network.lookups).unwrap();
+        cast.slots = cast.keys().map(|key| lists[key.table().index()][key.row() as usize]).collect();
+        cast
+    });
+    let mut casts = casts.collect::<Vec<_>>().into_iter();
+    let replicas = Some(Replicas::new(&network, case.settings.replicas, case.settings.lambda));
+    let (watch, tables) = (&mut |_: &Progress<'_>| (), &sizes.tables[..]);
+    let mut train = Train {
+        network: &mut network,
+        pad: &pad,
+        stepper: None,
+        tables,
+        watch,
+        samples: 0,
+        probabilities: vec![],
+        replicas,
+    };
+    while casts.len() > 0 {
+        let work = Work::Steps(casts.by_ref().take(case.settings.lookahead).collect());
+        let (fills, evictions) = (Transfers::default(), Transfers::default());
+        train.train(&Item { number: 1, fills, evictions, berth: None, work }).unwrap();
+        each(train.network, train.replicas.as_ref().unwrap());
+    }
+    let rows = lists.iter().zip(tables).map(|(list, &(class, _))| pad.read(class, list).unwrap());
+    let rows = rows.collect();
+    (network, rows)
+}
+
+/// The records of a table in memory.
+fn records_of(learner: &Learner, t: usize) -> Vec<f32> {
+    let table = &learner.tables[t];
+    let mut records = Vec::new();
+    for row in 0..table.rows() {
+        records.extend_from_slice(table.row_values(row).unwrap());
+        for state in table.states() {
+            records.extend_from_slice(&state.as_slice()[row as usize * state.width()..][..state.width()]);
+        }
+    }
+    records
+}
+
+/// The largest difference of two runs, in parts of the largest update of one of them: of dense weights, dense
+/// states, rows and row states, whichever is worst.
+fn distance(ours: &Trained, theirs: &Learner) -> f64 {
+    let fresh = initialise(&schema(), theirs.optimizer(), 7).unwrap();
+    let largest = |a: &[f32], b: &[f32]| {
+        assert_eq!(a.len(), b.len());
+        let differences = a.iter().zip(b).map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs());
+        differences.fold(0.0, f64::max)
+    };
+    let mut worst = 0.0f64;
+    let mut compare = |ours: &[f32], theirs: &[f32], fresh: &[f32]| {
+        let update = largest(theirs, fresh);
+        assert!(update > 0.0, "nothing is learnt");
+        worst = worst.max(largest(ours, theirs) / update);
+    };
+    let network = &ours.network;
+    compare(&network.weights.values, &theirs.weights().values, &fresh.weights().values);
+    for (n, state) in network.dense_states.iter().enumerate() {
+        compare(state, &theirs.dense_states()[n], &fresh.dense_states()[n]);
+    }
+    for (t, table) in theirs.tables().iter().enumerate() {
+        let rows: Vec<u64> = (0..table.rows()).collect();
+        let width = ours.pipeline.store().tables()[t].width();
+        let mut records = vec![0.0; rows.len() * width];
+        ours.pipeline.store().read(TableId(t as u32), &rows, &mut records).unwrap();
+        // Column by column: a row's weights and states are of different sizes.
+        let part = |from: usize, to: usize| -> Vec<f32> {
+            records.chunks(width).flat_map(|record| record[from..to].to_vec()).collect()
+        };
+        let (dim, mut from) = (table.dim(), table.dim());
+        compare(&part(0, dim), table.values().unwrap(), fresh.tables()[t].values().unwrap());
+        for (state, fresh) in table.states().iter().zip(fresh.tables()[t].states()) {
+            compare(&part(from, from + state.width()), state.as_slice(), fresh.as_slice());
+            from += state.width();
+        }
+    }
+    worst
+}
+
+/// What rounding may make of twenty steps, in parts of the largest update: at most 4e-6 where this was
+/// measured. A sum that is cut elsewhere differs by some 2^-24, or 6e-8, of its terms' size, which is more of
+/// the sum where terms cancel; Adagrad's and Adam's first steps, which go by the sign of a gradient and not
+/// its size, keep that share; and SGD's updates are small beside the weights that they are rounded with. A
+/// gradient left out, counted twice or scaled wrongly is off by parts of a hundred and more.
+const ROUNDING: f64 = 1e-5;
+
+#[test]
+fn one_replica_trains_the_bytes_of_one_worker_at_any_lambda() {
+    for kind in KINDS {
+        for lambda in [1, 2, 5] {
+            let case = case(kind, 1, lambda);
+            let (expected, _) = case.expected();
+            // The pipeline has no use for replicas then, so they are tried without it too.
+            case.check_against(case.expected());
+            let (network, rows) = by_replicas(&case, |_, _| ());
+            assert!(bits(&network.weights.values) == bits(&expected.weights().values), "{case:?}");
+            for (t, rows) in rows.iter().enumerate() {
+                assert!(bits(rows) == bits(&records_of(&expected, t)), "{case:?}: table {t}");
+            }
+        }
+    }
+}
+
+#[test]
+fn at_lambda_one_any_number_of_replicas_trains_what_one_worker_does_but_for_rounding() {
+    for kind in KINDS {
+        for replicas in [2, 3, 5] {
+            // One and three samples are fewer than there are replicas.
+            for (batch, samples) in [(16, 320), (1, 20), (3, 60), (130, 2600)] {
+                let case = Case { batch, samples, ..case(kind, replicas, 1) };
+                let (expected, said) = case.expected();
+                let got = case.train();
+                assert!(got.pipeline.exact());
+                assert_eq!(got.network.steps(), 20);
+                let off = distance(&got, &expected);
+                assert!(off < ROUNDING, "{kind}, {replicas} replicas, batches of {batch}: {off:e}");
+                assert_eq!(got.said.len(), said.len());
+                let apart = got.said.iter().zip(&said).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                assert!(apart < 1e-6, "{kind}, {replicas} replicas, batches of {batch}: {apart:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn at_a_larger_lambda_it_is_another_training_and_says_so() {
+    for kind in KINDS {
+        let case = case(kind, 3, 3);
+        let got = case.train();
+        assert!(!got.pipeline.exact());
+        let off = distance(&got, &case.expected().0);
+        assert!(off > 100.0 * ROUNDING && off < 10.0, "{kind}: {off:e}");
+    }
+}
+
+#[test]
+fn one_step_of_sgd_and_its_average_is_the_step_on_the_joined_batch() {
+    for replicas in [2, 3, 5] {
+        let mut case = case(Kind::Sgd, replicas, 2);
+        // Every window is of one batch, and its end averages.
+        case.settings.lookahead = 1;
+        let off = distance(&case.train(), &case.expected().0);
+        // It is weights that are averaged, whose own rounding is more of SGD's small updates than that of
+        // gradients.
+        assert!(off < 10.0 * ROUNDING, "{replicas} replicas: {off:e}");
+    }
+}
+
+#[test]
+fn replicas_are_equal_where_a_window_ends() {
+    for (kind, lambda, lookahead) in [(Kind::Adagrad, 1, 3), (Kind::Adam, 2, 2), (Kind::RowwiseAdagrad, 4, 3)]
+    {
+        let mut case = case(kind, 4, lambda);
+        case.settings.lookahead = lookahead;
+        let mut windows = 0;
+        by_replicas(&case, |network, Replicas { others, replicas, .. }| {
+            windows += 1;
+            for (other, replica) in others.iter().zip(&replicas[1..]) {
+                assert_eq!(other.steps, network.steps);
+                assert!(bits(&other.weights.values) == bits(&network.weights.values), "{case:?}");
+                assert!(bits(&other.weights.turned) == bits(&network.weights.turned), "{case:?}");
+                assert!(
+                    other
+                        .dense_states
+                        .iter()
+                        .map(|s| bits(s))
+                        .eq(network.dense_states.iter().map(|s| bits(s)))
+                );
+                assert!(bits(&replica.cache) == bits(&replicas[0].cache), "{case:?}: rows");
+            }
+        });
+        assert_eq!(windows, 20_usize.div_ceil(lookahead));
+    }
+}
+
+#[test]
+fn averages_and_exchanged_sums_are_what_comes_of_doing_it_naively() {
+    for kind in KINDS {
+        for (replicas, lambda, lookahead) in [(2, 1, 1), (3, 1, 4), (3, 2, 3), (4, 3, 5), (2, 8, 4)] {
+            let mut case = case(kind, replicas, lambda);
+            case.settings.lookahead = lookahead;
+            case.check_against(naive::trained(&case));
+        }
+    }
+}
+
+#[test]
+fn a_batch_that_is_split_is_one_workers_and_the_others_go_on_from_it() {
+    let split = ScratchpadSize::Slots(vec![8, 8]);
+    let mut case = Case { samples: 300, ..case(Kind::Adam, 3, 1) };
+    case.settings.scratchpad = split;
+    let stats = case.check_against(case.expected());
+    assert_eq!(stats.splits, 19, "all are split, so all is one worker's");
+    let mut case = Case { samples: 300, batch: 3, ..case };
+    case.settings.scratchpad = ScratchpadSize::Slots(vec![12, 9]);
+    let stats = case.check_against(naive::trained(&case));
+    assert!(stats.splits > 0 && stats.splits < 100, "some are split and some are not: {stats:?}");
+}
+
+#[test]
+fn the_bytes_are_the_same_on_any_number_of_threads() {
+    for lambda in [1, 2] {
+        let case = Case { batch: 70, samples: 700, ..case(Kind::Adam, 3, lambda) };
+        let expected = naive::trained(&case);
+        for threads in [1, 2, 5] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let Trained { network, pipeline, said, .. } = pool.install(|| case.train());
+            assert!(bits(&said) == bits(&expected.1), "{threads} threads");
+            assert_same(&network, pipeline.store(), &expected.0, &format!("{threads} threads"));
+        }
+    }
+}
+
+/// Keeps what it was told of each row last.
+#[derive(Default)]
+struct Told {
+    rows: HashMap<(TableId, u64), Vec<f32>>,
+    steps: u64,
+}
+
+impl Watch for Told {
+    fn learnt(&mut self, _: &Batch, _: &Progress<'_>) -> Result<(), TrainError> {
+        Ok(())
+    }
+
+    fn wants_rows(&self) -> bool {
+        true
+    }
+
+    fn row(&mut self, table: TableId, row: u64, record: &[f32]) {
+        self.rows.insert((table, row), record.to_vec());
+    }
+
+    fn stepped(&mut self, network: &Network) {
+        self.steps += 1;
+        assert_eq!(network.steps(), self.steps);
+    }
+}
+
+#[test]
+fn a_watch_is_told_of_every_row_that_a_step_updates_as_it_is_then() {
+    let mut case = case(Kind::RowwiseAdagrad, 3, 1);
+    case.settings.scratchpad = ScratchpadSize::Fraction(0.5);
+    let dir = tempfile::tempdir().unwrap();
+    let made = initialise_on_disk(&schema(), case.optimizer(), 7, (dir.path(), vec![])).unwrap();
+    let (mut network, store) = made;
+    let mut pipeline = Pipeline::new(&network, store, case.settings.clone(), None).unwrap();
+    let (mut data, mut told) = (case.data(), Told::default());
+    let data = crate::trainer::Data { reader: &mut data, batch: 16, steps: u64::MAX };
+    pipeline.run(&mut network, data, &mut told).unwrap();
+    pipeline.flush().unwrap();
+    assert!(told.steps == 20 && told.rows.len() > 500, "{} rows", told.rows.len());
+    for ((table, row), record) in told.rows {
+        let mut stored = vec![0.0; record.len()];
+        pipeline.store().read(table, &[row], &mut stored).unwrap();
+        assert!(bits(&stored) == bits(&record), "{table:?} row {row}");
+    }
+}
+
+#[test]
+fn the_loss_falls_at_a_large_lambda_too() {
+    let mut case = case(Kind::Adagrad, 4, 4);
+    (case.samples, case.settings.lookahead) = (128, 4);
+    let dir = tempfile::tempdir().unwrap();
+    let made = initialise_on_disk(&schema(), case.optimizer(), 7, (dir.path(), vec![])).unwrap();
+    let (mut network, store) = made;
+    let mut pipeline = Pipeline::new(&network, store, case.settings.clone(), None).unwrap();
+    let mut losses = Vec::new();
+    for _ in 0..10 {
+        let (mut data, mut sum) = (case.data(), 0.0);
+        let data = crate::trainer::Data { reader: &mut data, batch: 16, steps: u64::MAX };
+        pipeline.run(&mut network, data, &mut |p: &Progress<'_>| sum += p.loss).unwrap();
+        losses.push(sum / 8.0);
+    }
+    assert!(losses[9] < 0.8 * losses[0], "{losses:?}");
+}
+
+#[test]
+fn what_cannot_be_had_is_refused_with_its_limits() {
+    let refused = |replicas, lambda| {
+        let case = case(Kind::Sgd, replicas, lambda);
+        let dir = tempfile::tempdir().unwrap();
+        let made = initialise_on_disk(&schema(), case.optimizer(), 7, (dir.path(), vec![])).unwrap();
+        Pipeline::new(&made.0, made.1, case.settings, None).err().map(|error| error.to_string())
+    };
+    assert_eq!(refused(0, 1).unwrap(), "replicas: expected 1 to 64, got 0");
+    assert_eq!(refused(65, 1).unwrap(), "replicas: expected 1 to 64, got 65");
+    assert_eq!(refused(2, 0).unwrap(), "lambda: expected at least 1 step, got 0");
+    assert_eq!(refused(64, u64::MAX), None);
+}
+
+#[test]
+fn shards_are_consecutive_cover_the_batch_and_differ_by_one_at_most() {
+    for (samples, count) in [(0, 3), (2, 5), (7, 3), (12, 4), (129, 64)] {
+        let shards: Vec<Range<usize>> = (0..count).map(|r| shard(samples, count, r)).collect();
+        assert_eq!((shards[0].start, shards[count - 1].end), (0, samples));
+        assert!(shards.windows(2).all(|two| two[0].end == two[1].start), "{shards:?}");
+        let (least, most) = (samples / count, samples.div_ceil(count));
+        assert!(shards.iter().all(|shard| (least..=most).contains(&shard.len())), "{shards:?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+    #[test]
+    fn any_settings_train_the_bytes_of_naive_replicas(
+        mut case in cases(), replicas in 1usize..6, lambda in 1u64..5
+    ) {
+        (case.settings.replicas, case.settings.lambda) = (replicas, lambda);
+        case.check_against(naive::trained(&case));
+    }
+}
