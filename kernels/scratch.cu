@@ -1,13 +1,14 @@
-// Moves records (a row's weights and its optimizer's state) between the slots of a trainer's scratchpad and a dense
-// buffer, in which they cross to the host or have come from there (ScratchPipe, section IV-C: Collect and Insert).
+// Moves records (a row's weights and its optimizer's state) between the slots of a trainer's scratchpad and a
+// dense buffer, in which they cross to the host or have come from there (ScratchPipe, section IV-C: Collect
+// and Insert).
 //
-// Records of one table are a run: they lie end to end in the buffer, and each in its slot. One launch moves the runs of
-// all tables, by FLECHE's self-identified fusion (section 3.2): a run is a segment with a thread a word, rounded up to
-// whole warps, and `scan` is the prefix sum of the segments' warps. Neighbouring threads move neighbouring words of a
-// record, so both sides are read and written in whole lines.
+// Records of one table are a run: they lie end to end in the buffer, and each in its slot. One launch moves
+// the runs of all tables, by FLECHE's self-identified fusion (section 3.2): a run is a segment with a thread
+// a word, rounded up to whole warps, and `scan` is the prefix sum of the segments' warps. Neighbouring
+// threads move neighbouring words of a record, so both sides are read and written in whole lines.
 //
-// The two structs below are `RecordRun` and `RecordArgs` of src/device/cuda/train_args.rs, field for field. The host has
-// checked every slot and length, and nobody else has these slots or this buffer meanwhile.
+// The two structs below are `RecordRun` and `RecordArgs` of src/device/cuda/train_args.rs, field for field.
+// The host has checked every slot and length, and nobody else has these slots or this buffer meanwhile.
 #include "common.cuh"
 
 struct RecordRun {

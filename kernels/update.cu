@@ -1,17 +1,17 @@
-// The backward pass of the embedding layer and the optimizer, in one launch: the casted gather-reduce of Tensor Casting
-// (section IV), fused with the update of the row that it is for.
+// The backward pass of the embedding layer and the optimizer, in one launch: the casted gather-reduce of
+// Tensor Casting (section IV), fused with the update of the row that it is for.
 //
-// The host has sorted a batch's occurrences by row (src/trainer/casting.rs), so a row's gradient is the sum of those
-// of its sources, which stand side by side in batch order: a gather. No atomics, no expanded gradients, and one order of
-// addition: the first source's gradient, and then the others one by one, each divided first where its bag
-// is a mean.
+// The host has sorted a batch's occurrences by row (src/trainer/casting.rs), so a row's gradient is the sum
+// of those of its sources, which stand side by side in batch order: a gather. No atomics, no expanded
+// gradients, and one order of addition: the first source's gradient, and then the others one by one, each
+// divided first where its bag is a mean.
 //
-// One launch serves all tables, by FLECHE's self-identified fusion (section 3.2): a table is a segment in which a row has
-// `lanes` threads, a power of two as near to its dim as a warp allows, rounded up to whole warps. So rows of dim 1 fill warps as
-// those of dim 128 do, and the lanes of a row lie in one warp.
+// One launch serves all tables, by FLECHE's self-identified fusion (section 3.2): a table is a segment in
+// which a row has `lanes` threads, a power of two as near to its dim as a warp allows, rounded up to whole
+// warps. So rows of dim 1 fill warps as those of dim 128 do, and the lanes of a row lie in one warp.
 //
-// **Bits.** Every element goes through the operations of src/trainer/update.rs and src/trainer/optim.rs in their
-// order, each rounded by itself: the kernels are compiled with no contraction, and with division and
+// **Bits.** Every element goes through the operations of src/trainer/update.rs and src/trainer/optim.rs in
+// their order, each rounded by itself: the kernels are compiled with no contraction, and with division and
 // square root correctly rounded. Row-wise Adagrad's mean of squares is a sum over the row in the order of its
 // elements, which lanes hand round by shuffles.
 //
@@ -78,10 +78,11 @@ __device__ __forceinline__ float gradient(const UpdateArgs& args, const Row& row
     return sum;
 }
 
-// Adds the mean of the squares of a row's gradient to its one state, and gives what its elements are multiplied by. The
-// whole warp calls it. The gradient is summed again afterwards, rather than kept: a row may be of any length, and what
-// was read once is near.
-__device__ __forceinline__ float rowwise_rate(const UpdateArgs& args, const UpdateTable& table, const Row& row) {
+// Adds the mean of the squares of a row's gradient to its one state, and gives what its elements are
+// multiplied by. The whole warp calls it. The gradient is summed again afterwards, rather than kept: a row
+// may be of any length, and what was read once is near.
+__device__ __forceinline__ float rowwise_rate(const UpdateArgs& args, const UpdateTable& table,
+                                              const Row& row) {
     float squares = 0.0f;
     for (u32 first = 0; first < table.dim; first += table.lanes) {
         const u32 element = first + row.lane;

@@ -1,8 +1,9 @@
 //! Whose each slot of a trainer's scratchpad is at the moment: one flag a slot, wherever the slots are.
 //!
-//! Who may touch which slot when is for the trainer's plan to say, far from here. So that a fault in it is told and
-//! never becomes two threads at one row, nobody touches a slot that it has not claimed, and a claim is given only while no
-//! other has any of its slots: flags are taken and given back once a batch, not once an access.
+//! Who may touch which slot when is for the trainer's plan to say, far from here. So that a fault in it is
+//! told and never becomes two threads at one row, nobody touches a slot that it has not claimed, and a claim
+//! is given only while no other has any of its slots: flags are taken and given back once a batch, not once
+//! an access.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -23,7 +24,8 @@ pub struct NotClaimed {
 #[derive(Debug)]
 pub struct SlotFlags(Box<[AtomicBool]>);
 
-/// Slots that are someone's, until this is dropped: distinct and among those there are, but for each [`NO_SLOT`].
+/// Slots that are someone's, until this is dropped: distinct and among those there are, but for each
+/// [`NO_SLOT`].
 #[derive(Debug)]
 pub struct Held<'a> {
     flags: &'a SlotFlags,
@@ -43,11 +45,12 @@ impl SlotFlags {
         self.0.len()
     }
 
-    /// Claims these slots; each [`NO_SLOT`] among them stands for none. What was done with a slot before it was given back is
-    /// seen by whoever claims it next.
+    /// Claims these slots; each [`NO_SLOT`] among them stands for none. What was done with a slot before it
+    /// was given back is seen by whoever claims it next.
     ///
     /// # Errors
-    /// [`NotClaimed`] for the first that another claim has, or that stands there twice; nothing is claimed then.
+    /// [`NotClaimed`] for the first that another claim has, or that stands there twice; nothing is
+    /// claimed then.
     pub fn claim<'a>(&'a self, list: &'a [u32]) -> Result<Held<'a>, NotClaimed> {
         let take = |slot: u32| {
             let flag = self.0.get(slot as usize);

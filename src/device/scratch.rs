@@ -1,19 +1,22 @@
-//! What a trainer's scratchpad on a device does: the contract, whose one other side is [`super::cuda::scratchpad`].
+//! What a trainer's scratchpad on a device does: the contract, whose one other side is
+//! [`super::cuda::scratchpad`].
 //!
-//! A scratchpad is slots of several sizes, each slot a record of f32: a row's weights, then its optimizer's state. Its
-//! stages are threads of their own (ScratchPipe, section IV-C) and so are its parts:
+//! A scratchpad is slots of several sizes, each slot a record of f32: a row's weights, then its optimizer's
+//! state. Its stages are threads of their own (ScratchPipe, section IV-C) and so are its parts:
 //!
-//! - a [`Berth`] is where the records of one item are staged on their way, both ways: Collect takes what leaves out of the
-//!   slots, Exchange brings it to the host and sends what comes in, Insert puts that into the slots;
-//! - the [`Stepper`] is Train's: it pools a batch's input rows, for the dense layers on the host, and updates rows
-//!   from the gradients that these give.
+//! - a [`Berth`] is where the records of one item are staged on their way, both ways: Collect takes what
+//!   leaves out of the slots, Exchange brings it to the host and sends what comes in, Insert puts that into
+//!   the slots;
+//! - the [`Stepper`] is Train's: it pools a batch's input rows, for the dense layers on the host, and updates
+//!   rows from the gradients that these give.
 //!
-//! Every call waits for what it has launched before it returns, also where it fails, so an item that is handed over is
-//! done, as on the host; different stages' calls run at the same time on streams of their own. Whose a slot is at the moment
-//! is a matter of [`Held`]: no call takes a slot without.
+//! Every call waits for what it has launched before it returns, also where it fails, so an item that is
+//! handed over is done, as on the host; different stages' calls run at the same time on streams of their own.
+//! Whose a slot is at the moment is a matter of [`Held`]: no call takes a slot without.
 //!
-//! On the host nothing is staged or launched: rows are used where they lie (`device::host::slots`), and the trainer does
-//! with them what these calls do. Both have the same bits (`super::pool` for the sums of pooling, [`Rule`] for updates).
+//! On the host nothing is staged or launched: rows are used where they lie (`device::host::slots`), and the
+//! trainer does with them what these calls do. Both have the same bits (`super::pool` for the sums of
+//! pooling, [`Rule`] for updates).
 
 use super::cuda::DriverError;
 use super::flags::{Held, SlotFlags};
@@ -30,8 +33,8 @@ pub struct Source {
     pub divisor: f32,
 }
 
-/// An optimizer with the factors of one step. The operations are those of the trainer's optimizers, in their order; `m` and
-/// `v` are a row's first and second state.
+/// An optimizer with the factors of one step. The operations are those of the trainer's optimizers, in their
+/// order; `m` and `v` are a row's first and second state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rule {
     /// `w -= lr * g`.
@@ -46,7 +49,8 @@ pub enum Rule {
         /// Added to denominators.
         eps: f32,
     },
-    /// `m`, one a row, `+= sum(g * g) / dim`, the sum from +0 on in the order of elements; `w -= lr / (sqrt(m) + eps) * g`.
+    /// `m`, one a row, `+= sum(g * g) / dim`, the sum from +0 on in the order of elements; `w -= lr /
+    /// (sqrt(m) + eps) * g`.
     RowwiseAdagrad {
         /// Learning rate.
         lr: f32,
@@ -113,7 +117,8 @@ pub struct GatherLookup<'a> {
     pub mean: bool,
     /// `samples + 1` bounds of bags.
     pub offsets: &'a [u32],
-    /// Of each occurrence, its row's place among those of the table; past their end for one that reads as zeros.
+    /// Of each occurrence, its row's place among those of the table; past their end for one that reads as
+    /// zeros.
     pub places: &'a [u32],
 }
 
@@ -211,7 +216,8 @@ pub trait Scratch: Send + Sync {
     fn stepper(&self) -> Result<Box<dyn Stepper>, ScratchError>;
 }
 
-/// Where records lie on their way, end to end, run after run: a buffer a way on the device, and one on the host.
+/// Where records lie on their way, end to end, run after run: a buffer a way on the device, and one on the
+/// host.
 pub trait Berth: Send {
     /// Takes records out of slots, to leave.
     ///

@@ -1,8 +1,8 @@
 //! Collect: reads the rows that come in from the store, and those that leave from the scratchpad.
 //!
-//! Both go to the item's staging, whose size Plan has bounded: plain memory on the host, a berth on a device. Reading the store is
-//! the slow part, so it is cut into pieces that a pool of threads reads at the same time: while one waits for the disk, others
-//! do.
+//! Both go to the item's staging, whose size Plan has bounded: plain memory on the host, a berth on a device.
+//! Reading the store is the slow part, so it is cut into pieces that a pool of threads reads at the same
+//! time: while one waits for the disk, others do.
 
 use std::ops::Range;
 
@@ -40,8 +40,8 @@ impl Places<'_> {
     /// Reads what the item moves.
     ///
     /// # Errors
-    /// [`TrainError::Store`], [`TrainError::Device`], and [`TrainError::Hazard`] where a slot is another stage's at the
-    /// time.
+    /// [`TrainError::Store`], [`TrainError::Device`], and [`TrainError::Hazard`] where a slot is
+    /// another stage's at the time.
     pub fn collect(&self, item: &mut Item) -> Result<(), TrainError> {
         let Item { fills, evictions, berth, .. } = item;
         match self.pad {

@@ -14,8 +14,8 @@ impl Places<'_> {
     /// Writes what Collect has read.
     ///
     /// # Errors
-    /// [`TrainError::Store`], [`TrainError::Device`], and [`TrainError::Hazard`] where a slot is another stage's at the
-    /// time.
+    /// [`TrainError::Store`], [`TrainError::Device`], and [`TrainError::Hazard`] where a slot is
+    /// another stage's at the time.
     pub fn insert(&self, item: &mut Item) -> Result<(), TrainError> {
         let Item { fills, evictions, berth, .. } = item;
         match self.pad {

@@ -1,10 +1,10 @@
-//! Train on a device's scratchpad: rows are pooled and updated there, and dense layers run on the host, so that every bit is
-//! the same on every device.
+//! Train on a device's scratchpad: rows are pooled and updated there, and dense layers run on the host, so
+//! that every bit is the same on every device.
 //!
-//! A step is `train`'s, in the same order: the device pools the batch's input rows, which are written to the tapes beside the dense
-//! values; the tapes are learnt; then the device gets the gradients of the input rows, sums them by the
-//! casted index and updates the rows, while the host updates dense weights. Each call waits for the device, so a step that is
-//! taken is taken there too.
+//! A step is `train`'s, in the same order: the device pools the batch's input rows, which are written to the
+//! tapes beside the dense values; the tapes are learnt; then the device gets the gradients of the input rows,
+//! sums them by the casted index and updates the rows, while the host updates dense weights. Each call waits
+//! for the device, so a step that is taken is taken there too.
 
 use std::ops::Range;
 
@@ -122,7 +122,8 @@ impl Train<'_> {
         Ok(())
     }
 
-    /// Tells of rows that lie in these slots, which nobody has: a step is over, and no later item moves them yet.
+    /// Tells of rows that lie in these slots, which nobody has: a step is over, and no later item moves them
+    /// yet.
     fn show_on(&mut self, table: TableId, rows: &[u64], list: &[u32]) -> Result<(), TrainError> {
         let (size, words) = self.tables[table.index()];
         let records = self.pad.read(size, list)?;
@@ -208,7 +209,8 @@ impl Shape<'_> {
 }
 
 impl Network {
-    /// [`Network::gather_and_learn`] with input rows that are pooled: `pooled` has all but the dense values of each.
+    /// [`Network::gather_and_learn`] with input rows that are pooled: `pooled` has all but the dense values
+    /// of each.
     fn learn_pooled(&mut self, batch: &Batch, labels: &[f32], pooled: &[f32]) -> f64 {
         self.begin(batch.samples);
         let widths = self.widths();

@@ -1,5 +1,6 @@
-//! The contracts of `scratch_contract` and `pipeline_contract` on NVIDIA's driver: on a real GPU where there is one; and, with
-//! the feature cusim, on the pretended driver, whose kernels the simulator executes (`cusim_kernels`).
+//! The contracts of `scratch_contract` and `pipeline_contract` on NVIDIA's driver: on a real GPU where there
+//! is one; and, with the feature cusim, on the pretended driver, whose kernels the simulator executes
+//! (`cusim_kernels`).
 #![cfg(target_os = "linux")]
 
 use std::sync::Arc;

@@ -1,5 +1,6 @@
-//! What the trainer's pipeline promises on a device, for any driver: the sequential trainer's bytes, row by row after every
-//! step and all of them at the end, with rows coming and going, batches that wait and batches that are split.
+//! What the trainer's pipeline promises on a device, for any driver: the sequential trainer's bytes, row by
+//! row after every step and all of them at the end, with rows coming and going, batches that wait and batches
+//! that are split.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +14,8 @@ use flechette::trainer::{
 };
 use flechette::types::{RawBatch, RawFeature, RawValues, TableId, scatter};
 
-/// Tables that two lookups share, one of another dim, means, empty bags, absent ids that read as a row and as zeros.
+/// Tables that two lookups share, one of another dim, means, empty bags, absent ids that read as a row and as
+/// zeros.
 const TOML: &str = r#"
     [architecture]
     kind = "deepfm"

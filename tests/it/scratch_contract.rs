@@ -1,5 +1,5 @@
-//! What a trainer's scratchpad on a device promises, for any driver: records come back as they went, input rows are
-//! pooled and rows updated to the bit as the host does it.
+//! What a trainer's scratchpad on a device promises, for any driver: records come back as they went, input
+//! rows are pooled and rows updated to the bit as the host does it.
 
 use std::sync::Arc;
 

@@ -1,12 +1,13 @@
 //! A trainer's scratchpad in device memory: its slots, and the berths at which records are staged.
 //!
-//! All slots are one allocation, those of a size beside each other. What is done with them is launched here, after
-//! every slot has been shown to be there and the caller's ([`Held`]), so whatever the trainer's plan does wrong, a kernel
-//! stays within the allocation and two kernels apart.
+//! All slots are one allocation, those of a size beside each other. What is done with them is launched here,
+//! after every slot has been shown to be there and the caller's ([`Held`]), so whatever the trainer's plan
+//! does wrong, a kernel stays within the allocation and two kernels apart.
 //!
-//! Each stage has a stream: taking, bringing, sending and putting of different items, and Train's steps (`stepper`), run beside
-//! each other. A call returns when what it has launched is done, and hands nothing over before. So there are no events
-//! between streams: what one stage did is over before the next one knows of the item.
+//! Each stage has a stream: taking, bringing, sending and putting of different items, and Train's steps
+//! (`stepper`), run beside each other. A call returns when what it has launched is done, and hands nothing
+//! over before. So there are no events between streams: what one stage did is over before the next one knows
+//! of the item.
 
 #![allow(unsafe_code)]
 
@@ -47,8 +48,8 @@ struct Streams<D: Driver> {
     put: D::Stream,
 }
 
-/// Where things lie in a berth's memory: the buffers at the same places on the host and on the device, and then, on
-/// the host alone, what a kernel is told of records.
+/// Where things lie in a berth's memory: the buffers at the same places on the host and on the device, and
+/// then, on the host alone, what a kernel is told of records.
 #[derive(Clone, Copy)]
 struct Arrays {
     incoming: Array<f32>,
@@ -250,9 +251,9 @@ impl<D: Driver> CudaBerth<D> {
             unused: 0,
         };
         let driver = &*shared.driver;
-        // SAFETY: the slots are the caller's and of this scratchpad (`place`, `Held`), the records fit the buffer, and
-        // the scan is the runs'; all that the kernel reads or writes is this berth's, the scratchpad's, or held
-        // by the caller, until `settle` has waited for it.
+        // SAFETY: the slots are the caller's and of this scratchpad (`place`, `Held`), the records fit the
+        // buffer, and the scan is the runs'; all that the kernel reads or writes is this berth's, the
+        // scratchpad's, or held by the caller, until `settle` has waited for it.
         let given = unsafe {
             match way {
                 Way::Out => kernels::take_records(driver, stream, warps, &args),
@@ -282,8 +283,8 @@ impl<D: Driver> Berth for CudaBerth<D> {
         let Shared { driver, streams, arrays, .. } = &**shared;
         let copy = |stream, from: u64, to: u64, words: usize| match words {
             0 => Ok(()),
-            // SAFETY: both are this berth's, and hold the words (`incoming`, `records`); it is borrowed mutably, so
-            // nobody else has them, until `settle` has waited.
+            // SAFETY: both are this berth's, and hold the words (`incoming`, `records`); it is borrowed
+            // mutably, so nobody else has them, until `settle` has waited.
             _ => unsafe { driver.copy(stream, Address(from), Address(to), words * WORD) },
         };
         let sent = copy(&streams.send, host.of(arrays.incoming), device.of(arrays.incoming), words.0);

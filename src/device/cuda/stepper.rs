@@ -1,11 +1,13 @@
-//! A trainer's steps on a device's scratchpad: the input rows of a batch out of its slots, and its rows' updates.
+//! A trainer's steps on a device's scratchpad: the input rows of a batch out of its slots, and its rows'
+//! updates.
 //!
-//! What the host says of a batch lies in one pinned block, arrays side by side and as long as the batch needs, and goes to a
-//! block of the device in one copy: kernels read much of it more than once. So each half of a step is a copy, a launch and a
-//! copy back, or a copy and a launch, whatever the table count. The blocks grow when a batch needs more.
+//! What the host says of a batch lies in one pinned block, arrays side by side and as long as the batch
+//! needs, and goes to a block of the device in one copy: kernels read much of it more than once. So each half
+//! of a step is a copy, a launch and a copy back, or a copy and a launch, whatever the table count. The
+//! blocks grow when a batch needs more.
 //!
-//! The forward half is the serving cache's gather-pool (`kernels/gather_pool.cu`), which is told where each occurrence's row
-//! lies as a probe would tell it.
+//! The forward half is the serving cache's gather-pool (`kernels/gather_pool.cu`), which is told where each
+//! occurrence's row lies as a probe would tell it.
 
 #![allow(unsafe_code)]
 
@@ -121,9 +123,9 @@ impl<D: Driver> CudaStepper<D> {
     fn launch_gather(&self, args: &PoolArgs, warps: u32, arrays: &GatherArrays) -> Result<(), DriverError> {
         let Self { shared, stream, block } = self;
         let driver = &*shared.driver;
-        // SAFETY: host and device block hold all the arrays; `self` is borrowed until `settle` has waited. `check_gather` has
-        // shown that bags lie within the places, rows within the matrix and vectors within records; `tell_gather` that
-        // every place is a slot of this scratchpad that the caller has.
+        // SAFETY: host and device block hold all the arrays; `self` is borrowed until `settle` has waited.
+        // `check_gather` has shown that bags lie within the places, rows within the matrix and vectors within
+        // records; `tell_gather` that every place is a slot of this scratchpad that the caller has.
         unsafe {
             driver.copy(stream, block.host_at(), block.device_at(), arrays.told)?;
             kernels::gather_pool(driver, stream, blocks(driver, warps), args)?;
@@ -169,8 +171,8 @@ impl<D: Driver> CudaStepper<D> {
     fn launch_update(&self, args: &UpdateArgs, warps: u32, bytes: usize) -> Result<(), DriverError> {
         let Self { shared, stream, block } = self;
         let driver = &*shared.driver;
-        // SAFETY: as in `launch_gather`; `check_rows` has shown that sources are of samples and columns that there are
-        // and rows of records that have the optimizer's states, and their slots are the caller's.
+        // SAFETY: as in `launch_gather`; `check_rows` has shown that sources are of samples and columns that
+        // there are and rows of records that have the optimizer's states, and their slots are the caller's.
         unsafe {
             driver.copy(stream, block.host_at(), block.device_at(), bytes)?;
             kernels::update_rows(driver, stream, warps, args)

@@ -1,5 +1,5 @@
-//! What the trainer's kernels are given, field for field as in `kernels/scratch.cu` and `kernels/update.cu`: as [`super::args`]
-//! for the cache's.
+//! What the trainer's kernels are given, field for field as in `kernels/scratch.cu` and `kernels/update.cu`:
+//! as [`super::args`] for the cache's.
 
 use bytemuck::{Pod, Zeroable};
 
