@@ -29,6 +29,9 @@ on_every_gpu! {
     a_step_takes_five_operations_whatever_the_table_count: |driver: &Arc<Nvidia>| {
         contract::a_step_takes_five_operations_whatever_the_table_count(driver);
     };
+    any_settings_train_the_sequential_bytes: |driver: &Arc<Nvidia>| {
+        (0..12).for_each(|seed| pipeline::any_settings_train_the_sequential_bytes(driver, seed));
+    };
     a_pipeline_trains_the_sequential_bytes: |driver: &Arc<Nvidia>| {
         for (seed, kind) in (0..).zip(KINDS) {
             pipeline::a_scratchpad_of_any_size_trains_the_sequential_bytes(driver, kind, seed);

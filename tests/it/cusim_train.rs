@@ -79,6 +79,13 @@ fn small_staging_and_buffers_train_the_sequential_bytes() {
 }
 
 #[test]
+fn any_settings_train_the_sequential_bytes() {
+    for seed in 0..SEEDS {
+        pipeline::any_settings_train_the_sequential_bytes(&device(seed), seed);
+    }
+}
+
+#[test]
 fn a_device_without_the_memory_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let driver = Arc::new(SimDriver::new(0, 1000).unwrap());

@@ -8,9 +8,11 @@ use std::sync::Arc;
 use flechette::dataset::{DatasetError, Reader};
 use flechette::device::cuda::Driver;
 use flechette::schema::Schema;
+use flechette::store::WorkingFile;
 use flechette::trainer::optim::{Kind, Optimizer};
 use flechette::trainer::{
-    self, Data, Network, Pipeline, PipelineSettings, PlanStats, Policy, ScratchpadSize, TrainError, Verifier,
+    self, Data, Frequencies, Network, Pipeline, PipelineSettings, PlanStats, Policy, ScratchpadSize,
+    TrainError, Verifier,
 };
 use flechette::types::{RawBatch, RawFeature, RawValues, TableId, scatter};
 
@@ -123,15 +125,29 @@ impl Case {
         Optimizer { kind: self.kind, lr: 0.05, eps: 1e-10 }
     }
 
-    /// A pipeline on the device, with what it trains.
-    pub fn start<D: Driver>(&self, driver: &Arc<D>, dir: &Path) -> Result<(Network, Pipeline), TrainError> {
+    /// What a pipeline is made of: for every other seed with rows that come in before the first batch.
+    fn parts(&self, dir: &Path) -> (Network, WorkingFile, Option<Frequencies>) {
         let schema = Schema::parse(TOML).unwrap();
         let (network, store) =
             trainer::initialise_on_disk(&schema, self.optimizer(), 7, (dir, vec![])).unwrap();
         let frequent = (0..20).map(|row| (TableId(0), row, 100 - row)).collect();
-        let frequencies = self.seed.is_multiple_of(2).then_some(frequent);
+        (network, store, self.seed.is_multiple_of(2).then_some(frequent))
+    }
+
+    /// A pipeline on the device, with what it trains.
+    pub fn start<D: Driver>(&self, driver: &Arc<D>, dir: &Path) -> Result<(Network, Pipeline), TrainError> {
+        let (network, store, frequencies) = self.parts(dir);
         let pipeline = Pipeline::on_device(driver, &network, (store, frequencies), self.settings.clone())?;
         Ok((network, pipeline))
+    }
+
+    /// What Plan does where the scratchpad is the host's.
+    fn on_host(&self) -> PlanStats {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut network, store, frequencies) = self.parts(dir.path());
+        let mut pipeline = Pipeline::new(&network, store, self.settings.clone(), frequencies).unwrap();
+        self.run(&mut network, &mut pipeline).unwrap();
+        pipeline.stats()
     }
 
     /// Trains, beside the sequential trainer.
@@ -206,4 +222,27 @@ pub fn small_staging_and_buffers_train_the_sequential_bytes<D: Driver>(
         ..case.settings
     };
     case.check(driver);
+}
+
+/// Whatever the settings are; and Plan decides as on the host.
+pub fn any_settings_train_the_sequential_bytes<D: Driver>(driver: &Arc<D>, seed: u64) {
+    let mut draws = seed << 32;
+    let mut draw = |from: usize, to: usize| {
+        draws += 1;
+        from + (scatter(draws) >> 16) as usize % (to - from)
+    };
+    let kind = [Kind::Sgd, Kind::Adagrad, Kind::RowwiseAdagrad, Kind::Adam][draw(0, 4)];
+    let slots = ScratchpadSize::Slots(vec![draw(8, 200), draw(8, 200)]);
+    let mut case = Case::new(kind, slots);
+    (case.samples, case.batch, case.seed) = (draw(1, 150), draw(1, 30), seed);
+    case.settings = PipelineSettings {
+        policy: Policy::ALL[draw(0, Policy::ALL.len())],
+        lookahead: draw(1, 4),
+        buffered: draw(0, 3),
+        staging_bytes: draw(500, 60_000),
+        overlap: draw(0, 4) > 0,
+        jitter: (draw(0, 2) > 0).then_some(seed),
+        ..case.settings
+    };
+    assert_eq!(case.check(driver), case.on_host(), "{case:?}");
 }
