@@ -5,7 +5,9 @@
 #include "../list.cu"
 #include "../probe.cu"
 #include "../replace.cu"
+#include "../scratch.cu"
 #include "../sweep.cu"
+#include "../update.cu"
 #include "planted.cu"
 
 namespace cusim {
@@ -20,6 +22,9 @@ extern const Kernel KERNELS[] = {
     KERNEL(sample_ages),
     KERNEL(sweep),
     KERNEL(list_entries),
+    KERNEL(take_records),
+    KERNEL(put_records),
+    KERNEL(update_rows),
     KERNEL(reverse_with_barrier),
     KERNEL(reverse_without_barrier),
     KERNEL(count_atomically),

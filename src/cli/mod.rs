@@ -160,6 +160,7 @@ fn is_of_data(error: &TrainError) -> bool {
         | TrainError::Store(_)
         | TrainError::Threads { .. }
         | TrainError::Hazard(_)
+        | TrainError::Device(_)
         | TrainError::Stopped => false,
     }
 }

@@ -5,8 +5,10 @@ pub mod choice;
 pub mod cuda;
 #[cfg(feature = "cusim")]
 pub mod cusim;
+pub mod flags;
 pub mod host;
 pub mod pool;
+pub mod scratch;
 
 mod gemm;
 mod real;

@@ -6,21 +6,13 @@
 //! its occurrences in the order in which the batch has them. That order, and so every bit of the
 //! sum, is the batch's alone.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
+pub use crate::device::scratch::Source;
 use crate::schema::{Lookup, Pooling, Schema};
 use crate::types::{Batch, PredictError, TableId};
-
-/// Where the gradient of one occurrence comes from.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Source {
-    /// The sample of the batch.
-    pub sample: u32,
-    /// The first column of its vector in the input row.
-    pub column: u32,
-    /// What the gradient is divided by: the bag's size under mean pooling, else 1.
-    pub divisor: f32,
-}
 
 /// The rows of one table that a batch touches, and each one's gradients.
 #[derive(Clone, Debug, Default)]
@@ -105,6 +97,16 @@ impl Casted {
     pub fn sources(&self, k: usize) -> &[Source] {
         let start = if k == 0 { 0 } else { self.ends[k - 1] };
         &self.sources[start as usize..self.ends[k] as usize]
+    }
+
+    /// The sources of some of the rows end to end, where each row's end among all sources, and where the first one's
+    /// begin.
+    #[must_use]
+    pub fn part(&self, rows: Range<usize>) -> (&[Source], &[u32], u32) {
+        let first = if rows.start == 0 { 0 } else { self.ends[rows.start - 1] };
+        let ends = &self.ends[rows];
+        let end = ends.last().copied().unwrap_or(first);
+        (&self.sources[first as usize..end as usize], ends, first)
     }
 }
 

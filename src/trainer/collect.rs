@@ -1,13 +1,19 @@
 //! Collect: reads the rows that come in from the store, and those that leave from the scratchpad.
 //!
-//! Both go to the item's staging, whose size Plan has bounded. Reading the store is the slow part, so it is cut into pieces that
-//! a pool of threads reads at the same time: while one waits for the disk, others do.
+//! Both go to the item's staging, whose size Plan has bounded: plain memory on the host, a berth on a device.
+//! Reading the store is the slow part, so it is cut into pieces that a pool of threads reads at the same
+//! time: while one waits for the disk, others do.
+
+use std::ops::Range;
 
 use rayon::prelude::*;
 
 use super::TrainError;
 use super::plan::{Item, Transfers};
+use super::scratchpad::Pad;
+use crate::device::flags::NotClaimed;
 use crate::device::host::slots::Slots;
+use crate::device::scratch::{Run, Scratch, ScratchError};
 use crate::store::WorkingFile;
 use crate::types::TableId;
 
@@ -19,34 +25,59 @@ const PIECE_ROWS: usize = 256;
 pub struct Places<'a> {
     /// The rows that are not in the scratchpad.
     pub store: &'a WorkingFile,
-    /// The scratchpad's slots, by size.
-    pub slots: &'a [Slots],
-    /// Of each table: which size, and words of a record.
+    /// The scratchpad.
+    pub pad: &'a Pad,
+    /// Of each table: which size of slots, and words of a record.
     pub tables: &'a [(usize, usize)],
     /// The threads that move them.
     pub threads: &'a rayon::ThreadPool,
 }
 
+/// Rows of a table, and their records.
+type Piece<'t> = (TableId, &'t [u64], &'t mut [f32]);
+
 impl Places<'_> {
     /// Reads what the item moves.
     ///
     /// # Errors
-    /// [`TrainError::Store`], and [`TrainError::Hazard`] where a slot is another stage's at the time.
+    /// [`TrainError::Store`], [`TrainError::Device`], and [`TrainError::Hazard`] where a slot is
+    /// another stage's at the time.
     pub fn collect(&self, item: &mut Item) -> Result<(), TrainError> {
-        self.each_run(&mut item.evictions, |slots, list, records| {
-            slots.claim(list)?.read(records);
-            Ok(())
-        })?;
-        let jobs = self.pieces(&mut item.fills);
-        self.threads.install(|| {
-            jobs.into_par_iter().try_for_each(|(table, rows, records)| self.store.read(table, rows, records))
-        })?;
-        Ok(())
+        let Item { fills, evictions, berth, .. } = item;
+        match self.pad {
+            Pad::Host(slots) => {
+                evictions.records.resize(evictions.words, 0.0);
+                fills.records.resize(fills.words, 0.0);
+                self.each_run(slots, evictions, |slots, list, records| {
+                    slots.claim(list)?.read(records);
+                    Ok(())
+                })?;
+                self.read_store(&fills.runs, &fills.rows, &mut fills.records)
+            }
+            Pad::Device(_) if fills.words == 0 && evictions.words == 0 => Ok(()),
+            Pad::Device(scratch) => {
+                let berth = berth.insert(scratch.berth()?);
+                self.with_runs(&**scratch, evictions, |runs| berth.take(runs))?;
+                self.read_store(&fills.runs, &fills.rows, berth.incoming(fills.words)?)
+            }
+        }
+    }
+
+    /// Reads the records of these rows from the store.
+    fn read_store(
+        &self,
+        runs: &[(TableId, Range<usize>)],
+        rows: &[u64],
+        records: &mut [f32],
+    ) -> Result<(), TrainError> {
+        let read = |(table, rows, records): Piece<'_>| self.store.read(table, rows, records);
+        Ok(self.threads.install(|| self.pieces(runs, rows, records).into_par_iter().try_for_each(read))?)
     }
 
     /// Calls `each` with the slots, their list and the records of each table's rows.
     pub(super) fn each_run(
         &self,
+        slots: &[Slots],
         transfers: &mut Transfers,
         each: impl Fn(&Slots, &[u32], &mut [f32]) -> Result<(), TrainError>,
     ) -> Result<(), TrainError> {
@@ -54,18 +85,35 @@ impl Places<'_> {
         for (table, run) in &transfers.runs {
             let (class, width) = self.tables[table.index()];
             let mine = records.split_off_mut(..run.len() * width).unwrap_or_default();
-            each(&self.slots[class], &transfers.slots[run.clone()], mine)?;
+            each(&slots[class], &transfers.slots[run.clone()], mine)?;
         }
         Ok(())
+    }
+
+    /// Calls `then` with the slots of each table's rows, claimed on a device.
+    pub(super) fn with_runs(
+        &self,
+        scratch: &dyn Scratch,
+        transfers: &Transfers,
+        then: impl FnOnce(&[Run<'_>]) -> Result<(), ScratchError>,
+    ) -> Result<(), TrainError> {
+        let claim = |(table, run): &(TableId, Range<usize>)| {
+            let size = self.tables[table.index()].0;
+            Ok((size, scratch.flags(size).claim(&transfers.slots[run.clone()])?))
+        };
+        let held = transfers.runs.iter().map(claim).collect::<Result<Vec<_>, NotClaimed>>()?;
+        let runs: Vec<Run<'_>> = held.iter().map(|(size, held)| Run { size: *size, held }).collect();
+        Ok(then(&runs)?)
     }
 
     /// The rows of each table with their records, some at a time.
     pub(super) fn pieces<'t>(
         &self,
-        transfers: &'t mut Transfers,
-    ) -> Vec<(TableId, &'t [u64], &'t mut [f32])> {
-        let Transfers { runs, rows, records, .. } = transfers;
-        let (mut records, mut pieces) = (&mut records[..], Vec::new());
+        runs: &[(TableId, Range<usize>)],
+        rows: &'t [u64],
+        mut records: &'t mut [f32],
+    ) -> Vec<Piece<'t>> {
+        let mut pieces = Vec::new();
         for (table, run) in runs {
             let width = self.tables[table.index()].1;
             for rows in rows[run.clone()].chunks(PIECE_ROWS) {

@@ -18,6 +18,7 @@ mod insert;
 mod jitter;
 mod learner;
 mod network;
+mod on_device;
 pub mod optim;
 mod pipeline;
 mod plan;
@@ -46,6 +47,7 @@ pub use verify::{Difference, Verifier};
 
 use crate::dataset::{DatasetError, Reader};
 use crate::device::host::slots::NotClaimed;
+use crate::device::scratch::ScratchError;
 use crate::model::WeightsError;
 use crate::schema::{EncodeError, Schema};
 use crate::store::StoreError;
@@ -150,6 +152,9 @@ pub enum TrainError {
     /// Two stages wanted one slot at a time: a fault of the plan. Nothing was overwritten.
     #[error("scratchpad: {0}")]
     Hazard(#[from] NotClaimed),
+    /// The device that the scratchpad is on.
+    #[error(transparent)]
+    Device(#[from] ScratchError),
     /// Another stage has failed, and says why.
     #[error("training has stopped")]
     Stopped,

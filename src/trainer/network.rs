@@ -158,7 +158,7 @@ impl Network {
         self.each_chunk(labels, of, |chunk, tape| inputs.write(chunk * tape.rows, tape, &rows))
     }
 
-    fn each_chunk(
+    pub(super) fn each_chunk(
         &mut self,
         labels: &[f32],
         of: usize,

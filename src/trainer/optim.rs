@@ -7,6 +7,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::device::scratch::Rule;
 use crate::device::{Real, vectorise};
 
 /// Which formula.
@@ -176,6 +177,26 @@ impl<T: Real> Step<T> {
     }
 }
 
+impl Step<f32> {
+    /// What [`Self::update_row`] does, as a device is told it.
+    #[must_use]
+    pub fn rule(&self) -> Rule {
+        let Self { kind, lr, eps, corrections: (one, two) } = *self;
+        match kind {
+            Kind::Sgd => Rule::Sgd { lr },
+            Kind::Adagrad => Rule::Adagrad { lr, eps },
+            Kind::RowwiseAdagrad => Rule::RowwiseAdagrad { lr, eps },
+            Kind::Adam => Rule::Adam { size: lr * two.sqrt() / one, eps, shares: shares() },
+        }
+    }
+}
+
+/// What of the difference each of Adam's moments takes on.
+#[inline(always)]
+fn shares<T: Real>() -> (T, T) {
+    (T::from_f64(1.0 - BETAS.0), T::from_f64(1.0 - BETAS.1))
+}
+
 /// Moves both moments, and each weight by `delta(first, second)`.
 #[inline(always)]
 fn adam<T: Real>(
@@ -184,7 +205,7 @@ fn adam<T: Real>(
     (first, second): (&mut [T], &mut [T]),
     delta: impl Fn(T, T) -> T,
 ) {
-    let (a, b) = (T::from_f64(1.0 - BETAS.0), T::from_f64(1.0 - BETAS.1));
+    let (a, b) = shares::<T>();
     for (((w, g), m), v) in weights.iter_mut().zip(grads).zip(first).zip(second) {
         *m += (*g - *m) * a;
         *v += (*g * *g - *v) * b;

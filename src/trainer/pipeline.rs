@@ -31,10 +31,10 @@ use super::network::Network;
 use super::plan::{Cast, Item, PlanEnds, PlanSettings, PlanStats, Planner, Transfers, Windows, Work};
 use super::policy::{Policy, SEEN_AHEAD};
 use super::replicas::{MOST_REPLICAS, Replicas};
-use super::scratchpad::{ScratchpadSize, Sizes};
+use super::scratchpad::{Pad, ScratchpadSize, Sizes};
 use super::train::{Train, Watch};
 use crate::dataset::Reader;
-use crate::device::host::slots::Slots;
+use crate::device::cuda::Driver;
 use crate::schema::Schema;
 use crate::store::{Rows, WorkingFile};
 use crate::types::{RawBatch, TableId};
@@ -120,7 +120,7 @@ pub(super) const READ_AHEAD: usize = 4;
 pub struct Pipeline {
     planner: Planner,
     sizes: Sizes,
-    slots: Vec<Slots>,
+    pad: Pad,
     store: WorkingFile,
     settings: PipelineSettings,
     threads: rayon::ThreadPool,
@@ -132,7 +132,7 @@ pub struct Pipeline {
 pub type Frequencies = Vec<(TableId, u64, u64)>;
 
 impl Pipeline {
-    /// With an empty scratchpad, or with one that is to be filled with the most frequent rows first.
+    /// With an empty scratchpad in memory of the host, or with one that is to be filled with the most frequent rows first.
     ///
     /// # Errors
     /// [`TrainError`] for settings that cannot be met.
@@ -142,6 +142,36 @@ impl Pipeline {
         settings: PipelineSettings,
         frequencies: Option<Frequencies>,
     ) -> Result<Self, TrainError> {
+        Self::with(network, (store, frequencies), settings, |sizes, counts, _| {
+            Ok(Pad::Host(sizes.slots(counts)?))
+        })
+    }
+
+    /// The same with a scratchpad in memory of a device, which pools and updates rows. What is trained has the same bytes; dense
+    /// layers run on the host, and there is one replica.
+    ///
+    /// # Errors
+    /// [`TrainError`] for settings that cannot be met, [`TrainError::Replicas`] for several replicas, or [`TrainError::Device`] where
+    /// the device has not the memory.
+    pub fn on_device<D: Driver>(
+        driver: &Arc<D>,
+        network: &Network,
+        rows: (WorkingFile, Option<Frequencies>),
+        settings: PipelineSettings,
+    ) -> Result<Self, TrainError> {
+        if settings.replicas > 1 {
+            return Err(TrainError::Replicas { got: settings.replicas, most: 1 });
+        }
+        Self::with(network, rows, settings, |sizes, counts, words| sizes.on_device(driver, counts, words))
+    }
+
+    /// `pad` makes so many slots of each size, with staging for so many words an item.
+    fn with(
+        network: &Network,
+        (store, frequencies): (WorkingFile, Option<Frequencies>),
+        settings: PipelineSettings,
+        pad: impl FnOnce(&Sizes, &[usize], usize) -> Result<Pad, TrainError>,
+    ) -> Result<Self, TrainError> {
         let windows = Windows::of(settings.buffered);
         let most = SEEN_AHEAD / (1 + windows.future as usize);
         if !(1..=most).contains(&settings.lookahead) {
@@ -150,10 +180,10 @@ impl Pipeline {
         settings.check_replicas()?;
         let sizes = Sizes::of(network.schema(), network.optimizer().kind)?;
         let counts = sizes.counts(&settings.scratchpad);
-        let slots = sizes.slots(&counts)?;
         // An item in each stage and between them, and as many in Plan's hands; each moves rows in and out.
         let items = 2 * (6 + 4 * settings.buffered);
         let item_words = settings.staging_bytes / (2 * items) / size_of::<f32>();
+        let pad = pad(&sizes, &counts, item_words)?;
         let hottest: Vec<Key> = frequencies.iter().flatten().map(|&(t, row, _)| Key::new(t, row)).collect();
         let count_of = |&(t, row, count): &(TableId, u64, u64)| {
             (Key::new(t, row), u32::try_from(count).unwrap_or(u32::MAX))
@@ -175,7 +205,7 @@ impl Pipeline {
         );
         let threads = rayon::ThreadPoolBuilder::new().num_threads(settings.threads.max(1));
         let threads = threads.build().map_err(|e| TrainError::Threads { reason: e.to_string() })?;
-        Ok(Self { planner, sizes, slots, store, settings, threads, hottest })
+        Ok(Self { planner, sizes, pad, store, settings, threads, hottest })
     }
 
     /// What Plan has done so far.
@@ -187,14 +217,13 @@ impl Pipeline {
     /// Slots of all sizes together.
     #[must_use]
     pub fn slots(&self) -> usize {
-        self.slots.iter().map(Slots::count).sum()
+        self.pad.counts().iter().sum()
     }
 
     /// Bytes of the scratchpad and of what is kept of it.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        let counts: Vec<usize> = self.slots.iter().map(Slots::count).collect();
-        self.sizes.bytes(&counts)
+        self.sizes.bytes(&self.pad.counts())
     }
 
     /// As [`PipelineSettings::exact`].
@@ -228,14 +257,16 @@ impl Pipeline {
     ) -> Result<u64, TrainError> {
         let (schema, jitter) = (network.schema.clone(), self.settings.jitter);
         let hottest = std::mem::take(&mut self.hottest);
-        let Self { planner, slots, store, threads, settings, .. } = self;
+        let Self { planner, pad, store, threads, settings, .. } = self;
+        let pad = &*pad;
         let tables = planner.tables().to_vec();
-        let places = Places { store, slots, tables: &tables, threads };
+        let places = Places { store, pad, tables: &tables, threads };
         let headway = &Headway::at(planner.item);
         let several = settings.replicas > 1;
         let replicas = several.then(|| Replicas::new(network, settings.replicas, settings.lambda));
-        let (samples, probabilities) = (0, Vec::new());
-        let mut train = Train { network, slots, tables: &tables, watch, samples, probabilities, replicas };
+        let (stepper, samples, probabilities) = (pad.stepper()?, 0, Vec::new());
+        let mut train =
+            Train { network, pad, stepper, tables: &tables, watch, samples, probabilities, replicas };
 
         let (loaded, batches) = sync_channel(READ_AHEAD);
         let (used_casts, spare_casts) = channel();
@@ -280,16 +311,17 @@ impl Pipeline {
     /// # Errors
     /// [`TrainError::Store`].
     pub fn flush(&mut self) -> Result<(), TrainError> {
-        let Self { planner, slots, store, threads, .. } = self;
+        let Self { planner, pad, store, threads, .. } = self;
         let tables = planner.tables();
-        let places = Places { store, slots, tables, threads };
+        let places = Places { store, pad, tables, threads };
         let mut item = Item::default();
-        for hold in planner.holds() {
+        for (size, hold) in planner.holds().iter().enumerate() {
             let mut rows: Vec<(Key, u32)> = hold.rows().collect();
             rows.sort_unstable_by_key(|(key, _)| *key);
-            for rows in rows.chunks_mut(FLUSHED_ROWS) {
+            for rows in rows.chunks_mut(FLUSHED_ROWS.min(pad.staged_rows(size))) {
                 item.evictions.set(rows, |table| tables[table.index()].1);
                 places.collect(&mut item)?;
+                exchange(&mut item)?;
                 places.insert(&mut item)?;
             }
         }

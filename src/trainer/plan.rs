@@ -35,6 +35,7 @@ use super::jitter::Jitter;
 use super::network::Labelled;
 use super::policy::{Policy, SEEN_AHEAD, Worth};
 use crate::device::host::slots::NO_SLOT;
+use crate::device::scratch::Berth;
 use crate::schema::{Lookup, Schema};
 use crate::types::{Batch, TableId};
 
@@ -102,7 +103,9 @@ pub struct Transfers {
     pub rows: Vec<u64>,
     /// Each row's slot.
     pub slots: Vec<u32>,
-    /// Their records, end to end; room for them until Collect has been there.
+    /// Words of their records.
+    pub words: usize,
+    /// Their records, end to end, from Collect on; on a device they are at the item's berth instead.
     pub records: Vec<f32>,
 }
 
@@ -113,15 +116,14 @@ impl Transfers {
         self.runs.clear();
         self.rows.clear();
         self.slots.clear();
-        let mut words = 0;
+        self.words = 0;
         for run in rows.chunk_by(|a, b| a.0.table() == b.0.table()) {
             let (table, first) = (run[0].0.table(), self.rows.len());
             self.rows.extend(run.iter().map(|(key, _)| key.row()));
             self.slots.extend(run.iter().map(|(_, slot)| *slot));
             self.runs.push((table, first..self.rows.len()));
-            words += run.len() * width(table);
+            self.words += run.len() * width(table);
         }
-        self.records.resize(words, 0.0);
     }
 }
 
@@ -134,6 +136,8 @@ pub struct Item {
     pub fills: Transfers,
     /// Rows that leave, for the slots that the ones above take.
     pub evictions: Transfers,
+    /// From Collect to Insert, where the scratchpad is a device's: where both are staged.
+    pub berth: Option<Box<dyn Berth>>,
     /// What Train does when they are there.
     pub work: Work,
 }
@@ -618,7 +622,8 @@ impl Planner {
             evictions.set(&mut rows, width);
             let work = if at + 1 == placed.cuts.len() { work.take() } else { None };
             self.item += 1;
-            let item = Item { number: self.item, fills, evictions, work: work.unwrap_or(Work::Move) };
+            let item =
+                Item { number: self.item, fills, evictions, berth: None, work: work.unwrap_or(Work::Move) };
             ends.items.send(item).map_err(|_| TrainError::Stopped)?;
         }
         Ok(())

@@ -4,11 +4,16 @@
 //! size. Each size has the same share of its tables' rows: a batch asks every table, so tables of short rows
 //! must not crowd out those of long ones, nor the other way round.
 
+use std::sync::Arc;
+
 use super::TrainError;
 use super::hold::{Hold, Key};
 use super::optim::Kind;
 use crate::dataset::Reader;
+use crate::device::cuda::Driver;
+use crate::device::cuda::scratchpad::CudaScratch;
 use crate::device::host::slots::Slots;
+use crate::device::scratch::{Run, Scratch, SlotSize, Stepper};
 use crate::schema::{Lookup, Schema};
 use crate::store::PlainMemory;
 use crate::types::{Batch, RawBatch};
@@ -89,7 +94,7 @@ impl Sizes {
         self.sizes.iter().zip(counts).map(|(&(words, _), &count)| count as u64 * slot_bytes(words)).sum()
     }
 
-    /// The memory of so many slots of each size.
+    /// So many slots of each size, in memory of the host.
     ///
     /// # Errors
     /// [`TrainError::Memory`] when it is not to be had.
@@ -98,6 +103,81 @@ impl Sizes {
         Ok(slots
             .map(|(&(words, _), &count)| Slots::new(&PlainMemory, count, words))
             .collect::<Result<_, _>>()?)
+    }
+
+    /// So many slots of each size, in memory of a device, and staging for items of so many words each way.
+    ///
+    /// # Errors
+    /// [`TrainError::Device`] when it is not to be had.
+    pub(super) fn on_device<D: Driver>(
+        &self,
+        driver: &Arc<D>,
+        counts: &[usize],
+        item_words: usize,
+    ) -> Result<Pad, TrainError> {
+        let slots = self.sizes.iter().zip(counts);
+        let sizes: Vec<_> = slots.map(|(&(words, _), &count)| SlotSize { words, count }).collect();
+        Ok(Pad::Device(Box::new(CudaScratch::new(driver, &sizes, item_words)?)))
+    }
+}
+
+/// The slots, wherever they are.
+pub(super) enum Pad {
+    /// In memory of the host, by size.
+    Host(Vec<Slots>),
+    /// In memory of a device.
+    Device(Box<dyn Scratch>),
+}
+
+impl Pad {
+    /// Slots of each size.
+    pub fn counts(&self) -> Vec<usize> {
+        match self {
+            Self::Host(slots) => slots.iter().map(Slots::count).collect(),
+            Self::Device(scratch) => scratch.sizes().iter().map(|size| size.count).collect(),
+        }
+    }
+
+    /// Rows of one size that an item may move each way, at least 1.
+    pub fn staged_rows(&self, size: usize) -> usize {
+        match self {
+            Self::Host(_) => usize::MAX,
+            Self::Device(scratch) => (scratch.berth_words() / scratch.sizes()[size].words.max(1)).max(1),
+        }
+    }
+
+    /// What Train works with where the slots are a device's.
+    ///
+    /// # Errors
+    /// [`TrainError::Device`].
+    pub fn stepper(&self) -> Result<Option<Box<dyn Stepper>>, TrainError> {
+        match self {
+            Self::Host(_) => Ok(None),
+            Self::Device(scratch) => Ok(Some(scratch.stepper()?)),
+        }
+    }
+
+    /// The records of slots of one size, end to end.
+    ///
+    /// # Errors
+    /// [`TrainError::Hazard`] where a slot is a stage's at the time, and [`TrainError::Device`].
+    pub fn read(&self, size: usize, list: &[u32]) -> Result<Vec<f32>, TrainError> {
+        let scratch = match self {
+            Self::Host(slots) => {
+                let mut records = vec![0.0; list.len() * slots[size].width()];
+                slots[size].claim(list)?.read(&mut records);
+                return Ok(records);
+            }
+            Self::Device(scratch) => scratch,
+        };
+        let mut records = Vec::new();
+        let mut berth = scratch.berth()?;
+        for list in list.chunks(self.staged_rows(size)) {
+            berth.take(&[Run { size, held: &scratch.flags(size).claim(list)? }])?;
+            berth.exchange()?;
+            records.extend_from_slice(berth.outgoing());
+        }
+        Ok(records)
     }
 }
 

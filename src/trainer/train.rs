@@ -10,9 +10,11 @@ use super::casting::Casting;
 use super::network::{Labelled, Network};
 use super::plan::{Cast, Item, Work};
 use super::replicas::{Replicas, Window};
+use super::scratchpad::Pad;
 use super::update::{Record, RecordShape, Records};
 use super::{Progress, TrainError};
 use crate::device::host::slots::{Claim, ClaimedRows, Slots};
+use crate::device::scratch::Stepper;
 use crate::schema::Lookup;
 use crate::types::{Batch, TableId};
 
@@ -46,7 +48,9 @@ impl<F: FnMut(&Progress<'_>)> Watch for F {
 /// The stage.
 pub(super) struct Train<'a> {
     pub network: &'a mut Network,
-    pub slots: &'a [Slots],
+    pub pad: &'a Pad,
+    /// What a device's scratchpad is worked with.
+    pub stepper: Option<Box<dyn Stepper>>,
     /// Of each table: which of the slots, and words of a record.
     pub tables: &'a [(usize, usize)],
     pub watch: &'a mut dyn Watch,
@@ -61,7 +65,7 @@ impl<'a> Train<'a> {
     /// Does the item's work.
     ///
     /// # Errors
-    /// [`TrainError::Diverged`], [`TrainError::Hazard`], and what the watch says.
+    /// [`TrainError::Diverged`], [`TrainError::Hazard`], [`TrainError::Device`], and what the watch says.
     pub fn train(&mut self, item: &Item) -> Result<(), TrainError> {
         match &item.work {
             Work::Move => Ok(()),
@@ -79,7 +83,11 @@ impl<'a> Train<'a> {
     }
 
     fn step(&mut self, cast: &Cast) -> Result<(), TrainError> {
-        let mut claims = self.claim(cast)?;
+        let slots = match self.pad {
+            Pad::Host(slots) => slots,
+            Pad::Device(scratch) => return self.step_on(&**scratch, cast),
+        };
+        let mut claims = self.claim(slots, cast)?;
         let lookups = self.network.lookups.clone();
         let rows = |l| rows_of(&cast.casting, &claims, (l, &lookups[l]));
         let labelled = Labelled { batch: &cast.batch, labels: &cast.labels };
@@ -104,8 +112,12 @@ impl<'a> Train<'a> {
 
     /// The steps of a window of batches by several replicas, on caches of its rows.
     fn window(&mut self, replicas: &mut Replicas, casts: &[Cast]) -> Result<(), TrainError> {
+        let Pad::Host(slots) = self.pad else {
+            // Refused where a pipeline is made.
+            return Err(TrainError::Replicas { got: 2, most: 1 });
+        };
         let window = Window::of(casts, self.tables);
-        let mut claims = window.claim(self.slots)?;
+        let mut claims = window.claim(slots)?;
         replicas.broadcast(&window, &claims);
         for (n, cast) in casts.iter().enumerate() {
             let loss = replicas.learn(self.network, &window, cast)?;
@@ -125,11 +137,7 @@ impl<'a> Train<'a> {
     }
 
     /// Claims all rows of a batch, table by table.
-    fn claim<'c>(&self, cast: &'c Cast) -> Result<Vec<Claim<'c>>, TrainError>
-    where
-        'a: 'c,
-    {
-        let slots = self.slots;
+    fn claim<'c>(&self, slots: &'c [Slots], cast: &'c Cast) -> Result<Vec<Claim<'c>>, TrainError> {
         let claim = |(bounds, (class, _)): (&[usize], &(usize, usize))| {
             Ok(slots[*class].claim(&cast.slots[bounds[0]..bounds[1]])?)
         };
@@ -137,7 +145,7 @@ impl<'a> Train<'a> {
     }
 
     /// Counts the step and tells of it and of the probabilities that were read.
-    fn learnt(&mut self, cast: &Cast, loss: f64) -> Result<(), TrainError> {
+    pub(super) fn learnt(&mut self, cast: &Cast, loss: f64) -> Result<(), TrainError> {
         let Self { network, watch, probabilities, .. } = self;
         let samples = cast.batch.samples;
         if !loss.is_finite() {
@@ -163,10 +171,19 @@ impl<'a> Train<'a> {
         if at == 0 {
             self.network.begin(whole.batch.samples);
         }
-        let claims = self.claim(part)?;
+        let slots = match self.pad {
+            Pad::Host(slots) => slots,
+            Pad::Device(scratch) => return self.gather_on(&**scratch, (part, at), whole),
+        };
+        let claims = self.claim(slots, part)?;
         let lookups = self.network.lookups.clone();
         self.network.gather(&part.batch, at, |l| rows_of(&part.casting, &claims, (l, &lookups[l])));
-        if at + part.batch.samples < whole.batch.samples {
+        self.gathered(at + part.batch.samples, whole)
+    }
+
+    /// So many samples of a batch that was split have their input rows: all of them are learnt together.
+    pub(super) fn gathered(&mut self, samples: usize, whole: &Cast) -> Result<(), TrainError> {
+        if samples < whole.batch.samples {
             return Ok(());
         }
         let loss = self.network.learn(&whole.labels);
@@ -181,6 +198,10 @@ impl<'a> Train<'a> {
 
     /// One group of its rows.
     fn update(&mut self, whole: &Cast, rows: Range<usize>, slots: &[u32]) -> Result<(), TrainError> {
+        let pools = match self.pad {
+            Pad::Host(slots) => slots,
+            Pad::Device(scratch) => return self.update_on(&**scratch, whole, rows, slots),
+        };
         let shapes = RecordShape::of(self.network);
         for ((bounds, casted), t) in whole.starts.windows(2).zip(whole.casting.tables()).zip(0..) {
             let mine = rows.start.max(bounds[0])..rows.end.min(bounds[1]);
@@ -188,7 +209,7 @@ impl<'a> Train<'a> {
                 continue;
             }
             let of_table = mine.start - bounds[0]..mine.end - bounds[0];
-            let pool = &self.slots[self.tables[t].0];
+            let pool = &pools[self.tables[t].0];
             let mut claim = pool.claim(&slots[mine.start - rows.start..mine.end - rows.start])?;
             let (rows, first) = (claim.rows_mut(), of_table.start);
             let records = ClaimRecords { rows, first, shape: shapes[t] };

@@ -65,8 +65,8 @@ impl Network {
 
 /// The gradients of a step's input rows, and its factors.
 pub struct RowUpdate<'a> {
-    tapes: &'a [Tape<f32>],
-    step: Step<f32>,
+    pub(super) tapes: &'a [Tape<f32>],
+    pub(super) step: Step<f32>,
 }
 
 impl<'a> RowUpdate<'a> {

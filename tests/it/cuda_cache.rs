@@ -12,12 +12,12 @@ use crate::cache_contract::{self as contract, World, narrow, warm};
 use crate::device_subject as device;
 use crate::pretend::is_child;
 
-fn nvidia() -> Arc<Nvidia> {
+pub fn nvidia() -> Arc<Nvidia> {
     Arc::new(open(0, None).unwrap())
 }
 
 /// Where this is no child of a test: on a real GPU, or not, aloud.
-fn on_a_real_gpu(property: impl Fn(&Arc<Nvidia>)) {
+pub fn on_a_real_gpu(property: impl Fn(&Arc<Nvidia>)) {
     if is_child() {
         return;
     }
@@ -34,12 +34,13 @@ macro_rules! on_every_gpu {
             #[cfg(feature = "cusim")]
             crate::pretend::Machine::whole().runs(|_| {
                 crate::cusim_kernels::execute_kernels();
-                $property(&nvidia());
+                $property(&$crate::cuda_cache::nvidia());
             });
-            on_a_real_gpu($property);
+            $crate::cuda_cache::on_a_real_gpu($property);
         })*
     };
 }
+pub(crate) use on_every_gpu;
 
 /// The property of this path, for a subject on the driver.
 macro_rules! held {

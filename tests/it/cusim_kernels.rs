@@ -7,7 +7,7 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use flechette::device::cuda::args;
+use flechette::device::cuda::{args, train_args};
 use flechette::device::cusim::{Argument, Launch, launch};
 use flechette::device::pool::PoolArgs;
 
@@ -92,6 +92,8 @@ unsafe extern "C" fn argument_bytes(name: *const u8, length: usize) -> usize {
         "sample_ages" => size_of::<args::SampleArgs>(),
         "sweep" => size_of::<args::SweepArgs>(),
         "list_entries" => size_of::<args::ListArgs>(),
+        "take_records" | "put_records" => size_of::<train_args::RecordArgs>(),
+        "update_rows" => size_of::<train_args::UpdateArgs>(),
         other => panic!("no size is known of {other}"),
     }
 }

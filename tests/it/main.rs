@@ -13,6 +13,7 @@ mod cuda_compile;
 mod cuda_driver;
 mod cuda_open;
 mod cuda_probe;
+mod cuda_train;
 #[cfg(feature = "cusim")]
 mod cusim;
 #[cfg(feature = "cusim")]
@@ -25,6 +26,8 @@ mod cusim_kernels;
 mod cusim_serve;
 #[cfg(feature = "cusim")]
 mod cusim_tier;
+#[cfg(feature = "cusim")]
+mod cusim_train;
 mod dataset;
 mod demo;
 mod device_subject;
@@ -33,6 +36,7 @@ mod memory;
 mod operation;
 #[cfg(target_os = "linux")]
 mod out_of_core;
+mod pipeline_contract;
 mod plan;
 mod plan_counts;
 #[cfg(target_os = "linux")]
@@ -41,6 +45,7 @@ mod program;
 mod refusals;
 mod resources;
 mod scores;
+mod scratch_contract;
 mod server;
 mod serving;
 mod store;

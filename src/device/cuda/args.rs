@@ -5,6 +5,8 @@ use bytemuck::{Pod, Zeroable};
 
 /// The kind of a place, in its upper three bits: the number of a miss.
 pub const AT_MISS: u64 = 1 << 61;
+/// The kind of the place of an absent row.
+pub const AT_NOTHING: u64 = 4 << 61;
 
 /// The key of no row.
 pub const EMPTY_KEY: u64 = 0;

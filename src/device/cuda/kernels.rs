@@ -2,13 +2,14 @@
 //!
 //! The functions are unsafe, because an address is only a number here. Those who own the memory call them, and
 //! have checked what the kernels take for granted: [`super::tier`] for the index and the pool, [`super::lane`]
-//! for a batch.
+//! for a batch, [`super::scratchpad`] for a trainer's slots and `super::stepper` for its batches.
 
 #![allow(unsafe_code)]
 
 use bytemuck::bytes_of;
 
 use super::args::{CopyArgs, ListArgs, ProbeArgs, ReplaceArgs, SampleArgs, SweepArgs};
+use super::train_args::{RecordArgs, UpdateArgs};
 use super::{Driver, DriverError, LaunchShape};
 use crate::device::pool::{PoolArgs, WARP_LANES};
 
@@ -150,4 +151,60 @@ pub unsafe fn list_entries<D: Driver>(d: &D, s: &D::Stream, args: &ListArgs) -> 
     let warps = args.count.saturating_mul(8).div_ceil(WARP_LANES);
     // SAFETY: the layout is the kernel's; the rest is the caller's promise.
     unsafe { d.launch(s, "list_entries", shape(blocks(d, warps), 0), bytes_of(args)) }
+}
+
+/// Moves records of so many warps of words out of a scratchpad's slots.
+///
+/// # Errors
+/// As [`Driver::launch`].
+///
+/// # Safety
+/// As [`Driver::launch`]; slots are within the scratchpad, records within the buffer, and the scan is the runs' and ends
+/// with `warps`.
+pub unsafe fn take_records<D: Driver>(
+    d: &D,
+    s: &D::Stream,
+    warps: u32,
+    args: &RecordArgs,
+) -> Result<(), DriverError> {
+    let shape = shape(blocks(d, warps), args.run_count as usize + 1);
+    // SAFETY: the layout is the kernel's; the rest is the caller's promise.
+    unsafe { d.launch(s, "take_records", shape, bytes_of(args)) }
+}
+
+/// Moves records into slots.
+///
+/// # Errors
+/// As [`Driver::launch`].
+///
+/// # Safety
+/// As [`take_records`].
+pub unsafe fn put_records<D: Driver>(
+    d: &D,
+    s: &D::Stream,
+    warps: u32,
+    args: &RecordArgs,
+) -> Result<(), DriverError> {
+    let shape = shape(blocks(d, warps), args.run_count as usize + 1);
+    // SAFETY: the layout is the kernel's; the rest is the caller's promise.
+    unsafe { d.launch(s, "put_records", shape, bytes_of(args)) }
+}
+
+/// Updates rows of a scratchpad, of so many warps of elements.
+///
+/// # Errors
+/// As [`Driver::launch`].
+///
+/// # Safety
+/// As [`Driver::launch`]; slots are within the scratchpad and distinct, their records have the optimizer's states, sources
+/// are of samples and columns of the gradients, and the scan is the tables' and ends with `warps`.
+pub unsafe fn update_rows<D: Driver>(
+    d: &D,
+    s: &D::Stream,
+    warps: u32,
+    args: &UpdateArgs,
+) -> Result<(), DriverError> {
+    let shape = shape(blocks(d, warps), args.table_count as usize + 1);
+    // SAFETY: the layout is the kernel's; the rest is the caller's promise.
+    unsafe { d.launch(s, "update_rows", shape, bytes_of(args)) }
 }

@@ -11,6 +11,8 @@
 //! - [`tier`]: the cache's index and pool on the device, and how rows come in; [`sweeper`]: how they go;
 //! - [`lister`]: what is there; [`overlay`]: where the changed rows of a new version are meanwhile;
 //! - [`lane`]: one batch at a time through probe, copy and gather.
+//!
+//! And for the trainer: [`scratchpad`] and `stepper`, of the contract `device::scratch`.
 
 pub mod ahead;
 pub mod args;
@@ -27,10 +29,13 @@ pub mod memory;
 pub mod nvidia;
 pub mod overlay;
 pub mod pinned;
+pub mod scratchpad;
 mod shape;
 pub mod sources;
+mod stepper;
 pub mod sweeper;
 pub mod tier;
+pub mod train_args;
 
 mod api;
 mod modules;

@@ -47,7 +47,9 @@ pub const KERNELS: &[KernelFile] = &[
     kernel!("list": "list_entries"),
     kernel!("probe": "probe"),
     kernel!("replace": "copy_in", "link_keys"),
+    kernel!("scratch": "take_records", "put_records"),
     kernel!("sweep": "sample_ages", "sweep"),
+    kernel!("update": "update_rows"),
 ];
 
 /// Every file that they include.

@@ -3,20 +3,17 @@
 //!
 //! Who may touch which slot when is for the trainer's plan to say, far from here. So that a fault in it can corrupt a
 //! row but never memory, nobody touches a slot without a [`Claim`], and a claim is given only while no other has any of
-//! its slots: one flag a slot, taken and given back once a batch, not once an access.
+//! its slots ([`crate::device::flags`]).
 #![allow(unsafe_code)]
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
+use crate::device::flags::{Held, SlotFlags};
+pub use crate::device::flags::{NO_SLOT, NotClaimed};
 use crate::types::{HostBlock, HostMemory, OutOfHostMemory};
-
-/// Stands in a list of slots for a row that has none.
-pub const NO_SLOT: u32 = u32::MAX;
 
 /// `count` slots of `width` f32.
 pub struct Slots {
     width: usize,
-    claimed: Box<[AtomicBool]>,
+    flags: SlotFlags,
     /// The first word of `memory`.
     words: *mut f32,
     /// Owns what `words` points to; not looked into while this lives.
@@ -30,21 +27,10 @@ unsafe impl Send for Slots {}
 // SAFETY: as above.
 unsafe impl Sync for Slots {}
 
-/// A slot that another claim holds, or that is not there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("slot {slot}: claimed twice at a time, or past the {count} slots there are")]
-pub struct NotClaimed {
-    /// Which one.
-    pub slot: u32,
-    /// How many there are.
-    pub count: usize,
-}
-
 /// The right to these slots, exclusive until it is dropped.
 pub struct Claim<'a> {
     slots: &'a Slots,
-    /// Distinct and within the slots, but for [`NO_SLOT`].
-    list: &'a [u32],
+    held: Held<'a>,
 }
 
 /// The rows of a claim or of part of one, to write.
@@ -66,14 +52,13 @@ impl Slots {
         let words = memory.bytes_mut().ok_or(OutOfHostMemory { bytes })?;
         assert!(words.len() >= bytes && words.as_ptr().cast::<f32>().is_aligned(), "host memory is aligned");
         let words = words.as_mut_ptr().cast();
-        let claimed = (0..count).map(|_| AtomicBool::new(false)).collect();
-        Ok(Self { width, claimed, words, _memory: memory })
+        Ok(Self { width, flags: SlotFlags::new(count), words, _memory: memory })
     }
 
     /// How many slots.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.claimed.len()
+        self.flags.count()
     }
 
     /// Elements a slot.
@@ -85,27 +70,15 @@ impl Slots {
     /// Claims these slots; each [`NO_SLOT`] among them stands for none.
     ///
     /// # Errors
-    /// [`NotClaimed`] for the first that another claim has, or that stands there twice; nothing is claimed then.
+    /// As [`SlotFlags::claim`].
     pub fn claim<'a>(&'a self, list: &'a [u32]) -> Result<Claim<'a>, NotClaimed> {
-        let take = |slot: u32| {
-            let flag = self.claimed.get(slot as usize);
-            flag.is_some_and(|f| {
-                f.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
-            })
-        };
-        match list.iter().position(|&slot| slot != NO_SLOT && !take(slot)) {
-            None => Ok(Claim { slots: self, list }),
-            Some(failed) => {
-                drop(Claim { slots: self, list: &list[..failed] });
-                Err(NotClaimed { slot: list[failed], count: self.count() })
-            }
-        }
+        Ok(Claim { slots: self, held: self.flags.claim(list)? })
     }
 
     /// Where the row of the slot begins.
     fn row(&self, slot: u32) -> *mut f32 {
         debug_assert!((slot as usize) < self.count());
-        // SAFETY: every slot of a claim is below `count` (`claim` has looked it up among the flags), so this stays
+        // SAFETY: every slot of a claim is below `count` (it has a flag), so this stays
         // within the `count * width` words of the memory.
         unsafe { self.words.add(slot as usize * self.width) }
     }
@@ -116,7 +89,7 @@ impl<'a> Claim<'a> {
     #[inline(always)]
     #[must_use]
     pub fn row(&self, k: usize) -> Option<&[f32]> {
-        let slot = self.list.get(k).copied().filter(|&slot| slot != NO_SLOT)?;
+        let slot = self.held.list().get(k).copied().filter(|&slot| slot != NO_SLOT)?;
         // SAFETY: the claim holds the slot, so no other claim touches it; this one writes only by `rows_mut`, which
         // borrows it mutably, and so not while the reference given here lives. The words are initialised (zeroed).
         Some(unsafe { std::slice::from_raw_parts(self.slots.row(slot), self.slots.width) })
@@ -124,7 +97,7 @@ impl<'a> Claim<'a> {
 
     /// All rows, to write.
     pub fn rows_mut(&mut self) -> ClaimedRows<'_> {
-        ClaimedRows { slots: self.slots, list: self.list }
+        ClaimedRows { slots: self.slots, list: self.held.list() }
     }
 
     /// Copies the rows end to end over `out`.
@@ -132,7 +105,7 @@ impl<'a> Claim<'a> {
     /// # Panics
     /// When `out` has not room for exactly as many rows as there are slots, or one is [`NO_SLOT`].
     pub fn read(&self, out: &mut [f32]) {
-        assert_eq!(out.len(), self.list.len() * self.slots.width, "elements");
+        assert_eq!(out.len(), self.held.list().len() * self.slots.width, "elements");
         for (k, out) in out.chunks_exact_mut(self.slots.width.max(1)).enumerate() {
             out.copy_from_slice(self.row(k).unwrap_or_default());
         }
@@ -143,19 +116,11 @@ impl<'a> Claim<'a> {
     /// # Panics
     /// As [`Self::read`].
     pub fn write(&mut self, from: &[f32]) {
-        assert_eq!(from.len(), self.list.len() * self.slots.width, "elements");
+        assert_eq!(from.len(), self.held.list().len() * self.slots.width, "elements");
         let width = self.slots.width.max(1);
         let mut rows = self.rows_mut();
         for (k, from) in from.chunks_exact(width).enumerate() {
             rows.row_mut(k).unwrap_or_default().copy_from_slice(from);
-        }
-    }
-}
-
-impl Drop for Claim<'_> {
-    fn drop(&mut self) {
-        for &slot in self.list.iter().filter(|&&slot| slot != NO_SLOT) {
-            self.slots.claimed[slot as usize].store(false, Ordering::Release);
         }
     }
 }
@@ -205,18 +170,6 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_claimed_once_at_a_time_and_a_refused_claim_takes_nothing() {
-        let slots = Slots::new(&Plain, 5, 3).unwrap();
-        let first = slots.claim(&[1, NO_SLOT, 3]).unwrap();
-        assert_eq!(slots.claim(&[0, 3]).err(), Some(NotClaimed { slot: 3, count: 5 }));
-        assert_eq!(slots.claim(&[2, 4, 2]).err(), Some(NotClaimed { slot: 2, count: 5 }), "twice in one");
-        assert_eq!(slots.claim(&[5]).err(), Some(NotClaimed { slot: 5, count: 5 }));
-        drop(slots.claim(&[0, 2, 4]).unwrap());
-        drop(first);
-        drop(slots.claim(&[0, 1, 2, 3, 4]).unwrap());
-    }
-
-    #[test]
     fn rows_are_read_as_they_were_written_by_slot() {
         let slots = Slots::new(&Plain, 4, 2).unwrap();
         slots.claim(&[3, 1]).unwrap().write(&[1.0, 2.0, 3.0, 4.0]);
@@ -228,6 +181,7 @@ mod tests {
         low.row_mut(0).unwrap()[0] = 5.0;
         high.row_mut(1).unwrap()[1] = 6.0;
         assert!(high.row_mut(0).is_none() && low.row_mut(2).is_none());
+        assert!(slots.claim(&[3]).is_err(), "claimed already");
         drop(claim);
         let mut out = [0.0; 4];
         slots.claim(&[0, 3]).unwrap().read(&mut out);

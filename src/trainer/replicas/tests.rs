@@ -6,11 +6,10 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::device::host::slots::Slots;
 use crate::trainer::optim::Kind;
 use crate::trainer::pipeline::tests::{Case, Trained, assert_same, bits, cases, schema};
 use crate::trainer::plan::{Item, Transfers, Work};
-use crate::trainer::scratchpad::Sizes;
+use crate::trainer::scratchpad::{Pad, Sizes};
 use crate::trainer::train::Train;
 use crate::trainer::{Learner, Pipeline, Policy, Progress, ScratchpadSize, initialise, initialise_on_disk};
 
@@ -38,7 +37,7 @@ fn by_replicas(case: &Case, mut each: impl FnMut(&Network, &Replicas)) -> (Netwo
         slots[class].claim(&list).unwrap().write(&records_of(&fresh, t));
         lists.push(list);
     }
-    let mut network = fresh.network;
+    let (mut network, pad) = (fresh.network, Pad::Host(slots));
     let casts = naive::batches(case).into_iter().map(|(batch, labels)| {
         let mut cast = Cast { batch, labels, ..Cast::default() };
         cast.cast(&network.schema, &network.lookups).unwrap();
@@ -50,7 +49,8 @@ fn by_replicas(case: &Case, mut each: impl FnMut(&Network, &Replicas)) -> (Netwo
     let (watch, tables) = (&mut |_: &Progress<'_>| (), &sizes.tables[..]);
     let mut train = Train {
         network: &mut network,
-        slots: &slots,
+        pad: &pad,
+        stepper: None,
         tables,
         watch,
         samples: 0,
@@ -60,11 +60,12 @@ fn by_replicas(case: &Case, mut each: impl FnMut(&Network, &Replicas)) -> (Netwo
     while casts.len() > 0 {
         let work = Work::Steps(casts.by_ref().take(case.settings.lookahead).collect());
         let (fills, evictions) = (Transfers::default(), Transfers::default());
-        train.train(&Item { number: 1, fills, evictions, work }).unwrap();
+        train.train(&Item { number: 1, fills, evictions, berth: None, work }).unwrap();
         each(train.network, train.replicas.as_ref().unwrap());
     }
-    let rows = lists.iter().zip(tables).map(|(list, &(class, _))| records(&slots[class], list));
-    (network, rows.collect())
+    let rows = lists.iter().zip(tables).map(|(list, &(class, _))| pad.read(class, list).unwrap());
+    let rows = rows.collect();
+    (network, rows)
 }
 
 /// The records of a table in memory.
@@ -77,13 +78,6 @@ fn records_of(learner: &Learner, t: usize) -> Vec<f32> {
             records.extend_from_slice(&state.as_slice()[row as usize * state.width()..][..state.width()]);
         }
     }
-    records
-}
-
-/// The records of these slots.
-fn records(slots: &Slots, list: &[u32]) -> Vec<f32> {
-    let mut records = vec![0.0; list.len() * slots.width()];
-    slots.claim(list).unwrap().read(&mut records);
     records
 }
 

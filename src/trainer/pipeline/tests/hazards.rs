@@ -35,7 +35,7 @@ fn work_off(case: &Case, windows: Windows, buffered: usize, order: Order) -> (bo
         initialise_on_disk(&schema(), case.optimizer(), 7, (dir.path(), vec![])).unwrap();
     let sizes = Sizes::of(&schema(), case.kind).unwrap();
     let counts = sizes.counts(&case.settings.scratchpad);
-    let slots = sizes.slots(&counts).unwrap();
+    let pad = Pad::Host(sizes.slots(&counts).unwrap());
     let plan = PlanSettings {
         policy: case.settings.policy,
         seed: 0,
@@ -51,11 +51,12 @@ fn work_off(case: &Case, windows: Windows, buffered: usize, order: Order) -> (bo
     assert_eq!(planner.stats().bubbles, 0, "a bubble waits for what this test does not do");
 
     let threads = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
-    let places = Places { store: &store, slots: &slots, tables: &sizes.tables, threads: &threads };
+    let places = Places { store: &store, pad: &pad, tables: &sizes.tables, threads: &threads };
     let mut watch = |_: &Progress<'_>| ();
     let mut train = Train {
         network: &mut network,
-        slots: &slots,
+        pad: &pad,
+        stepper: None,
         tables: &sizes.tables,
         watch: &mut watch,
         samples: 0,
@@ -103,10 +104,9 @@ fn work_off(case: &Case, windows: Windows, buffered: usize, order: Order) -> (bo
         done[stage] += 1;
     }
     assert_eq!(done, [items.len(); 4]);
-    for (hold, slots) in planner.holds().iter().zip(&slots) {
+    for (size, hold) in planner.holds().iter().enumerate() {
         for (key, slot) in hold.rows() {
-            let mut record = vec![0.0; slots.width()];
-            slots.claim(&[slot]).unwrap().read(&mut record);
+            let record = pad.read(size, &[slot]).unwrap();
             store.write(key.table(), &[key.row()], &record).unwrap();
         }
     }

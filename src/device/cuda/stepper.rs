@@ -1,0 +1,344 @@
+//! A trainer's steps on a device's scratchpad: the input rows of a batch out of its slots, and its rows'
+//! updates.
+//!
+//! What the host says of a batch lies in one pinned block, arrays side by side and as long as the batch
+//! needs, and goes to a block of the device in one copy: kernels read much of it more than once. So each half
+//! of a step is a copy, a launch and a copy back, or a copy and a launch, whatever the table count. The
+//! blocks grow when a batch needs more.
+//!
+//! The forward half is the serving cache's gather-pool (`kernels/gather_pool.cu`), which is told where each
+//! occurrence's row lies as a probe would tell it.
+
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use super::args::{AT_NOTHING, BatchHeader, BatchState};
+use super::kernels::{self, blocks};
+use super::memory::{Array, DeviceMemory, PinnedMemory, Plan};
+use super::scratchpad::{Shared, check_slots, limit, shape};
+use super::train_args::{UpdateArgs, UpdateTable, lanes_of};
+use super::{Address, Driver, DriverError};
+use crate::device::flags::NO_SLOT;
+use crate::device::pool::{MAX_LOOKUPS, PoolArgs, PoolLookup, WARP_LANES};
+use crate::device::scratch::{
+    Gather, GatherLookup, ScratchError, Source, Stepper, TableSlots, Update, UpdateRows,
+};
+
+const WORD: usize = size_of::<f32>();
+/// What a kernel counts threads, warps and places up to.
+const MOST: u64 = (u32::MAX >> 2) as u64;
+
+/// Steps on one stream.
+pub(super) struct CudaStepper<D: Driver> {
+    shared: Arc<Shared<D>>,
+    stream: D::Stream,
+    block: Block<D>,
+}
+
+/// The memory of a batch, at the same places on the host and on the device.
+struct Block<D: Driver> {
+    host: PinnedMemory<D>,
+    device: DeviceMemory<D>,
+}
+
+struct GatherArrays {
+    header: Array<BatchHeader>,
+    state: Array<BatchState>,
+    lookups: Array<PoolLookup>,
+    scan: Array<u32>,
+    offsets: Array<u32>,
+    places: Array<u64>,
+    /// Bytes of all above, which the host writes.
+    told: usize,
+    out: Array<f32>,
+}
+
+struct UpdateArrays {
+    tables: Array<UpdateTable>,
+    scan: Array<u32>,
+    list: Array<u32>,
+    starts: Array<u32>,
+    sources: Array<Source>,
+    grads: Array<f32>,
+}
+
+impl<D: Driver> CudaStepper<D> {
+    pub fn new(shared: &Arc<Shared<D>>) -> Result<Self, ScratchError> {
+        let stream = shared.driver.stream()?;
+        let block = Block::new(&shared.driver, 1 << 16)?;
+        Ok(Self { shared: shared.clone(), stream, block })
+    }
+
+    /// Makes the block no shorter than so many bytes. Nothing of the last batch is under way.
+    fn make_room(&mut self, bytes: usize) -> Result<(), DriverError> {
+        if self.block.host.bytes() < bytes {
+            self.block = Block::new(&self.shared.driver, bytes.next_power_of_two())?;
+        }
+        Ok(())
+    }
+
+    /// Writes what the kernel is told of a gather. Gives the warps.
+    fn tell_gather(&mut self, gather: &Gather<'_>, arrays: &GatherArrays) -> Result<u32, ScratchError> {
+        let Self { shared, block: Block { host, .. }, .. } = self;
+        let header = BatchHeader { samples: gather.samples as u32, ..BatchHeader::default() };
+        host.get_mut(arrays.header)[0] = header;
+        // No row is missing: the gather goes ahead.
+        host.get_mut(arrays.state)[0] = BatchState::default();
+        host.get_mut(arrays.scan)[0] = 0;
+        let (mut column, mut occurrences, mut warps) = (0, 0, 0);
+        for (i, lookup) in gather.lookups.iter().enumerate() {
+            let table = table_of(gather, lookup)?;
+            let (slots_at, words) = shared.place(&table.run)?;
+            limit("elements of a record", words.into(), table.dim)?;
+            let offsets_at = i * (gather.samples + 1);
+            host.get_mut(arrays.offsets)[offsets_at..][..lookup.offsets.len()]
+                .copy_from_slice(lookup.offsets);
+            host.get_mut(arrays.lookups)[i] = PoolLookup {
+                offsets_at: offsets_at as u32,
+                occurrences_at: occurrences as u32,
+                dim: table.dim as u32,
+                column,
+                pooling: u32::from(lookup.mean),
+                element: 0,
+            };
+            let list = table.run.held.list();
+            let place = |&place: &u32| match list.get(place as usize) {
+                Some(&slot) if slot != NO_SLOT => (slots_at + u64::from(slot) * u64::from(words)) << 1,
+                _ => AT_NOTHING,
+            };
+            let found = &lookup.places[..occurrences_of(lookup)];
+            let to = &mut host.get_mut(arrays.places)[occurrences..][..found.len()];
+            to.iter_mut().zip(found).for_each(|(to, found)| *to = place(found));
+            occurrences += found.len();
+            column += table.dim as u32;
+            warps += ((gather.samples * table.dim) as u32).div_ceil(WARP_LANES);
+            host.get_mut(arrays.scan)[i + 1] = warps;
+        }
+        // There are no dense values.
+        host.get_mut(arrays.scan)[gather.lookups.len() + 1] = warps;
+        Ok(warps)
+    }
+
+    fn launch_gather(&self, args: &PoolArgs, warps: u32, arrays: &GatherArrays) -> Result<(), DriverError> {
+        let Self { shared, stream, block } = self;
+        let driver = &*shared.driver;
+        // SAFETY: host and device block hold all the arrays; `self` is borrowed until `settle` has waited.
+        // `check_gather` has shown that bags lie within the places, rows within the matrix and vectors within
+        // records; `tell_gather` that every place is a slot of this scratchpad that the caller has.
+        unsafe {
+            driver.copy(stream, block.host_at(), block.device_at(), arrays.told)?;
+            kernels::gather_pool(driver, stream, blocks(driver, warps), args)?;
+            let (from, to) = (block.device.of(arrays.out), block.host.of(arrays.out));
+            driver.copy(stream, Address(from), Address(to), arrays.out.len() * WORD)
+        }
+    }
+
+    /// Writes what the kernel is told of an update, but for the gradients. Gives the warps.
+    fn tell_update(&mut self, update: &Update<'_>, arrays: &UpdateArrays) -> Result<u32, ScratchError> {
+        let Self { shared, block: Block { host, .. }, .. } = self;
+        host.get_mut(arrays.scan)[0] = 0;
+        let (mut rows, mut sources, mut warps) = (0, 0, 0);
+        for (i, table) in update.tables.iter().enumerate() {
+            let (slots_at, words) = shared.place(&table.rows.run)?;
+            check_rows(update, table, words as usize)?;
+            let list = table.rows.run.held.list();
+            host.get_mut(arrays.list)[rows..][..list.len()].copy_from_slice(list);
+            let starts = &mut host.get_mut(arrays.starts)[rows..][..=list.len()];
+            starts[0] = sources as u32;
+            let ends = table.ends.iter().map(|end| sources as u32 + (end - table.first));
+            starts[1..].iter_mut().zip(ends).for_each(|(to, end)| *to = end);
+            host.get_mut(arrays.sources)[sources..][..table.sources.len()].copy_from_slice(table.sources);
+            let dim = table.rows.dim as u32;
+            let lanes = lanes_of(dim);
+            host.get_mut(arrays.tables)[i] = UpdateTable {
+                slots_at,
+                rows_at: rows as u32,
+                rows: list.len() as u32,
+                dim,
+                words,
+                lanes,
+                unused: 0,
+            };
+            rows += list.len();
+            sources += table.sources.len();
+            warps += (list.len() as u32 * lanes).div_ceil(WARP_LANES);
+            host.get_mut(arrays.scan)[i + 1] = warps;
+        }
+        Ok(warps)
+    }
+
+    fn launch_update(&self, args: &UpdateArgs, warps: u32, bytes: usize) -> Result<(), DriverError> {
+        let Self { shared, stream, block } = self;
+        let driver = &*shared.driver;
+        // SAFETY: as in `launch_gather`; `check_rows` has shown that sources are of samples and columns that
+        // there are and rows of records that have the optimizer's states, and their slots are the caller's.
+        unsafe {
+            driver.copy(stream, block.host_at(), block.device_at(), bytes)?;
+            kernels::update_rows(driver, stream, warps, args)
+        }
+    }
+}
+
+impl<D: Driver> Stepper for CudaStepper<D> {
+    fn gather(&mut self, gather: &Gather<'_>) -> Result<&[f32], ScratchError> {
+        let stride = check_gather(gather)?;
+        let occurrences = gather.lookups.iter().map(occurrences_of).sum();
+        let lookups = gather.lookups.len();
+        let mut plan = Plan::default();
+        let arrays = GatherArrays {
+            header: plan.array(1),
+            state: plan.array(1),
+            lookups: plan.array(lookups),
+            scan: plan.array(lookups + 2),
+            offsets: plan.array(lookups * (gather.samples + 1)),
+            places: plan.array(occurrences),
+            told: plan.bytes(),
+            out: plan.array(gather.samples * stride),
+        };
+        self.make_room(plan.bytes())?;
+        let warps = self.tell_gather(gather, &arrays)?;
+        if warps > 0 {
+            let device = &self.block.device;
+            let args = PoolArgs {
+                header: device.of(arrays.header),
+                state: device.of(arrays.state),
+                lookups: device.of(arrays.lookups),
+                scan: device.of(arrays.scan),
+                offsets: device.of(arrays.offsets),
+                places: device.of(arrays.places),
+                owners: 0,
+                rows: 0,
+                pool: self.shared.address(),
+                host: 0,
+                copies: 0,
+                dense: 0,
+                out: device.of(arrays.out),
+                lookup_count: lookups as u32,
+                dense_width: 0,
+                stride: stride as u32,
+                unused: 0,
+            };
+            let given = self.launch_gather(&args, warps, &arrays);
+            self.shared.settle(&self.stream, given)?;
+        }
+        Ok(self.block.host.get(arrays.out))
+    }
+
+    fn update(&mut self, update: &Update<'_>, grads: &mut dyn FnMut(&mut [f32])) -> Result<(), ScratchError> {
+        let rows: usize = update.tables.iter().map(|table| table.rows.run.held.list().len()).sum();
+        let sources: usize = update.tables.iter().map(|table| table.sources.len()).sum();
+        limit("tables", MAX_LOOKUPS as u64, update.tables.len())?;
+        limit("rows of a batch", MOST / u64::from(WARP_LANES), rows)?;
+        limit("sources of a batch", MOST, sources)?;
+        limit("gradients of a sample", MOST, update.stride)?;
+        let mut plan = Plan::default();
+        let arrays = UpdateArrays {
+            tables: plan.array(update.tables.len()),
+            scan: plan.array(update.tables.len() + 1),
+            list: plan.array(rows),
+            starts: plan.array(rows + 1),
+            sources: plan.array(sources),
+            grads: plan.array(update.samples * update.stride),
+        };
+        self.make_room(plan.bytes())?;
+        let warps = self.tell_update(update, &arrays)?;
+        if warps == 0 {
+            return Ok(());
+        }
+        grads(self.block.host.get_mut(arrays.grads));
+        let device = &self.block.device;
+        let args = UpdateArgs {
+            tables: device.of(arrays.tables),
+            scan: device.of(arrays.scan),
+            list: device.of(arrays.list),
+            starts: device.of(arrays.starts),
+            sources: device.of(arrays.sources),
+            grads: device.of(arrays.grads),
+            scratch: self.shared.address(),
+            table_count: update.tables.len() as u32,
+            stride: update.stride as u32,
+            first_column: update.first_column as u32,
+            ..UpdateArgs::default()
+        };
+        let given = self.launch_update(&args.with_rule(update.rule), warps, plan.bytes());
+        Ok(self.shared.settle(&self.stream, given)?)
+    }
+}
+
+impl<D: Driver> Block<D> {
+    fn new(driver: &Arc<D>, bytes: usize) -> Result<Self, DriverError> {
+        Ok(Self { host: PinnedMemory::new(driver, bytes)?, device: DeviceMemory::new(driver, bytes)? })
+    }
+
+    fn host_at(&self) -> Address {
+        Address(self.host.address())
+    }
+
+    fn device_at(&self) -> Address {
+        Address(self.device.address())
+    }
+}
+
+fn table_of<'g>(gather: &Gather<'g>, lookup: &GatherLookup<'_>) -> Result<TableSlots<'g>, ScratchError> {
+    let table = gather.tables.get(lookup.table).copied();
+    table.ok_or_else(|| shape("tables", gather.tables.len(), lookup.table))
+}
+
+/// Occurrences of a lookup that was checked.
+fn occurrences_of(lookup: &GatherLookup<'_>) -> usize {
+    lookup.offsets.last().copied().unwrap_or(0) as usize
+}
+
+/// Checks all that the kernel takes for granted but slots. Gives the width of the matrix.
+fn check_gather(gather: &Gather<'_>) -> Result<usize, ScratchError> {
+    limit("lookups", MAX_LOOKUPS as u64, gather.lookups.len())?;
+    let (mut stride, mut occurrences) = (0, 0usize);
+    for lookup in gather.lookups {
+        let offsets = lookup.offsets;
+        if offsets.len() != gather.samples + 1 {
+            return Err(shape("offsets of a lookup", gather.samples + 1, offsets.len()));
+        }
+        if let Some(pair) = offsets.windows(2).find(|pair| pair[0] > pair[1]) {
+            return Err(shape("offset that never falls", pair[0] as usize, pair[1] as usize));
+        }
+        if lookup.places.len() < occurrences_of(lookup) {
+            return Err(shape("places of a lookup", occurrences_of(lookup), lookup.places.len()));
+        }
+        stride += table_of(gather, lookup)?.dim;
+        occurrences += occurrences_of(lookup);
+    }
+    limit("ids of a batch", MOST, occurrences)?;
+    limit("offsets of a batch", MOST, gather.lookups.len().saturating_mul(gather.samples + 1))?;
+    limit("elements of a batch", MOST, gather.samples.saturating_mul(stride))?;
+    Ok(stride)
+}
+
+/// Checks all that the kernel takes for granted of a table's rows.
+fn check_rows(update: &Update<'_>, table: &UpdateRows<'_>, words: usize) -> Result<(), ScratchError> {
+    let TableSlots { run, dim } = table.rows;
+    check_slots(run.held.list())?;
+    if dim == 0 || update.rule.record_words(dim) != words {
+        return Err(shape("words of a record", update.rule.record_words(dim), words));
+    }
+    if table.ends.len() != run.held.list().len() {
+        return Err(shape("ends of sources", run.held.list().len(), table.ends.len()));
+    }
+    let bounds = std::iter::once(&table.first).chain(table.ends);
+    if let Some((from, to)) = bounds.zip(table.ends).find(|(from, to)| from > to) {
+        return Err(shape("end that never falls", *from as usize, *to as usize));
+    }
+    let last = table.ends.last().map_or(0, |end| (end - table.first) as usize);
+    if last != table.sources.len() {
+        return Err(shape("sources of a table", last, table.sources.len()));
+    }
+    let end = update.first_column + update.stride;
+    let outside = |source: &&Source| {
+        let column = source.column as usize;
+        source.sample as usize >= update.samples || column < update.first_column || column + dim > end
+    };
+    match table.sources.iter().find(outside) {
+        None => Ok(()),
+        Some(source) => Err(shape("sources within the gradients", update.samples, source.sample as usize)),
+    }
+}

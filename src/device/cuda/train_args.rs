@@ -1,0 +1,125 @@
+//! What the trainer's kernels are given, field for field as in `kernels/scratch.cu` and `kernels/update.cu`:
+//! as [`super::args`] for the cache's.
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::device::pool::WARP_LANES;
+use crate::device::scratch::Rule;
+
+/// `RecordRun` of scratch.cu: records of one table, on their way.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct RecordRun {
+    /// The word of the scratchpad at which slot 0 of their size begins.
+    pub slots_at: u64,
+    /// The word of the buffer at which they begin.
+    pub staged_at: u64,
+    /// Where their slots begin in the list.
+    pub list_at: u32,
+    /// How many.
+    pub rows: u32,
+    /// Words of each.
+    pub words: u32,
+    /// Zero.
+    pub unused: u32,
+}
+
+/// `RecordArgs` of scratch.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[allow(missing_docs)] // scratch.cu has them
+pub struct RecordArgs {
+    pub runs: u64,
+    pub scan: u64,
+    pub list: u64,
+    pub scratch: u64,
+    pub staged: u64,
+    pub run_count: u32,
+    pub unused: u32,
+}
+
+/// `UpdateTable` of update.cu: the rows of one table that a batch updates.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct UpdateTable {
+    /// The word of the scratchpad at which slot 0 of their records' size begins.
+    pub slots_at: u64,
+    /// The first one's place among all rows.
+    pub rows_at: u32,
+    /// How many.
+    pub rows: u32,
+    /// Elements of each.
+    pub dim: u32,
+    /// Words of a record.
+    pub words: u32,
+    /// Threads of a row: [`lanes_of`] its dim.
+    pub lanes: u32,
+    /// Zero.
+    pub unused: u32,
+}
+
+/// `UpdateArgs` of update.cu.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
+#[allow(missing_docs)] // update.cu has them
+pub struct UpdateArgs {
+    pub tables: u64,
+    pub scan: u64,
+    pub list: u64,
+    pub starts: u64,
+    pub sources: u64,
+    pub grads: u64,
+    pub scratch: u64,
+    pub table_count: u32,
+    pub stride: u32,
+    pub first_column: u32,
+    pub optimizer: u32,
+    pub lr: f32,
+    pub eps: f32,
+    pub size: f32,
+    pub first_share: f32,
+    pub second_share: f32,
+    pub unused: u32,
+}
+
+impl UpdateArgs {
+    /// With the optimizer's number and factors.
+    #[must_use]
+    pub fn with_rule(self, rule: Rule) -> Self {
+        match rule {
+            Rule::Sgd { lr } => Self { optimizer: 0, lr, ..self },
+            Rule::Adagrad { lr, eps } => Self { optimizer: 1, lr, eps, ..self },
+            Rule::RowwiseAdagrad { lr, eps } => Self { optimizer: 2, lr, eps, ..self },
+            Rule::Adam { size, eps, shares: (first_share, second_share) } => {
+                Self { optimizer: 3, size, eps, first_share, second_share, ..self }
+            }
+        }
+    }
+}
+
+/// Threads of a row of this dim.
+#[must_use]
+pub fn lanes_of(dim: u32) -> u32 {
+    dim.clamp(1, WARP_LANES).next_power_of_two()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::scratch::Source;
+    use std::mem::offset_of;
+
+    #[test]
+    fn the_layouts_are_the_kernels() {
+        assert_eq!((size_of::<RecordRun>(), offset_of!(RecordRun, words)), (32, 24));
+        assert_eq!((size_of::<RecordArgs>(), offset_of!(RecordArgs, run_count)), (48, 40));
+        assert_eq!((size_of::<UpdateTable>(), offset_of!(UpdateTable, lanes)), (32, 24));
+        assert_eq!((size_of::<Source>(), offset_of!(Source, divisor)), (12, 8));
+        assert_eq!((size_of::<UpdateArgs>(), offset_of!(UpdateArgs, second_share)), (96, 88));
+    }
+
+    #[test]
+    fn a_row_has_the_fewest_threads_that_its_elements_fill_and_no_more_than_a_warp() {
+        assert_eq!([1, 2, 3, 16, 17, 32, 33, 128].map(lanes_of), [1, 2, 4, 16, 32, 32, 32, 32]);
+    }
+}

@@ -1,0 +1,73 @@
+//! The contracts of `scratch_contract` and `pipeline_contract` on NVIDIA's driver: on a real GPU where there
+//! is one; and, with the feature cusim, on the pretended driver, whose kernels the simulator executes
+//! (`cusim_kernels`).
+#![cfg(target_os = "linux")]
+
+use std::sync::Arc;
+
+use flechette::device::cuda::Nvidia;
+
+use crate::cuda_cache::on_every_gpu;
+use crate::pipeline_contract as pipeline;
+use crate::scratch_contract::{self as contract, KINDS};
+
+on_every_gpu! {
+    records_come_back_as_they_went: |driver: &Arc<Nvidia>| {
+        (0..12).for_each(|seed| contract::records_come_back_as_they_went(driver, seed));
+    };
+    input_rows_are_pooled_as_on_the_host: |driver: &Arc<Nvidia>| {
+        (0..12).for_each(|seed| contract::input_rows_are_pooled_as_on_the_host(driver, seed));
+    };
+    rows_are_updated_as_on_the_host: |driver: &Arc<Nvidia>| {
+        for kind in KINDS {
+            (0..12).for_each(|seed| contract::rows_are_updated_as_on_the_host(driver, kind, seed));
+        }
+    };
+    what_a_kernel_could_not_do_is_refused_by_name: |driver: &Arc<Nvidia>| {
+        contract::what_a_kernel_could_not_do_is_refused_by_name(driver);
+    };
+    a_step_takes_five_operations_whatever_the_table_count: |driver: &Arc<Nvidia>| {
+        contract::a_step_takes_five_operations_whatever_the_table_count(driver);
+    };
+    any_settings_train_the_sequential_bytes: |driver: &Arc<Nvidia>| {
+        (0..12).for_each(|seed| pipeline::any_settings_train_the_sequential_bytes(driver, seed));
+    };
+    a_pipeline_trains_the_sequential_bytes: |driver: &Arc<Nvidia>| {
+        for (seed, kind) in (0..).zip(KINDS) {
+            pipeline::a_scratchpad_of_any_size_trains_the_sequential_bytes(driver, kind, seed);
+            pipeline::a_window_that_does_not_fit_trains_the_sequential_bytes(driver, kind, seed);
+            pipeline::a_batch_that_is_split_trains_the_sequential_bytes(driver, kind, seed);
+            pipeline::small_staging_and_buffers_train_the_sequential_bytes(driver, kind, seed);
+        }
+    };
+}
+
+/// Nobody waits for ever, and the first error is the device's.
+#[cfg(feature = "cusim")]
+#[test]
+fn a_device_that_fails_ends_the_training_with_its_error() {
+    use std::sync::atomic::Ordering;
+
+    use flechette::trainer::{ScratchpadSize, TrainError};
+
+    use crate::cusim_kernels::{LAUNCHES_LEFT, execute_kernels};
+    use crate::pretend::Machine;
+
+    // A device that has failed is of no more use to its process.
+    for launches in ["0", "1", "5", "20"] {
+        let ran = Machine::whole().told("LAUNCHES", launches).runs(|_| {
+            let launches: i64 = std::env::var("PRETEND_LAUNCHES").unwrap().parse().unwrap();
+            execute_kernels();
+            LAUNCHES_LEFT.store(launches, Ordering::SeqCst);
+            let case = pipeline::Case::new(KINDS[0], ScratchpadSize::Fraction(0.6));
+            let dir = tempfile::tempdir().unwrap();
+            let (mut network, mut pipeline) = case.start(&crate::cuda_cache::nvidia(), dir.path()).unwrap();
+            let failed = case.run(&mut network, &mut pipeline).err().unwrap();
+            assert!(matches!(failed, TrainError::Device(_)), "{failed}");
+            assert!(failed.to_string().contains("is final"), "{failed}");
+        });
+        if ran.is_none() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! What the trainer's pipeline promises on a device, for any driver: the sequential trainer's bytes, row by
+//! row after every step and all of them at the end, with rows coming and going, batches that wait and batches
+//! that are split.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use flechette::dataset::{DatasetError, Reader};
+use flechette::device::cuda::Driver;
+use flechette::schema::Schema;
+use flechette::store::WorkingFile;
+use flechette::trainer::optim::{Kind, Optimizer};
+use flechette::trainer::{
+    self, Data, Frequencies, Network, Pipeline, PipelineSettings, PlanStats, Policy, ScratchpadSize,
+    TrainError, Verifier,
+};
+use flechette::types::{RawBatch, RawFeature, RawValues, TableId, scatter};
+
+/// Tables that two lookups share, one of another dim, means, empty bags, absent ids that read as a row and as
+/// zeros.
+const TOML: &str = r#"
+    [architecture]
+    kind = "deepfm"
+    deep = [4]
+    [[dense]]
+    name = "d"
+    [[features]]
+    name = "a"
+    table = "t"
+    wide_table = "w"
+    arity = { multi_hot = { max = 6 } }
+    pooling = "mean"
+    [[features]]
+    name = "b"
+    table = "t"
+    wide_table = "w"
+    [[features]]
+    name = "c"
+    table = "u"
+    wide_table = "v"
+    [[tables]]
+    name = "t"
+    rows = 120
+    dim = 5
+    default = { row = 1 }
+    [[tables]]
+    name = "u"
+    rows = 80
+    dim = 5
+    [[tables]]
+    name = "w"
+    rows = 120
+    dim = 1
+    [[tables]]
+    name = "v"
+    rows = 80
+    dim = 1
+"#;
+
+/// Samples whose ids are skewed, so that some rows come in every batch and some hardly ever.
+struct Samples {
+    left: usize,
+    draws: u64,
+}
+
+impl Samples {
+    fn draw(&mut self, below: u64) -> u64 {
+        self.draws = scatter(self.draws.wrapping_add(1));
+        (self.draws >> 8) % below
+    }
+
+    /// Past the end now and then.
+    fn id(&mut self, rows: u64) -> u64 {
+        let u = self.draw(1 << 20) as f64 / (1 << 20) as f64;
+        (u * u * (rows + 3) as f64) as u64
+    }
+}
+
+impl Reader for Samples {
+    fn read(&mut self, batch: usize, out: &mut RawBatch) -> Result<usize, DatasetError> {
+        let samples = batch.min(self.left);
+        self.left -= samples;
+        let mut features = vec![RawFeature::ids(); 3];
+        let mut push = |feature: usize, ids: &[u64]| {
+            let RawValues::Ids(values) = &mut features[feature].values else { unreachable!() };
+            values.extend_from_slice(ids);
+            let end = values.len() as u32;
+            features[feature].offsets.push(end);
+        };
+        let (mut dense, mut labels) = (Vec::new(), Vec::new());
+        for _ in 0..samples {
+            let bag: Vec<u64> = (0..self.draw(7)).map(|_| self.id(120)).collect();
+            push(0, &bag);
+            push(1, &[self.id(120)]);
+            push(2, &[self.id(80)]);
+            dense.push(self.draw(100) as f32 / 50.0);
+            labels.push(self.draw(2) as f32);
+        }
+        *out = RawBatch { samples, dense, features, labels: Some(labels) };
+        Ok(samples)
+    }
+
+    fn skipped(&self) -> u64 {
+        0
+    }
+}
+
+/// One training.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub settings: PipelineSettings,
+    pub kind: Kind,
+    pub samples: usize,
+    pub batch: usize,
+    pub seed: u64,
+}
+
+impl Case {
+    pub fn new(kind: Kind, scratchpad: ScratchpadSize) -> Self {
+        let settings = PipelineSettings { scratchpad, threads: 2, ..PipelineSettings::default() };
+        Self { settings, kind, samples: 150, batch: 10, seed: 3 }
+    }
+
+    fn optimizer(&self) -> Optimizer {
+        Optimizer { kind: self.kind, lr: 0.05, eps: 1e-10 }
+    }
+
+    /// What a pipeline is made of: for every other seed with rows that come in before the first batch.
+    fn parts(&self, dir: &Path) -> (Network, WorkingFile, Option<Frequencies>) {
+        let schema = Schema::parse(TOML).unwrap();
+        let (network, store) =
+            trainer::initialise_on_disk(&schema, self.optimizer(), 7, (dir, vec![])).unwrap();
+        let frequent = (0..20).map(|row| (TableId(0), row, 100 - row)).collect();
+        (network, store, self.seed.is_multiple_of(2).then_some(frequent))
+    }
+
+    /// A pipeline on the device, with what it trains.
+    pub fn start<D: Driver>(&self, driver: &Arc<D>, dir: &Path) -> Result<(Network, Pipeline), TrainError> {
+        let (network, store, frequencies) = self.parts(dir);
+        let pipeline = Pipeline::on_device(driver, &network, (store, frequencies), self.settings.clone())?;
+        Ok((network, pipeline))
+    }
+
+    /// What Plan does where the scratchpad is the host's.
+    fn on_host(&self) -> PlanStats {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut network, store, frequencies) = self.parts(dir.path());
+        let mut pipeline = Pipeline::new(&network, store, self.settings.clone(), frequencies).unwrap();
+        self.run(&mut network, &mut pipeline).unwrap();
+        pipeline.stats()
+    }
+
+    /// Trains, beside the sequential trainer.
+    pub fn run(&self, network: &mut Network, pipeline: &mut Pipeline) -> Result<Verifier, TrainError> {
+        let schema = Schema::parse(TOML).unwrap();
+        let oracle = trainer::initialise(&schema, self.optimizer(), 7).unwrap();
+        let mut verifier = Verifier::new(oracle);
+        let reader = &mut Samples { left: self.samples, draws: self.seed };
+        let data = Data { reader, batch: self.batch, steps: u64::MAX };
+        assert_eq!(pipeline.run(network, data, &mut verifier)?, self.samples as u64);
+        Ok(verifier)
+    }
+
+    /// Trains, and asserts that every byte is the sequential trainer's.
+    pub fn check<D: Driver>(&self, driver: &Arc<D>) -> PlanStats {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut network, mut pipeline) = self.start(driver, dir.path()).unwrap();
+        let verifier = self.run(&mut network, &mut pipeline).unwrap();
+        assert_eq!(verifier.first_difference(), None, "{self:?}");
+        pipeline.flush().unwrap();
+        assert_eq!(verifier.finish(pipeline.store()).unwrap(), None, "{self:?}: at the end");
+        pipeline.stats()
+    }
+}
+
+/// Rows come and go; with room for all they only come.
+pub fn a_scratchpad_of_any_size_trains_the_sequential_bytes<D: Driver>(
+    driver: &Arc<D>,
+    kind: Kind,
+    seed: u64,
+) {
+    for fraction in [0.55, 1.0] {
+        let mut case = Case { seed, ..Case::new(kind, ScratchpadSize::Fraction(fraction)) };
+        case.settings.policy = Policy::ALL[seed as usize % Policy::ALL.len()];
+        let stats = case.check(driver);
+        assert_eq!(stats.evictions == 0, fraction == 1.0, "{case:?}: {stats:?}");
+        assert!(stats.hits > 0 && stats.fills > 0, "{stats:?}");
+    }
+}
+
+/// The window does not fit, and Plan waits for batches to train.
+pub fn a_window_that_does_not_fit_trains_the_sequential_bytes<D: Driver>(
+    driver: &Arc<D>,
+    kind: Kind,
+    seed: u64,
+) {
+    let mut case = Case { seed, ..Case::new(kind, ScratchpadSize::Slots(vec![62, 62])) };
+    case.settings.jitter = Some(seed);
+    let stats = case.check(driver);
+    assert!(stats.bubbles > 0 && stats.evictions > 0 && stats.splits == 0, "{stats:?}");
+}
+
+/// Batches do not fit, and are split.
+pub fn a_batch_that_is_split_trains_the_sequential_bytes<D: Driver>(driver: &Arc<D>, kind: Kind, seed: u64) {
+    let case = Case { seed, samples: 60, ..Case::new(kind, ScratchpadSize::Slots(vec![12, 9])) };
+    let stats = case.check(driver);
+    assert!(stats.splits > 0 && stats.evictions > 0, "{stats:?}");
+}
+
+/// Items move few rows each and several wait between stages.
+pub fn small_staging_and_buffers_train_the_sequential_bytes<D: Driver>(
+    driver: &Arc<D>,
+    kind: Kind,
+    seed: u64,
+) {
+    let mut case = Case { seed, ..Case::new(kind, ScratchpadSize::Fraction(0.9)) };
+    case.settings = PipelineSettings {
+        staging_bytes: 4000,
+        buffered: 1,
+        lookahead: 1 + seed as usize % 2,
+        jitter: Some(seed),
+        ..case.settings
+    };
+    case.check(driver);
+}
+
+/// Whatever the settings are; and Plan decides as on the host.
+pub fn any_settings_train_the_sequential_bytes<D: Driver>(driver: &Arc<D>, seed: u64) {
+    let mut draws = seed << 32;
+    let mut draw = |from: usize, to: usize| {
+        draws += 1;
+        from + (scatter(draws) >> 16) as usize % (to - from)
+    };
+    let kind = [Kind::Sgd, Kind::Adagrad, Kind::RowwiseAdagrad, Kind::Adam][draw(0, 4)];
+    let slots = ScratchpadSize::Slots(vec![draw(8, 200), draw(8, 200)]);
+    let mut case = Case::new(kind, slots);
+    (case.samples, case.batch, case.seed) = (draw(1, 150), draw(1, 30), seed);
+    case.settings = PipelineSettings {
+        policy: Policy::ALL[draw(0, Policy::ALL.len())],
+        lookahead: draw(1, 4),
+        buffered: draw(0, 3),
+        staging_bytes: draw(500, 60_000),
+        overlap: draw(0, 4) > 0,
+        jitter: (draw(0, 2) > 0).then_some(seed),
+        ..case.settings
+    };
+    assert_eq!(case.check(driver), case.on_host(), "{case:?}");
+}
