@@ -2,17 +2,22 @@
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 
 use crate::cli::InputError;
-use crate::config::{BYTES_FORM, parse_bytes};
+use crate::config::{BYTES_FORM, Config, DeviceKind, parse_bytes};
 use crate::dataset::Reader;
+use crate::device::cuda::{self, Nvidia};
 use crate::planner::counts::Ranked;
 use crate::schema::Schema;
-use crate::store::RowOrder;
+use crate::store::{RowOrder, WorkingFile};
 use crate::trainer::optim::Kind;
-use crate::trainer::{Frequencies, PipelineSettings, Policy, ScratchpadSize, Sizes, largest_sample};
+use crate::trainer::{
+    Frequencies, Network, Pipeline, PipelineSettings, Policy, ScratchpadSize, Sizes, TrainError,
+    largest_sample,
+};
 
 /// Flags that say how rows come to training.
 #[derive(Debug, clap::Args)]
@@ -32,6 +37,9 @@ pub struct PipelineFlags {
     /// How often each row is used, as `plan --counts` writes it: for lfu, and to bring in the most frequent rows first
     #[arg(long, value_name = "FILE")]
     counts: Option<PathBuf>,
+    /// Where the scratchpad is and rows are pooled and updated: host, or cuda for a GPU; auto is host
+    #[arg(long, value_name = "D")]
+    pub device: Option<String>,
     /// Directory of the working file
     #[arg(long, value_name = "DIR")]
     pub working_dir: Option<PathBuf>,
@@ -108,6 +116,30 @@ impl PipelineFlags {
             return Err(InputError(error).into());
         }
         Ok(Some(rows))
+    }
+}
+
+/// The GPU to train on, where the configuration asks for one: training on a GPU has not been seen on a real one yet, so that `auto`
+/// stays with the host.
+pub fn training_device(config: &Config) -> anyhow::Result<Option<Arc<Nvidia>>> {
+    if config.device.kind != DeviceKind::Cuda {
+        return Ok(None);
+    }
+    let device = cuda::open(0, config.device.kernel_cache.as_deref());
+    let device = device.map_err(|e| InputError(anyhow!("device.kind: {e}")))?;
+    Ok(Some(Arc::new(device)))
+}
+
+/// A pipeline on that device, or on the host.
+pub fn pipeline_on(
+    device: Option<&Arc<Nvidia>>,
+    network: &Network,
+    (store, frequencies): (WorkingFile, Option<Frequencies>),
+    settings: PipelineSettings,
+) -> Result<Pipeline, TrainError> {
+    match device {
+        None => Pipeline::new(network, store, settings, frequencies),
+        Some(device) => Pipeline::on_device(device, network, (store, frequencies), settings),
     }
 }
 

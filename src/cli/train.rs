@@ -5,15 +5,17 @@ mod trained;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::InputError;
-use crate::cli::scratchpad::{PipelineFlags, SizeFlag};
+use crate::cli::scratchpad::{PipelineFlags, SizeFlag, training_device};
 use crate::config::{Config, Flags};
 use crate::dataset::{self, Format, Limits, Reader};
+use crate::device::cuda::Nvidia;
 use crate::schema::Schema;
 use crate::store::{self, check_name};
 use crate::trainer::eval::Quality;
@@ -94,7 +96,7 @@ pub(super) const EPS: f64 = 1e-10;
 
 impl Args {
     pub(super) fn flags(&self) -> Flags {
-        Flags { threads: self.threads.clone(), ..Flags::default() }
+        Flags { threads: self.threads.clone(), device: self.pipeline.device.clone(), ..Flags::default() }
     }
 }
 
@@ -112,11 +114,12 @@ pub fn run(args: Args, config: &Config) -> anyhow::Result<()> {
     prepare_models(&args.models)?;
     let pool = rayon::ThreadPoolBuilder::new().num_threads(config.threads.compute).build();
     let pool = pool.context("threads.compute")?;
-    pool.install(|| train(&args, &schema))
+    let device = training_device(config)?;
+    pool.install(|| train(&args, &schema, device))
 }
 
-fn train(args: &Args, schema: &Schema) -> anyhow::Result<()> {
-    let mut trained = Trained::begin(args, schema)?;
+fn train(args: &Args, schema: &Schema, device: Option<Arc<Nvidia>>) -> anyhow::Result<()> {
+    let mut trained = Trained::begin(args, schema, device)?;
     let meter = Meter::new();
     let (mut rows, mut skipped) = (0, 0);
     let mut seconds = 0.0;

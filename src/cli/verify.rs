@@ -2,16 +2,18 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 
-use crate::cli::scratchpad::{PipelineFlags, SizeFlag, working_dir};
+use crate::cli::scratchpad::{PipelineFlags, SizeFlag, pipeline_on, training_device, working_dir};
 use crate::cli::{InputError, train::read_schema};
 use crate::config::{Config, Flags};
 use crate::dataset::{self, Format, Limits, Reader};
+use crate::device::cuda::Nvidia;
 use crate::schema::Schema;
 use crate::trainer::optim::{Kind, Optimizer};
-use crate::trainer::{self, Data, Difference, Pipeline, PlanStats, Sizes, Verifier};
+use crate::trainer::{self, Data, Difference, PlanStats, Sizes, Verifier};
 
 /// Flags of `verify`.
 #[derive(Debug, clap::Args)]
@@ -61,7 +63,7 @@ pub struct Args {
 
 impl Args {
     pub(super) fn flags(&self) -> Flags {
-        Flags { threads: self.threads.clone(), ..Flags::default() }
+        Flags { threads: self.threads.clone(), device: self.pipeline.device.clone(), ..Flags::default() }
     }
 }
 
@@ -81,7 +83,8 @@ pub fn run(args: &Args, config: &Config) -> anyhow::Result<()> {
     let schema = read_schema(&args.model_config)?;
     let pool = rayon::ThreadPoolBuilder::new().num_threads(config.threads.compute).build();
     let pool = pool.context("threads.compute")?;
-    pool.install(|| verify(args, &schema))
+    let device = training_device(config)?;
+    pool.install(|| verify(args, &schema, device.as_ref()))
 }
 
 /// What came of it.
@@ -92,8 +95,8 @@ struct Verified {
     difference: Option<Difference>,
 }
 
-fn verify(args: &Args, schema: &Schema) -> anyhow::Result<()> {
-    let verified = train_both_ways(args, schema)?;
+fn verify(args: &Args, schema: &Schema, device: Option<&Arc<Nvidia>>) -> anyhow::Result<()> {
+    let verified = train_both_ways(args, schema, device)?;
     let Verified { steps, stats, slots, difference } = verified;
     let PlanStats { hits, fills, evictions, bubbles, splits, shrinks, .. } = stats;
     eprintln!(
@@ -121,7 +124,7 @@ fn verify(args: &Args, schema: &Schema) -> anyhow::Result<()> {
     }
 }
 
-fn train_both_ways(args: &Args, schema: &Schema) -> anyhow::Result<Verified> {
+fn train_both_ways(args: &Args, schema: &Schema, device: Option<&Arc<Nvidia>>) -> anyhow::Result<Verified> {
     let optimizer = Optimizer { kind: args.optimizer, lr: args.lr, eps: super::train::EPS };
     let samples = args.steps.saturating_mul(u64::from(args.batch));
     let sizes = Sizes::of(schema, args.optimizer)?;
@@ -134,7 +137,7 @@ fn train_both_ways(args: &Args, schema: &Schema) -> anyhow::Result<Verified> {
     let dir = working_dir(&args.pipeline, &temporary)?;
     let (mut network, store) = trainer::initialise_on_disk(schema, optimizer, args.seed, (dir, vec![]))?;
     let frequencies = args.pipeline.frequencies(schema)?;
-    let mut pipeline = Pipeline::new(&network, store, settings, frequencies)?;
+    let mut pipeline = pipeline_on(device, &network, (store, frequencies), settings)?;
     let mut verifier = Verifier::new(oracle);
     let mut reader = open(args, schema)?;
     let data = Data { reader: &mut *reader, batch: args.batch as usize, steps: args.steps };

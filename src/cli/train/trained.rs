@@ -1,11 +1,13 @@
 //! A model in training: with all its rows in memory, or on disk behind a scratchpad.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::Context;
 
 use super::{Args, EPS, open};
-use crate::cli::scratchpad::{orders, smaller_than_the_model, working_dir};
+use crate::cli::scratchpad::{orders, pipeline_on, smaller_than_the_model, working_dir};
+use crate::device::cuda::Nvidia;
 use crate::schema::Schema;
 use crate::store::hot_rows::STATE;
 use crate::store::{self, RowOrder, read_orders, write_orders};
@@ -24,7 +26,7 @@ pub(super) enum Trained {
 
 impl Trained {
     /// Fresh weights, with the rows where the flags want them.
-    pub fn begin(args: &Args, schema: &Schema) -> anyhow::Result<Self> {
+    pub fn begin(args: &Args, schema: &Schema, device: Option<Arc<Nvidia>>) -> anyhow::Result<Self> {
         let optimizer = Optimizer { kind: args.optimizer, lr: args.lr, eps: EPS };
         let size = args.scratchpad.map(|size| {
             let sizes = Sizes::of(schema, args.optimizer)?;
@@ -34,8 +36,8 @@ impl Trained {
         let frequencies = args.pipeline.frequencies(schema)?;
         let slots = size.map(|size| smaller_than_the_model(&size, schema, args.optimizer)).transpose()?;
         let slots = match slots.flatten() {
-            // Replicas take rows from a scratchpad, if need be from one of all rows.
-            None if args.replicas != 1 => Some(ScratchpadSize::Fraction(1.0)),
+            // Replicas take rows from a scratchpad, and a device has them in one: if need be, in one of all rows.
+            None if args.replicas != 1 || device.is_some() => Some(ScratchpadSize::Fraction(1.0)),
             slots => slots.map(ScratchpadSize::Slots),
         };
         let Some(scratchpad) = slots else {
@@ -55,7 +57,7 @@ impl Trained {
         let (replicas, lambda) = (args.replicas, args.lambda);
         let settings = args.pipeline.settings(scratchpad, args.seed);
         let settings = PipelineSettings { replicas, lambda, ..settings };
-        let pipeline = Pipeline::new(&network, store, settings, frequencies)?;
+        let pipeline = pipeline_on(device.as_ref(), &network, (store, frequencies), settings)?;
         Ok(Self::OnDisk { network: Box::new(network), pipeline: Box::new(pipeline) })
     }
 
