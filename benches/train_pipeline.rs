@@ -238,6 +238,9 @@ fn hits(mode: &Mode) -> String {
     format!("   hits {rate:.3} of distinct rows, {bubbles} bubbles, {splits} splits")
 }
 
+/// Makes what is trained.
+type Make<'a> = Box<dyn Fn() -> anyhow::Result<Trained> + 'a>;
+
 fn modes(
     shape: &Shape,
     size: f64,
@@ -260,7 +263,7 @@ fn modes(
     };
     let off = PipelineSettings { overlap: false, ..settings.clone() };
     let static_cache = PipelineSettings { policy: Policy::Lfu, ..off.clone() };
-    let makers: [(&'static str, Box<dyn Fn() -> anyhow::Result<Trained> + '_>); 5] = [
+    let makers: [(&'static str, Make<'_>); 5] = [
         ("no cache", Box::new(|| on_disk(off.clone(), None, true))),
         ("static cache", Box::new(|| on_disk(static_cache.clone(), Some(frequencies(batches)), false))),
         ("pipeline off", Box::new(|| on_disk(off.clone(), None, false))),
