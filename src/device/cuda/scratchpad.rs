@@ -1,7 +1,7 @@
 //! A trainer's scratchpad in device memory: its slots, and the berths at which records are staged.
 //!
 //! All slots are one allocation, those of a size beside each other. What is done with them is launched here,
-//! after every slot has been shown to be there and the caller's ([`Held`]), so whatever the trainer's plan
+//! after every slot has been shown to be there and the caller's (`Held`), so whatever the trainer's plan
 //! does wrong, a kernel stays within the allocation and two kernels apart.
 //!
 //! Each stage has a stream: taking, bringing, sending and putting of different items, and Train's steps
