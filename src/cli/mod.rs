@@ -13,6 +13,7 @@ pub mod score;
 pub mod scratchpad;
 pub mod serve;
 pub mod train;
+pub mod training;
 pub mod verify;
 
 use std::io::{self, IsTerminal};

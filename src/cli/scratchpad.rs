@@ -13,7 +13,6 @@ use crate::device::cuda::{self, Nvidia};
 use crate::planner::counts::Ranked;
 use crate::schema::Schema;
 use crate::store::{RowOrder, WorkingFile};
-use crate::trainer::optim::Kind;
 use crate::trainer::{
     Frequencies, Network, Pipeline, PipelineSettings, Policy, ScratchpadSize, Sizes, TrainError,
     largest_sample,
@@ -160,17 +159,6 @@ pub fn orders(schema: &Schema, frequencies: &Frequencies) -> anyhow::Result<Vec<
         Ok(order.transpose()?)
     };
     schema.tables.iter().enumerate().map(order).collect()
-}
-
-/// Whether a model trains on a scratchpad of this size, and on how many slots of each size; none where all rows would be in it.
-pub fn smaller_than_the_model(
-    size: &ScratchpadSize,
-    schema: &Schema,
-    kind: Kind,
-) -> anyhow::Result<Option<Vec<usize>>> {
-    let sizes = Sizes::of(schema, kind)?;
-    let counts = sizes.counts(size);
-    Ok((!sizes.hold_all(&counts)).then_some(counts))
 }
 
 #[cfg(test)]

@@ -13,13 +13,12 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::InputError;
 use crate::cli::scratchpad::{PipelineFlags, SizeFlag, training_device};
+use crate::cli::training::{TrainingFlags, compute_threads};
 use crate::config::{Config, Flags};
-use crate::dataset::{self, Format, Limits, Reader};
 use crate::device::cuda::Nvidia;
 use crate::schema::Schema;
 use crate::store::{self, check_name};
 use crate::trainer::eval::Quality;
-use crate::trainer::optim::Kind;
 use crate::trainer::{self, Data, PlanStats, Progress};
 use crate::types::Version;
 use trained::Trained;
@@ -27,15 +26,8 @@ use trained::Trained;
 /// Flags of `train`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The model's schema, as `init` writes it
-    #[arg(long, value_name = "FILE")]
-    model_config: PathBuf,
-    /// Format of the data: criteo-tsv, avazu-csv or synthetic
-    #[arg(long, value_name = "F")]
-    format: Format,
-    /// Files to train on, in this order
-    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
-    data: Vec<PathBuf>,
+    #[command(flatten)]
+    training: TrainingFlags,
     /// File to evaluate on after training
     #[arg(long, value_name = "FILE")]
     valid: Option<PathBuf>,
@@ -51,21 +43,6 @@ pub struct Args {
     /// How often all the data is gone through
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     epochs: u32,
-    /// Samples a step
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
-    batch: u32,
-    /// sgd, adagrad, rowwise_adagrad or adam
-    #[arg(long, value_name = "O", default_value = "adagrad")]
-    optimizer: Kind,
-    /// Learning rate
-    #[arg(long, value_name = "L", default_value_t = 0.02)]
-    lr: f64,
-    /// Seed of the first weights
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
-    /// Threads that compute; all cores when 0 or absent
-    #[arg(long, value_name = "N")]
-    threads: Option<String>,
     /// Keeps the rows on disk, and in memory a scratchpad: min, a fraction of all rows, or bytes
     #[arg(long, value_name = "S")]
     scratchpad: Option<SizeFlag>,
@@ -80,9 +57,6 @@ pub struct Args {
     /// Puts the rows on disk in the order of --counts, and keeps that order beside the model's versions
     #[arg(long, requires = "counts")]
     reorder: bool,
-    /// Malformed lines that are skipped before the data is refused
-    #[arg(long, value_name = "N", default_value_t = Limits::default().malformed_lines)]
-    max_malformed: u64,
     /// Ends with one line of JSON
     #[arg(long)]
     json: bool,
@@ -91,12 +65,9 @@ pub struct Args {
 /// Samples of a batch that is scored.
 const EVALUATED: usize = 4096;
 
-/// Added to the optimizers' denominators.
-pub(super) const EPS: f64 = 1e-10;
-
 impl Args {
     pub(super) fn flags(&self) -> Flags {
-        Flags { threads: self.threads.clone(), device: self.pipeline.device.clone(), ..Flags::default() }
+        self.training.flags(&self.pipeline)
     }
 }
 
@@ -105,17 +76,13 @@ impl Args {
 /// # Errors
 /// Flags or data that cannot be used, and versions that cannot be written.
 pub fn run(args: Args, config: &Config) -> anyhow::Result<()> {
-    if !(args.lr.is_finite() && args.lr > 0.0) {
-        return Err(InputError(anyhow!("--lr: expected a positive number, got {}", args.lr)).into());
-    }
-    let schema = read_schema(&args.model_config)?;
+    args.training.optimizer()?;
+    let schema = read_schema(&args.training.model_config)?;
     check_name("model", &args.name).map_err(|e| InputError(anyhow!("--name: {e}")))?;
     check_files(&args, &schema)?;
     prepare_models(&args.models)?;
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(config.threads.compute).build();
-    let pool = pool.context("threads.compute")?;
     let device = training_device(config)?;
-    pool.install(|| train(&args, &schema, device))
+    compute_threads(config)?.install(|| train(&args, &schema, device))
 }
 
 fn train(args: &Args, schema: &Schema, device: Option<Arc<Nvidia>>) -> anyhow::Result<()> {
@@ -124,16 +91,16 @@ fn train(args: &Args, schema: &Schema, device: Option<Arc<Nvidia>>) -> anyhow::R
     let (mut rows, mut skipped) = (0, 0);
     let mut seconds = 0.0;
     for epoch in 1..=args.epochs {
-        let mut reader = open(args, &args.data, schema)?;
+        let mut reader = args.training.open(&args.training.data, schema)?;
         let start = Instant::now();
-        let data = Data { reader: &mut *reader, batch: args.batch as usize, steps: u64::MAX };
+        let data = Data { reader: &mut *reader, batch: args.training.batch as usize, steps: u64::MAX };
         rows = trained.epoch(data, |p| meter.show(epoch, p))?;
         seconds += start.elapsed().as_secs_f64();
         skipped = reader.skipped();
     }
     meter.bar.finish_and_clear();
     if rows == 0 {
-        return Err(InputError(anyhow!("--data: no samples in {}", args.data[0].display())).into());
+        return Err(args.training.no_samples());
     }
     let version = trained.save(&args.models, &args.name)?;
     let written = format!("{}/{}/{version}", args.models.display(), args.name);
@@ -183,7 +150,7 @@ fn train(args: &Args, schema: &Schema, device: Option<Arc<Nvidia>>) -> anyhow::R
 fn evaluate(args: &Args, trained: &mut Trained, version: Version) -> anyhow::Result<Option<Quality>> {
     let Some(valid) = &args.valid else { return Ok(None) };
     let schema = trained.network().schema().clone();
-    let mut reader = open(args, std::slice::from_ref(valid), &schema)?;
+    let mut reader = args.training.open(std::slice::from_ref(valid), &schema)?;
     let mut lines = Vec::new();
     // What is evaluated is the version: where its rows were rounded, those that were trained are not its.
     let written = store::open(&args.models, &args.name, version)?.store;
@@ -207,8 +174,8 @@ fn evaluate(args: &Args, trained: &mut Trained, version: Version) -> anyhow::Res
 
 /// Opens every file once, so that one that cannot be used is told of before hours of training.
 fn check_files(args: &Args, schema: &Schema) -> anyhow::Result<()> {
-    for path in args.data.iter().chain(&args.valid).filter(|path| !is_pipe(path)) {
-        open(args, std::slice::from_ref(path), schema)?;
+    for path in args.training.data.iter().chain(&args.valid).filter(|path| !is_pipe(path)) {
+        args.training.open(std::slice::from_ref(path), schema)?;
     }
     let Some(path) = args.valid_out.as_ref().filter(|path| !is_pipe(path)) else { return Ok(()) };
     let refused = |e| InputError(anyhow!("--valid-out: {}: {e}", path.display()));
@@ -224,11 +191,6 @@ fn check_files(args: &Args, schema: &Schema) -> anyhow::Result<()> {
 /// Whether this is a pipe or a device: opening one takes its first bytes, or waits for its other end.
 fn is_pipe(path: &Path) -> bool {
     path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir())
-}
-
-fn open(args: &Args, paths: &[PathBuf], schema: &Schema) -> anyhow::Result<Box<dyn Reader + Send>> {
-    let limits = Limits { malformed_lines: args.max_malformed, ..Limits::default() };
-    Ok(dataset::open(args.format, paths, schema, limits)?)
 }
 
 /// Reads and checks a `model.toml`.

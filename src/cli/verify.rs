@@ -1,61 +1,32 @@
 //! `flechette verify`: trains on the data by the pipeline and by the sequential trainer, and compares every byte.
 
 use std::io::Write;
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::{Context, anyhow};
-
 use crate::cli::scratchpad::{PipelineFlags, SizeFlag, pipeline_on, training_device, working_dir};
-use crate::cli::{InputError, train::read_schema};
+use crate::cli::train::read_schema;
+use crate::cli::training::{TrainingFlags, compute_threads};
 use crate::config::{Config, Flags};
-use crate::dataset::{self, Format, Limits, Reader};
 use crate::device::cuda::Nvidia;
 use crate::schema::Schema;
-use crate::trainer::optim::{Kind, Optimizer};
 use crate::trainer::{self, Data, Difference, PlanStats, Sizes, Verifier};
 
 /// Flags of `verify`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The model's schema, as `init` writes it
-    #[arg(long, value_name = "FILE")]
-    model_config: PathBuf,
-    /// Format of the data: criteo-tsv, avazu-csv or synthetic
-    #[arg(long, value_name = "F")]
-    format: Format,
-    /// Files to train on, in this order
-    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
-    data: Vec<PathBuf>,
+    #[command(flatten)]
+    training: TrainingFlags,
     /// Steps to take; fewer where the data ends
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
-    /// Samples a step
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
-    batch: u32,
-    /// sgd, adagrad, rowwise_adagrad or adam
-    #[arg(long, value_name = "O", default_value = "adagrad")]
-    optimizer: Kind,
-    /// Learning rate
-    #[arg(long, value_name = "L", default_value_t = 0.02)]
-    lr: f64,
-    /// Seed of the first weights
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
     /// The scratchpad: min, a fraction of all rows, or bytes
     #[arg(long, value_name = "S", default_value = "0.1")]
     scratchpad: SizeFlag,
-    /// Threads that compute; all cores when 0 or absent
-    #[arg(long, value_name = "N")]
-    threads: Option<String>,
     #[command(flatten)]
     pipeline: PipelineFlags,
     /// Makes every stage sleep at random, from this seed
     #[arg(long, value_name = "SEED")]
     jitter: Option<u64>,
-    /// Malformed lines that are skipped before the data is refused
-    #[arg(long, value_name = "N", default_value_t = Limits::default().malformed_lines)]
-    max_malformed: u64,
     /// Ends with one line of JSON
     #[arg(long)]
     json: bool,
@@ -63,7 +34,7 @@ pub struct Args {
 
 impl Args {
     pub(super) fn flags(&self) -> Flags {
-        Flags { threads: self.threads.clone(), device: self.pipeline.device.clone(), ..Flags::default() }
+        self.training.flags(&self.pipeline)
     }
 }
 
@@ -77,14 +48,10 @@ pub struct Differs(Difference);
 /// # Errors
 /// [`Differs`], and flags or data that cannot be used.
 pub fn run(args: &Args, config: &Config) -> anyhow::Result<()> {
-    if !(args.lr.is_finite() && args.lr > 0.0) {
-        return Err(InputError(anyhow!("--lr: expected a positive number, got {}", args.lr)).into());
-    }
-    let schema = read_schema(&args.model_config)?;
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(config.threads.compute).build();
-    let pool = pool.context("threads.compute")?;
+    args.training.optimizer()?;
+    let schema = read_schema(&args.training.model_config)?;
     let device = training_device(config)?;
-    pool.install(|| verify(args, &schema, device.as_ref()))
+    compute_threads(config)?.install(|| verify(args, &schema, device.as_ref()))
 }
 
 /// What came of it.
@@ -125,32 +92,29 @@ fn verify(args: &Args, schema: &Schema, device: Option<&Arc<Nvidia>>) -> anyhow:
 }
 
 fn train_both_ways(args: &Args, schema: &Schema, device: Option<&Arc<Nvidia>>) -> anyhow::Result<Verified> {
-    let optimizer = Optimizer { kind: args.optimizer, lr: args.lr, eps: super::train::EPS };
-    let samples = args.steps.saturating_mul(u64::from(args.batch));
-    let sizes = Sizes::of(schema, args.optimizer)?;
-    let size = args.scratchpad.resolve(&sizes, schema, || open(args, schema), samples)?;
+    let training = &args.training;
+    let optimizer = training.optimizer()?;
+    let samples = args.steps.saturating_mul(u64::from(training.batch));
+    let sizes = Sizes::of(schema, optimizer.kind)?;
+    let open = || training.open(&training.data, schema);
+    let size = args.scratchpad.resolve(&sizes, schema, open, samples)?;
     let settings =
-        trainer::PipelineSettings { jitter: args.jitter, ..args.pipeline.settings(size, args.seed) };
+        trainer::PipelineSettings { jitter: args.jitter, ..args.pipeline.settings(size, training.seed) };
 
-    let oracle = trainer::initialise(schema, optimizer, args.seed)?;
+    let oracle = trainer::initialise(schema, optimizer, training.seed)?;
     let temporary = std::env::temp_dir();
     let dir = working_dir(&args.pipeline, &temporary)?;
-    let (mut network, store) = trainer::initialise_on_disk(schema, optimizer, args.seed, (dir, vec![]))?;
+    let (mut network, store) = trainer::initialise_on_disk(schema, optimizer, training.seed, (dir, vec![]))?;
     let frequencies = args.pipeline.frequencies(schema)?;
     let mut pipeline = pipeline_on(device, &network, (store, frequencies), settings)?;
     let mut verifier = Verifier::new(oracle);
-    let mut reader = open(args, schema)?;
-    let data = Data { reader: &mut *reader, batch: args.batch as usize, steps: args.steps };
+    let mut reader = open()?;
+    let data = Data { reader: &mut *reader, batch: training.batch as usize, steps: args.steps };
     let samples = pipeline.run(&mut network, data, &mut verifier)?;
     if samples == 0 {
-        return Err(InputError(anyhow!("--data: no samples in {}", args.data[0].display())).into());
+        return Err(training.no_samples());
     }
     pipeline.flush()?;
     let difference = verifier.finish(pipeline.store())?;
     Ok(Verified { steps: network.steps(), stats: pipeline.stats(), slots: pipeline.slots(), difference })
-}
-
-fn open(args: &Args, schema: &Schema) -> anyhow::Result<Box<dyn Reader + Send>> {
-    let limits = Limits { malformed_lines: args.max_malformed, ..Limits::default() };
-    Ok(dataset::open(args.format, &args.data, schema, limits)?)
 }

@@ -5,13 +5,12 @@ use std::sync::Arc;
 
 use anyhow::Context;
 
-use super::{Args, EPS, open};
-use crate::cli::scratchpad::{orders, pipeline_on, smaller_than_the_model, working_dir};
+use super::Args;
+use crate::cli::scratchpad::{SizeFlag, orders, pipeline_on, working_dir};
 use crate::device::cuda::Nvidia;
 use crate::schema::Schema;
 use crate::store::hot_rows::STATE;
 use crate::store::{self, RowOrder, read_orders, write_orders};
-use crate::trainer::optim::Optimizer;
 use crate::trainer::{
     self, Data, Frequencies, Learner, Network, Pipeline, PipelineSettings, PlanStats, Progress,
     ScratchpadSize, Sizes, TrainError,
@@ -27,15 +26,9 @@ pub(super) enum Trained {
 impl Trained {
     /// Fresh weights, with the rows where the flags want them.
     pub fn begin(args: &Args, schema: &Schema, device: Option<Arc<Nvidia>>) -> anyhow::Result<Self> {
-        let optimizer = Optimizer { kind: args.optimizer, lr: args.lr, eps: EPS };
-        let size = args.scratchpad.map(|size| {
-            let sizes = Sizes::of(schema, args.optimizer)?;
-            size.resolve(&sizes, schema, || open(args, &args.data, schema), u64::MAX)
-        });
-        let size = size.transpose()?;
+        let (optimizer, seed) = (args.training.optimizer()?, args.training.seed);
         let frequencies = args.pipeline.frequencies(schema)?;
-        let slots = size.map(|size| smaller_than_the_model(&size, schema, args.optimizer)).transpose()?;
-        let slots = match slots.flatten() {
+        let slots = match args.scratchpad.map(|size| slots(args, schema, size)).transpose()?.flatten() {
             // Replicas take rows from a scratchpad, and a device has them in one: if need be, in one of all rows.
             None if args.replicas != 1 || device.is_some() => Some(ScratchpadSize::Fraction(1.0)),
             slots => slots.map(ScratchpadSize::Slots),
@@ -44,7 +37,7 @@ impl Trained {
             if args.scratchpad.is_some() {
                 tracing::info!("scratchpad: has room for every row, so they are all kept in memory");
             }
-            let learner = trainer::initialise(schema, optimizer, args.seed)?;
+            let learner = trainer::initialise(schema, optimizer, seed)?;
             return Ok(Self::InMemory(Box::new(learner)));
         };
         let orders = match args.reorder {
@@ -53,9 +46,9 @@ impl Trained {
         };
         let model = args.models.join(&args.name);
         let dir = working_dir(&args.pipeline, &model)?;
-        let (network, store) = trainer::initialise_on_disk(schema, optimizer, args.seed, (dir, orders))?;
+        let (network, store) = trainer::initialise_on_disk(schema, optimizer, seed, (dir, orders))?;
         let (replicas, lambda) = (args.replicas, args.lambda);
-        let settings = args.pipeline.settings(scratchpad, args.seed);
+        let settings = args.pipeline.settings(scratchpad, seed);
         let settings = PipelineSettings { replicas, lambda, ..settings };
         let pipeline = pipeline_on(device.as_ref(), &network, (store, frequencies), settings)?;
         Ok(Self::OnDisk { network: Box::new(network), pipeline: Box::new(pipeline) })
@@ -107,6 +100,14 @@ impl Trained {
             "evictions": evictions, "bubbles": bubbles, "splits": splits, "shrinks": shrinks,
         })
     }
+}
+
+/// Slots of each size of records in a scratchpad of this size; none where all rows would be in it.
+fn slots(args: &Args, schema: &Schema, size: SizeFlag) -> anyhow::Result<Option<Vec<usize>>> {
+    let sizes = Sizes::of(schema, args.training.optimizer)?;
+    let size = size.resolve(&sizes, schema, || args.training.open(&args.training.data, schema), u64::MAX)?;
+    let counts = sizes.counts(&size);
+    Ok((!sizes.hold_all(&counts)).then_some(counts))
 }
 
 /// The order of the rows that an earlier run has kept, if one has.
