@@ -644,9 +644,14 @@ fn child_that_writes_and_opens_a_large_version() {
 #[test]
 fn writing_and_checking_a_table_take_no_memory_of_its_size() {
     let dir = tempfile::tempdir().unwrap();
+    measured_alone("store::child_that_writes_and_opens_a_large_version", CHILD, dir.path());
+}
+
+/// Runs a test, which says that it has measured, in a process of its own that knows the directory by `variable`.
+pub fn measured_alone(test: &str, variable: &str, dir: &Path) {
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "store::child_that_writes_and_opens_a_large_version", "--nocapture"])
-        .env(CHILD, dir.path())
+        .args(["--exact", test, "--nocapture"])
+        .env(variable, dir)
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&child.stdout);

@@ -2,13 +2,12 @@
 //! memory by the rows asked for and not by the table.
 
 use std::path::Path;
-use std::process::Command;
 
 use flechette::schema::preset::{self, Kind, SyntheticShape};
 use flechette::store::{self, Contents, First, RowOrder, Rows, Uniform, WorkingFile, WorkingTable};
 use flechette::types::TableId;
 
-use crate::store::memory;
+use crate::store::{measured_alone, memory};
 
 const CHILD: &str = "FLECHETTE_TEST_WORKING_MEMORY";
 const ROWS: u64 = 1 << 20;
@@ -67,15 +66,5 @@ fn child_that_trains_and_writes_a_large_working_file() {
 #[test]
 fn training_and_writing_a_working_file_take_no_memory_of_its_size() {
     let dir = tempfile::tempdir().unwrap();
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "store_working::child_that_trains_and_writes_a_large_working_file", "--nocapture"])
-        .env(CHILD, dir.path())
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&child.stdout);
-    assert!(
-        child.status.success() && said.contains("measured"),
-        "{said}{}",
-        String::from_utf8_lossy(&child.stderr)
-    );
+    measured_alone("store_working::child_that_trains_and_writes_a_large_working_file", CHILD, dir.path());
 }
