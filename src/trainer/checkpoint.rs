@@ -129,7 +129,7 @@ fn without_state(table: &Table, kind: Kind) -> Result<Table, TrainError> {
 }
 
 /// Names and widths of the states of a table's rows.
-fn row_states(kind: Kind, dim: usize) -> Vec<(&'static str, usize)> {
+pub(super) fn row_states(kind: Kind, dim: usize) -> Vec<(&'static str, usize)> {
     kind.row_states().iter().map(|s| (s.name, if s.rowwise { 1 } else { dim })).collect()
 }
 

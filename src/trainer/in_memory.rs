@@ -50,12 +50,8 @@ pub fn run_in_memory(
             let cast = cast?;
             let labelled = Labelled { batch: &cast.batch, labels: &cast.labels };
             let loss = learner.step_casted(labelled, &cast.casting, &mut probabilities);
-            if !loss.is_finite() {
-                return Err(TrainError::Diverged { step: learner.steps() + 1, lr: learner.optimizer().lr });
-            }
             samples += cast.labels.len() as u64;
-            let loss = loss / cast.labels.len() as f64;
-            on_step(&Progress { samples, loss, probabilities: &probabilities, labels: &cast.labels });
+            on_step(&Progress::after(learner.network(), loss, samples, (&probabilities, &cast.labels))?);
             // Load may have ended already.
             let _ = used.send(cast);
         }

@@ -179,6 +179,24 @@ pub struct Progress<'a> {
     pub labels: &'a [f32],
 }
 
+impl<'a> Progress<'a> {
+    /// After a batch of this summed loss, with which so many samples are trained.
+    ///
+    /// # Errors
+    /// [`TrainError::Diverged`] where the loss is not finite: no step was taken then.
+    fn after(
+        network: &Network,
+        loss: f64,
+        samples: u64,
+        (probabilities, labels): (&'a [f32], &'a [f32]),
+    ) -> Result<Self, TrainError> {
+        if !loss.is_finite() {
+            return Err(TrainError::Diverged { step: network.steps() + 1, lr: network.optimizer().lr });
+        }
+        Ok(Self { samples, loss: loss / labels.len() as f64, probabilities, labels })
+    }
+}
+
 /// Trains on every sample that `reader` gives, in batches of `batch`, the last one smaller. Gives
 /// the number of samples.
 ///
@@ -195,12 +213,8 @@ pub fn run_epoch(
     each_batch(&schema, reader, batch, |encoded| {
         let labels = encoded.labels.as_ref().ok_or(TrainError::NoLabels { sample: samples })?;
         let loss = learner.step(&encoded.batch, labels, &mut probabilities)?;
-        if !loss.is_finite() {
-            return Err(TrainError::Diverged { step: learner.steps() + 1, lr: learner.optimizer().lr });
-        }
         samples += labels.len() as u64;
-        let loss = loss / labels.len() as f64;
-        on_step(&Progress { samples, loss, probabilities: &probabilities, labels });
+        on_step(&Progress::after(learner.network(), loss, samples, (&probabilities, labels))?);
         Ok(())
     })?;
     Ok(samples)

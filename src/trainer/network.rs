@@ -95,13 +95,6 @@ impl Network {
         self.steps
     }
 
-    /// Bytes of weights, state and gradients: all but the tapes, which are a batch's.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        let floats = self.weights.values.len() * 2 + self.weights.turned.len() + self.grads.len();
-        ((floats + self.dense_states.iter().map(Vec::len).sum::<usize>()) * size_of::<f32>()) as u64
-    }
-
     /// Makes room for so many samples.
     pub(super) fn begin(&mut self, samples: usize) {
         let size = self.model.chunk();

@@ -92,13 +92,9 @@ impl Train<'_> {
         slots: &[u32],
     ) -> Result<(), TrainError> {
         let mut parts = Vec::new();
-        for (t, bounds) in whole.starts.windows(2).enumerate() {
-            let mine = rows.start.max(bounds[0])..rows.end.min(bounds[1]);
-            if !mine.is_empty() {
-                let list = &slots[mine.start - rows.start..mine.end - rows.start];
-                let held = scratch.flags(self.tables[t].0).claim(list)?;
-                parts.push((t, mine.start - bounds[0]..mine.end - bounds[0], held));
-            }
+        for (t, of_table, places) in whole.parts(rows.clone()) {
+            let held = scratch.flags(self.tables[t].0).claim(&slots[places])?;
+            parts.push((t, of_table, held));
         }
         self.with_device(|network, stepper, shape| {
             let tables: Vec<UpdateRows<'_>> = parts

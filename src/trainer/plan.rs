@@ -34,6 +34,7 @@ use super::hold::{Hold, Key};
 use super::jitter::Jitter;
 use super::network::Labelled;
 use super::policy::{Policy, SEEN_AHEAD, Worth};
+use super::split::Room;
 use crate::device::host::slots::NO_SLOT;
 use crate::device::scratch::Berth;
 use crate::schema::{Lookup, Schema};
@@ -85,6 +86,20 @@ impl Cast {
             self.starts.push(self.starts[self.starts.len() - 1] + casted.rows().len());
         }
         Ok(())
+    }
+
+    /// Some of its rows, counted over all tables, table by table: which table, which of its rows, and their places among
+    /// `rows`.
+    pub fn parts(
+        &self,
+        rows: Range<usize>,
+    ) -> impl Iterator<Item = (usize, Range<usize>, Range<usize>)> + '_ {
+        let bounds = self.starts.windows(2).enumerate();
+        bounds.filter_map(move |(t, bounds)| {
+            let mine = rows.start.max(bounds[0])..rows.end.min(bounds[1]);
+            let shifted = |by: usize| mine.start - by..mine.end - by;
+            (!mine.is_empty()).then(|| (t, shifted(bounds[0]), shifted(rows.start)))
+        })
     }
 
     /// Its rows, by table and ascending.
@@ -275,8 +290,7 @@ impl Planner {
         counts: &[usize],
         tables: Vec<(usize, usize)>,
     ) -> Self {
-        let hold = |(&count, class)| Hold::new(settings.policy, count, settings.seed ^ class);
-        let holds = counts.iter().zip(0..).map(hold).collect();
+        let holds = empty_holds(&settings, counts.iter().copied());
         Self {
             schema,
             lookups,
@@ -341,17 +355,11 @@ impl Planner {
     /// # Errors
     /// As [`Self::run`].
     pub fn fill(&mut self, hottest: &[Key], ends: &mut PlanEnds<'_>) -> Result<(), TrainError> {
-        let mut room: Vec<usize> = self.holds.iter().map(Hold::available).collect();
-        let mut keys = Vec::new();
-        for &key in hottest {
-            let room = &mut room[self.tables[key.table().index()].0];
-            if *room > 0 {
-                *room -= 1;
-                keys.push(key);
-            }
-        }
+        let mut room = Room::of(&self.holds);
+        let mut keys: Vec<Key> =
+            hottest.iter().filter(|key| room.take(&self.tables, &[**key])).copied().collect();
         keys.reverse();
-        let placed = self.place(&keys, self.batch, ends.headway)?;
+        let placed = self.place(&keys, ends.headway)?;
         // Fills are counted where a batch asked for them.
         self.stats.fills -= placed.moves.len() as u64;
         self.stats.filled_before += placed.moves.len() as u64;
@@ -398,8 +406,7 @@ impl Planner {
 
     /// Nothing is in the scratchpad any more.
     pub fn clear(&mut self) {
-        let Self { settings, holds, .. } = self;
-        holds.iter_mut().for_each(|hold| *hold = Hold::new(settings.policy, hold.count(), settings.seed));
+        self.holds = empty_holds(&self.settings, self.holds.iter().map(Hold::count));
     }
 
     fn plan_unit(&mut self, ends: &mut PlanEnds<'_>) -> Result<(), TrainError> {
@@ -430,7 +437,7 @@ impl Planner {
             let cast = casts.pop().unwrap_or_default();
             return self.split(cast, ends);
         }
-        let mut placed = self.place(&keys, self.batch, ends.headway)?;
+        let mut placed = self.place(&keys, ends.headway)?;
         self.stats.hits += placed.hits(rows);
         match &mut casts[..] {
             [one] => one.slots = std::mem::take(&mut placed.slots),
@@ -452,9 +459,7 @@ impl Planner {
 
     /// Whether the scratchpad has room for all these rows together.
     fn fits(&self, keys: &[Key]) -> bool {
-        let mut counts = vec![0; self.holds.len()];
-        keys.iter().for_each(|key| counts[self.tables[key.table().index()].0] += 1);
-        counts.iter().zip(&self.holds).all(|(&count, hold)| count <= hold.count())
+        Room::of(&self.holds).take(&self.tables, keys)
     }
 
     /// Marks the rows of the batches that have come into the future window, which is of the batches after the unit that is planned.
@@ -499,16 +504,11 @@ impl Planner {
         cast.keys().map(|key| find(key).unwrap_or(NO_SLOT)).collect()
     }
 
-    /// Finds or makes a slot for each of these rows, which are distinct and fit. Theirs is batch `batch`, or those up to it.
+    /// Finds or makes a slot for each of these rows, which are distinct and fit: rows of the batches that were planned last.
     ///
     /// # Errors
     /// [`TrainError::Stopped`] when the pipeline has ended.
-    pub(super) fn place(
-        &mut self,
-        keys: &[Key],
-        batch: u64,
-        headway: &Headway,
-    ) -> Result<Placed, TrainError> {
+    pub(super) fn place(&mut self, keys: &[Key], headway: &Headway) -> Result<Placed, TrainError> {
         let item = self.item + 1;
         let mut missing = vec![0; self.holds.len()];
         let mut slots = Vec::with_capacity(keys.len());
@@ -522,8 +522,8 @@ impl Planner {
             }
             slots.push(found.unwrap_or(NO_SLOT));
         }
-        self.expire(item.saturating_sub(1 + self.settings.windows.past), batch);
-        let barrier = self.make_room(&missing, item, batch, headway)?;
+        self.expire(item.saturating_sub(1 + self.settings.windows.past));
+        let barrier = self.make_room(&missing, item, headway)?;
         let cuts =
             self.cut(keys.iter().zip(&slots).filter(|(_, slot)| **slot == NO_SLOT).map(|(key, _)| *key));
         let last = self.item + cuts.len() as u64;
@@ -532,7 +532,7 @@ impl Planner {
         for (slot, &key) in slots.iter_mut().zip(keys).filter(|(slot, _)| **slot == NO_SLOT) {
             let hold = &mut self.holds[self.tables[key.table().index()].0];
             // There is room: `make_room` has made it, or all rows together would not fit.
-            let (taken, victim) = hold.take(key, last, batch).ok_or(TrainError::Stopped)?;
+            let (taken, victim) = hold.take(key, last, self.batch).ok_or(TrainError::Stopped)?;
             *slot = taken;
             self.stats.evictions += u64::from(victim.is_some());
             moves.push((key, taken, victim));
@@ -556,8 +556,9 @@ impl Planner {
         cuts
     }
 
-    fn expire(&mut self, item: u64, batch: u64) {
-        let Self { holds, settings, upcoming, .. } = self;
+    fn expire(&mut self, item: u64) {
+        let Self { holds, settings, upcoming, batch, .. } = self;
+        let batch = *batch;
         let worth = |key: Key, uses: u32| {
             let counted = settings.frequencies.as_ref().map(|counts| counts.get(&key).copied().unwrap_or(0));
             let next = if upcoming.is_empty() { 0 } else { next_use(upcoming, key, batch) };
@@ -568,13 +569,7 @@ impl Planner {
 
     /// Makes sure that so many slots of each size can be had, by a bubble if need be. Gives whether rows that coming batches
     /// need must go.
-    fn make_room(
-        &mut self,
-        missing: &[usize],
-        item: u64,
-        batch: u64,
-        headway: &Headway,
-    ) -> Result<bool, TrainError> {
+    fn make_room(&mut self, missing: &[usize], item: u64, headway: &Headway) -> Result<bool, TrainError> {
         let lacking = |holds: &[Hold]| holds.iter().zip(missing).any(|(hold, &n)| hold.available() < n);
         let mut expired = item.saturating_sub(1 + self.settings.windows.past);
         if !lacking(&self.holds) {
@@ -589,12 +584,12 @@ impl Planner {
         self.mark();
         while lacking(&self.holds) && expired + 1 < item {
             expired += 1;
-            self.expire(expired, batch);
+            self.expire(expired);
         }
         let barrier = lacking(&self.holds);
         for (hold, &count) in self.holds.iter_mut().zip(missing) {
             let lacks = count.saturating_sub(hold.available());
-            hold.release(lacks, item, batch);
+            hold.release(lacks, item, self.batch);
         }
         headway.wait(expired)?;
         Ok(barrier)
@@ -628,6 +623,11 @@ impl Planner {
         }
         Ok(())
     }
+}
+
+/// So many slots of each size.
+fn empty_holds(settings: &PlanSettings, counts: impl Iterator<Item = usize>) -> Vec<Hold> {
+    counts.zip(0..).map(|(count, size)| Hold::new(settings.policy, count, settings.seed ^ size)).collect()
 }
 
 /// How many batches after `batch` the row is needed next, as far as is seen; 0 where it is not.

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use super::TrainError;
+use super::checkpoint::row_states;
 use super::hold::{Hold, Key};
 use super::optim::Kind;
 use crate::dataset::Reader;
@@ -54,8 +55,7 @@ impl Sizes {
             if table.stored_rows() > rows {
                 return Err(TrainError::TooManyRows { what: "rows of a table", limit: rows });
             }
-            let states = kind.row_states().iter().map(|state| if state.rowwise { 1 } else { table.dim });
-            let words = table.dim + states.sum::<usize>();
+            let words = table.dim + row_states(kind, table.dim).iter().map(|(_, width)| width).sum::<usize>();
             let size = sizes.iter().position(|(w, _)| *w == words).unwrap_or_else(|| {
                 sizes.push((words, 0));
                 sizes.len() - 1

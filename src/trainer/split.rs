@@ -60,7 +60,7 @@ impl Planner {
         ends: &mut PlanEnds<'_>,
     ) -> Result<(), TrainError> {
         ends.headway.wait(self.item)?;
-        let mut placed = self.place(keys, self.batch, ends.headway)?;
+        let mut placed = self.place(keys, ends.headway)?;
         let slots = std::mem::take(&mut placed.slots);
         self.stats.hits += placed.hits(keys.len());
         self.emit(&placed, work(slots), ends)
@@ -70,15 +70,13 @@ impl Planner {
     fn sample_groups(&self, whole: &Cast) -> Result<Vec<Range<usize>>, TrainError> {
         let mut groups: Vec<Range<usize>> = vec![Range::default()];
         let mut room = Room::of(&self.holds);
-        let (mut held, mut needed) = (HashSet::new(), Vec::new());
+        let (mut held, mut needed) = (HashSet::<Key>::new(), Vec::new());
         for sample in 0..whole.batch.samples {
             needed.clear();
             needed.extend(rows_of_sample(&self.schema, &self.lookups, &whole.batch, sample));
             needed.sort_unstable();
             needed.dedup();
-            let new =
-                |held: &HashSet<Key>| needed.iter().filter(|key| !held.contains(key)).copied().collect();
-            let more: Vec<Key> = new(&held);
+            let more: Vec<Key> = needed.iter().filter(|key| !held.contains(key)).copied().collect();
             if !room.take(&self.tables, &more) {
                 held.clear();
                 room = Room::of(&self.holds);
@@ -116,23 +114,24 @@ impl Planner {
 }
 
 /// Slots of each size that a group has left.
-struct Room(Vec<usize>);
+pub(super) struct Room(Vec<usize>);
 
 impl Room {
-    fn of(holds: &[Hold]) -> Self {
+    /// All of them.
+    pub fn of(holds: &[Hold]) -> Self {
         Self(holds.iter().map(Hold::count).collect())
     }
 
     /// Takes a slot for each of the rows, or none where there are not enough.
-    fn take(&mut self, tables: &[(usize, usize)], keys: &[Key]) -> bool {
-        let mut left = self.0.clone();
-        let takes = keys.iter().all(|key| {
-            let left = &mut left[tables[key.table().index()].0];
-            left.checked_sub(1).map(|less| *left = less).is_some()
-        });
-        if takes {
-            self.0 = left;
+    pub fn take(&mut self, tables: &[(usize, usize)], keys: &[Key]) -> bool {
+        for (at, key) in keys.iter().enumerate() {
+            let left = &mut self.0[tables[key.table().index()].0];
+            if *left == 0 {
+                keys[..at].iter().for_each(|key| self.0[tables[key.table().index()].0] += 1);
+                return false;
+            }
+            *left -= 1;
         }
-        takes
+        true
     }
 }

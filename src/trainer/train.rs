@@ -148,16 +148,10 @@ impl<'a> Train<'a> {
     pub(super) fn learnt(&mut self, cast: &Cast, loss: f64) -> Result<(), TrainError> {
         let Self { network, watch, probabilities, .. } = self;
         let samples = cast.batch.samples;
-        if !loss.is_finite() {
-            return Err(TrainError::Diverged { step: network.steps() + 1, lr: network.optimizer().lr });
-        }
         network.counts_step(loss, samples);
         self.samples += samples as u64;
-        let loss = loss / samples as f64;
-        watch.learnt(
-            &cast.batch,
-            &Progress { samples: self.samples, loss, probabilities, labels: &cast.labels },
-        )
+        let progress = Progress::after(network, loss, self.samples, (probabilities, &cast.labels))?;
+        watch.learnt(&cast.batch, &progress)
     }
 
     fn show(&mut self, table: TableId, rows: &[u64], claim: &Claim<'_>) {
@@ -203,14 +197,9 @@ impl<'a> Train<'a> {
             Pad::Device(scratch) => return self.update_on(&**scratch, whole, rows, slots),
         };
         let shapes = RecordShape::of(self.network);
-        for ((bounds, casted), t) in whole.starts.windows(2).zip(whole.casting.tables()).zip(0..) {
-            let mine = rows.start.max(bounds[0])..rows.end.min(bounds[1]);
-            if mine.is_empty() {
-                continue;
-            }
-            let of_table = mine.start - bounds[0]..mine.end - bounds[0];
-            let pool = &pools[self.tables[t].0];
-            let mut claim = pool.claim(&slots[mine.start - rows.start..mine.end - rows.start])?;
+        for (t, of_table, places) in whole.parts(rows.clone()) {
+            let casted = &whole.casting.tables()[t];
+            let mut claim = pools[self.tables[t].0].claim(&slots[places])?;
             let (rows, first) = (claim.rows_mut(), of_table.start);
             let records = ClaimRecords { rows, first, shape: shapes[t] };
             self.network.row_update().rows(records, casted, of_table.clone());
