@@ -235,7 +235,7 @@ fn hits(mode: &Mode) -> String {
     let Trained::OnDisk(on_disk, _) = &mode.trained else { return String::new() };
     let PlanStats { hits, fills, bubbles, splits, .. } = on_disk.1.stats();
     let rate = hits as f64 / (hits + fills).max(1) as f64;
-    format!("   hits {rate:.3} of distinct rows, {bubbles} bubbles, {splits} splits")
+    format!("   hits {rate:.3} of {} distinct rows, {bubbles} bubbles, {splits} splits", hits + fills)
 }
 
 /// Makes what is trained.

@@ -1,9 +1,9 @@
 //! The trainer's working file: tables larger than memory, trained in place.
 //!
 //! All tables of a model lie in one file, which has no name: it is unlinked as soon as it is made, so that
-//! nothing is left of it however the process ends. Rows are read and written where they lie, by positioned
-//! reads and writes and not through a mapping: pages of a mapping that were touched count as the process's
-//! own memory, the system's cache of a file does not.
+//! nothing is left of it however the process ends. (To the file system it is several: `stripes`.) Rows are
+//! read and written where they lie, by positioned reads and writes and not through a mapping: pages of a
+//! mapping that were touched count as the process's own memory, the system's cache of a file does not.
 //!
 //! ```text
 //! table 0                               table 1, on a page
@@ -20,12 +20,7 @@
 //! [`RowOrder`] their records lie at its beginning instead, end to end, and neighbours
 //! are read and written by one call.
 
-use std::fs::{self, File, OpenOptions};
-use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-
-use rustix::fs::{Advice, fadvise};
 
 use super::{RowOrder, StoreError, Table, Uniform};
 use crate::types::{OutOfHostMemory, TableId};
@@ -33,9 +28,11 @@ use crate::types::{OutOfHostMemory, TableId};
 mod bitmap;
 mod chunks;
 mod region;
+mod stripes;
 
-use region::Placed;
 pub use region::WorkingRows;
+use region::{Placed, READ_BYTES, WRITE_BYTES};
+use stripes::Stripes;
 
 /// A table to make.
 #[derive(Debug)]
@@ -130,7 +127,7 @@ pub enum WorkingError {
 pub struct WorkingFile {
     /// Where the file was made, for errors to name.
     dir: PathBuf,
-    file: File,
+    stripes: Stripes,
     tables: Vec<WorkingRows>,
 }
 
@@ -148,17 +145,8 @@ impl WorkingFile {
                 WorkingRows::new(wanted, begin).map_err(|source| StoreError::Working { table, source })?;
             placed.push(rows);
         }
-        let file = unnamed(dir)?;
-        file.set_len(placed.last().map_or(0, WorkingRows::end)).map_err(|e| StoreError::at(dir, e))?;
-        let made = Self { dir: dir.to_owned(), file, tables: placed };
-        made.expect_reads(Advice::Random);
-        Ok(made)
-    }
-
-    /// Tells the system how the file will be read: rows from here and there must not bring in their neighbours too. Only
-    /// advice, so that a refusal is no matter.
-    fn expect_reads(&self, advice: Advice) {
-        let _ = fadvise(&self.file, 0, None, advice);
+        let stripes = Stripes::create(dir, placed.last().map_or(0, WorkingRows::end))?;
+        Ok(Self { dir: dir.to_owned(), stripes, tables: placed })
     }
 
     /// The tables, in the order given.
@@ -203,7 +191,7 @@ impl WorkingFile {
     ) -> Result<(), StoreError> {
         let width = of.width();
         let mut staging = Vec::new();
-        for run in of.runs(placed) {
+        for run in of.runs(placed, READ_BYTES) {
             let direct = side_by_side(run);
             let into = if direct {
                 &mut records[run[0].index * width..][..run.len() * width]
@@ -211,8 +199,7 @@ impl WorkingFile {
                 staging.resize(run.len() * width, 0.0);
                 &mut staging[..]
             };
-            let bytes = bytemuck::cast_slice_mut(into);
-            let read = self.file.read_exact_at(bytes, of.offset(run[0].place));
+            let read = self.stripes.read(bytemuck::cast_slice_mut(into), of.offset(run[0].place));
             read.map_err(|e| StoreError::at(&self.dir, e))?;
             if !direct {
                 for (row, record) in run.iter().zip(staging.chunks_exact(width)) {
@@ -234,7 +221,7 @@ impl WorkingFile {
         let width = of.width();
         let placed = rows.iter().enumerate().map(|(index, &row)| Placed { place: of.place(row), index });
         let (mut placed, mut staging) = (placed.collect::<Vec<_>>(), Vec::new());
-        for run in of.runs(&mut placed) {
+        for run in of.runs(&mut placed, WRITE_BYTES) {
             let from = if side_by_side(run) {
                 &records[run[0].index * width..][..run.len() * width]
             } else {
@@ -242,7 +229,7 @@ impl WorkingFile {
                 run.iter().for_each(|row| staging.extend_from_slice(&records[row.index * width..][..width]));
                 &staging[..]
             };
-            let written = self.file.write_all_at(bytemuck::cast_slice(from), of.offset(run[0].place));
+            let written = self.stripes.write(bytemuck::cast_slice(from), of.offset(run[0].place));
             written.map_err(|e| StoreError::at(&self.dir, e))?;
             // Only now: who finds a row marked reads it from the file.
             run.iter().for_each(|row| of.written.mark(rows[row.index]));
@@ -277,26 +264,6 @@ impl WorkingFile {
 /// Whether rows that are neighbours in the file are neighbours in the request too.
 fn side_by_side(run: &[Placed]) -> bool {
     run.windows(2).all(|two| two[0].index + 1 == two[1].index)
-}
-
-/// A new file in `dir`, to read and write, whose name is gone.
-fn unnamed(dir: &Path) -> Result<File, StoreError> {
-    if !dir.try_exists().map_err(|e| StoreError::at(dir, e))? {
-        return Err(StoreError::MissingDirectory { path: dir.to_owned() });
-    }
-    let mut attempt = 0_u64;
-    loop {
-        let path = dir.join(format!(".working.{}.{attempt}.tmp", std::process::id()));
-        match OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path) {
-            // Another's, or that of a process that was killed between this line and the next.
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => attempt += 1,
-            Err(e) => return Err(StoreError::at(&path, e)),
-            Ok(file) => {
-                fs::remove_file(&path).map_err(|e| StoreError::at(&path, e))?;
-                return Ok(file);
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use rayon::prelude::*;
-use rustix::fs::Advice;
 
 use super::region::{Placed, WorkingRows};
 use super::{StoreError, WorkingFile};
@@ -22,18 +21,6 @@ impl WorkingFile {
     /// # Errors
     /// [`StoreError::Working`] when there is no such table, what the system refused, and what `take` says.
     pub fn for_each_chunk(
-        &self,
-        table: TableId,
-        take: impl FnMut(u64, &[f32]) -> Result<(), StoreError>,
-    ) -> Result<(), StoreError> {
-        // From its beginning to its end, for once.
-        self.expect_reads(Advice::Normal);
-        let all = self.each_chunk(table, take);
-        self.expect_reads(Advice::Random);
-        all
-    }
-
-    fn each_chunk(
         &self,
         table: TableId,
         mut take: impl FnMut(u64, &[f32]) -> Result<(), StoreError>,

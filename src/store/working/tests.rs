@@ -33,7 +33,7 @@ fn records(file: &WorkingFile, table: TableId, rows: &[u64]) -> Vec<f32> {
 }
 
 fn disk_bytes(file: &WorkingFile) -> u64 {
-    file.file.metadata().unwrap().blocks() * 512
+    file.stripes.files().iter().map(|file| file.metadata().unwrap().blocks() * 512).sum()
 }
 
 /// Shape, order and, for each write or read, its rows.
@@ -115,7 +115,7 @@ fn runs_are_neighbours_in_the_file_and_bounded() {
         let of = &file.tables()[at];
         let placed = rows.iter().enumerate();
         let mut placed: Vec<_> = placed.map(|(index, &row)| Placed { place: of.place(row), index }).collect();
-        of.runs(&mut placed).map(|run| run.iter().map(|row| row.index).collect()).collect()
+        of.runs(&mut placed, 1 << 20).map(|run| run.iter().map(|row| row.index).collect()).collect()
     };
     // Places 0, 1, 2, 3 of the ranked; of the others 4 + 60 - 4 and its neighbour.
     assert_eq!(runs(0, &[3, 7, 50, 51, 60, 61]), [vec![2, 1, 3, 0], vec![4, 5]]);
@@ -142,7 +142,8 @@ fn rows_that_were_never_written_are_uniform_and_take_no_room() {
     assert!((1..100_000).contains(&disk_bytes(&file)), "{}", disk_bytes(&file));
     assert_eq!(file.memory_bytes(), (1 << 27) + 16);
     assert_eq!(file.tables()[0].end() % 4096, 0);
-    assert_eq!(file.file.metadata().unwrap().len(), file.tables()[0].end() + 4096);
+    let length: u64 = file.stripes.files().iter().map(|file| file.metadata().unwrap().len()).sum();
+    assert_eq!(length, (file.tables()[0].end() + 4096).next_multiple_of(16 << 20));
     let shape = &file.tables()[0];
     assert_eq!(
         (shape.rows(), shape.dim(), shape.width(), shape.states()),
@@ -237,7 +238,7 @@ fn chunks_without_a_written_row_are_not_read() {
     let (_dir, file) = file(vec![table(400_000, 4, &[]), table(400_000, 4, &[])]);
     file.write(T, &[399_999], &[1.0; 4]).unwrap();
     // Whoever reads what is not there gets an error.
-    file.file.set_len(0).unwrap();
+    file.stripes.files().iter().for_each(|file| file.set_len(0).unwrap());
     let mut chunks = 0;
     let rest = file.for_each_chunk(T, |_, _| {
         chunks += 1;
