@@ -27,6 +27,7 @@ use crate::types::{OutOfHostMemory, TableId};
 
 mod bitmap;
 mod chunks;
+mod mapping;
 mod region;
 mod stripes;
 
@@ -121,6 +122,9 @@ pub enum WorkingError {
     Memory(#[from] OutOfHostMemory),
 }
 
+/// Bytes of rows end to end that are read by one call, which asks the disk for all of them at once.
+const LONG_BYTES: usize = 64 << 10;
+
 /// Tables in a file without a name. Reading and writing take `&self`: different threads may do both at once
 /// on different rows. That nobody writes a row while another reads or writes it is for the callers to see to.
 #[derive(Debug)]
@@ -179,32 +183,34 @@ impl WorkingFile {
                 of.first_value(row, record);
             }
         }
-        self.read_placed(of, &mut placed, records)
+        self.read_placed(of, &mut placed, records, 0)
     }
 
-    /// Reads written rows over their places in `records`.
+    /// Reads written rows over their places in `records`; so many bytes between two of them may be read too.
     fn read_placed(
         &self,
         of: &WorkingRows,
         placed: &mut [Placed],
         records: &mut [f32],
+        gap: usize,
     ) -> Result<(), StoreError> {
         let width = of.width();
         let mut staging = Vec::new();
-        for run in of.runs(placed, READ_BYTES) {
-            let direct = side_by_side(run);
-            let into = if direct {
-                &mut records[run[0].index * width..][..run.len() * width]
-            } else {
-                staging.resize(run.len() * width, 0.0);
-                &mut staging[..]
-            };
-            let read = self.stripes.read(bytemuck::cast_slice_mut(into), of.offset(run[0].place));
-            read.map_err(|e| StoreError::at(&self.dir, e))?;
-            if !direct {
-                for (row, record) in run.iter().zip(staging.chunks_exact(width)) {
-                    records[row.index * width..][..width].copy_from_slice(record);
+        for run in of.runs(placed, READ_BYTES, gap) {
+            let first = run[0].place;
+            let words = (run[run.len() - 1].place - first + 1) as usize * width;
+            if words * size_of::<f32>() < LONG_BYTES {
+                for row in run {
+                    self.stripes.load(&mut records[row.index * width..][..width], of.offset(row.place));
                 }
+                continue;
+            }
+            staging.resize(words, 0.0);
+            let read = self.stripes.read(bytemuck::cast_slice_mut(&mut staging), of.offset(first));
+            read.map_err(|e| StoreError::at(&self.dir, e))?;
+            for row in run {
+                let from = (row.place - first) as usize * width;
+                records[row.index * width..][..width].copy_from_slice(&staging[from..from + width]);
             }
         }
         Ok(())
@@ -221,17 +227,18 @@ impl WorkingFile {
         let width = of.width();
         let placed = rows.iter().enumerate().map(|(index, &row)| Placed { place: of.place(row), index });
         let (mut placed, mut staging) = (placed.collect::<Vec<_>>(), Vec::new());
-        for run in of.runs(&mut placed, WRITE_BYTES) {
-            let from = if side_by_side(run) {
-                &records[run[0].index * width..][..run.len() * width]
-            } else {
-                staging.clear();
-                run.iter().for_each(|row| staging.extend_from_slice(&records[row.index * width..][..width]));
-                &staging[..]
-            };
-            let written = self.stripes.write(bytemuck::cast_slice(from), of.offset(run[0].place));
+        for run in of.runs(&mut placed, WRITE_BYTES, 0) {
+            if run.iter().all(|row| of.written.has(rows[row.index])) {
+                for row in run {
+                    self.stripes.store(&records[row.index * width..][..width], of.offset(row.place));
+                }
+                continue;
+            }
+            staging.clear();
+            run.iter().for_each(|row| staging.extend_from_slice(&records[row.index * width..][..width]));
+            let written = self.stripes.write(bytemuck::cast_slice(&staging), of.offset(run[0].place));
             written.map_err(|e| StoreError::at(&self.dir, e))?;
-            // Only now: who finds a row marked reads it from the file.
+            // Only now: who finds a row marked takes it from the file.
             run.iter().for_each(|row| of.written.mark(rows[row.index]));
         }
         Ok(())
@@ -259,11 +266,6 @@ impl WorkingFile {
             _ => Ok(of),
         }
     }
-}
-
-/// Whether rows that are neighbours in the file are neighbours in the request too.
-fn side_by_side(run: &[Placed]) -> bool {
-    run.windows(2).all(|two| two[0].index + 1 == two[1].index)
 }
 
 #[cfg(test)]

@@ -120,19 +120,27 @@ impl WorkingRows {
         self.order.as_ref().map_or(row, |order| order.place(row))
     }
 
-    /// These rows in runs that lie end to end in the file, none of more than `most` bytes save one record. `placed`
-    /// is in the order of rows, and afterwards in that of places.
+    /// These rows in runs that lie near each other in the file: from the end of one to the next are no more than `gap`
+    /// bytes, and from the first to the last none more than `most` save one record. `placed` is in the order of rows, and
+    /// afterwards in that of places.
     pub(super) fn runs<'p>(
         &self,
         placed: &'p mut [Placed],
         most: usize,
+        gap: usize,
     ) -> impl Iterator<Item = &'p [Placed]> + use<'p> {
         if self.order.is_some() {
             placed.sort_unstable_by_key(|row| row.place);
         }
-        let longest = (most / (self.width * size_of::<f32>()).max(1)).max(1);
-        let placed: &'p [Placed] = placed;
-        placed.chunk_by(|a, b| a.place + 1 == b.place).flat_map(move |run| run.chunks(longest))
+        let bytes = (self.width * size_of::<f32>()).max(1);
+        let (most, gap) = ((most / bytes).max(1) as u64, (gap / bytes) as u64);
+        let mut rest: &'p [Placed] = placed;
+        std::iter::from_fn(move || {
+            let first = rest.first()?.place;
+            let near = |two: &[Placed]| two[1].place - two[0].place <= 1 + gap && two[1].place - first < most;
+            let len = 1 + rest.windows(2).take_while(|two| near(two)).count();
+            rest.split_off(..len)
+        })
     }
 
     /// Writes over `record` what this row is before it is written.

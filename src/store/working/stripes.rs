@@ -3,6 +3,8 @@
 //! A file system lets one thread at a time write to a file, however far apart the places are, and holds the others off even
 //! while that one waits for a page from the disk. So bytes are dealt out to files without names, a megabyte to
 //! each in turn, and threads that write here and there seldom meet.
+//!
+//! There are two ways to the same bytes: by calls, for what is long or was never written, and by a [`Mapping`], for rows.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -13,6 +15,7 @@ use std::path::Path;
 use rustix::fs::{Advice, fadvise};
 
 use super::StoreError;
+use super::mapping::Mapping;
 
 /// How many files.
 const STRIPES: u64 = 16;
@@ -21,26 +24,28 @@ const BLOCK_BYTES: u64 = 1 << 20;
 
 /// Files without names, to read and write at positions.
 #[derive(Debug)]
-pub(super) struct Stripes(Vec<File>);
+pub(super) struct Stripes(Vec<(File, Mapping)>);
 
 impl Stripes {
     /// Makes them in `dir`, for so many bytes, which are holes and take no room.
     pub(super) fn create(dir: &Path, bytes: u64) -> Result<Self, StoreError> {
-        let made = Self((0..STRIPES).map(|_| unnamed(dir)).collect::<Result<_, _>>()?);
-        let rounds = bytes.div_ceil(BLOCK_BYTES * STRIPES);
-        for file in &made.0 {
-            file.set_len(rounds * BLOCK_BYTES).map_err(|e| StoreError::at(dir, e))?;
+        let length = bytes.div_ceil(BLOCK_BYTES * STRIPES) * BLOCK_BYTES;
+        let stripe = |_| {
+            let file = unnamed(dir)?;
+            file.set_len(length).map_err(|e| StoreError::at(dir, e))?;
             // Rows from here and there must not bring in their neighbours too. And not even a whole table is read ahead
             // of, for that makes large folios (see `region::WRITE_BYTES`): after such a reading, writing a row took 50
             // us. Only advice, so that a refusal is no matter.
-            let _ = fadvise(file, 0, None, Advice::Random);
-        }
-        Ok(made)
+            let _ = fadvise(&file, 0, None, Advice::Random);
+            let mapping = Mapping::of(&file).map_err(|e| StoreError::at(dir, e))?;
+            Ok((file, mapping))
+        };
+        (0..STRIPES).map(stripe).collect::<Result<_, _>>().map(Self)
     }
 
     /// Fills `bytes` with what lies from `offset` on.
     pub(super) fn read(&self, mut bytes: &mut [u8], offset: u64) -> io::Result<()> {
-        for (file, at, len) in self.parts(offset..offset + bytes.len() as u64) {
+        for ((file, _), at, len) in self.parts(offset..offset + bytes.len() as u64) {
             let part = bytes.split_off_mut(..len).unwrap_or_default();
             file.read_exact_at(part, at)?;
         }
@@ -49,15 +54,30 @@ impl Stripes {
 
     /// Writes `bytes` from `offset` on.
     pub(super) fn write(&self, mut bytes: &[u8], offset: u64) -> io::Result<()> {
-        for (file, at, len) in self.parts(offset..offset + bytes.len() as u64) {
+        for ((file, _), at, len) in self.parts(offset..offset + bytes.len() as u64) {
             let part = bytes.split_off(..len).unwrap_or_default();
             file.write_all_at(part, at)?;
         }
         Ok(())
     }
 
+    /// Copies words that were written before, from byte `offset` on, a multiple of four.
+    pub(super) fn load(&self, mut words: &mut [f32], offset: u64) {
+        for ((_, mapping), at, len) in self.parts(offset..offset + size_of_val(words) as u64) {
+            mapping.load(words.split_off_mut(..len / size_of::<f32>()).unwrap_or_default(), at);
+        }
+    }
+
+    /// Writes over words that were written before, from byte `offset` on, a multiple of four.
+    pub(super) fn store(&self, mut words: &[f32], offset: u64) {
+        for ((_, mapping), at, len) in self.parts(offset..offset + size_of_val(words) as u64) {
+            mapping.store(words.split_off(..len / size_of::<f32>()).unwrap_or_default(), at);
+        }
+    }
+
     /// Where the bytes of a range lie: file by file, where from, and how many.
-    fn parts(&self, mut range: Range<u64>) -> impl Iterator<Item = (&File, u64, usize)> {
+    #[inline]
+    fn parts(&self, mut range: Range<u64>) -> impl Iterator<Item = (&(File, Mapping), u64, usize)> {
         std::iter::from_fn(move || {
             if range.is_empty() {
                 return None;
@@ -72,8 +92,8 @@ impl Stripes {
 
     /// The files.
     #[cfg(test)]
-    pub(super) fn files(&self) -> &[File] {
-        &self.0
+    pub(super) fn files(&self) -> impl Iterator<Item = &File> {
+        self.0.iter().map(|(file, _)| file)
     }
 }
 
@@ -106,21 +126,28 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
         #[test]
-        fn what_is_written_across_files_is_read_back_by_any_cut(
-            writes in prop::collection::vec((0_u64..40 << 20, 1_usize..3 << 20), 1..4),
-            read in (0_u64..40 << 20, 1_usize..5 << 20),
+        fn what_is_written_across_files_is_read_back_either_way_by_any_cut(
+            writes in prop::collection::vec((0_usize..10 << 20, 1_usize..(3 << 20) / 4, any::<bool>()), 1..5),
+            read in (0_usize..10 << 20, 1_usize..(5 << 20) / 4),
         ) {
             let dir = tempfile::tempdir().unwrap();
             let stripes = Stripes::create(dir.path(), 48 << 20).unwrap();
-            let mut plain = vec![0_u8; 48 << 20];
-            for (n, (at, len)) in writes.into_iter().enumerate() {
-                let bytes: Vec<u8> = (0..len).map(|i| (i * 31 + n * 7 + 1) as u8).collect();
-                stripes.write(&bytes, at).unwrap();
-                plain[at as usize..][..len].copy_from_slice(&bytes);
+            let mut plain = vec![0_f32; 12 << 20];
+            for (n, (at, len, by_call)) in writes.into_iter().enumerate() {
+                let words: Vec<f32> = (0..len).map(|i| (i * 31 + n * 7 + 1) as f32).collect();
+                if by_call {
+                    stripes.write(bytemuck::cast_slice(&words), at as u64 * 4).unwrap();
+                } else {
+                    stripes.store(&words, at as u64 * 4);
+                }
+                plain[at..][..len].copy_from_slice(&words);
             }
-            let mut got = vec![1; read.1];
-            stripes.read(&mut got, read.0).unwrap();
-            prop_assert!(got == plain[read.0 as usize..][..read.1]);
+            let mut got = vec![1.0; read.1];
+            stripes.load(&mut got, read.0 as u64 * 4);
+            prop_assert!(got == plain[read.0..][..read.1]);
+            let mut got = vec![1.0; read.1];
+            stripes.read(bytemuck::cast_slice_mut(&mut got), read.0 as u64 * 4).unwrap();
+            prop_assert!(got == plain[read.0..][..read.1]);
         }
     }
 }
