@@ -7,6 +7,7 @@
 //! engine. [`HostMemory`] is how the store's RAM tier takes its memory from a device.
 
 pub mod element;
+mod huge;
 
 use std::any::Any;
 use std::fmt;
@@ -16,6 +17,7 @@ use std::sync::Arc;
 use crate::schema::Schema;
 
 pub use element::{Element, ROW_ALIGN, RowError};
+pub use huge::Huge;
 
 /// A table's place in `Schema::tables`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

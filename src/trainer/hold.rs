@@ -11,13 +11,16 @@
 
 use std::collections::VecDeque;
 
-use hashbrown::HashTable;
+use bytemuck::{Pod, Zeroable};
 
+use super::hit_map::{Bucket, HitMap, Tag};
 use super::policy::{Candidates, Policy, Worth};
-use crate::types::{TableId, scatter};
+use crate::device::flags::NO_SLOT;
+use crate::types::{Huge, OutOfHostMemory, TableId, scatter};
 
 /// A table and one of its rows, in one number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Pod, Zeroable)]
+#[repr(transparent)]
 pub struct Key(u64);
 
 /// Bits of a key that are the row's.
@@ -45,10 +48,21 @@ impl Key {
     pub fn row(self) -> u64 {
         self.0 & (Self::LIMITS.1 - 1)
     }
+
+    /// What the Hit-Map keeps of it.
+    #[inline(always)]
+    fn tag(self) -> Tag {
+        Tag::of(scatter(self.0))
+    }
 }
 
-/// A slot's bookkeeping.
-#[derive(Clone, Copy)]
+/// Rows that are looked up together: enough for the memory to work on many at once, and so few that what it gave is still
+/// near when it is used.
+pub const TOGETHER: usize = 64;
+
+/// A slot's bookkeeping; zeros are an empty slot's.
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+#[repr(C)]
 struct Entry {
     /// What will be in it.
     key: Key,
@@ -56,16 +70,23 @@ struct Entry {
     item: u64,
     /// The last batch of the future window that needs its row; 0 where none is known.
     due: u64,
-    /// Batches that have used the row since it came in.
+    /// Batches that have used the row since it came in; 0 where there is none.
     uses: u32,
+    rest: u32,
+}
+
+impl Entry {
     /// Whether there is a row at all.
-    taken: bool,
+    #[inline(always)]
+    fn taken(&self) -> bool {
+        self.uses > 0
+    }
 }
 
 /// The slots of one size.
 pub struct Hold {
-    entries: Vec<Entry>,
-    slots: HashTable<u32>,
+    entries: Huge<Entry>,
+    slots: HitMap,
     free: Vec<u32>,
     candidates: Candidates,
     /// What each item of the past window touches.
@@ -80,24 +101,38 @@ pub struct Hold {
 
 impl Hold {
     /// `count` empty slots.
-    pub fn new(policy: Policy, count: usize, seed: u64) -> Self {
-        let empty = Entry { key: Key(0), item: 0, due: 0, uses: 0, taken: false };
-        Self {
-            entries: vec![empty; count],
-            slots: HashTable::with_capacity(count),
+    ///
+    /// # Errors
+    /// [`OutOfHostMemory`] when the memory is not to be had.
+    pub fn new(policy: Policy, count: usize, seed: u64) -> Result<Self, OutOfHostMemory> {
+        Ok(Self {
+            entries: Huge::zeroed(count)?,
+            slots: HitMap::new(count)?,
             free: (0..count as u32).rev().collect(),
             candidates: Candidates::new(policy, count, seed),
             touched: VecDeque::new(),
             marked: VecDeque::new(),
             expired: 0,
             spare: Vec::new(),
-        }
+        })
+    }
+
+    /// Nothing is in any slot, as when it was made.
+    pub fn clear(&mut self, policy: Policy, seed: u64) {
+        let count = self.count();
+        self.entries.fill(Entry::default());
+        self.slots.clear();
+        self.free.clear();
+        self.free.extend((0..count as u32).rev());
+        self.candidates = Candidates::new(policy, count, seed);
+        self.touched.clear();
+        self.marked.clear();
+        self.expired = 0;
     }
 
     /// Bytes for each slot, the lists of the window left out, which are of as many slots as its batches touch.
     pub const fn bytes_per_slot() -> usize {
-        // The hash table has buckets of five bytes at a load of at least 7/16.
-        size_of::<Entry>() + 5 * 16 / 7 + 1 + size_of::<u32>() + Candidates::bytes_per_slot()
+        size_of::<Entry>() + HitMap::bytes_per_slot() + size_of::<u32>() + Candidates::bytes_per_slot()
     }
 
     /// How many slots.
@@ -113,8 +148,35 @@ impl Hold {
     /// The slot that holds the row, or will when the next item trains.
     #[inline]
     pub fn find(&self, key: Key) -> Option<u32> {
-        let entries = &self.entries;
-        self.slots.find(scatter(key.0), |&slot| entries[slot as usize].key == key).copied()
+        self.slots.find(key.tag(), |slot| self.holds(slot, key))
+    }
+
+    /// [`Self::find`] for some rows, at most [`TOGETHER`], into `found`, or [`NO_SLOT`].
+    #[inline]
+    pub fn find_all<'f>(&self, keys: &[Key], found: &'f mut [u32; TOGETHER]) -> &'f [u32] {
+        let mut first = [Bucket::default(); TOGETHER];
+        let found = &mut found[..keys.len()];
+        // Three loops, in each of which no turn waits for the one before: first what is in the table, then in the slots.
+        for (first, key) in first.iter_mut().zip(keys) {
+            *first = self.slots.first(key.tag());
+        }
+        for ((found, first), key) in found.iter_mut().zip(first).zip(keys) {
+            *found = self.slots.slot(key.tag(), first).unwrap_or(NO_SLOT);
+        }
+        let mut wrong = [false; TOGETHER];
+        for ((wrong, &slot), &key) in wrong.iter_mut().zip(&*found).zip(keys) {
+            *wrong = slot != NO_SLOT && !self.holds(slot, key);
+        }
+        for ((found, _), &key) in found.iter_mut().zip(wrong).zip(keys).filter(|((_, wrong), _)| *wrong) {
+            *found = self.find(key).unwrap_or(NO_SLOT);
+        }
+        found
+    }
+
+    /// Whether the slot, which is a row's, is this one's.
+    #[inline(always)]
+    fn holds(&self, slot: u32, key: Key) -> bool {
+        self.entries[slot as usize].key == key
     }
 
     /// Item `item` touches the slot.
@@ -158,7 +220,7 @@ impl Hold {
             let Some((number, mut list)) = self.touched.pop_front() else { break };
             for slot in list.drain(..) {
                 let entry = &self.entries[slot as usize];
-                if entry.taken && entry.item == number && entry.due <= batch {
+                if entry.taken() && entry.item == number && entry.due <= batch {
                     self.candidates.add(slot, worth(entry.key, entry.uses), batch);
                 }
             }
@@ -169,7 +231,7 @@ impl Hold {
             for slot in list.drain(..) {
                 let entry = &self.entries[slot as usize];
                 // Only where a batch is split has it come and not touched all that was kept for it.
-                if entry.taken
+                if entry.taken()
                     && entry.due == number
                     && entry.item <= self.expired
                     && !self.candidates.has(slot)
@@ -196,7 +258,7 @@ impl Hold {
             for &slot in list {
                 let entry = &mut self.entries[slot as usize];
                 let held = entry.item == item || self.candidates.has(slot);
-                if count > 0 && entry.taken && entry.due == *due && !held {
+                if count > 0 && entry.taken() && entry.due == *due && !held {
                     entry.due = 0;
                     self.candidates.add(slot, Worth::default(), batch);
                     count -= 1;
@@ -205,29 +267,44 @@ impl Hold {
         }
     }
 
-    /// Takes a slot for a row that item `item` brings in, and gives what is in it now.
-    pub fn take(&mut self, key: Key, item: u64, batch: u64) -> Option<(u32, Option<Key>)> {
-        let (slot, victim) = match self.free.pop() {
-            Some(slot) => (slot, None),
-            None => {
-                let slot = self.candidates.pop(batch)?;
-                let old = self.entries[slot as usize].key;
-                if let Ok(found) = self.slots.find_entry(scatter(old.0), |&at| at == slot) {
-                    found.remove();
-                }
-                (slot, Some(old))
-            }
-        };
-        self.entries[slot as usize] = Entry { key, item, due: 0, uses: 1, taken: true };
-        list_of(&mut self.touched, &mut self.spare, item).push(slot);
-        let entries = &self.entries;
-        self.slots.insert_unique(scatter(key.0), slot, |&slot| scatter(entries[slot as usize].key.0));
-        Some((slot, victim))
+    /// Takes a slot for each of these rows, at most [`TOGETHER`], that item `item` brings in; `give` gets each in turn, with its slot
+    /// and what is in it now. Stops where no slot can be had.
+    pub fn take_all(
+        &mut self,
+        keys: &[Key],
+        (item, batch): (u64, u64),
+        mut give: impl FnMut(Key, u32, Option<Key>),
+    ) -> usize {
+        let mut taken = [(0, false); TOGETHER];
+        let mut count = 0;
+        while count < keys.len() {
+            let free = self.free.pop();
+            let Some(slot) = free.or_else(|| self.candidates.pop(batch)) else { break };
+            taken[count] = (slot, free.is_none());
+            count += 1;
+        }
+        let (keys, taken) = (&keys[..count], &taken[..count]);
+        // Loops of their own, as in `find_all`.
+        let mut old = [Key::default(); TOGETHER];
+        for (old, (slot, _)) in old.iter_mut().zip(taken) {
+            *old = self.entries[*slot as usize].key;
+        }
+        for (old, (slot, _)) in old.iter().zip(taken).filter(|(_, (_, full))| *full) {
+            self.slots.remove(old.tag(), *slot);
+        }
+        let touched = list_of(&mut self.touched, &mut self.spare, item);
+        for ((&key, &(slot, full)), &old) in keys.iter().zip(taken).zip(&old) {
+            self.entries[slot as usize] = Entry { key, item, due: 0, uses: 1, rest: 0 };
+            self.slots.insert(key.tag(), slot);
+            touched.push(slot);
+            give(key, slot, full.then_some(old));
+        }
+        count
     }
 
     /// Every row that is here, and its slot.
     pub fn rows(&self) -> impl Iterator<Item = (Key, u32)> + '_ {
-        let taken = self.entries.iter().zip(0..).filter(|(entry, _)| entry.taken);
+        let taken = self.entries.iter().zip(0..).filter(|(entry, _)| entry.taken());
         taken.map(|(entry, slot)| (entry.key, slot))
     }
 }

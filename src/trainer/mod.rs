@@ -12,6 +12,7 @@ mod collect;
 pub mod eval;
 mod exchange;
 mod headway;
+mod hit_map;
 mod hold;
 mod in_memory;
 mod insert;

@@ -202,7 +202,7 @@ impl Pipeline {
             plan,
             &counts,
             sizes.tables.clone(),
-        );
+        )?;
         let threads = rayon::ThreadPoolBuilder::new().num_threads(settings.threads.max(1));
         let threads = threads.build().map_err(|e| TrainError::Threads { reason: e.to_string() })?;
         Ok(Self { planner, sizes, pad, store, settings, threads, hottest })

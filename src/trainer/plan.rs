@@ -30,7 +30,7 @@ use std::sync::mpsc::{Receiver, SyncSender};
 use super::TrainError;
 use super::casting::Casting;
 use super::headway::Headway;
-use super::hold::{Hold, Key};
+use super::hold::{Hold, Key, TOGETHER};
 use super::jitter::Jitter;
 use super::network::Labelled;
 use super::policy::{Policy, SEEN_AHEAD, Worth};
@@ -38,7 +38,7 @@ use super::split::Room;
 use crate::device::host::slots::NO_SLOT;
 use crate::device::scratch::Berth;
 use crate::schema::{Lookup, Schema};
-use crate::types::{Batch, TableId};
+use crate::types::{Batch, OutOfHostMemory, TableId};
 
 /// How far the stages can be apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -284,14 +284,18 @@ pub struct PlanEnds<'a> {
 impl Planner {
     /// With empty slots. `tables` says of each table of the schema which of `counts` its rows' slots are counted by, and words
     /// of a record.
+    ///
+    /// # Errors
+    /// [`OutOfHostMemory`] when the memory is not to be had.
     pub fn new(
         (schema, lookups): (Arc<Schema>, Arc<[Lookup]>),
         settings: PlanSettings,
         counts: &[usize],
         tables: Vec<(usize, usize)>,
-    ) -> Self {
-        let holds = empty_holds(&settings, counts.iter().copied());
-        Self {
+    ) -> Result<Self, OutOfHostMemory> {
+        let hold = |(&count, size)| Hold::new(settings.policy, count, settings.seed ^ size);
+        let holds = counts.iter().zip(0..).map(hold).collect::<Result<_, _>>()?;
+        Ok(Self {
             schema,
             lookups,
             settings,
@@ -303,7 +307,7 @@ impl Planner {
             marked: 0,
             upcoming: HashMap::new(),
             stats: PlanStats::default(),
-        }
+        })
     }
 
     /// What was done so far.
@@ -406,7 +410,8 @@ impl Planner {
 
     /// Nothing is in the scratchpad any more.
     pub fn clear(&mut self) {
-        self.holds = empty_holds(&self.settings, self.holds.iter().map(Hold::count));
+        let PlanSettings { policy, seed, .. } = self.settings;
+        self.holds.iter_mut().zip(0..).for_each(|(hold, size)| hold.clear(policy, seed ^ size));
     }
 
     fn plan_unit(&mut self, ends: &mut PlanEnds<'_>) -> Result<(), TrainError> {
@@ -470,9 +475,10 @@ impl Planner {
         let upto = window.min(self.seen.len());
         for at in self.marked.min(upto)..upto {
             let number = self.batch + 1 + at as u64;
-            for key in self.seen[at].keys() {
-                let hold = &mut self.holds[self.tables[key.table().index()].0];
-                if let Some(slot) = hold.find(key) {
+            let keys: Vec<Key> = self.seen[at].keys().collect();
+            for (size, keys) in by_size(&self.tables, &keys) {
+                let hold = &mut self.holds[size];
+                for &slot in hold.find_all(keys, &mut [0; TOGETHER]).iter().filter(|slot| **slot != NO_SLOT) {
                     hold.mark(slot, number);
                 }
             }
@@ -510,40 +516,45 @@ impl Planner {
     /// [`TrainError::Stopped`] when the pipeline has ended.
     pub(super) fn place(&mut self, keys: &[Key], headway: &Headway) -> Result<Placed, TrainError> {
         let item = self.item + 1;
-        let mut missing = vec![0; self.holds.len()];
-        let mut slots = Vec::with_capacity(keys.len());
-        for &key in keys {
-            let class = self.tables[key.table().index()].0;
-            let hold = &mut self.holds[class];
-            let found = hold.find(key);
-            match found {
-                Some(slot) => hold.touch(slot, item),
-                None => missing[class] += 1,
+        let (mut slots, mut missing) = (Vec::with_capacity(keys.len()), Vec::new());
+        let mut lacks = vec![0; self.holds.len()];
+        for (size, keys) in by_size(&self.tables, keys) {
+            let hold = &mut self.holds[size];
+            for &slot in hold.find_all(keys, &mut [0; TOGETHER]) {
+                if slot != NO_SLOT {
+                    hold.touch(slot, item);
+                }
+                slots.push(slot);
             }
-            slots.push(found.unwrap_or(NO_SLOT));
+            let before = missing.len();
+            let found = slots[slots.len() - keys.len()..].iter();
+            missing.extend(found.zip(keys).filter(|(slot, _)| **slot == NO_SLOT).map(|(_, key)| *key));
+            lacks[size] += missing.len() - before;
         }
         self.expire(item.saturating_sub(1 + self.settings.windows.past));
-        let barrier = self.make_room(&missing, item, headway)?;
-        let cuts =
-            self.cut(keys.iter().zip(&slots).filter(|(_, slot)| **slot == NO_SLOT).map(|(key, _)| *key));
+        let barrier = self.make_room(&lacks, item, headway)?;
+        let cuts = self.cut(&missing);
         let last = self.item + cuts.len() as u64;
         self.holds.iter_mut().for_each(|hold| hold.defer(item, last));
-        let mut moves = Vec::with_capacity(missing.iter().sum());
-        for (slot, &key) in slots.iter_mut().zip(keys).filter(|(slot, _)| **slot == NO_SLOT) {
-            let hold = &mut self.holds[self.tables[key.table().index()].0];
-            // There is room: `make_room` has made it, or all rows together would not fit.
-            let (taken, victim) = hold.take(key, last, self.batch).ok_or(TrainError::Stopped)?;
-            *slot = taken;
-            self.stats.evictions += u64::from(victim.is_some());
-            moves.push((key, taken, victim));
+        let mut moves = Vec::with_capacity(missing.len());
+        for (size, keys) in by_size(&self.tables, &missing) {
+            self.holds[size]
+                .take_all(keys, (last, self.batch), |key, slot, old| moves.push((key, slot, old)));
         }
+        // There is room: `make_room` has made it, or all rows together would not fit.
+        if moves.len() < missing.len() {
+            return Err(TrainError::Stopped);
+        }
+        let lacking = slots.iter_mut().filter(|slot| **slot == NO_SLOT);
+        lacking.zip(&moves).for_each(|(slot, &(_, taken, _))| *slot = taken);
+        self.stats.evictions += moves.iter().filter(|(_, _, victim)| victim.is_some()).count() as u64;
         self.stats.fills += moves.len() as u64;
         Ok(Placed { slots, moves, cuts, barrier })
     }
 
     /// Cuts rows that come in into items, at least one. A row and the victim in its slot go with one item: the one is
     /// written when the other has been read.
-    fn cut(&self, rows: impl Iterator<Item = Key>) -> Vec<usize> {
+    fn cut(&self, rows: &[Key]) -> Vec<usize> {
         let (mut cuts, mut words) = (vec![0], 0);
         for key in rows {
             let width = self.tables[key.table().index()].1;
@@ -625,9 +636,14 @@ impl Planner {
     }
 }
 
-/// So many slots of each size.
-fn empty_holds(settings: &PlanSettings, counts: impl Iterator<Item = usize>) -> Vec<Hold> {
-    counts.zip(0..).map(|(count, size)| Hold::new(settings.policy, count, settings.seed ^ size)).collect()
+/// Rows in the same order, some at a time, with which size of slots they need.
+fn by_size<'k>(
+    tables: &'k [(usize, usize)],
+    keys: &'k [Key],
+) -> impl Iterator<Item = (usize, &'k [Key])> + use<'k> {
+    let size = |key: &Key| tables[key.table().index()].0;
+    let of_table = keys.chunk_by(|a, b| a.table() == b.table());
+    of_table.flat_map(move |keys| keys.chunks(TOGETHER).map(move |keys| (size(&keys[0]), keys)))
 }
 
 /// How many batches after `batch` the row is needed next, as far as is seen; 0 where it is not.

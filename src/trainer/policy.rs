@@ -4,7 +4,7 @@
 //! A slot is a candidate or it is not; `Hold` says when. Each policy keeps its candidates in a structure of a few bytes
 //! a slot, from which any of them can be taken out when a batch needs its row after all:
 //!
-//! - LRU: a list. A slot becomes a candidate when the last batch that used it leaves the window, so the order of
+//! - LRU: a queue. A slot becomes a candidate when the last batch that used it leaves the window, so the order of
 //!   coming is that of last use.
 //! - LFU: a heap by frequency: by the counts of a data set (frequency-aware cache, section 4), or where there are none by the
 //!   batches that have used the row since it came in.
@@ -14,7 +14,7 @@
 //!   recently used first.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 use std::fmt;
 use std::str::FromStr;
 
@@ -84,6 +84,7 @@ pub struct Candidates {
 }
 
 enum Order {
+    Queue(Queue),
     Lists(Lists),
     Heap(Heap),
     Array { slots: Vec<u32>, places: Vec<u32>, draws: u64 },
@@ -93,7 +94,7 @@ impl Candidates {
     /// None of `count` slots. `seed` is for the policy that draws.
     pub fn new(policy: Policy, count: usize, seed: u64) -> Self {
         let order = match policy {
-            Policy::Lru => Order::Lists(Lists::new(1, count)),
+            Policy::Lru => Order::Queue(Queue::new(count)),
             Policy::Optimal => Order::Lists(Lists::new(SEEN_AHEAD + 1, count)),
             Policy::Lfu => Order::Heap(Heap::new(count)),
             Policy::Random => {
@@ -121,9 +122,10 @@ impl Candidates {
         self.candidate[slot as usize] = true;
         self.len += 1;
         match &mut self.order {
+            Order::Queue(queue) => queue.push(slot, &self.candidate),
             Order::Lists(lists) => {
                 let list = match worth.next {
-                    next if next == 0 || lists.heads.len() == 1 => 0,
+                    0 => 0,
                     next => 1 + (batch + next) as usize % SEEN_AHEAD,
                 };
                 lists.push(list, slot);
@@ -150,7 +152,7 @@ impl Candidates {
         match &mut self.order {
             Order::Lists(lists) => lists.remove(slot),
             // Its entry is passed over when it comes up.
-            Order::Heap(_) => {}
+            Order::Queue(_) | Order::Heap(_) => {}
             Order::Array { slots, places, .. } => {
                 let place = places[slot as usize] as usize;
                 slots.swap_remove(place);
@@ -164,6 +166,7 @@ impl Candidates {
     /// Takes the candidate that goes first. `batch` as in [`Self::add`].
     pub fn pop(&mut self, batch: u64) -> Option<u32> {
         let slot = match &mut self.order {
+            Order::Queue(queue) => queue.pop(&self.candidate)?,
             Order::Lists(lists) => lists.first(batch)?,
             Order::Heap(heap) => heap.pop(&self.candidate)?,
             Order::Array { slots, draws, .. } => {
@@ -180,6 +183,43 @@ impl Candidates {
 }
 
 const NONE: u32 = u32::MAX;
+
+/// Slots in the order in which they came. An entry is left where it is when its slot is a candidate no more, and passed
+/// over when it comes up.
+struct Queue {
+    /// Slots, and the number of each coming.
+    entries: VecDeque<(u32, u32)>,
+    /// Of each slot, its last coming.
+    last: Vec<u32>,
+    /// Comings, counted round.
+    comings: u32,
+}
+
+impl Queue {
+    fn new(count: usize) -> Self {
+        Self { entries: VecDeque::with_capacity(2 * count + 1), last: vec![0; count], comings: 0 }
+    }
+
+    fn push(&mut self, slot: u32, candidate: &[bool]) {
+        let Self { entries, last, comings } = self;
+        if entries.len() > 2 * last.len() {
+            // At least half of them are of no more use, so that this costs a few steps a coming.
+            entries.retain(|&(slot, coming)| candidate[slot as usize] && last[slot as usize] == coming);
+        }
+        *comings = comings.wrapping_add(1);
+        last[slot as usize] = *comings;
+        entries.push_back((slot, *comings));
+    }
+
+    fn pop(&mut self, candidate: &[bool]) -> Option<u32> {
+        loop {
+            let (slot, coming) = self.entries.pop_front()?;
+            if candidate[slot as usize] && self.last[slot as usize] == coming {
+                return Some(slot);
+            }
+        }
+    }
+}
 
 /// Slots by frequency. An entry is left where it is when its slot is a candidate no more, or its frequency has grown,
 /// and put right when it comes up.

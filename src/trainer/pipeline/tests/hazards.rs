@@ -46,7 +46,7 @@ fn work_off(case: &Case, windows: Windows, buffered: usize, order: Order) -> (bo
         frequencies: None,
     };
     let parts = (network.schema.clone(), network.lookups.clone());
-    let mut planner = Planner::new(parts, plan, &counts, sizes.tables.clone());
+    let mut planner = Planner::new(parts, plan, &counts, sizes.tables.clone()).unwrap();
     let mut items = planned(&mut planner, case);
     assert_eq!(planner.stats().bubbles, 0, "a bubble waits for what this test does not do");
 

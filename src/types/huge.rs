@@ -1,0 +1,69 @@
+//! Zeroed memory in huge pages, where the system has them, for tables that are looked into here and there.
+//!
+//! What a lookup waits for is memory, and with small pages it first waits for where a page is: a table of 30 MB has
+//! more of them than a processor keeps track of.
+
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+
+use bytemuck::Pod;
+use memmap2::MmapMut;
+
+use super::OutOfHostMemory;
+
+/// So many values, zeroed at first, and no more.
+#[derive(Debug)]
+pub struct Huge<T> {
+    memory: MmapMut,
+    count: usize,
+    of: PhantomData<T>,
+}
+
+impl<T: Pod> Huge<T> {
+    /// `count` zeros.
+    ///
+    /// # Errors
+    /// [`OutOfHostMemory`] when the memory is not to be had.
+    pub fn zeroed(count: usize) -> Result<Self, OutOfHostMemory> {
+        let bytes = count.checked_mul(size_of::<T>()).ok_or(OutOfHostMemory { bytes: usize::MAX })?;
+        let memory = MmapMut::map_anon(bytes).map_err(|_| OutOfHostMemory { bytes })?;
+        // Advice only: a system without huge pages is slower and no less right.
+        #[cfg(target_os = "linux")]
+        let _ = memory.advise(memmap2::Advice::HugePage);
+        Ok(Self { memory, count, of: PhantomData })
+    }
+}
+
+impl<T: Pod> Deref for Huge<T> {
+    type Target = [T];
+    #[inline(always)]
+    fn deref(&self) -> &[T] {
+        // A mapping begins on a page, and is as long as `count` values.
+        &bytemuck::cast_slice(&self.memory[..self.count * size_of::<T>()])[..self.count]
+    }
+}
+
+impl<T: Pod> DerefMut for Huge<T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut bytemuck::cast_slice_mut(&mut self.memory[..self.count * size_of::<T>()])[..self.count]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_as_long_as_asked_for_and_zeroed() {
+        for count in [0, 1, 1000, 3 << 20] {
+            let mut numbers = Huge::<u64>::zeroed(count).unwrap();
+            assert_eq!(numbers.len(), count);
+            assert!(numbers.iter().all(|&number| number == 0));
+            numbers.fill(7);
+            assert_eq!(numbers.last().copied(), (count > 0).then_some(7));
+        }
+        assert!(Huge::<u64>::zeroed(usize::MAX / 4).is_err());
+        assert!(Huge::<u64>::zeroed(1 << 58).is_err());
+    }
+}
