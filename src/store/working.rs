@@ -1,9 +1,8 @@
 //! The trainer's working file: tables larger than memory, trained in place.
 //!
 //! All tables of a model lie in one file, which has no name: it is unlinked as soon as it is made, so that
-//! nothing is left of it however the process ends. (To the file system it is several: `stripes`.) Rows are
-//! read and written where they lie, by positioned reads and writes and not through a mapping: pages of a
-//! mapping that were touched count as the process's own memory, the system's cache of a file does not.
+//! nothing is left of it however the process ends. (To the file system it is several: `stripes`.) It is mapped, and
+//! what is in memory of it are pages of the system's cache, which takes them back when memory is short.
 //!
 //! ```text
 //! table 0                               table 1, on a page

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::program::{flechette, peak_bytes, run, run_json};
+use crate::program::{bytes_of, flechette, run, run_json};
 
 /// What training takes beside scratchpad, staging, dense weights and a bit a row, as the README states it; and more for
 /// each id of a batch.
@@ -54,7 +54,8 @@ impl Group {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut peak = 0;
         while child.try_wait().unwrap().is_none() {
-            peak = peak_bytes(child.id()).unwrap_or(0).max(peak);
+            // Without pages of the working file, which are the system's to take back.
+            peak = bytes_of(child.id(), "RssAnon").unwrap_or(0).max(peak);
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
         let output = child.wait_with_output().unwrap();
