@@ -72,7 +72,8 @@ struct Entry {
     due: u64,
     /// Batches that have used the row since it came in; 0 where there is none.
     uses: u32,
-    rest: u32,
+    /// 1 where it is a candidate: beside the rest, so that most slots need not be looked up among the candidates.
+    candidate: u32,
 }
 
 impl Entry {
@@ -180,9 +181,9 @@ impl Hold {
     }
 
     /// Item `item` touches the slot.
+    #[inline]
     pub fn touch(&mut self, slot: u32, item: u64) {
-        self.candidates.remove(slot);
-        let entry = &mut self.entries[slot as usize];
+        let entry = keep(&mut self.entries, &mut self.candidates, slot);
         if entry.item != item {
             entry.item = item;
             entry.uses = entry.uses.saturating_add(1);
@@ -203,9 +204,9 @@ impl Hold {
     }
 
     /// Batch `batch` has come into the future window, and needs the row of the slot.
+    #[inline]
     pub fn mark(&mut self, slot: u32, batch: u64) {
-        self.candidates.remove(slot);
-        let entry = &mut self.entries[slot as usize];
+        let entry = keep(&mut self.entries, &mut self.candidates, slot);
         if entry.due < batch {
             entry.due = batch;
             list_of(&mut self.marked, &mut self.spare, batch).push(slot);
@@ -216,36 +217,38 @@ impl Hold {
     /// touched by the item that is planned must be said before.
     pub fn expire(&mut self, item: u64, batch: u64, worth: impl Fn(Key, u32) -> Worth) {
         self.expired = self.expired.max(item);
+        let Self { entries, candidates, expired, spare, .. } = self;
+        let mut offer = |slot: u32, entry: &mut Entry| {
+            entry.candidate = 1;
+            candidates.add(slot, worth(entry.key, entry.uses), batch);
+        };
         while self.touched.front().is_some_and(|(number, _)| *number <= item) {
             let Some((number, mut list)) = self.touched.pop_front() else { break };
             for slot in list.drain(..) {
-                let entry = &self.entries[slot as usize];
+                let entry = &mut entries[slot as usize];
                 if entry.taken() && entry.item == number && entry.due <= batch {
-                    self.candidates.add(slot, worth(entry.key, entry.uses), batch);
+                    offer(slot, entry);
                 }
             }
-            self.spare.push(list);
+            spare.push(list);
         }
         while self.marked.front().is_some_and(|(number, _)| *number <= batch) {
             let Some((number, mut list)) = self.marked.pop_front() else { break };
             for slot in list.drain(..) {
-                let entry = &self.entries[slot as usize];
+                let entry = &mut entries[slot as usize];
                 // Only where a batch is split has it come and not touched all that was kept for it.
-                if entry.taken()
-                    && entry.due == number
-                    && entry.item <= self.expired
-                    && !self.candidates.has(slot)
-                {
-                    self.candidates.add(slot, worth(entry.key, entry.uses), batch);
+                let came = entry.taken() && entry.due == number && entry.item <= *expired;
+                if came && entry.candidate == 0 {
+                    offer(slot, entry);
                 }
             }
-            self.spare.push(list);
+            spare.push(list);
         }
     }
 
     /// A candidate's worth has changed.
     pub fn judge(&mut self, slot: u32, batch: u64, worth: Worth) {
-        if self.candidates.has(slot) {
+        if self.entries[slot as usize].candidate > 0 {
             self.candidates.add(slot, worth, batch);
         }
     }
@@ -257,9 +260,9 @@ impl Hold {
             let (due, list) = &self.marked[at];
             for &slot in list {
                 let entry = &mut self.entries[slot as usize];
-                let held = entry.item == item || self.candidates.has(slot);
+                let held = entry.item == item || entry.candidate > 0;
                 if count > 0 && entry.taken() && entry.due == *due && !held {
-                    entry.due = 0;
+                    (entry.due, entry.candidate) = (0, 1);
                     self.candidates.add(slot, Worth::default(), batch);
                     count -= 1;
                 }
@@ -289,12 +292,13 @@ impl Hold {
         for (old, (slot, _)) in old.iter_mut().zip(taken) {
             *old = self.entries[*slot as usize].key;
         }
+        self.slots.fetch(old[..count].iter().chain(keys).map(|key| key.tag()));
         for (old, (slot, _)) in old.iter().zip(taken).filter(|(_, (_, full))| *full) {
             self.slots.remove(old.tag(), *slot);
         }
         let touched = list_of(&mut self.touched, &mut self.spare, item);
         for ((&key, &(slot, full)), &old) in keys.iter().zip(taken).zip(&old) {
-            self.entries[slot as usize] = Entry { key, item, due: 0, uses: 1, rest: 0 };
+            self.entries[slot as usize] = Entry { key, item, due: 0, uses: 1, candidate: 0 };
             self.slots.insert(key.tag(), slot);
             touched.push(slot);
             give(key, slot, full.then_some(old));
@@ -307,6 +311,16 @@ impl Hold {
         let taken = self.entries.iter().zip(0..).filter(|(entry, _)| entry.taken());
         taken.map(|(entry, slot)| (entry.key, slot))
     }
+}
+
+/// The entry of the slot, which is no candidate any more.
+#[inline(always)]
+fn keep<'e>(entries: &'e mut [Entry], candidates: &mut Candidates, slot: u32) -> &'e mut Entry {
+    let entry = &mut entries[slot as usize];
+    if std::mem::take(&mut entry.candidate) > 0 {
+        candidates.remove(slot);
+    }
+    entry
 }
 
 /// The list of this number; lists are made in ascending order.

@@ -78,8 +78,10 @@ pub const SEEN_AHEAD: usize = 63;
 /// The candidates among `count` slots.
 pub struct Candidates {
     order: Order,
-    /// Whether each slot is one.
-    candidate: Vec<bool>,
+    /// Of each slot that is one, the number of its coming, counted round; 0 of the others.
+    came: Vec<u32>,
+    /// The last coming.
+    last: u32,
     len: usize,
 }
 
@@ -101,13 +103,13 @@ impl Candidates {
                 Order::Array { slots: Vec::new(), places: vec![0; count], draws: scatter(seed) }
             }
         };
-        Self { order, candidate: vec![false; count], len: 0 }
+        Self { order, came: vec![0; count], last: 0, len: 0 }
     }
 
     /// Bytes for each slot.
     pub const fn bytes_per_slot() -> usize {
-        // The largest: a heap's entries, its two frequencies, and the flag of candidates.
-        2 * size_of::<Reverse<(u32, u32)>>() + 2 * size_of::<u32>() + 1
+        // The largest: a heap's entries, its two frequencies, and the coming.
+        2 * size_of::<Reverse<(u32, u32)>>() + 3 * size_of::<u32>()
     }
 
     /// How many there are.
@@ -119,10 +121,11 @@ impl Candidates {
     /// planned.
     pub fn add(&mut self, slot: u32, worth: Worth, batch: u64) {
         self.remove(slot);
-        self.candidate[slot as usize] = true;
+        self.last = self.last.checked_add(1).unwrap_or(1);
+        self.came[slot as usize] = self.last;
         self.len += 1;
         match &mut self.order {
-            Order::Queue(queue) => queue.push(slot, &self.candidate),
+            Order::Queue(queue) => queue.push(slot, &self.came),
             Order::Lists(lists) => {
                 let list = match worth.next {
                     0 => 0,
@@ -138,14 +141,9 @@ impl Candidates {
         }
     }
 
-    /// Whether the slot is a candidate.
-    pub fn has(&self, slot: u32) -> bool {
-        self.candidate[slot as usize]
-    }
-
     /// The slot is no candidate any more, if it was one.
     pub fn remove(&mut self, slot: u32) {
-        if !std::mem::replace(&mut self.candidate[slot as usize], false) {
+        if std::mem::take(&mut self.came[slot as usize]) == 0 {
             return;
         }
         self.len -= 1;
@@ -166,9 +164,9 @@ impl Candidates {
     /// Takes the candidate that goes first. `batch` as in [`Self::add`].
     pub fn pop(&mut self, batch: u64) -> Option<u32> {
         let slot = match &mut self.order {
-            Order::Queue(queue) => queue.pop(&self.candidate)?,
+            Order::Queue(queue) => queue.pop(&self.came)?,
             Order::Lists(lists) => lists.first(batch)?,
-            Order::Heap(heap) => heap.pop(&self.candidate)?,
+            Order::Heap(heap) => heap.pop(&self.came)?,
             Order::Array { slots, draws, .. } => {
                 if slots.is_empty() {
                     return None;
@@ -184,37 +182,27 @@ impl Candidates {
 
 const NONE: u32 = u32::MAX;
 
-/// Slots in the order in which they came. An entry is left where it is when its slot is a candidate no more, and passed
-/// over when it comes up.
-struct Queue {
-    /// Slots, and the number of each coming.
-    entries: VecDeque<(u32, u32)>,
-    /// Of each slot, its last coming.
-    last: Vec<u32>,
-    /// Comings, counted round.
-    comings: u32,
-}
+/// Slots in the order in which they came, each with the number of its coming. An entry is left where it is when its slot is a
+/// candidate no more, and passed over when it comes up.
+struct Queue(VecDeque<(u32, u32)>);
 
 impl Queue {
     fn new(count: usize) -> Self {
-        Self { entries: VecDeque::with_capacity(2 * count + 1), last: vec![0; count], comings: 0 }
+        Self(VecDeque::with_capacity(2 * count + 1))
     }
 
-    fn push(&mut self, slot: u32, candidate: &[bool]) {
-        let Self { entries, last, comings } = self;
-        if entries.len() > 2 * last.len() {
+    fn push(&mut self, slot: u32, came: &[u32]) {
+        if self.0.len() > 2 * came.len() {
             // At least half of them are of no more use, so that this costs a few steps a coming.
-            entries.retain(|&(slot, coming)| candidate[slot as usize] && last[slot as usize] == coming);
+            self.0.retain(|&(slot, coming)| came[slot as usize] == coming);
         }
-        *comings = comings.wrapping_add(1);
-        last[slot as usize] = *comings;
-        entries.push_back((slot, *comings));
+        self.0.push_back((slot, came[slot as usize]));
     }
 
-    fn pop(&mut self, candidate: &[bool]) -> Option<u32> {
+    fn pop(&mut self, came: &[u32]) -> Option<u32> {
         loop {
-            let (slot, coming) = self.entries.pop_front()?;
-            if candidate[slot as usize] && self.last[slot as usize] == coming {
+            let (slot, coming) = self.0.pop_front()?;
+            if came[slot as usize] == coming {
                 return Some(slot);
             }
         }
@@ -248,7 +236,7 @@ impl Heap {
         }
     }
 
-    fn pop(&mut self, candidate: &[bool]) -> Option<u32> {
+    fn pop(&mut self, came: &[u32]) -> Option<u32> {
         loop {
             let Reverse((was, slot)) = self.entries.pop()?;
             let s = slot as usize;
@@ -257,10 +245,10 @@ impl Heap {
             }
             let now = self.frequency[s];
             self.entered[s] = NONE;
-            match candidate[s] {
-                true if now == was => return Some(slot),
-                true => self.add(slot, now),
-                false => {}
+            match came[s] {
+                0 => {}
+                _ if now == was => return Some(slot),
+                _ => self.add(slot, now),
             }
         }
     }
