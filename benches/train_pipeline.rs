@@ -22,7 +22,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use flechette::dataset::{self, DatasetError, Format, Limits, Reader};
 use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
 use flechette::schema::{Architecture, Schema};
 use flechette::trainer::optim::{self, Optimizer};
@@ -31,6 +30,7 @@ use flechette::trainer::{
     ScratchpadSize, initialise, initialise_on_disk, run_in_memory,
 };
 use flechette::types::{RawBatch, RawValues, TableId};
+use harness::replay::{self, Replay};
 use harness::{Options, Sorted};
 
 /// Batches that are gone round.
@@ -100,50 +100,8 @@ impl Shape {
     /// Batches of a skew, with exactly as many lookups a feature as asked for.
     fn batches(&self, skew: &str) -> anyhow::Result<Vec<RawBatch>> {
         let skew = if skew == "random" { "uniform" } else { skew };
-        // Drawn one-hot, and joined: the reader draws how many ids a multi-hot feature has.
-        let one_hot = Shape { lookups: 1, ..*self };
-        let samples = self.batch * self.lookups as usize * POOL;
-        let source = PathBuf::from(format!("rows={samples},seed=1,skew={skew}"));
-        let mut reader = dataset::open(Format::Synthetic, &[source], &one_hot.schema(), Limits::default())?;
-        let mut batches = Vec::new();
-        for _ in 0..POOL {
-            let mut raw = RawBatch::default();
-            reader.read(self.batch * self.lookups as usize, &mut raw)?;
-            batches.push(self.joined(raw));
-        }
-        Ok(batches)
-    }
-
-    fn joined(&self, mut raw: RawBatch) -> RawBatch {
-        let lookups = self.lookups as usize;
-        let width = raw.dense.len() / raw.samples;
-        raw.samples /= lookups;
-        raw.dense.truncate(raw.samples * width);
-        if let Some(labels) = &mut raw.labels {
-            labels.truncate(raw.samples);
-        }
-        for feature in &mut raw.features {
-            feature.offsets = feature.offsets.iter().copied().step_by(lookups).collect();
-        }
-        raw
-    }
-}
-
-/// Gives batches of the pool, round and round.
-struct Replay {
-    batches: Arc<Vec<RawBatch>>,
-    next: usize,
-}
-
-impl Reader for Replay {
-    fn read(&mut self, _: usize, out: &mut RawBatch) -> Result<usize, DatasetError> {
-        out.clone_from(&self.batches[self.next % self.batches.len()]);
-        self.next += 1;
-        Ok(out.samples)
-    }
-
-    fn skipped(&self) -> u64 {
-        0
+        let one_hot = Shape { lookups: 1, ..*self }.schema();
+        replay::draw(&one_hot, skew, (self.batch, self.lookups as usize), POOL)
     }
 }
 
@@ -273,7 +231,7 @@ fn modes(
     let mut modes = Vec::new();
     for (name, make) in makers {
         if options.wants(name) || name == "pipeline on" {
-            let replay = Replay { batches: batches.clone(), next: 0 };
+            let replay = Replay::of(batches);
             modes.push(Mode { name, trained: make()?, replay, times: Vec::new() });
         }
     }
