@@ -12,8 +12,12 @@
 //! store is written once before, so that all rows are read from it; whether that means the disk is the page cache's to say, and
 //! `--limit BYTES` puts the program in a memory control group, where it is small (takes root).
 //!
+//! The dense layers are ScratchPipe's default, DLRM MLPerf (section V): bottom 512-256-dim, top 1024-1024-512-256-1. With
+//! `--dense small` they are 128-dim and 256-64-1, which leaves most of a step to the rows.
+//!
 //! `--tables N` (8), `--rows N` (1,000,000), `--dim N` (128), `--lookups N` (20), `--batch N` (2048), `--steps N` a round (4),
-//! `--pairs N` rounds (5), `--skews random,low,medium,high`, `--sizes 0.02,0.1`, `--lookahead N`, `--threads N` (2), `--dir DIR`, `--json`.
+//! `--pairs N` rounds (5), `--skews random,low,medium,high`, `--sizes 0.02,0.1`, `--lookahead N`, `--dense mlperf|small`,
+//! `--only TEXT` of a mode's name (the pipeline on is always run), `--threads N` (2), `--dir DIR`, `--json`.
 
 mod harness;
 
@@ -46,7 +50,7 @@ fn main() -> anyhow::Result<()> {
 }
 
 fn run(options: &Options) -> anyhow::Result<()> {
-    let shape = Shape::read(options);
+    let shape = Shape::read(options)?;
     println!("train_pipeline: ms a step; ratio: to the pipeline on, of one round");
     println!("{}", harness::place());
     println!("{shape:?}, {} threads, SGD", options.number("--threads", 2));
@@ -76,24 +80,34 @@ struct Shape {
     dim: usize,
     lookups: u32,
     batch: usize,
+    /// Hidden sizes; the last layers, to the dim and to one logit, are implied.
+    bottom: &'static [usize],
+    top: &'static [usize],
 }
 
 impl Shape {
-    fn read(options: &Options) -> Self {
-        Self {
+    fn read(options: &Options) -> anyhow::Result<Self> {
+        let (bottom, top): (&[usize], &[usize]) = match options.value("--dense").as_deref() {
+            None | Some("mlperf") => (&[512, 256], &[1024, 1024, 512, 256]),
+            Some("small") => (&[128], &[256, 64]),
+            Some(other) => anyhow::bail!("--dense {other}: small or mlperf"),
+        };
+        Ok(Self {
             tables: options.number("--tables", 8),
             rows: options.number("--rows", 1_000_000) as u64,
             dim: options.number("--dim", 128),
             lookups: options.number("--lookups", 20) as u32,
             batch: options.number("--batch", 2048),
-        }
+            bottom,
+            top,
+        })
     }
 
     fn schema(&self) -> Schema {
         let multi_hot = (self.lookups > 1).then_some(self.lookups);
         let shape = SyntheticShape { tables: self.tables, rows: self.rows, dense: 13, multi_hot };
         let mut schema = synthetic(Kind::Dlrm, self.dim, shape);
-        schema.architecture = Architecture::Dlrm { bottom: vec![128], top: vec![256, 64] };
+        schema.architecture = Architecture::Dlrm { bottom: self.bottom.to_vec(), top: self.top.to_vec() };
         schema
     }
 
