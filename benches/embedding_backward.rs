@@ -13,11 +13,8 @@
 
 mod harness;
 
-use std::path::PathBuf;
-
 use rayon::prelude::*;
 
-use flechette::dataset::{self, Format, Limits};
 use flechette::model::{Model, Tape};
 use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
 use flechette::schema::{Architecture, Lookup, Schema};
@@ -25,7 +22,8 @@ use flechette::store::Table;
 use flechette::trainer::casting::Casting;
 use flechette::trainer::optim::{self, Optimizer};
 use flechette::trainer::update::{RowUpdate, TableRows};
-use flechette::types::{Batch, RawBatch};
+use flechette::types::Batch;
+use harness::replay;
 use harness::{Draw, Options, Report};
 
 /// A model of Tensor Casting's table: tables and gathers a table.
@@ -204,22 +202,13 @@ impl Expanded {
 fn batch(
     schema: &Schema,
     one_hot: &Schema,
-    (samples, gathers): (usize, usize),
+    shape: (usize, usize),
     options: &Options,
 ) -> anyhow::Result<Batch> {
     let skew = options.value("--skew").unwrap_or("uniform".into());
-    let source = PathBuf::from(format!("rows={},seed=1,skew={skew}", samples * gathers));
-    let mut reader = dataset::open(Format::Synthetic, &[source], one_hot, Limits::default())?;
-    let mut raw = RawBatch::default();
-    reader.read(samples * gathers, &mut raw)?;
-    let width = raw.dense.len() / raw.samples;
-    raw.samples = samples;
-    raw.dense.truncate(samples * width);
-    for feature in &mut raw.features {
-        feature.offsets = feature.offsets.iter().copied().step_by(gathers).collect();
-    }
+    let raw = &replay::draw(one_hot, &skew, shape, 1)?[0];
     let mut batch = Batch::empty(schema.features.len());
-    schema.encode(&raw, &mut batch)?;
+    schema.encode(raw, &mut batch)?;
     Ok(batch)
 }
 

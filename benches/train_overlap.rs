@@ -9,12 +9,12 @@ mod harness;
 use std::sync::Arc;
 use std::time::Instant;
 
-use flechette::dataset::{self, DatasetError, Format, Limits, Reader};
 use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
 use flechette::schema::{Architecture, Schema};
 use flechette::trainer::optim::{self, Optimizer};
 use flechette::trainer::{self, Data, Learner, Progress};
 use flechette::types::RawBatch;
+use harness::replay::{self, Replay};
 use harness::{Options, Report};
 
 const POOL: usize = 64;
@@ -34,7 +34,7 @@ fn run(options: &Options) -> anyhow::Result<()> {
                 continue;
             }
             let steps = options.number("--steps", 12) * times;
-            let batches = Arc::new(batches(batch)?);
+            let batches = Arc::new(replay::draw(&kaggle(), "medium", (batch, 1), POOL)?);
             let (mut ours, mut theirs) = (Side::new(kind, &batches)?, Side::new(kind, &batches)?);
             let pairs = options.compare(
                 || {
@@ -60,7 +60,7 @@ struct Side {
 impl Side {
     fn new(kind: optim::Kind, batches: &Arc<Vec<RawBatch>>) -> anyhow::Result<Self> {
         let learner = trainer::initialise(&kaggle(), Optimizer { kind, lr: 0.02, eps: 1e-10 }, 0)?;
-        Ok(Self { learner, replay: Replay { batches: batches.clone(), next: 0, left: 0 } })
+        Ok(Self { learner, replay: Replay::of(batches) })
     }
 
     fn window<E>(
@@ -68,33 +68,10 @@ impl Side {
         steps: usize,
         train: impl FnOnce(&mut Learner, &mut Replay) -> Result<u64, E>,
     ) -> f64 {
-        self.replay.left = steps;
+        self.replay.end_after(steps);
         let began = Instant::now();
         let samples = train(&mut self.learner, &mut self.replay).unwrap_or(0);
         samples as f64 / began.elapsed().as_secs_f64()
-    }
-}
-
-/// Gives batches of the pool, round and round, so many a window.
-struct Replay {
-    batches: Arc<Vec<RawBatch>>,
-    next: usize,
-    left: usize,
-}
-
-impl Reader for Replay {
-    fn read(&mut self, _: usize, out: &mut RawBatch) -> Result<usize, DatasetError> {
-        if self.left == 0 {
-            return Ok(0);
-        }
-        self.left -= 1;
-        out.clone_from(&self.batches[self.next % self.batches.len()]);
-        self.next += 1;
-        Ok(out.samples)
-    }
-
-    fn skipped(&self) -> u64 {
-        0
     }
 }
 
@@ -104,15 +81,4 @@ fn kaggle() -> Schema {
     let mut schema = synthetic(Kind::Dlrm, 16, shape);
     schema.architecture = Architecture::Dlrm { bottom: vec![512, 256, 64], top: vec![512, 256] };
     schema
-}
-
-fn batches(samples: usize) -> anyhow::Result<Vec<RawBatch>> {
-    let source = format!("rows={},seed=1,skew=medium", samples * POOL).into();
-    let mut reader = dataset::open(Format::Synthetic, &[source], &kaggle(), Limits::default())?;
-    let read = |_| {
-        let mut raw = RawBatch::default();
-        reader.read(samples, &mut raw)?;
-        Ok(raw)
-    };
-    (0..POOL).map(read).collect()
 }

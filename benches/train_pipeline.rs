@@ -12,17 +12,25 @@
 //! store is written once before, so that all rows are read from it; whether that means the disk is the page cache's to say, and
 //! `--limit BYTES` puts the program in a memory control group, where it is small (takes root).
 //!
+//! The dense layers are ScratchPipe's default, DLRM MLPerf (section V): bottom 512-256-dim, top 1024-1024-512-256-1. With
+//! `--dense small` they are 128-dim and 256-64-1, which leaves most of a step to the rows.
+//!
+//! What is said of rows is of the counted rounds, a step: distinct rows of its batch (of a batch that is split, those of each
+//! of its groups), rows that came in from the store and that went out to it, and the bytes of both, which are what a step has
+//! to move, however well it is hidden.
+//!
 //! `--tables N` (8), `--rows N` (1,000,000), `--dim N` (128), `--lookups N` (20), `--batch N` (2048), `--steps N` a round (4),
-//! `--pairs N` rounds (5), `--skews random,low,medium,high`, `--sizes 0.02,0.1`, `--lookahead N`, `--threads N` (2), `--dir DIR`, `--json`.
+//! `--pairs N` rounds (5), `--skews random,low,medium,high`, `--sizes 0.02,0.1`, `--lookahead N`, `--dense mlperf|small`,
+//! `--only TEXT` of a mode's name (the pipeline on is always run), `--threads N` (2), `--dir DIR`, `--json`.
 
 mod harness;
 
 use std::collections::HashMap;
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use flechette::dataset::{self, DatasetError, Format, Limits, Reader};
 use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
 use flechette::schema::{Architecture, Schema};
 use flechette::trainer::optim::{self, Optimizer};
@@ -31,6 +39,7 @@ use flechette::trainer::{
     ScratchpadSize, initialise, initialise_on_disk, run_in_memory,
 };
 use flechette::types::{RawBatch, RawValues, TableId};
+use harness::replay::{self, Replay};
 use harness::{Options, Sorted};
 
 /// Batches that are gone round.
@@ -46,8 +55,8 @@ fn main() -> anyhow::Result<()> {
 }
 
 fn run(options: &Options) -> anyhow::Result<()> {
-    let shape = Shape::read(options);
-    println!("train_pipeline: ms a step; ratio: to the pipeline on, of one round");
+    let shape = Shape::read(options)?;
+    println!("train_pipeline: ms a step; ratio: to the pipeline on, of one round; rows and MB: of a step");
     println!("{}", harness::place());
     println!("{shape:?}, {} threads, SGD", options.number("--threads", 2));
     let list = |flag: &str, default: &str| options.value(flag).unwrap_or(default.into());
@@ -76,74 +85,42 @@ struct Shape {
     dim: usize,
     lookups: u32,
     batch: usize,
+    /// Hidden sizes; the last layers, to the dim and to one logit, are implied.
+    bottom: &'static [usize],
+    top: &'static [usize],
 }
 
 impl Shape {
-    fn read(options: &Options) -> Self {
-        Self {
+    fn read(options: &Options) -> anyhow::Result<Self> {
+        let (bottom, top): (&[usize], &[usize]) = match options.value("--dense").as_deref() {
+            None | Some("mlperf") => (&[512, 256], &[1024, 1024, 512, 256]),
+            Some("small") => (&[128], &[256, 64]),
+            Some(other) => anyhow::bail!("--dense {other}: small or mlperf"),
+        };
+        Ok(Self {
             tables: options.number("--tables", 8),
             rows: options.number("--rows", 1_000_000) as u64,
             dim: options.number("--dim", 128),
             lookups: options.number("--lookups", 20) as u32,
             batch: options.number("--batch", 2048),
-        }
+            bottom,
+            top,
+        })
     }
 
     fn schema(&self) -> Schema {
         let multi_hot = (self.lookups > 1).then_some(self.lookups);
         let shape = SyntheticShape { tables: self.tables, rows: self.rows, dense: 13, multi_hot };
         let mut schema = synthetic(Kind::Dlrm, self.dim, shape);
-        schema.architecture = Architecture::Dlrm { bottom: vec![128], top: vec![256, 64] };
+        schema.architecture = Architecture::Dlrm { bottom: self.bottom.to_vec(), top: self.top.to_vec() };
         schema
     }
 
     /// Batches of a skew, with exactly as many lookups a feature as asked for.
     fn batches(&self, skew: &str) -> anyhow::Result<Vec<RawBatch>> {
         let skew = if skew == "random" { "uniform" } else { skew };
-        // Drawn one-hot, and joined: the reader draws how many ids a multi-hot feature has.
-        let one_hot = Shape { lookups: 1, ..*self };
-        let samples = self.batch * self.lookups as usize * POOL;
-        let source = PathBuf::from(format!("rows={samples},seed=1,skew={skew}"));
-        let mut reader = dataset::open(Format::Synthetic, &[source], &one_hot.schema(), Limits::default())?;
-        let mut batches = Vec::new();
-        for _ in 0..POOL {
-            let mut raw = RawBatch::default();
-            reader.read(self.batch * self.lookups as usize, &mut raw)?;
-            batches.push(self.joined(raw));
-        }
-        Ok(batches)
-    }
-
-    fn joined(&self, mut raw: RawBatch) -> RawBatch {
-        let lookups = self.lookups as usize;
-        let width = raw.dense.len() / raw.samples;
-        raw.samples /= lookups;
-        raw.dense.truncate(raw.samples * width);
-        if let Some(labels) = &mut raw.labels {
-            labels.truncate(raw.samples);
-        }
-        for feature in &mut raw.features {
-            feature.offsets = feature.offsets.iter().copied().step_by(lookups).collect();
-        }
-        raw
-    }
-}
-
-/// Gives batches of the pool, round and round.
-struct Replay {
-    batches: Arc<Vec<RawBatch>>,
-    next: usize,
-}
-
-impl Reader for Replay {
-    fn read(&mut self, _: usize, out: &mut RawBatch) -> Result<usize, DatasetError> {
-        out.clone_from(&self.batches[self.next % self.batches.len()]);
-        self.next += 1;
-        Ok(out.samples)
-    }
-
-    fn skipped(&self) -> u64 {
-        0
+        let one_hot = Shape { lookups: 1, ..*self }.schema();
+        replay::draw(&one_hot, skew, (self.batch, self.lookups as usize), POOL)
     }
 }
 
@@ -154,6 +131,8 @@ struct Mode {
     replay: Replay,
     /// Milliseconds a step, of each round.
     times: Vec<f64>,
+    /// What Plan had done before the first round that counts.
+    before: PlanStats,
 }
 
 enum Trained {
@@ -163,6 +142,14 @@ enum Trained {
 }
 
 impl Mode {
+    /// All 0 where every row is in memory.
+    fn stats(&self) -> PlanStats {
+        match &self.trained {
+            Trained::InMemory(_) => PlanStats::default(),
+            Trained::OnDisk(on_disk, _) => on_disk.1.stats(),
+        }
+    }
+
     fn round(&mut self, batch: usize, steps: u64, counts: bool) -> anyhow::Result<()> {
         let reader = &mut self.replay;
         let began = Instant::now();
@@ -202,6 +189,7 @@ fn compare(
     // A round that does not count, and long enough to fill the scratchpads.
     for mode in &mut modes {
         mode.round(shape.batch, steps.max(12), false)?;
+        mode.before = mode.stats();
     }
     for round in 0..options.pairs {
         for at in 0..modes.len() {
@@ -216,26 +204,63 @@ fn compare(
     for mode in &modes {
         let ratio = Sorted::of(mode.times.iter().zip(&on).map(|(time, on)| time / on));
         let time = Sorted::of(mode.times.iter().copied());
+        let moved = Moved::of(mode, steps * mode.times.len() as u64);
         println!(
-            "  {:<16} {:>8.1} ms   {:>6.2} of the pipeline's ({:.2} to {:.2}){}",
+            "  {:<16} {:>8.1} ms   {:>6.2} of the pipeline's ({:.2} to {:.2})   {}",
             mode.name,
             time.at(0.5),
             ratio.at(0.5),
             ratio.at(0.0),
             ratio.at(1.0),
-            hits(mode)
+            moved.as_ref().map_or(String::new(), Moved::to_string)
         );
         rows.push(serde_json::json!({ "mode": mode.name, "ms": time.at(0.5), "ratio": ratio.at(0.5),
-            "least": ratio.at(0.0), "most": ratio.at(1.0), "rounds": mode.times.len() }));
+            "least": ratio.at(0.0), "most": ratio.at(1.0), "rounds": mode.times.len(), "moved": moved }));
     }
     Ok(serde_json::json!({ "skew": skew, "size": size, "modes": rows }))
 }
 
-fn hits(mode: &Mode) -> String {
-    let Trained::OnDisk(on_disk, _) = &mode.trained else { return String::new() };
-    let PlanStats { hits, fills, bubbles, splits, .. } = on_disk.1.stats();
-    let rate = hits as f64 / (hits + fills).max(1) as f64;
-    format!("   hits {rate:.3} of {} distinct rows, {bubbles} bubbles, {splits} splits", hits + fills)
+/// What a mode did with rows on disk in the rounds that count. Rows and bytes are of a step.
+#[derive(serde::Serialize)]
+struct Moved {
+    distinct_rows: f64,
+    rows_in: f64,
+    rows_out: f64,
+    bytes: f64,
+    hit_rate: f64,
+    bubbles: u64,
+    splits: u64,
+}
+
+impl Moved {
+    /// In so many steps; `None` where nothing is on disk.
+    fn of(mode: &Mode, steps: u64) -> Option<Self> {
+        let Trained::OnDisk(on_disk, clear) = &mode.trained else { return None };
+        let (now, before) = (mode.stats(), mode.before);
+        let (hits, fills) = (now.hits - before.hits, now.fills - before.fills);
+        // Clearing writes all that came in, and Plan does not count it.
+        let evictions = if *clear { fills } else { now.evictions - before.evictions };
+        // All tables have one dim.
+        let record = on_disk.1.store().tables()[0].width() * size_of::<f32>();
+        let a_step = |count: u64| count as f64 / steps as f64;
+        Some(Self {
+            distinct_rows: a_step(hits + fills),
+            rows_in: a_step(fills),
+            rows_out: a_step(evictions),
+            bytes: a_step(fills + evictions) * record as f64,
+            hit_rate: hits as f64 / (hits + fills).max(1) as f64,
+            bubbles: now.bubbles - before.bubbles,
+            splits: now.splits - before.splits,
+        })
+    }
+}
+
+impl fmt::Display for Moved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { distinct_rows, rows_in, rows_out, bytes, hit_rate, bubbles, splits } = self;
+        write!(f, "hits {hit_rate:.3} of {distinct_rows:.0} rows; {rows_in:.0} in, {rows_out:.0} out, ")?;
+        write!(f, "{:.2} MB; {bubbles} bubbles, {splits} splits", bytes / 1e6)
+    }
 }
 
 /// Makes what is trained.
@@ -273,8 +298,14 @@ fn modes(
     let mut modes = Vec::new();
     for (name, make) in makers {
         if options.wants(name) || name == "pipeline on" {
-            let replay = Replay { batches: batches.clone(), next: 0 };
-            modes.push(Mode { name, trained: make()?, replay, times: Vec::new() });
+            let replay = Replay::of(batches);
+            modes.push(Mode {
+                name,
+                trained: make()?,
+                replay,
+                times: Vec::new(),
+                before: PlanStats::default(),
+            });
         }
     }
     Ok(modes)

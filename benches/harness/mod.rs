@@ -8,6 +8,8 @@
 // Every bench takes what it needs of this.
 #![allow(dead_code)]
 
+pub mod replay;
+
 use std::time::{Duration, Instant, SystemTime};
 
 /// What the command line said. Cargo adds `--bench`, which means nothing here.

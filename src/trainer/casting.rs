@@ -6,10 +6,14 @@
 //! its occurrences in the order in which the batch has them. That order, and so every bit of the
 //! sum, is the batch's alone.
 
+mod radix;
+
+use std::iter;
 use std::ops::Range;
 
 use rayon::prelude::*;
 
+use self::radix::{Pair, RadixSort};
 pub use crate::device::scratch::Source;
 use crate::schema::{Lookup, Pooling, Schema};
 use crate::types::{Batch, PredictError, TableId};
@@ -17,8 +21,9 @@ use crate::types::{Batch, PredictError, TableId};
 /// The rows of one table that a batch touches, and each one's gradients.
 #[derive(Clone, Debug, Default)]
 pub struct Casted {
-    /// (row, occurrence), sorted.
-    pairs: Vec<(u64, u32)>,
+    /// Sorted.
+    pairs: Vec<Pair>,
+    sort: RadixSort,
     /// By occurrence.
     looked_up: Vec<Source>,
     /// The casted `src`: by row, and within a row in batch order.
@@ -44,39 +49,33 @@ impl Casted {
         let shape = &schema.tables[table.index()];
         for lookup in lookups.iter().filter(|l| l.table == table) {
             let ids = &batch.features[lookup.feature];
-            let bags = ids.offsets.windows(2).enumerate();
-            for (sample, bag) in bags {
-                let bag = &ids.ids[bag[0] as usize..bag[1] as usize];
-                let divisor = if lookup.pooling == Pooling::Mean { bag.len() as f32 } else { 1.0 };
-                let source = Source { sample: sample as u32, column: lookup.column as u32, divisor };
-                for &id in bag {
-                    if let Some(row) = shape.row_of(id) {
-                        self.pairs.push((row, self.looked_up.len() as u32));
-                    }
-                    self.looked_up.push(source);
-                }
+            let occurrences = self.looked_up.len() as u32..;
+            let pairs = ids.ids.iter().zip(occurrences).filter_map(|(&id, at)| Some((shape.row_of(id)?, at)));
+            self.pairs.extend(pairs);
+            for (bag, sample) in ids.offsets.windows(2).zip(0..) {
+                let len = (bag[1] - bag[0]) as usize;
+                let divisor = if lookup.pooling == Pooling::Mean { len as f32 } else { 1.0 };
+                let source = Source { sample, column: lookup.column as u32, divisor };
+                self.looked_up.extend(iter::repeat_n(source, len));
             }
         }
-        self.pairs.sort_unstable();
+        self.sort.sort(&mut self.pairs);
         self.cast();
     }
 
     /// From sorted pairs to the casted arrays.
     fn cast(&mut self) {
-        let Self { pairs, looked_up, sources, rows, ends, places } = self;
+        let Self { pairs, looked_up, sources, rows, ends, places, .. } = self;
         sources.clear();
-        rows.clear();
-        ends.clear();
+        sources.extend(pairs.iter().map(|&(_, occurrence)| looked_up[occurrence as usize]));
         places.clear();
         places.resize(looked_up.len(), ABSENT);
-        for run in pairs.chunk_by(|a, b| a.0 == b.0) {
-            for &(_, occurrence) in run {
-                places[occurrence as usize] = rows.len() as u32;
-                sources.push(looked_up[occurrence as usize]);
-            }
-            rows.push(run[0].0);
-            ends.push(sources.len() as u32);
-        }
+        // Room for as many rows as if none came twice.
+        rows.resize(pairs.len(), 0);
+        ends.resize(pairs.len(), 0);
+        let distinct = distinguish(pairs, rows, ends, places);
+        rows.truncate(distinct);
+        ends.truncate(distinct);
     }
 
     /// The distinct rows, ascending.
@@ -108,6 +107,23 @@ impl Casted {
         let end = ends.last().copied().unwrap_or(first);
         (&self.sources[first as usize..end as usize], ends, first)
     }
+}
+
+/// The distinct rows of sorted pairs, where the pairs of each end, and of each occurrence its row's place. Gives how many rows there
+/// are.
+fn distinguish(pairs: &[Pair], rows: &mut [u64], ends: &mut [u32], places: &mut [u32]) -> usize {
+    let Some(&(mut last, _)) = pairs.first() else { return 0 };
+    let mut k = 0;
+    for (&(row, occurrence), end) in pairs.iter().zip(1..) {
+        // Row and end are written at every pair: whether a row is a new one is anyone's guess, and a branch would be
+        // guessed wrong.
+        k += usize::from(row != last);
+        last = row;
+        rows[k] = row;
+        ends[k] = end;
+        places[occurrence as usize] = k as u32;
+    }
+    k + 1
 }
 
 /// The casted indices of all tables of a batch.
