@@ -19,7 +19,7 @@
 //! of its groups), rows that came in from the store and that went out to it, and the bytes of both, which are what a step has
 //! to move, however well it is hidden.
 //!
-//! `--tables N` (8), `--rows N` (1,000,000), `--dim N` (128), `--lookups N` (20), `--batch N` (2048), `--steps N` a round (4),
+//! `--tables N` (8), `--rows N` (1,000,000), `--dim N` (128), `--lookups N` (20), `--batch N` (2048), `--steps N` a round (24), `--warm N` before them (4),
 //! `--pairs N` rounds (5), `--skews random,low,medium,high`, `--sizes 0.02,0.1`, `--lookahead N`, `--dense mlperf|small`,
 //! `--only TEXT` of a mode's name (the pipeline on is always run), `--threads N` (2), `--dir DIR`, `--json`.
 
@@ -150,29 +150,37 @@ impl Mode {
         }
     }
 
-    fn round(&mut self, batch: usize, steps: u64, counts: bool) -> anyhow::Result<()> {
+    /// Takes steps, of which the first ones do not count: until stages are busy, and pages of the file that were clean are
+    /// written again.
+    fn round(&mut self, batch: usize, (warm, steps): (u64, u64)) -> anyhow::Result<()> {
+        // What others have written is on the disk, so that nobody waits for it.
+        rustix::fs::sync();
         let reader = &mut self.replay;
-        let began = Instant::now();
-        let mut ignore = |_: &Progress<'_>| ();
+        let (mut taken, mut began) = (0, None);
+        let mut watch = |_: &Progress<'_>| {
+            taken += 1;
+            if taken == warm {
+                began = Some(Instant::now());
+            }
+        };
         match &mut self.trained {
             Trained::InMemory(learner) => {
-                run_in_memory(learner, Data { reader, batch, steps }, ignore)?;
+                run_in_memory(learner, Data { reader, batch, steps: warm + steps }, watch)?;
             }
             Trained::OnDisk(on_disk, clear) => {
                 let (network, pipeline) = &mut **on_disk;
-                let times = if *clear { steps } else { 1 };
+                let times = if *clear { warm + steps } else { 1 };
                 for _ in 0..times {
-                    let data = Data { reader, batch, steps: steps / times };
-                    pipeline.run(network, data, &mut ignore)?;
+                    let data = Data { reader, batch, steps: (warm + steps) / times };
+                    pipeline.run(network, data, &mut watch)?;
                     if *clear {
                         pipeline.clear()?;
                     }
                 }
             }
         }
-        if counts {
-            self.times.push(began.elapsed().as_secs_f64() * 1e3 / steps as f64);
-        }
+        let took = began.map_or(f64::NAN, |began| began.elapsed().as_secs_f64());
+        self.times.push(took * 1e3 / steps as f64);
         Ok(())
     }
 }
@@ -184,17 +192,19 @@ fn compare(
     batches: &Arc<Vec<RawBatch>>,
     options: &Options,
 ) -> anyhow::Result<serde_json::Value> {
-    let steps = options.number("--steps", 4) as u64;
+    let steps = options.number("--steps", 24) as u64;
     let mut modes = modes(shape, size, batches, options)?;
+    let warm = options.number("--warm", 4) as u64;
     // A round that does not count, and long enough to fill the scratchpads.
     for mode in &mut modes {
-        mode.round(shape.batch, steps.max(12), false)?;
+        mode.round(shape.batch, (12, steps))?;
+        mode.times.clear();
         mode.before = mode.stats();
     }
     for round in 0..options.pairs {
         for at in 0..modes.len() {
             let turn = (at + round) % modes.len();
-            modes[turn].round(shape.batch, steps, true)?;
+            modes[turn].round(shape.batch, (warm, steps))?;
         }
     }
     let on: Vec<f64> =
@@ -204,7 +214,7 @@ fn compare(
     for mode in &modes {
         let ratio = Sorted::of(mode.times.iter().zip(&on).map(|(time, on)| time / on));
         let time = Sorted::of(mode.times.iter().copied());
-        let moved = Moved::of(mode, steps * mode.times.len() as u64);
+        let moved = Moved::of(mode, (warm + steps) * mode.times.len() as u64);
         println!(
             "  {:<16} {:>8.1} ms   {:>6.2} of the pipeline's ({:.2} to {:.2})   {}",
             mode.name,

@@ -22,7 +22,7 @@
 //! So a window is never shortened while the stages overlap. Decisions depend on the data and the settings alone, never on how
 //! fast a stage is: counts of hits and evictions are the same in every run.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
@@ -30,7 +30,7 @@ use std::sync::mpsc::{Receiver, SyncSender};
 use super::TrainError;
 use super::casting::Casting;
 use super::headway::Headway;
-use super::hold::{Hold, Key, TOGETHER};
+use super::hold::{Hold, Key, KeyMap, TOGETHER};
 use super::jitter::Jitter;
 use super::network::Labelled;
 use super::policy::{Policy, SEEN_AHEAD, Worth};
@@ -220,7 +220,7 @@ pub struct PlanSettings {
     /// Whether an item may be planned before the one before has trained.
     pub overlap: bool,
     /// How often each row is used, where that is known.
-    pub frequencies: Option<Arc<HashMap<Key, u32>>>,
+    pub frequencies: Option<Arc<KeyMap<u32>>>,
 }
 
 /// More batches than a window needs that the optimal policy looks at.
@@ -244,7 +244,7 @@ pub struct Planner {
     /// How many of them are marked.
     marked: usize,
     /// Of each row that the optimal policy sees ahead, a bit for each batch that needs it: that of batch b is b % 64.
-    upcoming: HashMap<Key, u64>,
+    upcoming: KeyMap<u64>,
     pub(super) stats: PlanStats,
 }
 
@@ -305,7 +305,7 @@ impl Planner {
             batch: 0,
             seen: VecDeque::new(),
             marked: 0,
-            upcoming: HashMap::new(),
+            upcoming: KeyMap::default(),
             stats: PlanStats::default(),
         })
     }
@@ -647,7 +647,7 @@ fn by_size<'k>(
 }
 
 /// How many batches after `batch` the row is needed next, as far as is seen; 0 where it is not.
-fn next_use(upcoming: &HashMap<Key, u64>, key: Key, batch: u64) -> u64 {
+fn next_use(upcoming: &KeyMap<u64>, key: Key, batch: u64) -> u64 {
     let batches = upcoming.get(&key).copied().unwrap_or(0);
     match batches.rotate_right(((batch + 1) % 64) as u32) {
         0 => 0,
