@@ -78,8 +78,14 @@ pub const CRATE_HOMES: &[(&str, &[&str])] = &[
 ];
 
 /// Where `unsafe` may stand.
-pub const UNSAFE_HOMES: &[&str] =
-    &["device/", "cache/index.rs", "cache/slab.rs", "cache/epoch.rs", "store/table.rs"];
+pub const UNSAFE_HOMES: &[&str] = &[
+    "device/",
+    "cache/index.rs",
+    "cache/slab.rs",
+    "cache/epoch.rs",
+    "store/table.rs",
+    "store/working/mapping.rs",
+];
 
 /// Where the environment may be read.
 pub const ENV_HOME: &str = "config.rs";
