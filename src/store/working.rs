@@ -19,6 +19,7 @@
 //! [`RowOrder`] their records lie at its beginning instead, end to end, and neighbours
 //! are read and written by one call.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::{RowOrder, StoreError, Table, Uniform};
@@ -26,12 +27,14 @@ use crate::types::{OutOfHostMemory, TableId};
 
 mod bitmap;
 mod chunks;
+mod log;
 mod mapping;
 mod region;
 mod stripes;
 
+use bitmap::Bitmap;
 pub use region::WorkingRows;
-use region::{Placed, READ_BYTES, WRITE_BYTES};
+use region::{Layout, Placed, READ_BYTES, WRITE_BYTES};
 use stripes::Stripes;
 
 /// A table to make.
@@ -173,13 +176,16 @@ impl WorkingFile {
     /// length; and what the system refused.
     pub fn read(&self, table: TableId, rows: &[u64], records: &mut [f32]) -> Result<(), StoreError> {
         let of = self.checked(table, rows, records.len())?;
+        let _held = match of.layout() {
+            Layout::Log(log) => Some(log.hold()),
+            Layout::Placed { .. } => None,
+        };
         let mut placed = Vec::with_capacity(rows.len());
         let records_of_rows = records.chunks_exact_mut(of.width().max(1));
         for (index, (&row, record)) in rows.iter().zip(records_of_rows).enumerate() {
-            if of.written.has(row) {
-                placed.push(Placed { place: of.place(row), index });
-            } else {
-                of.first_value(row, record);
+            match of.place(&self.stripes, row) {
+                Some(place) => placed.push(Placed { place, index }),
+                None => of.first_value(row, record),
             }
         }
         self.read_placed(of, &mut placed, records, 0)
@@ -193,11 +199,11 @@ impl WorkingFile {
         records: &mut [f32],
         gap: usize,
     ) -> Result<(), StoreError> {
-        let width = of.width();
+        let (width, stride) = (of.width(), of.stride());
         let mut staging = Vec::new();
         for run in of.runs(placed, READ_BYTES, gap) {
             let first = run[0].place;
-            let words = (run[run.len() - 1].place - first + 1) as usize * width;
+            let words = (run[run.len() - 1].place - first) as usize * stride + width;
             if words * size_of::<f32>() < LONG_BYTES {
                 for row in run {
                     self.stripes.load(&mut records[row.index * width..][..width], of.offset(row.place));
@@ -208,7 +214,7 @@ impl WorkingFile {
             let read = self.stripes.read(bytemuck::cast_slice_mut(&mut staging), of.offset(first));
             read.map_err(|e| StoreError::at(&self.dir, e))?;
             for row in run {
-                let from = (row.place - first) as usize * width;
+                let from = (row.place - first) as usize * stride;
                 records[row.index * width..][..width].copy_from_slice(&staging[from..from + width]);
             }
         }
@@ -223,11 +229,30 @@ impl WorkingFile {
     /// Those of [`Self::read`]; [`StoreError::DiskFull`] when there is no room for a row that is new.
     pub fn write(&self, table: TableId, rows: &[u64], records: &[f32]) -> Result<(), StoreError> {
         let of = self.checked(table, rows, records.len())?;
-        let width = of.width();
-        let placed = rows.iter().enumerate().map(|(index, &row)| Placed { place: of.place(row), index });
-        let (mut placed, mut staging) = (placed.collect::<Vec<_>>(), Vec::new());
-        for run in of.runs(&mut placed, WRITE_BYTES, 0) {
-            if run.iter().all(|row| of.written.has(rows[row.index])) {
+        let written = match of.layout() {
+            Layout::Log(log) => log.write(&self.stripes, rows, records),
+            Layout::Placed { order, written } => {
+                let place = |row| order.as_ref().map_or(row, |order| order.place(row));
+                let placed = rows.iter().enumerate();
+                let mut placed: Vec<_> =
+                    placed.map(|(index, &row)| Placed { place: place(row), index }).collect();
+                self.write_placed(of, (written, rows), &mut placed, records)
+            }
+        };
+        written.map_err(|e| StoreError::at(&self.dir, e))
+    }
+
+    /// Writes records over their rows' places.
+    fn write_placed(
+        &self,
+        of: &WorkingRows,
+        (written, rows): (&Bitmap, &[u64]),
+        placed: &mut [Placed],
+        records: &[f32],
+    ) -> io::Result<()> {
+        let (width, mut staging) = (of.width(), Vec::new());
+        for run in of.runs(placed, WRITE_BYTES, 0) {
+            if run.iter().all(|row| written.has(rows[row.index])) {
                 for row in run {
                     self.stripes.store(&records[row.index * width..][..width], of.offset(row.place));
                 }
@@ -235,10 +260,9 @@ impl WorkingFile {
             }
             staging.clear();
             run.iter().for_each(|row| staging.extend_from_slice(&records[row.index * width..][..width]));
-            let written = self.stripes.write(bytemuck::cast_slice(&staging), of.offset(run[0].place));
-            written.map_err(|e| StoreError::at(&self.dir, e))?;
+            self.stripes.write(bytemuck::cast_slice(&staging), of.offset(run[0].place))?;
             // Only now: who finds a row marked takes it from the file.
-            run.iter().for_each(|row| of.written.mark(rows[row.index]));
+            run.iter().for_each(|row| written.mark(rows[row.index]));
         }
         Ok(())
     }

@@ -49,7 +49,7 @@ impl WorkingFile {
     pub fn first_not_finite(&self, table: TableId) -> Result<Option<u64>, StoreError> {
         let rows = self.table(table)?;
         let (step, width) = (chunk_rows(rows), rows.width().max(1));
-        let mut written = rows.written.within(0..rows.rows());
+        let mut written = rows.written(&self.stripes, 0..rows.rows());
         let (mut chunk, mut placed, mut records) = (Vec::new(), Vec::new(), Vec::new());
         loop {
             chunk.clear();
@@ -59,8 +59,9 @@ impl WorkingFile {
             }
             records.resize(chunk.len() * width, 0.0);
             placed.clear();
-            let places = chunk.iter().enumerate();
-            placed.extend(places.map(|(index, &row)| Placed { place: rows.place(row), index }));
+            placed.extend(chunk.iter().enumerate().filter_map(|(index, &row)| {
+                rows.place(&self.stripes, row).map(|place| Placed { place, index })
+            }));
             self.read_placed(rows, &mut placed, &mut records, GAP_BYTES)?;
             let bad = |record: &[f32]| !record[..rows.dim()].iter().all(|x| x.is_finite());
             let records = records.par_chunks_exact(width).with_min_len(PIECE_ELEMENTS.div_ceil(width));
@@ -79,16 +80,16 @@ impl WorkingFile {
         placed: &mut Vec<Placed>,
     ) -> Result<(), StoreError> {
         placed.clear();
-        let written = table.written.within(rows.clone());
-        placed.extend(
-            written.map(|row| Placed { place: table.place(row), index: (row - rows.start) as usize }),
-        );
+        let written = table.written(&self.stripes, rows.clone());
+        placed.extend(written.filter_map(|row| {
+            table.place(&self.stripes, row).map(|place| Placed { place, index: (row - rows.start) as usize })
+        }));
         if (placed.len() as u64) < rows.end - rows.start {
             let width = table.width().max(1);
             let made = records.par_chunks_exact_mut(width).with_min_len(PIECE_ELEMENTS.div_ceil(width));
             made.enumerate().for_each(|(index, record)| {
                 let row = rows.start + index as u64;
-                if !table.written.has(row) {
+                if table.place(&self.stripes, row).is_none() {
                     table.first_value(row, record);
                 }
             });

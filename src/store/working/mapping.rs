@@ -44,6 +44,20 @@ impl Mapping {
         }
     }
 
+    /// The word at byte `at`; sees all that its writer did before.
+    #[inline]
+    pub(super) fn word(&self, at: u64) -> u32 {
+        self.words(at).first().map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    /// Writes the word at byte `at`.
+    #[inline]
+    pub(super) fn set_word(&self, at: u64, word: u32) {
+        if let Some(to) = self.words(at).first() {
+            to.store(word, Ordering::Release);
+        }
+    }
+
     /// The words from byte `at` on, a multiple of four; none past the end.
     #[inline]
     fn words(&self, at: u64) -> &[AtomicU32] {

@@ -1,8 +1,11 @@
 //! One table of a working file: its shape, where its records lie, and what a row is before it is written.
 
 use std::fmt;
+use std::ops::Range;
 
 use super::bitmap::Bitmap;
+use super::log::Log;
+use super::stripes::Stripes;
 use super::{First, WorkingError, WorkingTable};
 use crate::store::RowOrder;
 
@@ -24,12 +27,22 @@ pub struct WorkingRows {
     first: First,
     /// Whether `first` is a version's table with exactly these states.
     has_states: bool,
-    order: Option<RowOrder>,
     width: usize,
-    /// Where in the file its records begin.
+    /// Where in the file it begins.
     begin: u64,
-    /// Which rows are in the file.
-    pub(super) written: Bitmap,
+    layout: Layout,
+}
+
+/// How records lie in the file.
+pub(super) enum Layout {
+    /// In the order in which they were written.
+    Log(Log),
+    /// In an order of rows; a row that was written is in its place.
+    Placed {
+        order: Option<RowOrder>,
+        /// Which rows are in the file.
+        written: Bitmap,
+    },
 }
 
 /// A row of a request: where its record lies among the table's, and which one of the request it is.
@@ -55,14 +68,19 @@ impl WorkingRows {
             return Err(WorkingError::Order { expected: rows, got: order.rows() });
         }
         let width = states.iter().try_fold(dim, |sum, &(_, width)| sum.checked_add(width));
-        let bytes = width.and_then(|width| (width as u64).checked_mul(WORD_BYTES)?.checked_mul(rows));
+        // Twice that, because a log takes more than its rows do.
+        let bytes = width.and_then(|width| (width as u64 + 2).checked_mul(2 * WORD_BYTES)?.checked_mul(rows));
         // A file's length is a signed number of 64 bits.
         let end = bytes.and_then(|bytes| begin.checked_add(bytes)?.checked_next_multiple_of(PAGE_BYTES));
         let (Some(width), Some(_)) = (width, end.filter(|&end| end <= i64::MAX as u64)) else {
             return Err(WorkingError::TooLarge { rows, width: width.unwrap_or(usize::MAX) });
         };
-        let written = Bitmap::new(rows)?;
-        Ok(Self { rows, dim, states, first, has_states, order, width, begin, written })
+        let log = if order.is_none() { Log::new(rows, width, begin)? } else { None };
+        let layout = match log {
+            Some(log) => Layout::Log(log),
+            None => Layout::Placed { order, written: Bitmap::new(rows)? },
+        };
+        Ok(Self { rows, dim, states, first, has_states, width, begin, layout })
     }
 
     /// How many rows.
@@ -89,10 +107,18 @@ impl WorkingRows {
         self.width
     }
 
-    /// By what order its records lie; `None` where by row.
+    /// By what order of rows its records lie, if any.
     #[must_use]
     pub fn order(&self) -> Option<&RowOrder> {
-        self.order.as_ref()
+        match &self.layout {
+            Layout::Placed { order, .. } => order.as_ref(),
+            Layout::Log(_) => None,
+        }
+    }
+
+    /// How its records lie.
+    pub(super) fn layout(&self) -> &Layout {
+        &self.layout
     }
 
     /// Bytes of memory that grow with its rows.
@@ -101,23 +127,63 @@ impl WorkingRows {
             First::Version(table) if table.in_ram() => table.bytes(),
             _ => 0,
         };
-        self.written.bytes() + self.order.as_ref().map_or(0, RowOrder::memory_bytes) + first
+        first
+            + match &self.layout {
+                Layout::Log(log) => log.memory_bytes(),
+                Layout::Placed { order, written } => {
+                    written.bytes() + order.as_ref().map_or(0, RowOrder::memory_bytes)
+                }
+            }
     }
 
     /// The byte of the file that its records end before, on the file's grid.
     pub(super) fn end(&self) -> u64 {
-        self.offset(self.rows).next_multiple_of(PAGE_BYTES)
+        let end = match &self.layout {
+            Layout::Log(log) => log.end(self.rows),
+            Layout::Placed { .. } => self.offset(self.rows),
+        };
+        end.next_multiple_of(PAGE_BYTES)
     }
 
     /// Where in the file the record at this place begins.
     pub(super) fn offset(&self, place: u64) -> u64 {
         // `new` has seen that this does not overflow up to the end.
-        self.begin + place * self.width as u64 * WORD_BYTES
+        match &self.layout {
+            Layout::Log(log) => log.offset(place),
+            Layout::Placed { .. } => self.begin + place * self.stride() as u64 * WORD_BYTES,
+        }
     }
 
-    /// Where among the records that of this row lies.
-    pub(super) fn place(&self, row: u64) -> u64 {
-        self.order.as_ref().map_or(row, |order| order.place(row))
+    /// Words from one place to the next.
+    pub(super) fn stride(&self) -> usize {
+        match &self.layout {
+            Layout::Log(_) => self.width + 1,
+            Layout::Placed { .. } => self.width,
+        }
+    }
+
+    /// Where the record of this row lies; `None` where it was never written. A place in a log is good for as long as the log
+    /// is held.
+    #[inline]
+    pub(super) fn place(&self, stripes: &Stripes, row: u64) -> Option<u64> {
+        match &self.layout {
+            Layout::Log(log) => log.place(stripes, row).map(u64::from),
+            Layout::Placed { order, written } => {
+                written.has(row).then(|| order.as_ref().map_or(row, |order| order.place(row)))
+            }
+        }
+    }
+
+    /// The rows of a range that were written, ascending.
+    pub(super) fn written<'w>(
+        &'w self,
+        stripes: &'w Stripes,
+        rows: Range<u64>,
+    ) -> Box<dyn Iterator<Item = u64> + 'w> {
+        match &self.layout {
+            Layout::Log(log) => Box::new(log.within(stripes, rows)),
+            Layout::Placed { written, .. } => Box::new(written.within(rows)),
+        }
     }
 
     /// These rows in runs that lie near each other in the file: from the end of one to the next are no more than `gap`
@@ -129,10 +195,10 @@ impl WorkingRows {
         most: usize,
         gap: usize,
     ) -> impl Iterator<Item = &'p [Placed]> + use<'p> {
-        if self.order.is_some() {
+        if !matches!(self.layout, Layout::Placed { order: None, .. }) {
             placed.sort_unstable_by_key(|row| row.place);
         }
-        let bytes = (self.width * size_of::<f32>()).max(1);
+        let bytes = (self.stride() * size_of::<f32>()).max(1);
         let (most, gap) = ((most / bytes).max(1) as u64, (gap / bytes) as u64);
         let mut rest: &'p [Placed] = placed;
         std::iter::from_fn(move || {

@@ -75,6 +75,27 @@ impl Stripes {
         }
     }
 
+    /// The word from byte `offset` on, a multiple of four, which was written before.
+    #[inline]
+    pub(super) fn word(&self, offset: u64) -> u32 {
+        let ((_, mapping), at) = self.place(offset);
+        mapping.word(at)
+    }
+
+    /// Writes over a word.
+    #[inline]
+    pub(super) fn set_word(&self, offset: u64, word: u32) {
+        let ((_, mapping), at) = self.place(offset);
+        mapping.set_word(at, word);
+    }
+
+    /// Which file a byte lies in, and where.
+    #[inline]
+    fn place(&self, offset: u64) -> (&(File, Mapping), u64) {
+        let (block, within) = (offset / BLOCK_BYTES, offset % BLOCK_BYTES);
+        (&self.0[(block % STRIPES) as usize], block / STRIPES * BLOCK_BYTES + within)
+    }
+
     /// Where the bytes of a range lie: file by file, where from, and how many.
     #[inline]
     fn parts(&self, mut range: Range<u64>) -> impl Iterator<Item = (&(File, Mapping), u64, usize)> {
@@ -82,11 +103,10 @@ impl Stripes {
             if range.is_empty() {
                 return None;
             }
-            let (block, within) = (range.start / BLOCK_BYTES, range.start % BLOCK_BYTES);
-            let len = (BLOCK_BYTES - within).min(range.end - range.start);
+            let (file, at) = self.place(range.start);
+            let len = (BLOCK_BYTES - range.start % BLOCK_BYTES).min(range.end - range.start);
             range.start += len;
-            let file = &self.0[(block % STRIPES) as usize];
-            Some((file, block / STRIPES * BLOCK_BYTES + within, len as usize))
+            Some((file, at, len as usize))
         })
     }
 
