@@ -12,9 +12,9 @@
 //! ```
 //!
 //! The index says where the last record of each row is; the one before is garbage. A segment without a live record is free
-//! and written anew. Where none is, and a third of the records are garbage, the segment with the fewest live ones
-//! is emptied: they are written once more, each with the row that it is of. So the file takes at most half
-//! again as much as its rows, and a few segments.
+//! and written anew. Where only one is, and a third of the records are garbage, the segment with the fewest live ones
+//! is emptied into that one: they are written once more, each with the row that it is of. So the file takes at most
+//! half again as much as its rows, and three segments.
 
 use std::io;
 use std::ops::Range;
@@ -84,7 +84,7 @@ impl Log {
         }))
     }
 
-    /// The byte of the file that ends before which all that may ever be written lies.
+    /// The byte of the file before which all lies that may ever be written.
     pub(super) fn end(&self, rows: u64) -> u64 {
         self.offset(rows * 3 / 2 + 4 * u64::from(self.segment))
     }
@@ -195,26 +195,25 @@ impl Log {
         if segments.live.get(full) == Some(&0) {
             segments.free.push(full as u32);
         }
-        if let Some(free) = segments.free.pop() {
-            // Whoever has looked up a place in it has read it then.
-            drop(self.reuse.write().unwrap_or_else(PoisonError::into_inner));
-            segments.open = (free, 0);
-            return Ok(());
-        }
         let places = segments.live.len() as u64 * u64::from(self.segment);
-        let victim = (0..).zip(&segments.live).min_by_key(|(_, live)| **live).map(|(at, _)| at);
-        segments.live.push(0);
-        segments.open = (segments.live.len() as u32 - 1, 0);
-        match victim {
-            Some(victim) if 2 * places > 3 * segments.rows + 2 * u64::from(self.segment) => {
-                self.empty(segments, stripes, victim)
-            }
-            _ => Ok(()),
-        }
+        let crowded = 2 * places > 3 * segments.rows + 2 * u64::from(self.segment);
+        // One stays free, for what is emptied next.
+        let free = if crowded || segments.free.len() > 1 { segments.free.pop() } else { None };
+        let empties = crowded && segments.free.is_empty();
+        let open = free.unwrap_or_else(|| {
+            segments.live.push(0);
+            segments.live.len() as u32 - 1
+        });
+        // Whoever has looked up a place in it, when it was not free yet, has read it then.
+        drop(self.reuse.write().unwrap_or_else(PoisonError::into_inner));
+        segments.open = (open, 0);
+        if empties { self.empty(segments, stripes) } else { Ok(()) }
     }
 
-    /// Writes what is live in a segment once more, into the open one, which has room for all of it.
-    fn empty(&self, segments: &mut Segments, stripes: &Stripes, victim: u32) -> io::Result<()> {
+    /// Writes what is live in the segment that has the least of it once more, into the open one, which has room.
+    fn empty(&self, segments: &mut Segments, stripes: &Stripes) -> io::Result<()> {
+        let others = (0..).zip(&segments.live).filter(|(at, _)| *at != segments.open.0);
+        let Some((victim, _)) = others.min_by_key(|(_, live)| **live) else { return Ok(()) };
         let first = victim * self.segment;
         let mut words = vec![0_u32; self.segment as usize * (self.width + 1)];
         stripes.read(bytemuck::cast_slice_mut(&mut words), self.offset(u64::from(first)))?;
