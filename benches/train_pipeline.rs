@@ -2,8 +2,9 @@
 //! dimensions and lookups of figure 15; look-ahead windows of cDLRM's figure 3; cache ratios of the frequency-aware cache's
 //! figure 9).
 //!
-//! - **no cache**: every step reads its rows from the store and writes them back;
-//! - **static cache**: the most frequent rows of the data stay (filled first, least frequent out first), no overlap;
+//! - **no cache**: every step reads its rows from the store and writes them back, each in its place;
+//! - **static cache**: the most frequent rows of the data stay (filled first, least frequent out first), the others are read
+//!   from their places and written there each step; no overlap;
 //! - **pipeline off**: the scratchpad, each batch planned when the one before has trained: what ScratchPipe calls the straw man;
 //! - **pipeline on**: the same, overlapped;
 //! - **all in memory**: every row in tables in memory, and reading and casting overlapped: the step that cannot be beaten.
@@ -33,6 +34,7 @@ use std::time::Instant;
 
 use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
 use flechette::schema::{Architecture, Schema};
+use flechette::store::RowOrder;
 use flechette::trainer::optim::{self, Optimizer};
 use flechette::trainer::{
     Data, Frequencies, Learner, Network, Pipeline, PipelineSettings, PlanStats, Policy, Progress,
@@ -138,7 +140,7 @@ struct Mode {
 enum Trained {
     InMemory(Box<Learner>),
     /// Whether nothing is kept from one step to the next.
-    OnDisk(Box<(Network, Pipeline)>, bool),
+    OnDisk(Box<(Pipeline, Network)>, bool),
 }
 
 impl Mode {
@@ -146,7 +148,7 @@ impl Mode {
     fn stats(&self) -> PlanStats {
         match &self.trained {
             Trained::InMemory(_) => PlanStats::default(),
-            Trained::OnDisk(on_disk, _) => on_disk.1.stats(),
+            Trained::OnDisk(on_disk, _) => on_disk.0.stats(),
         }
     }
 
@@ -168,7 +170,7 @@ impl Mode {
                 run_in_memory(learner, Data { reader, batch, steps: warm + steps }, watch)?;
             }
             Trained::OnDisk(on_disk, clear) => {
-                let (network, pipeline) = &mut **on_disk;
+                let (pipeline, network) = &mut **on_disk;
                 let times = if *clear { warm + steps } else { 1 };
                 for _ in 0..times {
                     let data = Data { reader, batch, steps: (warm + steps) / times };
@@ -251,7 +253,7 @@ impl Moved {
         // Clearing writes all that came in, and Plan does not count it.
         let evictions = if *clear { fills } else { now.evictions - before.evictions };
         // All tables have one dim.
-        let record = on_disk.1.store().tables()[0].width() * size_of::<f32>();
+        let record = on_disk.0.store().tables()[0].width() * size_of::<f32>();
         let a_step = |count: u64| count as f64 / steps as f64;
         Some(Self {
             distinct_rows: a_step(hits + fills),
@@ -290,19 +292,25 @@ fn modes(
         staging_bytes: 1 << 30,
         ..PipelineSettings::default()
     };
-    let on_disk = |settings: PipelineSettings, counts: Option<Frequencies>, clear| {
-        let (network, store) = initialise_on_disk(&schema, sgd, 0, (&dir, vec![]))?;
+    let on_disk = |settings: PipelineSettings, orders| {
+        let (network, store) = initialise_on_disk(&schema, sgd, 0, (&dir, orders))?;
         write_all(&store)?;
-        let pipeline = Pipeline::new(&network, store, settings, counts)?;
-        anyhow::Ok(Trained::OnDisk(Box::new((network, pipeline)), clear))
+        let counts = (settings.policy == Policy::Lfu).then(|| frequencies(batches));
+        anyhow::Ok(Box::new((Pipeline::new(&network, store, settings, counts)?, network)))
     };
+    // An order that is none: each row has its place in the file.
+    let place = |_| anyhow::Ok(Some(RowOrder::hottest_first(schema.tables[0].stored_rows(), &[])?));
+    let in_place = || (0..shape.tables).map(place).collect::<anyhow::Result<Vec<_>>>();
     let off = PipelineSettings { overlap: false, ..settings.clone() };
     let static_cache = PipelineSettings { policy: Policy::Lfu, ..off.clone() };
     let makers: [(&'static str, Make<'_>); 5] = [
-        ("no cache", Box::new(|| on_disk(off.clone(), None, true))),
-        ("static cache", Box::new(|| on_disk(static_cache.clone(), Some(frequencies(batches)), false))),
-        ("pipeline off", Box::new(|| on_disk(off.clone(), None, false))),
-        ("pipeline on", Box::new(|| on_disk(settings.clone(), None, false))),
+        ("no cache", Box::new(|| Ok(Trained::OnDisk(on_disk(off.clone(), in_place()?)?, true)))),
+        (
+            "static cache",
+            Box::new(|| Ok(Trained::OnDisk(on_disk(static_cache.clone(), in_place()?)?, false))),
+        ),
+        ("pipeline off", Box::new(|| Ok(Trained::OnDisk(on_disk(off.clone(), vec![])?, false)))),
+        ("pipeline on", Box::new(|| Ok(Trained::OnDisk(on_disk(settings.clone(), vec![])?, false)))),
         ("all in memory", Box::new(|| Ok(Trained::InMemory(Box::new(initialise(&schema, sgd, 0)?))))),
     ];
     let mut modes = Vec::new();

@@ -200,11 +200,18 @@ impl WorkingFile {
         gap: usize,
     ) -> Result<(), StoreError> {
         let (width, stride) = (of.width(), of.stride());
+        let span = |run: &[Placed]| (run[run.len() - 1].place - run[0].place) as usize * stride + width;
+        let bytes = |run: &[Placed]| span(run) * size_of::<f32>();
+        let runs: Vec<&[Placed]> = of.runs(placed, READ_BYTES, gap).collect();
+        if gap > 0 {
+            // Many rows, perhaps none of them in memory: the disk is asked for all before the first is waited for.
+            let short = runs.iter().filter(|run| bytes(run) < LONG_BYTES);
+            short.for_each(|run| self.stripes.expect(of.offset(run[0].place), bytes(run)));
+        }
         let mut staging = Vec::new();
-        for run in of.runs(placed, READ_BYTES, gap) {
-            let first = run[0].place;
-            let words = (run[run.len() - 1].place - first) as usize * stride + width;
-            if words * size_of::<f32>() < LONG_BYTES {
+        for run in runs {
+            let (first, words) = (run[0].place, span(run));
+            if bytes(run) < LONG_BYTES {
                 for row in run {
                     self.stripes.load(&mut records[row.index * width..][..width], of.offset(row.place));
                 }

@@ -44,6 +44,11 @@ impl Mapping {
         }
     }
 
+    /// Asks for the pages of these bytes. Only advice.
+    pub(super) fn expect(&self, at: u64, bytes: usize) {
+        let _ = self.0.advise_range(Advice::WillNeed, at as usize, bytes);
+    }
+
     /// The word at byte `at`; sees all that its writer did before.
     #[inline]
     pub(super) fn word(&self, at: u64) -> u32 {

@@ -75,6 +75,13 @@ impl Stripes {
         }
     }
 
+    /// Asks the disk for bytes that will be loaded, and does not wait for them.
+    pub(super) fn expect(&self, offset: u64, bytes: usize) {
+        for ((_, mapping), at, len) in self.parts(offset..offset + bytes as u64) {
+            mapping.expect(at, len);
+        }
+    }
+
     /// The word from byte `offset` on, a multiple of four, which was written before.
     #[inline]
     pub(super) fn word(&self, offset: u64) -> u32 {
