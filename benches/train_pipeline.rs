@@ -21,7 +21,7 @@
 //! to move, however well it is hidden.
 //!
 //! `--tables N` (8), `--rows N` (1,000,000), `--dim N` (128), `--lookups N` (20), `--batch N` (2048), `--steps N` a round (24), `--warm N` before them (4),
-//! `--pairs N` rounds (5), `--skews random,low,medium,high`, `--sizes 0.02,0.1`, `--lookahead N`, `--dense mlperf|small`,
+//! `--pairs N` rounds (5), `--skews random,low,medium,high`, `--sizes 0.02,0.1`, `--lookahead N`, `--policy P` (lru; lfu with counts of the batches), `--dense mlperf|small`,
 //! `--only TEXT` of a mode's name (the pipeline on is always run), `--threads N` (2), `--dir DIR`, `--json`.
 
 mod harness;
@@ -287,6 +287,7 @@ fn modes(
     let (schema, sgd) = (shape.schema(), Optimizer { kind: optim::Kind::Sgd, lr: 0.01, eps: 1e-10 });
     let dir = options.value("--dir").map_or_else(std::env::temp_dir, PathBuf::from);
     let settings = PipelineSettings {
+        policy: options.value("--policy").map_or(Ok(Policy::Lru), |name| name.parse())?,
         scratchpad: ScratchpadSize::Fraction(size),
         lookahead: options.number("--lookahead", 1),
         staging_bytes: 1 << 30,

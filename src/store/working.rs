@@ -199,8 +199,8 @@ impl WorkingFile {
         records: &mut [f32],
         gap: usize,
     ) -> Result<(), StoreError> {
-        let (width, stride) = (of.width(), of.stride());
-        let span = |run: &[Placed]| (run[run.len() - 1].place - run[0].place) as usize * stride + width;
+        let width = of.width();
+        let span = |run: &[Placed]| (run[run.len() - 1].place - run[0].place + 1) as usize * width;
         let bytes = |run: &[Placed]| span(run) * size_of::<f32>();
         let runs: Vec<&[Placed]> = of.runs(placed, READ_BYTES, gap).collect();
         if gap > 0 {
@@ -221,7 +221,7 @@ impl WorkingFile {
             let read = self.stripes.read(bytemuck::cast_slice_mut(&mut staging), of.offset(first));
             read.map_err(|e| StoreError::at(&self.dir, e))?;
             for row in run {
-                let from = (row.place - first) as usize * stride;
+                let from = (row.place - first) as usize * width;
                 records[row.index * width..][..width].copy_from_slice(&staging[from..from + width]);
             }
         }

@@ -7,13 +7,13 @@
 //! long write, and none is read before.
 //!
 //! ```text
-//! index                    segments
-//! | place of row 0 | ...   | record, row | record, row | ...  | record, row | ...
+//! index                    rows                         segments
+//! | place of row 0 | ...   | row of place 0 | ...       | record | record | ...   | record | record | ...
 //! ```
 //!
 //! The index says where the last record of each row is; the one before is garbage. A segment without a live record is free
 //! and written anew. Where only one is, and a third of the records are garbage, the segment with the fewest live ones
-//! is emptied into that one: they are written once more, each with the row that it is of. So the file takes at most
+//! is emptied into that one: they are written once more, and what is of which row is read for that. So the file takes at most
 //! half again as much as its rows, and three segments.
 
 use std::io;
@@ -30,18 +30,19 @@ const SEGMENT_BYTES: usize = 1 << 20;
 const FEWEST_SEGMENTS: u64 = 16;
 /// The grid of the file, and bytes of the index that are made together.
 const PAGE_BYTES: u64 = 4096;
-/// Bytes of a place in the index, and of a row's number behind its record.
+/// Bytes of a place in the index, and of the row of a place.
 const WORD_BYTES: u64 = size_of::<u32>() as u64;
 const PAGE_PLACES: u64 = PAGE_BYTES / WORD_BYTES;
 
 /// The records of a table, in the order in which they were written.
 pub(super) struct Log {
-    /// Where in the file the index begins, and the segments.
+    /// Where in the file the index begins, the rows, and the segments.
     index: u64,
+    rows: u64,
     begin: u64,
     /// Which pages of the index are in the file.
     pages: Bitmap,
-    /// Words of a record, and of a place.
+    /// Words of a record.
     width: usize,
     /// Places of a segment.
     segment: u32,
@@ -64,17 +65,20 @@ impl Log {
     /// For so many rows of `width` words, from byte `begin` of a file on; `None` where there may be more places than a
     /// word can number.
     pub(super) fn new(rows: u64, width: usize, begin: u64) -> Result<Option<Self>, OutOfHostMemory> {
-        let longest = SEGMENT_BYTES as u64 / ((width as u64 + 1) * WORD_BYTES);
+        let longest = SEGMENT_BYTES as u64 / (width.max(1) as u64 * WORD_BYTES);
         let segment = rows.div_ceil(FEWEST_SEGMENTS).min(longest).max(1);
-        if rows * 3 / 2 + 4 * segment >= u64::from(u32::MAX) {
+        let places = most_places(rows, segment);
+        if places >= u64::from(u32::MAX) {
             return Ok(None);
         }
         let pages = Bitmap::new(rows.div_ceil(PAGE_PLACES))?;
-        let records = begin + (rows * WORD_BYTES).next_multiple_of(PAGE_BYTES);
+        let rows_begin = begin + (rows * WORD_BYTES).next_multiple_of(PAGE_BYTES);
+        let records = rows_begin + (places * WORD_BYTES).next_multiple_of(PAGE_BYTES);
         // The first write opens a segment.
         let segments = Segments { live: Vec::new(), rows: 0, open: (0, segment as u32), free: Vec::new() };
         Ok(Some(Self {
             index: begin,
+            rows: rows_begin,
             begin: records,
             pages,
             width,
@@ -86,12 +90,12 @@ impl Log {
 
     /// The byte of the file before which all lies that may ever be written.
     pub(super) fn end(&self, rows: u64) -> u64 {
-        self.offset(rows * 3 / 2 + 4 * u64::from(self.segment))
+        self.offset(most_places(rows, u64::from(self.segment)))
     }
 
     /// Where in the file the record at this place begins.
     pub(super) fn offset(&self, place: u64) -> u64 {
-        self.begin + place * (self.width as u64 + 1) * WORD_BYTES
+        self.begin + place * self.width as u64 * WORD_BYTES
     }
 
     /// Bytes of memory that grow with the table.
@@ -136,7 +140,7 @@ impl Log {
         mut rows: &[u64],
         mut records: &[f32],
     ) -> io::Result<()> {
-        let mut words: Vec<u32> = Vec::new();
+        let mut numbers: Vec<u32> = Vec::new();
         while !rows.is_empty() {
             if segments.open.1 == self.segment {
                 self.open(segments, stripes)?;
@@ -145,13 +149,11 @@ impl Log {
             let count = rows.len().min((self.segment - used) as usize);
             let now = rows.split_off(..count).unwrap_or_default();
             let of_now = records.split_off(..count * self.width).unwrap_or_default();
-            words.clear();
-            for (row, record) in now.iter().zip(of_now.chunks_exact(self.width.max(1))) {
-                words.extend_from_slice(bytemuck::cast_slice(record));
-                words.push(*row as u32);
-            }
+            numbers.clear();
+            numbers.extend(now.iter().map(|&row| row as u32));
             let first = open * self.segment + used;
-            stripes.write(bytemuck::cast_slice(&words), self.offset(u64::from(first)))?;
+            stripes.write(bytemuck::cast_slice(of_now), self.offset(u64::from(first)))?;
+            stripes.write(bytemuck::cast_slice(&numbers), self.rows + u64::from(first) * WORD_BYTES)?;
             segments.open.1 += count as u32;
             for (&row, place) in now.iter().zip(first..) {
                 self.publish(segments, stripes, (row, place))?;
@@ -215,16 +217,24 @@ impl Log {
         let others = (0..).zip(&segments.live).filter(|(at, _)| *at != segments.open.0);
         let Some((victim, _)) = others.min_by_key(|(_, live)| **live) else { return Ok(()) };
         let first = victim * self.segment;
-        let mut words = vec![0_u32; self.segment as usize * (self.width + 1)];
-        stripes.read(bytemuck::cast_slice_mut(&mut words), self.offset(u64::from(first)))?;
-        let (mut rows, mut records) = (Vec::new(), Vec::<f32>::new());
-        for (words, place) in words.chunks_exact(self.width + 1).zip(first..) {
-            let row = u64::from(words[self.width]);
-            if self.place(stripes, row) == Some(place) {
+        let mut numbers = vec![0_u32; self.segment as usize];
+        let mut records = vec![0.0_f32; numbers.len() * self.width];
+        stripes.read(bytemuck::cast_slice_mut(&mut numbers), self.rows + u64::from(first) * WORD_BYTES)?;
+        stripes.read(bytemuck::cast_slice_mut(&mut records), self.offset(u64::from(first)))?;
+        let mut rows = Vec::with_capacity(numbers.len());
+        for (at, number) in numbers.into_iter().enumerate() {
+            let row = u64::from(number);
+            if self.place(stripes, row) == Some(first + at as u32) {
+                records.copy_within(at * self.width..(at + 1) * self.width, rows.len() * self.width);
                 rows.push(row);
-                records.extend_from_slice(bytemuck::cast_slice(&words[..self.width]));
             }
         }
+        records.truncate(rows.len() * self.width);
         self.append(segments, stripes, &rows, &records)
     }
+}
+
+/// Places that may be written at most, for so many rows.
+fn most_places(rows: u64, segment: u64) -> u64 {
+    rows * 3 / 2 + 4 * segment
 }

@@ -150,15 +150,7 @@ impl WorkingRows {
         // `new` has seen that this does not overflow up to the end.
         match &self.layout {
             Layout::Log(log) => log.offset(place),
-            Layout::Placed { .. } => self.begin + place * self.stride() as u64 * WORD_BYTES,
-        }
-    }
-
-    /// Words from one place to the next.
-    pub(super) fn stride(&self) -> usize {
-        match &self.layout {
-            Layout::Log(_) => self.width + 1,
-            Layout::Placed { .. } => self.width,
+            Layout::Placed { .. } => self.begin + place * self.width as u64 * WORD_BYTES,
         }
     }
 
@@ -198,7 +190,7 @@ impl WorkingRows {
         if !matches!(self.layout, Layout::Placed { order: None, .. }) {
             placed.sort_unstable_by_key(|row| row.place);
         }
-        let bytes = (self.stride() * size_of::<f32>()).max(1);
+        let bytes = (self.width * size_of::<f32>()).max(1);
         let (most, gap) = ((most / bytes).max(1) as u64, (gap / bytes) as u64);
         let mut rest: &'p [Placed] = placed;
         std::iter::from_fn(move || {
