@@ -206,7 +206,7 @@ impl WorkingFile {
         if gap > 0 {
             // Many rows, perhaps none of them in memory: the disk is asked for all before the first is waited for.
             let short = runs.iter().filter(|run| bytes(run) < LONG_BYTES);
-            short.for_each(|run| self.stripes.expect(of.offset(run[0].place), bytes(run)));
+            short.for_each(|run| self.stripes.ask_for(of.offset(run[0].place), bytes(run)));
         }
         let mut staging = Vec::new();
         for run in runs {

@@ -45,7 +45,7 @@ impl Mapping {
     }
 
     /// Asks for the pages of these bytes. Only advice.
-    pub(super) fn expect(&self, at: u64, bytes: usize) {
+    pub(super) fn ask_for(&self, at: u64, bytes: usize) {
         let _ = self.0.advise_range(Advice::WillNeed, at as usize, bytes);
     }
 

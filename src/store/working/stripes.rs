@@ -76,9 +76,9 @@ impl Stripes {
     }
 
     /// Asks the disk for bytes that will be loaded, and does not wait for them.
-    pub(super) fn expect(&self, offset: u64, bytes: usize) {
+    pub(super) fn ask_for(&self, offset: u64, bytes: usize) {
         for ((_, mapping), at, len) in self.parts(offset..offset + bytes as u64) {
-            mapping.expect(at, len);
+            mapping.ask_for(at, len);
         }
     }
 
