@@ -17,7 +17,7 @@ use std::sync::Arc;
 use crate::schema::Schema;
 
 pub use element::{Element, ROW_ALIGN, RowError};
-pub use huge::Huge;
+pub use huge::{Huge, huge_pages};
 
 /// A table's place in `Schema::tables`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -532,11 +532,7 @@ mod memory {
 
     impl Buckets {
         pub fn new(count: usize) -> io::Result<Self> {
-            let memory = memmap2::MmapMut::map_anon(count * BUCKET_BYTES)?;
-            #[cfg(target_os = "linux")]
-            if let Err(error) = memory.advise(memmap2::Advice::HugePage) {
-                tracing::debug!(%error, "no huge pages for the cache's index");
-            }
+            let memory = crate::types::huge_pages(count * BUCKET_BYTES)?;
             Ok(Self { memory: memory.into(), count })
         }
 

@@ -12,11 +12,13 @@
 use std::io;
 use std::ptr::NonNull;
 
-use memmap2::{MmapMut, MmapRaw};
+use memmap2::MmapRaw;
 
 use super::epoch::Freed;
 use super::index::{Held, Location};
 use super::slots::UNIT;
+use crate::types::huge_pages;
+
 pub(super) use super::slots::{Class, SlabShape, Slot, Slots};
 
 /// What freed slots hold where `debug_assertions` are on: a NaN that no arithmetic makes.
@@ -35,11 +37,7 @@ impl Pool {
     /// # Errors
     /// The system's, where it refuses the memory.
     pub fn new(shape: SlabShape) -> io::Result<Self> {
-        let memory = MmapMut::map_anon(shape.data_bytes())?;
-        #[cfg(target_os = "linux")]
-        if let Err(error) = memory.advise(memmap2::Advice::HugePage) {
-            tracing::debug!(%error, "no huge pages for the cache's pool");
-        }
+        let memory = huge_pages(shape.data_bytes())?;
         Ok(Self { slots: Slots::new(shape), memory: memory.into() })
     }
 

@@ -1,8 +1,9 @@
-//! Zeroed memory in huge pages, where the system has them, for tables that are looked into here and there.
+//! Zeroed memory in huge pages, where the system has them, for what is looked into here and there.
 //!
 //! What a lookup waits for is memory, and with small pages it first waits for where a page is: a table of 30 MB has
 //! more of them than a processor keeps track of.
 
+use std::io;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
@@ -10,6 +11,20 @@ use bytemuck::Pod;
 use memmap2::MmapMut;
 
 use super::OutOfHostMemory;
+
+/// So many bytes of memory, zeroed.
+///
+/// # Errors
+/// The system's, where it refuses the memory.
+pub fn huge_pages(bytes: usize) -> io::Result<MmapMut> {
+    let memory = MmapMut::map_anon(bytes)?;
+    // Advice only: a system without huge pages is slower and no less right.
+    #[cfg(target_os = "linux")]
+    if let Err(error) = memory.advise(memmap2::Advice::HugePage) {
+        tracing::debug!(%error, bytes, "no huge pages");
+    }
+    Ok(memory)
+}
 
 /// So many values, zeroed at first, and no more.
 #[derive(Debug)]
@@ -26,10 +41,7 @@ impl<T: Pod> Huge<T> {
     /// [`OutOfHostMemory`] when the memory is not to be had.
     pub fn zeroed(count: usize) -> Result<Self, OutOfHostMemory> {
         let bytes = count.checked_mul(size_of::<T>()).ok_or(OutOfHostMemory { bytes: usize::MAX })?;
-        let memory = MmapMut::map_anon(bytes).map_err(|_| OutOfHostMemory { bytes })?;
-        // Advice only: a system without huge pages is slower and no less right.
-        #[cfg(target_os = "linux")]
-        let _ = memory.advise(memmap2::Advice::HugePage);
+        let memory = huge_pages(bytes).map_err(|_| OutOfHostMemory { bytes })?;
         Ok(Self { memory, count, of: PhantomData })
     }
 }
