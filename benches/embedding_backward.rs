@@ -19,7 +19,7 @@ use flechette::model::{Model, Tape};
 use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
 use flechette::schema::{Architecture, Lookup, Schema};
 use flechette::store::Table;
-use flechette::trainer::casting::Casting;
+use flechette::trainer::casting::{Casting, Pair, RadixSort};
 use flechette::trainer::optim::{self, Optimizer};
 use flechette::trainer::update::{RowUpdate, TableRows};
 use flechette::types::Batch;
@@ -162,7 +162,8 @@ impl Case {
 struct Expanded {
     /// A copy of its sample's gradient for each occurrence, and its row.
     copies: Vec<f32>,
-    of: Vec<(u64, u32)>,
+    of: Vec<Pair>,
+    sort: RadixSort,
     rows: Vec<u64>,
     sums: Vec<f32>,
 }
@@ -183,7 +184,7 @@ impl Expanded {
     }
 
     fn coalesce(&mut self) {
-        self.of.sort_unstable();
+        self.sort.sort(&mut self.of);
         self.rows.clear();
         self.sums.clear();
         for run in self.of.chunk_by(|a, b| a.0 == b.0) {

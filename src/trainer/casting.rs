@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use self::radix::{Pair, RadixSort};
+pub use self::radix::{Pair, RadixSort};
 pub use crate::device::scratch::Source;
 use crate::schema::{Lookup, Pooling, Schema};
 use crate::types::{Batch, PredictError, TableId};
