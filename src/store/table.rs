@@ -17,11 +17,11 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use memmap2::{Advice, Mmap, MmapMut, MmapOptions};
+use memmap2::{Advice, Mmap, MmapMut};
 use rayon::prelude::*;
 
 use crate::schema::{self, Lookup, Schema};
-use crate::types::{Batch, Element, HostBlock, HostMemory, OutOfHostMemory, RowError, fold};
+use crate::types::{Batch, Element, HostBlock, HostMemory, OutOfHostMemory, RowError, fold, huge_pages};
 
 // Files hold little-endian numbers and mappings are read as they lie.
 #[cfg(target_endian = "big")]
@@ -573,9 +573,7 @@ struct PlainBlock(MmapMut);
 
 impl HostMemory for PlainMemory {
     fn take(&self, bytes: usize) -> Result<Box<dyn HostBlock>, OutOfHostMemory> {
-        let map = MmapOptions::new().len(bytes).map_anon().map_err(|_| OutOfHostMemory { bytes })?;
-        // Advice only: a system without huge pages is slower and no less right.
-        let _ = map.advise(Advice::HugePage);
+        let map = huge_pages(bytes).map_err(|_| OutOfHostMemory { bytes })?;
         Ok(Box::new(PlainBlock(map)))
     }
 }

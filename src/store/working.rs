@@ -15,9 +15,9 @@
 //! says so, and the row is then its first value, which is a pure function of the row, or a version's. So a
 //! huge table needs no first pass.
 //!
-//! Training asks for the frequent rows in every batch, and they lie anywhere in a table. With a
-//! [`RowOrder`] their records lie at its beginning instead, end to end, and neighbours
-//! are read and written by one call.
+//! Records lie in the order in which they were written last, in a log (`log`): rows that leave a scratchpad go to the disk
+//! in long writes. With a [`RowOrder`] each has a place of its own instead, as drawn above, the frequent ones end to end at
+//! the table's beginning.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ mod stripes;
 
 use bitmap::Bitmap;
 pub use region::WorkingRows;
-use region::{Layout, Placed, READ_BYTES, WRITE_BYTES};
+use region::{Layout, Placed, READ_BYTES, WRITE_BYTES, place_in};
 use stripes::Stripes;
 
 /// A table to make.
@@ -176,10 +176,7 @@ impl WorkingFile {
     /// length; and what the system refused.
     pub fn read(&self, table: TableId, rows: &[u64], records: &mut [f32]) -> Result<(), StoreError> {
         let of = self.checked(table, rows, records.len())?;
-        let _held = match of.layout() {
-            Layout::Log(log) => Some(log.hold()),
-            Layout::Placed { .. } => None,
-        };
+        let _held = of.hold();
         let mut placed = Vec::with_capacity(rows.len());
         let records_of_rows = records.chunks_exact_mut(of.width().max(1));
         for (index, (&row, record)) in rows.iter().zip(records_of_rows).enumerate() {
@@ -229,20 +226,20 @@ impl WorkingFile {
     }
 
     /// Writes the records of these rows, ascending and distinct: they lie end to end in the order of `rows`.
-    /// No other row is touched. When the disk is full, each of these is what it was or what it was to be: a row that
-    /// is there needs no more room, on a file system that writes in place.
+    /// No other row is touched. When the disk is full, each of these is what it was or what it was to be. A row that has a place
+    /// of its own needs no more room once it is there, on a file system that writes in place; in a log each writing may.
     ///
     /// # Errors
-    /// Those of [`Self::read`]; [`StoreError::DiskFull`] when there is no room for a row that is new.
+    /// Those of [`Self::read`]; [`StoreError::DiskFull`] when there is no room.
     pub fn write(&self, table: TableId, rows: &[u64], records: &[f32]) -> Result<(), StoreError> {
         let of = self.checked(table, rows, records.len())?;
         let written = match of.layout() {
             Layout::Log(log) => log.write(&self.stripes, rows, records),
             Layout::Placed { order, written } => {
-                let place = |row| order.as_ref().map_or(row, |order| order.place(row));
-                let placed = rows.iter().enumerate();
-                let mut placed: Vec<_> =
-                    placed.map(|(index, &row)| Placed { place: place(row), index }).collect();
+                let placed = (0..).zip(rows);
+                let placed =
+                    placed.map(|(index, &row)| Placed { place: place_in(order.as_ref(), row), index });
+                let mut placed: Vec<_> = placed.collect();
                 self.write_placed(of, (written, rows), &mut placed, records)
             }
         };

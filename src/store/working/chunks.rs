@@ -53,15 +53,15 @@ impl WorkingFile {
         let (mut chunk, mut placed, mut records) = (Vec::new(), Vec::new(), Vec::new());
         loop {
             chunk.clear();
-            chunk.extend(written.by_ref().take(step));
+            placed.clear();
+            for (index, (row, place)) in written.by_ref().take(step).enumerate() {
+                chunk.push(row);
+                placed.push(Placed { place, index });
+            }
             if chunk.is_empty() {
                 return Ok(None);
             }
             records.resize(chunk.len() * width, 0.0);
-            placed.clear();
-            placed.extend(chunk.iter().enumerate().filter_map(|(index, &row)| {
-                rows.place(&self.stripes, row).map(|place| Placed { place, index })
-            }));
             self.read_placed(rows, &mut placed, &mut records, GAP_BYTES)?;
             let bad = |record: &[f32]| !record[..rows.dim()].iter().all(|x| x.is_finite());
             let records = records.par_chunks_exact(width).with_min_len(PIECE_ELEMENTS.div_ceil(width));
@@ -81,9 +81,7 @@ impl WorkingFile {
     ) -> Result<(), StoreError> {
         placed.clear();
         let written = table.written(&self.stripes, rows.clone());
-        placed.extend(written.filter_map(|row| {
-            table.place(&self.stripes, row).map(|place| Placed { place, index: (row - rows.start) as usize })
-        }));
+        placed.extend(written.map(|(row, place)| Placed { place, index: (row - rows.start) as usize }));
         if (placed.len() as u64) < rows.end - rows.start {
             let width = table.width().max(1);
             let made = records.par_chunks_exact_mut(width).with_min_len(PIECE_ELEMENTS.div_ceil(width));

@@ -116,15 +116,16 @@ impl Log {
         made.then(|| stripes.word(self.index + row * WORD_BYTES)).and_then(|word| word.checked_sub(1))
     }
 
-    /// The rows of a range that were written, ascending.
+    /// The rows of a range that were written, ascending, and where each one's last record is.
     pub(super) fn within<'l>(
         &'l self,
         stripes: &'l Stripes,
         rows: Range<u64>,
-    ) -> impl Iterator<Item = u64> + 'l {
+    ) -> impl Iterator<Item = (u64, u64)> + 'l {
         let pages = rows.start / PAGE_PLACES..rows.end.div_ceil(PAGE_PLACES);
         let made = self.pages.within(pages).flat_map(|page| page * PAGE_PLACES..(page + 1) * PAGE_PLACES);
-        made.filter(move |row| rows.contains(row) && self.place(stripes, *row).is_some())
+        let made = made.filter(move |row| rows.contains(row));
+        made.filter_map(move |row| Some((row, u64::from(self.place(stripes, row)?))))
     }
 
     /// Writes the records of these rows, end to end. Where it fails, each row has its old record or the new one.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::RwLockReadGuard;
 
 use super::bitmap::Bitmap;
 use super::log::Log;
@@ -121,6 +122,14 @@ impl WorkingRows {
         &self.layout
     }
 
+    /// Places that are looked up while this is held stay readable until it is dropped.
+    pub(super) fn hold(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        match &self.layout {
+            Layout::Log(log) => Some(log.hold()),
+            Layout::Placed { .. } => None,
+        }
+    }
+
     /// Bytes of memory that grow with its rows.
     pub(super) fn memory_bytes(&self) -> u64 {
         let first = match &self.first {
@@ -154,27 +163,27 @@ impl WorkingRows {
         }
     }
 
-    /// Where the record of this row lies; `None` where it was never written. A place in a log is good for as long as the log
-    /// is held.
+    /// Where the record of this row lies; `None` where it was never written. It is good for as long as the table is held
+    /// ([`Self::hold`]), or nobody writes it.
     #[inline]
     pub(super) fn place(&self, stripes: &Stripes, row: u64) -> Option<u64> {
         match &self.layout {
             Layout::Log(log) => log.place(stripes, row).map(u64::from),
-            Layout::Placed { order, written } => {
-                written.has(row).then(|| order.as_ref().map_or(row, |order| order.place(row)))
-            }
+            Layout::Placed { order, written } => written.has(row).then(|| place_in(order.as_ref(), row)),
         }
     }
 
-    /// The rows of a range that were written, ascending.
+    /// The rows of a range that were written, ascending, and where each lies.
     pub(super) fn written<'w>(
         &'w self,
         stripes: &'w Stripes,
         rows: Range<u64>,
-    ) -> Box<dyn Iterator<Item = u64> + 'w> {
+    ) -> Box<dyn Iterator<Item = (u64, u64)> + 'w> {
         match &self.layout {
             Layout::Log(log) => Box::new(log.within(stripes, rows)),
-            Layout::Placed { written, .. } => Box::new(written.within(rows)),
+            Layout::Placed { order, written } => {
+                Box::new(written.within(rows).map(|row| (row, place_in(order.as_ref(), row))))
+            }
         }
     }
 
@@ -219,6 +228,11 @@ impl WorkingRows {
             }
         }
     }
+}
+
+/// Where a row lies that has a place of its own.
+pub(super) fn place_in(order: Option<&RowOrder>, row: u64) -> u64 {
+    order.map_or(row, |order| order.place(row))
 }
 
 impl fmt::Debug for WorkingRows {
