@@ -126,6 +126,9 @@ pub enum WorkingError {
 
 /// Bytes of rows end to end that are read by one call, which asks the disk for all of them at once.
 const LONG_BYTES: usize = 64 << 10;
+/// Of so many pieces that are to be read one is looked at, to see whether they are in memory or still on the disk. To look takes
+/// about as long as to read one that is in memory, and to ask for one as long as that.
+const SAMPLED_RUNS: usize = 16;
 
 /// Tables in a file without a name. Reading and writing take `&self`: different threads may do both at once
 /// on different rows. That nobody writes a row while another reads or writes it is for the callers to see to.
@@ -200,10 +203,11 @@ impl WorkingFile {
         let span = |run: &[Placed]| (run[run.len() - 1].place - run[0].place + 1) as usize * width;
         let bytes = |run: &[Placed]| span(run) * size_of::<f32>();
         let runs: Vec<&[Placed]> = of.runs(placed, READ_BYTES, gap).collect();
-        if gap > 0 {
-            // Many rows, perhaps none of them in memory: the disk is asked for all before the first is waited for.
-            let short = runs.iter().filter(|run| bytes(run) < LONG_BYTES);
-            short.for_each(|run| self.stripes.ask_for(of.offset(run[0].place), bytes(run)));
+        let short = || runs.iter().filter(|run| bytes(run) < LONG_BYTES);
+        let in_memory = |run: &&[Placed]| self.stripes.in_memory(of.offset(run[0].place));
+        if !short().step_by(SAMPLED_RUNS).all(in_memory) {
+            // A row of them at a time would keep the disk waiting, and the rows those before them.
+            short().for_each(|run| self.stripes.ask_for(of.offset(run[0].place), bytes(run)));
         }
         let mut staging = Vec::new();
         for run in runs {

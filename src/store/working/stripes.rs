@@ -7,12 +7,13 @@
 //! There are two ways to the same bytes: by calls, for what is long or was never written, and by a [`Mapping`], for rows.
 
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 use rustix::fs::{Advice, fadvise};
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
 use super::StoreError;
 use super::mapping::Mapping;
@@ -73,6 +74,13 @@ impl Stripes {
         for ((_, mapping), at, len) in self.parts(offset..offset + size_of_val(words) as u64) {
             mapping.store(words.split_off(..len / size_of::<f32>()).unwrap_or_default(), at);
         }
+    }
+
+    /// Whether the page of this byte is in memory. Where the file system cannot tell, it is said to be.
+    pub(super) fn in_memory(&self, offset: u64) -> bool {
+        let ((file, _), at) = self.place(offset);
+        let read = preadv2(file, &mut [IoSliceMut::new(&mut [0])], at, ReadWriteFlags::NOWAIT);
+        read != Err(Errno::AGAIN)
     }
 
     /// Asks the disk for bytes that will be loaded, and does not wait for them.
