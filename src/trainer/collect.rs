@@ -46,13 +46,13 @@ impl Places<'_> {
         let Item { fills, evictions, berth, .. } = item;
         match self.pad {
             Pad::Host(slots) => {
-                evictions.records.resize(evictions.words, 0.0);
-                fills.records.resize(fills.words, 0.0);
+                evictions.make_room();
+                fills.make_room();
                 self.each_run(slots, evictions, |slots, list, records| {
                     slots.claim(list)?.read(records);
                     Ok(())
                 })?;
-                self.read_store(&fills.runs, &fills.rows, &mut fills.records)
+                self.read_store(&fills.runs, &fills.rows, &mut fills.records[..fills.words])
             }
             Pad::Device(_) if fills.words == 0 && evictions.words == 0 => Ok(()),
             Pad::Device(scratch) => {

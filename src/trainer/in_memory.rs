@@ -9,7 +9,7 @@ use std::thread;
 use super::jitter::Jitter;
 use super::learner::Learner;
 use super::network::Labelled;
-use super::pipeline::{Data, Load, READ_AHEAD};
+use super::pipeline::{Data, Load, READ_AHEAD, start};
 use super::plan::Cast;
 use super::{Progress, TrainError};
 
@@ -31,8 +31,8 @@ pub fn run_in_memory(
     let (used, spare) = channel();
     thread::scope(|scope| {
         let load = Load { schema: schema.clone(), data, loaded, spare, jitter: Jitter::new(None, 0) };
-        scope.spawn(|| load.run());
-        scope.spawn(move || {
+        start(scope, "load", || load.run())?;
+        start(scope, "plan", move || {
             for batch in batches {
                 let cast = batch.and_then(|mut cast: Cast| {
                     cast.cast(&schema, &lookups)?;
@@ -44,7 +44,7 @@ pub fn run_in_memory(
                     return;
                 }
             }
-        });
+        })?;
         let (mut samples, mut probabilities) = (0, Vec::new());
         for cast in casts {
             let cast = cast?;

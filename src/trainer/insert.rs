@@ -24,7 +24,7 @@ impl Places<'_> {
                     slots.claim(list)?.write(records);
                     Ok(())
                 })?;
-                self.write_store(&evictions.runs, &evictions.rows, &mut evictions.records)
+                self.write_store(&evictions.runs, &evictions.rows, &mut evictions.records[..evictions.words])
             }
             Pad::Device(scratch) => {
                 // An item that moves nothing has none. Dropped, it is another item's.

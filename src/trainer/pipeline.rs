@@ -19,7 +19,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
-use std::thread::{self, ScopedJoinHandle};
+use std::thread::{self, Scope, ScopedJoinHandle};
 
 use super::TrainError;
 use super::collect::Places;
@@ -203,7 +203,9 @@ impl Pipeline {
             &counts,
             sizes.tables.clone(),
         )?;
-        let threads = rayon::ThreadPoolBuilder::new().num_threads(settings.threads.max(1));
+        let threads = rayon::ThreadPoolBuilder::new()
+            .num_threads(settings.threads.max(1))
+            .thread_name(|at| format!("rows-{at}"));
         let threads = threads.build().map_err(|e| TrainError::Threads { reason: e.to_string() })?;
         Ok(Self { planner, sizes, pad, store, settings, threads, hottest })
     }
@@ -277,21 +279,24 @@ impl Pipeline {
         let mut ends =
             PlanEnds { batches, items: planned, used: spare, headway, jitter: Jitter::new(jitter, 1) };
         thread::scope(|scope| {
+            // Where a thread cannot be started, Plan may be waiting for what will not train.
+            let _stop = Stop(headway);
             let load = Load { schema, data, loaded, spare: spare_casts, jitter: Jitter::new(jitter, 0) };
-            scope.spawn(|| load.run());
-            let plan = scope.spawn(move || {
+            start(scope, "load", || load.run())?;
+            let plan = start(scope, "plan", move || {
                 if !hottest.is_empty() {
                     planner.fill(&hottest, &mut ends)?;
                 }
                 planner.run(&mut ends)
-            });
-            let pass = |number, from, to, work: fn(&Places<'_>, &mut Item) -> Result<(), TrainError>| {
+            })?;
+            type Work = fn(&Places<'_>, &mut Item) -> Result<(), TrainError>;
+            let pass = |(number, name), from, to, work: Work| {
                 let stage = Stage { from, to, jitter: Jitter::new(jitter, number) };
-                scope.spawn(move || stage.run(|item| work(&places, item)))
+                start(scope, name, move || stage.run(|item| work(&places, item)))
             };
-            let collect = pass(2, to_collect, collected, |places, item| places.collect(item));
-            let exchange = pass(3, to_exchange, exchanged, |_, item| exchange(item));
-            let insert = pass(4, to_insert, inserted, |places, item| places.insert(item));
+            let collect = pass((2, "collect"), to_collect, collected, |places, item| places.collect(item))?;
+            let exchange = pass((3, "exchange"), to_exchange, exchanged, |_, item| exchange(item))?;
+            let insert = pass((4, "insert"), to_insert, inserted, |places, item| places.insert(item))?;
 
             let ends =
                 TrainEnds { items: to_train, used, used_casts, headway, jitter: Jitter::new(jitter, 5) };
@@ -350,6 +355,16 @@ pub struct Data<'a> {
     pub batch: usize,
     /// The most steps.
     pub steps: u64,
+}
+
+/// Starts a stage's thread, which tools for looking at threads show by its name.
+pub(super) fn start<'s, T: Send + 's>(
+    scope: &'s Scope<'s, '_>,
+    name: &str,
+    work: impl FnOnce() -> T + Send + 's,
+) -> Result<ScopedJoinHandle<'s, T>, TrainError> {
+    let thread = thread::Builder::new().name(name.into());
+    thread.spawn_scoped(scope, work).map_err(|e| TrainError::Threads { reason: e.to_string() })
 }
 
 /// The end of a stage's thread. A panic goes on.

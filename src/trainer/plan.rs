@@ -120,7 +120,7 @@ pub struct Transfers {
     pub slots: Vec<u32>,
     /// Words of their records.
     pub words: usize,
-    /// Their records, end to end, from Collect on; on a device they are at the item's berth instead.
+    /// Their records, end to end, from Collect on, and room for more; on a device they are at the item's berth instead.
     pub records: Vec<f32>,
 }
 
@@ -138,6 +138,13 @@ impl Transfers {
             self.slots.extend(run.iter().map(|(_, slot)| *slot));
             self.runs.push((table, first..self.rows.len()));
             self.words += run.len() * width(table);
+        }
+    }
+
+    /// Makes room for the records. What is in it is of no meaning, so that none is zeroed or moved that was used before.
+    pub fn make_room(&mut self) {
+        if self.records.len() < self.words {
+            self.records = vec![0.0; self.words + self.words / 8];
         }
     }
 }
