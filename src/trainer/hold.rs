@@ -11,6 +11,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 
@@ -92,7 +93,7 @@ struct Entry {
     item: u64,
     /// The last batch of the future window that needs its row; 0 where none is known.
     due: u64,
-    /// Batches that have used the row since it came in; 0 where there is none.
+    /// How often the row is used: by the counts, and one more; or, without them, by batches since it came in. 0 where there is none.
     uses: u32,
     /// 1 where it is a candidate: beside the rest, so that most slots need not be looked up among the candidates.
     candidate: u32,
@@ -108,6 +109,8 @@ impl Entry {
 
 /// The slots of one size.
 pub struct Hold {
+    /// How often each row is used, where that is known.
+    frequencies: Option<Arc<KeyMap<u32>>>,
     entries: Huge<Entry>,
     slots: HitMap,
     free: Vec<u32>,
@@ -127,8 +130,14 @@ impl Hold {
     ///
     /// # Errors
     /// [`OutOfHostMemory`] when the memory is not to be had.
-    pub fn new(policy: Policy, count: usize, seed: u64) -> Result<Self, OutOfHostMemory> {
+    pub fn new(
+        policy: Policy,
+        frequencies: Option<Arc<KeyMap<u32>>>,
+        count: usize,
+        seed: u64,
+    ) -> Result<Self, OutOfHostMemory> {
         Ok(Self {
+            frequencies,
             entries: Huge::zeroed(count)?,
             slots: HitMap::new(count)?,
             free: (0..count as u32).rev().collect(),
@@ -208,7 +217,7 @@ impl Hold {
         let entry = keep(&mut self.entries, &mut self.candidates, slot);
         if entry.item != item {
             entry.item = item;
-            entry.uses = entry.uses.saturating_add(1);
+            entry.uses = entry.uses.saturating_add(u32::from(self.frequencies.is_none()));
             list_of(&mut self.touched, &mut self.spare, item).push(slot);
         }
     }
@@ -236,35 +245,48 @@ impl Hold {
     }
 
     /// Items up to `item` have left the past window, and batch `batch` has come: what nobody holds becomes a candidate. What is
-    /// touched by the item that is planned must be said before.
-    pub fn expire(&mut self, item: u64, batch: u64, worth: impl Fn(Key, u32) -> Worth) {
+    /// touched by the item that is planned must be said before. `next` is how many batches from now a row is used, as
+    /// [`Worth`] has it.
+    pub fn expire(&mut self, item: u64, batch: u64, next: impl Fn(Key) -> u64) {
         self.expired = self.expired.max(item);
-        let Self { entries, candidates, expired, spare, .. } = self;
-        let mut offer = |slot: u32, entry: &mut Entry| {
-            entry.candidate = 1;
-            candidates.add(slot, worth(entry.key, entry.uses), batch);
-        };
+        let expired = self.expired;
         while self.touched.front().is_some_and(|(number, _)| *number <= item) {
             let Some((number, mut list)) = self.touched.pop_front() else { break };
-            for slot in list.drain(..) {
-                let entry = &mut entries[slot as usize];
-                if entry.taken() && entry.item == number && entry.due <= batch {
-                    offer(slot, entry);
-                }
-            }
-            spare.push(list);
+            let free = |entry: &Entry| entry.taken() && entry.item == number && entry.due <= batch;
+            self.offer(&list, batch, free, &next);
+            list.clear();
+            self.spare.push(list);
         }
         while self.marked.front().is_some_and(|(number, _)| *number <= batch) {
             let Some((number, mut list)) = self.marked.pop_front() else { break };
-            for slot in list.drain(..) {
-                let entry = &mut entries[slot as usize];
-                // Only where a batch is split has it come and not touched all that was kept for it.
-                let came = entry.taken() && entry.due == number && entry.item <= *expired;
-                if came && entry.candidate == 0 {
-                    offer(slot, entry);
-                }
+            // Only where a batch is split has it come and not touched all that was kept for it.
+            let came = |entry: &Entry| entry.taken() && entry.due == number && entry.item <= expired;
+            self.offer(&list, batch, |entry| came(entry) && entry.candidate == 0, &next);
+            list.clear();
+            self.spare.push(list);
+        }
+    }
+
+    /// Those of the slots that are `free` become candidates.
+    fn offer(
+        &mut self,
+        slots: &[u32],
+        batch: u64,
+        free: impl Fn(&Entry) -> bool,
+        next: &impl Fn(Key) -> u64,
+    ) {
+        let mut found = [false; TOGETHER];
+        for slots in slots.chunks(TOGETHER) {
+            // Loops of their own, as in `find_all`.
+            for (found, &slot) in found.iter_mut().zip(slots) {
+                *found = free(&self.entries[slot as usize]);
             }
-            spare.push(list);
+            for (&slot, _) in slots.iter().zip(found).filter(|(_, found)| *found) {
+                let entry = &mut self.entries[slot as usize];
+                entry.candidate = 1;
+                let worth = Worth { frequency: entry.uses, next: next(entry.key) };
+                self.candidates.add(slot, worth, batch);
+            }
         }
     }
 
@@ -318,9 +340,15 @@ impl Hold {
         for (old, (slot, _)) in old.iter().zip(taken).filter(|(_, (_, full))| *full) {
             self.slots.remove(old.tag(), *slot);
         }
+        let mut uses = [1_u32; TOGETHER];
+        if let Some(counts) = &self.frequencies {
+            for (uses, key) in uses.iter_mut().zip(keys) {
+                *uses = counts.get(key).map_or(1, |count| count.saturating_add(1));
+            }
+        }
         let touched = list_of(&mut self.touched, &mut self.spare, item);
-        for ((&key, &(slot, full)), &old) in keys.iter().zip(taken).zip(&old) {
-            self.entries[slot as usize] = Entry { key, item, due: 0, uses: 1, candidate: 0 };
+        for (((&key, &(slot, full)), &old), uses) in keys.iter().zip(taken).zip(&old).zip(uses) {
+            self.entries[slot as usize] = Entry { key, item, due: 0, uses, candidate: 0 };
             self.slots.insert(key.tag(), slot);
             touched.push(slot);
             give(key, slot, full.then_some(old));

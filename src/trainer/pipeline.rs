@@ -195,7 +195,9 @@ impl Pipeline {
             windows,
             item_words,
             overlap: settings.overlap,
-            frequencies: frequencies.map(|rows| Arc::new(rows.iter().map(count_of).collect())),
+            frequencies: frequencies
+                .filter(|_| settings.policy == Policy::Lfu)
+                .map(|rows| Arc::new(rows.iter().map(count_of).collect())),
         };
         let planner = Planner::new(
             (network.schema.clone(), network.lookups.clone()),

@@ -226,7 +226,7 @@ pub struct PlanSettings {
     pub item_words: usize,
     /// Whether an item may be planned before the one before has trained.
     pub overlap: bool,
-    /// How often each row is used, where that is known.
+    /// How often each row is used, where that is known and the policy asks for it.
     pub frequencies: Option<Arc<KeyMap<u32>>>,
 }
 
@@ -300,7 +300,8 @@ impl Planner {
         counts: &[usize],
         tables: Vec<(usize, usize)>,
     ) -> Result<Self, OutOfHostMemory> {
-        let hold = |(&count, size)| Hold::new(settings.policy, count, settings.seed ^ size);
+        let PlanSettings { policy, seed, .. } = settings;
+        let hold = |(&count, size)| Hold::new(policy, settings.frequencies.clone(), count, seed ^ size);
         let holds = counts.iter().zip(0..).map(hold).collect::<Result<_, _>>()?;
         Ok(Self {
             schema,
@@ -575,14 +576,10 @@ impl Planner {
     }
 
     fn expire(&mut self, item: u64) {
-        let Self { holds, settings, upcoming, batch, .. } = self;
+        let Self { holds, upcoming, batch, .. } = self;
         let batch = *batch;
-        let worth = |key: Key, uses: u32| {
-            let counted = settings.frequencies.as_ref().map(|counts| counts.get(&key).copied().unwrap_or(0));
-            let next = if upcoming.is_empty() { 0 } else { next_use(upcoming, key, batch) };
-            Worth { frequency: counted.unwrap_or(uses), next }
-        };
-        holds.iter_mut().for_each(|hold| hold.expire(item, batch, worth));
+        let next = |key: Key| if upcoming.is_empty() { 0 } else { next_use(upcoming, key, batch) };
+        holds.iter_mut().for_each(|hold| hold.expire(item, batch, next));
     }
 
     /// Makes sure that so many slots of each size can be had, by a bubble if need be. Gives whether rows that coming batches
