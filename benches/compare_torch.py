@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Our training samples/s beside PyTorch's, in turn, on the DLRM-Kaggle shape of `torch_dlrm.py`.
 
-Both stay loaded while each takes one window after the other, the order swapped every pair; a pair
-gives one ratio, and the claim is their median. PyTorch's tuning is chosen as `torch_dlrm.py` does:
+Ours twice: the sequential trainer, and the full one, which reads, encodes and casts beside its steps. All
+stay loaded while each takes one window after the other, the order swapped every pair; a pair
+gives one ratio each, and the claim is their median. PyTorch's tuning is chosen as `torch_dlrm.py` does:
 every form it offers is tried in alternating trial windows and the two best run in every pair, of
 which the better one by median counts.
 
@@ -48,8 +49,10 @@ def build():
 class Ours:
     """Our program, one window at a time."""
 
-    def __init__(self, program, setting, threads):
-        command = [program, "--paced", setting, "--threads", str(threads)]
+    def __init__(self, program, setting, name, threads):
+        self.name, self.rates = name, []
+        paced = setting + ",full" if name == "full" else setting
+        command = [program, "--paced", paced, "--threads", str(threads)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def window(self, seconds):
@@ -58,7 +61,7 @@ class Ours:
         line = self.process.stdout.readline()
         if not line:
             sys.exit(f"train_dlrm ended with {self.process.wait()}")
-        return float(line)
+        self.rates.append(float(line))
 
     def close(self):
         self.process.stdin.close()
@@ -88,27 +91,27 @@ def trainers(optimizer, data, args):
 
 def measure(program, optimizer, batch, skew, args):
     peers = trainers(optimizer, torch_dlrm.batches(batch, skew), args)
-    ours = Ours(program, f"{optimizer},{batch},{skew}", args.threads)
-    ours.window(args.seconds)
-    rates = []
-
-    def turn(side):
-        time.sleep(REST)
-        if side is ours:
-            rates.append(ours.window(args.seconds))
-        else:
-            side.window(args.seconds)
-
+    setting = f"{optimizer},{batch},{skew}"
+    ours = [Ours(program, setting, "sequential", args.threads), Ours(program, setting, "full", args.threads)]
+    for side in ours:
+        side.window(args.seconds)
+        side.rates.clear()
     for pair in range(args.pairs):
-        for side in [ours, *peers] if pair % 2 == 0 else [*peers, ours]:
-            turn(side)
-    ours.close()
+        for side in [*ours, *peers] if pair % 2 == 0 else [*peers, *reversed(ours)]:
+            time.sleep(REST)
+            side.window(args.seconds)
+    for side in ours:
+        side.close()
     peer = max(peers, key=torch_dlrm.Trainer.median)
-    ratios = sorted(mine / theirs for mine, theirs in zip(rates, peer.rates))
+    return [compare(side, peer, optimizer, batch, skew) for side in ours]
+
+
+def compare(side, peer, optimizer, batch, skew):
+    ratios = sorted(mine / theirs for mine, theirs in zip(side.rates, peer.rates))
     return {
-        "optimizer": optimizer, "batch": batch, "skew": skew, "pairs": args.pairs,
+        "trainer": side.name, "optimizer": optimizer, "batch": batch, "skew": skew, "pairs": len(ratios),
         "ratio": round(statistics.median(ratios), 3), "least": round(ratios[0], 3), "most": round(ratios[-1], 3),
-        "best": round(max(rates) / max(peer.rates), 3), "ours": round(statistics.median(rates)),
+        "best": round(max(side.rates) / max(peer.rates), 3), "ours": round(statistics.median(side.rates)),
         "torch": round(peer.median()), "tuning": peer.name,
         "load": round(os.getloadavg()[0], 2),
     }
@@ -132,16 +135,17 @@ def main():
     today = datetime.date.today().isoformat()
     print(f"samples/s, ours against torch {torch.__version__}, {args.threads} threads each, {today}, "
           f"load {os.getloadavg()[0]:.2f}")
-    print(f"{'setting':<28} {'ratio':>6} {'best':>6} {'least-most':>13} {'ours':>8} {'torch':>8}  tuning")
+    print(f"{'setting':<36} {'ratio':>6} {'best':>6} {'least-most':>13} {'ours':>8} {'torch':>8}  tuning")
     results = []
     for optimizer in args.optimizer.split(","):
         for batch in map(int, args.batch.split(",")):
             for skew in args.skew.split(","):
-                r = measure(program, optimizer, batch, skew, args)
-                results.append(r)
-                name, spread = f"{optimizer} batch {batch} {skew}", f"{r['least']}-{r['most']}"
-                print(f"{name:<28} {r['ratio']:>6} {r['best']:>6} {spread:>13} {r['ours']:>8} {r['torch']:>8}"
-                      f"  {r['tuning']}", flush=True)
+                for r in measure(program, optimizer, batch, skew, args):
+                    results.append(r)
+                    name = f"{optimizer} batch {batch} {skew} {r['trainer']}"
+                    spread = f"{r['least']}-{r['most']}"
+                    print(f"{name:<36} {r['ratio']:>6} {r['best']:>6} {spread:>13} {r['ours']:>8} {r['torch']:>8}"
+                          f"  {r['tuning']}", flush=True)
     print(f"ratio: median of the pairs; best: fastest window against fastest; load {os.getloadavg()[0]:.2f}")
     if args.json:
         print(json.dumps({"bench": "compare_torch", "torch": torch.__version__, "threads": args.threads,

@@ -1,6 +1,7 @@
 //! Training samples a second on the DLRM-Kaggle shape: 26 tables of 100,000 rows, dim 16, 13 dense
 //! values, bottom 512-256-64-16, top 512-256-1. Batches are made beforehand and gone round, so
-//! reading data is not counted; one step is [`Learner::step`], all of it.
+//! reading data is not counted; one step is [`Learner::step`], all of it. With `full` in its setting it is the full
+//! trainer ([`run_in_memory`]), which also encodes the batches, on threads beside the steps.
 //!
 //! Alone it prints rates, which say little on a shared machine. The ratio to PyTorch is made by
 //! `compare_torch.py` beside this file, which drives this program window by window (`--paced`) in
@@ -11,12 +12,15 @@
 mod harness;
 
 use std::io::{BufRead, Write};
+use std::sync::Arc;
+use std::time::Instant;
 
 use flechette::schema::preset::{Kind, criteo};
 use flechette::schema::{Architecture, Schema};
 use flechette::trainer::optim::{self, Optimizer};
-use flechette::trainer::{Learner, initialise};
-use flechette::types::Batch;
+use flechette::trainer::{Data, Learner, Progress, initialise, run_in_memory};
+use flechette::types::{Batch, Jagged, RawBatch, RawFeature, RawValues};
+use harness::replay::Replay;
 use harness::{Draw, Options, Sorted};
 
 const DENSE: usize = 13;
@@ -34,6 +38,12 @@ struct Setting {
 }
 
 impl Setting {
+    fn learner(&self) -> anyhow::Result<Learner> {
+        let kind: optim::Kind = self.optimizer.parse()?;
+        let lr = if kind == optim::Kind::Sgd { 0.1 } else { 0.02 };
+        Ok(initialise(&kaggle(), Optimizer { kind, lr, eps: 1e-10 }, 0)?)
+    }
+
     fn name(&self) -> String {
         format!("{} batch {} {}", self.optimizer, self.batch, self.skew)
     }
@@ -86,20 +96,33 @@ fn rates(options: &Options, threads: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One setting, `optimizer,batch,skew`, driven from outside: each line of standard input is a
+/// One setting, `optimizer,batch,skew` and perhaps `,full`, driven from outside: each line of standard input is a
 /// window's milliseconds, and each line of output its rate.
 fn paced(setting: &str, mut options: Options) -> anyhow::Result<()> {
     let parts: Vec<&str> = setting.split(',').collect();
-    let [optimizer, batch, skew] = parts[..] else { anyhow::bail!("--paced: optimizer,batch,skew") };
+    let (optimizer, batch, skew, full) = match parts[..] {
+        [optimizer, batch, skew] => (optimizer, batch, skew, false),
+        [optimizer, batch, skew, "full"] => (optimizer, batch, skew, true),
+        _ => anyhow::bail!("--paced: optimizer,batch,skew[,full]"),
+    };
     let setting = Setting { optimizer: optimizer.into(), batch: batch.parse()?, skew: skew.into() };
-    let mut run = Run::new(&setting)?;
+    let mut window: Window = if full {
+        let mut full = Full::new(&setting)?;
+        Box::new(move |options| full.window(options))
+    } else {
+        let mut run = Run::new(&setting)?;
+        Box::new(move |options| run.window(options))
+    };
     for line in std::io::stdin().lock().lines() {
         options.window = std::time::Duration::from_millis(line?.trim().parse()?);
-        println!("{}", run.window(&options)?);
+        println!("{}", window(&options)?);
         std::io::stdout().flush()?;
     }
     Ok(())
 }
+
+/// Trains for a window and gives its samples a second.
+type Window = Box<dyn FnMut(&Options) -> anyhow::Result<f64>>;
 
 /// A learner and its batches.
 struct Run {
@@ -111,11 +134,8 @@ struct Run {
 
 impl Run {
     fn new(setting: &Setting) -> anyhow::Result<Self> {
-        let kind: optim::Kind = setting.optimizer.parse()?;
-        let lr = if kind == optim::Kind::Sgd { 0.1 } else { 0.02 };
-        let learner = initialise(&kaggle(), Optimizer { kind, lr, eps: 1e-10 }, 0)?;
         let batches = batches(setting.batch, &setting.skew);
-        Ok(Self { learner, batches, next: 0, probabilities: Vec::new() })
+        Ok(Self { learner: setting.learner()?, batches, next: 0, probabilities: Vec::new() })
     }
 
     /// Samples a second over one window.
@@ -130,6 +150,44 @@ impl Run {
             batch.samples as u64
         });
         error.map_or(Ok(rate), |e| Err(e.into()))
+    }
+}
+
+/// A learner of the full trainer, and its data.
+struct Full {
+    learner: Learner,
+    replay: Replay,
+    batch: usize,
+    /// Samples a second in the last window.
+    rate: f64,
+}
+
+impl Full {
+    fn new(setting: &Setting) -> anyhow::Result<Self> {
+        let raw = |(batch, labels): (Batch, Vec<f32>)| {
+            let feature =
+                |column: Jagged| RawFeature { offsets: column.offsets, values: RawValues::Ids(column.ids) };
+            RawBatch {
+                samples: batch.samples,
+                dense: batch.dense,
+                features: batch.features.into_iter().map(feature).collect(),
+                labels: Some(labels),
+            }
+        };
+        let batches = batches(setting.batch, &setting.skew).into_iter().map(raw).collect();
+        let replay = Replay::of(&Arc::new(batches));
+        Ok(Self { learner: setting.learner()?, replay, batch: setting.batch, rate: 0.0 })
+    }
+
+    /// Samples a second over about one window.
+    fn window(&mut self, options: &Options) -> anyhow::Result<f64> {
+        let steps = (options.window.as_secs_f64() * self.rate) as usize / self.batch;
+        self.replay.end_after(steps.max(8));
+        let data = Data { reader: &mut self.replay, batch: self.batch, steps: u64::MAX };
+        let began = Instant::now();
+        let samples = run_in_memory(&mut self.learner, data, |_: &Progress<'_>| ())?;
+        self.rate = samples as f64 / began.elapsed().as_secs_f64();
+        Ok(self.rate)
     }
 }
 

@@ -45,7 +45,7 @@ pub(in crate::device) fn product_portable<T: Real>(product: &mut Product<'_, T>)
 /// [`Product::check`] has said yes.
 unsafe fn plain<T: Real>(product: &mut Product<'_, T>) {
     // SAFETY: `Portable` needs no instruction set; the caller vouches for the shape.
-    unsafe { by_panels::<T, Portable<T>, 4, 2, 4>(product) }
+    unsafe { by_panels::<T, Portable<T>, 4, 4, 4>(product) }
 }
 
 /// # Safety
@@ -54,7 +54,7 @@ unsafe fn plain<T: Real>(product: &mut Product<'_, T>) {
 #[target_feature(enable = "avx512f")]
 pub(super) unsafe fn product_avx512(product: &mut Product<'_, f32>) {
     // SAFETY: this function has the target feature; the caller vouches for the shape.
-    unsafe { by_panels::<f32, std::arch::x86_64::__m512, 2, 1, 12>(product) }
+    unsafe { by_panels::<f32, std::arch::x86_64::__m512, 2, 2, 12>(product) }
 }
 
 /// # Safety
@@ -62,29 +62,32 @@ pub(super) unsafe fn product_avx512(product: &mut Product<'_, f32>) {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn product_avx2(product: &mut Product<'_, f32>) {
-    // Four registers a row: 3 rows fill 12 of 16.
+    // Of 16 registers 12 are sums, two hold `B` and one `A`. A whole panel would be four a row: 3 rows, and one register
+    // too few.
     // SAFETY: as above.
-    unsafe { by_panels::<f32, std::arch::x86_64::__m256, 4, 2, 3>(product) }
+    unsafe { by_panels::<f32, std::arch::x86_64::__m256, 4, 2, 6>(product) }
 }
 
-/// Every tile of `MR` rows, panel after panel, and then the rows that are left over.
+/// Every tile of `MR` rows and `N` registers, panel after panel, and then the rows that are left over. A panel is `FULL`
+/// registers.
 ///
 /// # Safety
 /// [`Product::check`] has said yes, and the processor has the instruction set of `V`.
 #[inline(always)]
-unsafe fn by_panels<T: Real, V: Vector<T>, const N: usize, const HALF: usize, const MR: usize>(
+unsafe fn by_panels<T: Real, V: Vector<T>, const FULL: usize, const N: usize, const MR: usize>(
     p: &mut Product<'_, T>,
 ) {
-    debug_assert!(N * V::WIDTH == LANES && HALF * 2 == N);
+    debug_assert!(FULL * V::WIDTH == LANES && FULL.is_multiple_of(N));
     let mut edge = [T::default(); LANES];
     let whole = p.rows - p.rows % MR;
-    for first in (0..p.columns).step_by(LANES) {
+    for first in (0..p.columns).step_by(N * V::WIDTH) {
         for row in (0..whole).step_by(MR) {
             // SAFETY: the caller vouches for the instruction set and for the shape.
             unsafe {
                 let tile = Tile::at(p, row, first, &mut edge);
-                match tile.width {
-                    width if width <= LANES / 2 => tile.run::<V, HALF, MR, 1>(),
+                match tile.width.div_ceil(V::WIDTH) {
+                    1 if N > 1 => tile.run::<V, 1, MR, 1>(),
+                    2 if N > 2 => tile.run::<V, 2, MR, 1>(),
                     _ => tile.run::<V, N, MR, 1>(),
                 };
             }
@@ -93,10 +96,12 @@ unsafe fn by_panels<T: Real, V: Vector<T>, const N: usize, const HALF: usize, co
     let mut first = 0;
     while first < p.columns && whole < p.rows {
         // Few rows of one panel alone are few chains of multiply-adds, and each waits for its last: they go
-        // through whole panels side by side.
+        // through whole panels side by side, as far as there are registers.
         let side_by_side = (p.columns - first) / LANES;
         let mut row = whole;
         let across = match p.rows - whole {
+            ..2 if FULL > 2 && side_by_side >= 2 => 2,
+            _ if FULL > 2 => 1,
             ..4 if side_by_side >= 4 => 4,
             ..8 if side_by_side >= 2 => 2,
             _ => 1,
@@ -106,15 +111,15 @@ unsafe fn by_panels<T: Real, V: Vector<T>, const N: usize, const HALF: usize, co
             unsafe {
                 let tile = Tile::at(p, row, first, &mut edge);
                 row += match (p.rows - row, across) {
-                    (2.., 4) => tile.run::<V, N, 2, 4>(),
-                    (_, 4) => tile.run::<V, N, 1, 4>(),
-                    (4.., 2) => tile.run::<V, N, 4, 2>(),
-                    (2.., 2) => tile.run::<V, N, 2, 2>(),
-                    (_, 2) => tile.run::<V, N, 1, 2>(),
-                    (8.., _) if MR > 8 => tile.run::<V, N, 8, 1>(),
-                    (4.., _) if MR > 4 => tile.run::<V, N, 4, 1>(),
-                    (2.., _) => tile.run::<V, N, 2, 1>(),
-                    _ => tile.run::<V, N, 1, 1>(),
+                    (2.., 4) => tile.run::<V, FULL, 2, 4>(),
+                    (_, 4) => tile.run::<V, FULL, 1, 4>(),
+                    (4.., 2) => tile.run::<V, FULL, 4, 2>(),
+                    (2.., 2) => tile.run::<V, FULL, 2, 2>(),
+                    (_, 2) => tile.run::<V, FULL, 1, 2>(),
+                    (8.., _) if FULL <= 2 => tile.run::<V, FULL, 8, 1>(),
+                    (4.., _) if FULL <= 2 => tile.run::<V, FULL, 4, 1>(),
+                    (2.., _) => tile.run::<V, FULL, 2, 1>(),
+                    _ => tile.run::<V, FULL, 1, 1>(),
                 };
             }
         }
@@ -144,7 +149,7 @@ struct Tile<'e, T> {
 
 #[allow(clippy::needless_range_loop)]
 impl<'e, T: Real> Tile<'e, T> {
-    /// The tile that begins at this row and column, a panel's first.
+    /// The tile that begins at this row and column, a panel's first or one in it that begins a tile.
     ///
     /// # Safety
     /// [`Product::check`] has said yes, and the product has this row and column.
@@ -157,7 +162,7 @@ impl<'e, T: Real> Tile<'e, T> {
                 a: p.left.data.as_ptr().wrapping_add(row.wrapping_mul(p.left.row_stride)),
                 row_stride: p.left.row_stride,
                 step_stride: p.left.step_stride,
-                b: p.panels.as_ptr().add(first * p.depth),
+                b: p.panels.as_ptr().add(first / LANES * LANES * p.depth + first % LANES),
                 bias: match p.start {
                     Start::Bias(bias) => bias.as_ptr().add(first),
                     Start::Zero | Start::Add => std::ptr::null(),
@@ -167,7 +172,7 @@ impl<'e, T: Real> Tile<'e, T> {
                 c: p.output.data.as_mut_ptr().add(row * p.output.stride + first),
                 c_stride: p.output.stride,
                 edge,
-                width: (p.columns - first).min(LANES),
+                width: (p.columns - first).min(LANES - first % LANES),
             }
         }
     }
@@ -176,14 +181,15 @@ impl<'e, T: Real> Tile<'e, T> {
     ///
     /// # Safety
     /// `a` has ROWS rows of `depth` steps, `b` for each panel `depth` lines of [`LANES`], `c` ROWS rows of
-    /// `width` elements, or of whole panels where there are several, that nothing else refers to, and
-    /// `bias` is null or has LANES elements a panel. `width` is at most `N` registers.
+    /// `width` elements, at most `N` registers, or of whole panels where there are several, that nothing else refers to, and
+    /// `bias` is null or has `N` registers a panel.
     #[inline(always)]
     unsafe fn run<V: Vector<T>, const N: usize, const ROWS: usize, const PANELS: usize>(self) -> usize {
         // SAFETY: as the caller vouches; a narrower last panel goes through `edge`, which is whole.
         unsafe {
             // Plain counted loops: iterators here make the compiler keep the sums in memory.
-            let whole = self.width == N * V::WIDTH || PANELS > 1;
+            let width = self.width.min(N * V::WIDTH);
+            let whole = width == N * V::WIDTH || PANELS > 1;
             let edge = self.edge;
             let mut sums = [[[V::splat(T::default()); N]; PANELS]; ROWS];
             for r in 0..ROWS {
@@ -191,7 +197,7 @@ impl<'e, T: Real> Tile<'e, T> {
                 if self.add {
                     from = self.c.add(r * self.c_stride).cast_const();
                     if !whole {
-                        std::ptr::copy_nonoverlapping(from, edge.as_mut_ptr(), self.width);
+                        std::ptr::copy_nonoverlapping(from, edge.as_mut_ptr(), width);
                         from = edge.as_ptr();
                     }
                 }
@@ -237,7 +243,7 @@ impl<'e, T: Real> Tile<'e, T> {
                     }
                 }
                 if !whole {
-                    std::ptr::copy_nonoverlapping(edge.as_ptr(), to, self.width);
+                    std::ptr::copy_nonoverlapping(edge.as_ptr(), to, width);
                 }
             }
             ROWS

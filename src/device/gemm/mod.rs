@@ -6,10 +6,10 @@
 //! nor the number of threads nor the height of a tile can change a bit of it (DESIGN.md, promise
 //! 2). Libraries choose their kernels by the shape and give no such promise.
 //!
-//! A tile of `MR` rows and one panel is held in registers. With AVX-512 that is 12 rows of two
+//! A tile of `MR` rows and one panel, or half of one, is held in registers. With AVX-512 that is 12 rows of two
 //! registers: 24 chains hide the latency of the two multiply-add ports, and each step of the depth
-//! costs two loads of `B` and twelve broadcasts of `A`. `A` is never packed: it is read by
-//! broadcast, where strides cost nothing as long as rows do not share a cache set, which
+//! costs two loads of `B` and twelve broadcasts of `A`. AVX2 has half as many registers of half the length: 6 rows of two.
+//! `A` is never packed: it is read by broadcast, where strides cost nothing as long as rows do not share a cache set, which
 //! [`row_stride`] sees to. AVX2 computes the same chains, so the bits are equal; without fused
 //! multiply-add a product is rounded before it is added, so they are not.
 
