@@ -9,7 +9,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::TrainError;
-use super::plan::{Item, Transfers};
+use super::item::{Item, Transfers};
 use super::scratchpad::Pad;
 use crate::device::flags::NotClaimed;
 use crate::device::host::slots::Slots;

@@ -5,7 +5,7 @@
 //! own, so that the windows and all that depends on them are the same on every device.
 
 use super::TrainError;
-use super::plan::Item;
+use super::item::Item;
 
 /// Moves what the item has staged.
 ///

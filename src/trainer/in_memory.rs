@@ -1,20 +1,26 @@
 //! Training with every row in memory: the scratchpad would hold all of them, so there is none.
 //!
-//! Of the pipeline three stages are left. Load reads and encodes, Plan casts, Train takes the sequential trainer's steps on its
-//! own tables: the same calls with the same numbers, with reading and casting on other threads.
+//! Of the pipeline two stages are left. One thread reads, encodes and casts, and Train takes the sequential trainer's steps on its own
+//! tables: the same calls with the same numbers. Small batches are handed over some at a time, because to wake a thread for each costs
+//! more than reading beside the steps gains.
 
-use std::sync::mpsc::{channel, sync_channel};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::thread;
 
+use super::item::Cast;
 use super::jitter::Jitter;
 use super::learner::Learner;
+use super::load::Load;
 use super::network::Labelled;
-use super::pipeline::{Data, Load, READ_AHEAD, start};
-use super::plan::Cast;
+use super::pipeline::{Data, start};
 use super::{Progress, TrainError};
+use crate::schema::{Lookup, Schema};
 
-/// Casted batches that may wait for Train.
-const CAST_AHEAD: usize = 2;
+/// Samples that are handed over together, but at least one batch.
+const TOGETHER: usize = 2048;
+/// How many times that may wait for Train.
+const WAITING: usize = 2;
 
 /// Trains on every sample of the data. Gives the number of samples. It computes on the threads of the caller's rayon pool.
 ///
@@ -26,35 +32,63 @@ pub fn run_in_memory(
     mut on_step: impl FnMut(&Progress<'_>),
 ) -> Result<u64, TrainError> {
     let (schema, lookups) = (learner.network.schema.clone(), learner.network.lookups.clone());
-    let (loaded, batches) = sync_channel(READ_AHEAD);
-    let (casted, casts) = sync_channel::<Result<Cast, TrainError>>(CAST_AHEAD);
+    let (casted, casts) = sync_channel(WAITING);
     let (used, spare) = channel();
     thread::scope(|scope| {
-        let load = Load { schema: schema.clone(), data, loaded, spare, jitter: Jitter::new(None, 0) };
-        start(scope, "load", || load.run())?;
-        start(scope, "plan", move || {
-            for batch in batches {
-                let cast = batch.and_then(|mut cast: Cast| {
-                    cast.cast(&schema, &lookups)?;
-                    Ok(cast)
-                });
-                let last = cast.is_err();
-                // Nobody waits when training failed first.
-                if casted.send(cast).is_err() || last {
-                    return;
-                }
-            }
-        })?;
+        let together = (TOGETHER / data.batch.max(1)).max(1);
+        let load = Load::new(schema.clone(), data, Jitter::new(None, 0));
+        let ahead = Ahead { load, schema, lookups, together, casted, spare };
+        start(scope, "load", || ahead.run())?;
         let (mut samples, mut probabilities) = (0, Vec::new());
-        for cast in casts {
-            let cast = cast?;
-            let labelled = Labelled { batch: &cast.batch, labels: &cast.labels };
-            let loss = learner.step_casted(labelled, &cast.casting, &mut probabilities);
-            samples += cast.labels.len() as u64;
-            on_step(&Progress::after(learner.network(), loss, samples, (&probabilities, &cast.labels))?);
-            // Load may have ended already.
-            let _ = used.send(cast);
+        for some in casts {
+            for cast in some? {
+                let labelled = Labelled { batch: &cast.batch, labels: &cast.labels };
+                let loss = learner.step_casted(labelled, &cast.casting, &mut probabilities);
+                samples += cast.labels.len() as u64;
+                on_step(&Progress::after(learner.network(), loss, samples, (&probabilities, &cast.labels))?);
+                // The other thread may have ended already.
+                let _ = used.send(cast);
+            }
         }
         Ok(samples)
     })
+}
+
+/// What reads and casts ahead of Train.
+struct Ahead<'a> {
+    load: Load<'a>,
+    schema: Arc<Schema>,
+    lookups: Arc<[Lookup]>,
+    together: usize,
+    casted: SyncSender<Result<Vec<Cast>, TrainError>>,
+    spare: Receiver<Cast>,
+}
+
+impl Ahead<'_> {
+    fn run(mut self) {
+        loop {
+            let mut some = Vec::with_capacity(self.together);
+            let ended = self.fill(&mut some);
+            // Nobody waits when training failed first.
+            let sent = some.is_empty() || self.casted.send(Ok(some)).is_ok();
+            match ended {
+                Ok(false) if sent => {}
+                Ok(_) => return,
+                Err(error) => return drop(self.casted.send(Err(error))),
+            }
+        }
+    }
+
+    /// Reads and casts as many as are handed over together, and says whether there are no more.
+    fn fill(&mut self, some: &mut Vec<Cast>) -> Result<bool, TrainError> {
+        while some.len() < self.together {
+            let mut cast = self.spare.try_recv().unwrap_or_default();
+            if !self.load.next(&mut cast)? {
+                return Ok(true);
+            }
+            cast.cast(&self.schema, &self.lookups)?;
+            some.push(cast);
+        }
+        Ok(false)
+    }
 }

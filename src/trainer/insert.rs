@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::TrainError;
 use super::collect::Places;
-use super::plan::Item;
+use super::item::Item;
 use super::scratchpad::Pad;
 use crate::types::TableId;
 

@@ -12,8 +12,8 @@ use rayon::prelude::*;
 
 use super::TrainError;
 use super::casting::Casting;
+use super::item::Cast;
 use super::network::Network;
-use super::plan::Cast;
 use super::train::Train;
 use super::update::RowUpdate;
 use crate::device::flags::{Held, NotClaimed};

@@ -26,18 +26,19 @@ use super::collect::Places;
 use super::exchange::exchange;
 use super::headway::Headway;
 use super::hold::Key;
+use super::item::{Cast, Item, Transfers, Work};
 use super::jitter::Jitter;
+use super::load::Load;
 use super::network::Network;
-use super::plan::{Cast, Item, PlanEnds, PlanSettings, PlanStats, Planner, Transfers, Windows, Work};
+use super::plan::{PlanEnds, PlanSettings, PlanStats, Planner, Windows};
 use super::policy::{Policy, SEEN_AHEAD};
 use super::replicas::{MOST_REPLICAS, Replicas};
 use super::scratchpad::{Pad, ScratchpadSize, Sizes};
 use super::train::{Train, Watch};
 use crate::dataset::Reader;
 use crate::device::cuda::Driver;
-use crate::schema::Schema;
 use crate::store::{Rows, WorkingFile};
-use crate::types::{RawBatch, TableId};
+use crate::types::TableId;
 
 /// How a pipeline is made.
 #[derive(Clone, Debug, PartialEq)]
@@ -283,8 +284,8 @@ impl Pipeline {
         thread::scope(|scope| {
             // Where a thread cannot be started, Plan may be waiting for what will not train.
             let _stop = Stop(headway);
-            let load = Load { schema, data, loaded, spare: spare_casts, jitter: Jitter::new(jitter, 0) };
-            start(scope, "load", || load.run())?;
+            let load = Load::new(schema, data, Jitter::new(jitter, 0));
+            start(scope, "load", move || load.run(&loaded, &spare_casts))?;
             let plan = start(scope, "plan", move || {
                 if !hottest.is_empty() {
                     planner.fill(&hottest, &mut ends)?;
@@ -372,47 +373,6 @@ pub(super) fn start<'s, T: Send + 's>(
 /// The end of a stage's thread. A panic goes on.
 fn end(stage: ScopedJoinHandle<'_, Result<(), TrainError>>) -> Result<(), TrainError> {
     stage.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-}
-
-/// Reads and encodes batches.
-pub(super) struct Load<'a> {
-    pub schema: Arc<Schema>,
-    pub data: Data<'a>,
-    pub loaded: SyncSender<Result<Cast, TrainError>>,
-    pub spare: Receiver<Cast>,
-    pub jitter: Jitter,
-}
-
-impl Load<'_> {
-    pub fn run(mut self) {
-        let (mut raw, mut samples) = (RawBatch::default(), 0);
-        for _ in 0..self.data.steps {
-            self.jitter.sleep();
-            let mut cast = self.spare.try_recv().unwrap_or_default();
-            let next = self.read(&mut cast, &mut raw, samples);
-            let last = !matches!(next, Ok(1..));
-            samples += next.as_ref().copied().unwrap_or(0);
-            let sent = match next {
-                Ok(0) => return,
-                Ok(_) => self.loaded.send(Ok(cast)),
-                Err(error) => self.loaded.send(Err(error)),
-            };
-            // Nobody waits when training failed first.
-            if last || sent.is_err() {
-                return;
-            }
-        }
-    }
-
-    fn read(&mut self, cast: &mut Cast, raw: &mut RawBatch, before: u64) -> Result<u64, TrainError> {
-        let samples = self.data.reader.read(self.data.batch, raw)?;
-        if samples > 0 {
-            self.schema.encode(raw, &mut cast.batch)?;
-            let labels = raw.labels.as_ref().ok_or(TrainError::NoLabels { sample: before })?;
-            cast.labels.clone_from(labels);
-        }
-        Ok(samples as u64)
-    }
 }
 
 /// A stage that works on items in order.

@@ -23,22 +23,23 @@
 //! fast a stage is: counts of hits and evictions are the same in every run.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
 
+mod place;
+mod split;
+
+use self::place::{by_size, next_use};
+use self::split::Room;
 use super::TrainError;
-use super::casting::Casting;
 use super::headway::Headway;
 use super::hold::{Hold, Key, KeyMap, TOGETHER};
+use super::item::{Cast, Item, Transfers, Work};
 use super::jitter::Jitter;
-use super::network::Labelled;
 use super::policy::{Policy, SEEN_AHEAD, Worth};
-use super::split::Room;
 use crate::device::host::slots::NO_SLOT;
-use crate::device::scratch::Berth;
 use crate::schema::{Lookup, Schema};
-use crate::types::{Batch, OutOfHostMemory, TableId};
+use crate::types::OutOfHostMemory;
 
 /// How far the stages can be apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,138 +59,6 @@ impl Windows {
         let behind = |handovers: u64| handovers * (1 + buffered as u64);
         Self { past: behind(3), future: behind(2) }
     }
-}
-
-/// A batch that was read, and which rows it needs.
-#[derive(Default)]
-pub struct Cast {
-    /// The samples.
-    pub batch: Batch,
-    /// A label a sample.
-    pub labels: Vec<f32>,
-    /// Its rows and their gradients.
-    pub casting: Casting,
-    /// Its rows' slots: those of table `t` from `starts[t]` on.
-    pub slots: Vec<u32>,
-    /// A table's first place in `slots`, and a last entry where they end.
-    pub starts: Vec<usize>,
-}
-
-impl Cast {
-    /// Casts the batch.
-    pub(super) fn cast(&mut self, schema: &Schema, lookups: &[Lookup]) -> Result<(), TrainError> {
-        Labelled { batch: &self.batch, labels: &self.labels }.check(schema)?;
-        self.casting.fill_alone(schema, lookups, &self.batch)?;
-        self.starts.clear();
-        self.starts.push(0);
-        for casted in self.casting.tables() {
-            self.starts.push(self.starts[self.starts.len() - 1] + casted.rows().len());
-        }
-        Ok(())
-    }
-
-    /// Some of its rows, counted over all tables, table by table: which table, which of its rows, and their places among
-    /// `rows`.
-    pub fn parts(
-        &self,
-        rows: Range<usize>,
-    ) -> impl Iterator<Item = (usize, Range<usize>, Range<usize>)> + '_ {
-        let bounds = self.starts.windows(2).enumerate();
-        bounds.filter_map(move |(t, bounds)| {
-            let mine = rows.start.max(bounds[0])..rows.end.min(bounds[1]);
-            let shifted = |by: usize| mine.start - by..mine.end - by;
-            (!mine.is_empty()).then(|| (t, shifted(bounds[0]), shifted(rows.start)))
-        })
-    }
-
-    /// Its rows, by table and ascending.
-    pub fn keys(&self) -> impl Iterator<Item = Key> + '_ {
-        let tables = self.casting.tables().iter().zip(0..);
-        tables.flat_map(|(casted, t)| casted.rows().iter().map(move |&row| Key::new(TableId(t), row)))
-    }
-}
-
-/// Rows on their way between store and scratchpad.
-#[derive(Default)]
-pub struct Transfers {
-    /// Which part of the lists below is of which table, in the order of tables.
-    pub runs: Vec<(TableId, Range<usize>)>,
-    /// The rows, ascending within a table.
-    pub rows: Vec<u64>,
-    /// Each row's slot.
-    pub slots: Vec<u32>,
-    /// Words of their records.
-    pub words: usize,
-    /// Their records, end to end, from Collect on, and room for more; on a device they are at the item's berth instead.
-    pub records: Vec<f32>,
-}
-
-impl Transfers {
-    /// Makes it of these rows and their slots. Records of table `t` have `width(t)` words.
-    pub fn set(&mut self, rows: &mut [(Key, u32)], width: impl Fn(TableId) -> usize) {
-        rows.sort_unstable_by_key(|(key, _)| *key);
-        self.runs.clear();
-        self.rows.clear();
-        self.slots.clear();
-        self.words = 0;
-        for run in rows.chunk_by(|a, b| a.0.table() == b.0.table()) {
-            let (table, first) = (run[0].0.table(), self.rows.len());
-            self.rows.extend(run.iter().map(|(key, _)| key.row()));
-            self.slots.extend(run.iter().map(|(_, slot)| *slot));
-            self.runs.push((table, first..self.rows.len()));
-            self.words += run.len() * width(table);
-        }
-    }
-
-    /// Makes room for the records. What is in it is of no meaning, so that none is zeroed or moved that was used before.
-    pub fn make_room(&mut self) {
-        if self.records.len() < self.words {
-            self.records = vec![0.0; self.words + self.words / 8];
-        }
-    }
-}
-
-/// What goes through the pipeline.
-#[derive(Default)]
-pub struct Item {
-    /// Counted from 1.
-    pub number: u64,
-    /// Rows that come in.
-    pub fills: Transfers,
-    /// Rows that leave, for the slots that the ones above take.
-    pub evictions: Transfers,
-    /// From Collect to Insert, where the scratchpad is a device's: where both are staged.
-    pub berth: Option<Box<dyn Berth>>,
-    /// What Train does when they are there.
-    pub work: Work,
-}
-
-/// What Train does with an item.
-#[derive(Default)]
-pub enum Work {
-    /// Nothing: the item only moves rows.
-    #[default]
-    Move,
-    /// A step on each batch.
-    Steps(Vec<Cast>),
-    /// The input rows of some samples of a batch that was split.
-    Gather {
-        /// The samples, as a batch of their own.
-        part: Box<Cast>,
-        /// The first one's place in the whole batch.
-        at: usize,
-        /// The batch.
-        whole: Arc<Cast>,
-    },
-    /// The updates of some rows of a batch that was split.
-    Update {
-        /// The batch.
-        whole: Arc<Cast>,
-        /// Which of its rows, counted over all tables.
-        rows: Range<usize>,
-        /// Their slots.
-        slots: Vec<u32>,
-    },
 }
 
 /// What Plan has done.
@@ -235,43 +104,24 @@ const OPTIMAL_AHEAD: usize = 16;
 
 /// The state of Plan, from one run of the pipeline to the next.
 pub struct Planner {
-    pub(super) schema: Arc<Schema>,
-    pub(super) lookups: Arc<[Lookup]>,
+    schema: Arc<Schema>,
+    lookups: Arc<[Lookup]>,
     settings: PlanSettings,
     /// Slots of one size each.
-    pub(super) holds: Vec<Hold>,
+    holds: Vec<Hold>,
     /// Of each table: which of the holds, and words of a record.
-    pub(super) tables: Vec<(usize, usize)>,
+    tables: Vec<(usize, usize)>,
     /// The number of the item that was planned last.
     pub(super) item: u64,
     /// The number of the batch that was planned last.
-    pub(super) batch: u64,
+    batch: u64,
     /// The batches after it.
     seen: VecDeque<Cast>,
     /// How many of them are marked.
     marked: usize,
     /// Of each row that the optimal policy sees ahead, a bit for each batch that needs it: that of batch b is b % 64.
     upcoming: KeyMap<u64>,
-    pub(super) stats: PlanStats,
-}
-
-/// Where the rows of a part of the work are.
-pub(super) struct Placed {
-    /// Of each row.
-    pub slots: Vec<u32>,
-    /// (what comes in, its slot, what leaves).
-    moves: Vec<(Key, u32, Option<Key>)>,
-    /// How many of them each item makes.
-    cuts: Vec<usize>,
-    /// Whether all must have trained before anything more is planned.
-    barrier: bool,
-}
-
-impl Placed {
-    /// How many of the `rows` that were placed were there already.
-    pub fn hits(&self, rows: usize) -> u64 {
-        (rows - self.moves.len()) as u64
-    }
+    stats: PlanStats,
 }
 
 /// Plan's ends of the pipeline.
@@ -316,6 +166,12 @@ impl Planner {
             upcoming: KeyMap::default(),
             stats: PlanStats::default(),
         })
+    }
+
+    /// Of what batches are planned.
+    #[cfg(test)]
+    pub fn schema(&self) -> &Arc<Schema> {
+        &self.schema
     }
 
     /// What was done so far.
@@ -373,8 +229,8 @@ impl Planner {
         keys.reverse();
         let placed = self.place(&keys, ends.headway)?;
         // Fills are counted where a batch asked for them.
-        self.stats.fills -= placed.moves.len() as u64;
-        self.stats.filled_before += placed.moves.len() as u64;
+        self.stats.fills -= placed.fills();
+        self.stats.filled_before += placed.fills();
         self.emit(&placed, Work::Move, ends)
     }
 
@@ -516,145 +372,5 @@ impl Planner {
     fn slots_of(&self, cast: &Cast) -> Vec<u32> {
         let find = |key: Key| self.holds[self.tables[key.table().index()].0].find(key);
         cast.keys().map(|key| find(key).unwrap_or(NO_SLOT)).collect()
-    }
-
-    /// Finds or makes a slot for each of these rows, which are distinct and fit: rows of the batches that were planned last.
-    ///
-    /// # Errors
-    /// [`TrainError::Stopped`] when the pipeline has ended.
-    pub(super) fn place(&mut self, keys: &[Key], headway: &Headway) -> Result<Placed, TrainError> {
-        let item = self.item + 1;
-        let (mut slots, mut missing) = (Vec::with_capacity(keys.len()), Vec::new());
-        let mut lacks = vec![0; self.holds.len()];
-        for (size, keys) in by_size(&self.tables, keys) {
-            let hold = &mut self.holds[size];
-            for &slot in hold.find_all(keys, &mut [0; TOGETHER]) {
-                if slot != NO_SLOT {
-                    hold.touch(slot, item);
-                }
-                slots.push(slot);
-            }
-            let before = missing.len();
-            let found = slots[slots.len() - keys.len()..].iter();
-            missing.extend(found.zip(keys).filter(|(slot, _)| **slot == NO_SLOT).map(|(_, key)| *key));
-            lacks[size] += missing.len() - before;
-        }
-        self.expire(item.saturating_sub(1 + self.settings.windows.past));
-        let barrier = self.make_room(&lacks, item, headway)?;
-        let cuts = self.cut(&missing);
-        let last = self.item + cuts.len() as u64;
-        self.holds.iter_mut().for_each(|hold| hold.defer(item, last));
-        let mut moves = Vec::with_capacity(missing.len());
-        for (size, keys) in by_size(&self.tables, &missing) {
-            self.holds[size]
-                .take_all(keys, (last, self.batch), |key, slot, old| moves.push((key, slot, old)));
-        }
-        // There is room: `make_room` has made it, or all rows together would not fit.
-        if moves.len() < missing.len() {
-            return Err(TrainError::Stopped);
-        }
-        let lacking = slots.iter_mut().filter(|slot| **slot == NO_SLOT);
-        lacking.zip(&moves).for_each(|(slot, &(_, taken, _))| *slot = taken);
-        self.stats.evictions += moves.iter().filter(|(_, _, victim)| victim.is_some()).count() as u64;
-        self.stats.fills += moves.len() as u64;
-        Ok(Placed { slots, moves, cuts, barrier })
-    }
-
-    /// Cuts rows that come in into items, at least one. A row and the victim in its slot go with one item: the one is
-    /// written when the other has been read.
-    fn cut(&self, rows: &[Key]) -> Vec<usize> {
-        let (mut cuts, mut words) = (vec![0], 0);
-        for key in rows {
-            let width = self.tables[key.table().index()].1;
-            words += width;
-            match cuts.last_mut() {
-                Some(count) if *count == 0 || words <= self.settings.item_words => *count += 1,
-                _ => (words, _) = (width, cuts.push(1)),
-            }
-        }
-        cuts
-    }
-
-    fn expire(&mut self, item: u64) {
-        let Self { holds, upcoming, batch, .. } = self;
-        let batch = *batch;
-        let next = |key: Key| if upcoming.is_empty() { 0 } else { next_use(upcoming, key, batch) };
-        holds.iter_mut().for_each(|hold| hold.expire(item, batch, next));
-    }
-
-    /// Makes sure that so many slots of each size can be had, by a bubble if need be. Gives whether rows that coming batches
-    /// need must go.
-    fn make_room(&mut self, missing: &[usize], item: u64, headway: &Headway) -> Result<bool, TrainError> {
-        let lacking = |holds: &[Hold]| holds.iter().zip(missing).any(|(hold, &n)| hold.available() < n);
-        let mut expired = item.saturating_sub(1 + self.settings.windows.past);
-        if !lacking(&self.holds) {
-            return Ok(false);
-        }
-        self.stats.bubbles += 1;
-        if self.stats.bubbles == 1 {
-            tracing::warn!("scratchpad: the window does not fit; Plan waits for batches to train");
-        }
-        // From here on the past window does not keep what came in for the future one.
-        self.marked = 0;
-        self.mark();
-        while lacking(&self.holds) && expired + 1 < item {
-            expired += 1;
-            self.expire(expired);
-        }
-        let barrier = lacking(&self.holds);
-        for (hold, &count) in self.holds.iter_mut().zip(missing) {
-            let lacks = count.saturating_sub(hold.available());
-            hold.release(lacks, item, self.batch);
-        }
-        headway.wait(expired)?;
-        Ok(barrier)
-    }
-
-    /// Sends these rows on their way, the last item with the work.
-    ///
-    /// # Errors
-    /// [`TrainError::Stopped`] when the pipeline has ended.
-    pub(super) fn emit(
-        &mut self,
-        placed: &Placed,
-        work: Work,
-        ends: &mut PlanEnds<'_>,
-    ) -> Result<(), TrainError> {
-        let (mut rest, mut work) = (&placed.moves[..], Some(work));
-        for (at, &count) in placed.cuts.iter().enumerate() {
-            let width = |table: TableId| self.tables[table.index()].1;
-            let (now, later) = rest.split_at(count);
-            rest = later;
-            let (mut fills, mut evictions) = ends.used.try_recv().unwrap_or_default();
-            let mut rows: Vec<_> = now.iter().map(|&(key, slot, _)| (key, slot)).collect();
-            fills.set(&mut rows, width);
-            let mut rows: Vec<_> = now.iter().filter_map(|&(_, slot, old)| Some((old?, slot))).collect();
-            evictions.set(&mut rows, width);
-            let work = if at + 1 == placed.cuts.len() { work.take() } else { None };
-            self.item += 1;
-            let item =
-                Item { number: self.item, fills, evictions, berth: None, work: work.unwrap_or(Work::Move) };
-            ends.items.send(item).map_err(|_| TrainError::Stopped)?;
-        }
-        Ok(())
-    }
-}
-
-/// Rows in the same order, some at a time, with which size of slots they need.
-fn by_size<'k>(
-    tables: &'k [(usize, usize)],
-    keys: &'k [Key],
-) -> impl Iterator<Item = (usize, &'k [Key])> + use<'k> {
-    let size = |key: &Key| tables[key.table().index()].0;
-    let of_table = keys.chunk_by(|a, b| a.table() == b.table());
-    of_table.flat_map(move |keys| keys.chunks(TOGETHER).map(move |keys| (size(&keys[0]), keys)))
-}
-
-/// How many batches after `batch` the row is needed next, as far as is seen; 0 where it is not.
-fn next_use(upcoming: &KeyMap<u64>, key: Key, batch: u64) -> u64 {
-    let batches = upcoming.get(&key).copied().unwrap_or(0);
-    match batches.rotate_right(((batch + 1) % 64) as u32) {
-        0 => 0,
-        ahead => u64::from(ahead.trailing_zeros()) + 1,
     }
 }

@@ -50,8 +50,8 @@ use rayon::prelude::*;
 
 use super::TrainError;
 use super::casting::Casting;
+use super::item::Cast;
 use super::network::{Labelled, Network};
-use super::plan::Cast;
 use super::train::Watch;
 use super::update::RecordShape;
 use crate::device::host::slots::Claim;

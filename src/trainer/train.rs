@@ -7,8 +7,8 @@
 use std::ops::Range;
 
 use super::casting::Casting;
+use super::item::{Cast, Item, Work};
 use super::network::{Labelled, Network};
-use super::plan::{Cast, Item, Work};
 use super::replicas::{Replicas, Window};
 use super::scratchpad::Pad;
 use super::update::{Record, RecordShape, Records};

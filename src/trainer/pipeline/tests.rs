@@ -5,9 +5,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::dataset::DatasetError;
+use crate::schema::Schema;
 use crate::trainer::optim::{Kind, Optimizer};
 use crate::trainer::{Learner, Progress, ScratchpadSize, initialise, initialise_on_disk};
-use crate::types::{RawFeature, RawValues, TableId, scatter};
+use crate::types::{RawBatch, RawFeature, RawValues, TableId, scatter};
 
 mod hazards;
 

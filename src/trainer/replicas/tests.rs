@@ -6,9 +6,9 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use super::*;
+use crate::trainer::item::{Item, Transfers, Work};
 use crate::trainer::optim::Kind;
 use crate::trainer::pipeline::tests::{Case, Trained, assert_same, bits, cases, schema};
-use crate::trainer::plan::{Item, Transfers, Work};
 use crate::trainer::scratchpad::{Pad, Sizes};
 use crate::trainer::train::Train;
 use crate::trainer::{Learner, Pipeline, Policy, Progress, ScratchpadSize, initialise, initialise_on_disk};

@@ -7,7 +7,7 @@
 
 use crate::device::host::slots::{Claim, NotClaimed, Slots};
 use crate::trainer::casting::Casting;
-use crate::trainer::plan::Cast;
+use crate::trainer::item::Cast;
 
 /// The distinct rows of a window.
 pub struct Window {

@@ -10,10 +10,11 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::TrainError;
-use super::hold::{Hold, Key};
-use super::plan::{Cast, PlanEnds, Planner, Work};
-use super::scratchpad::rows_of_sample;
+use super::{PlanEnds, Planner};
+use crate::trainer::TrainError;
+use crate::trainer::hold::{Hold, Key};
+use crate::trainer::item::{Cast, Work};
+use crate::trainer::scratchpad::rows_of_sample;
 
 impl Planner {
     /// Plans a batch in groups.

@@ -1,0 +1,144 @@
+//! What goes through the pipeline: batches that were read and casted, and items of rows to move and work to do.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::TrainError;
+use super::casting::Casting;
+use super::hold::Key;
+use super::network::Labelled;
+use crate::device::scratch::Berth;
+use crate::schema::{Lookup, Schema};
+use crate::types::{Batch, TableId};
+
+/// A batch that was read, and which rows it needs.
+#[derive(Default)]
+pub struct Cast {
+    /// The samples.
+    pub batch: Batch,
+    /// A label a sample.
+    pub labels: Vec<f32>,
+    /// Its rows and their gradients.
+    pub casting: Casting,
+    /// Its rows' slots: those of table `t` from `starts[t]` on.
+    pub slots: Vec<u32>,
+    /// A table's first place in `slots`, and a last entry where they end.
+    pub starts: Vec<usize>,
+}
+
+impl Cast {
+    /// Casts the batch.
+    pub(super) fn cast(&mut self, schema: &Schema, lookups: &[Lookup]) -> Result<(), TrainError> {
+        Labelled { batch: &self.batch, labels: &self.labels }.check(schema)?;
+        self.casting.fill_alone(schema, lookups, &self.batch)?;
+        self.starts.clear();
+        self.starts.push(0);
+        for casted in self.casting.tables() {
+            self.starts.push(self.starts[self.starts.len() - 1] + casted.rows().len());
+        }
+        Ok(())
+    }
+
+    /// Some of its rows, counted over all tables, table by table: which table, which of its rows, and their places among
+    /// `rows`.
+    pub fn parts(
+        &self,
+        rows: Range<usize>,
+    ) -> impl Iterator<Item = (usize, Range<usize>, Range<usize>)> + '_ {
+        let bounds = self.starts.windows(2).enumerate();
+        bounds.filter_map(move |(t, bounds)| {
+            let mine = rows.start.max(bounds[0])..rows.end.min(bounds[1]);
+            let shifted = |by: usize| mine.start - by..mine.end - by;
+            (!mine.is_empty()).then(|| (t, shifted(bounds[0]), shifted(rows.start)))
+        })
+    }
+
+    /// Its rows, by table and ascending.
+    pub fn keys(&self) -> impl Iterator<Item = Key> + '_ {
+        let tables = self.casting.tables().iter().zip(0..);
+        tables.flat_map(|(casted, t)| casted.rows().iter().map(move |&row| Key::new(TableId(t), row)))
+    }
+}
+
+/// Rows on their way between store and scratchpad.
+#[derive(Default)]
+pub struct Transfers {
+    /// Which part of the lists below is of which table, in the order of tables.
+    pub runs: Vec<(TableId, Range<usize>)>,
+    /// The rows, ascending within a table.
+    pub rows: Vec<u64>,
+    /// Each row's slot.
+    pub slots: Vec<u32>,
+    /// Words of their records.
+    pub words: usize,
+    /// Their records, end to end, from Collect on, and room for more; on a device they are at the item's berth instead.
+    pub records: Vec<f32>,
+}
+
+impl Transfers {
+    /// Makes it of these rows and their slots. Records of table `t` have `width(t)` words.
+    pub fn set(&mut self, rows: &mut [(Key, u32)], width: impl Fn(TableId) -> usize) {
+        rows.sort_unstable_by_key(|(key, _)| *key);
+        self.runs.clear();
+        self.rows.clear();
+        self.slots.clear();
+        self.words = 0;
+        for run in rows.chunk_by(|a, b| a.0.table() == b.0.table()) {
+            let (table, first) = (run[0].0.table(), self.rows.len());
+            self.rows.extend(run.iter().map(|(key, _)| key.row()));
+            self.slots.extend(run.iter().map(|(_, slot)| *slot));
+            self.runs.push((table, first..self.rows.len()));
+            self.words += run.len() * width(table);
+        }
+    }
+
+    /// Makes room for the records. What is in it is of no meaning, so that none is zeroed or moved that was used before.
+    pub fn make_room(&mut self) {
+        if self.records.len() < self.words {
+            self.records = vec![0.0; self.words + self.words / 8];
+        }
+    }
+}
+
+/// What goes through the pipeline.
+#[derive(Default)]
+pub struct Item {
+    /// Counted from 1.
+    pub number: u64,
+    /// Rows that come in.
+    pub fills: Transfers,
+    /// Rows that leave, for the slots that the ones above take.
+    pub evictions: Transfers,
+    /// From Collect to Insert, where the scratchpad is a device's: where both are staged.
+    pub berth: Option<Box<dyn Berth>>,
+    /// What Train does when they are there.
+    pub work: Work,
+}
+
+/// What Train does with an item.
+#[derive(Default)]
+pub enum Work {
+    /// Nothing: the item only moves rows.
+    #[default]
+    Move,
+    /// A step on each batch.
+    Steps(Vec<Cast>),
+    /// The input rows of some samples of a batch that was split.
+    Gather {
+        /// The samples, as a batch of their own.
+        part: Box<Cast>,
+        /// The first one's place in the whole batch.
+        at: usize,
+        /// The batch.
+        whole: Arc<Cast>,
+    },
+    /// The updates of some rows of a batch that was split.
+    Update {
+        /// The batch.
+        whole: Arc<Cast>,
+        /// Which of its rows, counted over all tables.
+        rows: Range<usize>,
+        /// Their slots.
+        slots: Vec<u32>,
+    },
+}

@@ -1,0 +1,67 @@
+//! Load: reads and encodes batches, beside those that train.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender};
+
+use super::TrainError;
+use super::item::Cast;
+use super::jitter::Jitter;
+use super::pipeline::Data;
+use crate::schema::Schema;
+use crate::types::RawBatch;
+
+/// The batches of some data, in order.
+pub struct Load<'a> {
+    schema: Arc<Schema>,
+    data: Data<'a>,
+    jitter: Jitter,
+    raw: RawBatch,
+    /// Samples that were read.
+    samples: u64,
+}
+
+impl<'a> Load<'a> {
+    /// From the first batch on.
+    pub fn new(schema: Arc<Schema>, data: Data<'a>, jitter: Jitter) -> Self {
+        Self { schema, data, jitter, raw: RawBatch::default(), samples: 0 }
+    }
+
+    /// Reads the next batch over this one, and says whether there was one.
+    ///
+    /// # Errors
+    /// [`TrainError`] for data that cannot be read, encoded or trained on.
+    pub fn next(&mut self, cast: &mut Cast) -> Result<bool, TrainError> {
+        let Self { schema, data, jitter, raw, samples } = self;
+        if data.steps == 0 {
+            return Ok(false);
+        }
+        jitter.sleep();
+        data.steps -= 1;
+        let read = data.reader.read(data.batch, raw)?;
+        if read == 0 {
+            return Ok(false);
+        }
+        schema.encode(raw, &mut cast.batch)?;
+        let labels = raw.labels.as_ref().ok_or(TrainError::NoLabels { sample: *samples })?;
+        cast.labels.clone_from(labels);
+        *samples += read as u64;
+        Ok(true)
+    }
+
+    /// Reads all of them, over `spare` ones.
+    pub fn run(mut self, loaded: &SyncSender<Result<Cast, TrainError>>, spare: &Receiver<Cast>) {
+        loop {
+            let mut cast = spare.try_recv().unwrap_or_default();
+            let next = match self.next(&mut cast) {
+                Ok(true) => Ok(cast),
+                Ok(false) => return,
+                Err(error) => Err(error),
+            };
+            let last = next.is_err();
+            // Nobody waits when training failed first.
+            if loaded.send(next).is_err() || last {
+                return;
+            }
+        }
+    }
+}
