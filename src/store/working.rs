@@ -206,7 +206,7 @@ impl WorkingFile {
         let short = || runs.iter().filter(|run| bytes(run) < LONG_BYTES);
         let in_memory = |run: &&[Placed]| self.stripes.in_memory(of.offset(run[0].place));
         if !short().step_by(SAMPLED_RUNS).all(in_memory) {
-            // A row of them at a time would keep the disk waiting, and the rows those before them.
+            // The disk works on many at once, and whoever touches a page waits for that one alone.
             short().for_each(|run| self.stripes.ask_for(of.offset(run[0].place), bytes(run)));
         }
         let mut staging = Vec::new();

@@ -92,10 +92,11 @@ impl Transfers {
         }
     }
 
-    /// Makes room for the records. What is in it is of no meaning, so that none is zeroed or moved that was used before.
+    /// Makes room for the records, and for no more, since all of them together have the bytes that were given for staging. What
+    /// is in it is of no meaning, so that none is zeroed or moved that was used before.
     pub fn make_room(&mut self) {
         if self.records.len() < self.words {
-            self.records = vec![0.0; self.words + self.words / 8];
+            self.records = vec![0.0; self.words];
         }
     }
 }

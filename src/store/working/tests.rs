@@ -284,6 +284,28 @@ fn both_layouts(table: impl Fn() -> WorkingTable) -> [WorkingTable; 2] {
 }
 
 #[test]
+fn rows_that_are_on_the_disk_alone_are_asked_for_and_read_as_they_were_written() {
+    let (_dir, file) = file(vec![table(4000, 32, &[])]);
+    let rows: Vec<u64> = (0..4000).collect();
+    let written: Vec<f32> = rows.iter().flat_map(|&row| [row as f32; 32]).collect();
+    file.write(T, &rows, &written).unwrap();
+    for file in file.stripes.files() {
+        file.sync_all().unwrap();
+        rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    }
+    let asked: Vec<u64> = rows.into_iter().step_by(7).collect();
+    let of = &file.tables()[0];
+    let offset = |row| of.offset(of.place(&file.stripes, row).unwrap());
+    if file.stripes.in_memory(offset(asked[100])) {
+        eprintln!("skipped: the file system keeps in memory what was written");
+        return;
+    }
+    let expected: Vec<f32> = asked.iter().flat_map(|&row| [row as f32; 32]).collect();
+    assert_eq!(records(&file, T, &asked), expected);
+    assert!(asked.iter().all(|&row| file.stripes.in_memory(offset(row))));
+}
+
+#[test]
 fn what_was_never_written_is_not_taken_from_the_file() {
     both_layouts(|| table(300_000, 4, &[])).into_iter().for_each(never_written);
 }
