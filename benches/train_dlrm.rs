@@ -1,7 +1,7 @@
 //! Training samples a second on the DLRM-Kaggle shape: 26 tables of 100,000 rows, dim 16, 13 dense
 //! values, bottom 512-256-64-16, top 512-256-1. Batches are made beforehand and gone round, so
 //! reading data is not counted; one step is [`Learner::step`], all of it. With `full` in its setting it is the full
-//! trainer ([`run_in_memory`]), which also encodes the batches, on threads beside the steps.
+//! trainer ([`run_in_memory`]), which also encodes the batches, on a thread beside the steps.
 //!
 //! Alone it prints rates, which say little on a shared machine. The ratio to PyTorch is made by
 //! `compare_torch.py` beside this file, which drives this program window by window (`--paced`) in

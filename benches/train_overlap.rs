@@ -1,4 +1,4 @@
-//! With every row in memory the scratchpad is bypassed: what reading and casting on threads of their own cost or gain
+//! With every row in memory the scratchpad is bypassed: what reading and casting on a thread of their own cost or gain
 //! against the sequential trainer, on the DLRM-Kaggle shape (26 tables of 100,000 rows, dim 16, bottom 512-256-64-16, top
 //! 512-256-1). Both read the same batches from memory through the same reader. Goal: at least 0.98.
 //!

@@ -282,8 +282,8 @@ impl Pipeline {
         let mut ends =
             PlanEnds { batches, items: planned, used: spare, headway, jitter: Jitter::new(jitter, 1) };
         thread::scope(|scope| {
-            // Where a thread cannot be started, Plan may be waiting for what will not train.
-            let _stop = Stop(headway);
+            // However this ends, Plan is not to wait for what will not train.
+            let stop = Stop(headway);
             let load = Load::new(schema, data, Jitter::new(jitter, 0));
             start(scope, "load", move || load.run(&loaded, &spare_casts))?;
             let plan = start(scope, "plan", move || {
@@ -304,6 +304,7 @@ impl Pipeline {
             let ends =
                 TrainEnds { items: to_train, used, used_casts, headway, jitter: Jitter::new(jitter, 5) };
             let trained = ends.run(&mut train);
+            drop(stop);
             let results = [trained, end(insert), end(exchange), end(collect), end(plan)];
             let (stopped, others): (Vec<_>, Vec<_>) = results
                 .into_iter()
@@ -404,8 +405,6 @@ struct TrainEnds<'a> {
 
 impl TrainEnds<'_> {
     fn run(mut self, train: &mut Train<'_>) -> Result<(), TrainError> {
-        // However this ends, nobody is to wait for it.
-        let _stop = Stop(self.headway);
         for item in self.items {
             self.jitter.sleep();
             train.train(&item)?;

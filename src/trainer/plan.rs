@@ -168,12 +168,6 @@ impl Planner {
         })
     }
 
-    /// Of what batches are planned.
-    #[cfg(test)]
-    pub fn schema(&self) -> &Arc<Schema> {
-        &self.schema
-    }
-
     /// What was done so far.
     pub fn stats(&self) -> PlanStats {
         self.stats

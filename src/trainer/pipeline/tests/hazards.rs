@@ -119,9 +119,9 @@ fn work_off(case: &Case, windows: Windows, buffered: usize, order: Order) -> (bo
 
 fn planned(planner: &mut Planner, case: &Case) -> Vec<Item> {
     let (batches, loaded) = sync_channel(1000);
-    let (schema, mut data) = (planner.schema().clone(), case.data());
+    let mut data = case.data();
     let data = Data { reader: &mut data, batch: case.batch, steps: u64::MAX };
-    Load::new(schema, data, Jitter::new(None, 0)).run(&batches, &channel().1);
+    Load::new(Arc::new(schema()), data, Jitter::new(None, 0)).run(&batches, &channel().1);
     drop(batches);
     let (planned, items) = sync_channel(10_000);
     let headway = &Headway::at(u64::MAX);
