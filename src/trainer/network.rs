@@ -3,7 +3,8 @@
 //! A step runs in three parallel loops, none of which shares anything between threads: over
 //! chunks of samples (gather-pool, forward, loss, backward), over tables and pieces of dense weights
 //! (gradient and update, in `update`), over panels (transposes). Every sum has an order that the batch alone
-//! decides, so any number of threads gives the same bytes; and since gather-pool is sample by sample and an update
+//! decides, so any number of threads gives the same bytes. Chunks, tables and pieces take long, so each is a job of its own
+//! (`with_max_len`): where the pipeline's other stages hold a thread up, the others take over all that it has not begun. And since gather-pool is sample by sample and an update
 //! row by row, so does any way of cutting both into groups (a scratchpad that holds only part of a batch's rows).
 
 use std::sync::Arc;
@@ -125,7 +126,8 @@ impl Network {
                 parts.push((tape, mine.start - at..mine.end - at, row));
             }
         }
-        parts.into_par_iter().for_each(|(tape, samples, row)| inputs.write_at(samples, tape, row, &rows));
+        let parts = parts.into_par_iter().with_max_len(1);
+        parts.for_each(|(tape, samples, row)| inputs.write_at(samples, tape, row, &rows));
     }
 
     /// Forward, loss and backward of samples whose input rows are written. Gives the summed loss.
@@ -159,7 +161,7 @@ impl Network {
     ) -> f64 {
         let Self { model, weights, tapes, .. } = self;
         let share = 1.0 / of as f32;
-        let chunks = tapes.par_iter_mut().zip(labels.par_chunks(model.chunk())).enumerate();
+        let chunks = tapes.par_iter_mut().with_max_len(1).zip(labels.par_chunks(model.chunk())).enumerate();
         let losses: Vec<f64> = chunks
             .map(|(chunk, (tape, labels))| {
                 before(chunk, tape);
@@ -204,7 +206,7 @@ impl Network {
         self.begin(batch.samples);
         let Self { schema, model, weights, tapes, .. } = self;
         let inputs = InputRows { dense_width: schema.dense_width(), lookups, batch };
-        tapes.par_iter_mut().enumerate().for_each(|(chunk, tape)| {
+        tapes.par_iter_mut().with_max_len(1).enumerate().for_each(|(chunk, tape)| {
             inputs.write(chunk * tape.rows, tape, &rows);
             model.forward(weights, tape);
         });

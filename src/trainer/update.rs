@@ -20,7 +20,7 @@ impl Network {
         let pieces = split_pieces(model, &mut weights.values, grads, dense_states);
         rayon::join(
             || {
-                pieces.into_par_iter().enumerate().for_each(|(i, mut piece)| {
+                pieces.into_par_iter().with_max_len(1).enumerate().for_each(|(i, mut piece)| {
                     model.gradient(i, tapes, piece.grads);
                     dense.update_dense(piece.weights, piece.grads, &mut piece.states);
                 });
@@ -43,7 +43,11 @@ impl Network {
         let mut rest = &mut grads[..];
         let pieces = model.pieces().map(|len| rest.split_off_mut(..len).unwrap_or_default());
         let pieces: Vec<_> = pieces.collect();
-        pieces.into_par_iter().enumerate().for_each(|(i, piece)| model.gradient(i, tapes, piece));
+        pieces
+            .into_par_iter()
+            .with_max_len(1)
+            .enumerate()
+            .for_each(|(i, piece)| model.gradient(i, tapes, piece));
     }
 
     /// Updates dense weights with what is in `grads`: the second half.
@@ -51,7 +55,7 @@ impl Network {
         let dense = self.dense_step();
         let Self { model, weights, dense_states, grads, .. } = self;
         let pieces = split_pieces(model, &mut weights.values, grads, dense_states);
-        pieces.into_par_iter().for_each(|mut piece| {
+        pieces.into_par_iter().with_max_len(1).for_each(|mut piece| {
             dense.update_dense(piece.weights, piece.grads, &mut piece.states);
         });
         model.turn(weights);
@@ -80,7 +84,7 @@ impl<'a> RowUpdate<'a> {
     /// order.
     pub fn tables<R: Records>(&self, records: impl Iterator<Item = R>, casting: &Casting) {
         let records: Vec<R> = records.collect();
-        records.into_par_iter().zip(casting.tables()).for_each(|(records, casted)| {
+        records.into_par_iter().with_max_len(1).zip(casting.tables()).for_each(|(records, casted)| {
             self.rows(records, casted, 0..casted.rows().len());
         });
     }
