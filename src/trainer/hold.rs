@@ -1,15 +1,16 @@
 //! Which row each slot holds, and which batches may still touch it: ScratchPipe's Hit-Map and Hold masks
 //! (section IV-D).
 //!
-//! Instead of a mask of one bit a batch in the window, shifted over all slots each cycle, a slot keeps two numbers: the
-//! last **item** of the pipeline that touches it, and the last **batch** within the future window that will. It is a candidate for eviction
-//! when that item has left the past window and that batch has come. What each item touched is kept as a list until then, so
-//! that a cycle costs as much as the batch that leaves, not as much as the scratchpad.
+//! Instead of a mask of one bit a batch in the window, shifted over all slots each cycle, a slot keeps one number: the last
+//! **batch** that is known to need its row, planned or of the future window. It is a candidate for eviction when that batch has
+//! left the past window. What each batch was the last to need is kept as a list until then, so that a cycle costs as
+//! much as the batch that leaves, not as much as the scratchpad; and a batch whose rows were found when it came into the
+//! future window has nothing to say of them when it is planned.
 //!
 //! One `Hold` is of slots of one size. Everything here is Plan's alone, and runs ahead of what the slots hold:
 //! the Hit-Map says what will be in a slot when the batch that is planned comes to train.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
@@ -83,27 +84,41 @@ impl Hasher for KeyHasher {
 /// near when it is used.
 pub const TOGETHER: usize = 64;
 
-/// A slot's bookkeeping; zeros are an empty slot's.
+/// A slot's bookkeeping, four of them in a line of memory; zeros are an empty slot's.
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 #[repr(C)]
 struct Entry {
     /// What will be in it.
     key: Key,
-    /// The last item that touches it.
-    item: u64,
-    /// The last batch of the future window that needs its row; 0 where none is known.
-    due: u64,
-    /// How often the row is used: by the counts, and one more; or, without them, by batches since it came in. 0 where there is none.
+    /// The last batch that is known to need it, counted round; of a candidate it may be any that came before.
+    until: u32,
+    /// Twice how often the row is used: by the counts, and one more; or, without them, by batches since it came in. And 1 more
+    /// where it is a candidate: beside the rest, so that most slots need not be looked up among the candidates.
     uses: u32,
-    /// 1 where it is a candidate: beside the rest, so that most slots need not be looked up among the candidates.
-    candidate: u32,
 }
 
 impl Entry {
+    /// Of a row that batch `batch` brings in.
+    #[inline(always)]
+    fn new(key: Key, batch: u64, uses: u32) -> Self {
+        Self { key, until: batch as u32, uses: uses.clamp(1, u32::MAX >> 1) << 1 }
+    }
+
     /// Whether there is a row at all.
     #[inline(always)]
     fn taken(&self) -> bool {
         self.uses > 0
+    }
+
+    #[inline(always)]
+    fn candidate(&self) -> bool {
+        self.uses & 1 == 1
+    }
+
+    /// Whether the batch is the last that needs it, so that it is free when the batch has left.
+    #[inline(always)]
+    fn held_until(&self, batch: u64) -> bool {
+        self.taken() && !self.candidate() && self.until == batch as u32
     }
 }
 
@@ -115,12 +130,8 @@ pub struct Hold {
     slots: HitMap,
     free: Vec<u32>,
     candidates: Candidates,
-    /// What each item of the past window touches.
-    touched: VecDeque<(u64, Vec<u32>)>,
-    /// What each batch of the future window needs of the rows that are here.
-    marked: VecDeque<(u64, Vec<u32>)>,
-    /// The last item that has left the past window.
-    expired: u64,
+    /// What each batch was said to need when it was the last, of both windows.
+    needed: VecDeque<(u64, Vec<u32>)>,
     /// Lists to use again.
     spare: Vec<Vec<u32>>,
 }
@@ -142,9 +153,7 @@ impl Hold {
             slots: HitMap::new(count)?,
             free: (0..count as u32).rev().collect(),
             candidates: Candidates::new(policy, count, seed),
-            touched: VecDeque::new(),
-            marked: VecDeque::new(),
-            expired: 0,
+            needed: VecDeque::new(),
             spare: Vec::new(),
         })
     }
@@ -157,9 +166,7 @@ impl Hold {
         self.free.clear();
         self.free.extend((0..count as u32).rev());
         self.candidates = Candidates::new(policy, count, seed);
-        self.touched.clear();
-        self.marked.clear();
-        self.expired = 0;
+        self.needed.clear();
     }
 
     /// Bytes for each slot, the lists of the window left out, which are of as many slots as its batches touch.
@@ -211,102 +218,71 @@ impl Hold {
         self.entries[slot as usize].key == key
     }
 
-    /// Item `item` touches the slot.
+    /// Batch `batch` needs the row of the slot.
     #[inline]
-    pub fn touch(&mut self, slot: u32, item: u64) {
-        let entry = keep(&mut self.entries, &mut self.candidates, slot);
-        if entry.item != item {
-            entry.item = item;
-            entry.uses = entry.uses.saturating_add(u32::from(self.frequencies.is_none()));
-            list_of(&mut self.touched, &mut self.spare, item).push(slot);
+    pub fn keep(&mut self, slot: u32, batch: u64) {
+        let entry = &mut self.entries[slot as usize];
+        let candidate = entry.candidate();
+        if candidate {
+            entry.uses -= 1;
+            self.candidates.remove(slot);
+        }
+        // What is no candidate was needed within the window, so that the difference is small and tells what is later.
+        if candidate || (batch as u32).wrapping_sub(entry.until) as i32 > 0 {
+            entry.until = batch as u32;
+            if self.frequencies.is_none() && entry.uses < u32::MAX - 1 {
+                entry.uses += 2;
+            }
+            list_of(&mut self.needed, &mut self.spare, batch).push(slot);
         }
     }
 
-    /// What `from` touches is touched by the later item `to`, and by none before.
-    pub fn defer(&mut self, from: u64, to: u64) {
-        if from == to {
-            return;
-        }
-        let Some((number, list)) = self.touched.back_mut().filter(|(number, _)| *number == from) else {
-            return;
-        };
-        *number = to;
-        list.iter().for_each(|&slot| self.entries[slot as usize].item = to);
-    }
-
-    /// Batch `batch` has come into the future window, and needs the row of the slot.
-    #[inline]
-    pub fn mark(&mut self, slot: u32, batch: u64) {
-        let entry = keep(&mut self.entries, &mut self.candidates, slot);
-        if entry.due < batch {
-            entry.due = batch;
-            list_of(&mut self.marked, &mut self.spare, batch).push(slot);
-        }
-    }
-
-    /// Items up to `item` have left the past window, and batch `batch` has come: what nobody holds becomes a candidate. What is
-    /// touched by the item that is planned must be said before. `next` is how many batches from now a row is used, as
-    /// [`Worth`] has it.
-    pub fn expire(&mut self, item: u64, batch: u64, next: impl Fn(Key) -> u64) {
-        self.expired = self.expired.max(item);
-        let expired = self.expired;
-        while self.touched.front().is_some_and(|(number, _)| *number <= item) {
-            let Some((number, mut list)) = self.touched.pop_front() else { break };
-            let free = |entry: &Entry| entry.taken() && entry.item == number && entry.due <= batch;
-            self.offer(&list, batch, free, &next);
-            list.clear();
-            self.spare.push(list);
-        }
-        while self.marked.front().is_some_and(|(number, _)| *number <= batch) {
-            let Some((number, mut list)) = self.marked.pop_front() else { break };
-            // Only where a batch is split has it come and not touched all that was kept for it.
-            let came = |entry: &Entry| entry.taken() && entry.due == number && entry.item <= expired;
-            self.offer(&list, batch, |entry| came(entry) && entry.candidate == 0, &next);
+    /// Batches up to `past` have left the past window: what no other needs becomes a candidate. What batch `batch`, which is
+    /// planned, needs must be said before. `next` is how many batches from now a row is used, as [`Worth`] has it.
+    pub fn expire(&mut self, past: u64, batch: u64, next: impl Fn(Key) -> u64) {
+        while self.needed.front().is_some_and(|(number, _)| *number <= past) {
+            let Some((number, mut list)) = self.needed.pop_front() else { break };
+            self.offer(&list, number, batch, &next);
             list.clear();
             self.spare.push(list);
         }
     }
 
-    /// Those of the slots that are `free` become candidates.
-    fn offer(
-        &mut self,
-        slots: &[u32],
-        batch: u64,
-        free: impl Fn(&Entry) -> bool,
-        next: &impl Fn(Key) -> u64,
-    ) {
-        let mut found = [false; TOGETHER];
+    /// Those of the slots become candidates that nobody needs after `last`.
+    fn offer(&mut self, slots: &[u32], last: u64, batch: u64, next: &impl Fn(Key) -> u64) {
+        let mut free = [false; TOGETHER];
         for slots in slots.chunks(TOGETHER) {
             // Loops of their own, as in `find_all`.
-            for (found, &slot) in found.iter_mut().zip(slots) {
-                *found = free(&self.entries[slot as usize]);
+            for (free, &slot) in free.iter_mut().zip(slots) {
+                *free = self.entries[slot as usize].held_until(last);
             }
-            for (&slot, _) in slots.iter().zip(found).filter(|(_, found)| *found) {
+            for (&slot, _) in slots.iter().zip(free).filter(|(_, free)| *free) {
                 let entry = &mut self.entries[slot as usize];
-                entry.candidate = 1;
-                let worth = Worth { frequency: entry.uses, next: next(entry.key) };
-                self.candidates.add(slot, worth, batch);
+                // A slot may be on the list twice.
+                if !entry.candidate() {
+                    let worth = Worth { frequency: entry.uses >> 1, next: next(entry.key) };
+                    entry.uses += 1;
+                    self.candidates.add(slot, worth, batch);
+                }
             }
         }
     }
 
     /// A candidate's worth has changed.
     pub fn judge(&mut self, slot: u32, batch: u64, worth: Worth) {
-        if self.entries[slot as usize].candidate > 0 {
+        if self.entries[slot as usize].candidate() {
             self.candidates.add(slot, worth, batch);
         }
     }
 
-    /// Gives up `count` rows that a batch of the future window needs, the furthest batch first: they are candidates from now
-    /// on. Nothing that item `item` touches is given up.
-    pub fn release(&mut self, mut count: usize, item: u64, batch: u64) {
-        for at in (0..self.marked.len()).rev() {
-            let (due, list) = &self.marked[at];
+    /// Gives up `count` rows that batches after `batch` need, the furthest batch first: they are candidates from now
+    /// on. None of the slots in `kept` is given up.
+    pub fn release(&mut self, mut count: usize, batch: u64, kept: &HashSet<u32>) {
+        for (number, list) in self.needed.iter().rev().take_while(|(number, _)| *number > batch) {
             for &slot in list {
                 let entry = &mut self.entries[slot as usize];
-                let held = entry.item == item || entry.candidate > 0;
-                if count > 0 && entry.taken() && entry.due == *due && !held {
-                    (entry.due, entry.candidate) = (0, 1);
+                if count > 0 && entry.held_until(*number) && !kept.contains(&slot) {
+                    entry.uses += 1;
                     self.candidates.add(slot, Worth::default(), batch);
                     count -= 1;
                 }
@@ -314,12 +290,12 @@ impl Hold {
         }
     }
 
-    /// Takes a slot for each of these rows, at most [`TOGETHER`], that item `item` brings in; `give` gets each in turn, with its slot
-    /// and what is in it now. Stops where no slot can be had.
+    /// Takes a slot for each of these rows, at most [`TOGETHER`], that batch `batch` needs; `give` gets each in turn, with its
+    /// slot and what is in it now. Stops where no slot can be had.
     pub fn take_all(
         &mut self,
         keys: &[Key],
-        (item, batch): (u64, u64),
+        batch: u64,
         mut give: impl FnMut(Key, u32, Option<Key>),
     ) -> usize {
         let mut taken = [(0, false); TOGETHER];
@@ -346,11 +322,11 @@ impl Hold {
                 *uses = counts.get(key).map_or(1, |count| count.saturating_add(1));
             }
         }
-        let touched = list_of(&mut self.touched, &mut self.spare, item);
+        let needed = list_of(&mut self.needed, &mut self.spare, batch);
         for (((&key, &(slot, full)), &old), uses) in keys.iter().zip(taken).zip(&old).zip(uses) {
-            self.entries[slot as usize] = Entry { key, item, due: 0, uses, candidate: 0 };
+            self.entries[slot as usize] = Entry::new(key, batch, uses);
             self.slots.insert(key.tag(), slot);
-            touched.push(slot);
+            needed.push(slot);
             give(key, slot, full.then_some(old));
         }
         count
@@ -361,16 +337,6 @@ impl Hold {
         let taken = self.entries.iter().zip(0..).filter(|(entry, _)| entry.taken());
         taken.map(|(entry, slot)| (entry.key, slot))
     }
-}
-
-/// The entry of the slot, which is no candidate any more.
-#[inline(always)]
-fn keep<'e>(entries: &'e mut [Entry], candidates: &mut Candidates, slot: u32) -> &'e mut Entry {
-    let entry = &mut entries[slot as usize];
-    if std::mem::take(&mut entry.candidate) > 0 {
-        candidates.remove(slot);
-    }
-    entry
 }
 
 /// The list of this number; lists are made in ascending order.

@@ -20,7 +20,7 @@ pub struct Cast {
     pub labels: Vec<f32>,
     /// Its rows and their gradients.
     pub casting: Casting,
-    /// Its rows' slots: those of table `t` from `starts[t]` on.
+    /// Its rows' slots, as far as Plan has found them: those of table `t` from `starts[t]` on.
     pub slots: Vec<u32>,
     /// A table's first place in `slots`, and a last entry where they end.
     pub starts: Vec<usize>,
@@ -31,6 +31,7 @@ impl Cast {
     pub(super) fn cast(&mut self, schema: &Schema, lookups: &[Lookup]) -> Result<(), TrainError> {
         Labelled { batch: &self.batch, labels: &self.labels }.check(schema)?;
         self.casting.fill_alone(schema, lookups, &self.batch)?;
+        self.slots.clear();
         self.starts.clear();
         self.starts.push(0);
         for casted in self.casting.tables() {

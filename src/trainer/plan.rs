@@ -29,11 +29,11 @@ use std::sync::mpsc::{Receiver, SyncSender};
 mod place;
 mod split;
 
-use self::place::{by_size, next_use};
+use self::place::next_use;
 use self::split::Room;
 use super::TrainError;
 use super::headway::Headway;
-use super::hold::{Hold, Key, KeyMap, TOGETHER};
+use super::hold::{Hold, Key, KeyMap};
 use super::item::{Cast, Item, Transfers, Work};
 use super::jitter::Jitter;
 use super::policy::{Policy, SEEN_AHEAD, Worth};
@@ -117,8 +117,10 @@ pub struct Planner {
     batch: u64,
     /// The batches after it.
     seen: VecDeque<Cast>,
-    /// How many of them are marked.
-    marked: usize,
+    /// How many of them have all their rows kept that are here.
+    kept: usize,
+    /// Batches that were planned, each the last of its unit, and their last items: those within the past window.
+    planned: VecDeque<(u64, u64)>,
     /// Of each row that the optimal policy sees ahead, a bit for each batch that needs it: that of batch b is b % 64.
     upcoming: KeyMap<u64>,
     stats: PlanStats,
@@ -162,7 +164,8 @@ impl Planner {
             item: 0,
             batch: 0,
             seen: VecDeque::new(),
-            marked: 0,
+            kept: 0,
+            planned: VecDeque::new(),
             upcoming: KeyMap::default(),
             stats: PlanStats::default(),
         })
@@ -221,7 +224,7 @@ impl Planner {
         let mut keys: Vec<Key> =
             hottest.iter().filter(|key| room.take(&self.tables, &[**key])).copied().collect();
         keys.reverse();
-        let placed = self.place(&keys, ends.headway)?;
+        let placed = self.place((&keys, Vec::new()), ends.headway)?;
         // Fills are counted where a batch asked for them.
         self.stats.fills -= placed.fills();
         self.stats.filled_before += placed.fills();
@@ -261,7 +264,7 @@ impl Planner {
         if self.item - before.0 > 1 || self.batch - before.1 < self.settings.ahead as u64 {
             // The past window keeps what came in for the future one only as long as a unit is an item, and the future
             // window of as many units as it has items.
-            self.marked = 0;
+            self.kept = 0;
         }
         if self.settings.overlap { Ok(()) } else { ends.headway.wait(self.item) }
     }
@@ -270,6 +273,7 @@ impl Planner {
     pub fn clear(&mut self) {
         let PlanSettings { policy, seed, .. } = self.settings;
         self.holds.iter_mut().zip(0..).for_each(|(hold, size)| hold.clear(policy, seed ^ size));
+        self.planned.clear();
     }
 
     fn plan_unit(&mut self, ends: &mut PlanEnds<'_>) -> Result<(), TrainError> {
@@ -290,17 +294,18 @@ impl Planner {
         }
         let split = !self.fits(&keys);
         let mut casts: Vec<Cast> = self.seen.drain(..count).collect();
-        self.marked = self.marked.saturating_sub(count);
+        self.kept = self.kept.saturating_sub(count);
         let rows: usize = casts.iter().map(|cast| cast.starts.last().copied().unwrap_or(0)).sum();
         self.batch += count as u64;
-        self.mark();
+        self.keep();
         self.forget_seen(&casts);
         if split {
             self.stats.splits += 1;
             let cast = casts.pop().unwrap_or_default();
             return self.split(cast, ends);
         }
-        let mut placed = self.place(&keys, ends.headway)?;
+        let found = if let [one] = &mut casts[..] { std::mem::take(&mut one.slots) } else { Vec::new() };
+        let mut placed = self.place((&keys, found), ends.headway)?;
         self.stats.hits += placed.hits(rows);
         match &mut casts[..] {
             [one] => one.slots = std::mem::take(&mut placed.slots),
@@ -325,23 +330,20 @@ impl Planner {
         Room::of(&self.holds).take(&self.tables, keys)
     }
 
-    /// Marks the rows of the batches that have come into the future window, which is of the batches after the unit that is planned.
-    /// What comes in later for one of them needs no mark, because the past window, which is no shorter, keeps it; where
-    /// that is not so, `marked` is set to none, and all are marked again.
-    fn mark(&mut self) {
+    /// Keeps the rows of the batches that have come into the future window, which is of the batches after the unit that is planned.
+    /// What comes in later for one of them need not be kept for it, because the past window, which is no shorter, keeps it; where
+    /// that is not so, `kept` is set to none, and all are looked at again.
+    fn keep(&mut self) {
         let window = self.settings.ahead * self.settings.windows.future as usize;
         let upto = window.min(self.seen.len());
-        for at in self.marked.min(upto)..upto {
-            let number = self.batch + 1 + at as u64;
-            let keys: Vec<Key> = self.seen[at].keys().collect();
-            for (size, keys) in by_size(&self.tables, &keys) {
-                let hold = &mut self.holds[size];
-                for &slot in hold.find_all(keys, &mut [0; TOGETHER]).iter().filter(|slot| **slot != NO_SLOT) {
-                    hold.mark(slot, number);
-                }
-            }
+        for at in self.kept.min(upto)..upto {
+            let mut cast = std::mem::take(&mut self.seen[at]);
+            let mut slots = std::mem::take(&mut cast.slots);
+            self.find(cast.keys(), &mut slots, self.batch + 1 + at as u64);
+            cast.slots = slots;
+            self.seen[at] = cast;
         }
-        self.marked = upto;
+        self.kept = upto;
     }
 
     /// These batches are planned: the optimal policy looks past them.

@@ -1,6 +1,8 @@
 //! Plan's decisions about slots: which rows are there, which come in, what leaves for them, and how long to wait where there
 //! is no room (`plan` says why).
 
+use std::collections::HashSet;
+
 use super::{PlanEnds, Planner};
 use crate::device::host::slots::NO_SLOT;
 use crate::trainer::TrainError;
@@ -35,45 +37,60 @@ impl Placed {
 
 impl Planner {
     /// Finds or makes a slot for each of these rows, which are distinct and fit: rows of the batches that were planned last.
+    /// With them come the slots that were found and kept before, as in [`Self::find`].
     ///
     /// # Errors
     /// [`TrainError::Stopped`] when the pipeline has ended.
-    pub(super) fn place(&mut self, keys: &[Key], headway: &Headway) -> Result<Placed, TrainError> {
-        let item = self.item + 1;
-        let (mut slots, mut missing) = (Vec::with_capacity(keys.len()), Vec::new());
-        let mut lacks = vec![0; self.holds.len()];
-        for (size, keys) in by_size(&self.tables, keys) {
-            let hold = &mut self.holds[size];
-            for &slot in hold.find_all(keys, &mut [0; TOGETHER]) {
-                if slot != NO_SLOT {
-                    hold.touch(slot, item);
-                }
-                slots.push(slot);
-            }
-            let before = missing.len();
-            let found = slots[slots.len() - keys.len()..].iter();
-            missing.extend(found.zip(keys).filter(|(slot, _)| **slot == NO_SLOT).map(|(_, key)| *key));
-            lacks[size] += missing.len() - before;
-        }
-        self.expire(item.saturating_sub(1 + self.settings.windows.past));
-        let barrier = self.make_room(&lacks, item, headway)?;
+    pub(super) fn place(
+        &mut self,
+        (keys, mut slots): (&[Key], Vec<u32>),
+        headway: &Headway,
+    ) -> Result<Placed, TrainError> {
+        self.find(keys.iter().copied(), &mut slots, self.batch);
+        let lacking = slots.iter().zip(keys).filter(|(slot, _)| **slot == NO_SLOT);
+        let missing: Vec<Key> = lacking.map(|(_, key)| *key).collect();
+        self.expire((self.item + 1).saturating_sub(1 + self.settings.windows.past));
+        let barrier = self.make_room(&missing, (keys, &slots), headway)?;
         let cuts = self.cut(&missing);
-        let last = self.item + cuts.len() as u64;
-        self.holds.iter_mut().for_each(|hold| hold.defer(item, last));
         let mut moves = Vec::with_capacity(missing.len());
         for (size, keys) in by_size(&self.tables, &missing) {
-            self.holds[size]
-                .take_all(keys, (last, self.batch), |key, slot, old| moves.push((key, slot, old)));
+            self.holds[size].take_all(keys, self.batch, |key, slot, old| moves.push((key, slot, old)));
         }
         // There is room: `make_room` has made it, or all rows together would not fit.
         if moves.len() < missing.len() {
             return Err(TrainError::Stopped);
         }
+        self.planned.push_back((self.batch, self.item + cuts.len() as u64));
         let lacking = slots.iter_mut().filter(|slot| **slot == NO_SLOT);
         lacking.zip(&moves).for_each(|(slot, &(_, taken, _))| *slot = taken);
         self.stats.evictions += moves.iter().filter(|(_, _, victim)| victim.is_some()).count() as u64;
         self.stats.fills += moves.len() as u64;
         Ok(Placed { slots, moves, cuts, barrier })
+    }
+
+    /// The slots of these rows, [`NO_SLOT`] where there is none, which are kept for batch `batch`. Slots that
+    /// were found and kept for it before are not looked up again; `slots` is empty where none were.
+    pub(super) fn find(&mut self, keys: impl Iterator<Item = Key>, slots: &mut Vec<u32>, batch: u64) {
+        let (mut unknown, mut places) = (Vec::new(), Vec::new());
+        for (at, key) in keys.enumerate() {
+            if slots.get(at).is_none_or(|slot| *slot == NO_SLOT) {
+                unknown.push(key);
+                places.push(at as u32);
+            }
+        }
+        if slots.is_empty() {
+            slots.resize(unknown.len(), NO_SLOT);
+        }
+        let mut places = places.iter();
+        for (size, keys) in by_size(&self.tables, &unknown) {
+            let hold = &mut self.holds[size];
+            for (&slot, &at) in hold.find_all(keys, &mut [0; TOGETHER]).iter().zip(&mut places) {
+                if slot != NO_SLOT {
+                    hold.keep(slot, batch);
+                    slots[at as usize] = slot;
+                }
+            }
+        }
     }
 
     /// Cuts rows that come in into items, at least one. A row and the victim in its slot go with one item: the one is
@@ -91,18 +108,27 @@ impl Planner {
         cuts
     }
 
+    /// Items up to `item` have left the past window.
     pub(super) fn expire(&mut self, item: u64) {
-        let Self { holds, upcoming, batch, .. } = self;
+        let Self { holds, upcoming, planned, batch, .. } = self;
+        let left = planned.partition_point(|(_, last)| *last <= item);
+        let Some((past, _)) = planned.drain(..left).next_back() else { return };
         let batch = *batch;
         let next = |key: Key| if upcoming.is_empty() { 0 } else { next_use(upcoming, key, batch) };
-        holds.iter_mut().for_each(|hold| hold.expire(item, batch, next));
+        holds.iter_mut().for_each(|hold| hold.expire(past, batch, next));
     }
 
-    /// Makes sure that so many slots of each size can be had, by a bubble if need be. Gives whether rows that coming batches
-    /// need must go.
-    fn make_room(&mut self, missing: &[usize], item: u64, headway: &Headway) -> Result<bool, TrainError> {
-        let lacking = |holds: &[Hold]| holds.iter().zip(missing).any(|(hold, &n)| hold.available() < n);
-        let mut expired = item.saturating_sub(1 + self.settings.windows.past);
+    /// Makes sure that the missing rows can have slots, by a bubble if need be. `placed` are the rows that are placed, and their
+    /// slots so far. Gives whether rows that coming batches need must go.
+    fn make_room(
+        &mut self,
+        missing: &[Key],
+        placed: (&[Key], &[u32]),
+        headway: &Headway,
+    ) -> Result<bool, TrainError> {
+        let mut lacks = vec![0; self.holds.len()];
+        missing.iter().for_each(|key| lacks[self.tables[key.table().index()].0] += 1);
+        let lacking = |holds: &[Hold]| holds.iter().zip(&lacks).any(|(hold, &n)| hold.available() < n);
         if !lacking(&self.holds) {
             return Ok(false);
         }
@@ -111,19 +137,33 @@ impl Planner {
             tracing::warn!("scratchpad: the window does not fit; Plan waits for batches to train");
         }
         // From here on the past window does not keep what came in for the future one.
-        self.marked = 0;
-        self.mark();
-        while lacking(&self.holds) && expired + 1 < item {
-            expired += 1;
+        self.kept = 0;
+        self.keep();
+        let mut expired = 0;
+        while lacking(&self.holds)
+            && let Some(&(_, last)) = self.planned.front()
+        {
+            expired = last;
             self.expire(expired);
         }
         let barrier = lacking(&self.holds);
-        for (hold, &count) in self.holds.iter_mut().zip(missing) {
-            let lacks = count.saturating_sub(hold.available());
-            hold.release(lacks, item, self.batch);
+        if barrier {
+            self.release(&lacks, placed);
         }
         headway.wait(expired)?;
         Ok(barrier)
+    }
+
+    /// Rows that coming batches need leave, so that so many slots of each size can be had; but none that is `placed`.
+    fn release(&mut self, lacks: &[usize], (keys, slots): (&[Key], &[u32])) {
+        for (size, (hold, &count)) in self.holds.iter_mut().zip(lacks).enumerate() {
+            let mine = |key: &Key| self.tables[key.table().index()].0 == size;
+            let mine = keys.iter().zip(slots).filter(|(key, _)| mine(key));
+            let placed: HashSet<u32> = mine.map(|(_, slot)| *slot).collect();
+            hold.release(count.saturating_sub(hold.available()), self.batch, &placed);
+        }
+        self.seen.iter_mut().for_each(|cast| cast.slots.clear());
+        self.kept = 0;
     }
 
     /// Sends these rows on their way, the last item with the work.

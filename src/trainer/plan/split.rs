@@ -21,7 +21,7 @@ impl Planner {
     ///
     /// # Errors
     /// [`TrainError::Scratchpad`] where the rows of one sample do not fit; nothing of the batch is trained then.
-    pub(super) fn split(&mut self, whole: Cast, ends: &mut PlanEnds<'_>) -> Result<(), TrainError> {
+    pub(super) fn split(&mut self, mut whole: Cast, ends: &mut PlanEnds<'_>) -> Result<(), TrainError> {
         let groups = self.sample_groups(&whole)?;
         if self.stats.splits == 1 {
             let (samples, parts) = (whole.batch.samples, groups.len());
@@ -29,6 +29,8 @@ impl Planner {
                 "scratchpad: too small for a batch of {samples} samples, which is split in {parts}"
             );
         }
+        // Each group finds its own.
+        whole.slots.clear();
         let whole = Arc::new(whole);
         for group in groups {
             let mut part = Cast {
@@ -61,7 +63,10 @@ impl Planner {
         ends: &mut PlanEnds<'_>,
     ) -> Result<(), TrainError> {
         ends.headway.wait(self.item)?;
-        let mut placed = self.place(keys, ends.headway)?;
+        // Nothing is kept any more for what has trained, nor for the batch, which no part needs all the rows of.
+        self.planned.push_back((self.batch, self.item));
+        self.expire(self.item);
+        let mut placed = self.place((keys, Vec::new()), ends.headway)?;
         let slots = std::mem::take(&mut placed.slots);
         self.stats.hits += placed.hits(keys.len());
         self.emit(&placed, work(slots), ends)
