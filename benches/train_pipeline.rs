@@ -20,7 +20,8 @@
 //! of its groups), rows that came in from the store and that went out to it, and the bytes of both, which are what a step has
 //! to move, however well it is hidden.
 //!
-//! `--tables N` (8), `--rows N` (1,000,000), `--dim N` (128), `--lookups N` (20), `--batch N` (2048), `--steps N` a round (24), `--warm N` before them (4),
+//! `--tables N` (8), `--rows N` (1,000,000), `--dim N` (128), `--lookups N` (20), `--batch N` (2048), `--steps N` a round (24), `--warm N` before them (4), `--settle N` before
+//! the first of them (12),
 //! `--pairs N` rounds (5), `--skews random,low,medium,high`, `--sizes 0.02,0.1`, `--lookahead N`, `--policy P` (lru; lfu with counts of the batches), `--dense mlperf|small`,
 //! `--only TEXT` of a mode's name (the pipeline on is always run), `--threads N` (2), `--dir DIR`, `--json`.
 
@@ -58,7 +59,8 @@ fn main() -> anyhow::Result<()> {
 
 fn run(options: &Options) -> anyhow::Result<()> {
     let shape = Shape::read(options)?;
-    println!("train_pipeline: ms a step; ratio: to the pipeline on, of one round; rows and MB: of a step");
+    println!("train_pipeline: ms a step; ratio: to the pipeline on, of one round (least, quartiles, most);");
+    println!("cpu: of all processors; rows and MB: of a step");
     println!("{}", harness::place());
     println!("{shape:?}, {} threads, SGD", options.number("--threads", 2));
     let list = |flag: &str, default: &str| options.value(flag).unwrap_or(default.into());
@@ -133,6 +135,8 @@ struct Mode {
     replay: Replay,
     /// Milliseconds a step, of each round.
     times: Vec<f64>,
+    /// Of all processors together. What others on the machine take shows less in it.
+    cpu_times: Vec<f64>,
     /// What Plan had done before the first round that counts.
     before: PlanStats,
 }
@@ -162,7 +166,7 @@ impl Mode {
         let mut watch = |_: &Progress<'_>| {
             taken += 1;
             if taken == warm {
-                began = Some(Instant::now());
+                began = Some((Instant::now(), cpu_seconds()));
             }
         };
         match &mut self.trained {
@@ -181,8 +185,11 @@ impl Mode {
                 }
             }
         }
-        let took = began.map_or(f64::NAN, |began| began.elapsed().as_secs_f64());
+        let (took, cpu) = began.map_or((f64::NAN, f64::NAN), |(began, cpu)| {
+            (began.elapsed().as_secs_f64(), cpu_seconds() - cpu)
+        });
         self.times.push(took * 1e3 / steps as f64);
+        self.cpu_times.push(cpu * 1e3 / steps as f64);
         Ok(())
     }
 }
@@ -197,10 +204,12 @@ fn compare(
     let steps = options.number("--steps", 24) as u64;
     let mut modes = modes(shape, size, batches, options)?;
     let warm = options.number("--warm", 4) as u64;
-    // A round that does not count, and long enough to fill the scratchpads.
+    // A round that does not count, and long enough to fill the scratchpads and, where it is said so, the log, whose
+    // file grows by a half before room in it is used again.
+    let settle = options.number("--settle", 12) as u64;
     for mode in &mut modes {
-        mode.round(shape.batch, (12, steps))?;
-        mode.times.clear();
+        mode.round(shape.batch, (settle, steps))?;
+        (mode.times, mode.cpu_times) = Default::default();
         mode.before = mode.stats();
     }
     for round in 0..options.pairs {
@@ -209,25 +218,35 @@ fn compare(
             modes[turn].round(shape.batch, (warm, steps))?;
         }
     }
-    let on: Vec<f64> =
-        modes.iter().find(|m| m.name == "pipeline on").map(|m| m.times.clone()).unwrap_or_default();
+    let on = modes.iter().find(|m| m.name == "pipeline on");
+    let (on, cpu_on) = on.map(|m| (m.times.clone(), m.cpu_times.clone())).unwrap_or_default();
     println!("skew {skew}, scratchpad {size}:");
     let mut rows = Vec::new();
     for mode in &modes {
-        let ratio = Sorted::of(mode.times.iter().zip(&on).map(|(time, on)| time / on));
-        let time = Sorted::of(mode.times.iter().copied());
+        let ratios = |times: &[f64], on: &[f64]| Sorted::of(times.iter().zip(on).map(|(time, on)| time / on));
+        let (ratio, cpu_ratio) = (ratios(&mode.times, &on), ratios(&mode.cpu_times, &cpu_on));
+        let (time, cpu) =
+            (Sorted::of(mode.times.iter().copied()), Sorted::of(mode.cpu_times.iter().copied()));
         let moved = Moved::of(mode, (warm + steps) * mode.times.len() as u64);
         println!(
-            "  {:<16} {:>8.1} ms   {:>6.2} of the pipeline's ({:.2} to {:.2})   {}",
+            "  {:<16} {:>8.1} ms   {:>6.2} of the pipeline's ({:.2}, {:.2} to {:.2}, {:.2})   cpu {:.0} ms ({:.2}; {:.2} to {:.2})   {}",
             mode.name,
             time.at(0.5),
             ratio.at(0.5),
             ratio.at(0.0),
+            ratio.at(0.25),
+            ratio.at(0.75),
             ratio.at(1.0),
+            cpu.at(0.5),
+            cpu_ratio.at(0.5),
+            cpu_ratio.at(0.0),
+            cpu_ratio.at(1.0),
             moved.as_ref().map_or(String::new(), Moved::to_string)
         );
         rows.push(serde_json::json!({ "mode": mode.name, "ms": time.at(0.5), "ratio": ratio.at(0.5),
-            "least": ratio.at(0.0), "most": ratio.at(1.0), "rounds": mode.times.len(), "moved": moved }));
+            
+            "least": ratio.at(0.0), "most": ratio.at(1.0), "cpu_ms": cpu.at(0.5), "cpu_ratio": cpu_ratio.at(0.5),
+            "rounds": mode.times.len(), "moved": moved }));
     }
     Ok(serde_json::json!({ "skew": skew, "size": size, "modes": rows }))
 }
@@ -323,6 +342,7 @@ fn modes(
                 trained: make()?,
                 replay,
                 times: Vec::new(),
+                cpu_times: Vec::new(),
                 before: PlanStats::default(),
             });
         }
@@ -341,6 +361,12 @@ fn write_all(store: &flechette::store::WorkingFile) -> anyhow::Result<()> {
         })?;
     }
     Ok(())
+}
+
+/// What this process has taken of all processors so far.
+fn cpu_seconds() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 /// The counts of the batches' rows, the most frequent first.

@@ -5,10 +5,10 @@
 //! more than reading beside the steps gains.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
-use super::item::Cast;
+use super::item::{Cast, Spare};
 use super::jitter::Jitter;
 use super::learner::Learner;
 use super::load::Load;
@@ -33,7 +33,7 @@ pub fn run_in_memory(
 ) -> Result<u64, TrainError> {
     let (schema, lookups) = (learner.network.schema.clone(), learner.network.lookups.clone());
     let (casted, casts) = sync_channel(WAITING);
-    let (used, spare) = channel();
+    let spare = &Spare::default();
     thread::scope(|scope| {
         let together = (TOGETHER / data.batch.max(1)).max(1);
         let load = Load::new(schema.clone(), data, Jitter::new(None, 0));
@@ -46,8 +46,7 @@ pub fn run_in_memory(
                 let loss = learner.step_casted(labelled, &cast.casting, &mut probabilities);
                 samples += cast.labels.len() as u64;
                 on_step(&Progress::after(learner.network(), loss, samples, (&probabilities, &cast.labels))?);
-                // The other thread may have ended already.
-                let _ = used.send(cast);
+                spare.give(cast);
             }
         }
         Ok(samples)
@@ -55,16 +54,16 @@ pub fn run_in_memory(
 }
 
 /// What reads and casts ahead of Train.
-struct Ahead<'a> {
+struct Ahead<'a, 's> {
     load: Load<'a>,
     schema: Arc<Schema>,
     lookups: Arc<[Lookup]>,
     together: usize,
     casted: SyncSender<Result<Vec<Cast>, TrainError>>,
-    spare: Receiver<Cast>,
+    spare: &'s Spare<Cast>,
 }
 
-impl Ahead<'_> {
+impl Ahead<'_, '_> {
     fn run(mut self) {
         loop {
             let mut some = Vec::with_capacity(self.together);
@@ -82,7 +81,7 @@ impl Ahead<'_> {
     /// Reads and casts as many as are handed over together, and says whether there are no more.
     fn fill(&mut self, some: &mut Vec<Cast>) -> Result<bool, TrainError> {
         while some.len() < self.together {
-            let mut cast = self.spare.try_recv().unwrap_or_default();
+            let mut cast = self.spare.take();
             if !self.load.next(&mut cast)? {
                 return Ok(true);
             }

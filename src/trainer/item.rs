@@ -1,7 +1,7 @@
 //! What goes through the pipeline: batches that were read and casted, and items of rows to move and work to do.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::TrainError;
 use super::casting::Casting;
@@ -93,12 +93,34 @@ impl Transfers {
         }
     }
 
-    /// Makes room for the records, and for no more, since all of them together have the bytes that were given for staging. What
-    /// is in it is of no meaning, so that none is zeroed or moved that was used before.
+    /// Makes room for the records. What is in it is of no meaning, so that none is zeroed or moved that was used before.
     pub fn make_room(&mut self) {
         if self.records.len() < self.words {
-            self.records = vec![0.0; self.words];
+            // Most batches need about as much. What is left over takes no memory before it is used, and all of them together
+            // use no more than the bytes that were given for staging.
+            self.records = vec![0.0; self.words + self.words / 8];
         }
+    }
+}
+
+/// Buffers that were used and may be again, also by the next run of the pipeline.
+#[derive(Default)]
+pub struct Spare<T>(Mutex<Vec<T>>);
+
+impl<T: Default> Spare<T> {
+    /// The one that was used last, which is nearest, or a new one.
+    pub fn take(&self) -> T {
+        self.all().pop().unwrap_or_default()
+    }
+
+    /// This one is used no more.
+    pub fn give(&self, used: T) {
+        self.all().push(used);
+    }
+
+    fn all(&self) -> MutexGuard<'_, Vec<T>> {
+        // Whoever panicked did not do so between a half and another of these calls.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,10 +1,10 @@
 //! Load: reads and encodes batches, beside those that train.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender};
+use std::sync::mpsc::SyncSender;
 
 use super::TrainError;
-use super::item::Cast;
+use super::item::{Cast, Spare};
 use super::jitter::Jitter;
 use super::pipeline::Data;
 use crate::schema::Schema;
@@ -49,9 +49,9 @@ impl<'a> Load<'a> {
     }
 
     /// Reads all of them, over `spare` ones.
-    pub fn run(mut self, loaded: &SyncSender<Result<Cast, TrainError>>, spare: &Receiver<Cast>) {
+    pub fn run(mut self, loaded: &SyncSender<Result<Cast, TrainError>>, spare: &Spare<Cast>) {
         loop {
-            let mut cast = spare.try_recv().unwrap_or_default();
+            let mut cast = spare.take();
             let next = match self.next(&mut cast) {
                 Ok(true) => Ok(cast),
                 Ok(false) => return,

@@ -18,7 +18,7 @@
 //! to hand to. The first real error is the run's.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, Scope, ScopedJoinHandle};
 
 use super::TrainError;
@@ -26,7 +26,7 @@ use super::collect::Places;
 use super::exchange::exchange;
 use super::headway::Headway;
 use super::hold::Key;
-use super::item::{Cast, Item, Transfers, Work};
+use super::item::{Cast, Item, Spare, Transfers, Work};
 use super::jitter::Jitter;
 use super::load::Load;
 use super::network::Network;
@@ -127,6 +127,14 @@ pub struct Pipeline {
     threads: rayon::ThreadPool,
     /// Rows to bring in before the first batch.
     hottest: Vec<Key>,
+    spare: Buffers,
+}
+
+/// What Train has done with.
+#[derive(Default)]
+struct Buffers {
+    transfers: Spare<(Transfers, Transfers)>,
+    casts: Spare<Cast>,
 }
 
 /// Rows and how often each is used, the most frequent first.
@@ -210,7 +218,7 @@ impl Pipeline {
             .num_threads(settings.threads.max(1))
             .thread_name(|at| format!("rows-{at}"));
         let threads = threads.build().map_err(|e| TrainError::Threads { reason: e.to_string() })?;
-        Ok(Self { planner, sizes, pad, store, settings, threads, hottest })
+        Ok(Self { planner, sizes, pad, store, settings, threads, hottest, spare: Buffers::default() })
     }
 
     /// What Plan has done so far.
@@ -262,8 +270,8 @@ impl Pipeline {
     ) -> Result<u64, TrainError> {
         let (schema, jitter) = (network.schema.clone(), self.settings.jitter);
         let hottest = std::mem::take(&mut self.hottest);
-        let Self { planner, pad, store, threads, settings, .. } = self;
-        let pad = &*pad;
+        let Self { planner, pad, store, threads, settings, spare, .. } = self;
+        let (pad, spare) = (&*pad, &*spare);
         let tables = planner.tables().to_vec();
         let places = Places { store, pad, tables: &tables, threads };
         let headway = &Headway::at(planner.item);
@@ -274,18 +282,21 @@ impl Pipeline {
             Train { network, pad, stepper, tables: &tables, watch, samples, probabilities, replicas };
 
         let (loaded, batches) = sync_channel(READ_AHEAD);
-        let (used_casts, spare_casts) = channel();
-        let (used, spare) = channel();
         let stage = || sync_channel::<Item>(settings.buffered);
         let ((planned, to_collect), (collected, to_exchange)) = (stage(), stage());
         let ((exchanged, to_insert), (inserted, to_train)) = (stage(), stage());
-        let mut ends =
-            PlanEnds { batches, items: planned, used: spare, headway, jitter: Jitter::new(jitter, 1) };
+        let mut ends = PlanEnds {
+            batches,
+            items: planned,
+            spare: &spare.transfers,
+            headway,
+            jitter: Jitter::new(jitter, 1),
+        };
         thread::scope(|scope| {
             // However this ends, Plan is not to wait for what will not train.
             let stop = Stop(headway);
             let load = Load::new(schema, data, Jitter::new(jitter, 0));
-            start(scope, "load", move || load.run(&loaded, &spare_casts))?;
+            start(scope, "load", move || load.run(&loaded, &spare.casts))?;
             let plan = start(scope, "plan", move || {
                 if !hottest.is_empty() {
                     planner.fill(&hottest, &mut ends)?;
@@ -301,8 +312,7 @@ impl Pipeline {
             let exchange = pass((3, "exchange"), to_exchange, exchanged, |_, item| exchange(item))?;
             let insert = pass((4, "insert"), to_insert, inserted, |places, item| places.insert(item))?;
 
-            let ends =
-                TrainEnds { items: to_train, used, used_casts, headway, jitter: Jitter::new(jitter, 5) };
+            let ends = TrainEnds { items: to_train, spare, headway, jitter: Jitter::new(jitter, 5) };
             let trained = ends.run(&mut train);
             drop(stop);
             let results = [trained, end(insert), end(exchange), end(collect), end(plan)];
@@ -397,8 +407,7 @@ impl Stage {
 /// Train's ends of the pipeline.
 struct TrainEnds<'a> {
     items: Receiver<Item>,
-    used: Sender<(Transfers, Transfers)>,
-    used_casts: Sender<Cast>,
+    spare: &'a Buffers,
     headway: &'a Headway,
     jitter: Jitter,
 }
@@ -409,10 +418,9 @@ impl TrainEnds<'_> {
             self.jitter.sleep();
             train.train(&item)?;
             self.headway.trained(item.number);
-            // Plan and Load may have ended already.
-            let _ = self.used.send((item.fills, item.evictions));
+            self.spare.transfers.give((item.fills, item.evictions));
             if let Work::Steps(casts) = item.work {
-                casts.into_iter().for_each(|cast| drop(self.used_casts.send(cast)));
+                casts.into_iter().for_each(|cast| self.spare.casts.give(cast));
             }
         }
         Ok(())

@@ -34,7 +34,7 @@ use self::split::Room;
 use super::TrainError;
 use super::headway::Headway;
 use super::hold::{Hold, Key, KeyMap};
-use super::item::{Cast, Item, Transfers, Work};
+use super::item::{Cast, Item, Spare, Transfers, Work};
 use super::jitter::Jitter;
 use super::policy::{Policy, SEEN_AHEAD, Worth};
 use crate::device::host::slots::NO_SLOT;
@@ -132,8 +132,8 @@ pub struct PlanEnds<'a> {
     pub batches: Receiver<Result<Cast, TrainError>>,
     /// Items, to Collect.
     pub items: SyncSender<Item>,
-    /// Buffers to use again.
-    pub used: Receiver<(Transfers, Transfers)>,
+    /// What items move rows with.
+    pub spare: &'a Spare<(Transfers, Transfers)>,
     /// How far Train is.
     pub headway: &'a Headway,
     /// Sleeps that tests ask for.

@@ -181,7 +181,7 @@ impl Planner {
             let width = |table: TableId| self.tables[table.index()].1;
             let (now, later) = rest.split_at(count);
             rest = later;
-            let (mut fills, mut evictions) = ends.used.try_recv().unwrap_or_default();
+            let (mut fills, mut evictions) = ends.spare.take();
             let mut rows: Vec<_> = now.iter().map(|&(key, slot, _)| (key, slot)).collect();
             fills.set(&mut rows, width);
             let mut rows: Vec<_> = now.iter().filter_map(|&(_, slot, old)| Some((old?, slot))).collect();

@@ -121,12 +121,12 @@ fn planned(planner: &mut Planner, case: &Case) -> Vec<Item> {
     let (batches, loaded) = sync_channel(1000);
     let mut data = case.data();
     let data = Data { reader: &mut data, batch: case.batch, steps: u64::MAX };
-    Load::new(Arc::new(schema()), data, Jitter::new(None, 0)).run(&batches, &channel().1);
+    Load::new(Arc::new(schema()), data, Jitter::new(None, 0)).run(&batches, &Spare::default());
     drop(batches);
     let (planned, items) = sync_channel(10_000);
     let headway = &Headway::at(u64::MAX);
-    let used = channel().1;
-    let mut ends = PlanEnds { batches: loaded, items: planned, used, headway, jitter: Jitter::new(None, 0) };
+    let (spare, jitter) = (&Spare::default(), Jitter::new(None, 0));
+    let mut ends = PlanEnds { batches: loaded, items: planned, spare, headway, jitter };
     planner.run(&mut ends).unwrap();
     drop(ends);
     items.into_iter().collect()
