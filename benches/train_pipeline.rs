@@ -23,7 +23,8 @@
 //! `--tables N` (8), `--rows N` (1,000,000), `--dim N` (128), `--lookups N` (20), `--batch N` (2048), `--steps N` a round (24), `--warm N` before them (4), `--settle N` before
 //! the first of them (12),
 //! `--pairs N` rounds (5), `--skews random,low,medium,high`, `--sizes 0.02,0.1`, `--lookahead N`, `--policy P` (lru; lfu with counts of the batches), `--dense mlperf|small`,
-//! `--only TEXT` of a mode's name (the pipeline on is always run), `--threads N` (2), `--dir DIR`, `--json`.
+//! `--only TEXT` of a mode's name (the pipeline on is always run), `--threads N` (2), `--row-threads N` that move
+//! rows (4), `--dir DIR`, `--json`.
 
 mod harness;
 
@@ -310,6 +311,7 @@ fn modes(
         scratchpad: ScratchpadSize::Fraction(size),
         lookahead: options.number("--lookahead", 1),
         staging_bytes: 1 << 30,
+        threads: options.number("--row-threads", 4),
         ..PipelineSettings::default()
     };
     let on_disk = |settings: PipelineSettings, orders| {

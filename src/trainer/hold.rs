@@ -90,7 +90,7 @@ pub const TOGETHER: usize = 64;
 struct Entry {
     /// What will be in it.
     key: Key,
-    /// The last batch that is known to need it, counted round; of a candidate it may be any that came before.
+    /// The last batch that is known to need it, counted round; of a candidate the stamp that it has among the candidates.
     until: u32,
     /// Twice how often the row is used: by the counts, and one more; or, without them, by batches since it came in. And 1 more
     /// where it is a candidate: beside the rest, so that most slots need not be looked up among the candidates.
@@ -115,6 +115,11 @@ impl Entry {
         self.uses & 1 == 1
     }
 
+    #[inline(always)]
+    fn stamp(&self) -> Option<u32> {
+        self.candidate().then_some(self.until)
+    }
+
     /// Whether the batch is the last that needs it, so that it is free when the batch has left.
     #[inline(always)]
     fn held_until(&self, batch: u64) -> bool {
@@ -130,6 +135,8 @@ pub struct Hold {
     slots: HitMap,
     free: Vec<u32>,
     candidates: Candidates,
+    /// That of the last candidate, counted round.
+    stamp: u32,
     /// What each batch was said to need when it was the last, of both windows.
     needed: VecDeque<(u64, Vec<u32>)>,
     /// Lists to use again.
@@ -153,6 +160,7 @@ impl Hold {
             slots: HitMap::new(count)?,
             free: (0..count as u32).rev().collect(),
             candidates: Candidates::new(policy, count, seed),
+            stamp: 0,
             needed: VecDeque::new(),
             spare: Vec::new(),
         })
@@ -257,12 +265,11 @@ impl Hold {
                 *free = self.entries[slot as usize].held_until(last);
             }
             for (&slot, _) in slots.iter().zip(free).filter(|(_, free)| *free) {
-                let entry = &mut self.entries[slot as usize];
+                let entry = &self.entries[slot as usize];
                 // A slot may be on the list twice.
                 if !entry.candidate() {
                     let worth = Worth { frequency: entry.uses >> 1, next: next(entry.key) };
-                    entry.uses += 1;
-                    self.candidates.add(slot, worth, batch);
+                    add(&mut self.candidates, &mut self.entries, (slot, &mut self.stamp), worth, batch);
                 }
             }
         }
@@ -270,8 +277,11 @@ impl Hold {
 
     /// A candidate's worth has changed.
     pub fn judge(&mut self, slot: u32, batch: u64, worth: Worth) {
-        if self.entries[slot as usize].candidate() {
-            self.candidates.add(slot, worth, batch);
+        let entry = &mut self.entries[slot as usize];
+        if entry.candidate() {
+            entry.uses -= 1;
+            self.candidates.remove(slot);
+            add(&mut self.candidates, &mut self.entries, (slot, &mut self.stamp), worth, batch);
         }
     }
 
@@ -280,10 +290,10 @@ impl Hold {
     pub fn release(&mut self, mut count: usize, batch: u64, kept: &HashSet<u32>) {
         for (number, list) in self.needed.iter().rev().take_while(|(number, _)| *number > batch) {
             for &slot in list {
-                let entry = &mut self.entries[slot as usize];
-                if count > 0 && entry.held_until(*number) && !kept.contains(&slot) {
-                    entry.uses += 1;
-                    self.candidates.add(slot, Worth::default(), batch);
+                let held = self.entries[slot as usize].held_until(*number);
+                if count > 0 && held && !kept.contains(&slot) {
+                    let new = (slot, &mut self.stamp);
+                    add(&mut self.candidates, &mut self.entries, new, Worth::default(), batch);
                     count -= 1;
                 }
             }
@@ -302,7 +312,8 @@ impl Hold {
         let mut count = 0;
         while count < keys.len() {
             let free = self.free.pop();
-            let Some(slot) = free.or_else(|| self.candidates.pop(batch)) else { break };
+            let stamp_of = |slot: u32| self.entries[slot as usize].stamp();
+            let Some(slot) = free.or_else(|| self.candidates.pop(batch, stamp_of)) else { break };
             taken[count] = (slot, free.is_none());
             count += 1;
         }
@@ -337,6 +348,22 @@ impl Hold {
         let taken = self.entries.iter().zip(0..).filter(|(entry, _)| entry.taken());
         taken.map(|(entry, slot)| (entry.key, slot))
     }
+}
+
+/// Makes the slot a candidate, with the stamp after the last one.
+#[inline(always)]
+fn add(
+    candidates: &mut Candidates,
+    entries: &mut [Entry],
+    (slot, stamp): (u32, &mut u32),
+    worth: Worth,
+    batch: u64,
+) {
+    *stamp = stamp.wrapping_add(1);
+    let entry = &mut entries[slot as usize];
+    entry.until = *stamp;
+    entry.uses += 1;
+    candidates.add((slot, *stamp), worth, batch, |slot| entries[slot as usize].stamp());
 }
 
 /// The list of this number; lists are made in ascending order.

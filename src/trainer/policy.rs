@@ -75,13 +75,11 @@ pub struct Worth {
 /// The most batches that the optimal policy looks ahead.
 pub const SEEN_AHEAD: usize = 63;
 
-/// The candidates among `count` slots.
+/// The candidates among `count` slots. Which slots are candidates stands in the slots' bookkeeping, where whoever asks has it at hand:
+/// a policy that leaves behind what is none any more is given `stamp_of`, which says of a slot the stamp that it was last added with,
+/// or nothing where it is no candidate.
 pub struct Candidates {
     order: Order,
-    /// Of each slot that is one, the number of its coming, counted round; 0 of the others.
-    came: Vec<u32>,
-    /// The last coming.
-    last: u32,
     len: usize,
 }
 
@@ -103,13 +101,13 @@ impl Candidates {
                 Order::Array { slots: Vec::new(), places: vec![0; count], draws: scatter(seed) }
             }
         };
-        Self { order, came: vec![0; count], last: 0, len: 0 }
+        Self { order, len: 0 }
     }
 
     /// Bytes for each slot.
     pub const fn bytes_per_slot() -> usize {
-        // The largest: a heap's entries, its two frequencies, and the coming.
-        2 * size_of::<Reverse<(u32, u32)>>() + 3 * size_of::<u32>()
+        // The largest: a heap's entries and its two frequencies.
+        2 * size_of::<Reverse<(u32, u32)>>() + 2 * size_of::<u32>()
     }
 
     /// How many there are.
@@ -117,15 +115,17 @@ impl Candidates {
         self.len
     }
 
-    /// Makes the slot a candidate; one that is one already is judged anew. `batch` is the number of the batch that is
-    /// planned.
-    pub fn add(&mut self, slot: u32, worth: Worth, batch: u64) {
-        self.remove(slot);
-        self.last = self.last.checked_add(1).unwrap_or(1);
-        self.came[slot as usize] = self.last;
+    /// Makes the slot a candidate. `batch` is the number of the batch that is planned.
+    pub fn add(
+        &mut self,
+        (slot, stamp): (u32, u32),
+        worth: Worth,
+        batch: u64,
+        stamp_of: impl Fn(u32) -> Option<u32>,
+    ) {
         self.len += 1;
         match &mut self.order {
-            Order::Queue(queue) => queue.push(slot, &self.came),
+            Order::Queue(queue) => queue.push((slot, stamp), stamp_of),
             Order::Lists(lists) => {
                 let list = match worth.next {
                     0 => 0,
@@ -141,16 +141,14 @@ impl Candidates {
         }
     }
 
-    /// The slot is no candidate any more, if it was one.
+    /// The slot, which was one, is no candidate any more.
+    #[inline]
     pub fn remove(&mut self, slot: u32) {
-        if std::mem::take(&mut self.came[slot as usize]) == 0 {
-            return;
-        }
         self.len -= 1;
         match &mut self.order {
-            Order::Lists(lists) => lists.remove(slot),
             // Its entry is passed over when it comes up.
             Order::Queue(_) | Order::Heap(_) => {}
+            Order::Lists(lists) => lists.remove(slot),
             Order::Array { slots, places, .. } => {
                 let place = places[slot as usize] as usize;
                 slots.swap_remove(place);
@@ -162,11 +160,11 @@ impl Candidates {
     }
 
     /// Takes the candidate that goes first. `batch` as in [`Self::add`].
-    pub fn pop(&mut self, batch: u64) -> Option<u32> {
+    pub fn pop(&mut self, batch: u64, stamp_of: impl Fn(u32) -> Option<u32>) -> Option<u32> {
         let slot = match &mut self.order {
-            Order::Queue(queue) => queue.pop(&self.came)?,
+            Order::Queue(queue) => queue.pop(stamp_of)?,
             Order::Lists(lists) => lists.first(batch)?,
-            Order::Heap(heap) => heap.pop(&self.came)?,
+            Order::Heap(heap) => heap.pop(|slot| stamp_of(slot).is_some())?,
             Order::Array { slots, draws, .. } => {
                 if slots.is_empty() {
                     return None;
@@ -182,27 +180,30 @@ impl Candidates {
 
 const NONE: u32 = u32::MAX;
 
-/// Slots in the order in which they came, each with the number of its coming. An entry is left where it is when its slot is a
+/// Slots in the order in which they came, each with its stamp. An entry is left where it is when its slot is a
 /// candidate no more, and passed over when it comes up.
-struct Queue(VecDeque<(u32, u32)>);
+struct Queue {
+    entries: VecDeque<(u32, u32)>,
+    most: usize,
+}
 
 impl Queue {
     fn new(count: usize) -> Self {
-        Self(VecDeque::with_capacity(2 * count + 1))
+        Self { entries: VecDeque::with_capacity(2 * count + 1), most: 2 * count }
     }
 
-    fn push(&mut self, slot: u32, came: &[u32]) {
-        if self.0.len() > 2 * came.len() {
+    fn push(&mut self, entry: (u32, u32), stamp_of: impl Fn(u32) -> Option<u32>) {
+        if self.entries.len() > self.most {
             // At least half of them are of no more use, so that this costs a few steps a coming.
-            self.0.retain(|&(slot, coming)| came[slot as usize] == coming);
+            self.entries.retain(|&(slot, stamp)| stamp_of(slot) == Some(stamp));
         }
-        self.0.push_back((slot, came[slot as usize]));
+        self.entries.push_back(entry);
     }
 
-    fn pop(&mut self, came: &[u32]) -> Option<u32> {
+    fn pop(&mut self, stamp_of: impl Fn(u32) -> Option<u32>) -> Option<u32> {
         loop {
-            let (slot, coming) = self.0.pop_front()?;
-            if came[slot as usize] == coming {
+            let (slot, stamp) = self.entries.pop_front()?;
+            if stamp_of(slot) == Some(stamp) {
                 return Some(slot);
             }
         }
@@ -236,7 +237,7 @@ impl Heap {
         }
     }
 
-    fn pop(&mut self, came: &[u32]) -> Option<u32> {
+    fn pop(&mut self, is: impl Fn(u32) -> bool) -> Option<u32> {
         loop {
             let Reverse((was, slot)) = self.entries.pop()?;
             let s = slot as usize;
@@ -245,10 +246,10 @@ impl Heap {
             }
             let now = self.frequency[s];
             self.entered[s] = NONE;
-            match came[s] {
-                0 => {}
-                _ if now == was => return Some(slot),
-                _ => self.add(slot, now),
+            match is(slot) {
+                false => {}
+                true if now == was => return Some(slot),
+                true => self.add(slot, now),
             }
         }
     }
@@ -299,46 +300,85 @@ impl Lists {
 mod tests {
     use super::*;
 
-    fn drained(candidates: &mut Candidates) -> Vec<u32> {
-        std::iter::from_fn(|| candidates.pop(10)).collect()
+    /// Candidates and what `Hold` keeps of them: of each slot its stamp, where it is one.
+    struct Kept(Candidates, Vec<Option<u32>>, u32);
+
+    impl Kept {
+        fn new(policy: Policy, count: usize, seed: u64) -> Self {
+            Self(Candidates::new(policy, count, seed), vec![None; count], 0)
+        }
+
+        fn add(&mut self, slot: u32, worth: Worth) {
+            let Self(candidates, stamps, last) = self;
+            *last += 1;
+            stamps[slot as usize] = Some(*last);
+            candidates.add((slot, *last), worth, 10, |slot| stamps[slot as usize]);
+        }
+
+        fn remove(&mut self, slot: u32) {
+            self.1[slot as usize] = None;
+            self.0.remove(slot);
+        }
+
+        fn drained(&mut self) -> Vec<u32> {
+            let mut all = Vec::new();
+            while let Some(slot) = self.0.pop(10, |slot| self.1[slot as usize]) {
+                self.1[slot as usize] = None;
+                all.push(slot);
+            }
+            assert_eq!(self.0.len(), 0);
+            all
+        }
     }
 
     #[test]
     fn lru_gives_up_what_became_a_candidate_first_and_others_can_be_taken_out() {
-        let mut candidates = Candidates::new(Policy::Lru, 6, 0);
-        [3, 1, 5, 0, 2].into_iter().for_each(|slot| candidates.add(slot, Worth::default(), 1));
-        [3, 0, 0, 4].into_iter().for_each(|slot| candidates.remove(slot));
-        candidates.add(1, Worth::default(), 2);
-        assert_eq!(candidates.len(), 3);
-        assert_eq!(drained(&mut candidates), [5, 2, 1]);
-        assert_eq!(candidates.len(), 0);
+        let mut candidates = Kept::new(Policy::Lru, 6, 0);
+        [3, 1, 5, 0, 2].into_iter().for_each(|slot| candidates.add(slot, Worth::default()));
+        [3, 0, 1].into_iter().for_each(|slot| candidates.remove(slot));
+        candidates.add(1, Worth::default());
+        assert_eq!(candidates.0.len(), 3);
+        assert_eq!(candidates.drained(), [5, 2, 1]);
+    }
+
+    #[test]
+    fn what_is_a_candidate_no_more_does_not_pile_up() {
+        let mut candidates = Kept::new(Policy::Lru, 4, 0);
+        for turn in 0..100 {
+            candidates.add(turn % 3, Worth::default());
+            candidates.remove(turn % 3);
+        }
+        candidates.add(3, Worth::default());
+        let Order::Queue(queue) = &candidates.0.order else { panic!("lru is a queue") };
+        assert!(queue.entries.len() <= 9, "{} entries of 4 slots", queue.entries.len());
+        assert_eq!(candidates.drained(), [3]);
     }
 
     #[test]
     fn lfu_gives_up_the_least_frequent_as_it_was_last_judged() {
-        let mut candidates = Candidates::new(Policy::Lfu, 4, 0);
+        let mut candidates = Kept::new(Policy::Lfu, 4, 0);
         let worth = |frequency| Worth { frequency, next: 0 };
         for (slot, frequency) in [(0, 5), (1, 1), (2, 3), (3, 4)] {
-            candidates.add(slot, worth(frequency), 1);
+            candidates.add(slot, worth(frequency));
         }
         candidates.remove(1);
-        candidates.add(1, worth(9), 1);
+        candidates.add(1, worth(9));
         candidates.remove(3);
-        assert_eq!(drained(&mut candidates), [2, 0, 1]);
-        candidates.add(3, worth(4), 1);
+        assert_eq!(candidates.drained(), [2, 0, 1]);
+        candidates.add(3, worth(4));
         candidates.remove(3);
-        candidates.add(1, worth(3), 1);
-        candidates.add(3, worth(2), 1);
-        assert_eq!(drained(&mut candidates), [3, 1], "another row, less frequent");
+        candidates.add(1, worth(3));
+        candidates.add(3, worth(2));
+        assert_eq!(candidates.drained(), [3, 1], "another row, less frequent");
     }
 
     #[test]
     fn random_gives_up_each_candidate_once_and_the_same_ones_for_a_seed() {
         let run = |seed| {
-            let mut candidates = Candidates::new(Policy::Random, 40, seed);
-            (0..40).for_each(|slot| candidates.add(slot, Worth::default(), 1));
+            let mut candidates = Kept::new(Policy::Random, 40, seed);
+            (0..40).for_each(|slot| candidates.add(slot, Worth::default()));
             candidates.remove(7);
-            drained(&mut candidates)
+            candidates.drained()
         };
         let mut all = run(1);
         assert_eq!(all, run(1));
@@ -349,12 +389,13 @@ mod tests {
 
     #[test]
     fn the_optimal_gives_up_what_is_never_needed_and_then_what_is_needed_last() {
-        let mut candidates = Candidates::new(Policy::Optimal, 5, 0);
+        let mut candidates = Kept::new(Policy::Optimal, 5, 0);
         for (slot, next) in [(0, 3), (1, 0), (2, 60), (3, 7), (4, 0)] {
-            candidates.add(slot, Worth { frequency: 0, next }, 10);
+            candidates.add(slot, Worth { frequency: 0, next });
         }
-        candidates.add(4, Worth { frequency: 0, next: 20 }, 10);
-        assert_eq!(drained(&mut candidates), [1, 2, 4, 3, 0]);
+        candidates.remove(4);
+        candidates.add(4, Worth { frequency: 0, next: 20 });
+        assert_eq!(candidates.drained(), [1, 2, 4, 3, 0]);
     }
 
     #[test]
