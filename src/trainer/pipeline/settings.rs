@@ -1,0 +1,80 @@
+//! How a pipeline is made, and what of that cannot be had.
+
+use crate::trainer::TrainError;
+use crate::trainer::policy::Policy;
+use crate::trainer::replicas::MOST_REPLICAS;
+use crate::trainer::scratchpad::ScratchpadSize;
+
+/// How a pipeline is made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PipelineSettings {
+    /// How large the scratchpad is.
+    pub scratchpad: ScratchpadSize,
+    /// Which rows leave it first.
+    pub policy: Policy,
+    /// What the random policy draws from.
+    pub seed: u64,
+    /// Batches that are planned together: cDLRM's look-ahead window; at least 1.
+    pub lookahead: usize,
+    /// Items that may wait between two stages.
+    pub buffered: usize,
+    /// Bytes of all staging buffers together.
+    pub staging_bytes: usize,
+    /// Threads that move rows between store and staging.
+    pub threads: usize,
+    /// Whether stages overlap. If not, each item is planned when the one before has trained: a baseline, and the same bytes.
+    pub overlap: bool,
+    /// Makes every stage sleep at random.
+    pub jitter: Option<u64>,
+    /// Data-parallel workers that each batch is cut for, 1 to [`MOST_REPLICAS`]. Each has dense weights of
+    /// its own and a copy of the window's rows, which is no larger than the scratchpad and comes on top of
+    /// it.
+    pub replicas: usize,
+    /// Steps after which replicas average rows and their state; at least 1. With 1 they exchange gradients in
+    /// place of that. The end of a window averages too, so that no replica is by itself for more than
+    /// `lookahead` steps.
+    pub lambda: u64,
+}
+
+impl PipelineSettings {
+    /// Whether what is trained is what one worker trains: with one replica to the byte, and with several at
+    /// lambda = 1 to rounding, because a sum is then cut where the batch is. Not at any other lambda, where
+    /// each replica goes on for some steps by itself.
+    #[must_use]
+    pub fn exact(&self) -> bool {
+        self.replicas == 1 || self.lambda == 1
+    }
+
+    /// Whether replicas can be had as asked for.
+    pub(super) fn check_replicas(&self) -> Result<(), TrainError> {
+        if !(1..=MOST_REPLICAS).contains(&self.replicas) {
+            return Err(TrainError::Replicas { got: self.replicas, most: MOST_REPLICAS });
+        }
+        if self.lambda == 0 {
+            return Err(TrainError::Lambda { got: self.lambda });
+        }
+        let (lambda, window) = (self.lambda, self.lookahead);
+        if self.replicas > 1 && lambda > window as u64 {
+            tracing::warn!("lambda: {lambda} steps, but a window's end averages too, after {window} at most");
+        }
+        Ok(())
+    }
+}
+
+impl Default for PipelineSettings {
+    fn default() -> Self {
+        Self {
+            scratchpad: ScratchpadSize::Fraction(0.1),
+            policy: Policy::default(),
+            seed: 0,
+            lookahead: 1,
+            buffered: 0,
+            staging_bytes: 64 << 20,
+            threads: 4,
+            overlap: true,
+            jitter: None,
+            replicas: 1,
+            lambda: 1,
+        }
+    }
+}
