@@ -18,7 +18,9 @@
 //!
 //! What is said of rows is of the counted rounds, a step: distinct rows of its batch (of a batch that is split, those of each
 //! of its groups), rows that came in from the store and that went out to it, and the bytes of both, which are what a step has
-//! to move, however well it is hidden.
+//! to move, however well it is hidden. Beside it the bound that follows: the step with all in memory, and each of those rows
+//! copied once, at the rate at which one thread copies records at random from a table of 1 GiB and to it, by as many threads as
+//! compute.
 //!
 //! `--tables N` (8), `--rows N` (1,000,000), `--dim N` (128), `--lookups N` (20), `--batch N` (2048), `--steps N` a round (24), `--warm N` before them (4), `--settle N` before
 //! the first of them (12),
@@ -222,6 +224,9 @@ fn compare(
     let on = modes.iter().find(|m| m.name == "pipeline on");
     let (on, cpu_on) = on.map(|m| (m.times.clone(), m.cpu_times.clone())).unwrap_or_default();
     println!("skew {skew}, scratchpad {size}:");
+    let in_memory = modes.iter().find(|m| m.name == "all in memory");
+    let in_memory = in_memory.map(|m| Sorted::of(m.times.iter().copied()).at(0.5));
+    let move_ms = 1e3 * seconds_a_move(shape.dim) / options.number("--threads", 2) as f64;
     let mut rows = Vec::new();
     for mode in &modes {
         let ratios = |times: &[f64], on: &[f64]| Sorted::of(times.iter().zip(on).map(|(time, on)| time / on));
@@ -244,10 +249,20 @@ fn compare(
             cpu_ratio.at(1.0),
             moved.as_ref().map_or(String::new(), Moved::to_string)
         );
+        let bound = in_memory.zip(moved.as_ref()).map(|(ms, moved)| {
+            let moving = (moved.rows_in + moved.rows_out) * move_ms;
+            println!(
+                "  {:<16} {:>8.2} of all in memory; the bound from what it moves is {:.2} ({moving:.1} ms)",
+                "",
+                time.at(0.5) / ms,
+                1.0 + moving / ms
+            );
+            1.0 + moving / ms
+        });
         rows.push(serde_json::json!({ "mode": mode.name, "ms": time.at(0.5), "ratio": ratio.at(0.5),
             
             "least": ratio.at(0.0), "most": ratio.at(1.0), "cpu_ms": cpu.at(0.5), "cpu_ratio": cpu_ratio.at(0.5),
-            "rounds": mode.times.len(), "moved": moved }));
+            "rounds": mode.times.len(), "moved": moved, "bound": bound }));
     }
     Ok(serde_json::json!({ "skew": skew, "size": size, "modes": rows }))
 }
@@ -363,6 +378,28 @@ fn write_all(store: &flechette::store::WorkingFile) -> anyhow::Result<()> {
         })?;
     }
     Ok(())
+}
+
+/// Seconds that one thread takes to copy a record of so many words, half of them out of a large table and half into it.
+fn seconds_a_move(words: usize) -> f64 {
+    const MOVED: usize = 1 << 18;
+    let rows = (1_usize << 28) / words.max(1);
+    let mut table = vec![1.0_f32; rows * words];
+    let mut staging = vec![1.0_f32; MOVED * words];
+    let mut draws = 1_u64;
+    let mut draw = || {
+        draws = draws.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (draws >> 33) as usize % rows * words
+    };
+    let began = Instant::now();
+    for record in staging.chunks_exact_mut(words) {
+        record.copy_from_slice(&table[draw()..][..words]);
+    }
+    for record in staging.chunks_exact(words) {
+        table[draw()..][..words].copy_from_slice(record);
+    }
+    std::hint::black_box(&table);
+    began.elapsed().as_secs_f64() / (2 * MOVED) as f64
 }
 
 /// What this process has taken of all processors so far.
