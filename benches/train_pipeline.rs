@@ -225,8 +225,11 @@ fn compare(
     let (on, cpu_on) = on.map(|m| (m.times.clone(), m.cpu_times.clone())).unwrap_or_default();
     println!("skew {skew}, scratchpad {size}:");
     let in_memory = modes.iter().find(|m| m.name == "all in memory");
-    let in_memory = in_memory.map(|m| Sorted::of(m.times.iter().copied()).at(0.5));
-    let move_ms = 1e3 * seconds_a_move(shape.dim) / options.number("--threads", 2) as f64;
+    // Only beside it is there a bound, and under `--limit` no room for the table that is copied from.
+    let in_memory = in_memory.map(|m| {
+        let move_ms = 1e3 * seconds_a_move(shape.dim) / options.number("--threads", 2) as f64;
+        (Sorted::of(m.times.iter().copied()).at(0.5), move_ms)
+    });
     let mut rows = Vec::new();
     for mode in &modes {
         let ratios = |times: &[f64], on: &[f64]| Sorted::of(times.iter().zip(on).map(|(time, on)| time / on));
@@ -249,7 +252,7 @@ fn compare(
             cpu_ratio.at(1.0),
             moved.as_ref().map_or(String::new(), Moved::to_string)
         );
-        let bound = in_memory.zip(moved.as_ref()).map(|(ms, moved)| {
+        let bound = in_memory.zip(moved.as_ref()).map(|((ms, move_ms), moved)| {
             let moving = (moved.rows_in + moved.rows_out) * move_ms;
             println!(
                 "  {:<16} {:>8.2} of all in memory; the bound from what it moves is {:.2} ({moving:.1} ms)",
@@ -260,7 +263,6 @@ fn compare(
             1.0 + moving / ms
         });
         rows.push(serde_json::json!({ "mode": mode.name, "ms": time.at(0.5), "ratio": ratio.at(0.5),
-            
             "least": ratio.at(0.0), "most": ratio.at(1.0), "cpu_ms": cpu.at(0.5), "cpu_ratio": cpu_ratio.at(0.5),
             "rounds": mode.times.len(), "moved": moved, "bound": bound }));
     }

@@ -4,8 +4,10 @@
 //! chunks of samples (gather-pool, forward, loss, backward), over tables and pieces of dense weights
 //! (gradient and update, in `update`), over panels (transposes). Every sum has an order that the batch alone
 //! decides, so any number of threads gives the same bytes. Chunks, tables and pieces take long, so each is a job of its own
-//! (`with_max_len`): where the pipeline's other stages hold a thread up, the others take over all that it has not begun. And since gather-pool is sample by sample and an update
-//! row by row, so does any way of cutting both into groups (a scratchpad that holds only part of a batch's rows).
+//! (`with_max_len`): where the pipeline's other stages hold a thread up, the others take over all that it has not begun.
+//!
+//! Since gather-pool is sample by sample and an update row by row, any way of cutting both into groups gives the same bytes too
+//! (a scratchpad that holds only part of a batch's rows).
 
 use std::sync::Arc;
 
