@@ -327,7 +327,7 @@ fn modes(
         policy: options.value("--policy").map_or(Ok(Policy::Lru), |name| name.parse())?,
         scratchpad: ScratchpadSize::Fraction(size),
         lookahead: options.number("--lookahead", 1),
-        staging_bytes: 1 << 30,
+        staging_bytes: options.number("--staging", 1 << 30),
         threads: options.number("--row-threads", 4),
         ..PipelineSettings::default()
     };

@@ -8,6 +8,7 @@
 
 pub mod element;
 mod huge;
+pub mod prefetch;
 
 use std::any::Any;
 use std::fmt;

@@ -40,6 +40,7 @@ use super::epoch::Pin;
 use super::key::{EMPTY, TOMBSTONE, scatter};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, yield_now};
 use crate::types::FlatKey;
+use crate::types::prefetch::prefetch;
 
 /// Slots a bucket. Under loom few, because each is a thing that may interleave.
 pub const SLOTS: usize = if cfg!(flechette_loom) { 2 } else { 8 };
@@ -302,19 +303,9 @@ impl Index {
     #[inline]
     pub fn prefetch(&self, key: FlatKey) {
         let (first, second) = self.pair(key);
-        #[cfg(target_arch = "x86_64")]
         for bucket in [first, second] {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let line = std::ptr::from_ref(&self.buckets.all()[bucket]).cast::<i8>();
-            // SAFETY: a prefetch reads nothing that a program could see, at any address; SSE is part
-            // of x86_64. A bucket is two lines of this processor.
-            unsafe {
-                _mm_prefetch::<_MM_HINT_T0>(line);
-                _mm_prefetch::<_MM_HINT_T0>(line.wrapping_add(64));
-            }
+            prefetch(std::slice::from_ref(&self.buckets.all()[bucket]));
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = (first, second);
     }
 
     #[inline]

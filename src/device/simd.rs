@@ -25,18 +25,50 @@ impl<R, F: FnOnce() -> R> Wide for F {
     }
 }
 
-/// Asks memory for the cache line at this address, wherever it points.
+/// Copies rows past the caches, each over one of the same length: for many bytes that are not read soon. A line that is written so
+/// is not read before.
+///
+/// # Panics
+/// When two lengths differ.
+pub fn copy_past_caches<'r>(rows: impl Iterator<Item = (&'r mut [f32], &'r [f32])>) {
+    let _ends = Streams;
+    for (to, from) in rows {
+        assert_eq!(to.len(), from.len(), "lengths");
+        stream(to, from);
+    }
+}
+
+/// Streaming stores of this thread, which are not ordered among its others before this is dropped.
+struct Streams;
+
+impl Drop for Streams {
+    fn drop(&mut self) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: SSE is part of x86-64.
+        unsafe {
+            std::arch::x86_64::_mm_sfence();
+        }
+    }
+}
+
+/// Copies all of `from`; some of it by streaming stores.
 #[inline(always)]
-#[allow(clippy::missing_const_for_fn)]
-pub(super) fn prefetch<T>(at: *const T) {
+fn stream(to: &mut [f32], from: &[f32]) {
     #[cfg(target_arch = "x86_64")]
     {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: SSE is part of x86-64, and a prefetch reads nothing that the program can see.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+        use std::arch::x86_64::{__m128, _mm_loadu_ps, _mm_stream_ps};
+        const WORDS: usize = size_of::<__m128>() / size_of::<f32>();
+        if to.as_ptr().cast::<__m128>().is_aligned() {
+            let (whole, rest) = to.split_at_mut(to.len() / WORDS * WORDS);
+            for (to, from) in whole.chunks_exact_mut(WORDS).zip(from.chunks_exact(WORDS)) {
+                // SAFETY: SSE is part of x86-64. Both have room for a register, and `to` is on its grid. Whoever calls
+                // this fences before anybody else may touch what it wrote (`Streams`).
+                unsafe { _mm_stream_ps(to.as_mut_ptr(), _mm_loadu_ps(from.as_ptr())) };
+            }
+            return rest.copy_from_slice(&from[whole.len()..]);
+        }
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = at;
+    to.copy_from_slice(from);
 }
 
 /// Runs `work`, compiled for the best instruction set that the processor reports.

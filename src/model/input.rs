@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use super::tape::Tape;
-use crate::device::host::{PoolLookup, collect_rows, gather_pool, prefetch};
+use crate::device::host::{PoolLookup, collect_rows, gather_pool};
 use crate::schema::{Lookup, Pooling, Schema};
+use crate::types::prefetch::prefetch;
 use crate::types::{Batch, PredictError};
 
 /// What input rows are written from, but for the embedding rows themselves.

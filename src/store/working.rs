@@ -20,9 +20,12 @@
 //! the table's beginning.
 
 use std::io;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::{RowOrder, StoreError, Table, Uniform};
+use crate::types::prefetch::TURNS_AHEAD;
 use crate::types::{OutOfHostMemory, TableId};
 
 mod bitmap;
@@ -126,9 +129,12 @@ pub enum WorkingError {
 
 /// Bytes of rows end to end that are read by one call, which asks the disk for all of them at once.
 const LONG_BYTES: usize = 64 << 10;
-/// Of so many pieces that are to be read one is looked at, to see whether they are in memory or still on the disk. To look takes
-/// about as long as to read one that is in memory, and to ask for one as long as that.
-const SAMPLED_RUNS: usize = 16;
+/// Of so many pieces that are to be read one is looked at, to see whether they are in memory or still on the disk: of the fewer
+/// while some were on the disk not long ago. To look takes longer than to read one that is in memory, and to ask for one as long.
+const SAMPLED_RUNS: RangeInclusive<usize> = 16..=256;
+/// How many pieces ahead memory is asked for one, and for how much of it: the rest of a long one the processor sees coming.
+const RUNS_AHEAD: usize = 8;
+const BYTES_AHEAD: usize = 2048;
 
 /// Tables in a file without a name. Reading and writing take `&self`: different threads may do both at once
 /// on different rows. That nobody writes a row while another reads or writes it is for the callers to see to.
@@ -138,6 +144,8 @@ pub struct WorkingFile {
     dir: PathBuf,
     stripes: Stripes,
     tables: Vec<WorkingRows>,
+    /// Of how many pieces one is looked at, within [`SAMPLED_RUNS`].
+    sampled: AtomicUsize,
 }
 
 impl WorkingFile {
@@ -155,7 +163,8 @@ impl WorkingFile {
             placed.push(rows);
         }
         let stripes = Stripes::create(dir, placed.last().map_or(0, WorkingRows::end))?;
-        Ok(Self { dir: dir.to_owned(), stripes, tables: placed })
+        let sampled = AtomicUsize::new(*SAMPLED_RUNS.start());
+        Ok(Self { dir: dir.to_owned(), stripes, tables: placed, sampled })
     }
 
     /// The tables, in the order given.
@@ -183,6 +192,9 @@ impl WorkingFile {
         let mut placed = Vec::with_capacity(rows.len());
         let records_of_rows = records.chunks_exact_mut(of.width().max(1));
         for (index, (&row, record)) in rows.iter().zip(records_of_rows).enumerate() {
+            if let (Layout::Log(log), Some(&next)) = (of.layout(), rows.get(index + TURNS_AHEAD)) {
+                log.prefetch(&self.stripes, next);
+            }
             match of.place(&self.stripes, row) {
                 Some(place) => placed.push(Placed { place, index }),
                 None => of.first_value(row, record),
@@ -202,31 +214,43 @@ impl WorkingFile {
         let width = of.width();
         let span = |run: &[Placed]| (run[run.len() - 1].place - run[0].place + 1) as usize * width;
         let bytes = |run: &[Placed]| span(run) * size_of::<f32>();
+        let is_short = |run: &&&[Placed]| bytes(run) < LONG_BYTES;
         let runs: Vec<&[Placed]> = of.runs(placed, READ_BYTES, gap).collect();
-        let short = || runs.iter().filter(|run| bytes(run) < LONG_BYTES);
-        let in_memory = |run: &&[Placed]| self.stripes.in_memory(of.offset(run[0].place));
-        if !short().step_by(SAMPLED_RUNS).all(in_memory) {
-            // The disk works on many at once, and whoever touches a page waits for that one alone.
-            short().for_each(|run| self.stripes.ask_for(of.offset(run[0].place), bytes(run)));
-        }
+        self.ask_for(runs.iter().filter(is_short).map(|run| (of.offset(run[0].place), bytes(run))));
         let mut staging = Vec::new();
-        for run in runs {
-            let (first, words) = (run[0].place, span(run));
-            if bytes(run) < LONG_BYTES {
-                for row in run {
+        for (at, run) in runs.iter().enumerate() {
+            if let Some(next) = runs.get(at + RUNS_AHEAD).filter(is_short) {
+                self.stripes.prefetch(of.offset(next[0].place), bytes(next).min(BYTES_AHEAD));
+            }
+            if is_short(&run) {
+                for row in *run {
                     self.stripes.load(&mut records[row.index * width..][..width], of.offset(row.place));
                 }
                 continue;
             }
-            staging.resize(words, 0.0);
+            staging.resize(span(run), 0.0);
+            let first = run[0].place;
             let read = self.stripes.read(bytemuck::cast_slice_mut(&mut staging), of.offset(first));
             read.map_err(|e| StoreError::at(&self.dir, e))?;
-            for row in run {
+            for row in *run {
                 let from = (row.place - first) as usize * width;
                 records[row.index * width..][..width].copy_from_slice(&staging[from..from + width]);
             }
         }
         Ok(())
+    }
+
+    /// Asks the disk for pieces of the file that are to be loaded, each an offset and bytes, where they seem not to be in memory: it
+    /// works on many at once, and whoever touches a page waits for that one alone.
+    fn ask_for(&self, pieces: impl Iterator<Item = (u64, usize)> + Clone) {
+        // Only a guess, so that it is no matter what other threads make of it meanwhile.
+        let sampled = self.sampled.load(Ordering::Relaxed);
+        if pieces.clone().step_by(sampled).all(|(offset, _)| self.stripes.in_memory(offset)) {
+            self.sampled.store((2 * sampled).min(*SAMPLED_RUNS.end()), Ordering::Relaxed);
+            return;
+        }
+        self.sampled.store(*SAMPLED_RUNS.start(), Ordering::Relaxed);
+        pieces.for_each(|(offset, bytes)| self.stripes.ask_for(offset, bytes));
     }
 
     /// Writes the records of these rows, ascending and distinct: they lie end to end in the order of `rows`.

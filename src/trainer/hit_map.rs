@@ -1,13 +1,14 @@
 //! In which slot a row is: the table behind ScratchPipe's Hit-Map (section IV-D).
 //!
 //! Plan asks for all rows of a batch, and each answer lies in a line of memory that no processor keeps near. So a bucket
-//! is one word, a lookup touches one line of the table, and what many lookups touch can be asked for before any answer
-//! is used (`Hold::find_all`): the memory then works on all of them at once.
+//! is one word, a lookup touches one line of the table, and that line is asked for some turns before (`Hold::find_all`): the
+//! memory then works on many at once.
 //!
 //! The table is open addressing with linear probing. A bucket has half of its row's hash, the *tag*, and the slot. The tag
 //! also says where its run begins, so that taking a bucket out moves those behind it up and leaves no mark behind
 //! (Knuth, volume 3, section 6.4, algorithm R). Equal tags do not mean equal rows: whoever asks compares the row.
 
+use crate::types::prefetch::prefetch_line;
 use crate::types::{Huge, OutOfHostMemory};
 
 /// Slots by rows.
@@ -30,8 +31,8 @@ impl Tag {
 }
 
 /// A bucket's word.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Bucket(u64);
+#[derive(Clone, Copy)]
+struct Bucket(u64);
 
 impl Bucket {
     #[inline(always)]
@@ -65,25 +66,10 @@ impl HitMap {
         self.buckets.fill(0);
     }
 
-    /// The bucket in which the run of the tag begins.
+    /// Asks memory for the bucket in which the run of the tag begins.
     #[inline(always)]
-    pub fn first(&self, tag: Tag) -> Bucket {
-        Bucket(self.buckets[self.home(tag)])
-    }
-
-    /// Brings the buckets near in which the runs of these tags begin: they are used next.
-    #[inline]
-    pub fn fetch(&self, tags: impl Iterator<Item = Tag>) {
-        std::hint::black_box(tags.fold(0, |all, tag| all ^ self.first(tag).0));
-    }
-
-    /// The first slot of a row with this tag, if any, given [`Self::first`] of it.
-    #[inline(always)]
-    pub fn slot(&self, tag: Tag, first: Bucket) -> Option<u32> {
-        match first.slot() {
-            slot if slot.is_none() || first.tag() == tag => slot,
-            _ => self.find(tag, |_| true),
-        }
+    pub fn prefetch(&self, tag: Tag) {
+        prefetch_line(&raw const self.buckets[self.home(tag)]);
     }
 
     /// The slot of a row with this tag of which `is` says that it is the one.
@@ -185,7 +171,7 @@ mod tests {
                     for tag in (0..6).map(|tag| Tag(base + tag)) {
                         let there = plain.get(&slot) == Some(&tag);
                         prop_assert_eq!(map.find(tag, |found| found == slot), there.then_some(slot));
-                        let any = map.slot(tag, map.first(tag));
+                        let any = map.find(tag, |_| true);
                         prop_assert_eq!(any.is_some(), plain.values().any(|&of| of == tag));
                         prop_assert!(any.is_none_or(|slot| plain[&slot] == tag));
                     }
@@ -199,6 +185,6 @@ mod tests {
     #[test]
     fn no_slots_are_a_map_too() {
         let map = HitMap::new(0).unwrap();
-        assert_eq!(map.slot(Tag(9), map.first(Tag(9))), None);
+        assert_eq!(map.find(Tag(9), |_| true), None);
     }
 }

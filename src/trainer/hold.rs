@@ -10,79 +10,21 @@
 //! One `Hold` is of slots of one size. Everything here is Plan's alone, and runs ahead of what the slots hold:
 //! the Hit-Map says what will be in a slot when the batch that is planned comes to train.
 
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::hit_map::{Bucket, HitMap, Tag};
+use super::hit_map::HitMap;
+use super::key::Key;
 use super::policy::{Candidates, Policy, Worth};
+use super::use_counts::UseCounts;
 use crate::device::flags::NO_SLOT;
-use crate::types::{Huge, OutOfHostMemory, TableId, scatter};
+use crate::types::prefetch::{TURNS_AHEAD, prefetch_line};
+use crate::types::{Huge, OutOfHostMemory};
 
-/// A table and one of its rows, in one number.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Pod, Zeroable)]
-#[repr(transparent)]
-pub struct Key(u64);
-
-/// Bits of a key that are the row's.
-const ROW_BITS: u32 = 40;
-
-impl Key {
-    /// Tables and rows of which there may be keys.
-    pub const LIMITS: (usize, u64) = (1 << (u64::BITS - ROW_BITS), 1 << ROW_BITS);
-
-    /// Of a row; both within [`Self::LIMITS`].
-    #[inline]
-    pub fn new(table: TableId, row: u64) -> Self {
-        debug_assert!(row < Self::LIMITS.1 && table.index() < Self::LIMITS.0);
-        Self(u64::from(table.0) << ROW_BITS | row)
-    }
-
-    /// The table.
-    #[inline]
-    pub fn table(self) -> TableId {
-        TableId((self.0 >> ROW_BITS) as u32)
-    }
-
-    /// The row.
-    #[inline]
-    pub fn row(self) -> u64 {
-        self.0 & (Self::LIMITS.1 - 1)
-    }
-
-    /// What the Hit-Map keeps of it.
-    #[inline(always)]
-    fn tag(self) -> Tag {
-        Tag::of(scatter(self.0))
-    }
-}
-
-/// Something of each of many rows. Keys are scattered, and nobody chooses them to collide who may not as well train nonsense.
-pub type KeyMap<V> = HashMap<Key, V, BuildHasherDefault<KeyHasher>>;
-
-/// Hashes a [`Key`], in a tenth of the time that the standard library's takes.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct KeyHasher(u64);
-
-impl Hasher for KeyHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.write_u64(u64::from(byte)));
-    }
-
-    fn write_u64(&mut self, number: u64) {
-        self.0 = scatter(self.0 ^ number);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
-
-/// Rows that are looked up together: enough for the memory to work on many at once, and so few that what it gave is still
-/// near when it is used.
-pub const TOGETHER: usize = 64;
+/// Rows that are looked up together: many times [`TURNS_AHEAD`], and so few that what memory gave is still near when it is used.
+pub const TOGETHER: usize = 1024;
 
 /// A slot's bookkeeping, four of them in a line of memory; zeros are an empty slot's.
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
@@ -130,7 +72,7 @@ impl Entry {
 /// The slots of one size.
 pub struct Hold {
     /// How often each row is used, where that is known.
-    frequencies: Option<Arc<KeyMap<u32>>>,
+    frequencies: Option<Arc<UseCounts>>,
     entries: Huge<Entry>,
     slots: HitMap,
     free: Vec<u32>,
@@ -150,7 +92,7 @@ impl Hold {
     /// [`OutOfHostMemory`] when the memory is not to be had.
     pub fn new(
         policy: Policy,
-        frequencies: Option<Arc<KeyMap<u32>>>,
+        frequencies: Option<Arc<UseCounts>>,
         count: usize,
         seed: u64,
     ) -> Result<Self, OutOfHostMemory> {
@@ -201,21 +143,21 @@ impl Hold {
     /// [`Self::find`] for some rows, at most [`TOGETHER`], into `found`, or [`NO_SLOT`].
     #[inline]
     pub fn find_all<'f>(&self, keys: &[Key], found: &'f mut [u32; TOGETHER]) -> &'f [u32] {
-        let mut first = [Bucket::default(); TOGETHER];
         let found = &mut found[..keys.len()];
-        // Three loops, in each of which no turn waits for the one before: first what is in the table, then in the slots.
-        for (first, key) in first.iter_mut().zip(keys) {
-            *first = self.slots.first(key.tag());
+        for (at, (found, key)) in found.iter_mut().zip(keys).enumerate() {
+            if let Some(next) = keys.get(at + TURNS_AHEAD) {
+                self.slots.prefetch(next.tag());
+            }
+            *found = self.slots.find(key.tag(), |_| true).unwrap_or(NO_SLOT);
+            if *found != NO_SLOT {
+                prefetch_line(&raw const self.entries[*found as usize]);
+            }
         }
-        for ((found, first), key) in found.iter_mut().zip(first).zip(keys) {
-            *found = self.slots.slot(key.tag(), first).unwrap_or(NO_SLOT);
-        }
-        let mut wrong = [false; TOGETHER];
-        for ((wrong, &slot), &key) in wrong.iter_mut().zip(&*found).zip(keys) {
-            *wrong = slot != NO_SLOT && !self.holds(slot, key);
-        }
-        for ((found, _), &key) in found.iter_mut().zip(wrong).zip(keys).filter(|((_, wrong), _)| *wrong) {
-            *found = self.find(key).unwrap_or(NO_SLOT);
+        // A loop of its own, by whose turns the entries are there.
+        for (found, &key) in found.iter_mut().zip(keys) {
+            if *found != NO_SLOT && !self.holds(*found, key) {
+                *found = self.find(key).unwrap_or(NO_SLOT);
+            }
         }
         found
     }
@@ -226,23 +168,27 @@ impl Hold {
         self.entries[slot as usize].key == key
     }
 
-    /// Batch `batch` needs the row of the slot.
-    #[inline]
-    pub fn keep(&mut self, slot: u32, batch: u64) {
+    /// Batch `batch` needs the rows of these slots; each [`NO_SLOT`] among them stands for none.
+    pub fn keep(&mut self, slots: &[u32], batch: u64) {
+        let mut needed = std::mem::take(list_of(&mut self.needed, &mut self.spare, batch));
+        needed.extend(slots.iter().filter(|&&slot| slot != NO_SLOT && self.needs(slot, batch)));
+        *list_of(&mut self.needed, &mut self.spare, batch) = needed;
+    }
+
+    /// Marks the slot as one that the batch needs, unless a later one is known to.
+    #[inline(always)]
+    fn needs(&mut self, slot: u32, batch: u64) -> bool {
+        let candidate = self.withdraw(slot);
         let entry = &mut self.entries[slot as usize];
-        let candidate = entry.candidate();
-        if candidate {
-            entry.uses -= 1;
-            self.candidates.remove(slot);
-        }
         // What is no candidate was needed within the window, so that the difference is small and tells what is later.
-        if candidate || (batch as u32).wrapping_sub(entry.until) as i32 > 0 {
+        let later = candidate || (batch as u32).wrapping_sub(entry.until) as i32 > 0;
+        if later {
             entry.until = batch as u32;
             if self.frequencies.is_none() && entry.uses < u32::MAX - 1 {
                 entry.uses += 2;
             }
-            list_of(&mut self.needed, &mut self.spare, batch).push(slot);
         }
+        later
     }
 
     /// Batches up to `past` have left the past window: what no other needs becomes a candidate. What batch `batch`, which is
@@ -258,31 +204,36 @@ impl Hold {
 
     /// Those of the slots become candidates that nobody needs after `last`.
     fn offer(&mut self, slots: &[u32], last: u64, batch: u64, next: &impl Fn(Key) -> u64) {
-        let mut free = [false; TOGETHER];
-        for slots in slots.chunks(TOGETHER) {
-            // Loops of their own, as in `find_all`.
-            for (free, &slot) in free.iter_mut().zip(slots) {
-                *free = self.entries[slot as usize].held_until(last);
+        for (at, &slot) in slots.iter().enumerate() {
+            if let Some(&next) = slots.get(at + TURNS_AHEAD) {
+                prefetch_line(&raw const self.entries[next as usize]);
             }
-            for (&slot, _) in slots.iter().zip(free).filter(|(_, free)| *free) {
-                let entry = &self.entries[slot as usize];
-                // A slot may be on the list twice.
-                if !entry.candidate() {
-                    let worth = Worth { frequency: entry.uses >> 1, next: next(entry.key) };
-                    add(&mut self.candidates, &mut self.entries, (slot, &mut self.stamp), worth, batch);
-                }
+            // A slot may be on the list twice; the second time it is a candidate.
+            let entry = &self.entries[slot as usize];
+            if entry.held_until(last) {
+                let worth = Worth { frequency: entry.uses >> 1, next: next(entry.key) };
+                add(&mut self.candidates, &mut self.entries, (slot, &mut self.stamp), worth, batch);
             }
         }
     }
 
     /// A candidate's worth has changed.
     pub fn judge(&mut self, slot: u32, batch: u64, worth: Worth) {
-        let entry = &mut self.entries[slot as usize];
-        if entry.candidate() {
-            entry.uses -= 1;
-            self.candidates.remove(slot);
+        if self.withdraw(slot) {
             add(&mut self.candidates, &mut self.entries, (slot, &mut self.stamp), worth, batch);
         }
+    }
+
+    /// The slot is no candidate any more; gives whether it was one.
+    #[inline(always)]
+    fn withdraw(&mut self, slot: u32) -> bool {
+        let entry = &mut self.entries[slot as usize];
+        let candidate = entry.candidate();
+        if candidate {
+            entry.uses -= 1;
+            self.candidates.remove(slot);
+        }
+        candidate
     }
 
     /// Gives up `count` rows that batches after `batch` need, the furthest batch first: they are candidates from now
@@ -308,6 +259,8 @@ impl Hold {
         batch: u64,
         mut give: impl FnMut(Key, u32, Option<Key>),
     ) -> usize {
+        let next = self.candidates.next().take(keys.len());
+        next.for_each(|slot| prefetch_line(&raw const self.entries[slot as usize]));
         let mut taken = [(0, false); TOGETHER];
         let mut count = 0;
         while count < keys.len() {
@@ -320,17 +273,21 @@ impl Hold {
         let (keys, taken) = (&keys[..count], &taken[..count]);
         // Loops of their own, as in `find_all`.
         let mut old = [Key::default(); TOGETHER];
-        for (old, (slot, _)) in old.iter_mut().zip(taken) {
+        for ((old, (slot, _)), key) in old.iter_mut().zip(taken).zip(keys) {
             *old = self.entries[*slot as usize].key;
+            self.slots.prefetch(old.tag());
+            self.slots.prefetch(key.tag());
+            if let Some(counts) = &self.frequencies {
+                counts.prefetch(*key);
+            }
         }
-        self.slots.fetch(old[..count].iter().chain(keys).map(|key| key.tag()));
         for (old, (slot, _)) in old.iter().zip(taken).filter(|(_, (_, full))| *full) {
             self.slots.remove(old.tag(), *slot);
         }
         let mut uses = [1_u32; TOGETHER];
         if let Some(counts) = &self.frequencies {
-            for (uses, key) in uses.iter_mut().zip(keys) {
-                *uses = counts.get(key).map_or(1, |count| count.saturating_add(1));
+            for (uses, &key) in uses.iter_mut().zip(keys) {
+                *uses = counts.get(key).saturating_add(1);
             }
         }
         let needed = list_of(&mut self.needed, &mut self.spare, batch);

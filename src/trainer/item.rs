@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::TrainError;
 use super::casting::Casting;
-use super::hold::Key;
+use super::key::Key;
 use super::network::Labelled;
 use crate::device::scratch::Berth;
 use crate::schema::{Lookup, Schema};

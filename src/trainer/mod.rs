@@ -18,6 +18,7 @@ mod in_memory;
 mod insert;
 mod item;
 mod jitter;
+mod key;
 mod learner;
 mod load;
 mod network;
@@ -30,6 +31,7 @@ mod replicas;
 mod scratchpad;
 mod train;
 pub mod update;
+mod use_counts;
 mod verify;
 
 use std::sync::mpsc;

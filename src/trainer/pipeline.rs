@@ -28,9 +28,9 @@ use super::TrainError;
 use super::collect::Places;
 use super::exchange::exchange;
 use super::headway::Headway;
-use super::hold::Key;
 use super::item::{Cast, Item, Spare, Transfers, Work};
 use super::jitter::Jitter;
+use super::key::Key;
 use super::load::Load;
 use super::network::Network;
 use super::plan::{PlanEnds, PlanSettings, PlanStats, Planner, Windows};
@@ -38,6 +38,7 @@ use super::policy::{Policy, SEEN_AHEAD};
 use super::replicas::Replicas;
 use super::scratchpad::{Pad, Sizes};
 use super::train::{Train, Watch};
+use super::use_counts::UseCounts;
 use crate::dataset::Reader;
 use crate::device::cuda::Driver;
 use crate::store::{Rows, WorkingFile};
@@ -126,6 +127,8 @@ impl Pipeline {
         let count_of = |&(t, row, count): &(TableId, u64, u64)| {
             (Key::new(t, row), u32::try_from(count).unwrap_or(u32::MAX))
         };
+        let rows = frequencies.filter(|_| settings.policy == Policy::Lfu);
+        let counts_of = rows.map(|rows| UseCounts::new(rows.iter().map(count_of)).map(Arc::new));
         let plan = PlanSettings {
             policy: settings.policy,
             seed: settings.seed,
@@ -133,9 +136,7 @@ impl Pipeline {
             windows,
             item_words,
             overlap: settings.overlap,
-            frequencies: frequencies
-                .filter(|_| settings.policy == Policy::Lfu)
-                .map(|rows| Arc::new(rows.iter().map(count_of).collect())),
+            frequencies: counts_of.transpose()?,
         };
         let planner = Planner::new(
             (network.schema.clone(), network.lookups.clone()),

@@ -29,14 +29,16 @@ use std::sync::mpsc::{Receiver, SyncSender};
 mod place;
 mod split;
 
-use self::place::next_use;
+use self::place::{Lists, next_use};
 use self::split::Room;
 use super::TrainError;
 use super::headway::Headway;
-use super::hold::{Hold, Key, KeyMap};
+use super::hold::Hold;
 use super::item::{Cast, Item, Spare, Transfers, Work};
 use super::jitter::Jitter;
+use super::key::{Key, KeyMap};
 use super::policy::{Policy, SEEN_AHEAD, Worth};
+use super::use_counts::UseCounts;
 use crate::device::host::slots::NO_SLOT;
 use crate::schema::{Lookup, Schema};
 use crate::types::OutOfHostMemory;
@@ -96,7 +98,7 @@ pub struct PlanSettings {
     /// Whether an item may be planned before the one before has trained.
     pub overlap: bool,
     /// How often each row is used, where that is known and the policy asks for it.
-    pub frequencies: Option<Arc<KeyMap<u32>>>,
+    pub frequencies: Option<Arc<UseCounts>>,
 }
 
 /// More batches than a window needs that the optimal policy looks at.
@@ -123,6 +125,7 @@ pub struct Planner {
     planned: VecDeque<(u64, u64)>,
     /// Of each row that the optimal policy sees ahead, a bit for each batch that needs it: that of batch b is b % 64.
     upcoming: KeyMap<u64>,
+    lists: Lists,
     stats: PlanStats,
 }
 
@@ -167,6 +170,7 @@ impl Planner {
             kept: 0,
             planned: VecDeque::new(),
             upcoming: KeyMap::default(),
+            lists: Lists::default(),
             stats: PlanStats::default(),
         })
     }
@@ -228,7 +232,7 @@ impl Planner {
         // Fills are counted where a batch asked for them.
         self.stats.fills -= placed.fills();
         self.stats.filled_before += placed.fills();
-        self.emit(&placed, Work::Move, ends)
+        self.emit(placed, Work::Move, ends)
     }
 
     /// Batches that are looked at, with those that are planned.
@@ -279,10 +283,11 @@ impl Planner {
     fn plan_unit(&mut self, ends: &mut PlanEnds<'_>) -> Result<(), TrainError> {
         let most = self.settings.ahead.min(self.seen.len());
         let mut count = most;
-        let mut keys = self.keys_of(count);
+        let mut keys = std::mem::take(&mut self.lists.keys);
+        self.keys_of(count, &mut keys);
         while count > 1 && !self.fits(&keys) {
             count -= 1;
-            keys = self.keys_of(count);
+            self.keys_of(count, &mut keys);
         }
         if count < most {
             self.stats.shrinks += 1;
@@ -311,18 +316,20 @@ impl Planner {
             [one] => one.slots = std::mem::take(&mut placed.slots),
             several => several.iter_mut().for_each(|cast| cast.slots = self.slots_of(cast)),
         }
-        self.emit(&placed, Work::Steps(casts), ends)?;
-        if placed.barrier { ends.headway.wait(self.item) } else { Ok(()) }
+        let barrier = placed.barrier;
+        self.emit(placed, Work::Steps(casts), ends)?;
+        self.lists.keys = keys;
+        if barrier { ends.headway.wait(self.item) } else { Ok(()) }
     }
 
     /// The distinct rows of the next `count` batches, by table and ascending.
-    fn keys_of(&self, count: usize) -> Vec<Key> {
-        let mut keys: Vec<Key> = self.seen.iter().take(count).flat_map(Cast::keys).collect();
+    fn keys_of(&self, count: usize, keys: &mut Vec<Key>) {
+        keys.clear();
+        keys.extend(self.seen.iter().take(count).flat_map(Cast::keys));
         if count > 1 {
             keys.sort_unstable();
             keys.dedup();
         }
-        keys
     }
 
     /// Whether the scratchpad has room for all these rows together.

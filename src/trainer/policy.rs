@@ -6,7 +6,7 @@
 //!
 //! - LRU: a queue. A slot becomes a candidate when the last batch that used it leaves the window, so the order of
 //!   coming is that of last use.
-//! - LFU: a heap by frequency: by the counts of a data set (frequency-aware cache, section 4), or where there are none by the
+//! - LFU: a queue for each frequency: by the counts of a data set (frequency-aware cache, section 4), or where there are none by the
 //!   batches that have used the row since it came in.
 //! - random: an array, of which any place is taken.
 //! - optimal: lists by the next batch that will use the row, as far as the look-ahead sees; the furthest goes first, and
@@ -18,7 +18,7 @@ use std::str::FromStr;
 
 mod order;
 
-use self::order::{Heap, Lists, Queue};
+use self::order::{Lists, Queues};
 use crate::types::scatter;
 
 /// Which rows leave the scratchpad first.
@@ -85,19 +85,23 @@ pub struct Candidates {
 }
 
 enum Order {
-    Queue(Queue),
+    /// By how often a row is used, or all of one rank.
+    Queues(Queues, bool),
     Lists(Lists),
-    Heap(Heap),
-    Array { slots: Vec<u32>, places: Vec<u32>, draws: u64 },
+    Array {
+        slots: Vec<u32>,
+        places: Vec<u32>,
+        draws: u64,
+    },
 }
 
 impl Candidates {
     /// None of `count` slots. `seed` is for the policy that draws.
     pub fn new(policy: Policy, count: usize, seed: u64) -> Self {
         let order = match policy {
-            Policy::Lru => Order::Queue(Queue::new(count)),
+            Policy::Lru => Order::Queues(Queues::new(count), false),
+            Policy::Lfu => Order::Queues(Queues::new(count), true),
             Policy::Optimal => Order::Lists(Lists::new(SEEN_AHEAD + 1, count)),
-            Policy::Lfu => Order::Heap(Heap::new(count)),
             Policy::Random => {
                 Order::Array { slots: Vec::new(), places: vec![0; count], draws: scatter(seed) }
             }
@@ -108,7 +112,7 @@ impl Candidates {
     /// Bytes for each slot.
     pub const fn bytes_per_slot() -> usize {
         // The largest.
-        Heap::bytes_per_slot()
+        Queues::bytes_per_slot()
     }
 
     /// How many there are.
@@ -126,7 +130,10 @@ impl Candidates {
     ) {
         self.len += 1;
         match &mut self.order {
-            Order::Queue(queue) => queue.push((slot, stamp), stamp_of),
+            Order::Queues(queues, by_frequency) => {
+                let rank = if *by_frequency { worth.frequency } else { 0 };
+                queues.push(rank, (slot, stamp), stamp_of);
+            }
             Order::Lists(lists) => {
                 let list = match worth.next {
                     0 => 0,
@@ -134,7 +141,6 @@ impl Candidates {
                 };
                 lists.push(list, slot);
             }
-            Order::Heap(heap) => heap.add(slot, worth.frequency),
             Order::Array { slots, places, .. } => {
                 places[slot as usize] = slots.len() as u32;
                 slots.push(slot);
@@ -148,7 +154,7 @@ impl Candidates {
         self.len -= 1;
         match &mut self.order {
             // Its entry is passed over when it comes up.
-            Order::Queue(_) | Order::Heap(_) => {}
+            Order::Queues(..) => {}
             Order::Lists(lists) => lists.remove(slot),
             Order::Array { slots, places, .. } => {
                 let place = places[slot as usize] as usize;
@@ -160,12 +166,20 @@ impl Candidates {
         }
     }
 
+    /// Slots that come up next, as far as the policy knows them at little cost; not all need be candidates still.
+    pub fn next(&self) -> impl Iterator<Item = u32> + '_ {
+        let queues = match &self.order {
+            Order::Queues(queues, _) => Some(queues.slots()),
+            Order::Lists(_) | Order::Array { .. } => None,
+        };
+        queues.into_iter().flatten()
+    }
+
     /// Takes the candidate that goes first. `batch` as in [`Self::add`].
     pub fn pop(&mut self, batch: u64, stamp_of: impl Fn(u32) -> Option<u32>) -> Option<u32> {
         let slot = match &mut self.order {
-            Order::Queue(queue) => queue.pop(stamp_of)?,
+            Order::Queues(queues, _) => queues.pop(stamp_of)?,
             Order::Lists(lists) => lists.first(batch)?,
-            Order::Heap(heap) => heap.pop(|slot| stamp_of(slot).is_some())?,
             Order::Array { slots, draws, .. } => {
                 if slots.is_empty() {
                     return None;

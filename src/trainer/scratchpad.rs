@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use super::TrainError;
 use super::checkpoint::row_states;
-use super::hold::{Hold, Key};
+use super::hold::Hold;
+use super::key::Key;
 use super::optim::Kind;
 use crate::dataset::Reader;
 use crate::device::cuda::Driver;

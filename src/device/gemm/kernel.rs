@@ -4,8 +4,8 @@
 
 use super::{LANES, Product, Start};
 use crate::device::Real;
-use crate::device::simd::prefetch;
 use crate::device::vector::{Portable, Vector};
+use crate::types::prefetch::prefetch_line;
 
 /// Runs an f32 product on the widest vectors of this machine.
 ///
@@ -213,7 +213,7 @@ impl<'e, T: Real> Tile<'e, T> {
             for _ in 0..self.depth {
                 if ROWS >= 8 {
                     for line in 0..N {
-                        prefetch(b.wrapping_add(AHEAD * LANES + line * V::WIDTH));
+                        prefetch_line(b.wrapping_add(AHEAD * LANES + line * V::WIDTH));
                     }
                 }
                 let mut lanes = [[V::splat(T::default()); N]; PANELS];

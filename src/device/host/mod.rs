@@ -10,8 +10,8 @@ use std::ops::Range;
 pub use memory::{available_bytes, memory_bytes};
 use registers::GatherPool;
 
-use super::simd;
 use crate::types::Element;
+use crate::types::prefetch::prefetch_first;
 
 /// One lookup of a gather-pool: which values each sample has, and where its vector goes.
 #[derive(Clone, Copy, Debug)]
@@ -62,9 +62,6 @@ const BLOCK_BYTES: usize = 32 << 10;
 /// to answer. 512 B to 8 KiB were measured, with little between them.
 const AHEAD_BYTES: usize = 2 << 10;
 
-/// Bytes of a cache line.
-const LINE_BYTES: usize = 64;
-
 /// Finds the row of every occurrence of the lookup, and asks memory for the first of them.
 ///
 /// Finding rows and reading them are loops of their own, so that each keeps all that it knows in
@@ -90,26 +87,6 @@ pub fn collect_rows<'r>(
 #[inline(always)]
 fn rows_ahead(row_bytes: usize) -> usize {
     (AHEAD_BYTES / row_bytes.max(1)).max(1)
-}
-
-/// Asks memory for the cache lines of `values`.
-#[inline(always)]
-pub fn prefetch<T>(values: &[T]) {
-    prefetch_first(values, values.len());
-}
-
-/// Asks memory for the cache lines of the first `count` values.
-#[inline(always)]
-fn prefetch_first<T>(values: &[T], count: usize) {
-    let mut at = 0;
-    while at < count {
-        simd::prefetch(values.as_ptr().wrapping_add(at));
-        at += (LINE_BYTES / size_of::<T>()).max(1);
-    }
-    // What is no whole number of lines may end on one more than it is long.
-    if !(count * size_of::<T>()).is_multiple_of(LINE_BYTES) && count > 0 {
-        simd::prefetch(values.as_ptr().wrapping_add(count - 1));
-    }
 }
 
 /// Pools the rows of each sample's ids into `dim` columns of its output row.

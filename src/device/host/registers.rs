@@ -6,9 +6,10 @@
 #![allow(unsafe_code)]
 
 use super::layout::{F16Row, F32Row, Int8Row, RowLayout};
-use super::{PoolLookup, prefetch_first, rows_ahead};
+use super::{PoolLookup, rows_ahead};
 use crate::device::vector::{Encoded, Vector};
 use crate::types::Element;
+use crate::types::prefetch::prefetch_first;
 
 /// A gather-pool of some samples, whose columns lie within `out` for each of them.
 pub(super) struct GatherPool<'a> {

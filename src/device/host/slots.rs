@@ -6,8 +6,11 @@
 //! its slots ([`crate::device::flags`]).
 #![allow(unsafe_code)]
 
+use super::rows_ahead;
 use crate::device::flags::{Held, SlotFlags};
 pub use crate::device::flags::{NO_SLOT, NotClaimed};
+use crate::device::simd::copy_past_caches;
+use crate::types::prefetch::prefetch;
 use crate::types::{HostBlock, HostMemory, OutOfHostMemory};
 
 /// `count` slots of `width` f32.
@@ -32,6 +35,9 @@ pub struct Claim<'a> {
     slots: &'a Slots,
     held: Held<'a>,
 }
+
+/// So many bytes at a time are written past the caches, which would not keep them until they are read.
+const MANY_BYTES: usize = 1 << 20;
 
 /// The rows of a claim or of part of one, to write.
 pub struct ClaimedRows<'a> {
@@ -106,7 +112,11 @@ impl<'a> Claim<'a> {
     /// When `out` has not room for exactly as many rows as there are slots, or one is [`NO_SLOT`].
     pub fn read(&self, out: &mut [f32]) {
         assert_eq!(out.len(), self.held.list().len() * self.slots.width, "elements");
+        let ahead = rows_ahead(self.slots.width * size_of::<f32>());
         for (k, out) in out.chunks_exact_mut(self.slots.width.max(1)).enumerate() {
+            if let Some(next) = self.row(k + ahead) {
+                prefetch(next);
+            }
             out.copy_from_slice(self.row(k).unwrap_or_default());
         }
     }
@@ -117,11 +127,10 @@ impl<'a> Claim<'a> {
     /// As [`Self::read`].
     pub fn write(&mut self, from: &[f32]) {
         assert_eq!(from.len(), self.held.list().len() * self.slots.width, "elements");
-        let width = self.slots.width.max(1);
-        let mut rows = self.rows_mut();
-        for (k, from) in from.chunks_exact(width).enumerate() {
-            rows.row_mut(k).unwrap_or_default().copy_from_slice(from);
-        }
+        assert!(!self.held.list().contains(&NO_SLOT), "a row that has no slot");
+        let (width, many) = (self.slots.width.max(1), size_of_val(from) >= MANY_BYTES);
+        let pairs = self.rows_mut().each().zip(from.chunks_exact(width));
+        if many { copy_past_caches(pairs) } else { pairs.for_each(|(to, from)| to.copy_from_slice(from)) }
     }
 }
 
@@ -133,6 +142,14 @@ impl<'a> ClaimedRows<'a> {
         // SAFETY: the slots of a claim are distinct, and this has a part of the claim's list to itself (`rows_mut`
         // borrows the claim mutably, `split_at` gives disjoint parts), so nobody else has this row.
         Some(unsafe { std::slice::from_raw_parts_mut(self.slots.row(slot), self.slots.width) })
+    }
+
+    /// The rows of all slots but [`NO_SLOT`].
+    pub fn each(self) -> impl Iterator<Item = &'a mut [f32]> {
+        let Self { slots, list } = self;
+        let list = list.iter().filter(|&&slot| slot != NO_SLOT);
+        // SAFETY: as in `row_mut`; each slot of the list comes up once, and this is of no more use to get at it again.
+        list.map(|&slot| unsafe { std::slice::from_raw_parts_mut(slots.row(slot), slots.width) })
     }
 
     /// The first `k` slots, and the others.

@@ -23,6 +23,7 @@ use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 use super::bitmap::Bitmap;
 use super::stripes::Stripes;
 use crate::types::OutOfHostMemory;
+use crate::types::prefetch::TURNS_AHEAD;
 
 /// Bytes of a segment, at most, but at least one record.
 const SEGMENT_BYTES: usize = 1 << 20;
@@ -116,6 +117,12 @@ impl Log {
         made.then(|| stripes.word(self.index + row * WORD_BYTES)).and_then(|word| word.checked_sub(1))
     }
 
+    /// Asks memory for what [`Self::place`] looks at.
+    #[inline]
+    pub(super) fn prefetch(&self, stripes: &Stripes, row: u64) {
+        stripes.prefetch(self.index + row * WORD_BYTES, WORD_BYTES as usize);
+    }
+
     /// The rows of a range that were written, ascending, and where each one's last record is.
     pub(super) fn within<'l>(
         &'l self,
@@ -156,7 +163,10 @@ impl Log {
             stripes.write(bytemuck::cast_slice(of_now), self.offset(u64::from(first)))?;
             stripes.write(bytemuck::cast_slice(&numbers), self.rows + u64::from(first) * WORD_BYTES)?;
             segments.open.1 += count as u32;
-            for (&row, place) in now.iter().zip(first..) {
+            for (at, (&row, place)) in now.iter().zip(first..).enumerate() {
+                if let Some(&next) = now.get(at + TURNS_AHEAD) {
+                    self.prefetch(stripes, next);
+                }
                 self.publish(segments, stripes, (row, place))?;
             }
         }

@@ -14,6 +14,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use memmap2::{Advice, MmapRaw};
 
+use crate::types::prefetch::prefetch_first;
+
 /// A file, mapped.
 #[derive(Debug)]
 pub(super) struct Mapping(MmapRaw);
@@ -34,6 +36,13 @@ impl Mapping {
         for (word, from) in words.iter_mut().zip(self.words(at)) {
             *word = f32::from_bits(from.load(Ordering::Relaxed));
         }
+    }
+
+    /// Asks memory for these bytes, which are loaded soon; not for pages that are on the disk.
+    #[inline]
+    pub(super) fn prefetch(&self, at: u64, bytes: usize) {
+        let words = self.words(at);
+        prefetch_first(words, words.len().min(bytes.div_ceil(size_of::<AtomicU32>())));
     }
 
     /// Copies `words` over those from byte `at` on.

@@ -90,6 +90,14 @@ impl Stripes {
         }
     }
 
+    /// Asks memory for bytes that are loaded soon.
+    #[inline]
+    pub(super) fn prefetch(&self, offset: u64, bytes: usize) {
+        for ((_, mapping), at, len) in self.parts(offset..offset + bytes as u64) {
+            mapping.prefetch(at, len);
+        }
+    }
+
     /// The word from byte `offset` on, a multiple of four, which was written before.
     #[inline]
     pub(super) fn word(&self, offset: u64) -> u32 {

@@ -2,13 +2,15 @@
 //! is no room (`plan` says why).
 
 use std::collections::HashSet;
+use std::mem::take;
 
 use super::{PlanEnds, Planner};
 use crate::device::host::slots::NO_SLOT;
 use crate::trainer::TrainError;
 use crate::trainer::headway::Headway;
-use crate::trainer::hold::{Hold, Key, KeyMap, TOGETHER};
+use crate::trainer::hold::{Hold, TOGETHER};
 use crate::trainer::item::{Item, Work};
+use crate::trainer::key::{Key, KeyMap};
 use crate::types::TableId;
 
 /// Where the rows of a part of the work are.
@@ -21,6 +23,19 @@ pub(super) struct Placed {
     cuts: Vec<usize>,
     /// Whether all must have trained before anything more is planned.
     pub barrier: bool,
+}
+
+/// Lists that each batch has, in memory that the last one had.
+#[derive(Default)]
+pub(super) struct Lists {
+    /// The rows of the batches that are planned.
+    pub keys: Vec<Key>,
+    /// Rows to look up, and where each stands among those that were asked for.
+    unknown: (Vec<Key>, Vec<u32>),
+    missing: Vec<Key>,
+    moves: Vec<(Key, u32, Option<Key>)>,
+    /// Rows and slots of an item.
+    rows: Vec<(Key, u32)>,
 }
 
 impl Placed {
@@ -48,11 +63,14 @@ impl Planner {
     ) -> Result<Placed, TrainError> {
         self.find(keys.iter().copied(), &mut slots, self.batch);
         let lacking = slots.iter().zip(keys).filter(|(slot, _)| **slot == NO_SLOT);
-        let missing: Vec<Key> = lacking.map(|(_, key)| *key).collect();
+        let mut missing = take(&mut self.lists.missing);
+        missing.clear();
+        missing.extend(lacking.map(|(_, key)| *key));
         self.expire((self.item + 1).saturating_sub(1 + self.settings.windows.past));
         let barrier = self.make_room(&missing, (keys, &slots), headway)?;
         let cuts = self.cut(&missing);
-        let mut moves = Vec::with_capacity(missing.len());
+        let mut moves = take(&mut self.lists.moves);
+        moves.clear();
         for (size, keys) in by_size(&self.tables, &missing) {
             self.holds[size].take_all(keys, self.batch, |key, slot, old| moves.push((key, slot, old)));
         }
@@ -65,13 +83,16 @@ impl Planner {
         lacking.zip(&moves).for_each(|(slot, &(_, taken, _))| *slot = taken);
         self.stats.evictions += moves.iter().filter(|(_, _, victim)| victim.is_some()).count() as u64;
         self.stats.fills += moves.len() as u64;
+        self.lists.missing = missing;
         Ok(Placed { slots, moves, cuts, barrier })
     }
 
     /// The slots of these rows, [`NO_SLOT`] where there is none, which are kept for batch `batch`. Slots that
     /// were found and kept for it before are not looked up again; `slots` is empty where none were.
     pub(super) fn find(&mut self, keys: impl Iterator<Item = Key>, slots: &mut Vec<u32>, batch: u64) {
-        let (mut unknown, mut places) = (Vec::new(), Vec::new());
+        let (mut unknown, mut places) = take(&mut self.lists.unknown);
+        unknown.clear();
+        places.clear();
         for (at, key) in keys.enumerate() {
             if slots.get(at).is_none_or(|slot| *slot == NO_SLOT) {
                 unknown.push(key);
@@ -81,16 +102,14 @@ impl Planner {
         if slots.is_empty() {
             slots.resize(unknown.len(), NO_SLOT);
         }
-        let mut places = places.iter();
+        let (mut found, mut each_place) = ([0; TOGETHER], places.iter());
         for (size, keys) in by_size(&self.tables, &unknown) {
             let hold = &mut self.holds[size];
-            for (&slot, &at) in hold.find_all(keys, &mut [0; TOGETHER]).iter().zip(&mut places) {
-                if slot != NO_SLOT {
-                    hold.keep(slot, batch);
-                    slots[at as usize] = slot;
-                }
-            }
+            let found = hold.find_all(keys, &mut found);
+            hold.keep(found, batch);
+            found.iter().zip(&mut each_place).for_each(|(&slot, &at)| slots[at as usize] = slot);
         }
+        self.lists.unknown = (unknown, places);
     }
 
     /// Cuts rows that come in into items, at least one. A row and the victim in its slot go with one item: the one is
@@ -172,19 +191,21 @@ impl Planner {
     /// [`TrainError::Stopped`] when the pipeline has ended.
     pub(super) fn emit(
         &mut self,
-        placed: &Placed,
+        placed: Placed,
         work: Work,
         ends: &mut PlanEnds<'_>,
     ) -> Result<(), TrainError> {
-        let (mut rest, mut work) = (&placed.moves[..], Some(work));
+        let (mut rest, mut work, mut rows) = (&placed.moves[..], Some(work), take(&mut self.lists.rows));
         for (at, &count) in placed.cuts.iter().enumerate() {
             let width = |table: TableId| self.tables[table.index()].1;
             let (now, later) = rest.split_at(count);
             rest = later;
             let (mut fills, mut evictions) = ends.spare.take();
-            let mut rows: Vec<_> = now.iter().map(|&(key, slot, _)| (key, slot)).collect();
+            rows.clear();
+            rows.extend(now.iter().map(|&(key, slot, _)| (key, slot)));
             fills.set(&mut rows, width);
-            let mut rows: Vec<_> = now.iter().filter_map(|&(_, slot, old)| Some((old?, slot))).collect();
+            rows.clear();
+            rows.extend(now.iter().filter_map(|&(_, slot, old)| Some((old?, slot))));
             evictions.set(&mut rows, width);
             let work = if at + 1 == placed.cuts.len() { work.take() } else { None };
             self.item += 1;
@@ -192,6 +213,7 @@ impl Planner {
                 Item { number: self.item, fills, evictions, berth: None, work: work.unwrap_or(Work::Move) };
             ends.items.send(item).map_err(|_| TrainError::Stopped)?;
         }
+        (self.lists.rows, self.lists.moves) = (rows, placed.moves);
         Ok(())
     }
 }

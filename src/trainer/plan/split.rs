@@ -12,8 +12,9 @@ use std::sync::Arc;
 
 use super::{PlanEnds, Planner};
 use crate::trainer::TrainError;
-use crate::trainer::hold::{Hold, Key};
+use crate::trainer::hold::Hold;
 use crate::trainer::item::{Cast, Work};
+use crate::trainer::key::Key;
 use crate::trainer::scratchpad::rows_of_sample;
 
 impl Planner {
@@ -69,7 +70,7 @@ impl Planner {
         let mut placed = self.place((keys, Vec::new()), ends.headway)?;
         let slots = std::mem::take(&mut placed.slots);
         self.stats.hits += placed.hits(keys.len());
-        self.emit(&placed, work(slots), ends)
+        self.emit(placed, work(slots), ends)
     }
 
     /// Runs of samples whose rows fit together, as long as can be.

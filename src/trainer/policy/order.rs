@@ -1,89 +1,59 @@
-//! In which order candidates go: a queue, a heap, lists.
+//! In which order candidates go: queues, lists.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use super::SEEN_AHEAD;
 
 const NONE: u32 = u32::MAX;
 
-/// Slots in the order in which they came, each with its stamp. An entry is left where it is when its slot is a
-/// candidate no more, and passed over when it comes up.
-pub(super) struct Queue {
-    entries: VecDeque<(u32, u32)>,
+/// A queue of slots for each rank; the lowest rank goes first. An entry, a slot and its stamp, is left where it is when its slot
+/// is a candidate no more, and passed over when it comes up.
+pub(super) struct Queues {
+    ranks: BTreeMap<u32, VecDeque<(u32, u32)>>,
+    /// Of all of them.
+    entries: usize,
     most: usize,
 }
 
-impl Queue {
-    pub(super) fn new(count: usize) -> Self {
-        Self { entries: VecDeque::with_capacity(2 * count + 1), most: 2 * count }
+impl Queues {
+    /// Half as many entries again as there are slots, and queues of twice the room that they need.
+    pub(super) const fn bytes_per_slot() -> usize {
+        3 * size_of::<(u32, u32)>()
     }
 
-    pub(super) fn push(&mut self, entry: (u32, u32), stamp_of: impl Fn(u32) -> Option<u32>) {
-        if self.entries.len() > self.most {
-            // At least half of them are of no more use, so that this costs a few steps a coming.
-            self.entries.retain(|&(slot, stamp)| stamp_of(slot) == Some(stamp));
+    pub(super) fn new(count: usize) -> Self {
+        Self { ranks: BTreeMap::new(), entries: 0, most: count + count / 2 }
+    }
+
+    pub(super) fn push(&mut self, rank: u32, entry: (u32, u32), stamp_of: impl Fn(u32) -> Option<u32>) {
+        if self.entries > self.most {
+            // At least a third of them are of no more use, so that this costs a few steps a coming.
+            self.ranks.retain(|_, queue| {
+                queue.retain(|&(slot, stamp)| stamp_of(slot) == Some(stamp));
+                !queue.is_empty()
+            });
+            self.entries = self.ranks.values().map(VecDeque::len).sum();
         }
-        self.entries.push_back(entry);
+        self.entries += 1;
+        self.ranks.entry(rank).or_default().push_back(entry);
     }
 
     pub(super) fn pop(&mut self, stamp_of: impl Fn(u32) -> Option<u32>) -> Option<u32> {
-        loop {
-            let (slot, stamp) = self.entries.pop_front()?;
-            if stamp_of(slot) == Some(stamp) {
-                return Some(slot);
+        while let Some(mut first) = self.ranks.first_entry() {
+            while let Some((slot, stamp)) = first.get_mut().pop_front() {
+                self.entries -= 1;
+                if stamp_of(slot) == Some(stamp) {
+                    return Some(slot);
+                }
             }
+            first.remove();
         }
-    }
-}
-
-/// Slots by frequency. An entry is left where it is when its slot is a candidate no more, or its frequency has grown,
-/// and put right when it comes up.
-pub(super) struct Heap {
-    entries: BinaryHeap<Reverse<(u32, u32)>>,
-    /// The frequency of each slot's entry, or [`NONE`]; another entry of the slot is passed over.
-    entered: Vec<u32>,
-    frequency: Vec<u32>,
-}
-
-impl Heap {
-    /// Of its entries, and of the two frequencies.
-    pub(super) const fn bytes_per_slot() -> usize {
-        2 * size_of::<Reverse<(u32, u32)>>() + 2 * size_of::<u32>()
+        None
     }
 
-    pub(super) fn new(count: usize) -> Self {
-        Self { entries: BinaryHeap::new(), entered: vec![NONE; count], frequency: vec![0; count] }
-    }
-
-    pub(super) fn add(&mut self, slot: u32, frequency: u32) {
-        let (frequency, s) = (frequency.min(NONE - 1), slot as usize);
-        self.frequency[s] = frequency;
-        // A slot's new row may be less frequent than the old one, whose entry would then come up too late.
-        if frequency < self.entered[s] {
-            self.entered[s] = frequency;
-            self.entries.push(Reverse((frequency, slot)));
-            if self.entries.len() > 2 * self.entered.len() {
-                self.entries.retain(|Reverse((was, slot))| self.entered[*slot as usize] == *was);
-            }
-        }
-    }
-
-    pub(super) fn pop(&mut self, is: impl Fn(u32) -> bool) -> Option<u32> {
-        loop {
-            let Reverse((was, slot)) = self.entries.pop()?;
-            let s = slot as usize;
-            if self.entered[s] != was {
-                continue;
-            }
-            let now = self.frequency[s];
-            self.entered[s] = NONE;
-            match is(slot) {
-                false => {}
-                true if now == was => return Some(slot),
-                true => self.add(slot, now),
-            }
-        }
+    /// The slots as they will come up, those too that will be passed over.
+    pub(super) fn slots(&self) -> impl Iterator<Item = u32> + '_ {
+        self.ranks.values().flatten().map(|(slot, _)| *slot)
     }
 }
 
@@ -133,13 +103,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_a_candidate_no_more_does_not_pile_up_in_the_queue() {
-        let mut queue = Queue::new(4);
+    fn what_is_a_candidate_no_more_does_not_pile_up_in_the_queues() {
+        let mut queues = Queues::new(4);
         for stamp in 0..100 {
-            queue.push((stamp % 3, stamp), |_| None);
+            queues.push(stamp % 5, (stamp % 3, stamp), |_| None);
         }
-        assert!(queue.entries.len() <= 9, "{} entries of 4 slots", queue.entries.len());
-        queue.push((3, 100), |_| None);
-        assert_eq!(queue.pop(|slot| (slot == 3).then_some(100)), Some(3));
+        let entries: usize = queues.ranks.values().map(VecDeque::len).sum();
+        assert!(entries <= 7 && queues.entries == entries, "{entries} entries of 4 slots");
+        queues.push(7, (3, 100), |_| None);
+        assert_eq!(queues.pop(|slot| (slot == 3).then_some(100)), Some(3));
+        assert_eq!((queues.pop(|_| Some(0)), queues.entries, queues.ranks.len()), (None, 0, 0));
     }
 }

@@ -85,6 +85,7 @@ pub const UNSAFE_HOMES: &[&str] = &[
     "cache/epoch.rs",
     "store/table.rs",
     "store/working/mapping.rs",
+    "types/prefetch.rs",
 ];
 
 /// Where the environment may be read.
