@@ -24,7 +24,7 @@ use crate::types::prefetch::{TURNS_AHEAD, prefetch_line};
 use crate::types::{Huge, OutOfHostMemory};
 
 /// Rows that are looked up together: many times [`TURNS_AHEAD`], and so few that what memory gave is still near when it is used.
-pub const TOGETHER: usize = 1024;
+pub const TOGETHER: usize = 256;
 
 /// A slot's bookkeeping, four of them in a line of memory; zeros are an empty slot's.
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
@@ -259,14 +259,13 @@ impl Hold {
         batch: u64,
         mut give: impl FnMut(Key, u32, Option<Key>),
     ) -> usize {
-        let next = self.candidates.next().take(keys.len());
-        next.for_each(|slot| prefetch_line(&raw const self.entries[slot as usize]));
         let mut taken = [(0, false); TOGETHER];
         let mut count = 0;
         while count < keys.len() {
             let free = self.free.pop();
             let stamp_of = |slot: u32| self.entries[slot as usize].stamp();
-            let Some(slot) = free.or_else(|| self.candidates.pop(batch, stamp_of)) else { break };
+            let ask = |slot: u32| prefetch_line(&raw const self.entries[slot as usize]);
+            let Some(slot) = free.or_else(|| self.candidates.pop(batch, stamp_of, ask)) else { break };
             taken[count] = (slot, free.is_none());
             count += 1;
         }

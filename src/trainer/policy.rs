@@ -166,19 +166,16 @@ impl Candidates {
         }
     }
 
-    /// Slots that come up next, as far as the policy knows them at little cost; not all need be candidates still.
-    pub fn next(&self) -> impl Iterator<Item = u32> + '_ {
-        let queues = match &self.order {
-            Order::Queues(queues, _) => Some(queues.slots()),
-            Order::Lists(_) | Order::Array { .. } => None,
-        };
-        queues.into_iter().flatten()
-    }
-
-    /// Takes the candidate that goes first. `batch` as in [`Self::add`].
-    pub fn pop(&mut self, batch: u64, stamp_of: impl Fn(u32) -> Option<u32>) -> Option<u32> {
+    /// Takes the candidate that goes first. `batch` as in [`Self::add`]; `ask` is told of slots whose stamps are looked at some turns
+    /// later, as far as the policy knows them.
+    pub fn pop(
+        &mut self,
+        batch: u64,
+        stamp_of: impl Fn(u32) -> Option<u32>,
+        ask: impl Fn(u32),
+    ) -> Option<u32> {
         let slot = match &mut self.order {
-            Order::Queues(queues, _) => queues.pop(stamp_of)?,
+            Order::Queues(queues, _) => queues.pop(stamp_of, ask)?,
             Order::Lists(lists) => lists.first(batch)?,
             Order::Array { slots, draws, .. } => {
                 if slots.is_empty() {
@@ -219,7 +216,7 @@ mod tests {
 
         fn drained(&mut self) -> Vec<u32> {
             let mut all = Vec::new();
-            while let Some(slot) = self.0.pop(10, |slot| self.1[slot as usize]) {
+            while let Some(slot) = self.0.pop(10, |slot| self.1[slot as usize], |_| ()) {
                 self.1[slot as usize] = None;
                 all.push(slot);
             }

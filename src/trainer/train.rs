@@ -16,6 +16,7 @@ use super::{Progress, TrainError};
 use crate::device::host::slots::{Claim, ClaimedRows, Slots};
 use crate::device::scratch::Stepper;
 use crate::schema::Lookup;
+use crate::types::prefetch::TURNS_AHEAD;
 use crate::types::{Batch, TableId};
 
 /// Who is told of every step. Nothing it is told can change what is trained.
@@ -223,7 +224,12 @@ fn rows_of<'r>(
     let (places, claim) = (casting.places(l, lookup), &claims[lookup.table.index()]);
     let dim = lookup.dim;
     // An absent occurrence's place is past every claim; a record begins with its weights.
-    move |occurrence| Some(bytemuck::cast_slice(&claim.row(places[occurrence] as usize)?[..dim]))
+    move |occurrence| {
+        if let Some(&next) = places.get(occurrence + TURNS_AHEAD) {
+            claim.ask(next as usize);
+        }
+        Some(bytemuck::cast_slice(&claim.row(places[occurrence] as usize)?[..dim]))
+    }
 }
 
 /// The claimed rows of a table, as records.

@@ -10,7 +10,7 @@ use super::rows_ahead;
 use crate::device::flags::{Held, SlotFlags};
 pub use crate::device::flags::{NO_SLOT, NotClaimed};
 use crate::device::simd::copy_past_caches;
-use crate::types::prefetch::prefetch;
+use crate::types::prefetch::{prefetch, prefetch_line};
 use crate::types::{HostBlock, HostMemory, OutOfHostMemory};
 
 /// `count` slots of `width` f32.
@@ -99,6 +99,12 @@ impl<'a> Claim<'a> {
         // SAFETY: the claim holds the slot, so no other claim touches it; this one writes only by `rows_mut`, which
         // borrows it mutably, and so not while the reference given here lives. The words are initialised (zeroed).
         Some(unsafe { std::slice::from_raw_parts(self.slots.row(slot), self.slots.width) })
+    }
+
+    /// Asks memory for what [`Self::row`] looks at: which slot it is.
+    #[inline(always)]
+    pub fn ask(&self, k: usize) {
+        prefetch_line(self.held.list().as_ptr().wrapping_add(k));
     }
 
     /// All rows, to write.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::SEEN_AHEAD;
+use crate::types::prefetch::TURNS_AHEAD;
 
 const NONE: u32 = u32::MAX;
 
@@ -38,10 +39,14 @@ impl Queues {
         self.ranks.entry(rank).or_default().push_back(entry);
     }
 
-    pub(super) fn pop(&mut self, stamp_of: impl Fn(u32) -> Option<u32>) -> Option<u32> {
+    /// `ask` is told of each slot some turns before its stamp is looked at.
+    pub(super) fn pop(&mut self, stamp_of: impl Fn(u32) -> Option<u32>, ask: impl Fn(u32)) -> Option<u32> {
         while let Some(mut first) = self.ranks.first_entry() {
             while let Some((slot, stamp)) = first.get_mut().pop_front() {
                 self.entries -= 1;
+                if let Some(&(next, _)) = first.get().get(TURNS_AHEAD) {
+                    ask(next);
+                }
                 if stamp_of(slot) == Some(stamp) {
                     return Some(slot);
                 }
@@ -49,11 +54,6 @@ impl Queues {
             first.remove();
         }
         None
-    }
-
-    /// The slots as they will come up, those too that will be passed over.
-    pub(super) fn slots(&self) -> impl Iterator<Item = u32> + '_ {
-        self.ranks.values().flatten().map(|(slot, _)| *slot)
     }
 }
 
@@ -111,7 +111,7 @@ mod tests {
         let entries: usize = queues.ranks.values().map(VecDeque::len).sum();
         assert!(entries <= 7 && queues.entries == entries, "{entries} entries of 4 slots");
         queues.push(7, (3, 100), |_| None);
-        assert_eq!(queues.pop(|slot| (slot == 3).then_some(100)), Some(3));
-        assert_eq!((queues.pop(|_| Some(0)), queues.entries, queues.ranks.len()), (None, 0, 0));
+        assert_eq!(queues.pop(|slot| (slot == 3).then_some(100), |_| ()), Some(3));
+        assert_eq!((queues.pop(|_| Some(0), |_| ()), queues.entries, queues.ranks.len()), (None, 0, 0));
     }
 }
