@@ -212,6 +212,24 @@ mod tests {
     }
 
     #[test]
+    fn many_rows_are_read_as_they_were_written_by_another_thread() {
+        for width in [5, 128] {
+            let count = 2 * MANY_BYTES / (width * size_of::<f32>());
+            let slots = Slots::new(&Plain, count, width).unwrap();
+            let list: Vec<u32> = (0..count as u32).rev().filter(|slot| slot % 3 > 0).collect();
+            let rows: Vec<f32> = (0..list.len() * width).map(|word| word as f32).collect();
+            assert!(size_of_val(&*rows) > MANY_BYTES);
+            std::thread::scope(|scope| _ = scope.spawn(|| slots.claim(&list).unwrap().write(&rows)));
+            let mut read = vec![0.0; rows.len()];
+            slots.claim(&list).unwrap().read(&mut read);
+            assert!(read == rows, "width {width}");
+            let others: Vec<u32> = (0..count as u32).step_by(3).collect();
+            let claim = slots.claim(&others).unwrap();
+            assert!((0..others.len()).all(|k| claim.row(k).unwrap().iter().all(|&word| word == 0.0)));
+        }
+    }
+
+    #[test]
     fn what_one_thread_wrote_is_what_the_next_one_reads() {
         let slots = Slots::new(&Plain, 8, 16).unwrap();
         std::thread::scope(|scope| {
