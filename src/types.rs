@@ -8,6 +8,7 @@
 
 pub mod element;
 mod huge;
+mod number_map;
 pub mod prefetch;
 
 use std::any::Any;
@@ -19,6 +20,7 @@ use crate::schema::Schema;
 
 pub use element::{Element, ROW_ALIGN, RowError};
 pub use huge::{Huge, huge_pages};
+pub use number_map::NumberMap;
 
 /// A table's place in `Schema::tables`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

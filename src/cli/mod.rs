@@ -146,6 +146,7 @@ fn is_of_data(error: &TrainError) -> bool {
         | TrainError::Encode(_)
         | TrainError::NoLabels { .. }
         | TrainError::Scratchpad { .. }
+        | TrainError::TooManyTables { .. }
         | TrainError::TooManyRows { .. }
         | TrainError::Lookahead { .. }
         | TrainError::Replicas { .. }

@@ -104,6 +104,21 @@ impl PipelineFlags {
         }
     }
 
+    /// Those that say something, each by its name.
+    pub fn given(&self) -> Vec<&'static str> {
+        let default = PipelineSettings::default();
+        let given = self.settings(default.scratchpad.clone(), default.seed);
+        let flags = [
+            ("--policy", given.policy != default.policy),
+            ("--lookahead", given.lookahead != default.lookahead),
+            ("--staging", given.staging_bytes != default.staging_bytes),
+            ("--buffered", given.buffered != default.buffered),
+            ("--counts", self.counts.is_some()),
+            ("--working-dir", self.working_dir.is_some()),
+        ];
+        flags.into_iter().filter_map(|(name, given)| given.then_some(name)).collect()
+    }
+
     /// The counts that they name, for a schema: none where they name none.
     pub fn frequencies(&self, schema: &Schema) -> anyhow::Result<Option<Frequencies>> {
         let Some(path) = &self.counts else { return Ok(None) };

@@ -13,7 +13,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::InputError;
 use crate::cli::scratchpad::{PipelineFlags, SizeFlag, training_device};
-use crate::cli::training::{TrainingFlags, compute_threads};
+use crate::cli::training::{TrainingFlags, compute_threads, is_pipe};
 use crate::config::{Config, Flags};
 use crate::device::cuda::Nvidia;
 use crate::schema::Schema;
@@ -119,8 +119,10 @@ fn train(args: &Args, schema: &Schema, device: Option<Arc<Nvidia>>) -> anyhow::R
              {splits} batches split",
             pipeline.slots()
         );
-        if !pipeline.exact() {
-            eprintln!("{} replicas averaged every {} steps: not exact", args.replicas, args.lambda);
+        let settings = pipeline.settings();
+        if !settings.exact() {
+            let (replicas, apart) = (settings.replicas, settings.steps_apart());
+            eprintln!("{replicas} replicas, averaged at most {apart} steps apart: not exact");
         }
     }
     if let Some(q) = quality {
@@ -186,11 +188,6 @@ fn check_files(args: &Args, schema: &Schema) -> anyhow::Result<()> {
         std::fs::remove_file(path).map_err(refused)?;
     }
     Ok(())
-}
-
-/// Whether this is a pipe or a device: opening one takes its first bytes, or waits for its other end.
-fn is_pipe(path: &Path) -> bool {
-    path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir())
 }
 
 /// Reads and checks a `model.toml`.

@@ -1,6 +1,6 @@
 //! The flags of every training, as `train` and `verify` share them: what is trained on what, and how.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 
@@ -72,6 +72,18 @@ impl TrainingFlags {
         Ok(dataset::open(self.format, paths, schema, limits)?)
     }
 
+    /// Opens the data that is to be read once before it is trained on, as `flag` wants it.
+    ///
+    /// # Errors
+    /// Files that cannot be used, and a pipe, which could be read only once.
+    pub fn open_before(&self, flag: &str, schema: &Schema) -> anyhow::Result<Box<dyn Reader + Send>> {
+        if let Some(pipe) = self.data.iter().find(|path| is_pipe(path)) {
+            let pipe = pipe.display();
+            return Err(InputError(anyhow!("{flag}: --data is read twice, and {pipe} is no file")).into());
+        }
+        self.open(&self.data, schema)
+    }
+
     /// That there were no samples.
     pub fn no_samples(&self) -> anyhow::Error {
         InputError(anyhow!("--data: no samples in {}", self.data[0].display())).into()
@@ -85,4 +97,9 @@ impl TrainingFlags {
 pub fn compute_threads(config: &Config) -> anyhow::Result<rayon::ThreadPool> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(config.threads.compute).build();
     pool.context("threads.compute")
+}
+
+/// Whether this is a pipe or a device: opening one takes its first bytes, or waits for its other end.
+pub fn is_pipe(path: &Path) -> bool {
+    path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir())
 }

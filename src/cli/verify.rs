@@ -63,30 +63,39 @@ struct Verified {
 }
 
 fn verify(args: &Args, schema: &Schema, device: Option<&Arc<Nvidia>>) -> anyhow::Result<()> {
-    let verified = train_both_ways(args, schema, device)?;
-    let Verified { steps, stats, slots, difference } = verified;
-    let PlanStats { hits, fills, evictions, bubbles, splits, shrinks, .. } = stats;
-    eprintln!(
-        "{steps} steps on {slots} slots: {hits} hits, {fills} fills, {evictions} evictions; \
+    train_both_ways(args, schema, device)?.tell(args.json, &mut std::io::stdout())
+}
+
+impl Verified {
+    /// Says it, on `out` in JSON where that is asked for.
+    ///
+    /// # Errors
+    /// [`Differs`].
+    fn tell(self, json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
+        let Verified { steps, stats, slots, difference } = self;
+        let PlanStats { hits, fills, evictions, bubbles, splits, shrinks, .. } = stats;
+        eprintln!(
+            "{steps} steps on {slots} slots: {hits} hits, {fills} fills, {evictions} evictions; \
          {bubbles} bubbles, {splits} batches split, {shrinks} windows shrunk"
-    );
-    if args.json {
-        let first = difference.as_ref().map(|difference| {
-            let Difference { table, row, step } = difference;
-            serde_json::json!({ "table": table, "row": row, "step": step })
-        });
-        let json = serde_json::json!({
-            "equal": difference.is_none(), "steps": steps, "hits": hits, "fills": fills,
-            "evictions": evictions, "first_difference": first, "slots": slots, "bubbles": bubbles,
-            "splits": splits, "shrinks": shrinks,
-        });
-        writeln!(std::io::stdout(), "{json}")?;
-    }
-    match difference {
-        Some(difference) => Err(Differs(difference).into()),
-        None => {
-            eprintln!("every byte is the sequential trainer's");
-            Ok(())
+        );
+        if json {
+            let first = difference.as_ref().map(|difference| {
+                let Difference { table, row, step } = difference;
+                serde_json::json!({ "table": table, "row": row, "step": step })
+            });
+            let json = serde_json::json!({
+                "equal": difference.is_none(), "steps": steps, "hits": hits, "fills": fills,
+                "evictions": evictions, "first_difference": first, "slots": slots, "bubbles": bubbles,
+                "splits": splits, "shrinks": shrinks,
+            });
+            writeln!(out, "{json}")?;
+        }
+        match difference {
+            Some(difference) => Err(Differs(difference).into()),
+            None => {
+                eprintln!("every byte is the sequential trainer's");
+                Ok(())
+            }
         }
     }
 }
@@ -96,8 +105,8 @@ fn train_both_ways(args: &Args, schema: &Schema, device: Option<&Arc<Nvidia>>) -
     let optimizer = training.optimizer()?;
     let samples = args.steps.saturating_mul(u64::from(training.batch));
     let sizes = Sizes::of(schema, optimizer.kind)?;
-    let open = || training.open(&training.data, schema);
-    let size = args.scratchpad.resolve(&sizes, schema, open, samples)?;
+    let before = || training.open_before("--scratchpad min", schema);
+    let size = args.scratchpad.resolve(&sizes, schema, before, samples)?;
     let settings =
         trainer::PipelineSettings { jitter: args.jitter, ..args.pipeline.settings(size, training.seed) };
 
@@ -108,7 +117,7 @@ fn train_both_ways(args: &Args, schema: &Schema, device: Option<&Arc<Nvidia>>) -
     let frequencies = args.pipeline.frequencies(schema)?;
     let mut pipeline = pipeline_on(device, &network, (store, frequencies), settings)?;
     let mut verifier = Verifier::new(oracle);
-    let mut reader = open()?;
+    let mut reader = training.open(&training.data, schema)?;
     let data = Data { reader: &mut *reader, batch: training.batch as usize, steps: args.steps };
     let samples = pipeline.run(&mut network, data, &mut verifier)?;
     if samples == 0 {
@@ -117,4 +126,46 @@ fn train_both_ways(args: &Args, schema: &Schema, device: Option<&Arc<Nvidia>>) -
     pipeline.flush()?;
     let difference = verifier.finish(pipeline.store())?;
     Ok(Verified { steps: network.steps(), stats: pipeline.stats(), slots: pipeline.slots(), difference })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn told(difference: Option<Difference>) -> (Value, anyhow::Result<()>) {
+        let stats = PlanStats {
+            hits: 1,
+            fills: 2,
+            evictions: 3,
+            bubbles: 4,
+            splits: 5,
+            shrinks: 6,
+            filled_before: 7,
+        };
+        let mut out = Vec::new();
+        let result = Verified { steps: 8, stats, slots: 9, difference }.tell(true, &mut out);
+        (serde_json::from_slice(&out).unwrap(), result)
+    }
+
+    #[test]
+    fn a_difference_is_told_by_table_row_and_step_and_is_no_fault_of_the_input() {
+        let (json, result) = told(Some(Difference { table: Some("ads".into()), row: 12, step: 3 }));
+        assert_eq!(json["equal"], false);
+        assert_eq!(json["first_difference"], json!({ "table": "ads", "row": 12, "step": 3 }));
+        let error = result.unwrap_err();
+        assert_eq!(error.to_string(), "trained bytes differ: table \"ads\", row 12, step 3");
+        assert_eq!(crate::cli::exit_code(&error), 1);
+        let (json, result) = told(Some(Difference { table: None, row: 2, step: 1 }));
+        assert_eq!(json["first_difference"], json!({ "table": null, "row": 2, "step": 1 }));
+        assert_eq!(result.unwrap_err().to_string(), "trained bytes differ: dense weight 2, step 1");
+    }
+
+    #[test]
+    fn no_difference_is_told_with_all_counts() {
+        let (json, result) = told(None);
+        let expected = json!({ "equal": true, "first_difference": null, "steps": 8, "hits": 1, "fills": 2,
+            "evictions": 3, "bubbles": 4, "splits": 5, "shrinks": 6, "slots": 9 });
+        assert_eq!((json, result.is_ok()), (expected, true));
+    }
 }

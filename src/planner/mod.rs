@@ -11,7 +11,6 @@
 mod asked;
 pub mod counts;
 pub mod curve;
-mod ids;
 pub mod plot;
 pub mod report;
 pub mod simulate;

@@ -8,9 +8,8 @@
 use std::ops::Range;
 
 use super::asked::Asked;
-use super::ids::RowMap;
 use crate::schema::Schema;
-use crate::types::{Batch, TableId};
+use crate::types::{Batch, NumberMap, TableId};
 
 /// The most accesses, and the most distinct rows, of a trace: positions and keys are 32-bit numbers.
 pub const MAX_ACCESSES: usize = u32::MAX as usize - 1;
@@ -92,7 +91,7 @@ pub struct TraceBuilder {
 /// One table's rows: the key of each, and all in the order of their first access.
 #[derive(Debug, Default)]
 struct Numbers {
-    keys: RowMap<u32>,
+    keys: NumberMap<u64, u32>,
     rows: Vec<u64>,
     accesses: u64,
 }

@@ -8,6 +8,7 @@
 
 mod radix;
 
+use std::cell::RefCell;
 use std::iter;
 use std::ops::Range;
 
@@ -21,11 +22,6 @@ use crate::types::{Batch, PredictError, TableId};
 /// The rows of one table that a batch touches, and each one's gradients.
 #[derive(Clone, Debug, Default)]
 pub struct Casted {
-    /// Sorted.
-    pairs: Vec<Pair>,
-    sort: RadixSort,
-    /// By occurrence.
-    looked_up: Vec<Source>,
     /// The casted `src`: by row, and within a row in batch order.
     sources: Vec<Source>,
     /// The distinct rows, ascending; the casted `dst` is a place here.
@@ -39,33 +35,35 @@ pub struct Casted {
 /// The place of an occurrence that no row stands for.
 pub const ABSENT: u32 = u32::MAX;
 
+/// What casting a table needs only meanwhile. A thread has one for all tables and batches: it is near when it is used, and takes no
+/// memory in batches that wait.
+#[derive(Default)]
+struct Workspace {
+    /// Sorted.
+    pairs: Vec<Pair>,
+    sort: RadixSort,
+    /// By occurrence.
+    looked_up: Vec<Source>,
+}
+
+thread_local! {
+    static WORKSPACE: RefCell<Workspace> = RefCell::default();
+}
+
 impl Casted {
     /// Collects the rows of `table` that `lookups` of the batch touch. An absent id counts for the
     /// row that stands for it, or for none. Occurrences are counted lookup by lookup, and of a lookup as
     /// its feature has them.
     pub fn fill(&mut self, schema: &Schema, lookups: &[Lookup], table: TableId, batch: &Batch) {
-        self.pairs.clear();
-        self.looked_up.clear();
-        let shape = &schema.tables[table.index()];
-        for lookup in lookups.iter().filter(|l| l.table == table) {
-            let ids = &batch.features[lookup.feature];
-            let occurrences = self.looked_up.len() as u32..;
-            let pairs = ids.ids.iter().zip(occurrences).filter_map(|(&id, at)| Some((shape.row_of(id)?, at)));
-            self.pairs.extend(pairs);
-            for (bag, sample) in ids.offsets.windows(2).zip(0..) {
-                let len = (bag[1] - bag[0]) as usize;
-                let divisor = if lookup.pooling == Pooling::Mean { len as f32 } else { 1.0 };
-                let source = Source { sample, column: lookup.column as u32, divisor };
-                self.looked_up.extend(iter::repeat_n(source, len));
-            }
-        }
-        self.sort.sort(&mut self.pairs);
-        self.cast();
+        WORKSPACE.with_borrow_mut(|workspace| {
+            workspace.look_up(schema, lookups, table, batch);
+            self.cast(workspace);
+        });
     }
 
     /// From sorted pairs to the casted arrays.
-    fn cast(&mut self) {
-        let Self { pairs, looked_up, sources, rows, ends, places, .. } = self;
+    fn cast(&mut self, Workspace { pairs, looked_up, .. }: &Workspace) {
+        let Self { sources, rows, ends, places } = self;
         sources.clear();
         sources.extend(pairs.iter().map(|&(_, occurrence)| looked_up[occurrence as usize]));
         places.clear();
@@ -106,6 +104,28 @@ impl Casted {
         let ends = &self.ends[rows];
         let end = ends.last().copied().unwrap_or(first);
         (&self.sources[first as usize..end as usize], ends, first)
+    }
+}
+
+impl Workspace {
+    /// The pairs of the table's lookups, sorted, and where each occurrence's gradient is.
+    fn look_up(&mut self, schema: &Schema, lookups: &[Lookup], table: TableId, batch: &Batch) {
+        self.pairs.clear();
+        self.looked_up.clear();
+        let shape = &schema.tables[table.index()];
+        for lookup in lookups.iter().filter(|l| l.table == table) {
+            let ids = &batch.features[lookup.feature];
+            let occurrences = self.looked_up.len() as u32..;
+            let pairs = ids.ids.iter().zip(occurrences).filter_map(|(&id, at)| Some((shape.row_of(id)?, at)));
+            self.pairs.extend(pairs);
+            for (bag, sample) in ids.offsets.windows(2).zip(0..) {
+                let len = (bag[1] - bag[0]) as usize;
+                let divisor = if lookup.pooling == Pooling::Mean { len as f32 } else { 1.0 };
+                let source = Source { sample, column: lookup.column as u32, divisor };
+                self.looked_up.extend(iter::repeat_n(source, len));
+            }
+        }
+        self.sort.sort(&mut self.pairs);
     }
 }
 

@@ -26,6 +26,11 @@ use crate::types::{Huge, OutOfHostMemory};
 /// Rows that are looked up together: many times [`TURNS_AHEAD`], and so few that what memory gave is still near when it is used.
 pub const TOGETHER: usize = 256;
 
+/// In so many lists all rows are listed, one after the other, unless these would be shorter than that; while one is made it takes
+/// twice its memory.
+const LISTS: usize = 16;
+const FEWEST_LISTED: usize = 1 << 14;
+
 /// A slot's bookkeeping, four of them in a line of memory; zeros are an empty slot's.
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 #[repr(C)]
@@ -121,7 +126,12 @@ impl Hold {
 
     /// Bytes for each slot, the lists of the window left out, which are of as many slots as its batches touch.
     pub const fn bytes_per_slot() -> usize {
-        size_of::<Entry>() + HitMap::bytes_per_slot() + size_of::<u32>() + Candidates::bytes_per_slot()
+        let listed = 2 * size_of::<(Key, u32)>() / LISTS;
+        size_of::<Entry>()
+            + HitMap::bytes_per_slot()
+            + size_of::<u32>()
+            + Candidates::bytes_per_slot()
+            + listed
     }
 
     /// How many slots.
@@ -299,10 +309,25 @@ impl Hold {
         count
     }
 
-    /// Every row that is here, and its slot.
-    pub fn rows(&self) -> impl Iterator<Item = (Key, u32)> + '_ {
+    /// The first rows past `after` that are here, ascending, and their slots: none when there are no more. Each time it looks at
+    /// every slot, so it gives a sixteenth of them or more.
+    pub fn rows_after(&self, after: Option<Key>, rows: &mut Vec<(Key, u32)>) {
+        rows.clear();
+        let (most, mut end) = (FEWEST_LISTED.max(self.count() / LISTS), None);
+        rows.reserve_exact(2 * most.min(self.count()));
         let taken = self.entries.iter().zip(0..).filter(|(entry, _)| entry.taken());
-        taken.map(|(entry, slot)| (entry.key, slot))
+        for (&Entry { key, .. }, slot) in taken {
+            if after.is_some_and(|after| key <= after) || end.is_some_and(|end| key >= end) {
+                continue;
+            }
+            rows.push((key, slot));
+            if rows.len() == 2 * most {
+                end = Some(rows.select_nth_unstable(most).1.0);
+                rows.truncate(most);
+            }
+        }
+        rows.sort_unstable();
+        rows.truncate(most);
     }
 }
 
@@ -334,3 +359,6 @@ fn list_of<'a>(
     }
     &mut lists[at].1
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,4 @@
-//! What Plan calls a row, and maps from it.
-
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+//! What Plan calls a row.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -49,26 +46,5 @@ impl Key {
     #[inline(always)]
     pub fn tag(self) -> Tag {
         Tag::of(scatter(self.0))
-    }
-}
-
-/// Something of each of many rows. Keys are scattered, and nobody chooses them to collide who may not as well train nonsense.
-pub type KeyMap<V> = HashMap<Key, V, BuildHasherDefault<KeyHasher>>;
-
-/// Hashes a [`Key`], in a tenth of the time that the standard library's takes.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct KeyHasher(u64);
-
-impl Hasher for KeyHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.write_u64(u64::from(byte)));
-    }
-
-    fn write_u64(&mut self, number: u64) {
-        self.0 = scatter(self.0 ^ number);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
     }
 }

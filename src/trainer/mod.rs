@@ -1,10 +1,14 @@
-//! The trainer: sequential, simple and exact, and so the oracle of every faster one.
+//! The trainer: sequential, simple and exact; and the pipeline, which trains the same bytes where rows do not fit memory.
 //!
-//! A [`Learner`] holds the model and takes one step at a time ([`Learner::step`]);
+//! **The sequential trainer** is the oracle of every faster one. A [`Learner`] holds the model and takes one step at a time ([`Learner::step`]);
 //! [`run_epoch`] drives it over a data set, with the next batches read and encoded by one thread
 //! beside it, and [`evaluate`] scores a data set with the weights as they are, or with the rows of the
 //! version that was made of them. The same seed, data
-//! and settings give the same bytes on any number of threads.
+//! and settings give the same bytes on any number of threads. [`run_in_memory`] takes the same steps with
+//! the next batches casted ahead too.
+//!
+//! **The [`Pipeline`]** has the rows in a working file, and in a scratchpad those that coming batches need (`plan`); a
+//! [`Verifier`] compares it with the oracle byte by byte. Data-parallel `replicas` are a part of it.
 
 pub mod casting;
 mod checkpoint;
@@ -110,18 +114,32 @@ pub enum TrainError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// One sample is too much for the scratchpad.
-    #[error("scratchpad: {slots} slots, and a sample needs {needed} rows at a time")]
+    #[error(
+        "scratchpad: {slots} slots for rows of {words} f32 (state counted), and a sample needs {needed} at a time"
+    )]
     Scratchpad {
-        /// The sample's distinct rows.
+        /// Words of a record of the size that is short.
+        words: usize,
+        /// The sample's distinct rows of that size.
         needed: usize,
-        /// Slots of all sizes.
+        /// Its slots.
         slots: usize,
     },
-    /// A model of more tables or rows than a scratchpad can name.
-    #[error("scratchpad: limit {limit} {what}")]
+    /// A model of more tables than a scratchpad can name.
+    #[error("scratchpad: expected at most {limit} tables, got {got}")]
+    TooManyTables {
+        /// The model's.
+        got: usize,
+        /// How many may be.
+        limit: usize,
+    },
+    /// A table of more rows than a scratchpad can name.
+    #[error("scratchpad: expected at most {limit} rows of a table, got {got} of {table:?}")]
     TooManyRows {
-        /// Of what.
-        what: &'static str,
+        /// The table.
+        table: String,
+        /// Its rows.
+        got: u64,
         /// How many may be.
         limit: u64,
     },

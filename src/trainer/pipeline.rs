@@ -18,34 +18,34 @@
 //! to hand to. The first real error is the run's.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::thread::{self, Scope, ScopedJoinHandle};
+use std::sync::mpsc::sync_channel;
+use std::thread;
 
 mod settings;
+mod stage;
 
 pub use self::settings::PipelineSettings;
-use super::TrainError;
+pub(super) use self::stage::start;
+use self::stage::{Stage, Stop, TrainEnds, end};
 use super::collect::Places;
 use super::exchange::exchange;
 use super::headway::Headway;
-use super::item::{Cast, Item, Spare, Transfers, Work};
+use super::item::{Cast, Item, Spare, Transfers};
 use super::jitter::Jitter;
 use super::key::Key;
 use super::load::Load;
 use super::network::Network;
 use super::plan::{PlanEnds, PlanSettings, PlanStats, Planner, Windows};
-use super::policy::{Policy, SEEN_AHEAD};
+use super::policy::Policy;
 use super::replicas::Replicas;
 use super::scratchpad::{Pad, Sizes};
 use super::train::{Train, Watch};
 use super::use_counts::UseCounts;
+use super::{READ_AHEAD, TrainError};
 use crate::dataset::Reader;
 use crate::device::cuda::Driver;
 use crate::store::{Rows, WorkingFile};
 use crate::types::TableId;
-
-/// Batches that may wait between Load and Plan.
-pub(super) const READ_AHEAD: usize = 4;
 
 /// Trains a network on rows in a working file.
 pub struct Pipeline {
@@ -111,12 +111,12 @@ impl Pipeline {
         settings: PipelineSettings,
         pad: impl FnOnce(&Sizes, &[usize], usize) -> Result<Pad, TrainError>,
     ) -> Result<Self, TrainError> {
-        let windows = Windows::of(settings.buffered);
-        let most = SEEN_AHEAD / (1 + windows.future as usize);
-        if !(1..=most).contains(&settings.lookahead) {
-            return Err(TrainError::Lookahead { got: settings.lookahead, most });
+        settings.check()?;
+        let (lambda, apart) = (settings.lambda, settings.steps_apart());
+        if settings.replicas > 1 && lambda > apart {
+            tracing::warn!("lambda: {lambda} steps, but a window's end averages too, after {apart} at most");
         }
-        settings.check_replicas()?;
+        let windows = Windows::of(settings.buffered);
         let sizes = Sizes::of(network.schema(), network.optimizer().kind)?;
         let counts = sizes.counts(&settings.scratchpad);
         // An item in each stage and between them, and as many in Plan's hands; each moves rows in and out.
@@ -169,10 +169,10 @@ impl Pipeline {
         self.sizes.bytes(&self.pad.counts())
     }
 
-    /// As [`PipelineSettings::exact`].
+    /// How it was made.
     #[must_use]
-    pub fn exact(&self) -> bool {
-        self.settings.exact()
+    pub fn settings(&self) -> &PipelineSettings {
+        &self.settings
     }
 
     /// Where the rows are that [`Self::flush`] has written.
@@ -263,15 +263,22 @@ impl Pipeline {
         let Self { planner, pad, store, threads, .. } = self;
         let tables = planner.tables();
         let places = Places { store, pad, tables, threads };
-        let mut item = Item::default();
+        let (mut item, mut rows) = (Item::default(), Vec::new());
         for (size, hold) in planner.holds().iter().enumerate() {
-            let mut rows: Vec<(Key, u32)> = hold.rows().collect();
-            rows.sort_unstable_by_key(|(key, _)| *key);
-            for rows in rows.chunks_mut(FLUSHED_ROWS.min(pad.staged_rows(size))) {
-                item.evictions.set(rows, |table| tables[table.index()].1);
-                places.collect(&mut item)?;
-                exchange(&mut item)?;
-                places.insert(&mut item)?;
+            // What items stage is enough for this too.
+            let staged = planner.item_words() / self.sizes.sizes[size].0.max(1);
+            let staged = staged.min(pad.staged_rows(size)).clamp(1, FLUSHED_ROWS);
+            let mut after = None;
+            loop {
+                hold.rows_after(after, &mut rows);
+                let Some(&(last, _)) = rows.last() else { break };
+                after = Some(last);
+                for rows in rows.chunks_mut(staged) {
+                    item.evictions.set(rows, |table| tables[table.index()].1);
+                    places.collect(&mut item)?;
+                    exchange(&mut item)?;
+                    places.insert(&mut item)?;
+                }
             }
         }
         Ok(())
@@ -299,70 +306,6 @@ pub struct Data<'a> {
     pub batch: usize,
     /// The most steps.
     pub steps: u64,
-}
-
-/// Starts a stage's thread, which tools for looking at threads show by its name.
-pub(super) fn start<'s, T: Send + 's>(
-    scope: &'s Scope<'s, '_>,
-    name: &str,
-    work: impl FnOnce() -> T + Send + 's,
-) -> Result<ScopedJoinHandle<'s, T>, TrainError> {
-    let thread = thread::Builder::new().name(name.into());
-    thread.spawn_scoped(scope, work).map_err(|e| TrainError::Threads { reason: e.to_string() })
-}
-
-/// The end of a stage's thread. A panic goes on.
-fn end(stage: ScopedJoinHandle<'_, Result<(), TrainError>>) -> Result<(), TrainError> {
-    stage.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-}
-
-/// A stage that works on items in order.
-struct Stage {
-    from: Receiver<Item>,
-    to: SyncSender<Item>,
-    jitter: Jitter,
-}
-
-impl Stage {
-    fn run(mut self, work: impl Fn(&mut Item) -> Result<(), TrainError>) -> Result<(), TrainError> {
-        for mut item in self.from {
-            self.jitter.sleep();
-            work(&mut item)?;
-            self.to.send(item).map_err(|_| TrainError::Stopped)?;
-        }
-        Ok(())
-    }
-}
-
-/// Train's ends of the pipeline.
-struct TrainEnds<'a> {
-    items: Receiver<Item>,
-    spare: &'a Buffers,
-    headway: &'a Headway,
-    jitter: Jitter,
-}
-
-impl TrainEnds<'_> {
-    fn run(mut self, train: &mut Train<'_>) -> Result<(), TrainError> {
-        for item in self.items {
-            self.jitter.sleep();
-            train.train(&item)?;
-            self.headway.trained(item.number);
-            self.spare.transfers.give((item.fills, item.evictions));
-            if let Work::Steps(casts) = item.work {
-                casts.into_iter().for_each(|cast| self.spare.casts.give(cast));
-            }
-        }
-        Ok(())
-    }
-}
-
-struct Stop<'a>(&'a Headway);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.stop();
-    }
 }
 
 #[cfg(test)]

@@ -27,79 +27,22 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
 
 mod place;
+mod settings;
 mod split;
 
 use self::place::{Lists, next_use};
+pub use self::settings::{PlanSettings, PlanStats, Windows};
 use self::split::Room;
 use super::TrainError;
 use super::headway::Headway;
 use super::hold::Hold;
 use super::item::{Cast, Item, Spare, Transfers, Work};
 use super::jitter::Jitter;
-use super::key::{Key, KeyMap};
+use super::key::Key;
 use super::policy::{Policy, SEEN_AHEAD, Worth};
-use super::use_counts::UseCounts;
 use crate::device::host::slots::NO_SLOT;
 use crate::schema::{Lookup, Schema};
-use crate::types::OutOfHostMemory;
-
-/// How far the stages can be apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Windows {
-    /// Items before the one in Plan whose rows may not leave: those that Collect can be ahead of Train.
-    pub past: u64,
-    /// Batches after it whose rows may not leave: those that Collect can be ahead of Insert.
-    pub future: u64,
-}
-
-impl Windows {
-    /// Of stages between any two of which `buffered` items wait. With none, three and two, as in the paper.
-    #[must_use]
-    pub fn of(buffered: usize) -> Self {
-        // From Collect to Train there are three handovers and from Collect to Insert two. At each, besides
-        // those that wait there, one item has left a stage and has not been taken by the next one.
-        let behind = |handovers: u64| handovers * (1 + buffered as u64);
-        Self { past: behind(3), future: behind(2) }
-    }
-}
-
-/// What Plan has done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PlanStats {
-    /// Rows of batches that were in the scratchpad.
-    pub hits: u64,
-    /// Rows that came in.
-    pub fills: u64,
-    /// Rows that left.
-    pub evictions: u64,
-    /// Rows that came in before the first batch, because they are frequent.
-    pub filled_before: u64,
-    /// How often Plan waited for batches to train.
-    pub bubbles: u64,
-    /// Batches that were split.
-    pub splits: u64,
-    /// How often fewer batches were planned together than asked for, with more at hand.
-    pub shrinks: u64,
-}
-
-/// How Plan plans.
-#[derive(Clone, Debug)]
-pub struct PlanSettings {
-    /// Who leaves first.
-    pub policy: Policy,
-    /// What the random policy draws from.
-    pub seed: u64,
-    /// Batches that are planned together; at least 1.
-    pub ahead: usize,
-    /// The windows.
-    pub windows: Windows,
-    /// Words of records that an item moves in, and out, at most.
-    pub item_words: usize,
-    /// Whether an item may be planned before the one before has trained.
-    pub overlap: bool,
-    /// How often each row is used, where that is known and the policy asks for it.
-    pub frequencies: Option<Arc<UseCounts>>,
-}
+use crate::types::{NumberMap, OutOfHostMemory};
 
 /// More batches than a window needs that the optimal policy looks at.
 const OPTIMAL_AHEAD: usize = 16;
@@ -124,7 +67,7 @@ pub struct Planner {
     /// Batches that were planned, each the last of its unit, and their last items: those within the past window.
     planned: VecDeque<(u64, u64)>,
     /// Of each row that the optimal policy sees ahead, a bit for each batch that needs it: that of batch b is b % 64.
-    upcoming: KeyMap<u64>,
+    upcoming: NumberMap<Key, u64>,
     lists: Lists,
     stats: PlanStats,
 }
@@ -169,7 +112,7 @@ impl Planner {
             seen: VecDeque::new(),
             kept: 0,
             planned: VecDeque::new(),
-            upcoming: KeyMap::default(),
+            upcoming: NumberMap::default(),
             lists: Lists::default(),
             stats: PlanStats::default(),
         })
@@ -188,6 +131,11 @@ impl Planner {
     /// Of each table: which of the holds, and words of a record.
     pub fn tables(&self) -> &[(usize, usize)] {
         &self.tables
+    }
+
+    /// Words of records that an item moves in, and out, at most.
+    pub fn item_words(&self) -> usize {
+        self.settings.item_words
     }
 
     /// Plans batch after batch until there are no more.
@@ -232,7 +180,11 @@ impl Planner {
         // Fills are counted where a batch asked for them.
         self.stats.fills -= placed.fills();
         self.stats.filled_before += placed.fills();
-        self.emit(placed, Work::Move, ends)
+        self.emit(placed, Work::Move, ends)?;
+        // All slots may be full now. Once they are, any of these rows may leave, so that the first batches find room.
+        ends.headway.wait(self.item)?;
+        self.expire(self.item);
+        Ok(())
     }
 
     /// Batches that are looked at, with those that are planned.

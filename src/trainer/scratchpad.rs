@@ -2,7 +2,8 @@
 //!
 //! Rows with their optimizer state are records, and tables whose records have the same number of words share the slots of that
 //! size. Each size has the same share of its tables' rows: a batch asks every table, so tables of short rows
-//! must not crowd out those of long ones, nor the other way round.
+//! must not crowd out those of long ones, nor the other way round. But none has fewer than a sample may ask for: of a huge
+//! model's rows any scratchpad is a small share, and so small a share of a small table would be no row at all.
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use crate::device::cuda::Driver;
 use crate::device::cuda::scratchpad::CudaScratch;
 use crate::device::host::slots::Slots;
 use crate::device::scratch::{Run, Scratch, SlotSize, Stepper};
-use crate::schema::{Lookup, Schema};
+use crate::schema::{Arity, Lookup, Schema};
 use crate::store::PlainMemory;
 use crate::types::{Batch, RawBatch};
 
@@ -38,23 +39,26 @@ pub struct Sizes {
     pub tables: Vec<(usize, usize)>,
     /// Of each size: words of a record, and rows of all its tables.
     pub sizes: Vec<(usize, u64)>,
+    /// Of each size: the most rows that one sample may ask for.
+    pub sample: Vec<u64>,
 }
 
 impl Sizes {
     /// Of the tables of a schema under an optimizer.
     ///
     /// # Errors
-    /// [`TrainError::TooManyRows`] where a scratchpad cannot name the rows.
+    /// [`TrainError::TooManyTables`] and [`TrainError::TooManyRows`] where a scratchpad cannot name the rows.
     pub fn of(schema: &Schema, kind: Kind) -> Result<Self, TrainError> {
         let (limit, rows) = Key::LIMITS;
         if schema.tables.len() > limit {
-            return Err(TrainError::TooManyRows { what: "tables", limit: limit as u64 });
+            return Err(TrainError::TooManyTables { got: schema.tables.len(), limit });
         }
         let mut sizes: Vec<(usize, u64)> = Vec::new();
         let mut tables = Vec::new();
         for table in &schema.tables {
             if table.stored_rows() > rows {
-                return Err(TrainError::TooManyRows { what: "rows of a table", limit: rows });
+                let (table, got) = (table.name.clone(), table.stored_rows());
+                return Err(TrainError::TooManyRows { table, got, limit: rows });
             }
             let words = table.dim + row_states(kind, table.dim).iter().map(|(_, width)| width).sum::<usize>();
             let size = sizes.iter().position(|(w, _)| *w == words).unwrap_or_else(|| {
@@ -64,23 +68,46 @@ impl Sizes {
             sizes[size].1 += table.stored_rows();
             tables.push((size, words));
         }
-        Ok(Self { tables, sizes })
+        let mut sample = vec![0; sizes.len()];
+        for lookup in schema.lookups() {
+            let (size, _): (usize, usize) = tables[lookup.table.index()];
+            sample[size] += match schema.features[lookup.feature].arity {
+                Arity::OneHot => 1,
+                Arity::MultiHot { max } => u64::from(max),
+            };
+        }
+        sample.iter_mut().zip(&sizes).for_each(|(ids, (_, rows))| *ids = (*ids).min(*rows));
+        Ok(Self { tables, sizes, sample })
     }
 
-    /// Slots of each size. None of a size is more than its rows.
+    /// Slots of each size. None of a size is more than its rows, or than can be numbered; and where a share or bytes are given,
+    /// none is less than a sample may ask for, as long as the bytes are enough for that.
     #[must_use]
     pub fn counts(&self, size: &ScratchpadSize) -> Vec<usize> {
-        let share = |fraction: f64| self.sizes.iter().map(move |&(_, rows)| (rows as f64 * fraction) as u64);
         let counts: Vec<u64> = match size {
             ScratchpadSize::Slots(slots) => slots.iter().map(|&slots| slots as u64).collect(),
-            ScratchpadSize::Fraction(fraction) => share(*fraction).collect(),
-            ScratchpadSize::Bytes(bytes) => {
-                let all: u64 = self.sizes.iter().map(|&(words, rows)| rows * slot_bytes(words)).sum();
-                share((*bytes as f64 / all.max(1) as f64).min(1.0)).collect()
+            ScratchpadSize::Fraction(fraction) => {
+                let sizes = self.sizes.iter().zip(&self.sample);
+                sizes.map(|((_, rows), &sample)| sample.max((*rows as f64 * fraction) as u64)).collect()
             }
+            ScratchpadSize::Bytes(bytes) => self.counts_in(*bytes),
         };
-        let most = self.sizes.iter().map(|(_, rows)| *rows);
-        counts.into_iter().zip(most).map(|(count, rows)| count.min(rows) as usize).collect()
+        let most = self.sizes.iter().map(|(_, rows)| *rows.min(&Slots::MOST));
+        counts.into_iter().zip(most).map(|(count, most)| count.min(most) as usize).collect()
+    }
+
+    /// Slots of each size that so many bytes are enough for.
+    fn counts_in(&self, bytes: u64) -> Vec<u64> {
+        let bytes_of = |count_of: &dyn Fn(usize) -> u64| -> u64 {
+            self.sizes.iter().enumerate().map(|(at, &(words, _))| count_of(at) * slot_bytes(words)).sum()
+        };
+        let samples = bytes_of(&|at| self.sample[at]);
+        let enough = samples <= bytes;
+        let least = |at: usize| if enough { self.sample[at] } else { 0 };
+        let more = |at: usize| self.sizes[at].1 - least(at);
+        let left = if enough { bytes - samples } else { bytes };
+        let share = (left as f64 / bytes_of(&more).max(1) as f64).min(1.0);
+        (0..self.sizes.len()).map(|at| least(at) + (more(at) as f64 * share) as u64).collect()
     }
 
     /// Whether these slots hold every row.
@@ -236,4 +263,47 @@ pub(super) fn rows_of_sample<'a>(
 /// Bytes of a slot of so many words, with the flag of who claims it and what Plan keeps of it.
 fn slot_bytes(words: usize) -> u64 {
     (words * size_of::<f32>() + 1 + Hold::bytes_per_slot()) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schema::preset::{self, SyntheticShape};
+
+    /// Eight tables of a million rows of one width, and one of a hundred rows of another.
+    fn uneven() -> Sizes {
+        let shape = SyntheticShape { tables: 9, rows: 1_000_000, dense: 0, multi_hot: Some(7) };
+        let mut schema = preset::synthetic(crate::schema::preset::Kind::Deepfm, 16, shape);
+        schema.tables[8].rows = 100;
+        schema.tables[8].dim = 3;
+        Sizes::of(&schema, Kind::Sgd).unwrap()
+    }
+
+    #[test]
+    fn a_small_share_of_a_small_table_is_still_what_a_sample_may_ask_for() {
+        let sizes = uneven();
+        let small = sizes.sizes.iter().position(|(words, _)| *words == 3).unwrap();
+        assert_eq!((sizes.sizes[small], sizes.sample[small]), ((3, 100), 7));
+        for size in [ScratchpadSize::Fraction(0.001), ScratchpadSize::Bytes(4 << 20)] {
+            let counts = sizes.counts(&size);
+            assert!((7..20).contains(&counts[small]), "{size:?}: {counts:?}");
+            assert!(counts.iter().zip(&sizes.sample).all(|(&count, &least)| count as u64 >= least));
+        }
+        // A sample needs no more of a table than all its rows.
+        let mut tiny = sizes.clone();
+        tiny.sizes[small].1 = 5;
+        tiny.sample[small] = 5;
+        assert_eq!(tiny.counts(&ScratchpadSize::Fraction(0.001))[small], 5);
+    }
+
+    #[test]
+    fn slots_never_take_more_than_the_bytes_that_are_given() {
+        let sizes = uneven();
+        let all = sizes.bytes(&sizes.counts(&ScratchpadSize::Fraction(1.0)));
+        for bytes in (0..40).map(|shift| 1_u64 << shift).chain([all - 1, all, all + 1, u64::MAX]) {
+            let counts = sizes.counts(&ScratchpadSize::Bytes(bytes));
+            assert!(sizes.bytes(&counts) <= bytes, "{bytes}: {counts:?}");
+            assert_eq!(sizes.hold_all(&counts), bytes >= all, "{bytes}: {counts:?}");
+        }
+    }
 }

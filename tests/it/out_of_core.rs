@@ -55,11 +55,13 @@ impl Group {
         let mut peak = 0;
         while child.try_wait().unwrap().is_none() {
             // Without pages of the working file, which are the system's to take back.
+            // None where it has just ended.
             peak = bytes_of(child.id(), "RssAnon").unwrap_or(0).max(peak);
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
         let output = child.wait_with_output().unwrap();
         assert!(output.status.success(), "{line}: {:?}", output.status);
+        assert!(peak > 0, "its memory was never read");
         let text = String::from_utf8(output.stdout).unwrap();
         (serde_json::from_str(text.lines().last().unwrap()).unwrap(), peak)
     }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use flechette::schema::preset::Kind;
+use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
 use serde_json::{Value, json};
 
 use crate::program::{Workshop, real, run, run_failing, run_json};
@@ -18,31 +18,52 @@ fn every_size_policy_and_optimizer_is_equal_with_stages_that_sleep_at_random() {
     let verify =
         format!("verify --model-config {config} --format criteo-tsv --data {} --json", workshop.train);
     let mut asked = None;
-    for (i, (optimizer, policy)) in
-        [("sgd", "lru"), ("adagrad", "lfu"), ("rowwise_adagrad", "random"), ("adam", "optimal")]
-            .into_iter()
-            .enumerate()
-    {
-        for (size, batch, steps) in [("min", 64, 3), ("0.02", 64, 12), ("0.1", 300, 9), ("1.0", 300, 9)] {
-            let threads = 1 + i;
-            let verified = run_json(&format!(
-                "{verify} --steps {steps} --batch {batch} --optimizer {optimizer} --policy {policy} \
-                 --scratchpad {size} --threads {threads} --jitter {i} --lookahead {}",
-                1 + i % 2
-            ));
-            assert_eq!(verified["equal"], true, "{optimizer}, {policy}, {size}: {verified}");
-            assert_eq!(verified["first_difference"], Value::Null);
-            assert_eq!(count(&verified, "steps"), steps);
-            let (hits, fills) = (count(&verified, "hits"), count(&verified, "fills"));
-            assert!(size != "min" || count(&verified, "splits") == steps, "{verified}");
-            if size == "1.0" {
-                assert_eq!(count(&verified, "evictions"), 0);
-                // What batches ask for is the same under every policy and optimizer.
-                assert_eq!(*asked.get_or_insert((hits + fills, fills)), (hits + fills, fills));
-            } else {
-                assert!(count(&verified, "evictions") > 0, "{verified}");
-            }
+    let (optimizers, policies) =
+        (["sgd", "adagrad", "rowwise_adagrad", "adam"], ["lru", "lfu", "random", "optimal"]);
+    let sizes = [("min", 64, 3), ("0.02", 64, 12), ("0.1", 300, 9), ("1.0", 300, 9)];
+    // Every optimizer with every policy, and each of both with every size and every number of threads.
+    for (i, j) in (0..4).flat_map(|i| (0..4).map(move |j| (i, j))) {
+        let (optimizer, policy, (size, batch, steps)) = (optimizers[i], policies[j], sizes[(i + j) % 4]);
+        let threads = 1 + (i + 2 * j) % 4;
+        let verified = run_json(&format!(
+            "{verify} --steps {steps} --batch {batch} --optimizer {optimizer} --policy {policy} \
+             --scratchpad {size} --threads {threads} --jitter {i} --lookahead {}",
+            1 + i % 2
+        ));
+        assert_eq!(verified["equal"], true, "{optimizer}, {policy}, {size}: {verified}");
+        assert_eq!(verified["first_difference"], Value::Null);
+        assert_eq!(count(&verified, "steps"), steps);
+        let (hits, fills) = (count(&verified, "hits"), count(&verified, "fills"));
+        assert!(size != "min" || count(&verified, "splits") == steps, "{verified}");
+        if size == "1.0" {
+            assert_eq!(count(&verified, "evictions"), 0);
+            // What batches ask for is the same under every policy and optimizer.
+            assert_eq!(*asked.get_or_insert((hits + fills, fills)), (hits + fills, fills));
+        } else {
+            assert!(count(&verified, "evictions") > 0, "{verified}");
         }
+    }
+}
+
+#[test]
+fn bags_of_generated_ids_are_equal_in_large_batches_too() {
+    let workshop = Workshop::new(1, 1);
+    let shape = SyntheticShape { tables: 4, rows: 20_000, dense: 3, multi_hot: Some(5) };
+    let config = workshop.path("bags.toml");
+    fs::write(&config, synthetic(Kind::Dcnv2, 4, shape).to_toml()).unwrap();
+    let verify = format!(
+        "verify --model-config {config} --format synthetic --data rows=20000,seed=3,skew=0.8 --batch 4096 --json"
+    );
+    for (size, policy, optimizer) in
+        [("0.6", "lru", "adam"), ("0.65", "optimal", "adagrad"), ("0.02", "random", "sgd")]
+    {
+        let verified = run_json(&format!(
+            "{verify} --scratchpad {size} --policy {policy} --optimizer {optimizer} --jitter 1"
+        ));
+        assert_eq!(verified["equal"], true, "{size}, {policy}, {optimizer}: {verified}");
+        assert_eq!(count(&verified, "steps"), 5);
+        assert!(count(&verified, "evictions") > 0, "{verified}");
+        assert_eq!(count(&verified, "splits") > 0, size == "0.02", "{verified}");
     }
 }
 
@@ -119,6 +140,66 @@ fn a_scratchpad_trains_the_version_that_memory_trains_also_over_epochs_and_in_th
     fs::write(&order, b"spoilt").unwrap();
     let refused = run(&format!("{line} --name ranked --scratchpad 0.1"));
     assert!(!refused.status.success(), "a spoilt order");
+    fs::write(&order, kept).unwrap();
+    let other = line.replace(&config, &workshop.config(Kind::Deepfm, 8, 900));
+    let said = run_failing(2, &format!("{other} --name ranked --scratchpad 0.1"));
+    assert!(
+        said.contains(&order) && said.contains("expected an order of 900 rows, got one of 700"),
+        "{said}"
+    );
+}
+
+#[test]
+fn flags_of_a_scratchpad_are_checked_without_one_too_and_said_to_do_nothing() {
+    let workshop = Workshop::new(300, 1);
+    let (config, counts) = (workshop.config(Kind::Dlrm, 8, 300), workshop.path("counts"));
+    let Workshop { models, train, .. } = &workshop;
+    let data = format!("--model-config {config} --format criteo-tsv --data {train}");
+    run_json(&format!("plan {data} --counts {counts} --json"));
+    let train = format!("train {data} --models {models} --name m");
+    let said = run_failing(2, &format!("{train} --lookahead 0"));
+    assert!(said.contains("lookahead: expected 1 to 21 batches, got 0"), "{said}");
+    let said = run_failing(2, &format!("{train} --lambda 0"));
+    assert!(said.contains("lambda: expected at least 1 step, got 0"), "{said}");
+    for size in ["", "--scratchpad 1", "--scratchpad 1Gi"] {
+        let trained = run(&format!("{train} {size} --policy lfu --counts {counts} --reorder"));
+        let said = String::from_utf8(trained.stderr).unwrap();
+        assert!(trained.status.success(), "{said}");
+        let expected =
+            "all rows are kept in memory, where there is nothing for --policy, --counts, --reorder to do";
+        assert!(said.contains(expected), "{size}: {said}");
+    }
+    let trained = run(&format!("{train} --scratchpad 0.5 --policy lfu --counts {counts} --reorder"));
+    assert!(!String::from_utf8(trained.stderr).unwrap().contains("nothing for"));
+}
+
+#[test]
+fn data_that_can_be_read_once_only_is_not_read_for_the_size_of_a_sample() {
+    let workshop = Workshop::new(100, 1);
+    let (config, pipe) = (workshop.config(Kind::Dlrm, 8, 300), workshop.path("pipe"));
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let data = format!("--model-config {config} --format criteo-tsv --data {pipe} --scratchpad min");
+    for line in [format!("verify {data}"), format!("train {data} --models {} --name m", workshop.models)] {
+        let said = run_failing(2, &line);
+        assert!(
+            said.contains(&format!("--scratchpad min: --data is read twice, and {pipe} is no file")),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn a_share_of_bytes_that_is_small_for_a_small_table_is_enough_for_a_sample() {
+    let workshop = Workshop::new(1, 1);
+    let shape = SyntheticShape { tables: 3, rows: 400_000, dense: 2, multi_hot: Some(4) };
+    let mut schema = synthetic(Kind::Dcn, 16, shape);
+    // Its dim is no other's, so that it has slots of its own.
+    (schema.tables[2].rows, schema.tables[2].dim) = (60, 5);
+    let config = workshop.path("uneven.toml");
+    fs::write(&config, schema.to_toml()).unwrap();
+    let verify = format!("verify --model-config {config} --format synthetic --data rows=2000,seed=3 --json");
+    let verified = run_json(&format!("{verify} --scratchpad 1Mi --batch 128"));
+    assert_eq!(verified["equal"], true, "{verified}");
 }
 
 #[test]

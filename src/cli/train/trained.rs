@@ -3,12 +3,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 
 use super::Args;
+use crate::cli::InputError;
 use crate::cli::scratchpad::{SizeFlag, orders, pipeline_on, working_dir};
 use crate::device::cuda::Nvidia;
-use crate::schema::Schema;
+use crate::schema::{Schema, Table};
 use crate::store::hot_rows::STATE;
 use crate::store::{self, RowOrder, read_orders, write_orders};
 use crate::trainer::{
@@ -28,6 +29,10 @@ impl Trained {
     pub fn begin(args: &Args, schema: &Schema, device: Option<Arc<Nvidia>>) -> anyhow::Result<Self> {
         let (optimizer, seed) = (args.training.optimizer()?, args.training.seed);
         let frequencies = args.pipeline.frequencies(schema)?;
+        let (replicas, lambda) = (args.replicas, args.lambda);
+        let flags = args.pipeline.settings(ScratchpadSize::Fraction(1.0), seed);
+        let settings = PipelineSettings { replicas, lambda, ..flags };
+        settings.check()?;
         let slots = match args.scratchpad.map(|size| slots(args, schema, size)).transpose()?.flatten() {
             // Replicas take rows from a scratchpad, and a device has them in one: if need be, in one of all rows.
             None if args.replicas != 1 || device.is_some() => Some(ScratchpadSize::Fraction(1.0)),
@@ -37,6 +42,7 @@ impl Trained {
             if args.scratchpad.is_some() {
                 tracing::info!("scratchpad: has room for every row, so they are all kept in memory");
             }
+            warn_of_idle_flags(args);
             let learner = trainer::initialise(schema, optimizer, seed)?;
             return Ok(Self::InMemory(Box::new(learner)));
         };
@@ -47,9 +53,7 @@ impl Trained {
         let model = args.models.join(&args.name);
         let dir = working_dir(&args.pipeline, &model)?;
         let (network, store) = trainer::initialise_on_disk(schema, optimizer, seed, (dir, orders))?;
-        let (replicas, lambda) = (args.replicas, args.lambda);
-        let settings = args.pipeline.settings(scratchpad, seed);
-        let settings = PipelineSettings { replicas, lambda, ..settings };
+        let settings = PipelineSettings { scratchpad, ..settings };
         let pipeline = pipeline_on(device.as_ref(), &network, (store, frequencies), settings)?;
         Ok(Self::OnDisk { network: Box::new(network), pipeline: Box::new(pipeline) })
     }
@@ -96,7 +100,7 @@ impl Trained {
         let Self::OnDisk { pipeline, .. } = self else { return serde_json::Value::Null };
         let PlanStats { hits, fills, evictions, bubbles, splits, shrinks, .. } = pipeline.stats();
         serde_json::json!({
-            "slots": pipeline.slots(), "exact": pipeline.exact(), "bytes": pipeline.bytes(), "hits": hits, "fills": fills,
+            "slots": pipeline.slots(), "exact": pipeline.settings().exact(), "bytes": pipeline.bytes(), "hits": hits, "fills": fills,
             "evictions": evictions, "bubbles": bubbles, "splits": splits, "shrinks": shrinks,
         })
     }
@@ -105,16 +109,37 @@ impl Trained {
 /// Slots of each size of records in a scratchpad of this size; none where all rows would be in it.
 fn slots(args: &Args, schema: &Schema, size: SizeFlag) -> anyhow::Result<Option<Vec<usize>>> {
     let sizes = Sizes::of(schema, args.training.optimizer)?;
-    let size = size.resolve(&sizes, schema, || args.training.open(&args.training.data, schema), u64::MAX)?;
+    let before = || args.training.open_before("--scratchpad min", schema);
+    let size = size.resolve(&sizes, schema, before, u64::MAX)?;
     let counts = sizes.counts(&size);
     Ok((!sizes.hold_all(&counts)).then_some(counts))
+}
+
+/// Says which flags do nothing where all rows are in memory.
+fn warn_of_idle_flags(args: &Args) {
+    let others = [("--reorder", args.reorder), ("--lambda", args.lambda != 1)];
+    let others = others.into_iter().filter_map(|(name, given)| given.then_some(name));
+    let idle: Vec<_> = args.pipeline.given().into_iter().chain(others).collect();
+    if !idle.is_empty() {
+        let idle = idle.join(", ");
+        tracing::warn!("scratchpad: all rows are kept in memory, where there is nothing for {idle} to do");
+    }
 }
 
 /// The order of the rows that an earlier run has kept, if one has.
 fn kept_orders(args: &Args, schema: &Schema) -> anyhow::Result<Vec<Option<RowOrder>>> {
     let path = args.models.join(&args.name).join(STATE).join(store::order::FILE);
     let mut kept = read_orders(&path)?.unwrap_or_default();
-    Ok(schema.tables.iter().map(|table| kept.remove(&table.name)).collect())
+    let of = |table: &Table| {
+        let order = kept.remove(&table.name);
+        if let Some(order) = order.as_ref().filter(|order| order.rows() != table.stored_rows()) {
+            let (path, name, got, rows) = (path.display(), &table.name, order.rows(), table.stored_rows());
+            let error = anyhow!("{path}: table {name:?}: expected an order of {rows} rows, got one of {got}");
+            return Err(InputError(error).into());
+        }
+        Ok(order)
+    };
+    schema.tables.iter().map(of).collect()
 }
 
 /// The order of the rows by their counts, kept in the model's directory.

@@ -39,13 +39,16 @@ pub struct Claim<'a> {
 /// So many bytes at a time are written past the caches, which would not keep them until they are read.
 const MANY_BYTES: usize = 1 << 20;
 
-/// The rows of a claim or of part of one, to write.
+/// The rows of a claim, to write.
 pub struct ClaimedRows<'a> {
     slots: &'a Slots,
     list: &'a [u32],
 }
 
 impl Slots {
+    /// The most slots of a size: they are numbered in 32 bits, and [`NO_SLOT`] is none.
+    pub const MOST: u64 = NO_SLOT as u64;
+
     /// So many zeroed slots.
     ///
     /// # Errors
@@ -53,7 +56,7 @@ impl Slots {
     pub fn new(memory: &dyn HostMemory, count: usize, width: usize) -> Result<Self, OutOfHostMemory> {
         let bytes = count.checked_mul(width).and_then(|words| words.checked_mul(size_of::<f32>()));
         let bytes =
-            bytes.filter(|_| count < NO_SLOT as usize).ok_or(OutOfHostMemory { bytes: usize::MAX })?;
+            bytes.filter(|_| count as u64 <= Self::MOST).ok_or(OutOfHostMemory { bytes: usize::MAX })?;
         let mut memory = memory.take(bytes.max(size_of::<f32>()))?;
         let words = memory.bytes_mut().ok_or(OutOfHostMemory { bytes })?;
         assert!(words.len() >= bytes && words.as_ptr().cast::<f32>().is_aligned(), "host memory is aligned");
@@ -145,8 +148,8 @@ impl<'a> ClaimedRows<'a> {
     #[inline(always)]
     pub fn row_mut(&mut self, k: usize) -> Option<&mut [f32]> {
         let slot = self.list.get(k).copied().filter(|&slot| slot != NO_SLOT)?;
-        // SAFETY: the slots of a claim are distinct, and this has a part of the claim's list to itself (`rows_mut`
-        // borrows the claim mutably, `split_at` gives disjoint parts), so nobody else has this row.
+        // SAFETY: the slots of a claim are distinct, and this has the claim to itself (`rows_mut` borrows it mutably), so
+        // nobody else has this row.
         Some(unsafe { std::slice::from_raw_parts_mut(self.slots.row(slot), self.slots.width) })
     }
 
@@ -156,16 +159,6 @@ impl<'a> ClaimedRows<'a> {
         let list = list.iter().filter(|&&slot| slot != NO_SLOT);
         // SAFETY: as in `row_mut`; each slot of the list comes up once, and this is of no more use to get at it again.
         list.map(|&slot| unsafe { std::slice::from_raw_parts_mut(slots.row(slot), slots.width) })
-    }
-
-    /// The first `k` slots, and the others.
-    ///
-    /// # Panics
-    /// When there are fewer.
-    #[must_use]
-    pub fn split_at(self, k: usize) -> (Self, Self) {
-        let (first, second) = self.list.split_at(k);
-        (Self { slots: self.slots, list: first }, Self { slots: self.slots, list: second })
     }
 }
 
@@ -200,10 +193,10 @@ mod tests {
         assert_eq!(claim.row(0), Some(&[0.0, 0.0][..]));
         assert_eq!(claim.row(1), Some(&[3.0, 4.0][..]));
         assert_eq!((claim.row(2), claim.row(4)), (None, None));
-        let (mut low, mut high) = claim.rows_mut().split_at(2);
-        low.row_mut(0).unwrap()[0] = 5.0;
-        high.row_mut(1).unwrap()[1] = 6.0;
-        assert!(high.row_mut(0).is_none() && low.row_mut(2).is_none());
+        let mut rows = claim.rows_mut();
+        rows.row_mut(0).unwrap()[0] = 5.0;
+        rows.row_mut(3).unwrap()[1] = 6.0;
+        assert!(rows.row_mut(2).is_none() && rows.row_mut(4).is_none());
         assert!(slots.claim(&[3]).is_err(), "claimed already");
         drop(claim);
         let mut out = [0.0; 4];

@@ -99,6 +99,9 @@ fn parse(bytes: &[u8]) -> Result<Ranked, String> {
         said("floor").parse().map_err(|_| format!("floor: expected a number, got {:?}", said("floor")))?;
     let names: Vec<String> =
         serde_json::from_str(said("tables")).map_err(|e| format!("tables: expected a list of names: {e}"))?;
+    if let Some((_, name)) = names.iter().enumerate().find(|(at, name)| names[..*at].contains(name)) {
+        return Err(format!("tables: expected distinct names, got {name:?} twice"));
+    }
     let table = |name: String| {
         let column = |column: &str| column_of(&tensors, &format!("{name}.{column}"));
         let (rows, counts) = (column("rows")?, column("counts")?);
@@ -107,6 +110,11 @@ fn parse(bytes: &[u8]) -> Result<Ranked, String> {
         }
         if let Some(at) = counts.windows(2).position(|two| two[0] < two[1]) {
             return Err(format!("table {name:?}: counts rise at place {}", at + 1));
+        }
+        let mut ascending = rows.clone();
+        ascending.sort_unstable();
+        if let Some(two) = ascending.windows(2).find(|two| two[0] == two[1]) {
+            return Err(format!("table {name:?}: expected distinct rows, got {} twice", two[0]));
         }
         Ok(RankedTable { name, rows, counts })
     };
@@ -162,6 +170,25 @@ mod tests {
                 let _ = parse(&bytes);
             }
         }
+    }
+
+    #[test]
+    fn a_row_that_comes_twice_is_refused_by_name() {
+        let mut twice = ranked(&[(0, 1), (0, 1), (0, 2), (1, 2)], 0);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let said = |ranked: &Ranked| {
+            ranked.write(file.path()).unwrap();
+            Ranked::read(file.path()).unwrap_err().to_string()
+        };
+        let (name, row) = (twice.tables[0].name.clone(), twice.tables[0].rows[0]);
+        twice.tables[0].rows[1] = row;
+        let error = said(&twice);
+        assert!(
+            error.contains(&format!("table {name:?}: expected distinct rows, got {row} twice")),
+            "{error}"
+        );
+        twice.tables[0].rows[1] = row + 1;
+        assert!(twice.write(file.path()).is_ok() && Ranked::read(file.path()).is_ok());
     }
 
     #[test]

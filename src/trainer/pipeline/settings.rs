@@ -1,7 +1,8 @@
 //! How a pipeline is made, and what of that cannot be had.
 
 use crate::trainer::TrainError;
-use crate::trainer::policy::Policy;
+use crate::trainer::plan::Windows;
+use crate::trainer::policy::{Policy, SEEN_AHEAD};
 use crate::trainer::replicas::MOST_REPLICAS;
 use crate::trainer::scratchpad::ScratchpadSize;
 
@@ -45,19 +46,28 @@ impl PipelineSettings {
         self.replicas == 1 || self.lambda == 1
     }
 
-    /// Whether replicas can be had as asked for.
-    pub(super) fn check_replicas(&self) -> Result<(), TrainError> {
+    /// Whether what is asked for can be had of any model.
+    ///
+    /// # Errors
+    /// [`TrainError::Lookahead`], [`TrainError::Replicas`] or [`TrainError::Lambda`].
+    pub fn check(&self) -> Result<(), TrainError> {
+        let most = SEEN_AHEAD / (1 + Windows::of(self.buffered).future as usize);
+        if !(1..=most).contains(&self.lookahead) {
+            return Err(TrainError::Lookahead { got: self.lookahead, most });
+        }
         if !(1..=MOST_REPLICAS).contains(&self.replicas) {
             return Err(TrainError::Replicas { got: self.replicas, most: MOST_REPLICAS });
         }
         if self.lambda == 0 {
             return Err(TrainError::Lambda { got: self.lambda });
         }
-        let (lambda, window) = (self.lambda, self.lookahead);
-        if self.replicas > 1 && lambda > window as u64 {
-            tracing::warn!("lambda: {lambda} steps, but a window's end averages too, after {window} at most");
-        }
         Ok(())
+    }
+
+    /// The most steps that replicas take before they average: `lambda`, but no more than a window has.
+    #[must_use]
+    pub fn steps_apart(&self) -> u64 {
+        self.lambda.min(self.lookahead as u64)
     }
 }
 

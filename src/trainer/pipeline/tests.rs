@@ -212,7 +212,8 @@ fn every_policy_and_optimizer_trains_the_sequential_bytes_in_a_scratchpad_of_any
     for kind in [Kind::Sgd, Kind::Adagrad, Kind::RowwiseAdagrad, Kind::Adam] {
         for policy in Policy::ALL {
             for fraction in [0.1, 0.4, 1.0] {
-                let case = Case { kind, ..Case::new(ScratchpadSize::Fraction(fraction), policy) };
+                let mut case = Case { kind, ..Case::new(ScratchpadSize::Fraction(fraction), policy) };
+                case.settings.jitter = (fraction == 0.4).then_some(kind as u64);
                 let stats = case.check();
                 assert_eq!(stats.evictions == 0, fraction == 1.0, "{policy}, {fraction}: {stats:?}");
                 assert!(stats.hits > 0 && stats.fills > 0, "{stats:?}");
@@ -236,7 +237,8 @@ fn a_batch_whose_rows_do_not_fit_is_split_down_to_single_samples() {
 
 #[test]
 fn a_sample_whose_rows_do_not_fit_is_refused_and_what_came_before_is_trained() {
-    let case = Case::new(ScratchpadSize::Slots(vec![4, 8]), Policy::Lru);
+    // A sample has up to eight rows of the first size.
+    let case = Case { seed: 5, ..Case::new(ScratchpadSize::Slots(vec![7, 8]), Policy::Lru) };
     let dir = tempfile::tempdir().unwrap();
     let made = initialise_on_disk(&schema(), case.optimizer(), 7, (dir.path(), vec![])).unwrap();
     let (mut network, store) = made;
@@ -244,7 +246,34 @@ fn a_sample_whose_rows_do_not_fit_is_refused_and_what_came_before_is_trained() {
     let mut data = case.data();
     let data = Data { reader: &mut data, batch: 1, steps: u64::MAX };
     let error = pipeline.run(&mut network, data, &mut |_: &Progress<'_>| ()).unwrap_err().to_string();
-    assert!(error.starts_with("scratchpad: 12 slots, and a sample needs"), "{error}");
+    let expected = "scratchpad: 7 slots for rows of 6 f32 (state counted), and a sample needs 8 at a time";
+    assert_eq!(error, expected);
+    assert!(network.steps() > 0, "some samples are small enough");
+    pipeline.flush().unwrap();
+    let before = Case { samples: network.steps() as usize, batch: 1, ..case };
+    assert_same(&network, pipeline.store(), &before.expected().0, "what came before");
+}
+
+#[test]
+fn a_scratchpad_that_is_full_of_frequent_rows_has_room_for_the_first_batches() {
+    for policy in Policy::ALL {
+        let case = Case::new(ScratchpadSize::Fraction(0.7), policy);
+        assert_eq!(case.check().bubbles, 0, "the window fits");
+        let dir = tempfile::tempdir().unwrap();
+        let made = initialise_on_disk(&schema(), case.optimizer(), 7, (dir.path(), vec![])).unwrap();
+        let (mut network, store) = made;
+        let tables = schema().tables.into_iter().zip(0..);
+        let counts = tables.flat_map(|(table, t)| (0..table.rows).map(move |row| (TableId(t), row, 1)));
+        let counts: Frequencies = counts.collect();
+        let mut pipeline = Pipeline::new(&network, store, case.settings.clone(), Some(counts)).unwrap();
+        let mut data = case.data();
+        let data = Data { reader: &mut data, batch: case.batch, steps: u64::MAX };
+        pipeline.run(&mut network, data, &mut |_: &Progress<'_>| ()).unwrap();
+        let stats = pipeline.stats();
+        assert_eq!((stats.filled_before, stats.bubbles), (pipeline.slots() as u64, 0), "{policy}: {stats:?}");
+        pipeline.flush().unwrap();
+        assert_same(&network, pipeline.store(), &case.expected().0, "filled before");
+    }
 }
 
 #[test]

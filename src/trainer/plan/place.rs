@@ -10,8 +10,8 @@ use crate::trainer::TrainError;
 use crate::trainer::headway::Headway;
 use crate::trainer::hold::{Hold, TOGETHER};
 use crate::trainer::item::{Item, Work};
-use crate::trainer::key::{Key, KeyMap};
-use crate::types::TableId;
+use crate::trainer::key::Key;
+use crate::types::{NumberMap, TableId};
 
 /// Where the rows of a part of the work are.
 pub(super) struct Placed {
@@ -229,7 +229,7 @@ pub(super) fn by_size<'k>(
 }
 
 /// How many batches after `batch` the row is needed next, as far as is seen; 0 where it is not.
-pub(super) fn next_use(upcoming: &KeyMap<u64>, key: Key, batch: u64) -> u64 {
+pub(super) fn next_use(upcoming: &NumberMap<Key, u64>, key: Key, batch: u64) -> u64 {
     let batches = upcoming.get(&key).copied().unwrap_or(0);
     match batches.rotate_right(((batch + 1) % 64) as u32) {
         0 => 0,

@@ -88,8 +88,7 @@ impl Planner {
                 held.clear();
                 room = Room::of(&self.holds);
                 if !room.take(&self.tables, &needed) {
-                    let slots = self.holds.iter().map(Hold::count).sum();
-                    return Err(TrainError::Scratchpad { needed: needed.len(), slots });
+                    return Err(self.too_small(&needed));
                 }
                 groups.push(sample..sample);
             }
@@ -100,6 +99,18 @@ impl Planner {
         }
         groups.retain(|group| !group.is_empty());
         Ok(groups)
+    }
+
+    /// What is said of a sample that needs these rows, of whose size of slots there are too few.
+    fn too_small(&self, needed: &[Key]) -> TrainError {
+        let mut counts = vec![(0, 0); self.holds.len()];
+        for key in needed {
+            let (size, words) = self.tables[key.table().index()];
+            counts[size] = (counts[size].0 + 1, words);
+        }
+        let short = counts.into_iter().zip(&self.holds).find(|((needed, _), hold)| *needed > hold.count());
+        let ((needed, words), slots) = short.map_or(((0, 0), 0), |(of_size, hold)| (of_size, hold.count()));
+        TrainError::Scratchpad { words, needed, slots }
     }
 
     /// Runs of rows that fit together, as long as can be.

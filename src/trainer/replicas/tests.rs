@@ -153,7 +153,7 @@ fn at_lambda_one_any_number_of_replicas_trains_what_one_worker_does_but_for_roun
                 let case = Case { batch, samples, ..case(kind, replicas, 1) };
                 let (expected, said) = case.expected();
                 let got = case.train();
-                assert!(got.pipeline.exact());
+                assert!(got.pipeline.settings().exact());
                 assert_eq!(got.network.steps(), 20);
                 let off = distance(&got, &expected);
                 assert!(off < ROUNDING, "{kind}, {replicas} replicas, batches of {batch}: {off:e}");
@@ -170,7 +170,7 @@ fn at_a_larger_lambda_it_is_another_training_and_says_so() {
     for kind in KINDS {
         let case = case(kind, 3, 3);
         let got = case.train();
-        assert!(!got.pipeline.exact());
+        assert!(!got.pipeline.settings().exact());
         let off = distance(&got, &case.expected().0);
         assert!(off > 100.0 * ROUNDING && off < 10.0, "{kind}: {off:e}");
     }

@@ -4,6 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::*;
+use crate::trainer::item::Work;
 
 /// What went wrong, by the numbers of ScratchPipe (section IV-B).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -105,7 +106,10 @@ fn work_off(case: &Case, windows: Windows, buffered: usize, order: Order) -> (bo
     }
     assert_eq!(done, [items.len(); 4]);
     for (size, hold) in planner.holds().iter().enumerate() {
-        for (key, slot) in hold.rows() {
+        // Few enough for one list.
+        let mut rows = Vec::new();
+        hold.rows_after(None, &mut rows);
+        for (key, slot) in rows {
             let record = pad.read(size, &[slot]).unwrap();
             store.write(key.table(), &[key.row()], &record).unwrap();
         }

@@ -1,0 +1,76 @@
+//! Threads of stages: how one starts, takes items and hands them on, and ends.
+
+use std::sync::mpsc::{Receiver, SyncSender};
+use std::thread::{self, Scope, ScopedJoinHandle};
+
+use super::Buffers;
+use crate::trainer::TrainError;
+use crate::trainer::headway::Headway;
+use crate::trainer::item::{Item, Work};
+use crate::trainer::jitter::Jitter;
+use crate::trainer::train::Train;
+
+/// Starts a stage's thread, which tools for looking at threads show by its name.
+pub fn start<'s, T: Send + 's>(
+    scope: &'s Scope<'s, '_>,
+    name: &str,
+    work: impl FnOnce() -> T + Send + 's,
+) -> Result<ScopedJoinHandle<'s, T>, TrainError> {
+    let thread = thread::Builder::new().name(name.into());
+    thread.spawn_scoped(scope, work).map_err(|e| TrainError::Threads { reason: e.to_string() })
+}
+
+/// The end of a stage's thread. A panic goes on.
+pub fn end(stage: ScopedJoinHandle<'_, Result<(), TrainError>>) -> Result<(), TrainError> {
+    stage.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// A stage that works on items in order.
+pub struct Stage {
+    pub from: Receiver<Item>,
+    pub to: SyncSender<Item>,
+    pub jitter: Jitter,
+}
+
+impl Stage {
+    pub fn run(mut self, work: impl Fn(&mut Item) -> Result<(), TrainError>) -> Result<(), TrainError> {
+        for mut item in self.from {
+            self.jitter.sleep();
+            work(&mut item)?;
+            self.to.send(item).map_err(|_| TrainError::Stopped)?;
+        }
+        Ok(())
+    }
+}
+
+/// Train's ends of the pipeline.
+pub struct TrainEnds<'a> {
+    pub items: Receiver<Item>,
+    pub spare: &'a Buffers,
+    pub headway: &'a Headway,
+    pub jitter: Jitter,
+}
+
+impl TrainEnds<'_> {
+    pub fn run(mut self, train: &mut Train<'_>) -> Result<(), TrainError> {
+        for item in self.items {
+            self.jitter.sleep();
+            train.train(&item)?;
+            self.headway.trained(item.number);
+            self.spare.transfers.give((item.fills, item.evictions));
+            if let Work::Steps(casts) = item.work {
+                casts.into_iter().for_each(|cast| self.spare.casts.give(cast));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Ends all waiting for Train, when it is dropped.
+pub struct Stop<'a>(pub &'a Headway);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
