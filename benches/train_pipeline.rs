@@ -20,7 +20,11 @@
 //! of its groups), rows that came in from the store and that went out to it, and the bytes of both, which are what a step has
 //! to move, however well it is hidden. Beside it the bound that follows: the step with all in memory, and each of those rows
 //! copied once, at the rate at which one thread copies records at random from a table of 1 GiB and to it, by as many threads as
-//! compute.
+//! compute. And how long each stage worked a step, waiting left out (figure 12): where stages overlap, they also take from
+//! each other what they share.
+//!
+//! `--static-layout log` gives the static cache the log that the pipeline writes to, in place of the rows' own places: what is left
+//! between the two is what a cache that follows the data and the overlap gain.
 //!
 //! `--tables N` (8), `--rows N` (1,000,000), `--dim N` (128), `--lookups N` (20), `--batch N` (2048), `--steps N` a round (24), `--warm N` before them (4), `--settle N` before
 //! the first of them (12),
@@ -34,7 +38,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
 use flechette::schema::{Architecture, Schema};
@@ -42,7 +46,7 @@ use flechette::store::RowOrder;
 use flechette::trainer::optim::{self, Optimizer};
 use flechette::trainer::{
     Data, Frequencies, Learner, Network, Pipeline, PipelineSettings, PlanStats, Policy, Progress,
-    ScratchpadSize, initialise, initialise_on_disk, run_in_memory,
+    ScratchpadSize, StageName, initialise, initialise_on_disk, run_in_memory,
 };
 use flechette::types::{RawBatch, RawValues, TableId};
 use harness::replay::{self, Replay};
@@ -140,8 +144,9 @@ struct Mode {
     times: Vec<f64>,
     /// Of all processors together. What others on the machine take shows less in it.
     cpu_times: Vec<f64>,
-    /// What Plan had done before the first round that counts.
+    /// What Plan had done, and how long each stage had worked, before the first round that counts.
     before: PlanStats,
+    worked_before: Vec<Duration>,
 }
 
 enum Trained {
@@ -156,6 +161,14 @@ impl Mode {
         match &self.trained {
             Trained::InMemory(_) => PlanStats::default(),
             Trained::OnDisk(on_disk, _) => on_disk.0.stats(),
+        }
+    }
+
+    /// How long each stage has worked; none where there are no stages.
+    fn worked(&self) -> Vec<Duration> {
+        match &self.trained {
+            Trained::InMemory(_) => Vec::new(),
+            Trained::OnDisk(on_disk, _) => on_disk.0.worked().map(|(_, time)| time).collect(),
         }
     }
 
@@ -213,7 +226,7 @@ fn compare(
     for mode in &mut modes {
         mode.round(shape.batch, (settle, steps))?;
         (mode.times, mode.cpu_times) = Default::default();
-        mode.before = mode.stats();
+        (mode.before, mode.worked_before) = (mode.stats(), mode.worked());
     }
     for round in 0..options.pairs {
         for at in 0..modes.len() {
@@ -252,6 +265,14 @@ fn compare(
             cpu_ratio.at(1.0),
             moved.as_ref().map_or(String::new(), Moved::to_string)
         );
+        let steps = (warm + steps) * mode.times.len() as u64;
+        let worked = mode.worked().into_iter().zip(&mode.worked_before);
+        let worked = worked.map(|(now, before)| (now - *before).as_secs_f64() * 1e3 / steps as f64);
+        let worked: Vec<_> = StageName::ALL.into_iter().map(StageName::name).zip(worked).collect();
+        if !worked.is_empty() {
+            let told = worked.iter().map(|(stage, ms)| format!("{stage} {ms:.1}"));
+            println!("  {:<16} {:>8}    worked: {}", "", "", told.collect::<Vec<_>>().join(", "));
+        }
         let bound = in_memory.zip(moved.as_ref()).map(|((ms, move_ms), moved)| {
             let moving = (moved.rows_in + moved.rows_out) * move_ms;
             println!(
@@ -264,7 +285,8 @@ fn compare(
         });
         rows.push(serde_json::json!({ "mode": mode.name, "ms": time.at(0.5), "ratio": ratio.at(0.5),
             "least": ratio.at(0.0), "most": ratio.at(1.0), "cpu_ms": cpu.at(0.5), "cpu_ratio": cpu_ratio.at(0.5),
-            "rounds": mode.times.len(), "moved": moved, "bound": bound }));
+            "rounds": mode.times.len(), "moved": moved, "bound": bound,
+            "worked_ms": worked.into_iter().collect::<std::collections::BTreeMap<_, _>>() }));
     }
     Ok(serde_json::json!({ "skew": skew, "size": size, "modes": rows }))
 }
@@ -340,13 +362,17 @@ fn modes(
     // An order that is none: each row has its place in the file.
     let place = |_| anyhow::Ok(Some(RowOrder::hottest_first(schema.tables[0].stored_rows(), &[])?));
     let in_place = || (0..shape.tables).map(place).collect::<anyhow::Result<Vec<_>>>();
+    let in_log = options.value("--static-layout").as_deref() == Some("log");
     let off = PipelineSettings { overlap: false, ..settings.clone() };
     let static_cache = PipelineSettings { policy: Policy::Lfu, ..off.clone() };
     let makers: [(&'static str, Make<'_>); 5] = [
         ("no cache", Box::new(|| Ok(Trained::OnDisk(on_disk(off.clone(), in_place()?)?, true)))),
         (
             "static cache",
-            Box::new(|| Ok(Trained::OnDisk(on_disk(static_cache.clone(), in_place()?)?, false))),
+            Box::new(|| {
+                let orders = if in_log { vec![] } else { in_place()? };
+                Ok(Trained::OnDisk(on_disk(static_cache.clone(), orders)?, false))
+            }),
         ),
         ("pipeline off", Box::new(|| Ok(Trained::OnDisk(on_disk(off.clone(), vec![])?, false)))),
         ("pipeline on", Box::new(|| Ok(Trained::OnDisk(on_disk(settings.clone(), vec![])?, false)))),
@@ -363,6 +389,7 @@ fn modes(
                 times: Vec::new(),
                 cpu_times: Vec::new(),
                 before: PlanStats::default(),
+                worked_before: Vec::new(),
             });
         }
     }

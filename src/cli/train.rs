@@ -119,6 +119,9 @@ fn train(args: &Args, schema: &Schema, device: Option<Arc<Nvidia>>) -> anyhow::R
              {splits} batches split",
             pipeline.slots()
         );
+        let worked =
+            pipeline.worked().map(|(stage, time)| format!("{} {:.1} s", stage.name(), time.as_secs_f64()));
+        eprintln!("stages worked: {}", worked.collect::<Vec<_>>().join(", "));
         let settings = pipeline.settings();
         if !settings.exact() {
             let (replicas, apart) = (settings.replicas, settings.steps_apart());

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
 use super::TrainError;
+use super::clocks::{Clocks, StageName};
 use super::item::{Cast, Spare};
 use super::jitter::Jitter;
 use super::pipeline::Data;
@@ -49,10 +50,15 @@ impl<'a> Load<'a> {
     }
 
     /// Reads all of them, over `spare` ones.
-    pub fn run(mut self, loaded: &SyncSender<Result<Cast, TrainError>>, spare: &Spare<Cast>) {
+    pub fn run(
+        mut self,
+        loaded: &SyncSender<Result<Cast, TrainError>>,
+        spare: &Spare<Cast>,
+        clocks: &Clocks,
+    ) {
         loop {
             let mut cast = spare.take();
-            let next = match self.next(&mut cast) {
+            let next = match clocks.time(StageName::Load, || self.next(&mut cast)) {
                 Ok(true) => Ok(cast),
                 Ok(false) => return,
                 Err(error) => Err(error),

@@ -12,6 +12,7 @@
 
 pub mod casting;
 mod checkpoint;
+mod clocks;
 mod collect;
 pub mod eval;
 mod exchange;
@@ -42,6 +43,7 @@ use std::sync::mpsc;
 use std::thread;
 
 pub use checkpoint::{initialise, initialise_on_disk, resume};
+pub use clocks::StageName;
 pub use in_memory::run_in_memory;
 pub use learner::Learner;
 pub use network::Network;

@@ -20,6 +20,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread;
+use std::time::Duration;
 
 mod settings;
 mod stage;
@@ -27,6 +28,10 @@ mod stage;
 pub use self::settings::PipelineSettings;
 pub(super) use self::stage::start;
 use self::stage::{Stage, Stop, TrainEnds, end};
+use super::clocks::{
+    Clocks,
+    StageName::{self, Collect, Exchange, Insert},
+};
 use super::collect::Places;
 use super::exchange::exchange;
 use super::headway::Headway;
@@ -58,6 +63,7 @@ pub struct Pipeline {
     /// Rows to bring in before the first batch.
     hottest: Vec<Key>,
     spare: Buffers,
+    clocks: Clocks,
 }
 
 /// What Train has done with.
@@ -148,7 +154,17 @@ impl Pipeline {
             .num_threads(settings.threads.max(1))
             .thread_name(|at| format!("rows-{at}"));
         let threads = threads.build().map_err(|e| TrainError::Threads { reason: e.to_string() })?;
-        Ok(Self { planner, sizes, pad, store, settings, threads, hottest, spare: Buffers::default() })
+        Ok(Self {
+            planner,
+            sizes,
+            pad,
+            store,
+            settings,
+            threads,
+            hottest,
+            spare: Buffers::default(),
+            clocks: Clocks::default(),
+        })
     }
 
     /// What Plan has done so far.
@@ -167,6 +183,12 @@ impl Pipeline {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.sizes.bytes(&self.pad.counts())
+    }
+
+    /// How long each stage has worked so far, what it waited for others left out. The longest of the stages, if it is not Train, is
+    /// what Train waits for.
+    pub fn worked(&self) -> impl Iterator<Item = (StageName, Duration)> + '_ {
+        StageName::ALL.into_iter().map(|stage| (stage, self.clocks.of(stage)))
     }
 
     /// How it was made.
@@ -200,8 +222,8 @@ impl Pipeline {
     ) -> Result<u64, TrainError> {
         let (schema, jitter) = (network.schema.clone(), self.settings.jitter);
         let hottest = std::mem::take(&mut self.hottest);
-        let Self { planner, pad, store, threads, settings, spare, .. } = self;
-        let (pad, spare) = (&*pad, &*spare);
+        let Self { planner, pad, store, threads, settings, spare, clocks, .. } = self;
+        let (pad, spare, clocks) = (&*pad, &*spare, &*clocks);
         let tables = planner.tables().to_vec();
         let places = Places { store, pad, tables: &tables, threads };
         let headway = &Headway::at(planner.item);
@@ -220,29 +242,30 @@ impl Pipeline {
             items: planned,
             spare: &spare.transfers,
             headway,
+            clocks,
             jitter: Jitter::new(jitter, 1),
         };
         thread::scope(|scope| {
             // However this ends, Plan is not to wait for what will not train.
             let stop = Stop(headway);
             let load = Load::new(schema, data, Jitter::new(jitter, 0));
-            start(scope, "load", move || load.run(&loaded, &spare.casts))?;
+            start(scope, "load", move || load.run(&loaded, &spare.casts, clocks))?;
             let plan = start(scope, "plan", move || {
                 if !hottest.is_empty() {
-                    planner.fill(&hottest, &mut ends)?;
+                    clocks.time(StageName::Plan, || planner.fill(&hottest, &mut ends))?;
                 }
                 planner.run(&mut ends)
             })?;
             type Work = fn(&Places<'_>, &mut Item) -> Result<(), TrainError>;
-            let pass = |(number, name), from, to, work: Work| {
-                let stage = Stage { from, to, jitter: Jitter::new(jitter, number) };
-                start(scope, name, move || stage.run(|item| work(&places, item)))
+            let pass = |name: StageName, from, to, work: Work| {
+                let stage = Stage { name, clocks, from, to, jitter: Jitter::new(jitter, name as u64) };
+                start(scope, name.name(), move || stage.run(|item| work(&places, item)))
             };
-            let collect = pass((2, "collect"), to_collect, collected, |places, item| places.collect(item))?;
-            let exchange = pass((3, "exchange"), to_exchange, exchanged, |_, item| exchange(item))?;
-            let insert = pass((4, "insert"), to_insert, inserted, |places, item| places.insert(item))?;
+            let collect = pass(Collect, to_collect, collected, |places, item| places.collect(item))?;
+            let exchange = pass(Exchange, to_exchange, exchanged, |_, item| exchange(item))?;
+            let insert = pass(Insert, to_insert, inserted, |places, item| places.insert(item))?;
 
-            let ends = TrainEnds { items: to_train, spare, headway, jitter: Jitter::new(jitter, 5) };
+            let ends = TrainEnds { items: to_train, spare, clocks, headway, jitter: Jitter::new(jitter, 5) };
             let trained = ends.run(&mut train);
             drop(stop);
             let results = [trained, end(insert), end(exchange), end(collect), end(plan)];

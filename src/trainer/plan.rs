@@ -34,6 +34,7 @@ use self::place::{Lists, next_use};
 pub use self::settings::{PlanSettings, PlanStats, Windows};
 use self::split::Room;
 use super::TrainError;
+use super::clocks::{Clocks, StageName};
 use super::headway::Headway;
 use super::hold::Hold;
 use super::item::{Cast, Item, Spare, Transfers, Work};
@@ -82,8 +83,23 @@ pub struct PlanEnds<'a> {
     pub spare: &'a Spare<(Transfers, Transfers)>,
     /// How far Train is.
     pub headway: &'a Headway,
+    /// What Plan's work is timed by.
+    pub clocks: &'a Clocks,
     /// Sleeps that tests ask for.
     pub jitter: Jitter,
+}
+
+impl PlanEnds<'_> {
+    /// Waits until the item has trained.
+    fn wait(&self, item: u64) -> Result<(), TrainError> {
+        self.clocks.wait(StageName::Plan, || self.headway.wait(item))
+    }
+
+    /// Hands the item to Collect.
+    fn send(&self, item: Item) -> Result<(), TrainError> {
+        let send = || self.items.send(item).map_err(|_| TrainError::Stopped);
+        self.clocks.wait(StageName::Plan, send)
+    }
 }
 
 impl Planner {
@@ -151,7 +167,7 @@ impl Planner {
                 let batch = ends.batches.recv().ok();
                 more = batch.as_ref().is_some_and(Result::is_ok);
                 match batch {
-                    Some(Ok(cast)) => match self.see(cast) {
+                    Some(Ok(cast)) => match ends.clocks.time(StageName::Plan, || self.see(cast)) {
                         Ok(()) => {}
                         Err(error) => (more, failed) = (false, Err(error)),
                     },
@@ -163,7 +179,8 @@ impl Planner {
                 return failed;
             }
             ends.jitter.sleep();
-            self.plan(ends)?;
+            let clocks = ends.clocks;
+            clocks.time(StageName::Plan, || self.plan(ends))?;
         }
     }
 
@@ -176,13 +193,13 @@ impl Planner {
         let mut keys: Vec<Key> =
             hottest.iter().filter(|key| room.take(&self.tables, &[**key])).copied().collect();
         keys.reverse();
-        let placed = self.place((&keys, Vec::new()), ends.headway)?;
+        let placed = self.place((&keys, Vec::new()), ends)?;
         // Fills are counted where a batch asked for them.
         self.stats.fills -= placed.fills();
         self.stats.filled_before += placed.fills();
         self.emit(placed, Work::Move, ends)?;
         // All slots may be full now. Once they are, any of these rows may leave, so that the first batches find room.
-        ends.headway.wait(self.item)?;
+        ends.wait(self.item)?;
         self.expire(self.item);
         Ok(())
     }
@@ -222,7 +239,7 @@ impl Planner {
             // window of as many units as it has items.
             self.kept = 0;
         }
-        if self.settings.overlap { Ok(()) } else { ends.headway.wait(self.item) }
+        if self.settings.overlap { Ok(()) } else { ends.wait(self.item) }
     }
 
     /// Nothing is in the scratchpad any more.
@@ -262,7 +279,7 @@ impl Planner {
             return self.split(cast, ends);
         }
         let found = if let [one] = &mut casts[..] { std::mem::take(&mut one.slots) } else { Vec::new() };
-        let mut placed = self.place((&keys, found), ends.headway)?;
+        let mut placed = self.place((&keys, found), ends)?;
         self.stats.hits += placed.hits(rows);
         match &mut casts[..] {
             [one] => one.slots = std::mem::take(&mut placed.slots),
@@ -271,7 +288,7 @@ impl Planner {
         let barrier = placed.barrier;
         self.emit(placed, Work::Steps(casts), ends)?;
         self.lists.keys = keys;
-        if barrier { ends.headway.wait(self.item) } else { Ok(()) }
+        if barrier { ends.wait(self.item) } else { Ok(()) }
     }
 
     /// The distinct rows of the next `count` batches, by table and ascending.

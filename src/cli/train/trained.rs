@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 
@@ -14,7 +15,7 @@ use crate::store::hot_rows::STATE;
 use crate::store::{self, RowOrder, read_orders, write_orders};
 use crate::trainer::{
     self, Data, Frequencies, Learner, Network, Pipeline, PipelineSettings, PlanStats, Progress,
-    ScratchpadSize, Sizes, TrainError,
+    ScratchpadSize, Sizes, StageName, TrainError,
 };
 use crate::types::Version;
 
@@ -98,10 +99,14 @@ impl Trained {
     /// What the scratchpad did, where there is one.
     pub fn scratchpad_json(&self) -> serde_json::Value {
         let Self::OnDisk { pipeline, .. } = self else { return serde_json::Value::Null };
+        let seconds =
+            |(stage, time): (StageName, Duration)| (stage.name().to_owned(), time.as_secs_f64().into());
+        let worked: serde_json::Map<_, _> = pipeline.worked().map(seconds).collect();
         let PlanStats { hits, fills, evictions, bubbles, splits, shrinks, .. } = pipeline.stats();
         serde_json::json!({
             "slots": pipeline.slots(), "exact": pipeline.settings().exact(), "bytes": pipeline.bytes(), "hits": hits, "fills": fills,
             "evictions": evictions, "bubbles": bubbles, "splits": splits, "shrinks": shrinks,
+            "worked_s": worked,
         })
     }
 }

@@ -5,6 +5,7 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 
 use super::Buffers;
 use crate::trainer::TrainError;
+use crate::trainer::clocks::{Clocks, StageName};
 use crate::trainer::headway::Headway;
 use crate::trainer::item::{Item, Work};
 use crate::trainer::jitter::Jitter;
@@ -26,17 +27,19 @@ pub fn end(stage: ScopedJoinHandle<'_, Result<(), TrainError>>) -> Result<(), Tr
 }
 
 /// A stage that works on items in order.
-pub struct Stage {
+pub struct Stage<'a> {
+    pub name: StageName,
+    pub clocks: &'a Clocks,
     pub from: Receiver<Item>,
     pub to: SyncSender<Item>,
     pub jitter: Jitter,
 }
 
-impl Stage {
+impl Stage<'_> {
     pub fn run(mut self, work: impl Fn(&mut Item) -> Result<(), TrainError>) -> Result<(), TrainError> {
         for mut item in self.from {
             self.jitter.sleep();
-            work(&mut item)?;
+            self.clocks.time(self.name, || work(&mut item))?;
             self.to.send(item).map_err(|_| TrainError::Stopped)?;
         }
         Ok(())
@@ -47,6 +50,7 @@ impl Stage {
 pub struct TrainEnds<'a> {
     pub items: Receiver<Item>,
     pub spare: &'a Buffers,
+    pub clocks: &'a Clocks,
     pub headway: &'a Headway,
     pub jitter: Jitter,
 }
@@ -55,7 +59,7 @@ impl TrainEnds<'_> {
     pub fn run(mut self, train: &mut Train<'_>) -> Result<(), TrainError> {
         for item in self.items {
             self.jitter.sleep();
-            train.train(&item)?;
+            self.clocks.time(StageName::Train, || train.train(&item))?;
             self.headway.trained(item.number);
             self.spare.transfers.give((item.fills, item.evictions));
             if let Work::Steps(casts) = item.work {

@@ -7,7 +7,6 @@ use std::mem::take;
 use super::{PlanEnds, Planner};
 use crate::device::host::slots::NO_SLOT;
 use crate::trainer::TrainError;
-use crate::trainer::headway::Headway;
 use crate::trainer::hold::{Hold, TOGETHER};
 use crate::trainer::item::{Item, Work};
 use crate::trainer::key::Key;
@@ -59,7 +58,7 @@ impl Planner {
     pub(super) fn place(
         &mut self,
         (keys, mut slots): (&[Key], Vec<u32>),
-        headway: &Headway,
+        ends: &PlanEnds<'_>,
     ) -> Result<Placed, TrainError> {
         self.find(keys.iter().copied(), &mut slots, self.batch);
         let lacking = slots.iter().zip(keys).filter(|(slot, _)| **slot == NO_SLOT);
@@ -67,7 +66,7 @@ impl Planner {
         missing.clear();
         missing.extend(lacking.map(|(_, key)| *key));
         self.expire((self.item + 1).saturating_sub(1 + self.settings.windows.past));
-        let barrier = self.make_room(&missing, (keys, &slots), headway)?;
+        let barrier = self.make_room(&missing, (keys, &slots), ends)?;
         let cuts = self.cut(&missing);
         let mut moves = take(&mut self.lists.moves);
         moves.clear();
@@ -143,7 +142,7 @@ impl Planner {
         &mut self,
         missing: &[Key],
         placed: (&[Key], &[u32]),
-        headway: &Headway,
+        ends: &PlanEnds<'_>,
     ) -> Result<bool, TrainError> {
         let mut lacks = vec![0; self.holds.len()];
         missing.iter().for_each(|key| lacks[self.tables[key.table().index()].0] += 1);
@@ -169,7 +168,7 @@ impl Planner {
         if barrier {
             self.release(&lacks, placed);
         }
-        headway.wait(expired)?;
+        ends.wait(expired)?;
         Ok(barrier)
     }
 
@@ -211,7 +210,7 @@ impl Planner {
             self.item += 1;
             let item =
                 Item { number: self.item, fills, evictions, berth: None, work: work.unwrap_or(Work::Move) };
-            ends.items.send(item).map_err(|_| TrainError::Stopped)?;
+            ends.send(item)?;
         }
         (self.lists.rows, self.lists.moves) = (rows, placed.moves);
         Ok(())

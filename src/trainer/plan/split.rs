@@ -53,7 +53,7 @@ impl Planner {
             self.plan_alone(&keys[rows.clone()], work, ends)?;
         }
         // The next batch may need what left here.
-        ends.headway.wait(self.item)
+        ends.wait(self.item)
     }
 
     /// Plans work on these rows when all before it has trained.
@@ -63,11 +63,11 @@ impl Planner {
         work: impl FnOnce(Vec<u32>) -> Work,
         ends: &mut PlanEnds<'_>,
     ) -> Result<(), TrainError> {
-        ends.headway.wait(self.item)?;
+        ends.wait(self.item)?;
         // Nothing is kept any more for what has trained, nor for the batch, which no part needs all the rows of.
         self.planned.push_back((self.batch, self.item));
         self.expire(self.item);
-        let mut placed = self.place((keys, Vec::new()), ends.headway)?;
+        let mut placed = self.place((keys, Vec::new()), ends)?;
         let slots = std::mem::take(&mut placed.slots);
         self.stats.hits += placed.hits(keys.len());
         self.emit(placed, work(slots), ends)

@@ -122,15 +122,15 @@ fn work_off(case: &Case, windows: Windows, buffered: usize, order: Order) -> (bo
 }
 
 fn planned(planner: &mut Planner, case: &Case) -> Vec<Item> {
-    let (batches, loaded) = sync_channel(1000);
+    let (clocks, (batches, loaded)) = (Clocks::default(), sync_channel(1000));
     let mut data = case.data();
     let data = Data { reader: &mut data, batch: case.batch, steps: u64::MAX };
-    Load::new(Arc::new(schema()), data, Jitter::new(None, 0)).run(&batches, &Spare::default());
+    Load::new(Arc::new(schema()), data, Jitter::new(None, 0)).run(&batches, &Spare::default(), &clocks);
     drop(batches);
     let (planned, items) = sync_channel(10_000);
     let headway = &Headway::at(u64::MAX);
     let (spare, jitter) = (&Spare::default(), Jitter::new(None, 0));
-    let mut ends = PlanEnds { batches: loaded, items: planned, spare, headway, jitter };
+    let mut ends = PlanEnds { batches: loaded, items: planned, spare, headway, clocks: &clocks, jitter };
     planner.run(&mut ends).unwrap();
     drop(ends);
     items.into_iter().collect()
