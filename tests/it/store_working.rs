@@ -49,7 +49,14 @@ fn child_that_trains_and_writes_a_large_working_file() {
                 thread::sleep(Duration::from_millis(1));
             }
         });
-        train_and_write(models, &schema);
+        // In a log, and each row in a place of its own.
+        train_and_write(&models.join("log"), &schema, None);
+        let ranked: Vec<u64> = (0..10_000).rev().collect();
+        train_and_write(
+            &models.join("placed"),
+            &schema,
+            Some(RowOrder::hottest_first(ROWS, &ranked).unwrap()),
+        );
         done.store(true, Ordering::Relaxed);
     });
     // Of a table of 192 MiB.
@@ -58,13 +65,14 @@ fn child_that_trains_and_writes_a_large_working_file() {
     println!("measured");
 }
 
-fn train_and_write(models: &Path, schema: &Schema) {
+fn train_and_write(models: &Path, schema: &Schema, order: Option<RowOrder>) {
+    std::fs::create_dir(models).unwrap();
     let table = WorkingTable {
         rows: ROWS,
         dim: DIM,
         states: vec![("sum", DIM)],
         first: First::Uniform(Uniform { seed: 1, table_code: 2, bound: 0.5 }),
-        order: Some(RowOrder::hottest_first(ROWS, &(0..10_000).rev().collect::<Vec<_>>()).unwrap()),
+        order,
     };
     let file = WorkingFile::create(models, vec![table]).unwrap();
     train(&file);
