@@ -30,7 +30,7 @@
 //! the first of them (12),
 //! `--pairs N` rounds (5), `--skews random,low,medium,high`, `--sizes 0.02,0.1`, `--lookahead N`, `--policy P` (lru; lfu with counts of the batches), `--dense mlperf|small`,
 //! `--only TEXT` of a mode's name (the pipeline on is always run), `--threads N` (2), `--row-threads N` that move
-//! rows (4), `--dir DIR`, `--json`.
+//! rows (4), `--staging BYTES` (1 GiB), `--dir DIR`, `--json`.
 
 mod harness;
 

@@ -104,7 +104,7 @@ impl PipelineFlags {
         }
     }
 
-    /// Those that say something, each by its name.
+    /// The names of those that say something else than when they are not given.
     pub fn given(&self) -> Vec<&'static str> {
         let default = PipelineSettings::default();
         let given = self.settings(default.scratchpad.clone(), default.seed);

@@ -124,7 +124,8 @@ impl Hold {
         self.needed.clear();
     }
 
-    /// Bytes for each slot, the lists of the window left out, which are of as many slots as its batches touch.
+    /// Bytes for each slot, with the list that [`Self::rows_after`] makes; the lists of the window left out, which are of as many
+    /// slots as its batches touch.
     pub const fn bytes_per_slot() -> usize {
         let listed = 2 * size_of::<(Key, u32)>() / LISTS;
         size_of::<Entry>()
@@ -314,7 +315,7 @@ impl Hold {
     pub fn rows_after(&self, after: Option<Key>, rows: &mut Vec<(Key, u32)>) {
         rows.clear();
         let (most, mut end) = (FEWEST_LISTED.max(self.count() / LISTS), None);
-        rows.reserve_exact(2 * most.min(self.count()));
+        rows.reserve_exact((2 * most).min(self.count()));
         let taken = self.entries.iter().zip(0..).filter(|(entry, _)| entry.taken());
         for (&Entry { key, .. }, slot) in taken {
             if after.is_some_and(|after| key <= after) || end.is_some_and(|end| key >= end) {

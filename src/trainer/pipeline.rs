@@ -235,6 +235,7 @@ impl Pipeline {
 
         let (loaded, batches) = sync_channel(READ_AHEAD);
         let stage = || sync_channel::<Item>(settings.buffered);
+        let jitter_of = |stage: StageName| Jitter::new(jitter, stage as u64);
         let ((planned, to_collect), (collected, to_exchange)) = (stage(), stage());
         let ((exchanged, to_insert), (inserted, to_train)) = (stage(), stage());
         let mut ends = PlanEnds {
@@ -243,12 +244,12 @@ impl Pipeline {
             spare: &spare.transfers,
             headway,
             clocks,
-            jitter: Jitter::new(jitter, 1),
+            jitter: jitter_of(StageName::Plan),
         };
         thread::scope(|scope| {
             // However this ends, Plan is not to wait for what will not train.
             let stop = Stop(headway);
-            let load = Load::new(schema, data, Jitter::new(jitter, 0));
+            let load = Load::new(schema, data, jitter_of(StageName::Load));
             start(scope, "load", move || load.run(&loaded, &spare.casts, clocks))?;
             let plan = start(scope, "plan", move || {
                 if !hottest.is_empty() {
@@ -258,14 +259,15 @@ impl Pipeline {
             })?;
             type Work = fn(&Places<'_>, &mut Item) -> Result<(), TrainError>;
             let pass = |name: StageName, from, to, work: Work| {
-                let stage = Stage { name, clocks, from, to, jitter: Jitter::new(jitter, name as u64) };
+                let stage = Stage { name, clocks, from, to, jitter: jitter_of(name) };
                 start(scope, name.name(), move || stage.run(|item| work(&places, item)))
             };
             let collect = pass(Collect, to_collect, collected, |places, item| places.collect(item))?;
             let exchange = pass(Exchange, to_exchange, exchanged, |_, item| exchange(item))?;
             let insert = pass(Insert, to_insert, inserted, |places, item| places.insert(item))?;
 
-            let ends = TrainEnds { items: to_train, spare, clocks, headway, jitter: Jitter::new(jitter, 5) };
+            let ends =
+                TrainEnds { items: to_train, spare, clocks, headway, jitter: jitter_of(StageName::Train) };
             let trained = ends.run(&mut train);
             drop(stop);
             let results = [trained, end(insert), end(exchange), end(collect), end(plan)];
@@ -290,7 +292,7 @@ impl Pipeline {
         for (size, hold) in planner.holds().iter().enumerate() {
             // What items stage is enough for this too.
             let staged = planner.item_words() / self.sizes.sizes[size].0.max(1);
-            let staged = staged.min(pad.staged_rows(size)).clamp(1, FLUSHED_ROWS);
+            let staged = staged.clamp(1, FLUSHED_ROWS);
             let mut after = None;
             loop {
                 hold.rows_after(after, &mut rows);

@@ -274,6 +274,7 @@ impl Planner {
         self.keep();
         self.forget_seen(&casts);
         if split {
+            self.lists.keys = keys;
             self.stats.splits += 1;
             let cast = casts.pop().unwrap_or_default();
             return self.split(cast, ends);

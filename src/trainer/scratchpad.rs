@@ -166,14 +166,6 @@ impl Pad {
         }
     }
 
-    /// Rows of one size that an item may move each way, at least 1.
-    pub fn staged_rows(&self, size: usize) -> usize {
-        match self {
-            Self::Host(_) => usize::MAX,
-            Self::Device(scratch) => (scratch.berth_words() / scratch.sizes()[size].words.max(1)).max(1),
-        }
-    }
-
     /// What Train works with where the slots are a device's.
     ///
     /// # Errors
@@ -200,7 +192,8 @@ impl Pad {
         };
         let mut records = Vec::new();
         let mut berth = scratch.berth()?;
-        for list in list.chunks(self.staged_rows(size)) {
+        let staged = scratch.berth_words() / scratch.sizes()[size].words.max(1);
+        for list in list.chunks(staged.max(1)) {
             berth.take(&[Run { size, held: &scratch.flags(size).claim(list)? }])?;
             berth.exchange()?;
             records.extend_from_slice(berth.outgoing());

@@ -127,18 +127,15 @@ fn same_row(oracle: &Learner, table: TableId, row: u64, record: &[f32]) -> bool 
 mod tests {
     use super::*;
     use crate::trainer::pipeline::tests::{Case, schema};
-    use crate::trainer::{Data, Pipeline, Policy, Progress, ScratchpadSize, initialise, initialise_on_disk};
+    use crate::trainer::{Data, Policy, Progress, ScratchpadSize, initialise};
 
     const BATCH: usize = 16;
 
     /// Verifies a pipeline that starts from other bytes than the sequential trainer: `spoil` has changed them.
     fn verified(spoil: impl FnOnce(&mut Network, &WorkingFile)) -> Option<Difference> {
         let case = Case::new(ScratchpadSize::Fraction(0.3), Policy::Lru);
-        let dir = tempfile::tempdir().unwrap();
-        let (mut network, store) =
-            initialise_on_disk(&schema(), case.optimizer(), 7, (dir.path(), vec![])).unwrap();
-        spoil(&mut network, &store);
-        let mut pipeline = Pipeline::new(&network, store, case.settings.clone(), None).unwrap();
+        let (mut network, mut pipeline, _dir) = case.begin(None);
+        spoil(&mut network, pipeline.store());
         let mut verifier = Verifier::new(initialise(&schema(), case.optimizer(), 7).unwrap());
         let mut samples = case.data();
         let data = Data { reader: &mut samples, batch: BATCH, steps: u64::MAX };
@@ -165,10 +162,7 @@ mod tests {
             }
         }
         let case = Case::new(ScratchpadSize::Fraction(1.0), Policy::Lru);
-        let dir = tempfile::tempdir().unwrap();
-        let made = initialise_on_disk(&schema(), case.optimizer(), 7, (dir.path(), vec![])).unwrap();
-        let (mut network, store) = made;
-        let mut pipeline = Pipeline::new(&network, store, case.settings.clone(), None).unwrap();
+        let (mut network, mut pipeline, _dir) = case.begin(None);
         let mut rows = Rows(vec![None; schema().tables[0].rows as usize], 0);
         let mut samples = case.data();
         let data = Data { reader: &mut samples, batch: BATCH, steps: u64::MAX };

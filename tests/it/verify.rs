@@ -24,7 +24,7 @@ fn every_size_policy_and_optimizer_is_equal_with_stages_that_sleep_at_random() {
     // Every optimizer with every policy, and each of both with every size and every number of threads.
     for (i, j) in (0..4).flat_map(|i| (0..4).map(move |j| (i, j))) {
         let (optimizer, policy, (size, batch, steps)) = (optimizers[i], policies[j], sizes[(i + j) % 4]);
-        let threads = 1 + (i + 2 * j) % 4;
+        let threads = 1 + (i + 3 * j) % 4;
         let verified = run_json(&format!(
             "{verify} --steps {steps} --batch {batch} --optimizer {optimizer} --policy {policy} \
              --scratchpad {size} --threads {threads} --jitter {i} --lookahead {}",

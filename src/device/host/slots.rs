@@ -47,7 +47,7 @@ pub struct ClaimedRows<'a> {
 
 impl Slots {
     /// The most slots of a size: they are numbered in 32 bits, and [`NO_SLOT`] is none.
-    pub const MOST: u64 = NO_SLOT as u64;
+    pub const MOST: u64 = NO_SLOT as u64 - 1;
 
     /// So many zeroed slots.
     ///

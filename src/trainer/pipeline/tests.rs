@@ -147,12 +147,18 @@ impl Case {
         (learner, said)
     }
 
+    /// A pipeline that has trained nothing yet, and the directory of its store.
+    pub fn begin(&self, frequencies: Option<Frequencies>) -> (Network, Pipeline, tempfile::TempDir) {
+        let dir = tempfile::tempdir().unwrap();
+        let made = initialise_on_disk(&schema(), self.optimizer(), 7, (dir.path(), vec![])).unwrap();
+        let (network, store) = made;
+        let pipeline = Pipeline::new(&network, store, self.settings.clone(), frequencies).unwrap();
+        (network, pipeline, dir)
+    }
+
     /// Trains by the pipeline.
     pub fn train(&self) -> Trained {
-        let dir = tempfile::tempdir().unwrap();
-        let (mut network, store) =
-            initialise_on_disk(&schema(), self.optimizer(), 7, (dir.path(), vec![])).unwrap();
-        let mut pipeline = Pipeline::new(&network, store, self.settings.clone(), None).unwrap();
+        let (mut network, mut pipeline, dir) = self.begin(None);
         let mut said = Vec::new();
         let mut data = self.data();
         let data = Data { reader: &mut data, batch: self.batch, steps: u64::MAX };
@@ -239,10 +245,7 @@ fn a_batch_whose_rows_do_not_fit_is_split_down_to_single_samples() {
 fn a_sample_whose_rows_do_not_fit_is_refused_and_what_came_before_is_trained() {
     // A sample has up to eight rows of the first size.
     let case = Case { seed: 5, ..Case::new(ScratchpadSize::Slots(vec![7, 8]), Policy::Lru) };
-    let dir = tempfile::tempdir().unwrap();
-    let made = initialise_on_disk(&schema(), case.optimizer(), 7, (dir.path(), vec![])).unwrap();
-    let (mut network, store) = made;
-    let mut pipeline = Pipeline::new(&network, store, case.settings.clone(), None).unwrap();
+    let (mut network, mut pipeline, _dir) = case.begin(None);
     let mut data = case.data();
     let data = Data { reader: &mut data, batch: 1, steps: u64::MAX };
     let error = pipeline.run(&mut network, data, &mut |_: &Progress<'_>| ()).unwrap_err().to_string();
@@ -259,13 +262,10 @@ fn a_scratchpad_that_is_full_of_frequent_rows_has_room_for_the_first_batches() {
     for policy in Policy::ALL {
         let case = Case::new(ScratchpadSize::Fraction(0.7), policy);
         assert_eq!(case.check().bubbles, 0, "the window fits");
-        let dir = tempfile::tempdir().unwrap();
-        let made = initialise_on_disk(&schema(), case.optimizer(), 7, (dir.path(), vec![])).unwrap();
-        let (mut network, store) = made;
         let tables = schema().tables.into_iter().zip(0..);
         let counts = tables.flat_map(|(table, t)| (0..table.rows).map(move |row| (TableId(t), row, 1)));
         let counts: Frequencies = counts.collect();
-        let mut pipeline = Pipeline::new(&network, store, case.settings.clone(), Some(counts)).unwrap();
+        let (mut network, mut pipeline, _dir) = case.begin(Some(counts));
         let mut data = case.data();
         let data = Data { reader: &mut data, batch: case.batch, steps: u64::MAX };
         pipeline.run(&mut network, data, &mut |_: &Progress<'_>| ()).unwrap();
@@ -297,10 +297,7 @@ fn counts_are_the_same_in_every_run() {
 #[test]
 fn a_run_goes_on_where_the_last_one_ended_also_from_an_emptied_scratchpad() {
     let case = Case::new(ScratchpadSize::Fraction(0.3), Policy::Lru);
-    let dir = tempfile::tempdir().unwrap();
-    let made = initialise_on_disk(&schema(), case.optimizer(), 7, (dir.path(), vec![])).unwrap();
-    let (mut network, store) = made;
-    let mut pipeline = Pipeline::new(&network, store, case.settings.clone(), None).unwrap();
+    let (mut network, mut pipeline, _dir) = case.begin(None);
     let mut data = case.data();
     for clear in [false, true, false, true] {
         let data = Data { reader: &mut data, batch: case.batch, steps: 5 };

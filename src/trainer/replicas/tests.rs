@@ -284,10 +284,7 @@ impl Watch for Told {
 fn a_watch_is_told_of_every_row_that_a_step_updates_as_it_is_then() {
     let mut case = case(Kind::RowwiseAdagrad, 3, 1);
     case.settings.scratchpad = ScratchpadSize::Fraction(0.5);
-    let dir = tempfile::tempdir().unwrap();
-    let made = initialise_on_disk(&schema(), case.optimizer(), 7, (dir.path(), vec![])).unwrap();
-    let (mut network, store) = made;
-    let mut pipeline = Pipeline::new(&network, store, case.settings.clone(), None).unwrap();
+    let (mut network, mut pipeline, _dir) = case.begin(None);
     let (mut data, mut told) = (case.data(), Told::default());
     let data = crate::trainer::Data { reader: &mut data, batch: 16, steps: u64::MAX };
     pipeline.run(&mut network, data, &mut told).unwrap();
@@ -304,10 +301,7 @@ fn a_watch_is_told_of_every_row_that_a_step_updates_as_it_is_then() {
 fn the_loss_falls_at_a_large_lambda_too() {
     let mut case = case(Kind::Adagrad, 4, 4);
     (case.samples, case.settings.lookahead) = (128, 4);
-    let dir = tempfile::tempdir().unwrap();
-    let made = initialise_on_disk(&schema(), case.optimizer(), 7, (dir.path(), vec![])).unwrap();
-    let (mut network, store) = made;
-    let mut pipeline = Pipeline::new(&network, store, case.settings.clone(), None).unwrap();
+    let (mut network, mut pipeline, _dir) = case.begin(None);
     let mut losses = Vec::new();
     for _ in 0..10 {
         let (mut data, mut sum) = (case.data(), 0.0);
