@@ -400,20 +400,4 @@ impl Report {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_request_is_counted_once() {
-        let mut tally = Tally::new().unwrap();
-        let scored = PredictResponse { scores: vec![0.5; 3], version: 2, absent: vec![] };
-        tally.take(Ok(scored), Duration::from_micros(700));
-        tally.take(Err(Status::unavailable("gone")), Duration::ZERO);
-        tally.take(Err(Status::unavailable("gone again")), Duration::ZERO);
-        tally.take(Err(Status::deadline_exceeded("late")), Duration::ZERO);
-        assert_eq!((tally.ok, tally.samples, tally.failed(), tally.version), (1, 3, 3, 2));
-        assert_eq!(tally.errors, BTreeMap::from([("DEADLINE_EXCEEDED", 1), ("UNAVAILABLE", 2)]));
-        assert_eq!(tally.first_error.unwrap().message(), "gone");
-        assert_eq!((tally.latency_us.len(), tally.latency_us.max()), (1, 700));
-    }
-}
+mod tests;

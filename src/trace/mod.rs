@@ -38,22 +38,4 @@ impl Sampler {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_rate_takes_its_share_of_the_rows_of_every_table() {
-        for rate in [0.0, 0.01, 0.3, 1.0] {
-            for table in 0..3 {
-                let taken = (0..100_000).filter(|&row| Sampler::new(rate).takes(TableId(table), row)).count();
-                assert!((taken as f64 / 1e5 - rate).abs() < 0.005, "rate {rate}: {taken} of 100000");
-            }
-        }
-    }
-
-    #[test]
-    fn a_higher_rate_takes_all_that_a_lower_one_takes() {
-        let (low, high) = (Sampler::new(0.1), Sampler::new(0.2));
-        assert!((0..10_000).all(|row| !low.takes(TableId(1), row) || high.takes(TableId(1), row)));
-    }
-}
+mod tests;

@@ -63,19 +63,4 @@ impl<T: Pod> DerefMut for Huge<T> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn it_is_as_long_as_asked_for_and_zeroed() {
-        for count in [0, 1, 1000, 3 << 20] {
-            let mut numbers = Huge::<u64>::zeroed(count).unwrap();
-            assert_eq!(numbers.len(), count);
-            assert!(numbers.iter().all(|&number| number == 0));
-            numbers.fill(7);
-            assert_eq!(numbers.last().copied(), (count > 0).then_some(7));
-        }
-        assert!(Huge::<u64>::zeroed(usize::MAX / 4).is_err());
-        assert!(Huge::<u64>::zeroed(1 << 58).is_err());
-    }
-}
+mod tests;

@@ -38,26 +38,4 @@ pub fn images(kernels: &[KernelFile], compute: (i32, i32)) -> Result<Vec<Image>,
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::sources::KERNELS;
-    use super::*;
-
-    #[test]
-    fn there_is_an_image_a_kernel_or_a_reason() {
-        match images(KERNELS, (9, 0)) {
-            Ok(found) => {
-                let names: Vec<&str> = found.iter().map(|image| image.kernel.name).collect();
-                assert_eq!(names, KERNELS.iter().map(|kernel| kernel.name).collect::<Vec<_>>());
-                // A bundle begins with its magic number.
-                assert!(found.iter().all(|image| image.bytes.starts_with(&0xba55_ed50_u32.to_le_bytes())));
-                assert!(images(KERNELS, (7, 0)).unwrap_err().contains("7.5 and newer, not 7.0"));
-                let other = KernelFile { name: "other", ..KERNELS[0] };
-                assert!(images(&[other], (9, 0)).unwrap_err().contains("does not carry other"));
-            }
-            Err(reason) => {
-                eprintln!("skipped: {reason}");
-                assert!(reason.contains("without nvcc"));
-            }
-        }
-    }
-}
+mod tests;

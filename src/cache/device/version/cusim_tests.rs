@@ -1,0 +1,130 @@
+//! What only the steps of a switch show, one by one: others evict, let rows in and read between them.
+
+use super::super::{DeviceCache, DeviceCacheError, DeviceWorker, WorkerShape};
+use super::*;
+use crate::cache::{AdmissionOption, CacheOptions, CacheShape, TableShape};
+use crate::device::cusim::SimDriver;
+use crate::schema::{Lookup, Pooling};
+use crate::types::{Batch, Element, Jagged};
+
+const DIMS: [usize; 2] = [64, 1];
+
+/// A row's one value, over and over.
+fn value(table: usize, id: u64, version: u64) -> f32 {
+    (version * 10_000 + table as u64 * 1000 + id) as f32
+}
+
+/// Two tables of 500 rows. Traffic on the small rows alone fills the index and not the pool.
+fn cache(bytes: usize) -> (DeviceCache<SimDriver>, DeviceWorker<SimDriver>) {
+    let tables = DIMS.map(|dim| TableShape { rows: 500, row_bytes: 4 * dim }).to_vec();
+    let options =
+        CacheOptions { admission: AdmissionOption::ALL, background: false, ..CacheOptions::default() };
+    let driver = Arc::new(SimDriver::new(1, 1 << 30).unwrap());
+    let cache = DeviceCache::new(&CacheShape { bytes, tables }, &options, driver).unwrap();
+    let lookup = |t: usize| Lookup {
+        feature: t,
+        table: TableId(t as u32),
+        dim: DIMS[t],
+        element: Element::F32,
+        pooling: Pooling::Sum,
+        column: t * DIMS[0],
+    };
+    let shape = WorkerShape {
+        features: 2,
+        lookups: (0..2).map(lookup).collect(),
+        dense_width: 0,
+        stride: DIMS.iter().sum(),
+        max_samples: 64,
+        max_ids: 128,
+        staging_bytes: None,
+        copy_bytes: 0,
+    };
+    let worker = cache.worker(&shape).unwrap();
+    (cache, worker)
+}
+
+/// Reads rows of a table, each of which is to be as the batch's version has it: those of ids below `changed` as
+/// version 1. Returns how many were missing.
+fn read(
+    worker: &mut DeviceWorker<SimDriver>,
+    table: usize,
+    ids: std::ops::Range<u64>,
+    changed: u64,
+) -> usize {
+    let version_of = |id: u64, version: Version| if id < changed { version.0 } else { 0 };
+    let mut features = vec![Jagged { offsets: vec![0; ids.clone().count() + 1], ids: vec![] }; 2];
+    features[table] =
+        Jagged { offsets: (0..=ids.clone().count() as u32).collect(), ids: ids.clone().collect() };
+    let batch = Batch { samples: ids.clone().count(), dense: vec![], features };
+    let mut missed = 0;
+    let matrix = worker.embed(&batch, |missing| {
+        missed = missing.len();
+        for m in 0..missed {
+            let (_, id) = missing.row(m);
+            let row = value(table, id, version_of(id, missing.version()));
+            bytemuck::cast_slice_mut(missing.bytes_mut(m)).fill(row);
+        }
+        Ok::<_, DeviceCacheError>(())
+    });
+    let firsts: Vec<f32> =
+        matrix.unwrap().iter().skip(table * DIMS[0]).step_by(DIMS[0] + DIMS[1]).copied().collect();
+    let expected: Vec<f32> = ids.map(|id| value(table, id, version_of(id, worker.version()))).collect();
+    assert_eq!(firsts, expected);
+    missed
+}
+
+/// The overlay of version 1, which changes the first eight rows of the second table.
+fn overlay(cache: &DeviceCache<SimDriver>) -> (Arc<Overlay>, Arc<OverlayTable<SimDriver>>) {
+    let rows: Vec<[f32; 1]> = (0..8).map(|id| [value(1, id, 1)]).collect();
+    let changed = rows.iter().enumerate();
+    let changed = changed.map(|(id, row)| (TableId(1), id as u64, bytemuck::bytes_of(row)));
+    let (overlay, table) = Carrier::new(&cache.shared).unwrap().carry(changed).unwrap();
+    assert_eq!(overlay.switched(), Switched { changed: 8, carried: 8 });
+    (Arc::new(overlay), Arc::new(table))
+}
+
+/// Other rows, until all that the index held before is out of it.
+fn crowd(cache: &DeviceCache<SimDriver>, worker: &mut DeviceWorker<SimDriver>) {
+    for _ in 0..2 {
+        for start in (20..500).step_by(60) {
+            read(worker, 1, start..start + 60, 8);
+            cache.settle().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_row_that_the_index_puts_out_is_found_in_the_overlay_as_long_as_that_stands() {
+    let (cache, mut worker) = cache(8 << 10);
+    read(&mut worker, 1, 0..8, 8);
+    cache.settle().unwrap();
+    let (overlay, table) = overlay(&cache);
+    cache.shared.make_current(Version(1), &overlay, &table);
+    assert_eq!(read(&mut worker, 1, 0..8, 8), 0);
+    cache.shared.merge(&overlay).unwrap();
+    crowd(&cache, &mut worker);
+    assert_eq!(read(&mut worker, 1, 0..8, 8), 0, "in the overlay alone");
+    cache.shared.withdraw_overlay(Version(1));
+    assert_eq!(read(&mut worker, 1, 0..8, 8), 8, "nowhere");
+}
+
+#[test]
+fn a_row_that_finds_no_place_in_the_index_is_found_in_the_overlay_as_long_as_that_stands() {
+    let (cache, mut worker) = cache(8 << 10);
+    read(&mut worker, 1, 0..8, 8);
+    cache.settle().unwrap();
+    let (overlay, table) = overlay(&cache);
+    cache.shared.make_current(Version(1), &overlay, &table);
+    crowd(&cache, &mut worker);
+    let before = cache.stats().rejected_full;
+    cache.shared.merge(&overlay).unwrap();
+    assert!(cache.stats().rejected_full > before, "the index is full");
+    crowd(&cache, &mut worker);
+    assert_eq!(read(&mut worker, 1, 0..8, 8), 0, "in the overlay alone");
+    cache.shared.withdraw_overlay(Version(1));
+    crowd(&cache, &mut worker);
+    assert_eq!(read(&mut worker, 1, 0..8, 8), 8, "nowhere");
+    let stats = cache.stats();
+    let evictions: u64 = stats.tables.iter().map(|table| table.evictions).sum();
+    assert_eq!(stats.entries, stats.inserted - evictions);
+}

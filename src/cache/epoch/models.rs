@@ -1,0 +1,134 @@
+use super::*;
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+
+/// One slot and its link. The batch reads the slot if it finds the link; the evictor unlinks,
+/// tags, and overwrites the slot if the tag is free. loom fails the model on a data race.
+#[test]
+fn a_slot_is_never_overwritten_under_a_batch_that_found_it() {
+    loom::model(|| {
+        let epochs = Arc::new(Epochs::default());
+        let link = Arc::new(AtomicU64::new(1));
+        let slot = Arc::new(UnsafeCell::new(7u64));
+        let batch = {
+            let (epochs, link, slot) = (epochs.clone(), link.clone(), slot.clone());
+            loom::thread::spawn(move || {
+                let pin = epochs.pin();
+                if link.load(Ordering::Acquire) == 1 {
+                    // SAFETY: the model's claim: no write while the pin lives; loom checks it.
+                    assert_eq!(slot.with(|s| unsafe { *s }), 7);
+                }
+                drop(pin);
+            })
+        };
+        link.store(0, Ordering::Release);
+        let tag = epochs.tag();
+        if epochs.oldest() > tag {
+            // SAFETY: as above.
+            slot.with_mut(|s| unsafe { *s = 8 });
+        }
+        batch.join().unwrap();
+    });
+}
+
+/// The same with a cell that passes from one batch to the next.
+#[test]
+fn a_cell_taken_over_still_orders_the_batch_before() {
+    loom::model(|| {
+        let epochs = Arc::new(Epochs::default());
+        let link = Arc::new(AtomicU64::new(1));
+        let slot = Arc::new(UnsafeCell::new(7u64));
+        let batches = {
+            let (epochs, link, slot) = (epochs.clone(), link.clone(), slot.clone());
+            loom::thread::spawn(move || {
+                for _ in 0..2 {
+                    let _pin = epochs.pin();
+                    if link.load(Ordering::Acquire) == 1 {
+                        // SAFETY: as above.
+                        assert_eq!(slot.with(|s| unsafe { *s }), 7);
+                    }
+                }
+            })
+        };
+        link.store(0, Ordering::Release);
+        let tag = epochs.tag();
+        if epochs.oldest() > tag {
+            // SAFETY: as above.
+            slot.with_mut(|s| unsafe { *s = 8 });
+        }
+        batches.join().unwrap();
+    });
+}
+
+/// The slot of a version's overlay (`version.rs`) is linked, evicted and, once it may be, overwritten, while
+/// a batch finds it in the overlay. loom fails the model on a data race.
+#[test]
+fn a_slot_of_the_overlay_is_not_overwritten_under_a_batch_though_the_index_evicts_it() {
+    loom::model(|| {
+        let shared = Arc::new((Epochs::default(), Limbo::default(), AtomicU64::new(1)));
+        let slot = Arc::new(UnsafeCell::new(7u64));
+        shared.1.hold();
+        let batch = {
+            let (shared, slot) = (shared.clone(), slot.clone());
+            loom::thread::spawn(move || {
+                let (epochs, _, current) = &*shared;
+                let pin = epochs.pin();
+                if current.load(Ordering::Acquire) == 1 {
+                    // SAFETY: the model's claim: no write while the pin lives; loom checks it.
+                    assert_eq!(slot.with(|s| unsafe { *s }), 7);
+                }
+                drop(pin);
+            })
+        };
+        let (epochs, limbo, current) = &*shared;
+        limbo.put(Unlinked::withdrawn(crate::types::FlatKey(2), Location::slot(0)), epochs);
+        let reuse = |_| {
+            // SAFETY: as above.
+            slot.with_mut(|s| unsafe { *s = 8 });
+        };
+        limbo.reclaim(epochs, reuse);
+        current.swap(0, Ordering::AcqRel);
+        limbo.release(epochs);
+        limbo.reclaim(epochs, reuse);
+        batch.join().unwrap();
+    });
+}
+
+/// An evictor puts a slot of the overlay aside while the switcher withdraws the overlay: whichever comes first, the
+/// slot has a tag of after the withdrawal. loom fails the model on a data race.
+#[test]
+fn a_slot_put_aside_while_the_overlay_is_withdrawn_is_not_overwritten_under_a_batch() {
+    loom::model(|| {
+        let shared = Arc::new((Epochs::default(), Limbo::default(), AtomicU64::new(1)));
+        let slot = Arc::new(UnsafeCell::new(7u64));
+        shared.1.hold();
+        let batch = {
+            let (shared, slot) = (shared.clone(), slot.clone());
+            loom::thread::spawn(move || {
+                let (epochs, _, current) = &*shared;
+                let pin = epochs.pin();
+                if current.load(Ordering::Acquire) == 1 {
+                    // SAFETY: the model's claim: no write while the pin lives; loom checks it.
+                    assert_eq!(slot.with(|s| unsafe { *s }), 7);
+                }
+                drop(pin);
+            })
+        };
+        let evictor = {
+            let shared = shared.clone();
+            loom::thread::spawn(move || {
+                let (epochs, limbo, _) = &*shared;
+                limbo.put(Unlinked::withdrawn(crate::types::FlatKey(2), Location::slot(0)), epochs);
+            })
+        };
+        let (epochs, limbo, current) = &*shared;
+        current.swap(0, Ordering::AcqRel);
+        limbo.release(epochs);
+        evictor.join().unwrap();
+        limbo.reclaim(epochs, |_| {
+            // SAFETY: as above.
+            slot.with_mut(|s| unsafe { *s = 8 });
+        });
+        batch.join().unwrap();
+    });
+}

@@ -1,0 +1,102 @@
+use super::super::epoch::Epochs;
+use super::*;
+use proptest::prelude::*;
+use std::collections::HashMap;
+
+fn find(index: &Index, epochs: &Epochs, key: u64, batch: u64) -> Option<u64> {
+    let pin = epochs.pin();
+    index.get(FlatKey(key), Stamp::of(batch), &pin).map(|held| held.location().offset())
+}
+
+fn evict_all(index: &Index, bucket: usize, now: Stamp, victim: impl Fn(u64) -> bool) -> Vec<u64> {
+    let mut out = Vec::new();
+    let fate = |key: FlatKey, _: Held<'_>, _| if victim(key.0) { Fate::Leave } else { Fate::Stay };
+    index.evict(bucket, now, fate, |unlinked| out.push(unlinked.key.0));
+    out
+}
+
+proptest! {
+    #[test]
+    fn it_finds_what_a_map_finds(
+        buckets in 1usize..20,
+        ops in prop::collection::vec((0u8..4, 2u64..200), 1..600),
+    ) {
+        let index = Index::new(buckets).unwrap();
+        let epochs = Epochs::default();
+        let mut map: HashMap<u64, u64> = HashMap::new();
+        for (i, (op, key)) in ops.into_iter().enumerate() {
+            let (batch, offset) = (i as u64, i as u64 + 1000);
+            match op {
+                0 | 1 => match tests_insert(&index, key, offset, batch, op == 0) {
+                    Link::New => prop_assert_eq!(map.insert(key, offset), None),
+                    Link::Present => prop_assert!(map.contains_key(&key)),
+                    Link::Replaced(out) => {
+                        prop_assert_eq!(map.remove(&out.key.0), Some(out.location().offset()));
+                        prop_assert_eq!(map.insert(key, offset), None);
+                    }
+                    Link::Full => prop_assert!(op == 1 && map.len() >= SLOTS),
+                },
+                2 => prop_assert_eq!(find(&index, &epochs, key, batch), map.get(&key).copied()),
+                _ => {
+                    for out in evict_all(&index, key as usize % buckets, Stamp::of(batch), |k| k % 3 == 0) {
+                        prop_assert!(map.remove(&out).is_some());
+                    }
+                }
+            }
+            prop_assert_eq!(index.entries(), map.len() as u64);
+        }
+        for (&key, &offset) in &map {
+            prop_assert_eq!(find(&index, &epochs, key, 0), Some(offset));
+        }
+    }
+
+    /// The stamp is what the last lookup wrote that found it older than that.
+    #[test]
+    fn of_lookups_in_quick_succession_only_the_first_writes_a_stamp(
+        first in any::<u64>(),
+        gaps in prop::collection::vec(0u64..4 * u64::from(FRESH), 0..60),
+    ) {
+        let (index, epochs) = (Index::new(1).unwrap(), Epochs::default());
+        tests_insert(&index, 7, 7, first, false);
+        let (mut batch, mut stamped) = (first, first);
+        for gap in gaps {
+            batch = batch.wrapping_add(gap);
+            prop_assert_eq!(find(&index, &epochs, 7, batch), Some(7));
+            if batch.wrapping_sub(stamped) > u64::from(FRESH) {
+                stamped = batch;
+            }
+            let ages: Vec<u32> = index.ages(0, Stamp::of(batch)).map(|(_, _, age)| age).collect();
+            prop_assert_eq!(ages, [batch.wrapping_sub(stamped) as u32]);
+        }
+    }
+
+    #[test]
+    fn ages_count_batches_across_the_stamps_wrap(batch in any::<u64>(), ago in 0u64..1 << 20) {
+        let then = batch.saturating_sub(ago);
+        prop_assert_eq!(u64::from(Stamp::of(batch).age(Stamp::of(then))), batch - then);
+        prop_assert_eq!(Stamp::of(then).age(Stamp::of(then.wrapping_add(ago % AHEAD))), 0);
+    }
+}
+
+#[test]
+fn a_full_pair_puts_out_its_coldest_entry() {
+    let index = Index::new(1).unwrap();
+    let epochs = Epochs::default();
+    for key in 2..10 {
+        assert_eq!(tests_insert(&index, key, key, key, true), Link::New);
+    }
+    assert_eq!(find(&index, &epochs, 2, 20), Some(2), "touched, so 3 is the coldest");
+    let newcomer = |replace| tests_insert(&index, 50, 50, 21, replace);
+    assert_eq!(newcomer(false), Link::Full);
+    assert!(matches!(newcomer(true), Link::Replaced(out) if out.key == FlatKey(3)));
+    assert_eq!(find(&index, &epochs, 3, 22), None);
+    assert_eq!(find(&index, &epochs, 50, 22), Some(50));
+}
+
+#[test]
+fn at_the_load_limit_nearly_every_key_has_found_a_slot() {
+    let index = Index::new(4096).unwrap();
+    let links = (0..index.capacity()).map(|i| tests_insert(&index, i + 2, i, 0, false));
+    let full = links.filter(|link| *link == Link::Full).count() as u64;
+    assert!(full * 200 < index.capacity(), "{full} of {} keys had no slot", index.capacity());
+}

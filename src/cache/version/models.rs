@@ -1,0 +1,44 @@
+//! The protocol with its own pins and limbo. What is current, and the index's one entry, are plain
+//! atomics here: crossbeam-epoch and the index have models of their own.
+
+use super::super::epoch::Epochs;
+use crate::sync::{AtomicU64, Ordering};
+use loom::sync::Arc;
+
+/// Bits of what is current: the new version, and its overlay.
+const NEW: u64 = 2;
+const OVERLAY: u64 = 1;
+
+/// An old batch may insert the old row at any time; a batch of the new version never finds it.
+#[test]
+fn a_batch_of_the_new_version_finds_the_new_row_while_an_old_one_inserts() {
+    loom::model(|| {
+        let epochs = Arc::new(Epochs::default());
+        let current = Arc::new(AtomicU64::new(0));
+        let index = Arc::new(AtomicU64::new(0));
+        let batch = || {
+            let (epochs, current, index) = (epochs.clone(), current.clone(), index.clone());
+            move || {
+                let pin = epochs.pin();
+                match current.load(Ordering::Acquire) {
+                    0 => index.store(0, Ordering::Release),
+                    NEW => assert_eq!(index.load(Ordering::Acquire), NEW, "a stale hit"),
+                    _ => {}
+                }
+                drop(pin);
+            }
+        };
+        let (first, second) = (batch(), batch());
+        let other = loom::thread::spawn(move || {
+            first();
+            second();
+        });
+        current.swap(NEW | OVERLAY, Ordering::AcqRel);
+        let tag = epochs.tag();
+        if epochs.oldest() > tag {
+            index.store(NEW, Ordering::Release);
+            current.swap(NEW, Ordering::AcqRel);
+        }
+        other.join().unwrap();
+    });
+}

@@ -1,0 +1,49 @@
+use super::super::cuda::{DeviceInfo, Probe};
+use super::*;
+
+fn h200() -> DeviceInfo {
+    DeviceInfo { ordinal: 0, name: "H200".into(), compute: (9, 0), memory_bytes: 141 << 30 }
+}
+
+fn refusals() -> [CudaError; 3] {
+    let old = DeviceInfo { name: "GTX 1080".into(), compute: (6, 1), ..h200() };
+    [
+        CudaError::NoDevice { found: Probe::NoDriver },
+        CudaError::NoDevice { found: Probe::DriverTooOld { driver: 12_040, needed: 13_000 } },
+        CudaError::DeviceTooOld { device: old },
+    ]
+}
+
+#[test]
+fn host_is_taken_without_a_look() {
+    let choice: Choice<DeviceInfo> = choose(DeviceKind::Host, || panic!("nobody asked for a GPU")).unwrap();
+    assert!(!choice.is_fallback());
+    assert_eq!(choice.to_string(), "device host");
+}
+
+#[test]
+fn a_gpu_that_works_is_taken_by_auto_and_by_cuda() {
+    for wanted in [DeviceKind::Auto, DeviceKind::Cuda] {
+        let choice = choose(wanted, || Ok(h200())).unwrap();
+        assert!(matches!(choice, Choice::Cuda(_)) && !choice.is_fallback());
+        assert!(choice.to_string().contains("H200"), "{choice}");
+    }
+}
+
+#[test]
+fn auto_falls_back_to_the_host_aloud() {
+    for error in refusals() {
+        let choice: Choice<DeviceInfo> = choose(DeviceKind::Auto, || Err(error.clone())).unwrap();
+        let line = choice.to_string();
+        assert!(choice.is_fallback() && line.contains(&error.to_string()), "{line}");
+    }
+}
+
+#[test]
+fn cuda_is_refused_with_the_reason() {
+    for error in refusals() {
+        let refused = choose::<DeviceInfo>(DeviceKind::Cuda, || Err(error.clone())).unwrap_err();
+        let line = refused.to_string();
+        assert!(line.starts_with("device.kind") && line.contains(&error.to_string()), "{line}");
+    }
+}

@@ -1,0 +1,70 @@
+use super::super::sources::KERNELS;
+use super::*;
+use proptest::prelude::*;
+
+fn entry() -> Entry<'static> {
+    let target = Target::Binary(90);
+    Entry { kernel: &KERNELS[0], target, options: &["--fmad=false"], nvrtc: (13, 0), driver: 13_000 }
+}
+
+#[test]
+fn an_image_is_kept_and_found_again_by_all_it_depends_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = KernelCache::new(&folder.path().join("new/folder"));
+    assert_eq!(cache.get(&entry()), Ok(None));
+    cache.put(&entry(), b"image").unwrap();
+    assert_eq!(cache.get(&entry()), Ok(Some(b"image".to_vec())));
+
+    let other_text = KernelFile { text: "other", ..KERNELS[0] };
+    let others = [
+        Entry { kernel: &other_text, ..entry() },
+        Entry { target: Target::Text(90), ..entry() },
+        Entry { options: &["--fmad=true"], ..entry() },
+        Entry { nvrtc: (13, 1), ..entry() },
+        Entry { driver: 13_010, ..entry() },
+    ];
+    for other in others {
+        assert_eq!(cache.get(&other), Ok(None), "{other:?}");
+    }
+    // Nothing is left aside.
+    assert_eq!(fs::read_dir(folder.path().join("new/folder")).unwrap().count(), 1);
+}
+
+#[cfg(unix)]
+#[test]
+fn the_folder_is_its_owners_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let inner = folder.path().join("kernels");
+    KernelCache::new(&inner).put(&entry(), b"image").unwrap();
+    assert_eq!(fs::metadata(inner).unwrap().permissions().mode() & 0o777, 0o700);
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_said_with_its_path() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, "").unwrap();
+    let trouble = KernelCache::new(&file.join("below")).put(&entry(), b"image").unwrap_err();
+    assert!(trouble.contains("file/below") && trouble.contains("device.kernel_cache"), "{trouble}");
+}
+
+proptest! {
+    #[test]
+    fn any_change_of_a_file_is_noticed(
+        image in proptest::collection::vec(any::<u8>(), 0..64),
+        at in any::<proptest::sample::Index>(),
+        flip in 1_u8..,
+        cut in any::<proptest::sample::Index>(),
+    ) {
+        let (key, file) = (entry().key(), file_of(&image, &entry().key()));
+        prop_assert_eq!(image_of(&file, &key), Ok(image.as_slice()));
+        let mut changed = file.clone();
+        changed[at.index(file.len())] ^= flip;
+        prop_assert!(image_of(&changed, &key).is_err());
+        prop_assert!(image_of(&file[..cut.index(file.len())], &key).is_err());
+        changed = file;
+        changed.push(0);
+        prop_assert!(image_of(&changed, &key).is_err());
+    }
+}

@@ -1,0 +1,71 @@
+use super::*;
+
+const ROW: [u32; 4] = [1, 2, 3, 4];
+
+fn lookup(dim: u32, column: u32) -> PoolLookup {
+    PoolLookup { offsets_at: 0, occurrences_at: 0, dim, column, pooling: 0, element: 0 }
+}
+
+/// Two samples, one dense value, one lookup of dim 4 with bags of two ids and none.
+fn pool<'a>(lookups: &'a [PoolLookup], rows: &'a [&'a [u32]]) -> Pool<'a> {
+    Pool {
+        samples: 2,
+        dense_width: 1,
+        stride: 5,
+        lookups,
+        offsets: &[0, 2, 2],
+        occurrences: &[0, 1],
+        rows,
+        dense: &[0.5, 0.25],
+    }
+}
+
+#[test]
+fn the_layout_is_the_kernels() {
+    assert_eq!(size_of::<PoolLookup>(), 24);
+    assert_eq!(size_of::<PoolArgs>(), 120);
+    assert_eq!(std::mem::offset_of!(PoolArgs, lookup_count), 104);
+    assert_eq!(std::mem::offset_of!(PoolArgs, stride), 112);
+}
+
+#[test]
+fn the_scan_rounds_each_segment_up_to_warps() {
+    let lookups = [lookup(17, 1), lookup(4, 18)];
+    assert_eq!(pool(&lookups, &[]).scan(), [0, 2, 3, 4]);
+}
+
+#[test]
+fn a_sound_pool_passes() {
+    pool(&[lookup(4, 1)], &[&ROW, &[]]).check().unwrap();
+}
+
+#[test]
+fn what_a_kernel_could_not_read_or_write_is_refused_by_name() {
+    let rows: [&[u32]; 2] = [&ROW, &[]];
+    let said = |pool: Pool| pool.check().unwrap_err().to_string();
+    let good = [lookup(4, 1)];
+    let sound = pool(&good, &rows);
+
+    assert!(said(Pool { dense: &[0.5], ..sound }).contains("dense: expected 2, got 1"));
+    assert!(said(Pool { dense_width: 6, ..sound }).contains("dense width: limit 5, got 6"));
+    assert!(said(Pool { offsets: &[0, 2], ..sound }).contains("offsets in all: expected 3, got 2"));
+    assert!(said(Pool { offsets: &[0, 2, 1], ..sound }).contains("never falls: expected 2, got 1"));
+    assert!(said(Pool { occurrences: &[0], ..sound }).contains("occurrences in all: expected 2, got 1"));
+    assert!(said(Pool { occurrences: &[0, 2], ..sound }).contains("unique row below: expected 2, got 2"));
+    assert!(said(Pool { rows: &[&ROW, &ROW[1..]], ..sound }).contains("bytes of a row: expected 16, got 12"));
+    assert!(said(pool(&[lookup(4, 2)], &rows)).contains("stride: expected 5, got 6"));
+    assert!(said(pool(&[lookup(4, 0)], &rows)).contains("free: expected 1, got 0"));
+    assert!(said(pool(&[lookup(0, 1)], &rows)).contains("dim of at least: expected 1, got 0"));
+    assert!(said(pool(&[PoolLookup { pooling: 2, ..lookup(4, 1) }], &rows)).contains("pooling code"));
+    assert!(said(pool(&[PoolLookup { element: 3, ..lookup(4, 1) }], &rows)).contains("element code"));
+    let f16 = [PoolLookup { element: Element::F16.code(), ..lookup(4, 1) }];
+    assert!(said(pool(&f16, &rows)).contains("bytes of a row: expected 8, got 16"));
+    assert!(said(pool(&[lookup(4, 1); MAX_LOOKUPS + 1], &rows)).contains("lookups: limit 8190, got 8191"));
+}
+
+#[test]
+fn more_elements_than_a_launch_can_number_are_refused() {
+    let lookups = [lookup(1 << 16, 0)];
+    let huge = Pool { samples: 1 << 16, dense_width: 0, stride: 1 << 16, ..pool(&lookups, &[]) };
+    assert!(huge.check().unwrap_err().to_string().contains("elements of one lookup: limit"));
+}

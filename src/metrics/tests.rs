@@ -1,0 +1,63 @@
+use super::*;
+use crate::schema::{Architecture, Loss, Table};
+
+fn schema() -> Schema {
+    let table = |name: &str| Table { name: name.to_owned(), rows: 10, dim: 4, ..Table::default() };
+    Schema {
+        architecture: Architecture::Dlrm { bottom: vec![], top: vec![] },
+        loss: Loss::BinaryCrossEntropy,
+        dense: vec![],
+        features: vec![],
+        tables: vec![table("a"), table("b")],
+    }
+}
+
+#[test]
+fn the_page_holds_the_contract_names_with_their_labels() {
+    let metrics = Metrics::new().unwrap();
+    let model = metrics.model("m", &schema());
+    model.tables[1].hits.increment(7);
+    model.tables[0].absent.increment(2);
+    model.requests.count(8);
+    model.requests.count(99);
+    model.request_seconds.record(0.003);
+    let page = metrics.render();
+    for line in [
+        "flechette_cache_hits_total{model=\"m\",table=\"b\"} 7",
+        "flechette_cache_misses_total{model=\"m\",table=\"a\"} 0",
+        "flechette_cache_evictions_total{model=\"m\",table=\"a\"} 0",
+        "flechette_absent_ids_total{model=\"m\",table=\"a\"} 2",
+        "flechette_requests_total{model=\"m\",code=\"RESOURCE_EXHAUSTED\"} 1",
+        "flechette_requests_total{model=\"m\",code=\"UNKNOWN\"} 1",
+        "flechette_requests_total{model=\"(none)\",code=\"OK\"} 0",
+        "flechette_request_seconds_bucket{model=\"m\",le=\"0.005\"} 1",
+        "flechette_request_seconds_bucket{model=\"m\",le=\"0.0025\"} 0",
+    ] {
+        assert!(page.lines().any(|l| l == line), "{line} is not in\n{page}");
+    }
+}
+
+#[test]
+fn every_metric_is_described() {
+    let metrics = Metrics::new().unwrap();
+    let model = metrics.model("m", &schema());
+    let durations = [&model.request_seconds, &model.queue_seconds, &model.predict_seconds];
+    for histogram in durations.into_iter().chain([&model.lookup_seconds, &model.dense_seconds]) {
+        histogram.record(0.1);
+    }
+    model.batch_samples.record(3.0);
+    let page = metrics.render();
+    for Spec(name, _, help) in ALL {
+        assert!(page.contains(&format!("# HELP {name} {help}")), "{name} in\n{page}");
+        assert!(page.contains(&format!("# TYPE {name} ")), "{name} in\n{page}");
+    }
+    assert!(!page.contains("summary"), "a histogram without buckets:\n{page}");
+}
+
+#[test]
+fn a_model_asked_for_twice_is_the_same_series() {
+    let metrics = Metrics::new().unwrap();
+    metrics.model("m", &schema()).tables[0].misses.increment(1);
+    metrics.model("m", &schema()).tables[0].misses.increment(1);
+    assert!(metrics.render().contains("flechette_cache_misses_total{model=\"m\",table=\"a\"} 2"));
+}

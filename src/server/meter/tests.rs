@@ -1,0 +1,97 @@
+use proptest::prelude::*;
+use prost::Message;
+
+use super::super::proto::PredictRequest;
+use super::*;
+
+const MAX_BYTES: usize = 1 << 20;
+
+fn framed(message: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0];
+    bytes.extend((message.len() as u32).to_be_bytes());
+    bytes.extend(message);
+    bytes
+}
+
+/// The cost of a body that arrives in pieces.
+fn cost(body: &[u8], piece: usize) -> Result<usize, Fault> {
+    let mut meter = Meter::new(MAX_BYTES);
+    let costs = body.chunks(piece).map(|piece| meter.feed(piece));
+    costs.sum()
+}
+
+/// What a decoded message holds, by the capacities of its vectors.
+fn held(message: &PredictRequest) -> usize {
+    let columns = message.features.iter().map(|column| {
+        column.name.capacity()
+            + 4 * column.lengths.capacity()
+            + 8 * column.ids.capacity()
+            + size_of::<Bytes>() * column.strings.capacity()
+    });
+    message.model.capacity()
+        + 4 * message.dense.capacity()
+        + size_of::<FeatureColumn>() * message.features.capacity()
+        + columns.sum::<usize>()
+}
+
+fn column() -> impl Strategy<Value = FeatureColumn> {
+    let strings = prop::collection::vec(prop::collection::vec(any::<u8>(), 0..5), 0..20);
+    let numbers = prop::collection::vec(any::<u32>(), 0..9);
+    (".{0,9}", numbers, prop::collection::vec(0..1000u64, 0..40), strings).prop_map(
+        |(name, lengths, ids, strings)| {
+            let strings = strings.into_iter().map(Bytes::from).collect();
+            FeatureColumn { name, lengths, ids, strings }
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn a_message_costs_at_least_what_it_becomes_however_it_is_cut(
+        model in ".{0,9}",
+        dense in prop::collection::vec(any::<f32>(), 0..30),
+        features in prop::collection::vec(column(), 0..12),
+        piece in 1..50usize,
+    ) {
+        let message = PredictRequest { model, version: 1 << 40, samples: 3, dense, features };
+        let wire = framed(&message.encode_to_vec());
+        let whole = cost(&wire, wire.len()).unwrap();
+        prop_assert_eq!(cost(&wire, piece), Ok(whole));
+        let decoded = PredictRequest::decode(&wire[5..]).unwrap();
+        // An empty vector that gets its first entry takes room for four.
+        prop_assert!(whole + 16 >= held(&decoded) + wire.len() - 5, "{} for {}", whole, held(&decoded));
+    }
+
+    #[test]
+    fn what_is_decoded_was_counted_whole(message in prop::collection::vec(any::<u8>(), 0..60)) {
+        if let Ok(decoded) = PredictRequest::decode(&message[..]) {
+            let groups = Fault::Malformed("a group");
+            match cost(&framed(&message), 7) {
+                Ok(cost) => prop_assert!(cost >= size_of::<FeatureColumn>() * decoded.features.len()),
+                Err(fault) => prop_assert_eq!(fault, groups),
+            }
+        }
+    }
+}
+
+#[test]
+fn tiny_entries_cost_what_they_become() {
+    let columns = framed(&[0x2a, 0].repeat(MAX_FEATURES));
+    assert!(cost(&columns, 1000).unwrap() >= MAX_FEATURES * size_of::<FeatureColumn>());
+    let more = framed(&[0x2a, 0].repeat(MAX_FEATURES + 1));
+    assert_eq!(cost(&more, 1000), Err(Fault::TooManyColumns));
+    let mut strings = vec![0x2a, 0xd0, 0x0f];
+    strings.extend([0x22, 0].repeat(1000));
+    assert!(cost(&framed(&strings), 9).unwrap() >= 1000 * 2 * size_of::<Bytes>());
+    let mut ids = vec![0x2a, 0xeb, 0x07, 0x1a, 0xe8, 0x07];
+    ids.extend([1; 1000]);
+    assert!(cost(&framed(&ids), 9).unwrap() >= 1000 * 2 * 8);
+}
+
+#[test]
+fn a_second_message_is_counted_too_and_one_too_long_is_left_to_the_decoder() {
+    let one = framed(&[0x10, 1]);
+    assert_eq!(cost(&one.repeat(3), 4), Ok(3 * one.len()));
+    let long = [vec![0, 0xff, 0, 0, 0], vec![0xff; 40]].concat();
+    assert_eq!(cost(&long, 4), Ok(long.len()));
+}

@@ -1,0 +1,54 @@
+//! A disk that fails, for the tests of whoever writes a file in this way.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::super::disk::SystemDisk;
+use super::*;
+
+/// The system's disk, of which one call fails, after half of its bytes where it writes.
+pub(in crate::store) struct Failing {
+    calls: AtomicUsize,
+    at: usize,
+}
+
+impl Failing {
+    /// Its call of this number fails, from 0.
+    pub(in crate::store) fn at(at: usize) -> Self {
+        Self { calls: AtomicUsize::new(0), at }
+    }
+
+    fn step(&self, run: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        match self.calls.fetch_add(1, Ordering::Relaxed) == self.at {
+            true => Err(io::ErrorKind::StorageFull.into()),
+            false => run(),
+        }
+    }
+}
+
+impl Disk for Failing {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        self.step(|| SystemDisk.create_dir(path))
+    }
+
+    fn create(&self, path: &Path) -> io::Result<File> {
+        self.step(|| Ok(()))?;
+        SystemDisk.create(path)
+    }
+
+    fn append(&self, file: &mut File, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        SystemDisk.append(file, path, &bytes[..bytes.len() / 2])?;
+        self.step(|| SystemDisk.append(file, path, &bytes[bytes.len() / 2..]))
+    }
+
+    fn sync(&self, file: &File, path: &Path) -> io::Result<()> {
+        self.step(|| SystemDisk.sync(file, path))
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        self.step(|| SystemDisk.sync_dir(path))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.step(|| SystemDisk.rename(from, to))
+    }
+}

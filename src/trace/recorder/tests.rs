@@ -1,0 +1,132 @@
+use super::super::format::{Ended, FormatError, TraceReader};
+use super::*;
+use crate::metrics::Metrics;
+use crate::schema::preset::{self, Kind, SyntheticShape};
+
+const TABLES: usize = 3;
+
+fn schema() -> Schema {
+    let shape = SyntheticShape { tables: TABLES, rows: 1 << 40, dense: 0, multi_hot: None };
+    preset::synthetic(Kind::Dcn, 4, shape)
+}
+
+fn batch(samples: usize, from: u64) -> Batch {
+    let mut batch = Batch::empty(TABLES);
+    batch.samples = samples;
+    for (t, column) in batch.features.iter_mut().enumerate() {
+        (0..samples as u64).for_each(|s| column.push(&[(from + s) * 1_000_003 + t as u64]));
+    }
+    batch
+}
+
+fn accesses(batch: &Batch) -> Vec<(u32, u64)> {
+    let sample = |s| (0..TABLES as u32).map(move |t| (t, batch.features[t as usize].ids[s]));
+    (0..batch.samples).flat_map(sample).collect()
+}
+
+/// The accesses of all files, and the bytes of each.
+fn read(folder: &Path) -> (Vec<(u32, u64)>, Vec<u64>) {
+    let mut all = Vec::new();
+    let files = numbered(folder).unwrap();
+    for file in &files {
+        let reader = TraceReader::new(File::open(&file.path).unwrap()).unwrap();
+        let ended = reader.read(|table, row| {
+            all.push((table.0, row));
+            Ok::<(), FormatError>(())
+        });
+        assert_eq!(ended.unwrap(), Ended::Whole);
+    }
+    (all, files.iter().map(|file| file.bytes).collect())
+}
+
+fn options(folder: &Path, rate: f64, max_bytes: u64) -> RecorderOptions {
+    RecorderOptions { folder: folder.into(), rate, max_bytes }
+}
+
+#[test]
+fn all_accesses_of_the_sampled_rows_are_written_in_order_over_several_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    let metrics = Metrics::new().unwrap();
+    let mut wanted = Vec::new();
+    for start in 0..3u64 {
+        let recorder =
+            Recorder::start(&schema(), &options(folder.path(), 0.3, 1 << 30), metrics.model("m", &schema()));
+        let recorder = recorder.unwrap();
+        for i in 0..5 {
+            // Every other start asks for the same rows again.
+            let batch = batch(100, (start % 2) * 1000 + i * 100);
+            recorder.record(&batch);
+            wanted.extend(accesses(&batch));
+        }
+    }
+    wanted.retain(|&(table, row)| Sampler::new(0.3).takes(TableId(table), row));
+    let (got, files) = read(folder.path());
+    assert_eq!(got, wanted);
+    assert_eq!(files.len(), 3);
+    let page = metrics.render();
+    let line = format!("flechette_trace_accesses_total{{model=\"m\"}} {}", wanted.len());
+    assert!(page.contains(&line), "{line} in\n{page}");
+    assert!(page.contains("flechette_trace_dropped_total{model=\"m\"} 0"), "{page}");
+}
+
+#[test]
+fn files_stay_within_the_limit_and_the_newest_are_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let metrics = Metrics::new().unwrap();
+    let limit = 1 << 20;
+    let recorder =
+        Recorder::start(&schema(), &options(folder.path(), 1.0, limit), metrics.model("m", &schema()));
+    let recorder = recorder.unwrap();
+    let mut wanted = Vec::new();
+    for i in 0..100 {
+        let batch = batch(1000, i * 1000);
+        // Nothing is dropped when the writer is given the time.
+        while recorder.waiting.load(Ordering::Relaxed) > 0 {
+            std::thread::yield_now();
+        }
+        recorder.record(&batch);
+        wanted.extend(accesses(&batch));
+    }
+    drop(recorder);
+    let (got, files) = read(folder.path());
+    assert!(files.iter().sum::<u64>() <= limit, "{files:?}");
+    assert!(files.len() > 1 && got.len() > 50_000, "{} in {files:?}", got.len());
+    assert!(wanted.ends_with(&got));
+}
+
+#[test]
+fn a_queue_that_is_full_drops_and_counts_and_does_not_wait() {
+    let folder = tempfile::tempdir().unwrap();
+    let metrics = Metrics::new().unwrap();
+    let options = options(folder.path(), 1.0, 1 << 30);
+    let recorder = Recorder::start(&schema(), &options, metrics.model("m", &schema())).unwrap();
+    recorder.waiting.fetch_add(WAITING_BYTES, Ordering::Relaxed);
+    recorder.record(&batch(100, 0));
+    recorder.waiting.fetch_sub(WAITING_BYTES, Ordering::Relaxed);
+    recorder.record(&batch(10, 500));
+    drop(recorder);
+    assert_eq!(read(folder.path()).0, accesses(&batch(10, 500)));
+    assert!(metrics.render().contains("flechette_trace_dropped_total{model=\"m\"} 300"));
+}
+
+#[test]
+fn a_folder_that_is_gone_costs_accesses_and_no_panic() {
+    let folder = tempfile::tempdir().unwrap();
+    let inner = folder.path().join("state");
+    let metrics = Metrics::new().unwrap();
+    let recorder = Recorder::start(&schema(), &options(&inner, 1.0, 4 << 10), metrics.model("m", &schema()));
+    let recorder = recorder.unwrap();
+    fs::remove_dir_all(&inner).unwrap();
+    (0..3).for_each(|i| recorder.record(&batch(10_000, i)));
+    drop(recorder);
+    assert!(!inner.exists());
+    assert!(!metrics.render().contains("flechette_trace_dropped_total{model=\"m\"} 0"));
+}
+
+#[test]
+fn a_folder_that_cannot_be_made_is_told_at_the_start() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let metrics = Metrics::new().unwrap();
+    let options = options(&file.path().join("state"), 1.0, 1 << 20);
+    assert!(Recorder::start(&schema(), &options, metrics.model("m", &schema())).is_err());
+}

@@ -1,0 +1,39 @@
+use super::*;
+use crate::schema::preset::{self, SyntheticShape};
+
+/// Eight tables of a million rows of one width, and one of a hundred rows of another.
+fn uneven() -> Sizes {
+    let shape = SyntheticShape { tables: 9, rows: 1_000_000, dense: 0, multi_hot: Some(7) };
+    let mut schema = preset::synthetic(crate::schema::preset::Kind::Deepfm, 16, shape);
+    schema.tables[8].rows = 100;
+    schema.tables[8].dim = 3;
+    Sizes::of(&schema, Kind::Sgd).unwrap()
+}
+
+#[test]
+fn a_small_share_of_a_small_table_is_still_what_a_sample_may_ask_for() {
+    let sizes = uneven();
+    let small = sizes.sizes.iter().position(|(words, _)| *words == 3).unwrap();
+    assert_eq!((sizes.sizes[small], sizes.sample[small]), ((3, 100), 7));
+    for size in [ScratchpadSize::Fraction(0.001), ScratchpadSize::Bytes(4 << 20)] {
+        let counts = sizes.counts(&size);
+        assert!((7..20).contains(&counts[small]), "{size:?}: {counts:?}");
+        assert!(counts.iter().zip(&sizes.sample).all(|(&count, &least)| count as u64 >= least));
+    }
+    // A sample needs no more of a table than all its rows.
+    let mut tiny = sizes.clone();
+    tiny.sizes[small].1 = 5;
+    tiny.sample[small] = 5;
+    assert_eq!(tiny.counts(&ScratchpadSize::Fraction(0.001))[small], 5);
+}
+
+#[test]
+fn slots_never_take_more_than_the_bytes_that_are_given() {
+    let sizes = uneven();
+    let all = sizes.bytes(&sizes.counts(&ScratchpadSize::Fraction(1.0)));
+    for bytes in (0..40).map(|shift| 1_u64 << shift).chain([all - 1, all, all + 1, u64::MAX]) {
+        let counts = sizes.counts(&ScratchpadSize::Bytes(bytes));
+        assert!(sizes.bytes(&counts) <= bytes, "{bytes}: {counts:?}");
+        assert_eq!(sizes.hold_all(&counts), bytes >= all, "{bytes}: {counts:?}");
+    }
+}
