@@ -15,7 +15,7 @@ mod harness;
 
 use std::sync::{Mutex, PoisonError};
 
-use flechette::device::vectorise;
+use flechette::compute::vectorise;
 use flechette::model::{InputRows, Model, Tape};
 use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
 use flechette::schema::{Lookup, Schema};

@@ -40,9 +40,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use flechette::rowlog::RowOrder;
 use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
 use flechette::schema::{Architecture, Schema};
-use flechette::store::RowOrder;
 use flechette::trainer::optim::{self, Optimizer};
 use flechette::trainer::{
     Data, Frequencies, Learner, Network, Pipeline, PipelineSettings, PlanStats, Policy, Progress,
@@ -397,7 +397,7 @@ fn modes(
 }
 
 /// Every row is in the file from now on.
-fn write_all(store: &flechette::store::WorkingFile) -> anyhow::Result<()> {
+fn write_all(store: &flechette::rowlog::WorkingFile) -> anyhow::Result<()> {
     for t in 0..store.tables().len() {
         let table = TableId(t as u32);
         let width = store.tables()[t].width();

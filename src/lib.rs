@@ -4,6 +4,8 @@
 // Modules in reading order; a blank line between keeps it against the formatter.
 pub mod types;
 
+pub mod mem;
+
 pub mod schema;
 
 pub mod config;
@@ -12,9 +14,15 @@ pub mod metrics;
 
 pub mod sync;
 
+pub mod predict;
+
+pub mod compute;
+
 pub mod device;
 
 pub mod store;
+
+pub mod rowlog;
 
 pub mod trace;
 

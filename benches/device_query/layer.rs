@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use flechette::cache::device::{DeviceCache, DeviceCacheError, DeviceWorker, Missing, WorkerShape};
+use flechette::cache::gpu::{DeviceCache, DeviceCacheError, DeviceWorker, Missing, WorkerShape};
 use flechette::cache::{CacheOptions, CacheShape, TableShape};
 use flechette::device::cuda::Driver;
 use flechette::device::cuda::memory::DeviceMemory;

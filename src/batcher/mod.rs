@@ -23,7 +23,8 @@ use tokio::sync::oneshot;
 
 use crate::config::BatcherConfig;
 use crate::metrics::ModelMetrics;
-use crate::types::{Batch, Predict, PredictError, Scores};
+use crate::predict::{Predict, PredictError};
+use crate::types::{Batch, Scores};
 
 pub use queue::{Entry, Limits, Next, Queue, Refused, Size, Taken};
 

@@ -13,7 +13,7 @@ use super::{BatchError, Entry, Job, Next, Reply, Shared, Taken};
 use crate::types::{AbsentId, Batch, Scores};
 
 /// Works until the queue is closed and empty.
-pub(super) fn run(shared: &Shared) {
+pub(crate) fn run(shared: &Shared) {
     let mut taken = Taken::default();
     let mut merged = Batch::default();
     let mut computed = false;

@@ -18,7 +18,7 @@ pub struct BatchPin<'c> {
 }
 
 impl<'c> BatchPin<'c> {
-    pub(super) fn new(cache: &'c Shared) -> Self {
+    pub(crate) fn new(cache: &'c Shared) -> Self {
         let pin = cache.epochs.pin();
         // After the number was taken: whoever switches relies on it.
         let version = cache.current.read().version;

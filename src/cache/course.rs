@@ -15,7 +15,7 @@ const EMPTIED: usize = 64;
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Goal {
+pub(crate) enum Goal {
     #[default]
     Rest,
     /// Put out the coldest entries down to the low watermark.
@@ -26,14 +26,14 @@ pub(super) enum Goal {
 
 /// What is being done.
 #[derive(Debug, Default)]
-pub(super) struct Course {
+pub(crate) struct Course {
     pub goal: Goal,
     /// When a row size was first seen to be starved while slots were waiting for their readers.
     starved_at: Option<u64>,
 }
 
 /// What a cache stands under.
-pub(super) struct Strain<'a> {
+pub(crate) struct Strain<'a> {
     pub fill: Fill,
     pub watermarks: &'a Watermarks,
     /// Slots that wait for batches to finish.

@@ -13,7 +13,7 @@ use super::course::{Course, Goal, Strain};
 use super::index::{Fate, Held, Location, SLOTS, Stamp};
 use super::policy::threshold;
 use super::shared::{MAX_WAITING, Shared};
-use crate::types::scatter;
+use crate::mem::scatter;
 
 /// Buckets a step.
 const STRETCH: usize = 1024;
@@ -35,7 +35,7 @@ pub enum EvictStep {
 
 /// Where an eviction stands.
 #[derive(Debug, Default)]
-pub(super) struct Sweep {
+pub(crate) struct Sweep {
     course: Course,
     /// The bucket to go on from.
     hand: usize,
@@ -45,7 +45,7 @@ pub(super) struct Sweep {
 }
 
 impl Shared {
-    pub(super) fn evict_step(&self) -> EvictStep {
+    pub(crate) fn evict_step(&self) -> EvictStep {
         let mut sweep = self.sweep.lock().unwrap_or_else(PoisonError::into_inner);
         self.clear_pointers_if_told();
         let waiting = self.reclaim();
@@ -136,7 +136,7 @@ impl Shared {
 
 /// The bell of the evicting thread.
 #[derive(Debug, Default)]
-pub(super) struct Wake {
+pub(crate) struct Wake {
     rung: AtomicBool,
     stop: Mutex<bool>,
     bell: Condvar,
@@ -180,7 +180,7 @@ impl Wake {
 
 /// The evicting thread, stopped and joined when dropped.
 #[derive(Debug)]
-pub(super) struct Evictor {
+pub(crate) struct Evictor {
     wake: Arc<Wake>,
     thread: Option<JoinHandle<()>>,
 }

@@ -38,9 +38,9 @@ use std::sync::PoisonError;
 
 use super::epoch::Pin;
 use super::key::{EMPTY, TOMBSTONE, scatter};
+use crate::mem::prefetch::prefetch;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, yield_now};
 use crate::types::FlatKey;
-use crate::types::prefetch::prefetch;
 
 /// Slots a bucket. Under loom few, because each is a thing that may interleave.
 pub const SLOTS: usize = if cfg!(flechette_loom) { 2 } else { 8 };
@@ -94,12 +94,12 @@ impl Location {
     }
 
     /// The location of these bits, as a device reports them.
-    pub(super) fn from_bits(bits: u64) -> Self {
+    pub(crate) fn from_bits(bits: u64) -> Self {
         Self(bits & LOCATION_MASK)
     }
 
     /// As a device has it.
-    pub(super) fn bits(self) -> u64 {
+    pub(crate) fn bits(self) -> u64 {
         self.0
     }
 
@@ -193,7 +193,7 @@ pub struct Unlinked {
 impl Unlinked {
     /// A slot that batches found elsewhere than in this index (the overlay of a version, a device's index),
     /// and find no more.
-    pub(super) fn withdrawn(key: FlatKey, location: Location) -> Self {
+    pub(crate) fn withdrawn(key: FlatKey, location: Location) -> Self {
         Self { key, location }
     }
 
@@ -523,7 +523,7 @@ mod memory {
 
     impl Buckets {
         pub fn new(count: usize) -> io::Result<Self> {
-            let memory = crate::types::huge_pages(count * BUCKET_BYTES)?;
+            let memory = crate::mem::huge_pages(count * BUCKET_BYTES)?;
             Ok(Self { memory: memory.into(), count })
         }
 

@@ -19,7 +19,8 @@
 
 use std::collections::BinaryHeap;
 
-use crate::types::{FlatKey, TableId, fold};
+use crate::mem::fold;
+use crate::types::{FlatKey, TableId};
 
 /// The key of an index slot that holds nothing. Zero, so that fresh memory is an empty index.
 pub const EMPTY: FlatKey = FlatKey(0);
@@ -360,7 +361,7 @@ fn id_bits(rows: u64) -> u32 {
 #[inline]
 #[must_use]
 pub fn scatter(key: FlatKey) -> u64 {
-    crate::types::scatter(key.0)
+    crate::mem::scatter(key.0)
 }
 
 #[cfg(test)]

@@ -30,7 +30,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! - [`device`]: the same cache in the memory of a CUDA device;
+//! - [`gpu`]: the same cache in the memory of a CUDA device;
 //! - [`key`]: ids of all tables as one space of integers;
 //! - [`index`]: key to location, read without a lock;
 //! - `slab`: the memory of the rows; `slots`: which of it is free;
@@ -55,10 +55,10 @@
 
 mod batch;
 mod course;
-pub mod device;
 pub mod epoch;
 mod error;
 mod evictor;
+pub mod gpu;
 pub mod index;
 pub mod key;
 mod pointers;

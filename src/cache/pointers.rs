@@ -26,7 +26,7 @@ const WINDOW: u64 = 1 << 20;
 
 /// What the cache knows of its pointers.
 #[derive(Debug)]
-pub(super) struct Pointers {
+pub(crate) struct Pointers {
     /// By table: how many say that its rows may be pointed at. A new version's store may come before the old
     /// one's goes.
     tables: Box<[AtomicU64]>,
@@ -176,7 +176,7 @@ pub struct HostRows {
 }
 
 impl HostRows {
-    pub(super) fn new(shared: Arc<Shared>, table: TableId) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, table: TableId) -> Self {
         shared.pointers.tables[table.index()].fetch_add(1, Ordering::Relaxed);
         Self { shared, table }
     }

@@ -41,7 +41,7 @@ struct Column {
 
 /// One row that a batch wants, however often.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Unique {
+pub(crate) struct Unique {
     /// Its own key.
     own: FlatKey,
     pub table: TableId,
@@ -51,7 +51,7 @@ pub(super) struct Unique {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Place {
+pub(crate) enum Place {
     Slot(Location),
     Host(u32),
     Miss(u32),
@@ -70,7 +70,7 @@ pub struct Miss {
 
 /// Accesses of one table in one lookup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tally {
+pub(crate) struct Tally {
     pub hits: u64,
     pub pointed: u64,
     pub misses: u64,
@@ -107,35 +107,35 @@ impl Query {
         self.ids.is_empty()
     }
 
-    pub(super) fn uniques(&self) -> &[u32] {
+    pub(crate) fn uniques(&self) -> &[u32] {
         &self.uniques
     }
 
-    pub(super) fn rows(&self) -> &[Unique] {
+    pub(crate) fn rows(&self) -> &[Unique] {
         &self.rows
     }
 
-    pub(super) fn misses(&self) -> &[Miss] {
+    pub(crate) fn misses(&self) -> &[Miss] {
         &self.misses
     }
 
-    pub(super) fn pointed(&self) -> &[Miss] {
+    pub(crate) fn pointed(&self) -> &[Miss] {
         &self.pointed
     }
 
     /// The batch under whose pin the last probe was made.
-    pub(super) fn batch(&self) -> u64 {
+    pub(crate) fn batch(&self) -> u64 {
         self.batch
     }
 
     /// By table: accesses of the last probe.
-    pub(super) fn tallies(&self) -> &[Tally] {
+    pub(crate) fn tallies(&self) -> &[Tally] {
         &self.tallies
     }
 
     /// Finds the distinct keys of all occurrences, table by table: equal keys are of one table, and the scratch
     /// of one stays in the processor's cache.
-    pub(super) fn deduplicate(&mut self, keys: &RowKeys) -> Result<(), CacheError> {
+    pub(crate) fn deduplicate(&mut self, keys: &RowKeys) -> Result<(), CacheError> {
         self.uniques.clear();
         self.rows.clear();
         self.misses.clear();
@@ -168,7 +168,7 @@ impl Query {
     }
 
     /// Looks every distinct row up, in the overlay of the batch's version first.
-    pub(super) fn probe(&mut self, cache: &Shared, overlay: Option<&Overlay>, pin: &Pin<'_>) {
+    pub(crate) fn probe(&mut self, cache: &Shared, overlay: Option<&Overlay>, pin: &Pin<'_>) {
         self.batch = pin.number();
         self.tallies.clear();
         self.tallies.resize(cache.tables.len(), Tally::default());

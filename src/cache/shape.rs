@@ -34,7 +34,7 @@ pub struct TableShape {
 }
 
 /// Bytes of the tag before a row that may share its index key with others: the row's own key.
-pub(super) const TAG_BYTES: usize = size_of::<u64>();
+pub(crate) const TAG_BYTES: usize = size_of::<u64>();
 
 /// How much memory a cache may take, and for which tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,7 +87,7 @@ impl CacheShape {
     }
 
     /// Divides the bytes among all that a cache of these options has.
-    pub(super) fn plan(&self, keys: &RowKeys, options: &CacheOptions) -> Result<Plan, CacheError> {
+    pub(crate) fn plan(&self, keys: &RowKeys, options: &CacheOptions) -> Result<Plan, CacheError> {
         let slots = slots(&self.tables, keys);
         let sketch_bytes = sketch_bytes(self.bytes, &slots, options);
         let more_buckets = pointer_buckets(options.pointers);
@@ -107,7 +107,7 @@ impl CacheShape {
     }
 
     /// Divides the bytes between index and pool.
-    pub(super) fn layout(&self) -> Result<Layout, CacheError> {
+    pub(crate) fn layout(&self) -> Result<Layout, CacheError> {
         let odd = |t: &TableShape| t.row_bytes == 0 || !t.row_bytes.is_multiple_of(ROW_ALIGN);
         if let Some(table) = self.tables.iter().position(odd) {
             return Err(CacheError::RowAlign { table, got: self.tables[table].row_bytes });
@@ -152,7 +152,7 @@ fn minimum(tables: &[TableShape]) -> (Vec<usize>, usize) {
 
 /// What the bytes are spent on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Plan {
+pub(crate) struct Plan {
     pub layout: Layout,
     /// The tables with the tags that their rows bear.
     pub slots: Vec<TableShape>,
@@ -228,7 +228,7 @@ fn slots(tables: &[TableShape], keys: &RowKeys) -> Vec<TableShape> {
 
 impl RowKeys {
     /// The own key of a row of these tables, if it is one of theirs and so long.
-    pub(super) fn own_key(
+    pub(crate) fn own_key(
         &self,
         tables: &[TableShape],
         (table, id): (TableId, u64),
@@ -252,7 +252,7 @@ fn pointer_buckets(pointers: u64) -> usize {
 
 /// `cache.bytes`, divided.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Layout {
+pub(crate) struct Layout {
     pub buckets: usize,
     pub slabs: SlabShape,
 }

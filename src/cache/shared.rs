@@ -18,7 +18,7 @@ use crate::types::{FlatKey, TableId};
 
 /// Most unlinked slots that wait for batches to finish: 1 MiB of records. While so many wait,
 /// nothing more is evicted.
-pub(super) const MAX_WAITING: usize = 1 << 16;
+pub(crate) const MAX_WAITING: usize = 1 << 16;
 /// Most slots that are freed under one lock, and by one request.
 const FREED_AT_ONCE: usize = 64;
 
@@ -39,7 +39,7 @@ pub enum Insertion {
 
 /// What the evicting thread sees too.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(crate) struct Shared {
     pub keys: RowKeys,
     pub tables: Vec<TableShape>,
     /// By table: the class of its slots, tags included.

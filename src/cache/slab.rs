@@ -17,16 +17,16 @@ use memmap2::MmapRaw;
 use super::epoch::Freed;
 use super::index::{Held, Location};
 use super::slots::UNIT;
-use crate::types::huge_pages;
+use crate::mem::huge_pages;
 
-pub(super) use super::slots::{Class, SlabShape, Slot, Slots};
+pub(crate) use super::slots::{Class, SlabShape, Slot, Slots};
 
 /// What freed slots hold where `debug_assertions` are on: a NaN that no arithmetic makes.
-pub(super) const POISON: u32 = 0x7FC0_DEAD;
+pub(crate) const POISON: u32 = 0x7FC0_DEAD;
 
 /// The memory of the rows.
 #[derive(Debug)]
-pub(super) struct Pool {
+pub(crate) struct Pool {
     slots: Slots,
     memory: MmapRaw,
 }

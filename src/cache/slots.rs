@@ -15,17 +15,17 @@ use super::index::Location;
 use crate::types::ROW_ALIGN;
 
 /// Offsets count units of this many bytes.
-pub(super) const UNIT: usize = ROW_ALIGN;
+pub(crate) const UNIT: usize = ROW_ALIGN;
 /// No slab.
 const NONE: u32 = u32::MAX;
 
 /// A row size's place among [`SlabShape::row_bytes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Class(pub u16);
+pub(crate) struct Class(pub u16);
 
 /// The sizes of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct SlabShape {
+pub(crate) struct SlabShape {
     /// Bytes of each row size: ascending, distinct, multiples of 4.
     pub row_bytes: Vec<usize>,
     /// Bytes a slab; a multiple of the largest row.
@@ -101,7 +101,7 @@ enum State {
 
 /// A slot that nobody else knows of.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(crate) struct Slot {
     location: Location,
     bytes: usize,
 }
@@ -120,7 +120,7 @@ impl Slot {
 
 /// The slots of a pool.
 #[derive(Debug)]
-pub(super) struct Slots {
+pub(crate) struct Slots {
     shape: SlabShape,
     records: Mutex<Records>,
 }

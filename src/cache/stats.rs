@@ -45,7 +45,7 @@ pub struct CacheStats {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Counts {
+pub(crate) struct Counts {
     pub tables: Vec<TableCounts>,
     /// Bytes of linked rows, their shares of the slabs' ends included.
     pub linked_bytes: AtomicU64,
@@ -55,7 +55,7 @@ pub(super) struct Counts {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct TableCounts {
+pub(crate) struct TableCounts {
     pub hits: AtomicU64,
     pub pointed: AtomicU64,
     pub misses: AtomicU64,

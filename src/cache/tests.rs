@@ -32,7 +32,7 @@ fn row_at(version: Version, table: TableId, id: u64, bytes: usize) -> Vec<u8> {
     let made = (1..=version.0).rev().take(5).find(|&v| changes(Version(v), id)).unwrap_or(0);
     let word = |i: usize| {
         let whose = id << 20 | u64::from(table.0) << 10 | i as u64;
-        (crate::types::scatter(whose ^ crate::types::scatter(made)) >> 32) as u32
+        (crate::mem::scatter(whose ^ crate::mem::scatter(made)) >> 32) as u32
     };
     (0..bytes / 4).flat_map(|i| word(i).to_le_bytes()).collect()
 }

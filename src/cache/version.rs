@@ -29,7 +29,8 @@ use super::error::CacheError;
 use super::index::{Entry, Held, Location, Stamp, Unlinked};
 use super::shared::{Insertion, Shared};
 use super::slab::Slot;
-use crate::types::{FlatKey, TableId, Version, scatter};
+use crate::mem::scatter;
+use crate::types::{FlatKey, TableId, Version};
 
 /// What a switch did with the changed rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,7 +43,7 @@ pub struct Switched {
 
 /// The version that batches are of which begin now.
 #[derive(Debug)]
-pub(super) struct Current {
+pub(crate) struct Current {
     pub version: Version,
     overlay: Option<Arc<Overlay>>,
 }
@@ -61,16 +62,16 @@ impl Current {
 
 /// Where the changed rows of a version are.
 #[derive(Debug, Default)]
-pub(super) struct Overlay {
+pub(crate) struct Overlay {
     /// By the rows' own keys.
     pub rows: ByKey<Changed>,
 }
 
 /// What is kept by flat keys.
-pub(super) type ByKey<T> = HashMap<FlatKey, T, BuildHasherDefault<Scattering>>;
+pub(crate) type ByKey<T> = HashMap<FlatKey, T, BuildHasherDefault<Scattering>>;
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Changed {
+pub(crate) struct Changed {
     pub table: TableId,
     /// None where the cache has not the row.
     pub location: Option<Location>,
@@ -92,7 +93,7 @@ impl Overlay {
 
 /// Hashes flat keys, which are dense.
 #[derive(Debug, Default)]
-pub(super) struct Scattering(u64);
+pub(crate) struct Scattering(u64);
 
 impl Hasher for Scattering {
     fn finish(&self) -> u64 {

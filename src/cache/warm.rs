@@ -15,7 +15,7 @@ use crate::types::TableId;
 
 /// Into how many stamps the rows of a full index are divided: fine enough that eviction, which works by
 /// samples, sees an order, and nothing beside the 2^24 stamps there are.
-pub(super) const STAMPS: u64 = 1 << 12;
+pub(crate) const STAMPS: u64 = 1 << 12;
 
 /// What became of the rows that a cache was to be filled with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -27,9 +27,9 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::{Config, Flags};
 use crate::dataset::DatasetError;
+use crate::predict::PredictError;
 use crate::schema::SchemaError;
 use crate::trainer::TrainError;
-use crate::types::PredictError;
 
 /// Serves CTR scores from recommendation models larger than a GPU, and trains them in place.
 #[derive(Debug, Parser)]

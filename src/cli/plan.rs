@@ -63,7 +63,7 @@ pub struct Args {
 }
 
 impl Args {
-    pub(super) fn flags(&self) -> Flags {
+    pub(crate) fn flags(&self) -> Flags {
         Flags { threads: self.threads.clone(), ..Flags::default() }
     }
 }

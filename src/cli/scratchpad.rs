@@ -11,8 +11,8 @@ use crate::config::{BYTES_FORM, Config, DeviceKind, parse_bytes};
 use crate::dataset::Reader;
 use crate::device::cuda::{self, Nvidia};
 use crate::planner::counts::Ranked;
+use crate::rowlog::{RowOrder, WorkingFile};
 use crate::schema::Schema;
-use crate::store::{RowOrder, WorkingFile};
 use crate::trainer::{
     Frequencies, Network, Pipeline, PipelineSettings, Policy, ScratchpadSize, Sizes, TrainError,
     largest_sample,

@@ -33,7 +33,7 @@ pub struct Args {
 }
 
 impl Args {
-    pub(super) fn flags(&self) -> Flags {
+    pub(crate) fn flags(&self) -> Flags {
         self.training.flags(&self.pipeline)
     }
 }

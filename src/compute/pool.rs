@@ -4,14 +4,14 @@
 //! at the lookup's columns of the sample's output row; the dense values stand before them. Rows come
 //! deduplicated: an occurrence (one id of one sample) names a unique row by its number.
 //!
-//! [`Pool`] is the host's view, checked by [`Pool::check`] before a launch. [`PoolLookup`] and
-//! [`PoolArgs`] are what a kernel is given, field for field as in `kernels/gather_pool.cu`.
+//! [`Pool`] is the host's view, checked by [`Pool::check`] before a launch. [`PoolLookup`] is also
+//! what a kernel is given, field for field as in `kernels/gather_pool.cu`.
 //!
 //! All lookups go into one launch by self-identified fusion (FLECHE section 3.2): each is a segment
 //! of `samples x dim` threads rounded up to whole warps, and [`Pool::scan`] is the prefix sum by which
 //! a warp finds its segment.
 //!
-//! Every back end gives the same bits, those of [`super::host::gather_pool`]: a bag starts as its first
+//! Every back end gives the same bits, those of [`super::gather_pool::gather_pool`]: a bag starts as its first
 //! row and the others are added one by one in f32; an absent row is +0 where it is the first and adds
 //! nothing elsewhere; a mean divides the sum by the bag's count, absent ids included; an empty bag is +0.
 //! Elements that are not f32 become f32 on the way: f16 exactly, int8 by `q * scale + bias` with the
@@ -52,47 +52,6 @@ pub fn pooling_code(pooling: Pooling) -> u32 {
         Pooling::Sum => 0,
         Pooling::Mean => 1,
     }
-}
-
-/// The argument of the kernel `gather_pool`, by value. All but the last four fields are addresses in the
-/// memory of the device that runs it.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
-pub struct PoolArgs {
-    /// [`super::cuda::args::BatchHeader`].
-    pub header: u64,
-    /// [`super::cuda::args::BatchState`].
-    pub state: u64,
-    /// `lookup_count` of [`PoolLookup`].
-    pub lookups: u64,
-    /// `lookup_count + 2` u32, as [`Pool::scan`] gives them.
-    pub scan: u64,
-    /// u32, as [`Pool::offsets`].
-    pub offsets: u64,
-    /// u64: the place of each occurrence, as the probe writes them.
-    pub places: u64,
-    /// u32: the owner of each occurrence.
-    pub owners: u64,
-    /// u64: the address of each missed row, a multiple of 4; 0 is an absent row, read as zeros.
-    pub rows: u64,
-    /// The cache's pool.
-    pub pool: u64,
-    /// What rows of the host are counted from.
-    pub host: u64,
-    /// The batch's copy buffer.
-    pub copies: u64,
-    /// f32, `samples x dense_width`.
-    pub dense: u64,
-    /// f32, `samples x stride`: written.
-    pub out: u64,
-    /// How many lookups.
-    pub lookup_count: u32,
-    /// Dense values a sample.
-    pub dense_width: u32,
-    /// Elements from one output row to the next.
-    pub stride: u32,
-    /// Zero.
-    pub unused: u32,
 }
 
 /// Everything a gather-pool reads, in host memory.

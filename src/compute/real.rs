@@ -4,7 +4,8 @@
 use std::fmt::Debug;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub, SubAssign};
 
-use super::gemm::{self, Block, Product};
+use super::gemm;
+use super::gemm::{Block, Product};
 
 /// f32 or f64.
 pub trait Real:

@@ -12,7 +12,7 @@ use super::Real;
 /// # Safety
 /// `WIDTH` elements are read and written through the pointers given, which need no alignment; the implementing type's
 /// instruction set must be there.
-pub(super) unsafe trait Vector<T>: Copy {
+pub(crate) unsafe trait Vector<T>: Copy {
     const WIDTH: usize;
     unsafe fn load(from: *const T) -> Self;
     unsafe fn store(self, to: *mut T);
@@ -28,7 +28,7 @@ pub(super) unsafe trait Vector<T>: Copy {
 /// # Safety
 /// `WIDTH` elements are read through the pointers given, which need no alignment; the implementing
 /// type's instruction set must be there.
-pub(super) unsafe trait Encoded: Vector<f32> {
+pub(crate) unsafe trait Encoded: Vector<f32> {
     /// From IEEE binary16, exactly.
     unsafe fn load_f16(from: *const u8) -> Self;
     /// From unsigned bytes, exactly.
@@ -39,7 +39,7 @@ pub(super) unsafe trait Encoded: Vector<f32> {
 
 /// Any number type, on any machine: a product is rounded before it is added.
 #[derive(Clone, Copy)]
-pub(super) struct Portable<T>([T; 8]);
+pub(crate) struct Portable<T>([T; 8]);
 
 // SAFETY: reads and writes 8 elements, WIDTH says 8, and no instruction set is assumed.
 unsafe impl<T: Real> Vector<T> for Portable<T> {

@@ -107,7 +107,7 @@ enum Admission {
 const ADMISSION_MISSES: u32 = 2;
 
 impl Layers {
-    pub(super) fn cache(&mut self) -> Result<CacheConfig, ConfigError> {
+    pub(crate) fn cache(&mut self) -> Result<CacheConfig, ConfigError> {
         let modes = &[("auto", CacheMode::Auto), ("on", CacheMode::On), ("off", CacheMode::Off)];
         let mode = self.choice("cache.mode", modes)?.unwrap_or(CacheMode::Auto);
         let default = CacheConfig { mode, ..CacheConfig::default() };

@@ -12,7 +12,7 @@ use super::{
 };
 
 /// Every key that exists. Anything else in the file or the environment is warned of.
-pub(super) const KEYS: &[&str] = &[
+pub(crate) const KEYS: &[&str] = &[
     "server.grpc",
     "server.http",
     "server.models",
@@ -62,13 +62,13 @@ const GIB: u64 = 1 << 30;
 
 /// The winning text of every key, with its source.
 #[derive(Default)]
-pub(super) struct Layers {
+pub(crate) struct Layers {
     given: BTreeMap<&'static str, Given>,
     /// `$XDG_CACHE_HOME` and `$HOME`, where they are absolute paths.
     cache_home: Option<PathBuf>,
     home: Option<PathBuf>,
     /// Names that nobody knows, one sentence each.
-    pub(super) warnings: Vec<String>,
+    pub(crate) warnings: Vec<String>,
 }
 
 struct Given {
@@ -77,7 +77,7 @@ struct Given {
 }
 
 impl Layers {
-    pub(super) fn add_file(&mut self, path: PathBuf, text: &str) -> Result<(), ConfigError> {
+    pub(crate) fn add_file(&mut self, path: PathBuf, text: &str) -> Result<(), ConfigError> {
         let table = toml::Table::from_str(text)
             .map_err(|error| ConfigError::Toml { path: path.clone(), error: Box::new(error) })?;
         for (section, value) in &table {
@@ -111,7 +111,7 @@ impl Layers {
         Ok(())
     }
 
-    pub(super) fn add_environment(
+    pub(crate) fn add_environment(
         &mut self,
         environment: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> Result<(), ConfigError> {
@@ -142,13 +142,13 @@ impl Layers {
         Ok(())
     }
 
-    pub(super) fn add_flags(&mut self, flags: &Flags) {
+    pub(crate) fn add_flags(&mut self, flags: &Flags) {
         for (key, flag, text) in flags.given() {
             self.given.insert(key, Given { text: text.to_owned(), source: Source::Flag(flag) });
         }
     }
 
-    pub(super) fn server(&self) -> Result<ServerConfig, ConfigError> {
+    pub(crate) fn server(&self) -> Result<ServerConfig, ConfigError> {
         let max_bytes = self.bytes("server.max_bytes", 1024, GIB)?.unwrap_or(16 * MIB);
         // Less would refuse one largest message for ever.
         let inflight = self.bytes("server.max_inflight_bytes", max_bytes, 1024 * GIB)?;
@@ -168,7 +168,7 @@ impl Layers {
         })
     }
 
-    pub(super) fn batcher(&self, server: &ServerConfig) -> Result<BatcherConfig, ConfigError> {
+    pub(crate) fn batcher(&self, server: &ServerConfig) -> Result<BatcherConfig, ConfigError> {
         // A queue that cannot hold one largest request would refuse it for ever.
         let least = server.max_samples as u64;
         let queue_samples = self.whole("batcher.queue_samples", least, 1 << 30)?;
@@ -183,13 +183,13 @@ impl Layers {
         })
     }
 
-    pub(super) fn trace(&self) -> Result<TraceConfig, ConfigError> {
+    pub(crate) fn trace(&self) -> Result<TraceConfig, ConfigError> {
         let rate = self.fraction("trace.rate")?;
         let max_bytes = self.bytes("trace.max_bytes", MIB, 1024 * GIB)?;
         Ok(TraceConfig { rate: rate.unwrap_or(0.0), max_bytes: max_bytes.unwrap_or(64 * MIB) })
     }
 
-    pub(super) fn device(&self) -> Result<DeviceConfig, ConfigError> {
+    pub(crate) fn device(&self) -> Result<DeviceConfig, ConfigError> {
         let kinds = &[("auto", DeviceKind::Auto), ("host", DeviceKind::Host), ("cuda", DeviceKind::Cuda)];
         let kernel_cache = match self.text("device.kernel_cache") {
             Some("off") => None,
@@ -207,11 +207,11 @@ impl Layers {
     }
 
     /// Where a key's value stands, if it is given.
-    pub(super) fn source(&self, key: &str) -> Option<&Source> {
+    pub(crate) fn source(&self, key: &str) -> Option<&Source> {
         self.given.get(key).map(|given| &given.source)
     }
 
-    pub(super) fn text(&self, key: &str) -> Option<&str> {
+    pub(crate) fn text(&self, key: &str) -> Option<&str> {
         self.given.get(key).map(|given| given.text.trim())
     }
 
@@ -234,26 +234,26 @@ impl Layers {
         }
     }
 
-    pub(super) fn whole(&self, key: &'static str, least: u64, most: u64) -> Result<Option<u64>, ConfigError> {
+    pub(crate) fn whole(&self, key: &'static str, least: u64, most: u64) -> Result<Option<u64>, ConfigError> {
         let expected = || format!("a whole number from {least} to {most}");
         self.parse(key, expected, |text| {
             text.replace('_', "").parse().ok().filter(|n| (least..=most).contains(n))
         })
     }
 
-    pub(super) fn bytes(&self, key: &'static str, least: u64, most: u64) -> Result<Option<u64>, ConfigError> {
+    pub(crate) fn bytes(&self, key: &'static str, least: u64, most: u64) -> Result<Option<u64>, ConfigError> {
         let expected = || format!("bytes from {least} to {most}, {BYTES_FORM}");
         self.parse(key, expected, |text| parse_bytes(text).filter(|n| (least..=most).contains(n)))
     }
 
     /// A share that may be nothing.
-    pub(super) fn fraction(&self, key: &'static str) -> Result<Option<f64>, ConfigError> {
+    pub(crate) fn fraction(&self, key: &'static str) -> Result<Option<f64>, ConfigError> {
         let expected = || "a number from 0 to 1".to_owned();
         self.parse(key, expected, |text| text.parse().ok().filter(|f| (0.0..=1.0).contains(f)))
     }
 
     /// A number above one bound and at most the other.
-    pub(super) fn within(
+    pub(crate) fn within(
         &self,
         key: &'static str,
         above: f64,
@@ -268,7 +268,7 @@ impl Layers {
         self.parse(key, expected, |text| text.to_socket_addrs().ok()?.next())
     }
 
-    pub(super) fn choice<T: Copy>(
+    pub(crate) fn choice<T: Copy>(
         &self,
         key: &'static str,
         choices: &[(&str, T)],
@@ -279,7 +279,7 @@ impl Layers {
 }
 
 /// The environment's name of a key.
-pub(super) fn variable(key: &str) -> String {
+pub(crate) fn variable(key: &str) -> String {
     format!("{PREFIX}{}", key.replace('.', "_").to_uppercase())
 }
 

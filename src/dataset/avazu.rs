@@ -12,12 +12,12 @@ use crate::schema::Schema;
 const LABEL: &str = "click";
 
 /// The inputs of the schema by name.
-pub(super) struct Avazu {
+pub(crate) struct Avazu {
     dense: Vec<String>,
     features: Vec<String>,
 }
 
-pub(super) fn open(
+pub(crate) fn open(
     paths: &[PathBuf],
     schema: &Schema,
     limits: Limits,

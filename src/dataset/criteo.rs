@@ -14,12 +14,12 @@ use crate::schema::preset::{CRITEO_DENSE, CRITEO_FEATURES};
 const UNLABELLED: usize = CRITEO_DENSE + CRITEO_FEATURES;
 
 /// Where the schema's inputs stand in a line without a label.
-pub(super) struct Criteo {
+pub(crate) struct Criteo {
     dense: Vec<usize>,
     features: Vec<usize>,
 }
 
-pub(super) fn open(
+pub(crate) fn open(
     paths: &[PathBuf],
     schema: &Schema,
     limits: Limits,

@@ -20,19 +20,19 @@ const BATCH_BYTES: usize = 1 << 30;
 
 /// Where the schema's inputs stand in a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Columns {
+pub(crate) struct Columns {
     /// How many fields a line has.
-    pub(super) count: usize,
+    pub(crate) count: usize,
     /// The label's field.
-    pub(super) label: Option<usize>,
+    pub(crate) label: Option<usize>,
     /// One field a dense feature of the schema.
-    pub(super) dense: Vec<usize>,
+    pub(crate) dense: Vec<usize>,
     /// One field a categorical feature of the schema.
-    pub(super) features: Vec<usize>,
+    pub(crate) features: Vec<usize>,
 }
 
 /// How the lines of a format are divided.
-pub(super) trait Layout: Send {
+pub(crate) trait Layout: Send {
     /// Between two fields.
     const DELIMITER: u8;
     /// Whether a file's first line names its columns.
@@ -45,7 +45,7 @@ pub(super) trait Layout: Send {
 }
 
 /// What is wrong with a file's first line.
-pub(super) enum Fault {
+pub(crate) enum Fault {
     /// It is one malformed line of data.
     Line(String),
     /// The file cannot be read at all.
@@ -53,7 +53,7 @@ pub(super) enum Fault {
 }
 
 /// Reads files of one layout, one after the other.
-pub(super) struct Delimited<L> {
+pub(crate) struct Delimited<L> {
     layout: L,
     paths: VecDeque<PathBuf>,
     file: Option<OpenFile>,
@@ -76,7 +76,7 @@ struct OpenFile {
 
 impl<L: Layout> Delimited<L> {
     /// A reader whose first file is open and, where the layout has headers, matched to the schema.
-    pub(super) fn open(
+    pub(crate) fn open(
         layout: L,
         paths: &[PathBuf],
         (dense_width, features): (usize, usize),

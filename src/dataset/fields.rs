@@ -5,20 +5,20 @@ use memchr::{memchr, memchr_iter};
 
 /// Where a line's fields end, and the line's bytes again where quotes had to be taken off.
 #[derive(Default)]
-pub(super) struct Fields {
+pub(crate) struct Fields {
     ends: Vec<usize>,
     unquoted: Option<Vec<u8>>,
 }
 
 /// The fields of one line: field `i` ends at `ends[i]`, and one delimiter follows it.
-pub(super) struct Row<'a> {
+pub(crate) struct Row<'a> {
     bytes: &'a [u8],
     ends: &'a [usize],
 }
 
 impl Fields {
     /// Finds the fields of a line, which may stand in double quotes where `quotes` says so.
-    pub(super) fn split(&mut self, delimiter: u8, quotes: bool, line: &[u8]) {
+    pub(crate) fn split(&mut self, delimiter: u8, quotes: bool, line: &[u8]) {
         self.ends.clear();
         self.unquoted = None;
         if quotes && memchr(b'"', line).is_some() {
@@ -30,7 +30,7 @@ impl Fields {
     }
 
     /// The fields of the line that was split last.
-    pub(super) fn of<'a>(&'a self, line: &'a [u8]) -> Row<'a> {
+    pub(crate) fn of<'a>(&'a self, line: &'a [u8]) -> Row<'a> {
         Row { bytes: self.unquoted.as_deref().unwrap_or(line), ends: &self.ends }
     }
 }
@@ -61,18 +61,18 @@ fn unquote(delimiter: u8, line: &[u8], ends: &mut Vec<usize>) -> Vec<u8> {
 
 impl<'a> Row<'a> {
     /// How many fields there are.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.ends.len()
     }
 
-    pub(super) fn field(&self, i: usize) -> &'a [u8] {
+    pub(crate) fn field(&self, i: usize) -> &'a [u8] {
         let begin = if i == 0 { 0 } else { self.ends[i - 1] + 1 };
         &self.bytes[begin..self.ends[i]]
     }
 }
 
 /// A finite number; 0 for an empty field.
-pub(super) fn number(field: &[u8]) -> Option<f32> {
+pub(crate) fn number(field: &[u8]) -> Option<f32> {
     let (negative, digits) = match field {
         [] => return Some(0.0),
         [b'-', digits @ ..] => (true, digits),
@@ -87,7 +87,7 @@ pub(super) fn number(field: &[u8]) -> Option<f32> {
 }
 
 /// The beginning of a field, for a message.
-pub(super) fn shown(field: &[u8]) -> String {
+pub(crate) fn shown(field: &[u8]) -> String {
     let head = String::from_utf8_lossy(&field[..field.len().min(32)]);
     if field.len() > 32 { format!("{head:?}...") } else { format!("{head:?}") }
 }

@@ -12,7 +12,7 @@ const CHUNK_BYTES: usize = 256 << 10;
 
 /// One line, without its line feed and without a carriage return before it.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Line<'a> {
+pub(crate) enum Line<'a> {
     /// Its bytes.
     Text(&'a [u8]),
     /// It was longer than the limit.
@@ -20,7 +20,7 @@ pub(super) enum Line<'a> {
 }
 
 /// Splits a source into lines.
-pub(super) struct Lines {
+pub(crate) struct Lines {
     source: Box<dyn Read + Send>,
     buffer: Vec<u8>,
     /// What of the buffer was read and not yet given out.
@@ -31,18 +31,18 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    pub(super) fn new(source: Box<dyn Read + Send>, limit: usize) -> Self {
+    pub(crate) fn new(source: Box<dyn Read + Send>, limit: usize) -> Self {
         let buffer = vec![0; CHUNK_BYTES.min(limit.saturating_add(2)).max(16)];
         Self { source, buffer, unread: 0..0, limit, number: 0, ended: false }
     }
 
     /// The number, from 1, of the line given last.
-    pub(super) fn number(&self) -> u64 {
+    pub(crate) fn number(&self) -> u64 {
         self.number
     }
 
     /// The next line. The last one needs no line feed; an empty stream has no line.
-    pub(super) fn next(&mut self) -> io::Result<Option<Line<'_>>> {
+    pub(crate) fn next(&mut self) -> io::Result<Option<Line<'_>>> {
         let Some(range) = self.next_range()? else { return Ok(None) };
         self.number += 1;
         let Some(range) = range else { return Ok(Some(Line::TooLong)) };

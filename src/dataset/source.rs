@@ -18,7 +18,7 @@ const CHUNK_BYTES: usize = 128 << 10;
 const DECODED_BYTES: usize = 128 << 10;
 
 /// Opens a file to read its plain bytes.
-pub(super) fn open(path: &Path) -> Result<Box<dyn Read + Send>, DatasetError> {
+pub(crate) fn open(path: &Path) -> Result<Box<dyn Read + Send>, DatasetError> {
     let refused = |source| DatasetError::Open { path: path.to_owned(), source };
     let mut file = File::open(path).map_err(refused)?;
     if file.metadata().map_err(refused)?.is_dir() {

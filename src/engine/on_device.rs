@@ -18,16 +18,15 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{Engine, Spent, spend};
-use crate::cache::device::{
-    DeviceCache, DeviceCacheError, DeviceHostRows, DeviceWorker, Missing, WorkerShape,
-};
+use crate::cache::gpu::lane::LaneError;
+use crate::cache::gpu::{DeviceCache, DeviceCacheError, DeviceHostRows, DeviceWorker, Missing, WorkerShape};
 use crate::cache::{CacheOptions, CacheShape, CacheStats, Warmed};
 use crate::device::cuda::Driver;
-use crate::device::cuda::lane::LaneError;
 use crate::device::cuda::memory::PinnedMemory;
+use crate::predict::PredictError;
 use crate::schema::{AbsentDefault, Arity, Lookup, Schema, Table};
 use crate::store::EmbeddingStore;
-use crate::types::{Batch, Jagged, PredictError, TableId};
+use crate::types::{Batch, Jagged, TableId};
 
 /// Most ids of a batch that a worker has room for, unless one sample has more: about 80 bytes each.
 const MAX_IDS: usize = 1 << 20;
@@ -97,14 +96,14 @@ trait DeviceTier: Send + Sync {
 }
 
 /// Writes the rows that are missing.
-pub(super) type Fetch<'f> = &'f dyn Fn(&mut Missing<'_>) -> Result<(), PredictError>;
+pub(crate) type Fetch<'f> = &'f dyn Fn(&mut Missing<'_>) -> Result<(), PredictError>;
 
 /// A row that a cache is filled with.
-pub(super) type WarmRow<'r> = (TableId, u64, &'r [u8]);
+pub(crate) type WarmRow<'r> = (TableId, u64, &'r [u8]);
 
 /// Why a batch was not embedded.
 #[derive(Debug)]
-pub(super) enum EmbedError {
+pub(crate) enum EmbedError {
     /// It is too large for a worker.
     TooLarge(PredictError),
     /// The device does not work.
@@ -167,7 +166,7 @@ impl DeviceFront {
     }
 
     /// Gives `then` the model's input of a batch, `samples x stride`. Waits for a worker.
-    pub(super) fn embed(
+    pub(crate) fn embed(
         &self,
         batch: &Batch,
         fetch: Fetch<'_>,
@@ -177,14 +176,14 @@ impl DeviceFront {
     }
 
     /// Gives the device up.
-    pub(super) fn lose(&self, error: &dyn std::fmt::Display) {
+    pub(crate) fn lose(&self, error: &dyn std::fmt::Display) {
         if !self.lost.swap(true, Ordering::Relaxed) {
             tracing::error!(%error, "the device failed: scores come from the host from now on, until a restart");
         }
     }
 
     /// Lets the cache point at the tables that the store holds in the device's pinned memory.
-    pub(super) fn point_at(&mut self, store: &EmbeddingStore) {
+    pub(crate) fn point_at(&mut self, store: &EmbeddingStore) {
         match self.tier.point_at(store) {
             Ok(tables) => self.points = tables > 0,
             Err(error) => tracing::warn!(%error, "cache.pointers: nothing more is pointed at"),
@@ -199,7 +198,7 @@ impl DeviceFront {
     }
 
     /// Fills the cache, as [`crate::cache::FlatCache::warm`].
-    pub(super) fn warm(&self, rows: &mut dyn Iterator<Item = WarmRow<'_>>) -> Warmed {
+    pub(crate) fn warm(&self, rows: &mut dyn Iterator<Item = WarmRow<'_>>) -> Warmed {
         self.tier.warm(rows).unwrap_or_else(|error| {
             self.lose(&error);
             Warmed::default()
@@ -207,7 +206,7 @@ impl DeviceFront {
     }
 
     /// The rows that the cache holds, the last used first.
-    pub(super) fn hot_rows(&self) -> Vec<(TableId, u64)> {
+    pub(crate) fn hot_rows(&self) -> Vec<(TableId, u64)> {
         if self.is_lost() {
             return Vec::new();
         }
@@ -232,7 +231,7 @@ impl DeviceFront {
 
 impl Engine {
     /// Scores a batch by a device's cache, in halves where it is too large for a worker.
-    pub(super) fn score_on_device(
+    pub(crate) fn score_on_device(
         &self,
         front: &DeviceFront,
         batch: &Batch,

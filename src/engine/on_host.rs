@@ -9,15 +9,16 @@ use std::time::{Duration, Instant};
 use super::{Engine, Spent, spend};
 use crate::cache::{CacheError, FlatCache, Miss, Query, Source};
 use crate::model::InputRows;
+use crate::predict::PredictError;
 use crate::store::rows_of;
-use crate::types::{Batch, PredictError};
+use crate::types::Batch;
 
 /// The place of an id that reads as zeros.
 const ZEROS: u32 = u32::MAX;
 
 /// What one batch works in.
 #[derive(Default)]
-pub(super) struct Scratch {
+pub(crate) struct Scratch {
     query: Query,
     /// Per lookup, per occurrence: its place among the ids pushed to the query, or [`ZEROS`].
     places: Vec<Vec<u32>>,
@@ -25,14 +26,14 @@ pub(super) struct Scratch {
 
 impl Engine {
     /// Scores a batch by the store alone.
-    pub(super) fn score_from_store(&self, batch: &Batch, spent: &Spent) -> Vec<f32> {
+    pub(crate) fn score_from_store(&self, batch: &Batch, spent: &Spent) -> Vec<f32> {
         let inputs = self.inputs(batch);
         let rows = |l: usize| rows_of(self.store.tables(), &self.schema, &self.lookups[l], batch);
         self.run_chunks(batch.samples, spent, |first, tape| inputs.write(first, tape, rows))
     }
 
     /// Scores a batch through a cache in RAM.
-    pub(super) fn score_through(
+    pub(crate) fn score_through(
         &self,
         cache: &FlatCache,
         batch: &Batch,

@@ -6,8 +6,9 @@ use std::sync::PoisonError;
 
 use super::on_device::DeviceFront;
 use super::{Engine, Front, Spent};
+use crate::mem::scatter;
 use crate::schema::Arity;
-use crate::types::{Batch, Jagged, scatter};
+use crate::types::{Batch, Jagged};
 
 /// Batches that a device is tried with, how often each, their samples, and most ids of a bag.
 const TRIALS: u64 = 2;

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::layer::{Layer, Weights};
 use super::tape::{Tape, View};
-use crate::device::{Real, vectorise};
+use crate::compute::{Real, vectorise};
 
 /// `out = x0 * u + x`, element by element.
 #[derive(Clone, Debug)]

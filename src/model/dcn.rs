@@ -6,11 +6,11 @@ use super::Inputs;
 use super::cross::{CrossV1, CrossV2};
 use super::layer::{Builder, LinearSpec, Packing};
 use super::tape::View;
-use crate::device::Real;
+use crate::compute::Real;
 
 /// Which cross layer.
 #[derive(Clone, Copy)]
-pub(super) enum Cross {
+pub(crate) enum Cross {
     /// One weight vector.
     Vector,
     /// One full matrix.
@@ -19,7 +19,7 @@ pub(super) enum Cross {
     LowRank(usize),
 }
 
-pub(super) fn build<T: Real>(
+pub(crate) fn build<T: Real>(
     net: &mut Builder<T>,
     inputs: &Inputs,
     (cross, layers): (Cross, usize),

@@ -6,9 +6,9 @@ use super::interaction::FactorisationMachine;
 use super::layer::Builder;
 use super::tape::View;
 use super::wide_deep;
-use crate::device::Real;
+use crate::compute::Real;
 
-pub(super) fn build<T: Real>(net: &mut Builder<T>, inputs: &Inputs, deep: &[usize]) -> View {
+pub(crate) fn build<T: Real>(net: &mut Builder<T>, inputs: &Inputs, deep: &[usize]) -> View {
     let out = net.buffer(1);
     net.push(FactorisationMachine { vectors: inputs.vectors, dim: inputs.dim, out });
     wide_deep::join(net, inputs, deep, vec![out])

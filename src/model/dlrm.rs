@@ -7,9 +7,9 @@ use super::Inputs;
 use super::interaction::PairwiseDots;
 use super::layer::Builder;
 use super::tape::View;
-use crate::device::Real;
+use crate::compute::Real;
 
-pub(super) fn build<T: Real>(net: &mut Builder<T>, inputs: &Inputs, bottom: &[usize], top: &[usize]) -> View {
+pub(crate) fn build<T: Real>(net: &mut Builder<T>, inputs: &Inputs, bottom: &[usize], top: &[usize]) -> View {
     let sizes: Vec<_> = bottom.iter().copied().chain([inputs.dim]).collect();
     let first = net.mlp("bottom", inputs.dense, &sizes, false);
     let out = net.buffer(PairwiseDots::out_width(inputs.dim, inputs.vectors.width));

@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use super::tape::Tape;
-use crate::device::host::{PoolLookup, collect_rows, gather_pool};
+use crate::compute::gather_pool::{PoolLookup, collect_rows, gather_pool};
+use crate::mem::prefetch::prefetch;
+use crate::predict::PredictError;
 use crate::schema::{Lookup, Pooling, Schema};
-use crate::types::prefetch::prefetch;
-use crate::types::{Batch, PredictError};
+use crate::types::Batch;
 
 /// What input rows are written from, but for the embedding rows themselves.
 #[derive(Clone, Copy)]

@@ -3,7 +3,7 @@
 
 use super::layer::{Layer, Weights};
 use super::tape::{Rows, Tape, View};
-use crate::device::{
+use crate::compute::{
     LANES, Left, Output, Product, Real, Start, Wide, pack, pack_transposed, packed_len, vectorise,
 };
 

@@ -12,7 +12,7 @@ use aligned_vec::AVec;
 
 use super::linear::Linear;
 use super::tape::{ALIGNMENT, Tape, View};
-use crate::device::{LANES, Real, packed_len};
+use crate::compute::{LANES, Real, packed_len};
 
 /// A step of a network.
 pub trait Layer<T: Real>: Send + Sync {
@@ -93,13 +93,13 @@ pub struct LinearSpec<'a> {
 
 /// Puts a network together.
 pub struct Builder<T> {
-    pub(super) widths: Vec<usize>,
-    pub(super) layers: Vec<Box<dyn Layer<T>>>,
-    pub(super) parameters: Vec<Parameter>,
-    pub(super) values: usize,
-    pub(super) turned: usize,
+    pub(crate) widths: Vec<usize>,
+    pub(crate) layers: Vec<Box<dyn Layer<T>>>,
+    pub(crate) parameters: Vec<Parameter>,
+    pub(crate) values: usize,
+    pub(crate) turned: usize,
     /// Columns of buffer 0 before which no gradient is wanted: the dense inputs.
-    pub(super) dense: usize,
+    pub(crate) dense: usize,
 }
 
 impl<T: Real> Builder<T> {

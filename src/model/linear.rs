@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::layer::{Layer, Weights};
 use super::tape::{Rows, Tape, View};
-use crate::device::{
+use crate::compute::{
     LANES, Left, Output, Product, Real, Start, pack_transposed_panel, packed_len, vectorise,
 };
 

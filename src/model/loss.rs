@@ -1,6 +1,6 @@
 //! Binary cross-entropy of a logit, and the probability that a logit stands for.
 
-use crate::device::Real;
+use crate::compute::Real;
 
 /// `1 / (1 + e^-z)`, without overflow.
 #[must_use]

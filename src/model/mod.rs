@@ -26,7 +26,7 @@ pub use layer::{Layer, Parameter, Weights};
 pub use tape::{MAX_CHUNK, Rows, Tape, View};
 pub use weights::WeightsError;
 
-use crate::device::Real;
+use crate::compute::Real;
 use crate::schema::{Architecture, Schema};
 use layer::Builder;
 use linear::Linear;

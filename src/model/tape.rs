@@ -12,7 +12,7 @@
 
 use aligned_vec::AVec;
 
-use crate::device::{Real, row_stride};
+use crate::compute::{Real, row_stride};
 
 /// Most samples of one tape.
 pub const MAX_CHUNK: usize = 64;
@@ -34,7 +34,7 @@ pub fn chunk<T>(widths: &[usize]) -> usize {
 }
 
 /// Bytes of a cache line: a tape's rows begin at one, save that in the input row the vectors do.
-pub(super) const ALIGNMENT: usize = 64;
+pub(crate) const ALIGNMENT: usize = 64;
 
 /// Some columns of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

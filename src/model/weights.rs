@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::Model;
 use super::layer::{Packing, Parameter, Weights};
-use crate::device::{LANES, Real};
+use crate::compute::{LANES, Real};
 
 /// Why tensors are not this network's.
 #[derive(Debug, thiserror::Error)]

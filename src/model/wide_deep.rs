@@ -5,14 +5,14 @@ use super::Inputs;
 use super::interaction::SumOfTerms;
 use super::layer::{Builder, LinearSpec};
 use super::tape::View;
-use crate::device::Real;
+use crate::compute::Real;
 
-pub(super) fn build<T: Real>(net: &mut Builder<T>, inputs: &Inputs, deep: &[usize]) -> View {
+pub(crate) fn build<T: Real>(net: &mut Builder<T>, inputs: &Inputs, deep: &[usize]) -> View {
     join(net, inputs, deep, Vec::new())
 }
 
 /// The sum of the wide terms, `extra` terms and a deep MLP.
-pub(super) fn join<T: Real>(net: &mut Builder<T>, inputs: &Inputs, deep: &[usize], extra: Vec<View>) -> View {
+pub(crate) fn join<T: Real>(net: &mut Builder<T>, inputs: &Inputs, deep: &[usize], extra: Vec<View>) -> View {
     let mut terms = vec![inputs.wide];
     if inputs.dense.width > 0 {
         let output = net.buffer(1);

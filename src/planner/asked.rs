@@ -11,7 +11,7 @@ use crate::types::{Batch, TableId};
 
 /// Tells the accesses of the batches of a schema.
 #[derive(Debug, Default)]
-pub(super) struct Asked {
+pub(crate) struct Asked {
     lookups: Vec<Lookup>,
     tables: Vec<Table>,
 }

@@ -199,7 +199,7 @@ impl Grid {
 }
 
 /// A share as a percentage, as short as it can be told to a thousandth of a point.
-pub(super) fn percent(share: f64) -> String {
+pub(crate) fn percent(share: f64) -> String {
     let text = format!("{:.3}", share * 100.0);
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
@@ -210,7 +210,7 @@ fn points(share: f64) -> String {
 }
 
 /// Bytes, to be read.
-pub(super) fn bytes(bytes: f64) -> String {
+pub(crate) fn bytes(bytes: f64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut scaled = bytes;
     let mut unit = 0;

@@ -8,8 +8,9 @@
 use std::ops::Range;
 
 use super::asked::Asked;
+use crate::mem::NumberMap;
 use crate::schema::Schema;
-use crate::types::{Batch, NumberMap, TableId};
+use crate::types::{Batch, TableId};
 
 /// The most accesses, and the most distinct rows, of a trace: positions and keys are 32-bit numbers.
 pub const MAX_ACCESSES: usize = u32::MAX as usize - 1;
@@ -171,4 +172,4 @@ impl TraceBuilder {
 }
 
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;

@@ -22,8 +22,8 @@ use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use super::bitmap::Bitmap;
 use super::stripes::Stripes;
-use crate::types::OutOfHostMemory;
-use crate::types::prefetch::TURNS_AHEAD;
+use crate::mem::OutOfHostMemory;
+use crate::mem::prefetch::TURNS_AHEAD;
 
 /// Bytes of a segment, at most, but at least one record.
 const SEGMENT_BYTES: usize = 1 << 20;
@@ -36,7 +36,7 @@ const WORD_BYTES: u64 = size_of::<u32>() as u64;
 const PAGE_PLACES: u64 = PAGE_BYTES / WORD_BYTES;
 
 /// The records of a table, in the order in which they were written.
-pub(super) struct Log {
+pub(crate) struct Log {
     /// Where in the file the index begins, the rows, and the segments.
     index: u64,
     rows: u64,
@@ -65,7 +65,7 @@ struct Segments {
 impl Log {
     /// For so many rows of `width` words, from byte `begin` of a file on; `None` where there may be more places than a
     /// word can number.
-    pub(super) fn new(rows: u64, width: usize, begin: u64) -> Result<Option<Self>, OutOfHostMemory> {
+    pub(crate) fn new(rows: u64, width: usize, begin: u64) -> Result<Option<Self>, OutOfHostMemory> {
         let longest = SEGMENT_BYTES as u64 / (width.max(1) as u64 * WORD_BYTES);
         let segment = rows.div_ceil(FEWEST_SEGMENTS).min(longest).max(1);
         let places = most_places(rows, segment);
@@ -90,41 +90,41 @@ impl Log {
     }
 
     /// The byte of the file before which all lies that may ever be written.
-    pub(super) fn end(&self, rows: u64) -> u64 {
+    pub(crate) fn end(&self, rows: u64) -> u64 {
         self.offset(most_places(rows, u64::from(self.segment)))
     }
 
     /// Where in the file the record at this place begins.
-    pub(super) fn offset(&self, place: u64) -> u64 {
+    pub(crate) fn offset(&self, place: u64) -> u64 {
         self.begin + place * self.width as u64 * WORD_BYTES
     }
 
     /// Bytes of memory that grow with the table.
-    pub(super) fn memory_bytes(&self) -> u64 {
+    pub(crate) fn memory_bytes(&self) -> u64 {
         let segments = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
         self.pages.bytes() + ((segments.live.len() + segments.free.len()) * size_of::<u32>()) as u64
     }
 
     /// Places that were looked up while this is held stay readable until it is dropped.
-    pub(super) fn hold(&self) -> RwLockReadGuard<'_, ()> {
+    pub(crate) fn hold(&self) -> RwLockReadGuard<'_, ()> {
         self.reuse.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where the last record of the row is; `None` where it was never written.
     #[inline]
-    pub(super) fn place(&self, stripes: &Stripes, row: u64) -> Option<u32> {
+    pub(crate) fn place(&self, stripes: &Stripes, row: u64) -> Option<u32> {
         let made = self.pages.has(row / PAGE_PLACES);
         made.then(|| stripes.word(self.index + row * WORD_BYTES)).and_then(|word| word.checked_sub(1))
     }
 
     /// Asks memory for what [`Self::place`] looks at.
     #[inline]
-    pub(super) fn prefetch(&self, stripes: &Stripes, row: u64) {
+    pub(crate) fn prefetch(&self, stripes: &Stripes, row: u64) {
         stripes.prefetch(self.index + row * WORD_BYTES, WORD_BYTES as usize);
     }
 
     /// The rows of a range that were written, ascending, and where each one's last record is.
-    pub(super) fn within<'l>(
+    pub(crate) fn within<'l>(
         &'l self,
         stripes: &'l Stripes,
         rows: Range<u64>,
@@ -136,7 +136,7 @@ impl Log {
     }
 
     /// Writes the records of these rows, end to end. Where it fails, each row has its old record or the new one.
-    pub(super) fn write(&self, stripes: &Stripes, rows: &[u64], records: &[f32]) -> io::Result<()> {
+    pub(crate) fn write(&self, stripes: &Stripes, rows: &[u64], records: &[f32]) -> io::Result<()> {
         let mut segments = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
         self.append(&mut segments, stripes, rows, records)
     }

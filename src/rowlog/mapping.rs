@@ -14,15 +14,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use memmap2::{Advice, MmapRaw};
 
-use crate::types::prefetch::prefetch_first;
+use crate::mem::prefetch::prefetch_first;
 
 /// A file, mapped.
 #[derive(Debug)]
-pub(super) struct Mapping(MmapRaw);
+pub(crate) struct Mapping(MmapRaw);
 
 impl Mapping {
     /// All of the file, which must not be cut while this lives.
-    pub(super) fn of(file: &File) -> io::Result<Self> {
+    pub(crate) fn of(file: &File) -> io::Result<Self> {
         let map = MmapRaw::map_raw(file)?;
         // A page that is not in memory must not bring in its neighbours too; see `Stripes::create`. Only advice.
         let _ = map.advise(Advice::Random);
@@ -32,7 +32,7 @@ impl Mapping {
     /// Copies the words from byte `at` on over `words`. Words that another thread writes meanwhile are each the old or the
     /// new one.
     #[inline]
-    pub(super) fn load(&self, words: &mut [f32], at: u64) {
+    pub(crate) fn load(&self, words: &mut [f32], at: u64) {
         for (word, from) in words.iter_mut().zip(self.words(at)) {
             *word = f32::from_bits(from.load(Ordering::Relaxed));
         }
@@ -40,33 +40,33 @@ impl Mapping {
 
     /// Asks memory for these bytes, which are loaded soon; not for pages that are on the disk.
     #[inline]
-    pub(super) fn prefetch(&self, at: u64, bytes: usize) {
+    pub(crate) fn prefetch(&self, at: u64, bytes: usize) {
         let words = self.words(at);
         prefetch_first(words, words.len().min(bytes.div_ceil(size_of::<AtomicU32>())));
     }
 
     /// Copies `words` over those from byte `at` on.
     #[inline]
-    pub(super) fn store(&self, words: &[f32], at: u64) {
+    pub(crate) fn store(&self, words: &[f32], at: u64) {
         for (word, to) in words.iter().zip(self.words(at)) {
             to.store(word.to_bits(), Ordering::Relaxed);
         }
     }
 
     /// Asks for the pages of these bytes. Only advice.
-    pub(super) fn ask_for(&self, at: u64, bytes: usize) {
+    pub(crate) fn ask_for(&self, at: u64, bytes: usize) {
         let _ = self.0.advise_range(Advice::WillNeed, at as usize, bytes);
     }
 
     /// The word at byte `at`; sees all that its writer did before.
     #[inline]
-    pub(super) fn word(&self, at: u64) -> u32 {
+    pub(crate) fn word(&self, at: u64) -> u32 {
         self.words(at).first().map_or(0, |word| word.load(Ordering::Acquire))
     }
 
     /// Writes the word at byte `at`.
     #[inline]
-    pub(super) fn set_word(&self, at: u64, word: u32) {
+    pub(crate) fn set_word(&self, at: u64, word: u32) {
         if let Some(to) = self.words(at).first() {
             to.store(word, Ordering::Release);
         }

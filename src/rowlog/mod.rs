@@ -24,16 +24,22 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::{RowOrder, StoreError, Table, Uniform};
-use crate::types::prefetch::TURNS_AHEAD;
-use crate::types::{OutOfHostMemory, TableId};
+use crate::store::{StoreError, Table};
+
+use crate::mem::OutOfHostMemory;
+use crate::mem::prefetch::TURNS_AHEAD;
+use crate::types::TableId;
+pub use order::{RowOrder, read_orders, write_orders};
+pub use uniform::{Uniform, table_code};
 
 mod bitmap;
 mod chunks;
 mod log;
 mod mapping;
+pub mod order;
 mod region;
 mod stripes;
+mod uniform;
 
 use bitmap::Bitmap;
 pub use region::WorkingRows;
@@ -300,7 +306,7 @@ impl WorkingFile {
     }
 
     /// The table of this number.
-    pub(super) fn table(&self, table: TableId) -> Result<&WorkingRows, StoreError> {
+    pub(crate) fn table(&self, table: TableId) -> Result<&WorkingRows, StoreError> {
         let none = WorkingError::Table { tables: self.tables.len() };
         self.tables.get(table.index()).ok_or(StoreError::Working { table, source: none })
     }

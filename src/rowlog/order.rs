@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 
-use super::disk::{Disk, SystemDisk};
-use super::{StoreError, aside};
+use crate::store::disk::{Disk, SystemDisk};
+use crate::store::{StoreError, aside};
 
 /// The file's name in a model's directory of state.
 pub const FILE: &str = "order.safetensors";
@@ -163,7 +163,7 @@ pub fn write_orders(path: &Path, orders: &[(&str, &RowOrder)]) -> Result<(), Ord
     write_on(&SystemDisk, path, orders)
 }
 
-pub(super) fn write_on(
+pub(crate) fn write_on(
     disk: &dyn Disk,
     path: &Path,
     orders: &[(&str, &RowOrder)],
@@ -181,7 +181,7 @@ pub(super) fn write_on(
 /// [`OrderFileError`] naming the file and its field, where it is not of the form or cannot be read.
 pub fn read_orders(path: &Path) -> Result<Option<BTreeMap<String, RowOrder>>, OrderFileError> {
     let at = |e| StoreError::at(path, e);
-    let mut file = match super::table::open_regular(path) {
+    let mut file = match crate::store::table::open_regular(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         file => file.map_err(at)?,
     };

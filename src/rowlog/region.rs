@@ -8,16 +8,16 @@ use super::bitmap::Bitmap;
 use super::log::Log;
 use super::stripes::Stripes;
 use super::{First, WorkingError, WorkingTable};
-use crate::store::RowOrder;
+use crate::rowlog::RowOrder;
 
 /// The file's grid: each table starts on it.
 const PAGE_BYTES: u64 = 4096;
 /// Most bytes that one call reads, but at least one record.
-pub(super) const READ_BYTES: usize = 1 << 20;
+pub(crate) const READ_BYTES: usize = 1 << 20;
 /// Most bytes that one call writes, but at least one record. A long write makes the system keep its pages as one large
 /// folio, and a small write into such a one costs a walk over all its blocks each time: on ext4 of Linux 6.18, 512 bytes
 /// took 2.8 us in pages written by 4 KiB, 3.5 by 16 KiB and 33 by 1 MiB.
-pub(super) const WRITE_BYTES: usize = 16 << 10;
+pub(crate) const WRITE_BYTES: usize = 16 << 10;
 const WORD_BYTES: u64 = size_of::<f32>() as u64;
 
 /// A table of a working file. Row `r` is `[weight(dim) | state 0 | state 1 ...]`, [`Self::width`] words of f32.
@@ -35,7 +35,7 @@ pub struct WorkingRows {
 }
 
 /// How records lie in the file.
-pub(super) enum Layout {
+pub(crate) enum Layout {
     /// In the order in which they were written.
     Log(Log),
     /// In an order of rows; a row that was written is in its place.
@@ -48,14 +48,14 @@ pub(super) enum Layout {
 
 /// A row of a request: where its record lies among the table's, and which one of the request it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Placed {
-    pub(super) place: u64,
-    pub(super) index: usize,
+pub(crate) struct Placed {
+    pub(crate) place: u64,
+    pub(crate) index: usize,
 }
 
 impl WorkingRows {
     /// The table, from byte `begin` of the file on.
-    pub(super) fn new(table: WorkingTable, begin: u64) -> Result<Self, WorkingError> {
+    pub(crate) fn new(table: WorkingTable, begin: u64) -> Result<Self, WorkingError> {
         let WorkingTable { rows, dim, states, first, order } = table;
         let mut has_states = false;
         if let First::Version(version) = &first {
@@ -118,12 +118,12 @@ impl WorkingRows {
     }
 
     /// How its records lie.
-    pub(super) fn layout(&self) -> &Layout {
+    pub(crate) fn layout(&self) -> &Layout {
         &self.layout
     }
 
     /// Places that are looked up while this is held stay readable until it is dropped.
-    pub(super) fn hold(&self) -> Option<RwLockReadGuard<'_, ()>> {
+    pub(crate) fn hold(&self) -> Option<RwLockReadGuard<'_, ()>> {
         match &self.layout {
             Layout::Log(log) => Some(log.hold()),
             Layout::Placed { .. } => None,
@@ -131,7 +131,7 @@ impl WorkingRows {
     }
 
     /// Bytes of memory that grow with its rows.
-    pub(super) fn memory_bytes(&self) -> u64 {
+    pub(crate) fn memory_bytes(&self) -> u64 {
         let first = match &self.first {
             First::Version(table) if table.in_ram() => table.bytes(),
             _ => 0,
@@ -146,7 +146,7 @@ impl WorkingRows {
     }
 
     /// The byte of the file that its records end before, on the file's grid.
-    pub(super) fn end(&self) -> u64 {
+    pub(crate) fn end(&self) -> u64 {
         let end = match &self.layout {
             Layout::Log(log) => log.end(self.rows),
             Layout::Placed { .. } => self.offset(self.rows),
@@ -155,7 +155,7 @@ impl WorkingRows {
     }
 
     /// Where in the file the record at this place begins.
-    pub(super) fn offset(&self, place: u64) -> u64 {
+    pub(crate) fn offset(&self, place: u64) -> u64 {
         // `new` has seen that this does not overflow up to the end.
         match &self.layout {
             Layout::Log(log) => log.offset(place),
@@ -166,7 +166,7 @@ impl WorkingRows {
     /// Where the record of this row lies; `None` where it was never written. It is good for as long as the table is held
     /// ([`Self::hold`]), or nobody writes it.
     #[inline]
-    pub(super) fn place(&self, stripes: &Stripes, row: u64) -> Option<u64> {
+    pub(crate) fn place(&self, stripes: &Stripes, row: u64) -> Option<u64> {
         match &self.layout {
             Layout::Log(log) => log.place(stripes, row).map(u64::from),
             Layout::Placed { order, written } => written.has(row).then(|| place_in(order.as_ref(), row)),
@@ -174,7 +174,7 @@ impl WorkingRows {
     }
 
     /// The rows of a range that were written, ascending, and where each lies.
-    pub(super) fn written<'w>(
+    pub(crate) fn written<'w>(
         &'w self,
         stripes: &'w Stripes,
         rows: Range<u64>,
@@ -190,7 +190,7 @@ impl WorkingRows {
     /// These rows in runs that lie near each other in the file: from the end of one to the next are no more than `gap`
     /// bytes, and from the first to the last none more than `most` save one record. `placed` is in the order of rows, and
     /// afterwards in that of places.
-    pub(super) fn runs<'p>(
+    pub(crate) fn runs<'p>(
         &self,
         placed: &'p mut [Placed],
         most: usize,
@@ -211,7 +211,7 @@ impl WorkingRows {
     }
 
     /// Writes over `record` what this row is before it is written.
-    pub(super) fn first_value(&self, row: u64, record: &mut [f32]) {
+    pub(crate) fn first_value(&self, row: u64, record: &mut [f32]) {
         let (weight, state) = record.split_at_mut(self.dim);
         state.fill(0.0);
         match &self.first {
@@ -231,7 +231,7 @@ impl WorkingRows {
 }
 
 /// Where a row lies that has a place of its own.
-pub(super) fn place_in(order: Option<&RowOrder>, row: u64) -> u64 {
+pub(crate) fn place_in(order: Option<&RowOrder>, row: u64) -> u64 {
     order.map_or(row, |order| order.place(row))
 }
 

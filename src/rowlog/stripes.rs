@@ -25,11 +25,11 @@ const BLOCK_BYTES: u64 = 1 << 20;
 
 /// Files without names, to read and write at positions.
 #[derive(Debug)]
-pub(super) struct Stripes(Vec<(File, Mapping)>);
+pub(crate) struct Stripes(Vec<(File, Mapping)>);
 
 impl Stripes {
     /// Makes them in `dir`, for so many bytes, which are holes and take no room.
-    pub(super) fn create(dir: &Path, bytes: u64) -> Result<Self, StoreError> {
+    pub(crate) fn create(dir: &Path, bytes: u64) -> Result<Self, StoreError> {
         let length = bytes.div_ceil(BLOCK_BYTES * STRIPES) * BLOCK_BYTES;
         let stripe = |_| {
             let file = unnamed(dir)?;
@@ -45,7 +45,7 @@ impl Stripes {
     }
 
     /// Fills `bytes` with what lies from `offset` on.
-    pub(super) fn read(&self, mut bytes: &mut [u8], offset: u64) -> io::Result<()> {
+    pub(crate) fn read(&self, mut bytes: &mut [u8], offset: u64) -> io::Result<()> {
         for ((file, _), at, len) in self.parts(offset..offset + bytes.len() as u64) {
             let part = bytes.split_off_mut(..len).unwrap_or_default();
             file.read_exact_at(part, at)?;
@@ -54,7 +54,7 @@ impl Stripes {
     }
 
     /// Writes `bytes` from `offset` on.
-    pub(super) fn write(&self, mut bytes: &[u8], offset: u64) -> io::Result<()> {
+    pub(crate) fn write(&self, mut bytes: &[u8], offset: u64) -> io::Result<()> {
         for ((file, _), at, len) in self.parts(offset..offset + bytes.len() as u64) {
             let part = bytes.split_off(..len).unwrap_or_default();
             file.write_all_at(part, at)?;
@@ -63,28 +63,28 @@ impl Stripes {
     }
 
     /// Copies words that were written before, from byte `offset` on, a multiple of four.
-    pub(super) fn load(&self, mut words: &mut [f32], offset: u64) {
+    pub(crate) fn load(&self, mut words: &mut [f32], offset: u64) {
         for ((_, mapping), at, len) in self.parts(offset..offset + size_of_val(words) as u64) {
             mapping.load(words.split_off_mut(..len / size_of::<f32>()).unwrap_or_default(), at);
         }
     }
 
     /// Writes over words that were written before, from byte `offset` on, a multiple of four.
-    pub(super) fn store(&self, mut words: &[f32], offset: u64) {
+    pub(crate) fn store(&self, mut words: &[f32], offset: u64) {
         for ((_, mapping), at, len) in self.parts(offset..offset + size_of_val(words) as u64) {
             mapping.store(words.split_off(..len / size_of::<f32>()).unwrap_or_default(), at);
         }
     }
 
     /// Whether the page of this byte is in memory. Where the file system cannot tell, it is said to be.
-    pub(super) fn in_memory(&self, offset: u64) -> bool {
+    pub(crate) fn in_memory(&self, offset: u64) -> bool {
         let ((file, _), at) = self.place(offset);
         let read = preadv2(file, &mut [IoSliceMut::new(&mut [0])], at, ReadWriteFlags::NOWAIT);
         read != Err(Errno::AGAIN)
     }
 
     /// Asks the disk for bytes that will be loaded, and does not wait for them.
-    pub(super) fn ask_for(&self, offset: u64, bytes: usize) {
+    pub(crate) fn ask_for(&self, offset: u64, bytes: usize) {
         for ((_, mapping), at, len) in self.parts(offset..offset + bytes as u64) {
             mapping.ask_for(at, len);
         }
@@ -92,7 +92,7 @@ impl Stripes {
 
     /// Asks memory for bytes that are loaded soon.
     #[inline]
-    pub(super) fn prefetch(&self, offset: u64, bytes: usize) {
+    pub(crate) fn prefetch(&self, offset: u64, bytes: usize) {
         for ((_, mapping), at, len) in self.parts(offset..offset + bytes as u64) {
             mapping.prefetch(at, len);
         }
@@ -100,14 +100,14 @@ impl Stripes {
 
     /// The word from byte `offset` on, a multiple of four, which was written before.
     #[inline]
-    pub(super) fn word(&self, offset: u64) -> u32 {
+    pub(crate) fn word(&self, offset: u64) -> u32 {
         let ((_, mapping), at) = self.place(offset);
         mapping.word(at)
     }
 
     /// Writes over a word.
     #[inline]
-    pub(super) fn set_word(&self, offset: u64, word: u32) {
+    pub(crate) fn set_word(&self, offset: u64, word: u32) {
         let ((_, mapping), at) = self.place(offset);
         mapping.set_word(at, word);
     }
@@ -135,7 +135,7 @@ impl Stripes {
 
     /// The files.
     #[cfg(test)]
-    pub(super) fn files(&self) -> impl Iterator<Item = &File> {
+    pub(crate) fn files(&self) -> impl Iterator<Item = &File> {
         self.0.iter().map(|(file, _)| file)
     }
 }

@@ -9,10 +9,11 @@ use proptest::sample::Index;
 
 use super::region::Placed;
 use super::*;
+use crate::mem::{HostMemory, scatter};
 use crate::schema;
 use crate::store::PlainMemory;
 use crate::store::table::{Bytes, State};
-use crate::types::{Element, HostMemory, scatter};
+use crate::types::Element;
 
 const UNIFORM: Uniform = Uniform { seed: 5, table_code: 11, bound: 0.5 };
 const T: TableId = TableId(0);

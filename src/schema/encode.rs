@@ -5,7 +5,8 @@
 //! used, so that no value of it can cause a panic.
 
 use super::{AbsentDefault, Arity, Feature, Schema};
-use crate::types::{Batch, Jagged, PredictError, RawBatch, RawFeature, RawValues};
+use crate::predict::PredictError;
+use crate::types::{Batch, Jagged, RawBatch, RawFeature, RawValues};
 
 /// Why a raw batch cannot be encoded.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

@@ -6,12 +6,12 @@
 use toml::de::{DeTable, DeValue};
 
 /// The line, from 1, of a byte of the text.
-pub(super) fn line_of(text: &str, byte: usize) -> usize {
+pub(crate) fn line_of(text: &str, byte: usize) -> usize {
     1 + text.as_bytes().iter().take(byte).filter(|&&b| b == b'\n').count()
 }
 
 /// Where the deepest part of `path` that the text has begins, in bytes.
-pub(super) fn locate(text: &str, path: &str) -> usize {
+pub(crate) fn locate(text: &str, path: &str) -> usize {
     let Ok(document) = DeTable::parse(text) else { return 0 };
     let document = document.into_inner();
     let mut table = Some(&document);

@@ -23,7 +23,8 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::types::{Element, TableId, fold};
+use crate::mem::fold;
+use crate::types::{Element, TableId};
 
 pub use check::{MAX_FEATURES, SchemaError};
 pub use encode::EncodeError;

@@ -12,9 +12,10 @@ use std::sync::Arc;
 use prost::bytes::Bytes;
 
 use super::proto;
+use crate::predict::{Description, PredictError};
 use crate::schema::EncodeError;
 use crate::schema::{Arity, Schema, Transform};
-use crate::types::{Batch, Description, PredictError, RawBatch, RawFeature, RawValues, Scores};
+use crate::types::{Batch, RawBatch, RawFeature, RawValues, Scores};
 
 /// Why a request is not a batch of the model.
 #[derive(Debug, thiserror::Error)]
@@ -265,12 +266,12 @@ fn raw_bytes(raw: &RawBatch) -> usize {
 const NAME_BYTES: usize = 80;
 
 /// A name that a client sent, short enough to be sent back in a header.
-pub(super) fn clip(name: String) -> String {
+pub(crate) fn clip(name: String) -> String {
     truncated(name, NAME_BYTES)
 }
 
 /// At most `longest` bytes of a text, on a character's boundary, and dots where some were cut.
-pub(super) fn truncated(mut text: String, longest: usize) -> String {
+pub(crate) fn truncated(mut text: String, longest: usize) -> String {
     if text.len() > longest {
         let end = (0..=longest).rev().find(|&end| text.is_char_boundary(end));
         text.truncate(end.unwrap_or(0));
@@ -336,7 +337,7 @@ pub fn description(model: &Description, limits: proto::Limits) -> proto::GetMode
 }
 
 /// The architecture's name, as `model.toml` spells it.
-pub(super) fn architecture(schema: &Schema) -> &'static str {
+pub(crate) fn architecture(schema: &Schema) -> &'static str {
     use crate::schema::Architecture as A;
     match schema.architecture {
         A::Dlrm { .. } => "dlrm",

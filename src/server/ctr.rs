@@ -18,11 +18,11 @@ use super::status::CallError;
 use super::{RequestLimits, Shared};
 use crate::batcher::Batcher;
 use crate::metrics::ModelMetrics;
+use crate::predict::Predict;
 use crate::schema::Schema;
-use crate::types::Predict;
 
 /// A model as the server holds it.
-pub(super) struct Served {
+pub(crate) struct Served {
     pub predict: Arc<dyn Predict>,
     pub batcher: Batcher,
     pub metrics: Arc<ModelMetrics>,
@@ -31,7 +31,7 @@ pub(super) struct Served {
 }
 
 impl Served {
-    pub(super) fn new(
+    pub(crate) fn new(
         predict: Arc<dyn Predict>,
         batcher: Batcher,
         metrics: Arc<ModelMetrics>,
@@ -97,7 +97,7 @@ impl Drop for Account<'_> {
 }
 
 /// The service.
-pub(super) struct CtrService(pub Arc<Shared>);
+pub(crate) struct CtrService(pub Arc<Shared>);
 
 impl CtrService {
     fn find(&self, model: String) -> Result<&Served, CallError> {

@@ -26,7 +26,7 @@ use super::meter::{Charge, Metered};
 
 /// What the gate knows of a call; travels in the request's extensions.
 #[derive(Clone)]
-pub(super) struct Call {
+pub(crate) struct Call {
     /// When the answer is of no more use.
     pub deadline: Option<Instant>,
     /// Set by whoever counts the call's status.
@@ -35,13 +35,13 @@ pub(super) struct Call {
 
 /// A gRPC service behind the gate.
 #[derive(Clone)]
-pub(super) struct Gate<S> {
+pub(crate) struct Gate<S> {
     inner: S,
     shared: Arc<Shared>,
 }
 
 impl<S> Gate<S> {
-    pub(super) fn new(inner: S, shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(inner: S, shared: Arc<Shared>) -> Self {
         Self { inner, shared }
     }
 }

@@ -21,7 +21,7 @@ use tonic::codegen::tokio_stream::Stream;
 use tonic::transport::server::{Connected, TcpConnectInfo, TcpIncoming};
 
 /// Connections of one port, at most as many as there are places.
-pub(super) struct Limited {
+pub(crate) struct Limited {
     key: &'static str,
     incoming: TcpIncoming,
     places: Arc<Semaphore>,
@@ -32,13 +32,13 @@ pub(super) struct Limited {
 }
 
 impl Limited {
-    pub(super) fn new(key: &'static str, incoming: TcpIncoming, limit: usize) -> Self {
+    pub(crate) fn new(key: &'static str, incoming: TcpIncoming, limit: usize) -> Self {
         let places = Arc::new(Semaphore::new(limit));
         Self { key, incoming, places, limit, answer_within: None, full: false }
     }
 
     /// Closes connections that get no answer for so long.
-    pub(super) fn with_answer_within(mut self, time: Duration) -> Self {
+    pub(crate) fn with_answer_within(mut self, time: Duration) -> Self {
         self.answer_within = Some(time);
         self
     }
@@ -100,7 +100,7 @@ impl axum::serve::Listener for Limited {
 }
 
 /// A connection with its place.
-pub(super) struct Connection {
+pub(crate) struct Connection {
     stream: TcpStream,
     /// How long it may be without an answer, and when that is over.
     overdue: Option<(Duration, Pin<Box<Sleep>>)>,

@@ -256,13 +256,13 @@ impl Meter {
 }
 
 /// What a call takes of `server.max_inflight_bytes`, until the last who holds it drops it.
-pub(super) struct Charge {
+pub(crate) struct Charge {
     shared: Arc<Shared>,
     bytes: AtomicUsize,
 }
 
 impl Charge {
-    pub(super) fn new(shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
         Self { shared, bytes: AtomicUsize::new(0) }
     }
 
@@ -287,14 +287,14 @@ impl Drop for Charge {
 }
 
 /// A request body whose bytes are paid for before they are handed on.
-pub(super) struct Metered {
+pub(crate) struct Metered {
     body: Body,
     meter: Meter,
     charge: Arc<Charge>,
 }
 
 impl Metered {
-    pub(super) fn new(body: Body, charge: Arc<Charge>) -> Self {
+    pub(crate) fn new(body: Body, charge: Arc<Charge>) -> Self {
         let meter = Meter::new(charge.shared.limits.max_bytes);
         Self { body, meter, charge }
     }

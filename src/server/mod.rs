@@ -38,7 +38,7 @@ use tonic_health::server::HealthReporter;
 use crate::batcher::Batcher;
 use crate::config::{BatcherConfig, ServerConfig};
 use crate::metrics::Metrics;
-use crate::types::Predict;
+use crate::predict::Predict;
 
 pub use convert::{ConvertError, Inputs};
 use listener::Limited;

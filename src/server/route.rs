@@ -13,7 +13,7 @@ use tonic::codegen::{BoxFuture, Service};
 use tonic::server::NamedService;
 
 /// What tonic's generated services are, under one name.
-pub(super) trait GrpcService:
+pub(crate) trait GrpcService:
     Service<
         Request<Body>,
         Response = Response<Body>,
@@ -39,25 +39,25 @@ impl<S> GrpcService for S where
 
 /// A gRPC service and everything that comes after it.
 #[derive(Clone)]
-pub(super) struct Route<S, Rest> {
+pub(crate) struct Route<S, Rest> {
     service: S,
     rest: Rest,
 }
 
 /// The end of the chain: nobody has the service.
 #[derive(Clone)]
-pub(super) struct Unknown;
+pub(crate) struct Unknown;
 
 impl Unknown {
     /// Puts a service before the end of the chain.
-    pub(super) fn or<S: NamedService>(self, service: S) -> Route<S, Self> {
+    pub(crate) fn or<S: NamedService>(self, service: S) -> Route<S, Self> {
         Route { service, rest: self }
     }
 }
 
 impl<S, Rest> Route<S, Rest> {
     /// Puts a service before this chain: the last one added is compared first.
-    pub(super) fn or<T: NamedService>(self, service: T) -> Route<T, Self> {
+    pub(crate) fn or<T: NamedService>(self, service: T) -> Route<T, Self> {
         Route { service, rest: self }
     }
 }

@@ -4,7 +4,7 @@ use tonic::{Code, Status};
 
 use super::convert::{ConvertError, truncated};
 use crate::batcher::BatchError;
-use crate::types::PredictError;
+use crate::predict::PredictError;
 
 /// Most bytes of a message, so that it fits the headers any client takes.
 const MESSAGE_BYTES: usize = 1024;

@@ -12,7 +12,7 @@ use axum::routing::get;
 use super::{Shared, convert};
 
 /// The routes of the HTTP port.
-pub(super) fn routes(shared: Arc<Shared>) -> Router {
+pub(crate) fn routes(shared: Arc<Shared>) -> Router {
     Router::new()
         .route("/", get(status_page))
         .route("/metrics", get(metrics))

@@ -11,14 +11,14 @@ use super::disk::Disk;
 use super::write::make_dirs;
 
 /// What a writer that died has left is removed when it is so old.
-pub(super) const ABANDONED: Duration = Duration::from_secs(3600);
+pub(crate) const ABANDONED: Duration = Duration::from_secs(3600);
 
 /// Puts a file in the place of the one at `path`, in a directory that is made if need be. `write` appends its
 /// bytes to the one that lies aside, at the path that it is given.
 ///
 /// # Errors
 /// [`StoreError`]; the file before is untouched then, unless only the last sync failed.
-pub(super) fn replace(
+pub(crate) fn replace(
     disk: &dyn Disk,
     path: &Path,
     write: impl FnOnce(&mut File, &Path) -> io::Result<()>,
@@ -64,4 +64,4 @@ fn sweep(folder: &Path, stem: &str) {
 }
 
 #[cfg(test)]
-pub(super) mod failing;
+pub(crate) mod failing;

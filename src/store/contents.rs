@@ -8,8 +8,8 @@ use rayon::prelude::*;
 
 use super::format::{self, Dtype};
 use super::snapshot::{DENSE, KEYS, MODEL, WEIGHT, parse_schema, table_file};
-use super::working::WorkingFile;
 use super::{BadRow, StoreError, Table, check_name};
+use crate::rowlog::WorkingFile;
 use crate::schema::{self, Schema};
 use crate::types::{Element, TableId};
 
@@ -87,7 +87,7 @@ impl<'a> Rows<'a> {
 
 impl Contents<'_> {
     /// The schema, once everything here is of its shape.
-    pub(super) fn checked(&self) -> Result<Schema, StoreError> {
+    pub(crate) fn checked(&self) -> Result<Schema, StoreError> {
         let schema = parse_schema(self.model_toml)
             .map_err(|reason| StoreError::Schema { path: PathBuf::from(MODEL), reason })?;
         if self.tables.len() != schema.tables.len() {
@@ -137,15 +137,15 @@ impl Contents<'_> {
 }
 
 /// A tensor of a file.
-pub(super) struct Tensor<'a> {
-    pub(super) name: &'a str,
-    pub(super) dtype: Dtype,
-    pub(super) shape: Vec<u64>,
-    pub(super) data: Data<'a>,
+pub(crate) struct Tensor<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<u64>,
+    pub(crate) data: Data<'a>,
 }
 
 /// The bytes of a tensor.
-pub(super) enum Data<'a> {
+pub(crate) enum Data<'a> {
     Bytes(&'a [u8]),
     /// The table's rows, encoded as they are written.
     Encoded(&'a Table, Element),
@@ -154,9 +154,9 @@ pub(super) enum Data<'a> {
 }
 
 /// Some columns of the records of a working file's table, in a type of element.
-pub(super) struct Columns<'a> {
-    pub(super) file: &'a WorkingFile,
-    pub(super) table: TableId,
+pub(crate) struct Columns<'a> {
+    pub(crate) file: &'a WorkingFile,
+    pub(crate) table: TableId,
     /// Words of a record.
     width: usize,
     columns: Range<usize>,
@@ -164,7 +164,7 @@ pub(super) struct Columns<'a> {
 }
 
 /// The tensors of a table's file.
-pub(super) fn table_tensors<'a>(
+pub(crate) fn table_tensors<'a>(
     declared: &schema::Table,
     rows: Rows<'a>,
 ) -> Result<Vec<Tensor<'a>>, StoreError> {
@@ -197,7 +197,7 @@ impl Columns<'_> {
     ///
     /// # Errors
     /// [`BadRow`] with the first row that the type of element cannot hold. f32 holds any.
-    pub(super) fn encode(&self, first: u64, records: &[f32], out: &mut Vec<u8>) -> Result<(), BadRow> {
+    pub(crate) fn encode(&self, first: u64, records: &[f32], out: &mut Vec<u8>) -> Result<(), BadRow> {
         let (width, element) = (self.width.max(1), self.element);
         let row_bytes = element.row_bytes(self.columns.len()).max(1);
         out.resize(records.len() / width * row_bytes, 0);

@@ -14,9 +14,8 @@ use std::sync::Mutex;
 
 use super::disk::{Disk, SystemDisk};
 use super::write::write_on;
-use super::{
-    Contents, DenseTensor, Opened, PlainMemory, StoreError, Table, Uniform, open, open_latest, versions,
-};
+use super::{Contents, DenseTensor, Opened, PlainMemory, StoreError, Table, open, open_latest, versions};
+use crate::rowlog::Uniform;
 use crate::types::{Element, Version};
 
 const MODEL_TOML: &str = r#"

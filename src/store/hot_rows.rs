@@ -199,7 +199,7 @@ impl HotRows {
         self.save_on(&SystemDisk, models, name)
     }
 
-    pub(super) fn save_on(&self, disk: &dyn Disk, models: &Path, name: &str) -> Result<(), StoreError> {
+    pub(crate) fn save_on(&self, disk: &dyn Disk, models: &Path, name: &str) -> Result<(), StoreError> {
         aside::replace(disk, &path(models, name), |file, aside| self.write(disk, file, aside))
     }
 

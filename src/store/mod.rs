@@ -7,39 +7,33 @@
 //! draws the bytes, [`table`] holds rows, [`hot_rows`] keeps what a cache held, and `disk` is the handful of
 //! calls that must reach the disk, so that tests can make each of them fail.
 //!
-//! Tables that are larger than memory are trained in a [`working`] file, which no version is until it is
-//! written as one; [`order`] says where in it a table's rows lie.
+//! Tables that are larger than memory are trained in a working file ([`crate::rowlog`]).
 
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::types::{HostMemory, OutOfHostMemory, TableId, Version};
+use crate::mem::{HostMemory, OutOfHostMemory};
+use crate::types::{TableId, Version};
 
-mod aside;
+pub mod aside;
 mod contents;
 #[cfg(test)]
 mod crash;
-mod disk;
+pub mod disk;
 pub mod format;
 pub mod hot_rows;
-pub mod order;
 pub mod snapshot;
 pub mod table;
-mod uniform;
-pub mod working;
 mod write;
 
 pub use contents::{Contents, DenseTensor, Rows};
-pub use order::{RowOrder, read_orders, write_orders};
 pub use snapshot::{Dense, Latest, Opened, models, open, open_latest, open_latest_with, versions};
 pub use table::{BadRow, EncodeError, PlainMemory, State, Table, rows_of};
-pub use uniform::{Uniform, table_code};
-pub use working::{First, WorkingFile, WorkingTable};
 pub use write::write;
 
+use crate::rowlog::WorkingError;
 use format::{Checksum, FormatError};
-use working::WorkingError;
 
 /// All rows of one version of a model.
 #[derive(Debug)]
@@ -302,7 +296,7 @@ pub enum StoreError {
 
 impl StoreError {
     /// What a failure of the system at `path` means.
-    fn at(path: &Path, source: io::Error) -> Self {
+    pub(crate) fn at(path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
         match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::DiskFull { path },

@@ -24,13 +24,13 @@ use crate::types::Version;
 /// Bytes read and hashed at a time.
 const CHUNK_BYTES: usize = 1 << 20;
 
-pub(super) const MANIFEST: &str = "MANIFEST.json";
-pub(super) const MODEL: &str = "model.toml";
-pub(super) const DENSE: &str = "dense.safetensors";
-pub(super) const TABLES: &str = "tables";
-pub(super) const WEIGHT: &str = "weight";
+pub(crate) const MANIFEST: &str = "MANIFEST.json";
+pub(crate) const MODEL: &str = "model.toml";
+pub(crate) const DENSE: &str = "dense.safetensors";
+pub(crate) const TABLES: &str = "tables";
+pub(crate) const WEIGHT: &str = "weight";
 /// Reserved for the ids of a table that is not numbered from 0.
-pub(super) const KEYS: &str = "keys";
+pub(crate) const KEYS: &str = "keys";
 
 /// One version, checked and mapped.
 #[derive(Debug)]
@@ -166,12 +166,12 @@ pub fn open_latest_with(
 }
 
 /// The schema that the text of a `model.toml` declares.
-pub(super) fn parse_schema(text: &str) -> Result<Schema, String> {
+pub(crate) fn parse_schema(text: &str) -> Result<Schema, String> {
     Schema::parse(text).map_err(|e| e.to_string())
 }
 
 /// The path of a table's file in its version.
-pub(super) fn table_file(table: &str) -> String {
+pub(crate) fn table_file(table: &str) -> String {
     format!("{TABLES}/{table}.safetensors")
 }
 

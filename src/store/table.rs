@@ -20,8 +20,9 @@ use std::sync::Arc;
 use memmap2::{Advice, Mmap, MmapMut};
 use rayon::prelude::*;
 
+use crate::mem::{HostBlock, HostMemory, OutOfHostMemory, fold, huge_pages};
 use crate::schema::{self, Lookup, Schema};
-use crate::types::{Batch, Element, HostBlock, HostMemory, OutOfHostMemory, RowError, fold, huge_pages};
+use crate::types::{Batch, Element, RowError};
 
 // Files hold little-endian numbers and mappings are read as they lie.
 #[cfg(target_endian = "big")]
@@ -165,7 +166,7 @@ impl Table {
     ///
     /// # Panics
     /// When the table has fewer rows.
-    pub(super) fn encode_rows(&self, element: Element, first: u64, out: &mut [u8]) -> Result<(), BadRow> {
+    pub(crate) fn encode_rows(&self, element: Element, first: u64, out: &mut [u8]) -> Result<(), BadRow> {
         let (dim, row_bytes) = (self.dim, element.row_bytes(self.dim));
         let chunk_rows = CHUNK_ELEMENTS.div_ceil(dim.max(1));
         let chunks = out.par_chunks_mut((chunk_rows * row_bytes).max(1)).enumerate();
@@ -557,7 +558,7 @@ impl MappedFile {
 ///
 /// # Errors
 /// Those of opening; `InvalidInput` when it is anything else.
-pub(super) fn open_regular(path: &Path) -> io::Result<File> {
+pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
     // Asked before opening: opening a pipe would wait for its writer.
     if !std::fs::metadata(path)?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));

@@ -48,7 +48,7 @@ pub fn write(models: &Path, name: &str, contents: &Contents) -> Result<Version, 
     write_on(&SystemDisk, models, name, contents)
 }
 
-pub(super) fn write_on(
+pub(crate) fn write_on(
     disk: &dyn Disk,
     models: &Path,
     name: &str,
@@ -67,7 +67,7 @@ pub(super) fn write_on(
 }
 
 /// Makes a directory and those above it, each lasting once the one below it is made.
-pub(super) fn make_dirs(disk: &dyn Disk, path: &Path) -> Result<(), StoreError> {
+pub(crate) fn make_dirs(disk: &dyn Disk, path: &Path) -> Result<(), StoreError> {
     if path.is_dir() {
         return Ok(());
     }

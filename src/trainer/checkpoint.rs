@@ -15,11 +15,9 @@ use super::learner::Learner;
 use super::network::{Network, Parts};
 use super::optim::{Kind, Optimizer};
 use crate::model::Model;
+use crate::rowlog::{First, RowOrder, Uniform, WorkingFile, WorkingTable, table_code};
 use crate::schema::{self, Schema};
-use crate::store::{
-    Contents, Dense, DenseTensor, First, Opened, PlainMemory, RowOrder, Rows, Table, Uniform, WorkingFile,
-    WorkingTable, table_code, write,
-};
+use crate::store::{Contents, Dense, DenseTensor, Opened, PlainMemory, Rows, Table, write};
 use crate::types::{Element, Version};
 
 /// Numbers that one thread checks at a time.
@@ -129,7 +127,7 @@ fn without_state(table: &Table, kind: Kind) -> Result<Table, TrainError> {
 }
 
 /// Names and widths of the states of a table's rows.
-pub(super) fn row_states(kind: Kind, dim: usize) -> Vec<(&'static str, usize)> {
+pub(crate) fn row_states(kind: Kind, dim: usize) -> Vec<(&'static str, usize)> {
     kind.row_states().iter().map(|s| (s.name, if s.rowwise { 1 } else { dim })).collect()
 }
 

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
-use super::item::{Cast, Spare};
-use super::jitter::Jitter;
 use super::learner::Learner;
-use super::load::Load;
 use super::network::Labelled;
+use super::pipeline::item::{Cast, Spare};
+use super::pipeline::jitter::Jitter;
+use super::pipeline::load::Load;
 use super::pipeline::{Data, start};
 use super::{Progress, TrainError};
 use crate::schema::{Lookup, Schema};

@@ -5,19 +5,20 @@ use super::network::{Labelled, Network, Parts};
 use super::optim::Optimizer;
 use super::update::TableRows;
 use crate::model::{Model, Weights};
+use crate::predict::PredictError;
 use crate::schema::Schema;
 use crate::store::{EmbeddingStore, Table, rows_of};
-use crate::types::{Batch, PredictError};
+use crate::types::Batch;
 
 /// A model with all its rows in memory.
 pub struct Learner {
-    pub(super) network: Network,
-    pub(super) tables: Vec<Table>,
+    pub(crate) network: Network,
+    pub(crate) tables: Vec<Table>,
     casting: Casting,
 }
 
 impl Learner {
-    pub(super) fn new(parts: Parts, tables: Vec<Table>) -> Self {
+    pub(crate) fn new(parts: Parts, tables: Vec<Table>) -> Self {
         Self { network: Network::new(parts), tables, casting: Casting::default() }
     }
 
@@ -104,7 +105,7 @@ impl Learner {
     }
 
     /// [`Self::step`] on a batch that was checked and casted before.
-    pub(super) fn step_casted(
+    pub(crate) fn step_casted(
         &mut self,
         labelled: Labelled<'_>,
         casting: &Casting,

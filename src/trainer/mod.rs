@@ -12,56 +12,40 @@
 
 pub mod casting;
 mod checkpoint;
-mod clocks;
-mod collect;
 pub mod eval;
-mod exchange;
-mod headway;
-mod hit_map;
-mod hold;
 mod in_memory;
-mod insert;
-mod item;
-mod jitter;
-mod key;
 mod learner;
-mod load;
 mod network;
-mod on_device;
 pub mod optim;
-mod pipeline;
-mod plan;
-mod policy;
+pub mod pipeline;
 mod replicas;
-mod scratchpad;
-mod train;
 pub mod update;
-mod use_counts;
-mod verify;
 
 use std::sync::mpsc;
 use std::thread;
 
 pub use checkpoint::{initialise, initialise_on_disk, resume};
-pub use clocks::StageName;
 pub use in_memory::run_in_memory;
 pub use learner::Learner;
 pub use network::Network;
+pub use pipeline::clocks::StageName;
+pub use pipeline::plan::PlanStats;
+pub use pipeline::policy::{Policy, UnknownPolicy};
+pub use pipeline::scratchpad::{ScratchpadSize, Sizes, largest_sample};
+pub use pipeline::train::Watch;
+pub use pipeline::verify::{Difference, Verifier};
 pub use pipeline::{Data, Frequencies, Pipeline, PipelineSettings};
-pub use plan::PlanStats;
-pub use policy::{Policy, UnknownPolicy};
 pub use replicas::MOST_REPLICAS;
-pub use scratchpad::{ScratchpadSize, Sizes, largest_sample};
-pub use train::Watch;
-pub use verify::{Difference, Verifier};
 
 use crate::dataset::{DatasetError, Reader};
-use crate::device::host::slots::NotClaimed;
-use crate::device::scratch::ScratchError;
+use crate::mem::OutOfHostMemory;
 use crate::model::WeightsError;
+use crate::predict::PredictError;
 use crate::schema::{EncodeError, Schema};
 use crate::store::StoreError;
-use crate::types::{Batch, OutOfHostMemory, PredictError, RawBatch};
+use crate::trainer::pipeline::gpu::ScratchError;
+use crate::trainer::pipeline::slots::NotClaimed;
+use crate::types::{Batch, RawBatch};
 use eval::Quality;
 
 /// Batches that may wait between reading and training.

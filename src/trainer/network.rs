@@ -16,25 +16,26 @@ use rayon::prelude::*;
 use super::optim::{Optimizer, Step};
 use crate::model::loss::{binary_cross_entropy, binary_cross_entropy_slope, sigmoid};
 use crate::model::{InputRows, Model, Tape, Weights, check_length, check_shape};
+use crate::predict::PredictError;
 use crate::schema::{Lookup, Schema};
-use crate::types::{Batch, Element, PredictError};
+use crate::types::{Batch, Element};
 
 /// All that a step reads and writes, but for rows.
 pub struct Network {
-    pub(super) schema: Arc<Schema>,
-    pub(super) lookups: Arc<[Lookup]>,
-    pub(super) model: Model<f32>,
-    pub(super) weights: Weights<f32>,
+    pub(crate) schema: Arc<Schema>,
+    pub(crate) lookups: Arc<[Lookup]>,
+    pub(crate) model: Model<f32>,
+    pub(crate) weights: Weights<f32>,
     /// In the order of the dense optimizer's states, each laid out as the weights are.
-    pub(super) dense_states: Vec<Vec<f32>>,
-    pub(super) grads: Vec<f32>,
-    pub(super) tapes: Vec<Tape<f32>>,
-    pub(super) optimizer: Optimizer,
-    pub(super) steps: u64,
+    pub(crate) dense_states: Vec<Vec<f32>>,
+    pub(crate) grads: Vec<f32>,
+    pub(crate) tapes: Vec<Tape<f32>>,
+    pub(crate) optimizer: Optimizer,
+    pub(crate) steps: u64,
 }
 
 /// What a network is made of.
-pub(super) struct Parts {
+pub(crate) struct Parts {
     pub schema: Schema,
     pub model: Model<f32>,
     pub weights: Weights<f32>,
@@ -44,7 +45,7 @@ pub(super) struct Parts {
 }
 
 impl Network {
-    pub(super) fn new(parts: Parts) -> Self {
+    pub(crate) fn new(parts: Parts) -> Self {
         let Parts { schema, model, mut weights, dense_states, optimizer, steps } = parts;
         model.turn(&mut weights);
         // Whatever a version's rows are stored in, those of a trainer are f32.
@@ -99,7 +100,7 @@ impl Network {
     }
 
     /// Makes room for so many samples.
-    pub(super) fn begin(&mut self, samples: usize) {
+    pub(crate) fn begin(&mut self, samples: usize) {
         let size = self.model.chunk();
         let chunks = samples.div_ceil(size);
         while self.tapes.len() < chunks {
@@ -113,7 +114,7 @@ impl Network {
 
     /// Writes the input rows of all samples of the batch, which are the samples from `at` on of those that
     /// [`Self::begin`] made room for. `rows` as in [`InputRows::write`].
-    pub(super) fn gather<'r, R>(&mut self, batch: &Batch, at: usize, rows: impl Fn(usize) -> R + Sync)
+    pub(crate) fn gather<'r, R>(&mut self, batch: &Batch, at: usize, rows: impl Fn(usize) -> R + Sync)
     where
         R: Fn(usize) -> Option<&'r [u8]>,
     {
@@ -133,14 +134,14 @@ impl Network {
     }
 
     /// Forward, loss and backward of samples whose input rows are written. Gives the summed loss.
-    pub(super) fn learn(&mut self, labels: &[f32]) -> f64 {
+    pub(crate) fn learn(&mut self, labels: &[f32]) -> f64 {
         self.each_chunk(labels, labels.len(), |_, _| ())
     }
 
     /// [`Self::begin`], [`Self::gather`] and [`Self::learn`] of a whole batch, chunk by chunk, so that the
     /// rows of one are still near when it is learnt. Gradients are those of the mean loss of `of` samples,
     /// which is more than the batch has where it is a shard of one.
-    pub(super) fn gather_and_learn<'r, R>(
+    pub(crate) fn gather_and_learn<'r, R>(
         &mut self,
         Labelled { batch, labels }: Labelled<'_>,
         of: usize,
@@ -155,7 +156,7 @@ impl Network {
         self.each_chunk(labels, of, |chunk, tape| inputs.write(chunk * tape.rows, tape, &rows))
     }
 
-    pub(super) fn each_chunk(
+    pub(crate) fn each_chunk(
         &mut self,
         labels: &[f32],
         of: usize,
@@ -178,14 +179,14 @@ impl Network {
     }
 
     /// Whether a step is to be taken after this loss of so many samples; it is counted then.
-    pub(super) fn counts_step(&mut self, loss: f64, samples: usize) -> bool {
+    pub(crate) fn counts_step(&mut self, loss: f64, samples: usize) -> bool {
         let takes = samples > 0 && loss.is_finite();
         self.steps += u64::from(takes);
         takes
     }
 
     /// The factors of the step that was counted last.
-    pub(super) fn row_step(&self) -> Step<f32> {
+    pub(crate) fn row_step(&self) -> Step<f32> {
         self.optimizer.step(self.steps)
     }
 
@@ -193,7 +194,7 @@ impl Network {
     ///
     /// # Errors
     /// As [`Labelled::check`].
-    pub(super) fn score<'r, R>(
+    pub(crate) fn score<'r, R>(
         &mut self,
         batch: &Batch,
         lookups: &[Lookup],
@@ -217,13 +218,13 @@ impl Network {
     }
 
     /// Writes the probabilities of the last samples over `probabilities`.
-    pub(super) fn read_probabilities(&self, probabilities: &mut Vec<f32>) {
+    pub(crate) fn read_probabilities(&self, probabilities: &mut Vec<f32>) {
         probabilities.clear();
         self.add_probabilities(probabilities);
     }
 
     /// Writes them behind those of other samples.
-    pub(super) fn add_probabilities(&self, probabilities: &mut Vec<f32>) {
+    pub(crate) fn add_probabilities(&self, probabilities: &mut Vec<f32>) {
         for tape in &self.tapes {
             probabilities.extend((0..tape.samples).map(|s| sigmoid(self.model.logit(tape, s))));
         }
@@ -232,7 +233,7 @@ impl Network {
 
 /// A batch to train on.
 #[derive(Clone, Copy)]
-pub(super) struct Labelled<'a> {
+pub(crate) struct Labelled<'a> {
     pub batch: &'a Batch,
     pub labels: &'a [f32],
 }

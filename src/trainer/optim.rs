@@ -7,8 +7,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::device::scratch::Rule;
-use crate::device::{Real, vectorise};
+use crate::compute::{Real, vectorise};
+use crate::trainer::pipeline::gpu::Rule;
 
 /// Which formula.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,13 +7,13 @@ use rayon::prelude::*;
 use super::casting::{Casted, Casting, Source};
 use super::network::Network;
 use super::optim::{Optimizer, Step};
-use crate::device::{Wide, vectorise};
+use crate::compute::{Wide, vectorise};
 use crate::model::{Model, Tape};
 use crate::store::Table;
 
 impl Network {
     /// Updates dense weights, piece by piece, and beside it rows by `rows`.
-    pub(super) fn update(&mut self, rows: impl FnOnce(&RowUpdate<'_>) + Send) {
+    pub(crate) fn update(&mut self, rows: impl FnOnce(&RowUpdate<'_>) + Send) {
         let (step, dense) = (self.row_step(), self.dense_step());
         let Self { model, weights, dense_states, grads, tapes, .. } = self;
         let tapes = &tapes[..];
@@ -38,7 +38,7 @@ impl Network {
 
     /// Writes the dense gradients of the samples that were learnt last over `grads`: the first half of
     /// [`Self::update`], for a worker whose gradients are summed with others'.
-    pub(super) fn sum_gradients(&mut self) {
+    pub(crate) fn sum_gradients(&mut self) {
         let Self { model, grads, tapes, .. } = self;
         let mut rest = &mut grads[..];
         let pieces = model.pieces().map(|len| rest.split_off_mut(..len).unwrap_or_default());
@@ -51,7 +51,7 @@ impl Network {
     }
 
     /// Updates dense weights with what is in `grads`: the second half.
-    pub(super) fn update_dense(&mut self) {
+    pub(crate) fn update_dense(&mut self) {
         let dense = self.dense_step();
         let Self { model, weights, dense_states, grads, .. } = self;
         let pieces = split_pieces(model, &mut weights.values, grads, dense_states);
@@ -62,15 +62,15 @@ impl Network {
     }
 
     /// The update of rows that the last step leaves to do.
-    pub(super) fn row_update(&self) -> RowUpdate<'_> {
+    pub(crate) fn row_update(&self) -> RowUpdate<'_> {
         RowUpdate { tapes: &self.tapes, step: self.row_step() }
     }
 }
 
 /// The gradients of a step's input rows, and its factors.
 pub struct RowUpdate<'a> {
-    pub(super) tapes: &'a [Tape<f32>],
-    pub(super) step: Step<f32>,
+    pub(crate) tapes: &'a [Tape<f32>],
+    pub(crate) step: Step<f32>,
 }
 
 impl<'a> RowUpdate<'a> {
@@ -137,7 +137,7 @@ impl Record<'_> {
 
 /// How the records of a table, a row's weights and then its states in one run of numbers, are cut.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RecordShape {
+pub(crate) struct RecordShape {
     /// Weights.
     pub dim: usize,
     /// Elements of each state.

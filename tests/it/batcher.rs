@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use flechette::batcher::{BatchError, Batcher};
 use flechette::config::BatcherConfig;
 use flechette::metrics::Metrics;
+use flechette::predict::{Description, Predict, PredictError};
 use flechette::trainer;
 use flechette::trainer::optim::{Kind, Optimizer};
-use flechette::types::{AbsentId, Batch, Description, Jagged, Predict, PredictError, Scores};
+use flechette::types::{AbsentId, Batch, Jagged, Scores};
 
 use crate::serving::{Fake, batcher_config, crossed_schema, score, until};
 use crate::trainer::engines;

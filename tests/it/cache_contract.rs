@@ -17,9 +17,10 @@ use flechette::cache::{
     AdmissionOption, CacheError, CacheOptions, CacheShape, CacheStats, EvictStep, EvictionOption, FlatCache,
     HostRows, Query, Source, Switched, TableShape, WATERMARKS, Warmed,
 };
-use flechette::device::host;
+use flechette::compute::gather_pool as host;
+use flechette::mem::scatter;
 use flechette::schema::{Lookup, Pooling};
-use flechette::types::{Batch, Element, Jagged, TableId, Version, scatter};
+use flechette::types::{Batch, Element, Jagged, TableId, Version};
 use proptest::prelude::*;
 
 /// Tables, and what a batch looks up in them.

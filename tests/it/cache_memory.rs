@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use flechette::cache::{
     AdmissionOption, CacheOptions, CacheShape, EvictionOption, FlatCache, Query, TableShape,
 };
+use flechette::mem::scatter;
 use flechette::schema::preset::{self, Kind};
 use flechette::trainer::{self, optim};
-use flechette::types::{TableId, Version, scatter};
+use flechette::types::{TableId, Version};
 
 use crate::program::{Served, Workshop, bytes_of, run};
 

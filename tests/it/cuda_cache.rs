@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use flechette::cache::EvictionOption;
 use flechette::device::cuda::{Nvidia, open, usable};
-use flechette::types::scatter;
+use flechette::mem::scatter;
 
 use crate::cache_contract::{self as contract, World, narrow, warm};
 use crate::device_subject as device;

@@ -2,11 +2,12 @@
 //! schedules; and the simulator itself against kernels with planted bugs.
 #![allow(unsafe_code)]
 
+use flechette::compute::gather_pool as host;
+use flechette::compute::pool::{Pool, PoolLookup, pooling_code};
 use flechette::device::cusim::{Argument, Launch, SimError, gather_pool, launch};
-use flechette::device::host;
-use flechette::device::pool::{Pool, PoolLookup, pooling_code};
+use flechette::mem::fold;
 use flechette::schema::Pooling;
-use flechette::types::{Element, fold};
+use flechette::types::Element;
 use proptest::prelude::*;
 
 const SEEDS: [u64; 6] = [0, 1, 2, 3, 4, 5];

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use flechette::cache::device::{DeviceCache, DeviceCacheError, Missing, WorkerShape};
+use flechette::cache::gpu::{DeviceCache, DeviceCacheError, Missing, WorkerShape};
 use flechette::cache::{CacheOptions, EvictionOption};
 use flechette::device::cusim::SimDriver;
-use flechette::types::{Batch, TableId, Version, scatter};
+use flechette::mem::scatter;
+use flechette::types::{Batch, TableId, Version};
 use proptest::prelude::*;
 
 use crate::cache_contract::{self as contract, Subject, World, narrow, warm};

@@ -7,9 +7,10 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use flechette::device::cuda::{args, train_args};
+use flechette::cache::gpu::args;
+use flechette::device::cuda::pool_args::PoolArgs;
 use flechette::device::cusim::{Argument, Launch, launch};
-use flechette::device::pool::PoolArgs;
+use flechette::trainer::pipeline::gpu::args as train_args;
 
 unsafe extern "C" {
     fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;

@@ -6,14 +6,16 @@ mod tags;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use flechette::device::cuda::args::{self, JobKind, MayReplace, Pointable};
-use flechette::device::cuda::lane::{Lane, LaneLookup, LaneShape};
+use flechette::cache::gpu::args;
+use flechette::cache::gpu::args::{JobKind, MayReplace, Pointable};
+use flechette::cache::gpu::lane::{Lane, LaneLookup, LaneShape};
+use flechette::cache::gpu::overlay::{ChangedRow, OverlayTable};
+use flechette::cache::gpu::sweeper::{Stretch, Sweeper, Victims};
+use flechette::cache::gpu::tier::{Job, JobRow, Jobs, Tier, TierShape};
 use flechette::device::cuda::memory::{PinnedMemory, Plan, Staging};
-use flechette::device::cuda::overlay::{ChangedRow, OverlayTable};
-use flechette::device::cuda::sweeper::{Stretch, Sweeper, Victims};
-use flechette::device::cuda::tier::{Job, JobRow, Jobs, Tier, TierShape};
 use flechette::device::cusim::SimDriver;
-use flechette::types::{Batch, Element, Jagged, scatter};
+use flechette::mem::scatter;
+use flechette::types::{Batch, Element, Jagged};
 
 /// The first key of the one table; ids are below `IDS`.
 const BASE: u64 = 64;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use flechette::cache::device::{
+use flechette::cache::gpu::{
     DeviceCache, DeviceCacheError, DeviceHostRows, DeviceWorker, Missing, WorkerShape,
 };
 use flechette::cache::{CacheError, CacheStats, EvictStep, Switched, Warmed};

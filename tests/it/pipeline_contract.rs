@@ -7,14 +7,15 @@ use std::sync::Arc;
 
 use flechette::dataset::{DatasetError, Reader};
 use flechette::device::cuda::Driver;
+use flechette::mem::scatter;
+use flechette::rowlog::WorkingFile;
 use flechette::schema::Schema;
-use flechette::store::WorkingFile;
 use flechette::trainer::optim::{Kind, Optimizer};
 use flechette::trainer::{
     self, Data, Frequencies, Network, Pipeline, PipelineSettings, PlanStats, Policy, ScratchpadSize,
     TrainError, Verifier,
 };
-use flechette::types::{RawBatch, RawFeature, RawValues, TableId, scatter};
+use flechette::types::{RawBatch, RawFeature, RawValues, TableId};
 
 /// Tables that two lookups share, one of another dim, means, empty bags, absent ids that read as a row and as
 /// zeros.

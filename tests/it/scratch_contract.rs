@@ -3,15 +3,17 @@
 
 use std::sync::Arc;
 
+use flechette::compute::gather_pool as host;
+use flechette::compute::gather_pool::PoolLookup;
 use flechette::device::cuda::Driver;
-use flechette::device::cuda::scratchpad::CudaScratch;
-use flechette::device::flags::NO_SLOT;
-use flechette::device::host::{self, PoolLookup};
-use flechette::device::scratch::{
+use flechette::mem::scatter;
+use flechette::trainer::optim::{Kind, Optimizer};
+use flechette::trainer::pipeline::gpu::scratchpad::CudaScratch;
+use flechette::trainer::pipeline::gpu::{
     Gather, GatherLookup, Run, Scratch, SlotSize, Source, TableSlots, Update, UpdateRows,
 };
-use flechette::trainer::optim::{Kind, Optimizer};
-use flechette::types::{Element, scatter};
+use flechette::trainer::pipeline::slot_flags::NO_SLOT;
+use flechette::types::Element;
 
 pub const KINDS: [Kind; 4] = [Kind::Sgd, Kind::Adagrad, Kind::RowwiseAdagrad, Kind::Adam];
 

@@ -9,13 +9,14 @@ use std::time::Duration;
 
 use flechette::config::{BatcherConfig, ServerConfig};
 use flechette::metrics::Metrics;
+use flechette::predict::{Description, Predict, PredictError};
 use flechette::schema::{
     AbsentDefault, Architecture, Arity, DenseFeature, Feature, Hash, Loss, Pooling, Schema, Table, Transform,
 };
 use flechette::server::proto::ctr_client::CtrClient;
 use flechette::server::proto::{FeatureColumn, PredictRequest};
 use flechette::server::{Drained, Server, ServerError, ServerParts};
-use flechette::types::{AbsentId, Batch, Description, Predict, PredictError, Scores, Version};
+use flechette::types::{AbsentId, Batch, Scores, Version};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;

@@ -7,12 +7,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use flechette::rowlog::{Uniform, table_code};
 use flechette::schema::{self, Architecture, Schema};
+use flechette::store;
 use flechette::store::format::Dtype;
-use flechette::store::{
-    self, Contents, DenseTensor, EmbeddingStore, Opened, PlainMemory, Rows, StoreError, Table, Uniform,
-    table_code,
-};
+use flechette::store::{Contents, DenseTensor, EmbeddingStore, Opened, PlainMemory, Rows, StoreError, Table};
 use flechette::types::{Element, TableId, Version};
 use proptest::prelude::*;
 

@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use flechette::rowlog::{First, RowOrder, Uniform, WorkingFile, WorkingTable};
 use flechette::schema::Schema;
 use flechette::schema::preset::{self, Kind, SyntheticShape};
-use flechette::store::{self, Contents, First, RowOrder, Rows, Uniform, WorkingFile, WorkingTable};
+use flechette::store;
+use flechette::store::{Contents, Rows};
 use flechette::types::TableId;
 
 use crate::store::{measured_alone, memory};

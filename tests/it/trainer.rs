@@ -11,11 +11,12 @@ use flechette::dataset::{DatasetError, Reader};
 use flechette::engine::{Engine, EngineParts, Front};
 use flechette::metrics::Metrics;
 use flechette::model::Model;
+use flechette::predict::{Predict, PredictError};
 use flechette::schema::Schema;
 use flechette::store;
 use flechette::trainer::optim::{Kind, Optimizer};
 use flechette::trainer::{self, Learner, TrainError};
-use flechette::types::{AbsentId, Batch, Element, Predict, PredictError, RawBatch};
+use flechette::types::{AbsentId, Batch, Element, RawBatch};
 
 use naive::Naive;
 use samples::{ARCHITECTURES, ODD, generate, odd_schema, raw, schema};

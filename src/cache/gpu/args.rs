@@ -3,11 +3,6 @@
 
 use bytemuck::{Pod, Zeroable};
 
-/// The kind of a place, in its upper three bits: the number of a miss.
-pub const AT_MISS: u64 = 1 << 61;
-/// The kind of the place of an absent row.
-pub const AT_NOTHING: u64 = 4 << 61;
-
 /// The key of no row.
 pub const EMPTY_KEY: u64 = 0;
 /// No location.
@@ -51,44 +46,6 @@ pub struct Changed {
     pub key: u64,
     /// Bits of where it is; [`NOWHERE`] where the cache does not hold it.
     pub location: u64,
-}
-
-/// `BatchHeader` of common.cuh: what changes from batch to batch besides the data.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct BatchHeader {
-    /// The batch's number, which is its stamp.
-    pub now: u64,
-    /// The overlay that the batch asks before the index; 0 for none.
-    pub overlay: u64,
-    /// The overlay's slots, a power of two, less one.
-    pub overlay_mask: u64,
-    /// Of the deduplication; never 0.
-    pub generation: u32,
-    /// How many samples.
-    pub samples: u32,
-    /// Rows of misses that are there.
-    pub staged: u32,
-    /// Zero.
-    pub unused: u32,
-}
-
-/// `BatchState` of common.cuh: what a batch's kernels leave each other.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct BatchState {
-    /// 0 between launches.
-    pub cursor: u32,
-    /// 0 between launches.
-    pub pointed: u32,
-    /// 0 between launches.
-    pub blocks: u32,
-    /// Misses of the last probe.
-    pub misses: u32,
-    /// Words of the copy buffer in use.
-    pub copied: u32,
-    /// Zero.
-    pub unused: u32,
 }
 
 /// `ProbeArgs` of probe.cu.

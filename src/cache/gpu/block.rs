@@ -7,13 +7,15 @@
 
 use std::sync::Arc;
 
-use super::Driver;
-use super::args::{BatchHeader, BatchState, CopyArgs, NarrowColumn, ProbeArgs, ProbeColumn};
-use super::memory::{Array, DeviceMemory, PinnedMemory, Plan};
+use super::args::{CopyArgs, NarrowColumn, ProbeArgs, ProbeColumn};
 use super::overlay::OverlayTable;
 use super::shape::{LaneError, LaneShape, check_batch, check_shape, limit};
 use super::tier::Tier;
-use crate::device::pool::{PoolArgs, PoolLookup, WARP_LANES};
+use crate::compute::pool::{PoolLookup, WARP_LANES};
+use crate::device::cuda::Driver;
+use crate::device::cuda::memory::{Array, DeviceMemory, PinnedMemory, Plan};
+use crate::device::cuda::pool_args::PoolArgs;
+use crate::device::cuda::pool_args::{BatchHeader, BatchState};
 use crate::types::Batch;
 
 #[derive(Debug)]
@@ -45,7 +47,7 @@ struct DeviceArrays {
 }
 
 /// The memory of one batch at a time.
-pub(super) struct Block<D: Driver> {
+pub(crate) struct Block<D: Driver> {
     pub shape: LaneShape,
     host: PinnedMemory<D>,
     device: DeviceMemory<D>,

@@ -13,10 +13,10 @@ use super::super::policy::{Eviction, threshold};
 use super::super::shared::MAX_WAITING;
 use super::rank::Withdrawals;
 use super::{Shared, lock};
-use crate::device::cuda::args::EMPTY_KEY;
-use crate::device::cuda::lister::Lister;
-use crate::device::cuda::sweeper::{Stretch, Sweeper, Victims};
-use crate::device::cuda::tier::Tier;
+use crate::cache::gpu::args::EMPTY_KEY;
+use crate::cache::gpu::lister::Lister;
+use crate::cache::gpu::sweeper::{Stretch, Sweeper, Victims};
+use crate::cache::gpu::tier::Tier;
 use crate::device::cuda::{Driver, DriverError};
 use crate::types::FlatKey;
 
@@ -30,7 +30,7 @@ const LISTED: usize = 1 << 10;
 const MOST: usize = 1 << 13;
 
 /// Where an eviction stands.
-pub(super) struct Sweep<D: Driver> {
+pub(crate) struct Sweep<D: Driver> {
     pub sweeper: Sweeper<D>,
     pub lister: Lister<D>,
     /// Where rows go by their ranks.
@@ -43,7 +43,7 @@ pub(super) struct Sweep<D: Driver> {
 }
 
 /// What is to be put out.
-pub(super) struct Lowering {
+pub(crate) struct Lowering {
     /// The share of the entries that may go.
     pub excess: f64,
     /// How many at most.
@@ -76,7 +76,7 @@ impl<D: Driver> Sweep<D> {
 }
 
 impl<D: Driver> Shared<D> {
-    pub(super) fn evict_step(&self) -> Result<EvictStep, DriverError> {
+    pub(crate) fn evict_step(&self) -> Result<EvictStep, DriverError> {
         let sweep = &mut *lock(&self.sweep);
         self.clear_pointers_if_told(sweep)?;
         let waiting = self.tidy_up()?;
@@ -102,7 +102,7 @@ impl<D: Driver> Shared<D> {
     }
 
     /// What is to be put out now, at most `room` entries.
-    pub(super) fn lowering(&self, room: usize) -> Lowering {
+    pub(crate) fn lowering(&self, room: usize) -> Lowering {
         let fill = self.fill_level();
         let (excess, (entries, capacity)) = (fill.excess(&self.watermarks), fill.entries);
         let pointers_too = self.watermarks.excess(entries, capacity) > 0.0;
@@ -143,7 +143,7 @@ impl<D: Driver> Shared<D> {
     }
 
     /// Puts out what a stretch is to lose. Returns whether there may be more of it there.
-    pub(super) fn sweep(
+    pub(crate) fn sweep(
         &self,
         sweep: &mut Sweep<D>,
         now: u64,

@@ -10,12 +10,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::block::Block;
-use super::kernels::{self, blocks};
-use super::memory::Staging;
 use super::overlay::OverlayTable;
 pub use super::shape::{LaneError, LaneLookup, LaneShape};
 use super::tier::Tier;
-use super::{Driver, DriverError};
+
+use super::kernels;
+use crate::device::cuda::launch::{blocks, gather_pool};
+use crate::device::cuda::memory::Staging;
+use crate::device::cuda::{Driver, DriverError};
 use crate::types::Batch;
 
 /// A row that the index does not hold.
@@ -123,7 +125,7 @@ impl<D: Driver> Lane<D> {
         // SAFETY: as above; the lookups' columns were checked when the lane was made. What the index holds lies
         // within the pool or registered memory, as `Tier` sees to, and the rows of misses within the staging
         // memory, when the header says that they are there.
-        unsafe { kernels::gather_pool(&**self.tier.driver(), &self.stream, blocks, &args) }
+        unsafe { gather_pool(&**self.tier.driver(), &self.stream, blocks, &args) }
     }
 
     fn launch_graph(&self, graph: &D::Graph) -> Result<(), DriverError> {

@@ -5,9 +5,10 @@
 use std::sync::Arc;
 
 use super::args::{EMPTY_KEY, ListArgs, Listed};
-use super::memory::{Array, PinnedMemory, Plan};
+use super::kernels;
 use super::tier::Tier;
-use super::{Driver, DriverError, kernels};
+use crate::device::cuda::memory::{Array, PinnedMemory, Plan};
+use crate::device::cuda::{Driver, DriverError};
 
 /// Slots of a bucket.
 const SLOTS: usize = 8;

@@ -21,10 +21,19 @@
 //! **What waits for what.** A batch of hits takes no lock. One with misses takes the replacer's, after its last
 //! kernel was launched.
 
+pub mod args;
+mod block;
 mod evict;
+mod kernels;
+pub mod lane;
+pub mod lister;
+pub mod overlay;
 mod pointers;
 mod rank;
 mod replace;
+mod shape;
+pub mod sweeper;
+pub mod tier;
 mod version;
 mod warm;
 mod worker;
@@ -44,10 +53,10 @@ use super::version::Switched;
 use super::{
     CacheError, CacheOptions, CacheShape, CacheStats, TableShape, admission, check, eviction, index,
 };
-use crate::device::cuda::lane::LaneError;
+use crate::cache::gpu::lane::LaneError;
+use crate::cache::gpu::overlay::OverlayTable;
+use crate::cache::gpu::tier::{Tier, TierShape};
 use crate::device::cuda::memory::PinnedMemory;
-use crate::device::cuda::overlay::OverlayTable;
-use crate::device::cuda::tier::{Tier, TierShape};
 use crate::device::cuda::{Driver, DriverError};
 use crate::types::{FlatKey, TableId, Version};
 use evict::Sweep;
@@ -111,7 +120,7 @@ pub struct DeviceCache<D: Driver> {
 }
 
 /// What workers and the evictor's thread see too.
-struct Shared<D: Driver> {
+pub(crate) struct Shared<D: Driver> {
     tier: Arc<Tier<D>>,
     keys: RowKeys,
     tables: Vec<TableShape>,

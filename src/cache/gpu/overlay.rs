@@ -7,10 +7,10 @@
 #![allow(unsafe_code)]
 
 use super::args::{Changed, EMPTY_KEY, NOWHERE};
-use super::memory::{DeviceMemory, PinnedMemory, Plan};
 use super::tier::Tier;
-use super::{Address, Driver, DriverError};
-use crate::types::scatter;
+use crate::device::cuda::memory::{DeviceMemory, PinnedMemory, Plan};
+use crate::device::cuda::{Address, Driver, DriverError};
+use crate::mem::scatter;
 
 /// Where a changed row is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,12 +61,12 @@ impl<D: Driver> OverlayTable<D> {
     }
 
     /// Where kernels see it.
-    pub(super) fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         self.slots.address()
     }
 
     /// Its slots, a power of two, less one.
-    pub(super) fn mask(&self) -> u64 {
+    pub(crate) fn mask(&self) -> u64 {
         self.mask
     }
 }

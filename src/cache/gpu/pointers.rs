@@ -22,9 +22,9 @@ use super::super::pointers::Pointers;
 use super::super::slots::UNIT;
 use super::evict::Sweep;
 use super::{DeviceCacheError, Shared, lock};
-use crate::device::cuda::args::Pointable;
+use crate::cache::gpu::args::Pointable;
+use crate::cache::gpu::sweeper::{Stretch, Victims};
 use crate::device::cuda::memory::PinnedMemory;
-use crate::device::cuda::sweeper::{Stretch, Victims};
 use crate::device::cuda::{Driver, DriverError};
 use crate::types::{FlatKey, TableId, Version};
 
@@ -32,7 +32,7 @@ use crate::types::{FlatKey, TableId, Version};
 const STRETCH: u32 = 1 << 20;
 
 /// What the cache knows of its pointers.
-pub(super) struct Pointing {
+pub(crate) struct Pointing {
     /// How many there are, and may be.
     pub count: Pointers,
     /// By table: where rows lie that may be pointed at.
@@ -60,7 +60,7 @@ impl Pointing {
 }
 
 impl<D: Driver> Shared<D> {
-    pub(super) fn host_rows(
+    pub(crate) fn host_rows(
         self: &Arc<Self>,
         version: Version,
         table: TableId,
@@ -92,7 +92,7 @@ impl<D: Driver> Shared<D> {
     }
 
     /// Makes no more pointers, until memory of the host is given anew.
-    pub(super) fn stop_pointing(&self) {
+    pub(crate) fn stop_pointing(&self) {
         self.change_tables(&mut lock(&self.sweep), |tables| tables.fill(None));
     }
 
@@ -103,7 +103,7 @@ impl<D: Driver> Shared<D> {
     }
 
     /// As [`Pointers::observe`].
-    pub(super) fn observe(&self, ids: u64, elapsed: Duration) {
+    pub(crate) fn observe(&self, ids: u64, elapsed: Duration) {
         if self.pointing.count.observe(ids, elapsed) {
             // A sweep of the whole index is for the evicting thread, and not for a request's.
             self.wake.now();
@@ -111,7 +111,7 @@ impl<D: Driver> Shared<D> {
     }
 
     /// Unlinks all pointers if the tuner has said so.
-    pub(super) fn clear_pointers_if_told(&self, sweep: &mut Sweep<D>) -> Result<(), DriverError> {
+    pub(crate) fn clear_pointers_if_told(&self, sweep: &mut Sweep<D>) -> Result<(), DriverError> {
         if self.pointing.count.told_to_clear() {
             self.unlink_pointers(sweep, (0, u64::MAX))?;
         }

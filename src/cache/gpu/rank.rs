@@ -14,15 +14,15 @@ use super::super::policy::threshold;
 use super::evict::Sweep;
 use super::replace::JOBS;
 use super::{Shared, lock};
-use crate::device::cuda::args::{JobKind, LINK_NEW, LINK_SWAPPED, LINK_WITHDRAWN, Listed, MayReplace};
-use crate::device::cuda::lister::Look;
+use crate::cache::gpu::args::{JobKind, LINK_NEW, LINK_SWAPPED, LINK_WITHDRAWN, Listed, MayReplace};
+use crate::cache::gpu::lister::Look;
+use crate::cache::gpu::tier::{Job, JobRow, Jobs, Tier};
 use crate::device::cuda::memory::Staging;
-use crate::device::cuda::tier::{Job, JobRow, Jobs, Tier};
 use crate::device::cuda::{Driver, DriverError};
 use crate::types::FlatKey;
 
 /// Jobs that take entries out of the index, or have them point to memory of the host.
-pub(super) struct Withdrawals<D: Driver> {
+pub(crate) struct Withdrawals<D: Driver> {
     jobs: Jobs<D>,
     /// No row comes in with them.
     nothing: Staging<D>,
@@ -45,7 +45,7 @@ impl<D: Driver> Withdrawals<D> {
 }
 
 impl<D: Driver> Shared<D> {
-    pub(super) fn lower_by_rank(&self, sweep: &mut Sweep<D>, room: usize) -> Result<EvictStep, DriverError> {
+    pub(crate) fn lower_by_rank(&self, sweep: &mut Sweep<D>, room: usize) -> Result<EvictStep, DriverError> {
         let (now, lowering) = (self.epochs.tag(), self.lowering(room));
         let Sweep { lister, withdrawals: Some(withdrawals), hand, draw, .. } = sweep else {
             return Ok(EvictStep::Idle);

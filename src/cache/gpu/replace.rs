@@ -25,21 +25,21 @@ use super::super::policy::Eviction;
 use super::super::shared::MAX_WAITING;
 use super::super::slots::{Slot, UNIT};
 use super::{DeviceCacheError, Shared, lock};
-use crate::device::cuda::args::{
+use crate::cache::gpu::args::{
     EMPTY_KEY, JobKind, LINK_FULL, LINK_NEW, LINK_PRESENT, LINK_REPLACED, LINK_SWAPPED, LINK_WITHDRAWN,
     MayReplace, Outcome,
 };
+use crate::cache::gpu::tier::{Job, JobRow, Jobs, Tier};
 use crate::device::cuda::memory::Staging;
-use crate::device::cuda::tier::{Job, JobRow, Jobs, Tier};
 use crate::device::cuda::{Driver, DriverError};
 use crate::types::{FlatKey, TableId};
 
 /// Jobs of a block, and blocks: 1 MiB of pinned memory.
-pub(super) const JOBS: usize = 4096;
+pub(crate) const JOBS: usize = 4096;
 const BLOCKS: usize = 4;
 
 /// The jobs under way, and blocks for more.
-pub(super) struct Replacer<D: Driver> {
+pub(crate) struct Replacer<D: Driver> {
     under_way: VecDeque<(Jobs<D>, Vec<Entry>)>,
     spare: Vec<Jobs<D>>,
     /// For jobs whose rows are not staged.
@@ -47,14 +47,14 @@ pub(super) struct Replacer<D: Driver> {
 }
 
 /// What a job is about.
-pub(super) struct Entry {
+pub(crate) struct Entry {
     pub table: TableId,
     pub key: FlatKey,
     pub place: Place,
 }
 
 /// Where the row of a job is.
-pub(super) enum Place {
+pub(crate) enum Place {
     /// In a slot that nobody knows of before it is linked.
     New(Slot),
     /// In a slot that batches may have found in an overlay.
@@ -65,7 +65,7 @@ pub(super) enum Place {
 
 /// In what way rows are offered.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Order {
+pub(crate) struct Order {
     /// The batch that offers, for stamp and admission.
     pub batch: u64,
     /// What to do where a key is there already.
@@ -94,7 +94,7 @@ impl<D: Driver> Replacer<D> {
 
 impl<D: Driver> Shared<D> {
     /// Offers rows that lie in the staging memory, each once. Returns how many are on their way.
-    pub(super) fn replace(
+    pub(crate) fn replace(
         &self,
         order: Order,
         staging: &mut Staging<D>,
@@ -144,7 +144,7 @@ impl<D: Driver> Shared<D> {
     }
 
     /// Gives up a row that is not linked.
-    pub(super) fn leave_out(&self, entry: Entry) {
+    pub(crate) fn leave_out(&self, entry: Entry) {
         if let Place::New(slot) = entry.place {
             self.slots.give_back(slot.location());
             self.counts.rejected_full.fetch_add(1, Ordering::Relaxed);
@@ -152,7 +152,7 @@ impl<D: Driver> Shared<D> {
     }
 
     /// Launches jobs, what became of which is looked at later.
-    pub(super) fn launch(
+    pub(crate) fn launch(
         &self,
         replacer: &mut Replacer<D>,
         order: Order,
@@ -195,7 +195,7 @@ impl<D: Driver> Shared<D> {
     }
 
     /// A job for a row that is nowhere yet.
-    pub(super) fn job(&self, table: TableId, own: FlatKey, kind: JobKind) -> Job {
+    pub(crate) fn job(&self, table: TableId, own: FlatKey, kind: JobKind) -> Job {
         Job {
             key: self.keys.row(table, own).1.0,
             location: 0,
@@ -208,7 +208,7 @@ impl<D: Driver> Shared<D> {
     }
 
     /// A slot for a row, if need be one that unfinished batches kept until just now.
-    pub(super) fn take(
+    pub(crate) fn take(
         &self,
         replacer: &mut Replacer<D>,
         table: TableId,
@@ -222,7 +222,7 @@ impl<D: Driver> Shared<D> {
     }
 
     /// A block of jobs, if need be the oldest under way, once it is done.
-    pub(super) fn block(&self, replacer: &mut Replacer<D>) -> Result<Jobs<D>, DriverError> {
+    pub(crate) fn block(&self, replacer: &mut Replacer<D>) -> Result<Jobs<D>, DriverError> {
         if replacer.spare.is_empty() {
             self.harvest_oldest(replacer)?;
         }
@@ -231,7 +231,7 @@ impl<D: Driver> Shared<D> {
     }
 
     /// Looks at what became of jobs that are done, or waits for all of them.
-    pub(super) fn harvest(&self, replacer: &mut Replacer<D>, wait: bool) -> Result<(), DriverError> {
+    pub(crate) fn harvest(&self, replacer: &mut Replacer<D>, wait: bool) -> Result<(), DriverError> {
         while let Some((oldest, _)) = replacer.under_way.front() {
             if !wait && !oldest.fired()? {
                 break;
@@ -254,7 +254,7 @@ impl<D: Driver> Shared<D> {
         Ok(())
     }
 
-    pub(super) fn count_in(&self, outcome: &Outcome, entry: &Entry) {
+    pub(crate) fn count_in(&self, outcome: &Outcome, entry: &Entry) {
         if matches!(outcome.link, LINK_NEW | LINK_REPLACED | LINK_SWAPPED) {
             self.counts.inserted.fetch_add(1, Ordering::Relaxed);
             self.counts.linked_bytes.fetch_add(self.footprint(entry.table), Ordering::Relaxed);
@@ -262,7 +262,7 @@ impl<D: Driver> Shared<D> {
         }
     }
 
-    pub(super) fn put_aside(&self, outcome: &Outcome, entry: Entry) {
+    pub(crate) fn put_aside(&self, outcome: &Outcome, entry: Entry) {
         let left = || Unlinked::withdrawn(FlatKey(outcome.key), Location::from_bits(outcome.location));
         match outcome.link {
             LINK_REPLACED => {
@@ -285,7 +285,7 @@ impl<D: Driver> Shared<D> {
     }
 
     /// Counts an entry out and, if it had a slot, puts that aside until no batch can read it.
-    pub(super) fn retire(&self, unlinked: Unlinked) {
+    pub(crate) fn retire(&self, unlinked: Unlinked) {
         self.entries.fetch_sub(1, Ordering::Relaxed);
         if unlinked.location().is_host() {
             self.pointing.count.removed();
@@ -295,7 +295,7 @@ impl<D: Driver> Shared<D> {
     }
 
     /// Puts the slot of a row aside that is no longer found there.
-    pub(super) fn vacate(&self, unlinked: Unlinked) {
+    pub(crate) fn vacate(&self, unlinked: Unlinked) {
         if let Some(table) = self.keys.index_keys().table_of(unlinked.key) {
             self.counts.linked_bytes.fetch_sub(self.footprint(table), Ordering::Relaxed);
             self.counts.tables[table.index()].evictions.fetch_add(1, Ordering::Relaxed);
@@ -304,7 +304,7 @@ impl<D: Driver> Shared<D> {
     }
 
     /// Frees the slots whose batches are all finished. Returns how many still wait.
-    pub(super) fn reclaim(&self, replacer: &mut Replacer<D>) -> Result<usize, DriverError> {
+    pub(crate) fn reclaim(&self, replacer: &mut Replacer<D>) -> Result<usize, DriverError> {
         self.poll()?;
         let mut free = Vec::new();
         let waiting = self.limbo.reclaim(&self.epochs, |slot: Freed| free.push(slot.location()));
@@ -332,14 +332,14 @@ impl<D: Driver> Shared<D> {
     }
 
     /// Waits for all jobs and frees what can be freed.
-    pub(super) fn settle(&self) -> Result<(), DriverError> {
+    pub(crate) fn settle(&self) -> Result<(), DriverError> {
         let replacer = &mut *lock(&self.replacer);
         self.harvest(replacer, true)?;
         self.reclaim(replacer).map(|_| ())
     }
 
     /// As [`Self::reclaim`], for who does not hold the replacer; looks after jobs that are done first.
-    pub(super) fn tidy_up(&self) -> Result<usize, DriverError> {
+    pub(crate) fn tidy_up(&self) -> Result<usize, DriverError> {
         let replacer = &mut *lock(&self.replacer);
         self.harvest(replacer, false)?;
         self.reclaim(replacer)
@@ -353,7 +353,7 @@ pub struct DeviceWriter<D: Driver> {
 }
 
 impl<D: Driver> DeviceWriter<D> {
-    pub(super) fn new(shared: &Arc<Shared<D>>, staging_bytes: usize) -> Result<Self, DeviceCacheError> {
+    pub(crate) fn new(shared: &Arc<Shared<D>>, staging_bytes: usize) -> Result<Self, DeviceCacheError> {
         let staging = Staging::new(shared.tier.driver(), staging_bytes.div_ceil(UNIT))?;
         Ok(Self { shared: shared.clone(), staging })
     }

@@ -1,9 +1,9 @@
 //! What a lane has room for, and whether a batch is one that it was made for: all that its kernels take for
 //! granted.
 
-use super::DriverError;
 use super::args::NarrowColumn;
-use crate::device::pool::MAX_LOOKUPS;
+use crate::compute::pool::MAX_LOOKUPS;
+use crate::device::cuda::DriverError;
 use crate::types::{Batch, Element, ROW_ALIGN};
 
 /// One pooled vector of the output row.
@@ -23,7 +23,7 @@ pub struct LaneLookup {
     pub element: Element,
     /// Where its vector begins in an output row.
     pub column: usize,
-    /// As [`crate::device::pool::pooling_code`].
+    /// As [`crate::compute::pool::pooling_code`].
     pub pooling: u32,
 }
 
@@ -58,7 +58,7 @@ pub struct LaneShape {
 
 impl LaneShape {
     /// Whether the index's keys are not the rows' own.
-    pub(super) fn narrow(&self) -> bool {
+    pub(crate) fn narrow(&self) -> bool {
         self.lookups.iter().any(|lookup| lookup.narrow.is_some())
     }
 }
@@ -91,7 +91,7 @@ pub enum LaneError {
     },
 }
 
-pub(super) fn limit(field: &'static str, limit: u64, got: usize) -> Result<(), LaneError> {
+pub(crate) fn limit(field: &'static str, limit: u64, got: usize) -> Result<(), LaneError> {
     if got as u64 > limit {
         return Err(LaneError::Capacity { field, limit, got: got as u64 });
     }
@@ -105,7 +105,7 @@ fn expect(field: impl FnOnce() -> String, expected: usize, got: usize) -> Result
     Ok(())
 }
 
-pub(super) fn check_shape(shape: &LaneShape) -> Result<(), LaneError> {
+pub(crate) fn check_shape(shape: &LaneShape) -> Result<(), LaneError> {
     let LaneShape { lookups, max_samples, .. } = shape;
     limit("lookups", MAX_LOOKUPS as u64, lookups.len())?;
     limit("dense width", shape.stride as u64, shape.dense_width)?;
@@ -137,7 +137,7 @@ pub(super) fn check_shape(shape: &LaneShape) -> Result<(), LaneError> {
     Ok(())
 }
 
-pub(super) fn check_batch(shape: &LaneShape, batch: &Batch) -> Result<(), LaneError> {
+pub(crate) fn check_batch(shape: &LaneShape, batch: &Batch) -> Result<(), LaneError> {
     limit("batch: samples", shape.max_samples as u64, batch.samples)?;
     limit("batch: ids", shape.max_ids as u64, batch.features.iter().map(|f| f.ids.len()).sum())?;
     expect(|| "batch: dense values".into(), batch.samples * shape.dense_width, batch.dense.len())?;

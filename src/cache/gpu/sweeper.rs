@@ -7,9 +7,10 @@ use std::sync::Arc;
 use super::args::{
     Evicted, Pointable, SampleArgs, SweepArgs, VICTIM_AGED, VICTIM_AGED_ROW, VICTIM_IN_SLABS, VICTIM_POINTER,
 };
-use super::memory::{Array, DeviceMemory, PinnedMemory, Plan};
+use super::kernels;
 use super::tier::Tier;
-use super::{Driver, DriverError, kernels};
+use crate::device::cuda::memory::{Array, DeviceMemory, PinnedMemory, Plan};
+use crate::device::cuda::{Driver, DriverError};
 
 /// Slots of a bucket.
 const SLOTS: usize = 8;

@@ -11,8 +11,9 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::args::{JobKind, MayReplace, Outcome, ReplaceArgs, ReplaceJob};
-use super::memory::{Array, DeviceMemory, PinnedMemory, Plan, Staging};
-use super::{Driver, DriverError, kernels};
+use super::kernels;
+use crate::device::cuda::memory::{Array, DeviceMemory, PinnedMemory, Plan, Staging};
+use crate::device::cuda::{Driver, DriverError};
 
 /// Bytes of a bucket, and its slots.
 const BUCKET_BYTES: usize = 128;
@@ -107,7 +108,7 @@ impl<D: Driver> Tier<D> {
     }
 
     /// Whether a row of so many words at a location lies where kernels may read it.
-    pub(super) fn holds(&self, location: u64, words: usize) -> bool {
+    pub(crate) fn holds(&self, location: u64, words: usize) -> bool {
         let bytes = (words * WORD) as u64;
         if location & 1 == 0 {
             return (location >> 1) * WORD as u64 + bytes <= self.pool.bytes() as u64;
@@ -127,19 +128,19 @@ impl<D: Driver> Tier<D> {
     }
 
     /// The one stream on which the index is changed.
-    pub(super) fn stream(&self) -> &D::Stream {
+    pub(crate) fn stream(&self) -> &D::Stream {
         &self.stream
     }
 
-    pub(super) fn index(&self) -> u64 {
+    pub(crate) fn index(&self) -> u64 {
         self.index.address()
     }
 
-    pub(super) fn pool(&self) -> u64 {
+    pub(crate) fn pool(&self) -> u64 {
         self.pool.address()
     }
 
-    pub(super) fn host_origin(&self) -> u64 {
+    pub(crate) fn host_origin(&self) -> u64 {
         self.host_origin
     }
 }

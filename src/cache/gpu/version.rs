@@ -31,10 +31,10 @@ use super::super::slots::{Slot, UNIT};
 use super::super::version::{ByKey, Changed, Overlay, Switched};
 use super::replace::{Entry, JOBS, Order, Place};
 use super::{DeviceCacheError, Shared, lock};
-use crate::device::cuda::args::{JobKind, LINK_PRESENT, MayReplace};
+use crate::cache::gpu::args::{JobKind, LINK_PRESENT, MayReplace};
+use crate::cache::gpu::overlay::{ChangedRow, OverlayTable};
+use crate::cache::gpu::tier::{Job, JobRow, Jobs};
 use crate::device::cuda::memory::Staging;
-use crate::device::cuda::overlay::{ChangedRow, OverlayTable};
-use crate::device::cuda::tier::{Job, JobRow, Jobs};
 use crate::device::cuda::{Driver, DriverError};
 use crate::types::{FlatKey, TableId, Version};
 
@@ -42,7 +42,7 @@ use crate::types::{FlatKey, TableId, Version};
 const STAGED_BYTES: usize = 1 << 20;
 
 /// The version that batches are of which begin now.
-pub(super) struct Current<D: Driver> {
+pub(crate) struct Current<D: Driver> {
     pub version: Version,
     overlay: Option<(Arc<Overlay>, Weak<OverlayTable<D>>)>,
 }
@@ -54,7 +54,7 @@ impl<D: Driver> Current<D> {
 }
 
 /// What a batch holds while it is under way: its pin last, because that tells others that the rest is gone.
-pub(super) struct Hold<D: Driver> {
+pub(crate) struct Hold<D: Driver> {
     /// What it asks before the index.
     pub overlay: Option<Arc<OverlayTable<D>>>,
     changed: Option<Arc<Overlay>>,
@@ -73,7 +73,7 @@ impl<D: Driver> Hold<D> {
 
 impl<D: Driver> Shared<D> {
     /// Begins a batch of the current version.
-    pub(super) fn begin(&self) -> Hold<D> {
+    pub(crate) fn begin(&self) -> Hold<D> {
         let pin = self.epochs.pin_owned();
         loop {
             // After the number was taken: whoever switches relies on it.
@@ -90,7 +90,7 @@ impl<D: Driver> Shared<D> {
     }
 
     /// Makes a version current. Waits for the batches of the one before.
-    pub(super) fn switch<'r>(
+    pub(crate) fn switch<'r>(
         &self,
         version: Version,
         changed: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,

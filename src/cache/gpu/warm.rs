@@ -8,10 +8,10 @@ use super::super::slots::UNIT;
 use super::super::warm::{STAMPS, Warmed};
 use super::replace::{Entry, JOBS, Place};
 use super::{DeviceCache, DeviceCacheError, Shared, lock};
-use crate::device::cuda::args::{JobKind, LINK_NEW, LINK_SWAPPED, Listed, MayReplace};
-use crate::device::cuda::lister::Look;
+use crate::cache::gpu::args::{JobKind, LINK_NEW, LINK_SWAPPED, Listed, MayReplace};
+use crate::cache::gpu::lister::Look;
+use crate::cache::gpu::tier::{Job, JobRow, Jobs};
 use crate::device::cuda::memory::Staging;
-use crate::device::cuda::tier::{Job, JobRow, Jobs};
 use crate::device::cuda::{Driver, DriverError};
 use crate::types::{FlatKey, TableId};
 

@@ -9,11 +9,11 @@ use super::super::slots::UNIT;
 use super::replace::{Offer, Order};
 use super::version::Hold;
 use super::{DeviceCacheError, Shared};
+use crate::cache::gpu::args::{JobKind, NarrowColumn};
+use crate::cache::gpu::lane::{Lane, LaneLookup, LaneMiss, LaneShape};
+use crate::cache::gpu::tier::JobRow;
+use crate::compute::pool::pooling_code;
 use crate::device::cuda::Driver;
-use crate::device::cuda::args::{JobKind, NarrowColumn};
-use crate::device::cuda::lane::{Lane, LaneLookup, LaneMiss, LaneShape};
-use crate::device::cuda::tier::JobRow;
-use crate::device::pool::pooling_code;
 use crate::schema::Lookup;
 use crate::types::{Batch, TableId, Version};
 
@@ -90,7 +90,7 @@ impl Missing<'_> {
 }
 
 impl<D: Driver> DeviceWorker<D> {
-    pub(super) fn new(shared: &Arc<Shared<D>>, shape: &WorkerShape) -> Result<Self, DeviceCacheError> {
+    pub(crate) fn new(shared: &Arc<Shared<D>>, shape: &WorkerShape) -> Result<Self, DeviceCacheError> {
         let lookups: Vec<LaneLookup> =
             shape.lookups.iter().map(|lookup| lane_lookup(shared, lookup)).collect::<Result<_, _>>()?;
         // The largest batch: all ids of the feature whose lookups read most, and none found.

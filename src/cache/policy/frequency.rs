@@ -18,7 +18,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::types::{FlatKey, scatter};
+use crate::mem::scatter;
+use crate::types::FlatKey;
 
 /// Bits of a remembered miss: of the hash and, below them, the count.
 const BITS: u32 = 16;

@@ -5,7 +5,8 @@
 //! and so costs nothing; what it lets in by chance it also keeps out by chance, hot rows too, until
 //! they are asked for again.
 
-use crate::types::{FlatKey, scatter};
+use crate::mem::scatter;
+use crate::types::FlatKey;
 
 /// Admission with a fixed probability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

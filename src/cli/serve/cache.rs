@@ -11,9 +11,9 @@ use crate::cli::InputError;
 use crate::config::{CacheAdmission, CacheConfig, CacheEviction, CacheMode, CacheSize, Config, DeviceKind};
 use crate::device::cuda::Nvidia;
 use crate::device::cuda::pinned::PinnedHost;
-use crate::device::host;
 use crate::engine::Front;
 use crate::engine::on_device::{DeviceFront, FrontShape};
+use crate::mem::available::memory_bytes;
 use crate::planner::counts::Ranked;
 use crate::schema::Schema;
 use crate::store::{Opened, PlainMemory};
@@ -23,7 +23,7 @@ use crate::types::TableId;
 const DEFAULT_FRACTION: f64 = 0.1;
 
 /// What all models' caches are made of.
-pub(super) struct Fronts<'c> {
+pub(crate) struct Fronts<'c> {
     pub config: &'c Config,
     /// The GPU, where one was taken.
     pub device: Option<Arc<Nvidia>>,
@@ -32,14 +32,14 @@ pub(super) struct Fronts<'c> {
 }
 
 /// A cache in front of a model's store, and what was known of the store's rows.
-pub(super) struct Fronted {
+pub(crate) struct Fronted {
     pub front: Front,
     /// The model's rows by descending count, where counts were given.
     pub ranked: Vec<(TableId, u64)>,
 }
 
 /// The counts that the configuration names, if it names any.
-pub(super) fn counts(config: &CacheConfig) -> anyhow::Result<Option<Ranked>> {
+pub(crate) fn counts(config: &CacheConfig) -> anyhow::Result<Option<Ranked>> {
     let Some(path) = &config.counts else { return Ok(None) };
     let ranked = Ranked::read(path).map_err(|e| InputError(e.into())).context("cache.counts")?;
     Ok(Some(ranked))
@@ -128,13 +128,13 @@ impl Fronts<'_> {
 }
 
 /// Most samples of a batch: of a merged one, or of a request that goes alone.
-pub(super) fn max_samples(config: &Config) -> usize {
+pub(crate) fn max_samples(config: &Config) -> usize {
     config.batcher.max_samples.max(config.server.max_samples)
 }
 
 /// Whether the tables take at most half of the memory: half is left to whatever else there is.
-pub(super) fn fits_ram(opened: &Opened) -> bool {
-    host::memory_bytes().is_none_or(|ram| opened.store.row_bytes() <= ram / 2)
+pub(crate) fn fits_ram(opened: &Opened) -> bool {
+    memory_bytes().is_none_or(|ram| opened.store.row_bytes() <= ram / 2)
 }
 
 /// What the configuration says, besides pointers. The ranked rows are taken where eviction goes by them.

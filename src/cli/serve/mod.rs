@@ -14,12 +14,12 @@ use crate::device::{self, Choice, cuda};
 use crate::engine::{Engine, EngineParts, Front, read_weights};
 use crate::metrics::{Metrics, ModelMetrics};
 use crate::model::Model;
+use crate::predict::Predict;
 use crate::schema::Schema;
 use crate::server::{Server, ServerParts, terminated};
 use crate::store::hot_rows::STATE;
 use crate::store::{self, Opened};
 use crate::trace::recorder::{Recorder, RecorderOptions};
-use crate::types::Predict;
 use cache::{Fronted, Fronts};
 
 pub use warm::Saving;
@@ -54,7 +54,7 @@ pub struct Args {
 }
 
 impl Args {
-    pub(super) fn flags(&self) -> Flags {
+    pub(crate) fn flags(&self) -> Flags {
         Flags {
             grpc: self.grpc.clone(),
             http: self.http.clone(),

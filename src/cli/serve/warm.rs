@@ -12,12 +12,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::engine::Engine;
+use crate::predict::Predict;
 use crate::schema::Schema;
 use crate::store::hot_rows::{HotRows, MAX_ROWS};
-use crate::types::{Predict, TableId};
+use crate::types::TableId;
 
 /// Fills an engine's cache with the rows that were saved of its model, or with `ranked` where none were.
-pub(super) fn fill(engine: &Engine, models: &Path, ranked: Vec<(TableId, u64)>) {
+pub(crate) fn fill(engine: &Engine, models: &Path, ranked: Vec<(TableId, u64)>) {
     let description = engine.describe();
     let model = description.model.as_str();
     let saved = HotRows::load(models, model).unwrap_or_else(|reason| {
@@ -51,7 +52,7 @@ pub struct Saving {
 impl Saving {
     /// # Errors
     /// When the system gives no thread.
-    pub(super) fn start(
+    pub(crate) fn start(
         engines: &[Arc<Engine>],
         models: &Path,
         every: Option<Duration>,

@@ -66,7 +66,7 @@ pub struct Args {
 const EVALUATED: usize = 4096;
 
 impl Args {
-    pub(super) fn flags(&self) -> Flags {
+    pub(crate) fn flags(&self) -> Flags {
         self.training.flags(&self.pipeline)
     }
 }

@@ -10,9 +10,9 @@ use super::Args;
 use crate::cli::InputError;
 use crate::cli::scratchpad::{SizeFlag, orders, pipeline_on, working_dir};
 use crate::device::cuda::Nvidia;
+use crate::rowlog::{RowOrder, read_orders, write_orders};
 use crate::schema::{Schema, Table};
 use crate::store::hot_rows::STATE;
-use crate::store::{self, RowOrder, read_orders, write_orders};
 use crate::trainer::{
     self, Data, Frequencies, Learner, Network, Pipeline, PipelineSettings, PlanStats, Progress,
     ScratchpadSize, Sizes, StageName, TrainError,
@@ -20,7 +20,7 @@ use crate::trainer::{
 use crate::types::Version;
 
 /// What is being trained, and where its rows are.
-pub(super) enum Trained {
+pub(crate) enum Trained {
     InMemory(Box<Learner>),
     OnDisk { network: Box<Network>, pipeline: Box<Pipeline> },
 }
@@ -133,7 +133,7 @@ fn warn_of_idle_flags(args: &Args) {
 
 /// The order of the rows that an earlier run has kept, if one has.
 fn kept_orders(args: &Args, schema: &Schema) -> anyhow::Result<Vec<Option<RowOrder>>> {
-    let path = args.models.join(&args.name).join(STATE).join(store::order::FILE);
+    let path = args.models.join(&args.name).join(STATE).join(crate::rowlog::order::FILE);
     let mut kept = read_orders(&path)?.unwrap_or_default();
     let of = |table: &Table| {
         let order = kept.remove(&table.name);
@@ -158,6 +158,6 @@ fn keep_orders(
     std::fs::create_dir_all(&state).with_context(|| format!("{}", state.display()))?;
     let named = schema.tables.iter().zip(&orders);
     let named: Vec<_> = named.filter_map(|(table, order)| Some((&*table.name, order.as_ref()?))).collect();
-    write_orders(&state.join(store::order::FILE), &named)?;
+    write_orders(&state.join(crate::rowlog::order::FILE), &named)?;
     Ok(orders)
 }

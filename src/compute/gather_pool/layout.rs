@@ -4,12 +4,12 @@
 
 #![allow(unsafe_code)]
 
-use crate::device::vector::{Encoded, Vector};
+use crate::compute::vector::{Encoded, Vector};
 use crate::types::Element;
 use crate::types::element::{f16_values, f32_values, int8_parts, int8_values};
 
 /// A row of one type of element.
-pub(super) trait RowLayout<'a>: Copy {
+pub(crate) trait RowLayout<'a>: Copy {
     /// The type.
     const ELEMENT: Element;
 
@@ -27,13 +27,13 @@ pub(super) trait RowLayout<'a>: Copy {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct F32Row<'a>(&'a [u8]);
+pub(crate) struct F32Row<'a>(&'a [u8]);
 
 #[derive(Clone, Copy)]
-pub(super) struct F16Row<'a>(&'a [u8]);
+pub(crate) struct F16Row<'a>(&'a [u8]);
 
 #[derive(Clone, Copy)]
-pub(super) struct Int8Row<'a> {
+pub(crate) struct Int8Row<'a> {
     bytes: &'a [u8],
     scale: f32,
     bias: f32,

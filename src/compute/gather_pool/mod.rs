@@ -1,17 +1,14 @@
 //! The host device: every kernel in plain Rust, and so the oracle for every other device.
 
 mod layout;
-mod memory;
 mod registers;
-pub mod slots;
 
 use std::ops::Range;
 
-pub use memory::{available_bytes, memory_bytes};
 use registers::GatherPool;
 
+use crate::mem::prefetch::prefetch_first;
 use crate::types::Element;
-use crate::types::prefetch::prefetch_first;
 
 /// One lookup of a gather-pool: which values each sample has, and where its vector goes.
 #[derive(Clone, Copy, Debug)]
@@ -85,7 +82,7 @@ pub fn collect_rows<'r>(
 
 /// Rows of so many bytes that are on their way while one is pooled.
 #[inline(always)]
-fn rows_ahead(row_bytes: usize) -> usize {
+pub(crate) fn rows_ahead(row_bytes: usize) -> usize {
     (AHEAD_BYTES / row_bytes.max(1)).max(1)
 }
 

@@ -7,12 +7,12 @@
 
 use super::layout::{F16Row, F32Row, Int8Row, RowLayout};
 use super::{PoolLookup, rows_ahead};
-use crate::device::vector::{Encoded, Vector};
+use crate::compute::vector::{Encoded, Vector};
+use crate::mem::prefetch::prefetch_first;
 use crate::types::Element;
-use crate::types::prefetch::prefetch_first;
 
 /// A gather-pool of some samples, whose columns lie within `out` for each of them.
-pub(super) struct GatherPool<'a> {
+pub(crate) struct GatherPool<'a> {
     lookup: &'a PoolLookup<'a>,
     rows: &'a [Option<&'a [u8]>],
     out: &'a mut [f32],
@@ -24,7 +24,7 @@ impl<'a> GatherPool<'a> {
     ///
     /// # Panics
     /// When `rows` or `out` is too short, or the columns do not fit the stride.
-    pub(super) fn new(
+    pub(crate) fn new(
         lookup: &'a PoolLookup<'a>,
         rows: &'a [Option<&'a [u8]>],
         out: &'a mut [f32],
@@ -42,7 +42,7 @@ impl<'a> GatherPool<'a> {
     ///
     /// # Panics
     /// When a row is not as long as the lookup has it, or the offsets fall.
-    pub(super) fn run(self) {
+    pub(crate) fn run(self) {
         match self.lookup.element {
             Element::F32 => self.run_on::<F32Row>(),
             Element::F16 => self.run_on::<F16Row>(),
@@ -88,7 +88,7 @@ impl<'a> GatherPool<'a> {
     /// The processor has AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub(super) unsafe fn run_avx2<L: RowLayout<'a>>(self) {
+    pub(crate) unsafe fn run_avx2<L: RowLayout<'a>>(self) {
         use std::arch::x86_64::__m256;
         match self.lookup.dim {
             // SAFETY: this function has the target features, and rows of 16 elements are two registers.
@@ -135,7 +135,7 @@ impl<'a> GatherPool<'a> {
 
     /// For any width: the sum is made where it goes.
     #[inline(always)]
-    pub(super) fn run_any<L: RowLayout<'a>>(self) {
+    pub(crate) fn run_any<L: RowLayout<'a>>(self) {
         let Self { lookup, mut rows, out, stride } = self;
         let dim = lookup.dim;
         let mut ahead = Ahead::of(rows, lookup.row_bytes());
@@ -163,7 +163,7 @@ impl<'a> GatherPool<'a> {
 
 /// Whether the processor has what [`GatherPool::run_avx2`] wants.
 #[cfg(target_arch = "x86_64")]
-pub(super) fn has_avx2() -> bool {
+pub(crate) fn has_avx2() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
 }
 

@@ -20,9 +20,9 @@ mod transpose;
 
 use super::Real;
 
-pub(super) use kernel::{product_f32, product_portable};
-pub use transpose::pack_transposed;
-pub(super) use transpose::{Block, transpose_f32, transpose_portable};
+pub(crate) use crate::compute::gemm::kernel::{product_f32, product_portable};
+pub use crate::compute::gemm::transpose::pack_transposed;
+pub(crate) use crate::compute::gemm::transpose::{Block, transpose_f32, transpose_portable};
 
 /// Columns of a packed panel.
 pub const LANES: usize = 32;

@@ -4,9 +4,9 @@
 
 use proptest::prelude::*;
 
-#[cfg(target_arch = "x86_64")]
-use super::kernel::{product_avx2, product_avx512};
 use super::*;
+#[cfg(target_arch = "x86_64")]
+use crate::compute::gemm::kernel::{product_avx2, product_avx512};
 
 fn numbers(n: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);

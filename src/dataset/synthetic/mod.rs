@@ -100,13 +100,13 @@ fn lengths(value: &str) -> Result<Lengths, String> {
 }
 
 /// Reads generated samples of several descriptions, one after the other.
-pub(super) struct Synthetic {
+pub(crate) struct Synthetic {
     schema: Schema,
     generator: Generator,
     rest: IntoIter<Description>,
 }
 
-pub(super) fn open(paths: &[PathBuf], schema: &Schema) -> Result<Synthetic, DatasetError> {
+pub(crate) fn open(paths: &[PathBuf], schema: &Schema) -> Result<Synthetic, DatasetError> {
     let refused = |text: &str, reason| DatasetError::Synthetic { text: text.into(), reason };
     let parse = |path: &PathBuf| {
         let text = path.to_string_lossy();
@@ -135,7 +135,7 @@ impl Reader for Synthetic {
 }
 
 /// Draws the samples of one description.
-pub(super) struct Generator {
+pub(crate) struct Generator {
     description: Description,
     dense: Vec<Transform>,
     features: Vec<FeatureSampler>,
@@ -154,7 +154,7 @@ struct FeatureSampler {
 
 impl Generator {
     /// A generator for a valid schema. Features that share a table share its hot ids.
-    pub(super) fn new(schema: &Schema, description: Description) -> Self {
+    pub(crate) fn new(schema: &Schema, description: Description) -> Self {
         let rows_of = |name: &str| schema.tables.iter().find(|t| t.name == name).map_or(1, |t| t.rows);
         let features = schema.features.iter().enumerate().map(|(i, feature)| {
             let rows = rows_of(&feature.table)
@@ -178,7 +178,7 @@ impl Generator {
     }
 
     /// Empties a batch and gives it columns of ids.
-    pub(super) fn reset(&self, out: &mut RawBatch) {
+    pub(crate) fn reset(&self, out: &mut RawBatch) {
         let mut labels = out.labels.take().unwrap_or_default();
         labels.clear();
         out.clear();
@@ -192,7 +192,7 @@ impl Generator {
     }
 
     /// Appends samples until the batch has `max_samples` or is full (true) or no more come (false).
-    pub(super) fn append(&mut self, max_samples: usize, out: &mut RawBatch) -> bool {
+    pub(crate) fn append(&mut self, max_samples: usize, out: &mut RawBatch) -> bool {
         while out.samples < max_samples {
             if self.next_row == self.description.rows {
                 return false;

@@ -3,7 +3,7 @@
 //! Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
 
 /// A word that depends on every bit of `word`; a bijection.
-pub(super) fn mix(word: u64) -> u64 {
+pub(crate) fn mix(word: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     word ^ (word >> 31)
@@ -11,26 +11,26 @@ pub(super) fn mix(word: u64) -> u64 {
 
 /// The words of one purpose and place, by their numbers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Stream(u64);
+pub(crate) struct Stream(u64);
 
 impl Stream {
-    pub(super) fn new(seed: u64, purpose: Purpose, place: u64) -> Self {
+    pub(crate) fn new(seed: u64, purpose: Purpose, place: u64) -> Self {
         Self(mix(mix(seed ^ mix(purpose as u64)).wrapping_add(mix(place))))
     }
 
-    pub(super) fn word(self, number: u64) -> u64 {
+    pub(crate) fn word(self, number: u64) -> u64 {
         mix(self.0.wrapping_add(mix(number)))
     }
 
     /// A sequence of words that belongs to one number.
-    pub(super) fn words(self, number: u64) -> Words {
+    pub(crate) fn words(self, number: u64) -> Words {
         Words(self.word(number))
     }
 }
 
 /// What a word is for; equal numbers of different purposes have nothing to do with each other.
 #[derive(Clone, Copy)]
-pub(super) enum Purpose {
+pub(crate) enum Purpose {
     Ids = 1,
     Dense,
     Label,
@@ -41,22 +41,22 @@ pub(super) enum Purpose {
 }
 
 /// SplitMix64: the words of one stream.
-pub(super) struct Words(pub(super) u64);
+pub(crate) struct Words(pub(crate) u64);
 
 impl Words {
-    pub(super) fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 }
 
 /// A number in `[0, 1)`.
-pub(super) fn unit(word: u64) -> f64 {
+pub(crate) fn unit(word: u64) -> f64 {
     (word >> 11) as f64 / (1u64 << 53) as f64
 }
 
 /// A number of mean 0 and variance 1, bounded by 3.5: the sum of four 16-bit uniforms.
-pub(super) fn bell(word: u64) -> f64 {
+pub(crate) fn bell(word: u64) -> f64 {
     let sum = (0..4).map(|i| (word >> (16 * i)) & 0xffff).sum::<u64>() as f64;
     // A uniform of 0..=65535 has mean 32767.5 and variance (65536^2 - 1) / 12.
     (sum - 4.0 * 32_767.5) / (65_536.0 / 3f64.sqrt())

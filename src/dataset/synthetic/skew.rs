@@ -83,7 +83,7 @@ fn integral(end: f64, alpha: f64) -> f64 {
 
 /// Draws ids of one table.
 #[derive(Clone, Debug)]
-pub(super) struct IdSampler {
+pub(crate) struct IdSampler {
     rows: u64,
     power: f64,
     /// The whole integral.
@@ -93,13 +93,13 @@ pub(super) struct IdSampler {
 
 impl IdSampler {
     /// A sampler for a table of `rows` ids; `place` tells tables apart.
-    pub(super) fn new(skew: Skew, rows: u64, seed: u64, place: u64) -> Self {
+    pub(crate) fn new(skew: Skew, rows: u64, seed: u64, place: u64) -> Self {
         let alpha = skew.alpha(rows);
         let mass = integral(1.0 + rows as f64, alpha);
         Self { rows, power: 1.0 - alpha, mass, permutation: Permutation::new(rows, seed, place) }
     }
 
-    pub(super) fn id(&self, word: u64) -> u64 {
+    pub(crate) fn id(&self, word: u64) -> u64 {
         self.permutation.of(self.rank(unit(word)))
     }
 

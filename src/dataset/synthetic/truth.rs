@@ -57,7 +57,7 @@ impl Truth {
     }
 
     /// What the dense values, transformed, add to the logit, the bias included.
-    pub(super) fn dense_part(&self, dense: &[f32]) -> f64 {
+    pub(crate) fn dense_part(&self, dense: &[f32]) -> f64 {
         let part = |(&value, [weight, mean, deviation]): (&f32, &[f64; 3])| {
             weight * (f64::from(value) - mean) / deviation
         };
@@ -65,17 +65,17 @@ impl Truth {
     }
 
     /// What a feature's ids add to the logit: the mean of their weights.
-    pub(super) fn feature_part(&self, feature: usize, ids: &[u64]) -> f64 {
+    pub(crate) fn feature_part(&self, feature: usize, ids: &[u64]) -> f64 {
         let weight = |id: &u64| bell(self.features[feature].word(*id));
         self.id_scale * ids.iter().map(weight).sum::<f64>() / ids.len().max(1) as f64
     }
 }
 
 /// Mean of `ln(1 + x)` of the generated values of a log1p input.
-pub(super) const LOG_MEAN: f64 = 2.0;
+pub(crate) const LOG_MEAN: f64 = 2.0;
 /// Its standard deviation.
-pub(super) const LOG_DEVIATION: f64 = 1.5;
+pub(crate) const LOG_DEVIATION: f64 = 1.5;
 
-pub(super) fn sigmoid(logit: f64) -> f64 {
+pub(crate) fn sigmoid(logit: f64) -> f64 {
     1.0 / (1.0 + (-logit).exp())
 }

@@ -13,20 +13,20 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use cudarc::{driver, nvrtc};
 
 /// Something that only the library looks into; 0 is none.
-pub(super) type Handle = usize;
+pub(crate) type Handle = usize;
 
 /// A table of functions, and `load`, which fills it or names the function that is missing.
 macro_rules! functions {
     ($(#[$doc:meta])* $table:ident by $symbol:path: $($field:ident = $name:literal $arguments:tt;)*) => {
         $(#[$doc])*
-        pub(super) struct $table {
-            $(pub(super) $field: unsafe extern "C" fn $arguments -> c_int,)*
+        pub(crate) struct $table {
+            $(pub(crate) $field: unsafe extern "C" fn $arguments -> c_int,)*
         }
 
         impl $table {
             /// # Safety
             /// The library is present.
-            pub(super) unsafe fn load() -> Result<Self, &'static str> {
+            pub(crate) unsafe fn load() -> Result<Self, &'static str> {
                 // SAFETY: the library is present, and each type is that of the library's header.
                 Ok(Self { $($field: unsafe { $symbol($name)? },)* })
             }
@@ -99,7 +99,7 @@ functions! {
 }
 
 /// Whether libcuda can be opened.
-pub(super) fn driver_is_present() -> bool {
+pub(crate) fn driver_is_present() -> bool {
     // SAFETY: this opens libcuda and closes it again. Opening runs the library's constructors, which
     // NVIDIA's driver means to be run by any process; a file of that name that does worse has been put
     // on the library path by whoever owns the machine.
@@ -107,7 +107,7 @@ pub(super) fn driver_is_present() -> bool {
 }
 
 /// Whether libnvrtc can be opened.
-pub(super) fn compiler_is_present() -> bool {
+pub(crate) fn compiler_is_present() -> bool {
     // SAFETY: as for libcuda: the library's constructors are meant to be run by any process.
     unsafe { nvrtc::sys::is_culib_present() }
 }
@@ -116,7 +116,7 @@ pub(super) fn compiler_is_present() -> bool {
 ///
 /// # Safety
 /// The library is present, and `F` is the function's C type.
-pub(super) unsafe fn driver_symbol<F: Copy>(name: &'static str) -> Result<F, &'static str> {
+pub(crate) unsafe fn driver_symbol<F: Copy>(name: &'static str) -> Result<F, &'static str> {
     // SAFETY: `culib` opens the library once and keeps it for the life of the process, so a copy of the
     // address stays valid; that `F` is the function's type is this function's own condition.
     unsafe { driver::sys::culib().get::<F>(name.as_bytes()) }.map(|found| *found).map_err(|_| name)

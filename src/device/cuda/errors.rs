@@ -10,19 +10,19 @@ use super::context::{DeviceInfo, OLDEST_COMPUTE, Probe};
 use super::driver::DriverError;
 
 /// The call did what it was asked.
-pub(super) const SUCCESS: c_int = 0;
+pub(crate) const SUCCESS: c_int = 0;
 /// No memory left.
-pub(super) const OUT_OF_MEMORY: c_int = 2;
+pub(crate) const OUT_OF_MEMORY: c_int = 2;
 /// The driver has no device.
-pub(super) const NO_DEVICE: c_int = 100;
+pub(crate) const NO_DEVICE: c_int = 100;
 /// The event has not fired yet: an answer, no error.
-pub(super) const NOT_READY: c_int = 600;
+pub(crate) const NOT_READY: c_int = 600;
 
 /// What the driver says of an image that another device, or a newer driver, would take.
 const UNFIT_IMAGES: &[c_int] = &[200, 209, 218, 221, 222, 223];
 
 /// Whether an image was refused for what it is, and another one might do.
-pub(super) fn is_unfit_image(code: c_int) -> bool {
+pub(crate) fn is_unfit_image(code: c_int) -> bool {
     UNFIT_IMAGES.contains(&code)
 }
 
@@ -34,7 +34,7 @@ pub fn is_final(code: c_int) -> bool {
 }
 
 /// A failed call as an error: final codes are [`DriverError::Sticky`].
-pub(super) fn failed(call: &'static str, code: c_int) -> DriverError {
+pub(crate) fn failed(call: &'static str, code: c_int) -> DriverError {
     let name = name(code);
     if is_final(code) {
         DriverError::Sticky { call, code, name }
@@ -152,13 +152,13 @@ fn after(log: &str) -> String {
 }
 
 /// A log of several lines as one.
-pub(super) fn one_line(log: &str) -> String {
+pub(crate) fn one_line(log: &str) -> String {
     let lines = log.lines().map(str::trim).filter(|line| !line.is_empty());
     lines.collect::<Vec<_>>().join(" | ")
 }
 
 /// A CUDA version as people write it.
-pub(super) fn version_text(version: c_int) -> String {
+pub(crate) fn version_text(version: c_int) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 

@@ -234,13 +234,13 @@ impl<D: Driver> Staging<D> {
     /// # Panics
     /// Where the row that begins there ends past the end.
     #[must_use]
-    pub(super) fn row(&self, word: usize, words: usize) -> u64 {
+    pub(crate) fn row(&self, word: usize, words: usize) -> u64 {
         assert!(word + words <= self.words.len(), "a row within the staging memory");
         self.memory.address() + (word * size_of::<u32>()) as u64
     }
 
     /// Leaves the words as they are until the event has fired.
-    pub(super) fn hold(&mut self, reader: Arc<D::Event>) {
+    pub(crate) fn hold(&mut self, reader: Arc<D::Event>) {
         self.readers.push(reader);
     }
 }

@@ -4,38 +4,21 @@
 //! finds a device; [`open`] takes it: the primary context, the kernels (compiled by `compile`, or carried
 //! by the program, `ahead`), and [`Nvidia`], which is the machine's [`Driver`].
 //!
-//! What is done with a device is written against [`Driver`], and so for the simulator too:
-//!
-//! - [`args`]: what kernels are given; [`kernels`]: their launches;
-//! - [`memory`]: device and pinned memory; [`pinned`]: the latter for the store's rows;
-//! - [`tier`]: the cache's index and pool on the device, and how rows come in; [`sweeper`]: how they go;
-//! - [`lister`]: what is there; [`overlay`]: where the changed rows of a new version are meanwhile;
-//! - [`lane`]: one batch at a time through probe, copy and gather.
-//!
-//! And for the trainer: [`scratchpad`] and `stepper`, of the contract `device::scratch`.
+//! What is done with a device is written against [`Driver`], and so runs on the simulator too: the cache in
+//! `cache/gpu/` and the trainer's scratchpad in `trainer/pipeline/gpu/`.
 
 pub mod ahead;
-pub mod args;
-mod block;
 pub mod compile;
 pub mod context;
 pub mod driver;
 pub mod errors;
 pub mod kernel_cache;
-pub mod kernels;
-pub mod lane;
-pub mod lister;
+pub mod launch;
 pub mod memory;
 pub mod nvidia;
-pub mod overlay;
 pub mod pinned;
-pub mod scratchpad;
-mod shape;
+pub mod pool_args;
 pub mod sources;
-mod stepper;
-pub mod sweeper;
-pub mod tier;
-pub mod train_args;
 
 mod api;
 mod modules;

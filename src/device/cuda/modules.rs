@@ -27,25 +27,25 @@ const LOG_BYTES: usize = 4096;
 type Aligned = AVec<u8, ConstAlign<64>>;
 
 /// A kernel, ready to be launched.
-pub(super) struct Function {
+pub(crate) struct Function {
     name: &'static str,
-    pub(super) handle: Handle,
+    pub(crate) handle: Handle,
     /// Bytes of its one parameter.
-    pub(super) parameter_bytes: usize,
+    pub(crate) parameter_bytes: usize,
 }
 
 /// All kernels of a context.
-pub(super) struct Modules {
+pub(crate) struct Modules {
     primary: Arc<Primary>,
     handles: Vec<Handle>,
     functions: Vec<Function>,
     /// Who compiled them.
-    pub(super) origin: String,
+    pub(crate) origin: String,
 }
 
 impl Modules {
     /// Loads the kernels of these files.
-    pub(super) fn open(
+    pub(crate) fn open(
         primary: &Arc<Primary>,
         kernels: &[KernelFile],
         compute: (i32, i32),
@@ -90,7 +90,7 @@ impl Modules {
     }
 
     /// The kernel of this name.
-    pub(super) fn function(&self, name: &str) -> Result<&Function, DriverError> {
+    pub(crate) fn function(&self, name: &str) -> Result<&Function, DriverError> {
         self.functions.iter().find(|function| function.name == name).ok_or_else(|| {
             let known: Vec<_> = self.functions.iter().map(|function| function.name).collect();
             DriverError::Kernels { reason: format!("expected one of {}, got {name}", known.join(", ")) }

@@ -27,7 +27,7 @@ use super::modules::Modules;
 use super::primary::Primary;
 use super::sources::{KERNELS, KernelFile};
 use super::stream::{self, Event, Graph, Stream};
-use crate::device::host;
+use crate::mem::available::{available_bytes, memory_bytes};
 
 /// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`.
 const PORTABLE_AND_MAPPED: c_uint = 1 | 2;
@@ -140,7 +140,7 @@ const PINNED_MEMORY: &str = "pinned memory";
 
 /// Free and total bytes of the host's memory; zeros when the system does not tell.
 fn host_memory() -> (u64, u64) {
-    (host::available_bytes().unwrap_or(0), host::memory_bytes().unwrap_or(0))
+    (available_bytes().unwrap_or(0), memory_bytes().unwrap_or(0))
 }
 
 impl Driver for Nvidia {

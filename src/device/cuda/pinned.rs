@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Driver;
 use super::memory::{Array, PinnedMemory, Plan};
-use crate::types::{HostBlock, HostMemory, OutOfHostMemory};
+use crate::mem::{HostBlock, HostMemory, OutOfHostMemory};
 
 /// Takes its memory from a device's driver.
 pub struct PinnedHost<D: Driver>(pub Arc<D>);

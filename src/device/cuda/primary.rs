@@ -27,21 +27,21 @@ thread_local! {
 static OPENED: AtomicU64 = AtomicU64::new(0);
 
 /// The retained primary context of one device.
-pub(super) struct Primary {
-    pub(super) api: Api,
+pub(crate) struct Primary {
+    pub(crate) api: Api,
     device: c_int,
     context: Handle,
     number: u64,
     end: OnceLock<DriverError>,
     /// Events that nobody holds, to be recorded again.
-    pub(super) spare_events: Mutex<Vec<Handle>>,
+    pub(crate) spare_events: Mutex<Vec<Handle>>,
     /// Captures in progress, of any stream.
-    pub(super) captures: AtomicUsize,
+    pub(crate) captures: AtomicUsize,
 }
 
 impl Primary {
     /// Retains the context and makes it current.
-    pub(super) fn retain(info: &DeviceInfo) -> Result<Arc<Self>, CudaError> {
+    pub(crate) fn retain(info: &DeviceInfo) -> Result<Arc<Self>, CudaError> {
         // SAFETY: `info` came from a look for devices, which opened the library.
         let api = unsafe { Api::load() }
             .map_err(|symbol| CudaError::NoDevice { found: Probe::DriverIncomplete { symbol } })?;
@@ -71,7 +71,7 @@ impl Primary {
     }
 
     /// Calls the driver with the context current.
-    pub(super) fn call(
+    pub(crate) fn call(
         &self,
         name: &'static str,
         call: impl FnOnce(&Api) -> c_int,
@@ -81,13 +81,13 @@ impl Primary {
     }
 
     /// Calls the driver with the context current, for a code that may be an answer.
-    pub(super) fn code_of(&self, call: impl FnOnce(&Api) -> c_int) -> Result<c_int, DriverError> {
+    pub(crate) fn code_of(&self, call: impl FnOnce(&Api) -> c_int) -> Result<c_int, DriverError> {
         self.enter()?;
         Ok(call(&self.api))
     }
 
     /// A code as a result; a final one is kept.
-    pub(super) fn verdict(&self, name: &'static str, code: c_int) -> Result<(), DriverError> {
+    pub(crate) fn verdict(&self, name: &'static str, code: c_int) -> Result<(), DriverError> {
         if code == SUCCESS {
             return Ok(());
         }
@@ -101,7 +101,7 @@ impl Primary {
 
     /// Gives something back to the driver, which has no use for the caller's opinion if it fails. After
     /// a final error everything is gone already.
-    pub(super) fn give_back(&self, call: impl FnOnce(&Api) -> c_int) {
+    pub(crate) fn give_back(&self, call: impl FnOnce(&Api) -> c_int) {
         if let Err(error) = self.call("giving back", call) {
             tracing::debug!("{error}");
         }
@@ -122,7 +122,7 @@ impl Primary {
     }
 
     /// A number that the driver gives of the device (`CUdevice_attribute`).
-    pub(super) fn attribute(&self, which: c_int) -> Result<c_int, DriverError> {
+    pub(crate) fn attribute(&self, which: c_int) -> Result<c_int, DriverError> {
         let mut value = 0;
         // SAFETY: one int is written.
         self.call("cuDeviceGetAttribute", |api| unsafe {
@@ -132,7 +132,7 @@ impl Primary {
     }
 
     /// The driver's CUDA version.
-    pub(super) fn driver_version(&self) -> Result<c_int, DriverError> {
+    pub(crate) fn driver_version(&self) -> Result<c_int, DriverError> {
         let mut version = 0;
         // SAFETY: one int is written.
         self.call("cuDriverGetVersion", |api| unsafe { (api.version)(&raw mut version) })?;
@@ -140,7 +140,7 @@ impl Primary {
     }
 
     /// Free and total bytes of the device's memory; zeros when the driver does not tell.
-    pub(super) fn memory(&self) -> (u64, u64) {
+    pub(crate) fn memory(&self) -> (u64, u64) {
         let (mut free, mut total) = (0, 0);
         // SAFETY: two sizes are written.
         let told =

@@ -32,27 +32,27 @@ const NO_CAPTURE: c_int = 0;
 pub struct Stream {
     primary: Arc<Primary>,
     modules: Arc<Modules>,
-    pub(super) handle: Handle,
+    pub(crate) handle: Handle,
 }
 
 /// A point in a stream.
 pub struct Event {
     primary: Arc<Primary>,
-    pub(super) handle: Handle,
+    pub(crate) handle: Handle,
 }
 
 /// Operations recorded once and launched as one.
 pub struct Graph {
     primary: Arc<Primary>,
-    pub(super) handle: Handle,
+    pub(crate) handle: Handle,
     /// How many operations.
-    pub(super) nodes: u64,
+    pub(crate) nodes: u64,
     /// Its kernels' code.
     _modules: Arc<Modules>,
 }
 
 impl Stream {
-    pub(super) fn new(primary: &Arc<Primary>, modules: &Arc<Modules>) -> Result<Self, DriverError> {
+    pub(crate) fn new(primary: &Arc<Primary>, modules: &Arc<Modules>) -> Result<Self, DriverError> {
         let mut handle = 0;
         primary.call("cuStreamCreate", |api| {
             // SAFETY: one handle is written.
@@ -63,7 +63,7 @@ impl Stream {
 
     /// Whether operations are recorded instead of carried out: also where the stream was drawn into
     /// another's capture by following an event of it.
-    pub(super) fn is_captured(&self) -> bool {
+    pub(crate) fn is_captured(&self) -> bool {
         if self.primary.captures.load(Ordering::Acquire) == 0 {
             return false;
         }
@@ -87,7 +87,7 @@ impl Drop for Stream {
 
 impl Event {
     /// A point after all that the stream was given so far.
-    pub(super) fn record(stream: &Stream) -> Result<Self, DriverError> {
+    pub(crate) fn record(stream: &Stream) -> Result<Self, DriverError> {
         let primary = &stream.primary;
         let spare = primary.spare_events.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let handle = match spare {
@@ -117,7 +117,7 @@ impl Drop for Event {
 
 impl Graph {
     /// Records what `fill` gives the stream.
-    pub(super) fn capture(
+    pub(crate) fn capture(
         stream: &Stream,
         fill: &mut dyn FnMut() -> Result<(), DriverError>,
     ) -> Result<Self, DriverError> {
@@ -206,7 +206,7 @@ impl Drop for Drawing<'_> {
 }
 
 /// Whether the event has fired.
-pub(super) fn fired(event: &Event) -> Result<bool, DriverError> {
+pub(crate) fn fired(event: &Event) -> Result<bool, DriverError> {
     // SAFETY: the event is alive.
     let code = event.primary.code_of(|api| unsafe { (api.query)(event.handle) })?;
     match code {

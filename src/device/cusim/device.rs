@@ -8,16 +8,16 @@ use super::{Argument, Launch, SimError};
 use crate::device::cuda::{DriverError, LaunchShape};
 
 #[derive(Clone, Debug)]
-pub(super) enum Operation {
+pub(crate) enum Operation {
     Kernel { name: &'static str, shape: LaunchShape, argument: Arc<Argument> },
     Copy { from: u64, to: u64, bytes: usize },
     Record(u64),
     Follow(u64),
 }
 
-pub(super) type Reply = mpsc::Sender<Result<bool, DriverError>>;
+pub(crate) type Reply = mpsc::Sender<Result<bool, DriverError>>;
 
-pub(super) enum Command {
+pub(crate) enum Command {
     Give { stream: u64, operation: Operation },
     Fired(u64, Reply),
     Wait(u64, Reply),
@@ -25,7 +25,7 @@ pub(super) enum Command {
 
 /// What the device's thread knows.
 #[derive(Default)]
-pub(super) struct Device {
+pub(crate) struct Device {
     seed: u64,
     draws: u64,
     /// By stream: what it is still to carry out, and the kernel that it has begun.
@@ -172,6 +172,6 @@ impl Device {
     }
 }
 
-pub(super) fn stopped(kernel: &str, reason: &str) -> DriverError {
+pub(crate) fn stopped(kernel: &str, reason: &str) -> DriverError {
     DriverError::Stopped { kernel: kernel.to_owned(), reason: reason.to_owned() }
 }

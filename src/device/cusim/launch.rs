@@ -25,7 +25,7 @@ const DONE: c_int = 1;
 
 /// A kernel that has begun. It stays on the thread that began it, and does no more once dropped.
 #[derive(Debug)]
-pub(super) struct Running {
+pub(crate) struct Running {
     launch: NonNull<c_void>,
     kernel: String,
     /// What the launch points at: the arguments, and an address of each.

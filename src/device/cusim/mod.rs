@@ -11,8 +11,9 @@ mod launch;
 
 use bytemuck::Pod;
 
-use super::cuda::args::{AT_MISS, BatchHeader, BatchState};
-use super::pool::{Pool, PoolArgs, PoolError};
+use crate::compute::pool::{Pool, PoolError};
+use crate::device::cuda::pool_args::PoolArgs;
+use crate::device::cuda::pool_args::{AT_MISS, BatchHeader, BatchState};
 pub use driver::{SimDriver, SimEvent, SimGraph, SimStream};
 use launch::Running;
 
@@ -124,7 +125,10 @@ pub fn gather_pool(pool: &Pool, out: &mut [f32], shape: Launch) -> Result<(), Si
     if out.len() != expected {
         return Err(SimError::Output { expected, got: out.len() });
     }
-    if shape.blocks == 0 || shape.threads == 0 || !shape.threads.is_multiple_of(super::pool::WARP_LANES) {
+    if shape.blocks == 0
+        || shape.threads == 0
+        || !shape.threads.is_multiple_of(crate::compute::pool::WARP_LANES)
+    {
         return Err(SimError::Shape { blocks: shape.blocks, threads: shape.threads });
     }
     let scan = pool.scan();

@@ -17,7 +17,7 @@ const VERSION: &str = "1";
 const VALUE_BYTES: usize = size_of::<u64>();
 
 /// Writes tables, each a name and its rows with their counts in order, over what stands at `path`.
-pub(super) fn write<I>(path: &Path, floor: u64, tables: &[(&str, I)]) -> Result<(), CountsError>
+pub(crate) fn write<I>(path: &Path, floor: u64, tables: &[(&str, I)]) -> Result<(), CountsError>
 where
     I: ExactSizeIterator<Item = (u64, u64)> + Clone,
 {

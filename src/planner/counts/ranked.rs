@@ -45,7 +45,7 @@ impl RankedTable {
     }
 
     /// Its rows with their counts.
-    pub(super) fn counted(&self) -> impl ExactSizeIterator<Item = (u64, u64)> + Clone {
+    pub(crate) fn counted(&self) -> impl ExactSizeIterator<Item = (u64, u64)> + Clone {
         self.rows.iter().copied().zip(self.counts.iter().copied())
     }
 }

@@ -27,7 +27,7 @@
 
 use std::collections::TryReserveError;
 
-use crate::types::scatter;
+use crate::mem::scatter;
 
 /// Bytes that a counted key takes.
 pub const KEY_BYTES: usize = size_of::<Counted>() + SLOTS * size_of::<u32>();
@@ -41,14 +41,14 @@ const EMPTY: u32 = u32::MAX;
 
 /// A key, and how often it was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Counted {
+pub(crate) struct Counted {
     pub key: u64,
     pub count: u64,
 }
 
 /// Counts by key, in bounded memory.
 #[derive(Debug)]
-pub(super) struct Summary {
+pub(crate) struct Summary {
     counted: Vec<Counted>,
     /// Places in `counted`, by linear probing from where the key hashes to.
     index: Vec<u32>,

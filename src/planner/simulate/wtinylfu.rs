@@ -11,7 +11,7 @@
 
 use super::Simulated;
 use super::list::{Links, List};
-use crate::types::scatter;
+use crate::mem::scatter;
 
 /// The window has this part of the cache.
 const WINDOW_PART: usize = 100;

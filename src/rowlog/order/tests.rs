@@ -5,8 +5,8 @@ use std::fs;
 
 use proptest::prelude::*;
 
-use super::super::aside::failing::Failing;
 use super::*;
+use crate::store::aside::failing::Failing;
 
 /// A number of rows, and some of them, each once, in any order.
 fn ranked() -> impl Strategy<Value = (u64, Vec<u64>)> {

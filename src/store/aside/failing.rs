@@ -6,14 +6,14 @@ use super::super::disk::SystemDisk;
 use super::*;
 
 /// The system's disk, of which one call fails, after half of its bytes where it writes.
-pub(in crate::store) struct Failing {
+pub(crate) struct Failing {
     calls: AtomicUsize,
     at: usize,
 }
 
 impl Failing {
     /// Its call of this number fails, from 0.
-    pub(in crate::store) fn at(at: usize) -> Self {
+    pub(crate) fn at(at: usize) -> Self {
         Self { calls: AtomicUsize::new(0), at }
     }
 

@@ -4,8 +4,9 @@ use std::fs;
 use std::path::Path;
 
 use super::*;
-use crate::store::working::{First, WorkingTable};
-use crate::store::{PlainMemory, RowOrder, Uniform, open, write};
+use crate::rowlog::{First, WorkingTable};
+use crate::rowlog::{RowOrder, Uniform};
+use crate::store::{PlainMemory, open, write};
 use crate::types::Version;
 
 /// Several chunks of a working file's table.

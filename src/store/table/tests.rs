@@ -1,5 +1,5 @@
 use super::*;
-use crate::store::Uniform;
+use crate::rowlog::Uniform;
 
 fn declared(rows: u64, dim: usize) -> schema::Table {
     schema::Table { name: "t".to_owned(), rows, dim, ..Default::default() }

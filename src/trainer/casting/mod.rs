@@ -15,9 +15,10 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 pub use self::radix::{Pair, RadixSort};
-pub use crate::device::scratch::Source;
+use crate::predict::PredictError;
 use crate::schema::{Lookup, Pooling, Schema};
-use crate::types::{Batch, PredictError, TableId};
+pub use crate::trainer::pipeline::gpu::Source;
+use crate::types::{Batch, TableId};
 
 /// The rows of one table that a batch touches, and each one's gradients.
 #[derive(Clone, Debug, Default)]

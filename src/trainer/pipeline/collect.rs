@@ -8,13 +8,13 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::TrainError;
+use super::super::TrainError;
 use super::item::{Item, Transfers};
 use super::scratchpad::Pad;
-use crate::device::flags::NotClaimed;
-use crate::device::host::slots::Slots;
-use crate::device::scratch::{Run, Scratch, ScratchError};
-use crate::store::WorkingFile;
+use crate::rowlog::WorkingFile;
+use crate::trainer::pipeline::gpu::{Run, Scratch, ScratchError};
+use crate::trainer::pipeline::slot_flags::NotClaimed;
+use crate::trainer::pipeline::slots::Slots;
 use crate::types::TableId;
 
 /// Rows that one thread moves at a time.
@@ -75,7 +75,7 @@ impl Places<'_> {
     }
 
     /// Calls `each` with the slots, their list and the records of each table's rows.
-    pub(super) fn each_run(
+    pub(crate) fn each_run(
         &self,
         slots: &[Slots],
         transfers: &mut Transfers,
@@ -91,7 +91,7 @@ impl Places<'_> {
     }
 
     /// Calls `then` with the slots of each table's rows, claimed on a device.
-    pub(super) fn with_runs(
+    pub(crate) fn with_runs(
         &self,
         scratch: &dyn Scratch,
         transfers: &Transfers,
@@ -107,7 +107,7 @@ impl Places<'_> {
     }
 
     /// The rows of each table with their records, some at a time.
-    pub(super) fn pieces<'t>(
+    pub(crate) fn pieces<'t>(
         &self,
         runs: &[(TableId, Range<usize>)],
         rows: &'t [u64],

@@ -4,7 +4,7 @@
 //! store are the same memory's, there is nothing to move: the stage hands items over. It stays a stage of its
 //! own, so that the windows and all that depends on them are the same on every device.
 
-use super::TrainError;
+use super::super::TrainError;
 use super::item::Item;
 
 /// Moves what the item has staged.

@@ -2,7 +2,7 @@
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
-use super::TrainError;
+use super::super::TrainError;
 
 /// Shared by the stages of one run.
 #[derive(Debug, Default)]

@@ -8,8 +8,8 @@
 //! also says where its run begins, so that taking a bucket out moves those behind it up and leaves no mark behind
 //! (Knuth, volume 3, section 6.4, algorithm R). Equal tags do not mean equal rows: whoever asks compares the row.
 
-use crate::types::prefetch::prefetch_line;
-use crate::types::{Huge, OutOfHostMemory};
+use crate::mem::prefetch::prefetch_line;
+use crate::mem::{Huge, OutOfHostMemory};
 
 /// Slots by rows.
 #[derive(Debug)]

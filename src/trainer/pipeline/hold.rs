@@ -19,9 +19,9 @@ use super::hit_map::HitMap;
 use super::key::Key;
 use super::policy::{Candidates, Policy, Worth};
 use super::use_counts::UseCounts;
-use crate::device::flags::NO_SLOT;
-use crate::types::prefetch::{TURNS_AHEAD, prefetch_line};
-use crate::types::{Huge, OutOfHostMemory};
+use crate::mem::prefetch::{TURNS_AHEAD, prefetch_line};
+use crate::mem::{Huge, OutOfHostMemory};
+use crate::trainer::pipeline::slot_flags::NO_SLOT;
 
 /// Rows that are looked up together: many times [`TURNS_AHEAD`], and so few that what memory gave is still near when it is used.
 pub const TOGETHER: usize = 256;

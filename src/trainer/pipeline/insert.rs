@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::TrainError;
+use super::super::TrainError;
 use super::collect::Places;
 use super::item::Item;
 use super::scratchpad::Pad;

@@ -3,12 +3,12 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::TrainError;
-use super::casting::Casting;
+use super::super::TrainError;
+use super::super::casting::Casting;
+use super::super::network::Labelled;
 use super::key::Key;
-use super::network::Labelled;
-use crate::device::scratch::Berth;
 use crate::schema::{Lookup, Schema};
+use crate::trainer::pipeline::gpu::Berth;
 use crate::types::{Batch, TableId};
 
 /// A batch that was read, and which rows it needs.
@@ -28,7 +28,7 @@ pub struct Cast {
 
 impl Cast {
     /// Casts the batch.
-    pub(super) fn cast(&mut self, schema: &Schema, lookups: &[Lookup]) -> Result<(), TrainError> {
+    pub(crate) fn cast(&mut self, schema: &Schema, lookups: &[Lookup]) -> Result<(), TrainError> {
         Labelled { batch: &self.batch, labels: &self.labels }.check(schema)?;
         self.casting.fill_alone(schema, lookups, &self.batch)?;
         self.slots.clear();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::types::scatter;
+use crate::mem::scatter;
 
 /// The longest sleep.
 const MOST_MICROS: u64 = 2_000;

@@ -3,7 +3,8 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::hit_map::Tag;
-use crate::types::{TableId, scatter};
+use crate::mem::scatter;
+use crate::types::TableId;
 
 /// A table and one of its rows, in one number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Pod, Zeroable)]

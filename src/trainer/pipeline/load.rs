@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-use super::TrainError;
+use super::super::TrainError;
+use super::Data;
 use super::clocks::{Clocks, StageName};
 use super::item::{Cast, Spare};
 use super::jitter::Jitter;
-use super::pipeline::Data;
 use crate::schema::Schema;
 use crate::types::RawBatch;
 

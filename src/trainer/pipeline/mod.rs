@@ -22,34 +22,53 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::Duration;
 
+pub mod clocks;
+mod collect;
+mod exchange;
+pub mod gpu;
+mod headway;
+mod hit_map;
+mod hold;
+mod insert;
+pub(crate) mod item;
+pub(crate) mod jitter;
+pub(crate) mod key;
+pub(crate) mod load;
+pub(crate) mod plan;
+pub(crate) mod policy;
+pub(crate) mod scratchpad;
 mod settings;
-mod stage;
+pub mod slot_flags;
+pub mod slots;
+pub(crate) mod stage;
+pub(crate) mod train;
+mod use_counts;
+pub(crate) mod verify;
 
+use self::clocks::StageName::{Collect, Exchange, Insert};
+use self::clocks::{Clocks, StageName};
+use self::collect::Places;
+use self::exchange::exchange;
+use self::headway::Headway;
+use self::item::{Cast, Item, Spare, Transfers};
+use self::jitter::Jitter;
+use self::key::Key;
+use self::load::Load;
+use self::plan::{PlanEnds, PlanSettings, PlanStats, Planner, Windows};
+use self::policy::Policy;
+use self::scratchpad::{Pad, Sizes};
 pub use self::settings::PipelineSettings;
-pub(super) use self::stage::start;
+pub(crate) use self::stage::start;
 use self::stage::{Stage, Stop, TrainEnds, end};
-use super::clocks::{
-    Clocks,
-    StageName::{self, Collect, Exchange, Insert},
-};
-use super::collect::Places;
-use super::exchange::exchange;
-use super::headway::Headway;
-use super::item::{Cast, Item, Spare, Transfers};
-use super::jitter::Jitter;
-use super::key::Key;
-use super::load::Load;
+use self::train::{Train, Watch};
+use self::use_counts::UseCounts;
 use super::network::Network;
-use super::plan::{PlanEnds, PlanSettings, PlanStats, Planner, Windows};
-use super::policy::Policy;
 use super::replicas::Replicas;
-use super::scratchpad::{Pad, Sizes};
-use super::train::{Train, Watch};
-use super::use_counts::UseCounts;
 use super::{READ_AHEAD, TrainError};
 use crate::dataset::Reader;
 use crate::device::cuda::Driver;
-use crate::store::{Rows, WorkingFile};
+use crate::rowlog::WorkingFile;
+use crate::store::Rows;
 use crate::types::TableId;
 
 /// Trains a network on rows in a working file.
@@ -68,7 +87,7 @@ pub struct Pipeline {
 
 /// What Train has done with.
 #[derive(Default)]
-struct Buffers {
+pub(crate) struct Buffers {
     transfers: Spare<(Transfers, Transfers)>,
     casts: Spare<Cast>,
 }
@@ -334,4 +353,4 @@ pub struct Data<'a> {
 }
 
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;

@@ -7,18 +7,18 @@
 
 use std::sync::Arc;
 
-use super::TrainError;
-use super::checkpoint::row_states;
+use super::super::TrainError;
+use super::super::checkpoint::row_states;
+use super::super::optim::Kind;
 use super::hold::Hold;
 use super::key::Key;
-use super::optim::Kind;
 use crate::dataset::Reader;
 use crate::device::cuda::Driver;
-use crate::device::cuda::scratchpad::CudaScratch;
-use crate::device::host::slots::Slots;
-use crate::device::scratch::{Run, Scratch, SlotSize, Stepper};
 use crate::schema::{Arity, Lookup, Schema};
 use crate::store::PlainMemory;
+use crate::trainer::pipeline::gpu::scratchpad::CudaScratch;
+use crate::trainer::pipeline::gpu::{Run, Scratch, SlotSize, Stepper};
+use crate::trainer::pipeline::slots::Slots;
 use crate::types::{Batch, RawBatch};
 
 /// How large a scratchpad is.
@@ -126,7 +126,7 @@ impl Sizes {
     ///
     /// # Errors
     /// [`TrainError::Memory`] when it is not to be had.
-    pub(super) fn slots(&self, counts: &[usize]) -> Result<Vec<Slots>, TrainError> {
+    pub(crate) fn slots(&self, counts: &[usize]) -> Result<Vec<Slots>, TrainError> {
         let slots = self.sizes.iter().zip(counts);
         Ok(slots
             .map(|(&(words, _), &count)| Slots::new(&PlainMemory, count, words))
@@ -137,7 +137,7 @@ impl Sizes {
     ///
     /// # Errors
     /// [`TrainError::Device`] when it is not to be had.
-    pub(super) fn on_device<D: Driver>(
+    pub(crate) fn on_device<D: Driver>(
         &self,
         driver: &Arc<D>,
         counts: &[usize],
@@ -150,7 +150,7 @@ impl Sizes {
 }
 
 /// The slots, wherever they are.
-pub(super) enum Pad {
+pub(crate) enum Pad {
     /// In memory of the host, by size.
     Host(Vec<Slots>),
     /// In memory of a device.
@@ -240,7 +240,7 @@ pub fn largest_sample(
 const READ: u64 = 4096;
 
 /// Every row that a sample asks for.
-pub(super) fn rows_of_sample<'a>(
+pub(crate) fn rows_of_sample<'a>(
     schema: &'a Schema,
     lookups: &'a [Lookup],
     batch: &'a Batch,

@@ -1,10 +1,10 @@
 //! How a pipeline is made, and what of that cannot be had.
 
 use crate::trainer::TrainError;
-use crate::trainer::plan::Windows;
-use crate::trainer::policy::{Policy, SEEN_AHEAD};
+use crate::trainer::pipeline::plan::Windows;
+use crate::trainer::pipeline::policy::{Policy, SEEN_AHEAD};
+use crate::trainer::pipeline::scratchpad::ScratchpadSize;
 use crate::trainer::replicas::MOST_REPLICAS;
-use crate::trainer::scratchpad::ScratchpadSize;
 
 /// How a pipeline is made.
 #[derive(Clone, Debug, PartialEq)]

@@ -3,15 +3,15 @@
 //!
 //! Who may touch which slot when is for the trainer's plan to say, far from here. So that a fault in it can corrupt a
 //! row but never memory, nobody touches a slot without a [`Claim`], and a claim is given only while no other has any of
-//! its slots ([`crate::device::flags`]).
+//! its slots ([`crate::trainer::pipeline::slot_flags`]).
 #![allow(unsafe_code)]
 
-use super::rows_ahead;
-use crate::device::flags::{Held, SlotFlags};
-pub use crate::device::flags::{NO_SLOT, NotClaimed};
-use crate::device::simd::copy_past_caches;
-use crate::types::prefetch::{prefetch, prefetch_line};
-use crate::types::{HostBlock, HostMemory, OutOfHostMemory};
+use crate::compute::gather_pool::rows_ahead;
+use crate::compute::simd::copy_past_caches;
+use crate::mem::prefetch::{prefetch, prefetch_line};
+use crate::mem::{HostBlock, HostMemory, OutOfHostMemory};
+use crate::trainer::pipeline::slot_flags::{Held, SlotFlags};
+pub use crate::trainer::pipeline::slot_flags::{NO_SLOT, NotClaimed};
 
 /// `count` slots of `width` f32.
 pub struct Slots {

@@ -5,11 +5,11 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 
 use super::Buffers;
 use crate::trainer::TrainError;
-use crate::trainer::clocks::{Clocks, StageName};
-use crate::trainer::headway::Headway;
-use crate::trainer::item::{Item, Work};
-use crate::trainer::jitter::Jitter;
-use crate::trainer::train::Train;
+use crate::trainer::pipeline::clocks::{Clocks, StageName};
+use crate::trainer::pipeline::headway::Headway;
+use crate::trainer::pipeline::item::{Item, Work};
+use crate::trainer::pipeline::jitter::Jitter;
+use crate::trainer::pipeline::train::Train;
 
 /// Starts a stage's thread, which tools for looking at threads show by its name.
 pub fn start<'s, T: Send + 's>(

@@ -5,10 +5,11 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::dataset::DatasetError;
+use crate::mem::scatter;
 use crate::schema::Schema;
 use crate::trainer::optim::{Kind, Optimizer};
 use crate::trainer::{Learner, Progress, ScratchpadSize, initialise, initialise_on_disk};
-use crate::types::{RawBatch, RawFeature, RawValues, TableId, scatter};
+use crate::types::{RawBatch, RawFeature, RawValues, TableId};
 
 mod hazards;
 

@@ -6,17 +6,17 @@
 
 use std::ops::Range;
 
-use super::casting::Casting;
+use super::super::casting::Casting;
+use super::super::network::{Labelled, Network};
+use super::super::replicas::{Replicas, Window};
+use super::super::update::{Record, RecordShape, Records};
+use super::super::{Progress, TrainError};
 use super::item::{Cast, Item, Work};
-use super::network::{Labelled, Network};
-use super::replicas::{Replicas, Window};
 use super::scratchpad::Pad;
-use super::update::{Record, RecordShape, Records};
-use super::{Progress, TrainError};
-use crate::device::host::slots::{Claim, ClaimedRows, Slots};
-use crate::device::scratch::Stepper;
+use crate::mem::prefetch::TURNS_AHEAD;
 use crate::schema::Lookup;
-use crate::types::prefetch::TURNS_AHEAD;
+use crate::trainer::pipeline::gpu::Stepper;
+use crate::trainer::pipeline::slots::{Claim, ClaimedRows, Slots};
 use crate::types::{Batch, TableId};
 
 /// Who is told of every step. Nothing it is told can change what is trained.
@@ -47,7 +47,7 @@ impl<F: FnMut(&Progress<'_>)> Watch for F {
 }
 
 /// The stage.
-pub(super) struct Train<'a> {
+pub(crate) struct Train<'a> {
     pub network: &'a mut Network,
     pub pad: &'a Pad,
     /// What a device's scratchpad is worked with.
@@ -146,7 +146,7 @@ impl<'a> Train<'a> {
     }
 
     /// Counts the step and tells of it and of the probabilities that were read.
-    pub(super) fn learnt(&mut self, cast: &Cast, loss: f64) -> Result<(), TrainError> {
+    pub(crate) fn learnt(&mut self, cast: &Cast, loss: f64) -> Result<(), TrainError> {
         let Self { network, watch, probabilities, .. } = self;
         let samples = cast.batch.samples;
         network.counts_step(loss, samples);
@@ -177,7 +177,7 @@ impl<'a> Train<'a> {
     }
 
     /// So many samples of a batch that was split have their input rows: all of them are learnt together.
-    pub(super) fn gathered(&mut self, samples: usize, whole: &Cast) -> Result<(), TrainError> {
+    pub(crate) fn gathered(&mut self, samples: usize, whole: &Cast) -> Result<(), TrainError> {
         if samples < whole.batch.samples {
             return Ok(());
         }

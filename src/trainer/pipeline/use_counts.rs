@@ -5,8 +5,8 @@
 //! where its hash says, and that place is asked for some turns before, which a map of the standard library does not let one do.
 
 use super::key::Key;
-use crate::types::prefetch::prefetch_line;
-use crate::types::{Huge, OutOfHostMemory, scatter};
+use crate::mem::prefetch::prefetch_line;
+use crate::mem::{Huge, OutOfHostMemory, scatter};
 
 /// Counts by rows, made once.
 #[derive(Debug)]

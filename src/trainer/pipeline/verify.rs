@@ -6,11 +6,11 @@
 
 use std::fmt;
 
-use super::learner::Learner;
-use super::network::Network;
+use super::super::learner::Learner;
+use super::super::network::Network;
+use super::super::{Progress, TrainError};
 use super::train::Watch;
-use super::{Progress, TrainError};
-use crate::store::WorkingFile;
+use crate::rowlog::WorkingFile;
 use crate::types::{Batch, TableId};
 
 /// Where the pipeline's bytes were first not the sequential trainer's.

@@ -50,12 +50,12 @@ use rayon::prelude::*;
 
 use super::TrainError;
 use super::casting::Casting;
-use super::item::Cast;
 use super::network::{Labelled, Network};
-use super::train::Watch;
+use super::pipeline::item::Cast;
+use super::pipeline::train::Watch;
 use super::update::RecordShape;
-use crate::device::host::slots::Claim;
 use crate::model::Model;
+use crate::trainer::pipeline::slots::Claim;
 use crate::types::{Batch, TableId};
 use rows::RowGradients;
 pub use window::Window;

@@ -7,7 +7,7 @@
 use rayon::prelude::*;
 
 use super::window::Window;
-use crate::device::vectorise;
+use crate::compute::vectorise;
 use crate::trainer::casting::Casting;
 use crate::trainer::optim::Step;
 use crate::trainer::update::{RecordShape, RowUpdate};

@@ -6,11 +6,11 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::trainer::item::{Item, Transfers, Work};
 use crate::trainer::optim::Kind;
+use crate::trainer::pipeline::item::{Item, Transfers, Work};
+use crate::trainer::pipeline::scratchpad::{Pad, Sizes};
 use crate::trainer::pipeline::tests::{Case, Trained, assert_same, bits, cases, schema};
-use crate::trainer::scratchpad::{Pad, Sizes};
-use crate::trainer::train::Train;
+use crate::trainer::pipeline::train::Train;
 use crate::trainer::{Learner, Pipeline, Policy, Progress, ScratchpadSize, initialise, initialise_on_disk};
 
 mod naive;

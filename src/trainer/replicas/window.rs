@@ -5,9 +5,9 @@
 //! looks one up: both the window's rows and a batch's are sorted, and one walk along them gives the places of
 //! all.
 
-use crate::device::host::slots::{Claim, NotClaimed, Slots};
 use crate::trainer::casting::Casting;
-use crate::trainer::item::Cast;
+use crate::trainer::pipeline::item::Cast;
+use crate::trainer::pipeline::slots::{Claim, NotClaimed, Slots};
 
 /// The distinct rows of a window.
 pub struct Window {

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use flechette::cache::key::{FlatKeys, KeyWidth};
-use flechette::types::{FlatKey, TableId, scatter};
+use flechette::mem::scatter;
+use flechette::types::{FlatKey, TableId};
 
 use super::{Subject, World, run, totals};
 

@@ -1,8 +1,8 @@
 //! Rows of an index of few keys: eight rows a key, told apart by their tags.
 
-use flechette::device::cuda::args::NarrowColumn;
-use flechette::device::cuda::lister::{Lister, Look};
-use flechette::types::fold;
+use flechette::cache::gpu::args::NarrowColumn;
+use flechette::cache::gpu::lister::{Lister, Look};
+use flechette::mem::fold;
 
 use super::*;
 

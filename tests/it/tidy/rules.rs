@@ -18,48 +18,50 @@ pub const OTHER_RULES: &[Rule] = &[safety_comments, module_docs, unfinished, nam
 
 /// Which module may import which: a module, and the paths it may name besides its own.
 pub const IMPORTS: &[(&str, &[&str])] = &[
-    ("types", LEAF),
-    ("schema", LEAF),
-    ("config", LEAF),
-    ("metrics", LEAF),
-    ("sync", LEAF),
-    ("trace", LEAVES),
-    ("device", LEAVES),
-    ("store", LEAVES),
-    ("dataset", LEAVES),
-    ("batcher", LEAVES),
-    ("cache", &["types", "schema", "config", "metrics", "sync", "device"]),
-    ("model", &["types", "schema", "config", "metrics", "sync", "device"]),
+    ("types", &[]),
+    ("mem", &["types"]),
+    ("sync", &["types", "mem"]),
+    ("config", &["types", "mem"]),
+    ("schema", &["types", "mem", "predict::PredictError"]),
+    ("metrics", &["types", "schema"]),
+    ("predict", &["types", "schema"]),
+    ("compute", &["types", "mem", "schema"]),
+    ("device", &["types", "mem", "config", "compute"]),
+    ("dataset", &["types", "mem", "schema"]),
+    ("trace", &["types", "mem", "schema", "metrics"]),
+    ("batcher", &["types", "config", "metrics", "predict"]),
+    ("store", &["types", "mem", "schema", "rowlog::WorkingFile", "rowlog::WorkingError"]),
+    ("cache", &["types", "mem", "schema", "sync", "compute", "device"]),
+    ("model", &["types", "mem", "schema", "predict", "compute"]),
     (
         "engine",
-        &["types", "schema", "config", "metrics", "sync", "device", "cache", "store", "model", "trace"],
+        &[
+            "types", "mem", "schema", "metrics", "predict", "compute", "device", "cache", "store", "model",
+            "trace",
+        ],
     ),
-    ("server", &["types", "schema", "config", "metrics", "sync", "batcher"]),
-    (
-        "planner",
-        &["types", "schema", "config", "metrics", "sync", "dataset", "trace", "cache::key", "cache::policy"],
-    ),
+    ("server", &["types", "schema", "config", "metrics", "predict", "batcher"]),
+    ("planner", &["types", "mem", "schema", "dataset", "trace", "cache::key", "cache::policy"]),
+    ("rowlog", &["types", "mem", "store"]),
     (
         "trainer",
         &[
             "types",
+            "mem",
             "schema",
-            "config",
-            "metrics",
-            "sync",
+            "predict",
+            "compute",
             "device",
-            "cache",
-            "store",
-            "model",
             "dataset",
+            "model",
+            "store",
+            "rowlog",
             "planner::counts",
         ],
     ),
     ("cli", &[EVERYTHING]),
 ];
 
-const LEAF: &[&str] = &["types", "schema"];
-const LEAVES: &[&str] = &["types", "schema", "config", "metrics", "sync"];
 const EVERYTHING: &str = "*";
 
 /// Crates that only some files may name, by the beginning of the file's path.
@@ -74,22 +76,26 @@ pub const CRATE_HOMES: &[(&str, &[&str])] = &[
     ("redis", &["store/remote.rs"]),
     ("anyhow", &["main.rs", "cli/"]),
     ("loom", &["sync.rs"]),
-    ("xxhash_rust", &["schema", "store/", "model/", "trace/", "device/cuda/"]),
+    ("xxhash_rust", &["schema", "store/", "rowlog/", "model/", "trace/", "device/cuda/"]),
 ];
 
 /// Where `unsafe` may stand.
 pub const UNSAFE_HOMES: &[&str] = &[
+    "compute/",
     "device/",
-    "cache/index.rs",
-    "cache/slab.rs",
-    "cache/epoch.rs",
-    "store/table.rs",
-    "store/working/mapping.rs",
-    "types/prefetch.rs",
+    "cache/gpu/",
+    "cache/index",
+    "cache/slab",
+    "cache/epoch",
+    "store/table",
+    "rowlog/mapping",
+    "mem/prefetch",
+    "trainer/pipeline/slots",
+    "trainer/pipeline/gpu/",
 ];
 
 /// Where the environment may be read.
-pub const ENV_HOME: &str = "config.rs";
+pub const ENV_HOME: &str = "config/mod.rs";
 
 const EMPTY_NAMES: &[&str] = &["util", "utils", "helper", "helpers", "manager", "managers"];
 
@@ -188,6 +194,9 @@ pub fn proofs(source: &Source) -> Vec<Broken> {
 }
 
 pub fn module_docs(source: &Source) -> Vec<Broken> {
+    if source.path.ends_with("tests.rs") || source.path.ends_with("models.rs") {
+        return Vec::new();
+    }
     let first = source.text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
     if first.starts_with("//! ") { Vec::new() } else { vec![(1, "a file begins with //! docs".to_owned())] }
 }

@@ -6,8 +6,6 @@ fn the_layouts_are_the_kernels() {
     assert_eq!((size_of::<ProbeColumn>(), offset_of!(ProbeColumn, row_words)), (32, 28));
     assert_eq!((size_of::<NarrowColumn>(), offset_of!(NarrowColumn, tagged)), (16, 12));
     assert_eq!((size_of::<Changed>(), offset_of!(Changed, location)), (16, 8));
-    assert_eq!((size_of::<BatchHeader>(), offset_of!(BatchHeader, staged)), (40, 32));
-    assert_eq!((size_of::<BatchState>(), offset_of!(BatchState, copied)), (24, 16));
     assert_eq!((size_of::<ProbeArgs>(), offset_of!(ProbeArgs, scratch_mask)), (144, 136));
     assert_eq!((size_of::<CopyArgs>(), offset_of!(CopyArgs, capacity)), (72, 68));
     assert_eq!((size_of::<ReplaceJob>(), offset_of!(ReplaceJob, older)), (48, 40));

@@ -1,10 +1,10 @@
 //! What the trainer's kernels are given, field for field as in `kernels/scratch.cu` and `kernels/update.cu`:
-//! as [`super::args`] for the cache's.
+//! as [`crate::cache::gpu::args`] for the cache's.
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::device::pool::WARP_LANES;
-use crate::device::scratch::Rule;
+use crate::compute::pool::WARP_LANES;
+use crate::trainer::pipeline::gpu::Rule;
 
 /// `RecordRun` of scratch.cu: records of one table, on their way.
 #[repr(C)]

@@ -1,5 +1,5 @@
 //! What a trainer's scratchpad on a device does: the contract, whose one other side is
-//! [`super::cuda::scratchpad`].
+//! [`super::gpu::scratchpad`].
 //!
 //! A scratchpad is slots of several sizes, each slot a record of f32: a row's weights, then its optimizer's
 //! state. Its stages are threads of their own (ScratchPipe, section IV-C) and so are its parts:
@@ -15,11 +15,17 @@
 //! Whose a slot is at the moment is a matter of [`Held`]: no call takes a slot without.
 //!
 //! On the host nothing is staged or launched: rows are used where they lie (`device::host::slots`), and the
-//! trainer does with them what these calls do. Both have the same bits (`super::pool` for the sums of
+//! trainer does with them what these calls do. Both have the same bits (`crate::compute::pool` for the sums of
 //! pooling, [`Rule`] for updates).
 
-use super::cuda::DriverError;
-use super::flags::{Held, SlotFlags};
+pub mod args;
+mod kernels;
+pub mod scratchpad;
+mod stepper;
+pub(crate) mod train;
+
+use super::slot_flags::{Held, SlotFlags};
+use crate::device::cuda::DriverError;
 
 /// Where a part of a row's gradient comes from. Kernels read it as it is.
 #[repr(C)]

@@ -13,13 +13,14 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::memory::{Array, DeviceMemory, PinnedMemory, Plan};
+use super::args::{RecordArgs, RecordRun};
+use super::kernels;
 use super::stepper::CudaStepper;
-use super::train_args::{RecordArgs, RecordRun};
-use super::{Address, Driver, DriverError, kernels};
-use crate::device::flags::{NO_SLOT, SlotFlags};
-use crate::device::pool::{MAX_LOOKUPS, WARP_LANES};
-use crate::device::scratch::{Berth, Run, Scratch, ScratchError, SlotSize, Stepper};
+use crate::compute::pool::{MAX_LOOKUPS, WARP_LANES};
+use crate::device::cuda::memory::{Array, DeviceMemory, PinnedMemory, Plan};
+use crate::device::cuda::{Address, Driver, DriverError};
+use crate::trainer::pipeline::gpu::{Berth, Run, Scratch, ScratchError, SlotSize, Stepper};
+use crate::trainer::pipeline::slot_flags::{NO_SLOT, SlotFlags};
 
 const WORD: usize = size_of::<f32>();
 /// Words that begin a line: slots of each size do.
@@ -29,7 +30,7 @@ const LINE_WORDS: usize = 32;
 pub struct CudaScratch<D: Driver>(Arc<Shared<D>>);
 
 /// What its berths and steppers share.
-pub(super) struct Shared<D: Driver> {
+pub(crate) struct Shared<D: Driver> {
     pub driver: Arc<D>,
     pub sizes: Vec<SlotSize>,
     /// The word at which the slots of each size begin.
@@ -172,19 +173,19 @@ impl<D: Driver> Shared<D> {
 }
 
 /// Fails with the first place that has no slot.
-pub(super) fn check_slots(list: &[u32]) -> Result<(), ScratchError> {
+pub(crate) fn check_slots(list: &[u32]) -> Result<(), ScratchError> {
     match list.iter().position(|&slot| slot == NO_SLOT) {
         None => Ok(()),
         Some(at) => Err(shape("rows with a slot", list.len(), at)),
     }
 }
 
-pub(super) fn limit(field: &'static str, limit: u64, got: usize) -> Result<(), ScratchError> {
+pub(crate) fn limit(field: &'static str, limit: u64, got: usize) -> Result<(), ScratchError> {
     let got = got as u64;
     if got > limit { Err(ScratchError::Limit { field, limit, got }) } else { Ok(()) }
 }
 
-pub(super) fn shape(field: &'static str, expected: usize, got: usize) -> ScratchError {
+pub(crate) fn shape(field: &'static str, expected: usize, got: usize) -> ScratchError {
     ScratchError::Shape { field, expected: expected as u64, got: got as u64 }
 }
 

@@ -13,24 +13,27 @@
 
 use std::sync::Arc;
 
-use super::args::{AT_NOTHING, BatchHeader, BatchState};
-use super::kernels::{self, blocks};
-use super::memory::{Array, DeviceMemory, PinnedMemory, Plan};
+use super::args::{UpdateArgs, UpdateTable, lanes_of};
+use super::kernels;
 use super::scratchpad::{Shared, check_slots, limit, shape};
-use super::train_args::{UpdateArgs, UpdateTable, lanes_of};
-use super::{Address, Driver, DriverError};
-use crate::device::flags::NO_SLOT;
-use crate::device::pool::{MAX_LOOKUPS, PoolArgs, PoolLookup, WARP_LANES};
-use crate::device::scratch::{
+use crate::compute::pool::{MAX_LOOKUPS, PoolLookup, WARP_LANES};
+use crate::device::cuda::pool_args::PoolArgs;
+use crate::device::cuda::pool_args::{AT_NOTHING, BatchHeader, BatchState};
+
+use crate::device::cuda::launch::{blocks, gather_pool};
+use crate::device::cuda::memory::{Array, DeviceMemory, PinnedMemory, Plan};
+use crate::device::cuda::{Address, Driver, DriverError};
+use crate::trainer::pipeline::gpu::{
     Gather, GatherLookup, ScratchError, Source, Stepper, TableSlots, Update, UpdateRows,
 };
+use crate::trainer::pipeline::slot_flags::NO_SLOT;
 
 const WORD: usize = size_of::<f32>();
 /// What a kernel counts threads, warps and places up to.
 const MOST: u64 = (u32::MAX >> 2) as u64;
 
 /// Steps on one stream.
-pub(super) struct CudaStepper<D: Driver> {
+pub(crate) struct CudaStepper<D: Driver> {
     shared: Arc<Shared<D>>,
     stream: D::Stream,
     block: Block<D>,
@@ -128,7 +131,7 @@ impl<D: Driver> CudaStepper<D> {
         // records; `tell_gather` that every place is a slot of this scratchpad that the caller has.
         unsafe {
             driver.copy(stream, block.host_at(), block.device_at(), arrays.told)?;
-            kernels::gather_pool(driver, stream, blocks(driver, warps), args)?;
+            gather_pool(driver, stream, blocks(driver, warps), args)?;
             let (from, to) = (block.device.of(arrays.out), block.host.of(arrays.out));
             driver.copy(stream, Address(from), Address(to), arrays.out.len() * WORD)
         }

@@ -10,18 +10,18 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::TrainError;
-use super::casting::Casting;
-use super::item::Cast;
-use super::network::Network;
-use super::train::Train;
-use super::update::RowUpdate;
-use crate::device::flags::{Held, NotClaimed};
-use crate::device::scratch::{
-    Gather, GatherLookup, Run, Scratch, ScratchError, Stepper, TableSlots, Update, UpdateRows,
-};
+use super::super::item::Cast;
+use super::super::train::Train;
 use crate::model::{Tape, View};
 use crate::schema::{Lookup, Pooling, Schema};
+use crate::trainer::TrainError;
+use crate::trainer::casting::Casting;
+use crate::trainer::network::Network;
+use crate::trainer::pipeline::gpu::{
+    Gather, GatherLookup, Run, Scratch, ScratchError, Stepper, TableSlots, Update, UpdateRows,
+};
+use crate::trainer::pipeline::slot_flags::{Held, NotClaimed};
+use crate::trainer::update::RowUpdate;
 use crate::types::{Batch, TableId};
 
 /// What a device needs to know of a network.
@@ -34,7 +34,7 @@ struct Shape<'a> {
 
 impl Train<'_> {
     /// Takes a step.
-    pub(super) fn step_on(&mut self, scratch: &dyn Scratch, cast: &Cast) -> Result<(), TrainError> {
+    pub(crate) fn step_on(&mut self, scratch: &dyn Scratch, cast: &Cast) -> Result<(), TrainError> {
         let held = claim(scratch, self.tables, cast)?;
         let loss = self.with_device(|network, stepper, shape| {
             let pooled = shape.gather(stepper, &held, &cast.casting, &cast.batch)?;
@@ -68,7 +68,7 @@ impl Train<'_> {
     }
 
     /// Writes the input rows of a part of a batch's samples, of which `at` come before.
-    pub(super) fn gather_on(
+    pub(crate) fn gather_on(
         &mut self,
         scratch: &dyn Scratch,
         (part, at): (&Cast, usize),
@@ -84,7 +84,7 @@ impl Train<'_> {
     }
 
     /// Updates some of the rows of a batch that was split.
-    pub(super) fn update_on(
+    pub(crate) fn update_on(
         &mut self,
         scratch: &dyn Scratch,
         whole: &Cast,

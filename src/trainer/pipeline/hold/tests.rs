@@ -1,7 +1,8 @@
 //! All rows of a scratchpad, list by list.
 
 use super::*;
-use crate::types::{TableId, scatter};
+use crate::mem::scatter;
+use crate::types::TableId;
 
 #[test]
 fn every_row_is_listed_once_and_ascending_in_as_many_lists_as_it_takes() {

@@ -33,7 +33,7 @@ mod split;
 use self::place::{Lists, next_use};
 pub use self::settings::{PlanSettings, PlanStats, Windows};
 use self::split::Room;
-use super::TrainError;
+use super::super::TrainError;
 use super::clocks::{Clocks, StageName};
 use super::headway::Headway;
 use super::hold::Hold;
@@ -41,9 +41,9 @@ use super::item::{Cast, Item, Spare, Transfers, Work};
 use super::jitter::Jitter;
 use super::key::Key;
 use super::policy::{Policy, SEEN_AHEAD, Worth};
-use crate::device::host::slots::NO_SLOT;
+use crate::mem::{NumberMap, OutOfHostMemory};
 use crate::schema::{Lookup, Schema};
-use crate::types::{NumberMap, OutOfHostMemory};
+use crate::trainer::pipeline::slots::NO_SLOT;
 
 /// More batches than a window needs that the optimal policy looks at.
 const OPTIMAL_AHEAD: usize = 16;
@@ -58,7 +58,7 @@ pub struct Planner {
     /// Of each table: which of the holds, and words of a record.
     tables: Vec<(usize, usize)>,
     /// The number of the item that was planned last.
-    pub(super) item: u64,
+    pub(crate) item: u64,
     /// The number of the batch that was planned last.
     batch: u64,
     /// The batches after it.

@@ -5,15 +5,16 @@ use std::collections::HashSet;
 use std::mem::take;
 
 use super::{PlanEnds, Planner};
-use crate::device::host::slots::NO_SLOT;
+use crate::mem::NumberMap;
 use crate::trainer::TrainError;
-use crate::trainer::hold::{Hold, TOGETHER};
-use crate::trainer::item::{Item, Work};
-use crate::trainer::key::Key;
-use crate::types::{NumberMap, TableId};
+use crate::trainer::pipeline::hold::{Hold, TOGETHER};
+use crate::trainer::pipeline::item::{Item, Work};
+use crate::trainer::pipeline::key::Key;
+use crate::trainer::pipeline::slots::NO_SLOT;
+use crate::types::TableId;
 
 /// Where the rows of a part of the work are.
-pub(super) struct Placed {
+pub(crate) struct Placed {
     /// Of each row.
     pub slots: Vec<u32>,
     /// (what comes in, its slot, what leaves).
@@ -26,7 +27,7 @@ pub(super) struct Placed {
 
 /// Lists that each batch has, in memory that the last one had.
 #[derive(Default)]
-pub(super) struct Lists {
+pub(crate) struct Lists {
     /// The rows of the batches that are planned.
     pub keys: Vec<Key>,
     /// Rows to look up, and where each stands among those that were asked for.
@@ -55,7 +56,7 @@ impl Planner {
     ///
     /// # Errors
     /// [`TrainError::Stopped`] when the pipeline has ended.
-    pub(super) fn place(
+    pub(crate) fn place(
         &mut self,
         (keys, mut slots): (&[Key], Vec<u32>),
         ends: &PlanEnds<'_>,
@@ -88,7 +89,7 @@ impl Planner {
 
     /// The slots of these rows, [`NO_SLOT`] where there is none, which are kept for batch `batch`. Slots that
     /// were found and kept for it before are not looked up again; `slots` is empty where none were.
-    pub(super) fn find(&mut self, keys: impl Iterator<Item = Key>, slots: &mut Vec<u32>, batch: u64) {
+    pub(crate) fn find(&mut self, keys: impl Iterator<Item = Key>, slots: &mut Vec<u32>, batch: u64) {
         let (mut unknown, mut places) = take(&mut self.lists.unknown);
         unknown.clear();
         places.clear();
@@ -127,7 +128,7 @@ impl Planner {
     }
 
     /// Items up to `item` have left the past window.
-    pub(super) fn expire(&mut self, item: u64) {
+    pub(crate) fn expire(&mut self, item: u64) {
         let Self { holds, upcoming, planned, batch, .. } = self;
         let left = planned.partition_point(|(_, last)| *last <= item);
         let Some((past, _)) = planned.drain(..left).next_back() else { return };
@@ -188,7 +189,7 @@ impl Planner {
     ///
     /// # Errors
     /// [`TrainError::Stopped`] when the pipeline has ended.
-    pub(super) fn emit(
+    pub(crate) fn emit(
         &mut self,
         placed: Placed,
         work: Work,
@@ -218,7 +219,7 @@ impl Planner {
 }
 
 /// Rows in the same order, some at a time, with which size of slots they need.
-pub(super) fn by_size<'k>(
+pub(crate) fn by_size<'k>(
     tables: &'k [(usize, usize)],
     keys: &'k [Key],
 ) -> impl Iterator<Item = (usize, &'k [Key])> + use<'k> {
@@ -228,7 +229,7 @@ pub(super) fn by_size<'k>(
 }
 
 /// How many batches after `batch` the row is needed next, as far as is seen; 0 where it is not.
-pub(super) fn next_use(upcoming: &NumberMap<Key, u64>, key: Key, batch: u64) -> u64 {
+pub(crate) fn next_use(upcoming: &NumberMap<Key, u64>, key: Key, batch: u64) -> u64 {
     let batches = upcoming.get(&key).copied().unwrap_or(0);
     match batches.rotate_right(((batch + 1) % 64) as u32) {
         0 => 0,

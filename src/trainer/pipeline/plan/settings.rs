@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::trainer::policy::Policy;
-use crate::trainer::use_counts::UseCounts;
+use crate::trainer::pipeline::policy::Policy;
+use crate::trainer::pipeline::use_counts::UseCounts;
 
 /// How far the stages can be apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

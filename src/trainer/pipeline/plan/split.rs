@@ -12,17 +12,17 @@ use std::sync::Arc;
 
 use super::{PlanEnds, Planner};
 use crate::trainer::TrainError;
-use crate::trainer::hold::Hold;
-use crate::trainer::item::{Cast, Work};
-use crate::trainer::key::Key;
-use crate::trainer::scratchpad::rows_of_sample;
+use crate::trainer::pipeline::hold::Hold;
+use crate::trainer::pipeline::item::{Cast, Work};
+use crate::trainer::pipeline::key::Key;
+use crate::trainer::pipeline::scratchpad::rows_of_sample;
 
 impl Planner {
     /// Plans a batch in groups.
     ///
     /// # Errors
     /// [`TrainError::Scratchpad`] where the rows of one sample do not fit; nothing of the batch is trained then.
-    pub(super) fn split(&mut self, mut whole: Cast, ends: &mut PlanEnds<'_>) -> Result<(), TrainError> {
+    pub(crate) fn split(&mut self, mut whole: Cast, ends: &mut PlanEnds<'_>) -> Result<(), TrainError> {
         let groups = self.sample_groups(&whole)?;
         if self.stats.splits == 1 {
             let (samples, parts) = (whole.batch.samples, groups.len());
@@ -132,7 +132,7 @@ impl Planner {
 }
 
 /// Slots of each size that a group has left.
-pub(super) struct Room(Vec<usize>);
+pub(crate) struct Room(Vec<usize>);
 
 impl Room {
     /// All of them.

@@ -19,7 +19,7 @@ use std::str::FromStr;
 mod order;
 
 use self::order::{Lists, Queues};
-use crate::types::scatter;
+use crate::mem::scatter;
 
 /// Which rows leave the scratchpad first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

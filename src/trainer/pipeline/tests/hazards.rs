@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::*;
-use crate::trainer::item::Work;
+use crate::trainer::pipeline::item::Work;
 
 /// What went wrong, by the numbers of ScratchPipe (section IV-B).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,5 +1,5 @@
 use super::*;
-use crate::device::scratch::Source;
+use crate::trainer::pipeline::gpu::Source;
 use std::mem::offset_of;
 
 #[test]

@@ -5,8 +5,8 @@
 
 #![allow(unsafe_code)]
 
-use super::LANES;
-use crate::device::Real;
+use crate::compute::Real;
+use crate::compute::gemm::LANES;
 
 /// Rows and columns of a block.
 const BLOCK: usize = 16;
@@ -55,7 +55,7 @@ pub struct Block<'a, T> {
 ///
 /// # Panics
 /// When a slice is too short for the block.
-pub(in crate::device) fn transpose_portable<T: Real>(block: &Block<'_, T>, to: &mut [T]) {
+pub(crate) fn transpose_portable<T: Real>(block: &Block<'_, T>, to: &mut [T]) {
     for column in 0..block.width {
         let line = &mut to[column * LANES..][..BLOCK];
         for (row, lane) in line.iter_mut().enumerate() {
@@ -68,7 +68,7 @@ pub(in crate::device) fn transpose_portable<T: Real>(block: &Block<'_, T>, to: &
 ///
 /// # Panics
 /// As [`transpose_portable`].
-pub(in crate::device) fn transpose_f32(block: &Block<'_, f32>, to: &mut [f32]) {
+pub(crate) fn transpose_f32(block: &Block<'_, f32>, to: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512f") {
         let Block { from, stride, height, width } = *block;

@@ -2,16 +2,16 @@
 
 #![allow(unsafe_code)]
 
-use super::{LANES, Product, Start};
-use crate::device::Real;
-use crate::device::vector::{Portable, Vector};
-use crate::types::prefetch::prefetch_line;
+use crate::compute::Real;
+use crate::compute::gemm::{LANES, Product, Start};
+use crate::compute::vector::{Portable, Vector};
+use crate::mem::prefetch::prefetch_line;
 
 /// Runs an f32 product on the widest vectors of this machine.
 ///
 /// # Panics
 /// As [`Product::run`].
-pub(in crate::device) fn product_f32(product: &mut Product<'_, f32>) {
+pub(crate) fn product_f32(product: &mut Product<'_, f32>) {
     if !product.check() {
         return;
     }
@@ -34,7 +34,7 @@ pub(in crate::device) fn product_f32(product: &mut Product<'_, f32>) {
 ///
 /// # Panics
 /// As [`Product::run`].
-pub(in crate::device) fn product_portable<T: Real>(product: &mut Product<'_, T>) {
+pub(crate) fn product_portable<T: Real>(product: &mut Product<'_, T>) {
     if product.check() {
         // SAFETY: the shape was checked.
         unsafe { plain(product) }
@@ -52,7 +52,7 @@ unsafe fn plain<T: Real>(product: &mut Product<'_, T>) {
 /// The processor has AVX-512F, and [`Product::check`] has said yes.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn product_avx512(product: &mut Product<'_, f32>) {
+pub(crate) unsafe fn product_avx512(product: &mut Product<'_, f32>) {
     // SAFETY: this function has the target feature; the caller vouches for the shape.
     unsafe { by_panels::<f32, std::arch::x86_64::__m512, 2, 2, 12>(product) }
 }
@@ -61,7 +61,7 @@ pub(super) unsafe fn product_avx512(product: &mut Product<'_, f32>) {
 /// The processor has AVX2 and FMA, and [`Product::check`] has said yes.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-pub(super) unsafe fn product_avx2(product: &mut Product<'_, f32>) {
+pub(crate) unsafe fn product_avx2(product: &mut Product<'_, f32>) {
     // Of 16 registers 12 are sums, two hold `B` and one `A`. A whole panel would be four a row: 3 rows, and one register
     // too few.
     // SAFETY: as above.

@@ -1,0 +1,14 @@
+//! CPU kernels: matrix products, wide vectors and gather-pool. They are the oracle for every other device.
+
+pub mod gather_pool;
+mod gemm;
+pub mod pool;
+mod real;
+pub mod simd;
+mod vector;
+
+pub use gemm::{
+    LANES, Left, Output, Product, Start, pack, pack_transposed, pack_transposed_panel, packed_len, row_stride,
+};
+pub use real::Real;
+pub use simd::{Wide, vectorise};

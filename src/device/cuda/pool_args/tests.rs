@@ -1,0 +1,10 @@
+use super::*;
+use std::mem::offset_of;
+
+#[test]
+fn the_layouts_are_the_kernels() {
+    assert_eq!((size_of::<BatchHeader>(), offset_of!(BatchHeader, staged)), (40, 32));
+    assert_eq!((size_of::<BatchState>(), offset_of!(BatchState, copied)), (24, 16));
+    assert_eq!((size_of::<PoolArgs>(), offset_of!(PoolArgs, lookup_count)), (120, 104));
+    assert_eq!(offset_of!(PoolArgs, stride), 112);
+}
