@@ -6,7 +6,7 @@
 //! gathered where they lie. Both start from the batch and the gradients of the pooled vectors, and end with the same updated rows:
 //! to the bit, which is checked before anything is measured.
 //!
-//! "Casted before" has the casted index made before, as the pipeline's Plan does beside the step before: what is left is the
+//! "CastedIndex before" has the casted index made before, as the pipeline's Plan does beside the step before: what is left is the
 //! gather-reduce. "Whole step" (figure 13) is all that a step takes, with the dense layers of the model: rows gathered and
 //! pooled, forward, loss, backward, dense gradients, which both sides do alike, and then each its own backward of the
 //! embeddings, casting and all.

@@ -1,6 +1,6 @@
 //! Training samples a second on the DLRM-Kaggle shape: 26 tables of 100,000 rows, dim 16, 13 dense
 //! values, bottom 512-256-64-16, top 512-256-1. Batches are made beforehand and gone round, so
-//! reading data is not counted; one step is [`Learner::step`], all of it. With `full` in its setting it is the full
+//! reading data is not counted; one step is [`ReferenceTrainer::step`], all of it. With `full` in its setting it is the full
 //! trainer ([`run_in_memory`]), which also encodes the batches, on a thread beside the steps.
 //!
 //! Alone it prints rates, which say little on a shared machine. The ratio to PyTorch is made by
@@ -18,7 +18,7 @@ use std::time::Instant;
 use flechette::schema::preset::{Kind, criteo};
 use flechette::schema::{Architecture, Schema};
 use flechette::trainer::optim::{self, Optimizer};
-use flechette::trainer::{Data, Learner, Progress, initialise, run_in_memory};
+use flechette::trainer::{Data, Progress, ReferenceTrainer, initialise, run_in_memory};
 use flechette::types::{Batch, Jagged, RawBatch, RawFeature, RawValues};
 use harness::replay::Replay;
 use harness::{Draw, Options, Sorted};
@@ -38,7 +38,7 @@ struct Setting {
 }
 
 impl Setting {
-    fn learner(&self) -> anyhow::Result<Learner> {
+    fn learner(&self) -> anyhow::Result<ReferenceTrainer> {
         let kind: optim::Kind = self.optimizer.parse()?;
         let lr = if kind == optim::Kind::Sgd { 0.1 } else { 0.02 };
         Ok(initialise(&kaggle(), Optimizer { kind, lr, eps: 1e-10 }, 0)?)
@@ -126,7 +126,7 @@ type Window = Box<dyn FnMut(&Options) -> anyhow::Result<f64>>;
 
 /// A learner and its batches.
 struct Run {
-    learner: Learner,
+    learner: ReferenceTrainer,
     batches: Vec<(Batch, Vec<f32>)>,
     next: usize,
     probabilities: Vec<f32>,
@@ -155,7 +155,7 @@ impl Run {
 
 /// A learner of the full trainer, and its data.
 struct Full {
-    learner: Learner,
+    learner: ReferenceTrainer,
     replay: Replay,
     batch: usize,
     /// Samples a second in the last window.

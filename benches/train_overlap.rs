@@ -12,7 +12,7 @@ use std::time::Instant;
 use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
 use flechette::schema::{Architecture, Schema};
 use flechette::trainer::optim::{self, Optimizer};
-use flechette::trainer::{self, Data, Learner, Progress};
+use flechette::trainer::{self, Data, Progress, ReferenceTrainer};
 use flechette::types::RawBatch;
 use harness::replay::{self, Replay};
 use harness::{Options, Report};
@@ -53,7 +53,7 @@ fn run(options: &Options) -> anyhow::Result<()> {
 }
 
 struct Side {
-    learner: Learner,
+    learner: ReferenceTrainer,
     replay: Replay,
 }
 
@@ -66,7 +66,7 @@ impl Side {
     fn window<E>(
         &mut self,
         steps: usize,
-        train: impl FnOnce(&mut Learner, &mut Replay) -> Result<u64, E>,
+        train: impl FnOnce(&mut ReferenceTrainer, &mut Replay) -> Result<u64, E>,
     ) -> f64 {
         self.replay.end_after(steps);
         let began = Instant::now();

@@ -45,8 +45,8 @@ use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
 use flechette::schema::{Architecture, Schema};
 use flechette::trainer::optim::{self, Optimizer};
 use flechette::trainer::{
-    Data, Frequencies, Learner, Network, Pipeline, PipelineSettings, PlanStats, Policy, Progress,
-    ScratchpadSize, StageName, initialise, initialise_on_disk, run_in_memory,
+    Data, Frequencies, Pipeline, PipelineSettings, PlanStats, Policy, Progress, ReferenceTrainer,
+    ScratchpadSize, StageName, TrainState, initialise, initialise_on_disk, run_in_memory,
 };
 use flechette::types::{RawBatch, RawValues, TableId};
 use harness::replay::{self, Replay};
@@ -150,9 +150,9 @@ struct Mode {
 }
 
 enum Trained {
-    InMemory(Box<Learner>),
+    InMemory(Box<ReferenceTrainer>),
     /// Whether nothing is kept from one step to the next.
-    OnDisk(Box<(Pipeline, Network)>, bool),
+    OnDisk(Box<(Pipeline, TrainState)>, bool),
 }
 
 impl Mode {

@@ -69,7 +69,7 @@ pub enum PredictError {
 /// Scores batches with one model: the batcher drives it and the engine implements it.
 pub trait Predict: Send + Sync {
     /// Scores every sample of the batch. A sample's score depends on nothing but itself and the
-    /// version (DESIGN.md, promises 1 and 2).
+    /// version.
     ///
     /// # Errors
     /// [`PredictError`] when the batch is not of the schema's shape, its rows cannot be read, or a score

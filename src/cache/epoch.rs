@@ -189,7 +189,7 @@ impl Epochs {
     }
 }
 
-/// A slot that is in no index and that no batch can read. Only [`Limbo`] makes these.
+/// A slot that is in no index and that no batch can read. Only [`RetireList`] makes these.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Freed(Location);
 
@@ -203,7 +203,7 @@ impl Freed {
 
 /// Unlinked slots that wait for batches to finish, each with its tag.
 #[derive(Debug, Default)]
-pub struct Limbo {
+pub struct RetireList {
     queue: Mutex<Queue>,
     waiting: AtomicUsize,
 }
@@ -215,7 +215,7 @@ struct Queue {
     held: bool,
 }
 
-impl Limbo {
+impl RetireList {
     /// Puts a slot aside.
     pub fn put(&self, unlinked: Unlinked, epochs: &Epochs) {
         // The tag under the lock: either it comes after a release, or the release tags the slot anew. And tags

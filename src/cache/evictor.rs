@@ -9,11 +9,11 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::course::{Course, Goal, Strain};
+use super::eviction_plan::{EvictionPlan, Goal, Pressure};
 use super::index::{Fate, Held, Location, SLOTS, Stamp};
 use super::policy::threshold;
 use super::shared::{MAX_WAITING, Shared};
-use crate::mem::scatter;
+use crate::mem::mix64;
 
 /// Buckets a step.
 const STRETCH: usize = 1024;
@@ -36,7 +36,7 @@ pub enum EvictStep {
 /// Where an eviction stands.
 #[derive(Debug, Default)]
 pub(crate) struct Sweep {
-    course: Course,
+    course: EvictionPlan,
     /// The bucket to go on from.
     hand: usize,
     /// Chooses the samples.
@@ -49,7 +49,7 @@ impl Shared {
         let mut sweep = self.sweep.lock().unwrap_or_else(PoisonError::into_inner);
         self.clear_pointers_if_told();
         let waiting = self.reclaim();
-        sweep.course.choose(&Strain {
+        sweep.course.choose(&Pressure {
             fill: self.fill_level(),
             watermarks: &self.watermarks,
             waiting,
@@ -124,7 +124,7 @@ impl Shared {
                 i
             } else {
                 sweep.draw = sweep.draw.wrapping_add(1);
-                (scatter(sweep.draw) % buckets as u64) as usize
+                (mix64(sweep.draw) % buckets as u64) as usize
             };
             let cold = |(key, location, age): (_, Location, _)| {
                 (pointers_too || !location.is_host()).then(|| self.eviction.coldness(key, age))

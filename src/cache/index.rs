@@ -37,7 +37,7 @@ use std::marker::PhantomData;
 use std::sync::PoisonError;
 
 use super::epoch::Pin;
-use super::key::{EMPTY, TOMBSTONE, scatter};
+use super::key::{EMPTY, TOMBSTONE, mix64};
 use crate::mem::prefetch::prefetch;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, yield_now};
 use crate::types::FlatKey;
@@ -435,7 +435,7 @@ impl Index {
     /// any number of buckets will do.
     #[inline]
     fn pair(&self, key: FlatKey) -> (usize, usize) {
-        let (hash, buckets) = (scatter(key), self.buckets.all().len() as u64);
+        let (hash, buckets) = (mix64(key), self.buckets.all().len() as u64);
         let (high, low) = (hash >> 32, hash & 0xFFFF_FFFF);
         (((high * buckets) >> 32) as usize, ((low * buckets) >> 32) as usize)
     }

@@ -360,8 +360,8 @@ fn id_bits(rows: u64) -> u32 {
 /// A key scattered over 64 bits. Flat keys are dense ranges, so low bits alone would cluster.
 #[inline]
 #[must_use]
-pub fn scatter(key: FlatKey) -> u64 {
-    crate::mem::scatter(key.0)
+pub fn mix64(key: FlatKey) -> u64 {
+    crate::mem::mix64(key.0)
 }
 
 #[cfg(test)]

@@ -54,9 +54,9 @@
 //! made room, rows that do not fit are simply not cached, and counted.
 
 mod batch;
-mod course;
 pub mod epoch;
 mod error;
+mod eviction_plan;
 mod evictor;
 pub mod gpu;
 pub mod index;
@@ -81,7 +81,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::types::{TableId, Version};
-use epoch::{Epochs, Limbo, Replaceable};
+use epoch::{Epochs, Replaceable, RetireList};
 use evictor::Evictor;
 use index::Index;
 use key::{KeyWidth, RowKeys, TOMBSTONE};
@@ -213,7 +213,7 @@ impl FlatCache {
             keys,
             watermarks: options.watermarks,
             pointers: pointers::Pointers::new(shape.tables.len(), options.pointers),
-            limbo: Limbo::default(),
+            limbo: RetireList::default(),
             sweep: Mutex::default(),
             wake: Arc::default(),
             starved: AtomicU64::new(0),

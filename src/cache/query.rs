@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::epoch::Pin;
 use super::error::CacheError;
 use super::index::{Held, Location, Stamp};
-use super::key::{RowKeys, scatter};
+use super::key::{RowKeys, mix64};
 use super::shared::Shared;
 use super::version::Overlay;
 use crate::types::{FlatKey, TableId};
@@ -246,7 +246,7 @@ impl Scratch {
     /// The number of a key; a key not seen in this generation gets `next`.
     #[inline]
     fn number(&mut self, key: FlatKey, next: u32) -> u32 {
-        let mut at = scatter(key) as usize;
+        let mut at = mix64(key) as usize;
         loop {
             let slot = &mut self.slots[at & self.mask];
             if slot.generation != self.generation {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::epoch::{Epochs, Limbo, Replaceable};
+use super::epoch::{Epochs, Replaceable, RetireList};
 use super::error::CacheError;
 use super::evictor::{Sweep, Wake};
 use super::index::{self, Entry, Fate, Held, Index, Link, Stamp, Unlinked};
@@ -57,7 +57,7 @@ pub(crate) struct Shared {
     /// The unified index.
     pub pointers: Pointers,
     /// Slots out of the index.
-    pub limbo: Limbo,
+    pub limbo: RetireList,
     pub sweep: Mutex<Sweep>,
     pub wake: Arc<Wake>,
     /// A class that found no slot, plus one: where there is space, slabs are to change their size.

@@ -86,7 +86,7 @@ impl Pool {
         assert!(offset + from + bytes <= self.shape().data_bytes(), "a row within the pool");
         // SAFETY: in bounds by the assertion; initialised, since pages begin as zeros. `held` was found in
         // the index or in a version's overlay, hence filled before it was published there and seen by an
-        // acquire; until its pin ends, or the bucket's lock is given back, which outlives `'a`, `Limbo` does not free
+        // acquire; until its pin ends, or the bucket's lock is given back, which outlives `'a`, `RetireList` does not free
         // the slot, and nothing but `free` and the `fill` of a slot taken after it writes there.
         unsafe { std::slice::from_raw_parts(self.start(held.location()).add(from).as_ptr(), bytes) }
     }

@@ -32,7 +32,7 @@ fn row_at(version: Version, table: TableId, id: u64, bytes: usize) -> Vec<u8> {
     let made = (1..=version.0).rev().take(5).find(|&v| changes(Version(v), id)).unwrap_or(0);
     let word = |i: usize| {
         let whose = id << 20 | u64::from(table.0) << 10 | i as u64;
-        (crate::mem::scatter(whose ^ crate::mem::scatter(made)) >> 32) as u32
+        (crate::mem::mix64(whose ^ crate::mem::mix64(made)) >> 32) as u32
     };
     (0..bytes / 4).flat_map(|i| word(i).to_le_bytes()).collect()
 }
@@ -375,7 +375,7 @@ fn under_eight_threads_and_constant_eviction_every_row_is_whole() {
                 let mut random = worker;
                 let mut draw = |below: u64| {
                     random += 8;
-                    let r = key::scatter(crate::types::FlatKey(random));
+                    let r = key::mix64(crate::types::FlatKey(random));
                     // The square makes small ids frequent.
                     let unit = (r >> 11) as f64 / (1u64 << 53) as f64;
                     (unit * unit * unit * below as f64) as u64

@@ -14,7 +14,7 @@
 //! matter; and while it is merged, nobody is left who would insert an old row.
 //!
 //! **Why no slot is freed too early.** While the overlay stands, a slot may be found there although the index has
-//! evicted it. So [`super::epoch::Limbo`] is held for as long, and all that waits in it is tagged anew when
+//! evicted it. So [`super::epoch::RetireList`] is held for as long, and all that waits in it is tagged anew when
 //! the overlay is gone.
 //!
 //! An overlay takes up to 76 bytes a changed row, beside `cache.bytes`, for as long as it stands, and while it is made up
@@ -29,7 +29,7 @@ use super::error::CacheError;
 use super::index::{Entry, Held, Location, Stamp, Unlinked};
 use super::shared::{Insertion, Shared};
 use super::slab::Slot;
-use crate::mem::scatter;
+use crate::mem::mix64;
 use crate::types::{FlatKey, TableId, Version};
 
 /// What a switch did with the changed rows.
@@ -105,7 +105,7 @@ impl Hasher for Scattering {
     }
 
     fn write_u64(&mut self, number: u64) {
-        self.0 = scatter(self.0 ^ number);
+        self.0 = mix64(self.0 ^ number);
     }
 }
 

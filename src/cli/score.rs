@@ -318,7 +318,7 @@ impl Summary {
 /// regular file (a pipe, a terminal) is written straight.
 struct Output {
     path: PathBuf,
-    aside: Option<PathBuf>,
+    atomic_write: Option<PathBuf>,
     file: BufWriter<File>,
 }
 
@@ -327,13 +327,14 @@ impl Output {
         let wrong = |e: io::Error| InputError(anyhow!("--out: {}: {e}", path.display()));
         if path.metadata().is_ok_and(|meta| !meta.is_file() && !meta.is_dir()) {
             let file = File::options().write(true).open(path).map_err(wrong)?;
-            return Ok(Self { path: path.to_owned(), aside: None, file: BufWriter::new(file) });
+            return Ok(Self { path: path.to_owned(), atomic_write: None, file: BufWriter::new(file) });
         }
         let name = path.file_name().filter(|_| !path.is_dir());
         let name = name.ok_or_else(|| InputError(anyhow!("--out: {}: not a file", path.display())))?;
-        let aside = path.with_file_name(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id()));
-        let file = BufWriter::new(File::create(&aside).map_err(wrong)?);
-        Ok(Self { path: path.to_owned(), aside: Some(aside), file })
+        let atomic_write =
+            path.with_file_name(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id()));
+        let file = BufWriter::new(File::create(&atomic_write).map_err(wrong)?);
+        Ok(Self { path: path.to_owned(), atomic_write: Some(atomic_write), file })
     }
 
     fn write(&mut self, scores: &[f32]) -> anyhow::Result<()> {
@@ -344,9 +345,9 @@ impl Output {
     fn finish(mut self) -> anyhow::Result<()> {
         let mut finish = || -> io::Result<()> {
             self.file.flush()?;
-            if let Some(aside) = &self.aside {
-                fs::rename(aside, &self.path)?;
-                self.aside = None;
+            if let Some(atomic_write) = &self.atomic_write {
+                fs::rename(atomic_write, &self.path)?;
+                self.atomic_write = None;
             }
             Ok(())
         };
@@ -356,9 +357,9 @@ impl Output {
 
 impl Drop for Output {
     fn drop(&mut self) {
-        if let Some(aside) = &self.aside {
+        if let Some(atomic_write) = &self.atomic_write {
             // Unfinished; there is nobody left to tell when it cannot be removed.
-            let _ = fs::remove_file(aside);
+            let _ = fs::remove_file(atomic_write);
         }
     }
 }

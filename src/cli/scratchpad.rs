@@ -14,7 +14,7 @@ use crate::planner::counts::Ranked;
 use crate::rowlog::{RowOrder, WorkingFile};
 use crate::schema::Schema;
 use crate::trainer::{
-    Frequencies, Network, Pipeline, PipelineSettings, Policy, ScratchpadSize, Sizes, TrainError,
+    Frequencies, Pipeline, PipelineSettings, Policy, ScratchpadSize, Sizes, TrainError, TrainState,
     largest_sample,
 };
 
@@ -147,7 +147,7 @@ pub fn training_device(config: &Config) -> anyhow::Result<Option<Arc<Nvidia>>> {
 /// A pipeline on that device, or on the host.
 pub fn pipeline_on(
     device: Option<&Arc<Nvidia>>,
-    network: &Network,
+    network: &TrainState,
     (store, frequencies): (WorkingFile, Option<Frequencies>),
     settings: PipelineSettings,
 ) -> Result<Pipeline, TrainError> {

@@ -5,11 +5,11 @@
 //!   it does so rightly.
 //!
 //! Whichever it is, the very same bytes are added in the very same order, and the dense layers are one
-//! program, so a score does not know whether there is a cache, nor where (DESIGN.md, promises 1 and 2).
+//! program, so a score does not know whether there is a cache, nor where.
 
 pub mod on_device;
 mod on_host;
-mod trial;
+mod self_test;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,10 +28,10 @@ use crate::trace::recorder::Recorder;
 use crate::types::{AbsentId, Batch, Scores, TableId, Version};
 use on_device::DeviceFront;
 use on_host::Scratch;
-pub use trial::TrialError;
+pub use self_test::SelfTestError;
 
 /// What stands between batches and the store.
-pub enum Front {
+pub enum LookupTier {
     /// Nothing: rows are read where the store has them.
     Store,
     /// A cache in the host's RAM.
@@ -45,7 +45,7 @@ pub struct EngineParts {
     /// The model's name.
     pub name: String,
     /// Where rows are looked up.
-    pub front: Front,
+    pub front: LookupTier,
     /// Where it counts.
     pub metrics: Arc<ModelMetrics>,
     /// Threads for batches of more than one chunk.
@@ -63,7 +63,7 @@ pub struct Engine {
     weights: Weights<f32>,
     /// The cache's right to point at rows of the store: above it, so that it ends before the store does.
     host_rows: Vec<HostRows>,
-    front: Front,
+    front: LookupTier,
     store: EmbeddingStore,
     metrics: Arc<ModelMetrics>,
     threads: Arc<rayon::ThreadPool>,
@@ -93,7 +93,7 @@ impl<T> Stock<T> {
 
 /// Nanoseconds that threads spent on a batch.
 #[derive(Default)]
-struct Spent {
+pub(crate) struct Spent {
     lookup: AtomicU64,
     dense: AtomicU64,
 }
@@ -138,13 +138,13 @@ impl Engine {
     #[must_use]
     pub fn pointing(mut self) -> Self {
         match &mut self.front {
-            Front::Store => {}
-            Front::Host(cache) => {
+            LookupTier::Store => {}
+            LookupTier::Host(cache) => {
                 let tables = self.store.tables().iter().enumerate().filter(|(_, table)| table.in_ram());
                 let right = |(t, _): (usize, _)| cache.host_rows(TableId(t as u32)).ok();
                 self.host_rows = tables.filter_map(right).collect();
             }
-            Front::Device(front) => front.point_at(&self.store),
+            LookupTier::Device(front) => front.point_at(&self.store),
         }
         self
     }
@@ -165,10 +165,10 @@ impl Engine {
             Some((table, id, row?))
         });
         let warmed = match &self.front {
-            Front::Store => Warmed::default(),
+            LookupTier::Store => Warmed::default(),
             // The store's rows are those that the cache was made for.
-            Front::Host(cache) => cache.warm(rows).unwrap_or_default(),
-            Front::Device(front) => front.warm(&mut rows),
+            LookupTier::Host(cache) => cache.warm(rows).unwrap_or_default(),
+            LookupTier::Device(front) => front.warm(&mut rows),
         };
         (warmed, skipped)
     }
@@ -177,9 +177,9 @@ impl Engine {
     #[must_use]
     pub fn hot_rows(&self) -> Vec<(TableId, u64)> {
         match &self.front {
-            Front::Store => Vec::new(),
-            Front::Host(cache) => cache.hot_rows(),
-            Front::Device(front) => front.hot_rows(),
+            LookupTier::Store => Vec::new(),
+            LookupTier::Host(cache) => cache.hot_rows(),
+            LookupTier::Device(front) => front.hot_rows(),
         }
     }
 
@@ -200,9 +200,9 @@ impl Engine {
     #[must_use]
     pub fn cache_stats(&self) -> Option<CacheStats> {
         match &self.front {
-            Front::Store => None,
-            Front::Host(cache) => Some(cache.stats()),
-            Front::Device(front) => Some(front.stats()),
+            LookupTier::Store => None,
+            LookupTier::Host(cache) => Some(cache.stats()),
+            LookupTier::Device(front) => Some(front.stats()),
         }
     }
 
@@ -210,10 +210,10 @@ impl Engine {
     fn score(&self, batch: &Batch) -> Result<Vec<f32>, PredictError> {
         let spent = Spent::default();
         let probabilities = match &self.front {
-            Front::Store => self.score_from_store(batch, &spent),
-            Front::Host(cache) => self.score_through(cache, batch, &spent)?,
-            Front::Device(front) if front.is_lost() => self.score_from_store(batch, &spent),
-            Front::Device(front) => self.score_on_device(front, batch, &spent)?,
+            LookupTier::Store => self.score_from_store(batch, &spent),
+            LookupTier::Host(cache) => self.score_through(cache, batch, &spent)?,
+            LookupTier::Device(front) if front.is_lost() => self.score_from_store(batch, &spent),
+            LookupTier::Device(front) => self.score_on_device(front, batch, &spent)?,
         };
         let seconds = |nanos: AtomicU64| nanos.into_inner() as f64 * 1e-9;
         self.metrics.lookup_seconds.record(seconds(spent.lookup));
@@ -309,7 +309,7 @@ impl Predict for Engine {
 
     /// Brings the metrics up to the cache's counts.
     fn measure(&self) {
-        if let Front::Device(front) = &self.front {
+        if let LookupTier::Device(front) = &self.front {
             let (pinned, device) = front.worker_bytes();
             self.metrics.device.lost.set(f64::from(front.is_lost()));
             self.metrics.device.pinned_bytes.set(pinned as f64);

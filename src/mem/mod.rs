@@ -9,5 +9,5 @@ pub mod prefetch;
 
 pub use host::{HostBlock, HostMemory, OutOfHostMemory};
 pub use huge::{Huge, huge_pages};
-pub use mix64::{fold, scatter};
+pub use mix64::{fold, mix64};
 pub use number_map::NumberMap;

@@ -8,10 +8,10 @@
 //! row was asked for, for whoever fills a cache before its first request; it needs no trace, and so no more
 //! memory than it is given.
 
-mod asked;
 pub mod counts;
 pub mod curve;
 pub mod plot;
 pub mod report;
+mod row_accesses;
 pub mod simulate;
 pub mod trace;

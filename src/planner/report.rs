@@ -53,7 +53,7 @@ impl<'t> Plan<'t> {
         rows as f64 * (self.trace.mean_row_bytes() + ENTRY_BYTES) / self.trace.rate
     }
 
-    /// The contract of `plan --json` (DESIGN.md section 6).
+    /// The contract of `plan --json`.
     #[must_use]
     pub fn json(&self) -> Value {
         let rates = |hits: &[Hits]| -> Value {

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::asked::Asked;
+use super::row_accesses::RowAccesses;
 use crate::mem::NumberMap;
 use crate::schema::Schema;
 use crate::types::{Batch, TableId};
@@ -79,7 +79,7 @@ impl Trace {
 #[derive(Debug)]
 pub struct TraceBuilder {
     schema: Schema,
-    asked: Asked,
+    asked: RowAccesses,
     tables: Vec<Numbers>,
     /// Keys by first access over all tables, until [`TraceBuilder::finish`] puts them in order.
     accesses: Vec<u32>,
@@ -102,7 +102,7 @@ impl TraceBuilder {
     #[must_use]
     pub fn new(schema: &Schema) -> Self {
         Self {
-            asked: Asked::new(schema),
+            asked: RowAccesses::new(schema),
             tables: schema.tables.iter().map(|_| Numbers::default()).collect(),
             schema: schema.clone(),
             accesses: Vec::new(),

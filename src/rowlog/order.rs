@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 
 use crate::store::disk::{Disk, SystemDisk};
-use crate::store::{StoreError, aside};
+use crate::store::{StoreError, atomic_write};
 
 /// The file's name in a model's directory of state.
 pub const FILE: &str = "order.safetensors";
@@ -169,8 +169,8 @@ pub(crate) fn write_on(
     orders: &[(&str, &RowOrder)],
 ) -> Result<(), OrderFileError> {
     let bytes = encode(orders).map_err(|source| OrderFileError::Form { path: path.to_owned(), source })?;
-    aside::replace(disk, path, |file, aside| {
-        bytes.chunks(CHUNK_BYTES).try_for_each(|chunk| disk.append(file, aside, chunk))
+    atomic_write::replace(disk, path, |file, atomic_write| {
+        bytes.chunks(CHUNK_BYTES).try_for_each(|chunk| disk.append(file, atomic_write, chunk))
     })?;
     Ok(())
 }

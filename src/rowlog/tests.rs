@@ -9,7 +9,7 @@ use proptest::sample::Index;
 
 use super::region::Placed;
 use super::*;
-use crate::mem::{HostMemory, scatter};
+use crate::mem::{HostMemory, mix64};
 use crate::schema;
 use crate::store::PlainMemory;
 use crate::store::table::{Bytes, State};
@@ -231,8 +231,8 @@ fn a_log_takes_half_again_as_much_as_its_rows_however_often_they_are_written() {
     for round in 1..400_u64 {
         // First some rows only, then all, then skewed over all of them.
         let among = if round < 50 { rows / 10 } else { rows };
-        let mut some: Vec<u64> = (0..500).map(|n| scatter(round << 16 | n) % among).collect();
-        some.extend((0..200).map(|n| scatter(!(round << 16 | n)) % (rows / 50)));
+        let mut some: Vec<u64> = (0..500).map(|n| mix64(round << 16 | n) % among).collect();
+        some.extend((0..200).map(|n| mix64(!(round << 16 | n)) % (rows / 50)));
         some.sort_unstable();
         some.dedup();
         some.iter().for_each(|&row| values[row as usize] = round as f32);

@@ -1,4 +1,4 @@
-//! Which status code an error is (DESIGN.md section 6), in one place.
+//! Which status code an error is, in one place.
 
 use tonic::{Code, Status};
 

@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::disk::{Disk, SystemDisk};
-use super::{StoreError, aside};
+use super::{StoreError, atomic_write};
 
 /// Where a model's hot rows, counts and traces lie, beside its versions.
 pub const STATE: &str = "state";
@@ -200,7 +200,9 @@ impl HotRows {
     }
 
     pub(crate) fn save_on(&self, disk: &dyn Disk, models: &Path, name: &str) -> Result<(), StoreError> {
-        aside::replace(disk, &path(models, name), |file, aside| self.write(disk, file, aside))
+        atomic_write::replace(disk, &path(models, name), |file, atomic_write| {
+            self.write(disk, file, atomic_write)
+        })
     }
 
     fn write(&self, disk: &dyn Disk, file: &mut File, path: &Path) -> io::Result<()> {

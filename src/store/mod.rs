@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use crate::mem::{HostMemory, OutOfHostMemory};
 use crate::types::{TableId, Version};
 
-pub mod aside;
+pub mod atomic_write;
 mod contents;
 #[cfg(test)]
 mod crash;

@@ -11,9 +11,9 @@ use std::path::Path;
 use rayon::prelude::*;
 
 use super::TrainError;
-use super::learner::Learner;
-use super::network::{Network, Parts};
 use super::optim::{Kind, Optimizer};
+use super::reference::ReferenceTrainer;
+use super::train_state::{Parts, TrainState};
 use crate::model::Model;
 use crate::rowlog::{First, RowOrder, Uniform, WorkingFile, WorkingTable, table_code};
 use crate::schema::{self, Schema};
@@ -28,7 +28,7 @@ const CHECKED: usize = 1 << 16;
 ///
 /// # Errors
 /// [`TrainError::Memory`] when the tables do not fit.
-pub fn initialise(schema: &Schema, optimizer: Optimizer, seed: u64) -> Result<Learner, TrainError> {
+pub fn initialise(schema: &Schema, optimizer: Optimizer, seed: u64) -> Result<ReferenceTrainer, TrainError> {
     let tables = schema.tables.iter().map(|shape| {
         let states = row_states(optimizer.kind, shape.dim);
         let mut table = Table::zeroed(&PlainMemory, shape.stored_rows(), shape.dim, &states)?;
@@ -38,7 +38,7 @@ pub fn initialise(schema: &Schema, optimizer: Optimizer, seed: u64) -> Result<Le
         Ok(table)
     });
     let tables = tables.collect::<Result<_, TrainError>>()?;
-    Ok(Learner::new(first_network(schema, optimizer, seed), tables))
+    Ok(ReferenceTrainer::new(first_network(schema, optimizer, seed), tables))
 }
 
 /// As [`initialise`], with the rows in a working file in the directory `dir`, in the order of rows that is given for
@@ -51,7 +51,7 @@ pub fn initialise_on_disk(
     optimizer: Optimizer,
     seed: u64,
     (dir, orders): (&Path, Vec<Option<RowOrder>>),
-) -> Result<(Network, WorkingFile), TrainError> {
+) -> Result<(TrainState, WorkingFile), TrainError> {
     let orders = orders.into_iter().chain(std::iter::repeat_with(|| None));
     let tables = schema.tables.iter().zip(orders).map(|(shape, order)| WorkingTable {
         rows: shape.stored_rows(),
@@ -61,7 +61,7 @@ pub fn initialise_on_disk(
         order,
     });
     let store = WorkingFile::create(dir, tables.collect())?;
-    Ok((Network::new(first_network(schema, optimizer, seed)), store))
+    Ok((TrainState::new(first_network(schema, optimizer, seed)), store))
 }
 
 /// The first values of a table's rows.
@@ -86,7 +86,7 @@ fn first_network(schema: &Schema, optimizer: Optimizer, seed: u64) -> Parts {
 /// # Errors
 /// [`TrainError`] for dense tensors or optimizer state that are missing or misshapen, and when the
 /// tables do not fit the memory.
-pub fn resume(opened: Opened, optimizer: Optimizer) -> Result<Learner, TrainError> {
+pub fn resume(opened: Opened, optimizer: Optimizer) -> Result<ReferenceTrainer, TrainError> {
     let Opened { schema, dense, store, metadata, .. } = opened;
     let tensor = |name: &str| dense.get(name).map(|t: &Dense| (t.shape().to_vec(), t.values().to_vec()));
     let model = Model::new(&schema);
@@ -97,7 +97,10 @@ pub fn resume(opened: Opened, optimizer: Optimizer) -> Result<Learner, TrainErro
         let dense_states = zeroed_states(optimizer.kind, weights.values.len());
         let tables = store.tables().iter().map(|table| without_state(table, optimizer.kind));
         let tables = tables.collect::<Result<_, _>>()?;
-        return Ok(Learner::new(Parts { schema, model, weights, dense_states, optimizer, steps: 0 }, tables));
+        return Ok(ReferenceTrainer::new(
+            Parts { schema, model, weights, dense_states, optimizer, steps: 0 },
+            tables,
+        ));
     }
     let steps = metadata.get("steps").and_then(|steps| steps.parse().ok());
     let steps = steps.ok_or_else(|| TrainError::State("steps".into()))?;
@@ -113,7 +116,7 @@ pub fn resume(opened: Opened, optimizer: Optimizer) -> Result<Learner, TrainErro
         Ok(table.copied(&PlainMemory)?)
     });
     let tables = tables.collect::<Result<_, _>>()?;
-    Ok(Learner::new(Parts { schema, model, weights, dense_states, optimizer, steps }, tables))
+    Ok(ReferenceTrainer::new(Parts { schema, model, weights, dense_states, optimizer, steps }, tables))
 }
 
 /// The table's rows beside zeroed state.
@@ -141,17 +144,17 @@ fn state_name(state: &str, tensor: &str) -> String {
     format!("optimizer.{state}.{tensor}")
 }
 
-impl Learner {
+impl ReferenceTrainer {
     /// Writes a new version of the model: the highest number there is, plus 1.
     ///
     /// # Errors
-    /// As [`Network::save`].
+    /// As [`TrainState::save`].
     pub fn save(&self, models: &Path, name: &str) -> Result<Version, TrainError> {
         self.network.save(models, name, self.tables.iter().map(Rows::from).collect())
     }
 }
 
-impl Network {
+impl TrainState {
     /// Writes a new version of the model, with these rows for the tables of its schema: the highest number there is,
     /// plus 1.
     ///

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
-use super::learner::Learner;
-use super::network::Labelled;
-use super::pipeline::item::{Cast, Spare};
+use super::pipeline::item::{PreparedBatch, Spare};
 use super::pipeline::jitter::Jitter;
 use super::pipeline::load::Load;
 use super::pipeline::{Data, start};
+use super::reference::ReferenceTrainer;
+use super::train_state::Labelled;
 use super::{Progress, TrainError};
 use crate::schema::{Lookup, Schema};
 
@@ -27,7 +27,7 @@ const WAITING: usize = 2;
 /// # Errors
 /// [`TrainError`]; the learner then holds the steps taken before it.
 pub fn run_in_memory(
-    learner: &mut Learner,
+    learner: &mut ReferenceTrainer,
     data: Data<'_>,
     mut on_step: impl FnMut(&Progress<'_>),
 ) -> Result<u64, TrainError> {
@@ -59,8 +59,8 @@ struct Ahead<'a, 's> {
     schema: Arc<Schema>,
     lookups: Arc<[Lookup]>,
     together: usize,
-    casted: SyncSender<Result<Vec<Cast>, TrainError>>,
-    spare: &'s Spare<Cast>,
+    casted: SyncSender<Result<Vec<PreparedBatch>, TrainError>>,
+    spare: &'s Spare<PreparedBatch>,
 }
 
 impl Ahead<'_, '_> {
@@ -79,7 +79,7 @@ impl Ahead<'_, '_> {
     }
 
     /// Reads and casts as many as are handed over together, and says whether there are no more.
-    fn fill(&mut self, some: &mut Vec<Cast>) -> Result<bool, TrainError> {
+    fn fill(&mut self, some: &mut Vec<PreparedBatch>) -> Result<bool, TrainError> {
         while some.len() < self.together {
             let mut cast = self.spare.take();
             if !self.load.next(&mut cast)? {

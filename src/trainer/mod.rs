@@ -1,6 +1,6 @@
 //! The trainer: sequential, simple and exact; and the pipeline, which trains the same bytes where rows do not fit memory.
 //!
-//! **The sequential trainer** is the oracle of every faster one. A [`Learner`] holds the model and takes one step at a time ([`Learner::step`]);
+//! **The sequential trainer** is the oracle of every faster one. A [`ReferenceTrainer`] holds the model and takes one step at a time ([`ReferenceTrainer::step`]);
 //! [`run_epoch`] drives it over a data set, with the next batches read and encoded by one thread
 //! beside it, and [`evaluate`] scores a data set with the weights as they are, or with the rows of the
 //! version that was made of them. The same seed, data
@@ -14,11 +14,11 @@ pub mod casting;
 mod checkpoint;
 pub mod eval;
 mod in_memory;
-mod learner;
-mod network;
 pub mod optim;
 pub mod pipeline;
+mod reference;
 mod replicas;
+mod train_state;
 pub mod update;
 
 use std::sync::mpsc;
@@ -26,16 +26,16 @@ use std::thread;
 
 pub use checkpoint::{initialise, initialise_on_disk, resume};
 pub use in_memory::run_in_memory;
-pub use learner::Learner;
-pub use network::Network;
 pub use pipeline::clocks::StageName;
 pub use pipeline::plan::PlanStats;
 pub use pipeline::policy::{Policy, UnknownPolicy};
 pub use pipeline::scratchpad::{ScratchpadSize, Sizes, largest_sample};
-pub use pipeline::train::Watch;
+pub use pipeline::train::StepObserver;
 pub use pipeline::verify::{Difference, Verifier};
 pub use pipeline::{Data, Frequencies, Pipeline, PipelineSettings};
+pub use reference::ReferenceTrainer;
 pub use replicas::MOST_REPLICAS;
+pub use train_state::TrainState;
 
 use crate::dataset::{DatasetError, Reader};
 use crate::mem::OutOfHostMemory;
@@ -193,7 +193,7 @@ impl<'a> Progress<'a> {
     /// # Errors
     /// [`TrainError::Diverged`] where the loss is not finite: no step was taken then.
     fn after(
-        network: &Network,
+        network: &TrainState,
         loss: f64,
         samples: u64,
         (probabilities, labels): (&'a [f32], &'a [f32]),
@@ -211,7 +211,7 @@ impl<'a> Progress<'a> {
 /// # Errors
 /// [`TrainError`]; the learner then holds the steps taken before it.
 pub fn run_epoch(
-    learner: &mut Learner,
+    learner: &mut ReferenceTrainer,
     reader: &mut (dyn Reader + Send),
     batch: usize,
     mut on_step: impl FnMut(&Progress<'_>),
@@ -229,7 +229,7 @@ pub fn run_epoch(
 }
 
 /// Scores every sample that `reader` gives by `score`, which writes a batch's probabilities: such as
-/// [`Learner::score`], or [`Learner::score_rows_of`] a version. The quality is none where labels are
+/// [`ReferenceTrainer::score`], or [`ReferenceTrainer::score_rows_of`] a version. The quality is none where labels are
 /// missing.
 ///
 /// # Errors

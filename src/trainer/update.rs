@@ -4,14 +4,14 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::casting::{Casted, Casting, Source};
-use super::network::Network;
+use super::casting::{CastedIndex, Casting, Source};
 use super::optim::{Optimizer, Step};
+use super::train_state::TrainState;
 use crate::compute::{Wide, vectorise};
 use crate::model::{Model, Tape};
 use crate::store::Table;
 
-impl Network {
+impl TrainState {
     /// Updates dense weights, piece by piece, and beside it rows by `rows`.
     pub(crate) fn update(&mut self, rows: impl FnOnce(&RowUpdate<'_>) + Send) {
         let (step, dense) = (self.row_step(), self.dense_step());
@@ -91,13 +91,13 @@ impl<'a> RowUpdate<'a> {
 
     /// Updates rows `range` of those that `casted` counts: the gather-reduce of Tensor Casting (section IV), fused with
     /// the optimizer.
-    pub fn rows<R: Records>(&self, records: R, casted: &Casted, range: Range<usize>) {
+    pub fn rows<R: Records>(&self, records: R, casted: &CastedIndex, range: Range<usize>) {
         vectorise(UpdateRows { records, casted, range, tapes: self.tapes, step: &self.step });
     }
 
     /// Writes the gradients of all rows that `casted` counts, of `dim` elements each and end to end, over
     /// `out`: the gather-reduce alone.
-    pub fn coalesce(&self, casted: &Casted, dim: usize, out: &mut [f32]) {
+    pub fn coalesce(&self, casted: &CastedIndex, dim: usize, out: &mut [f32]) {
         vectorise(|| {
             for (k, grad) in out.chunks_exact_mut(dim.max(1)).enumerate() {
                 sum_sources(self.tapes, casted.sources(k), grad);
@@ -148,7 +148,7 @@ pub(crate) struct RecordShape {
 
 impl RecordShape {
     /// Of each table of the network's schema.
-    pub fn of(network: &Network) -> Vec<Self> {
+    pub fn of(network: &TrainState) -> Vec<Self> {
         let states = network.optimizer().kind.row_states();
         let shape = |dim: usize| {
             let width = |at: usize| states.get(at).map_or(0, |state| if state.rowwise { 1 } else { dim });
@@ -228,7 +228,7 @@ impl Records for TableRows<'_> {
 
 struct UpdateRows<'a, R> {
     records: R,
-    casted: &'a Casted,
+    casted: &'a CastedIndex,
     range: Range<usize>,
     tapes: &'a [Tape<f32>],
     step: &'a Step<f32>,

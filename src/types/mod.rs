@@ -23,7 +23,7 @@ impl TableId {
     }
 }
 
-/// A row's name in the cache: a table code followed by feature bits (DESIGN.md section 4).
+/// A row's name in the cache: a table code followed by feature bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlatKey(pub u64);
 

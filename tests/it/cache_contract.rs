@@ -18,7 +18,7 @@ use flechette::cache::{
     HostRows, Query, Source, Switched, TableShape, WATERMARKS, Warmed,
 };
 use flechette::compute::gather_pool as host;
-use flechette::mem::scatter;
+use flechette::mem::mix64;
 use flechette::schema::{Lookup, Pooling};
 use flechette::types::{Batch, Element, Jagged, TableId, Version};
 use proptest::prelude::*;
@@ -103,7 +103,7 @@ impl World {
     pub fn bags(&self, samples: usize, spread: u64, draw: &mut u64) -> Batch {
         let mut next = |limit: u64| {
             *draw = draw.wrapping_add(1);
-            scatter(*draw) % limit
+            mix64(*draw) % limit
         };
         let mut batch = Batch::empty(self.features);
         batch.samples = samples;
@@ -169,7 +169,7 @@ impl World {
         let made = (1..=version).rev().take(5).find(|&v| changes(v, id)).unwrap_or(0);
         let value = |i: usize| {
             let name = id << 30 | u64::from(table.0) << 20 | i as u64;
-            ((scatter(name ^ scatter(made)) >> 48) as f32 - 32768.0) / 16.0
+            ((mix64(name ^ mix64(made)) >> 48) as f32 - 32768.0) / 16.0
         };
         let values: Vec<f32> = (0..lookup.dim).map(value).collect();
         let mut row = vec![0; lookup.element.row_bytes(lookup.dim)];

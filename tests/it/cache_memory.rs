@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use flechette::cache::{
     AdmissionOption, CacheOptions, CacheShape, EvictionOption, FlatCache, Query, TableShape,
 };
-use flechette::mem::scatter;
+use flechette::mem::mix64;
 use flechette::schema::preset::{self, Kind};
 use flechette::trainer::{self, optim};
 use flechette::types::{TableId, Version};
@@ -125,7 +125,7 @@ fn load(cache: &FlatCache, seed: u64, stop: &AtomicBool) {
         let pin = cache.pin();
         query.clear();
         for (t, table) in TABLES.iter().enumerate() {
-            let ids = (0..2000).map(|i| scatter(draw + i) % table.rows % (1 << 18));
+            let ids = (0..2000).map(|i| mix64(draw + i) % table.rows % (1 << 18));
             query.push(TableId(t as u32), ids);
             draw += 2000;
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use flechette::cache::EvictionOption;
 use flechette::device::cuda::{Nvidia, open, usable};
-use flechette::mem::scatter;
+use flechette::mem::mix64;
 
 use crate::cache_contract::{self as contract, World, narrow, warm};
 use crate::device_subject as device;
@@ -86,19 +86,19 @@ on_every_gpu! {
     };
     a_hit_is_the_row_inserted: |driver: &Arc<Nvidia>| {
         for (draw, bits) in (0..24).zip([64, 9, 64, 5].into_iter().cycle()) {
-            let dims: Vec<usize> = (0..1 + draw % 5).map(|t| 1 + (scatter(draw << 8 | t) % 39) as usize).collect();
-            let world = World::new(120, &dims, (scatter(draw) % 6000) as usize).with_a_shared_feature();
+            let dims: Vec<usize> = (0..1 + draw % 5).map(|t| 1 + (mix64(draw << 8 | t) % 39) as usize).collect();
+            let world = World::new(120, &dims, (mix64(draw) % 6000) as usize).with_a_shared_feature();
             let world = narrow::keys(world, bits);
-            contract::a_hit_is_the_row_inserted(|world| device::on(driver, world), &world, 16, scatter(draw));
+            contract::a_hit_is_the_row_inserted(|world| device::on(driver, world), &world, 16, mix64(draw));
         }
     };
     whatever_happens_a_row_is_its_batchs_versions: |driver: &Arc<Nvidia>| {
         for (draw, bits) in (100..124).zip([64, 9, 64, 5].into_iter().cycle()) {
             let world = World::new(120, &[7, 3], 3000).with_a_shared_feature().with_pointers(draw);
             let world = narrow::keys(world, bits);
-            let steps: Vec<u8> = (0..40).map(|i| (scatter(draw << 8 | i) % 20) as u8).collect();
+            let steps: Vec<u8> = (0..40).map(|i| (mix64(draw << 8 | i) % 20) as u8).collect();
             let new = |world: &World| device::on(driver, world);
-            contract::whatever_happens_a_row_is_its_batchs_versions(new, &world, &steps, scatter(draw));
+            contract::whatever_happens_a_row_is_its_batchs_versions(new, &world, &steps, mix64(draw));
         }
     };
 }

@@ -225,11 +225,11 @@ fn a_kernel_gives_the_hosts_bits(driver: &Nvidia) {
     let (short, unknown) = unsafe {
         (
             driver.launch(&stream, "scale", SHAPE, &args[1..]).unwrap_err(),
-            driver.launch(&stream, "scatter", SHAPE, args).unwrap_err(),
+            driver.launch(&stream, "mix64", SHAPE, args).unwrap_err(),
         )
     };
     assert_eq!(short.to_string(), "cuda kernels: scale: expected a parameter of 32 bytes, got 31");
-    assert!(unknown.to_string().contains("got scatter") && unknown.to_string().contains("one of scale"));
+    assert!(unknown.to_string().contains("got mix64") && unknown.to_string().contains("one of scale"));
     let none = LaunchShape { blocks: 0, ..SHAPE };
     // SAFETY: a launch of no blocks is refused.
     let none = unsafe { driver.launch(&stream, "scale", none, args) }.unwrap_err();

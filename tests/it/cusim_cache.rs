@@ -8,7 +8,7 @@ use std::time::Duration;
 use flechette::cache::gpu::{DeviceCache, DeviceCacheError, Missing, WorkerShape};
 use flechette::cache::{CacheOptions, EvictionOption};
 use flechette::device::cusim::SimDriver;
-use flechette::mem::scatter;
+use flechette::mem::mix64;
 use flechette::types::{Batch, TableId, Version};
 use proptest::prelude::*;
 
@@ -208,7 +208,7 @@ fn under_workers_eviction_and_switches_every_row_is_its_batchs_versions() {
                     let mut draw = seed << 32 | w << 16;
                     let mut id = || {
                         draw += 1;
-                        scatter(draw) % 200 * (scatter(draw) >> 60) / 15
+                        mix64(draw) % 200 * (mix64(draw) >> 60) / 15
                     };
                     for batch in 0..400 {
                         if batch >= 60 && cache.version() > Version(5) {

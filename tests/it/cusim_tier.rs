@@ -11,10 +11,10 @@ use flechette::cache::gpu::args::{JobKind, MayReplace, Pointable};
 use flechette::cache::gpu::lane::{Lane, LaneLookup, LaneShape};
 use flechette::cache::gpu::overlay::{ChangedRow, OverlayTable};
 use flechette::cache::gpu::sweeper::{Stretch, Sweeper, Victims};
-use flechette::cache::gpu::tier::{Job, JobRow, Jobs, Tier, TierShape};
+use flechette::cache::gpu::table::{GpuTable, GpuTableShape, Job, JobRow, Jobs};
 use flechette::device::cuda::memory::{PinnedMemory, Plan, Staging};
 use flechette::device::cusim::SimDriver;
-use flechette::mem::scatter;
+use flechette::mem::mix64;
 use flechette::types::{Batch, Element, Jagged};
 
 /// The first key of the one table; ids are below `IDS`.
@@ -24,7 +24,7 @@ const SLOTS: usize = 1 << 14;
 
 /// An index of few buckets, and rows of one value that no two jobs share.
 struct Bench {
-    tier: Arc<Tier<SimDriver>>,
+    tier: Arc<GpuTable<SimDriver>>,
     staging: Staging<SimDriver>,
     /// By slot: whose row it is, and hence which value.
     rows: Vec<u64>,
@@ -33,8 +33,8 @@ struct Bench {
 impl Bench {
     fn new(buckets: u64, seed: u64) -> Self {
         let driver = Arc::new(SimDriver::new(seed, 1 << 30).unwrap());
-        let shape = TierShape { buckets, slab_bytes: 4 * SLOTS, slabs: 1 };
-        let tier = Arc::new(Tier::new(driver.clone(), shape).unwrap());
+        let shape = GpuTableShape { buckets, slab_bytes: 4 * SLOTS, slabs: 1 };
+        let tier = Arc::new(GpuTable::new(driver.clone(), shape).unwrap());
         let mut staging = Staging::new(&driver, SLOTS).unwrap();
         // Slot `i` holds `i`, from the staging memory's word `i`: nothing is ever written twice.
         for (i, word) in staging.words_mut().unwrap().iter_mut().enumerate() {
@@ -100,7 +100,7 @@ fn batch_of(ids: &[u64]) -> Batch {
 /// Distinct ids, some of all.
 fn some_ids(draw: &mut u64) -> Vec<u64> {
     *draw += 1;
-    (0..IDS).filter(|id| scatter(*draw << 8 | id).is_multiple_of(3)).collect()
+    (0..IDS).filter(|id| mix64(*draw << 8 | id).is_multiple_of(3)).collect()
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn jobs_do_to_the_index_what_they_would_do_one_after_the_other() {
             let mut given = Vec::new();
             for id in some_ids(&mut draw) {
                 let kind = [JobKind::Keep, JobKind::Keep, JobKind::Swap, JobKind::Withdraw]
-                    [(scatter(draw + id) % 4) as usize];
+                    [(mix64(draw + id) % 4) as usize];
                 given.push((id, kind, bench.push(&mut jobs, id, kind)));
             }
             bench.launch(&mut jobs, now);
@@ -179,7 +179,7 @@ fn a_probe_amid_replacement_finds_a_keys_own_row_or_nothing() {
                 jobs.finish().unwrap();
                 for id in some_ids(&mut draw).into_iter().take(8) {
                     let kind =
-                        [JobKind::Keep, JobKind::Swap, JobKind::Withdraw][(scatter(draw + id) % 3) as usize];
+                        [JobKind::Keep, JobKind::Swap, JobKind::Withdraw][(mix64(draw + id) % 3) as usize];
                     bench.push(jobs, id, kind);
                 }
             }

@@ -8,7 +8,7 @@ use flechette::schema::Schema;
 use flechette::schema::preset::{self, Kind as Preset};
 use flechette::trainer::eval::Quality;
 use flechette::trainer::optim::{Kind, Optimizer};
-use flechette::trainer::{self, Learner};
+use flechette::trainer::{self, ReferenceTrainer};
 
 fn data(name: &str) -> Option<PathBuf> {
     let beside = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/data"));
@@ -21,7 +21,7 @@ fn data(name: &str) -> Option<PathBuf> {
 }
 
 /// Trains for one epoch as `flechette train` does by default, and evaluates.
-fn quality(mut learner: Learner, format: Format, files: [&PathBuf; 2]) -> Quality {
+fn quality(mut learner: ReferenceTrainer, format: Format, files: [&PathBuf; 2]) -> Quality {
     let schema = learner.schema().clone();
     let open = |path: &PathBuf| {
         dataset::open(format, std::slice::from_ref(path), &schema, Limits::default()).unwrap()

@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use flechette::dataset::{DatasetError, Reader};
 use flechette::device::cuda::Driver;
-use flechette::mem::scatter;
+use flechette::mem::mix64;
 use flechette::rowlog::WorkingFile;
 use flechette::schema::Schema;
 use flechette::trainer::optim::{Kind, Optimizer};
 use flechette::trainer::{
-    self, Data, Frequencies, Network, Pipeline, PipelineSettings, PlanStats, Policy, ScratchpadSize,
-    TrainError, Verifier,
+    self, Data, Frequencies, Pipeline, PipelineSettings, PlanStats, Policy, ScratchpadSize, TrainError,
+    TrainState, Verifier,
 };
 use flechette::types::{RawBatch, RawFeature, RawValues, TableId};
 
@@ -66,7 +66,7 @@ struct Samples {
 
 impl Samples {
     fn draw(&mut self, below: u64) -> u64 {
-        self.draws = scatter(self.draws.wrapping_add(1));
+        self.draws = mix64(self.draws.wrapping_add(1));
         (self.draws >> 8) % below
     }
 
@@ -127,7 +127,7 @@ impl Case {
     }
 
     /// What a pipeline is made of: for every other seed with rows that come in before the first batch.
-    fn parts(&self, dir: &Path) -> (Network, WorkingFile, Option<Frequencies>) {
+    fn parts(&self, dir: &Path) -> (TrainState, WorkingFile, Option<Frequencies>) {
         let schema = Schema::parse(TOML).unwrap();
         let (network, store) =
             trainer::initialise_on_disk(&schema, self.optimizer(), 7, (dir, vec![])).unwrap();
@@ -136,7 +136,11 @@ impl Case {
     }
 
     /// A pipeline on the device, with what it trains.
-    pub fn start<D: Driver>(&self, driver: &Arc<D>, dir: &Path) -> Result<(Network, Pipeline), TrainError> {
+    pub fn start<D: Driver>(
+        &self,
+        driver: &Arc<D>,
+        dir: &Path,
+    ) -> Result<(TrainState, Pipeline), TrainError> {
         let (network, store, frequencies) = self.parts(dir);
         let pipeline = Pipeline::on_device(driver, &network, (store, frequencies), self.settings.clone())?;
         Ok((network, pipeline))
@@ -152,7 +156,7 @@ impl Case {
     }
 
     /// Trains, beside the sequential trainer.
-    pub fn run(&self, network: &mut Network, pipeline: &mut Pipeline) -> Result<Verifier, TrainError> {
+    pub fn run(&self, network: &mut TrainState, pipeline: &mut Pipeline) -> Result<Verifier, TrainError> {
         let schema = Schema::parse(TOML).unwrap();
         let oracle = trainer::initialise(&schema, self.optimizer(), 7).unwrap();
         let mut verifier = Verifier::new(oracle);
@@ -230,7 +234,7 @@ pub fn any_settings_train_the_sequential_bytes<D: Driver>(driver: &Arc<D>, seed:
     let mut draws = seed << 32;
     let mut draw = |from: usize, to: usize| {
         draws += 1;
-        from + (scatter(draws) >> 16) as usize % (to - from)
+        from + (mix64(draws) >> 16) as usize % (to - from)
     };
     let kind = [Kind::Sgd, Kind::Adagrad, Kind::RowwiseAdagrad, Kind::Adam][draw(0, 4)];
     let slots = ScratchpadSize::Slots(vec![draw(8, 200), draw(8, 200)]);

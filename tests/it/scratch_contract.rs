@@ -6,7 +6,7 @@ use std::sync::Arc;
 use flechette::compute::gather_pool as host;
 use flechette::compute::gather_pool::PoolLookup;
 use flechette::device::cuda::Driver;
-use flechette::mem::scatter;
+use flechette::mem::mix64;
 use flechette::trainer::optim::{Kind, Optimizer};
 use flechette::trainer::pipeline::gpu::scratchpad::CudaScratch;
 use flechette::trainer::pipeline::gpu::{
@@ -22,7 +22,7 @@ struct Draws(u64);
 
 impl Draws {
     fn below(&mut self, limit: usize) -> usize {
-        self.0 = scatter(self.0.wrapping_add(0x9e37_79b9_7f4a_7c15));
+        self.0 = mix64(self.0.wrapping_add(0x9e37_79b9_7f4a_7c15));
         (self.0 >> 16) as usize % limit
     }
 

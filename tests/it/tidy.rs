@@ -1,4 +1,4 @@
-//! The house rules of DESIGN.md section 3, held as data in `rules` and checked on every file; and the
+//! The house rules, held as data in `rules` and checked on every file; and the
 //! checks themselves, held to small sources that break one rule each.
 
 mod rules;

@@ -7,7 +7,7 @@ use flechette::model::{InputRows, Model, Tape, View, Weights, loss};
 use flechette::schema::Schema;
 use flechette::store::{self, Contents, DenseTensor, PlainMemory, Rows, Table};
 use flechette::trainer::optim::{Kind, Optimizer};
-use flechette::trainer::{self, Learner};
+use flechette::trainer::{self, ReferenceTrainer};
 use flechette::types::{Batch, Jagged};
 use serde_json::Value;
 
@@ -103,7 +103,7 @@ impl Given<'_> {
     }
 
     /// A learner that starts from these weights, as if they were a version of another's making.
-    fn learner(&self, optimizer: Optimizer) -> Learner {
+    fn learner(&self, optimizer: Optimizer) -> ReferenceTrainer {
         let models = tempfile::tempdir().unwrap();
         let dense = self.tensors.iter().map(|(name, (shape, values))| DenseTensor {
             name: name.clone(),
@@ -182,7 +182,7 @@ fn every_step_of_every_optimizer_is_pytorchs_and_rows_never_touched_keep_their_b
     let (fixture, batches) = fixture();
     let mut seen = 0;
     for given in fixture["models"].as_array().unwrap().iter().map(given) {
-        let mut learners: BTreeMap<&str, Learner> = BTreeMap::new();
+        let mut learners: BTreeMap<&str, ReferenceTrainer> = BTreeMap::new();
         for step in given.record["steps"].as_array().unwrap() {
             let name = step["optimizer"].as_str().unwrap();
             let number = step["step"].as_u64().unwrap();
@@ -211,7 +211,7 @@ fn every_step_of_every_optimizer_is_pytorchs_and_rows_never_touched_keep_their_b
 }
 
 /// Rows that none of `batches` looks up are bit for bit what they were.
-fn assert_untouched(given: &Given<'_>, learner: &Learner, batches: &[Samples], what: &str) {
+fn assert_untouched(given: &Given<'_>, learner: &ReferenceTrainer, batches: &[Samples], what: &str) {
     for (t, (before, after)) in given.tables.iter().zip(learner.tables()).enumerate() {
         let lookups = given.schema.lookups();
         let of_table = lookups.iter().filter(|l| l.table.index() == t);

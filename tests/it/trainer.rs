@@ -8,14 +8,14 @@ use std::sync::Arc;
 
 use flechette::cache::{CacheOptions, CacheShape, FlatCache, TableShape};
 use flechette::dataset::{DatasetError, Reader};
-use flechette::engine::{Engine, EngineParts, Front};
+use flechette::engine::{Engine, EngineParts, LookupTier};
 use flechette::metrics::Metrics;
 use flechette::model::Model;
 use flechette::predict::{Predict, PredictError};
 use flechette::schema::Schema;
 use flechette::store;
 use flechette::trainer::optim::{Kind, Optimizer};
-use flechette::trainer::{self, Learner, TrainError};
+use flechette::trainer::{self, ReferenceTrainer, TrainError};
 use flechette::types::{AbsentId, Batch, Element, RawBatch};
 
 use naive::Naive;
@@ -28,7 +28,7 @@ fn optimizer(kind: Kind) -> Optimizer {
 }
 
 /// Every number that a learner holds: dense weights, rows, and the state of both.
-fn bits(learner: &Learner) -> Vec<u32> {
+fn bits(learner: &ReferenceTrainer) -> Vec<u32> {
     let dense = learner.dense_states().iter().flatten().chain(learner.weights().values.iter());
     let states = learner.tables().iter().flat_map(|t| t.states()).flat_map(|s| s.as_slice());
     let rows = learner.tables().iter().flat_map(|t| t.values().unwrap());
@@ -40,7 +40,7 @@ fn threads(count: usize) -> rayon::ThreadPool {
 }
 
 /// A learner after a batch of each size, and all it said of them.
-fn trained(schema: &Schema, kind: Kind, sizes: &[usize]) -> (Learner, Vec<f32>) {
+fn trained(schema: &Schema, kind: Kind, sizes: &[usize]) -> (ReferenceTrainer, Vec<f32>) {
     let mut learner = trainer::initialise(schema, optimizer(kind), 5).unwrap();
     let (mut said, mut probabilities) = (Vec::new(), Vec::new());
     for (i, &size) in sizes.iter().enumerate() {
@@ -200,7 +200,7 @@ pub fn engines(models: &std::path::Path, name: &str) -> Vec<Engine> {
         let cache = fraction.map(|f| FlatCache::new(&shape(f), &CacheOptions::default()).unwrap());
         let parts = EngineParts {
             name: name.to_owned(),
-            front: cache.map_or(Front::Store, Front::Host),
+            front: cache.map_or(LookupTier::Store, LookupTier::Host),
             metrics: metrics.model(name, &opened.schema),
             threads: Arc::new(threads(2)),
             max_samples: 2048,
@@ -211,7 +211,7 @@ pub fn engines(models: &std::path::Path, name: &str) -> Vec<Engine> {
 }
 
 /// The engine, of the version that the learner saved last, gives the learner's scores to the bit.
-fn assert_scores_alike(engine: &Engine, learner: &mut Learner, batch: &Batch, what: &str) {
+fn assert_scores_alike(engine: &Engine, learner: &mut ReferenceTrainer, batch: &Batch, what: &str) {
     let mut expected = Vec::new();
     learner.score(batch, &mut expected).unwrap();
     let scores = engine.predict(batch).unwrap();

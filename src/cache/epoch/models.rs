@@ -65,7 +65,7 @@ fn a_cell_taken_over_still_orders_the_batch_before() {
 #[test]
 fn a_slot_of_the_overlay_is_not_overwritten_under_a_batch_though_the_index_evicts_it() {
     loom::model(|| {
-        let shared = Arc::new((Epochs::default(), Limbo::default(), AtomicU64::new(1)));
+        let shared = Arc::new((Epochs::default(), RetireList::default(), AtomicU64::new(1)));
         let slot = Arc::new(UnsafeCell::new(7u64));
         shared.1.hold();
         let batch = {
@@ -99,7 +99,7 @@ fn a_slot_of_the_overlay_is_not_overwritten_under_a_batch_though_the_index_evict
 #[test]
 fn a_slot_put_aside_while_the_overlay_is_withdrawn_is_not_overwritten_under_a_batch() {
     loom::model(|| {
-        let shared = Arc::new((Epochs::default(), Limbo::default(), AtomicU64::new(1)));
+        let shared = Arc::new((Epochs::default(), RetireList::default(), AtomicU64::new(1)));
         let slot = Arc::new(UnsafeCell::new(7u64));
         shared.1.hold();
         let batch = {

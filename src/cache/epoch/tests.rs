@@ -35,7 +35,7 @@ fn what_was_replaced_is_freed_by_those_who_read_on() {
 
 #[test]
 fn held_slots_are_freed_only_by_batches_that_begin_after_the_release() {
-    let (epochs, limbo) = (Epochs::default(), Limbo::default());
+    let (epochs, limbo) = (Epochs::default(), RetireList::default());
     limbo.hold();
     limbo.put(Unlinked::withdrawn(crate::types::FlatKey(9), Location::slot(5)), &epochs);
     let between = epochs.pin();
@@ -50,7 +50,7 @@ fn held_slots_are_freed_only_by_batches_that_begin_after_the_release() {
 
 #[test]
 fn no_more_slots_are_freed_at_once_than_asked_for_and_in_the_order_they_came() {
-    let (epochs, limbo) = (Epochs::default(), Limbo::default());
+    let (epochs, limbo) = (Epochs::default(), RetireList::default());
     let put = |slot| limbo.put(Unlinked::withdrawn(crate::types::FlatKey(9), Location::slot(slot)), &epochs);
     (0..10).for_each(put);
     let mut freed = Vec::new();

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::args::{CopyArgs, NarrowColumn, ProbeArgs, ProbeColumn};
 use super::overlay::OverlayTable;
 use super::shape::{LaneError, LaneShape, check_batch, check_shape, limit};
-use super::tier::Tier;
+use super::table::GpuTable;
 use crate::compute::pool::{PoolLookup, WARP_LANES};
 use crate::device::cuda::Driver;
 use crate::device::cuda::memory::{Array, DeviceMemory, PinnedMemory, Plan};
@@ -228,7 +228,7 @@ impl<D: Driver> Block<D> {
         &self.host.get(self.pinned.out)[..self.samples * self.shape.stride]
     }
 
-    pub fn probe_args(&self, tier: &Tier<D>) -> ProbeArgs {
+    pub fn probe_args(&self, tier: &GpuTable<D>) -> ProbeArgs {
         ProbeArgs {
             header: self.host.of(self.pinned.header),
             columns: self.host.of(self.pinned.columns),
@@ -252,7 +252,7 @@ impl<D: Driver> Block<D> {
         }
     }
 
-    pub fn copy_args(&self, tier: &Tier<D>) -> CopyArgs {
+    pub fn copy_args(&self, tier: &GpuTable<D>) -> CopyArgs {
         CopyArgs {
             columns: self.host.of(self.pinned.columns),
             scan: self.host.of(self.pinned.probe_scan),
@@ -267,7 +267,7 @@ impl<D: Driver> Block<D> {
         }
     }
 
-    pub fn pool_args(&self, tier: &Tier<D>) -> PoolArgs {
+    pub fn pool_args(&self, tier: &GpuTable<D>) -> PoolArgs {
         PoolArgs {
             header: self.host.of(self.pinned.header),
             state: self.device.of(self.arrays.state),

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use super::super::EvictionOption;
-use super::super::course::{Course, Goal, Strain};
+use super::super::eviction_plan::{EvictionPlan, Goal, Pressure};
 use super::super::evictor::EvictStep;
 use super::super::index::{Location, Unlinked};
 use super::super::key::RowKeys;
@@ -16,7 +16,7 @@ use super::{Shared, lock};
 use crate::cache::gpu::args::EMPTY_KEY;
 use crate::cache::gpu::lister::Lister;
 use crate::cache::gpu::sweeper::{Stretch, Sweeper, Victims};
-use crate::cache::gpu::tier::Tier;
+use crate::cache::gpu::table::GpuTable;
 use crate::device::cuda::{Driver, DriverError};
 use crate::types::FlatKey;
 
@@ -35,7 +35,7 @@ pub(crate) struct Sweep<D: Driver> {
     pub lister: Lister<D>,
     /// Where rows go by their ranks.
     pub withdrawals: Option<Withdrawals<D>>,
-    course: Course,
+    course: EvictionPlan,
     /// The bucket to go on from.
     pub hand: u64,
     /// Chooses the samples.
@@ -55,7 +55,7 @@ pub(crate) struct Lowering {
 
 impl<D: Driver> Sweep<D> {
     pub fn new(
-        tier: &Arc<Tier<D>>,
+        tier: &Arc<GpuTable<D>>,
         keys: &RowKeys,
         tables: usize,
         eviction: &EvictionOption,
@@ -68,7 +68,7 @@ impl<D: Driver> Sweep<D> {
             sweeper: Sweeper::new(tier, SAMPLE, MOST, tables)?,
             lister: Lister::new(tier, LISTED, keys.narrow())?,
             withdrawals,
-            course: Course::default(),
+            course: EvictionPlan::default(),
             hand: 0,
             draw: 0,
         })
@@ -80,7 +80,7 @@ impl<D: Driver> Shared<D> {
         let sweep = &mut *lock(&self.sweep);
         self.clear_pointers_if_told(sweep)?;
         let waiting = self.tidy_up()?;
-        sweep.course.choose(&Strain {
+        sweep.course.choose(&Pressure {
             fill: self.fill_level(),
             watermarks: &self.watermarks,
             waiting,

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::block::Block;
 use super::overlay::OverlayTable;
 pub use super::shape::{LaneError, LaneLookup, LaneShape};
-use super::tier::Tier;
+use super::table::GpuTable;
 
 use super::kernels;
 use crate::device::cuda::launch::{blocks, gather_pool};
@@ -33,7 +33,7 @@ pub struct LaneMiss {
 
 /// One batch at a time.
 pub struct Lane<D: Driver> {
-    tier: Arc<Tier<D>>,
+    tier: Arc<GpuTable<D>>,
     stream: D::Stream,
     block: Block<D>,
     staging: Staging<D>,
@@ -51,7 +51,7 @@ impl<D: Driver> Lane<D> {
     ///
     /// # Errors
     /// [`LaneError`] when the shape does not hold together, or the driver refuses.
-    pub fn new(tier: &Arc<Tier<D>>, shape: LaneShape) -> Result<Self, LaneError> {
+    pub fn new(tier: &Arc<GpuTable<D>>, shape: LaneShape) -> Result<Self, LaneError> {
         let driver = tier.driver();
         Ok(Self {
             stream: driver.stream()?,
@@ -123,7 +123,7 @@ impl<D: Driver> Lane<D> {
     fn gather(&self, blocks: u32) -> Result<(), DriverError> {
         let args = self.block.pool_args(&self.tier);
         // SAFETY: as above; the lookups' columns were checked when the lane was made. What the index holds lies
-        // within the pool or registered memory, as `Tier` sees to, and the rows of misses within the staging
+        // within the pool or registered memory, as `GpuTable` sees to, and the rows of misses within the staging
         // memory, when the header says that they are there.
         unsafe { gather_pool(&**self.tier.driver(), &self.stream, blocks, &args) }
     }

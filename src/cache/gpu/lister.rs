@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::args::{EMPTY_KEY, ListArgs, Listed};
 use super::kernels;
-use super::tier::Tier;
+use super::table::GpuTable;
 use crate::device::cuda::memory::{Array, PinnedMemory, Plan};
 use crate::device::cuda::{Driver, DriverError};
 
@@ -25,7 +25,7 @@ pub enum Look {
 
 /// Room for what one look sees.
 pub struct Lister<D: Driver> {
-    tier: Arc<Tier<D>>,
+    tier: Arc<GpuTable<D>>,
     memory: PinnedMemory<D>,
     listed: Array<Listed>,
     tags: bool,
@@ -36,7 +36,7 @@ impl<D: Driver> Lister<D> {
     ///
     /// # Errors
     /// As [`Driver::allocate_pinned`].
-    pub fn new(tier: &Arc<Tier<D>>, buckets: usize, tags: bool) -> Result<Self, DriverError> {
+    pub fn new(tier: &Arc<GpuTable<D>>, buckets: usize, tags: bool) -> Result<Self, DriverError> {
         let mut plan = Plan::default();
         let listed = plan.array(buckets * SLOTS);
         let memory = PinnedMemory::new(tier.driver(), plan.bytes())?;

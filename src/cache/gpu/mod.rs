@@ -33,7 +33,7 @@ mod rank;
 mod replace;
 mod shape;
 pub mod sweeper;
-pub mod tier;
+pub mod table;
 mod version;
 mod warm;
 mod worker;
@@ -42,7 +42,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use super::epoch::{Epochs, Limbo, Replaceable};
+use super::epoch::{Epochs, Replaceable, RetireList};
 use super::evictor::{EvictStep, Evictor, Wake};
 use super::key::RowKeys;
 use super::policy::{Admission, Eviction, Fill, Watermarks};
@@ -55,7 +55,7 @@ use super::{
 };
 use crate::cache::gpu::lane::LaneError;
 use crate::cache::gpu::overlay::OverlayTable;
-use crate::cache::gpu::tier::{Tier, TierShape};
+use crate::cache::gpu::table::{GpuTable, GpuTableShape};
 use crate::device::cuda::memory::PinnedMemory;
 use crate::device::cuda::{Driver, DriverError};
 use crate::types::{FlatKey, TableId, Version};
@@ -121,7 +121,7 @@ pub struct DeviceCache<D: Driver> {
 
 /// What workers and the evictor's thread see too.
 pub(crate) struct Shared<D: Driver> {
-    tier: Arc<Tier<D>>,
+    tier: Arc<GpuTable<D>>,
     keys: RowKeys,
     tables: Vec<TableShape>,
     /// By table: the class of its slots, tags included.
@@ -144,7 +144,7 @@ pub(crate) struct Shared<D: Driver> {
     admission: Admission,
     eviction: Eviction,
     watermarks: Watermarks,
-    limbo: Limbo,
+    limbo: RetireList,
     replacer: Mutex<Replacer<D>>,
     sweep: Mutex<Sweep<D>>,
     wake: Arc<Wake>,
@@ -165,9 +165,9 @@ impl<D: Driver> DeviceCache<D> {
         let keys = RowKeys::new(&rows, options.key_width).map_err(CacheError::from)?;
         let plan = shape.plan(&keys, options)?;
         let (layout, bytes) = (&plan.layout, plan.bytes());
-        let tier = Arc::new(Tier::new(
+        let tier = Arc::new(GpuTable::new(
             driver,
-            TierShape {
+            GpuTableShape {
                 buckets: layout.buckets as u64,
                 slab_bytes: layout.slabs.slab_bytes,
                 slabs: layout.slabs.slabs,
@@ -188,7 +188,7 @@ impl<D: Driver> DeviceCache<D> {
             admission: admission(options, plan.sketch_bytes),
             eviction: eviction(options, &keys, plan.ranked),
             watermarks: options.watermarks,
-            limbo: Limbo::default(),
+            limbo: RetireList::default(),
             replacer: Mutex::new(Replacer::new(&tier)?),
             sweep: Mutex::new(Sweep::new(&tier, &keys, shape.tables.len(), &options.eviction)?),
             keys,

@@ -7,10 +7,10 @@
 #![allow(unsafe_code)]
 
 use super::args::{Changed, EMPTY_KEY, NOWHERE};
-use super::tier::Tier;
+use super::table::GpuTable;
 use crate::device::cuda::memory::{DeviceMemory, PinnedMemory, Plan};
 use crate::device::cuda::{Address, Driver, DriverError};
-use crate::mem::scatter;
+use crate::mem::mix64;
 
 /// Where a changed row is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +36,10 @@ impl<D: Driver> OverlayTable<D> {
     /// # Errors
     /// [`DriverError::OutOfMemory`] for about 32 bytes a row, on the host too while this lasts; or what the driver
     /// says.
-    pub fn new(tier: &Tier<D>, rows: impl ExactSizeIterator<Item = ChangedRow>) -> Result<Self, DriverError> {
+    pub fn new(
+        tier: &GpuTable<D>,
+        rows: impl ExactSizeIterator<Item = ChangedRow>,
+    ) -> Result<Self, DriverError> {
         let count = (2 * rows.len()).next_power_of_two().max(2);
         let mask = count - 1;
         let mut plan = Plan::default();
@@ -45,7 +48,7 @@ impl<D: Driver> OverlayTable<D> {
         let table = written.get_mut(array);
         for ChangedRow { key, location, words } in rows {
             let within = location.filter(|&at| at & 1 == 0 && tier.holds(at, words));
-            let mut at = scatter(key) as usize & mask;
+            let mut at = mix64(key) as usize & mask;
             while table[at].key != EMPTY_KEY {
                 at = (at + 1) & mask;
             }

@@ -16,7 +16,7 @@ use super::replace::JOBS;
 use super::{Shared, lock};
 use crate::cache::gpu::args::{JobKind, LINK_NEW, LINK_SWAPPED, LINK_WITHDRAWN, Listed, MayReplace};
 use crate::cache::gpu::lister::Look;
-use crate::cache::gpu::tier::{Job, JobRow, Jobs, Tier};
+use crate::cache::gpu::table::{GpuTable, Job, JobRow, Jobs};
 use crate::device::cuda::memory::Staging;
 use crate::device::cuda::{Driver, DriverError};
 use crate::types::FlatKey;
@@ -29,7 +29,7 @@ pub(crate) struct Withdrawals<D: Driver> {
 }
 
 impl<D: Driver> Withdrawals<D> {
-    pub fn new(tier: &Arc<Tier<D>>) -> Result<Self, DriverError> {
+    pub fn new(tier: &Arc<GpuTable<D>>) -> Result<Self, DriverError> {
         Ok(Self { jobs: Jobs::new(tier, JOBS)?, nothing: Staging::new(tier.driver(), 1)? })
     }
 

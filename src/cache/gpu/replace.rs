@@ -29,7 +29,7 @@ use crate::cache::gpu::args::{
     EMPTY_KEY, JobKind, LINK_FULL, LINK_NEW, LINK_PRESENT, LINK_REPLACED, LINK_SWAPPED, LINK_WITHDRAWN,
     MayReplace, Outcome,
 };
-use crate::cache::gpu::tier::{Job, JobRow, Jobs, Tier};
+use crate::cache::gpu::table::{GpuTable, Job, JobRow, Jobs};
 use crate::device::cuda::memory::Staging;
 use crate::device::cuda::{Driver, DriverError};
 use crate::types::{FlatKey, TableId};
@@ -86,7 +86,7 @@ pub struct Offer {
 }
 
 impl<D: Driver> Replacer<D> {
-    pub fn new(tier: &Arc<Tier<D>>) -> Result<Self, DriverError> {
+    pub fn new(tier: &Arc<GpuTable<D>>) -> Result<Self, DriverError> {
         let spare = (0..BLOCKS).map(|_| Jobs::new(tier, JOBS)).collect::<Result<_, _>>()?;
         Ok(Self { under_way: VecDeque::new(), spare, nothing: Staging::new(tier.driver(), 1)? })
     }

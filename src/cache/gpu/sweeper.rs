@@ -8,7 +8,7 @@ use super::args::{
     Evicted, Pointable, SampleArgs, SweepArgs, VICTIM_AGED, VICTIM_AGED_ROW, VICTIM_IN_SLABS, VICTIM_POINTER,
 };
 use super::kernels;
-use super::tier::Tier;
+use super::table::GpuTable;
 use crate::device::cuda::memory::{Array, DeviceMemory, PinnedMemory, Plan};
 use crate::device::cuda::{Driver, DriverError};
 
@@ -50,7 +50,7 @@ pub struct Stretch<'a> {
 
 /// What an evictor needs: room for a sample, and for what one sweep puts out.
 pub struct Sweeper<D: Driver> {
-    tier: Arc<Tier<D>>,
+    tier: Arc<GpuTable<D>>,
     memory: PinnedMemory<D>,
     counters: DeviceMemory<D>,
     ages: Array<u32>,
@@ -67,7 +67,12 @@ impl<D: Driver> Sweeper<D> {
     ///
     /// # Errors
     /// As [`Driver::allocate_pinned`].
-    pub fn new(tier: &Arc<Tier<D>>, sample: usize, most: usize, tables: usize) -> Result<Self, DriverError> {
+    pub fn new(
+        tier: &Arc<GpuTable<D>>,
+        sample: usize,
+        most: usize,
+        tables: usize,
+    ) -> Result<Self, DriverError> {
         let mut plan = Plan::default();
         let (ages, draining) = (plan.array(sample * SLOTS), plan.array(tier.shape().slabs.div_ceil(32)));
         let (evicted, report) = (plan.array(most), plan.array(1));

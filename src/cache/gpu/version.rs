@@ -33,7 +33,7 @@ use super::replace::{Entry, JOBS, Order, Place};
 use super::{DeviceCacheError, Shared, lock};
 use crate::cache::gpu::args::{JobKind, LINK_PRESENT, MayReplace};
 use crate::cache::gpu::overlay::{ChangedRow, OverlayTable};
-use crate::cache::gpu::tier::{Job, JobRow, Jobs};
+use crate::cache::gpu::table::{Job, JobRow, Jobs};
 use crate::device::cuda::memory::Staging;
 use crate::device::cuda::{Driver, DriverError};
 use crate::types::{FlatKey, TableId, Version};

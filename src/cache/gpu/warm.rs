@@ -10,7 +10,7 @@ use super::replace::{Entry, JOBS, Place};
 use super::{DeviceCache, DeviceCacheError, Shared, lock};
 use crate::cache::gpu::args::{JobKind, LINK_NEW, LINK_SWAPPED, Listed, MayReplace};
 use crate::cache::gpu::lister::Look;
-use crate::cache::gpu::tier::{Job, JobRow, Jobs};
+use crate::cache::gpu::table::{Job, JobRow, Jobs};
 use crate::device::cuda::memory::Staging;
 use crate::device::cuda::{Driver, DriverError};
 use crate::types::{FlatKey, TableId};

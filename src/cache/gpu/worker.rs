@@ -11,7 +11,7 @@ use super::version::Hold;
 use super::{DeviceCacheError, Shared};
 use crate::cache::gpu::args::{JobKind, NarrowColumn};
 use crate::cache::gpu::lane::{Lane, LaneLookup, LaneMiss, LaneShape};
-use crate::cache::gpu::tier::JobRow;
+use crate::cache::gpu::table::JobRow;
 use crate::compute::pool::pooling_code;
 use crate::device::cuda::Driver;
 use crate::schema::Lookup;

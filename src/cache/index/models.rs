@@ -1,4 +1,4 @@
-use super::super::epoch::{Epochs, Limbo};
+use super::super::epoch::{Epochs, RetireList};
 use super::*;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -8,7 +8,7 @@ use loom::sync::Arc;
 struct Cache {
     index: Index,
     epochs: Epochs,
-    limbo: Limbo,
+    limbo: RetireList,
     rows: Vec<UnsafeCell<u64>>,
 }
 
@@ -22,7 +22,7 @@ impl Cache {
         Arc::new(Self {
             index: Index::new(1).unwrap(),
             epochs: Epochs::default(),
-            limbo: Limbo::default(),
+            limbo: RetireList::default(),
             rows: (0..rows).map(|_| UnsafeCell::new(0)).collect(),
         })
     }

@@ -18,7 +18,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::mem::scatter;
+use crate::mem::mix64;
 use crate::types::FlatKey;
 
 /// Bits of a remembered miss: of the hash and, below them, the count.
@@ -60,10 +60,10 @@ impl Sketch {
 
     /// Counts a miss. Returns whether the key has been missed often enough.
     pub fn admits(&self, key: FlatKey) -> bool {
-        let hash = scatter(key.0);
+        let hash = mix64(key.0);
         let word = &self.words[((u128::from(hash) * self.words.len() as u128) >> 64) as usize];
         // Another mix, since the high bits chose the word.
-        let name = scatter(hash) << COUNT_BITS & MASK;
+        let name = mix64(hash) << COUNT_BITS & MASK;
         let (after, count) = missed(word.load(Ordering::Relaxed), name);
         word.store(after, Ordering::Relaxed);
         count >= self.least

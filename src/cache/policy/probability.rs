@@ -5,7 +5,7 @@
 //! and so costs nothing; what it lets in by chance it also keeps out by chance, hot rows too, until
 //! they are asked for again.
 
-use crate::mem::scatter;
+use crate::mem::mix64;
 use crate::types::FlatKey;
 
 /// Admission with a fixed probability.
@@ -27,7 +27,7 @@ impl Probability {
     #[inline]
     #[must_use]
     pub fn admits(&self, key: FlatKey, batch: u64) -> bool {
-        let draw = scatter(scatter(key.0) ^ scatter(batch ^ self.seed.rotate_left(32)));
+        let draw = mix64(mix64(key.0) ^ mix64(batch ^ self.seed.rotate_left(32)));
         u128::from(draw) < self.below
     }
 }

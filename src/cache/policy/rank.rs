@@ -9,7 +9,7 @@
 //! A rank is looked up for every entry that a sweep sees, so ranks lie in a table of open addressing, of a size that
 //! its number of rows says beforehand: it is part of `cache.bytes`.
 
-use super::super::key::{EMPTY, scatter};
+use super::super::key::{EMPTY, mix64};
 use crate::types::FlatKey;
 
 /// Ranks of the most frequent rows, 0 the most frequent.
@@ -53,7 +53,7 @@ impl Ranks {
     /// Where a key is, or else where it would be. There are places.
     fn place(&self, key: FlatKey) -> usize {
         let places = self.keys.len();
-        let mut place = ((u128::from(scatter(key)) * places as u128) >> 64) as usize;
+        let mut place = ((u128::from(mix64(key)) * places as u128) >> 64) as usize;
         while self.keys[place] != key && self.keys[place] != EMPTY {
             place = if place + 1 == places { 0 } else { place + 1 };
         }

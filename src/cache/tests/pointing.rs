@@ -121,8 +121,7 @@ fn under_threads_and_withdrawals_no_withdrawn_table_is_pointed_at() {
                     let pin = cache.pin();
                     query.clear();
                     for t in 0..2u64 {
-                        let id =
-                            |i: u64| crate::mem::scatter(worker << 40 | batch << 20 | t << 10 | i) % 3000;
+                        let id = |i: u64| crate::mem::mix64(worker << 40 | batch << 20 | t << 10 | i) % 3000;
                         query.push(TableId(t as u32), (0..24).map(id));
                     }
                     let found = pin.lookup(&mut query).unwrap();

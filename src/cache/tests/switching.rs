@@ -139,8 +139,7 @@ fn under_eight_threads_eviction_and_a_writer_every_row_is_its_versions() {
                             break;
                         }
                         let draw = |t: usize, i: u64| {
-                            let random =
-                                crate::mem::scatter(worker << 40 | batch << 20 | (t as u64) << 8 | i);
+                            let random = crate::mem::mix64(worker << 40 | batch << 20 | (t as u64) << 8 | i);
                             let unit = (random >> 11) as f64 / (1u64 << 53) as f64;
                             (unit * unit * unit * tables[t].rows as f64) as u64
                         };

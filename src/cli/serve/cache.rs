@@ -11,7 +11,7 @@ use crate::cli::InputError;
 use crate::config::{CacheAdmission, CacheConfig, CacheEviction, CacheMode, CacheSize, Config, DeviceKind};
 use crate::device::cuda::Nvidia;
 use crate::device::cuda::pinned::PinnedHost;
-use crate::engine::Front;
+use crate::engine::LookupTier;
 use crate::engine::on_device::{DeviceFront, FrontShape};
 use crate::mem::available::memory_bytes;
 use crate::planner::counts::Ranked;
@@ -33,7 +33,7 @@ pub(crate) struct Fronts<'c> {
 
 /// A cache in front of a model's store, and what was known of the store's rows.
 pub(crate) struct Fronted {
-    pub front: Front,
+    pub front: LookupTier,
     /// The model's rows by descending count, where counts were given.
     pub ranked: Vec<(TableId, u64)>,
 }
@@ -63,7 +63,7 @@ impl Fronts<'_> {
             if self.device.is_some() {
                 tracing::warn!("cache.mode is off: without a cache the device has nothing to do");
             }
-            return Ok(Fronted { front: Front::Store, ranked: Vec::new() });
+            return Ok(Fronted { front: LookupTier::Store, ranked: Vec::new() });
         }
         let rows = |counts: &Ranked| {
             counts.rows_of(&opened.schema).into_iter().map(|(t, row)| (t, row.row)).collect()
@@ -92,7 +92,7 @@ impl Fronts<'_> {
         Ok(Fronted { front, ranked })
     }
 
-    fn on_host(&self, opened: &mut Opened, options: &mut CacheOptions) -> anyhow::Result<Front> {
+    fn on_host(&self, opened: &mut Opened, options: &mut CacheOptions) -> anyhow::Result<LookupTier> {
         options.pointers = pointers(&self.config.cache, opened);
         if options.pointers > 0 {
             tracing::warn!(
@@ -101,7 +101,7 @@ impl Fronts<'_> {
             opened.store = opened.store.rows_copied(&PlainMemory).context("cache.pointers: tables to RAM")?;
         }
         let shape = shape(self.config.cache.size, &opened.schema, options)?;
-        Ok(Front::Host(FlatCache::new(&shape, options).map_err(|e| InputError(e.into()))?))
+        Ok(LookupTier::Host(FlatCache::new(&shape, options).map_err(|e| InputError(e.into()))?))
     }
 
     fn on_device(
@@ -109,7 +109,7 @@ impl Fronts<'_> {
         device: &Arc<Nvidia>,
         opened: &mut Opened,
         options: &mut CacheOptions,
-    ) -> anyhow::Result<Front> {
+    ) -> anyhow::Result<LookupTier> {
         options.pointers = pointers(&self.config.cache, opened);
         if options.pointers > 0 {
             let pinned = opened.store.rows_copied(&PinnedHost(device.clone()));
@@ -123,7 +123,7 @@ impl Fronts<'_> {
             max_samples: max_samples(self.config),
             staging_bytes: self.config.cache.staging_bytes,
         };
-        Ok(Front::Device(DeviceFront::new(device.clone(), &shape).map_err(|e| InputError(e.into()))?))
+        Ok(LookupTier::Device(DeviceFront::new(device.clone(), &shape).map_err(|e| InputError(e.into()))?))
     }
 }
 

@@ -11,7 +11,7 @@ use anyhow::{Context, anyhow};
 use crate::cli::InputError;
 use crate::config::{Config, DeviceKind, Flags, TraceConfig};
 use crate::device::{self, Choice, cuda};
-use crate::engine::{Engine, EngineParts, Front, read_weights};
+use crate::engine::{Engine, EngineParts, LookupTier, read_weights};
 use crate::metrics::{Metrics, ModelMetrics};
 use crate::model::Model;
 use crate::predict::Predict;
@@ -135,7 +135,7 @@ impl Serving {
             let mut latest = store::open_latest_with(models, name, check_weights)?;
             let Fronted { front, ranked } = fronts.make(&mut latest.opened)?;
             match &front {
-                Front::Store => latest.opened.store.prefault(),
+                LookupTier::Store => latest.opened.store.prefault(),
                 // What the cache misses is mostly cold, and a page of it is enough.
                 _ if !cache::fits_ram(&latest.opened) => latest.opened.store.expect_disk(),
                 _ => {}

@@ -14,15 +14,15 @@ use crate::rowlog::{RowOrder, read_orders, write_orders};
 use crate::schema::{Schema, Table};
 use crate::store::hot_rows::STATE;
 use crate::trainer::{
-    self, Data, Frequencies, Learner, Network, Pipeline, PipelineSettings, PlanStats, Progress,
-    ScratchpadSize, Sizes, StageName, TrainError,
+    self, Data, Frequencies, Pipeline, PipelineSettings, PlanStats, Progress, ReferenceTrainer,
+    ScratchpadSize, Sizes, StageName, TrainError, TrainState,
 };
 use crate::types::Version;
 
 /// What is being trained, and where its rows are.
 pub(crate) enum Trained {
-    InMemory(Box<Learner>),
-    OnDisk { network: Box<Network>, pipeline: Box<Pipeline> },
+    InMemory(Box<ReferenceTrainer>),
+    OnDisk { network: Box<TrainState>, pipeline: Box<Pipeline> },
 }
 
 impl Trained {
@@ -59,14 +59,14 @@ impl Trained {
         Ok(Self::OnDisk { network: Box::new(network), pipeline: Box::new(pipeline) })
     }
 
-    pub fn network(&self) -> &Network {
+    pub fn network(&self) -> &TrainState {
         match self {
             Self::InMemory(learner) => learner.network(),
             Self::OnDisk { network, .. } => network,
         }
     }
 
-    pub fn network_mut(&mut self) -> &mut Network {
+    pub fn network_mut(&mut self) -> &mut TrainState {
         match self {
             Self::InMemory(learner) => learner.network_mut(),
             Self::OnDisk { network, .. } => network,

@@ -3,8 +3,8 @@
 //! `C = A B`, where `B` was packed into panels of [`LANES`] columns. One element of `C` is one
 //! chain of multiply-adds over the depth, from the first to the last, in one accumulator: it
 //! depends on its row of `A`, its column of `B` and nothing else, so neither the number of rows
-//! nor the number of threads nor the height of a tile can change a bit of it (DESIGN.md, promise
-//! 2). Libraries choose their kernels by the shape and give no such promise.
+//! nor the number of threads nor the height of a tile can change a bit of it
+//! Libraries choose their kernels by the shape and give no such promise.
 //!
 //! A tile of `MR` rows and one panel, or half of one, is held in registers. With AVX-512 that is 12 rows of two
 //! registers: 24 chains hide the latency of the two multiply-add ports, and each step of the depth

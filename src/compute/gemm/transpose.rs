@@ -1,6 +1,6 @@
 //! Transposes: rows of a matrix become lanes of panels.
 //!
-//! Element by element this is a scatter, and whoever reads the panels next waits for its small writes
+//! Element by element this is a mix64, and whoever reads the panels next waits for its small writes
 //! to come together. Blocks of 16 by 16 are turned in registers instead.
 
 #![allow(unsafe_code)]

@@ -11,8 +11,8 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::super::asked::Asked;
 use super::super::report::percent;
+use super::super::row_accesses::RowAccesses;
 use super::summary::{Counted, Summary};
 use super::{CountsError, file};
 use crate::schema::Schema;
@@ -25,7 +25,7 @@ const ROW_BITS: u32 = 48;
 #[derive(Debug)]
 pub struct Counts {
     names: Vec<String>,
-    asked: Asked,
+    asked: RowAccesses,
     summary: Summary,
     accesses: u64,
     samples: u64,
@@ -42,7 +42,7 @@ impl Counts {
     pub fn within(schema: &Schema, bytes: usize) -> Result<Self, CountsError> {
         let summary = Summary::within(bytes).map_err(|source| CountsError::Memory { bytes, source })?;
         let names = schema.tables.iter().map(|table| table.name.clone()).collect();
-        Ok(Self { names, asked: Asked::new(schema), summary, accesses: 0, samples: 0, absent: 0 })
+        Ok(Self { names, asked: RowAccesses::new(schema), summary, accesses: 0, samples: 0, absent: 0 })
     }
 
     /// Counts the accesses of every sample of a batch of the schema's shape.

@@ -27,7 +27,7 @@
 
 use std::collections::TryReserveError;
 
-use crate::mem::scatter;
+use crate::mem::mix64;
 
 /// Bytes that a counted key takes.
 pub const KEY_BYTES: usize = size_of::<Counted>() + SLOTS * size_of::<u32>();
@@ -109,7 +109,7 @@ impl Summary {
     fn slot(&self, key: u64) -> usize {
         let slots = self.index.len();
         // The hash as a share of 2^64, of the slots.
-        let mut slot = ((u128::from(scatter(key)) * slots as u128) >> 64) as usize;
+        let mut slot = ((u128::from(mix64(key)) * slots as u128) >> 64) as usize;
         loop {
             // An empty slot is past every place.
             match self.counted.get(self.index[slot] as usize) {

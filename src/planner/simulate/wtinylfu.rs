@@ -11,7 +11,7 @@
 
 use super::Simulated;
 use super::list::{Links, List};
-use crate::mem::scatter;
+use crate::mem::mix64;
 
 /// The window has this part of the cache.
 const WINDOW_PART: usize = 100;
@@ -143,7 +143,7 @@ impl Sketch {
     }
 
     fn column(&self, key: u32, row: usize) -> usize {
-        let hash = scatter(u64::from(key) << 2 | row as u64);
+        let hash = mix64(u64::from(key) << 2 | row as u64);
         ((hash >> 20) & self.mask) as usize
     }
 

@@ -6,7 +6,7 @@ use std::fs;
 use proptest::prelude::*;
 
 use super::*;
-use crate::store::aside::failing::Failing;
+use crate::store::atomic_write::failing::Failing;
 
 /// A number of rows, and some of them, each once, in any order.
 fn ranked() -> impl Strategy<Value = (u64, Vec<u64>)> {

@@ -4,7 +4,7 @@ use std::fs;
 
 use proptest::prelude::*;
 
-use super::super::aside::{ABANDONED, failing::Failing};
+use super::super::atomic_write::{ABANDONED, failing::Failing};
 use super::*;
 
 fn hot_rows() -> impl Strategy<Value = HotRows> {

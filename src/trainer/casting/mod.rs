@@ -22,7 +22,7 @@ use crate::types::{Batch, TableId};
 
 /// The rows of one table that a batch touches, and each one's gradients.
 #[derive(Clone, Debug, Default)]
-pub struct Casted {
+pub struct CastedIndex {
     /// The casted `src`: by row, and within a row in batch order.
     sources: Vec<Source>,
     /// The distinct rows, ascending; the casted `dst` is a place here.
@@ -51,7 +51,7 @@ thread_local! {
     static WORKSPACE: RefCell<Workspace> = RefCell::default();
 }
 
-impl Casted {
+impl CastedIndex {
     /// Collects the rows of `table` that `lookups` of the batch touch. An absent id counts for the
     /// row that stands for it, or for none. Occurrences are counted lookup by lookup, and of a lookup as
     /// its feature has them.
@@ -150,7 +150,7 @@ fn distinguish(pairs: &[Pair], rows: &mut [u64], ends: &mut [u32], places: &mut 
 /// The casted indices of all tables of a batch.
 #[derive(Clone, Debug, Default)]
 pub struct Casting {
-    tables: Vec<Casted>,
+    tables: Vec<CastedIndex>,
     /// Of each lookup, where its occurrences begin among its table's.
     first: Vec<usize>,
 }
@@ -197,13 +197,13 @@ impl Casting {
         if needed > limit {
             return Err(PredictError::Capacity { field: "ids of one table in a batch", needed, limit });
         }
-        self.tables.resize_with(schema.tables.len(), Casted::default);
+        self.tables.resize_with(schema.tables.len(), CastedIndex::default);
         Ok(())
     }
 
     /// Each table's, in the schema's order.
     #[must_use]
-    pub fn tables(&self) -> &[Casted] {
+    pub fn tables(&self) -> &[CastedIndex] {
         &self.tables
     }
 

@@ -44,7 +44,7 @@ proptest! {
         }
         let lookups = schema.lookups();
         for (table, stands_in) in [(TableId(0), Some(1)), (TableId(1), None)] {
-            let mut casted = Casted::default();
+            let mut casted = CastedIndex::default();
             casted.fill(&schema, &lookups, table, &batch);
             let mut expected: BTreeMap<u64, Vec<Source>> = BTreeMap::new();
             for lookup in lookups.iter().filter(|l| l.table == table) {

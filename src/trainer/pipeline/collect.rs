@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use super::super::TrainError;
 use super::item::{Item, Transfers};
-use super::scratchpad::Pad;
+use super::scratchpad::ScratchpadMemory;
 use crate::rowlog::WorkingFile;
 use crate::trainer::pipeline::gpu::{Run, Scratch, ScratchError};
 use crate::trainer::pipeline::slot_flags::NotClaimed;
@@ -22,11 +22,11 @@ const PIECE_ROWS: usize = 256;
 
 /// What Collect and Insert move rows between.
 #[derive(Clone, Copy)]
-pub struct Places<'a> {
+pub struct RowMover<'a> {
     /// The rows that are not in the scratchpad.
     pub store: &'a WorkingFile,
     /// The scratchpad.
-    pub pad: &'a Pad,
+    pub pad: &'a ScratchpadMemory,
     /// Of each table: which size of slots, and words of a record.
     pub tables: &'a [(usize, usize)],
     /// The threads that move them.
@@ -36,7 +36,7 @@ pub struct Places<'a> {
 /// Rows of a table, and their records.
 type Piece<'t> = (TableId, &'t [u64], &'t mut [f32]);
 
-impl Places<'_> {
+impl RowMover<'_> {
     /// Reads what the item moves.
     ///
     /// # Errors
@@ -45,7 +45,7 @@ impl Places<'_> {
     pub fn collect(&self, item: &mut Item) -> Result<(), TrainError> {
         let Item { fills, evictions, berth, .. } = item;
         match self.pad {
-            Pad::Host(slots) => {
+            ScratchpadMemory::Host(slots) => {
                 evictions.make_room();
                 fills.make_room();
                 self.each_run(slots, evictions, |slots, list, records| {
@@ -54,8 +54,8 @@ impl Places<'_> {
                 })?;
                 self.read_store(&fills.runs, &fills.rows, &mut fills.records[..fills.words])
             }
-            Pad::Device(_) if fills.words == 0 && evictions.words == 0 => Ok(()),
-            Pad::Device(scratch) => {
+            ScratchpadMemory::Device(_) if fills.words == 0 && evictions.words == 0 => Ok(()),
+            ScratchpadMemory::Device(scratch) => {
                 let berth = berth.insert(scratch.berth()?);
                 self.with_runs(&**scratch, evictions, |runs| berth.take(runs))?;
                 self.read_store(&fills.runs, &fills.rows, berth.incoming(fills.words)?)

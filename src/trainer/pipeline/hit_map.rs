@@ -1,7 +1,7 @@
 //! In which slot a row is: the table behind ScratchPipe's Hit-Map (section IV-D).
 //!
 //! Plan asks for all rows of a batch, and each answer lies in a line of memory that no processor keeps near. So a bucket
-//! is one word, a lookup touches one line of the table, and that line is asked for some turns before (`Hold::find_all`): the
+//! is one word, a lookup touches one line of the table, and that line is asked for some turns before (`SlotDirectory::find_all`): the
 //! memory then works on many at once.
 //!
 //! The table is open addressing with linear probing. A bucket has half of its row's hash, the *tag*, and the slot. The tag

@@ -5,12 +5,12 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::super::TrainError;
-use super::collect::Places;
+use super::collect::RowMover;
 use super::item::Item;
-use super::scratchpad::Pad;
+use super::scratchpad::ScratchpadMemory;
 use crate::types::TableId;
 
-impl Places<'_> {
+impl RowMover<'_> {
     /// Writes what Collect has read.
     ///
     /// # Errors
@@ -19,14 +19,14 @@ impl Places<'_> {
     pub fn insert(&self, item: &mut Item) -> Result<(), TrainError> {
         let Item { fills, evictions, berth, .. } = item;
         match self.pad {
-            Pad::Host(slots) => {
+            ScratchpadMemory::Host(slots) => {
                 self.each_run(slots, fills, |slots, list, records| {
                     slots.claim(list)?.write(records);
                     Ok(())
                 })?;
                 self.write_store(&evictions.runs, &evictions.rows, &mut evictions.records[..evictions.words])
             }
-            Pad::Device(scratch) => {
+            ScratchpadMemory::Device(scratch) => {
                 // An item that moves nothing has none. Dropped, it is another item's.
                 let Some(mut berth) = berth.take() else { return Ok(()) };
                 self.with_runs(&**scratch, fills, |runs| berth.put(runs))?;

@@ -5,15 +5,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::super::TrainError;
 use super::super::casting::Casting;
-use super::super::network::Labelled;
+use super::super::train_state::Labelled;
 use super::key::Key;
 use crate::schema::{Lookup, Schema};
-use crate::trainer::pipeline::gpu::Berth;
+use crate::trainer::pipeline::gpu::StagingBuffer;
 use crate::types::{Batch, TableId};
 
 /// A batch that was read, and which rows it needs.
 #[derive(Default)]
-pub struct Cast {
+pub struct PreparedBatch {
     /// The samples.
     pub batch: Batch,
     /// A label a sample.
@@ -26,7 +26,7 @@ pub struct Cast {
     pub starts: Vec<usize>,
 }
 
-impl Cast {
+impl PreparedBatch {
     /// Casts the batch.
     pub(crate) fn cast(&mut self, schema: &Schema, lookups: &[Lookup]) -> Result<(), TrainError> {
         Labelled { batch: &self.batch, labels: &self.labels }.check(schema)?;
@@ -134,7 +134,7 @@ pub struct Item {
     /// Rows that leave, for the slots that the ones above take.
     pub evictions: Transfers,
     /// From Collect to Insert, where the scratchpad is a device's: where both are staged.
-    pub berth: Option<Box<dyn Berth>>,
+    pub berth: Option<Box<dyn StagingBuffer>>,
     /// What Train does when they are there.
     pub work: Work,
 }
@@ -146,20 +146,20 @@ pub enum Work {
     #[default]
     Move,
     /// A step on each batch.
-    Steps(Vec<Cast>),
+    Steps(Vec<PreparedBatch>),
     /// The input rows of some samples of a batch that was split.
     Gather {
         /// The samples, as a batch of their own.
-        part: Box<Cast>,
+        part: Box<PreparedBatch>,
         /// The first one's place in the whole batch.
         at: usize,
         /// The batch.
-        whole: Arc<Cast>,
+        whole: Arc<PreparedBatch>,
     },
     /// The updates of some rows of a batch that was split.
     Update {
         /// The batch.
-        whole: Arc<Cast>,
+        whole: Arc<PreparedBatch>,
         /// Which of its rows, counted over all tables.
         rows: Range<usize>,
         /// Their slots.

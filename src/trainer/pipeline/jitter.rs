@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::mem::scatter;
+use crate::mem::mix64;
 
 /// The longest sleep.
 const MOST_MICROS: u64 = 2_000;
@@ -17,13 +17,13 @@ impl Jitter {
     /// Of the stage of this number.
     #[must_use]
     pub fn new(seed: Option<u64>, stage: u64) -> Self {
-        Self { draws: seed.map(|seed| scatter(seed ^ scatter(stage))) }
+        Self { draws: seed.map(|seed| mix64(seed ^ mix64(stage))) }
     }
 
     /// Sleeps, perhaps: half of the time not at all, so that a stage may also be far faster than its neighbours.
     pub fn sleep(&mut self) {
         let Some(draws) = &mut self.draws else { return };
-        *draws = scatter(*draws);
+        *draws = mix64(*draws);
         if *draws & 1 == 0 {
             std::thread::sleep(Duration::from_micros((*draws >> 1) % MOST_MICROS));
         }

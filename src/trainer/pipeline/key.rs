@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::hit_map::Tag;
-use crate::mem::scatter;
+use crate::mem::mix64;
 use crate::types::TableId;
 
 /// A table and one of its rows, in one number.
@@ -46,6 +46,6 @@ impl Key {
     /// What the Hit-Map keeps of it.
     #[inline(always)]
     pub fn tag(self) -> Tag {
-        Tag::of(scatter(self.0))
+        Tag::of(mix64(self.0))
     }
 }

@@ -6,7 +6,7 @@ use std::sync::mpsc::SyncSender;
 use super::super::TrainError;
 use super::Data;
 use super::clocks::{Clocks, StageName};
-use super::item::{Cast, Spare};
+use super::item::{PreparedBatch, Spare};
 use super::jitter::Jitter;
 use crate::schema::Schema;
 use crate::types::RawBatch;
@@ -31,7 +31,7 @@ impl<'a> Load<'a> {
     ///
     /// # Errors
     /// [`TrainError`] for data that cannot be read, encoded or trained on.
-    pub fn next(&mut self, cast: &mut Cast) -> Result<bool, TrainError> {
+    pub fn next(&mut self, cast: &mut PreparedBatch) -> Result<bool, TrainError> {
         let Self { schema, data, jitter, raw, samples } = self;
         if data.steps == 0 {
             return Ok(false);
@@ -52,8 +52,8 @@ impl<'a> Load<'a> {
     /// Reads all of them, over `spare` ones.
     pub fn run(
         mut self,
-        loaded: &SyncSender<Result<Cast, TrainError>>,
-        spare: &Spare<Cast>,
+        loaded: &SyncSender<Result<PreparedBatch, TrainError>>,
+        spare: &Spare<PreparedBatch>,
         clocks: &Clocks,
     ) {
         loop {

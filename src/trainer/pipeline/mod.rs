@@ -11,7 +11,7 @@
 //!
 //! Rows live in the working file and, while a window needs them, in the scratchpad: the only copy that counts is the
 //! scratchpad's where there is one. Train finds every row there, so it waits for nothing but its turn. What is
-//! trained is to the byte what the sequential [`super::Learner`] trains, whatever the sizes and speeds: `plan` says why, and
+//! trained is to the byte what the sequential [`super::ReferenceTrainer`] trains, whatever the sizes and speeds: `plan` says why, and
 //! `flechette verify` shows it.
 //!
 //! A stage that fails ends the run: its channels close, the stages after it finish what they have, and those before it find nobody
@@ -26,9 +26,7 @@ pub mod clocks;
 mod collect;
 mod exchange;
 pub mod gpu;
-mod headway;
 mod hit_map;
-mod hold;
 mod insert;
 pub(crate) mod item;
 pub(crate) mod jitter;
@@ -38,32 +36,34 @@ pub(crate) mod plan;
 pub(crate) mod policy;
 pub(crate) mod scratchpad;
 mod settings;
+mod slot_directory;
 pub mod slot_flags;
 pub mod slots;
 pub(crate) mod stage;
 pub(crate) mod train;
+mod train_progress;
 mod use_counts;
 pub(crate) mod verify;
 
 use self::clocks::StageName::{Collect, Exchange, Insert};
 use self::clocks::{Clocks, StageName};
-use self::collect::Places;
+use self::collect::RowMover;
 use self::exchange::exchange;
-use self::headway::Headway;
-use self::item::{Cast, Item, Spare, Transfers};
+use self::item::{Item, PreparedBatch, Spare, Transfers};
 use self::jitter::Jitter;
 use self::key::Key;
 use self::load::Load;
 use self::plan::{PlanEnds, PlanSettings, PlanStats, Planner, Windows};
 use self::policy::Policy;
-use self::scratchpad::{Pad, Sizes};
+use self::scratchpad::{ScratchpadMemory, Sizes};
 pub use self::settings::PipelineSettings;
 pub(crate) use self::stage::start;
 use self::stage::{Stage, Stop, TrainEnds, end};
-use self::train::{Train, Watch};
+use self::train::{StepObserver, Train};
+use self::train_progress::TrainProgress;
 use self::use_counts::UseCounts;
-use super::network::Network;
 use super::replicas::Replicas;
+use super::train_state::TrainState;
 use super::{READ_AHEAD, TrainError};
 use crate::dataset::Reader;
 use crate::device::cuda::Driver;
@@ -75,7 +75,7 @@ use crate::types::TableId;
 pub struct Pipeline {
     planner: Planner,
     sizes: Sizes,
-    pad: Pad,
+    pad: ScratchpadMemory,
     store: WorkingFile,
     settings: PipelineSettings,
     threads: rayon::ThreadPool,
@@ -89,7 +89,7 @@ pub struct Pipeline {
 #[derive(Default)]
 pub(crate) struct Buffers {
     transfers: Spare<(Transfers, Transfers)>,
-    casts: Spare<Cast>,
+    casts: Spare<PreparedBatch>,
 }
 
 /// Rows and how often each is used, the most frequent first.
@@ -101,13 +101,13 @@ impl Pipeline {
     /// # Errors
     /// [`TrainError`] for settings that cannot be met.
     pub fn new(
-        network: &Network,
+        network: &TrainState,
         store: WorkingFile,
         settings: PipelineSettings,
         frequencies: Option<Frequencies>,
     ) -> Result<Self, TrainError> {
         Self::with(network, (store, frequencies), settings, |sizes, counts, _| {
-            Ok(Pad::Host(sizes.slots(counts)?))
+            Ok(ScratchpadMemory::Host(sizes.slots(counts)?))
         })
     }
 
@@ -119,7 +119,7 @@ impl Pipeline {
     /// the device has not the memory.
     pub fn on_device<D: Driver>(
         driver: &Arc<D>,
-        network: &Network,
+        network: &TrainState,
         rows: (WorkingFile, Option<Frequencies>),
         settings: PipelineSettings,
     ) -> Result<Self, TrainError> {
@@ -131,10 +131,10 @@ impl Pipeline {
 
     /// `pad` makes so many slots of each size, with staging for so many words an item.
     fn with(
-        network: &Network,
+        network: &TrainState,
         (store, frequencies): (WorkingFile, Option<Frequencies>),
         settings: PipelineSettings,
-        pad: impl FnOnce(&Sizes, &[usize], usize) -> Result<Pad, TrainError>,
+        pad: impl FnOnce(&Sizes, &[usize], usize) -> Result<ScratchpadMemory, TrainError>,
     ) -> Result<Self, TrainError> {
         settings.check()?;
         let (lambda, apart) = (settings.lambda, settings.steps_apart());
@@ -235,17 +235,17 @@ impl Pipeline {
     /// [`TrainError`]; the pipeline is of no more use then.
     pub fn run(
         &mut self,
-        network: &mut Network,
+        network: &mut TrainState,
         data: Data<'_>,
-        watch: &mut dyn Watch,
+        watch: &mut dyn StepObserver,
     ) -> Result<u64, TrainError> {
         let (schema, jitter) = (network.schema.clone(), self.settings.jitter);
         let hottest = std::mem::take(&mut self.hottest);
         let Self { planner, pad, store, threads, settings, spare, clocks, .. } = self;
         let (pad, spare, clocks) = (&*pad, &*spare, &*clocks);
         let tables = planner.tables().to_vec();
-        let places = Places { store, pad, tables: &tables, threads };
-        let headway = &Headway::at(planner.item);
+        let places = RowMover { store, pad, tables: &tables, threads };
+        let headway = &TrainProgress::at(planner.item);
         let several = settings.replicas > 1;
         let replicas = several.then(|| Replicas::new(network, settings.replicas, settings.lambda));
         let (stepper, samples, probabilities) = (pad.stepper()?, 0, Vec::new());
@@ -276,7 +276,7 @@ impl Pipeline {
                 }
                 planner.run(&mut ends)
             })?;
-            type Work = fn(&Places<'_>, &mut Item) -> Result<(), TrainError>;
+            type Work = fn(&RowMover<'_>, &mut Item) -> Result<(), TrainError>;
             let pass = |name: StageName, from, to, work: Work| {
                 let stage = Stage { name, clocks, from, to, jitter: jitter_of(name) };
                 start(scope, name.name(), move || stage.run(|item| work(&places, item)))
@@ -306,7 +306,7 @@ impl Pipeline {
     pub fn flush(&mut self) -> Result<(), TrainError> {
         let Self { planner, pad, store, threads, .. } = self;
         let tables = planner.tables();
-        let places = Places { store, pad, tables, threads };
+        let places = RowMover { store, pad, tables, threads };
         let (mut item, mut rows) = (Item::default(), Vec::new());
         for (size, hold) in planner.holds().iter().enumerate() {
             // What items stage is enough for this too.

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use super::super::TrainError;
 use super::super::checkpoint::row_states;
 use super::super::optim::Kind;
-use super::hold::Hold;
 use super::key::Key;
+use super::slot_directory::SlotDirectory;
 use crate::dataset::Reader;
 use crate::device::cuda::Driver;
 use crate::schema::{Arity, Lookup, Schema};
@@ -142,22 +142,22 @@ impl Sizes {
         driver: &Arc<D>,
         counts: &[usize],
         item_words: usize,
-    ) -> Result<Pad, TrainError> {
+    ) -> Result<ScratchpadMemory, TrainError> {
         let slots = self.sizes.iter().zip(counts);
         let sizes: Vec<_> = slots.map(|(&(words, _), &count)| SlotSize { words, count }).collect();
-        Ok(Pad::Device(Box::new(CudaScratch::new(driver, &sizes, item_words)?)))
+        Ok(ScratchpadMemory::Device(Box::new(CudaScratch::new(driver, &sizes, item_words)?)))
     }
 }
 
 /// The slots, wherever they are.
-pub(crate) enum Pad {
+pub(crate) enum ScratchpadMemory {
     /// In memory of the host, by size.
     Host(Vec<Slots>),
     /// In memory of a device.
     Device(Box<dyn Scratch>),
 }
 
-impl Pad {
+impl ScratchpadMemory {
     /// Slots of each size.
     pub fn counts(&self) -> Vec<usize> {
         match self {
@@ -255,7 +255,7 @@ pub(crate) fn rows_of_sample<'a>(
 
 /// Bytes of a slot of so many words, with the flag of who claims it and what Plan keeps of it.
 fn slot_bytes(words: usize) -> u64 {
-    (words * size_of::<f32>() + 1 + Hold::bytes_per_slot()) as u64
+    (words * size_of::<f32>() + 1 + SlotDirectory::bytes_per_slot()) as u64
 }
 
 #[cfg(test)]

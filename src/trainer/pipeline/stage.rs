@@ -6,10 +6,10 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 use super::Buffers;
 use crate::trainer::TrainError;
 use crate::trainer::pipeline::clocks::{Clocks, StageName};
-use crate::trainer::pipeline::headway::Headway;
 use crate::trainer::pipeline::item::{Item, Work};
 use crate::trainer::pipeline::jitter::Jitter;
 use crate::trainer::pipeline::train::Train;
+use crate::trainer::pipeline::train_progress::TrainProgress;
 
 /// Starts a stage's thread, which tools for looking at threads show by its name.
 pub fn start<'s, T: Send + 's>(
@@ -51,7 +51,7 @@ pub struct TrainEnds<'a> {
     pub items: Receiver<Item>,
     pub spare: &'a Buffers,
     pub clocks: &'a Clocks,
-    pub headway: &'a Headway,
+    pub headway: &'a TrainProgress,
     pub jitter: Jitter,
 }
 
@@ -71,7 +71,7 @@ impl TrainEnds<'_> {
 }
 
 /// Ends all waiting for Train, when it is dropped.
-pub struct Stop<'a>(pub &'a Headway);
+pub struct Stop<'a>(pub &'a TrainProgress);
 
 impl Drop for Stop<'_> {
     fn drop(&mut self) {

@@ -5,10 +5,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::dataset::DatasetError;
-use crate::mem::scatter;
+use crate::mem::mix64;
 use crate::schema::Schema;
 use crate::trainer::optim::{Kind, Optimizer};
-use crate::trainer::{Learner, Progress, ScratchpadSize, initialise, initialise_on_disk};
+use crate::trainer::{Progress, ReferenceTrainer, ScratchpadSize, initialise, initialise_on_disk};
 use crate::types::{RawBatch, RawFeature, RawValues, TableId};
 
 mod hazards;
@@ -65,7 +65,7 @@ pub struct Samples {
 
 impl Samples {
     fn draw(&mut self, below: u64) -> u64 {
-        self.draws = scatter(self.draws);
+        self.draws = mix64(self.draws);
         (self.draws >> 8) % below
     }
 
@@ -116,7 +116,7 @@ pub struct Case {
 
 /// What a pipeline made of a case, flushed, and all it said.
 pub struct Trained {
-    pub network: Network,
+    pub network: TrainState,
     pub pipeline: Pipeline,
     pub said: Vec<f32>,
     _dir: tempfile::TempDir,
@@ -137,7 +137,7 @@ impl Case {
     }
 
     /// What the sequential trainer makes of it, and all it said.
-    pub fn expected(&self) -> (Learner, Vec<f32>) {
+    pub fn expected(&self) -> (ReferenceTrainer, Vec<f32>) {
         let mut learner = initialise(&schema(), self.optimizer(), 7).unwrap();
         let mut said = Vec::new();
         let mut data = self.data();
@@ -149,7 +149,7 @@ impl Case {
     }
 
     /// A pipeline that has trained nothing yet, and the directory of its store.
-    pub fn begin(&self, frequencies: Option<Frequencies>) -> (Network, Pipeline, tempfile::TempDir) {
+    pub fn begin(&self, frequencies: Option<Frequencies>) -> (TrainState, Pipeline, tempfile::TempDir) {
         let dir = tempfile::tempdir().unwrap();
         let made = initialise_on_disk(&schema(), self.optimizer(), 7, (dir.path(), vec![])).unwrap();
         let (network, store) = made;
@@ -176,7 +176,7 @@ impl Case {
     }
 
     /// As [`Self::check`], with this trainer and what it said in place of the sequential one.
-    pub fn check_against(&self, (expected, expected_said): (Learner, Vec<f32>)) -> PlanStats {
+    pub fn check_against(&self, (expected, expected_said): (ReferenceTrainer, Vec<f32>)) -> PlanStats {
         let Trained { network, pipeline, said, .. } = self.train();
         assert!(bits(&said) == bits(&expected_said), "{self:?}: probabilities");
         assert_same(&network, pipeline.store(), &expected, &format!("{self:?}"));
@@ -188,7 +188,7 @@ pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-pub fn assert_same(network: &Network, store: &WorkingFile, expected: &Learner, what: &str) {
+pub fn assert_same(network: &TrainState, store: &WorkingFile, expected: &ReferenceTrainer, what: &str) {
     assert_eq!(network.steps(), expected.steps(), "{what}");
     assert!(bits(&network.weights().values) == bits(&expected.weights().values), "{what}: dense");
     for (state, expected) in network.dense_states().iter().zip(expected.dense_states()) {

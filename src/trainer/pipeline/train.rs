@@ -7,12 +7,12 @@
 use std::ops::Range;
 
 use super::super::casting::Casting;
-use super::super::network::{Labelled, Network};
 use super::super::replicas::{Replicas, Window};
+use super::super::train_state::{Labelled, TrainState};
 use super::super::update::{Record, RecordShape, Records};
 use super::super::{Progress, TrainError};
-use super::item::{Cast, Item, Work};
-use super::scratchpad::Pad;
+use super::item::{Item, PreparedBatch, Work};
+use super::scratchpad::ScratchpadMemory;
 use crate::mem::prefetch::TURNS_AHEAD;
 use crate::schema::Lookup;
 use crate::trainer::pipeline::gpu::Stepper;
@@ -20,7 +20,7 @@ use crate::trainer::pipeline::slots::{Claim, ClaimedRows, Slots};
 use crate::types::{Batch, TableId};
 
 /// Who is told of every step. Nothing it is told can change what is trained.
-pub trait Watch {
+pub trait StepObserver {
     /// A batch was learnt: this is what it showed, and its rows and dense weights are not updated yet.
     ///
     /// # Errors
@@ -36,10 +36,10 @@ pub trait Watch {
     fn row(&mut self, _table: TableId, _row: u64, _record: &[f32]) {}
 
     /// All is updated. A step on the next batch follows.
-    fn stepped(&mut self, _network: &Network) {}
+    fn stepped(&mut self, _network: &TrainState) {}
 }
 
-impl<F: FnMut(&Progress<'_>)> Watch for F {
+impl<F: FnMut(&Progress<'_>)> StepObserver for F {
     fn learnt(&mut self, _: &Batch, progress: &Progress<'_>) -> Result<(), TrainError> {
         self(progress);
         Ok(())
@@ -48,13 +48,13 @@ impl<F: FnMut(&Progress<'_>)> Watch for F {
 
 /// The stage.
 pub(crate) struct Train<'a> {
-    pub network: &'a mut Network,
-    pub pad: &'a Pad,
+    pub network: &'a mut TrainState,
+    pub pad: &'a ScratchpadMemory,
     /// What a device's scratchpad is worked with.
     pub stepper: Option<Box<dyn Stepper>>,
     /// Of each table: which of the slots, and words of a record.
     pub tables: &'a [(usize, usize)],
-    pub watch: &'a mut dyn Watch,
+    pub watch: &'a mut dyn StepObserver,
     /// Samples trained so far.
     pub samples: u64,
     pub probabilities: Vec<f32>,
@@ -83,10 +83,10 @@ impl<'a> Train<'a> {
         }
     }
 
-    fn step(&mut self, cast: &Cast) -> Result<(), TrainError> {
+    fn step(&mut self, cast: &PreparedBatch) -> Result<(), TrainError> {
         let slots = match self.pad {
-            Pad::Host(slots) => slots,
-            Pad::Device(scratch) => return self.step_on(&**scratch, cast),
+            ScratchpadMemory::Host(slots) => slots,
+            ScratchpadMemory::Device(scratch) => return self.step_on(&**scratch, cast),
         };
         let mut claims = self.claim(slots, cast)?;
         let lookups = self.network.lookups.clone();
@@ -112,8 +112,8 @@ impl<'a> Train<'a> {
     }
 
     /// The steps of a window of batches by several replicas, on caches of its rows.
-    fn window(&mut self, replicas: &mut Replicas, casts: &[Cast]) -> Result<(), TrainError> {
-        let Pad::Host(slots) = self.pad else {
+    fn window(&mut self, replicas: &mut Replicas, casts: &[PreparedBatch]) -> Result<(), TrainError> {
+        let ScratchpadMemory::Host(slots) = self.pad else {
             // Refused where a pipeline is made.
             return Err(TrainError::Replicas { got: 2, most: 1 });
         };
@@ -138,7 +138,7 @@ impl<'a> Train<'a> {
     }
 
     /// Claims all rows of a batch, table by table.
-    fn claim<'c>(&self, slots: &'c [Slots], cast: &'c Cast) -> Result<Vec<Claim<'c>>, TrainError> {
+    fn claim<'c>(&self, slots: &'c [Slots], cast: &'c PreparedBatch) -> Result<Vec<Claim<'c>>, TrainError> {
         let claim = |(bounds, (class, _)): (&[usize], &(usize, usize))| {
             Ok(slots[*class].claim(&cast.slots[bounds[0]..bounds[1]])?)
         };
@@ -146,7 +146,7 @@ impl<'a> Train<'a> {
     }
 
     /// Counts the step and tells of it and of the probabilities that were read.
-    pub(crate) fn learnt(&mut self, cast: &Cast, loss: f64) -> Result<(), TrainError> {
+    pub(crate) fn learnt(&mut self, cast: &PreparedBatch, loss: f64) -> Result<(), TrainError> {
         let Self { network, watch, probabilities, .. } = self;
         let samples = cast.batch.samples;
         network.counts_step(loss, samples);
@@ -162,13 +162,13 @@ impl<'a> Train<'a> {
     }
 
     /// One group of the samples of a batch that was split; with the last one the batch is learnt.
-    fn gather(&mut self, part: &Cast, at: usize, whole: &Cast) -> Result<(), TrainError> {
+    fn gather(&mut self, part: &PreparedBatch, at: usize, whole: &PreparedBatch) -> Result<(), TrainError> {
         if at == 0 {
             self.network.begin(whole.batch.samples);
         }
         let slots = match self.pad {
-            Pad::Host(slots) => slots,
-            Pad::Device(scratch) => return self.gather_on(&**scratch, (part, at), whole),
+            ScratchpadMemory::Host(slots) => slots,
+            ScratchpadMemory::Device(scratch) => return self.gather_on(&**scratch, (part, at), whole),
         };
         let claims = self.claim(slots, part)?;
         let lookups = self.network.lookups.clone();
@@ -177,7 +177,7 @@ impl<'a> Train<'a> {
     }
 
     /// So many samples of a batch that was split have their input rows: all of them are learnt together.
-    pub(crate) fn gathered(&mut self, samples: usize, whole: &Cast) -> Result<(), TrainError> {
+    pub(crate) fn gathered(&mut self, samples: usize, whole: &PreparedBatch) -> Result<(), TrainError> {
         if samples < whole.batch.samples {
             return Ok(());
         }
@@ -192,10 +192,10 @@ impl<'a> Train<'a> {
     }
 
     /// One group of its rows.
-    fn update(&mut self, whole: &Cast, rows: Range<usize>, slots: &[u32]) -> Result<(), TrainError> {
+    fn update(&mut self, whole: &PreparedBatch, rows: Range<usize>, slots: &[u32]) -> Result<(), TrainError> {
         let pools = match self.pad {
-            Pad::Host(slots) => slots,
-            Pad::Device(scratch) => return self.update_on(&**scratch, whole, rows, slots),
+            ScratchpadMemory::Host(slots) => slots,
+            ScratchpadMemory::Device(scratch) => return self.update_on(&**scratch, whole, rows, slots),
         };
         let shapes = RecordShape::of(self.network);
         for (t, of_table, places) in whole.parts(rows.clone()) {

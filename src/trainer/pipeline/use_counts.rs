@@ -6,7 +6,7 @@
 
 use super::key::Key;
 use crate::mem::prefetch::prefetch_line;
-use crate::mem::{Huge, OutOfHostMemory, scatter};
+use crate::mem::{Huge, OutOfHostMemory, mix64};
 
 /// Counts by rows, made once.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ impl UseCounts {
 
     #[inline(always)]
     fn home(&self, key: Key) -> usize {
-        ((u128::from(scatter(key.number())) * self.keys.len() as u128) >> 64) as usize
+        ((u128::from(mix64(key.number())) * self.keys.len() as u128) >> 64) as usize
     }
 
     #[inline(always)]

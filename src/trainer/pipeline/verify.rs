@@ -6,10 +6,10 @@
 
 use std::fmt;
 
-use super::super::learner::Learner;
-use super::super::network::Network;
+use super::super::reference::ReferenceTrainer;
+use super::super::train_state::TrainState;
 use super::super::{Progress, TrainError};
-use super::train::Watch;
+use super::train::StepObserver;
 use crate::rowlog::WorkingFile;
 use crate::types::{Batch, TableId};
 
@@ -35,7 +35,7 @@ impl fmt::Display for Difference {
 
 /// Watches a pipeline, and takes each of its steps with the sequential trainer.
 pub struct Verifier {
-    oracle: Learner,
+    oracle: ReferenceTrainer,
     probabilities: Vec<f32>,
     first: Option<Difference>,
 }
@@ -43,7 +43,7 @@ pub struct Verifier {
 impl Verifier {
     /// Beside this trainer, which holds what the pipeline starts from.
     #[must_use]
-    pub fn new(oracle: Learner) -> Self {
+    pub fn new(oracle: ReferenceTrainer) -> Self {
         Self { oracle, probabilities: Vec::new(), first: None }
     }
 
@@ -82,7 +82,7 @@ impl Verifier {
     }
 }
 
-impl Watch for Verifier {
+impl StepObserver for Verifier {
     fn learnt(&mut self, batch: &Batch, progress: &Progress<'_>) -> Result<(), TrainError> {
         self.oracle.step(batch, progress.labels, &mut self.probabilities)?;
         Ok(())
@@ -98,7 +98,7 @@ impl Watch for Verifier {
         }
     }
 
-    fn stepped(&mut self, network: &Network) {
+    fn stepped(&mut self, network: &TrainState) {
         let ours = std::iter::once(&network.weights().values[..])
             .chain(network.dense_states().iter().map(|s| &s[..]));
         let theirs = std::iter::once(&self.oracle.weights().values[..])
@@ -112,7 +112,7 @@ impl Watch for Verifier {
 }
 
 /// Whether the record is the row of the sequential trainer, and its state, to the bit.
-fn same_row(oracle: &Learner, table: TableId, row: u64, record: &[f32]) -> bool {
+fn same_row(oracle: &ReferenceTrainer, table: TableId, row: u64, record: &[f32]) -> bool {
     let table = &oracle.tables()[table.index()];
     let state = |state: &'_ crate::store::State| {
         let width = state.width();

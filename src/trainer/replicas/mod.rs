@@ -50,9 +50,9 @@ use rayon::prelude::*;
 
 use super::TrainError;
 use super::casting::Casting;
-use super::network::{Labelled, Network};
-use super::pipeline::item::Cast;
-use super::pipeline::train::Watch;
+use super::pipeline::item::PreparedBatch;
+use super::pipeline::train::StepObserver;
+use super::train_state::{Labelled, TrainState};
 use super::update::RecordShape;
 use crate::model::Model;
 use crate::trainer::pipeline::slots::Claim;
@@ -75,7 +75,7 @@ pub struct Replicas {
     /// Of each table.
     shapes: Vec<RecordShape>,
     /// The networks of all but the first replica, whose network is the run's.
-    others: Vec<Network>,
+    others: Vec<TrainState>,
     replicas: Vec<Replica>,
     /// Of the rows of the whole batch: their places, and at lambda = 1 the sums over replicas.
     whole: RowGradients,
@@ -100,7 +100,7 @@ struct Replica {
 #[derive(Clone, Copy)]
 struct Task<'a> {
     window: &'a Window,
-    cast: &'a Cast,
+    cast: &'a PreparedBatch,
     shapes: &'a [RecordShape],
     /// What row gradients are multiplied by.
     scale: f32,
@@ -108,7 +108,7 @@ struct Task<'a> {
 
 impl Replicas {
     /// So many, with the weights of this network; at least one, and `lambda` at least 1.
-    pub fn new(network: &Network, replicas: usize, lambda: u64) -> Self {
+    pub fn new(network: &TrainState, replicas: usize, lambda: u64) -> Self {
         Self {
             lambda,
             shapes: RecordShape::of(network),
@@ -120,7 +120,7 @@ impl Replicas {
     }
 
     /// The first replica has taken a step by itself: the others take its dense weights over.
-    pub fn follow(&mut self, first: &Network) {
+    pub fn follow(&mut self, first: &TrainState) {
         self.others.par_iter_mut().for_each(|network| network.follow(first));
     }
 
@@ -136,7 +136,12 @@ impl Replicas {
     ///
     /// # Errors
     /// [`TrainError::Batch`] where a shard cannot be casted.
-    pub fn learn(&mut self, network: &mut Network, window: &Window, cast: &Cast) -> Result<f64, TrainError> {
+    pub fn learn(
+        &mut self,
+        network: &mut TrainState,
+        window: &Window,
+        cast: &PreparedBatch,
+    ) -> Result<f64, TrainError> {
         let Self { lambda, shapes, others, replicas, whole, .. } = self;
         whole.place(window, &cast.casting, shapes);
         let count = replicas.len();
@@ -150,13 +155,13 @@ impl Replicas {
     }
 
     /// Writes the probabilities of the batch that was learnt last over `probabilities`.
-    pub fn read_probabilities(&self, network: &Network, probabilities: &mut Vec<f32>) {
+    pub fn read_probabilities(&self, network: &TrainState, probabilities: &mut Vec<f32>) {
         network.read_probabilities(probabilities);
         self.others.iter().for_each(|network| network.add_probabilities(probabilities));
     }
 
     /// Takes the step that `network` has counted, on dense weights and on rows.
-    pub fn update(&mut self, network: &mut Network, window: &Window) {
+    pub fn update(&mut self, network: &mut TrainState, window: &Window) {
         let Self { lambda, shapes, others, replicas, whole, apart } = self;
         reduce(network, others);
         let exchanges = *lambda == 1;
@@ -200,7 +205,7 @@ impl Replicas {
     }
 
     /// Tells of the rows of the batch that was learnt last, as the first replica has them.
-    pub fn show(&self, window: &Window, cast: &Cast, watch: &mut dyn Watch) {
+    pub fn show(&self, window: &Window, cast: &PreparedBatch, watch: &mut dyn StepObserver) {
         for (casted, t) in cast.casting.tables().iter().zip(0..) {
             for (&row, &place) in casted.rows().iter().zip(self.whole.places(t)) {
                 let (at, words) = window.record(t, place);
@@ -219,7 +224,7 @@ impl Replica {
     /// Learns its samples of the batch.
     fn learn(
         &mut self,
-        network: &mut Network,
+        network: &mut TrainState,
         Task { window, cast, shapes, scale }: Task<'_>,
         samples: Range<usize>,
     ) -> Result<f64, TrainError> {
@@ -254,15 +259,15 @@ fn shard(samples: usize, count: usize, r: usize) -> Range<usize> {
 
 /// Each replica with its network.
 fn workers<'a>(
-    first: &'a mut Network,
-    others: &'a mut [Network],
+    first: &'a mut TrainState,
+    others: &'a mut [TrainState],
     replicas: &'a mut [Replica],
-) -> Vec<(&'a mut Network, &'a mut Replica)> {
+) -> Vec<(&'a mut TrainState, &'a mut Replica)> {
     std::iter::once(first).chain(others).zip(replicas).collect()
 }
 
 /// Sums the dense gradients of all replicas, for each of them, and tells them the step.
-fn reduce(first: &mut Network, others: &mut [Network]) {
+fn reduce(first: &mut TrainState, others: &mut [TrainState]) {
     first.grads.par_chunks_mut(SUMMED).enumerate().for_each(|(chunk, sums)| {
         for other in &*others {
             let more = &other.grads[chunk * SUMMED..][..sums.len()];
@@ -285,7 +290,7 @@ fn means(replicas: &[Replica], records: &[(usize, usize)]) -> Vec<f32> {
     words.map(mean).collect()
 }
 
-impl Network {
+impl TrainState {
     /// Another worker with the same weights and state.
     fn replica(&self) -> Self {
         Self {

@@ -8,10 +8,12 @@ use proptest::prelude::*;
 use super::*;
 use crate::trainer::optim::Kind;
 use crate::trainer::pipeline::item::{Item, Transfers, Work};
-use crate::trainer::pipeline::scratchpad::{Pad, Sizes};
+use crate::trainer::pipeline::scratchpad::{ScratchpadMemory, Sizes};
 use crate::trainer::pipeline::tests::{Case, Trained, assert_same, bits, cases, schema};
 use crate::trainer::pipeline::train::Train;
-use crate::trainer::{Learner, Pipeline, Policy, Progress, ScratchpadSize, initialise, initialise_on_disk};
+use crate::trainer::{
+    Pipeline, Policy, Progress, ReferenceTrainer, ScratchpadSize, initialise, initialise_on_disk,
+};
 
 mod naive;
 
@@ -25,7 +27,7 @@ fn case(kind: Kind, replicas: usize, lambda: u64) -> Case {
 
 /// Takes a case's steps without a pipeline, on slots that hold every row, always by replicas, window by
 /// window. After each window `each` looks at them. Gives the network, and the rows and states of each table.
-fn by_replicas(case: &Case, mut each: impl FnMut(&Network, &Replicas)) -> (Network, Vec<Vec<f32>>) {
+fn by_replicas(case: &Case, mut each: impl FnMut(&TrainState, &Replicas)) -> (TrainState, Vec<Vec<f32>>) {
     let sizes = Sizes::of(&schema(), case.kind).unwrap();
     let slots = sizes.slots(&sizes.counts(&ScratchpadSize::Fraction(1.0))).unwrap();
     let fresh = initialise(&schema(), case.optimizer(), 7).unwrap();
@@ -37,9 +39,9 @@ fn by_replicas(case: &Case, mut each: impl FnMut(&Network, &Replicas)) -> (Netwo
         slots[class].claim(&list).unwrap().write(&records_of(&fresh, t));
         lists.push(list);
     }
-    let (mut network, pad) = (fresh.network, Pad::Host(slots));
+    let (mut network, pad) = (fresh.network, ScratchpadMemory::Host(slots));
     let casts = naive::batches(case).into_iter().map(|(batch, labels)| {
-        let mut cast = Cast { batch, labels, ..Cast::default() };
+        let mut cast = PreparedBatch { batch, labels, ..PreparedBatch::default() };
         cast.cast(&network.schema, &network.lookups).unwrap();
         cast.slots = cast.keys().map(|key| lists[key.table().index()][key.row() as usize]).collect();
         cast
@@ -69,7 +71,7 @@ fn by_replicas(case: &Case, mut each: impl FnMut(&Network, &Replicas)) -> (Netwo
 }
 
 /// The records of a table in memory.
-fn records_of(learner: &Learner, t: usize) -> Vec<f32> {
+fn records_of(learner: &ReferenceTrainer, t: usize) -> Vec<f32> {
     let table = &learner.tables[t];
     let mut records = Vec::new();
     for row in 0..table.rows() {
@@ -83,7 +85,7 @@ fn records_of(learner: &Learner, t: usize) -> Vec<f32> {
 
 /// The largest difference of two runs, in parts of the largest update of one of them: of dense weights, dense
 /// states, rows and row states, whichever is worst.
-fn distance(ours: &Trained, theirs: &Learner) -> f64 {
+fn distance(ours: &Trained, theirs: &ReferenceTrainer) -> f64 {
     let fresh = initialise(&schema(), theirs.optimizer(), 7).unwrap();
     let largest = |a: &[f32], b: &[f32]| {
         assert_eq!(a.len(), b.len());
@@ -261,7 +263,7 @@ struct Told {
     steps: u64,
 }
 
-impl Watch for Told {
+impl StepObserver for Told {
     fn learnt(&mut self, _: &Batch, _: &Progress<'_>) -> Result<(), TrainError> {
         Ok(())
     }
@@ -274,7 +276,7 @@ impl Watch for Told {
         self.rows.insert((table, row), record.to_vec());
     }
 
-    fn stepped(&mut self, network: &Network) {
+    fn stepped(&mut self, network: &TrainState) {
         self.steps += 1;
         assert_eq!(network.steps(), self.steps);
     }

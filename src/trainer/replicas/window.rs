@@ -6,7 +6,7 @@
 //! all.
 
 use crate::trainer::casting::Casting;
-use crate::trainer::pipeline::item::Cast;
+use crate::trainer::pipeline::item::PreparedBatch;
 use crate::trainer::pipeline::slots::{Claim, NotClaimed, Slots};
 
 /// The distinct rows of a window.
@@ -52,7 +52,7 @@ impl<'a> Cached<'a> {
 impl Window {
     /// Of these batches, whose rows are all in the scratchpad. `tables` says of each table which of the slots
     /// its rows are in, and words of a record.
-    pub fn of(casts: &[Cast], tables: &[(usize, usize)]) -> Self {
+    pub fn of(casts: &[PreparedBatch], tables: &[(usize, usize)]) -> Self {
         let mut start = 0;
         let tables = tables.iter().enumerate().map(|(t, &(class, words))| {
             let mut rows: Vec<(u64, u32)> = Vec::new();

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use flechette::cache::key::{FlatKeys, KeyWidth};
-use flechette::mem::scatter;
+use flechette::mem::mix64;
 use flechette::types::{FlatKey, TableId};
 
 use super::{Subject, World, run, totals};
@@ -30,9 +30,9 @@ pub fn a_key_has_the_row_last_asked_for<S: Subject>(new: impl Fn(&World) -> S, b
     let mut expected = vec![(0, 0, 0); 3];
     for _ in 0..120 {
         draw = draw.wrapping_add(1);
-        let (t, copies) = ((scatter(draw) % 3) as usize, 1 + scatter(draw) / 3 % 3);
+        let (t, copies) = ((mix64(draw) % 3) as usize, 1 + mix64(draw) / 3 % 3);
         let table = TableId(t as u32);
-        let id = (scatter(draw) >> 32) % world.tables[t].rows.min(24);
+        let id = (mix64(draw) >> 32) % world.tables[t].rows.min(24);
         // The other features ask for ids that their tables do not hold.
         let mut ids = vec![vec![u64::MAX; copies as usize]; 3];
         ids[t].fill(id);

@@ -50,8 +50,7 @@ fn jobs_for_rows_that_share_keys_heed_whose_row_is_there() {
                 [MayReplace::Nothing, MayReplace::SameKey, MayReplace::Coldest][now as usize % 3];
             let mut expected = Vec::new();
             for id in some_ids(&mut draw) {
-                let kind =
-                    [JobKind::Keep, JobKind::Swap, JobKind::Withdraw][(scatter(draw + id) % 3) as usize];
+                let kind = [JobKind::Keep, JobKind::Swap, JobKind::Withdraw][(mix64(draw + id) % 3) as usize];
                 let Some(location) = push_tagged(&mut bench, &mut jobs, id, kind) else { continue };
                 let key = index_key(id);
                 let own = there.get(&key).map(|(other, _)| *other == id);
@@ -96,7 +95,7 @@ fn a_probe_amid_replacement_finds_the_row_itself_or_nothing() {
                 jobs.finish().unwrap();
                 for id in some_ids(&mut draw).into_iter().rev().take(8) {
                     let kind =
-                        [JobKind::Keep, JobKind::Swap, JobKind::Withdraw][(scatter(draw + id) % 3) as usize];
+                        [JobKind::Keep, JobKind::Swap, JobKind::Withdraw][(mix64(draw + id) % 3) as usize];
                     push_tagged(&mut bench, jobs, id, kind);
                 }
             }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use flechette::model::{Model, Tape, View, loss};
 use flechette::schema::{AbsentDefault, Pooling, Schema};
-use flechette::trainer::Learner;
+use flechette::trainer::ReferenceTrainer;
 use flechette::trainer::optim::{Kind, Optimizer};
 use flechette::types::Batch;
 
@@ -37,7 +37,7 @@ pub struct Naive {
 
 impl Naive {
     /// What the learner is now.
-    pub fn of(learner: &Learner) -> Self {
+    pub fn of(learner: &ReferenceTrainer) -> Self {
         let dense = learner.model().parameters().iter().map(|p| {
             let states = learner.dense_states().iter().map(|state| wide(&p.read(state))).collect();
             let weights = wide(&p.read(&learner.weights().values));
@@ -160,7 +160,7 @@ impl Naive {
     }
 
     /// Asserts that the learner is now where this one went.
-    pub fn assert_took(&self, learner: &Learner, what: &str) {
+    pub fn assert_took(&self, learner: &ReferenceTrainer, what: &str) {
         let dense = Optimizer { kind: self.optimizer.kind.dense(), ..self.optimizer };
         for p in learner.model().parameters() {
             let states: Vec<_> = learner.dense_states().iter().map(|state| p.read(state)).collect();
@@ -183,7 +183,7 @@ impl Naive {
     }
 }
 
-fn table_bits(learner: &Learner) -> Vec<Vec<u32>> {
+fn table_bits(learner: &ReferenceTrainer) -> Vec<Vec<u32>> {
     learner.tables().iter().map(|t| t.values().unwrap().iter().map(|x| x.to_bits()).collect()).collect()
 }
 

@@ -4,7 +4,7 @@
 //! A scratchpad is slots of several sizes, each slot a record of f32: a row's weights, then its optimizer's
 //! state. Its stages are threads of their own (ScratchPipe, section IV-C) and so are its parts:
 //!
-//! - a [`Berth`] is where the records of one item are staged on their way, both ways: Collect takes what
+//! - a [`StagingBuffer`] is where the records of one item are staged on their way, both ways: Collect takes what
 //!   leaves out of the slots, Exchange brings it to the host and sends what comes in, Insert puts that into
 //!   the slots;
 //! - the [`Stepper`] is Train's: it pools a batch's input rows, for the dense layers on the host, and updates
@@ -210,7 +210,7 @@ pub trait Scratch: Send + Sync {
     ///
     /// # Errors
     /// [`ScratchError::Driver`] where there is no memory.
-    fn berth(&self) -> Result<Box<dyn Berth>, ScratchError>;
+    fn berth(&self) -> Result<Box<dyn StagingBuffer>, ScratchError>;
 
     /// Words of records that a berth holds each way.
     fn berth_words(&self) -> usize;
@@ -224,7 +224,7 @@ pub trait Scratch: Send + Sync {
 
 /// Where records lie on their way, end to end, run after run: a buffer a way on the device, and one on the
 /// host.
-pub trait Berth: Send {
+pub trait StagingBuffer: Send {
     /// Takes records out of slots, to leave.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ use super::stepper::CudaStepper;
 use crate::compute::pool::{MAX_LOOKUPS, WARP_LANES};
 use crate::device::cuda::memory::{Array, DeviceMemory, PinnedMemory, Plan};
 use crate::device::cuda::{Address, Driver, DriverError};
-use crate::trainer::pipeline::gpu::{Berth, Run, Scratch, ScratchError, SlotSize, Stepper};
+use crate::trainer::pipeline::gpu::{Run, Scratch, ScratchError, SlotSize, StagingBuffer, Stepper};
 use crate::trainer::pipeline::slot_flags::{NO_SLOT, SlotFlags};
 
 const WORD: usize = size_of::<f32>();
@@ -124,7 +124,7 @@ impl<D: Driver> Scratch for CudaScratch<D> {
         &self.0.flags[size]
     }
 
-    fn berth(&self) -> Result<Box<dyn Berth>, ScratchError> {
+    fn berth(&self) -> Result<Box<dyn StagingBuffer>, ScratchError> {
         let shared = &self.0;
         let spare = shared.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let room = match spare {
@@ -266,7 +266,7 @@ impl<D: Driver> CudaBerth<D> {
     }
 }
 
-impl<D: Driver> Berth for CudaBerth<D> {
+impl<D: Driver> StagingBuffer for CudaBerth<D> {
     fn take(&mut self, runs: &[Run<'_>]) -> Result<(), ScratchError> {
         self.words.1 = self.records(runs, Way::Out)?;
         Ok(())

@@ -10,17 +10,17 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::super::item::Cast;
+use super::super::item::PreparedBatch;
 use super::super::train::Train;
 use crate::model::{Tape, View};
 use crate::schema::{Lookup, Pooling, Schema};
 use crate::trainer::TrainError;
 use crate::trainer::casting::Casting;
-use crate::trainer::network::Network;
 use crate::trainer::pipeline::gpu::{
     Gather, GatherLookup, Run, Scratch, ScratchError, Stepper, TableSlots, Update, UpdateRows,
 };
 use crate::trainer::pipeline::slot_flags::{Held, NotClaimed};
+use crate::trainer::train_state::TrainState;
 use crate::trainer::update::RowUpdate;
 use crate::types::{Batch, TableId};
 
@@ -34,7 +34,7 @@ struct Shape<'a> {
 
 impl Train<'_> {
     /// Takes a step.
-    pub(crate) fn step_on(&mut self, scratch: &dyn Scratch, cast: &Cast) -> Result<(), TrainError> {
+    pub(crate) fn step_on(&mut self, scratch: &dyn Scratch, cast: &PreparedBatch) -> Result<(), TrainError> {
         let held = claim(scratch, self.tables, cast)?;
         let loss = self.with_device(|network, stepper, shape| {
             let pooled = shape.gather(stepper, &held, &cast.casting, &cast.batch)?;
@@ -71,8 +71,8 @@ impl Train<'_> {
     pub(crate) fn gather_on(
         &mut self,
         scratch: &dyn Scratch,
-        (part, at): (&Cast, usize),
-        whole: &Cast,
+        (part, at): (&PreparedBatch, usize),
+        whole: &PreparedBatch,
     ) -> Result<(), TrainError> {
         let held = claim(scratch, self.tables, part)?;
         self.with_device(|network, stepper, shape| {
@@ -87,7 +87,7 @@ impl Train<'_> {
     pub(crate) fn update_on(
         &mut self,
         scratch: &dyn Scratch,
-        whole: &Cast,
+        whole: &PreparedBatch,
         rows: Range<usize>,
         slots: &[u32],
     ) -> Result<(), TrainError> {
@@ -131,7 +131,7 @@ impl Train<'_> {
 
     fn with_device<T>(
         &mut self,
-        work: impl FnOnce(&mut Network, &mut dyn Stepper, &Shape<'_>) -> Result<T, ScratchError>,
+        work: impl FnOnce(&mut TrainState, &mut dyn Stepper, &Shape<'_>) -> Result<T, ScratchError>,
     ) -> Result<T, TrainError> {
         let (schema, lookups) = (self.network.schema.clone(), self.network.lookups.clone());
         let shape = Shape { schema: &schema, lookups: &lookups, tables: self.tables };
@@ -145,7 +145,7 @@ impl Train<'_> {
 fn claim<'c>(
     scratch: &'c dyn Scratch,
     tables: &[(usize, usize)],
-    cast: &'c Cast,
+    cast: &'c PreparedBatch,
 ) -> Result<Vec<Held<'c>>, NotClaimed> {
     let claim = |(bounds, (size, _)): (&[usize], &(usize, usize))| {
         scratch.flags(*size).claim(&cast.slots[bounds[0]..bounds[1]])
@@ -204,8 +204,8 @@ impl Shape<'_> {
     }
 }
 
-impl Network {
-    /// [`Network::gather_and_learn`] with input rows that are pooled: `pooled` has all but the dense values
+impl TrainState {
+    /// [`TrainState::gather_and_learn`] with input rows that are pooled: `pooled` has all but the dense values
     /// of each.
     fn learn_pooled(&mut self, batch: &Batch, labels: &[f32], pooled: &[f32]) -> f64 {
         self.begin(batch.samples);
@@ -216,7 +216,7 @@ impl Network {
         })
     }
 
-    /// [`Network::gather`] with input rows that are pooled.
+    /// [`TrainState::gather`] with input rows that are pooled.
     fn place_pooled(&mut self, batch: &Batch, at: usize, pooled: &[f32]) {
         let (widths, mut begins) = (self.widths(), 0);
         for tape in &mut self.tapes {

@@ -35,12 +35,12 @@ pub use self::settings::{PlanSettings, PlanStats, Windows};
 use self::split::Room;
 use super::super::TrainError;
 use super::clocks::{Clocks, StageName};
-use super::headway::Headway;
-use super::hold::Hold;
-use super::item::{Cast, Item, Spare, Transfers, Work};
+use super::item::{Item, PreparedBatch, Spare, Transfers, Work};
 use super::jitter::Jitter;
 use super::key::Key;
 use super::policy::{Policy, SEEN_AHEAD, Worth};
+use super::slot_directory::SlotDirectory;
+use super::train_progress::TrainProgress;
 use crate::mem::{NumberMap, OutOfHostMemory};
 use crate::schema::{Lookup, Schema};
 use crate::trainer::pipeline::slots::NO_SLOT;
@@ -54,7 +54,7 @@ pub struct Planner {
     lookups: Arc<[Lookup]>,
     settings: PlanSettings,
     /// Slots of one size each.
-    holds: Vec<Hold>,
+    holds: Vec<SlotDirectory>,
     /// Of each table: which of the holds, and words of a record.
     tables: Vec<(usize, usize)>,
     /// The number of the item that was planned last.
@@ -62,7 +62,7 @@ pub struct Planner {
     /// The number of the batch that was planned last.
     batch: u64,
     /// The batches after it.
-    seen: VecDeque<Cast>,
+    seen: VecDeque<PreparedBatch>,
     /// How many of them have all their rows kept that are here.
     kept: usize,
     /// Batches that were planned, each the last of its unit, and their last items: those within the past window.
@@ -76,13 +76,13 @@ pub struct Planner {
 /// Plan's ends of the pipeline.
 pub struct PlanEnds<'a> {
     /// Batches that were read.
-    pub batches: Receiver<Result<Cast, TrainError>>,
+    pub batches: Receiver<Result<PreparedBatch, TrainError>>,
     /// Items, to Collect.
     pub items: SyncSender<Item>,
     /// What items move rows with.
     pub spare: &'a Spare<(Transfers, Transfers)>,
     /// How far Train is.
-    pub headway: &'a Headway,
+    pub headway: &'a TrainProgress,
     /// What Plan's work is timed by.
     pub clocks: &'a Clocks,
     /// Sleeps that tests ask for.
@@ -115,7 +115,8 @@ impl Planner {
         tables: Vec<(usize, usize)>,
     ) -> Result<Self, OutOfHostMemory> {
         let PlanSettings { policy, seed, .. } = settings;
-        let hold = |(&count, size)| Hold::new(policy, settings.frequencies.clone(), count, seed ^ size);
+        let hold =
+            |(&count, size)| SlotDirectory::new(policy, settings.frequencies.clone(), count, seed ^ size);
         let holds = counts.iter().zip(0..).map(hold).collect::<Result<_, _>>()?;
         Ok(Self {
             schema,
@@ -140,7 +141,7 @@ impl Planner {
     }
 
     /// The slots of each size.
-    pub fn holds(&self) -> &[Hold] {
+    pub fn holds(&self) -> &[SlotDirectory] {
         &self.holds
     }
 
@@ -213,7 +214,7 @@ impl Planner {
     }
 
     /// Looks at a batch for the first time.
-    fn see(&mut self, mut cast: Cast) -> Result<(), TrainError> {
+    fn see(&mut self, mut cast: PreparedBatch) -> Result<(), TrainError> {
         cast.cast(&self.schema, &self.lookups)?;
         let number = self.batch + 1 + self.seen.len() as u64;
         if self.settings.policy == Policy::Optimal {
@@ -267,7 +268,7 @@ impl Planner {
             }
         }
         let split = !self.fits(&keys);
-        let mut casts: Vec<Cast> = self.seen.drain(..count).collect();
+        let mut casts: Vec<PreparedBatch> = self.seen.drain(..count).collect();
         self.kept = self.kept.saturating_sub(count);
         let rows: usize = casts.iter().map(|cast| cast.starts.last().copied().unwrap_or(0)).sum();
         self.batch += count as u64;
@@ -295,7 +296,7 @@ impl Planner {
     /// The distinct rows of the next `count` batches, by table and ascending.
     fn keys_of(&self, count: usize, keys: &mut Vec<Key>) {
         keys.clear();
-        keys.extend(self.seen.iter().take(count).flat_map(Cast::keys));
+        keys.extend(self.seen.iter().take(count).flat_map(PreparedBatch::keys));
         if count > 1 {
             keys.sort_unstable();
             keys.dedup();
@@ -324,7 +325,7 @@ impl Planner {
     }
 
     /// These batches are planned: the optimal policy looks past them.
-    fn forget_seen(&mut self, casts: &[Cast]) {
+    fn forget_seen(&mut self, casts: &[PreparedBatch]) {
         if self.settings.policy != Policy::Optimal {
             return;
         }
@@ -342,7 +343,7 @@ impl Planner {
     }
 
     /// The slots of a batch whose rows are all placed.
-    fn slots_of(&self, cast: &Cast) -> Vec<u32> {
+    fn slots_of(&self, cast: &PreparedBatch) -> Vec<u32> {
         let find = |key: Key| self.holds[self.tables[key.table().index()].0].find(key);
         cast.keys().map(|key| find(key).unwrap_or(NO_SLOT)).collect()
     }

@@ -7,9 +7,9 @@ use std::mem::take;
 use super::{PlanEnds, Planner};
 use crate::mem::NumberMap;
 use crate::trainer::TrainError;
-use crate::trainer::pipeline::hold::{Hold, TOGETHER};
 use crate::trainer::pipeline::item::{Item, Work};
 use crate::trainer::pipeline::key::Key;
+use crate::trainer::pipeline::slot_directory::{SlotDirectory, TOGETHER};
 use crate::trainer::pipeline::slots::NO_SLOT;
 use crate::types::TableId;
 
@@ -147,7 +147,8 @@ impl Planner {
     ) -> Result<bool, TrainError> {
         let mut lacks = vec![0; self.holds.len()];
         missing.iter().for_each(|key| lacks[self.tables[key.table().index()].0] += 1);
-        let lacking = |holds: &[Hold]| holds.iter().zip(&lacks).any(|(hold, &n)| hold.available() < n);
+        let lacking =
+            |holds: &[SlotDirectory]| holds.iter().zip(&lacks).any(|(hold, &n)| hold.available() < n);
         if !lacking(&self.holds) {
             return Ok(false);
         }

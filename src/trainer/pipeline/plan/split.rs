@@ -12,17 +12,21 @@ use std::sync::Arc;
 
 use super::{PlanEnds, Planner};
 use crate::trainer::TrainError;
-use crate::trainer::pipeline::hold::Hold;
-use crate::trainer::pipeline::item::{Cast, Work};
+use crate::trainer::pipeline::item::{PreparedBatch, Work};
 use crate::trainer::pipeline::key::Key;
 use crate::trainer::pipeline::scratchpad::rows_of_sample;
+use crate::trainer::pipeline::slot_directory::SlotDirectory;
 
 impl Planner {
     /// Plans a batch in groups.
     ///
     /// # Errors
     /// [`TrainError::Scratchpad`] where the rows of one sample do not fit; nothing of the batch is trained then.
-    pub(crate) fn split(&mut self, mut whole: Cast, ends: &mut PlanEnds<'_>) -> Result<(), TrainError> {
+    pub(crate) fn split(
+        &mut self,
+        mut whole: PreparedBatch,
+        ends: &mut PlanEnds<'_>,
+    ) -> Result<(), TrainError> {
         let groups = self.sample_groups(&whole)?;
         if self.stats.splits == 1 {
             let (samples, parts) = (whole.batch.samples, groups.len());
@@ -34,10 +38,10 @@ impl Planner {
         whole.slots.clear();
         let whole = Arc::new(whole);
         for group in groups {
-            let mut part = Cast {
+            let mut part = PreparedBatch {
                 batch: whole.batch.part(group.clone()),
                 labels: whole.labels[group.clone()].to_vec(),
-                ..Cast::default()
+                ..PreparedBatch::default()
             };
             part.cast(&self.schema, &self.lookups)?;
             let keys: Vec<Key> = part.keys().collect();
@@ -74,7 +78,7 @@ impl Planner {
     }
 
     /// Runs of samples whose rows fit together, as long as can be.
-    fn sample_groups(&self, whole: &Cast) -> Result<Vec<Range<usize>>, TrainError> {
+    fn sample_groups(&self, whole: &PreparedBatch) -> Result<Vec<Range<usize>>, TrainError> {
         let mut groups: Vec<Range<usize>> = vec![Range::default()];
         let mut room = Room::of(&self.holds);
         let (mut held, mut needed) = (HashSet::<Key>::new(), Vec::new());
@@ -136,8 +140,8 @@ pub(crate) struct Room(Vec<usize>);
 
 impl Room {
     /// All of them.
-    pub fn of(holds: &[Hold]) -> Self {
-        Self(holds.iter().map(Hold::count).collect())
+    pub fn of(holds: &[SlotDirectory]) -> Self {
+        Self(holds.iter().map(SlotDirectory::count).collect())
     }
 
     /// Takes a slot for each of the rows, or none where there are not enough.

@@ -1,7 +1,7 @@
 //! Who goes when a scratchpad is full: the slots that no batch in the window needs, in the order in which a policy gives
 //! them up.
 //!
-//! A slot is a candidate or it is not; `Hold` says when. Each policy keeps its candidates in a structure of a few bytes
+//! A slot is a candidate or it is not; `SlotDirectory` says when. Each policy keeps its candidates in a structure of a few bytes
 //! a slot, from which any of them can be taken out when a batch needs its row after all:
 //!
 //! - LRU: a queue. A slot becomes a candidate when the last batch that used it leaves the window, so the order of
@@ -19,7 +19,7 @@ use std::str::FromStr;
 mod order;
 
 use self::order::{Lists, Queues};
-use crate::mem::scatter;
+use crate::mem::mix64;
 
 /// Which rows leave the scratchpad first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -102,9 +102,7 @@ impl Candidates {
             Policy::Lru => Order::Queues(Queues::new(count), false),
             Policy::Lfu => Order::Queues(Queues::new(count), true),
             Policy::Optimal => Order::Lists(Lists::new(SEEN_AHEAD + 1, count)),
-            Policy::Random => {
-                Order::Array { slots: Vec::new(), places: vec![0; count], draws: scatter(seed) }
-            }
+            Policy::Random => Order::Array { slots: Vec::new(), places: vec![0; count], draws: mix64(seed) },
         };
         Self { order, len: 0 }
     }
@@ -182,7 +180,7 @@ impl Candidates {
                     return None;
                 }
                 *draws = draws.wrapping_add(1);
-                slots[(scatter(*draws) % slots.len() as u64) as usize]
+                slots[(mix64(*draws) % slots.len() as u64) as usize]
             }
         };
         self.remove(slot);

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Candidates and what `Hold` keeps of them: of each slot its stamp, where it is one.
+/// Candidates and what `SlotDirectory` keeps of them: of each slot its stamp, where it is one.
 struct Kept(Candidates, Vec<Option<u32>>, u32);
 
 impl Kept {

@@ -36,7 +36,7 @@ fn work_off(case: &Case, windows: Windows, buffered: usize, order: Order) -> (bo
         initialise_on_disk(&schema(), case.optimizer(), 7, (dir.path(), vec![])).unwrap();
     let sizes = Sizes::of(&schema(), case.kind).unwrap();
     let counts = sizes.counts(&case.settings.scratchpad);
-    let pad = Pad::Host(sizes.slots(&counts).unwrap());
+    let pad = ScratchpadMemory::Host(sizes.slots(&counts).unwrap());
     let plan = PlanSettings {
         policy: case.settings.policy,
         seed: 0,
@@ -52,7 +52,7 @@ fn work_off(case: &Case, windows: Windows, buffered: usize, order: Order) -> (bo
     assert_eq!(planner.stats().bubbles, 0, "a bubble waits for what this test does not do");
 
     let threads = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
-    let places = Places { store: &store, pad: &pad, tables: &sizes.tables, threads: &threads };
+    let places = RowMover { store: &store, pad: &pad, tables: &sizes.tables, threads: &threads };
     let mut watch = |_: &Progress<'_>| ();
     let mut train = Train {
         network: &mut network,
@@ -80,7 +80,7 @@ fn work_off(case: &Case, windows: Windows, buffered: usize, order: Order) -> (bo
         };
         let ready: Vec<usize> = (0..4).filter(|&stage| may(stage)).collect();
         let Some(&first) = ready.first() else { break };
-        draws = scatter(draws);
+        draws = mix64(draws);
         let stage = match order {
             Order::Eager => first,
             Order::Lazy => ready[ready.len() - 1],
@@ -128,7 +128,7 @@ fn planned(planner: &mut Planner, case: &Case) -> Vec<Item> {
     Load::new(Arc::new(schema()), data, Jitter::new(None, 0)).run(&batches, &Spare::default(), &clocks);
     drop(batches);
     let (planned, items) = sync_channel(10_000);
-    let headway = &Headway::at(u64::MAX);
+    let headway = &TrainProgress::at(u64::MAX);
     let (spare, jitter) = (&Spare::default(), Jitter::new(None, 0));
     let mut ends = PlanEnds { batches: loaded, items: planned, spare, headway, clocks: &clocks, jitter };
     planner.run(&mut ends).unwrap();
@@ -164,7 +164,7 @@ impl Symbols {
 
     fn keys(work: &Work) -> Vec<Key> {
         match work {
-            Work::Steps(casts) => casts.iter().flat_map(Cast::keys).collect(),
+            Work::Steps(casts) => casts.iter().flat_map(PreparedBatch::keys).collect(),
             _ => Vec::new(),
         }
     }

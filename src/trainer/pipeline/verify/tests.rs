@@ -5,7 +5,7 @@ use crate::trainer::{Data, Policy, Progress, ScratchpadSize, initialise};
 const BATCH: usize = 16;
 
 /// Verifies a pipeline that starts from other bytes than the sequential trainer: `spoil` has changed them.
-fn verified(spoil: impl FnOnce(&mut Network, &WorkingFile)) -> Option<Difference> {
+fn verified(spoil: impl FnOnce(&mut TrainState, &WorkingFile)) -> Option<Difference> {
     let case = Case::new(ScratchpadSize::Fraction(0.3), Policy::Lru);
     let (mut network, mut pipeline, _dir) = case.begin(None);
     spoil(&mut network, pipeline.store());
@@ -20,7 +20,7 @@ fn verified(spoil: impl FnOnce(&mut Network, &WorkingFile)) -> Option<Difference
 /// The step that first updates each row of the first table, of those that any does.
 fn first_updates() -> Vec<Option<u64>> {
     struct Rows(Vec<Option<u64>>, u64);
-    impl Watch for Rows {
+    impl StepObserver for Rows {
         fn learnt(&mut self, _: &Batch, _: &Progress<'_>) -> Result<(), TrainError> {
             self.1 += 1;
             Ok(())

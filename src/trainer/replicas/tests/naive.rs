@@ -7,12 +7,12 @@ use crate::dataset::Reader;
 use crate::model::check_length;
 use crate::schema::Pooling;
 use crate::store::rows_of;
-use crate::trainer::network::Labelled;
 use crate::trainer::optim::Optimizer;
 use crate::trainer::pipeline::scratchpad::Sizes;
 use crate::trainer::pipeline::tests::{Case, schema};
+use crate::trainer::train_state::Labelled;
 use crate::trainer::update::{Records, TableRows};
-use crate::trainer::{Learner, initialise};
+use crate::trainer::{ReferenceTrainer, initialise};
 use crate::types::{Batch, RawBatch};
 
 /// A row's table, its number, and its gradient.
@@ -31,7 +31,7 @@ pub fn batches(case: &Case) -> Vec<(Batch, Vec<f32>)> {
 
 /// What replicas make of a case, and all they say. A window is of as many batches as the scratchpad holds, up
 /// to `lookahead`; a batch that it does not hold is for one worker.
-pub fn trained(case: &Case) -> (Learner, Vec<f32>) {
+pub fn trained(case: &Case) -> (ReferenceTrainer, Vec<f32>) {
     let (sizes, lookahead) = (Sizes::of(&schema(), case.kind).unwrap(), case.settings.lookahead);
     let counts = sizes.counts(&case.settings.scratchpad);
     let fits = |batches: &[(Batch, Vec<f32>)]| {
@@ -71,7 +71,7 @@ fn rows_in(batch: &Batch) -> impl Iterator<Item = (usize, u64)> {
 }
 
 struct Naive {
-    learners: Vec<Learner>,
+    learners: Vec<ReferenceTrainer>,
     lambda: u64,
     said: Vec<f32>,
 }
@@ -144,7 +144,7 @@ impl Naive {
 }
 
 /// All rows of a table, and then all state.
-fn numbers(learner: &Learner, t: usize) -> Vec<f32> {
+fn numbers(learner: &ReferenceTrainer, t: usize) -> Vec<f32> {
     let table = &learner.tables[t];
     let mut all = table.values().unwrap().to_vec();
     table.states().iter().for_each(|state| all.extend_from_slice(state.as_slice()));
@@ -152,8 +152,8 @@ fn numbers(learner: &Learner, t: usize) -> Vec<f32> {
 }
 
 /// Dense and row gradients of a part of a batch of `of` samples.
-fn learn(learner: &mut Learner, labelled: Labelled<'_>, of: usize) -> (Vec<f32>, Grads) {
-    let Learner { network, tables, .. } = learner;
+fn learn(learner: &mut ReferenceTrainer, labelled: Labelled<'_>, of: usize) -> (Vec<f32>, Grads) {
+    let ReferenceTrainer { network, tables, .. } = learner;
     let (schema, lookups, batch) = (network.schema.clone(), network.lookups.clone(), labelled.batch);
     network.gather_and_learn(labelled, of, |l| rows_of(tables, &schema, &lookups[l], batch));
     let mut dense = Vec::new();
@@ -192,8 +192,8 @@ fn sum(parts: &[Grads]) -> Grads {
     joined
 }
 
-fn update(learner: &mut Learner, dense: &[f32], rows: &Grads) {
-    let Learner { network, tables, .. } = learner;
+fn update(learner: &mut ReferenceTrainer, dense: &[f32], rows: &Grads) {
+    let ReferenceTrainer { network, tables, .. } = learner;
     network.steps += 1;
     let step = Optimizer { kind: network.optimizer.kind.dense(), ..network.optimizer }.step(network.steps);
     let mut states: Vec<&mut [f32]> = network.dense_states.iter_mut().map(|state| &mut state[..]).collect();

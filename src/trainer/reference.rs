@@ -1,8 +1,8 @@
 //! The sequential trainer: one step after the other on tables in memory, and so the oracle of the pipeline.
 
 use super::casting::Casting;
-use super::network::{Labelled, Network, Parts};
 use super::optim::Optimizer;
+use super::train_state::{Labelled, Parts, TrainState};
 use super::update::TableRows;
 use crate::model::{Model, Weights};
 use crate::predict::PredictError;
@@ -11,25 +11,25 @@ use crate::store::{EmbeddingStore, Table, rows_of};
 use crate::types::Batch;
 
 /// A model with all its rows in memory.
-pub struct Learner {
-    pub(crate) network: Network,
+pub struct ReferenceTrainer {
+    pub(crate) network: TrainState,
     pub(crate) tables: Vec<Table>,
     casting: Casting,
 }
 
-impl Learner {
+impl ReferenceTrainer {
     pub(crate) fn new(parts: Parts, tables: Vec<Table>) -> Self {
-        Self { network: Network::new(parts), tables, casting: Casting::default() }
+        Self { network: TrainState::new(parts), tables, casting: Casting::default() }
     }
 
     /// All but the rows.
     #[must_use]
-    pub fn network(&self) -> &Network {
+    pub fn network(&self) -> &TrainState {
         &self.network
     }
 
     /// All but the rows, to score with.
-    pub fn network_mut(&mut self) -> &mut Network {
+    pub fn network_mut(&mut self) -> &mut TrainState {
         &mut self.network
     }
 
@@ -126,17 +126,17 @@ impl Learner {
     /// Writes the probability of every sample over `probabilities`.
     ///
     /// # Errors
-    /// As [`Learner::step`].
+    /// As [`ReferenceTrainer::step`].
     pub fn score(&mut self, batch: &Batch, probabilities: &mut Vec<f32>) -> Result<(), PredictError> {
         let Self { network, tables, .. } = self;
         let (schema, lookups) = (network.schema.clone(), network.lookups.clone());
         network.score(batch, &lookups, |l| rows_of(tables, &schema, &lookups[l], batch), probabilities)
     }
 
-    /// [`Learner::score`] with the rows of a version that this learner wrote, as they are stored.
+    /// [`ReferenceTrainer::score`] with the rows of a version that this learner wrote, as they are stored.
     ///
     /// # Errors
-    /// As [`Learner::step`].
+    /// As [`ReferenceTrainer::step`].
     ///
     /// # Panics
     /// When the version is of another schema.
@@ -150,12 +150,12 @@ impl Learner {
     }
 }
 
-impl Network {
+impl TrainState {
     /// Writes the probability of every sample over `probabilities`, by these dense weights and the rows of a version
     /// as they are stored.
     ///
     /// # Errors
-    /// As [`Learner::step`].
+    /// As [`ReferenceTrainer::step`].
     ///
     /// # Panics
     /// When the version is of another schema.

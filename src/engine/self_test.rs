@@ -5,8 +5,8 @@
 use std::sync::PoisonError;
 
 use super::on_device::DeviceFront;
-use super::{Engine, Front, Spent};
-use crate::mem::scatter;
+use super::{Engine, LookupTier, Spent};
+use crate::mem::mix64;
 use crate::schema::Arity;
 use crate::types::{Batch, Jagged};
 
@@ -18,7 +18,7 @@ const TRIAL_IDS: u32 = 8;
 
 /// Why a device is not trusted.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum TrialError {
+pub enum SelfTestError {
     /// It did not score.
     #[error("the device failed at its trial: {0}")]
     Failed(String),
@@ -41,9 +41,9 @@ impl Engine {
     /// is given up. For a time before batches; the metrics do not count it.
     ///
     /// # Errors
-    /// [`TrialError`] when the device fails, or its scores are not the store's.
-    pub fn try_device(&self) -> Result<(), TrialError> {
-        let Front::Device(front) = &self.front else { return Ok(()) };
+    /// [`SelfTestError`] when the device fails, or its scores are not the store's.
+    pub fn try_device(&self) -> Result<(), SelfTestError> {
+        let LookupTier::Device(front) = &self.front else { return Ok(()) };
         let tried = (0..TRIALS).try_for_each(|seed| self.trial(front, &self.trial_batch(seed)));
         if let Err(error) = &tried {
             front.lose(error);
@@ -52,20 +52,20 @@ impl Engine {
         tried
     }
 
-    fn trial(&self, front: &DeviceFront, batch: &Batch) -> Result<(), TrialError> {
+    fn trial(&self, front: &DeviceFront, batch: &Batch) -> Result<(), SelfTestError> {
         let spent = Spent::default();
         let expected = self.score_from_store(batch, &spent);
         // The first time rows are missing; later they are not, once the cache has let them in.
         for _ in 0..TRIAL_ROUNDS {
             let scores = self.score_on_device(front, batch, &spent);
-            let scores = scores.map_err(|error| TrialError::Failed(error.to_string()))?;
+            let scores = scores.map_err(|error| SelfTestError::Failed(error.to_string()))?;
             if front.is_lost() {
-                return Err(TrialError::Failed("see the error before".to_owned()));
+                return Err(SelfTestError::Failed("see the error before".to_owned()));
             }
             let differs = |s: &usize| scores[*s].to_bits() != expected[*s].to_bits();
             if let Some(sample) = (0..batch.samples).find(differs) {
                 let (got, expected) = (scores[sample], expected[sample]);
-                return Err(TrialError::Differs { sample, expected, got });
+                return Err(SelfTestError::Differs { sample, expected, got });
             }
         }
         Ok(())
@@ -73,9 +73,9 @@ impl Engine {
 
     /// A batch of a seed: rows of all tables, some twice, bags of all sizes.
     fn trial_batch(&self, seed: u64) -> Batch {
-        let mut state = scatter(seed);
+        let mut state = mix64(seed);
         let mut draw = |below: u64| {
-            state = scatter(state);
+            state = mix64(state);
             state % below.max(1)
         };
         let samples = TRIAL_SAMPLES.min(self.max_samples);

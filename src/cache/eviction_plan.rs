@@ -26,14 +26,14 @@ pub(crate) enum Goal {
 
 /// What is being done.
 #[derive(Debug, Default)]
-pub(crate) struct Course {
+pub(crate) struct EvictionPlan {
     pub goal: Goal,
     /// When a row size was first seen to be starved while slots were waiting for their readers.
     starved_at: Option<u64>,
 }
 
 /// What a cache stands under.
-pub(crate) struct Strain<'a> {
+pub(crate) struct Pressure<'a> {
     pub fill: Fill,
     pub watermarks: &'a Watermarks,
     /// Slots that wait for batches to finish.
@@ -46,10 +46,10 @@ pub(crate) struct Strain<'a> {
     pub buckets: u64,
 }
 
-impl Course {
+impl EvictionPlan {
     /// Goes on with what was begun, or chooses what to do.
-    pub fn choose(&mut self, strain: &Strain<'_>) {
-        let Strain { fill, watermarks, waiting, starved, slots, epochs, buckets } = *strain;
+    pub fn choose(&mut self, strain: &Pressure<'_>) {
+        let Pressure { fill, watermarks, waiting, starved, slots, epochs, buckets } = *strain;
         if self.goal == Goal::Lower && fill.excess(watermarks) == 0.0 {
             self.goal = Goal::Rest;
         }

@@ -6,7 +6,7 @@ use super::super::TrainError;
 
 /// Shared by the stages of one run.
 #[derive(Debug, Default)]
-pub struct Headway {
+pub struct TrainProgress {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -17,7 +17,7 @@ struct State {
     stopped: bool,
 }
 
-impl Headway {
+impl TrainProgress {
     /// At the item that was trained last.
     pub fn at(trained: u64) -> Self {
         Self { state: Mutex::new(State { trained, stopped: false }), changed: Condvar::new() }

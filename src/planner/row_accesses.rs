@@ -11,12 +11,12 @@ use crate::types::{Batch, TableId};
 
 /// Tells the accesses of the batches of a schema.
 #[derive(Debug, Default)]
-pub(crate) struct Asked {
+pub(crate) struct RowAccesses {
     lookups: Vec<Lookup>,
     tables: Vec<Table>,
 }
 
-impl Asked {
+impl RowAccesses {
     pub fn new(schema: &Schema) -> Self {
         Self { lookups: schema.lookups(), tables: schema.tables.clone() }
     }

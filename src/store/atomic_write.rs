@@ -27,23 +27,24 @@ pub(crate) fn replace(
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     make_dirs(disk, folder)?;
     sweep(folder, &stem);
-    let aside = folder.join(format!(".{stem}.{}.tmp", std::process::id()));
-    let at = |e| StoreError::at(&aside, e);
+    let temporary = folder.join(format!(".{stem}.{}.tmp", std::process::id()));
+    let at = |e| StoreError::at(&temporary, e);
     // One of our own number that died, or failed.
-    match fs::remove_file(&aside) {
+    match fs::remove_file(&temporary) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(at(e)),
         _ => {}
     }
     let written = || {
-        let mut file = disk.create(&aside)?;
-        write(&mut file, &aside)?;
-        disk.sync(&file, &aside)
+        let mut file = disk.create(&temporary)?;
+        write(&mut file, &temporary)?;
+        disk.sync(&file, &temporary)
     };
-    let renamed =
-        written().map_err(at).and_then(|()| disk.rename(&aside, path).map_err(|e| StoreError::at(path, e)));
+    let renamed = written()
+        .map_err(at)
+        .and_then(|()| disk.rename(&temporary, path).map_err(|e| StoreError::at(path, e)));
     if renamed.is_err() {
         // The next sweep's to mend, where it fails.
-        let _ = fs::remove_file(&aside);
+        let _ = fs::remove_file(&temporary);
     }
     renamed?;
     disk.sync_dir(folder).map_err(|e| StoreError::at(folder, e))

@@ -21,7 +21,7 @@ use crate::schema::{Lookup, Schema};
 use crate::types::{Batch, Element};
 
 /// All that a step reads and writes, but for rows.
-pub struct Network {
+pub struct TrainState {
     pub(crate) schema: Arc<Schema>,
     pub(crate) lookups: Arc<[Lookup]>,
     pub(crate) model: Model<f32>,
@@ -44,7 +44,7 @@ pub(crate) struct Parts {
     pub steps: u64,
 }
 
-impl Network {
+impl TrainState {
     pub(crate) fn new(parts: Parts) -> Self {
         let Parts { schema, model, mut weights, dense_states, optimizer, steps } = parts;
         model.turn(&mut weights);

@@ -1,4 +1,4 @@
-//! Which row each slot holds, and which batches may still touch it: ScratchPipe's Hit-Map and Hold masks
+//! Which row each slot holds, and which batches may still touch it: ScratchPipe's Hit-Map and SlotDirectory masks
 //! (section IV-D).
 //!
 //! Instead of a mask of one bit a batch in the window, shifted over all slots each cycle, a slot keeps one number: the last
@@ -7,7 +7,7 @@
 //! much as the batch that leaves, not as much as the scratchpad; and a batch whose rows were found when it came into the
 //! future window has nothing to say of them when it is planned.
 //!
-//! One `Hold` is of slots of one size. Everything here is Plan's alone, and runs ahead of what the slots hold:
+//! One `SlotDirectory` is of slots of one size. Everything here is Plan's alone, and runs ahead of what the slots hold:
 //! the Hit-Map says what will be in a slot when the batch that is planned comes to train.
 
 use std::collections::{HashSet, VecDeque};
@@ -75,7 +75,7 @@ impl Entry {
 }
 
 /// The slots of one size.
-pub struct Hold {
+pub struct SlotDirectory {
     /// How often each row is used, where that is known.
     frequencies: Option<Arc<UseCounts>>,
     entries: Huge<Entry>,
@@ -90,7 +90,7 @@ pub struct Hold {
     spare: Vec<Vec<u32>>,
 }
 
-impl Hold {
+impl SlotDirectory {
     /// `count` empty slots.
     ///
     /// # Errors

@@ -27,7 +27,7 @@ const TAG_WORDS: usize = 2;
 
 /// The sizes of a tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TierShape {
+pub struct GpuTableShape {
     /// Buckets of the index, 1 to 2^32.
     pub buckets: u64,
     /// Bytes of a slab.
@@ -37,10 +37,10 @@ pub struct TierShape {
 }
 
 /// Index and pool, empty at first.
-pub struct Tier<D: Driver> {
+pub struct GpuTable<D: Driver> {
     driver: Arc<D>,
     stream: D::Stream,
-    shape: TierShape,
+    shape: GpuTableShape,
     index: DeviceMemory<D>,
     pool: DeviceMemory<D>,
     /// What host rows are counted from, so that 2^39 words hold what was registered.
@@ -48,12 +48,12 @@ pub struct Tier<D: Driver> {
     regions: Mutex<Vec<Arc<PinnedMemory<D>>>>,
 }
 
-impl<D: Driver> Tier<D> {
+impl<D: Driver> GpuTable<D> {
     /// Takes the memory.
     ///
     /// # Errors
     /// What the driver says.
-    pub fn new(driver: Arc<D>, shape: TierShape) -> Result<Self, DriverError> {
+    pub fn new(driver: Arc<D>, shape: GpuTableShape) -> Result<Self, DriverError> {
         // Pinned memory lies together: half of a location's reach on either side of some of it.
         let somewhere = PinnedMemory::new(&driver, 1)?.address();
         Ok(Self {
@@ -73,7 +73,7 @@ impl<D: Driver> Tier<D> {
     }
 
     /// The sizes.
-    pub fn shape(&self) -> TierShape {
+    pub fn shape(&self) -> GpuTableShape {
         self.shape
     }
 
@@ -145,7 +145,7 @@ impl<D: Driver> Tier<D> {
     }
 }
 
-impl<D: Driver> Drop for Tier<D> {
+impl<D: Driver> Drop for GpuTable<D> {
     fn drop(&mut self) {
         let last = self.driver.record(&self.stream).and_then(|last| self.driver.wait(&last));
         if let Err(error) = last {
@@ -188,7 +188,7 @@ pub struct Job {
 
 /// Jobs that are launched together, and their outcomes.
 pub struct Jobs<D: Driver> {
-    tier: Arc<Tier<D>>,
+    tier: Arc<GpuTable<D>>,
     memory: PinnedMemory<D>,
     jobs: Array<ReplaceJob>,
     outcomes: Array<Outcome>,
@@ -202,7 +202,7 @@ impl<D: Driver> Jobs<D> {
     ///
     /// # Errors
     /// As [`Driver::allocate_pinned`].
-    pub fn new(tier: &Arc<Tier<D>>, capacity: usize) -> Result<Self, DriverError> {
+    pub fn new(tier: &Arc<GpuTable<D>>, capacity: usize) -> Result<Self, DriverError> {
         let mut plan = Plan::default();
         let (jobs, outcomes) = (plan.array(capacity), plan.array(capacity));
         let memory = PinnedMemory::new(&tier.driver, plan.bytes())?;
@@ -273,7 +273,7 @@ impl<D: Driver> Jobs<D> {
         let args = ReplaceArgs { now, may_replace: may_replace as u32, ..self.args() };
         let mut launched = self.copy_in(&args);
         if launched.is_ok() {
-            let Tier { driver, stream, .. } = &*self.tier;
+            let GpuTable { driver, stream, .. } = &*self.tier;
             // SAFETY: as in `copy_in`; `push` has kept the keys distinct, and this is the tier's one stream.
             launched = unsafe { kernels::link_keys(&**driver, stream, &args) };
         }
@@ -308,7 +308,7 @@ impl<D: Driver> Jobs<D> {
         if self.memory.get(self.jobs)[..self.count].iter().all(|job| job.words == 0) {
             return Ok(());
         }
-        let Tier { driver, stream, .. } = &*self.tier;
+        let GpuTable { driver, stream, .. } = &*self.tier;
         // SAFETY: `push` has checked every location and row; the staging memory is held by `mark_end`, `self` and
         // its tier outlive the event, which `finish` and `drop` wait for, and whoever unregisters memory of the
         // host has waited too.
