@@ -1,6 +1,8 @@
 //! Flechette serves click-through-rate scores from models whose embedding tables do not fit a
 //! GPU, and trains them in place.
 
+#![warn(unreachable_pub)]
+
 // Modules in reading order; a blank line between keeps it against the formatter.
 pub mod types;
 

@@ -21,10 +21,10 @@ use metrics_exporter_prometheus::{
 use crate::schema::Schema;
 
 /// The `model` label of calls that name no loaded model.
-pub const NO_MODEL: &str = "(none)";
+pub(crate) const NO_MODEL: &str = "(none)";
 
 /// The `code` label of each gRPC status code, by its number.
-pub const CODES: [&str; 17] = [
+pub(crate) const CODES: [&str; 17] = [
     "OK",
     "CANCELLED",
     "UNKNOWN",
@@ -278,7 +278,7 @@ pub struct Requests([Counter; CODES.len()]);
 
 impl Requests {
     /// Counts one answer; `code` is the gRPC number, and a number past the last is `UNKNOWN`.
-    pub fn count(&self, code: i32) {
+    pub(crate) fn count(&self, code: i32) {
         let known = usize::try_from(code).ok().and_then(|code| self.0.get(code));
         known.unwrap_or(&self.0[2]).increment(1);
     }
@@ -326,13 +326,13 @@ impl Metrics {
 
     /// The page in Prometheus's text format.
     #[must_use]
-    pub fn render(&self) -> String {
+    pub(crate) fn render(&self) -> String {
         self.page.render()
     }
 
     /// Folds recorded durations into their buckets. Between two calls every recorded value takes
     /// memory, so somebody must call this every few seconds: the server does.
-    pub fn fold(&self) {
+    pub(crate) fn fold(&self) {
         self.page.run_upkeep();
     }
 }

@@ -5,7 +5,7 @@
 //! model allows; otherwise they are std's and cost nothing.
 
 #[cfg(flechette_loom)]
-pub use loom::{
+pub(crate) use loom::{
     sync::{
         Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
@@ -14,7 +14,7 @@ pub use loom::{
 };
 
 #[cfg(not(flechette_loom))]
-pub use std::{
+pub(crate) use std::{
     sync::{
         Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},

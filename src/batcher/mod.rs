@@ -26,7 +26,7 @@ use crate::metrics::ModelMetrics;
 use crate::predict::{Predict, PredictError};
 use crate::types::{Batch, Scores};
 
-pub use queue::{Entry, Limits, Next, Queue, Refused, Size, Taken};
+pub(crate) use queue::{Entry, Limits, Next, Queue, Refused, Size, Taken};
 
 /// Most bytes of converted samples in one merged batch. Keeps the 32-bit offsets of
 /// [`crate::types::Jagged`] far from their end.
@@ -191,7 +191,7 @@ impl Batcher {
 
     /// A batch to write the next request over: the memory of one that was answered, if there is one.
     #[must_use]
-    pub fn spare(&self) -> Batch {
+    pub(crate) fn spare(&self) -> Batch {
         self.shared.spares().pop().unwrap_or_default()
     }
 

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// An amount of work, in the two units that limits are counted in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Size {
+pub(crate) struct Size {
     /// Samples.
     pub samples: usize,
     /// Bytes of their converted values.
@@ -35,7 +35,7 @@ impl Size {
 
 /// What a queue is held to.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// Most that may wait.
     pub queue: Size,
     /// Most in one batch; a larger entry goes out alone.
@@ -46,7 +46,7 @@ pub struct Limits {
 
 /// One request as the queue sees it.
 #[derive(Debug)]
-pub struct Entry<T> {
+pub(crate) struct Entry<T> {
     /// How much work it is.
     pub size: Size,
     /// When it came.
@@ -59,7 +59,7 @@ pub struct Entry<T> {
 
 /// Why an entry was not queued; the entry is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refused {
+pub(crate) enum Refused {
     /// No room for it: what was there and what came.
     Full {
         /// What waited already.
@@ -73,7 +73,7 @@ pub enum Refused {
 
 /// What a worker should do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub(crate) enum Next {
     /// Compute: entries were taken, or died and were put aside.
     Work,
     /// Ask again at this instant, or when something is queued.
@@ -86,7 +86,7 @@ pub enum Next {
 
 /// What [`Queue::take`] took, in order.
 #[derive(Debug)]
-pub struct Taken<T> {
+pub(crate) struct Taken<T> {
     /// One batch.
     pub batch: Vec<Entry<T>>,
     /// Entries whose deadline passed while they waited.
@@ -103,7 +103,7 @@ impl<T> Default for Taken<T> {
 
 /// A bounded queue of requests and the count of batches that are being computed.
 #[derive(Debug)]
-pub struct Queue<T> {
+pub(crate) struct Queue<T> {
     entries: VecDeque<Entry<T>>,
     held: Size,
     computing: usize,
@@ -114,13 +114,13 @@ pub struct Queue<T> {
 impl<T> Queue<T> {
     /// An empty, open queue.
     #[must_use]
-    pub fn new(limits: Limits) -> Self {
+    pub(crate) fn new(limits: Limits) -> Self {
         Self { entries: VecDeque::new(), held: Size::default(), computing: 0, closed: false, limits }
     }
 
     /// What waits now.
     #[must_use]
-    pub fn held(&self) -> Size {
+    pub(crate) fn held(&self) -> Size {
         self.held
     }
 
@@ -128,7 +128,7 @@ impl<T> Queue<T> {
     ///
     /// # Errors
     /// [`Refused`] when the queue is closed or the entry would pass its limit.
-    pub fn push(&mut self, entry: Entry<T>) -> Result<(), Refused> {
+    pub(crate) fn push(&mut self, entry: Entry<T>) -> Result<(), Refused> {
         if self.closed {
             return Err(Refused::Closed);
         }
@@ -142,7 +142,7 @@ impl<T> Queue<T> {
 
     /// What a worker that asks now would be told, by the policy above.
     #[must_use]
-    pub fn next(&self, now: Instant) -> Next {
+    pub(crate) fn next(&self, now: Instant) -> Next {
         let Some(oldest) = self.entries.front() else {
             return if self.closed { Next::Stop } else { Next::Sleep };
         };
@@ -155,7 +155,12 @@ impl<T> Queue<T> {
     /// Takes the next batch into `taken`, which must be empty, when the policy says so. Entries
     /// that expired or that `cancelled` says yes to are put aside on the way and count for
     /// nothing. A batch that is not empty must be followed by one [`Queue::finish`].
-    pub fn take(&mut self, now: Instant, cancelled: impl Fn(&T) -> bool, taken: &mut Taken<T>) -> Next {
+    pub(crate) fn take(
+        &mut self,
+        now: Instant,
+        cancelled: impl Fn(&T) -> bool,
+        taken: &mut Taken<T>,
+    ) -> Next {
         let next = self.next(now);
         if next != Next::Work {
             return next;
@@ -186,17 +191,17 @@ impl<T> Queue<T> {
     }
 
     /// One taken batch is done.
-    pub fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         self.computing = self.computing.saturating_sub(1);
     }
 
     /// Refuses every later push. What waits can still be taken.
-    pub fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         self.closed = true;
     }
 
     /// Gives up everything that waits.
-    pub fn clear(&mut self) -> impl Iterator<Item = Entry<T>> {
+    pub(crate) fn clear(&mut self) -> impl Iterator<Item = Entry<T>> {
         self.held = Size::default();
         std::mem::take(&mut self.entries).into_iter()
     }

@@ -34,7 +34,7 @@ impl<'c> BatchPin<'c> {
 
     /// The batch's number; later pins have larger ones.
     #[must_use]
-    pub fn number(&self) -> u64 {
+    pub(crate) fn number(&self) -> u64 {
         self.pin.number()
     }
 
@@ -72,7 +72,7 @@ impl<'c> BatchPin<'c> {
     ///
     /// # Errors
     /// As [`Self::insert`], for the first row that is refused; those before it are in.
-    pub fn insert_all<'r>(
+    pub(crate) fn insert_all<'r>(
         &self,
         rows: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
     ) -> Result<u64, CacheError> {

@@ -37,7 +37,7 @@ const CELLS: usize = if cfg!(flechette_loom) { 2 } else { 64 };
 
 /// The numbers of the batches that are not finished.
 #[derive(Debug)]
-pub struct Epochs {
+pub(crate) struct Epochs {
     issued: AtomicU64,
     cells: Block,
 }
@@ -57,7 +57,7 @@ impl Block {
 
 /// One batch's hold: no row that it may have found is overwritten until it is dropped.
 #[derive(Debug)]
-pub struct Pin<'a> {
+pub(crate) struct Pin<'a> {
     cell: &'a AtomicU64,
     number: u64,
 }
@@ -65,7 +65,7 @@ pub struct Pin<'a> {
 impl Pin<'_> {
     /// The batch's number. Later pins have larger ones.
     #[must_use]
-    pub fn number(&self) -> u64 {
+    pub(crate) fn number(&self) -> u64 {
         self.number
     }
 }
@@ -78,7 +78,7 @@ impl Drop for Pin<'_> {
 
 /// A [`Pin`] that may outlive the call that made it: a batch's whose kernels are still under way.
 #[derive(Debug)]
-pub struct OwnedPin {
+pub(crate) struct OwnedPin {
     epochs: Arc<Epochs>,
     /// The cell's place: its block, and where in it.
     cell: (usize, usize),
@@ -88,7 +88,7 @@ pub struct OwnedPin {
 impl OwnedPin {
     /// The batch's number. Later pins have larger ones.
     #[must_use]
-    pub fn number(&self) -> u64 {
+    pub(crate) fn number(&self) -> u64 {
         self.number
     }
 }
@@ -115,14 +115,14 @@ impl Default for Epochs {
 impl Epochs {
     /// Begins a batch. Never waits, however many are unfinished.
     #[must_use]
-    pub fn pin(&self) -> Pin<'_> {
+    pub(crate) fn pin(&self) -> Pin<'_> {
         let (cell, _) = self.claim();
         Pin { cell, number: self.number(cell) }
     }
 
     /// Begins a batch whose pin may be kept anywhere.
     #[must_use]
-    pub fn pin_owned(self: &Arc<Self>) -> OwnedPin {
+    pub(crate) fn pin_owned(self: &Arc<Self>) -> OwnedPin {
         let (cell, place) = self.claim();
         OwnedPin { epochs: self.clone(), cell: place, number: self.number(cell) }
     }
@@ -153,14 +153,14 @@ impl Epochs {
     ///
     /// A read-modify-write, not a load: the module's argument rests on its place among the pins'.
     #[must_use]
-    pub fn tag(&self) -> u64 {
+    pub(crate) fn tag(&self) -> u64 {
         self.issued.fetch_add(0, Ordering::AcqRel)
     }
 
     /// The oldest unfinished batch, or `u64::MAX` where there is none. What was tagged below it,
     /// by this thread or by one that this thread has synchronised with since, is free.
     #[must_use]
-    pub fn oldest(&self) -> u64 {
+    pub(crate) fn oldest(&self) -> u64 {
         let mut oldest = u64::MAX;
         let mut block = Some(&self.cells);
         while let Some(b) = block {
@@ -181,7 +181,7 @@ const PATIENCE: std::time::Duration = std::time::Duration::from_micros(200);
 
 impl Epochs {
     /// Waits until every batch that began before this call has finished. Not for a thread that has a pin itself.
-    pub fn wait_for_earlier(&self) {
+    pub(crate) fn wait_for_earlier(&self) {
         let tag = self.tag();
         while self.oldest() <= tag {
             std::thread::sleep(PATIENCE);
@@ -191,19 +191,19 @@ impl Epochs {
 
 /// A slot that is in no index and that no batch can read. Only [`RetireList`] makes these.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Freed(Location);
+pub(crate) struct Freed(Location);
 
 impl Freed {
     /// Which slot.
     #[must_use]
-    pub fn location(&self) -> Location {
+    pub(crate) fn location(&self) -> Location {
         self.0
     }
 }
 
 /// Unlinked slots that wait for batches to finish, each with its tag.
 #[derive(Debug, Default)]
-pub struct RetireList {
+pub(crate) struct RetireList {
     queue: Mutex<Queue>,
     waiting: AtomicUsize,
 }
@@ -217,7 +217,7 @@ struct Queue {
 
 impl RetireList {
     /// Puts a slot aside.
-    pub fn put(&self, unlinked: Unlinked, epochs: &Epochs) {
+    pub(crate) fn put(&self, unlinked: Unlinked, epochs: &Epochs) {
         // The tag under the lock: either it comes after a release, or the release tags the slot anew. And tags
         // rise along the queue.
         let mut queue = self.queue();
@@ -228,13 +228,13 @@ impl RetireList {
 
     /// Frees nothing until [`Self::release`]: from now on batches may find slots that are, or will be, out of
     /// the index.
-    pub fn hold(&self) {
+    pub(crate) fn hold(&self) {
         self.queue().held = true;
     }
 
     /// Nothing is found outside the index any more: all that waits is tagged anew, since a batch may have
     /// found it until now.
-    pub fn release(&self, epochs: &Epochs) {
+    pub(crate) fn release(&self, epochs: &Epochs) {
         let mut queue = self.queue();
         let tag = epochs.tag();
         queue.slots.iter_mut().for_each(|slot| slot.0 = tag);
@@ -242,13 +242,13 @@ impl RetireList {
     }
 
     /// Hands out the slots that have become free. Returns how many still wait.
-    pub fn reclaim(&self, epochs: &Epochs, free: impl FnMut(Freed)) -> usize {
+    pub(crate) fn reclaim(&self, epochs: &Epochs, free: impl FnMut(Freed)) -> usize {
         self.reclaim_some(epochs, usize::MAX, free)
     }
 
     /// Hands out up to `most` slots that have become free, those first that wait longest. Returns how many are
     /// left. Tags rise along the queue, so it is enough to look at the front.
-    pub fn reclaim_some(&self, epochs: &Epochs, most: usize, mut free: impl FnMut(Freed)) -> usize {
+    pub(crate) fn reclaim_some(&self, epochs: &Epochs, most: usize, mut free: impl FnMut(Freed)) -> usize {
         let mut queue = self.queue();
         if queue.slots.is_empty() || queue.held {
             return queue.slots.len();
@@ -274,7 +274,7 @@ impl RetireList {
 
     /// How many slots wait, as of a moment ago.
     #[must_use]
-    pub fn waiting(&self) -> usize {
+    pub(crate) fn waiting(&self) -> usize {
         self.waiting.load(std::sync::atomic::Ordering::Relaxed)
     }
 }
@@ -283,23 +283,23 @@ impl RetireList {
 /// until nobody reads it any more. A reading cannot leave its thread and holds memory back, so it lasts one
 /// host call; a batch, which may end on a device, has a [`Pin`].
 #[derive(Debug)]
-pub struct Replaceable<T>(crossbeam_epoch::Atomic<T>);
+pub(crate) struct Replaceable<T>(crossbeam_epoch::Atomic<T>);
 
 impl<T: Send + Sync + 'static> Replaceable<T> {
     /// Begins with this object.
-    pub fn new(object: T) -> Self {
+    pub(crate) fn new(object: T) -> Self {
         Self(crossbeam_epoch::Atomic::new(object))
     }
 
     /// Reads the object as it is now; never waits.
-    pub fn read(&self) -> Reading<T> {
+    pub(crate) fn read(&self) -> Reading<T> {
         let guard = crossbeam_epoch::pin();
         let object = self.0.load(Ordering::Acquire, &guard).as_raw();
         Reading { object, _guard: guard }
     }
 
     /// Replaces the object for everyone who reads it from now on.
-    pub fn replace(&self, object: T) {
+    pub(crate) fn replace(&self, object: T) {
         let guard = crossbeam_epoch::pin();
         let old = self.0.swap(crossbeam_epoch::Owned::new(object), Ordering::AcqRel, &guard);
         // SAFETY: `old` came out of the swap, so no later reading finds it and nobody else retires it; it was
@@ -323,7 +323,7 @@ impl<T> Drop for Replaceable<T> {
 
 /// An object while it is read.
 #[derive(Debug)]
-pub struct Reading<T> {
+pub(crate) struct Reading<T> {
     object: *const T,
     _guard: crossbeam_epoch::Guard,
 }

@@ -48,7 +48,7 @@ pub(crate) struct Pressure<'a> {
 
 impl EvictionPlan {
     /// Goes on with what was begun, or chooses what to do.
-    pub fn choose(&mut self, strain: &Pressure<'_>) {
+    pub(crate) fn choose(&mut self, strain: &Pressure<'_>) {
         let Pressure { fill, watermarks, waiting, starved, slots, epochs, buckets } = *strain;
         if self.goal == Goal::Lower && fill.excess(watermarks) == 0.0 {
             self.goal = Goal::Rest;

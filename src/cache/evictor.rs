@@ -144,7 +144,7 @@ pub(crate) struct Wake {
 
 impl Wake {
     /// Wakes the thread, at the cost of one load if it is awake.
-    pub fn now(&self) {
+    pub(crate) fn now(&self) {
         if !self.rung.load(Ordering::Relaxed) && !self.rung.swap(true, Ordering::AcqRel) {
             // Under the lock, so that the bell is not rung between the thread's look and its sleep.
             let _stop = self.stop.lock().unwrap_or_else(PoisonError::into_inner);
@@ -187,7 +187,10 @@ pub(crate) struct Evictor {
 
 impl Evictor {
     /// Calls `step` whenever `wake` is rung, until it has nothing more to do.
-    pub fn start(wake: &Arc<Wake>, mut step: impl FnMut() -> EvictStep + Send + 'static) -> io::Result<Self> {
+    pub(crate) fn start(
+        wake: &Arc<Wake>,
+        mut step: impl FnMut() -> EvictStep + Send + 'static,
+    ) -> io::Result<Self> {
         let rung = wake.clone();
         let thread = std::thread::Builder::new().name("cache-evict".into()).spawn(move || {
             let mut patience = None;

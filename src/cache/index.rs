@@ -43,11 +43,11 @@ use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, yield_now};
 use crate::types::FlatKey;
 
 /// Slots a bucket. Under loom few, because each is a thing that may interleave.
-pub const SLOTS: usize = if cfg!(flechette_loom) { 2 } else { 8 };
+pub(crate) const SLOTS: usize = if cfg!(flechette_loom) { 2 } else { 8 };
 /// Bytes a bucket.
-pub const BUCKET_BYTES: usize = 128;
+pub(crate) const BUCKET_BYTES: usize = 128;
 /// The share of slots that may be in use.
-pub const LOAD: f64 = 0.8;
+pub(crate) const LOAD: f64 = 0.8;
 
 const LOCATION_BITS: u32 = 40;
 const LOCATION_MASK: u64 = (1 << LOCATION_BITS) - 1;
@@ -66,15 +66,15 @@ const STRIPES: usize = if cfg!(flechette_loom) { 1 } else { 1024 };
 /// Where a row is: an offset into the pool, or a row in host memory (the unified index, later).
 /// The lowest bit says which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Location(u64);
+pub(crate) struct Location(u64);
 
 impl Location {
     /// Offsets are below this.
-    pub const OFFSETS: u64 = 1 << (LOCATION_BITS - 1);
+    pub(crate) const OFFSETS: u64 = 1 << (LOCATION_BITS - 1);
 
     /// A slot of the pool, in units of 4 bytes from its start; below [`Self::OFFSETS`].
     #[must_use]
-    pub fn slot(offset: u64) -> Self {
+    pub(crate) fn slot(offset: u64) -> Self {
         debug_assert!(offset < Self::OFFSETS);
         Self(offset << 1)
     }
@@ -82,14 +82,14 @@ impl Location {
     /// Row `id` of its key's table in host memory, an entry of the unified index; below
     /// [`Self::OFFSETS`].
     #[must_use]
-    pub fn host(id: u64) -> Self {
+    pub(crate) fn host(id: u64) -> Self {
         debug_assert!(id < Self::OFFSETS);
         Self(id << 1 | 1)
     }
 
     /// The offset of a slot of the pool, in units of 4 bytes.
     #[must_use]
-    pub fn offset(self) -> u64 {
+    pub(crate) fn offset(self) -> u64 {
         self.0 >> 1
     }
 
@@ -105,26 +105,26 @@ impl Location {
 
     /// Whether the row lies in host memory and not in the pool.
     #[must_use]
-    pub fn is_host(self) -> bool {
+    pub(crate) fn is_host(self) -> bool {
         self.0 & 1 == 1
     }
 }
 
 /// When an entry was used: the low 24 bits of a batch's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stamp(u64);
+pub(crate) struct Stamp(u64);
 
 impl Stamp {
     /// The stamp of a batch.
     #[must_use]
-    pub fn of(batch: u64) -> Self {
+    pub(crate) fn of(batch: u64) -> Self {
         Self(batch & STAMP_MASK)
     }
 
     /// How many batches ago `earlier` was. The stamp of a batch with a larger number, which may well
     /// run before one with a smaller, is age 0.
     #[must_use]
-    pub fn age(self, earlier: Stamp) -> u32 {
+    pub(crate) fn age(self, earlier: Stamp) -> u32 {
         let age = self.0.wrapping_sub(earlier.0) & STAMP_MASK;
         if age > STAMP_MASK - AHEAD { 0 } else { age as u32 }
     }
@@ -156,7 +156,7 @@ struct Bucket([Slot; SLOTS]);
 /// A location that was found: by a lookup, as long as the pin it was found under, or by a writer, as long as
 /// it has the bucket's lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held<'p> {
+pub(crate) struct Held<'p> {
     location: Location,
     pin: PhantomData<&'p Pin<'p>>,
 }
@@ -168,7 +168,7 @@ impl<'p> Held<'p> {
     /// Where the pin is another batch's: its location may have been used anew.
     #[inline]
     #[must_use]
-    pub fn again(location: Location, found_by: u64, pin: &'p Pin<'_>) -> Self {
+    pub(crate) fn again(location: Location, found_by: u64, pin: &'p Pin<'_>) -> Self {
         assert_eq!(found_by, pin.number(), "a location is read under the pin it was found under");
         Self { location, pin: PhantomData }
     }
@@ -176,7 +176,7 @@ impl<'p> Held<'p> {
     /// The location.
     #[inline]
     #[must_use]
-    pub fn location(self) -> Location {
+    pub(crate) fn location(self) -> Location {
         self.location
     }
 }
@@ -184,7 +184,7 @@ impl<'p> Held<'p> {
 /// An entry that left the index. Its location may be read by batches that are pinned now, and is
 /// linked no more. Only the index makes these, and they cannot be copied.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Unlinked {
+pub(crate) struct Unlinked {
     /// The key it had.
     pub key: FlatKey,
     location: Location,
@@ -199,14 +199,14 @@ impl Unlinked {
 
     /// Where its row still is.
     #[must_use]
-    pub fn location(&self) -> Location {
+    pub(crate) fn location(&self) -> Location {
         self.location
     }
 }
 
 /// What is to be linked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub(crate) struct Entry {
     /// The key, neither empty nor a tombstone.
     pub key: FlatKey,
     /// Where its row is.
@@ -217,7 +217,7 @@ pub struct Entry {
 
 /// What an entry is to become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub(crate) enum Fate {
     /// It stays.
     Stay,
     /// It is found no more.
@@ -228,7 +228,7 @@ pub enum Fate {
 
 /// What came of an insert.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Link {
+pub(crate) enum Link {
     /// The key is found from now on.
     New,
     /// The key is found from now on, and the coldest entry of its two buckets no longer.
@@ -241,7 +241,7 @@ pub enum Link {
 
 /// The index.
 #[derive(Debug)]
-pub struct Index {
+pub(crate) struct Index {
     buckets: memory::Buckets,
     locks: Box<[Mutex<()>]>,
     entries: AtomicU64,
@@ -252,7 +252,7 @@ impl Index {
     ///
     /// # Errors
     /// The system's, where it refuses the memory.
-    pub fn new(buckets: usize) -> io::Result<Self> {
+    pub(crate) fn new(buckets: usize) -> io::Result<Self> {
         let stripes = buckets.min(STRIPES);
         Ok(Self {
             buckets: memory::Buckets::new(buckets)?,
@@ -263,25 +263,25 @@ impl Index {
 
     /// How many buckets there are.
     #[must_use]
-    pub fn buckets(&self) -> usize {
+    pub(crate) fn buckets(&self) -> usize {
         self.buckets.all().len()
     }
 
     /// How many entries there may be at a load of [`LOAD`].
     #[must_use]
-    pub fn capacity(&self) -> u64 {
+    pub(crate) fn capacity(&self) -> u64 {
         capacity(self.buckets())
     }
 
     /// How many entries there are.
     #[must_use]
-    pub fn entries(&self) -> u64 {
+    pub(crate) fn entries(&self) -> u64 {
         self.entries.load(Ordering::Relaxed)
     }
 
     /// The location of a key, which is stamped as used `now`.
     #[inline]
-    pub fn get<'p>(&self, key: FlatKey, now: Stamp, _pin: &'p Pin<'_>) -> Option<Held<'p>> {
+    pub(crate) fn get<'p>(&self, key: FlatKey, now: Stamp, _pin: &'p Pin<'_>) -> Option<Held<'p>> {
         let (first, second) = self.pair(key);
         loop {
             let mut conflict = false;
@@ -301,7 +301,7 @@ impl Index {
 
     /// Asks the processor to fetch a key's lines.
     #[inline]
-    pub fn prefetch(&self, key: FlatKey) {
+    pub(crate) fn prefetch(&self, key: FlatKey) {
         let (first, second) = self.pair(key);
         for bucket in [first, second] {
             prefetch(std::slice::from_ref(&self.buckets.all()[bucket]));
@@ -331,7 +331,7 @@ impl Index {
     /// Links a key to a location whose row is already written. Where both of its buckets are full,
     /// the entry coldest by key and age makes room, if `coldness` is given. An entry of the key itself is replaced unless
     /// `same` says, of its location, that it is as good.
-    pub fn insert(
+    pub(crate) fn insert(
         &self,
         entry: Entry,
         coldness: Option<&dyn Fn(FlatKey, u32) -> u64>,
@@ -375,7 +375,7 @@ impl Index {
 
     /// Does with each entry of a bucket what `fate` says by key, location and age, and hands out what was
     /// unlinked.
-    pub fn evict(
+    pub(crate) fn evict(
         &self,
         bucket: usize,
         now: Stamp,
@@ -404,7 +404,7 @@ impl Index {
     }
 
     /// Unlinks a key if `victim` says so of its location.
-    pub fn remove(&self, key: FlatKey, victim: impl FnOnce(Held<'_>) -> bool) -> Option<Unlinked> {
+    pub(crate) fn remove(&self, key: FlatKey, victim: impl FnOnce(Held<'_>) -> bool) -> Option<Unlinked> {
         let (first, second) = self.pair(key);
         let _guards = self.lock(first, second);
         let (first, second) = (&self.buckets.all()[first], &self.buckets.all()[second]);
@@ -414,7 +414,7 @@ impl Index {
     }
 
     /// Whether a key is there, without using it, and `same` says so of its location.
-    pub fn contains(&self, key: FlatKey, same: impl FnOnce(Held<'_>) -> bool) -> bool {
+    pub(crate) fn contains(&self, key: FlatKey, same: impl FnOnce(Held<'_>) -> bool) -> bool {
         let (first, second) = self.pair(key);
         let _guards = self.lock(first, second);
         let (first, second) = (&self.buckets.all()[first], &self.buckets.all()[second]);
@@ -422,7 +422,7 @@ impl Index {
     }
 
     /// Keys, locations and ages of a bucket's entries, as good as they can be had without a lock.
-    pub fn ages(&self, bucket: usize, now: Stamp) -> impl Iterator<Item = (FlatKey, Location, u32)> {
+    pub(crate) fn ages(&self, bucket: usize, now: Stamp) -> impl Iterator<Item = (FlatKey, Location, u32)> {
         self.buckets.all()[bucket].0.iter().filter_map(move |slot| {
             let key = FlatKey(slot.key.load(Ordering::Relaxed));
             let live = key.0 > TOMBSTONE.0;
@@ -449,7 +449,7 @@ impl Index {
 
 /// Entries that an index of so many buckets may have.
 #[must_use]
-pub fn capacity(buckets: usize) -> u64 {
+pub(crate) fn capacity(buckets: usize) -> u64 {
     ((buckets * SLOTS) as f64 * LOAD) as u64
 }
 
@@ -516,19 +516,19 @@ mod memory {
     const _: () = assert!(size_of::<Bucket>() == BUCKET_BYTES);
 
     #[derive(Debug)]
-    pub struct Buckets {
+    pub(crate) struct Buckets {
         memory: memmap2::MmapRaw,
         count: usize,
     }
 
     impl Buckets {
-        pub fn new(count: usize) -> io::Result<Self> {
+        pub(crate) fn new(count: usize) -> io::Result<Self> {
             let memory = crate::mem::huge_pages(count * BUCKET_BYTES)?;
             Ok(Self { memory: memory.into(), count })
         }
 
         #[inline]
-        pub fn all(&self) -> &[Bucket] {
+        pub(crate) fn all(&self) -> &[Bucket] {
             // SAFETY: the mapping is private to `self` and as long as `count` buckets; pages are
             // aligned to more than 128 and begin as zeros, which is a bucket of empty slots. Buckets
             // are atomics, so that sharing them is all that is ever needed.
@@ -544,15 +544,15 @@ mod memory {
     use std::io;
 
     #[derive(Debug)]
-    pub struct Buckets(Vec<Bucket>);
+    pub(crate) struct Buckets(Vec<Bucket>);
 
     impl Buckets {
-        pub fn new(count: usize) -> io::Result<Self> {
+        pub(crate) fn new(count: usize) -> io::Result<Self> {
             let slot = |_| Slot { key: AtomicU64::new(EMPTY.0), word: AtomicU64::new(0) };
             Ok(Self((0..count).map(|_| Bucket(std::array::from_fn(slot))).collect()))
         }
 
-        pub fn all(&self) -> &[Bucket] {
+        pub(crate) fn all(&self) -> &[Bucket] {
             &self.0
         }
     }

@@ -23,10 +23,10 @@ use crate::mem::fold;
 use crate::types::{FlatKey, TableId};
 
 /// The key of an index slot that holds nothing. Zero, so that fresh memory is an empty index.
-pub const EMPTY: FlatKey = FlatKey(0);
+pub(crate) const EMPTY: FlatKey = FlatKey(0);
 
 /// The key of an index slot whose entry is being replaced.
-pub const TOMBSTONE: FlatKey = FlatKey(1);
+pub(crate) const TOMBSTONE: FlatKey = FlatKey(1);
 
 /// Keys below this belong to no table.
 const RESERVED: u128 = 2;
@@ -37,9 +37,9 @@ pub struct KeyWidth(u32);
 
 impl KeyWidth {
     /// 32-bit keys.
-    pub const W32: Self = Self(32);
+    pub(crate) const W32: Self = Self(32);
     /// 64-bit keys.
-    pub const W64: Self = Self(64);
+    pub(crate) const W64: Self = Self(64);
 
     /// A width of `bits`, or `None` outside 2 to 64.
     #[must_use]
@@ -49,7 +49,7 @@ impl KeyWidth {
 
     /// The width in bits.
     #[must_use]
-    pub fn bits(self) -> u32 {
+    pub(crate) fn bits(self) -> u32 {
         self.0
     }
 }
@@ -90,7 +90,7 @@ impl TableCode {
     /// exact](Self::is_exact).
     #[inline]
     #[must_use]
-    pub fn key(self, id: u64) -> Option<FlatKey> {
+    pub(crate) fn key(self, id: u64) -> Option<FlatKey> {
         if id >= self.rows {
             return None;
         }
@@ -101,7 +101,7 @@ impl TableCode {
     /// The id of a key of this table, where the code is exact.
     #[inline]
     #[must_use]
-    pub fn id(self, key: FlatKey) -> Option<u64> {
+    pub(crate) fn id(self, key: FlatKey) -> Option<u64> {
         let feature = key.0.wrapping_sub(self.base);
         (feature < self.rows && self.is_exact()).then_some(feature)
     }
@@ -116,14 +116,14 @@ impl TableCode {
     /// How many ids the table has.
     #[inline]
     #[must_use]
-    pub fn rows(self) -> u64 {
+    pub(crate) fn rows(self) -> u64 {
         self.rows
     }
 
     /// The first key of the table's block.
     #[inline]
     #[must_use]
-    pub fn base(self) -> FlatKey {
+    pub(crate) fn base(self) -> FlatKey {
         FlatKey(self.base)
     }
 
@@ -200,7 +200,7 @@ impl FlatKeys {
 
     /// The table in whose block a key lies, or `None` where it lies in none.
     #[must_use]
-    pub fn table_of(&self, key: FlatKey) -> Option<TableId> {
+    pub(crate) fn table_of(&self, key: FlatKey) -> Option<TableId> {
         let after = self.order.partition_point(|t| self.codes[t.index()].base <= key.0);
         let table = self.order[after.checked_sub(1)?];
         let code = self.codes[table.index()];
@@ -209,21 +209,21 @@ impl FlatKeys {
 
     /// The row of a key, or `None` where no row has it or several may.
     #[must_use]
-    pub fn decode(&self, key: FlatKey) -> Option<(TableId, u64)> {
+    pub(crate) fn decode(&self, key: FlatKey) -> Option<(TableId, u64)> {
         let table = self.table_of(key)?;
         Some((table, self.codes[table.index()].id(key)?))
     }
 
     /// How many tables there are.
     #[must_use]
-    pub fn tables(&self) -> usize {
+    pub(crate) fn tables(&self) -> usize {
         self.codes.len()
     }
 }
 
 /// The two keys of a row: one that is its own, and one of the index's width, which several rows may share.
 #[derive(Clone, Debug)]
-pub struct RowKeys {
+pub(crate) struct RowKeys {
     own: FlatKeys,
     index: FlatKeys,
 }
@@ -233,7 +233,7 @@ impl RowKeys {
     ///
     /// # Errors
     /// [`KeyError::Width`] when there are not even as many keys as tables, or more ids than 64 bits hold.
-    pub fn new(rows: &[u64], width: KeyWidth) -> Result<Self, KeyError> {
+    pub(crate) fn new(rows: &[u64], width: KeyWidth) -> Result<Self, KeyError> {
         let own = FlatKeys::new(rows, KeyWidth::W64)?;
         if let Some(table) = own.codes.iter().position(|code| !code.is_exact()) {
             return Err(KeyError::Rows { table, rows: rows[table] });
@@ -244,19 +244,19 @@ impl RowKeys {
     /// The row's own key, or `None` where there is no such row.
     #[inline]
     #[must_use]
-    pub fn own(&self, table: TableId, id: u64) -> Option<FlatKey> {
+    pub(crate) fn own(&self, table: TableId, id: u64) -> Option<FlatKey> {
         self.own.encode(table, id)
     }
 
     /// The codes of the rows' own keys: all are exact.
     #[must_use]
-    pub fn own_keys(&self) -> &FlatKeys {
+    pub(crate) fn own_keys(&self) -> &FlatKeys {
         &self.own
     }
 
     /// The codes of the index's keys.
     #[must_use]
-    pub fn index_keys(&self) -> &FlatKeys {
+    pub(crate) fn index_keys(&self) -> &FlatKeys {
         &self.index
     }
 
@@ -266,7 +266,7 @@ impl RowKeys {
     /// Where the key is not of that table.
     #[inline]
     #[must_use]
-    pub fn row(&self, table: TableId, own: FlatKey) -> (u64, FlatKey) {
+    pub(crate) fn row(&self, table: TableId, own: FlatKey) -> (u64, FlatKey) {
         let id = own.0 - self.own.codes[table.index()].base;
         let key = self.index.codes[table.index()].key(id);
         (id, key.unwrap_or_else(|| panic!("own key {own:?} is not of table {}", table.0)))
@@ -274,14 +274,14 @@ impl RowKeys {
 
     /// Whether the index's keys are not all the rows' own.
     #[must_use]
-    pub fn narrow(&self) -> bool {
+    pub(crate) fn narrow(&self) -> bool {
         self.own.codes != self.index.codes
     }
 
     /// Whether rows of a table may share a key of the index, so that each bears its own as a tag.
     #[inline]
     #[must_use]
-    pub fn tagged(&self, table: TableId) -> bool {
+    pub(crate) fn tagged(&self, table: TableId) -> bool {
         !self.index.codes[table.index()].is_exact()
     }
 }
@@ -360,7 +360,7 @@ fn id_bits(rows: u64) -> u32 {
 /// A key scattered over 64 bits. Flat keys are dense ranges, so low bits alone would cluster.
 #[inline]
 #[must_use]
-pub fn mix64(key: FlatKey) -> u64 {
+pub(crate) fn mix64(key: FlatKey) -> u64 {
     crate::mem::mix64(key.0)
 }
 

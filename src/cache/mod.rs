@@ -54,7 +54,7 @@
 //! made room, rows that do not fit are simply not cached, and counted.
 
 mod batch;
-pub mod epoch;
+pub(crate) mod epoch;
 mod error;
 mod eviction_plan;
 mod evictor;
@@ -62,9 +62,9 @@ pub mod gpu;
 pub mod index;
 pub mod key;
 mod pointers;
-pub mod policy;
-pub mod query;
-pub mod shape;
+pub(crate) mod policy;
+pub(crate) mod query;
+pub(crate) mod shape;
 mod shared;
 pub(crate) mod slab;
 mod slots;
@@ -72,7 +72,7 @@ mod stats;
 #[cfg(test)]
 #[cfg(not(flechette_loom))]
 mod tests;
-pub mod tuner;
+pub(crate) mod tuner;
 mod version;
 mod warm;
 
@@ -98,7 +98,7 @@ pub use evictor::EvictStep;
 pub use pointers::HostRows;
 pub use query::{Miss, Query};
 pub use shape::{CacheShape, TableShape};
-pub use shared::Insertion;
+pub(crate) use shared::Insertion;
 pub use stats::{CacheStats, TableStats};
 pub use version::Switched;
 pub use warm::Warmed;

@@ -41,7 +41,7 @@ pub(crate) struct Pointers {
 }
 
 impl Pointers {
-    pub fn new(tables: usize, limit: u64) -> Self {
+    pub(crate) fn new(tables: usize, limit: u64) -> Self {
         Self {
             tables: (0..tables).map(|_| AtomicU64::new(0)).collect(),
             count: AtomicU64::new(0),
@@ -54,39 +54,39 @@ impl Pointers {
     }
 
     /// How many there are.
-    pub fn count(&self) -> u64 {
+    pub(crate) fn count(&self) -> u64 {
         // On a device a pointer may be seen to go before it was seen to come: below none for a moment.
         (self.count.load(Ordering::Relaxed) as i64).max(0) as u64
     }
 
     /// Counts one out.
-    pub fn removed(&self) {
+    pub(crate) fn removed(&self) {
         self.count.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Counts so many in.
-    pub fn made(&self, more: u64) {
+    pub(crate) fn made(&self, more: u64) {
         self.count.fetch_add(more, Ordering::Relaxed);
     }
 
     /// How many more there may be.
-    pub fn room(&self) -> u64 {
+    pub(crate) fn room(&self) -> u64 {
         self.capacity.load(Ordering::Relaxed).saturating_sub(self.count())
     }
 
     /// Sets how many there may be, whatever the tuner would say.
-    pub fn allow(&self, capacity: u64) {
+    pub(crate) fn allow(&self, capacity: u64) {
         self.capacity.store(capacity, Ordering::Relaxed);
     }
 
     /// Whether the tuner has said that all are to go, since the last time this was asked.
-    pub fn told_to_clear(&self) -> bool {
+    pub(crate) fn told_to_clear(&self) -> bool {
         self.clear.swap(false, Ordering::Relaxed)
     }
 
     /// Takes note of how long a batch took to look up so many ids, and now and then has the tuner decide. Returns
     /// whether it said that all are to go.
-    pub fn observe(&self, ids: u64, elapsed: Duration) -> bool {
+    pub(crate) fn observe(&self, ids: u64, elapsed: Duration) -> bool {
         let nanos = self.nanos.fetch_add(elapsed.as_nanos() as u64, Ordering::Relaxed);
         if self.ids.fetch_add(ids, Ordering::Relaxed) + ids < WINDOW {
             return false;
@@ -106,7 +106,7 @@ impl Pointers {
 
     #[cfg(test)]
     #[cfg(not(flechette_loom))]
-    pub fn capacity(&self) -> u64 {
+    pub(crate) fn capacity(&self) -> u64 {
         self.capacity.load(Ordering::Relaxed)
     }
 
@@ -122,7 +122,7 @@ impl Pointers {
 
 impl Shared {
     /// What becomes of an entry that is to be put out of the pool: under the bucket's lock and the sweep's.
-    pub fn put_out(&self, key: FlatKey, held: Held<'_>) -> Fate {
+    pub(crate) fn put_out(&self, key: FlatKey, held: Held<'_>) -> Fate {
         let table = self.keys.index_keys().table_of(key);
         // Of a key that several rows share, a pointer could not say whose it is.
         let id = table.and_then(|table| Some((table, self.keys.index_keys().code(table)?.id(key)?)));
@@ -135,7 +135,7 @@ impl Shared {
     }
 
     /// As [`Pointers::observe`].
-    pub fn observe(&self, ids: u64, elapsed: Duration) {
+    pub(crate) fn observe(&self, ids: u64, elapsed: Duration) {
         if self.pointers.observe(ids, elapsed) {
             // A sweep of the whole index is for the evicting thread, and not for a request's.
             self.wake.now();
@@ -143,7 +143,7 @@ impl Shared {
     }
 
     /// Unlinks all pointers if the tuner has said so. Under the sweep's lock.
-    pub fn clear_pointers_if_told(&self) {
+    pub(crate) fn clear_pointers_if_told(&self) {
         if self.pointers.told_to_clear() {
             self.unlink_pointers(|_| true);
         }

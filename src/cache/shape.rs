@@ -164,7 +164,7 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// All that the cache takes.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.layout.bytes() + self.sketch_bytes + Ranks::bytes_of(self.ranked)
     }
 }
@@ -259,7 +259,7 @@ pub(crate) struct Layout {
 
 impl Layout {
     /// What it takes, all records included.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.buckets * BUCKET_BYTES + self.slabs.bytes()
     }
 

@@ -66,7 +66,13 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub fn insert(&self, batch: u64, table: TableId, id: u64, row: &[u8]) -> Result<Insertion, CacheError> {
+    pub(crate) fn insert(
+        &self,
+        batch: u64,
+        table: TableId,
+        id: u64,
+        row: &[u8],
+    ) -> Result<Insertion, CacheError> {
         let own = self.own_key(table, id, row.len())?;
         if !self.admission.admits(own, batch, || self.is_roomy()) {
             self.counts.not_admitted.fetch_add(1, Ordering::Relaxed);
@@ -101,7 +107,7 @@ impl Shared {
 
     /// Links a row whose slot is written, as [`Index::insert`], and counts it in, and out what it replaced. Its
     /// bytes are counted before anyone could put it out, so that the sum never falls below zero.
-    pub fn link(
+    pub(crate) fn link(
         &self,
         table: TableId,
         entry: Entry,
@@ -127,37 +133,37 @@ impl Shared {
     }
 
     /// Counts a row that found no room.
-    pub fn turned_away(&self) {
+    pub(crate) fn turned_away(&self) {
         self.counts.rejected_full.fetch_add(1, Ordering::Relaxed);
         self.wake.now();
     }
 
     /// The own key of a row, if it is one of these tables' and so long.
-    pub fn own_key(&self, table: TableId, id: u64, bytes: usize) -> Result<FlatKey, CacheError> {
+    pub(crate) fn own_key(&self, table: TableId, id: u64, bytes: usize) -> Result<FlatKey, CacheError> {
         self.keys.own_key(&self.tables, (table, id), bytes)
     }
 
     /// Writes a row into a slot, behind its own key where others may share its index key.
-    pub fn fill(&self, slot: &mut Slot, table: TableId, own: FlatKey, row: &[u8]) {
+    pub(crate) fn fill(&self, slot: &mut Slot, table: TableId, own: FlatKey, row: &[u8]) {
         let tag = own.0.to_ne_bytes();
         self.pool.fill(slot, if self.keys.tagged(table) { &tag } else { &[] }, row);
     }
 
     /// Whether what was found under a row's index key is that row.
     #[inline]
-    pub fn is_row(&self, table: TableId, own: FlatKey, held: Held<'_>) -> bool {
+    pub(crate) fn is_row(&self, table: TableId, own: FlatKey, held: Held<'_>) -> bool {
         !self.keys.tagged(table) || self.pool.tag(held) == own.0
     }
 
     /// A row that a batch found in the pool.
     #[inline]
-    pub fn row<'a>(&'a self, table: TableId, held: Held<'a>) -> &'a [u8] {
+    pub(crate) fn row<'a>(&'a self, table: TableId, held: Held<'a>) -> &'a [u8] {
         let tag = if self.keys.tagged(table) { TAG_BYTES } else { 0 };
         self.pool.row(held, tag, self.tables[table.index()].row_bytes)
     }
 
     /// A slot, if need be one that unfinished batches kept until just now: of the few that are looked at.
-    pub fn take(&self, class: Class) -> Option<Slot> {
+    pub(crate) fn take(&self, class: Class) -> Option<Slot> {
         self.pool.take(class).or_else(|| {
             self.reclaim_some();
             self.pool.take(class)
@@ -165,7 +171,7 @@ impl Shared {
     }
 
     /// Counts an entry out and, if it had a slot, puts that aside until no batch can read it.
-    pub fn retire(&self, unlinked: Unlinked) {
+    pub(crate) fn retire(&self, unlinked: Unlinked) {
         if unlinked.location().is_host() {
             self.pointers.removed();
             return;
@@ -179,7 +185,7 @@ impl Shared {
 
     /// Frees the slots whose batches are all finished, a few at a time so that nobody waits long who wants to
     /// put one aside. Returns how many still wait.
-    pub fn reclaim(&self) -> usize {
+    pub(crate) fn reclaim(&self) -> usize {
         loop {
             let (freed, waiting) = self.reclaim_some();
             if freed < FREED_AT_ONCE {
@@ -204,12 +210,12 @@ impl Shared {
         self.fill_level().excess(&self.watermarks) == 0.0
     }
 
-    pub fn crossed(&self) -> bool {
+    pub(crate) fn crossed(&self) -> bool {
         self.fill_level().crosses(&self.watermarks)
     }
 
     /// How full index and pool are.
-    pub fn fill_level(&self) -> Fill {
+    pub(crate) fn fill_level(&self) -> Fill {
         let bytes = self.counts.linked_bytes.load(Ordering::Relaxed);
         Fill {
             entries: (self.index.entries(), self.index.capacity()),
@@ -218,7 +224,7 @@ impl Shared {
     }
 
     /// The rows in the cache, the last used first.
-    pub fn hot_rows(&self) -> Vec<(TableId, u64)> {
+    pub(crate) fn hot_rows(&self) -> Vec<(TableId, u64)> {
         let now = Stamp::of(self.epochs.tag());
         // For as many as there may be, so that nothing grows under a bucket's lock, and the allocator gets back what it
         // gave the last time. 16 bytes a row; the rows without their ages lie in the same memory.
@@ -247,7 +253,7 @@ impl Shared {
         self.pool.shape().footprint(self.classes[table.index()]) as u64
     }
 
-    pub fn stats(&self) -> CacheStats {
+    pub(crate) fn stats(&self) -> CacheStats {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let Fill { entries: (entries, entry_capacity), bytes: (pool_used_bytes, pool_bytes) } =
             self.fill_level();

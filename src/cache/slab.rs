@@ -36,28 +36,28 @@ impl Pool {
     ///
     /// # Errors
     /// The system's, where it refuses the memory.
-    pub fn new(shape: SlabShape) -> io::Result<Self> {
+    pub(crate) fn new(shape: SlabShape) -> io::Result<Self> {
         let memory = huge_pages(shape.data_bytes())?;
         Ok(Self { slots: Slots::new(shape), memory: memory.into() })
     }
 
     /// The pool's sizes.
-    pub fn shape(&self) -> &SlabShape {
+    pub(crate) fn shape(&self) -> &SlabShape {
         self.slots.shape()
     }
 
     /// As [`Slots::take`].
-    pub fn take(&self, class: Class) -> Option<Slot> {
+    pub(crate) fn take(&self, class: Class) -> Option<Slot> {
         self.slots.take(class)
     }
 
     /// Which slots are free.
-    pub fn slots(&self) -> &Slots {
+    pub(crate) fn slots(&self) -> &Slots {
         &self.slots
     }
 
     /// Copies a tag and a row into a slot that is not published. Together they must be as long as the slot.
-    pub fn fill(&self, slot: &mut Slot, tag: &[u8], row: &[u8]) {
+    pub(crate) fn fill(&self, slot: &mut Slot, tag: &[u8], row: &[u8]) {
         assert_eq!(tag.len() + row.len(), slot.bytes(), "a row of its slot's size");
         let start = self.start(slot.location());
         // SAFETY: `slot` was made by `take`, so `start..start + bytes` lies in the allocation. Nobody else
@@ -73,14 +73,14 @@ impl Pool {
 
     /// The tag of a published row that has one.
     #[inline]
-    pub fn tag(&self, held: Held<'_>) -> u64 {
+    pub(crate) fn tag(&self, held: Held<'_>) -> u64 {
         bytemuck::pod_read_unaligned(self.row(held, 0, size_of::<u64>()))
     }
 
     /// `bytes` of a published slot from `from` on; they begin on a multiple of 4 where `from` does. How long
     /// a slot is, its key's table says.
     #[inline]
-    pub fn row<'a>(&'a self, held: Held<'a>, from: usize, bytes: usize) -> &'a [u8] {
+    pub(crate) fn row<'a>(&'a self, held: Held<'a>, from: usize, bytes: usize) -> &'a [u8] {
         assert!(!held.location().is_host(), "a row in the pool");
         let offset = held.location().offset() as usize * UNIT;
         assert!(offset + from + bytes <= self.shape().data_bytes(), "a row within the pool");
@@ -92,7 +92,7 @@ impl Pool {
     }
 
     /// Takes back a slot that was unlinked and outlasted its readers.
-    pub fn free(&self, slot: Freed) {
+    pub(crate) fn free(&self, slot: Freed) {
         // SAFETY: what `Freed` stands for.
         unsafe { self.release(slot.location()) };
     }
@@ -114,13 +114,13 @@ impl Pool {
     }
 
     /// Gives back a slot that was never published.
-    pub fn put_back(&self, slot: Slot) {
+    pub(crate) fn put_back(&self, slot: Slot) {
         // SAFETY: `slot` came from `take` and is consumed; it was in no index.
         unsafe { self.release(slot.location()) };
     }
 
     /// Whether a slot lies in a slab that is to be emptied.
-    pub fn draining(&self) -> impl Fn(Location) -> bool {
+    pub(crate) fn draining(&self) -> impl Fn(Location) -> bool {
         let states = self.slots.draining();
         let slab_units = (self.shape().slab_bytes / UNIT) as u64;
         move |location| states[(location.offset() / slab_units) as usize]

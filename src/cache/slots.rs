@@ -36,32 +36,32 @@ pub(crate) struct SlabShape {
 
 impl SlabShape {
     /// What a slab costs, its records included.
-    pub fn slab_cost(row_bytes: &[usize], slab_bytes: usize) -> usize {
+    pub(crate) fn slab_cost(row_bytes: &[usize], slab_bytes: usize) -> usize {
         slab_bytes + size_of::<Slab>() + 8 * Self::words(row_bytes, slab_bytes)
     }
 
     /// What the whole pool costs, its records included.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.slabs * Self::slab_cost(&self.row_bytes, self.slab_bytes)
     }
 
     /// Bytes of rows and of what is lost at the slabs' ends.
-    pub fn data_bytes(&self) -> usize {
+    pub(crate) fn data_bytes(&self) -> usize {
         self.slabs * self.slab_bytes
     }
 
     /// Slots in a slab of this class.
-    pub fn slots(&self, class: Class) -> usize {
+    pub(crate) fn slots(&self, class: Class) -> usize {
         self.slab_bytes / self.row_bytes[usize::from(class.0)]
     }
 
     /// What a slot of this class takes of [`Self::data_bytes`], its share of its slab's end included.
-    pub fn footprint(&self, class: Class) -> usize {
+    pub(crate) fn footprint(&self, class: Class) -> usize {
         self.slab_bytes / self.slots(class)
     }
 
     /// The class of rows of this many bytes.
-    pub fn class(&self, row_bytes: usize) -> Option<Class> {
+    pub(crate) fn class(&self, row_bytes: usize) -> Option<Class> {
         self.row_bytes.binary_search(&row_bytes).ok().map(|c| Class(c as u16))
     }
 
@@ -108,12 +108,12 @@ pub(crate) struct Slot {
 
 impl Slot {
     /// How long it is.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// Its place, for the index. Once linked, the `Slot` is dropped and with it the right to write.
-    pub fn location(&self) -> Location {
+    pub(crate) fn location(&self) -> Location {
         self.location
     }
 }
@@ -138,7 +138,7 @@ struct Records {
 
 impl Slots {
     /// All of them free.
-    pub fn new(shape: SlabShape) -> Self {
+    pub(crate) fn new(shape: SlabShape) -> Self {
         let words = SlabShape::words(&shape.row_bytes, shape.slab_bytes);
         let last = shape.slabs - 1;
         let slab = |s: usize| Slab {
@@ -161,12 +161,12 @@ impl Slots {
     }
 
     /// The pool's sizes.
-    pub fn shape(&self) -> &SlabShape {
+    pub(crate) fn shape(&self) -> &SlabShape {
         &self.shape
     }
 
     /// A slot of this class, or `None` while there is none.
-    pub fn take(&self, class: Class) -> Option<Slot> {
+    pub(crate) fn take(&self, class: Class) -> Option<Slot> {
         let (slab, slot) = self.records().take(class, self.shape.slots(class))?;
         let bytes = self.shape.row_bytes[usize::from(class.0)];
         let offset = slab as usize * self.shape.slab_bytes + slot * bytes;
@@ -174,19 +174,19 @@ impl Slots {
     }
 
     /// Whether [`Self::take`] would find a slot of this class.
-    pub fn has_room(&self, class: Class) -> bool {
+    pub(crate) fn has_room(&self, class: Class) -> bool {
         let records = self.records();
         records.free != NONE || records.partial[usize::from(class.0)] != NONE
     }
 
     /// The bytes of a slot that is taken.
-    pub fn bytes_at(&self, location: Location) -> usize {
+    pub(crate) fn bytes_at(&self, location: Location) -> usize {
         let class = self.records().slabs[self.slab_of(location)].class;
         self.shape.row_bytes[usize::from(class.0)]
     }
 
     /// Takes a slot back that nobody uses any more.
-    pub fn give_back(&self, location: Location) {
+    pub(crate) fn give_back(&self, location: Location) {
         let mut records = self.records();
         let slab = self.slab_of(location);
         let class = records.slabs[slab].class;
@@ -200,12 +200,12 @@ impl Slots {
 
     /// Stops handing out slots of up to `count` more slabs, those with most free space first, so
     /// that they can be emptied and change their size. Returns whether any slab is draining.
-    pub fn drain(&self, count: usize) -> bool {
+    pub(crate) fn drain(&self, count: usize) -> bool {
         self.records().drain(count)
     }
 
     /// By slab: whether it is to be emptied.
-    pub fn draining(&self) -> Vec<bool> {
+    pub(crate) fn draining(&self) -> Vec<bool> {
         self.records().slabs.iter().map(|slab| slab.state == State::Draining).collect()
     }
 

@@ -65,7 +65,7 @@ pub(crate) struct TableCounts {
 
 impl TableCounts {
     /// Adds a lookup's accesses; what did not happen costs nothing.
-    pub fn add(&self, tally: &Tally) {
+    pub(crate) fn add(&self, tally: &Tally) {
         let counts = [
             (&self.hits, tally.hits),
             (&self.pointed, tally.pointed),
@@ -80,7 +80,7 @@ impl TableCounts {
     }
 
     /// The counts as of now, one after the other.
-    pub fn read(&self) -> TableStats {
+    pub(crate) fn read(&self) -> TableStats {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         TableStats {
             hits: load(&self.hits),

@@ -10,15 +10,15 @@
 //! what exceeds [`DECLINE`] for [`PATIENCE`] measurements in a row.
 
 /// Changes of throughput below this share are taken for noise.
-pub const NOISE: f64 = 0.02;
+pub(crate) const NOISE: f64 = 0.02;
 /// A fall of this share below what was reached means that the traffic has changed.
-pub const DECLINE: f64 = 0.25;
+pub(crate) const DECLINE: f64 = 0.25;
 /// Measurements in a row that must show it, or that show no rise before growing ends.
-pub const PATIENCE: u32 = 3;
+pub(crate) const PATIENCE: u32 = 3;
 
 /// What the index is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Advice {
+pub(crate) struct Advice {
     /// How many pointers there may be from now on.
     pub capacity: u64,
     /// Whether those that there are shall go.
@@ -27,7 +27,7 @@ pub struct Advice {
 
 /// A trial and where it stands.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Tuner {
+pub(crate) struct Tuner {
     limit: u64,
     step: u64,
     capacity: u64,
@@ -45,20 +45,20 @@ enum Phase {
 impl Tuner {
     /// A tuner that goes up to `limit` pointers, in as many `steps`.
     #[must_use]
-    pub fn new(limit: u64, steps: u64) -> Self {
+    pub(crate) fn new(limit: u64, steps: u64) -> Self {
         let step = limit.div_ceil(steps.max(1)).max(1);
         Self { limit, step, capacity: 0, phase: Phase::Growing { best: 0.0, at: 0, level: 0 } }
     }
 
     /// What is advised now, before the next measurement.
     #[must_use]
-    pub fn capacity(&self) -> u64 {
+    pub(crate) fn capacity(&self) -> u64 {
         self.capacity
     }
 
     /// Takes the throughput that was measured at the present capacity, in any unit. A measurement that is
     /// no finite number is passed over.
-    pub fn step(&mut self, throughput: f64) -> Advice {
+    pub(crate) fn step(&mut self, throughput: f64) -> Advice {
         if throughput.is_finite() && self.limit > 0 {
             match self.phase {
                 Phase::Growing { best, at, level } => self.grow(throughput, best, at, level),

@@ -49,13 +49,13 @@ pub(crate) struct Current {
 }
 
 impl Current {
-    pub fn new(version: Version) -> Self {
+    pub(crate) fn new(version: Version) -> Self {
         Self { version, overlay: None }
     }
 
     /// What a batch of this version asks before the index.
     #[inline]
-    pub fn overlay(&self, version: Version) -> Option<&Overlay> {
+    pub(crate) fn overlay(&self, version: Version) -> Option<&Overlay> {
         self.overlay.as_deref().filter(|_| self.version == version)
     }
 }
@@ -80,12 +80,12 @@ pub(crate) struct Changed {
 impl Overlay {
     /// Of a changed row, where it is, or that the cache has it not; of any other, nothing.
     #[inline]
-    pub fn get(&self, own: FlatKey) -> Option<Option<Location>> {
+    pub(crate) fn get(&self, own: FlatKey) -> Option<Option<Location>> {
         self.rows.get(&own).map(|changed| changed.location)
     }
 
     /// What a switch by this overlay did.
-    pub fn switched(&self) -> Switched {
+    pub(crate) fn switched(&self) -> Switched {
         let carried = self.rows.values().filter(|row| row.location.is_some()).count() as u64;
         Switched { changed: self.rows.len() as u64, carried }
     }
@@ -111,7 +111,7 @@ impl Hasher for Scattering {
 
 impl Shared {
     /// Makes a version current. Waits for the batches of the one before.
-    pub fn switch<'r>(
+    pub(crate) fn switch<'r>(
         &self,
         version: Version,
         changed: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,

@@ -29,7 +29,7 @@ use crate::types::{RawBatch, RawFeature, RawValues};
 
 /// Where a model is served: flags of every command that talks to a server.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Target {
+pub(crate) struct Target {
     /// The server
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8001")]
     pub addr: String,
@@ -40,7 +40,7 @@ pub struct Target {
 
 /// A connection to a server, and what it said of a model.
 #[derive(Clone)]
-pub struct Client {
+pub(crate) struct Client {
     channel: Channel,
     /// The model's name.
     pub model: String,
@@ -66,7 +66,7 @@ impl Client {
     ///
     /// # Errors
     /// An address that is none, a server that is not reached, a model that it does not serve.
-    pub async fn connect(target: &Target) -> anyhow::Result<Self> {
+    pub(crate) async fn connect(target: &Target) -> anyhow::Result<Self> {
         let channel = connect(&target.addr).await?;
         let mut ctr = CtrClient::new(channel.clone()).max_decoding_message_size(ANSWER_BYTES);
         let mut question = Request::new(GetModelRequest { model: target.model.clone() });
@@ -93,7 +93,7 @@ impl Client {
     ///
     /// # Errors
     /// A server that is not reached.
-    pub async fn beside(&self, target: &Target) -> anyhow::Result<Self> {
+    pub(crate) async fn beside(&self, target: &Target) -> anyhow::Result<Self> {
         Ok(Self { channel: connect(&target.addr).await?, ..self.clone() })
     }
 
@@ -101,7 +101,7 @@ impl Client {
     ///
     /// # Errors
     /// The server's status, or that of the connection.
-    pub async fn predict(&self, request: Bytes, timeout: Duration) -> Result<PredictResponse, Status> {
+    pub(crate) async fn predict(&self, request: Bytes, timeout: Duration) -> Result<PredictResponse, Status> {
         let mut grpc = Grpc::new(self.channel.clone()).max_decoding_message_size(ANSWER_BYTES);
         let unready = |error: tonic::transport::Error| Status::unavailable(chain(&error));
         grpc.ready().await.map_err(unready)?;
@@ -115,7 +115,7 @@ impl Client {
     ///
     /// # Errors
     /// A file that cannot be opened, or that lacks a column of the schema.
-    pub fn open(&self, format: Format, file: &Path) -> anyhow::Result<Box<dyn Reader + Send>> {
+    pub(crate) fn open(&self, format: Format, file: &Path) -> anyhow::Result<Box<dyn Reader + Send>> {
         Ok(dataset::open(format, &[file.to_owned()], &self.schema, Limits::default())?)
     }
 
@@ -124,7 +124,7 @@ impl Client {
     ///
     /// # Errors
     /// More than the server takes.
-    pub fn batch(&self, asked: Option<u32>, default: usize) -> Result<usize, InputError> {
+    pub(crate) fn batch(&self, asked: Option<u32>, default: usize) -> Result<usize, InputError> {
         let limit = self.max_samples;
         match asked.map(|samples| samples as usize) {
             Some(got) if got > limit => {
@@ -139,7 +139,7 @@ impl Client {
     ///
     /// # Errors
     /// A message that is larger than the server takes.
-    pub fn encode(&self, raw: &RawBatch) -> Result<Bytes, InputError> {
+    pub(crate) fn encode(&self, raw: &RawBatch) -> Result<Bytes, InputError> {
         let message = request(&self.model, &self.schema, raw).encode_to_vec();
         if message.len() > self.max_bytes {
             let (samples, got, limit) = (raw.samples, message.len(), self.max_bytes);
@@ -197,13 +197,13 @@ async fn connect(addr: &str) -> anyhow::Result<Channel> {
 
 /// A status as a line: its code's name and the server's words.
 #[must_use]
-pub fn told(status: &Status) -> String {
+pub(crate) fn told(status: &Status) -> String {
     format!("{}: {}", code_name(status.code()), status.message())
 }
 
 /// A code as the protocol spells it.
 #[must_use]
-pub fn code_name(code: Code) -> &'static str {
+pub(crate) fn code_name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",
         Code::Cancelled => "CANCELLED",

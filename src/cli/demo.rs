@@ -25,7 +25,7 @@ use crate::server::terminated;
 
 /// Flags of `demo`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Ends when everything was shown, instead of going on serving
     #[arg(long)]
     once: bool,
@@ -50,7 +50,7 @@ const PORTS: [u16; 2] = [8001, 8002];
 ///
 /// # Errors
 /// A directory that cannot be written, or what the commands say.
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let kept = args.dir.is_some();
     let dir = args
         .dir

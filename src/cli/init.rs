@@ -13,7 +13,7 @@ use crate::types::{Element, TableId};
 
 /// Flags of `init`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Whose columns the model reads
     #[arg(long)]
     dataset: Dataset,
@@ -70,7 +70,7 @@ const DEFAULT_DENSE: usize = 4;
 ///
 /// # Errors
 /// Flags that make no valid schema, and what standard output says.
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let schema = schema(&args)?;
     let mut out = io::stdout().lock();
     out.write_all(schema.to_toml().as_bytes())?;

@@ -36,7 +36,7 @@ use crate::types::RawBatch;
 /// Flags of `load`.
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("pace").required(true).args(["rate", "concurrency"]))]
-pub struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
     target: Target,
     /// Format of the data: criteo-tsv, avazu-csv or synthetic
@@ -91,7 +91,7 @@ const DIGITS: u8 = 3;
 ///
 /// # Errors
 /// Flags or data that cannot be used, a server that is not reached, or not one score.
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     args.check()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("runtime")?;
     let report = runtime.block_on(load(&args))?;

@@ -5,16 +5,16 @@
 //! early (`| head`) has what it wanted: that is success.
 
 pub mod client;
-pub mod demo;
-pub mod init;
-pub mod load;
-pub mod plan;
-pub mod score;
-pub mod scratchpad;
+pub(crate) mod demo;
+pub(crate) mod init;
+pub(crate) mod load;
+pub(crate) mod plan;
+pub(crate) mod score;
+pub(crate) mod scratchpad;
 pub mod serve;
-pub mod train;
-pub mod training;
-pub mod verify;
+pub(crate) mod train;
+pub(crate) mod training;
+pub(crate) mod verify;
 
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
@@ -105,7 +105,7 @@ fn trace(level: &str) -> Result<(), InputError> {
 /// An error that the user can mend: bad flags, bad input. Its exit code is 2.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:#}")]
-pub struct InputError(pub anyhow::Error);
+pub(crate) struct InputError(pub anyhow::Error);
 
 /// Prints an error and gives the process its exit code.
 #[must_use]

@@ -24,7 +24,7 @@ use crate::types::{Batch, RawBatch, TableId};
 
 /// Flags of `plan`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// The model's schema, as `init` writes it
     #[arg(long, value_name = "FILE")]
     model_config: PathBuf,
@@ -109,7 +109,7 @@ fn counts_bytes(text: &str) -> Result<usize, String> {
 ///
 /// # Errors
 /// Flags or data that cannot be used, and files that cannot be written.
-pub fn run(args: Args, config: &Config) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
     match (&args.counts, args.counts_bytes) {
         (Some(path), Some(bytes)) => count(&args, path, bytes),
         _ => simulate(&args, config),

@@ -28,7 +28,7 @@ use crate::types::RawBatch;
 
 /// Flags of `score`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
     target: Target,
     /// Format of the data: criteo-tsv, avazu-csv or synthetic
@@ -66,7 +66,7 @@ const DIGITS: u8 = 3;
 ///
 /// # Errors
 /// A server that is not reached or that refuses, and a file that cannot be read or written.
-pub fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("runtime")?;
     let summary = runtime.block_on(score(&args))?;
     let mut out = io::stdout().lock();

@@ -20,7 +20,7 @@ use crate::trainer::{
 
 /// Flags that say how rows come to training.
 #[derive(Debug, clap::Args)]
-pub struct PipelineFlags {
+pub(crate) struct PipelineFlags {
     /// Which rows leave the scratchpad first: lru, lfu, random or optimal
     #[arg(long, value_name = "P", default_value = "lru")]
     policy: Policy,
@@ -50,7 +50,7 @@ fn bytes(text: &str) -> Result<u64, String> {
 
 /// A scratchpad's size, as flags have it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum SizeFlag {
+pub(crate) enum SizeFlag {
     /// Enough for the largest sample alone.
     Min,
     /// Room for that share of all rows.
@@ -75,7 +75,7 @@ impl FromStr for SizeFlag {
 
 impl SizeFlag {
     /// The size it means for a model; `reader` gives the samples that are trained on, `limit` of them.
-    pub fn resolve(
+    pub(crate) fn resolve(
         self,
         sizes: &Sizes,
         schema: &Schema,
@@ -92,7 +92,7 @@ impl SizeFlag {
 
 impl PipelineFlags {
     /// The settings that they make.
-    pub fn settings(&self, scratchpad: ScratchpadSize, seed: u64) -> PipelineSettings {
+    pub(crate) fn settings(&self, scratchpad: ScratchpadSize, seed: u64) -> PipelineSettings {
         PipelineSettings {
             scratchpad,
             policy: self.policy,
@@ -105,7 +105,7 @@ impl PipelineFlags {
     }
 
     /// The names of those that say something else than when they are not given.
-    pub fn given(&self) -> Vec<&'static str> {
+    pub(crate) fn given(&self) -> Vec<&'static str> {
         let default = PipelineSettings::default();
         let given = self.settings(default.scratchpad.clone(), default.seed);
         let flags = [
@@ -120,7 +120,7 @@ impl PipelineFlags {
     }
 
     /// The counts that they name, for a schema: none where they name none.
-    pub fn frequencies(&self, schema: &Schema) -> anyhow::Result<Option<Frequencies>> {
+    pub(crate) fn frequencies(&self, schema: &Schema) -> anyhow::Result<Option<Frequencies>> {
         let Some(path) = &self.counts else { return Ok(None) };
         let ranked = Ranked::read(path).map_err(|e| InputError(e.into())).context("--counts")?;
         let rows = ranked.rows_of(schema).into_iter();
@@ -135,7 +135,7 @@ impl PipelineFlags {
 
 /// The GPU to train on, where the configuration asks for one: training on a GPU has not been seen on a real one yet, so that `auto`
 /// stays with the host.
-pub fn training_device(config: &Config) -> anyhow::Result<Option<Arc<Nvidia>>> {
+pub(crate) fn training_device(config: &Config) -> anyhow::Result<Option<Arc<Nvidia>>> {
     if config.device.kind != DeviceKind::Cuda {
         return Ok(None);
     }
@@ -145,7 +145,7 @@ pub fn training_device(config: &Config) -> anyhow::Result<Option<Arc<Nvidia>>> {
 }
 
 /// A pipeline on that device, or on the host.
-pub fn pipeline_on(
+pub(crate) fn pipeline_on(
     device: Option<&Arc<Nvidia>>,
     network: &TrainState,
     (store, frequencies): (WorkingFile, Option<Frequencies>),
@@ -158,7 +158,7 @@ pub fn pipeline_on(
 }
 
 /// Where a working file is made: in the directory that the flags name, or else in this one.
-pub fn working_dir<'a>(flags: &'a PipelineFlags, or: &'a Path) -> anyhow::Result<&'a Path> {
+pub(crate) fn working_dir<'a>(flags: &'a PipelineFlags, or: &'a Path) -> anyhow::Result<&'a Path> {
     let dir = flags.working_dir.as_deref().unwrap_or(or);
     let made = std::fs::create_dir_all(dir);
     made.map_err(|e| InputError(anyhow!("--working-dir: {}: {e}", dir.display())))?;
@@ -166,7 +166,7 @@ pub fn working_dir<'a>(flags: &'a PipelineFlags, or: &'a Path) -> anyhow::Result
 }
 
 /// For each table the order of its rows by rank, where the counts know any.
-pub fn orders(schema: &Schema, frequencies: &Frequencies) -> anyhow::Result<Vec<Option<RowOrder>>> {
+pub(crate) fn orders(schema: &Schema, frequencies: &Frequencies) -> anyhow::Result<Vec<Option<RowOrder>>> {
     let order = |(t, table): (usize, &crate::schema::Table)| {
         let of_table = frequencies.iter().filter(|(table, ..)| table.index() == t);
         let ranked: Vec<u64> = of_table.map(|&(_, row, _)| row).collect();

@@ -13,7 +13,7 @@ use crate::trainer::optim::{Kind, Optimizer};
 
 /// Flags that say what is trained.
 #[derive(Debug, clap::Args)]
-pub struct TrainingFlags {
+pub(crate) struct TrainingFlags {
     /// The model's schema, as `init` writes it
     #[arg(long, value_name = "FILE")]
     pub model_config: PathBuf,
@@ -48,7 +48,7 @@ const EPS: f64 = 1e-10;
 
 impl TrainingFlags {
     /// What the configuration takes of them and of the pipeline's.
-    pub fn flags(&self, pipeline: &PipelineFlags) -> Flags {
+    pub(crate) fn flags(&self, pipeline: &PipelineFlags) -> Flags {
         Flags { threads: self.threads.clone(), device: pipeline.device.clone(), ..Flags::default() }
     }
 
@@ -56,7 +56,7 @@ impl TrainingFlags {
     ///
     /// # Errors
     /// A learning rate that is none.
-    pub fn optimizer(&self) -> anyhow::Result<Optimizer> {
+    pub(crate) fn optimizer(&self) -> anyhow::Result<Optimizer> {
         if !(self.lr.is_finite() && self.lr > 0.0) {
             return Err(InputError(anyhow!("--lr: expected a positive number, got {}", self.lr)).into());
         }
@@ -67,7 +67,7 @@ impl TrainingFlags {
     ///
     /// # Errors
     /// Files that cannot be used.
-    pub fn open(&self, paths: &[PathBuf], schema: &Schema) -> anyhow::Result<Box<dyn Reader + Send>> {
+    pub(crate) fn open(&self, paths: &[PathBuf], schema: &Schema) -> anyhow::Result<Box<dyn Reader + Send>> {
         let limits = Limits { malformed_lines: self.max_malformed, ..Limits::default() };
         Ok(dataset::open(self.format, paths, schema, limits)?)
     }
@@ -76,7 +76,7 @@ impl TrainingFlags {
     ///
     /// # Errors
     /// Files that cannot be used, and a pipe, which could be read only once.
-    pub fn open_before(&self, flag: &str, schema: &Schema) -> anyhow::Result<Box<dyn Reader + Send>> {
+    pub(crate) fn open_before(&self, flag: &str, schema: &Schema) -> anyhow::Result<Box<dyn Reader + Send>> {
         if let Some(pipe) = self.data.iter().find(|path| is_pipe(path)) {
             let pipe = pipe.display();
             return Err(InputError(anyhow!("{flag}: --data is read twice, and {pipe} is no file")).into());
@@ -85,7 +85,7 @@ impl TrainingFlags {
     }
 
     /// That there were no samples.
-    pub fn no_samples(&self) -> anyhow::Error {
+    pub(crate) fn no_samples(&self) -> anyhow::Error {
         InputError(anyhow!("--data: no samples in {}", self.data[0].display())).into()
     }
 }
@@ -94,12 +94,12 @@ impl TrainingFlags {
 ///
 /// # Errors
 /// What the system says where they cannot be had.
-pub fn compute_threads(config: &Config) -> anyhow::Result<rayon::ThreadPool> {
+pub(crate) fn compute_threads(config: &Config) -> anyhow::Result<rayon::ThreadPool> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(config.threads.compute).build();
     pool.context("threads.compute")
 }
 
 /// Whether this is a pipe or a device: opening one takes its first bytes, or waits for its other end.
-pub fn is_pipe(path: &Path) -> bool {
+pub(crate) fn is_pipe(path: &Path) -> bool {
     path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir())
 }

@@ -13,7 +13,7 @@ use crate::trainer::{self, Data, Difference, PlanStats, Sizes, Verifier};
 
 /// Flags of `verify`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
     training: TrainingFlags,
     /// Steps to take; fewer where the data ends
@@ -41,13 +41,13 @@ impl Args {
 /// The bytes are not the same.
 #[derive(Debug, thiserror::Error)]
 #[error("trained bytes differ: {0}")]
-pub struct Differs(Difference);
+pub(crate) struct Differs(Difference);
 
 /// Trains both ways and compares.
 ///
 /// # Errors
 /// [`Differs`], and flags or data that cannot be used.
-pub fn run(args: &Args, config: &Config) -> anyhow::Result<()> {
+pub(crate) fn run(args: &Args, config: &Config) -> anyhow::Result<()> {
     args.training.optimizer()?;
     let schema = read_schema(&args.training.model_config)?;
     let device = training_device(config)?;

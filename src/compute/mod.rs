@@ -4,11 +4,11 @@ pub mod gather_pool;
 mod gemm;
 pub mod pool;
 mod real;
-pub mod simd;
+pub(crate) mod simd;
 mod vector;
 
-pub use gemm::{
+pub(crate) use gemm::{
     LANES, Left, Output, Product, Start, pack, pack_transposed, pack_transposed_panel, packed_len, row_stride,
 };
-pub use real::Real;
+pub(crate) use real::Real;
 pub use simd::{Wide, vectorise};

@@ -21,11 +21,11 @@ use crate::schema::Pooling;
 use crate::types::Element;
 
 /// Threads in a warp.
-pub const WARP_LANES: u32 = 32;
+pub(crate) const WARP_LANES: u32 = 32;
 
 /// Most lookups in one launch: their prefix sum must fit a block's shared memory (48 KiB, and 32 KiB
 /// are taken at most).
-pub const MAX_LOOKUPS: usize = 8_190;
+pub(crate) const MAX_LOOKUPS: usize = 8_190;
 
 /// One lookup, as kernels read it.
 #[repr(C)]
@@ -119,7 +119,7 @@ impl Pool<'_> {
     ///
     /// # Errors
     /// [`PoolError`] naming the field, or the lookup and its field.
-    pub fn check(&self) -> Result<(), PoolError> {
+    pub(crate) fn check(&self) -> Result<(), PoolError> {
         self.check_limits()?;
         let dense = self.samples * self.dense_width;
         if self.dense.len() != dense {
@@ -228,7 +228,7 @@ impl Pool<'_> {
     /// The exclusive prefix sum of the segments' warps: one entry a lookup, one for the dense values,
     /// and the total. `check` has bounded it.
     #[must_use]
-    pub fn scan(&self) -> Vec<u32> {
+    pub(crate) fn scan(&self) -> Vec<u32> {
         let widths = self.lookups.iter().map(|l| l.dim as usize).chain([self.dense_width]);
         let mut total = 0;
         let mut scan = vec![0];

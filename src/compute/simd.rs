@@ -30,7 +30,7 @@ impl<R, F: FnOnce() -> R> Wide for F {
 ///
 /// # Panics
 /// When two lengths differ.
-pub fn copy_past_caches<'r>(rows: impl Iterator<Item = (&'r mut [f32], &'r [f32])>) {
+pub(crate) fn copy_past_caches<'r>(rows: impl Iterator<Item = (&'r mut [f32], &'r [f32])>) {
     let _ends = Streams;
     for (to, from) in rows {
         assert_eq!(to.len(), from.len(), "lengths");

@@ -284,12 +284,12 @@ pub(crate) fn variable(key: &str) -> String {
 }
 
 /// How bytes may be written, to be told where they are not.
-pub const BYTES_FORM: &str = "plain or with K, M, G, T, Ki, Mi, Gi or Ti";
+pub(crate) const BYTES_FORM: &str = "plain or with K, M, G, T, Ki, Mi, Gi or Ti";
 
 /// Bytes as every setting takes them: `512`, `64K` (thousands), `16Mi` (1,024s), `1.5G`; a trailing `B` is
 /// allowed. None where they are not of this form.
 #[must_use]
-pub fn parse_bytes(text: &str) -> Option<u64> {
+pub(crate) fn parse_bytes(text: &str) -> Option<u64> {
     const UNITS: &[(&str, u64)] = &[
         ("Ki", 1 << 10),
         ("Mi", MIB),

@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use layers::Layers;
 
-pub use cache::{CacheAdmission, CacheConfig, CacheEviction, CacheMode, CacheSize};
-pub use layers::{BYTES_FORM, parse_bytes};
+pub(crate) use cache::{CacheAdmission, CacheConfig, CacheEviction, CacheMode, CacheSize};
+pub(crate) use layers::{BYTES_FORM, parse_bytes};
 
 /// What the command line gave, untouched; `None` where a flag was left out.
 #[derive(Clone, Debug, Default)]

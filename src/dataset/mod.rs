@@ -52,11 +52,11 @@ pub enum Format {
 
 impl Format {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::CriteoTsv, Self::AvazuCsv, Self::Synthetic];
+    pub(crate) const ALL: [Self; 3] = [Self::CriteoTsv, Self::AvazuCsv, Self::Synthetic];
 
     /// Its name on the command line.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::CriteoTsv => "criteo-tsv",
             Self::AvazuCsv => "avazu-csv",

@@ -7,7 +7,7 @@ use crate::config::DeviceKind;
 
 /// The device taken, and why. Displays as one line for the log.
 #[derive(Clone, Debug)]
-pub enum Choice<D> {
+pub(crate) enum Choice<D> {
     /// The CPU.
     Host {
         /// Why not a GPU.
@@ -19,7 +19,7 @@ pub enum Choice<D> {
 
 /// Why the host was taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Why {
+pub(crate) enum Why {
     /// It was asked for.
     Wanted,
     /// There is no GPU that could be used.
@@ -29,7 +29,7 @@ pub enum Why {
 impl<D> Choice<D> {
     /// Whether another device was hoped for, so that the log should warn.
     #[must_use]
-    pub fn is_fallback(&self) -> bool {
+    pub(crate) fn is_fallback(&self) -> bool {
         matches!(self, Self::Host { why: Why::NoGpu(_) })
     }
 }
@@ -49,13 +49,13 @@ impl<D: fmt::Display> fmt::Display for Choice<D> {
 /// `cuda` was asked for, and there is no GPU that could be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("device.kind: expected a usable GPU, because it is cuda, got none: {0}")]
-pub struct DeviceError(pub CudaError);
+pub(crate) struct DeviceError(pub CudaError);
 
 /// Takes a device. `open` opens a GPU, and is asked only where one is wanted.
 ///
 /// # Errors
 /// [`DeviceError`] for `cuda`.
-pub fn choose<D>(
+pub(crate) fn choose<D>(
     wanted: DeviceKind,
     open: impl FnOnce() -> Result<D, CudaError>,
 ) -> Result<Choice<D>, DeviceError> {

@@ -1,8 +1,8 @@
 //! The driver seam: CUDA by dynamic loading, the simulator, and the choice of the machine's device.
 
-pub mod choice;
+pub(crate) mod choice;
 pub mod cuda;
 #[cfg(feature = "cusim")]
 pub mod cusim;
 
-pub use choice::{Choice, DeviceError, Why, choose};
+pub(crate) use choice::{Choice, DeviceError, Why, choose};

@@ -7,7 +7,7 @@
 //! Whichever it is, the very same bytes are added in the very same order, and the dense layers are one
 //! program, so a score does not know whether there is a cache, nor where.
 
-pub mod on_device;
+pub(crate) mod on_device;
 mod on_host;
 mod self_test;
 
@@ -28,7 +28,7 @@ use crate::trace::recorder::Recorder;
 use crate::types::{AbsentId, Batch, Scores, TableId, Version};
 use on_device::DeviceFront;
 use on_host::Scratch;
-pub use self_test::SelfTestError;
+pub(crate) use self_test::SelfTestError;
 
 /// What stands between batches and the store.
 pub enum LookupTier {
@@ -136,7 +136,7 @@ impl Engine {
     /// Lets the cache point at the rows that the store holds in RAM, or in pinned memory of the cache's device, and
     /// tunes how many it does by the time that lookups take. Where there is no cache, or no such row, nothing changes.
     #[must_use]
-    pub fn pointing(mut self) -> Self {
+    pub(crate) fn pointing(mut self) -> Self {
         match &mut self.front {
             LookupTier::Store => {}
             LookupTier::Host(cache) => {
@@ -151,7 +151,7 @@ impl Engine {
 
     /// Fills the cache with the store's rows, the hottest first, as far as there is room. Rows that the store does
     /// not have are skipped and counted: the second number.
-    pub fn warm(&self, hottest: impl IntoIterator<Item = (TableId, u64)>) -> (Warmed, u64) {
+    pub(crate) fn warm(&self, hottest: impl IntoIterator<Item = (TableId, u64)>) -> (Warmed, u64) {
         let mut skipped = 0;
         let mut hottest = hottest.into_iter();
         let chunks = std::iter::from_fn(|| {
@@ -175,7 +175,7 @@ impl Engine {
 
     /// The rows that the cache holds, the last used first; none without one.
     #[must_use]
-    pub fn hot_rows(&self) -> Vec<(TableId, u64)> {
+    pub(crate) fn hot_rows(&self) -> Vec<(TableId, u64)> {
         match &self.front {
             LookupTier::Store => Vec::new(),
             LookupTier::Host(cache) => cache.hot_rows(),
@@ -185,7 +185,7 @@ impl Engine {
 
     /// Has the rows that batches ask for recorded from now on.
     #[must_use]
-    pub fn recorded_by(mut self, recorder: Recorder) -> Self {
+    pub(crate) fn recorded_by(mut self, recorder: Recorder) -> Self {
         self.recorder = Some(recorder);
         self
     }
@@ -198,7 +198,7 @@ impl Engine {
 
     /// The cache's counts, where there is one.
     #[must_use]
-    pub fn cache_stats(&self) -> Option<CacheStats> {
+    pub(crate) fn cache_stats(&self) -> Option<CacheStats> {
         match &self.front {
             LookupTier::Store => None,
             LookupTier::Host(cache) => Some(cache.stats()),
@@ -341,7 +341,7 @@ impl Predict for Engine {
 ///
 /// # Errors
 /// [`WeightsError`] naming the first tensor that is missing or misshapen.
-pub fn read_weights(model: &Model<f32>, opened: &Opened) -> Result<Weights<f32>, WeightsError> {
+pub(crate) fn read_weights(model: &Model<f32>, opened: &Opened) -> Result<Weights<f32>, WeightsError> {
     model.read_tensors(|name| {
         opened.dense.get(name).map(|tensor| (tensor.shape().to_vec(), tensor.values().to_vec()))
     })

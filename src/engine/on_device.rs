@@ -35,7 +35,7 @@ const MAX_STAGING_BYTES: usize = 64 << 20;
 
 /// What a front is to be.
 #[derive(Clone, Copy, Debug)]
-pub struct FrontShape<'a> {
+pub(crate) struct FrontShape<'a> {
     /// Whose batches it takes.
     pub schema: &'a Schema,
     /// The cache's size and tables.
@@ -53,7 +53,7 @@ pub struct FrontShape<'a> {
 
 /// Why there is no front.
 #[derive(Debug, thiserror::Error)]
-pub enum FrontError {
+pub(crate) enum FrontError {
     /// The staging memory does not hold the rows of one sample for each worker.
     #[error(
         "cache.staging_bytes: {got} bytes for {workers} workers cannot hold the rows of a sample for each, minimum {minimum}"
@@ -131,7 +131,7 @@ impl DeviceFront {
     ///
     /// # Errors
     /// [`FrontError`] for a shape that does not hold together, and what the driver says.
-    pub fn new<D: Driver>(driver: Arc<D>, shape: &FrontShape<'_>) -> Result<Self, FrontError> {
+    pub(crate) fn new<D: Driver>(driver: Arc<D>, shape: &FrontShape<'_>) -> Result<Self, FrontError> {
         let (columns, worker) = worker_shape(shape)?;
         let cache = DeviceCache::new(shape.cache, shape.options, driver)?;
         let worker = |_| cache.worker(&worker);
@@ -149,19 +149,19 @@ impl DeviceFront {
 
     /// Whether the device has failed, so that nothing is asked of it any more.
     #[must_use]
-    pub fn is_lost(&self) -> bool {
+    pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
     }
 
     /// The cache's counts.
     #[must_use]
-    pub fn stats(&self) -> CacheStats {
+    pub(crate) fn stats(&self) -> CacheStats {
         self.tier.stats()
     }
 
     /// What all workers have of pinned memory of the host, and of the device's, in bytes: beside `cache.bytes`.
     #[must_use]
-    pub fn worker_bytes(&self) -> (usize, usize) {
+    pub(crate) fn worker_bytes(&self) -> (usize, usize) {
         self.worker_bytes
     }
 

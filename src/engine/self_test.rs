@@ -18,7 +18,7 @@ const TRIAL_IDS: u32 = 8;
 
 /// Why a device is not trusted.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum SelfTestError {
+pub(crate) enum SelfTestError {
     /// It did not score.
     #[error("the device failed at its trial: {0}")]
     Failed(String),
@@ -42,7 +42,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`SelfTestError`] when the device fails, or its scores are not the store's.
-    pub fn try_device(&self) -> Result<(), SelfTestError> {
+    pub(crate) fn try_device(&self) -> Result<(), SelfTestError> {
         let LookupTier::Device(front) = &self.front else { return Ok(()) };
         let tried = (0..TRIALS).try_for_each(|seed| self.trial(front, &self.trial_batch(seed)));
         if let Err(error) = &tried {

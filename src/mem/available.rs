@@ -3,7 +3,7 @@
 /// Bytes of memory that this process may use: the machine's, or less where a control group says so.
 /// None where the system does not tell.
 #[must_use]
-pub fn memory_bytes() -> Option<u64> {
+pub(crate) fn memory_bytes() -> Option<u64> {
     let machine = meminfo("MemTotal:")?;
     // Of control groups version 2 and 1; without a limit the one says "max", the other a huge number.
     let files = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
@@ -13,7 +13,7 @@ pub fn memory_bytes() -> Option<u64> {
 
 /// Bytes of the machine's memory that nobody holds. None where the system does not tell.
 #[must_use]
-pub fn available_bytes() -> Option<u64> {
+pub(crate) fn available_bytes() -> Option<u64> {
     meminfo("MemAvailable:")
 }
 

@@ -16,7 +16,7 @@ use super::OutOfHostMemory;
 ///
 /// # Errors
 /// The system's, where it refuses the memory.
-pub fn huge_pages(bytes: usize) -> io::Result<MmapMut> {
+pub(crate) fn huge_pages(bytes: usize) -> io::Result<MmapMut> {
     let memory = MmapMut::map_anon(bytes)?;
     // Advice only: a system without huge pages is slower and no less right.
     #[cfg(target_os = "linux")]
@@ -28,7 +28,7 @@ pub fn huge_pages(bytes: usize) -> io::Result<MmapMut> {
 
 /// So many values, zeroed at first, and no more.
 #[derive(Debug)]
-pub struct Huge<T> {
+pub(crate) struct Huge<T> {
     memory: MmapMut,
     count: usize,
     of: PhantomData<T>,
@@ -39,7 +39,7 @@ impl<T: Pod> Huge<T> {
     ///
     /// # Errors
     /// [`OutOfHostMemory`] when the memory is not to be had.
-    pub fn zeroed(count: usize) -> Result<Self, OutOfHostMemory> {
+    pub(crate) fn zeroed(count: usize) -> Result<Self, OutOfHostMemory> {
         let bytes = count.checked_mul(size_of::<T>()).ok_or(OutOfHostMemory { bytes: usize::MAX })?;
         let memory = huge_pages(bytes).map_err(|_| OutOfHostMemory { bytes })?;
         Ok(Self { memory, count, of: PhantomData })

@@ -7,11 +7,11 @@ use super::mix64;
 
 /// From numbers, or what hashes as one, to something. Rows come from data sets whose ids are hashed already or are of a
 /// table's own, so that a map which a stranger could slow down is not feared here.
-pub type NumberMap<K, V> = HashMap<K, V, BuildHasherDefault<MixHasher>>;
+pub(crate) type NumberMap<K, V> = HashMap<K, V, BuildHasherDefault<MixHasher>>;
 
 /// Scatters one number, in a tenth of the time that the standard library's hasher takes.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct MixHasher(u64);
+pub(crate) struct MixHasher(u64);
 
 impl Hasher for MixHasher {
     fn finish(&self) -> u64 {

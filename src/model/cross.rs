@@ -12,7 +12,7 @@ use crate::compute::{Real, vectorise};
 
 /// `out = x0 * u + x`, element by element.
 #[derive(Clone, Debug)]
-pub struct CrossV2 {
+pub(crate) struct CrossV2 {
     /// The network's first input.
     pub x0: View,
     /// `W x + b`.
@@ -54,7 +54,7 @@ impl<T: Real> Layer<T> for CrossV2 {
 
 /// `out = x0 u + b + x`, with one `u` a sample.
 #[derive(Clone, Debug)]
-pub struct CrossV1 {
+pub(crate) struct CrossV1 {
     /// The network's first input.
     pub x0: View,
     /// `x . w`, one column.

@@ -32,7 +32,7 @@ impl InputRows<'_> {
     }
 
     /// Writes the input rows of these samples into buffer 0 of the tape, from its row `at` on; `rows` as above.
-    pub fn write_at<'r, R>(
+    pub(crate) fn write_at<'r, R>(
         &self,
         samples: Range<usize>,
         tape: &mut Tape<f32>,

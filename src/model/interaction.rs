@@ -10,7 +10,7 @@ use crate::compute::{
 /// DLRM's interaction: the vectors `[first, rest..]`, each as wide as `first`, and of their Gram
 /// matrix the strictly lower triangle in row order. Writes `[first, triangle]`.
 #[derive(Clone, Debug)]
-pub struct PairwiseDots {
+pub(crate) struct PairwiseDots {
     /// The bottom MLP's output.
     pub first: View,
     /// The features' vectors, one behind the other.
@@ -22,13 +22,13 @@ pub struct PairwiseDots {
 impl PairwiseDots {
     /// How many vectors interact when `rest` is `rest_width` wide.
     #[must_use]
-    pub fn vectors(dim: usize, rest_width: usize) -> usize {
+    pub(crate) fn vectors(dim: usize, rest_width: usize) -> usize {
         1 + rest_width / dim
     }
 
     /// Columns of the output.
     #[must_use]
-    pub fn out_width(dim: usize, rest_width: usize) -> usize {
+    pub(crate) fn out_width(dim: usize, rest_width: usize) -> usize {
         let n = Self::vectors(dim, rest_width);
         dim + n * (n - 1) / 2
     }
@@ -178,7 +178,7 @@ impl<T: Real> Layer<T> for PairwiseDots {
 /// The factorisation machine's second-order term, one number a sample:
 /// `1/2 sum_d ((sum_f v_fd)^2 - sum_f v_fd^2)`.
 #[derive(Clone, Debug)]
-pub struct FactorisationMachine {
+pub(crate) struct FactorisationMachine {
     /// The features' vectors, one behind the other.
     pub vectors: View,
     /// Elements of one vector.
@@ -228,7 +228,7 @@ impl<T: Real> Layer<T> for FactorisationMachine {
 
 /// One number a sample: the sum of every column of every view, in order.
 #[derive(Clone, Debug)]
-pub struct SumOfTerms {
+pub(crate) struct SumOfTerms {
     /// What is summed.
     pub terms: Vec<View>,
     /// One column.

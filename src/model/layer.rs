@@ -46,7 +46,7 @@ pub struct Weights<T> {
 impl<T: Real> Weights<T> {
     /// As many weights, all zero, and no transposes.
     #[must_use]
-    pub fn zeroed(len: usize) -> Self {
+    pub(crate) fn zeroed(len: usize) -> Self {
         let mut values = AVec::new(ALIGNMENT);
         values.resize(len, T::default());
         Self { values, turned: AVec::new(ALIGNMENT) }
@@ -76,7 +76,7 @@ pub struct Parameter {
 }
 
 /// A fully connected layer to build.
-pub struct LinearSpec<'a> {
+pub(crate) struct LinearSpec<'a> {
     /// The weight's name in full.
     pub weight: String,
     /// The bias's name, for a layer with one.
@@ -92,7 +92,7 @@ pub struct LinearSpec<'a> {
 }
 
 /// Puts a network together.
-pub struct Builder<T> {
+pub(crate) struct Builder<T> {
     pub(crate) widths: Vec<usize>,
     pub(crate) layers: Vec<Box<dyn Layer<T>>>,
     pub(crate) parameters: Vec<Parameter>,
@@ -105,23 +105,23 @@ pub struct Builder<T> {
 impl<T: Real> Builder<T> {
     /// A network whose input row has `width` columns, the first `dense` of which need no gradient.
     #[must_use]
-    pub fn new(width: usize, dense: usize) -> Self {
+    pub(crate) fn new(width: usize, dense: usize) -> Self {
         Self { widths: vec![width], layers: Vec::new(), parameters: Vec::new(), values: 0, turned: 0, dense }
     }
 
     /// A new buffer.
-    pub fn buffer(&mut self, width: usize) -> View {
+    pub(crate) fn buffer(&mut self, width: usize) -> View {
         self.widths.push(width);
         View { buffer: self.widths.len() - 1, column: 0, width }
     }
 
     /// Adds a layer that has no weights, or whose weights were taken with [`Builder::parameter`].
-    pub fn push(&mut self, layer: impl Layer<T> + 'static) {
+    pub(crate) fn push(&mut self, layer: impl Layer<T> + 'static) {
         self.layers.push(Box::new(layer));
     }
 
     /// Takes room for a vector of weights.
-    pub fn parameter(&mut self, name: String, shape: Vec<usize>, packing: Packing) -> Range<usize> {
+    pub(crate) fn parameter(&mut self, name: String, shape: Vec<usize>, packing: Packing) -> Range<usize> {
         let len = match packing {
             Packing::Panels => packed_len(shape.last().copied().unwrap_or(1), shape[0]),
             Packing::Plain => shape.iter().product::<usize>().next_multiple_of(LANES),
@@ -133,7 +133,7 @@ impl<T: Real> Builder<T> {
     }
 
     /// Adds a fully connected layer.
-    pub fn linear(&mut self, spec: LinearSpec<'_>) {
+    pub(crate) fn linear(&mut self, spec: LinearSpec<'_>) {
         let shape = spec.shape.map_or_else(|| vec![spec.output.width, spec.input.width], <[usize]>::to_vec);
         let at = self.values;
         let weight = at..at + packed_len(spec.input.width, spec.output.width);
@@ -158,7 +158,7 @@ impl<T: Real> Builder<T> {
 
     /// Adds a multilayer perceptron `name.0`, `name.1`, ...: a ReLU after each layer, save the last
     /// when `linear_end`. Gives back its output.
-    pub fn mlp(&mut self, name: &str, input: View, sizes: &[usize], linear_end: bool) -> View {
+    pub(crate) fn mlp(&mut self, name: &str, input: View, sizes: &[usize], linear_end: bool) -> View {
         let mut from = input;
         for (i, &size) in sizes.iter().enumerate() {
             let output = self.buffer(size);

@@ -37,18 +37,18 @@ pub struct Linear {
 impl Linear {
     /// Elements of the transpose's panels.
     #[must_use]
-    pub fn turned_len(&self) -> usize {
+    pub(crate) fn turned_len(&self) -> usize {
         packed_len(self.output.width, self.input.width)
     }
 
     /// Elements of one panel of the transpose.
     #[must_use]
-    pub fn turned_panel_len(&self) -> usize {
+    pub(crate) fn turned_panel_len(&self) -> usize {
         self.output.width * LANES
     }
 
     /// Writes panel `p` of the transpose.
-    pub fn turn_panel<T: Real>(&self, values: &[T], p: usize, out: &mut [T]) {
+    pub(crate) fn turn_panel<T: Real>(&self, values: &[T], p: usize, out: &mut [T]) {
         let (rows, columns) = (self.input.width, self.output.width);
         vectorise(|| pack_transposed_panel(&values[self.weight.clone()], rows, columns, p, out));
     }

@@ -4,7 +4,7 @@ use crate::compute::Real;
 
 /// `1 / (1 + e^-z)`, without overflow.
 #[must_use]
-pub fn sigmoid<T: Real>(z: T) -> T {
+pub(crate) fn sigmoid<T: Real>(z: T) -> T {
     let one = T::from_f64(1.0);
     if z < T::default() {
         let e = z.exp();

@@ -24,7 +24,7 @@ use std::ops::Range;
 pub use input::{InputRows, check_length, check_shape};
 pub use layer::{Layer, Parameter, Weights};
 pub use tape::{MAX_CHUNK, Rows, Tape, View};
-pub use weights::WeightsError;
+pub(crate) use weights::WeightsError;
 
 use crate::compute::Real;
 use crate::schema::{Architecture, Schema};

@@ -27,7 +27,7 @@ const MIN_CHUNK: usize = 8;
 
 /// Samples of one tape of buffers of these widths: a power of two.
 #[must_use]
-pub fn chunk<T>(widths: &[usize]) -> usize {
+pub(crate) fn chunk<T>(widths: &[usize]) -> usize {
     let bytes: usize = widths.iter().map(|&width| row_stride(width) * size_of::<T>()).sum();
     let fits = (TAPE_BYTES / bytes.max(1)).clamp(MIN_CHUNK, MAX_CHUNK);
     1 << fits.ilog2()
@@ -50,7 +50,7 @@ pub struct View {
 impl View {
     /// Columns `from..from + width` of this view.
     #[must_use]
-    pub fn part(self, from: usize, width: usize) -> Self {
+    pub(crate) fn part(self, from: usize, width: usize) -> Self {
         debug_assert!(from + width <= self.width);
         Self { buffer: self.buffer, column: self.column + from, width }
     }
@@ -129,7 +129,7 @@ impl<T: Real> Tape<T> {
     /// A tape for buffers of these widths. Where pooled vectors begin in the input row, there begins a
     /// cache line: they are written in whole lines then.
     #[must_use]
-    pub fn new(widths: &[usize], dense_width: usize, training: bool) -> Self {
+    pub(crate) fn new(widths: &[usize], dense_width: usize, training: bool) -> Self {
         let rows = chunk::<T>(widths);
         let aligned = |buffer| if buffer == 0 { dense_width } else { 0 };
         let values: Vec<_> =
@@ -139,7 +139,7 @@ impl<T: Real> Tape<T> {
     }
 
     /// Forgets every gradient.
-    pub fn zero_grads(&mut self) {
+    pub(crate) fn zero_grads(&mut self) {
         for rows in &mut self.grads {
             let used = rows.stride * self.samples;
             rows.data[..used].fill(T::default());

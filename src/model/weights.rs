@@ -43,7 +43,7 @@ impl Parameter {
     ///
     /// # Panics
     /// When `elements` is longer than the tensor.
-    pub fn write<T: Real>(&self, elements: &[T], values: &mut [T]) {
+    pub(crate) fn write<T: Real>(&self, elements: &[T], values: &mut [T]) {
         let values = &mut values[self.at.clone()];
         for (i, element) in elements.iter().enumerate() {
             values[self.place(i)] = *element;
@@ -52,13 +52,13 @@ impl Parameter {
 
     /// Elements of the tensor.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
     /// Whether it has none.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 

@@ -10,11 +10,11 @@ use super::trace::Trace;
 
 /// More memory stops paying where a cache twice as large would never hit this share of all accesses
 /// more.
-pub const PAYING_GAIN: f64 = 0.01;
+pub(crate) const PAYING_GAIN: f64 = 0.01;
 
 /// Hits of an LRU cache by its size.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Curve {
+pub(crate) struct Curve {
     /// By rows in the cache, from 0 to all distinct rows.
     hits: Vec<u64>,
     accesses: u64,
@@ -23,7 +23,7 @@ pub struct Curve {
 impl Curve {
     /// Measures a trace, in the time of a sort.
     #[must_use]
-    pub fn of(trace: &Trace) -> Self {
+    pub(crate) fn of(trace: &Trace) -> Self {
         let keys = trace.keys() as usize;
         let mut stack = Stack::new(keys);
         let mut hits = vec![0; keys + 1];
@@ -40,20 +40,20 @@ impl Curve {
 
     /// Hits of a cache of so many rows.
     #[must_use]
-    pub fn hits(&self, rows: usize) -> u64 {
+    pub(crate) fn hits(&self, rows: usize) -> u64 {
         self.hits[rows.min(self.hits.len() - 1)]
     }
 
     /// Hits over accesses of a cache of so many rows; 0 for a trace without any.
     #[must_use]
-    pub fn rate(&self, rows: usize) -> f64 {
+    pub(crate) fn rate(&self, rows: usize) -> f64 {
         self.hits(rows) as f64 / self.accesses.max(1) as f64
     }
 
     /// The fewest rows from which on a cache twice as large would hit less than `gain` of all accesses
     /// more.
     #[must_use]
-    pub fn enough(&self, gain: f64) -> usize {
+    pub(crate) fn enough(&self, gain: f64) -> usize {
         let paying = |&rows: &usize| self.rate(2 * rows) - self.rate(rows) >= gain;
         (1..self.hits.len()).rev().find(paying).map_or(1, |rows| rows + 1).min(self.hits.len() - 1)
     }

@@ -9,9 +9,9 @@
 //! memory than it is given.
 
 pub mod counts;
-pub mod curve;
-pub mod plot;
-pub mod report;
+pub(crate) mod curve;
+pub(crate) mod plot;
+pub(crate) mod report;
 mod row_accesses;
 pub mod simulate;
 pub mod trace;

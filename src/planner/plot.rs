@@ -41,7 +41,7 @@ impl Axes {
 
 /// Draws a plan.
 #[must_use]
-pub fn svg(plan: &Plan<'_>) -> String {
+pub(crate) fn svg(plan: &Plan<'_>) -> String {
     let most = plan.rows().max(2) as f64;
     let sizes = plan.sizes.iter().map(|size| size.rows as f64).filter(|rows| *rows >= 1.0);
     let least = sizes.fold(most / 100.0, f64::min).max(1.0).min(most / 2.0);

@@ -9,17 +9,17 @@ use super::simulate::{Hits, Policy, SizeHits, simulate};
 use super::trace::Trace;
 
 /// Bytes that a cached row takes beside its own, at most: 20 of the index, 2 of the admission.
-pub const ENTRY_BYTES: f64 = 22.0;
+pub(crate) const ENTRY_BYTES: f64 = 22.0;
 /// The share of its room that the server's cache keeps in use at least (its low watermark).
 const IN_USE: f64 = 0.9;
 /// Sizes that are planned when none are given: fractions of all distinct rows.
-pub const DEFAULT_SIZES: [f64; 6] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5];
+pub(crate) const DEFAULT_SIZES: [f64; 6] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5];
 /// Tables that the text shows apart; the others are summed up.
 const MOST_TABLES: usize = 40;
 
 /// A simulated trace.
 #[derive(Debug)]
-pub struct Plan<'t> {
+pub(crate) struct Plan<'t> {
     trace: &'t Trace,
     /// In the order of the fractions that were asked for.
     pub sizes: Vec<SizeHits>,
@@ -30,32 +30,32 @@ pub struct Plan<'t> {
 impl<'t> Plan<'t> {
     /// Simulates caches of these fractions, 0 to 1, of the trace's distinct rows.
     #[must_use]
-    pub fn of(trace: &'t Trace, fractions: &[f64], seed: u64) -> Self {
+    pub(crate) fn of(trace: &'t Trace, fractions: &[f64], seed: u64) -> Self {
         Self { trace, sizes: simulate(trace, fractions, seed), curve: Curve::of(trace) }
     }
 
     /// Hits over all accesses, 0 to 1.
     #[must_use]
-    pub fn rate(&self, hits: &Hits) -> f64 {
+    pub(crate) fn rate(&self, hits: &Hits) -> f64 {
         hits.total() as f64 / self.trace.accesses.len().max(1) as f64
     }
 
     /// All distinct rows of the trace.
     #[must_use]
-    pub fn rows(&self) -> usize {
+    pub(crate) fn rows(&self) -> usize {
         self.trace.rows.len()
     }
 
     /// What a cache of so many of the trace's rows takes: the rows at their mean size and their index
     /// entries. Of a sampled trace, what it stands for: more by the share that was sampled.
     #[must_use]
-    pub fn bytes(&self, rows: usize) -> f64 {
+    pub(crate) fn bytes(&self, rows: usize) -> f64 {
         rows as f64 * (self.trace.mean_row_bytes() + ENTRY_BYTES) / self.trace.rate
     }
 
     /// The contract of `plan --json`.
     #[must_use]
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         let rates = |hits: &[Hits]| -> Value {
             Policy::ALL
                 .iter()
@@ -77,7 +77,7 @@ impl<'t> Plan<'t> {
 
     /// Everything, to be read.
     #[must_use]
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let mut text = self.heading();
         text += "\nflat cache of all tables: hit rate in %\n";
         text += &self.by_size(|size| &size.flat).lines();

@@ -17,7 +17,7 @@ pub(crate) struct RowAccesses {
 }
 
 impl RowAccesses {
-    pub fn new(schema: &Schema) -> Self {
+    pub(crate) fn new(schema: &Schema) -> Self {
         Self { lookups: schema.lookups(), tables: schema.tables.clone() }
     }
 
@@ -26,7 +26,7 @@ impl RowAccesses {
     ///
     /// # Errors
     /// What `told` returns; no more is told then.
-    pub fn of<E>(
+    pub(crate) fn of<E>(
         &self,
         batch: &Batch,
         mut told: impl FnMut(TableId, u64) -> Result<(), E>,

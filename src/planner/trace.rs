@@ -13,7 +13,7 @@ use crate::schema::Schema;
 use crate::types::{Batch, TableId};
 
 /// The most accesses, and the most distinct rows, of a trace: positions and keys are 32-bit numbers.
-pub const MAX_ACCESSES: usize = u32::MAX as usize - 1;
+pub(crate) const MAX_ACCESSES: usize = u32::MAX as usize - 1;
 
 /// A trace that cannot be kept.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl Trace {
 
     /// Bytes of a row, the mean over the distinct rows.
     #[must_use]
-    pub fn mean_row_bytes(&self) -> f64 {
+    pub(crate) fn mean_row_bytes(&self) -> f64 {
         let bytes: f64 = self.tables.iter().map(|t| t.keys.len() as f64 * t.row_bytes as f64).sum();
         if self.rows.is_empty() { 0.0 } else { bytes / self.rows.len() as f64 }
     }

@@ -36,13 +36,13 @@ mod bitmap;
 mod chunks;
 mod log;
 mod mapping;
-pub mod order;
+pub(crate) mod order;
 mod region;
 mod stripes;
 mod uniform;
 
 use bitmap::Bitmap;
-pub use region::WorkingRows;
+pub(crate) use region::WorkingRows;
 use region::{Layout, Placed, READ_BYTES, WRITE_BYTES, place_in};
 use stripes::Stripes;
 
@@ -182,7 +182,7 @@ impl WorkingFile {
     /// Bytes of memory that grow with the tables: the bits, the orders, and first values that lie in memory of
     /// their own.
     #[must_use]
-    pub fn memory_bytes(&self) -> u64 {
+    pub(crate) fn memory_bytes(&self) -> u64 {
         self.tables.iter().map(WorkingRows::memory_bytes).sum()
     }
 

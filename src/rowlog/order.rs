@@ -20,7 +20,7 @@ use crate::store::disk::{Disk, SystemDisk};
 use crate::store::{StoreError, atomic_write};
 
 /// The file's name in a model's directory of state.
-pub const FILE: &str = "order.safetensors";
+pub(crate) const FILE: &str = "order.safetensors";
 
 const FORMAT: &str = "flechette-order";
 const VERSION: &str = "1";
@@ -88,14 +88,14 @@ impl RowOrder {
 
     /// How many rows the table has.
     #[must_use]
-    pub fn rows(&self) -> u64 {
+    pub(crate) fn rows(&self) -> u64 {
         self.rows
     }
 
     /// The place of a row among the table's records, from 0. A row past the end is its own.
     #[must_use]
     #[inline]
-    pub fn place(&self, row: u64) -> u64 {
+    pub(crate) fn place(&self, row: u64) -> u64 {
         // A row past the end finds no ranked row above it in the last bucket either.
         let bucket = (row.min(self.rows) >> self.shift) as usize;
         let (begin, end) = (self.begins[bucket], self.begins[bucket + 1]);
@@ -107,7 +107,7 @@ impl RowOrder {
 
     /// The ranked rows, by place.
     #[must_use]
-    pub fn ranked(&self) -> Vec<u64> {
+    pub(crate) fn ranked(&self) -> Vec<u64> {
         let mut ranked = vec![0; self.ranked.len()];
         self.ranked.iter().zip(&self.places).for_each(|(&row, &place)| ranked[place as usize] = row);
         ranked
@@ -115,7 +115,7 @@ impl RowOrder {
 
     /// Bytes of memory.
     #[must_use]
-    pub fn memory_bytes(&self) -> u64 {
+    pub(crate) fn memory_bytes(&self) -> u64 {
         let words = self.ranked.capacity() + self.places.capacity() + self.begins.capacity();
         (words * size_of::<u64>()) as u64
     }

@@ -86,19 +86,19 @@ impl WorkingRows {
 
     /// How many rows.
     #[must_use]
-    pub fn rows(&self) -> u64 {
+    pub(crate) fn rows(&self) -> u64 {
         self.rows
     }
 
     /// Elements of a row's weight.
     #[must_use]
-    pub fn dim(&self) -> usize {
+    pub(crate) fn dim(&self) -> usize {
         self.dim
     }
 
     /// Names of the states, and elements a row of each.
     #[must_use]
-    pub fn states(&self) -> &[(&'static str, usize)] {
+    pub(crate) fn states(&self) -> &[(&'static str, usize)] {
         &self.states
     }
 
@@ -110,7 +110,7 @@ impl WorkingRows {
 
     /// By what order of rows its records lie, if any.
     #[must_use]
-    pub fn order(&self) -> Option<&RowOrder> {
+    pub(crate) fn order(&self) -> Option<&RowOrder> {
         match &self.layout {
             Layout::Placed { order, .. } => order.as_ref(),
             Layout::Log(_) => None,

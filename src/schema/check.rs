@@ -10,25 +10,25 @@ use super::line::{line_of, locate};
 use super::{AbsentDefault, Architecture, Arity, Feature, Schema, Table, Transform};
 
 /// Most rows of a table.
-pub const MAX_ROWS: u64 = 1 << 48;
+pub(crate) const MAX_ROWS: u64 = 1 << 48;
 /// Most elements of a row.
-pub const MAX_DIM: usize = 4096;
+pub(crate) const MAX_DIM: usize = 4096;
 /// Most categorical features, and most dense ones.
-pub const MAX_FEATURES: usize = 10_000;
+pub(crate) const MAX_FEATURES: usize = 10_000;
 /// Most tables: one a feature, and a wide one.
-pub const MAX_TABLES: usize = 2 * MAX_FEATURES;
+pub(crate) const MAX_TABLES: usize = 2 * MAX_FEATURES;
 /// Largest hidden layer, and largest rank of a cross layer.
-pub const MAX_HIDDEN: usize = 65_536;
+pub(crate) const MAX_HIDDEN: usize = 65_536;
 /// Most hidden layers of one MLP, and most cross layers.
-pub const MAX_LAYERS: usize = 64;
+pub(crate) const MAX_LAYERS: usize = 64;
 /// Most ids of one multi-hot sample.
-pub const MAX_IDS: u32 = 65_536;
+pub(crate) const MAX_IDS: u32 = 65_536;
 /// Longest name, in bytes: a table's file name must hold it and an extension.
-pub const MAX_NAME: usize = 128;
+pub(crate) const MAX_NAME: usize = 128;
 /// Most elements of one input row.
-pub const MAX_INPUT: usize = 1 << 20;
+pub(crate) const MAX_INPUT: usize = 1 << 20;
 /// Most dense weights of the architecture.
-pub const MAX_WEIGHTS: u128 = 1 << 31;
+pub(crate) const MAX_WEIGHTS: u128 = 1 << 31;
 
 /// Why a schema is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

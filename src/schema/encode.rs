@@ -195,7 +195,7 @@ impl Schema {
     ///
     /// # Errors
     /// [`PredictError::AbsentId`] with that id.
-    pub fn check_absent(&self, batch: &Batch) -> Result<(), PredictError> {
+    pub(crate) fn check_absent(&self, batch: &Batch) -> Result<(), PredictError> {
         if self.tables.iter().all(|table| table.default != AbsentDefault::Error) {
             return Ok(());
         }

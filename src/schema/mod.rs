@@ -26,8 +26,8 @@ use serde::{Deserialize, Serialize};
 use crate::mem::fold;
 use crate::types::{Element, TableId};
 
-pub use check::{MAX_FEATURES, SchemaError};
-pub use encode::EncodeError;
+pub(crate) use check::{MAX_FEATURES, SchemaError};
+pub(crate) use encode::EncodeError;
 
 /// Everything `model.toml` says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -132,7 +132,7 @@ impl Transform {
     /// What the model sees of a raw value.
     #[must_use]
     #[inline]
-    pub fn apply(self, raw: f32) -> f32 {
+    pub(crate) fn apply(self, raw: f32) -> f32 {
         match self {
             Self::None => raw,
             Self::Log1p => raw.max(0.0).ln_1p(),
@@ -239,7 +239,7 @@ impl Table {
     /// The row that an id reads: its own, or the one that stands for absent ids; none reads as zeros.
     #[must_use]
     #[inline(always)]
-    pub fn row_of(&self, id: u64) -> Option<u64> {
+    pub(crate) fn row_of(&self, id: u64) -> Option<u64> {
         let id = match self.default {
             _ if id < self.rows => id,
             AbsentDefault::Row(row) => row,
@@ -289,7 +289,7 @@ pub struct Lookup {
 impl Schema {
     /// The table of this name.
     #[must_use]
-    pub fn table_id(&self, name: &str) -> Option<TableId> {
+    pub(crate) fn table_id(&self, name: &str) -> Option<TableId> {
         self.tables.iter().position(|t| t.name == name).map(|i| TableId(i as u32))
     }
 

@@ -9,9 +9,9 @@ use super::{Loss, Schema, Table, Transform};
 use crate::types::Element;
 
 /// Integer columns of a Criteo row, `I1` to `I13`.
-pub const CRITEO_DENSE: usize = 13;
+pub(crate) const CRITEO_DENSE: usize = 13;
 /// Categorical columns of a Criteo row, `C1` to `C26`.
-pub const CRITEO_FEATURES: usize = 26;
+pub(crate) const CRITEO_FEATURES: usize = 26;
 
 /// Avazu's categorical columns: the 21 that public work on it uses, and `hour`, which makes the 22
 /// tables that FLECHE (table 2) counts. Left out are `id`, unique a row, and `click`, the label.
@@ -57,7 +57,7 @@ pub enum Kind {
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Dlrm, Self::Dcn, Self::Dcnv2, Self::Deepfm, Self::WideDeep];
+    pub(crate) const ALL: [Self; 5] = [Self::Dlrm, Self::Dcn, Self::Dcnv2, Self::Deepfm, Self::WideDeep];
 
     /// Its name in `model.toml`.
     #[must_use]

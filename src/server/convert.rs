@@ -19,7 +19,7 @@ use crate::types::{Batch, RawBatch, RawFeature, RawValues, Scores};
 
 /// Why a request is not a batch of the model.
 #[derive(Debug, thiserror::Error)]
-pub enum ConvertError {
+pub(crate) enum ConvertError {
     /// Nothing to score.
     #[error("samples: expected at least 1, got 0")]
     NoSamples,
@@ -98,7 +98,7 @@ pub enum ConvertError {
 }
 
 /// What a model takes, looked up by name.
-pub struct Inputs {
+pub(crate) struct Inputs {
     /// The schema that this was made of.
     pub schema: Arc<Schema>,
     places: HashMap<String, usize>,
@@ -108,7 +108,7 @@ pub struct Inputs {
 impl Inputs {
     /// The inputs of a model whose requests may have `max_samples` samples.
     #[must_use]
-    pub fn new(schema: Arc<Schema>, max_samples: usize) -> Self {
+    pub(crate) fn new(schema: Arc<Schema>, max_samples: usize) -> Self {
         let places = schema.features.iter().enumerate().map(|(i, f)| (f.name.clone(), i)).collect();
         Self { schema, places, max_samples }
     }
@@ -117,7 +117,7 @@ impl Inputs {
     ///
     /// # Errors
     /// [`ConvertError`], naming the field, the limit or expectation, and what came.
-    pub fn encode(&self, request: proto::PredictRequest, out: &mut Batch) -> Result<(), ConvertError> {
+    pub(crate) fn encode(&self, request: proto::PredictRequest, out: &mut Batch) -> Result<(), ConvertError> {
         let samples = request.samples as usize;
         if samples == 0 {
             return Err(ConvertError::NoSamples);
@@ -282,7 +282,7 @@ pub(crate) fn truncated(mut text: String, longest: usize) -> String {
 
 /// The answer's message.
 #[must_use]
-pub fn response(scores: Scores, schema: &Schema) -> proto::PredictResponse {
+pub(crate) fn response(scores: Scores, schema: &Schema) -> proto::PredictResponse {
     let mut absent = Vec::new();
     if !scores.absent.is_empty() {
         let mut counts = vec![0u64; schema.features.len()];
@@ -299,7 +299,7 @@ pub fn response(scores: Scores, schema: &Schema) -> proto::PredictResponse {
 
 /// What `GetModel` tells.
 #[must_use]
-pub fn description(model: &Description, limits: proto::Limits) -> proto::GetModelResponse {
+pub(crate) fn description(model: &Description, limits: proto::Limits) -> proto::GetModelResponse {
     let schema = &model.schema;
     let dense = schema.dense.iter().map(|feature| {
         let transform = match feature.transform {

@@ -40,11 +40,11 @@ use crate::config::{BatcherConfig, ServerConfig};
 use crate::metrics::Metrics;
 use crate::predict::Predict;
 
-pub use convert::{ConvertError, Inputs};
+pub(crate) use convert::{ConvertError, Inputs};
 use listener::Limited;
 use route::GrpcService;
 
-pub use status::CallError;
+pub(crate) use status::CallError;
 
 /// The messages and services of `proto/flechette/v1/ctr.proto`.
 #[allow(missing_docs, clippy::all, clippy::unwrap_used, clippy::expect_used)]
@@ -52,7 +52,7 @@ pub mod proto {
     tonic::include_proto!("flechette.v1");
 
     /// The protocol described by itself, for reflection.
-    pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+    pub(crate) const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 }
 
 /// The services whose health is told: the server as a whole, and ours.

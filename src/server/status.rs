@@ -11,7 +11,7 @@ const MESSAGE_BYTES: usize = 1024;
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
-pub enum CallError {
+pub(crate) enum CallError {
     /// A model that is not served.
     #[error("model: no model {model:?} is served here")]
     NoModel {
@@ -39,7 +39,7 @@ pub enum CallError {
 impl CallError {
     /// The status code of this error.
     #[must_use]
-    pub fn code(&self) -> Code {
+    pub(crate) fn code(&self) -> Code {
         match self {
             Self::NoModel { .. } | Self::NoVersion { .. } => Code::NotFound,
             Self::Convert(ConvertError::TooManySamples { .. }) => Code::ResourceExhausted,

@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// What the writer asks of a file system. Nothing but a sync promises that anything lasts.
-pub trait Disk: Sync {
+pub(crate) trait Disk: Sync {
     /// Makes a directory, which must not exist.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
     /// Makes an empty file, which must not exist.
@@ -25,7 +25,7 @@ pub trait Disk: Sync {
 
 /// The system's own.
 #[derive(Clone, Copy, Debug)]
-pub struct SystemDisk;
+pub(crate) struct SystemDisk;
 
 impl Disk for SystemDisk {
     fn create_dir(&self, path: &Path) -> io::Result<()> {

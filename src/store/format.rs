@@ -68,13 +68,13 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::types::Element;
 
 /// The number of this layout.
-pub const FORMAT: u32 = 1;
+pub(crate) const FORMAT: u32 = 1;
 /// Tensor data begins on a multiple of this many bytes.
-pub const PAGE_BYTES: u64 = 4096;
+pub(crate) const PAGE_BYTES: u64 = 4096;
 /// The longest header of a tensor file that is written or read.
-pub const MAX_HEADER_BYTES: u64 = 4 << 20;
+pub(crate) const MAX_HEADER_BYTES: u64 = 4 << 20;
 /// The longest manifest that is written or read.
-pub const MAX_MANIFEST_BYTES: u64 = 16 << 20;
+pub(crate) const MAX_MANIFEST_BYTES: u64 = 16 << 20;
 const LENGTH_BYTES: u64 = 8;
 const METADATA: &str = "__metadata__";
 
@@ -240,7 +240,7 @@ impl Dtype {
 
 /// The tensor type of a table's rows, and the elements of such a tensor that a row takes.
 #[must_use]
-pub fn weight_type(element: Element, dim: usize) -> (Dtype, u64) {
+pub(crate) fn weight_type(element: Element, dim: usize) -> (Dtype, u64) {
     let dtype = match element {
         Element::F32 => Dtype::F32,
         Element::F16 => Dtype::F16,
@@ -251,7 +251,7 @@ pub fn weight_type(element: Element, dim: usize) -> (Dtype, u64) {
 
 /// One tensor of a file: its name, type, shape and place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tensor {
+pub(crate) struct Tensor {
     /// Its name, unique in the file.
     pub name: String,
     /// The type of its elements.
@@ -308,7 +308,7 @@ pub fn encode_header(tensors: &[(&str, Dtype, &[u64])]) -> Result<Vec<u8>, Forma
 ///
 /// # Errors
 /// [`FormatError`] at the first thing that is not as this page says.
-pub fn parse_header(file: &[u8]) -> Result<Vec<Tensor>, FormatError> {
+pub(crate) fn parse_header(file: &[u8]) -> Result<Vec<Tensor>, FormatError> {
     let got = file.len() as u64;
     let Some((length, rest)) = file.split_first_chunk() else {
         return Err(FormatError::HeaderTruncated { expected: LENGTH_BYTES, got });

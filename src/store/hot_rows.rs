@@ -28,14 +28,14 @@ use super::disk::{Disk, SystemDisk};
 use super::{StoreError, atomic_write};
 
 /// Where a model's hot rows, counts and traces lie, beside its versions.
-pub const STATE: &str = "state";
+pub(crate) const STATE: &str = "state";
 /// The file's name there.
-pub const FILE: &str = "hot_rows.flhot";
+pub(crate) const FILE: &str = "hot_rows.flhot";
 
 /// Most tables of a file.
-pub const MAX_TABLES: usize = 1 << 16;
+pub(crate) const MAX_TABLES: usize = 1 << 16;
 /// Most rows of a file: of a cache that holds more, the hottest are saved.
-pub const MAX_ROWS: usize = 1 << 24;
+pub(crate) const MAX_ROWS: usize = 1 << 24;
 
 const MAGIC: &[u8; 8] = b"FLHOTROW";
 const VERSION: u32 = 1;
@@ -60,7 +60,7 @@ pub struct HotRows {
 
 /// Why there are no hot rows to be had.
 #[derive(Debug, thiserror::Error)]
-pub enum HotRowsError {
+pub(crate) enum HotRowsError {
     /// The system's refusal.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -76,7 +76,7 @@ pub enum HotRowsError {
 
 /// What is wrong with the bytes of a file.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum FormError {
+pub(crate) enum FormError {
     /// Another kind of file.
     #[error("no hot rows: expected the file to begin with FLHOTROW")]
     Foreign,
@@ -130,7 +130,7 @@ impl HotRows {
     ///
     /// # Errors
     /// [`FormError`] for bytes that [`HotRows::save`] would not have written.
-    pub fn parse(bytes: &[u8]) -> Result<Self, FormError> {
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, FormError> {
         let got = bytes.len() as u64;
         let short = |expected: usize| FormError::Size { expected: expected as u64, got };
         if bytes.get(..MAGIC.len()) != Some(MAGIC) {
@@ -173,7 +173,7 @@ impl HotRows {
     ///
     /// # Errors
     /// [`HotRowsError`] naming the file, where it is there and is none of these or cannot be read.
-    pub fn load(models: &Path, name: &str) -> Result<Option<Self>, HotRowsError> {
+    pub(crate) fn load(models: &Path, name: &str) -> Result<Option<Self>, HotRowsError> {
         let path = path(models, name);
         let at = |e| StoreError::at(&path, e);
         let file = match super::table::open_regular(&path) {

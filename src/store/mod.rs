@@ -16,15 +16,15 @@ use std::path::{Path, PathBuf};
 use crate::mem::{HostMemory, OutOfHostMemory};
 use crate::types::{TableId, Version};
 
-pub mod atomic_write;
+pub(crate) mod atomic_write;
 mod contents;
 #[cfg(test)]
 mod crash;
-pub mod disk;
+pub(crate) mod disk;
 pub mod format;
 pub mod hot_rows;
-pub mod snapshot;
-pub mod table;
+pub(crate) mod snapshot;
+pub(crate) mod table;
 mod write;
 
 pub use contents::{Contents, DenseTensor, Rows};
@@ -111,7 +111,7 @@ impl EmbeddingStore {
     ///
     /// # Errors
     /// [`OutOfHostMemory`] when the memory is not to be had.
-    pub fn rows_copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
+    pub(crate) fn rows_copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
         let tables = self.tables.iter().map(|table| table.rows_copied(memory)).collect::<Result<_, _>>()?;
         Ok(Self { version: self.version, tables, on_disk: false })
     }
@@ -327,7 +327,7 @@ impl fmt::Display for List<'_> {
 ///
 /// # Errors
 /// [`StoreError::Name`] with what is wrong with it.
-pub fn check_name(what: &'static str, name: &str) -> Result<(), StoreError> {
+pub(crate) fn check_name(what: &'static str, name: &str) -> Result<(), StoreError> {
     let reason = match name {
         "" => "is empty",
         _ if name.len() > 128 => "is longer than 128 bytes",

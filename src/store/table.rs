@@ -66,7 +66,7 @@ pub struct State {
 impl State {
     /// Names `data`, which has `width` elements a row.
     #[must_use]
-    pub fn new(name: impl Into<String>, width: usize, data: Floats) -> Self {
+    pub(crate) fn new(name: impl Into<String>, width: usize, data: Floats) -> Self {
         Self { name: name.into(), width, data }
     }
 
@@ -118,7 +118,7 @@ impl Table {
     /// The table that the schema declares, over bytes that exist. `None` unless each part holds as many
     /// rows of its width as declared, and f32 rows are aligned.
     #[must_use]
-    pub fn from_parts(declared: &schema::Table, weight: Bytes, states: Vec<State>) -> Option<Self> {
+    pub(crate) fn from_parts(declared: &schema::Table, weight: Bytes, states: Vec<State>) -> Option<Self> {
         let (rows, &schema::Table { dim, element, .. }) = (declared.stored_rows(), declared);
         let fits = |width: usize, length: usize| {
             usize::try_from(rows).ok()?.checked_mul(width).filter(|&n| n == length)
@@ -188,7 +188,7 @@ impl Table {
     ///
     /// # Errors
     /// [`OutOfHostMemory`] when the memory is not to be had.
-    pub fn copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
+    pub(crate) fn copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
         let state = |s: &State| Ok(State::new(s.name.clone(), s.width, s.data.copied(memory)?));
         let states = self.states.iter().map(state).collect::<Result<_, _>>()?;
         let weight = self.weight.copied(memory)?;
@@ -199,27 +199,27 @@ impl Table {
     ///
     /// # Errors
     /// [`OutOfHostMemory`] when the memory is not to be had.
-    pub fn rows_copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
+    pub(crate) fn rows_copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
         let weight = self.weight.copied(memory)?;
         Ok(Self { rows: self.rows, dim: self.dim, element: self.element, weight, states: Vec::new() })
     }
 
     /// The same rows where they are, without the state.
     #[must_use]
-    pub fn without_states(self) -> Self {
+    pub(crate) fn without_states(self) -> Self {
         Self { states: Vec::new(), ..self }
     }
 
     /// Whether the rows lie in memory of their own, and not in a mapped file.
     #[must_use]
-    pub fn in_ram(&self) -> bool {
+    pub(crate) fn in_ram(&self) -> bool {
         matches!(self.weight.0, Source::Owned { .. })
     }
 
     /// The rows' memory, for a device to read: row after row from its beginning. None where it is not of a device's
     /// kind. From then on the rows are not written.
     #[must_use]
-    pub fn shared_rows(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+    pub(crate) fn shared_rows(&self) -> Option<Arc<dyn Any + Send + Sync>> {
         match &self.weight.0 {
             Source::Owned { block, .. } => block.shared(),
             Source::Mapped { .. } => None,
@@ -301,12 +301,12 @@ impl Table {
 
     /// Tells the system that rows will be read here and there, so that it does not read a file's neighbours
     /// of each. Only advice: on memory of our own, or where the system takes none, it does nothing.
-    pub fn expect_random_reads(&self) {
+    pub(crate) fn expect_random_reads(&self) {
         self.weight.expect_random_reads();
     }
 
     /// Asks the disk for a row's pages, without waiting. Only advice, as above.
-    pub fn fetch(&self, id: u64) {
+    pub(crate) fn fetch(&self, id: u64) {
         if id < self.rows {
             self.weight.fetch(self.byte_range(id));
         }
@@ -314,7 +314,7 @@ impl Table {
 
     /// Reads one byte of every page of the rows (not of the state), so that no first request waits
     /// for the disk.
-    pub fn prefault(&self) {
+    pub(crate) fn prefault(&self) {
         self.as_bytes().par_iter().step_by(PAGE_BYTES).for_each(|x| {
             black_box(*x);
         });
@@ -395,11 +395,11 @@ pub enum EncodeError {
 }
 
 /// Bytes in memory of our own or in a mapped file.
-pub struct Bytes(Source);
+pub(crate) struct Bytes(Source);
 
 /// f32 values in memory of our own or in a mapped file.
 #[derive(Debug)]
-pub struct Floats(Bytes);
+pub(crate) struct Floats(Bytes);
 
 enum Source {
     Owned { block: Box<dyn HostBlock>, bytes: usize },
@@ -411,7 +411,7 @@ impl Bytes {
     ///
     /// # Errors
     /// [`OutOfHostMemory`] when the memory is not to be had, or is not aligned and as long as asked.
-    pub fn zeroed(memory: &dyn HostMemory, bytes: usize) -> Result<Self, OutOfHostMemory> {
+    pub(crate) fn zeroed(memory: &dyn HostMemory, bytes: usize) -> Result<Self, OutOfHostMemory> {
         let block = memory.take(bytes)?;
         let usable =
             block.bytes().get(..bytes).is_some_and(|b| b.as_ptr().cast::<f32>().is_aligned() || b.is_empty());
@@ -423,14 +423,14 @@ impl Bytes {
 
     /// These bytes of a mapped file; `None` when the range is not within the file.
     #[must_use]
-    pub fn mapped(file: &MappedFile, bytes: Range<usize>) -> Option<Self> {
+    pub(crate) fn mapped(file: &MappedFile, bytes: Range<usize>) -> Option<Self> {
         file.bytes().get(bytes.clone())?;
         Some(Self(Source::Mapped { file: file.clone(), bytes }))
     }
 
     /// The bytes.
     #[must_use]
-    pub fn as_slice(&self) -> &[u8] {
+    pub(crate) fn as_slice(&self) -> &[u8] {
         match &self.0 {
             Source::Owned { block, bytes } => &block.bytes()[..*bytes],
             Source::Mapped { file, bytes } => &file.bytes()[bytes.clone()],
@@ -438,7 +438,7 @@ impl Bytes {
     }
 
     /// The bytes, to write; `None` when they are a mapped file's, or a device reads them.
-    pub fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
+    pub(crate) fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
         match &mut self.0 {
             Source::Owned { block, bytes } => block.bytes_mut().map(|block| &mut block[..*bytes]),
             Source::Mapped { .. } => None,
@@ -487,7 +487,7 @@ impl Floats {
     ///
     /// # Errors
     /// Those of [`Bytes::zeroed`].
-    pub fn zeroed(memory: &dyn HostMemory, elements: usize) -> Result<Self, OutOfHostMemory> {
+    pub(crate) fn zeroed(memory: &dyn HostMemory, elements: usize) -> Result<Self, OutOfHostMemory> {
         let bytes = elements.checked_mul(size_of::<f32>()).ok_or(OutOfHostMemory { bytes: usize::MAX })?;
         Ok(Self(Bytes::zeroed(memory, bytes)?))
     }
@@ -495,7 +495,7 @@ impl Floats {
     /// The values that lie at these bytes of a mapped file; `None` when the range is not within the
     /// file, not a whole number of values, or not aligned to them.
     #[must_use]
-    pub fn mapped(file: &MappedFile, bytes: Range<usize>) -> Option<Self> {
+    pub(crate) fn mapped(file: &MappedFile, bytes: Range<usize>) -> Option<Self> {
         let bytes = Bytes::mapped(file, bytes)?;
         bytemuck::try_cast_slice::<u8, f32>(bytes.as_slice()).ok()?;
         Some(Self(bytes))
@@ -503,13 +503,13 @@ impl Floats {
 
     /// The values.
     #[must_use]
-    pub fn as_slice(&self) -> &[f32] {
+    pub(crate) fn as_slice(&self) -> &[f32] {
         // The constructors have seen that this cast holds, and the next.
         bytemuck::cast_slice(self.0.as_slice())
     }
 
     /// The values, to write; `None` when they are a mapped file's.
-    pub fn as_mut_slice(&mut self) -> Option<&mut [f32]> {
+    pub(crate) fn as_mut_slice(&mut self) -> Option<&mut [f32]> {
         self.0.as_mut_slice().map(bytemuck::cast_slice_mut)
     }
 
@@ -520,14 +520,14 @@ impl Floats {
 
 /// A whole file, mapped for reading.
 #[derive(Clone, Debug)]
-pub struct MappedFile(Arc<Mmap>);
+pub(crate) struct MappedFile(Arc<Mmap>);
 
 impl MappedFile {
     /// Maps the file at `path`, which must be a file of a published version.
     ///
     /// # Errors
     /// Those of opening and mapping; `InvalidInput` when it is not a regular file.
-    pub fn open(path: &Path) -> io::Result<Self> {
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
         Self::map(&open_regular(path)?)
     }
 
@@ -535,7 +535,7 @@ impl MappedFile {
     ///
     /// # Errors
     /// Those of mapping.
-    pub fn map(file: &File) -> io::Result<Self> {
+    pub(crate) fn map(file: &File) -> io::Result<Self> {
         // SAFETY: a mapping is sound while nobody changes the file under it. Files of a published
         // version are never changed: our writer creates each under a name that no reader opens,
         // without write permission for anyone, and opens no file that exists; a version is replaced
@@ -549,7 +549,7 @@ impl MappedFile {
 
     /// The bytes.
     #[must_use]
-    pub fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         &self.0
     }
 }

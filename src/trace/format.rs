@@ -28,9 +28,9 @@ const MAGIC: &[u8; 8] = b"FLTRACE1";
 /// The longest header: room for the names of ten thousand tables.
 const MAX_HEADER_BYTES: usize = 16 << 20;
 /// The longest payload.
-pub const MAX_PAYLOAD_BYTES: usize = 1 << 20;
+pub(crate) const MAX_PAYLOAD_BYTES: usize = 1 << 20;
 /// What stands before a payload.
-pub const BLOCK_HEAD_BYTES: usize = 16;
+pub(crate) const BLOCK_HEAD_BYTES: usize = 16;
 
 /// What a recording is of.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -54,7 +54,7 @@ pub struct HeaderTable {
 
 /// How a file ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub(crate) enum Ended {
     /// Behind a block.
     Whole,
     /// Within one: so many bytes do not count.
@@ -63,7 +63,7 @@ pub enum Ended {
 
 /// A recording that cannot be read.
 #[derive(Debug, thiserror::Error)]
-pub enum FormatError {
+pub(crate) enum FormatError {
     /// The system refused.
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -123,7 +123,7 @@ pub fn block_head(payload: &[u8], accesses: u32) -> [u8; BLOCK_HEAD_BYTES] {
 }
 
 /// Reads a recording, a block at a time.
-pub struct TraceReader<R> {
+pub(crate) struct TraceReader<R> {
     source: R,
     header: Header,
     offset: u64,
@@ -135,7 +135,7 @@ impl<R: Read> TraceReader<R> {
     ///
     /// # Errors
     /// [`FormatError`] when it is no whole and valid one.
-    pub fn new(mut source: R) -> Result<Self, FormatError> {
+    pub(crate) fn new(mut source: R) -> Result<Self, FormatError> {
         let form = |offset, reason: String| FormatError::Form { offset, reason };
         let mut head = [0; 12];
         let got = fill(&mut source, &mut head)?;
@@ -173,7 +173,7 @@ impl<R: Read> TraceReader<R> {
 
     /// What it is a recording of.
     #[must_use]
-    pub fn header(&self) -> &Header {
+    pub(crate) fn header(&self) -> &Header {
         &self.header
     }
 
@@ -181,7 +181,7 @@ impl<R: Read> TraceReader<R> {
     ///
     /// # Errors
     /// [`FormatError`] at the first block that is damaged, and what `told` returns.
-    pub fn read<E: From<FormatError>>(
+    pub(crate) fn read<E: From<FormatError>>(
         mut self,
         mut told: impl FnMut(TableId, u64) -> Result<(), E>,
     ) -> Result<Ended, E> {

@@ -10,13 +10,13 @@
 //! but leaves, so that the engine, which records, and the planner, which reads, need not know each other.
 
 pub mod format;
-pub mod recorder;
+pub(crate) mod recorder;
 
 use crate::types::TableId;
 
 /// Chooses the rows of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sampler {
+pub(crate) struct Sampler {
     /// Hashes below this are in, of 2^64.
     below: u128,
 }
@@ -24,14 +24,14 @@ pub struct Sampler {
 impl Sampler {
     /// About this share of all rows, clamped to 0 to 1.
     #[must_use]
-    pub fn new(rate: f64) -> Self {
+    pub(crate) fn new(rate: f64) -> Self {
         Self { below: (rate.clamp(0.0, 1.0) * 2f64.powi(64)) as u128 }
     }
 
     /// Whether a row is recorded. Those of a lower rate are among those of a higher one.
     #[inline]
     #[must_use]
-    pub fn takes(self, table: TableId, row: u64) -> bool {
+    pub(crate) fn takes(self, table: TableId, row: u64) -> bool {
         let hash = xxhash_rust::xxh3::xxh3_64_with_seed(&row.to_le_bytes(), u64::from(table.0));
         u128::from(hash) < self.below
     }

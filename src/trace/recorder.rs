@@ -37,7 +37,7 @@ const NAME: (&str, &str) = ("trace-", ".fltrace");
 
 /// What is recorded, and where to.
 #[derive(Clone, Debug, PartialEq)]
-pub struct RecorderOptions {
+pub(crate) struct RecorderOptions {
     /// Where the files lie; made when it is not there.
     pub folder: PathBuf,
     /// The share of all rows whose accesses are recorded, above 0, at most 1.
@@ -47,7 +47,7 @@ pub struct RecorderOptions {
 }
 
 /// Records what it is shown. Writes what waits, and ends, when it is dropped.
-pub struct Recorder {
+pub(crate) struct Recorder {
     sampler: Sampler,
     lookups: Vec<Lookup>,
     tables: Vec<Table>,
@@ -74,7 +74,11 @@ impl Recorder {
     ///
     /// # Errors
     /// When the folder cannot be made, or the system gives no thread.
-    pub fn start(schema: &Schema, options: &RecorderOptions, metrics: Arc<ModelMetrics>) -> io::Result<Self> {
+    pub(crate) fn start(
+        schema: &Schema,
+        options: &RecorderOptions,
+        metrics: Arc<ModelMetrics>,
+    ) -> io::Result<Self> {
         let files = Files::open(options, Header::of(schema, options.rate).bytes())?;
         let waiting = Arc::new(AtomicUsize::new(0));
         let (sender, receiver) = mpsc::channel();
@@ -97,7 +101,7 @@ impl Recorder {
 
     /// Records the sampled accesses of a batch of the schema's shape: sample after sample, of each its
     /// lookups in order, as `plan` takes them from a file. Never waits for the disk.
-    pub fn record(&self, batch: &Batch) {
+    pub(crate) fn record(&self, batch: &Batch) {
         let mut sampled: Vec<(u32, TableId, u64)> = Vec::new();
         for lookup in &self.lookups {
             let (column, table) = (&batch.features[lookup.feature], &self.tables[lookup.table.index()]);

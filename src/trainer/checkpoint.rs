@@ -161,7 +161,7 @@ impl TrainState {
     /// # Errors
     /// [`TrainError::NotFinite`] for weights or rows that no score can be computed from, and
     /// [`TrainError::Store`]; earlier versions are untouched.
-    pub fn save(&self, models: &Path, name: &str, rows: Vec<Rows<'_>>) -> Result<Version, TrainError> {
+    pub(crate) fn save(&self, models: &Path, name: &str, rows: Vec<Rows<'_>>) -> Result<Version, TrainError> {
         let parameters = self.model().parameters();
         let states = self.optimizer().kind.dense().row_states().iter().zip(self.dense_states());
         let mut tensors: Vec<(String, Vec<usize>, Vec<f32>)> = Vec::new();

@@ -24,7 +24,7 @@ pub struct Quality {
 impl Quality {
     /// Of these scores. The slices are of one length.
     #[must_use]
-    pub fn of(probabilities: &[f32], labels: &[f32]) -> Self {
+    pub(crate) fn of(probabilities: &[f32], labels: &[f32]) -> Self {
         let rows = probabilities.len().min(labels.len());
         let log_loss: f64 = probabilities.iter().zip(labels).map(|(&p, &y)| cross_entropy(p, y)).sum();
         let log_loss = log_loss / rows.max(1) as f64;

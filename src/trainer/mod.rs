@@ -30,11 +30,11 @@ pub use pipeline::clocks::StageName;
 pub use pipeline::plan::PlanStats;
 pub use pipeline::policy::{Policy, UnknownPolicy};
 pub use pipeline::scratchpad::{ScratchpadSize, Sizes, largest_sample};
-pub use pipeline::train::StepObserver;
+pub(crate) use pipeline::train::StepObserver;
 pub use pipeline::verify::{Difference, Verifier};
 pub use pipeline::{Data, Frequencies, Pipeline, PipelineSettings};
 pub use reference::ReferenceTrainer;
-pub use replicas::MOST_REPLICAS;
+pub(crate) use replicas::MOST_REPLICAS;
 pub use train_state::TrainState;
 
 use crate::dataset::{DatasetError, Reader};

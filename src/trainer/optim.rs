@@ -40,7 +40,7 @@ const BETAS: (f64, f64) = (0.9, 0.999);
 
 /// What an optimizer keeps of each weight: a name, and whether a row has one number or one an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StateShape {
+pub(crate) struct StateShape {
     /// As PyTorch names it.
     pub name: &'static str,
     /// One number a row.
@@ -75,7 +75,7 @@ impl fmt::Display for Kind {
 impl Kind {
     /// The states of a row.
     #[must_use]
-    pub fn row_states(self) -> &'static [StateShape] {
+    pub(crate) fn row_states(self) -> &'static [StateShape] {
         match self {
             Self::Sgd => &[],
             Self::Adagrad => &[StateShape { name: "sum", rowwise: false }],
@@ -139,7 +139,7 @@ impl<T: Real> Step<T> {
     }
 
     /// Updates dense weights. `states` are in the order of [`Kind::row_states`].
-    pub fn update_dense(&self, weights: &mut [T], grads: &[T], states: &mut [&mut [T]]) {
+    pub(crate) fn update_dense(&self, weights: &mut [T], grads: &[T], states: &mut [&mut [T]]) {
         vectorise(|| match (self.kind, states) {
             (Kind::Adam, [first, second]) => {
                 let (one, two) = self.corrections;

@@ -24,12 +24,12 @@ impl ReferenceTrainer {
 
     /// All but the rows.
     #[must_use]
-    pub fn network(&self) -> &TrainState {
+    pub(crate) fn network(&self) -> &TrainState {
         &self.network
     }
 
     /// All but the rows, to score with.
-    pub fn network_mut(&mut self) -> &mut TrainState {
+    pub(crate) fn network_mut(&mut self) -> &mut TrainState {
         &mut self.network
     }
 
@@ -159,7 +159,7 @@ impl TrainState {
     ///
     /// # Panics
     /// When the version is of another schema.
-    pub fn score_rows_of(
+    pub(crate) fn score_rows_of(
         &mut self,
         version: &EmbeddingStore,
         batch: &Batch,

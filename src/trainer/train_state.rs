@@ -65,37 +65,37 @@ impl TrainState {
 
     /// The schema trained for.
     #[must_use]
-    pub fn schema(&self) -> &Schema {
+    pub(crate) fn schema(&self) -> &Schema {
         &self.schema
     }
 
     /// The layers.
     #[must_use]
-    pub fn model(&self) -> &Model<f32> {
+    pub(crate) fn model(&self) -> &Model<f32> {
         &self.model
     }
 
     /// The dense weights.
     #[must_use]
-    pub fn weights(&self) -> &Weights<f32> {
+    pub(crate) fn weights(&self) -> &Weights<f32> {
         &self.weights
     }
 
     /// The dense optimizer's states, in the order of its kind.
     #[must_use]
-    pub fn dense_states(&self) -> &[Vec<f32>] {
+    pub(crate) fn dense_states(&self) -> &[Vec<f32>] {
         &self.dense_states
     }
 
     /// The optimizer.
     #[must_use]
-    pub fn optimizer(&self) -> Optimizer {
+    pub(crate) fn optimizer(&self) -> Optimizer {
         self.optimizer
     }
 
     /// Steps taken.
     #[must_use]
-    pub fn steps(&self) -> u64 {
+    pub(crate) fn steps(&self) -> u64 {
         self.steps
     }
 
@@ -243,7 +243,7 @@ impl Labelled<'_> {
     ///
     /// # Errors
     /// [`PredictError`] if not.
-    pub fn check(&self, schema: &Schema) -> Result<(), PredictError> {
+    pub(crate) fn check(&self, schema: &Schema) -> Result<(), PredictError> {
         check_shape(schema, self.batch)?;
         check_length("labels", self.batch.samples, self.labels.len())?;
         schema.check_absent(self.batch)

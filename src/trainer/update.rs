@@ -91,13 +91,13 @@ impl<'a> RowUpdate<'a> {
 
     /// Updates rows `range` of those that `casted` counts: the gather-reduce of Tensor Casting (section IV), fused with
     /// the optimizer.
-    pub fn rows<R: Records>(&self, records: R, casted: &CastedIndex, range: Range<usize>) {
+    pub(crate) fn rows<R: Records>(&self, records: R, casted: &CastedIndex, range: Range<usize>) {
         vectorise(UpdateRows { records, casted, range, tapes: self.tapes, step: &self.step });
     }
 
     /// Writes the gradients of all rows that `casted` counts, of `dim` elements each and end to end, over
     /// `out`: the gather-reduce alone.
-    pub fn coalesce(&self, casted: &CastedIndex, dim: usize, out: &mut [f32]) {
+    pub(crate) fn coalesce(&self, casted: &CastedIndex, dim: usize, out: &mut [f32]) {
         vectorise(|| {
             for (k, grad) in out.chunks_exact_mut(dim.max(1)).enumerate() {
                 sum_sources(self.tapes, casted.sources(k), grad);
@@ -125,7 +125,7 @@ pub struct Record<'a> {
 impl Record<'_> {
     /// Takes the step with this gradient.
     #[inline(always)]
-    pub fn update(self, step: &Step<f32>, grad: &[f32]) {
+    pub(crate) fn update(self, step: &Step<f32>, grad: &[f32]) {
         let Self { weights, states: [one, two], count } = self;
         match count {
             0 => step.update_row(weights, grad, &mut []),
@@ -148,7 +148,7 @@ pub(crate) struct RecordShape {
 
 impl RecordShape {
     /// Of each table of the network's schema.
-    pub fn of(network: &TrainState) -> Vec<Self> {
+    pub(crate) fn of(network: &TrainState) -> Vec<Self> {
         let states = network.optimizer().kind.row_states();
         let shape = |dim: usize| {
             let width = |at: usize| states.get(at).map_or(0, |state| if state.rowwise { 1 } else { dim });
@@ -159,7 +159,7 @@ impl RecordShape {
 
     /// Cuts a record.
     #[inline(always)]
-    pub fn cut(self, record: &mut [f32]) -> Record<'_> {
+    pub(crate) fn cut(self, record: &mut [f32]) -> Record<'_> {
         let (weights, rest) = record.split_at_mut(self.dim.min(record.len()));
         let (one, two) = rest.split_at_mut(self.widths[0].min(rest.len()));
         Record { weights, states: [one, two], count: self.count }

@@ -33,7 +33,7 @@ impl Jagged {
     }
 
     /// Appends every sample of `other`.
-    pub fn append(&mut self, other: &Jagged) {
+    pub(crate) fn append(&mut self, other: &Jagged) {
         let base = self.ids.len() as u32;
         self.ids.extend_from_slice(&other.ids);
         self.offsets.extend(other.offsets[1..].iter().map(|end| base + end));
@@ -73,7 +73,7 @@ impl Batch {
     /// # Panics
     /// Where there are not so many samples.
     #[must_use]
-    pub fn part(&self, samples: Range<usize>) -> Self {
+    pub(crate) fn part(&self, samples: Range<usize>) -> Self {
         let width = self.dense.len().checked_div(self.samples).unwrap_or(0);
         let column = |column: &Jagged| {
             let offsets = &column.offsets[samples.start..=samples.end];
@@ -91,7 +91,7 @@ impl Batch {
     }
 
     /// Empties the batch and keeps its memory.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.samples = 0;
         self.dense.clear();
         for feature in &mut self.features {
@@ -118,7 +118,7 @@ pub enum RawValues {
 impl RawValues {
     /// How many values there are.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match self {
             Self::Ids(ids) => ids.len(),
             Self::Text { ends, .. } => ends.len(),
@@ -127,7 +127,7 @@ impl RawValues {
 
     /// Whether there are none.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
@@ -150,12 +150,12 @@ impl RawFeature {
 
     /// A column of strings, of no samples.
     #[must_use]
-    pub fn text() -> Self {
+    pub(crate) fn text() -> Self {
         Self { offsets: vec![0], values: RawValues::Text { bytes: Vec::new(), ends: Vec::new() } }
     }
 
     /// Empties the column and keeps its memory and its kind of values.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.offsets.clear();
         self.offsets.push(0);
         match &mut self.values {
@@ -184,7 +184,7 @@ pub struct RawBatch {
 
 impl RawBatch {
     /// Empties the batch, labels too, and keeps its memory.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.samples = 0;
         self.dense.clear();
         self.labels = None;

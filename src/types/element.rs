@@ -150,7 +150,7 @@ impl Element {
     ///
     /// # Panics
     /// When `row` is not a row of so many elements.
-    pub fn decode(self, row: &[u8], out: &mut [f32]) {
+    pub(crate) fn decode(self, row: &[u8], out: &mut [f32]) {
         assert_eq!(row.len(), self.row_bytes(out.len()), "a row of so many elements");
         match self {
             Self::F32 => out.iter_mut().zip(f32_values(row)).for_each(|(to, x)| *to = x),
@@ -196,26 +196,26 @@ fn encode_int8(row: &[f32], out: &mut [u8]) -> Result<(), RowError> {
 
 /// The elements of an f32 row.
 #[inline(always)]
-pub fn f32_values(row: &[u8]) -> impl Iterator<Item = f32> {
+pub(crate) fn f32_values(row: &[u8]) -> impl Iterator<Item = f32> {
     row.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes))
 }
 
 /// The elements of an f16 row, and of its padding.
 #[inline(always)]
-pub fn f16_values(row: &[u8]) -> impl Iterator<Item = f32> {
+pub(crate) fn f16_values(row: &[u8]) -> impl Iterator<Item = f32> {
     row.as_chunks().0.iter().map(|bytes| f16_to_f32(u16::from_le_bytes(*bytes)))
 }
 
 /// The elements of an int8 row, and of its padding.
 #[inline(always)]
-pub fn int8_values(row: &[u8]) -> impl Iterator<Item = f32> {
+pub(crate) fn int8_values(row: &[u8]) -> impl Iterator<Item = f32> {
     let (steps, [scale, bias]) = int8_parts(row);
     steps.iter().map(move |&q| f32::from(q) * scale + bias)
 }
 
 /// The steps of an int8 row, padding included, and its scale and bias.
 #[inline(always)]
-pub fn int8_parts(row: &[u8]) -> (&[u8], [f32; 2]) {
+pub(crate) fn int8_parts(row: &[u8]) -> (&[u8], [f32; 2]) {
     match row.split_last_chunk::<INT8_TAIL>() {
         Some((steps, &[s0, s1, s2, s3, b0, b1, b2, b3])) => {
             (steps, [f32::from_le_bytes([s0, s1, s2, s3]), f32::from_le_bytes([b0, b1, b2, b3])])
@@ -228,7 +228,7 @@ pub fn int8_parts(row: &[u8]) -> (&[u8], [f32; 2]) {
 /// branch, for loops over it to become vectors.
 #[inline(always)]
 #[must_use]
-pub fn f16_to_f32(bits: u16) -> f32 {
+pub(crate) fn f16_to_f32(bits: u16) -> f32 {
     const EXPONENT: u32 = 0x1f << 23;
     const REBIAS: u32 = (127 - 15) << 23;
     let sign = u32::from(bits & 0x8000) << 16;

@@ -3,8 +3,8 @@
 //! A [`RawBatch`] holds what a file or a request contains, unchanged. A [`Batch`] is the same after the schema's
 //! hashing and transforms, with one id space a table. [`Scores`] is the answer. All data is in columns.
 
-pub mod batch;
-pub mod element;
+pub(crate) mod batch;
+pub(crate) mod element;
 
 use std::fmt;
 

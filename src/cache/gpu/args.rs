@@ -6,12 +6,12 @@ use bytemuck::{Pod, Zeroable};
 /// The key of no row.
 pub const EMPTY_KEY: u64 = 0;
 /// No location.
-pub const NOWHERE: u64 = u64::MAX;
+pub(crate) const NOWHERE: u64 = u64::MAX;
 
 /// `ProbeColumn` of common.cuh: the ids that one lookup reads, and how they become keys.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct ProbeColumn {
+pub(crate) struct ProbeColumn {
     /// The first of its table's own keys.
     pub base: u64,
     /// Ids of the table are below.
@@ -41,7 +41,7 @@ pub struct NarrowColumn {
 /// `Changed` of common.cuh: a slot of a version's overlay.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct Changed {
+pub(crate) struct Changed {
     /// Whose row, by its own key; [`EMPTY_KEY`] for none.
     pub key: u64,
     /// Bits of where it is; [`NOWHERE`] where the cache does not hold it.
@@ -108,7 +108,7 @@ pub enum JobKind {
 /// `ReplaceJob` of replace.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct ReplaceJob {
+pub(crate) struct ReplaceJob {
     /// Whose row.
     pub key: u64,
     /// Where it is to be: bits of a location.
@@ -242,13 +242,13 @@ pub struct Evicted {
 }
 
 /// What a sweep puts out: everything so old.
-pub const VICTIM_AGED: u32 = 0;
+pub(crate) const VICTIM_AGED: u32 = 0;
 /// Rows of the pool that are so old; those of tables that may be pointed at become pointers.
-pub const VICTIM_AGED_ROW: u32 = 1;
+pub(crate) const VICTIM_AGED_ROW: u32 = 1;
 /// Rows that lie in some slabs.
-pub const VICTIM_IN_SLABS: u32 = 2;
+pub(crate) const VICTIM_IN_SLABS: u32 = 2;
 /// Pointers into some memory.
-pub const VICTIM_POINTER: u32 = 3;
+pub(crate) const VICTIM_POINTER: u32 = 3;
 
 /// `Pointable` of sweep.cu: a table whose rows lie one after the other in registered memory of the host.
 #[repr(C)]
@@ -267,7 +267,7 @@ pub struct Pointable {
 impl Pointable {
     /// Bits of a row's location, of an id below `rows`.
     #[must_use]
-    pub fn location(&self, id: u64) -> u64 {
+    pub(crate) fn location(&self, id: u64) -> u64 {
         self.first + ((id * self.words) << 1)
     }
 }

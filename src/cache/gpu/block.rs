@@ -59,7 +59,7 @@ pub(crate) struct Block<D: Driver> {
 }
 
 impl<D: Driver> Block<D> {
-    pub fn new(driver: &Arc<D>, shape: LaneShape) -> Result<Self, LaneError> {
+    pub(crate) fn new(driver: &Arc<D>, shape: LaneShape) -> Result<Self, LaneError> {
         check_shape(&shape)?;
         let lookups = shape.lookups.len();
         let sharing = (0..shape.features).map(|f| shape.lookups.iter().filter(|l| l.feature == f).count());
@@ -101,12 +101,12 @@ impl<D: Driver> Block<D> {
     }
 
     /// Bytes of pinned memory of the host, and of the device.
-    pub fn bytes(&self) -> (usize, usize) {
+    pub(crate) fn bytes(&self) -> (usize, usize) {
         (self.host.bytes(), self.device.bytes() + self.scratch.bytes())
     }
 
     /// Writes a batch into the block, with `now` for its stamp and what it asks before the index.
-    pub fn fill(
+    pub(crate) fn fill(
         &mut self,
         now: u64,
         overlay: Option<&OverlayTable<D>>,
@@ -178,26 +178,26 @@ impl<D: Driver> Block<D> {
     }
 
     /// Warps of the probe, and of the gather.
-    pub fn warps(&self) -> (u32, u32) {
+    pub(crate) fn warps(&self) -> (u32, u32) {
         let last = |scan: Array<u32>| self.host.get(scan).last().copied().unwrap_or(0);
         (last(self.pinned.probe_scan), last(self.pinned.pool_scan))
     }
 
     /// By lookup: how many occurrences the last probe did not find, how many it found in memory of the host, and of how
     /// many another row has the key.
-    pub fn counts(&self) -> [&[u32]; 3] {
+    pub(crate) fn counts(&self) -> [&[u32]; 3] {
         let lookups = self.shape.lookups.len();
         let counts = &self.host.get(self.pinned.report)[2..];
         [0, 1, 2].map(|kind| &counts[kind * lookups..][..lookups])
     }
 
     /// By miss: its lookup and its id.
-    pub fn misses(&self) -> impl Iterator<Item = (usize, u64)> {
+    pub(crate) fn misses(&self) -> impl Iterator<Item = (usize, u64)> {
         self.rows(self.pinned.misses, self.host.get(self.pinned.report)[0])
     }
 
     /// By distinct row that was found in memory of the host: its lookup and its id.
-    pub fn pointed(&self) -> impl Iterator<Item = (usize, u64)> {
+    pub(crate) fn pointed(&self) -> impl Iterator<Item = (usize, u64)> {
         self.rows(self.pinned.pointed, self.host.get(self.pinned.report)[1])
     }
 
@@ -214,7 +214,7 @@ impl<D: Driver> Block<D> {
     }
 
     /// Says where the misses' rows are.
-    pub fn stage(&mut self, rows: impl Iterator<Item = u64>) {
+    pub(crate) fn stage(&mut self, rows: impl Iterator<Item = u64>) {
         let mut staged = 0;
         for (to, row) in self.host.get_mut(self.pinned.rows).iter_mut().zip(rows) {
             *to = row;
@@ -224,11 +224,11 @@ impl<D: Driver> Block<D> {
     }
 
     /// The pooled matrix, `samples x stride`.
-    pub fn out(&self) -> &[f32] {
+    pub(crate) fn out(&self) -> &[f32] {
         &self.host.get(self.pinned.out)[..self.samples * self.shape.stride]
     }
 
-    pub fn probe_args(&self, tier: &GpuTable<D>) -> ProbeArgs {
+    pub(crate) fn probe_args(&self, tier: &GpuTable<D>) -> ProbeArgs {
         ProbeArgs {
             header: self.host.of(self.pinned.header),
             columns: self.host.of(self.pinned.columns),
@@ -252,7 +252,7 @@ impl<D: Driver> Block<D> {
         }
     }
 
-    pub fn copy_args(&self, tier: &GpuTable<D>) -> CopyArgs {
+    pub(crate) fn copy_args(&self, tier: &GpuTable<D>) -> CopyArgs {
         CopyArgs {
             columns: self.host.of(self.pinned.columns),
             scan: self.host.of(self.pinned.probe_scan),
@@ -267,7 +267,7 @@ impl<D: Driver> Block<D> {
         }
     }
 
-    pub fn pool_args(&self, tier: &GpuTable<D>) -> PoolArgs {
+    pub(crate) fn pool_args(&self, tier: &GpuTable<D>) -> PoolArgs {
         PoolArgs {
             header: self.host.of(self.pinned.header),
             state: self.device.of(self.arrays.state),

@@ -54,7 +54,7 @@ pub(crate) struct Lowering {
 }
 
 impl<D: Driver> Sweep<D> {
-    pub fn new(
+    pub(crate) fn new(
         tier: &Arc<GpuTable<D>>,
         keys: &RowKeys,
         tables: usize,

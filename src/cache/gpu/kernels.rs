@@ -21,7 +21,7 @@ use crate::device::cuda::{Driver, DriverError};
 /// As [`Driver::launch`]. The columns' ids and occurrences are within their arrays, the scan is theirs, and the
 /// scratch table has twice as many slots as there are occurrences, a power of two, and no generation as new
 /// as the header's.
-pub unsafe fn probe<D: Driver>(
+pub(crate) unsafe fn probe<D: Driver>(
     d: &D,
     s: &D::Stream,
     blocks: u32,
@@ -39,7 +39,7 @@ pub unsafe fn probe<D: Driver>(
 ///
 /// # Safety
 /// As [`Driver::launch`]; after the batch's probe, in its stream.
-pub unsafe fn copy_rows<D: Driver>(
+pub(crate) unsafe fn copy_rows<D: Driver>(
     d: &D,
     s: &D::Stream,
     blocks: u32,
@@ -57,7 +57,7 @@ pub unsafe fn copy_rows<D: Driver>(
 ///
 /// # Safety
 /// As [`Driver::launch`]; locations and words are within the pool, and no batch reads those slots.
-pub unsafe fn copy_in<D: Driver>(d: &D, s: &D::Stream, args: &ReplaceArgs) -> Result<(), DriverError> {
+pub(crate) unsafe fn copy_in<D: Driver>(d: &D, s: &D::Stream, args: &ReplaceArgs) -> Result<(), DriverError> {
     // SAFETY: the layout is the kernel's; the rest is the caller's promise.
     unsafe { d.launch(s, "copy_in", shape(blocks(d, args.count), 0), bytes_of(args)) }
 }
@@ -70,7 +70,11 @@ pub unsafe fn copy_in<D: Driver>(d: &D, s: &D::Stream, args: &ReplaceArgs) -> Re
 /// # Safety
 /// As [`Driver::launch`]; after [`copy_in`] of the same jobs, in the stream that alone changes the index. Keys
 /// are distinct and above TOMBSTONE.
-pub unsafe fn link_keys<D: Driver>(d: &D, s: &D::Stream, args: &ReplaceArgs) -> Result<(), DriverError> {
+pub(crate) unsafe fn link_keys<D: Driver>(
+    d: &D,
+    s: &D::Stream,
+    args: &ReplaceArgs,
+) -> Result<(), DriverError> {
     let blocks = blocks(d, args.count.div_ceil(WARP_LANES));
     // SAFETY: the layout is the kernel's; the rest is the caller's promise.
     unsafe { d.launch(s, "link_keys", shape(blocks, 0), bytes_of(args)) }
@@ -83,7 +87,11 @@ pub unsafe fn link_keys<D: Driver>(d: &D, s: &D::Stream, args: &ReplaceArgs) -> 
 ///
 /// # Safety
 /// As [`Driver::launch`]; `ages` has 8 words a bucket.
-pub unsafe fn sample_ages<D: Driver>(d: &D, s: &D::Stream, args: &SampleArgs) -> Result<(), DriverError> {
+pub(crate) unsafe fn sample_ages<D: Driver>(
+    d: &D,
+    s: &D::Stream,
+    args: &SampleArgs,
+) -> Result<(), DriverError> {
     let warps = args.count.saturating_mul(8).div_ceil(WARP_LANES);
     // SAFETY: the layout is the kernel's; the rest is the caller's promise.
     unsafe { d.launch(s, "sample_ages", shape(blocks(d, warps), 0), bytes_of(args)) }
@@ -96,7 +104,7 @@ pub unsafe fn sample_ages<D: Driver>(d: &D, s: &D::Stream, args: &SampleArgs) ->
 ///
 /// # Safety
 /// As [`Driver::launch`]; in the stream that alone changes the index; `evicted` has room for `most`.
-pub unsafe fn sweep<D: Driver>(d: &D, s: &D::Stream, args: &SweepArgs) -> Result<(), DriverError> {
+pub(crate) unsafe fn sweep<D: Driver>(d: &D, s: &D::Stream, args: &SweepArgs) -> Result<(), DriverError> {
     let warps = args.stretch.saturating_mul(8).div_ceil(WARP_LANES);
     // SAFETY: the layout is the kernel's; the rest is the caller's promise.
     unsafe { d.launch(s, "sweep", shape(blocks(d, warps), 0), bytes_of(args)) }
@@ -110,7 +118,11 @@ pub unsafe fn sweep<D: Driver>(d: &D, s: &D::Stream, args: &SweepArgs) -> Result
 /// # Safety
 /// As [`Driver::launch`]; in the stream that alone changes the index; `listed` has room for 8 entries a bucket, and
 /// the pool has `pool_words`.
-pub unsafe fn list_entries<D: Driver>(d: &D, s: &D::Stream, args: &ListArgs) -> Result<(), DriverError> {
+pub(crate) unsafe fn list_entries<D: Driver>(
+    d: &D,
+    s: &D::Stream,
+    args: &ListArgs,
+) -> Result<(), DriverError> {
     let warps = args.count.saturating_mul(8).div_ceil(WARP_LANES);
     // SAFETY: the layout is the kernel's; the rest is the caller's promise.
     unsafe { d.launch(s, "list_entries", shape(blocks(d, warps), 0), bytes_of(args)) }

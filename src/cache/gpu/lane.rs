@@ -67,7 +67,7 @@ impl<D: Driver> Lane<D> {
 
     /// What it has of pinned memory of the host, and of the device's, in bytes.
     #[must_use]
-    pub fn bytes(&self) -> (usize, usize) {
+    pub(crate) fn bytes(&self) -> (usize, usize) {
         let (pinned, device) = self.block.bytes();
         (pinned + self.staging.len() * size_of::<u32>(), device)
     }
@@ -221,7 +221,9 @@ impl<D: Driver> Lane<D> {
 
     /// What the replacement may take in: the misses; the rows found in memory of the host, by a lookup and their
     /// ids; and the misses' rows.
-    pub fn replacement(&mut self) -> (&[LaneMiss], impl Iterator<Item = (usize, u64)>, &mut Staging<D>) {
+    pub(crate) fn replacement(
+        &mut self,
+    ) -> (&[LaneMiss], impl Iterator<Item = (usize, u64)>, &mut Staging<D>) {
         (&self.misses, self.block.pointed(), &mut self.staging)
     }
 
@@ -229,7 +231,7 @@ impl<D: Driver> Lane<D> {
     ///
     /// # Errors
     /// What the driver says.
-    pub fn record(&self) -> Result<D::Event, DriverError> {
+    pub(crate) fn record(&self) -> Result<D::Event, DriverError> {
         self.tier.driver().record(&self.stream)
     }
 

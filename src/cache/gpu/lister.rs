@@ -45,7 +45,7 @@ impl<D: Driver> Lister<D> {
 
     /// How many buckets one look sees at most.
     #[must_use]
-    pub fn buckets(&self) -> u64 {
+    pub(crate) fn buckets(&self) -> u64 {
         self.tier.shape().buckets.min((self.listed.len() / SLOTS) as u64)
     }
 

@@ -63,7 +63,7 @@ use evict::Sweep;
 pub use pointers::DeviceHostRows;
 use pointers::Pointing;
 use replace::Replacer;
-pub use replace::{DeviceWriter, Offer};
+pub(crate) use replace::{DeviceWriter, Offer};
 use version::{Current, Hold};
 pub use worker::{DeviceWorker, Missing, WorkerShape};
 
@@ -225,7 +225,7 @@ impl<D: Driver> DeviceCache<D> {
     ///
     /// # Errors
     /// What the driver says.
-    pub fn writer(&self, staging_bytes: usize) -> Result<DeviceWriter<D>, DeviceCacheError> {
+    pub(crate) fn writer(&self, staging_bytes: usize) -> Result<DeviceWriter<D>, DeviceCacheError> {
         DeviceWriter::new(&self.shared, staging_bytes)
     }
 

@@ -40,20 +40,20 @@ pub(crate) struct Pointing {
 }
 
 impl Pointing {
-    pub fn new(tables: usize, limit: u64) -> Self {
+    pub(crate) fn new(tables: usize, limit: u64) -> Self {
         Self { count: Pointers::new(0, limit), tables: Mutex::new(vec![None; tables]) }
     }
 
     /// Where the row of an entry lies in memory of the host, if its table may be pointed at: bits of a location, and
     /// its words.
-    pub fn of_entry(&self, keys: &RowKeys, key: FlatKey) -> Option<(u64, usize)> {
+    pub(crate) fn of_entry(&self, keys: &RowKeys, key: FlatKey) -> Option<(u64, usize)> {
         let (table, id) = keys.index_keys().decode(key)?;
         let words = lock(&self.tables)[table.index()]?.words as usize;
         Some((self.location(table, id)?, words))
     }
 
     /// Where a row lies in memory of the host, if its table may be pointed at: bits of a location.
-    pub fn location(&self, table: TableId, id: u64) -> Option<u64> {
+    pub(crate) fn location(&self, table: TableId, id: u64) -> Option<u64> {
         let pointable = lock(&self.tables)[table.index()]?;
         (id < pointable.rows).then(|| pointable.location(id))
     }

@@ -29,7 +29,7 @@ pub(crate) struct Withdrawals<D: Driver> {
 }
 
 impl<D: Driver> Withdrawals<D> {
-    pub fn new(tier: &Arc<GpuTable<D>>) -> Result<Self, DriverError> {
+    pub(crate) fn new(tier: &Arc<GpuTable<D>>) -> Result<Self, DriverError> {
         Ok(Self { jobs: Jobs::new(tier, JOBS)?, nothing: Staging::new(tier.driver(), 1)? })
     }
 

@@ -76,7 +76,7 @@ pub(crate) struct Order {
 
 /// A row that is offered.
 #[derive(Clone, Copy, Debug)]
-pub struct Offer {
+pub(crate) struct Offer {
     /// Whose.
     pub table: TableId,
     /// Which.
@@ -86,7 +86,7 @@ pub struct Offer {
 }
 
 impl<D: Driver> Replacer<D> {
-    pub fn new(tier: &Arc<GpuTable<D>>) -> Result<Self, DriverError> {
+    pub(crate) fn new(tier: &Arc<GpuTable<D>>) -> Result<Self, DriverError> {
         let spare = (0..BLOCKS).map(|_| Jobs::new(tier, JOBS)).collect::<Result<_, _>>()?;
         Ok(Self { under_way: VecDeque::new(), spare, nothing: Staging::new(tier.driver(), 1)? })
     }
@@ -347,7 +347,7 @@ impl<D: Driver> Shared<D> {
 }
 
 /// Puts rows into the cache that no batch asked for, to fill it before the first.
-pub struct DeviceWriter<D: Driver> {
+pub(crate) struct DeviceWriter<D: Driver> {
     shared: Arc<Shared<D>>,
     staging: Staging<D>,
 }
@@ -364,7 +364,7 @@ impl<D: Driver> DeviceWriter<D> {
     /// # Errors
     /// [`DeviceCacheError`] for a table, an id or a length that the cache was not made for, with none of the
     /// rows offered.
-    pub fn insert(&mut self, rows: &[(TableId, u64, &[u8])]) -> Result<u64, DeviceCacheError> {
+    pub(crate) fn insert(&mut self, rows: &[(TableId, u64, &[u8])]) -> Result<u64, DeviceCacheError> {
         let shared = self.shared.clone();
         // What is current, and so whose rows these are, stays as it is meanwhile.
         let _no_switch = lock(&shared.switching);

@@ -30,7 +30,7 @@ pub struct LaneLookup {
 impl LaneLookup {
     /// Words of 4 bytes of a row.
     #[must_use]
-    pub fn row_words(&self) -> usize {
+    pub(crate) fn row_words(&self) -> usize {
         self.element.row_bytes(self.dim) / ROW_ALIGN
     }
 }

@@ -88,7 +88,7 @@ impl<D: Driver> GpuTable<D> {
 
     /// Lets no more entries point into the memory whose first word is at this location, and gives it up. As where
     /// memory is freed, who calls this has waited: no entry points there, and no batch or job reads it any more.
-    pub fn unregister(&self, location: u64) {
+    pub(crate) fn unregister(&self, location: u64) {
         self.regions().retain(|region| self.host_location(region.address()) != Some(location));
     }
 
@@ -123,7 +123,7 @@ impl<D: Driver> GpuTable<D> {
     ///
     /// # Errors
     /// As [`Driver::record`].
-    pub fn mark(&self) -> Result<D::Event, DriverError> {
+    pub(crate) fn mark(&self) -> Result<D::Event, DriverError> {
         self.driver.record(&self.stream)
     }
 
@@ -211,13 +211,13 @@ impl<D: Driver> Jobs<D> {
 
     /// How many jobs there are.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.count
     }
 
     /// Whether there are none.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.count == 0
     }
 
@@ -329,7 +329,7 @@ impl<D: Driver> Jobs<D> {
     ///
     /// # Errors
     /// As [`Driver::fired`].
-    pub fn fired(&self) -> Result<bool, DriverError> {
+    pub(crate) fn fired(&self) -> Result<bool, DriverError> {
         self.done.as_ref().map_or(Ok(true), |done| self.tier.driver.fired(done))
     }
 

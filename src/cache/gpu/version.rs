@@ -48,7 +48,7 @@ pub(crate) struct Current<D: Driver> {
 }
 
 impl<D: Driver> Current<D> {
-    pub fn new(version: Version) -> Self {
+    pub(crate) fn new(version: Version) -> Self {
         Self { version, overlay: None }
     }
 }
@@ -65,7 +65,7 @@ pub(crate) struct Hold<D: Driver> {
 impl<D: Driver> Hold<D> {
     /// Whether a row is not the same in the version before, whose batches may not be over: in the index one of
     /// these would find it.
-    pub fn keeps_out(&self, own: Option<FlatKey>) -> bool {
+    pub(crate) fn keeps_out(&self, own: Option<FlatKey>) -> bool {
         let changed = self.changed.as_deref();
         own.zip(changed).is_some_and(|(own, changed)| changed.get(own).is_some())
     }

@@ -65,7 +65,7 @@ impl Missing<'_> {
 
     /// Whether there are none; never so when one is asked to write them.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.misses.is_empty()
     }
 
@@ -122,7 +122,7 @@ impl<D: Driver> DeviceWorker<D> {
 
     /// What it has of pinned memory of the host, and of the device's, in bytes: beside `cache.bytes`.
     #[must_use]
-    pub fn bytes(&self) -> (usize, usize) {
+    pub(crate) fn bytes(&self) -> (usize, usize) {
         self.lane.bytes()
     }
 

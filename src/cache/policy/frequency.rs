@@ -30,11 +30,11 @@ const MOST: u64 = (1 << COUNT_BITS) - 1;
 /// Misses that a word remembers.
 const DEPTH: u32 = u64::BITS / BITS;
 /// Bytes of a remembered miss.
-pub const MISS_BYTES: usize = (BITS / u8::BITS) as usize;
+pub(crate) const MISS_BYTES: usize = (BITS / u8::BITS) as usize;
 
 /// A sketch of how often keys were missed.
 #[derive(Debug)]
-pub struct Sketch {
+pub(crate) struct Sketch {
     /// Each a queue of misses, the newest in the lowest bits; 0 is none.
     words: Box<[AtomicU64]>,
     /// From which count on a key is let in.
@@ -44,7 +44,7 @@ pub struct Sketch {
 impl Sketch {
     /// A sketch of so many bytes, at least one word, that lets a key in at its `least`-th miss, 1 to 15.
     #[must_use]
-    pub fn new(bytes: usize, least: u32) -> Self {
+    pub(crate) fn new(bytes: usize, least: u32) -> Self {
         let words = (bytes / size_of::<u64>()).max(1);
         Self {
             words: (0..words).map(|_| AtomicU64::new(0)).collect(),
@@ -54,12 +54,12 @@ impl Sketch {
 
     /// Bytes it takes.
     #[must_use]
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         size_of_val::<[AtomicU64]>(&self.words)
     }
 
     /// Counts a miss. Returns whether the key has been missed often enough.
-    pub fn admits(&self, key: FlatKey) -> bool {
+    pub(crate) fn admits(&self, key: FlatKey) -> bool {
         let hash = mix64(key.0);
         let word = &self.words[((u128::from(hash) * self.words.len() as u128) >> 64) as usize];
         // Another mix, since the high bits chose the word.

@@ -13,6 +13,6 @@
 /// How cold an entry is that was last used `age` batches ago: what is larger goes first.
 #[inline]
 #[must_use]
-pub fn coldness(age: u32) -> u64 {
+pub(crate) fn coldness(age: u32) -> u64 {
     age.into()
 }

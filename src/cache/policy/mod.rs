@@ -9,10 +9,10 @@
 //! be put out from the rest, and a sweep puts out what is at least so cold. That is the exact order to
 //! within the sample's error, with no list to keep in order on the lookup path.
 
-pub mod frequency;
-pub mod lru;
-pub mod probability;
-pub mod rank;
+pub(crate) mod frequency;
+pub(crate) mod lru;
+pub(crate) mod probability;
+pub(crate) mod rank;
 
 use crate::types::FlatKey;
 use frequency::Sketch;
@@ -21,7 +21,7 @@ use rank::Ranks;
 
 /// Whether a missed row is let in.
 #[derive(Debug)]
-pub enum Admission {
+pub(crate) enum Admission {
     /// By chance.
     Probability(Probability),
     /// By how often it was missed.
@@ -32,7 +32,7 @@ impl Admission {
     /// Whether a key that batch `batch` missed is let in; `roomy` tells whether it would push nobody out.
     /// Ask once a miss: asking may count.
     #[inline]
-    pub fn admits(&self, key: FlatKey, batch: u64, roomy: impl FnOnce() -> bool) -> bool {
+    pub(crate) fn admits(&self, key: FlatKey, batch: u64, roomy: impl FnOnce() -> bool) -> bool {
         match self {
             Self::Probability(probability) => probability.admits(key, batch),
             Self::Frequency(sketch) => sketch.admits(key) || roomy(),
@@ -41,7 +41,7 @@ impl Admission {
 
     /// Bytes it takes.
     #[must_use]
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Probability(_) => 0,
             Self::Frequency(sketch) => sketch.bytes(),
@@ -51,7 +51,7 @@ impl Admission {
 
 /// Which entries go first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Eviction {
+pub(crate) enum Eviction {
     /// Those longest unused.
     #[default]
     Lru,
@@ -63,7 +63,7 @@ impl Eviction {
     /// How cold an entry is: what is larger goes first.
     #[inline]
     #[must_use]
-    pub fn coldness(&self, key: FlatKey, age: u32) -> u64 {
+    pub(crate) fn coldness(&self, key: FlatKey, age: u32) -> u64 {
         match self {
             Self::Lru => lru::coldness(age),
             Self::Lfu(ranks) => ranks.coldness(key, age),
@@ -72,7 +72,7 @@ impl Eviction {
 
     /// Bytes it takes.
     #[must_use]
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Lru => 0,
             Self::Lfu(ranks) => ranks.bytes(),
@@ -92,21 +92,21 @@ pub struct Watermarks {
 impl Watermarks {
     /// The share of `used` to be put out once eviction has begun: 0 where it is to end.
     #[must_use]
-    pub fn excess(&self, used: u64, capacity: u64) -> f64 {
+    pub(crate) fn excess(&self, used: u64, capacity: u64) -> f64 {
         let target = self.low * capacity as f64;
         if used as f64 <= target { 0.0 } else { 1.0 - target / used as f64 }
     }
 
     /// Whether eviction is to begin.
     #[must_use]
-    pub fn crossed(&self, used: u64, capacity: u64) -> bool {
+    pub(crate) fn crossed(&self, used: u64, capacity: u64) -> bool {
         used as f64 > self.high * capacity as f64
     }
 }
 
 /// How full a cache is, of the two things that it can run out of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fill {
+pub(crate) struct Fill {
     /// Entries of the index in use, and how many there may be.
     pub entries: (u64, u64),
     /// Bytes of the pool in use, and how many there are.
@@ -116,13 +116,13 @@ pub struct Fill {
 impl Fill {
     /// The larger of both shares to be put out: 0 where eviction is to end.
     #[must_use]
-    pub fn excess(&self, watermarks: &Watermarks) -> f64 {
+    pub(crate) fn excess(&self, watermarks: &Watermarks) -> f64 {
         watermarks.excess(self.entries.0, self.entries.1).max(watermarks.excess(self.bytes.0, self.bytes.1))
     }
 
     /// Whether eviction is to begin, for the sake of either.
     #[must_use]
-    pub fn crosses(&self, watermarks: &Watermarks) -> bool {
+    pub(crate) fn crosses(&self, watermarks: &Watermarks) -> bool {
         watermarks.crossed(self.entries.0, self.entries.1) || watermarks.crossed(self.bytes.0, self.bytes.1)
     }
 }
@@ -130,7 +130,7 @@ impl Fill {
 /// The coldness that about `share` of the sampled entries have reached. Reorders the sample; `u64::MAX`
 /// for an empty sample or share.
 #[must_use]
-pub fn threshold(sample: &mut [u64], share: f64) -> u64 {
+pub(crate) fn threshold(sample: &mut [u64], share: f64) -> u64 {
     let out = (share * sample.len() as f64).ceil() as usize;
     match sample.len().checked_sub(out.min(sample.len())) {
         _ if out == 0 => u64::MAX,

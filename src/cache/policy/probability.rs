@@ -10,7 +10,7 @@ use crate::types::FlatKey;
 
 /// Admission with a fixed probability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Probability {
+pub(crate) struct Probability {
     /// The probability, of 2^64.
     below: u128,
     seed: u64,
@@ -19,14 +19,14 @@ pub struct Probability {
 impl Probability {
     /// Admission with probability `p`, clamped to 0 to 1.
     #[must_use]
-    pub fn new(p: f64, seed: u64) -> Self {
+    pub(crate) fn new(p: f64, seed: u64) -> Self {
         Self { below: (p.clamp(0.0, 1.0) * 2f64.powi(64)) as u128, seed }
     }
 
     /// Whether a key that batch `batch` missed is let in.
     #[inline]
     #[must_use]
-    pub fn admits(&self, key: FlatKey, batch: u64) -> bool {
+    pub(crate) fn admits(&self, key: FlatKey, batch: u64) -> bool {
         let draw = mix64(mix64(key.0) ^ mix64(batch ^ self.seed.rotate_left(32)));
         u128::from(draw) < self.below
     }

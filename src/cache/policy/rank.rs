@@ -14,7 +14,7 @@ use crate::types::FlatKey;
 
 /// Ranks of the most frequent rows, 0 the most frequent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ranks {
+pub(crate) struct Ranks {
     /// [`EMPTY`] where there is none.
     keys: Box<[FlatKey]>,
     /// By place of the key.
@@ -25,7 +25,7 @@ pub struct Ranks {
 impl Ranks {
     /// Bytes that the ranks of so many rows take: a key and a rank each, and a third of it more to be found by.
     #[must_use]
-    pub fn bytes_of(rows: usize) -> usize {
+    pub(crate) fn bytes_of(rows: usize) -> usize {
         Self::places(rows) * (size_of::<FlatKey>() + size_of::<u32>())
     }
 
@@ -35,7 +35,7 @@ impl Ranks {
 
     /// Ranks of keys in descending frequency. Of a key that comes twice the first rank counts.
     #[must_use]
-    pub fn new(descending: impl ExactSizeIterator<Item = FlatKey>) -> Self {
+    pub(crate) fn new(descending: impl ExactSizeIterator<Item = FlatKey>) -> Self {
         let places = Self::places(descending.len());
         let mut ranks = Self { keys: vec![EMPTY; places].into(), ranks: vec![0; places].into(), len: 0 };
         for key in descending {
@@ -70,7 +70,7 @@ impl Ranks {
 
     /// How cold a key is that was last used `age` batches ago: what is larger goes first.
     #[must_use]
-    pub fn coldness(&self, key: FlatKey, age: u32) -> u64 {
+    pub(crate) fn coldness(&self, key: FlatKey, age: u32) -> u64 {
         match self.rank(key) {
             Some(rank) => u64::from(rank),
             None => (1 << 32) + u64::from(age),
@@ -79,19 +79,19 @@ impl Ranks {
 
     /// Bytes it takes.
     #[must_use]
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         size_of_val(&*self.keys) + size_of_val(&*self.ranks)
     }
 
     /// How many keys have a rank.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
     /// Whether none has.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
     }
 }

@@ -48,7 +48,7 @@ pub(crate) fn counts(config: &CacheConfig) -> anyhow::Result<Option<Ranked>> {
 impl Fronts<'_> {
     /// The cache in front of a model's store, if there is to be one. Where it is to point at rows, the store is
     /// brought into RAM.
-    pub fn make(&self, opened: &mut Opened) -> anyhow::Result<Fronted> {
+    pub(crate) fn make(&self, opened: &mut Opened) -> anyhow::Result<Fronted> {
         let config = &self.config.cache;
         let on = match config.mode {
             CacheMode::On => true,

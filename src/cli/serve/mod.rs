@@ -22,11 +22,11 @@ use crate::store::{self, Opened};
 use crate::trace::recorder::{Recorder, RecorderOptions};
 use cache::{Fronted, Fronts};
 
-pub use warm::Saving;
+pub(crate) use warm::Saving;
 
 /// Flags of `serve`. Every one wins over the environment and the file.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// Directory of models
     #[arg(long, value_name = "DIR")]
     pub models: Option<String>,
@@ -73,7 +73,7 @@ impl Args {
 ///
 /// # Errors
 /// A setting, a directory, a model or a port that cannot be used.
-pub fn run(config: &Config) -> anyhow::Result<()> {
+pub(crate) fn run(config: &Config) -> anyhow::Result<()> {
     let models = config.server.models.clone();
     let models = models.ok_or_else(|| InputError(anyhow!("server.models: missing: give --models DIR")))?;
     let serving = Serving::load(config, &models)?;

@@ -25,7 +25,7 @@ use trained::Trained;
 
 /// Flags of `train`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
     training: TrainingFlags,
     /// File to evaluate on after training
@@ -75,7 +75,7 @@ impl Args {
 ///
 /// # Errors
 /// Flags or data that cannot be used, and versions that cannot be written.
-pub fn run(args: Args, config: &Config) -> anyhow::Result<()> {
+pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
     args.training.optimizer()?;
     let schema = read_schema(&args.training.model_config)?;
     check_name("model", &args.name).map_err(|e| InputError(anyhow!("--name: {e}")))?;
@@ -197,7 +197,7 @@ fn check_files(args: &Args, schema: &Schema) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// A file that cannot be read or does not add up.
-pub fn read_schema(path: &Path) -> anyhow::Result<Schema> {
+pub(crate) fn read_schema(path: &Path) -> anyhow::Result<Schema> {
     let text = std::fs::read_to_string(path)
         .map_err(|e| InputError(anyhow!("--model-config: {}: {e}", path.display())))?;
     Schema::parse(&text).with_context(|| format!("{}", path.display()))

@@ -27,7 +27,7 @@ pub(crate) enum Trained {
 
 impl Trained {
     /// Fresh weights, with the rows where the flags want them.
-    pub fn begin(args: &Args, schema: &Schema, device: Option<Arc<Nvidia>>) -> anyhow::Result<Self> {
+    pub(crate) fn begin(args: &Args, schema: &Schema, device: Option<Arc<Nvidia>>) -> anyhow::Result<Self> {
         let (optimizer, seed) = (args.training.optimizer()?, args.training.seed);
         let frequencies = args.pipeline.frequencies(schema)?;
         let (replicas, lambda) = (args.replicas, args.lambda);
@@ -59,14 +59,14 @@ impl Trained {
         Ok(Self::OnDisk { network: Box::new(network), pipeline: Box::new(pipeline) })
     }
 
-    pub fn network(&self) -> &TrainState {
+    pub(crate) fn network(&self) -> &TrainState {
         match self {
             Self::InMemory(learner) => learner.network(),
             Self::OnDisk { network, .. } => network,
         }
     }
 
-    pub fn network_mut(&mut self) -> &mut TrainState {
+    pub(crate) fn network_mut(&mut self) -> &mut TrainState {
         match self {
             Self::InMemory(learner) => learner.network_mut(),
             Self::OnDisk { network, .. } => network,
@@ -74,7 +74,7 @@ impl Trained {
     }
 
     /// Trains on the data once. Gives the number of samples.
-    pub fn epoch(
+    pub(crate) fn epoch(
         &mut self,
         data: Data<'_>,
         mut on_step: impl FnMut(&Progress<'_>),
@@ -86,7 +86,7 @@ impl Trained {
     }
 
     /// Writes a version.
-    pub fn save(&mut self, models: &Path, name: &str) -> Result<Version, TrainError> {
+    pub(crate) fn save(&mut self, models: &Path, name: &str) -> Result<Version, TrainError> {
         match self {
             Self::InMemory(learner) => learner.save(models, name),
             Self::OnDisk { network, pipeline } => {
@@ -97,7 +97,7 @@ impl Trained {
     }
 
     /// What the scratchpad did, where there is one.
-    pub fn scratchpad_json(&self) -> serde_json::Value {
+    pub(crate) fn scratchpad_json(&self) -> serde_json::Value {
         let Self::OnDisk { pipeline, .. } = self else { return serde_json::Value::Null };
         let seconds =
             |(stage, time): (StageName, Duration)| (stage.name().to_owned(), time.as_secs_f64().into());

@@ -40,7 +40,7 @@ impl PoolLookup<'_> {
     }
 
     /// The same lookup of some of its samples: enough for 32 KiB of rows, and at least one.
-    pub fn blocks(self) -> impl Iterator<Item = (Range<usize>, Self)> {
+    pub(crate) fn blocks(self) -> impl Iterator<Item = (Range<usize>, Self)> {
         let samples = self.offsets.len().saturating_sub(1);
         let bytes = self.occurrences().len() * self.row_bytes();
         let count = bytes.div_ceil(BLOCK_BYTES).clamp(1, samples.max(1));
@@ -65,7 +65,7 @@ const AHEAD_BYTES: usize = 2 << 10;
 /// registers. One loop for both was measured to take two to three times as long. The guess behind it is
 /// that reads of its variables wait for writes whose addresses end in the same 12 bits, and which
 /// in turn wait for a row.
-pub fn collect_rows<'r>(
+pub(crate) fn collect_rows<'r>(
     lookup: &PoolLookup<'_>,
     row: impl Fn(usize) -> Option<&'r [u8]>,
     rows: &mut Vec<Option<&'r [u8]>>,

@@ -21,22 +21,22 @@ mod transpose;
 use super::Real;
 
 pub(crate) use crate::compute::gemm::kernel::{product_f32, product_portable};
-pub use crate::compute::gemm::transpose::pack_transposed;
+pub(crate) use crate::compute::gemm::transpose::pack_transposed;
 pub(crate) use crate::compute::gemm::transpose::{Block, transpose_f32, transpose_portable};
 
 /// Columns of a packed panel.
-pub const LANES: usize = 32;
+pub(crate) const LANES: usize = 32;
 
 /// Elements of a packed matrix of `depth` rows and `columns` columns.
 #[must_use]
-pub fn packed_len(depth: usize, columns: usize) -> usize {
+pub(crate) fn packed_len(depth: usize, columns: usize) -> usize {
     columns.div_ceil(LANES) * LANES * depth
 }
 
 /// The stride for a matrix of `columns` columns: whole vectors, and an odd number of them, so that
 /// the same column of neighbouring rows falls into different cache sets.
 #[must_use]
-pub fn row_stride(columns: usize) -> usize {
+pub(crate) fn row_stride(columns: usize) -> usize {
     (columns.div_ceil(16) | 1) * 16
 }
 
@@ -95,7 +95,7 @@ impl<T: Real> Product<'_, T> {
     ///
     /// # Panics
     /// When a slice is too short for the shape, or rows of the result overlap.
-    pub fn run(&mut self) {
+    pub(crate) fn run(&mut self) {
         T::product(self);
     }
 
@@ -133,7 +133,7 @@ impl<T: Real> Product<'_, T> {
 ///
 /// # Panics
 /// When a slice is too short for the shape.
-pub fn pack<T: Real>(matrix: &[T], stride: usize, rows: usize, columns: usize, panels: &mut [T]) {
+pub(crate) fn pack<T: Real>(matrix: &[T], stride: usize, rows: usize, columns: usize, panels: &mut [T]) {
     for (p, panel) in panels.chunks_exact_mut((rows * LANES).max(1)).enumerate() {
         let first = p * LANES;
         let width = columns.saturating_sub(first).min(LANES);
@@ -149,7 +149,13 @@ pub fn pack<T: Real>(matrix: &[T], stride: usize, rows: usize, columns: usize, p
 ///
 /// # Panics
 /// When a slice is too short for the shape.
-pub fn pack_transposed_panel<T: Real>(panels: &[T], rows: usize, columns: usize, p: usize, out: &mut [T]) {
+pub(crate) fn pack_transposed_panel<T: Real>(
+    panels: &[T],
+    rows: usize,
+    columns: usize,
+    p: usize,
+    out: &mut [T],
+) {
     let first = p * LANES;
     let width = rows.saturating_sub(first).min(LANES);
     for (q, block) in out.chunks_mut(LANES * LANES).enumerate() {

@@ -16,7 +16,13 @@ const BLOCK: usize = 16;
 ///
 /// # Panics
 /// When a slice is too short for the shape.
-pub fn pack_transposed<T: Real>(matrix: &[T], stride: usize, rows: usize, columns: usize, panels: &mut [T]) {
+pub(crate) fn pack_transposed<T: Real>(
+    matrix: &[T],
+    stride: usize,
+    rows: usize,
+    columns: usize,
+    panels: &mut [T],
+) {
     if rows == 0 || columns == 0 {
         return;
     }

@@ -25,7 +25,7 @@ use crate::types::{RawBatch, RawFeature, RawValues};
 use random::{Purpose, Stream, bell, unit};
 use skew::IdSampler;
 pub use skew::{HOT_IDS, Skew};
-pub use truth::Truth;
+pub(crate) use truth::Truth;
 use truth::{LOG_DEVIATION, LOG_MEAN, sigmoid};
 pub use write::{write_avazu_csv, write_criteo_tsv};
 
@@ -34,7 +34,7 @@ const BATCH_IDS: usize = 1 << 27;
 
 /// A description of generated samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Description {
+pub(crate) struct Description {
     /// How many samples.
     pub rows: u64,
     /// Which samples.
@@ -49,7 +49,7 @@ pub struct Description {
 
 /// How many ids a sample of a multi-hot feature has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lengths {
+pub(crate) enum Lengths {
     /// From none to the feature's maximum, each as often.
     Uniform,
     /// The feature's maximum.

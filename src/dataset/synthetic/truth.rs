@@ -15,7 +15,7 @@ const DENSE_SCALE: f64 = 0.8;
 
 /// A known click probability for every sample of a schema.
 #[derive(Clone, Debug)]
-pub struct Truth {
+pub(crate) struct Truth {
     /// The weights of each feature's ids.
     features: Vec<Stream>,
     id_scale: f64,
@@ -26,7 +26,7 @@ pub struct Truth {
 impl Truth {
     /// The truth of a seed for a schema's features.
     #[must_use]
-    pub fn new(schema: &Schema, seed: u64) -> Self {
+    pub(crate) fn new(schema: &Schema, seed: u64) -> Self {
         let per_root = |scale: f64, count: usize| scale / (count.max(1) as f64).sqrt();
         let dense_scale = per_root(DENSE_SCALE, schema.dense.len());
         let dense = schema.dense.iter().enumerate().map(|(i, input)| {
@@ -46,7 +46,7 @@ impl Truth {
 
     /// The click probability of a sample of an encoded batch of the schema.
     #[must_use]
-    pub fn probability(&self, batch: &Batch, sample: usize) -> f64 {
+    pub(crate) fn probability(&self, batch: &Batch, sample: usize) -> f64 {
         let width = self.dense.len();
         let dense = &batch.dense[sample * width..(sample + 1) * width];
         let logit = self.dense_part(dense)

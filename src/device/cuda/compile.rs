@@ -17,7 +17,7 @@ use super::kernel_cache::{Entry, KernelCache};
 use super::sources::{HEADERS, KernelFile};
 
 /// What every compiler is told besides the architecture; `build.rs` and `.ci/kernels` say the same.
-pub const OPTIONS: &[&str] =
+pub(crate) const OPTIONS: &[&str] =
     &["--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"];
 
 /// What an image is made for. Displays as the compiler writes it.
@@ -41,7 +41,7 @@ impl fmt::Display for Target {
 impl Target {
     /// The best of what the compiler knows for a device; `None` when the device is older than all.
     #[must_use]
-    pub fn best(compute: (i32, i32), known: &[i32]) -> Option<Self> {
+    pub(crate) fn best(compute: (i32, i32), known: &[i32]) -> Option<Self> {
         let device = 10 * compute.0 + compute.1;
         if known.contains(&device) {
             return Some(Self::Binary(device));
@@ -160,7 +160,7 @@ impl Compiler {
 
     /// Its version, major and minor.
     #[must_use]
-    pub fn version(&self) -> (i32, i32) {
+    pub(crate) fn version(&self) -> (i32, i32) {
         self.version
     }
 
@@ -168,7 +168,7 @@ impl Compiler {
     ///
     /// # Errors
     /// [`CudaError::CompilerTooNew`].
-    pub fn target(&self, compute: (i32, i32)) -> Result<Target, CudaError> {
+    pub(crate) fn target(&self, compute: (i32, i32)) -> Result<Target, CudaError> {
         Target::best(compute, &self.architectures).ok_or_else(|| {
             let least = self.architectures.iter().copied().min().unwrap_or(0);
             CudaError::CompilerTooNew { nvrtc: self.version, least: (least / 10, least % 10), compute }

@@ -12,10 +12,10 @@ use super::api::{driver_is_present, driver_symbol};
 use super::errors::{CudaError, NO_DEVICE, SUCCESS, version_text};
 
 /// The oldest driver whose CUDA version runs what the kernels are compiled to: NVRTC 13.0's PTX.
-pub const OLDEST_DRIVER: i32 = 13_000;
+pub(crate) const OLDEST_DRIVER: i32 = 13_000;
 
 /// The oldest compute capability that the kernels are written for: Volta, whose warps diverge freely.
-pub const OLDEST_COMPUTE: (i32, i32) = (7, 0);
+pub(crate) const OLDEST_COMPUTE: (i32, i32) = (7, 0);
 
 const NAME_BYTES: usize = 256;
 const COMPUTE_MAJOR: c_int = 75;

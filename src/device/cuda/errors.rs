@@ -29,7 +29,7 @@ pub(crate) fn is_unfit_image(code: c_int) -> bool {
 /// Whether the code ends the context: cuda.h says of each of these that the process must end and start
 /// again to use the device, or that the context is gone.
 #[must_use]
-pub fn is_final(code: c_int) -> bool {
+pub(crate) fn is_final(code: c_int) -> bool {
     matches!(code, 4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 810)
 }
 
@@ -164,7 +164,7 @@ pub(crate) fn version_text(version: c_int) -> String {
 
 /// A code's name in cuda.h, or `unknown`.
 #[must_use]
-pub fn name(code: c_int) -> &'static str {
+pub(crate) fn name(code: c_int) -> &'static str {
     match code {
         1 => "CUDA_ERROR_INVALID_VALUE",
         2 => "CUDA_ERROR_OUT_OF_MEMORY",

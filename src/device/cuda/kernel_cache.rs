@@ -24,7 +24,7 @@ const HEAD_BYTES: usize = 24;
 
 /// All that an image depends on.
 #[derive(Clone, Copy, Debug)]
-pub struct Entry<'a> {
+pub(crate) struct Entry<'a> {
     /// The file that is compiled; the headers go with it.
     pub kernel: &'a KernelFile,
     /// What it is compiled to.
@@ -79,7 +79,7 @@ impl KernelCache {
     ///
     /// # Errors
     /// What is wrong with the file, as a sentence.
-    pub fn get(&self, entry: &Entry) -> Result<Option<Vec<u8>>, String> {
+    pub(crate) fn get(&self, entry: &Entry) -> Result<Option<Vec<u8>>, String> {
         let path = self.folder.join(entry.file_name());
         let said = |what: &dyn std::fmt::Display| {
             format!("kernel cache {}: {what}: the kernel is compiled again", path.display())
@@ -96,7 +96,7 @@ impl KernelCache {
     ///
     /// # Errors
     /// Why it could not be kept, as a sentence.
-    pub fn put(&self, entry: &Entry, image: &[u8]) -> Result<(), String> {
+    pub(crate) fn put(&self, entry: &Entry, image: &[u8]) -> Result<(), String> {
         let (key, name) = (entry.key(), entry.file_name());
         // Another process may be writing the same entry.
         let aside = self.folder.join(format!("{name}.{}", std::process::id()));

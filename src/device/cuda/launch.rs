@@ -15,13 +15,13 @@ const BLOCKS_EACH: u32 = 16;
 
 /// The shape of a launch of our kernels.
 #[must_use]
-pub fn shape(blocks: u32, shared_words: usize) -> LaunchShape {
+pub(crate) fn shape(blocks: u32, shared_words: usize) -> LaunchShape {
     LaunchShape { blocks, threads: THREADS, shared_bytes: (shared_words * size_of::<u32>()) as u32 }
 }
 
 /// A grid for so many warps: no more blocks than the device has room for, because kernels loop.
 #[must_use]
-pub fn blocks<D: Driver>(driver: &D, warps: u32) -> u32 {
+pub(crate) fn blocks<D: Driver>(driver: &D, warps: u32) -> u32 {
     let most = driver.multiprocessors().saturating_mul(BLOCKS_EACH).max(1);
     // A power of two, so that batches of about a size share their graph.
     warps.div_ceil(THREADS / WARP_LANES).max(1).next_power_of_two().min(most)
@@ -35,7 +35,7 @@ pub fn blocks<D: Driver>(driver: &D, warps: u32) -> u32 {
 /// # Safety
 /// As [`Driver::launch`]; after the batch's probe, in its stream. Bags and columns are as [`crate::compute::pool`]
 /// asks, and `rows` has an address for each miss when the header says that they are staged.
-pub unsafe fn gather_pool<D: Driver>(
+pub(crate) unsafe fn gather_pool<D: Driver>(
     d: &D,
     s: &D::Stream,
     blocks: u32,

@@ -28,13 +28,13 @@ impl<T> Copy for Array<T> {}
 impl<T> Array<T> {
     /// How many elements it has.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.count
     }
 
     /// Whether it has none.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.count == 0
     }
 }
@@ -80,20 +80,20 @@ impl<D: Driver> DeviceMemory<D> {
 
     /// Where it begins.
     #[must_use]
-    pub fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         self.at.0
     }
 
     /// Where an array begins.
     #[must_use]
-    pub fn of<T>(&self, array: Array<T>) -> u64 {
+    pub(crate) fn of<T>(&self, array: Array<T>) -> u64 {
         debug_assert!(array.at + array.count * size_of::<T>() <= self.bytes);
         self.at.at(array.at).0
     }
 
     /// How long it is.
     #[must_use]
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
@@ -134,19 +134,19 @@ impl<D: Driver> PinnedMemory<D> {
 
     /// Where kernels see it.
     #[must_use]
-    pub fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         self.memory.device.0
     }
 
     /// Where kernels see an array.
     #[must_use]
-    pub fn of<T>(&self, array: Array<T>) -> u64 {
+    pub(crate) fn of<T>(&self, array: Array<T>) -> u64 {
         self.memory.device.at(array.at).0
     }
 
     /// How long it is.
     #[must_use]
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.memory.bytes
     }
 
@@ -155,7 +155,7 @@ impl<D: Driver> PinnedMemory<D> {
     /// # Panics
     /// Where it was planned for a longer block.
     #[must_use]
-    pub fn get<T: Pod>(&self, array: Array<T>) -> &[T] {
+    pub(crate) fn get<T: Pod>(&self, array: Array<T>) -> &[T] {
         self.check(array);
         // SAFETY: in bounds and aligned by `check`; the memory was zeroed and any bits are a `T`. Whoever
         // reads has waited for the kernels that write here.
@@ -208,13 +208,13 @@ impl<D: Driver> Staging<D> {
 
     /// How many words it has.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.words.len()
     }
 
     /// Whether it has none.
     #[must_use]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.words.is_empty()
     }
 

@@ -9,14 +9,14 @@
 
 pub mod ahead;
 pub mod compile;
-pub mod context;
-pub mod driver;
-pub mod errors;
+pub(crate) mod context;
+pub(crate) mod driver;
+pub(crate) mod errors;
 pub mod kernel_cache;
-pub mod launch;
+pub(crate) mod launch;
 pub mod memory;
-pub mod nvidia;
-pub mod pinned;
+pub(crate) mod nvidia;
+pub(crate) mod pinned;
 pub mod pool_args;
 pub mod sources;
 

@@ -8,7 +8,7 @@ use super::memory::{Array, PinnedMemory, Plan};
 use crate::mem::{HostBlock, HostMemory, OutOfHostMemory};
 
 /// Takes its memory from a device's driver.
-pub struct PinnedHost<D: Driver>(pub Arc<D>);
+pub(crate) struct PinnedHost<D: Driver>(pub Arc<D>);
 
 struct PinnedBlock<D: Driver> {
     memory: Arc<PinnedMemory<D>>,

@@ -9,14 +9,14 @@ use crate::compute::pool::{Pool, PoolLookup};
 mod tests;
 
 /// The kind of a place, in its upper three bits: the number of a miss.
-pub const AT_MISS: u64 = 1 << 61;
+pub(crate) const AT_MISS: u64 = 1 << 61;
 /// The kind of the place of an absent row.
-pub const AT_NOTHING: u64 = 4 << 61;
+pub(crate) const AT_NOTHING: u64 = 4 << 61;
 
 /// `BatchHeader` of common.cuh: what changes from batch to batch besides the data.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct BatchHeader {
+pub(crate) struct BatchHeader {
     /// The batch's number, which is its stamp.
     pub now: u64,
     /// The overlay that the batch asks before the index; 0 for none.
@@ -36,7 +36,7 @@ pub struct BatchHeader {
 /// `BatchState` of common.cuh: what a batch's kernels leave each other.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct BatchState {
+pub(crate) struct BatchState {
     /// 0 between launches.
     pub cursor: u32,
     /// 0 between launches.

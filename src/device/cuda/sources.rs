@@ -17,7 +17,7 @@ pub struct KernelFile {
 
 /// A file that kernels include, by the name they include it by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Header {
+pub(crate) struct Header {
     /// As in `#include "name"`.
     pub name: &'static str,
     /// Its text.
@@ -53,7 +53,7 @@ pub const KERNELS: &[KernelFile] = &[
 ];
 
 /// Every file that they include.
-pub const HEADERS: &[Header] = &[header!("common.cuh")];
+pub(crate) const HEADERS: &[Header] = &[header!("common.cuh")];
 
 #[cfg(test)]
 mod tests;

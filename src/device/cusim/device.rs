@@ -37,13 +37,13 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self { seed, draws: seed, ..Self::default() }
     }
 
     /// Takes what comes, and steps while someone waits. New work is taken between steps, so that what other
     /// threads give meanwhile runs beside what is waited for.
-    pub fn serve(&mut self, commands: &mpsc::Receiver<Command>) {
+    pub(crate) fn serve(&mut self, commands: &mpsc::Receiver<Command>) {
         let mut waiting: Vec<(u64, Reply)> = Vec::new();
         loop {
             let command = if waiting.is_empty() {

@@ -42,7 +42,11 @@ impl Running {
     /// `arguments` must be the kernel's parameters, in order and of its types. While the launch is advanced,
     /// every address among them must be of memory that lives, is as long as the kernel reaches, and, where
     /// the kernel writes, is borrowed by nobody else.
-    pub unsafe fn begin(kernel: &str, launch: Launch, arguments: &[Argument]) -> Result<Self, SimError> {
+    pub(crate) unsafe fn begin(
+        kernel: &str,
+        launch: Launch,
+        arguments: &[Argument],
+    ) -> Result<Self, SimError> {
         let arguments = arguments.to_vec();
         let mut parameters: Box<[*mut c_void]> =
             arguments.iter().map(|argument| argument.0.as_ptr().cast_mut().cast()).collect();
@@ -72,7 +76,7 @@ impl Running {
     ///
     /// # Errors
     /// [`SimError::Stopped`] when the kernel deadlocks or breaks a rule of warp operations and barriers.
-    pub fn advance(&mut self, steps: u64) -> Result<bool, SimError> {
+    pub(crate) fn advance(&mut self, steps: u64) -> Result<bool, SimError> {
         let mut message = Message::default();
         // SAFETY: the launch lives until `drop`, and `Self` is not `Send`, so that this is the thread that
         // began it. What the kernel itself touches is in bounds and unshared, as `begin`'s caller promised.

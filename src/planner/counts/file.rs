@@ -70,7 +70,7 @@ impl Ranked {
     ///
     /// # Errors
     /// [`CountsError`] with what the system says.
-    pub fn write(&self, path: &Path) -> Result<(), CountsError> {
+    pub(crate) fn write(&self, path: &Path) -> Result<(), CountsError> {
         let tables: Vec<_> = self.tables.iter().map(|table| (table.name.as_str(), table.counted())).collect();
         write(path, self.floor, &tables)
     }

@@ -26,13 +26,13 @@
 mod file;
 mod ranked;
 mod stream;
-pub mod summary;
+pub(crate) mod summary;
 
 use std::collections::TryReserveError;
 use std::path::PathBuf;
 
 pub use ranked::{Ranked, RankedRow, RankedTable};
-pub use stream::Counts;
+pub(crate) use stream::Counts;
 
 /// Counts that cannot be kept, and a counts file that cannot be written or read.
 #[derive(Debug, thiserror::Error)]

@@ -53,7 +53,7 @@ impl RankedTable {
 impl Ranked {
     /// The exact counts of a trace.
     #[must_use]
-    pub fn of(trace: &Trace) -> Self {
+    pub(crate) fn of(trace: &Trace) -> Self {
         let mut counts = vec![0u64; trace.rows.len()];
         trace.accesses.iter().for_each(|&key| counts[key as usize] += 1);
         let table = |table: &TraceTable| {
@@ -87,7 +87,7 @@ impl Ranked {
     /// The rows of a schema's tables, found by name, over all of them the hottest first. Rows that a table does not hold are
     /// left out.
     #[must_use]
-    pub fn rows_of(&self, schema: &Schema) -> Vec<(TableId, RankedRow)> {
+    pub(crate) fn rows_of(&self, schema: &Schema) -> Vec<(TableId, RankedRow)> {
         let place = |name: &str| schema.tables.iter().position(|table| table.name == name);
         let places: Vec<Option<usize>> = self.tables.iter().map(|ranked| place(&ranked.name)).collect();
         let row = |row: RankedRow| {

@@ -23,7 +23,7 @@ const ROW_BITS: u32 = 48;
 
 /// Counts in the making, of the rows of a schema's tables.
 #[derive(Debug)]
-pub struct Counts {
+pub(crate) struct Counts {
     names: Vec<String>,
     asked: RowAccesses,
     summary: Summary,
@@ -39,14 +39,14 @@ impl Counts {
     ///
     /// # Errors
     /// [`CountsError::Memory`].
-    pub fn within(schema: &Schema, bytes: usize) -> Result<Self, CountsError> {
+    pub(crate) fn within(schema: &Schema, bytes: usize) -> Result<Self, CountsError> {
         let summary = Summary::within(bytes).map_err(|source| CountsError::Memory { bytes, source })?;
         let names = schema.tables.iter().map(|table| table.name.clone()).collect();
         Ok(Self { names, asked: RowAccesses::new(schema), summary, accesses: 0, samples: 0, absent: 0 })
     }
 
     /// Counts the accesses of every sample of a batch of the schema's shape.
-    pub fn append(&mut self, batch: &Batch) {
+    pub(crate) fn append(&mut self, batch: &Batch) {
         let Self { asked, summary, accesses, .. } = self;
         let counted = asked.of(batch, |table, row| {
             summary.add(key(table, row));
@@ -59,35 +59,35 @@ impl Counts {
     }
 
     /// Counts one access; `table` is one of the schema's and `row` one of its rows.
-    pub fn push(&mut self, table: TableId, row: u64) {
+    pub(crate) fn push(&mut self, table: TableId, row: u64) {
         self.summary.add(key(table, row));
         self.accesses += 1;
     }
 
     /// How many accesses were counted.
     #[must_use]
-    pub fn accesses(&self) -> u64 {
+    pub(crate) fn accesses(&self) -> u64 {
         self.accesses
     }
 
     /// The most accesses that a row which is not here may have had, and by which a count may be too
     /// high: 0 while all is exact. See [`summary`](super::summary) for its bound.
     #[must_use]
-    pub fn floor(&self) -> u64 {
+    pub(crate) fn floor(&self) -> u64 {
         self.summary.floor()
     }
 
     /// What `plan --json` ends with where it only counts: `{"accesses", "ids", "floor", "exact"}`, the
     /// ids being those that are kept.
     #[must_use]
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         let (accesses, ids, floor) = (self.accesses, self.summary.keys(), self.floor());
         json!({ "accesses": accesses, "ids": ids, "floor": floor, "exact": floor == 0 })
     }
 
     /// The same, to be read. `rate` is the share of the rows whose accesses these are.
     #[must_use]
-    pub fn text(&self, rate: f64) -> String {
+    pub(crate) fn text(&self, rate: f64) -> String {
         let (rows, tables, floor) = (self.summary.keys(), self.names.len(), self.floor());
         let mut text = String::new();
         if self.samples > 0 {
@@ -116,7 +116,7 @@ impl Counts {
     ///
     /// # Errors
     /// [`CountsError`] with what the system says.
-    pub fn write(self, path: &Path) -> Result<(), CountsError> {
+    pub(crate) fn write(self, path: &Path) -> Result<(), CountsError> {
         let floor = self.floor();
         let mut counted = self.summary.into_counted();
         counted.sort_unstable_by_key(|c| (table_of(c), Reverse(c.count), c.key));

@@ -30,7 +30,7 @@ use std::collections::TryReserveError;
 use crate::mem::mix64;
 
 /// Bytes that a counted key takes.
-pub const KEY_BYTES: usize = size_of::<Counted>() + SLOTS * size_of::<u32>();
+pub(crate) const KEY_BYTES: usize = size_of::<Counted>() + SLOTS * size_of::<u32>();
 /// Slots of the index a key, at least: a probe then reads 1.5 of them for a key that is there, 2.5 for one
 /// that is not (Knuth, The Art of Computer Programming 3, section 6.4, linear probing at load 1/2).
 const SLOTS: usize = 2;
@@ -61,7 +61,7 @@ impl Summary {
     ///
     /// # Errors
     /// The system does not give so many bytes.
-    pub fn within(bytes: usize) -> Result<Self, TryReserveError> {
+    pub(crate) fn within(bytes: usize) -> Result<Self, TryReserveError> {
         let room = (bytes / KEY_BYTES).clamp(1, EMPTY as usize);
         let (mut counted, mut index) = (Vec::new(), Vec::new());
         counted.try_reserve_exact(room)?;
@@ -71,7 +71,7 @@ impl Summary {
     }
 
     /// Counts one access.
-    pub fn add(&mut self, key: u64) {
+    pub(crate) fn add(&mut self, key: u64) {
         let mut slot = self.slot(key);
         if let Some(counted) = self.counted.get_mut(self.index[slot] as usize) {
             counted.count += 1;
@@ -90,18 +90,18 @@ impl Summary {
     }
 
     /// How many keys are there.
-    pub fn keys(&self) -> usize {
+    pub(crate) fn keys(&self) -> usize {
         self.counted.len()
     }
 
     /// The most accesses that a key which is not there may have had, and by which a count may be too
     /// high: 0 while all is exact.
-    pub fn floor(&self) -> u64 {
+    pub(crate) fn floor(&self) -> u64 {
         self.floor
     }
 
     /// The keys with their counts, in no order, in the memory that they lie in.
-    pub fn into_counted(self) -> Vec<Counted> {
+    pub(crate) fn into_counted(self) -> Vec<Counted> {
         self.counted
     }
 

@@ -26,7 +26,7 @@ enum Place {
 
 /// An ARC cache.
 #[derive(Debug)]
-pub struct Arc {
+pub(crate) struct Arc {
     capacity: usize,
     links: Links,
     recent: List,
@@ -40,7 +40,7 @@ pub struct Arc {
 
 impl Arc {
     /// An empty cache of `capacity` of the keys `0..keys`; `capacity` is above 0.
-    pub fn new(capacity: usize, keys: u32) -> Self {
+    pub(crate) fn new(capacity: usize, keys: u32) -> Self {
         Self {
             capacity,
             links: Links::new(keys),

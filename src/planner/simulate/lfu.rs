@@ -11,7 +11,7 @@ use super::list::{Links, List};
 
 /// An exact in-cache LFU cache.
 #[derive(Debug)]
-pub struct Lfu {
+pub(crate) struct Lfu {
     capacity: usize,
     held: usize,
     links: Links,
@@ -25,7 +25,7 @@ pub struct Lfu {
 
 impl Lfu {
     /// An empty cache of `capacity` of the keys `0..keys`; `capacity` is above 0.
-    pub fn new(capacity: usize, keys: u32) -> Self {
+    pub(crate) fn new(capacity: usize, keys: u32) -> Self {
         let lists = vec![List::default(); 2];
         Self { capacity, held: 0, links: Links::new(keys), lists, counts: vec![0; keys as usize], least: 1 }
     }

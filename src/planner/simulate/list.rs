@@ -6,21 +6,21 @@ const NONE: u32 = u32::MAX;
 
 /// The links of the keys `0..keys`.
 #[derive(Clone, Debug)]
-pub struct Links {
+pub(crate) struct Links {
     before: Vec<u32>,
     after: Vec<u32>,
 }
 
 impl Links {
     /// No key is in a list.
-    pub fn new(keys: u32) -> Self {
+    pub(crate) fn new(keys: u32) -> Self {
         Self { before: vec![NONE; keys as usize], after: vec![NONE; keys as usize] }
     }
 }
 
 /// One list. Whoever uses it knows which keys are in it.
 #[derive(Clone, Copy, Debug)]
-pub struct List {
+pub(crate) struct List {
     front: u32,
     back: u32,
     len: usize,
@@ -34,22 +34,22 @@ impl Default for List {
 
 impl List {
     /// How many keys are in it.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
     /// Whether none is.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// The key at the back.
-    pub fn back(&self) -> Option<u32> {
+    pub(crate) fn back(&self) -> Option<u32> {
         (self.back != NONE).then_some(self.back)
     }
 
     /// Puts a key, which is in no list, at the front.
-    pub fn push_front(&mut self, links: &mut Links, key: u32) {
+    pub(crate) fn push_front(&mut self, links: &mut Links, key: u32) {
         links.before[key as usize] = NONE;
         links.after[key as usize] = self.front;
         match self.front {
@@ -61,7 +61,7 @@ impl List {
     }
 
     /// Takes out a key, which is in this list.
-    pub fn remove(&mut self, links: &mut Links, key: u32) {
+    pub(crate) fn remove(&mut self, links: &mut Links, key: u32) {
         let (before, after) = (links.before[key as usize], links.after[key as usize]);
         match before {
             NONE => self.front = after,
@@ -75,7 +75,7 @@ impl List {
     }
 
     /// Takes out the key at the back.
-    pub fn pop_back(&mut self, links: &mut Links) -> Option<u32> {
+    pub(crate) fn pop_back(&mut self, links: &mut Links) -> Option<u32> {
         let key = self.back()?;
         self.remove(links, key);
         Some(key)

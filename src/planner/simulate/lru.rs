@@ -10,7 +10,7 @@ use super::list::{Links, List};
 
 /// An exact LRU cache.
 #[derive(Debug)]
-pub struct Lru {
+pub(crate) struct Lru {
     capacity: usize,
     links: Links,
     /// The newest in front.
@@ -20,7 +20,7 @@ pub struct Lru {
 
 impl Lru {
     /// An empty cache of `capacity` of the keys `0..keys`; `capacity` is above 0.
-    pub fn new(capacity: usize, keys: u32) -> Self {
+    pub(crate) fn new(capacity: usize, keys: u32) -> Self {
         let resident = vec![false; keys as usize];
         Self { capacity, links: Links::new(keys), list: List::default(), resident }
     }

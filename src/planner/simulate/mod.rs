@@ -89,7 +89,7 @@ impl Simulated for Nothing {
 
 /// Hits of one cache on one trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Hits {
+pub(crate) struct Hits {
     /// By table.
     pub tables: Vec<u64>,
 }
@@ -97,14 +97,14 @@ pub struct Hits {
 impl Hits {
     /// Over all tables.
     #[must_use]
-    pub fn total(&self) -> u64 {
+    pub(crate) fn total(&self) -> u64 {
         self.tables.iter().sum()
     }
 }
 
 /// What caches of one size do.
 #[derive(Clone, Debug, PartialEq)]
-pub struct SizeHits {
+pub(crate) struct SizeHits {
     /// The size, of all distinct rows.
     pub fraction: f64,
     /// The flat cache's rows.
@@ -130,7 +130,7 @@ pub fn share(fraction: f64, rows: u32) -> usize {
 /// current pool has, each with at most about 30 bytes a distinct row; LFU with 16 more for each access of the
 /// hottest row.
 #[must_use]
-pub fn simulate(trace: &Trace, fractions: &[f64], seed: u64) -> Vec<SizeHits> {
+pub(crate) fn simulate(trace: &Trace, fractions: &[f64], seed: u64) -> Vec<SizeHits> {
     let tables = trace.table_of_keys();
     let future = Future::of(&trace.accesses, trace.keys());
     let bench = Bench { trace, tables: &tables, seed };

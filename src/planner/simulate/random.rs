@@ -7,7 +7,7 @@ use super::Simulated;
 
 /// A cache that evicts at random, the same way for the same seed.
 #[derive(Debug)]
-pub struct Random {
+pub(crate) struct Random {
     capacity: usize,
     residents: Vec<u32>,
     /// By key: whether it is among the residents.
@@ -17,7 +17,7 @@ pub struct Random {
 
 impl Random {
     /// An empty cache of `capacity` of the keys `0..keys`; `capacity` is above 0.
-    pub fn new(capacity: usize, keys: u32, seed: u64) -> Self {
+    pub(crate) fn new(capacity: usize, keys: u32, seed: u64) -> Self {
         Self { capacity, residents: Vec::new(), resident: vec![false; keys as usize], state: seed }
     }
 

@@ -25,7 +25,7 @@ enum Place {
 
 /// An S3-FIFO cache.
 #[derive(Debug)]
-pub struct S3Fifo {
+pub(crate) struct S3Fifo {
     capacity: usize,
     small_capacity: usize,
     links: Links,
@@ -38,7 +38,7 @@ pub struct S3Fifo {
 
 impl S3Fifo {
     /// An empty cache of `capacity` of the keys `0..keys`; `capacity` is above 0.
-    pub fn new(capacity: usize, keys: u32) -> Self {
+    pub(crate) fn new(capacity: usize, keys: u32) -> Self {
         Self {
             capacity,
             small_capacity: (capacity / SMALL_PART).max(1),

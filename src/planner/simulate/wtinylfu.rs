@@ -28,7 +28,7 @@ enum Place {
 
 /// A W-TinyLFU cache.
 #[derive(Debug)]
-pub struct WTinyLfu {
+pub(crate) struct WTinyLfu {
     window_capacity: usize,
     main_capacity: usize,
     protected_capacity: usize,
@@ -42,7 +42,7 @@ pub struct WTinyLfu {
 
 impl WTinyLfu {
     /// An empty cache of `capacity` of the keys `0..keys`; `capacity` is above 0.
-    pub fn new(capacity: usize, keys: u32) -> Self {
+    pub(crate) fn new(capacity: usize, keys: u32) -> Self {
         let window_capacity = (capacity / WINDOW_PART).max(1);
         let main_capacity = capacity - window_capacity;
         Self {

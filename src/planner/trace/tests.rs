@@ -4,7 +4,7 @@ use crate::types::Jagged;
 use proptest::prelude::*;
 
 /// A trace of these accesses, each a table below 3 and a row.
-pub fn trace(accesses: &[(u32, u64)]) -> Trace {
+pub(crate) fn trace(accesses: &[(u32, u64)]) -> Trace {
     let shape = SyntheticShape { tables: 3, rows: 1000, dense: 0, multi_hot: None };
     let mut builder = TraceBuilder::new(&preset::synthetic(Kind::Dcn, 4, shape));
     for &(table, row) in accesses {
@@ -13,7 +13,7 @@ pub fn trace(accesses: &[(u32, u64)]) -> Trace {
     builder.finish(1.0)
 }
 
-pub fn accesses(most: usize) -> impl Strategy<Value = Vec<(u32, u64)>> {
+pub(crate) fn accesses(most: usize) -> impl Strategy<Value = Vec<(u32, u64)>> {
     // Squared, so that small rows are hotter.
     let row = (0u64..16).prop_map(|r| r * r / 7);
     prop::collection::vec((0u32..3, row), 1..most)

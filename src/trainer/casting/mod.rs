@@ -17,12 +17,12 @@ use rayon::prelude::*;
 pub use self::radix::{Pair, RadixSort};
 use crate::predict::PredictError;
 use crate::schema::{Lookup, Pooling, Schema};
-pub use crate::trainer::pipeline::gpu::Source;
+pub(crate) use crate::trainer::pipeline::gpu::Source;
 use crate::types::{Batch, TableId};
 
 /// The rows of one table that a batch touches, and each one's gradients.
 #[derive(Clone, Debug, Default)]
-pub struct CastedIndex {
+pub(crate) struct CastedIndex {
     /// The casted `src`: by row, and within a row in batch order.
     sources: Vec<Source>,
     /// The distinct rows, ascending; the casted `dst` is a place here.
@@ -34,7 +34,7 @@ pub struct CastedIndex {
 }
 
 /// The place of an occurrence that no row stands for.
-pub const ABSENT: u32 = u32::MAX;
+pub(crate) const ABSENT: u32 = u32::MAX;
 
 /// What casting a table needs only meanwhile. A thread has one for all tables and batches: it is near when it is used, and takes no
 /// memory in batches that wait.
@@ -55,7 +55,7 @@ impl CastedIndex {
     /// Collects the rows of `table` that `lookups` of the batch touch. An absent id counts for the
     /// row that stands for it, or for none. Occurrences are counted lookup by lookup, and of a lookup as
     /// its feature has them.
-    pub fn fill(&mut self, schema: &Schema, lookups: &[Lookup], table: TableId, batch: &Batch) {
+    pub(crate) fn fill(&mut self, schema: &Schema, lookups: &[Lookup], table: TableId, batch: &Batch) {
         WORKSPACE.with_borrow_mut(|workspace| {
             workspace.look_up(schema, lookups, table, batch);
             self.cast(workspace);
@@ -79,20 +79,20 @@ impl CastedIndex {
 
     /// The distinct rows, ascending.
     #[must_use]
-    pub fn rows(&self) -> &[u64] {
+    pub(crate) fn rows(&self) -> &[u64] {
         &self.rows
     }
 
     /// Of each occurrence, its row's place in [`Self::rows`], or [`ABSENT`].
     #[must_use]
-    pub fn places(&self) -> &[u32] {
+    pub(crate) fn places(&self) -> &[u32] {
         &self.places
     }
 
     /// The sources of the gradient of row `k` of [`Self::rows`], in batch order.
     #[inline(always)]
     #[must_use]
-    pub fn sources(&self, k: usize) -> &[Source] {
+    pub(crate) fn sources(&self, k: usize) -> &[Source] {
         let start = if k == 0 { 0 } else { self.ends[k - 1] };
         &self.sources[start as usize..self.ends[k] as usize]
     }
@@ -100,7 +100,7 @@ impl CastedIndex {
     /// The sources of some of the rows end to end, where each row's end among all sources, and where the first one's
     /// begin.
     #[must_use]
-    pub fn part(&self, rows: Range<usize>) -> (&[Source], &[u32], u32) {
+    pub(crate) fn part(&self, rows: Range<usize>) -> (&[Source], &[u32], u32) {
         let first = if rows.start == 0 { 0 } else { self.ends[rows.start - 1] };
         let ends = &self.ends[rows];
         let end = ends.last().copied().unwrap_or(first);
@@ -172,7 +172,7 @@ impl Casting {
     ///
     /// # Errors
     /// As above.
-    pub fn fill_alone(
+    pub(crate) fn fill_alone(
         &mut self,
         schema: &Schema,
         lookups: &[Lookup],
@@ -203,13 +203,13 @@ impl Casting {
 
     /// Each table's, in the schema's order.
     #[must_use]
-    pub fn tables(&self) -> &[CastedIndex] {
+    pub(crate) fn tables(&self) -> &[CastedIndex] {
         &self.tables
     }
 
     /// Of lookup `l`, which is `lookup`, the place of each occurrence in the batch among the rows of its table.
     #[must_use]
-    pub fn places(&self, l: usize, lookup: &Lookup) -> &[u32] {
+    pub(crate) fn places(&self, l: usize, lookup: &Lookup) -> &[u32] {
         &self.tables[lookup.table.index()].places()[self.first[l]..]
     }
 }

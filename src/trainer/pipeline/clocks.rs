@@ -41,11 +41,11 @@ impl StageName {
 
 /// A clock for each stage, which stands while the stage waits for another.
 #[derive(Debug, Default)]
-pub struct Clocks([AtomicU64; StageName::ALL.len()]);
+pub(crate) struct Clocks([AtomicU64; StageName::ALL.len()]);
 
 impl Clocks {
     /// Does a stage's work while its clock runs.
-    pub fn time<R>(&self, stage: StageName, work: impl FnOnce() -> R) -> R {
+    pub(crate) fn time<R>(&self, stage: StageName, work: impl FnOnce() -> R) -> R {
         let began = Instant::now();
         let done = work();
         self.0[stage as usize].fetch_add(nanos(began.elapsed()), Ordering::Relaxed);
@@ -53,7 +53,7 @@ impl Clocks {
     }
 
     /// Waits within a stage's work: its clock does not run meanwhile.
-    pub fn wait<R>(&self, stage: StageName, wait: impl FnOnce() -> R) -> R {
+    pub(crate) fn wait<R>(&self, stage: StageName, wait: impl FnOnce() -> R) -> R {
         let began = Instant::now();
         let waited = wait();
         // It comes back when the work ends, so that it may be below nothing until then.
@@ -62,7 +62,7 @@ impl Clocks {
     }
 
     /// What the clock shows between two pieces of work.
-    pub fn of(&self, stage: StageName) -> Duration {
+    pub(crate) fn of(&self, stage: StageName) -> Duration {
         Duration::from_nanos(self.0[stage as usize].load(Ordering::Relaxed))
     }
 }

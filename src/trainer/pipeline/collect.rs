@@ -22,7 +22,7 @@ const PIECE_ROWS: usize = 256;
 
 /// What Collect and Insert move rows between.
 #[derive(Clone, Copy)]
-pub struct RowMover<'a> {
+pub(crate) struct RowMover<'a> {
     /// The rows that are not in the scratchpad.
     pub store: &'a WorkingFile,
     /// The scratchpad.
@@ -42,7 +42,7 @@ impl RowMover<'_> {
     /// # Errors
     /// [`TrainError::Store`], [`TrainError::Device`], and [`TrainError::Hazard`] where a slot is
     /// another stage's at the time.
-    pub fn collect(&self, item: &mut Item) -> Result<(), TrainError> {
+    pub(crate) fn collect(&self, item: &mut Item) -> Result<(), TrainError> {
         let Item { fills, evictions, berth, .. } = item;
         match self.pad {
             ScratchpadMemory::Host(slots) => {

@@ -11,6 +11,6 @@ use super::item::Item;
 ///
 /// # Errors
 /// [`TrainError::Device`]; none on the host.
-pub fn exchange(item: &mut Item) -> Result<(), TrainError> {
+pub(crate) fn exchange(item: &mut Item) -> Result<(), TrainError> {
     item.berth.as_mut().map_or(Ok(()), |berth| Ok(berth.exchange()?))
 }

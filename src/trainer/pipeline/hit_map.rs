@@ -13,19 +13,19 @@ use crate::mem::{Huge, OutOfHostMemory};
 
 /// Slots by rows.
 #[derive(Debug)]
-pub struct HitMap {
+pub(crate) struct HitMap {
     /// Tag (high 32 bits) and slot + 1; 0 where there is none.
     buckets: Huge<u64>,
 }
 
 /// Half of a row's hash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tag(u32);
+pub(crate) struct Tag(u32);
 
 impl Tag {
     /// Of a hash, all bits of which are as good as any.
     #[inline(always)]
-    pub fn of(hash: u64) -> Self {
+    pub(crate) fn of(hash: u64) -> Self {
         Self((hash >> 32) as u32)
     }
 }
@@ -51,36 +51,36 @@ impl HitMap {
     ///
     /// # Errors
     /// [`OutOfHostMemory`] when the memory is not to be had.
-    pub fn new(count: usize) -> Result<Self, OutOfHostMemory> {
+    pub(crate) fn new(count: usize) -> Result<Self, OutOfHostMemory> {
         // Half of them stay empty: a run then has two or three buckets.
         Ok(Self { buckets: Huge::zeroed(2 * count + 1)? })
     }
 
     /// Bytes for each slot.
-    pub const fn bytes_per_slot() -> usize {
+    pub(crate) const fn bytes_per_slot() -> usize {
         2 * size_of::<u64>()
     }
 
     /// No row is anywhere.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.buckets.fill(0);
     }
 
     /// Asks memory for the bucket in which the run of the tag begins.
     #[inline(always)]
-    pub fn prefetch(&self, tag: Tag) {
+    pub(crate) fn prefetch(&self, tag: Tag) {
         prefetch_line(&raw const self.buckets[self.home(tag)]);
     }
 
     /// The slot of a row with this tag of which `is` says that it is the one.
     #[inline]
-    pub fn find(&self, tag: Tag, is: impl Fn(u32) -> bool) -> Option<u32> {
+    pub(crate) fn find(&self, tag: Tag, is: impl Fn(u32) -> bool) -> Option<u32> {
         self.place(tag, is).and_then(|at| Bucket(self.buckets[at]).slot())
     }
 
     /// The row of this tag is in the slot from now on. There is room for as many rows as slots.
     #[inline]
-    pub fn insert(&mut self, tag: Tag, slot: u32) {
+    pub(crate) fn insert(&mut self, tag: Tag, slot: u32) {
         let mut at = self.home(tag);
         while self.buckets[at] != 0 {
             at = self.after(at);
@@ -90,7 +90,7 @@ impl HitMap {
 
     /// The row of this tag is in the slot no more.
     #[inline]
-    pub fn remove(&mut self, tag: Tag, slot: u32) {
+    pub(crate) fn remove(&mut self, tag: Tag, slot: u32) {
         let Some(mut hole) = self.place(tag, |found| found == slot) else { return };
         let mut at = self.after(hole);
         while self.buckets[at] != 0 {

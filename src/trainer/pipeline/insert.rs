@@ -16,7 +16,7 @@ impl RowMover<'_> {
     /// # Errors
     /// [`TrainError::Store`], [`TrainError::Device`], and [`TrainError::Hazard`] where a slot is
     /// another stage's at the time.
-    pub fn insert(&self, item: &mut Item) -> Result<(), TrainError> {
+    pub(crate) fn insert(&self, item: &mut Item) -> Result<(), TrainError> {
         let Item { fills, evictions, berth, .. } = item;
         match self.pad {
             ScratchpadMemory::Host(slots) => {

@@ -13,7 +13,7 @@ use crate::types::{Batch, TableId};
 
 /// A batch that was read, and which rows it needs.
 #[derive(Default)]
-pub struct PreparedBatch {
+pub(crate) struct PreparedBatch {
     /// The samples.
     pub batch: Batch,
     /// A label a sample.
@@ -42,7 +42,7 @@ impl PreparedBatch {
 
     /// Some of its rows, counted over all tables, table by table: which table, which of its rows, and their places among
     /// `rows`.
-    pub fn parts(
+    pub(crate) fn parts(
         &self,
         rows: Range<usize>,
     ) -> impl Iterator<Item = (usize, Range<usize>, Range<usize>)> + '_ {
@@ -55,7 +55,7 @@ impl PreparedBatch {
     }
 
     /// Its rows, by table and ascending.
-    pub fn keys(&self) -> impl Iterator<Item = Key> + '_ {
+    pub(crate) fn keys(&self) -> impl Iterator<Item = Key> + '_ {
         let tables = self.casting.tables().iter().zip(0..);
         tables.flat_map(|(casted, t)| casted.rows().iter().map(move |&row| Key::new(TableId(t), row)))
     }
@@ -63,7 +63,7 @@ impl PreparedBatch {
 
 /// Rows on their way between store and scratchpad.
 #[derive(Default)]
-pub struct Transfers {
+pub(crate) struct Transfers {
     /// Which part of the lists below is of which table, in the order of tables.
     pub runs: Vec<(TableId, Range<usize>)>,
     /// The rows, ascending within a table.
@@ -78,7 +78,7 @@ pub struct Transfers {
 
 impl Transfers {
     /// Makes it of these rows and their slots. Records of table `t` have `width(t)` words.
-    pub fn set(&mut self, rows: &mut [(Key, u32)], width: impl Fn(TableId) -> usize) {
+    pub(crate) fn set(&mut self, rows: &mut [(Key, u32)], width: impl Fn(TableId) -> usize) {
         rows.sort_unstable_by_key(|(key, _)| *key);
         self.runs.clear();
         self.rows.clear();
@@ -94,7 +94,7 @@ impl Transfers {
     }
 
     /// Makes room for the records. What is in it is of no meaning, so that none is zeroed or moved that was used before.
-    pub fn make_room(&mut self) {
+    pub(crate) fn make_room(&mut self) {
         if self.records.len() < self.words {
             // Most batches need about as much. What is left over takes no memory before it is used, and all of them together
             // use no more than the bytes that were given for staging.
@@ -105,16 +105,16 @@ impl Transfers {
 
 /// Buffers that were used and may be again, also by the next run of the pipeline.
 #[derive(Default)]
-pub struct Spare<T>(Mutex<Vec<T>>);
+pub(crate) struct Spare<T>(Mutex<Vec<T>>);
 
 impl<T: Default> Spare<T> {
     /// The one that was used last, which is nearest, or a new one.
-    pub fn take(&self) -> T {
+    pub(crate) fn take(&self) -> T {
         self.all().pop().unwrap_or_default()
     }
 
     /// This one is used no more.
-    pub fn give(&self, used: T) {
+    pub(crate) fn give(&self, used: T) {
         self.all().push(used);
     }
 
@@ -126,7 +126,7 @@ impl<T: Default> Spare<T> {
 
 /// What goes through the pipeline.
 #[derive(Default)]
-pub struct Item {
+pub(crate) struct Item {
     /// Counted from 1.
     pub number: u64,
     /// Rows that come in.
@@ -141,7 +141,7 @@ pub struct Item {
 
 /// What Train does with an item.
 #[derive(Default)]
-pub enum Work {
+pub(crate) enum Work {
     /// Nothing: the item only moves rows.
     #[default]
     Move,

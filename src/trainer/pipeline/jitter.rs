@@ -9,19 +9,19 @@ const MOST_MICROS: u64 = 2_000;
 
 /// Sleeps of one stage; none unless there is a seed.
 #[derive(Clone, Copy, Debug)]
-pub struct Jitter {
+pub(crate) struct Jitter {
     draws: Option<u64>,
 }
 
 impl Jitter {
     /// Of the stage of this number.
     #[must_use]
-    pub fn new(seed: Option<u64>, stage: u64) -> Self {
+    pub(crate) fn new(seed: Option<u64>, stage: u64) -> Self {
         Self { draws: seed.map(|seed| mix64(seed ^ mix64(stage))) }
     }
 
     /// Sleeps, perhaps: half of the time not at all, so that a stage may also be far faster than its neighbours.
-    pub fn sleep(&mut self) {
+    pub(crate) fn sleep(&mut self) {
         let Some(draws) = &mut self.draws else { return };
         *draws = mix64(*draws);
         if *draws & 1 == 0 {

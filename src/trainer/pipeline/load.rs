@@ -12,7 +12,7 @@ use crate::schema::Schema;
 use crate::types::RawBatch;
 
 /// The batches of some data, in order.
-pub struct Load<'a> {
+pub(crate) struct Load<'a> {
     schema: Arc<Schema>,
     data: Data<'a>,
     jitter: Jitter,
@@ -23,7 +23,7 @@ pub struct Load<'a> {
 
 impl<'a> Load<'a> {
     /// From the first batch on.
-    pub fn new(schema: Arc<Schema>, data: Data<'a>, jitter: Jitter) -> Self {
+    pub(crate) fn new(schema: Arc<Schema>, data: Data<'a>, jitter: Jitter) -> Self {
         Self { schema, data, jitter, raw: RawBatch::default(), samples: 0 }
     }
 
@@ -31,7 +31,7 @@ impl<'a> Load<'a> {
     ///
     /// # Errors
     /// [`TrainError`] for data that cannot be read, encoded or trained on.
-    pub fn next(&mut self, cast: &mut PreparedBatch) -> Result<bool, TrainError> {
+    pub(crate) fn next(&mut self, cast: &mut PreparedBatch) -> Result<bool, TrainError> {
         let Self { schema, data, jitter, raw, samples } = self;
         if data.steps == 0 {
             return Ok(false);
@@ -50,7 +50,7 @@ impl<'a> Load<'a> {
     }
 
     /// Reads all of them, over `spare` ones.
-    pub fn run(
+    pub(crate) fn run(
         mut self,
         loaded: &SyncSender<Result<PreparedBatch, TrainError>>,
         spare: &Spare<PreparedBatch>,

@@ -22,7 +22,7 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::Duration;
 
-pub mod clocks;
+pub(crate) mod clocks;
 mod collect;
 mod exchange;
 pub mod gpu;
@@ -38,7 +38,7 @@ pub(crate) mod scratchpad;
 mod settings;
 mod slot_directory;
 pub mod slot_flags;
-pub mod slots;
+pub(crate) mod slots;
 pub(crate) mod stage;
 pub(crate) mod train;
 mod train_progress;
@@ -194,13 +194,13 @@ impl Pipeline {
 
     /// Slots of all sizes together.
     #[must_use]
-    pub fn slots(&self) -> usize {
+    pub(crate) fn slots(&self) -> usize {
         self.pad.counts().iter().sum()
     }
 
     /// Bytes of the scratchpad and of what is kept of it.
     #[must_use]
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.sizes.bytes(&self.pad.counts())
     }
 
@@ -212,7 +212,7 @@ impl Pipeline {
 
     /// How it was made.
     #[must_use]
-    pub fn settings(&self) -> &PipelineSettings {
+    pub(crate) fn settings(&self) -> &PipelineSettings {
         &self.settings
     }
 
@@ -224,7 +224,7 @@ impl Pipeline {
 
     /// The rows of every table, as [`Self::flush`] has written them: to save.
     #[must_use]
-    pub fn rows(&self) -> Vec<Rows<'_>> {
+    pub(crate) fn rows(&self) -> Vec<Rows<'_>> {
         (0..self.sizes.tables.len()).map(|t| Rows::Working(&self.store, TableId(t as u32))).collect()
     }
 

@@ -48,7 +48,7 @@ impl Sizes {
     ///
     /// # Errors
     /// [`TrainError::TooManyTables`] and [`TrainError::TooManyRows`] where a scratchpad cannot name the rows.
-    pub fn of(schema: &Schema, kind: Kind) -> Result<Self, TrainError> {
+    pub(crate) fn of(schema: &Schema, kind: Kind) -> Result<Self, TrainError> {
         let (limit, rows) = Key::LIMITS;
         if schema.tables.len() > limit {
             return Err(TrainError::TooManyTables { got: schema.tables.len(), limit });
@@ -83,7 +83,7 @@ impl Sizes {
     /// Slots of each size. None of a size is more than its rows, or than can be numbered; and where a share or bytes are given,
     /// none is less than a sample may ask for, as long as the bytes are enough for that.
     #[must_use]
-    pub fn counts(&self, size: &ScratchpadSize) -> Vec<usize> {
+    pub(crate) fn counts(&self, size: &ScratchpadSize) -> Vec<usize> {
         let counts: Vec<u64> = match size {
             ScratchpadSize::Slots(slots) => slots.iter().map(|&slots| slots as u64).collect(),
             ScratchpadSize::Fraction(fraction) => {
@@ -112,13 +112,13 @@ impl Sizes {
 
     /// Whether these slots hold every row.
     #[must_use]
-    pub fn hold_all(&self, counts: &[usize]) -> bool {
+    pub(crate) fn hold_all(&self, counts: &[usize]) -> bool {
         self.sizes.iter().zip(counts).all(|((_, rows), &count)| count as u64 >= *rows)
     }
 
     /// Bytes of so many slots of each size, with all that is kept of them.
     #[must_use]
-    pub fn bytes(&self, counts: &[usize]) -> u64 {
+    pub(crate) fn bytes(&self, counts: &[usize]) -> u64 {
         self.sizes.iter().zip(counts).map(|(&(words, _), &count)| count as u64 * slot_bytes(words)).sum()
     }
 
@@ -159,7 +159,7 @@ pub(crate) enum ScratchpadMemory {
 
 impl ScratchpadMemory {
     /// Slots of each size.
-    pub fn counts(&self) -> Vec<usize> {
+    pub(crate) fn counts(&self) -> Vec<usize> {
         match self {
             Self::Host(slots) => slots.iter().map(Slots::count).collect(),
             Self::Device(scratch) => scratch.sizes().iter().map(|size| size.count).collect(),
@@ -170,7 +170,7 @@ impl ScratchpadMemory {
     ///
     /// # Errors
     /// [`TrainError::Device`].
-    pub fn stepper(&self) -> Result<Option<Box<dyn Stepper>>, TrainError> {
+    pub(crate) fn stepper(&self) -> Result<Option<Box<dyn Stepper>>, TrainError> {
         match self {
             Self::Host(_) => Ok(None),
             Self::Device(scratch) => Ok(Some(scratch.stepper()?)),
@@ -181,7 +181,7 @@ impl ScratchpadMemory {
     ///
     /// # Errors
     /// [`TrainError::Hazard`] where a slot is a stage's at the time, and [`TrainError::Device`].
-    pub fn read(&self, size: usize, list: &[u32]) -> Result<Vec<f32>, TrainError> {
+    pub(crate) fn read(&self, size: usize, list: &[u32]) -> Result<Vec<f32>, TrainError> {
         let scratch = match self {
             Self::Host(slots) => {
                 let mut records = vec![0.0; list.len() * slots[size].width()];

@@ -42,7 +42,7 @@ impl PipelineSettings {
     /// lambda = 1 to rounding, because a sum is then cut where the batch is. Not at any other lambda, where
     /// each replica goes on for some steps by itself.
     #[must_use]
-    pub fn exact(&self) -> bool {
+    pub(crate) fn exact(&self) -> bool {
         self.replicas == 1 || self.lambda == 1
     }
 
@@ -50,7 +50,7 @@ impl PipelineSettings {
     ///
     /// # Errors
     /// [`TrainError::Lookahead`], [`TrainError::Replicas`] or [`TrainError::Lambda`].
-    pub fn check(&self) -> Result<(), TrainError> {
+    pub(crate) fn check(&self) -> Result<(), TrainError> {
         let most = SEEN_AHEAD / (1 + Windows::of(self.buffered).future as usize);
         if !(1..=most).contains(&self.lookahead) {
             return Err(TrainError::Lookahead { got: self.lookahead, most });
@@ -66,7 +66,7 @@ impl PipelineSettings {
 
     /// The most steps that replicas take before they average: `lambda`, but no more than a window has.
     #[must_use]
-    pub fn steps_apart(&self) -> u64 {
+    pub(crate) fn steps_apart(&self) -> u64 {
         self.lambda.min(self.lookahead as u64)
     }
 }

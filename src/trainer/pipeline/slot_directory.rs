@@ -24,7 +24,7 @@ use crate::mem::{Huge, OutOfHostMemory};
 use crate::trainer::pipeline::slot_flags::NO_SLOT;
 
 /// Rows that are looked up together: many times [`TURNS_AHEAD`], and so few that what memory gave is still near when it is used.
-pub const TOGETHER: usize = 256;
+pub(crate) const TOGETHER: usize = 256;
 
 /// In so many lists all rows are listed, one after the other, unless these would be shorter than that; while one is made it takes
 /// twice its memory.
@@ -75,7 +75,7 @@ impl Entry {
 }
 
 /// The slots of one size.
-pub struct SlotDirectory {
+pub(crate) struct SlotDirectory {
     /// How often each row is used, where that is known.
     frequencies: Option<Arc<UseCounts>>,
     entries: Huge<Entry>,
@@ -95,7 +95,7 @@ impl SlotDirectory {
     ///
     /// # Errors
     /// [`OutOfHostMemory`] when the memory is not to be had.
-    pub fn new(
+    pub(crate) fn new(
         policy: Policy,
         frequencies: Option<Arc<UseCounts>>,
         count: usize,
@@ -114,7 +114,7 @@ impl SlotDirectory {
     }
 
     /// Nothing is in any slot, as when it was made.
-    pub fn clear(&mut self, policy: Policy, seed: u64) {
+    pub(crate) fn clear(&mut self, policy: Policy, seed: u64) {
         let count = self.count();
         self.entries.fill(Entry::default());
         self.slots.clear();
@@ -126,7 +126,7 @@ impl SlotDirectory {
 
     /// Bytes for each slot, with the list that [`Self::rows_after`] makes; the lists of the window left out, which are of as many
     /// slots as its batches touch.
-    pub const fn bytes_per_slot() -> usize {
+    pub(crate) const fn bytes_per_slot() -> usize {
         let listed = 2 * size_of::<(Key, u32)>() / LISTS;
         size_of::<Entry>()
             + HitMap::bytes_per_slot()
@@ -136,24 +136,24 @@ impl SlotDirectory {
     }
 
     /// How many slots.
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.entries.len()
     }
 
     /// Slots that can be had now.
-    pub fn available(&self) -> usize {
+    pub(crate) fn available(&self) -> usize {
         self.free.len() + self.candidates.len()
     }
 
     /// The slot that holds the row, or will when the next item trains.
     #[inline]
-    pub fn find(&self, key: Key) -> Option<u32> {
+    pub(crate) fn find(&self, key: Key) -> Option<u32> {
         self.slots.find(key.tag(), |slot| self.holds(slot, key))
     }
 
     /// [`Self::find`] for some rows, at most [`TOGETHER`], into `found`, or [`NO_SLOT`].
     #[inline]
-    pub fn find_all<'f>(&self, keys: &[Key], found: &'f mut [u32; TOGETHER]) -> &'f [u32] {
+    pub(crate) fn find_all<'f>(&self, keys: &[Key], found: &'f mut [u32; TOGETHER]) -> &'f [u32] {
         let found = &mut found[..keys.len()];
         for (at, (found, key)) in found.iter_mut().zip(keys).enumerate() {
             if let Some(next) = keys.get(at + TURNS_AHEAD) {
@@ -180,7 +180,7 @@ impl SlotDirectory {
     }
 
     /// Batch `batch` needs the rows of these slots; each [`NO_SLOT`] among them stands for none.
-    pub fn keep(&mut self, slots: &[u32], batch: u64) {
+    pub(crate) fn keep(&mut self, slots: &[u32], batch: u64) {
         let mut needed = std::mem::take(list_of(&mut self.needed, &mut self.spare, batch));
         needed.extend(slots.iter().filter(|&&slot| slot != NO_SLOT && self.needs(slot, batch)));
         *list_of(&mut self.needed, &mut self.spare, batch) = needed;
@@ -204,7 +204,7 @@ impl SlotDirectory {
 
     /// Batches up to `past` have left the past window: what no other needs becomes a candidate. What batch `batch`, which is
     /// planned, needs must be said before. `next` is how many batches from now a row is used, as [`Worth`] has it.
-    pub fn expire(&mut self, past: u64, batch: u64, next: impl Fn(Key) -> u64) {
+    pub(crate) fn expire(&mut self, past: u64, batch: u64, next: impl Fn(Key) -> u64) {
         while self.needed.front().is_some_and(|(number, _)| *number <= past) {
             let Some((number, mut list)) = self.needed.pop_front() else { break };
             self.offer(&list, number, batch, &next);
@@ -229,7 +229,7 @@ impl SlotDirectory {
     }
 
     /// A candidate's worth has changed.
-    pub fn judge(&mut self, slot: u32, batch: u64, worth: Worth) {
+    pub(crate) fn judge(&mut self, slot: u32, batch: u64, worth: Worth) {
         if self.withdraw(slot) {
             add(&mut self.candidates, &mut self.entries, (slot, &mut self.stamp), worth, batch);
         }
@@ -249,7 +249,7 @@ impl SlotDirectory {
 
     /// Gives up `count` rows that batches after `batch` need, the furthest batch first: they are candidates from now
     /// on. None of the slots in `kept` is given up.
-    pub fn release(&mut self, mut count: usize, batch: u64, kept: &HashSet<u32>) {
+    pub(crate) fn release(&mut self, mut count: usize, batch: u64, kept: &HashSet<u32>) {
         for (number, list) in self.needed.iter().rev().take_while(|(number, _)| *number > batch) {
             for &slot in list {
                 let held = self.entries[slot as usize].held_until(*number);
@@ -264,7 +264,7 @@ impl SlotDirectory {
 
     /// Takes a slot for each of these rows, at most [`TOGETHER`], that batch `batch` needs; `give` gets each in turn, with its
     /// slot and what is in it now. Stops where no slot can be had.
-    pub fn take_all(
+    pub(crate) fn take_all(
         &mut self,
         keys: &[Key],
         batch: u64,
@@ -312,7 +312,7 @@ impl SlotDirectory {
 
     /// The first rows past `after` that are here, ascending, and their slots: none when there are no more. Each time it looks at
     /// every slot, so it gives a sixteenth of them or more.
-    pub fn rows_after(&self, after: Option<Key>, rows: &mut Vec<(Key, u32)>) {
+    pub(crate) fn rows_after(&self, after: Option<Key>, rows: &mut Vec<(Key, u32)>) {
         rows.clear();
         let (most, mut end) = (FEWEST_LISTED.max(self.count() / LISTS), None);
         rows.reserve_exact((2 * most).min(self.count()));

@@ -35,13 +35,13 @@ pub struct Held<'a> {
 impl SlotFlags {
     /// For so many slots, which nobody has yet.
     #[must_use]
-    pub fn new(count: usize) -> Self {
+    pub(crate) fn new(count: usize) -> Self {
         Self((0..count).map(|_| AtomicBool::new(false)).collect())
     }
 
     /// How many slots.
     #[must_use]
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.0.len()
     }
 
@@ -72,13 +72,13 @@ impl<'a> Held<'a> {
     /// The slots, in the order in which they were claimed.
     #[inline(always)]
     #[must_use]
-    pub fn list(&self) -> &'a [u32] {
+    pub(crate) fn list(&self) -> &'a [u32] {
         self.list
     }
 
     /// Whether they are slots of these flags.
     #[must_use]
-    pub fn is_of(&self, flags: &SlotFlags) -> bool {
+    pub(crate) fn is_of(&self, flags: &SlotFlags) -> bool {
         std::ptr::eq(self.flags, flags)
     }
 }

@@ -11,10 +11,10 @@ use crate::compute::simd::copy_past_caches;
 use crate::mem::prefetch::{prefetch, prefetch_line};
 use crate::mem::{HostBlock, HostMemory, OutOfHostMemory};
 use crate::trainer::pipeline::slot_flags::{Held, SlotFlags};
-pub use crate::trainer::pipeline::slot_flags::{NO_SLOT, NotClaimed};
+pub(crate) use crate::trainer::pipeline::slot_flags::{NO_SLOT, NotClaimed};
 
 /// `count` slots of `width` f32.
-pub struct Slots {
+pub(crate) struct Slots {
     width: usize,
     flags: SlotFlags,
     /// The first word of `memory`.
@@ -31,7 +31,7 @@ unsafe impl Send for Slots {}
 unsafe impl Sync for Slots {}
 
 /// The right to these slots, exclusive until it is dropped.
-pub struct Claim<'a> {
+pub(crate) struct Claim<'a> {
     slots: &'a Slots,
     held: Held<'a>,
 }
@@ -40,20 +40,20 @@ pub struct Claim<'a> {
 const MANY_BYTES: usize = 1 << 20;
 
 /// The rows of a claim, to write.
-pub struct ClaimedRows<'a> {
+pub(crate) struct ClaimedRows<'a> {
     slots: &'a Slots,
     list: &'a [u32],
 }
 
 impl Slots {
     /// The most slots of a size: they are numbered in 32 bits, and [`NO_SLOT`] is none.
-    pub const MOST: u64 = NO_SLOT as u64 - 1;
+    pub(crate) const MOST: u64 = NO_SLOT as u64 - 1;
 
     /// So many zeroed slots.
     ///
     /// # Errors
     /// [`OutOfHostMemory`] when the memory is not to be had.
-    pub fn new(memory: &dyn HostMemory, count: usize, width: usize) -> Result<Self, OutOfHostMemory> {
+    pub(crate) fn new(memory: &dyn HostMemory, count: usize, width: usize) -> Result<Self, OutOfHostMemory> {
         let bytes = count.checked_mul(width).and_then(|words| words.checked_mul(size_of::<f32>()));
         let bytes =
             bytes.filter(|_| count as u64 <= Self::MOST).ok_or(OutOfHostMemory { bytes: usize::MAX })?;
@@ -66,13 +66,13 @@ impl Slots {
 
     /// How many slots.
     #[must_use]
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.flags.count()
     }
 
     /// Elements a slot.
     #[must_use]
-    pub fn width(&self) -> usize {
+    pub(crate) fn width(&self) -> usize {
         self.width
     }
 
@@ -80,7 +80,7 @@ impl Slots {
     ///
     /// # Errors
     /// As [`SlotFlags::claim`].
-    pub fn claim<'a>(&'a self, list: &'a [u32]) -> Result<Claim<'a>, NotClaimed> {
+    pub(crate) fn claim<'a>(&'a self, list: &'a [u32]) -> Result<Claim<'a>, NotClaimed> {
         Ok(Claim { slots: self, held: self.flags.claim(list)? })
     }
 
@@ -97,7 +97,7 @@ impl<'a> Claim<'a> {
     /// The row of slot `k` of the claim; none where that is [`NO_SLOT`] or past its end.
     #[inline(always)]
     #[must_use]
-    pub fn row(&self, k: usize) -> Option<&[f32]> {
+    pub(crate) fn row(&self, k: usize) -> Option<&[f32]> {
         let slot = self.held.list().get(k).copied().filter(|&slot| slot != NO_SLOT)?;
         // SAFETY: the claim holds the slot, so no other claim touches it; this one writes only by `rows_mut`, which
         // borrows it mutably, and so not while the reference given here lives. The words are initialised (zeroed).
@@ -106,12 +106,12 @@ impl<'a> Claim<'a> {
 
     /// Asks memory for what [`Self::row`] looks at: which slot it is.
     #[inline(always)]
-    pub fn ask(&self, k: usize) {
+    pub(crate) fn ask(&self, k: usize) {
         prefetch_line(self.held.list().as_ptr().wrapping_add(k));
     }
 
     /// All rows, to write.
-    pub fn rows_mut(&mut self) -> ClaimedRows<'_> {
+    pub(crate) fn rows_mut(&mut self) -> ClaimedRows<'_> {
         ClaimedRows { slots: self.slots, list: self.held.list() }
     }
 
@@ -119,7 +119,7 @@ impl<'a> Claim<'a> {
     ///
     /// # Panics
     /// When `out` has not room for exactly as many rows as there are slots, or one is [`NO_SLOT`].
-    pub fn read(&self, out: &mut [f32]) {
+    pub(crate) fn read(&self, out: &mut [f32]) {
         assert_eq!(out.len(), self.held.list().len() * self.slots.width, "elements");
         let ahead = rows_ahead(self.slots.width * size_of::<f32>());
         for (k, out) in out.chunks_exact_mut(self.slots.width.max(1)).enumerate() {
@@ -134,7 +134,7 @@ impl<'a> Claim<'a> {
     ///
     /// # Panics
     /// As [`Self::read`].
-    pub fn write(&mut self, from: &[f32]) {
+    pub(crate) fn write(&mut self, from: &[f32]) {
         assert_eq!(from.len(), self.held.list().len() * self.slots.width, "elements");
         assert!(!self.held.list().contains(&NO_SLOT), "a row that has no slot");
         let (width, many) = (self.slots.width.max(1), size_of_val(from) >= MANY_BYTES);
@@ -146,7 +146,7 @@ impl<'a> Claim<'a> {
 impl<'a> ClaimedRows<'a> {
     /// The row of slot `k`; none where that is [`NO_SLOT`] or past the end.
     #[inline(always)]
-    pub fn row_mut(&mut self, k: usize) -> Option<&mut [f32]> {
+    pub(crate) fn row_mut(&mut self, k: usize) -> Option<&mut [f32]> {
         let slot = self.list.get(k).copied().filter(|&slot| slot != NO_SLOT)?;
         // SAFETY: the slots of a claim are distinct, and this has the claim to itself (`rows_mut` borrows it mutably), so
         // nobody else has this row.
@@ -154,7 +154,7 @@ impl<'a> ClaimedRows<'a> {
     }
 
     /// The rows of all slots but [`NO_SLOT`].
-    pub fn each(self) -> impl Iterator<Item = &'a mut [f32]> {
+    pub(crate) fn each(self) -> impl Iterator<Item = &'a mut [f32]> {
         let Self { slots, list } = self;
         let list = list.iter().filter(|&&slot| slot != NO_SLOT);
         // SAFETY: as in `row_mut`; each slot of the list comes up once, and this is of no more use to get at it again.

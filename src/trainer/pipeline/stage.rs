@@ -12,7 +12,7 @@ use crate::trainer::pipeline::train::Train;
 use crate::trainer::pipeline::train_progress::TrainProgress;
 
 /// Starts a stage's thread, which tools for looking at threads show by its name.
-pub fn start<'s, T: Send + 's>(
+pub(crate) fn start<'s, T: Send + 's>(
     scope: &'s Scope<'s, '_>,
     name: &str,
     work: impl FnOnce() -> T + Send + 's,
@@ -22,12 +22,12 @@ pub fn start<'s, T: Send + 's>(
 }
 
 /// The end of a stage's thread. A panic goes on.
-pub fn end(stage: ScopedJoinHandle<'_, Result<(), TrainError>>) -> Result<(), TrainError> {
+pub(crate) fn end(stage: ScopedJoinHandle<'_, Result<(), TrainError>>) -> Result<(), TrainError> {
     stage.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// A stage that works on items in order.
-pub struct Stage<'a> {
+pub(crate) struct Stage<'a> {
     pub name: StageName,
     pub clocks: &'a Clocks,
     pub from: Receiver<Item>,
@@ -36,7 +36,10 @@ pub struct Stage<'a> {
 }
 
 impl Stage<'_> {
-    pub fn run(mut self, work: impl Fn(&mut Item) -> Result<(), TrainError>) -> Result<(), TrainError> {
+    pub(crate) fn run(
+        mut self,
+        work: impl Fn(&mut Item) -> Result<(), TrainError>,
+    ) -> Result<(), TrainError> {
         for mut item in self.from {
             self.jitter.sleep();
             self.clocks.time(self.name, || work(&mut item))?;
@@ -47,7 +50,7 @@ impl Stage<'_> {
 }
 
 /// Train's ends of the pipeline.
-pub struct TrainEnds<'a> {
+pub(crate) struct TrainEnds<'a> {
     pub items: Receiver<Item>,
     pub spare: &'a Buffers,
     pub clocks: &'a Clocks,
@@ -56,7 +59,7 @@ pub struct TrainEnds<'a> {
 }
 
 impl TrainEnds<'_> {
-    pub fn run(mut self, train: &mut Train<'_>) -> Result<(), TrainError> {
+    pub(crate) fn run(mut self, train: &mut Train<'_>) -> Result<(), TrainError> {
         for item in self.items {
             self.jitter.sleep();
             self.clocks.time(StageName::Train, || train.train(&item))?;
@@ -71,7 +74,7 @@ impl TrainEnds<'_> {
 }
 
 /// Ends all waiting for Train, when it is dropped.
-pub struct Stop<'a>(pub &'a TrainProgress);
+pub(crate) struct Stop<'a>(pub &'a TrainProgress);
 
 impl Drop for Stop<'_> {
     fn drop(&mut self) {

@@ -53,12 +53,12 @@ const TOML: &str = r#"
     dim = 1
 "#;
 
-pub fn schema() -> Schema {
+pub(crate) fn schema() -> Schema {
     Schema::parse(TOML).unwrap()
 }
 
 /// Samples drawn from a seed, whose ids are skewed, so that some rows come in every batch and some hardly ever.
-pub struct Samples {
+pub(crate) struct Samples {
     left: usize,
     draws: u64,
 }
@@ -106,7 +106,7 @@ impl Reader for Samples {
 }
 
 #[derive(Clone, Debug)]
-pub struct Case {
+pub(crate) struct Case {
     pub settings: PipelineSettings,
     pub kind: Kind,
     pub samples: usize,
@@ -115,7 +115,7 @@ pub struct Case {
 }
 
 /// What a pipeline made of a case, flushed, and all it said.
-pub struct Trained {
+pub(crate) struct Trained {
     pub network: TrainState,
     pub pipeline: Pipeline,
     pub said: Vec<f32>,
@@ -123,21 +123,21 @@ pub struct Trained {
 }
 
 impl Case {
-    pub fn new(scratchpad: ScratchpadSize, policy: Policy) -> Self {
+    pub(crate) fn new(scratchpad: ScratchpadSize, policy: Policy) -> Self {
         let settings = PipelineSettings { scratchpad, policy, threads: 2, ..PipelineSettings::default() };
         Self { settings, kind: Kind::Adagrad, samples: 300, batch: 16, seed: 3 }
     }
 
-    pub fn optimizer(&self) -> Optimizer {
+    pub(crate) fn optimizer(&self) -> Optimizer {
         Optimizer { kind: self.kind, lr: 0.05, eps: 1e-10 }
     }
 
-    pub fn data(&self) -> Samples {
+    pub(crate) fn data(&self) -> Samples {
         Samples { left: self.samples, draws: self.seed }
     }
 
     /// What the sequential trainer makes of it, and all it said.
-    pub fn expected(&self) -> (ReferenceTrainer, Vec<f32>) {
+    pub(crate) fn expected(&self) -> (ReferenceTrainer, Vec<f32>) {
         let mut learner = initialise(&schema(), self.optimizer(), 7).unwrap();
         let mut said = Vec::new();
         let mut data = self.data();
@@ -149,7 +149,10 @@ impl Case {
     }
 
     /// A pipeline that has trained nothing yet, and the directory of its store.
-    pub fn begin(&self, frequencies: Option<Frequencies>) -> (TrainState, Pipeline, tempfile::TempDir) {
+    pub(crate) fn begin(
+        &self,
+        frequencies: Option<Frequencies>,
+    ) -> (TrainState, Pipeline, tempfile::TempDir) {
         let dir = tempfile::tempdir().unwrap();
         let made = initialise_on_disk(&schema(), self.optimizer(), 7, (dir.path(), vec![])).unwrap();
         let (network, store) = made;
@@ -158,7 +161,7 @@ impl Case {
     }
 
     /// Trains by the pipeline.
-    pub fn train(&self) -> Trained {
+    pub(crate) fn train(&self) -> Trained {
         let (mut network, mut pipeline, dir) = self.begin(None);
         let mut said = Vec::new();
         let mut data = self.data();
@@ -176,7 +179,7 @@ impl Case {
     }
 
     /// As [`Self::check`], with this trainer and what it said in place of the sequential one.
-    pub fn check_against(&self, (expected, expected_said): (ReferenceTrainer, Vec<f32>)) -> PlanStats {
+    pub(crate) fn check_against(&self, (expected, expected_said): (ReferenceTrainer, Vec<f32>)) -> PlanStats {
         let Trained { network, pipeline, said, .. } = self.train();
         assert!(bits(&said) == bits(&expected_said), "{self:?}: probabilities");
         assert_same(&network, pipeline.store(), &expected, &format!("{self:?}"));
@@ -184,11 +187,16 @@ impl Case {
     }
 }
 
-pub fn bits(values: &[f32]) -> Vec<u32> {
+pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-pub fn assert_same(network: &TrainState, store: &WorkingFile, expected: &ReferenceTrainer, what: &str) {
+pub(crate) fn assert_same(
+    network: &TrainState,
+    store: &WorkingFile,
+    expected: &ReferenceTrainer,
+    what: &str,
+) {
     assert_eq!(network.steps(), expected.steps(), "{what}");
     assert!(bits(&network.weights().values) == bits(&expected.weights().values), "{what}: dense");
     for (state, expected) in network.dense_states().iter().zip(expected.dense_states()) {
@@ -317,7 +325,7 @@ fn all_rows_in_the_scratchpad_come_in_once_each() {
     assert_eq!((stats.fills, stats.hits, stats.evictions), (again.fills, again.hits, 0));
 }
 
-pub fn cases() -> impl Strategy<Value = Case> {
+pub(crate) fn cases() -> impl Strategy<Value = Case> {
     let size = prop_oneof![
         (8usize..300, 8usize..300).prop_map(|(a, b)| ScratchpadSize::Slots(vec![a, b])),
         (0.05f64..1.0).prop_map(ScratchpadSize::Fraction),

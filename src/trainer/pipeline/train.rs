@@ -67,7 +67,7 @@ impl<'a> Train<'a> {
     ///
     /// # Errors
     /// [`TrainError::Diverged`], [`TrainError::Hazard`], [`TrainError::Device`], and what the watch says.
-    pub fn train(&mut self, item: &Item) -> Result<(), TrainError> {
+    pub(crate) fn train(&mut self, item: &Item) -> Result<(), TrainError> {
         match &item.work {
             Work::Move => Ok(()),
             Work::Steps(casts) => match self.replicas.take() {

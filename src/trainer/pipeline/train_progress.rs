@@ -6,7 +6,7 @@ use super::super::TrainError;
 
 /// Shared by the stages of one run.
 #[derive(Debug, Default)]
-pub struct TrainProgress {
+pub(crate) struct TrainProgress {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -19,17 +19,17 @@ struct State {
 
 impl TrainProgress {
     /// At the item that was trained last.
-    pub fn at(trained: u64) -> Self {
+    pub(crate) fn at(trained: u64) -> Self {
         Self { state: Mutex::new(State { trained, stopped: false }), changed: Condvar::new() }
     }
 
     /// Item `item`, and all before it, have trained.
-    pub fn trained(&self, item: u64) {
+    pub(crate) fn trained(&self, item: u64) {
         self.change(|state| state.trained = item);
     }
 
     /// No item will train any more.
-    pub fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.change(|state| state.stopped = true);
     }
 
@@ -37,7 +37,7 @@ impl TrainProgress {
     ///
     /// # Errors
     /// [`TrainError::Stopped`] when it never will.
-    pub fn wait(&self, item: u64) -> Result<(), TrainError> {
+    pub(crate) fn wait(&self, item: u64) -> Result<(), TrainError> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         while state.trained < item {
             if state.stopped {

@@ -10,7 +10,7 @@ use crate::mem::{Huge, OutOfHostMemory, mix64};
 
 /// Counts by rows, made once.
 #[derive(Debug)]
-pub struct UseCounts {
+pub(crate) struct UseCounts {
     /// A key and one more; 0 where there is none.
     keys: Huge<u64>,
     counts: Huge<u32>,
@@ -21,7 +21,7 @@ impl UseCounts {
     ///
     /// # Errors
     /// [`OutOfHostMemory`] when the memory is not to be had.
-    pub fn new(rows: impl ExactSizeIterator<Item = (Key, u32)>) -> Result<Self, OutOfHostMemory> {
+    pub(crate) fn new(rows: impl ExactSizeIterator<Item = (Key, u32)>) -> Result<Self, OutOfHostMemory> {
         // Half of it stays empty: a search then looks at two or three places.
         let places = 2 * rows.len() + 1;
         let mut all = Self { keys: Huge::zeroed(places)?, counts: Huge::zeroed(places)? };
@@ -38,7 +38,7 @@ impl UseCounts {
 
     /// Asks memory for what [`Self::get`] looks at.
     #[inline(always)]
-    pub fn prefetch(&self, key: Key) {
+    pub(crate) fn prefetch(&self, key: Key) {
         let home = self.home(key);
         prefetch_line(&raw const self.keys[home]);
         prefetch_line(&raw const self.counts[home]);
@@ -46,7 +46,7 @@ impl UseCounts {
 
     /// How often the row is used; 0 where it was not counted.
     #[inline]
-    pub fn get(&self, key: Key) -> u32 {
+    pub(crate) fn get(&self, key: Key) -> u32 {
         let mut at = self.home(key);
         loop {
             match self.keys[at] {

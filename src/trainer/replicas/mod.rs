@@ -58,10 +58,10 @@ use crate::model::Model;
 use crate::trainer::pipeline::slots::Claim;
 use crate::types::{Batch, TableId};
 use rows::RowGradients;
-pub use window::Window;
+pub(crate) use window::Window;
 
 /// The most replicas there may be.
-pub const MOST_REPLICAS: usize = 64;
+pub(crate) const MOST_REPLICAS: usize = 64;
 
 /// Gradients that one thread sums at a time.
 const SUMMED: usize = 4096;
@@ -70,7 +70,7 @@ const SUMMED: usize = 4096;
 const AVERAGED: usize = 256;
 
 /// The workers of a run.
-pub struct Replicas {
+pub(crate) struct Replicas {
     lambda: u64,
     /// Of each table.
     shapes: Vec<RecordShape>,
@@ -108,7 +108,7 @@ struct Task<'a> {
 
 impl Replicas {
     /// So many, with the weights of this network; at least one, and `lambda` at least 1.
-    pub fn new(network: &TrainState, replicas: usize, lambda: u64) -> Self {
+    pub(crate) fn new(network: &TrainState, replicas: usize, lambda: u64) -> Self {
         Self {
             lambda,
             shapes: RecordShape::of(network),
@@ -120,12 +120,12 @@ impl Replicas {
     }
 
     /// The first replica has taken a step by itself: the others take its dense weights over.
-    pub fn follow(&mut self, first: &TrainState) {
+    pub(crate) fn follow(&mut self, first: &TrainState) {
         self.others.par_iter_mut().for_each(|network| network.follow(first));
     }
 
     /// Gives each replica the rows of the window, whose `claims` in the scratchpad these are.
-    pub fn broadcast(&mut self, window: &Window, claims: &[Claim<'_>]) {
+    pub(crate) fn broadcast(&mut self, window: &Window, claims: &[Claim<'_>]) {
         let Some((first, others)) = self.replicas.split_first_mut() else { return };
         window.read(claims, &mut first.cache);
         others.par_iter_mut().for_each(|replica| replica.cache.clone_from(&first.cache));
@@ -136,7 +136,7 @@ impl Replicas {
     ///
     /// # Errors
     /// [`TrainError::Batch`] where a shard cannot be casted.
-    pub fn learn(
+    pub(crate) fn learn(
         &mut self,
         network: &mut TrainState,
         window: &Window,
@@ -155,13 +155,13 @@ impl Replicas {
     }
 
     /// Writes the probabilities of the batch that was learnt last over `probabilities`.
-    pub fn read_probabilities(&self, network: &TrainState, probabilities: &mut Vec<f32>) {
+    pub(crate) fn read_probabilities(&self, network: &TrainState, probabilities: &mut Vec<f32>) {
         network.read_probabilities(probabilities);
         self.others.iter().for_each(|network| network.add_probabilities(probabilities));
     }
 
     /// Takes the step that `network` has counted, on dense weights and on rows.
-    pub fn update(&mut self, network: &mut TrainState, window: &Window) {
+    pub(crate) fn update(&mut self, network: &mut TrainState, window: &Window) {
         let Self { lambda, shapes, others, replicas, whole, apart } = self;
         reduce(network, others);
         let exchanges = *lambda == 1;
@@ -181,13 +181,13 @@ impl Replicas {
     }
 
     /// Whether copies are to be averaged after this step, counted from 1.
-    pub fn average_after(&self, step: u64) -> bool {
+    pub(crate) fn average_after(&self, step: u64) -> bool {
         step.is_multiple_of(self.lambda)
     }
 
     /// Averages the copies of every row that may differ, and their state. Sums are of f64 and rounded once,
     /// so what is equal stays as it is.
-    pub fn average(&mut self) {
+    pub(crate) fn average(&mut self) {
         let Self { replicas, apart, .. } = self;
         apart.sort_unstable();
         apart.dedup();
@@ -205,7 +205,7 @@ impl Replicas {
     }
 
     /// Tells of the rows of the batch that was learnt last, as the first replica has them.
-    pub fn show(&self, window: &Window, cast: &PreparedBatch, watch: &mut dyn StepObserver) {
+    pub(crate) fn show(&self, window: &Window, cast: &PreparedBatch, watch: &mut dyn StepObserver) {
         for (casted, t) in cast.casting.tables().iter().zip(0..) {
             for (&row, &place) in casted.rows().iter().zip(self.whole.places(t)) {
                 let (at, words) = window.record(t, place);
@@ -215,7 +215,7 @@ impl Replicas {
     }
 
     /// The first replica's cache.
-    pub fn first_cache(&self) -> &[f32] {
+    pub(crate) fn first_cache(&self) -> &[f32] {
         self.replicas.first().map_or(&[], |replica| &replica.cache)
     }
 }

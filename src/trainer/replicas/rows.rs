@@ -17,7 +17,7 @@ const SUMMED_ROWS: usize = 512;
 
 /// The gradients of some rows of a window.
 #[derive(Default)]
-pub struct RowGradients {
+pub(crate) struct RowGradients {
     tables: Vec<OfTable>,
 }
 
@@ -34,7 +34,7 @@ struct OfTable {
 
 impl RowGradients {
     /// Of the rows that a batch touches, or a part of one: their places, and room for their gradients.
-    pub fn place(&mut self, window: &Window, casting: &Casting, shapes: &[RecordShape]) {
+    pub(crate) fn place(&mut self, window: &Window, casting: &Casting, shapes: &[RecordShape]) {
         self.tables.resize_with(shapes.len(), OfTable::default);
         self.tables.par_iter_mut().zip(shapes).enumerate().for_each(|(t, (table, shape))| {
             window.place(t, casting, &mut table.places);
@@ -44,7 +44,7 @@ impl RowGradients {
     }
 
     /// Writes the gradients of the samples that were learnt last, times `scale`.
-    pub fn coalesce(&mut self, update: &RowUpdate<'_>, casting: &Casting, scale: f32) {
+    pub(crate) fn coalesce(&mut self, update: &RowUpdate<'_>, casting: &Casting, scale: f32) {
         self.tables.par_iter_mut().zip(casting.tables()).for_each(|(table, casted)| {
             update.coalesce(casted, table.dim, &mut table.values);
             if scale != 1.0 {
@@ -55,7 +55,7 @@ impl RowGradients {
 
     /// Writes the sums of `parts`, in their order. Every row of a part must be here, and every row here in a
     /// part.
-    pub fn sum(&mut self, parts: &[&Self]) {
+    pub(crate) fn sum(&mut self, parts: &[&Self]) {
         let blocks = self.tables.iter_mut().enumerate().flat_map(|(t, OfTable { places, dim, values })| {
             let (rows, elements) = (places.chunks(SUMMED_ROWS), values.chunks_mut(SUMMED_ROWS * *dim));
             let dim = *dim;
@@ -70,7 +70,7 @@ impl RowGradients {
 
     /// Updates the rows in a cache, whose tables these are with the words of their records, each table on a
     /// thread of its own.
-    pub fn update(&self, cached: Vec<(&mut [f32], usize)>, shapes: &[RecordShape], step: &Step<f32>) {
+    pub(crate) fn update(&self, cached: Vec<(&mut [f32], usize)>, shapes: &[RecordShape], step: &Step<f32>) {
         let tables = cached.into_par_iter().zip(&self.tables).zip(shapes);
         tables.for_each(|(((records, words), table), shape)| {
             vectorise(|| {
@@ -83,12 +83,12 @@ impl RowGradients {
     }
 
     /// The places of the rows of table `t`.
-    pub fn places(&self, t: usize) -> &[u32] {
+    pub(crate) fn places(&self, t: usize) -> &[u32] {
         &self.tables[t].places
     }
 
     /// Where the record of each row lies in a cache, and its words.
-    pub fn records<'a>(&'a self, window: &'a Window) -> impl Iterator<Item = (usize, usize)> + 'a {
+    pub(crate) fn records<'a>(&'a self, window: &'a Window) -> impl Iterator<Item = (usize, usize)> + 'a {
         let tables = self.tables.iter().enumerate();
         tables.flat_map(move |(t, table)| table.places.iter().map(move |&place| window.record(t, place)))
     }

@@ -10,7 +10,7 @@ use crate::trainer::pipeline::item::PreparedBatch;
 use crate::trainer::pipeline::slots::{Claim, NotClaimed, Slots};
 
 /// The distinct rows of a window.
-pub struct Window {
+pub(crate) struct Window {
     tables: Vec<Rows>,
 }
 
@@ -36,7 +36,7 @@ impl Rows {
 
 /// The records of one table in a cache.
 #[derive(Clone, Copy)]
-pub struct Cached<'a> {
+pub(crate) struct Cached<'a> {
     records: &'a [f32],
     words: usize,
 }
@@ -44,7 +44,7 @@ pub struct Cached<'a> {
 impl<'a> Cached<'a> {
     /// The record at this place.
     #[inline(always)]
-    pub fn record(self, place: u32) -> &'a [f32] {
+    pub(crate) fn record(self, place: u32) -> &'a [f32] {
         &self.records[place as usize * self.words..][..self.words]
     }
 }
@@ -52,7 +52,7 @@ impl<'a> Cached<'a> {
 impl Window {
     /// Of these batches, whose rows are all in the scratchpad. `tables` says of each table which of the slots
     /// its rows are in, and words of a record.
-    pub fn of(casts: &[PreparedBatch], tables: &[(usize, usize)]) -> Self {
+    pub(crate) fn of(casts: &[PreparedBatch], tables: &[(usize, usize)]) -> Self {
         let mut start = 0;
         let tables = tables.iter().enumerate().map(|(t, &(class, words))| {
             let mut rows: Vec<(u64, u32)> = Vec::new();
@@ -75,12 +75,12 @@ impl Window {
     ///
     /// # Errors
     /// [`NotClaimed`] where another stage has one at the time.
-    pub fn claim<'c>(&'c self, slots: &'c [Slots]) -> Result<Vec<Claim<'c>>, NotClaimed> {
+    pub(crate) fn claim<'c>(&'c self, slots: &'c [Slots]) -> Result<Vec<Claim<'c>>, NotClaimed> {
         self.tables.iter().map(|rows| slots[rows.class].claim(&rows.slots)).collect()
     }
 
     /// Copies the claimed rows over a cache.
-    pub fn read(&self, claims: &[Claim<'_>], cache: &mut Vec<f32>) {
+    pub(crate) fn read(&self, claims: &[Claim<'_>], cache: &mut Vec<f32>) {
         cache.resize(self.tables.last().map_or(0, Rows::end), 0.0);
         for (rows, claim) in self.tables.iter().zip(claims) {
             claim.read(&mut cache[rows.start..rows.end()]);
@@ -88,7 +88,7 @@ impl Window {
     }
 
     /// Copies a cache over the claimed rows.
-    pub fn write(&self, claims: &mut [Claim<'_>], cache: &[f32]) {
+    pub(crate) fn write(&self, claims: &mut [Claim<'_>], cache: &[f32]) {
         for (rows, claim) in self.tables.iter().zip(claims) {
             claim.write(&cache[rows.start..rows.end()]);
         }
@@ -96,7 +96,7 @@ impl Window {
 
     /// Writes the places of the rows that a batch of the window, or a part of one, touches in table `t` over
     /// `places`: ascending, as its rows.
-    pub fn place(&self, t: usize, casting: &Casting, places: &mut Vec<u32>) {
+    pub(crate) fn place(&self, t: usize, casting: &Casting, places: &mut Vec<u32>) {
         let all = &self.tables[t].rows;
         let mut at = 0;
         places.clear();
@@ -108,19 +108,19 @@ impl Window {
 
     /// Where the record at this place of table `t` begins in a cache, and its words.
     #[inline]
-    pub fn record(&self, t: usize, place: u32) -> (usize, usize) {
+    pub(crate) fn record(&self, t: usize, place: u32) -> (usize, usize) {
         let Rows { start, words, .. } = self.tables[t];
         (start + place as usize * words, words)
     }
 
     /// The records of table `t` in a cache.
-    pub fn table_of<'a>(&self, t: usize, cache: &'a [f32]) -> Cached<'a> {
+    pub(crate) fn table_of<'a>(&self, t: usize, cache: &'a [f32]) -> Cached<'a> {
         let rows = &self.tables[t];
         Cached { records: &cache[rows.start..rows.end()], words: rows.words }
     }
 
     /// The records of each table in a cache, to write, and the words of one.
-    pub fn tables_of<'a>(&self, mut cache: &'a mut [f32]) -> Vec<(&'a mut [f32], usize)> {
+    pub(crate) fn tables_of<'a>(&self, mut cache: &'a mut [f32]) -> Vec<(&'a mut [f32], usize)> {
         let cut = self.tables.iter().map(|rows| {
             let records = cache.split_off_mut(..rows.end() - rows.start).unwrap_or_default();
             (records, rows.words)

@@ -9,7 +9,7 @@ use crate::trainer::pipeline::gpu::Rule;
 /// `RecordRun` of scratch.cu: records of one table, on their way.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct RecordRun {
+pub(crate) struct RecordRun {
     /// The word of the scratchpad at which slot 0 of their size begins.
     pub slots_at: u64,
     /// The word of the buffer at which they begin.
@@ -41,7 +41,7 @@ pub struct RecordArgs {
 /// `UpdateTable` of update.cu: the rows of one table that a batch updates.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct UpdateTable {
+pub(crate) struct UpdateTable {
     /// The word of the scratchpad at which slot 0 of their records' size begins.
     pub slots_at: u64,
     /// The first one's place among all rows.
@@ -85,7 +85,7 @@ pub struct UpdateArgs {
 impl UpdateArgs {
     /// With the optimizer's number and factors.
     #[must_use]
-    pub fn with_rule(self, rule: Rule) -> Self {
+    pub(crate) fn with_rule(self, rule: Rule) -> Self {
         match rule {
             Rule::Sgd { lr } => Self { optimizer: 0, lr, ..self },
             Rule::Adagrad { lr, eps } => Self { optimizer: 1, lr, eps, ..self },
@@ -99,7 +99,7 @@ impl UpdateArgs {
 
 /// Threads of a row of this dim.
 #[must_use]
-pub fn lanes_of(dim: u32) -> u32 {
+pub(crate) fn lanes_of(dim: u32) -> u32 {
     dim.clamp(1, WARP_LANES).next_power_of_two()
 }
 

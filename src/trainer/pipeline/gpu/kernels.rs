@@ -19,7 +19,7 @@ use crate::device::cuda::{Driver, DriverError};
 /// # Safety
 /// As [`Driver::launch`]; slots are within the scratchpad, records within the buffer, and the scan is the runs' and ends
 /// with `warps`.
-pub unsafe fn take_records<D: Driver>(
+pub(crate) unsafe fn take_records<D: Driver>(
     d: &D,
     s: &D::Stream,
     warps: u32,
@@ -37,7 +37,7 @@ pub unsafe fn take_records<D: Driver>(
 ///
 /// # Safety
 /// As [`take_records`].
-pub unsafe fn put_records<D: Driver>(
+pub(crate) unsafe fn put_records<D: Driver>(
     d: &D,
     s: &D::Stream,
     warps: u32,
@@ -56,7 +56,7 @@ pub unsafe fn put_records<D: Driver>(
 /// # Safety
 /// As [`Driver::launch`]; slots are within the scratchpad and distinct, their records have the optimizer's states, sources
 /// are of samples and columns of the gradients, and the scan is the tables' and ends with `warps`.
-pub unsafe fn update_rows<D: Driver>(
+pub(crate) unsafe fn update_rows<D: Driver>(
     d: &D,
     s: &D::Stream,
     warps: u32,

@@ -148,7 +148,7 @@ impl<D: Driver> Scratch for CudaScratch<D> {
 
 impl<D: Driver> Shared<D> {
     /// Where kernels see the first slot's first word.
-    pub fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         self.slots.address()
     }
 
@@ -156,7 +156,7 @@ impl<D: Driver> Shared<D> {
     ///
     /// # Errors
     /// [`ScratchError::Shape`] where the run's slots are not of this scratchpad and size.
-    pub fn place(&self, run: &Run<'_>) -> Result<(u64, u32), ScratchError> {
+    pub(crate) fn place(&self, run: &Run<'_>) -> Result<(u64, u32), ScratchError> {
         match (self.flags.get(run.size), self.sizes.get(run.size), self.starts.get(run.size)) {
             (Some(flags), Some(size), Some(&start)) if run.held.is_of(flags) => {
                 Ok((start, size.words as u32))
@@ -166,7 +166,11 @@ impl<D: Driver> Shared<D> {
     }
 
     /// Waits for all that the stream was given. What was given may have failed; then that is what is said.
-    pub fn settle(&self, stream: &D::Stream, given: Result<(), DriverError>) -> Result<(), DriverError> {
+    pub(crate) fn settle(
+        &self,
+        stream: &D::Stream,
+        given: Result<(), DriverError>,
+    ) -> Result<(), DriverError> {
         let settled = self.driver.record(stream).and_then(|last| self.driver.wait(&last));
         given.and(settled)
     }

@@ -67,7 +67,7 @@ struct UpdateArrays {
 }
 
 impl<D: Driver> CudaStepper<D> {
-    pub fn new(shared: &Arc<Shared<D>>) -> Result<Self, ScratchError> {
+    pub(crate) fn new(shared: &Arc<Shared<D>>) -> Result<Self, ScratchError> {
         let stream = shared.driver.stream()?;
         let block = Block::new(&shared.driver, 1 << 16)?;
         Ok(Self { shared: shared.clone(), stream, block })

@@ -31,7 +31,7 @@ mod settings;
 mod split;
 
 use self::place::{Lists, next_use};
-pub use self::settings::{PlanSettings, PlanStats, Windows};
+pub(crate) use self::settings::{PlanSettings, PlanStats, Windows};
 use self::split::Room;
 use super::super::TrainError;
 use super::clocks::{Clocks, StageName};
@@ -49,7 +49,7 @@ use crate::trainer::pipeline::slots::NO_SLOT;
 const OPTIMAL_AHEAD: usize = 16;
 
 /// The state of Plan, from one run of the pipeline to the next.
-pub struct Planner {
+pub(crate) struct Planner {
     schema: Arc<Schema>,
     lookups: Arc<[Lookup]>,
     settings: PlanSettings,
@@ -74,7 +74,7 @@ pub struct Planner {
 }
 
 /// Plan's ends of the pipeline.
-pub struct PlanEnds<'a> {
+pub(crate) struct PlanEnds<'a> {
     /// Batches that were read.
     pub batches: Receiver<Result<PreparedBatch, TrainError>>,
     /// Items, to Collect.
@@ -108,7 +108,7 @@ impl Planner {
     ///
     /// # Errors
     /// [`OutOfHostMemory`] when the memory is not to be had.
-    pub fn new(
+    pub(crate) fn new(
         (schema, lookups): (Arc<Schema>, Arc<[Lookup]>),
         settings: PlanSettings,
         counts: &[usize],
@@ -136,22 +136,22 @@ impl Planner {
     }
 
     /// What was done so far.
-    pub fn stats(&self) -> PlanStats {
+    pub(crate) fn stats(&self) -> PlanStats {
         self.stats
     }
 
     /// The slots of each size.
-    pub fn holds(&self) -> &[SlotDirectory] {
+    pub(crate) fn holds(&self) -> &[SlotDirectory] {
         &self.holds
     }
 
     /// Of each table: which of the holds, and words of a record.
-    pub fn tables(&self) -> &[(usize, usize)] {
+    pub(crate) fn tables(&self) -> &[(usize, usize)] {
         &self.tables
     }
 
     /// Words of records that an item moves in, and out, at most.
-    pub fn item_words(&self) -> usize {
+    pub(crate) fn item_words(&self) -> usize {
         self.settings.item_words
     }
 
@@ -160,7 +160,7 @@ impl Planner {
     /// # Errors
     /// [`TrainError`] for a batch that cannot be planned, once those before it have been; [`TrainError::Stopped`] when the
     /// pipeline has ended before.
-    pub fn run(&mut self, ends: &mut PlanEnds<'_>) -> Result<(), TrainError> {
+    pub(crate) fn run(&mut self, ends: &mut PlanEnds<'_>) -> Result<(), TrainError> {
         let mut failed = Ok(());
         let mut more = true;
         loop {
@@ -189,7 +189,7 @@ impl Planner {
     ///
     /// # Errors
     /// As [`Self::run`].
-    pub fn fill(&mut self, hottest: &[Key], ends: &mut PlanEnds<'_>) -> Result<(), TrainError> {
+    pub(crate) fn fill(&mut self, hottest: &[Key], ends: &mut PlanEnds<'_>) -> Result<(), TrainError> {
         let mut room = Room::of(&self.holds);
         let mut keys: Vec<Key> =
             hottest.iter().filter(|key| room.take(&self.tables, &[**key])).copied().collect();
@@ -244,7 +244,7 @@ impl Planner {
     }
 
     /// Nothing is in the scratchpad any more.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         let PlanSettings { policy, seed, .. } = self.settings;
         self.holds.iter_mut().zip(0..).for_each(|(hold, size)| hold.clear(policy, seed ^ size));
         self.planned.clear();

@@ -40,12 +40,12 @@ pub(crate) struct Lists {
 
 impl Placed {
     /// How many of the `rows` that were placed were there already.
-    pub fn hits(&self, rows: usize) -> u64 {
+    pub(crate) fn hits(&self, rows: usize) -> u64 {
         rows as u64 - self.fills()
     }
 
     /// How many come in.
-    pub fn fills(&self) -> u64 {
+    pub(crate) fn fills(&self) -> u64 {
         self.moves.len() as u64
     }
 }

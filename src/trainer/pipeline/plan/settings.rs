@@ -7,7 +7,7 @@ use crate::trainer::pipeline::use_counts::UseCounts;
 
 /// How far the stages can be apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Windows {
+pub(crate) struct Windows {
     /// Items before the one in Plan whose rows may not leave: those that Collect can be ahead of Train.
     pub past: u64,
     /// Batches after it whose rows may not leave: those that Collect can be ahead of Insert.
@@ -17,7 +17,7 @@ pub struct Windows {
 impl Windows {
     /// Of stages between any two of which `buffered` items wait. With none, three and two, as in the paper.
     #[must_use]
-    pub fn of(buffered: usize) -> Self {
+    pub(crate) fn of(buffered: usize) -> Self {
         // From Collect to Train there are three handovers and from Collect to Insert two. At each, besides
         // those that wait there, one item has left a stage and has not been taken by the next one.
         let behind = |handovers: u64| handovers * (1 + buffered as u64);
@@ -46,7 +46,7 @@ pub struct PlanStats {
 
 /// How Plan plans.
 #[derive(Clone, Debug)]
-pub struct PlanSettings {
+pub(crate) struct PlanSettings {
     /// Who leaves first.
     pub policy: Policy,
     /// What the random policy draws from.

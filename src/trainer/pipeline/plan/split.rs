@@ -140,12 +140,12 @@ pub(crate) struct Room(Vec<usize>);
 
 impl Room {
     /// All of them.
-    pub fn of(holds: &[SlotDirectory]) -> Self {
+    pub(crate) fn of(holds: &[SlotDirectory]) -> Self {
         Self(holds.iter().map(SlotDirectory::count).collect())
     }
 
     /// Takes a slot for each of the rows, or none where there are not enough.
-    pub fn take(&mut self, tables: &[(usize, usize)], keys: &[Key]) -> bool {
+    pub(crate) fn take(&mut self, tables: &[(usize, usize)], keys: &[Key]) -> bool {
         for (at, key) in keys.iter().enumerate() {
             let left = &mut self.0[tables[key.table().index()].0];
             if *left == 0 {

@@ -66,7 +66,7 @@ impl fmt::Display for Policy {
 
 /// What a policy may ask of a slot's row.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Worth {
+pub(crate) struct Worth {
     /// How often it is used; for LFU.
     pub frequency: u32,
     /// How many batches from now it is used next, 0 where none has been seen to; for the optimal.
@@ -74,12 +74,12 @@ pub struct Worth {
 }
 
 /// The most batches that the optimal policy looks ahead.
-pub const SEEN_AHEAD: usize = 63;
+pub(crate) const SEEN_AHEAD: usize = 63;
 
 /// The candidates among `count` slots. Which slots are candidates stands in the slots' bookkeeping, where whoever asks has it at hand:
 /// a policy that leaves behind what is none any more is given `stamp_of`, which says of a slot the stamp that it was last added with,
 /// or nothing where it is no candidate.
-pub struct Candidates {
+pub(crate) struct Candidates {
     order: Order,
     len: usize,
 }
@@ -97,7 +97,7 @@ enum Order {
 
 impl Candidates {
     /// None of `count` slots. `seed` is for the policy that draws.
-    pub fn new(policy: Policy, count: usize, seed: u64) -> Self {
+    pub(crate) fn new(policy: Policy, count: usize, seed: u64) -> Self {
         let order = match policy {
             Policy::Lru => Order::Queues(Queues::new(count), false),
             Policy::Lfu => Order::Queues(Queues::new(count), true),
@@ -108,18 +108,18 @@ impl Candidates {
     }
 
     /// Bytes for each slot.
-    pub const fn bytes_per_slot() -> usize {
+    pub(crate) const fn bytes_per_slot() -> usize {
         // The largest.
         Queues::bytes_per_slot()
     }
 
     /// How many there are.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
     /// Makes the slot a candidate. `batch` is the number of the batch that is planned.
-    pub fn add(
+    pub(crate) fn add(
         &mut self,
         (slot, stamp): (u32, u32),
         worth: Worth,
@@ -148,7 +148,7 @@ impl Candidates {
 
     /// The slot, which was one, is no candidate any more.
     #[inline]
-    pub fn remove(&mut self, slot: u32) {
+    pub(crate) fn remove(&mut self, slot: u32) {
         self.len -= 1;
         match &mut self.order {
             // Its entry is passed over when it comes up.
@@ -166,7 +166,7 @@ impl Candidates {
 
     /// Takes the candidate that goes first. `batch` as in [`Self::add`]; `ask` is told of slots whose stamps are looked at some turns
     /// later, as far as the policy knows them.
-    pub fn pop(
+    pub(crate) fn pop(
         &mut self,
         batch: u64,
         stamp_of: impl Fn(u32) -> Option<u32>,

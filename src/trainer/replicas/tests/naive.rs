@@ -19,7 +19,7 @@ use crate::types::{Batch, RawBatch};
 type Grads = BTreeMap<(usize, u64), Vec<f32>>;
 
 /// The batches of a case, with their labels.
-pub fn batches(case: &Case) -> Vec<(Batch, Vec<f32>)> {
+pub(crate) fn batches(case: &Case) -> Vec<(Batch, Vec<f32>)> {
     let (schema, mut data, mut raw, mut all) = (schema(), case.data(), RawBatch::default(), Vec::new());
     while data.read(case.batch, &mut raw).unwrap() > 0 {
         let mut batch = Batch::default();
@@ -31,7 +31,7 @@ pub fn batches(case: &Case) -> Vec<(Batch, Vec<f32>)> {
 
 /// What replicas make of a case, and all they say. A window is of as many batches as the scratchpad holds, up
 /// to `lookahead`; a batch that it does not hold is for one worker.
-pub fn trained(case: &Case) -> (ReferenceTrainer, Vec<f32>) {
+pub(crate) fn trained(case: &Case) -> (ReferenceTrainer, Vec<f32>) {
     let (sizes, lookahead) = (Sizes::of(&schema(), case.kind).unwrap(), case.settings.lookahead);
     let counts = sizes.counts(&case.settings.scratchpad);
     let fits = |batches: &[(Batch, Vec<f32>)]| {
