@@ -104,9 +104,7 @@ fn request(model: &str, samples: &[BTreeMap<&str, Value>]) -> PredictRequest {
             let values = sample[name].as_array().map_or(&one[..], Vec::as_slice);
             column.lengths.push(values.len() as u32);
             column.ids.extend(values.iter().filter_map(Value::as_u64));
-            column
-                .strings
-                .extend(values.iter().filter_map(Value::as_str).map(|text| text.as_bytes().to_vec()));
+            column.strings.extend(values.iter().filter_map(Value::as_str).map(|text| text.to_owned().into()));
         }
         column
     };
