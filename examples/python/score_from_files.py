@@ -94,8 +94,9 @@ class Model:
         ids = []
         for value in values if isinstance(values, list) else [values]:
             if isinstance(value, (str, bytes)):
+                text = value.encode() if isinstance(value, str) else value
                 hash = feature["hash"]
-                value = xxhash.xxh3_64_intdigest(value, hash.get("seed", 0)) % hash["modulus"]
+                value = xxhash.xxh3_64_intdigest(text, hash.get("seed", 0)) % hash["modulus"]
             ids.append(value)
         return ids
 
