@@ -1,9 +1,9 @@
-"""Scores Criteo's lines from standard input with a served model, one score a line.
+"""Reads Criteo lines from standard input, scores them with a server, and prints one score a line.
 
     pip install grpcio grpcio-reflection
     python score.py 127.0.0.1:8001 MODEL < criteo.tsv
 
-The server describes its own protocol (reflection), so no stub is generated.
+The protocol is read from the server by reflection, so there is no generated code.
 """
 
 import sys
@@ -29,7 +29,7 @@ def call(name, **fields):
 columns = [f"I{i}" for i in range(1, 14)] + [f"C{i}" for i in range(1, 27)]
 rows = [dict(zip(columns, line.rstrip(b"\n").split(b"\t")[-39:])) for line in sys.stdin.buffer]
 schema = call("GetModel", model=model)
-for at in range(0, len(rows), 1000):  # a request takes 4,096 samples unless the server says otherwise
+for at in range(0, len(rows), 1000):  # server.max_samples is 4,096 by default
     batch = rows[at : at + 1000]
     dense = [float(row[column.name] or 0) for row in batch for column in schema.dense]
     features = [{"name": f.name, "strings": [row[f.name] for row in batch]} for f in schema.features]

@@ -1,4 +1,4 @@
-//! What a cache takes of memory under load: `cache.bytes`, and beside them what the README states.
+//! What a cache takes of memory under load: `cache.bytes`, and beside them what docs/cache.md states.
 
 use std::path::Path;
 use std::process::Command;

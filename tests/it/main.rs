@@ -45,6 +45,7 @@ mod program;
 mod refusals;
 mod resources;
 mod scores;
+mod scores_from_files;
 mod scratch_contract;
 mod server;
 mod serving;

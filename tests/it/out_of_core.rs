@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::program::{bytes_of, flechette, run, run_json};
 
-/// What training takes beside scratchpad, staging, dense weights and a bit a row, as the README states it; and for
+/// What training takes beside scratchpad, staging, dense weights and a bit a row, as docs/training.md states it; and for
 /// each id of the batches on their way, which are 13.
 const BESIDE: u64 = 48 << 20;
 const BATCH_ID: u64 = 13 * 64;

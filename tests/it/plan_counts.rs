@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::program::{Workshop, run, run_failing, run_json, run_measured};
 
-/// What the program takes beside `--counts-bytes`, as the README states it.
+/// What the program takes beside `--counts-bytes`, as docs/cache.md states it.
 const BESIDE: u64 = 24 << 20;
 const LIMIT: u64 = 2 << 20;
 /// Bytes of a counted row.

@@ -65,7 +65,7 @@ fn assert_cache_worked(served: &Served, model: &str, flags: &str) {
     }
 }
 
-/// Rows in f16 and int8, among f32 ones where these are shorter. What they do to AUC is in the README.
+/// Rows in f16 and int8, among f32 ones where these are shorter. What they do to AUC is in docs/schema.md.
 #[test]
 fn served_scores_of_rounded_rows_are_the_trainers_own_to_the_bit_with_any_cache() {
     let workshop = Workshop::new(3000, 2000);
