@@ -31,7 +31,8 @@ mod settings;
 mod split;
 
 use self::place::{Lists, next_use};
-pub(crate) use self::settings::{PlanSettings, PlanStats, Windows};
+pub use self::settings::PlanStats;
+pub(crate) use self::settings::{PlanSettings, Windows};
 use self::split::Room;
 use super::super::TrainError;
 use super::clocks::{Clocks, StageName};
