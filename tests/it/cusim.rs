@@ -397,6 +397,84 @@ fn an_unknown_kernel_and_a_block_too_large_are_refused() {
     assert!(said.to_string().contains("1 to 1024 threads"), "{said}");
 }
 
+// ---- Weak memory order. ----
+
+const RELEASE: u32 = 1;
+const ACQUIRE: u32 = 2;
+const ATOMICALLY: u32 = 4;
+const OTHER_LANE: u32 = 8;
+const SYNC_WARP: u32 = 16;
+
+/// Whether a thread of `pass_message` reads a flag that is set, and then the old data, under some seed.
+fn loses_a_message(uses: u32) -> bool {
+    let lost = |seed| {
+        let (mut memory, mut flags, mut data) = ([0_u64; 64], [0_u64; 32], [0_u64; 32]);
+        let shape = Launch { blocks: 2, threads: 32, shared_bytes: 0, seed };
+        let arguments = [
+            Argument::write(&mut memory),
+            Argument::write(&mut flags),
+            Argument::write(&mut data),
+            Argument::value(uses),
+        ];
+        // SAFETY: the kernel takes (u64*, u64*, u64*, u32): two words of memory and one of each result a thread.
+        unsafe { launch("pass_message", shape, &arguments) }.unwrap();
+        flags.iter().zip(data).any(|(&flag, data)| flag == 1 && data == 0)
+    };
+    (1..200).any(lost)
+}
+
+#[test]
+fn a_message_arrives_only_if_both_sides_fence() {
+    for writes in [0, ATOMICALLY] {
+        assert!(!loses_a_message(writes | RELEASE | ACQUIRE));
+        assert!(loses_a_message(writes));
+        assert!(loses_a_message(writes | RELEASE));
+        assert!(loses_a_message(writes | ACQUIRE));
+    }
+}
+
+#[test]
+fn a_lane_passes_a_message_on_by_a_warp_barrier_and_not_by_a_shuffle() {
+    assert!(!loses_a_message(RELEASE | ACQUIRE | OTHER_LANE | SYNC_WARP));
+    assert!(loses_a_message(RELEASE | ACQUIRE | OTHER_LANE));
+    assert!(loses_a_message(RELEASE | OTHER_LANE | SYNC_WARP));
+}
+
+#[test]
+fn a_value_once_read_is_not_followed_by_an_older_one() {
+    let mut old = false;
+    for seed in 0..50 {
+        let (mut counter, mut first, mut last) = ([0_u32], [0_u32; 64], [u32::MAX; 64]);
+        let shape = Launch { blocks: 2, threads: 32, shared_bytes: 0, seed };
+        let arguments =
+            [Argument::write(&mut counter), Argument::write(&mut first), Argument::write(&mut last)];
+        // SAFETY: the kernel takes (u32*, u32*, u32*): one counter, and an element of each result a thread.
+        unsafe { launch("read_again", shape, &arguments) }.unwrap();
+        assert_eq!(counter, [256]);
+        assert!(first.iter().zip(last).all(|(&first, last)| first <= last));
+        old |= seed > 0 && last[32..].iter().any(|&last| last < 256);
+    }
+    assert!(old);
+}
+
+/// How often each of 64 threads of 8 blocks was counted, as the last block reads it.
+fn counted_by_the_last_block(kernel: &str, seed: u64) -> [u32; 64] {
+    let (mut counters, mut blocks, mut counted) = ([0_u32; 64], [0_u32], [0_u32; 64]);
+    let shape = Launch { blocks: 8, threads: 64, shared_bytes: 0, seed };
+    let arguments =
+        [Argument::write(&mut counters), Argument::write(&mut blocks), Argument::write(&mut counted)];
+    // SAFETY: the kernel takes (u32*, u32*, u32*): one counter and one result per thread of a block, and one number.
+    unsafe { launch(kernel, shape, &arguments) }.unwrap();
+    counted
+}
+
+#[test]
+fn the_last_block_sees_what_the_others_wrote_only_by_fences() {
+    let all = |kernel: &'static str| (0..50).all(|seed| counted_by_the_last_block(kernel, seed) == [8; 64]);
+    assert!(all("count_blocks"));
+    assert!(!all("count_blocks_without_fences"));
+}
+
 // ---- What kernels and host compute alike. ----
 
 #[test]
