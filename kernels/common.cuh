@@ -134,7 +134,6 @@ __device__ __forceinline__ bool claim(Slot* slot, u64 key) {
 
 // Links an owned slot under a key and gives it away. Returns the slot's location before.
 __device__ __forceinline__ u64 publish(Slot* slot, u64 key, u64 location, u64 now) {
-    // Exchanged and not stored, so that the compare-exchange of a probe that stamps the old word fails.
     const u64 before = atomicExch(&slot->word, pack(location, now));
     __threadfence();  // rule 2: the word before the key
     store(&slot->key, key);

@@ -109,7 +109,7 @@ class Memory {
 
   private:
     static constexpr uint32_t STALE = 3;  // one load in so many returns an older version, if it may
-    static constexpr uint32_t VERSIONS = 4;
+    static constexpr uint32_t VERSIONS = 8;
     static constexpr uint32_t HISTORIES = 1 << 12;
 
     struct History {

@@ -130,6 +130,50 @@ fn a_probe_amid_replacement_finds_the_row_itself_or_nothing() {
     assert!(found > 1000 && collided > 10_000, "{found} hits, {collided} collisions");
 }
 
+/// Slots are used again, by other rows of the same keys, while lanes stand anywhere in a probe: a slot's old tag is not
+/// read behind its new location.
+#[test]
+fn a_slot_that_is_used_again_is_not_found_by_its_old_tag() {
+    let (mut found, mut collided) = (0, 0);
+    for seed in 1..100 {
+        let mut bench = Bench::new(1 + seed % 2, seed);
+        let (mut jobs, mut lane) = (bench.jobs(), lane_of_tags(&bench));
+        for now in 0..16 {
+            let mut linked = Vec::new();
+            for key in BLOCK..BLOCK + (1 << BITS) {
+                let ids: Vec<u64> = (0..IDS).filter(|&id| index_key(id) == key).collect();
+                let id = ids[(now as usize / 2) % ids.len()];
+                let slot = bench.rows.len();
+                bench.rows.push(id);
+                let location = ((key - BLOCK) * SLOT as u64) << 1;
+                // Linked and withdrawn by turns.
+                let (row, kind) = match now % 2 {
+                    0 => (JobRow::Staged(slot), JobKind::Keep),
+                    _ => (JobRow::InPlace, JobKind::Withdraw),
+                };
+                let job = Job { key, location, row, tag: BASE | id, words: 1, kind, older: 0 };
+                assert!(jobs.push(job, &bench.staging));
+                linked.push(id);
+            }
+            bench.launch(&mut jobs, now);
+            let ids: Vec<u64> = (0..256).map(|i| i % IDS).collect();
+            lane.probe(now, None, &batch_of(&ids)).unwrap();
+            collided += lane.collided()[0];
+            let (misses, words) = lane.staged_mut().unwrap();
+            misses.iter().for_each(|miss| words[miss.word] = (-1.0_f32).to_bits());
+            lane.pool().unwrap();
+            lane.settle().unwrap();
+            for (&id, &value) in ids.iter().zip(lane.out()) {
+                let own = bench.rows.get(value as usize) == Some(&id);
+                assert!(value == -1.0 || own && linked.contains(&id), "seed {seed}: id {id} got {value}");
+                found += u64::from(own && value >= 0.0);
+            }
+            jobs.finish().unwrap();
+        }
+    }
+    assert!(found > 1000 && collided > 10_000, "{found} hits, {collided} collisions");
+}
+
 #[test]
 fn the_list_has_each_entry_once_with_its_tag_and_its_age() {
     for (seed, buckets) in [(0, 5), (1, 5), (2, 64), (3, 64)] {
