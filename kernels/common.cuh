@@ -83,7 +83,7 @@ struct Slot {
 constexpr u32 LOCATION_BITS = 40;
 constexpr u64 LOCATION_MASK = (1ull << LOCATION_BITS) - 1;
 constexpr u64 STAMP_MASK = (1ull << (64 - LOCATION_BITS)) - 1;
-constexpr u64 AHEAD = 1ull << 16;  // batches may overtake each other by less than this
+constexpr u64 AHEAD = 1ull << 16;  // batches may overtake each other by at most this
 constexpr u64 NOWHERE = ~0ull;     // not a location
 
 __device__ __forceinline__ u64 location_of(u64 word) { return word & LOCATION_MASK; }

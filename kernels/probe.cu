@@ -18,8 +18,9 @@
 // src/cache/index.rs does. If the key is still the same and both words have the same location, it is the
 // key's location: while the batch is pinned, no location in the pool is linked a second time, so both words
 // are of one linking L. By rule 1 of common.cuh, the key is L's or a later one. By rule 2, the last word is
-// that key's or a later one; but it is L's, so the key is L's. The first look at the key only selects the
-// lane and needs no order. A slot whose key is TOMBSTONE is skipped.
+// that key's or a later one; but it is L's, so the key is L's. (A location in host memory has one key only,
+// as long as the memory is registered.) The first look at the key only selects the lane and needs no order. A
+// slot whose key is TOMBSTONE is skipped.
 //
 // **Tags.** In an index of narrow keys several rows share a key. Therefore ids are deduplicated by the rows'
 // full keys, and an entry is the wanted row only if its tag equals the row's full key. Another row's entry is
