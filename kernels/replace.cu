@@ -65,6 +65,7 @@ extern "C" __global__ void copy_in(ReplaceArgs args) {
         u32* slot = args.pool + (job.location >> 1);
         if (job.tag) {
             const u32 word = threadIdx.x % WARP;
+            // Probes load the tag while kernels of this stream run, so it is not a plain store.
             if (word < TAG_WORDS && job.words) store(slot + word, static_cast<u32>(job.tag >> 32 * word));
             slot += TAG_WORDS;
         }

@@ -73,7 +73,7 @@ extern "C" __global__ void spin_for_ever(u32* values) {
 }
 
 // Message passing: thread i of block 0 writes i's data and then i's flag, and a thread of block 1 reads the
-// flag and then the data. Each bit of `use` adds one thing; without the fences it is wrong.
+// flag and then the data. `use` is a set of the bits below. Without both fences a message may be lost.
 constexpr u32 RELEASE = 1, ACQUIRE = 2, ATOMICALLY = 4, OTHER_LANE = 8, SYNC_WARP = 16;
 
 extern "C" __global__ void pass_message(u64* memory, u64* flags, u64* data, u32 use) {

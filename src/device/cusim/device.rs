@@ -18,7 +18,7 @@ pub(super) enum Operation {
 pub(super) type Reply = mpsc::Sender<Result<bool, DriverError>>;
 
 pub(super) enum Command {
-    Give { stream: u64, operation: Operation },
+    Enqueue { stream: u64, operation: Operation },
     Fired(u64, Reply),
     Wait(u64, Reply),
 }
@@ -52,7 +52,7 @@ impl Device {
                 commands.try_recv()
             };
             match command {
-                Ok(Command::Give { stream, operation }) => self.queue(stream).push_back(operation),
+                Ok(Command::Enqueue { stream, operation }) => self.queue(stream).push_back(operation),
                 Ok(Command::Fired(event, reply)) => {
                     for _ in 0..self.draw(8) {
                         self.step();

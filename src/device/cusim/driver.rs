@@ -90,24 +90,24 @@ impl SimDriver {
     }
 
     /// Queues an operation. Returns true if it was captured instead.
-    fn give(&self, stream: &SimStream, operation: Operation) -> bool {
+    fn enqueue(&self, stream: &SimStream, operation: Operation) -> bool {
         if let Some(recording) = &mut *lock(&stream.recording) {
             recording.push(operation);
             return true;
         }
         // If the thread has panicked, the next wait returns an error.
-        let _ = self.commands.send(Command::Give { stream: stream.name, operation });
+        let _ = self.commands.send(Command::Enqueue { stream: stream.name, operation });
         false
     }
 
-    fn ask(&self, command: impl FnOnce(Reply) -> Command) -> Result<bool, DriverError> {
+    fn request(&self, command: impl FnOnce(Reply) -> Command) -> Result<bool, DriverError> {
         let (reply, answer) = mpsc::channel();
         let gone = || stopped("device", "the simulator's thread is gone");
         self.commands.send(command(reply)).map_err(|_| gone())?;
         answer.recv().map_err(|_| gone())?
     }
 
-    fn take(&self, what: &'static str, bytes: usize) -> Result<NonNull<u8>, DriverError> {
+    fn reserve(&self, what: &'static str, bytes: usize) -> Result<NonNull<u8>, DriverError> {
         let mut memory = lock(&self.memory);
         let free = memory.total - memory.used;
         let refused = DriverError::OutOfMemory { what, bytes, free, total: memory.total };
@@ -122,12 +122,12 @@ impl SimDriver {
         Ok(at)
     }
 
-    fn give_back(&self, at: u64) {
+    fn release(&self, at: u64) {
         let mut memory = lock(&self.memory);
         let Some(layout) = memory.live.remove(&at) else { return };
         memory.used -= layout.size() as u64;
         memory.freed.push((at, layout));
-        // SAFETY: allocated by `take` with this layout; the caller of `free` guarantees that it is not in
+        // SAFETY: allocated by `reserve` with this layout; the caller of `free` guarantees that it is not in
         // use.
         unsafe { (at as *mut u8).write_bytes(FREED, layout.size()) };
     }
@@ -144,7 +144,7 @@ impl Drop for SimDriver {
         }
         let memory = std::mem::take(&mut *lock(&self.memory));
         for (at, layout) in memory.live.into_iter().chain(memory.freed) {
-            // SAFETY: allocated by `take` with this layout, and freed once; no kernel is running.
+            // SAFETY: allocated by `reserve` with this layout, and freed once; no kernel is running.
             unsafe { dealloc(at as *mut u8, layout) };
         }
     }
@@ -157,20 +157,20 @@ impl Driver for SimDriver {
     type Graph = SimGraph;
 
     fn allocate(&self, bytes: usize) -> Result<Address, DriverError> {
-        Ok(Address(self.take("device memory", bytes)?.as_ptr() as u64))
+        Ok(Address(self.reserve("device memory", bytes)?.as_ptr() as u64))
     }
 
     unsafe fn free(&self, memory: Address) {
-        self.give_back(memory.0);
+        self.release(memory.0);
     }
 
     fn allocate_pinned(&self, bytes: usize) -> Result<Pinned, DriverError> {
-        let host = self.take("pinned memory", bytes)?;
+        let host = self.reserve("pinned memory", bytes)?;
         Ok(Pinned { host, device: Address(host.as_ptr() as u64), bytes })
     }
 
     unsafe fn free_pinned(&self, memory: Pinned) {
-        self.give_back(memory.device.0);
+        self.release(memory.device.0);
     }
 
     fn stream(&self) -> Result<SimStream, DriverError> {
@@ -184,7 +184,7 @@ impl Driver for SimDriver {
         to: Address,
         bytes: usize,
     ) -> Result<(), DriverError> {
-        if !self.give(stream, Operation::Copy { from: from.0, to: to.0, bytes }) {
+        if !self.enqueue(stream, Operation::Copy { from: from.0, to: to.0, bytes }) {
             lock(&self.work).copies += 1;
         }
         Ok(())
@@ -198,7 +198,7 @@ impl Driver for SimDriver {
         args: &[u8],
     ) -> Result<(), DriverError> {
         let argument = Arc::new(Argument::bytes(args));
-        if !self.give(stream, Operation::Kernel { name, shape, argument }) {
+        if !self.enqueue(stream, Operation::Kernel { name, shape, argument }) {
             lock(&self.work).launches += 1;
         }
         Ok(())
@@ -206,21 +206,21 @@ impl Driver for SimDriver {
 
     fn record(&self, stream: &SimStream) -> Result<SimEvent, DriverError> {
         let event = self.name();
-        self.give(stream, Operation::Record(event));
+        self.enqueue(stream, Operation::Record(event));
         Ok(SimEvent(event))
     }
 
     fn follow(&self, stream: &SimStream, event: &SimEvent) -> Result<(), DriverError> {
-        self.give(stream, Operation::Follow(event.0));
+        self.enqueue(stream, Operation::Follow(event.0));
         Ok(())
     }
 
     fn fired(&self, event: &SimEvent) -> Result<bool, DriverError> {
-        self.ask(|reply| Command::Fired(event.0, reply))
+        self.request(|reply| Command::Fired(event.0, reply))
     }
 
     fn wait(&self, event: &SimEvent) -> Result<(), DriverError> {
-        self.ask(|reply| Command::Wait(event.0, reply)).map(|_| ())
+        self.request(|reply| Command::Wait(event.0, reply)).map(|_| ())
     }
 
     fn capture(
@@ -236,7 +236,7 @@ impl Driver for SimDriver {
 
     unsafe fn launch_graph(&self, stream: &SimStream, graph: &SimGraph) -> Result<(), DriverError> {
         for operation in &graph.0 {
-            self.give(stream, operation.clone());
+            self.enqueue(stream, operation.clone());
         }
         lock(&self.work).graph_nodes += graph.0.len() as u64;
         Ok(())
