@@ -17,7 +17,7 @@ use flechette::dataset::synthetic::Skew;
 use flechette::dataset::{self, Format, Limits};
 use flechette::planner::trace::TraceBuilder;
 use flechette::schema::Schema;
-use flechette::schema::preset::{self, AVAZU_FEATURES, Kind, SyntheticShape};
+use flechette::schema::preset::{self, AVAZU_FEATURES, ArchKind, SyntheticShape};
 use flechette::types::{Batch, RawBatch, TableId};
 use serde_json::Value;
 
@@ -141,7 +141,7 @@ impl Column {
 
 fn draw(name: &str, columns: &[Column], samples: usize, ahead: Option<f64>) -> Workload {
     let shape = SyntheticShape { tables: columns.len(), rows: 1, dense: 0, multi_hot: None };
-    let mut trace = TraceBuilder::new(&preset::synthetic(Kind::Dcn, 16, shape));
+    let mut trace = TraceBuilder::new(&preset::synthetic(ArchKind::Dcn, 16, shape));
     let mut words = Draw::new(7);
     for _ in 0..samples {
         for (t, column) in columns.iter().enumerate() {
@@ -158,7 +158,7 @@ fn json(file: &str) -> anyhow::Result<Value> {
 
 fn criteo_columns() -> anyhow::Result<Vec<Column>> {
     let model = json(CRITEO_FILES[0])?;
-    let schema = preset::criteo(Kind::Dlrm, 16, HASHED_ROWS);
+    let schema = preset::criteo(ArchKind::Dlrm, 16, HASHED_ROWS);
     let counts = sampled_counts(&schema)?;
     let column = |(i, counts): (usize, &Vec<f64>)| {
         let fit = &model["columns"][format!("C{}", i + 1)];

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use flechette::dataset::synthetic::{write_avazu_csv, write_criteo_tsv};
 use flechette::dataset::{DatasetError, Format, Limits, Reader, open};
 use flechette::schema::Schema;
-use flechette::schema::preset::{self, Kind};
+use flechette::schema::preset::{self, ArchKind};
 use flechette::types::{Batch, RawBatch, RawValues};
 use proptest::prelude::*;
 
@@ -49,7 +49,7 @@ fn file(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
 }
 
 fn criteo() -> Schema {
-    preset::criteo(Kind::Dlrm, 4, 1000)
+    preset::criteo(ArchKind::Dlrm, 4, 1000)
 }
 
 fn criteo_tsv(rows: u64) -> Vec<u8> {
@@ -157,7 +157,7 @@ fn past_the_limit_malformed_lines_are_refused_with_file_line_and_reason() {
 #[test]
 fn the_first_malformed_lines_are_reported_with_file_and_number() {
     let workshop = Workshop::new(1, 1);
-    let (config, data) = (workshop.config(Kind::Dlrm, 4, 50), workshop.path("bad.tsv"));
+    let (config, data) = (workshop.config(ArchKind::Dlrm, 4, 50), workshop.path("bad.tsv"));
     std::fs::write(&data, [b"bad\n".repeat(50), criteo_tsv(3)].concat()).unwrap();
     let models = &workshop.models;
     let line = format!(
@@ -221,7 +221,7 @@ fn a_feature_that_is_no_column_is_refused() {
 
 #[test]
 fn avazu_columns_are_found_by_the_header() {
-    let schema = preset::avazu(Kind::Dcn, 4, 1000);
+    let schema = preset::avazu(ArchKind::Dcn, 4, 1000);
     let mut text = Vec::new();
     write_avazu_csv(300, 1, &mut text).unwrap();
     let read_text = |text: &[u8]| {
@@ -260,7 +260,7 @@ fn generated_files_click_as_often_as_the_real_ones() {
     let mut text = Vec::new();
     write_avazu_csv(10_000, 1, &mut text).unwrap();
     let (_directory, path) = file(&text);
-    let avazu = rate(read(Format::AvazuCsv, &[path], &preset::avazu(Kind::Dcn, 4, 1000)).unwrap().labels);
+    let avazu = rate(read(Format::AvazuCsv, &[path], &preset::avazu(ArchKind::Dcn, 4, 1000)).unwrap().labels);
     assert!((0.15..0.2).contains(&avazu), "{avazu}");
 }
 
@@ -284,7 +284,7 @@ fn any_bytes() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #[test]
     fn no_bytes_make_a_reader_panic(junk in any_bytes(), at in 0..4000usize) {
-        let (avazu, criteo) = (preset::avazu(Kind::Dcn, 4, 1000), criteo());
+        let (avazu, criteo) = (preset::avazu(ArchKind::Dcn, 4, 1000), criteo());
         let mut csv = Vec::new();
         write_avazu_csv(10, 1, &mut csv).unwrap();
         for (format, schema, mut text) in
@@ -317,8 +317,8 @@ fn real(name: &str) -> Option<PathBuf> {
 fn check_real(name: &str, format: Format, rows: usize, rate: Option<std::ops::Range<f32>>) {
     let Some(path) = real(name) else { return };
     let schema = match format {
-        Format::AvazuCsv => preset::avazu(Kind::Dcn, 4, 1 << 40),
-        _ => preset::criteo(Kind::Dcn, 4, 1 << 40),
+        Format::AvazuCsv => preset::avazu(ArchKind::Dcn, 4, 1 << 40),
+        _ => preset::criteo(ArchKind::Dcn, 4, 1 << 40),
     };
     let Contents { batch, labels, skipped } = read(format, &[path], &schema).unwrap();
     assert_eq!((batch.samples, skipped), (rows, 0), "{name}");

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use flechette::dataset::{self, Format, Limits};
 use flechette::schema::Schema;
-use flechette::schema::preset::{self, Kind as Preset};
+use flechette::schema::preset::{self, ArchKind as Preset};
 use flechette::trainer::eval::Quality;
 use flechette::trainer::optim::{Kind, Optimizer};
 use flechette::trainer::{self, ReferenceTrainer};

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use flechette::planner::counts::Ranked;
-use flechette::schema::preset::{self, Kind};
+use flechette::schema::preset::{self, ArchKind};
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -77,7 +77,7 @@ fn rate(size: &Value, kind: &str, policy: &str) -> f64 {
 #[test]
 fn json_is_what_a_slow_count_of_the_same_file_gives() {
     let workshop = Workshop::new(1500, 1);
-    let config = workshop.config(Kind::Dlrm, 4, 5000);
+    let config = workshop.config(ArchKind::Dlrm, 4, 5000);
     let accesses = accesses(&workshop.train, 5000);
     let train = &workshop.train;
     let json = run_json(&format!(
@@ -108,7 +108,7 @@ fn json_is_what_a_slow_count_of_the_same_file_gives() {
 #[test]
 fn text_counts_and_drawing_are_written() {
     let workshop = Workshop::new(500, 500);
-    let config = workshop.config(Kind::WideDeep, 4, 300);
+    let config = workshop.config(ArchKind::WideDeep, 4, 300);
     let (counts, plot) = (workshop.path("counts.safetensors"), workshop.path("plan.svg"));
     let (train, valid) = (&workshop.train, &workshop.valid);
     let output = run(&format!(
@@ -136,7 +136,7 @@ fn text_counts_and_drawing_are_written() {
 #[test]
 fn what_cannot_be_planned_is_refused_by_name() {
     let workshop = Workshop::new(10, 1);
-    let config = workshop.config(Kind::Dlrm, 4, 100);
+    let config = workshop.config(ArchKind::Dlrm, 4, 100);
     let train = &workshop.train;
     let plan = |rest: &str| run_failing(2, &format!("plan --model-config {config} {rest}"));
     let with = |flags: &str| plan(&format!("--format criteo-tsv --data {train} {flags}"));
@@ -158,7 +158,7 @@ fn what_cannot_be_planned_is_refused_by_name() {
 #[test]
 fn a_server_records_what_the_file_it_scores_asks_for() {
     let workshop = Workshop::new(300, 2000);
-    workshop.train(Kind::Dlrm);
+    workshop.train(ArchKind::Dlrm);
     let config = workshop.path("dlrm.toml");
     let state = format!("{}/dlrm/state", workshop.models);
     let valid = &workshop.valid;
@@ -229,7 +229,7 @@ fn damaged_recordings(workshop: &Workshop, trace: &str, whole: &Value) {
         serde_json::from_str(String::from_utf8(output.stdout).unwrap().lines().last().unwrap()).unwrap();
     assert!(json["accesses"].as_u64() >= whole["accesses"].as_u64());
 
-    let other = workshop.config(Kind::Dcn, 4, 77);
+    let other = workshop.config(ArchKind::Dcn, 4, 77);
     let error = run_failing(2, &format!("plan --model-config {other} --format trace --data {trace}"));
     assert!(error.contains("recorded of table \"C1\" of 1000 rows, the schema has \"C1\" of 77"), "{error}");
 }
@@ -244,9 +244,9 @@ fn the_real_traces_hit_what_the_data_set_says() {
     ];
     let workshop = Workshop::new(1, 1);
     // So many rows that hardly two of the ids share one.
-    let criteo = workshop.config(Kind::Dlrm, 16, 100_000_000);
+    let criteo = workshop.config(ArchKind::Dlrm, 16, 100_000_000);
     // The figures are of 21 columns: without `hour`.
-    let mut schema = preset::avazu(Kind::Dlrm, 16, 100_000_000);
+    let mut schema = preset::avazu(ArchKind::Dlrm, 16, 100_000_000);
     schema.features.retain(|feature| feature.name != "hour");
     schema.tables.retain(|table| table.name != "hour");
     let avazu = workshop.path("avazu.toml");

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::dataset::{Format, Limits, open as open_data};
-use crate::schema::preset::{self, Kind, SyntheticShape};
+use crate::schema::preset::{self, ArchKind, SyntheticShape};
 use crate::types::Batch;
 
 fn shape(multi_hot: Option<u32>) -> SyntheticShape {
@@ -42,7 +42,7 @@ fn auc(probabilities: &[f64], labels: &[f32]) -> f64 {
 
 #[test]
 fn labels_follow_the_truth_that_can_be_asked_for() {
-    let schema = preset::synthetic(Kind::Dlrm, 4, shape(Some(4)));
+    let schema = preset::synthetic(ArchKind::Dlrm, 4, shape(Some(4)));
     let (batch, labels) = all(&schema, "rows=40000,seed=3,skew=medium,truth=8", 1000);
     let truth = Truth::new(&schema, 8);
     let asked: Vec<f64> = (0..batch.samples).map(|s| truth.probability(&batch, s)).collect();
@@ -68,7 +68,7 @@ fn labels_follow_the_truth_that_can_be_asked_for() {
 
 #[test]
 fn another_seed_gives_other_samples_of_the_same_truth() {
-    let schema = preset::synthetic(Kind::Dcn, 4, shape(None));
+    let schema = preset::synthetic(ArchKind::Dcn, 4, shape(None));
     let (one, _) = all(&schema, "rows=20000,seed=1,skew=high", 512);
     let (two, labels) = all(&schema, "rows=20000,seed=2,skew=high", 512);
     assert_ne!(one.features[0].ids, two.features[0].ids);
@@ -85,7 +85,7 @@ fn another_seed_gives_other_samples_of_the_same_truth() {
 
 #[test]
 fn the_shares_of_hot_ids_are_those_of_the_named_skews() {
-    let schema = preset::synthetic(Kind::Dcn, 4, SyntheticShape { rows: 1000, ..shape(None) });
+    let schema = preset::synthetic(ArchKind::Dcn, 4, SyntheticShape { rows: 1000, ..shape(None) });
     for (name, share) in [("low", 0.085), ("medium", 0.3), ("high", 0.8)] {
         let (batch, _) = all(&schema, &format!("rows=100000,skew={name}"), 4096);
         let mut counts = vec![0u32; 1000];
@@ -98,7 +98,7 @@ fn the_shares_of_hot_ids_are_those_of_the_named_skews() {
 
 #[test]
 fn lengths_are_as_described_and_dense_values_fit_their_transform() {
-    let schema = preset::synthetic(Kind::Dcn, 4, shape(Some(5)));
+    let schema = preset::synthetic(ArchKind::Dcn, 4, shape(Some(5)));
     let lengths = |text: &str| {
         let (batch, _) = all(&schema, text, 100);
         batch.features[1].offsets.windows(2).map(|w| w[1] - w[0]).collect::<Vec<_>>()
@@ -109,7 +109,7 @@ fn lengths_are_as_described_and_dense_values_fit_their_transform() {
     uniform.sort_unstable();
     uniform.dedup();
     assert_eq!(uniform, [0, 1, 2, 3, 4, 5]);
-    let criteo = preset::criteo(Kind::Dlrm, 4, 100);
+    let criteo = preset::criteo(ArchKind::Dlrm, 4, 100);
     let (batch, _) = all(&criteo, "rows=2000", 100);
     let mean = batch.dense.iter().sum::<f32>() / batch.dense.len() as f32;
     assert!((1.5..2.5).contains(&mean), "{mean}");
@@ -117,7 +117,7 @@ fn lengths_are_as_described_and_dense_values_fit_their_transform() {
 
 #[test]
 fn several_descriptions_are_read_one_after_the_other() {
-    let schema = preset::synthetic(Kind::Dcn, 4, shape(None));
+    let schema = preset::synthetic(ArchKind::Dcn, 4, shape(None));
     let paths = ["rows=10,seed=1".into(), "rows=0".into(), "rows=5,seed=2".into()];
     let mut reader = open_data(Format::Synthetic, &paths, &schema, Limits::default()).unwrap();
     let mut raw = RawBatch::default();
@@ -128,7 +128,7 @@ fn several_descriptions_are_read_one_after_the_other() {
 
 #[test]
 fn a_wrong_description_is_refused_with_its_reason() {
-    let schema = preset::synthetic(Kind::Dcn, 4, shape(None));
+    let schema = preset::synthetic(ArchKind::Dcn, 4, shape(None));
     for (text, reason) in [
         ("rows", "expected key=value"),
         ("seed=1", "rows is missing"),
@@ -149,7 +149,7 @@ proptest! {
     fn samples_do_not_depend_on_how_many_are_asked_for_at_once(
         seed: u64, chunk in 1..70usize, max in prop::option::of(1..6u32),
     ) {
-        let schema = preset::synthetic(Kind::Deepfm, 4, shape(max));
+        let schema = preset::synthetic(ArchKind::Deepfm, 4, shape(max));
         let text = format!("rows=60,seed={seed},skew=1.1");
         prop_assert_eq!(all(&schema, &text, chunk), all(&schema, &text, 60));
     }

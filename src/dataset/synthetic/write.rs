@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use super::random::{Purpose, Stream};
 use super::{Description, Generator, Lengths, Skew};
 use crate::schema::Schema;
-use crate::schema::preset::{self, AVAZU_FEATURES, Kind};
+use crate::schema::preset::{self, AVAZU_FEATURES, ArchKind};
 use crate::types::{RawBatch, RawValues};
 
 /// Distinct values of `C1` to `C26` of Criteo Kaggle, as public DLRM code lists them.
@@ -37,7 +37,7 @@ const CHUNK: usize = 1024;
 /// # Errors
 /// What the writer says.
 pub fn write_criteo_tsv(rows: u64, seed: u64, mut out: impl Write) -> io::Result<()> {
-    let schema = sized(preset::criteo(Kind::Dcn, 1, 1), &CRITEO_VALUES);
+    let schema = sized(preset::criteo(ArchKind::Dcn, 1, 1), &CRITEO_VALUES);
     for_each_row(&schema, description(rows, seed, CRITEO_TRUTH), |sample, number| {
         write!(out, "{}", sample.label)?;
         for (i, &value) in sample.dense.iter().enumerate() {
@@ -65,7 +65,7 @@ pub fn write_criteo_tsv(rows: u64, seed: u64, mut out: impl Write) -> io::Result
 /// # Errors
 /// What the writer says.
 pub fn write_avazu_csv(rows: u64, seed: u64, mut out: impl Write) -> io::Result<()> {
-    let schema = sized(preset::avazu(Kind::Dcn, 1, 1), &AVAZU_VALUES);
+    let schema = sized(preset::avazu(ArchKind::Dcn, 1, 1), &AVAZU_VALUES);
     writeln!(out, "id,click,{}", AVAZU_FEATURES.join(","))?;
     for_each_row(&schema, description(rows, seed, AVAZU_TRUTH), |sample, number| {
         write!(out, "{},{}", Stream::new(seed, Purpose::Text, u64::MAX).word(number), sample.label)?;

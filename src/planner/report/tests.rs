@@ -40,10 +40,10 @@ proptest! {
 #[test]
 fn many_tables_are_summed_up_past_the_most_used() {
     use crate::planner::trace::TraceBuilder;
-    use crate::schema::preset::{self, Kind, SyntheticShape};
+    use crate::schema::preset::{self, ArchKind, SyntheticShape};
     use crate::types::TableId;
     let shape = SyntheticShape { tables: 100, rows: 10, dense: 0, multi_hot: None };
-    let mut builder = TraceBuilder::new(&preset::synthetic(Kind::Dcn, 4, shape));
+    let mut builder = TraceBuilder::new(&preset::synthetic(ArchKind::Dcn, 4, shape));
     for table in 0..100u32 {
         (0..=table).for_each(|_| builder.push(TableId(table), 3).unwrap());
     }

@@ -3,12 +3,12 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::schema::preset::{self, Kind};
+use crate::schema::preset::{self, ArchKind};
 use crate::schema::{Hash, Transform};
 
 /// Two dense values; a hashed one-hot, a one-hot of ids, a hashed multi-hot of at most 3.
 fn schema() -> Schema {
-    let mut schema = preset::criteo(Kind::Dlrm, 4, 100);
+    let mut schema = preset::criteo(ArchKind::Dlrm, 4, 100);
     schema.dense.truncate(2);
     schema.dense[1].transform = Transform::Standardize { mean: 1.0, std: 2.0 };
     schema.features.truncate(3);

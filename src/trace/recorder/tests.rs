@@ -1,13 +1,13 @@
 use super::super::format::{Ended, FormatError, TraceReader};
 use super::*;
 use crate::metrics::Metrics;
-use crate::schema::preset::{self, Kind, SyntheticShape};
+use crate::schema::preset::{self, ArchKind, SyntheticShape};
 
 const TABLES: usize = 3;
 
 fn schema() -> Schema {
     let shape = SyntheticShape { tables: TABLES, rows: 1 << 40, dense: 0, multi_hot: None };
-    preset::synthetic(Kind::Dcn, 4, shape)
+    preset::synthetic(ArchKind::Dcn, 4, shape)
 }
 
 fn batch(samples: usize, from: u64) -> Batch {

@@ -2,12 +2,12 @@ use super::super::super::trace::tests::{accesses, trace};
 use super::super::Ranked;
 use super::super::summary::KEY_BYTES;
 use super::*;
-use crate::schema::preset::{self, Kind, SyntheticShape};
+use crate::schema::preset::{self, ArchKind, SyntheticShape};
 use proptest::prelude::*;
 
 fn schema() -> Schema {
     let shape = SyntheticShape { tables: 3, rows: 1000, dense: 0, multi_hot: None };
-    preset::synthetic(Kind::Dcn, 4, shape)
+    preset::synthetic(ArchKind::Dcn, 4, shape)
 }
 
 fn counts(wanted: &[(u32, u64)], rows: usize) -> Counts {
