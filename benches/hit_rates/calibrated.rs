@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
 
 use flechette::dataset::synthetic::Skew;
-use flechette::dataset::{self, Format, Limits};
+use flechette::dataset::{self, Format, ReadOptions};
 use flechette::planner::trace::TraceBuilder;
 use flechette::schema::Schema;
 use flechette::schema::preset::{self, AVAZU_FEATURES, ArchKind, SyntheticShape};
@@ -178,7 +178,7 @@ fn criteo_columns() -> anyhow::Result<Vec<Column>> {
 /// By column: how often each id of the sampled rows occurs there, the most frequent first.
 fn sampled_counts(schema: &Schema) -> anyhow::Result<Vec<Vec<f64>>> {
     let files = CRITEO_FILES[1..].iter().map(|file| data_folder().join(file)).collect::<Vec<_>>();
-    let mut reader = dataset::open(Format::CriteoTsv, &files, schema, Limits::default())?;
+    let mut reader = dataset::open(Format::CriteoTsv, &files, schema, ReadOptions::default())?;
     let (mut raw, mut batch) = (RawBatch::default(), Batch::default());
     let mut counts: Vec<HashMap<u64, f64>> = vec![HashMap::new(); schema.features.len()];
     while reader.read(4096, &mut raw)? > 0 {

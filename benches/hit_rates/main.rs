@@ -29,7 +29,7 @@ mod real_cache;
 use std::path::PathBuf;
 
 use flechette::cache::{AdmissionOption, CacheOptions};
-use flechette::dataset::{self, Format, Limits};
+use flechette::dataset::{self, Format, ReadOptions};
 use flechette::planner::simulate::{Future, Policy, share};
 use flechette::planner::trace::{Trace, TraceBuilder};
 use flechette::schema::preset::{self, ArchKind};
@@ -120,7 +120,7 @@ fn read(name: &str, file: &str, format: Format) -> anyhow::Result<Workload> {
         Format::AvazuCsv => (preset::avazu(ArchKind::Dlrm, 16, HASHED_ROWS), 2.0),
         _ => (preset::criteo(ArchKind::Dlrm, 16, HASHED_ROWS), 11.0),
     };
-    let mut reader = dataset::open(format, &[data_folder().join(file)], &schema, Limits::default())?;
+    let mut reader = dataset::open(format, &[data_folder().join(file)], &schema, ReadOptions::default())?;
     let (mut raw, mut batch) = (RawBatch::default(), Batch::default());
     let mut trace = TraceBuilder::new(&schema);
     while reader.read(4096, &mut raw)? > 0 {

@@ -8,7 +8,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use flechette::cli::client;
-use flechette::dataset::{self, Format, Limits};
+use flechette::dataset::{self, Format, ReadOptions};
 use flechette::schema::preset::{self, ArchKind};
 use flechette::server::proto::ctr_client::CtrClient;
 use flechette::types::RawBatch;
@@ -147,7 +147,7 @@ fn a_drain_under_load_loses_no_request_and_exits_with_0() {
     let schema = preset::criteo(ArchKind::Dlrm, 8, 1000);
     let mut raw = RawBatch::default();
     let valid = [PathBuf::from(&workshop.valid)];
-    let mut reader = dataset::open(Format::CriteoTsv, &valid, &schema, Limits::default()).unwrap();
+    let mut reader = dataset::open(Format::CriteoTsv, &valid, &schema, ReadOptions::default()).unwrap();
     reader.read(64, &mut raw).unwrap();
     let request = client::request("dlrm", &schema, &raw);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();

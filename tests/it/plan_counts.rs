@@ -6,7 +6,7 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use flechette::dataset::{self, Format, Limits};
+use flechette::dataset::{self, Format, ReadOptions};
 use flechette::planner::counts::Ranked;
 use flechette::schema::Schema;
 use flechette::schema::preset::{self, ArchKind, SyntheticShape};
@@ -46,7 +46,8 @@ impl Skewed {
     /// Counts kept one by one, in the test's own memory.
     fn exact(&self, data: &str) -> HashMap<(usize, u64), u64> {
         let files = [PathBuf::from(data)];
-        let mut reader = dataset::open(Format::Synthetic, &files, &self.schema, Limits::default()).unwrap();
+        let mut reader =
+            dataset::open(Format::Synthetic, &files, &self.schema, ReadOptions::default()).unwrap();
         let (mut raw, mut batch, mut counts) = (RawBatch::default(), Batch::default(), HashMap::new());
         while reader.read(10_000, &mut raw).unwrap() > 0 {
             self.schema.encode(&raw, &mut batch).unwrap();

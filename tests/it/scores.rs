@@ -5,7 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use flechette::cli::client;
-use flechette::dataset::{self, Format, Limits};
+use flechette::dataset::{self, Format, ReadOptions};
 use flechette::schema::Schema;
 use flechette::schema::preset::{self, ArchKind};
 use flechette::server::proto::ctr_client::CtrClient;
@@ -193,7 +193,7 @@ fn generated_bags_of_ids_score_as_the_trainer_says() {
 /// Rows `from..to` of a file, raw.
 fn rows(schema: &Schema, file: &str, from: usize, to: usize) -> RawBatch {
     let mut reader =
-        dataset::open(Format::CriteoTsv, &[PathBuf::from(file)], schema, Limits::default()).unwrap();
+        dataset::open(Format::CriteoTsv, &[PathBuf::from(file)], schema, ReadOptions::default()).unwrap();
     let mut raw = RawBatch::default();
     if from > 0 {
         assert_eq!(reader.read(from, &mut raw).unwrap(), from);

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::dataset::{Format, Limits, open as open_data};
+use crate::dataset::{Format, ReadOptions, open as open_data};
 use crate::schema::preset::{self, ArchKind, SyntheticShape};
 use crate::types::Batch;
 
@@ -13,7 +13,7 @@ fn shape(multi_hot: Option<u32>) -> SyntheticShape {
 
 /// Every sample of a description, encoded, with the labels.
 fn all(schema: &Schema, text: &str, chunk: usize) -> (Batch, Vec<f32>) {
-    let mut reader = open_data(Format::Synthetic, &[text.into()], schema, Limits::default()).unwrap();
+    let mut reader = open_data(Format::Synthetic, &[text.into()], schema, ReadOptions::default()).unwrap();
     let (mut raw, mut part) = (RawBatch::default(), Batch::default());
     let (mut batch, mut labels) = (Batch::empty(schema.features.len()), Vec::new());
     while reader.read(chunk, &mut raw).unwrap() > 0 {
@@ -119,7 +119,7 @@ fn lengths_are_as_described_and_dense_values_fit_their_transform() {
 fn several_descriptions_are_read_one_after_the_other() {
     let schema = preset::synthetic(ArchKind::Dcn, 4, shape(None));
     let paths = ["rows=10,seed=1".into(), "rows=0".into(), "rows=5,seed=2".into()];
-    let mut reader = open_data(Format::Synthetic, &paths, &schema, Limits::default()).unwrap();
+    let mut reader = open_data(Format::Synthetic, &paths, &schema, ReadOptions::default()).unwrap();
     let mut raw = RawBatch::default();
     assert_eq!(reader.read(12, &mut raw).unwrap(), 12);
     assert_eq!(reader.read(12, &mut raw).unwrap(), 3);
@@ -138,7 +138,7 @@ fn a_wrong_description_is_refused_with_its_reason() {
         ("rows=1,skew=steep", "skew: expected uniform, low"),
         ("rows=1,lengths=-1", "lengths: expected"),
     ] {
-        let refused = open_data(Format::Synthetic, &[text.into()], &schema, Limits::default());
+        let refused = open_data(Format::Synthetic, &[text.into()], &schema, ReadOptions::default());
         let message = refused.err().unwrap().to_string();
         assert!(message.contains(reason), "{text}: {message}");
     }
