@@ -41,7 +41,7 @@ fn auc(probabilities: &[f64], labels: &[f32]) -> f64 {
 }
 
 #[test]
-fn labels_follow_the_truth_that_can_be_asked_for() {
+fn labels_follow_the_truth() {
     let schema = preset::synthetic(ArchKind::Dlrm, 4, shape(Some(4)));
     let (batch, labels) = all(&schema, "rows=40000,seed=3,skew=medium,truth=8", 1000);
     let truth = Truth::new(&schema, 8);
@@ -55,7 +55,7 @@ fn labels_follow_the_truth_that_can_be_asked_for() {
         let mean =
             |of: &dyn Fn(usize) -> f64| inside.iter().map(|&s| of(s)).sum::<f64>() / inside.len() as f64;
         let (clicked, promised) = (mean(&|s| f64::from(labels[s])), mean(&|s| asked[s]));
-        // Four standard deviations of the mean of so many coin flips.
+        // Four standard deviations of the mean of these coin flips.
         let bound = 4.0 * (0.25 / inside.len() as f64).sqrt();
         assert!((clicked - promised).abs() < bound, "{range:?}: {clicked} against {promised}");
     }
@@ -84,7 +84,7 @@ fn another_seed_gives_other_samples_of_the_same_truth() {
 }
 
 #[test]
-fn the_shares_of_hot_ids_are_those_of_the_named_skews() {
+fn hot_ids_have_the_share_of_their_named_skew() {
     let schema = preset::synthetic(ArchKind::Dcn, 4, SyntheticShape { rows: 1000, ..shape(None) });
     for (name, share) in [("low", 0.085), ("medium", 0.3), ("high", 0.8)] {
         let (batch, _) = all(&schema, &format!("rows=100000,skew={name}"), 4096);
@@ -133,7 +133,7 @@ fn a_wrong_description_is_refused_with_its_reason() {
         ("rows", "expected key=value"),
         ("seed=1", "rows is missing"),
         ("rows=x", "rows: expected a whole number, got \"x\""),
-        ("rows=1,rows=2", "rows stands twice"),
+        ("rows=1,rows=2", "rows occurs twice"),
         ("rows=1,colour=red", "unknown key \"colour\""),
         ("rows=1,skew=steep", "skew: expected uniform, low"),
         ("rows=1,lengths=-1", "lengths: expected"),
@@ -146,7 +146,7 @@ fn a_wrong_description_is_refused_with_its_reason() {
 
 proptest! {
     #[test]
-    fn samples_do_not_depend_on_how_many_are_asked_for_at_once(
+    fn samples_do_not_depend_on_the_batch_size(
         seed: u64, chunk in 1..70usize, max in prop::option::of(1..6u32),
     ) {
         let schema = preset::synthetic(ArchKind::Deepfm, 4, shape(max));

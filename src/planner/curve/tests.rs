@@ -17,7 +17,7 @@ proptest! {
     }
 
     #[test]
-    fn past_the_size_that_is_enough_no_doubling_gains_and_before_it_one_does(
+    fn from_the_size_that_is_enough_no_doubling_gains_and_just_below_it_one_does(
         wanted in accesses(200), gain in 0.001f64..0.5,
     ) {
         let curve = Curve::of(&trace(&wanted));

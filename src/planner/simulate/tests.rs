@@ -1,5 +1,4 @@
-//! Every policy against a slow transcription of its paper, written apart, and the bounds that hold for
-//! all of them.
+//! Every policy against an independent, slow transcription of its paper, and the bounds that hold for all of them.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -9,7 +8,7 @@ use super::super::trace::Trace;
 use super::super::trace::tests::{accesses, trace};
 use super::*;
 
-/// Keys below 24, the lower the hotter, with scans of keys in turn among them.
+/// Keys below 24, of which lower ones are hotter, mixed with scans of successive keys.
 fn keys() -> impl Strategy<Value = Vec<u32>> {
     let hot = (0u32..24).prop_map(|k| vec![k * k / 24]);
     let scan = (0u32..20, 1u32..5).prop_map(|(from, len)| (from..from + len).collect());
@@ -52,7 +51,7 @@ fn slow_lfu(capacity: usize, keys: &[u32]) -> Vec<bool> {
     keys.iter().enumerate().map(|(now, &key)| access(now, key)).collect()
 }
 
-/// Among the residents, the one whose next use is farthest leaves, looked for each time.
+/// Searches all cached keys for the one whose next use is farthest.
 fn slow_optimal(capacity: usize, keys: &[u32]) -> Vec<bool> {
     let mut held: Vec<u32> = Vec::new();
     let mut access = |at: usize, key: u32| {
@@ -73,7 +72,7 @@ fn slow_optimal(capacity: usize, keys: &[u32]) -> Vec<bool> {
     keys.iter().enumerate().map(|(at, &key)| access(at, key)).collect()
 }
 
-/// Figure 4 of the paper, line by line; the newest in front.
+/// Figure 4 of the paper, line by line; the last used key in front.
 fn slow_arc(c: usize, keys: &[u32]) -> Vec<bool> {
     let [mut t1, mut t2, mut b1, mut b2]: [VecDeque<u32>; 4] = Default::default();
     let mut p = 0.0f64;
@@ -128,7 +127,7 @@ fn slow_arc(c: usize, keys: &[u32]) -> Vec<bool> {
     outcomes
 }
 
-/// Algorithm 1 of the paper; a key and its count, the newest in front.
+/// Algorithm 1 of the paper; keys with counts, the newest in front.
 fn slow_s3fifo(capacity: usize, keys: &[u32]) -> Vec<bool> {
     let small_capacity = (capacity / 10).max(1);
     let [mut small, mut main]: [VecDeque<(u32, u8)>; 2] = Default::default();
@@ -163,8 +162,7 @@ fn slow_s3fifo(capacity: usize, keys: &[u32]) -> Vec<bool> {
     outcomes
 }
 
-/// Section 4 of the paper, with exact counts in place of the sketch, halved as the sketch is; the newest
-/// in front.
+/// Section 4 of the paper, with exact counts, halved like the sketch, in place of the sketch; the newest key in front.
 fn slow_wtinylfu(capacity: usize, keys: &[u32]) -> Vec<bool> {
     let window_capacity = (capacity / 100).max(1);
     let main_capacity = capacity - window_capacity;
@@ -236,8 +234,7 @@ proptest! {
         prop_assert_eq!(hits(Policy::S3Fifo.cache(capacity, KEYS, 0), &keys), slow_s3fifo(capacity, &keys));
     }
 
-    /// Where the sketch happens to count exactly, which it does for so few keys in so wide a sketch unless
-    /// two keys collide in all four rows.
+    /// The sketch counts exactly here: it is wide, and these few keys do not collide in all four rows.
     #[test]
     fn wtinylfu_hits_like_its_slow_transcription(keys in keys(), capacity in 8usize..30) {
         let got = hits(Policy::WTinyLfu.cache(capacity, KEYS, 0), &keys);
@@ -285,7 +282,7 @@ proptest! {
     }
 
     #[test]
-    fn flat_is_one_cache_of_all_tables_and_per_table_one_of_each(
+    fn flat_is_one_cache_of_all_tables_and_per_table_is_one_for_each(
         wanted in accesses(200), fraction in 0.0f64..=1.0,
     ) {
         let trace = trace(&wanted);
@@ -350,7 +347,7 @@ fn total(outcomes: &[bool]) -> u64 {
 }
 
 #[test]
-fn a_seed_decides_what_is_random() {
+fn equal_seeds_give_equal_random_evictions() {
     let keys: Vec<u32> = (0..2000u32).map(|i| i.wrapping_mul(2_654_435_761) >> 27).collect();
     let run = |seed| hits(Policy::Random.cache(10, 32, seed), &keys);
     assert_eq!(run(3), run(3));
@@ -358,7 +355,7 @@ fn a_seed_decides_what_is_random() {
 }
 
 #[test]
-fn a_trace_of_no_accesses_hits_nothing() {
+fn an_empty_trace_has_no_hits() {
     let empty: Trace = trace(&[]);
     let sizes = simulate(&empty, &[0.5], 0);
     assert_eq!((sizes[0].rows, sizes[0].flat.optimal.total()), (0, 0));
