@@ -13,7 +13,7 @@
 mod harness;
 
 use flechette::model::{Model, Tape};
-use flechette::schema::preset::{Kind, criteo};
+use flechette::schema::preset::{ArchKind, criteo};
 use flechette::schema::{Architecture, Schema};
 use harness::{Draw, Options, Report};
 
@@ -21,12 +21,12 @@ fn main() {
     let options = Options::read(100);
     let mut report =
         Report::new("dense_forward", "samples", "raw sgemm of the layers (gemm crate)", &options);
-    let mut kaggle = criteo(Kind::Dlrm, 16, 10);
+    let mut kaggle = criteo(ArchKind::Dlrm, 16, 10);
     kaggle.architecture = Architecture::Dlrm { bottom: vec![512, 256, 64], top: vec![512, 256] };
     let shapes = [
         ("dlrm kaggle", kaggle),
-        ("dlrm init", criteo(Kind::Dlrm, 16, 10)),
-        ("dcnv2 init", criteo(Kind::Dcnv2, 16, 10)),
+        ("dlrm init", criteo(ArchKind::Dlrm, 16, 10)),
+        ("dcnv2 init", criteo(ArchKind::Dcnv2, 16, 10)),
     ];
     for (name, schema) in &shapes {
         for samples in [1, 16, 64, 256, 1024] {

@@ -19,7 +19,7 @@ use rayon::prelude::*;
 
 use flechette::model::loss::binary_cross_entropy_slope;
 use flechette::model::{InputRows, Model, Tape, Weights};
-use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
+use flechette::schema::preset::{ArchKind, SyntheticShape, synthetic};
 use flechette::schema::{Architecture, Lookup, Schema};
 use flechette::store::Table;
 use flechette::trainer::casting::{Casting, Pair, RadixSort};
@@ -109,9 +109,10 @@ impl Case {
         let Rm { tables, gathers, bottom, top, .. } = *rm;
         let (rows, samples) = (options.number("--rows", 100_000) as u64, options.number("--batch", 1024));
         let shape = |multi_hot| SyntheticShape { tables, rows, dense: 13, multi_hot };
-        let mut schema = synthetic(Kind::Dlrm, DIM, shape(Some(gathers as u32)));
+        let mut schema = synthetic(ArchKind::Dlrm, DIM, shape(Some(gathers as u32)));
         schema.architecture = Architecture::Dlrm { bottom: bottom.to_vec(), top: top.to_vec() };
-        let batch = batch(&schema, &synthetic(Kind::Dlrm, DIM, shape(None)), (samples, gathers), options)?;
+        let batch =
+            batch(&schema, &synthetic(ArchKind::Dlrm, DIM, shape(None)), (samples, gathers), options)?;
         let optimizer = Optimizer { kind, lr: 0.01, eps: 1e-10 };
         let learner = || flechette::trainer::initialise(&schema, optimizer, 0);
         let (ours, theirs) = (learner()?, learner()?.into_tables());

@@ -17,7 +17,7 @@ use std::sync::{Mutex, PoisonError};
 
 use flechette::compute::vectorise;
 use flechette::model::{InputRows, Model, Tape};
-use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
+use flechette::schema::preset::{ArchKind, SyntheticShape, synthetic};
 use flechette::schema::{Lookup, Schema};
 use flechette::store::{EmbeddingStore, PlainMemory, Table, rows_of};
 use flechette::types::{Batch, Element, Version};
@@ -48,7 +48,7 @@ fn main() -> anyhow::Result<()> {
         for (setting, hot, threads) in wanted {
             let shape =
                 SyntheticShape { tables: TABLES, rows: rows as u64, dense: 13, multi_hot: Some(*hot as u32) };
-            let schema = synthetic(Kind::WideDeep, dim, shape).stored_as(element);
+            let schema = synthetic(ArchKind::WideDeep, dim, shape).stored_as(element);
             let bench = Bench::new(schema, &store, *hot);
             let pool = rayon::ThreadPoolBuilder::new().num_threads(*threads).build()?;
             let pairs = pool.install(|| bench.compare(&options));

@@ -20,7 +20,7 @@ use std::time::Instant;
 use anyhow::Context;
 use flechette::cli::serve::Serving;
 use flechette::config::{Config, Flags};
-use flechette::schema::preset::{Kind, criteo};
+use flechette::schema::preset::{ArchKind, criteo};
 use flechette::server::proto::ctr_client::CtrClient;
 use flechette::server::proto::ctr_server::{Ctr, CtrServer};
 use flechette::server::proto::{
@@ -81,7 +81,7 @@ fn parent_gone() {
 
 fn serve_ours(options: &Options) -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
-    let schema = criteo(Kind::Dlrm, 16, options.number("--rows", 100_000) as u64);
+    let schema = criteo(ArchKind::Dlrm, 16, options.number("--rows", 100_000) as u64);
     let optimizer = Optimizer { kind: optim::Kind::Sgd, lr: 0.1, eps: 0.0 };
     initialise(&schema, optimizer, 0)?.save(dir.path(), "criteo")?;
     let flags = Flags {

@@ -15,7 +15,7 @@ use std::process::Command;
 use anyhow::Context as _;
 use flechette::cache::key::{FlatKeys, KeyWidth};
 use flechette::schema::Schema;
-use flechette::schema::preset::{Kind, criteo};
+use flechette::schema::preset::{ArchKind, criteo};
 use flechette::types::TableId;
 use harness::{Options, Sorted};
 
@@ -66,7 +66,7 @@ type Coding = fn(&[u64], KeyWidth) -> Result<FlatKeys, flechette::cache::key::Ke
 
 /// The model, its tables as large as the columns, with as many bits as the coding gives each.
 fn schema(keys: Option<(Coding, KeyWidth)>) -> anyhow::Result<Schema> {
-    let mut schema = criteo(Kind::Dlrm, DIM, CAP);
+    let mut schema = criteo(ArchKind::Dlrm, DIM, CAP);
     let rows = COLUMNS.map(|ids| ids.min(CAP));
     for ((table, feature), rows) in schema.tables.iter_mut().zip(&mut schema.features).zip(rows) {
         table.rows = rows;

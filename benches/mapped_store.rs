@@ -19,7 +19,7 @@ use std::process::Command;
 use anyhow::Context as _;
 use flechette::cache::{CacheOptions, CacheShape, FlatCache, Query, Source, TableShape};
 use flechette::dataset::synthetic::Skew;
-use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
+use flechette::schema::preset::{ArchKind, SyntheticShape, synthetic};
 use flechette::store::{self, Contents, PlainMemory, Table};
 use flechette::types::{TableId, Version};
 use harness::{Draw, Options, Pairs, PowerLaw, Report};
@@ -58,7 +58,7 @@ fn main() -> anyhow::Result<()> {
 /// Writes a version of one table.
 fn write(folder: &Path, rows: u64) -> anyhow::Result<()> {
     let shape = SyntheticShape { tables: 1, rows, dense: 0, multi_hot: None };
-    let schema = synthetic(Kind::Dcn, DIM, shape);
+    let schema = synthetic(ArchKind::Dcn, DIM, shape);
     let mut table = Table::zeroed(&PlainMemory, rows, DIM, &[])?;
     let values = table.rows_mut().into_iter().flatten().enumerate();
     values.for_each(|(i, x)| *x = (i % 97) as f32);
@@ -138,7 +138,7 @@ fn child(options: &Options, folder: &Path, limit: usize, way: &str) -> anyhow::R
                 let Ok(found) = pin.lookup(&mut query) else { unreachable!("ids are below the rows") };
                 opened.store.fetch(found.misses().iter().map(|miss| (miss.table, miss.id)));
                 for miss in found.misses() {
-                    let _ = pin.insert(miss.table, miss.id, stored(miss.id));
+                    let _ = pin.insert(miss, stored(miss.id));
                 }
                 for (&unique, &id) in found.uniques().iter().zip(&wanted) {
                     sum += match found.source(unique) {

@@ -15,7 +15,7 @@ use std::io::{BufRead, Write};
 use std::sync::Arc;
 use std::time::Instant;
 
-use flechette::schema::preset::{Kind, criteo};
+use flechette::schema::preset::{ArchKind, criteo};
 use flechette::schema::{Architecture, Schema};
 use flechette::trainer::optim::{self, Optimizer};
 use flechette::trainer::{Data, Progress, ReferenceTrainer, initialise, run_in_memory};
@@ -193,7 +193,7 @@ impl Full {
 
 /// The network of facebookresearch/dlrm's Kaggle script.
 fn kaggle() -> Schema {
-    let mut schema = criteo(Kind::Dlrm, DIM, ROWS);
+    let mut schema = criteo(ArchKind::Dlrm, DIM, ROWS);
     schema.architecture = Architecture::Dlrm { bottom: vec![512, 256, 64], top: vec![512, 256] };
     schema
 }

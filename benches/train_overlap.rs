@@ -9,7 +9,7 @@ mod harness;
 use std::sync::Arc;
 use std::time::Instant;
 
-use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
+use flechette::schema::preset::{ArchKind, SyntheticShape, synthetic};
 use flechette::schema::{Architecture, Schema};
 use flechette::trainer::optim::{self, Optimizer};
 use flechette::trainer::{self, Data, Progress, ReferenceTrainer};
@@ -78,7 +78,7 @@ impl Side {
 /// The network of facebookresearch/dlrm's Kaggle script.
 fn kaggle() -> Schema {
     let shape = SyntheticShape { tables: 26, rows: 100_000, dense: 13, multi_hot: None };
-    let mut schema = synthetic(Kind::Dlrm, 16, shape);
+    let mut schema = synthetic(ArchKind::Dlrm, 16, shape);
     schema.architecture = Architecture::Dlrm { bottom: vec![512, 256, 64], top: vec![512, 256] };
     schema
 }

@@ -41,7 +41,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flechette::rowlog::RowOrder;
-use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
+use flechette::schema::preset::{ArchKind, SyntheticShape, synthetic};
 use flechette::schema::{Architecture, Schema};
 use flechette::trainer::optim::{self, Optimizer};
 use flechette::trainer::{
@@ -122,7 +122,7 @@ impl Shape {
     fn schema(&self) -> Schema {
         let multi_hot = (self.lookups > 1).then_some(self.lookups);
         let shape = SyntheticShape { tables: self.tables, rows: self.rows, dense: 13, multi_hot };
-        let mut schema = synthetic(Kind::Dlrm, self.dim, shape);
+        let mut schema = synthetic(ArchKind::Dlrm, self.dim, shape);
         schema.architecture = Architecture::Dlrm { bottom: self.bottom.to_vec(), top: self.top.to_vec() };
         schema
     }

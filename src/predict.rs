@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::schema::Schema;
+use crate::schema::{AbsentId, Schema};
 use crate::types::{Batch, Scores, Version};
 
 /// What a server tells of a model it serves.
@@ -21,20 +21,8 @@ pub struct Description {
 /// Why a batch got no scores.
 #[derive(Debug, thiserror::Error)]
 pub enum PredictError {
-    /// An id past a table whose default is `error`.
-    #[error(
-        "feature {feature:?}: id {id} is past the {rows} rows of table {table:?}, whose default is error"
-    )]
-    AbsentId {
-        /// The feature's name.
-        feature: String,
-        /// The table's name.
-        table: String,
-        /// What came.
-        id: u64,
-        /// The limit.
-        rows: u64,
-    },
+    #[error(transparent)]
+    AbsentId(#[from] AbsentId),
     /// The batch does not have the schema's shape.
     #[error("{field}: expected {expected}, got {got}")]
     Shape {

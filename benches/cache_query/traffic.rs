@@ -2,7 +2,7 @@
 
 use flechette::cache::TableShape;
 use flechette::schema::Schema;
-use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
+use flechette::schema::preset::{ArchKind, SyntheticShape, synthetic};
 use flechette::store::{EmbeddingStore, PlainMemory, Table};
 use flechette::types::{Batch, Version};
 
@@ -49,7 +49,7 @@ impl Traffic {
     /// A model of these tables.
     pub fn schema(&self) -> Schema {
         let shape = SyntheticShape { tables: self.tables, rows: self.rows, dense: 0, multi_hot: None };
-        synthetic(Kind::Dcn, self.dim, shape)
+        synthetic(ArchKind::Dcn, self.dim, shape)
     }
 
     /// The tables' rows, in RAM.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use flechette::dataset::{self, DatasetError, Format, Limits, Reader};
+use flechette::dataset::{self, DatasetError, Format, ReadOptions, Reader};
 use flechette::schema::Schema;
 use flechette::types::RawBatch;
 
@@ -17,7 +17,7 @@ pub fn draw(
 ) -> anyhow::Result<Vec<RawBatch>> {
     let drawn = samples * lookups;
     let source = PathBuf::from(format!("rows={},seed=1,skew={skew}", drawn * batches));
-    let mut reader = dataset::open(Format::Synthetic, &[source], one_hot, Limits::default())?;
+    let mut reader = dataset::open(Format::Synthetic, &[source], one_hot, ReadOptions::default())?;
     let draw = |_| {
         let mut raw = RawBatch::default();
         reader.read(drawn, &mut raw)?;

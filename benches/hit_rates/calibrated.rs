@@ -14,10 +14,10 @@ use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
 
 use flechette::dataset::synthetic::Skew;
-use flechette::dataset::{self, Format, Limits};
+use flechette::dataset::{self, Format, ReadOptions};
 use flechette::planner::trace::TraceBuilder;
 use flechette::schema::Schema;
-use flechette::schema::preset::{self, AVAZU_FEATURES, Kind, SyntheticShape};
+use flechette::schema::preset::{self, AVAZU_FEATURES, ArchKind, SyntheticShape};
 use flechette::types::{Batch, RawBatch, TableId};
 use serde_json::Value;
 
@@ -141,7 +141,7 @@ impl Column {
 
 fn draw(name: &str, columns: &[Column], samples: usize, ahead: Option<f64>) -> Workload {
     let shape = SyntheticShape { tables: columns.len(), rows: 1, dense: 0, multi_hot: None };
-    let mut trace = TraceBuilder::new(&preset::synthetic(Kind::Dcn, 16, shape));
+    let mut trace = TraceBuilder::new(&preset::synthetic(ArchKind::Dcn, 16, shape));
     let mut words = Draw::new(7);
     for _ in 0..samples {
         for (t, column) in columns.iter().enumerate() {
@@ -158,7 +158,7 @@ fn json(file: &str) -> anyhow::Result<Value> {
 
 fn criteo_columns() -> anyhow::Result<Vec<Column>> {
     let model = json(CRITEO_FILES[0])?;
-    let schema = preset::criteo(Kind::Dlrm, 16, HASHED_ROWS);
+    let schema = preset::criteo(ArchKind::Dlrm, 16, HASHED_ROWS);
     let counts = sampled_counts(&schema)?;
     let column = |(i, counts): (usize, &Vec<f64>)| {
         let fit = &model["columns"][format!("C{}", i + 1)];
@@ -178,7 +178,7 @@ fn criteo_columns() -> anyhow::Result<Vec<Column>> {
 /// By column: how often each id of the sampled rows occurs there, the most frequent first.
 fn sampled_counts(schema: &Schema) -> anyhow::Result<Vec<Vec<f64>>> {
     let files = CRITEO_FILES[1..].iter().map(|file| data_folder().join(file)).collect::<Vec<_>>();
-    let mut reader = dataset::open(Format::CriteoTsv, &files, schema, Limits::default())?;
+    let mut reader = dataset::open(Format::CriteoTsv, &files, schema, ReadOptions::default())?;
     let (mut raw, mut batch) = (RawBatch::default(), Batch::default());
     let mut counts: Vec<HashMap<u64, f64>> = vec![HashMap::new(); schema.features.len()];
     while reader.read(4096, &mut raw)? > 0 {

@@ -29,10 +29,10 @@ mod real_cache;
 use std::path::PathBuf;
 
 use flechette::cache::{AdmissionOption, CacheOptions};
-use flechette::dataset::{self, Format, Limits};
+use flechette::dataset::{self, Format, ReadOptions};
 use flechette::planner::simulate::{Future, Policy, share};
 use flechette::planner::trace::{Trace, TraceBuilder};
-use flechette::schema::preset::{self, Kind};
+use flechette::schema::preset::{self, ArchKind};
 use flechette::types::{Batch, RawBatch};
 use harness::Options;
 use rayon::prelude::*;
@@ -117,10 +117,10 @@ fn real() -> Vec<Named> {
 
 fn read(name: &str, file: &str, format: Format) -> anyhow::Result<Workload> {
     let (schema, ahead) = match format {
-        Format::AvazuCsv => (preset::avazu(Kind::Dlrm, 16, HASHED_ROWS), 2.0),
-        _ => (preset::criteo(Kind::Dlrm, 16, HASHED_ROWS), 11.0),
+        Format::AvazuCsv => (preset::avazu(ArchKind::Dlrm, 16, HASHED_ROWS), 2.0),
+        _ => (preset::criteo(ArchKind::Dlrm, 16, HASHED_ROWS), 11.0),
     };
-    let mut reader = dataset::open(format, &[data_folder().join(file)], &schema, Limits::default())?;
+    let mut reader = dataset::open(format, &[data_folder().join(file)], &schema, ReadOptions::default())?;
     let (mut raw, mut batch) = (RawBatch::default(), Batch::default());
     let mut trace = TraceBuilder::new(&schema);
     while reader.read(4096, &mut raw)? > 0 {

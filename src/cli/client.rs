@@ -21,7 +21,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 
 use crate::cli::InputError;
-use crate::dataset::{self, Format, Limits, Reader};
+use crate::dataset::{self, Format, Labels, ReadOptions, Reader};
 use crate::schema::Schema;
 use crate::server::proto::ctr_client::CtrClient;
 use crate::server::proto::{FeatureColumn, GetModelRequest, PredictRequest, PredictResponse};
@@ -115,8 +115,14 @@ impl Client {
     ///
     /// # Errors
     /// A file that cannot be opened, or that lacks a column of the schema.
-    pub(crate) fn open(&self, format: Format, file: &Path) -> anyhow::Result<Box<dyn Reader + Send>> {
-        Ok(dataset::open(format, &[file.to_owned()], &self.schema, Limits::default())?)
+    pub(crate) fn open(
+        &self,
+        format: Format,
+        file: &Path,
+        labels: Labels,
+    ) -> anyhow::Result<Box<dyn Reader + Send>> {
+        let options = ReadOptions { labels, ..ReadOptions::default() };
+        Ok(dataset::open(format, &[file.to_owned()], &self.schema, options)?)
     }
 
     /// How many samples a request may have: what the user asked for, or `default`, within the

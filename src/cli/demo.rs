@@ -20,7 +20,7 @@ use crate::cli::{Cli, run as run_cli};
 use crate::config::{Config, Flags};
 use crate::dataset::synthetic::write_criteo_tsv;
 use crate::engine::Engine;
-use crate::schema::preset::{self, Kind};
+use crate::schema::preset::{self, ArchKind};
 use crate::server::terminated;
 
 /// Flags of `demo`.
@@ -73,7 +73,7 @@ fn show(args: &Args, dir: &Path) -> anyhow::Result<()> {
     write_data(&test, TEST_ROWS, 2)?;
 
     say(&format!("flechette init --dataset criteo --arch dlrm --dim {DIM} --rows {TABLE_ROWS} > model.toml"));
-    fs::write(&schema, preset::criteo(Kind::Dlrm, DIM, TABLE_ROWS).to_toml())?;
+    fs::write(&schema, preset::criteo(ArchKind::Dlrm, DIM, TABLE_ROWS).to_toml())?;
     let shared = ["--format", "criteo-tsv"];
     command(
         &["train", "--model-config", text(&schema)?, "--data", text(&train)?, "--valid", text(&test)?],

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use crate::cache::key::{FlatKeys, KeyWidth};
 use crate::cli::InputError;
 use crate::schema::Schema;
-use crate::schema::preset::{self, Kind, SyntheticShape};
+use crate::schema::preset::{self, ArchKind, SyntheticShape};
 use crate::types::{Element, TableId};
 
 /// Flags of `init`.
@@ -19,7 +19,7 @@ pub(crate) struct Args {
     dataset: Dataset,
     /// Architecture: dlrm, dcn, dcnv2, deepfm or wide_deep
     #[arg(long)]
-    arch: Kind,
+    arch: ArchKind,
     /// Elements of an embedding row
     #[arg(long, value_name = "D")]
     dim: usize,

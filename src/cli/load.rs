@@ -29,7 +29,7 @@ use tonic::Status;
 
 use crate::cli::InputError;
 use crate::cli::client::{Client, Target, code_name, told};
-use crate::dataset::Format;
+use crate::dataset::{Format, Labels};
 use crate::server::proto::PredictResponse;
 use crate::types::RawBatch;
 
@@ -42,6 +42,9 @@ pub(crate) struct Args {
     /// Format of the data: criteo-tsv, avazu-csv or synthetic
     #[arg(long, value_name = "F")]
     format: Format,
+    /// The file has no label column: a line of criteo-tsv has 39 fields
+    #[arg(long)]
+    unlabelled: bool,
     /// Where the requests' samples come from
     file: PathBuf,
     /// Samples a request
@@ -159,7 +162,7 @@ async fn drive(driver: &Arc<Driver>, args: &Args, seconds: f64) -> anyhow::Resul
 /// Encoded requests of `batch` samples. A shorter one at the file's end counts only where it is all
 /// there is.
 fn read(args: &Args, client: &Client, batch: usize) -> anyhow::Result<Vec<Bytes>> {
-    let mut reader = client.open(args.format, &args.file)?;
+    let mut reader = client.open(args.format, &args.file, Labels::unless(args.unlabelled))?;
     let (mut raw, mut requests, mut bytes) = (RawBatch::default(), Vec::new(), 0);
     while requests.len() < args.requests as usize && bytes < KEPT_BYTES {
         let samples = reader.read(batch, &mut raw)?;

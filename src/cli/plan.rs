@@ -1,8 +1,8 @@
-//! `flechette plan`: what caches of several sizes would hit on a data set or a recorded trace, and how often
-//! each row is asked for.
+//! `flechette plan`: the hit rates of caches of several sizes on a data set or a recorded trace, and how often
+//! each row is used.
 //!
-//! Simulated caches need every access in memory. Counts alone do not: with `--counts-bytes` the data is read
-//! once and nothing of it is kept but the counts, within so many bytes.
+//! Simulated caches need every access in memory. Counts alone do not: with `--counts-bytes` the data is read once
+//! and only counts are kept, within the given bytes.
 
 use std::fs::File;
 use std::io::{BufReader, Write};
@@ -13,13 +13,13 @@ use anyhow::{Context, anyhow};
 
 use crate::cli::{InputError, train::read_schema};
 use crate::config::{BYTES_FORM, Config, Flags, parse_bytes};
-use crate::dataset::{self, DatasetError, Format, Limits};
+use crate::dataset::{self, DatasetError, Format, Labels, ReadOptions};
 use crate::planner::counts::{Counts, Ranked};
 use crate::planner::plot;
 use crate::planner::report::{DEFAULT_SIZES, Plan};
 use crate::planner::trace::{TooLong, TraceBuilder};
 use crate::schema::Schema;
-use crate::trace::format::{Ended, FormatError, Header, TraceReader};
+use crate::trace::format::{Ended, FormatError, Header, Opened, TraceReader};
 use crate::types::{Batch, RawBatch, TableId};
 
 /// Flags of `plan`.
@@ -28,34 +28,37 @@ pub(crate) struct Args {
     /// The model's schema, as `init` writes it
     #[arg(long, value_name = "FILE")]
     model_config: PathBuf,
-    /// Format of the data: criteo-tsv, avazu-csv, synthetic, or trace for what a server recorded
+    /// Format of the data: criteo-tsv, avazu-csv, synthetic, or trace for a server's recordings
     #[arg(long, value_name = "F")]
     format: Source,
     /// Files in the order of their accesses
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     data: Vec<PathBuf>,
+    /// The files have no label column: a line of criteo-tsv has 39 fields
+    #[arg(long)]
+    unlabelled: bool,
     /// Cache sizes, as fractions of the distinct rows [default: 0.01,0.02,0.05,0.1,0.2,0.5]
     #[arg(long, value_name = "SIZES")]
     sizes: Option<String>,
-    /// Writes how often each row is asked for here, as safetensors
+    /// Writes here how often each row is used, as safetensors
     #[arg(long, value_name = "FILE")]
     counts: Option<PathBuf>,
-    /// Only counts, within these bytes (256Mi, 4G), however much data there is: exactly while the distinct rows
-    /// fit, at 24 bytes each; past that counts are at most a told number too high. Simulates nothing
+    /// Only counts, within these bytes (256Mi, 4G), for data of any length. A row takes 24 bytes. Counts are exact
+    /// while all rows fit; past that the report says by how much a count may be too high. Simulates nothing
     #[arg(long, value_name = "BYTES", value_parser = counts_bytes, requires = "counts")]
     #[arg(conflicts_with_all = ["sizes", "plot"])]
     counts_bytes: Option<usize>,
-    /// Draws hit rate against size here, as SVG
+    /// Draws hit rate against cache size here, as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
     /// Seed of the policy that evicts at random
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Threads that compute; all cores when 0 or absent
+    /// Compute threads; all cores when 0 or absent
     #[arg(long, value_name = "N")]
     threads: Option<String>,
     /// Malformed lines that are skipped before the data is refused
-    #[arg(long, value_name = "N", default_value_t = Limits::default().malformed_lines)]
+    #[arg(long, value_name = "N", default_value_t = ReadOptions::default().malformed_lines)]
     max_malformed: u64,
     /// Ends with one line of JSON
     #[arg(long)]
@@ -71,9 +74,8 @@ impl Args {
 /// What the accesses are read from.
 #[derive(Clone, Copy, Debug)]
 enum Source {
-    /// Click logs.
     Dataset(Format),
-    /// What a server recorded.
+    /// A server's recordings.
     Trace,
 }
 
@@ -93,10 +95,10 @@ impl FromStr for Source {
     }
 }
 
-/// Samples read at once.
+/// Samples of one batch.
 const READ: usize = 4096;
 
-/// The fewest bytes that counts may be given.
+/// Least value of `--counts-bytes`.
 const LEAST_COUNTS_BYTES: u64 = 1024;
 
 fn counts_bytes(text: &str) -> Result<usize, String> {
@@ -105,10 +107,10 @@ fn counts_bytes(text: &str) -> Result<usize, String> {
     bytes.ok_or_else(|| format!("expected bytes from {LEAST_COUNTS_BYTES}, {BYTES_FORM}"))
 }
 
-/// Reads the accesses, simulates or counts, reports.
+/// Reads the accesses, simulates or counts, and reports.
 ///
 /// # Errors
-/// Flags or data that cannot be used, and files that cannot be written.
+/// When flags or data are invalid, or a file cannot be written.
 pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
     match (&args.counts, args.counts_bytes) {
         (Some(path), Some(bytes)) => count(&args, path, bytes),
@@ -135,7 +137,7 @@ fn simulate(args: &Args, config: &Config) -> anyhow::Result<()> {
     if let Some(path) = &args.plot {
         std::fs::write(path, plot::svg(&plan)).with_context(|| format!("--plot: {}", path.display()))?;
     }
-    args.tell(&plan.text(), || plan.json())
+    args.print(&plan.text(), || plan.json())
 }
 
 fn count(args: &Args, path: &Path, bytes: usize) -> anyhow::Result<()> {
@@ -145,14 +147,14 @@ fn count(args: &Args, path: &Path, bytes: usize) -> anyhow::Result<()> {
     args.check_accesses(counts.accesses())?;
     let (text, json) = (counts.text(rate), counts.json());
     counts.write(path).context("--counts")?;
-    args.tell(&text, || json)
+    args.print(&text, || json)
 }
 
-/// What accesses are read into.
+/// Receives accesses.
 trait Accesses {
-    /// Those of every sample of a batch.
+    /// Receives the accesses of every sample of a batch.
     fn append(&mut self, batch: &Batch) -> Result<(), TooLong>;
-    /// One.
+    /// Receives one access.
     fn push(&mut self, table: TableId, row: u64) -> Result<(), TooLong>;
 }
 
@@ -179,7 +181,7 @@ impl Accesses for Counts {
 }
 
 impl Args {
-    /// Reads all data, and gives the share of the rows whose accesses it has.
+    /// Reads all data. Returns the share of the rows that it has the accesses of.
     fn read(&self, schema: &Schema, accesses: &mut impl Accesses) -> anyhow::Result<f64> {
         match self.format {
             Source::Dataset(format) => read_data(self, format, schema, accesses).map(|()| 1.0),
@@ -194,7 +196,7 @@ impl Args {
         Ok(())
     }
 
-    fn tell(&self, text: &str, json: impl FnOnce() -> serde_json::Value) -> anyhow::Result<()> {
+    fn print(&self, text: &str, json: impl FnOnce() -> serde_json::Value) -> anyhow::Result<()> {
         let mut out = std::io::stdout().lock();
         out.write_all(text.as_bytes())?;
         if self.json {
@@ -218,8 +220,12 @@ fn read_data(
     schema: &Schema,
     accesses: &mut impl Accesses,
 ) -> anyhow::Result<()> {
-    let limits = Limits { malformed_lines: args.max_malformed, ..Limits::default() };
-    let mut reader = dataset::open(format, &args.data, schema, limits)?;
+    let options = ReadOptions {
+        malformed_lines: args.max_malformed,
+        labels: Labels::unless(args.unlabelled),
+        ..ReadOptions::default()
+    };
+    let mut reader = dataset::open(format, &args.data, schema, options)?;
     let (mut raw, mut batch) = (RawBatch::default(), Batch::default());
     while reader.read(READ, &mut raw)? > 0 {
         let refused = |error: anyhow::Error| InputError(error.context("--data"));
@@ -233,23 +239,36 @@ fn read_data(
     Ok(())
 }
 
-/// Reads recordings, one after the other, as one, and gives their rate.
+/// Reads recordings one after the other and returns their rate. A file that is cut is read up to the cut.
 fn read_traces(files: &[PathBuf], schema: &Schema, accesses: &mut impl Accesses) -> anyhow::Result<f64> {
     let mut rate = None;
     for path in files {
-        let named = || format!("--data: {}", path.display());
-        let reader = TraceReader::new(BufReader::new(File::open(path).with_context(named)?));
-        let reader = reader.with_context(named)?;
+        let (shown, named) = (path.display(), || format!("--data: {}", path.display()));
+        let file = BufReader::new(File::open(path).with_context(named)?);
+        let reader = match TraceReader::open(file).with_context(named)? {
+            Opened::Whole(reader) => reader,
+            Opened::Cut { bytes } => {
+                tracing::warn!("{shown}: ends within its header, after {bytes} bytes: no accesses were read");
+                continue;
+            }
+        };
         check_header(reader.header(), schema, &mut rate).with_context(named)?;
-        let ended = reader.read(|table, row| Ok::<(), RecordError>(accesses.push(table, row)?));
-        if let Ended::Cut(bytes) = ended.with_context(named)? {
-            tracing::warn!("{}: ends within a block: its last {bytes} bytes do not count", path.display());
+        let mut count = 0_u64;
+        let ended = reader.read(|table, row| {
+            count += 1;
+            Ok::<(), RecordError>(accesses.push(table, row)?)
+        });
+        if let Ended::Cut { read, rest } = ended.with_context(named)? {
+            tracing::warn!(
+                "{shown}: ends within a block: {count} accesses in the first {read} bytes were read, the last {rest} \
+                 bytes were not"
+            );
         }
     }
     Ok(rate.unwrap_or(1.0))
 }
 
-/// Why a recording gives no trace.
+/// Why a recording cannot be read.
 #[derive(Debug, thiserror::Error)]
 enum RecordError {
     #[error(transparent)]
@@ -258,7 +277,7 @@ enum RecordError {
     Long(#[from] TooLong),
 }
 
-/// Whether a recording is of this schema's tables and of the same rate as those before it.
+/// Checks that a recording has this schema's tables and the rate of the files before it.
 fn check_header(header: &Header, schema: &Schema, rate: &mut Option<f64>) -> anyhow::Result<()> {
     let wanted = Header::of(schema, header.rate).tables;
     let (got, expected) = (header.tables.len(), wanted.len());

@@ -21,7 +21,7 @@ use tonic::{Code, Status};
 
 use crate::cli::InputError;
 use crate::cli::client::{Client, Target, told};
-use crate::dataset::{Format, Reader};
+use crate::dataset::{Format, Labels, Reader};
 use crate::server::proto::PredictResponse;
 use crate::trainer::eval::Quality;
 use crate::types::RawBatch;
@@ -34,6 +34,9 @@ pub(crate) struct Args {
     /// Format of the data: criteo-tsv, avazu-csv or synthetic
     #[arg(long, value_name = "F")]
     format: Format,
+    /// The file has no label column: a line of criteo-tsv has 39 fields
+    #[arg(long)]
+    unlabelled: bool,
     /// The rows to score
     file: PathBuf,
     /// Samples a request [default: 1024, or the server's limit if that is less]
@@ -81,7 +84,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
 async fn score(args: &Args) -> anyhow::Result<Summary> {
     let client = Client::connect(&args.target).await?;
     let batch = client.batch(args.batch, DEFAULT_BATCH)?;
-    let reader = client.open(args.format, &args.file)?;
+    let reader = client.open(args.format, &args.file, Labels::unless(args.unlabelled))?;
     let mut out = args.out.as_deref().map(Output::create).transpose()?;
     let start = Instant::now();
     let (sender, mut encoded) = mpsc::channel(READ_AHEAD);

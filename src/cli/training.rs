@@ -7,7 +7,7 @@ use anyhow::{Context, anyhow};
 use crate::cli::InputError;
 use crate::cli::scratchpad::PipelineFlags;
 use crate::config::{Config, Flags};
-use crate::dataset::{self, Format, Limits, Reader};
+use crate::dataset::{self, Format, Labels, ReadOptions, Reader};
 use crate::schema::Schema;
 use crate::trainer::optim::{Kind, Optimizer};
 
@@ -39,7 +39,7 @@ pub(crate) struct TrainingFlags {
     #[arg(long, value_name = "N")]
     threads: Option<String>,
     /// Malformed lines that are skipped before the data is refused
-    #[arg(long, value_name = "N", default_value_t = Limits::default().malformed_lines)]
+    #[arg(long, value_name = "N", default_value_t = ReadOptions::default().malformed_lines)]
     max_malformed: u64,
 }
 
@@ -68,8 +68,12 @@ impl TrainingFlags {
     /// # Errors
     /// Files that cannot be used.
     pub(crate) fn open(&self, paths: &[PathBuf], schema: &Schema) -> anyhow::Result<Box<dyn Reader + Send>> {
-        let limits = Limits { malformed_lines: self.max_malformed, ..Limits::default() };
-        Ok(dataset::open(self.format, paths, schema, limits)?)
+        let options = ReadOptions {
+            malformed_lines: self.max_malformed,
+            labels: Labels::Required,
+            ..ReadOptions::default()
+        };
+        Ok(dataset::open(self.format, paths, schema, options)?)
     }
 
     /// Opens the data that is to be read once before it is trained on, as `flag` wants it.

@@ -1,18 +1,19 @@
-//! Avazu's click log: comma-separated with a header. Any column may be an input, found by its name
-//! in the header; `click` is the label, which the file of the test day does not have.
+//! Avazu's click log: comma-separated with a header. Any column may be an input, found by its name in the
+//! header. `click` is the label, which the file of the test day does not have.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use super::delimited::{Columns, Delimited, Fault, Layout};
-use super::{DatasetError, Limits};
+use super::delimited::{Columns, Delimited, FirstLineError, Layout};
+use super::{DatasetError, Labels, ReadOptions};
 use crate::schema::Schema;
 
 /// The label's column.
 const LABEL: &str = "click";
 
-/// The inputs of the schema by name.
+/// The schema's inputs by name.
 pub(crate) struct Avazu {
+    labels: Labels,
     dense: Vec<String>,
     features: Vec<String>,
 }
@@ -20,12 +21,30 @@ pub(crate) struct Avazu {
 pub(crate) fn open(
     paths: &[PathBuf],
     schema: &Schema,
-    limits: Limits,
+    options: ReadOptions,
 ) -> Result<Delimited<Avazu>, DatasetError> {
     let dense = schema.dense.iter().map(|d| d.name.clone()).collect();
     let features = schema.features.iter().map(|f| f.name.clone()).collect();
-    let widths = (schema.dense.len(), schema.features.len());
-    Delimited::open(Avazu { dense, features }, paths, widths, limits)
+    Delimited::open(Avazu { labels: options.labels, dense, features }, paths, schema, options)
+}
+
+impl Avazu {
+    /// The label's field in a file with these columns.
+    fn label(&self, path: &Path, fields: &HashMap<&str, usize>) -> Result<Option<usize>, FirstLineError> {
+        match (self.labels, fields.get(LABEL)) {
+            (Labels::None, _) => Ok(None),
+            (_, Some(&field)) => Ok(Some(field)),
+            (Labels::Expected, None) => {
+                let path = path.display();
+                tracing::warn!("{path}: the header has no column {LABEL:?}: the file is read without labels");
+                Ok(None)
+            }
+            (Labels::Required, None) => {
+                let error = DatasetError::NoLabels { path: path.to_owned(), column: LABEL };
+                Err(FirstLineError::File(error))
+            }
+        }
+    }
 }
 
 impl Layout for Avazu {
@@ -33,19 +52,19 @@ impl Layout for Avazu {
     const HEADER: bool = true;
     const QUOTES: bool = true;
 
-    fn columns(&self, path: &Path, first: &[u8]) -> Result<Columns, Fault> {
+    fn columns(&self, path: &Path, first: &[u8]) -> Result<Columns, FirstLineError> {
         let first = first.strip_prefix(b"\xef\xbb\xbf").unwrap_or(first);
-        let names = std::str::from_utf8(first).map_err(|_| Fault::Line("is not UTF-8".into()))?;
-        let mut places = HashMap::new();
+        let names = std::str::from_utf8(first).map_err(|_| FirstLineError::Line("it is not UTF-8".into()))?;
+        let mut fields = HashMap::new();
         for (i, name) in names.split(',').map(|name| name.trim().trim_matches('"')).enumerate() {
-            if places.insert(name, i).is_some() {
-                return Err(Fault::Line(format!("column {name:?} stands twice")));
+            if fields.insert(name, i).is_some() {
+                return Err(FirstLineError::Line(format!("column {name:?} occurs twice")));
             }
         }
-        let place = |name: &String| {
-            let found = places.get(name.as_str()).filter(|_| name != LABEL).copied();
+        let field = |name: &String| {
+            let found = fields.get(name.as_str()).filter(|_| name != LABEL).copied();
             found.ok_or_else(|| {
-                Fault::File(DatasetError::UnknownColumn {
+                FirstLineError::File(DatasetError::UnknownColumn {
                     origin: path.display().to_string(),
                     input: name.clone(),
                     columns: names.trim().replace(',', ", "),
@@ -53,10 +72,10 @@ impl Layout for Avazu {
             })
         };
         Ok(Columns {
-            count: places.len(),
-            label: places.get(LABEL).copied(),
-            dense: self.dense.iter().map(place).collect::<Result<_, _>>()?,
-            features: self.features.iter().map(place).collect::<Result<_, _>>()?,
+            count: fields.len(),
+            label: self.label(path, &fields)?,
+            dense: self.dense.iter().map(field).collect::<Result<_, _>>()?,
+            features: self.features.iter().map(field).collect::<Result<_, _>>()?,
         })
     }
 }

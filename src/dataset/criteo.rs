@@ -1,20 +1,23 @@
-//! Criteo's click logs (Kaggle and Terabyte): tab-separated, no header; a label, 13 integers named
-//! `I1` to `I13`, 26 strings named `C1` to `C26`. The files of the test days have no label.
+//! Criteo's click logs (Kaggle and Terabyte): tab-separated without header; a label, 13 integers named `I1` to
+//! `I13`, 26 strings named `C1` to `C26`. The files of the test days have no label.
 
 use std::path::{Path, PathBuf};
 
 use memchr::memchr_iter;
 
-use super::delimited::{Columns, Delimited, Fault, Layout};
-use super::{DatasetError, Limits};
+use super::delimited::{Columns, Delimited, FirstLineError, Layout};
+use super::{DatasetError, Labels, ReadOptions};
 use crate::schema::Schema;
 use crate::schema::preset::{CRITEO_DENSE, CRITEO_FEATURES};
 
 /// Fields of a line without a label.
 const UNLABELLED: usize = CRITEO_DENSE + CRITEO_FEATURES;
+/// Fields of a line with a label.
+const LABELLED: usize = UNLABELLED + 1;
 
-/// Where the schema's inputs stand in a line without a label.
+/// The fields of the schema's inputs in a line without a label.
 pub(crate) struct Criteo {
+    labels: Labels,
     dense: Vec<usize>,
     features: Vec<usize>,
 }
@@ -22,17 +25,16 @@ pub(crate) struct Criteo {
 pub(crate) fn open(
     paths: &[PathBuf],
     schema: &Schema,
-    limits: Limits,
+    options: ReadOptions,
 ) -> Result<Delimited<Criteo>, DatasetError> {
-    let dense = schema.dense.iter().map(|d| place(&d.name, 'I', CRITEO_DENSE)).collect::<Result<_, _>>()?;
-    let place_feature = |name: &str| Ok(CRITEO_DENSE + place(name, 'C', CRITEO_FEATURES)?);
-    let features = schema.features.iter().map(|f| place_feature(&f.name)).collect::<Result<_, _>>()?;
-    let widths = (schema.dense.len(), schema.features.len());
-    Delimited::open(Criteo { dense, features }, paths, widths, limits)
+    let dense = schema.dense.iter().map(|d| index(&d.name, 'I', CRITEO_DENSE)).collect::<Result<_, _>>()?;
+    let feature = |name: &str| Ok(CRITEO_DENSE + index(name, 'C', CRITEO_FEATURES)?);
+    let features = schema.features.iter().map(|f| feature(&f.name)).collect::<Result<_, _>>()?;
+    Delimited::open(Criteo { labels: options.labels, dense, features }, paths, schema, options)
 }
 
-/// The place of column `I7` or `C7` among its kind.
-fn place(name: &str, letter: char, count: usize) -> Result<usize, DatasetError> {
+/// The index, from 0, of column `I7` or `C7` among the columns of its letter.
+fn index(name: &str, letter: char, count: usize) -> Result<usize, DatasetError> {
     let number = name.strip_prefix(letter).filter(|digits| !digits.starts_with(['0', '+']));
     match number.and_then(|digits| digits.parse().ok()) {
         Some(number) if (1..=count).contains(&number) => Ok(number - 1),
@@ -49,20 +51,19 @@ impl Layout for Criteo {
     const HEADER: bool = false;
     const QUOTES: bool = false;
 
-    fn columns(&self, _: &Path, first: &[u8]) -> Result<Columns, Fault> {
-        let count = 1 + memchr_iter(b'\t', first).count();
-        let label = match count {
-            UNLABELLED => None,
-            n if n == UNLABELLED + 1 => Some(0),
-            _ => {
-                let labelled = UNLABELLED + 1;
-                let reason =
-                    format!("expected {labelled} fields, or {UNLABELLED} without a label, got {count}");
-                return Err(Fault::Line(reason));
-            }
+    fn columns(&self, _: &Path, first: &[u8]) -> Result<Columns, FirstLineError> {
+        let got = 1 + memchr_iter(b'\t', first).count();
+        let (count, expected) = match self.labels {
+            Labels::Required => (LABELLED, format!("{LABELLED} fields with the label")),
+            Labels::Expected => (LABELLED, format!("{LABELLED} fields, or {UNLABELLED} with --unlabelled")),
+            Labels::None => (UNLABELLED, format!("{UNLABELLED} fields, or {LABELLED} without --unlabelled")),
         };
+        if got != count {
+            return Err(FirstLineError::Line(format!("expected {expected}, got {got}")));
+        }
+        let label = (count == LABELLED).then_some(0);
         let shift = usize::from(label.is_some());
-        let shifted = |places: &[usize]| places.iter().map(|place| place + shift).collect();
+        let shifted = |fields: &[usize]| fields.iter().map(|field| field + shift).collect();
         Ok(Columns { count, label, dense: shifted(&self.dense), features: shifted(&self.features) })
     }
 }

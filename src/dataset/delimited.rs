@@ -1,33 +1,31 @@
-//! One reader for every format of one sample a line: it chains files, splits lines into fields,
-//! takes the columns of the schema and accounts for malformed lines. What differs between formats,
-//! which column stands where, is a [`Layout`].
+//! One reader for every format of one sample a line. It chains files, splits lines into fields, takes the columns
+//! of the schema and counts malformed lines. A [`Layout`] says which column is in which field.
 //!
-//! A line is taken whole or not at all: everything about it that can fail is parsed before
-//! anything is appended to a text column.
+//! A line is appended whole or not at all: everything that can fail is parsed before a text column changes.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 
 use super::fields::{Fields, Row, number, shown};
 use super::lines::{Line, Lines};
-use super::{DatasetError, Limits, Reader, source};
+use super::{DatasetError, ReadOptions, Reader, source};
+use crate::schema::Schema;
 use crate::types::{RawBatch, RawFeature, RawValues};
 
 /// Malformed lines that are reported one by one.
 const REPORTED: u64 = 5;
-/// Bytes of lines after which a batch ends: their strings' ends are 32-bit.
+/// Bytes of lines after which a batch ends: the ends of its strings are 32-bit numbers.
 const BATCH_BYTES: usize = 1 << 30;
 
-/// Where the schema's inputs stand in a line.
+/// The fields of the schema's inputs in a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Columns {
-    /// How many fields a line has.
+    /// Fields of a line.
     pub(crate) count: usize,
-    /// The label's field.
     pub(crate) label: Option<usize>,
-    /// One field a dense feature of the schema.
+    /// One field for each dense feature of the schema.
     pub(crate) dense: Vec<usize>,
-    /// One field a categorical feature of the schema.
+    /// One field for each categorical feature of the schema.
     pub(crate) features: Vec<usize>,
 }
 
@@ -37,16 +35,16 @@ pub(crate) trait Layout: Send {
     const DELIMITER: u8;
     /// Whether a file's first line names its columns.
     const HEADER: bool;
-    /// Whether a field may stand in double quotes.
+    /// Whether a field may be in double quotes.
     const QUOTES: bool;
 
     /// The columns of a file, from its first line.
-    fn columns(&self, path: &Path, first: &[u8]) -> Result<Columns, Fault>;
+    fn columns(&self, path: &Path, first: &[u8]) -> Result<Columns, FirstLineError>;
 }
 
-/// What is wrong with a file's first line.
-pub(crate) enum Fault {
-    /// It is one malformed line of data.
+/// Why a first line gives no columns.
+pub(crate) enum FirstLineError {
+    /// The line is malformed; the next one may be good.
     Line(String),
     /// The file cannot be read at all.
     File(DatasetError),
@@ -58,11 +56,13 @@ pub(crate) struct Delimited<L> {
     paths: VecDeque<PathBuf>,
     file: Option<OpenFile>,
     fields: Fields,
-    limits: Limits,
+    options: ReadOptions,
     skipped: u64,
     /// Whether the files have labels; unknown before the first line.
     labelled: Option<bool>,
-    dense_width: usize,
+    /// Dense features of the schema.
+    dense: usize,
+    /// Categorical features of the schema.
     features: usize,
 }
 
@@ -70,39 +70,46 @@ struct OpenFile {
     path: PathBuf,
     lines: Lines,
     columns: Option<Columns>,
-    /// The line that told the columns, or the one that is to.
-    told_by: u64,
+    /// The line that fixed the columns. While they are unknown: the line that is read next.
+    columns_line: u64,
+    /// The first line that gave no columns, and why.
+    refused: Option<(u64, String)>,
 }
 
 impl<L: Layout> Delimited<L> {
-    /// A reader whose first file is open and, where the layout has headers, matched to the schema.
+    /// A reader whose first file is open and whose header, if the layout has one, matches the schema.
     pub(crate) fn open(
         layout: L,
         paths: &[PathBuf],
-        (dense_width, features): (usize, usize),
-        limits: Limits,
+        schema: &Schema,
+        options: ReadOptions,
     ) -> Result<Self, DatasetError> {
         let mut reader = Self {
             layout,
             paths: paths.iter().cloned().collect(),
             file: None,
             fields: Fields::default(),
-            limits,
+            options,
             skipped: 0,
             labelled: None,
-            dense_width,
-            features,
+            dense: schema.dense.len(),
+            features: schema.features.len(),
         };
         reader.open_next()?;
         Ok(reader)
     }
 
-    /// Opens the next file, if there is one, and reads its header, if the layout has headers.
+    /// Opens the next file, if there is one, and reads its header, if the layout has one.
+    ///
+    /// # Errors
+    /// Also when no line of the file before had the right number of fields.
     fn open_next(&mut self) -> Result<(), DatasetError> {
-        self.file = None;
+        if let Some(OpenFile { path, columns: None, refused: Some((line, reason)), .. }) = self.file.take() {
+            return Err(DatasetError::FieldCount { path, line, reason });
+        }
         let Some(path) = self.paths.pop_front() else { return Ok(()) };
-        let lines = Lines::new(source::open(&path)?, self.limits.line_bytes);
-        let mut file = OpenFile { path, lines, columns: None, told_by: 1 };
+        let lines = Lines::new(source::open(&path)?, self.options.line_bytes);
+        let mut file = OpenFile { path, lines, columns: None, columns_line: 1, refused: None };
         if L::HEADER {
             self.read_header(&mut file)?;
         }
@@ -112,38 +119,40 @@ impl<L: Layout> Delimited<L> {
 
     fn read_header(&mut self, file: &mut OpenFile) -> Result<(), DatasetError> {
         let OpenFile { path, lines, columns, .. } = file;
-        let read = |source| DatasetError::Read { path: path.clone(), line: 0, source };
+        let read = |cause| DatasetError::Read { path: path.clone(), line: 0, cause };
         let found = match lines.next().map_err(read)? {
             None => return Ok(()),
-            Some(Line::TooLong) => Err(Fault::Line(too_long(self.limits.line_bytes))),
+            Some(Line::TooLong) => Err(FirstLineError::Line(too_long(self.options.line_bytes))),
             Some(Line::Text(first)) => columns_of(columns, &mut self.labelled, &self.layout, path, first),
         };
         match found {
             Ok(_) => Ok(()),
-            Err(Fault::Line(reason)) => Err(DatasetError::Header { path: path.clone(), reason }),
-            Err(Fault::File(error)) => Err(error),
+            Err(FirstLineError::Line(reason)) => Err(DatasetError::Header { path: path.clone(), reason }),
+            Err(FirstLineError::File(error)) => Err(error),
         }
     }
 
-    /// Appends the next good line of any file, and tells its length; None at the end.
+    /// Appends the next good line of any file and returns its length; None at the end.
     fn append_next(
         &mut self,
         out: &mut RawBatch,
         labels: &mut Vec<f32>,
     ) -> Result<Option<usize>, DatasetError> {
         loop {
-            let Some(OpenFile { path, lines, columns, told_by }) = &mut self.file else { return Ok(None) };
+            let Some(OpenFile { path, lines, columns, columns_line, .. }) = &mut self.file else {
+                return Ok(None);
+            };
             let before = lines.number();
             if columns.is_none() {
-                *told_by = before + 1;
+                *columns_line = before + 1;
             }
-            let read = |source| DatasetError::Read { path: path.clone(), line: before, source };
+            let read = |cause| DatasetError::Read { path: path.clone(), line: before, cause };
             let taken = match lines.next().map_err(read)? {
                 None => {
                     self.open_next()?;
                     continue;
                 }
-                Some(Line::TooLong) => Err(Fault::Line(too_long(self.limits.line_bytes))),
+                Some(Line::TooLong) => Err(FirstLineError::Line(too_long(self.options.line_bytes))),
                 Some(Line::Text(line)) => columns_of(columns, &mut self.labelled, &self.layout, path, line)
                     .and_then(|columns| {
                         self.fields.split(L::DELIMITER, L::QUOTES, line);
@@ -151,25 +160,25 @@ impl<L: Layout> Delimited<L> {
                         if row.len() != columns.count {
                             let (expected, got) = (columns.count, row.len());
                             let reason =
-                                format!("expected {expected} fields as in line {told_by}, got {got}");
-                            return Err(Fault::Line(reason));
+                                format!("expected {expected} fields as in line {columns_line}, got {got}");
+                            return Err(FirstLineError::Line(reason));
                         }
-                        append(&row, columns, out, labels).map_err(Fault::Line)?;
+                        append(&row, columns, out, labels).map_err(FirstLineError::Line)?;
                         Ok(line.len())
                     }),
             };
             match taken {
                 Ok(bytes) => return Ok(Some(bytes)),
-                Err(Fault::Line(reason)) => self.skip(reason)?,
-                Err(Fault::File(error)) => return Err(error),
+                Err(FirstLineError::Line(reason)) => self.skip(reason)?,
+                Err(FirstLineError::File(error)) => return Err(error),
             }
         }
     }
 
-    /// Accounts for the malformed line that was just read.
+    /// Counts the malformed line that was just read.
     fn skip(&mut self, reason: String) -> Result<(), DatasetError> {
-        let Some(file) = &self.file else { return Ok(()) };
-        let (path, line, limit) = (&file.path, file.lines.number(), self.limits.malformed_lines);
+        let Some(file) = &mut self.file else { return Ok(()) };
+        let (path, line, limit) = (&file.path, file.lines.number(), self.options.malformed_lines);
         if self.skipped >= limit {
             return Err(DatasetError::TooManyMalformed { path: path.clone(), line, reason, limit });
         }
@@ -177,7 +186,13 @@ impl<L: Layout> Delimited<L> {
         if self.skipped <= REPORTED {
             tracing::warn!("{}: line {line}: {reason}: skipped", path.display());
         } else if self.skipped == REPORTED + 1 {
-            tracing::warn!("{}: line {line}: {reason}: skipped, and so are more, unreported", path.display());
+            let path = path.display();
+            tracing::warn!(
+                "{path}: line {line}: {reason}: skipped; further malformed lines are not reported"
+            );
+        }
+        if file.columns.is_none() {
+            file.refused.get_or_insert((line, reason));
         }
         Ok(())
     }
@@ -194,7 +209,7 @@ impl<L: Layout> Reader for Delimited<L> {
                 *column = RawFeature::text();
             }
         }
-        out.dense.reserve(max_samples.min(4096) * self.dense_width);
+        out.dense.reserve(max_samples.min(4096) * self.dense);
         let mut bytes = 0;
         while out.samples < max_samples && bytes < BATCH_BYTES {
             let Some(line_bytes) = self.append_next(out, &mut labels)? else { break };
@@ -209,25 +224,30 @@ impl<L: Layout> Reader for Delimited<L> {
     }
 }
 
-/// A file's columns: those of its header, or those told by its first good line.
+/// A file's columns: those of its header, or those that its first good line fixes.
 fn columns_of<'a, L: Layout>(
     known: &'a mut Option<Columns>,
     labelled: &mut Option<bool>,
     layout: &L,
     path: &Path,
     line: &[u8],
-) -> Result<&'a Columns, Fault> {
+) -> Result<&'a Columns, FirstLineError> {
     match known {
         Some(columns) => Ok(columns),
         None => {
             let columns = layout.columns(path, line)?;
-            agree(labelled, &columns, path).map_err(Fault::File)?;
+            agree(labelled, &columns, path).map_err(FirstLineError::File)?;
+            let (path, count) = (path.display(), columns.count);
+            match columns.label {
+                None if !L::HEADER => tracing::info!("{path}: {count} fields a line, without a label"),
+                label => tracing::debug!("{path}: {count} fields a line, label in field {label:?}"),
+            }
             Ok(known.insert(columns))
         }
     }
 }
 
-/// All files have labels or none has.
+/// Checks that all files have labels or none has.
 fn agree(labelled: &mut Option<bool>, columns: &Columns, path: &Path) -> Result<(), DatasetError> {
     let here = columns.label.is_some();
     if *labelled.get_or_insert(here) != here {
@@ -240,7 +260,7 @@ fn too_long(limit: usize) -> String {
     format!("longer than {limit} bytes")
 }
 
-/// Appends one line of as many fields as there are columns, or says why not and leaves the batch as it was.
+/// Appends one line with the right number of fields, or returns why not and leaves the batch as it was.
 fn append(row: &Row<'_>, columns: &Columns, out: &mut RawBatch, labels: &mut Vec<f32>) -> Result<(), String> {
     let label = match columns.label.map(|i| row.field(i)) {
         None => None,

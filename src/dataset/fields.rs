@@ -1,9 +1,8 @@
-//! The fields of one line: found by their delimiter, taken out of quotes where a format has them,
-//! read as numbers.
+//! The fields of one line: split at the delimiter, unquoted if the format has quotes, parsed as numbers.
 
 use memchr::{memchr, memchr_iter};
 
-/// Where a line's fields end, and the line's bytes again where quotes had to be taken off.
+/// Where a line's fields end, and a copy of the line without quotes if it had any.
 #[derive(Default)]
 pub(crate) struct Fields {
     ends: Vec<usize>,
@@ -17,7 +16,7 @@ pub(crate) struct Row<'a> {
 }
 
 impl Fields {
-    /// Finds the fields of a line, which may stand in double quotes where `quotes` says so.
+    /// Finds the fields of a line. `quotes`: fields may be in double quotes.
     pub(crate) fn split(&mut self, delimiter: u8, quotes: bool, line: &[u8]) {
         self.ends.clear();
         self.unquoted = None;
@@ -29,13 +28,13 @@ impl Fields {
         self.ends.push(line.len());
     }
 
-    /// The fields of the line that was split last.
+    /// The fields of the line that was split last, which is `line`.
     pub(crate) fn of<'a>(&'a self, line: &'a [u8]) -> Row<'a> {
         Row { bytes: self.unquoted.as_deref().unwrap_or(line), ends: &self.ends }
     }
 }
 
-/// Takes the quotes off a line as RFC 4180 has them, and tells where each field ends.
+/// A line without its quotes (RFC 4180). Appends the end of each field to `ends`.
 fn unquote(delimiter: u8, line: &[u8], ends: &mut Vec<usize>) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(line.len());
     let mut quoted = false;
@@ -60,7 +59,6 @@ fn unquote(delimiter: u8, line: &[u8], ends: &mut Vec<usize>) -> Vec<u8> {
 }
 
 impl<'a> Row<'a> {
-    /// How many fields there are.
     pub(crate) fn len(&self) -> usize {
         self.ends.len()
     }
@@ -71,7 +69,7 @@ impl<'a> Row<'a> {
     }
 }
 
-/// A finite number; 0 for an empty field.
+/// A finite number; 0 for an empty field; none for anything else.
 pub(crate) fn number(field: &[u8]) -> Option<f32> {
     let (negative, digits) = match field {
         [] => return Some(0.0),

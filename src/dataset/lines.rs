@@ -1,21 +1,19 @@
-//! Lines of a byte stream, borrowed from one buffer: no allocation and no copy a line, save where
-//! a line straddles two reads. A line longer than the limit is given as such and its bytes are
-//! dropped as they come, so that memory stays bounded whatever the file holds.
+//! Lines of a byte stream, borrowed from one buffer: no allocation a line, and no copy unless a line spans two
+//! reads. The bytes of a line past the limit are dropped as they are read, so memory stays bounded.
 
 use std::io::{self, Read};
 use std::ops::Range;
 
 use memchr::memchr;
 
-/// Bytes asked of the source at once.
+/// Bytes of one read.
 const CHUNK_BYTES: usize = 256 << 10;
 
 /// One line, without its line feed and without a carriage return before it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Line<'a> {
-    /// Its bytes.
     Text(&'a [u8]),
-    /// It was longer than the limit.
+    /// The line was longer than the limit.
     TooLong,
 }
 
@@ -23,7 +21,7 @@ pub(crate) enum Line<'a> {
 pub(crate) struct Lines {
     source: Box<dyn Read + Send>,
     buffer: Vec<u8>,
-    /// What of the buffer was read and not yet given out.
+    /// The part of the buffer that was read and not yet returned.
     unread: Range<usize>,
     limit: usize,
     number: u64,
@@ -36,7 +34,7 @@ impl Lines {
         Self { source, buffer, unread: 0..0, limit, number: 0, ended: false }
     }
 
-    /// The number, from 1, of the line given last.
+    /// The number, from 1, of the last line.
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
@@ -51,7 +49,7 @@ impl Lines {
         Ok(Some(if line.len() > self.limit { Line::TooLong } else { Line::Text(line) }))
     }
 
-    /// Where the next line stands in the buffer; `Some(None)` when it did not fit.
+    /// The next line's place in the buffer; `Some(None)` when the line was too long.
     fn next_range(&mut self) -> io::Result<Option<Option<Range<usize>>>> {
         let mut searched = 0;
         let mut dropped = false;
@@ -78,8 +76,7 @@ impl Lines {
         }
     }
 
-    /// Reads more behind what is unread, which is moved to the front first; grows the buffer where
-    /// one line fills it.
+    /// Moves the unread part to the front and reads more behind it. Grows the buffer if one line fills it.
     fn fill(&mut self) -> io::Result<()> {
         self.buffer.copy_within(self.unread.clone(), 0);
         self.unread = 0..self.unread.len();

@@ -1,13 +1,14 @@
 //! Streaming readers of click logs, in constant memory.
 //!
-//! A [`Reader`] fills one [`RawBatch`] after another with the columns of a schema, found by their
-//! names, and neither hashes nor transforms: that is the schema's part (`Schema::encode`), so that
-//! a trainer and a client that sends raw strings read the same way. [`open`] chains several
-//! files into one reader.
+//! A [`Reader`] fills one [`RawBatch`] after another with the columns of a schema, found by name. It neither
+//! hashes nor transforms: `Schema::encode` does, so that a trainer and a client that sends raw strings read the
+//! same way. [`open`] chains several files into one reader.
 //!
-//! Click logs have broken lines. One that cannot be read is reported with its file and number and
-//! skipped, up to a limit; past it the whole input is refused, because then the file is more
-//! probably not what it is said to be.
+//! Click logs have broken lines. A malformed line is skipped and reported with its file and number. Past a limit
+//! the input is refused, because the file then probably has another format.
+//!
+//! **Labels.** A headerless line cannot tell which field it lacks. So the caller says with [`Labels`] whether the
+//! files have a label column, and that fixes the number of fields of a line.
 
 mod avazu;
 mod criteo;
@@ -27,34 +28,33 @@ use crate::types::RawBatch;
 
 /// Gives samples in the order of its files.
 pub trait Reader {
-    /// Writes the next samples over `out`: `max_samples`, or fewer at the end or where a column
-    /// would grow past 1 GiB, or 0 when there are no more. Columns stand in the schema's order.
+    /// Writes the next samples over `out`, in the column order of the schema, and returns how many there are:
+    /// `max_samples`; fewer at the end, or where a column would grow past 1 GiB; 0 after the last sample.
     ///
     /// # Errors
-    /// [`DatasetError`] when a file cannot be read or has too many malformed lines. The reader and what
-    /// stands in `out` are of no use then.
+    /// [`DatasetError`] when a file cannot be read or has too many malformed lines. The reader and the content
+    /// of `out` are then unusable.
     fn read(&mut self, max_samples: usize, out: &mut RawBatch) -> Result<usize, DatasetError>;
 
-    /// How many malformed lines were skipped so far.
+    /// Malformed lines that were skipped up to now.
     fn skipped(&self) -> u64;
 }
 
-/// What a file's lines look like.
+/// The format of a file's lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Tab-separated, no header: label, 13 integers, 26 strings; or without the label.
+    /// Tab-separated without header: label (see [`Labels`]), 13 integers, 26 strings.
     CriteoTsv,
-    /// Comma-separated with a header; `click` is the label and may be absent.
+    /// Comma-separated with a header; column `click` is the label.
     AvazuCsv,
     /// Generated: a "file" is a description such as `rows=1000,seed=1,skew=medium`.
     Synthetic,
 }
 
 impl Format {
-    /// All of them.
     pub(crate) const ALL: [Self; 3] = [Self::CriteoTsv, Self::AvazuCsv, Self::Synthetic];
 
-    /// Its name on the command line.
+    /// The name on the command line.
     #[must_use]
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -80,123 +80,95 @@ impl FromStr for Format {
     }
 }
 
-/// What a reader bears.
+/// Whether files have a label column.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Labels {
+    /// They must have one.
+    Required,
+    /// A header may lack the label's column, which is logged; files without a header must have it.
+    #[default]
+    Expected,
+    /// Lines without a header have no label field. A label column that a header names is not read.
+    None,
+}
+
+impl Labels {
+    /// What the flag `--unlabelled` says.
+    #[must_use]
+    pub(crate) fn unless(unlabelled: bool) -> Self {
+        if unlabelled { Self::None } else { Self::Expected }
+    }
+}
+
+/// How a reader treats its input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ReadOptions {
     /// Malformed lines that are skipped, over all files, before the input is refused.
     pub malformed_lines: u64,
     /// Bytes of a line; a longer one is malformed.
     pub line_bytes: usize,
+    /// Whether the files have labels.
+    pub labels: Labels,
 }
 
-impl Default for Limits {
+impl Default for ReadOptions {
     fn default() -> Self {
-        Self { malformed_lines: 100, line_bytes: 1 << 20 }
+        Self { malformed_lines: 100, line_bytes: 1 << 20, labels: Labels::default() }
     }
 }
 
-/// Why no samples come.
+/// Why data cannot be read.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // The messages say what the fields are.
 pub enum DatasetError {
-    /// No format has this name.
     #[error("unknown format {name:?}, expected criteo-tsv, avazu-csv or synthetic")]
-    UnknownFormat {
-        /// What came.
-        name: String,
-    },
-    /// Nothing to read.
+    UnknownFormat { name: String },
     #[error("no data file was given")]
     NoFiles,
-    /// The file cannot be opened.
-    #[error("{}: cannot be opened: {source}", path.display())]
-    Open {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        source: io::Error,
-    },
-    /// A directory stands where a file is expected.
+    #[error("{}: cannot be opened: {cause}", path.display())]
+    Open { path: PathBuf, cause: io::Error },
     #[error("{}: expected a file, got a directory", path.display())]
-    Directory {
-        /// The directory.
-        path: PathBuf,
-    },
-    /// Reading or decompressing failed.
-    #[error("{}: cannot be read past line {line}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The last line that came whole.
-        line: u64,
-        /// What the system or the decompressor says; a truncated file is told here.
-        source: io::Error,
-    },
-    /// More malformed lines than are borne.
+    Directory { path: PathBuf },
+    /// Reading or decompressing failed, or a compressed file is truncated. `line` is the last line that was
+    /// read whole.
+    #[error("{}: cannot be read past line {line}: {cause}", path.display())]
+    Read { path: PathBuf, line: u64, cause: io::Error },
     #[error("{}: line {line}: {reason}: more than {limit} malformed lines", path.display())]
-    TooManyMalformed {
-        /// The file.
-        path: PathBuf,
-        /// The line that was one too many.
-        line: u64,
-        /// What is wrong with it.
-        reason: String,
-        /// How many are skipped at most.
-        limit: u64,
-    },
-    /// The schema names an input that the data does not have.
+    TooManyMalformed { path: PathBuf, line: u64, reason: String, limit: u64 },
+    #[error("{}: no line has the expected number of fields; line {line}: {reason}", path.display())]
+    FieldCount { path: PathBuf, line: u64, reason: String },
+    /// The schema names an input that the data does not have. `origin` is the format, or the file with the
+    /// header.
     #[error("{origin}: {input:?} of the schema is not a column, expected one of {columns}")]
-    UnknownColumn {
-        /// The format, or the file whose header was read.
-        origin: String,
-        /// The dense or categorical feature.
-        input: String,
-        /// What there is.
-        columns: String,
-    },
-    /// A file with a header has another than the format allows.
+    UnknownColumn { origin: String, input: String, columns: String },
     #[error("{}: header: {reason}", path.display())]
-    Header {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// Files with labels and files without in one input.
+    Header { path: PathBuf, reason: String },
+    #[error("{}: header: labels are needed, and there is no column {column:?}, which holds them", path.display())]
+    NoLabels { path: PathBuf, column: &'static str },
     #[error("{}: {} labels, unlike the files before it", path.display(), if *labelled { "has" } else { "has no" })]
-    MixedLabels {
-        /// The file that differs.
-        path: PathBuf,
-        /// Whether it has labels.
-        labelled: bool,
-    },
-    /// The description of a synthetic data set is wrong.
+    MixedLabels { path: PathBuf, labelled: bool },
     #[error("synthetic data {text:?}: {reason}")]
-    Synthetic {
-        /// The description.
-        text: String,
-        /// What is wrong with it.
-        reason: String,
-    },
+    Synthetic { text: String, reason: String },
 }
 
-/// Opens files, one after the other, as one reader of the schema's columns. Compression by gzip or
-/// zstd is told by content. The first file is opened at once, the next when the one before ends.
+/// Opens files as one reader of the schema's columns, one file after the other. Gzip and zstd are recognised by
+/// content. The first file is opened at once, each other one when the file before it ends.
 ///
 /// # Errors
-/// [`DatasetError`] when there is no file, the first cannot be opened, or the schema names columns
-/// that the format does not have.
+/// [`DatasetError`] when there is no file, the first cannot be opened, or the schema names columns that the
+/// format does not have.
 pub fn open(
     format: Format,
     paths: &[PathBuf],
     schema: &Schema,
-    limits: Limits,
+    options: ReadOptions,
 ) -> Result<Box<dyn Reader + Send>, DatasetError> {
     if paths.is_empty() {
         return Err(DatasetError::NoFiles);
     }
     Ok(match format {
-        Format::CriteoTsv => Box::new(criteo::open(paths, schema, limits)?),
-        Format::AvazuCsv => Box::new(avazu::open(paths, schema, limits)?),
+        Format::CriteoTsv => Box::new(criteo::open(paths, schema, options)?),
+        Format::AvazuCsv => Box::new(avazu::open(paths, schema, options)?),
         Format::Synthetic => Box::new(synthetic::open(paths, schema)?),
     })
 }

@@ -1,6 +1,6 @@
-//! A file as a stream of plain bytes, whatever its name: gzip and zstd are told by their first
-//! bytes. Both may be several members or frames end to end, as `cat` and parallel compressors
-//! leave them. A file that ends in the middle of one is an error, not an end.
+//! A file as a stream of plain bytes. Gzip and zstd are recognised by their first bytes, not by the file's name.
+//! Both may be several members or frames end to end, as `cat` and parallel compressors write them. A file that
+//! ends inside a member or frame is an error.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
@@ -14,12 +14,12 @@ use super::DatasetError;
 
 /// Bytes read from the disk at once.
 const CHUNK_BYTES: usize = 128 << 10;
-/// Bytes of zstd output decoded ahead.
+/// Bytes of zstd output that are decoded ahead.
 const DECODED_BYTES: usize = 128 << 10;
 
-/// Opens a file to read its plain bytes.
+/// Opens a file as its plain bytes.
 pub(crate) fn open(path: &Path) -> Result<Box<dyn Read + Send>, DatasetError> {
-    let refused = |source| DatasetError::Open { path: path.to_owned(), source };
+    let refused = |cause| DatasetError::Open { path: path.to_owned(), cause };
     let mut file = File::open(path).map_err(refused)?;
     if file.metadata().map_err(refused)?.is_dir() {
         return Err(DatasetError::Directory { path: path.to_owned() });
@@ -65,7 +65,7 @@ impl<R: BufRead> Zstd<R> {
         Self { source, decoder: FrameDecoder::new(), in_frame: false }
     }
 
-    /// Goes to the next frame that has content; false at the end of the stream.
+    /// Moves to the next frame with content; false at the end of the stream.
     fn next_frame(&mut self) -> io::Result<bool> {
         while !self.source.fill_buf()?.is_empty() {
             match self.decoder.reset(&mut self.source) {
@@ -83,7 +83,7 @@ impl<R: BufRead> Zstd<R> {
                         return Err(io::ErrorKind::UnexpectedEof.into());
                     }
                 }
-                Err(error) => return Err(corrupt(error)),
+                Err(_) => return Err(damaged()),
             }
         }
         Ok(false)
@@ -93,7 +93,7 @@ impl<R: BufRead> Zstd<R> {
         let (stored, computed) =
             (self.decoder.get_checksum_from_data(), self.decoder.get_calculated_checksum());
         if stored.is_some() && stored != computed {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "zstd: checksum of a frame differs"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the checksum of a zstd frame differs"));
         }
         Ok(())
     }
@@ -105,7 +105,7 @@ impl<R: BufRead> Read for Zstd<R> {
             if !self.in_frame && !self.next_frame()? {
                 return Ok(0);
             }
-            let got = self.decoder.read(buffer)?;
+            let got = self.decoder.read(buffer).map_err(|_| damaged())?;
             if got > 0 || buffer.is_empty() {
                 return Ok(got);
             }
@@ -114,14 +114,15 @@ impl<R: BufRead> Read for Zstd<R> {
                 self.in_frame = false;
             } else {
                 let ahead = BlockDecodingStrategy::UptoBytes(DECODED_BYTES);
-                self.decoder.decode_blocks(&mut self.source, ahead).map_err(corrupt)?;
+                self.decoder.decode_blocks(&mut self.source, ahead).map_err(|_| damaged())?;
             }
         }
     }
 }
 
-fn corrupt(error: FrameDecoderError) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("zstd: truncated or corrupt: {error}"))
+/// The decoder's own errors name its internals, so they are not shown.
+fn damaged() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the zstd data is truncated or damaged")
 }
 
 #[cfg(test)]

@@ -1,27 +1,26 @@
-//! The hit rate of a flat LRU cache at every size at once, and the size at which more stops paying.
+//! The hit rate of a flat LRU cache at every size, and the size from which more memory gains little.
 //!
-//! An access hits every LRU cache that is larger than the number of distinct rows asked for since the
-//! same row was last asked for (its stack distance; Mattson, Gecsei, Slutz and Traiger, IBM Systems
-//! Journal 1970). The distances are counted by a tree of partial sums over the times of last accesses
-//! (Bennett and Kruskal, "LRU stack processing", IBM Journal 1975), which is written anew whenever its
-//! times have run out, so that it takes memory by distinct rows and not by accesses.
+//! An access hits every LRU cache that is larger than its stack distance: the number of distinct rows that were used
+//! since the same row was last used (Mattson, Gecsei, Slutz and Traiger, IBM Systems Journal 1970). A tree of partial
+//! sums over the times of last accesses counts these rows (Bennett and Kruskal, "LRU stack processing", IBM Journal
+//! 1975). When all times are used up, the live ones are renumbered, so memory depends on distinct rows and not on
+//! accesses.
 
 use super::trace::Trace;
 
-/// More memory stops paying where a cache twice as large would never hit this share of all accesses
-/// more.
+/// More memory pays as long as doubling the cache adds hits for this share of all accesses.
 pub(crate) const PAYING_GAIN: f64 = 0.01;
 
-/// Hits of an LRU cache by its size.
+/// Hits of an LRU cache by size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Curve {
-    /// By rows in the cache, from 0 to all distinct rows.
+    /// By rows of the cache, from 0 to all distinct rows.
     hits: Vec<u64>,
     accesses: u64,
 }
 
 impl Curve {
-    /// Measures a trace, in the time of a sort.
+    /// The curve of a trace. Takes O(n log n) time.
     #[must_use]
     pub(crate) fn of(trace: &Trace) -> Self {
         let keys = trace.keys() as usize;
@@ -38,20 +37,19 @@ impl Curve {
         Self { hits, accesses: trace.accesses.len() as u64 }
     }
 
-    /// Hits of a cache of so many rows.
+    /// Hits of a cache of `rows`.
     #[must_use]
     pub(crate) fn hits(&self, rows: usize) -> u64 {
         self.hits[rows.min(self.hits.len() - 1)]
     }
 
-    /// Hits over accesses of a cache of so many rows; 0 for a trace without any.
+    /// Hit rate of a cache of `rows`; 0 for an empty trace.
     #[must_use]
     pub(crate) fn rate(&self, rows: usize) -> f64 {
         self.hits(rows) as f64 / self.accesses.max(1) as f64
     }
 
-    /// The fewest rows from which on a cache twice as large would hit less than `gain` of all accesses
-    /// more.
+    /// The smallest size from which on doubling the cache gains less than `gain` of all accesses.
     #[must_use]
     pub(crate) fn enough(&self, gain: f64) -> usize {
         let paying = |&rows: &usize| self.rate(2 * rows) - self.rate(rows) >= gain;
@@ -59,15 +57,16 @@ impl Curve {
     }
 }
 
-/// Times of last accesses, and how many of them are after each.
+/// The LRU stack as times of last accesses. Times count from 1.
 struct Stack {
-    /// By time, as a Fenwick tree: whether a key was last accessed then.
+    /// A Fenwick tree by time: 1 if the access at this time is the last one of its key.
     sums: Vec<u32>,
-    /// By time: the key that was accessed then.
+    /// By time: the accessed key.
     keys: Vec<u32>,
-    /// By key: when it was last accessed, counted from 1; 0 never.
+    /// By key: the time of its last access; 0 if it was not accessed.
     last: Vec<u32>,
     now: usize,
+    /// Keys that were accessed.
     live: usize,
 }
 
@@ -77,7 +76,7 @@ impl Stack {
         Self { sums: vec![0; times + 1], keys: vec![0; times + 1], last: vec![0; keys], now: 0, live: 0 }
     }
 
-    /// The least size of an LRU cache that this access hits; none for a first one.
+    /// The smallest LRU cache that this access hits; none for the first access of a key.
     fn access(&mut self, key: u32) -> Option<usize> {
         if self.now + 1 == self.sums.len() {
             self.renumber();
@@ -96,7 +95,7 @@ impl Stack {
         distance
     }
 
-    /// Keys last accessed up to this time.
+    /// Keys whose last access is at or before `time`.
     fn sum(&self, mut time: usize) -> usize {
         let mut sum = 0u32;
         while time > 0 {
@@ -106,14 +105,14 @@ impl Stack {
         sum as usize
     }
 
-    fn add(&mut self, mut time: usize, what: u32) {
+    fn add(&mut self, mut time: usize, change: u32) {
         while time < self.sums.len() {
-            self.sums[time] = self.sums[time].wrapping_add(what);
+            self.sums[time] = self.sums[time].wrapping_add(change);
             time += time & time.wrapping_neg();
         }
     }
 
-    /// Gives the last accesses the times from 1 on, in their order.
+    /// Renumbers the last accesses from 1 in their order.
     fn renumber(&mut self) {
         let mut kept = 0;
         for time in 1..=self.now {

@@ -1,7 +1,7 @@
-//! A plan as a drawing: hit rate against size, as SVG written by hand.
+//! The plot of a plan: hit rate against cache size, written as SVG directly.
 //!
-//! The sizes stand on a logarithmic axis. Lines are the flat policies and the optimal at the sizes that
-//! were asked for, dashed the per-table LRU; the area below is flat LRU at every size.
+//! The axis of sizes is logarithmic. Solid lines are the flat policies and the optimum at the given sizes, the dashed
+//! line is the per-table LRU, and the filled area is the flat LRU at every size.
 
 use std::fmt::Write;
 
@@ -11,35 +11,47 @@ use super::simulate::{Hits, Policy, SizeHits};
 
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 480.0;
-/// The drawing area: left, top, right, bottom.
-const AREA: (f64, f64, f64, f64) = (60.0, 40.0, 660.0, 410.0);
-/// Points of the curve at most.
+/// The plotting area.
+const LEFT: f64 = 60.0;
+const TOP: f64 = 40.0;
+const RIGHT: f64 = 660.0;
+const BOTTOM: f64 = 410.0;
+/// Points of the filled area.
 const CURVE_POINTS: usize = 400;
 
-/// By policy, then the optimal, then the per-table LRU. Told apart by those who see fewer colours too
-/// (Okabe and Ito, "Color universal design", 2008).
-const COLOURS: [&str; 8] =
-    ["#0072b2", "#e69f00", "#999999", "#009e73", "#cc79a7", "#d55e00", "#000000", "#0072b2"];
+/// By policy. The palette is safe for colour-blind readers (Okabe and Ito, "Color universal design", 2008).
+const COLOURS: [&str; Policy::ALL.len()] =
+    ["#0072b2", "#e69f00", "#999999", "#009e73", "#cc79a7", "#d55e00", "#56b4e9"];
 
-/// Where a size and a rate lie.
+/// Maps sizes and rates to coordinates.
 struct Axes {
-    /// Rows at the left edge and at the right one.
+    /// Rows at the left edge.
     least: f64,
+    /// Rows at the right edge.
     most: f64,
+}
+
+/// One line of the plot.
+struct Series {
+    name: String,
+    colour: &'static str,
+    dashed: bool,
+    /// Cache size in rows and hit rate.
+    points: Vec<(f64, f64)>,
 }
 
 impl Axes {
     fn x(&self, rows: f64) -> f64 {
         let share = (rows.max(self.least) / self.least).ln() / (self.most / self.least).ln();
-        AREA.0 + (AREA.2 - AREA.0) * share
+        LEFT + (RIGHT - LEFT) * share
     }
 
     fn y(rate: f64) -> f64 {
-        AREA.3 - (AREA.3 - AREA.1) * rate
+        BOTTOM - (BOTTOM - TOP) * rate
     }
 }
 
-/// Draws a plan.
+/// The plot as an SVG document.
 #[must_use]
 pub(crate) fn svg(plan: &Plan<'_>) -> String {
     let most = plan.rows().max(2) as f64;
@@ -61,38 +73,37 @@ pub(crate) fn svg(plan: &Plan<'_>) -> String {
 }
 
 fn grid(svg: &mut String, plan: &Plan<'_>, axes: &Axes) {
-    let (left, top, right, bottom) = AREA;
     for step in 0..=10u8 {
         let y = Axes::y(f64::from(step) / 10.0);
         let _ = writeln!(
             svg,
-            "<line x1=\"{left}\" x2=\"{right}\" y1=\"{y:.1}\" y2=\"{y:.1}\" stroke=\"#ddd\"/>\
+            "<line x1=\"{LEFT}\" x2=\"{RIGHT}\" y1=\"{y:.1}\" y2=\"{y:.1}\" stroke=\"#ddd\"/>\
              <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{} %</text>",
-            left - 6.0,
+            LEFT - 6.0,
             y + 4.0,
             u32::from(step) * 10,
         );
     }
-    // Ticks at 1, 2 and 5 times a power of ten of the rows' share.
+    // Ticks at shares of 1, 2 and 5 times a power of ten.
     let ticks = (-6i32..=0).flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10f64.powi(power)));
     for share in ticks.filter(|share| (axes.least..=axes.most).contains(&(share * axes.most))) {
         let (rows, x) = (share * axes.most, axes.x(share * axes.most));
         let _ = writeln!(
             svg,
-            "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{top}\" y2=\"{bottom}\" stroke=\"#ddd\"/>\
+            "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{TOP}\" y2=\"{BOTTOM}\" stroke=\"#ddd\"/>\
              <text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{} %</text>\
              <text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\" fill=\"#666\" font-size=\"9\">{}</text>",
-            bottom + 18.0,
+            BOTTOM + 18.0,
             percent(share),
-            bottom + 32.0,
+            BOTTOM + 32.0,
             bytes(plan.bytes(rows as usize)),
         );
     }
     let _ = writeln!(
         svg,
         "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">cache size, share of all distinct rows (log scale)</text>",
-        (left + right) / 2.0,
-        bottom + 54.0
+        (LEFT + RIGHT) / 2.0,
+        BOTTOM + 54.0
     );
 }
 
@@ -103,56 +114,55 @@ fn area(svg: &mut String, plan: &Plan<'_>, axes: &Axes) {
     let points: String = rows
         .map(|rows| format!("{:.1},{:.1} ", axes.x(rows), Axes::y(plan.curve.rate(rows.round() as usize))))
         .collect();
-    let (left, _, right, bottom) = AREA;
     let _ = writeln!(
         svg,
-        "<polygon points=\"{left},{bottom} {points}{right},{bottom}\" fill=\"{}\" fill-opacity=\"0.1\"/>",
+        "<polygon points=\"{LEFT},{BOTTOM} {points}{RIGHT},{BOTTOM}\" fill=\"{}\" fill-opacity=\"0.1\"/>",
         COLOURS[0]
     );
 }
 
-/// Where more memory stops paying.
+/// A line at the size from which more memory gains little.
 fn enough(svg: &mut String, plan: &Plan<'_>, axes: &Axes) {
     let rows = plan.curve.enough(PAYING_GAIN);
-    let (x, (_, top, right, bottom)) = (axes.x(rows as f64), AREA);
+    let x = axes.x(rows as f64);
     let _ = writeln!(
         svg,
-        "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{top}\" y2=\"{bottom}\" stroke=\"#444\" stroke-dasharray=\"2 4\"/>\
+        "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{TOP}\" y2=\"{BOTTOM}\" stroke=\"#444\" stroke-dasharray=\"2 4\"/>\
          <text x=\"{:.1}\" y=\"{:.1}\" fill=\"#444\">dotted: more stops paying</text>\
          <text x=\"{:.1}\" y=\"{:.1}\" fill=\"#444\">at {} % ({})</text>",
-        right + 12.0,
-        top + 190.0,
-        right + 12.0,
-        top + 206.0,
+        RIGHT + 12.0,
+        TOP + 210.0,
+        RIGHT + 12.0,
+        TOP + 226.0,
         percent((rows as f64 / axes.most * 1000.0).round() / 1000.0),
         bytes(plan.bytes(rows)),
     );
 }
 
 fn lines(svg: &mut String, plan: &Plan<'_>, axes: &Axes) {
-    let flat = |p: usize| move |size: &SizeHits| size.flat[p].clone();
-    for (p, policy) in Policy::ALL.iter().enumerate() {
-        line(svg, plan, axes, &format!("flat {}", policy.name()), p, &flat(p));
+    let series = |name: &str, colour, dashed, hits: &dyn Fn(&SizeHits) -> &Hits| {
+        let sizes = plan.sizes.iter().filter(|size| size.rows >= 1);
+        let mut points: Vec<(f64, f64)> =
+            sizes.map(|size| (size.rows as f64, plan.rate(hits(size)))).collect();
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        Series { name: name.to_owned(), colour, dashed, points }
+    };
+    let flat = Policy::ALL.into_iter().zip(COLOURS);
+    let flat =
+        flat.map(|(p, colour)| series(&format!("flat {}", p.name()), colour, false, &|s| s.flat.of(p)));
+    let optimal = series("flat optimal", "#000000", false, &|size| &size.flat.optimal);
+    let lru_colour = COLOURS[Policy::Lru as usize];
+    let per_table = series("per-table lru", lru_colour, true, &|size| size.per_table.of(Policy::Lru));
+    for (place, series) in flat.chain([optimal, per_table]).enumerate() {
+        line(svg, axes, &series, place);
     }
-    let others = Policy::ALL.len();
-    line(svg, plan, axes, "optimal", others, &|size| size.optimal.clone());
-    line(svg, plan, axes, "per-table lru", others + 1, &|size| size.per_table[0].clone());
 }
 
-fn line(
-    svg: &mut String,
-    plan: &Plan<'_>,
-    axes: &Axes,
-    name: &str,
-    place: usize,
-    hits: &dyn Fn(&SizeHits) -> Hits,
-) {
-    let mut points: Vec<(f64, f64)> =
-        plan.sizes.iter().map(|size| (size.rows as f64, plan.rate(&hits(size)))).collect();
-    points.retain(|point| point.0 >= 1.0);
-    points.sort_by(|a, b| a.0.total_cmp(&b.0));
+/// Draws a series and its entry of the legend, which is the `place`-th.
+fn line(svg: &mut String, axes: &Axes, series: &Series, place: usize) {
+    let Series { name, colour, dashed, points } = series;
+    let dash = if *dashed { " stroke-dasharray=\"6 4\"" } else { "" };
     let at = |&(rows, rate): &(f64, f64)| (axes.x(rows), Axes::y(rate));
-    let (colour, dash) = (COLOURS[place], if place == 7 { " stroke-dasharray=\"6 4\"" } else { "" });
     let path: String = points.iter().map(at).map(|(x, y)| format!("{x:.1},{y:.1} ")).collect();
     let _ = writeln!(
         svg,
@@ -161,7 +171,7 @@ fn line(
     for (x, y) in points.iter().map(at) {
         let _ = writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.6\" fill=\"{colour}\"/>");
     }
-    let (x, y) = (AREA.2 + 12.0, AREA.1 + 10.0 + 20.0 * place as f64);
+    let (x, y) = (RIGHT + 12.0, TOP + 10.0 + 20.0 * place as f64);
     let _ = writeln!(
         svg,
         "<line x1=\"{x}\" x2=\"{}\" y1=\"{y}\" y2=\"{y}\" stroke=\"{colour}\" stroke-width=\"2\"{dash}/>\

@@ -1,29 +1,29 @@
-//! What a plan says: as text to read, and as JSON to compute with.
+//! The report of a plan, as text and as JSON.
 
 use std::fmt::Write;
 
 use serde_json::{Value, json};
 
 use super::curve::{Curve, PAYING_GAIN};
-use super::simulate::{Hits, Policy, SizeHits, simulate};
+use super::simulate::{CacheHits, Hits, Policy, SizeHits, simulate};
 use super::trace::Trace;
 
-/// Bytes that a cached row takes beside its own, at most: 20 of the index, 2 of the admission.
+/// Bytes that a cached row takes besides its own, at most: 20 in the index, 2 for admission.
 pub(crate) const ENTRY_BYTES: f64 = 22.0;
-/// The share of its room that the server's cache keeps in use at least (its low watermark).
+/// The server's cache keeps at least this share of its room in use (its low watermark).
 const IN_USE: f64 = 0.9;
-/// Sizes that are planned when none are given: fractions of all distinct rows.
+/// Default of `--sizes`: fractions of all distinct rows.
 pub(crate) const DEFAULT_SIZES: [f64; 6] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5];
-/// Tables that the text shows apart; the others are summed up.
+/// Tables with a line of their own in the text; the other tables share one.
 const MOST_TABLES: usize = 40;
 
 /// A simulated trace.
 #[derive(Debug)]
 pub(crate) struct Plan<'t> {
     trace: &'t Trace,
-    /// In the order of the fractions that were asked for.
+    /// In the order of the given fractions.
     pub sizes: Vec<SizeHits>,
-    /// Flat LRU at every size.
+    /// Hit rate of the flat LRU cache at every size.
     pub curve: Curve,
 }
 
@@ -34,39 +34,37 @@ impl<'t> Plan<'t> {
         Self { trace, sizes: simulate(trace, fractions, seed), curve: Curve::of(trace) }
     }
 
-    /// Hits over all accesses, 0 to 1.
+    /// The share of all accesses that are hits.
     #[must_use]
     pub(crate) fn rate(&self, hits: &Hits) -> f64 {
         hits.total() as f64 / self.trace.accesses.len().max(1) as f64
     }
 
-    /// All distinct rows of the trace.
+    /// Distinct rows of the trace.
     #[must_use]
     pub(crate) fn rows(&self) -> usize {
         self.trace.rows.len()
     }
 
-    /// What a cache of so many of the trace's rows takes: the rows at their mean size and their index
-    /// entries. Of a sampled trace, what it stands for: more by the share that was sampled.
+    /// Bytes of a cache for `rows` of the trace's rows, at their mean size, with index entries. For a sampled trace
+    /// this is scaled up to all rows.
     #[must_use]
     pub(crate) fn bytes(&self, rows: usize) -> f64 {
         rows as f64 * (self.trace.mean_row_bytes() + ENTRY_BYTES) / self.trace.rate
     }
 
-    /// The contract of `plan --json`.
+    /// The object of `plan --json`. `optimal` of a size is that of the flat cache.
     #[must_use]
     pub(crate) fn json(&self) -> Value {
-        let rates = |hits: &[Hits]| -> Value {
-            Policy::ALL
-                .iter()
-                .zip(hits)
-                .map(|(p, hits)| (p.name().to_owned(), json!(self.rate(hits))))
-                .collect()
+        let rates = |hits: &CacheHits| -> serde_json::Map<String, Value> {
+            Policy::ALL.iter().map(|&p| (p.name().to_owned(), json!(self.rate(hits.of(p))))).collect()
         };
         let size = |size: &SizeHits| {
+            let mut per_table = rates(&size.per_table);
+            per_table.insert("optimal".into(), json!(self.rate(&size.per_table.optimal)));
             json!({
                 "fraction": size.fraction, "rows": size.rows, "flat": rates(&size.flat),
-                "per_table": rates(&size.per_table), "optimal": self.rate(&size.optimal),
+                "per_table": per_table, "optimal": self.rate(&size.flat.optimal),
             })
         };
         json!({
@@ -75,13 +73,14 @@ impl<'t> Plan<'t> {
         })
     }
 
-    /// Everything, to be read.
+    /// The report as text.
     #[must_use]
     pub(crate) fn text(&self) -> String {
         let mut text = self.heading();
-        text += "\nflat cache of all tables: hit rate in %\n";
+        text +=
+            "\nflat cache of all tables: hit rate in % (server: the default policy of `flechette serve`)\n";
         text += &self.by_size(|size| &size.flat).lines();
-        text += "\nstatic cache a table, each the same share of its own rows: hit rate in %\n";
+        text += "\none static cache for each table, each with the same share of its rows: hit rate in %\n";
         text += &self.by_size(|size| &size.per_table).lines();
         for size in &self.sizes {
             let _ = writeln!(text, "\nby table at {} % of the rows: hit rate in %", percent(size.fraction));
@@ -99,26 +98,28 @@ impl<'t> Plan<'t> {
         let _ =
             writeln!(text, "{} accesses of {} rows of {} tables", accesses.len(), self.rows(), tables.len());
         if *absent > 0 {
-            let _ = writeln!(text, "{absent} ids are past their table");
+            let _ = writeln!(text, "{absent} ids are past the rows of their table");
         }
         if *rate < 1.0 {
-            let _ = writeln!(text, "a sample of {} % of the rows; bytes are of all of them", percent(*rate));
+            let _ =
+                writeln!(text, "a sample of {} % of the rows; memory is that of all rows", percent(*rate));
         }
         let all = self.curve.rate(usize::MAX);
         let _ = writeln!(
             text,
-            "with room for every row ({}): {} %, as the first access of a row misses",
+            "with room for every row ({}): {} %, since the first access of a row misses",
             bytes(self.bytes(self.rows())),
             percent(all)
         );
         text
     }
 
-    fn by_size<'a>(&'a self, hits: impl Fn(&'a SizeHits) -> &'a [Hits]) -> Grid {
+    fn by_size<'a>(&'a self, hits: impl Fn(&'a SizeHits) -> &'a CacheHits) -> Grid {
         let policies = Policy::ALL.iter().map(|policy| policy.name());
         let mut grid = Grid::new(["size %", "rows", "memory"].into_iter().chain(policies).chain(["optimal"]));
         for size in &self.sizes {
-            let rates = hits(size).iter().chain([&size.optimal]).map(|hits| points(self.rate(hits)));
+            let CacheHits { policies, optimal } = hits(size);
+            let rates = policies.iter().chain([optimal]).map(|hits| points(self.rate(hits)));
             let about = [percent(size.fraction), size.rows.to_string(), bytes(self.bytes(size.rows))];
             grid.add(about.into_iter().chain(rates));
         }
@@ -126,8 +127,14 @@ impl<'t> Plan<'t> {
     }
 
     fn by_table(&self, size: &SizeHits) -> Grid {
-        let mut grid =
-            Grid::new(["table", "rows", "accesses", "cached apart", "flat lru", "per-table lru", "optimal"]);
+        let hits = [
+            ("flat lru", size.flat.of(Policy::Lru)),
+            ("flat server", size.flat.of(Policy::ServerDefault)),
+            ("flat optimal", &size.flat.optimal),
+            ("per-table lru", size.per_table.of(Policy::Lru)),
+        ];
+        let head = ["table", "rows", "accesses", "own cache"];
+        let mut grid = Grid::new(head.into_iter().chain(hits.iter().map(|(name, _)| *name)));
         let mut order: Vec<usize> = (0..self.trace.tables.len()).collect();
         order.sort_by_key(|&t| std::cmp::Reverse(self.trace.tables[t].accesses));
         let (shown, others) = order.split_at(order.len().min(MOST_TABLES));
@@ -137,10 +144,10 @@ impl<'t> Plan<'t> {
             let sum = |of: &dyn Fn(usize) -> u64| tables.iter().map(|&t| of(t)).sum::<u64>();
             let rows = sum(&|t| self.trace.tables[t].keys.len() as u64);
             let accesses = sum(&|t| self.trace.tables[t].accesses);
-            let apart = sum(&|t| size.table_rows[t] as u64);
+            let own_cache = sum(&|t| size.table_rows[t] as u64);
             let rate = |hits: &Hits| points(sum(&|t| hits.tables[t]) as f64 / accesses.max(1) as f64);
-            let rates = [&size.flat[0], &size.per_table[0], &size.optimal].map(rate);
-            [name].into_iter().chain([rows, accesses, apart].map(|n| n.to_string())).chain(rates)
+            let rates = hits.map(|(_, hits)| rate(hits));
+            [name].into_iter().chain([rows, accesses, own_cache].map(|n| n.to_string())).chain(rates)
         };
         for t in shown {
             grid.add(line(self.trace.tables[t].name.clone(), &[t]));
@@ -151,14 +158,14 @@ impl<'t> Plan<'t> {
         grid
     }
 
-    /// Where more memory stops paying.
+    /// The size from which more memory gains little.
     fn advice(&self) -> String {
         let rows = self.curve.enough(PAYING_GAIN);
         let share = rows as f64 / self.rows().max(1) as f64;
         let bytes_in_all = self.bytes(rows);
         format!(
-            "more memory stops paying at {rows} rows ({} % of them, {}, cache.bytes = {:.0}): from there on a flat \
-             LRU cache twice as large never hits {} % of the accesses more; it hits {} % there\n",
+            "more memory stops paying at {rows} rows ({} % of all, {}, cache.bytes = {:.0}): from there on, doubling a \
+             flat LRU cache gains less than {} % of the accesses; at this size it hits {} %\n",
             points(share),
             bytes(bytes_in_all),
             (bytes_in_all / IN_USE).ceil(),
@@ -168,7 +175,7 @@ impl<'t> Plan<'t> {
     }
 }
 
-/// A table of text: the first column to the left, the others to the right.
+/// A table of text. The first column is left-aligned, the others are right-aligned.
 struct Grid(Vec<Vec<String>>);
 
 impl Grid {
@@ -198,18 +205,18 @@ impl Grid {
     }
 }
 
-/// A share as a percentage, as short as it can be told to a thousandth of a point.
+/// A share as a percentage with up to three decimals.
 pub(crate) fn percent(share: f64) -> String {
     let text = format!("{:.3}", share * 100.0);
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// A share as a percentage with one decimal, as the lines of a table have it.
+/// A share as a percentage with one decimal.
 fn points(share: f64) -> String {
     format!("{:.1}", share * 100.0)
 }
 
-/// Bytes, to be read.
+/// Bytes in a binary unit.
 pub(crate) fn bytes(bytes: f64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut scaled = bytes;

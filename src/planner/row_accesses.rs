@@ -1,15 +1,14 @@
-//! What a batch asks a cache for, access by access.
+//! The row accesses of a batch, in order.
 //!
-//! Samples come in the order of the batch; of one sample, every lookup of `Schema::lookups` in turn (the
-//! features in the schema's order, then, where the architecture has them, their wide tables in the same
-//! order); of one lookup, its ids as they stand. An id that its table does not hold and that reads as
-//! zeros asks the cache for nothing; one for which a row stands asks for that row. This is what the
-//! engine asks the cache for, before a batch is deduplicated.
+//! The order is by sample; within a sample by lookup, in the order of `Schema::lookups` (the features, then the wide
+//! tables of the features, if the architecture has them); within a lookup by id. An id past its table is an access of
+//! the row that the schema names as default, and no access if the default is zeros. These are the accesses of the
+//! engine before it removes a batch's duplicates.
 
 use crate::schema::{Lookup, Schema, Table};
 use crate::types::{Batch, TableId};
 
-/// Tells the accesses of the batches of a schema.
+/// Lists the row accesses of batches of a schema.
 #[derive(Debug, Default)]
 pub(crate) struct RowAccesses {
     lookups: Vec<Lookup>,
@@ -21,15 +20,15 @@ impl RowAccesses {
         Self { lookups: schema.lookups(), tables: schema.tables.clone() }
     }
 
-    /// Tells every access of a batch of the schema's shape, in order, and gives how many ids were past
-    /// their table, whether or not a row stands for them.
+    /// Calls `on_access` for every access of a batch of the schema's shape, in order. Returns how many ids were past
+    /// their table, with or without a default row.
     ///
     /// # Errors
-    /// What `told` returns; no more is told then.
-    pub(crate) fn of<E>(
+    /// The first error of `on_access`, which ends the calls.
+    pub(crate) fn for_each<E>(
         &self,
         batch: &Batch,
-        mut told: impl FnMut(TableId, u64) -> Result<(), E>,
+        mut on_access: impl FnMut(TableId, u64) -> Result<(), E>,
     ) -> Result<u64, E> {
         let mut absent = 0;
         for sample in 0..batch.samples {
@@ -38,7 +37,7 @@ impl RowAccesses {
                 for &id in batch.features[lookup.feature].sample(sample) {
                     absent += u64::from(id >= table.rows);
                     if let Some(row) = table.row_of(id) {
-                        told(lookup.table, row)?;
+                        on_access(lookup.table, row)?;
                     }
                 }
             }

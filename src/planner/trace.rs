@@ -1,9 +1,7 @@
-//! An access trace in memory: which row of which table is asked for, in order.
+//! An access trace in memory: the used rows, in order. `row_accesses` defines what an access is, and the order.
 //!
-//! What an access is, and in which order they come, is on the page of `asked`.
-//!
-//! Rows are numbered densely, table after table, so that a simulated cache keeps what it knows in plain
-//! arrays and needs no hashing: 4 bytes an access, 8 a distinct row and, while it is built, a map.
+//! Rows are numbered densely, table after table, so that a simulated cache can use arrays instead of hashing. A trace
+//! takes 4 bytes for each access and 8 for each distinct row; while it is built, also a map.
 
 use std::ops::Range;
 
@@ -12,62 +10,62 @@ use crate::mem::NumberMap;
 use crate::schema::Schema;
 use crate::types::{Batch, TableId};
 
-/// The most accesses, and the most distinct rows, of a trace: positions and keys are 32-bit numbers.
+/// Most accesses of a trace: positions and keys are 32-bit numbers.
 pub(crate) const MAX_ACCESSES: usize = u32::MAX as usize - 1;
 
-/// A trace that cannot be kept.
+/// There are more accesses than a trace holds.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("trace: more than {limit} accesses; plan on fewer files, or on a sampled trace")]
 pub struct TooLong {
-    /// How many can be kept.
+    /// Most accesses.
     pub limit: usize,
 }
 
 /// One table of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceTable {
-    /// Its name.
+    /// The table's name.
     pub name: String,
-    /// Bytes of one of its rows.
+    /// Bytes of a row.
     pub row_bytes: usize,
-    /// The keys of its rows: as many as distinct rows were asked for.
+    /// The keys of its rows that were used.
     pub keys: Range<u32>,
-    /// How often any of them was.
+    /// Accesses of all its rows.
     pub accesses: u64,
 }
 
-/// Accesses in order, and what their keys stand for.
+/// Accesses in order. A key is the number of a distinct row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trace {
     /// By [`TableId`].
     pub tables: Vec<TraceTable>,
     /// The key of every access. A table's keys are numbered in the order of their first access.
     pub accesses: Vec<u32>,
-    /// By key: its row in its table.
+    /// By key: the row in its table.
     pub rows: Vec<u64>,
-    /// Samples that the accesses are of, where that is known.
+    /// Samples of the data; 0 for recordings, which do not store them.
     pub samples: u64,
-    /// Ids that their table does not hold, whether or not a row stands for them.
+    /// Ids past their table, with or without a default row.
     pub absent: u64,
-    /// The share of the rows whose accesses are here: 1 unless it is a recording that was sampled.
+    /// The share of all rows whose accesses are in the trace; below 1 only for sampled recordings.
     pub rate: f64,
 }
 
 impl Trace {
-    /// How many distinct rows were asked for.
+    /// Distinct rows.
     #[must_use]
     pub fn keys(&self) -> u32 {
         self.rows.len() as u32
     }
 
-    /// By key: its table.
+    /// By key: the index of its table.
     #[must_use]
     pub fn table_of_keys(&self) -> Vec<u32> {
         let keys = |(t, table): (usize, &TraceTable)| table.keys.clone().map(move |_| t as u32);
         self.tables.iter().enumerate().flat_map(keys).collect()
     }
 
-    /// Bytes of a row, the mean over the distinct rows.
+    /// Mean bytes of a distinct row.
     #[must_use]
     pub(crate) fn mean_row_bytes(&self) -> f64 {
         let bytes: f64 = self.tables.iter().map(|t| t.keys.len() as f64 * t.row_bytes as f64).sum();
@@ -75,35 +73,44 @@ impl Trace {
     }
 }
 
-/// Collects a trace.
+/// Builds a trace.
 #[derive(Debug)]
 pub struct TraceBuilder {
     schema: Schema,
-    asked: RowAccesses,
-    tables: Vec<Numbers>,
-    /// Keys by first access over all tables, until [`TraceBuilder::finish`] puts them in order.
+    row_accesses: RowAccesses,
+    tables: Vec<TableRows>,
+    /// Keys in the order of first access over all tables. [`TraceBuilder::finish`] numbers them table after table.
     accesses: Vec<u32>,
-    /// By such a key: table and number within it.
-    keys: Vec<(u32, u32)>,
+    /// By such a key.
+    keys: Vec<TableRow>,
     samples: u64,
     absent: u64,
 }
 
-/// One table's rows: the key of each, and all in the order of their first access.
+/// A row as the `number`-th distinct row of its table.
+#[derive(Clone, Copy, Debug)]
+struct TableRow {
+    table: u32,
+    number: u32,
+}
+
+/// The distinct rows of a table.
 #[derive(Debug, Default)]
-struct Numbers {
+struct TableRows {
+    /// By row.
     keys: NumberMap<u64, u32>,
+    /// In the order of first access.
     rows: Vec<u64>,
     accesses: u64,
 }
 
 impl TraceBuilder {
-    /// A trace of the tables of a schema.
+    /// An empty trace for the tables of a schema.
     #[must_use]
     pub fn new(schema: &Schema) -> Self {
         Self {
-            asked: RowAccesses::new(schema),
-            tables: schema.tables.iter().map(|_| Numbers::default()).collect(),
+            row_accesses: RowAccesses::new(schema),
+            tables: schema.tables.iter().map(|_| TableRows::default()).collect(),
             schema: schema.clone(),
             accesses: Vec::new(),
             keys: Vec::new(),
@@ -117,9 +124,9 @@ impl TraceBuilder {
     /// # Errors
     /// [`TooLong`].
     pub fn append(&mut self, batch: &Batch) -> Result<(), TooLong> {
-        let asked = std::mem::take(&mut self.asked);
-        let absent = asked.of(batch, |table, row| self.push(table, row));
-        self.asked = asked;
+        let row_accesses = std::mem::take(&mut self.row_accesses);
+        let absent = row_accesses.for_each(batch, |table, row| self.push(table, row));
+        self.row_accesses = row_accesses;
         self.samples += batch.samples as u64;
         self.absent += absent?;
         Ok(())
@@ -133,38 +140,38 @@ impl TraceBuilder {
         if self.accesses.len() >= MAX_ACCESSES {
             return Err(TooLong { limit: MAX_ACCESSES });
         }
-        let numbers = &mut self.tables[table.index()];
+        let rows = &mut self.tables[table.index()];
         let next = self.keys.len() as u32;
-        let key = *numbers.keys.entry(row).or_insert(next);
+        let key = *rows.keys.entry(row).or_insert(next);
         if key == next {
-            self.keys.push((table.0, numbers.rows.len() as u32));
-            numbers.rows.push(row);
+            self.keys.push(TableRow { table: table.0, number: rows.rows.len() as u32 });
+            rows.rows.push(row);
         }
-        numbers.accesses += 1;
+        rows.accesses += 1;
         self.accesses.push(key);
         Ok(())
     }
 
-    /// The trace, its keys numbered table after table. `rate` as in [`Trace::rate`].
+    /// The trace, with keys numbered table after table. `rate` as in [`Trace::rate`].
     #[must_use]
     pub fn finish(self, rate: f64) -> Trace {
-        let Self { schema, tables: numbers, mut accesses, keys, samples, absent, .. } = self;
+        let Self { schema, tables: table_rows, mut accesses, keys, samples, absent, .. } = self;
         let mut first = 0;
-        let mut tables = Vec::with_capacity(numbers.len());
+        let mut tables = Vec::with_capacity(table_rows.len());
         let mut rows = Vec::with_capacity(keys.len());
-        for (table, numbers) in schema.tables.iter().zip(numbers) {
-            let end = first + numbers.rows.len() as u32;
+        for (table, own) in schema.tables.iter().zip(table_rows) {
+            let end = first + own.rows.len() as u32;
             tables.push(TraceTable {
                 name: table.name.clone(),
                 row_bytes: table.row_bytes(),
                 keys: first..end,
-                accesses: numbers.accesses,
+                accesses: own.accesses,
             });
-            rows.extend(numbers.rows);
+            rows.extend(own.rows);
             first = end;
         }
         for key in &mut accesses {
-            let (table, number) = keys[*key as usize];
+            let TableRow { table, number } = keys[*key as usize];
             *key = tables[table as usize].keys.start + number;
         }
         Trace { tables, accesses, rows, samples, absent, rate }

@@ -1,141 +1,58 @@
-//! From what a file or a request says to what a model reads: the transforms of dense values and the
-//! hashing of strings, applied in one place so that training and serving cannot drift apart.
+//! From raw samples of a file or request to a model's inputs: transforms of dense values and hashing of strings.
+//! Training and serving share this code, so they cannot differ.
 //!
-//! A [`RawBatch`] may have come from anyone. Every offset and length is checked before it is
-//! used, so that no value of it can cause a panic.
+//! A [`RawBatch`] is untrusted: every offset and length is checked before it is used, so that no value can cause
+//! a panic.
 
 use super::{AbsentDefault, Arity, Feature, Schema};
-use crate::predict::PredictError;
 use crate::types::{Batch, Jagged, RawBatch, RawFeature, RawValues};
 
 /// Why a raw batch cannot be encoded.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs)] // The messages say what the fields are.
 pub enum EncodeError {
-    /// The dense values are not `samples x width`.
     #[error("dense: expected {samples} samples x {width} values, got {got} values")]
-    DenseWidth {
-        /// Samples of the batch.
-        samples: usize,
-        /// Dense features of the schema.
-        width: usize,
-        /// What came.
-        got: usize,
-    },
-    /// A dense value is NaN or infinite, as it came.
+    DenseWidth { samples: usize, width: usize, got: usize },
     #[error("dense feature {feature:?}, sample {sample}: expected a finite number, got {value}")]
-    NotFinite {
-        /// The dense feature's name.
-        feature: String,
-        /// Which sample.
-        sample: usize,
-        /// What came.
-        value: f32,
-    },
-    /// A dense value is not finite after its transform.
+    NotFinite { feature: String, sample: usize, value: f32 },
     #[error("dense feature {feature:?}, sample {sample}: {value} is not finite after its transform")]
-    TransformOverflow {
-        /// The dense feature's name.
-        feature: String,
-        /// Which sample.
-        sample: usize,
-        /// What came.
-        value: f32,
-    },
-    /// Not one column a feature.
+    TransformOverflow { feature: String, sample: usize, value: f32 },
     #[error("features: expected {expected} columns, got {got}")]
-    FeatureCount {
-        /// Features of the schema.
-        expected: usize,
-        /// What came.
-        got: usize,
-    },
-    /// Not one offset a sample and one more.
+    FeatureCount { expected: usize, got: usize },
     #[error("feature {feature:?}: expected an offset for each of {samples} samples and one more, got {got}")]
-    OffsetCount {
-        /// The feature's name.
-        feature: String,
-        /// Samples of the batch.
-        samples: usize,
-        /// How many offsets came.
-        got: usize,
-    },
-    /// The offsets do not begin at 0.
+    OffsetCount { feature: String, samples: usize, got: usize },
     #[error("feature {feature:?}: the first offset must be 0, got {got}")]
-    FirstOffset {
-        /// The feature's name.
-        feature: String,
-        /// What came.
-        got: u32,
-    },
-    /// An offset is below the one before it.
+    FirstOffset { feature: String, got: u32 },
     #[error("feature {feature:?}: offset {index} is {got}, expected at least {least}")]
-    OffsetOrder {
-        /// The feature's name.
-        feature: String,
-        /// Which offset.
-        index: usize,
-        /// The one before it.
-        least: u32,
-        /// What came.
-        got: u32,
-    },
-    /// The offsets do not end at the count of values.
+    OffsetOrder { feature: String, index: usize, least: u32, got: u32 },
     #[error("feature {feature:?}: the samples have {expected} values in all, got {got}")]
-    ValueCount {
-        /// The feature's name.
-        feature: String,
-        /// The last offset.
-        expected: usize,
-        /// How many values came.
-        got: usize,
-    },
-    /// The strings' ends fall, or do not end with the bytes.
+    ValueCount { feature: String, expected: usize, got: usize },
     #[error("feature {feature:?}: the ends of strings do not divide its {bytes} bytes at string {index}")]
-    TextEnds {
-        /// The feature's name.
-        feature: String,
-        /// Which string.
-        index: usize,
-        /// Bytes of all strings.
-        bytes: usize,
-    },
-    /// A one-hot feature with none or several ids.
+    TextEnds { feature: String, index: usize, bytes: usize },
     #[error("feature {feature:?}, sample {sample}: expected exactly 1 id, got {got}")]
-    OneHot {
-        /// The feature's name.
-        feature: String,
-        /// Which sample.
-        sample: usize,
-        /// How many ids came.
-        got: u32,
-    },
-    /// A multi-hot feature with too many ids.
+    OneHot { feature: String, sample: usize, got: u32 },
     #[error("feature {feature:?}, sample {sample}: at most {max} ids, got {got}")]
-    MultiHot {
-        /// The feature's name.
-        feature: String,
-        /// Which sample.
-        sample: usize,
-        /// The schema's limit.
-        max: u32,
-        /// How many ids came.
-        got: u32,
-    },
-    /// Strings for a feature that declares no hash.
-    #[error("feature {feature:?}: strings came, but the model declares no hash for it: send ids")]
-    NoHash {
-        /// The feature's name.
-        feature: String,
-    },
+    MultiHot { feature: String, sample: usize, max: u32, got: u32 },
+    #[error("feature {feature:?}: got strings, but the model declares no hash for it: send ids")]
+    NoHash { feature: String },
+}
+
+/// An id past a table whose default is `error`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("feature {feature:?}: id {id} is past the {rows} rows of table {table:?}, whose default is error")]
+pub struct AbsentId {
+    feature: String,
+    table: String,
+    id: u64,
+    rows: u64,
 }
 
 impl Schema {
-    /// Applies the schema's transforms and hashing to `raw` and writes the result over `out`,
-    /// whose memory is used again. Labels are not looked at.
+    /// Applies the schema's transforms and hashing to `raw` and writes the result over `out`, whose memory is
+    /// reused. Labels are ignored.
     ///
     /// # Errors
-    /// [`EncodeError`] when `raw` is not of the schema's shape or has a value that is not finite;
-    /// `out` then holds no sample.
+    /// [`EncodeError`] when `raw` does not have the schema's shape or a value is not finite; `out` is then empty.
     pub fn encode(&self, raw: &RawBatch, out: &mut Batch) -> Result<(), EncodeError> {
         let encoded = self.encode_over(raw, out);
         if encoded.is_err() {
@@ -174,9 +91,9 @@ impl Schema {
         out.reserve(got);
         for (sample, row) in raw.dense.chunks_exact(width).enumerate() {
             for (&value, dense) in row.iter().zip(&self.dense) {
-                let seen = dense.transform.apply(value);
-                // log1p hides a NaN by clamping, so the raw value is looked at as well.
-                if !(value.is_finite() && seen.is_finite()) {
+                let transformed = dense.transform.apply(value);
+                // log1p hides a NaN by clamping, so the raw value is checked as well.
+                if !(value.is_finite() && transformed.is_finite()) {
                     let feature = dense.name.clone();
                     return Err(if value.is_finite() {
                         EncodeError::TransformOverflow { feature, sample, value }
@@ -184,18 +101,17 @@ impl Schema {
                         EncodeError::NotFinite { feature, sample, value }
                     });
                 }
-                out.push(seen);
+                out.push(transformed);
             }
         }
         Ok(())
     }
 
-    /// Looks for an id past a table whose default is `error`: the first one in the order of
-    /// features, then of samples. The batch must be of the schema's shape.
+    /// Checks that no id is past a table whose default is `error`. The batch must have the schema's shape.
     ///
     /// # Errors
-    /// [`PredictError::AbsentId`] with that id.
-    pub(crate) fn check_absent(&self, batch: &Batch) -> Result<(), PredictError> {
+    /// [`AbsentId`] with the first such id, in the order of features, then of samples.
+    pub(crate) fn check_absent(&self, batch: &Batch) -> Result<(), AbsentId> {
         if self.tables.iter().all(|table| table.default != AbsentDefault::Error) {
             return Ok(());
         }
@@ -207,19 +123,14 @@ impl Schema {
             }
             if let Some(&id) = column.ids.iter().find(|&&id| id >= table.rows) {
                 let feature = self.features[lookup.feature].name.clone();
-                return Err(PredictError::AbsentId {
-                    feature,
-                    table: table.name.clone(),
-                    id,
-                    rows: table.rows,
-                });
+                return Err(AbsentId { feature, table: table.name.clone(), id, rows: table.rows });
             }
         }
         Ok(())
     }
 }
 
-/// Whether a column's offsets are of the batch's samples, the feature's arity and the column's values.
+/// Checks a column's offsets against the batch's samples, the feature's arity and the column's values.
 fn check_offsets(feature: &Feature, samples: usize, column: &RawFeature) -> Result<(), EncodeError> {
     let name = || feature.name.clone();
     let offsets = &column.offsets;

@@ -7,7 +7,6 @@
 //! A model's input row is laid out by the schema alone: the dense values first, then one pooled
 //! vector a feature, in order, and then, for architectures with a wide part, one first-order
 //! weight a feature. [`Schema::lookups`] lists the pooled vectors with their columns.
-
 //!
 //! [`Schema::parse`] reads and validates (`check`), [`Schema::to_toml`] writes what it reads back
 //! (`text`), [`Schema::encode`] applies hashing and transforms to raw samples (`encode`), and
@@ -27,6 +26,7 @@ use crate::mem::fold;
 use crate::types::{Element, TableId};
 
 pub(crate) use check::{MAX_FEATURES, SchemaError};
+pub use encode::AbsentId;
 pub(crate) use encode::EncodeError;
 
 /// Everything `model.toml` says.

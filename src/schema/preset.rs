@@ -42,7 +42,7 @@ pub const AVAZU_FEATURES: [&str; 22] = [
 
 /// Which architecture, its sizes aside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ArchKind {
     /// DLRM.
     Dlrm,
     /// Deep & Cross, 2017.
@@ -55,7 +55,7 @@ pub enum Kind {
     WideDeep,
 }
 
-impl Kind {
+impl ArchKind {
     /// All of them.
     pub(crate) const ALL: [Self; 5] = [Self::Dlrm, Self::Dcn, Self::Dcnv2, Self::Deepfm, Self::WideDeep];
 
@@ -87,7 +87,7 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ArchKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -96,20 +96,20 @@ impl fmt::Display for Kind {
 /// No architecture has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown architecture {0:?}, expected dlrm, dcn, dcnv2, deepfm or wide_deep")]
-pub struct UnknownKind(pub String);
+pub struct UnknownArchitecture(pub String);
 
-impl FromStr for Kind {
-    type Err = UnknownKind;
+impl FromStr for ArchKind {
+    type Err = UnknownArchitecture;
 
-    fn from_str(name: &str) -> Result<Self, UnknownKind> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| UnknownKind(name.into()))
+    fn from_str(name: &str) -> Result<Self, UnknownArchitecture> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| UnknownArchitecture(name.into()))
     }
 }
 
 /// Criteo (Kaggle and Terabyte): `I1` to `I13` through log1p, and a table of `rows` rows for each of
 /// `C1` to `C26`, whose strings are hashed into it.
 #[must_use]
-pub fn criteo(kind: Kind, dim: usize, rows: u64) -> Schema {
+pub fn criteo(kind: ArchKind, dim: usize, rows: u64) -> Schema {
     let dense = (1..=CRITEO_DENSE).map(|i| dense(format!("I{i}"), Transform::Log1p)).collect();
     let inputs = (1..=CRITEO_FEATURES).map(|i| Input::hashed(format!("C{i}"), rows));
     assemble(kind, dim, dense, inputs)
@@ -118,7 +118,7 @@ pub fn criteo(kind: Kind, dim: usize, rows: u64) -> Schema {
 /// Avazu: no dense input, and a table of `rows` rows for each of [`AVAZU_FEATURES`], whose strings are
 /// hashed into it.
 #[must_use]
-pub fn avazu(kind: Kind, dim: usize, rows: u64) -> Schema {
+pub fn avazu(kind: ArchKind, dim: usize, rows: u64) -> Schema {
     let inputs = AVAZU_FEATURES.iter().map(|name| Input::hashed((*name).into(), rows));
     assemble(kind, dim, Vec::new(), inputs)
 }
@@ -138,7 +138,7 @@ pub struct SyntheticShape {
 
 /// Generated data: dense inputs `D1`.., features `F1`.. over ids that are rows already (no hashing).
 #[must_use]
-pub fn synthetic(kind: Kind, dim: usize, shape: SyntheticShape) -> Schema {
+pub fn synthetic(kind: ArchKind, dim: usize, shape: SyntheticShape) -> Schema {
     let arity = shape.multi_hot.map_or(Arity::OneHot, |max| Arity::MultiHot { max });
     let dense = (1..=shape.dense).map(|i| dense(format!("D{i}"), Transform::None)).collect();
     let input = |i| Input { name: format!("F{i}"), rows: shape.rows, arity, hash: None };
@@ -176,7 +176,12 @@ fn dense(name: String, transform: Transform) -> DenseFeature {
     DenseFeature { name, transform }
 }
 
-fn assemble(kind: Kind, dim: usize, dense: Vec<DenseFeature>, inputs: impl Iterator<Item = Input>) -> Schema {
+fn assemble(
+    kind: ArchKind,
+    dim: usize,
+    dense: Vec<DenseFeature>,
+    inputs: impl Iterator<Item = Input>,
+) -> Schema {
     let mut features = Vec::new();
     let mut tables = Vec::new();
     let mut wide_tables = Vec::new();

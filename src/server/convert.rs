@@ -12,9 +12,8 @@ use std::sync::Arc;
 use prost::bytes::Bytes;
 
 use super::proto;
-use crate::predict::{Description, PredictError};
-use crate::schema::EncodeError;
-use crate::schema::{Arity, Schema, Transform};
+use crate::predict::Description;
+use crate::schema::{AbsentId, Arity, EncodeError, Schema, Transform};
 use crate::types::{Batch, RawBatch, RawFeature, RawValues, Scores};
 
 /// Why a request is not a batch of the model.
@@ -94,7 +93,7 @@ pub(crate) enum ConvertError {
     Encode(#[from] EncodeError),
     /// An id past a table whose default is `error`.
     #[error(transparent)]
-    Absent(#[from] PredictError),
+    Absent(#[from] AbsentId),
 }
 
 /// What a model takes, looked up by name.

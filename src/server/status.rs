@@ -43,9 +43,7 @@ impl CallError {
         match self {
             Self::NoModel { .. } | Self::NoVersion { .. } => Code::NotFound,
             Self::Convert(ConvertError::TooManySamples { .. }) => Code::ResourceExhausted,
-            Self::Convert(ConvertError::Absent(error)) | Self::Batch(BatchError::Predict(error)) => {
-                predict_code(error)
-            }
+            Self::Batch(BatchError::Predict(error)) => predict_code(error),
             Self::Convert(_) => Code::InvalidArgument,
             Self::Batch(BatchError::QueueSamples { .. } | BatchError::QueueBytes { .. }) => {
                 Code::ResourceExhausted

@@ -1,4 +1,4 @@
-//! A recording's bytes: pure functions between bytes and accesses.
+//! The file format of a recording, as pure functions between bytes and accesses.
 //!
 //! ```text
 //! file     "FLTRACE1"                           8 bytes
@@ -9,12 +9,12 @@
 //! block    length of the payload                u32, 1 to 1 MiB
 //!          accesses in it                       u32
 //!          XXH3 of the payload                  u64
-//!          payload: for each access its table's place in the header and its row, LEB128 each
+//!          payload: for each access the index of its table in the header and its row, LEB128 each
 //! ```
 //!
-//! Numbers are little-endian. A file that ends within a block was being written: what is whole before
-//! counts, and [`Ended`] says what does not. Anything else that does not add up is an error with the
-//! offset where it was found. Lengths are checked before memory is taken for them.
+//! Numbers are little-endian. A file may end anywhere, if its writer was killed or the disk was full. Its whole
+//! blocks are read, and [`Ended`] says how many bytes follow them. Any other fault is an error with its offset.
+//! Lengths are checked before memory is allocated for them.
 
 use std::io::{self, Read};
 
@@ -29,16 +29,16 @@ const MAGIC: &[u8; 8] = b"FLTRACE1";
 const MAX_HEADER_BYTES: usize = 16 << 20;
 /// The longest payload.
 pub(crate) const MAX_PAYLOAD_BYTES: usize = 1 << 20;
-/// What stands before a payload.
+/// Bytes of a block before its payload.
 pub(crate) const BLOCK_HEAD_BYTES: usize = 16;
 
-/// What a recording is of.
+/// The model and the rate of a recording.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Header {
-    /// The share of all rows that were recorded, above 0, at most 1.
+    /// The share of all rows that are recorded, above 0, at most 1.
     pub rate: f64,
-    /// The model's tables, by their ids.
+    /// The model's tables, by table id.
     pub tables: Vec<HeaderTable>,
 }
 
@@ -46,46 +46,53 @@ pub struct Header {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeaderTable {
-    /// Its name.
+    /// The table's name.
     pub name: String,
-    /// Rows are below this.
+    /// The table's declared rows.
     pub rows: u64,
 }
 
 /// How a file ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// Behind a block.
+    /// After a whole block, or after the header.
     Whole,
-    /// Within one: so many bytes do not count.
-    Cut(usize),
+    /// Inside the header or a block.
+    Cut {
+        /// Bytes from the beginning that were read: the header and all whole blocks.
+        read: u64,
+        /// Bytes after them.
+        rest: u64,
+    },
+}
+
+/// What a file of a recording begins with.
+pub(crate) enum Opened<R> {
+    Whole(TraceReader<R>),
+    /// The file ends after these bytes of its header, and so it holds no access.
+    Cut {
+        bytes: u64,
+    },
 }
 
 /// A recording that cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FormatError {
-    /// The system refused.
-    #[error("{0}")]
+    #[error(transparent)]
     Io(#[from] io::Error),
-    /// The bytes are not of this form.
     #[error("at byte {offset}: {reason}")]
-    Form {
-        /// Where, from the file's beginning.
-        offset: u64,
-        /// What was expected and what was got.
-        reason: String,
-    },
+    Form { offset: u64, reason: String },
 }
 
 impl Header {
-    /// The header of recordings of a model's accesses.
+    /// The header for a model.
     #[must_use]
     pub fn of(schema: &Schema, rate: f64) -> Self {
         let table = |t: &crate::schema::Table| HeaderTable { name: t.name.clone(), rows: t.rows };
         Self { rate, tables: schema.tables.iter().map(table).collect() }
     }
 
-    /// The bytes that a file begins with.
+    /// The first bytes of a file.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         // A struct of numbers and strings is always JSON; an infinite rate would be `null` and unreadable.
@@ -110,8 +117,7 @@ fn push_number(payload: &mut Vec<u8>, mut number: u64) {
     payload.push(number as u8);
 }
 
-/// What stands before a payload of so many accesses, which is not empty and of [`MAX_PAYLOAD_BYTES`] at
-/// most.
+/// The bytes before a payload of 1 to [`MAX_PAYLOAD_BYTES`] bytes.
 #[must_use]
 pub fn block_head(payload: &[u8], accesses: u32) -> [u8; BLOCK_HEAD_BYTES] {
     debug_assert!((1..=MAX_PAYLOAD_BYTES).contains(&payload.len()));
@@ -134,16 +140,19 @@ impl<R: Read> TraceReader<R> {
     /// Reads the header.
     ///
     /// # Errors
-    /// [`FormatError`] when it is no whole and valid one.
-    pub(crate) fn new(mut source: R) -> Result<Self, FormatError> {
+    /// [`FormatError`] when the header is invalid. A header that is cut is no error.
+    pub(crate) fn open(mut source: R) -> Result<Opened<R>, FormatError> {
         let form = |offset, reason: String| FormatError::Form { offset, reason };
         let mut head = [0; 12];
         let got = fill(&mut source, &mut head)?;
-        if got < head.len() || head[..8] != *MAGIC {
+        if !head[..got].starts_with(&MAGIC[..got.min(MAGIC.len())]) {
             return Err(form(
                 0,
                 format!("expected a recorded trace, got {:?}", head[..got].escape_ascii().to_string()),
             ));
+        }
+        if got < head.len() {
+            return Ok(Opened::Cut { bytes: got as u64 });
         }
         let length = number(&head[8..]) as usize;
         if length > MAX_HEADER_BYTES {
@@ -152,10 +161,7 @@ impl<R: Read> TraceReader<R> {
         let mut json = vec![0; length + 8];
         let got = fill(&mut source, &mut json)?;
         if got < json.len() {
-            return Err(form(
-                12,
-                format!("header: expected {} bytes, the file ends after {got}", json.len()),
-            ));
+            return Ok(Opened::Cut { bytes: (head.len() + got) as u64 });
         }
         let (json, checksum) = json.split_at(length);
         if xxh3_64(json) != number(checksum) {
@@ -168,29 +174,28 @@ impl<R: Read> TraceReader<R> {
             return Err(form(12, reason));
         }
         let offset = (12 + length + 8) as u64;
-        Ok(Self { source, header, offset, payload: Vec::new() })
+        Ok(Opened::Whole(Self { source, header, offset, payload: Vec::new() }))
     }
 
-    /// What it is a recording of.
     #[must_use]
     pub(crate) fn header(&self) -> &Header {
         &self.header
     }
 
-    /// Tells every access of every whole block, in order. A block is told only when all of it is good.
+    /// Calls `on_access` for every access of every whole block, in order, after the whole block was checked.
     ///
     /// # Errors
-    /// [`FormatError`] at the first block that is damaged, and what `told` returns.
+    /// [`FormatError`] at the first block that is damaged, and errors of `on_access`.
     pub(crate) fn read<E: From<FormatError>>(
         mut self,
-        mut told: impl FnMut(TableId, u64) -> Result<(), E>,
+        mut on_access: impl FnMut(TableId, u64) -> Result<(), E>,
     ) -> Result<Ended, E> {
         let mut accesses = Vec::new();
         loop {
             let mut head = [0; BLOCK_HEAD_BYTES];
             let got = fill(&mut self.source, &mut head).map_err(FormatError::from)?;
             if got < head.len() {
-                return Ok(if got == 0 { Ended::Whole } else { Ended::Cut(got) });
+                return Ok(if got == 0 { Ended::Whole } else { self.cut(got) });
             }
             let length = number(&head[..4]) as usize;
             if !(1..=MAX_PAYLOAD_BYTES).contains(&length) {
@@ -200,10 +205,10 @@ impl<R: Read> TraceReader<R> {
             self.payload.resize(length, 0);
             let got = fill(&mut self.source, &mut self.payload).map_err(FormatError::from)?;
             if got < length {
-                return Ok(Ended::Cut(head.len() + got));
+                return Ok(self.cut(head.len() + got));
             }
             self.decode(&head, &mut accesses)?;
-            accesses.drain(..).try_for_each(|(table, row)| told(table, row))?;
+            accesses.drain(..).try_for_each(|(table, row)| on_access(table, row))?;
             self.offset += (head.len() + length) as u64;
         }
     }
@@ -238,12 +243,16 @@ impl<R: Read> TraceReader<R> {
         Ok(())
     }
 
+    fn cut(&self, rest: usize) -> Ended {
+        Ended::Cut { read: self.offset, rest: rest as u64 }
+    }
+
     fn form(&self, reason: String) -> FormatError {
         FormatError::Form { offset: self.offset, reason }
     }
 }
 
-/// Reads until the buffer is full or the source ends.
+/// Reads until the buffer is full or the source ends. Returns how many bytes were read.
 fn fill(source: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut got = 0;
     while got < buffer.len() {
@@ -262,7 +271,7 @@ fn number(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte))
 }
 
-/// The number at the front of a payload; none where it is cut or too long.
+/// Takes a number from the front of a payload; none if it is cut or longer than 64 bits.
 fn take_number(rest: &mut &[u8]) -> Option<u64> {
     let mut number = 0u64;
     for shift in (0..u64::BITS).step_by(7) {

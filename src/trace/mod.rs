@@ -1,37 +1,37 @@
-//! Recorded accesses: which rows a server was asked for, as `flechette plan --format trace` reads them.
+//! Recorded accesses: the rows that a server looked up. `flechette plan --format trace` reads them.
 //!
-//! A recording is a sample **of rows**, not of requests: a row is recorded at each of its accesses or at
-//! none, by a hash of its table and number. So the accesses that are there are those of a smaller
-//! model, and a cache of a fraction of the recorded rows hits about what a cache of that fraction of all
-//! rows would (SHARDS; Waldspurger, Park, Garthwaite and Ahmad, FAST 2015). With few rows that take much
-//! of the traffic, chance decides whether they are among the sample: `plan` on a low rate is rough.
+//! A recording is a sample **of rows**, not of requests. A hash of table and row number selects the rows; all
+//! accesses of a selected row are recorded. So the recorded accesses are those of a smaller model, and a cache
+//! for a fraction of the recorded rows has about the hit rate of a cache for that fraction of all rows (SHARDS;
+//! Waldspurger, Park, Garthwaite and Ahmad, FAST 2015). At a low rate the result is rough: the few rows with most
+//! of the traffic may or may not be selected.
 //!
-//! [`format`](mod@format) is the bytes, [`recorder`] takes a server's batches. This module imports nothing
-//! but leaves, so that the engine, which records, and the planner, which reads, need not know each other.
+//! [`format`](mod@format) is the file format, [`recorder`] takes a server's batches. The engine records and the
+//! planner reads; neither imports the other.
 
 pub mod format;
 pub(crate) mod recorder;
 
 use crate::types::TableId;
 
-/// Chooses the rows of a recording.
+/// Selects the rows of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sampler {
-    /// Hashes below this are in, of 2^64.
+    /// A row is selected if its 64-bit hash is below this.
     below: u128,
 }
 
 impl Sampler {
-    /// About this share of all rows, clamped to 0 to 1.
+    /// Selects about this share of all rows, clamped to 0 to 1.
     #[must_use]
     pub(crate) fn new(rate: f64) -> Self {
         Self { below: (rate.clamp(0.0, 1.0) * 2f64.powi(64)) as u128 }
     }
 
-    /// Whether a row is recorded. Those of a lower rate are among those of a higher one.
+    /// Whether a row is recorded. A higher rate selects every row that a lower rate selects.
     #[inline]
     #[must_use]
-    pub(crate) fn takes(self, table: TableId, row: u64) -> bool {
+    pub(crate) fn selects(self, table: TableId, row: u64) -> bool {
         let hash = xxhash_rust::xxh3::xxh3_64_with_seed(&row.to_le_bytes(), u64::from(table.0));
         u128::from(hash) < self.below
     }

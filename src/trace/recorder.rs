@@ -1,14 +1,18 @@
-//! Takes a server's batches, and writes the sampled accesses on a thread of its own.
+//! Records a server's batches: samples the accesses and writes them on a thread of its own.
 //!
-//! A request never waits: what is sampled is put in a queue that is bounded in bytes, and what finds it
-//! full is dropped and counted. The thread gathers what comes into blocks, writes a block when it is
-//! full or a second old, and begins a new file when one is full. Files are numbered upwards, each
-//! start takes a new number with its first block, and the oldest are removed, so that all of them together stay within
-//! the limit. A disk that fails costs the accesses that were to be written, which are counted, and no
-//! request.
+//! **A request never waits.** Sampled accesses enter a queue that is bounded in bytes. If the queue is full they are
+//! dropped and counted. The thread collects them into blocks and writes a block when it is full or a second old.
+//!
+//! **Files** have ascending numbers. Each start of the server begins a new file with its first block. When the files
+//! together reach the limit, the oldest are removed. A file is written under a temporary name until its header is
+//! whole.
+//!
+//! **A disk that fails** costs accesses, which are counted, but no request. The block that failed is cut off again, so
+//! that later blocks can follow, and the next attempt waits: 1 s first, twice as long after each failure, at most
+//! 1 min. So a full disk does not fill with useless files.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,31 +26,37 @@ use crate::metrics::ModelMetrics;
 use crate::schema::{Lookup, Schema, Table};
 use crate::types::{Batch, TableId};
 
-/// Bytes of a block from which on it is written.
+/// A block is written when it has this many bytes.
 const BLOCK_BYTES: usize = 64 << 10;
-/// Bytes that may wait to be written, over all batches.
+/// Bytes that may wait in the queue.
 const WAITING_BYTES: usize = 4 << 20;
-/// What a part of a batch takes while it waits, besides its bytes.
+/// Memory of a [`Part`] in the queue besides its payload.
 const PART_BYTES: usize = 64;
 /// How long accesses wait for a block to fill.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// The limit is shared by so many files.
+const MAX_BLOCK_AGE: Duration = Duration::from_secs(1);
+/// The wait after a first failed write, and the longest wait.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LONGEST_RETRY: Duration = Duration::from_secs(60);
+/// A file has at most this part of the limit.
 const FILES: u64 = 4;
-/// How the files are called, around their numbers.
-const NAME: (&str, &str) = ("trace-", ".fltrace");
+/// A file's name before and after its number.
+const PREFIX: &str = "trace-";
+const SUFFIX: &str = ".fltrace";
+/// Follows the name of a file whose header is not yet written.
+const UNFINISHED: &str = ".tmp";
 
-/// What is recorded, and where to.
+/// What to record and where.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RecorderOptions {
-    /// Where the files lie; made when it is not there.
+    /// The folder of the files; created if missing.
     pub folder: PathBuf,
     /// The share of all rows whose accesses are recorded, above 0, at most 1.
     pub rate: f64,
-    /// Most bytes of all files together.
+    /// Limit of all files together.
     pub max_bytes: u64,
 }
 
-/// Records what it is shown. Writes what waits, and ends, when it is dropped.
+/// Records batches. Dropping it writes what is queued and ends the thread.
 pub(crate) struct Recorder {
     sampler: Sampler,
     lookups: Vec<Lookup>,
@@ -70,10 +80,10 @@ impl Part {
 }
 
 impl Recorder {
-    /// Makes the folder and starts the thread that writes.
+    /// Creates the folder and starts the writing thread.
     ///
     /// # Errors
-    /// When the folder cannot be made, or the system gives no thread.
+    /// When the folder or the thread cannot be created.
     pub(crate) fn start(
         schema: &Schema,
         options: &RecorderOptions,
@@ -82,8 +92,7 @@ impl Recorder {
         let files = Files::open(options, Header::of(schema, options.rate).bytes())?;
         let waiting = Arc::new(AtomicUsize::new(0));
         let (sender, receiver) = mpsc::channel();
-        let mut writer =
-            Writer { files, block: Vec::new(), accesses: 0, failed: false, metrics: metrics.clone() };
+        let mut writer = Writer::new(files, metrics.clone());
         let waits = waiting.clone();
         let thread = std::thread::Builder::new()
             .name("trace-write".into())
@@ -99,19 +108,19 @@ impl Recorder {
         })
     }
 
-    /// Records the sampled accesses of a batch of the schema's shape: sample after sample, of each its
-    /// lookups in order, as `plan` takes them from a file. Never waits for the disk.
+    /// Records the sampled accesses of a batch of the schema's shape, in the order in which `plan` reads them from
+    /// a data file: sample by sample, each with its lookups in order. Never waits for the disk.
     pub(crate) fn record(&self, batch: &Batch) {
         let mut sampled: Vec<(u32, TableId, u64)> = Vec::new();
         for lookup in &self.lookups {
             let (column, table) = (&batch.features[lookup.feature], &self.tables[lookup.table.index()]);
             for sample in 0..batch.samples {
                 let rows = column.sample(sample).iter().filter_map(|&id| table.row_of(id));
-                let taken = rows.filter(|&row| self.sampler.takes(lookup.table, row));
-                sampled.extend(taken.map(|row| (sample as u32, lookup.table, row)));
+                let selected = rows.filter(|&row| self.sampler.selects(lookup.table, row));
+                sampled.extend(selected.map(|row| (sample as u32, lookup.table, row)));
             }
         }
-        // Stable, so that lookups stay in their order.
+        // A stable sort keeps the order of the lookups.
         sampled.sort_by_key(|access| access.0);
         let mut part = Part { payload: Vec::new(), accesses: 0 };
         for (_, table, row) in sampled {
@@ -144,24 +153,34 @@ impl Drop for Recorder {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the trace's writing thread panicked");
+            tracing::error!("trace: the writing thread panicked");
         }
     }
 }
 
-/// The thread that writes.
+/// The state of the writing thread.
 struct Writer {
     files: Files,
     block: Vec<u8>,
     accesses: u32,
-    /// Whether the last write failed, which is logged once.
-    failed: bool,
+    failed: Option<Failed>,
     metrics: Arc<ModelMetrics>,
 }
 
+/// Since the last write failed: when to try again.
+#[derive(Clone, Copy)]
+struct Failed {
+    retry_at: Instant,
+    wait: Duration,
+}
+
 impl Writer {
+    fn new(files: Files, metrics: Arc<ModelMetrics>) -> Self {
+        Self { files, block: Vec::new(), accesses: 0, failed: None, metrics }
+    }
+
     fn run(&mut self, parts: &Receiver<Part>, waiting: &AtomicUsize) {
-        let mut due = Instant::now() + PATIENCE;
+        let mut due = Instant::now() + MAX_BLOCK_AGE;
         loop {
             match parts.recv_timeout(due.saturating_duration_since(Instant::now())) {
                 Ok(part) => {
@@ -174,7 +193,7 @@ impl Writer {
             }
             if self.block.len() >= BLOCK_BYTES || Instant::now() >= due {
                 self.write();
-                due = Instant::now() + PATIENCE;
+                due = Instant::now() + MAX_BLOCK_AGE;
             }
         }
     }
@@ -183,23 +202,31 @@ impl Writer {
         if self.accesses == 0 {
             return;
         }
-        let accesses = u64::from(self.accesses);
-        let head = format::block_head(&self.block, self.accesses);
-        match self.files.append(&head, &self.block) {
-            Ok(()) => {
-                self.metrics.trace.recorded.increment(accesses);
-                self.failed = false;
-            }
-            Err(error) => {
-                self.metrics.trace.dropped.increment(accesses);
-                if !self.failed {
-                    tracing::warn!("trace: {}: {error}; accesses are dropped", self.files.folder.display());
-                }
-                self.failed = true;
-            }
-        }
+        let written = match self.failed {
+            Some(failed) if Instant::now() < failed.retry_at => false,
+            _ => self.try_write(),
+        };
+        let trace = &self.metrics.trace;
+        let count = if written { &trace.recorded } else { &trace.dropped };
+        count.increment(u64::from(self.accesses));
         self.block.clear();
         self.accesses = 0;
+    }
+
+    /// Writes the block. Logs the first of several failures.
+    fn try_write(&mut self) -> bool {
+        let head = format::block_head(&self.block, self.accesses);
+        let Err(error) = self.files.append(&head, &self.block) else {
+            self.failed = None;
+            return true;
+        };
+        let folder = self.files.folder.display();
+        if self.failed.is_none() {
+            tracing::warn!("trace: {folder}: {error}; accesses are dropped until a write succeeds");
+        }
+        let wait = self.failed.map_or(FIRST_RETRY, |failed| (2 * failed.wait).min(LONGEST_RETRY));
+        self.failed = Some(Failed { retry_at: Instant::now() + wait, wait });
+        false
     }
 }
 
@@ -208,9 +235,13 @@ struct Files {
     folder: PathBuf,
     header: Vec<u8>,
     max_bytes: u64,
-    /// Where the next block goes. None before the first and after a failure: a new file is begun then.
-    open: Option<File>,
-    /// Bytes of that file.
+    /// The file of the next block; none before the first block. It ends with a whole block or its header.
+    open: Option<OpenFile>,
+}
+
+struct OpenFile {
+    file: File,
+    path: PathBuf,
     bytes: u64,
 }
 
@@ -218,12 +249,11 @@ impl Files {
     fn open(options: &RecorderOptions, header: Vec<u8>) -> io::Result<Self> {
         fs::create_dir_all(&options.folder)?;
         let (folder, max_bytes) = (options.folder.clone(), options.max_bytes);
-        Ok(Self { folder, header, max_bytes, open: None, bytes: 0 })
+        Ok(Self { folder, header, max_bytes, open: None })
     }
 
-    /// Begins the next file, after the oldest are removed whose place it needs.
-    fn begin(&mut self) -> io::Result<()> {
-        self.open = None;
+    /// Begins the next file. First removes the oldest files until the new one fits.
+    fn begin(&self) -> io::Result<OpenFile> {
         let mut numbered = numbered(&self.folder)?;
         let mut bytes: u64 = numbered.iter().map(|file| file.bytes).sum();
         let next = numbered.last().map_or(1, |file| file.number + 1);
@@ -232,34 +262,56 @@ impl Files {
             fs::remove_file(&oldest.path)?;
             bytes -= oldest.bytes;
         }
-        let path = self.folder.join(format!("{}{next:08}{}", NAME.0, NAME.1));
-        let mut file = File::options().write(true).create_new(true).open(path)?;
-        file.write_all(&self.header)?;
-        self.bytes = self.header.len() as u64;
-        self.open = Some(file);
-        Ok(())
+        let path = self.folder.join(format!("{PREFIX}{next:08}{SUFFIX}"));
+        let unfinished = self.folder.join(format!("{PREFIX}{next:08}{SUFFIX}{UNFINISHED}"));
+        let mut file = File::create(&unfinished)?;
+        let named = file.write_all(&self.header).and_then(|()| fs::rename(&unfinished, &path));
+        if let Err(error) = named {
+            // If this fails as well, the next attempt overwrites the file.
+            let _ = fs::remove_file(&unfinished);
+            return Err(error);
+        }
+        Ok(OpenFile { file, path, bytes: self.header.len() as u64 })
     }
 
-    /// Most bytes of one file, but for a header that is longer.
+    /// Most bytes of one file, except where the header or one block is larger.
     fn file_bytes(&self) -> u64 {
         self.max_bytes / FILES
     }
 
     fn append(&mut self, head: &[u8; BLOCK_HEAD_BYTES], payload: &[u8]) -> io::Result<()> {
         let block = [head, payload].concat();
-        let empty = self.bytes <= self.header.len() as u64;
-        let full = !empty && self.bytes + block.len() as u64 > self.file_bytes();
-        if full || self.open.is_none() {
-            self.begin()?;
+        let (header, limit) = (self.header.len() as u64, self.file_bytes());
+        let has_room = |open: &OpenFile| open.bytes <= header || open.bytes + block.len() as u64 <= limit;
+        let mut open = match self.open.take().filter(has_room) {
+            Some(open) => open,
+            None => self.begin()?,
+        };
+        match open.file.write_all(&block) {
+            Ok(()) => {
+                open.bytes += block.len() as u64;
+                self.open = Some(open);
+                Ok(())
+            }
+            Err(error) => {
+                self.open = open.without_partial_block(header);
+                Err(error)
+            }
         }
-        let Some(file) = &mut self.open else { return Ok(()) };
-        let written = file.write_all(&block);
-        if written.is_err() {
-            // Half a block may stand at its end, which only the end of a file may be.
-            self.open = None;
+    }
+}
+
+impl OpenFile {
+    /// After a failed write: cuts the file back to its whole blocks. A file without blocks is removed, and one that
+    /// cannot be cut is left, since readers accept a partial block at the end; a new file is begun then.
+    fn without_partial_block(mut self, header: u64) -> Option<Self> {
+        if self.bytes <= header {
+            // A file with only a header is valid, so a failure does no harm.
+            let _ = fs::remove_file(&self.path);
+            return None;
         }
-        self.bytes += block.len() as u64;
-        written
+        let cut = self.file.set_len(self.bytes).and_then(|()| self.file.seek(SeekFrom::Start(self.bytes)));
+        cut.is_ok().then_some(self)
     }
 }
 
@@ -276,7 +328,7 @@ fn numbered(folder: &Path) -> io::Result<Vec<Numbered>> {
         let entry = entry?;
         let name = entry.file_name();
         let number =
-            name.to_str().and_then(|name| name.strip_prefix(NAME.0)?.strip_suffix(NAME.1)?.parse().ok());
+            name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.parse().ok());
         if let Some(number) = number {
             found.push(Numbered { number, path: entry.path(), bytes: entry.metadata()?.len() });
         }

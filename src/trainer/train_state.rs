@@ -246,6 +246,6 @@ impl Labelled<'_> {
     pub(crate) fn check(&self, schema: &Schema) -> Result<(), PredictError> {
         check_shape(schema, self.batch)?;
         check_length("labels", self.batch.samples, self.labels.len())?;
-        schema.check_absent(self.batch)
+        Ok(schema.check_absent(self.batch)?)
     }
 }

@@ -8,7 +8,7 @@ use flechette::cache::{
     AdmissionOption, CacheOptions, CacheShape, EvictionOption, FlatCache, Query, TableShape,
 };
 use flechette::mem::mix64;
-use flechette::schema::preset::{self, Kind};
+use flechette::schema::preset::{self, ArchKind};
 use flechette::trainer::{self, optim};
 use flechette::types::{TableId, Version};
 
@@ -131,7 +131,7 @@ fn load(cache: &FlatCache, seed: u64, stop: &AtomicBool) {
         }
         let found = pin.lookup(&mut query).unwrap();
         for miss in found.misses() {
-            pin.insert(miss.table, miss.id, &ROW[..TABLES[miss.table.index()].row_bytes]).unwrap();
+            pin.insert(miss, &ROW[..TABLES[miss.table.index()].row_bytes]).unwrap();
         }
     }
 }
@@ -139,12 +139,12 @@ fn load(cache: &FlatCache, seed: u64, stop: &AtomicBool) {
 #[test]
 fn a_server_with_a_cache_takes_its_bytes_and_what_is_stated_more_than_one_without() {
     let workshop = Workshop::new(1, 20_000);
-    let schema = preset::criteo(Kind::Dlrm, 16, 60_000);
+    let schema = preset::criteo(ArchKind::Dlrm, 16, 60_000);
     let optimizer = optim::Optimizer { kind: optim::Kind::Sgd, lr: 0.02, eps: 1e-10 };
     let learner = trainer::initialise(&schema, optimizer, 0).unwrap();
     learner.save(Path::new(&workshop.models), "large").unwrap();
     drop(learner);
-    let config = workshop.config(Kind::Dlrm, 16, 60_000);
+    let config = workshop.config(ArchKind::Dlrm, 16, 60_000);
     let (counts, valid) = (workshop.path("counts"), &workshop.valid);
     let line = format!("plan --model-config {config} --format criteo-tsv --data {valid} --counts {counts}");
     assert!(run(&line).status.success());

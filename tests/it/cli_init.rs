@@ -4,7 +4,7 @@ use std::io::Read;
 use std::process::{Command, Output, Stdio};
 
 use flechette::schema::Schema;
-use flechette::schema::preset::{self, Kind, SyntheticShape};
+use flechette::schema::preset::{self, ArchKind, SyntheticShape};
 use flechette::types::Element;
 
 fn flechette(arguments: &str) -> Output {
@@ -22,18 +22,18 @@ fn written(arguments: &str) -> Schema {
 #[test]
 fn init_writes_the_schema_of_the_data_set() {
     let criteo = written("init --dataset criteo --arch dlrm --dim 16 --rows 100000");
-    assert_eq!(criteo, preset::criteo(Kind::Dlrm, 16, 100_000));
+    assert_eq!(criteo, preset::criteo(ArchKind::Dlrm, 16, 100_000));
     let avazu = written("init --dataset avazu --arch wide_deep --dim 8 --rows 1000");
-    assert_eq!(avazu, preset::avazu(Kind::WideDeep, 8, 1000));
+    assert_eq!(avazu, preset::avazu(ArchKind::WideDeep, 8, 1000));
     let shape = SyntheticShape { tables: 5, rows: 10, dense: 0, multi_hot: Some(3) };
     for element in Element::ALL {
         let stored =
             written(&format!("init --dataset criteo --arch deepfm --dim 16 --rows 10 --element {element}"));
-        assert_eq!(stored, preset::criteo(Kind::Deepfm, 16, 10).stored_as(element));
+        assert_eq!(stored, preset::criteo(ArchKind::Deepfm, 16, 10).stored_as(element));
     }
     let synthetic =
         written("init --dataset synthetic --tables 5 --multi-hot 3 --dense 0 --arch dcnv2 --dim 8 --rows 10");
-    assert_eq!(synthetic, preset::synthetic(Kind::Dcnv2, 8, shape));
+    assert_eq!(synthetic, preset::synthetic(ArchKind::Dcnv2, 8, shape));
 }
 
 #[test]

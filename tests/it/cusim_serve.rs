@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use flechette::cli::serve::{Serving, runtime};
 use flechette::config::{Config, DeviceConfig, DeviceKind, Flags};
-use flechette::schema::preset::Kind;
+use flechette::schema::preset::ArchKind;
 use serde_json::Value;
 
 use crate::cusim_kernels::{LAUNCHES_LEFT, execute_kernels, execute_kernels_but};
@@ -62,7 +62,7 @@ fn sum(http: &str, name: &str) -> f64 {
 /// Two models, and the trainer's scores of the validation rows.
 fn workshop() -> (Workshop, [(&'static str, String); 2]) {
     let workshop = Workshop::new(2000, 400);
-    let own = [Kind::Dlrm, Kind::Deepfm].map(|kind| {
+    let own = [ArchKind::Dlrm, ArchKind::Deepfm].map(|kind| {
         workshop.train(kind);
         (kind.name(), fs::read_to_string(workshop.trained_scores(kind)).unwrap())
     });

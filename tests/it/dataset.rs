@@ -6,13 +6,13 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use flechette::dataset::synthetic::{write_avazu_csv, write_criteo_tsv};
-use flechette::dataset::{DatasetError, Format, Limits, Reader, open};
+use flechette::dataset::{DatasetError, Format, Labels, ReadOptions, Reader, open};
 use flechette::schema::Schema;
-use flechette::schema::preset::{self, Kind};
+use flechette::schema::preset::{self, ArchKind};
 use flechette::types::{Batch, RawBatch, RawValues};
 use proptest::prelude::*;
 
-use crate::program::{Workshop, run};
+use crate::program::{Workshop, run, run_failing};
 
 /// Everything that a reader gives, encoded.
 struct Contents {
@@ -37,7 +37,7 @@ fn contents(mut reader: Box<dyn Reader + Send>, schema: &Schema) -> Result<Conte
 }
 
 fn read(format: Format, paths: &[PathBuf], schema: &Schema) -> Result<Contents, DatasetError> {
-    contents(open(format, paths, schema, Limits::default())?, schema)
+    contents(open(format, paths, schema, ReadOptions::default())?, schema)
 }
 
 /// A file of these bytes, in a directory that lives as long as the first part of the pair.
@@ -49,13 +49,18 @@ fn file(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
 }
 
 fn criteo() -> Schema {
-    preset::criteo(Kind::Dlrm, 4, 1000)
+    preset::criteo(ArchKind::Dlrm, 4, 1000)
 }
 
 fn criteo_tsv(rows: u64) -> Vec<u8> {
     let mut text = Vec::new();
     write_criteo_tsv(rows, 1, &mut text).unwrap();
     text
+}
+
+fn read_unlabelled(format: Format, paths: &[PathBuf], schema: &Schema) -> Result<Contents, DatasetError> {
+    let options = ReadOptions { labels: Labels::None, ..ReadOptions::default() };
+    contents(open(format, paths, schema, options)?, schema)
 }
 
 fn read_criteo(text: &[u8]) -> Result<Contents, DatasetError> {
@@ -78,7 +83,7 @@ fn criteo_columns_are_those_of_the_line() {
     line[1] = "-7".into();
     line[39] = String::new();
     let (_directory, path) = file(line.join("\t").as_bytes());
-    let mut reader = open(Format::CriteoTsv, &[path], &schema, Limits::default()).unwrap();
+    let mut reader = open(Format::CriteoTsv, &[path], &schema, ReadOptions::default()).unwrap();
     let mut raw = RawBatch::default();
     assert_eq!(reader.read(10, &mut raw).unwrap(), 1);
     assert_eq!(raw.dense, [13.0, -7.0]);
@@ -108,13 +113,70 @@ fn line_ends_and_compression_change_nothing() {
 fn a_file_without_labels_gives_none_and_mixing_is_refused() {
     let text = criteo_tsv(50);
     let unlabelled = each_line(&text, |line| format!("{}\n", &line[2..]));
-    let (with, without) = (read_criteo(&text).unwrap(), read_criteo(&unlabelled).unwrap());
-    assert_eq!(with.batch, without.batch);
-    assert!(with.labels.is_some() && without.labels.is_none());
     let (_first, labelled) = file(&text);
     let (_second, bare) = file(&unlabelled);
-    let mixed = read(Format::CriteoTsv, &[labelled, bare.clone()], &criteo()).err().unwrap();
-    assert_eq!(mixed.to_string(), format!("{}: has no labels, unlike the files before it", bare.display()));
+    let with = read_criteo(&text).unwrap();
+    let without = read_unlabelled(Format::CriteoTsv, std::slice::from_ref(&bare), &criteo()).unwrap();
+    assert_eq!(with.batch, without.batch);
+    assert!(with.labels.is_some() && without.labels.is_none());
+    let mixed = read(Format::CriteoTsv, &[labelled.clone(), bare.clone()], &criteo()).err().unwrap();
+    let counts = "line 1: expected 40 fields, or 39 with --unlabelled, got 39";
+    let refused = "no line has the expected number of fields";
+    assert_eq!(mixed.to_string(), format!("{}: {refused}; {counts}", bare.display()));
+    let mixed = read_unlabelled(Format::CriteoTsv, &[bare, labelled.clone()], &criteo()).err().unwrap();
+    let counts = "line 1: expected 39 fields, or 40 without --unlabelled, got 40";
+    assert_eq!(mixed.to_string(), format!("{}: {refused}; {counts}", labelled.display()));
+}
+
+#[test]
+fn a_criteo_file_that_lacks_a_column_is_refused_with_both_counts() {
+    let text = each_line(&criteo_tsv(300), |line| {
+        let fields: Vec<_> = line.split('\t').enumerate().filter(|(i, _)| *i != 30).map(|(_, f)| f).collect();
+        format!("{}\n", fields.join("\t"))
+    });
+    let refusal = read_criteo(&text).err().unwrap().to_string();
+    let counts = "expected 40 fields, or 39 with --unlabelled, got 39";
+    assert!(refusal.ends_with(&format!("line 101: {counts}: more than 100 malformed lines")), "{refusal}");
+
+    let workshop = Workshop::new(1, 1);
+    let (config, short) = (workshop.config(ArchKind::Dlrm, 4, 50), workshop.path("short.tsv"));
+    fs::write(&short, &text).unwrap();
+    let data = format!("--model-config {config} --format criteo-tsv --data {short}");
+    let error = run_failing(2, &format!("plan {data}"));
+    assert!(error.contains(counts), "{error}");
+    let train = format!("train {data} --models {} --name m", workshop.models);
+    let error = run_failing(2, &train);
+    assert!(error.contains("expected 40 fields with the label, got 39"), "{error}");
+    let error = run_failing(2, &format!("{} --valid {short}", train.replace(&short, &workshop.train)));
+    assert!(
+        error.contains("short.tsv") && error.contains("expected 40 fields with the label, got 39"),
+        "{error}"
+    );
+    let plan = run(&format!("plan {data} --unlabelled --sizes 0.1"));
+    let log = String::from_utf8_lossy(&plan.stderr).into_owned();
+    assert!(plan.status.success() && log.contains("39 fields a line, without a label"), "{log}");
+}
+
+#[test]
+fn an_avazu_file_without_labels_is_refused_for_training_by_the_name_of_the_label_column() {
+    let workshop = Workshop::new(1, 1);
+    let mut text = Vec::new();
+    write_avazu_csv(30, 1, &mut text).unwrap();
+    let bare = each_line(&text, |line| {
+        let fields: Vec<_> = line.split(',').enumerate().filter(|(i, _)| *i != 1).map(|(_, f)| f).collect();
+        format!("{}\n", fields.join(","))
+    });
+    let (labelled, unlabelled) = (workshop.path("labelled.csv"), workshop.path("unlabelled.csv"));
+    fs::write(&labelled, &text).unwrap();
+    fs::write(&unlabelled, &bare).unwrap();
+    let config = workshop.path("avazu.toml");
+    fs::write(&config, preset::avazu(ArchKind::Dcn, 4, 50).to_toml()).unwrap();
+    let train =
+        format!("train --model-config {config} --format avazu-csv --models {} --name m", workshop.models);
+    for data in [format!("--data {unlabelled}"), format!("--data {labelled} --valid {unlabelled}")] {
+        let error = run_failing(2, &format!("{train} {data}"));
+        assert!(error.contains("labels are needed, and there is no column \"click\""), "{error}");
+    }
 }
 
 #[test]
@@ -147,7 +209,7 @@ fn past_the_limit_malformed_lines_are_refused_with_file_line_and_reason() {
     let mut text = criteo_tsv(3);
     text.extend_from_slice(b"bad\nbad\nworse\tline\n");
     let (_directory, path) = file(&text);
-    let limits = Limits { malformed_lines: 2, ..Limits::default() };
+    let limits = ReadOptions { malformed_lines: 2, ..ReadOptions::default() };
     let reader = open(Format::CriteoTsv, std::slice::from_ref(&path), &criteo(), limits).unwrap();
     let refusal = contents(reader, &criteo()).err().unwrap().to_string();
     let expected = "line 6: expected 40 fields as in line 1, got 2: more than 2 malformed lines";
@@ -157,7 +219,7 @@ fn past_the_limit_malformed_lines_are_refused_with_file_line_and_reason() {
 #[test]
 fn the_first_malformed_lines_are_reported_with_file_and_number() {
     let workshop = Workshop::new(1, 1);
-    let (config, data) = (workshop.config(Kind::Dlrm, 4, 50), workshop.path("bad.tsv"));
+    let (config, data) = (workshop.config(ArchKind::Dlrm, 4, 50), workshop.path("bad.tsv"));
     std::fs::write(&data, [b"bad\n".repeat(50), criteo_tsv(3)].concat()).unwrap();
     let models = &workshop.models;
     let line = format!(
@@ -166,11 +228,14 @@ fn the_first_malformed_lines_are_reported_with_file_and_number() {
     let output = run(&line);
     let report = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{report}");
-    let reason = "expected 40 fields, or 39 without a label, got 1: skipped";
+    let reason = "expected 40 fields with the label, got 1: skipped";
     for number in 1..=5 {
         assert!(report.contains(&format!("{data}: line {number}: {reason}")), "{report}");
     }
-    assert!(!report.contains("line 7:") && report.contains("and so are more, unreported"), "{report}");
+    assert!(
+        !report.contains("line 7:") && report.contains("further malformed lines are not reported"),
+        "{report}"
+    );
 }
 
 #[test]
@@ -185,7 +250,7 @@ fn strings_need_not_be_utf8() {
 }
 
 #[test]
-fn what_is_no_file_is_refused_by_name() {
+fn a_directory_and_a_missing_file_are_refused_by_name() {
     let directory = tempfile::tempdir().unwrap();
     let refusal =
         |path: &Path| read(Format::CriteoTsv, &[path.to_owned()], &criteo()).err().unwrap().to_string();
@@ -221,7 +286,7 @@ fn a_feature_that_is_no_column_is_refused() {
 
 #[test]
 fn avazu_columns_are_found_by_the_header() {
-    let schema = preset::avazu(Kind::Dcn, 4, 1000);
+    let schema = preset::avazu(ArchKind::Dcn, 4, 1000);
     let mut text = Vec::new();
     write_avazu_csv(300, 1, &mut text).unwrap();
     let read_text = |text: &[u8]| {
@@ -230,7 +295,7 @@ fn avazu_columns_are_found_by_the_header() {
     };
     let whole = read_text(&text).unwrap();
     assert_eq!((whole.batch.samples, whole.skipped), (300, 0));
-    let turned = each_line(&text, |line| {
+    let reversed = each_line(&text, |line| {
         let fields: Vec<_> = line.split(',').rev().map(|f| format!("\"{f}\"")).collect();
         format!("{}\r\n", fields.join(","))
     });
@@ -238,15 +303,15 @@ fn avazu_columns_are_found_by_the_header() {
         let fields: Vec<_> = line.split(',').enumerate().filter(|(i, _)| *i != 1).map(|(_, f)| f).collect();
         format!("{}\n", fields.join(","))
     });
-    let turned = read_text(&turned).unwrap();
-    assert_eq!((&turned.batch, &turned.labels), (&whole.batch, &whole.labels));
+    let reversed = read_text(&reversed).unwrap();
+    assert_eq!((&reversed.batch, &reversed.labels), (&whole.batch, &whole.labels));
     let bare = read_text(&bare).unwrap();
     assert_eq!((&bare.batch, &bare.labels), (&whole.batch, &None));
     assert_eq!(read_text(b"").unwrap().batch.samples, 0);
     let refusal = read_text(b"id,click,hour\n1,0,2\n").err().unwrap().to_string();
     assert!(refusal.contains("\"C1\" of the schema is not a column, expected one of id, click, hour"));
     let refusal = read_text(b"id,id\n").err().unwrap().to_string();
-    assert!(refusal.ends_with("header: column \"id\" stands twice"), "{refusal}");
+    assert!(refusal.ends_with("header: column \"id\" occurs twice"), "{refusal}");
 }
 
 #[test]
@@ -260,7 +325,7 @@ fn generated_files_click_as_often_as_the_real_ones() {
     let mut text = Vec::new();
     write_avazu_csv(10_000, 1, &mut text).unwrap();
     let (_directory, path) = file(&text);
-    let avazu = rate(read(Format::AvazuCsv, &[path], &preset::avazu(Kind::Dcn, 4, 1000)).unwrap().labels);
+    let avazu = rate(read(Format::AvazuCsv, &[path], &preset::avazu(ArchKind::Dcn, 4, 1000)).unwrap().labels);
     assert!((0.15..0.2).contains(&avazu), "{avazu}");
 }
 
@@ -284,7 +349,7 @@ fn any_bytes() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #[test]
     fn no_bytes_make_a_reader_panic(junk in any_bytes(), at in 0..4000usize) {
-        let (avazu, criteo) = (preset::avazu(Kind::Dcn, 4, 1000), criteo());
+        let (avazu, criteo) = (preset::avazu(ArchKind::Dcn, 4, 1000), criteo());
         let mut csv = Vec::new();
         write_avazu_csv(10, 1, &mut csv).unwrap();
         for (format, schema, mut text) in
@@ -317,8 +382,8 @@ fn real(name: &str) -> Option<PathBuf> {
 fn check_real(name: &str, format: Format, rows: usize, rate: Option<std::ops::Range<f32>>) {
     let Some(path) = real(name) else { return };
     let schema = match format {
-        Format::AvazuCsv => preset::avazu(Kind::Dcn, 4, 1 << 40),
-        _ => preset::criteo(Kind::Dcn, 4, 1 << 40),
+        Format::AvazuCsv => preset::avazu(ArchKind::Dcn, 4, 1 << 40),
+        _ => preset::criteo(ArchKind::Dcn, 4, 1 << 40),
     };
     let Contents { batch, labels, skipped } = read(format, &[path], &schema).unwrap();
     assert_eq!((batch.samples, skipped), (rows, 0), "{name}");

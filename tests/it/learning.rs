@@ -3,9 +3,9 @@
 
 use std::path::PathBuf;
 
-use flechette::dataset::{self, Format, Limits};
+use flechette::dataset::{self, Format, ReadOptions};
 use flechette::schema::Schema;
-use flechette::schema::preset::{self, Kind as Preset};
+use flechette::schema::preset::{self, ArchKind as Preset};
 use flechette::trainer::eval::Quality;
 use flechette::trainer::optim::{Kind, Optimizer};
 use flechette::trainer::{self, ReferenceTrainer};
@@ -24,7 +24,7 @@ fn data(name: &str) -> Option<PathBuf> {
 fn quality(mut learner: ReferenceTrainer, format: Format, files: [&PathBuf; 2]) -> Quality {
     let schema = learner.schema().clone();
     let open = |path: &PathBuf| {
-        dataset::open(format, std::slice::from_ref(path), &schema, Limits::default()).unwrap()
+        dataset::open(format, std::slice::from_ref(path), &schema, ReadOptions::default()).unwrap()
     };
     trainer::run_epoch(&mut learner, &mut *open(files[0]), 128, |_| ()).unwrap();
     trainer::evaluate(&schema, &mut *open(files[1]), 4096, |batch, scores| learner.score(batch, scores))

@@ -8,8 +8,8 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use flechette::cli::client;
-use flechette::dataset::{self, Format, Limits};
-use flechette::schema::preset::{self, Kind};
+use flechette::dataset::{self, Format, ReadOptions};
+use flechette::schema::preset::{self, ArchKind};
 use flechette::server::proto::ctr_client::CtrClient;
 use flechette::types::RawBatch;
 use serde_json::json;
@@ -34,7 +34,7 @@ fn replace(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
 fn damaged_versions_are_named_and_the_last_good_one_serves() {
     let workshop = Workshop::new(300, 50);
     for version in 1..=3 {
-        assert_eq!(workshop.train(Kind::Dlrm)["version"], version);
+        assert_eq!(workshop.train(ArchKind::Dlrm)["version"], version);
     }
     let models = &workshop.models;
     let truncated = version_dir(models, "dlrm", 3).join("tables/C4.safetensors");
@@ -70,7 +70,7 @@ fn serve_says_in_one_line_what_it_cannot_use() {
     let error = run_failing(2, &format!("serve --models {}", workshop.dir.path().display()));
     assert!(error.contains("no model"), "{error}");
 
-    workshop.train(Kind::Dcn);
+    workshop.train(ArchKind::Dcn);
     let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let busy = holder.local_addr().unwrap().to_string();
     for (flag, other, key) in [("--grpc", "--http", "server.grpc"), ("--http", "--grpc", "server.http")] {
@@ -83,7 +83,7 @@ fn serve_says_in_one_line_what_it_cannot_use() {
 #[test]
 fn cuda_without_a_gpu_is_refused_in_one_line() {
     let workshop = Workshop::new(300, 50);
-    workshop.train(Kind::Dcn);
+    workshop.train(ArchKind::Dcn);
     let error = run_failing(2, &format!("serve --models {} --device cuda", workshop.models));
     assert!(error.contains("cuda"), "{error}");
 }
@@ -91,7 +91,7 @@ fn cuda_without_a_gpu_is_refused_in_one_line() {
 #[test]
 fn auto_leaves_the_cache_off_where_tables_fit_and_warns_of_a_size_that_means_nothing() {
     let workshop = Workshop::new(300, 50);
-    workshop.train(Kind::Dlrm);
+    workshop.train(ArchKind::Dlrm);
     for (flags, warned) in [("", false), ("--cache-fraction 0.5", true)] {
         let served = Served::start(&workshop.models, flags);
         served.score("dlrm", &workshop.valid, "");
@@ -105,7 +105,7 @@ fn auto_leaves_the_cache_off_where_tables_fit_and_warns_of_a_size_that_means_not
 #[test]
 fn a_cache_at_work_shows_on_the_metrics_page() {
     let workshop = Workshop::new(300, 3000);
-    workshop.train(Kind::Dlrm);
+    workshop.train(ArchKind::Dlrm);
     let served = Served::start(&workshop.models, "--cache-mode on --cache-fraction 0.02");
     let metric = |name: &str| served.metric(&format!("flechette_{name}"), &["model=\"dlrm\""]);
     let evicted = || {
@@ -142,12 +142,12 @@ fn not_taken_by_the_server(status: &tonic::Status) -> bool {
 #[test]
 fn a_drain_under_load_loses_no_request_and_exits_with_0() {
     let workshop = Workshop::new(500, 64);
-    workshop.train(Kind::Dlrm);
+    workshop.train(ArchKind::Dlrm);
     let served = Served::start(&workshop.models, "");
-    let schema = preset::criteo(Kind::Dlrm, 8, 1000);
+    let schema = preset::criteo(ArchKind::Dlrm, 8, 1000);
     let mut raw = RawBatch::default();
     let valid = [PathBuf::from(&workshop.valid)];
-    let mut reader = dataset::open(Format::CriteoTsv, &valid, &schema, Limits::default()).unwrap();
+    let mut reader = dataset::open(Format::CriteoTsv, &valid, &schema, ReadOptions::default()).unwrap();
     reader.read(64, &mut raw).unwrap();
     let request = client::request("dlrm", &schema, &raw);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
@@ -188,7 +188,7 @@ fn a_drain_under_load_loses_no_request_and_exits_with_0() {
 #[test]
 fn open_loop_latency_counts_from_when_a_request_was_due_and_not_from_when_it_was_sent() {
     let workshop = Workshop::new(500, 64);
-    workshop.train(Kind::Dlrm);
+    workshop.train(ArchKind::Dlrm);
     let served = Served::start(&workshop.models, "");
     let (url, valid) = (served.url(), &workshop.valid);
     let line = format!(
@@ -220,7 +220,7 @@ fn open_loop_latency_counts_from_when_a_request_was_due_and_not_from_when_it_was
 #[test]
 fn no_request_of_500_clients_is_lost() {
     let workshop = Workshop::new(500, 200);
-    workshop.train(Kind::Dlrm);
+    workshop.train(ArchKind::Dlrm);
     let served = Served::start(&workshop.models, "");
     let (url, valid) = (served.url(), &workshop.valid);
     let told = run_json(&format!(
@@ -241,7 +241,7 @@ fn no_request_of_500_clients_is_lost() {
 #[test]
 fn an_open_loop_accounts_for_every_request_that_was_due() {
     let workshop = Workshop::new(300, 300);
-    workshop.train(Kind::Dcn);
+    workshop.train(ArchKind::Dcn);
     let served = Served::start(&workshop.models, "");
     let (url, valid) = (served.url(), &workshop.valid);
     let load = |flags: &str| {
@@ -263,7 +263,7 @@ fn an_open_loop_accounts_for_every_request_that_was_due() {
 #[test]
 fn score_and_load_say_in_one_line_what_is_wrong_and_leave_no_half_file() {
     let workshop = Workshop::new(300, 300);
-    workshop.train(Kind::Dlrm);
+    workshop.train(ArchKind::Dlrm);
     let served = Served::start(&workshop.models, "");
     let (url, valid, out) = (served.url(), &workshop.valid, workshop.path("out"));
     let broken = workshop.path("broken.tsv");
@@ -309,7 +309,7 @@ fn score_and_load_say_in_one_line_what_is_wrong_and_leave_no_half_file() {
 #[test]
 fn a_full_queue_is_waited_for() {
     let workshop = Workshop::new(300, 3000);
-    workshop.train(Kind::Dlrm);
+    workshop.train(ArchKind::Dlrm);
     let config = workshop.path("serve.toml");
     // Room for one request, and eight come at once.
     let limits = "[server]\nmax_samples = 64\n[batcher]\nmax_samples = 64\nqueue_samples = 64\nworkers = 1\n";
@@ -318,7 +318,7 @@ fn a_full_queue_is_waited_for() {
     let out = workshop.path("out");
     let told = served.score("dlrm", &workshop.valid, &format!("--batch 64 --out {out}"));
     assert_eq!(told["rows"], 3000);
-    assert!(fs::read(&out).unwrap() == fs::read(workshop.trained_scores(Kind::Dlrm)).unwrap());
+    assert!(fs::read(&out).unwrap() == fs::read(workshop.trained_scores(ArchKind::Dlrm)).unwrap());
     drop(served);
 
     fs::write(&config, "[server]\nmax_requests = 1\n").unwrap();
@@ -330,7 +330,7 @@ fn a_full_queue_is_waited_for() {
 #[test]
 fn a_reader_that_leaves_early_is_no_error_of_score() {
     let workshop = Workshop::new(300, 300);
-    workshop.train(Kind::Dlrm);
+    workshop.train(ArchKind::Dlrm);
     let served = Served::start(&workshop.models, "");
     let (url, valid) = (served.url(), &workshop.valid);
     let line = format!("score --addr {url} --model dlrm --format criteo-tsv {valid} --out /dev/stdout");

@@ -6,10 +6,10 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use flechette::dataset::{self, Format, Limits};
+use flechette::dataset::{self, Format, ReadOptions};
 use flechette::planner::counts::Ranked;
 use flechette::schema::Schema;
-use flechette::schema::preset::{self, Kind, SyntheticShape};
+use flechette::schema::preset::{self, ArchKind, SyntheticShape};
 use flechette::trace::format::{Header, block_head, push_access};
 use flechette::types::{Batch, RawBatch, TableId};
 use serde_json::json;
@@ -33,7 +33,7 @@ impl Skewed {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let shape = SyntheticShape { tables: 4, rows: 3_000_000, dense: 0, multi_hot: None };
-        let schema = preset::synthetic(Kind::Dcn, 4, shape);
+        let schema = preset::synthetic(ArchKind::Dcn, 4, shape);
         let config = dir.path().join("model.toml").to_str().unwrap().to_owned();
         fs::write(&config, schema.to_toml()).unwrap();
         Self { dir, schema, config }
@@ -46,7 +46,8 @@ impl Skewed {
     /// Counts kept one by one, in the test's own memory.
     fn exact(&self, data: &str) -> HashMap<(usize, u64), u64> {
         let files = [PathBuf::from(data)];
-        let mut reader = dataset::open(Format::Synthetic, &files, &self.schema, Limits::default()).unwrap();
+        let mut reader =
+            dataset::open(Format::Synthetic, &files, &self.schema, ReadOptions::default()).unwrap();
         let (mut raw, mut batch, mut counts) = (RawBatch::default(), Batch::default(), HashMap::new());
         while reader.read(10_000, &mut raw).unwrap() > 0 {
             self.schema.encode(&raw, &mut batch).unwrap();
@@ -112,7 +113,7 @@ fn check(ranked: &Ranked, exact: &HashMap<(usize, u64), u64>) {
 #[test]
 fn rows_that_fit_give_the_file_of_a_whole_plan_to_the_byte_and_what_does_not_fit_is_said() {
     let workshop = Workshop::new(700, 1);
-    let config = workshop.config(Kind::WideDeep, 4, 300);
+    let config = workshop.config(ArchKind::WideDeep, 4, 300);
     let (whole, streamed) = (workshop.path("whole"), workshop.path("streamed"));
     let plan = format!("plan --model-config {config} --format criteo-tsv --data {}", workshop.train);
     let planned = run_json(&format!("{plan} --sizes 0 --counts {whole} --json"));
@@ -158,7 +159,7 @@ fn recordings_are_counted_as_they_are_planned() {
 #[test]
 fn what_only_counting_cannot_do_is_refused_by_name() {
     let workshop = Workshop::new(10, 1);
-    let config = workshop.config(Kind::Dlrm, 4, 100);
+    let config = workshop.config(ArchKind::Dlrm, 4, 100);
     let (train, counts) = (&workshop.train, workshop.path("counts"));
     let plan = |format: &str, data: &str, flags: &str| {
         let data = format!("--format {format} --data {data}");

@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 
 use flechette::dataset::synthetic::write_criteo_tsv;
-use flechette::schema::preset::{self, Kind};
+use flechette::schema::preset::{self, ArchKind};
 use serde_json::Value;
 
 /// The program, untouched by the environment that the tests run in.
@@ -86,7 +86,7 @@ impl Workshop {
     }
 
     /// Writes the `model.toml` of an architecture over tables of `rows` rows.
-    pub fn config(&self, kind: Kind, dim: usize, rows: u64) -> String {
+    pub fn config(&self, kind: ArchKind, dim: usize, rows: u64) -> String {
         let path = self.path(&format!("{}.toml", kind.name()));
         fs::write(&path, preset::criteo(kind, dim, rows).to_toml()).unwrap();
         path
@@ -94,7 +94,7 @@ impl Workshop {
 
     /// Trains a small model named after its architecture, and gives the words of `train --json`.
     /// The trainer's own scores of the validation rows lie at `trained_scores`.
-    pub fn train(&self, kind: Kind) -> Value {
+    pub fn train(&self, kind: ArchKind) -> Value {
         let (config, name) = (self.config(kind, 8, 1000), kind.name());
         let (out, Self { models, train, valid, .. }) = (self.trained_scores(kind), self);
         run_json(&format!(
@@ -103,7 +103,7 @@ impl Workshop {
         ))
     }
 
-    pub fn trained_scores(&self, kind: Kind) -> String {
+    pub fn trained_scores(&self, kind: ArchKind) -> String {
         self.path(&format!("{}.scores", kind.name()))
     }
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::Write;
 use std::path::Path;
 
-use flechette::schema::preset::{self, Kind};
+use flechette::schema::preset::{self, ArchKind};
 
 use crate::program::{Workshop, run, run_failing};
 
@@ -29,7 +29,7 @@ impl Line<'_> {
 /// Data and a schema with which all is good.
 fn workshop() -> (Workshop, String) {
     let workshop = Workshop::new(300, 50);
-    let config = workshop.config(Kind::Dlrm, 4, 100);
+    let config = workshop.config(ArchKind::Dlrm, 4, 100);
     (workshop, config)
 }
 
@@ -59,7 +59,7 @@ fn data_that_cannot_be_trained_on_is_an_input_error_and_leaves_no_version() {
     let short = file("short.tsv", train.clone().replacen('\t', " ", 1));
     let unlabelled = train.lines().map(|line| line.split_once('\t').unwrap().1.to_owned() + "\n").collect();
     let unlabelled = file("unlabelled.tsv", unlabelled);
-    let mut schema = preset::criteo(Kind::Dlrm, 4, 100);
+    let mut schema = preset::criteo(ArchKind::Dlrm, 4, 100);
     schema.features[6].hash = None;
     let hashless = file("hashless.toml", schema.to_toml());
     let good = &workshop.train;

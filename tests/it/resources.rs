@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use flechette::schema::preset::{self, Kind};
+use flechette::schema::preset::{self, ArchKind};
 use flechette::store;
 use flechette::trainer::{self, optim};
 use flechette::types::Version;
@@ -33,7 +33,7 @@ struct Memory {
 /// Serves a model whose optimizer state is as large as its rows, cache off, and scores with it.
 fn serve_memory(table_rows: u64) -> Memory {
     let workshop = Workshop::new(1, 20_000);
-    let schema = preset::criteo(Kind::Dlrm, 16, table_rows);
+    let schema = preset::criteo(ArchKind::Dlrm, 16, table_rows);
     let optimizer = optim::Optimizer { kind: optim::Kind::Adagrad, lr: 0.02, eps: 1e-10 };
     let learner = trainer::initialise(&schema, optimizer, 0).unwrap();
     learner.save(Path::new(&workshop.models), "large").unwrap();
@@ -50,7 +50,7 @@ fn training_on_a_hundred_times_the_data_takes_the_same_memory() {
     let once = fs::read(&workshop.train).unwrap();
     let repeated = workshop.path("repeated.tsv");
     fs::write(&repeated, once.repeat(100)).unwrap();
-    let config = workshop.config(Kind::Dlrm, 4, 1000);
+    let config = workshop.config(ArchKind::Dlrm, 4, 1000);
     let peak = |data: &str| {
         let models = &workshop.models;
         let line = format!(
@@ -74,7 +74,7 @@ fn a_full_disk_stops_train_in_one_line_and_leaves_the_older_versions_good() {
         return;
     }
     let workshop = Workshop::new(200, 1);
-    let config = workshop.config(Kind::Dlrm, 4, 500);
+    let config = workshop.config(ArchKind::Dlrm, 4, 500);
     let (models, data) = (disk.path().display(), &workshop.train);
     let line =
         format!("train --model-config {config} --format criteo-tsv --data {data} --models {models} --name m");

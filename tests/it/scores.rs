@@ -5,9 +5,9 @@ use std::fs;
 use std::path::PathBuf;
 
 use flechette::cli::client;
-use flechette::dataset::{self, Format, Limits};
+use flechette::dataset::{self, Format, ReadOptions};
 use flechette::schema::Schema;
-use flechette::schema::preset::{self, Kind};
+use flechette::schema::preset::{self, ArchKind};
 use flechette::server::proto::ctr_client::CtrClient;
 use flechette::server::proto::{PredictRequest, PredictResponse};
 use flechette::store;
@@ -18,7 +18,8 @@ use tonic::transport::Channel;
 use crate::program::{self, Served, Workshop, real, run_json};
 use crate::serving::channel;
 
-const KINDS: [Kind; 5] = [Kind::Dlrm, Kind::Dcn, Kind::Dcnv2, Kind::Deepfm, Kind::WideDeep];
+const KINDS: [ArchKind; 5] =
+    [ArchKind::Dlrm, ArchKind::Dcn, ArchKind::Dcnv2, ArchKind::Deepfm, ArchKind::WideDeep];
 
 /// No cache, and caches of 1 %, 10 % and all of the rows.
 const CACHES: [&str; 4] = [
@@ -69,7 +70,8 @@ fn assert_cache_worked(served: &Served, model: &str, flags: &str) {
 #[test]
 fn served_scores_of_rounded_rows_are_the_trainers_own_to_the_bit_with_any_cache() {
     let workshop = Workshop::new(3000, 2000);
-    let names = [(Kind::Dlrm, Element::F16), (Kind::Deepfm, Element::Int8), (Kind::Dcn, Element::Int8)];
+    let names =
+        [(ArchKind::Dlrm, Element::F16), (ArchKind::Deepfm, Element::Int8), (ArchKind::Dcn, Element::Int8)];
     let trained = names.map(|(kind, element)| {
         let config = workshop.path("rounded.toml");
         fs::write(&config, preset::criteo(kind, 8, 1000).stored_as(element).to_toml()).unwrap();
@@ -112,7 +114,7 @@ fn served_scores_of_real_clicks_are_the_trainers_own_to_the_bit_with_any_cache_a
     let own = |element: Element| workshop.path(&format!("{element}.scores"));
     let trained = Element::ALL.map(|element| {
         let (config, own, models) = (workshop.path("real.toml"), own(element), &workshop.models);
-        fs::write(&config, preset::criteo(Kind::Dlrm, 16, 100_000).stored_as(element).to_toml()).unwrap();
+        fs::write(&config, preset::criteo(ArchKind::Dlrm, 16, 100_000).stored_as(element).to_toml()).unwrap();
         run_json(&format!(
             "train --model-config {config} --format criteo-tsv --data {train} --valid {test} \
              --valid-out {own} --models {models} --name {element} --json"
@@ -169,7 +171,7 @@ fn generated_bags_of_ids_score_as_the_trainer_says() {
     let workshop = Workshop::new(1, 1);
     let shape = preset::SyntheticShape { tables: 5, rows: 300, dense: 3, multi_hot: Some(4) };
     let config = workshop.path("bags.toml");
-    fs::write(&config, preset::synthetic(Kind::Dcnv2, 8, shape).to_toml()).unwrap();
+    fs::write(&config, preset::synthetic(ArchKind::Dcnv2, 8, shape).to_toml()).unwrap();
     let (own, out) = (workshop.path("own.scores"), workshop.path("served.scores"));
     let models = &workshop.models;
     run_json(&format!(
@@ -191,7 +193,7 @@ fn generated_bags_of_ids_score_as_the_trainer_says() {
 /// Rows `from..to` of a file, raw.
 fn rows(schema: &Schema, file: &str, from: usize, to: usize) -> RawBatch {
     let mut reader =
-        dataset::open(Format::CriteoTsv, &[PathBuf::from(file)], schema, Limits::default()).unwrap();
+        dataset::open(Format::CriteoTsv, &[PathBuf::from(file)], schema, ReadOptions::default()).unwrap();
     let mut raw = RawBatch::default();
     if from > 0 {
         assert_eq!(reader.read(from, &mut raw).unwrap(), from);
@@ -260,10 +262,10 @@ fn a_sample_scores_the_same_alone_in_seven_and_in_4096_and_beside_other_clients(
 #[test]
 fn ids_score_as_their_strings_and_absent_ids_take_the_default_and_are_counted() {
     let workshop = Workshop::new(1000, 50);
-    workshop.train(Kind::Dlrm);
+    workshop.train(ArchKind::Dlrm);
     for flags in CACHES {
         let served = Served::start(&workshop.models, flags);
-        let schema = preset::criteo(Kind::Dlrm, 8, 1000);
+        let schema = preset::criteo(ArchKind::Dlrm, 8, 1000);
         let strings = rows(&schema, &workshop.valid, 0, 50);
         let mut encoded = Batch::default();
         schema.encode(&strings, &mut encoded).unwrap();

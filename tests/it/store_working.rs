@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use flechette::rowlog::{First, RowOrder, Uniform, WorkingFile, WorkingTable};
 use flechette::schema::Schema;
-use flechette::schema::preset::{self, Kind, SyntheticShape};
+use flechette::schema::preset::{self, ArchKind, SyntheticShape};
 use flechette::store;
 use flechette::store::{Contents, Rows};
 use flechette::types::TableId;
@@ -40,7 +40,7 @@ fn child_that_trains_and_writes_a_large_working_file() {
     let Some(models) = std::env::var_os(CHILD) else { return };
     let models = Path::new(&models);
     let shape = SyntheticShape { tables: 1, rows: ROWS, dense: 0, multi_hot: None };
-    let schema = preset::synthetic(Kind::Dcn, DIM, shape);
+    let schema = preset::synthetic(ArchKind::Dcn, DIM, shape);
     let before = memory("RssAnon");
     let (done, peak) = (AtomicBool::new(false), AtomicU64::new(before));
     thread::scope(|scope| {

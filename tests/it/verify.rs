@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use flechette::schema::preset::{Kind, SyntheticShape, synthetic};
+use flechette::schema::preset::{ArchKind, SyntheticShape, synthetic};
 use serde_json::{Value, json};
 
 use crate::program::{Workshop, real, run, run_failing, run_json};
@@ -14,7 +14,7 @@ fn count(verified: &Value, key: &str) -> u64 {
 #[test]
 fn every_size_policy_and_optimizer_is_equal_with_stages_that_sleep_at_random() {
     let workshop = Workshop::new(3000, 1);
-    let config = workshop.config(Kind::Deepfm, 8, 700);
+    let config = workshop.config(ArchKind::Deepfm, 8, 700);
     let verify =
         format!("verify --model-config {config} --format criteo-tsv --data {} --json", workshop.train);
     let mut asked = None;
@@ -50,7 +50,7 @@ fn bags_of_generated_ids_are_equal_in_large_batches_too() {
     let workshop = Workshop::new(1, 1);
     let shape = SyntheticShape { tables: 4, rows: 20_000, dense: 3, multi_hot: Some(5) };
     let config = workshop.path("bags.toml");
-    fs::write(&config, synthetic(Kind::Dcnv2, 4, shape).to_toml()).unwrap();
+    fs::write(&config, synthetic(ArchKind::Dcnv2, 4, shape).to_toml()).unwrap();
     let verify = format!(
         "verify --model-config {config} --format synthetic --data rows=20000,seed=3,skew=0.8 --batch 4096 --json"
     );
@@ -72,7 +72,7 @@ fn the_criteo_sample_is_equal() {
     let Some(data) = real("criteo_kaggle_train.tsv.zst") else { return };
     let data = data.display();
     let workshop = Workshop::new(1, 1);
-    let config = workshop.config(Kind::Dlrm, 16, 20_000);
+    let config = workshop.config(ArchKind::Dlrm, 16, 20_000);
     let verify = format!("verify --model-config {config} --format criteo-tsv --data {data} --json");
     for (size, batch, steps, policy) in [
         ("min", 64, 2, "lru"),
@@ -91,7 +91,7 @@ fn the_criteo_sample_is_equal() {
 #[test]
 fn counts_fill_the_scratchpad_with_what_is_asked_for_most() {
     let workshop = Workshop::new(4000, 1);
-    let (config, counts) = (workshop.config(Kind::Dlrm, 8, 700), workshop.path("counts"));
+    let (config, counts) = (workshop.config(ArchKind::Dlrm, 8, 700), workshop.path("counts"));
     let data = format!("--model-config {config} --format criteo-tsv --data {}", workshop.train);
     run_json(&format!("plan {data} --counts {counts} --json"));
     let verify = format!("verify {data} --json --steps 30 --scratchpad 0.15 --policy lfu");
@@ -103,7 +103,7 @@ fn counts_fill_the_scratchpad_with_what_is_asked_for_most() {
 #[test]
 fn a_scratchpad_trains_the_version_that_memory_trains_also_over_epochs_and_in_the_order_of_counts() {
     let workshop = Workshop::new(3000, 500);
-    let (config, counts) = (workshop.config(Kind::Deepfm, 8, 700), workshop.path("counts"));
+    let (config, counts) = (workshop.config(ArchKind::Deepfm, 8, 700), workshop.path("counts"));
     let Workshop { models, train, valid, .. } = &workshop;
     let data = format!("--model-config {config} --format criteo-tsv --data {train}");
     run_json(&format!("plan {data} --counts {counts} --json"));
@@ -141,7 +141,7 @@ fn a_scratchpad_trains_the_version_that_memory_trains_also_over_epochs_and_in_th
     let refused = run(&format!("{line} --name ranked --scratchpad 0.1"));
     assert!(!refused.status.success(), "a spoilt order");
     fs::write(&order, kept).unwrap();
-    let other = line.replace(&config, &workshop.config(Kind::Deepfm, 8, 900));
+    let other = line.replace(&config, &workshop.config(ArchKind::Deepfm, 8, 900));
     let said = run_failing(2, &format!("{other} --name ranked --scratchpad 0.1"));
     assert!(
         said.contains(&order) && said.contains("expected an order of 900 rows, got one of 700"),
@@ -152,7 +152,7 @@ fn a_scratchpad_trains_the_version_that_memory_trains_also_over_epochs_and_in_th
 #[test]
 fn flags_of_a_scratchpad_are_checked_without_one_too_and_said_to_do_nothing() {
     let workshop = Workshop::new(300, 1);
-    let (config, counts) = (workshop.config(Kind::Dlrm, 8, 300), workshop.path("counts"));
+    let (config, counts) = (workshop.config(ArchKind::Dlrm, 8, 300), workshop.path("counts"));
     let Workshop { models, train, .. } = &workshop;
     let data = format!("--model-config {config} --format criteo-tsv --data {train}");
     run_json(&format!("plan {data} --counts {counts} --json"));
@@ -176,7 +176,7 @@ fn flags_of_a_scratchpad_are_checked_without_one_too_and_said_to_do_nothing() {
 #[test]
 fn data_that_can_be_read_once_only_is_not_read_for_the_size_of_a_sample() {
     let workshop = Workshop::new(100, 1);
-    let (config, pipe) = (workshop.config(Kind::Dlrm, 8, 300), workshop.path("pipe"));
+    let (config, pipe) = (workshop.config(ArchKind::Dlrm, 8, 300), workshop.path("pipe"));
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let data = format!("--model-config {config} --format criteo-tsv --data {pipe} --scratchpad min");
     for line in [format!("verify {data}"), format!("train {data} --models {} --name m", workshop.models)] {
@@ -192,7 +192,7 @@ fn data_that_can_be_read_once_only_is_not_read_for_the_size_of_a_sample() {
 fn a_share_of_bytes_that_is_small_for_a_small_table_is_enough_for_a_sample() {
     let workshop = Workshop::new(1, 1);
     let shape = SyntheticShape { tables: 3, rows: 400_000, dense: 2, multi_hot: Some(4) };
-    let mut schema = synthetic(Kind::Dcn, 16, shape);
+    let mut schema = synthetic(ArchKind::Dcn, 16, shape);
     // Its dim is no other's, so that it has slots of its own.
     (schema.tables[2].rows, schema.tables[2].dim) = (60, 5);
     let config = workshop.path("uneven.toml");
@@ -205,7 +205,7 @@ fn a_share_of_bytes_that_is_small_for_a_small_table_is_enough_for_a_sample() {
 #[test]
 fn replicas_learn_what_one_worker_learns_and_say_when_they_are_not_exact() {
     let workshop = Workshop::new(6000, 1000);
-    let config = workshop.config(Kind::Dlrm, 8, 700);
+    let config = workshop.config(ArchKind::Dlrm, 8, 700);
     let Workshop { models, train, valid, .. } = &workshop;
     let line = format!(
         "train --model-config {config} --format criteo-tsv --data {train} --valid {valid} --models {models} \
@@ -229,7 +229,7 @@ fn replicas_learn_what_one_worker_learns_and_say_when_they_are_not_exact() {
 #[test]
 fn what_cannot_be_met_is_refused_by_name() {
     let workshop = Workshop::new(200, 1);
-    let config = workshop.config(Kind::Dlrm, 8, 100);
+    let config = workshop.config(ArchKind::Dlrm, 8, 100);
     let verify = format!("verify --model-config {config} --format criteo-tsv --data {}", workshop.train);
     let refused = |flags: &str, words: &str| {
         let said = run_failing(2, &format!("{verify} {flags}"));

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use flechette::schema::preset::Kind;
+use flechette::schema::preset::ArchKind;
 
 use crate::program::{Served, Workshop, run, run_failing};
 
@@ -22,8 +22,8 @@ impl Trained {
     /// `rows` is how many samples are scored, each of 26 ids.
     fn new(rows: u64) -> Self {
         let workshop = Workshop::new(1000, rows);
-        workshop.train(Kind::Dlrm);
-        let own = fs::read_to_string(workshop.trained_scores(Kind::Dlrm)).unwrap();
+        workshop.train(ArchKind::Dlrm);
+        let own = fs::read_to_string(workshop.trained_scores(ArchKind::Dlrm)).unwrap();
         Self { workshop, own }
     }
 
@@ -56,7 +56,7 @@ impl Trained {
 
     /// How often each row of the scored samples is asked for, in a file.
     fn counts(&self) -> String {
-        let (config, path) = (self.workshop.config(Kind::Dlrm, 8, 1000), self.workshop.path("counts"));
+        let (config, path) = (self.workshop.config(ArchKind::Dlrm, 8, 1000), self.workshop.path("counts"));
         let line = format!(
             "plan --model-config {config} --format criteo-tsv --data {} --counts {path}",
             self.workshop.valid

@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering;
 use super::super::epoch::Freed;
 use super::super::error::CacheError;
 use super::super::index::{Location, Unlinked};
-use super::super::policy::Eviction;
+use super::super::policy::{Eviction, Missed};
 use super::super::shared::MAX_WAITING;
 use super::super::slots::{Slot, UNIT};
 use super::{DeviceCacheError, Shared, lock};
@@ -83,6 +83,8 @@ pub(crate) struct Offer {
     pub id: u64,
     /// Where it comes from.
     pub row: JobRow,
+    /// How often its batch uses it.
+    pub occurrences: u32,
 }
 
 impl<D: Driver> Replacer<D> {
@@ -175,11 +177,12 @@ impl<D: Driver> Shared<D> {
         Order { batch, kind, admission }: Order,
         offer: Offer,
     ) -> Result<Option<(Entry, Job)>, DeviceCacheError> {
-        let Offer { table, id, row } = offer;
+        let Offer { table, id, row, .. } = offer;
         let bytes = self.tables.get(table.index()).map_or(0, |t| t.row_bytes);
         let own = self.own_key(table, id, bytes)?;
         let (_, key) = self.keys.row(table, own);
-        if admission && !self.admission.admits(own, batch, || self.is_roomy()) {
+        let missed = Missed { key: own, batch, occurrences: offer.occurrences };
+        if admission && !self.admission.admits(missed, || self.is_roomy()) {
             self.counts.not_admitted.fetch_add(1, Ordering::Relaxed);
             return Ok(None);
         }
@@ -379,7 +382,7 @@ impl<D: Driver> DeviceWriter<D> {
             for &(table, id, row) in rest {
                 let Some(to) = bytes.get_mut(at..at + row.len()) else { break };
                 to.copy_from_slice(row);
-                offers.push(Offer { table, id, row: JobRow::Staged(at / UNIT) });
+                offers.push(Offer { table, id, row: JobRow::Staged(at / UNIT), occurrences: 1 });
                 at += row.len();
             }
             if offers.is_empty() {

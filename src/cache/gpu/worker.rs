@@ -191,11 +191,12 @@ impl<D: Driver> DeviceWorker<D> {
             table: lookups[miss.lookup].table,
             id: miss.id,
             row: JobRow::Staged(miss.word),
+            occurrences: 1,
         });
         let pointed = pointed.filter_map(|(lookup, id)| {
             let table = lookups[lookup].table;
             let row = JobRow::Host(shared.pointing.location(table, id)?);
-            Some(Offer { table, id, row })
+            Some(Offer { table, id, row, occurrences: 1 })
         });
         let may_come_in = |offer: &Offer| !hold.keeps_out(shared.keys.own(offer.table, offer.id));
         let mut offers = missed.chain(pointed).filter(may_come_in).peekable();
@@ -208,12 +209,14 @@ impl<D: Driver> DeviceWorker<D> {
 
     fn count(&self, batch: &Batch) {
         let lane = &self.lane;
-        let found = lane.missed().iter().zip(lane.pointed()).zip(lane.collided());
-        for (lookup, ((&missed, &pointed), &collided)) in self.lookups.iter().zip(found) {
+        let mut missed = vec![0; self.lookups.len()];
+        lane.misses().iter().for_each(|miss| missed[miss.lookup] += 1);
+        let found = missed.iter().zip(lane.pointed()).zip(lane.collided());
+        for (lookup, ((&misses, &pointed), &collided)) in self.lookups.iter().zip(found) {
             let rows = self.shared.tables[lookup.table.index()].rows;
             let ids = batch.features[lookup.feature].ids.iter().filter(|id| **id < rows).count() as u64;
             let counts = &self.shared.counts.tables[lookup.table.index()];
-            let [misses, pointed, collisions] = [missed, pointed, collided].map(u64::from);
+            let [pointed, collisions] = [pointed, collided].map(u64::from);
             counts.add(&Tally { hits: ids.saturating_sub(misses + pointed), pointed, misses, collisions });
         }
     }

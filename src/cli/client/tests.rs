@@ -1,5 +1,5 @@
 use super::*;
-use crate::schema::preset::{self, Kind};
+use crate::schema::preset::{self, ArchKind};
 
 #[test]
 fn columns_are_sent_as_they_stand() {
@@ -17,7 +17,7 @@ fn columns_are_sent_as_they_stand() {
 
 #[test]
 fn a_request_names_the_features_in_the_schemas_order() {
-    let schema = preset::criteo(Kind::Dlrm, 4, 10);
+    let schema = preset::criteo(ArchKind::Dlrm, 4, 10);
     let column = RawFeature { offsets: vec![0, 1], values: RawValues::Ids(vec![3]) };
     let raw = RawBatch { samples: 1, dense: vec![0.5; 13], features: vec![column; 26], labels: None };
     let request = request("ads", &schema, &raw);

@@ -20,7 +20,7 @@ use crate::schema::Schema;
 use crate::store::{self, check_name};
 use crate::trainer::eval::Quality;
 use crate::trainer::{self, Data, PlanStats, Progress};
-use crate::types::Version;
+use crate::types::{RawBatch, Version};
 use trained::Trained;
 
 /// Flags of `train`.
@@ -180,7 +180,11 @@ fn evaluate(args: &Args, trained: &mut Trained, version: Version) -> anyhow::Res
 /// Opens every file once, so that one that cannot be used is told of before hours of training.
 fn check_files(args: &Args, schema: &Schema) -> anyhow::Result<()> {
     for path in args.training.data.iter().chain(&args.valid).filter(|path| !is_pipe(path)) {
-        args.training.open(std::slice::from_ref(path), schema)?;
+        let mut reader = args.training.open(std::slice::from_ref(path), schema)?;
+        if Some(path) == args.valid.as_ref() {
+            // Its lines are not read before training ends, and a file without labels must not be found then.
+            reader.read(1, &mut RawBatch::default())?;
+        }
     }
     let Some(path) = args.valid_out.as_ref().filter(|path| !is_pipe(path)) else { return Ok(()) };
     let refused = |e| InputError(anyhow!("--valid-out: {}: {e}", path.display()));

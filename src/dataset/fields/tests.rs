@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn quotes_are_taken_off() {
+fn quotes_are_removed() {
     let mut ends = Vec::new();
     let bytes = unquote(b',', br#"a,"b,""c""",,d"#, &mut ends);
     let row = Row { bytes: &bytes, ends: &ends };
@@ -12,7 +12,7 @@ fn quotes_are_taken_off() {
 }
 
 #[test]
-fn what_is_no_finite_number_is_refused() {
+fn text_that_is_not_a_finite_number_is_refused() {
     for text in ["-", "nan", "inf", "-inf", "1e99", "1 ", "0x1", "1-1", "\u{661}"] {
         assert_eq!(number(text.as_bytes()), None, "{text}");
     }
@@ -22,7 +22,7 @@ fn what_is_no_finite_number_is_refused() {
 
 proptest! {
     #[test]
-    fn integers_are_read_as_the_standard_library_reads_them(value in any::<i64>(), cut in 0..63u32) {
+    fn integers_are_parsed_as_by_the_standard_library(value in any::<i64>(), cut in 0..63u32) {
         let text = (value >> cut).to_string();
         prop_assert_eq!(number(text.as_bytes()), Some(text.parse::<f32>().unwrap()));
     }

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Gives `step` bytes a read.
+/// Returns `step` bytes for each read.
 struct Slow(Cursor<Vec<u8>>, usize);
 
 impl Read for Slow {
@@ -28,7 +28,7 @@ fn split(bytes: &[u8], limit: usize, step: usize) -> Vec<Option<Vec<u8>>> {
 }
 
 #[test]
-fn the_last_line_needs_no_line_feed_and_carriage_returns_go() {
+fn the_last_line_needs_no_line_feed_and_carriage_returns_are_removed() {
     let text = |s: &str| Some(s.as_bytes().to_vec());
     assert_eq!(split(b"a\r\nb\n\nc", 10, 1), [text("a"), text("b"), text(""), text("c")]);
     assert_eq!(split(b"a\n", 10, 9), [text("a")]);
@@ -36,7 +36,7 @@ fn the_last_line_needs_no_line_feed_and_carriage_returns_go() {
 }
 
 #[test]
-fn a_line_past_the_limit_is_told_and_the_next_one_is_read() {
+fn a_line_past_the_limit_is_reported_and_the_next_one_is_read() {
     let long = [b"ok\n".to_vec(), vec![b'x'; 1_000_000], b"\nok".to_vec()].concat();
     let ok = Some(b"ok".to_vec());
     assert_eq!(split(&long, 100, 1 << 16), [ok.clone(), None, ok]);
@@ -53,7 +53,7 @@ fn memory_is_bounded_by_the_limit() {
 
 proptest! {
     #[test]
-    fn lines_are_those_of_the_whole_text_however_it_arrives(
+    fn lines_do_not_depend_on_the_sizes_of_reads(
         bytes in prop::collection::vec(prop_oneof![Just(b'\n'), Just(b'\r'), any::<u8>()], 0..200),
         limit in 1..40usize,
         step in 1..50usize,

@@ -28,7 +28,7 @@ fn text() -> Vec<u8> {
 }
 
 #[test]
-fn plain_gzip_and_zstd_are_told_by_content() {
+fn plain_gzip_and_zstd_are_recognised_by_content() {
     for text in [text(), b"a".to_vec(), vec![]] {
         assert_eq!(read(&text).unwrap(), text);
         assert_eq!(read(&gzip(&text)).unwrap(), text);
@@ -67,5 +67,16 @@ fn a_changed_byte_is_an_error_or_changes_nothing() {
                 assert_eq!(read, text, "changed at {at}");
             }
         }
+    }
+}
+
+#[test]
+fn a_damaged_zstd_file_is_reported_in_plain_words() {
+    let text = text();
+    let mut whole = zstd(&text);
+    whole.truncate(whole.len() / 2);
+    for bytes in [whole, b"\x28\xb5\x2f\xfd and no frame behind the magic".to_vec()] {
+        let message = read(&bytes).unwrap_err().to_string();
+        assert_eq!(message, "the zstd data is truncated or damaged");
     }
 }

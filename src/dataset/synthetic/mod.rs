@@ -1,14 +1,12 @@
-//! Generated samples of any schema: ids by a power law, dense values by a bell curve, labels from a
-//! known [`Truth`].
+//! Generated samples of any schema: ids follow a power law, dense values a bell curve, and labels a known [`Truth`].
 //!
-//! The "file" is a description, `rows=N,seed=S,skew=K,lengths=L,truth=T`, of which only `rows` must
-//! be there. `seed` (0) chooses the samples; `truth` (0) chooses which ids are hot and what they
-//! are worth, so that two seeds of one truth are training and test data of one world. `skew`
-//! (`medium`) is `uniform`, `low`, `medium`, `high` or an exponent. `lengths` (`uniform`) is how
-//! many ids a multi-hot sample has: `uniform` in 0 to the feature's maximum, `max`, or a number.
+//! The "file" is a description, `rows=N,seed=S,skew=K,lengths=L,truth=T`, of which only `rows` is required. `seed` (0)
+//! selects the samples. `truth` (0) selects the hot ids and the weights of all ids, so two seeds with one truth give
+//! training and test data of the same model. `skew` (`medium`) is `uniform`, `low`, `medium`, `high` or an exponent.
+//! `lengths` (`uniform`) is the number of ids of a multi-hot sample: `uniform` from 0 to the feature's maximum, `max`,
+//! or a number.
 //!
-//! Sample `n` is a pure function of the description and `n`: how many samples a call asks for
-//! changes nothing.
+//! Sample `n` is a pure function of the description and `n`, so batch sizes do not change the data.
 
 mod random;
 mod skew;
@@ -29,32 +27,28 @@ pub(crate) use truth::Truth;
 use truth::{LOG_DEVIATION, LOG_MEAN, sigmoid};
 pub use write::{write_avazu_csv, write_criteo_tsv};
 
-/// Ids of one column after which a batch ends.
+/// A batch ends when a column has this many ids.
 const BATCH_IDS: usize = 1 << 27;
 
 /// A description of generated samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Description {
-    /// How many samples.
     pub rows: u64,
-    /// Which samples.
     pub seed: u64,
-    /// How unevenly ids are drawn.
     pub skew: Skew,
-    /// How many ids a multi-hot sample has.
     pub lengths: Lengths,
-    /// Seed of the [`Truth`] and of which ids are hot.
+    /// Seed of the [`Truth`] and of the selection of hot ids.
     pub truth: u64,
 }
 
 /// How many ids a sample of a multi-hot feature has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lengths {
-    /// From none to the feature's maximum, each as often.
+    /// Uniform from 0 to the feature's maximum.
     Uniform,
     /// The feature's maximum.
     Max,
-    /// So many, or the feature's maximum if that is less.
+    /// This number, or the feature's maximum if that is less.
     Fixed(u32),
 }
 
@@ -80,7 +74,7 @@ impl FromStr for Description {
                 _ => return Err(format!("unknown key {key:?}, expected rows, seed, skew, lengths or truth")),
             }
             if seen.contains(&key) {
-                return Err(format!("{key} stands twice"));
+                return Err(format!("{key} occurs twice"));
             }
             seen.push(key);
         }
@@ -134,7 +128,7 @@ impl Reader for Synthetic {
     }
 }
 
-/// Draws the samples of one description.
+/// Generates the samples of one description.
 pub(crate) struct Generator {
     description: Description,
     dense: Vec<Transform>,
@@ -153,7 +147,7 @@ struct FeatureSampler {
 }
 
 impl Generator {
-    /// A generator for a valid schema. Features that share a table share its hot ids.
+    /// A generator for a schema, which must be valid. Features that share a table share its hot ids.
     pub(crate) fn new(schema: &Schema, description: Description) -> Self {
         let rows_of = |name: &str| schema.tables.iter().find(|t| t.name == name).map_or(1, |t| t.rows);
         let features = schema.features.iter().enumerate().map(|(i, feature)| {
@@ -177,7 +171,7 @@ impl Generator {
         }
     }
 
-    /// Empties a batch and gives it columns of ids.
+    /// Clears a batch and gives it columns of ids.
     pub(crate) fn reset(&self, out: &mut RawBatch) {
         let mut labels = out.labels.take().unwrap_or_default();
         labels.clear();
@@ -191,7 +185,7 @@ impl Generator {
         }
     }
 
-    /// Appends samples until the batch has `max_samples` or is full (true) or no more come (false).
+    /// Appends samples. Returns true when the batch has `max_samples` or is full, false after the last sample.
     pub(crate) fn append(&mut self, max_samples: usize, out: &mut RawBatch) -> bool {
         while out.samples < max_samples {
             if self.next_row == self.description.rows {
@@ -233,7 +227,7 @@ impl Generator {
     }
 }
 
-/// How many ids a sample has.
+/// The number of ids of a sample.
 fn length(arity: Arity, lengths: Lengths, word: impl FnOnce() -> u64) -> u32 {
     match (arity, lengths) {
         (Arity::OneHot, _) => 1,
@@ -243,7 +237,7 @@ fn length(arity: Arity, lengths: Lengths, word: impl FnOnce() -> u64) -> u32 {
     }
 }
 
-/// A raw value whose transform makes about a bell curve of it; whole and not negative for log1p.
+/// A raw value whose transformed value is about normally distributed; for log1p a whole number, not negative.
 fn dense_value(transform: Transform, bell: f64) -> f32 {
     let value = match transform {
         Transform::None => bell,

@@ -1,15 +1,18 @@
-//! Random numbers as pure functions of what they are for, so that a sample does not depend on
-//! which samples were drawn before it. The mixer is the finaliser of SplitMix64 (Steele, Lea and
-//! Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
+//! Random numbers as pure functions of their purpose and position, so that a sample does not depend on the samples
+//! before it. They are those of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+//! OOPSLA 2014).
 
-/// A word that depends on every bit of `word`; a bijection.
-pub(crate) fn mix(word: u64) -> u64 {
-    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
+use crate::mem::mix64;
+
+/// The increment of SplitMix64, which [`mix64`] adds before it mixes.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The finaliser of SplitMix64: a bijection in which every input bit affects every output bit.
+fn mix(word: u64) -> u64 {
+    mix64(word.wrapping_sub(GOLDEN))
 }
 
-/// The words of one purpose and place, by their numbers.
+/// The words of one purpose and place (a feature or a table), by number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stream(u64);
 
@@ -22,13 +25,13 @@ impl Stream {
         mix(self.0.wrapping_add(mix(number)))
     }
 
-    /// A sequence of words that belongs to one number.
+    /// The sequence of words of one number.
     pub(crate) fn words(self, number: u64) -> Words {
         Words(self.word(number))
     }
 }
 
-/// What a word is for; equal numbers of different purposes have nothing to do with each other.
+/// The use of a word. Words of different purposes are independent.
 #[derive(Clone, Copy)]
 pub(crate) enum Purpose {
     Ids = 1,
@@ -45,8 +48,9 @@ pub(crate) struct Words(pub(crate) u64);
 
 impl Words {
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
+        let word = mix64(self.0);
+        self.0 = self.0.wrapping_add(GOLDEN);
+        word
     }
 }
 
@@ -55,7 +59,7 @@ pub(crate) fn unit(word: u64) -> f64 {
     (word >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// A number of mean 0 and variance 1, bounded by 3.5: the sum of four 16-bit uniforms.
+/// A number of mean 0 and variance 1, within 3.5: the scaled sum of four 16-bit uniform numbers.
 pub(crate) fn bell(word: u64) -> f64 {
     let sum = (0..4).map(|i| (word >> (16 * i)) & 0xffff).sum::<u64>() as f64;
     // A uniform of 0..=65535 has mean 32767.5 and variance (65536^2 - 1) / 12.

@@ -1,16 +1,16 @@
-//! Which ids are hot. Ranks follow a bounded power law, `P(rank) ~ rank^-alpha`; a fixed
-//! permutation then scatters them over the table, so that hot ids are no neighbours.
+//! How often each id occurs. Ranks follow a bounded power law, `P(rank) ~ rank^-alpha`. A fixed permutation maps ranks
+//! to ids, so that hot ids are spread over the table.
 //!
-//! A draw inverts the distribution function of the continuous law on `[1, rows + 1)` and rounds
-//! down: one `powf`, no table by rows. A named skew is a share of accesses that the hottest 2 % of
-//! the ids, at least one, take; its alpha depends on the rows and is found by bisection. The shares are those of
-//! the traces in ScratchPipe (section V): low is Alibaba's user table, high is Criteo.
+//! A draw inverts the distribution function of the continuous law on `[1, rows + 1)` and rounds down: one `powf` and no
+//! table. A named skew is the share of accesses of the hottest 2 % of the ids (at least one id); bisection finds its
+//! alpha, which depends on the number of rows. The shares are those of the traces in ScratchPipe (section V): low is
+//! Alibaba's user table, high is Criteo.
 
 use std::str::FromStr;
 
 use super::random::{Purpose, Stream, unit};
 
-/// The share of ids that a named skew speaks of.
+/// The share of ids that counts as hot in a named skew.
 pub const HOT_IDS: f64 = 0.02;
 /// Largest alpha.
 const MAX_ALPHA: f64 = 100.0;
@@ -18,7 +18,7 @@ const MAX_ALPHA: f64 = 100.0;
 /// How unevenly ids are drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Skew {
-    /// Every id as often as another.
+    /// All ids are equally frequent.
     Uniform,
     /// The hottest 2 % of the ids take 8.5 % of the accesses.
     Low,
@@ -51,7 +51,7 @@ impl FromStr for Skew {
 }
 
 impl Skew {
-    /// The exponent for a table of so many rows.
+    /// The exponent for a table of `rows`.
     #[must_use]
     pub fn alpha(self, rows: u64) -> f64 {
         let share = match self {
@@ -86,13 +86,13 @@ fn integral(end: f64, alpha: f64) -> f64 {
 pub(crate) struct IdSampler {
     rows: u64,
     power: f64,
-    /// The whole integral.
+    /// The integral over all rows.
     mass: f64,
     permutation: Permutation,
 }
 
 impl IdSampler {
-    /// A sampler for a table of `rows` ids; `place` tells tables apart.
+    /// A sampler for the `place`-th table, which has `rows` ids.
     pub(crate) fn new(skew: Skew, rows: u64, seed: u64, place: u64) -> Self {
         let alpha = skew.alpha(rows);
         let mass = integral(1.0 + rows as f64, alpha);
@@ -103,7 +103,7 @@ impl IdSampler {
         self.permutation.of(self.rank(unit(word)))
     }
 
-    /// The rank, from 0 for the hottest, below which a share `u` of the accesses lies.
+    /// The rank below which a share `u` of the accesses lies. The hottest id has rank 0.
     fn rank(&self, u: f64) -> u64 {
         let area = u * self.mass;
         let x = if self.power.abs() < 1e-9 {
@@ -111,13 +111,13 @@ impl IdSampler {
         } else {
             (1.0 + area * self.power).powf(self.power.recip())
         };
-        // A cast of a float saturates; rounding may reach the end of the range.
+        // Casting a float saturates. Rounding may reach the end of the range.
         ((x - 1.0) as u64).min(self.rows - 1)
     }
 }
 
-/// A bijection of `0..rows`: a bijection of the next power of two, applied until it lands inside,
-/// fewer than two times on average.
+/// A bijection of `0..rows`: a bijection of the next power of two, applied until the result is inside, on average
+/// fewer than two times.
 #[derive(Clone, Debug)]
 struct Permutation {
     rows: u64,
@@ -145,7 +145,7 @@ impl Permutation {
         let mut at = rank;
         loop {
             for factor in self.factors {
-                // Odd factors, sums and right shifts folded in are bijections of so many bits.
+                // Multiplying by an odd factor, adding, and xor with a right shift are bijections of these bits.
                 at = at.wrapping_mul(factor).wrapping_add(self.offset) & self.mask;
                 at ^= at >> self.shift;
             }

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::dataset::{Format, Limits, open as open_data};
-use crate::schema::preset::{self, Kind, SyntheticShape};
+use crate::dataset::{Format, ReadOptions, open as open_data};
+use crate::schema::preset::{self, ArchKind, SyntheticShape};
 use crate::types::Batch;
 
 fn shape(multi_hot: Option<u32>) -> SyntheticShape {
@@ -13,7 +13,7 @@ fn shape(multi_hot: Option<u32>) -> SyntheticShape {
 
 /// Every sample of a description, encoded, with the labels.
 fn all(schema: &Schema, text: &str, chunk: usize) -> (Batch, Vec<f32>) {
-    let mut reader = open_data(Format::Synthetic, &[text.into()], schema, Limits::default()).unwrap();
+    let mut reader = open_data(Format::Synthetic, &[text.into()], schema, ReadOptions::default()).unwrap();
     let (mut raw, mut part) = (RawBatch::default(), Batch::default());
     let (mut batch, mut labels) = (Batch::empty(schema.features.len()), Vec::new());
     while reader.read(chunk, &mut raw).unwrap() > 0 {
@@ -41,8 +41,8 @@ fn auc(probabilities: &[f64], labels: &[f32]) -> f64 {
 }
 
 #[test]
-fn labels_follow_the_truth_that_can_be_asked_for() {
-    let schema = preset::synthetic(Kind::Dlrm, 4, shape(Some(4)));
+fn labels_follow_the_truth() {
+    let schema = preset::synthetic(ArchKind::Dlrm, 4, shape(Some(4)));
     let (batch, labels) = all(&schema, "rows=40000,seed=3,skew=medium,truth=8", 1000);
     let truth = Truth::new(&schema, 8);
     let asked: Vec<f64> = (0..batch.samples).map(|s| truth.probability(&batch, s)).collect();
@@ -55,7 +55,7 @@ fn labels_follow_the_truth_that_can_be_asked_for() {
         let mean =
             |of: &dyn Fn(usize) -> f64| inside.iter().map(|&s| of(s)).sum::<f64>() / inside.len() as f64;
         let (clicked, promised) = (mean(&|s| f64::from(labels[s])), mean(&|s| asked[s]));
-        // Four standard deviations of the mean of so many coin flips.
+        // Four standard deviations of the mean of these coin flips.
         let bound = 4.0 * (0.25 / inside.len() as f64).sqrt();
         assert!((clicked - promised).abs() < bound, "{range:?}: {clicked} against {promised}");
     }
@@ -68,7 +68,7 @@ fn labels_follow_the_truth_that_can_be_asked_for() {
 
 #[test]
 fn another_seed_gives_other_samples_of_the_same_truth() {
-    let schema = preset::synthetic(Kind::Dcn, 4, shape(None));
+    let schema = preset::synthetic(ArchKind::Dcn, 4, shape(None));
     let (one, _) = all(&schema, "rows=20000,seed=1,skew=high", 512);
     let (two, labels) = all(&schema, "rows=20000,seed=2,skew=high", 512);
     assert_ne!(one.features[0].ids, two.features[0].ids);
@@ -84,8 +84,8 @@ fn another_seed_gives_other_samples_of_the_same_truth() {
 }
 
 #[test]
-fn the_shares_of_hot_ids_are_those_of_the_named_skews() {
-    let schema = preset::synthetic(Kind::Dcn, 4, SyntheticShape { rows: 1000, ..shape(None) });
+fn hot_ids_have_the_share_of_their_named_skew() {
+    let schema = preset::synthetic(ArchKind::Dcn, 4, SyntheticShape { rows: 1000, ..shape(None) });
     for (name, share) in [("low", 0.085), ("medium", 0.3), ("high", 0.8)] {
         let (batch, _) = all(&schema, &format!("rows=100000,skew={name}"), 4096);
         let mut counts = vec![0u32; 1000];
@@ -98,7 +98,7 @@ fn the_shares_of_hot_ids_are_those_of_the_named_skews() {
 
 #[test]
 fn lengths_are_as_described_and_dense_values_fit_their_transform() {
-    let schema = preset::synthetic(Kind::Dcn, 4, shape(Some(5)));
+    let schema = preset::synthetic(ArchKind::Dcn, 4, shape(Some(5)));
     let lengths = |text: &str| {
         let (batch, _) = all(&schema, text, 100);
         batch.features[1].offsets.windows(2).map(|w| w[1] - w[0]).collect::<Vec<_>>()
@@ -109,7 +109,7 @@ fn lengths_are_as_described_and_dense_values_fit_their_transform() {
     uniform.sort_unstable();
     uniform.dedup();
     assert_eq!(uniform, [0, 1, 2, 3, 4, 5]);
-    let criteo = preset::criteo(Kind::Dlrm, 4, 100);
+    let criteo = preset::criteo(ArchKind::Dlrm, 4, 100);
     let (batch, _) = all(&criteo, "rows=2000", 100);
     let mean = batch.dense.iter().sum::<f32>() / batch.dense.len() as f32;
     assert!((1.5..2.5).contains(&mean), "{mean}");
@@ -117,9 +117,9 @@ fn lengths_are_as_described_and_dense_values_fit_their_transform() {
 
 #[test]
 fn several_descriptions_are_read_one_after_the_other() {
-    let schema = preset::synthetic(Kind::Dcn, 4, shape(None));
+    let schema = preset::synthetic(ArchKind::Dcn, 4, shape(None));
     let paths = ["rows=10,seed=1".into(), "rows=0".into(), "rows=5,seed=2".into()];
-    let mut reader = open_data(Format::Synthetic, &paths, &schema, Limits::default()).unwrap();
+    let mut reader = open_data(Format::Synthetic, &paths, &schema, ReadOptions::default()).unwrap();
     let mut raw = RawBatch::default();
     assert_eq!(reader.read(12, &mut raw).unwrap(), 12);
     assert_eq!(reader.read(12, &mut raw).unwrap(), 3);
@@ -128,17 +128,17 @@ fn several_descriptions_are_read_one_after_the_other() {
 
 #[test]
 fn a_wrong_description_is_refused_with_its_reason() {
-    let schema = preset::synthetic(Kind::Dcn, 4, shape(None));
+    let schema = preset::synthetic(ArchKind::Dcn, 4, shape(None));
     for (text, reason) in [
         ("rows", "expected key=value"),
         ("seed=1", "rows is missing"),
         ("rows=x", "rows: expected a whole number, got \"x\""),
-        ("rows=1,rows=2", "rows stands twice"),
+        ("rows=1,rows=2", "rows occurs twice"),
         ("rows=1,colour=red", "unknown key \"colour\""),
         ("rows=1,skew=steep", "skew: expected uniform, low"),
         ("rows=1,lengths=-1", "lengths: expected"),
     ] {
-        let refused = open_data(Format::Synthetic, &[text.into()], &schema, Limits::default());
+        let refused = open_data(Format::Synthetic, &[text.into()], &schema, ReadOptions::default());
         let message = refused.err().unwrap().to_string();
         assert!(message.contains(reason), "{text}: {message}");
     }
@@ -146,10 +146,10 @@ fn a_wrong_description_is_refused_with_its_reason() {
 
 proptest! {
     #[test]
-    fn samples_do_not_depend_on_how_many_are_asked_for_at_once(
+    fn samples_do_not_depend_on_the_batch_size(
         seed: u64, chunk in 1..70usize, max in prop::option::of(1..6u32),
     ) {
-        let schema = preset::synthetic(Kind::Deepfm, 4, shape(max));
+        let schema = preset::synthetic(ArchKind::Deepfm, 4, shape(max));
         let text = format!("rows=60,seed={seed},skew=1.1");
         prop_assert_eq!(all(&schema, &text, chunk), all(&schema, &text, 60));
     }

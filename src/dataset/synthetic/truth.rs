@@ -1,14 +1,14 @@
-//! The ground truth behind generated labels: every (feature, id) and every dense input has a
-//! hidden weight, a pure function of the truth's seed, and a sample clicks with the sigmoid of
-//! their sum. So the best AUC that any model can reach on the data can be computed.
+//! The ground truth of generated labels. Every (feature, id) and every dense input has a hidden weight, a pure function
+//! of the truth's seed. The click probability of a sample is the sigmoid of the sum of its weights. So the best AUC that
+//! any model can reach on the data can be computed.
 
 use super::random::{Purpose, Stream, bell};
 use crate::schema::{Schema, Transform};
 use crate::types::Batch;
 
-/// Logit of a sample whose weights cancel out: between a quarter and a third of the samples click.
+/// Logit of a sample whose weights sum to 0. With it, a quarter to a third of the samples click.
 const BIAS: f64 = -1.4;
-/// Standard deviation of the categorical part, were all ids equally frequent.
+/// Standard deviation of the categorical part if all ids were equally frequent.
 const ID_SCALE: f64 = 1.5;
 /// Standard deviation of the dense part.
 const DENSE_SCALE: f64 = 0.8;
@@ -19,7 +19,7 @@ pub(crate) struct Truth {
     /// The weights of each feature's ids.
     features: Vec<Stream>,
     id_scale: f64,
-    /// Weight, mean and standard deviation of each dense input, the last two after its transform.
+    /// Weight, mean and standard deviation of each dense input, after its transform.
     dense: Vec<[f64; 3]>,
 }
 
@@ -56,7 +56,7 @@ impl Truth {
         sigmoid(logit)
     }
 
-    /// What the dense values, transformed, add to the logit, the bias included.
+    /// The bias and the part of transformed dense values in the logit.
     pub(crate) fn dense_part(&self, dense: &[f32]) -> f64 {
         let part = |(&value, [weight, mean, deviation]): (&f32, &[f64; 3])| {
             weight * (f64::from(value) - mean) / deviation
@@ -64,7 +64,7 @@ impl Truth {
         BIAS + dense.iter().zip(&self.dense).map(part).sum::<f64>()
     }
 
-    /// What a feature's ids add to the logit: the mean of their weights.
+    /// The part of a feature's ids in the logit: the mean of their weights.
     pub(crate) fn feature_part(&self, feature: usize, ids: &[u64]) -> f64 {
         let weight = |id: &u64| bell(self.features[feature].word(*id));
         self.id_scale * ids.iter().map(weight).sum::<f64>() / ids.len().max(1) as f64
@@ -73,7 +73,7 @@ impl Truth {
 
 /// Mean of `ln(1 + x)` of the generated values of a log1p input.
 pub(crate) const LOG_MEAN: f64 = 2.0;
-/// Its standard deviation.
+/// The standard deviation of the same.
 pub(crate) const LOG_DEVIATION: f64 = 1.5;
 
 pub(crate) fn sigmoid(logit: f64) -> f64 {

@@ -1,13 +1,13 @@
-//! Generated data in the shape of the real files, for tests and for `flechette demo`: the column
-//! counts of Criteo Kaggle and Avazu and their published numbers of distinct values, with ids
-//! printed as such files print them. The values themselves are all made up.
+//! Writes generated data in the format of the real files, for tests and for `flechette demo`. It has the columns of
+//! Criteo Kaggle and Avazu, their published numbers of distinct values, and their notation of ids. All values are
+//! generated.
 
 use std::io::{self, Write};
 
 use super::random::{Purpose, Stream};
 use super::{Description, Generator, Lengths, Skew};
 use crate::schema::Schema;
-use crate::schema::preset::{self, AVAZU_FEATURES, Kind};
+use crate::schema::preset::{self, AVAZU_FEATURES, ArchKind};
 use crate::types::{RawBatch, RawValues};
 
 /// Distinct values of `C1` to `C26` of Criteo Kaggle, as public DLRM code lists them.
@@ -22,22 +22,21 @@ const AVAZU_VALUES: [u64; 22] = [
     60,
 ];
 
-/// A truth under which Criteo's share of the samples clicks: about a quarter.
+/// A truth with Criteo's click rate, about a quarter.
 const CRITEO_TRUTH: u64 = 15;
-/// A truth under which Avazu's share of the samples clicks: about 17 %.
+/// A truth with Avazu's click rate, about 17 %.
 const AVAZU_TRUTH: u64 = 1;
 
-/// Samples generated at once.
+/// Samples of one batch.
 const CHUNK: usize = 1024;
 
-/// Writes `rows` lines of Criteo's form: label, 13 integers, 26 strings, tab-separated. Two seeds
-/// give different samples of one truth. Value 0 of every fourth column is the empty string, and so
-/// is every second number 0.
+/// Writes `rows` lines in Criteo's format: label, 13 integers, 26 strings, tab-separated. Two seeds give different
+/// samples of one truth. Value 0 of every fourth column is written as an empty string, and so is every second number 0.
 ///
 /// # Errors
-/// What the writer says.
+/// Errors of the writer.
 pub fn write_criteo_tsv(rows: u64, seed: u64, mut out: impl Write) -> io::Result<()> {
-    let schema = sized(preset::criteo(Kind::Dcn, 1, 1), &CRITEO_VALUES);
+    let schema = sized(preset::criteo(ArchKind::Dcn, 1, 1), &CRITEO_VALUES);
     for_each_row(&schema, description(rows, seed, CRITEO_TRUTH), |sample, number| {
         write!(out, "{}", sample.label)?;
         for (i, &value) in sample.dense.iter().enumerate() {
@@ -59,13 +58,13 @@ pub fn write_criteo_tsv(rows: u64, seed: u64, mut out: impl Write) -> io::Result
     out.flush()
 }
 
-/// Writes a header and `rows` lines of Avazu's form. Two seeds give different samples of one truth.
-/// Unlike the real file the lines are not in the order of `hour`.
+/// Writes a header and `rows` lines in Avazu's format. Two seeds give different samples of one truth. Unlike in the real
+/// file, lines are not ordered by `hour`.
 ///
 /// # Errors
-/// What the writer says.
+/// Errors of the writer.
 pub fn write_avazu_csv(rows: u64, seed: u64, mut out: impl Write) -> io::Result<()> {
-    let schema = sized(preset::avazu(Kind::Dcn, 1, 1), &AVAZU_VALUES);
+    let schema = sized(preset::avazu(ArchKind::Dcn, 1, 1), &AVAZU_VALUES);
     writeln!(out, "id,click,{}", AVAZU_FEATURES.join(","))?;
     for_each_row(&schema, description(rows, seed, AVAZU_TRUTH), |sample, number| {
         write!(out, "{},{}", Stream::new(seed, Purpose::Text, u64::MAX).word(number), sample.label)?;
@@ -83,7 +82,7 @@ pub fn write_avazu_csv(rows: u64, seed: u64, mut out: impl Write) -> io::Result<
     out.flush()
 }
 
-/// Gives each feature's table so many rows.
+/// Gives each feature's table as many rows as its column has values, without hashing.
 fn sized(mut schema: Schema, values: &[u64]) -> Schema {
     for ((feature, table), &rows) in schema.features.iter_mut().zip(&mut schema.tables).zip(values) {
         table.rows = rows;
@@ -102,7 +101,7 @@ struct Sample<'a> {
     ids: &'a [u64],
 }
 
-/// Generates one-hot samples and gives each with its number.
+/// Generates one-hot samples and calls `write` with each and its number.
 fn for_each_row(
     schema: &Schema,
     description: Description,
@@ -132,7 +131,7 @@ fn for_each_row(
     }
 }
 
-/// The string of a value, 8 hex digits.
+/// The value of an id, which is printed as 8 hex digits.
 fn text_word(feature: usize, id: u64) -> u32 {
     Stream::new(0, Purpose::Text, feature as u64).word(id) as u32
 }

@@ -1,5 +1,5 @@
-//! The counts' file, whose form the module above gives. It is written as the values are told, in the
-//! memory of a buffer, and two writings of the same counts are the same bytes.
+//! The counts file; the parent module describes its format. It is written value by value through one buffer. The same
+//! counts always give the same bytes.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -13,10 +13,10 @@ use super::ranked::{Ranked, RankedTable};
 
 const FORMAT: &str = "flechette-counts";
 const VERSION: &str = "1";
-/// Bytes of a row's number, and of its count.
+/// Bytes of a row number, and of a count.
 const VALUE_BYTES: usize = size_of::<u64>();
 
-/// Writes tables, each a name and its rows with their counts in order, over what stands at `path`.
+/// Writes tables, each a name and its rows with counts in order. Replaces the file at `path`.
 pub(crate) fn write<I>(path: &Path, floor: u64, tables: &[(&str, I)]) -> Result<(), CountsError>
 where
     I: ExactSizeIterator<Item = (u64, u64)> + Clone,
@@ -26,7 +26,7 @@ where
         write_to(&mut file, floor, tables)?;
         file.flush()
     });
-    file.map_err(|source| CountsError::Io { path: path.into(), source })
+    file.map_err(|cause| CountsError::Io { path: path.into(), cause })
 }
 
 fn write_to<I>(out: &mut impl Write, floor: u64, tables: &[(&str, I)]) -> io::Result<()>
@@ -35,7 +35,7 @@ where
 {
     let sizes = tables.iter().map(|(name, rows)| (*name, rows.len()));
     let mut header = header(floor, sizes).to_string().into_bytes();
-    // Spaces, so that the values are aligned.
+    // Padded with spaces to align the values.
     header.resize(header.len().next_multiple_of(VALUE_BYTES), b' ');
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(&header)?;
@@ -46,7 +46,7 @@ where
     Ok(())
 }
 
-/// The header of tables of these names and lengths.
+/// The header for tables of these names and lengths.
 fn header<'a>(floor: u64, sizes: impl Iterator<Item = (&'a str, usize)> + Clone) -> Value {
     let names: Vec<&str> = sizes.clone().map(|(name, _)| name).collect();
     let about = json!({
@@ -66,39 +66,39 @@ fn header<'a>(floor: u64, sizes: impl Iterator<Item = (&'a str, usize)> + Clone)
 }
 
 impl Ranked {
-    /// Writes the file, over what stands there.
+    /// Writes the file, or replaces it.
     ///
     /// # Errors
-    /// [`CountsError`] with what the system says.
+    /// [`CountsError::Io`].
     pub(crate) fn write(&self, path: &Path) -> Result<(), CountsError> {
         let tables: Vec<_> = self.tables.iter().map(|table| (table.name.as_str(), table.counted())).collect();
         write(path, self.floor, &tables)
     }
 
-    /// Reads a file that [`Ranked::write`] wrote, or anyone else.
+    /// Reads and checks a file of counts, which any program may have written.
     ///
     /// # Errors
-    /// [`CountsError`] where it is not of the form that the module's page gives.
+    /// [`CountsError`] when the file cannot be read or has another format.
     pub fn read(path: &Path) -> Result<Self, CountsError> {
-        let io = |source| CountsError::Io { path: path.into(), source };
+        let io = |cause| CountsError::Io { path: path.into(), cause };
         let bytes = std::fs::read(path).map_err(io)?;
         parse(&bytes).map_err(|reason| CountsError::Form { path: path.into(), reason })
     }
 }
 
 fn parse(bytes: &[u8]) -> Result<Ranked, String> {
-    let (_, about) = SafeTensors::read_metadata(bytes).map_err(|e| format!("no safetensors file: {e}"))?;
-    let tensors = SafeTensors::deserialize(bytes).map_err(|e| format!("no safetensors file: {e}"))?;
+    let (_, about) = SafeTensors::read_metadata(bytes).map_err(|e| format!("not a safetensors file: {e}"))?;
+    let tensors = SafeTensors::deserialize(bytes).map_err(|e| format!("not a safetensors file: {e}"))?;
     let about = about.metadata().clone().unwrap_or_default();
-    let said = |key: &str| about.get(key).map_or("", String::as_str);
-    if (said("format"), said("version")) != (FORMAT, VERSION) {
-        let (format, version) = (said("format"), said("version"));
+    let value = |key: &str| about.get(key).map_or("", String::as_str);
+    if (value("format"), value("version")) != (FORMAT, VERSION) {
+        let (format, version) = (value("format"), value("version"));
         return Err(format!("expected format {FORMAT:?} {VERSION}, got {format:?} {version}"));
     }
     let floor =
-        said("floor").parse().map_err(|_| format!("floor: expected a number, got {:?}", said("floor")))?;
-    let names: Vec<String> =
-        serde_json::from_str(said("tables")).map_err(|e| format!("tables: expected a list of names: {e}"))?;
+        value("floor").parse().map_err(|_| format!("floor: expected a number, got {:?}", value("floor")))?;
+    let names: Vec<String> = serde_json::from_str(value("tables"))
+        .map_err(|e| format!("tables: expected a list of names: {e}"))?;
     if let Some((_, name)) = names.iter().enumerate().find(|(at, name)| names[..*at].contains(name)) {
         return Err(format!("tables: expected distinct names, got {name:?} twice"));
     }
@@ -109,7 +109,10 @@ fn parse(bytes: &[u8]) -> Result<Ranked, String> {
             return Err(format!("table {name:?}: {} rows, {} counts", rows.len(), counts.len()));
         }
         if let Some(at) = counts.windows(2).position(|two| two[0] < two[1]) {
-            return Err(format!("table {name:?}: counts rise at place {}", at + 1));
+            return Err(format!(
+                "table {name:?}: expected descending counts, count {} is larger than the one before",
+                at + 2
+            ));
         }
         let mut ascending = rows.clone();
         ascending.sort_unstable();
@@ -122,7 +125,7 @@ fn parse(bytes: &[u8]) -> Result<Ranked, String> {
 }
 
 fn column_of(tensors: &SafeTensors<'_>, name: &str) -> Result<Vec<u64>, String> {
-    let view = tensors.tensor(name).map_err(|_| format!("no tensor {name:?}"))?;
+    let view = tensors.tensor(name).map_err(|_| format!("tensor {name:?} is missing"))?;
     if view.dtype() != Dtype::U64 || view.shape().len() != 1 {
         let (got, shape) = (view.dtype(), view.shape());
         return Err(format!("tensor {name:?}: expected U64 of one dimension, got {got:?} of {shape:?}"));

@@ -1,16 +1,15 @@
-//! How often each row is asked for: counted in one pass, ranked, and kept in a file, for whoever fills
-//! a cache before its first request or puts rows out by rank.
+//! How often each row is used: counted in one pass, ranked, and stored in a file. The counts fill a cache before its
+//! first request, or rank rows for eviction.
 //!
-//! **Counting** is exact of a [`super::trace::Trace`], which holds every access ([`Ranked::of`]).
-//! [`Counts`] takes accesses as they come and keeps none of them, in as many bytes as it is given: exact
-//! while the distinct rows fit, and past that each count is never too low and at most the *floor* too
-//! high, and every row with more accesses than the floor is there. How, and how low the floor is,
-//! is on the page of [`summary`].
+//! **Counting** is exact for a [`super::trace::Trace`], which holds every access ([`Ranked::of`]). [`Counts`] counts
+//! accesses one by one and keeps none of them, within the bytes that it is given. It is exact while all distinct rows
+//! fit. Past that a count is never too low and at most the *floor* too high, and every row with more accesses than the
+//! floor is kept. [`summary`] explains how, and how low the floor is.
 //!
-//! **The file** is safetensors: for each table of the schema `<table>.rows` and `<table>.counts`, u64 of
-//! one dimension and of the same length, by descending count and, among equals, ascending row. Its
-//! metadata are `format = "flechette-counts"`, `version = "1"`, `tables`, the names in the schema's
-//! order as a JSON list, and `floor`, 0 where the counts are exact.
+//! **The file** is safetensors. For each table of the schema it has `<table>.rows` and `<table>.counts`, u64 of one
+//! dimension and the same length, by descending count and then by ascending row. Its metadata are
+//! `format = "flechette-counts"`, `version = "1"`, `tables` (the names in the schema's order as a JSON list), and
+//! `floor`, which is 0 for exact counts.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), flechette::planner::counts::CountsError> {
@@ -34,31 +33,15 @@ use std::path::PathBuf;
 pub use ranked::{Ranked, RankedRow, RankedTable};
 pub(crate) use stream::Counts;
 
-/// Counts that cannot be kept, and a counts file that cannot be written or read.
+/// Why counts cannot be kept, written or read.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // The messages say what the fields are.
 pub enum CountsError {
-    /// The system refused.
-    #[error("counts: {}: {source}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        source: std::io::Error,
-    },
-    /// It is no counts file, or a damaged one.
+    #[error("counts: {}: {cause}", path.display())]
+    Io { path: PathBuf, cause: std::io::Error },
+    /// The file is damaged or of another format.
     #[error("counts: {}: {reason}", path.display())]
-    Form {
-        /// The file.
-        path: PathBuf,
-        /// What was expected and what was got.
-        reason: String,
-    },
-    /// There is no memory for the bytes that were given.
-    #[error("counts: no memory for {bytes} bytes")]
-    Memory {
-        /// How many were asked for.
-        bytes: usize,
-        /// What the allocator says.
-        source: TryReserveError,
-    },
+    Form { path: PathBuf, reason: String },
+    #[error("counts: {bytes} bytes cannot be allocated")]
+    Memory { bytes: usize, source: TryReserveError },
 }

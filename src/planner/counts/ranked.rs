@@ -9,30 +9,29 @@ use crate::types::TableId;
 pub struct Ranked {
     /// In the order of the schema.
     pub tables: Vec<RankedTable>,
-    /// By how much a count may be too high, and the most accesses of a row that is not here: 0 where the
-    /// counts are exact.
+    /// The most by which a count is too high, and the most accesses of a row that is missing. 0 for exact counts.
     pub floor: u64,
 }
 
 /// The rows of one table by descending count and, among equals, ascending row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RankedTable {
-    /// Its name.
+    /// The table's name.
     pub name: String,
-    /// Its rows.
+    /// Row numbers.
     pub rows: Vec<u64>,
-    /// How often each was asked for.
+    /// Accesses of each row.
     pub counts: Vec<u64>,
 }
 
-/// One row of one table, and how often it was asked for.
+/// A row of a table and its count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankedRow {
-    /// The table's place in [`Ranked::tables`].
+    /// Index of the table in [`Ranked::tables`].
     pub table: usize,
-    /// The row.
+    /// Row number.
     pub row: u64,
-    /// Its accesses.
+    /// Accesses.
     pub count: u64,
 }
 
@@ -44,7 +43,7 @@ impl RankedTable {
         Self { name, rows, counts }
     }
 
-    /// Its rows with their counts.
+    /// Rows with counts.
     pub(crate) fn counted(&self) -> impl ExactSizeIterator<Item = (u64, u64)> + Clone {
         self.rows.iter().copied().zip(self.counts.iter().copied())
     }
@@ -70,7 +69,7 @@ impl Ranked {
         self.tables.iter().find(|table| table.name == name)
     }
 
-    /// The rows of all tables, the hottest first; among equals by table and row.
+    /// The rows of all tables, the hottest first; rows of equal count by table and row.
     #[must_use]
     pub fn hottest(&self) -> Vec<RankedRow> {
         let tables = self.tables.iter().enumerate();
@@ -79,20 +78,19 @@ impl Ranked {
                 ranked.counted().map(move |(row, count)| RankedRow { table, row, count })
             })
             .collect();
-        // Stable, and each table's rows are in order.
+        // A stable sort, and the rows of each table are in order already.
         all.sort_by_key(|row| std::cmp::Reverse(row.count));
         all
     }
 
-    /// The rows of a schema's tables, found by name, over all of them the hottest first. Rows that a table does not hold are
-    /// left out.
+    /// The rows of a schema's tables, which are found by name, the hottest first. Rows past their table are left out.
     #[must_use]
     pub(crate) fn rows_of(&self, schema: &Schema) -> Vec<(TableId, RankedRow)> {
-        let place = |name: &str| schema.tables.iter().position(|table| table.name == name);
-        let places: Vec<Option<usize>> = self.tables.iter().map(|ranked| place(&ranked.name)).collect();
+        let ids: Vec<Option<TableId>> =
+            self.tables.iter().map(|ranked| schema.table_id(&ranked.name)).collect();
         let row = |row: RankedRow| {
-            let place = places[row.table]?;
-            (row.row < schema.tables[place].stored_rows()).then_some((TableId(place as u32), row))
+            let table = ids[row.table]?;
+            (row.row < schema.tables[table.index()].stored_rows()).then_some((table, row))
         };
         self.hottest().into_iter().filter_map(row).collect()
     }

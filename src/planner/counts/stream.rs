@@ -1,8 +1,7 @@
-//! Counting accesses as they come, in memory that grows neither with them nor with the rows.
+//! Counts accesses one by one, in memory that is fixed at the start.
 //!
-//! The rows of all tables share one [`Summary`], so that a table of few rows leaves its room to the
-//! others. A row's key there is its table's id above 48 bits of row: a schema has at most 20,000
-//! tables of at most 2^48 rows.
+//! The rows of all tables share one [`Summary`], so a table of few rows leaves its room to the others. A row's key in it
+//! is the table's id above 48 bits of row number: a schema has at most 20,000 tables of at most 2^48 rows.
 
 use std::cmp::Reverse;
 use std::convert::Infallible;
@@ -18,14 +17,14 @@ use super::{CountsError, file};
 use crate::schema::Schema;
 use crate::types::{Batch, TableId};
 
-/// Bits of a key that are the row's.
+/// Bits of a key that hold the row number.
 const ROW_BITS: u32 = 48;
 
-/// Counts in the making, of the rows of a schema's tables.
+/// Counts the rows of a schema's tables.
 #[derive(Debug)]
 pub(crate) struct Counts {
     names: Vec<String>,
-    asked: RowAccesses,
+    row_accesses: RowAccesses,
     summary: Summary,
     accesses: u64,
     samples: u64,
@@ -33,22 +32,29 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// No accesses, and room for as many distinct rows as these bytes hold at
-    /// [`KEY_BYTES`](super::summary::KEY_BYTES) each, at least one. The bytes are reserved now and
-    /// touched as rows come; nothing more is taken later.
+    /// Empty counts with room for as many distinct rows as fit `bytes` at
+    /// [`KEY_BYTES`](super::summary::KEY_BYTES) each, at least one. All memory is reserved now and touched as rows are
+    /// added.
     ///
     /// # Errors
     /// [`CountsError::Memory`].
     pub(crate) fn within(schema: &Schema, bytes: usize) -> Result<Self, CountsError> {
         let summary = Summary::within(bytes).map_err(|source| CountsError::Memory { bytes, source })?;
         let names = schema.tables.iter().map(|table| table.name.clone()).collect();
-        Ok(Self { names, asked: RowAccesses::new(schema), summary, accesses: 0, samples: 0, absent: 0 })
+        Ok(Self {
+            names,
+            row_accesses: RowAccesses::new(schema),
+            summary,
+            accesses: 0,
+            samples: 0,
+            absent: 0,
+        })
     }
 
     /// Counts the accesses of every sample of a batch of the schema's shape.
     pub(crate) fn append(&mut self, batch: &Batch) {
-        let Self { asked, summary, accesses, .. } = self;
-        let counted = asked.of(batch, |table, row| {
+        let Self { row_accesses, summary, accesses, .. } = self;
+        let counted = row_accesses.for_each(batch, |table, row| {
             summary.add(key(table, row));
             *accesses += 1;
             Ok::<(), Infallible>(())
@@ -58,34 +64,31 @@ impl Counts {
         self.samples += batch.samples as u64;
     }
 
-    /// Counts one access; `table` is one of the schema's and `row` one of its rows.
+    /// Counts one access of a row of the schema.
     pub(crate) fn push(&mut self, table: TableId, row: u64) {
         self.summary.add(key(table, row));
         self.accesses += 1;
     }
 
-    /// How many accesses were counted.
     #[must_use]
     pub(crate) fn accesses(&self) -> u64 {
         self.accesses
     }
 
-    /// The most accesses that a row which is not here may have had, and by which a count may be too
-    /// high: 0 while all is exact. See [`summary`](super::summary) for its bound.
+    /// As [`Ranked::floor`](super::Ranked::floor). [`summary`](super::summary) gives its bound.
     #[must_use]
     pub(crate) fn floor(&self) -> u64 {
         self.summary.floor()
     }
 
-    /// What `plan --json` ends with where it only counts: `{"accesses", "ids", "floor", "exact"}`, the
-    /// ids being those that are kept.
+    /// The object of `plan --counts-bytes --json`: `accesses`, `ids` (the rows that are kept), `floor` and `exact`.
     #[must_use]
     pub(crate) fn json(&self) -> Value {
         let (accesses, ids, floor) = (self.accesses, self.summary.keys(), self.floor());
         json!({ "accesses": accesses, "ids": ids, "floor": floor, "exact": floor == 0 })
     }
 
-    /// The same, to be read. `rate` is the share of the rows whose accesses these are.
+    /// The report as text. `rate` is the share of all rows whose accesses were counted.
     #[must_use]
     pub(crate) fn text(&self, rate: f64) -> String {
         let (rows, tables, floor) = (self.summary.keys(), self.names.len(), self.floor());
@@ -103,7 +106,7 @@ impl Counts {
             ),
         };
         if self.absent > 0 {
-            let _ = writeln!(text, "{} ids are past their table", self.absent);
+            let _ = writeln!(text, "{} ids are past the rows of their table", self.absent);
         }
         if rate < 1.0 {
             let _ = writeln!(text, "a sample of {} % of the rows", percent(rate));
@@ -111,11 +114,11 @@ impl Counts {
         text
     }
 
-    /// Writes the file, over what stands there, within the bytes that were given: of exact counts the
-    /// same that [`Ranked::write`](super::Ranked::write) writes.
+    /// Writes the file, or replaces it, without further memory. The file of exact counts is that of
+    /// [`Ranked::write`](super::Ranked::write).
     ///
     /// # Errors
-    /// [`CountsError`] with what the system says.
+    /// [`CountsError::Io`].
     pub(crate) fn write(self, path: &Path) -> Result<(), CountsError> {
         let floor = self.floor();
         let mut counted = self.summary.into_counted();

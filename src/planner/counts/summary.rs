@@ -1,45 +1,44 @@
-//! Counts of keys in the bytes that are given, and no more: exact while the distinct keys fit, and
-//! within a known error past that.
+//! Counts keys within a fixed number of bytes: exactly while all distinct keys fit, past that with a known error.
 //!
-//! **The idea** is that of Misra and Gries in the form of Anderson, Bevan, Lang, Liberty, Rhodes and
-//! Thaler, "A High-Performance Algorithm for Identifying Frequent Items in Data Streams" (IMC 2017;
-//! arXiv 1705.07001): when there is no room for a new key, the median `m` of all counts is taken, every
-//! key of at most `m` is forgotten, and a key that comes (back) starts from `m`, the *floor*. Theirs takes
-//! `m` off the counts that stay and adds the sum to every answer; here it stays in.
+//! **The idea** is that of Misra and Gries in the form of Anderson, Bevan, Lang, Liberty, Rhodes and Thaler, "A
+//! High-Performance Algorithm for Identifying Frequent Items in Data Streams" (IMC 2017; arXiv 1705.07001). When there
+//! is no room for a new key, `m` is the median of all counts. Every key with a count of at most `m` is dropped. From
+//! then on new keys, and keys that were dropped and return, start from `m`, the *floor*. The paper subtracts `m` from
+//! the remaining counts and adds the sum of all `m` to every answer; here the counts keep it.
 //!
-//! **What holds** after `n` accesses, with room for `k` keys and a floor of `f`. A key that is there
-//! had at most as many accesses as its count, and at least its count less `f`; one that is not had at
-//! most `f`. And the floor is bounded. Call what a count has above the floor its excess: an access adds 1
-//! to the sum of all, and a rise of the floor by `r` takes `r` from each of the upper half. So
+//! **Bounds** after `n` accesses, with room for `k` keys and a floor of `f`: a kept key had at most as many accesses as
+//! its count, and at least its count minus `f`. A key that is not kept had at most `f`. The floor is bounded too. The
+//! excess of a key is its count above the floor. An access adds 1 to the sum of all excesses, and raising the floor by
+//! `r` takes `r` from each key of the upper half. So
 //!
 //! ```text
 //! f * ceil(k/2) <= n
 //! f * (ceil(k/2) - j) <= n_j      n_j: the accesses of all keys but any j, j < ceil(k/2)
 //! ```
 //!
-//! where the second is the same sum over the other keys alone, of which at least `ceil(k/2) - j` are in the
-//! upper half. So the skew of click logs makes the floor low (such bounds by the tail are those of Berinde,
-//! Cormode, Indyk and Strauss, "Space-optimal Heavy Hitters with Strong Error Bounds", PODS 2009).
+//! The second line is the same sum over the other keys only, of which at least `ceil(k/2) - j` are in the upper half.
+//! So the floor is low for click logs, which are skewed (bounds by the tail: Berinde, Cormode, Indyk and Strauss,
+//! "Space-optimal Heavy Hitters with Strong Error Bounds", PODS 2009).
 //!
-//! **Memory.** Keys with their counts lie one behind the other, 16 bytes each, and an index of two
-//! 4-byte slots a key finds them: [`KEY_BYTES`] a key, taken from the system once, and touched as keys
-//! come. Forgetting works in place and builds the index again.
+//! **Memory.** Keys with counts are in one array, 16 bytes each. An index with two 4-byte slots for each key finds them.
+//! That is [`KEY_BYTES`] a key, allocated once and touched as keys are added. Dropping keys works in place and rebuilds
+//! the index.
 
 use std::collections::TryReserveError;
 
 use crate::mem::mix64;
 
-/// Bytes that a counted key takes.
+/// Bytes of a counted key.
 pub(crate) const KEY_BYTES: usize = size_of::<Counted>() + SLOTS * size_of::<u32>();
-/// Slots of the index a key, at least: a probe then reads 1.5 of them for a key that is there, 2.5 for one
-/// that is not (Knuth, The Art of Computer Programming 3, section 6.4, linear probing at load 1/2).
+/// Least slots of the index for each key. A probe then reads 1.5 slots for a key that is present and 2.5 for one that
+/// is not (Knuth, The Art of Computer Programming 3, section 6.4, linear probing at load 1/2).
 const SLOTS: usize = 2;
-/// Slots of the index at first; it doubles as keys come.
+/// Initial slots of the index, which doubles as keys are added.
 const FIRST_SLOTS: usize = 1024;
-/// A slot of no key.
+/// An empty slot.
 const EMPTY: u32 = u32::MAX;
 
-/// A key, and how often it was asked for.
+/// A key and its count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Counted {
     pub key: u64,
@@ -50,17 +49,17 @@ pub(crate) struct Counted {
 #[derive(Debug)]
 pub(crate) struct Summary {
     counted: Vec<Counted>,
-    /// Places in `counted`, by linear probing from where the key hashes to.
+    /// Indices into `counted`, by linear probing from the slot of the key's hash.
     index: Vec<u32>,
     room: usize,
     floor: u64,
 }
 
 impl Summary {
-    /// No keys, and room for as many as these bytes hold, at least one and at most 2^32 - 1.
+    /// An empty summary with room for as many keys as fit `bytes`, at least one and at most 2^32 - 1.
     ///
     /// # Errors
-    /// The system does not give so many bytes.
+    /// When the allocation fails.
     pub(crate) fn within(bytes: usize) -> Result<Self, TryReserveError> {
         let room = (bytes / KEY_BYTES).clamp(1, EMPTY as usize);
         let (mut counted, mut index) = (Vec::new(), Vec::new());
@@ -78,7 +77,7 @@ impl Summary {
             return;
         }
         if self.counted.len() == self.room {
-            self.forget();
+            self.drop_lower_half();
             slot = self.slot(key);
         } else if SLOTS * (self.counted.len() + 1) > self.index.len() {
             let slots = (2 * self.index.len()).min(SLOTS * self.room);
@@ -89,29 +88,29 @@ impl Summary {
         self.counted.push(Counted { key, count: self.floor + 1 });
     }
 
-    /// How many keys are there.
+    /// Keys that are kept.
     pub(crate) fn keys(&self) -> usize {
         self.counted.len()
     }
 
-    /// The most accesses that a key which is not there may have had, and by which a count may be too
-    /// high: 0 while all is exact.
+    /// The most accesses of a key that is not kept, and the most by which a count is too high. 0 while counts are
+    /// exact.
     pub(crate) fn floor(&self) -> u64 {
         self.floor
     }
 
-    /// The keys with their counts, in no order, in the memory that they lie in.
+    /// The keys with their counts, unordered, without a copy.
     pub(crate) fn into_counted(self) -> Vec<Counted> {
         self.counted
     }
 
-    /// The slot that a key has, or would have.
+    /// The slot of a key, or the empty slot where it belongs.
     fn slot(&self, key: u64) -> usize {
         let slots = self.index.len();
-        // The hash as a share of 2^64, of the slots.
+        // Scales the hash from 0..2^64 to 0..slots.
         let mut slot = ((u128::from(mix64(key)) * slots as u128) >> 64) as usize;
         loop {
-            // An empty slot is past every place.
+            // EMPTY is past every index.
             match self.counted.get(self.index[slot] as usize) {
                 Some(counted) if counted.key != key => slot = if slot + 1 == slots { 0 } else { slot + 1 },
                 _ => return slot,
@@ -119,8 +118,8 @@ impl Summary {
         }
     }
 
-    /// Forgets at least half of the keys.
-    fn forget(&mut self) {
+    /// Drops at least half of the keys and raises the floor.
+    fn drop_lower_half(&mut self) {
         let middle = self.counted.len() / 2;
         self.floor = self.counted.select_nth_unstable_by_key(middle, |counted| counted.count).1.count;
         self.counted.retain(|counted| counted.count > self.floor);
@@ -129,7 +128,7 @@ impl Summary {
 
     fn build_index(&mut self, slots: usize) {
         self.index.clear();
-        // Within what was reserved.
+        // Stays within the reserved capacity.
         self.index.resize(slots, EMPTY);
         for place in 0..self.counted.len() {
             let slot = self.slot(self.counted[place].key);

@@ -1,27 +1,26 @@
-//! ARC, the adaptive replacement cache (Megiddo and Modha, "ARC: a self-tuning, low overhead replacement
-//! cache", FAST 2003, figure 4): rows seen once and rows seen again in two LRU lists, each with a list of
-//! keys that have left it. A miss that is found among the left says which of the two deserved more
-//! room, and the target moves there.
+//! ARC, the adaptive replacement cache (Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache", FAST
+//! 2003, figure 4). One LRU list holds rows that were used once, another holds rows that were used again. Each has a
+//! ghost list of keys that were evicted from it. A miss of a key in a ghost list means that this list was too short, and
+//! the target size of the lists moves.
 //!
-//! Its limits: the lists of the left remember twice the cache's size in keys and no further; a row that
-//! comes back after that is new again. Every hit moves a row between lists, which a cache read by many
-//! threads pays for.
+//! Limits: the lists and their ghosts remember at most twice the cache's size in keys; a row that returns later counts
+//! as new. Every hit moves a row between lists, which is expensive in a cache that many threads read.
 
 use super::Simulated;
 use super::list::{Links, List};
 
-/// Where a key is.
+/// The list of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum ArcList {
     Unknown,
-    /// T1: in the cache, seen once of late.
+    /// T1: cached, used once recently.
     Recent,
-    /// T2: in the cache, seen twice or more.
+    /// T2: cached, used twice or more.
     Frequent,
-    /// B1: left from T1.
-    LeftRecent,
-    /// B2: left from T2.
-    LeftFrequent,
+    /// B1: evicted from T1.
+    GhostRecent,
+    /// B2: evicted from T2.
+    GhostFrequent,
 }
 
 /// An ARC cache.
@@ -31,10 +30,10 @@ pub(crate) struct Arc {
     links: Links,
     recent: List,
     frequent: List,
-    left_recent: List,
-    left_frequent: List,
-    places: Vec<Place>,
-    /// `p`: how many rows T1 should have.
+    ghost_recent: List,
+    ghost_frequent: List,
+    list_of: Vec<ArcList>,
+    /// `p`: the target size of T1, in rows.
     target: f64,
 }
 
@@ -46,90 +45,92 @@ impl Arc {
             links: Links::new(keys),
             recent: List::default(),
             frequent: List::default(),
-            left_recent: List::default(),
-            left_frequent: List::default(),
-            places: vec![Place::Unknown; keys as usize],
+            ghost_recent: List::default(),
+            ghost_frequent: List::default(),
+            list_of: vec![ArcList::Unknown; keys as usize],
             target: 0.0,
         }
     }
 
-    fn put(&mut self, key: u32, place: Place) {
-        self.places[key as usize] = place;
+    fn put(&mut self, key: u32, list: ArcList) {
+        self.list_of[key as usize] = list;
         let links = &mut self.links;
-        match place {
-            Place::Unknown => {}
-            Place::Recent => self.recent.push_front(links, key),
-            Place::Frequent => self.frequent.push_front(links, key),
-            Place::LeftRecent => self.left_recent.push_front(links, key),
-            Place::LeftFrequent => self.left_frequent.push_front(links, key),
+        match list {
+            ArcList::Unknown => {}
+            ArcList::Recent => self.recent.push_front(links, key),
+            ArcList::Frequent => self.frequent.push_front(links, key),
+            ArcList::GhostRecent => self.ghost_recent.push_front(links, key),
+            ArcList::GhostFrequent => self.ghost_frequent.push_front(links, key),
         }
     }
 
-    /// REPLACE: one row leaves the cache and is remembered.
-    fn replace(&mut self, asked_left_frequent: bool) {
+    /// REPLACE: evicts one row and remembers its key.
+    fn replace(&mut self, key_is_ghost_frequent: bool) {
         let recent = self.recent.len() as f64;
-        let from_recent =
-            !self.recent.is_empty() && (recent > self.target || asked_left_frequent && recent == self.target);
+        let from_recent = !self.recent.is_empty()
+            && (recent > self.target || key_is_ghost_frequent && recent == self.target);
         if from_recent {
-            if let Some(out) = self.recent.pop_back(&mut self.links) {
-                self.put(out, Place::LeftRecent);
+            if let Some(victim) = self.recent.pop_back(&mut self.links) {
+                self.put(victim, ArcList::GhostRecent);
             }
-        } else if let Some(out) = self.frequent.pop_back(&mut self.links) {
-            self.put(out, Place::LeftFrequent);
+        } else if let Some(victim) = self.frequent.pop_back(&mut self.links) {
+            self.put(victim, ArcList::GhostFrequent);
         }
     }
 
-    /// Case IV: a key of no list.
+    /// Case IV: makes room for a key of no list.
     fn admit(&mut self) {
-        let seen_once = self.recent.len() + self.left_recent.len();
-        let all = seen_once + self.frequent.len() + self.left_frequent.len();
-        if seen_once == self.capacity {
+        let used_once = self.recent.len() + self.ghost_recent.len();
+        let all = used_once + self.frequent.len() + self.ghost_frequent.len();
+        if used_once == self.capacity {
             if self.recent.len() < self.capacity {
-                self.forget(Place::LeftRecent);
+                self.forget(ArcList::GhostRecent);
                 self.replace(false);
             } else {
-                self.forget(Place::Recent);
+                self.forget(ArcList::Recent);
             }
         } else if all >= self.capacity {
             if all == 2 * self.capacity {
-                self.forget(Place::LeftFrequent);
+                self.forget(ArcList::GhostFrequent);
             }
             self.replace(false);
         }
     }
 
-    fn forget(&mut self, place: Place) {
-        let list = match place {
-            Place::Recent => &mut self.recent,
-            Place::LeftRecent => &mut self.left_recent,
-            _ => &mut self.left_frequent,
+    fn forget(&mut self, list: ArcList) {
+        let keys = match list {
+            ArcList::Recent => &mut self.recent,
+            ArcList::GhostRecent => &mut self.ghost_recent,
+            _ => &mut self.ghost_frequent,
         };
-        if let Some(out) = list.pop_back(&mut self.links) {
-            self.places[out as usize] = Place::Unknown;
+        if let Some(key) = keys.pop_back(&mut self.links) {
+            self.list_of[key as usize] = ArcList::Unknown;
         }
     }
 }
 
 impl Simulated for Arc {
     fn access(&mut self, key: u32) -> bool {
-        let place = self.places[key as usize];
-        let (once, twice) = (self.left_recent.len() as f64, self.left_frequent.len() as f64);
-        match place {
-            Place::Recent => self.recent.remove(&mut self.links, key),
-            Place::Frequent => self.frequent.remove(&mut self.links, key),
-            Place::LeftRecent => {
-                self.target = (self.target + (twice / once).max(1.0)).min(self.capacity as f64);
+        let list = self.list_of[key as usize];
+        let (ghosts_recent, ghosts_frequent) =
+            (self.ghost_recent.len() as f64, self.ghost_frequent.len() as f64);
+        match list {
+            ArcList::Recent => self.recent.remove(&mut self.links, key),
+            ArcList::Frequent => self.frequent.remove(&mut self.links, key),
+            ArcList::GhostRecent => {
+                self.target =
+                    (self.target + (ghosts_frequent / ghosts_recent).max(1.0)).min(self.capacity as f64);
                 self.replace(false);
-                self.left_recent.remove(&mut self.links, key);
+                self.ghost_recent.remove(&mut self.links, key);
             }
-            Place::LeftFrequent => {
-                self.target = (self.target - (once / twice).max(1.0)).max(0.0);
+            ArcList::GhostFrequent => {
+                self.target = (self.target - (ghosts_recent / ghosts_frequent).max(1.0)).max(0.0);
                 self.replace(true);
-                self.left_frequent.remove(&mut self.links, key);
+                self.ghost_frequent.remove(&mut self.links, key);
             }
-            Place::Unknown => self.admit(),
+            ArcList::Unknown => self.admit(),
         }
-        self.put(key, if place == Place::Unknown { Place::Recent } else { Place::Frequent });
-        matches!(place, Place::Recent | Place::Frequent)
+        self.put(key, if list == ArcList::Unknown { ArcList::Recent } else { ArcList::Frequent });
+        matches!(list, ArcList::Recent | ArcList::Frequent)
     }
 }

@@ -1,10 +1,9 @@
-//! Least frequently used: of the rows in the cache, the one that was asked for least often since it
-//! came in leaves; among equals, the one that was asked for longest ago. In constant time by a list a
-//! frequency (Shah, Mitra and Matani, "An O(1) algorithm for implementing the LFU cache eviction
-//! scheme", 2010).
+//! Least frequently used: the victim is the row with the fewest uses since it was admitted; of several, the least
+//! recently used one. One list for each count makes this constant-time (Shah, Mitra and Matani, "An O(1) algorithm for
+//! implementing the LFU cache eviction scheme", 2010).
 //!
-//! Its limits: a count is forgotten when its row leaves and never ages while it stays, so a row that was
-//! hot once keeps its place long after, and new rows push each other out.
+//! Limits: a count is lost when its row is evicted, and never ages before. So a row that was hot once stays long after,
+//! and new rows evict each other.
 
 use super::Simulated;
 use super::list::{Links, List};
@@ -15,11 +14,11 @@ pub(crate) struct Lfu {
     capacity: usize,
     held: usize,
     links: Links,
-    /// By frequency; the newest of each in front.
+    /// By count; the last used row of each in front.
     lists: Vec<List>,
-    /// By key: how often it was asked for since it came in; 0 outside.
+    /// By key: uses since it was admitted; 0 if it is not cached.
     counts: Vec<u32>,
-    /// No resident key has a lower frequency.
+    /// No cached key has a lower count.
     least: usize,
 }
 
@@ -34,8 +33,8 @@ impl Lfu {
         while self.lists[self.least].is_empty() {
             self.least += 1;
         }
-        if let Some(out) = self.lists[self.least].pop_back(&mut self.links) {
-            self.counts[out as usize] = 0;
+        if let Some(victim) = self.lists[self.least].pop_back(&mut self.links) {
+            self.counts[victim as usize] = 0;
             self.held -= 1;
         }
     }

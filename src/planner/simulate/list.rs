@@ -1,5 +1,5 @@
-//! Doubly linked lists of keys with all links in two arrays, as what every policy is made of. A key
-//! is in at most one list at a time.
+//! Doubly linked lists of keys, with all links in two arrays. The policies are built from them. A key is in at most one
+//! list at a time.
 
 /// The end of a list.
 const NONE: u32 = u32::MAX;
@@ -12,13 +12,13 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    /// No key is in a list.
+    /// Links of keys that are in no list.
     pub(crate) fn new(keys: u32) -> Self {
         Self { before: vec![NONE; keys as usize], after: vec![NONE; keys as usize] }
     }
 }
 
-/// One list. Whoever uses it knows which keys are in it.
+/// One list. The caller knows which keys are in it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct List {
     front: u32,
@@ -33,12 +33,10 @@ impl Default for List {
 }
 
 impl List {
-    /// How many keys are in it.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether none is.
     pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -48,7 +46,7 @@ impl List {
         (self.back != NONE).then_some(self.back)
     }
 
-    /// Puts a key, which is in no list, at the front.
+    /// Adds a key, which is in no list, at the front.
     pub(crate) fn push_front(&mut self, links: &mut Links, key: u32) {
         links.before[key as usize] = NONE;
         links.after[key as usize] = self.front;
@@ -60,7 +58,7 @@ impl List {
         self.len += 1;
     }
 
-    /// Takes out a key, which is in this list.
+    /// Removes a key, which is in this list.
     pub(crate) fn remove(&mut self, links: &mut Links, key: u32) {
         let (before, after) = (links.before[key as usize], links.after[key as usize]);
         match before {
@@ -74,7 +72,7 @@ impl List {
         self.len -= 1;
     }
 
-    /// Takes out the key at the back.
+    /// Removes the key at the back.
     pub(crate) fn pop_back(&mut self, links: &mut Links) -> Option<u32> {
         let key = self.back()?;
         self.remove(links, key);

@@ -1,9 +1,9 @@
-//! Least recently used: the row that was asked for longest ago leaves (Mattson, Gecsei, Slutz and
-//! Traiger, "Evaluation techniques for storage hierarchies", IBM Systems Journal 1970, who show that
-//! what it holds only grows with its size).
+//! Least recently used: the row with the oldest last access is evicted (Mattson, Gecsei, Slutz and Traiger,
+//! "Evaluation techniques for storage hierarchies", IBM Systems Journal 1970; they show that a larger cache holds
+//! everything that a smaller one holds).
 //!
-//! Its limits: one pass over many rows that never come again puts out everything else, and a row that is
-//! asked for every now and then loses its place to rows that are asked for once.
+//! Limits: one pass over many rows that are used once evicts everything else, and a row that is used now and then
+//! is evicted for rows that are used once.
 
 use super::Simulated;
 use super::list::{Links, List};
@@ -13,7 +13,7 @@ use super::list::{Links, List};
 pub(crate) struct Lru {
     capacity: usize,
     links: Links,
-    /// The newest in front.
+    /// The last used row in front.
     list: List,
     resident: Vec<bool>,
 }
@@ -24,18 +24,26 @@ impl Lru {
         let resident = vec![false; keys as usize];
         Self { capacity, links: Links::new(keys), list: List::default(), resident }
     }
+
+    pub(crate) fn contains(&self, key: u32) -> bool {
+        self.resident[key as usize]
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.list.len() == self.capacity
+    }
 }
 
 impl Simulated for Lru {
     fn access(&mut self, key: u32) -> bool {
-        let hit = self.resident[key as usize];
+        let hit = self.contains(key);
         if hit {
             self.list.remove(&mut self.links, key);
         } else {
-            if self.list.len() == self.capacity
-                && let Some(out) = self.list.pop_back(&mut self.links)
+            if self.is_full()
+                && let Some(victim) = self.list.pop_back(&mut self.links)
             {
-                self.resident[out as usize] = false;
+                self.resident[victim as usize] = false;
             }
             self.resident[key as usize] = true;
         }

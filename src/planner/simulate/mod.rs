@@ -1,9 +1,9 @@
-//! Caches simulated on a trace: the flat cache of all tables, a static cache a table, and the optimal.
+//! Simulates caches on a trace: one flat cache of all tables, and one static cache for each table.
 //!
-//! Every cache takes in every row that it misses, and every access counts, the first of a row too. The
-//! flat cache of a size holds that fraction of all distinct rows of the trace, wherever they are; the
-//! per-table cache gives each table that fraction of its own distinct rows, as a static division in
-//! proportion to the tables does (FLECHE 2.2). Both round down, a table's share possibly to no row.
+//! Every access counts, also the first access of a row. Every policy but the server's default admits every missed
+//! row. The flat cache of a size holds that fraction of all distinct rows of the trace, of any table. The per-table
+//! caches hold that fraction of the distinct rows of each table, which is a static division in proportion to the
+//! tables (FLECHE 2.2). Both round down, so a small table may get no row.
 
 mod arc;
 mod lfu;
@@ -12,6 +12,7 @@ mod lru;
 mod optimal;
 mod random;
 mod s3fifo;
+mod server;
 #[cfg(test)]
 mod tests;
 mod wtinylfu;
@@ -21,20 +22,20 @@ use rayon::prelude::*;
 use super::trace::Trace;
 pub use optimal::Future;
 
-/// A cache of keys, none of them in it when it is made.
+/// A cache of keys that is empty at first.
 pub trait Simulated {
-    /// Asks for a key: whether it was there. It is from then on.
+    /// Uses a key. Returns whether the cache held it.
     fn access(&mut self, key: u32) -> bool;
 }
 
-/// Which row leaves a full cache.
+/// Which rows a cache keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// Least recently used.
     Lru,
     /// Least frequently used.
     Lfu,
-    /// Any.
+    /// A random victim.
     Random,
     /// Adaptive replacement cache.
     Arc,
@@ -42,13 +43,16 @@ pub enum Policy {
     S3Fifo,
     /// Windowed TinyLFU.
     WTinyLfu,
+    /// The server's default: LRU, with admission at the second recent miss.
+    ServerDefault,
 }
 
 impl Policy {
-    /// All of them.
-    pub const ALL: [Self; 6] = [Self::Lru, Self::Lfu, Self::Random, Self::Arc, Self::S3Fifo, Self::WTinyLfu];
+    /// All policies.
+    pub const ALL: [Self; 7] =
+        [Self::Lru, Self::Lfu, Self::Random, Self::Arc, Self::S3Fifo, Self::WTinyLfu, Self::ServerDefault];
 
-    /// Its name in what is printed.
+    /// The name in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -58,14 +62,15 @@ impl Policy {
             Self::Arc => "arc",
             Self::S3Fifo => "s3fifo",
             Self::WTinyLfu => "wtinylfu",
+            Self::ServerDefault => "server",
         }
     }
 
-    /// An empty cache of `capacity` of the keys `0..keys`. `seed` decides what is left to chance.
+    /// An empty cache of `capacity` of the keys `0..keys`. `seed` is that of the random policy.
     #[must_use]
     pub fn cache(self, capacity: usize, keys: u32, seed: u64) -> Box<dyn Simulated> {
         if capacity == 0 {
-            return Box::new(Nothing);
+            return Box::new(NoRows);
         }
         match self {
             Self::Lru => Box::new(lru::Lru::new(capacity, keys)),
@@ -74,14 +79,15 @@ impl Policy {
             Self::Arc => Box::new(arc::Arc::new(capacity, keys)),
             Self::S3Fifo => Box::new(s3fifo::S3Fifo::new(capacity, keys)),
             Self::WTinyLfu => Box::new(wtinylfu::WTinyLfu::new(capacity, keys)),
+            Self::ServerDefault => Box::new(server::ServerDefault::new(capacity, keys)),
         }
     }
 }
 
 /// A cache of no rows.
-struct Nothing;
+struct NoRows;
 
-impl Simulated for Nothing {
+impl Simulated for NoRows {
     fn access(&mut self, _: u32) -> bool {
         false
     }
@@ -95,64 +101,79 @@ pub(crate) struct Hits {
 }
 
 impl Hits {
-    /// Over all tables.
     #[must_use]
     pub(crate) fn total(&self) -> u64 {
         self.tables.iter().sum()
     }
 }
 
-/// What caches of one size do.
+/// The hits of caches of one size.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SizeHits {
-    /// The size, of all distinct rows.
+    /// The size as a fraction of the distinct rows.
     pub fraction: f64,
-    /// The flat cache's rows.
+    /// Rows of the flat cache.
     pub rows: usize,
-    /// The per-table cache's rows, by table.
+    /// Rows of the per-table caches, by table.
     pub table_rows: Vec<usize>,
-    /// The flat cache, in the order of [`Policy::ALL`].
-    pub flat: Vec<Hits>,
-    /// The per-table cache, likewise.
-    pub per_table: Vec<Hits>,
-    /// The optimal flat cache.
+    pub flat: CacheHits,
+    pub per_table: CacheHits,
+}
+
+/// The hits of one kind of cache under every policy.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct CacheHits {
+    /// In the order of [`Policy::ALL`].
+    pub policies: Vec<Hits>,
+    /// Of the policy that knows the future.
     pub optimal: Hits,
 }
 
-/// The rows that a fraction of `rows` is.
+impl CacheHits {
+    #[must_use]
+    pub(crate) fn of(&self, policy: Policy) -> &Hits {
+        &self.policies[policy as usize]
+    }
+}
+
+/// This fraction of `rows`, rounded down.
 #[must_use]
 pub fn share(fraction: f64, rows: u32) -> usize {
-    // A cast of a float rounds down and saturates.
+    // Casting a float rounds down and saturates.
     ((fraction * f64::from(rows)) as usize).min(rows as usize)
 }
 
-/// Runs a trace through every cache of every size, fractions from 0 to 1. On as many threads as the
-/// current pool has, each with at most about 30 bytes a distinct row; LFU with 16 more for each access of the
-/// hottest row.
+/// Runs a trace through every cache of every size, each a fraction from 0 to 1. Uses the threads of the current pool.
+/// A thread takes at most about 30 bytes for each distinct row, and LFU 16 more for each access of the hottest row.
+/// All threads share 12 bytes for each access.
 #[must_use]
 pub(crate) fn simulate(trace: &Trace, fractions: &[f64], seed: u64) -> Vec<SizeHits> {
     let tables = trace.table_of_keys();
+    let simulation = Simulation { trace, tables: &tables, seed };
     let future = Future::of(&trace.accesses, trace.keys());
-    let bench = Bench { trace, tables: &tables, seed };
+    let table_futures = simulation.table_futures();
     let jobs: Vec<(f64, Job)> =
         fractions.iter().flat_map(|&fraction| Job::all().map(move |job| (fraction, job))).collect();
     let mut hits = jobs
         .par_iter()
         .map(|&(fraction, job)| match job {
-            Job::Flat(policy) => bench.flat(policy, fraction),
-            Job::PerTable(policy) => bench.per_table(policy, fraction),
-            Job::Optimal => bench.optimal(&future, fraction),
+            Job::Flat(policy) => simulation.flat(policy, fraction),
+            Job::FlatOptimal => simulation.flat_optimal(&future, fraction),
+            Job::PerTable(policy) => simulation.per_table(policy, fraction),
+            Job::PerTableOptimal => simulation.per_table_optimal(&table_futures, fraction),
         })
         .collect::<Vec<Hits>>()
         .into_iter();
-    let mut take = |count: usize| hits.by_ref().take(count).collect::<Vec<Hits>>();
+    let mut take = || CacheHits {
+        policies: hits.by_ref().take(Policy::ALL.len()).collect(),
+        optimal: hits.next().unwrap_or_default(),
+    };
     let size = |&fraction: &f64| SizeHits {
         fraction,
         rows: share(fraction, trace.keys()),
-        table_rows: bench.table_rows(fraction),
-        flat: take(Policy::ALL.len()),
-        per_table: take(Policy::ALL.len()),
-        optimal: take(1).pop().unwrap_or_default(),
+        table_rows: simulation.table_rows(fraction),
+        flat: take(),
+        per_table: take(),
     };
     fractions.iter().map(size).collect()
 }
@@ -161,27 +182,35 @@ pub(crate) fn simulate(trace: &Trace, fractions: &[f64], seed: u64) -> Vec<SizeH
 #[derive(Clone, Copy)]
 enum Job {
     Flat(Policy),
+    FlatOptimal,
     PerTable(Policy),
-    Optimal,
+    PerTableOptimal,
 }
 
 impl Job {
-    /// All, in the order that [`simulate`] takes their results.
+    /// All jobs of a size, in the order in which [`simulate`] takes their results.
     fn all() -> impl Iterator<Item = Self> {
-        let flat = Policy::ALL.into_iter().map(Self::Flat);
-        flat.chain(Policy::ALL.into_iter().map(Self::PerTable)).chain([Self::Optimal])
+        let flat = Policy::ALL.into_iter().map(Self::Flat).chain([Self::FlatOptimal]);
+        flat.chain(Policy::ALL.into_iter().map(Self::PerTable)).chain([Self::PerTableOptimal])
     }
 }
 
 /// What all simulations of a trace share.
 #[derive(Clone, Copy)]
-struct Bench<'t> {
+struct Simulation<'t> {
     trace: &'t Trace,
+    /// By key.
     tables: &'t [u32],
     seed: u64,
 }
 
-impl Bench<'_> {
+/// The accesses of one table, with its keys counted from 0, and their future.
+struct TableFuture {
+    accesses: Vec<u32>,
+    future: Future,
+}
+
+impl Simulation<'_> {
     fn flat(&self, policy: Policy, fraction: f64) -> Hits {
         let keys = self.trace.keys();
         let mut cache = policy.cache(share(fraction, keys), keys, self.seed);
@@ -200,13 +229,37 @@ impl Bench<'_> {
         })
     }
 
-    fn optimal(&self, future: &Future, fraction: f64) -> Hits {
+    fn flat_optimal(&self, future: &Future, fraction: f64) -> Hits {
         let mut hits = Hits { tables: vec![0; self.trace.tables.len()] };
         let keys = self.trace.keys();
         future.run(&self.trace.accesses, keys, share(fraction, keys), |key, hit| {
             hits.tables[self.tables[key as usize] as usize] += u64::from(hit);
         });
         hits
+    }
+
+    fn per_table_optimal(&self, futures: &[TableFuture], fraction: f64) -> Hits {
+        let rows = self.table_rows(fraction);
+        let table_hits = |(t, table): (usize, &TableFuture)| {
+            let (mut hits, keys) = (0, self.trace.tables[t].keys.len() as u32);
+            table.future.run(&table.accesses, keys, rows[t], |_, hit| hits += u64::from(hit));
+            hits
+        };
+        Hits { tables: futures.iter().enumerate().map(table_hits).collect() }
+    }
+
+    fn table_futures(&self) -> Vec<TableFuture> {
+        let tables = self.trace.tables.iter();
+        let mut accesses: Vec<Vec<u32>> = tables.map(|t| Vec::with_capacity(t.accesses as usize)).collect();
+        for &key in &self.trace.accesses {
+            let table = self.tables[key as usize] as usize;
+            accesses[table].push(key - self.trace.tables[table].keys.start);
+        }
+        let future = |(table, accesses): (&super::trace::TraceTable, Vec<u32>)| {
+            let future = Future::of(&accesses, table.keys.len() as u32);
+            TableFuture { accesses, future }
+        };
+        self.trace.tables.iter().zip(accesses).map(future).collect()
     }
 
     fn table_rows(&self, fraction: f64) -> Vec<usize> {

@@ -1,21 +1,20 @@
-//! The optimal cache, which knows every access to come: on a miss with the cache full, the resident row
-//! whose next access is farthest leaves (Belady, IBM Systems Journal 1966, algorithm MIN; proved optimal
-//! by Mattson and others, 1970, among all that take in every row that they miss).
+//! The optimal cache, which knows the future: when a full cache misses, it evicts the row whose next access is farthest
+//! (Belady, IBM Systems Journal 1966, algorithm MIN; proved optimal by Mattson and others, 1970, among policies that
+//! admit every missed row).
 //!
-//! Its limits: none can be built. It is the bound that the others are measured against. A cache that may
-//! refuse a row could do a little better still.
+//! Limits: it cannot be built; it is the bound for the others. A policy that may refuse a row can be slightly better.
 
 use std::collections::BinaryHeap;
 
-/// The next access of a key that has none.
+/// There is no next access.
 const NEVER: u32 = u32::MAX;
 
-/// By access: where the same key is accessed next.
+/// By access: the position of the next access of the same key.
 #[derive(Debug)]
 pub struct Future(Vec<u32>);
 
 impl Future {
-    /// Reads the accesses from their end.
+    /// The future of these accesses of the keys `0..keys`.
     #[must_use]
     pub fn of(accesses: &[u32], keys: u32) -> Self {
         let mut seen = vec![NEVER; keys as usize];
@@ -26,24 +25,24 @@ impl Future {
         Self(next)
     }
 
-    /// Whether each access hits a cache of `capacity`, told one after the other.
-    pub fn run(&self, accesses: &[u32], keys: u32, capacity: usize, mut told: impl FnMut(u32, bool)) {
+    /// Calls `on_access` for each access in order, with its key and whether it hits a cache of `capacity`.
+    pub fn run(&self, accesses: &[u32], keys: u32, capacity: usize, mut on_access: impl FnMut(u32, bool)) {
         if capacity == 0 {
-            return accesses.iter().for_each(|&key| told(key, false));
+            return accesses.iter().for_each(|&key| on_access(key, false));
         }
         let mut resident = vec![false; keys as usize];
         let mut held = 0;
-        // Positions of next accesses. One that has passed is behind every one to come, so it is never
-        // popped as the farthest; they are swept out when they are many.
+        // Positions of next accesses. A position that has passed is smaller than every future one, so it is never
+        // popped as the farthest. Such positions are removed when there are many.
         let mut farthest: BinaryHeap<u32> = BinaryHeap::new();
         let mut never: Vec<u32> = Vec::new();
         for (at, (&key, &next)) in accesses.iter().zip(&self.0).enumerate() {
             let hit = resident[key as usize];
             if !hit {
                 if held == capacity {
-                    let out = never.pop().or_else(|| farthest.pop().map(|at| accesses[at as usize]));
-                    if let Some(out) = out {
-                        resident[out as usize] = false;
+                    let victim = never.pop().or_else(|| farthest.pop().map(|at| accesses[at as usize]));
+                    if let Some(victim) = victim {
+                        resident[victim as usize] = false;
                         held -= 1;
                     }
                 }
@@ -58,7 +57,7 @@ impl Future {
             if farthest.len() > 2 * capacity + 1024 {
                 farthest.retain(|&position| position > at as u32);
             }
-            told(key, hit);
+            on_access(key, hit);
         }
     }
 }

@@ -1,16 +1,17 @@
-//! Random replacement: any row of the cache leaves, each as probably (Belady, "A study of replacement
-//! algorithms for a virtual-storage computer", IBM Systems Journal 1966, measures it as the baseline).
+//! Random replacement: every cached row is the victim with equal probability (Belady, "A study of replacement
+//! algorithms for a virtual-storage computer", IBM Systems Journal 1966, uses it as the baseline).
 //!
-//! Its limits: it learns nothing. What does not beat it is not worth its bookkeeping.
+//! Limits: it learns nothing. A policy that is not better is not worth its bookkeeping.
 
 use super::Simulated;
+use crate::mem::mix64;
 
 /// A cache that evicts at random, the same way for the same seed.
 #[derive(Debug)]
 pub(crate) struct Random {
     capacity: usize,
     residents: Vec<u32>,
-    /// By key: whether it is among the residents.
+    /// By key.
     resident: Vec<bool>,
     state: u64,
 }
@@ -23,10 +24,9 @@ impl Random {
 
     /// A number below `end`: SplitMix64 (Steele, Lea and Flood, 2014), scaled.
     fn below(&mut self, end: usize) -> usize {
+        let word = mix64(self.state);
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.state ^ (self.state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((u128::from(z ^ (z >> 31)) * end as u128) >> 64) as usize
+        ((u128::from(word) * end as u128) >> 64) as usize
     }
 }
 
@@ -39,9 +39,9 @@ impl Simulated for Random {
         if self.residents.len() < self.capacity {
             self.residents.push(key);
         } else {
-            let victim = self.below(self.capacity);
-            let out = std::mem::replace(&mut self.residents[victim], key);
-            self.resident[out as usize] = false;
+            let place = self.below(self.capacity);
+            let victim = std::mem::replace(&mut self.residents[place], key);
+            self.resident[victim as usize] = false;
         }
         false
     }

@@ -1,22 +1,22 @@
-//! S3-FIFO (Yang, Zhang, Qiu, Yue and Rashmi, "FIFO queues are all you need for cache eviction", SOSP
-//! 2023, algorithm 1): a small queue of a tenth of the cache takes in what is new, and only what was
-//! asked for more than once while it passed goes on to the main queue, whose rows go round once for each
-//! time that they were asked for, three at most. Keys that left the small queue are remembered, as many
-//! as the main queue holds, and enter the main queue when they come back.
+//! S3-FIFO (Yang, Zhang, Qiu, Yue and Rashmi, "FIFO queues are all you need for cache eviction", SOSP 2023, algorithm
+//! 1). New rows enter a small queue, a tenth of the cache. A row that was used more than once when it reaches the end of
+//! the small queue moves to the main queue. At the end of the main queue a row re-enters it once for each use, at most
+//! three times. Keys that were evicted from the small queue are remembered, as many as the main queue holds; when such a
+//! row is used again, it enters the main queue.
 //!
-//! Its limits: the small queue's tenth is fixed; a row whose second and third access both come after it
-//! has passed costs two misses. With room for a few rows only, the tenth is one row.
+//! Limits: the size of the small queue is fixed. A row whose second and third use both follow its eviction costs two
+//! misses. If the cache holds few rows, the small queue is one row.
 
 use super::Simulated;
 use super::list::{Links, List};
 
-/// Counted up to here.
+/// Use counts saturate here.
 const MOST: u8 = 3;
-/// The small queue has this part of the cache.
+/// The small queue has one part in this many of the cache.
 const SMALL_PART: usize = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Queue {
     Unknown,
     Small,
     Main,
@@ -32,7 +32,7 @@ pub(crate) struct S3Fifo {
     small: List,
     main: List,
     ghost: List,
-    places: Vec<Place>,
+    queue_of: Vec<Queue>,
     counts: Vec<u8>,
 }
 
@@ -46,12 +46,12 @@ impl S3Fifo {
             small: List::default(),
             main: List::default(),
             ghost: List::default(),
-            places: vec![Place::Unknown; keys as usize],
+            queue_of: vec![Queue::Unknown; keys as usize],
             counts: vec![0; keys as usize],
         }
     }
 
-    /// Moves rows on until one has left.
+    /// Moves rows along the queues until one is evicted.
     fn evict(&mut self) {
         let held = self.small.len() + self.main.len();
         while self.small.len() + self.main.len() == held {
@@ -69,12 +69,12 @@ impl S3Fifo {
             self.enter_main(key);
             return;
         }
-        self.places[key as usize] = Place::Ghost;
+        self.queue_of[key as usize] = Queue::Ghost;
         self.ghost.push_front(&mut self.links, key);
         if self.ghost.len() > self.capacity - self.small_capacity
             && let Some(old) = self.ghost.pop_back(&mut self.links)
         {
-            self.places[old as usize] = Place::Unknown;
+            self.queue_of[old as usize] = Queue::Unknown;
         }
     }
 
@@ -85,36 +85,36 @@ impl S3Fifo {
             *count -= 1;
             self.main.push_front(&mut self.links, key);
         } else {
-            self.places[key as usize] = Place::Unknown;
+            self.queue_of[key as usize] = Queue::Unknown;
         }
     }
 
     fn enter_main(&mut self, key: u32) {
         self.counts[key as usize] = 0;
-        self.places[key as usize] = Place::Main;
+        self.queue_of[key as usize] = Queue::Main;
         self.main.push_front(&mut self.links, key);
     }
 }
 
 impl Simulated for S3Fifo {
     fn access(&mut self, key: u32) -> bool {
-        let place = self.places[key as usize];
-        if matches!(place, Place::Small | Place::Main) {
+        let queue = self.queue_of[key as usize];
+        if matches!(queue, Queue::Small | Queue::Main) {
             let count = &mut self.counts[key as usize];
             *count = (*count + 1).min(MOST);
             return true;
         }
-        if place == Place::Ghost {
+        if queue == Queue::Ghost {
             self.ghost.remove(&mut self.links, key);
         }
         if self.small.len() + self.main.len() == self.capacity {
             self.evict();
         }
-        if place == Place::Ghost {
+        if queue == Queue::Ghost {
             self.enter_main(key);
         } else {
             self.counts[key as usize] = 0;
-            self.places[key as usize] = Place::Small;
+            self.queue_of[key as usize] = Queue::Small;
             self.small.push_front(&mut self.links, key);
         }
         false

@@ -1,25 +1,23 @@
-//! W-TinyLFU (Einziger, Friedman and Manes, "TinyLFU: a highly efficient cache admission policy", ACM
-//! Transactions on Storage 2017, section 4): a window of a hundredth of the cache takes in what is new,
-//! as LRU. What leaves it enters the main part only if it was asked for more often of late than the
-//! row that would have to leave there. The main part is a segmented LRU, a fifth on probation and four
-//! fifths protected. Frequencies are those of a count-min sketch of 4-bit counters, halved every ten
-//! times the cache's size in accesses, so that they are of late.
+//! W-TinyLFU (Einziger, Friedman and Manes, "TinyLFU: a highly efficient cache admission policy", ACM Transactions on
+//! Storage 2017, section 4). New rows enter a window, an LRU list of a hundredth of the cache. A row that leaves the
+//! window enters the main part only if it was used more often recently than the victim there. The main part is a
+//! segmented LRU: one fifth is on probation, four fifths are protected. Use counts come from a count-min sketch of 4-bit
+//! counters, which is halved after every ten times the cache's size in accesses.
 //!
-//! Its limits: the sketch errs upwards where keys collide; the window's hundredth is fixed here (later
-//! work adapts it), so bursts of new rows hit less than under LRU. With room for a few rows only, the
-//! window is one row.
+//! Limits: the sketch overestimates keys that collide. The size of the window is fixed here (later work adapts it), so
+//! bursts of new rows hit less than under LRU. If the cache holds few rows, the window is one row.
 
 use super::Simulated;
 use super::list::{Links, List};
 use crate::mem::mix64;
 
-/// The window has this part of the cache.
+/// The window has one part in this many of the cache.
 const WINDOW_PART: usize = 100;
 /// Accesses, in cache sizes, after which the sketch is halved.
 const SAMPLE: usize = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Segment {
     Outside,
     Window,
     Probation,
@@ -36,7 +34,7 @@ pub(crate) struct WTinyLfu {
     window: List,
     probation: List,
     protected: List,
-    places: Vec<Place>,
+    segment_of: Vec<Segment>,
     sketch: Sketch,
 }
 
@@ -53,24 +51,24 @@ impl WTinyLfu {
             window: List::default(),
             probation: List::default(),
             protected: List::default(),
-            places: vec![Place::Outside; keys as usize],
+            segment_of: vec![Segment::Outside; keys as usize],
             sketch: Sketch::new(capacity, keys),
         }
     }
 
-    fn hit(&mut self, key: u32, place: Place) {
+    fn hit(&mut self, key: u32, segment: Segment) {
         let links = &mut self.links;
-        match place {
-            Place::Window => {
+        match segment {
+            Segment::Window => {
                 self.window.remove(links, key);
                 self.window.push_front(links, key);
                 return;
             }
-            Place::Probation => self.probation.remove(links, key),
+            Segment::Probation => self.probation.remove(links, key),
             _ => self.protected.remove(links, key),
         }
         self.protected.push_front(links, key);
-        self.places[key as usize] = Place::Protected;
+        self.segment_of[key as usize] = Segment::Protected;
         if self.protected.len() > self.protected_capacity
             && let Some(down) = self.protected.pop_back(&mut self.links)
         {
@@ -78,26 +76,26 @@ impl WTinyLfu {
         }
     }
 
-    /// What left the window enters the main part, or something else has to.
+    /// Moves the last row of the window to the main part if it wins against the victim there; evicts the loser.
     fn leave_window(&mut self) {
         let Some(candidate) = self.window.pop_back(&mut self.links) else { return };
-        self.places[candidate as usize] = Place::Outside;
+        self.segment_of[candidate as usize] = Segment::Outside;
         if self.probation.len() + self.protected.len() < self.main_capacity {
             self.enter_probation(candidate);
             return;
         }
-        // Probation is empty only where all of the main part is protected, or there is none.
+        // Probation is empty only if all of the main part is protected, or there is no main part.
         let from = if self.probation.is_empty() { &mut self.protected } else { &mut self.probation };
         let Some(victim) = from.back() else { return };
         if self.sketch.count(candidate) > self.sketch.count(victim) {
             from.remove(&mut self.links, victim);
-            self.places[victim as usize] = Place::Outside;
+            self.segment_of[victim as usize] = Segment::Outside;
             self.enter_probation(candidate);
         }
     }
 
     fn enter_probation(&mut self, key: u32) {
-        self.places[key as usize] = Place::Probation;
+        self.segment_of[key as usize] = Segment::Probation;
         self.probation.push_front(&mut self.links, key);
     }
 }
@@ -105,15 +103,15 @@ impl WTinyLfu {
 impl Simulated for WTinyLfu {
     fn access(&mut self, key: u32) -> bool {
         self.sketch.add(key);
-        let place = self.places[key as usize];
-        if place != Place::Outside {
-            self.hit(key, place);
+        let segment = self.segment_of[key as usize];
+        if segment != Segment::Outside {
+            self.hit(key, segment);
             return true;
         }
         if self.window.len() == self.window_capacity {
             self.leave_window();
         }
-        self.places[key as usize] = Place::Window;
+        self.segment_of[key as usize] = Segment::Window;
         self.window.push_front(&mut self.links, key);
         false
     }
@@ -122,16 +120,16 @@ impl Simulated for WTinyLfu {
 /// A count-min sketch of four rows of 4-bit counters.
 #[derive(Debug)]
 struct Sketch {
-    /// By row, each hashed apart; a byte each, of which 4 bits are used.
+    /// By row; each row has its own hash. A byte for each counter, of which 4 bits are used.
     counters: [Vec<u8>; 4],
     mask: u64,
     added: usize,
     period: usize,
 }
 
-/// So wide at least, or 16 times the keys, that a small cache is not judged by a crowded sketch.
+/// Least columns, or 16 times the keys, so that the sketch of a small cache has few collisions.
 const LEAST_COLUMNS: usize = 4096;
-/// The most that 4 bits count.
+/// The largest 4-bit count.
 const FULL: u8 = 15;
 
 impl Sketch {
@@ -151,7 +149,7 @@ impl Sketch {
         (0..4).map(|row| self.counters[row][self.column(key, row)]).min().unwrap_or(0)
     }
 
-    /// Adds to the least of the key's counters only, as the paper's conservative update does.
+    /// Increments only the smallest of the key's counters (the paper's conservative update).
     fn add(&mut self, key: u32) {
         let least = self.count(key);
         if least < FULL {

@@ -1,12 +1,12 @@
 use super::*;
-use crate::schema::preset::{self, Kind, SyntheticShape};
+use crate::schema::preset::{self, ArchKind, SyntheticShape};
 use crate::types::Jagged;
 use proptest::prelude::*;
 
 /// A trace of these accesses, each a table below 3 and a row.
 pub(crate) fn trace(accesses: &[(u32, u64)]) -> Trace {
     let shape = SyntheticShape { tables: 3, rows: 1000, dense: 0, multi_hot: None };
-    let mut builder = TraceBuilder::new(&preset::synthetic(Kind::Dcn, 4, shape));
+    let mut builder = TraceBuilder::new(&preset::synthetic(ArchKind::Dcn, 4, shape));
     for &(table, row) in accesses {
         builder.push(TableId(table), row).unwrap();
     }
@@ -21,7 +21,7 @@ pub(crate) fn accesses(most: usize) -> impl Strategy<Value = Vec<(u32, u64)>> {
 
 proptest! {
     #[test]
-    fn keys_stand_for_the_rows_that_were_asked_for(wanted in accesses(200)) {
+    fn keys_are_numbers_of_the_used_rows(wanted in accesses(200)) {
         let trace = trace(&wanted);
         let tables = trace.table_of_keys();
         let got: Vec<_> =
@@ -36,9 +36,9 @@ proptest! {
 }
 
 #[test]
-fn samples_ask_row_by_row_and_absent_ids_ask_only_where_a_row_stands_for_them() {
+fn accesses_are_in_order_of_samples_and_absent_ids_access_only_a_default_row() {
     let shape = SyntheticShape { tables: 2, rows: 10, dense: 0, multi_hot: Some(3) };
-    let mut schema = preset::synthetic(Kind::Deepfm, 4, shape);
+    let mut schema = preset::synthetic(ArchKind::Deepfm, 4, shape);
     schema.tables[1].default = crate::schema::AbsentDefault::Row(9);
     let batch = Batch {
         samples: 2,

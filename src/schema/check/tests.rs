@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::schema::preset::{self, Kind};
+use crate::schema::preset::{self, ArchKind};
 use crate::schema::{DenseFeature, Hash, Loss, Pooling};
 use crate::types::Element;
 
@@ -119,29 +119,29 @@ fn an_architecture_that_does_not_add_up_is_refused() {
         assert!(in_code.contains(reason), "{in_code}");
         assert!(in_text.ends_with(&in_code), "{in_text} against {in_code}");
     };
-    refuse(Kind::Dlrm, &dims, "features[2].table: architecture dlrm needs tables of one dim");
-    refuse(Kind::Deepfm, &dims, "architecture deepfm needs tables of one dim");
-    refuse(Kind::Deepfm, &|s| s.features[1].wide_table = None, "missing: architecture deepfm needs one");
-    refuse(Kind::WideDeep, &|s| s.features[1].wide_table = Some("C1".into()), "must have dim 1, got 4");
-    refuse(Kind::WideDeep, &|s| s.tables[30].rows = 99, "the 99 rows of table \"C5_wide\", got 100");
-    refuse(Kind::Dcn, &|s| s.features.clear(), "features: at least one is needed");
+    refuse(ArchKind::Dlrm, &dims, "features[2].table: architecture dlrm needs tables of one dim");
+    refuse(ArchKind::Deepfm, &dims, "architecture deepfm needs tables of one dim");
+    refuse(ArchKind::Deepfm, &|s| s.features[1].wide_table = None, "missing: architecture deepfm needs one");
+    refuse(ArchKind::WideDeep, &|s| s.features[1].wide_table = Some("C1".into()), "must have dim 1, got 4");
+    refuse(ArchKind::WideDeep, &|s| s.tables[30].rows = 99, "the 99 rows of table \"C5_wide\", got 100");
+    refuse(ArchKind::Dcn, &|s| s.features.clear(), "features: at least one is needed");
     let deepless = Architecture::Dcn { cross_layers: 1, deep: vec![] };
-    refuse(Kind::Dcn, &|s| s.architecture = deepless.clone(), "at least one hidden size");
+    refuse(ArchKind::Dcn, &|s| s.architecture = deepless.clone(), "at least one hidden size");
     let crossless = Architecture::Dcnv2 { cross_layers: 0, rank: None, deep: vec![1] };
-    refuse(Kind::Dcn, &|s| s.architecture = crossless.clone(), "cross_layers: must be between 1 and 64");
+    refuse(ArchKind::Dcn, &|s| s.architecture = crossless.clone(), "cross_layers: must be between 1 and 64");
     let rankless = Architecture::Dcnv2 { cross_layers: 1, rank: Some(0), deep: vec![1] };
-    refuse(Kind::Dcn, &|s| s.architecture = rankless.clone(), "rank: must be between");
+    refuse(ArchKind::Dcn, &|s| s.architecture = rankless.clone(), "rank: must be between");
     let huge = Architecture::Deepfm { deep: vec![65_536; 2] };
-    refuse(Kind::Deepfm, &|s| s.architecture = huge.clone(), "dense weights, at most");
+    refuse(ArchKind::Deepfm, &|s| s.architecture = huge.clone(), "dense weights, at most");
     let mixed = |schema: &mut Schema| schema.tables[2].dim = 8;
-    let mut dcn = preset::criteo(Kind::Dcn, 4, 100);
+    let mut dcn = preset::criteo(ArchKind::Dcn, 4, 100);
     mixed(&mut dcn);
     assert_eq!(dcn.check(), Ok(()));
 }
 
 #[test]
 fn a_model_without_dense_inputs_is_allowed() {
-    assert_eq!(preset::avazu(Kind::Dlrm, 4, 100).check(), Ok(()));
+    assert_eq!(preset::avazu(ArchKind::Dlrm, 4, 100).check(), Ok(()));
 }
 
 fn transforms() -> impl Strategy<Value = Transform> {

@@ -1,14 +1,14 @@
-//! Encoding is total, and what it refuses is named.
+//! Encoding never panics, and its errors name the feature and sample.
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::schema::preset::{self, Kind};
+use crate::schema::preset::{self, ArchKind};
 use crate::schema::{Hash, Transform};
 
 /// Two dense values; a hashed one-hot, a one-hot of ids, a hashed multi-hot of at most 3.
 fn schema() -> Schema {
-    let mut schema = preset::criteo(Kind::Dlrm, 4, 100);
+    let mut schema = preset::criteo(ArchKind::Dlrm, 4, 100);
     schema.dense.truncate(2);
     schema.dense[1].transform = Transform::Standardize { mean: 1.0, std: 2.0 };
     schema.features.truncate(3);
@@ -52,7 +52,7 @@ fn refused(change: impl FnOnce(&mut RawBatch)) -> String {
 }
 
 #[test]
-fn dense_values_are_transformed_and_strings_hashed_and_ids_passed_through() {
+fn dense_values_are_transformed_strings_hashed_and_ids_copied() {
     let (schema, mut out) = (schema(), Batch::empty(3));
     schema.encode(&raw(), &mut out).unwrap();
     assert_eq!(out.samples, 2);
@@ -65,7 +65,7 @@ fn dense_values_are_transformed_and_strings_hashed_and_ids_passed_through() {
 }
 
 #[test]
-fn a_reused_batch_holds_the_last_input_alone() {
+fn a_reused_batch_holds_only_the_last_input() {
     let (schema, mut used, mut fresh) = (schema(), Batch::default(), Batch::default());
     let mut big = raw();
     big.dense = vec![9.0; 4];
@@ -77,7 +77,7 @@ fn a_reused_batch_holds_the_last_input_alone() {
 }
 
 #[test]
-fn what_is_not_of_the_schemas_shape_is_refused_by_name() {
+fn a_batch_of_another_shape_is_refused_by_name() {
     let ids = |ids: Vec<u64>| RawValues::Ids(ids);
     assert!(refused(|r| r.dense.push(1.0)).contains("2 samples x 2 values, got 5"));
     assert!(
@@ -97,7 +97,7 @@ fn what_is_not_of_the_schemas_shape_is_refused_by_name() {
     );
     assert!(refused(|r| r.features[2].offsets = vec![0, 0, 4]).contains("sample 1: at most 3 ids, got 4"));
     assert!(refused(|r| r.features[1].values = ids(vec![1])).contains("2 values in all, got 1"));
-    assert!(refused(|r| r.features[1] = text(&[&["a"], &["b"]])).contains("\"C2\": strings came"));
+    assert!(refused(|r| r.features[1] = text(&[&["a"], &["b"]])).contains("\"C2\": got strings"));
     let ends = |r: &mut RawBatch, new: [u32; 2]| {
         let RawValues::Text { ends, .. } = &mut r.features[0].values else { unreachable!() };
         ends.copy_from_slice(&new);
@@ -143,7 +143,7 @@ fn columns() -> impl Strategy<Value = RawFeature> {
 
 proptest! {
     #[test]
-    fn no_batch_makes_encoding_panic_and_what_passes_has_the_schemas_shape(
+    fn no_batch_makes_encoding_panic_and_encoded_batches_have_the_schemas_shape(
         samples in prop_oneof![0..4usize, Just(usize::MAX)],
         dense in prop::collection::vec(any::<f32>(), 0..8),
         features in prop::collection::vec(columns(), 0..5),

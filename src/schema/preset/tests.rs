@@ -2,7 +2,7 @@ use super::*;
 
 #[test]
 fn every_preset_is_a_valid_schema_and_reads_back_equal() {
-    for kind in Kind::ALL {
+    for kind in ArchKind::ALL {
         let shape = SyntheticShape { tables: 4, rows: 1000, dense: 2, multi_hot: Some(5) };
         for schema in [criteo(kind, 16, 1000), avazu(kind, 16, 1000), synthetic(kind, 8, shape)] {
             assert_eq!(Schema::parse(&schema.to_toml()), Ok(schema));
@@ -12,32 +12,32 @@ fn every_preset_is_a_valid_schema_and_reads_back_equal() {
 
 #[test]
 fn a_wide_architecture_has_a_first_order_weight_a_feature() {
-    let schema = criteo(Kind::Deepfm, 16, 1000);
+    let schema = criteo(ArchKind::Deepfm, 16, 1000);
     assert_eq!(schema.tables.len(), 52);
     assert_eq!(schema.features[3].wide_table.as_deref(), Some("C4_wide"));
     assert_eq!(schema.input_width(), 13 + 26 * 16 + 26);
-    assert_eq!(criteo(Kind::Dlrm, 16, 1000).tables.len(), 26);
+    assert_eq!(criteo(ArchKind::Dlrm, 16, 1000).tables.len(), 26);
 }
 
 #[test]
 fn a_type_of_element_goes_where_it_makes_rows_shorter() {
     for element in Element::ALL {
-        let schema = criteo(Kind::Deepfm, 16, 1000).stored_as(element);
+        let schema = criteo(ArchKind::Deepfm, 16, 1000).stored_as(element);
         assert!(schema.tables[..26].iter().all(|t| t.element == element));
         assert!(schema.tables[26..].iter().all(|t| t.element == Element::F32), "first-order weights");
         assert!(schema.lookups()[..26].iter().all(|l| l.element == element));
         assert_eq!(Schema::parse(&schema.to_toml()), Ok(schema));
     }
-    assert_eq!(criteo(Kind::Dcn, 16, 10).stored_as(Element::F16).tables[0].row_bytes(), 32);
-    assert_eq!(criteo(Kind::Dcn, 16, 10).stored_as(Element::Int8).tables[0].row_bytes(), 24);
-    assert_eq!(criteo(Kind::Dcn, 3, 10).stored_as(Element::Int8).tables[0].row_bytes(), 12);
+    assert_eq!(criteo(ArchKind::Dcn, 16, 10).stored_as(Element::F16).tables[0].row_bytes(), 32);
+    assert_eq!(criteo(ArchKind::Dcn, 16, 10).stored_as(Element::Int8).tables[0].row_bytes(), 24);
+    assert_eq!(criteo(ArchKind::Dcn, 3, 10).stored_as(Element::Int8).tables[0].row_bytes(), 12);
 }
 
 #[test]
 fn architectures_are_named_as_in_the_schema() {
-    for kind in Kind::ALL {
+    for kind in ArchKind::ALL {
         assert_eq!(kind.name().parse(), Ok(kind));
         assert!(avazu(kind, 4, 10).to_toml().contains(&format!("kind = \"{kind}\"")));
     }
-    assert!("DLRM".parse::<Kind>().is_err());
+    assert!("DLRM".parse::<ArchKind>().is_err());
 }

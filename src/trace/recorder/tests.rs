@@ -1,13 +1,13 @@
-use super::super::format::{Ended, FormatError, TraceReader};
+use super::super::format::{Ended, FormatError, Opened, TraceReader};
 use super::*;
 use crate::metrics::Metrics;
-use crate::schema::preset::{self, Kind, SyntheticShape};
+use crate::schema::preset::{self, ArchKind, SyntheticShape};
 
 const TABLES: usize = 3;
 
 fn schema() -> Schema {
     let shape = SyntheticShape { tables: TABLES, rows: 1 << 40, dense: 0, multi_hot: None };
-    preset::synthetic(Kind::Dcn, 4, shape)
+    preset::synthetic(ArchKind::Dcn, 4, shape)
 }
 
 fn batch(samples: usize, from: u64) -> Batch {
@@ -29,7 +29,8 @@ fn read(folder: &Path) -> (Vec<(u32, u64)>, Vec<u64>) {
     let mut all = Vec::new();
     let files = numbered(folder).unwrap();
     for file in &files {
-        let reader = TraceReader::new(File::open(&file.path).unwrap()).unwrap();
+        let opened = TraceReader::open(File::open(&file.path).unwrap()).unwrap();
+        let Opened::Whole(reader) = opened else { panic!("{}: no header", file.path.display()) };
         let ended = reader.read(|table, row| {
             all.push((table.0, row));
             Ok::<(), FormatError>(())
@@ -53,13 +54,13 @@ fn all_accesses_of_the_sampled_rows_are_written_in_order_over_several_starts() {
             Recorder::start(&schema(), &options(folder.path(), 0.3, 1 << 30), metrics.model("m", &schema()));
         let recorder = recorder.unwrap();
         for i in 0..5 {
-            // Every other start asks for the same rows again.
+            // Every other start uses the same rows again.
             let batch = batch(100, (start % 2) * 1000 + i * 100);
             recorder.record(&batch);
             wanted.extend(accesses(&batch));
         }
     }
-    wanted.retain(|&(table, row)| Sampler::new(0.3).takes(TableId(table), row));
+    wanted.retain(|&(table, row)| Sampler::new(0.3).selects(TableId(table), row));
     let (got, files) = read(folder.path());
     assert_eq!(got, wanted);
     assert_eq!(files.len(), 3);
@@ -80,7 +81,7 @@ fn files_stay_within_the_limit_and_the_newest_are_kept() {
     let mut wanted = Vec::new();
     for i in 0..100 {
         let batch = batch(1000, i * 1000);
-        // Nothing is dropped when the writer is given the time.
+        // Waits for the writer, so that nothing is dropped.
         while recorder.waiting.load(Ordering::Relaxed) > 0 {
             std::thread::yield_now();
         }
@@ -95,7 +96,7 @@ fn files_stay_within_the_limit_and_the_newest_are_kept() {
 }
 
 #[test]
-fn a_queue_that_is_full_drops_and_counts_and_does_not_wait() {
+fn a_full_queue_drops_and_counts_accesses_without_waiting() {
     let folder = tempfile::tempdir().unwrap();
     let metrics = Metrics::new().unwrap();
     let options = options(folder.path(), 1.0, 1 << 30);
@@ -110,7 +111,7 @@ fn a_queue_that_is_full_drops_and_counts_and_does_not_wait() {
 }
 
 #[test]
-fn a_folder_that_is_gone_costs_accesses_and_no_panic() {
+fn a_removed_folder_costs_accesses_and_no_panic() {
     let folder = tempfile::tempdir().unwrap();
     let inner = folder.path().join("state");
     let metrics = Metrics::new().unwrap();
@@ -124,9 +125,77 @@ fn a_folder_that_is_gone_costs_accesses_and_no_panic() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_made_is_told_at_the_start() {
+fn a_folder_that_cannot_be_created_is_an_error_at_the_start() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let metrics = Metrics::new().unwrap();
     let options = options(&file.path().join("state"), 1.0, 1 << 20);
     assert!(Recorder::start(&schema(), &options, metrics.model("m", &schema())).is_err());
+}
+
+fn writer(folder: &Path) -> (Writer, Metrics) {
+    let metrics = Metrics::new().unwrap();
+    let options = options(folder, 1.0, 1 << 30);
+    let files = Files::open(&options, Header::of(&schema(), 1.0).bytes()).unwrap();
+    let writer = Writer::new(files, metrics.model("m", &schema()));
+    (writer, metrics)
+}
+
+/// Writes a block of one access.
+fn write(writer: &mut Writer, row: u64) {
+    format::push_access(&mut writer.block, TableId(1), row);
+    writer.accesses = 1;
+    writer.write();
+}
+
+#[test]
+fn a_file_appears_only_with_a_whole_header_and_failed_attempts_back_off() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut writer, metrics) = writer(folder.path());
+    // No file can be created under the temporary name.
+    let obstacle = folder.path().join("trace-00000001.fltrace.tmp");
+    fs::create_dir(&obstacle).unwrap();
+    write(&mut writer, 1);
+    assert!(numbered(folder.path()).unwrap().is_empty());
+    fs::remove_dir(&obstacle).unwrap();
+    write(&mut writer, 2);
+    assert!(numbered(folder.path()).unwrap().is_empty(), "the next attempt must wait");
+    let waits = (0..8).map(|_| {
+        fs::create_dir_all(&obstacle).unwrap();
+        writer.failed.as_mut().unwrap().retry_at = Instant::now();
+        write(&mut writer, 3);
+        writer.failed.unwrap().wait.as_secs()
+    });
+    assert_eq!(waits.collect::<Vec<_>>(), [2, 4, 8, 16, 32, 60, 60, 60]);
+    fs::remove_dir(&obstacle).unwrap();
+    writer.failed.as_mut().unwrap().retry_at = Instant::now();
+    write(&mut writer, 4);
+    assert!(writer.failed.is_none());
+    assert_eq!(read(folder.path()).0, [(1, 4)]);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file is left");
+    assert!(metrics.render().contains("flechette_trace_dropped_total{model=\"m\"} 10"));
+}
+
+#[test]
+fn a_block_that_fails_leaves_neither_an_empty_file_nor_a_partial_block() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut writer, _) = writer(folder.path());
+    let files = &mut writer.files;
+    // A file that is open for reading only refuses every block.
+    let mut open = files.begin().unwrap();
+    open.file = File::open(&open.path).unwrap();
+    files.open = Some(open);
+    write(&mut writer, 1);
+    assert!(numbered(folder.path()).unwrap().is_empty(), "a file without a block is removed");
+
+    writer.failed = None;
+    write(&mut writer, 2);
+    let open = writer.files.open.take().unwrap();
+    let whole = open.bytes;
+    let mut file = open.file.try_clone().unwrap();
+    file.write_all(b"part of a block").unwrap();
+    writer.files.open = open.without_partial_block(writer.files.header.len() as u64);
+    assert_eq!(fs::metadata(&writer.files.open.as_ref().unwrap().path).unwrap().len(), whole);
+    write(&mut writer, 3);
+    let (accesses, files) = read(folder.path());
+    assert_eq!((accesses, files.len()), (vec![(1, 2), (1, 3)], 1));
 }

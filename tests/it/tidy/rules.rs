@@ -22,7 +22,7 @@ pub const IMPORTS: &[(&str, &[&str])] = &[
     ("mem", &["types"]),
     ("sync", &["types", "mem"]),
     ("config", &["types", "mem"]),
-    ("schema", &["types", "mem", "predict::PredictError"]),
+    ("schema", &["types", "mem"]),
     ("metrics", &["types", "schema"]),
     ("predict", &["types", "schema"]),
     ("compute", &["types", "mem", "schema"]),

@@ -19,7 +19,7 @@ fn named_skews_give_the_hottest_two_percent_their_share() {
         for (skew, share) in
             [(Skew::Uniform, 0.02), (Skew::Low, 0.085), (Skew::Medium, 0.3), (Skew::High, 0.8)]
         {
-            // The hottest of few ids takes at least its even share.
+            // With few ids the hottest one has at least the average share.
             let share = f64::max(share, 1.0 / rows as f64);
             let got = share_of_hottest(skew, rows);
             assert!((got - share).abs() < 0.01, "{skew:?} of {rows} rows: {got}");
@@ -28,13 +28,13 @@ fn named_skews_give_the_hottest_two_percent_their_share() {
 }
 
 #[test]
-fn an_exponent_of_one_is_no_singular_case() {
+fn an_exponent_of_one_works() {
     let at = |alpha| share_of_hottest(Skew::Alpha(alpha), 100_000);
     assert!((at(1.0) - at(1.000_01)).abs() < 0.01 && (at(1.0) - 0.66).abs() < 0.01, "{}", at(1.0));
 }
 
 #[test]
-fn hot_ids_are_no_neighbours() {
+fn hot_ids_are_not_neighbours() {
     let sampler = IdSampler::new(Skew::High, 100_000, 0, 0);
     let hot: HashSet<u64> = (0..100).map(|rank| sampler.permutation.of(rank)).collect();
     let neighbours = hot.iter().filter(|&&id| hot.contains(&(id + 1))).count();
@@ -42,7 +42,7 @@ fn hot_ids_are_no_neighbours() {
 }
 
 #[test]
-fn names_and_numbers_are_read_and_others_refused() {
+fn names_and_numbers_are_parsed_and_other_words_refused() {
     assert_eq!("high".parse(), Ok(Skew::High));
     assert_eq!("1.2".parse(), Ok(Skew::Alpha(1.2)));
     for text in ["", "-1", "nan", "inf", "101", "High"] {
@@ -60,7 +60,7 @@ proptest! {
     }
 
     #[test]
-    fn ids_are_always_rows(rows in 1..=1u64 << 48, alpha in 0.0..MAX_ALPHA, draw: u64) {
+    fn ids_are_always_below_the_rows(rows in 1..=1u64 << 48, alpha in 0.0..MAX_ALPHA, draw: u64) {
         let skew = Skew::Alpha(alpha);
         prop_assert!(IdSampler::new(skew, rows, 0, 0).id(draw) < rows);
         prop_assert!(IdSampler::new(skew, rows, 0, 0).id(u64::MAX) < rows);

@@ -10,7 +10,7 @@ fn ranked(wanted: &[(u32, u64)], floor: u64) -> Ranked {
 
 proptest! {
     #[test]
-    fn a_file_reads_back_as_it_was_written_and_twice_the_same(wanted in accesses(100), floor: u64) {
+    fn a_file_reads_back_equal_and_equal_counts_give_equal_bytes(wanted in accesses(100), floor: u64) {
         let ranked = ranked(&wanted, floor);
         let file = tempfile::NamedTempFile::new().unwrap();
         ranked.write(file.path()).unwrap();
@@ -39,27 +39,27 @@ proptest! {
 }
 
 #[test]
-fn a_row_that_comes_twice_is_refused_by_name() {
+fn a_row_that_occurs_twice_is_refused_by_name() {
     let mut twice = ranked(&[(0, 1), (0, 1), (0, 2), (1, 2)], 0);
     let file = tempfile::NamedTempFile::new().unwrap();
-    let said = |ranked: &Ranked| {
+    let refusal = |ranked: &Ranked| {
         ranked.write(file.path()).unwrap();
         Ranked::read(file.path()).unwrap_err().to_string()
     };
     let (name, row) = (twice.tables[0].name.clone(), twice.tables[0].rows[0]);
     twice.tables[0].rows[1] = row;
-    let error = said(&twice);
+    let error = refusal(&twice);
     assert!(error.contains(&format!("table {name:?}: expected distinct rows, got {row} twice")), "{error}");
     twice.tables[0].rows[1] = row + 1;
     assert!(twice.write(file.path()).is_ok() && Ranked::read(file.path()).is_ok());
 }
 
 #[test]
-fn a_file_of_something_else_is_refused_by_name() {
+fn a_file_of_another_format_is_refused_by_name() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "table,row,count").unwrap();
     let error = Ranked::read(file.path()).unwrap_err().to_string();
-    assert!(error.starts_with("counts: ") && error.contains("no safetensors file"), "{error}");
+    assert!(error.starts_with("counts: ") && error.contains("not a safetensors file"), "{error}");
     let about = HashMap::from([("format".to_owned(), "weights".to_owned())]);
     serialize_to_file(Vec::<(&str, TensorView<'_>)>::new(), Some(about), file.path()).unwrap();
     let error = Ranked::read(file.path()).unwrap_err().to_string();

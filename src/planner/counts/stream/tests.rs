@@ -2,12 +2,12 @@ use super::super::super::trace::tests::{accesses, trace};
 use super::super::Ranked;
 use super::super::summary::KEY_BYTES;
 use super::*;
-use crate::schema::preset::{self, Kind, SyntheticShape};
+use crate::schema::preset::{self, ArchKind, SyntheticShape};
 use proptest::prelude::*;
 
 fn schema() -> Schema {
     let shape = SyntheticShape { tables: 3, rows: 1000, dense: 0, multi_hot: None };
-    preset::synthetic(Kind::Dcn, 4, shape)
+    preset::synthetic(ArchKind::Dcn, 4, shape)
 }
 
 fn counts(wanted: &[(u32, u64)], rows: usize) -> Counts {
@@ -18,7 +18,7 @@ fn counts(wanted: &[(u32, u64)], rows: usize) -> Counts {
 
 proptest! {
     #[test]
-    fn rows_that_fit_are_written_as_a_trace_of_them_is_to_the_byte(wanted in accesses(300)) {
+    fn rows_that_fit_give_the_same_file_as_a_trace(wanted in accesses(300)) {
         let (streamed, whole) = (tempfile::NamedTempFile::new().unwrap(), tempfile::NamedTempFile::new().unwrap());
         let exact = Ranked::of(&trace(&wanted));
         exact.write(whole.path()).unwrap();
@@ -31,7 +31,7 @@ proptest! {
     }
 
     #[test]
-    fn past_the_room_every_row_above_the_floor_is_written_and_counts_err_by_it_at_most(
+    fn past_the_room_rows_above_the_floor_are_kept_and_counts_are_at_most_the_floor_too_high(
         wanted in accesses(300), rows in 1usize..12,
     ) {
         let counts = counts(&wanted, rows);
@@ -60,7 +60,7 @@ proptest! {
 }
 
 #[test]
-fn the_last_row_of_the_largest_table_has_a_key_of_its_own_and_a_larger_table_is_no_schema() {
+fn the_last_row_of_the_largest_table_has_its_own_key_and_larger_tables_are_refused() {
     let (table, row) = (19_999, (1 << 48) - 1);
     let last = Counted { key: key(TableId(table), row), count: 7 };
     assert_eq!((table_of(&last), row_of(&last)), (u64::from(table), (row, 7)));
@@ -72,7 +72,7 @@ fn the_last_row_of_the_largest_table_has_a_key_of_its_own_and_a_larger_table_is_
 }
 
 #[test]
-fn text_tells_what_is_exact_and_what_is_not() {
+fn text_says_whether_counts_are_exact() {
     let wanted = [(0, 1), (0, 1), (1, 2), (2, 3)];
     assert_eq!(counts(&wanted, 3).text(1.0), "4 accesses of 3 rows of 3 tables\n");
     let text = counts(&wanted, 2).text(0.5);

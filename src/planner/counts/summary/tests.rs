@@ -12,11 +12,11 @@ fn bytes(summary: &Summary) -> usize {
     16 * summary.counted.capacity() + 4 * summary.index.capacity()
 }
 
-/// Holds what the module's page says against exact counts.
+/// Checks the bounds of the module docs against exact counts.
 fn check(summary: &Summary, exact: &HashMap<u64, u64>) -> Result<(), TestCaseError> {
     let floor = summary.floor();
     let held: HashMap<u64, u64> = summary.counted.iter().map(|c| (c.key, c.count)).collect();
-    prop_assert_eq!(held.len(), summary.keys(), "a key is there twice");
+    prop_assert_eq!(held.len(), summary.keys(), "a key is kept twice");
     for (key, &accesses) in exact {
         match held.get(key) {
             Some(&count) => {
@@ -29,7 +29,7 @@ fn check(summary: &Summary, exact: &HashMap<u64, u64>) -> Result<(), TestCaseErr
                     summary.counted.iter().position(|c| c.key == *key).unwrap()
                 );
             }
-            None => prop_assert!(accesses <= floor, "{accesses} accesses forgotten, floor {floor}"),
+            None => prop_assert!(accesses <= floor, "{accesses} accesses dropped, floor {floor}"),
         }
     }
     prop_assert!(held.keys().all(|key| exact.contains_key(key)));
@@ -60,7 +60,7 @@ proptest! {
     }
 
     #[test]
-    fn memory_stays_within_its_bytes_whatever_comes(
+    fn memory_stays_within_its_bytes_for_any_keys(
         bytes_given in KEY_BYTES..200_000, step in 1u64..1000, repeats in 1u64..4,
     ) {
         let mut summary = Summary::within(bytes_given).unwrap();
@@ -92,7 +92,7 @@ fn past_the_first_index_every_key_is_still_found() {
 
 #[test]
 fn more_bytes_than_the_system_has_are_an_error_or_are_not_touched() {
-    // 96 GiB of addresses, that is: no more rows can be told apart.
+    // 96 GiB of addresses: keys have 32-bit indices, so more are never reserved.
     if let Ok(mut summary) = Summary::within(usize::MAX) {
         summary.add(1);
         assert_eq!((summary.room, summary.keys()), (u32::MAX as usize, 1));

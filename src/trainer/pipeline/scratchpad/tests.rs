@@ -4,7 +4,7 @@ use crate::schema::preset::{self, SyntheticShape};
 /// Eight tables of a million rows of one width, and one of a hundred rows of another.
 fn uneven() -> Sizes {
     let shape = SyntheticShape { tables: 9, rows: 1_000_000, dense: 0, multi_hot: Some(7) };
-    let mut schema = preset::synthetic(crate::schema::preset::Kind::Deepfm, 16, shape);
+    let mut schema = preset::synthetic(crate::schema::preset::ArchKind::Deepfm, 16, shape);
     schema.tables[8].rows = 100;
     schema.tables[8].dim = 3;
     Sizes::of(&schema, Kind::Sgd).unwrap()
