@@ -1,16 +1,13 @@
-//! Rows by a cache in a device's memory.
+//! Scores by a cache in a device's memory.
 //!
-//! A batch takes a worker of the front, which has a stream and memory of its own on the device, and gets the
-//! model's input back: every lookup pooled, beside the dense values. The store answers for what the cache
-//! misses, as it does on the host. The dense layers run on the host, over the same bits.
+//! A batch takes a lookup context, which has its own stream and memory on the device. The result is the model's input:
+//! dense values and pooled vectors. The store supplies the rows that are not cached. The dense layers run on the host.
 //!
-//! **A batch that is too large for a worker**, or whose missing rows are too many for its staging memory, is
-//! taken in halves. A score does not know what shares its batch, so halves change nothing but the time.
+//! **A batch that is too large** for a context, or misses more rows than its staging buffer holds, is split in halves. The
+//! scores are the same, because a score does not depend on the other samples of its batch.
 //!
-//! **A device is tried** before it serves (`trial`).
-//!
-//! **A device that fails** is given up: the batch, and all after it, are scored from the store, with the same
-//! bits. It is said once in the log, and for good in the metrics, since only a restart brings the device back.
+//! **A device that fails** is abandoned: this batch and all later ones are scored from the store, with the same bits. The
+//! failure is logged once and stays in the metrics, since only a restart uses the device again.
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,8 +15,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{Engine, Spent, spend};
-use crate::cache::gpu::lane::LaneError;
-use crate::cache::gpu::{DeviceCache, DeviceCacheError, DeviceHostRows, DeviceWorker, Missing, WorkerShape};
+use crate::cache::gpu::context::{ContextBytes, LookupError};
+use crate::cache::gpu::{ContextShape, GpuCache, GpuCacheError, GpuHostRows, LookupContext, MissingRows};
 use crate::cache::{CacheOptions, CacheShape, CacheStats, Warmed};
 use crate::device::cuda::Driver;
 use crate::device::cuda::memory::PinnedMemory;
@@ -28,195 +25,178 @@ use crate::schema::{AbsentDefault, Arity, Lookup, Schema, Table};
 use crate::store::EmbeddingStore;
 use crate::types::{Batch, Jagged, TableId};
 
-/// Most ids of a batch that a worker has room for, unless one sample has more: about 80 bytes each.
+/// Most ids of a batch of a context, unless one sample has more. An id takes about 80 bytes.
 const MAX_IDS: usize = 1 << 20;
-/// Most staging memory that a worker takes when it is not told how much.
+/// Largest default staging buffer of a context.
 const MAX_STAGING_BYTES: usize = 64 << 20;
 
-/// What a front is to be.
+/// The size of a GPU lookup tier.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct FrontShape<'a> {
-    /// Whose batches it takes.
+pub(crate) struct GpuTierOptions<'a> {
     pub schema: &'a Schema,
-    /// The cache's size and tables.
     pub cache: &'a CacheShape,
-    /// The cache's options.
     pub options: &'a CacheOptions,
-    /// How many batches at a time.
-    pub workers: usize,
+    /// Batches that run at the same time.
+    pub contexts: usize,
     /// Most samples of a batch.
     pub max_samples: usize,
-    /// `cache.staging_bytes`, of all workers together. `None`: for each as much as its largest batch could
-    /// miss, at most 64 MiB.
+    /// `cache.staging_bytes`, of all contexts together. `None`: for each context as much as its largest batch could miss,
+    /// at most 64 MiB.
     pub staging_bytes: Option<u64>,
 }
 
-/// Why there is no front.
+/// Why a GPU lookup tier cannot be made.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum FrontError {
-    /// The staging memory does not hold the rows of one sample for each worker.
+pub(crate) enum GpuTierError {
     #[error(
-        "cache.staging_bytes: {got} bytes for {workers} workers cannot hold the rows of a sample for each, minimum {minimum}"
+        "cache.staging_bytes: {got} bytes for {contexts} workers cannot hold the rows of a sample for each, minimum {minimum}"
     )]
-    Staging {
-        /// What was given.
-        got: u64,
-        /// How many share it.
-        workers: usize,
-        /// What would do.
-        minimum: u64,
-    },
-    /// The cache could not be made.
+    Staging { got: u64, contexts: usize, minimum: u64 },
     #[error(transparent)]
-    Cache(#[from] DeviceCacheError),
+    Cache(#[from] GpuCacheError),
 }
 
-/// A model's cache on a device, and the workers that take batches through it.
-pub struct DeviceFront {
-    tier: Box<dyn DeviceTier>,
-    /// Where ids are not the numbers of rows: by lookup, what it reads. Each then has a column of its own.
+/// A model's cache on a device and its lookup contexts.
+pub struct GpuLookupTier {
+    /// The cache and its contexts, for any driver.
+    pool: Box<dyn AnyContextPool>,
+    /// If some table's ids are not row numbers: what each lookup reads. Each lookup then has its own feature.
     columns: Option<Columns>,
     lost: AtomicBool,
-    worker_bytes: (usize, usize),
-    /// Whether rows of the store are pointed at, so that how many is to be tuned.
+    context_bytes: ContextBytes,
+    /// Whether the cache may point at rows of the store, so that their number is tuned.
     points: bool,
 }
 
-/// What each lookup reads, and where.
+/// By lookup: the lookup and its table.
 type Columns = Vec<(Lookup, Table)>;
 
-/// What the engine asks of a cache on a device, whatever its driver.
-trait DeviceTier: Send + Sync {
+/// A [`ContextPool`] of any driver.
+trait AnyContextPool: Send + Sync {
     fn embed(&self, batch: &Batch, fetch: Fetch<'_>, then: &mut dyn FnMut(&[f32])) -> Result<(), EmbedError>;
-    fn warm(&self, rows: &mut dyn Iterator<Item = WarmRow<'_>>) -> Result<Warmed, DeviceCacheError>;
-    fn point_at(&self, store: &EmbeddingStore) -> Result<usize, DeviceCacheError>;
+    fn warm(&self, rows: &mut dyn Iterator<Item = WarmRow<'_>>) -> Result<Warmed, GpuCacheError>;
+    fn point_at(&self, store: &EmbeddingStore) -> Result<usize, GpuCacheError>;
     fn observe(&self, ids: u64, elapsed: Duration);
-    fn hot_rows(&self) -> Result<Vec<(TableId, u64)>, DeviceCacheError>;
+    fn hot_rows(&self) -> Result<Vec<(TableId, u64)>, GpuCacheError>;
     fn stats(&self) -> CacheStats;
 }
 
-/// Writes the rows that are missing.
-pub(crate) type Fetch<'f> = &'f dyn Fn(&mut Missing<'_>) -> Result<(), PredictError>;
+/// Writes the missing rows.
+pub(crate) type Fetch<'f> = &'f dyn Fn(&mut MissingRows<'_>) -> Result<(), PredictError>;
 
-/// A row that a cache is filled with.
+/// A row to warm a cache with.
 pub(crate) type WarmRow<'r> = (TableId, u64, &'r [u8]);
 
 /// Why a batch was not embedded.
 #[derive(Debug)]
 pub(crate) enum EmbedError {
-    /// It is too large for a worker.
+    /// It does not fit in a context.
     TooLarge(PredictError),
-    /// The device does not work.
-    Device(DeviceCacheError),
-    /// Whoever fetched says no, or the batch is not of the schema's shape.
-    Refused(PredictError),
+    /// The device failed.
+    Device(GpuCacheError),
+    /// Rows could not be fetched, or the batch does not have the schema's shape.
+    Rejected(PredictError),
 }
 
-impl From<DeviceCacheError> for EmbedError {
-    fn from(error: DeviceCacheError) -> Self {
+impl From<GpuCacheError> for EmbedError {
+    fn from(error: GpuCacheError) -> Self {
         match error {
-            DeviceCacheError::Lane(LaneError::Capacity { field, limit, got }) => {
+            GpuCacheError::Lookup(LookupError::Capacity { field, limit, got }) => {
                 Self::TooLarge(PredictError::Capacity { field, needed: got, limit })
             }
-            DeviceCacheError::Lane(LaneError::Shape { field, expected, got }) => {
-                Self::Refused(PredictError::Shape { field, expected, got })
+            GpuCacheError::Lookup(LookupError::Shape { field, expected, got }) => {
+                Self::Rejected(PredictError::Shape { field, expected, got })
             }
             error => Self::Device(error),
         }
     }
 }
 
-impl DeviceFront {
-    /// Takes the memory, of the device and of the host.
+impl GpuLookupTier {
+    /// Allocates the cache and its contexts.
     ///
     /// # Errors
-    /// [`FrontError`] for a shape that does not hold together, and what the driver says.
-    pub(crate) fn new<D: Driver>(driver: Arc<D>, shape: &FrontShape<'_>) -> Result<Self, FrontError> {
-        let (columns, worker) = worker_shape(shape)?;
-        let cache = DeviceCache::new(shape.cache, shape.options, driver)?;
-        let worker = |_| cache.worker(&worker);
-        let idle: Vec<_> = (0..shape.workers.max(1)).map(worker).collect::<Result<_, _>>()?;
-        let sum = |(p, d), worker: &DeviceWorker<D>| (p + worker.bytes().0, d + worker.bytes().1);
-        let worker_bytes = idle.iter().fold((0, 0), sum);
-        let tier = Box::new(Workers {
-            pointed: Mutex::default(),
-            cache,
-            idle: Mutex::new(idle),
-            freed: Condvar::new(),
-        });
-        Ok(Self { tier, columns, lost: AtomicBool::new(false), worker_bytes, points: false })
+    /// [`GpuTierError`] for an inconsistent shape, and driver errors.
+    pub(crate) fn new<D: Driver>(driver: Arc<D>, options: &GpuTierOptions<'_>) -> Result<Self, GpuTierError> {
+        let (columns, shape) = context_shape(options)?;
+        let cache = GpuCache::new(options.cache, options.options, driver)?;
+        let contexts = 0..options.contexts.max(1);
+        let idle: Vec<_> = contexts.map(|_| cache.context(&shape)).collect::<Result<_, _>>()?;
+        let context_bytes = idle.iter().map(LookupContext::bytes).sum();
+        let (registered, idle) = (Mutex::default(), Mutex::new(idle));
+        let pool = Box::new(ContextPool { registered, cache, idle, freed: Condvar::new() });
+        Ok(Self { pool, columns, lost: AtomicBool::new(false), context_bytes, points: false })
     }
 
-    /// Whether the device has failed, so that nothing is asked of it any more.
+    /// Whether the device has failed and is no longer used.
     #[must_use]
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// The cache's counts.
     #[must_use]
     pub(crate) fn stats(&self) -> CacheStats {
-        self.tier.stats()
+        self.pool.stats()
     }
 
-    /// What all workers have of pinned memory of the host, and of the device's, in bytes: beside `cache.bytes`.
+    /// The memory of all contexts.
     #[must_use]
-    pub(crate) fn worker_bytes(&self) -> (usize, usize) {
-        self.worker_bytes
+    pub(crate) fn context_bytes(&self) -> ContextBytes {
+        self.context_bytes
     }
 
-    /// Gives `then` the model's input of a batch, `samples x stride`. Waits for a worker.
+    /// Calls `then` with the model's input for a batch, `samples x stride`. Waits for an idle context.
     pub(crate) fn embed(
         &self,
         batch: &Batch,
         fetch: Fetch<'_>,
         then: &mut dyn FnMut(&[f32]),
     ) -> Result<(), EmbedError> {
-        self.tier.embed(&self.columns(batch), fetch, then)
+        self.pool.embed(&self.columns(batch), fetch, then)
     }
 
-    /// Gives the device up.
+    /// Abandons the device.
     pub(crate) fn lose(&self, error: &dyn std::fmt::Display) {
         if !self.lost.swap(true, Ordering::Relaxed) {
-            tracing::error!(%error, "the device failed: scores come from the host from now on, until a restart");
+            tracing::error!(%error, "the device failed: the host scores from now on, until a restart");
         }
     }
 
-    /// Lets the cache point at the tables that the store holds in the device's pinned memory.
+    /// Lets the cache point at the tables that the store holds in pinned memory of this driver.
     pub(crate) fn point_at(&mut self, store: &EmbeddingStore) {
-        match self.tier.point_at(store) {
+        match self.pool.point_at(store) {
             Ok(tables) => self.points = tables > 0,
-            Err(error) => tracing::warn!(%error, "cache.pointers: nothing more is pointed at"),
+            Err(error) => tracing::warn!(%error, "cache.pointers: the cache makes no more pointers"),
         }
     }
 
-    /// Tells the cache how long a batch took to get its rows: what the number of pointers is tuned by.
+    /// Reports how long the lookup of a batch took; the number of pointers is tuned by that.
     fn observe(&self, batch: &Batch, elapsed: Duration) {
         if self.points {
-            self.tier.observe(batch.features.iter().map(|f| f.ids.len() as u64).sum(), elapsed);
+            self.pool.observe(batch.features.iter().map(|f| f.ids.len() as u64).sum(), elapsed);
         }
     }
 
     /// Fills the cache, as [`crate::cache::FlatCache::warm`].
     pub(crate) fn warm(&self, rows: &mut dyn Iterator<Item = WarmRow<'_>>) -> Warmed {
-        self.tier.warm(rows).unwrap_or_else(|error| {
+        self.pool.warm(rows).unwrap_or_else(|error| {
             self.lose(&error);
             Warmed::default()
         })
     }
 
-    /// The rows that the cache holds, the last used first.
+    /// The cached rows, most recently used first.
     pub(crate) fn hot_rows(&self) -> Vec<(TableId, u64)> {
         if self.is_lost() {
             return Vec::new();
         }
-        self.tier.hot_rows().unwrap_or_else(|error| {
+        self.pool.hot_rows().unwrap_or_else(|error| {
             self.lose(&error);
             Vec::new()
         })
     }
 
-    /// The batch by row numbers: as it is where ids are such, else a column a lookup.
+    /// The batch with row numbers for ids. Where ids are not row numbers, each lookup gets a feature of its own.
     fn columns<'b>(&self, batch: &'b Batch) -> Cow<'b, Batch> {
         let Some(columns) = &self.columns else { return Cow::Borrowed(batch) };
         let column = |(lookup, table): &(Lookup, Table)| {
@@ -230,18 +210,18 @@ impl DeviceFront {
 }
 
 impl Engine {
-    /// Scores a batch by a device's cache, in halves where it is too large for a worker.
-    pub(crate) fn score_on_device(
+    /// Scores a batch through the device's cache, in halves if it does not fit in a context.
+    pub(crate) fn score_on_gpu(
         &self,
-        front: &DeviceFront,
+        tier: &GpuLookupTier,
         batch: &Batch,
         spent: &Spent,
     ) -> Result<Vec<f32>, PredictError> {
         let mut scores = Vec::new();
         let started = Instant::now();
         let stride = self.schema.input_width();
-        let embedded = front.embed(batch, &|missing| self.fetch(missing), &mut |input| {
-            front.observe(batch, started.elapsed());
+        let embedded = tier.embed(batch, &|missing| self.fetch(missing), &mut |input| {
+            tier.observe(batch, started.elapsed());
             spend(&spent.lookup, started);
             scores = self.run_chunks(batch.samples, spent, |first, tape| {
                 for s in 0..tape.samples {
@@ -255,20 +235,20 @@ impl Engine {
             Err(EmbedError::TooLarge(_)) if batch.samples > 1 => {
                 let middle = batch.samples / 2;
                 for part in [0..middle, middle..batch.samples] {
-                    scores.extend(self.score_on_device(front, &batch.part(part), spent)?);
+                    scores.extend(self.score_on_gpu(tier, &batch.part(part), spent)?);
                 }
                 Ok(scores)
             }
-            Err(EmbedError::TooLarge(error) | EmbedError::Refused(error)) => Err(error),
+            Err(EmbedError::TooLarge(error) | EmbedError::Rejected(error)) => Err(error),
             Err(EmbedError::Device(error)) => {
-                front.lose(&error);
+                tier.lose(&error);
                 Ok(self.score_from_store(batch, spent))
             }
         }
     }
 
-    /// Writes the rows that a device's cache does not hold.
-    fn fetch(&self, missing: &mut Missing<'_>) -> Result<(), PredictError> {
+    /// Writes the rows that are not cached.
+    fn fetch(&self, missing: &mut MissingRows<'_>) -> Result<(), PredictError> {
         self.store.fetch((0..missing.len()).map(|m| missing.row(m)));
         for m in 0..missing.len() {
             let (table, id) = missing.row(m);
@@ -280,12 +260,12 @@ impl Engine {
     }
 }
 
-/// Past every table, and so read as zeros.
+/// An id past every table, which reads as zeros.
 const NO_ROW: u64 = u64::MAX;
 
-/// The columns and the worker of a front.
-fn worker_shape(shape: &FrontShape<'_>) -> Result<(Option<Columns>, WorkerShape), FrontError> {
-    let FrontShape { schema, max_samples, .. } = *shape;
+/// The columns and the context shape of a tier.
+fn context_shape(options: &GpuTierOptions<'_>) -> Result<(Option<Columns>, ContextShape), GpuTierError> {
+    let GpuTierOptions { schema, max_samples, .. } = *options;
     let mut lookups = schema.lookups();
     let ids_of = |feature: usize| match schema.features[feature].arity {
         Arity::OneHot => 1,
@@ -303,14 +283,14 @@ fn worker_shape(shape: &FrontShape<'_>) -> Result<(Option<Columns>, WorkerShape)
         None => (0..schema.features.len()).map(ids_of).sum::<usize>(),
         Some(columns) => columns.iter().map(|(lookup, _)| ids_of(lookup.feature)).sum(),
     };
-    let workers = shape.workers.max(1);
+    let contexts = options.contexts.max(1);
     let largest = max_samples.saturating_mul(row_bytes).min(MAX_STAGING_BYTES).max(row_bytes);
-    let staging = shape.staging_bytes.map_or(largest, |all| (all / workers as u64) as usize);
+    let staging = options.staging_bytes.map_or(largest, |all| (all / contexts as u64) as usize);
     if staging < row_bytes {
-        let (got, minimum) = (shape.staging_bytes.unwrap_or(0), (workers * row_bytes) as u64);
-        return Err(FrontError::Staging { got, workers, minimum });
+        let (got, minimum) = (options.staging_bytes.unwrap_or(0), (contexts * row_bytes) as u64);
+        return Err(GpuTierError::Staging { got, contexts, minimum });
     }
-    let worker = WorkerShape {
+    let shape = ContextShape {
         features: columns.as_ref().map_or(schema.features.len(), Vec::len),
         lookups,
         dense_width: schema.dense_width(),
@@ -318,77 +298,78 @@ fn worker_shape(shape: &FrontShape<'_>) -> Result<(Option<Columns>, WorkerShape)
         max_samples,
         max_ids: max_samples.saturating_mul(ids).min(MAX_IDS).max(ids),
         staging_bytes: Some(staging),
-        // The hits of a batch are no more than it could miss.
+        // A batch has at most as many hits as it could have misses.
         copy_bytes: staging,
     };
-    Ok((columns, worker))
+    Ok((columns, shape))
 }
 
-/// A cache and the workers that are not at work.
-struct Workers<D: Driver> {
-    /// The right to point at rows of the store. It ends first.
-    pointed: Mutex<Vec<DeviceHostRows<D>>>,
-    cache: DeviceCache<D>,
-    idle: Mutex<Vec<DeviceWorker<D>>>,
+/// A cache and its idle contexts.
+struct ContextPool<D: Driver> {
+    /// Registered rows of the store. Dropped before the cache.
+    registered: Mutex<Vec<GpuHostRows<D>>>,
+    cache: GpuCache<D>,
+    idle: Mutex<Vec<LookupContext<D>>>,
     freed: Condvar,
 }
 
-/// A worker at work, put back whatever happens: there is one until then.
-struct AtWork<'w, D: Driver> {
-    worker: Option<DeviceWorker<D>>,
-    home: &'w Workers<D>,
+/// A context in use. Dropping it puts the context back.
+struct InUse<'p, D: Driver> {
+    context: Option<LookupContext<D>>,
+    pool: &'p ContextPool<D>,
 }
 
-impl<D: Driver> Workers<D> {
-    fn take(&self) -> AtWork<'_, D> {
+impl<D: Driver> ContextPool<D> {
+    /// Waits for an idle context.
+    fn take(&self) -> InUse<'_, D> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.freed.wait_while(idle, |idle| idle.is_empty());
-        AtWork { worker: waited.unwrap_or_else(PoisonError::into_inner).pop(), home: self }
+        InUse { context: waited.unwrap_or_else(PoisonError::into_inner).pop(), pool: self }
     }
 }
 
-impl<D: Driver> Drop for AtWork<'_, D> {
+impl<D: Driver> Drop for InUse<'_, D> {
     fn drop(&mut self) {
-        self.home.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(self.worker.take());
-        self.home.freed.notify_one();
+        self.pool.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(self.context.take());
+        self.pool.freed.notify_one();
     }
 }
 
-impl<D: Driver> DeviceTier for Workers<D> {
+impl<D: Driver> AnyContextPool for ContextPool<D> {
     fn embed(&self, batch: &Batch, fetch: Fetch<'_>, then: &mut dyn FnMut(&[f32])) -> Result<(), EmbedError> {
-        let mut at_work = self.take();
-        // There is one: `take` waits for it.
-        let Some(worker) = &mut at_work.worker else { return Ok(()) };
-        let input = worker.embed(batch, |missing| fetch(missing).map_err(EmbedError::Refused))?;
-        then(input);
+        let mut in_use = self.take();
+        // `take` waits for a context, so there is one.
+        let Some(context) = &mut in_use.context else { return Ok(()) };
+        let fetch = |missing: &mut MissingRows<'_>| fetch(missing).map_err(EmbedError::Rejected);
+        then(self.cache.embed(context, batch, fetch)?);
         Ok(())
     }
 
-    fn warm(&self, rows: &mut dyn Iterator<Item = WarmRow<'_>>) -> Result<Warmed, DeviceCacheError> {
+    fn warm(&self, rows: &mut dyn Iterator<Item = WarmRow<'_>>) -> Result<Warmed, GpuCacheError> {
         self.cache.warm(rows)
     }
 
-    fn point_at(&self, store: &EmbeddingStore) -> Result<usize, DeviceCacheError> {
-        let mut pointed = self.pointed.lock().unwrap_or_else(PoisonError::into_inner);
+    fn point_at(&self, store: &EmbeddingStore) -> Result<usize, GpuCacheError> {
+        let mut registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
         for (t, table) in store.tables().iter().enumerate().map(|(t, table)| (TableId(t as u32), table)) {
-            // Rows in memory of another kind are not pointed at.
+            // Rows in other memory cannot be pointed at.
             let memory = table.shared_rows().and_then(|rows| rows.downcast::<PinnedMemory<D>>().ok());
             let Some(memory) = memory else { continue };
             match self.cache.host_rows(store.version(), t, memory) {
-                Ok(right) => pointed.push(right),
-                // The others may be pointed at all the same.
-                Err(DeviceCacheError::Tagged { .. }) => {}
+                Ok(rows) => registered.push(rows),
+                // Other tables can still be pointed at.
+                Err(GpuCacheError::SharedKeys { .. }) => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(pointed.len())
+        Ok(registered.len())
     }
 
     fn observe(&self, ids: u64, elapsed: Duration) {
         self.cache.observe(ids, elapsed);
     }
 
-    fn hot_rows(&self) -> Result<Vec<(TableId, u64)>, DeviceCacheError> {
+    fn hot_rows(&self) -> Result<Vec<(TableId, u64)>, GpuCacheError> {
         self.cache.hot_rows()
     }
 
