@@ -138,7 +138,7 @@ fn child(options: &Options, folder: &Path, limit: usize, way: &str) -> anyhow::R
                 let Ok(found) = pin.lookup(&mut query) else { unreachable!("ids are below the rows") };
                 opened.store.fetch(found.misses().iter().map(|miss| (miss.table, miss.id)));
                 for miss in found.misses() {
-                    let _ = pin.insert(miss.table, miss.id, stored(miss.id));
+                    let _ = pin.insert(miss, stored(miss.id));
                 }
                 for (&unique, &id) in found.uniques().iter().zip(&wanted) {
                     sum += match found.source(unique) {

@@ -78,7 +78,7 @@ pub fn copied(
                     let table = if *alone { layer.lookups[lookups[0]].table } else { miss.table };
                     let row = layer.store.row(table, miss.id).unwrap_or(&[]);
                     copies.extend_from_slice(row);
-                    let _ = pin.insert(miss.table, miss.id, row);
+                    let _ = pin.insert(&miss, row);
                 }
                 Source::Host(_) => unreachable!("no rows may be pointed at"),
             }

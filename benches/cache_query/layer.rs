@@ -155,7 +155,7 @@ fn flat(layer: &Layer, cache: &FlatCache, batch: &Batch, query: &mut Query, tape
     let Ok(found) = pin.lookup(query) else { unreachable!("ids are below the tables' rows") };
     for miss in found.misses() {
         if let Some(row) = layer.store.row(miss.table, miss.id) {
-            let _ = pin.insert(miss.table, miss.id, row);
+            let _ = pin.insert(miss, row);
         }
     }
     let uniques = found.uniques();

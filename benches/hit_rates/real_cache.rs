@@ -36,7 +36,7 @@ pub fn run(trace: &Trace, rows: usize, samples: usize, admission: AdmissionOptio
         let mut missed = vec![false; found.rows()];
         for miss in found.misses() {
             missed[miss.unique as usize] = true;
-            pin.insert(miss.table, miss.id, &row)?;
+            pin.insert(miss, &row)?;
         }
         let hits = found.uniques().iter().filter(|&&unique| !missed[unique as usize]).count();
         tally.add(batch.len(), hits as u64);

@@ -5,7 +5,7 @@ use super::error::CacheError;
 use super::index::Held;
 use super::query::{Miss, Place, Query};
 use super::shared::{Insertion, Shared};
-use crate::types::{TableId, Version};
+use crate::types::Version;
 
 /// A batch's hold on the cache, and its way to it.
 ///
@@ -56,31 +56,16 @@ impl<'c> BatchPin<'c> {
     ///
     /// # Errors
     /// [`CacheError`] for a table, an id or a length that the cache was not made for.
-    pub fn insert(&self, table: TableId, id: u64, row: &[u8]) -> Result<Insertion, CacheError> {
+    pub fn insert(&self, miss: &Miss, row: &[u8]) -> Result<Insertion, CacheError> {
         let current = self.cache.current.read();
         if let Some(overlay) = current.overlay(self.version) {
-            let own = self.cache.own_key(table, id, row.len())?;
+            let own = self.cache.own_key(miss.table, miss.id, row.len())?;
             // In the index a batch of the version before would find it.
             if overlay.get(own).is_some() {
                 return Ok(Insertion::Switching);
             }
         }
-        self.cache.insert(self.pin.number(), table, id, row)
-    }
-
-    /// Offers rows one after the other. Returns how many were stored.
-    ///
-    /// # Errors
-    /// As [`Self::insert`], for the first row that is refused; those before it are in.
-    pub(crate) fn insert_all<'r>(
-        &self,
-        rows: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
-    ) -> Result<u64, CacheError> {
-        let mut stored = 0;
-        for (table, id, row) in rows {
-            stored += u64::from(self.insert(table, id, row)? == Insertion::Stored);
-        }
-        Ok(stored)
+        self.cache.insert(self.pin.number(), miss, row)
     }
 }
 

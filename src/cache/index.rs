@@ -61,7 +61,7 @@ pub const FRESH: u32 = 2;
 /// How far batches may overtake each other.
 const AHEAD: u64 = 1 << 16;
 /// Most locks; fewer where there are fewer buckets.
-const STRIPES: usize = if cfg!(flechette_loom) { 1 } else { 1024 };
+const STRIPES: usize = if cfg!(flechette_loom) { 2 } else { 1024 };
 
 /// Where a row is: an offset into the pool, or a row in host memory (the unified index, later).
 /// The lowest bit says which.

@@ -20,7 +20,7 @@
 //! assert_eq!(found.misses().len(), 3); // each row that is to be fetched, once
 //! for miss in found.misses() {
 //!     let fetched = vec![7; if miss.table == TableId(0) { 8 } else { 4 }];
-//!     pin.insert(miss.table, miss.id, &fetched)?;
+//!     pin.insert(miss, &fetched)?;
 //! }
 //! match found.source(0) {
 //!     Source::Row(row) => println!("{row:?}"), // in the cache, until the pin is dropped

@@ -66,15 +66,17 @@ pub struct Miss {
     pub id: u64,
     /// Its unique row: `uniques()[o] == unique` for each occurrence `o` of it.
     pub unique: u32,
+    /// How often the batch uses it, at least once.
+    pub occurrences: u32,
 }
 
-/// Accesses of one table in one lookup.
+/// Accesses of one table in one lookup. Hits, pointed and misses add up to the ids of the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub hits: u64,
     pub pointed: u64,
     pub misses: u64,
-    /// Of the misses, those whose index key another row has.
+    /// Ids not found because another row has their index key.
     pub collisions: u64,
 }
 
@@ -189,7 +191,7 @@ impl Query {
                     its_own.then(|| held.location())
                 }),
             };
-            let elsewhere = Miss { table: row.table, id, unique: unique as u32 };
+            let elsewhere = Miss { table: row.table, id, unique: unique as u32, occurrences: row.count };
             row.place = match found {
                 Some(location) if location.is_host() => {
                     tally.pointed += count;
@@ -201,7 +203,8 @@ impl Query {
                     Place::Slot(location)
                 }
                 None => {
-                    tally.misses += count;
+                    tally.misses += 1;
+                    tally.hits += count - 1;
                     self.misses.push(elsewhere);
                     Place::Miss(self.misses.len() as u32 - 1)
                 }

@@ -8,7 +8,7 @@
 use super::index::{self, BUCKET_BYTES, LOAD, Location, SLOTS};
 use super::key::RowKeys;
 use super::policy::Fill;
-use super::policy::frequency::MISS_BYTES;
+use super::policy::frequency::{MISS_BYTES, Sketch};
 use super::policy::rank::Ranks;
 use super::slab::SlabShape;
 use super::{AdmissionOption, CacheError, CacheOptions, EvictionOption, WATERMARKS};
@@ -198,8 +198,7 @@ fn sketch_bytes(bytes: usize, slots: &[TableShape], options: &CacheOptions) -> u
     match options.admission {
         AdmissionOption::Probability { .. } => 0,
         AdmissionOption::Frequency { .. } => {
-            let misses = entries(bytes, MISS_BYTES, slots).ceil() as usize;
-            (misses * MISS_BYTES).next_multiple_of(size_of::<u64>())
+            Sketch::bytes_of(entries(bytes, MISS_BYTES, slots).ceil() as usize)
         }
     }
 }

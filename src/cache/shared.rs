@@ -9,7 +9,8 @@ use super::evictor::{Sweep, Wake};
 use super::index::{self, Entry, Fate, Held, Index, Link, Stamp, Unlinked};
 use super::key::RowKeys;
 use super::pointers::Pointers;
-use super::policy::{Admission, Eviction, Fill, Watermarks};
+use super::policy::{Admission, Eviction, Fill, Missed, Watermarks};
+use super::query::Miss;
 use super::shape::{TAG_BYTES, TableShape};
 use super::slab::{Class, Pool, Slot};
 use super::stats::{CacheStats, Counts, TableCounts};
@@ -66,15 +67,11 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn insert(
-        &self,
-        batch: u64,
-        table: TableId,
-        id: u64,
-        row: &[u8],
-    ) -> Result<Insertion, CacheError> {
-        let own = self.own_key(table, id, row.len())?;
-        if !self.admission.admits(own, batch, || self.is_roomy()) {
+    pub(crate) fn insert(&self, batch: u64, miss: &Miss, row: &[u8]) -> Result<Insertion, CacheError> {
+        let table = miss.table;
+        let own = self.own_key(table, miss.id, row.len())?;
+        let missed = Missed { key: own, batch, occurrences: miss.occurrences };
+        if !self.admission.admits(missed, || self.is_roomy()) {
             self.counts.not_admitted.fetch_add(1, Ordering::Relaxed);
             return Ok(Insertion::NotAdmitted);
         }

@@ -7,13 +7,14 @@ use super::query::Tally;
 /// One table's counts since the cache was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableStats {
-    /// Ids looked up and found, duplicates included.
+    /// Ids found in the cache, duplicates included; and the repeats of a missed row within its batch, since the row is
+    /// fetched once.
     pub hits: u64,
-    /// Ids looked up and found as pointers into the store's RAM, duplicates included.
+    /// Ids found as pointers into the store's memory, duplicates included.
     pub pointed: u64,
-    /// Ids looked up and not found, duplicates included.
+    /// Rows not found, once for each batch.
     pub misses: u64,
-    /// Of the misses, those whose index key another row of the table has.
+    /// Ids not found because another row of the table has their index key, duplicates included.
     pub collisions: u64,
     /// Rows put out.
     pub evictions: u64,

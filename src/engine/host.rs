@@ -60,7 +60,7 @@ impl Engine {
         for miss in found.misses().iter().chain(found.pointed()) {
             let row = self.store.row(miss.table, miss.id);
             let row = row.ok_or_else(|| PredictError::Store(format!("no row {miss:?}")))?;
-            pin.insert(miss.table, miss.id, row).map_err(cache_error)?;
+            pin.insert(miss, row).map_err(cache_error)?;
         }
         spend(&spent.lookup, started);
         let (inputs, uniques, places) = (self.inputs(batch), found.uniques(), &*places);

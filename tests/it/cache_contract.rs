@@ -257,7 +257,7 @@ pub fn run(subject: &mut impl Subject, world: &World, batch: &Batch) -> (u64, u6
     let (hits, misses) = (after.0 - before.0, after.1 - before.1);
     let pointed = pointed(&subject.stats()) - pointed_before;
     assert_eq!(hits + pointed + misses, world.present(batch), "each occurrence is counted once");
-    assert!(misses >= fetched.len() as u64 && (misses > 0) != fetched.is_empty());
+    assert_eq!(misses, fetched.len() as u64, "each missed row is counted once");
     (hits, misses)
 }
 
@@ -708,7 +708,7 @@ impl Subject for HostSubject {
         }
         let fetched = found.misses().iter().map(|miss| (miss.table, miss.id)).collect();
         for row in found.misses().iter().chain(found.pointed()) {
-            pin.insert(row.table, row.id, &world.row(row.table, row.id, version).unwrap()).unwrap();
+            pin.insert(row, &world.row(row.table, row.id, version).unwrap()).unwrap();
         }
         // By lookup and id, what the cache has under it.
         let mut rows = std::collections::HashMap::new();

@@ -131,7 +131,7 @@ fn load(cache: &FlatCache, seed: u64, stop: &AtomicBool) {
         }
         let found = pin.lookup(&mut query).unwrap();
         for miss in found.misses() {
-            pin.insert(miss.table, miss.id, &ROW[..TABLES[miss.table.index()].row_bytes]).unwrap();
+            pin.insert(miss, &ROW[..TABLES[miss.table.index()].row_bytes]).unwrap();
         }
     }
 }

@@ -143,11 +143,12 @@ impl<D: Driver> Shared<D> {
             table: lookups[miss.lookup].table,
             id: miss.id,
             row: JobRow::Staged(miss.word),
+            occurrences: 1, // the device does not count them
         });
         let pointed = pointed.filter_map(|LookupRow { lookup, id }| {
             let table = lookups[lookup].table;
             let row = JobRow::Host(self.pointing.location(table, id)?);
-            Some(Offer { table, id, row })
+            Some(Offer { table, id, row, occurrences: 1 })
         });
         let may_be_linked = |offer: &Offer| !hold.excludes(self.keys.own(offer.table, offer.id));
         let mut offers = missed.chain(pointed).filter(may_be_linked).peekable();
@@ -158,12 +159,15 @@ impl<D: Driver> Shared<D> {
     }
 
     fn count(&self, context: &LookupContext<D>, batch: &Batch) {
-        let found = context.missed().iter().zip(context.pointed()).zip(context.collided());
-        for (lookup, ((&missed, &pointed), &collided)) in context.shape().lookups.iter().zip(found) {
+        let lookups = &context.shape().lookups;
+        let mut missed = vec![0; lookups.len()];
+        context.misses().iter().for_each(|miss| missed[miss.lookup] += 1);
+        let found = missed.iter().zip(context.pointed()).zip(context.collided());
+        for (lookup, ((&misses, &pointed), &collided)) in lookups.iter().zip(found) {
             let rows = self.tables[lookup.table.index()].rows;
             let ids = batch.features[lookup.feature].ids.iter().filter(|id| **id < rows).count() as u64;
             let counts = &self.counts.tables[lookup.table.index()];
-            let [misses, pointed, collisions] = [missed, pointed, collided].map(u64::from);
+            let [pointed, collisions] = [pointed, collided].map(u64::from);
             counts.add(&Tally { hits: ids.saturating_sub(misses + pointed), pointed, misses, collisions });
         }
     }

@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 
 use super::super::epoch::Freed;
 use super::super::index::{Location, Unlinked};
-use super::super::policy::Eviction;
+use super::super::policy::{Eviction, Missed};
 use super::super::shared::MAX_WAITING;
 use super::super::slots::{Slot, UNIT};
 use super::{GpuCacheError, Shared, lock};
@@ -85,6 +85,8 @@ pub(crate) struct Offer {
     pub table: TableId,
     pub id: u64,
     pub row: JobRow,
+    /// How often its batch reads it.
+    pub occurrences: u32,
 }
 
 impl<D: Driver> Replacer<D> {
@@ -153,12 +155,13 @@ impl<D: Driver> Shared<D> {
         &self,
         replacer: &mut Replacer<D>,
         batch: u64,
-        Offer { table, id, row }: Offer,
+        Offer { table, id, row, occurrences }: Offer,
     ) -> Result<Option<(JobTarget, Job)>, GpuCacheError> {
         let bytes = self.tables.get(table.index()).map_or(0, |t| t.row_bytes);
         let own = self.own_key(table, id, bytes)?;
         let (_, key) = self.keys.row(table, own);
-        if !self.admission.admits(own, batch, || self.is_roomy()) {
+        let missed = Missed { key: own, batch, occurrences };
+        if !self.admission.admits(missed, || self.is_roomy()) {
             self.counts.not_admitted.fetch_add(1, Ordering::Relaxed);
             return Ok(None);
         }

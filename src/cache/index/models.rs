@@ -3,12 +3,15 @@ use super::*;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 
-/// A cache of the real index, epochs and limbo around rows that loom watches: a row that is
-/// written while it may be read fails the model, and so does a row that is not its key's.
+/// Entries are inserted with a stamp that is older than [`FRESH`] batches, so that every lookup writes a new stamp.
+const INSERTED: u64 = 0_u64.wrapping_sub(10);
+
+/// The real index of two buckets, with the real epochs and retire list, around rows that loom watches: a row that
+/// is written while it may be read fails the model, and so does a row under another row's key.
 struct Cache {
     index: Index,
     epochs: Epochs,
-    limbo: RetireList,
+    retired: RetireList,
     rows: Vec<UnsafeCell<u64>>,
 }
 
@@ -20,42 +23,56 @@ unsafe impl Send for Cache {}
 impl Cache {
     fn new(rows: usize) -> Arc<Self> {
         Arc::new(Self {
-            index: Index::new(1).unwrap(),
+            index: Index::new(2).unwrap(),
             epochs: Epochs::default(),
-            limbo: RetireList::default(),
+            retired: RetireList::default(),
             rows: (0..rows).map(|_| UnsafeCell::new(0)).collect(),
         })
     }
 
-    fn insert(&self, key: u64, row: u64, replace: bool) -> Link {
-        // SAFETY: the model hands out a row once until it is freed.
-        self.rows[row as usize].with_mut(|r| unsafe { *r = key });
-        super::tests_insert(&self.index, key, row, 1, replace)
+    /// The first `N` keys whose first and second bucket are these.
+    fn keys<const N: usize>(&self, pair: (usize, usize)) -> [u64; N] {
+        let mut keys = (2..).filter(|&key| self.index.pair(FlatKey(key)) == pair);
+        std::array::from_fn(|_| keys.next().unwrap())
     }
 
-    /// Unlinks whatever is there.
-    fn evict(&self) {
-        let out = |unlinked| self.limbo.put(unlinked, &self.epochs);
-        self.index.evict(0, Stamp::of(1), |_, _, _| Fate::Leave, out);
+    /// Writes a row that is in no index.
+    fn write(&self, row: u64, key: u64) {
+        // SAFETY: the model uses a row once until it is freed.
+        self.rows[row as usize].with_mut(|r| unsafe { *r = key });
+    }
+
+    fn insert(&self, key: u64, row: u64, replace: bool) -> Link {
+        self.write(row, key);
+        super::tests_insert(&self.index, key, row, INSERTED, replace)
+    }
+
+    /// Unlinks all entries of a bucket.
+    fn evict(&self, bucket: usize) {
+        let retire = |unlinked| self.retired.put(unlinked, &self.epochs);
+        self.index.evict(bucket, Stamp::of(1), |_, _, _| Fate::Leave, retire);
     }
 
     /// The rows that may be used again.
     fn reclaim(&self) -> Vec<u64> {
         let mut free = Vec::new();
-        self.limbo.reclaim(&self.epochs, |slot| free.push(slot.location().offset()));
+        self.retired.reclaim(&self.epochs, |slot| free.push(slot.location().offset()));
         free
     }
 
-    /// A batch: whatever it finds under a key is that key's row.
-    fn read(&self, keys: &[u64]) {
+    /// A batch: every row found under a key is that key's row. Returns how many are found.
+    fn read(&self, keys: &[u64]) -> usize {
         let pin = self.epochs.pin();
-        for &key in keys {
-            if let Some(held) = self.index.get(FlatKey(key), Stamp::of(pin.number()), &pin) {
+        let found = keys.iter().filter(|&&key| {
+            let held = self.index.get(FlatKey(key), Stamp::of(pin.number()), &pin);
+            if let Some(held) = &held {
                 let row = &self.rows[held.location().offset() as usize];
                 // SAFETY: found under a pin that lives.
                 assert_eq!(row.with(|r| unsafe { *r }), key, "the row of its key");
             }
-        }
+            held.is_some()
+        });
+        found.count()
     }
 }
 
@@ -65,80 +82,136 @@ fn model(body: impl Fn() + Sync + Send + 'static) {
     builder.check(body);
 }
 
-/// The slot in the index changes its key and, where no batch holds it, the row its content.
+/// The slot of the index gets another key and, if no batch holds it, the row gets another content. A lookup of the
+/// entry before must not write that entry's location back together with its stamp.
 #[test]
 fn a_reader_gets_its_keys_row_while_the_entry_is_replaced() {
     model(|| {
         let cache = Cache::new(2);
-        cache.insert(2, 0, false);
+        let [old, new] = cache.keys((0, 1));
+        cache.insert(old, 0, false);
         let reader = {
             let cache = cache.clone();
-            loom::thread::spawn(move || cache.read(&[2, 3]))
+            loom::thread::spawn(move || cache.read(&[old, new]))
         };
-        cache.evict();
+        cache.evict(0);
         let row = cache.reclaim().pop().unwrap_or(1);
-        assert_eq!(cache.insert(3, row, false), Link::New);
+        assert_eq!(cache.insert(new, row, false), Link::New);
         reader.join().unwrap();
-        cache.read(&[3]);
+        assert_eq!(cache.read(&[new]), 1);
     });
 }
 
-/// The key goes, another takes its slot and goes, and the key comes back with another row.
+/// A key is evicted, another key takes its slot and is evicted, and the first key returns with another row.
 #[test]
-fn a_reader_is_not_deceived_when_its_key_comes_back() {
+fn a_reader_gets_its_keys_row_though_the_key_left_and_returned() {
     model(|| {
         let cache = Cache::new(3);
-        cache.insert(2, 0, false);
+        let [key, other] = cache.keys((0, 1));
+        cache.insert(key, 0, false);
         let reader = {
             let cache = cache.clone();
-            loom::thread::spawn(move || cache.read(&[2]))
+            loom::thread::spawn(move || cache.read(&[key]))
         };
-        cache.evict();
-        cache.insert(3, 1, false);
-        cache.evict();
+        cache.evict(0);
+        cache.insert(other, 1, false);
+        cache.evict(0);
         let row = cache.reclaim().pop().unwrap_or(2);
-        cache.insert(2, row, false);
+        cache.insert(key, row, false);
         reader.join().unwrap();
+        assert_eq!(cache.read(&[key]), 1);
     });
 }
 
-/// In a full bucket the newcomer takes a slot without leaving it empty between.
+/// If both buckets of a key are full, it takes the slot of a victim, whose key is replaced without being empty between.
 #[test]
-fn a_reader_gets_its_keys_row_while_a_full_bucket_makes_room() {
+fn a_reader_gets_its_keys_row_while_full_buckets_make_room() {
     model(|| {
-        let cache = Cache::new(3);
-        cache.insert(2, 0, false);
-        cache.insert(3, 1, false);
+        let cache = Cache::new(5);
+        let [a, b, c, d, new] = cache.keys((0, 1));
+        for (row, key) in [a, b, c, d].into_iter().enumerate() {
+            assert_eq!(cache.insert(key, row as u64, false), Link::New);
+        }
+        let Some(victim) = victim(&cache, new) else { panic!("the buckets are full") };
         let reader = {
             let cache = cache.clone();
-            loom::thread::spawn(move || cache.read(&[2, 4]))
+            loom::thread::spawn(move || cache.read(&[victim, new]))
         };
-        let Link::Replaced(out) = cache.insert(4, 2, true) else { panic!("the bucket was full") };
-        cache.limbo.put(out, &cache.epochs);
+        let Link::Replaced(out) = cache.insert(new, 4, true) else { panic!("the buckets are full") };
+        assert_eq!(out.key.0, victim);
+        cache.retired.put(out, &cache.epochs);
         for row in cache.reclaim() {
-            // SAFETY: freed.
-            cache.rows[row as usize].with_mut(|r| unsafe { *r = 99 });
+            cache.write(row, 0);
         }
         reader.join().unwrap();
+        assert_eq!(cache.read(&[new]), 1);
     });
 }
 
-/// Two batches bring the same row: one is in, and both find it.
+/// The entry that an insert of `key` replaces: all are equally old, and the last of equals is taken.
+fn victim(cache: &Cache, key: u64) -> Option<u64> {
+    let (_, second) = cache.index.pair(FlatKey(key));
+    cache.index.ages(second, Stamp::of(1)).last().map(|(key, ..)| key.0)
+}
+
+/// An entry whose row moves to another slot keeps its key and its place in the index.
+#[test]
+fn a_reader_gets_its_keys_row_while_the_row_moves() {
+    model(|| {
+        let cache = Cache::new(2);
+        let [key] = cache.keys((1, 0));
+        cache.insert(key, 0, false);
+        let reader = {
+            let cache = cache.clone();
+            loom::thread::spawn(move || cache.read(&[key]))
+        };
+        cache.write(1, key);
+        let retire = |unlinked| cache.retired.put(unlinked, &cache.epochs);
+        cache.index.evict(1, Stamp::of(1), |_, _, _| Fate::Move(Location::slot(1)), retire);
+        for row in cache.reclaim() {
+            cache.write(row, 0);
+        }
+        reader.join().unwrap();
+        assert_eq!(cache.read(&[key]), 1);
+    });
+}
+
+/// Two batches insert the same row: one succeeds, and both find it.
 #[test]
 fn of_two_inserts_of_a_key_one_wins() {
     model(|| {
         let cache = Cache::new(2);
+        let [key] = cache.keys((0, 1));
         let other = {
             let cache = cache.clone();
             loom::thread::spawn(move || {
-                let link = cache.insert(2, 1, false);
-                cache.read(&[2]);
+                let link = cache.insert(key, 1, false);
+                assert_eq!(cache.read(&[key]), 1);
                 link == Link::New
             })
         };
-        let mine = cache.insert(2, 0, false) == Link::New;
-        cache.read(&[2]);
+        let mine = cache.insert(key, 0, false) == Link::New;
+        assert_eq!(cache.read(&[key]), 1);
         assert!(mine != other.join().unwrap(), "one and only one");
         assert_eq!(cache.index.entries(), 1);
+    });
+}
+
+/// The buckets of two keys are the same in the other order, and both are inserted into the second bucket.
+#[test]
+fn two_inserts_into_one_bucket_both_stay_and_do_not_deadlock() {
+    model(|| {
+        let cache = Cache::new(4);
+        let full: [u64; 2] = cache.keys((0, 0));
+        (0..2).for_each(|row| assert_eq!(cache.insert(full[row], row as u64, false), Link::New));
+        let ([mine], [others]) = (cache.keys((0, 1)), cache.keys((1, 0)));
+        let other = {
+            let cache = cache.clone();
+            loom::thread::spawn(move || assert_eq!(cache.insert(others, 3, false), Link::New))
+        };
+        assert_eq!(cache.insert(mine, 2, false), Link::New);
+        other.join().unwrap();
+        assert_eq!(cache.read(&[mine, others]), 2);
+        assert_eq!(cache.index.entries(), 4);
     });
 }

@@ -1,48 +1,54 @@
-//! Admission by frequency: a missed row is let in once it was missed often enough of late.
+//! Admission by frequency: a missed row is admitted once it was used often enough recently.
 //!
-//! **Of late** means: while as many other rows were missed as the sketch has room for. It remembers a miss as
-//! sixteen bits, twelve of the key's hash and a count of four, and a word of 64 bits is a queue of four of them:
-//! a row that is missed again moves to its front with one more, and one that is not is pushed out by the newer
-//! misses that fall into its word. So it is a list of the rows missed last, as the ghosts of ARC (Megiddo and
-//! Modha, 2003) and S3-FIFO (Yang and others, 2023) are, in two bytes a row. A count-min sketch that is halved now and then,
-//! as TinyLFU has it (Einziger, Friedman and Manes, 2017), needs four counters for each row and forgets all
-//! that was missed once at every halving, however short ago.
+//! **The rule.** Each time that a batch misses a row, the row's count grows by the number of its occurrences in
+//! that batch. The row is admitted once the count reaches a fixed number (2 by default), or if the cache has room for
+//! it without an eviction. Occurrences are counted, not batches: the server merges requests, and a row that two
+//! requests of one batch use is admitted as if they had come one after the other. In the statistics such a row is
+//! one miss, and its other occurrences are hits, since the row is fetched once.
 //!
-//! Its limits: two rows of one word and one hash are taken for each other, once in a thousand misses. How long
-//! a miss is remembered differs from word to word, as chance fills them. Only misses are counted, so that a
-//! hit pays nothing. TinyLFU asks whether the newcomer is more frequent than the victim; here victims are chosen in the
-//! background, so the newcomer is held against a fixed number.
+//! **Recently** means: until about as many other rows were missed as the sketch has room for. The sketch stores a
+//! missed row in 16 bits, 12 of the key's hash and a count of 4 bits. A 64-bit word is a queue of four such
+//! entries. A row that is missed again moves to the front of its queue with a higher count; the oldest entry is
+//! dropped when a new one needs its place. So the sketch is a list of the rows missed last, like the ghost lists of
+//! ARC (Megiddo and Modha, 2003) and S3-FIFO (Yang and others, 2023), in two bytes a row. The alternative, TinyLFU's
+//! count-min sketch that is halved periodically (Einziger, Friedman and Manes, 2017), needs four counters for each
+//! row, and each halving forgets every row that was missed once, however recently.
 //!
-//! A miss is a load and a store that others may run into. A miss that is lost so is one of many, and nothing is
-//! done against it.
+//! **Limits.** Two rows of one word with equal hashes share a count; that affects about one miss in a thousand. How
+//! long a row is remembered varies from word to word. Only misses are counted, so a hit costs nothing. TinyLFU compares
+//! the new row with the victim; here victims are chosen in the background, so the count is compared with a fixed
+//! number.
+//!
+//! Updates are a load and a store, not atomic together. Two threads may lose a count; the effect is a later
+//! admission.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::mem::mix64;
 use crate::types::FlatKey;
 
-/// Bits of a remembered miss: of the hash and, below them, the count.
+/// Bits of an entry of a queue: a part of the key's hash, and below it the count.
 const BITS: u32 = 16;
 const COUNT_BITS: u32 = 4;
 const MASK: u64 = (1 << BITS) - 1;
-/// The most that is counted to.
+/// Counts saturate here.
 const MOST: u64 = (1 << COUNT_BITS) - 1;
-/// Misses that a word remembers.
+/// Entries of a word's queue.
 const DEPTH: u32 = u64::BITS / BITS;
-/// Bytes of a remembered miss.
+/// Bytes of an entry.
 pub(crate) const MISS_BYTES: usize = (BITS / u8::BITS) as usize;
 
-/// A sketch of how often keys were missed.
+/// Counts how often recently missed rows were used.
 #[derive(Debug)]
 pub(crate) struct Sketch {
-    /// Each a queue of misses, the newest in the lowest bits; 0 is none.
+    /// Each word is a queue with the newest entry in the lowest bits. An entry of 0 is empty.
     words: Box<[AtomicU64]>,
-    /// From which count on a key is let in.
+    /// Rows with this count are admitted.
     least: u64,
 }
 
 impl Sketch {
-    /// A sketch of so many bytes, at least one word, that lets a key in at its `least`-th miss, 1 to 15.
+    /// A sketch of `bytes`, at least one word. It admits a row at its `least`-th use while missing, 1 to 15.
     #[must_use]
     pub(crate) fn new(bytes: usize, least: u32) -> Self {
         let words = (bytes / size_of::<u64>()).max(1);
@@ -52,31 +58,39 @@ impl Sketch {
         }
     }
 
-    /// Bytes it takes.
+    /// Bytes of a sketch that remembers `misses` missed rows. A cache has one entry of the sketch for each row that
+    /// it can hold.
+    #[must_use]
+    pub(crate) fn bytes_of(misses: usize) -> usize {
+        (misses * MISS_BYTES).next_multiple_of(size_of::<u64>())
+    }
+
     #[must_use]
     pub(crate) fn bytes(&self) -> usize {
         size_of_val::<[AtomicU64]>(&self.words)
     }
 
-    /// Counts a miss. Returns whether the key has been missed often enough.
-    pub(crate) fn admits(&self, key: FlatKey) -> bool {
+    /// Counts a row that a batch missed and that occurs `occurrences` times in the batch. Returns whether the row
+    /// has been used often enough to be admitted. Call this once for each missed row of a batch.
+    pub(crate) fn admits(&self, key: FlatKey, occurrences: u32) -> bool {
         let hash = mix64(key.0);
         let word = &self.words[((u128::from(hash) * self.words.len() as u128) >> 64) as usize];
-        // Another mix, since the high bits chose the word.
+        // Mixed again, since the high bits have chosen the word.
         let name = mix64(hash) << COUNT_BITS & MASK;
-        let (after, count) = missed(word.load(Ordering::Relaxed), name);
+        let (after, count) = missed(word.load(Ordering::Relaxed), name, occurrences.into());
         word.store(after, Ordering::Relaxed);
         count >= self.least
     }
 }
 
-/// A queue after a miss of this name, and how often it was missed now.
-fn missed(queue: u64, name: u64) -> (u64, u64) {
+/// A queue after `occurrences` uses of the missed row `name`, and the count of that row.
+fn missed(queue: u64, name: u64, occurrences: u64) -> (u64, u64) {
     let entry = |place: u32| queue >> (place * BITS) & MASK;
     let is_it = |place: &u32| entry(*place) & !MOST == name && entry(*place) & MOST > 0;
     let found = (0..DEPTH).find(is_it);
-    let count = found.map_or(1, |place| (entry(place) & MOST) + 1).min(MOST);
-    // What is newer moves up by a place, over the one that was found or else over the oldest.
+    let before = found.map_or(0, |place| entry(place) & MOST);
+    let count = (before + occurrences).min(MOST);
+    // Newer entries move up by one place, over the entry that was found or else over the oldest.
     let moving = u64::MAX >> (u64::BITS - BITS * (found.unwrap_or(DEPTH - 1) + 1));
     let after = queue & !moving | queue << BITS & moving | name | count;
     (after, count)

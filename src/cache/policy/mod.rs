@@ -19,7 +19,17 @@ use frequency::Sketch;
 use probability::Probability;
 use rank::Ranks;
 
-/// Whether a missed row is let in.
+/// A row that a batch used and that the cache does not hold.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Missed {
+    pub key: FlatKey,
+    /// The number of the batch.
+    pub batch: u64,
+    /// How often the batch uses the row, at least once.
+    pub occurrences: u32,
+}
+
+/// Which missed rows are admitted.
 #[derive(Debug)]
 pub(crate) enum Admission {
     /// By chance.
@@ -29,13 +39,14 @@ pub(crate) enum Admission {
 }
 
 impl Admission {
-    /// Whether a key that batch `batch` missed is let in; `roomy` tells whether it would push nobody out.
-    /// Ask once a miss: asking may count.
+    /// Whether a missed row is admitted. `roomy` tells whether the cache has room for it without an eviction.
+    ///
+    /// Call this once for each missed row of a batch: a call may count the miss.
     #[inline]
-    pub(crate) fn admits(&self, key: FlatKey, batch: u64, roomy: impl FnOnce() -> bool) -> bool {
+    pub(crate) fn admits(&self, missed: Missed, roomy: impl FnOnce() -> bool) -> bool {
         match self {
-            Self::Probability(probability) => probability.admits(key, batch),
-            Self::Frequency(sketch) => sketch.admits(key) || roomy(),
+            Self::Probability(probability) => probability.admits(missed.key, missed.batch),
+            Self::Frequency(sketch) => sketch.admits(missed.key, missed.occurrences) || roomy(),
         }
     }
 

@@ -131,7 +131,7 @@ fn under_threads_and_withdrawals_no_withdrawn_table_is_pointed_at() {
                     }
                     for miss in found.misses().iter().chain(found.pointed()) {
                         let row = row_of(miss.table, miss.id, tables[miss.table.index()].row_bytes);
-                        pin.insert(miss.table, miss.id, &row).unwrap();
+                        pin.insert(miss, &row).unwrap();
                     }
                 }
                 working.fetch_sub(1, Ordering::Release);

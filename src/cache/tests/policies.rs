@@ -3,11 +3,15 @@
 use super::*;
 
 #[test]
-fn once_the_cache_is_full_rows_are_let_in_at_their_second_miss() {
+fn a_full_cache_admits_a_row_at_its_second_use_while_missing() {
     let options = CacheOptions { admission: AdmissionOption::Frequency { misses: 2 }, ..by_hand() };
     let tables = [table(100_000, 4)];
     let cache = cache_of(64 << 10, &tables, &options);
-    let offer = |id: u64| cache.pin().insert(TableId(0), id, &row_of(TableId(0), id, 16)).unwrap();
+    let offer_of = |occurrences, id| {
+        let miss = Miss { occurrences, ..miss(TableId(0), id) };
+        cache.pin().insert(&miss, &row_of(TableId(0), id, 16)).unwrap()
+    };
+    let offer = |id: u64| offer_of(1, id);
     let stored = (0..100_000).take_while(|&id| offer(id) == Insertion::Stored).count() as f64;
     let stats = cache.stats();
     let filled = (stored / stats.entry_capacity as f64).max(16.0 * stored / stats.pool_bytes as f64);
@@ -15,6 +19,7 @@ fn once_the_cache_is_full_rows_are_let_in_at_their_second_miss() {
     let offers: Vec<_> = (50_000..50_100).map(|id| [offer(id), offer(id), offer(id)]).collect();
     let at_the_second = [Insertion::NotAdmitted, Insertion::Stored, Insertion::Present];
     assert!(offers.iter().all(|o| *o == at_the_second), "{offers:?}");
+    assert!((60_000..60_010).all(|id| offer_of(2, id) == Insertion::Stored), "used twice by one batch");
     assert!(cache.stats().total_bytes <= 64 << 10);
 }
 

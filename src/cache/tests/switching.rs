@@ -45,7 +45,7 @@ fn a_batch_of_the_old_version_finds_old_rows_until_it_ends() {
         }
         assert_eq!(found.misses().len(), 10, "the new batch may let in but what has not changed");
         for miss in found.misses() {
-            old.insert(miss.table, miss.id, &row_of(miss.table, miss.id, 16)).unwrap();
+            old.insert(miss, &row_of(miss.table, miss.id, 16)).unwrap();
         }
         assert!(!switching.is_finished(), "the old batch is not over");
         drop(old);
@@ -78,7 +78,7 @@ fn a_version_that_is_not_newer_and_a_wrong_row_change_nothing() {
 #[test]
 fn a_row_that_comes_twice_has_its_last_bytes() {
     let cache = cache_of(16 << 10, &[table(10, 1)], &by_hand());
-    cache.pin().insert(TableId(0), 3, &[1; 4]).unwrap();
+    cache.pin().insert(&miss(TableId(0), 3), &[1; 4]).unwrap();
     let rows: [(_, _, &[u8]); 2] = [(TableId(0), 3, &[2; 4]), (TableId(0), 3, &[3; 4])];
     assert_eq!(cache.switch(Version(1), rows).unwrap(), Switched { changed: 1, carried: 1 });
     let mut query = Query::default();

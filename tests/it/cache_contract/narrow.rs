@@ -42,7 +42,8 @@ pub fn a_key_has_the_row_last_asked_for<S: Subject>(new: impl Fn(&World) -> S, b
         match has.insert(codes.encode(table, id).unwrap(), id) {
             Some(there) if there == id => *hits += copies,
             other => {
-                *misses += copies;
+                *misses += 1;
+                *hits += copies - 1;
                 *collisions += if other.is_some() { copies } else { 0 };
             }
         }

@@ -3,16 +3,16 @@ use proptest::prelude::*;
 
 proptest! {
     #[test]
-    fn a_word_is_a_queue_of_the_names_missed_last_with_their_counts(
-        names in prop::collection::vec(0u64..7, 0..80),
+    fn a_word_is_a_queue_of_the_rows_missed_last_with_their_counts(
+        names in prop::collection::vec((0u64..7, 1u64..5), 0..80),
     ) {
         let (mut queue, mut list) = (0, Vec::<(u64, u64)>::new());
-        for name in names {
+        for (name, occurrences) in names {
             let known = list.iter().position(|&(n, _)| n == name);
-            let count = known.map_or(1, |at| list.remove(at).1 + 1).min(MOST);
+            let count = (known.map_or(0, |at| list.remove(at).1) + occurrences).min(MOST);
             list.insert(0, (name, count));
             list.truncate(DEPTH as usize);
-            let (after, counted) = missed(queue, name << COUNT_BITS);
+            let (after, counted) = missed(queue, name << COUNT_BITS, occurrences);
             prop_assert_eq!(counted, count);
             let packed = |word, &(n, c): &(u64, u64)| word << BITS | n << COUNT_BITS | c;
             prop_assert_eq!(after, list.iter().rev().fold(0, packed));
@@ -22,11 +22,11 @@ proptest! {
 }
 
 #[test]
-fn a_key_is_let_in_at_its_nth_miss_and_no_earlier_where_keys_are_few() {
+fn a_row_is_admitted_at_its_nth_miss_and_not_earlier() {
     for least in [1, 2, 5] {
         let sketch = Sketch::new(1 << 16, least);
         for key in 2..100 {
-            let admitted: Vec<bool> = (0..6).map(|_| sketch.admits(FlatKey(key))).collect();
+            let admitted: Vec<bool> = (0..6).map(|_| sketch.admits(FlatKey(key), 1)).collect();
             let first = admitted.iter().position(|a| *a);
             assert_eq!(first, Some(least as usize - 1), "key {key}: {admitted:?}");
         }
@@ -34,26 +34,34 @@ fn a_key_is_let_in_at_its_nth_miss_and_no_earlier_where_keys_are_few() {
 }
 
 #[test]
-fn keys_seen_once_are_kept_out_however_many_they_are() {
-    let sketch = Sketch::new(1 << 12, 2);
-    let let_in = (0..1u64 << 18).filter(|&key| sketch.admits(FlatKey(key + 2))).count();
-    assert!(let_in < 1 << 9, "{let_in} of {} keys of one miss were let in", 1 << 18);
+fn every_occurrence_in_a_batch_counts() {
+    let sketch = Sketch::new(1 << 16, 3);
+    assert!(sketch.admits(FlatKey(5), 3), "used three times by one batch");
+    assert!(!sketch.admits(FlatKey(6), 1));
+    assert!(sketch.admits(FlatKey(6), 2), "used once by a batch and twice by the next");
 }
 
-/// What share of the keys is let in at a second miss, so many other misses after the first.
+#[test]
+fn rows_missed_once_are_not_admitted() {
+    let sketch = Sketch::new(1 << 12, 2);
+    let admitted = (0..1u64 << 18).filter(|&key| sketch.admits(FlatKey(key + 2), 1)).count();
+    assert!(admitted < 1 << 9, "{admitted} of {} keys of one miss were admitted", 1 << 18);
+}
+
+/// The share of rows that are admitted at a second miss, `others` other misses after the first.
 fn remembered(others: u64) -> f64 {
     const KEYS: u64 = 200;
-    let let_in = |key: &u64| {
+    let admitted = |key: &u64| {
         let sketch = Sketch::new(ROOM as usize * MISS_BYTES, 2);
-        assert!(!sketch.admits(FlatKey(*key)));
-        let let_in = (0..others).filter(|other| sketch.admits(FlatKey(1000 + key * others + other)));
-        assert!(let_in.count() <= others as usize / 100, "rows missed once");
-        sketch.admits(FlatKey(*key))
+        assert!(!sketch.admits(FlatKey(*key), 1));
+        let admitted = (0..others).filter(|other| sketch.admits(FlatKey(1000 + key * others + other), 1));
+        assert!(admitted.count() <= others as usize / 100, "rows missed once");
+        sketch.admits(FlatKey(*key), 1)
     };
-    (2..2 + KEYS).filter(let_in).count() as f64 / KEYS as f64
+    (2..2 + KEYS).filter(admitted).count() as f64 / KEYS as f64
 }
 
-/// Misses that the sketch has room for.
+/// Rows that the sketch has room for.
 const ROOM: u64 = 1 << 10;
 
 #[test]
