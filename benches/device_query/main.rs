@@ -1,16 +1,18 @@
-//! The embedding layer through the cache on a GPU: FLECHE's experiments 6 to 10, as `cache_query` has them on the host.
+//! The embedding layer through the cache on a GPU: FLECHE's experiments 6 to 10, as `cache_query` has them on
+//! the host.
 //!
-//! A layer takes a batch's ids and returns the pooled vectors in pinned host memory. Ours is what the engine does: one
-//! probe and one gather for all tables, with hits copied while the host writes the missing rows. Each baseline lacks one
-//! of FLECHE's techniques, or all: a cache and a query a table; one cache with a query a table; no separate copy of hits.
-//! Queries of several tables run on as many threads as the setting says, because waiting for each table in turn would be
-//! a weak baseline. All sides read their misses from the same store in RAM.
+//! A layer takes a batch's ids and returns the pooled vectors in pinned host memory. Ours is what the engine
+//! does: one probe and one gather for all tables, with hits copied while the host writes the missing rows.
+//! Each baseline lacks one of FLECHE's techniques, or all: a cache and a query a table; one cache with a
+//! query a table; no separate copy of hits. Queries of several tables run on as many threads as the setting
+//! says, because waiting for each table in turn would be a weak baseline. All sides read their misses from
+//! the same store in RAM.
 //!
-//! Each rate comes with its share of the device's memory bandwidth: bytes of rows read and of output written, relative
-//! to a copy within the device's memory, which is measured first.
+//! Each rate comes with its share of the device's memory bandwidth: bytes of rows read and of output written,
+//! relative to a copy within the device's memory, which is measured first.
 //!
-//! Without a GPU it prints a message and ends. With the feature cusim, `--simulate` runs a small version of every setting
-//! once on the simulator, to test that it runs; then it prints no rates.
+//! Without a GPU it prints a message and ends. With the feature cusim, `--simulate` runs a small version of
+//! every setting once on the simulator, to test that it runs; then it prints no rates.
 //!
 //! `--pairs N` (11), `--window-ms N` (100), `--only TEXT`, `--json`.
 

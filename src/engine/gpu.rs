@@ -1,13 +1,15 @@
 //! Scores by a cache in a device's memory.
 //!
-//! A batch takes a lookup context, which has its own stream and memory on the device. The result is the model's input:
-//! dense values and pooled vectors. The store supplies the rows that are not cached. The dense layers run on the host.
+//! A batch takes a lookup context, which has its own stream and memory on the device. The result is the
+//! model's input: dense values and pooled vectors. The store supplies the rows that are not cached. The dense
+//! layers run on the host.
 //!
-//! **A batch that is too large** for a context, or misses more rows than its staging buffer holds, is split in halves. The
-//! scores are the same, because a score does not depend on the other samples of its batch.
+//! **A batch that is too large** for a context, or misses more rows than its staging buffer holds, is split
+//! in halves. The scores are the same, because a score does not depend on the other samples of its batch.
 //!
-//! **A device that fails** is abandoned: this batch and all later ones are scored from the store, with the same bits. The
-//! failure is logged once and stays in the metrics, since only a restart uses the device again.
+//! **A device that fails** is abandoned: this batch and all later ones are scored from the store, with the
+//! same bits. The failure is logged once and stays in the metrics, since only a restart uses the device
+//! again.
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,8 +42,8 @@ pub(crate) struct GpuTierOptions<'a> {
     pub contexts: usize,
     /// Most samples of a batch.
     pub max_samples: usize,
-    /// `cache.staging_bytes`, of all contexts together. `None`: for each context as much as its largest batch could miss,
-    /// at most 64 MiB.
+    /// `cache.staging_bytes`, of all contexts together. `None`: for each context as much as its largest batch
+    /// could miss, at most 64 MiB.
     pub staging_bytes: Option<u64>,
 }
 
@@ -196,7 +198,8 @@ impl GpuLookupTier {
         })
     }
 
-    /// The batch with row numbers for ids. Where ids are not row numbers, each lookup gets a feature of its own.
+    /// The batch with row numbers for ids. Where ids are not row numbers, each lookup gets a feature of its
+    /// own.
     fn columns<'b>(&self, batch: &'b Batch) -> Cow<'b, Batch> {
         let Some(columns) = &self.columns else { return Cow::Borrowed(batch) };
         let column = |(lookup, table): &(Lookup, Table)| {

@@ -1,7 +1,7 @@
 //! Rows on the host: read from the store, or through a cache in RAM.
 //!
-//! With a cache, a batch pins it, probes it for all distinct rows, reads the misses from the store and offers them to the
-//! cache. Rows are pooled where they lie, in the cache or in the store.
+//! With a cache, a batch pins it, probes it for all distinct rows, reads the misses from the store and offers
+//! them to the cache. Rows are pooled where they lie, in the cache or in the store.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};

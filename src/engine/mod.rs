@@ -1,10 +1,11 @@
 //! From a batch to its scores: look rows up, fetch what is not cached, pool, run the model.
 //!
 //! - `host`: rows come from the store, or from a cache in RAM;
-//! - [`gpu`]: a device looks rows up in a cache in its own memory and pools them; `self_test`: checks that device.
+//! - [`gpu`]: a device looks rows up in a cache in its own memory and pools them; `self_test`: checks that
+//!   device.
 //!
-//! In each case the same bytes are added in the same order, and the dense layers are the same program. So a score does
-//! not depend on whether there is a cache, nor where it is.
+//! In each case the same bytes are added in the same order, and the dense layers are the same program. So a
+//! score does not depend on whether there is a cache, nor where it is.
 
 pub(crate) mod gpu;
 mod host;
@@ -130,8 +131,8 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Lets the cache point at the rows that the store holds in RAM, or in pinned memory of the cache's device. The
-    /// lookup times tune the number of pointers. Without a cache or such rows nothing changes.
+    /// Lets the cache point at the rows that the store holds in RAM, or in pinned memory of the cache's
+    /// device. The lookup times tune the number of pointers. Without a cache or such rows nothing changes.
     #[must_use]
     pub(crate) fn with_pointers(mut self) -> Self {
         match &mut self.lookup_tier {
@@ -146,8 +147,8 @@ impl Engine {
         self
     }
 
-    /// Fills the cache with the store's rows, the hottest first, while there is room. Also returns how many rows were
-    /// skipped because the store does not have them.
+    /// Fills the cache with the store's rows, the hottest first, while there is room. Also returns how many
+    /// rows were skipped because the store does not have them.
     pub(crate) fn warm(&self, hottest: impl IntoIterator<Item = (TableId, u64)>) -> (Warmed, u64) {
         let mut skipped = 0;
         let mut hottest = hottest.into_iter();
@@ -218,8 +219,8 @@ impl Engine {
         Ok(probabilities)
     }
 
-    /// Scores every chunk of a batch; a single chunk runs on this thread. `write` fills a tape with the input of its
-    /// samples, from the given sample on.
+    /// Scores every chunk of a batch; a single chunk runs on this thread. `write` fills a tape with the input
+    /// of its samples, from the given sample on.
     fn run_chunks(
         &self,
         samples: usize,
@@ -247,8 +248,8 @@ impl Engine {
         probabilities
     }
 
-    /// Every id past a table of its feature, in sample order. The metrics count them by table. An id that is past
-    /// several tables of its feature occurs once.
+    /// Every id past a table of its feature, in sample order. The metrics count them by table. An id that is
+    /// past several tables of its feature occurs once.
     fn absent(&self, batch: &Batch) -> Vec<AbsentId> {
         let mut fewest = vec![u64::MAX; batch.features.len()];
         for lookup in &self.lookups {

@@ -1,6 +1,6 @@
-//! The self-test of a device before it serves. Generated batches are scored by the device and from the store, first with
-//! cache misses and then with hits, and the scores must be equal to the bit. If a GPU, a driver or a compiler breaks an
-//! assumption of the kernels, this costs speed but never a wrong score.
+//! The self-test of a device before it serves. Generated batches are scored by the device and from the store,
+//! first with cache misses and then with hits, and the scores must be equal to the bit. If a GPU, a driver or
+//! a compiler breaks an assumption of the kernels, this costs speed but never a wrong score.
 
 use std::sync::PoisonError;
 
@@ -29,8 +29,8 @@ pub(crate) enum SelfTestError {
 }
 
 impl Engine {
-    /// Tests whether the device, if there is one, scores as the store does, to the bit. A device that does not is
-    /// abandoned. Call it before the first batch; the metrics do not count its lookups.
+    /// Tests whether the device, if there is one, scores as the store does, to the bit. A device that does
+    /// not is abandoned. Call it before the first batch; the metrics do not count its lookups.
     ///
     /// # Errors
     /// [`SelfTestError`] when the device fails, or its scores differ from the store's.

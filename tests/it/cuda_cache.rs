@@ -1,5 +1,5 @@
-//! The contract of `cache_contract` on NVIDIA's driver: on a real GPU if there is one and, with the feature cusim, on the
-//! fake driver, whose kernels the simulator executes (`cusim_kernels`).
+//! The contract of `cache_contract` on NVIDIA's driver: on a real GPU if there is one and, with the feature
+//! cusim, on the fake driver, whose kernels the simulator executes (`cusim_kernels`).
 #![cfg(target_os = "linux")]
 
 use std::sync::Arc;

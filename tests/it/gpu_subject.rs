@@ -1,5 +1,5 @@
-//! The cache in a device's memory as a subject of `cache_contract`, over any driver, and the contract of devices alone: how
-//! many operations a batch takes.
+//! The cache in a device's memory as a subject of `cache_contract`, over any driver, and the contract of
+//! devices alone: how many operations a batch takes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -101,8 +101,8 @@ pub fn fetch(world: &World, missing: &mut MissingRows) -> Vec<(TableId, u64)> {
     (0..count).map(write).collect()
 }
 
-/// Lets the cache point at a table's rows of its version, unless they share keys. Dropping the result frees the memory,
-/// and the simulator overwrites it then.
+/// Lets the cache point at a table's rows of its version, unless they share keys. Dropping the result frees
+/// the memory, and the simulator overwrites it then.
 pub fn host_rows<D: Driver>(
     driver: &Arc<D>,
     cache: &GpuCache<D>,

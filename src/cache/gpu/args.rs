@@ -1,5 +1,5 @@
-//! The arguments of the cache's kernels, field for field as in `kernels/`; tests compare sizes and offsets. Fields that are
-//! named after an array contain its address.
+//! The arguments of the cache's kernels, field for field as in `kernels/`; tests compare sizes and offsets.
+//! Fields that are named after an array contain its address.
 
 use bytemuck::{Pod, Zeroable};
 

@@ -1,8 +1,9 @@
 //! A lookup context: the stream and the memory that one batch at a time is looked up with.
 //!
-//! A batch launches two kernels, a probe of the index and a gather that pools the rows. If every row is cached, that is
-//! all: two launches, or one graph of two nodes, and one wait. If a row is missing, the gather does nothing. The hits
-//! are then copied while the host writes the missing rows, and the gather is launched again.
+//! A batch launches two kernels, a probe of the index and a gather that pools the rows. If every row is
+//! cached, that is all: two launches, or one graph of two nodes, and one wait. If a row is missing, the
+//! gather does nothing. The hits are then copied while the host writes the missing rows, and the gather is
+//! launched again.
 
 #![allow(unsafe_code)]
 
@@ -85,7 +86,8 @@ pub struct LookupContext<D: Driver> {
     memory: BatchMemory<D>,
     staging: Staging<D>,
     misses: Vec<MissedRow>,
-    /// Graphs of probe and gather by their block counts. A graph is captured when the same counts occur a second time.
+    /// Graphs of probe and gather by their block counts. A graph is captured when the same counts occur a
+    /// second time.
     graphs: HashMap<PerKernel, Option<D::Graph>>,
     /// The overlay that the running probe reads before the index.
     overlay: Option<Arc<OverlayTable<D>>>,
@@ -142,8 +144,9 @@ impl<D: Driver> LookupContext<D> {
         self.version = version;
     }
 
-    /// Looks up a batch and waits, first in the overlay, then in the index, where rows that are found are stamped with
-    /// `now`. If no row is missing, the batch is pooled. Returns how many distinct rows are missing.
+    /// Looks up a batch and waits, first in the overlay, then in the index, where rows that are found are
+    /// stamped with `now`. If no row is missing, the batch is pooled. Returns how many distinct rows are
+    /// missing.
     ///
     /// # Errors
     /// [`LookupError`] for a batch that does not fit the shape, and driver errors.
@@ -182,19 +185,19 @@ impl<D: Driver> LookupContext<D> {
     fn launch(&self, grid: PerKernel) -> Result<(), DriverError> {
         let driver = &**self.table.driver();
         let args = self.memory.probe_args(&self.table);
-        // SAFETY: `BatchMemory::fill` has checked the batch and written it within its arrays, scans included. The
-        // scratch table has two slots an occurrence, a power of two, and this generation is its newest. `self` owns
-        // all of this memory and neither writes nor frees it before `settle`. The same holds for the overlay that
-        // the header names. Tags lie in the pool with their rows.
+        // SAFETY: `BatchMemory::fill` has checked the batch and written it within its arrays, scans included.
+        // The scratch table has two slots an occurrence, a power of two, and this generation is its newest.
+        // `self` owns all of this memory and neither writes nor frees it before `settle`. The same holds for
+        // the overlay that the header names. Tags lie in the pool with their rows.
         unsafe { kernels::probe(driver, &self.stream, grid.probe, &args)? };
         self.gather(grid.gather)
     }
 
     fn gather(&self, blocks: u32) -> Result<(), DriverError> {
         let args = self.memory.pool_args(&self.table);
-        // SAFETY: as above. `BatchMemory::new` has checked the lookups' columns. `GpuTable` ensures that entries of the
-        // index lie in the pool or in registered memory. The missing rows lie in the staging buffer when the header
-        // counts them.
+        // SAFETY: as above. `BatchMemory::new` has checked the lookups' columns. `GpuTable` ensures that
+        // entries of the index lie in the pool or in registered memory. The missing rows lie in the staging
+        // buffer when the header counts them.
         unsafe { gather_pool(&**self.table.driver(), &self.stream, blocks, &args) }
     }
 
@@ -282,8 +285,8 @@ impl<D: Driver> LookupContext<D> {
         self.gather(blocks(&**self.table.driver(), self.memory.warps().gather))
     }
 
-    /// The output of the last batch after [`Self::settle`], `samples x stride`: the dense values, then each lookup's
-    /// pooled vector at its column.
+    /// The output of the last batch after [`Self::settle`], `samples x stride`: the dense values, then each
+    /// lookup's pooled vector at its column.
     #[must_use]
     pub fn out(&self) -> &[f32] {
         self.memory.out()

@@ -62,16 +62,16 @@ impl<D: Driver> GpuCache<D> {
         Ok(LookupContext::new(&shared.gpu_table, shape, &keys)?)
     }
 
-    /// The model's input for a batch, `samples x stride`: dense values, then each lookup's pooled vector at its column.
-    /// An id past its table reads as zeros and counts neither as a hit nor as a miss.
+    /// The model's input for a batch, `samples x stride`: dense values, then each lookup's pooled vector at
+    /// its column. An id past its table reads as zeros and counts neither as a hit nor as a miss.
     ///
-    /// The batch has the version that is current when it begins; [`LookupContext::version`] returns it afterwards. If
-    /// rows are missing, `fetch` is called once to write them, while the device copies the batch's hits. Afterwards
-    /// these rows are offered to the cache.
+    /// The batch has the version that is current when it begins; [`LookupContext::version`] returns it
+    /// afterwards. If rows are missing, `fetch` is called once to write them, while the device copies the
+    /// batch's hits. Afterwards these rows are offered to the cache.
     ///
     /// # Errors
-    /// [`GpuCacheError`] for a batch that does not fit the context's shape or misses more rows than the staging buffer
-    /// holds, and driver errors; or an error of `fetch`.
+    /// [`GpuCacheError`] for a batch that does not fit the context's shape or misses more rows than
+    /// the staging buffer holds, and driver errors; or an error of `fetch`.
     ///
     /// # Panics
     /// If the context belongs to another cache.
@@ -92,8 +92,8 @@ impl<D: Driver> GpuCache<D> {
     }
 }
 
-/// A batch while its kernels may run. However it ends, by an error or a panic too, its hold is dropped after its last
-/// kernel.
+/// A batch while its kernels may run. However it ends, by an error or a panic too, its hold is dropped after
+/// its last kernel.
 struct RunningBatch<'b, D: Driver> {
     shared: &'b Shared<D>,
     context: &'b mut LookupContext<D>,
@@ -135,8 +135,8 @@ impl<D: Driver> Shared<D> {
         context.settle().map_err(driver)
     }
 
-    /// Offers the cache the missed rows, and the rows that were read in host memory. A batch with neither takes no
-    /// lock.
+    /// Offers the cache the missed rows, and the rows that were read in host memory. A batch with neither
+    /// takes no lock.
     fn offer(&self, context: &mut LookupContext<D>, hold: &BatchHold<D>) -> Result<(), GpuCacheError> {
         let ContextParts { lookups, misses, pointed, staging } = context.parts();
         let missed = misses.iter().map(|miss| Offer {

@@ -48,8 +48,8 @@ pub(crate) struct Lowering {
     pub excess: f64,
     /// Most entries to evict.
     pub most: usize,
-    /// Whether pointers are evicted too. A pointer has no slot, so this is true only if the index is too full; then no
-    /// more pointers are made.
+    /// Whether pointers are evicted too. A pointer has no slot, so this is true only if the index is too
+    /// full; then no more pointers are made.
     pub pointers_too: bool,
 }
 

@@ -1,7 +1,8 @@
 //! Launches of the cache's kernels, one function a kernel.
 //!
-//! The functions are unsafe because an address is only a number here. The callers own the memory and have checked what
-//! the kernels require: [`super::table`] for the index and the pool, [`super::context`] for a batch.
+//! The functions are unsafe because an address is only a number here. The callers own the memory and have
+//! checked what the kernels require: [`super::table`] for the index and the pool, [`super::context`] for a
+//! batch.
 
 #![allow(unsafe_code)]
 
@@ -18,9 +19,9 @@ use crate::device::cuda::{Driver, DriverError};
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]. The columns' ids and occurrences lie within their arrays, and the scan is their prefix sum. The
-/// scratch table has at least twice as many slots as there are occurrences, a power of two, and only generations older
-/// than the header's.
+/// As [`Driver::launch`]. The columns' ids and occurrences lie within their arrays, and the scan is
+/// their prefix sum. The scratch table has at least twice as many slots as there are occurrences, a power of
+/// two, and only generations older than the header's.
 pub(crate) unsafe fn probe<D: Driver>(
     d: &D,
     s: &D::Stream,
@@ -68,8 +69,8 @@ pub(crate) unsafe fn copy_in<D: Driver>(d: &D, s: &D::Stream, args: &ReplaceArgs
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]; after [`copy_in`] of the same jobs, in the only stream that changes the index. Keys are
-/// distinct and above TOMBSTONE.
+/// As [`Driver::launch`]; after [`copy_in`] of the same jobs, in the only stream that changes the
+/// index. Keys are distinct and above TOMBSTONE.
 pub(crate) unsafe fn link_keys<D: Driver>(
     d: &D,
     s: &D::Stream,
@@ -116,8 +117,8 @@ pub(crate) unsafe fn sweep<D: Driver>(d: &D, s: &D::Stream, args: &SweepArgs) ->
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]; in the only stream that changes the index; `listed` has room for 8 entries a bucket, and
-/// the pool has `pool_words`.
+/// As [`Driver::launch`]; in the only stream that changes the index; `listed` has room for 8 entries
+/// a bucket, and the pool has `pool_words`.
 pub(crate) unsafe fn list_entries<D: Driver>(
     d: &D,
     s: &D::Stream,

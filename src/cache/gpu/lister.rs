@@ -72,8 +72,8 @@ impl<D: Driver> Lister<D> {
             drawn: drawn.into(),
         };
         let driver = self.gpu_table.driver();
-        // SAFETY: `listed` has room for `count` buckets, and this is the table's one stream. The kernel ends before this
-        // function does.
+        // SAFETY: `listed` has room for `count` buckets, and this is the table's one stream. The kernel ends
+        // before this function does.
         unsafe { kernels::list_entries(&**driver, self.gpu_table.stream(), &args)? };
         driver.wait(&driver.record(self.gpu_table.stream())?)?;
         let listed = &self.memory.get(self.listed)[..count as usize * SLOTS];

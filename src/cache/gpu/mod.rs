@@ -1,23 +1,27 @@
 //! The flat cache in the memory of a CUDA device.
 //!
-//! It keeps the contract of [`super::FlatCache`]: a batch reads, for a table and an id, exactly the row that was inserted.
-//! The index and the pool lie on the device, and kernels (`kernels/`) probe, copy and pool. The host decides: it tracks
-//! free slots and running batches, admits rows, and chooses how much to evict, with the code that the host cache uses.
+//! It keeps the contract of [`super::FlatCache`]: a batch reads, for a table and an id, exactly the row that
+//! was inserted. The index and the pool lie on the device, and kernels (`kernels/`) probe, copy and pool. The
+//! host decides: it tracks free slots and running batches, admits rows, and chooses how much to evict, with
+//! the code that the host cache uses.
 //!
-//! - `context`: the stream and memory that a batch is looked up with; `embed`: a batch from ids to the model's input;
-//! - `table`: index and pool, and the jobs that change them; `replace`: admits rows by jobs on the table's one stream;
+//! - `context`: the stream and memory that a batch is looked up with; `embed`: a batch from ids to the
+//!   model's input;
+//! - `table`: index and pool, and the jobs that change them; `replace`: admits rows by jobs on the table's
+//!   one stream;
 //! - `evict`: eviction by age; `rank`: eviction by rank; `sweeper` and `lister`: the kernels that they use;
 //! - `version` and `overlay`: the switch to another version's rows between two batches;
 //! - `pointers`: the unified index, whose entries can point at rows in pinned host memory;
 //! - `warm`: fills the cache, and lists its rows for the next start.
 //!
-//! **Epochs.** A batch is pinned before its probe is launched. Its pin is dropped after it has waited for its last
-//! kernel, also when it ends in an error or a panic. A kernel reports an unlinked entry, and the host tags the entry
-//! after waiting for that kernel. A batch that is pinned later launches its probe later and does not find the entry. A
-//! batch that was pinned before has a number of at most the tag, and keeps the slot from being reused.
+//! **Epochs.** A batch is pinned before its probe is launched. Its pin is dropped after it has waited for its
+//! last kernel, also when it ends in an error or a panic. A kernel reports an unlinked entry, and the host
+//! tags the entry after waiting for that kernel. A batch that is pinned later launches its probe later and
+//! does not find the entry. A batch that was pinned before has a number of at most the tag, and keeps the
+//! slot from being reused.
 //!
-//! **Locks.** A batch of hits takes no lock. A batch with misses takes the replacer's lock after it has launched its
-//! last kernel.
+//! **Locks.** A batch of hits takes no lock. A batch with misses takes the replacer's lock after it has
+//! launched its last kernel.
 
 pub mod args;
 pub mod context;
@@ -187,17 +191,18 @@ impl<D: Driver> GpuCache<D> {
         Ok(Self { _evictor: evictor.map_err(refused)?, shared })
     }
 
-    /// As [`super::FlatCache::switch`]: makes a version current for new batches. `changed` are the rows that differ from
-    /// the previous version; those that are cached are carried over.
+    /// As [`super::FlatCache::switch`]: makes a version current for new batches. `changed` are the rows that
+    /// differ from the previous version; those that are cached are carried over.
     ///
-    /// Waits for the batches of the previous version and for the device. Pointers to unchanged rows in host memory stay.
-    /// No more pointers are made until [`Self::host_rows`] is called for this version. To release the memory of the
-    /// previous version, drop its [`GpuHostRows`].
+    /// Waits for the batches of the previous version and for the device. Pointers to unchanged rows in host
+    /// memory stay. No more pointers are made until [`Self::host_rows`] is called for this version. To
+    /// release the memory of the previous version, drop its [`GpuHostRows`].
     ///
     /// # Errors
-    /// [`GpuCacheError`] if the version is not newer than the current one, a row does not fit its table, or the
-    /// overlay cannot be allocated; nothing has changed then. After a later driver error the switch has failed: batches
-    /// still read correct rows, but the cache frees no slots and takes no more versions.
+    /// [`GpuCacheError`] if the version is not newer than the current one, a row does not fit its
+    /// table, or the overlay cannot be allocated; nothing has changed then. After a later driver error the
+    /// switch has failed: batches still read correct rows, but the cache frees no slots and takes no more
+    /// versions.
     pub fn switch<'r>(
         &self,
         version: Version,
@@ -212,11 +217,13 @@ impl<D: Driver> GpuCache<D> {
         self.shared.current.read().version
     }
 
-    /// Lets the unified index point at the rows of a table until the returned value is dropped. `rows` holds all rows of
-    /// the table in order, as they are in the current version, and is not written in the meantime.
+    /// Lets the unified index point at the rows of a table until the returned value is dropped. `rows` holds
+    /// all rows of the table in order, as they are in the current version, and is not written in the
+    /// meantime.
     ///
     /// # Errors
-    /// [`GpuCacheError`] if there is no such table, `rows` is too short or out of reach, or `version` is not current.
+    /// [`GpuCacheError`] if there is no such table, `rows` is too short or out of reach, or
+    /// `version` is not current.
     pub fn host_rows(
         &self,
         version: Version,

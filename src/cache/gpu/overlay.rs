@@ -1,8 +1,8 @@
 //! The overlay of a version: where each changed row is, as a table that kernels read before the index.
 //!
-//! It is written once and never changes, so a probe reads it without synchronisation. It uses open addressing and is at
-//! most half full; a slot has a key and a location. The header of a batch has its address. Locations are checked here to
-//! lie within the pool, as for the index.
+//! It is written once and never changes, so a probe reads it without synchronisation. It uses open addressing
+//! and is at most half full; a slot has a key and a location. The header of a batch has its address.
+//! Locations are checked here to lie within the pool, as for the index.
 
 #![allow(unsafe_code)]
 
@@ -33,8 +33,8 @@ impl<D: Driver> OverlayTable<D> {
     /// A table of these rows. Waits until it is on the device. A row outside the pool counts as not cached.
     ///
     /// # Errors
-    /// [`DriverError::OutOfMemory`] when the allocation of about 32 bytes a row fails, on the device or (temporarily) on
-    /// the host; other driver errors.
+    /// [`DriverError::OutOfMemory`] when the allocation of about 32 bytes a row fails, on the device
+    /// or (temporarily) on the host; other driver errors.
     pub fn new(
         gpu_table: &GpuTable<D>,
         rows: impl ExactSizeIterator<Item = ChangedRow>,
@@ -56,7 +56,8 @@ impl<D: Driver> OverlayTable<D> {
         let slots = DeviceMemory::new(gpu_table.driver(), plan.bytes())?;
         let (driver, stream) = (gpu_table.driver(), gpu_table.stream());
         let (from, to) = (Address(written.address()), Address(slots.address()));
-        // SAFETY: both have the planned size, only this function knows them, and they live until the wait ends.
+        // SAFETY: both have the planned size, only this function knows them, and they live until the wait
+        // ends.
         unsafe { driver.copy(stream, from, to, plan.bytes())? };
         driver.wait(&driver.record(stream)?)?;
         Ok(Self { slots, mask: mask as u64 })

@@ -1,17 +1,18 @@
-//! The unified index on a device (FLECHE section 3.3): entries that point at a row in pinned host memory, where the gather
-//! reads it.
+//! The unified index on a device (FLECHE section 3.3): entries that point at a row in pinned host memory,
+//! where the gather reads it.
 //!
-//! As on the host (`cache/pointers.rs`), a pointer takes an entry of the index but no slot. The evictor turns a cold row
-//! into a pointer while more are allowed. Pointers are evicted only when the index is too full, and a row that is
-//! admitted again replaces its pointer. On a device **a pointer is an address**, so it belongs to one version. Pointers
-//! are made to tables whose rows of the current version are registered. A switch stops that, and its merge removes the
-//! pointers to changed rows (`version`). The other pointers stay valid while the old memory exists. The caller then
-//! registers the new version's memory and drops the old [`GpuHostRows`].
+//! As on the host (`cache/pointers.rs`), a pointer takes an entry of the index but no slot. The evictor turns
+//! a cold row into a pointer while more are allowed. Pointers are evicted only when the index is too full,
+//! and a row that is admitted again replaces its pointer. On a device **a pointer is an address**, so it
+//! belongs to one version. Pointers are made to tables whose rows of the current version are registered. A
+//! switch stops that, and its merge removes the pointers to changed rows (`version`). The other pointers stay
+//! valid while the old memory exists. The caller then registers the new version's memory and drops the old
+//! [`GpuHostRows`].
 //!
-//! **Releasing memory.** First no more pointers into it are made: only the sweep makes them, and we hold its lock. Then a
-//! sweep of the whole index removes those that exist. Then we wait for earlier batches, and for their jobs, which copy
-//! rows from that memory into the pool. Only then is it released. After a driver error it stays registered as long as
-//! the cache lives.
+//! **Releasing memory.** First no more pointers into it are made: only the sweep makes them, and we hold its
+//! lock. Then a sweep of the whole index removes those that exist. Then we wait for earlier batches, and for
+//! their jobs, which copy rows from that memory into the pool. Only then is it released. After a driver error
+//! it stays registered as long as the cache lives.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -164,7 +165,7 @@ impl<D: Driver> Drop for GpuHostRows<D> {
     /// Removes the pointers and waits for the device and for all earlier batches.
     fn drop(&mut self) {
         if let Err(error) = self.shared.release(&self.pointable) {
-            tracing::error!(%error, "releasing host rows failed: they stay registered, since a batch may still read them");
+            tracing::error!(%error, "releasing host rows failed: they stay registered");
         }
     }
 }

@@ -1,9 +1,10 @@
 //! Eviction by rank in a data set.
 //!
-//! The host has the ranks in a table by key. So the device lists entries, first a sample and then the stretch at the hand.
-//! The host computes how cold each entry is, and has the device withdraw the coldest or turn them into pointers to host
-//! memory. An entry may have been replaced in between; then the new one is evicted, which has the same rank. An entry
-//! that was evicted in between is not there to be withdrawn, or comes back as a pointer.
+//! The host has the ranks in a table by key. So the device lists entries, first a sample and then the stretch
+//! at the hand. The host computes how cold each entry is, and has the device withdraw the coldest or turn
+//! them into pointers to host memory. An entry may have been replaced in between; then the new one is
+//! evicted, which has the same rank. An entry that was evicted in between is not there to be withdrawn, or
+//! comes back as a pointer.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

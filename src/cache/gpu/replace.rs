@@ -1,18 +1,18 @@
 //! Rows that enter the cache: jobs for the device, and their outcomes.
 //!
-//! An offered row that is admitted gets a slot and a job. The device copies the rows of a launch into their slots and then
-//! links their keys. The host reads the outcomes after the launch has ended, the next time that rows are offered or
-//! evicted. If the key is present already, or the index is full, the slot is freed. An entry that was evicted or
-//! replaced is retired: its slot waits for the batches that may read it.
+//! An offered row that is admitted gets a slot and a job. The device copies the rows of a launch into their
+//! slots and then links their keys. The host reads the outcomes after the launch has ended, the next time
+//! that rows are offered or evicted. If the key is present already, or the index is full, the slot is freed.
+//! An entry that was evicted or replaced is retired: its slot waits for the batches that may read it.
 //!
-//! A launch has each key at most once. Of offered rows that share a key, the first gets a job and the others are
-//! dropped. Rows that a switch exchanges or withdraws wait for the next launch instead.
+//! A launch has each key at most once. Of offered rows that share a key, the first gets a job and the others
+//! are dropped. Rows that a switch exchanges or withdraws wait for the next launch instead.
 //!
-//! There are few blocks of jobs. When all of them run, the next offer waits for the oldest launch. It never waits for
-//! free slots.
+//! There are few blocks of jobs. When all of them run, the next offer waits for the oldest launch. It never
+//! waits for free slots.
 //!
-//! With `debug_assertions`, freed slots are overwritten on the same stream before they are filled again, so that a late
-//! reader reads values that no row has.
+//! With `debug_assertions`, freed slots are overwritten on the same stream before they are filled again, so
+//! that a late reader reads values that no row has.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -125,8 +125,8 @@ impl<D: Driver> Shared<D> {
         Ok(())
     }
 
-    /// What jobs for admitted rows may evict. A kernel sees ages but no ranks, so under LFU it evicts nothing from a full
-    /// pair of buckets; such a pair admits no row until the evictor has visited it.
+    /// What jobs for admitted rows may evict. A kernel sees ages but no ranks, so under LFU it evicts nothing
+    /// from a full pair of buckets; such a pair admits no row until the evictor has visited it.
     fn may_replace(&self, jobs: usize) -> MayReplace {
         match self.eviction {
             _ if self.retired.waiting() + jobs > MAX_WAITING => MayReplace::Nothing,

@@ -22,8 +22,8 @@ const WORD: usize = size_of::<u32>();
 pub enum Victims<'a> {
     /// Rows and pointers that were unused for so many batches.
     Aged(u32),
-    /// Rows of the pool that were unused for `age` batches. At most `pointers` of them, of registered tables, stay in the
-    /// index as pointers.
+    /// Rows of the pool that were unused for `age` batches. At most `pointers` of them, of registered tables,
+    /// stay in the index as pointers.
     #[allow(missing_docs)]
     AgedRows { age: u32, pointers: u64 },
     /// Rows in these slabs, one bit a slab.
@@ -59,7 +59,8 @@ pub struct Sweeper<D: Driver> {
 }
 
 impl<D: Driver> Sweeper<D> {
-    /// Room for a sample of `sample` buckets, for `most` evicted entries, and for pointers into `tables` tables.
+    /// Room for a sample of `sample` buckets, for `most` evicted entries, and for pointers into `tables`
+    /// tables.
     ///
     /// # Errors
     /// As [`Driver::allocate_pinned`].
@@ -88,7 +89,8 @@ impl<D: Driver> Sweeper<D> {
         })
     }
 
-    /// Sets the tables to which sweeps make pointers. Tables whose rows do not all lie in registered memory are ignored.
+    /// Sets the tables to which sweeps make pointers. Tables whose rows do not all lie in registered memory
+    /// are ignored.
     pub fn point_at(&mut self, tables: impl Iterator<Item = Pointable>) {
         let held = |table: &Pointable| {
             let words = table.rows.checked_mul(table.words).and_then(|words| usize::try_from(words).ok());
@@ -100,8 +102,8 @@ impl<D: Driver> Sweeper<D> {
         self.pointables = held.len();
     }
 
-    /// The ages at `now` of the entries of a sample of buckets, with the seed `draw`. `u32::MAX` for empty slots and,
-    /// unless `pointers`, for pointers.
+    /// The ages at `now` of the entries of a sample of buckets, with the seed `draw`. `u32::MAX` for empty
+    /// slots and, unless `pointers`, for pointers.
     ///
     /// # Errors
     /// Driver errors.
@@ -152,9 +154,10 @@ impl<D: Driver> Sweeper<D> {
                 (args.victims, args.from, args.to) = (VICTIM_POINTER, start, end);
             }
         }
-        // SAFETY: `evicted` has room for `most`, and `draining` has a bit for each slab that a location can name.
-        // `point_at` has checked that the rows of `pointable` are in registered memory, and they are removed there before
-        // the memory is unregistered. This is the table's one stream. The kernel ends before this function does.
+        // SAFETY: `evicted` has room for `most`, and `draining` has a bit for each slab that a location can
+        // name. `point_at` has checked that the rows of `pointable` are in registered memory, and they are
+        // removed there before the memory is unregistered. This is the table's one stream. The kernel ends
+        // before this function does.
         unsafe { kernels::sweep(&**self.gpu_table.driver(), self.gpu_table.stream(), &args)? };
         self.wait()?;
         let count = self.memory.get(self.report)[0] as usize;

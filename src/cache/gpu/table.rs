@@ -1,9 +1,9 @@
 //! The cache's index and pool in device memory, and the jobs that change them.
 //!
-//! All changes of the index are launched on one stream, the table's own, one kernel after the other; `kernels/replace.cu`
-//! and `kernels/sweep.cu` explain why that is enough. Locations are checked here before they enter the index, so a kernel
-//! only finds locations in the pool or in registered host memory. The cache ensures that they are of the right row, and
-//! that no batch reads a slot while it is written.
+//! All changes of the index are launched on one stream, the table's own, one kernel after the other;
+//! `kernels/replace.cu` and `kernels/sweep.cu` explain why that is enough. Locations are checked here before
+//! they enter the index, so a kernel only finds locations in the pool or in registered host memory. The cache
+//! ensures that they are of the right row, and that no batch reads a slot while it is written.
 
 #![allow(unsafe_code)]
 
@@ -76,8 +76,8 @@ impl<D: Driver> GpuTable<D> {
         self.shape
     }
 
-    /// Lets entries point into this memory until [`Self::unregister`]. Returns the location of its first word, or `None`
-    /// if locations do not reach it.
+    /// Lets entries point into this memory until [`Self::unregister`]. Returns the location of its first
+    /// word, or `None` if locations do not reach it.
     pub fn register(&self, region: Arc<PinnedMemory<D>>) -> Option<u64> {
         let location = self.host_location(region.address())?;
         self.host_location(region.address() + region.bytes() as u64)?;
@@ -85,8 +85,8 @@ impl<D: Driver> GpuTable<D> {
         Some(location)
     }
 
-    /// Releases the memory whose first word is at this location. The caller has ensured that no entry points there and
-    /// that no batch or job reads it any more.
+    /// Releases the memory whose first word is at this location. The caller has ensured that no entry points
+    /// there and that no batch or job reads it any more.
     pub(crate) fn unregister(&self, location: u64) {
         self.regions().retain(|region| self.host_location(region.address()) != Some(location));
     }
@@ -228,7 +228,8 @@ impl<D: Driver> Jobs<D> {
         self.count == 0
     }
 
-    /// Adds a job. Returns false if there is no room, its key has a job already, or its rows are out of bounds.
+    /// Adds a job. Returns false if there is no room, its key has a job already, or its rows are out of
+    /// bounds.
     ///
     /// # Panics
     /// After a launch, until [`Self::finish`].
@@ -267,8 +268,8 @@ impl<D: Driver> Jobs<D> {
         true
     }
 
-    /// Copies the rows and then links the keys, stamped `now`. If rows are copied from the staging buffer, it is not
-    /// written again before that has ended.
+    /// Copies the rows and then links the keys, stamped `now`. If rows are copied from the staging buffer, it
+    /// is not written again before that has ended.
     ///
     /// # Errors
     /// Driver errors.
@@ -289,7 +290,8 @@ impl<D: Driver> Jobs<D> {
         self.mark_end(staging).and(launched)
     }
 
-    /// Copies the rows or poisons their slots, as [`Self::launch`], but links nothing. The jobs have no outcomes.
+    /// Copies the rows or poisons their slots, as [`Self::launch`], but links nothing. The jobs have no
+    /// outcomes.
     ///
     /// # Errors
     /// Driver errors.
@@ -316,8 +318,9 @@ impl<D: Driver> Jobs<D> {
             return Ok(());
         }
         let GpuTable { driver, stream, .. } = &*self.table;
-        // SAFETY: `push` has checked every location and row. `mark_end` protects the staging buffer. `self` and its table
-        // outlive the event, which `finish` and `drop` wait for. Host memory is unregistered after a wait, too.
+        // SAFETY: `push` has checked every location and row. `mark_end` protects the staging buffer. `self`
+        // and its table outlive the event, which `finish` and `drop` wait for. Host memory is unregistered
+        // after a wait, too.
         unsafe { kernels::copy_in(&**driver, stream, args) }
     }
 

@@ -1,24 +1,27 @@
 //! The switch to another version between two batches, with all changed rows at once.
 //!
-//! The argument is that of the host (`cache/version.rs`). Changed rows that are cached are copied into new slots. Then the
-//! new version becomes current together with an overlay, which its batches read before the index. When all earlier
-//! batches have ended, the overlay is merged into the index and withdrawn. On a device:
+//! The argument is that of the host (`cache/version.rs`). Changed rows that are cached are copied into new
+//! slots. Then the new version becomes current together with an overlay, which its batches read before the
+//! index. When all earlier batches have ended, the overlay is merged into the index and withdrawn. On a
+//! device:
 //!
 //! - *Only the device knows which changed rows are cached.* Jobs look them up, some thousands at a time.
-//! - *The overlay exists twice.* Probes read a table in device memory, whose address is in the header of their batch.
-//!   When rows are offered, the host reads its own copy.
-//! - *A batch ends* when its last kernel has ended; until then it has its pin. Its jobs are on the table's stream before
-//!   its pin is dropped, so before the merging jobs, which exchange or withdraw the old rows that it offered.
-//! - *The overlay is withdrawn* after the merging jobs have ended. A batch that does not read the overlay probes later and
-//!   finds what was merged.
+//! - *The overlay exists twice.* Probes read a table in device memory, whose address is in the header of
+//!   their batch. When rows are offered, the host reads its own copy.
+//! - *A batch ends* when its last kernel has ended; until then it has its pin. Its jobs are on the table's
+//!   stream before its pin is dropped, so before the merging jobs, which exchange or withdraw the old rows
+//!   that it offered.
+//! - *The overlay is withdrawn* after the merging jobs have ended. A batch that does not read the overlay
+//!   probes later and finds what was merged.
 //! - *The table's memory* is freed by the switch, when the batches that may read it have ended.
-//!   [`Replaceable`](super::super::epoch::Replaceable) may keep a replaced value for long, so it has a weak reference.
+//!   [`Replaceable`](super::super::epoch::Replaceable) may keep a replaced value for long, so it has a weak
+//!   reference.
 //!
-//! Pointers into host memory belong to one version: a switch stops making them (`pointers`), and the merge replaces or
-//! withdraws those to changed rows.
+//! Pointers into host memory belong to one version: a switch stops making them (`pointers`), and the merge
+//! replaces or withdraws those to changed rows.
 //!
-//! An overlay takes about 32 bytes a changed row on the device, and as much on the host, beside `cache.bytes`, while it
-//! exists. A switch also allocates a staging buffer.
+//! An overlay takes about 32 bytes a changed row on the device, and as much on the host, beside
+//! `cache.bytes`, while it exists. A switch also allocates a staging buffer.
 
 use std::sync::{Arc, Weak};
 
@@ -50,8 +53,8 @@ impl<D: Driver> Current<D> {
     }
 }
 
-/// What a running batch holds. The pin is the last field, so that the rest is dropped before other threads see that the
-/// batch has ended.
+/// What a running batch holds. The pin is the last field, so that the rest is dropped before other threads
+/// see that the batch has ended.
 pub(crate) struct BatchHold<D: Driver> {
     /// The overlay that it reads before the index.
     pub overlay: Option<Arc<OverlayTable<D>>>,
@@ -61,8 +64,8 @@ pub(crate) struct BatchHold<D: Driver> {
 }
 
 impl<D: Driver> BatchHold<D> {
-    /// Whether a row must not be linked: it differs from the previous version, whose batches may still run and would
-    /// find it in the index.
+    /// Whether a row must not be linked: it differs from the previous version, whose batches may still run
+    /// and would find it in the index.
     pub(crate) fn excludes(&self, own: Option<FlatKey>) -> bool {
         let changed = self.changed.as_deref();
         own.zip(changed).is_some_and(|(own, changed)| changed.get(own).is_some())

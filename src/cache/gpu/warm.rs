@@ -1,8 +1,8 @@
 //! Fills a cache on a device, and lists its rows so that the next start can fill it with them.
 //!
-//! As `cache/warm.rs`: the hottest rows first, without the admission policy, while there is room below the high
-//! watermark, so that nothing is evicted for them. Their stamps descend. On a device the rows enter by launches. A launch
-//! has only rows that surely fit, each with the age that its position gives it.
+//! As `cache/warm.rs`: the hottest rows first, without the admission policy, while there is room below the
+//! high watermark, so that nothing is evicted for them. Their stamps descend. On a device the rows enter by
+//! launches. A launch has only rows that surely fit, each with the age that its position gives it.
 
 use super::super::slots::UNIT;
 use super::super::warm::{STAMPS, Warmed};
@@ -115,7 +115,8 @@ impl<'c, D: Driver> Filling<'c, D> {
         })
     }
 
-    /// Whether the launch has room for a row of the largest size that leaves the cache below its high watermark.
+    /// Whether the launch has room for a row of the largest size that leaves the cache below its high
+    /// watermark.
     fn has_room(&self) -> bool {
         let Self { shared, .. } = self;
         let tables = (0..shared.tables.len()).map(|t| TableId(t as u32));

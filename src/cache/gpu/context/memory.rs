@@ -1,9 +1,9 @@
 //! The pinned memory and the device memory of a lookup context.
 //!
-//! The host writes everything about a batch (columns, ids, offsets, dense values) into one pinned block that the kernels
-//! read in place. The kernels write their results (misses, counts, the output) into the same block. So no batch needs a
-//! copy or a memset. Every array has a fixed address, so the kernels' arguments never change, and a graph that was
-//! captured once serves every batch.
+//! The host writes everything about a batch (columns, ids, offsets, dense values) into one pinned block that
+//! the kernels read in place. The kernels write their results (misses, counts, the output) into the same
+//! block. So no batch needs a copy or a memset. Every array has a fixed address, so the kernels' arguments
+//! never change, and a graph that was captured once serves every batch.
 
 use std::sync::Arc;
 
@@ -229,7 +229,8 @@ impl<D: Driver> BatchMemory<D> {
         let columns = self.host.get(self.pinned.columns);
         let ids = self.host.get(self.pinned.ids);
         self.host.get(list)[..count as usize].iter().map(move |&occurrence| {
-            // The last column that begins at the occurrence or before. A column without ids begins where the next does.
+            // The last column that begins at the occurrence or before. A column without ids begins where the
+            // next does.
             let lookup = columns.partition_point(|c| c.occurrences_at <= occurrence) - 1;
             let column = columns[lookup];
             LookupRow { lookup, id: ids[(column.ids_at + occurrence - column.occurrences_at) as usize] }

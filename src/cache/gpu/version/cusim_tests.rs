@@ -43,8 +43,8 @@ fn cache(bytes: usize) -> (GpuCache<SimDriver>, LookupContext<SimDriver>) {
     (cache, context)
 }
 
-/// Reads rows of a table and checks that they are of the batch's version; version 1 changes ids below `changed`. Returns
-/// how many rows were missing.
+/// Reads rows of a table and checks that they are of the batch's version; version 1 changes ids below
+/// `changed`. Returns how many rows were missing.
 fn read(
     (cache, context): (&GpuCache<SimDriver>, &mut LookupContext<SimDriver>),
     table: usize,
