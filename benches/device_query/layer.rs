@@ -1,9 +1,9 @@
-//! An embedding layer over caches on a device, warm.
+//! An embedding layer over warm caches on a device.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use flechette::cache::gpu::{DeviceCache, DeviceCacheError, DeviceWorker, Missing, WorkerShape};
+use flechette::cache::gpu::{ContextShape, GpuCache, GpuCacheError, LookupContext, MissingRows};
 use flechette::cache::{CacheOptions, CacheShape, TableShape};
 use flechette::device::cuda::Driver;
 use flechette::device::cuda::memory::DeviceMemory;
@@ -14,39 +14,38 @@ use flechette::types::{Batch, TableId};
 use crate::harness::Options;
 use crate::traffic::Traffic;
 
-/// Batches that come in turn.
+/// Batches, used in turn.
 const BATCHES: usize = 64;
-/// Rounds of them that fill a cache before it is measured.
+/// Rounds over the batches that fill a cache before it is measured.
 const WARMING: usize = 3;
-/// Bytes that are copied to see what the device's memory can do.
+/// Bytes that are copied to measure the bandwidth of the device's memory.
 const COPIED: usize = 1 << 30;
 
-/// How a layer gets its rows.
+/// How a layer looks up rows.
 #[derive(Clone, Copy)]
 pub enum Way {
-    /// One query over all tables, hits copied while the host writes the misses' rows.
+    /// One query over all tables. Hits are copied while the host writes the missing rows.
     Flat,
-    /// The same, and all rows are read when the misses' rows are there.
+    /// One query over all tables. All rows are read after the missing rows are written.
     Coupled,
-    /// One cache, and a query a table, by so many threads.
+    /// One cache and a query a table, on some threads.
     Apart { threads: usize },
-    /// A cache a table, with a query each, by so many threads.
+    /// A cache and a query a table, on some threads.
     PerTable { threads: usize },
 }
 
-/// A query: a worker, and the columns of the batches that it takes.
+/// A query: a cache, a context, and its columns of the batches.
 struct Query<D: Driver> {
-    worker: DeviceWorker<D>,
+    cache: Arc<GpuCache<D>>,
+    context: LookupContext<D>,
     batches: Vec<Batch>,
-    /// The store's number of the query's first table.
+    /// The number of the query's first table in the store.
     first: u32,
 }
 
-/// A layer, warm.
+/// A warm layer.
 pub struct Layer<D: Driver> {
     queries: Vec<Query<D>>,
-    /// Kept for as long as the workers.
-    _caches: Vec<DeviceCache<D>>,
     store: EmbeddingStore,
     threads: usize,
     ids: u64,
@@ -54,12 +53,12 @@ pub struct Layer<D: Driver> {
 }
 
 impl<D: Driver> Layer<D> {
-    /// A layer with room for this share of the rows.
+    /// A layer whose caches hold this share of the rows.
     pub fn new(driver: &Arc<D>, traffic: &Traffic, fraction: f64, way: Way) -> anyhow::Result<Self> {
         let options = CacheOptions::default();
-        let cache = |tables: Vec<TableShape>| -> anyhow::Result<DeviceCache<D>> {
+        let cache = |tables: Vec<TableShape>| -> anyhow::Result<Arc<GpuCache<D>>> {
             let shape = CacheShape::for_options(fraction, tables, &options)?;
-            Ok(DeviceCache::new(&shape, &options, driver.clone())?)
+            Ok(Arc::new(GpuCache::new(&shape, &options, driver.clone())?))
         };
         let (lookups, batches) = (traffic.schema().lookups(), traffic.batches(BATCHES));
         let caches = match way {
@@ -68,15 +67,22 @@ impl<D: Driver> Layer<D> {
             }
             _ => vec![cache(traffic.shapes())?],
         };
-        let one = |t: usize, cache: &DeviceCache<D>, table: u32| -> anyhow::Result<Query<D>> {
+        let one = |t: usize, cache: &Arc<GpuCache<D>>, table: u32| -> anyhow::Result<Query<D>> {
             let lookup = Lookup { feature: 0, table: TableId(table), column: 0, ..lookups[t] };
             let column = |batch: &Batch| Batch { features: vec![batch.features[t].clone()], ..batch.clone() };
-            let worker = cache.worker(&shape(vec![lookup], traffic, usize::MAX))?;
-            Ok(Query { worker, batches: batches.iter().map(column).collect(), first: t as u32 - table })
+            let context = cache.context(&shape(vec![lookup], traffic, usize::MAX))?;
+            let cache = cache.clone();
+            Ok(Query {
+                cache,
+                context,
+                batches: batches.iter().map(column).collect(),
+                first: t as u32 - table,
+            })
         };
         let all = |copy_bytes| -> anyhow::Result<Vec<Query<D>>> {
-            let worker = caches[0].worker(&shape(lookups.clone(), traffic, copy_bytes))?;
-            Ok(vec![Query { worker, batches: batches.clone(), first: 0 }])
+            let cache = caches[0].clone();
+            let context = cache.context(&shape(lookups.clone(), traffic, copy_bytes))?;
+            Ok(vec![Query { cache, context, batches: batches.clone(), first: 0 }])
         };
         let tables = 0..traffic.tables;
         let (queries, threads) = match way {
@@ -90,14 +96,14 @@ impl<D: Driver> Layer<D> {
             }
         };
         let ids = (traffic.samples * traffic.tables) as u64;
-        let mut layer = Self { queries, _caches: caches, store: traffic.store()?, threads, ids, next: 0 };
+        let mut layer = Self { queries, store: traffic.store()?, threads, ids, next: 0 };
         for _ in 0..WARMING * BATCHES {
             layer.next();
         }
         Ok(layer)
     }
 
-    /// The next batch. Returns its ids.
+    /// Runs the next batch. Returns its number of ids.
     pub fn next(&mut self) -> u64 {
         let (b, store) = (self.next % BATCHES, &self.store);
         self.next += 1;
@@ -118,26 +124,26 @@ impl<D: Driver> Layer<D> {
 impl<D: Driver> Query<D> {
     fn run(&mut self, batch: usize, store: &EmbeddingStore) {
         let first = self.first;
-        let fetch = |missing: &mut Missing<'_>| {
+        let fetch = |missing: &mut MissingRows<'_>| {
             for m in 0..missing.len() {
                 let (table, id) = missing.row(m);
                 if let Some(row) = store.row(TableId(first + table.0), id) {
                     missing.bytes_mut(m).copy_from_slice(row);
                 }
             }
-            Ok::<_, DeviceCacheError>(())
+            Ok::<_, GpuCacheError>(())
         };
-        match self.worker.embed(&self.batches[batch], fetch) {
+        match self.cache.embed(&mut self.context, &self.batches[batch], fetch) {
             Ok(out) => drop(std::hint::black_box(out)),
-            Err(error) => unreachable!("a batch of the worker's own traffic: {error}"),
+            Err(error) => unreachable!("a batch of the context's own traffic: {error}"),
         }
     }
 }
 
-/// A worker for these lookups, with room for so many bytes of copied hits, at most one batch's.
-fn shape(lookups: Vec<Lookup>, traffic: &Traffic, copy_bytes: usize) -> WorkerShape {
+/// A context for these lookups, with room for `copy_bytes` of copied hits, but at most one batch.
+fn shape(lookups: Vec<Lookup>, traffic: &Traffic, copy_bytes: usize) -> ContextShape {
     let max_ids = lookups.len() * traffic.samples;
-    WorkerShape {
+    ContextShape {
         features: lookups.len(),
         dense_width: 0,
         stride: lookups.len() * traffic.dim,
@@ -149,7 +155,7 @@ fn shape(lookups: Vec<Lookup>, traffic: &Traffic, copy_bytes: usize) -> WorkerSh
     }
 }
 
-/// Bytes a second that a copy within the device's memory reads and writes together: the best of some.
+/// Bytes a second that a copy within the device's memory reads and writes together, the best of several runs.
 pub fn copy_rate<D: Driver>(driver: &Arc<D>, options: &Options) -> anyhow::Result<f64> {
     let (from, mut to) = (DeviceMemory::new(driver, COPIED)?, DeviceMemory::new(driver, COPIED)?);
     let mut best = 0.0_f64;

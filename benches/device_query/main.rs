@@ -1,17 +1,18 @@
-//! The embedding layer through the cache on a GPU: FLECHE's experiments 6 to 10, as `cache_query` has them on the host.
+//! The embedding layer through the cache on a GPU: FLECHE's experiments 6 to 10, as `cache_query` has them on
+//! the host.
 //!
-//! A layer takes a batch's ids and gives the pooled vectors in pinned memory of the host. Ours is what the engine
-//! does: one probe and one gather for all tables, hits copied while the host writes the misses' rows. The
-//! baselines take one of FLECHE's techniques away each, or all: a cache a table, with a query a table; one
-//! cache with a query a table; hits that are not copied apart. Queries of several tables are launched by as many
-//! threads as the setting says, because a baseline that waits for each table in turn would be a poor one. Every
-//! side reads its misses from the same store in RAM.
+//! A layer takes a batch's ids and returns the pooled vectors in pinned host memory. Ours is what the engine
+//! does: one probe and one gather for all tables, with hits copied while the host writes the missing rows.
+//! Each baseline lacks one of FLECHE's techniques, or all: a cache and a query a table; one cache with a
+//! query a table; no separate copy of hits. Queries of several tables run on as many threads as the setting
+//! says, because waiting for each table in turn would be a weak baseline. All sides read their misses from
+//! the same store in RAM.
 //!
-//! Beside every rate stands what share of the device's memory bandwidth it moves: bytes of rows read and of
-//! output written, over what a copy within the device's memory reaches, measured first.
+//! Each rate comes with its share of the device's memory bandwidth: bytes of rows read and of output written,
+//! relative to a copy within the device's memory, which is measured first.
 //!
-//! Needs a GPU and says so where there is none. Built with the feature cusim, `--simulate` runs every
-//! setting once on the simulator instead, small, to see that it runs: then no rate is said.
+//! Without a GPU it prints a message and ends. With the feature cusim, `--simulate` runs a small version of
+//! every setting once on the simulator, to test that it runs; then it prints no rates.
 //!
 //! `--pairs N` (11), `--window-ms N` (100), `--only TEXT`, `--json`.
 
@@ -51,7 +52,7 @@ fn main() -> anyhow::Result<()> {
 struct Bench<D: Driver> {
     driver: Arc<D>,
     options: Options,
-    /// Bytes a second; none where nothing is measured.
+    /// The bandwidth of the device's memory in bytes a second; none on the simulator.
     ceiling: Option<f64>,
 }
 
@@ -67,7 +68,7 @@ impl<D: Driver> Bench<D> {
         Ok(())
     }
 
-    /// What is asked for: FLECHE's, or a little of it where it is only simulated.
+    /// The given traffic, or a small part of it on the simulator.
     fn traffic(&self, traffic: Traffic) -> Traffic {
         if self.ceiling.is_some() {
             return traffic;
@@ -111,7 +112,7 @@ impl<D: Driver> Bench<D> {
         Ok(())
     }
 
-    /// Exp #6: 10,000 ids over so many tables, all of them hits.
+    /// Exp #6: 10,000 ids over 1 to 200 tables, all of them hits.
     fn tables(&self, report: &mut Report) -> anyhow::Result<()> {
         for tables in [1, 15, 26, 60, 200] {
             let rows = 2_000_000 / tables as u64;
@@ -124,7 +125,7 @@ impl<D: Driver> Bench<D> {
         Ok(())
     }
 
-    /// Exp #7: a cache of 5 %, batch sizes; hits copied apart or not.
+    /// Exp #7: batch sizes with a cache of 5 %; hits copied separately or not.
     fn batches(&self, report: &mut Report) -> anyhow::Result<()> {
         for samples in [32, 128, 512, 2048, 8192] {
             let traffic = Traffic { samples, ..FULL };
@@ -134,7 +135,7 @@ impl<D: Driver> Bench<D> {
         Ok(())
     }
 
-    /// Exp #8: each technique over what the one before has, all against a cache a table.
+    /// Exp #8: the techniques added one by one, all against a cache a table.
     fn cumulative(&self, report: &mut Report) -> anyhow::Result<()> {
         let traffic = Traffic { samples: 1024, ..FULL };
         let steps = [
@@ -149,7 +150,7 @@ impl<D: Driver> Bench<D> {
         Ok(())
     }
 
-    /// Exp #9: power laws from flat to steep, a cache of 5 %.
+    /// Exp #9: power laws from flat to steep, with a cache of 5 %.
     fn skew(&self, report: &mut Report) -> anyhow::Result<()> {
         for alpha in [0.5, 0.8, 1.2, 1.6, 2.0] {
             let traffic = Traffic { alpha, samples: 1024, ..FULL };
@@ -159,7 +160,7 @@ impl<D: Driver> Bench<D> {
         Ok(())
     }
 
-    /// Exp #10: dims, a cache of 5 %.
+    /// Exp #10: dims, with a cache of 5 %.
     fn dims(&self, report: &mut Report) -> anyhow::Result<()> {
         for dim in [16, 32, 64, 128] {
             let traffic = Traffic { dim, samples: 1024, ..FULL };
@@ -170,5 +171,5 @@ impl<D: Driver> Bench<D> {
     }
 }
 
-/// FLECHE's synthetic workload (section 6.1) whole: 40 tables of 250,000 rows of 32, alpha 1.2.
+/// FLECHE's whole synthetic workload (section 6.1): 40 tables of 250,000 rows of 32, alpha 1.2.
 const FULL: Traffic = Traffic { rows: 250_000, ..Traffic::FLECHE };

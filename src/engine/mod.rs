@@ -1,14 +1,14 @@
-//! From a batch to its scores: look rows up, fetch what the cache misses, pool, run the model.
+//! From a batch to its scores: look rows up, fetch what is not cached, pool, run the model.
 //!
-//! - `on_host`: rows are read where the store has them, or from a cache in RAM;
-//! - [`on_device`]: rows are looked up and pooled by a device, whose cache lies in its own memory; `trial`: whether
-//!   it does so rightly.
+//! - `host`: rows come from the store, or from a cache in RAM;
+//! - [`gpu`]: a device looks rows up in a cache in its own memory and pools them; `self_test`: checks that
+//!   device.
 //!
-//! Whichever it is, the very same bytes are added in the very same order, and the dense layers are one
-//! program, so a score does not know whether there is a cache, nor where.
+//! In each case the same bytes are added in the same order, and the dense layers are the same program. So a
+//! score does not depend on whether there is a cache, nor where it is.
 
-pub(crate) mod on_device;
-mod on_host;
+pub(crate) mod gpu;
+mod host;
 mod self_test;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,31 +26,29 @@ use crate::schema::{Lookup, Schema};
 use crate::store::{EmbeddingStore, Opened};
 use crate::trace::recorder::Recorder;
 use crate::types::{AbsentId, Batch, Scores, TableId, Version};
-use on_device::DeviceFront;
-use on_host::Scratch;
-pub(crate) use self_test::SelfTestError;
+use gpu::GpuLookupTier;
+use host::Scratch;
 
-/// What stands between batches and the store.
+/// Where batches look up rows.
 pub enum LookupTier {
-    /// Nothing: rows are read where the store has them.
+    /// In the store, without a cache.
     Store,
-    /// A cache in the host's RAM.
+    /// In a cache in RAM.
     Host(FlatCache),
-    /// A cache in a device's memory.
-    Device(DeviceFront),
+    /// In a cache in a device's memory.
+    Gpu(GpuLookupTier),
 }
 
-/// What an engine is made of, besides the version it serves.
+/// The parts of an engine, besides the version that it serves.
+#[allow(missing_docs)]
 pub struct EngineParts {
     /// The model's name.
     pub name: String,
-    /// Where rows are looked up.
-    pub front: LookupTier,
-    /// Where it counts.
+    pub lookup_tier: LookupTier,
     pub metrics: Arc<ModelMetrics>,
     /// Threads for batches of more than one chunk.
     pub threads: Arc<rayon::ThreadPool>,
-    /// Most samples a batch.
+    /// Most samples of a batch.
     pub max_samples: usize,
 }
 
@@ -61,27 +59,27 @@ pub struct Engine {
     lookups: Vec<Lookup>,
     model: Model<f32>,
     weights: Weights<f32>,
-    /// The cache's right to point at rows of the store: above it, so that it ends before the store does.
+    /// Lets the cache point at rows of the store. Declared before the store, so that it is dropped first.
     host_rows: Vec<HostRows>,
-    front: LookupTier,
+    lookup_tier: LookupTier,
     store: EmbeddingStore,
     metrics: Arc<ModelMetrics>,
     threads: Arc<rayon::ThreadPool>,
     max_samples: usize,
-    /// Shown every batch that is scored.
+    /// Records every batch that is scored.
     recorder: Option<Recorder>,
-    /// One a batch in flight; taken and put back, so that none is allocated in steady state.
-    scratches: Stock<Scratch>,
-    /// One a chunk in work, so that a large batch takes no more memory than its threads do.
-    tapes: Stock<Tape<f32>>,
-    /// The cache's counts that the metrics have already.
+    /// One for each running batch.
+    scratches: Pool<Scratch>,
+    /// One for each running chunk, so that the memory depends on the threads and not on the size of a batch.
+    tapes: Pool<Tape<f32>>,
+    /// The cache's counts that the metrics already include.
     counted: Mutex<CacheStats>,
 }
 
-/// Things that are taken and put back.
-struct Stock<T>(Mutex<Vec<T>>);
+/// Objects for reuse, so that a batch allocates none in steady state.
+struct Pool<T>(Mutex<Vec<T>>);
 
-impl<T> Stock<T> {
+impl<T> Pool<T> {
     fn take(&self) -> Option<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
     }
@@ -91,25 +89,25 @@ impl<T> Stock<T> {
     }
 }
 
-/// Nanoseconds that threads spent on a batch.
+/// Nanoseconds that all threads spent on a batch.
 #[derive(Default)]
 pub(crate) struct Spent {
     lookup: AtomicU64,
     dense: AtomicU64,
 }
 
-/// Rows that the disk is asked for at once while the cache is warmed.
-const WARMED_AT_ONCE: usize = 4096;
+/// Rows that are fetched from disk at once while the cache is warmed.
+const WARM_CHUNK: usize = 4096;
 
 impl Engine {
     /// An engine for an opened version.
     ///
     /// # Errors
-    /// [`WeightsError`] when the dense tensors are not the architecture's.
+    /// [`WeightsError`] when the dense tensors do not fit the architecture.
     pub fn new(opened: Opened, parts: EngineParts) -> Result<Self, WeightsError> {
         let model = Model::new(&opened.schema);
         let weights = read_weights(&model, &opened)?;
-        let EngineParts { name, front, metrics, threads, max_samples } = parts;
+        let EngineParts { name, lookup_tier, metrics, threads, max_samples } = parts;
         metrics.version.set(opened.store.version().0 as f64);
         let schema = Arc::new(opened.schema);
         let engine = Self {
@@ -119,43 +117,43 @@ impl Engine {
             model,
             weights,
             host_rows: Vec::new(),
-            front,
+            lookup_tier,
             store: opened.store,
             metrics,
             threads,
             max_samples,
             recorder: None,
-            scratches: Stock(Mutex::default()),
-            tapes: Stock(Mutex::default()),
+            scratches: Pool(Mutex::default()),
+            tapes: Pool(Mutex::default()),
             counted: Mutex::default(),
         };
         engine.measure();
         Ok(engine)
     }
 
-    /// Lets the cache point at the rows that the store holds in RAM, or in pinned memory of the cache's device, and
-    /// tunes how many it does by the time that lookups take. Where there is no cache, or no such row, nothing changes.
+    /// Lets the cache point at the rows that the store holds in RAM, or in pinned memory of the cache's
+    /// device. The lookup times tune the number of pointers. Without a cache or such rows nothing changes.
     #[must_use]
-    pub(crate) fn pointing(mut self) -> Self {
-        match &mut self.front {
+    pub(crate) fn with_pointers(mut self) -> Self {
+        match &mut self.lookup_tier {
             LookupTier::Store => {}
             LookupTier::Host(cache) => {
                 let tables = self.store.tables().iter().enumerate().filter(|(_, table)| table.in_ram());
-                let right = |(t, _): (usize, _)| cache.host_rows(TableId(t as u32)).ok();
-                self.host_rows = tables.filter_map(right).collect();
+                let host_rows = |(t, _): (usize, _)| cache.host_rows(TableId(t as u32)).ok();
+                self.host_rows = tables.filter_map(host_rows).collect();
             }
-            LookupTier::Device(front) => front.point_at(&self.store),
+            LookupTier::Gpu(tier) => tier.point_at(&self.store),
         }
         self
     }
 
-    /// Fills the cache with the store's rows, the hottest first, as far as there is room. Rows that the store does
-    /// not have are skipped and counted: the second number.
+    /// Fills the cache with the store's rows, the hottest first, while there is room. Also returns how many
+    /// rows were skipped because the store does not have them.
     pub(crate) fn warm(&self, hottest: impl IntoIterator<Item = (TableId, u64)>) -> (Warmed, u64) {
         let mut skipped = 0;
         let mut hottest = hottest.into_iter();
         let chunks = std::iter::from_fn(|| {
-            let chunk: Vec<_> = hottest.by_ref().take(WARMED_AT_ONCE).collect();
+            let chunk: Vec<_> = hottest.by_ref().take(WARM_CHUNK).collect();
             self.store.fetch(chunk.iter().copied());
             (!chunk.is_empty()).then_some(chunk)
         });
@@ -164,56 +162,56 @@ impl Engine {
             skipped += u64::from(row.is_none());
             Some((table, id, row?))
         });
-        let warmed = match &self.front {
+        let warmed = match &self.lookup_tier {
             LookupTier::Store => Warmed::default(),
-            // The store's rows are those that the cache was made for.
+            // The rows of the store fit the cache's tables, so there is no error.
             LookupTier::Host(cache) => cache.warm(rows).unwrap_or_default(),
-            LookupTier::Device(front) => front.warm(&mut rows),
+            LookupTier::Gpu(tier) => tier.warm(&mut rows),
         };
         (warmed, skipped)
     }
 
-    /// The rows that the cache holds, the last used first; none without one.
+    /// The cached rows, most recently used first; none without a cache.
     #[must_use]
     pub(crate) fn hot_rows(&self) -> Vec<(TableId, u64)> {
-        match &self.front {
+        match &self.lookup_tier {
             LookupTier::Store => Vec::new(),
             LookupTier::Host(cache) => cache.hot_rows(),
-            LookupTier::Device(front) => front.hot_rows(),
+            LookupTier::Gpu(tier) => tier.hot_rows(),
         }
     }
 
-    /// Has the rows that batches ask for recorded from now on.
+    /// Records the rows of all batches from now on.
     #[must_use]
-    pub(crate) fn recorded_by(mut self, recorder: Recorder) -> Self {
+    pub(crate) fn with_recorder(mut self, recorder: Recorder) -> Self {
         self.recorder = Some(recorder);
         self
     }
 
-    /// The version that scores.
+    /// The version that is served.
     #[must_use]
     pub fn version(&self) -> Version {
         self.store.version()
     }
 
-    /// The cache's counts, where there is one.
+    /// The cache's counts, if there is a cache.
     #[must_use]
     pub(crate) fn cache_stats(&self) -> Option<CacheStats> {
-        match &self.front {
+        match &self.lookup_tier {
             LookupTier::Store => None,
             LookupTier::Host(cache) => Some(cache.stats()),
-            LookupTier::Device(front) => Some(front.stats()),
+            LookupTier::Gpu(tier) => Some(tier.stats()),
         }
     }
 
-    /// The whole path of a batch.
+    /// Scores a checked batch.
     fn score(&self, batch: &Batch) -> Result<Vec<f32>, PredictError> {
         let spent = Spent::default();
-        let probabilities = match &self.front {
+        let probabilities = match &self.lookup_tier {
             LookupTier::Store => self.score_from_store(batch, &spent),
-            LookupTier::Host(cache) => self.score_through(cache, batch, &spent)?,
-            LookupTier::Device(front) if front.is_lost() => self.score_from_store(batch, &spent),
-            LookupTier::Device(front) => self.score_on_device(front, batch, &spent)?,
+            LookupTier::Host(cache) => self.score_from_cache(cache, batch, &spent)?,
+            LookupTier::Gpu(tier) if tier.is_lost() => self.score_from_store(batch, &spent),
+            LookupTier::Gpu(tier) => self.score_on_gpu(tier, batch, &spent)?,
         };
         let seconds = |nanos: AtomicU64| nanos.into_inner() as f64 * 1e-9;
         self.metrics.lookup_seconds.record(seconds(spent.lookup));
@@ -221,8 +219,8 @@ impl Engine {
         Ok(probabilities)
     }
 
-    /// Scores every chunk of a batch; one alone is not worth a second thread. `write` gives a tape the input of as
-    /// many samples as it has, from a sample on.
+    /// Scores every chunk of a batch; a single chunk runs on this thread. `write` fills a tape with the input
+    /// of its samples, from the given sample on.
     fn run_chunks(
         &self,
         samples: usize,
@@ -250,8 +248,8 @@ impl Engine {
         probabilities
     }
 
-    /// Every id past a table of its feature, in sample order; the metrics count by table. One that is
-    /// past the wide table too, or past that alone, is one id.
+    /// Every id past a table of its feature, in sample order. The metrics count them by table. An id that is
+    /// past several tables of its feature occurs once.
     fn absent(&self, batch: &Batch) -> Vec<AbsentId> {
         let mut fewest = vec![u64::MAX; batch.features.len()];
         for lookup in &self.lookups {
@@ -307,13 +305,13 @@ impl Predict for Engine {
         true
     }
 
-    /// Brings the metrics up to the cache's counts.
+    /// Updates the metrics from the cache's counts.
     fn measure(&self) {
-        if let LookupTier::Device(front) = &self.front {
-            let (pinned, device) = front.worker_bytes();
-            self.metrics.device.lost.set(f64::from(front.is_lost()));
-            self.metrics.device.pinned_bytes.set(pinned as f64);
-            self.metrics.device.worker_bytes.set(device as f64);
+        if let LookupTier::Gpu(tier) = &self.lookup_tier {
+            let bytes = tier.context_bytes();
+            self.metrics.device.lost.set(f64::from(tier.is_lost()));
+            self.metrics.device.pinned_bytes.set(bytes.pinned as f64);
+            self.metrics.device.worker_bytes.set(bytes.device as f64);
         }
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(now) = self.cache_stats() else { return };
@@ -326,13 +324,13 @@ impl Predict for Engine {
             table.pointed.increment(now.pointed - before.pointed);
             table.collisions.increment(now.collisions - before.collisions);
         }
-        let whole = &self.metrics.cache;
-        whole.not_admitted.increment(now.not_admitted - counted.not_admitted);
-        whole.rejected.increment(now.rejected_full - counted.rejected_full);
-        whole.used_bytes.set(now.pool_used_bytes as f64);
-        whole.capacity_bytes.set(now.total_bytes as f64);
-        whole.entries.set(now.entries as f64);
-        whole.pointers.set(now.pointers as f64);
+        let total = &self.metrics.cache;
+        total.not_admitted.increment(now.not_admitted - counted.not_admitted);
+        total.rejected.increment(now.rejected_full - counted.rejected_full);
+        total.used_bytes.set(now.pool_used_bytes as f64);
+        total.capacity_bytes.set(now.total_bytes as f64);
+        total.entries.set(now.entries as f64);
+        total.pointers.set(now.pointers as f64);
         *counted = now;
     }
 }
@@ -347,7 +345,7 @@ pub(crate) fn read_weights(model: &Model<f32>, opened: &Opened) -> Result<Weight
     })
 }
 
-/// Adds the time since `from`, and gives the time now.
+/// Adds the time since `from`. Returns the current time.
 fn spend(on: &AtomicU64, from: Instant) -> Instant {
     let now = Instant::now();
     on.fetch_add((now - from).as_nanos() as u64, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! The contract of `cache_contract` on NVIDIA's driver: on a real GPU where there is one; and, with the feature cusim,
-//! on the pretended driver, whose kernels the simulator executes (`cusim_kernels`).
+//! The contract of `cache_contract` on NVIDIA's driver: on a real GPU if there is one and, with the feature
+//! cusim, on the fake driver, whose kernels the simulator executes (`cusim_kernels`).
 #![cfg(target_os = "linux")]
 
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use flechette::device::cuda::{Nvidia, open, usable};
 use flechette::mem::mix64;
 
 use crate::cache_contract::{self as contract, World, narrow, warm};
-use crate::device_subject as device;
+use crate::gpu_subject as device;
 use crate::pretend::is_child;
 
 pub fn nvidia() -> Arc<Nvidia> {
     Arc::new(open(0, None).unwrap())
 }
 
-/// Where this is no child of a test: on a real GPU, or not, aloud.
+/// Runs a property on a real GPU, or prints why not. Does nothing in a child process of a test.
 pub fn on_a_real_gpu(property: impl Fn(&Arc<Nvidia>)) {
     if is_child() {
         return;
@@ -42,7 +42,7 @@ macro_rules! on_every_gpu {
 }
 pub(crate) use on_every_gpu;
 
-/// The property of this path, for a subject on the driver.
+/// The property at this path, for a subject on the driver.
 macro_rules! held {
     ($property:path) => {
         |driver: &Arc<Nvidia>| $property(|world: &World| device::on(driver, world))

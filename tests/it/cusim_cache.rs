@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use flechette::cache::gpu::{DeviceCache, DeviceCacheError, Missing, WorkerShape};
+use flechette::cache::gpu::{ContextShape, GpuCache, GpuCacheError, MissingRows};
 use flechette::cache::{CacheOptions, EvictionOption};
 use flechette::device::cusim::SimDriver;
 use flechette::mem::mix64;
@@ -13,16 +13,16 @@ use flechette::types::{Batch, TableId, Version};
 use proptest::prelude::*;
 
 use crate::cache_contract::{self as contract, Subject, World, narrow, warm};
-use crate::device_subject::{self, DeviceSubject, fetch, host_rows, worker_shape};
+use crate::gpu_subject::{self, GpuSubject, context_shape, fetch, host_rows};
 
 const SEEDS: [u64; 4] = [0, 1, 2, 3];
 
-fn subject(world: &World, seed: u64) -> DeviceSubject<SimDriver> {
-    device_subject::on(&Arc::new(SimDriver::new(seed, 1 << 30).unwrap()), world)
+fn subject(world: &World, seed: u64) -> GpuSubject<SimDriver> {
+    gpu_subject::on(&Arc::new(SimDriver::new(seed, 1 << 30).unwrap()), world)
 }
 
 /// As [`subject`], with a worker that does not copy its hits, and reads them as late as possible.
-fn late_reader(world: &World, seed: u64) -> DeviceSubject<SimDriver> {
+fn late_reader(world: &World, seed: u64) -> GpuSubject<SimDriver> {
     subject(world, seed).another(world)
 }
 
@@ -178,12 +178,12 @@ fn memory_passes_from_one_row_size_to_another() {
 
 #[test]
 fn a_batch_of_hits_takes_two_operations_whatever_the_table_count() {
-    device_subject::a_batch_of_hits_takes_two_operations_whatever_the_table_count(|world| subject(world, 0));
+    gpu_subject::a_batch_of_hits_takes_two_operations_whatever_the_table_count(|world| subject(world, 0));
 }
 
 #[test]
 fn no_batch_takes_a_copy_or_a_memset() {
-    device_subject::no_batch_takes_a_copy_or_a_memset(|world| subject(world, 5));
+    gpu_subject::no_batch_takes_a_copy_or_a_memset(|world| subject(world, 5));
 }
 
 // ---- Concurrent streams. ----
@@ -197,14 +197,14 @@ fn rows_are_of_their_batchs_version_during_evictions_and_switches() {
         let world = World::new(200, &[9, 3], 3 << 10).with_pointers(60);
         let world = &narrow::keys(world, key_bits).with(|options| options.background = true);
         let driver = &Arc::new(SimDriver::new(seed, 1 << 30).unwrap());
-        let cache = &Arc::new(DeviceCache::new(&world.shape(), &world.options, driver.clone()).unwrap());
+        let cache = &Arc::new(GpuCache::new(&world.shape(), &world.options, driver.clone()).unwrap());
         cache.set_pointers(60);
         let working = &AtomicU64::new(3);
         std::thread::scope(|scope| {
             for w in 0..3 {
                 scope.spawn(move || {
-                    let shape = WorkerShape { copy_bytes: 256, ..worker_shape(world) };
-                    let mut worker = cache.worker(&shape).unwrap();
+                    let shape = ContextShape { copy_bytes: 256, ..context_shape(world) };
+                    let mut context = cache.context(&shape).unwrap();
                     let mut draw = seed << 32 | w << 16;
                     let mut id = || {
                         draw += 1;
@@ -216,19 +216,19 @@ fn rows_are_of_their_batchs_version_during_evictions_and_switches() {
                         }
                         let ids: [Vec<u64>; 2] = std::array::from_fn(|_| (0..32).map(|_| id()).collect());
                         let batch = world.one_hot(&ids);
-                        let fetch = |missing: &mut Missing| {
+                        let fetch = |missing: &mut MissingRows| {
                             fetch(world, missing);
-                            Ok::<_, DeviceCacheError>(())
+                            Ok::<_, GpuCacheError>(())
                         };
-                        let matrix = worker.embed(&batch, fetch).unwrap().to_vec();
-                        world.assert_is(&matrix, &batch, worker.version().0);
+                        let matrix = cache.embed(&mut context, &batch, fetch).unwrap().to_vec();
+                        world.assert_is(&matrix, &batch, context.version().0);
                     }
                     working.fetch_sub(1, Ordering::Release);
                 });
             }
             scope.spawn(move || {
-                let worker = cache.worker(&worker_shape(world)).unwrap();
-                let subject = DeviceSubject { driver: driver.clone(), cache: cache.clone(), worker };
+                let context = cache.context(&context_shape(world)).unwrap();
+                let subject = GpuSubject { driver: driver.clone(), cache: cache.clone(), context };
                 let mut in_ram = Vec::new();
                 for version in 1.. {
                     if working.load(Ordering::Acquire) == 0 {
@@ -255,11 +255,12 @@ fn rows_are_of_their_batchs_version_during_evictions_and_switches() {
 fn a_batch_beyond_a_workers_limits_is_rejected_and_the_next_one_runs() {
     let world = World::new(1000, &[4], 8 << 10);
     let driver = Arc::new(SimDriver::new(1, 1 << 30).unwrap());
-    let cache = DeviceCache::new(&world.shape(), &CacheOptions::default(), driver).unwrap();
-    let shape = WorkerShape { staging_bytes: Some(10 * 16), max_ids: 100, ..worker_shape(&world) };
-    let mut worker = cache.worker(&shape).unwrap();
-    let mut error_of =
-        |batch: &Batch| worker.embed(batch, |_| Ok::<_, DeviceCacheError>(())).unwrap_err().to_string();
+    let cache = GpuCache::new(&world.shape(), &CacheOptions::default(), driver).unwrap();
+    let shape = ContextShape { staging_bytes: Some(10 * 16), max_ids: 100, ..context_shape(&world) };
+    let mut context = cache.context(&shape).unwrap();
+    let mut error_of = |batch: &Batch| {
+        cache.embed(&mut context, batch, |_| Ok::<_, GpuCacheError>(())).unwrap_err().to_string()
+    };
     let good = world.one_hot(&[vec![1, 2, 3]]);
     assert_eq!(error_of(&world.one_hot(&[(0..60).collect()])), "cache.staging_bytes: limit 160, got 960");
     assert_eq!(error_of(&Batch { dense: vec![], ..good.clone() }), "batch: dense values: expected 6, got 0");
@@ -271,12 +272,12 @@ fn a_batch_beyond_a_workers_limits_is_rejected_and_the_next_one_runs() {
     let many = world.bags(64, 1000, &mut 3);
     assert!(error_of(&many).contains("batch: ids: limit 100"));
 
-    let failing = worker.embed(&good, |_| Err(DeviceCacheError::BrokenOff)).unwrap_err();
-    assert!(matches!(failing, DeviceCacheError::BrokenOff));
+    let failing = cache.embed(&mut context, &good, |_| Err(GpuCacheError::SwitchFailed)).unwrap_err();
+    assert!(matches!(failing, GpuCacheError::SwitchFailed));
     let mut fetched = Vec::new();
-    let matrix = worker.embed(&good, |missing| {
+    let matrix = cache.embed(&mut context, &good, |missing| {
         fetched = fetch(&world, missing);
-        Ok::<_, DeviceCacheError>(())
+        Ok::<_, GpuCacheError>(())
     });
     world.assert_is(matrix.unwrap(), &good, 0);
     assert_eq!(fetched.len(), 3);
@@ -286,7 +287,7 @@ fn a_batch_beyond_a_workers_limits_is_rejected_and_the_next_one_runs() {
 fn a_device_without_enough_memory_is_an_error() {
     let world = World::new(1000, &[4], 64 << 10);
     let driver = Arc::new(SimDriver::new(1, 32 << 10).unwrap());
-    let Err(error) = DeviceCache::new(&world.shape(), &CacheOptions::default(), driver) else {
+    let Err(error) = GpuCache::new(&world.shape(), &CacheOptions::default(), driver) else {
         panic!("the cache was created")
     };
     assert!(error.to_string().starts_with("device memory: "), "{error}");
@@ -297,8 +298,8 @@ fn the_cache_and_its_workers_free_all_their_memory() {
     let world = World::new(1000, &[4], 64 << 10);
     let mut subject = subject(&world, 3);
     contract::run(&mut subject, &world, &world.one_hot(&[(0..50).collect()]));
-    let DeviceSubject { driver, cache, worker } = subject;
+    let GpuSubject { driver, cache, context } = subject;
     assert!(driver.used_bytes() > 64 << 10);
-    drop((cache, worker));
+    drop((cache, context));
     assert_eq!(driver.used_bytes(), 0);
 }

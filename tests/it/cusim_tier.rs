@@ -7,15 +7,16 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use flechette::cache::gpu::args;
-use flechette::cache::gpu::args::{JobKind, MayReplace, Pointable};
-use flechette::cache::gpu::lane::{Lane, LaneLookup, LaneShape};
+use flechette::cache::gpu::args::{JobKind, MayReplace, NarrowColumn, Pointable};
+use flechette::cache::gpu::context::{ContextShape, LookupContext, LookupKeys};
 use flechette::cache::gpu::overlay::{ChangedRow, OverlayTable};
 use flechette::cache::gpu::sweeper::{Stretch, Sweeper, Victims};
 use flechette::cache::gpu::table::{GpuTable, GpuTableShape, Job, JobRow, Jobs};
 use flechette::device::cuda::memory::{PinnedMemory, Plan, Staging};
 use flechette::device::cusim::SimDriver;
 use flechette::mem::mix64;
-use flechette::types::{Batch, Element, Jagged};
+use flechette::schema::{Lookup, Pooling};
+use flechette::types::{Batch, Element, Jagged, TableId};
 
 /// The first key of the one table; ids are below `IDS`.
 const BASE: u64 = 64;
@@ -64,31 +65,23 @@ impl Bench {
         jobs.launch(now, MayReplace::Coldest, Some(&mut self.staging)).unwrap();
     }
 
-    fn lane(&self) -> Lane<SimDriver> {
-        Lane::new(&self.tier, self.lane_shape()).unwrap()
+    fn context(&self) -> LookupContext<SimDriver> {
+        self.context_with(None)
     }
 
-    fn lane_shape(&self) -> LaneShape {
-        let lookup = LaneLookup {
-            feature: 0,
-            base: BASE,
-            narrow: None,
-            rows: IDS,
-            dim: 1,
-            element: Element::F32,
-            column: 0,
-            pooling: 0,
-        };
-        LaneShape {
+    fn context_with(&self, narrow: Option<NarrowColumn>) -> LookupContext<SimDriver> {
+        let (table, element, pooling) = (TableId(0), Element::F32, Pooling::Sum);
+        let shape = ContextShape {
             features: 1,
-            lookups: vec![lookup],
+            lookups: vec![Lookup { feature: 0, table, dim: 1, element, pooling, column: 0 }],
             dense_width: 0,
             stride: 1,
             max_samples: 256,
             max_ids: 256,
-            staging_words: 256,
-            copy_words: 64,
-        }
+            staging_bytes: Some(4 * 256),
+            copy_bytes: 4 * 64,
+        };
+        LookupContext::new(&self.tier, &shape, &[LookupKeys { base: BASE, rows: IDS, narrow }]).unwrap()
     }
 }
 
@@ -168,7 +161,7 @@ fn a_probe_during_replacement_finds_its_keys_row_or_nothing() {
     let mut found = 0;
     for seed in 1..150 {
         let mut bench = Bench::new(1 + seed % 2, seed);
-        let (mut lane, mut draw) = (bench.lane(), seed << 32);
+        let (mut context, mut draw) = (bench.context(), seed << 32);
         let mut under_way: Vec<Jobs<SimDriver>> = (0..4).map(|_| bench.jobs()).collect();
         for now in 0..12 {
             for jobs in &mut under_way {
@@ -184,19 +177,19 @@ fn a_probe_during_replacement_finds_its_keys_row_or_nothing() {
                 bench.launch(jobs, now);
             }
             let ids: Vec<u64> = (0..IDS).chain(0..IDS / 2).collect();
-            let misses = lane.probe(now, None, &batch_of(&ids)).unwrap();
-            let missing: HashSet<u64> = lane.misses().iter().map(|miss| miss.id).collect();
+            let misses = context.probe(now, None, &batch_of(&ids)).unwrap();
+            let missing: HashSet<u64> = context.misses().iter().map(|miss| miss.id).collect();
             assert_eq!(missing.len(), misses, "each miss once");
-            let (misses, words) = lane.staged_mut().unwrap();
+            let (misses, words) = context.staged_mut().unwrap();
             for miss in misses {
                 words[miss.word] = (-1.0_f32 - miss.id as f32).to_bits();
             }
             if now % 2 == 0 {
-                lane.copy_hits().unwrap();
+                context.copy_hits().unwrap();
             }
-            lane.pool().unwrap();
-            lane.settle().unwrap();
-            for (&id, &value) in ids.iter().zip(lane.out()) {
+            context.pool().unwrap();
+            context.settle().unwrap();
+            for (&id, &value) in ids.iter().zip(context.out()) {
                 let own = value == -1.0 - id as f32 && missing.contains(&id);
                 found += u64::from(!own);
                 assert!(
@@ -216,7 +209,7 @@ fn a_key_that_returns_to_its_slot_is_found_with_its_new_row() {
     for seed in 1..60 {
         let mut bench = Bench::new(1, seed);
         let mut under_way: Vec<Jobs<SimDriver>> = (0..6).map(|_| bench.jobs()).collect();
-        let mut lane = bench.lane();
+        let mut context = bench.context();
         for id in 2..9 {
             bench.push(&mut under_way[0], id, JobKind::Keep);
         }
@@ -234,12 +227,12 @@ fn a_key_that_returns_to_its_slot_is_found_with_its_new_row() {
                 bench.launch(jobs, 5);
             }
             let ids: Vec<u64> = (0..256).map(|i| i % 2).collect();
-            lane.probe(5, None, &batch_of(&ids)).unwrap();
-            let (misses, words) = lane.staged_mut().unwrap();
+            context.probe(5, None, &batch_of(&ids)).unwrap();
+            let (misses, words) = context.staged_mut().unwrap();
             misses.iter().for_each(|miss| words[miss.word] = (-1.0_f32).to_bits());
-            lane.pool().unwrap();
-            lane.settle().unwrap();
-            for (&id, &value) in ids.iter().zip(lane.out()) {
+            context.pool().unwrap();
+            context.settle().unwrap();
+            for (&id, &value) in ids.iter().zip(context.out()) {
                 let own = bench.rows.get(value as usize) == Some(&id);
                 assert!(value == -1.0 || own, "seed {seed}: id {id} got {value}");
                 found += u64::from(value >= 0.0);
@@ -261,8 +254,8 @@ fn a_sweep_evicts_each_victim_once_and_at_most_the_given_number() {
         bench.launch(&mut jobs, 10);
         jobs.finish().unwrap();
         // A later batch uses the first half.
-        let mut lane = bench.lane();
-        assert_eq!(lane.probe(15, None, &batch_of(&(0..20).collect::<Vec<_>>())).unwrap(), 0);
+        let mut context = bench.context();
+        assert_eq!(context.probe(15, None, &batch_of(&(0..20).collect::<Vec<_>>())).unwrap(), 0);
 
         let mut sweeper = Sweeper::new(&bench.tier, 16, 64, 0).unwrap();
         let mut ages: Vec<u32> =
@@ -273,7 +266,7 @@ fn a_sweep_evicts_each_victim_once_and_at_most_the_given_number() {
         let aged = Stretch { hand: 4, buckets: 9, most: 7, victims: Victims::Aged(6) };
         let mut gone = HashSet::new();
         for expected in [7, 7, 6, 0] {
-            let evicted = sweeper.sweep(20, aged).unwrap();
+            let evicted = sweeper.sweep(20, aged.clone()).unwrap();
             assert_eq!(evicted.len(), expected, "seed {seed}");
             for entry in evicted {
                 assert!(entry.key >= BASE + 20, "only old entries are evicted");
@@ -281,7 +274,7 @@ fn a_sweep_evicts_each_victim_once_and_at_most_the_given_number() {
                 assert!(gone.insert(entry.key));
             }
         }
-        let misses = lane.probe(21, None, &batch_of(&(0..40).collect::<Vec<_>>())).unwrap();
+        let misses = context.probe(21, None, &batch_of(&(0..40).collect::<Vec<_>>())).unwrap();
         assert_eq!(misses, 20);
         // Everything in the one slab.
         let all = Stretch { hand: 0, buckets: 9, most: 64, victims: Victims::In(&[1]) };
@@ -332,13 +325,13 @@ fn an_entry_may_point_at_a_host_row_until_the_row_is_in_the_pool() {
     }
     bench.launch(&mut jobs, 1);
     jobs.finish().unwrap();
-    let mut lane = bench.lane();
-    assert_eq!(lane.probe(2, None, &batch_of(&[3, 0, 2, 2])).unwrap(), 0);
-    assert_eq!(lane.out(), [3.5, 0.5, 2.5, 2.5]);
-    let mut pointed: Vec<_> = lane.pointed_rows().collect();
+    let mut context = bench.context();
+    assert_eq!(context.probe(2, None, &batch_of(&[3, 0, 2, 2])).unwrap(), 0);
+    assert_eq!(context.out(), [3.5, 0.5, 2.5, 2.5]);
+    let mut pointed: Vec<_> = context.pointed_rows().map(|row| (row.lookup, row.id)).collect();
     pointed.sort_unstable();
     assert_eq!(
-        (pointed, lane.pointed()),
+        (pointed, context.pointed()),
         (vec![(0, 0), (0, 2), (0, 3)], &[4][..]),
         "each row is reported once, and all occurrences are counted"
     );
@@ -361,9 +354,9 @@ fn an_entry_may_point_at_a_host_row_until_the_row_is_in_the_pool() {
         [(args::LINK_SWAPPED, BASE, first), (args::LINK_SWAPPED, BASE | 1, first + 2)],
         "the pointers are replaced"
     );
-    assert_eq!(lane.probe(4, None, &batch_of(&[0, 1, 2])).unwrap(), 0);
-    assert_eq!(lane.out(), [(slot >> 1) as f32, 1.5, 2.5]);
-    assert_eq!(lane.pointed(), [1]);
+    assert_eq!(context.probe(4, None, &batch_of(&[0, 1, 2])).unwrap(), 0);
+    assert_eq!(context.out(), [(slot >> 1) as f32, 1.5, 2.5]);
+    assert_eq!(context.pointed(), [1]);
 }
 
 #[test]
@@ -421,18 +414,18 @@ fn a_batch_searches_its_own_overlay_before_the_index() {
             })
             .collect();
         let overlay = Arc::new(OverlayTable::new(&bench.tier, rows.into_iter()).unwrap());
-        let mut lane = bench.lane();
+        let mut context = bench.context();
         let ids: Vec<u64> = (0..40).collect();
         for round in 0..6 {
             let asks = round % 2 == 1;
-            let misses = lane.probe(2 + round, asks.then_some(&overlay), &batch_of(&ids)).unwrap();
-            let missing: HashSet<u64> = lane.misses().iter().map(|miss| miss.id).collect();
+            let misses = context.probe(2 + round, asks.then_some(&overlay), &batch_of(&ids)).unwrap();
+            let missing: HashSet<u64> = context.misses().iter().map(|miss| miss.id).collect();
             assert_eq!(missing.len(), misses);
-            let (misses, words) = lane.staged_mut().unwrap();
+            let (misses, words) = context.staged_mut().unwrap();
             misses.iter().for_each(|miss| words[miss.word] = (-1.0_f32).to_bits());
-            lane.pool().unwrap();
-            lane.settle().unwrap();
-            for (&id, &value) in ids.iter().zip(lane.out()) {
+            context.pool().unwrap();
+            context.settle().unwrap();
+            for (&id, &value) in ids.iter().zip(context.out()) {
                 let expected = match old.get(id as usize) {
                     _ if asks && id.is_multiple_of(3) => 1000.0 + id as f32,
                     Some(&at) if !(asks && changed(id)) => (at >> 1) as f32,
@@ -466,17 +459,17 @@ fn a_sweep_makes_pointers_up_to_the_limit_during_probes() {
         let ids: Vec<u64> = (0..40).collect();
         let batch = batch_of(&ids);
         let moved = std::thread::scope(|scope| {
-            let mut lane = bench.lane();
+            let mut context = bench.context();
             let rows = &bench.rows;
             let probing = scope.spawn(move || {
                 for now in 10..16 {
-                    lane.probe(now, None, &batch_of(&ids)).unwrap();
-                    let missing: HashSet<u64> = lane.misses().iter().map(|miss| miss.id).collect();
-                    let (misses, words) = lane.staged_mut().unwrap();
+                    context.probe(now, None, &batch_of(&ids)).unwrap();
+                    let missing: HashSet<u64> = context.misses().iter().map(|miss| miss.id).collect();
+                    let (misses, words) = context.staged_mut().unwrap();
                     misses.iter().for_each(|miss| words[miss.word] = (-1.0_f32).to_bits());
-                    lane.pool().unwrap();
-                    lane.settle().unwrap();
-                    for (&id, &value) in ids.iter().zip(lane.out()) {
+                    context.pool().unwrap();
+                    context.settle().unwrap();
+                    for (&id, &value) in ids.iter().zip(context.out()) {
                         let here = rows.get(value as usize) == Some(&id) && value >= 0.0;
                         let there = value == 20_000.0 + id as f32 && id < 30;
                         assert!(here || there || missing.contains(&id), "seed {seed}: id {id} got {value}");
@@ -486,7 +479,8 @@ fn a_sweep_makes_pointers_up_to_the_limit_during_probes() {
             let mut moved = 0;
             for now in 30..33 {
                 let aged = all(Victims::AgedRows { age: 0, pointers: 11 });
-                moved = sweeper.sweep(now, aged).unwrap().iter().filter(|entry| entry.moved == 1).count();
+                moved =
+                    sweeper.sweep(now, aged.clone()).unwrap().iter().filter(|entry| entry.moved == 1).count();
                 if moved > 0 {
                     break;
                 }
@@ -495,21 +489,21 @@ fn a_sweep_makes_pointers_up_to_the_limit_during_probes() {
             moved
         });
         assert_eq!(moved, 11, "seed {seed}");
-        let mut lane = bench.lane();
-        assert_eq!(lane.probe(40, None, &batch).unwrap(), 29, "the others are evicted");
-        assert_eq!(lane.pointed(), [11]);
+        let mut context = bench.context();
+        assert_eq!(context.probe(40, None, &batch).unwrap(), 29, "the others are evicted");
+        assert_eq!(context.pointed(), [11]);
         assert!(sweeper.sweep(41, all(Victims::AgedRows { age: 0, pointers: 11 })).unwrap().is_empty());
         let pointers = sweeper.sample(41, 0, true).unwrap().iter().filter(|age| **age != u32::MAX).count();
         let rows = sweeper.sample(41, 0, false).unwrap().iter().filter(|age| **age != u32::MAX).count();
         assert_eq!((pointers, rows), (11, 0));
         // Withdraws the pointers of the first 20 ids, and then the rest.
-        let half = sweeper.sweep(42, all(Victims::Pointers(first, first + 40))).unwrap();
+        let half = sweeper.sweep(42, all(Victims::Pointers(first..first + 40))).unwrap();
         let keys: Vec<u64> = half.iter().map(|entry| entry.key).collect();
         assert!(
             half.iter()
                 .all(|entry| entry.key < BASE + 20 && entry.location == first + ((entry.key - BASE) << 1))
         );
-        let rest = sweeper.sweep(43, all(Victims::Pointers(0, u64::MAX))).unwrap();
+        let rest = sweeper.sweep(43, all(Victims::Pointers(0..u64::MAX))).unwrap();
         assert_eq!(keys.len() + rest.len(), 11, "seed {seed}");
     }
 }

@@ -30,7 +30,7 @@ mod cusim_tier;
 mod cusim_train;
 mod dataset;
 mod demo;
-mod device_subject;
+mod gpu_subject;
 mod learning;
 mod memory;
 mod operation;

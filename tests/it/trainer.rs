@@ -200,7 +200,7 @@ pub fn engines(models: &std::path::Path, name: &str) -> Vec<Engine> {
         let cache = fraction.map(|f| FlatCache::new(&shape(f), &CacheOptions::default()).unwrap());
         let parts = EngineParts {
             name: name.to_owned(),
-            front: cache.map_or(LookupTier::Store, LookupTier::Host),
+            lookup_tier: cache.map_or(LookupTier::Store, LookupTier::Host),
             metrics: metrics.model(name, &opened.schema),
             threads: Arc::new(threads(2)),
             max_samples: 2048,

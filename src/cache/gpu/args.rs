@@ -1,26 +1,26 @@
-//! What the cache's kernels are given, field for field as in `kernels/`: sizes and offsets are tested, and
-//! plain data so that they are passed as bytes. Fields called after what they hold are addresses.
+//! The arguments of the cache's kernels, field for field as in `kernels/`; tests compare sizes and offsets.
+//! Fields that are named after an array contain its address.
 
 use bytemuck::{Pod, Zeroable};
 
-/// The key of no row.
+/// The key of an empty slot.
 pub const EMPTY_KEY: u64 = 0;
-/// No location.
+/// The location of a row that is not cached.
 pub(crate) const NOWHERE: u64 = u64::MAX;
 
-/// `ProbeColumn` of common.cuh: the ids that one lookup reads, and how they become keys.
+/// `ProbeColumn` of common.cuh: the ids that one lookup reads, and how they become own keys.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub(crate) struct ProbeColumn {
     /// The first of its table's own keys.
     pub base: u64,
-    /// Ids of the table are below.
+    /// Rows of the table. Larger ids read as zeros.
     pub rows: u64,
-    /// Where its ids begin.
+    /// The place of its first id.
     pub ids_at: u32,
-    /// Where its occurrences begin.
+    /// The number of its first occurrence.
     pub occurrences_at: u32,
-    /// How many ids.
+    /// Number of ids.
     pub ids: u32,
     /// Words of 4 bytes in a row.
     pub row_words: u32,
@@ -34,7 +34,7 @@ pub struct NarrowColumn {
     pub base: u64,
     /// The block has `2^bits` keys.
     pub bits: u32,
-    /// 1 where ids are hashed into them, so that rows bear tags; else 0.
+    /// 1 if ids are hashed to keys, so that rows have tags; else 0.
     pub tagged: u32,
 }
 
@@ -42,16 +42,16 @@ pub struct NarrowColumn {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub(crate) struct Changed {
-    /// Whose row, by its own key; [`EMPTY_KEY`] for none.
+    /// The row's own key, or [`EMPTY_KEY`].
     pub key: u64,
-    /// Bits of where it is; [`NOWHERE`] where the cache does not hold it.
+    /// Bits of its location, or [`NOWHERE`].
     pub location: u64,
 }
 
 /// `ProbeArgs` of probe.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-#[allow(missing_docs)] // probe.cu has them
+#[allow(missing_docs)] // see probe.cu
 pub struct ProbeArgs {
     pub header: u64,
     pub columns: u64,
@@ -77,7 +77,7 @@ pub struct ProbeArgs {
 /// `CopyArgs` of `copy_rows.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-#[allow(missing_docs)] // copy_rows.cu has them
+#[allow(missing_docs)] // see copy_rows.cu
 pub struct CopyArgs {
     pub columns: u64,
     pub scan: u64,
@@ -91,17 +91,17 @@ pub struct CopyArgs {
     pub capacity: u32,
 }
 
-/// What a job does where its key is in the index already.
+/// What a job does if its key is in the index already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum JobKind {
-    /// Leaves what is there, but for a pointer, which a row takes the place of.
+    /// Keeps the entry. A pointer is replaced by the row.
     Keep = 0,
-    /// Puts the new location in the old one's place.
+    /// Replaces the location.
     Swap = 1,
-    /// Unlinks it, and links nothing where it is not.
+    /// Unlinks the entry. A missing key is not linked.
     Withdraw = 2,
-    /// Says where it is, and changes nothing. Not to be launched with other jobs.
+    /// Reports the location and changes nothing. Not to be launched with jobs of other kinds.
     Look = 3,
 }
 
@@ -109,69 +109,69 @@ pub enum JobKind {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub(crate) struct ReplaceJob {
-    /// Whose row.
+    /// The row's key in the index.
     pub key: u64,
-    /// Where it is to be: bits of a location.
+    /// Bits of its new location.
     pub location: u64,
     /// The address of the row; 0 poisons the slot.
     pub row: u64,
-    /// The row's own key, which goes before it where others may have its key; else 0.
+    /// The row's own key, stored before the row, if several rows may share its key in the index; else 0.
     pub tag: u64,
     /// Words to copy.
     pub words: u32,
     /// A [`JobKind`].
     pub kind: u32,
-    /// How many batches before now it is linked as if used.
+    /// How many batches before `now` the stamp of the linked entry lies.
     pub older: u32,
-    /// Zero.
+    /// Padding, 0.
     pub unused: u32,
 }
 
-/// What a job may put out besides the entry of its own row.
+/// What a job may evict besides the entry of its own row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum MayReplace {
     /// Nothing.
     Nothing = 0,
-    /// Another row of its key.
+    /// Another row with its key.
     SameKey = 1,
-    /// That, or the longest unused entry of a full pair of buckets.
+    /// Another row with its key, or the least recently used entry of a full pair of buckets.
     Coldest = 2,
 }
 
-/// The key was not there and is found from now on.
+/// The key was not present and is linked.
 pub const LINK_NEW: u32 = 0;
-/// The key was there, and the job did nothing.
+/// The key was present, and the job changed nothing.
 pub const LINK_PRESENT: u32 = 1;
-/// The key is found from now on, and the entry reported no longer.
+/// The key is linked, and the reported entry is evicted.
 pub const LINK_REPLACED: u32 = 2;
 /// There was no room for the key.
 pub const LINK_FULL: u32 = 3;
-/// The key is found at its new location, the old one is reported.
+/// The key has its new location; the old one is reported.
 pub const LINK_SWAPPED: u32 = 4;
-/// The key is found no more.
+/// The key is unlinked.
 pub const LINK_WITHDRAWN: u32 = 5;
-/// The key to be withdrawn was not there.
+/// The key to withdraw was not present.
 pub const LINK_ABSENT: u32 = 6;
 
 /// `Outcome` of replace.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Outcome {
-    /// Of the entry that left the index, or that was looked for and found; else 0.
+    /// The key of the entry that was unlinked or looked up; else 0.
     pub key: u64,
-    /// Its location.
+    /// The location bits of that entry.
     pub location: u64,
     /// One of the `LINK_` numbers.
     pub link: u32,
-    /// Zero.
+    /// Padding, 0.
     pub unused: u32,
 }
 
 /// `ReplaceArgs` of replace.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-#[allow(missing_docs)] // replace.cu has them
+#[allow(missing_docs)] // see replace.cu
 pub struct ReplaceArgs {
     pub jobs: u64,
     pub outcomes: u64,
@@ -191,18 +191,18 @@ pub struct Listed {
     pub key: u64,
     /// Bits of its location.
     pub location: u64,
-    /// The own key of its row, if its table's rows bear tags.
+    /// The own key of its row, if the rows of its table have tags.
     pub tag: u64,
     /// How many batches ago it was used.
     pub age: u32,
-    /// Zero.
+    /// Padding, 0.
     pub unused: u32,
 }
 
 /// `ListArgs` of list.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-#[allow(missing_docs)] // list.cu has them
+#[allow(missing_docs)] // see list.cu
 pub struct ListArgs {
     pub index: u64,
     pub pool: u64,
@@ -218,7 +218,7 @@ pub struct ListArgs {
 /// `SampleArgs` of sweep.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-#[allow(missing_docs)] // sweep.cu has them
+#[allow(missing_docs)] // see sweep.cu
 pub struct SampleArgs {
     pub index: u64,
     pub ages: u64,
@@ -229,34 +229,34 @@ pub struct SampleArgs {
     pub pointers: u32,
 }
 
-/// `Evicted` of sweep.cu: an entry that left the index.
+/// `Evicted` of sweep.cu: an entry that was evicted.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Evicted {
-    /// 0 where the place was taken in vain.
+    /// 0 if this place is void.
     pub key: u64,
-    /// Bits of the location that it had.
+    /// Bits of its last location.
     pub location: u64,
-    /// 1 where the key stays, and is found in memory of the host.
+    /// 1 if the key stays linked, as a pointer to host memory.
     pub moved: u64,
 }
 
-/// What a sweep puts out: everything so old.
+/// A sweep evicts all entries of at least this age.
 pub(crate) const VICTIM_AGED: u32 = 0;
-/// Rows of the pool that are so old; those of tables that may be pointed at become pointers.
+/// It evicts rows of the pool of at least this age; those of registered tables become pointers.
 pub(crate) const VICTIM_AGED_ROW: u32 = 1;
-/// Rows that lie in some slabs.
+/// It evicts the rows in some slabs.
 pub(crate) const VICTIM_IN_SLABS: u32 = 2;
-/// Pointers into some memory.
+/// It evicts pointers to a range of locations.
 pub(crate) const VICTIM_POINTER: u32 = 3;
 
-/// `Pointable` of sweep.cu: a table whose rows lie one after the other in registered memory of the host.
+/// `Pointable` of sweep.cu: a table whose rows lie in order in registered host memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Pointable {
     /// Its keys are `base + id`.
     pub base: u64,
-    /// For ids below.
+    #[allow(missing_docs)]
     pub rows: u64,
     /// Bits of the location of row 0.
     pub first: u64,
@@ -265,7 +265,7 @@ pub struct Pointable {
 }
 
 impl Pointable {
-    /// Bits of a row's location, of an id below `rows`.
+    /// Bits of the location of a row, for an id below `rows`.
     #[must_use]
     pub(crate) fn location(&self, id: u64) -> u64 {
         self.first + ((id * self.words) << 1)
@@ -275,7 +275,7 @@ impl Pointable {
 /// `SweepArgs` of sweep.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-#[allow(missing_docs)] // sweep.cu has them
+#[allow(missing_docs)] // see sweep.cu
 pub struct SweepArgs {
     pub index: u64,
     pub draining: u64,

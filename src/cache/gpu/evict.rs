@@ -1,6 +1,6 @@
-//! Rows that go: the steps of an eviction, as in `cache/evictor.rs`, with the device to look at the entries.
+//! Eviction by age, in steps, as in `cache/evictor.rs`; here the device scans the entries.
 //!
-//! A step waits for the device, so it belongs on a thread of its own; batches go on meanwhile.
+//! A step waits for the device, so it belongs on a thread of its own. Batches keep running meanwhile.
 
 use std::sync::Arc;
 
@@ -20,55 +20,55 @@ use crate::cache::gpu::table::GpuTable;
 use crate::device::cuda::{Driver, DriverError};
 use crate::types::FlatKey;
 
-/// Buckets a step: a sweep reads their 2 MiB of index in about a microsecond.
+/// Buckets a step. A sweep reads their 2 MiB of index in about a microsecond.
 const STRETCH: u32 = 1 << 14;
-/// Buckets whose ages stand for all.
+/// Buckets of a sample of the ages.
 const SAMPLE: usize = 256;
-/// Buckets whose entries are listed at once: 256 KiB of pinned memory.
+/// Buckets that are listed at once: 256 KiB of pinned memory.
 const LISTED: usize = 1 << 10;
-/// Entries that one sweep puts out at most.
+/// Most entries that one sweep evicts.
 const MOST: usize = 1 << 13;
 
-/// Where an eviction stands.
+/// The state of the evictor.
 pub(crate) struct Sweep<D: Driver> {
     pub sweeper: Sweeper<D>,
     pub lister: Lister<D>,
-    /// Where rows go by their ranks.
+    /// For eviction by rank.
     pub withdrawals: Option<Withdrawals<D>>,
-    course: EvictionPlan,
-    /// The bucket to go on from.
+    plan: EvictionPlan,
+    /// The next bucket.
     pub hand: u64,
-    /// Chooses the samples.
+    /// The seed of the next sample.
     pub draw: u64,
 }
 
-/// What is to be put out.
+/// How much a step evicts.
 pub(crate) struct Lowering {
-    /// The share of the entries that may go.
+    /// The share of the entries to evict.
     pub excess: f64,
-    /// How many at most.
+    /// Most entries to evict.
     pub most: usize,
-    /// Whether pointers may go. One gives back its entry but no slot, so they go for the index's sake only, and
-    /// then no more are made.
+    /// Whether pointers are evicted too. A pointer has no slot, so this is true only if the index is too
+    /// full; then no more pointers are made.
     pub pointers_too: bool,
 }
 
 impl<D: Driver> Sweep<D> {
     pub(crate) fn new(
-        tier: &Arc<GpuTable<D>>,
+        gpu_table: &Arc<GpuTable<D>>,
         keys: &RowKeys,
         tables: usize,
         eviction: &EvictionOption,
     ) -> Result<Self, DriverError> {
         let withdrawals = match eviction {
             EvictionOption::Lru => None,
-            EvictionOption::Lfu(_) => Some(Withdrawals::new(tier)?),
+            EvictionOption::Lfu(_) => Some(Withdrawals::new(gpu_table)?),
         };
         Ok(Self {
-            sweeper: Sweeper::new(tier, SAMPLE, MOST, tables)?,
-            lister: Lister::new(tier, LISTED, keys.narrow())?,
+            sweeper: Sweeper::new(gpu_table, SAMPLE, MOST, tables)?,
+            lister: Lister::new(gpu_table, LISTED, keys.narrow())?,
             withdrawals,
-            course: EvictionPlan::default(),
+            plan: EvictionPlan::default(),
             hand: 0,
             draw: 0,
         })
@@ -78,18 +78,18 @@ impl<D: Driver> Sweep<D> {
 impl<D: Driver> Shared<D> {
     pub(crate) fn evict_step(&self) -> Result<EvictStep, DriverError> {
         let sweep = &mut *lock(&self.sweep);
-        self.clear_pointers_if_told(sweep)?;
+        self.clear_pointers_if_due(sweep)?;
         let waiting = self.tidy_up()?;
-        sweep.course.choose(&Pressure {
+        sweep.plan.choose(&Pressure {
             fill: self.fill_level(),
             watermarks: &self.watermarks,
             waiting,
             starved: &self.starved,
             slots: &self.slots,
             epochs: &self.epochs,
-            buckets: self.tier.shape().buckets,
+            buckets: self.gpu_table.shape().buckets,
         });
-        match sweep.course.goal {
+        match sweep.plan.goal {
             Goal::Rest if waiting == 0 => Ok(EvictStep::Idle),
             Goal::Rest => Ok(EvictStep::Waiting),
             _ if waiting >= MAX_WAITING => Ok(EvictStep::Waiting),
@@ -101,13 +101,13 @@ impl<D: Driver> Shared<D> {
         }
     }
 
-    /// What is to be put out now, at most `room` entries.
+    /// How much to evict now, at most `room` entries.
     pub(crate) fn lowering(&self, room: usize) -> Lowering {
         let fill = self.fill_level();
         let (excess, (entries, capacity)) = (fill.excess(&self.watermarks), fill.entries);
         let pointers_too = self.watermarks.excess(entries, capacity) > 0.0;
         let kept = if pointers_too { 0 } else { self.pointing.count.count().min(entries) };
-        // Rows of a mean size are assumed; where those that go are smaller, another step follows.
+        // Assumes rows of mean size. If the evicted rows are smaller, another step follows.
         let most = (excess * (entries - kept) as f64).ceil() as usize;
         Lowering { excess, most: most.min(room), pointers_too }
     }
@@ -123,7 +123,7 @@ impl<D: Driver> Shared<D> {
             false => Victims::AgedRows { age, pointers: self.pointing.count.room() },
         };
         self.sweep(sweep, now, Stretch { hand: sweep.hand, buckets: STRETCH, most, victims })?;
-        self.move_on(sweep, STRETCH);
+        self.advance(sweep, STRETCH);
         Ok(EvictStep::More)
     }
 
@@ -132,39 +132,41 @@ impl<D: Driver> Shared<D> {
         for (slab, _) in self.slots.draining().into_iter().enumerate().filter(|(_, draining)| *draining) {
             slabs[slab / 32] |= 1 << (slab % 32);
         }
-        // So few that all of them can go at once.
+        // Few enough that one sweep can evict all their entries.
         let buckets = left.min((room.min(MOST) / 8).max(1) as u64).min(u64::from(STRETCH)) as u32;
         let stretch = Stretch { hand: sweep.hand, buckets, most: room, victims: Victims::In(&slabs) };
         self.sweep(sweep, self.epochs.tag(), stretch)?;
-        self.move_on(sweep, buckets);
+        self.advance(sweep, buckets);
         let left = left - u64::from(buckets);
-        sweep.course.goal = if left == 0 { Goal::Rest } else { Goal::Empty(left) };
+        sweep.plan.goal = if left == 0 { Goal::Rest } else { Goal::Empty(left) };
         Ok(EvictStep::More)
     }
 
-    /// Puts out what a stretch is to lose. Returns whether there may be more of it there.
+    /// Evicts the victims of a stretch. Returns whether there may be more of them.
     pub(crate) fn sweep(
         &self,
         sweep: &mut Sweep<D>,
         now: u64,
         stretch: Stretch,
     ) -> Result<bool, DriverError> {
+        let most = stretch.most.min(MOST);
         let evicted = sweep.sweeper.sweep(now, stretch)?;
-        // Jobs that went before are done too: count their entries in before these are counted out.
+        // Earlier jobs have ended too: count their rows before these are removed from the counts.
         self.harvest(&mut lock(&self.replacer), false)?;
         for entry in evicted.iter().filter(|entry| entry.key != EMPTY_KEY) {
-            let left = Unlinked::withdrawn(FlatKey(entry.key), Location::from_bits(entry.location));
+            let unlinked = Unlinked::withdrawn(FlatKey(entry.key), Location::from_bits(entry.location));
             if entry.moved == 0 {
-                self.retire(left);
+                self.retire(unlinked);
             } else {
                 self.pointing.count.made(1);
-                self.vacate(left);
+                self.retire_slot(unlinked);
             }
         }
-        Ok(evicted.len() == stretch.most.min(MOST))
+        Ok(evicted.len() == most)
     }
 
-    fn move_on(&self, sweep: &mut Sweep<D>, buckets: u32) {
-        sweep.hand = (sweep.hand + u64::from(buckets)) % self.tier.shape().buckets;
+    /// Moves the hand.
+    fn advance(&self, sweep: &mut Sweep<D>, buckets: u32) {
+        sweep.hand = (sweep.hand + u64::from(buckets)) % self.gpu_table.shape().buckets;
     }
 }

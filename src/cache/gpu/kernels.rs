@@ -1,7 +1,8 @@
-//! Launches of the cache's kernels: a function a kernel, which knows its name, its argument and its shape.
+//! Launches of the cache's kernels, one function a kernel.
 //!
-//! The functions are unsafe, because an address is only a number here. The callers own the memory and have checked
-//! what the kernels require: [`super::tier`] for the index and the pool, [`super::lane`] for a batch.
+//! The functions are unsafe because an address is only a number here. The callers own the memory and have
+//! checked what the kernels require: [`super::table`] for the index and the pool, [`super::context`] for a
+//! batch.
 
 #![allow(unsafe_code)]
 
@@ -18,9 +19,9 @@ use crate::device::cuda::{Driver, DriverError};
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]. The columns' ids and occurrences are within their arrays, the scan is theirs, and the
-/// scratch table has twice as many slots as there are occurrences, a power of two, and no generation as new
-/// as the header's.
+/// As [`Driver::launch`]. The columns' ids and occurrences lie within their arrays, and the scan is
+/// their prefix sum. The scratch table has at least twice as many slots as there are occurrences, a power of
+/// two, and only generations older than the header's.
 pub(crate) unsafe fn probe<D: Driver>(
     d: &D,
     s: &D::Stream,
@@ -28,7 +29,7 @@ pub(crate) unsafe fn probe<D: Driver>(
     args: &ProbeArgs,
 ) -> Result<(), DriverError> {
     let shape = shape(blocks, args.column_count as usize + 1);
-    // SAFETY: the layout is the kernel's; the rest is the caller's promise.
+    // SAFETY: the arguments have the kernel's layout; the caller ensures the rest.
     unsafe { d.launch(s, "probe", shape, bytes_of(args)) }
 }
 
@@ -46,7 +47,7 @@ pub(crate) unsafe fn copy_rows<D: Driver>(
     args: &CopyArgs,
 ) -> Result<(), DriverError> {
     let shape = shape(blocks, args.column_count as usize + 1);
-    // SAFETY: the layout is the kernel's; the rest is the caller's promise.
+    // SAFETY: the arguments have the kernel's layout; the caller ensures the rest.
     unsafe { d.launch(s, "copy_rows", shape, bytes_of(args)) }
 }
 
@@ -56,9 +57,9 @@ pub(crate) unsafe fn copy_rows<D: Driver>(
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]; locations and words are within the pool, and no batch reads those slots.
+/// As [`Driver::launch`]; locations and words lie within the pool, and no batch reads those slots.
 pub(crate) unsafe fn copy_in<D: Driver>(d: &D, s: &D::Stream, args: &ReplaceArgs) -> Result<(), DriverError> {
-    // SAFETY: the layout is the kernel's; the rest is the caller's promise.
+    // SAFETY: the arguments have the kernel's layout; the caller ensures the rest.
     unsafe { d.launch(s, "copy_in", shape(blocks(d, args.count), 0), bytes_of(args)) }
 }
 
@@ -68,15 +69,15 @@ pub(crate) unsafe fn copy_in<D: Driver>(d: &D, s: &D::Stream, args: &ReplaceArgs
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]; after [`copy_in`] of the same jobs, in the stream that alone changes the index. Keys
-/// are distinct and above TOMBSTONE.
+/// As [`Driver::launch`]; after [`copy_in`] of the same jobs, in the only stream that changes the
+/// index. Keys are distinct and above TOMBSTONE.
 pub(crate) unsafe fn link_keys<D: Driver>(
     d: &D,
     s: &D::Stream,
     args: &ReplaceArgs,
 ) -> Result<(), DriverError> {
     let blocks = blocks(d, args.count.div_ceil(WARP_LANES));
-    // SAFETY: the layout is the kernel's; the rest is the caller's promise.
+    // SAFETY: the arguments have the kernel's layout; the caller ensures the rest.
     unsafe { d.launch(s, "link_keys", shape(blocks, 0), bytes_of(args)) }
 }
 
@@ -93,20 +94,20 @@ pub(crate) unsafe fn sample_ages<D: Driver>(
     args: &SampleArgs,
 ) -> Result<(), DriverError> {
     let warps = args.count.saturating_mul(8).div_ceil(WARP_LANES);
-    // SAFETY: the layout is the kernel's; the rest is the caller's promise.
+    // SAFETY: the arguments have the kernel's layout; the caller ensures the rest.
     unsafe { d.launch(s, "sample_ages", shape(blocks(d, warps), 0), bytes_of(args)) }
 }
 
-/// Unlinks old entries, or those of draining slabs.
+/// Unlinks old entries, entries of draining slabs, or pointers.
 ///
 /// # Errors
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]; in the stream that alone changes the index; `evicted` has room for `most`.
+/// As [`Driver::launch`]; in the only stream that changes the index; `evicted` has room for `most`.
 pub(crate) unsafe fn sweep<D: Driver>(d: &D, s: &D::Stream, args: &SweepArgs) -> Result<(), DriverError> {
     let warps = args.stretch.saturating_mul(8).div_ceil(WARP_LANES);
-    // SAFETY: the layout is the kernel's; the rest is the caller's promise.
+    // SAFETY: the arguments have the kernel's layout; the caller ensures the rest.
     unsafe { d.launch(s, "sweep", shape(blocks(d, warps), 0), bytes_of(args)) }
 }
 
@@ -116,14 +117,14 @@ pub(crate) unsafe fn sweep<D: Driver>(d: &D, s: &D::Stream, args: &SweepArgs) ->
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]; in the stream that alone changes the index; `listed` has room for 8 entries a bucket, and
-/// the pool has `pool_words`.
+/// As [`Driver::launch`]; in the only stream that changes the index; `listed` has room for 8 entries
+/// a bucket, and the pool has `pool_words`.
 pub(crate) unsafe fn list_entries<D: Driver>(
     d: &D,
     s: &D::Stream,
     args: &ListArgs,
 ) -> Result<(), DriverError> {
     let warps = args.count.saturating_mul(8).div_ceil(WARP_LANES);
-    // SAFETY: the layout is the kernel's; the rest is the caller's promise.
+    // SAFETY: the arguments have the kernel's layout; the caller ensures the rest.
     unsafe { d.launch(s, "list_entries", shape(blocks(d, warps), 0), bytes_of(args)) }
 }

@@ -1,4 +1,4 @@
-//! Looks at a tier's entries on behalf of the host: the index stays as it is.
+//! Lists entries of the index for the host, without changing it.
 
 #![allow(unsafe_code)]
 
@@ -14,56 +14,55 @@ use crate::device::cuda::{Driver, DriverError};
 const SLOTS: usize = 8;
 const WORD: usize = size_of::<u32>();
 
-/// Which buckets are looked at.
+/// Which buckets are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// So many from there on, round the end if need be, or as many as there is room for.
+    /// From the first bucket, as many as the second number, wrapping round; limited by the room.
     From(u64, u64),
-    /// As many as there is room for, chosen by this number; or all, once each.
+    /// A sample with this seed, as many as there is room for; or all, once each.
     Drawn(u64),
 }
 
-/// Room for what one look sees.
+/// Room for the entries that one call lists.
 pub struct Lister<D: Driver> {
-    tier: Arc<GpuTable<D>>,
+    gpu_table: Arc<GpuTable<D>>,
     memory: PinnedMemory<D>,
     listed: Array<Listed>,
     tags: bool,
 }
 
 impl<D: Driver> Lister<D> {
-    /// Room for the entries of so many buckets. `tags`: whether there are rows with tags.
+    /// Room for the entries of `buckets` buckets. `tags`: whether rows have tags.
     ///
     /// # Errors
     /// As [`Driver::allocate_pinned`].
-    pub fn new(tier: &Arc<GpuTable<D>>, buckets: usize, tags: bool) -> Result<Self, DriverError> {
+    pub fn new(gpu_table: &Arc<GpuTable<D>>, buckets: usize, tags: bool) -> Result<Self, DriverError> {
         let mut plan = Plan::default();
         let listed = plan.array(buckets * SLOTS);
-        let memory = PinnedMemory::new(tier.driver(), plan.bytes())?;
-        Ok(Self { tier: tier.clone(), memory, listed, tags })
+        let memory = PinnedMemory::new(gpu_table.driver(), plan.bytes())?;
+        Ok(Self { gpu_table: gpu_table.clone(), memory, listed, tags })
     }
 
-    /// How many buckets one look sees at most.
+    /// Most buckets that one call lists.
     #[must_use]
     pub(crate) fn buckets(&self) -> u64 {
-        self.tier.shape().buckets.min((self.listed.len() / SLOTS) as u64)
+        self.gpu_table.shape().buckets.min((self.listed.len() / SLOTS) as u64)
     }
 
-    /// The entries of some buckets, with their ages at `now`; waits for all changes of the index that were
-    /// launched before.
+    /// The entries of some buckets, with their ages at `now`. Waits for all earlier changes of the index.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Driver errors.
     pub fn look(&mut self, now: u64, look: Look) -> Result<impl Iterator<Item = &Listed>, DriverError> {
-        let (shape, most) = (self.tier.shape(), self.buckets());
+        let (shape, most) = (self.gpu_table.shape(), self.buckets());
         let (from, count, drawn) = match look {
             Look::From(bucket, count) => (bucket, count.min(most), false),
             Look::Drawn(_) if most == shape.buckets => (0, most, false),
             Look::Drawn(draw) => (draw, most, true),
         };
         let args = ListArgs {
-            index: self.tier.index(),
-            pool: if self.tags { self.tier.pool() } else { 0 },
+            index: self.gpu_table.index(),
+            pool: if self.tags { self.gpu_table.pool() } else { 0 },
             listed: self.memory.of(self.listed),
             pool_words: (shape.slabs * shape.slab_bytes / WORD) as u64,
             buckets: shape.buckets,
@@ -72,11 +71,11 @@ impl<D: Driver> Lister<D> {
             count: count as u32,
             drawn: drawn.into(),
         };
-        let driver = self.tier.driver();
-        // SAFETY: `listed` has room for `count` buckets, and this is the tier's one stream; `self` is waited
-        // for before anything else is done with it.
-        unsafe { kernels::list_entries(&**driver, self.tier.stream(), &args)? };
-        driver.wait(&driver.record(self.tier.stream())?)?;
+        let driver = self.gpu_table.driver();
+        // SAFETY: `listed` has room for `count` buckets, and this is the table's one stream. The kernel ends
+        // before this function does.
+        unsafe { kernels::list_entries(&**driver, self.gpu_table.stream(), &args)? };
+        driver.wait(&driver.record(self.gpu_table.stream())?)?;
         let listed = &self.memory.get(self.listed)[..count as usize * SLOTS];
         Ok(listed.iter().filter(|entry| entry.key != EMPTY_KEY))
     }

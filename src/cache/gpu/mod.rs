@@ -1,42 +1,42 @@
 //! The flat cache in the memory of a CUDA device.
 //!
-//! The contract is [`super::FlatCache`]'s: what a batch reads is the row that was inserted for that table and id,
-//! whole. What differs is who does the work. Index and pool lie on the device; probes, copies and pooling are
-//! its kernels (`kernels/`). The host keeps what decides: which slots are free, which batches are unfinished,
-//! what is admitted and how much is to be put out, with the same code as for itself.
+//! It keeps the contract of [`super::FlatCache`]: a batch reads, for a table and an id, exactly the row that
+//! was inserted. The index and the pool lie on the device, and kernels (`kernels/`) probe, copy and pool. The
+//! host decides: it tracks free slots and running batches, admits rows, and chooses how much to evict, with
+//! the code that the host cache uses.
 //!
-//! - `worker`: a batch, from its ids to the model's input;
-//! - `replace`: rows that come in, as jobs on the tier's one stream;
-//! - `evict`: rows that go, `rank`: those of the lowest rank;
-//! - `version`: switching to another version's rows between two batches;
-//! - `pointers`: the unified index, rows that are left in pinned memory of the host;
-//! - `warm`: rows that it begins with, and those that it would begin with again.
+//! - `context`: the stream and memory that a batch is looked up with; `embed`: a batch from ids to the
+//!   model's input;
+//! - `table`: index and pool, and the jobs that change them; `replace`: admits rows by jobs on the table's
+//!   one stream;
+//! - `evict`: eviction by age; `rank`: eviction by rank; `sweeper` and `lister`: the kernels that they use;
+//! - `version` and `overlay`: the switch to another version's rows between two batches;
+//! - `pointers`: the unified index, whose entries can point at rows in pinned host memory;
+//! - `warm`: fills the cache, and lists its rows for the next start.
 //!
-//! **Epochs.** A batch is pinned before its probe is launched, and its pin is dropped once an event after its
-//! last kernel has fired: at the end of [`DeviceWorker::embed`], or where that failed on the way, by whoever
-//! polls the queue of (pin, event). An unlinked entry is reported by a kernel; the host tags it after that
-//! kernel's event has fired. A batch pinned later launches its probe later, and so does not find the entry; a
-//! batch pinned before has a number of at most the tag, and keeps the slot from being used anew.
+//! **Epochs.** A batch is pinned before its probe is launched. Its pin is dropped after it has waited for its
+//! last kernel, also when it ends in an error or a panic. A kernel reports an unlinked entry, and the host
+//! tags the entry after waiting for that kernel. A batch that is pinned later launches its probe later and
+//! does not find the entry. A batch that was pinned before has a number of at most the tag, and keeps the
+//! slot from being reused.
 //!
-//! **What waits for what.** A batch of hits takes no lock. One with misses takes the replacer's, after its last
-//! kernel was launched.
+//! **Locks.** A batch of hits takes no lock. A batch with misses takes the replacer's lock after it has
+//! launched its last kernel.
 
 pub mod args;
-mod block;
+pub mod context;
+mod embed;
 mod evict;
 mod kernels;
-pub mod lane;
 pub mod lister;
 pub mod overlay;
 mod pointers;
 mod rank;
 mod replace;
-mod shape;
 pub mod sweeper;
 pub mod table;
 mod version;
 mod warm;
-mod worker;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -53,119 +53,98 @@ use super::version::Switched;
 use super::{
     CacheError, CacheOptions, CacheShape, CacheStats, TableShape, admission, check, eviction, index,
 };
-use crate::cache::gpu::lane::LaneError;
+use crate::cache::gpu::context::LookupError;
 use crate::cache::gpu::overlay::OverlayTable;
 use crate::cache::gpu::table::{GpuTable, GpuTableShape};
 use crate::device::cuda::memory::PinnedMemory;
 use crate::device::cuda::{Driver, DriverError};
 use crate::types::{FlatKey, TableId, Version};
+pub use context::{ContextShape, LookupContext};
+pub use embed::MissingRows;
 use evict::Sweep;
-pub use pointers::DeviceHostRows;
+pub use pointers::GpuHostRows;
 use pointers::Pointing;
 use replace::Replacer;
-pub(crate) use replace::{DeviceWriter, Offer};
-use version::{Current, Hold};
-pub use worker::{DeviceWorker, Missing, WorkerShape};
+use version::Current;
 
-/// Why a cache on a device could not be made, or does not take what it was given.
+/// Why a cache on a device cannot be made or rejects an input.
 #[derive(Debug, thiserror::Error)]
-pub enum DeviceCacheError {
-    /// As for a cache on the host.
+#[allow(missing_docs)] // the messages say it
+pub enum GpuCacheError {
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// A batch or a worker's shape, or the driver.
     #[error(transparent)]
-    Lane(#[from] LaneError),
-    /// A switch that the driver broke off: changed rows are found by what it made for the time being.
-    #[error("the cache takes no more versions: a switch was broken off")]
-    BrokenOff,
-    /// Memory of the host that does not hold a table's rows.
+    Lookup(#[from] LookupError),
+    #[error("the cache takes no more versions: an earlier switch failed")]
+    SwitchFailed,
     #[error("host rows of table {table}: expected {expected} bytes, got {got}")]
-    HostRows {
-        /// The table's place.
-        table: usize,
-        /// The bytes of its rows.
-        expected: u64,
-        /// What there is.
-        got: u64,
-    },
-    /// Of a key that several rows share, a pointer could not say whose it is.
+    HostRows { table: usize, expected: u64, got: u64 },
+    /// A pointer names a key, and several rows have this one.
     #[error("host rows of table {table}: its rows share keys, since cache.key_bits does not hold its ids")]
-    Tagged {
-        /// The table's place.
-        table: usize,
-    },
-    /// Memory of the host that lies too far from the other.
-    #[error("host rows of table {table}: out of the reach of the index")]
-    OutOfReach {
-        /// The table's place.
-        table: usize,
-    },
+    SharedKeys { table: usize },
+    #[error("host rows of table {table}: their address is out of reach of the index")]
+    OutOfReach { table: usize },
 }
 
-impl From<DriverError> for DeviceCacheError {
+impl From<DriverError> for GpuCacheError {
     fn from(error: DriverError) -> Self {
-        Self::Lane(error.into())
+        Self::Lookup(error.into())
     }
 }
 
-/// How long unfinished batches are left before it is seen again whether they are.
-const PATIENCE: Duration = Duration::from_micros(100);
+/// How long to sleep between two looks at the running batches.
+const POLL_INTERVAL: Duration = Duration::from_micros(100);
 
-/// The cache. Shared by reference between any number of workers.
-pub struct DeviceCache<D: Driver> {
+/// The cache. Any number of threads may share it.
+pub struct GpuCache<D: Driver> {
     shared: Arc<Shared<D>>,
-    /// Stops and joins its thread when dropped.
+    /// Dropping it stops and joins the thread.
     _evictor: Option<Evictor>,
 }
 
-/// What workers and the evictor's thread see too.
+/// The part that the evictor's thread uses too.
 pub(crate) struct Shared<D: Driver> {
-    tier: Arc<GpuTable<D>>,
+    gpu_table: Arc<GpuTable<D>>,
     keys: RowKeys,
     tables: Vec<TableShape>,
     /// By table: the class of its slots, tags included.
     classes: Vec<Class>,
     slots: Slots,
-    /// Bytes of everything, the host's records included.
+    /// Bytes of everything, on the device and on the host.
     bytes: usize,
     epochs: Arc<Epochs>,
-    /// Batches that were left on the way, until their events have fired.
-    unfinished: Mutex<Vec<(Hold<D>, D::Event)>>,
-    /// Why there is a batch that is never over, where there is one.
+    /// The driver error of a batch that never ends, if there is one.
     endless: OnceLock<DriverError>,
-    /// The version that batches are of which begin now.
+    /// The version that new batches use.
     current: Replaceable<Current<D>>,
-    /// Held by whoever switches versions; the overlay of a switch while it is not over, also because it was
-    /// broken off.
+    /// Locked during a switch of versions. `Some`: the overlay of a switch that runs or has failed.
     switching: Mutex<Option<Arc<OverlayTable<D>>>>,
-    /// The unified index.
     pointing: Pointing,
     admission: Admission,
     eviction: Eviction,
     watermarks: Watermarks,
-    limbo: RetireList,
+    retired: RetireList,
     replacer: Mutex<Replacer<D>>,
     sweep: Mutex<Sweep<D>>,
     wake: Arc<Wake>,
-    /// A class that found no slot, plus one: where there is space, slabs are to change their size.
+    /// A size class that found no slot, plus one; else 0. The evictor empties slabs for it.
     starved: AtomicU64,
     entries: AtomicU64,
     counts: Counts,
 }
 
-impl<D: Driver> DeviceCache<D> {
-    /// Takes the memory and, if asked to, starts the evicting thread.
+impl<D: Driver> GpuCache<D> {
+    /// Allocates the cache and, with `options.background`, starts the evicting thread.
     ///
     /// # Errors
-    /// As [`super::FlatCache::new`], and what the driver says.
-    pub fn new(shape: &CacheShape, options: &CacheOptions, driver: Arc<D>) -> Result<Self, DeviceCacheError> {
+    /// As [`super::FlatCache::new`], and driver errors.
+    pub fn new(shape: &CacheShape, options: &CacheOptions, driver: Arc<D>) -> Result<Self, GpuCacheError> {
         check(options)?;
         let rows: Vec<u64> = shape.tables.iter().map(|t| t.rows).collect();
         let keys = RowKeys::new(&rows, options.key_width).map_err(CacheError::from)?;
         let plan = shape.plan(&keys, options)?;
         let (layout, bytes) = (&plan.layout, plan.bytes());
-        let tier = Arc::new(GpuTable::new(
+        let gpu_table = Arc::new(GpuTable::new(
             driver,
             GpuTableShape {
                 buckets: layout.buckets as u64,
@@ -180,7 +159,6 @@ impl<D: Driver> DeviceCache<D> {
             bytes,
             slots: Slots::new(layout.slabs.clone()),
             epochs: Arc::default(),
-            unfinished: Mutex::default(),
             endless: OnceLock::new(),
             current: Replaceable::new(Current::new(options.version)),
             switching: Mutex::default(),
@@ -188,9 +166,9 @@ impl<D: Driver> DeviceCache<D> {
             admission: admission(options, plan.sketch_bytes),
             eviction: eviction(options, &keys, plan.ranked),
             watermarks: options.watermarks,
-            limbo: RetireList::default(),
-            replacer: Mutex::new(Replacer::new(&tier)?),
-            sweep: Mutex::new(Sweep::new(&tier, &keys, shape.tables.len(), &options.eviction)?),
+            retired: RetireList::default(),
+            replacer: Mutex::new(Replacer::new(&gpu_table)?),
+            sweep: Mutex::new(Sweep::new(&gpu_table, &keys, shape.tables.len(), &options.eviction)?),
             keys,
             wake: Arc::default(),
             starved: AtomicU64::new(0),
@@ -199,12 +177,12 @@ impl<D: Driver> DeviceCache<D> {
                 tables: shape.tables.iter().map(|_| TableCounts::default()).collect(),
                 ..Counts::default()
             },
-            tier,
+            gpu_table,
         });
         let stepped = shared.clone();
         let step = move || {
             stepped.evict_step().unwrap_or_else(|error| {
-                tracing::error!(%error, "the cache on the device evicts no more");
+                tracing::error!(%error, "eviction in the device's cache failed");
                 EvictStep::Idle
             })
         };
@@ -213,59 +191,45 @@ impl<D: Driver> DeviceCache<D> {
         Ok(Self { _evictor: evictor.map_err(refused)?, shared })
     }
 
-    /// A worker that takes batches of this shape through the cache, one after the other.
+    /// As [`super::FlatCache::switch`]: makes a version current for new batches. `changed` are the rows that
+    /// differ from the previous version; those that are cached are carried over.
+    ///
+    /// Waits for the batches of the previous version and for the device. Pointers to unchanged rows in host
+    /// memory stay. No more pointers are made until [`Self::host_rows`] is called for this version. To
+    /// release the memory of the previous version, drop its [`GpuHostRows`].
     ///
     /// # Errors
-    /// [`DeviceCacheError`] when the shape does not hold together, or the driver refuses.
-    pub fn worker(&self, shape: &WorkerShape) -> Result<DeviceWorker<D>, DeviceCacheError> {
-        DeviceWorker::new(&self.shared, shape)
-    }
-
-    /// A writer with room for so many bytes of rows at a time.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub(crate) fn writer(&self, staging_bytes: usize) -> Result<DeviceWriter<D>, DeviceCacheError> {
-        DeviceWriter::new(&self.shared, staging_bytes)
-    }
-
-    /// As [`super::FlatCache::switch`]: makes a version current for the batches that begin from now on. `changed` are
-    /// its rows that are not the same in the version before; those that the cache holds are carried over.
-    ///
-    /// Waits for the batches of the version before, and for the device. Pointers into memory of the host stay, but
-    /// for those to rows that changed, and no more are made until [`Self::host_rows`] is called for this version;
-    /// the memory of the version before is given up by dropping what was got for it.
-    ///
-    /// # Errors
-    /// [`DeviceCacheError`] where the version is not newer than the current one, a row is not one of the tables',
-    /// or there is no memory for the overlay: nothing has changed then. What the driver says later breaks the
-    /// switch off: batches go on reading right rows, but the cache frees no room and takes no version any more.
+    /// [`GpuCacheError`] if the version is not newer than the current one, a row does not fit its
+    /// table, or the overlay cannot be allocated; nothing has changed then. After a later driver error the
+    /// switch has failed: batches still read correct rows, but the cache frees no slots and takes no more
+    /// versions.
     pub fn switch<'r>(
         &self,
         version: Version,
         changed: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
-    ) -> Result<Switched, DeviceCacheError> {
+    ) -> Result<Switched, GpuCacheError> {
         self.shared.switch(version, changed)
     }
 
-    /// The version of the batches that begin now.
+    /// The version that new batches use.
     #[must_use]
     pub fn version(&self) -> Version {
         self.shared.current.read().version
     }
 
-    /// Lets the unified index point at all rows of this table, which lie in `rows` one after the other, as they are
-    /// in the current version, until what this gives is dropped. Nobody writes there for as long.
+    /// Lets the unified index point at the rows of a table until the returned value is dropped. `rows` holds
+    /// all rows of the table in order, as they are in the current version, and is not written in the
+    /// meantime.
     ///
     /// # Errors
-    /// [`DeviceCacheError`] where there is no such table, `rows` is too short or out of reach, or `version` is not
-    /// the current one.
+    /// [`GpuCacheError`] if there is no such table, `rows` is too short or out of reach, or
+    /// `version` is not current.
     pub fn host_rows(
         &self,
         version: Version,
         table: TableId,
         rows: Arc<PinnedMemory<D>>,
-    ) -> Result<DeviceHostRows<D>, DeviceCacheError> {
+    ) -> Result<GpuHostRows<D>, GpuCacheError> {
         self.shared.host_rows(version, table, rows)
     }
 
@@ -282,20 +246,20 @@ impl<D: Driver> DeviceCache<D> {
     /// As [`super::FlatCache::evict_step`]. Waits for the device.
     ///
     /// # Errors
-    /// What the driver says.
-    pub fn evict_step(&self) -> Result<EvictStep, DeviceCacheError> {
+    /// Driver errors.
+    pub fn evict_step(&self) -> Result<EvictStep, GpuCacheError> {
         Ok(self.shared.evict_step()?)
     }
 
-    /// Waits for the replacement under way, so that what was offered is found, or counted out.
+    /// Waits for the jobs that run, so that each offered row is cached or counted as rejected.
     ///
     /// # Errors
-    /// What the driver says.
-    pub fn settle(&self) -> Result<(), DeviceCacheError> {
+    /// Driver errors.
+    pub fn settle(&self) -> Result<(), GpuCacheError> {
         Ok(self.shared.settle()?)
     }
 
-    /// The counts. Rows whose replacement is under way are not among them.
+    /// The counts, without rows whose jobs still run.
     #[must_use]
     pub fn stats(&self) -> CacheStats {
         self.shared.stats()
@@ -303,7 +267,7 @@ impl<D: Driver> DeviceCache<D> {
 }
 
 impl<D: Driver> Shared<D> {
-    /// The own key of a row, if it is one of these tables' and so long.
+    /// The own key of a row; an error if the row does not fit its table.
     fn own_key(&self, table: TableId, id: u64, bytes: usize) -> Result<FlatKey, CacheError> {
         self.keys.own_key(&self.tables, (table, id), bytes)
     }
@@ -314,48 +278,25 @@ impl<D: Driver> Shared<D> {
         (tag + self.tables[table.index()].row_bytes) / UNIT
     }
 
-    /// What a row takes of the pool.
+    /// Bytes of the pool that a row takes.
     fn footprint(&self, table: TableId) -> u64 {
         self.slots.shape().footprint(self.classes[table.index()]) as u64
     }
 
-    /// Keeps the hold of a batch until its event has fired.
-    fn finish_later(&self, hold: Hold<D>, event: Result<D::Event, DriverError>) {
-        match event {
-            Ok(event) => lock(&self.unfinished).push((hold, event)),
-            Err(error) => {
-                tracing::error!(%error, "a batch that never ends keeps what it may read");
-                std::mem::forget(hold);
-                let _ = self.endless.set(error);
-            }
-        }
+    /// Notes that the end of a batch cannot be awaited, so that its pin stays for good.
+    fn batch_never_ends(&self, error: DriverError) {
+        tracing::error!(%error, "waiting for a batch failed: what it may read is never freed");
+        let _ = self.endless.set(error);
     }
 
-    /// Waits until every batch that began before this call is over, on the device too.
+    /// Waits until every batch that began before this call has ended, on the device too.
     fn wait_for_earlier(&self) -> Result<(), DriverError> {
         let tag = self.epochs.tag();
-        loop {
-            self.poll()?;
-            if self.epochs.oldest() > tag {
-                return Ok(());
-            }
+        while self.epochs.oldest() <= tag {
             if let Some(error) = self.endless.get() {
                 return Err(error.clone());
             }
-            std::thread::sleep(PATIENCE);
-        }
-    }
-
-    /// Drops the pins of batches whose events have fired.
-    fn poll(&self) -> Result<(), DriverError> {
-        let mut unfinished = lock(&self.unfinished);
-        let mut i = 0;
-        while i < unfinished.len() {
-            if self.tier.driver().fired(&unfinished[i].1)? {
-                unfinished.swap_remove(i);
-            } else {
-                i += 1;
-            }
+            std::thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
@@ -364,12 +305,11 @@ impl<D: Driver> Shared<D> {
         self.fill_level().crosses(&self.watermarks)
     }
 
-    /// Whether the cache has not yet filled up to where it evicts to, so that a row pushes nobody out.
+    /// Whether the cache is below its low watermark, so that admitting a row evicts nothing.
     fn is_roomy(&self) -> bool {
         self.fill_level().excess(&self.watermarks) == 0.0
     }
 
-    /// How full index and pool are.
     fn fill_level(&self) -> Fill {
         let bytes = self.counts.linked_bytes.load(Ordering::Relaxed);
         Fill {
@@ -379,7 +319,7 @@ impl<D: Driver> Shared<D> {
     }
 
     fn entry_capacity(&self) -> u64 {
-        index::capacity(self.tier.shape().buckets as usize)
+        index::capacity(self.gpu_table.shape().buckets as usize)
     }
 
     fn stats(&self) -> CacheStats {

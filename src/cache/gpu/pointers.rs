@@ -1,18 +1,20 @@
-//! The unified index on a device (FLECHE 3.3): entries that point at a row in pinned memory of the host, which the
-//! gather reads there.
+//! The unified index on a device (FLECHE section 3.3): entries that point at a row in pinned host memory,
+//! where the gather reads it.
 //!
-//! As on the host (`cache/pointers.rs`) a pointer takes an entry of the index and no slot, is made by the evictor of
-//! a cold row while there may be more, goes for the index's sake only, and gives way to the row itself once that is
-//! admitted again. What differs: **a pointer is an address**, and so of one version. It is made where the table's
-//! rows lie in the version that is current. A switch stops that at once; merging its overlay takes the pointers to
-//! changed rows out (`version`); and those to rows that have not changed are as good as before, for as long as the
-//! old memory is there. Whoever switches then gives the new version's memory, and drops what it got for the old one.
+//! As on the host (`cache/pointers.rs`), a pointer takes an entry of the index but no slot. The evictor turns
+//! a cold row into a pointer while more are allowed. Pointers are evicted only when the index is too full,
+//! and a row that is admitted again replaces its pointer. On a device **a pointer is an address**, so it
+//! belongs to one version. Pointers are made to tables whose rows of the current version are registered. A
+//! switch stops that, and its merge removes the pointers to changed rows (`version`). The other pointers stay
+//! valid while the old memory exists. The caller then registers the new version's memory and drops the old
+//! [`GpuHostRows`].
 //!
-//! **Giving memory up.** No pointer into it is made any more, since that is the sweep's, whose lock we take to stop it;
-//! then all that there are go, in a sweep of the whole index; then we wait for the batches that began before,
-//! and for the jobs that they have left, which copy rows out of that memory into the pool. Only then is it given
-//! up. Where the driver fails on the way it stays registered as long as the cache lives.
+//! **Releasing memory.** First no more pointers into it are made: only the sweep makes them, and we hold its
+//! lock. Then a sweep of the whole index removes those that exist. Then we wait for earlier batches, and for
+//! their jobs, which copy rows from that memory into the pool. Only then is it released. After a driver error
+//! it stays registered as long as the cache lives.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -21,21 +23,21 @@ use super::super::key::RowKeys;
 use super::super::pointers::Pointers;
 use super::super::slots::UNIT;
 use super::evict::Sweep;
-use super::{DeviceCacheError, Shared, lock};
+use super::{GpuCacheError, Shared, lock};
 use crate::cache::gpu::args::Pointable;
 use crate::cache::gpu::sweeper::{Stretch, Victims};
 use crate::device::cuda::memory::PinnedMemory;
 use crate::device::cuda::{Driver, DriverError};
 use crate::types::{FlatKey, TableId, Version};
 
-/// Buckets of one look for pointers.
+/// Buckets of one sweep for pointers.
 const STRETCH: u32 = 1 << 20;
 
-/// What the cache knows of its pointers.
+/// The state of the unified index.
 pub(crate) struct Pointing {
-    /// How many there are, and may be.
+    /// How many pointers exist and are allowed.
     pub count: Pointers,
-    /// By table: where rows lie that may be pointed at.
+    /// By table: its registered rows.
     tables: Mutex<Vec<Option<Pointable>>>,
 }
 
@@ -44,15 +46,14 @@ impl Pointing {
         Self { count: Pointers::new(0, limit), tables: Mutex::new(vec![None; tables]) }
     }
 
-    /// Where the row of an entry lies in memory of the host, if its table may be pointed at: bits of a location, and
-    /// its words.
+    /// Location bits and words of an entry's row in host memory, if its table is registered.
     pub(crate) fn of_entry(&self, keys: &RowKeys, key: FlatKey) -> Option<(u64, usize)> {
         let (table, id) = keys.index_keys().decode(key)?;
         let words = lock(&self.tables)[table.index()]?.words as usize;
         Some((self.location(table, id)?, words))
     }
 
-    /// Where a row lies in memory of the host, if its table may be pointed at: bits of a location.
+    /// Location bits of a row in host memory, if its table is registered.
     pub(crate) fn location(&self, table: TableId, id: u64) -> Option<u64> {
         let pointable = lock(&self.tables)[table.index()]?;
         (id < pointable.rows).then(|| pointable.location(id))
@@ -65,8 +66,8 @@ impl<D: Driver> Shared<D> {
         version: Version,
         table: TableId,
         rows: Arc<PinnedMemory<D>>,
-    ) -> Result<DeviceHostRows<D>, DeviceCacheError> {
-        // What is current, and so whose rows these are, stays as it is meanwhile.
+    ) -> Result<GpuHostRows<D>, GpuCacheError> {
+        // The current version, which these rows belong to, does not change meanwhile.
         let _no_switch = lock(&self.switching);
         let current = self.current.read().version;
         if version != current {
@@ -76,22 +77,22 @@ impl<D: Driver> Shared<D> {
             return Err(CacheError::Table { got: table.index(), tables: self.tables.len() }.into());
         };
         if self.keys.tagged(table) {
-            return Err(DeviceCacheError::Tagged { table: table.index() });
+            return Err(GpuCacheError::SharedKeys { table: table.index() });
         }
         let row_bytes = self.tables[table.index()].row_bytes;
         let (got, expected) = (rows.bytes() as u64, code.rows().saturating_mul(row_bytes as u64));
         if got < expected {
-            return Err(DeviceCacheError::HostRows { table: table.index(), expected, got });
+            return Err(GpuCacheError::HostRows { table: table.index(), expected, got });
         }
-        let out_of_reach = DeviceCacheError::OutOfReach { table: table.index() };
-        let first = self.tier.register(rows).ok_or(out_of_reach)?;
+        let out_of_reach = GpuCacheError::OutOfReach { table: table.index() };
+        let first = self.gpu_table.register(rows).ok_or(out_of_reach)?;
         let words = (row_bytes / UNIT) as u64;
         let pointable = Pointable { base: code.base().0, rows: code.rows(), first, words };
         self.change_tables(&mut lock(&self.sweep), |tables| tables[table.index()] = Some(pointable));
-        Ok(DeviceHostRows { shared: self.clone(), pointable })
+        Ok(GpuHostRows { shared: self.clone(), pointable })
     }
 
-    /// Makes no more pointers, until memory of the host is given anew.
+    /// Makes no more pointers until tables are registered again.
     pub(crate) fn stop_pointing(&self) {
         self.change_tables(&mut lock(&self.sweep), |tables| tables.fill(None));
     }
@@ -105,31 +106,31 @@ impl<D: Driver> Shared<D> {
     /// As [`Pointers::observe`].
     pub(crate) fn observe(&self, ids: u64, elapsed: Duration) {
         if self.pointing.count.observe(ids, elapsed) {
-            // A sweep of the whole index is for the evicting thread, and not for a request's.
+            // The evicting thread sweeps the whole index, not the thread of a request.
             self.wake.now();
         }
     }
 
-    /// Unlinks all pointers if the tuner has said so.
-    pub(crate) fn clear_pointers_if_told(&self, sweep: &mut Sweep<D>) -> Result<(), DriverError> {
+    /// Unlinks all pointers if the tuner has requested it.
+    pub(crate) fn clear_pointers_if_due(&self, sweep: &mut Sweep<D>) -> Result<(), DriverError> {
         if self.pointing.count.told_to_clear() {
-            self.unlink_pointers(sweep, (0, u64::MAX))?;
+            self.unlink_pointers(sweep, 0..u64::MAX)?;
         }
         Ok(())
     }
 
-    /// Unlinks the pointers to locations from the first and below the second.
-    fn unlink_pointers(&self, sweep: &mut Sweep<D>, (from, to): (u64, u64)) -> Result<(), DriverError> {
-        let buckets = self.tier.shape().buckets;
+    /// Unlinks the pointers to these locations.
+    fn unlink_pointers(&self, sweep: &mut Sweep<D>, locations: Range<u64>) -> Result<(), DriverError> {
+        let buckets = self.gpu_table.shape().buckets;
         let mut hand = 0;
         while hand < buckets {
             let stretch = Stretch {
                 hand,
                 buckets: (buckets - hand).min(STRETCH.into()) as u32,
                 most: usize::MAX,
-                victims: Victims::Pointers(from, to),
+                victims: Victims::Pointers(locations.clone()),
             };
-            // A sweep that finds fewer than it has room for has found all.
+            // If the sweep was not full, it has found all pointers of the stretch.
             if !self.sweep(sweep, self.epochs.tag(), stretch)? {
                 hand += u64::from(STRETCH);
             }
@@ -137,34 +138,34 @@ impl<D: Driver> Shared<D> {
         Ok(())
     }
 
-    /// Withdraws the pointers into some memory, waits for whoever may read it, and gives it up.
-    fn give_up(&self, memory: &Pointable) -> Result<(), DriverError> {
+    /// Removes the pointers into some memory, waits for its readers, and releases it.
+    fn release(&self, memory: &Pointable) -> Result<(), DriverError> {
         {
             let sweep = &mut *lock(&self.sweep);
             let is_it = |table: &Option<Pointable>| table.is_some_and(|table| table.first == memory.first);
             self.change_tables(sweep, |tables| {
                 tables.iter_mut().filter(|t| is_it(t)).for_each(|t| *t = None)
             });
-            self.unlink_pointers(sweep, (memory.first, memory.location(memory.rows)))?;
+            self.unlink_pointers(sweep, memory.first..memory.location(memory.rows))?;
         }
         self.wait_for_earlier()?;
         self.settle()?;
-        self.tier.unregister(memory.first);
+        self.gpu_table.unregister(memory.first);
         Ok(())
     }
 }
 
-/// The right to point at the rows of a table, while they lie in pinned memory of the host.
-pub struct DeviceHostRows<D: Driver> {
+/// Registers a table's rows in pinned host memory, so that the cache may point at them.
+pub struct GpuHostRows<D: Driver> {
     shared: Arc<Shared<D>>,
     pointable: Pointable,
 }
 
-impl<D: Driver> Drop for DeviceHostRows<D> {
-    /// Withdraws the pointers and waits for the device, and for all batches that began before.
+impl<D: Driver> Drop for GpuHostRows<D> {
+    /// Removes the pointers and waits for the device and for all earlier batches.
     fn drop(&mut self) {
-        if let Err(error) = self.shared.give_up(&self.pointable) {
-            tracing::error!(%error, "rows of the host stay registered, since a batch may still read them");
+        if let Err(error) = self.shared.release(&self.pointable) {
+            tracing::error!(%error, "releasing host rows failed: they stay registered");
         }
     }
 }

@@ -1,9 +1,10 @@
-//! Rows that go by their rank in a data set.
+//! Eviction by rank in a data set.
 //!
-//! Ranks are looked up by key, in a table of the host. So the device lists entries, a sample first and then the
-//! stretch at the hand; the host says how cold each is, and has the device withdraw those that go, or point at them
-//! in memory of the host. An entry may have been exchanged between: then the new one goes, which is of the same
-//! rank. One that went meanwhile is not there to be withdrawn, or comes back as a pointer.
+//! The host has the ranks in a table by key. So the device lists entries, first a sample and then the stretch
+//! at the hand. The host computes how cold each entry is, and has the device withdraw the coldest or turn
+//! them into pointers to host memory. An entry may have been replaced in between; then the new one is
+//! evicted, which has the same rank. An entry that was evicted in between is not there to be withdrawn, or
+//! comes back as a pointer.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,26 +22,26 @@ use crate::device::cuda::memory::Staging;
 use crate::device::cuda::{Driver, DriverError};
 use crate::types::FlatKey;
 
-/// Jobs that take entries out of the index, or have them point to memory of the host.
+/// Jobs that remove entries from the index, or turn them into pointers to host memory.
 pub(crate) struct Withdrawals<D: Driver> {
     jobs: Jobs<D>,
-    /// No row comes in with them.
-    nothing: Staging<D>,
+    /// The jobs copy no rows.
+    no_rows: Staging<D>,
 }
 
 impl<D: Driver> Withdrawals<D> {
-    pub(crate) fn new(tier: &Arc<GpuTable<D>>) -> Result<Self, DriverError> {
-        Ok(Self { jobs: Jobs::new(tier, JOBS)?, nothing: Staging::new(tier.driver(), 1)? })
+    pub(crate) fn new(gpu_table: &Arc<GpuTable<D>>) -> Result<Self, DriverError> {
+        Ok(Self { jobs: Jobs::new(gpu_table, JOBS)?, no_rows: Staging::new(gpu_table.driver(), 1)? })
     }
 
-    /// Takes an entry out, whosever row it is, or has it point to where its row lies in memory of the host.
+    /// Removes an entry, whichever row it has, or turns it into a pointer to its row in host memory.
     fn push(&mut self, entry: &Listed, pointer: Option<u64>, words: usize) {
         let (row, key, older) = (JobRow::InPlace, entry.key, entry.age);
         let (kind, location) = match pointer {
             Some(pointer) => (JobKind::Swap, pointer),
             None => (JobKind::Withdraw, 0),
         };
-        self.jobs.push(Job { key, location, row, tag: 0, words, kind, older }, &self.nothing);
+        self.jobs.push(Job { key, location, row, tag: 0, words, kind, older }, &self.no_rows);
     }
 }
 
@@ -51,42 +52,44 @@ impl<D: Driver> Shared<D> {
             return Ok(EvictStep::Idle);
         };
         let coldness = |entry: &Listed| self.eviction.coldness(FlatKey(entry.key), entry.age);
-        let may_go = |entry: &&Listed| lowering.pointers_too || entry.location & 1 == 0;
+        let may_evict = |entry: &&Listed| lowering.pointers_too || entry.location & 1 == 0;
         *draw = draw.wrapping_add(lister.buckets());
-        let sample = lister.look(now, Look::Drawn(*draw))?.filter(may_go);
+        let sample = lister.look(now, Look::Drawn(*draw))?.filter(may_evict);
         let threshold = threshold(&mut sample.map(coldness).collect::<Vec<u64>>(), lowering.excess);
         let stretch = Look::From(*hand, lister.buckets());
-        let going = lister.look(now, stretch)?.filter(may_go).filter(|entry| coldness(entry) >= threshold);
+        let victims =
+            lister.look(now, stretch)?.filter(may_evict).filter(|entry| coldness(entry) >= threshold);
         let mut pointers = if lowering.pointers_too { 0 } else { self.pointing.count.room() };
-        for entry in going.take(lowering.most.min(JOBS)) {
+        for entry in victims.take(lowering.most.min(JOBS)) {
             let pointer =
                 (pointers > 0).then(|| self.pointing.of_entry(&self.keys, FlatKey(entry.key))).flatten();
             pointers -= u64::from(pointer.is_some());
             let (pointer, words) = pointer.unzip();
             withdrawals.push(entry, pointer, words.unwrap_or(0));
         }
-        *hand = (*hand + lister.buckets()) % self.tier.shape().buckets;
+        *hand = (*hand + lister.buckets()) % self.gpu_table.shape().buckets;
         if !withdrawals.jobs.is_empty() {
-            self.put_out(withdrawals, now)?;
+            self.withdraw(withdrawals, now)?;
         }
         Ok(EvictStep::More)
     }
 
-    fn put_out(&self, Withdrawals { jobs, .. }: &mut Withdrawals<D>, now: u64) -> Result<(), DriverError> {
+    fn withdraw(&self, Withdrawals { jobs, .. }: &mut Withdrawals<D>, now: u64) -> Result<(), DriverError> {
         jobs.launch(now, MayReplace::Nothing, None)?;
         let outcomes = jobs.finish()?;
-        // Jobs that went before are done too: count their entries in before these are counted out.
+        // Earlier jobs have ended too: count their rows before these are removed from the counts.
         self.harvest(&mut lock(&self.replacer), false)?;
         for outcome in outcomes {
-            let left = || Unlinked::withdrawn(FlatKey(outcome.key), Location::from_bits(outcome.location));
+            let unlinked =
+                || Unlinked::withdrawn(FlatKey(outcome.key), Location::from_bits(outcome.location));
             match outcome.link {
-                LINK_WITHDRAWN => self.retire(left()),
-                // A new entry, which is a pointer.
+                LINK_WITHDRAWN => self.retire(unlinked()),
+                // Now there is a new entry, the pointer.
                 LINK_NEW | LINK_SWAPPED => {
                     self.entries.fetch_add(1, Ordering::Relaxed);
                     self.pointing.count.made(1);
                     if outcome.link == LINK_SWAPPED {
-                        self.retire(left());
+                        self.retire(unlinked());
                     }
                 }
                 _ => {}

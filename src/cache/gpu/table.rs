@@ -1,9 +1,9 @@
 //! The cache's index and pool in device memory, and the jobs that change them.
 //!
-//! Everything that changes the index is launched on one stream, the tier's own, one kernel after the
-//! other; `kernels/replace.cu` and `kernels/sweep.cu` say why that is enough. What is put into the index is
-//! checked here, so that whatever a kernel finds there lies within the pool or within registered memory of
-//! the host. That it is the right row, and that nobody reads a slot that is written, is the cache's affair.
+//! All changes of the index are launched on one stream, the table's own, one kernel after the other;
+//! `kernels/replace.cu` and `kernels/sweep.cu` explain why that is enough. Locations are checked here before
+//! they enter the index, so a kernel only finds locations in the pool or in registered host memory. The cache
+//! ensures that they are of the right row, and that no batch reads a slot while it is written.
 
 #![allow(unsafe_code)]
 
@@ -15,17 +15,16 @@ use super::kernels;
 use crate::device::cuda::memory::{Array, DeviceMemory, PinnedMemory, Plan, Staging};
 use crate::device::cuda::{Driver, DriverError};
 
-/// Bytes of a bucket, and its slots.
 const BUCKET_BYTES: usize = 128;
-/// Words that a location reaches.
+/// Words that locations can address.
 const LOCATION_WORDS: u64 = 1 << 39;
-/// Keys below this are no row's.
+/// Smaller keys mark empty and removed entries.
 const RESERVED_KEYS: u64 = 2;
 const WORD: usize = size_of::<u32>();
 /// Words of a tag.
 const TAG_WORDS: usize = 2;
 
-/// The sizes of a tier.
+/// The size of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuTableShape {
     /// Buckets of the index, 1 to 2^32.
@@ -43,18 +42,18 @@ pub struct GpuTable<D: Driver> {
     shape: GpuTableShape,
     index: DeviceMemory<D>,
     pool: DeviceMemory<D>,
-    /// What host rows are counted from, so that 2^39 words hold what was registered.
+    /// The address of host location 0, chosen so that 2^39 words reach the registered memory.
     host_origin: u64,
     regions: Mutex<Vec<Arc<PinnedMemory<D>>>>,
 }
 
 impl<D: Driver> GpuTable<D> {
-    /// Takes the memory.
+    /// Allocates the memory.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Driver errors.
     pub fn new(driver: Arc<D>, shape: GpuTableShape) -> Result<Self, DriverError> {
-        // Pinned memory lies together: half of a location's reach on either side of some of it.
+        // Pinned allocations lie near each other, so the reach extends equally to both sides of one of them.
         let somewhere = PinnedMemory::new(&driver, 1)?.address();
         Ok(Self {
             stream: driver.stream()?,
@@ -67,18 +66,18 @@ impl<D: Driver> GpuTable<D> {
         })
     }
 
-    /// The driver.
+    #[allow(missing_docs)]
     pub fn driver(&self) -> &Arc<D> {
         &self.driver
     }
 
-    /// The sizes.
+    #[allow(missing_docs)]
     pub fn shape(&self) -> GpuTableShape {
         self.shape
     }
 
-    /// Lets entries point into this memory from now on, until [`Self::unregister`]. Returns the location of its
-    /// first word, or `None` where locations do not reach it.
+    /// Lets entries point into this memory until [`Self::unregister`]. Returns the location of its first
+    /// word, or `None` if locations do not reach it.
     pub fn register(&self, region: Arc<PinnedMemory<D>>) -> Option<u64> {
         let location = self.host_location(region.address())?;
         self.host_location(region.address() + region.bytes() as u64)?;
@@ -86,13 +85,13 @@ impl<D: Driver> GpuTable<D> {
         Some(location)
     }
 
-    /// Lets no more entries point into the memory whose first word is at this location, and gives it up. As where
-    /// memory is freed, who calls this has waited: no entry points there, and no batch or job reads it any more.
+    /// Releases the memory whose first word is at this location. The caller has ensured that no entry points
+    /// there and that no batch or job reads it any more.
     pub(crate) fn unregister(&self, location: u64) {
         self.regions().retain(|region| self.host_location(region.address()) != Some(location));
     }
 
-    /// The bits of a host row's location: words from the origin, and a low bit that says so.
+    /// The bits of a host row's location: words from the origin, and a low bit that marks host memory.
     fn host_location(&self, address: u64) -> Option<u64> {
         let words = address.checked_sub(self.host_origin)? / WORD as u64;
         (words < LOCATION_WORDS).then_some(words << 1 | 1)
@@ -102,12 +101,12 @@ impl<D: Driver> GpuTable<D> {
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where kernels see a host row.
+    /// The address of a host row.
     fn host_address(&self, location: u64) -> u64 {
         self.host_origin + (location >> 1) * WORD as u64
     }
 
-    /// Whether a row of so many words at a location lies where kernels may read it.
+    /// Whether kernels may read this many words at a location.
     pub(crate) fn holds(&self, location: u64, words: usize) -> bool {
         let bytes = (words * WORD) as u64;
         if location & 1 == 0 {
@@ -119,7 +118,7 @@ impl<D: Driver> GpuTable<D> {
         self.regions().iter().any(covers)
     }
 
-    /// A point after all changes that were launched so far.
+    /// An event after all changes that were launched so far.
     ///
     /// # Errors
     /// As [`Driver::record`].
@@ -127,7 +126,7 @@ impl<D: Driver> GpuTable<D> {
         self.driver.record(&self.stream)
     }
 
-    /// The one stream on which the index is changed.
+    /// The only stream on which the index changes.
     pub(crate) fn stream(&self) -> &D::Stream {
         &self.stream
     }
@@ -149,91 +148,100 @@ impl<D: Driver> Drop for GpuTable<D> {
     fn drop(&mut self) {
         let last = self.driver.record(&self.stream).and_then(|last| self.driver.wait(&last));
         if let Err(error) = last {
-            tracing::error!(%error, "waiting for the last change of the cache");
+            tracing::error!(%error, "waiting for the last change of the cache failed");
         }
     }
 }
 
-/// Where a job's row comes from.
+/// The source of a job's row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JobRow {
-    /// From this word of the staging memory.
+    /// This word of the staging buffer.
     Staged(usize),
-    /// From memory of the host that is registered: bits of its location there.
+    /// Registered host memory: bits of the row's location.
     Host(u64),
-    /// From nowhere: the slot is to hold what no row does.
+    /// No row: the slot is overwritten with values that no row has.
     Poison,
-    /// It is where the location says already, or there is none.
+    /// The row is at its location already, or there is none.
     InPlace,
 }
 
 /// A change of the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// Whose row.
+    /// The row's key in the index.
     pub key: u64,
-    /// Bits of where it is to be.
+    /// Bits of its new location.
     pub location: u64,
-    /// Where it comes from.
+    #[allow(missing_docs)]
     pub row: JobRow,
-    /// The row's own key, where others may have its key: it goes before the row. Else 0.
+    /// The row's own key, stored before the row, if several rows may share its key in the index; else 0.
     pub tag: u64,
-    /// Its words, those of the tag not counted.
+    /// The row's words, without the tag.
     pub words: usize,
-    /// What to do where the key is there already.
+    #[allow(missing_docs)]
     pub kind: JobKind,
-    /// How many batches before now it is linked as if used.
+    /// How many batches before `now` the stamp of the linked entry lies.
     pub older: u32,
 }
 
 /// Jobs that are launched together, and their outcomes.
 pub struct Jobs<D: Driver> {
-    tier: Arc<GpuTable<D>>,
+    table: Arc<GpuTable<D>>,
     memory: PinnedMemory<D>,
     jobs: Array<ReplaceJob>,
     outcomes: Array<Outcome>,
     keys: HashSet<u64>,
     count: usize,
+    /// Whether a job copies from the staging buffer.
+    staged: bool,
     done: Option<Arc<D::Event>>,
 }
 
 impl<D: Driver> Jobs<D> {
-    /// Room for so many jobs.
+    /// Room for `capacity` jobs.
     ///
     /// # Errors
     /// As [`Driver::allocate_pinned`].
-    pub fn new(tier: &Arc<GpuTable<D>>, capacity: usize) -> Result<Self, DriverError> {
+    pub fn new(table: &Arc<GpuTable<D>>, capacity: usize) -> Result<Self, DriverError> {
         let mut plan = Plan::default();
         let (jobs, outcomes) = (plan.array(capacity), plan.array(capacity));
-        let memory = PinnedMemory::new(&tier.driver, plan.bytes())?;
-        Ok(Self { tier: tier.clone(), memory, jobs, outcomes, keys: HashSet::new(), count: 0, done: None })
+        Ok(Self {
+            table: table.clone(),
+            memory: PinnedMemory::new(&table.driver, plan.bytes())?,
+            jobs,
+            outcomes,
+            keys: HashSet::new(),
+            count: 0,
+            staged: false,
+            done: None,
+        })
     }
 
-    /// How many jobs there are.
     #[must_use]
     pub(crate) fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether there are none.
     #[must_use]
     pub(crate) fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Adds a job. False where there is no room, its key has a job already, or its rows are out of bounds.
+    /// Adds a job. Returns false if there is no room, its key has a job already, or its rows are out of
+    /// bounds.
     ///
     /// # Panics
     /// After a launch, until [`Self::finish`].
     pub fn push(&mut self, job: Job, staging: &Staging<D>) -> bool {
-        assert!(self.done.is_none(), "jobs under way are left alone");
+        assert!(self.done.is_none(), "no job is added to a launch that runs");
         let links = matches!(job.kind, JobKind::Keep | JobKind::Swap) && job.row != JobRow::Poison;
         let copies = job.row != JobRow::InPlace;
         let slot_words = job.words + if job.tag == 0 { 0 } else { TAG_WORDS };
-        let unheld = |from| from & 1 == 0 || !self.tier.holds(from, job.words);
+        let unheld = |from| from & 1 == 0 || !self.table.holds(from, job.words);
         if self.count == self.jobs.len()
             || (links && job.key < RESERVED_KEYS)
-            || ((links || copies) && !self.tier.holds(job.location, slot_words))
+            || ((links || copies) && !self.table.holds(job.location, slot_words))
             || (copies && job.location & 1 == 1)
             || matches!(job.row, JobRow::Host(from) if unheld(from))
             || !self.keys.insert(if job.row == JobRow::Poison { !job.location } else { job.key })
@@ -242,7 +250,7 @@ impl<D: Driver> Jobs<D> {
         }
         let row = match job.row {
             JobRow::Staged(word) => staging.row(word, job.words),
-            JobRow::Host(from) => self.tier.host_address(from),
+            JobRow::Host(from) => self.table.host_address(from),
             JobRow::Poison | JobRow::InPlace => 0,
         };
         self.memory.get_mut(self.jobs)[self.count] = ReplaceJob {
@@ -256,14 +264,15 @@ impl<D: Driver> Jobs<D> {
             unused: 0,
         };
         self.count += 1;
+        self.staged |= matches!(job.row, JobRow::Staged(_));
         true
     }
 
-    /// Copies the rows in and then links the keys, stamped `now`. The staging memory, where rows come from it, is
-    /// held until that is done.
+    /// Copies the rows and then links the keys, stamped `now`. If rows are copied from the staging buffer, it
+    /// is not written again before that has ended.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Driver errors.
     pub fn launch(
         &mut self,
         now: u64,
@@ -273,19 +282,19 @@ impl<D: Driver> Jobs<D> {
         let args = ReplaceArgs { now, may_replace: may_replace as u32, ..self.args() };
         let mut launched = self.copy_in(&args);
         if launched.is_ok() {
-            let GpuTable { driver, stream, .. } = &*self.tier;
-            // SAFETY: as in `copy_in`; `push` has kept the keys distinct, and this is the tier's one stream.
+            let GpuTable { driver, stream, .. } = &*self.table;
+            // SAFETY: as in `copy_in`; `push` has kept the keys distinct, and this is the table's one stream.
             launched = unsafe { kernels::link_keys(&**driver, stream, &args) };
         }
-        // Also where the second launch failed: the first is under way.
+        // Also if the second launch has failed: the first runs.
         self.mark_end(staging).and(launched)
     }
 
-    /// Copies the rows in, or poisons their slots, and links nothing. The staging memory is held as by
-    /// [`Self::launch`]. The jobs have no outcomes.
+    /// Copies the rows or poisons their slots, as [`Self::launch`], but links nothing. The jobs have no
+    /// outcomes.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Driver errors.
     pub fn copy(&mut self, staging: Option<&mut Staging<D>>) -> Result<(), DriverError> {
         let launched = self.copy_in(&self.args());
         self.mark_end(staging).and(launched)
@@ -295,9 +304,9 @@ impl<D: Driver> Jobs<D> {
         ReplaceArgs {
             jobs: self.memory.of(self.jobs),
             outcomes: self.memory.of(self.outcomes),
-            index: self.tier.index(),
-            pool: self.tier.pool(),
-            buckets: self.tier.shape.buckets,
+            index: self.table.index(),
+            pool: self.table.pool(),
+            buckets: self.table.shape.buckets,
             now: 0,
             count: self.count as u32,
             may_replace: 0,
@@ -308,40 +317,41 @@ impl<D: Driver> Jobs<D> {
         if self.memory.get(self.jobs)[..self.count].iter().all(|job| job.words == 0) {
             return Ok(());
         }
-        let GpuTable { driver, stream, .. } = &*self.tier;
-        // SAFETY: `push` has checked every location and row; the staging memory is held by `mark_end`, `self` and
-        // its tier outlive the event, which `finish` and `drop` wait for, and whoever unregisters memory of the
-        // host has waited too.
+        let GpuTable { driver, stream, .. } = &*self.table;
+        // SAFETY: `push` has checked every location and row. `mark_end` protects the staging buffer. `self`
+        // and its table outlive the event, which `finish` and `drop` wait for. Host memory is unregistered
+        // after a wait, too.
         unsafe { kernels::copy_in(&**driver, stream, args) }
     }
 
-    /// Notes the point after what was launched.
+    /// Records the end of the launch.
     fn mark_end(&mut self, staging: Option<&mut Staging<D>>) -> Result<(), DriverError> {
-        let done = Arc::new(self.tier.driver.record(&self.tier.stream)?);
-        if let Some(staging) = staging {
+        let done = Arc::new(self.table.driver.record(&self.table.stream)?);
+        if let Some(staging) = staging.filter(|_| self.staged) {
             staging.hold(done.clone());
         }
         self.done = Some(done);
         Ok(())
     }
 
-    /// Whether the last launch is done.
+    /// Whether the last launch has ended.
     ///
     /// # Errors
     /// As [`Driver::fired`].
     pub(crate) fn fired(&self) -> Result<bool, DriverError> {
-        self.done.as_ref().map_or(Ok(true), |done| self.tier.driver.fired(done))
+        self.done.as_ref().map_or(Ok(true), |done| self.table.driver.fired(done))
     }
 
-    /// Waits for the last launch, and gives each job's outcome in order. The block is empty then.
+    /// Waits for the last launch and returns the outcomes in the order of the jobs. Removes the jobs.
     ///
     /// # Errors
     /// As [`Driver::wait`].
     pub fn finish(&mut self) -> Result<&[Outcome], DriverError> {
         if let Some(done) = self.done.take() {
-            self.tier.driver.wait(&done)?;
+            self.table.driver.wait(&done)?;
         }
         self.keys.clear();
+        self.staged = false;
         let count = std::mem::take(&mut self.count);
         Ok(&self.memory.get(self.outcomes)[..count])
     }
@@ -350,7 +360,11 @@ impl<D: Driver> Jobs<D> {
 impl<D: Driver> Drop for Jobs<D> {
     fn drop(&mut self) {
         if let Err(error) = self.finish() {
-            tracing::error!(%error, "waiting for changes of the cache");
+            tracing::error!(%error, "waiting for changes of the cache failed");
         }
     }
 }
+
+#[cfg(test)]
+#[cfg(all(feature = "cusim", not(flechette_loom)))]
+mod cusim_tests;

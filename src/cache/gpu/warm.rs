@@ -1,13 +1,13 @@
-//! The rows that a cache on a device begins with, and those that it holds, so that another may begin with them.
+//! Fills a cache on a device, and lists its rows so that the next start can fill it with them.
 //!
-//! As `cache/warm.rs`: the hottest first, without asking the admission policy, as far as there is room below the
-//! high watermark, so that nothing is put out for them. Their stamps go backwards. What differs is that rows go in
-//! by the launch: as many as surely have room are on their way at a time, each with the age that its place gives it.
+//! As `cache/warm.rs`: the hottest rows first, without the admission policy, while there is room below the
+//! high watermark, so that nothing is evicted for them. Their stamps descend. On a device the rows enter by
+//! launches. A launch has only rows that surely fit, each with the age that its position gives it.
 
 use super::super::slots::UNIT;
 use super::super::warm::{STAMPS, Warmed};
-use super::replace::{Entry, JOBS, Place};
-use super::{DeviceCache, DeviceCacheError, Shared, lock};
+use super::replace::{JOBS, JobSlot, JobTarget};
+use super::{GpuCache, GpuCacheError, Shared, lock};
 use crate::cache::gpu::args::{JobKind, LINK_NEW, LINK_SWAPPED, Listed, MayReplace};
 use crate::cache::gpu::lister::Look;
 use crate::cache::gpu::table::{Job, JobRow, Jobs};
@@ -15,23 +15,23 @@ use crate::device::cuda::memory::Staging;
 use crate::device::cuda::{Driver, DriverError};
 use crate::types::{FlatKey, TableId};
 
-/// Words that rows are staged in, or one row of the largest size: 1 MiB.
-const STAGED: usize = 1 << 18;
+/// Words of the staging buffer (1 MiB), unless one row is longer.
+const STAGING_WORDS: usize = 1 << 18;
 
-impl<D: Driver> DeviceCache<D> {
-    /// As [`super::super::FlatCache::warm`]; waits for the device. Batches that are offering rows wait meanwhile.
+impl<D: Driver> GpuCache<D> {
+    /// As [`super::super::FlatCache::warm`]. Waits for the device; batches that offer rows wait meanwhile.
     ///
     /// # Errors
-    /// As there, and what the driver says.
+    /// As there, and driver errors.
     pub fn warm<'r>(
         &self,
         rows: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
-    ) -> Result<Warmed, DeviceCacheError> {
+    ) -> Result<Warmed, GpuCacheError> {
         let shared = &*self.shared;
-        // What is current, and so whose rows these are, stays as it is meanwhile.
-        let standing = lock(&shared.switching);
-        if standing.is_some() {
-            return Err(DeviceCacheError::BrokenOff);
+        // The current version, which these rows belong to, does not change meanwhile.
+        let overlay = lock(&shared.switching);
+        if overlay.is_some() {
+            return Err(GpuCacheError::SwitchFailed);
         }
         let mut filling = Filling::new(shared)?;
         let mut rows = rows.into_iter();
@@ -50,23 +50,23 @@ impl<D: Driver> DeviceCache<D> {
         }
     }
 
-    /// As [`super::super::FlatCache::hot_rows`]; waits for the device, a part of the index at a time.
+    /// As [`super::super::FlatCache::hot_rows`]. Waits for the device, a part of the index at a time.
     ///
     /// # Errors
-    /// What the driver says.
-    pub fn hot_rows(&self) -> Result<Vec<(TableId, u64)>, DeviceCacheError> {
+    /// Driver errors.
+    pub fn hot_rows(&self) -> Result<Vec<(TableId, u64)>, GpuCacheError> {
         Ok(self.shared.hot_rows()?)
     }
 }
 
 impl<D: Driver> Shared<D> {
     fn hot_rows(&self) -> Result<Vec<(TableId, u64)>, DriverError> {
-        let (now, buckets) = (self.epochs.tag(), self.tier.shape().buckets);
-        // As on the host: 16 bytes a row, and no more by growing.
+        let (now, buckets) = (self.epochs.tag(), self.gpu_table.shape().buckets);
+        // As on the host: 16 bytes a row, allocated once.
         let mut rows = Vec::with_capacity(self.entry_capacity() as usize);
         let mut from = 0;
         while from < buckets {
-            // Let go between looks, for the evictor.
+            // Unlocked between calls, for the evictor.
             let lister = &mut lock(&self.sweep).lister;
             let row = |entry: &Listed| {
                 let (key, tag) = (FlatKey(entry.key), FlatKey(entry.tag));
@@ -86,15 +86,15 @@ impl<D: Driver> Shared<D> {
     }
 }
 
-/// Rows on their way into a cache that is filled.
+/// The rows of the next launch.
 struct Filling<'c, D: Driver> {
     shared: &'c Shared<D>,
     staging: Staging<D>,
     jobs: Jobs<D>,
-    entries: Vec<Entry>,
-    /// What the jobs take, should all of them come in.
+    targets: Vec<JobTarget>,
+    /// Bytes of the pool that the jobs take if all succeed.
     bytes: u64,
-    /// Words of the staging memory in use.
+    /// Words of the staging buffer in use.
     staged: usize,
     newest: u64,
     warmed: Warmed,
@@ -104,9 +104,9 @@ impl<'c, D: Driver> Filling<'c, D> {
     fn new(shared: &'c Shared<D>) -> Result<Self, DriverError> {
         let largest = shared.tables.iter().map(|t| t.row_bytes / UNIT).max().unwrap_or(0);
         Ok(Self {
-            staging: Staging::new(shared.tier.driver(), STAGED.max(largest))?,
-            jobs: Jobs::new(&shared.tier, JOBS)?,
-            entries: Vec::new(),
+            staging: Staging::new(shared.gpu_table.driver(), STAGING_WORDS.max(largest))?,
+            jobs: Jobs::new(&shared.gpu_table, JOBS)?,
+            targets: Vec::new(),
             bytes: 0,
             staged: 0,
             newest: shared.epochs.tag(),
@@ -115,8 +115,8 @@ impl<'c, D: Driver> Filling<'c, D> {
         })
     }
 
-    /// Whether one more row of the largest size leaves the cache below its high watermark, should all that are on
-    /// their way come in; and whether it can be on its way with them.
+    /// Whether the launch has room for a row of the largest size that leaves the cache below its high
+    /// watermark.
     fn has_room(&self) -> bool {
         let Self { shared, .. } = self;
         let tables = (0..shared.tables.len()).map(|t| TableId(t as u32));
@@ -129,8 +129,8 @@ impl<'c, D: Driver> Filling<'c, D> {
             && self.staged + largest <= self.staging.len()
     }
 
-    /// Puts a row on its way, unless another has its key or there is no slot.
-    fn push(&mut self, table: TableId, id: u64, row: &[u8]) -> Result<(), DeviceCacheError> {
+    /// Adds a row to the launch, unless another has its key or there is no slot.
+    fn push(&mut self, table: TableId, id: u64, row: &[u8]) -> Result<(), GpuCacheError> {
         let Self { shared, staging, .. } = self;
         let own = shared.own_key(table, id, row.len())?;
         let Some(slot) = shared.take(&mut lock(&shared.replacer), table)? else {
@@ -153,27 +153,27 @@ impl<'c, D: Driver> Filling<'c, D> {
         }
         self.staged += row.len() / UNIT;
         self.bytes += shared.footprint(table);
-        self.entries.push(Entry { table, key: FlatKey(job.key), place: Place::New(slot) });
+        self.targets.push(JobTarget { table, key: FlatKey(job.key), slot: JobSlot::New(slot) });
         Ok(())
     }
 
-    /// Waits for the rows on their way.
+    /// Launches the rows and waits for them.
     fn flush(&mut self) -> Result<(), DriverError> {
-        let Self { shared, staging, jobs, entries, warmed, .. } = self;
+        let Self { shared, staging, jobs, targets, warmed, .. } = self;
         if jobs.is_empty() {
             return Ok(());
         }
-        // Nobody counts out meanwhile what is yet to be counted in.
+        // No other thread may remove these rows from the counts before they are added.
         let _uncounted = lock(&shared.replacer);
         jobs.launch(self.newest, MayReplace::Nothing, Some(staging))?;
-        for (outcome, entry) in jobs.finish()?.iter().zip(entries.drain(..)) {
-            shared.count_in(outcome, &entry);
+        for (outcome, target) in jobs.finish()?.iter().zip(targets.drain(..)) {
+            shared.count_linked(outcome, &target);
             match outcome.link {
-                // The latter in the place of a pointer to it.
+                // `LINK_SWAPPED`: it has replaced a pointer to it.
                 LINK_NEW | LINK_SWAPPED => warmed.stored += 1,
                 _ => warmed.passed_over += 1,
             }
-            shared.put_aside(outcome, entry);
+            shared.free_unlinked(outcome, target);
         }
         (self.bytes, self.staged) = (0, 0);
         Ok(())

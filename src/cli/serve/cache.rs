@@ -12,7 +12,7 @@ use crate::config::{CacheAdmission, CacheConfig, CacheEviction, CacheMode, Cache
 use crate::device::cuda::Nvidia;
 use crate::device::cuda::pinned::PinnedHost;
 use crate::engine::LookupTier;
-use crate::engine::on_device::{DeviceFront, FrontShape};
+use crate::engine::gpu::{GpuLookupTier, GpuTierOptions};
 use crate::mem::available::memory_bytes;
 use crate::planner::counts::Ranked;
 use crate::schema::Schema;
@@ -115,15 +115,15 @@ impl Fronts<'_> {
             let pinned = opened.store.rows_copied(&PinnedHost(device.clone()));
             opened.store = pinned.context("cache.pointers: tables to pinned memory")?;
         }
-        let shape = FrontShape {
+        let shape = GpuTierOptions {
             schema: &opened.schema,
             cache: &shape(self.config.cache.size, &opened.schema, options)?,
             options,
-            workers: self.config.batcher.workers,
+            contexts: self.config.batcher.workers,
             max_samples: max_samples(self.config),
             staging_bytes: self.config.cache.staging_bytes,
         };
-        Ok(LookupTier::Device(DeviceFront::new(device.clone(), &shape).map_err(|e| InputError(e.into()))?))
+        Ok(LookupTier::Gpu(GpuLookupTier::new(device.clone(), &shape).map_err(|e| InputError(e.into()))?))
     }
 }
 

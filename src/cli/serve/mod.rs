@@ -144,14 +144,14 @@ impl Serving {
             let recorder = recorder_of(&config.trace, &latest.opened.schema, &models.join(name), &metrics)?;
             let parts = EngineParts {
                 name: name.clone(),
-                front,
+                lookup_tier: front,
                 metrics,
                 threads: threads.clone(),
                 max_samples: cache::max_samples(config),
             };
             let table_bytes = latest.opened.store.row_bytes();
-            let engine = Engine::new(latest.opened, parts)?.pointing();
-            match engine.try_device() {
+            let engine = Engine::new(latest.opened, parts)?.with_pointers();
+            match engine.self_test() {
                 Err(error) if config.device.kind == DeviceKind::Cuda => return Err(error.into()),
                 // `auto`: the engine has said so, and scores from the store.
                 Err(_) | Ok(()) => {}
@@ -163,7 +163,7 @@ impl Serving {
                 warm::fill(&engine, models, ranked);
             }
             Ok(Arc::new(match recorder {
-                Some(recorder) => engine.recorded_by(recorder),
+                Some(recorder) => engine.with_recorder(recorder),
                 None => engine,
             }))
         };

@@ -243,6 +243,12 @@ impl<D: Driver> Staging<D> {
     pub(crate) fn hold(&mut self, reader: Arc<D::Event>) {
         self.readers.push(reader);
     }
+
+    /// How many events the next write waits for.
+    #[cfg(all(test, feature = "cusim"))]
+    pub(crate) fn reader_count(&self) -> usize {
+        self.readers.len()
+    }
 }
 
 impl<D: Driver> Drop for Staging<D> {

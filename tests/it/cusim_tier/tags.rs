@@ -1,6 +1,5 @@
 //! Rows of an index with few keys: eight rows share a key, and tags distinguish them.
 
-use flechette::cache::gpu::args::NarrowColumn;
 use flechette::cache::gpu::lister::{Lister, Look};
 use flechette::mem::fold;
 
@@ -16,11 +15,8 @@ fn index_key(id: u64) -> u64 {
     BLOCK | fold(id, BITS)
 }
 
-fn lane_of_tags(bench: &Bench) -> Lane<SimDriver> {
-    let narrow = Some(NarrowColumn { base: BLOCK, bits: BITS, tagged: 1 });
-    let mut shape = bench.lane_shape();
-    shape.lookups[0].narrow = narrow;
-    Lane::new(&bench.tier, shape).unwrap()
+fn context_of_tags(bench: &Bench) -> LookupContext<SimDriver> {
+    bench.context_with(Some(NarrowColumn { base: BLOCK, bits: BITS, tagged: 1 }))
 }
 
 /// Adds a job for a row, with a slot of its own. Returns the location.
@@ -88,7 +84,7 @@ fn a_probe_during_replacement_finds_the_row_itself_or_nothing() {
     let (mut found, mut collided) = (0, 0);
     for seed in 1..100 {
         let mut bench = Bench::new(1 + seed % 2, seed);
-        let (mut lane, mut draw) = (lane_of_tags(&bench), seed << 32);
+        let (mut context, mut draw) = (context_of_tags(&bench), seed << 32);
         let mut under_way: Vec<Jobs<SimDriver>> = (0..4).map(|_| bench.jobs()).collect();
         for now in 0..12 {
             for jobs in &mut under_way {
@@ -103,22 +99,22 @@ fn a_probe_during_replacement_finds_the_row_itself_or_nothing() {
                 bench.launch(jobs, now);
             }
             let ids: Vec<u64> = (0..IDS).chain(0..IDS / 2).collect();
-            let misses = lane.probe(now, None, &batch_of(&ids)).unwrap();
-            let missing: HashSet<u64> = lane.misses().iter().map(|miss| miss.id).collect();
+            let misses = context.probe(now, None, &batch_of(&ids)).unwrap();
+            let missing: HashSet<u64> = context.misses().iter().map(|miss| miss.id).collect();
             assert_eq!(missing.len(), misses, "each miss once");
-            let (missed, others) = (lane.missed()[0], lane.collided()[0]);
+            let (missed, others) = (context.missed()[0], context.collided()[0]);
             assert!(others <= missed && missed as usize >= misses, "{others} of {missed}");
             collided += others;
-            let (misses, words) = lane.staged_mut().unwrap();
+            let (misses, words) = context.staged_mut().unwrap();
             for miss in misses {
                 words[miss.word] = (-1.0_f32 - miss.id as f32).to_bits();
             }
             if now % 2 == 0 {
-                lane.copy_hits().unwrap();
+                context.copy_hits().unwrap();
             }
-            lane.pool().unwrap();
-            lane.settle().unwrap();
-            for (&id, &value) in ids.iter().zip(lane.out()) {
+            context.pool().unwrap();
+            context.settle().unwrap();
+            for (&id, &value) in ids.iter().zip(context.out()) {
                 let fetched = value == -1.0 - id as f32 && missing.contains(&id);
                 found += u64::from(!fetched);
                 let own = fetched || bench.rows.get(value as usize) == Some(&id);
@@ -136,7 +132,7 @@ fn a_reused_slot_is_not_found_by_its_old_tag() {
     let (mut found, mut collided) = (0, 0);
     for seed in 1..100 {
         let mut bench = Bench::new(1 + seed % 2, seed);
-        let (mut jobs, mut lane) = (bench.jobs(), lane_of_tags(&bench));
+        let (mut jobs, mut context) = (bench.jobs(), context_of_tags(&bench));
         for now in 0..16 {
             let mut linked = Vec::new();
             for key in BLOCK..BLOCK + (1 << BITS) {
@@ -156,13 +152,13 @@ fn a_reused_slot_is_not_found_by_its_old_tag() {
             }
             bench.launch(&mut jobs, now);
             let ids: Vec<u64> = (0..256).map(|i| i % IDS).collect();
-            lane.probe(now, None, &batch_of(&ids)).unwrap();
-            collided += lane.collided()[0];
-            let (misses, words) = lane.staged_mut().unwrap();
+            context.probe(now, None, &batch_of(&ids)).unwrap();
+            collided += context.collided()[0];
+            let (misses, words) = context.staged_mut().unwrap();
             misses.iter().for_each(|miss| words[miss.word] = (-1.0_f32).to_bits());
-            lane.pool().unwrap();
-            lane.settle().unwrap();
-            for (&id, &value) in ids.iter().zip(lane.out()) {
+            context.pool().unwrap();
+            context.settle().unwrap();
+            for (&id, &value) in ids.iter().zip(context.out()) {
                 let own = bench.rows.get(value as usize) == Some(&id);
                 assert!(value == -1.0 || own && linked.contains(&id), "seed {seed}: id {id} got {value}");
                 found += u64::from(own && value >= 0.0);

@@ -2,7 +2,7 @@ use super::*;
 use std::mem::offset_of;
 
 #[test]
-fn the_layouts_are_the_kernels() {
+fn argument_layouts_match_the_kernels() {
     assert_eq!((size_of::<ProbeColumn>(), offset_of!(ProbeColumn, row_words)), (32, 28));
     assert_eq!((size_of::<NarrowColumn>(), offset_of!(NarrowColumn, tagged)), (16, 12));
     assert_eq!((size_of::<Changed>(), offset_of!(Changed, location)), (16, 8));

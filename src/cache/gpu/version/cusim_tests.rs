@@ -1,6 +1,6 @@
-//! What only the steps of a switch show, one by one: others evict, let rows in and read between them.
+//! The steps of a switch one by one, with evictions, insertions and reads between them.
 
-use super::super::{DeviceCache, DeviceCacheError, DeviceWorker, WorkerShape};
+use super::super::{ContextShape, GpuCache, GpuCacheError, LookupContext};
 use super::*;
 use crate::cache::{AdmissionOption, CacheOptions, CacheShape, TableShape};
 use crate::device::cusim::SimDriver;
@@ -9,18 +9,18 @@ use crate::types::{Batch, Element, Jagged};
 
 const DIMS: [usize; 2] = [64, 1];
 
-/// A row's one value, over and over.
+/// The value of all elements of a row.
 fn value(table: usize, id: u64, version: u64) -> f32 {
     (version * 10_000 + table as u64 * 1000 + id) as f32
 }
 
-/// Two tables of 500 rows. Traffic on the small rows alone fills the index and not the pool.
-fn cache(bytes: usize) -> (DeviceCache<SimDriver>, DeviceWorker<SimDriver>) {
+/// Two tables of 500 rows. Traffic on the small rows alone fills the index but not the pool.
+fn cache(bytes: usize) -> (GpuCache<SimDriver>, LookupContext<SimDriver>) {
     let tables = DIMS.map(|dim| TableShape { rows: 500, row_bytes: 4 * dim }).to_vec();
     let options =
         CacheOptions { admission: AdmissionOption::ALL, background: false, ..CacheOptions::default() };
     let driver = Arc::new(SimDriver::new(1, 1 << 30).unwrap());
-    let cache = DeviceCache::new(&CacheShape { bytes, tables }, &options, driver).unwrap();
+    let cache = GpuCache::new(&CacheShape { bytes, tables }, &options, driver).unwrap();
     let lookup = |t: usize| Lookup {
         feature: t,
         table: TableId(t as u32),
@@ -29,7 +29,7 @@ fn cache(bytes: usize) -> (DeviceCache<SimDriver>, DeviceWorker<SimDriver>) {
         pooling: Pooling::Sum,
         column: t * DIMS[0],
     };
-    let shape = WorkerShape {
+    let shape = ContextShape {
         features: 2,
         lookups: (0..2).map(lookup).collect(),
         dense_width: 0,
@@ -39,14 +39,14 @@ fn cache(bytes: usize) -> (DeviceCache<SimDriver>, DeviceWorker<SimDriver>) {
         staging_bytes: None,
         copy_bytes: 0,
     };
-    let worker = cache.worker(&shape).unwrap();
-    (cache, worker)
+    let context = cache.context(&shape).unwrap();
+    (cache, context)
 }
 
-/// Reads rows of a table, each of which is to be as the batch's version has it: those of ids below `changed` as
-/// version 1. Returns how many were missing.
+/// Reads rows of a table and checks that they are of the batch's version; version 1 changes ids below
+/// `changed`. Returns how many rows were missing.
 fn read(
-    worker: &mut DeviceWorker<SimDriver>,
+    (cache, context): (&GpuCache<SimDriver>, &mut LookupContext<SimDriver>),
     table: usize,
     ids: std::ops::Range<u64>,
     changed: u64,
@@ -57,24 +57,24 @@ fn read(
         Jagged { offsets: (0..=ids.clone().count() as u32).collect(), ids: ids.clone().collect() };
     let batch = Batch { samples: ids.clone().count(), dense: vec![], features };
     let mut missed = 0;
-    let matrix = worker.embed(&batch, |missing| {
+    let matrix = cache.embed(context, &batch, |missing| {
         missed = missing.len();
         for m in 0..missed {
             let (_, id) = missing.row(m);
             let row = value(table, id, version_of(id, missing.version()));
             bytemuck::cast_slice_mut(missing.bytes_mut(m)).fill(row);
         }
-        Ok::<_, DeviceCacheError>(())
+        Ok::<_, GpuCacheError>(())
     });
     let firsts: Vec<f32> =
         matrix.unwrap().iter().skip(table * DIMS[0]).step_by(DIMS[0] + DIMS[1]).copied().collect();
-    let expected: Vec<f32> = ids.map(|id| value(table, id, version_of(id, worker.version()))).collect();
+    let expected: Vec<f32> = ids.map(|id| value(table, id, version_of(id, context.version()))).collect();
     assert_eq!(firsts, expected);
     missed
 }
 
 /// The overlay of version 1, which changes the first eight rows of the second table.
-fn overlay(cache: &DeviceCache<SimDriver>) -> (Arc<Overlay>, Arc<OverlayTable<SimDriver>>) {
+fn overlay(cache: &GpuCache<SimDriver>) -> (Arc<Overlay>, Arc<OverlayTable<SimDriver>>) {
     let rows: Vec<[f32; 1]> = (0..8).map(|id| [value(1, id, 1)]).collect();
     let changed = rows.iter().enumerate();
     let changed = changed.map(|(id, row)| (TableId(1), id as u64, bytemuck::bytes_of(row)));
@@ -83,47 +83,47 @@ fn overlay(cache: &DeviceCache<SimDriver>) -> (Arc<Overlay>, Arc<OverlayTable<Si
     (Arc::new(overlay), Arc::new(table))
 }
 
-/// Other rows, until all that the index held before is out of it.
-fn crowd(cache: &DeviceCache<SimDriver>, worker: &mut DeviceWorker<SimDriver>) {
+/// Reads other rows until every earlier entry of the index is evicted.
+fn crowd(cache: &GpuCache<SimDriver>, context: &mut LookupContext<SimDriver>) {
     for _ in 0..2 {
         for start in (20..500).step_by(60) {
-            read(worker, 1, start..start + 60, 8);
+            read((cache, context), 1, start..start + 60, 8);
             cache.settle().unwrap();
         }
     }
 }
 
 #[test]
-fn a_row_that_the_index_puts_out_is_found_in_the_overlay_as_long_as_that_stands() {
-    let (cache, mut worker) = cache(8 << 10);
-    read(&mut worker, 1, 0..8, 8);
+fn a_row_evicted_from_the_index_is_found_in_the_overlay_while_that_exists() {
+    let (cache, mut context) = cache(8 << 10);
+    read((&cache, &mut context), 1, 0..8, 8);
     cache.settle().unwrap();
     let (overlay, table) = overlay(&cache);
     cache.shared.make_current(Version(1), &overlay, &table);
-    assert_eq!(read(&mut worker, 1, 0..8, 8), 0);
+    assert_eq!(read((&cache, &mut context), 1, 0..8, 8), 0);
     cache.shared.merge(&overlay).unwrap();
-    crowd(&cache, &mut worker);
-    assert_eq!(read(&mut worker, 1, 0..8, 8), 0, "in the overlay alone");
+    crowd(&cache, &mut context);
+    assert_eq!(read((&cache, &mut context), 1, 0..8, 8), 0, "only in the overlay");
     cache.shared.withdraw_overlay(Version(1));
-    assert_eq!(read(&mut worker, 1, 0..8, 8), 8, "nowhere");
+    assert_eq!(read((&cache, &mut context), 1, 0..8, 8), 8, "nowhere");
 }
 
 #[test]
-fn a_row_that_finds_no_place_in_the_index_is_found_in_the_overlay_as_long_as_that_stands() {
-    let (cache, mut worker) = cache(8 << 10);
-    read(&mut worker, 1, 0..8, 8);
+fn a_row_that_does_not_fit_in_the_index_is_found_in_the_overlay_while_that_exists() {
+    let (cache, mut context) = cache(8 << 10);
+    read((&cache, &mut context), 1, 0..8, 8);
     cache.settle().unwrap();
     let (overlay, table) = overlay(&cache);
     cache.shared.make_current(Version(1), &overlay, &table);
-    crowd(&cache, &mut worker);
+    crowd(&cache, &mut context);
     let before = cache.stats().rejected_full;
     cache.shared.merge(&overlay).unwrap();
     assert!(cache.stats().rejected_full > before, "the index is full");
-    crowd(&cache, &mut worker);
-    assert_eq!(read(&mut worker, 1, 0..8, 8), 0, "in the overlay alone");
+    crowd(&cache, &mut context);
+    assert_eq!(read((&cache, &mut context), 1, 0..8, 8), 0, "only in the overlay");
     cache.shared.withdraw_overlay(Version(1));
-    crowd(&cache, &mut worker);
-    assert_eq!(read(&mut worker, 1, 0..8, 8), 8, "nowhere");
+    crowd(&cache, &mut context);
+    assert_eq!(read((&cache, &mut context), 1, 0..8, 8), 8, "nowhere");
     let stats = cache.stats();
     let evictions: u64 = stats.tables.iter().map(|table| table.evictions).sum();
     assert_eq!(stats.entries, stats.inserted - evictions);

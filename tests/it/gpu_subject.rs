@@ -1,12 +1,10 @@
-//! The cache in a device's memory as a subject of `cache_contract`, over any driver, and what only a device promises:
-//! how many operations a batch takes.
+//! The cache in a device's memory as a subject of `cache_contract`, over any driver, and the contract of
+//! devices alone: how many operations a batch takes.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use flechette::cache::gpu::{
-    DeviceCache, DeviceCacheError, DeviceHostRows, DeviceWorker, Missing, WorkerShape,
-};
+use flechette::cache::gpu::{ContextShape, GpuCache, GpuCacheError, GpuHostRows, LookupContext, MissingRows};
 use flechette::cache::{CacheError, CacheStats, EvictStep, Switched, Warmed};
 use flechette::device::cuda::memory::{PinnedMemory, Plan};
 use flechette::device::cuda::{Driver, Work};
@@ -15,37 +13,37 @@ use flechette::types::{Batch, TableId, Version};
 use crate::cache_contract::{self as contract, MAX_IDS, MAX_SAMPLES, Rows, Seen, Subject, World};
 
 /// A cache for a world on this device.
-pub fn on<D: Driver>(driver: &Arc<D>, world: &World) -> DeviceSubject<D> {
+pub fn on<D: Driver>(driver: &Arc<D>, world: &World) -> GpuSubject<D> {
     let driver = driver.clone();
-    let cache = Arc::new(DeviceCache::new(&world.shape(), &world.options, driver.clone()).unwrap());
-    let worker = cache.worker(&worker_shape(world)).unwrap();
-    DeviceSubject { driver, cache, worker }
+    let cache = Arc::new(GpuCache::new(&world.shape(), &world.options, driver.clone()).unwrap());
+    let context = cache.context(&context_shape(world)).unwrap();
+    GpuSubject { driver, cache, context }
 }
 
-/// A cache in a device's memory, and a worker of it.
-pub struct DeviceSubject<D: Driver> {
+/// A cache in a device's memory, and a context of it.
+pub struct GpuSubject<D: Driver> {
     pub driver: Arc<D>,
-    pub cache: Arc<DeviceCache<D>>,
-    pub worker: DeviceWorker<D>,
+    pub cache: Arc<GpuCache<D>>,
+    pub context: LookupContext<D>,
 }
 
-impl<D: Driver> Subject for DeviceSubject<D> {
+impl<D: Driver> Subject for GpuSubject<D> {
     fn embed(&mut self, world: &World, batch: &Batch, meanwhile: impl FnOnce()) -> Seen {
         let mut fetched = Vec::new();
-        let matrix = self.worker.embed(batch, |missing| {
+        let matrix = self.cache.embed(&mut self.context, batch, |missing| {
             meanwhile();
             fetched = fetch(world, missing);
-            Ok::<_, DeviceCacheError>(())
+            Ok::<_, GpuCacheError>(())
         });
         let matrix = matrix.unwrap().to_vec();
-        Seen { matrix, fetched, version: self.worker.version().0 }
+        Seen { matrix, fetched, version: self.context.version().0 }
     }
 
     fn another(&self, world: &World) -> Self {
-        // It copies few hits and reads the others in the pool, as late as may be.
-        let shape = WorkerShape { copy_bytes: 64, ..worker_shape(world) };
-        let worker = self.cache.worker(&shape).unwrap();
-        Self { driver: self.driver.clone(), cache: self.cache.clone(), worker }
+        // It copies few hits and reads the others in the pool, as late as possible.
+        let shape = ContextShape { copy_bytes: 64, ..context_shape(world) };
+        let context = self.cache.context(&shape).unwrap();
+        Self { driver: self.driver.clone(), cache: self.cache.clone(), context }
     }
 
     fn version(&self) -> u64 {
@@ -82,7 +80,7 @@ impl<D: Driver> Subject for DeviceSubject<D> {
 
     fn warm(&mut self, rows: &mut Rows) -> Result<Warmed, CacheError> {
         self.cache.warm(rows).map_err(|error| match error {
-            DeviceCacheError::Cache(error) => error,
+            GpuCacheError::Cache(error) => error,
             other => panic!("{other}"),
         })
     }
@@ -92,8 +90,8 @@ impl<D: Driver> Subject for DeviceSubject<D> {
     }
 }
 
-/// Writes the rows that are missing, of the batch's version.
-pub fn fetch(world: &World, missing: &mut Missing) -> Vec<(TableId, u64)> {
+/// Writes the missing rows of the batch's version.
+pub fn fetch(world: &World, missing: &mut MissingRows) -> Vec<(TableId, u64)> {
     let (version, count) = (missing.version().0, missing.len());
     let write = |m| {
         let (table, id) = missing.row(m);
@@ -103,14 +101,14 @@ pub fn fetch(world: &World, missing: &mut Missing) -> Vec<(TableId, u64)> {
     (0..count).map(write).collect()
 }
 
-/// Lets the cache point at a table's rows of its version, unless they share keys. The memory is given back with what
-/// this gives, and the simulator overwrites it then.
+/// Lets the cache point at a table's rows of its version, unless they share keys. Dropping the result frees
+/// the memory, and the simulator overwrites it then.
 pub fn host_rows<D: Driver>(
     driver: &Arc<D>,
-    cache: &DeviceCache<D>,
+    cache: &GpuCache<D>,
     world: &World,
     table: TableId,
-) -> Option<DeviceHostRows<D>> {
+) -> Option<GpuHostRows<D>> {
     let version = cache.version();
     let rows = world.all_rows(table, version.0);
     let mut plan = Plan::default();
@@ -118,13 +116,13 @@ pub fn host_rows<D: Driver>(
     let mut memory = PinnedMemory::new(driver, plan.bytes()).unwrap();
     memory.get_mut(array).copy_from_slice(&rows);
     match cache.host_rows(version, table, Arc::new(memory)) {
-        Err(DeviceCacheError::Tagged { .. }) => None,
+        Err(GpuCacheError::SharedKeys { .. }) => None,
         rows => Some(rows.unwrap()),
     }
 }
 
-pub fn worker_shape(world: &World) -> WorkerShape {
-    WorkerShape {
+pub fn context_shape(world: &World) -> ContextShape {
+    ContextShape {
         features: world.features,
         lookups: world.lookups.clone(),
         dense_width: world.dense_width,
@@ -138,14 +136,14 @@ pub fn worker_shape(world: &World) -> WorkerShape {
 
 /// Two operations for the whole embedding layer: copies, memsets and graph nodes count.
 pub fn a_batch_of_hits_takes_two_operations_whatever_the_table_count<D: Driver>(
-    new: impl Fn(&World) -> DeviceSubject<D>,
+    new: impl Fn(&World) -> GpuSubject<D>,
 ) {
     for tables in [1, 26, 60, 200] {
         let dims: Vec<usize> = (0..tables).map(|t| 1 + t % 3).collect();
         let world = World::new(50, &dims, 64 << 10);
         let mut subject = new(&world);
         let batch = world.bags(3, 50, &mut 7);
-        let mut took = || {
+        let mut operations = || {
             let before = subject.driver.work();
             let (_, misses) = contract::run(&mut subject, &world, &batch);
             let after = subject.driver.work();
@@ -158,13 +156,13 @@ pub fn a_batch_of_hits_takes_two_operations_whatever_the_table_count<D: Driver>(
             };
             (misses > 0, work)
         };
-        let (missed, first) = took();
+        let (missed, first) = operations();
         assert!(missed);
-        // Probe, a gather in vain, the copy of hits, the gather, and the replacement's two.
+        // Probe, a gather that does nothing, the copy of hits, the gather, and two for the replacement.
         assert_eq!((first.total(), first.launches), (6, 6), "{tables} tables: {first:?}");
-        // The same shape again: captured once, it is a graph of two nodes from then on.
+        // The same shape again is captured once; then it is a graph of two nodes.
         for _ in 0..3 {
-            let (missed, work) = took();
+            let (missed, work) = operations();
             assert!(!missed, "{tables} tables");
             assert_eq!(work, Work { graph_nodes: 2, ..Work::default() }, "{tables} tables");
         }
@@ -187,7 +185,7 @@ pub fn a_batch_of_hits_takes_two_operations_whatever_the_table_count<D: Driver>(
     }
 }
 
-pub fn no_batch_takes_a_copy_or_a_memset<D: Driver>(new: impl Fn(&World) -> DeviceSubject<D>) {
+pub fn no_batch_takes_a_copy_or_a_memset<D: Driver>(new: impl Fn(&World) -> GpuSubject<D>) {
     let world = World::new(500, &[8, 3], 4 << 10);
     let mut subject = new(&world);
     let mut draw = 1;

@@ -1,7 +1,7 @@
-//! Rows on the host: read where the store has them, or through a cache in RAM.
+//! Rows on the host: read from the store, or through a cache in RAM.
 //!
-//! With a cache, a batch pins it, probes it for every distinct row at once, reads the misses from the store's
-//! memory and offers them to the cache. Rows are pooled where they lie, in the cache or in the store.
+//! With a cache, a batch pins it, probes it for all distinct rows, reads the misses from the store and offers
+//! them to the cache. Rows are pooled where they lie, in the cache or in the store.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -16,16 +16,16 @@ use crate::types::Batch;
 /// The place of an id that reads as zeros.
 const ZEROS: u32 = u32::MAX;
 
-/// What one batch works in.
+/// The buffers of one batch, reused by later ones.
 #[derive(Default)]
 pub(crate) struct Scratch {
     query: Query,
-    /// Per lookup, per occurrence: its place among the ids pushed to the query, or [`ZEROS`].
+    /// By lookup and occurrence: its place among the ids of the query, or [`ZEROS`].
     places: Vec<Vec<u32>>,
 }
 
 impl Engine {
-    /// Scores a batch by the store alone.
+    /// Scores a batch from the store alone.
     pub(crate) fn score_from_store(&self, batch: &Batch, spent: &Spent) -> Vec<f32> {
         let inputs = self.inputs(batch);
         let rows = |l: usize| rows_of(self.store.tables(), &self.schema, &self.lookups[l], batch);
@@ -33,19 +33,19 @@ impl Engine {
     }
 
     /// Scores a batch through a cache in RAM.
-    pub(crate) fn score_through(
+    pub(crate) fn score_from_cache(
         &self,
         cache: &FlatCache,
         batch: &Batch,
         spent: &Spent,
     ) -> Result<Vec<f32>, PredictError> {
         let mut scratch = self.scratches.take().unwrap_or_default();
-        let scored = self.score_in(&mut scratch, cache, batch, spent);
+        let scored = self.score_with(&mut scratch, cache, batch, spent);
         self.scratches.put(scratch);
         scored
     }
 
-    fn score_in(
+    fn score_with(
         &self,
         Scratch { query, places }: &mut Scratch,
         cache: &FlatCache,
@@ -89,7 +89,7 @@ impl Engine {
         InputRows { dense_width: self.schema.dense_width(), lookups: &self.lookups, batch }
     }
 
-    /// Pushes every id that has a row, or that a row stands for, and notes where each went.
+    /// Adds every id that has a row, its own or a default row, to the query, and records its place.
     fn push_ids(&self, batch: &Batch, query: &mut Query, places: &mut Vec<Vec<u32>>) {
         query.clear();
         places.resize_with(self.lookups.len(), Vec::new);

@@ -1,21 +1,21 @@
-//! What one batch at a time has in pinned and in device memory.
+//! The pinned memory and the device memory of a lookup context.
 //!
-//! All that the host says of a batch (its columns, ids, bags and dense values) lies in one pinned block that the
-//! kernels read in place, and all that they say to the host (misses, counts, the pooled matrix) in the same
-//! block. So no batch takes a copy or a memset, and since every array has its place for good, the kernels'
-//! arguments never change: a graph that was captured once does for every batch.
+//! The host writes everything about a batch (columns, ids, offsets, dense values) into one pinned block that
+//! the kernels read in place. The kernels write their results (misses, counts, the output) into the same
+//! block. So no batch needs a copy or a memset. Every array has a fixed address, so the kernels' arguments
+//! never change, and a graph that was captured once serves every batch.
 
 use std::sync::Arc;
 
-use super::args::{CopyArgs, NarrowColumn, ProbeArgs, ProbeColumn};
-use super::overlay::OverlayTable;
-use super::shape::{LaneError, LaneShape, check_batch, check_shape, limit};
-use super::table::GpuTable;
-use crate::compute::pool::{PoolLookup, WARP_LANES};
+use super::shape::{ContextShape, LookupError, LookupKeys, check_batch, check_shape, limit};
+use super::{ContextBytes, LookupRow, PerKernel};
+use crate::cache::gpu::args::{CopyArgs, NarrowColumn, ProbeArgs, ProbeColumn};
+use crate::cache::gpu::overlay::OverlayTable;
+use crate::cache::gpu::table::GpuTable;
+use crate::compute::pool::{PoolLookup, WARP_LANES, pooling_code};
 use crate::device::cuda::Driver;
 use crate::device::cuda::memory::{Array, DeviceMemory, PinnedMemory, Plan};
-use crate::device::cuda::pool_args::PoolArgs;
-use crate::device::cuda::pool_args::{BatchHeader, BatchState};
+use crate::device::cuda::pool_args::{BatchHeader, BatchState, PoolArgs};
 use crate::types::Batch;
 
 #[derive(Debug)]
@@ -46,9 +46,20 @@ struct DeviceArrays {
     copies: Array<u32>,
 }
 
+/// Occurrences by lookup, as the probe counted them.
+pub(super) struct Counts<'m> {
+    /// Not found.
+    pub missed: &'m [u32],
+    /// Found in host memory, by a pointer.
+    pub pointed: &'m [u32],
+    /// Not found, because another row occupies the key.
+    pub collided: &'m [u32],
+}
+
 /// The memory of one batch at a time.
-pub(crate) struct Block<D: Driver> {
-    pub shape: LaneShape,
+pub(super) struct BatchMemory<D: Driver> {
+    pub shape: ContextShape,
+    keys: Vec<LookupKeys>,
     host: PinnedMemory<D>,
     device: DeviceMemory<D>,
     scratch: DeviceMemory<D>,
@@ -58,9 +69,13 @@ pub(crate) struct Block<D: Driver> {
     samples: usize,
 }
 
-impl<D: Driver> Block<D> {
-    pub(crate) fn new(driver: &Arc<D>, shape: LaneShape) -> Result<Self, LaneError> {
-        check_shape(&shape)?;
+impl<D: Driver> BatchMemory<D> {
+    pub(super) fn new(
+        driver: &Arc<D>,
+        shape: &ContextShape,
+        keys: &[LookupKeys],
+    ) -> Result<Self, LookupError> {
+        check_shape(shape, keys)?;
         let lookups = shape.lookups.len();
         let sharing = (0..shape.features).map(|f| shape.lookups.iter().filter(|l| l.feature == f).count());
         let occurrences = shape.max_ids * sharing.max().unwrap_or(0).max(1);
@@ -83,7 +98,7 @@ impl<D: Driver> Block<D> {
             out: plan.array(shape.max_samples * shape.stride),
         };
         let mut host = PinnedMemory::new(driver, plan.bytes())?;
-        for (to, lookup) in host.get_mut(pinned.narrow).iter_mut().zip(&shape.lookups) {
+        for (to, lookup) in host.get_mut(pinned.narrow).iter_mut().zip(keys) {
             *to = lookup.narrow.unwrap_or_default();
         }
         let mut plan = Plan::default();
@@ -93,25 +108,34 @@ impl<D: Driver> Block<D> {
             owners: plan.array(occurrences),
             counts: plan.array(3 * lookups),
             state: plan.array(1),
-            copies: plan.array(shape.copy_words),
+            copies: plan.array(shape.copy_words()),
         };
         let device = DeviceMemory::new(driver, plan.bytes())?;
         let scratch = DeviceMemory::new(driver, (2 * occurrences).next_power_of_two() * size_of::<u64>())?;
-        Ok(Self { shape, host, device, scratch, pinned, arrays, driver: driver.clone(), samples: 0 })
+        Ok(Self {
+            shape: shape.clone(),
+            keys: keys.to_vec(),
+            host,
+            device,
+            scratch,
+            pinned,
+            arrays,
+            driver: driver.clone(),
+            samples: 0,
+        })
     }
 
-    /// Bytes of pinned memory of the host, and of the device.
-    pub(crate) fn bytes(&self) -> (usize, usize) {
-        (self.host.bytes(), self.device.bytes() + self.scratch.bytes())
+    pub(super) fn bytes(&self) -> ContextBytes {
+        ContextBytes { pinned: self.host.bytes(), device: self.device.bytes() + self.scratch.bytes() }
     }
 
-    /// Writes a batch into the block, with `now` for its stamp and what it asks before the index.
-    pub(crate) fn fill(
+    /// Checks a batch and writes it. Rows that the probe finds are stamped with `now`.
+    pub(super) fn fill(
         &mut self,
         now: u64,
         overlay: Option<&OverlayTable<D>>,
         batch: &Batch,
-    ) -> Result<(), LaneError> {
+    ) -> Result<(), LookupError> {
         check_batch(&self.shape, batch)?;
         self.samples = batch.samples;
         let header = &mut self.host.get_mut(self.pinned.header)[0];
@@ -124,7 +148,7 @@ impl<D: Driver> Block<D> {
             ..BatchHeader::default()
         };
         if header.generation == 0 {
-            // Slots of the first generations would pass for new ones: begin again with fresh memory.
+            // The counter has wrapped: old slots would look new. Start again with zeroed memory.
             header.generation = 1;
             self.scratch = DeviceMemory::new(&self.driver, self.scratch.bytes())?;
         }
@@ -148,22 +172,22 @@ impl<D: Driver> Block<D> {
             Some(*at)
         }));
         let (mut occurrences, mut probe_warps, mut pool_warps) = (0, 0, 0);
-        for (i, lookup) in self.shape.lookups.iter().enumerate() {
+        for (i, (lookup, keys)) in self.shape.lookups.iter().zip(&self.keys).enumerate() {
             let ids = batch.features[lookup.feature].ids.len() as u32;
             self.host.get_mut(self.pinned.columns)[i] = ProbeColumn {
-                base: lookup.base,
-                rows: lookup.rows,
+                base: keys.base,
+                rows: keys.rows,
                 ids_at: starts[lookup.feature] as u32,
                 occurrences_at: occurrences,
                 ids,
-                row_words: lookup.row_words() as u32,
+                row_words: self.shape.row_words(i) as u32,
             };
             self.host.get_mut(self.pinned.lookups)[i] = PoolLookup {
                 offsets_at: (lookup.feature * (self.shape.max_samples + 1)) as u32,
                 occurrences_at: occurrences,
                 dim: lookup.dim as u32,
                 column: lookup.column as u32,
-                pooling: lookup.pooling,
+                pooling: pooling_code(lookup.pooling),
                 element: lookup.element.code(),
             };
             occurrences += ids;
@@ -177,44 +201,44 @@ impl<D: Driver> Block<D> {
         self.host.get_mut(self.pinned.pool_scan)[lookups + 1] = pool_warps + dense;
     }
 
-    /// Warps of the probe, and of the gather.
-    pub(crate) fn warps(&self) -> (u32, u32) {
+    /// Warps of the batch.
+    pub(super) fn warps(&self) -> PerKernel {
         let last = |scan: Array<u32>| self.host.get(scan).last().copied().unwrap_or(0);
-        (last(self.pinned.probe_scan), last(self.pinned.pool_scan))
+        PerKernel { probe: last(self.pinned.probe_scan), gather: last(self.pinned.pool_scan) }
     }
 
-    /// By lookup: how many occurrences the last probe did not find, how many it found in memory of the host, and of how
-    /// many another row has the key.
-    pub(crate) fn counts(&self) -> [&[u32]; 3] {
+    pub(super) fn counts(&self) -> Counts<'_> {
         let lookups = self.shape.lookups.len();
         let counts = &self.host.get(self.pinned.report)[2..];
-        [0, 1, 2].map(|kind| &counts[kind * lookups..][..lookups])
+        let [missed, pointed, collided] = [0, 1, 2].map(|kind| &counts[kind * lookups..][..lookups]);
+        Counts { missed, pointed, collided }
     }
 
-    /// By miss: its lookup and its id.
-    pub(crate) fn misses(&self) -> impl Iterator<Item = (usize, u64)> {
+    /// The distinct rows that were not found.
+    pub(super) fn misses(&self) -> impl Iterator<Item = LookupRow> {
         self.rows(self.pinned.misses, self.host.get(self.pinned.report)[0])
     }
 
-    /// By distinct row that was found in memory of the host: its lookup and its id.
-    pub(crate) fn pointed(&self) -> impl Iterator<Item = (usize, u64)> {
+    /// The distinct rows that were found in host memory.
+    pub(super) fn pointed(&self) -> impl Iterator<Item = LookupRow> {
         self.rows(self.pinned.pointed, self.host.get(self.pinned.report)[1])
     }
 
-    /// Lookups and ids of the first `count` occurrences of a list.
-    fn rows(&self, list: Array<u32>, count: u32) -> impl Iterator<Item = (usize, u64)> {
+    /// The rows of the first `count` occurrences of a list.
+    fn rows(&self, list: Array<u32>, count: u32) -> impl Iterator<Item = LookupRow> {
         let columns = self.host.get(self.pinned.columns);
         let ids = self.host.get(self.pinned.ids);
         self.host.get(list)[..count as usize].iter().map(move |&occurrence| {
-            // The last column that begins there or before; those without ids begin where the next does.
+            // The last column that begins at the occurrence or before. A column without ids begins where the
+            // next does.
             let lookup = columns.partition_point(|c| c.occurrences_at <= occurrence) - 1;
             let column = columns[lookup];
-            (lookup, ids[(column.ids_at + occurrence - column.occurrences_at) as usize])
+            LookupRow { lookup, id: ids[(column.ids_at + occurrence - column.occurrences_at) as usize] }
         })
     }
 
-    /// Says where the misses' rows are.
-    pub(crate) fn stage(&mut self, rows: impl Iterator<Item = u64>) {
+    /// Writes the addresses of the missing rows, so that the gather reads them.
+    pub(super) fn stage(&mut self, rows: impl Iterator<Item = u64>) {
         let mut staged = 0;
         for (to, row) in self.host.get_mut(self.pinned.rows).iter_mut().zip(rows) {
             *to = row;
@@ -223,20 +247,24 @@ impl<D: Driver> Block<D> {
         self.host.get_mut(self.pinned.header)[0].staged = staged;
     }
 
-    /// The pooled matrix, `samples x stride`.
-    pub(crate) fn out(&self) -> &[f32] {
+    /// The output, `samples x stride`.
+    pub(super) fn out(&self) -> &[f32] {
         &self.host.get(self.pinned.out)[..self.samples * self.shape.stride]
     }
 
-    pub(crate) fn probe_args(&self, tier: &GpuTable<D>) -> ProbeArgs {
+    pub(super) fn probe_args(&self, table: &GpuTable<D>) -> ProbeArgs {
         ProbeArgs {
             header: self.host.of(self.pinned.header),
             columns: self.host.of(self.pinned.columns),
             scan: self.host.of(self.pinned.probe_scan),
-            narrow: if self.shape.narrow() { self.host.of(self.pinned.narrow) } else { 0 },
+            narrow: if self.keys.iter().any(|keys| keys.narrow.is_some()) {
+                self.host.of(self.pinned.narrow)
+            } else {
+                0
+            },
             ids: self.host.of(self.pinned.ids),
-            index: tier.index(),
-            pool: tier.pool(),
+            index: table.index(),
+            pool: table.pool(),
             scratch: self.scratch.address(),
             keys: self.device.of(self.arrays.keys),
             owners: self.device.of(self.arrays.owners),
@@ -246,28 +274,28 @@ impl<D: Driver> Block<D> {
             misses: self.host.of(self.pinned.misses),
             pointed: self.host.of(self.pinned.pointed),
             report: self.host.of(self.pinned.report),
-            buckets: tier.shape().buckets,
+            buckets: table.shape().buckets,
             scratch_mask: (self.scratch.bytes() / size_of::<u64>() - 1) as u32,
             column_count: self.shape.lookups.len() as u32,
         }
     }
 
-    pub(crate) fn copy_args(&self, tier: &GpuTable<D>) -> CopyArgs {
+    pub(super) fn copy_args(&self, table: &GpuTable<D>) -> CopyArgs {
         CopyArgs {
             columns: self.host.of(self.pinned.columns),
             scan: self.host.of(self.pinned.probe_scan),
             owners: self.device.of(self.arrays.owners),
             places: self.device.of(self.arrays.places),
             state: self.device.of(self.arrays.state),
-            pool: tier.pool(),
-            host: tier.host_origin(),
+            pool: table.pool(),
+            host: table.host_origin(),
             buffer: self.device.of(self.arrays.copies),
             column_count: self.shape.lookups.len() as u32,
-            capacity: self.shape.copy_words as u32,
+            capacity: self.shape.copy_words() as u32,
         }
     }
 
-    pub(crate) fn pool_args(&self, tier: &GpuTable<D>) -> PoolArgs {
+    pub(super) fn pool_args(&self, table: &GpuTable<D>) -> PoolArgs {
         PoolArgs {
             header: self.host.of(self.pinned.header),
             state: self.device.of(self.arrays.state),
@@ -277,8 +305,8 @@ impl<D: Driver> Block<D> {
             places: self.device.of(self.arrays.places),
             owners: self.device.of(self.arrays.owners),
             rows: self.host.of(self.pinned.rows),
-            pool: tier.pool(),
-            host: tier.host_origin(),
+            pool: table.pool(),
+            host: table.host_origin(),
             copies: self.device.of(self.arrays.copies),
             dense: self.host.of(self.pinned.dense),
             out: self.host.of(self.pinned.out),

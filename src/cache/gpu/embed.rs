@@ -1,0 +1,198 @@
+//! A batch on its way through the cache, from its ids to the model's input.
+
+use super::super::CacheError;
+use super::super::key::RowKeys;
+use super::super::query::Tally;
+use super::super::slots::UNIT;
+use super::context::{ContextParts, ContextShape, LookupContext, LookupKeys, LookupRow, MissedRow};
+use super::replace::Offer;
+use super::version::BatchHold;
+use super::{GpuCache, GpuCacheError, Shared};
+use crate::cache::gpu::args::NarrowColumn;
+use crate::cache::gpu::table::JobRow;
+use crate::device::cuda::Driver;
+use crate::schema::Lookup;
+use crate::types::{Batch, TableId, Version};
+
+/// The distinct rows that a batch reads and that are not cached. The caller writes their bytes.
+pub struct MissingRows<'c> {
+    lookups: &'c [Lookup],
+    misses: &'c [MissedRow],
+    row_bytes: &'c dyn Fn(usize) -> usize,
+    version: Version,
+    bytes: &'c mut [u8],
+}
+
+impl MissingRows<'_> {
+    #[must_use]
+    #[allow(missing_docs, clippy::len_without_is_empty)] // there is at least one
+    pub fn len(&self) -> usize {
+        self.misses.len()
+    }
+
+    /// The version that the rows must be of.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// Table and id of the `m`-th row.
+    #[must_use]
+    pub fn row(&self, m: usize) -> (TableId, u64) {
+        (self.lookups[self.misses[m].lookup].table, self.misses[m].id)
+    }
+
+    /// The bytes of the `m`-th row, which the caller overwrites.
+    pub fn bytes_mut(&mut self, m: usize) -> &mut [u8] {
+        let miss = self.misses[m];
+        let from = miss.word * UNIT;
+        &mut self.bytes[from..from + (self.row_bytes)(miss.lookup)]
+    }
+}
+
+impl<D: Driver> GpuCache<D> {
+    /// A context that looks up batches of this shape, one at a time.
+    ///
+    /// # Errors
+    /// [`GpuCacheError`] for an inconsistent shape or a lookup of another table, and driver errors.
+    pub fn context(&self, shape: &ContextShape) -> Result<LookupContext<D>, GpuCacheError> {
+        let shared = &self.shared;
+        let keys: Vec<LookupKeys> =
+            shape.lookups.iter().map(|lookup| shared.lookup_keys(lookup)).collect::<Result<_, _>>()?;
+        Ok(LookupContext::new(&shared.gpu_table, shape, &keys)?)
+    }
+
+    /// The model's input for a batch, `samples x stride`: dense values, then each lookup's pooled vector at
+    /// its column. An id past its table reads as zeros and counts neither as a hit nor as a miss.
+    ///
+    /// The batch has the version that is current when it begins; [`LookupContext::version`] returns it
+    /// afterwards. If rows are missing, `fetch` is called once to write them, while the device copies the
+    /// batch's hits. Afterwards these rows are offered to the cache.
+    ///
+    /// # Errors
+    /// [`GpuCacheError`] for a batch that does not fit the context's shape or misses more rows than
+    /// the staging buffer holds, and driver errors; or an error of `fetch`.
+    ///
+    /// # Panics
+    /// If the context belongs to another cache.
+    pub fn embed<'c, E: From<GpuCacheError>>(
+        &self,
+        context: &'c mut LookupContext<D>,
+        batch: &Batch,
+        fetch: impl FnOnce(&mut MissingRows) -> Result<(), E>,
+    ) -> Result<&'c [f32], E> {
+        assert!(context.is_of(&self.shared.gpu_table), "a lookup context of this cache");
+        let mut running = RunningBatch { shared: &self.shared, context: &mut *context, hold: None };
+        let RunningBatch { context: running_context, hold, .. } = &mut running;
+        let hold = hold.insert(self.shared.begin());
+        running_context.set_version(hold.version);
+        self.shared.run(running_context, hold, batch, fetch)?;
+        drop(running);
+        Ok(context.out())
+    }
+}
+
+/// A batch while its kernels may run. However it ends, by an error or a panic too, its hold is dropped after
+/// its last kernel.
+struct RunningBatch<'b, D: Driver> {
+    shared: &'b Shared<D>,
+    context: &'b mut LookupContext<D>,
+    hold: Option<BatchHold<D>>,
+}
+
+impl<D: Driver> Drop for RunningBatch<'_, D> {
+    fn drop(&mut self) {
+        if let Err(error) = self.context.settle() {
+            // Kernels may still read what the hold protects.
+            std::mem::forget(self.hold.take());
+            self.shared.batch_never_ends(error);
+        }
+    }
+}
+
+impl<D: Driver> Shared<D> {
+    fn run<E: From<GpuCacheError>>(
+        &self,
+        context: &mut LookupContext<D>,
+        hold: &BatchHold<D>,
+        batch: &Batch,
+        fetch: impl FnOnce(&mut MissingRows) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let driver = |error| E::from(GpuCacheError::from(error));
+        let lookup = |error| E::from(GpuCacheError::Lookup(error));
+        let misses = context.probe(hold.pin.number(), hold.overlay.as_ref(), batch).map_err(lookup)?;
+        self.count(context, batch);
+        if misses > 0 {
+            context.copy_hits().map_err(driver)?;
+            let ContextParts { lookups, misses, staging, .. } = context.parts();
+            let row_bytes = |lookup: usize| self.tables[lookups[lookup].table.index()].row_bytes;
+            let bytes = bytemuck::cast_slice_mut(staging.words_mut().map_err(driver)?);
+            let version = hold.version;
+            fetch(&mut MissingRows { lookups, misses, row_bytes: &row_bytes, version, bytes })?;
+            context.pool().map_err(driver)?;
+        }
+        self.offer(context, hold).map_err(E::from)?;
+        context.settle().map_err(driver)
+    }
+
+    /// Offers the cache the missed rows, and the rows that were read in host memory. A batch with neither
+    /// takes no lock.
+    fn offer(&self, context: &mut LookupContext<D>, hold: &BatchHold<D>) -> Result<(), GpuCacheError> {
+        let ContextParts { lookups, misses, pointed, staging } = context.parts();
+        let missed = misses.iter().map(|miss| Offer {
+            table: lookups[miss.lookup].table,
+            id: miss.id,
+            row: JobRow::Staged(miss.word),
+            occurrences: 1, // the device does not count them
+        });
+        let pointed = pointed.filter_map(|LookupRow { lookup, id }| {
+            let table = lookups[lookup].table;
+            let row = JobRow::Host(self.pointing.location(table, id)?);
+            Some(Offer { table, id, row, occurrences: 1 })
+        });
+        let may_be_linked = |offer: &Offer| !hold.excludes(self.keys.own(offer.table, offer.id));
+        let mut offers = missed.chain(pointed).filter(may_be_linked).peekable();
+        if offers.peek().is_none() {
+            return Ok(());
+        }
+        self.replace(hold.pin.number(), staging, offers)
+    }
+
+    fn count(&self, context: &LookupContext<D>, batch: &Batch) {
+        let lookups = &context.shape().lookups;
+        let mut missed = vec![0; lookups.len()];
+        context.misses().iter().for_each(|miss| missed[miss.lookup] += 1);
+        let found = missed.iter().zip(context.pointed()).zip(context.collided());
+        for (lookup, ((&misses, &pointed), &collided)) in lookups.iter().zip(found) {
+            let rows = self.tables[lookup.table.index()].rows;
+            let ids = batch.features[lookup.feature].ids.iter().filter(|id| **id < rows).count() as u64;
+            let counts = &self.counts.tables[lookup.table.index()];
+            let [pointed, collisions] = [pointed, collided].map(u64::from);
+            counts.add(&Tally { hits: ids.saturating_sub(misses + pointed), pointed, misses, collisions });
+        }
+    }
+
+    /// How a lookup's ids become keys of this cache.
+    fn lookup_keys(&self, lookup: &Lookup) -> Result<LookupKeys, CacheError> {
+        let table = lookup.table.index();
+        let Some(code) = self.keys.own_keys().code(lookup.table) else {
+            return Err(CacheError::Table { got: table, tables: self.tables.len() });
+        };
+        let (got, expected) = (lookup.element.row_bytes(lookup.dim), self.tables[table].row_bytes);
+        if got != expected {
+            return Err(CacheError::RowBytes { table, got, expected });
+        }
+        let narrow = narrow_column(&self.keys, lookup.table);
+        Ok(LookupKeys { base: code.base().0, rows: code.rows(), narrow })
+    }
+}
+
+/// How ids of a table become keys of the index, if that does not use the rows' own keys.
+fn narrow_column(keys: &RowKeys, table: TableId) -> Option<NarrowColumn> {
+    let code = keys.index_keys().code(table).filter(|_| keys.narrow())?;
+    Some(NarrowColumn { base: code.base().0, bits: code.bits(), tagged: keys.tagged(table).into() })
+}
+
+#[cfg(test)]
+#[cfg(all(feature = "cusim", not(flechette_loom)))]
+mod cusim_tests;

@@ -1,0 +1,382 @@
+//! Scores by a cache in a device's memory.
+//!
+//! A batch takes a lookup context, which has its own stream and memory on the device. The result is the
+//! model's input: dense values and pooled vectors. The store supplies the rows that are not cached. The dense
+//! layers run on the host.
+//!
+//! **A batch that is too large** for a context, or misses more rows than its staging buffer holds, is split
+//! in halves. The scores are the same, because a score does not depend on the other samples of its batch.
+//!
+//! **A device that fails** is abandoned: this batch and all later ones are scored from the store, with the
+//! same bits. The failure is logged once and stays in the metrics, since only a restart uses the device
+//! again.
+
+use std::borrow::Cow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{Engine, Spent, spend};
+use crate::cache::gpu::context::{ContextBytes, LookupError};
+use crate::cache::gpu::{ContextShape, GpuCache, GpuCacheError, GpuHostRows, LookupContext, MissingRows};
+use crate::cache::{CacheOptions, CacheShape, CacheStats, Warmed};
+use crate::device::cuda::Driver;
+use crate::device::cuda::memory::PinnedMemory;
+use crate::predict::PredictError;
+use crate::schema::{AbsentDefault, Arity, Lookup, Schema, Table};
+use crate::store::EmbeddingStore;
+use crate::types::{Batch, Jagged, TableId};
+
+/// Most ids of a batch of a context, unless one sample has more. An id takes about 80 bytes.
+const MAX_IDS: usize = 1 << 20;
+/// Largest default staging buffer of a context.
+const MAX_STAGING_BYTES: usize = 64 << 20;
+
+/// The size of a GPU lookup tier.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GpuTierOptions<'a> {
+    pub schema: &'a Schema,
+    pub cache: &'a CacheShape,
+    pub options: &'a CacheOptions,
+    /// Batches that run at the same time.
+    pub contexts: usize,
+    /// Most samples of a batch.
+    pub max_samples: usize,
+    /// `cache.staging_bytes`, of all contexts together. `None`: for each context as much as its largest batch
+    /// could miss, at most 64 MiB.
+    pub staging_bytes: Option<u64>,
+}
+
+/// Why a GPU lookup tier cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum GpuTierError {
+    #[error(
+        "cache.staging_bytes: {got} bytes for {contexts} workers cannot hold the rows of a sample for each, minimum {minimum}"
+    )]
+    Staging { got: u64, contexts: usize, minimum: u64 },
+    #[error(transparent)]
+    Cache(#[from] GpuCacheError),
+}
+
+/// A model's cache on a device and its lookup contexts.
+pub struct GpuLookupTier {
+    /// The cache and its contexts, for any driver.
+    pool: Box<dyn AnyContextPool>,
+    /// If some table's ids are not row numbers: what each lookup reads. Each lookup then has its own feature.
+    columns: Option<Columns>,
+    lost: AtomicBool,
+    context_bytes: ContextBytes,
+    /// Whether the cache may point at rows of the store, so that their number is tuned.
+    points: bool,
+}
+
+/// By lookup: the lookup and its table.
+type Columns = Vec<(Lookup, Table)>;
+
+/// A [`ContextPool`] of any driver.
+trait AnyContextPool: Send + Sync {
+    fn embed(&self, batch: &Batch, fetch: Fetch<'_>, then: &mut dyn FnMut(&[f32])) -> Result<(), EmbedError>;
+    fn warm(&self, rows: &mut dyn Iterator<Item = WarmRow<'_>>) -> Result<Warmed, GpuCacheError>;
+    fn point_at(&self, store: &EmbeddingStore) -> Result<usize, GpuCacheError>;
+    fn observe(&self, ids: u64, elapsed: Duration);
+    fn hot_rows(&self) -> Result<Vec<(TableId, u64)>, GpuCacheError>;
+    fn stats(&self) -> CacheStats;
+}
+
+/// Writes the missing rows.
+pub(crate) type Fetch<'f> = &'f dyn Fn(&mut MissingRows<'_>) -> Result<(), PredictError>;
+
+/// A row to warm a cache with.
+pub(crate) type WarmRow<'r> = (TableId, u64, &'r [u8]);
+
+/// Why a batch was not embedded.
+#[derive(Debug)]
+pub(crate) enum EmbedError {
+    /// It does not fit in a context.
+    TooLarge(PredictError),
+    /// The device failed.
+    Device(GpuCacheError),
+    /// Rows could not be fetched, or the batch does not have the schema's shape.
+    Rejected(PredictError),
+}
+
+impl From<GpuCacheError> for EmbedError {
+    fn from(error: GpuCacheError) -> Self {
+        match error {
+            GpuCacheError::Lookup(LookupError::Capacity { field, limit, got }) => {
+                Self::TooLarge(PredictError::Capacity { field, needed: got, limit })
+            }
+            GpuCacheError::Lookup(LookupError::Shape { field, expected, got }) => {
+                Self::Rejected(PredictError::Shape { field, expected, got })
+            }
+            error => Self::Device(error),
+        }
+    }
+}
+
+impl GpuLookupTier {
+    /// Allocates the cache and its contexts.
+    ///
+    /// # Errors
+    /// [`GpuTierError`] for an inconsistent shape, and driver errors.
+    pub(crate) fn new<D: Driver>(driver: Arc<D>, options: &GpuTierOptions<'_>) -> Result<Self, GpuTierError> {
+        let (columns, shape) = context_shape(options)?;
+        let cache = GpuCache::new(options.cache, options.options, driver)?;
+        let contexts = 0..options.contexts.max(1);
+        let idle: Vec<_> = contexts.map(|_| cache.context(&shape)).collect::<Result<_, _>>()?;
+        let context_bytes = idle.iter().map(LookupContext::bytes).sum();
+        let (registered, idle) = (Mutex::default(), Mutex::new(idle));
+        let pool = Box::new(ContextPool { registered, cache, idle, freed: Condvar::new() });
+        Ok(Self { pool, columns, lost: AtomicBool::new(false), context_bytes, points: false })
+    }
+
+    /// Whether the device has failed and is no longer used.
+    #[must_use]
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    #[must_use]
+    pub(crate) fn stats(&self) -> CacheStats {
+        self.pool.stats()
+    }
+
+    /// The memory of all contexts.
+    #[must_use]
+    pub(crate) fn context_bytes(&self) -> ContextBytes {
+        self.context_bytes
+    }
+
+    /// Calls `then` with the model's input for a batch, `samples x stride`. Waits for an idle context.
+    pub(crate) fn embed(
+        &self,
+        batch: &Batch,
+        fetch: Fetch<'_>,
+        then: &mut dyn FnMut(&[f32]),
+    ) -> Result<(), EmbedError> {
+        self.pool.embed(&self.columns(batch), fetch, then)
+    }
+
+    /// Abandons the device.
+    pub(crate) fn lose(&self, error: &dyn std::fmt::Display) {
+        if !self.lost.swap(true, Ordering::Relaxed) {
+            tracing::error!(%error, "the device failed: the host scores from now on, until a restart");
+        }
+    }
+
+    /// Lets the cache point at the tables that the store holds in pinned memory of this driver.
+    pub(crate) fn point_at(&mut self, store: &EmbeddingStore) {
+        match self.pool.point_at(store) {
+            Ok(tables) => self.points = tables > 0,
+            Err(error) => tracing::warn!(%error, "cache.pointers: the cache makes no more pointers"),
+        }
+    }
+
+    /// Reports how long the lookup of a batch took; the number of pointers is tuned by that.
+    fn observe(&self, batch: &Batch, elapsed: Duration) {
+        if self.points {
+            self.pool.observe(batch.features.iter().map(|f| f.ids.len() as u64).sum(), elapsed);
+        }
+    }
+
+    /// Fills the cache, as [`crate::cache::FlatCache::warm`].
+    pub(crate) fn warm(&self, rows: &mut dyn Iterator<Item = WarmRow<'_>>) -> Warmed {
+        self.pool.warm(rows).unwrap_or_else(|error| {
+            self.lose(&error);
+            Warmed::default()
+        })
+    }
+
+    /// The cached rows, most recently used first.
+    pub(crate) fn hot_rows(&self) -> Vec<(TableId, u64)> {
+        if self.is_lost() {
+            return Vec::new();
+        }
+        self.pool.hot_rows().unwrap_or_else(|error| {
+            self.lose(&error);
+            Vec::new()
+        })
+    }
+
+    /// The batch with row numbers for ids. Where ids are not row numbers, each lookup gets a feature of its
+    /// own.
+    fn columns<'b>(&self, batch: &'b Batch) -> Cow<'b, Batch> {
+        let Some(columns) = &self.columns else { return Cow::Borrowed(batch) };
+        let column = |(lookup, table): &(Lookup, Table)| {
+            let Jagged { offsets, ids } = &batch.features[lookup.feature];
+            let rows = ids.iter().map(|&id| table.row_of(id).unwrap_or(NO_ROW)).collect();
+            Jagged { offsets: offsets.clone(), ids: rows }
+        };
+        let features = columns.iter().map(column).collect();
+        Cow::Owned(Batch { samples: batch.samples, dense: batch.dense.clone(), features })
+    }
+}
+
+impl Engine {
+    /// Scores a batch through the device's cache, in halves if it does not fit in a context.
+    pub(crate) fn score_on_gpu(
+        &self,
+        tier: &GpuLookupTier,
+        batch: &Batch,
+        spent: &Spent,
+    ) -> Result<Vec<f32>, PredictError> {
+        let mut scores = Vec::new();
+        let started = Instant::now();
+        let stride = self.schema.input_width();
+        let embedded = tier.embed(batch, &|missing| self.fetch(missing), &mut |input| {
+            tier.observe(batch, started.elapsed());
+            spend(&spent.lookup, started);
+            scores = self.run_chunks(batch.samples, spent, |first, tape| {
+                for s in 0..tape.samples {
+                    let row = &input[(first + s) * stride..][..stride];
+                    tape.values[0].from_mut(s, 0)[..stride].copy_from_slice(row);
+                }
+            });
+        });
+        match embedded {
+            Ok(()) => Ok(scores),
+            Err(EmbedError::TooLarge(_)) if batch.samples > 1 => {
+                let middle = batch.samples / 2;
+                for part in [0..middle, middle..batch.samples] {
+                    scores.extend(self.score_on_gpu(tier, &batch.part(part), spent)?);
+                }
+                Ok(scores)
+            }
+            Err(EmbedError::TooLarge(error) | EmbedError::Rejected(error)) => Err(error),
+            Err(EmbedError::Device(error)) => {
+                tier.lose(&error);
+                Ok(self.score_from_store(batch, spent))
+            }
+        }
+    }
+
+    /// Writes the rows that are not cached.
+    fn fetch(&self, missing: &mut MissingRows<'_>) -> Result<(), PredictError> {
+        self.store.fetch((0..missing.len()).map(|m| missing.row(m)));
+        for m in 0..missing.len() {
+            let (table, id) = missing.row(m);
+            let row = self.store.row(table, id);
+            let row = row.ok_or_else(|| PredictError::Store(format!("no row {id} of table {}", table.0)))?;
+            missing.bytes_mut(m).copy_from_slice(row);
+        }
+        Ok(())
+    }
+}
+
+/// An id past every table, which reads as zeros.
+const NO_ROW: u64 = u64::MAX;
+
+/// The columns and the context shape of a tier.
+fn context_shape(options: &GpuTierOptions<'_>) -> Result<(Option<Columns>, ContextShape), GpuTierError> {
+    let GpuTierOptions { schema, max_samples, .. } = *options;
+    let mut lookups = schema.lookups();
+    let ids_of = |feature: usize| match schema.features[feature].arity {
+        Arity::OneHot => 1,
+        Arity::MultiHot { max } => max as usize,
+    };
+    let row_bytes: usize = lookups.iter().map(|l| ids_of(l.feature) * l.element.row_bytes(l.dim)).sum();
+    let is_plain = |t: &Table| t.lossy_bits.is_none() && !matches!(t.default, AbsentDefault::Row(_));
+    let columns = (!schema.tables.iter().all(is_plain)).then(|| {
+        let column = |l: &Lookup| (*l, schema.tables[l.table.index()].clone());
+        let columns: Columns = lookups.iter().map(column).collect();
+        lookups.iter_mut().enumerate().for_each(|(l, lookup)| lookup.feature = l);
+        columns
+    });
+    let ids = match &columns {
+        None => (0..schema.features.len()).map(ids_of).sum::<usize>(),
+        Some(columns) => columns.iter().map(|(lookup, _)| ids_of(lookup.feature)).sum(),
+    };
+    let contexts = options.contexts.max(1);
+    let largest = max_samples.saturating_mul(row_bytes).min(MAX_STAGING_BYTES).max(row_bytes);
+    let staging = options.staging_bytes.map_or(largest, |all| (all / contexts as u64) as usize);
+    if staging < row_bytes {
+        let (got, minimum) = (options.staging_bytes.unwrap_or(0), (contexts * row_bytes) as u64);
+        return Err(GpuTierError::Staging { got, contexts, minimum });
+    }
+    let shape = ContextShape {
+        features: columns.as_ref().map_or(schema.features.len(), Vec::len),
+        lookups,
+        dense_width: schema.dense_width(),
+        stride: schema.input_width(),
+        max_samples,
+        max_ids: max_samples.saturating_mul(ids).min(MAX_IDS).max(ids),
+        staging_bytes: Some(staging),
+        // A batch has at most as many hits as it could have misses.
+        copy_bytes: staging,
+    };
+    Ok((columns, shape))
+}
+
+/// A cache and its idle contexts.
+struct ContextPool<D: Driver> {
+    /// Registered rows of the store. Dropped before the cache.
+    registered: Mutex<Vec<GpuHostRows<D>>>,
+    cache: GpuCache<D>,
+    idle: Mutex<Vec<LookupContext<D>>>,
+    freed: Condvar,
+}
+
+/// A context in use. Dropping it puts the context back.
+struct InUse<'p, D: Driver> {
+    context: Option<LookupContext<D>>,
+    pool: &'p ContextPool<D>,
+}
+
+impl<D: Driver> ContextPool<D> {
+    /// Waits for an idle context.
+    fn take(&self) -> InUse<'_, D> {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.freed.wait_while(idle, |idle| idle.is_empty());
+        InUse { context: waited.unwrap_or_else(PoisonError::into_inner).pop(), pool: self }
+    }
+}
+
+impl<D: Driver> Drop for InUse<'_, D> {
+    fn drop(&mut self) {
+        self.pool.idle.lock().unwrap_or_else(PoisonError::into_inner).extend(self.context.take());
+        self.pool.freed.notify_one();
+    }
+}
+
+impl<D: Driver> AnyContextPool for ContextPool<D> {
+    fn embed(&self, batch: &Batch, fetch: Fetch<'_>, then: &mut dyn FnMut(&[f32])) -> Result<(), EmbedError> {
+        let mut in_use = self.take();
+        // `take` waits for a context, so there is one.
+        let Some(context) = &mut in_use.context else { return Ok(()) };
+        let fetch = |missing: &mut MissingRows<'_>| fetch(missing).map_err(EmbedError::Rejected);
+        then(self.cache.embed(context, batch, fetch)?);
+        Ok(())
+    }
+
+    fn warm(&self, rows: &mut dyn Iterator<Item = WarmRow<'_>>) -> Result<Warmed, GpuCacheError> {
+        self.cache.warm(rows)
+    }
+
+    fn point_at(&self, store: &EmbeddingStore) -> Result<usize, GpuCacheError> {
+        let mut registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
+        for (t, table) in store.tables().iter().enumerate().map(|(t, table)| (TableId(t as u32), table)) {
+            // Rows in other memory cannot be pointed at.
+            let memory = table.shared_rows().and_then(|rows| rows.downcast::<PinnedMemory<D>>().ok());
+            let Some(memory) = memory else { continue };
+            match self.cache.host_rows(store.version(), t, memory) {
+                Ok(rows) => registered.push(rows),
+                // Other tables can still be pointed at.
+                Err(GpuCacheError::SharedKeys { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(registered.len())
+    }
+
+    fn observe(&self, ids: u64, elapsed: Duration) {
+        self.cache.observe(ids, elapsed);
+    }
+
+    fn hot_rows(&self) -> Result<Vec<(TableId, u64)>, GpuCacheError> {
+        self.cache.hot_rows()
+    }
+
+    fn stats(&self) -> CacheStats {
+        self.cache.stats()
+    }
+}
