@@ -59,8 +59,21 @@ struct Segments {
     /// Live records in all segments.
     rows: u64,
     /// The segment that is being written, and how many of its places are used.
-    open: (u32, u32),
+    open: OpenSegment,
     free: Vec<u32>,
+}
+
+#[derive(Clone, Copy)]
+struct OpenSegment {
+    number: u32,
+    used: u32,
+}
+
+/// A row, and the place of a record of it.
+#[derive(Clone, Copy)]
+struct RowPlace {
+    row: u64,
+    place: u32,
 }
 
 impl Log {
@@ -77,7 +90,8 @@ impl Log {
         let rows_begin = begin + (rows * WORD_BYTES).next_multiple_of(PAGE_BYTES);
         let records = rows_begin + (places * WORD_BYTES).next_multiple_of(PAGE_BYTES);
         // The first write opens a segment.
-        let segments = Segments { live: Vec::new(), rows: 0, open: (0, segment as u32), free: Vec::new() };
+        let open = OpenSegment { number: 0, used: segment as u32 };
+        let segments = Segments { live: Vec::new(), rows: 0, open, free: Vec::new() };
         Ok(Some(Self {
             index: begin,
             rows: rows_begin,
@@ -145,24 +159,24 @@ impl Log {
     ) -> io::Result<()> {
         let mut numbers: Vec<u32> = Vec::new();
         while !rows.is_empty() {
-            if segments.open.1 == self.segment {
+            if segments.open.used == self.segment {
                 self.open(segments, stripes)?;
             }
-            let (open, used) = segments.open;
+            let OpenSegment { number, used } = segments.open;
             let count = rows.len().min((self.segment - used) as usize);
             let now = rows.split_off(..count).unwrap_or_default();
             let of_now = records.split_off(..count * self.width).unwrap_or_default();
             numbers.clear();
             numbers.extend(now.iter().map(|&row| row as u32));
-            let first = open * self.segment + used;
+            let first = number * self.segment + used;
             stripes.write(bytemuck::cast_slice(of_now), self.offset(u64::from(first)))?;
             stripes.write(bytemuck::cast_slice(&numbers), self.rows + u64::from(first) * WORD_BYTES)?;
-            segments.open.1 += count as u32;
+            segments.open.used += count as u32;
             for (at, (&row, place)) in now.iter().zip(first..).enumerate() {
                 if let Some(&next) = now.get(at + TURNS_AHEAD) {
                     self.prefetch(stripes, next);
                 }
-                self.publish(segments, stripes, (row, place))?;
+                self.publish(segments, stripes, RowPlace { row, place })?;
             }
         }
         Ok(())
@@ -173,7 +187,7 @@ impl Log {
         &self,
         segments: &mut Segments,
         stripes: &Stripes,
-        (row, place): (u64, u32),
+        RowPlace { row, place }: RowPlace,
     ) -> io::Result<()> {
         let old = self.place(stripes, row);
         let page = row / PAGE_PLACES;
@@ -189,7 +203,7 @@ impl Log {
                 let at = old / self.segment;
                 let live = &mut segments.live[at as usize];
                 *live -= 1;
-                if *live == 0 && at != segments.open.0 {
+                if *live == 0 && at != segments.open.number {
                     segments.free.push(at);
                 }
             }
@@ -199,7 +213,7 @@ impl Log {
 
     /// Opens a segment with free places.
     fn open(&self, segments: &mut Segments, stripes: &Stripes) -> io::Result<()> {
-        let full = segments.open.0 as usize;
+        let full = segments.open.number as usize;
         if segments.live.get(full) == Some(&0) {
             segments.free.push(full as u32);
         }
@@ -214,13 +228,13 @@ impl Log {
         });
         // Waits for readers that looked up a place in the segment before it was freed.
         drop(self.reuse.write().unwrap_or_else(PoisonError::into_inner));
-        segments.open = (open, 0);
+        segments.open = OpenSegment { number: open, used: 0 };
         if empties { self.empty(segments, stripes) } else { Ok(()) }
     }
 
     /// Appends the live records of the segment with the fewest of them to the open segment, which has room.
     fn empty(&self, segments: &mut Segments, stripes: &Stripes) -> io::Result<()> {
-        let others = (0..).zip(&segments.live).filter(|(at, _)| *at != segments.open.0);
+        let others = (0..).zip(&segments.live).filter(|(at, _)| *at != segments.open.number);
         let Some((victim, _)) = others.min_by_key(|(_, live)| **live) else { return Ok(()) };
         let first = victim * self.segment;
         let mut numbers = vec![0_u32; self.segment as usize];

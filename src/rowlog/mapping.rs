@@ -53,7 +53,7 @@ impl Mapping {
     }
 
     /// Requests the pages of these bytes from the disk. Only advice.
-    pub(crate) fn ask_for(&self, at: u64, bytes: usize) {
+    pub(crate) fn request(&self, at: u64, bytes: usize) {
         let _ = self.0.advise_range(Advice::WillNeed, at as usize, bytes);
     }
 

@@ -110,6 +110,13 @@ const SAMPLED_RUNS: RangeInclusive<usize> = 16..=256;
 const RUNS_AHEAD: usize = 8;
 const BYTES_AHEAD: usize = 2048;
 
+/// The rows of a request, and their records end to end.
+#[derive(Clone, Copy)]
+struct RowRecords<'a> {
+    rows: &'a [u64],
+    records: &'a [f32],
+}
+
 /// Tables in an unlinked file. Different threads may read and write different rows at once. The callers make
 /// sure that no row is written while another thread reads or writes it.
 #[derive(Debug)]
@@ -182,7 +189,7 @@ impl WorkingFile {
         let bytes = |run: &[Placed]| span(run) * size_of::<f32>();
         let is_short = |run: &&&[Placed]| bytes(run) < LONG_BYTES;
         let runs: Vec<&[Placed]> = of.runs(placed, READ_BYTES, gap).collect();
-        self.ask_for(runs.iter().filter(is_short).map(|run| (of.offset(run[0].place), bytes(run))));
+        self.request(runs.iter().filter(is_short).map(|run| (of.offset(run[0].place), bytes(run))));
         let mut staging = Vec::new();
         for (at, run) in runs.iter().enumerate() {
             if let Some(next) = runs.get(at + RUNS_AHEAD).filter(is_short) {
@@ -208,7 +215,7 @@ impl WorkingFile {
 
     /// Requests runs from the disk, each an offset and a length, if a sample of them is not in memory. The
     /// disk works on many requests at once, whereas a page fault waits for one page.
-    fn ask_for(&self, pieces: impl Iterator<Item = (u64, usize)> + Clone) {
+    fn request(&self, pieces: impl Iterator<Item = (u64, usize)> + Clone) {
         // A heuristic, so races between threads do not matter.
         let sampled = self.sampled.load(Ordering::Relaxed);
         if pieces.clone().step_by(sampled).all(|(offset, _)| self.stripes.in_memory(offset)) {
@@ -216,7 +223,7 @@ impl WorkingFile {
             return;
         }
         self.sampled.store(*SAMPLED_RUNS.start(), Ordering::Relaxed);
-        pieces.for_each(|(offset, bytes)| self.stripes.ask_for(offset, bytes));
+        pieces.for_each(|(offset, bytes)| self.stripes.request(offset, bytes));
     }
 
     /// Writes the records of these rows, ascending and distinct, given end to end in the order of `rows`. If
@@ -230,38 +237,36 @@ impl WorkingFile {
         let written = match of.layout() {
             Layout::Log(log) => log.write(&self.stripes, rows, records),
             Layout::Placed { order, written } => {
-                let placed = (0..).zip(rows);
-                let placed =
-                    placed.map(|(index, &row)| Placed { place: place_in(order.as_ref(), row), index });
-                let mut placed: Vec<_> = placed.collect();
-                self.write_placed(of, (written, rows), &mut placed, records)
+                let place = |row: &u64| place_in(order.as_ref(), *row);
+                let placed = rows.iter().enumerate();
+                let mut placed: Vec<_> =
+                    placed.map(|(index, row)| Placed { place: place(row), index }).collect();
+                of.runs(&mut placed, WRITE_BYTES, 0)
+                    .try_for_each(|run| self.write_run(of, written, run, RowRecords { rows, records }))
             }
         };
         written.map_err(|e| StoreError::at(&self.dir, e))
     }
 
-    /// Writes records to the fixed places of their rows.
-    fn write_placed(
+    /// Writes the records of a run of rows with fixed places.
+    fn write_run(
         &self,
         of: &WorkingRows,
-        (written, rows): (&Bitmap, &[u64]),
-        placed: &mut [Placed],
-        records: &[f32],
+        written: &Bitmap,
+        run: &[Placed],
+        RowRecords { rows, records }: RowRecords<'_>,
     ) -> io::Result<()> {
-        let (width, mut staging) = (of.width(), Vec::new());
-        for run in of.runs(placed, WRITE_BYTES, 0) {
-            if run.iter().all(|row| written.has(rows[row.index])) {
-                for row in run {
-                    self.stripes.store(&records[row.index * width..][..width], of.offset(row.place));
-                }
-                continue;
-            }
-            staging.clear();
-            run.iter().for_each(|row| staging.extend_from_slice(&records[row.index * width..][..width]));
-            self.stripes.write(bytemuck::cast_slice(&staging), of.offset(run[0].place))?;
-            // Marked after the write, because readers take marked rows from the file.
-            run.iter().for_each(|row| written.mark(rows[row.index]));
+        let width = of.width();
+        let record = |row: &Placed| &records[row.index * width..][..width];
+        if run.iter().all(|row| written.has(rows[row.index])) {
+            run.iter().for_each(|row| self.stripes.store(record(row), of.offset(row.place)));
+            return Ok(());
         }
+        let mut run_records = Vec::with_capacity(run.len() * width);
+        run.iter().for_each(|row| run_records.extend_from_slice(record(row)));
+        self.stripes.write(bytemuck::cast_slice(&run_records), of.offset(run[0].place))?;
+        // Marked after the write, because readers take marked rows from the file.
+        run.iter().for_each(|row| written.mark(rows[row.index]));
         Ok(())
     }
 

@@ -26,7 +26,22 @@ const BLOCK_BYTES: u64 = 1 << 20;
 
 /// Unlinked files that are read and written at offsets.
 #[derive(Debug)]
-pub(crate) struct Stripes(Vec<(File, Mapping)>);
+pub(crate) struct Stripes(Vec<Stripe>);
+
+/// One of the files.
+#[derive(Debug)]
+struct Stripe {
+    file: File,
+    mapping: Mapping,
+}
+
+/// A part of a range of bytes that is in one file.
+struct Part<'a> {
+    stripe: &'a Stripe,
+    /// Offset in the file.
+    at: u64,
+    bytes: usize,
+}
 
 impl Stripes {
     /// Creates the files in `dir`, for this many bytes; all are holes and take no disk space.
@@ -40,103 +55,103 @@ impl Stripes {
             // advice, so errors are ignored.
             let _ = fadvise(&file, 0, None, Advice::Random);
             let mapping = Mapping::of(&file).map_err(|e| StoreError::at(dir, e))?;
-            Ok((file, mapping))
+            Ok(Stripe { file, mapping })
         };
         (0..STRIPES).map(stripe).collect::<Result<_, _>>().map(Self)
     }
 
     /// Reads `bytes` from `offset`.
     pub(crate) fn read(&self, mut bytes: &mut [u8], offset: u64) -> io::Result<()> {
-        for ((file, _), at, len) in self.parts(offset..offset + bytes.len() as u64) {
+        for Part { stripe, at, bytes: len } in self.parts(offset..offset + bytes.len() as u64) {
             let part = bytes.split_off_mut(..len).unwrap_or_default();
-            file.read_exact_at(part, at)?;
+            stripe.file.read_exact_at(part, at)?;
         }
         Ok(())
     }
 
     /// Writes `bytes` at `offset`.
     pub(crate) fn write(&self, mut bytes: &[u8], offset: u64) -> io::Result<()> {
-        for ((file, _), at, len) in self.parts(offset..offset + bytes.len() as u64) {
+        for Part { stripe, at, bytes: len } in self.parts(offset..offset + bytes.len() as u64) {
             let part = bytes.split_off(..len).unwrap_or_default();
-            file.write_all_at(part, at)?;
+            stripe.file.write_all_at(part, at)?;
         }
         Ok(())
     }
 
     /// Copies words that were written before from byte `offset`, a multiple of 4.
     pub(crate) fn load(&self, mut words: &mut [f32], offset: u64) {
-        for ((_, mapping), at, len) in self.parts(offset..offset + size_of_val(words) as u64) {
-            mapping.load(words.split_off_mut(..len / size_of::<f32>()).unwrap_or_default(), at);
+        for Part { stripe, at, bytes } in self.parts(offset..offset + size_of_val(words) as u64) {
+            stripe.mapping.load(words.split_off_mut(..bytes / size_of::<f32>()).unwrap_or_default(), at);
         }
     }
 
     /// Overwrites words that were written before at byte `offset`, a multiple of 4.
     pub(crate) fn store(&self, mut words: &[f32], offset: u64) {
-        for ((_, mapping), at, len) in self.parts(offset..offset + size_of_val(words) as u64) {
-            mapping.store(words.split_off(..len / size_of::<f32>()).unwrap_or_default(), at);
+        for Part { stripe, at, bytes } in self.parts(offset..offset + size_of_val(words) as u64) {
+            stripe.mapping.store(words.split_off(..bytes / size_of::<f32>()).unwrap_or_default(), at);
         }
     }
 
     /// Whether the page of this byte is in memory; true if the file system cannot tell.
     pub(crate) fn in_memory(&self, offset: u64) -> bool {
-        let ((file, _), at) = self.place(offset);
-        let read = preadv2(file, &mut [IoSliceMut::new(&mut [0])], at, ReadWriteFlags::NOWAIT);
+        let (stripe, at) = self.place(offset);
+        let read = preadv2(&stripe.file, &mut [IoSliceMut::new(&mut [0])], at, ReadWriteFlags::NOWAIT);
         read != Err(Errno::AGAIN)
     }
 
     /// Requests bytes from the disk without waiting for them.
-    pub(crate) fn ask_for(&self, offset: u64, bytes: usize) {
-        for ((_, mapping), at, len) in self.parts(offset..offset + bytes as u64) {
-            mapping.ask_for(at, len);
+    pub(crate) fn request(&self, offset: u64, bytes: usize) {
+        for Part { stripe, at, bytes } in self.parts(offset..offset + bytes as u64) {
+            stripe.mapping.request(at, bytes);
         }
     }
 
     /// Prefetches bytes into the processor's cache.
     #[inline]
     pub(crate) fn prefetch(&self, offset: u64, bytes: usize) {
-        for ((_, mapping), at, len) in self.parts(offset..offset + bytes as u64) {
-            mapping.prefetch(at, len);
+        for Part { stripe, at, bytes } in self.parts(offset..offset + bytes as u64) {
+            stripe.mapping.prefetch(at, bytes);
         }
     }
 
     /// The word at byte `offset`, a multiple of 4, which was written before.
     #[inline]
     pub(crate) fn word(&self, offset: u64) -> u32 {
-        let ((_, mapping), at) = self.place(offset);
-        mapping.word(at)
+        let (stripe, at) = self.place(offset);
+        stripe.mapping.word(at)
     }
 
     /// Overwrites a word.
     #[inline]
     pub(crate) fn set_word(&self, offset: u64, word: u32) {
-        let ((_, mapping), at) = self.place(offset);
-        mapping.set_word(at, word);
+        let (stripe, at) = self.place(offset);
+        stripe.mapping.set_word(at, word);
     }
 
     /// The file of a byte, and its offset there.
     #[inline]
-    fn place(&self, offset: u64) -> (&(File, Mapping), u64) {
+    fn place(&self, offset: u64) -> (&Stripe, u64) {
         let (block, within) = (offset / BLOCK_BYTES, offset % BLOCK_BYTES);
         (&self.0[(block % STRIPES) as usize], block / STRIPES * BLOCK_BYTES + within)
     }
 
     /// The parts of a range: each one's file, offset there, and length.
     #[inline]
-    fn parts(&self, mut range: Range<u64>) -> impl Iterator<Item = (&(File, Mapping), u64, usize)> {
+    fn parts(&self, mut range: Range<u64>) -> impl Iterator<Item = Part<'_>> {
         std::iter::from_fn(move || {
             if range.is_empty() {
                 return None;
             }
-            let (file, at) = self.place(range.start);
-            let len = (BLOCK_BYTES - range.start % BLOCK_BYTES).min(range.end - range.start);
-            range.start += len;
-            Some((file, at, len as usize))
+            let (stripe, at) = self.place(range.start);
+            let bytes = (BLOCK_BYTES - range.start % BLOCK_BYTES).min(range.end - range.start);
+            range.start += bytes;
+            Some(Part { stripe, at, bytes: bytes as usize })
         })
     }
 
     #[cfg(test)]
     pub(crate) fn files(&self) -> impl Iterator<Item = &File> {
-        self.0.iter().map(|(file, _)| file)
+        self.0.iter().map(|stripe| &stripe.file)
     }
 }
 

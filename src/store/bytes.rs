@@ -1,7 +1,7 @@
 //! The bytes of a table: in memory of the process, or in a mapped file of a version.
 //!
-//! Owned memory comes from a [`HostMemory`]. [`PlainMemory`] is the ordinary one; it asks the system for huge pages,
-//! which double the rate of random row reads.
+//! Owned memory comes from a [`HostMemory`]. [`PlainMemory`] is the ordinary one; it asks the system for huge
+//! pages, which double the rate of random row reads.
 #![allow(unsafe_code)]
 
 use std::any::Any;

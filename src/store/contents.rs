@@ -41,8 +41,8 @@ pub enum Rows<'a> {
     Source(&'a dyn RowSource, TableId),
 }
 
-/// Tables that are read a chunk at a time because they may exceed memory, such as the trainer's working file. No row of
-/// a table may be written while one of these methods reads it.
+/// Tables that are read a chunk at a time because they may exceed memory, such as the trainer's working file.
+/// No row of a table may be written while one of these methods reads it.
 pub trait RowSource: fmt::Debug + Sync {
     /// The shape of a table.
     ///
@@ -50,8 +50,8 @@ pub trait RowSource: fmt::Debug + Sync {
     /// [`StoreError::Working`] when there is no such table.
     fn shape(&self, table: TableId) -> Result<SourceShape<'_>, StoreError>;
 
-    /// Calls `take` with the number of a chunk's first row and the records of the chunk, chunk after chunk in the order
-    /// of rows. A record is the weights of a row, then each of its states.
+    /// Calls `take` with the number of a chunk's first row and the records of the chunk, chunk after chunk in
+    /// the order of rows. A record is the weights of a row, then each of its states.
     ///
     /// # Errors
     /// [`StoreError::Working`] when there is no such table, errors of the file system, and those of `take`.

@@ -22,7 +22,8 @@
 //!                             row-major, without gaps; the file ends where the last one does
 //!
 //! header:       {"NAME": {"dtype": "F32", "shape": [ROWS, DIM], "data_offsets": [BEGIN, END]}, ...}
-//!               dtype is F32, F16 or U8; offsets count bytes from 8 + n; "__metadata__" (text to text) is allowed and ignored
+//!               dtype is F32, F16 or U8; offsets count bytes from 8 + n;
+//!               "__metadata__" (text to text) is allowed and ignored
 //! ```
 //!
 //! A table file holds `weight` first, so that rows begin on a page, and then one F32 tensor per kind of

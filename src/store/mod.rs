@@ -59,6 +59,7 @@ impl EmbeddingStore {
         Self { version, tables, on_disk: false }
     }
 
+    /// The version whose rows these are.
     #[must_use]
     pub fn version(&self) -> Version {
         self.version
@@ -132,6 +133,7 @@ impl EmbeddingStore {
         Ok(Self { version: self.version, tables, on_disk: false })
     }
 
+    /// The tables, in the order of the schema.
     #[must_use]
     pub fn into_tables(self) -> Vec<Table> {
         self.tables
@@ -160,7 +162,11 @@ pub enum StoreError {
     MissingFile { path: PathBuf },
     #[error("{}: lists {file:?}, which is not a file of this schema", path.display())]
     UnexpectedFile { path: PathBuf, file: String },
-    #[error("{}: {}: expected {expected} bytes, got {got}", path.display(), if got < expected { "truncated" } else { "too long" })]
+    #[error(
+        "{}: {}: expected {expected} bytes, got {got}",
+        path.display(),
+        if got < expected { "truncated" } else { "too long" }
+    )]
     Size { path: PathBuf, expected: u64, got: u64 },
     #[error("{}: corrupt: expected checksum {expected}, got {got}", path.display())]
     Checksum { path: PathBuf, expected: Checksum, got: Checksum },

@@ -1,8 +1,8 @@
 //! One embedding table: its rows and the optimizer state of each row, in memory or in a mapped file.
 //!
-//! Rows are numbered from 0 and stored end to end, so the offset of a row is one multiplication, and a version is
-//! served from its mapped file without a copy. A table in training holds f32. A table of a version may hold another
-//! element type; its rows were encoded when the version was written and are read-only.
+//! Rows are numbered from 0 and stored end to end, so the offset of a row is one multiplication, and a
+//! version is served from its mapped file without a copy. A table in training holds f32. A table of a version
+//! may hold another element type; its rows were encoded when the version was written and are read-only.
 
 use std::any::Any;
 use std::hint::black_box;
@@ -201,16 +201,19 @@ impl Table {
         self.weight.shared()
     }
 
+    /// Number of rows.
     #[must_use]
     pub fn rows(&self) -> u64 {
         self.rows
     }
 
+    /// Elements of a row.
     #[must_use]
     pub fn dim(&self) -> usize {
         self.dim
     }
 
+    /// Type of the elements.
     #[must_use]
     pub fn element(&self) -> Element {
         self.element

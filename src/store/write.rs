@@ -266,12 +266,12 @@ impl NewFile<'_> {
     }
 }
 
-/// Checks that [`write()`] can make a version of model `name` in the directory `models`, by making and removing a staging
-/// directory. Leaves no directory of the model that was not there before.
+/// Checks that [`write()`] can make a version of model `name` in the directory `models`, by making and
+/// removing a staging directory. Leaves no directory of the model that was not there before.
 ///
 /// # Errors
 /// [`StoreError`].
-pub fn check_writable(models: &Path, name: &str) -> Result<(), StoreError> {
+pub(crate) fn check_writable(models: &Path, name: &str) -> Result<(), StoreError> {
     check_name("model", name)?;
     let model = models.join(name);
     let existed = model.is_dir();

@@ -1,10 +1,11 @@
 //! The quality of scores against labels: AUC, log loss and normalized entropy.
 //!
-//! The trainer evaluates logits ([`Quality::of_logits`]); a client has only the f32 probabilities that a server returns
-//! ([`Quality::of`]). Both rank the f32 probabilities, so both get the same AUC. The log loss of the trainer is exact for
-//! any logit. That of a client has the error of rounding the probability: it agrees to about 7 digits for ordinary
-//! scores, but a logit above 17 rounds to a probability of exactly 1, whose loss for a sample without a click is infinite.
-//! Such a loss is reported as infinite and counted ([`Quality::infinite`]); no finite number would be true.
+//! The trainer evaluates logits ([`Quality::of_logits`]); a client has only the f32 probabilities that a
+//! server returns ([`Quality::of`]). Both rank the f32 probabilities, so both get the same AUC. The log loss
+//! of the trainer is exact for any logit. That of a client has the error of rounding the probability: it
+//! agrees to about 7 digits for ordinary scores, but a logit above 17 rounds to a probability of exactly 1,
+//! whose loss for a sample without a click is infinite. Such a loss is reported as infinite and counted
+//! ([`Quality::infinite`]); no finite number would be true.
 
 use crate::model::loss::{binary_cross_entropy, sigmoid};
 
@@ -40,6 +41,7 @@ impl Quality {
     pub fn of_logits(logits: &[f32], labels: &[f32]) -> Self {
         let losses = logits.iter().zip(labels).map(|(&logit, &label)| match (logit, is_click(label)) {
             (f32::INFINITY, true) | (f32::NEG_INFINITY, false) => 0.0,
+            (f32::INFINITY, false) | (f32::NEG_INFINITY, true) => f64::INFINITY,
             (logit, click) => binary_cross_entropy(f64::from(logit), if click { 1.0 } else { 0.0 }),
         });
         let probabilities: Vec<f32> = logits.iter().map(|&logit| sigmoid(logit)).collect();
@@ -72,7 +74,8 @@ fn is_click(label: f32) -> bool {
     label > 0.5
 }
 
-/// The Mann-Whitney statistic: the share of (click, no click) pairs that the scores rank correctly; a tie counts half.
+/// The Mann-Whitney statistic: the share of (click, no click) pairs that the scores rank correctly; a tie
+/// counts half.
 fn auc(probabilities: &[f32], labels: &[f32], clicks: usize) -> f64 {
     let mut sorted: Vec<(f32, bool)> =
         probabilities.iter().zip(labels).map(|(&p, &y)| (p, is_click(y))).collect();

@@ -161,8 +161,8 @@ pub fn run_epoch(
     Ok(samples)
 }
 
-/// Scores every sample of `reader` and compares the scores with the labels. `score` writes the logits of a batch, such as
-/// [`ReferenceTrainer::logits`]. `None` when labels are missing.
+/// Scores every sample of `reader` and compares the scores with the labels. `score` writes the logits of a
+/// batch, such as [`ReferenceTrainer::logits`]. `None` when labels are missing.
 ///
 /// # Errors
 /// [`TrainError`].

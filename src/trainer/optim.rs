@@ -31,7 +31,8 @@ pub struct Optimizer {
     pub kind: Kind,
     /// Learning rate.
     pub lr: f64,
-    /// Added to denominators. It must be positive in f32, so that a zero gradient with zero state changes nothing.
+    /// Added to denominators. It must be positive in f32, so that a zero gradient with zero state changes
+    /// nothing.
     pub eps: f64,
     /// Adam's decay rates, each at least 0 and below 1. The other formulas ignore them.
     pub betas: Betas,
@@ -100,8 +101,8 @@ impl Kind {
         }
     }
 
-    /// The default eps: PyTorch's for Adam (1e-8) and Adagrad (1e-10). Row-wise Adagrad uses Adagrad's, because its
-    /// dense weights do; FBGEMM's own default is 1e-8.
+    /// The default eps: PyTorch's for Adam (1e-8) and Adagrad (1e-10). Row-wise Adagrad uses Adagrad's,
+    /// because its dense weights do; FBGEMM's own default is 1e-8.
     #[must_use]
     pub(crate) const fn default_eps(self) -> f64 {
         match self {

@@ -63,6 +63,7 @@ impl ReferenceTrainer {
         &self.tables
     }
 
+    /// The tables.
     #[must_use]
     pub fn into_tables(self) -> Vec<Table> {
         self.tables

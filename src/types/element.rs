@@ -18,8 +18,8 @@
 //!
 //! The bytes can differ from FBGEMM's. Here the range, the scale and the steps are computed in f64 and
 //! rounded once, ties to even. FBGEMM computes them in f32, and a step as `(x - bias) * (255 / (range +
-//! 1e-8))`. So the scale can differ by one unit in the last place and a step by 1 (or more, if the range is near 1e-8). FBGEMM also does not pad
-//! the steps to 4 bytes.
+//! 1e-8))`. So the scale can differ by one unit in the last place and a step by 1 (or more, if the range is
+//! near 1e-8). FBGEMM also does not pad the steps to 4 bytes.
 //!
 //! Rows are encoded once, when a version is written. An element that is not finite, or that would not read
 //! back as finite, is refused.

@@ -2,140 +2,21 @@
 //! version before it is used.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+pub mod footprint;
+mod sample;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use flechette::rowlog::{Uniform, table_code};
-use flechette::schema::{self, Architecture, Schema};
+use flechette::rowlog::Uniform;
 use flechette::store;
 use flechette::store::format::Dtype;
-use flechette::store::{Contents, DenseTensor, EmbeddingStore, Opened, PlainMemory, Rows, StoreError, Table};
+use flechette::store::{EmbeddingStore, PlainMemory, StoreError, Table};
 use flechette::types::{Element, TableId, Version};
 use proptest::prelude::*;
 
-/// The contents of a version, owned.
-#[derive(Debug)]
-pub struct Sample {
-    pub schema: Schema,
-    pub dense: Vec<(String, Vec<usize>, Vec<f32>)>,
-    pub tables: Vec<Table>,
-    pub metadata: BTreeMap<String, String>,
-}
-
-impl Sample {
-    /// Two f32 tables, one f16, one int8, all with optimizer state, and two dense tensors; all values are
-    /// drawn from the seed.
-    pub fn of(seed: u64) -> Self {
-        let sizes =
-            [(3, 4, Element::F32), (40, 2, Element::F32), (7, 5, Element::F16), (9, 6, Element::Int8)];
-        let mut sample = Self::zeroed(&sizes, &[("sum", false), ("step", true)]);
-        let mut next = {
-            let mut row = 0;
-            move |out: &mut [f32]| {
-                row += 1;
-                Uniform { seed, table_code: table_code("sample"), bound: 1.0 }.row(row, out);
-            }
-        };
-        for table in &mut sample.tables {
-            let (rows, states) = table.parts_mut().unwrap();
-            next(rows);
-            states.iter_mut().for_each(|state| next(state.rows_mut().unwrap()));
-        }
-        for (name, shape) in [("deep.0.weight", vec![3, 5]), ("deep.0.bias", vec![5])] {
-            let mut values = vec![0.0; shape.iter().product()];
-            next(&mut values);
-            sample.dense.push((name.to_owned(), shape, values));
-        }
-        sample.metadata.insert("seed".to_owned(), seed.to_string());
-        sample
-    }
-
-    fn zeroed(sizes: &[(u64, usize, Element)], states: &[(&str, bool)]) -> Self {
-        let name = |i: usize| format!("t{i}");
-        let table = |(i, &(rows, dim, element))| schema::Table {
-            name: name(i),
-            rows,
-            dim,
-            element,
-            ..Default::default()
-        };
-        let feature = |i| schema::Feature {
-            name: format!("f{i}"),
-            table: name(i),
-            wide_table: None,
-            arity: Default::default(),
-            pooling: Default::default(),
-            hash: None,
-        };
-        let schema = Schema {
-            architecture: Architecture::Dcn { cross_layers: 1, deep: vec![4] },
-            loss: Default::default(),
-            dense: vec![schema::DenseFeature { name: "d".to_owned(), transform: Default::default() }],
-            features: (0..sizes.len()).map(feature).collect(),
-            tables: sizes.iter().enumerate().map(table).collect(),
-        };
-        let zeroed = |&(rows, dim, _): &(u64, usize, Element)| {
-            let states: Vec<_> =
-                states.iter().map(|&(name, one)| (name, if one { 1 } else { dim })).collect();
-            Table::zeroed(&PlainMemory, rows, dim, &states).unwrap()
-        };
-        let tables = sizes.iter().map(zeroed).collect();
-        Self { schema, dense: Vec::new(), tables, metadata: BTreeMap::new() }
-    }
-
-    pub fn write(&self, models: &Path, name: &str) -> Result<Version, StoreError> {
-        let dense = self.dense.iter();
-        let dense = dense.map(|(name, shape, values)| DenseTensor {
-            name: name.clone(),
-            shape: shape.clone(),
-            values,
-        });
-        let contents = Contents {
-            model_toml: &toml::to_string(&self.schema).unwrap(),
-            dense: dense.collect(),
-            tables: self.tables.iter().map(Rows::from).collect(),
-            metadata: self.metadata.clone(),
-        };
-        store::write(models, name, &contents)
-    }
-
-    /// Equal to the bit, including NaN and -0.0. Rows that are not f32 equal the encoded ones and have no
-    /// state.
-    pub fn assert_is(&self, opened: &Opened) {
-        assert_eq!(opened.schema, self.schema);
-        assert_eq!(opened.metadata, self.metadata);
-        assert_eq!(opened.dense.len(), self.dense.len());
-        for (name, shape, values) in &self.dense {
-            assert_eq!(opened.dense[name].shape(), shape);
-            assert_eq!(bits(opened.dense[name].values()), bits(values));
-        }
-        assert_eq!(opened.store.tables().len(), self.tables.len());
-        for ((read, written), declared) in
-            opened.store.tables().iter().zip(&self.tables).zip(&self.schema.tables)
-        {
-            assert_eq!((read.rows(), read.dim()), (written.rows(), written.dim()));
-            assert_eq!(read.element(), declared.element);
-            if declared.element != Element::F32 {
-                let encoded = written.encoded(declared.element, &PlainMemory).unwrap();
-                assert_eq!(read.as_bytes(), encoded.as_bytes());
-                assert!(read.states().is_empty());
-                continue;
-            }
-            assert_eq!(bits(read.values().unwrap()), bits(written.values().unwrap()));
-            assert_eq!(read.states().len(), written.states().len());
-            for (read, written) in read.states().iter().zip(written.states()) {
-                assert_eq!((read.name(), read.width()), (written.name(), written.width()));
-                assert_eq!(bits(read.as_slice()), bits(written.as_slice()));
-            }
-        }
-    }
-}
-
-fn bits(values: &[f32]) -> Vec<u32> {
-    values.iter().map(|x| x.to_bits()).collect()
-}
+pub use sample::Sample;
 
 /// Every file of a version, by its path.
 fn files_of(version: &Path) -> Vec<PathBuf> {
@@ -600,65 +481,4 @@ fn published_files_are_read_only() {
     for path in files_of(&dir.path().join("m/2")) {
         assert!(fs::metadata(&path).unwrap().permissions().readonly(), "{}", path.display());
     }
-}
-
-const CHILD: &str = "FLECHETTE_TEST_STORE_MEMORY";
-
-/// A line of `/proc/self/status`, in bytes.
-pub fn memory(line: &str) -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let value = status.lines().find_map(|l| l.strip_prefix(line)?.strip_prefix(':')).unwrap();
-    value.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
-}
-
-/// Not a test by itself: the next test runs it in a process of its own and measures the memory of that.
-#[test]
-fn child_that_writes_and_opens_a_large_version() {
-    let Some(models) = std::env::var_os(CHILD) else { return };
-    let models = Path::new(&models);
-    let mut sample = Sample::zeroed(&[(1 << 20, 24, Element::F32)], &[("sum", false)]);
-    let (rows, states) = sample.tables[0].parts_mut().unwrap();
-    rows.fill(0.5);
-    states[0].rows_mut().unwrap().fill(2.0);
-    let (large, slack) = (sample.tables[0].bytes(), 24 << 20);
-    assert_eq!(large, 192 << 20);
-
-    let before = memory("VmRSS");
-    sample.write(models, "m").unwrap();
-    let peak = memory("VmHWM");
-    assert!(peak < before + slack, "writing took {} bytes", peak - before);
-
-    let anonymous = memory("RssAnon");
-    let opened = store::open(models, "m", Version(1)).unwrap();
-    assert_eq!(opened.store.row(TableId(0), (1 << 20) - 1), Some(bytemuck::cast_slice(&[0.5_f32; 24])));
-    assert!(memory("RssAnon") < anonymous + slack, "the rows were copied");
-    let peak = memory("VmHWM");
-    assert!(
-        peak < before + large + slack,
-        "opening took {} bytes more than the mapping",
-        peak - before - large
-    );
-    println!("measured");
-}
-
-#[test]
-fn writing_and_checking_a_table_need_far_less_memory_than_the_table() {
-    let dir = tempfile::tempdir().unwrap();
-    measured_alone("store::child_that_writes_and_opens_a_large_version", CHILD, dir.path());
-}
-
-/// Runs a test in a process of its own, which learns the directory from `variable`, and checks that it
-/// printed `measured`.
-pub fn measured_alone(test: &str, variable: &str, dir: &Path) {
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
-        .env(variable, dir)
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&child.stdout);
-    assert!(
-        child.status.success() && said.contains("measured"),
-        "{said}{}",
-        String::from_utf8_lossy(&child.stderr)
-    );
 }

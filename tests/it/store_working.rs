@@ -13,7 +13,7 @@ use flechette::store;
 use flechette::store::{Contents, Rows};
 use flechette::types::TableId;
 
-use crate::store::{measured_alone, memory};
+use crate::store::footprint::{measured_alone, memory};
 
 const CHILD: &str = "FLECHETTE_TEST_WORKING_MEMORY";
 const ROWS: u64 = 1 << 20;

@@ -1,7 +1,8 @@
-//! The syncs of [`SystemDisk`] reach the kernel. Tests of the writer only record syncs, so they cannot show that.
+//! The syncs of [`SystemDisk`] reach the kernel. Tests of the writer only record syncs, so they cannot show
+//! that.
 //!
-//! `fsync` on `/dev/null` and on a directory of `/proc` fails with `EINVAL`, because they have nothing to sync. A sync
-//! that makes no system call would succeed.
+//! `fsync` on `/dev/null` and on a directory of `/proc` fails with `EINVAL`, because they have nothing to
+//! sync. A sync that makes no system call would succeed.
 
 use super::*;
 

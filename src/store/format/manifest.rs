@@ -19,6 +19,7 @@ pub(crate) const MAX_MANIFEST_BYTES: u64 = 16 << 20;
 pub struct Checksum(pub u128);
 
 impl Checksum {
+    /// Hashes these bytes.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
         Self(xxh3_128(bytes))

@@ -134,7 +134,7 @@ fn a_header_length_past_the_limit_or_the_file_is_refused_before_it_is_read() {
 
 #[test]
 fn a_manifest_of_a_later_format_is_refused_by_its_number() {
-    let later = br#"{"format": 2, "later": "unknown}"#;
+    let later = br#"{"format": 2, "later": "unknown"}"#;
     assert!(matches!(Manifest::parse(later).unwrap_err(), FormatError::Version(2)));
 }
 

@@ -58,6 +58,7 @@ use crate::model::Model;
 use crate::trainer::pipeline::slots::Claim;
 use crate::types::{Batch, TableId};
 use rows::RowGradients;
+use window::RecordSpan;
 pub(crate) use window::Window;
 
 pub(crate) const MOST_REPLICAS: usize = 64;
@@ -79,7 +80,7 @@ pub(crate) struct Replicas {
     /// The places of the rows of the whole batch, and at lambda = 1 their gradients summed over the replicas.
     whole: RowGradients,
     /// Records that some replica may have updated since the last average.
-    apart: Vec<(usize, usize)>,
+    apart: Vec<RecordSpan>,
 }
 
 /// What a replica has besides its [`TrainState`].
@@ -191,9 +192,10 @@ impl Replicas {
         let means: Vec<Vec<f32>> = blocks().map(|records| means(replicas, records)).collect();
         replicas.par_iter_mut().for_each(|Replica { cache, .. }| {
             for (records, mut means) in apart.chunks(AVERAGED).zip(means.iter().map(|means| &means[..])) {
-                for &(at, words) in records {
-                    let mean = means.split_off(..words).unwrap_or_default();
-                    cache[at..at + words].copy_from_slice(mean);
+                for record in records {
+                    let range = record.range();
+                    let mean = means.split_off(..range.len()).unwrap_or_default();
+                    cache[range].copy_from_slice(mean);
                 }
             }
         });
@@ -204,8 +206,8 @@ impl Replicas {
     pub(crate) fn show(&self, window: &Window, cast: &PreparedBatch, watch: &mut dyn StepObserver) {
         for (casted, t) in cast.casting.tables().iter().zip(0..) {
             for (&row, &place) in casted.rows().iter().zip(self.whole.places(t)) {
-                let (at, words) = window.record(t, place);
-                watch.row(TableId(t as u32), row, &self.first_cache()[at..at + words]);
+                let record = &self.first_cache()[window.record(t, place).range()];
+                watch.row(TableId(t as u32), row, record);
             }
         }
     }
@@ -275,8 +277,8 @@ fn reduce(first: &mut TrainState, others: &mut [TrainState]) {
 }
 
 /// The means of these records over all replicas, end to end.
-fn means(replicas: &[Replica], records: &[(usize, usize)]) -> Vec<f32> {
-    let words = records.iter().flat_map(|&(at, words)| at..at + words);
+fn means(replicas: &[Replica], records: &[RecordSpan]) -> Vec<f32> {
+    let words = records.iter().flat_map(|record| record.range());
     let mean = |at: usize| {
         let copies = replicas.iter().map(|replica| f64::from(replica.cache[at]));
         (copies.reduce(|sum, copy| sum + copy).unwrap_or_default() / replicas.len() as f64) as f32

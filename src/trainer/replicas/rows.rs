@@ -6,7 +6,7 @@
 
 use rayon::prelude::*;
 
-use super::window::Window;
+use super::window::{CachedMut, RecordSpan, Window};
 use crate::compute::vectorise;
 use crate::trainer::casting::Casting;
 use crate::trainer::optim::Step;
@@ -18,12 +18,12 @@ const SUMMED_ROWS: usize = 512;
 /// Gradients of some rows of a window.
 #[derive(Default)]
 pub(crate) struct RowGradients {
-    tables: Vec<OfTable>,
+    tables: Vec<TableGradients>,
 }
 
 /// The gradients of one table.
 #[derive(Default)]
-struct OfTable {
+struct TableGradients {
     /// Places of the rows in the window, ascending.
     places: Vec<u32>,
     /// Elements of a gradient.
@@ -35,7 +35,7 @@ struct OfTable {
 impl RowGradients {
     /// Finds the places of the rows that a batch, or a part of one, uses, and makes room for their gradients.
     pub(crate) fn place(&mut self, window: &Window, casting: &Casting, shapes: &[RecordShape]) {
-        self.tables.resize_with(shapes.len(), OfTable::default);
+        self.tables.resize_with(shapes.len(), TableGradients::default);
         self.tables.par_iter_mut().zip(shapes).enumerate().for_each(|(t, (table, shape))| {
             window.place(t, casting, &mut table.places);
             table.dim = shape.dim;
@@ -55,11 +55,12 @@ impl RowGradients {
 
     /// Sums `parts` in their order. The rows here must be the union of theirs.
     pub(crate) fn sum(&mut self, parts: &[&Self]) {
-        let blocks = self.tables.iter_mut().enumerate().flat_map(|(t, OfTable { places, dim, values })| {
-            let (rows, elements) = (places.chunks(SUMMED_ROWS), values.chunks_mut(SUMMED_ROWS * *dim));
-            let dim = *dim;
-            rows.zip(elements).map(move |(places, values)| (t, dim, places, values))
-        });
+        let blocks =
+            self.tables.iter_mut().enumerate().flat_map(|(t, TableGradients { places, dim, values })| {
+                let (rows, elements) = (places.chunks(SUMMED_ROWS), values.chunks_mut(SUMMED_ROWS * *dim));
+                let dim = *dim;
+                rows.zip(elements).map(move |(places, values)| (t, dim, places, values))
+            });
         let blocks: Vec<_> = blocks.collect();
         blocks.into_par_iter().for_each(|(t, dim, places, values)| {
             let mut parts: Vec<_> = parts.iter().map(|part| part.tables[t].from(places[0])).collect();
@@ -68,9 +69,9 @@ impl RowGradients {
     }
 
     /// Updates the rows in a cache, one table per job.
-    pub(crate) fn update(&self, cached: Vec<(&mut [f32], usize)>, shapes: &[RecordShape], step: &Step<f32>) {
+    pub(crate) fn update(&self, cached: Vec<CachedMut<'_>>, shapes: &[RecordShape], step: &Step<f32>) {
         let tables = cached.into_par_iter().zip(&self.tables).zip(shapes);
-        tables.for_each(|(((records, words), table), shape)| {
+        tables.for_each(|((CachedMut { records, words }, table), shape)| {
             vectorise(|| {
                 for (&place, grad) in table.places.iter().zip(table.values.chunks_exact(table.dim)) {
                     let record = &mut records[place as usize * words..][..words];
@@ -85,13 +86,13 @@ impl RowGradients {
     }
 
     /// Where the record of each row is in a cache.
-    pub(crate) fn records<'a>(&'a self, window: &'a Window) -> impl Iterator<Item = (usize, usize)> + 'a {
+    pub(crate) fn records<'a>(&'a self, window: &'a Window) -> impl Iterator<Item = RecordSpan> + 'a {
         let tables = self.tables.iter().enumerate();
         tables.flat_map(move |(t, table)| table.places.iter().map(move |&place| window.record(t, place)))
     }
 }
 
-impl OfTable {
+impl TableGradients {
     /// The places and gradients from this place on.
     fn from(&self, place: u32) -> (&[u32], &[f32]) {
         let at = self.places.partition_point(|&other| other < place);

@@ -5,17 +5,40 @@
 //! numbers without lookups: the rows of the window and of a batch are both sorted, and one walk along both
 //! gives the places.
 
+use std::ops::Range;
+
 use crate::trainer::casting::Casting;
 use crate::trainer::pipeline::item::PreparedBatch;
 use crate::trainer::pipeline::slots::{Claim, NotClaimed, Slots};
 
 /// The distinct rows of a window.
 pub(crate) struct Window {
-    tables: Vec<Rows>,
+    tables: Vec<WindowTable>,
+}
+
+/// Where a record is in a cache.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct RecordSpan {
+    start: usize,
+    words: usize,
+}
+
+impl RecordSpan {
+    /// The elements of the record.
+    pub(crate) fn range(self) -> Range<usize> {
+        self.start..self.start + self.words
+    }
+}
+
+/// The records of a table in a cache, to update.
+pub(crate) struct CachedMut<'a> {
+    pub records: &'a mut [f32],
+    /// f32 elements of a record.
+    pub words: usize,
 }
 
 /// The rows of one table.
-struct Rows {
+struct WindowTable {
     /// Ascending.
     rows: Vec<u64>,
     /// The slot of each row in the scratchpad.
@@ -28,7 +51,7 @@ struct Rows {
     start: usize,
 }
 
-impl Rows {
+impl WindowTable {
     fn end(&self) -> usize {
         self.start + self.rows.len() * self.words
     }
@@ -63,7 +86,7 @@ impl Window {
             rows.sort_unstable();
             rows.dedup();
             let (rows, slots) = rows.into_iter().unzip();
-            let rows = Rows { rows, slots, class, words, start };
+            let rows = WindowTable { rows, slots, class, words, start };
             start = rows.end();
             rows
         });
@@ -80,7 +103,7 @@ impl Window {
 
     /// Copies the claimed rows into a cache.
     pub(crate) fn read(&self, claims: &[Claim<'_>], cache: &mut Vec<f32>) {
-        cache.resize(self.tables.last().map_or(0, Rows::end), 0.0);
+        cache.resize(self.tables.last().map_or(0, WindowTable::end), 0.0);
         for (rows, claim) in self.tables.iter().zip(claims) {
             claim.read(&mut cache[rows.start..rows.end()]);
         }
@@ -107,9 +130,9 @@ impl Window {
 
     /// Where the record at this place of table `t` is in a cache.
     #[inline]
-    pub(crate) fn record(&self, t: usize, place: u32) -> (usize, usize) {
-        let Rows { start, words, .. } = self.tables[t];
-        (start + place as usize * words, words)
+    pub(crate) fn record(&self, t: usize, place: u32) -> RecordSpan {
+        let WindowTable { start, words, .. } = self.tables[t];
+        RecordSpan { start: start + place as usize * words, words }
     }
 
     /// The records of table `t` in a cache.
@@ -119,10 +142,10 @@ impl Window {
     }
 
     /// The records of each table in a cache.
-    pub(crate) fn tables_of<'a>(&self, mut cache: &'a mut [f32]) -> Vec<(&'a mut [f32], usize)> {
+    pub(crate) fn tables_of<'a>(&self, mut cache: &'a mut [f32]) -> Vec<CachedMut<'a>> {
         let cut = self.tables.iter().map(|rows| {
             let records = cache.split_off_mut(..rows.end() - rows.start).unwrap_or_default();
-            (records, rows.words)
+            CachedMut { records, words: rows.words }
         });
         cut.collect()
     }
