@@ -60,7 +60,7 @@ pub enum RowError {
     NotFinite { element: usize, got: f32 },
     #[error("element {element}: {got} is past {}, the largest f16", f16::MAX)]
     PastF16 { element: usize, got: f32 },
-    #[error("elements from {least} to {greatest}: too far apart for a scale of int8 in f32")]
+    #[error("elements from {least} to {greatest}: too far apart for the f32 scale of int8")]
     PastInt8 { least: f32, greatest: f32 },
 }
 
