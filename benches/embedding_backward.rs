@@ -1,17 +1,19 @@
-//! The backward pass of the embeddings: casting and one gather-reduce fused with the optimizer, against expand and coalesce
-//! as frameworks have it (Tensor Casting, sections III-B and IV; figures 12 and 13), on its models RM1 to RM4.
+//! The backward pass of the embeddings: casting with one gather-reduce fused with the optimizer, compared
+//! with the expand and coalesce of frameworks (Tensor Casting, sections III-B and IV; figures 12 and 13), on
+//! the paper's models RM1 to RM4.
 //!
-//! Expand copies each pooled gradient to every row that was gathered for it; coalesce sorts the rows, and adds the copies of
-//! each one up; then the optimizer updates the rows. Casting sorts too, but the pairs of row and sample: the gradients are
-//! gathered where they lie. Both start from the batch and the gradients of the pooled vectors, and end with the same updated rows:
-//! to the bit, which is checked before anything is measured.
+//! Expand copies each pooled gradient to every row that was gathered for it. Coalesce sorts the rows and sums
+//! the copies of each. Then the optimizer updates the rows. Casting sorts too, but pairs of row and sample;
+//! gradients are then gathered from where they are. Both sides start from the batch and the gradients of the
+//! pooled vectors, and end with the same updated rows, to the bit; that is checked before measuring.
 //!
-//! "CastedIndex before" has the casted index made before, as the pipeline's Plan does beside the step before: what is left is the
-//! gather-reduce. "Whole step" (figure 13) is all that a step takes, with the dense layers of the model: rows gathered and
-//! pooled, forward, loss, backward, dense gradients, which both sides do alike, and then each its own backward of the
-//! embeddings, casting and all.
+//! "casted before" leaves casting out, because the pipeline's Plan casts a batch during an earlier step: the
+//! gather-reduce remains. "whole step" (figure 13) is a whole step with the dense layers: gather and pool,
+//! forward, loss, backward and dense gradients, which are the same code on both sides, and then each side's
+//! backward pass of the embeddings.
 //!
-//! `--rows N` of a table (100,000), `--batch N` (1024), `--threads N` (2), `--skew uniform|low|medium|high`, `--only RM1`, `--json`.
+//! Options: `--rows N` per table (100,000), `--batch N` (1024), `--threads N` (2), `--skew
+//! uniform|low|medium|high`, `--only RM1`, `--json`.
 
 mod harness;
 
@@ -29,13 +31,13 @@ use flechette::types::Batch;
 use harness::replay;
 use harness::{Draw, Options, Report};
 
-/// A model of Tensor Casting's table II.
+/// A model of table II of Tensor Casting.
 struct Rm {
     name: &'static str,
     tables: usize,
-    /// A table.
+    /// Ids per sample and table.
     gathers: usize,
-    /// Hidden sizes; the last layers, to the dim and to one logit, are implied.
+    /// Hidden sizes, without the last layers (to the dim, and to one logit).
     bottom: &'static [usize],
     top: &'static [usize],
 }
@@ -77,7 +79,7 @@ fn run(options: &Options) -> anyhow::Result<()> {
                     let mut case = Case::new(&rm, kind, options)?;
                     case.check()?;
                     let pairs = case.measure(part, options);
-                    // The paper's is 1.6 to 2.1 times on its processor; here it is a goal of our own.
+                    // The paper reports ratios of 1.6 to 2.1 on its processor; our own goal is to be faster.
                     report.add(setting, &pairs, Some(1.0));
                 }
             }
@@ -111,9 +113,8 @@ impl Case {
         let shape = |multi_hot| SyntheticShape { tables, rows, dense: 13, multi_hot };
         let mut schema = synthetic(ArchKind::Dlrm, DIM, shape(Some(gathers as u32)));
         schema.architecture = Architecture::Dlrm { bottom: bottom.to_vec(), top: top.to_vec() };
-        let batch =
-            batch(&schema, &synthetic(ArchKind::Dlrm, DIM, shape(None)), (samples, gathers), options)?;
-        let optimizer = Optimizer { kind, lr: 0.01, eps: 1e-10 };
+        let batch = batch(&schema, &synthetic(ArchKind::Dlrm, DIM, shape(None)), (samples, gathers), options)?;
+        let optimizer = Optimizer::new(kind, 0.01);
         let learner = || flechette::trainer::initialise(&schema, optimizer, 0);
         let (ours, theirs) = (learner()?, learner()?.into_tables());
         let (weights, ours) = (ours.weights().clone(), ours.into_tables());
@@ -152,7 +153,7 @@ impl Case {
         theirs.par_iter_mut().zip(expanded).zip(lookups).for_each(|((table, expanded), lookup)| {
             expanded.expand(batch, lookup, tapes);
             expanded.coalesce();
-            // Tables of our own have both; `check` has seen that they are updated.
+            // Tables in owned memory have both; `check` has verified that they are updated.
             let Some((weights, states)) = table.parts_mut() else { return };
             let mut states: Vec<&mut [f32]> = states.iter_mut().filter_map(|s| s.rows_mut()).collect();
             for (&row, grad) in expanded.rows.iter().zip(expanded.sums.chunks_exact(DIM)) {
@@ -163,7 +164,7 @@ impl Case {
         });
     }
 
-    /// Both sides update the same rows to the same bits.
+    /// Checks that both sides update the same rows to the same bits.
     fn check(&mut self) -> anyhow::Result<()> {
         self.cast()?;
         self.gather_reduce();
@@ -174,8 +175,8 @@ impl Case {
         Ok(())
     }
 
-    /// What a step does beside the backward of the embeddings, but for the dense optimizer: rows of one side's tables pooled,
-    /// forward, loss, backward, dense gradients.
+    /// The part of a step before the backward pass of the embeddings, except the dense optimizer: gather and
+    /// pool, forward, loss, backward, dense gradients.
     fn rest_of_step(&mut self, theirs: bool) {
         let Self { schema, lookups, batch, model, weights, dense, tapes, .. } = self;
         let tables = if theirs { &self.theirs } else { &self.ours };
@@ -204,7 +205,7 @@ impl Case {
         let ours = || {
             options.rate(|| {
                 let mut case = case.borrow_mut();
-                // What cannot be casted counts for nothing; `check` has seen that it can.
+                // Cannot fail: `check` has casted this batch.
                 if part != Part::CastedBefore && case.cast().is_err() {
                     return 0;
                 }
@@ -229,10 +230,10 @@ impl Case {
     }
 }
 
-/// The baseline's buffers of one table.
+/// The buffers of the baseline for one table.
 #[derive(Default)]
 struct Expanded {
-    /// A copy of its sample's gradient for each occurrence, and its row.
+    /// The row of each occurrence, and a copy of the gradient of its sample.
     copies: Vec<f32>,
     of: Vec<Pair>,
     sort: RadixSort,
@@ -271,7 +272,7 @@ impl Expanded {
     }
 }
 
-/// A batch of exactly so many gathers a table.
+/// A batch with a fixed number of gathers per table.
 fn batch(
     schema: &Schema,
     one_hot: &Schema,
@@ -285,7 +286,7 @@ fn batch(
     Ok(batch)
 }
 
-/// Random gradients of the input rows of so many samples.
+/// Random gradients of the input rows of this many samples.
 fn gradients(model: &Model<f32>, samples: usize) -> Vec<Tape<f32>> {
     let mut draw = Draw::new(7);
     let width = model.tape(true).grads[0].stride();

@@ -82,7 +82,7 @@ fn parent_gone() {
 fn serve_ours(options: &Options) -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let schema = criteo(ArchKind::Dlrm, 16, options.number("--rows", 100_000) as u64);
-    let optimizer = Optimizer { kind: optim::Kind::Sgd, lr: 0.1, eps: 0.0 };
+    let optimizer = Optimizer::new(optim::Kind::Sgd, 0.1);
     initialise(&schema, optimizer, 0)?.save(dir.path(), "criteo")?;
     let flags = Flags {
         grpc: Some("127.0.0.1:0".into()),

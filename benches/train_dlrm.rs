@@ -1,11 +1,11 @@
-//! Training samples a second on the DLRM-Kaggle shape: 26 tables of 100,000 rows, dim 16, 13 dense
-//! values, bottom 512-256-64-16, top 512-256-1. Batches are made beforehand and gone round, so
-//! reading data is not counted; one step is [`ReferenceTrainer::step`], all of it. With `full` in its setting it is the full
-//! trainer ([`run_in_memory`]), which also encodes the batches, on a thread beside the steps.
+//! Training samples per second on the DLRM-Kaggle shape: 26 tables of 100,000 rows, dim 16, 13 dense values,
+//! bottom 512-256-64-16, top 512-256-1. Batches are prepared before and reused, so reading data is not
+//! measured; one step is [`ReferenceTrainer::step`]. A setting with `full` measures the whole trainer
+//! ([`run_in_memory`]), which also encodes the batches, on another thread.
 //!
-//! Alone it prints rates, which say little on a shared machine. The ratio to PyTorch is made by
-//! `compare_torch.py` beside this file, which drives this program window by window (`--paced`) in
-//! turn with PyTorch on the same shape, distributions and thread count.
+//! By itself this program prints rates, which vary on a shared machine. `compare_torch.py` beside this file
+//! computes the ratio to PyTorch: it runs this program (`--paced`) and PyTorch in alternating windows, on the
+//! same shape, distributions and number of threads.
 //!
 //! `--threads N` (2), `--windows N` (11), `--window-ms N` (500), `--only TEXT`, `--json`.
 
@@ -27,10 +27,10 @@ const DENSE: usize = 13;
 const TABLES: usize = 26;
 const ROWS: u64 = 100_000;
 const DIM: usize = 16;
-/// Batches made beforehand, as `torch_dlrm.py` has it.
+/// Number of prepared batches, as in `torch_dlrm.py`.
 const POOL: usize = 64;
 
-/// What is trained how.
+/// What is measured.
 struct Setting {
     optimizer: String,
     batch: usize,
@@ -38,10 +38,10 @@ struct Setting {
 }
 
 impl Setting {
-    fn learner(&self) -> anyhow::Result<ReferenceTrainer> {
+    fn reference(&self) -> anyhow::Result<ReferenceTrainer> {
         let kind: optim::Kind = self.optimizer.parse()?;
         let lr = if kind == optim::Kind::Sgd { 0.1 } else { 0.02 };
-        Ok(initialise(&kaggle(), Optimizer { kind, lr, eps: 1e-10 }, 0)?)
+        Ok(initialise(&kaggle(), Optimizer::new(kind, lr), 0)?)
     }
 
     fn name(&self) -> String {
@@ -59,7 +59,7 @@ fn main() -> anyhow::Result<()> {
     pool.install(|| rates(&options, threads))
 }
 
-/// Every setting's rates.
+/// Measures the rates of all settings.
 fn rates(options: &Options, threads: usize) -> anyhow::Result<()> {
     println!("train_dlrm: samples/s, {threads} threads; for the ratio run benches/compare_torch.py");
     println!("{}", harness::place());
@@ -96,8 +96,8 @@ fn rates(options: &Options, threads: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One setting, `optimizer,batch,skew` and perhaps `,full`, driven from outside: each line of standard input is a
-/// window's milliseconds, and each line of output its rate.
+/// One setting, `optimizer,batch,skew` with an optional `,full`, driven by another program: each line of
+/// standard input is the length of a window in milliseconds, and each line of output is its rate.
 fn paced(setting: &str, mut options: Options) -> anyhow::Result<()> {
     let parts: Vec<&str> = setting.split(',').collect();
     let (optimizer, batch, skew, full) = match parts[..] {
@@ -121,12 +121,12 @@ fn paced(setting: &str, mut options: Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Trains for a window and gives its samples a second.
+/// Trains for a window and returns its samples per second.
 type Window = Box<dyn FnMut(&Options) -> anyhow::Result<f64>>;
 
-/// A learner and its batches.
+/// A trainer and its batches.
 struct Run {
-    learner: ReferenceTrainer,
+    reference: ReferenceTrainer,
     batches: Vec<(Batch, Vec<f32>)>,
     next: usize,
     probabilities: Vec<f32>,
@@ -135,16 +135,16 @@ struct Run {
 impl Run {
     fn new(setting: &Setting) -> anyhow::Result<Self> {
         let batches = batches(setting.batch, &setting.skew);
-        Ok(Self { learner: setting.learner()?, batches, next: 0, probabilities: Vec::new() })
+        Ok(Self { reference: setting.reference()?, batches, next: 0, probabilities: Vec::new() })
     }
 
-    /// Samples a second over one window.
+    /// Samples per second over one window.
     fn window(&mut self, options: &Options) -> anyhow::Result<f64> {
         let mut error = None;
         let rate = options.rate(|| {
             let (batch, labels) = &self.batches[self.next % self.batches.len()];
             self.next += 1;
-            if let Err(e) = self.learner.step(batch, labels, &mut self.probabilities) {
+            if let Err(e) = self.reference.step(batch, labels, &mut self.probabilities) {
                 error = Some(e);
             }
             batch.samples as u64
@@ -153,12 +153,12 @@ impl Run {
     }
 }
 
-/// A learner of the full trainer, and its data.
+/// A model for the whole trainer, and its data.
 struct Full {
-    learner: ReferenceTrainer,
+    reference: ReferenceTrainer,
     replay: Replay,
     batch: usize,
-    /// Samples a second in the last window.
+    /// Samples per second in the last window.
     rate: f64,
 }
 
@@ -176,30 +176,30 @@ impl Full {
         };
         let batches = batches(setting.batch, &setting.skew).into_iter().map(raw).collect();
         let replay = Replay::of(&Arc::new(batches));
-        Ok(Self { learner: setting.learner()?, replay, batch: setting.batch, rate: 0.0 })
+        Ok(Self { reference: setting.reference()?, replay, batch: setting.batch, rate: 0.0 })
     }
 
-    /// Samples a second over about one window.
+    /// Samples per second over about one window.
     fn window(&mut self, options: &Options) -> anyhow::Result<f64> {
         let steps = (options.window.as_secs_f64() * self.rate) as usize / self.batch;
         self.replay.end_after(steps.max(8));
         let data = Data { reader: &mut self.replay, batch: self.batch, steps: u64::MAX };
         let began = Instant::now();
-        let samples = run_in_memory(&mut self.learner, data, |_: &Progress<'_>| ())?;
+        let samples = run_in_memory(&mut self.reference, data, |_: &Progress<'_>| ())?;
         self.rate = samples as f64 / began.elapsed().as_secs_f64();
         Ok(self.rate)
     }
 }
 
-/// The network of facebookresearch/dlrm's Kaggle script.
+/// The model of the Kaggle script of facebookresearch/dlrm.
 fn kaggle() -> Schema {
     let mut schema = criteo(ArchKind::Dlrm, DIM, ROWS);
     schema.architecture = Architecture::Dlrm { bottom: vec![512, 256, 64], top: vec![512, 256] };
     schema
 }
 
-/// Ids uniform, or by a power law of exponent 1 scattered over the rows; the same distributions as in
-/// `torch_dlrm.py`, where the reasons stand.
+/// Ids are uniform, or follow a power law of exponent 1 scattered over the rows: the distributions of
+/// `torch_dlrm.py`, which gives the reasons.
 fn batches(samples: usize, skew: &str) -> Vec<(Batch, Vec<f32>)> {
     let mut draw = Draw::new(0);
     let criteo = skew == "criteo";

@@ -59,7 +59,7 @@ struct Side {
 
 impl Side {
     fn new(kind: optim::Kind, batches: &Arc<Vec<RawBatch>>) -> anyhow::Result<Self> {
-        let learner = trainer::initialise(&kaggle(), Optimizer { kind, lr: 0.02, eps: 1e-10 }, 0)?;
+        let learner = trainer::initialise(&kaggle(), Optimizer::new(kind, 0.02), 0)?;
         Ok(Self { learner, replay: Replay::of(batches) })
     }
 

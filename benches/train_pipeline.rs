@@ -343,7 +343,7 @@ fn modes(
     batches: &Arc<Vec<RawBatch>>,
     options: &Options,
 ) -> anyhow::Result<Vec<Mode>> {
-    let (schema, sgd) = (shape.schema(), Optimizer { kind: optim::Kind::Sgd, lr: 0.01, eps: 1e-10 });
+    let (schema, sgd) = (shape.schema(), Optimizer::new(optim::Kind::Sgd, 0.01));
     let dir = options.value("--dir").map_or_else(std::env::temp_dir, PathBuf::from);
     let settings = PipelineSettings {
         policy: options.value("--policy").map_or(Ok(Policy::Lru), |name| name.parse())?,

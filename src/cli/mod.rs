@@ -161,6 +161,7 @@ fn is_of_data(error: &TrainError) -> bool {
         TrainError::Diverged { .. }
         | TrainError::NotFinite { .. }
         | TrainError::Memory(_)
+        | TrainError::TableMemory { .. }
         | TrainError::Weights(_)
         | TrainError::State(_)
         | TrainError::Store(_)

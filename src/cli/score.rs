@@ -263,6 +263,7 @@ impl Summary {
             "auc": quality.and_then(|q| q.auc),
             "logloss": quality.map(|q| q.log_loss),
             "normalized_entropy": quality.and_then(|q| q.normalized_entropy),
+            "infinite_losses": quality.map(|q| q.infinite),
             "samples_per_s": self.rows as f64 / self.seconds,
             "seconds": self.seconds,
             "requests": self.requests,
@@ -296,6 +297,13 @@ impl Summary {
                 quality.log_loss,
                 shown(quality.normalized_entropy),
             );
+            if quality.infinite > 0 {
+                let count = quality.infinite;
+                let _ = writeln!(
+                    text,
+                    "{count} rows have an infinite loss: a score of exactly 0 or 1, and the other label"
+                );
+            }
         }
         let us = |quantile| self.latency_us.value_at_quantile(quantile);
         let _ = writeln!(

@@ -32,6 +32,15 @@ pub(crate) struct TrainingFlags {
     /// Learning rate
     #[arg(long, value_name = "L", default_value_t = 0.02)]
     lr: f64,
+    /// Added to the optimizer's denominators; 1e-8 for adam and 1e-10 for the others when absent
+    #[arg(long, value_name = "E")]
+    eps: Option<f64>,
+    /// Adam's decay rate of the mean of gradients; 0.9 when absent
+    #[arg(long, value_name = "B")]
+    beta1: Option<f64>,
+    /// Adam's decay rate of the mean of squared gradients; 0.999 when absent
+    #[arg(long, value_name = "B")]
+    beta2: Option<f64>,
     /// Seed of the first weights
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
@@ -43,9 +52,6 @@ pub(crate) struct TrainingFlags {
     max_malformed: u64,
 }
 
-/// Added to the optimizers' denominators.
-const EPS: f64 = 1e-10;
-
 impl TrainingFlags {
     /// What the configuration takes of them and of the pipeline's.
     pub(crate) fn flags(&self, pipeline: &PipelineFlags) -> Flags {
@@ -55,12 +61,37 @@ impl TrainingFlags {
     /// The optimizer.
     ///
     /// # Errors
-    /// A learning rate that is none.
+    /// Numbers out of range, and flags that the optimizer does not have.
     pub(crate) fn optimizer(&self) -> anyhow::Result<Optimizer> {
         if !(self.lr.is_finite() && self.lr > 0.0) {
             return Err(InputError(anyhow!("--lr: expected a positive number, got {}", self.lr)).into());
         }
-        Ok(Optimizer { kind: self.optimizer, lr: self.lr, eps: EPS })
+        let mut optimizer = Optimizer::new(self.optimizer, self.lr);
+        if let Some(eps) = self.eps {
+            if self.optimizer == Kind::Sgd {
+                return Err(InputError(anyhow!("--eps: sgd has none")).into());
+            }
+            // Steps are computed in f32.
+            if !(eps.is_finite() && eps as f32 > 0.0) {
+                return Err(InputError(anyhow!("--eps: expected a positive f32, got {eps}")).into());
+            }
+            optimizer.eps = eps;
+        }
+        for (flag, given, beta) in [
+            ("--beta1", self.beta1, &mut optimizer.betas.first),
+            ("--beta2", self.beta2, &mut optimizer.betas.second),
+        ] {
+            let Some(given) = given else { continue };
+            if self.optimizer != Kind::Adam {
+                return Err(InputError(anyhow!("{flag}: only adam has it, not {}", self.optimizer)).into());
+            }
+            if !(0.0..1.0).contains(&given) {
+                let expected = "expected a number from 0 to below 1";
+                return Err(InputError(anyhow!("{flag}: {expected}, got {given}")).into());
+            }
+            *beta = given;
+        }
+        Ok(optimizer)
     }
 
     /// Opens files of the data's format.

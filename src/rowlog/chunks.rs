@@ -1,4 +1,4 @@
-//! A whole table of a working file, a chunk at a time.
+//! Reading a whole table of a working file, a chunk at a time.
 
 use std::ops::Range;
 
@@ -6,22 +6,23 @@ use rayon::prelude::*;
 
 use super::region::{Placed, WorkingRows};
 use super::{StoreError, WorkingFile};
-use crate::types::TableId;
+use crate::store::{RowSource, SourceShape};
+use crate::types::{Element, TableId};
 
-/// Bytes of a chunk, with what it takes to find its rows.
+/// Bytes of a chunk, including the number and place of each row.
 const CHUNK_BYTES: usize = 4 << 20;
-/// Bytes between two written rows that are read with them: a disk takes no longer for them than for another request.
+/// Gaps of up to this many bytes between two written rows are read too: that costs a disk no more than
+/// another request.
 const GAP_BYTES: usize = 32 << 10;
-/// Elements that one thread makes or checks at a time.
+/// Elements that one thread computes or checks at a time.
 const PIECE_ELEMENTS: usize = 1 << 14;
 
 impl WorkingFile {
-    /// Hands all records of a table to `take`, in the order of rows and a few megabytes at a time: the number of
-    /// the chunk's first row, and its records end to end. Rows that were never written are made and not read.
-    /// No row of the table may be written meanwhile.
+    /// As [`RowSource::for_each_chunk`], in chunks of a few megabytes. Rows that were never written are
+    /// computed and not read. No row of the table may be written meanwhile.
     ///
     /// # Errors
-    /// [`StoreError::Working`] when there is no such table, what the system refused, and what `take` says.
+    /// [`StoreError::Working`] when there is no such table, errors of the file system, and those of `take`.
     pub fn for_each_chunk(
         &self,
         table: TableId,
@@ -41,8 +42,7 @@ impl WorkingFile {
         Ok(())
     }
 
-    /// The first row of a table with a weight that is no finite number, among those that were written; `None`
-    /// where all are finite. No row of the table may be written meanwhile.
+    /// The first written row with a weight that is not finite. No row of the table may be written meanwhile.
     ///
     /// # Errors
     /// Those of [`Self::for_each_chunk`].
@@ -71,7 +71,7 @@ impl WorkingFile {
         }
     }
 
-    /// The records of a range of rows; `placed` is room for where they lie.
+    /// Reads the records of a range of rows; `placed` is scratch memory.
     fn read_range(
         &self,
         table: &WorkingRows,
@@ -96,7 +96,27 @@ impl WorkingFile {
     }
 }
 
-/// Rows of a chunk: its records, and the number and place of each, are [`CHUNK_BYTES`].
+impl RowSource for WorkingFile {
+    fn shape(&self, table: TableId) -> Result<SourceShape<'_>, StoreError> {
+        let table = self.table(table)?;
+        let (rows, dim, states) = (table.rows(), table.dim(), table.states().to_vec());
+        Ok(SourceShape { rows, dim, element: Element::F32, states })
+    }
+
+    fn for_each_chunk(
+        &self,
+        table: TableId,
+        take: &mut dyn FnMut(u64, &[f32]) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        Self::for_each_chunk(self, table, take)
+    }
+
+    fn first_not_finite(&self, table: TableId) -> Result<Option<u64>, StoreError> {
+        Self::first_not_finite(self, table)
+    }
+}
+
+/// Rows of a chunk of [`CHUNK_BYTES`].
 fn chunk_rows(table: &WorkingRows) -> usize {
     let bytes = table.width() * size_of::<f32>() + size_of::<Placed>() + size_of::<u64>();
     (CHUNK_BYTES / bytes).max(1)

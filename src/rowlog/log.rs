@@ -1,20 +1,20 @@
-//! Where the records of a table lie that has no order of its own: in the order in which they were written.
+//! The default layout of a table in the working file: records in the order in which they were last written.
 //!
-//! Rows leave a scratchpad from all over a table. Written back where they were, each dirties a page of its own, which a disk
-//! takes as one small write, after a read where the page was not in memory: for a record of 512 bytes eight times its bytes
-//! or more, at random. So records are written end to end instead, wherever there is room, as in a log-structured file system
-//! (Rosenblum and Ousterhout, "The design and implementation of a log-structured file system", 1992): many rows in one
-//! long write, and none is read before.
+//! Rows evicted from the scratchpad are spread over the whole table. Writing each to a fixed place dirties
+//! one page per row, which the disk sees as a small random write, after a read if the page was not in memory:
+//! for a record of 512 bytes that is 8 times its size or more. So records are appended wherever there is free
+//! space, as in a log-structured file system (Rosenblum and Ousterhout, "The design and implementation of a
+//! log-structured file system", 1992): many rows in one long write, and no reads.
 //!
 //! ```text
 //! index                    rows                         segments
 //! | place of row 0 | ...   | row of place 0 | ...       | record | record | ...   | record | record | ...
 //! ```
 //!
-//! The index says where the last record of each row is; the one before is garbage. A segment without a live record is free
-//! and written anew. Where only one is, and a third of the records are garbage, the segment with the fewest live ones
-//! is emptied into that one: they are written once more, and what is of which row is read for that. So the file takes at most
-//! half again as much as its rows, and three segments.
+//! The index gives the place of the newest record of each row; older records are garbage. A segment without a
+//! live record is free and is reused. If only one is free and a third of all records are garbage, the segment
+//! with the fewest live records is emptied: they are appended again, and the row of each is read from `rows`.
+//! So the file takes at most one and a half times its rows, and three segments.
 
 use std::io;
 use std::ops::Range;
@@ -25,46 +25,60 @@ use super::stripes::Stripes;
 use crate::mem::OutOfHostMemory;
 use crate::mem::prefetch::TURNS_AHEAD;
 
-/// Bytes of a segment, at most, but at least one record.
+/// Most bytes of a segment; it holds at least one record.
 const SEGMENT_BYTES: usize = 1 << 20;
-/// A small table's segments are smaller, so that there are several.
+/// Segments of small tables are smaller, so that there are at least this many.
 const FEWEST_SEGMENTS: u64 = 16;
-/// The grid of the file, and bytes of the index that are made together.
+/// The alignment in the file, and the part of the index that is initialized at once.
 const PAGE_BYTES: u64 = 4096;
-/// Bytes of a place in the index, and of the row of a place.
+/// Bytes of an entry of `index` and of `rows`.
 const WORD_BYTES: u64 = size_of::<u32>() as u64;
 const PAGE_PLACES: u64 = PAGE_BYTES / WORD_BYTES;
 
-/// The records of a table, in the order in which they were written.
+/// The records of a table, in the order of their last writes.
 pub(crate) struct Log {
-    /// Where in the file the index begins, the rows, and the segments.
+    /// Offsets in the file of the index, the rows and the segments.
     index: u64,
     rows: u64,
     begin: u64,
-    /// Which pages of the index are in the file.
+    /// Which pages of the index were initialized.
     pages: Bitmap,
-    /// Words of a record.
+    /// f32 elements of a record.
     width: usize,
-    /// Places of a segment.
+    /// Places per segment.
     segment: u32,
     segments: Mutex<Segments>,
-    /// Held to read while places are looked up and read from, and to write before a freed segment is written anew.
+    /// Locked for reading while places are looked up and their records read; locked for writing before a
+    /// freed segment is reused.
     reuse: RwLock<()>,
 }
 
 struct Segments {
-    /// Of each segment, how many of its records are the last of their row.
+    /// The live records of each segment.
     live: Vec<u32>,
-    /// How many are in all.
+    /// Live records in all segments.
     rows: u64,
-    /// The segment that is being written, and how many of its places are.
-    open: (u32, u32),
+    /// The segment that is being written, and how many of its places are used.
+    open: OpenSegment,
     free: Vec<u32>,
 }
 
+#[derive(Clone, Copy)]
+struct OpenSegment {
+    number: u32,
+    used: u32,
+}
+
+/// A row, and the place of a record of it.
+#[derive(Clone, Copy)]
+struct RowPlace {
+    row: u64,
+    place: u32,
+}
+
 impl Log {
-    /// For so many rows of `width` words, from byte `begin` of a file on; `None` where there may be more places than a
-    /// word can number.
+    /// A log for `rows` rows of `width` elements, from offset `begin` of the file. `None` if it may need more
+    /// places than a u32 can number.
     pub(crate) fn new(rows: u64, width: usize, begin: u64) -> Result<Option<Self>, OutOfHostMemory> {
         let longest = SEGMENT_BYTES as u64 / (width.max(1) as u64 * WORD_BYTES);
         let segment = rows.div_ceil(FEWEST_SEGMENTS).min(longest).max(1);
@@ -76,7 +90,8 @@ impl Log {
         let rows_begin = begin + (rows * WORD_BYTES).next_multiple_of(PAGE_BYTES);
         let records = rows_begin + (places * WORD_BYTES).next_multiple_of(PAGE_BYTES);
         // The first write opens a segment.
-        let segments = Segments { live: Vec::new(), rows: 0, open: (0, segment as u32), free: Vec::new() };
+        let open = OpenSegment { number: 0, used: segment as u32 };
+        let segments = Segments { live: Vec::new(), rows: 0, open, free: Vec::new() };
         Ok(Some(Self {
             index: begin,
             rows: rows_begin,
@@ -89,41 +104,35 @@ impl Log {
         }))
     }
 
-    /// The byte of the file before which all lies that may ever be written.
+    /// The end of the log in the file, however much is written.
     pub(crate) fn end(&self, rows: u64) -> u64 {
         self.offset(most_places(rows, u64::from(self.segment)))
     }
 
-    /// Where in the file the record at this place begins.
+    /// The offset in the file of the record at this place.
     pub(crate) fn offset(&self, place: u64) -> u64 {
         self.begin + place * self.width as u64 * WORD_BYTES
     }
 
-    /// Bytes of memory that grow with the table.
-    pub(crate) fn memory_bytes(&self) -> u64 {
-        let segments = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
-        self.pages.bytes() + ((segments.live.len() + segments.free.len()) * size_of::<u32>()) as u64
-    }
-
-    /// Places that were looked up while this is held stay readable until it is dropped.
+    /// Places that are looked up while this lock is held stay readable until it is released.
     pub(crate) fn hold(&self) -> RwLockReadGuard<'_, ()> {
         self.reuse.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where the last record of the row is; `None` where it was never written.
+    /// The place of the newest record of the row; `None` if it was never written.
     #[inline]
     pub(crate) fn place(&self, stripes: &Stripes, row: u64) -> Option<u32> {
         let made = self.pages.has(row / PAGE_PLACES);
         made.then(|| stripes.word(self.index + row * WORD_BYTES)).and_then(|word| word.checked_sub(1))
     }
 
-    /// Asks memory for what [`Self::place`] looks at.
+    /// Prefetches the index entry that [`Self::place`] reads.
     #[inline]
     pub(crate) fn prefetch(&self, stripes: &Stripes, row: u64) {
         stripes.prefetch(self.index + row * WORD_BYTES, WORD_BYTES as usize);
     }
 
-    /// The rows of a range that were written, ascending, and where each one's last record is.
+    /// The written rows of a range, ascending, each with the place of its newest record.
     pub(crate) fn within<'l>(
         &'l self,
         stripes: &'l Stripes,
@@ -135,7 +144,7 @@ impl Log {
         made.filter_map(move |row| Some((row, u64::from(self.place(stripes, row)?))))
     }
 
-    /// Writes the records of these rows, end to end. Where it fails, each row has its old record or the new one.
+    /// Appends the records of these rows. On failure each row has its old or its new record.
     pub(crate) fn write(&self, stripes: &Stripes, rows: &[u64], records: &[f32]) -> io::Result<()> {
         let mut segments = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
         self.append(&mut segments, stripes, rows, records)
@@ -150,35 +159,35 @@ impl Log {
     ) -> io::Result<()> {
         let mut numbers: Vec<u32> = Vec::new();
         while !rows.is_empty() {
-            if segments.open.1 == self.segment {
+            if segments.open.used == self.segment {
                 self.open(segments, stripes)?;
             }
-            let (open, used) = segments.open;
+            let OpenSegment { number, used } = segments.open;
             let count = rows.len().min((self.segment - used) as usize);
             let now = rows.split_off(..count).unwrap_or_default();
             let of_now = records.split_off(..count * self.width).unwrap_or_default();
             numbers.clear();
             numbers.extend(now.iter().map(|&row| row as u32));
-            let first = open * self.segment + used;
+            let first = number * self.segment + used;
             stripes.write(bytemuck::cast_slice(of_now), self.offset(u64::from(first)))?;
             stripes.write(bytemuck::cast_slice(&numbers), self.rows + u64::from(first) * WORD_BYTES)?;
-            segments.open.1 += count as u32;
+            segments.open.used += count as u32;
             for (at, (&row, place)) in now.iter().zip(first..).enumerate() {
                 if let Some(&next) = now.get(at + TURNS_AHEAD) {
                     self.prefetch(stripes, next);
                 }
-                self.publish(segments, stripes, (row, place))?;
+                self.publish(segments, stripes, RowPlace { row, place })?;
             }
         }
         Ok(())
     }
 
-    /// The row's last record is at this place.
+    /// Makes the record at this place the newest of its row.
     fn publish(
         &self,
         segments: &mut Segments,
         stripes: &Stripes,
-        (row, place): (u64, u32),
+        RowPlace { row, place }: RowPlace,
     ) -> io::Result<()> {
         let old = self.place(stripes, row);
         let page = row / PAGE_PLACES;
@@ -194,7 +203,7 @@ impl Log {
                 let at = old / self.segment;
                 let live = &mut segments.live[at as usize];
                 *live -= 1;
-                if *live == 0 && at != segments.open.0 {
+                if *live == 0 && at != segments.open.number {
                     segments.free.push(at);
                 }
             }
@@ -202,30 +211,30 @@ impl Log {
         Ok(())
     }
 
-    /// Opens a segment with room.
+    /// Opens a segment with free places.
     fn open(&self, segments: &mut Segments, stripes: &Stripes) -> io::Result<()> {
-        let full = segments.open.0 as usize;
+        let full = segments.open.number as usize;
         if segments.live.get(full) == Some(&0) {
             segments.free.push(full as u32);
         }
         let places = segments.live.len() as u64 * u64::from(self.segment);
         let crowded = 2 * places > 3 * segments.rows + 2 * u64::from(self.segment);
-        // One stays free, for what is emptied next.
+        // One segment stays free, so that the next one can be emptied into it.
         let free = if crowded || segments.free.len() > 1 { segments.free.pop() } else { None };
         let empties = crowded && segments.free.is_empty();
         let open = free.unwrap_or_else(|| {
             segments.live.push(0);
             segments.live.len() as u32 - 1
         });
-        // Whoever has looked up a place in it, when it was not free yet, has read it then.
+        // Waits for readers that looked up a place in the segment before it was freed.
         drop(self.reuse.write().unwrap_or_else(PoisonError::into_inner));
-        segments.open = (open, 0);
+        segments.open = OpenSegment { number: open, used: 0 };
         if empties { self.empty(segments, stripes) } else { Ok(()) }
     }
 
-    /// Writes what is live in the segment that has the least of it once more, into the open one, which has room.
+    /// Appends the live records of the segment with the fewest of them to the open segment, which has room.
     fn empty(&self, segments: &mut Segments, stripes: &Stripes) -> io::Result<()> {
-        let others = (0..).zip(&segments.live).filter(|(at, _)| *at != segments.open.0);
+        let others = (0..).zip(&segments.live).filter(|(at, _)| *at != segments.open.number);
         let Some((victim, _)) = others.min_by_key(|(_, live)| **live) else { return Ok(()) };
         let first = victim * self.segment;
         let mut numbers = vec![0_u32; self.segment as usize];
@@ -245,7 +254,7 @@ impl Log {
     }
 }
 
-/// Places that may be written at most, for so many rows.
+/// The most places that a log of this many rows can use.
 fn most_places(rows: u64, segment: u64) -> u64 {
     rows * 3 / 2 + 4 * segment
 }

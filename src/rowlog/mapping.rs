@@ -1,11 +1,11 @@
-//! A file's bytes as words that several threads read and write at once.
+//! A mapped file as words that several threads read and write at once.
 //!
-//! Rows that training moves are a few hundred bytes each, and a call of the system for each costs ten times what
-//! copying it does. So the file is mapped, and copying is all there is to do where its page is in memory.
+//! The rows that training moves are a few hundred bytes each, and a system call per row costs ten times as
+//! much as copying it. With a mapping, moving a row that is in memory is a copy.
 //!
-//! Only bytes that a call has written before may be touched here: their place on the disk is reserved, so that a full
-//! disk is that call's error. Touching a page that is not in memory reads it; where the disk cannot, the
-//! system ends the process (`SIGBUS`).
+//! Only bytes that were written by a system call before may be accessed: their disk space is reserved, so a
+//! full disk was an error of that call. Accessing a page that is not in memory reads it; if the disk fails,
+//! the kernel ends the process with `SIGBUS`.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -16,21 +16,20 @@ use memmap2::{Advice, MmapRaw};
 
 use crate::mem::prefetch::prefetch_first;
 
-/// A file, mapped.
 #[derive(Debug)]
 pub(crate) struct Mapping(MmapRaw);
 
 impl Mapping {
-    /// All of the file, which must not be cut while this lives.
+    /// Maps the whole file, which must not be truncated while the mapping exists.
     pub(crate) fn of(file: &File) -> io::Result<Self> {
         let map = MmapRaw::map_raw(file)?;
-        // A page that is not in memory must not bring in its neighbours too; see `Stripes::create`. Only advice.
+        // No read-ahead: see `Stripes::create`. Only advice.
         let _ = map.advise(Advice::Random);
         Ok(Self(map))
     }
 
-    /// Copies the words from byte `at` on over `words`. Words that another thread writes meanwhile are each the old or the
-    /// new one.
+    /// Copies the words from byte `at` on into `words`. Each word that another thread writes meanwhile is the
+    /// old or the new one.
     #[inline]
     pub(crate) fn load(&self, words: &mut [f32], at: u64) {
         for (word, from) in words.iter_mut().zip(self.words(at)) {
@@ -38,14 +37,14 @@ impl Mapping {
         }
     }
 
-    /// Asks memory for these bytes, which are loaded soon; not for pages that are on the disk.
+    /// Prefetches these bytes into the processor's cache; has no effect on pages that are on disk.
     #[inline]
     pub(crate) fn prefetch(&self, at: u64, bytes: usize) {
         let words = self.words(at);
         prefetch_first(words, words.len().min(bytes.div_ceil(size_of::<AtomicU32>())));
     }
 
-    /// Copies `words` over those from byte `at` on.
+    /// Copies `words` to byte `at` and after.
     #[inline]
     pub(crate) fn store(&self, words: &[f32], at: u64) {
         for (word, to) in words.iter().zip(self.words(at)) {
@@ -53,18 +52,18 @@ impl Mapping {
         }
     }
 
-    /// Asks for the pages of these bytes. Only advice.
-    pub(crate) fn ask_for(&self, at: u64, bytes: usize) {
+    /// Requests the pages of these bytes from the disk. Only advice.
+    pub(crate) fn request(&self, at: u64, bytes: usize) {
         let _ = self.0.advise_range(Advice::WillNeed, at as usize, bytes);
     }
 
-    /// The word at byte `at`; sees all that its writer did before.
+    /// The word at byte `at`, with acquire ordering.
     #[inline]
     pub(crate) fn word(&self, at: u64) -> u32 {
         self.words(at).first().map_or(0, |word| word.load(Ordering::Acquire))
     }
 
-    /// Writes the word at byte `at`.
+    /// Writes the word at byte `at`, with release ordering.
     #[inline]
     pub(crate) fn set_word(&self, at: u64, word: u32) {
         if let Some(to) = self.words(at).first() {
@@ -72,14 +71,14 @@ impl Mapping {
         }
     }
 
-    /// The words from byte `at` on, a multiple of four; none past the end.
+    /// The words from byte `at` on, a multiple of 4; none past the end.
     #[inline]
     fn words(&self, at: u64) -> &[AtomicU32] {
         let words = self.0.len() / size_of::<AtomicU32>();
-        // SAFETY: a mapping begins on a page and so is aligned for words, and `words` of them lie within its length. It
-        // lives as long as `self`, and with it the file, which has no name and which nobody cuts, so that all of it
-        // stays readable and writable. Within the process it is touched only through these atomics, and
-        // by the system on behalf of calls that write the file, none of which makes a word invalid.
+        // SAFETY: a mapping begins on a page, so it is aligned for words, and `words` of them are within its
+        // length. It lives as long as `self`. The file has no name and nobody truncates it, so the mapping
+        // stays readable and writable. The process accesses it only through these atomics, and the kernel on
+        // behalf of calls that write the file; neither can make a word invalid.
         let all = unsafe { std::slice::from_raw_parts(self.0.as_mut_ptr().cast::<AtomicU32>(), words) };
         all.get(at as usize / size_of::<AtomicU32>()..).unwrap_or_default()
     }

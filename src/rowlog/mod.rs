@@ -1,8 +1,9 @@
-//! The trainer's working file: tables larger than memory, trained in place.
+//! The trainer's working file: embedding tables that are larger than memory, updated on disk while they are
+//! trained.
 //!
-//! All tables of a model lie in one file, which has no name: it is unlinked as soon as it is made, so that
-//! nothing is left of it however the process ends. (To the file system it is several: `stripes`.) It is mapped, and
-//! what is in memory of it are pages of the system's cache, which takes them back when memory is short.
+//! All tables of a model share one logical file. It is unlinked as soon as it is created, so that nothing is
+//! left of it however the process ends. (Physically it is several files: see `stripes`.) It is mapped; its
+//! pages belong to the system's page cache, which drops them when memory is short.
 //!
 //! ```text
 //! table 0                               table 1, on a page
@@ -11,13 +12,13 @@
 //! record:  weight (dim) | state 0 (its width) | state 1 ...     all f32
 //! ```
 //!
-//! The file is sparse and a new one takes no room. A row that was never written is not in it: a bit a row
-//! says so, and the row is then its first value, which is a pure function of the row, or a version's. So a
-//! huge table needs no first pass.
+//! The file is sparse, and a new one takes no disk space. One bit per row records whether the row was ever
+//! written. A row that was not has its first value: a pure function of the row number, or the row of a
+//! version. So even a huge table needs no initialization pass.
 //!
-//! Records lie in the order in which they were written last, in a log (`log`): rows that leave a scratchpad go to the disk
-//! in long writes. With a [`RowOrder`] each has a place of its own instead, as drawn above, the frequent ones end to end at
-//! the table's beginning.
+//! By default the records of a table form a log (`log`), in the order in which they were last written, so
+//! that rows evicted from the scratchpad reach the disk in long writes. With a [`RowOrder`] each row has a
+//! fixed place instead, as drawn above, and the frequent rows are adjacent at the beginning of the table.
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -46,126 +47,99 @@ pub(crate) use region::WorkingRows;
 use region::{Layout, Placed, READ_BYTES, WRITE_BYTES, place_in};
 use stripes::Stripes;
 
-/// A table to make.
+/// A table to create.
 #[derive(Debug)]
+#[allow(missing_docs)]
 pub struct WorkingTable {
-    /// How many rows.
     pub rows: u64,
-    /// Elements of a row's weight.
+    /// Elements of the weight of a row.
     pub dim: usize,
-    /// Names of the states of a row, and the elements of each.
+    /// The name of each optimizer state, and its elements per row.
     pub states: Vec<(&'static str, usize)>,
-    /// What rows are before they are written.
     pub first: First,
-    /// By what order records lie; `None`: by row.
+    /// Gives each row a fixed place; `None`: the records form a log.
     pub order: Option<RowOrder>,
 }
 
-/// What rows are before they are written.
+/// The first values of the rows of a table.
 #[derive(Debug)]
 pub enum First {
-    /// Weights of this distribution beside zeroed states.
+    /// Weights of this distribution, and zeroed states.
     Uniform(Uniform),
-    /// The rows of a version's table, decoded, of as many rows and elements. Beside them its states, if they are
-    /// those of the working table by name, width and order, else zeros (see [`Table::without_states`]).
+    /// The decoded rows of a version's table of the same shape. Its states are used if they equal those of
+    /// the working table in name, width and order; otherwise states are zero.
     Version(Table),
 }
 
-/// Why a working file cannot be made of a table, or asked for its rows.
+/// Why a table of a working file cannot be created, read or written.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the messages document the variants
 pub enum WorkingError {
-    /// No such table.
     #[error("expected a table below {tables}")]
-    Table {
-        /// How many there are.
-        tables: usize,
-    },
-    /// No such row.
+    Table { tables: usize },
     #[error("expected a row below {rows}, got {row}")]
-    PastEnd {
-        /// The row.
-        row: u64,
-        /// How many there are.
-        rows: u64,
-    },
-    /// Rows out of order, or one twice.
+    PastEnd { row: u64, rows: u64 },
     #[error("expected ascending rows, got {row} after {before}")]
-    NotAscending {
-        /// The one before.
-        before: u64,
-        /// The row.
-        row: u64,
-    },
-    /// Records that are not as many as the rows.
+    NotAscending { before: u64, row: u64 },
     #[error("expected {expected} elements of records, got {got}")]
-    Records {
-        /// Rows times width.
-        expected: usize,
-        /// How many came.
-        got: usize,
-    },
-    /// First values of another shape.
+    Records { expected: usize, got: usize },
     #[error("first values: expected shape {expected:?}, got {got:?}")]
-    First {
-        /// Rows and elements a row of the working table.
-        expected: [u64; 2],
-        /// Those of the version's.
-        got: [u64; 2],
-    },
-    /// An order of another table's rows.
+    First { expected: [u64; 2], got: [u64; 2] },
     #[error("order: expected one of {expected} rows, got one of {got}")]
-    Order {
-        /// The table's rows.
-        expected: u64,
-        /// The order's.
-        got: u64,
-    },
-    /// More than the length of a file can say.
+    Order { expected: u64, got: u64 },
     #[error("expected a file of less than 2^63 bytes, got {rows} rows of {width} f32")]
-    TooLarge {
-        /// The table's rows.
-        rows: u64,
-        /// Elements of a record.
-        width: usize,
-    },
-    /// No memory for a bit a row.
+    TooLarge { rows: u64, width: usize },
     #[error(transparent)]
     Memory(#[from] OutOfHostMemory),
 }
 
-/// Bytes of rows end to end that are read by one call, which asks the disk for all of them at once.
+impl WorkingError {
+    fn of(self, table: TableId) -> StoreError {
+        StoreError::Working { table, source: Box::new(self) }
+    }
+}
+
+/// A run of adjacent rows of at least this length is read with one system call, which requests all of it from
+/// the disk at once. Shorter runs are copied from the mapping.
 const LONG_BYTES: usize = 64 << 10;
-/// Of so many pieces that are to be read one is looked at, to see whether they are in memory or still on the disk: of the fewer
-/// while some were on the disk not long ago. To look takes longer than to read one that is in memory, and to ask for one as long.
+/// One run in this many is checked for being in memory: more often after some were found on disk recently. A
+/// check takes longer than reading a run that is in memory, and so does requesting one.
 const SAMPLED_RUNS: RangeInclusive<usize> = 16..=256;
-/// How many pieces ahead memory is asked for one, and for how much of it: the rest of a long one the processor sees coming.
+/// How many runs ahead the processor's prefetch works, and for how many bytes of a run: its hardware
+/// prefetcher fetches the rest of a long run.
 const RUNS_AHEAD: usize = 8;
 const BYTES_AHEAD: usize = 2048;
 
-/// Tables in a file without a name. Reading and writing take `&self`: different threads may do both at once
-/// on different rows. That nobody writes a row while another reads or writes it is for the callers to see to.
+/// The rows of a request, and their records end to end.
+#[derive(Clone, Copy)]
+struct RowRecords<'a> {
+    rows: &'a [u64],
+    records: &'a [f32],
+}
+
+/// Tables in an unlinked file. Different threads may read and write different rows at once. The callers make
+/// sure that no row is written while another thread reads or writes it.
 #[derive(Debug)]
 pub struct WorkingFile {
-    /// Where the file was made, for errors to name.
+    /// Named in errors.
     dir: PathBuf,
     stripes: Stripes,
     tables: Vec<WorkingRows>,
-    /// Of how many pieces one is looked at, within [`SAMPLED_RUNS`].
+    /// The present sampling interval, within [`SAMPLED_RUNS`].
     sampled: AtomicUsize,
 }
 
 impl WorkingFile {
-    /// Makes the file in `dir`, which exists.
+    /// Creates the file in the existing directory `dir`.
     ///
     /// # Errors
-    /// [`StoreError::Working`] for a table that cannot be, [`StoreError::MissingDirectory`], and what the
-    /// system refused.
+    /// [`StoreError::Working`] for a table that cannot be created, [`StoreError::MissingDirectory`], and
+    /// errors of the file system.
     pub fn create(dir: &Path, tables: Vec<WorkingTable>) -> Result<Self, StoreError> {
         let mut placed: Vec<WorkingRows> = Vec::with_capacity(tables.len());
         for (table, wanted) in (0..).map(TableId).zip(tables) {
             let begin = placed.last().map_or(0, WorkingRows::end);
-            let rows =
-                WorkingRows::new(wanted, begin).map_err(|source| StoreError::Working { table, source })?;
+            let rows = WorkingRows::new(wanted, begin).map_err(|source| source.of(table))?;
             placed.push(rows);
         }
         let stripes = Stripes::create(dir, placed.last().map_or(0, WorkingRows::end))?;
@@ -173,25 +147,18 @@ impl WorkingFile {
         Ok(Self { dir: dir.to_owned(), stripes, tables: placed, sampled })
     }
 
-    /// The tables, in the order given.
+    /// In the order given to [`Self::create`].
     #[must_use]
     pub fn tables(&self) -> &[WorkingRows] {
         &self.tables
     }
 
-    /// Bytes of memory that grow with the tables: the bits, the orders, and first values that lie in memory of
-    /// their own.
-    #[must_use]
-    pub(crate) fn memory_bytes(&self) -> u64 {
-        self.tables.iter().map(WorkingRows::memory_bytes).sum()
-    }
-
-    /// Reads the records of these rows, ascending and distinct, over `records`, end to end in the order of
+    /// Reads the records of these rows, ascending and distinct, into `records`, end to end in the order of
     /// `rows`.
     ///
     /// # Errors
-    /// [`StoreError::Working`] for rows that are not of the table or not ascending, and for `records` of another
-    /// length; and what the system refused.
+    /// [`StoreError::Working`] for rows that are past the table or not ascending, and for `records` of
+    /// another length; errors of the file system.
     pub fn read(&self, table: TableId, rows: &[u64], records: &mut [f32]) -> Result<(), StoreError> {
         let of = self.checked(table, rows, records.len())?;
         let _held = of.hold();
@@ -209,7 +176,7 @@ impl WorkingFile {
         self.read_placed(of, &mut placed, records, 0)
     }
 
-    /// Reads written rows over their places in `records`; so many bytes between two of them may be read too.
+    /// Reads the records of written rows. Gaps of up to `gap` bytes between two of them may be read too.
     fn read_placed(
         &self,
         of: &WorkingRows,
@@ -222,7 +189,7 @@ impl WorkingFile {
         let bytes = |run: &[Placed]| span(run) * size_of::<f32>();
         let is_short = |run: &&&[Placed]| bytes(run) < LONG_BYTES;
         let runs: Vec<&[Placed]> = of.runs(placed, READ_BYTES, gap).collect();
-        self.ask_for(runs.iter().filter(is_short).map(|run| (of.offset(run[0].place), bytes(run))));
+        self.request(runs.iter().filter(is_short).map(|run| (of.offset(run[0].place), bytes(run))));
         let mut staging = Vec::new();
         for (at, run) in runs.iter().enumerate() {
             if let Some(next) = runs.get(at + RUNS_AHEAD).filter(is_short) {
@@ -246,75 +213,72 @@ impl WorkingFile {
         Ok(())
     }
 
-    /// Asks the disk for pieces of the file that are to be loaded, each an offset and bytes, where they seem not to be in memory: it
-    /// works on many at once, and whoever touches a page waits for that one alone.
-    fn ask_for(&self, pieces: impl Iterator<Item = (u64, usize)> + Clone) {
-        // Only a guess, so that it is no matter what other threads make of it meanwhile.
+    /// Requests runs from the disk, each an offset and a length, if a sample of them is not in memory. The
+    /// disk works on many requests at once, whereas a page fault waits for one page.
+    fn request(&self, pieces: impl Iterator<Item = (u64, usize)> + Clone) {
+        // A heuristic, so races between threads do not matter.
         let sampled = self.sampled.load(Ordering::Relaxed);
         if pieces.clone().step_by(sampled).all(|(offset, _)| self.stripes.in_memory(offset)) {
             self.sampled.store((2 * sampled).min(*SAMPLED_RUNS.end()), Ordering::Relaxed);
             return;
         }
         self.sampled.store(*SAMPLED_RUNS.start(), Ordering::Relaxed);
-        pieces.for_each(|(offset, bytes)| self.stripes.ask_for(offset, bytes));
+        pieces.for_each(|(offset, bytes)| self.stripes.request(offset, bytes));
     }
 
-    /// Writes the records of these rows, ascending and distinct: they lie end to end in the order of `rows`.
-    /// No other row is touched. When the disk is full, each of these is what it was or what it was to be. A row that has a place
-    /// of its own needs no more room once it is there, on a file system that writes in place; in a log each writing may.
+    /// Writes the records of these rows, ascending and distinct, given end to end in the order of `rows`. If
+    /// the disk is full, each of these rows has its old or its new record. A row with a fixed place needs no
+    /// more disk space after its first write; in a log every write may.
     ///
     /// # Errors
-    /// Those of [`Self::read`]; [`StoreError::DiskFull`] when there is no room.
+    /// Those of [`Self::read`]; [`StoreError::DiskFull`].
     pub fn write(&self, table: TableId, rows: &[u64], records: &[f32]) -> Result<(), StoreError> {
         let of = self.checked(table, rows, records.len())?;
         let written = match of.layout() {
             Layout::Log(log) => log.write(&self.stripes, rows, records),
             Layout::Placed { order, written } => {
-                let placed = (0..).zip(rows);
-                let placed =
-                    placed.map(|(index, &row)| Placed { place: place_in(order.as_ref(), row), index });
-                let mut placed: Vec<_> = placed.collect();
-                self.write_placed(of, (written, rows), &mut placed, records)
+                let place = |row: &u64| place_in(order.as_ref(), *row);
+                let placed = rows.iter().enumerate();
+                let mut placed: Vec<_> =
+                    placed.map(|(index, row)| Placed { place: place(row), index }).collect();
+                of.runs(&mut placed, WRITE_BYTES, 0)
+                    .try_for_each(|run| self.write_run(of, written, run, RowRecords { rows, records }))
             }
         };
         written.map_err(|e| StoreError::at(&self.dir, e))
     }
 
-    /// Writes records over their rows' places.
-    fn write_placed(
+    /// Writes the records of a run of rows with fixed places.
+    fn write_run(
         &self,
         of: &WorkingRows,
-        (written, rows): (&Bitmap, &[u64]),
-        placed: &mut [Placed],
-        records: &[f32],
+        written: &Bitmap,
+        run: &[Placed],
+        RowRecords { rows, records }: RowRecords<'_>,
     ) -> io::Result<()> {
-        let (width, mut staging) = (of.width(), Vec::new());
-        for run in of.runs(placed, WRITE_BYTES, 0) {
-            if run.iter().all(|row| written.has(rows[row.index])) {
-                for row in run {
-                    self.stripes.store(&records[row.index * width..][..width], of.offset(row.place));
-                }
-                continue;
-            }
-            staging.clear();
-            run.iter().for_each(|row| staging.extend_from_slice(&records[row.index * width..][..width]));
-            self.stripes.write(bytemuck::cast_slice(&staging), of.offset(run[0].place))?;
-            // Only now: who finds a row marked takes it from the file.
-            run.iter().for_each(|row| written.mark(rows[row.index]));
+        let width = of.width();
+        let record = |row: &Placed| &records[row.index * width..][..width];
+        if run.iter().all(|row| written.has(rows[row.index])) {
+            run.iter().for_each(|row| self.stripes.store(record(row), of.offset(row.place)));
+            return Ok(());
         }
+        let mut run_records = Vec::with_capacity(run.len() * width);
+        run.iter().for_each(|row| run_records.extend_from_slice(record(row)));
+        self.stripes.write(bytemuck::cast_slice(&run_records), of.offset(run[0].place))?;
+        // Marked after the write, because readers take marked rows from the file.
+        run.iter().for_each(|row| written.mark(rows[row.index]));
         Ok(())
     }
 
-    /// The table of this number.
     pub(crate) fn table(&self, table: TableId) -> Result<&WorkingRows, StoreError> {
         let none = WorkingError::Table { tables: self.tables.len() };
-        self.tables.get(table.index()).ok_or(StoreError::Working { table, source: none })
+        self.tables.get(table.index()).ok_or_else(|| none.of(table))
     }
 
-    /// The table, if these are rows of it, and as many records.
+    /// The table, after checking the rows and the number of elements.
     fn checked(&self, table: TableId, rows: &[u64], elements: usize) -> Result<&WorkingRows, StoreError> {
         let of = self.table(table)?;
-        let refused = |source| Err(StoreError::Working { table, source });
+        let refused = |source: WorkingError| Err(source.of(table));
         let expected = rows.len().saturating_mul(of.width());
         if expected != elements {
             return refused(WorkingError::Records { expected, got: elements });

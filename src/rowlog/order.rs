@@ -1,14 +1,14 @@
-//! The order in which a table's records lie, the frequent rows first, so that what is read and written
-//! together lies together (frequency-aware cache, section 4: reordering by rank).
+//! An order of a table's rows, frequent rows first, so that records that are read and written together are
+//! adjacent (frequency-aware cache, section 4: reordering by rank).
 //!
-//! An order is a permutation, made of a ranked list of some rows: ranked row `i` has place `i`, and all
-//! others follow in their own order. So it costs memory by the ranked rows, and not by all: the place of
-//! any other row is its number, past the ranked rows and less those of them below it.
+//! An order is a permutation, given by a ranked list of some rows: ranked row `i` has place `i`, and the
+//! others follow in ascending order. So its memory grows with the ranked rows and not with the table: the
+//! place of any other row is its number, plus the ranked rows above it.
 //!
-//! **The file**, `models/<model>/state/order.safetensors`: for each table a tensor of its name, u64 of one
-//! dimension, which holds its ranked rows by place. Its metadata are `format = "flechette-order"`,
-//! `version = "1"`, and `rows.<table>`, the number of the table's rows. It says only where records lie in files
-//! that a process makes for itself, so that any file of this form is as right as another.
+//! **The file**, `models/<model>/state/order.safetensors`: one u64 tensor of one dimension per table, named
+//! as the table, which lists its ranked rows by place. The metadata are `format = "flechette-order"`,
+//! `version = "1"`, and `rows.<table>`, the number of rows of the table. The order only affects where a
+//! process puts rows in its own working file, so any valid file gives correct results.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -19,56 +19,48 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView, serialize};
 use crate::store::disk::{Disk, SystemDisk};
 use crate::store::{StoreError, atomic_write};
 
-/// The file's name in a model's directory of state.
+/// The name of the file in the state directory of a model.
 pub(crate) const FILE: &str = "order.safetensors";
 
 const FORMAT: &str = "flechette-order";
 const VERSION: &str = "1";
-/// Ranked rows of a bucket, where they are spread evenly.
+/// Ranked rows per bucket, if they are spread evenly.
 const BUCKET: usize = 8;
 /// Bytes written at a time.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// A permutation of a table's rows.
+/// A permutation of the rows of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowOrder {
     rows: u64,
     /// The ranked rows, ascending.
     ranked: Vec<u64>,
-    /// The place of each.
+    /// The place of each ranked row.
     places: Vec<u64>,
-    /// Rows fall into buckets by their high bits. This is where in `ranked` each begins and the last one ends: a
-    /// search through all of them would miss the processor's cache at every step.
+    /// Rows are grouped into buckets by their high bits. This is where each bucket begins in `ranked`, and
+    /// where the last one ends. A binary search in all of `ranked` would miss the processor's cache at every
+    /// step.
     begins: Vec<usize>,
-    /// Bits of a row within its bucket.
+    /// Bits of a row number within its bucket.
     shift: u32,
 }
 
-/// Why a ranked list makes no order.
+/// Why a ranked list is not an order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)] // the messages document the variants
 pub enum OrderError {
-    /// No row of the table.
     #[error("expected a row below {rows}, got {row}")]
-    PastEnd {
-        /// The row.
-        row: u64,
-        /// How many there are.
-        rows: u64,
-    },
-    /// A row that comes again.
+    PastEnd { row: u64, rows: u64 },
     #[error("expected distinct rows, got {row} twice")]
-    Twice {
-        /// The row.
-        row: u64,
-    },
+    Twice { row: u64 },
 }
 
 impl RowOrder {
-    /// The order of a table of `rows` rows in which those of `ranked` come first, as they are there. It takes
-    /// 16 bytes and a little more for each of them.
+    /// The order of `rows` rows that begins with `ranked`. It takes 16 bytes and a little more per ranked
+    /// row.
     ///
     /// # Errors
-    /// [`OrderError`] for a row that is not of the table, or comes twice.
+    /// [`OrderError`] for a row that is past the table or listed twice.
     pub fn hottest_first(rows: u64, ranked: &[u64]) -> Result<Self, OrderError> {
         let mut pairs: Vec<(u64, u64)> = ranked.iter().copied().zip(0..).collect();
         pairs.sort_unstable();
@@ -86,17 +78,18 @@ impl RowOrder {
         Ok(Self { rows, ranked, places, begins, shift })
     }
 
-    /// How many rows the table has.
+    /// Rows of the table.
     #[must_use]
     pub(crate) fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// The place of a row among the table's records, from 0. A row past the end is its own.
+    /// The place of a row among the records of the table, from 0. The place of a row past the end is its
+    /// number.
     #[must_use]
     #[inline]
     pub(crate) fn place(&self, row: u64) -> u64 {
-        // A row past the end finds no ranked row above it in the last bucket either.
+        // The last bucket has no ranked row above a row past the end.
         let bucket = (row.min(self.rows) >> self.shift) as usize;
         let (begin, end) = (self.begins[bucket], self.begins[bucket + 1]);
         match self.ranked[begin..end].binary_search(&row) {
@@ -112,38 +105,23 @@ impl RowOrder {
         self.ranked.iter().zip(&self.places).for_each(|(&row, &place)| ranked[place as usize] = row);
         ranked
     }
-
-    /// Bytes of memory.
-    #[must_use]
-    pub(crate) fn memory_bytes(&self) -> u64 {
-        let words = self.ranked.capacity() + self.places.capacity() + self.begins.capacity();
-        (words * size_of::<u64>()) as u64
-    }
 }
 
-/// Why orders cannot be written or read.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the messages document the variants
 pub enum OrderFileError {
-    /// The system's refusal.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A file that is not of the form, or orders that none of the form can hold.
     #[error("{}: {source}", path.display())]
-    Form {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        source: FormError,
-    },
+    Form { path: PathBuf, source: FormError },
 }
 
-/// What is wrong with a file of orders.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {reason}")]
 pub struct FormError {
-    /// Where: the metadata or the tensor.
+    /// The metadata key or the tensor.
     pub field: String,
-    /// What was expected, and what was got.
+    /// What was expected and what was found.
     pub reason: String,
 }
 
@@ -153,12 +131,12 @@ impl FormError {
     }
 }
 
-/// Writes the orders of a model's tables, each by the table's name, in the place of the file at `path`:
-/// aside, synced and renamed. The directory is made if need be.
+/// Replaces the file at `path` by one with these orders, each under the name of its table
+/// ([`crate::store::atomic_write`]). The directory is made if needed.
 ///
 /// # Errors
-/// [`OrderFileError`] for a name that comes twice or is `__metadata__`, and for what the system refused; the
-/// file before is untouched then, unless only the last sync failed.
+/// [`OrderFileError`] for a name that is used twice or is `__metadata__`, and for errors of the file system.
+/// The old file is then untouched, unless only the last sync failed.
 pub fn write_orders(path: &Path, orders: &[(&str, &RowOrder)]) -> Result<(), OrderFileError> {
     write_on(&SystemDisk, path, orders)
 }
@@ -169,19 +147,19 @@ pub(crate) fn write_on(
     orders: &[(&str, &RowOrder)],
 ) -> Result<(), OrderFileError> {
     let bytes = encode(orders).map_err(|source| OrderFileError::Form { path: path.to_owned(), source })?;
-    atomic_write::replace(disk, path, |file, atomic_write| {
-        bytes.chunks(CHUNK_BYTES).try_for_each(|chunk| disk.append(file, atomic_write, chunk))
+    atomic_write::replace(disk, path, |file, path| {
+        bytes.chunks(CHUNK_BYTES).try_for_each(|chunk| disk.append(file, path, chunk))
     })?;
     Ok(())
 }
 
-/// The orders of a model's tables, by the tables' names; `None` where there is no file.
+/// Reads the orders of a model's tables, by table name; `None` if there is no file.
 ///
 /// # Errors
-/// [`OrderFileError`] naming the file and its field, where it is not of the form or cannot be read.
+/// [`OrderFileError`] when the file cannot be read or is malformed.
 pub fn read_orders(path: &Path) -> Result<Option<BTreeMap<String, RowOrder>>, OrderFileError> {
     let at = |e| StoreError::at(path, e);
-    let mut file = match crate::store::table::open_regular(path) {
+    let mut file = match crate::store::bytes::open_regular(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         file => file.map_err(at)?,
     };
@@ -211,7 +189,7 @@ fn encode(orders: &[(&str, &RowOrder)]) -> Result<Vec<u8>, FormError> {
 }
 
 fn parse(bytes: &[u8]) -> Result<BTreeMap<String, RowOrder>, FormError> {
-    let foreign = |error| FormError::new("header", format!("no safetensors file: {error}"));
+    let foreign = |error| FormError::new("header", format!("not a safetensors file: {error}"));
     let (_, about) = SafeTensors::read_metadata(bytes).map_err(foreign)?;
     let tensors = SafeTensors::deserialize(bytes).map_err(foreign)?;
     let about = about.metadata().clone().unwrap_or_default();

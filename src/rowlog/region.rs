@@ -1,4 +1,4 @@
-//! One table of a working file: its shape, where its records lie, and what a row is before it is written.
+//! One table of a working file: its shape, the places of its records, and the first values of its rows.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,17 +10,19 @@ use super::stripes::Stripes;
 use super::{First, WorkingError, WorkingTable};
 use crate::rowlog::RowOrder;
 
-/// The file's grid: each table starts on it.
+/// Each table begins at a multiple of this in the file.
 const PAGE_BYTES: u64 = 4096;
-/// Most bytes that one call reads, but at least one record.
+/// Most bytes that one call reads, except that it reads at least one record.
 pub(crate) const READ_BYTES: usize = 1 << 20;
-/// Most bytes that one call writes, but at least one record. A long write makes the system keep its pages as one large
-/// folio, and a small write into such a one costs a walk over all its blocks each time: on ext4 of Linux 6.18, 512 bytes
-/// took 2.8 us in pages written by 4 KiB, 3.5 by 16 KiB and 33 by 1 MiB.
+/// Most bytes that one call writes, except that it writes at least one record. After a long write the kernel
+/// keeps the pages as one large folio, and each small write into a large folio walks all of its blocks: on
+/// ext4 of Linux 6.18, writing 512 bytes took 2.8 us in pages written by 4 KiB, 3.5 us by 16 KiB and 33 us by
+/// 1 MiB.
 pub(crate) const WRITE_BYTES: usize = 16 << 10;
 const WORD_BYTES: u64 = size_of::<f32>() as u64;
 
-/// A table of a working file. Row `r` is `[weight(dim) | state 0 | state 1 ...]`, [`Self::width`] words of f32.
+/// A table of a working file. The record of a row is `[weight(dim) | state 0 | state 1 ...]`, [`Self::width`]
+/// f32 elements.
 pub struct WorkingRows {
     rows: u64,
     dim: usize,
@@ -29,16 +31,16 @@ pub struct WorkingRows {
     /// Whether `first` is a version's table with exactly these states.
     has_states: bool,
     width: usize,
-    /// Where in the file it begins.
+    /// Offset in the file.
     begin: u64,
     layout: Layout,
 }
 
-/// How records lie in the file.
+/// Where records are in the file.
 pub(crate) enum Layout {
-    /// In the order in which they were written.
+    /// In the order of their last writes.
     Log(Log),
-    /// In an order of rows; a row that was written is in its place.
+    /// At a fixed place per row.
     Placed {
         order: Option<RowOrder>,
         /// Which rows are in the file.
@@ -46,7 +48,7 @@ pub(crate) enum Layout {
     },
 }
 
-/// A row of a request: where its record lies among the table's, and which one of the request it is.
+/// A row of a request: the place of its record in the table, and its index in the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Placed {
     pub(crate) place: u64,
@@ -54,7 +56,7 @@ pub(crate) struct Placed {
 }
 
 impl WorkingRows {
-    /// The table, from byte `begin` of the file on.
+    /// A table at offset `begin` of the file.
     pub(crate) fn new(table: WorkingTable, begin: u64) -> Result<Self, WorkingError> {
         let WorkingTable { rows, dim, states, first, order } = table;
         let mut has_states = false;
@@ -69,9 +71,9 @@ impl WorkingRows {
             return Err(WorkingError::Order { expected: rows, got: order.rows() });
         }
         let width = states.iter().try_fold(dim, |sum, &(_, width)| sum.checked_add(width));
-        // Twice that, because a log takes more than its rows do.
+        // Twice that, because a log takes more space than its rows.
         let bytes = width.and_then(|width| (width as u64 + 2).checked_mul(2 * WORD_BYTES)?.checked_mul(rows));
-        // A file's length is a signed number of 64 bits.
+        // The length of a file is a signed 64-bit number.
         let end = bytes.and_then(|bytes| begin.checked_add(bytes)?.checked_next_multiple_of(PAGE_BYTES));
         let (Some(width), Some(_)) = (width, end.filter(|&end| end <= i64::MAX as u64)) else {
             return Err(WorkingError::TooLarge { rows, width: width.unwrap_or(usize::MAX) });
@@ -84,45 +86,34 @@ impl WorkingRows {
         Ok(Self { rows, dim, states, first, has_states, width, begin, layout })
     }
 
-    /// How many rows.
     #[must_use]
     pub(crate) fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// Elements of a row's weight.
+    /// Elements of the weight of a row.
     #[must_use]
     pub(crate) fn dim(&self) -> usize {
         self.dim
     }
 
-    /// Names of the states, and elements a row of each.
+    /// The name of each state, and its elements per row.
     #[must_use]
     pub(crate) fn states(&self) -> &[(&'static str, usize)] {
         &self.states
     }
 
-    /// Words of f32 that a record has: the dim and the states' widths.
+    /// f32 elements of a record: the dim plus the widths of the states.
     #[must_use]
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// By what order of rows its records lie, if any.
-    #[must_use]
-    pub(crate) fn order(&self) -> Option<&RowOrder> {
-        match &self.layout {
-            Layout::Placed { order, .. } => order.as_ref(),
-            Layout::Log(_) => None,
-        }
-    }
-
-    /// How its records lie.
     pub(crate) fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Places that are looked up while this is held stay readable until it is dropped.
+    /// Places that are looked up while this lock is held stay readable until it is released.
     pub(crate) fn hold(&self) -> Option<RwLockReadGuard<'_, ()>> {
         match &self.layout {
             Layout::Log(log) => Some(log.hold()),
@@ -130,22 +121,7 @@ impl WorkingRows {
         }
     }
 
-    /// Bytes of memory that grow with its rows.
-    pub(crate) fn memory_bytes(&self) -> u64 {
-        let first = match &self.first {
-            First::Version(table) if table.in_ram() => table.bytes(),
-            _ => 0,
-        };
-        first
-            + match &self.layout {
-                Layout::Log(log) => log.memory_bytes(),
-                Layout::Placed { order, written } => {
-                    written.bytes() + order.as_ref().map_or(0, RowOrder::memory_bytes)
-                }
-            }
-    }
-
-    /// The byte of the file that its records end before, on the file's grid.
+    /// The offset past the table, page-aligned.
     pub(crate) fn end(&self) -> u64 {
         let end = match &self.layout {
             Layout::Log(log) => log.end(self.rows),
@@ -154,17 +130,17 @@ impl WorkingRows {
         end.next_multiple_of(PAGE_BYTES)
     }
 
-    /// Where in the file the record at this place begins.
+    /// The offset in the file of the record at this place.
     pub(crate) fn offset(&self, place: u64) -> u64 {
-        // `new` has seen that this does not overflow up to the end.
+        // `new` has checked that this does not overflow.
         match &self.layout {
             Layout::Log(log) => log.offset(place),
             Layout::Placed { .. } => self.begin + place * self.width as u64 * WORD_BYTES,
         }
     }
 
-    /// Where the record of this row lies; `None` where it was never written. It is good for as long as the table is held
-    /// ([`Self::hold`]), or nobody writes it.
+    /// The place of the record of this row; `None` if it was never written. Valid while [`Self::hold`]'s lock
+    /// is held, or while nobody writes the table.
     #[inline]
     pub(crate) fn place(&self, stripes: &Stripes, row: u64) -> Option<u64> {
         match &self.layout {
@@ -173,7 +149,7 @@ impl WorkingRows {
         }
     }
 
-    /// The rows of a range that were written, ascending, and where each lies.
+    /// The written rows of a range, ascending, each with its place.
     pub(crate) fn written<'w>(
         &'w self,
         stripes: &'w Stripes,
@@ -187,9 +163,9 @@ impl WorkingRows {
         }
     }
 
-    /// These rows in runs that lie near each other in the file: from the end of one to the next are no more than `gap`
-    /// bytes, and from the first to the last none more than `most` save one record. `placed` is in the order of rows, and
-    /// afterwards in that of places.
+    /// Groups rows into runs that are adjacent in the file: gaps are at most `gap` bytes, and a run is at
+    /// most `most` bytes unless it is one record. `placed` is given in the order of rows and is sorted by
+    /// place.
     pub(crate) fn runs<'p>(
         &self,
         placed: &'p mut [Placed],
@@ -210,14 +186,14 @@ impl WorkingRows {
         })
     }
 
-    /// Writes over `record` what this row is before it is written.
+    /// Writes the first value of a row to `record`.
     pub(crate) fn first_value(&self, row: u64, record: &mut [f32]) {
         let (weight, state) = record.split_at_mut(self.dim);
         state.fill(0.0);
         match &self.first {
             First::Uniform(uniform) => uniform.row(row, weight),
             First::Version(table) => {
-                // The table has as many rows.
+                // `new` has checked that the table has this row.
                 table.row(row).into_iter().for_each(|bytes| table.element().decode(bytes, weight));
                 let mut rest = state;
                 for kept in table.states().iter().filter(|_| self.has_states) {
@@ -230,7 +206,7 @@ impl WorkingRows {
     }
 }
 
-/// Where a row lies that has a place of its own.
+/// The fixed place of a row.
 pub(crate) fn place_in(order: Option<&RowOrder>, row: u64) -> u64 {
     order.map_or(row, |order| order.place(row))
 }

@@ -1,10 +1,11 @@
-//! The bytes of a working file: several files that look like one.
+//! The bytes of a working file: several files that act as one.
 //!
-//! A file system lets one thread at a time write to a file, however far apart the places are, and holds the others off even
-//! while that one waits for a page from the disk. So bytes are dealt out to files without names, a megabyte to
-//! each in turn, and threads that write here and there seldom meet.
+//! A file system lets one thread at a time write to a file, and blocks the others even while that one waits
+//! for a page from the disk. So the bytes are distributed over several unlinked files, a megabyte to each in
+//! turn, and threads that write to different places rarely block each other.
 //!
-//! There are two ways to the same bytes: by calls, for what is long or was never written, and by a [`Mapping`], for rows.
+//! The same bytes are accessed in two ways: by system calls for long runs and for first writes, and by a
+//! [`Mapping`] for rows.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSliceMut};
@@ -18,129 +19,143 @@ use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use super::StoreError;
 use super::mapping::Mapping;
 
-/// How many files.
+/// Number of files.
 const STRIPES: u64 = 16;
-/// Bytes that lie end to end in one of them.
+/// Consecutive bytes in one file.
 const BLOCK_BYTES: u64 = 1 << 20;
 
-/// Files without names, to read and write at positions.
+/// Unlinked files that are read and written at offsets.
 #[derive(Debug)]
-pub(crate) struct Stripes(Vec<(File, Mapping)>);
+pub(crate) struct Stripes(Vec<Stripe>);
+
+/// One of the files.
+#[derive(Debug)]
+struct Stripe {
+    file: File,
+    mapping: Mapping,
+}
+
+/// A part of a range of bytes that is in one file.
+struct Part<'a> {
+    stripe: &'a Stripe,
+    /// Offset in the file.
+    at: u64,
+    bytes: usize,
+}
 
 impl Stripes {
-    /// Makes them in `dir`, for so many bytes, which are holes and take no room.
+    /// Creates the files in `dir`, for this many bytes; all are holes and take no disk space.
     pub(crate) fn create(dir: &Path, bytes: u64) -> Result<Self, StoreError> {
         let length = bytes.div_ceil(BLOCK_BYTES * STRIPES) * BLOCK_BYTES;
         let stripe = |_| {
             let file = unnamed(dir)?;
             file.set_len(length).map_err(|e| StoreError::at(dir, e))?;
-            // Rows from here and there must not bring in their neighbours too. And not even a whole table is read ahead
-            // of, for that makes large folios (see `region::WRITE_BYTES`): after such a reading, writing a row took 50
-            // us. Only advice, so that a refusal is no matter.
+            // Random rows must not trigger read-ahead, and neither may a scan of a whole table: read-ahead
+            // makes large folios (see `region::WRITE_BYTES`), after which writing a row took 50 us. Only
+            // advice, so errors are ignored.
             let _ = fadvise(&file, 0, None, Advice::Random);
             let mapping = Mapping::of(&file).map_err(|e| StoreError::at(dir, e))?;
-            Ok((file, mapping))
+            Ok(Stripe { file, mapping })
         };
         (0..STRIPES).map(stripe).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Fills `bytes` with what lies from `offset` on.
+    /// Reads `bytes` from `offset`.
     pub(crate) fn read(&self, mut bytes: &mut [u8], offset: u64) -> io::Result<()> {
-        for ((file, _), at, len) in self.parts(offset..offset + bytes.len() as u64) {
+        for Part { stripe, at, bytes: len } in self.parts(offset..offset + bytes.len() as u64) {
             let part = bytes.split_off_mut(..len).unwrap_or_default();
-            file.read_exact_at(part, at)?;
+            stripe.file.read_exact_at(part, at)?;
         }
         Ok(())
     }
 
-    /// Writes `bytes` from `offset` on.
+    /// Writes `bytes` at `offset`.
     pub(crate) fn write(&self, mut bytes: &[u8], offset: u64) -> io::Result<()> {
-        for ((file, _), at, len) in self.parts(offset..offset + bytes.len() as u64) {
+        for Part { stripe, at, bytes: len } in self.parts(offset..offset + bytes.len() as u64) {
             let part = bytes.split_off(..len).unwrap_or_default();
-            file.write_all_at(part, at)?;
+            stripe.file.write_all_at(part, at)?;
         }
         Ok(())
     }
 
-    /// Copies words that were written before, from byte `offset` on, a multiple of four.
+    /// Copies words that were written before from byte `offset`, a multiple of 4.
     pub(crate) fn load(&self, mut words: &mut [f32], offset: u64) {
-        for ((_, mapping), at, len) in self.parts(offset..offset + size_of_val(words) as u64) {
-            mapping.load(words.split_off_mut(..len / size_of::<f32>()).unwrap_or_default(), at);
+        for Part { stripe, at, bytes } in self.parts(offset..offset + size_of_val(words) as u64) {
+            stripe.mapping.load(words.split_off_mut(..bytes / size_of::<f32>()).unwrap_or_default(), at);
         }
     }
 
-    /// Writes over words that were written before, from byte `offset` on, a multiple of four.
+    /// Overwrites words that were written before at byte `offset`, a multiple of 4.
     pub(crate) fn store(&self, mut words: &[f32], offset: u64) {
-        for ((_, mapping), at, len) in self.parts(offset..offset + size_of_val(words) as u64) {
-            mapping.store(words.split_off(..len / size_of::<f32>()).unwrap_or_default(), at);
+        for Part { stripe, at, bytes } in self.parts(offset..offset + size_of_val(words) as u64) {
+            stripe.mapping.store(words.split_off(..bytes / size_of::<f32>()).unwrap_or_default(), at);
         }
     }
 
-    /// Whether the page of this byte is in memory. Where the file system cannot tell, it is said to be.
+    /// Whether the page of this byte is in memory; true if the file system cannot tell.
     pub(crate) fn in_memory(&self, offset: u64) -> bool {
-        let ((file, _), at) = self.place(offset);
-        let read = preadv2(file, &mut [IoSliceMut::new(&mut [0])], at, ReadWriteFlags::NOWAIT);
+        let (stripe, at) = self.place(offset);
+        let read = preadv2(&stripe.file, &mut [IoSliceMut::new(&mut [0])], at, ReadWriteFlags::NOWAIT);
         read != Err(Errno::AGAIN)
     }
 
-    /// Asks the disk for bytes that will be loaded, and does not wait for them.
-    pub(crate) fn ask_for(&self, offset: u64, bytes: usize) {
-        for ((_, mapping), at, len) in self.parts(offset..offset + bytes as u64) {
-            mapping.ask_for(at, len);
+    /// Requests bytes from the disk without waiting for them.
+    pub(crate) fn request(&self, offset: u64, bytes: usize) {
+        for Part { stripe, at, bytes } in self.parts(offset..offset + bytes as u64) {
+            stripe.mapping.request(at, bytes);
         }
     }
 
-    /// Asks memory for bytes that are loaded soon.
+    /// Prefetches bytes into the processor's cache.
     #[inline]
     pub(crate) fn prefetch(&self, offset: u64, bytes: usize) {
-        for ((_, mapping), at, len) in self.parts(offset..offset + bytes as u64) {
-            mapping.prefetch(at, len);
+        for Part { stripe, at, bytes } in self.parts(offset..offset + bytes as u64) {
+            stripe.mapping.prefetch(at, bytes);
         }
     }
 
-    /// The word from byte `offset` on, a multiple of four, which was written before.
+    /// The word at byte `offset`, a multiple of 4, which was written before.
     #[inline]
     pub(crate) fn word(&self, offset: u64) -> u32 {
-        let ((_, mapping), at) = self.place(offset);
-        mapping.word(at)
+        let (stripe, at) = self.place(offset);
+        stripe.mapping.word(at)
     }
 
-    /// Writes over a word.
+    /// Overwrites a word.
     #[inline]
     pub(crate) fn set_word(&self, offset: u64, word: u32) {
-        let ((_, mapping), at) = self.place(offset);
-        mapping.set_word(at, word);
+        let (stripe, at) = self.place(offset);
+        stripe.mapping.set_word(at, word);
     }
 
-    /// Which file a byte lies in, and where.
+    /// The file of a byte, and its offset there.
     #[inline]
-    fn place(&self, offset: u64) -> (&(File, Mapping), u64) {
+    fn place(&self, offset: u64) -> (&Stripe, u64) {
         let (block, within) = (offset / BLOCK_BYTES, offset % BLOCK_BYTES);
         (&self.0[(block % STRIPES) as usize], block / STRIPES * BLOCK_BYTES + within)
     }
 
-    /// Where the bytes of a range lie: file by file, where from, and how many.
+    /// The parts of a range: each one's file, offset there, and length.
     #[inline]
-    fn parts(&self, mut range: Range<u64>) -> impl Iterator<Item = (&(File, Mapping), u64, usize)> {
+    fn parts(&self, mut range: Range<u64>) -> impl Iterator<Item = Part<'_>> {
         std::iter::from_fn(move || {
             if range.is_empty() {
                 return None;
             }
-            let (file, at) = self.place(range.start);
-            let len = (BLOCK_BYTES - range.start % BLOCK_BYTES).min(range.end - range.start);
-            range.start += len;
-            Some((file, at, len as usize))
+            let (stripe, at) = self.place(range.start);
+            let bytes = (BLOCK_BYTES - range.start % BLOCK_BYTES).min(range.end - range.start);
+            range.start += bytes;
+            Some(Part { stripe, at, bytes: bytes as usize })
         })
     }
 
-    /// The files.
     #[cfg(test)]
     pub(crate) fn files(&self) -> impl Iterator<Item = &File> {
-        self.0.iter().map(|(file, _)| file)
+        self.0.iter().map(|stripe| &stripe.file)
     }
 }
 
-/// A new file in `dir`, to read and write, whose name is gone.
+/// Creates a file in `dir` and removes its name.
 fn unnamed(dir: &Path) -> Result<File, StoreError> {
     if !dir.try_exists().map_err(|e| StoreError::at(dir, e))? {
         return Err(StoreError::MissingDirectory { path: dir.to_owned() });
@@ -149,7 +164,7 @@ fn unnamed(dir: &Path) -> Result<File, StoreError> {
     loop {
         let path = dir.join(format!(".working.{}.{attempt}.tmp", std::process::id()));
         match OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path) {
-            // Another's, or that of a process that was killed between this line and the next.
+            // Of another process, or left by one that was killed between creating and removing.
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => attempt += 1,
             Err(e) => return Err(StoreError::at(&path, e)),
             Ok(file) => {

@@ -1,4 +1,4 @@
-//! A working file is a vector of records that lies on the disk.
+//! A working file behaves like a vector of records.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -12,7 +12,8 @@ use super::*;
 use crate::mem::{HostMemory, mix64};
 use crate::schema;
 use crate::store::PlainMemory;
-use crate::store::table::{Bytes, State};
+use crate::store::State;
+use crate::store::bytes::Bytes;
 use crate::types::Element;
 
 const UNIFORM: Uniform = Uniform { seed: 5, table_code: 11, bound: 0.5 };
@@ -38,7 +39,7 @@ fn disk_bytes(file: &WorkingFile) -> u64 {
     file.stripes.files().map(|file| file.metadata().unwrap().blocks() * 512).sum()
 }
 
-/// Shape, order and, for each write or read, its rows.
+/// The shape of a table, and the ranked rows of its order if it has one.
 type Wanted = ((u64, usize, Vec<usize>), Option<Vec<Index>>);
 
 fn wanted() -> impl Strategy<Value = Wanted> {
@@ -54,7 +55,7 @@ fn made(((rows, dim, widths), order): &Wanted) -> WorkingTable {
     WorkingTable { order, ..table(*rows, *dim, &states) }
 }
 
-/// Rows of a table, each once, as they come.
+/// The distinct rows of a sample, in its order.
 fn distinct(rows: &[Index], of: u64) -> Vec<u64> {
     let mut seen = std::collections::BTreeSet::new();
     rows.iter().map(|row| row.index(of as usize) as u64).filter(|&row| seen.insert(row)).collect()
@@ -64,7 +65,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_read_is_what_was_written_last_or_a_first_value(
+    fn reads_give_the_last_written_record_or_the_first_value(
         wanted in prop::collection::vec(wanted(), 1..4),
         steps in prop::collection::vec((any::<Index>(), any::<bool>(), prop::collection::vec(any::<Index>(), 0..60)), 0..25),
     ) {
@@ -106,21 +107,27 @@ proptest! {
 }
 
 #[test]
-fn runs_are_neighbours_in_the_file_and_bounded() {
+fn a_run_is_adjacent_in_the_file_and_of_bounded_length() {
     let ranked = [50, 7, 51, 3];
     let ordered = WorkingTable {
         order: Some(RowOrder::hottest_first(1 << 20, &ranked).unwrap()),
         ..table(1 << 20, 16, &[])
     };
-    let (_dir, file) = file(vec![ordered, table(1 << 20, 16, &[]), table(9, 1 << 20, &[])]);
+    let placed = |rows, dim| WorkingTable {
+        order: Some(RowOrder::hottest_first(rows, &[]).unwrap()),
+        ..table(rows, dim, &[])
+    };
+    let (_dir, file) = file(vec![ordered, placed(1 << 20, 16), placed(9, 1 << 20)]);
     let runs = |at: usize, rows: &[u64], gap: usize| -> Vec<Vec<usize>> {
         let of = &file.tables()[at];
-        let place = |row| of.order().map_or(row, |order| order.place(row));
+        let Layout::Placed { order, .. } = of.layout() else { panic!("rows have fixed places") };
+        let place = |row| place_in(order.as_ref(), row);
         let placed = rows.iter().enumerate();
         let mut placed: Vec<_> = placed.map(|(index, &row)| Placed { place: place(row), index }).collect();
         of.runs(&mut placed, 1 << 20, gap).map(|run| run.iter().map(|row| row.index).collect()).collect()
     };
-    // Places 0, 1, 2, 3 of the ranked; of the others 4 + 60 - 4 and its neighbour.
+    // The ranked rows have places 0 to 3; rows 60 and 61 have places 60 and 61, because all ranked rows are
+    // below them.
     assert_eq!(runs(0, &[3, 7, 50, 51, 60, 61], 0), [vec![2, 1, 3, 0], vec![4, 5]]);
     assert_eq!(runs(1, &[3, 7, 50, 51, 60, 61], 0), [vec![0], vec![1], vec![2, 3], vec![4, 5]]);
     assert_eq!(runs(1, &[3, 7, 50, 51, 60, 61], 3 * 64), [vec![0, 1], vec![2, 3], vec![4, 5]], "or near");
@@ -132,7 +139,7 @@ fn runs_are_neighbours_in_the_file_and_bounded() {
 }
 
 #[test]
-fn rows_that_were_never_written_are_uniform_and_take_no_room() {
+fn rows_that_were_never_written_are_uniform_and_take_no_disk_space() {
     let (dir, file) = file(vec![table(1 << 30, 8, &[("sum", 1)]), table(100, 3, &[])]);
     let rows = [0, 1, 77, (1 << 30) - 1];
     let mut expected = [0.0; 9];
@@ -141,11 +148,9 @@ fn rows_that_were_never_written_are_uniform_and_take_no_room() {
         assert_eq!(record, expected);
     }
     assert_eq!(disk_bytes(&file), 0);
-    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "it has no name");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "the file has no name");
     file.write(T, &[1 << 29], &[1.0; 9]).unwrap();
     assert!((1..100_000).contains(&disk_bytes(&file)), "{}", disk_bytes(&file));
-    // A bit for each 1,024 rows of the first table's index, one of the second's, and a segment.
-    assert_eq!(file.memory_bytes(), (1 << 17) + 8 + 4);
     assert_eq!(file.tables()[0].end() % 4096, 0);
     let length: u64 = file.stripes.files().map(|file| file.metadata().unwrap().len()).sum();
     assert!(length >= file.tables()[1].end());
@@ -156,7 +161,7 @@ fn rows_that_were_never_written_are_uniform_and_take_no_room() {
     );
 }
 
-/// Drawn from the row, with states `sum` and `step`.
+/// Rows are [`UNIFORM`]; states are `sum` and `step`.
 fn version(memory: &dyn HostMemory, rows: u64) -> Table {
     let mut version = Table::zeroed(memory, rows, 3, &[("sum", 3), ("step", 1)]).unwrap();
     let (weight, states) = version.parts_mut().unwrap();
@@ -168,7 +173,7 @@ fn version(memory: &dyn HostMemory, rows: u64) -> Table {
 }
 
 #[test]
-fn rows_of_a_version_come_with_its_states_where_they_are_the_same() {
+fn first_values_from_a_version_include_its_states_if_name_width_and_order_match() {
     let of = |states: &[(&'static str, usize)], version: Table| WorkingTable {
         first: First::Version(version),
         ..table(4, 3, states)
@@ -181,7 +186,7 @@ fn rows_of_a_version_come_with_its_states_where_they_are_the_same() {
     let (_dir, file) = file(vec![
         of(&same, version(&PlainMemory, 4)),
         of(&[("step", 1), ("sum", 3)], version(&PlainMemory, 4)),
-        of(&same, version(&PlainMemory, 4).without_states()),
+        of(&same, version(&PlainMemory, 4).encoded(Element::F32, &PlainMemory).unwrap()),
         of(&same, Table::from_parts(&f16, bytes, vec![]).unwrap()),
     ]);
     let mut weight = [0.0; 3];
@@ -194,11 +199,10 @@ fn rows_of_a_version_come_with_its_states_where_they_are_the_same() {
     assert_eq!(record(3, 2), [&weight[..], &[0.0; 4]].concat());
     file.write(T, &[2], &[9.0; 7]).unwrap();
     assert_eq!(records(&file, T, &[1, 2])[7..], [9.0; 7]);
-    assert!(file.memory_bytes() > version(&PlainMemory, 4).bytes(), "it lies in memory of its own");
 }
 
 #[test]
-fn threads_that_work_on_different_rows_do_not_meet() {
+fn threads_on_different_rows_do_not_interfere() {
     let order = RowOrder::hottest_first(4000, &(0..2000).rev().collect::<Vec<_>>()).unwrap();
     for order in [Some(order), None] {
         let (_dir, file) = file(vec![WorkingTable { order, ..table(4000, 5, &[("sum", 1)]) }]);
@@ -206,7 +210,7 @@ fn threads_that_work_on_different_rows_do_not_meet() {
             for thread in 0..4 {
                 let file = &file;
                 scope.spawn(move || {
-                    // Every page, every word of the bitmap and every segment has rows of all.
+                    // Every page, bitmap word and segment is shared by all threads.
                     let rows: Vec<u64> = (0..4000).filter(|row| row % 4 == thread).collect();
                     for (round, rows) in (0..40).flat_map(|_| rows.chunks(97)).enumerate() {
                         let value = (round * 4) as f32 + thread as f32;
@@ -223,13 +227,13 @@ fn threads_that_work_on_different_rows_do_not_meet() {
 }
 
 #[test]
-fn a_log_takes_half_again_as_much_as_its_rows_however_often_they_are_written() {
+fn a_log_takes_at_most_one_and_a_half_times_its_rows_however_often_they_are_written() {
     let rows = 20_000_u64;
     let (_dir, file) = file(vec![table(rows, 15, &[])]);
     let mut values = vec![0.0; rows as usize];
     let mut most = 0;
     for round in 1..400_u64 {
-        // First some rows only, then all, then skewed over all of them.
+        // First a tenth of the rows, then all of them, and always some hot ones.
         let among = if round < 50 { rows / 10 } else { rows };
         let mut some: Vec<u64> = (0..500).map(|n| mix64(round << 16 | n) % among).collect();
         some.extend((0..200).map(|n| mix64(!(round << 16 | n)) % (rows / 50)));
@@ -243,7 +247,7 @@ fn a_log_takes_half_again_as_much_as_its_rows_however_often_they_are_written() {
         }
     }
     let record = 16 * 4;
-    // Of 2,000 rows, and segments of 1,250.
+    // For 2,000 rows, in segments of 1,250.
     assert!(most < (3_000 + 5 * 1_250) * record + (1 << 16), "{most}");
     assert!(disk_bytes(&file) < (30_000 + 5 * 1_250) * record + (2 << 16), "{}", disk_bytes(&file));
     let mut row = 0;
@@ -262,7 +266,7 @@ fn a_log_takes_half_again_as_much_as_its_rows_however_often_they_are_written() {
 }
 
 #[test]
-fn the_first_row_that_is_not_finite_is_found_among_those_that_were_written() {
+fn the_first_written_row_that_is_not_finite_is_found() {
     let order = RowOrder::hottest_first(300_000, &[299_999, 250_000]).unwrap();
     let wanted = || WorkingTable { order: Some(order.clone()), ..table(300_000, 2, &[("sum", 1)]) };
     let (_dir, file) = file(vec![wanted(), wanted()]);
@@ -278,14 +282,14 @@ fn the_first_row_that_is_not_finite_is_found_among_those_that_were_written() {
     assert_eq!(file.first_not_finite(TableId(1)).unwrap(), None, "nothing was written");
 }
 
-/// The table, and one whose rows have places of their own, in the order of rows.
+/// The table as a log, and with fixed places in the order of rows.
 fn both_layouts(table: impl Fn() -> WorkingTable) -> [WorkingTable; 2] {
     let order = RowOrder::hottest_first(table().rows, &[]).unwrap();
     [table(), WorkingTable { order: Some(order), ..table() }]
 }
 
 #[test]
-fn rows_that_are_on_the_disk_alone_are_asked_for_and_read_as_they_were_written() {
+fn rows_that_left_the_page_cache_are_requested_and_read_as_written() {
     let (_dir, file) = file(vec![table(4000, 32, &[])]);
     let rows: Vec<u64> = (0..4000).collect();
     let written: Vec<f32> = rows.iter().flat_map(|&row| [row as f32; 32]).collect();
@@ -307,13 +311,13 @@ fn rows_that_are_on_the_disk_alone_are_asked_for_and_read_as_they_were_written()
 }
 
 #[test]
-fn what_was_never_written_is_not_taken_from_the_file() {
+fn rows_that_were_never_written_are_not_read_from_the_file() {
     both_layouts(|| table(300_000, 4, &[])).into_iter().for_each(never_written);
 }
 
 fn never_written(table: WorkingTable) {
     let (_dir, file) = file(vec![table]);
-    // Behind its back, and so that whoever takes one of these is found out.
+    // Written behind the back of the table: a reader that takes one of these gets NaN.
     file.stripes.write(bytemuck::cast_slice(&vec![f32::NAN; 1_200_000]), 0).unwrap();
     let written = [0, 1, 700, 299_999];
     file.write(T, &written, &[1.0; 16]).unwrap();
@@ -332,7 +336,7 @@ fn never_written(table: WorkingTable) {
 }
 
 #[test]
-fn requests_that_cannot_be_met_are_errors_and_touch_nothing() {
+fn invalid_requests_are_errors_and_change_nothing() {
     let (_dir, file) = file(vec![table(5, 2, &[])]);
     let said = |table, rows: &[u64], elements: usize| {
         let mut records = vec![0.0; elements];
@@ -350,7 +354,7 @@ fn requests_that_cannot_be_met_are_errors_and_touch_nothing() {
 }
 
 #[test]
-fn files_that_cannot_be_made_are_errors() {
+fn a_file_that_cannot_be_created_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let said = |dir: &Path, table| WorkingFile::create(dir, vec![table]).unwrap_err().to_string();
     let order = Some(RowOrder::hottest_first(4, &[1]).unwrap());
@@ -378,7 +382,7 @@ fn files_that_cannot_be_made_are_errors() {
     assert_eq!(fs::read(&left).unwrap(), b"another's");
 }
 
-/// A small file system of its own, unmounted when dropped.
+/// A small file system, unmounted when dropped.
 struct SmallDisk(tempfile::TempDir);
 
 impl Drop for SmallDisk {
@@ -388,7 +392,7 @@ impl Drop for SmallDisk {
 }
 
 #[test]
-fn a_full_disk_is_said_plainly_and_rows_keep_what_they_had() {
+fn on_a_full_disk_writes_are_errors_and_rows_keep_their_records() {
     let dir = tempfile::tempdir().unwrap();
     let mount =
         Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(dir.path()).output();
@@ -422,6 +426,6 @@ fn fill_disk(disk: &SmallDisk, table: WorkingTable) {
     assert!(kept > 15_000, "{kept} rows");
     if in_place {
         file.write(T, &[0], &[7.0; 15]).unwrap();
-        assert_eq!(records(&file, T, &[0]), [7.0; 15], "what has its room can be written");
+        assert_eq!(records(&file, T, &[0]), [7.0; 15], "a row with disk space can be written");
     }
 }

@@ -1,19 +1,19 @@
-//! The first values of a table's rows: a pure function of seed, table and row, so that filling needs no
-//! order and gives the same bytes on any number of threads.
+//! The first values of a table's rows: a pure function of seed, table and row, so that any number of threads,
+//! in any order, computes the same bytes.
 
 use rayon::prelude::*;
 
 /// Elements that one thread fills at a time.
 const CHUNK_ELEMENTS: usize = 1 << 16;
 
-/// First values, uniform between `-bound` and `bound`: element `i` of a row is
-/// output `i` of SplitMix64 (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
-/// Generators", 2014, section 5) started at a hash of seed, table and row.
+/// First values, uniform between `-bound` and `bound`: element `i` of a row is output `i` of SplitMix64
+/// (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014, section 5), started at a
+/// hash of seed, table and row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Uniform {
-    /// The model's seed.
+    /// Seed of the model.
     pub seed: u64,
-    /// The table, as a number: [`table_code`].
+    /// [`table_code`] of the table.
     pub table_code: u64,
     /// The largest absolute value.
     pub bound: f32,
@@ -30,13 +30,13 @@ impl Uniform {
         let mut state = start;
         for x in out {
             state = state.wrapping_add(GOLDEN);
-            // 23 bits, as an odd number of 2^-23: symmetric about 0 and never outside the bound.
+            // 23 random bits, as an odd multiple of 2^-23: symmetric about 0 and never outside the bound.
             let steps = (mix(state) >> 41) as i32 * 2 + 1 - (1 << 23);
             *x = steps as f32 * (1.0 / (1 << 23) as f32) * self.bound;
         }
     }
 
-    /// The first values of `rows`, a whole table of rows of `dim` elements.
+    /// Fills a whole table of rows of `dim` elements.
     pub fn table(&self, dim: usize, rows: &mut [f32]) {
         let dim = dim.max(1);
         let chunk_rows = CHUNK_ELEMENTS.div_ceil(dim);
@@ -49,7 +49,7 @@ impl Uniform {
     }
 }
 
-/// A number for a table's name.
+/// A number for the name of a table.
 #[must_use]
 pub fn table_code(name: &str) -> u64 {
     xxhash_rust::xxh3::xxh3_64(name.as_bytes())

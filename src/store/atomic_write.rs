@@ -1,5 +1,5 @@
-//! A file of a model's state: written aside, synced, and renamed over the one before, so that a crash leaves
-//! the old one or the new one, whole.
+//! Replaces a file atomically: the new one is written under a temporary name, synced and renamed over the old
+//! one. After a crash the file is the old one or the new one, whole.
 
 use std::fs::{self, File};
 use std::io;
@@ -10,14 +10,14 @@ use super::StoreError;
 use super::disk::Disk;
 use super::write::make_dirs;
 
-/// What a writer that died has left is removed when it is so old.
+/// Age at which the temporary file of a dead writer is removed.
 pub(crate) const ABANDONED: Duration = Duration::from_secs(3600);
 
-/// Puts a file in the place of the one at `path`, in a directory that is made if need be. `write` appends its
-/// bytes to the one that lies aside, at the path that it is given.
+/// Replaces the file at `path`; its directory is made if needed. `write` appends the contents to the
+/// temporary file, whose path is its second argument.
 ///
 /// # Errors
-/// [`StoreError`]; the file before is untouched then, unless only the last sync failed.
+/// [`StoreError`]. The old file is then untouched, unless only the last sync failed.
 pub(crate) fn replace(
     disk: &dyn Disk,
     path: &Path,
@@ -29,7 +29,7 @@ pub(crate) fn replace(
     sweep(folder, &stem);
     let temporary = folder.join(format!(".{stem}.{}.tmp", std::process::id()));
     let at = |e| StoreError::at(&temporary, e);
-    // One of our own number that died, or failed.
+    // Left by an earlier process with our process id.
     match fs::remove_file(&temporary) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(at(e)),
         _ => {}
@@ -43,14 +43,14 @@ pub(crate) fn replace(
         .map_err(at)
         .and_then(|()| disk.rename(&temporary, path).map_err(|e| StoreError::at(path, e)));
     if renamed.is_err() {
-        // The next sweep's to mend, where it fails.
+        // If this fails, a later sweep removes the file.
         let _ = fs::remove_file(&temporary);
     }
     renamed?;
     disk.sync_dir(folder).map_err(|e| StoreError::at(folder, e))
 }
 
-/// Removes what dead writers left.
+/// Removes the temporary files of dead writers.
 fn sweep(folder: &Path, stem: &str) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten() {

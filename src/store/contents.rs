@@ -1,6 +1,8 @@
-//! What a version is made of: its contents, whether they are of their schema, and the tensors of a table's file.
+//! The input of [`super::write()`]: the contents of a version, their check against the schema, and the
+//! tensors of each table file.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -9,36 +11,74 @@ use rayon::prelude::*;
 use super::format::{self, Dtype};
 use super::snapshot::{DENSE, KEYS, MODEL, WEIGHT, parse_schema, table_file};
 use super::{BadRow, StoreError, Table, check_name};
-use crate::rowlog::WorkingFile;
 use crate::schema::{self, Schema};
 use crate::types::{Element, TableId};
 
 /// Elements that one thread encodes at a time.
 const PIECE_ELEMENTS: usize = 1 << 16;
 
-/// Everything that makes a version.
+/// The contents of a version.
 #[derive(Clone, Debug, Default)]
 pub struct Contents<'a> {
-    /// The schema's text, kept as it is.
+    /// The text of `model.toml`, stored unchanged.
     pub model_toml: &'a str,
-    /// Dense weights, and their optimizer state under names of its own.
+    /// Dense weights and their optimizer state, each tensor with its own name.
     pub dense: Vec<DenseTensor<'a>>,
-    /// One table for each of the schema's, in its order: of f32, or of the schema's element type already.
-    /// Rows of f32 are encoded as they are written, and where that rounds them their table is written
-    /// without its optimizer state, which is of the f32 ones.
+    /// One table per table of the schema, in its order: f32, or already in the element type of the schema.
+    /// f32 rows are encoded while they are written. If encoding rounds them, the table is written without
+    /// optimizer state, because that state belongs to the f32 rows.
     pub tables: Vec<Rows<'a>>,
-    /// Anything to note, such as how many steps were trained.
+    /// Notes of the writer, such as the number of steps.
     pub metadata: BTreeMap<String, String>,
 }
 
-/// A table to write. Where it lies makes no difference to the bytes of the version.
+/// A table to write. The bytes of the version do not depend on where the table is.
 #[derive(Clone, Copy, Debug)]
 pub enum Rows<'a> {
     /// In memory, or mapped.
     Table(&'a Table),
-    /// In a working file: read a chunk at a time, once for the weights and once for each state. No row of
-    /// it may be written meanwhile.
-    Working(&'a WorkingFile, TableId),
+    /// A table of a source, read in chunks: once for the weights and once for each state.
+    Source(&'a dyn RowSource, TableId),
+}
+
+/// Tables that are read a chunk at a time because they may exceed memory, such as the trainer's working file.
+/// No row of a table may be written while one of these methods reads it.
+pub trait RowSource: fmt::Debug + Sync {
+    /// The shape of a table.
+    ///
+    /// # Errors
+    /// [`StoreError::Working`] when there is no such table.
+    fn shape(&self, table: TableId) -> Result<SourceShape<'_>, StoreError>;
+
+    /// Calls `take` with the number of a chunk's first row and the records of the chunk, chunk after chunk in
+    /// the order of rows. A record is the weights of a row, then each of its states.
+    ///
+    /// # Errors
+    /// [`StoreError::Working`] when there is no such table, errors of the file system, and those of `take`.
+    fn for_each_chunk(
+        &self,
+        table: TableId,
+        take: &mut dyn FnMut(u64, &[f32]) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError>;
+
+    /// The first row with a weight that is not finite.
+    ///
+    /// # Errors
+    /// [`StoreError::Working`] when there is no such table, and errors of the file system.
+    fn first_not_finite(&self, table: TableId) -> Result<Option<u64>, StoreError>;
+}
+
+/// The shape of a table to write.
+#[derive(Clone, Debug)]
+pub struct SourceShape<'a> {
+    /// Rows.
+    pub rows: u64,
+    /// Weights of a row.
+    pub dim: usize,
+    /// Type of the weights; those of a [`RowSource`] are f32.
+    pub element: Element,
+    /// The name of each state, and its elements per row.
+    pub states: Vec<(&'a str, usize)>,
 }
 
 impl<'a> From<&'a Table> for Rows<'a> {
@@ -50,43 +90,30 @@ impl<'a> From<&'a Table> for Rows<'a> {
 /// A dense tensor to write.
 #[derive(Clone, Debug)]
 pub struct DenseTensor<'a> {
-    /// Its name, unique among them.
+    /// Unique among the dense tensors.
     pub name: String,
     /// Elements along each axis, slowest first.
     pub shape: Vec<usize>,
-    /// The elements, row-major.
+    /// Row-major.
     pub values: &'a [f32],
 }
 
-/// What a table is, wherever it lies.
-struct Shape<'a> {
-    rows: u64,
-    dim: usize,
-    element: Element,
-    /// Names of the states, and elements a row of each.
-    states: Vec<(&'a str, usize)>,
-}
-
 impl<'a> Rows<'a> {
-    fn shape(self) -> Result<Shape<'a>, StoreError> {
-        Ok(match self {
-            Self::Table(table) => Shape {
+    fn shape(self) -> Result<SourceShape<'a>, StoreError> {
+        match self {
+            Self::Table(table) => Ok(SourceShape {
                 rows: table.rows(),
                 dim: table.dim(),
                 element: table.element(),
                 states: table.states().iter().map(|state| (state.name(), state.width())).collect(),
-            },
-            Self::Working(file, table) => {
-                let table = file.table(table)?;
-                let (rows, dim, states) = (table.rows(), table.dim(), table.states().to_vec());
-                Shape { rows, dim, element: Element::F32, states }
-            }
-        })
+            }),
+            Self::Source(source, table) => source.shape(table),
+        }
     }
 }
 
 impl Contents<'_> {
-    /// The schema, once everything here is of its shape.
+    /// Parses the schema and checks that all contents match it.
     pub(crate) fn checked(&self) -> Result<Schema, StoreError> {
         let schema = parse_schema(self.model_toml)
             .map_err(|reason| StoreError::Schema { path: PathBuf::from(MODEL), reason })?;
@@ -113,7 +140,7 @@ impl Contents<'_> {
             }
             for (state, width) in table.states {
                 if state == KEYS || state == WEIGHT {
-                    return Err(mismatch(state, "another name".to_owned(), "a reserved one".to_owned()));
+                    return Err(mismatch(state, "another name".to_owned(), "a reserved name".to_owned()));
                 }
                 if width != 1 && width != table.dim {
                     let expected = format!("width {} or 1", table.dim);
@@ -136,7 +163,7 @@ impl Contents<'_> {
     }
 }
 
-/// A tensor of a file.
+/// A tensor to write.
 pub(crate) struct Tensor<'a> {
     pub(crate) name: &'a str,
     pub(crate) dtype: Dtype,
@@ -144,26 +171,26 @@ pub(crate) struct Tensor<'a> {
     pub(crate) data: Data<'a>,
 }
 
-/// The bytes of a tensor.
+/// Where the bytes of a tensor come from.
 pub(crate) enum Data<'a> {
     Bytes(&'a [u8]),
-    /// The table's rows, encoded as they are written.
+    /// The rows of the table, encoded while they are written.
     Encoded(&'a Table, Element),
-    /// Read and encoded as they are written.
+    /// Some columns of a source's records, encoded while they are written.
     Streamed(Columns<'a>),
 }
 
-/// Some columns of the records of a working file's table, in a type of element.
+/// Some columns of the records of a source's table, and the element type to write them in.
 pub(crate) struct Columns<'a> {
-    pub(crate) file: &'a WorkingFile,
+    pub(crate) source: &'a dyn RowSource,
     pub(crate) table: TableId,
-    /// Words of a record.
+    /// Elements of a record.
     width: usize,
     columns: Range<usize>,
     element: Element,
 }
 
-/// The tensors of a table's file.
+/// The tensors of a table file.
 pub(crate) fn table_tensors<'a>(
     declared: &schema::Table,
     rows: Rows<'a>,
@@ -172,19 +199,19 @@ pub(crate) fn table_tensors<'a>(
     let (dtype, row_width) = format::weight_type(declared.element, shape.dim);
     let width = shape.dim + shape.states.iter().map(|(_, width)| width).sum::<usize>();
     let streamed =
-        |file, table, columns, element| Data::Streamed(Columns { file, table, width, columns, element });
+        |source, table, columns, element| Data::Streamed(Columns { source, table, width, columns, element });
     let encoded = shape.element != declared.element;
     let data = match rows {
         Rows::Table(table) if encoded => Data::Encoded(table, declared.element),
         Rows::Table(table) => Data::Bytes(table.as_bytes()),
-        Rows::Working(file, table) => streamed(file, table, 0..shape.dim, declared.element),
+        Rows::Source(source, table) => streamed(source, table, 0..shape.dim, declared.element),
     };
     let mut tensors = vec![Tensor { name: WEIGHT, dtype, shape: vec![shape.rows, row_width], data }];
     let mut begin = shape.dim;
     for (i, &(name, width)) in shape.states.iter().enumerate().filter(|_| !encoded) {
         let data = match rows {
             Rows::Table(table) => Data::Bytes(bytemuck::cast_slice(table.states()[i].as_slice())),
-            Rows::Working(file, table) => streamed(file, table, begin..begin + width, Element::F32),
+            Rows::Source(source, table) => streamed(source, table, begin..begin + width, Element::F32),
         };
         begin += width;
         tensors.push(Tensor { name, dtype: Dtype::F32, shape: vec![shape.rows, width as u64], data });
@@ -193,10 +220,10 @@ pub(crate) fn table_tensors<'a>(
 }
 
 impl Columns<'_> {
-    /// Writes these columns of the records from row `first` on over `out`.
+    /// Encodes these columns of records into `out`. The first record is that of row `first`.
     ///
     /// # Errors
-    /// [`BadRow`] with the first row that the type of element cannot hold. f32 holds any.
+    /// [`BadRow`] with the first row that the element type cannot hold. f32 holds any value.
     pub(crate) fn encode(&self, first: u64, records: &[f32], out: &mut Vec<u8>) -> Result<(), BadRow> {
         let (width, element) = (self.width.max(1), self.element);
         let row_bytes = element.row_bytes(self.columns.len()).max(1);
@@ -215,7 +242,8 @@ impl Columns<'_> {
             }
             Ok(())
         });
-        // All of them, and then the first that failed in the order of rows.
+        // Collected first, so that the error is that of the first bad row and not of the first thread to
+        // fail.
         encoded.collect::<Vec<_>>().into_iter().collect()
     }
 }

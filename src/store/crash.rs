@@ -1,10 +1,10 @@
-//! Tests of the writer on a disk that fails, and of what a crash may leave of a disk that does not.
+//! Tests of the writer on a disk whose calls fail, and of what a crash may leave on a disk whose calls
+//! succeed.
 //!
-//! The writer's calls are recorded. A crash is then any prefix of them, replayed on a model of a
-//! disk that keeps what was synced and of the rest whatever it likes: each name of a directory as
-//! it was at the directory's last sync or as it is now, each file as it was at its last sync, as
-//! it is, cut somewhere between, or as long as it is but zero. That is less than what journaling
-//! file systems promise, so what holds here holds on them.
+//! The calls of the writer are recorded. A crash is any prefix of them, replayed on a model of a disk that
+//! keeps only what was synced. Of the rest it may keep anything: each directory entry as at the last sync or
+//! as now; each file as at its last sync, as now, cut in between, or at its present length with zeros.
+//! Journaling file systems promise more, so what holds here holds on them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -70,7 +70,7 @@ fn is_seed(opened: &Opened, seed: u64) -> bool {
         && opened.dense["w"].values() == values(seed, 6)
 }
 
-/// The versions `first..` hold seeds `first..`, all there are open, and there are no others.
+/// The versions are exactly these numbers, and each one holds the seed of its number.
 fn assert_versions_hold(models: &Path, seeds: std::ops::RangeInclusive<u64>, what: &str) {
     let found: Vec<u64> = versions(models, "m").unwrap().iter().map(|version| version.0).collect();
     assert_eq!(found, seeds.clone().collect::<Vec<_>>(), "{what}");
@@ -98,7 +98,7 @@ impl Op {
     }
 }
 
-/// Where a call fails, whether it has taken effect by then, and how.
+/// Which call fails, whether it takes effect all the same, and with which error.
 #[derive(Clone, Copy)]
 struct Fault {
     at: usize,
@@ -106,13 +106,13 @@ struct Fault {
     kind: io::ErrorKind,
 }
 
-/// The system's disk, with a memory of what was asked of it and at most one fault. Syncs are only
-/// remembered: no test here pulls the plug of the real one.
+/// The real disk, with a record of its calls and at most one fault. Syncs are only recorded, because no test
+/// here cuts the power.
 #[derive(Default)]
 struct RecordingDisk {
     ops: Mutex<Vec<Op>>,
     fault: Option<Fault>,
-    /// Whether another writer takes a staging name the moment it is free.
+    /// Simulates another writer that takes a staging name as soon as it is free.
     crowded: bool,
 }
 
@@ -158,7 +158,7 @@ impl Disk for RecordingDisk {
     }
 }
 
-/// The calls of writing seed 2 in a directory that has seed 1 as version 1, or in an empty one.
+/// Records the calls of writing seed 2.
 fn recorded(root: &Path) -> Vec<Op> {
     let disk = RecordingDisk::default();
     write_seed(&disk, &root.join("models"), 2).unwrap();
@@ -166,7 +166,7 @@ fn recorded(root: &Path) -> Vec<Op> {
 }
 
 #[test]
-fn whichever_call_fails_the_reader_sees_the_old_version_or_the_new_one_whole() {
+fn whichever_call_fails_readers_see_the_old_version_or_the_whole_new_one() {
     let root = tempfile::tempdir().unwrap();
     write_seed(&RecordingDisk::default(), &root.path().join("models"), 1).unwrap();
     let ops = recorded(root.path());
@@ -193,7 +193,7 @@ fn whichever_call_fails_the_reader_sees_the_old_version_or_the_new_one_whole() {
                     Err(error) => panic!("{what}: {error}"),
                 }
                 assert_versions_hold(&models, 1..=if published { 2 } else { 1 }, &what);
-                // And the next write is none the worse for it.
+                // The next write succeeds all the same.
                 let next =
                     write_seed(&RecordingDisk::default(), &models, if published { 3 } else { 2 }).unwrap();
                 assert_versions_hold(&models, 1..=next.0, &what);
@@ -204,7 +204,7 @@ fn whichever_call_fails_the_reader_sees_the_old_version_or_the_new_one_whole() {
     }
 }
 
-/// A disk with what it holds and what of that it has promised to keep.
+/// A file or directory: its present state, and the state that is durable.
 #[derive(Clone, Debug)]
 enum Node {
     Dir { durable: BTreeMap<String, usize>, current: BTreeMap<String, usize> },
@@ -219,7 +219,7 @@ struct CrashingDisk {
 }
 
 impl CrashingDisk {
-    /// All that lies under `root`, promised.
+    /// Everything under `root`, durable.
     fn load(root: &Path) -> Self {
         let mut disk = Self { root: root.to_owned(), nodes: Vec::new() };
         disk.load_node(root);
@@ -288,7 +288,7 @@ impl CrashingDisk {
         assert!(self.entries(path).insert(name(path).to_owned(), id).is_none());
     }
 
-    /// Writes out below `to` what is left after a crash.
+    /// Writes what a crash leaves to `to`.
     fn crash(&self, id: usize, to: &Path, fate: &mut Fate) {
         match &self.nodes[id] {
             Node::File { durable, current } => fs::write(to, fate.bytes(durable, current)).unwrap(),
@@ -310,7 +310,7 @@ fn name(path: &Path) -> &str {
     path.file_name().unwrap().to_str().unwrap()
 }
 
-/// What becomes of that which was not synced.
+/// What happens to unsynced data.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
     AllLost,
@@ -351,7 +351,7 @@ fn fates() -> impl Iterator<Item = Fate> {
 }
 
 #[test]
-fn a_published_writer_leaves_the_directory_of_the_next_one_alone() {
+fn a_writer_that_has_published_does_not_remove_the_staging_directory_of_another() {
     let dir = tempfile::tempdir().unwrap();
     let disk = RecordingDisk { crowded: true, ..RecordingDisk::default() };
     assert_eq!(write_seed(&disk, dir.path(), 1).unwrap(), Version(1));
@@ -362,7 +362,7 @@ fn a_published_writer_leaves_the_directory_of_the_next_one_alone() {
 }
 
 #[test]
-fn after_a_crash_anywhere_the_reader_sees_the_old_version_or_the_new_one_whole() {
+fn after_a_crash_anywhere_readers_see_the_old_version_or_the_whole_new_one() {
     let root = tempfile::tempdir().unwrap();
     write_seed(&RecordingDisk::default(), &root.path().join("models"), 1).unwrap();
     let mut disk = CrashingDisk::load(root.path());
@@ -379,7 +379,7 @@ fn after_a_crash_anywhere_the_reader_sees_the_old_version_or_the_new_one_whole()
             let models = after.path().join("models");
             assert!(is_seed(&open(&models, "m", Version(1)).unwrap(), 1), "{what}");
             let latest = open_latest(&models, "m").unwrap();
-            // The writer syncs before it renames, so there is not even a version to refuse.
+            // The writer syncs before it renames, so there is no version to refuse either.
             assert!(latest.refused.is_empty(), "{what}: {:?}", latest.refused);
             let version = latest.opened.store.version().0;
             assert!(is_seed(&latest.opened, version), "{what}");
@@ -394,7 +394,7 @@ fn after_a_crash_anywhere_the_reader_sees_the_old_version_or_the_new_one_whole()
 }
 
 #[test]
-fn each_sync_is_needed_and_its_absence_is_seen() {
+fn leaving_out_any_sync_loses_the_version_in_some_crash() {
     let root = tempfile::tempdir().unwrap();
     fs::create_dir(root.path().join("models")).unwrap();
     let empty = CrashingDisk::load(root.path());

@@ -1,29 +1,29 @@
-//! The calls by which a version reaches the disk, behind a trait so that tests can record them,
-//! let any one fail, and work out what a crash between two of them may leave.
+//! The file system calls that write a version, behind a trait: tests record them, let any of them fail, and
+//! compute what a crash between two of them may leave.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// What the writer asks of a file system. Nothing but a sync promises that anything lasts.
+/// The calls of a writer. Only a sync makes anything durable.
 pub(crate) trait Disk: Sync {
-    /// Makes a directory, which must not exist.
+    /// Fails if the directory exists.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
-    /// Makes an empty file, which must not exist.
+    /// Makes an empty file; fails if it exists.
     fn create(&self, path: &Path) -> io::Result<File>;
     /// Appends to a file that [`Disk::create`] made.
     fn append(&self, file: &mut File, path: &Path, bytes: &[u8]) -> io::Result<()>;
-    /// Makes the file's bytes last.
+    /// Makes the contents of the file durable.
     fn sync(&self, file: &File, path: &Path) -> io::Result<()>;
-    /// Makes the directory's entries last: which names it has, and what they name.
+    /// Makes the entries of the directory durable: names, and what they refer to.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
-    /// Renames. A directory's new name must be free, or an empty directory's; a file takes the place of the
-    /// file of that name.
+    /// Renames. The new name of a directory must be free or an empty directory. A file replaces the file of
+    /// that name.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
 }
 
-/// The system's own.
+/// The real file system.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SystemDisk;
 
@@ -33,7 +33,7 @@ impl Disk for SystemDisk {
     }
 
     fn create(&self, path: &Path) -> io::Result<File> {
-        // Nobody may write it later: readers map it.
+        // Read-only from now on, because readers map it.
         OpenOptions::new().write(true).create_new(true).mode(0o444).open(path)
     }
 
@@ -53,3 +53,6 @@ impl Disk for SystemDisk {
         fs::rename(from, to)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,10 +1,9 @@
-//! Which rows a server's cache held, the hottest first, kept for its next start.
+//! The rows that a server's cache held, hottest first, saved for warming the cache at its next start.
 //!
-//! They lie in `models/<model>/state/hot_rows.flhot`, by the names of their tables and their numbers in them,
-//! so that any version of the model can be warmed with them. A file is written aside, synced and renamed
-//! over the one before: a crash leaves the old one or the new one, whole.
+//! They are in `models/<model>/state/hot_rows.flhot`, by table name and row number, so that they can warm the
+//! cache of any version. The file is replaced atomically ([`super::atomic_write`]).
 //!
-//! **The file**, all numbers little-endian:
+//! **The file**; all numbers are little-endian:
 //!
 //! | bytes | what |
 //! |---|---|
@@ -12,11 +11,11 @@
 //! | 4 | version of the format, 1 |
 //! | 4 | number of tables T, at most [`MAX_TABLES`] |
 //! | 8 | number of rows R, at most [`MAX_ROWS`] |
-//! | T times 2 + n | a table's name: its length n in bytes, then UTF-8 |
-//! | R times 4 + 8 | a row, the hottest first: its table's place among the names from 0, then its number |
+//! | T times 2 + n | name of a table: its length n in bytes, then UTF-8 |
+//! | R times 4 + 8 | a row, hottest first: index of its table among the names, then its number |
 //! | 16 | XXH3-128 of all bytes before |
 //!
-//! Nothing of it is trusted: whoever reads it looks each name and number up in the version it serves.
+//! The contents are not trusted: readers look up each name and number in the version they serve.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -27,14 +26,13 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 use super::disk::{Disk, SystemDisk};
 use super::{StoreError, atomic_write};
 
-/// Where a model's hot rows, counts and traces lie, beside its versions.
+/// Subdirectory of a model for hot rows, counts and traces.
 pub(crate) const STATE: &str = "state";
-/// The file's name there.
 pub(crate) const FILE: &str = "hot_rows.flhot";
 
 /// Most tables of a file.
 pub(crate) const MAX_TABLES: usize = 1 << 16;
-/// Most rows of a file: of a cache that holds more, the hottest are saved.
+/// Most rows of a file; of a larger cache the hottest are saved.
 pub(crate) const MAX_ROWS: usize = 1 << 24;
 
 const MAGIC: &[u8; 8] = b"FLHOTROW";
@@ -42,94 +40,54 @@ const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 24;
 const ROW_BYTES: usize = 12;
 const SUM_BYTES: usize = 16;
-/// Most bytes of a name, by its length's field.
+/// Limited by the width of the length field.
 const MAX_NAME_BYTES: usize = u16::MAX as usize;
 const MAX_BYTES: u64 =
     (HEAD_BYTES + MAX_TABLES * (2 + MAX_NAME_BYTES) + MAX_ROWS * ROW_BYTES + SUM_BYTES) as u64;
 /// Bytes written at a time.
 const CHUNK_BYTES: usize = 1 << 16;
 
-/// Rows by their tables' names, the hottest first.
+/// Rows of named tables, hottest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)]
 pub struct HotRows {
-    /// The names of tables.
     pub tables: Vec<String>,
-    /// Each row's table, by its place in `tables`, and its number.
+    /// The index of the row's table in `tables`, and the number of the row.
     pub rows: Vec<(u32, u64)>,
 }
 
-/// Why there are no hot rows to be had.
+/// Why hot rows cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HotRowsError {
-    /// The system's refusal.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A file that is not of the format.
     #[error("{}: {source}", path.display())]
-    Form {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        source: FormError,
-    },
+    Form { path: PathBuf, source: FormError },
 }
 
-/// What is wrong with the bytes of a file.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum FormError {
-    /// Another kind of file.
-    #[error("no hot rows: expected the file to begin with FLHOTROW")]
+    #[error("not a hot rows file: expected the file to begin with FLHOTROW")]
     Foreign,
-    /// A format of another time.
     #[error("format version: expected {VERSION}, got {got}")]
-    Version {
-        /// What it says.
-        got: u32,
-    },
-    /// A count past its limit.
+    Version { got: u32 },
     #[error("{what}: expected at most {limit}, got {got}")]
-    Limit {
-        /// What is counted.
-        what: &'static str,
-        /// The count.
-        got: u64,
-        /// Its limit.
-        limit: u64,
-    },
-    /// A file that is cut short, or too long.
+    Limit { what: &'static str, got: u64, limit: u64 },
     #[error("damaged: expected {expected} bytes, got {got}")]
-    Size {
-        /// By its counts; at least, where it ends before all of them.
-        expected: u64,
-        /// Its length.
-        got: u64,
-    },
-    /// Bytes that are not those that were written.
-    #[error("damaged: the checksum is another")]
+    Size { expected: u64, got: u64 },
+    #[error("damaged: the checksum does not match")]
     Checksum,
-    /// A name that is no text.
     #[error("name of table {table}: not UTF-8")]
-    Name {
-        /// Its place.
-        table: usize,
-    },
-    /// A row of no table.
+    Name { table: usize },
     #[error("row {row}: expected a table below {tables}, got {got}")]
-    Table {
-        /// Its place.
-        row: usize,
-        /// Its table.
-        got: u32,
-        /// How many there are.
-        tables: usize,
-    },
+    Table { row: usize, got: u32, tables: usize },
 }
 
 impl HotRows {
-    /// What the bytes of a file say.
+    /// Parses the bytes of a file.
     ///
     /// # Errors
-    /// [`FormError`] for bytes that [`HotRows::save`] would not have written.
+    /// [`FormError`] for bytes that [`HotRows::save`] does not write.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, FormError> {
         let got = bytes.len() as u64;
         let short = |expected: usize| FormError::Size { expected: expected as u64, got };
@@ -169,14 +127,14 @@ impl HotRows {
         })
     }
 
-    /// The hot rows of a model; `None` where none were saved.
+    /// Loads the hot rows of a model; `None` if none were saved.
     ///
     /// # Errors
-    /// [`HotRowsError`] naming the file, where it is there and is none of these or cannot be read.
+    /// [`HotRowsError`] when the file cannot be read or is malformed.
     pub(crate) fn load(models: &Path, name: &str) -> Result<Option<Self>, HotRowsError> {
         let path = path(models, name);
         let at = |e| StoreError::at(&path, e);
-        let file = match super::table::open_regular(&path) {
+        let file = match super::bytes::open_regular(&path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             file => file.map_err(at)?,
         };
@@ -190,19 +148,17 @@ impl HotRows {
         Self::parse(&content).map(Some).map_err(form)
     }
 
-    /// Puts these in the place of the model's hot rows; past [`MAX_ROWS`] the coldest are left out. The
-    /// model's directory is there; that of its state is made.
+    /// Replaces the saved hot rows of a model. Past [`MAX_ROWS`] the coldest are left out. The directory of
+    /// the model must exist.
     ///
     /// # Errors
-    /// [`StoreError`]; the file before is untouched then, unless only the last sync failed.
+    /// [`StoreError`]. The old file is then untouched, unless only the last sync failed.
     pub fn save(&self, models: &Path, name: &str) -> Result<(), StoreError> {
         self.save_on(&SystemDisk, models, name)
     }
 
     pub(crate) fn save_on(&self, disk: &dyn Disk, models: &Path, name: &str) -> Result<(), StoreError> {
-        atomic_write::replace(disk, &path(models, name), |file, atomic_write| {
-            self.write(disk, file, atomic_write)
-        })
+        atomic_write::replace(disk, &path(models, name), |file, path| self.write(disk, file, path))
     }
 
     fn write(&self, disk: &dyn Disk, file: &mut File, path: &Path) -> io::Result<()> {
@@ -225,7 +181,7 @@ impl HotRows {
         disk.append(file, path, &hash.digest128().to_le_bytes())
     }
 
-    /// All before the rows.
+    /// Everything before the rows.
     fn head(&self, rows: usize) -> io::Result<Vec<u8>> {
         let past =
             |what: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("{what}: past the limit"));
@@ -249,7 +205,7 @@ fn path(models: &Path, name: &str) -> PathBuf {
     models.join(name).join(STATE).join(FILE)
 }
 
-/// So many names, and what comes after them.
+/// Splits off the names of `tables` tables, and returns what follows them.
 fn names(mut bytes: &[u8], tables: usize) -> Option<(Vec<&[u8]>, &[u8])> {
     let mut names = Vec::with_capacity(tables);
     for _ in 0..tables {

@@ -1,13 +1,19 @@
-//! The embedding store: a model's versions on disk and the rows of one version in reach.
+//! The embedding store: the versions of a model on disk, and access to the rows of one version.
 //!
-//! A version is a directory that is written aside, synced, and renamed into place, and never
-//! changed again ([`write()`]); reading one ([`snapshot`]) checks every byte against its manifest and
-//! then serves rows from the mapped files. So a crash at any instant leaves the versions that
-//! were there, and a damaged one is refused by name while the one before it serves. [`mod@format`]
-//! draws the bytes, [`table`] holds rows, [`hot_rows`] keeps what a cache held, and `disk` is the handful of
-//! calls that must reach the disk, so that tests can make each of them fail.
+//! A version is an immutable directory. [`write()`] fills it under a temporary name, syncs it and renames it.
+//! [`open`] checks every byte against the manifest and then serves rows from the mapped files. So a crash at
+//! any instant leaves the versions that were there, and a damaged version is refused while the one before it
+//! serves.
 //!
-//! Tables that are larger than memory are trained in a working file ([`crate::rowlog`]).
+//! - [`mod@format`]: the bytes of a version; no file access.
+//! - [`table`] and `bytes`: the rows of one table, in memory or mapped.
+//! - `contents` and `write`: what a version is made of, and how it reaches the disk.
+//! - `snapshot`: listing, checking and opening versions.
+//! - [`hot_rows`]: the rows that a cache held, kept for the next start.
+//! - `disk` and `atomic_write`: the file system calls behind a trait, so that tests can make each of them
+//!   fail.
+//!
+//! The store knows nothing of the trainer's working file: that implements [`RowSource`].
 
 use std::fmt;
 use std::io;
@@ -17,6 +23,7 @@ use crate::mem::{HostMemory, OutOfHostMemory};
 use crate::types::{TableId, Version};
 
 pub(crate) mod atomic_write;
+pub(crate) mod bytes;
 mod contents;
 #[cfg(test)]
 mod crash;
@@ -27,12 +34,13 @@ pub(crate) mod snapshot;
 pub(crate) mod table;
 mod write;
 
-pub use contents::{Contents, DenseTensor, Rows};
+pub use bytes::PlainMemory;
+pub use contents::{Contents, DenseTensor, RowSource, Rows, SourceShape};
 pub use snapshot::{Dense, Latest, Opened, models, open, open_latest, open_latest_with, versions};
-pub use table::{BadRow, EncodeError, PlainMemory, State, Table, rows_of};
+pub use table::{BadRow, EncodeError, State, Table, rows_of};
+pub(crate) use write::check_writable;
 pub use write::write;
 
-use crate::rowlog::WorkingError;
 use format::{Checksum, FormatError};
 
 /// All rows of one version of a model.
@@ -40,12 +48,12 @@ use format::{Checksum, FormatError};
 pub struct EmbeddingStore {
     version: Version,
     tables: Vec<Table>,
-    /// Whether reading a row may mean to wait for the disk.
+    /// Whether reading a row may wait for the disk.
     on_disk: bool,
 }
 
 impl EmbeddingStore {
-    /// A store of these tables, which stand in the schema's order.
+    /// The tables are in the order of the schema.
     #[must_use]
     pub fn new(version: Version, tables: Vec<Table>) -> Self {
         Self { version, tables, on_disk: false }
@@ -57,45 +65,45 @@ impl EmbeddingStore {
         self.version
     }
 
-    /// The tables, in the schema's order.
+    /// The tables, in the order of the schema.
     #[must_use]
     pub fn tables(&self) -> &[Table] {
         &self.tables
     }
 
-    /// The table; `None` when the schema has none of this number.
+    /// `None` when the schema has no such table.
     #[must_use]
     pub fn table(&self, table: TableId) -> Option<&Table> {
         self.tables.get(table.index())
     }
 
-    /// One row's bytes; `None` when the table does not hold it.
+    /// The bytes of one row; `None` past the end of the table.
     #[must_use]
     pub fn row(&self, table: TableId, id: u64) -> Option<&[u8]> {
         self.table(table)?.row(id)
     }
 
-    /// Bytes of all rows and state.
+    /// Bytes of all rows and optimizer state.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.tables.iter().map(Table::bytes).sum()
     }
 
-    /// Bytes of all rows, without the state.
+    /// Bytes of all rows, without optimizer state.
     #[must_use]
     pub fn row_bytes(&self) -> u64 {
         self.tables.iter().map(|table| table.as_bytes().len() as u64).sum()
     }
 
-    /// Prepares for rows of mapped files that are not in memory and will be read here and there: the system is
-    /// told not to read their neighbours too, and [`Self::fetch`] asks for rows from now on.
+    /// Prepares for random reads of mapped files that are not in memory: turns off the system's read-ahead,
+    /// and turns on [`Self::fetch`].
     pub fn expect_disk(&mut self) {
         self.on_disk = true;
         self.tables.iter().for_each(Table::expect_random_reads);
     }
 
-    /// Asks the disk for all these rows at once, and does not wait: who reads them after this waits for the
-    /// slowest, and not for one after the other. Does nothing unless rows are expected on disk.
+    /// Asks the disk for all these rows at once, without waiting. A later reader then waits for the slowest
+    /// row instead of for one row after the other. Does nothing unless [`Self::expect_disk`] was called.
     pub fn fetch(&self, rows: impl IntoIterator<Item = (TableId, u64)>) {
         if self.on_disk {
             rows.into_iter().for_each(|(table, id)| self.table(table).into_iter().for_each(|t| t.fetch(id)));
@@ -107,195 +115,89 @@ impl EmbeddingStore {
         self.tables.iter().for_each(Table::prefault);
     }
 
-    /// The rows in memory of their own, without the state: what a server reads.
+    /// A copy of the rows in `memory`, without optimizer state: what a server reads.
     ///
     /// # Errors
-    /// [`OutOfHostMemory`] when the memory is not to be had.
+    /// [`OutOfHostMemory`] when an allocation fails.
     pub(crate) fn rows_copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
         let tables = self.tables.iter().map(|table| table.rows_copied(memory)).collect::<Result<_, _>>()?;
         Ok(Self { version: self.version, tables, on_disk: false })
     }
 
-    /// The same rows and state in memory of their own: the store's RAM tier.
+    /// A copy of the rows and the optimizer state in `memory`.
     ///
     /// # Errors
-    /// [`OutOfHostMemory`] when the memory is not to be had.
+    /// [`OutOfHostMemory`] when an allocation fails.
     pub fn copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
         let tables = self.tables.iter().map(|table| table.copied(memory)).collect::<Result<_, _>>()?;
         Ok(Self { version: self.version, tables, on_disk: false })
     }
 
-    /// The tables, to train on.
+    /// The tables, in the order of the schema.
     #[must_use]
     pub fn into_tables(self) -> Vec<Table> {
         self.tables
     }
 }
 
-/// A version that was not good, and why.
+/// A version that cannot be used, and why.
 #[derive(Debug)]
+#[allow(missing_docs)]
 pub struct Refusal {
-    /// Which one.
     pub version: Version,
-    /// What is wrong with it.
     pub reason: StoreError,
 }
 
 /// Why a version could not be read or written.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the messages document the variants
 pub enum StoreError {
-    /// A name that cannot be a directory or file of a model.
     #[error("{what} name {name:?}: {reason}")]
-    Name {
-        /// What it was to name.
-        what: &'static str,
-        /// What came.
-        name: String,
-        /// What is wrong with it.
-        reason: &'static str,
-    },
-    /// A directory that must be there is not.
+    Name { what: &'static str, name: String, reason: &'static str },
     #[error("{}: no such directory", path.display())]
-    MissingDirectory {
-        /// Where it should be.
-        path: PathBuf,
-    },
-    /// Something else stands where a directory must be.
+    MissingDirectory { path: PathBuf },
     #[error("{}: not a directory", path.display())]
-    NotADirectory {
-        /// Where it stands.
-        path: PathBuf,
-    },
-    /// A file of a version that is not there, or that its manifest does not list.
+    NotADirectory { path: PathBuf },
     #[error("{}: missing file", path.display())]
-    MissingFile {
-        /// Where it should be.
-        path: PathBuf,
-    },
-    /// A file in a manifest that the schema has no use for.
-    #[error("{}: lists {file:?}, which is no file of this schema", path.display())]
-    UnexpectedFile {
-        /// The manifest.
-        path: PathBuf,
-        /// The file it lists.
-        file: String,
-    },
-    /// A file that is cut short, or too long.
-    #[error("{}: {}: expected {expected} bytes, got {got}", path.display(), if got < expected { "truncated" } else { "too long" })]
-    Size {
-        /// The file.
-        path: PathBuf,
-        /// The manifest's word.
-        expected: u64,
-        /// Its length.
-        got: u64,
-    },
-    /// A file whose bytes are not those that were written.
+    MissingFile { path: PathBuf },
+    #[error("{}: lists {file:?}, which is not a file of this schema", path.display())]
+    UnexpectedFile { path: PathBuf, file: String },
+    #[error(
+        "{}: {}: expected {expected} bytes, got {got}",
+        path.display(),
+        if got < expected { "truncated" } else { "too long" }
+    )]
+    Size { path: PathBuf, expected: u64, got: u64 },
     #[error("{}: corrupt: expected checksum {expected}, got {got}", path.display())]
-    Checksum {
-        /// The file.
-        path: PathBuf,
-        /// The manifest's word.
-        expected: Checksum,
-        /// Its checksum.
-        got: Checksum,
-    },
-    /// A manifest or a tensor file's header that is not of the format.
+    Checksum { path: PathBuf, expected: Checksum, got: Checksum },
     #[error("{}: {source}", path.display())]
-    Format {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        source: FormatError,
-    },
-    /// A schema that does not parse.
+    Format { path: PathBuf, source: FormatError },
     #[error("{}: {reason}", path.display())]
-    Schema {
-        /// The file.
-        path: PathBuf,
-        /// What the parser said.
-        reason: String,
-    },
-    /// A tensor that is missing, too many, or of the wrong shape, read or to be written.
+    Schema { path: PathBuf, reason: String },
     #[error("{}: tensor {tensor:?}: expected {expected}, got {got}", path.display())]
-    Tensor {
-        /// The file.
-        path: PathBuf,
-        /// The tensor's name.
-        tensor: String,
-        /// What the schema asks for.
-        expected: String,
-        /// What there is.
-        got: String,
-    },
-    /// A row that the element type of its table's version cannot hold.
+    Tensor { path: PathBuf, tensor: String, expected: String, got: String },
     #[error("{}: {source}", path.display())]
-    Row {
-        /// The table's file.
-        path: PathBuf,
-        /// Which row, and what is wrong with it.
-        source: BadRow,
-    },
-    /// A working file that cannot be made of a table, or asked for its rows.
+    Row { path: PathBuf, source: BadRow },
     #[error("working table {}: {source}", table.0)]
-    Working {
-        /// Which one, in the file's order.
-        table: TableId,
-        /// What is wrong.
-        source: WorkingError,
-    },
-    /// Contents that do not have one table for each of the schema's.
+    Working { table: TableId, source: Box<dyn std::error::Error + Send + Sync> },
     #[error("tables: expected {expected}, got {got}")]
-    Tables {
-        /// How many the schema has.
-        expected: usize,
-        /// How many came.
-        got: usize,
-    },
-    /// A version that the caller of [`open_latest_with`] would not have.
+    Tables { expected: usize, got: usize },
     #[error("not accepted: {reason}")]
-    NotAccepted {
-        /// The caller's reason.
-        reason: String,
-    },
-    /// The disk has no room. What was there before is untouched.
+    NotAccepted { reason: String },
     #[error("{}: disk full", path.display())]
-    DiskFull {
-        /// What was being written.
-        path: PathBuf,
-    },
-    /// The system does not let us.
+    DiskFull { path: PathBuf },
     #[error("{}: permission denied", path.display())]
-    Permission {
-        /// What was being read or written.
-        path: PathBuf,
-    },
-    /// Any other failure of the system.
+    Permission { path: PathBuf },
     #[error("{}: {source}", path.display())]
-    Io {
-        /// What was being read or written.
-        path: PathBuf,
-        /// The system's word.
-        source: io::Error,
-    },
-    /// The highest version has the last number there is.
+    Io { path: PathBuf, source: io::Error },
     #[error("{}: no version number is left after {}", path.display(), u64::MAX)]
-    NumbersExhausted {
-        /// The model's directory.
-        path: PathBuf,
-    },
-    /// A model without one version that can be used.
+    NumbersExhausted { path: PathBuf },
     #[error("model {model:?}: no good version{}", List(refused))]
-    NoGoodVersion {
-        /// The model's name.
-        model: String,
-        /// Every version there is, highest first.
-        refused: Vec<Refusal>,
-    },
+    NoGoodVersion { model: String, refused: Vec<Refusal> },
 }
 
 impl StoreError {
-    /// What a failure of the system at `path` means.
+    /// The variant for a failed system call at `path`.
     pub(crate) fn at(path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
         match source.kind() {
@@ -307,13 +209,13 @@ impl StoreError {
     }
 }
 
-/// `: version 3: reason; version 2: reason`, or that there is none.
+/// Formats as `: version 3: reason; version 2: reason`, or `: it has no versions`.
 struct List<'a>(&'a [Refusal]);
 
 impl fmt::Display for List<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
-            return f.write_str(": it has none");
+            return f.write_str(": it has no versions");
         }
         for (i, Refusal { version, reason }) in self.0.iter().enumerate() {
             write!(f, "{} version {version}: {reason}", if i == 0 { ":" } else { ";" })?;
@@ -322,11 +224,10 @@ impl fmt::Display for List<'_> {
     }
 }
 
-/// Whether `name` may name `what`: names become names of directories and files, so they may not lead
-/// anywhere else.
+/// Checks that `name` can be a directory or file name: names must not lead anywhere else.
 ///
 /// # Errors
-/// [`StoreError::Name`] with what is wrong with it.
+/// [`StoreError::Name`].
 pub(crate) fn check_name(what: &'static str, name: &str) -> Result<(), StoreError> {
     let reason = match name {
         "" => "is empty",

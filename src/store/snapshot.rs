@@ -1,11 +1,10 @@
-//! Versions: which there are, whether one is whole, and its contents, mapped. (How one is written
-//! is a file of its own, `write.rs`; its names are here too.)
+//! Lists the versions of a model, and checks and maps one of them. (Writing is in `write`.)
 //!
-//! A version is opened only after its manifest, the length and the checksum of every file, and
-//! every tensor's name, type and shape have been found right, so nothing later needs to doubt
-//! them. That costs one read of the files, which also brings them into the page cache. The read goes
-//! through a small buffer and not through the mapping: a mapped page that was touched counts as ours,
-//! and the optimizer state, which a server never touches again, would double its memory.
+//! Opening checks the manifest, the length and checksum of every file, and the name, type and shape of every
+//! tensor, so that later code can rely on them. That costs one read of the files, which also brings them into
+//! the page cache. The checksum is computed through a small buffer and not through the mapping: touched pages
+//! of a mapping count as memory of the process, and the optimizer state, which a server never reads again,
+//! would double it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -15,8 +14,9 @@ use std::path::{Path, PathBuf};
 use rayon::prelude::*;
 use xxhash_rust::xxh3::Xxh3;
 
+use super::bytes::{Bytes, Floats, MappedFile, open_regular};
 use super::format::{self, Checksum, Dtype, FormatError, Manifest};
-use super::table::{Bytes, Floats, MappedFile, State, Table, open_regular};
+use super::table::{State, Table};
 use super::{EmbeddingStore, Refusal, StoreError, check_name};
 use crate::schema::{self, Schema};
 use crate::types::Version;
@@ -29,22 +29,22 @@ pub(crate) const MODEL: &str = "model.toml";
 pub(crate) const DENSE: &str = "dense.safetensors";
 pub(crate) const TABLES: &str = "tables";
 pub(crate) const WEIGHT: &str = "weight";
-/// Reserved for the ids of a table that is not numbered from 0.
+/// Reserved for the ids of tables that are not numbered from 0.
 pub(crate) const KEYS: &str = "keys";
 
-/// One version, checked and mapped.
+/// A version, checked and mapped.
 #[derive(Debug)]
 pub struct Opened {
-    /// What `model.toml` says.
+    /// The parsed `model.toml`.
     pub schema: Schema,
-    /// `model.toml` itself.
+    /// The text of `model.toml`.
     pub model_toml: String,
-    /// The dense tensors by name, weights and optimizer state. Which must be there is the model's
-    /// to know (see [`open_latest_with`]).
+    /// Dense tensors by name, weights and optimizer state. Only the model knows which ones it needs (see
+    /// [`open_latest_with`]).
     pub dense: BTreeMap<String, Dense>,
-    /// The rows, with the version's number.
+    /// The rows, and the number of the version.
     pub store: EmbeddingStore,
-    /// What its writer noted.
+    /// Notes of the writer.
     pub metadata: BTreeMap<String, String>,
 }
 
@@ -62,26 +62,26 @@ impl Dense {
         &self.shape
     }
 
-    /// The elements, row-major.
+    /// Row-major.
     #[must_use]
     pub fn values(&self) -> &[f32] {
         self.values.as_slice()
     }
 }
 
-/// The highest good version, and the higher ones that were passed over.
+/// The highest good version, and the higher ones that were refused.
 #[derive(Debug)]
+#[allow(missing_docs)]
 pub struct Latest {
-    /// The version to use.
     pub opened: Opened,
-    /// The refused ones, highest first.
+    /// Highest first.
     pub refused: Vec<Refusal>,
 }
 
-/// The models of a directory, by name: each directory in it that has a version, good or not.
+/// The names of the models in a directory, sorted: each subdirectory that has a version, good or not.
 ///
 /// # Errors
-/// [`StoreError`] when it is missing, no directory, or cannot be read.
+/// [`StoreError`] when `dir` is missing, is not a directory, or cannot be read.
 pub fn models(dir: &Path) -> Result<Vec<String>, StoreError> {
     let mut names = Vec::new();
     for name in entry_names(dir)? {
@@ -94,10 +94,10 @@ pub fn models(dir: &Path) -> Result<Vec<String>, StoreError> {
     Ok(names)
 }
 
-/// The numbers of a model's versions, ascending, whatever state they are in.
+/// The version numbers of a model, ascending, good or not.
 ///
 /// # Errors
-/// [`StoreError`] when the model has no directory or it cannot be read.
+/// [`StoreError`] when the directory of the model is missing or cannot be read.
 pub fn versions(models: &Path, name: &str) -> Result<Vec<Version>, StoreError> {
     check_name("model", name)?;
     let names = entry_names(&models.join(name))?;
@@ -106,11 +106,10 @@ pub fn versions(models: &Path, name: &str) -> Result<Vec<Version>, StoreError> {
     Ok(versions)
 }
 
-/// Opens one version after checking all of it.
+/// Opens a version after checking all of it.
 ///
 /// # Errors
-/// [`StoreError`] naming the first file, in the order manifest, schema, dense, tables, that is not
-/// as it should be, and what is wrong with it.
+/// [`StoreError`] for the first bad file, in the order manifest, schema, dense, tables.
 pub fn open(models: &Path, name: &str, version: Version) -> Result<Opened, StoreError> {
     check_name("model", name)?;
     let dir = models.join(name).join(version.to_string());
@@ -123,26 +122,26 @@ pub fn open(models: &Path, name: &str, version: Version) -> Result<Opened, Store
     let schema = parse_schema(&model_toml).map_err(|reason| StoreError::Schema { path, reason })?;
     reader.check_list(&schema)?;
     let dense = reader.dense()?;
-    // All tables at once, and then the first failure in the schema's order.
+    // In parallel; the error is that of the first bad table of the schema.
     let tables: Vec<_> = schema.tables.par_iter().map(|table| reader.table(table)).collect();
     let tables = tables.into_iter().collect::<Result<_, _>>()?;
     let store = EmbeddingStore::new(version, tables);
     Ok(Opened { schema, model_toml, dense, store, metadata: reader.manifest.metadata })
 }
 
-/// Opens the highest good version. Each one refused on the way is logged with its reason.
+/// Opens the highest good version. Each refused version is logged with its reason.
 ///
 /// # Errors
-/// [`StoreError::NoGoodVersion`], naming every refusal, or why the directory could not be read.
+/// [`StoreError::NoGoodVersion`] with all refusals, or the error of reading the directory.
 pub fn open_latest(models: &Path, name: &str) -> Result<Latest, StoreError> {
     open_latest_with(models, name, |_| Ok(()))
 }
 
-/// [`open_latest`] among the versions that `accept` takes as well: it sees what the store cannot
-/// judge, such as the shapes of dense weights, and gives its reason for refusing.
+/// As [`open_latest`], and `accept` may refuse a version for reasons that the store cannot check, such as the
+/// shapes of dense weights.
 ///
 /// # Errors
-/// Those of [`open_latest`].
+/// As [`open_latest`].
 pub fn open_latest_with(
     models: &Path,
     name: &str,
@@ -165,22 +164,22 @@ pub fn open_latest_with(
     Err(StoreError::NoGoodVersion { model: name.to_owned(), refused })
 }
 
-/// The schema that the text of a `model.toml` declares.
+/// Parses the text of a `model.toml`.
 pub(crate) fn parse_schema(text: &str) -> Result<Schema, String> {
     Schema::parse(text).map_err(|e| e.to_string())
 }
 
-/// The path of a table's file in its version.
+/// The path of a table file in its version.
 pub(crate) fn table_file(table: &str) -> String {
     format!("{TABLES}/{table}.safetensors")
 }
 
-/// Canonical decimal only, so that no two names are one number.
+/// Accepts canonical decimal only, so that no two names give one number.
 fn version_number(name: &str) -> Option<Version> {
     name.parse().ok().filter(|number: &u64| number.to_string() == name).map(Version)
 }
 
-/// Names that are not UTF-8 are nobody's model and no number.
+/// Skips names that are not UTF-8: they are neither models nor versions.
 fn entry_names(dir: &Path) -> Result<Vec<String>, StoreError> {
     let at = |e| match require_dir(dir) {
         Ok(()) => StoreError::at(dir, e),
@@ -211,7 +210,7 @@ fn open_file(path: &Path) -> Result<File, StoreError> {
     })
 }
 
-/// The checksum of a whole file, a buffer at a time.
+/// The checksum of a whole file, read through a buffer.
 fn checksum(mut file: &File) -> io::Result<Checksum> {
     let mut hash = Xxh3::new();
     let mut buffer = vec![0; CHUNK_BYTES];
@@ -231,14 +230,14 @@ fn read_manifest(dir: &Path) -> Result<Manifest, StoreError> {
     Manifest::parse(file.bytes()).map_err(|source| StoreError::Format { path, source })
 }
 
-/// Reads the files of one version against its manifest.
+/// Reads the files of a version and checks them against its manifest.
 struct Reader {
     dir: PathBuf,
     manifest: Manifest,
 }
 
 impl Reader {
-    /// The file, mapped, once its length and checksum are the manifest's.
+    /// Maps a file after checking its length and checksum.
     fn checked(&self, file: &str) -> Result<(PathBuf, MappedFile), StoreError> {
         let path = self.dir.join(file);
         let Some(entry) = self.manifest.files.get(file) else {
@@ -258,7 +257,7 @@ impl Reader {
         Ok((path, map))
     }
 
-    /// The manifest lists the schema's files and no others.
+    /// Checks that the manifest lists no file that the schema does not have.
     fn check_list(&self, schema: &Schema) -> Result<(), StoreError> {
         let mut wanted = BTreeSet::from([MODEL.to_owned(), DENSE.to_owned()]);
         for table in &schema.tables {
@@ -307,7 +306,7 @@ impl Reader {
                 _ => {
                     let expected = match tensor.name.as_str() {
                         WEIGHT => format!("shape [{rows}, {weight_width}]"),
-                        KEYS => "none of this name".to_owned(),
+                        KEYS => "no tensor of this reserved name".to_owned(),
                         _ => format!("shape [{rows}, {dim}] or [{rows}, 1]"),
                     };
                     let got = format!("shape {:?}", tensor.shape);
@@ -338,8 +337,8 @@ fn expect_dtype(path: &Path, tensor: &format::Tensor, expected: Dtype) -> Result
 }
 
 fn floats(path: &Path, map: &MappedFile, tensor: &format::Tensor) -> Result<Floats, StoreError> {
-    // The header's parser has seen that the tensor lies within the file; data begins on a page, and
-    // our writer puts whole words before it.
+    // The header parser has checked that the tensor is within the file. Alignment holds for our own files:
+    // data begins on a page and only whole words precede the tensor.
     Floats::mapped(map, tensor.begin as usize..tensor.end as usize).ok_or_else(|| StoreError::Format {
         path: path.to_owned(),
         source: FormatError::Unaligned { got: tensor.begin },

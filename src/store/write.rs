@@ -1,4 +1,5 @@
-//! Writing a version so that a crash at any instant leaves the old versions or the new one whole.
+//! Writes a version so that a crash at any instant leaves the old versions, or the old versions and the whole
+//! new one.
 //!
 //! ```text
 //! 1. make .<number>.<pid>.<n>.tmp beside the versions, and lock it
@@ -7,13 +8,13 @@
 //! 4. sync the model's directory: now the version is acknowledged
 //! ```
 //!
-//! Names that start with a dot are no version, so a reader sees nothing before step 3, and after
-//! it everything, because all was synced before. Two writers do not meet before step 3, where the
-//! rename decides: the one that comes late finds the number taken and tries the next.
+//! A name that starts with a dot is not a version. So readers see nothing before step 3 and the whole version
+//! after it, because everything is synced before. Concurrent writers conflict only in step 3: the rename of
+//! the later one fails because the number is taken, and it tries the next number.
 //!
-//! The lock on the directory (`flock`, gone with its process) tells a live writer's from what a
-//! dead one left, which the next write removes. A process id would not: ids are used again, and
-//! differ between containers that share a disk.
+//! A lock on the staging directory (`flock`, released when its process ends) distinguishes a live writer from
+//! a dead one; the next write removes what a dead one left. A process id cannot do that: ids are reused, and
+//! containers that share a disk have different ones.
 
 use std::fs::{self, File};
 use std::io;
@@ -37,13 +38,13 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// Bytes of rows encoded at a time, by all threads together.
 const ENCODED_BYTES: usize = 16 << 20;
 
-/// Writes a version of model `name` in the directory `models`, which is made if need be, and
-/// returns its number: one above the highest there is, good or not. When this returns, the version
-/// survives a crash; when it fails, the versions that were there are untouched.
+/// Writes a version of model `name` in the directory `models`, which is made if needed. Returns its number:
+/// the highest existing number, good or not, plus 1. When this returns, the version survives a crash. When it
+/// fails, existing versions are untouched.
 ///
 /// # Errors
-/// [`StoreError`] for contents that do not fit their schema, before anything is written; for the first
-/// row that its table's element type cannot hold; and for what the system refused.
+/// [`StoreError`] for contents that do not match their schema, before anything is written; for the first row
+/// that its element type cannot hold; and for errors of the file system.
 pub fn write(models: &Path, name: &str, contents: &Contents) -> Result<Version, StoreError> {
     write_on(&SystemDisk, models, name, contents)
 }
@@ -58,7 +59,7 @@ pub(crate) fn write_on(
     let schema = contents.checked()?;
     let model = models.join(name);
     make_dirs(disk, &model)?;
-    // A writer that died, or one beside us, may have made the model's entry and not synced it.
+    // Another writer, dead or alive, may have made the entry of the model without syncing it.
     disk.sync_dir(models).map_err(|e| StoreError::at(models, e))?;
     sweep(&model);
     let mut staging = Staging::begin(disk, models, name)?;
@@ -66,7 +67,7 @@ pub(crate) fn write_on(
     staging.publish(models, name)
 }
 
-/// Makes a directory and those above it, each lasting once the one below it is made.
+/// Makes a directory and its parents, and syncs the entry of each.
 pub(crate) fn make_dirs(disk: &dyn Disk, path: &Path) -> Result<(), StoreError> {
     if path.is_dir() {
         return Ok(());
@@ -84,14 +85,14 @@ pub(crate) fn make_dirs(disk: &dyn Disk, path: &Path) -> Result<(), StoreError> 
     disk.sync_dir(parent).map_err(|e| StoreError::at(parent, e))
 }
 
-/// Removes what dead writers left. Whatever cannot be locked or removed is left for another time.
+/// Removes what dead writers left. What cannot be locked or removed is left for the next write.
 fn sweep(model: &Path) {
     let Ok(entries) = fs::read_dir(model) else { return };
     for entry in entries.flatten() {
         let ours = entry.file_name().to_str().is_some_and(is_staging) && entry.path().is_dir();
         let Some(lock) = ours.then(|| File::open(entry.path()).ok()).flatten() else { continue };
         if lock.try_lock().is_ok() && fs::remove_dir_all(entry.path()).is_ok() {
-            tracing::info!(path = %entry.path().display(), "removed what an interrupted write left");
+            tracing::info!(path = %entry.path().display(), "removed the files of an interrupted write");
         }
     }
 }
@@ -104,14 +105,14 @@ fn is_staging(name: &str) -> bool {
     matches!(parsed, Some(Ok(numbers)) if numbers.len() == 3)
 }
 
-/// A version in the making. Dropped before it is published, it leaves nothing.
+/// A version that is being written. If it is dropped before it is published, its files are removed.
 struct Staging<'a> {
     disk: &'a dyn Disk,
     path: PathBuf,
     manifest: Manifest,
-    /// Whether it has been renamed: what stands at `path` now is another's.
+    /// Set by the rename: from then on `path` may belong to another writer.
     published: bool,
-    /// Held for as long as the directory is ours.
+    /// Held while the directory is ours.
     _lock: File,
 }
 
@@ -157,7 +158,7 @@ impl<'a> Staging<'a> {
         self.disk.sync_dir(&self.path).map_err(|e| StoreError::at(&self.path, e))
     }
 
-    /// A safetensors file of these tensors.
+    /// Writes a safetensors file.
     fn tensors(&mut self, name: &str, tensors: &[Tensor]) -> Result<(), StoreError> {
         let shapes: Vec<_> = tensors.iter().map(|t| (t.name, t.dtype, t.shape.as_slice())).collect();
         let header = format::encode_header(&shapes)
@@ -172,7 +173,7 @@ impl<'a> Staging<'a> {
         })
     }
 
-    /// Writes a file, syncs it and enters it in the manifest.
+    /// Writes a file, syncs it and adds it to the manifest.
     fn file(
         &mut self,
         name: &str,
@@ -189,17 +190,17 @@ impl<'a> Staging<'a> {
         Ok(())
     }
 
-    /// Gives the version the first number after the highest that nobody else takes meanwhile.
+    /// Renames the version to the next free number.
     fn publish(mut self, models: &Path, name: &str) -> Result<Version, StoreError> {
         let model = models.join(name);
         loop {
             let version = next_version(models, name)?;
             let path = model.join(version.to_string());
-            // An empty directory would be replaced by the rename, but no writer makes one: they
-            // come into being full.
+            // A rename would replace an empty directory, but no writer makes one under a version's name:
+            // versions are renamed when they are full.
             match self.disk.rename(&self.path, &path) {
-                // Another's stands there, and has raised the highest number. (Ours may stand there too,
-                // where a network's file system did the work and lost the answer.)
+                // Another writer took the number. (Or a network file system did the rename and lost the
+                // answer.)
                 Err(_) if path.symlink_metadata().is_ok() && self.path.is_dir() => continue,
                 Err(e) => return Err(StoreError::at(&path, e)),
                 Ok(()) => self.published = true,
@@ -213,18 +214,17 @@ impl<'a> Staging<'a> {
 impl Drop for Staging<'_> {
     fn drop(&mut self) {
         if !self.published {
-            // A failure here is the next sweep's to mend.
+            // If this fails, the sweep of the next write removes the files.
             let _ = fs::remove_dir_all(&self.path);
         }
     }
 }
 
-/// A file in the making. It is hashed as it is written, a chunk at a time, so that each byte comes from
-/// memory once.
+/// A file that is being written. Each chunk is hashed and written together, so that memory is read once.
 struct NewFile<'a> {
     disk: &'a dyn Disk,
     path: &'a Path,
-    /// Its path in the version.
+    /// Path in the version.
     name: &'a str,
     file: File,
     hash: Xxh3,
@@ -240,7 +240,7 @@ impl NewFile<'_> {
         })
     }
 
-    /// The table's rows, encoded, with no more memory than a few chunks of them.
+    /// Appends the rows of a table, encoded, a few megabytes at a time.
     fn append_rows(&mut self, table: &Table, element: Element) -> Result<(), StoreError> {
         let row_bytes = element.row_bytes(table.dim()).max(1);
         let rows = (ENCODED_BYTES / row_bytes).max(1) as u64;
@@ -255,15 +255,33 @@ impl NewFile<'_> {
         Ok(())
     }
 
-    /// Columns of a working file's table, with no more memory than a few chunks of its records.
+    /// Appends columns of a source's table, a chunk at a time.
     fn append_columns(&mut self, columns: &Columns) -> Result<(), StoreError> {
         let mut bytes = Vec::new();
-        columns.file.for_each_chunk(columns.table, |first, records| {
+        columns.source.for_each_chunk(columns.table, &mut |first, records| {
             let path = PathBuf::from(self.name);
             columns.encode(first, records, &mut bytes).map_err(|source| StoreError::Row { path, source })?;
             self.append(&bytes)
         })
     }
+}
+
+/// Checks that [`write()`] can make a version of model `name` in the directory `models`, by making and
+/// removing a staging directory. Leaves no directory of the model that was not there before.
+///
+/// # Errors
+/// [`StoreError`].
+pub(crate) fn check_writable(models: &Path, name: &str) -> Result<(), StoreError> {
+    check_name("model", name)?;
+    let model = models.join(name);
+    let existed = model.is_dir();
+    make_dirs(&SystemDisk, &model)?;
+    let staged = Staging::begin(&SystemDisk, models, name).map(drop);
+    if !existed {
+        // Fails if another writer uses the directory by now.
+        let _ = fs::remove_dir(&model);
+    }
+    staged
 }
 
 fn next_version(models: &Path, name: &str) -> Result<Version, StoreError> {
@@ -272,7 +290,7 @@ fn next_version(models: &Path, name: &str) -> Result<Version, StoreError> {
     next.ok_or_else(|| StoreError::NumbersExhausted { path: models.join(name) })
 }
 
-/// The lock on a directory that we have just made; `None` when a sweep came in between.
+/// Locks a directory that we have just made; `None` when another writer's sweep was faster.
 fn lock(path: &Path) -> io::Result<Option<File>> {
     let file = match File::open(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -280,7 +298,7 @@ fn lock(path: &Path) -> io::Result<Option<File>> {
     };
     match file.try_lock() {
         Err(fs::TryLockError::WouldBlock) => return Ok(None),
-        // A file system without locks: sweeps cannot lock either and leave everything alone.
+        // On a file system without locks, sweeps cannot lock either and remove nothing.
         Err(fs::TryLockError::Error(_)) | Ok(()) => {}
     }
     let same =

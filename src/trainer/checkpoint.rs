@@ -1,8 +1,8 @@
-//! A learner's first values, and its way into a version.
+//! The first values of a model in training, and how it is saved to and resumed from a version.
 //!
-//! A version holds everything that a step reads: dense weights and rows, and the optimizer's state
-//! of both, so that training can be resumed from it; but rows that the schema stores in another type
-//! than f32 are rounded as the version is written, and their state is left out. State of a dense tensor lies beside it, as
+//! A version holds everything that a step reads: dense weights, rows, and the optimizer state of both, so
+//! that training can resume from it. Rows that the schema stores in another type than f32 are rounded when
+//! the version is written, and their state is omitted. The state of a dense tensor is stored as
 //! `optimizer.<state>.<tensor>`.
 
 use std::collections::BTreeMap;
@@ -11,41 +11,43 @@ use std::path::Path;
 use rayon::prelude::*;
 
 use super::TrainError;
-use super::optim::{Kind, Optimizer};
+use super::optim::{Betas, Kind, Optimizer};
 use super::reference::ReferenceTrainer;
 use super::train_state::{Parts, TrainState};
+use crate::mem::OutOfHostMemory;
 use crate::model::Model;
 use crate::rowlog::{First, RowOrder, Uniform, WorkingFile, WorkingTable, table_code};
 use crate::schema::{self, Schema};
 use crate::store::{Contents, Dense, DenseTensor, Opened, PlainMemory, Rows, Table, write};
 use crate::types::{Element, Version};
 
-/// Numbers that one thread checks at a time.
+/// Values that one thread checks at a time.
 const CHECKED: usize = 1 << 16;
 
-/// A learner with fresh weights: dense ones as the model draws them, rows uniform within
-/// `sqrt(1 / rows)` of zero, all a pure function of the seed.
+/// A model with fresh weights, all of them a pure function of the seed: dense weights as the model draws
+/// them, rows uniform within `sqrt(1 / rows)` of zero.
 ///
 /// # Errors
-/// [`TrainError::Memory`] when the tables do not fit.
+/// [`TrainError::TableMemory`] when the tables do not fit memory.
 pub fn initialise(schema: &Schema, optimizer: Optimizer, seed: u64) -> Result<ReferenceTrainer, TrainError> {
     let tables = schema.tables.iter().map(|shape| {
         let states = row_states(optimizer.kind, shape.dim);
-        let mut table = Table::zeroed(&PlainMemory, shape.stored_rows(), shape.dim, &states)?;
+        let mut table = Table::zeroed(&PlainMemory, shape.stored_rows(), shape.dim, &states)
+            .map_err(|e| table_memory(schema, optimizer.kind, shape, e))?;
         if let Some(rows) = table.rows_mut() {
             first_rows(shape, seed).table(shape.dim, rows);
         }
         Ok(table)
     });
     let tables = tables.collect::<Result<_, TrainError>>()?;
-    Ok(ReferenceTrainer::new(first_network(schema, optimizer, seed), tables))
+    Ok(ReferenceTrainer::new(first_state(schema, optimizer, seed), tables))
 }
 
-/// As [`initialise`], with the rows in a working file in the directory `dir`, in the order of rows that is given for
-/// each table or none. Nothing is written but what is trained.
+/// As [`initialise`], with the rows in a working file in the directory `dir`, each table in the given row
+/// order or in a log. Only trained rows are written.
 ///
 /// # Errors
-/// [`TrainError::Store`] when the file cannot be made.
+/// [`TrainError::Store`] when the file cannot be created.
 pub fn initialise_on_disk(
     schema: &Schema,
     optimizer: Optimizer,
@@ -61,31 +63,40 @@ pub fn initialise_on_disk(
         order,
     });
     let store = WorkingFile::create(dir, tables.collect())?;
-    Ok((TrainState::new(first_network(schema, optimizer, seed)), store))
+    Ok((TrainState::new(first_state(schema, optimizer, seed)), store))
 }
 
-/// The first values of a table's rows.
+/// The error for a table that does not fit memory: names the table and what all tables need.
+fn table_memory(schema: &Schema, kind: Kind, shape: &schema::Table, source: OutOfHostMemory) -> TrainError {
+    let bytes = |shape: &schema::Table| {
+        let width = row_states(kind, shape.dim).iter().map(|(_, width)| width).sum::<usize>() + shape.dim;
+        shape.stored_rows().saturating_mul((width * size_of::<f32>()) as u64)
+    };
+    let total = schema.tables.iter().map(bytes).fold(0, u64::saturating_add);
+    TrainError::TableMemory { table: shape.name.clone(), total, source }
+}
+
+/// The first values of the rows of a table.
 fn first_rows(shape: &schema::Table, seed: u64) -> Uniform {
     let bound = (1.0 / shape.stored_rows() as f64).sqrt() as f32;
     Uniform { seed, table_code: table_code(&shape.name), bound }
 }
 
-/// Dense weights as the model draws them.
-fn first_network(schema: &Schema, optimizer: Optimizer, seed: u64) -> Parts {
+/// Fresh dense weights.
+fn first_state(schema: &Schema, optimizer: Optimizer, seed: u64) -> Parts {
     let model = Model::new(schema);
     let weights = model.initialise(seed);
     let dense_states = zeroed_states(optimizer.kind, weights.values.len());
     Parts { schema: schema.clone(), model, weights, dense_states, optimizer, steps: 0 }
 }
 
-/// A learner that goes on from a version. One that the same optimizer wrote, and whose rows are all
-/// f32, is continued to the bit; the state of any other counts for nothing, and steps are counted anew.
-/// Rows of other element types are read as f32: what rounding took from them when they were written is
-/// gone.
+/// Resumes from a version. If the same optimizer wrote it and all its rows are f32, training continues to the
+/// bit. Otherwise optimizer state starts at zero and steps are counted from zero, and rows of other element
+/// types are decoded to f32, without what rounding removed.
 ///
 /// # Errors
-/// [`TrainError`] for dense tensors or optimizer state that are missing or misshapen, and when the
-/// tables do not fit the memory.
+/// [`TrainError`] for dense tensors or optimizer state that are missing or malformed, and when the tables do
+/// not fit memory.
 pub fn resume(opened: Opened, optimizer: Optimizer) -> Result<ReferenceTrainer, TrainError> {
     let Opened { schema, dense, store, metadata, .. } = opened;
     let tensor = |name: &str| dense.get(name).map(|t: &Dense| (t.shape().to_vec(), t.values().to_vec()));
@@ -95,7 +106,10 @@ pub fn resume(opened: Opened, optimizer: Optimizer) -> Result<ReferenceTrainer, 
     let exact = schema.tables.iter().all(|table| table.element == Element::F32);
     if !exact || written_by != Some(&optimizer.kind.to_string()) {
         let dense_states = zeroed_states(optimizer.kind, weights.values.len());
-        let tables = store.tables().iter().map(|table| without_state(table, optimizer.kind));
+        let tables = schema.tables.iter().zip(store.tables()).map(|(shape, table)| {
+            let copied = without_state(table, optimizer.kind);
+            copied.map_err(|e| table_memory(&schema, optimizer.kind, shape, e))
+        });
         let tables = tables.collect::<Result<_, _>>()?;
         return Ok(ReferenceTrainer::new(
             Parts { schema, model, weights, dense_states, optimizer, steps: 0 },
@@ -113,14 +127,14 @@ pub fn resume(opened: Opened, optimizer: Optimizer) -> Result<ReferenceTrainer, 
         if got != row_states(optimizer.kind, shape.dim) {
             return Err(TrainError::State(format!("tables/{}", shape.name)));
         }
-        Ok(table.copied(&PlainMemory)?)
+        table.copied(&PlainMemory).map_err(|e| table_memory(&schema, optimizer.kind, shape, e))
     });
     let tables = tables.collect::<Result<_, _>>()?;
     Ok(ReferenceTrainer::new(Parts { schema, model, weights, dense_states, optimizer, steps }, tables))
 }
 
-/// The table's rows beside zeroed state.
-fn without_state(table: &Table, kind: Kind) -> Result<Table, TrainError> {
+/// The rows of a table, decoded, with zeroed state.
+fn without_state(table: &Table, kind: Kind) -> Result<Table, OutOfHostMemory> {
     let states = row_states(kind, table.dim());
     let mut copy = Table::zeroed(&PlainMemory, table.rows(), table.dim(), &states)?;
     if let Some(rows) = copy.rows_mut() {
@@ -129,38 +143,37 @@ fn without_state(table: &Table, kind: Kind) -> Result<Table, TrainError> {
     Ok(copy)
 }
 
-/// Names and widths of the states of a table's rows.
+/// Names and widths of the states of a row.
 pub(crate) fn row_states(kind: Kind, dim: usize) -> Vec<(&'static str, usize)> {
     kind.row_states().iter().map(|s| (s.name, if s.rowwise { 1 } else { dim })).collect()
 }
 
-/// States of dense weights for an optimizer: zeros.
+/// Zeroed states of dense weights.
 fn zeroed_states(kind: Kind, len: usize) -> Vec<Vec<f32>> {
     kind.dense().row_states().iter().map(|_| vec![0.0; len]).collect()
 }
 
-/// What a version calls the state of a dense tensor.
+/// The name of the state of a dense tensor in a version.
 fn state_name(state: &str, tensor: &str) -> String {
     format!("optimizer.{state}.{tensor}")
 }
 
 impl ReferenceTrainer {
-    /// Writes a new version of the model: the highest number there is, plus 1.
+    /// Writes a new version of the model; its number is the highest existing one plus 1.
     ///
     /// # Errors
     /// As [`TrainState::save`].
     pub fn save(&self, models: &Path, name: &str) -> Result<Version, TrainError> {
-        self.network.save(models, name, self.tables.iter().map(Rows::from).collect())
+        self.state.save(models, name, self.tables.iter().map(Rows::from).collect())
     }
 }
 
 impl TrainState {
-    /// Writes a new version of the model, with these rows for the tables of its schema: the highest number there is,
-    /// plus 1.
+    /// Writes a new version of the model with these tables; its number is the highest existing one plus 1.
     ///
     /// # Errors
-    /// [`TrainError::NotFinite`] for weights or rows that no score can be computed from, and
-    /// [`TrainError::Store`]; earlier versions are untouched.
+    /// [`TrainError::NotFinite`] for weights or rows that are not finite, and [`TrainError::Store`]. Earlier
+    /// versions are untouched.
     pub(crate) fn save(&self, models: &Path, name: &str, rows: Vec<Rows<'_>>) -> Result<Version, TrainError> {
         let parameters = self.model().parameters();
         let states = self.optimizer().kind.dense().row_states().iter().zip(self.dense_states());
@@ -172,8 +185,8 @@ impl TrainState {
         for (shape, rows) in self.schema().tables.iter().zip(&rows) {
             match rows {
                 Rows::Table(table) => self.check_finite(&shape.name, table.values().unwrap_or_default())?,
-                Rows::Working(file, table) => {
-                    let finite = file.first_not_finite(*table)?.is_none();
+                Rows::Source(source, table) => {
+                    let finite = source.first_not_finite(*table)?.is_none();
                     finite.then_some(()).ok_or_else(|| self.not_finite(&shape.name))?;
                 }
             }
@@ -194,13 +207,18 @@ impl TrainState {
             ("eps", self.optimizer().eps.to_string()),
             ("steps", self.steps().to_string()),
         ];
-        let metadata: BTreeMap<_, _> = metadata.map(|(key, value)| (key.to_owned(), value)).into();
+        let mut metadata: BTreeMap<_, _> = metadata.map(|(key, value)| (key.to_owned(), value)).into();
+        if self.optimizer().kind == Kind::Adam {
+            let Betas { first, second } = self.optimizer().betas;
+            metadata.insert("beta1".to_owned(), first.to_string());
+            metadata.insert("beta2".to_owned(), second.to_string());
+        }
         let model_toml = &self.schema().to_toml();
         let contents = Contents { model_toml, dense: dense.collect(), tables: rows, metadata };
         Ok(write(models, name, &contents)?)
     }
 
-    /// A step checks its loss, and that is the loss before it: the last step of all is checked here.
+    /// A step only checks the loss before it, so the result of the last step is checked here.
     fn check_finite(&self, tensor: &str, values: &[f32]) -> Result<(), TrainError> {
         let finite = values.par_chunks(CHECKED).all(|values| values.iter().all(|value| value.is_finite()));
         if finite { Ok(()) } else { Err(self.not_finite(tensor)) }

@@ -1,34 +1,62 @@
-//! How good scores are: AUC, log loss and normalized entropy.
+//! The quality of scores against labels: AUC, log loss and normalized entropy.
 //!
-//! All three are computed from probabilities as a server returns them, so that the trainer's own
-//! evaluation and a client's of the same rows give the same numbers.
+//! The trainer evaluates logits ([`Quality::of_logits`]); a client has only the f32 probabilities that a
+//! server returns ([`Quality::of`]). Both rank the f32 probabilities, so both get the same AUC. The log loss
+//! of the trainer is exact for any logit. That of a client has the error of rounding the probability: it
+//! agrees to about 7 digits for ordinary scores, but a logit above 17 rounds to a probability of exactly 1,
+//! whose loss for a sample without a click is infinite. Such a loss is reported as infinite and counted
+//! ([`Quality::infinite`]); no finite number would be true.
 
-/// Probabilities nearer to 0 or 1 than this count as this far away, so that one sure mistake does
-/// not make a log loss infinite: the spacing of f32 below 1.
-const CLIP: f64 = 1.0 / (1u64 << 24) as f64;
+use crate::model::loss::{binary_cross_entropy, sigmoid};
 
 /// The quality of scores against labels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Quality {
-    /// How many samples.
+    /// Number of samples.
     pub rows: u64,
-    /// Area under the ROC curve; none when all labels are alike.
+    /// Area under the ROC curve; `None` when all labels are equal.
     pub auc: Option<f64>,
-    /// Mean binary cross-entropy, in nats.
+    /// Mean binary cross-entropy in nats; infinite if the loss of any sample is.
     pub log_loss: f64,
-    /// Log loss over the entropy of the mean label (He et al., 2014); none when all labels are
-    /// alike.
+    /// Log loss divided by the entropy of the mean label (He et al., 2014); `None` when all labels are equal.
     pub normalized_entropy: Option<f64>,
+    /// Samples of infinite loss: their score is exactly 0 or 1, and their label is the other.
+    pub infinite: u64,
 }
 
 impl Quality {
-    /// Of these scores. The slices are of one length.
+    /// The quality of probabilities. The slices have the same length.
     #[must_use]
     pub(crate) fn of(probabilities: &[f32], labels: &[f32]) -> Self {
+        let losses = probabilities.iter().zip(labels).map(|(&probability, &label)| {
+            let probability = f64::from(probability);
+            // `ln_1p` keeps the digits of a small probability.
+            if is_click(label) { -probability.ln() } else { -(-probability).ln_1p() }
+        });
+        Self::from_losses(losses, probabilities, labels)
+    }
+
+    /// The quality of logits. The slices have the same length.
+    #[must_use]
+    pub fn of_logits(logits: &[f32], labels: &[f32]) -> Self {
+        let losses = logits.iter().zip(labels).map(|(&logit, &label)| match (logit, is_click(label)) {
+            (f32::INFINITY, true) | (f32::NEG_INFINITY, false) => 0.0,
+            (f32::INFINITY, false) | (f32::NEG_INFINITY, true) => f64::INFINITY,
+            (logit, click) => binary_cross_entropy(f64::from(logit), if click { 1.0 } else { 0.0 }),
+        });
+        let probabilities: Vec<f32> = logits.iter().map(|&logit| sigmoid(logit)).collect();
+        Self::from_losses(losses, &probabilities, labels)
+    }
+
+    fn from_losses(losses: impl Iterator<Item = f64>, probabilities: &[f32], labels: &[f32]) -> Self {
         let rows = probabilities.len().min(labels.len());
-        let log_loss: f64 = probabilities.iter().zip(labels).map(|(&p, &y)| cross_entropy(p, y)).sum();
-        let log_loss = log_loss / rows.max(1) as f64;
-        let clicks = labels.iter().filter(|y| **y > 0.5).count();
+        let (mut sum, mut infinite) = (0.0, 0);
+        for loss in losses {
+            sum += loss;
+            infinite += u64::from(loss.is_infinite());
+        }
+        let log_loss = sum / rows.max(1) as f64;
+        let clicks = labels.iter().filter(|label| is_click(**label)).count();
         let rate = clicks as f64 / rows.max(1) as f64;
         let both = clicks > 0 && clicks < rows;
         let entropy = -(rate * rate.ln() + (1.0 - rate) * (1.0 - rate).ln());
@@ -37,20 +65,20 @@ impl Quality {
             auc: both.then(|| auc(probabilities, labels, clicks)),
             log_loss,
             normalized_entropy: both.then(|| log_loss / entropy),
+            infinite,
         }
     }
 }
 
-fn cross_entropy(probability: f32, label: f32) -> f64 {
-    let p = f64::from(probability).clamp(CLIP, 1.0 - CLIP);
-    if label > 0.5 { -p.ln() } else { -(1.0 - p).ln() }
+fn is_click(label: f32) -> bool {
+    label > 0.5
 }
 
-/// The Mann-Whitney statistic: the share of (click, no click) pairs that the scores order rightly;
-/// a tie counts half.
+/// The Mann-Whitney statistic: the share of (click, no click) pairs that the scores rank correctly; a tie
+/// counts half.
 fn auc(probabilities: &[f32], labels: &[f32], clicks: usize) -> f64 {
     let mut sorted: Vec<(f32, bool)> =
-        probabilities.iter().zip(labels).map(|(&p, &y)| (p, y > 0.5)).collect();
+        probabilities.iter().zip(labels).map(|(&p, &y)| (p, is_click(y))).collect();
     sorted.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
     let (mut below, mut twice) = (0u64, 0u128);
     for tied in sorted.chunk_by(|a, b| a.0 == b.0) {

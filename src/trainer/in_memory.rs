@@ -31,7 +31,7 @@ pub fn run_in_memory(
     data: Data<'_>,
     mut on_step: impl FnMut(&Progress<'_>),
 ) -> Result<u64, TrainError> {
-    let (schema, lookups) = (learner.network.schema.clone(), learner.network.lookups.clone());
+    let (schema, lookups) = (learner.state.schema.clone(), learner.state.lookups.clone());
     let (casted, casts) = sync_channel(WAITING);
     let spare = &Spare::default();
     thread::scope(|scope| {
@@ -45,7 +45,7 @@ pub fn run_in_memory(
                 let labelled = Labelled { batch: &cast.batch, labels: &cast.labels };
                 let loss = learner.step_casted(labelled, &cast.casting, &mut probabilities);
                 samples += cast.labels.len() as u64;
-                on_step(&Progress::after(learner.network(), loss, samples, (&probabilities, &cast.labels))?);
+                on_step(&Progress::after(learner.state(), loss, samples, (&probabilities, &cast.labels))?);
                 spare.give(cast);
             }
         }

@@ -1,14 +1,14 @@
-//! The trainer: sequential, simple and exact; and the pipeline, which trains the same bytes where rows do not fit memory.
+//! The trainer: a sequential reference, and the pipeline, which trains the same bytes when the rows do not
+//! fit memory.
 //!
-//! **The sequential trainer** is the oracle of every faster one. A [`ReferenceTrainer`] holds the model and takes one step at a time ([`ReferenceTrainer::step`]);
-//! [`run_epoch`] drives it over a data set, with the next batches read and encoded by one thread
-//! beside it, and [`evaluate`] scores a data set with the weights as they are, or with the rows of the
-//! version that was made of them. The same seed, data
-//! and settings give the same bytes on any number of threads. [`run_in_memory`] takes the same steps with
-//! the next batches casted ahead too.
+//! **[`ReferenceTrainer`]** is simple and exact, and every faster trainer is tested against it. It keeps all
+//! rows in memory and takes one step at a time ([`ReferenceTrainer::step`]). [`run_epoch`] trains on a data
+//! set while another thread reads and encodes the next batches. [`run_in_memory`] also casts them ahead.
+//! [`evaluate`] scores a data set. Equal seed, data and settings give equal bytes on any number of threads.
 //!
-//! **The [`Pipeline`]** has the rows in a working file, and in a scratchpad those that coming batches need (`plan`); a
-//! [`Verifier`] compares it with the oracle byte by byte. Data-parallel `replicas` are a part of it.
+//! **[`Pipeline`]** keeps the rows in a working file ([`crate::rowlog`]), and those of the coming batches in
+//! a scratchpad. A [`Verifier`] compares it with the reference byte by byte. `replicas` trains with several
+//! data-parallel workers.
 
 pub mod casting;
 mod checkpoint;
@@ -30,11 +30,9 @@ pub use pipeline::clocks::StageName;
 pub use pipeline::plan::PlanStats;
 pub use pipeline::policy::{Policy, UnknownPolicy};
 pub use pipeline::scratchpad::{ScratchpadSize, Sizes, largest_sample};
-pub(crate) use pipeline::train::StepObserver;
 pub use pipeline::verify::{Difference, Verifier};
 pub use pipeline::{Data, Frequencies, Pipeline, PipelineSettings};
 pub use reference::ReferenceTrainer;
-pub(crate) use replicas::MOST_REPLICAS;
 pub use train_state::TrainState;
 
 use crate::dataset::{DatasetError, Reader};
@@ -48,189 +46,123 @@ use crate::trainer::pipeline::slots::NotClaimed;
 use crate::types::{Batch, RawBatch};
 use eval::Quality;
 
-/// Batches that may wait between reading and training.
+/// Batches that are read ahead of training.
 const READ_AHEAD: usize = 4;
 
-/// Why training stopped.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the messages document the variants
 pub enum TrainError {
-    /// The data could not be read.
     #[error(transparent)]
     Dataset(#[from] DatasetError),
-    /// A sample is not of the schema's shape.
     #[error(transparent)]
     Encode(#[from] EncodeError),
-    /// A batch was refused.
     #[error(transparent)]
     Batch(#[from] PredictError),
-    /// The data has no labels.
     #[error("data: training needs labels, and sample {sample} has none")]
-    NoLabels {
-        /// The first sample without one, counted from 0.
-        sample: u64,
-    },
-    /// The loss is no longer a number.
+    NoLabels { sample: u64 },
     #[error("loss: not finite at step {step}; a smaller lr than {lr} may help")]
-    Diverged {
-        /// The step that was not taken for it.
-        step: u64,
-        /// The learning rate.
-        lr: f64,
-    },
-    /// The last steps went past what a number holds, so there is nothing worth keeping.
+    Diverged { step: u64, lr: f64 },
     #[error("weights: {tensor:?} is not finite after step {steps}; a smaller lr than {lr} may help")]
-    NotFinite {
-        /// The dense tensor or the table.
-        tensor: String,
-        /// Steps taken.
-        steps: u64,
-        /// The learning rate.
-        lr: f64,
-    },
-    /// The model does not fit the memory.
+    NotFinite { tensor: String, steps: u64, lr: f64 },
     #[error(transparent)]
     Memory(#[from] OutOfHostMemory),
-    /// The dense tensors of a version are not its architecture's.
+    #[error(
+        "table {table:?}: {source}; all tables with their optimizer state take {total} bytes \
+         (--scratchpad trains with the rows on disk)"
+    )]
+    TableMemory { table: String, total: u64, source: OutOfHostMemory },
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    /// A version that names its optimizer and lacks some of its state.
     #[error("version: {0}: optimizer state is missing or misshapen")]
     State(String),
-    /// The version could not be written, or the working file not used.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// One sample is too much for the scratchpad.
     #[error(
         "scratchpad: {slots} slots for rows of {words} f32 (state counted), and a sample needs {needed} at a time"
     )]
-    Scratchpad {
-        /// Words of a record of the size that is short.
-        words: usize,
-        /// The sample's distinct rows of that size.
-        needed: usize,
-        /// Its slots.
-        slots: usize,
-    },
-    /// A model of more tables than a scratchpad can name.
+    Scratchpad { words: usize, needed: usize, slots: usize },
     #[error("scratchpad: expected at most {limit} tables, got {got}")]
-    TooManyTables {
-        /// The model's.
-        got: usize,
-        /// How many may be.
-        limit: usize,
-    },
-    /// A table of more rows than a scratchpad can name.
+    TooManyTables { got: usize, limit: usize },
     #[error("scratchpad: expected at most {limit} rows of a table, got {got} of {table:?}")]
-    TooManyRows {
-        /// The table.
-        table: String,
-        /// Its rows.
-        got: u64,
-        /// How many may be.
-        limit: u64,
-    },
-    /// A look-ahead window of no batch, or of more than can be kept track of.
+    TooManyRows { table: String, got: u64, limit: u64 },
     #[error("lookahead: expected 1 to {most} batches, got {got}")]
-    Lookahead {
-        /// What came.
-        got: usize,
-        /// The most.
-        most: usize,
-    },
-    /// No replica, or too many.
+    Lookahead { got: usize, most: usize },
     #[error("replicas: expected 1 to {most}, got {got}")]
-    Replicas {
-        /// What came.
-        got: usize,
-        /// The most.
-        most: usize,
-    },
-    /// Replicas that never average.
+    Replicas { got: usize, most: usize },
     #[error("lambda: expected at least 1 step, got {got}")]
-    Lambda {
-        /// What came.
-        got: u64,
-    },
-    /// Threads that cannot be started.
+    Lambda { got: u64 },
     #[error("threads: {reason}")]
-    Threads {
-        /// The system's word.
-        reason: String,
-    },
-    /// Two stages wanted one slot at a time: a fault of the plan. Nothing was overwritten.
+    Threads { reason: String },
     #[error("scratchpad: {0}")]
     Hazard(#[from] NotClaimed),
-    /// The device that the scratchpad is on.
     #[error(transparent)]
     Device(#[from] ScratchError),
-    /// Another stage has failed, and says why.
     #[error("training has stopped")]
     Stopped,
 }
 
-/// A batch and what the samples' labels are, if known.
+/// A batch, and its labels if the data has them.
 struct Encoded {
     batch: Batch,
     labels: Option<Vec<f32>>,
 }
 
-/// What one step showed.
+/// What a step reports.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
-    /// Samples trained in this epoch so far.
+    /// Samples trained in this epoch so far, including this batch.
     pub samples: u64,
-    /// Mean loss of the batch before its step.
+    /// Mean loss of the batch before the step.
     pub loss: f64,
-    /// The batch's probabilities before its step.
+    /// Probabilities of the batch before the step.
     pub probabilities: &'a [f32],
-    /// Its labels.
+    /// Labels of the batch.
     pub labels: &'a [f32],
 }
 
 impl<'a> Progress<'a> {
-    /// After a batch of this summed loss, with which so many samples are trained.
+    /// `loss` is the summed loss of the batch, and `samples` the number of samples trained with it.
     ///
     /// # Errors
-    /// [`TrainError::Diverged`] where the loss is not finite: no step was taken then.
+    /// [`TrainError::Diverged`] when the loss is not finite; no step was taken then.
     fn after(
-        network: &TrainState,
+        state: &TrainState,
         loss: f64,
         samples: u64,
         (probabilities, labels): (&'a [f32], &'a [f32]),
     ) -> Result<Self, TrainError> {
         if !loss.is_finite() {
-            return Err(TrainError::Diverged { step: network.steps() + 1, lr: network.optimizer().lr });
+            return Err(TrainError::Diverged { step: state.steps() + 1, lr: state.optimizer().lr });
         }
         Ok(Self { samples, loss: loss / labels.len() as f64, probabilities, labels })
     }
 }
 
-/// Trains on every sample that `reader` gives, in batches of `batch`, the last one smaller. Gives
-/// the number of samples.
+/// Trains on every sample of `reader`, in batches of `batch` samples, the last one smaller. Returns the
+/// number of samples.
 ///
 /// # Errors
-/// [`TrainError`]; the learner then holds the steps taken before it.
+/// [`TrainError`]; the steps before it have been taken.
 pub fn run_epoch(
-    learner: &mut ReferenceTrainer,
+    reference: &mut ReferenceTrainer,
     reader: &mut (dyn Reader + Send),
     batch: usize,
     mut on_step: impl FnMut(&Progress<'_>),
 ) -> Result<u64, TrainError> {
-    let schema = learner.schema().clone();
+    let schema = reference.schema().clone();
     let (mut samples, mut probabilities) = (0, Vec::new());
     each_batch(&schema, reader, batch, |encoded| {
         let labels = encoded.labels.as_ref().ok_or(TrainError::NoLabels { sample: samples })?;
-        let loss = learner.step(&encoded.batch, labels, &mut probabilities)?;
+        let loss = reference.step(&encoded.batch, labels, &mut probabilities)?;
         samples += labels.len() as u64;
-        on_step(&Progress::after(learner.network(), loss, samples, (&probabilities, labels))?);
+        on_step(&Progress::after(reference.state(), loss, samples, (&probabilities, labels))?);
         Ok(())
     })?;
     Ok(samples)
 }
 
-/// Scores every sample that `reader` gives by `score`, which writes a batch's probabilities: such as
-/// [`ReferenceTrainer::score`], or [`ReferenceTrainer::score_rows_of`] a version. The quality is none where labels are
-/// missing.
+/// Scores every sample of `reader` and compares the scores with the labels. `score` writes the logits of a
+/// batch, such as [`ReferenceTrainer::logits`]. `None` when labels are missing.
 ///
 /// # Errors
 /// [`TrainError`].
@@ -240,20 +172,20 @@ pub fn evaluate(
     batch: usize,
     mut score: impl FnMut(&Batch, &mut Vec<f32>) -> Result<(), PredictError>,
 ) -> Result<Option<Quality>, TrainError> {
-    let (mut all, mut labels, mut probabilities) = (Vec::new(), Some(Vec::new()), Vec::new());
+    let (mut all, mut labels, mut logits) = (Vec::new(), Some(Vec::new()), Vec::new());
     each_batch(schema, reader, batch, |encoded| {
-        score(&encoded.batch, &mut probabilities)?;
-        all.extend_from_slice(&probabilities);
+        score(&encoded.batch, &mut logits)?;
+        all.extend_from_slice(&logits);
         match (&mut labels, &encoded.labels) {
             (Some(labels), Some(more)) => labels.extend_from_slice(more),
             _ => labels = None,
         }
         Ok(())
     })?;
-    Ok(labels.map(|labels| Quality::of(&all, &labels)))
+    Ok(labels.map(|labels| Quality::of_logits(&all, &labels)))
 }
 
-/// Calls `each` with every batch in order, while a thread reads and encodes the next ones.
+/// Calls `each` with every batch in order, while another thread reads and encodes the next ones.
 fn each_batch(
     schema: &Schema,
     reader: &mut (dyn Reader + Send),
@@ -271,7 +203,7 @@ fn each_batch(
                     Ok(0) => return,
                     Ok(_) => full.send(Ok(encoded)),
                     Err(error) => {
-                        // Nobody waits when training failed first.
+                        // The receiver is gone if training failed first.
                         let _ = full.send(Err(error));
                         return;
                     }
@@ -284,7 +216,7 @@ fn each_batch(
         for encoded in batches {
             let encoded = encoded?;
             each(&encoded)?;
-            // The reader may have ended already.
+            // The reading thread may have ended already.
             let _ = used.send(encoded);
         }
         Ok(())
@@ -296,7 +228,7 @@ impl Encoded {
         Self { batch: Batch::empty(0), labels: None }
     }
 
-    /// Reads and encodes the next samples over this batch's memory. Gives their number.
+    /// Reads and encodes the next samples, reusing this batch's memory. Returns their number.
     fn read(
         &mut self,
         schema: &Schema,

@@ -1,8 +1,8 @@
-//! The optimizers, with PyTorch's formulas; row-wise Adagrad as FBGEMM has it (Adagrad is Duchi et
-//! al., 2011; Adam is Kingma and Ba, 2015).
+//! The optimizers. Formulas are PyTorch's, and FBGEMM's for row-wise Adagrad (Adagrad: Duchi et al., 2011;
+//! Adam: Kingma and Ba, 2015).
 //!
-//! Every one is element by element, so it runs over dense weights in any layout, and over one row.
-//! An element whose gradient and state are zero stays as it is, to the bit: padding may be updated.
+//! All of them work element by element, so they apply to dense weights in any layout and to single rows. An
+//! element whose gradient and state are zero stays the same to the bit, so padding may be updated.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,46 +10,60 @@ use std::str::FromStr;
 use crate::compute::{Real, vectorise};
 use crate::trainer::pipeline::gpu::Rule;
 
-/// Which formula.
+/// The formula of an optimizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `w -= lr g`.
     Sgd,
     /// `G += g^2; w -= lr g / (sqrt(G) + eps)`.
     Adagrad,
-    /// `G += mean(g^2)`, one a row; `w -= lr g / (sqrt(G) + eps)`. Dense weights use Adagrad.
+    /// `G += mean(g^2)`, one `G` per row; `w -= lr g / (sqrt(G) + eps)`. Dense weights use Adagrad.
     RowwiseAdagrad,
-    /// Adam. Rows as PyTorch's SparseAdam: only rows of the batch move, and the bias correction
-    /// counts every step.
+    /// Adam. Rows are updated as by PyTorch's SparseAdam: only rows of the batch change, and the bias
+    /// correction counts every step.
     Adam,
 }
 
-/// A formula and its numbers.
+/// A formula and its parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Optimizer {
-    /// Which formula.
+    /// The formula.
     pub kind: Kind,
     /// Learning rate.
     pub lr: f64,
-    /// Added to denominators.
+    /// Added to denominators. It must be positive in f32, so that a zero gradient with zero state changes
+    /// nothing.
     pub eps: f64,
+    /// Adam's decay rates, each at least 0 and below 1. The other formulas ignore them.
+    pub betas: Betas,
 }
 
-/// Adam's decay rates.
-const BETAS: (f64, f64) = (0.9, 0.999);
+/// Adam's decay rates of the two moments.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Betas {
+    /// Of the mean of gradients.
+    pub first: f64,
+    /// Of the mean of squared gradients.
+    pub second: f64,
+}
 
-/// What an optimizer keeps of each weight: a name, and whether a row has one number or one an element.
+impl Betas {
+    /// The defaults of PyTorch.
+    pub const DEFAULT: Self = Self { first: 0.9, second: 0.999 };
+}
+
+/// A state that an optimizer keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StateShape {
-    /// As PyTorch names it.
+    /// PyTorch's name.
     pub name: &'static str,
-    /// One number a row.
+    /// One number per row instead of one per element.
     pub rowwise: bool,
 }
 
-/// No such optimizer.
 #[derive(Debug, thiserror::Error)]
 #[error("optimizer: expected sgd, adagrad, rowwise_adagrad or adam, got {0:?}")]
+#[allow(missing_docs)]
 pub struct UnknownOptimizer(String);
 
 impl FromStr for Kind {
@@ -73,7 +87,7 @@ impl fmt::Display for Kind {
 }
 
 impl Kind {
-    /// The states of a row.
+    /// The states of a row, in order.
     #[must_use]
     pub(crate) fn row_states(self) -> &'static [StateShape] {
         match self {
@@ -87,11 +101,28 @@ impl Kind {
         }
     }
 
-    /// The formula that dense weights use beside these rows.
+    /// The default eps: PyTorch's for Adam (1e-8) and Adagrad (1e-10). Row-wise Adagrad uses Adagrad's,
+    /// because its dense weights do; FBGEMM's own default is 1e-8.
+    #[must_use]
+    pub(crate) const fn default_eps(self) -> f64 {
+        match self {
+            Self::Adam => 1e-8,
+            Self::Sgd | Self::Adagrad | Self::RowwiseAdagrad => 1e-10,
+        }
+    }
+
+    /// The formula for dense weights when rows use this one.
     #[must_use]
     pub fn dense(self) -> Self {
         if self == Self::RowwiseAdagrad { Self::Adagrad } else { self }
     }
+}
+
+/// One number for each of Adam's moments.
+#[derive(Clone, Copy, Debug)]
+struct Moments<T> {
+    first: T,
+    second: T,
 }
 
 /// The factors of one step, the same for every element.
@@ -100,28 +131,38 @@ pub struct Step<T> {
     kind: Kind,
     lr: T,
     eps: T,
-    /// Adam: 1 - beta^step of both moments.
-    corrections: (T, T),
+    /// Adam: `1 - beta^step`.
+    corrections: Moments<T>,
+    /// Adam: `1 - beta`, the share of a new value in the moving mean.
+    shares: Moments<T>,
 }
 
 impl Optimizer {
+    /// An optimizer with the default eps of its formula and the default betas.
+    #[must_use]
+    pub const fn new(kind: Kind, lr: f64) -> Self {
+        Self { kind, lr, eps: kind.default_eps(), betas: Betas::DEFAULT }
+    }
+
     /// The factors of step `step`, counted from 1.
     #[must_use]
     pub fn step<T: Real>(&self, step: u64) -> Step<T> {
-        let correction = |beta: f64| 1.0 - beta.powf(step as f64);
-        let (first, second) = (correction(BETAS.0), correction(BETAS.1));
+        let Betas { first, second } = self.betas;
+        let correction = |beta: f64| T::from_f64(1.0 - beta.powf(step as f64));
+        let share = |beta: f64| T::from_f64(1.0 - beta);
         Step {
             kind: self.kind,
             lr: T::from_f64(self.lr),
             eps: T::from_f64(self.eps),
-            corrections: (T::from_f64(first), T::from_f64(second)),
+            corrections: Moments { first: correction(first), second: correction(second) },
+            shares: Moments { first: share(first), second: share(second) },
         }
     }
 }
 
 impl<T: Real> Step<T> {
-    /// Updates one row, or any run of its elements unless the state is row-wise. `states` are in the
-    /// order of [`Kind::row_states`].
+    /// Updates a row, or any part of it unless the state is row-wise. `states` are in the order of
+    /// [`Kind::row_states`].
     #[inline(always)]
     pub fn update_row(&self, weights: &mut [T], grads: &[T], states: &mut [&mut [T]]) {
         match (self.kind, states) {
@@ -130,9 +171,8 @@ impl<T: Real> Step<T> {
             (Kind::RowwiseAdagrad, [sum]) => self.rowwise_adagrad(weights, grads, &mut sum[0]),
             (Kind::Adam, [first, second]) => {
                 // SparseAdam corrects the step size, and adds eps before the correction.
-                let (one, two) = self.corrections;
-                let size = self.lr * two.sqrt() / one;
-                adam(weights, grads, (first, second), |m, v| size * m / (v.sqrt() + self.eps));
+                let size = self.lr * self.corrections.second.sqrt() / self.corrections.first;
+                self.adam(weights, grads, (first, second), |m, v| size * m / (v.sqrt() + self.eps));
             }
             _ => debug_assert!(false, "states are those of the optimizer"),
         }
@@ -142,9 +182,8 @@ impl<T: Real> Step<T> {
     pub(crate) fn update_dense(&self, weights: &mut [T], grads: &[T], states: &mut [&mut [T]]) {
         vectorise(|| match (self.kind, states) {
             (Kind::Adam, [first, second]) => {
-                let (one, two) = self.corrections;
-                let (size, root) = (self.lr / one, two.sqrt());
-                adam(weights, grads, (first, second), |m, v| size * m / (v.sqrt() / root + self.eps));
+                let (size, root) = (self.lr / self.corrections.first, self.corrections.second.sqrt());
+                self.adam(weights, grads, (first, second), |m, v| size * m / (v.sqrt() / root + self.eps));
             }
             (_, states) => self.update_row(weights, grads, states),
         });
@@ -175,40 +214,42 @@ impl<T: Real> Step<T> {
             *w -= factor * *g;
         }
     }
-}
 
-impl Step<f32> {
-    /// What [`Self::update_row`] does, as a device is told it.
-    #[must_use]
-    pub fn rule(&self) -> Rule {
-        let Self { kind, lr, eps, corrections: (one, two) } = *self;
-        match kind {
-            Kind::Sgd => Rule::Sgd { lr },
-            Kind::Adagrad => Rule::Adagrad { lr, eps },
-            Kind::RowwiseAdagrad => Rule::RowwiseAdagrad { lr, eps },
-            Kind::Adam => Rule::Adam { size: lr * two.sqrt() / one, eps, shares: shares() },
+    /// Moves both moments, and each weight by `delta(first, second)`.
+    #[inline(always)]
+    fn adam(
+        &self,
+        weights: &mut [T],
+        grads: &[T],
+        (first, second): (&mut [T], &mut [T]),
+        delta: impl Fn(T, T) -> T,
+    ) {
+        let Moments { first: a, second: b } = self.shares;
+        for (((w, g), m), v) in weights.iter_mut().zip(grads).zip(first).zip(second) {
+            *m += (*g - *m) * a;
+            *v += (*g * *g - *v) * b;
+            *w -= delta(*m, *v);
         }
     }
 }
 
-/// What of the difference each of Adam's moments takes on.
-#[inline(always)]
-fn shares<T: Real>() -> (T, T) {
-    (T::from_f64(1.0 - BETAS.0), T::from_f64(1.0 - BETAS.1))
-}
-
-/// Moves both moments, and each weight by `delta(first, second)`.
-#[inline(always)]
-fn adam<T: Real>(
-    weights: &mut [T],
-    grads: &[T],
-    (first, second): (&mut [T], &mut [T]),
-    delta: impl Fn(T, T) -> T,
-) {
-    let (a, b) = shares::<T>();
-    for (((w, g), m), v) in weights.iter_mut().zip(grads).zip(first).zip(second) {
-        *m += (*g - *m) * a;
-        *v += (*g * *g - *v) * b;
-        *w -= delta(*m, *v);
+impl Step<f32> {
+    /// [`Self::update_row`] as the parameters of the device kernel.
+    #[must_use]
+    pub fn rule(&self) -> Rule {
+        let Self { kind, lr, eps, corrections, shares } = *self;
+        match kind {
+            Kind::Sgd => Rule::Sgd { lr },
+            Kind::Adagrad => Rule::Adagrad { lr, eps },
+            Kind::RowwiseAdagrad => Rule::RowwiseAdagrad { lr, eps },
+            Kind::Adam => Rule::Adam {
+                size: lr * corrections.second.sqrt() / corrections.first,
+                eps,
+                shares: (shares.first, shares.second),
+            },
+        }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,4 @@
-//! The sequential trainer: one step after the other on tables in memory, and so the oracle of the pipeline.
+//! The sequential trainer: one step after another on tables in memory. The pipeline is tested against it.
 
 use super::casting::Casting;
 use super::optim::Optimizer;
@@ -10,51 +10,51 @@ use crate::schema::Schema;
 use crate::store::{EmbeddingStore, Table, rows_of};
 use crate::types::Batch;
 
-/// A model with all its rows in memory.
+/// A model in training, with all its rows in memory.
 pub struct ReferenceTrainer {
-    pub(crate) network: TrainState,
+    pub(crate) state: TrainState,
     pub(crate) tables: Vec<Table>,
     casting: Casting,
 }
 
 impl ReferenceTrainer {
     pub(crate) fn new(parts: Parts, tables: Vec<Table>) -> Self {
-        Self { network: TrainState::new(parts), tables, casting: Casting::default() }
+        Self { state: TrainState::new(parts), tables, casting: Casting::default() }
     }
 
-    /// All but the rows.
+    /// Everything but the rows.
     #[must_use]
-    pub(crate) fn network(&self) -> &TrainState {
-        &self.network
+    pub(crate) fn state(&self) -> &TrainState {
+        &self.state
     }
 
-    /// All but the rows, to score with.
-    pub(crate) fn network_mut(&mut self) -> &mut TrainState {
-        &mut self.network
+    /// Everything but the rows; scoring needs it mutable.
+    pub(crate) fn state_mut(&mut self) -> &mut TrainState {
+        &mut self.state
     }
 
-    /// The schema trained for.
+    /// The schema of the model.
     #[must_use]
     pub fn schema(&self) -> &Schema {
-        self.network.schema()
+        self.state.schema()
     }
 
     /// The layers.
     #[must_use]
     pub fn model(&self) -> &Model<f32> {
-        self.network.model()
+        self.state.model()
     }
 
     /// The dense weights.
     #[must_use]
     pub fn weights(&self) -> &Weights<f32> {
-        self.network.weights()
+        self.state.weights()
     }
 
-    /// The dense optimizer's states, in the order of its kind.
+    /// The states of the dense optimizer, in the order of its formula.
     #[must_use]
     pub fn dense_states(&self) -> &[Vec<f32>] {
-        self.network.dense_states()
+        self.state.dense_states()
     }
 
     /// The tables.
@@ -63,7 +63,7 @@ impl ReferenceTrainer {
         &self.tables
     }
 
-    /// The tables, without the rest.
+    /// The tables.
     #[must_use]
     pub fn into_tables(self) -> Vec<Table> {
         self.tables
@@ -72,22 +72,22 @@ impl ReferenceTrainer {
     /// The optimizer.
     #[must_use]
     pub fn optimizer(&self) -> Optimizer {
-        self.network.optimizer()
+        self.state.optimizer()
     }
 
     /// Steps taken.
     #[must_use]
     pub fn steps(&self) -> u64 {
-        self.network.steps()
+        self.state.steps()
     }
 
-    /// Takes one step on the mean loss of the batch, whose probabilities before the step are
-    /// written over `probabilities`. Gives the summed loss. There is no step on a batch of no samples,
-    /// nor where the loss is not finite.
+    /// Takes one step on the mean loss of the batch, and writes the probabilities before the step to
+    /// `probabilities`. Returns the summed loss. No step is taken for an empty batch or a loss that is not
+    /// finite.
     ///
     /// # Errors
-    /// [`PredictError`] when the batch is not of the schema's shape, has an id past a table whose
-    /// default is `error`, or looks up more than 2^32 - 1 ids in one table; nothing has changed then.
+    /// [`PredictError`] when the batch does not have the shape of the schema, has an id past a table whose
+    /// default is `error`, or looks up more than 2^32 - 1 ids in one table. Nothing has changed then.
     pub fn step(
         &mut self,
         batch: &Batch,
@@ -97,77 +97,93 @@ impl ReferenceTrainer {
         let mut casting = std::mem::take(&mut self.casting);
         let labelled = Labelled { batch, labels };
         let loss = labelled.check(self.schema()).and_then(|()| {
-            casting.fill(self.schema(), &self.network.lookups, batch)?;
+            casting.fill(self.schema(), &self.state.lookups, batch)?;
             Ok(self.step_casted(labelled, &casting, probabilities))
         });
         self.casting = casting;
         loss
     }
 
-    /// [`Self::step`] on a batch that was checked and casted before.
+    /// [`Self::step`] for a batch that was checked and casted before.
     pub(crate) fn step_casted(
         &mut self,
         labelled: Labelled<'_>,
         casting: &Casting,
         probabilities: &mut Vec<f32>,
     ) -> f64 {
-        let Self { network, tables, .. } = self;
-        let (schema, lookups) = (network.schema.clone(), network.lookups.clone());
+        let Self { state, tables, .. } = self;
+        let (schema, lookups) = (state.schema.clone(), state.lookups.clone());
         let batch = labelled.batch;
         let rows = |l: usize| rows_of(tables, &schema, &lookups[l], batch);
-        let loss = network.gather_and_learn(labelled, batch.samples, rows);
-        network.read_probabilities(probabilities);
-        if network.counts_step(loss, batch.samples) {
-            network.update(|update| update.tables(tables.iter_mut().map(TableRows::of), casting));
+        let loss = state.gather_and_learn(labelled, batch.samples, rows);
+        state.read_probabilities(probabilities);
+        if state.counts_step(loss, batch.samples) {
+            state.update(|update| update.tables(tables.iter_mut().map(TableRows::of), casting));
         }
         loss
     }
 
-    /// Writes the probability of every sample over `probabilities`.
+    /// Writes the probability of every sample to `probabilities`.
     ///
     /// # Errors
     /// As [`ReferenceTrainer::step`].
     pub fn score(&mut self, batch: &Batch, probabilities: &mut Vec<f32>) -> Result<(), PredictError> {
-        let Self { network, tables, .. } = self;
-        let (schema, lookups) = (network.schema.clone(), network.lookups.clone());
-        network.score(batch, &lookups, |l| rows_of(tables, &schema, &lookups[l], batch), probabilities)
+        self.forward(batch)?;
+        self.state.read_probabilities(probabilities);
+        Ok(())
     }
 
-    /// [`ReferenceTrainer::score`] with the rows of a version that this learner wrote, as they are stored.
+    /// The logits of a batch, as [`ReferenceTrainer::score`].
+    ///
+    /// # Errors
+    /// As [`ReferenceTrainer::step`].
+    pub fn logits(&mut self, batch: &Batch, logits: &mut Vec<f32>) -> Result<(), PredictError> {
+        self.forward(batch)?;
+        self.state.read_logits(logits);
+        Ok(())
+    }
+
+    fn forward(&mut self, batch: &Batch) -> Result<(), PredictError> {
+        let Self { state, tables, .. } = self;
+        let (schema, lookups) = (state.schema.clone(), state.lookups.clone());
+        state.forward(batch, &lookups, |l| rows_of(tables, &schema, &lookups[l], batch))
+    }
+
+    /// [`ReferenceTrainer::score`] with the stored rows of a version that this trainer wrote.
     ///
     /// # Errors
     /// As [`ReferenceTrainer::step`].
     ///
     /// # Panics
-    /// When the version is of another schema.
+    /// When the version has another schema.
     pub fn score_rows_of(
         &mut self,
         version: &EmbeddingStore,
         batch: &Batch,
         probabilities: &mut Vec<f32>,
     ) -> Result<(), PredictError> {
-        self.network.score_rows_of(version, batch, probabilities)
+        self.state.forward_rows_of(version, batch)?;
+        self.state.read_probabilities(probabilities);
+        Ok(())
     }
 }
 
 impl TrainState {
-    /// Writes the probability of every sample over `probabilities`, by these dense weights and the rows of a version
-    /// as they are stored.
+    /// The forward pass of a batch, with these dense weights and the stored rows of a version.
     ///
     /// # Errors
     /// As [`ReferenceTrainer::step`].
     ///
     /// # Panics
-    /// When the version is of another schema.
-    pub(crate) fn score_rows_of(
+    /// When the version has another schema.
+    pub(crate) fn forward_rows_of(
         &mut self,
         version: &EmbeddingStore,
         batch: &Batch,
-        probabilities: &mut Vec<f32>,
     ) -> Result<(), PredictError> {
         let schema = self.schema.clone();
         let lookups = &schema.lookups()[..];
         let tables = version.tables();
-        self.score(batch, lookups, |l| rows_of(tables, &schema, &lookups[l], batch), probabilities)
+        self.forward(batch, lookups, |l| rows_of(tables, &schema, &lookups[l], batch))
     }
 }

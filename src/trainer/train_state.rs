@@ -1,13 +1,14 @@
-//! One training step but for where rows lie: the dense half of a model, and how rows enter and leave it.
+//! Everything of a model in training except its rows, and the part of a training step that does not depend on
+//! where rows are stored.
 //!
-//! A step runs in three parallel loops, none of which shares anything between threads: over
-//! chunks of samples (gather-pool, forward, loss, backward), over tables and pieces of dense weights
-//! (gradient and update, in `update`), over panels (transposes). Every sum has an order that the batch alone
-//! decides, so any number of threads gives the same bytes. Chunks, tables and pieces take long, so each is a job of its own
-//! (`with_max_len`): where the pipeline's other stages hold a thread up, the others take over all that it has not begun.
+//! A step has three parallel loops whose iterations share nothing: over chunks of samples (gather and pool,
+//! forward, loss, backward), over tables and pieces of dense weights (gradient and update, in `update`), and
+//! over panels (transposes). The order of every sum depends on the batch alone, so any number of threads
+//! gives the same bytes. Chunks, tables and pieces take long, so each is a job of its own (`with_max_len`):
+//! when another stage of the pipeline delays a thread, the others take over the jobs that it has not begun.
 //!
-//! Since gather-pool is sample by sample and an update row by row, any way of cutting both into groups gives the same bytes too
-//! (a scratchpad that holds only part of a batch's rows).
+//! Gathering works sample by sample and updating row by row, so any grouping of either gives the same bytes
+//! too. That lets a scratchpad hold only part of the rows of a batch.
 
 use std::sync::Arc;
 
@@ -20,13 +21,13 @@ use crate::predict::PredictError;
 use crate::schema::{Lookup, Schema};
 use crate::types::{Batch, Element};
 
-/// All that a step reads and writes, but for rows.
+/// What a step reads and writes, except rows.
 pub struct TrainState {
     pub(crate) schema: Arc<Schema>,
     pub(crate) lookups: Arc<[Lookup]>,
     pub(crate) model: Model<f32>,
     pub(crate) weights: Weights<f32>,
-    /// In the order of the dense optimizer's states, each laid out as the weights are.
+    /// In the order of the dense optimizer's states; each has the layout of the weights.
     pub(crate) dense_states: Vec<Vec<f32>>,
     pub(crate) grads: Vec<f32>,
     pub(crate) tapes: Vec<Tape<f32>>,
@@ -34,7 +35,7 @@ pub struct TrainState {
     pub(crate) steps: u64,
 }
 
-/// What a network is made of.
+/// The parts of a new [`TrainState`].
 pub(crate) struct Parts {
     pub schema: Schema,
     pub model: Model<f32>,
@@ -48,7 +49,7 @@ impl TrainState {
     pub(crate) fn new(parts: Parts) -> Self {
         let Parts { schema, model, mut weights, dense_states, optimizer, steps } = parts;
         model.turn(&mut weights);
-        // Whatever a version's rows are stored in, those of a trainer are f32.
+        // The trainer's rows are f32, whatever element type versions store.
         let in_f32 = |lookup| Lookup { element: Element::F32, ..lookup };
         Self {
             lookups: schema.lookups().into_iter().map(in_f32).collect(),
@@ -63,7 +64,7 @@ impl TrainState {
         }
     }
 
-    /// The schema trained for.
+    /// The schema of the model.
     #[must_use]
     pub(crate) fn schema(&self) -> &Schema {
         &self.schema
@@ -81,7 +82,7 @@ impl TrainState {
         &self.weights
     }
 
-    /// The dense optimizer's states, in the order of its kind.
+    /// The states of the dense optimizer, in the order of its formula.
     #[must_use]
     pub(crate) fn dense_states(&self) -> &[Vec<f32>] {
         &self.dense_states
@@ -99,7 +100,7 @@ impl TrainState {
         self.steps
     }
 
-    /// Makes room for so many samples.
+    /// Prepares the tapes for this many samples.
     pub(crate) fn begin(&mut self, samples: usize) {
         let size = self.model.chunk();
         let chunks = samples.div_ceil(size);
@@ -112,8 +113,8 @@ impl TrainState {
         }
     }
 
-    /// Writes the input rows of all samples of the batch, which are the samples from `at` on of those that
-    /// [`Self::begin`] made room for. `rows` as in [`InputRows::write`].
+    /// Writes the input rows of a batch, whose samples are those from `at` on of the samples that
+    /// [`Self::begin`] prepared for. `rows` as in [`InputRows::write`].
     pub(crate) fn gather<'r, R>(&mut self, batch: &Batch, at: usize, rows: impl Fn(usize) -> R + Sync)
     where
         R: Fn(usize) -> Option<&'r [u8]>,
@@ -133,14 +134,14 @@ impl TrainState {
         parts.for_each(|(tape, samples, row)| inputs.write_at(samples, tape, row, &rows));
     }
 
-    /// Forward, loss and backward of samples whose input rows are written. Gives the summed loss.
+    /// Forward, loss and backward pass of samples whose input rows are written. Returns the summed loss.
     pub(crate) fn learn(&mut self, labels: &[f32]) -> f64 {
         self.each_chunk(labels, labels.len(), |_, _| ())
     }
 
-    /// [`Self::begin`], [`Self::gather`] and [`Self::learn`] of a whole batch, chunk by chunk, so that the
-    /// rows of one are still near when it is learnt. Gradients are those of the mean loss of `of` samples,
-    /// which is more than the batch has where it is a shard of one.
+    /// [`Self::begin`], [`Self::gather`] and [`Self::learn`] for a whole batch, chunk by chunk, so that the
+    /// input rows of a chunk are still in the processor's cache. Gradients are those of the mean loss of `of`
+    /// samples, which is more than the batch has if the batch is a replica's part of one.
     pub(crate) fn gather_and_learn<'r, R>(
         &mut self,
         Labelled { batch, labels }: Labelled<'_>,
@@ -178,28 +179,27 @@ impl TrainState {
         losses.iter().sum()
     }
 
-    /// Whether a step is to be taken after this loss of so many samples; it is counted then.
+    /// Whether this loss of this many samples allows a step; counts the step if so.
     pub(crate) fn counts_step(&mut self, loss: f64, samples: usize) -> bool {
         let takes = samples > 0 && loss.is_finite();
         self.steps += u64::from(takes);
         takes
     }
 
-    /// The factors of the step that was counted last.
+    /// The factors of the last counted step.
     pub(crate) fn row_step(&self) -> Step<f32> {
         self.optimizer.step(self.steps)
     }
 
-    /// Writes the probability of every sample over `probabilities`; `rows` as in [`InputRows::write`].
+    /// The forward pass of a batch; the logits are then in the tapes. `rows` as in [`InputRows::write`].
     ///
     /// # Errors
     /// As [`Labelled::check`].
-    pub(crate) fn score<'r, R>(
+    pub(crate) fn forward<'r, R>(
         &mut self,
         batch: &Batch,
         lookups: &[Lookup],
         rows: impl Fn(usize) -> R + Sync,
-        probabilities: &mut Vec<f32>,
     ) -> Result<(), PredictError>
     where
         R: Fn(usize) -> Option<&'r [u8]>,
@@ -213,17 +213,24 @@ impl TrainState {
             inputs.write(chunk * tape.rows, tape, &rows);
             model.forward(weights, tape);
         });
-        self.read_probabilities(probabilities);
         Ok(())
     }
 
-    /// Writes the probabilities of the last samples over `probabilities`.
+    /// The logits of the samples of the last forward pass.
+    pub(crate) fn read_logits(&self, logits: &mut Vec<f32>) {
+        logits.clear();
+        for tape in &self.tapes {
+            logits.extend((0..tape.samples).map(|s| self.model.logit(tape, s)));
+        }
+    }
+
+    /// Writes the probabilities of the samples of the last forward pass.
     pub(crate) fn read_probabilities(&self, probabilities: &mut Vec<f32>) {
         probabilities.clear();
         self.add_probabilities(probabilities);
     }
 
-    /// Writes them behind those of other samples.
+    /// Appends the probabilities of the samples of the last forward pass.
     pub(crate) fn add_probabilities(&self, probabilities: &mut Vec<f32>) {
         for tape in &self.tapes {
             probabilities.extend((0..tape.samples).map(|s| sigmoid(self.model.logit(tape, s))));
@@ -239,10 +246,10 @@ pub(crate) struct Labelled<'a> {
 }
 
 impl Labelled<'_> {
-    /// Whether the batch is of the schema's shape, with a label a sample and no id that is refused.
+    /// Checks the shape of the batch, the number of labels, and that no id is refused.
     ///
     /// # Errors
-    /// [`PredictError`] if not.
+    /// [`PredictError`].
     pub(crate) fn check(&self, schema: &Schema) -> Result<(), PredictError> {
         check_shape(schema, self.batch)?;
         check_length("labels", self.batch.samples, self.labels.len())?;

@@ -1,4 +1,4 @@
-//! The second half of a step: gradients of rows and dense weights, and the optimizer on both.
+//! The second half of a step: gradients of rows and dense weights, and their update by the optimizer.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use crate::model::{Model, Tape};
 use crate::store::Table;
 
 impl TrainState {
-    /// Updates dense weights, piece by piece, and beside it rows by `rows`.
+    /// Updates dense weights, piece by piece, and at the same time rows, by calling `rows`.
     pub(crate) fn update(&mut self, rows: impl FnOnce(&RowUpdate<'_>) + Send) {
         let (step, dense) = (self.row_step(), self.dense_step());
         let Self { model, weights, dense_states, grads, tapes, .. } = self;
@@ -30,14 +30,14 @@ impl TrainState {
         model.turn(weights);
     }
 
-    /// The factors of the step that was counted last, for dense weights.
+    /// The factors of the last counted step, for dense weights.
     fn dense_step(&self) -> Step<f32> {
         let kind = self.optimizer.kind.dense();
         Optimizer { kind, ..self.optimizer }.step(self.steps)
     }
 
-    /// Writes the dense gradients of the samples that were learnt last over `grads`: the first half of
-    /// [`Self::update`], for a worker whose gradients are summed with others'.
+    /// Computes the dense gradients of the last backward pass into `grads`: the first half of
+    /// [`Self::update`], for a replica whose gradients are summed with those of others.
     pub(crate) fn sum_gradients(&mut self) {
         let Self { model, grads, tapes, .. } = self;
         let mut rest = &mut grads[..];
@@ -50,7 +50,7 @@ impl TrainState {
             .for_each(|(i, piece)| model.gradient(i, tapes, piece));
     }
 
-    /// Updates dense weights with what is in `grads`: the second half.
+    /// Updates dense weights with the gradients in `grads`: the second half of [`Self::update`].
     pub(crate) fn update_dense(&mut self) {
         let dense = self.dense_step();
         let Self { model, weights, dense_states, grads, .. } = self;
@@ -61,26 +61,27 @@ impl TrainState {
         model.turn(weights);
     }
 
-    /// The update of rows that the last step leaves to do.
+    /// The row update of the last counted step.
     pub(crate) fn row_update(&self) -> RowUpdate<'_> {
         RowUpdate { tapes: &self.tapes, step: self.row_step() }
     }
 }
 
-/// The gradients of a step's input rows, and its factors.
+/// The gradients of the input rows of a step, and its factors.
 pub struct RowUpdate<'a> {
     pub(crate) tapes: &'a [Tape<f32>],
     pub(crate) step: Step<f32>,
 }
 
 impl<'a> RowUpdate<'a> {
-    /// By the gradients of buffer 0 of these tapes, all but the last one full, in step `step`, counted from 1.
+    /// Takes the gradients from buffer 0 of these tapes, of which all but the last are full. `step` counts
+    /// from 1.
     #[must_use]
     pub fn new(tapes: &'a [Tape<f32>], optimizer: Optimizer, step: u64) -> Self {
         Self { tapes, step: optimizer.step(step) }
     }
 
-    /// Updates all rows of all tables, each table on a thread of its own. `records` are of the schema's tables, in its
+    /// Updates all rows of all tables, one table per job. `records` are those of the schema's tables, in its
     /// order.
     pub fn tables<R: Records>(&self, records: impl Iterator<Item = R>, casting: &Casting) {
         let records: Vec<R> = records.collect();
@@ -89,14 +90,14 @@ impl<'a> RowUpdate<'a> {
         });
     }
 
-    /// Updates rows `range` of those that `casted` counts: the gather-reduce of Tensor Casting (section IV), fused with
-    /// the optimizer.
+    /// Updates the rows `range` of the casted index: the gather-reduce of Tensor Casting (section IV), fused
+    /// with the optimizer.
     pub(crate) fn rows<R: Records>(&self, records: R, casted: &CastedIndex, range: Range<usize>) {
         vectorise(UpdateRows { records, casted, range, tapes: self.tapes, step: &self.step });
     }
 
-    /// Writes the gradients of all rows that `casted` counts, of `dim` elements each and end to end, over
-    /// `out`: the gather-reduce alone.
+    /// Computes the gradients of all rows of the casted index, of `dim` elements each, end to end into `out`:
+    /// the gather-reduce alone.
     pub(crate) fn coalesce(&self, casted: &CastedIndex, dim: usize, out: &mut [f32]) {
         vectorise(|| {
             for (k, grad) in out.chunks_exact_mut(dim.max(1)).enumerate() {
@@ -106,24 +107,24 @@ impl<'a> RowUpdate<'a> {
     }
 }
 
-/// Where the rows of a table and their state lie while they are trained.
+/// Access to the rows of a table and their states during an update.
 pub trait Records: Send {
-    /// Row `k` of those of the casted index, whose number is `row`: its weights, and as many states as the optimizer has.
+    /// Row `k` of the casted index, which is row `row` of the table.
     fn record(&mut self, k: usize, row: u64) -> Record<'_>;
 }
 
 /// One row and its state.
+#[allow(missing_docs)]
 pub struct Record<'a> {
-    /// The weights.
     pub weights: &'a mut [f32],
-    /// The states; those that the optimizer has not are empty.
+    /// Unused states are empty.
     pub states: [&'a mut [f32]; 2],
     /// How many of the states there are.
     pub count: usize,
 }
 
 impl Record<'_> {
-    /// Takes the step with this gradient.
+    /// Updates the row with this gradient.
     #[inline(always)]
     pub(crate) fn update(self, step: &Step<f32>, grad: &[f32]) {
         let Self { weights, states: [one, two], count } = self;
@@ -135,10 +136,9 @@ impl Record<'_> {
     }
 }
 
-/// How the records of a table, a row's weights and then its states in one run of numbers, are cut.
+/// The parts of a record, which is the weights of a row followed by its states.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecordShape {
-    /// Weights.
     pub dim: usize,
     /// Elements of each state.
     widths: [usize; 2],
@@ -147,17 +147,17 @@ pub(crate) struct RecordShape {
 }
 
 impl RecordShape {
-    /// Of each table of the network's schema.
-    pub(crate) fn of(network: &TrainState) -> Vec<Self> {
-        let states = network.optimizer().kind.row_states();
+    /// The shapes of all tables of the schema.
+    pub(crate) fn of(state: &TrainState) -> Vec<Self> {
+        let states = state.optimizer().kind.row_states();
         let shape = |dim: usize| {
             let width = |at: usize| states.get(at).map_or(0, |state| if state.rowwise { 1 } else { dim });
             Self { dim, widths: [width(0), width(1)], count: states.len() }
         };
-        network.schema().tables.iter().map(|table| shape(table.dim)).collect()
+        state.schema().tables.iter().map(|table| shape(table.dim)).collect()
     }
 
-    /// Cuts a record.
+    /// Splits a record.
     #[inline(always)]
     pub(crate) fn cut(self, record: &mut [f32]) -> Record<'_> {
         let (weights, rest) = record.split_at_mut(self.dim.min(record.len()));
@@ -166,7 +166,7 @@ impl RecordShape {
     }
 }
 
-/// One piece of the dense weights with all that its update touches.
+/// A piece of the dense weights, with its gradients and states.
 struct Piece<'a> {
     weights: &'a mut [f32],
     grads: &'a mut [f32],
@@ -192,17 +192,17 @@ fn split_pieces<'a>(
 pub struct TableRows<'a> {
     dim: usize,
     weights: &'a mut [f32],
-    /// Elements a row, and all rows, of every state.
+    /// Elements per row, and all rows, of each state.
     states: [(usize, &'a mut [f32]); 2],
     count: usize,
 }
 
 impl<'a> TableRows<'a> {
-    /// All rows of the table, which must be a trainer's: of f32, in memory of its own. One that is not has no rows here.
+    /// All rows of a trainer's table: f32 in owned memory. Any other table gives no rows.
     pub fn of(table: &'a mut Table) -> Self {
         let dim = table.dim();
         let Some((weights, all)) = table.parts_mut() else {
-            debug_assert!(false, "a learner's tables are its own");
+            debug_assert!(false, "a trainer's tables are f32 in owned memory");
             return Self { dim, weights: &mut [], states: Default::default(), count: 0 };
         };
         let (mut states, count): ([_; 2], _) = (Default::default(), all.len());
@@ -249,7 +249,7 @@ impl<R: Records> Wide for UpdateRows<'_, R> {
     }
 }
 
-/// Writes the sum of the gradients of one row, at least one, over `sum`.
+/// Computes the sum of the gradients of a row, which has at least one.
 #[inline(always)]
 fn sum_sources(tapes: &[Tape<f32>], sources: &[Source], sum: &mut [f32]) {
     let chunk = tapes.first().map_or(1, |tape| tape.rows as u32);

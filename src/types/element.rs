@@ -1,4 +1,4 @@
-//! How a row's elements are stored: the bytes of a row, the same in store and cache.
+//! How the elements of a row are stored. The bytes of a row are the same in store and cache.
 //!
 //! ```text
 //! f32    dim x f32
@@ -6,18 +6,23 @@
 //! int8   dim x u8, padded with zeros to a multiple of 4 bytes, then scale f32, then bias f32
 //! ```
 //!
-//! All of it is little-endian. A row is a multiple of [`ROW_ALIGN`] bytes and begins on one, so that a
-//! device reads its scale, and copies it, a word at a time.
+//! All numbers are little-endian. A row has a multiple of [`ROW_ALIGN`] bytes and is aligned to it, so that a
+//! device can copy it, and read its scale, in whole words.
 //!
-//! int8 is the row-wise quantisation of FBGEMM (Khudia et al., "FBGEMM: Enabling High-Performance
-//! Low-Precision Deep Learning Inference", 2021, and its embedding tables): the bias is the row's
-//! least element, the scale 1/255 of the way to its greatest, and an element is the nearest of the 256
-//! steps between. It reads as `q * scale + bias`, the product rounded before the sum: two operations
-//! in f32 on every device, never a fused one, so that each gives the same bits. A row of equal elements
-//! has scale 0 and reads as they are (but -0 as 0).
+//! int8 is the row-wise quantisation scheme of FBGEMM (Khudia et al., "FBGEMM: Enabling High-Performance
+//! Low-Precision Deep Learning Inference", 2021): the bias is the least element of the row, the scale is
+//! (greatest - least) / 255, and an element is the nearest of the 256 steps. Its value is `q * scale + bias`.
+//! The product is rounded before the sum: two f32 operations on every device, never a fused one, so that each
+//! gives the same bits. A row of equal elements has scale 0 and reads back exactly (except that -0 becomes
+//! 0).
 //!
-//! Rows are encoded once, when a version is made, and only if they can be: an element that is not
-//! finite, or would not read as a finite one, is refused.
+//! The bytes can differ from FBGEMM's. Here the range, the scale and the steps are computed in f64 and
+//! rounded once, ties to even. FBGEMM computes them in f32, and a step as `(x - bias) * (255 / (range +
+//! 1e-8))`. So the scale can differ by one unit in the last place and a step by 1 (or more, if the range is
+//! near 1e-8). FBGEMM also does not pad the steps to 4 bytes.
+//!
+//! Rows are encoded once, when a version is written. An element that is not finite, or that would not read
+//! back as finite, is refused.
 
 use std::fmt;
 use std::str::FromStr;
@@ -25,16 +30,16 @@ use std::str::FromStr;
 use half::f16;
 use serde::{Deserialize, Serialize};
 
-/// Rows are a multiple of so many bytes, and begin on one.
+/// The size and alignment of rows are multiples of this.
 pub const ROW_ALIGN: usize = 4;
 
-/// Bytes of scale and bias at the end of an int8 row.
+/// Bytes of the scale and the bias at the end of an int8 row.
 const INT8_TAIL: usize = 8;
 
-/// Steps from an int8 row's least element to its greatest.
+/// Steps from the least element of an int8 row to the greatest.
 const INT8_STEPS: f64 = 255.0;
 
-/// The type of a row's elements.
+/// The type of the elements of a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Element {
@@ -43,37 +48,20 @@ pub enum Element {
     F32,
     /// IEEE binary16.
     F16,
-    /// One byte an element, with a scale and a bias a row: `q * scale + bias`.
+    /// One byte per element, with a scale and a bias per row: `q * scale + bias`.
     Int8,
 }
 
-/// Why a row cannot be stored in a type of element.
+/// Why a row cannot be stored in an element type.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs)] // the messages document the variants
 pub enum RowError {
-    /// An element that is no number.
     #[error("element {element}: expected a finite number, got {got}")]
-    NotFinite {
-        /// Its place in the row.
-        element: usize,
-        /// What it is.
-        got: f32,
-    },
-    /// An element that f16 would make infinite.
-    #[error("element {element}: {got} is past {} either way, all that f16 holds", f16::MAX)]
-    PastF16 {
-        /// Its place in the row.
-        element: usize,
-        /// What it is.
-        got: f32,
-    },
-    /// A row whose greatest element, or what is between it and the least, does not read as a number.
-    #[error("elements from {least} to {greatest}: too far apart for a scale of int8 in f32")]
-    PastInt8 {
-        /// The least element.
-        least: f32,
-        /// The greatest one.
-        greatest: f32,
-    },
+    NotFinite { element: usize, got: f32 },
+    #[error("element {element}: {got} is past {}, the largest f16", f16::MAX)]
+    PastF16 { element: usize, got: f32 },
+    #[error("elements from {least} to {greatest}: too far apart for the f32 scale of int8")]
+    PastInt8 { least: f32, greatest: f32 },
 }
 
 /// No type of element has this name.
@@ -82,10 +70,10 @@ pub enum RowError {
 pub struct UnknownElement(pub String);
 
 impl Element {
-    /// All of them.
+    /// All element types.
     pub const ALL: [Self; 3] = [Self::F32, Self::F16, Self::Int8];
 
-    /// Its name in `model.toml`.
+    /// The name in `model.toml`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -95,7 +83,7 @@ impl Element {
         }
     }
 
-    /// The number by which kernels know it.
+    /// The number of the type in kernels.
     #[must_use]
     pub fn code(self) -> u32 {
         match self {
@@ -116,13 +104,13 @@ impl Element {
         }
     }
 
-    /// Writes the bytes of a row over `out`, which has [`Self::row_bytes`] of them.
+    /// Encodes a row into `out`, which has [`Self::row_bytes`] bytes.
     ///
     /// # Errors
-    /// [`RowError`] for a row that this type cannot hold; what `out` then has means nothing.
+    /// [`RowError`] for a row that this type cannot hold; `out` is then undefined.
     ///
     /// # Panics
-    /// When `out` is of another length.
+    /// When `out` has another length.
     pub fn encode(self, row: &[f32], out: &mut [u8]) -> Result<(), RowError> {
         assert_eq!(out.len(), self.row_bytes(row.len()), "room for the row");
         if let Some(element) = row.iter().position(|x| !x.is_finite()) {
@@ -133,7 +121,7 @@ impl Element {
             Self::F32 => out.as_chunks_mut().0.iter_mut().zip(row).for_each(|(to, x)| *to = x.to_le_bytes()),
             Self::F16 => {
                 for (element, (to, &got)) in out.as_chunks_mut().0.iter_mut().zip(row).enumerate() {
-                    // To the nearest, of two equally near to the even one.
+                    // To nearest, ties to even.
                     let near = f16::from_f32(got);
                     if near.is_infinite() {
                         return Err(RowError::PastF16 { element, got });
@@ -146,10 +134,10 @@ impl Element {
         Ok(())
     }
 
-    /// Writes the elements of a row over `out`.
+    /// Decodes a row into `out`.
     ///
     /// # Panics
-    /// When `row` is not a row of so many elements.
+    /// When `row` has another number of elements than `out`.
     pub(crate) fn decode(self, row: &[u8], out: &mut [f32]) {
         assert_eq!(row.len(), self.row_bytes(out.len()), "a row of so many elements");
         match self {
@@ -177,7 +165,7 @@ impl FromStr for Element {
 fn encode_int8(row: &[f32], out: &mut [u8]) -> Result<(), RowError> {
     let least = row.iter().copied().reduce(f32::min).unwrap_or(0.0);
     let greatest = row.iter().copied().reduce(f32::max).unwrap_or(0.0);
-    // In f64, where neither the difference overflows nor a step's place is rounded a second time.
+    // In f64 the difference cannot overflow, and the step is rounded only once.
     let (scale, bias) = (((f64::from(greatest) - f64::from(least)) / INT8_STEPS) as f32, least);
     if !(INT8_STEPS as f32 * scale + bias).is_finite() {
         return Err(RowError::PastInt8 { least, greatest });
@@ -186,7 +174,7 @@ fn encode_int8(row: &[f32], out: &mut [u8]) -> Result<(), RowError> {
     let (steps, tail) = out.split_at_mut(tail);
     for (to, &x) in steps.iter_mut().zip(row) {
         let step = (f64::from(x) - f64::from(bias)) / f64::from(scale);
-        // A scale that is 0, of elements that are equal or all but, makes a NaN or an infinity here.
+        // If the scale is 0, because all elements are (almost) equal, `step` is NaN or infinite.
         *to = if scale > 0.0 { step.round_ties_even().clamp(0.0, INT8_STEPS) as u8 } else { 0 };
     }
     tail[..4].copy_from_slice(&scale.to_le_bytes());
@@ -213,7 +201,7 @@ pub(crate) fn int8_values(row: &[u8]) -> impl Iterator<Item = f32> {
     steps.iter().map(move |&q| f32::from(q) * scale + bias)
 }
 
-/// The steps of an int8 row, padding included, and its scale and bias.
+/// The steps of an int8 row with their padding, and its scale and bias.
 #[inline(always)]
 pub(crate) fn int8_parts(row: &[u8]) -> (&[u8], [f32; 2]) {
     match row.split_last_chunk::<INT8_TAIL>() {
@@ -224,8 +212,8 @@ pub(crate) fn int8_parts(row: &[u8]) -> (&[u8], [f32; 2]) {
     }
 }
 
-/// The value of an IEEE binary16, exactly; a signalling NaN comes out quiet, as hardware has it. No
-/// branch, for loops over it to become vectors.
+/// The exact value of an IEEE binary16; a signalling NaN becomes quiet, as in hardware. Free of branches, so
+/// that loops over it are vectorised.
 #[inline(always)]
 #[must_use]
 pub(crate) fn f16_to_f32(bits: u16) -> f32 {
@@ -234,7 +222,7 @@ pub(crate) fn f16_to_f32(bits: u16) -> f32 {
     let sign = u32::from(bits & 0x8000) << 16;
     let magnitude = u32::from(bits & 0x7fff) << (23 - 10);
     let exponent = magnitude & EXPONENT;
-    // Of a subnormal, the bits count steps of 2^-24: put below a leading one that is then taken off.
+    // The bits of a subnormal count steps of 2^-24: add a leading one, then subtract it again.
     let least = f32::from_bits(REBIAS + (1 << 23));
     let subnormal = (f32::from_bits(magnitude + REBIAS + (1 << 23)) - least).to_bits();
     let quiet = if magnitude & 0x007f_ffff == 0 { 0 } else { 1 << 22 };

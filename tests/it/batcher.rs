@@ -204,7 +204,7 @@ impl Predict for Noted {
 async fn a_score_that_is_no_number_fails_its_own_request_and_no_other() {
     let models = tempfile::tempdir().unwrap();
     let schema = crossed_schema();
-    let sgd = Optimizer { kind: Kind::Sgd, lr: 0.1, eps: 1e-10 };
+    let sgd = Optimizer::new(Kind::Sgd, 0.1);
     trainer::initialise(&schema, sgd, 1).unwrap().save(models.path(), "ads").unwrap();
     for engine in engines(models.path(), "ads") {
         let model = Arc::new(Noted { model: Box::new(engine), calls: std::sync::Mutex::default() });

@@ -1,5 +1,5 @@
-//! What the models learn of real click logs, which are not ours to pass on: these tests look for them
-//! in `../shared/data` or `$FLECHETTE_DATA`, and say so when they are not there.
+//! What the models learn from real click logs, which may not be redistributed. These tests look for them in
+//! `../shared/data` or `$FLECHETTE_DATA`, and report when they are missing.
 
 use std::path::PathBuf;
 
@@ -21,26 +21,26 @@ fn data(name: &str) -> Option<PathBuf> {
 }
 
 /// Trains for one epoch as `flechette train` does by default, and evaluates.
-fn quality(mut learner: ReferenceTrainer, format: Format, files: [&PathBuf; 2]) -> Quality {
-    let schema = learner.schema().clone();
+fn quality(mut reference: ReferenceTrainer, format: Format, files: [&PathBuf; 2]) -> Quality {
+    let schema = reference.schema().clone();
     let open = |path: &PathBuf| {
         dataset::open(format, std::slice::from_ref(path), &schema, ReadOptions::default()).unwrap()
     };
-    trainer::run_epoch(&mut learner, &mut *open(files[0]), 128, |_| ()).unwrap();
-    trainer::evaluate(&schema, &mut *open(files[1]), 4096, |batch, scores| learner.score(batch, scores))
+    trainer::run_epoch(&mut reference, &mut *open(files[0]), 128, |_| ()).unwrap();
+    trainer::evaluate(&schema, &mut *open(files[1]), 4096, |batch, logits| reference.logits(batch, logits))
         .unwrap()
         .unwrap()
 }
 
-const ADAGRAD: Optimizer = Optimizer { kind: Kind::Adagrad, lr: 0.02, eps: 1e-10 };
+const ADAGRAD: Optimizer = Optimizer::new(Kind::Adagrad, 0.02);
 
 /// The median test AUC of seeds 0 to 4 on the Criteo sample.
 fn criteo_median(kind: Preset) -> Option<f64> {
     let (train, test) = (data("criteo_kaggle_train.tsv.zst")?, data("criteo_kaggle_test.tsv.zst")?);
     let schema: Schema = preset::criteo(kind, 16, 100_000);
     let auc = |seed| {
-        let learner = trainer::initialise(&schema, ADAGRAD, seed).unwrap();
-        quality(learner, Format::CriteoTsv, [&train, &test]).auc.unwrap()
+        let reference = trainer::initialise(&schema, ADAGRAD, seed).unwrap();
+        quality(reference, Format::CriteoTsv, [&train, &test]).auc.unwrap()
     };
     let mut aucs: Vec<f64> = (0..5).map(auc).collect();
     aucs.sort_by(f64::total_cmp);
@@ -67,8 +67,8 @@ fn avazu_without_dense_inputs_is_learnt_to_the_level_of_a_logistic_regression() 
     let (Some(train), Some(test)) = (data("avazu_train.csv.zst"), data("avazu_test.csv.zst")) else { return };
     for kind in [Preset::Dlrm, Preset::Dcnv2] {
         let schema = preset::avazu(kind, 16, 100_000);
-        let learner = trainer::initialise(&schema, ADAGRAD, 0).unwrap();
-        let quality = quality(learner, Format::AvazuCsv, [&train, &test]);
+        let reference = trainer::initialise(&schema, ADAGRAD, 0).unwrap();
+        let quality = quality(reference, Format::AvazuCsv, [&train, &test]);
         eprintln!("avazu, {}: {quality:?}", kind.name());
         assert!(quality.auc.unwrap() > 0.70, "{}: {quality:?}", kind.name());
     }

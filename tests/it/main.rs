@@ -54,6 +54,7 @@ mod store_crash;
 mod store_working;
 mod tidy;
 mod torch_fixture;
+mod train_flags;
 mod trainer;
 mod verify;
 mod warm_start;

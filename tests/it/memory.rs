@@ -1,4 +1,4 @@
-//! What clients can make a server hold: bytes of calls in flight, columns, connections.
+//! Limits on what clients can make a server hold: bytes of calls in flight, columns and connections.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -21,16 +21,16 @@ fn multiplied(strings: usize) -> PredictRequest {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bytes_of_all_calls_in_flight_are_limited_as_what_they_decode_to() {
+async fn the_limit_on_bytes_in_flight_counts_decoded_bytes() {
     let mut running = Running::start_with(|parts| parts.server.max_inflight_bytes = 200_000).await;
-    // 20,000 bytes on the wire, 640,000 at the least in memory.
+    // 20,000 bytes on the wire, at least 640,000 in memory.
     let status = running.client.predict(multiplied(10_000)).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);
     for needle in ["limit 200000 (server.max_inflight_bytes)", "for this call's message"] {
         assert!(status.message().contains(needle), "{needle:?} in {status}");
     }
     running.until_metric("flechette_requests_total{model=\"(none)\",code=\"RESOURCE_EXHAUSTED\"} 1").await;
-    // What was refused is given back.
+    // The bytes of refused calls are released.
     let status = running.client.predict(multiplied(1000)).await.unwrap_err();
     assert_eq!(status.code(), Code::InvalidArgument, "{status}");
     for seed in 0..200 {
@@ -40,7 +40,7 @@ async fn bytes_of_all_calls_in_flight_are_limited_as_what_they_decode_to() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_that_wait_hold_their_bytes_and_give_them_back() {
+async fn waiting_calls_hold_their_bytes_until_they_are_answered() {
     let running = Running::start_with(|parts| parts.server.max_inflight_bytes = 64 << 10).await;
     running.model.hold();
     let (first, first_scores) = request(64, 0);
@@ -68,7 +68,7 @@ async fn calls_that_wait_hold_their_bytes_and_give_them_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn more_columns_than_a_schema_may_have_are_refused_undecoded() {
+async fn more_columns_than_a_schema_may_have_are_refused_before_decoding() {
     let mut running = Running::start_with(|parts| parts.server.max_bytes = 1 << 20).await;
     let (mut message, _) = request(2, 1);
     message.features = vec![FeatureColumn::default(); 400_000];
@@ -83,7 +83,7 @@ async fn served(client: &mut CtrClient<Channel>) -> Result<(), tonic::Status> {
     client.predict(request(1, 1).0).await.map(drop)
 }
 
-/// Whether the server closes a new connection without a word.
+/// Whether the server closes a new connection without an answer.
 async fn closed_at_once(address: SocketAddr) -> bool {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let closed = tokio::time::timeout(Duration::from_millis(200), stream.read(&mut [0; 64])).await;
@@ -91,7 +91,7 @@ async fn closed_at_once(address: SocketAddr) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_past_the_limit_are_closed_and_a_closed_one_makes_room() {
+async fn connections_past_the_limit_are_closed_and_closing_one_makes_room() {
     let mut running = Running::start_with(|parts| parts.server.max_connections = 2).await;
     served(&mut running.client).await.unwrap();
     let mut second = CtrClient::new(channel(running.grpc).await);
@@ -117,10 +117,10 @@ async fn connections_past_the_limit_are_closed_and_a_closed_one_makes_room() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_http_request_that_never_ends_is_cut_and_one_that_ends_is_answered() {
+async fn an_http_request_that_never_ends_is_disconnected() {
     let running = Running::start_with(|parts| parts.server.http_idle = Duration::from_millis(500)).await;
     let mut slow = TcpStream::connect(running.http).await.unwrap();
-    // A byte of header again and again; only the server can end this.
+    // An endless header, byte by byte; only the server can end this.
     until(async || running.get("/healthz").await.0 == 200).await;
     slow.write_all(b"GET /healthz HTTP/1.1\r\nX: ").await.unwrap();
     let (mut read, mut write) = slow.split();

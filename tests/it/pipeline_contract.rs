@@ -123,7 +123,7 @@ impl Case {
     }
 
     fn optimizer(&self) -> Optimizer {
-        Optimizer { kind: self.kind, lr: 0.05, eps: 1e-10 }
+        Optimizer { eps: 1e-10, ..Optimizer::new(self.kind, 0.05) }
     }
 
     /// What a pipeline is made of: for every other seed with rows that come in before the first batch.

@@ -34,7 +34,7 @@ struct Memory {
 fn serve_memory(table_rows: u64) -> Memory {
     let workshop = Workshop::new(1, 20_000);
     let schema = preset::criteo(ArchKind::Dlrm, 16, table_rows);
-    let optimizer = optim::Optimizer { kind: optim::Kind::Adagrad, lr: 0.02, eps: 1e-10 };
+    let optimizer = optim::Optimizer::new(optim::Kind::Adagrad, 0.02);
     let learner = trainer::initialise(&schema, optimizer, 0).unwrap();
     learner.save(Path::new(&workshop.models), "large").unwrap();
     drop(learner);

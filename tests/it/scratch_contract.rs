@@ -232,7 +232,7 @@ fn sources(draws: &mut Draws, rows: usize, (samples, columns): (usize, usize)) -
 
 /// What the host makes of one record.
 fn updated(record: &mut [f32], dim: usize, (kind, step): (Kind, u64), grad: &[f32]) {
-    let step = Optimizer { kind, lr: 0.03, eps: 1e-10 }.step::<f32>(step);
+    let step = Optimizer { eps: 1e-10, ..Optimizer::new(kind, 0.03) }.step::<f32>(step);
     let (weights, rest) = record.split_at_mut(dim);
     let width = if kind == Kind::RowwiseAdagrad { 1 } else { dim };
     let mut states: Vec<&mut [f32]> = rest.chunks_exact_mut(width).collect();
@@ -242,7 +242,7 @@ fn updated(record: &mut [f32], dim: usize, (kind, step): (Kind, u64), grad: &[f3
 /// Every optimizer, several steps, all rows of a table or a part of them.
 pub fn rows_are_updated_as_on_the_host<D: Driver>(driver: &Arc<D>, kind: Kind, seed: u64) {
     let draws = &mut Draws(seed);
-    let rule = |step: u64| Optimizer { kind, lr: 0.03, eps: 1e-10 }.step::<f32>(step).rule();
+    let rule = |step: u64| Optimizer { eps: 1e-10, ..Optimizer::new(kind, 0.03) }.step::<f32>(step).rule();
     let mut world = World::new(driver, &dims(draws), |dim| rule(1).record_words(dim), draws);
     let mut stepper = world.scratch.stepper().unwrap();
     let (samples, first_column) = (1 + draws.below(20), draws.below(4));
@@ -331,7 +331,7 @@ pub fn what_a_kernel_could_not_do_is_refused_by_name<D: Driver>(driver: &Arc<D>)
     let source = Source { sample: 1, column: 3, divisor: 1.0 };
     let sources = [source; 2];
     let rows = UpdateRows { rows: tables[0], sources: &sources, ends: &[1, 2], first: 0 };
-    let rule = Optimizer { kind: Kind::Adagrad, lr: 0.1, eps: 0.1 }.step::<f32>(1).rule();
+    let rule = Optimizer { eps: 0.1, ..Optimizer::new(Kind::Adagrad, 0.1) }.step::<f32>(1).rule();
     let update = Update { samples: 2, stride: 2, first_column: 3, tables: &[rows], rule };
     let mut said =
         |update: &Update<'_>| stepper.update(update, &mut |_| ()).map_err(|error| error.to_string());
@@ -341,7 +341,7 @@ pub fn what_a_kernel_could_not_do_is_refused_by_name<D: Driver>(driver: &Arc<D>)
     refused(Update { samples: 1, ..update }, "sources within the gradients: expected 1, got 1");
     refused(Update { first_column: 2, ..update }, "sources within the gradients");
     refused(Update { first_column: 4, ..update }, "sources within the gradients");
-    let adam = Optimizer { kind: Kind::Adam, lr: 0.1, eps: 0.1 }.step::<f32>(1).rule();
+    let adam = Optimizer { eps: 0.1, ..Optimizer::new(Kind::Adam, 0.1) }.step::<f32>(1).rule();
     refused(Update { rule: adam, ..update }, "words of a record: expected 6, got 4");
     refused(
         Update { tables: &[UpdateRows { ends: &[1], ..rows }], ..update },
@@ -370,7 +370,7 @@ pub fn a_step_takes_five_operations_whatever_the_table_count<D: Driver>(driver: 
             let rows = tables.iter().map(|&rows| UpdateRows { rows, sources: &source, ends: &[1], first: 0 });
             let rows: Vec<_> = rows.collect();
             let stride = dims.iter().copied().max().unwrap();
-            let rule = Optimizer { kind: Kind::Sgd, lr: 0.1, eps: 0.1 }.step::<f32>(1).rule();
+            let rule = Optimizer::new(Kind::Sgd, 0.1).step::<f32>(1).rule();
             let update = Update { samples: 1, stride, first_column: 0, tables: &rows, rule };
             let before = driver.work();
             stepper.gather(&Gather { samples: 1, tables, lookups: &lookups }).unwrap();

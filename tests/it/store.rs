@@ -1,140 +1,22 @@
-//! Versions on disk: what is written reads back to the bit, anything damaged is refused by name and
-//! the version before it is used.
+//! Versions on disk: they read back to the bit, and a damaged one is refused with the file's name while the
+//! version before it is used.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
+
+pub mod footprint;
+mod sample;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use flechette::rowlog::{Uniform, table_code};
-use flechette::schema::{self, Architecture, Schema};
+use flechette::rowlog::Uniform;
 use flechette::store;
 use flechette::store::format::Dtype;
-use flechette::store::{Contents, DenseTensor, EmbeddingStore, Opened, PlainMemory, Rows, StoreError, Table};
+use flechette::store::{EmbeddingStore, PlainMemory, StoreError, Table};
 use flechette::types::{Element, TableId, Version};
 use proptest::prelude::*;
 
-/// Everything of a version, owned.
-#[derive(Debug)]
-pub struct Sample {
-    pub schema: Schema,
-    pub dense: Vec<(String, Vec<usize>, Vec<f32>)>,
-    pub tables: Vec<Table>,
-    pub metadata: BTreeMap<String, String>,
-}
-
-impl Sample {
-    /// Two tables of f32, one of f16, one of int8, all with state, and two dense tensors, all values
-    /// drawn from the seed.
-    pub fn of(seed: u64) -> Self {
-        let sizes =
-            [(3, 4, Element::F32), (40, 2, Element::F32), (7, 5, Element::F16), (9, 6, Element::Int8)];
-        let mut sample = Self::zeroed(&sizes, &[("sum", false), ("step", true)]);
-        let mut next = {
-            let mut row = 0;
-            move |out: &mut [f32]| {
-                row += 1;
-                Uniform { seed, table_code: table_code("sample"), bound: 1.0 }.row(row, out);
-            }
-        };
-        for table in &mut sample.tables {
-            let (rows, states) = table.parts_mut().unwrap();
-            next(rows);
-            states.iter_mut().for_each(|state| next(state.rows_mut().unwrap()));
-        }
-        for (name, shape) in [("deep.0.weight", vec![3, 5]), ("deep.0.bias", vec![5])] {
-            let mut values = vec![0.0; shape.iter().product()];
-            next(&mut values);
-            sample.dense.push((name.to_owned(), shape, values));
-        }
-        sample.metadata.insert("seed".to_owned(), seed.to_string());
-        sample
-    }
-
-    fn zeroed(sizes: &[(u64, usize, Element)], states: &[(&str, bool)]) -> Self {
-        let name = |i: usize| format!("t{i}");
-        let table = |(i, &(rows, dim, element))| schema::Table {
-            name: name(i),
-            rows,
-            dim,
-            element,
-            ..Default::default()
-        };
-        let feature = |i| schema::Feature {
-            name: format!("f{i}"),
-            table: name(i),
-            wide_table: None,
-            arity: Default::default(),
-            pooling: Default::default(),
-            hash: None,
-        };
-        let schema = Schema {
-            architecture: Architecture::Dcn { cross_layers: 1, deep: vec![4] },
-            loss: Default::default(),
-            dense: vec![schema::DenseFeature { name: "d".to_owned(), transform: Default::default() }],
-            features: (0..sizes.len()).map(feature).collect(),
-            tables: sizes.iter().enumerate().map(table).collect(),
-        };
-        let zeroed = |&(rows, dim, _): &(u64, usize, Element)| {
-            let states: Vec<_> =
-                states.iter().map(|&(name, one)| (name, if one { 1 } else { dim })).collect();
-            Table::zeroed(&PlainMemory, rows, dim, &states).unwrap()
-        };
-        let tables = sizes.iter().map(zeroed).collect();
-        Self { schema, dense: Vec::new(), tables, metadata: BTreeMap::new() }
-    }
-
-    pub fn write(&self, models: &Path, name: &str) -> Result<Version, StoreError> {
-        let dense = self.dense.iter();
-        let dense = dense.map(|(name, shape, values)| DenseTensor {
-            name: name.clone(),
-            shape: shape.clone(),
-            values,
-        });
-        let contents = Contents {
-            model_toml: &toml::to_string(&self.schema).unwrap(),
-            dense: dense.collect(),
-            tables: self.tables.iter().map(Rows::from).collect(),
-            metadata: self.metadata.clone(),
-        };
-        store::write(models, name, &contents)
-    }
-
-    /// Equal to the bit, NaN and -0.0 included; rows that are not f32 are those encoded, without state.
-    pub fn assert_is(&self, opened: &Opened) {
-        assert_eq!(opened.schema, self.schema);
-        assert_eq!(opened.metadata, self.metadata);
-        assert_eq!(opened.dense.len(), self.dense.len());
-        for (name, shape, values) in &self.dense {
-            assert_eq!(opened.dense[name].shape(), shape);
-            assert_eq!(bits(opened.dense[name].values()), bits(values));
-        }
-        assert_eq!(opened.store.tables().len(), self.tables.len());
-        for ((read, written), declared) in
-            opened.store.tables().iter().zip(&self.tables).zip(&self.schema.tables)
-        {
-            assert_eq!((read.rows(), read.dim()), (written.rows(), written.dim()));
-            assert_eq!(read.element(), declared.element);
-            if declared.element != Element::F32 {
-                let encoded = written.encoded(declared.element, &PlainMemory).unwrap();
-                assert_eq!(read.as_bytes(), encoded.as_bytes());
-                assert!(read.states().is_empty());
-                continue;
-            }
-            assert_eq!(bits(read.values().unwrap()), bits(written.values().unwrap()));
-            assert_eq!(read.states().len(), written.states().len());
-            for (read, written) in read.states().iter().zip(written.states()) {
-                assert_eq!((read.name(), read.width()), (written.name(), written.width()));
-                assert_eq!(bits(read.as_slice()), bits(written.as_slice()));
-            }
-        }
-    }
-}
-
-fn bits(values: &[f32]) -> Vec<u32> {
-    values.iter().map(|x| x.to_bits()).collect()
-}
+pub use sample::Sample;
 
 /// Every file of a version, by its path.
 fn files_of(version: &Path) -> Vec<PathBuf> {
@@ -143,7 +25,7 @@ fn files_of(version: &Path) -> Vec<PathBuf> {
     files.iter().chain(&tables).map(|file| version.join(file)).collect()
 }
 
-/// Puts other bytes in the place of a published file, as a failing disk would.
+/// Replaces the bytes of a published file, as a failing disk would.
 fn replace(path: &Path, bytes: &[u8]) {
     fs::remove_file(path).unwrap();
     fs::write(path, bytes).unwrap();
@@ -157,7 +39,7 @@ fn two_versions() -> (tempfile::TempDir, Sample) {
     (dir, first)
 }
 
-/// Version 2 is refused for a reason that names `file`, and version 1 opens whole.
+/// Version 2 is refused with an error that names `file`, and version 1 opens.
 fn assert_refused_by_name(models: &Path, first: &Sample, file: &Path, what: &str) {
     let latest = store::open_latest(models, "m").unwrap();
     assert_eq!(latest.opened.store.version(), Version(1), "{what}");
@@ -168,7 +50,7 @@ fn assert_refused_by_name(models: &Path, first: &Sample, file: &Path, what: &str
     assert!(reason.starts_with(&*file.to_string_lossy()), "{what}: {reason}");
 }
 
-/// Any f32 there is, by its bits.
+/// Any bit pattern of an f32.
 fn any_floats(len: usize) -> impl Strategy<Value = Vec<f32>> {
     let special = prop_oneof![Just(f32::NAN.to_bits()), Just(0xffc0_1234), Just((-0.0_f32).to_bits())];
     proptest::collection::vec(prop_oneof![4 => any::<u32>(), 1 => special].prop_map(f32::from_bits), len)
@@ -193,7 +75,7 @@ fn any_sample() -> impl Strategy<Value = Sample> {
                 let (rows, states) = table.parts_mut().unwrap();
                 fill(rows);
                 if *element != Element::F32 {
-                    // What every type of element holds.
+                    // Values that every element type can hold.
                     rows.iter_mut().for_each(|x| *x = x.to_bits() as i32 as f32 * 1e-6);
                 }
                 states.iter_mut().for_each(|state| fill(state.rows_mut().unwrap()));
@@ -246,11 +128,11 @@ fn the_files_are_plain_safetensors_whose_data_begins_on_a_page() {
 }
 
 #[test]
-fn a_flipped_byte_anywhere_is_refused_by_name_and_the_version_before_is_used() {
+fn a_version_with_any_flipped_byte_is_refused_and_the_version_before_is_used() {
     let (dir, first) = two_versions();
     for path in files_of(&dir.path().join("m/2")) {
         let good = fs::read(&path).unwrap();
-        // Every byte of what is short, and a stride that is no power of two through the padding.
+        // Every byte of short files; in long ones a stride that is not a power of two.
         let positions = (0..good.len())
             .filter(|at| good.len() < 1024 || *at < 64 || at % 61 == 0 || at + 64 > good.len());
         for at in positions {
@@ -265,7 +147,7 @@ fn a_flipped_byte_anywhere_is_refused_by_name_and_the_version_before_is_used() {
 }
 
 #[test]
-fn a_file_cut_short_or_grown_is_refused_by_name_and_the_version_before_is_used() {
+fn a_version_with_a_file_of_another_length_is_refused_and_the_version_before_is_used() {
     let (dir, first) = two_versions();
     for path in files_of(&dir.path().join("m/2")) {
         let good = fs::read(&path).unwrap();
@@ -287,7 +169,7 @@ fn a_file_cut_short_or_grown_is_refused_by_name_and_the_version_before_is_used()
 }
 
 #[test]
-fn the_kind_of_damage_is_said() {
+fn each_kind_of_damage_has_its_message() {
     let (dir, _) = two_versions();
     let path = dir.path().join("m/2/tables/t1.safetensors");
     let good = fs::read(&path).unwrap();
@@ -305,7 +187,7 @@ fn the_kind_of_damage_is_said() {
     assert!(matches!(open(), StoreError::MissingFile { path: missing } if missing == path));
 }
 
-/// Writes the files as their writer would have, with a manifest that vouches for them.
+/// Changes files and writes a matching manifest.
 fn forge(version: &Path, change: impl FnOnce(&mut BTreeMap<String, Vec<u8>>)) {
     use store::format::{Checksum, FileEntry, Manifest};
     let manifest = Manifest::parse(&fs::read(version.join("MANIFEST.json")).unwrap()).unwrap();
@@ -337,7 +219,7 @@ fn table_bytes(dtype: Dtype, tensors: &[(&str, &[u64])]) -> Vec<u8> {
 }
 
 #[test]
-fn rows_of_another_element_type_than_the_schemas_are_refused_though_their_checksums_hold() {
+fn rows_of_the_wrong_element_type_are_refused_even_with_valid_checksums() {
     let cases = [
         ("t0", Dtype::F16, [3, 4], "tensor \"weight\": expected dtype F32, got F16"),
         ("t2", Dtype::F32, [7, 5], "tensor \"weight\": expected dtype F16, got F32"),
@@ -364,10 +246,10 @@ fn rows_of_another_element_type_than_the_schemas_are_refused_though_their_checks
 }
 
 #[test]
-fn a_row_that_cannot_be_stored_is_refused_by_table_row_and_element_and_nothing_is_left() {
+fn a_row_that_cannot_be_encoded_is_refused_with_table_row_and_element_and_leaves_no_files() {
     let cases = [
         (2, [1.0, f32::NAN], "t2.safetensors: row 6: element 1: expected a finite number, got NaN"),
-        (2, [0.0, 7e4], "t2.safetensors: row 6: element 1: 70000 is past 65504 either way"),
+        (2, [0.0, 7e4], "t2.safetensors: row 6: element 1: 70000 is past 65504, the largest f16"),
         (3, [1.0, f32::INFINITY], "t3.safetensors: row 6: element 1: expected a finite number, got inf"),
         (3, [f32::MIN, f32::MAX], "t3.safetensors: row 6: elements from"),
     ];
@@ -384,7 +266,7 @@ fn a_row_that_cannot_be_stored_is_refused_by_table_row_and_element_and_nothing_i
 }
 
 #[test]
-fn an_int8_table_takes_a_quarter_of_the_bytes_and_is_written_again_as_it_is() {
+fn an_int8_table_takes_a_quarter_of_the_bytes_and_is_copied_unchanged_into_the_next_version() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = Element::ALL.map(|element| {
         let mut sample = Sample::zeroed(&[(5000, 64, element)], &[]);
@@ -392,7 +274,7 @@ fn an_int8_table_takes_a_quarter_of_the_bytes_and_is_written_again_as_it_is() {
         let version = sample.write(dir.path(), "m").unwrap();
         let opened = store::open(dir.path(), "m", version).unwrap();
         sample.assert_is(&opened);
-        // What a version holds is what the next one is written of, with nothing rounded twice.
+        // The next version is written from the stored rows, so nothing is rounded twice.
         let again = Sample { tables: opened.store.copied(&PlainMemory).unwrap().into_tables(), ..sample };
         let version = again.write(dir.path(), "m").unwrap();
         let copied = store::open(dir.path(), "m", version).unwrap();
@@ -405,7 +287,7 @@ fn an_int8_table_takes_a_quarter_of_the_bytes_and_is_written_again_as_it_is() {
 }
 
 #[test]
-fn rows_of_one_encoding_are_not_written_as_another() {
+fn encoded_rows_are_not_written_as_another_element_type() {
     let dir = tempfile::tempdir().unwrap();
     let mut sample = Sample::of(1);
     sample.tables[3] = sample.tables[3].encoded(Element::F16, &PlainMemory).unwrap();
@@ -415,7 +297,7 @@ fn rows_of_one_encoding_are_not_written_as_another() {
 }
 
 #[test]
-fn tensors_and_files_that_the_schema_does_not_know_are_refused_though_their_checksums_hold() {
+fn unknown_tensors_and_files_are_refused_even_with_valid_checksums() {
     type Tensors<'a> = &'a [(&'a str, &'a [u64])];
     let bad: [(Tensors, &str); 6] = [
         (&[("weight", &[3, 5])], "weight"),
@@ -460,7 +342,7 @@ fn tensors_and_files_that_the_schema_does_not_know_are_refused_though_their_chec
 }
 
 #[test]
-fn with_no_good_version_every_refusal_is_named() {
+fn without_a_good_version_the_error_lists_every_refusal() {
     let (dir, _) = two_versions();
     fs::remove_file(dir.path().join("m/1/dense.safetensors")).unwrap();
     fs::remove_file(dir.path().join("m/2/MANIFEST.json")).unwrap();
@@ -472,13 +354,13 @@ fn with_no_good_version_every_refusal_is_named() {
     {
         assert!(error.contains(part), "{part}: {error}");
     }
-    // The next number is above all of them, good or not.
+    // The next number is above all existing ones, good or not.
     assert_eq!(Sample::of(3).write(dir.path(), "m").unwrap(), Version(8));
     assert_eq!(store::open_latest(dir.path(), "m").unwrap().opened.store.version(), Version(8));
 }
 
 #[test]
-fn a_version_that_the_caller_does_not_accept_is_passed_over() {
+fn a_version_that_the_caller_does_not_accept_is_skipped() {
     let (dir, first) = two_versions();
     let latest = store::open_latest_with(dir.path(), "m", |opened| match opened.metadata["seed"].as_str() {
         "2" => Err("deep.0.weight: expected [3, 6], got [3, 5]".to_owned()),
@@ -509,7 +391,7 @@ fn only_numbers_are_versions_and_only_directories_with_versions_are_models() {
 }
 
 #[test]
-fn missing_directories_and_files_in_their_place_are_said() {
+fn a_missing_directory_and_a_file_in_its_place_are_errors_with_the_path() {
     let (dir, sample) = two_versions();
     let nowhere = dir.path().join("nowhere");
     assert!(matches!(store::models(&nowhere), Err(StoreError::MissingDirectory { path }) if path == nowhere));
@@ -526,7 +408,7 @@ fn missing_directories_and_files_in_their_place_are_said() {
 }
 
 #[test]
-fn names_that_lead_elsewhere_are_refused() {
+fn names_that_are_paths_are_refused() {
     let (dir, mut sample) = two_versions();
     for name in ["", ".", "..", ".hidden", "a/b", "/etc", "a\\b", "a\0b", &"x".repeat(129)] {
         assert!(
@@ -546,7 +428,7 @@ fn names_that_lead_elsewhere_are_refused() {
 }
 
 #[test]
-fn contents_that_do_not_fit_their_schema_are_refused_and_nothing_is_written() {
+fn contents_that_do_not_match_their_schema_are_refused_before_anything_is_written() {
     let dir = tempfile::tempdir().unwrap();
     let mut sample = Sample::of(1);
     sample.dense[0].1 = vec![3, 6];
@@ -566,7 +448,7 @@ fn contents_that_do_not_fit_their_schema_are_refused_and_nothing_is_written() {
 }
 
 #[test]
-fn an_open_version_serves_on_when_its_directory_is_removed() {
+fn an_open_version_stays_readable_when_its_directory_is_removed() {
     let (dir, first) = two_versions();
     let opened = store::open(dir.path(), "m", Version(1)).unwrap();
     fs::remove_dir_all(dir.path().join("m")).unwrap();
@@ -575,7 +457,7 @@ fn an_open_version_serves_on_when_its_directory_is_removed() {
 }
 
 #[test]
-fn a_store_answers_by_table_and_id_and_copies_into_memory_of_its_own() {
+fn a_store_finds_rows_by_table_and_id_and_its_copy_is_independent() {
     let (dir, first) = two_versions();
     let store = store::open(dir.path(), "m", Version(1)).unwrap().store;
     assert_eq!(store.row(TableId(1), 39), first.tables[1].row(39));
@@ -594,69 +476,9 @@ fn a_store_answers_by_table_and_id_and_copies_into_memory_of_its_own() {
 }
 
 #[test]
-fn published_files_may_be_written_by_nobody() {
+fn published_files_are_read_only() {
     let (dir, _) = two_versions();
     for path in files_of(&dir.path().join("m/2")) {
         assert!(fs::metadata(&path).unwrap().permissions().readonly(), "{}", path.display());
     }
-}
-
-const CHILD: &str = "FLECHETTE_TEST_STORE_MEMORY";
-
-/// A line of `/proc/self/status`, in bytes.
-pub fn memory(line: &str) -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let value = status.lines().find_map(|l| l.strip_prefix(line)?.strip_prefix(':')).unwrap();
-    value.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
-}
-
-/// Not a test of its own: the next one runs it in a process whose memory nobody else uses.
-#[test]
-fn child_that_writes_and_opens_a_large_version() {
-    let Some(models) = std::env::var_os(CHILD) else { return };
-    let models = Path::new(&models);
-    let mut sample = Sample::zeroed(&[(1 << 20, 24, Element::F32)], &[("sum", false)]);
-    let (rows, states) = sample.tables[0].parts_mut().unwrap();
-    rows.fill(0.5);
-    states[0].rows_mut().unwrap().fill(2.0);
-    let (large, slack) = (sample.tables[0].bytes(), 24 << 20);
-    assert_eq!(large, 192 << 20);
-
-    let before = memory("VmRSS");
-    sample.write(models, "m").unwrap();
-    let peak = memory("VmHWM");
-    assert!(peak < before + slack, "writing took {} bytes", peak - before);
-
-    let anonymous = memory("RssAnon");
-    let opened = store::open(models, "m", Version(1)).unwrap();
-    assert_eq!(opened.store.row(TableId(0), (1 << 20) - 1), Some(bytemuck::cast_slice(&[0.5_f32; 24])));
-    assert!(memory("RssAnon") < anonymous + slack, "the rows were copied");
-    let peak = memory("VmHWM");
-    assert!(
-        peak < before + large + slack,
-        "opening took {} bytes more than the mapping",
-        peak - before - large
-    );
-    println!("measured");
-}
-
-#[test]
-fn writing_and_checking_a_table_take_no_memory_of_its_size() {
-    let dir = tempfile::tempdir().unwrap();
-    measured_alone("store::child_that_writes_and_opens_a_large_version", CHILD, dir.path());
-}
-
-/// Runs a test, which says that it has measured, in a process of its own that knows the directory by `variable`.
-pub fn measured_alone(test: &str, variable: &str, dir: &Path) {
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
-        .env(variable, dir)
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&child.stdout);
-    assert!(
-        child.status.success() && said.contains("measured"),
-        "{said}{}",
-        String::from_utf8_lossy(&child.stderr)
-    );
 }

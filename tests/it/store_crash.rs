@@ -1,4 +1,4 @@
-//! What was acknowledged survives a killed writer, writers beside each other, and a full disk.
+//! Acknowledged versions survive a killed writer, concurrent writers and a full disk.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::fs;
@@ -15,7 +15,7 @@ use crate::store::Sample;
 
 const CHILD: &str = "FLECHETTE_TEST_STORE_CHILD";
 
-/// Every version there is opens, and is the sample of the seed that it notes.
+/// Every version opens and holds the sample of the seed in its metadata.
 fn assert_all_good(models: &Path) -> Vec<Version> {
     let versions = store::versions(models, "m").unwrap();
     for &version in &versions {
@@ -31,8 +31,8 @@ fn leftovers(models: &Path) -> Vec<String> {
     names.filter(|name| name.starts_with('.')).collect()
 }
 
-/// Not a test of its own: the process that the next test kills. It writes versions without end and
-/// acknowledges each on a line.
+/// Not a test by itself: the next test kills this process. It writes versions forever and prints the number
+/// of each acknowledged one.
 #[test]
 fn child_that_writes_versions() {
     let Some(models) = std::env::var_os(CHILD) else { return };
@@ -61,7 +61,7 @@ fn every_acknowledged_version_survives_kill_9_of_its_writer() {
             version.is_some()
         };
         while !acknowledge(lines.next().expect("the child ended").unwrap()) {}
-        // Somewhere within the next few versions, at another place each round.
+        // At a different point of the next few versions in each round.
         thread::sleep(Duration::from_micros(round * 1373 % 9000));
         child.kill().unwrap();
         child.wait().unwrap();
@@ -75,13 +75,13 @@ fn every_acknowledged_version_survives_kill_9_of_its_writer() {
     eprintln!("{} versions acknowledged, {interrupted} writes interrupted", acknowledged.len());
     let latest = store::open_latest(dir.path(), "m").unwrap();
     assert!(latest.refused.is_empty());
-    // What the killed left is removed by the next write.
+    // The next write removes what the killed writer left.
     Sample::of(0).write(dir.path(), "m").unwrap();
     assert_eq!(leftovers(dir.path()), Vec::<String>::new());
 }
 
 #[test]
-fn writers_beside_each_other_each_get_a_number_of_their_own() {
+fn concurrent_writers_get_distinct_numbers() {
     let dir = tempfile::tempdir().unwrap();
     let mut numbers: Vec<Version> = thread::scope(|scope| {
         let writers: Vec<_> = (0..4_u64)
@@ -102,7 +102,7 @@ fn writers_beside_each_other_each_get_a_number_of_their_own() {
 }
 
 #[test]
-fn what_a_dead_writer_left_is_removed_and_what_a_live_one_holds_is_not() {
+fn the_files_of_a_dead_writer_are_removed_and_those_of_a_live_one_are_not() {
     let dir = tempfile::tempdir().unwrap();
     Sample::of(0).write(dir.path(), "m").unwrap();
     let dead = dir.path().join("m/.9.1.0.tmp");
@@ -124,7 +124,7 @@ fn what_a_dead_writer_left_is_removed_and_what_a_live_one_holds_is_not() {
     assert!(stranger.exists());
 }
 
-/// A small file system of its own, unmounted when dropped; `None` where we may not mount.
+/// A small file system, unmounted when dropped; `None` without the permission to mount.
 struct SmallDisk(PathBuf);
 
 impl SmallDisk {
@@ -141,7 +141,7 @@ impl Drop for SmallDisk {
 }
 
 #[test]
-fn a_full_disk_is_said_plainly_and_the_old_versions_stay_good() {
+fn a_full_disk_is_an_error_and_the_old_versions_stay_good() {
     for options in ["size=128k", "nr_inodes=20"] {
         let dir = tempfile::tempdir().unwrap();
         let Some(disk) = SmallDisk::mount(dir.path(), options) else {

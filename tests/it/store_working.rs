@@ -1,5 +1,5 @@
-//! A working file's tables may be larger than memory: what works on one, and writes a version from it, takes
-//! memory by the rows asked for and not by the table.
+//! The tables of a working file may be larger than memory: training on one, and writing a version from it,
+//! need memory in proportion to the rows of a batch and not to the table.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,14 +13,14 @@ use flechette::store;
 use flechette::store::{Contents, Rows};
 use flechette::types::TableId;
 
-use crate::store::{measured_alone, memory};
+use crate::store::footprint::{measured_alone, memory};
 
 const CHILD: &str = "FLECHETTE_TEST_WORKING_MEMORY";
 const ROWS: u64 = 1 << 20;
 const DIM: usize = 24;
 const T: TableId = TableId(0);
 
-/// Trains every row of the lower half, in batches of rows from all over it.
+/// Trains every row of the lower half, in batches that are spread over it.
 fn train(file: &WorkingFile) {
     let batches = 128;
     for batch in 0..batches {
@@ -34,7 +34,7 @@ fn train(file: &WorkingFile) {
     }
 }
 
-/// Not a test of its own: the next one runs it in a process whose memory nobody else uses.
+/// Not a test by itself: the next test runs it in a process of its own and measures the memory of that.
 #[test]
 fn child_that_trains_and_writes_a_large_working_file() {
     let Some(models) = std::env::var_os(CHILD) else { return };
@@ -44,14 +44,15 @@ fn child_that_trains_and_writes_a_large_working_file() {
     let before = memory("RssAnon");
     let (done, peak) = (AtomicBool::new(false), AtomicU64::new(before));
     thread::scope(|scope| {
-        // Pages of the file are the system's to take back, and no peak is kept of the others alone.
+        // The kernel reclaims pages of the file and keeps no peak of anonymous memory alone, so this thread
+        // samples it.
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 peak.fetch_max(memory("RssAnon"), Ordering::Relaxed);
                 thread::sleep(Duration::from_millis(1));
             }
         });
-        // In a log, and each row in a place of its own.
+        // In a log, and with a fixed place per row.
         train_and_write(&models.join("log"), &schema, None);
         let ranked: Vec<u64> = (0..10_000).rev().collect();
         train_and_write(
@@ -61,7 +62,7 @@ fn child_that_trains_and_writes_a_large_working_file() {
         );
         done.store(true, Ordering::Relaxed);
     });
-    // Of a table of 192 MiB.
+    // The table has 192 MiB.
     let took = peak.into_inner() - before;
     assert!(took < 32 << 20, "it took {took} bytes");
     println!("measured");
@@ -79,7 +80,7 @@ fn train_and_write(models: &Path, schema: &Schema, order: Option<RowOrder>) {
     let file = WorkingFile::create(models, vec![table]).unwrap();
     train(&file);
     assert_eq!(file.first_not_finite(T).unwrap(), None);
-    let tables = vec![Rows::Working(&file, T)];
+    let tables = vec![Rows::Source(&file, T)];
     let contents = Contents { model_toml: &schema.to_toml(), tables, ..Contents::default() };
     let version = store::write(models, "m", &contents).unwrap();
 
@@ -93,7 +94,7 @@ fn train_and_write(models: &Path, schema: &Schema, order: Option<RowOrder>) {
 }
 
 #[test]
-fn training_and_writing_a_working_file_take_no_memory_of_its_size() {
+fn training_on_a_working_file_and_writing_it_need_far_less_memory_than_the_table() {
     let dir = tempfile::tempdir().unwrap();
     measured_alone("store_working::child_that_trains_and_writes_a_large_working_file", CHILD, dir.path());
 }

@@ -1,4 +1,4 @@
-//! The models and the trainer against what PyTorch computed, in f64, for a tiny instance of every
+//! The models and the trainer compared with values that PyTorch computed in f64 for a tiny instance of every
 //! architecture: `fixtures/models.json`, whose layout `fixtures/make_models.py` describes.
 
 use std::collections::BTreeMap;
@@ -88,7 +88,7 @@ impl Given<'_> {
         weights
     }
 
-    /// The input rows of a batch, by the code that serves and trains.
+    /// The input rows of a batch, by the code of serving and training.
     fn inputs(&self, model: &Model<f32>, batch: &Batch) -> Tape<f32> {
         let mut tape = model.tape(true);
         tape.samples = batch.samples;
@@ -102,8 +102,8 @@ impl Given<'_> {
         tape
     }
 
-    /// A learner that starts from these weights, as if they were a version of another's making.
-    fn learner(&self, optimizer: Optimizer) -> ReferenceTrainer {
+    /// A trainer that starts from these weights, as if resumed from a version.
+    fn reference(&self, optimizer: Optimizer) -> ReferenceTrainer {
         let models = tempfile::tempdir().unwrap();
         let dense = self.tensors.iter().map(|(name, (shape, values))| DenseTensor {
             name: name.clone(),
@@ -159,7 +159,8 @@ fn logits_losses_and_input_gradients_are_pytorchs() {
             let share = 1.0 / batch.samples as f32;
             model
                 .backward(&weights, &mut tape, |s, z| loss::binary_cross_entropy_slope(z, labels[s]) * share);
-            // Nobody wants the gradient of the dense inputs, and a first layer over them alone gives none.
+            // The gradient of the dense inputs is not needed, and a first layer on them alone does not
+            // compute it.
             let dense = given.schema.dense_width();
             let without_dense = |rows: Vec<f32>| -> Vec<f32> {
                 rows.chunks_exact(all.width).flat_map(|row| row[dense..].to_vec()).collect()
@@ -174,7 +175,10 @@ fn logits_losses_and_input_gradients_are_pytorchs() {
 fn optimizer(fixture: &Value, name: &str) -> Optimizer {
     let settings = &fixture["optimizers"][name];
     let kind: Kind = name.parse().unwrap();
-    Optimizer { kind, lr: settings["lr"].as_f64().unwrap(), eps: settings["eps"].as_f64().unwrap_or(0.0) }
+    Optimizer {
+        eps: settings["eps"].as_f64().unwrap_or(0.0),
+        ..Optimizer::new(kind, settings["lr"].as_f64().unwrap())
+    }
 }
 
 #[test]
@@ -182,37 +186,38 @@ fn every_step_of_every_optimizer_is_pytorchs_and_rows_never_touched_keep_their_b
     let (fixture, batches) = fixture();
     let mut seen = 0;
     for given in fixture["models"].as_array().unwrap().iter().map(given) {
-        let mut learners: BTreeMap<&str, ReferenceTrainer> = BTreeMap::new();
+        let mut references: BTreeMap<&str, ReferenceTrainer> = BTreeMap::new();
         for step in given.record["steps"].as_array().unwrap() {
             let name = step["optimizer"].as_str().unwrap();
             let number = step["step"].as_u64().unwrap();
             let what = format!("{}, {name}, step {number}", given.name);
-            let learner = learners.entry(name).or_insert_with(|| given.learner(optimizer(&fixture, name)));
+            let reference =
+                references.entry(name).or_insert_with(|| given.reference(optimizer(&fixture, name)));
             let Samples { batch, labels } = &batches[number as usize - 1];
-            let sum = learner.step(batch, labels, &mut Vec::new()).unwrap();
-            assert_eq!(learner.steps(), number, "{what}");
+            let sum = reference.step(batch, labels, &mut Vec::new()).unwrap();
+            assert_eq!(reference.steps(), number, "{what}");
             let mean = (sum / batch.samples as f64) as f32;
             assert_close(&[mean], &[step["loss"].as_f64().unwrap() as f32], &format!("{what}: loss"));
-            for parameter in learner.model().parameters() {
+            for parameter in reference.model().parameters() {
                 let expected = floats(&step["tensors"][&parameter.name]);
-                let got = parameter.read(&learner.weights().values);
+                let got = parameter.read(&reference.weights().values);
                 assert_close(&got, &expected, &format!("{what}: {}", parameter.name));
             }
-            for (shape, table) in given.schema.tables.iter().zip(learner.tables()) {
+            for (shape, table) in given.schema.tables.iter().zip(reference.tables()) {
                 let expected = floats(&step["tables"][&shape.name]);
                 assert_close(table.values().unwrap(), &expected, &format!("{what}: {}", shape.name));
             }
-            assert_untouched(&given, learner, &batches[..number as usize], &what);
+            assert_untouched(&given, reference, &batches[..number as usize], &what);
             seen += 1;
         }
     }
-    // SGD is recorded for one step, the others for two.
+    // The fixture has one step of SGD, and two of the others.
     assert_eq!(seen, 6 + 2 * (6 + 2 + 2));
 }
 
-/// Rows that none of `batches` looks up are bit for bit what they were.
-fn assert_untouched(given: &Given<'_>, learner: &ReferenceTrainer, batches: &[Samples], what: &str) {
-    for (t, (before, after)) in given.tables.iter().zip(learner.tables()).enumerate() {
+/// Rows that no batch uses are unchanged to the bit.
+fn assert_untouched(given: &Given<'_>, reference: &ReferenceTrainer, batches: &[Samples], what: &str) {
+    for (t, (before, after)) in given.tables.iter().zip(reference.tables()).enumerate() {
         let lookups = given.schema.lookups();
         let of_table = lookups.iter().filter(|l| l.table.index() == t);
         let touched: Vec<u64> = of_table

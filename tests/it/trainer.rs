@@ -1,5 +1,5 @@
-//! The trainer's promises: the same bytes on any number of threads, steps that a naive trainer in
-//! f64 takes too, refusals that change nothing, and versions that serve and resume to the bit.
+//! The promises of the trainer: equal bytes on any number of threads, the steps of a naive trainer in f64,
+//! refusals that change nothing, and versions that are served and resumed to the bit.
 
 mod naive;
 mod samples;
@@ -24,14 +24,14 @@ use samples::{ARCHITECTURES, ODD, generate, odd_schema, raw, schema};
 const KINDS: [Kind; 4] = [Kind::Sgd, Kind::Adagrad, Kind::RowwiseAdagrad, Kind::Adam];
 
 fn optimizer(kind: Kind) -> Optimizer {
-    Optimizer { kind, lr: 0.01, eps: 1e-10 }
+    Optimizer { eps: 1e-10, ..Optimizer::new(kind, 0.01) }
 }
 
-/// Every number that a learner holds: dense weights, rows, and the state of both.
-fn bits(learner: &ReferenceTrainer) -> Vec<u32> {
-    let dense = learner.dense_states().iter().flatten().chain(learner.weights().values.iter());
-    let states = learner.tables().iter().flat_map(|t| t.states()).flat_map(|s| s.as_slice());
-    let rows = learner.tables().iter().flat_map(|t| t.values().unwrap());
+/// All numbers of a trainer: dense weights, rows, and the state of both.
+fn bits(reference: &ReferenceTrainer) -> Vec<u32> {
+    let dense = reference.dense_states().iter().flatten().chain(reference.weights().values.iter());
+    let states = reference.tables().iter().flat_map(|t| t.states()).flat_map(|s| s.as_slice());
+    let rows = reference.tables().iter().flat_map(|t| t.values().unwrap());
     dense.chain(states).chain(rows).map(|x| x.to_bits()).collect()
 }
 
@@ -39,17 +39,17 @@ fn threads(count: usize) -> rayon::ThreadPool {
     rayon::ThreadPoolBuilder::new().num_threads(count).build().unwrap()
 }
 
-/// A learner after a batch of each size, and all it said of them.
+/// A trainer after a batch of each size, with the probabilities and losses of all of them.
 fn trained(schema: &Schema, kind: Kind, sizes: &[usize]) -> (ReferenceTrainer, Vec<f32>) {
-    let mut learner = trainer::initialise(schema, optimizer(kind), 5).unwrap();
-    let (mut said, mut probabilities) = (Vec::new(), Vec::new());
+    let mut reference = trainer::initialise(schema, optimizer(kind), 5).unwrap();
+    let (mut outputs, mut probabilities) = (Vec::new(), Vec::new());
     for (i, &size) in sizes.iter().enumerate() {
         let (batch, labels) = generate(schema, size, i as u64);
-        let loss = learner.step(&batch, &labels, &mut probabilities).unwrap();
-        said.extend_from_slice(&probabilities);
-        said.push(loss as f32);
+        let loss = reference.step(&batch, &labels, &mut probabilities).unwrap();
+        outputs.extend_from_slice(&probabilities);
+        outputs.push(loss as f32);
     }
-    (learner, said)
+    (reference, outputs)
 }
 
 #[test]
@@ -58,9 +58,9 @@ fn any_number_of_threads_trains_the_same_bytes() {
         let schema = schema(architecture);
         for kind in KINDS {
             let run = |count: usize| {
-                let (learner, said) =
+                let (reference, outputs) =
                     threads(count).install(|| trained(&schema, kind, &[1, 63, 64, 65, 128, 300]));
-                (bits(&learner), said)
+                (bits(&reference), outputs)
             };
             let one = run(1);
             assert!(one.1.iter().all(|p| p.is_finite()));
@@ -75,35 +75,35 @@ fn any_number_of_threads_trains_the_same_bytes() {
 }
 
 #[test]
-fn a_step_is_what_a_naive_trainer_in_f64_takes() {
+fn a_step_equals_that_of_a_naive_trainer_in_f64() {
     for (what, schema) in
         ARCHITECTURES.map(|a| (a, schema(a))).into_iter().chain(ODD.map(|odd| (odd, odd_schema(odd))))
     {
         for kind in KINDS {
-            let mut learner = trainer::initialise(&schema, optimizer(kind), 9).unwrap();
+            let mut reference = trainer::initialise(&schema, optimizer(kind), 9).unwrap();
             for (i, size) in [65, 1, 130, 64].into_iter().enumerate() {
                 let (batch, labels) = generate(&schema, size, 100 + i as u64);
-                let before = bits(&learner);
-                let mut naive = Naive::of(&learner);
+                let before = bits(&reference);
+                let mut naive = Naive::of(&reference);
                 let expected = naive.step(&batch, &labels);
-                let loss = learner.step(&batch, &labels, &mut Vec::new()).unwrap();
+                let loss = reference.step(&batch, &labels, &mut Vec::new()).unwrap();
                 assert!((loss - expected).abs() < 1e-5 * expected.max(1.0), "{what}, {kind}");
-                naive.assert_took(&learner, &format!("{what}, {kind}, step {i}"));
-                assert_ne!(bits(&learner), before, "{what}, {kind}: nothing moved");
+                naive.assert_took(&reference, &format!("{what}, {kind}, step {i}"));
+                assert_ne!(bits(&reference), before, "{what}, {kind}: nothing moved");
             }
         }
     }
 }
 
-/// What makes a batch wrong.
+/// Makes a batch invalid.
 type Spoil<'a> = &'a dyn Fn(&mut Batch, &mut Vec<f32>);
 
 #[test]
 fn a_refused_batch_changes_nothing() {
     let schema = schema(ARCHITECTURES[0]);
     let strict = schema.features.iter().position(|f| f.name == "strict").unwrap();
-    let (mut learner, _) = trained(&schema, Kind::Adam, &[70]);
-    let before = (bits(&learner), learner.steps());
+    let (mut reference, _) = trained(&schema, Kind::Adam, &[70]);
+    let before = (bits(&reference), reference.steps());
     let (batch, labels) = generate(&schema, 66, 1);
     let spoilt = |spoil: Spoil<'_>| {
         let (mut batch, mut labels) = (batch.clone(), labels.clone());
@@ -120,20 +120,20 @@ fn a_refused_batch_changes_nothing() {
     ];
     for (words, spoil) in refused {
         let (batch, labels) = spoilt(spoil);
-        let error = learner.step(&batch, &labels, &mut Vec::new()).unwrap_err();
+        let error = reference.step(&batch, &labels, &mut Vec::new()).unwrap_err();
         assert!(error.to_string().contains(words), "expected {words:?}, got {error}");
-        assert_eq!((bits(&learner), learner.steps()), before, "{words}");
+        assert_eq!((bits(&reference), reference.steps()), before, "{words}");
     }
     let mut probabilities = vec![0.5];
     let empty = Batch { samples: 0, ..Batch::empty(schema.features.len()) };
-    assert_eq!(learner.step(&empty, &[], &mut probabilities).unwrap(), 0.0);
+    assert_eq!(reference.step(&empty, &[], &mut probabilities).unwrap(), 0.0);
     assert!(probabilities.is_empty());
-    assert_eq!((bits(&learner), learner.steps()), before, "no samples");
-    learner.step(&batch, &labels, &mut probabilities).unwrap();
-    assert_eq!(learner.steps(), before.1 + 1);
+    assert_eq!((bits(&reference), reference.steps()), before, "no samples");
+    reference.step(&batch, &labels, &mut probabilities).unwrap();
+    assert_eq!(reference.steps(), before.1 + 1);
 }
 
-/// Gives these batches.
+/// A reader of these batches.
 struct Batches(Vec<RawBatch>);
 
 impl Reader for Batches {
@@ -151,45 +151,45 @@ impl Reader for Batches {
 }
 
 #[test]
-fn data_without_labels_is_scored_and_not_trained_on() {
+fn data_without_labels_is_scored_but_not_trained_on() {
     let schema = schema(ARCHITECTURES[0]);
-    let mut learner = trainer::initialise(&schema, optimizer(Kind::Adagrad), 0).unwrap();
+    let mut reference = trainer::initialise(&schema, optimizer(Kind::Adagrad), 0).unwrap();
     let data = || {
         let mut batches = vec![raw(&schema, 8, 0), raw(&schema, 8, 1), raw(&schema, 8, 2)];
         batches[1].labels = None;
         Batches(batches)
     };
-    let error = trainer::run_epoch(&mut learner, &mut data(), 8, |_| ()).unwrap_err();
+    let error = trainer::run_epoch(&mut reference, &mut data(), 8, |_| ()).unwrap_err();
     assert!(matches!(error, TrainError::NoLabels { sample: 8 }), "{error}");
     assert_eq!(error.to_string(), "data: training needs labels, and sample 8 has none");
-    assert_eq!(learner.steps(), 1, "the batch before it was trained on");
+    assert_eq!(reference.steps(), 1, "the batch before it was trained on");
     let mut scored = 0;
-    let quality = trainer::evaluate(&schema, &mut data(), 8, |batch, scores| {
+    let quality = trainer::evaluate(&schema, &mut data(), 8, |batch, logits| {
         scored += batch.samples;
-        learner.score(batch, scores)
+        reference.logits(batch, logits)
     });
     let quality = quality.unwrap();
     assert_eq!((scored, quality), (24, None));
 }
 
 #[test]
-fn a_loss_that_is_no_number_stops_training_and_leaves_the_last_good_weights() {
+fn a_loss_that_is_not_finite_stops_training_and_keeps_the_last_good_weights() {
     for architecture in ARCHITECTURES {
         let schema = schema(architecture);
-        let wild = Optimizer { kind: Kind::Sgd, lr: 1e30, eps: 1e-10 };
-        let mut learner = trainer::initialise(&schema, wild, 0).unwrap();
+        let wild = Optimizer::new(Kind::Sgd, 1e30);
+        let mut reference = trainer::initialise(&schema, wild, 0).unwrap();
         let mut data = Batches((0..20).map(|seed| raw(&schema, 70, seed)).collect());
         let mut losses = Vec::new();
-        let error = trainer::run_epoch(&mut learner, &mut data, 70, |p| losses.push(p.loss)).unwrap_err();
+        let error = trainer::run_epoch(&mut reference, &mut data, 70, |p| losses.push(p.loss)).unwrap_err();
         let TrainError::Diverged { step, lr } = error else { panic!("{architecture}: {error}") };
-        assert_eq!((step, lr), (learner.steps() + 1, 1e30));
+        assert_eq!((step, lr), (reference.steps() + 1, 1e30));
         assert!(losses.iter().all(|loss| loss.is_finite()));
-        assert_eq!(losses.len() as u64, learner.steps());
+        assert_eq!(losses.len() as u64, reference.steps());
         assert!(error.to_string().starts_with("loss: not finite at step"), "{error}");
     }
 }
 
-/// Engines for the highest version: without a cache, with one for every row and with a tight one.
+/// Engines for the highest version: without a cache, with a cache for every row, and with a small one.
 pub fn engines(models: &std::path::Path, name: &str) -> Vec<Engine> {
     let metrics = Metrics::new().unwrap();
     let engine = |fraction: Option<f64>| {
@@ -210,10 +210,10 @@ pub fn engines(models: &std::path::Path, name: &str) -> Vec<Engine> {
     [None, Some(1.0), Some(0.05)].map(engine).into()
 }
 
-/// The engine, of the version that the learner saved last, gives the learner's scores to the bit.
-fn assert_scores_alike(engine: &Engine, learner: &mut ReferenceTrainer, batch: &Batch, what: &str) {
+/// The engine, serving the version that the trainer saved last, gives the trainer's scores to the bit.
+fn assert_scores_alike(engine: &Engine, reference: &mut ReferenceTrainer, batch: &Batch, what: &str) {
     let mut expected = Vec::new();
-    learner.score(batch, &mut expected).unwrap();
+    reference.score(batch, &mut expected).unwrap();
     let scores = engine.predict(batch).unwrap();
     assert_eq!(scores.version, engine.version());
     let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
@@ -221,24 +221,24 @@ fn assert_scores_alike(engine: &Engine, learner: &mut ReferenceTrainer, batch: &
 }
 
 #[test]
-fn a_version_of_rounded_rows_is_served_as_it_is_evaluated_and_trained_on_from_what_it_holds() {
+fn a_version_with_rounded_rows_is_served_as_evaluated_and_training_resumes_from_its_rows() {
     let models = tempfile::tempdir().unwrap();
     for (n, element) in [Element::F16, Element::Int8].into_iter().enumerate() {
         for (a, architecture) in ARCHITECTURES.into_iter().enumerate() {
             let (exact, mut schema) = (schema(architecture), schema(architecture));
-            // One table stays as it is.
+            // One table stays f32.
             schema.tables.iter_mut().skip(1).for_each(|table| table.element = element);
             let kind = KINDS[n % KINDS.len()];
-            let ((mut learner, _), (twin, _)) =
+            let ((mut reference, _), (twin, _)) =
                 (trained(&schema, kind, &[64, 65, 20]), trained(&exact, kind, &[64, 65, 20]));
-            assert!(bits(&learner) == bits(&twin), "training is in f32 whatever the version stores");
+            assert!(bits(&reference) == bits(&twin), "training is in f32 whatever the version stores");
             let name = format!("rounded{n}_{a}");
-            let version = learner.save(models.path(), &name).unwrap();
+            let version = reference.save(models.path(), &name).unwrap();
             let opened = || store::open(models.path(), &name, version).unwrap();
             for (size, seed) in [(1, 50), (130, 51), (64, 52), (0, 53)] {
                 let batch = generate(&schema, size, seed).0;
                 let mut expected = Vec::new();
-                learner.score_rows_of(&opened().store, &batch, &mut expected).unwrap();
+                reference.score_rows_of(&opened().store, &batch, &mut expected).unwrap();
                 for engine in engines(models.path(), &name) {
                     let scores = engine.predict(&batch).unwrap().probabilities;
                     let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
@@ -246,7 +246,7 @@ fn a_version_of_rounded_rows_is_served_as_it_is_evaluated_and_trained_on_from_wh
                 }
             }
             let mut resumed = trainer::resume(opened(), optimizer(kind)).unwrap();
-            assert_eq!(resumed.steps(), 0, "what was rounded is no continuation");
+            assert_eq!(resumed.steps(), 0, "rounded rows do not continue training");
             for (table, stored) in resumed.tables().iter().zip(opened().store.tables()) {
                 let mut values = vec![0.0; table.values().unwrap().len()];
                 stored.decode(&mut values);
@@ -255,14 +255,14 @@ fn a_version_of_rounded_rows_is_served_as_it_is_evaluated_and_trained_on_from_wh
             }
             let (batch, labels) = generate(&schema, 33, 77);
             resumed.step(&batch, &labels, &mut Vec::new()).unwrap();
-            // Whose own scores are of f32 rows: those that the version holds, and a step.
+            // The resumed trainer's rows are the decoded ones of the version plus a step.
             assert!(resumed.save(models.path(), &name).unwrap() > version);
         }
     }
 }
 
 #[test]
-fn a_saved_version_scores_as_the_learner_does_and_resumes_to_the_bit() {
+fn a_saved_version_gives_the_trainers_scores_and_resumes_to_the_bit() {
     let models = tempfile::tempdir().unwrap();
     for (n, (what, schema)) in ARCHITECTURES
         .map(|a| (a, schema(a)))
@@ -271,25 +271,25 @@ fn a_saved_version_scores_as_the_learner_does_and_resumes_to_the_bit() {
         .enumerate()
     {
         let kind = KINDS[n % KINDS.len()];
-        let (mut learner, _) = trained(&schema, kind, &[64, 65, 20]);
+        let (mut reference, _) = trained(&schema, kind, &[64, 65, 20]);
         let name = format!("model{n}");
-        let version = learner.save(models.path(), &name).unwrap();
+        let version = reference.save(models.path(), &name).unwrap();
         for engine in engines(models.path(), &name) {
             assert_eq!(engine.version(), version);
             for (size, seed) in [(1, 50), (130, 51), (130, 51), (64, 52), (0, 53)] {
-                assert_scores_alike(&engine, &mut learner, &generate(&schema, size, seed).0, what);
+                assert_scores_alike(&engine, &mut reference, &generate(&schema, size, seed).0, what);
             }
         }
         let opened = || store::open(models.path(), &name, version).unwrap();
         let mut resumed = trainer::resume(opened(), optimizer(kind)).unwrap();
         assert_eq!(resumed.steps(), 3);
-        assert!(bits(&resumed) == bits(&learner), "{what}, {kind}: resumed");
+        assert!(bits(&resumed) == bits(&reference), "{what}, {kind}: resumed");
         let (batch, labels) = generate(&schema, 33, 77);
-        for learner in [&mut learner, &mut resumed] {
-            learner.step(&batch, &labels, &mut Vec::new()).unwrap();
+        for reference in [&mut reference, &mut resumed] {
+            reference.step(&batch, &labels, &mut Vec::new()).unwrap();
         }
-        assert!(bits(&resumed) == bits(&learner), "{what}, {kind}: one step on");
-        // Another optimizer takes the weights alone.
+        assert!(bits(&resumed) == bits(&reference), "{what}, {kind}: one step on");
+        // Another optimizer takes only the weights.
         let other = trainer::resume(opened(), optimizer(KINDS[(n + 1) % KINDS.len()])).unwrap();
         assert_eq!(other.steps(), 0);
         assert!(other.dense_states().iter().flatten().all(|x| *x == 0.0));
@@ -300,39 +300,53 @@ fn a_saved_version_scores_as_the_learner_does_and_resumes_to_the_bit() {
 }
 
 #[test]
-fn a_model_too_wide_for_tapes_of_64_rows_trains_and_scores_as_others_do() {
+fn a_table_that_does_not_fit_memory_is_an_error_with_its_name_and_the_memory_of_all_tables() {
+    let mut schema = schema(ARCHITECTURES[0]);
+    let table = &mut schema.tables[1];
+    table.rows = 1 << 46;
+    let (name, dim) = (table.name.clone(), table.dim as u64);
+    let error = trainer::initialise(&schema, optimizer(Kind::Adam), 0).err().unwrap();
+    let TrainError::TableMemory { table, total, .. } = &error else { panic!("{error}") };
+    assert_eq!(table, &name);
+    assert!(*total >= 3 * 4 * dim << 46, "rows and two states: {total}");
+    let message = error.to_string();
+    assert!(message.contains("bytes refused") && message.contains("--scratchpad"), "{message}");
+}
+
+#[test]
+fn a_model_too_wide_for_tapes_of_64_rows_trains_and_scores_like_others() {
     let models = tempfile::tempdir().unwrap();
     let schema = schema("kind = \"wide_deep\"\ndeep = [21000]");
     let model: Model<f32> = Model::new(&schema);
     assert_eq!(model.chunk(), 8);
     let run = |count| threads(count).install(|| trained(&schema, Kind::Adagrad, &[1, 7, 8, 9, 30]));
-    let ((mut learner, said), (other, same)) = (run(1), run(2));
-    assert!(bits(&learner) == bits(&other) && said == same, "threads");
+    let ((mut reference, outputs), (other, same)) = (run(1), run(2));
+    assert!(bits(&reference) == bits(&other) && outputs == same, "threads");
     let (batch, labels) = generate(&schema, 30, 40);
-    let mut naive = Naive::of(&learner);
+    let mut naive = Naive::of(&reference);
     naive.step(&batch, &labels);
-    learner.step(&batch, &labels, &mut Vec::new()).unwrap();
-    naive.assert_took(&learner, "wide");
-    learner.save(models.path(), "wide").unwrap();
+    reference.step(&batch, &labels, &mut Vec::new()).unwrap();
+    naive.assert_took(&reference, "wide");
+    reference.save(models.path(), "wide").unwrap();
     for engine in engines(models.path(), "wide") {
         for size in [1, 8, 9, 30] {
-            assert_scores_alike(&engine, &mut learner, &generate(&schema, size, 60).0, "wide");
+            assert_scores_alike(&engine, &mut reference, &generate(&schema, size, 60).0, "wide");
         }
     }
 }
 
 #[test]
-fn weights_that_are_no_numbers_are_not_saved() {
+fn weights_that_are_not_finite_are_not_saved() {
     let models = tempfile::tempdir().unwrap();
     for (n, architecture) in ARCHITECTURES.into_iter().enumerate() {
         let schema = schema(architecture);
-        let wild = Optimizer { kind: Kind::Sgd, lr: f64::from(f32::MAX), eps: 1e-10 };
-        let mut learner = trainer::initialise(&schema, wild, 0).unwrap();
+        let wild = Optimizer::new(Kind::Sgd, f64::from(f32::MAX));
+        let mut reference = trainer::initialise(&schema, wild, 0).unwrap();
         let (mut batch, labels) = generate(&schema, 70, 0);
         batch.dense.iter_mut().for_each(|value| *value *= 1000.0);
-        let loss = learner.step(&batch, &labels, &mut Vec::new()).unwrap();
-        assert!(loss.is_finite() && learner.steps() == 1, "{architecture}: {loss}");
-        let error = learner.save(models.path(), &format!("m{n}")).unwrap_err();
+        let loss = reference.step(&batch, &labels, &mut Vec::new()).unwrap();
+        assert!(loss.is_finite() && reference.steps() == 1, "{architecture}: {loss}");
+        let error = reference.save(models.path(), &format!("m{n}")).unwrap_err();
         assert!(matches!(error, TrainError::NotFinite { steps: 1, .. }), "{architecture}: {error}");
         assert!(error.to_string().contains("is not finite after step 1"), "{error}");
     }
@@ -340,20 +354,20 @@ fn weights_that_are_no_numbers_are_not_saved() {
 }
 
 #[test]
-fn finite_values_whose_score_is_not_are_refused_by_sample() {
+fn a_sample_whose_score_is_not_finite_is_refused_with_its_number() {
     let models = tempfile::tempdir().unwrap();
     let mut refused = Vec::new();
     for (n, architecture) in ARCHITECTURES.into_iter().enumerate() {
         let schema = schema(architecture);
-        let learner = trainer::initialise(&schema, optimizer(Kind::Sgd), 3).unwrap();
+        let reference = trainer::initialise(&schema, optimizer(Kind::Sgd), 3).unwrap();
         let name = format!("m{n}");
-        learner.save(models.path(), &name).unwrap();
+        reference.save(models.path(), &name).unwrap();
         let (mut batch, _) = generate(&schema, 70, 3);
         batch.dense[66 * 3..67 * 3].copy_from_slice(&[f32::MAX, f32::MAX, -f32::MAX]);
         for engine in engines(models.path(), &name) {
             match engine.predict(&batch) {
                 Err(PredictError::NotFinite { sample }) => assert_eq!(sample, 66, "{architecture}"),
-                // An infinite logit has a score, so not every network overflows into none.
+                // An infinite logit has a score, so not every architecture fails.
                 other => {
                     let scores = other.unwrap().probabilities;
                     assert!(scores.iter().all(|p| (0.0..=1.0).contains(p)), "{architecture}");
@@ -367,7 +381,7 @@ fn finite_values_whose_score_is_not_are_refused_by_sample() {
 }
 
 #[test]
-fn an_id_past_a_table_is_told_once_a_feature_even_where_only_the_wide_table_lacks_it() {
+fn an_id_past_a_table_is_reported_once_per_feature_even_if_only_the_wide_table_lacks_it() {
     let mut schema = schema("kind = \"wide_deep\"\ndeep = [4]");
     for table in &mut schema.tables {
         if table.name == "wide_shared" {
@@ -376,8 +390,8 @@ fn an_id_past_a_table_is_told_once_a_feature_even_where_only_the_wide_table_lack
     }
     schema.check().unwrap();
     let models = tempfile::tempdir().unwrap();
-    let learner = trainer::initialise(&schema, optimizer(Kind::Sgd), 0).unwrap();
-    learner.save(models.path(), "wide").unwrap();
+    let reference = trainer::initialise(&schema, optimizer(Kind::Sgd), 0).unwrap();
+    reference.save(models.path(), "wide").unwrap();
     let (mut batch, _) = generate(&schema, 3, 0);
     batch.features[0].ids = vec![2, 3, 99];
     batch.features[1].ids = vec![0, 0, 0];

@@ -150,7 +150,9 @@ fn a_damaged_or_foreign_file_is_named_and_ignored() {
     let half = good[..good.len() / 2].to_vec();
     let mut changed = good;
     changed[100] ^= 1;
-    for (bytes, words) in [(half, "damaged"), (changed, "checksum"), (b"C1,7\n".to_vec(), "no hot rows")] {
+    for (bytes, words) in
+        [(half, "damaged"), (changed, "checksum"), (b"C1,7\n".to_vec(), "not a hot rows file")]
+    {
         fs::remove_file(trained.hot_rows()).unwrap();
         fs::write(trained.hot_rows(), bytes).unwrap();
         let served = trained.serve("save_seconds = 0");

@@ -302,7 +302,7 @@ fn arbitrary_requests_get_exactly_what_the_rules_say() {
 /// Servers of one small model: without a cache, with one for every row and with a tight one.
 async fn real_servers() -> Vec<(Running, Raw)> {
     let models = tempfile::tempdir().unwrap();
-    let sgd = Optimizer { kind: Kind::Sgd, lr: 0.1, eps: 1e-10 };
+    let sgd = Optimizer::new(Kind::Sgd, 0.1);
     trainer::initialise(&crossed_schema(), sgd, 1).unwrap().save(models.path(), "ads").unwrap();
     // The version that the rules know.
     let ads = models.path().join("ads");

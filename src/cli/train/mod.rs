@@ -17,7 +17,7 @@ use crate::cli::training::{TrainingFlags, compute_threads, is_pipe};
 use crate::config::{Config, Flags};
 use crate::device::cuda::Nvidia;
 use crate::schema::Schema;
-use crate::store::{self, check_name};
+use crate::store::{self, check_name, check_writable};
 use crate::trainer::eval::Quality;
 use crate::trainer::{self, Data, PlanStats, Progress};
 use crate::types::{RawBatch, Version};
@@ -81,6 +81,7 @@ pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
     check_name("model", &args.name).map_err(|e| InputError(anyhow!("--name: {e}")))?;
     check_files(&args, &schema)?;
     prepare_models(&args.models)?;
+    check_writable(&args.models, &args.name).map_err(|e| InputError(anyhow!("--models: {e}")))?;
     let device = training_device(config)?;
     compute_threads(config)?.install(|| train(&args, &schema, device))
 }
@@ -136,6 +137,9 @@ fn train(args: &Args, schema: &Schema, device: Option<Arc<Nvidia>>) -> anyhow::R
             q.log_loss,
             q.normalized_entropy.map_or("-".into(), |ne| format!("{ne:.4}"))
         );
+        if q.infinite > 0 {
+            eprintln!("validation: {} rows have an infinite loss", q.infinite);
+        }
     }
     eprintln!("wrote {written}");
     if args.json {
@@ -145,6 +149,7 @@ fn train(args: &Args, schema: &Schema, device: Option<Arc<Nvidia>>) -> anyhow::R
             "seconds": seconds, "valid_rows": quality.map(|q| q.rows),
             "auc": quality.and_then(|q| q.auc), "logloss": quality.map(|q| q.log_loss),
             "normalized_entropy": quality.and_then(|q| q.normalized_entropy),
+            "infinite_losses": quality.map(|q| q.infinite),
             "scratchpad": trained.scratchpad_json(),
         });
         writeln!(std::io::stdout(), "{json}")?;
@@ -159,10 +164,14 @@ fn evaluate(args: &Args, trained: &mut Trained, version: Version) -> anyhow::Res
     let mut lines = Vec::new();
     // What is evaluated is the version: where its rows were rounded, those that were trained are not its.
     let written = store::open(&args.models, &args.name, version)?.store;
-    let quality = trainer::evaluate(&schema, &mut *reader, EVALUATED, |batch, scores| {
-        trained.network_mut().score_rows_of(&written, batch, scores)?;
+    let mut scores = Vec::new();
+    let quality = trainer::evaluate(&schema, &mut *reader, EVALUATED, |batch, logits| {
+        let state = trained.network_mut();
+        state.forward_rows_of(&written, batch)?;
+        state.read_logits(logits);
         if args.valid_out.is_some() {
-            lines.extend_from_slice(scores);
+            state.read_probabilities(&mut scores);
+            lines.extend_from_slice(&scores);
         }
         Ok(())
     })?;

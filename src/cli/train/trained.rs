@@ -61,14 +61,14 @@ impl Trained {
 
     pub(crate) fn network(&self) -> &TrainState {
         match self {
-            Self::InMemory(learner) => learner.network(),
+            Self::InMemory(learner) => learner.state(),
             Self::OnDisk { network, .. } => network,
         }
     }
 
     pub(crate) fn network_mut(&mut self) -> &mut TrainState {
         match self {
-            Self::InMemory(learner) => learner.network_mut(),
+            Self::InMemory(learner) => learner.state_mut(),
             Self::OnDisk { network, .. } => network,
         }
     }

@@ -21,7 +21,7 @@ proptest! {
 }
 
 #[test]
-fn more_rows_than_there_is_memory_for_are_refused() {
+fn a_bitmap_that_does_not_fit_memory_is_refused() {
     assert!(Bitmap::new(u64::MAX).is_err());
     assert_eq!(Bitmap::new(0).unwrap().within(0..0).count(), 0);
 }

@@ -5,7 +5,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_written_across_files_is_read_back_either_way_by_any_cut(
+    fn bytes_written_across_files_are_read_back_by_calls_and_by_the_mapping(
         writes in prop::collection::vec((0_usize..10 << 20, 1_usize..(3 << 20) / 4, any::<bool>()), 1..5),
         read in (0_usize..10 << 20, 1_usize..(5 << 20) / 4),
     ) {

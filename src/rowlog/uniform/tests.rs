@@ -23,7 +23,7 @@ fn first_values_are_spread_evenly_within_the_bound() {
 }
 
 #[test]
-fn a_table_is_filled_with_the_same_bytes_on_any_number_of_threads() {
+fn filling_a_table_gives_the_same_bytes_on_any_number_of_threads() {
     let uniform = Uniform { seed: 1, table_code: 2, bound: 1.0 };
     let dim = 7;
     let one_by_one: Vec<u32> = (0..30_000)

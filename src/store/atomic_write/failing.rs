@@ -1,18 +1,18 @@
-//! A disk that fails, for the tests of whoever writes a file in this way.
+//! A disk of which one call fails, for tests of [`super::replace`].
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::super::disk::SystemDisk;
 use super::*;
 
-/// The system's disk, of which one call fails, after half of its bytes where it writes.
+/// The real disk, except that one call fails. A failing append has written half of its bytes.
 pub(crate) struct Failing {
     calls: AtomicUsize,
     at: usize,
 }
 
 impl Failing {
-    /// Its call of this number fails, from 0.
+    /// Call number `at` fails, counted from 0.
     pub(crate) fn at(at: usize) -> Self {
         Self { calls: AtomicUsize::new(0), at }
     }

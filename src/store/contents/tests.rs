@@ -1,15 +1,14 @@
-//! A version is the same bytes wherever its tables lie.
+//! The bytes of a version do not depend on where its tables are.
 
 use std::fs;
 use std::path::Path;
 
 use super::*;
-use crate::rowlog::{First, WorkingTable};
-use crate::rowlog::{RowOrder, Uniform};
+use crate::rowlog::{First, RowOrder, Uniform, WorkingFile, WorkingTable};
 use crate::store::{PlainMemory, open, write};
 use crate::types::Version;
 
-/// Several chunks of a working file's table.
+/// Several chunks of a working file.
 const ROWS: u64 = 100_000;
 const DIM: usize = 7;
 const STATES: [(&str, usize); 2] = [("sum", DIM), ("step", 1)];
@@ -56,7 +55,7 @@ fn tables() -> Vec<Table> {
     (0..ELEMENTS.len()).map(table).collect()
 }
 
-/// The same tables in a working file, the first of them in an order.
+/// The same tables in a working file, the first with a row order.
 fn working(dir: &Path) -> WorkingFile {
     let ranked: Vec<u64> = (0..ROWS).rev().step_by(7).collect();
     let table = |i| WorkingTable {
@@ -78,7 +77,7 @@ fn working(dir: &Path) -> WorkingFile {
 }
 
 fn in_file(file: &WorkingFile) -> Vec<Rows<'_>> {
-    (0..file.tables().len()).map(|i| Rows::Working(file, TableId(i as u32))).collect()
+    (0..file.tables().len()).map(|i| Rows::Source(file, TableId(i as u32))).collect()
 }
 
 fn write_all(models: &Path, tables: Vec<Rows>) -> Result<Version, StoreError> {
@@ -87,7 +86,7 @@ fn write_all(models: &Path, tables: Vec<Rows>) -> Result<Version, StoreError> {
     write(models, "m", &Contents { model_toml: &model_toml(), dense, tables, metadata })
 }
 
-/// Every file of a version, by name.
+/// The files of a version, by name.
 fn files(version: &Path) -> BTreeMap<String, Vec<u8>> {
     let below = |folder: &str| -> Vec<String> {
         let entries = fs::read_dir(version.join(folder)).unwrap().map(|entry| entry.unwrap());
@@ -107,7 +106,7 @@ fn assert_same_files(one: &Path, other: &Path) {
 }
 
 #[test]
-fn a_version_from_a_working_file_is_that_from_memory_byte_for_byte() {
+fn a_version_written_from_a_working_file_equals_one_written_from_memory() {
     let dir = tempfile::tempdir().unwrap();
     let [here, there] = ["memory", "working"].map(|name| dir.path().join(name));
     let mut tables = tables();
@@ -133,7 +132,7 @@ fn a_version_from_a_working_file_is_that_from_memory_byte_for_byte() {
 }
 
 #[test]
-fn a_version_from_a_working_file_of_a_version_is_that_version() {
+fn a_version_written_from_an_untouched_working_file_of_a_version_equals_it() {
     let dir = tempfile::tempdir().unwrap();
     let models = dir.path();
     write_all(models, tables().iter().map(Rows::from).collect()).unwrap();
@@ -147,11 +146,10 @@ fn a_version_from_a_working_file_of_a_version_is_that_version() {
     for table in ["t0.safetensors", "t1.safetensors", "t3.safetensors"] {
         assert!(fs::read(first.join(table)).unwrap() == fs::read(second.join(table)).unwrap(), "{table}");
     }
-    assert!(file.memory_bytes() < ROWS, "what is mapped is no memory of ours");
 }
 
 #[test]
-fn what_cannot_be_written_from_a_working_file_is_said_as_from_memory() {
+fn errors_of_writing_from_a_working_file_are_those_of_writing_from_memory() {
     let dir = tempfile::tempdir().unwrap();
     let mut tables = tables();
     let file = working(dir.path());
@@ -176,8 +174,8 @@ fn what_cannot_be_written_from_a_working_file_is_said_as_from_memory() {
     let small = WorkingFile::create(dir.path(), vec![small]).unwrap();
     let with = |rows| [&in_file(&file)[..3], &[rows]].concat();
     let shape = "tables/t3.safetensors: tensor \"weight\": expected shape [100000, 7], got shape [9, 7]";
-    assert_eq!(said(with(Rows::Working(&small, TableId(0)))), shape);
+    assert_eq!(said(with(Rows::Source(&small, TableId(0)))), shape);
     let none = "working table 7: expected a table below 1";
-    assert_eq!(said(with(Rows::Working(&small, TableId(7)))), none);
+    assert_eq!(said(with(Rows::Source(&small, TableId(7)))), none);
     assert_eq!(fs::read_dir(dir.path().join("m")).map_or(0, |entries| entries.count()), 0, "nothing is left");
 }

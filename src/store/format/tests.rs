@@ -93,7 +93,7 @@ proptest! {
 }
 
 #[test]
-fn each_bad_header_is_refused_for_its_own_reason() {
+fn each_malformed_header_has_its_own_error() {
     let tensor =
         |begin: u64, end: u64| format!(r#"{{"dtype":"F32","shape":[2],"data_offsets":[{begin},{end}]}}"#);
     let file = |a: String, b: String, data| with_header(&format!(r#"{{"a":{a},"b":{b}}}"#), data);
@@ -134,12 +134,12 @@ fn a_header_length_past_the_limit_or_the_file_is_refused_before_it_is_read() {
 
 #[test]
 fn a_manifest_of_a_later_format_is_refused_by_its_number() {
-    let later = br#"{"format": 2, "what": "comes later"}"#;
+    let later = br#"{"format": 2, "later": "unknown"}"#;
     assert!(matches!(Manifest::parse(later).unwrap_err(), FormatError::Version(2)));
 }
 
 #[test]
-fn a_row_takes_as_many_elements_of_its_tensor_as_its_bytes_are() {
+fn the_tensor_width_of_a_row_is_its_bytes_in_elements() {
     assert_eq!(weight_type(Element::F32, 7), (Dtype::F32, 7));
     assert_eq!(weight_type(Element::F16, 7), (Dtype::F16, 8));
     assert_eq!(weight_type(Element::F16, 16), (Dtype::F16, 16));
@@ -148,7 +148,7 @@ fn a_row_takes_as_many_elements_of_its_tensor_as_its_bytes_are() {
 }
 
 #[test]
-fn a_name_that_the_library_reserves_is_not_written() {
+fn reserved_and_repeated_names_are_not_written() {
     let refused = |names: &[&str]| {
         let tensors: Vec<_> = names.iter().map(|name| (*name, Dtype::U8, &[1_u64][..])).collect();
         matches!(encode_header(&tensors).unwrap_err(), FormatError::Name(_))

@@ -1,4 +1,4 @@
-//! The file of hot rows: what was written comes back, and nothing else passes for it.
+//! Hot rows read back as they were saved, and every malformed file is refused.
 
 use std::fs;
 
@@ -20,14 +20,14 @@ fn some() -> HotRows {
     HotRows { tables: vec!["C1".into(), "C2".into()], rows: vec![(1, 7), (0, u64::MAX), (1, 0)] }
 }
 
-/// The bytes of a file.
+/// The bytes of the file that holds these rows.
 fn saved(rows: &HotRows) -> Vec<u8> {
     let models = tempfile::tempdir().unwrap();
     rows.save(models.path(), "m").unwrap();
     fs::read(path(models.path(), "m")).unwrap()
 }
 
-/// Bytes with the checksum that they ask for.
+/// The bytes followed by their checksum.
 fn summed(body: &[u8]) -> Vec<u8> {
     [body, &xxh3_128(body).to_le_bytes()].concat()
 }
@@ -36,7 +36,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_was_saved_is_loaded(rows in hot_rows()) {
+    fn saved_rows_are_loaded_unchanged(rows in hot_rows()) {
         let models = tempfile::tempdir().unwrap();
         rows.save(models.path(), "m").unwrap();
         prop_assert_eq!(HotRows::load(models.path(), "m").unwrap(), Some(rows));
@@ -55,9 +55,9 @@ proptest! {
         prop_assert!(HotRows::parse(&[&bytes[..], &[by]].concat()).is_err());
     }
 
-    /// The checksum does not vouch for sense: whoever knows it can write anything.
+    /// A correct checksum does not make the contents valid: anything can be written with one.
     #[test]
-    fn any_bytes_are_an_error_or_hot_rows_and_never_a_panic(
+    fn any_bytes_are_hot_rows_or_an_error_but_never_a_panic(
         rows in hot_rows(),
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
         noise in prop::collection::vec(any::<u8>(), 0..64),
@@ -77,7 +77,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_wrong_with_a_file_is_said() {
+fn each_kind_of_malformed_file_has_its_message() {
     let bytes = saved(&some());
     let body = &bytes[..bytes.len() - SUM_BYTES];
     let changed = |at: usize, by: &[u8]| {
@@ -86,9 +86,9 @@ fn what_is_wrong_with_a_file_is_said() {
         HotRows::parse(&summed(&body)).unwrap_err().to_string()
     };
     let said = |bytes: &[u8]| HotRows::parse(bytes).unwrap_err().to_string();
-    assert_eq!(said(b"table,row"), "no hot rows: expected the file to begin with FLHOTROW");
+    assert_eq!(said(b"table,row"), "not a hot rows file: expected the file to begin with FLHOTROW");
     assert_eq!(said(&bytes[..20]), "damaged: expected 40 bytes, got 20");
-    assert_eq!(said(&bytes[..bytes.len() - 1]), "damaged: the checksum is another");
+    assert_eq!(said(&bytes[..bytes.len() - 1]), "damaged: the checksum does not match");
     assert_eq!(changed(8, &[2]), "format version: expected 1, got 2");
     assert_eq!(changed(12, &u32::MAX.to_le_bytes()), "tables: expected at most 65536, got 4294967295");
     assert_eq!(changed(16, &[0, 0, 0, 2]), "rows: expected at most 16777216, got 33554432");
@@ -97,13 +97,13 @@ fn what_is_wrong_with_a_file_is_said() {
 }
 
 #[test]
-fn where_nothing_was_saved_there_is_nothing_and_a_foreign_file_is_named() {
+fn a_missing_file_is_none_and_a_foreign_file_is_an_error_with_its_path() {
     let models = tempfile::tempdir().unwrap();
     assert_eq!(HotRows::load(models.path(), "m").unwrap(), None);
     fs::create_dir_all(models.path().join("m/state")).unwrap();
     fs::write(path(models.path(), "m"), "C1 7\n").unwrap();
     let error = HotRows::load(models.path(), "m").unwrap_err().to_string();
-    assert!(error.contains("hot_rows.flhot: no hot rows"), "{error}");
+    assert!(error.contains("hot_rows.flhot: not a hot rows file"), "{error}");
     let long = File::create(path(models.path(), "m")).unwrap();
     long.set_len(MAX_BYTES + 1).unwrap();
     let error = HotRows::load(models.path(), "m").unwrap_err().to_string();
@@ -111,7 +111,7 @@ fn where_nothing_was_saved_there_is_nothing_and_a_foreign_file_is_named() {
 }
 
 #[test]
-fn whichever_call_fails_the_file_is_the_old_one_or_the_new_one_and_nothing_lies_beside_it() {
+fn whichever_call_fails_the_file_is_the_old_one_or_the_new_one_and_no_temporary_file_is_left() {
     let models = tempfile::tempdir().unwrap();
     let old = some();
     old.save(models.path(), "m").unwrap();
@@ -136,7 +136,7 @@ fn whichever_call_fails_the_file_is_the_old_one_or_the_new_one_and_nothing_lies_
 }
 
 #[test]
-fn a_dead_writers_rest_is_swept_once_it_is_old() {
+fn the_temporary_file_of_a_dead_writer_is_removed_once_it_is_old() {
     let models = tempfile::tempdir().unwrap();
     some().save(models.path(), "m").unwrap();
     let state = models.path().join("m/state");

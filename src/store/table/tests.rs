@@ -1,12 +1,14 @@
 use super::*;
 use crate::rowlog::Uniform;
+use crate::store::PlainMemory;
+use crate::store::bytes::{MappedFile, open_regular};
 
 fn declared(rows: u64, dim: usize) -> schema::Table {
     schema::Table { name: "t".to_owned(), rows, dim, ..Default::default() }
 }
 
 #[test]
-fn rows_and_states_are_written_and_read_by_id_and_end_where_the_table_does() {
+fn rows_and_states_are_read_and_written_by_id_up_to_the_end_of_the_table() {
     let mut table = Table::zeroed(&PlainMemory, 5, 3, &[("sum", 3), ("step", 1)]).unwrap();
     assert!(table.values().unwrap().iter().all(|&x| x == 0.0));
     table.row_mut(4).unwrap().copy_from_slice(&[1.0, 2.0, 3.0]);
@@ -28,7 +30,7 @@ fn rows_and_states_are_written_and_read_by_id_and_end_where_the_table_does() {
 }
 
 #[test]
-fn a_table_encoded_on_any_number_of_threads_is_its_rows_encoded_one_by_one() {
+fn encoding_a_table_on_any_number_of_threads_encodes_each_row() {
     let (rows, dim) = (30_000, 7);
     let mut table = Table::zeroed(&PlainMemory, rows, dim, &[("sum", 1)]).unwrap();
     Uniform { seed: 1, table_code: 2, bound: 1.0 }.table(dim, table.rows_mut().unwrap());
@@ -63,7 +65,7 @@ fn the_first_row_that_cannot_be_encoded_is_named() {
 }
 
 #[test]
-fn memory_that_is_not_to_be_had_is_an_error() {
+fn a_failed_allocation_is_an_error() {
     assert!(Table::zeroed(&PlainMemory, u64::MAX, 16, &[]).is_err());
     assert!(Table::zeroed(&PlainMemory, 1 << 56, 16, &[]).is_err());
     let empty = Table::zeroed(&PlainMemory, 0, 16, &[("sum", 1)]).unwrap();
@@ -77,7 +79,7 @@ fn a_mapped_table_is_read_only_and_outlives_its_file() {
     let path = dir.path().join("floats");
     let values = [1.5_f32, f32::NAN, -0.0, 2.0];
     std::fs::write(&path, bytemuck::cast_slice::<f32, u8>(&values)).unwrap();
-    let file = MappedFile::open(&path).unwrap();
+    let file = MappedFile::map(&open_regular(&path).unwrap()).unwrap();
     let mapped = |bytes| Bytes::mapped(&file, bytes).unwrap();
     let mut table = Table::from_parts(&declared(2, 2), mapped(0..16), vec![]).unwrap();
     std::fs::remove_file(&path).unwrap();
@@ -98,5 +100,5 @@ fn a_mapped_table_is_read_only_and_outlives_its_file() {
     let mut copy = table.copied(&PlainMemory).unwrap();
     assert!(copy.rows_mut().is_none(), "a table to train on is f32");
     assert_eq!(copy.as_bytes(), table.as_bytes());
-    assert!(MappedFile::open(dir.path()).is_err(), "a directory");
+    assert!(open_regular(dir.path()).is_err(), "a directory");
 }

@@ -1,10 +1,9 @@
-//! Which gradients each row of a table gets: the casted index of Tensor Casting, section IV.
+//! The gradients of each row of a table: the casted index of Tensor Casting, section IV.
 //!
-//! A batch looks rows up sample by sample, so gradients arrive in sample order and a row's are
-//! scattered. Sorting (row, occurrence) pairs brings those of a row together, and the backward pass
-//! of the table is one gather-reduce: for each row in ascending order, the sum of the gradients of
-//! its occurrences in the order in which the batch has them. That order, and so every bit of the
-//! sum, is the batch's alone.
+//! A batch looks up rows sample by sample, so the gradients of a row are scattered over the batch. Sorting
+//! (row, occurrence) pairs brings them together. The backward pass of a table is then one gather-reduce: for
+//! each row in ascending order, the sum of the gradients of its occurrences, in batch order. So every bit of
+//! the sum depends on the batch alone.
 
 mod radix;
 
@@ -20,30 +19,29 @@ use crate::schema::{Lookup, Pooling, Schema};
 pub(crate) use crate::trainer::pipeline::gpu::Source;
 use crate::types::{Batch, TableId};
 
-/// The rows of one table that a batch touches, and each one's gradients.
+/// The rows of one table that a batch uses, and the sources of the gradient of each.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CastedIndex {
-    /// The casted `src`: by row, and within a row in batch order.
+    /// The paper's casted `src`: ordered by row, and within a row in batch order.
     sources: Vec<Source>,
-    /// The distinct rows, ascending; the casted `dst` is a place here.
+    /// The distinct rows, ascending. The paper's casted `dst` is an index into them.
     rows: Vec<u64>,
     /// Where the sources of each row end.
     ends: Vec<u32>,
-    /// Of each occurrence, its row's place in `rows`, or [`ABSENT`].
+    /// The index in `rows` of the row of each occurrence, or [`ABSENT`].
     places: Vec<u32>,
 }
 
-/// The place of an occurrence that no row stands for.
+/// Stands for the row of an occurrence that has none.
 pub(crate) const ABSENT: u32 = u32::MAX;
 
-/// What casting a table needs only meanwhile. A thread has one for all tables and batches: it is near when it is used, and takes no
-/// memory in batches that wait.
+/// Temporary memory of casting. Each thread has one for all tables and batches: it stays in the processor's
+/// cache, and takes no memory in batches that wait.
 #[derive(Default)]
 struct Workspace {
-    /// Sorted.
     pairs: Vec<Pair>,
     sort: RadixSort,
-    /// By occurrence.
+    /// The source of the gradient of each occurrence.
     looked_up: Vec<Source>,
 }
 
@@ -52,9 +50,8 @@ thread_local! {
 }
 
 impl CastedIndex {
-    /// Collects the rows of `table` that `lookups` of the batch touch. An absent id counts for the
-    /// row that stands for it, or for none. Occurrences are counted lookup by lookup, and of a lookup as
-    /// its feature has them.
+    /// Casts the lookups of `table`. An absent id counts as the row that stands for it, or as none.
+    /// Occurrences are numbered lookup by lookup, and within a lookup in the order of the feature.
     pub(crate) fn fill(&mut self, schema: &Schema, lookups: &[Lookup], table: TableId, batch: &Batch) {
         WORKSPACE.with_borrow_mut(|workspace| {
             workspace.look_up(schema, lookups, table, batch);
@@ -62,14 +59,14 @@ impl CastedIndex {
         });
     }
 
-    /// From sorted pairs to the casted arrays.
+    /// Builds the casted arrays from the sorted pairs.
     fn cast(&mut self, Workspace { pairs, looked_up, .. }: &Workspace) {
         let Self { sources, rows, ends, places } = self;
         sources.clear();
         sources.extend(pairs.iter().map(|&(_, occurrence)| looked_up[occurrence as usize]));
         places.clear();
         places.resize(looked_up.len(), ABSENT);
-        // Room for as many rows as if none came twice.
+        // Room for the case that all rows are distinct.
         rows.resize(pairs.len(), 0);
         ends.resize(pairs.len(), 0);
         let distinct = distinguish(pairs, rows, ends, places);
@@ -83,7 +80,7 @@ impl CastedIndex {
         &self.rows
     }
 
-    /// Of each occurrence, its row's place in [`Self::rows`], or [`ABSENT`].
+    /// The index in [`Self::rows`] of the row of each occurrence, or [`ABSENT`].
     #[must_use]
     pub(crate) fn places(&self) -> &[u32] {
         &self.places
@@ -97,8 +94,8 @@ impl CastedIndex {
         &self.sources[start as usize..self.ends[k] as usize]
     }
 
-    /// The sources of some of the rows end to end, where each row's end among all sources, and where the first one's
-    /// begin.
+    /// The sources of some of the rows end to end, the index in all sources past those of each row, and the
+    /// index of the first.
     #[must_use]
     pub(crate) fn part(&self, rows: Range<usize>) -> (&[Source], &[u32], u32) {
         let first = if rows.start == 0 { 0 } else { self.ends[rows.start - 1] };
@@ -109,7 +106,7 @@ impl CastedIndex {
 }
 
 impl Workspace {
-    /// The pairs of the table's lookups, sorted, and where each occurrence's gradient is.
+    /// Collects and sorts the pairs of the table's lookups, and the source of each occurrence.
     fn look_up(&mut self, schema: &Schema, lookups: &[Lookup], table: TableId, batch: &Batch) {
         self.pairs.clear();
         self.looked_up.clear();
@@ -130,14 +127,13 @@ impl Workspace {
     }
 }
 
-/// The distinct rows of sorted pairs, where the pairs of each end, and of each occurrence its row's place. Gives how many rows there
-/// are.
+/// Finds the distinct rows of sorted pairs, the end of the pairs of each, and the row index of each
+/// occurrence. Returns the number of distinct rows.
 fn distinguish(pairs: &[Pair], rows: &mut [u64], ends: &mut [u32], places: &mut [u32]) -> usize {
     let Some(&(mut last, _)) = pairs.first() else { return 0 };
     let mut k = 0;
     for (&(row, occurrence), end) in pairs.iter().zip(1..) {
-        // Row and end are written at every pair: whether a row is a new one is anyone's guess, and a branch would be
-        // guessed wrong.
+        // Row and end are written for every pair, without a branch: whether a row is new is unpredictable.
         k += usize::from(row != last);
         last = row;
         rows[k] = row;
@@ -151,15 +147,15 @@ fn distinguish(pairs: &[Pair], rows: &mut [u64], ends: &mut [u32], places: &mut 
 #[derive(Clone, Debug, Default)]
 pub struct Casting {
     tables: Vec<CastedIndex>,
-    /// Of each lookup, where its occurrences begin among its table's.
+    /// The number of the first occurrence of each lookup in its table.
     first: Vec<usize>,
 }
 
 impl Casting {
-    /// Casts the batch for all tables, on the threads of the caller's rayon pool.
+    /// Casts the batch for all tables, on the rayon pool of the caller.
     ///
     /// # Errors
-    /// [`PredictError::Capacity`] where one table is asked for more than 2^32 - 1 ids.
+    /// [`PredictError::Capacity`] when a batch looks up more than 2^32 - 1 ids in one table.
     pub fn fill(&mut self, schema: &Schema, lookups: &[Lookup], batch: &Batch) -> Result<(), PredictError> {
         self.prepare(schema, lookups, batch)?;
         self.tables.par_iter_mut().enumerate().for_each(|(t, casted)| {
@@ -168,7 +164,7 @@ impl Casting {
         Ok(())
     }
 
-    /// [`Self::fill`] on the caller's thread alone: for a stage beside those that compute.
+    /// [`Self::fill`] on the caller's thread only: for a stage that runs beside those that compute.
     ///
     /// # Errors
     /// As above.
@@ -201,13 +197,13 @@ impl Casting {
         Ok(())
     }
 
-    /// Each table's, in the schema's order.
+    /// The casted index of each table, in the order of the schema.
     #[must_use]
     pub(crate) fn tables(&self) -> &[CastedIndex] {
         &self.tables
     }
 
-    /// Of lookup `l`, which is `lookup`, the place of each occurrence in the batch among the rows of its table.
+    /// The row index of each occurrence of lookup number `l`, which is `lookup`.
     #[must_use]
     pub(crate) fn places(&self, l: usize, lookup: &Lookup) -> &[u32] {
         &self.tables[lookup.table.index()].places()[self.first[l]..]

@@ -1,30 +1,31 @@
-//! Sorts the pairs of a table by row, digit by digit: a radix sort from the least digit on.
+//! Sorts the pairs of a table by row: a radix sort from the least significant digit.
 //!
-//! Pairs come in the order of their occurrences, and a pass by one digit keeps the order of those whose digit is the
-//! same. So sorting by the row alone leaves a row's pairs in batch order: what sorting by both would give. A pass
-//! reads the pairs twice and writes them once, whatever their order, where comparing costs a branch that is guessed
-//! wrong every other time. Only digits in which rows differ get a pass: rows below 4 Mi need two at most.
+//! Pairs arrive in the order of their occurrences, and a pass is stable. So sorting by row alone also leaves
+//! the pairs of a row in batch order. A pass reads the pairs twice and writes them once; a comparison sort
+//! mispredicts every other branch. Only digits in which rows differ get a pass: rows below 4 Mi need at most
+//! two.
 
 use std::mem;
 
-/// A row of a table, and which of the occurrences in the batch it is.
+/// A row of a table, and the number of its occurrence in the batch.
 pub type Pair = (u64, u32);
 
-/// Bits of a digit. The counts of one stay in the L1 cache.
+/// Bits of a digit, such that the counts of a pass fit the L1 cache.
 const DIGIT_BITS: u32 = 11;
 const DIGITS: usize = 1 << DIGIT_BITS;
 
-/// Pairs a pass below which comparing is faster: to clear and add up a pass's counts takes as long as to sort so many.
+/// With fewer pairs per pass than this, a comparison sort is faster: clearing and summing the counts of a
+/// pass takes as long as sorting this many.
 const FEW: usize = 200;
 
-/// The sort's other buffer, to be used again.
+/// The second buffer of the sort, kept for reuse.
 #[derive(Clone, Debug, Default)]
 pub struct RadixSort {
     spare: Vec<Pair>,
 }
 
 impl RadixSort {
-    /// Sorts pairs whose occurrences ascend.
+    /// Sorts pairs that are in the order of their occurrences.
     pub fn sort(&mut self, pairs: &mut Vec<Pair>) {
         let shifts = differing(pairs);
         if pairs.len() < FEW * shifts.clone().count() {
@@ -39,7 +40,7 @@ impl RadixSort {
     }
 }
 
-/// Where the digits begin in which not all rows are the same, from the least on.
+/// The first bit of each digit in which rows differ, ascending.
 fn differing(pairs: &[Pair]) -> impl Iterator<Item = u32> + Clone + use<> {
     let (any, all) = pairs.iter().fold((0, u64::MAX), |(any, all), &(row, _)| (any | row, all & row));
     let bits = any & !all;
@@ -51,9 +52,9 @@ fn digit(row: u64, shift: u32) -> usize {
     (row >> shift) as usize % DIGITS
 }
 
-/// From one buffer to the other, by the digit that begins at `shift`; what has the same stays in order.
+/// One stable pass from one buffer to the other, by the digit that begins at bit `shift`.
 fn pass(from: &[Pair], to: &mut [Pair], shift: u32) {
-    // An array of its own, and a slice of the length that is read: so the loops check no bound but the last one.
+    // A local array, and a slice of known length, so that the loops check no bounds but the last.
     let mut next = [0u32; DIGITS];
     for &(row, _) in from {
         next[digit(row, shift)] += 1;

@@ -32,8 +32,36 @@ fn scoring_the_mean_rate_has_a_normalized_entropy_of_one() {
 }
 
 #[test]
-fn a_sure_mistake_is_costly_but_finite() {
-    let quality = Quality::of(&[0.0, 1.0], &[1.0, 0.0]);
-    assert!(quality.log_loss > 16.0 && quality.log_loss < 17.0);
-    assert_eq!(quality.auc, Some(0.0));
+fn the_loss_of_a_logit_is_not_clamped() {
+    let quality = Quality::of_logits(&[-100.0, 2.0], &[1.0, 1.0]);
+    assert!((quality.log_loss - (100.0 + (-2.0f64).exp().ln_1p()) / 2.0).abs() < 1e-9, "{quality:?}");
+    assert_eq!(quality.infinite, 0);
+    // The probability of the same logit is about 4e-44, which an f32 holds with few digits.
+    let served = Quality::of(&[sigmoid(-100.0f32), sigmoid(2.0)], &[1.0, 1.0]);
+    assert!((served.log_loss - quality.log_loss).abs() < 0.05, "{served:?}");
+}
+
+#[test]
+fn a_probability_of_exactly_one_without_a_click_has_an_infinite_loss() {
+    let quality = Quality::of(&[0.0, 1.0, 1.0, 0.5], &[1.0, 0.0, 1.0, 1.0]);
+    assert_eq!((quality.log_loss, quality.infinite), (f64::INFINITY, 2));
+    // The logits show how wrong they were.
+    let quality = Quality::of_logits(&[20.0, -1.0], &[0.0, 0.0]);
+    assert!(quality.log_loss > 10.0 && quality.log_loss < 10.2, "{quality:?}");
+    assert_eq!(Quality::of_logits(&[f32::INFINITY, f32::NEG_INFINITY], &[1.0, 0.0]).log_loss, 0.0);
+    assert_eq!(Quality::of_logits(&[f32::INFINITY, 1.0], &[0.0, 0.0]).log_loss, f64::INFINITY);
+}
+
+proptest! {
+    #[test]
+    fn a_client_gets_the_trainers_auc_and_log_loss_for_ordinary_scores(
+        samples in prop::collection::vec((-8.0f32..8.0, any::<bool>()), 2..60)
+    ) {
+        let (logits, labels): (Vec<f32>, Vec<f32>) =
+            samples.iter().map(|&(z, y)| (z, f32::from(u8::from(y)))).unzip();
+        let probabilities: Vec<f32> = logits.iter().map(|&z| sigmoid(z)).collect();
+        let (trainer, client) = (Quality::of_logits(&logits, &labels), Quality::of(&probabilities, &labels));
+        prop_assert_eq!(trainer.auc, client.auc);
+        prop_assert!((trainer.log_loss - client.log_loss).abs() < 1e-3 * trainer.log_loss);
+    }
 }

@@ -225,7 +225,7 @@ impl Pipeline {
     /// The rows of every table, as [`Self::flush`] has written them: to save.
     #[must_use]
     pub(crate) fn rows(&self) -> Vec<Rows<'_>> {
-        (0..self.sizes.tables.len()).map(|t| Rows::Working(&self.store, TableId(t as u32))).collect()
+        (0..self.sizes.tables.len()).map(|t| Rows::Source(&self.store, TableId(t as u32))).collect()
     }
 
     /// Trains on every sample that `reader` gives, in batches of `batch`, at most `steps` of them. Gives the number of samples.

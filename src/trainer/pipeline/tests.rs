@@ -129,7 +129,7 @@ impl Case {
     }
 
     pub(crate) fn optimizer(&self) -> Optimizer {
-        Optimizer { kind: self.kind, lr: 0.05, eps: 1e-10 }
+        Optimizer { eps: 1e-10, ..Optimizer::new(self.kind, 0.05) }
     }
 
     pub(crate) fn data(&self) -> Samples {

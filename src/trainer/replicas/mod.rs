@@ -1,45 +1,45 @@
-//! Data-parallel replicas: several workers take each step together, on caches of one window's rows (cDLRM,
-//! section 6).
+//! Data-parallel replicas: several workers take each step together, each on its own cache of the rows of a
+//! window of batches (cDLRM, section 6).
 //!
-//! One scratchpad prefetches for all of them, as rank 0 does in the paper. Where a window of batches begins,
-//! each replica gets a copy of the window's rows with their state (the broadcast of section 6.1). A batch is
-//! cut into runs of consecutive samples, one a replica, whose lengths differ by at most one; of a batch of
-//! fewer samples than replicas the last ones get none. Each replica gathers, learns and backpropagates its
-//! run with the gradients of the whole batch's mean loss. Where the window ends, its rows go back to the
-//! scratchpad from the first replica, whose copy is everyone's by then.
+//! One scratchpad prefetches for all replicas, as rank 0 does in the paper. When a window of batches begins,
+//! each replica gets a copy of the window's rows and their state (the broadcast of section 6.1). A batch is
+//! split into runs of consecutive samples, one per replica, whose lengths differ by at most one; if there are
+//! fewer samples than replicas, the last ones get none. Each replica computes the forward and backward pass
+//! of its run, with the gradients of the mean loss of the whole batch. When the window ends, the copies are
+//! equal and that of the first replica is written back to the scratchpad.
 //!
-//! **Dense weights**: gradients are summed over the replicas in their order, which with the scale of the
-//! whole batch is the average of section 6.1, and each replica takes the same step on the same weights. They
-//! stay equal to the bit.
+//! **Dense weights**: gradients are summed over the replicas in their order. Because they are scaled by the
+//! whole batch, that is the average of section 6.1. Each replica takes the same step on the same weights, so
+//! they stay equal to the bit.
 //!
-//! **Rows at lambda = 1**: each replica coalesces its own row gradients, these are summed row by row in the
-//! order of replicas, and each replica updates its copies with the sums. So copies stay equal, and the step
-//! is the one on the joined batch but for rounding, whatever the optimizer: a sum over samples is cut where
-//! the batch is. The paper leaves this out because its framework makes two collective calls of it; here the
-//! sums are a merge of sorted lists.
+//! **Rows at lambda = 1**: each replica coalesces its own row gradients. These are summed row by row in the
+//! order of the replicas, and each replica updates its copies with the sums. So copies stay equal, and the
+//! step is that of one worker with the whole batch, except for rounding: a sum over samples is split where
+//! the batch is. The paper leaves this out, because its framework needs two collective calls for it; here it
+//! is a merge of sorted lists.
 //!
-//! **Rows at lambda > 1**: each replica updates its copies with its own gradients, and after every step whose
-//! number lambda divides (line 12 of Algorithm 3), and where a window ends, copies are averaged. As the paper
-//! has it:
+//! **Rows at lambda > 1**: each replica updates its copies with its own gradients. Copies are averaged after
+//! every step whose number is a multiple of lambda (line 12 of Algorithm 3), and at the end of a window. As
+//! in the paper:
 //!
-//! - the average is over all replicas, also those that did not touch the row: their update is zero ("all
-//!   other GPUs produce a zero gradient update"). Rows that no replica touched are equal already and left
-//!   alone;
-//! - a replica's row gradient is as many times the joint one as there are replicas. That is the gradient of
-//!   its own samples' mean loss, which a rank has by itself (the paper gives no scale). So one step of SGD
-//!   and its average is the step on the joined batch;
-//! - state is averaged as the row is: the paper names no optimizer and says nothing of state. Adam's step
-//!   count is the run's, the same everywhere.
+//! - The average is over all replicas, including those that did not use the row: their update is zero ("all
+//!   other GPUs produce a zero gradient update"). Rows that no replica used are equal already and are
+//!   skipped.
+//! - The row gradient of a replica is multiplied by the number of replicas. It is then the gradient of the
+//!   mean loss of its own samples, which is what a rank computes by itself (the paper gives no scale). So one
+//!   step of SGD followed by an average equals the step on the whole batch.
+//! - Optimizer state is averaged like the row; the paper names no optimizer. Adam's step count is that of the
+//!   run and the same everywhere.
 //!
-//! It is not exact: between averages a replica does not see the others' updates, and an optimizer with state
-//! divides each replica's gradient by its own past. A row that one replica alone uses then moves by up to as
-//! many times less than in one worker as there are replicas.
+//! This is not exact: between averages a replica does not see the updates of the others, and an optimizer
+//! with state divides the gradient of each replica by that replica's own past. A row that only one of K
+//! replicas uses can move up to K times less than with one worker.
 //!
-//! **A batch that had to be split** is trained by the first replica, and the others take its dense weights
-//! over: so it is to the bit what one worker makes of it.
+//! **A batch that had to be split** because it exceeds the scratchpad is trained by the first replica alone,
+//! and the others copy its dense weights. So it is trained exactly as by one worker.
 //!
-//! Nothing depends on who is first: all sums and averages are in an order of their own, so the same number of
-//! replicas and lambda give the same bytes on any number of threads.
+//! All sums and averages have a fixed order, so equal numbers of replicas and equal lambda give equal bytes
+//! on any number of threads.
 
 mod rows;
 mod window;
@@ -58,9 +58,9 @@ use crate::model::Model;
 use crate::trainer::pipeline::slots::Claim;
 use crate::types::{Batch, TableId};
 use rows::RowGradients;
+use window::RecordSpan;
 pub(crate) use window::Window;
 
-/// The most replicas there may be.
 pub(crate) const MOST_REPLICAS: usize = 64;
 
 /// Gradients that one thread sums at a time.
@@ -69,76 +69,75 @@ const SUMMED: usize = 4096;
 /// Rows that one thread averages at a time.
 const AVERAGED: usize = 256;
 
-/// The workers of a run.
+/// The replicas of a run.
 pub(crate) struct Replicas {
     lambda: u64,
-    /// Of each table.
+    /// The record shape of each table.
     shapes: Vec<RecordShape>,
-    /// The networks of all but the first replica, whose network is the run's.
+    /// The states of all replicas but the first, whose state is that of the run.
     others: Vec<TrainState>,
     replicas: Vec<Replica>,
-    /// Of the rows of the whole batch: their places, and at lambda = 1 the sums over replicas.
+    /// The places of the rows of the whole batch, and at lambda = 1 their gradients summed over the replicas.
     whole: RowGradients,
-    /// Records that some replica may have updated since the last average: the first word in a cache, and how
-    /// many.
-    apart: Vec<(usize, usize)>,
+    /// Records that some replica may have updated since the last average.
+    apart: Vec<RecordSpan>,
 }
 
-/// What a replica has but for its network.
+/// What a replica has besides its [`TrainState`].
 #[derive(Default)]
 struct Replica {
-    /// The records of the window's rows.
+    /// The records of the rows of the window.
     cache: Vec<f32>,
-    /// Its samples of the batch.
+    /// Its part of the batch.
     batch: Batch,
     casting: Casting,
-    /// What they make of the rows they touch.
+    /// The gradients of the rows that its part uses.
     rows: RowGradients,
 }
 
-/// A step, as every replica gets it.
+/// The part of a step that is the same for all replicas.
 #[derive(Clone, Copy)]
 struct Task<'a> {
     window: &'a Window,
     cast: &'a PreparedBatch,
     shapes: &'a [RecordShape],
-    /// What row gradients are multiplied by.
+    /// The factor of row gradients.
     scale: f32,
 }
 
 impl Replicas {
-    /// So many, with the weights of this network; at least one, and `lambda` at least 1.
-    pub(crate) fn new(network: &TrainState, replicas: usize, lambda: u64) -> Self {
+    /// `replicas` copies of `state`; both numbers are at least 1.
+    pub(crate) fn new(state: &TrainState, replicas: usize, lambda: u64) -> Self {
         Self {
             lambda,
-            shapes: RecordShape::of(network),
-            others: (1..replicas).map(|_| network.replica()).collect(),
+            shapes: RecordShape::of(state),
+            others: (1..replicas).map(|_| state.replica()).collect(),
             replicas: (0..replicas.max(1)).map(|_| Replica::default()).collect(),
             whole: RowGradients::default(),
             apart: Vec::new(),
         }
     }
 
-    /// The first replica has taken a step by itself: the others take its dense weights over.
+    /// After a step of the first replica alone: copies its dense weights to the others.
     pub(crate) fn follow(&mut self, first: &TrainState) {
-        self.others.par_iter_mut().for_each(|network| network.follow(first));
+        self.others.par_iter_mut().for_each(|state| state.follow(first));
     }
 
-    /// Gives each replica the rows of the window, whose `claims` in the scratchpad these are.
+    /// Copies the rows of the window to each replica; `claims` are those of the rows in the scratchpad.
     pub(crate) fn broadcast(&mut self, window: &Window, claims: &[Claim<'_>]) {
         let Some((first, others)) = self.replicas.split_first_mut() else { return };
         window.read(claims, &mut first.cache);
         others.par_iter_mut().for_each(|replica| replica.cache.clone_from(&first.cache));
     }
 
-    /// Forward, loss and backward of one of the window's batches, and each replica's gradients. Gives the
-    /// summed loss.
+    /// Forward, loss and backward pass of a batch of the window, and the gradients of each replica. Returns
+    /// the summed loss.
     ///
     /// # Errors
-    /// [`TrainError::Batch`] where a shard cannot be casted.
+    /// [`TrainError::Batch`] when a part of the batch cannot be casted.
     pub(crate) fn learn(
         &mut self,
-        network: &mut TrainState,
+        state: &mut TrainState,
         window: &Window,
         cast: &PreparedBatch,
     ) -> Result<f64, TrainError> {
@@ -147,23 +146,23 @@ impl Replicas {
         let count = replicas.len();
         let scale = if *lambda == 1 { 1.0 } else { count as f32 };
         let task = Task { window, cast, shapes, scale };
-        let losses = workers(network, others, replicas).into_par_iter().enumerate();
+        let losses = workers(state, others, replicas).into_par_iter().enumerate();
         let losses = losses
-            .map(|(r, (network, replica))| replica.learn(network, task, shard(cast.batch.samples, count, r)));
+            .map(|(r, (state, replica))| replica.learn(state, task, shard(cast.batch.samples, count, r)));
         let losses: Vec<f64> = losses.collect::<Result<_, TrainError>>()?;
         Ok(losses.iter().sum())
     }
 
-    /// Writes the probabilities of the batch that was learnt last over `probabilities`.
-    pub(crate) fn read_probabilities(&self, network: &TrainState, probabilities: &mut Vec<f32>) {
-        network.read_probabilities(probabilities);
-        self.others.iter().for_each(|network| network.add_probabilities(probabilities));
+    /// Writes the probabilities of the last batch to `probabilities`.
+    pub(crate) fn read_probabilities(&self, state: &TrainState, probabilities: &mut Vec<f32>) {
+        state.read_probabilities(probabilities);
+        self.others.iter().for_each(|state| state.add_probabilities(probabilities));
     }
 
-    /// Takes the step that `network` has counted, on dense weights and on rows.
-    pub(crate) fn update(&mut self, network: &mut TrainState, window: &Window) {
+    /// Takes the step that `state` has counted, on dense weights and rows.
+    pub(crate) fn update(&mut self, state: &mut TrainState, window: &Window) {
         let Self { lambda, shapes, others, replicas, whole, apart } = self;
-        reduce(network, others);
+        reduce(state, others);
         let exchanges = *lambda == 1;
         if exchanges {
             whole.sum(&replicas.iter().map(|replica| &replica.rows).collect::<Vec<_>>());
@@ -171,22 +170,20 @@ impl Replicas {
             apart.extend(whole.records(window));
         }
         let (shapes, whole) = (&shapes[..], &*whole);
-        workers(network, others, replicas).into_par_iter().for_each(
-            |(network, Replica { cache, rows, .. })| {
-                network.update_dense();
-                let rows = if exchanges { whole } else { &*rows };
-                rows.update(window.tables_of(cache), shapes, &network.row_step());
-            },
-        );
+        workers(state, others, replicas).into_par_iter().for_each(|(state, Replica { cache, rows, .. })| {
+            state.update_dense();
+            let rows = if exchanges { whole } else { &*rows };
+            rows.update(window.tables_of(cache), shapes, &state.row_step());
+        });
     }
 
-    /// Whether copies are to be averaged after this step, counted from 1.
+    /// Whether copies are averaged after this step, counted from 1.
     pub(crate) fn average_after(&self, step: u64) -> bool {
         step.is_multiple_of(self.lambda)
     }
 
-    /// Averages the copies of every row that may differ, and their state. Sums are of f64 and rounded once,
-    /// so what is equal stays as it is.
+    /// Averages the rows, with their state, whose copies may differ. Sums are f64 and rounded once, so equal
+    /// copies stay as they are.
     pub(crate) fn average(&mut self) {
         let Self { replicas, apart, .. } = self;
         apart.sort_unstable();
@@ -195,57 +192,56 @@ impl Replicas {
         let means: Vec<Vec<f32>> = blocks().map(|records| means(replicas, records)).collect();
         replicas.par_iter_mut().for_each(|Replica { cache, .. }| {
             for (records, mut means) in apart.chunks(AVERAGED).zip(means.iter().map(|means| &means[..])) {
-                for &(at, words) in records {
-                    let mean = means.split_off(..words).unwrap_or_default();
-                    cache[at..at + words].copy_from_slice(mean);
+                for record in records {
+                    let range = record.range();
+                    let mean = means.split_off(..range.len()).unwrap_or_default();
+                    cache[range].copy_from_slice(mean);
                 }
             }
         });
         apart.clear();
     }
 
-    /// Tells of the rows of the batch that was learnt last, as the first replica has them.
+    /// Reports the rows of the last batch, as the first replica has them.
     pub(crate) fn show(&self, window: &Window, cast: &PreparedBatch, watch: &mut dyn StepObserver) {
         for (casted, t) in cast.casting.tables().iter().zip(0..) {
             for (&row, &place) in casted.rows().iter().zip(self.whole.places(t)) {
-                let (at, words) = window.record(t, place);
-                watch.row(TableId(t as u32), row, &self.first_cache()[at..at + words]);
+                let record = &self.first_cache()[window.record(t, place).range()];
+                watch.row(TableId(t as u32), row, record);
             }
         }
     }
 
-    /// The first replica's cache.
     pub(crate) fn first_cache(&self) -> &[f32] {
         self.replicas.first().map_or(&[], |replica| &replica.cache)
     }
 }
 
 impl Replica {
-    /// Learns its samples of the batch.
+    /// Forward, loss and backward pass of this replica's samples.
     fn learn(
         &mut self,
-        network: &mut TrainState,
+        state: &mut TrainState,
         Task { window, cast, shapes, scale }: Task<'_>,
         samples: Range<usize>,
     ) -> Result<f64, TrainError> {
         let Self { cache, batch, casting, rows } = self;
         *batch = cast.batch.part(samples.clone());
-        casting.fill(&network.schema, &network.lookups, batch)?;
+        casting.fill(&state.schema, &state.lookups, batch)?;
         rows.place(window, casting, shapes);
-        let (lookups, labelled) =
-            (network.lookups.clone(), Labelled { batch, labels: &cast.labels[samples] });
-        let loss = network.gather_and_learn(labelled, cast.batch.samples, |l: usize| {
+        let (lookups, labelled) = (state.lookups.clone(), Labelled { batch, labels: &cast.labels[samples] });
+        let loss = state.gather_and_learn(labelled, cast.batch.samples, |l: usize| {
             let lookup = &lookups[l];
             let (occurrences, places) = (casting.places(l, lookup), rows.places(lookup.table.index()));
             let cached = window.table_of(lookup.table.index(), cache);
-            // The place of an absent occurrence is past all; a record begins with its weights.
+            // `ABSENT` is past all places. A record begins with its weights.
             move |occurrence: usize| {
                 let place = *places.get(occurrences[occurrence] as usize)?;
                 Some(bytemuck::cast_slice(&cached.record(place)[..lookup.dim]))
             }
         });
-        network.sum_gradients();
-        rows.coalesce(&network.row_update(), casting, scale);
+        state.sum_gradients();
+        rows.coalesce(&state.row_update(), casting, scale);
         Ok(loss)
     }
 }
@@ -257,7 +253,7 @@ fn shard(samples: usize, count: usize, r: usize) -> Range<usize> {
     start(r)..start(r + 1)
 }
 
-/// Each replica with its network.
+/// Each replica with its state.
 fn workers<'a>(
     first: &'a mut TrainState,
     others: &'a mut [TrainState],
@@ -266,7 +262,7 @@ fn workers<'a>(
     std::iter::once(first).chain(others).zip(replicas).collect()
 }
 
-/// Sums the dense gradients of all replicas, for each of them, and tells them the step.
+/// Sums the dense gradients of all replicas, and gives each replica the sums and the step number.
 fn reduce(first: &mut TrainState, others: &mut [TrainState]) {
     first.grads.par_chunks_mut(SUMMED).enumerate().for_each(|(chunk, sums)| {
         for other in &*others {
@@ -281,8 +277,8 @@ fn reduce(first: &mut TrainState, others: &mut [TrainState]) {
 }
 
 /// The means of these records over all replicas, end to end.
-fn means(replicas: &[Replica], records: &[(usize, usize)]) -> Vec<f32> {
-    let words = records.iter().flat_map(|&(at, words)| at..at + words);
+fn means(replicas: &[Replica], records: &[RecordSpan]) -> Vec<f32> {
+    let words = records.iter().flat_map(|record| record.range());
     let mean = |at: usize| {
         let copies = replicas.iter().map(|replica| f64::from(replica.cache[at]));
         (copies.reduce(|sum, copy| sum + copy).unwrap_or_default() / replicas.len() as f64) as f32
@@ -291,7 +287,7 @@ fn means(replicas: &[Replica], records: &[(usize, usize)]) -> Vec<f32> {
 }
 
 impl TrainState {
-    /// Another worker with the same weights and state.
+    /// A replica with the same weights and optimizer state.
     fn replica(&self) -> Self {
         Self {
             schema: self.schema.clone(),
@@ -306,7 +302,7 @@ impl TrainState {
         }
     }
 
-    /// Takes weights, state and step over from a worker of the same model.
+    /// Copies weights, optimizer state and step number from another replica.
     fn follow(&mut self, other: &Self) {
         self.weights.clone_from(&other.weights);
         self.dense_states.clone_from(&other.dense_states);

@@ -1,12 +1,12 @@
-//! Row gradients on their way from replica to replica: coalesced, one a row, and sorted by row.
+//! Row gradients that replicas exchange: coalesced, one per row, and sorted by row.
 //!
-//! A replica's are the gather-reduce of Tensor Casting (section IV) without the optimizer. Those of several
-//! replicas are summed by walking along all their lists at once, some rows a thread, and the optimizer runs
-//! on the sums.
+//! Those of a replica are the gather-reduce of Tensor Casting (section IV) without the optimizer. Those of
+//! several replicas are summed by one walk along all their sorted lists, a block of rows per thread. Then the
+//! optimizer runs on the sums.
 
 use rayon::prelude::*;
 
-use super::window::Window;
+use super::window::{CachedMut, RecordSpan, Window};
 use crate::compute::vectorise;
 use crate::trainer::casting::Casting;
 use crate::trainer::optim::Step;
@@ -15,27 +15,27 @@ use crate::trainer::update::{RecordShape, RowUpdate};
 /// Rows that one thread sums at a time.
 const SUMMED_ROWS: usize = 512;
 
-/// The gradients of some rows of a window.
+/// Gradients of some rows of a window.
 #[derive(Default)]
 pub(crate) struct RowGradients {
-    tables: Vec<OfTable>,
+    tables: Vec<TableGradients>,
 }
 
-/// Those of one table.
+/// The gradients of one table.
 #[derive(Default)]
-struct OfTable {
-    /// The rows' places in the window, ascending.
+struct TableGradients {
+    /// Places of the rows in the window, ascending.
     places: Vec<u32>,
     /// Elements of a gradient.
     dim: usize,
-    /// The gradients, end to end.
+    /// End to end.
     values: Vec<f32>,
 }
 
 impl RowGradients {
-    /// Of the rows that a batch touches, or a part of one: their places, and room for their gradients.
+    /// Finds the places of the rows that a batch, or a part of one, uses, and makes room for their gradients.
     pub(crate) fn place(&mut self, window: &Window, casting: &Casting, shapes: &[RecordShape]) {
-        self.tables.resize_with(shapes.len(), OfTable::default);
+        self.tables.resize_with(shapes.len(), TableGradients::default);
         self.tables.par_iter_mut().zip(shapes).enumerate().for_each(|(t, (table, shape))| {
             window.place(t, casting, &mut table.places);
             table.dim = shape.dim;
@@ -43,7 +43,7 @@ impl RowGradients {
         });
     }
 
-    /// Writes the gradients of the samples that were learnt last, times `scale`.
+    /// Computes the gradients of the last backward pass, times `scale`.
     pub(crate) fn coalesce(&mut self, update: &RowUpdate<'_>, casting: &Casting, scale: f32) {
         self.tables.par_iter_mut().zip(casting.tables()).for_each(|(table, casted)| {
             update.coalesce(casted, table.dim, &mut table.values);
@@ -53,14 +53,14 @@ impl RowGradients {
         });
     }
 
-    /// Writes the sums of `parts`, in their order. Every row of a part must be here, and every row here in a
-    /// part.
+    /// Sums `parts` in their order. The rows here must be the union of theirs.
     pub(crate) fn sum(&mut self, parts: &[&Self]) {
-        let blocks = self.tables.iter_mut().enumerate().flat_map(|(t, OfTable { places, dim, values })| {
-            let (rows, elements) = (places.chunks(SUMMED_ROWS), values.chunks_mut(SUMMED_ROWS * *dim));
-            let dim = *dim;
-            rows.zip(elements).map(move |(places, values)| (t, dim, places, values))
-        });
+        let blocks =
+            self.tables.iter_mut().enumerate().flat_map(|(t, TableGradients { places, dim, values })| {
+                let (rows, elements) = (places.chunks(SUMMED_ROWS), values.chunks_mut(SUMMED_ROWS * *dim));
+                let dim = *dim;
+                rows.zip(elements).map(move |(places, values)| (t, dim, places, values))
+            });
         let blocks: Vec<_> = blocks.collect();
         blocks.into_par_iter().for_each(|(t, dim, places, values)| {
             let mut parts: Vec<_> = parts.iter().map(|part| part.tables[t].from(places[0])).collect();
@@ -68,11 +68,10 @@ impl RowGradients {
         });
     }
 
-    /// Updates the rows in a cache, whose tables these are with the words of their records, each table on a
-    /// thread of its own.
-    pub(crate) fn update(&self, cached: Vec<(&mut [f32], usize)>, shapes: &[RecordShape], step: &Step<f32>) {
+    /// Updates the rows in a cache, one table per job.
+    pub(crate) fn update(&self, cached: Vec<CachedMut<'_>>, shapes: &[RecordShape], step: &Step<f32>) {
         let tables = cached.into_par_iter().zip(&self.tables).zip(shapes);
-        tables.for_each(|(((records, words), table), shape)| {
+        tables.for_each(|((CachedMut { records, words }, table), shape)| {
             vectorise(|| {
                 for (&place, grad) in table.places.iter().zip(table.values.chunks_exact(table.dim)) {
                     let record = &mut records[place as usize * words..][..words];
@@ -82,27 +81,26 @@ impl RowGradients {
         });
     }
 
-    /// The places of the rows of table `t`.
     pub(crate) fn places(&self, t: usize) -> &[u32] {
         &self.tables[t].places
     }
 
-    /// Where the record of each row lies in a cache, and its words.
-    pub(crate) fn records<'a>(&'a self, window: &'a Window) -> impl Iterator<Item = (usize, usize)> + 'a {
+    /// Where the record of each row is in a cache.
+    pub(crate) fn records<'a>(&'a self, window: &'a Window) -> impl Iterator<Item = RecordSpan> + 'a {
         let tables = self.tables.iter().enumerate();
         tables.flat_map(move |(t, table)| table.places.iter().map(move |&place| window.record(t, place)))
     }
 }
 
-impl OfTable {
-    /// From the row at this place on, or the next one that is here.
+impl TableGradients {
+    /// The places and gradients from this place on.
     fn from(&self, place: u32) -> (&[u32], &[f32]) {
         let at = self.places.partition_point(|&other| other < place);
         (&self.places[at..], &self.values[at * self.dim..])
     }
 }
 
-/// Sums the gradients of each of the rows at `places`, which the parts may or may not begin with.
+/// Sums the gradients of each row of `places`. Each part begins with the first of these rows or a later one.
 #[inline(always)]
 fn sum_rows<'v>(places: &[u32], values: impl Iterator<Item = &'v mut [f32]>, parts: &mut [(&[u32], &[f32])]) {
     for (place, sum) in places.iter().zip(values) {

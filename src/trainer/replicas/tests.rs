@@ -1,4 +1,4 @@
-//! Replicas against one worker, to the bit or to rounding, and against the same thing done naively, to the
+//! Replicas compared with one worker, to the bit or within rounding, and with a naive implementation, to the
 //! bit.
 
 use std::collections::HashMap;
@@ -25,8 +25,8 @@ fn case(kind: Kind, replicas: usize, lambda: u64) -> Case {
     case
 }
 
-/// Takes a case's steps without a pipeline, on slots that hold every row, always by replicas, window by
-/// window. After each window `each` looks at them. Gives the network, and the rows and states of each table.
+/// Takes the steps of a case without a pipeline, on slots that hold every row, always by replicas, window by
+/// window. Calls `each` after each window. Returns the state, and the records of each table.
 fn by_replicas(case: &Case, mut each: impl FnMut(&TrainState, &Replicas)) -> (TrainState, Vec<Vec<f32>>) {
     let sizes = Sizes::of(&schema(), case.kind).unwrap();
     let slots = sizes.slots(&sizes.counts(&ScratchpadSize::Fraction(1.0))).unwrap();
@@ -39,7 +39,7 @@ fn by_replicas(case: &Case, mut each: impl FnMut(&TrainState, &Replicas)) -> (Tr
         slots[class].claim(&list).unwrap().write(&records_of(&fresh, t));
         lists.push(list);
     }
-    let (mut network, pad) = (fresh.network, ScratchpadMemory::Host(slots));
+    let (mut network, pad) = (fresh.state, ScratchpadMemory::Host(slots));
     let casts = naive::batches(case).into_iter().map(|(batch, labels)| {
         let mut cast = PreparedBatch { batch, labels, ..PreparedBatch::default() };
         cast.cast(&network.schema, &network.lookups).unwrap();
@@ -83,8 +83,8 @@ fn records_of(learner: &ReferenceTrainer, t: usize) -> Vec<f32> {
     records
 }
 
-/// The largest difference of two runs, in parts of the largest update of one of them: of dense weights, dense
-/// states, rows and row states, whichever is worst.
+/// The largest difference of two runs in dense weights, dense states, rows or row states, relative to the
+/// largest update in the second run.
 fn distance(ours: &Trained, theirs: &ReferenceTrainer) -> f64 {
     let fresh = initialise(&schema(), theirs.optimizer(), 7).unwrap();
     let largest = |a: &[f32], b: &[f32]| {
@@ -95,7 +95,7 @@ fn distance(ours: &Trained, theirs: &ReferenceTrainer) -> f64 {
     let mut worst = 0.0f64;
     let mut compare = |ours: &[f32], theirs: &[f32], fresh: &[f32]| {
         let update = largest(theirs, fresh);
-        assert!(update > 0.0, "nothing is learnt");
+        assert!(update > 0.0, "no weight has changed");
         worst = worst.max(largest(ours, theirs) / update);
     };
     let network = &ours.network;
@@ -108,7 +108,7 @@ fn distance(ours: &Trained, theirs: &ReferenceTrainer) -> f64 {
         let width = ours.pipeline.store().tables()[t].width();
         let mut records = vec![0.0; rows.len() * width];
         ours.pipeline.store().read(TableId(t as u32), &rows, &mut records).unwrap();
-        // Column by column: a row's weights and states are of different sizes.
+        // Weights and each state are compared separately, because their magnitudes differ.
         let part = |from: usize, to: usize| -> Vec<f32> {
             records.chunks(width).flat_map(|record| record[from..to].to_vec()).collect()
         };
@@ -122,11 +122,11 @@ fn distance(ours: &Trained, theirs: &ReferenceTrainer) -> f64 {
     worst
 }
 
-/// What rounding may make of twenty steps, in parts of the largest update: at most 4e-6 where this was
-/// measured. A sum that is cut elsewhere differs by some 2^-24, or 6e-8, of its terms' size, which is more of
-/// the sum where terms cancel; Adagrad's and Adam's first steps, which go by the sign of a gradient and not
-/// its size, keep that share; and SGD's updates are small beside the weights that they are rounded with. A
-/// gradient left out, counted twice or scaled wrongly is off by parts of a hundred and more.
+/// What rounding may change in twenty steps, relative to the largest update; measured: at most 4e-6. A sum
+/// that is split differently changes by about 2^-24, or 6e-8, of the size of its terms, which is a larger
+/// share of the sum if terms cancel. Adagrad's and Adam's first steps depend on the sign of a gradient and
+/// not its size, so they keep that share. And SGD's updates are small relative to the weights that they are
+/// rounded with. A gradient that is left out, counted twice or scaled wrongly changes percents.
 const ROUNDING: f64 = 1e-5;
 
 #[test]
@@ -135,7 +135,7 @@ fn one_replica_trains_the_bytes_of_one_worker_at_any_lambda() {
         for lambda in [1, 2, 5] {
             let case = case(kind, 1, lambda);
             let (expected, _) = case.expected();
-            // The pipeline has no use for replicas then, so they are tried without it too.
+            // The pipeline uses no replicas then, so they are also run without it.
             case.check_against(case.expected());
             let (network, rows) = by_replicas(&case, |_, _| ());
             assert!(bits(&network.weights.values) == bits(&expected.weights().values), "{case:?}");
@@ -147,20 +147,21 @@ fn one_replica_trains_the_bytes_of_one_worker_at_any_lambda() {
 }
 
 #[test]
-fn at_lambda_one_any_number_of_replicas_trains_what_one_worker_does_but_for_rounding() {
+fn at_lambda_one_any_number_of_replicas_trains_the_weights_of_one_worker_except_for_rounding() {
     for kind in KINDS {
         for replicas in [2, 3, 5] {
-            // One and three samples are fewer than there are replicas.
+            // Batches of one and three samples are smaller than the number of replicas.
             for (batch, samples) in [(16, 320), (1, 20), (3, 60), (130, 2600)] {
                 let case = Case { batch, samples, ..case(kind, replicas, 1) };
-                let (expected, said) = case.expected();
+                let (expected, probabilities) = case.expected();
                 let got = case.train();
                 assert!(got.pipeline.settings().exact());
                 assert_eq!(got.network.steps(), 20);
                 let off = distance(&got, &expected);
                 assert!(off < ROUNDING, "{kind}, {replicas} replicas, batches of {batch}: {off:e}");
-                assert_eq!(got.said.len(), said.len());
-                let apart = got.said.iter().zip(&said).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                assert_eq!(got.said.len(), probabilities.len());
+                let apart =
+                    got.said.iter().zip(&probabilities).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                 assert!(apart < 1e-6, "{kind}, {replicas} replicas, batches of {batch}: {apart:e}");
             }
         }
@@ -168,7 +169,7 @@ fn at_lambda_one_any_number_of_replicas_trains_what_one_worker_does_but_for_roun
 }
 
 #[test]
-fn at_a_larger_lambda_it_is_another_training_and_says_so() {
+fn at_a_larger_lambda_training_differs_and_is_reported_as_not_exact() {
     for kind in KINDS {
         let case = case(kind, 3, 3);
         let got = case.train();
@@ -179,20 +180,20 @@ fn at_a_larger_lambda_it_is_another_training_and_says_so() {
 }
 
 #[test]
-fn one_step_of_sgd_and_its_average_is_the_step_on_the_joined_batch() {
+fn a_step_of_sgd_followed_by_an_average_is_the_step_on_the_whole_batch() {
     for replicas in [2, 3, 5] {
         let mut case = case(Kind::Sgd, replicas, 2);
-        // Every window is of one batch, and its end averages.
+        // Every window has one batch, and its end averages.
         case.settings.lookahead = 1;
         let off = distance(&case.train(), &case.expected().0);
-        // It is weights that are averaged, whose own rounding is more of SGD's small updates than that of
+        // Weights are averaged, and their rounding is larger relative to SGD's small updates than that of
         // gradients.
         assert!(off < 10.0 * ROUNDING, "{replicas} replicas: {off:e}");
     }
 }
 
 #[test]
-fn replicas_are_equal_where_a_window_ends() {
+fn replicas_are_equal_at_the_end_of_a_window() {
     for (kind, lambda, lookahead) in [(Kind::Adagrad, 1, 3), (Kind::Adam, 2, 2), (Kind::RowwiseAdagrad, 4, 3)]
     {
         let mut case = case(kind, 4, lambda);
@@ -219,7 +220,7 @@ fn replicas_are_equal_where_a_window_ends() {
 }
 
 #[test]
-fn averages_and_exchanged_sums_are_what_comes_of_doing_it_naively() {
+fn averages_and_exchanged_sums_equal_those_of_the_naive_implementation() {
     for kind in KINDS {
         for (replicas, lambda, lookahead) in [(2, 1, 1), (3, 1, 4), (3, 2, 3), (4, 3, 5), (2, 8, 4)] {
             let mut case = case(kind, replicas, lambda);
@@ -230,7 +231,7 @@ fn averages_and_exchanged_sums_are_what_comes_of_doing_it_naively() {
 }
 
 #[test]
-fn a_batch_that_is_split_is_one_workers_and_the_others_go_on_from_it() {
+fn a_split_batch_is_trained_as_by_one_worker_and_the_others_continue_from_it() {
     let split = ScratchpadSize::Slots(vec![8, 8]);
     let mut case = Case { samples: 300, ..case(Kind::Adam, 3, 1) };
     case.settings.scratchpad = split;
@@ -239,7 +240,10 @@ fn a_batch_that_is_split_is_one_workers_and_the_others_go_on_from_it() {
     let mut case = Case { samples: 300, batch: 3, ..case };
     case.settings.scratchpad = ScratchpadSize::Slots(vec![12, 9]);
     let stats = case.check_against(naive::trained(&case));
-    assert!(stats.splits > 0 && stats.splits < 100, "some are split and some are not: {stats:?}");
+    assert!(
+        stats.splits > 0 && stats.splits < 100,
+        "expected some batches to be split and some not: {stats:?}"
+    );
 }
 
 #[test]
@@ -249,21 +253,21 @@ fn the_bytes_are_the_same_on_any_number_of_threads() {
         let expected = naive::trained(&case);
         for threads in [1, 2, 5] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            let Trained { network, pipeline, said, .. } = pool.install(|| case.train());
-            assert!(bits(&said) == bits(&expected.1), "{threads} threads");
+            let Trained { network, pipeline, said: probabilities, .. } = pool.install(|| case.train());
+            assert!(bits(&probabilities) == bits(&expected.1), "{threads} threads");
             assert_same(&network, pipeline.store(), &expected.0, &format!("{threads} threads"));
         }
     }
 }
 
-/// Keeps what it was told of each row last.
+/// Keeps the last reported record of each row.
 #[derive(Default)]
-struct Told {
+struct Observed {
     rows: HashMap<(TableId, u64), Vec<f32>>,
     steps: u64,
 }
 
-impl StepObserver for Told {
+impl StepObserver for Observed {
     fn learnt(&mut self, _: &Batch, _: &Progress<'_>) -> Result<(), TrainError> {
         Ok(())
     }
@@ -283,16 +287,16 @@ impl StepObserver for Told {
 }
 
 #[test]
-fn a_watch_is_told_of_every_row_that_a_step_updates_as_it_is_then() {
+fn an_observer_gets_every_updated_row_with_its_new_values() {
     let mut case = case(Kind::RowwiseAdagrad, 3, 1);
     case.settings.scratchpad = ScratchpadSize::Fraction(0.5);
     let (mut network, mut pipeline, _dir) = case.begin(None);
-    let (mut data, mut told) = (case.data(), Told::default());
+    let (mut data, mut observed) = (case.data(), Observed::default());
     let data = crate::trainer::Data { reader: &mut data, batch: 16, steps: u64::MAX };
-    pipeline.run(&mut network, data, &mut told).unwrap();
+    pipeline.run(&mut network, data, &mut observed).unwrap();
     pipeline.flush().unwrap();
-    assert!(told.steps == 20 && told.rows.len() > 500, "{} rows", told.rows.len());
-    for ((table, row), record) in told.rows {
+    assert!(observed.steps == 20 && observed.rows.len() > 500, "{} rows", observed.rows.len());
+    for ((table, row), record) in observed.rows {
         let mut stored = vec![0.0; record.len()];
         pipeline.store().read(table, &[row], &mut stored).unwrap();
         assert!(bits(&stored) == bits(&record), "{table:?} row {row}");
@@ -315,7 +319,7 @@ fn the_loss_falls_at_a_large_lambda_too() {
 }
 
 #[test]
-fn what_cannot_be_had_is_refused_with_its_limits() {
+fn settings_out_of_range_are_refused_with_their_limits() {
     let refused = |replicas, lambda| {
         let case = case(Kind::Sgd, replicas, lambda);
         let dir = tempfile::tempdir().unwrap();
@@ -329,7 +333,7 @@ fn what_cannot_be_had_is_refused_with_its_limits() {
 }
 
 #[test]
-fn shards_are_consecutive_cover_the_batch_and_differ_by_one_at_most() {
+fn shards_are_consecutive_and_cover_the_batch_and_differ_by_at_most_one_sample() {
     for (samples, count) in [(0, 3), (2, 5), (7, 3), (12, 4), (129, 64)] {
         let shards: Vec<Range<usize>> = (0..count).map(|r| shard(samples, count, r)).collect();
         assert_eq!((shards[0].start, shards[count - 1].end), (0, samples));

@@ -1,9 +1,11 @@
-//! The rows of a window of batches, and where each lies in a replica's cache of them.
+//! The rows of a window of batches, and where each is in a replica's cache.
 //!
-//! A cache is one run of numbers: the records of the window's distinct rows, table after table and by row. A
-//! row's place is its number among those of its table, so a replica knows rows by small numbers and never
-//! looks one up: both the window's rows and a batch's are sorted, and one walk along them gives the places of
-//! all.
+//! A cache is one array: the records of the distinct rows of the window, table by table and in ascending
+//! order. The place of a row is its rank among the rows of its table. So replicas refer to rows by small
+//! numbers without lookups: the rows of the window and of a batch are both sorted, and one walk along both
+//! gives the places.
+
+use std::ops::Range;
 
 use crate::trainer::casting::Casting;
 use crate::trainer::pipeline::item::PreparedBatch;
@@ -11,24 +13,45 @@ use crate::trainer::pipeline::slots::{Claim, NotClaimed, Slots};
 
 /// The distinct rows of a window.
 pub(crate) struct Window {
-    tables: Vec<Rows>,
+    tables: Vec<WindowTable>,
 }
 
-/// Those of one table.
-struct Rows {
+/// Where a record is in a cache.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct RecordSpan {
+    start: usize,
+    words: usize,
+}
+
+impl RecordSpan {
+    /// The elements of the record.
+    pub(crate) fn range(self) -> Range<usize> {
+        self.start..self.start + self.words
+    }
+}
+
+/// The records of a table in a cache, to update.
+pub(crate) struct CachedMut<'a> {
+    pub records: &'a mut [f32],
+    /// f32 elements of a record.
+    pub words: usize,
+}
+
+/// The rows of one table.
+struct WindowTable {
     /// Ascending.
     rows: Vec<u64>,
-    /// Where each is in the scratchpad.
+    /// The slot of each row in the scratchpad.
     slots: Vec<u32>,
-    /// Which of the scratchpad's slots.
+    /// The slot class of the table in the scratchpad.
     class: usize,
-    /// Elements of a record.
+    /// f32 elements of a record.
     words: usize,
-    /// The first record's first word in a cache.
+    /// Index of the table's first element in a cache.
     start: usize,
 }
 
-impl Rows {
+impl WindowTable {
     fn end(&self) -> usize {
         self.start + self.rows.len() * self.words
     }
@@ -42,7 +65,6 @@ pub(crate) struct Cached<'a> {
 }
 
 impl<'a> Cached<'a> {
-    /// The record at this place.
     #[inline(always)]
     pub(crate) fn record(self, place: u32) -> &'a [f32] {
         &self.records[place as usize * self.words..][..self.words]
@@ -50,8 +72,8 @@ impl<'a> Cached<'a> {
 }
 
 impl Window {
-    /// Of these batches, whose rows are all in the scratchpad. `tables` says of each table which of the slots
-    /// its rows are in, and words of a record.
+    /// The window of these batches, whose rows are all in the scratchpad. `tables` gives the slot class of
+    /// each table, and the elements of a record.
     pub(crate) fn of(casts: &[PreparedBatch], tables: &[(usize, usize)]) -> Self {
         let mut start = 0;
         let tables = tables.iter().enumerate().map(|(t, &(class, words))| {
@@ -60,42 +82,42 @@ impl Window {
                 let slots = &cast.slots[cast.starts[t]..cast.starts[t + 1]];
                 rows.extend(cast.casting.tables()[t].rows().iter().copied().zip(slots.iter().copied()));
             }
-            // A row has the same slot all through the window.
+            // A row keeps its slot during the window.
             rows.sort_unstable();
             rows.dedup();
             let (rows, slots) = rows.into_iter().unzip();
-            let rows = Rows { rows, slots, class, words, start };
+            let rows = WindowTable { rows, slots, class, words, start };
             start = rows.end();
             rows
         });
         Self { tables: tables.collect() }
     }
 
-    /// Claims the rows, table by table.
+    /// Claims the slots of the rows, table by table.
     ///
     /// # Errors
-    /// [`NotClaimed`] where another stage has one at the time.
+    /// [`NotClaimed`] when another stage holds a claim on one of them.
     pub(crate) fn claim<'c>(&'c self, slots: &'c [Slots]) -> Result<Vec<Claim<'c>>, NotClaimed> {
         self.tables.iter().map(|rows| slots[rows.class].claim(&rows.slots)).collect()
     }
 
-    /// Copies the claimed rows over a cache.
+    /// Copies the claimed rows into a cache.
     pub(crate) fn read(&self, claims: &[Claim<'_>], cache: &mut Vec<f32>) {
-        cache.resize(self.tables.last().map_or(0, Rows::end), 0.0);
+        cache.resize(self.tables.last().map_or(0, WindowTable::end), 0.0);
         for (rows, claim) in self.tables.iter().zip(claims) {
             claim.read(&mut cache[rows.start..rows.end()]);
         }
     }
 
-    /// Copies a cache over the claimed rows.
+    /// Copies a cache into the claimed rows.
     pub(crate) fn write(&self, claims: &mut [Claim<'_>], cache: &[f32]) {
         for (rows, claim) in self.tables.iter().zip(claims) {
             claim.write(&cache[rows.start..rows.end()]);
         }
     }
 
-    /// Writes the places of the rows that a batch of the window, or a part of one, touches in table `t` over
-    /// `places`: ascending, as its rows.
+    /// Writes the places of the rows of table `t` that a batch of the window, or a part of one, uses to
+    /// `places`, ascending.
     pub(crate) fn place(&self, t: usize, casting: &Casting, places: &mut Vec<u32>) {
         let all = &self.tables[t].rows;
         let mut at = 0;
@@ -106,11 +128,11 @@ impl Window {
         }));
     }
 
-    /// Where the record at this place of table `t` begins in a cache, and its words.
+    /// Where the record at this place of table `t` is in a cache.
     #[inline]
-    pub(crate) fn record(&self, t: usize, place: u32) -> (usize, usize) {
-        let Rows { start, words, .. } = self.tables[t];
-        (start + place as usize * words, words)
+    pub(crate) fn record(&self, t: usize, place: u32) -> RecordSpan {
+        let WindowTable { start, words, .. } = self.tables[t];
+        RecordSpan { start: start + place as usize * words, words }
     }
 
     /// The records of table `t` in a cache.
@@ -119,11 +141,11 @@ impl Window {
         Cached { records: &cache[rows.start..rows.end()], words: rows.words }
     }
 
-    /// The records of each table in a cache, to write, and the words of one.
-    pub(crate) fn tables_of<'a>(&self, mut cache: &'a mut [f32]) -> Vec<(&'a mut [f32], usize)> {
+    /// The records of each table in a cache.
+    pub(crate) fn tables_of<'a>(&self, mut cache: &'a mut [f32]) -> Vec<CachedMut<'a>> {
         let cut = self.tables.iter().map(|rows| {
             let records = cache.split_off_mut(..rows.end() - rows.start).unwrap_or_default();
-            (records, rows.words)
+            CachedMut { records, words: rows.words }
         });
         cut.collect()
     }

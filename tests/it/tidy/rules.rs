@@ -30,7 +30,7 @@ pub const IMPORTS: &[(&str, &[&str])] = &[
     ("dataset", &["types", "mem", "schema"]),
     ("trace", &["types", "mem", "schema", "metrics"]),
     ("batcher", &["types", "config", "metrics", "predict"]),
-    ("store", &["types", "mem", "schema", "rowlog::WorkingFile", "rowlog::WorkingError"]),
+    ("store", &["types", "mem", "schema"]),
     ("cache", &["types", "mem", "schema", "sync", "compute", "device"]),
     ("model", &["types", "mem", "schema", "predict", "compute"]),
     (
@@ -87,7 +87,7 @@ pub const UNSAFE_HOMES: &[&str] = &[
     "cache/index",
     "cache/slab",
     "cache/epoch",
-    "store/table",
+    "store/bytes",
     "rowlog/mapping",
     "mem/prefetch",
     "trainer/pipeline/slots",

@@ -1,6 +1,6 @@
-//! A trainer in plain loops and f64: pooling by hand, gradients expanded into one entry an
-//! occurrence and coalesced in a map, and the optimizers' formulas as their papers have them. The
-//! dense part is the f64 instance of the models, which finite differences and PyTorch vouch for.
+//! A trainer in plain loops and f64: explicit pooling, gradients expanded into one entry per occurrence and
+//! coalesced in a map, and the optimizers' formulas as in their papers. The dense part is the f64 instance of
+//! the models, which is verified by finite differences and PyTorch.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use flechette::trainer::ReferenceTrainer;
 use flechette::trainer::optim::{Kind, Optimizer};
 use flechette::types::Batch;
 
-/// Samples a tape, unlike the trainer's.
+/// Samples per tape; the trainer uses another number.
 const TAPE: usize = 7;
 
 /// A vector of weights or one row, its states, and the gradient of the step.
@@ -36,14 +36,14 @@ pub struct Naive {
 }
 
 impl Naive {
-    /// What the learner is now.
-    pub fn of(learner: &ReferenceTrainer) -> Self {
-        let dense = learner.model().parameters().iter().map(|p| {
-            let states = learner.dense_states().iter().map(|state| wide(&p.read(state))).collect();
-            let weights = wide(&p.read(&learner.weights().values));
+    /// Copies the present state of a trainer.
+    pub fn of(reference: &ReferenceTrainer) -> Self {
+        let dense = reference.model().parameters().iter().map(|p| {
+            let states = reference.dense_states().iter().map(|state| wide(&p.read(state))).collect();
+            let weights = wide(&p.read(&reference.weights().values));
             (p.name.clone(), Values { weights, states, gradient: None })
         });
-        let tables = learner.tables().iter().map(|table| {
+        let tables = reference.tables().iter().map(|table| {
             let row = |r: u64| {
                 let state =
                     |s: &flechette::store::State| wide(&s.as_slice()[r as usize * s.width()..][..s.width()]);
@@ -53,13 +53,13 @@ impl Naive {
             (0..table.rows()).map(row).collect()
         });
         Self {
-            schema: learner.schema().clone(),
-            model: Model::new(learner.schema()),
-            optimizer: learner.optimizer(),
-            steps: learner.steps(),
+            schema: reference.schema().clone(),
+            model: Model::new(reference.schema()),
+            optimizer: reference.optimizer(),
+            steps: reference.steps(),
             dense: dense.collect(),
             tables: tables.collect(),
-            before: table_bits(learner),
+            before: table_bits(reference),
         }
     }
 
@@ -91,7 +91,7 @@ impl Naive {
         }
     }
 
-    /// One step. Gives the summed loss before it.
+    /// One step. Returns the summed loss before it.
     pub fn step(&mut self, batch: &Batch, labels: &[f32]) -> f64 {
         let shapes: BTreeMap<_, _> =
             self.model.parameters().iter().map(|p| (p.name.clone(), p.shape.clone())).collect();
@@ -159,16 +159,16 @@ impl Naive {
         }
     }
 
-    /// Asserts that the learner is now where this one went.
-    pub fn assert_took(&self, learner: &ReferenceTrainer, what: &str) {
+    /// Asserts that the trainer has the same weights and states.
+    pub fn assert_took(&self, reference: &ReferenceTrainer, what: &str) {
         let dense = Optimizer { kind: self.optimizer.kind.dense(), ..self.optimizer };
-        for p in learner.model().parameters() {
-            let states: Vec<_> = learner.dense_states().iter().map(|state| p.read(state)).collect();
-            let got = p.read(&learner.weights().values);
+        for p in reference.model().parameters() {
+            let states: Vec<_> = reference.dense_states().iter().map(|state| p.read(state)).collect();
+            let got = p.read(&reference.weights().values);
             self.dense[&p.name].assert_near(dense, &got, &states, &format!("{what}: {}", p.name));
         }
-        let after = table_bits(learner);
-        for (t, (table, rows)) in learner.tables().iter().zip(&self.tables).enumerate() {
+        let after = table_bits(reference);
+        for (t, (table, rows)) in reference.tables().iter().zip(&self.tables).enumerate() {
             for (r, values) in rows.iter().enumerate() {
                 let what = format!("{what}: {}, row {r}", self.schema.tables[t].name);
                 if values.gradient.is_none() {
@@ -183,8 +183,8 @@ impl Naive {
     }
 }
 
-fn table_bits(learner: &ReferenceTrainer) -> Vec<Vec<u32>> {
-    learner.tables().iter().map(|t| t.values().unwrap().iter().map(|x| x.to_bits()).collect()).collect()
+fn table_bits(reference: &ReferenceTrainer) -> Vec<Vec<u32>> {
+    reference.tables().iter().map(|t| t.values().unwrap().iter().map(|x| x.to_bits()).collect()).collect()
 }
 
 impl Values {
@@ -218,8 +218,8 @@ impl Values {
         }
     }
 
-    /// Equal to what f32 can tell. Where a gradient nearly cancels, the first steps of all but SGD
-    /// hang on its last bits, even on its sign: there a step can only be bounded.
+    /// Equal within f32 precision. If a gradient nearly cancels, the first steps of all optimizers but SGD
+    /// depend on its last bits, even on its sign: then a step can only be bounded.
     fn assert_near(&self, o: Optimizer, weights: &[f32], states: &[Vec<f32>], what: &str) {
         let mut firm = vec![true; weights.len()];
         if let (Some(gradient), true) = (&self.gradient, o.kind != Kind::Sgd) {

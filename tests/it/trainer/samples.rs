@@ -1,10 +1,10 @@
-//! Generated schemas and samples in which every corner of a lookup occurs: shared tables, one row
-//! several times in a bag, empty bags, absent ids with every default, sums and means.
+//! Generated schemas and samples with every special case of a lookup: shared tables, a row several times in a
+//! bag, empty bags, absent ids with every default, sums and means.
 
 use flechette::schema::{AbsentDefault, Arity, Schema};
 use flechette::types::{Batch, Jagged, RawBatch, RawFeature, RawValues};
 
-/// One of each architecture, as `model.toml` has it.
+/// One of each architecture, as in `model.toml`.
 pub const ARCHITECTURES: [&str; 7] = [
     "kind = \"dlrm\"\nbottom = [9]\ntop = [33, 6]",
     "kind = \"dcn\"\ncross_layers = 3\ndeep = [8, 40]",
@@ -91,13 +91,13 @@ impl Numbers {
     }
 }
 
-/// Samples of `seed`, and their labels.
+/// Samples drawn from `seed`, and their labels.
 pub fn generate(schema: &Schema, samples: usize, seed: u64) -> (Batch, Vec<f32>) {
     let mut numbers = Numbers(seed);
     let dense = (0..samples * schema.dense_width()).map(|_| 2.0 * numbers.unit()).collect();
     let column = |feature: &flechette::schema::Feature| {
         let table = schema.tables.iter().find(|t| t.name == feature.table).unwrap();
-        // Two ids of the range are absent, where absent ids are borne.
+        // Two ids of the range are absent, for features that accept absent ids.
         let ids = table.rows + if table.default == AbsentDefault::Error { 0 } else { 2 };
         let mut column = Jagged::default();
         for _ in 0..samples {
@@ -114,7 +114,7 @@ pub fn generate(schema: &Schema, samples: usize, seed: u64) -> (Batch, Vec<f32>)
     (Batch { samples, dense, features }, labels)
 }
 
-/// The same as a file has it.
+/// The same samples in the form of a file.
 pub fn raw(schema: &Schema, samples: usize, seed: u64) -> RawBatch {
     let (batch, labels) = generate(schema, samples, seed);
     let features = batch.features.into_iter();

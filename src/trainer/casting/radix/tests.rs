@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Rows that differ in some bits only, so that some digits are the same in all.
+/// Rows that differ in some bits only, so that some digits are equal in all.
 fn rows() -> impl Strategy<Value = Vec<u64>> {
     let bits = prop_oneof![Just(0), Just(1 << 39), Just(0x7ff), Just(0xff_ffff_ffff), 0u64..1 << 40];
     let sizes = prop_oneof![0usize..4, FEW - 2..FEW + 2, 2 * FEW - 2..2 * FEW + 2, 0usize..5 * FEW];
@@ -13,7 +13,7 @@ fn rows() -> impl Strategy<Value = Vec<u64>> {
 
 proptest! {
     #[test]
-    fn pairs_come_out_as_a_comparison_sort_has_them(batches in prop::collection::vec(rows(), 1..4)) {
+    fn the_result_is_that_of_a_comparison_sort(batches in prop::collection::vec(rows(), 1..4)) {
         let mut sort = RadixSort::default();
         for rows in batches {
             // Occurrences without a row leave gaps.
@@ -36,7 +36,7 @@ proptest! {
 }
 
 #[test]
-fn a_digit_that_is_the_same_in_all_gets_no_pass() {
+fn a_digit_that_is_equal_in_all_rows_gets_no_pass() {
     let shifts = |rows: &[u64]| {
         let pairs: Vec<Pair> = rows.iter().copied().zip(0..).collect();
         differing(&pairs).collect::<Vec<_>>()

@@ -1,5 +1,5 @@
-//! Replicas as simply as can be: each is a whole trainer with all rows in memory, gradients are added up
-//! sample by sample in a map, and averages are taken over every row there is.
+//! Replicas in the simplest form: each is a whole trainer with all rows in memory, gradients are summed
+//! sample by sample in a map, and averages are taken over all rows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ use crate::trainer::update::{Records, TableRows};
 use crate::trainer::{ReferenceTrainer, initialise};
 use crate::types::{Batch, RawBatch};
 
-/// A row's table, its number, and its gradient.
+/// Gradients by table and row.
 type Grads = BTreeMap<(usize, u64), Vec<f32>>;
 
 /// The batches of a case, with their labels.
@@ -29,8 +29,9 @@ pub(crate) fn batches(case: &Case) -> Vec<(Batch, Vec<f32>)> {
     all
 }
 
-/// What replicas make of a case, and all they say. A window is of as many batches as the scratchpad holds, up
-/// to `lookahead`; a batch that it does not hold is for one worker.
+/// Trains a case with naive replicas. Returns the first one and the probabilities of all samples. A window
+/// has as many batches as the scratchpad holds, up to `lookahead`; a batch that it cannot hold is trained by
+/// one worker.
 pub(crate) fn trained(case: &Case) -> (ReferenceTrainer, Vec<f32>) {
     let (sizes, lookahead) = (Sizes::of(&schema(), case.kind).unwrap(), case.settings.lookahead);
     let counts = sizes.counts(&case.settings.scratchpad);
@@ -42,8 +43,8 @@ pub(crate) fn trained(case: &Case) -> (ReferenceTrainer, Vec<f32>) {
         needed.iter().zip(&counts).all(|(needed, &count)| needed.len() <= count)
     };
     let fresh = |_| initialise(&schema(), case.optimizer(), 7).unwrap();
-    let learners = (0..case.settings.replicas).map(fresh).collect();
-    let mut naive = Naive { learners, lambda: case.settings.lambda, said: Vec::new() };
+    let trainers = (0..case.settings.replicas).map(fresh).collect();
+    let mut naive = Naive { trainers, lambda: case.settings.lambda, probabilities: Vec::new() };
     let (all, mut at) = (batches(case), 0);
     while at < all.len() {
         let most = lookahead.min(all.len() - at);
@@ -57,10 +58,10 @@ pub(crate) fn trained(case: &Case) -> (ReferenceTrainer, Vec<f32>) {
         }
         at += count.unwrap_or(1);
     }
-    (naive.learners.swap_remove(0), naive.said)
+    (naive.trainers.swap_remove(0), naive.probabilities)
 }
 
-/// Every row that a batch asks for.
+/// Every row that a batch uses.
 fn rows_in(batch: &Batch) -> impl Iterator<Item = (usize, u64)> {
     let (schema, mut rows) = (schema(), Vec::new());
     for lookup in schema.lookups() {
@@ -71,32 +72,32 @@ fn rows_in(batch: &Batch) -> impl Iterator<Item = (usize, u64)> {
 }
 
 struct Naive {
-    learners: Vec<ReferenceTrainer>,
+    trainers: Vec<ReferenceTrainer>,
     lambda: u64,
-    said: Vec<f32>,
+    probabilities: Vec<f32>,
 }
 
 impl Naive {
-    /// The same step by everyone.
+    /// The same step on every replica.
     fn joined_step(&mut self, batch: &Batch, labels: &[f32]) {
-        let mut said = Vec::new();
-        self.learners.iter_mut().for_each(|learner| {
-            learner.step(batch, labels, &mut said).unwrap();
+        let mut probabilities = Vec::new();
+        self.trainers.iter_mut().for_each(|reference| {
+            reference.step(batch, labels, &mut probabilities).unwrap();
         });
-        self.said.extend(said);
+        self.probabilities.extend(probabilities);
     }
 
     fn step(&mut self, batch: &Batch, labels: &[f32]) {
         check_length("labels", batch.samples, labels.len()).unwrap();
         let (mut dense, mut rows, mut from) = (Vec::<f32>::new(), Vec::new(), 0);
-        let count = self.learners.len();
-        for (r, learner) in self.learners.iter_mut().enumerate() {
+        let count = self.trainers.len();
+        for (r, reference) in self.trainers.iter_mut().enumerate() {
             let upto = from + batch.samples / count + usize::from(r < batch.samples % count);
             let part = batch.part(from..upto);
             let labels = &labels[from..upto];
             from = upto;
-            let (grads, row_grads) = learn(learner, Labelled { batch: &part, labels }, batch.samples);
-            learner.network.add_probabilities(&mut self.said);
+            let (grads, row_grads) = learn(reference, Labelled { batch: &part, labels }, batch.samples);
+            reference.state.add_probabilities(&mut self.probabilities);
             rows.push(row_grads);
             if r == 0 {
                 dense = grads;
@@ -110,10 +111,10 @@ impl Naive {
         } else {
             rows.iter_mut().flat_map(Grads::values_mut).flatten().for_each(|g| *g *= count as f32);
         }
-        for (learner, rows) in self.learners.iter_mut().zip(&rows) {
-            update(learner, &dense, rows);
+        for (reference, rows) in self.trainers.iter_mut().zip(&rows) {
+            update(reference, &dense, rows);
         }
-        if self.learners[0].steps().is_multiple_of(self.lambda) {
+        if self.trainers[0].steps().is_multiple_of(self.lambda) {
             self.average();
         }
     }
@@ -123,16 +124,16 @@ impl Naive {
         if self.lambda == 1 {
             return;
         }
-        for t in 0..self.learners[0].tables.len() {
-            let copies: Vec<Vec<f32>> = self.learners.iter().map(|l| numbers(l, t)).collect();
+        for t in 0..self.trainers[0].tables.len() {
+            let copies: Vec<Vec<f32>> = self.trainers.iter().map(|l| numbers(l, t)).collect();
             let mean = |i: usize| {
                 let sum =
                     copies[1..].iter().fold(f64::from(copies[0][i]), |sum, copy| sum + f64::from(copy[i]));
                 (sum / copies.len() as f64) as f32
             };
             let means: Vec<f32> = (0..copies[0].len()).map(mean).collect();
-            for learner in &mut self.learners {
-                let (rows, states) = learner.tables[t].parts_mut().unwrap();
+            for reference in &mut self.trainers {
+                let (rows, states) = reference.tables[t].parts_mut().unwrap();
                 let mut means = means.iter();
                 rows.iter_mut().zip(&mut means).for_each(|(x, mean)| *x = *mean);
                 for state in states {
@@ -144,22 +145,22 @@ impl Naive {
 }
 
 /// All rows of a table, and then all state.
-fn numbers(learner: &ReferenceTrainer, t: usize) -> Vec<f32> {
-    let table = &learner.tables[t];
+fn numbers(reference: &ReferenceTrainer, t: usize) -> Vec<f32> {
+    let table = &reference.tables[t];
     let mut all = table.values().unwrap().to_vec();
     table.states().iter().for_each(|state| all.extend_from_slice(state.as_slice()));
     all
 }
 
 /// Dense and row gradients of a part of a batch of `of` samples.
-fn learn(learner: &mut ReferenceTrainer, labelled: Labelled<'_>, of: usize) -> (Vec<f32>, Grads) {
-    let ReferenceTrainer { network, tables, .. } = learner;
-    let (schema, lookups, batch) = (network.schema.clone(), network.lookups.clone(), labelled.batch);
-    network.gather_and_learn(labelled, of, |l| rows_of(tables, &schema, &lookups[l], batch));
+fn learn(reference: &mut ReferenceTrainer, labelled: Labelled<'_>, of: usize) -> (Vec<f32>, Grads) {
+    let ReferenceTrainer { state, tables, .. } = reference;
+    let (schema, lookups, batch) = (state.schema.clone(), state.lookups.clone(), labelled.batch);
+    state.gather_and_learn(labelled, of, |l| rows_of(tables, &schema, &lookups[l], batch));
     let mut dense = Vec::new();
-    for (i, len) in network.model.pieces().enumerate() {
+    for (i, len) in state.model.pieces().enumerate() {
         let mut piece = vec![0.0; len];
-        network.model.gradient(i, &network.tapes, &mut piece);
+        state.model.gradient(i, &state.tapes, &mut piece);
         dense.extend(piece);
     }
     let mut rows = Grads::new();
@@ -167,8 +168,8 @@ fn learn(learner: &mut ReferenceTrainer, labelled: Labelled<'_>, of: usize) -> (
         for s in 0..batch.samples {
             let bag = batch.features[lookup.feature].sample(s);
             let divisor = if lookup.pooling == Pooling::Mean { bag.len() as f32 } else { 1.0 };
-            let (tape, at) = (s / network.model.chunk(), s % network.model.chunk());
-            let grad = &network.tapes[tape].grads[0].from(at, lookup.column)[..lookup.dim];
+            let (tape, at) = (s / state.model.chunk(), s % state.model.chunk());
+            let grad = &state.tapes[tape].grads[0].from(at, lookup.column)[..lookup.dim];
             let t = lookup.table.index();
             for row in bag.iter().filter_map(|&id| schema.tables[t].row_of(id)) {
                 let grad = grad.iter().map(|g| g / divisor).collect();
@@ -192,14 +193,14 @@ fn sum(parts: &[Grads]) -> Grads {
     joined
 }
 
-fn update(learner: &mut ReferenceTrainer, dense: &[f32], rows: &Grads) {
-    let ReferenceTrainer { network, tables, .. } = learner;
-    network.steps += 1;
-    let step = Optimizer { kind: network.optimizer.kind.dense(), ..network.optimizer }.step(network.steps);
-    let mut states: Vec<&mut [f32]> = network.dense_states.iter_mut().map(|state| &mut state[..]).collect();
-    step.update_dense(&mut network.weights.values, dense, &mut states);
-    network.model.turn(&mut network.weights);
-    let step = network.optimizer.step(network.steps);
+fn update(reference: &mut ReferenceTrainer, dense: &[f32], rows: &Grads) {
+    let ReferenceTrainer { state, tables, .. } = reference;
+    state.steps += 1;
+    let step = Optimizer { kind: state.optimizer.kind.dense(), ..state.optimizer }.step(state.steps);
+    let mut states: Vec<&mut [f32]> = state.dense_states.iter_mut().map(|state| &mut state[..]).collect();
+    step.update_dense(&mut state.weights.values, dense, &mut states);
+    state.model.turn(&mut state.weights);
+    let step = state.optimizer.step(state.steps);
     for ((t, row), grad) in rows {
         TableRows::of(&mut tables[*t]).record(0, *row).update(&step, grad);
     }

@@ -1,0 +1,231 @@
+//! The bytes of a table: in memory of the process, or in a mapped file of a version.
+//!
+//! Owned memory comes from a [`HostMemory`]. [`PlainMemory`] is the ordinary one; it asks the system for huge
+//! pages, which double the rate of random row reads.
+#![allow(unsafe_code)]
+
+use std::any::Any;
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use memmap2::{Advice, Mmap, MmapMut};
+use rayon::prelude::*;
+
+use crate::mem::{HostBlock, HostMemory, OutOfHostMemory, huge_pages};
+
+// Files hold little-endian numbers, and mapped numbers are read in place.
+#[cfg(target_endian = "big")]
+compile_error!("the store maps little-endian files: big-endian machines are not supported");
+
+/// Bytes that one thread copies at a time.
+const CHUNK_BYTES: usize = 1 << 18;
+
+/// Bytes in owned memory or in a mapped file.
+pub(crate) struct Bytes(Source);
+
+/// f32 values in owned memory or in a mapped file.
+#[derive(Debug)]
+pub(crate) struct Floats(Bytes);
+
+enum Source {
+    Owned { block: Box<dyn HostBlock>, bytes: usize },
+    Mapped { file: MappedFile, bytes: Range<usize> },
+}
+
+impl Bytes {
+    /// Zeroed memory.
+    ///
+    /// # Errors
+    /// [`OutOfHostMemory`] when the allocation fails, or is shorter than requested or not aligned for f32.
+    pub(crate) fn zeroed(memory: &dyn HostMemory, bytes: usize) -> Result<Self, OutOfHostMemory> {
+        let block = memory.take(bytes)?;
+        let usable =
+            block.bytes().get(..bytes).is_some_and(|b| b.as_ptr().cast::<f32>().is_aligned() || b.is_empty());
+        if !usable {
+            return Err(OutOfHostMemory { bytes });
+        }
+        Ok(Self(Source::Owned { block, bytes }))
+    }
+
+    /// These bytes of a mapped file; `None` when the range is past its end.
+    #[must_use]
+    pub(crate) fn mapped(file: &MappedFile, bytes: Range<usize>) -> Option<Self> {
+        file.bytes().get(bytes.clone())?;
+        Some(Self(Source::Mapped { file: file.clone(), bytes }))
+    }
+
+    #[must_use]
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        match &self.0 {
+            Source::Owned { block, bytes } => &block.bytes()[..*bytes],
+            Source::Mapped { file, bytes } => &file.bytes()[bytes.clone()],
+        }
+    }
+
+    /// `None` for a mapped file, and once a device shares the memory.
+    pub(crate) fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
+        match &mut self.0 {
+            Source::Owned { block, bytes } => block.bytes_mut().map(|block| &mut block[..*bytes]),
+            Source::Mapped { .. } => None,
+        }
+    }
+
+    /// Whether the bytes are memory of the process and not a mapped file.
+    #[must_use]
+    pub(crate) fn is_owned(&self) -> bool {
+        matches!(self.0, Source::Owned { .. })
+    }
+
+    /// The memory itself, where a device can read it. The bytes are read-only from then on.
+    #[must_use]
+    pub(crate) fn shared(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        match &self.0 {
+            Source::Owned { block, .. } => block.shared(),
+            Source::Mapped { .. } => None,
+        }
+    }
+
+    /// Asks the disk for these bytes without waiting for them.
+    pub(crate) fn fetch(&self, row: Range<usize>) {
+        #[cfg(unix)]
+        if let Source::Mapped { file, bytes } = &self.0 {
+            // Fails when the system is short of memory; the row is then read on first use.
+            let _ = file.0.advise_range(Advice::WillNeed, bytes.start + row.start, row.len());
+        }
+    }
+
+    /// Turns off read-ahead for a mapped file. Only advice.
+    pub(crate) fn expect_random_reads(&self) {
+        #[cfg(unix)]
+        if let Source::Mapped { file, .. } = &self.0
+            && let Err(error) = file.0.advise(Advice::Random)
+        {
+            tracing::debug!(%error, "madvise failed for a mapped table");
+        }
+    }
+
+    pub(crate) fn copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
+        let mut copy = Self::zeroed(memory, self.as_slice().len())?;
+        if let Some(to) = copy.as_mut_slice() {
+            let from = self.as_slice().par_chunks(CHUNK_BYTES);
+            to.par_chunks_mut(CHUNK_BYTES).zip(from).for_each(|(to, from)| to.copy_from_slice(from));
+        }
+        Ok(copy)
+    }
+}
+
+impl fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = match self.0 {
+            Source::Owned { .. } => "owned",
+            Source::Mapped { .. } => "mapped",
+        };
+        write!(f, "Bytes({} {place})", self.as_slice().len())
+    }
+}
+
+impl Floats {
+    /// The values as bytes.
+    #[must_use]
+    pub(crate) fn into_bytes(self) -> Bytes {
+        self.0
+    }
+
+    /// Zeroed memory.
+    ///
+    /// # Errors
+    /// Those of [`Bytes::zeroed`].
+    pub(crate) fn zeroed(memory: &dyn HostMemory, elements: usize) -> Result<Self, OutOfHostMemory> {
+        let bytes = elements.checked_mul(size_of::<f32>()).ok_or(OutOfHostMemory { bytes: usize::MAX })?;
+        Ok(Self(Bytes::zeroed(memory, bytes)?))
+    }
+
+    /// The values at these bytes of a mapped file; `None` when the range is past the end of the file, is not
+    /// a whole number of values, or is not aligned.
+    #[must_use]
+    pub(crate) fn mapped(file: &MappedFile, bytes: Range<usize>) -> Option<Self> {
+        let bytes = Bytes::mapped(file, bytes)?;
+        bytemuck::try_cast_slice::<u8, f32>(bytes.as_slice()).ok()?;
+        Some(Self(bytes))
+    }
+
+    #[must_use]
+    pub(crate) fn as_slice(&self) -> &[f32] {
+        // The constructors check that this cast and the next one succeed.
+        bytemuck::cast_slice(self.0.as_slice())
+    }
+
+    /// `None` for a mapped file.
+    pub(crate) fn as_mut_slice(&mut self) -> Option<&mut [f32]> {
+        self.0.as_mut_slice().map(bytemuck::cast_slice_mut)
+    }
+
+    pub(crate) fn copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
+        Ok(Self(self.0.copied(memory)?))
+    }
+}
+
+/// A whole file, mapped for reading.
+#[derive(Clone, Debug)]
+pub(crate) struct MappedFile(Arc<Mmap>);
+
+impl MappedFile {
+    /// Maps an open file of a published version.
+    ///
+    /// # Errors
+    /// Those of mapping.
+    pub(crate) fn map(file: &File) -> io::Result<Self> {
+        // SAFETY: a mapping is sound while its file does not change. The files of a published version never
+        // change: our writer creates each one without write permission under a temporary name, and opens no
+        // existing file. A version is replaced by a new directory, and the pages of a removed file live as
+        // long as the mapping. If another program truncates a file in place, the next access ends the process
+        // with SIGBUS; if it writes into one, values change after they were checked. Both violate the rule
+        // that versions are immutable, as with any mapped file.
+        let map = unsafe { Mmap::map(file)? };
+        Ok(Self(Arc::new(map)))
+    }
+
+    #[must_use]
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Opens a regular file for reading.
+///
+/// # Errors
+/// Those of opening; `InvalidInput` when it is not a regular file.
+pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
+    // Checked before opening, because opening a pipe would wait for its writer.
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    File::open(path)
+}
+
+/// Memory from the system, in huge pages where available.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PlainMemory;
+
+struct PlainBlock(MmapMut);
+
+impl HostMemory for PlainMemory {
+    fn take(&self, bytes: usize) -> Result<Box<dyn HostBlock>, OutOfHostMemory> {
+        let map = huge_pages(bytes).map_err(|_| OutOfHostMemory { bytes })?;
+        Ok(Box::new(PlainBlock(map)))
+    }
+}
+
+impl HostBlock for PlainBlock {
+    fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        Some(&mut self.0)
+    }
+}
