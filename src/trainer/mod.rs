@@ -16,13 +16,11 @@ pub mod eval;
 mod in_memory;
 pub mod optim;
 pub mod pipeline;
+mod read_ahead;
 mod reference;
 mod replicas;
 mod train_state;
 pub mod update;
-
-use std::sync::mpsc;
-use std::thread;
 
 pub use checkpoint::{initialise, initialise_on_disk, resume};
 pub use in_memory::run_in_memory;
@@ -44,12 +42,10 @@ use crate::predict::PredictError;
 use crate::schema::{EncodeError, Schema};
 use crate::store::StoreError;
 use crate::trainer::pipeline::gpu::ScratchError;
-use crate::trainer::pipeline::slots::NotClaimed;
-use crate::types::{Batch, RawBatch};
+use crate::trainer::pipeline::slots::ClaimError;
+use crate::types::Batch;
 use eval::Quality;
-
-/// Batches that may wait between reading and training.
-const READ_AHEAD: usize = 4;
+use read_ahead::{ReadAhead, WAITING_GROUPS};
 
 /// Why training stopped.
 #[derive(Debug, thiserror::Error)]
@@ -159,19 +155,13 @@ pub enum TrainError {
     },
     /// Two stages wanted one slot at a time: a fault of the plan. Nothing was overwritten.
     #[error("scratchpad: {0}")]
-    Hazard(#[from] NotClaimed),
+    Hazard(#[from] ClaimError),
     /// The device that the scratchpad is on.
     #[error(transparent)]
     Device(#[from] ScratchError),
     /// Another stage has failed, and says why.
     #[error("training has stopped")]
     Stopped,
-}
-
-/// A batch and what the samples' labels are, if known.
-struct Encoded {
-    batch: Batch,
-    labels: Option<Vec<f32>>,
 }
 
 /// What one step showed.
@@ -218,9 +208,10 @@ pub fn run_epoch(
 ) -> Result<u64, TrainError> {
     let schema = learner.schema().clone();
     let (mut samples, mut probabilities) = (0, Vec::new());
-    each_batch(&schema, reader, batch, |encoded| {
-        let labels = encoded.labels.as_ref().ok_or(TrainError::NoLabels { sample: samples })?;
-        let loss = learner.step(&encoded.batch, labels, &mut probabilities)?;
+    let data = Data { reader, batch, steps: u64::MAX };
+    ReadAhead::new(&schema, data).for_each(WAITING_GROUPS, |prepared| {
+        let labels = &prepared.labels;
+        let loss = learner.step(&prepared.batch, labels, &mut probabilities)?;
         samples += labels.len() as u64;
         on_step(&Progress::after(learner.network(), loss, samples, (&probabilities, labels))?);
         Ok(())
@@ -241,74 +232,15 @@ pub fn evaluate(
     mut score: impl FnMut(&Batch, &mut Vec<f32>) -> Result<(), PredictError>,
 ) -> Result<Option<Quality>, TrainError> {
     let (mut all, mut labels, mut probabilities) = (Vec::new(), Some(Vec::new()), Vec::new());
-    each_batch(schema, reader, batch, |encoded| {
-        score(&encoded.batch, &mut probabilities)?;
+    let data = Data { reader, batch, steps: u64::MAX };
+    ReadAhead::new(schema, data).unlabelled_too().for_each(WAITING_GROUPS, |prepared| {
+        score(&prepared.batch, &mut probabilities)?;
         all.extend_from_slice(&probabilities);
-        match (&mut labels, &encoded.labels) {
-            (Some(labels), Some(more)) => labels.extend_from_slice(more),
+        match &mut labels {
+            Some(labels) if !prepared.labels.is_empty() => labels.extend_from_slice(&prepared.labels),
             _ => labels = None,
         }
         Ok(())
     })?;
     Ok(labels.map(|labels| Quality::of(&all, &labels)))
-}
-
-/// Calls `each` with every batch in order, while a thread reads and encodes the next ones.
-fn each_batch(
-    schema: &Schema,
-    reader: &mut (dyn Reader + Send),
-    batch: usize,
-    mut each: impl FnMut(&Encoded) -> Result<(), TrainError>,
-) -> Result<(), TrainError> {
-    thread::scope(|scope| {
-        let (full, batches) = mpsc::sync_channel::<Result<Encoded, TrainError>>(READ_AHEAD);
-        let (used, empties) = mpsc::channel::<Encoded>();
-        scope.spawn(move || {
-            let mut raw = RawBatch::default();
-            loop {
-                let mut encoded = empties.try_recv().unwrap_or_else(|_| Encoded::new());
-                let sent = match encoded.read(schema, reader, batch, &mut raw) {
-                    Ok(0) => return,
-                    Ok(_) => full.send(Ok(encoded)),
-                    Err(error) => {
-                        // Nobody waits when training failed first.
-                        let _ = full.send(Err(error));
-                        return;
-                    }
-                };
-                if sent.is_err() {
-                    return;
-                }
-            }
-        });
-        for encoded in batches {
-            let encoded = encoded?;
-            each(&encoded)?;
-            // The reader may have ended already.
-            let _ = used.send(encoded);
-        }
-        Ok(())
-    })
-}
-
-impl Encoded {
-    fn new() -> Self {
-        Self { batch: Batch::empty(0), labels: None }
-    }
-
-    /// Reads and encodes the next samples over this batch's memory. Gives their number.
-    fn read(
-        &mut self,
-        schema: &Schema,
-        reader: &mut dyn Reader,
-        batch: usize,
-        raw: &mut RawBatch,
-    ) -> Result<usize, TrainError> {
-        let samples = reader.read(batch, raw)?;
-        if samples > 0 {
-            schema.encode(raw, &mut self.batch)?;
-            self.labels.clone_from(&raw.labels);
-        }
-        Ok(samples)
-    }
 }

@@ -7,7 +7,8 @@
 
 use crate::trainer::casting::Casting;
 use crate::trainer::pipeline::item::PreparedBatch;
-use crate::trainer::pipeline::slots::{Claim, NotClaimed, Slots};
+use crate::trainer::pipeline::scratchpad::SlotLayout;
+use crate::trainer::pipeline::slots::{Claim, ClaimError, Slots};
 
 /// The distinct rows of a window.
 pub(crate) struct Window {
@@ -52,9 +53,9 @@ impl<'a> Cached<'a> {
 impl Window {
     /// Of these batches, whose rows are all in the scratchpad. `tables` says of each table which of the slots
     /// its rows are in, and words of a record.
-    pub(crate) fn of(casts: &[PreparedBatch], tables: &[(usize, usize)]) -> Self {
+    pub(crate) fn of(casts: &[PreparedBatch], tables: &[SlotLayout]) -> Self {
         let mut start = 0;
-        let tables = tables.iter().enumerate().map(|(t, &(class, words))| {
+        let tables = tables.iter().enumerate().map(|(t, &SlotLayout { size: class, words })| {
             let mut rows: Vec<(u64, u32)> = Vec::new();
             for cast in casts {
                 let slots = &cast.slots[cast.starts[t]..cast.starts[t + 1]];
@@ -74,8 +75,8 @@ impl Window {
     /// Claims the rows, table by table.
     ///
     /// # Errors
-    /// [`NotClaimed`] where another stage has one at the time.
-    pub(crate) fn claim<'c>(&'c self, slots: &'c [Slots]) -> Result<Vec<Claim<'c>>, NotClaimed> {
+    /// [`ClaimError`] where another stage has one at the time.
+    pub(crate) fn claim<'c>(&'c self, slots: &'c [Slots]) -> Result<Vec<Claim<'c>>, ClaimError> {
         self.tables.iter().map(|rows| slots[rows.class].claim(&rows.slots)).collect()
     }
 
