@@ -1,7 +1,7 @@
 //! Zeroed memory in huge pages, if the system has them, for tables that are read at random.
 //!
-//! With small pages a random read often misses the TLB and then the cache: a table of 30 MB has more small pages than a
-//! TLB has entries.
+//! With small pages a random read often misses the TLB and then the cache: a table of 30 MB has more small
+//! pages than a TLB has entries.
 
 use std::io;
 use std::marker::PhantomData;

@@ -4,8 +4,8 @@
 /// The step of SplitMix64's state: 2^64 over the golden ratio.
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// Hashes a number to 64 bits: the first output of [`SplitMix64`] with this seed. It is a bijection, and every
-/// input bit affects every output bit.
+/// Hashes a number to 64 bits: the first output of [`SplitMix64`] with this seed. It is a bijection, and
+/// every input bit affects every output bit.
 #[inline]
 #[must_use]
 pub fn mix64(number: u64) -> u64 {

@@ -1,5 +1,5 @@
-//! Memory and hashing: huge pages, prefetch, host memory that a device can share, hash tables with number keys, and
-//! pseudo-random numbers.
+//! Memory and hashing: huge pages, prefetch, host memory that a device can share, hash tables with number
+//! keys, and pseudo-random numbers.
 
 pub(crate) mod available;
 mod host;

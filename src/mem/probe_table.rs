@@ -1,11 +1,11 @@
 //! A hash table for lookups that wait for memory: open addressing with linear probing, in huge pages, with a
 //! prefetch of the line that a lookup reads first.
 //!
-//! A batch looks up tens of thousands of rows, and hardly any of them is in a processor's cache. A caller prefetches
-//! the bucket of a later row while it works on an earlier one, so that memory serves many lookups at once; the
-//! standard library's map does not allow that. Half of the buckets stay empty, so a probe reads two or three
-//! neighbours, mostly of one line. A removal moves later buckets of its run up and leaves no tombstone (Knuth, The Art
-//! of Computer Programming 3, section 6.4, algorithm R).
+//! A batch looks up tens of thousands of rows, and hardly any of them is in a processor's cache. A caller
+//! prefetches the bucket of a later row while it works on an earlier one, so that memory serves many lookups
+//! at once; the standard library's map does not allow that. Half of the buckets stay empty, so a probe reads
+//! two or three neighbours, mostly of one line. A removal moves later buckets of its run up and leaves no
+//! tombstone (Knuth, The Art of Computer Programming 3, section 6.4, algorithm R).
 
 use bytemuck::Pod;
 

@@ -1,7 +1,7 @@
 //! Training with every row in memory: a scratchpad would hold all rows, so there is none.
 //!
-//! Two stages of the pipeline are left. One thread reads, encodes and casts batches ahead; Train takes the sequential
-//! trainer's steps on that trainer's own tables, with the same numbers.
+//! Two stages of the pipeline are left. One thread reads, encodes and casts batches ahead; Train takes the
+//! sequential trainer's steps on that trainer's own tables, with the same numbers.
 
 use super::pipeline::Data;
 use super::read_ahead::ReadAhead;
@@ -14,8 +14,8 @@ const GROUP_SAMPLES: usize = 2048;
 /// Groups that may wait for Train.
 const WAITING_GROUPS: usize = 2;
 
-/// Trains on every sample of the data. Returns the number of samples. It computes on the threads of the caller's rayon
-/// pool.
+/// Trains on every sample of the data. Returns the number of samples. It computes on the threads of the
+/// caller's rayon pool.
 ///
 /// # Errors
 /// [`TrainError`]; `reference` then holds the steps taken before it.

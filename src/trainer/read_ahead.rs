@@ -1,4 +1,5 @@
-//! Reading ahead: one thread reads and encodes the batches of some data while another trains on them or scores them.
+//! Reading ahead: one thread reads and encodes the batches of some data while another trains on them or
+//! scores them.
 
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
@@ -17,8 +18,8 @@ pub(crate) const WAITING_GROUPS: usize = 4;
 /// Some batches that were read, or the error that ended the reading.
 pub(crate) type BatchGroup = Result<Vec<PreparedBatch>, TrainError>;
 
-/// Reads and encodes the batches of some data, in order. By default batches need labels, are not cast, and are handed
-/// over one at a time.
+/// Reads and encodes the batches of some data, in order. By default batches need labels, are not cast, and
+/// are handed over one at a time.
 pub(crate) struct ReadAhead<'d, 's> {
     schema: &'s Schema,
     data: Data<'d>,
@@ -47,8 +48,8 @@ impl<'d, 's> ReadAhead<'d, 's> {
         Self { lookups: Some(lookups), ..self }
     }
 
-    /// Batches are handed over in groups of `group`: to wake a thread for each small batch costs more than reading
-    /// ahead gains.
+    /// Batches are handed over in groups of `group`: to wake a thread for each small batch costs more than
+    /// reading ahead gains.
     pub(crate) fn in_groups(self, group: usize) -> Self {
         Self { group, ..self }
     }
@@ -58,7 +59,8 @@ impl<'d, 's> ReadAhead<'d, 's> {
         Self { jitter, ..self }
     }
 
-    /// Calls `each` with every batch in order, while a thread reads the next ones. Up to `waiting` groups wait.
+    /// Calls `each` with every batch in order, while a thread reads the next ones. Up to `waiting` groups
+    /// wait.
     ///
     /// # Errors
     /// [`TrainError`] of the data, once the batches before it were used; or the error of `each`.
@@ -81,8 +83,8 @@ impl<'d, 's> ReadAhead<'d, 's> {
         })
     }
 
-    /// Reads all batches into buffers of the pool and sends them. It ends early when the receiver is gone: training has
-    /// failed then.
+    /// Reads all batches into buffers of the pool and sends them. It ends early when the receiver is gone:
+    /// training has failed then.
     pub(crate) fn run(
         mut self,
         loaded: &SyncSender<BatchGroup>,

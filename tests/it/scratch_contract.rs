@@ -1,5 +1,5 @@
-//! The contract of a trainer's scratchpad on a device, for any driver: records come back unchanged, and input rows are pooled
-//! and rows updated to the bit as on the host.
+//! The contract of a trainer's scratchpad on a device, for any driver: records come back unchanged, and input
+//! rows are pooled and rows updated to the bit as on the host.
 
 use std::sync::Arc;
 

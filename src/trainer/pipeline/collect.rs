@@ -1,7 +1,7 @@
 //! Collect: reads the rows that come in from the store, and the victims from the scratchpad.
 //!
-//! Both go to the item's staging memory, whose size Plan has bounded: plain memory on the host, a staging buffer on a
-//! device. Reading the store is slow, so a pool of threads reads pieces of it at the same time.
+//! Both go to the item's staging memory, whose size Plan has bounded: plain memory on the host, a staging
+//! buffer on a device. Reading the store is slow, so a pool of threads reads pieces of it at the same time.
 
 use rayon::prelude::*;
 
@@ -35,7 +35,8 @@ impl RowMover<'_> {
     /// Reads the rows that the item moves.
     ///
     /// # Errors
-    /// [`TrainError::Store`], [`TrainError::Device`], and [`TrainError::Hazard`] when another stage has claimed a slot.
+    /// [`TrainError::Store`], [`TrainError::Device`], and [`TrainError::Hazard`] when another stage has
+    /// claimed a slot.
     pub(crate) fn collect(&self, item: &mut Item) -> Result<(), TrainError> {
         let Item { fills, evictions, staging, .. } = item;
         match self.scratchpad {

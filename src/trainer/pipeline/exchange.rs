@@ -1,7 +1,8 @@
 //! Exchange: moves the staged rows between host and device, both ways at once.
 //!
-//! On a device, rows cross the bus here, while Train takes steps. On the host there is nothing to move: scratchpad and
-//! store are both in host memory. It is a stage there too, so that the windows are the same on every device.
+//! On a device, rows cross the bus here, while Train takes steps. On the host there is nothing to move:
+//! scratchpad and store are both in host memory. It is a stage there too, so that the windows are the same on
+//! every device.
 
 use super::super::TrainError;
 use super::item::Item;

@@ -1,7 +1,7 @@
 //! ScratchPipe's Hit-Map (section IV-D): the slot that holds a row.
 //!
-//! A bucket is one word: the row's tag and the slot. The row itself is in the slot's bookkeeping, where callers compare
-//! it: equal tags do not mean equal rows.
+//! A bucket is one word: the row's tag and the slot. The row itself is in the slot's bookkeeping, where
+//! callers compare it: equal tags do not mean equal rows.
 
 use bytemuck::{Pod, Zeroable};
 

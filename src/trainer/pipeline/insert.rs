@@ -11,7 +11,8 @@ impl RowMover<'_> {
     /// Writes the rows that Collect has read.
     ///
     /// # Errors
-    /// [`TrainError::Store`], [`TrainError::Device`], and [`TrainError::Hazard`] when another stage has claimed a slot.
+    /// [`TrainError::Store`], [`TrainError::Device`], and [`TrainError::Hazard`] when another stage has
+    /// claimed a slot.
     pub(crate) fn insert(&self, item: &mut Item) -> Result<(), TrainError> {
         let Item { fills, evictions, staging, .. } = item;
         match self.scratchpad {
@@ -23,7 +24,8 @@ impl RowMover<'_> {
                 self.write_store(&evictions.runs, &evictions.rows, &mut evictions.records[..evictions.words])
             }
             ScratchpadMemory::Device(scratch) => {
-                // An item that moves nothing has no staging buffer. When dropped, the buffer serves another item.
+                // An item that moves nothing has no staging buffer. When dropped, the buffer serves another
+                // item.
                 let Some(mut staging) = staging.take() else { return Ok(()) };
                 self.with_runs(&**scratch, fills, |runs| staging.put(runs))?;
                 self.write_store(&evictions.runs, &evictions.rows, staging.outgoing())

@@ -99,8 +99,8 @@ pub(crate) struct Transfers {
     pub slots: Vec<u32>,
     /// Words of all records.
     pub words: usize,
-    /// The records, end to end, once Collect has read them; there may be room for more. On a device they are in the
-    /// item's staging buffer instead.
+    /// The records, end to end, once Collect has read them; there may be room for more. On a device they are
+    /// in the item's staging buffer instead.
     pub records: Vec<f32>,
 }
 
@@ -121,11 +121,12 @@ impl Transfers {
         }
     }
 
-    /// Makes room for the records. It keeps the content, which is meaningless, so that no buffer is zeroed or moved twice.
+    /// Makes room for the records. It keeps the content, which is meaningless, so that no buffer is zeroed or
+    /// moved twice.
     pub(crate) fn make_room(&mut self) {
         if self.records.len() < self.words {
-            // Most batches need about as much. The reserve takes no memory before it is used, and all buffers together
-            // use no more than the bytes for staging.
+            // Most batches need about as much. The reserve takes no memory before it is used, and all buffers
+            // together use no more than the bytes for staging.
             self.records = vec![0.0; self.words + self.words / 8];
         }
     }

@@ -1,4 +1,5 @@
-//! Random sleeps of a stage, for tests and `flechette verify`: the trained bytes must not depend on the stages' speeds.
+//! Random sleeps of a stage, for tests and `flechette verify`: the trained bytes must not depend on the
+//! stages' speeds.
 
 use std::time::Duration;
 

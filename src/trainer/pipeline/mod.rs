@@ -1,5 +1,5 @@
-//! The pipeline: Load, Plan, Collect, Exchange, Insert and Train, each a thread, with bounded channels between them
-//! (ScratchPipe, section IV-C).
+//! The pipeline: Load, Plan, Collect, Exchange, Insert and Train, each a thread, with bounded channels
+//! between them (ScratchPipe, section IV-C).
 //!
 //! ```text
 //!           batches      items          items           items         items
@@ -9,12 +9,13 @@
 //!      +------------------------------ buffers -----------------------------+
 //! ```
 //!
-//! Rows are in the working file. While a window needs a row it is in the scratchpad too, and that copy is the valid one.
-//! Train finds every row of its item there, so it waits for nothing else. The trained bytes are those of the sequential
-//! [`super::ReferenceTrainer`], whatever the sizes and speeds: `plan` explains why, and `flechette verify` shows it.
+//! Rows are in the working file. While a window needs a row it is in the scratchpad too, and that copy is the
+//! valid one. Train finds every row of its item there, so it waits for nothing else. The trained bytes are
+//! those of the sequential [`super::ReferenceTrainer`], whatever the sizes and speeds: `plan` explains why,
+//! and `flechette verify` shows it.
 //!
-//! A stage that fails ends the run: its channels close, later stages finish the items that they have, and earlier stages can
-//! send no more. The run returns the first real error.
+//! A stage that fails ends the run: its channels close, later stages finish the items that they have, and
+//! earlier stages can send no more. The run returns the first real error.
 
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
@@ -92,7 +93,8 @@ pub(crate) struct BufferPools {
 pub type Frequencies = Vec<(TableId, u64, u64)>;
 
 impl Pipeline {
-    /// A pipeline with a scratchpad in host memory. With frequencies, the first run fills it with the most frequent rows.
+    /// A pipeline with a scratchpad in host memory. With frequencies, the first run fills it with the most
+    /// frequent rows.
     ///
     /// # Errors
     /// [`TrainError`] for settings that are invalid or do not fit the model.
@@ -107,11 +109,12 @@ impl Pipeline {
         })
     }
 
-    /// The same with a scratchpad in device memory. The device pools and updates rows, with the same trained bytes. Dense
-    /// layers run on the host, and there is one replica.
+    /// The same with a scratchpad in device memory. The device pools and updates rows, with the same trained
+    /// bytes. Dense layers run on the host, and there is one replica.
     ///
     /// # Errors
-    /// As [`Self::new`]; [`TrainError::Replicas`] for several replicas; [`TrainError::Device`] when an allocation fails.
+    /// As [`Self::new`]; [`TrainError::Replicas`] for several replicas; [`TrainError::Device`] when an
+    /// allocation fails.
     pub fn on_device<D: Driver>(
         driver: &Arc<D>,
         train_state: &TrainState,
@@ -140,7 +143,8 @@ impl Pipeline {
         }
         let sizes = Sizes::of(train_state.schema(), train_state.optimizer().kind)?;
         let counts = sizes.counts(&settings.scratchpad);
-        // One item for each stage, those that wait between stages, and as many again for Plan; each moves rows in and out.
+        // One item for each stage, those that wait between stages, and as many again for Plan; each moves
+        // rows in and out.
         let items = 2 * (6 + 4 * settings.buffered);
         let item_words = settings.staging_bytes / (2 * items) / size_of::<f32>();
         let scratchpad = scratchpad(&sizes, &counts, item_words)?;
@@ -181,7 +185,8 @@ impl Pipeline {
         self.sizes.bytes(&self.scratchpad.counts())
     }
 
-    /// How long each stage has worked so far, without its waits for others. Train waits for the stage with the longest time.
+    /// How long each stage has worked so far, without its waits for others. Train waits for the stage with
+    /// the longest time.
     pub fn worked(&self) -> impl Iterator<Item = (StageName, Duration)> + '_ {
         StageName::ALL.into_iter().map(|stage| (stage, self.clocks.of(stage)))
     }
@@ -203,8 +208,8 @@ impl Pipeline {
         (0..self.sizes.tables.len()).map(|t| Rows::Working(&self.store, TableId(t as u32))).collect()
     }
 
-    /// Trains on every sample of the data. Returns the number of samples. It computes on the threads of the caller's rayon
-    /// pool.
+    /// Trains on every sample of the data. Returns the number of samples. It computes on the threads of the
+    /// caller's rayon pool.
     ///
     /// # Errors
     /// [`TrainError`]; the pipeline must not be used after it.
@@ -282,7 +287,8 @@ impl Pipeline {
         Ok(train.samples)
     }
 
-    /// Writes every row of the scratchpad to the store. The rows stay in the scratchpad, and training can continue.
+    /// Writes every row of the scratchpad to the store. The rows stay in the scratchpad, and training can
+    /// continue.
     ///
     /// # Errors
     /// [`TrainError::Store`].

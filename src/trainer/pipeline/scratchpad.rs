@@ -1,9 +1,10 @@
 //! The scratchpad's memory: the slots, and how many there are of each size.
 //!
-//! A record is a row with its optimizer state. Tables whose records have the same number of words share the slots of that
-//! size. Each size gets the same share of its tables' rows: a batch uses every table, so tables of short rows must not crowd
-//! out those of long rows, nor the other way round. But no size gets fewer slots than a sample may need: any scratchpad is a
-//! small share of a huge model, and the same share of a small table could be no row at all.
+//! A record is a row with its optimizer state. Tables whose records have the same number of words share the
+//! slots of that size. Each size gets the same share of its tables' rows: a batch uses every table, so tables
+//! of short rows must not crowd out those of long rows, nor the other way round. But no size gets fewer slots
+//! than a sample may need: any scratchpad is a small share of a huge model, and the same share of a small
+//! table could be no row at all.
 
 use std::sync::Arc;
 
@@ -95,8 +96,8 @@ impl Sizes {
         Ok(Self { tables, sizes })
     }
 
-    /// Slots of each size: no more than its rows, nor than can be numbered. A fraction gives each size at least the rows of
-    /// a sample; so do bytes if they are enough for that.
+    /// Slots of each size: no more than its rows, nor than can be numbered. A fraction gives each size at
+    /// least the rows of a sample; so do bytes if they are enough for that.
     #[must_use]
     pub(crate) fn counts(&self, size: &ScratchpadSize) -> Vec<usize> {
         let counts: Vec<u64> = match size {

@@ -22,22 +22,24 @@ pub struct PipelineSettings {
     pub staging_bytes: usize,
     /// Threads that move rows between store and staging buffers.
     pub threads: usize,
-    /// Whether stages overlap. If not, each item is planned after the item before it has trained: a baseline that trains
-    /// the same bytes.
+    /// Whether stages overlap. If not, each item is planned after the item before it has trained: a baseline
+    /// that trains the same bytes.
     pub overlap: bool,
     /// Seed of random sleeps in every stage; none without it.
     pub jitter: Option<u64>,
-    /// Data-parallel workers that share each batch, 1 to [`MOST_REPLICAS`]. Each has its own dense weights and its own
-    /// copy of the window's rows. The copy is no larger than the scratchpad and is not part of it.
+    /// Data-parallel workers that share each batch, 1 to [`MOST_REPLICAS`]. Each has its own dense weights
+    /// and its own copy of the window's rows. The copy is no larger than the scratchpad and is not part of
+    /// it.
     pub replicas: usize,
-    /// Steps after which replicas average rows and their state; at least 1. At 1 they exchange gradients instead. The
-    /// end of a window averages too, so a replica takes at most `lookahead` steps by itself.
+    /// Steps after which replicas average rows and their state; at least 1. At 1 they exchange gradients
+    /// instead. The end of a window averages too, so a replica takes at most `lookahead` steps by itself.
     pub lambda: u64,
 }
 
 impl PipelineSettings {
-    /// Whether the trained bytes are those of one worker: to the byte with one replica, and to rounding with several at
-    /// lambda = 1, which cut sums where they cut the batch. At any other lambda the replicas diverge for some steps.
+    /// Whether the trained bytes are those of one worker: to the byte with one replica, and to rounding with
+    /// several at lambda = 1, which cut sums where they cut the batch. At any other lambda the replicas
+    /// diverge for some steps.
     #[must_use]
     pub(crate) fn exact(&self) -> bool {
         self.replicas == 1 || self.lambda == 1

@@ -1,13 +1,15 @@
-//! Which row each slot holds, and which batches may still use it: ScratchPipe's Hit-Map and Hold masks (section IV-D).
+//! Which row each slot holds, and which batches may still use it: ScratchPipe's Hit-Map and Hold masks
+//! (section IV-D).
 //!
-//! The paper's mask has a bit for each batch in the window, and shifts all masks each cycle. Here a slot keeps one number: the
-//! last **batch**, planned or of the future window, that is known to need its row. The slot becomes a candidate for eviction
-//! when that batch leaves the past window. Until then a list for each batch has the slots of which it is the last known user.
-//! So a cycle costs as much as the batch that leaves, not as much as the scratchpad. And a batch whose rows were found when
-//! it entered the future window has nothing to record when it is planned.
+//! The paper's mask has a bit for each batch in the window, and shifts all masks each cycle. Here a slot
+//! keeps one number: the last **batch**, planned or of the future window, that is known to need its row. The
+//! slot becomes a candidate for eviction when that batch leaves the past window. Until then a list for each
+//! batch has the slots of which it is the last known user. So a cycle costs as much as the batch that leaves,
+//! not as much as the scratchpad. And a batch whose rows were found when it entered the future window has
+//! nothing to record when it is planned.
 //!
-//! A `SlotDirectory` covers slots of one size. Only Plan uses it, and it runs ahead of the slots' content: the Hit-Map has
-//! what a slot will hold when the batch that is planned trains.
+//! A `SlotDirectory` covers slots of one size. Only Plan uses it, and it runs ahead of the slots' content:
+//! the Hit-Map has what a slot will hold when the batch that is planned trains.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -24,8 +26,8 @@ use crate::mem::{Huge, OutOfHostMemory};
 use crate::trainer::pipeline::slot_flags::NO_SLOT;
 use crate::types::RowId;
 
-/// The most rows of one lookup: many times [`PREFETCH_AHEAD`], but few enough that prefetched lines are still cached when
-/// they are used.
+/// The most rows of one lookup: many times [`PREFETCH_AHEAD`], but few enough that prefetched lines are still
+/// cached when they are used.
 pub(crate) const LOOKUP_ROWS: usize = 256;
 
 /// [`SlotDirectory::rows_after`] lists all rows in up to so many lists, one after the other, of at least
@@ -41,8 +43,8 @@ struct SlotState {
     row: RowId,
     /// Of a candidate: its stamp. Else: the last batch that is known to need the row, modulo 2^32.
     until: u32,
-    /// Bit 0: is a victim candidate. Bits 1..: use count, at least 1 if the slot is taken: the row's count in the data set
-    /// + 1, or without counts the batches that have used it since it came in.
+    /// Bit 0: is a victim candidate. Bits 1..: use count, at least 1 if the slot is taken: the row's count in
+    /// the data set + 1, or without counts the batches that have used it since it came in.
     uses: u32,
 }
 
@@ -141,8 +143,8 @@ impl SlotDirectory {
         self.needed.clear();
     }
 
-    /// Bytes for each slot, with the list that [`Self::rows_after`] makes, but without the lists of the window, whose size
-    /// depends on its batches.
+    /// Bytes for each slot, with the list that [`Self::rows_after`] makes, but without the lists of the
+    /// window, whose size depends on its batches.
     pub(crate) const fn bytes_per_slot() -> usize {
         let listed = 2 * size_of::<RowSlot>() / LISTS;
         size_of::<SlotState>()
@@ -211,7 +213,8 @@ impl SlotDirectory {
     fn extend_use(&mut self, slot: u32, batch: u64) -> bool {
         let was_candidate = self.remove_candidate(slot);
         let state = &mut self.states[slot as usize];
-        // A slot that is no candidate was needed within the window, so the difference is small and its sign is right.
+        // A slot that is no candidate was needed within the window, so the difference is small and its sign
+        // is right.
         let later = was_candidate || (batch as u32).wrapping_sub(state.until) as i32 > 0;
         if later {
             state.until = batch as u32;
@@ -222,8 +225,8 @@ impl SlotDirectory {
         later
     }
 
-    /// Batches up to `past` have left the past window: slots that no later batch needs become candidates. The needs of batch
-    /// `batch`, which is planned, must be recorded before. `next` is as [`RowUse::next`].
+    /// Batches up to `past` have left the past window: slots that no later batch needs become candidates. The
+    /// needs of batch `batch`, which is planned, must be recorded before. `next` is as [`RowUse::next`].
     pub(crate) fn expire(&mut self, past: u64, batch: u64, next: impl Fn(RowId) -> u64) {
         while self.needed.front().is_some_and(|needed| needed.batch <= past) {
             let Some(BatchSlots { batch: last, mut slots }) = self.needed.pop_front() else { break };
@@ -278,8 +281,8 @@ impl SlotDirectory {
         candidate
     }
 
-    /// Makes candidates of `count` slots that batches after `batch` need, those of the furthest batch first. It spares the
-    /// slots in `kept`.
+    /// Makes candidates of `count` slots that batches after `batch` need, those of the furthest batch first.
+    /// It spares the slots in `kept`.
     pub(crate) fn release(&mut self, mut count: usize, batch: u64, kept: &HashSet<u32>) {
         let needed = std::mem::take(&mut self.needed);
         for BatchSlots { batch: last, slots } in needed.iter().rev().take_while(|needed| needed.batch > batch)
@@ -294,8 +297,8 @@ impl SlotDirectory {
         self.needed = needed;
     }
 
-    /// Takes a slot for each of these rows, at most [`LOOKUP_ROWS`], that batch `batch` needs, and calls `give` with each in
-    /// turn. Stops when no slot is available.
+    /// Takes a slot for each of these rows, at most [`LOOKUP_ROWS`], that batch `batch` needs, and calls
+    /// `give` with each in turn. Stops when no slot is available.
     pub(crate) fn take_all(&mut self, rows: &[RowId], batch: u64, mut give: impl FnMut(TakenSlot)) -> usize {
         let mut taken = [(0, false); LOOKUP_ROWS];
         let mut count = 0;
@@ -337,8 +340,8 @@ impl SlotDirectory {
         count
     }
 
-    /// Lists the first rows after `after`, ascending, with their slots; none when there are no more. Each call reads every
-    /// slot, so it lists at least a sixteenth of them.
+    /// Lists the first rows after `after`, ascending, with their slots; none when there are no more. Each
+    /// call reads every slot, so it lists at least a sixteenth of them.
     pub(crate) fn rows_after(&self, after: Option<RowId>, listed: &mut Vec<RowSlot>) {
         listed.clear();
         let (most, mut end) = (MIN_LISTED_ROWS.max(self.count() / LISTS), None);

@@ -1,8 +1,8 @@
 //! Claims on the slots of a scratchpad: one flag a slot, on the host, wherever the slots are.
 //!
-//! The trainer's plan decides which stage may use which slot when. Flags make a fault of the plan an error instead of a data
-//! race: a stage uses only slots that it has claimed, and a claim fails if another claim has one of its slots. Flags are set
-//! and cleared once a batch, not once an access.
+//! The trainer's plan decides which stage may use which slot when. Flags make a fault of the plan an error
+//! instead of a data race: a stage uses only slots that it has claimed, and a claim fails if another claim
+//! has one of its slots. Flags are set and cleared once a batch, not once an access.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -42,11 +42,12 @@ impl SlotFlags {
         self.0.len()
     }
 
-    /// Claims these slots; [`NO_SLOT`] is ignored. All that was done with a slot under its last claim is visible to this
-    /// one.
+    /// Claims these slots; [`NO_SLOT`] is ignored. All that was done with a slot under its last claim is
+    /// visible to this one.
     ///
     /// # Errors
-    /// [`ClaimError`] for the first slot that another claim has, or that is listed twice; then nothing is claimed.
+    /// [`ClaimError`] for the first slot that another claim has, or that is listed twice; then nothing is
+    /// claimed.
     pub fn claim<'a>(&'a self, list: &'a [u32]) -> Result<HeldSlots<'a>, ClaimError> {
         let take = |slot: u32| {
             let flag = self.0.get(slot as usize);

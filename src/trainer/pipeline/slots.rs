@@ -1,7 +1,8 @@
-//! The scratchpad's memory on the host: slots of rows that several threads read and write at once, each its own slots.
+//! The scratchpad's memory on the host: slots of rows that several threads read and write at once, each its
+//! own slots.
 //!
-//! The trainer's plan decides which stage may use which slot when. A fault of the plan can spoil a row, but never memory: a
-//! slot is only used under a [`Claim`], and a claim fails if another one has a slot of it
+//! The trainer's plan decides which stage may use which slot when. A fault of the plan can spoil a row, but
+//! never memory: a slot is only used under a [`Claim`], and a claim fails if another one has a slot of it
 //! ([`crate::trainer::pipeline::slot_flags`]).
 #![allow(unsafe_code)]
 
@@ -22,9 +23,9 @@ pub(crate) struct Slots {
     _memory: Box<dyn HostBlock>,
 }
 
-// SAFETY: `words` points into memory that `Slots` owns and that is tied to no thread. It is read and written only under
-// claims. No two claims have a slot in common at a time, and their flags order what one thread did before what the next
-// one does (release when dropped, acquire when taken).
+// SAFETY: `words` points into memory that `Slots` owns and that is tied to no thread. It is read and written
+// only under claims. No two claims have a slot in common at a time, and their flags order what one thread did
+// before what the next one does (release when dropped, acquire when taken).
 unsafe impl Send for Slots {}
 // SAFETY: as above.
 unsafe impl Sync for Slots {}
@@ -98,8 +99,9 @@ impl<'a> Claim<'a> {
     #[must_use]
     pub(crate) fn row(&self, k: usize) -> Option<&[f32]> {
         let slot = self.held.list().get(k).copied().filter(|&slot| slot != NO_SLOT)?;
-        // SAFETY: the claim has the slot, so no other claim uses it. This claim writes only through `rows_mut`, which
-        // borrows it mutably, so not while the returned reference lives. The words are initialised (zeroed).
+        // SAFETY: the claim has the slot, so no other claim uses it. This claim writes only through
+        // `rows_mut`, which borrows it mutably, so not while the returned reference lives. The words are
+        // initialised (zeroed).
         Some(unsafe { std::slice::from_raw_parts(self.slots.row(slot), self.slots.width) })
     }
 
@@ -147,8 +149,8 @@ impl<'a> ClaimedRows<'a> {
     #[inline(always)]
     pub(crate) fn row_mut(&mut self, k: usize) -> Option<&mut [f32]> {
         let slot = self.list.get(k).copied().filter(|&slot| slot != NO_SLOT)?;
-        // SAFETY: the slots of a claim are distinct, and this has exclusive use of the claim (`rows_mut` borrows it
-        // mutably), so there is no other reference to this row.
+        // SAFETY: the slots of a claim are distinct, and this has exclusive use of the claim (`rows_mut`
+        // borrows it mutably), so there is no other reference to this row.
         Some(unsafe { std::slice::from_raw_parts_mut(self.slots.row(slot), self.slots.width) })
     }
 

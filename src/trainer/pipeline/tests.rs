@@ -1,5 +1,5 @@
-//! The pipeline against the sequential trainer: the same bytes, whatever the sizes, the order of events and the speeds of the
-//! stages.
+//! The pipeline against the sequential trainer: the same bytes, whatever the sizes, the order of events and
+//! the speeds of the stages.
 
 use proptest::prelude::*;
 

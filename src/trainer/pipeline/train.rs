@@ -1,8 +1,8 @@
 //! Train: the stage that takes the steps.
 //!
-//! A step is the sequential trainer's step (`train_state`) except for the location of rows: an occurrence names its
-//! row's position in the casted index, and the position has a slot. The stage claims the slots of the batch during the
-//! step and waits for nothing.
+//! A step is the sequential trainer's step (`train_state`) except for the location of rows: an occurrence
+//! names its row's position in the casted index, and the position has a slot. The stage claims the slots of
+//! the batch during the step and waits for nothing.
 
 use std::ops::Range;
 
@@ -180,7 +180,8 @@ impl<'a> Train<'a> {
         self.gathered(at + part.batch.samples, whole)
     }
 
-    /// The first `samples` samples of a split batch have their input rows. With all of them the batch is learnt.
+    /// The first `samples` samples of a split batch have their input rows. With all of them the batch is
+    /// learnt.
     pub(crate) fn gathered(&mut self, samples: usize, whole: &PreparedBatch) -> Result<(), TrainError> {
         if samples < whole.batch.samples {
             return Ok(());
@@ -219,7 +220,8 @@ impl<'a> Train<'a> {
     }
 }
 
-/// Finds the row of each occurrence of a lookup, for [`crate::model::InputRows::write`]; `claims` are of all tables.
+/// Finds the row of each occurrence of a lookup, for [`crate::model::InputRows::write`]; `claims` are of all
+/// tables.
 fn rows_of<'r>(
     casting: &'r Casting,
     claims: &'r [Claim<'_>],

@@ -1,4 +1,5 @@
-//! The progress of Train, which Plan waits for; and whether a stage has failed, so that Plan does not wait for ever.
+//! The progress of Train, which Plan waits for; and whether a stage has failed, so that Plan does not wait
+//! for ever.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -53,7 +54,8 @@ impl TrainProgress {
         Ok(())
     }
 
-    /// Whether a thread is in [`Self::wait`], and neither [`Self::trained`] nor [`Self::stop`] has been called since.
+    /// Whether a thread is in [`Self::wait`], and neither [`Self::trained`] nor [`Self::stop`] has been
+    /// called since.
     #[cfg(test)]
     pub(crate) fn is_awaited(&self) -> bool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).awaited

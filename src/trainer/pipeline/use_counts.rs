@@ -1,5 +1,5 @@
-//! How often a data set uses each row: the frequency that LFU needs of each row that comes in (frequency-aware cache,
-//! section 4).
+//! How often a data set uses each row: the frequency that LFU needs of each row that comes in
+//! (frequency-aware cache, section 4).
 
 use bytemuck::{Pod, Zeroable};
 

@@ -1,8 +1,9 @@
-//! Verifies the pipeline on a user's own data: the sequential trainer takes every step too, and every byte is compared.
+//! Verifies the pipeline on a user's own data: the sequential trainer takes every step too, and every byte is
+//! compared.
 //!
-//! Each step compares the rows that it updated, the dense weights, and all their state. After the last step every row of
-//! every table is compared. So a row that a fault of the pipeline has spoilt is reported at the next step that updates it, or
-//! else at the end.
+//! Each step compares the rows that it updated, the dense weights, and all their state. After the last step
+//! every row of every table is compared. So a row that a fault of the pipeline has spoilt is reported at the
+//! next step that updates it, or else at the end.
 
 use std::fmt;
 
@@ -20,8 +21,8 @@ pub struct Difference {
     pub table: Option<String>,
     /// The row of the table, or the index among the dense weights.
     pub row: u64,
-    /// The step after which the difference was found, counted from 1; the last step + 1 if only the final comparison
-    /// found it.
+    /// The step after which the difference was found, counted from 1; the last step + 1 if only the final
+    /// comparison found it.
     pub step: u64,
 }
 
@@ -54,7 +55,8 @@ impl Verifier {
         self.first.as_ref()
     }
 
-    /// Compares every row after the pipeline has flushed them to its store. Returns the first difference of the run.
+    /// Compares every row after the pipeline has flushed them to its store. Returns the first difference of
+    /// the run.
     ///
     /// # Errors
     /// [`TrainError::Store`].

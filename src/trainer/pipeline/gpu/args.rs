@@ -1,5 +1,5 @@
-//! The arguments of the trainer's kernels, field for field as in `kernels/scratch.cu` and `kernels/update.cu`. For the cache's
-//! kernels see [`crate::cache::gpu::args`].
+//! The arguments of the trainer's kernels, field for field as in `kernels/scratch.cu` and
+//! `kernels/update.cu`. For the cache's kernels see [`crate::cache::gpu::args`].
 
 use bytemuck::{Pod, Zeroable};
 

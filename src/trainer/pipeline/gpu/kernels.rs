@@ -1,7 +1,8 @@
-//! Launches of the trainer's kernels, a function for each. A function sets the kernel's name, argument and launch shape.
+//! Launches of the trainer's kernels, a function for each. A function sets the kernel's name, argument and
+//! launch shape.
 //!
-//! The functions are unsafe because addresses are plain numbers. Callers own the memory and have checked the kernels'
-//! requirements: [`super::scratchpad`] for slots and records, `super::stepper` for updates.
+//! The functions are unsafe because addresses are plain numbers. Callers own the memory and have checked the
+//! kernels' requirements: [`super::scratchpad`] for slots and records, `super::stepper` for updates.
 
 #![allow(unsafe_code)]
 
@@ -17,8 +18,8 @@ use crate::device::cuda::{Driver, DriverError};
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]. Slots are within the scratchpad and records within the buffer. The scan is that of the runs and ends
-/// with `warps`.
+/// As [`Driver::launch`]. Slots are within the scratchpad and records within the buffer. The scan is that of
+/// the runs and ends with `warps`.
 pub(crate) unsafe fn take_records<D: Driver>(
     d: &D,
     s: &D::Stream,
@@ -54,8 +55,9 @@ pub(crate) unsafe fn put_records<D: Driver>(
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]. Slots are within the scratchpad and distinct, and their records have the optimizer's states. Sources
-/// are within the samples and columns of the gradients. The scan is that of the tables and ends with `warps`.
+/// As [`Driver::launch`]. Slots are within the scratchpad and distinct, and their records have the
+/// optimizer's states. Sources are within the samples and columns of the gradients. The scan is that of the
+/// tables and ends with `warps`.
 pub(crate) unsafe fn update_rows<D: Driver>(
     d: &D,
     s: &D::Stream,

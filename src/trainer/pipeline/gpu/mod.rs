@@ -1,19 +1,20 @@
 //! The contract of a trainer's scratchpad on a device. [`scratchpad`] implements it for any driver.
 //!
-//! A scratchpad has slots of several sizes. A slot holds a record of f32: a row's weights, then its optimizer's state. The
-//! pipeline's stages are threads (ScratchPipe, section IV-C), and each part serves some of them:
+//! A scratchpad has slots of several sizes. A slot holds a record of f32: a row's weights, then its
+//! optimizer's state. The pipeline's stages are threads (ScratchPipe, section IV-C), and each part serves
+//! some of them:
 //!
-//! - a [`StagingBuffer`] stages the records of one item, both ways: Collect takes victims out of the slots; Exchange copies
-//!   them to the host and sends what comes in; Insert puts that into the slots;
-//! - the [`Stepper`] serves Train: it pools a batch's input rows for the dense layers on the host, and updates rows from the
-//!   gradients of these.
+//! - a [`StagingBuffer`] stages the records of one item, both ways: Collect takes victims out of the slots;
+//!   Exchange copies them to the host and sends what comes in; Insert puts that into the slots;
+//! - the [`Stepper`] serves Train: it pools a batch's input rows for the dense layers on the host, and
+//!   updates rows from the gradients of these.
 //!
-//! Every call waits for what it has launched before it returns, also when it fails. So an item is done when a stage passes it
-//! on, as on the host. Calls of different stages run at the same time, on their own streams. Every call needs a claim on its
-//! slots ([`HeldSlots`]).
+//! Every call waits for what it has launched before it returns, also when it fails. So an item is done when a
+//! stage passes it on, as on the host. Calls of different stages run at the same time, on their own streams.
+//! Every call needs a claim on its slots ([`HeldSlots`]).
 //!
-//! On the host nothing is staged or launched: the trainer uses rows in place ([`super::slots`]). Both give the same bits
-//! (`crate::compute::pool` for the sums of pooling, [`Rule`] for updates).
+//! On the host nothing is staged or launched: the trainer uses rows in place ([`super::slots`]). Both give
+//! the same bits (`crate::compute::pool` for the sums of pooling, [`Rule`] for updates).
 
 pub mod args;
 mod kernels;
@@ -36,8 +37,8 @@ pub struct Source {
     pub divisor: f32,
 }
 
-/// An optimizer with the factors of one step: the operations of the trainer's optimizers, in the same order. `m` and `v` are a
-/// row's first and second state.
+/// An optimizer with the factors of one step: the operations of the trainer's optimizers, in the same order.
+/// `m` and `v` are a row's first and second state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rule {
     /// `w -= lr * g`.
@@ -52,7 +53,8 @@ pub enum Rule {
         /// Added to denominators.
         eps: f32,
     },
-    /// `m`, one a row, `+= sum(g * g) / dim`, summed from +0 in the order of elements; `w -= lr / (sqrt(m) + eps) * g`.
+    /// `m`, one a row, `+= sum(g * g) / dim`, summed from +0 in the order of elements; `w -= lr / (sqrt(m) +
+    /// eps) * g`.
     RowwiseAdagrad {
         /// Learning rate.
         lr: f32,
@@ -117,7 +119,8 @@ pub struct GatherLookup<'a> {
     pub mean: bool,
     /// `samples + 1` bounds of bags.
     pub offsets: &'a [u32],
-    /// For each occurrence, its row's index among those of the table; past the end for an occurrence that reads as zeros.
+    /// For each occurrence, its row's index among those of the table; past the end for an occurrence that
+    /// reads as zeros.
     pub places: &'a [u32],
 }
 
@@ -193,7 +196,8 @@ pub trait Scratch: Send + Sync {
     fn stepper(&self) -> Result<Box<dyn Stepper>, ScratchError>;
 }
 
-/// Stages records on their way, end to end, run after run: a buffer for each way on the device, and on the host.
+/// Stages records on their way, end to end, run after run: a buffer for each way on the device, and on the
+/// host.
 pub trait StagingBuffer: Send {
     /// Copies records out of slots into the device's outgoing buffer.
     ///

@@ -1,11 +1,12 @@
 //! A trainer's scratchpad in device memory: its slots and staging buffers.
 //!
-//! All slots are one allocation, those of a size side by side. A launch needs a claim on existing slots (`HeldSlots`). So,
-//! whatever fault the trainer's plan has, a kernel stays within the allocation, and no two kernels use one slot.
+//! All slots are one allocation, those of a size side by side. A launch needs a claim on existing slots
+//! (`HeldSlots`). So, whatever fault the trainer's plan has, a kernel stays within the allocation, and no two
+//! kernels use one slot.
 //!
-//! Taking, copying out, copying in and putting have a stream each, and so have Train's steps (`stepper`). So the stages'
-//! calls run side by side. A call returns when what it has launched is done. So no events between streams are needed: what
-//! one stage did is over before the next stage gets the item.
+//! Taking, copying out, copying in and putting have a stream each, and so have Train's steps (`stepper`). So
+//! the stages' calls run side by side. A call returns when what it has launched is done. So no events between
+//! streams are needed: what one stage did is over before the next stage gets the item.
 
 #![allow(unsafe_code)]
 
@@ -47,8 +48,8 @@ struct Streams<D: Driver> {
     put: D::Stream,
 }
 
-/// The layout of a staging buffer's memory: the buffers are at the same offsets on the host and on the device; the kernels'
-/// arguments follow, on the host alone.
+/// The layout of a staging buffer's memory: the buffers are at the same offsets on the host and on the
+/// device; the kernels' arguments follow, on the host alone.
 #[derive(Clone, Copy)]
 struct Arrays {
     incoming: Array<f32>,
@@ -267,9 +268,9 @@ impl<D: Driver> CudaStagingBuffer<D> {
             unused: 0,
         };
         let driver = &*shared.driver;
-        // SAFETY: the caller holds the slots, which are of this scratchpad (`slot_array`, `HeldSlots`). The records fit the
-        // buffer, and the scan is that of the runs. The kernel uses only this staging buffer, the scratchpad and slots that
-        // the caller holds, until `settle` has waited for it.
+        // SAFETY: the caller holds the slots, which are of this scratchpad (`slot_array`, `HeldSlots`). The
+        // records fit the buffer, and the scan is that of the runs. The kernel uses only this staging buffer,
+        // the scratchpad and slots that the caller holds, until `settle` has waited for it.
         let launched = unsafe {
             match way {
                 Way::Out => kernels::take_records(driver, stream, warps, &args),
@@ -301,8 +302,8 @@ impl<D: Driver> StagingBuffer for CudaStagingBuffer<D> {
         let Shared { driver, streams, arrays, .. } = &**shared;
         let copy = |stream, from: u64, to: u64, words: usize| match words {
             0 => Ok(()),
-            // SAFETY: both buffers are this one's and have the words (`incoming`, `records`). It is borrowed mutably, so
-            // nothing else uses them, until `settle` has waited.
+            // SAFETY: both buffers are this one's and have the words (`incoming`, `records`). It is borrowed
+            // mutably, so nothing else uses them, until `settle` has waited.
             _ => unsafe { driver.copy(stream, Address(from), Address(to), words * WORD) },
         };
         let (to_host, to_device) = (&streams.copy_out, &streams.copy_in);

@@ -1,11 +1,13 @@
-//! A trainer's steps on a device's scratchpad: pooling a batch's input rows from its slots, and updating its rows.
+//! A trainer's steps on a device's scratchpad: pooling a batch's input rows from its slots, and updating its
+//! rows.
 //!
-//! The host writes all it has to send of a batch into pinned memory, arrays side by side and as long as the batch needs. One
-//! copy moves them to the device, because kernels read much of it more than once. So each half of a step is a copy, a launch
-//! and a copy back, or a copy and a launch, whatever the number of tables. The memory grows when a batch needs more.
+//! The host writes all it has to send of a batch into pinned memory, arrays side by side and as long as the
+//! batch needs. One copy moves them to the device, because kernels read much of it more than once. So each
+//! half of a step is a copy, a launch and a copy back, or a copy and a launch, whatever the number of tables.
+//! The memory grows when a batch needs more.
 //!
-//! The forward half is the serving cache's gather-pool (`kernels/gather_pool.cu`), with the locations of rows that a probe
-//! would write.
+//! The forward half is the serving cache's gather-pool (`kernels/gather_pool.cu`), with the locations of rows
+//! that a probe would write.
 
 #![allow(unsafe_code)]
 
@@ -123,9 +125,10 @@ impl<D: Driver> CudaStepper<D> {
     fn launch_gather(&self, args: &PoolArgs, warps: u32, arrays: &GatherArrays) -> Result<(), DriverError> {
         let Self { shared, stream, memory } = self;
         let driver = &*shared.driver;
-        // SAFETY: host and device memory hold all arrays, and `self` is borrowed until `settle` has waited. `check_gather`
-        // has shown that bags are within the places, rows within the matrix and vectors within records. `write_gather` has
-        // shown that every place is a slot of this scratchpad that the caller holds.
+        // SAFETY: host and device memory hold all arrays, and `self` is borrowed until `settle` has waited.
+        // `check_gather` has shown that bags are within the places, rows within the matrix and vectors within
+        // records. `write_gather` has shown that every place is a slot of this scratchpad that the caller
+        // holds.
         unsafe {
             driver.copy(stream, memory.host_at(), memory.device_at(), arrays.host_bytes)?;
             gather_pool(driver, stream, blocks(driver, warps), args)?;
@@ -171,8 +174,8 @@ impl<D: Driver> CudaStepper<D> {
     fn launch_update(&self, args: &UpdateArgs, warps: u32, bytes: usize) -> Result<(), DriverError> {
         let Self { shared, stream, memory } = self;
         let driver = &*shared.driver;
-        // SAFETY: as in `launch_gather`. `check_rows` has shown that sources are within samples and columns, and that records
-        // have the optimizer's states. The caller holds the slots.
+        // SAFETY: as in `launch_gather`. `check_rows` has shown that sources are within samples and columns,
+        // and that records have the optimizer's states. The caller holds the slots.
         unsafe {
             driver.copy(stream, memory.host_at(), memory.device_at(), bytes)?;
             kernels::update_rows(driver, stream, warps, args)

@@ -1,9 +1,10 @@
-//! Train on a device's scratchpad. The device pools and updates rows; dense layers run on the host, so every bit is the same
-//! on every device.
+//! Train on a device's scratchpad. The device pools and updates rows; dense layers run on the host, so every
+//! bit is the same on every device.
 //!
-//! A step has the order of `train`. The device pools the batch's input rows, and the host writes them to the tapes beside the
-//! dense values. The tapes are learnt. Then the device gets the gradients of the input rows, sums them by the casted index
-//! and updates the rows, and the host updates dense weights. Each call waits for the device.
+//! A step has the order of `train`. The device pools the batch's input rows, and the host writes them to the
+//! tapes beside the dense values. The tapes are learnt. Then the device gets the gradients of the input rows,
+//! sums them by the casted index and updates the rows, and the host updates dense weights. Each call waits
+//! for the device.
 
 use std::ops::Range;
 
@@ -122,7 +123,8 @@ impl Train<'_> {
         Ok(())
     }
 
-    /// Shows rows to the observer. Their slots are unclaimed: the step is over, and no later item moves them yet.
+    /// Shows rows to the observer. Their slots are unclaimed: the step is over, and no later item moves them
+    /// yet.
     fn show_on(&mut self, table: TableId, rows: &[u64], list: &[u32]) -> Result<(), TrainError> {
         let SlotLayout { size, words } = self.tables[table.index()];
         let records = self.scratchpad.read(size, list)?;
@@ -208,7 +210,8 @@ impl ModelShape<'_> {
 }
 
 impl TrainState {
-    /// [`TrainState::gather_and_learn`] with pooled input rows: `pooled` has all columns but the dense values.
+    /// [`TrainState::gather_and_learn`] with pooled input rows: `pooled` has all columns but the dense
+    /// values.
     fn learn_pooled(&mut self, batch: &Batch, labels: &[f32], pooled: &[f32]) -> f64 {
         self.begin(batch.samples);
         let widths = self.widths();

@@ -1,26 +1,30 @@
-//! Plan: the stage that decides which rows of a batch are in the scratchpad, which come in, and which are evicted.
+//! Plan: the stage that decides which rows of a batch are in the scratchpad, which come in, and which are
+//! evicted.
 //!
-//! The other stages only carry out the decisions in an [`Item`]. Plan needs no answer from them: every item passes through
-//! all stages in order, so Plan knows what they will have done. Three hazards remain (ScratchPipe, section IV-B). The choice
-//! of victims excludes each:
+//! The other stages only carry out the decisions in an [`Item`]. Plan needs no answer from them: every item
+//! passes through all stages in order, so Plan knows what they will have done. Three hazards remain
+//! (ScratchPipe, section IV-B). The choice of victims excludes each:
 //!
-//! - A victim is read although a batch on its way has still to train it (hazard 2) or to bring it in (hazard 3). While Train
-//!   works on an item, Collect is at most `past_items` further. So rows of the last `past_items` items are no victims.
-//! - A coming batch fetches a victim from the store before it is written there (hazard 4). While Insert works on an item,
-//!   Collect is at most `future_items` further. So rows of the next `future_items` items are no victims.
+//! - A victim is read although a batch on its way has still to train it (hazard 2) or to bring it in (hazard
+//!   3). While Train works on an item, Collect is at most `past_items` further. So rows of the last
+//!   `past_items` items are no victims.
+//! - A coming batch fetches a victim from the store before it is written there (hazard 4). While Insert works
+//!   on an item, Collect is at most `future_items` further. So rows of the next `future_items` items are no
+//!   victims.
 //!
-//! Both windows follow from the number of items that fit between the stages ([`HazardWindows`]). Hazard 1 (forward before
-//! the last update) cannot happen, because Train is one stage.
+//! Both windows follow from the number of items that fit between the stages ([`HazardWindows`]). Hazard 1
+//! (forward before the last update) cannot happen, because Train is one stage.
 //!
 //! **If a window does not fit the scratchpad**, Plan does the first of these that helps, and logs a warning:
 //!
 //! 1. It plans fewer batches together.
-//! 2. It waits until enough items have trained and their rows are free (a *bubble*). At worst it waits for all items; then
-//!    rows of coming batches may be evicted too, because all is written before the next item is planned.
+//! 2. It waits until enough items have trained and their rows are free (a *bubble*). At worst it waits for
+//!    all items; then rows of coming batches may be evicted too, because all is written before the next item
+//!    is planned.
 //! 3. It splits the batch (`split`).
 //!
-//! So a window is never shortened while stages overlap. Decisions depend on the data and the settings alone, not on the speed
-//! of a stage: counts of hits and evictions are the same in every run.
+//! So a window is never shortened while stages overlap. Decisions depend on the data and the settings alone,
+//! not on the speed of a stage: counts of hits and evictions are the same in every run.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -72,7 +76,8 @@ pub(crate) struct Planner {
     kept: usize,
     /// The units in the past window.
     planned: VecDeque<PlannedUnit>,
-    /// For each row that the optimal policy sees ahead, a bit for each batch that needs it: batch b has bit b % 64.
+    /// For each row that the optimal policy sees ahead, a bit for each batch that needs it: batch b has bit b
+    /// % 64.
     upcoming: NumberMap<RowId, u64>,
     lists: PlanLists,
     stats: PlanStats,
@@ -164,8 +169,8 @@ impl Planner {
     /// Plans batch after batch until there are no more.
     ///
     /// # Errors
-    /// [`TrainError`] for a batch that cannot be read or planned, after those before it; [`TrainError::Stopped`] when another
-    /// stage has ended the pipeline.
+    /// [`TrainError`] for a batch that cannot be read or planned, after those before it;
+    /// [`TrainError::Stopped`] when another stage has ended the pipeline.
     pub(crate) fn run(&mut self, channels: &mut PlanChannels<'_>) -> Result<(), TrainError> {
         let mut failed = Ok(());
         let mut more = true;
@@ -207,7 +212,8 @@ impl Planner {
         self.stats.fills -= placed.fills();
         self.stats.filled_before += placed.fills();
         self.emit(placed, Work::Move, channels)?;
-        // All slots may be full now. Once the rows are there, each of them may be a victim, so the first batches find room.
+        // All slots may be full now. Once the rows are there, each of them may be a victim, so the first
+        // batches find room.
         channels.wait(self.item)?;
         self.expire(self.item);
         Ok(())
@@ -249,8 +255,8 @@ impl Planner {
         let before = (self.item, self.batch);
         self.plan_unit(channels)?;
         if self.item - before.0 > 1 || self.batch - before.1 < self.settings.lookahead as u64 {
-            // `kept` assumes that the past window covers what came in for the future one. That holds only if a unit is one
-            // item and has `lookahead` batches.
+            // `kept` assumes that the past window covers what came in for the future one. That holds only if
+            // a unit is one item and has `lookahead` batches.
             self.kept = 0;
         }
         if self.settings.overlap { Ok(()) } else { channels.wait(self.item) }
@@ -295,7 +301,8 @@ impl Planner {
         if barrier { channels.wait(self.item) } else { Ok(()) }
     }
 
-    /// How many batches are planned together now: `lookahead`, or as many as fit, but at least one. `rows` gets their rows.
+    /// How many batches are planned together now: `lookahead`, or as many as fit, but at least one. `rows`
+    /// gets their rows.
     fn unit_batches(&mut self, rows: &mut Vec<RowId>) -> usize {
         let most = self.settings.lookahead.min(self.seen.len());
         let mut count = most;
@@ -328,9 +335,10 @@ impl Planner {
         SlotBudget::of(&self.directories).take(&self.tables, rows)
     }
 
-    /// Keeps the rows of the batches that have entered the future window: the batches after the unit that is planned. A row
-    /// that comes in later need not be kept for them, because the past window, which is no shorter, keeps it. Where that
-    /// does not hold, `kept` is set to 0 and all batches of the window are looked up again.
+    /// Keeps the rows of the batches that have entered the future window: the batches after the unit that is
+    /// planned. A row that comes in later need not be kept for them, because the past window, which is no
+    /// shorter, keeps it. Where that does not hold, `kept` is set to 0 and all batches of the window are
+    /// looked up again.
     fn keep(&mut self) {
         let upto = self.future_batches().min(self.seen.len());
         for at in self.kept.min(upto)..upto {

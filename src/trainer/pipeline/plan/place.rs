@@ -1,4 +1,5 @@
-//! Plan's decisions about slots: which rows are there, which come in, which are evicted, and how long to wait for room.
+//! Plan's decisions about slots: which rows are there, which come in, which are evicted, and how long to wait
+//! for room.
 
 use std::collections::HashSet;
 use std::mem::take;
@@ -57,8 +58,8 @@ impl Placement {
 }
 
 impl Planner {
-    /// Finds or makes a slot for each of these rows of the batches that were planned last. The rows are distinct and fit.
-    /// `slots` has the slots that [`Self::find`] found for them before, or is empty.
+    /// Finds or makes a slot for each of these rows of the batches that were planned last. The rows are
+    /// distinct and fit. `slots` has the slots that [`Self::find`] found for them before, or is empty.
     ///
     /// # Errors
     /// [`TrainError::Stopped`] when the pipeline has ended.
@@ -95,8 +96,8 @@ impl Planner {
         Ok(Placement { slots, moves, cuts, barrier })
     }
 
-    /// Finds the slots of these rows, or [`NO_SLOT`], and keeps them for batch `batch`. `slots` has the slots that were
-    /// found and kept for the batch before, which are not looked up again, or is empty.
+    /// Finds the slots of these rows, or [`NO_SLOT`], and keeps them for batch `batch`. `slots` has the slots
+    /// that were found and kept for the batch before, which are not looked up again, or is empty.
     pub(crate) fn find(&mut self, rows: impl Iterator<Item = RowId>, slots: &mut Vec<u32>, batch: u64) {
         let (mut unknown, mut indices) = take(&mut self.lists.unknown);
         unknown.clear();
@@ -120,8 +121,8 @@ impl Planner {
         self.lists.unknown = (unknown, indices);
     }
 
-    /// Cuts rows that come in into items, at least one. A row and the victim in its slot are in one item: the row is
-    /// written after the victim was read.
+    /// Cuts rows that come in into items, at least one. A row and the victim in its slot are in one item: the
+    /// row is written after the victim was read.
     fn cut(&self, rows: &[RowId]) -> Vec<usize> {
         let (mut cuts, mut words) = (vec![0], 0);
         for row in rows {
@@ -145,8 +146,8 @@ impl Planner {
         directories.iter_mut().for_each(|directory| directory.expire(last_batch, batch, next));
     }
 
-    /// Makes sure that there are slots for the missing rows, by a bubble if need be. Returns whether rows of coming batches
-    /// must be evicted.
+    /// Makes sure that there are slots for the missing rows, by a bubble if need be. Returns whether rows of
+    /// coming batches must be evicted.
     fn make_room(
         &mut self,
         missing: &[RowId],
@@ -183,8 +184,8 @@ impl Planner {
         Ok(barrier)
     }
 
-    /// Makes rows of coming batches victims until `needed` slots of each size are available. It spares the rows that are
-    /// placed.
+    /// Makes rows of coming batches victims until `needed` slots of each size are available. It spares the
+    /// rows that are placed.
     fn release(&mut self, needed: &[usize], PlacedRows { rows, slots }: PlacedRows<'_>) {
         for (size, (directory, &count)) in self.directories.iter_mut().zip(needed).enumerate() {
             let of_size = |row: &RowId| self.tables[row.table().index()].size == size;

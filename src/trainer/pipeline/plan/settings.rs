@@ -15,11 +15,12 @@ pub(crate) struct HazardWindows {
 }
 
 impl HazardWindows {
-    /// The windows with `buffered` items between any two stages. Without any they are three and two, as in the paper.
+    /// The windows with `buffered` items between any two stages. Without any they are three and two, as in
+    /// the paper.
     #[must_use]
     pub(crate) fn of(buffered: usize) -> Self {
-        // From Collect to Train there are three handovers, from Collect to Insert two. At each handover `buffered` items
-        // wait, and one more has left a stage and has not reached the next one.
+        // From Collect to Train there are three handovers, from Collect to Insert two. At each handover
+        // `buffered` items wait, and one more has left a stage and has not reached the next one.
         let behind = |handovers: u64| handovers * (1 + buffered as u64);
         Self { past_items: behind(3), future_items: behind(2) }
     }

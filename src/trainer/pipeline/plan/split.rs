@@ -1,10 +1,12 @@
 //! Splitting a batch whose rows do not all fit the scratchpad together.
 //!
-//! Only the embedding passes are split. Forward works on groups of samples: the rows of a group come in and its input rows
-//! are written. Then the dense layers run once over the whole batch. Backward works on groups of rows: they come in again,
-//! and each row is updated once, from all its gradients. So every sum is the same as without a split, and so are the bytes.
+//! Only the embedding passes are split. Forward works on groups of samples: the rows of a group come in and
+//! its input rows are written. Then the dense layers run once over the whole batch. Backward works on groups
+//! of rows: they come in again, and each row is updated once, from all its gradients. So every sum is the
+//! same as without a split, and so are the bytes.
 //!
-//! Groups do not overlap: each is planned after the one before it has trained, because there is no room for two.
+//! Groups do not overlap: each is planned after the one before it has trained, because there is no room for
+//! two.
 
 use std::collections::HashSet;
 use std::ops::Range;

@@ -1,17 +1,17 @@
-//! Which rows a full scratchpad evicts first. Candidates are the slots that no batch in the window needs; a policy orders
-//! them.
+//! Which rows a full scratchpad evicts first. Candidates are the slots that no batch in the window needs; a
+//! policy orders them.
 //!
-//! `SlotDirectory` decides whether a slot is a candidate. A policy keeps its candidates in a structure of a few bytes a slot.
-//! Any candidate can be removed from it when a batch needs its row after all:
+//! `SlotDirectory` decides whether a slot is a candidate. A policy keeps its candidates in a structure of a
+//! few bytes a slot. Any candidate can be removed from it when a batch needs its row after all:
 //!
-//! - LRU: a queue. A slot becomes a candidate when the last batch that used it leaves the window, so the queue is in order
-//!   of last use.
-//! - LFU: a queue for each frequency. Frequencies are the counts of a data set (frequency-aware cache, section 4), or
-//!   without them the batches that have used the row since it came in.
+//! - LRU: a queue. A slot becomes a candidate when the last batch that used it leaves the window, so the
+//!   queue is in order of last use.
+//! - LFU: a queue for each frequency. Frequencies are the counts of a data set (frequency-aware cache,
+//!   section 4), or without them the batches that have used the row since it came in.
 //! - random: an array, of which any element may be drawn.
-//! - optimal: a list for each batch that uses a row next, as far as the look-ahead sees. First come rows that no batch is
-//!   seen to need, the least recently used first; then the rows of the furthest batch (Belady, "A study of replacement
-//!   algorithms", 1966).
+//! - optimal: a list for each batch that uses a row next, as far as the look-ahead sees. First come rows that
+//!   no batch is seen to need, the least recently used first; then the rows of the furthest batch (Belady, "A
+//!   study of replacement algorithms", 1966).
 
 use std::fmt;
 use std::str::FromStr;
@@ -69,7 +69,8 @@ impl fmt::Display for Policy {
 pub(crate) struct RowUse {
     /// For LFU: how often.
     pub frequency: u32,
-    /// For the optimal policy: in how many batches from now it is used next; 0 if no batch is seen to need it.
+    /// For the optimal policy: in how many batches from now it is used next; 0 if no batch is seen to need
+    /// it.
     pub next: u64,
 }
 
@@ -83,8 +84,8 @@ pub(crate) struct Candidate {
     pub stamp: u32,
 }
 
-/// The candidates among some slots, in a policy's order. The queues keep stale entries: methods that meet them get
-/// `stamp_of`, which returns the current stamp of a slot, or none if it is no candidate.
+/// The candidates among some slots, in a policy's order. The queues keep stale entries: methods that meet
+/// them get `stamp_of`, which returns the current stamp of a slot, or none if it is no candidate.
 pub(crate) struct Candidates {
     order: Order,
     len: usize,
@@ -174,8 +175,8 @@ impl Candidates {
         }
     }
 
-    /// Removes and returns the next victim. `batch` is as in [`Self::add`]. `prefetch` is called for slots whose stamps are
-    /// needed some iterations later, if the policy knows them.
+    /// Removes and returns the next victim. `batch` is as in [`Self::add`]. `prefetch` is called for slots
+    /// whose stamps are needed some iterations later, if the policy knows them.
     pub(crate) fn pop(
         &mut self,
         batch: u64,

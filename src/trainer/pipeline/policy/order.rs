@@ -7,8 +7,8 @@ use crate::mem::prefetch::PREFETCH_AHEAD;
 
 const NONE: u32 = u32::MAX;
 
-/// A queue of candidates for each rank; the lowest rank is evicted first. When a slot is no candidate any more, its entry
-/// stays and `pop` skips it.
+/// A queue of candidates for each rank; the lowest rank is evicted first. When a slot is no candidate any
+/// more, its entry stays and `pop` skips it.
 pub(crate) struct RankQueues {
     ranks: BTreeMap<u32, VecDeque<Candidate>>,
     /// Entries of all queues.
@@ -61,8 +61,8 @@ impl RankQueues {
     }
 }
 
-/// Doubly linked lists of slots. A slot is in at most one list. List 0 is of the slots that no batch is seen to need; each
-/// other list is of the slots that one batch needs next.
+/// Doubly linked lists of slots. A slot is in at most one list. List 0 is of the slots that no batch is seen
+/// to need; each other list is of the slots that one batch needs next.
 pub(crate) struct LinkedLists {
     heads: Vec<u32>,
     tails: Vec<u32>,

@@ -1,5 +1,5 @@
-//! The stages on one thread, in a chosen order. Every order that the channels allow gives the sequential bytes with the
-//! computed windows; with a shorter window, some order spoils a row.
+//! The stages on one thread, in a chosen order. Every order that the channels allow gives the sequential
+//! bytes with the computed windows; with a shorter window, some order spoils a row.
 
 use std::collections::{HashMap, HashSet};
 
@@ -37,8 +37,8 @@ struct Outcome {
     stats: PlanStats,
 }
 
-/// Plans a case with these windows in a thread, and passes its items through the stages with `buffered` items between
-/// two of them.
+/// Plans a case with these windows in a thread, and passes its items through the stages with `buffered` items
+/// between two of them.
 fn work_off(case: &Case, windows: HazardWindows, buffered: usize, order: Order) -> Outcome {
     let dir = tempfile::tempdir().unwrap();
     let (mut train_state, store) =
@@ -140,8 +140,8 @@ impl Stages {
     /// The stage that works next; none if no stage has an item.
     fn next(&mut self) -> Option<usize> {
         let done = &self.done;
-        // While a stage works on an item, the stage that is `n` handovers before it is at most `n * (1 + buffered)`
-        // items ahead.
+        // While a stage works on an item, the stage that is `n` handovers before it is at most `n * (1 +
+        // buffered)` items ahead.
         let may_work = |stage: usize| {
             done[stage] < self.items.len()
                 && (stage == 0 || done[stage] < done[stage - 1])
