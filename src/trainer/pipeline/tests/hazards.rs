@@ -315,6 +315,28 @@ fn with_splits_bubbles_and_shrunk_windows_every_order_gives_the_sequential_bytes
 }
 
 #[test]
+fn with_several_items_for_a_unit_every_order_gives_the_sequential_bytes() {
+    for shape in SHAPES {
+        let mut case = shape.busy_case();
+        case.settings.staging_bytes = 4000;
+        for order in orders(2) {
+            let Outcome { same, hazards, .. } = work_off(&case, shape.windows(), shape.buffered, order);
+            assert!(same && hazards == Hazards::default(), "{shape:?}: {hazards:?}");
+        }
+    }
+}
+
+#[test]
+fn a_batch_after_a_split_fetches_its_rows_after_they_were_written() {
+    for (seed, slots) in (0..30).zip([10, 12, 14, 17, 20].into_iter().cycle()) {
+        let mut case = Case { seed, ..Case::new(ScratchpadSize::Slots(vec![slots; 2]), Policy::Lru) };
+        (case.samples, case.batch) = (120, 3);
+        let Outcome { same, hazards, .. } = work_off(&case, HazardWindows::of(0), 0, Order::Eager);
+        assert!(same && hazards == Hazards::default(), "{case:?}: {hazards:?}");
+    }
+}
+
+#[test]
 fn a_shorter_past_window_evicts_a_row_before_it_was_trained() {
     for shape in SHAPES {
         let windows = shape.windows();
