@@ -113,7 +113,8 @@ impl Case {
         let shape = |multi_hot| SyntheticShape { tables, rows, dense: 13, multi_hot };
         let mut schema = synthetic(ArchKind::Dlrm, DIM, shape(Some(gathers as u32)));
         schema.architecture = Architecture::Dlrm { bottom: bottom.to_vec(), top: top.to_vec() };
-        let batch = batch(&schema, &synthetic(ArchKind::Dlrm, DIM, shape(None)), (samples, gathers), options)?;
+        let batch =
+            batch(&schema, &synthetic(ArchKind::Dlrm, DIM, shape(None)), (samples, gathers), options)?;
         let optimizer = Optimizer::new(kind, 0.01);
         let learner = || flechette::trainer::initialise(&schema, optimizer, 0);
         let (ours, theirs) = (learner()?, learner()?.into_tables());

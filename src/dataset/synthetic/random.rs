@@ -2,15 +2,7 @@
 //! before it. They are those of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
 //! OOPSLA 2014).
 
-use crate::mem::mix64;
-
-/// The increment of SplitMix64, which [`mix64`] adds before it mixes.
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-
-/// The finaliser of SplitMix64: a bijection in which every input bit affects every output bit.
-fn mix(word: u64) -> u64 {
-    mix64(word.wrapping_sub(GOLDEN))
-}
+use crate::mem::{SplitMix64, finalize64 as mix};
 
 /// The words of one purpose and place (a feature or a table), by number.
 #[derive(Clone, Copy, Debug)]
@@ -25,9 +17,9 @@ impl Stream {
         mix(self.0.wrapping_add(mix(number)))
     }
 
-    /// The sequence of words of one number.
-    pub(crate) fn words(self, number: u64) -> Words {
-        Words(self.word(number))
+    /// A sequence of words that belongs to one number.
+    pub(crate) fn words(self, number: u64) -> SplitMix64 {
+        SplitMix64::new(self.word(number))
     }
 }
 
@@ -41,17 +33,6 @@ pub(crate) enum Purpose {
     DenseWeight,
     Permutation,
     Text,
-}
-
-/// SplitMix64: the words of one stream.
-pub(crate) struct Words(pub(crate) u64);
-
-impl Words {
-    pub(crate) fn next(&mut self) -> u64 {
-        let word = mix64(self.0);
-        self.0 = self.0.wrapping_add(GOLDEN);
-        word
-    }
 }
 
 /// A number in `[0, 1)`.

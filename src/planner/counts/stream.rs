@@ -15,10 +15,7 @@ use super::super::row_accesses::RowAccesses;
 use super::summary::{Counted, Summary};
 use super::{CountsError, file};
 use crate::schema::Schema;
-use crate::types::{Batch, TableId};
-
-/// Bits of a key that hold the row number.
-const ROW_BITS: u32 = 48;
+use crate::types::{Batch, RowId, TableId};
 
 /// Counts the rows of a schema's tables.
 #[derive(Debug)]
@@ -55,7 +52,7 @@ impl Counts {
     pub(crate) fn append(&mut self, batch: &Batch) {
         let Self { row_accesses, summary, accesses, .. } = self;
         let counted = row_accesses.for_each(batch, |table, row| {
-            summary.add(key(table, row));
+            summary.add(RowId::new(table, row).number());
             *accesses += 1;
             Ok::<(), Infallible>(())
         });
@@ -66,7 +63,7 @@ impl Counts {
 
     /// Counts one access of a row of the schema.
     pub(crate) fn push(&mut self, table: TableId, row: u64) {
-        self.summary.add(key(table, row));
+        self.summary.add(RowId::new(table, row).number());
         self.accesses += 1;
     }
 
@@ -126,7 +123,7 @@ impl Counts {
         let mut rest = counted.as_slice();
         let mut tables = Vec::with_capacity(self.names.len());
         for (table, name) in self.names.iter().enumerate() {
-            let (rows, after) = rest.split_at(rest.partition_point(|c| table_of(c) == table as u64));
+            let (rows, after) = rest.split_at(rest.partition_point(|c| table_of(c).index() == table));
             tables.push((name.as_str(), rows.iter().map(row_of)));
             rest = after;
         }
@@ -134,18 +131,13 @@ impl Counts {
     }
 }
 
-fn key(table: TableId, row: u64) -> u64 {
-    debug_assert!(row < 1 << ROW_BITS, "row {row} is past any table");
-    (u64::from(table.0) << ROW_BITS) | row
-}
-
-fn table_of(counted: &Counted) -> u64 {
-    counted.key >> ROW_BITS
+fn table_of(counted: &Counted) -> TableId {
+    RowId::from_number(counted.key).table()
 }
 
 /// Row and count.
 fn row_of(counted: &Counted) -> (u64, u64) {
-    (counted.key & ((1 << ROW_BITS) - 1), counted.count)
+    (RowId::from_number(counted.key).row(), counted.count)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! Limits: it learns nothing. A policy that is not better is not worth its bookkeeping.
 
 use super::Simulated;
-use crate::mem::mix64;
+use crate::mem::SplitMix64;
 
 /// A cache that evicts at random, the same way for the same seed.
 #[derive(Debug)]
@@ -13,20 +13,23 @@ pub(crate) struct Random {
     residents: Vec<u32>,
     /// By key.
     resident: Vec<bool>,
-    state: u64,
+    numbers: SplitMix64,
 }
 
 impl Random {
     /// An empty cache of `capacity` of the keys `0..keys`; `capacity` is above 0.
     pub(crate) fn new(capacity: usize, keys: u32, seed: u64) -> Self {
-        Self { capacity, residents: Vec::new(), resident: vec![false; keys as usize], state: seed }
+        Self {
+            capacity,
+            residents: Vec::new(),
+            resident: vec![false; keys as usize],
+            numbers: SplitMix64::new(seed),
+        }
     }
 
-    /// A number below `end`: SplitMix64 (Steele, Lea and Flood, 2014), scaled.
+    /// A number below `end`.
     fn below(&mut self, end: usize) -> usize {
-        let word = mix64(self.state);
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        ((u128::from(word) * end as u128) >> 64) as usize
+        ((u128::from(self.numbers.next_u64()) * end as u128) >> 64) as usize
     }
 }
 
