@@ -47,7 +47,7 @@ pub(crate) struct Parts {
 impl TrainState {
     pub(crate) fn new(parts: Parts) -> Self {
         let Parts { schema, model, mut weights, dense_states, optimizer, steps } = parts;
-        model.turn(&mut weights);
+        model.transpose(&mut weights);
         // Whatever a version's rows are stored in, those of a trainer are f32.
         let in_f32 = |lookup| Lookup { element: Element::F32, ..lookup };
         Self {

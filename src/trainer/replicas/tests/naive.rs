@@ -198,7 +198,7 @@ fn update(learner: &mut ReferenceTrainer, dense: &[f32], rows: &Grads) {
     let step = Optimizer { kind: network.optimizer.kind.dense(), ..network.optimizer }.step(network.steps);
     let mut states: Vec<&mut [f32]> = network.dense_states.iter_mut().map(|state| &mut state[..]).collect();
     step.update_dense(&mut network.weights.values, dense, &mut states);
-    network.model.turn(&mut network.weights);
+    network.model.transpose(&mut network.weights);
     let step = network.optimizer.step(network.steps);
     for ((t, row), grad) in rows {
         TableRows::of(&mut tables[*t]).record(0, *row).update(&step, grad);
