@@ -1,18 +1,18 @@
 //! The definition of gather-pool, the last step of the embedding layer: it makes a model's input from rows.
 //!
-//! For every lookup of every sample, the rows of the sample's ids are added in id order. The sum is written to the
-//! lookup's columns of the sample's output row, behind the dense values. Rows are deduplicated: an occurrence (one id
-//! of one sample) is the number of a unique row.
+//! For every lookup of every sample, the rows of the sample's ids are added in id order. The sum is written
+//! to the lookup's columns of the sample's output row, behind the dense values. Rows are deduplicated: an
+//! occurrence (one id of one sample) is the number of a unique row.
 //!
-//! All lookups of a batch are one launch, by self-identified fusion (FLECHE section 3.2): each lookup is a segment of
-//! `samples x dim` threads, rounded up to whole warps. A warp finds its segment in the prefix sum of the segments.
-//! [`PoolLookup`] is read by kernels; its fields are those in `kernels/gather_pool.cu`.
+//! All lookups of a batch are one launch, by self-identified fusion (FLECHE section 3.2): each lookup is a
+//! segment of `samples x dim` threads, rounded up to whole warps. A warp finds its segment in the prefix sum
+//! of the segments. [`PoolLookup`] is read by kernels; its fields are those in `kernels/gather_pool.cu`.
 //!
-//! Every implementation gives the same bits, those of [`super::gather_pool::gather_pool`]. The sum of a bag starts as
-//! its first row; the others are added one by one in f32. An absent row is +0 if it is the first, and adds nothing
-//! otherwise. A mean divides the sum by the bag's count, absent ids included. An empty bag is +0. f16 elements convert
-//! to f32 exactly. int8 elements are `q * scale + bias`, where the product is rounded before the sum, never fused
-//! (`types::element`).
+//! Every implementation gives the same bits, those of [`super::gather_pool::gather_pool`]. The sum of a bag
+//! starts as its first row; the others are added one by one in f32. An absent row is +0 if it is the first,
+//! and adds nothing otherwise. A mean divides the sum by the bag's count, absent ids included. An empty bag
+//! is +0. f16 elements convert to f32 exactly. int8 elements are `q * scale + bias`, where the product is
+//! rounded before the sum, never fused (`types::element`).
 
 use crate::schema::Pooling;
 #[cfg(doc)]

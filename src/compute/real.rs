@@ -1,5 +1,5 @@
-//! The number types of kernels and layers: f32 for serving and training, and f64, so that tests can compare the
-//! gradients of the same code with finite differences.
+//! The number types of kernels and layers: f32 for serving and training, and f64, so that tests can compare
+//! the gradients of the same code with finite differences.
 
 use std::fmt::Debug;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub, SubAssign};

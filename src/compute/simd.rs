@@ -1,8 +1,8 @@
 //! Runs a loop with the widest vectors of this machine.
 //!
-//! The program is compiled for any x86-64, so plain loops get 128-bit vectors. Code that is inlined into a function
-//! with more target features is compiled with those features. Results have the same bits at every width, because
-//! the compiler neither contracts nor reassociates IEEE arithmetic.
+//! The program is compiled for any x86-64, so plain loops get 128-bit vectors. Code that is inlined into a
+//! function with more target features is compiled with those features. Results have the same bits at every
+//! width, because the compiler neither contracts nor reassociates IEEE arithmetic.
 //!
 //! The compiler does not inline large closures. Large loops are therefore types with [`Wide::run`], which is
 //! `#[inline(always)]`.
@@ -25,8 +25,8 @@ impl<R, F: FnOnce() -> R> Wide for F {
     }
 }
 
-/// Copies rows with streaming stores, for many bytes that are not read again soon. Streaming stores bypass the caches
-/// and do not read the target's lines first.
+/// Copies rows with streaming stores, for many bytes that are not read again soon. Streaming stores bypass
+/// the caches and do not read the target's lines first.
 ///
 /// # Panics
 /// When the lengths of a target and its source differ.
@@ -61,8 +61,8 @@ fn stream(to: &mut [f32], from: &[f32]) {
         if to.as_ptr().cast::<__m128>().is_aligned() {
             let (whole, rest) = to.split_at_mut(to.len() / WORDS * WORDS);
             for (to, from) in whole.chunks_exact_mut(WORDS).zip(from.chunks_exact(WORDS)) {
-                // SAFETY: SSE is part of x86-64. Both chunks are as long as a register, and `to` is aligned. The
-                // caller fences before other threads may access the target (`FenceOnDrop`).
+                // SAFETY: SSE is part of x86-64. Both chunks are as long as a register, and `to` is aligned.
+                // The caller fences before other threads may access the target (`FenceOnDrop`).
                 unsafe { _mm_stream_ps(to.as_mut_ptr(), _mm_loadu_ps(from.as_ptr())) };
             }
             return rest.copy_from_slice(&from[whole.len()..]);

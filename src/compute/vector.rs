@@ -1,7 +1,7 @@
 //! Vector registers, for kernels that keep sums in registers over a whole loop.
 //!
-//! Most loops leave vectors to the compiler ([`super::vectorise`]). It does not keep sums in registers over a long
-//! loop, so those kernels use registers explicitly.
+//! Most loops leave vectors to the compiler ([`super::vectorise`]). It does not keep sums in registers over a
+//! long loop, so those kernels use registers explicitly.
 
 #![allow(unsafe_code)]
 
@@ -10,8 +10,8 @@ use super::Real;
 /// A vector register of `T`.
 ///
 /// # Safety
-/// `WIDTH` elements are read and written through pointers, which need no alignment. The processor must have the
-/// implementing type's instruction set.
+/// `WIDTH` elements are read and written through pointers, which need no alignment. The processor must have
+/// the implementing type's instruction set.
 pub(crate) unsafe trait Vector<T>: Copy {
     const WIDTH: usize;
     unsafe fn load(from: *const T) -> Self;
@@ -26,8 +26,8 @@ pub(crate) unsafe trait Vector<T>: Copy {
 /// A vector register of f32 that can be filled from elements of other types.
 ///
 /// # Safety
-/// `WIDTH` elements are read through pointers, which need no alignment. The processor must have the implementing
-/// type's instruction set.
+/// `WIDTH` elements are read through pointers, which need no alignment. The processor must have the
+/// implementing type's instruction set.
 pub(crate) unsafe trait Encoded: Vector<f32> {
     /// From IEEE binary16, exactly.
     unsafe fn load_f16(from: *const u8) -> Self;

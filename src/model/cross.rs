@@ -1,5 +1,5 @@
-//! The element-wise part of the cross layers of DCN and DCN-v2. The products with weights (`u` below) are ordinary linear
-//! layers.
+//! The element-wise part of the cross layers of DCN and DCN-v2. The products with weights (`u` below) are
+//! ordinary linear layers.
 //!
 //! - DCN (2017): `x' = x0 (x . w) + b + x`, where `u = x . w` is one number per sample.
 //! - DCN-v2: `x' = x0 * (W x + b) + x`, where `u = W x + b` is as wide as `x`.

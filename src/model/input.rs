@@ -21,9 +21,9 @@ pub struct InputRows<'a> {
 }
 
 impl InputRows<'_> {
-    /// Writes the input rows of `tape.samples` samples, from sample `first` on, into buffer 0 of the tape. `rows(l)` returns
-    /// a function for lookup `l`, from the number of an occurrence in the whole batch to the bytes of its row, or `None`
-    /// for zeros.
+    /// Writes the input rows of `tape.samples` samples, from sample `first` on, into buffer 0 of the tape.
+    /// `rows(l)` returns a function for lookup `l`, from the number of an occurrence in the whole batch to
+    /// the bytes of its row, or `None` for zeros.
     pub fn write<'r, R>(&self, first: usize, tape: &mut Tape<f32>, rows: impl Fn(usize) -> R)
     where
         R: Fn(usize) -> Option<&'r [u8]>,
@@ -31,8 +31,8 @@ impl InputRows<'_> {
         self.write_at(first..first + tape.samples, tape, 0, rows);
     }
 
-    /// Writes the input rows of these samples into buffer 0 of the tape, from its row `at` on. `rows` is as in
-    /// [`Self::write`].
+    /// Writes the input rows of these samples into buffer 0 of the tape, from its row `at` on. `rows` is as
+    /// in [`Self::write`].
     pub(crate) fn write_at<'r, R>(
         &self,
         samples: Range<usize>,

@@ -1,5 +1,5 @@
-//! Layers without weights: DLRM's pairwise dot products, the second-order term of the factorisation machine, and the sum
-//! that joins wide and deep parts.
+//! Layers without weights: DLRM's pairwise dot products, the second-order term of the factorisation machine,
+//! and the sum that joins wide and deep parts.
 
 use super::layer::{Layer, Weights};
 use super::tape::{Rows, Tape, View};
@@ -7,8 +7,8 @@ use crate::compute::{
     LANES, Left, Output, Product, Real, Start, Wide, pack, pack_transposed, packed_len, vectorise,
 };
 
-/// DLRM's interaction of the vectors `[first, rest..]`, each as wide as `first`. Writes `[first, triangle]`, where
-/// `triangle` is the strictly lower triangle of their Gram matrix in row order.
+/// DLRM's interaction of the vectors `[first, rest..]`, each as wide as `first`. Writes `[first, triangle]`,
+/// where `triangle` is the strictly lower triangle of their Gram matrix in row order.
 #[derive(Clone, Debug)]
 pub(crate) struct PairwiseDots {
     /// The output of the bottom MLP.
@@ -40,10 +40,10 @@ impl PairwiseDots {
         rest.copy_from_slice(tape.values[self.rest.buffer].row(s, self.rest));
     }
 
-    /// Writes `[first, triangle]` of every sample. A row of the triangle is the dot product with `first`, followed by those
-    /// with the preceding vectors of `rest`, so the products `first rest^T` and `rest rest^T` need no stacked copy of the
-    /// vectors. Rows are copied in whole registers if there is room, and the next row overwrites the excess: copies of
-    /// odd lengths would take longer than the products.
+    /// Writes `[first, triangle]` of every sample. A row of the triangle is the dot product with `first`,
+    /// followed by those with the preceding vectors of `rest`, so the products `first rest^T` and `rest
+    /// rest^T` need no stacked copy of the vectors. Rows are copied in whole registers if there is room, and
+    /// the next row overwrites the excess: copies of odd lengths would take longer than the products.
     #[inline(always)]
     fn write_dots<T: Real>(&self, tape: &Tape<T>, out: &mut Rows<T>) {
         let (dim, n) = (self.first.width, self.rest.width / self.first.width);
@@ -67,7 +67,8 @@ impl PairwiseDots {
         }
     }
 
-    /// Adds the gradients of the inputs. With `G = Z Z^T`, `dZ = (dG + dG^T) Z`, where `dG` is lower triangular.
+    /// Adds the gradients of the inputs. With `G = Z Z^T`, `dZ = (dG + dG^T) Z`, where `dG` is lower
+    /// triangular.
     #[inline(always)]
     fn add_slopes<T: Real>(&self, tape: &mut Tape<T>) {
         let (dim, n) = (self.first.width, Self::vectors(self.first.width, self.rest.width));

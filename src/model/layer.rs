@@ -1,9 +1,10 @@
 //! The trait of layers, and the builder with which an architecture assembles them.
 //!
-//! All weights of a network are in one vector, layer after layer. Each layer is cut into pieces whose gradients are
-//! independent, so one loop over the pieces computes gradients and updates weights with any number of threads. A
-//! checkpoint, an average over replicas and an optimizer's state are one vector too. Padding lanes are zero and stay
-//! zero: their gradients are zero, and every optimizer leaves a zero weight with a zero gradient unchanged.
+//! All weights of a network are in one vector, layer after layer. Each layer is cut into pieces whose
+//! gradients are independent, so one loop over the pieces computes gradients and updates weights with any
+//! number of threads. A checkpoint, an average over replicas and an optimizer's state are one vector too.
+//! Padding lanes are zero and stay zero: their gradients are zero, and every optimizer leaves a zero weight
+//! with a zero gradient unchanged.
 
 use std::ops::Range;
 
@@ -164,8 +165,8 @@ impl<T: Real> Builder<T> {
         self.push(layer);
     }
 
-    /// Adds a multilayer perceptron `name.0`, `name.1`, ... with a ReLU after each layer, except after the last one if
-    /// `linear_end`. Returns its output.
+    /// Adds a multilayer perceptron `name.0`, `name.1`, ... with a ReLU after each layer, except after the
+    /// last one if `linear_end`. Returns its output.
     pub(crate) fn mlp(&mut self, name: &str, input: View, sizes: &[usize], linear_end: bool) -> View {
         let mut from = input;
         for (i, &size) in sizes.iter().enumerate() {

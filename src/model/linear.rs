@@ -1,8 +1,8 @@
 //! The fully connected layer: `y = x W^T + b`, optionally followed by a ReLU.
 //!
-//! Weights are stored in panels (`compute::gemm`). The forward product reads panels, and the gradient product writes them.
-//! `backward` needs the transpose, which the trainer makes once per step ([`Linear::transpose_panel`]). That is faster
-//! than a product that reads the panels across.
+//! Weights are stored in panels (`compute::gemm`). The forward product reads panels, and the gradient product
+//! writes them. `backward` needs the transpose, which the trainer makes once per step
+//! ([`Linear::transpose_panel`]). That is faster than a product that reads the panels across.
 
 use std::ops::Range;
 
@@ -12,8 +12,8 @@ use crate::compute::{
     LANES, Left, Output, Product, Real, Start, pack_transposed_panel, packed_len, vectorise,
 };
 
-/// Panels per piece: few, so that a small layer has pieces for several threads, but several, so that a chunk is read
-/// only a few times.
+/// Panels per piece: few, so that a small layer has pieces for several threads, but several, so that a chunk
+/// is read only a few times.
 const PIECE_PANELS: usize = 4;
 
 /// A fully connected layer between two views.
@@ -70,8 +70,8 @@ impl Linear {
         }
     }
 
-    /// The gradient of the panels from `first` on that `out` has room for: the sum of `x^T dy` over the chunks, in order.
-    /// All panels are updated per chunk, while the chunk's `x` is in the core's cache.
+    /// The gradient of the panels from `first` on that `out` has room for: the sum of `x^T dy` over the
+    /// chunks, in order. All panels are updated per chunk, while the chunk's `x` is in the core's cache.
     fn panels_gradient<T: Real>(&self, first: usize, tapes: &[Tape<T>], out: &mut [T]) {
         if tapes.is_empty() {
             out.fill(T::default());

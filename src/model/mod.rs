@@ -1,9 +1,9 @@
 //! The dense networks: from input rows to logits, and the gradients.
 //!
-//! An architecture is a list of [`Layer`]s over numbered buffers, built from the schema by one file per architecture.
-//! The code is generic: f32 serves and trains, f64 lets tests compare gradients with finite differences. Embeddings are
-//! not here: the input row (dense values, pooled vectors, first-order weights) is written by gather-pool, and the
-//! backward pass ends at its gradient.
+//! An architecture is a list of [`Layer`]s over numbered buffers, built from the schema by one file per
+//! architecture. The code is generic: f32 serves and trains, f64 lets tests compare gradients with finite
+//! differences. Embeddings are not here: the input row (dense values, pooled vectors, first-order weights) is
+//! written by gather-pool, and the backward pass ends at its gradient.
 
 mod cross;
 mod dcn;
@@ -149,9 +149,9 @@ impl<T: Real> Model<T> {
         tape.values[self.logit.buffer].row(s, self.logit)[0]
     }
 
-    /// Computes the gradients of all buffers after [`Model::forward`]. `slope(s, z)` is the derivative of the loss of
-    /// sample `s` by its logit `z`. The gradients of buffer 0 are those of the input rows; the gradients of dense values
-    /// may stay 0.
+    /// Computes the gradients of all buffers after [`Model::forward`]. `slope(s, z)` is the derivative of the
+    /// loss of sample `s` by its logit `z`. The gradients of buffer 0 are those of the input rows; the
+    /// gradients of dense values may stay 0.
     pub fn backward(&self, weights: &Weights<T>, tape: &mut Tape<T>, slope: impl Fn(usize, T) -> T) {
         tape.zero_grads();
         for s in 0..tape.samples {

@@ -1,13 +1,13 @@
 //! A tape holds the intermediate values and gradients of one chunk of samples.
 //!
-//! Each intermediate value of a network is a buffer: a matrix with one row per sample. Layers read and write [`View`]s,
-//! which are column ranges of buffers. So concatenation needs no copy: two layers write to neighbouring columns. Buffer
-//! 0 is the input row of the schema.
+//! Each intermediate value of a network is a buffer: a matrix with one row per sample. Layers read and write
+//! [`View`]s, which are column ranges of buffers. So concatenation needs no copy: two layers write to
+//! neighbouring columns. Buffer 0 is the input row of the schema.
 //!
-//! A batch is cut into chunks of at most [`MAX_CHUNK`] samples, and each chunk has its own tape. So threads share no
-//! memory, and the values of a chunk stay in the core's cache. Gradients of weights are summed chunk after chunk, and a
-//! chunk continues the sum of the one before. So neither the thread count nor the size of chunks changes a bit of a
-//! weight or a score.
+//! A batch is cut into chunks of at most [`MAX_CHUNK`] samples, and each chunk has its own tape. So threads
+//! share no memory, and the values of a chunk stay in the core's cache. Gradients of weights are summed chunk
+//! after chunk, and a chunk continues the sum of the one before. So neither the thread count nor the size of
+//! chunks changes a bit of a weight or a score.
 
 use aligned_vec::AVec;
 
@@ -16,8 +16,8 @@ use crate::compute::{Real, row_stride};
 /// Most samples per tape.
 pub const MAX_CHUNK: usize = 64;
 
-/// Most bytes of a tape's values, if that is room for [`MIN_CHUNK`] samples. The values, a layer's weights and
-/// prefetched rows fit the second-level cache of a core together.
+/// Most bytes of a tape's values, if that is room for [`MIN_CHUNK`] samples. The values, a layer's weights
+/// and prefetched rows fit the second-level cache of a core together.
 const TAPE_BYTES: usize = 640 << 10;
 
 /// Fewest samples per tape: with fewer, reading the weights would dominate.
@@ -124,8 +124,8 @@ pub struct Tape<T> {
 }
 
 impl<T: Real> Tape<T> {
-    /// A tape for buffers of these widths. In the input row, the first pooled vector is aligned to a cache line, so that
-    /// vectors are written in whole lines.
+    /// A tape for buffers of these widths. In the input row, the first pooled vector is aligned to a cache
+    /// line, so that vectors are written in whole lines.
     #[must_use]
     pub(crate) fn new(widths: &[usize], dense_width: usize, training: bool) -> Self {
         let rows = chunk::<T>(widths);

@@ -1,7 +1,8 @@
 //! Initial weights, and the conversion between weights and named tensors.
 //!
-//! Initial weights are a pure function of (seed, tensor, element), with the distribution of PyTorch's `nn.Linear`: the
-//! weights and the bias of a layer with `n` inputs are uniform between `-1 / sqrt(n)` and `1 / sqrt(n)`.
+//! Initial weights are a pure function of (seed, tensor, element), with the distribution of PyTorch's
+//! `nn.Linear`: the weights and the bias of a layer with `n` inputs are uniform between `-1 / sqrt(n)` and `1
+//! / sqrt(n)`.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 

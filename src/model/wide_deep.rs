@@ -1,5 +1,5 @@
-//! Wide & Deep (Cheng et al., 2016). The logit is the sum of the first-order weights of ids, a linear layer over the dense
-//! values, and a deep MLP.
+//! Wide & Deep (Cheng et al., 2016). The logit is the sum of the first-order weights of ids, a linear layer
+//! over the dense values, and a deep MLP.
 
 use super::Inputs;
 use super::interaction::SumOfTerms;

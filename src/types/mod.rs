@@ -1,7 +1,8 @@
 //! The data that modules exchange: ids, batches, scores, and the storage of a row's elements.
 //!
-//! A [`RawBatch`] has the contents of a file or a request, unchanged. A [`Batch`] is the same data after the schema's
-//! hashing and transforms, with one id space per table. [`Scores`] is the result. All data is stored by column.
+//! A [`RawBatch`] has the contents of a file or a request, unchanged. A [`Batch`] is the same data after the
+//! schema's hashing and transforms, with one id space per table. [`Scores`] is the result. All data is stored
+//! by column.
 
 pub(crate) mod batch;
 pub(crate) mod element;
@@ -27,7 +28,8 @@ impl TableId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlatKey(pub u64);
 
-/// A version of a model. Later versions have greater numbers; the number is the name of the version's directory.
+/// A version of a model. Later versions have greater numbers; the number is the name of the version's
+/// directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Version(pub u64);
 

@@ -1,5 +1,6 @@
-//! Reads the elements of a row of each element type, one by one or a register at a time. Both give the bits of
-//! [`Element::decode`]: f16 is exact; int8 is a product and a sum, each rounded, even if the processor can fuse them.
+//! Reads the elements of a row of each element type, one by one or a register at a time. Both give the bits
+//! of [`Element::decode`]: f16 is exact; int8 is a product and a sum, each rounded, even if the processor can
+//! fuse them.
 
 #![allow(unsafe_code)]
 

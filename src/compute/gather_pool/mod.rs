@@ -55,15 +55,15 @@ impl PoolLookup<'_> {
 /// Bytes of rows in a block: they are prefetched and located before they are pooled.
 const BLOCK_BYTES: usize = 32 << 10;
 
-/// Bytes of rows that are prefetched while one is pooled: memory's bandwidth times its latency. 512 B to 8 KiB were
-/// measured, with little difference.
+/// Bytes of rows that are prefetched while one is pooled: memory's bandwidth times its latency. 512 B to 8
+/// KiB were measured, with little difference.
 const AHEAD_BYTES: usize = 2 << 10;
 
 /// Finds the row of every occurrence of the lookup, and prefetches the first rows.
 ///
-/// Finding rows and reading them are two loops, so that each keeps its variables in registers. A single loop took two
-/// to three times as long. A likely reason is 4 KiB aliasing: loads of variables on the stack wait for stores
-/// with the same low 12 address bits, which wait for a row.
+/// Finding rows and reading them are two loops, so that each keeps its variables in registers. A single loop
+/// took two to three times as long. A likely reason is 4 KiB aliasing: loads of variables on the stack wait
+/// for stores with the same low 12 address bits, which wait for a row.
 pub(crate) fn collect_rows<'r>(
     lookup: &PoolLookup<'_>,
     row: impl Fn(usize) -> Option<&'r [u8]>,
@@ -87,12 +87,12 @@ pub(crate) fn rows_ahead(row_bytes: usize) -> usize {
 
 /// Pools the rows of each sample's ids into `dim` columns of its output row.
 ///
-/// `rows` has an entry for every occurrence from that of the first sample on: the bytes of its row, with any alignment,
-/// or `None` for a row that reads as zeros. `out` has one row of `stride` elements per sample.
+/// `rows` has an entry for every occurrence from that of the first sample on: the bytes of its row, with any
+/// alignment, or `None` for a row that reads as zeros. `out` has one row of `stride` elements per sample.
 ///
 /// # Panics
-/// When `rows` or `out` is too short, a row has another length, the columns do not fit the stride, or the offsets
-/// decrease.
+/// When `rows` or `out` is too short, a row has another length, the columns do not fit the stride, or the
+/// offsets decrease.
 pub fn gather_pool(lookup: &PoolLookup<'_>, rows: &[Option<&[u8]>], out: &mut [f32], stride: usize) {
     if let Some(pool) = GatherPool::new(lookup, rows, out, stride) {
         pool.run();

@@ -1,7 +1,7 @@
 //! The loops of gather-pool, for each instruction set.
 //!
-//! If a row fits a few registers, the sum stays in registers; other widths are summed in the output row. The bits are
-//! the same: additions in id order, and a division. Rows are decoded as they are added.
+//! If a row fits a few registers, the sum stays in registers; other widths are summed in the output row. The
+//! bits are the same: additions in id order, and a division. Rows are decoded as they are added.
 
 #![allow(unsafe_code)]
 

@@ -62,14 +62,14 @@ pub(crate) unsafe fn product_avx512(product: &mut Product<'_, f32>) {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 pub(crate) unsafe fn product_avx2(product: &mut Product<'_, f32>) {
-    // Of 16 registers, 12 are sums, two hold `B` and one holds `A`. With a whole panel per row (four registers), 3 rows
-    // would need one register too many.
+    // Of 16 registers, 12 are sums, two hold `B` and one holds `A`. With a whole panel per row (four
+    // registers), 3 rows would need one register too many.
     // SAFETY: as above.
     unsafe { by_panels::<f32, std::arch::x86_64::__m256, 4, 2, 6>(product) }
 }
 
-/// Computes all tiles of `MR` rows and `N` registers, panel after panel, and then the remaining rows. A panel is `FULL`
-/// registers wide.
+/// Computes all tiles of `MR` rows and `N` registers, panel after panel, and then the remaining rows. A panel
+/// is `FULL` registers wide.
 ///
 /// # Safety
 /// [`Product::check`] returned true, and the processor has the instruction set of `V`.
@@ -95,8 +95,8 @@ unsafe fn by_panels<T: Real, V: Vector<T>, const FULL: usize, const N: usize, co
     }
     let mut first = 0;
     while first < p.columns && whole < p.rows {
-        // A few rows of a single panel are too few chains to hide the latency of a multiply-add. So several whole
-        // panels are computed side by side, as far as registers allow.
+        // A few rows of a single panel are too few chains to hide the latency of a multiply-add. So several
+        // whole panels are computed side by side, as far as registers allow.
         let side_by_side = (p.columns - first) / LANES;
         let mut row = whole;
         let across = match p.rows - whole {
@@ -155,7 +155,8 @@ impl<'e, T: Real> Tile<'e, T> {
     /// [`Product::check`] returned true. The product has this row and column, and the column begins a tile.
     #[inline(always)]
     unsafe fn at(p: &mut Product<'_, T>, row: usize, first: usize, edge: &'e mut [T; LANES]) -> Self {
-        // SAFETY: the caller guarantees the offsets. `a` is computed wrapping: at depth 0 it may be out of bounds.
+        // SAFETY: the caller guarantees the offsets. `a` is computed wrapping: at depth 0 it may be out of
+        // bounds.
         unsafe {
             Self {
                 depth: p.depth,
@@ -180,9 +181,9 @@ impl<'e, T: Real> Tile<'e, T> {
     /// Computes `ROWS` rows of the first `N` registers of `PANELS` panels. Returns `ROWS`.
     ///
     /// # Safety
-    /// `a` has `ROWS` rows of `depth` steps. `b` has `depth` lines of [`LANES`] for each panel. `c` has `ROWS` rows, to
-    /// which there is no other reference, of `width` elements (at most `N` registers) or of `PANELS` whole panels.
-    /// `bias` is null or has `N` registers for each panel.
+    /// `a` has `ROWS` rows of `depth` steps. `b` has `depth` lines of [`LANES`] for each panel. `c` has
+    /// `ROWS` rows, to which there is no other reference, of `width` elements (at most `N` registers) or of
+    /// `PANELS` whole panels. `bias` is null or has `N` registers for each panel.
     #[inline(always)]
     unsafe fn run<V: Vector<T>, const N: usize, const ROWS: usize, const PANELS: usize>(self) -> usize {
         // SAFETY: the caller guarantees the above; a narrower last panel is loaded and stored through `edge`.

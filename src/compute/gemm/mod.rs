@@ -1,16 +1,16 @@
 //! Matrix products that give the same bits for every batch size and thread count.
 //!
-//! `C = A B`, where `B` is packed into panels of [`LANES`] columns. An element of `C` is one chain of multiply-adds over
-//! the depth, in order, in one accumulator. It depends only on its row of `A` and its column of `B`. The number of rows,
-//! the number of threads and the height of a tile do not change it. Libraries do not guarantee this: they choose their
-//! kernels by the shape.
+//! `C = A B`, where `B` is packed into panels of [`LANES`] columns. An element of `C` is one chain of
+//! multiply-adds over the depth, in order, in one accumulator. It depends only on its row of `A` and its
+//! column of `B`. The number of rows, the number of threads and the height of a tile do not change it.
+//! Libraries do not guarantee this: they choose their kernels by the shape.
 //!
-//! A tile of `MR` rows and one panel, or half of a panel, is held in registers. With AVX-512 a tile is 12 rows of two
-//! registers: 24 chains hide the latency of the two multiply-add ports, and a step of the depth takes two loads of `B`
-//! and twelve broadcasts of `A`. AVX2 has half as many registers of half the length: 6 rows of two. `A` is not packed:
-//! it is read by broadcast, and strides cost nothing as long as rows fall into different cache sets, which
-//! [`row_stride`] ensures. AVX-512 and AVX2 give the same bits. Without fused multiply-add the product is rounded before
-//! the sum, so the bits differ.
+//! A tile of `MR` rows and one panel, or half of a panel, is held in registers. With AVX-512 a tile is 12
+//! rows of two registers: 24 chains hide the latency of the two multiply-add ports, and a step of the depth
+//! takes two loads of `B` and twelve broadcasts of `A`. AVX2 has half as many registers of half the length: 6
+//! rows of two. `A` is not packed: it is read by broadcast, and strides cost nothing as long as rows fall
+//! into different cache sets, which [`row_stride`] ensures. AVX-512 and AVX2 give the same bits. Without
+//! fused multiply-add the product is rounded before the sum, so the bits differ.
 
 mod kernel;
 #[cfg(test)]
@@ -98,9 +98,9 @@ impl<T: Real> Product<'_, T> {
         T::product(self);
     }
 
-    /// Whether there is anything to compute. If so, it has checked that every element of the shape lies within its
-    /// slice, because kernels access memory without bounds checks. Offsets grow with row, step and column, so checking
-    /// the last one is enough.
+    /// Whether there is anything to compute. If so, it has checked that every element of the shape lies
+    /// within its slice, because kernels access memory without bounds checks. Offsets grow with row, step and
+    /// column, so checking the last one is enough.
     fn check(&self) -> bool {
         let Self { rows, depth, columns, .. } = *self;
         if rows == 0 || columns == 0 {
@@ -127,8 +127,8 @@ impl<T: Real> Product<'_, T> {
     }
 }
 
-/// Packs a row-major `rows x columns` matrix into panels: the right operand of `X matrix`. Lanes past the last column
-/// are zero.
+/// Packs a row-major `rows x columns` matrix into panels: the right operand of `X matrix`. Lanes past the
+/// last column are zero.
 ///
 /// # Panics
 /// When a slice is too short for the shape.
@@ -143,8 +143,8 @@ pub(crate) fn pack<T: Real>(matrix: &[T], stride: usize, rows: usize, columns: u
     }
 }
 
-/// Makes panel `p` of the transpose of a `rows x columns` matrix from the matrix's panels: the rows `p * LANES..` of the
-/// matrix become columns.
+/// Makes panel `p` of the transpose of a `rows x columns` matrix from the matrix's panels: the rows `p *
+/// LANES..` of the matrix become columns.
 ///
 /// # Panics
 /// When a slice is too short for the shape.

@@ -1,7 +1,7 @@
 //! Packs a transpose: rows of a matrix become lanes of panels.
 //!
-//! Copied element by element, this is a scatter of small writes, and the next reader of the panels waits for them to
-//! combine. So blocks of 16 by 16 are transposed in registers instead.
+//! Copied element by element, this is a scatter of small writes, and the next reader of the panels waits for
+//! them to combine. So blocks of 16 by 16 are transposed in registers instead.
 
 #![allow(unsafe_code)]
 
@@ -11,8 +11,8 @@ use crate::compute::gemm::LANES;
 /// Rows of a block, and columns.
 const BLOCK: usize = 16;
 
-/// Packs the transpose of a row-major `rows x columns` matrix into panels: the right operand of `X matrix^T`. Lanes past
-/// the last row are zero.
+/// Packs the transpose of a row-major `rows x columns` matrix into panels: the right operand of `X matrix^T`.
+/// Lanes past the last row are zero.
 ///
 /// # Panics
 /// When a slice is too short for the shape.
@@ -48,8 +48,8 @@ pub(crate) fn pack_transposed<T: Real>(
     }
 }
 
-/// A block of at most 16 rows and 16 columns. Each column becomes a line of 16 lanes; lines are [`LANES`] apart. Lanes
-/// past the last row are zero.
+/// A block of at most 16 rows and 16 columns. Each column becomes a line of 16 lanes; lines are [`LANES`]
+/// apart. Lanes past the last row are zero.
 pub struct Block<'a, T> {
     from: &'a [T],
     stride: usize,
@@ -85,18 +85,19 @@ pub(crate) fn transpose_f32(block: &Block<'_, f32>, to: &mut [f32]) {
         let end = (height - 1).checked_mul(stride).and_then(|at| at.checked_add(width));
         assert!(end.is_some_and(|end| end <= from.len()), "matrix: too short");
         assert!((width - 1) * LANES + BLOCK <= to.len(), "panels: too short");
-        // SAFETY: the processor has AVX-512F; the lengths of both slices were just checked; and blocks, which only
-        // `pack_transposed` makes, have at most 16 rows and 16 columns.
+        // SAFETY: the processor has AVX-512F; the lengths of both slices were just checked; and blocks, which
+        // only `pack_transposed` makes, have at most 16 rows and 16 columns.
         return unsafe { transpose_avx512(block, to) };
     }
     transpose_portable(block, to);
 }
 
-/// Transposes 16 by 16 elements in four rounds of 16 shuffles: first elements, then pairs, then quarters twice.
+/// Transposes 16 by 16 elements in four rounds of 16 shuffles: first elements, then pairs, then quarters
+/// twice.
 ///
 /// # Safety
-/// The processor has AVX-512F. `from` has `height` rows of `width` elements, and `to` has `width` lines of 16 lanes;
-/// both are at most 16.
+/// The processor has AVX-512F. `from` has `height` rows of `width` elements, and `to` has `width` lines of 16
+/// lanes; both are at most 16.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 #[allow(clippy::needless_range_loop)]

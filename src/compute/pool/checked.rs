@@ -1,5 +1,5 @@
-//! A gather-pool in host memory. [`Pool::check`] finds everything that a kernel could not read or write safely, so
-//! that a wrong launch fails in a test with a message.
+//! A gather-pool in host memory. [`Pool::check`] finds everything that a kernel could not read or write
+//! safely, so that a wrong launch fails in a test with a message.
 
 use super::{MAX_LOOKUPS, PoolLookup, WARP_LANES, pooling_code};
 use crate::schema::Pooling;
@@ -39,7 +39,8 @@ pub enum PoolError {
 }
 
 impl Pool<'_> {
-    /// Checks all assumptions of the kernel: bounds, indices and widths are in range, and columns do not overlap.
+    /// Checks all assumptions of the kernel: bounds, indices and widths are in range, and columns do not
+    /// overlap.
     ///
     /// # Errors
     /// [`PoolError`] with the field, or the lookup and its field.
@@ -79,7 +80,8 @@ impl Pool<'_> {
             widest = threads.max(widest);
             warps = warps.saturating_add(threads.div_ceil(u64::from(WARP_LANES)));
         }
-        // The number of a thread in its segment fits a u32, and so does that of a warp in the launch plus a grid.
+        // The number of a thread in its segment fits a u32, and so does that of a warp in the launch plus a
+        // grid.
         for (field, limit, got) in [
             ("elements of one lookup", u64::from(u32::MAX >> 1), widest),
             ("warps", u64::from(u32::MAX >> 1), warps),
@@ -149,8 +151,8 @@ impl Pool<'_> {
         Ok(())
     }
 
-    /// The exclusive prefix sum of the segments' warps: one entry per lookup, one for the dense values, and the total.
-    /// `check` bounds it.
+    /// The exclusive prefix sum of the segments' warps: one entry per lookup, one for the dense values, and
+    /// the total. `check` bounds it.
     #[must_use]
     pub(crate) fn scan(&self) -> Vec<u32> {
         let widths = self.lookups.iter().map(|l| l.dim as usize).chain([self.dense_width]);

@@ -24,7 +24,8 @@ pub fn images(kernels: &[KernelFile], compute: (i32, i32)) -> Result<Vec<Image>,
     if compute < OLDEST {
         let ((major, minor), (device_major, device_minor)) = (OLDEST, compute);
         return Err(format!(
-            "the program's own kernels need compute {major}.{minor} or newer, got {device_major}.{device_minor}"
+            "the program's own kernels need compute {major}.{minor} or newer, \
+             got {device_major}.{device_minor}"
         ));
     }
     let image = |kernel: &KernelFile| {

@@ -4,8 +4,8 @@
 //! a function, and they convert each result code to an enum, which is undefined behaviour for a code that
 //! cudarc does not know. Here a missing function is an error that names it, and a code is a number.
 //!
-//! Handles (contexts, modules, streams, ...) are pointers that only the library dereferences. They are `usize`
-//! here, which has the same C calling convention.
+//! Handles (contexts, modules, streams, ...) are pointers that only the library dereferences. They are
+//! `usize` here, which has the same C calling convention.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int, c_uint, c_void};

@@ -1,8 +1,9 @@
 //! Compiles kernels with NVRTC at start, for the device of the machine.
 //!
 //! [`Compiler`] wraps libnvrtc, opened at run time. [`build`] makes an [`Image`] of each kernel, and takes it
-//! from the disk cache if it is there. If NVRTC knows the device, an image is machine code for it. For a device
-//! newer than NVRTC, it is PTX for the newest capability that NVRTC knows; the driver compiles the PTX.
+//! from the disk cache if it is there. If NVRTC knows the device, an image is machine code for it. For a
+//! device newer than NVRTC, it is PTX for the newest capability that NVRTC knows; the driver compiles the
+//! PTX.
 //!
 //! A multiplication and an addition are never fused ([`OPTIONS`]): sums and products must have the host's
 //! bits, and the host rounds each operation.
@@ -264,7 +265,8 @@ impl<'a> Program<'a> {
             return Err(format!("code {code} for the size of its output"));
         }
         let mut contents = vec![0_u8; bytes];
-        // SAFETY: the library writes as many bytes as the call above returned, and `contents` has room for them.
+        // SAFETY: the library writes as many bytes as the call above returned, and `contents` has room for
+        // them.
         let code = unsafe { contents_of(self.handle, contents.as_mut_ptr().cast()) };
         if code == SUCCESS { Ok(contents) } else { Err(format!("code {code} for its output")) }
     }

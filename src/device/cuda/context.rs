@@ -1,4 +1,5 @@
-//! Finds CUDA devices. Nothing is assumed: the driver may be missing, too old or broken, and there may be no device.
+//! Finds CUDA devices. Nothing is assumed: the driver may be missing, too old or broken, and there may be no
+//! device.
 //!
 //! The seven functions of a probe are looked up one by one (`api.rs` explains why cudarc does not do it), so
 //! that the message describes an old or broken driver correctly. No context is created, so a probe takes no
@@ -14,7 +15,8 @@ use super::errors::{CudaError, NO_DEVICE, SUCCESS, version_text};
 /// CUDA version of the oldest usable driver: it must run the PTX of NVRTC 13.0.
 pub(crate) const OLDEST_DRIVER: i32 = 13_000;
 
-/// The oldest compute capability that the kernels support: Volta, the first with independent thread scheduling.
+/// The oldest compute capability that the kernels support: Volta, the first with independent thread
+/// scheduling.
 pub(crate) const OLDEST_COMPUTE: (i32, i32) = (7, 0);
 
 const NAME_BYTES: usize = 256;

@@ -1,10 +1,11 @@
 //! The interface of a CUDA driver: memory, streams, events, launches, graphs.
 //!
-//! Two types implement [`Driver`]: `nvidia::Nvidia` calls the machine's CUDA driver, and `cusim` runs the same
-//! kernel sources on the CPU. All code above this trait (the cache's device half, the trainer's scratchpad) is
-//! the same for both, so it is tested on machines without a GPU.
+//! Two types implement [`Driver`]: `nvidia::Nvidia` calls the machine's CUDA driver, and `cusim` runs the
+//! same kernel sources on the CPU. All code above this trait (the cache's device half, the trainer's
+//! scratchpad) is the same for both, so it is tested on machines without a GPU.
 //!
-//! Every operation of a stream is counted ([`Driver::work`]), so that a test can assert how many a batch needs.
+//! Every operation of a stream is counted ([`Driver::work`]), so that a test can assert how many a batch
+//! needs.
 
 #![allow(unsafe_code)]
 
@@ -143,8 +144,8 @@ pub trait Driver: Send + Sync + 'static {
     /// The driver's error.
     ///
     /// # Safety
-    /// Both ranges are allocated. Until an event after this copy has fired, nothing else writes the source, and
-    /// nothing else reads or writes the target.
+    /// Both ranges are allocated. Until an event after this copy has fired, nothing else writes the source,
+    /// and nothing else reads or writes the target.
     unsafe fn copy(
         &self,
         stream: &Self::Stream,
@@ -159,8 +160,8 @@ pub trait Driver: Send + Sync + 'static {
     /// The driver's error. A later call may report an error of the kernel itself.
     ///
     /// # Safety
-    /// `args` has the layout of the kernel's parameter. Until an event after this launch has fired, every address
-    /// in it stays valid and no other access races with the kernel.
+    /// `args` has the layout of the kernel's parameter. Until an event after this launch has fired, every
+    /// address in it stays valid and no other access races with the kernel.
     unsafe fn launch(
         &self,
         stream: &Self::Stream,

@@ -1,7 +1,8 @@
 //! CUDA's result codes: their names, which of them are final, and why a GPU could not be opened.
 //!
-//! cudarc converts a code to an enum, which is undefined behaviour for codes of newer drivers, and gets its name
-//! from libcuda, which panics without libcuda. So codes are plain numbers here, with a table of cuda.h's names.
+//! cudarc converts a code to an enum, which is undefined behaviour for codes of newer drivers, and gets its
+//! name from libcuda, which panics without libcuda. So codes are plain numbers here, with a table of cuda.h's
+//! names.
 
 use std::ffi::c_int;
 

@@ -1,15 +1,15 @@
 //! Caches compiled kernels on disk, so that a restarted server does not compile them again.
 //!
-//! An entry is one file, named by the kernel, the target and a hash of the key, which lists everything that the
-//! image depends on. The file contains the key in full, so a hash collision does no harm, and a checksum:
+//! An entry is one file, named by the kernel, the target and a hash of the key, which lists everything that
+//! the image depends on. The file contains the key in full, so a hash collision does no harm, and a checksum:
 //!
 //! ```text
 //! "FLKERN1\n"  key bytes (u32)  image bytes (u32)  xxh3-64 of the image (u64)  key  image
 //! ```
 //!
-//! Numbers are little-endian. A file is written under another name and renamed. If a file is damaged, a warning
-//! is logged and the kernel is compiled again. Only the owner may access the folder, because its contents are
-//! executed.
+//! Numbers are little-endian. A file is written under another name and renamed. If a file is damaged, a
+//! warning is logged and the kernel is compiled again. Only the owner may access the folder, because its
+//! contents are executed.
 
 use std::fs;
 use std::io;

@@ -33,8 +33,9 @@ pub(crate) fn blocks<D: Driver>(driver: &D, warps: u32) -> u32 {
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]. The batch's probe precedes in the same stream. Bags and columns satisfy the conditions of
-/// [`crate::compute::pool`], and `rows` has an address for each miss if the header declares the misses as staged.
+/// As [`Driver::launch`]. The batch's probe precedes in the same stream. Bags and columns satisfy the
+/// conditions of [`crate::compute::pool`], and `rows` has an address for each miss if the header declares the
+/// misses as staged.
 pub(crate) unsafe fn gather_pool<D: Driver>(
     d: &D,
     s: &D::Stream,

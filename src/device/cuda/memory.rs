@@ -1,7 +1,7 @@
 //! Device and pinned memory as owned values, and their division into typed arrays.
 //!
-//! A [`Plan`] lays arrays out one after the other, in units of cache lines. The same [`Array`] then addresses its
-//! elements in every block that was allocated with the plan's size.
+//! A [`Plan`] lays arrays out one after the other, in units of cache lines. The same [`Array`] then addresses
+//! its elements in every block that was allocated with the plan's size.
 
 #![allow(unsafe_code)]
 
@@ -113,8 +113,8 @@ impl<D: Driver> Drop for DeviceMemory<D> {
     }
 }
 
-/// Pinned host memory, freed when dropped, like [`DeviceMemory`]. The host may read what a kernel wrote, and write
-/// what a kernel read, after an event behind that kernel has fired.
+/// Pinned host memory, freed when dropped, like [`DeviceMemory`]. The host may read what a kernel wrote, and
+/// write what a kernel read, after an event behind that kernel has fired.
 pub struct PinnedMemory<D: Driver> {
     driver: Arc<D>,
     memory: Pinned,
@@ -166,7 +166,8 @@ impl<D: Driver> PinnedMemory<D> {
     #[must_use]
     pub fn get_mut<T: Pod>(&mut self, array: Array<T>) -> &mut [T] {
         self.check(array);
-        // SAFETY: as in `get`; `self` is borrowed mutably, and the caller has waited for the kernels that use it.
+        // SAFETY: as in `get`; `self` is borrowed mutably, and the caller has waited for the kernels that use
+        // it.
         unsafe { std::slice::from_raw_parts_mut(self.memory.host.as_ptr().add(array.at).cast(), array.count) }
     }
 
@@ -208,7 +209,8 @@ impl<D: Driver> Staging<D> {
         self.words.len()
     }
 
-    /// Waits until the kernels that read the current contents have finished, and returns the words to be written.
+    /// Waits until the kernels that read the current contents have finished, and returns the words to be
+    /// written.
     ///
     /// # Errors
     /// As [`Driver::wait`].

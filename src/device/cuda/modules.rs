@@ -1,7 +1,7 @@
 //! Loads compiled kernels into the device's context and finds them by name.
 //!
-//! Images compiled [`ahead`] of time are tried first. If there are none, or the driver refuses them, NVRTC compiles
-//! the sources.
+//! Images compiled [`ahead`] of time are tried first. If there are none, or the driver refuses them, NVRTC
+//! compiles the sources.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_int, c_void};
@@ -70,7 +70,8 @@ impl Modules {
         for trouble in troubles {
             tracing::warn!("{trouble}");
         }
-        tracing::info!(compiler = ?compiler, kernels = images.len(), from_cache, %ahead, "cuda kernels compiled");
+        let kernels = images.len();
+        tracing::info!(compiler = ?compiler, kernels, from_cache, %ahead, "cuda kernels compiled");
         Self::load(primary, &images)
     }
 

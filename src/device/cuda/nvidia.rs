@@ -1,14 +1,14 @@
 //! [`Driver`] for a real GPU, through libcuda.
 //!
-//! Memory comes from `cuMemAlloc`, not from the stream-ordered allocator. The cache allocates one block at start
-//! and keeps it, so allocation speed does not matter, and a failure is reported at once with the true figures.
-//! Pinned memory is mapped and portable between contexts.
+//! Memory comes from `cuMemAlloc`, not from the stream-ordered allocator. The cache allocates one block at
+//! start and keeps it, so allocation speed does not matter, and a failure is reported at once with the true
+//! figures. Pinned memory is mapped and portable between contexts.
 //!
-//! Streams are non-blocking. Events do not record time. Graphs are captured from a stream in thread-local mode, so
-//! that other threads may call the driver meanwhile.
+//! Streams are non-blocking. Events do not record time. Graphs are captured from a stream in thread-local
+//! mode, so that other threads may call the driver meanwhile.
 //!
-//! [`Work`] does not count the memset that zeroes new memory, nor operations of a stream during a capture, which
-//! are not executed. A copy of 0 bytes does nothing and is not counted.
+//! [`Work`] does not count the memset that zeroes new memory, nor operations of a stream during a capture,
+//! which are not executed. A copy of 0 bytes does nothing and is not counted.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -37,8 +37,8 @@ const PAGE_BYTES: usize = 4096;
 
 /// An opened device. Displays as one line for the log.
 ///
-/// Streams, events and graphs may outlive it: they hold the context. Memory that was not freed is released with the
-/// context.
+/// Streams, events and graphs may outlive it: they hold the context. Memory that was not freed is released
+/// with the context.
 pub struct Nvidia {
     info: DeviceInfo,
     multiprocessors: u32,
@@ -53,8 +53,8 @@ pub struct Nvidia {
     primary: Arc<Primary>,
 }
 
-/// Opens a device: retains its primary context and loads the program's kernels. `kernel_cache` is the folder of
-/// compiled kernels.
+/// Opens a device: retains its primary context and loads the program's kernels. `kernel_cache` is the folder
+/// of compiled kernels.
 ///
 /// # Errors
 /// [`CudaError`] with what is missing, too old or full, and what to do about it.
@@ -296,7 +296,8 @@ impl Driver for Nvidia {
 
     unsafe fn launch_graph(&self, stream: &Stream, graph: &Graph) -> Result<(), DriverError> {
         self.primary.call("cuGraphLaunch", |api| {
-            // SAFETY: stream and graph are alive. The caller guarantees the memory that its operations access.
+            // SAFETY: stream and graph are alive. The caller guarantees the memory that its operations
+            // access.
             unsafe { (api.launch_graph)(graph.handle, stream.handle) }
         })?;
         self.count(stream, &self.graph_nodes, graph.nodes);

@@ -1,5 +1,5 @@
-//! The parameter of the kernel `gather_pool`, for the cache and the trainer. Structs have the fields of the structs in
-//! `kernels/common.cuh` and `kernels/gather_pool.cu`.
+//! The parameter of the kernel `gather_pool`, for the cache and the trainer. Structs have the fields of the
+//! structs in `kernels/common.cuh` and `kernels/gather_pool.cu`.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -62,8 +62,8 @@ pub struct PoolArgs {
     pub state: u64,
     /// `lookup_count` elements of [`PoolLookup`].
     pub lookups: u64,
-    /// `lookup_count + 2` u32: the exclusive prefix sum of the segments' warps, for each lookup, for the dense values,
-    /// and the total.
+    /// `lookup_count + 2` u32: the exclusive prefix sum of the segments' warps, for each lookup, for the
+    /// dense values, and the total.
     pub scan: u64,
     /// u32: the bag bounds of all lookups.
     pub offsets: u64,

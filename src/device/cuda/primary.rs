@@ -1,10 +1,10 @@
 //! A device's primary context: made current on each calling thread, and closed by the first final error.
 //!
-//! CUDA binds a context to a thread. [`Primary::call`] binds this one to the calling thread and remembers it, so
-//! the driver is called for it once per thread and context.
+//! CUDA binds a context to a thread. [`Primary::call`] binds this one to the calling thread and remembers it,
+//! so the driver is called for it once per thread and context.
 //!
-//! After a final error (`errors::is_final`) every call on the context fails, with an error that does not show the
-//! cause. So the first final error is stored, and every later call returns it without calling the driver.
+//! After a final error (`errors::is_final`) every call on the context fails, with an error that does not show
+//! the cause. So the first final error is stored, and every later call returns it without calling the driver.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -98,8 +98,8 @@ impl Primary {
         Err(error)
     }
 
-    /// Releases something. An error is only logged: the caller cannot do anything about it, and after a final error
-    /// everything is released already.
+    /// Releases something. An error is only logged: the caller cannot do anything about it, and after a final
+    /// error everything is released already.
     pub(crate) fn release(&self, call: impl FnOnce(&Api) -> c_int) {
         if let Err(error) = self.call("release", call) {
             tracing::debug!("{error}");
@@ -155,8 +155,8 @@ impl Drop for Primary {
             // SAFETY: events in this list are unused.
             self.release(|api| unsafe { (api.destroy_event)(event) });
         }
-        // SAFETY: a thread may have no current context. The release matches the retain in `retain`. Users of the
-        // context hold an `Arc` of `self`, so there are none.
+        // SAFETY: a thread may have no current context. The release matches the retain in `retain`. Users of
+        // the context hold an `Arc` of `self`, so there are none.
         let code = unsafe {
             (self.api.set_current)(0);
             (self.api.release)(self.device)

@@ -1,10 +1,11 @@
 //! Streams, events and graphs of the machine's driver, each released when dropped.
 //!
-//! A dropped stream waits for its operations and keeps the kernels' code loaded until then. (Waiting for the whole
-//! context instead would invalidate captures in progress on other threads.)
+//! A dropped stream waits for its operations and keeps the kernels' code loaded until then. (Waiting for the
+//! whole context instead would invalidate captures in progress on other threads.)
 //!
-//! An event is created once and recorded many times: a dropped event goes to the context's list of unused events. This
-//! is sound even while a stream waits for it, because a wait refers to the last record before the wait was enqueued.
+//! An event is created once and recorded many times: a dropped event goes to the context's list of unused
+//! events. This is sound even while a stream waits for it, because a wait refers to the last record before
+//! the wait was enqueued.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_uint};
@@ -60,8 +61,8 @@ impl Stream {
         Ok(Self { primary: primary.clone(), modules: modules.clone(), handle })
     }
 
-    /// Whether operations are recorded and not executed. This is also the case when the stream joined the capture of
-    /// another stream by following one of its events.
+    /// Whether operations are recorded and not executed. This is also the case when the stream joined the
+    /// capture of another stream by following one of its events.
     pub(crate) fn is_captured(&self) -> bool {
         if self.primary.captures.load(Ordering::Acquire) == 0 {
             return false;
