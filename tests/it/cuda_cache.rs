@@ -1,5 +1,5 @@
-//! The contract of `cache_contract` on NVIDIA's driver: on a real GPU where there is one; and, with the feature cusim,
-//! on the pretended driver, whose kernels the simulator executes (`cusim_kernels`).
+//! The contract of `cache_contract` on NVIDIA's driver: on a real GPU, if there is one; and, with the feature
+//! cusim, on a pretended driver whose kernels the simulator executes (`cusim_kernels`).
 #![cfg(target_os = "linux")]
 
 use std::sync::Arc;
@@ -11,19 +11,23 @@ use flechette::mem::mix64;
 use crate::cache_contract::{self as contract, World, narrow, warm};
 use crate::device_subject as device;
 use crate::pretend::is_child;
+use crate::skip::{skip, skip_part};
 
 pub fn nvidia() -> Arc<Nvidia> {
     Arc::new(open(0, None).unwrap())
 }
 
-/// Where this is no child of a test: on a real GPU, or not, aloud.
+/// Tests the property on a real GPU, or reports that there is none. Does nothing in the child of a test.
 pub fn on_a_real_gpu(property: impl Fn(&Arc<Nvidia>)) {
     if is_child() {
         return;
     }
     match usable(0) {
         Ok(_) => property(&nvidia()),
-        Err(reason) => eprintln!("skipped on a real GPU: {reason}"),
+        Err(reason) => {
+            let skip = if cfg!(feature = "cusim") { skip_part } else { skip };
+            skip(&format!("no real GPU: {reason}"));
+        }
     }
 }
 

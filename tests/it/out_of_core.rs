@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 
 use crate::program::{bytes_of, flechette, run, run_json};
+use crate::skip::skip;
 
 /// What training takes beside scratchpad, staging, dense weights and a bit a row, as docs/training.md states it; and for
 /// each id of the batches on their way, which are 13.
@@ -38,7 +39,7 @@ impl Group {
             }
             drop(group);
         }
-        eprintln!("SKIPPED: no control group can be made here (that takes root)");
+        skip("no control group can be created, which needs root and the memory controller");
         None
     }
 
