@@ -63,6 +63,13 @@ impl Format {
             Self::Synthetic => "synthetic",
         }
     }
+
+    /// All names, as a list in a sentence.
+    pub(crate) fn names() -> String {
+        let names = Self::ALL.map(Self::name);
+        let (last, others) = (names[names.len() - 1], &names[..names.len() - 1]);
+        format!("{} or {last}", others.join(", "))
+    }
 }
 
 impl fmt::Display for Format {
@@ -99,7 +106,7 @@ impl Default for Limits {
 #[derive(Debug, thiserror::Error)]
 pub enum DatasetError {
     /// No format has this name.
-    #[error("unknown format {name:?}, expected criteo-tsv, avazu-csv or synthetic")]
+    #[error("unknown format {name:?}, expected {names}", names = Format::names())]
     UnknownFormat {
         /// What came.
         name: String,
