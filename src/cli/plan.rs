@@ -29,7 +29,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     model_config: PathBuf,
     /// Format of the data: criteo-tsv, avazu-csv, synthetic, or trace for what a server recorded
-    #[arg(long, value_name = "F")]
+    #[arg(long, value_name = "F", help = format!("Format of the data: {}; or trace, a server's recordings", Format::names()))]
     format: Source,
     /// Files in the order of their accesses
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]

@@ -21,7 +21,6 @@ use std::sync::atomic::Ordering;
 use super::super::epoch::Freed;
 use super::super::error::CacheError;
 use super::super::index::{Location, Unlinked};
-use super::super::policy::Eviction;
 use super::super::shared::MAX_WAITING;
 use super::super::slots::{Slot, UNIT};
 use super::{DeviceCacheError, Shared, lock};
@@ -135,11 +134,11 @@ impl<D: Driver> Shared<D> {
     /// pair of buckets stays as it is, and takes no more until the evictor has been there. For a row that is not
     /// offered, but exchanged, nothing goes but what has its key.
     fn may_replace(&self, kind: JobKind, jobs: usize) -> MayReplace {
-        match self.eviction {
+        match &self.eviction {
             _ if kind != JobKind::Keep => MayReplace::SameKey,
             _ if self.limbo.waiting() + jobs > MAX_WAITING => MayReplace::Nothing,
-            Eviction::Lru => MayReplace::Coldest,
-            Eviction::Lfu(_) => MayReplace::SameKey,
+            eviction if eviction.is_by_age() => MayReplace::Coldest,
+            _ => MayReplace::SameKey,
         }
     }
 
