@@ -1,5 +1,5 @@
-//! Compiles the CUDA kernels: with nvcc, if there is one, and under the feature `cusim` as C++ (see
-//! `kernels/cusim/`). The protocol is compiled by hand (`proto/compile/`).
+//! Compiles the CUDA kernels: with nvcc, if it is installed, and with the feature `cusim` as C++
+//! (`kernels/cusim/`). The protocol is compiled by hand (`proto/compile/`).
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -14,15 +14,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// What nvcc makes of the kernels, as Rust that embeds it: `src/device/cuda/ahead.rs` includes this. A
-/// program without it compiles its kernels with NVRTC when it starts, so trouble here is only a warning.
+/// Rust source that embeds the kernels compiled by nvcc. `src/device/cuda/ahead.rs` includes it. An error is
+/// only a warning, because a program without compiled kernels compiles them with NVRTC when it starts.
 fn ahead(out: &Path) -> String {
-    let made = find_nvcc().and_then(|nvcc| {
+    let compiled = find_nvcc().and_then(|nvcc| {
         println!("cargo:rerun-if-changed={}", nvcc.display());
-        let made = bundles(&nvcc, out);
-        made.inspect_err(|why| println!("cargo:warning=kernels are not compiled ahead of time: {why}")).ok()
+        let compiled = bundles(&nvcc, out);
+        compiled
+            .inspect_err(|why| println!("cargo:warning=kernels are not compiled ahead of time: {why}"))
+            .ok()
     });
-    let (compiler, images) = made.unzip();
+    let (compiler, images) = compiled.unzip();
     let images = images.unwrap_or_default();
     let embedded = images.iter().map(|(name, file)| format!("({name:?}, include_bytes!({file:?}))"));
     format!(
@@ -43,17 +45,17 @@ fn find_nvcc() -> Option<PathBuf> {
     folders.map(|folder| folder.join(&program)).find(|nvcc| nvcc.is_file())
 }
 
-/// The compiler's name, and each kernel's name and file: machine code for three capabilities, and PTX for
-/// what is newer.
+/// The compiler's name, and the name and bundle file of each kernel. A bundle has machine code for three
+/// compute capabilities, and PTX for newer devices.
 fn bundles(nvcc: &Path, out: &Path) -> Result<(String, Vec<(String, PathBuf)>), String> {
     let run = |arguments: &[&str]| {
         let done =
             Command::new(nvcc).args(arguments).output().map_err(|e| format!("{}: {e}", nvcc.display()))?;
-        let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         if done.status.success() {
-            return Ok(said(&done.stdout));
+            return Ok(text(&done.stdout));
         }
-        let lines = said(&done.stderr) + &said(&done.stdout);
+        let lines = text(&done.stderr) + &text(&done.stdout);
         Err(format!("{}: {}", nvcc.display(), lines.trim().replace('\n', " | ")))
     };
     let version = run(&["--version"])?;
@@ -67,7 +69,7 @@ fn bundles(nvcc: &Path, out: &Path) -> Result<(String, Vec<(String, PathBuf)>), 
         let bundle = out.join(format!("{name}.fatbin"));
         run(&[
             "--fatbin",
-            // As `OPTIONS` of src/device/cuda/compile.rs.
+            // `OPTIONS` of src/device/cuda/compile.rs.
             "--std=c++17",
             "--fmad=false",
             "--ftz=false",
@@ -85,9 +87,9 @@ fn bundles(nvcc: &Path, out: &Path) -> Result<(String, Vec<(String, PathBuf)>), 
     Ok((format!("nvcc {release}"), images))
 }
 
-/// Builds `kernels/cusim` into the library. The kernels alone are instrumented, so that the
-/// simulator may preempt them at each access; it supplies the hooks itself, and no sanitizer
-/// runtime is linked. Contraction is off, because the tests compare sums bit for bit.
+/// Builds `kernels/cusim` into the library. Only the kernels are instrumented, so that the simulator can
+/// preempt them at each memory access. The simulator implements the hooks; no sanitizer runtime is linked.
+/// Contraction is off, because tests compare sums bit for bit.
 #[cfg(feature = "cusim")]
 fn cusim() {
     let build = || {

@@ -1,10 +1,10 @@
-//! The dense layers' forward pass beside raw single precision matrix products of the same layers'
-//! shapes by the `gemm` crate (its AVX-512 kernels on), one thread each.
+//! The forward pass of the dense layers, against single-precision matrix products of the same shapes by the
+//! `gemm` crate with its AVX-512 kernels. Both use one thread.
 //!
-//! Ours is `Model::forward` over chunks of at most 64 samples, all of it: products, biases, ReLUs and the
-//! interaction. As in the engine one tape serves chunk after chunk, and its input rows are in the core's
-//! own cache, for gather-pool has just written them there. The baseline is the products of the fully
-//! connected layers and nothing else, one call a layer over the whole batch, into buffers that are there.
+//! Ours is `Model::forward` over chunks of at most 64 samples: products, biases, ReLUs and the interaction.
+//! As in the engine, all chunks use one tape, and the input rows are in the core's cache, because gather-pool
+//! has just written them. The baseline is only the products of the fully connected layers, one call per layer
+//! over the whole batch, into allocated buffers.
 //!
 //! `--pairs N` (11), `--window-ms N` (100), `--only TEXT`, `--json`.
 
@@ -70,7 +70,7 @@ fn compare(schema: &Schema, samples: usize, options: &Options) -> harness::Pairs
     )
 }
 
-/// `y = x w^T` of row-major matrices, `w` as PyTorch keeps it: (out, in).
+/// `y = x w^T` of row-major matrices. `w` has PyTorch's shape: (out, in).
 struct Product {
     rows: usize,
     depth: usize,
@@ -89,8 +89,8 @@ impl Product {
 
     fn run(&mut self) {
         let (depth, columns) = (self.depth as isize, self.columns as isize);
-        // SAFETY: `x` is rows x depth, `w` columns x depth and `y` rows x columns, each row-major and
-        // whole, so every element that the strides reach lies inside.
+        // SAFETY: `x` is rows x depth, `w` columns x depth and `y` rows x columns, row-major and contiguous,
+        // so the strides stay in bounds.
         unsafe {
             gemm::gemm(
                 self.rows,

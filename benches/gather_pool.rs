@@ -1,13 +1,11 @@
-//! Gather-pool rows a second on the host device, beside a plain loop that reads the same rows of the
-//! same tables in the same order and adds them into one running vector: what memory gives.
+//! Gather-pool on the CPU, in rows per second, against a plain loop that reads the same rows in the same
+//! order and adds them into one vector: the limit that memory sets.
 //!
-//! Ours is what the engine runs with the cache off: for each chunk of samples and each lookup,
-//! `InputRows::write` over the store's rows. 26 features, one id or ten a sample, ids uniform, tables
-//! of 2 GiB in all in huge pages, far more than the L2 holds. The plain loop has no bags, no output
-//! and no bounds to check, and the widest vectors of the machine.
-//!
-//! Rows of f16 and int8 stand beside a loop that reads as many bytes and adds them up as words, without
-//! decoding them.
+//! Ours is what the engine runs with the cache off: `InputRows::write` over the store's rows, for each chunk
+//! of samples. There are 26 features with one or ten ids per sample, ids are uniform, and the tables take 2
+//! GiB in huge pages, far more than the caches hold. The plain loop has no bags, no output and no bounds
+//! checks, and uses the widest vectors of the machine. For f16 and int8 rows, it reads the same number of
+//! bytes and adds them as words, without decoding.
 //!
 //! `--pairs N` (11), `--window-ms N` (200), `--only TEXT`, `--gib N` (2), `--json`.
 
@@ -25,9 +23,9 @@ use harness::{Draw, Options, Report};
 use rayon::prelude::*;
 
 const TABLES: usize = 26;
-/// Samples of one batch: enough that two threads have many chunks each.
+/// Samples per batch: enough for many chunks per thread.
 const SAMPLES: usize = 1024;
-/// Bytes of rows read before a batch comes again: more than the share of any cache that is ours.
+/// Bytes of rows that are read before a batch repeats: more than our share of any cache.
 const ROUND_BYTES: usize = 512 << 20;
 
 fn main() -> anyhow::Result<()> {
@@ -59,7 +57,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Tables whose every page was written.
+/// Tables with all pages written.
 fn store(rows: u64, dim: usize, element: Element) -> anyhow::Result<EmbeddingStore> {
     let table = |t: usize| {
         let mut table = Table::zeroed(&PlainMemory, rows, dim, &[])?;
@@ -101,7 +99,7 @@ impl<'a> Bench<'a> {
         };
         Self {
             batches: (0..ROUND_BYTES.div_ceil(SAMPLES * TABLES * hot * row_bytes)).map(batch).collect(),
-            // The first-order weights of the preset are not looked up here.
+            // Without the first-order weights of the preset.
             lookups: schema.lookups().into_iter().take(TABLES).collect(),
             model: Model::new(&schema),
             schema,
@@ -111,9 +109,9 @@ impl<'a> Bench<'a> {
     }
 
     fn compare(&self, options: &Options) -> harness::Pairs {
-        // One a thread, taken and put back as the engine does it.
+        // One per thread, taken and returned as in the engine.
         let tapes = Mutex::new(Vec::new());
-        // Both walk the same batches; a side that is slower starts its next window where it stopped.
+        // Both sides use the same batches. Each continues its next window where it stopped.
         let (mut mine, mut theirs) = (0, 0);
         options.compare(
             || {
@@ -131,7 +129,7 @@ impl<'a> Bench<'a> {
         )
     }
 
-    /// As the engine does it.
+    /// As in the engine.
     fn pool(&self, batch: &Batch, tapes: &Mutex<Vec<Tape<f32>>>) -> u64 {
         let size = self.model.chunk();
         let inputs = InputRows { dense_width: self.schema.dense_width(), lookups: &self.lookups, batch };

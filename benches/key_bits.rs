@@ -31,7 +31,7 @@ const CAP: u64 = 1 << 17;
 fn main() -> anyhow::Result<()> {
     let options = Options::read(0);
     let Some(data) = data() else {
-        println!("skipped: no criteo_kaggle_train.tsv.zst in ../shared/data or $FLECHETTE_DATA");
+        println!("SKIPPED: no criteo_kaggle_train.tsv.zst in ../shared/data or $FLECHETTE_DATA");
         return Ok(());
     };
     let seeds = options.number("--seeds", 3).max(1);

@@ -38,7 +38,7 @@ fn main() -> anyhow::Result<()> {
         return child(&options, &folder, limit, &way);
     }
     let Some(group) = Group::new(limit) else {
-        println!("skipped: no control group can be made here (root and the memory controller are needed)");
+        println!("SKIPPED: no control group can be created, which needs root and the memory controller");
         return Ok(());
     };
     fs::create_dir_all(&folder)?;

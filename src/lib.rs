@@ -29,6 +29,10 @@
 
 #![warn(unreachable_pub)]
 
+#[cfg(test)]
+#[path = "../tests/it/skip.rs"]
+mod skip;
+
 // A blank line between modules keeps this order against the formatter.
 
 // Words and memory.

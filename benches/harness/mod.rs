@@ -1,11 +1,11 @@
-//! What all benches share: alternating windows, ratios, and a report that says where it was run.
+//! Shared by all benches: alternating windows, ratios, and a report with the machine and the date.
 //!
-//! A figure alone means little on a machine that others use too, so every claim is a ratio to a
-//! baseline of the same run. Both sides take turns in short windows, and a pair of neighbouring
-//! windows gives one ratio: what disturbs the machine for longer than a window disturbs both sides
-//! of a pair. The claim is the median of the pairs' ratios, and its spread is printed beside it.
+//! Absolute figures mean little on a shared machine, so every result is a ratio to a baseline of the same
+//! run. Both sides take turns in short windows, and a pair of neighbouring windows gives one ratio. So a
+//! disturbance that is longer than a window affects both sides of a pair. The result is the median of the
+//! ratios, printed with its spread.
 
-// Every bench takes what it needs of this.
+// Each bench uses a part of this module.
 #![allow(dead_code)]
 
 pub mod replay;
@@ -14,11 +14,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use flechette::mem::SplitMix64;
 
-/// What the command line said. Cargo adds `--bench`, which means nothing here.
+/// The command line. Cargo adds `--bench`, which is ignored.
 pub struct Options {
-    /// One JSON object on one line, at the end.
+    /// Whether the output ends with one JSON object on one line.
     pub json: bool,
-    /// Pairs of windows; at least 9 for a claim.
+    /// Pairs of windows; a published result needs at least 9.
     pub pairs: usize,
     /// Length of a window.
     pub window: Duration,
@@ -36,22 +36,22 @@ impl Options {
         options
     }
 
-    /// What stands behind this flag.
+    /// The word after this flag.
     pub fn value(&self, flag: &str) -> Option<String> {
         self.words.iter().skip_while(|word| *word != flag).nth(1).cloned()
     }
 
-    /// The number behind this flag.
+    /// The number after this flag.
     pub fn number(&self, flag: &str, default: usize) -> usize {
         self.value(flag).and_then(|value| value.parse().ok()).unwrap_or(default)
     }
 
-    /// Whether a setting was asked for: all are, unless `--only` names a part of some.
+    /// Whether to run a setting: without `--only` all, otherwise those whose names contain its text.
     pub fn wants(&self, setting: &str) -> bool {
         self.value("--only").is_none_or(|part| setting.contains(&part))
     }
 
-    /// Calls `work`, which says how many units it did, until a window is over. Gives units a second.
+    /// Calls `work`, which returns its number of units, until a window is over. Returns units per second.
     pub fn rate(&self, mut work: impl FnMut() -> u64) -> f64 {
         let (began, mut units) = (Instant::now(), 0);
         while began.elapsed() < self.window {
@@ -60,8 +60,8 @@ impl Options {
         units as f64 / began.elapsed().as_secs_f64()
     }
 
-    /// Windows of both sides in turn, each side first in every other pair, after one of each that
-    /// does not count. Sides give units a second.
+    /// Runs windows of both sides in turn and alternates which side is first, after one warm-up window of
+    /// each. The sides return units per second.
     pub fn compare(&self, mut ours: impl FnMut() -> f64, mut baseline: impl FnMut() -> f64) -> Pairs {
         ours();
         baseline();
@@ -85,30 +85,30 @@ impl Pairs {
         Sorted::of(self.0.iter().map(|pair| pair.0))
     }
 
-    /// Pairs that were measured otherwise.
+    /// Pairs that were measured without [`Options::compare`].
     pub fn of(pairs: Vec<(f64, f64)>) -> Self {
         Self(pairs)
     }
 }
 
-/// Numbers in order, for the figures one reads off them.
+/// Sorted numbers, for quantiles.
 pub struct Sorted(Vec<f64>);
 
 impl Sorted {
-    /// Sorts them; at least one.
+    /// Sorts at least one number.
     pub fn of(numbers: impl Iterator<Item = f64>) -> Self {
         let mut numbers: Vec<f64> = numbers.collect();
         numbers.sort_by(f64::total_cmp);
         Self(numbers)
     }
 
-    /// The number at this share of the way from the least to the most.
+    /// The quantile `share`.
     pub fn at(&self, share: f64) -> f64 {
         self.0[((self.0.len() - 1) as f64 * share).round() as usize]
     }
 }
 
-/// One setting's row of the table.
+/// A row of the table: one setting.
 struct Row {
     setting: String,
     ratio: Sorted,
@@ -117,7 +117,7 @@ struct Row {
     goal: Option<f64>,
 }
 
-/// A bench's table.
+/// The table of a bench.
 pub struct Report {
     bench: &'static str,
     unit: &'static str,
@@ -128,7 +128,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// A table of `unit` a second against `baseline`. Says at once where and when it runs.
+    /// A table of `unit` per second against `baseline`. Prints its heading with the machine and the date.
     pub fn new(bench: &'static str, unit: &'static str, baseline: &'static str, options: &Options) -> Self {
         let load = load();
         println!("{bench}: {unit}/s, ours against {baseline}");
@@ -161,7 +161,7 @@ impl Report {
         self.rows.push(Row { setting, ratio, ours, baseline, goal });
     }
 
-    /// Prints what the columns mean, and the whole as JSON when it was asked for.
+    /// Prints the meaning of the columns and, with `--json`, the table as JSON.
     pub fn finish(self) {
         println!("ratio: median of the pairs; best: fastest window against fastest; rates: medians");
         println!("load {} before, {} after (1, 5, 15 minutes)", self.load, load());
@@ -188,7 +188,7 @@ impl Report {
     }
 }
 
-/// Where and when this runs: processor, load and date.
+/// Processor, load and date.
 pub fn place() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split(": ").nth(1));
@@ -226,7 +226,7 @@ pub struct PowerLaw {
 }
 
 impl PowerLaw {
-    /// Of ranks from 0, the most frequent, to `ranks` exclusive.
+    /// Ranks from 0, the most frequent, to `ranks` exclusive.
     pub fn new(alpha: f64, ranks: u64) -> Self {
         let (power, end) = (1.0 - alpha, 1.0 + ranks as f64);
         let mass = if power.abs() < 1e-9 { end.ln() } else { (end.powf(power) - 1.0) / power };
@@ -246,7 +246,7 @@ impl PowerLaw {
 pub struct Draw(SplitMix64);
 
 impl Draw {
-    /// A stream of its own for every seed.
+    /// Each seed gives a stream of its own.
     pub fn new(seed: u64) -> Self {
         Self(SplitMix64::new(seed.wrapping_mul(0xd134_2543_de82_ef95)))
     }
@@ -261,7 +261,7 @@ impl Draw {
         ((u128::from(self.bits()) * u128::from(end)) >> 64) as u64
     }
 
-    /// From 0, to 1 exclusive.
+    /// A number from 0 to 1 exclusive.
     pub fn uniform(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }

@@ -1,4 +1,4 @@
-//! Synthetic batches, made before anything is measured, and a reader that goes round them.
+//! Synthetic batches, generated before the measurement, and a reader that repeats them.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,8 +7,9 @@ use flechette::dataset::{self, DatasetError, Format, ReadOptions, Reader};
 use flechette::schema::Schema;
 use flechette::types::RawBatch;
 
-/// So many batches of `samples`, with exactly `lookups` ids a feature of each sample. They are drawn by a schema whose
-/// features are one-hot, and joined: the reader draws how many ids a multi-hot feature has.
+/// Generates batches of `samples` samples with exactly `lookups` ids per feature. The samples of a schema
+/// with one-hot features are joined, because the reader of multi-hot features would choose the number of ids
+/// at random.
 pub fn draw(
     one_hot: &Schema,
     skew: &str,
@@ -26,7 +27,8 @@ pub fn draw(
     (0..batches).map(draw).collect()
 }
 
-/// Makes one sample of each `lookups` in a row: with all of their ids, and what else the first ones have.
+/// Joins each `lookups` consecutive samples to one, with all of their ids. Labels and dense values are those
+/// of the first samples of the batch.
 fn joined(mut raw: RawBatch, lookups: usize) -> RawBatch {
     let width = raw.dense.len() / raw.samples;
     raw.samples /= lookups;
@@ -40,7 +42,7 @@ fn joined(mut raw: RawBatch, lookups: usize) -> RawBatch {
     raw
 }
 
-/// Gives the batches of a pool, round and round.
+/// Reads the same batches again and again.
 pub struct Replay {
     batches: Arc<Vec<RawBatch>>,
     next: usize,
@@ -48,12 +50,12 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// Without end, until it is told otherwise.
+    /// A reader without end, until [`Self::end_after`].
     pub fn of(batches: &Arc<Vec<RawBatch>>) -> Self {
         Self { batches: batches.clone(), next: 0, left: usize::MAX }
     }
 
-    /// Ends after so many batches from now on.
+    /// Ends after this number of further batches.
     pub fn end_after(&mut self, batches: usize) {
         self.left = batches;
     }

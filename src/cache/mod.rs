@@ -85,9 +85,9 @@ use epoch::{Epochs, Replaceable, RetireList};
 use evictor::Evictor;
 use index::Index;
 use key::{KeyWidth, RowKeys, TOMBSTONE};
+pub use policy::EvictionOption;
 use policy::frequency::Sketch;
 use policy::probability::Probability;
-use policy::rank::Ranks;
 use policy::{Admission, Eviction, Watermarks};
 use slab::Pool;
 use stats::{Counts, TableCounts};
@@ -166,17 +166,6 @@ impl AdmissionOption {
     /// the traces of `benches/hit_rates` (2026-11-21: at most 0.6 points behind the best of LRU, LFU, ARC, S3-FIFO and
     /// W-TinyLFU, where all missed rows are 0.3 to 9.3 behind).
     pub const DEFAULT: Self = Self::Frequency { misses: 2 };
-}
-
-/// Which rows go first.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum EvictionOption {
-    /// Those longest unused.
-    #[default]
-    Lru,
-    /// Those of the lowest rank: of these rows, in descending frequency, the last; and before any of these
-    /// the longest unused of all others. Of so many of them as the cache's bytes would hold.
-    Lfu(Vec<(TableId, u64)>),
 }
 
 /// The cache. Shared by reference between any number of workers.
@@ -309,15 +298,9 @@ fn admission(options: &CacheOptions, sketch_bytes: usize) -> Admission {
 
 /// The policy, with ranks of the first so many rows.
 fn eviction(options: &CacheOptions, keys: &RowKeys, ranked: usize) -> Eviction {
-    match &options.eviction {
-        EvictionOption::Lru => Eviction::Lru,
-        EvictionOption::Lfu(rows) => {
-            // A row that is none has the rank of no entry's.
-            let key =
-                |&(table, id): &(TableId, u64)| keys.index_keys().encode(table, id).unwrap_or(TOMBSTONE);
-            Eviction::Lfu(Ranks::new(rows[..ranked].iter().map(key)))
-        }
-    }
+    // A row that does not exist gets a key that no entry has.
+    let key = |&(table, id): &(TableId, u64)| keys.index_keys().encode(table, id).unwrap_or(TOMBSTONE);
+    Eviction::new(&options.eviction, ranked, key)
 }
 
 fn check(options: &CacheOptions) -> Result<(), CacheError> {

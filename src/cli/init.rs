@@ -17,8 +17,7 @@ pub(crate) struct Args {
     /// Whose columns the model reads
     #[arg(long)]
     dataset: Dataset,
-    /// Architecture: dlrm, dcn, dcnv2, deepfm or wide_deep
-    #[arg(long)]
+    #[arg(long, help = format!("Architecture: {}", ArchKind::names()))]
     arch: ArchKind,
     /// Elements of an embedding row
     #[arg(long, value_name = "D")]

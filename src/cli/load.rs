@@ -39,8 +39,7 @@ use crate::types::RawBatch;
 pub(crate) struct Args {
     #[command(flatten)]
     target: Target,
-    /// Format of the data: criteo-tsv, avazu-csv or synthetic
-    #[arg(long, value_name = "F")]
+    #[arg(long, value_name = "F", help = format!("Format of the data: {}", Format::names()))]
     format: Format,
     /// The file has no label column: a line of criteo-tsv has 39 fields
     #[arg(long)]

@@ -17,8 +17,7 @@ pub(crate) struct TrainingFlags {
     /// The model's schema, as `init` writes it
     #[arg(long, value_name = "FILE")]
     pub model_config: PathBuf,
-    /// Format of the data: criteo-tsv, avazu-csv or synthetic
-    #[arg(long, value_name = "F")]
+    #[arg(long, value_name = "F", help = format!("Format of the data: {}", Format::names()))]
     format: Format,
     /// Files to train on, in this order
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]

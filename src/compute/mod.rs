@@ -1,4 +1,5 @@
-//! CPU kernels: matrix products, wide vectors and gather-pool. They are the oracle for every other device.
+//! CPU kernels: matrix products and gather-pool, over vector registers of the machine's widest instruction
+//! set. Their results define the bits that every other device must produce.
 
 pub mod gather_pool;
 mod gemm;

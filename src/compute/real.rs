@@ -1,5 +1,5 @@
-//! The number types that kernels and layers are written for: f32 to serve and train, f64 so that
-//! gradients can be checked against finite differences through the very same code.
+//! The number types of kernels and layers: f32 for serving and training, and f64, so that tests can compare
+//! the gradients of the same code with finite differences.
 
 use std::fmt::Debug;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub, SubAssign};
@@ -24,17 +24,17 @@ pub trait Real:
     + AddAssign
     + SubAssign
 {
-    /// The nearest value.
+    /// Rounds to the nearest value.
     fn from_f64(x: f64) -> Self;
-    /// Exactly.
+    /// Converts exactly.
     fn to_f64(self) -> f64;
-    /// Square root, rounded once.
+    /// Square root, correctly rounded.
     fn sqrt(self) -> Self;
     /// `e^x`.
     fn exp(self) -> Self;
     /// `ln(1 + x)`.
     fn ln_1p(self) -> Self;
-    /// Runs a product on the best instruction set of this machine.
+    /// Computes a product with the widest vectors of this machine.
     ///
     /// # Panics
     /// As [`Product::run`].
@@ -46,13 +46,13 @@ pub trait Real:
     #[doc(hidden)]
     fn transpose(block: &Block<'_, Self>, to: &mut [Self]);
 
-    /// From f32, exactly.
+    /// Converts from f32, exactly.
     #[must_use]
     fn from_f32(x: f32) -> Self {
         Self::from_f64(f64::from(x))
     }
 
-    /// The greater of the two; a NaN stays one.
+    /// The greater of the two; NaN if `self` is NaN.
     #[must_use]
     fn at_least(self, floor: Self) -> Self {
         if self < floor { floor } else { self }

@@ -1,19 +1,19 @@
-//! Runs a loop on the widest vectors of this machine.
+//! Runs a loop with the widest vectors of this machine.
 //!
-//! The binary is built for any x86-64, so plain loops get 128-bit vectors. Code that is inlined into a
-//! function with more target features is compiled with them, and IEEE arithmetic is the same at every
-//! width: nothing is contracted or reassociated, so no bit changes.
+//! The program is compiled for any x86-64, so plain loops get 128-bit vectors. Code that is inlined into a
+//! function with more target features is compiled with those features. Results have the same bits at every
+//! width, because the compiler neither contracts nor reassociates IEEE arithmetic.
 //!
-//! Whether a closure is inlined is the compiler's choice, and it declines large ones. Those are
-//! written as a type with [`Wide::run`], which can be told to be.
+//! The compiler does not inline large closures. Large loops are therefore types with [`Wide::run`], which is
+//! `#[inline(always)]`.
 
 #![allow(unsafe_code)]
 
-/// Something to run. Implementations mark `run` with `#[inline(always)]`, and so what it calls.
+/// Code for [`vectorise`]. Implementations mark `run`, and what it calls, with `#[inline(always)]`.
 pub trait Wide {
-    /// What comes of it.
+    /// The result.
     type Output;
-    /// Runs it.
+    /// Runs the code.
     fn run(self) -> Self::Output;
 }
 
@@ -25,23 +25,23 @@ impl<R, F: FnOnce() -> R> Wide for F {
     }
 }
 
-/// Copies rows past the caches, each over one of the same length: for many bytes that are not read soon. A line that
-/// is written so is not read before.
+/// Copies rows with streaming stores, for many bytes that are not read again soon. Streaming stores bypass
+/// the caches and do not read the target's lines first.
 ///
 /// # Panics
-/// When two lengths differ.
+/// When the lengths of a target and its source differ.
 pub(crate) fn copy_past_caches<'r>(rows: impl Iterator<Item = (&'r mut [f32], &'r [f32])>) {
-    let _ends = Streams;
+    let _fence = FenceOnDrop;
     for (to, from) in rows {
         assert_eq!(to.len(), from.len(), "lengths");
         stream(to, from);
     }
 }
 
-/// Streaming stores of this thread, which are not ordered among its others before this is dropped.
-struct Streams;
+/// Orders this thread's streaming stores before its later stores, when dropped.
+struct FenceOnDrop;
 
-impl Drop for Streams {
+impl Drop for FenceOnDrop {
     fn drop(&mut self) {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: SSE is part of x86-64.
@@ -51,7 +51,7 @@ impl Drop for Streams {
     }
 }
 
-/// Copies all of `from`; some of it by streaming stores.
+/// Copies all of `from`, with streaming stores if `to` is aligned.
 #[inline(always)]
 fn stream(to: &mut [f32], from: &[f32]) {
     #[cfg(target_arch = "x86_64")]
@@ -61,8 +61,8 @@ fn stream(to: &mut [f32], from: &[f32]) {
         if to.as_ptr().cast::<__m128>().is_aligned() {
             let (whole, rest) = to.split_at_mut(to.len() / WORDS * WORDS);
             for (to, from) in whole.chunks_exact_mut(WORDS).zip(from.chunks_exact(WORDS)) {
-                // SAFETY: SSE is part of x86-64. Both have room for a register, and `to` is on its grid. Whoever calls
-                // this fences before anybody else may touch what it wrote (`Streams`).
+                // SAFETY: SSE is part of x86-64. Both chunks are as long as a register, and `to` is aligned.
+                // The caller fences before other threads may access the target (`FenceOnDrop`).
                 unsafe { _mm_stream_ps(to.as_mut_ptr(), _mm_loadu_ps(from.as_ptr())) };
             }
             return rest.copy_from_slice(&from[whole.len()..]);
@@ -71,7 +71,7 @@ fn stream(to: &mut [f32], from: &[f32]) {
     to.copy_from_slice(from);
 }
 
-/// Runs `work`, compiled for the best instruction set that the processor reports.
+/// Runs `work`, compiled for the widest vectors that the processor reports.
 #[inline]
 pub fn vectorise<W: Wide>(work: W) -> W::Output {
     #[cfg(target_arch = "x86_64")]

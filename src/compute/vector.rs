@@ -1,7 +1,7 @@
-//! Vector registers: what kernels that hold numbers in registers are written over.
+//! Vector registers, for kernels that keep sums in registers over a whole loop.
 //!
-//! Most loops leave vectors to the compiler ([`super::vectorise`]). Where numbers must stay in
-//! registers over a loop, it does not see that, and those kernels say so themselves.
+//! Most loops leave vectors to the compiler ([`super::vectorise`]). It does not keep sums in registers over a
+//! long loop, so those kernels use registers explicitly.
 
 #![allow(unsafe_code)]
 
@@ -10,8 +10,8 @@ use super::Real;
 /// A vector register of `T`.
 ///
 /// # Safety
-/// `WIDTH` elements are read and written through the pointers given, which need no alignment; the implementing type's
-/// instruction set must be there.
+/// `WIDTH` elements are read and written through pointers, which need no alignment. The processor must have
+/// the implementing type's instruction set.
 pub(crate) unsafe trait Vector<T>: Copy {
     const WIDTH: usize;
     unsafe fn load(from: *const T) -> Self;
@@ -26,18 +26,18 @@ pub(crate) unsafe trait Vector<T>: Copy {
 /// A vector register of f32 that can be filled from elements of other types.
 ///
 /// # Safety
-/// `WIDTH` elements are read through the pointers given, which need no alignment; the implementing
-/// type's instruction set must be there.
+/// `WIDTH` elements are read through pointers, which need no alignment. The processor must have the
+/// implementing type's instruction set.
 pub(crate) unsafe trait Encoded: Vector<f32> {
     /// From IEEE binary16, exactly.
     unsafe fn load_f16(from: *const u8) -> Self;
     /// From unsigned bytes, exactly.
     unsafe fn load_u8(from: *const u8) -> Self;
-    /// The product, rounded. A sum after it is not fused with it: the compiler may not, and we do not.
+    /// The rounded product. A sum that follows is not fused with it.
     unsafe fn multiply(self, by: Self) -> Self;
 }
 
-/// Any number type, on any machine: a product is rounded before it is added.
+/// Any number type on any machine. `multiply_add` rounds the product before the sum.
 #[derive(Clone, Copy)]
 pub(crate) struct Portable<T>([T; 8]);
 
@@ -46,7 +46,7 @@ unsafe impl<T: Real> Vector<T> for Portable<T> {
     const WIDTH: usize = 8;
     #[inline(always)]
     unsafe fn load(from: *const T) -> Self {
-        // SAFETY: the caller vouches for WIDTH elements.
+        // SAFETY: the caller guarantees WIDTH elements.
         Self(unsafe { from.cast::<[T; 8]>().read_unaligned() })
     }
     #[inline(always)]
@@ -127,8 +127,7 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn relu(self) -> Self {
-            // The second operand comes back unless the first is greater: `0 > x ? 0 : x`, as
-            // `at_least` has it, so that a NaN stays one.
+            // `max(a, b)` is `a > b ? a : b`, so this is `0 > x ? 0 : x` and keeps a NaN, as `at_least` does.
             // SAFETY: see the impl.
             unsafe { _mm512_max_ps(_mm512_setzero_ps(), self) }
         }

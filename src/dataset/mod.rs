@@ -63,6 +63,13 @@ impl Format {
             Self::Synthetic => "synthetic",
         }
     }
+
+    /// All names, as a list in a sentence.
+    pub(crate) fn names() -> String {
+        let names = Self::ALL.map(Self::name);
+        let (last, others) = (names[names.len() - 1], &names[..names.len() - 1]);
+        format!("{} or {last}", others.join(", "))
+    }
 }
 
 impl fmt::Display for Format {
@@ -121,7 +128,7 @@ impl Default for ReadOptions {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // The messages say what the fields are.
 pub enum DatasetError {
-    #[error("unknown format {name:?}, expected criteo-tsv, avazu-csv or synthetic")]
+    #[error("unknown format {name:?}, expected {names}", names = Format::names())]
     UnknownFormat { name: String },
     #[error("no data file was given")]
     NoFiles,

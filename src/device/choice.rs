@@ -1,33 +1,30 @@
-//! Which device a process computes on: what was wanted, against what there is.
+//! Chooses the device that a process computes on: what the configuration wants, against what is usable.
 
 use std::fmt;
 
 use super::cuda::CudaError;
 use crate::config::DeviceKind;
 
-/// The device taken, and why. Displays as one line for the log.
+/// The chosen device. Displays as one line for the log.
 #[derive(Clone, Debug)]
 pub(crate) enum Choice<D> {
     /// The CPU.
-    Host {
-        /// Why not a GPU.
-        why: Why,
-    },
+    Host { why: Why },
     /// A GPU, opened.
     Cuda(D),
 }
 
-/// Why the host was taken.
+/// Why the host was chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
-    /// It was asked for.
+    /// The configuration wants it.
     Wanted,
-    /// There is no GPU that could be used.
+    /// `device.kind` is `auto`, and no GPU is usable.
     NoGpu(CudaError),
 }
 
 impl<D> Choice<D> {
-    /// Whether another device was hoped for, so that the log should warn.
+    /// Whether the host replaces a GPU that `auto` would have preferred. The log then warns.
     #[must_use]
     pub(crate) fn is_fallback(&self) -> bool {
         matches!(self, Self::Host { why: Why::NoGpu(_) })
@@ -46,15 +43,15 @@ impl<D: fmt::Display> fmt::Display for Choice<D> {
     }
 }
 
-/// `cuda` was asked for, and there is no GPU that could be used.
+/// The configuration wants `cuda`, and no GPU is usable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("device.kind: expected a usable GPU, because it is cuda, got none: {0}")]
 pub(crate) struct DeviceError(pub CudaError);
 
-/// Takes a device. `open` opens a GPU, and is asked only where one is wanted.
+/// Chooses a device. `open` opens a GPU; it is not called for `host`.
 ///
 /// # Errors
-/// [`DeviceError`] for `cuda`.
+/// [`DeviceError`] for `cuda` when `open` fails.
 pub(crate) fn choose<D>(
     wanted: DeviceKind,
     open: impl FnOnce() -> Result<D, CudaError>,

@@ -1,8 +1,8 @@
-//! The joins of the two cross networks. Their products with weights are ordinary linear layers
-//! (`u` below), so a join only multiplies and adds, column by column.
+//! The element-wise part of the cross layers of DCN and DCN-v2. The products with weights (`u` below) are
+//! ordinary linear layers.
 //!
-//! - DCN (2017): `x' = x0 (x . w) + b + x`, with `u = x . w` one number a sample.
-//! - DCN-v2: `x' = x0 * (W x + b) + x`, with `u = W x + b` as wide as `x`.
+//! - DCN (2017): `x' = x0 (x . w) + b + x`, where `u = x . w` is one number per sample.
+//! - DCN-v2: `x' = x0 * (W x + b) + x`, where `u = W x + b` is as wide as `x`.
 
 use std::ops::Range;
 
@@ -52,7 +52,7 @@ impl<T: Real> Layer<T> for CrossV2 {
     }
 }
 
-/// `out = x0 u + b + x`, with one `u` a sample.
+/// `out = x0 u + b + x`, with one `u` per sample.
 #[derive(Clone, Debug)]
 pub(crate) struct CrossV1 {
     /// The network's first input.
@@ -63,7 +63,7 @@ pub(crate) struct CrossV1 {
     pub x: View,
     /// This layer's output.
     pub out: View,
-    /// Where `b` lies among the weights, padded.
+    /// Position of `b` in the weights, padded.
     pub bias: Range<usize>,
 }
 

@@ -1,6 +1,6 @@
-//! Deep & Cross networks (Wang et al., 2017 and 2020): a cross network and a deep MLP beside each
-//! other over the same input, and one linear layer over both. The low-rank form of the second has
-//! `W = U V`, named as in TorchRec but for case.
+//! Deep & Cross networks (Wang et al., 2017 and 2020): a cross network and a deep MLP over the same input,
+//! and one linear layer over the outputs of both. The low-rank form of DCN-v2 has `W = U V`; its tensors are
+//! named as in TorchRec, in lower case.
 
 use super::Inputs;
 use super::cross::{CrossV1, CrossV2};
@@ -8,14 +8,14 @@ use super::layer::{Builder, LinearSpec, Packing};
 use super::tape::View;
 use crate::compute::Real;
 
-/// Which cross layer.
+/// The weights of a cross layer.
 #[derive(Clone, Copy)]
 pub(crate) enum Cross {
-    /// One weight vector.
+    /// One vector: DCN.
     Vector,
-    /// One full matrix.
+    /// One matrix: DCN-v2.
     Full,
-    /// Two matrices of this rank.
+    /// Two matrices of this rank: low-rank DCN-v2.
     LowRank(usize),
 }
 

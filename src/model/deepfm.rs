@@ -1,5 +1,5 @@
-//! DeepFM (Guo et al., 2017): first-order weights, a factorisation machine over the features'
-//! vectors, and a deep MLP over everything; the logit is their sum.
+//! DeepFM (Guo et al., 2017). The logit is the sum of the first-order weights, a factorisation machine over
+//! the features' vectors, and a deep MLP over the whole input.
 
 use super::Inputs;
 use super::interaction::FactorisationMachine;

@@ -1,7 +1,6 @@
-//! DLRM (Naumov et al., 2019): a bottom MLP turns the dense values into one more vector, all
-//! vectors interact by pairwise dot products, and a top MLP ends in the logit. As in
-//! facebookresearch/dlrm, the triangle is the lower one, dense first, and the bottom MLP ends in a
-//! ReLU.
+//! DLRM (Naumov et al., 2019): a bottom MLP makes one more vector from the dense values, all vectors interact
+//! by pairwise dot products, and a top MLP gives the logit. As in facebookresearch/dlrm, the interaction is
+//! the lower triangle with the dense vector first, and the bottom MLP ends in a ReLU.
 
 use super::Inputs;
 use super::interaction::PairwiseDots;

@@ -1,4 +1,4 @@
-//! Input rows: dense values and pooled vectors side by side, as the schema lays them out.
+//! Writes input rows: dense values and pooled vectors side by side, in the schema's layout.
 
 use std::ops::Range;
 
@@ -9,21 +9,21 @@ use crate::predict::PredictError;
 use crate::schema::{Lookup, Pooling, Schema};
 use crate::types::Batch;
 
-/// What input rows are written from, but for the embedding rows themselves.
+/// The source of input rows, except the embedding rows.
 #[derive(Clone, Copy)]
 pub struct InputRows<'a> {
-    /// Elements of a sample's dense part.
+    /// Dense values per sample.
     pub dense_width: usize,
-    /// The pooled vectors.
+    /// The schema's lookups.
     pub lookups: &'a [Lookup],
     /// The samples.
     pub batch: &'a Batch,
 }
 
 impl InputRows<'_> {
-    /// Writes the input rows of the samples from `first` on into buffer 0 of the tape, as many as
-    /// the tape has samples. `rows(l)` gives of lookup `l` a function from an occurrence, counted over
-    /// the whole batch, to its row's bytes, or to none for zeros.
+    /// Writes the input rows of `tape.samples` samples, from sample `first` on, into buffer 0 of the tape.
+    /// `rows(l)` returns a function for lookup `l`, from the number of an occurrence in the whole batch to
+    /// the bytes of its row, or `None` for zeros.
     pub fn write<'r, R>(&self, first: usize, tape: &mut Tape<f32>, rows: impl Fn(usize) -> R)
     where
         R: Fn(usize) -> Option<&'r [u8]>,
@@ -31,7 +31,8 @@ impl InputRows<'_> {
         self.write_at(first..first + tape.samples, tape, 0, rows);
     }
 
-    /// Writes the input rows of these samples into buffer 0 of the tape, from its row `at` on; `rows` as above.
+    /// Writes the input rows of these samples into buffer 0 of the tape, from its row `at` on. `rows` is as
+    /// in [`Self::write`].
     pub(crate) fn write_at<'r, R>(
         &self,
         samples: Range<usize>,
@@ -63,29 +64,29 @@ impl InputRows<'_> {
             let stride = input.stride();
             gather_pool(&block, found, input.from_mut(at + samples.start, 0), stride);
         };
-        // While one block is pooled, the rows of the next and the ids of the one after are on their way.
+        // While a block is pooled, the rows of the next block and the ids of the one after it are prefetched.
         let (mut found, mut ahead) = (Vec::new(), Vec::new());
-        let mut waiting = None;
+        let mut collected = None;
         while let Some((l, samples, block)) = blocks.next() {
             if let Some((next, _, block)) = blocks.peek() {
                 prefetch(&self.batch.features[self.lookups[*next].feature].ids[block.occurrences()]);
             }
             collect_rows(&block, rows(l), &mut ahead);
-            if let Some(before) = waiting.replace((samples, block)) {
-                write(before, &found);
+            if let Some(previous) = collected.replace((samples, block)) {
+                write(previous, &found);
             }
             std::mem::swap(&mut found, &mut ahead);
         }
-        if let Some(last) = waiting {
+        if let Some(last) = collected {
             write(last, &found);
         }
     }
 }
 
-/// Whether the batch has the schema's columns, each with an offset a sample and one more.
+/// Checks that the batch has the schema's columns, each with `samples + 1` offsets.
 ///
 /// # Errors
-/// [`PredictError::Shape`] with the first column that has not.
+/// [`PredictError::Shape`] with the first wrong column.
 pub fn check_shape(schema: &Schema, batch: &Batch) -> Result<(), PredictError> {
     check_length("dense", batch.samples.saturating_mul(schema.dense_width()), batch.dense.len())?;
     check_length("features", schema.features.len(), batch.features.len())?;
@@ -97,10 +98,10 @@ pub fn check_shape(schema: &Schema, batch: &Batch) -> Result<(), PredictError> {
     Ok(())
 }
 
-/// Whether `field` has as many values as it should.
+/// Checks the number of values of `field`.
 ///
 /// # Errors
-/// [`PredictError::Shape`] if not.
+/// [`PredictError::Shape`] if it differs from `expected`.
 pub fn check_length(field: &str, expected: usize, got: usize) -> Result<(), PredictError> {
     let shape = || PredictError::Shape { field: field.into(), expected: expected as u64, got: got as u64 };
     if expected == got { Ok(()) } else { Err(shape()) }

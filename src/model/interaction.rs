@@ -1,5 +1,5 @@
-//! Feature interactions without weights: DLRM's pairwise dot products, the factorisation machine's
-//! second-order term, and the sum of terms by which wide parts join deep ones.
+//! Layers without weights: DLRM's pairwise dot products, the second-order term of the factorisation machine,
+//! and the sum that joins wide and deep parts.
 
 use super::layer::{Layer, Weights};
 use super::tape::{Rows, Tape, View};
@@ -7,43 +7,43 @@ use crate::compute::{
     LANES, Left, Output, Product, Real, Start, Wide, pack, pack_transposed, packed_len, vectorise,
 };
 
-/// DLRM's interaction: the vectors `[first, rest..]`, each as wide as `first`, and of their Gram
-/// matrix the strictly lower triangle in row order. Writes `[first, triangle]`.
+/// DLRM's interaction of the vectors `[first, rest..]`, each as wide as `first`. Writes `[first, triangle]`,
+/// where `triangle` is the strictly lower triangle of their Gram matrix in row order.
 #[derive(Clone, Debug)]
 pub(crate) struct PairwiseDots {
-    /// The bottom MLP's output.
+    /// The output of the bottom MLP.
     pub first: View,
-    /// The features' vectors, one behind the other.
+    /// The features' vectors, one after the other.
     pub rest: View,
     /// `first.width + n (n - 1) / 2` columns for `n` vectors.
     pub out: View,
 }
 
 impl PairwiseDots {
-    /// How many vectors interact when `rest` is `rest_width` wide.
+    /// Number of vectors that interact when `rest` has `rest_width` columns.
     #[must_use]
     pub(crate) fn vectors(dim: usize, rest_width: usize) -> usize {
         1 + rest_width / dim
     }
 
-    /// Columns of the output.
+    /// Number of output columns.
     #[must_use]
     pub(crate) fn out_width(dim: usize, rest_width: usize) -> usize {
         let n = Self::vectors(dim, rest_width);
         dim + n * (n - 1) / 2
     }
 
-    /// The vectors of sample `s` under each other: `n x dim`.
+    /// Writes the vectors of sample `s` as the rows of an `n x dim` matrix.
     fn stack<T: Real>(&self, tape: &Tape<T>, s: usize, stacked: &mut [T]) {
         let (first, rest) = stacked.split_at_mut(self.first.width);
         first.copy_from_slice(tape.values[self.first.buffer].row(s, self.first));
         rest.copy_from_slice(tape.values[self.rest.buffer].row(s, self.rest));
     }
 
-    /// `[first, triangle]` of every sample. `rest` is multiplied where it lies, and `first` by it; in the
-    /// triangle, a line is then the product with `first` and behind it those with the vectors of `rest`
-    /// before its own. Whole vectors are copied where there is room, and the next line overwrites what
-    /// is too much: copies of odd lengths would cost more than the products.
+    /// Writes `[first, triangle]` of every sample. A row of the triangle is the dot product with `first`,
+    /// followed by those with the preceding vectors of `rest`, so the products `first rest^T` and `rest
+    /// rest^T` need no stacked copy of the vectors. Rows are copied in whole registers if there is room, and
+    /// the next row overwrites the excess: copies of odd lengths would take longer than the products.
     #[inline(always)]
     fn write_dots<T: Real>(&self, tape: &Tape<T>, out: &mut Rows<T>) {
         let (dim, n) = (self.first.width, self.rest.width / self.first.width);
@@ -67,7 +67,8 @@ impl PairwiseDots {
         }
     }
 
-    /// With `G = Z Z^T`, `dZ = (dG + dG^T) Z`, where `dG` has the lower triangle only.
+    /// Adds the gradients of the inputs. With `G = Z Z^T`, `dZ = (dG + dG^T) Z`, where `dG` is lower
+    /// triangular.
     #[inline(always)]
     fn add_slopes<T: Real>(&self, tape: &mut Tape<T>) {
         let (dim, n) = (self.first.width, Self::vectors(self.first.width, self.rest.width));
@@ -100,10 +101,10 @@ impl PairwiseDots {
     }
 }
 
-/// Elements that are copied at a time.
+/// Elements per copy.
 const VECTOR: usize = 16;
 
-/// Copies the first `len` elements, and up to whole vectors where `to` has room for more.
+/// Copies the first `len` elements, rounded up to whole vectors if `to` has room.
 #[inline(always)]
 fn copy_vectors<T: Real>(from: &[T], to: &mut [T], len: usize) {
     if from.len() > to.len() {
@@ -113,7 +114,7 @@ fn copy_vectors<T: Real>(from: &[T], to: &mut [T], len: usize) {
     from.as_chunks::<VECTOR>().0.iter().zip(to).for_each(|(from, to)| *to = *from);
 }
 
-/// `c = a b` for small row-major matrices: `rows x depth` by `depth x columns`, whole panels.
+/// `c = a b` for small matrices: row-major `rows x depth` by packed `depth x columns`, in whole panels.
 struct Small {
     rows: usize,
     depth: usize,
@@ -175,13 +176,13 @@ impl<T: Real> Layer<T> for PairwiseDots {
     }
 }
 
-/// The factorisation machine's second-order term, one number a sample:
+/// The second-order term of the factorisation machine, one number per sample:
 /// `1/2 sum_d ((sum_f v_fd)^2 - sum_f v_fd^2)`.
 #[derive(Clone, Debug)]
 pub(crate) struct FactorisationMachine {
-    /// The features' vectors, one behind the other.
+    /// The features' vectors, one after the other.
     pub vectors: View,
-    /// Elements of one vector.
+    /// Elements per vector.
     pub dim: usize,
     /// One column.
     pub out: View,
@@ -226,10 +227,9 @@ impl<T: Real> Layer<T> for FactorisationMachine {
     }
 }
 
-/// One number a sample: the sum of every column of every view, in order.
+/// The sum of all columns of all views, in order: one number per sample.
 #[derive(Clone, Debug)]
 pub(crate) struct SumOfTerms {
-    /// What is summed.
     pub terms: Vec<View>,
     /// One column.
     pub out: View,

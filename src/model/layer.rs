@@ -1,10 +1,10 @@
-//! What a layer is, and the builder by which the architectures put layers together.
+//! The trait of layers, and the builder with which an architecture assembles them.
 //!
-//! All weights of a network lie in one vector, layer after layer, each layer cut into pieces whose
-//! gradients are independent. So one loop over the pieces computes gradients and updates weights on
-//! any number of threads, and a checkpoint, an average over replicas or an optimizer's state is one
-//! vector too. Padding lanes hold zeros: their gradients are zero, and every optimizer leaves a
-//! weight of zero with a gradient of zero alone.
+//! All weights of a network are in one vector, layer after layer. Each layer is cut into pieces whose
+//! gradients are independent, so one loop over the pieces computes gradients and updates weights with any
+//! number of threads. A checkpoint, an average over replicas and an optimizer's state are one vector too.
+//! Padding lanes are zero and stay zero: their gradients are zero, and every optimizer leaves a zero weight
+//! with a zero gradient unchanged.
 
 use std::ops::Range;
 
@@ -16,89 +16,85 @@ use crate::compute::{LANES, Real, packed_len};
 
 /// A step of a network.
 pub trait Layer<T: Real>: Send + Sync {
-    /// Writes the output view from the input views.
+    /// Computes the output view from the input views.
     fn forward(&self, weights: &Weights<T>, tape: &mut Tape<T>);
-    /// Adds to the gradients of the input views; those of the output view are complete.
+    /// Adds to the gradients of the input views. The gradients of the output view are complete.
     fn backward(&self, weights: &Weights<T>, tape: &mut Tape<T>);
-    /// Lengths of the pieces of its weights, in order.
+    /// Lengths of the pieces of the layer's weights, in order.
     fn pieces(&self) -> Vec<usize> {
         Vec::new()
     }
     /// Writes the gradient of one piece, summed over all tapes in order.
     fn gradient(&self, _piece: usize, _tapes: &[Tape<T>], _out: &mut [T]) {}
-    /// The fully connected layer that this is, if it is one.
+    /// This layer, if it is fully connected.
     fn as_linear(&self) -> Option<&Linear> {
         None
     }
 }
 
-/// The numbers of a network.
-///
-/// Both vectors begin at a cache line, and so does every panel in them: a panel's lines are read whole.
+/// The weights of a network. Each vector, and each panel in it, is aligned to a cache line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Weights<T> {
     /// Every weight, layer after layer.
     pub values: AVec<T>,
-    /// The transposes that backward reads; empty where only scores are wanted.
-    pub turned: AVec<T>,
+    /// The transposed weights for `backward`; empty in a network that only scores.
+    pub transposed: AVec<T>,
 }
 
 impl<T: Real> Weights<T> {
-    /// As many weights, all zero, and no transposes.
+    /// `len` zero weights, and no transposes.
     #[must_use]
     pub(crate) fn zeroed(len: usize) -> Self {
         let mut values = AVec::new(ALIGNMENT);
         values.resize(len, T::default());
-        Self { values, turned: AVec::new(ALIGNMENT) }
+        Self { values, transposed: AVec::new(ALIGNMENT) }
     }
 }
 
-/// How a named tensor lies among the weights.
+/// Layout of a named tensor in the weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Packing {
     /// Panels of the transpose of an (out, in) matrix.
     Panels,
-    /// One value after the other, padded to whole panels.
+    /// Consecutive values, padded to whole panels.
     Plain,
 }
 
 /// A named tensor of a network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter {
-    /// As `dense.safetensors` has it.
+    /// The name in `dense.safetensors`.
     pub name: String,
-    /// As PyTorch has it: (out, in) for matrices.
+    /// PyTorch's shape: (out, in) for matrices.
     pub shape: Vec<usize>,
-    /// Where it lies among the weights.
+    /// Its position in the weights.
     pub at: Range<usize>,
-    /// How it lies there.
+    /// Its layout there.
     pub packing: Packing,
 }
 
 /// A fully connected layer to build.
 pub(crate) struct LinearSpec<'a> {
-    /// The weight's name in full.
+    /// Full name of the weight.
     pub weight: String,
-    /// The bias's name, for a layer with one.
+    /// Full name of the bias, if there is one.
     pub bias: Option<String>,
-    /// What it reads.
     pub input: View,
-    /// What it writes.
     pub output: View,
-    /// Whether negative outputs become zero.
+    /// Whether a ReLU follows.
     pub relu: bool,
-    /// The weight's shape where it is not (out, in).
+    /// The weight's shape, if it is not (out, in).
     pub shape: Option<&'a [usize]>,
 }
 
-/// Puts a network together.
+/// Assembles a network.
 pub(crate) struct Builder<T> {
     pub(crate) widths: Vec<usize>,
     pub(crate) layers: Vec<Box<dyn Layer<T>>>,
     pub(crate) parameters: Vec<Parameter>,
     pub(crate) values: usize,
-    pub(crate) turned: usize,
-    /// Columns of buffer 0 before which no gradient is wanted: the dense inputs.
+    pub(crate) transposed: usize,
+    /// The dense inputs: the first columns of buffer 0, which need no gradient.
     pub(crate) dense: usize,
 }
 
@@ -106,21 +102,28 @@ impl<T: Real> Builder<T> {
     /// A network whose input row has `width` columns, the first `dense` of which need no gradient.
     #[must_use]
     pub(crate) fn new(width: usize, dense: usize) -> Self {
-        Self { widths: vec![width], layers: Vec::new(), parameters: Vec::new(), values: 0, turned: 0, dense }
+        Self {
+            widths: vec![width],
+            layers: Vec::new(),
+            parameters: Vec::new(),
+            values: 0,
+            transposed: 0,
+            dense,
+        }
     }
 
-    /// A new buffer.
+    /// Adds a buffer of `width` columns.
     pub(crate) fn buffer(&mut self, width: usize) -> View {
         self.widths.push(width);
         View { buffer: self.widths.len() - 1, column: 0, width }
     }
 
-    /// Adds a layer that has no weights, or whose weights were taken with [`Builder::parameter`].
+    /// Adds a layer. Its weights, if any, are those of the preceding [`Builder::parameter`] calls.
     pub(crate) fn push(&mut self, layer: impl Layer<T> + 'static) {
         self.layers.push(Box::new(layer));
     }
 
-    /// Takes room for a vector of weights.
+    /// Allocates a named tensor in the weights.
     pub(crate) fn parameter(&mut self, name: String, shape: Vec<usize>, packing: Packing) -> Range<usize> {
         let len = match packing {
             Packing::Panels => packed_len(shape.last().copied().unwrap_or(1), shape[0]),
@@ -147,17 +150,23 @@ impl<T: Real> Builder<T> {
         let bias =
             spec.bias.map_or(0..0, |name| self.parameter(name, vec![spec.output.width], Packing::Plain));
         let wants_gradient = spec.input.buffer > 0 || spec.input.column + spec.input.width > self.dense;
-        let mut layer =
-            Linear { input: spec.input, output: spec.output, relu: spec.relu, weight, bias, turned: 0..0 };
+        let mut layer = Linear {
+            input: spec.input,
+            output: spec.output,
+            relu: spec.relu,
+            weight,
+            bias,
+            transposed: 0..0,
+        };
         if wants_gradient {
-            layer.turned = self.turned..self.turned + layer.turned_len();
-            self.turned = layer.turned.end;
+            layer.transposed = self.transposed..self.transposed + layer.transposed_len();
+            self.transposed = layer.transposed.end;
         }
         self.push(layer);
     }
 
-    /// Adds a multilayer perceptron `name.0`, `name.1`, ...: a ReLU after each layer, save the last
-    /// when `linear_end`. Gives back its output.
+    /// Adds a multilayer perceptron `name.0`, `name.1`, ... with a ReLU after each layer, except after the
+    /// last one if `linear_end`. Returns its output.
     pub(crate) fn mlp(&mut self, name: &str, input: View, sizes: &[usize], linear_end: bool) -> View {
         let mut from = input;
         for (i, &size) in sizes.iter().enumerate() {

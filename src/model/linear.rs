@@ -1,8 +1,8 @@
-//! The fully connected layer: `y = x W^T + b`, with or without a ReLU.
+//! The fully connected layer: `y = x W^T + b`, optionally followed by a ReLU.
 //!
-//! Weights are kept in panels (see `device`), the form in which the forward product reads them and
-//! the gradient product writes them. Backward needs the transpose, which the trainer makes once a
-//! step ([`Linear::turn_panel`]); that is cheaper than any product that reads the panels crosswise.
+//! Weights are stored in panels (`compute::gemm`). The forward product reads panels, and the gradient product
+//! writes them. `backward` needs the transpose, which the trainer makes once per step
+//! ([`Linear::transpose_panel`]). That is faster than a product that reads the panels across.
 
 use std::ops::Range;
 
@@ -12,43 +12,40 @@ use crate::compute::{
     LANES, Left, Output, Product, Real, Start, pack_transposed_panel, packed_len, vectorise,
 };
 
-/// Panels of one piece: few enough that even a small layer has work for several threads, enough that
-/// a chunk is read seldom.
+/// Panels per piece: few, so that a small layer has pieces for several threads, but several, so that a chunk
+/// is read only a few times.
 const PIECE_PANELS: usize = 4;
 
 /// A fully connected layer between two views.
 #[derive(Clone, Debug)]
 pub struct Linear {
-    /// What it reads.
     pub input: View,
-    /// What it writes.
     pub output: View,
-    /// Whether negative outputs become zero.
+    /// Whether a ReLU follows.
     pub relu: bool,
-    /// Where its panels lie among the weights: `outputs` columns of depth `inputs`.
+    /// Position of its panels in the weights: `outputs` columns of depth `inputs`.
     pub weight: Range<usize>,
-    /// Where its bias lies, padded to whole panels; empty for none.
+    /// Position of its bias, padded to whole panels; empty for none.
     pub bias: Range<usize>,
-    /// Where the panels of the transpose lie among the turned weights; empty when the input needs
-    /// no gradient.
-    pub turned: Range<usize>,
+    /// Position of the transpose's panels in the transposed weights; empty if the input needs no gradient.
+    pub transposed: Range<usize>,
 }
 
 impl Linear {
     /// Elements of the transpose's panels.
     #[must_use]
-    pub(crate) fn turned_len(&self) -> usize {
+    pub(crate) fn transposed_len(&self) -> usize {
         packed_len(self.output.width, self.input.width)
     }
 
     /// Elements of one panel of the transpose.
     #[must_use]
-    pub(crate) fn turned_panel_len(&self) -> usize {
+    pub(crate) fn transposed_panel_len(&self) -> usize {
         self.output.width * LANES
     }
 
     /// Writes panel `p` of the transpose.
-    pub(crate) fn turn_panel<T: Real>(&self, values: &[T], p: usize, out: &mut [T]) {
+    pub(crate) fn transpose_panel<T: Real>(&self, values: &[T], p: usize, out: &mut [T]) {
         let (rows, columns) = (self.input.width, self.output.width);
         vectorise(|| pack_transposed_panel(&values[self.weight.clone()], rows, columns, p, out));
     }
@@ -73,8 +70,8 @@ impl Linear {
         }
     }
 
-    /// The gradient of some panels, the first of them `first`: for every chunk in order, `x^T dy` of
-    /// their lanes. They share a chunk's `x` while the core's own cache has it.
+    /// The gradient of the panels from `first` on that `out` has room for: the sum of `x^T dy` over the
+    /// chunks, in order. All panels are updated per chunk, while the chunk's `x` is in the core's cache.
     fn panels_gradient<T: Real>(&self, first: usize, tapes: &[Tape<T>], out: &mut [T]) {
         if tapes.is_empty() {
             out.fill(T::default());
@@ -133,7 +130,7 @@ impl<T: Real> Layer<T> for Linear {
                 });
             }
         }
-        if self.turned.is_empty() {
+        if self.transposed.is_empty() {
             return;
         }
         let mut dx = std::mem::take(&mut tape.grads[self.input.buffer]);
@@ -144,7 +141,7 @@ impl<T: Real> Layer<T> for Linear {
             depth: self.output.width,
             columns: self.input.width,
             left: Left { data: dy.from(0, self.output.column), row_stride: dy.stride(), step_stride: 1 },
-            panels: &weights.turned[self.turned.clone()],
+            panels: &weights.transposed[self.transposed.clone()],
             start: Start::Add,
             relu: false,
             output: Output { data: dx.from_mut(0, self.input.column), stride },
@@ -177,7 +174,7 @@ impl<T: Real> Layer<T> for Linear {
     }
 }
 
-/// Puts some lanes of every sample under each other; lanes past the last column are zero.
+/// Packs these columns of every sample into one panel. Lanes past the last column are zero.
 fn pack_slopes<T: Real>(grads: &Rows<T>, lanes: View, packed: &mut [T]) {
     for (s, line) in packed.chunks_exact_mut(LANES).enumerate() {
         if lanes.width == LANES {

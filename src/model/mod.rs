@@ -1,10 +1,9 @@
-//! The models: what is computed from an input row, forward and backward.
+//! The dense networks: from input rows to logits, and the gradients.
 //!
-//! Every architecture is a short list of [`Layer`]s over named buffers, built from the schema by
-//! one file each. The same code runs in f32 to serve and train, and in f64 to be checked against
-//! finite differences. Embeddings are not here: a model begins at the input row that gather-pool
-//! wrote (dense values, pooled vectors, first-order weights) and its backward pass ends at that
-//! row's gradient.
+//! An architecture is a list of [`Layer`]s over numbered buffers, built from the schema by one file per
+//! architecture. The code is generic: f32 serves and trains, f64 lets tests compare gradients with finite
+//! differences. Embeddings are not here: the input row (dense values, pooled vectors, first-order weights) is
+//! written by gather-pool, and the backward pass ends at its gradient.
 
 mod cross;
 mod dcn;
@@ -31,17 +30,15 @@ use crate::schema::{Architecture, Schema};
 use layer::Builder;
 use linear::Linear;
 
-/// The parts of the input row, as the architectures see them.
+/// The parts of the input row.
 struct Inputs {
     /// Dense values and pooled vectors.
     all: View,
-    /// Dense values.
     dense: View,
-    /// Pooled vectors.
     vectors: View,
     /// First-order weights.
     wide: View,
-    /// Elements of one vector, where all are alike.
+    /// Elements of a pooled vector, for architectures where all have the same number.
     dim: usize,
 }
 
@@ -62,16 +59,16 @@ impl Inputs {
     }
 }
 
-/// A network: layers, and where their numbers lie.
+/// A network: its layers, and the layout of buffers and weights.
 pub struct Model<T> {
     widths: Vec<usize>,
     dense_width: usize,
     layers: Vec<Box<dyn Layer<T>>>,
     parameters: Vec<Parameter>,
-    /// (layer, piece of the layer) and where it lies among the weights, in order.
+    /// The layer, the piece within the layer, and its position in the weights, in order.
     pieces: Vec<(usize, usize, Range<usize>)>,
     values: usize,
-    turned: usize,
+    transposed: usize,
     logit: View,
 }
 
@@ -106,40 +103,40 @@ impl<T: Real> Model<T> {
             }
         }
         debug_assert_eq!(at, net.values, "pieces cover the weights in order");
-        let Builder { widths, layers, parameters, values, turned, dense } = net;
-        Self { widths, dense_width: dense, layers, parameters, pieces, values, turned, logit }
+        let Builder { widths, layers, parameters, values, transposed, dense } = net;
+        Self { widths, dense_width: dense, layers, parameters, pieces, values, transposed, logit }
     }
 
-    /// A tape for one chunk; one that only scores has no gradients.
+    /// A tape for one chunk of samples, with gradients if `training`.
     #[must_use]
     pub fn tape(&self, training: bool) -> Tape<T> {
         Tape::new(&self.widths, self.dense_width, training)
     }
 
-    /// Samples of one chunk: as many as a tape has rows.
+    /// Most samples of a chunk: the number of rows of a tape.
     #[must_use]
     pub fn chunk(&self) -> usize {
         tape::chunk::<T>(&self.widths)
     }
 
-    /// Every named tensor.
+    /// All named tensors.
     #[must_use]
     pub fn parameters(&self) -> &[Parameter] {
         &self.parameters
     }
 
-    /// Elements of the weights, padding included.
+    /// Number of weights, padding included.
     #[must_use]
     pub fn weights_len(&self) -> usize {
         self.values
     }
 
-    /// Lengths of the independent pieces that the weights are cut into, in order.
+    /// Lengths of the pieces of the weights, in order. Their gradients are independent.
     pub fn pieces(&self) -> impl ExactSizeIterator<Item = usize> + '_ {
         self.pieces.iter().map(|(_, _, at)| at.len())
     }
 
-    /// From input rows (buffer 0 of the tape) to logits.
+    /// Computes logits from input rows (buffer 0 of the tape).
     pub fn forward(&self, weights: &Weights<T>, tape: &mut Tape<T>) {
         for layer in &self.layers {
             layer.forward(weights, tape);
@@ -152,8 +149,9 @@ impl<T: Real> Model<T> {
         tape.values[self.logit.buffer].row(s, self.logit)[0]
     }
 
-    /// From the logits' gradients, `slope(s)` of sample `s`, to those of every buffer; those of
-    /// buffer 0 are the input rows'. Dense columns of a first linear layer are left at zero.
+    /// Computes the gradients of all buffers after [`Model::forward`]. `slope(s, z)` is the derivative of the
+    /// loss of sample `s` by its logit `z`. The gradients of buffer 0 are those of the input rows; the
+    /// gradients of dense values may stay 0.
     pub fn backward(&self, weights: &Weights<T>, tape: &mut Tape<T>, slope: impl Fn(usize, T) -> T) {
         tape.zero_grads();
         for s in 0..tape.samples {
@@ -165,38 +163,38 @@ impl<T: Real> Model<T> {
         }
     }
 
-    /// The gradient of one piece of the weights, summed over the tapes in order.
+    /// Computes the gradient of one piece of the weights, summed over the tapes in order.
     pub fn gradient(&self, piece: usize, tapes: &[Tape<T>], out: &mut [T]) {
         let (layer, part, _) = &self.pieces[piece];
         self.layers[*layer].gradient(*part, tapes, out);
     }
 
-    /// Brings the turned weights up to date; backward reads them.
-    pub fn turn(&self, weights: &mut Weights<T>) {
-        weights.turned.resize(self.turned, T::default());
-        let Weights { values, turned } = weights;
-        let panels = split_panels(self.linear_layers(), turned);
+    /// Updates the transposed weights, which [`Model::backward`] reads.
+    pub fn transpose(&self, weights: &mut Weights<T>) {
+        weights.transposed.resize(self.transposed, T::default());
+        let Weights { values, transposed } = weights;
+        let panels = split_panels(self.linear_layers(), transposed);
         rayon::iter::ParallelIterator::for_each(
             rayon::iter::IntoParallelIterator::into_par_iter(panels),
-            |(layer, p, out)| layer.turn_panel(values, p, out),
+            |(layer, p, out)| layer.transpose_panel(values, p, out),
         );
     }
 
     fn linear_layers(&self) -> impl Iterator<Item = &Linear> {
-        self.layers.iter().filter_map(|l| l.as_linear()).filter(|l| !l.turned.is_empty())
+        self.layers.iter().filter_map(|l| l.as_linear()).filter(|l| !l.transposed.is_empty())
     }
 }
 
-/// Cuts the turned weights into (layer, panel, room for it).
+/// Splits the transposed weights into panels: the layer, the number of the panel, and its elements.
 fn split_panels<'a, T>(
     layers: impl Iterator<Item = &'a Linear>,
-    mut turned: &'a mut [T],
+    mut transposed: &'a mut [T],
 ) -> Vec<(&'a Linear, usize, &'a mut [T])> {
     let mut panels = Vec::new();
     for layer in layers {
-        let (mine, rest) = turned.split_at_mut(layer.turned.len());
-        turned = rest;
-        let parts = mine.chunks_exact_mut(layer.turned_panel_len()).enumerate();
+        let (own, rest) = transposed.split_at_mut(layer.transposed.len());
+        transposed = rest;
+        let parts = own.chunks_exact_mut(layer.transposed_panel_len()).enumerate();
         panels.extend(parts.map(|(p, out)| (layer, p, out)));
     }
     panels

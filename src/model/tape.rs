@@ -1,31 +1,29 @@
-//! The numbers that one chunk of samples leaves behind on its way through a network.
+//! A tape holds the intermediate values and gradients of one chunk of samples.
 //!
-//! A network names its intermediate values by buffers, a matrix each with one row a sample, and
-//! layers read and write [`View`]s, which are column ranges of buffers. Concatenation is then no
-//! work: two layers write beside each other. Buffer 0 is the input row of the schema.
+//! Each intermediate value of a network is a buffer: a matrix with one row per sample. Layers read and write
+//! [`View`]s, which are column ranges of buffers. So concatenation needs no copy: two layers write to
+//! neighbouring columns. Buffer 0 is the input row of the schema.
 //!
-//! A batch is cut into chunks of at most [`MAX_CHUNK`] samples and every chunk has its own tape, so threads
-//! share nothing, a chunk's numbers stay in the core's own cache, and gradients of weights are
-//! summed chunk after chunk in an order that no thread count can change. A chunk begins its sum where
-//! the one before it ended, so the size of chunks is a matter of speed: it cannot change a bit of a
-//! weight or a score either.
+//! A batch is cut into chunks of at most [`MAX_CHUNK`] samples, and each chunk has its own tape. So threads
+//! share no memory, and the values of a chunk stay in the core's cache. Gradients of weights are summed chunk
+//! after chunk, and a chunk continues the sum of the one before. So neither the thread count nor the size of
+//! chunks changes a bit of a weight or a score.
 
 use aligned_vec::AVec;
 
 use crate::compute::{Real, row_stride};
 
-/// Most samples of one tape.
+/// Most samples per tape.
 pub const MAX_CHUNK: usize = 64;
 
-/// Most bytes of a tape's values, where that leaves room for some samples: an input row is written,
-/// read by the first layers and written again by the next chunk, all within a core's second-level cache,
-/// which holds a layer's weights and rows on their way too.
+/// Most bytes of a tape's values, if that is room for [`MIN_CHUNK`] samples. The values, a layer's weights
+/// and prefetched rows fit the second-level cache of a core together.
 const TAPE_BYTES: usize = 640 << 10;
 
-/// Fewest samples of one tape: fewer would not be worth the reading of the weights.
+/// Fewest samples per tape: with fewer, reading the weights would dominate.
 const MIN_CHUNK: usize = 8;
 
-/// Samples of one tape of buffers of these widths: a power of two.
+/// Samples per tape for buffers of these widths: a power of two.
 #[must_use]
 pub(crate) fn chunk<T>(widths: &[usize]) -> usize {
     let bytes: usize = widths.iter().map(|&width| row_stride(width) * size_of::<T>()).sum();
@@ -33,17 +31,17 @@ pub(crate) fn chunk<T>(widths: &[usize]) -> usize {
     1 << fits.ilog2()
 }
 
-/// Bytes of a cache line: a tape's rows begin at one, save that in the input row the vectors do.
+/// Bytes of a cache line. A tape's rows are aligned to it; in the input row, the pooled vectors are.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// Some columns of a buffer.
+/// A range of columns of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
-    /// Which buffer.
+    /// Number of the buffer.
     pub buffer: usize,
-    /// Its first column.
+    /// First column.
     pub column: usize,
-    /// How many columns.
+    /// Number of columns.
     pub width: usize,
 }
 
@@ -56,7 +54,7 @@ impl View {
     }
 }
 
-/// One buffer's numbers for a chunk: as many rows as the chunk has samples, of `stride` elements.
+/// One buffer for one chunk: a row of `stride` elements per sample.
 #[derive(Clone, Debug)]
 pub struct Rows<T> {
     /// Elements before the first row's first column.
@@ -67,7 +65,7 @@ pub struct Rows<T> {
 }
 
 impl<T: Real> Rows<T> {
-    /// Rows of `width` columns, of which column `aligned` begins a cache line.
+    /// Rows of `width` columns. Column `aligned` is aligned to a cache line.
     fn new(width: usize, aligned: usize, rows: usize) -> Self {
         let line = ALIGNMENT / size_of::<T>();
         let lead = aligned.next_multiple_of(line) - aligned;
@@ -89,18 +87,18 @@ impl<T: Real> Rows<T> {
         &self.from(s, view.column)[..view.width]
     }
 
-    /// The view's columns of sample `s`, to write.
+    /// The view's columns of sample `s`, mutable.
     pub fn row_mut(&mut self, s: usize, view: View) -> &mut [T] {
         &mut self.from_mut(s, view.column)[..view.width]
     }
 
-    /// From column `column` of sample `s` on.
+    /// The elements from column `column` of sample `s` on.
     #[must_use]
     pub fn from(&self, s: usize, column: usize) -> &[T] {
         &self.data[self.lead + s * self.stride + column..]
     }
 
-    /// From column `column` of sample `s` on, to write.
+    /// The elements from column `column` of sample `s` on, mutable.
     pub fn from_mut(&mut self, s: usize, column: usize) -> &mut [T] {
         &mut self.data[self.lead + s * self.stride + column..]
     }
@@ -112,22 +110,22 @@ impl<T: Real> Default for Rows<T> {
     }
 }
 
-/// Values, and for training gradients, of every buffer for one chunk.
+/// The values of all buffers for one chunk, and in training their gradients.
 #[derive(Clone, Debug)]
 pub struct Tape<T> {
-    /// How many rows there are.
+    /// Rows allocated.
     pub rows: usize,
-    /// How many rows hold a sample.
+    /// Rows in use.
     pub samples: usize,
-    /// Every buffer's values.
+    /// Values, one entry per buffer.
     pub values: Vec<Rows<T>>,
-    /// The loss's gradient by every value; empty on a tape that only scores.
+    /// Gradients of the loss by each value; empty on a tape that only scores.
     pub grads: Vec<Rows<T>>,
 }
 
 impl<T: Real> Tape<T> {
-    /// A tape for buffers of these widths. Where pooled vectors begin in the input row, there begins a
-    /// cache line: they are written in whole lines then.
+    /// A tape for buffers of these widths. In the input row, the first pooled vector is aligned to a cache
+    /// line, so that vectors are written in whole lines.
     #[must_use]
     pub(crate) fn new(widths: &[usize], dense_width: usize, training: bool) -> Self {
         let rows = chunk::<T>(widths);
@@ -138,7 +136,7 @@ impl<T: Real> Tape<T> {
         Self { rows, samples: 0, values, grads }
     }
 
-    /// Forgets every gradient.
+    /// Sets all gradients in use to 0.
     pub(crate) fn zero_grads(&mut self) {
         for rows in &mut self.grads {
             let used = rows.stride * self.samples;

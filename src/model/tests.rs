@@ -1,10 +1,10 @@
-//! Gradients against finite differences, through an f64 instance of the same code, and the
-//! promises of forward: the same bits in any batch.
+//! Compares gradients with finite differences, in f64, and checks that scores and gradients have the same
+//! bits for any batch.
 
 use super::*;
 use crate::schema::{Arity, DenseFeature, Feature, Loss, Pooling, Table, Transform};
 
-/// A schema of `architecture` over 3 dense values and 4 features of dim 5.
+/// A schema with 3 dense values and 4 features of dim 5.
 fn schema(architecture: Architecture) -> Schema {
     let wide = matches!(architecture, Architecture::Deepfm { .. } | Architecture::WideDeep { .. });
     let names: Vec<_> = (0..4).map(|i| format!("c{i}")).collect();
@@ -54,7 +54,7 @@ struct Run {
     tapes: Vec<Tape<f64>>,
 }
 
-/// Two chunks, the second not full, so that sums over chunks are seen too.
+/// Two chunks, the second one not full, to test sums over chunks.
 const SAMPLES: [usize; 2] = [MAX_CHUNK, 3];
 
 impl Run {
@@ -62,7 +62,7 @@ impl Run {
         let schema = schema(architecture);
         let model = Model::new(&schema);
         let mut weights = model.initialise(3);
-        model.turn(&mut weights);
+        model.transpose(&mut weights);
         let mut tapes = vec![model.tape(true), model.tape(true)];
         for (t, tape) in tapes.iter_mut().enumerate() {
             tape.samples = SAMPLES[t];
@@ -91,7 +91,7 @@ impl Run {
         sum
     }
 
-    /// Gradients of all weights and of some input rows.
+    /// Gradients of all weights. Those of the input rows are in the tapes.
     fn gradients(&mut self) -> Vec<f64> {
         self.loss();
         for (t, tape) in self.tapes.iter_mut().enumerate() {
@@ -113,8 +113,8 @@ fn assert_close(got: f64, expected: f64, what: &str) {
     assert!((got - expected).abs() <= 1e-6 * scale, "{what}: expected {expected}, got {got}");
 }
 
-/// Central difference of `f` around `x`. A ReLU's kink within the step would spoil it: inputs and
-/// weights are fixed, and none lies that near.
+/// Central difference of `f` at `x`. It is wrong if a ReLU's kink lies within the step; with these inputs and
+/// weights, none does.
 fn slope(x: f64, mut f: impl FnMut(f64) -> f64) -> f64 {
     const STEP: f64 = 1e-6;
     (f(x + STEP) - f(x - STEP)) / (2.0 * STEP)
@@ -167,7 +167,7 @@ fn gradients_of_input_rows_agree_with_finite_differences() {
 }
 
 #[test]
-fn padding_lanes_have_no_gradient() {
+fn padding_lanes_have_zero_gradients() {
     for architecture in architectures() {
         let mut run = Run::new(architecture);
         let mut gradients = run.gradients();
@@ -179,7 +179,7 @@ fn padding_lanes_have_no_gradient() {
 }
 
 #[test]
-fn a_sample_has_the_same_logit_to_the_bit_in_any_chunk() {
+fn a_samples_logit_has_the_same_bits_in_any_chunk() {
     for architecture in architectures() {
         let schema = schema(architecture);
         let model: Model<f32> = Model::new(&schema);
@@ -205,7 +205,7 @@ fn a_sample_has_the_same_logit_to_the_bit_in_any_chunk() {
 }
 
 #[test]
-fn tensors_survive_packing_and_a_missing_or_misshapen_one_is_named() {
+fn tensors_survive_packing_and_errors_name_the_missing_or_misshapen_one() {
     for architecture in architectures() {
         let model: Model<f32> = Model::new(&schema(architecture));
         let weights = model.initialise(5);
@@ -222,12 +222,12 @@ fn tensors_survive_packing_and_a_missing_or_misshapen_one_is_named() {
 }
 
 #[test]
-fn gradients_of_weights_are_the_same_to_the_bit_however_samples_are_cut_into_chunks() {
+fn gradients_of_weights_have_the_same_bits_for_any_chunks() {
     for architecture in architectures() {
         let schema = schema(architecture);
         let model: Model<f32> = Model::new(&schema);
         let mut weights = model.initialise(2);
-        model.turn(&mut weights);
+        model.transpose(&mut weights);
         let input = View { buffer: 0, column: 0, width: schema.input_width() };
         let gradients = |cuts: &[usize]| -> Vec<u32> {
             let mut sample = 0;
@@ -265,7 +265,7 @@ fn gradients_of_weights_are_the_same_to_the_bit_however_samples_are_cut_into_chu
 }
 
 #[test]
-fn first_values_are_spread_by_the_inputs_of_their_layer() {
+fn initial_weights_are_uniform_in_a_range_set_by_the_layers_inputs() {
     let model: Model<f32> = Model::new(&schema(Architecture::Dlrm { bottom: vec![200], top: vec![400] }));
     let weights = model.initialise(7);
     let mut inputs = 0;

@@ -1,8 +1,8 @@
-//! A network's numbers: their first values, and their way to and from named tensors.
+//! Initial weights, and the conversion between weights and named tensors.
 //!
-//! First values are a pure function of (seed, tensor, element), spread as PyTorch's `nn.Linear`
-//! spreads them: a layer's weights and its bias uniformly between `-1 / sqrt(n)` and `1 / sqrt(n)`,
-//! where `n` is how many inputs it has.
+//! Initial weights are a pure function of (seed, tensor, element), with the distribution of PyTorch's
+//! `nn.Linear`: the weights and the bias of a layer with `n` inputs are uniform between `-1 / sqrt(n)` and `1
+//! / sqrt(n)`.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -10,60 +10,45 @@ use super::Model;
 use super::layer::{Packing, Parameter, Weights};
 use crate::compute::{LANES, Real};
 
-/// Why tensors are not this network's.
+/// Why tensors do not fit this network.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages document variants and fields")]
 pub enum WeightsError {
-    /// A tensor is missing.
     #[error("tensor {0:?}: missing")]
     Missing(String),
-    /// A tensor of another shape.
     #[error("tensor {name:?}: expected shape {expected:?}, got {got:?}")]
-    Shape {
-        /// The tensor.
-        name: String,
-        /// What the architecture has.
-        expected: Vec<usize>,
-        /// What came.
-        got: Vec<usize>,
-    },
-    /// A tensor that no layer has.
+    Shape { name: String, expected: Vec<usize>, got: Vec<usize> },
     #[error("tensor {0:?}: not part of this architecture")]
     Unknown(String),
 }
 
 impl Parameter {
-    /// The tensor's elements in row-major order, out of a vector laid out as the weights are.
+    /// The tensor's elements in row-major order. `values` has the layout of the weights.
     #[must_use]
     pub fn read<T: Real>(&self, values: &[T]) -> Vec<T> {
         let values = &values[self.at.clone()];
-        (0..self.len()).map(|i| values[self.place(i)]).collect()
+        (0..self.len()).map(|i| values[self.position(i)]).collect()
     }
 
-    /// Puts row-major elements into a vector laid out as the weights are.
+    /// Writes row-major elements to the tensor's place in `values`, which has the layout of the weights.
     ///
     /// # Panics
     /// When `elements` is longer than the tensor.
     pub(crate) fn write<T: Real>(&self, elements: &[T], values: &mut [T]) {
         let values = &mut values[self.at.clone()];
         for (i, element) in elements.iter().enumerate() {
-            values[self.place(i)] = *element;
+            values[self.position(i)] = *element;
         }
     }
 
-    /// Elements of the tensor.
+    /// Number of elements.
     #[must_use]
     pub(crate) fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Whether it has none.
-    #[must_use]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Where row-major element `i` lies.
-    fn place(&self, i: usize) -> usize {
+    /// Position of row-major element `i`.
+    fn position(&self, i: usize) -> usize {
         match self.packing {
             Packing::Plain => i,
             Packing::Panels => {
@@ -76,13 +61,13 @@ impl Parameter {
 }
 
 impl<T: Real> Model<T> {
-    /// First values. The same seed gives the same bytes.
+    /// Initial weights. The same seed gives the same bytes.
     #[must_use]
     pub fn initialise(&self, seed: u64) -> Weights<T> {
         let mut weights = Weights::zeroed(self.weights_len());
         let mut bound = 0.0;
         for parameter in self.parameters() {
-            // A bias comes behind the weights of its layer and is spread as they are.
+            // A bias follows the weights of its layer and has the same distribution.
             if parameter.packing == Packing::Panels {
                 let inputs = parameter.shape.last().copied().unwrap_or(0);
                 bound = 1.0 / (inputs.max(1) as f64).sqrt();
@@ -95,10 +80,10 @@ impl<T: Real> Model<T> {
         weights
     }
 
-    /// Weights from named tensors: `tensor` gives the shape and row-major elements of a name.
+    /// Weights from named tensors. `tensor` returns the shape and the row-major elements for a name.
     ///
     /// # Errors
-    /// [`WeightsError`] for a tensor that is missing or of another shape.
+    /// [`WeightsError`] for a missing tensor or one of another shape.
     pub fn read_tensors(
         &self,
         mut tensor: impl FnMut(&str) -> Option<(Vec<usize>, Vec<T>)>,

@@ -1,5 +1,5 @@
-//! Wide & Deep (Cheng et al., 2016): first-order weights of every id and every dense value beside a
-//! deep MLP; the logit is their sum.
+//! Wide & Deep (Cheng et al., 2016). The logit is the sum of the first-order weights of ids, a linear layer
+//! over the dense values, and a deep MLP.
 
 use super::Inputs;
 use super::interaction::SumOfTerms;
@@ -11,7 +11,7 @@ pub(crate) fn build<T: Real>(net: &mut Builder<T>, inputs: &Inputs, deep: &[usiz
     join(net, inputs, deep, Vec::new())
 }
 
-/// The sum of the wide terms, `extra` terms and a deep MLP.
+/// Adds the sum of the wide terms, the `extra` terms and a deep MLP. Returns the logit.
 pub(crate) fn join<T: Real>(net: &mut Builder<T>, inputs: &Inputs, deep: &[usize], extra: Vec<View>) -> View {
     let mut terms = vec![inputs.wide];
     if inputs.dense.width > 0 {

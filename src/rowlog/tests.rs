@@ -302,8 +302,7 @@ fn rows_that_left_the_page_cache_are_requested_and_read_as_written() {
     let of = &file.tables()[0];
     let offset = |row| of.offset(of.place(&file.stripes, row).unwrap());
     if file.stripes.in_memory(offset(asked[100])) {
-        eprintln!("skipped: the file system keeps in memory what was written");
-        return;
+        return crate::skip::skip("the file system keeps written data in memory");
     }
     let expected: Vec<f32> = asked.iter().flat_map(|&row| [row as f32; 32]).collect();
     assert_eq!(records(&file, T, &asked), expected);
@@ -397,8 +396,7 @@ fn on_a_full_disk_writes_are_errors_and_rows_keep_their_records() {
     let mount =
         Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(dir.path()).output();
     if !mount.is_ok_and(|output| output.status.success()) {
-        eprintln!("SKIPPED: this test mounts a small tmpfs, which needs root");
-        return;
+        return crate::skip::skip("it mounts a small tmpfs, which needs root");
     }
     let disk = SmallDisk(dir);
     both_layouts(|| table(1 << 20, 15, &[])).into_iter().for_each(|table| fill_disk(&disk, table));

@@ -6,8 +6,9 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::architecture::InputWidths;
 use super::line::{line_of, locate};
-use super::{AbsentDefault, Architecture, Arity, Feature, Schema, Table, Transform};
+use super::{AbsentDefault, Arity, Feature, Schema, Table, Transform};
 
 /// Most rows of a table.
 pub(crate) const MAX_ROWS: u64 = 1 << 48;
@@ -107,7 +108,7 @@ impl Schema {
         for (i, feature) in self.features.iter().enumerate() {
             check_feature(i, feature, &tables)?;
         }
-        check_sizes(&self.architecture)?;
+        self.architecture.check_sizes()?;
         check_wide(self, &tables)?;
         check_dims(self, &tables)?;
         check_weights(self, &tables)
@@ -115,7 +116,7 @@ impl Schema {
 }
 
 /// What is wrong, and where, as a path of keys and indices.
-struct Fault {
+pub(super) struct Fault {
     field: String,
     reason: String,
 }
@@ -208,19 +209,7 @@ fn check_feature(i: usize, feature: &Feature, tables: &HashMap<&str, &Table>) ->
     Ok(())
 }
 
-fn check_sizes(architecture: &Architecture) -> Result<(), Fault> {
-    match architecture {
-        Architecture::Dlrm { bottom, top } => {
-            check_hidden("bottom", bottom)?;
-            check_hidden("top", top)
-        }
-        Architecture::Dcn { cross_layers, deep } => check_cross(*cross_layers, None, deep),
-        Architecture::Dcnv2 { cross_layers, rank, deep } => check_cross(*cross_layers, *rank, deep),
-        Architecture::Deepfm { deep } | Architecture::WideDeep { deep } => check_hidden("deep", deep),
-    }
-}
-
-fn check_hidden(key: &str, sizes: &[usize]) -> Result<(), Fault> {
+pub(super) fn check_hidden(key: &str, sizes: &[usize]) -> Result<(), Fault> {
     check_count(&format!("architecture.{key}"), sizes.len(), MAX_LAYERS)?;
     for (i, &size) in sizes.iter().enumerate() {
         check_range(|| format!("architecture.{key}[{i}]"), size as u64, 1..=MAX_HIDDEN as u64)?;
@@ -228,7 +217,7 @@ fn check_hidden(key: &str, sizes: &[usize]) -> Result<(), Fault> {
     Ok(())
 }
 
-fn check_cross(layers: usize, rank: Option<usize>, deep: &[usize]) -> Result<(), Fault> {
+pub(super) fn check_cross(layers: usize, rank: Option<usize>, deep: &[usize]) -> Result<(), Fault> {
     check_range(|| "architecture.cross_layers".into(), layers as u64, 1..=MAX_LAYERS as u64)?;
     check_range(|| "architecture.rank".into(), rank.unwrap_or(1) as u64, 1..=MAX_HIDDEN as u64)?;
     if deep.is_empty() {
@@ -240,10 +229,10 @@ fn check_cross(layers: usize, rank: Option<usize>, deep: &[usize]) -> Result<(),
 /// First-order weights: for every feature where the architecture has a wide part, for none
 /// where it has not.
 fn check_wide(schema: &Schema, tables: &HashMap<&str, &Table>) -> Result<(), Fault> {
-    let wide = matches!(schema.architecture, Architecture::Deepfm { .. } | Architecture::WideDeep { .. });
+    let wide = schema.architecture.kind().has_wide();
     for (i, feature) in schema.features.iter().enumerate() {
         let field = || format!("features[{i}].wide_table");
-        let name = kind(&schema.architecture);
+        let name = schema.architecture.kind();
         match feature.wide_table.as_deref() {
             Some(_) if !wide => return fault(field(), format!("architecture {name} has no wide part")),
             None if wide => {
@@ -263,7 +252,7 @@ fn check_wide(schema: &Schema, tables: &HashMap<&str, &Table>) -> Result<(), Fau
 
 /// One dim for all features, where vectors of different features are multiplied.
 fn check_dims(schema: &Schema, tables: &HashMap<&str, &Table>) -> Result<(), Fault> {
-    if !matches!(schema.architecture, Architecture::Dlrm { .. } | Architecture::Deepfm { .. }) {
+    if !schema.architecture.kind().needs_one_dim() {
         return Ok(());
     }
     let dim_of = |feature: &Feature| tables.get(feature.table.as_str()).map_or(0, |t| t.dim);
@@ -272,7 +261,7 @@ fn check_dims(schema: &Schema, tables: &HashMap<&str, &Table>) -> Result<(), Fau
     match dims.find(|&(_, dim)| dim != first) {
         None => Ok(()),
         Some((i, dim)) => {
-            let name = kind(&schema.architecture);
+            let name = schema.architecture.kind();
             let table = &schema.features[i].table;
             let reason =
                 format!("architecture {name} needs tables of one dim: {table:?} has {dim}, others {first}");
@@ -288,45 +277,12 @@ fn check_weights(schema: &Schema, tables: &HashMap<&str, &Table>) -> Result<(), 
         return fault("features", format!("an input row has {input} elements, at most {MAX_INPUT}"));
     }
     let dim = schema.features.first().and_then(|f| tables.get(f.table.as_str())).map_or(0, |t| t.dim);
-    let weights = match &schema.architecture {
-        Architecture::Dlrm { bottom, top } => {
-            let vectors = schema.features.len() + 1;
-            mlp(schema.dense_width(), bottom, dim) + mlp(dim + vectors * (vectors - 1) / 2, top, 1)
-        }
-        Architecture::Dcn { cross_layers, deep } => {
-            (2 * input * cross_layers) as u128 + mlp(input, deep, 1) + input as u128
-        }
-        Architecture::Dcnv2 { cross_layers, rank, deep } => {
-            let matrix = rank.map_or(input, |rank| 2 * rank) as u128 * input as u128;
-            (matrix + input as u128) * *cross_layers as u128 + mlp(input, deep, 1) + input as u128
-        }
-        Architecture::Deepfm { deep } | Architecture::WideDeep { deep } => mlp(input, deep, 1),
-    };
+    let (dense, features) = (schema.dense_width(), schema.features.len());
+    let weights = schema.architecture.weights(&InputWidths { all: input, dense, features, dim });
     if weights > MAX_WEIGHTS {
         return fault("architecture", format!("has {weights} dense weights, at most {MAX_WEIGHTS}"));
     }
     Ok(())
-}
-
-/// Weights and biases of a fully connected net.
-fn mlp(input: usize, hidden: &[usize], output: usize) -> u128 {
-    let mut weights = 0;
-    let mut from = input as u128;
-    for &to in hidden.iter().chain([&output]) {
-        weights += (from + 1) * to as u128;
-        from = to as u128;
-    }
-    weights
-}
-
-fn kind(architecture: &Architecture) -> &'static str {
-    match architecture {
-        Architecture::Dlrm { .. } => "dlrm",
-        Architecture::Dcn { .. } => "dcn",
-        Architecture::Dcnv2 { .. } => "dcnv2",
-        Architecture::Deepfm { .. } => "deepfm",
-        Architecture::WideDeep { .. } => "wide_deep",
-    }
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@
 //! (`text`), [`Schema::encode`] applies hashing and transforms to raw samples (`encode`), and
 //! [`preset`] holds the schemas of the data sets that `flechette init` knows.
 
+mod architecture;
 mod check;
 mod encode;
 mod line;
@@ -25,6 +26,7 @@ use serde::{Deserialize, Serialize};
 use crate::mem::fold;
 use crate::types::{Element, TableId};
 
+pub use architecture::Architecture;
 pub(crate) use check::{MAX_FEATURES, SchemaError};
 pub use encode::AbsentId;
 pub(crate) use encode::EncodeError;
@@ -47,47 +49,6 @@ pub struct Schema {
     /// Embedding tables.
     #[serde(default)]
     pub tables: Vec<Table>,
-}
-
-/// The layers and their sizes. Hidden sizes only: inputs and outputs follow from the features.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Architecture {
-    /// DLRM: a bottom MLP over the dense values ending at the tables' dim, pairwise dot products
-    /// (lower triangle, dense first), a top MLP ending in one logit.
-    Dlrm {
-        /// Hidden sizes of the bottom MLP; the last layer, to the tables' dim, is implied.
-        bottom: Vec<usize>,
-        /// Hidden sizes of the top MLP; the last layer, to one logit, is implied.
-        top: Vec<usize>,
-    },
-    /// Deep & Cross, 2017: `x' = x0 (x . w) + b + x`, beside a deep MLP.
-    Dcn {
-        /// How many cross layers.
-        cross_layers: usize,
-        /// Hidden sizes of the deep MLP.
-        deep: Vec<usize>,
-    },
-    /// Deep & Cross v2: `x' = x0 * (W x + b) + x`, beside a deep MLP.
-    Dcnv2 {
-        /// How many cross layers.
-        cross_layers: usize,
-        /// Rank of `W = U V`; a full matrix when absent.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        rank: Option<usize>,
-        /// Hidden sizes of the deep MLP.
-        deep: Vec<usize>,
-    },
-    /// A factorisation machine beside a deep MLP. Every feature names a wide table.
-    Deepfm {
-        /// Hidden sizes of the deep MLP.
-        deep: Vec<usize>,
-    },
-    /// A linear model beside a deep MLP. Every feature names a wide table.
-    WideDeep {
-        /// Hidden sizes of the deep MLP.
-        deep: Vec<usize>,
-    },
 }
 
 /// What training minimises.

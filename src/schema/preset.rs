@@ -1,10 +1,8 @@
 //! The schemas of the data sets that `flechette init` knows, with the layer sizes of the
 //! project's reference figures: DLRM bottom 64, top 256-128; three cross layers; deep 256-128.
 
-use std::fmt;
-use std::str::FromStr;
-
-use super::{Architecture, Arity, DenseFeature, Feature, Hash, Pooling};
+pub use super::architecture::{ArchKind, UnknownArchitecture};
+use super::{Arity, DenseFeature, Feature, Hash, Pooling};
 use super::{Loss, Schema, Table, Transform};
 use crate::types::Element;
 
@@ -39,72 +37,6 @@ pub const AVAZU_FEATURES: [&str; 22] = [
     "C20",
     "C21",
 ];
-
-/// Which architecture, its sizes aside.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ArchKind {
-    /// DLRM.
-    Dlrm,
-    /// Deep & Cross, 2017.
-    Dcn,
-    /// Deep & Cross v2, full matrices.
-    Dcnv2,
-    /// DeepFM.
-    Deepfm,
-    /// Wide & Deep.
-    WideDeep,
-}
-
-impl ArchKind {
-    /// All of them.
-    pub(crate) const ALL: [Self; 5] = [Self::Dlrm, Self::Dcn, Self::Dcnv2, Self::Deepfm, Self::WideDeep];
-
-    /// Its name in `model.toml`.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Dlrm => "dlrm",
-            Self::Dcn => "dcn",
-            Self::Dcnv2 => "dcnv2",
-            Self::Deepfm => "deepfm",
-            Self::WideDeep => "wide_deep",
-        }
-    }
-
-    fn wide(self) -> bool {
-        matches!(self, Self::Deepfm | Self::WideDeep)
-    }
-
-    fn architecture(self) -> Architecture {
-        let deep = vec![256, 128];
-        match self {
-            Self::Dlrm => Architecture::Dlrm { bottom: vec![64], top: deep },
-            Self::Dcn => Architecture::Dcn { cross_layers: 3, deep },
-            Self::Dcnv2 => Architecture::Dcnv2 { cross_layers: 3, rank: None, deep },
-            Self::Deepfm => Architecture::Deepfm { deep },
-            Self::WideDeep => Architecture::WideDeep { deep },
-        }
-    }
-}
-
-impl fmt::Display for ArchKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// No architecture has this name.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown architecture {0:?}, expected dlrm, dcn, dcnv2, deepfm or wide_deep")]
-pub struct UnknownArchitecture(pub String);
-
-impl FromStr for ArchKind {
-    type Err = UnknownArchitecture;
-
-    fn from_str(name: &str) -> Result<Self, UnknownArchitecture> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| UnknownArchitecture(name.into()))
-    }
-}
 
 /// Criteo (Kaggle and Terabyte): `I1` to `I13` through log1p, and a table of `rows` rows for each of
 /// `C1` to `C26`, whose strings are hashed into it.
@@ -187,14 +119,14 @@ fn assemble(
     let mut wide_tables = Vec::new();
     for Input { name, rows, arity, hash } in inputs {
         let table = |name: &str, dim| Table { name: name.into(), rows, dim, ..Table::default() };
-        let wide_table = kind.wide().then(|| format!("{name}_wide"));
+        let wide_table = kind.has_wide().then(|| format!("{name}_wide"));
         tables.push(table(&name, dim));
         wide_tables.extend(wide_table.as_deref().map(|name| table(name, 1)));
         let pooling = Pooling::Sum;
         features.push(Feature { table: name.clone(), name, wide_table, arity, pooling, hash });
     }
     tables.append(&mut wide_tables);
-    Schema { architecture: kind.architecture(), loss: Loss::default(), dense, features, tables }
+    Schema { architecture: kind.preset(), loss: Loss::default(), dense, features, tables }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 
 use std::fmt::{self, Display, Write};
 
-use super::{AbsentDefault, Architecture, Arity, Loss, Pooling, Schema, Transform};
+use super::{AbsentDefault, Arity, Loss, Pooling, Schema, Transform};
 
 impl Schema {
     /// The schema as TOML.
@@ -23,7 +23,8 @@ impl Display for TomlText<'_> {
         match loss {
             Loss::BinaryCrossEntropy => writeln!(f, "loss = \"binary_cross_entropy\"")?,
         }
-        write_architecture(f, architecture)?;
+        writeln!(f, "\n[architecture]")?;
+        architecture.write_toml(f)?;
         for entry in dense {
             writeln!(f, "\n[[dense]]\nname = {}", quoted(&entry.name))?;
             writeln!(f, "transform = {}", transform(entry.transform))?;
@@ -59,27 +60,6 @@ impl Display for TomlText<'_> {
             }
         }
         Ok(())
-    }
-}
-
-fn write_architecture(f: &mut fmt::Formatter<'_>, architecture: &Architecture) -> fmt::Result {
-    writeln!(f, "\n[architecture]")?;
-    match architecture {
-        Architecture::Dlrm { bottom, top } => {
-            writeln!(f, "kind = \"dlrm\"\nbottom = {bottom:?}\ntop = {top:?}")
-        }
-        Architecture::Dcn { cross_layers, deep } => {
-            writeln!(f, "kind = \"dcn\"\ncross_layers = {cross_layers}\ndeep = {deep:?}")
-        }
-        Architecture::Dcnv2 { cross_layers, rank, deep } => {
-            writeln!(f, "kind = \"dcnv2\"\ncross_layers = {cross_layers}")?;
-            if let Some(rank) = rank {
-                writeln!(f, "rank = {rank}")?;
-            }
-            writeln!(f, "deep = {deep:?}")
-        }
-        Architecture::Deepfm { deep } => writeln!(f, "kind = \"deepfm\"\ndeep = {deep:?}"),
-        Architecture::WideDeep { deep } => writeln!(f, "kind = \"wide_deep\"\ndeep = {deep:?}"),
     }
 }
 

@@ -337,12 +337,5 @@ pub(crate) fn description(model: &Description, limits: proto::Limits) -> proto::
 
 /// The architecture's name, as `model.toml` spells it.
 pub(crate) fn architecture(schema: &Schema) -> &'static str {
-    use crate::schema::Architecture as A;
-    match schema.architecture {
-        A::Dlrm { .. } => "dlrm",
-        A::Dcn { .. } => "dcn",
-        A::Dcnv2 { .. } => "dcnv2",
-        A::Deepfm { .. } => "deepfm",
-        A::WideDeep { .. } => "wide_deep",
-    }
+    schema.architecture.kind().name()
 }

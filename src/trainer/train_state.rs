@@ -48,7 +48,7 @@ pub(crate) struct Parts {
 impl TrainState {
     pub(crate) fn new(parts: Parts) -> Self {
         let Parts { schema, model, mut weights, dense_states, optimizer, steps } = parts;
-        model.turn(&mut weights);
+        model.transpose(&mut weights);
         // The trainer's rows are f32, whatever element type versions store.
         let in_f32 = |lookup| Lookup { element: Element::F32, ..lookup };
         Self {

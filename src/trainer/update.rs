@@ -27,7 +27,7 @@ impl TrainState {
             },
             || rows(&RowUpdate { tapes, step }),
         );
-        model.turn(weights);
+        model.transpose(weights);
     }
 
     /// The factors of the last counted step, for dense weights.
@@ -58,7 +58,7 @@ impl TrainState {
         pieces.into_par_iter().with_max_len(1).for_each(|mut piece| {
             dense.update_dense(piece.weights, piece.grads, &mut piece.states);
         });
-        model.turn(weights);
+        model.transpose(weights);
     }
 
     /// The row update of the last counted step.

@@ -1,13 +1,13 @@
-//! Batches of samples in columns, before and after the schema's hashing and transforms.
+//! Batches of samples, stored by column, before and after the schema's hashing and transforms.
 
 use std::ops::Range;
 
-/// One column of variable-length values: sample `s` owns `values[offsets[s]..offsets[s + 1]]`.
+/// One column of variable-length values: sample `s` has `ids[offsets[s]..offsets[s + 1]]`.
 ///
-/// `offsets` has `samples + 1` entries, starts at 0, never falls, and ends at the values' count.
+/// `offsets` has `samples + 1` entries. It starts at 0, never decreases, and ends at `ids.len()`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Jagged {
-    /// Where each sample's ids begin, and a last entry where they all end.
+    /// Start of each sample's ids, and one more entry for the end.
     pub offsets: Vec<u32>,
     /// The ids of all samples, in sample order.
     pub ids: Vec<u64>,
@@ -43,22 +43,22 @@ impl Jagged {
 /// Samples ready for a model: transformed dense values and, per feature of the schema, ids.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
-    /// How many samples.
+    /// Number of samples.
     pub samples: usize,
     /// `samples x dense_width`, row-major, after the schema's transforms.
     pub dense: Vec<f32>,
-    /// One column a feature, in the schema's order.
+    /// One column per feature, in the schema's order.
     pub features: Vec<Jagged>,
 }
 
 impl Batch {
-    /// A batch of no samples for `features` columns.
+    /// A batch of 0 samples with `features` columns.
     #[must_use]
     pub fn empty(features: usize) -> Self {
         Self { samples: 0, dense: Vec::new(), features: vec![Jagged::default(); features] }
     }
 
-    /// Appends every sample of `other`, which must have as many columns and as wide a dense part.
+    /// Appends every sample of `other`, which must have the same number of columns and of dense values.
     pub fn append(&mut self, other: &Batch) {
         debug_assert_eq!(self.features.len(), other.features.len());
         self.samples += other.samples;
@@ -68,10 +68,10 @@ impl Batch {
         }
     }
 
-    /// A batch of these samples alone, in this order.
+    /// Copies a range of samples to a new batch.
     ///
     /// # Panics
-    /// Where there are not so many samples.
+    /// When the range ends past the last sample.
     #[must_use]
     pub(crate) fn part(&self, samples: Range<usize>) -> Self {
         let width = self.dense.len().checked_div(self.samples).unwrap_or(0);
@@ -104,19 +104,19 @@ impl Batch {
 /// The values of one categorical column before hashing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RawValues {
-    /// Ids that are rows already.
+    /// Ids, not hashed.
     Ids(Vec<u64>),
-    /// Strings end to end in `bytes`; string `i` ends at `ends[i]` and begins where `i - 1` ended.
+    /// Concatenated strings: string `i` begins at the end of string `i - 1` and ends at `ends[i]`.
     Text {
-        /// Every string's bytes.
+        /// The bytes of all strings.
         bytes: Vec<u8>,
-        /// Where each string ends.
+        /// The end of each string.
         ends: Vec<u32>,
     },
 }
 
 impl RawValues {
-    /// How many values there are.
+    /// Number of values.
     #[must_use]
     pub(crate) fn len(&self) -> usize {
         match self {
@@ -124,15 +124,9 @@ impl RawValues {
             Self::Text { ends, .. } => ends.len(),
         }
     }
-
-    /// Whether there are none.
-    #[must_use]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
 }
 
-/// One categorical column as a file or a request has it.
+/// One categorical column of a file or a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RawFeature {
     /// `samples + 1` offsets into the values, as in [`Jagged`].
@@ -142,13 +136,13 @@ pub struct RawFeature {
 }
 
 impl RawFeature {
-    /// A column of ids, of no samples.
+    /// A column of ids, with 0 samples.
     #[must_use]
     pub fn ids() -> Self {
         Self { offsets: vec![0], values: RawValues::Ids(Vec::new()) }
     }
 
-    /// A column of strings, of no samples.
+    /// A column of strings, with 0 samples.
     #[must_use]
     pub(crate) fn text() -> Self {
         Self { offsets: vec![0], values: RawValues::Text { bytes: Vec::new(), ends: Vec::new() } }
@@ -168,17 +162,16 @@ impl RawFeature {
     }
 }
 
-/// Samples as a file or a request has them: no hashing, no transform. Columns stand in the
-/// schema's order.
+/// Samples of a file or a request, before hashing and transforms. Columns are in the schema's order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RawBatch {
-    /// How many samples.
+    /// Number of samples.
     pub samples: usize,
-    /// `samples x dense_width`, row-major, raw; a missing number is 0.
+    /// `samples x dense_width`, row-major, not transformed; a missing number is 0.
     pub dense: Vec<f32>,
-    /// One column a feature, in the schema's order.
+    /// One column per feature, in the schema's order.
     pub features: Vec<RawFeature>,
-    /// The label of each sample, 0 or 1, where the source has labels.
+    /// The label of each sample, 0 or 1, if the source has labels.
     pub labels: Option<Vec<f32>>,
 }
 

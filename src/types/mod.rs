@@ -1,7 +1,8 @@
-//! The data that every module exchanges: ids, batches, scores, and how a row's elements are stored.
+//! The data that modules exchange: ids, batches, scores, and the storage of a row's elements.
 //!
-//! A [`RawBatch`] holds what a file or a request contains, unchanged. A [`Batch`] is the same after the schema's
-//! hashing and transforms, with one id space a table. [`Scores`] is the answer. All data is in columns.
+//! A [`RawBatch`] has the contents of a file or a request, unchanged. A [`Batch`] is the same data after the
+//! schema's hashing and transforms, with one id space per table. [`Scores`] is the result. All data is stored
+//! by column.
 
 pub(crate) mod batch;
 pub(crate) mod element;
@@ -13,23 +14,24 @@ pub use batch::{Batch, Jagged, RawBatch, RawFeature, RawValues};
 pub use element::{Element, ROW_ALIGN, RowError};
 pub(crate) use row_id::RowId;
 
-/// A table's place in `Schema::tables`.
+/// Index of a table in `Schema::tables`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TableId(pub u32);
 
 impl TableId {
-    /// The place as an index.
+    /// The index as a `usize`.
     #[must_use]
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// A row's name in the cache: a table code followed by feature bits.
+/// The key of a row in the cache: a table code followed by feature bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlatKey(pub u64);
 
-/// One published state of a model. Numbers grow; directories are named by them.
+/// A version of a model. Later versions have greater numbers; the number is the name of the version's
+/// directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Version(pub u64);
 
@@ -39,22 +41,22 @@ impl fmt::Display for Version {
     }
 }
 
-/// One id of a request that its table does not hold.
+/// An id of a request that its table does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AbsentId {
-    /// Which sample of the batch had it.
+    /// Index of the sample in the batch.
     pub sample: u32,
-    /// Which feature of the schema.
+    /// Index of the feature in the schema.
     pub feature: u32,
 }
 
-/// What a model says of a batch.
+/// A model's result for a batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scores {
-    /// The version that every score of this batch was computed from.
+    /// The version of the model that computed all of these scores.
     pub version: Version,
-    /// One click probability a sample, between 0 and 1.
+    /// One click probability per sample, between 0 and 1.
     pub probabilities: Vec<f32>,
-    /// The ids that took their table's default, in sample order.
+    /// Ids that got their table's default row, in sample order.
     pub absent: Vec<AbsentId>,
 }

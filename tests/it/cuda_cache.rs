@@ -11,6 +11,7 @@ use flechette::mem::mix64;
 use crate::cache_contract::{self as contract, World, narrow, warm};
 use crate::gpu_subject as device;
 use crate::pretend::is_child;
+use crate::skip::{skip, skip_part};
 
 pub fn nvidia() -> Arc<Nvidia> {
     Arc::new(open(0, None).unwrap())
@@ -23,7 +24,10 @@ pub fn on_a_real_gpu(property: impl Fn(&Arc<Nvidia>)) {
     }
     match usable(0) {
         Ok(_) => property(&nvidia()),
-        Err(reason) => eprintln!("skipped on a real GPU: {reason}"),
+        Err(reason) => {
+            let skip = if cfg!(feature = "cusim") { skip_part } else { skip };
+            skip(&format!("no real GPU: {reason}"));
+        }
     }
 }
 

@@ -1,9 +1,9 @@
-//! Kernels compiled by NVIDIA's real NVRTC, which needs no GPU: every kernel for every architecture, and
-//! the disk cache around it.
+//! Kernels compiled by the real NVRTC, which needs no GPU: every kernel for every architecture, and the disk
+//! cache.
 //!
-//! NVRTC is looked for in the folders of `$NVRTC_PATH`, as a path is written, and in what `.ci/kernels`
-//! installs below `target/ci`. It opens its own parts by name, so each folder is the library path of a
-//! child. Where none is found the tests skip aloud.
+//! The tests use each NVRTC in the folders of `$NVRTC_PATH` (separated as in `$PATH`) and below `target/ci`,
+//! where `.ci/kernels` installs it. NVRTC opens its parts by name, so a child process runs with the folder as
+//! its library path. Without NVRTC the tests are skipped.
 #![cfg(target_os = "linux")]
 
 use std::fs;
@@ -14,9 +14,10 @@ use flechette::device::cuda::kernel_cache::KernelCache;
 use flechette::device::cuda::sources::{KERNELS, KernelFile};
 use flechette::device::cuda::{CudaError, open};
 
-use crate::pretend::{LIBCUDA, Machine, Said};
+use crate::pretend::{ChildOutput, LIBCUDA, Machine};
+use crate::skip::skip;
 
-/// Folders that hold a libnvrtc.
+/// Folders with a libnvrtc.
 fn folders() -> Vec<PathBuf> {
     let named = std::env::var_os("NVRTC_PATH").unwrap_or_default();
     let mut found: Vec<PathBuf> = std::env::split_paths(&named).collect();
@@ -30,13 +31,13 @@ fn folders() -> Vec<PathBuf> {
         files.into_iter().any(|file| file.file_name().to_string_lossy().starts_with("libnvrtc.so"))
     });
     if found.is_empty() {
-        eprintln!("skipped: no NVRTC in $NVRTC_PATH, nor below target/ci (.ci/kernels installs it)");
+        skip("no NVRTC in $NVRTC_PATH or below target/ci (.ci/kernels installs it)");
     }
     found
 }
 
-/// Runs a test with each compiler; gives what each child said, and nothing in the child.
-fn with_every_compiler(machine: impl Fn() -> Machine, inside: impl Fn(&Path) + Copy) -> Vec<Said> {
+/// Runs a test with each compiler. Returns the children's output, and nothing in a child.
+fn with_every_compiler(machine: impl Fn() -> Machine, inside: impl Fn(&Path) + Copy) -> Vec<ChildOutput> {
     folders().iter().map_while(|folder| machine().with_path(folder).runs(inside)).collect()
 }
 
@@ -47,12 +48,12 @@ fn is_machine_code(image: &[u8]) -> bool {
     image.starts_with(b"\x7fELF")
 }
 
-/// Run by itself where NVRTC is on the library path, and as the child of the test below.
+/// Runs with the NVRTC on the library path. The test below runs it as a child.
 #[test]
 fn compiles_every_kernel_for_every_device() {
     let compiler = match Compiler::find() {
         Ok(compiler) => compiler,
-        Err(reason) => return eprintln!("skipped: {reason}"),
+        Err(reason) => return skip(&reason),
     };
     println!("compiler: {compiler:?}");
     for compute in COMPUTES {
@@ -71,7 +72,7 @@ fn compiles_every_kernel_for_every_device() {
             println!("{}: {}", image.kernel.name, image.origin);
         }
     }
-    // PTX, for devices that no compiler knows yet; its closing zero is part of it.
+    // PTX, for devices that no compiler knows yet. It includes its closing zero.
     for kernel in KERNELS {
         let ptx = compiler.compile(kernel, Target::Text(75)).unwrap();
         assert_eq!(ptx.last(), Some(&0));
@@ -79,18 +80,18 @@ fn compiles_every_kernel_for_every_device() {
         for entry in kernel.entries {
             assert!(ptx.contains(&format!(".visible .entry {entry}(")), "{ptx}");
         }
-        // A product and a sum are rounded one by one, as the host's.
+        // A product and a sum are rounded separately, as on the host.
         assert!(!ptx.contains("fma."), "{ptx}");
     }
 }
 
 #[test]
-fn every_installed_compiler_takes_every_kernel() {
+fn every_installed_compiler_compiles_every_kernel() {
     for folder in folders() {
         let machine = Machine::bare().with_path(&folder);
         let out = machine.runs_test("cuda_compile::compiles_every_kernel_for_every_device").unwrap().out;
-        assert!(!out.contains("skipped"), "{}: {out}", folder.display());
-        let version = out.lines().find(|line| line.starts_with("compiler: ")).unwrap();
+        let version = out.lines().find(|line| line.starts_with("compiler: "));
+        let version = version.unwrap_or_else(|| panic!("{}: skipped: {out}", folder.display()));
         let expected: &[&str] =
             if version.contains("NVRTC 12") { &["70", "75", "80", "90"] } else { &["75", "80", "90"] };
         for kernel in KERNELS {
@@ -104,7 +105,7 @@ fn every_installed_compiler_takes_every_kernel() {
 }
 
 #[test]
-fn a_kernel_that_is_wrong_is_refused_with_the_compilers_words() {
+fn the_error_of_a_wrong_kernel_contains_the_compilers_message() {
     with_every_compiler(Machine::bare, |_| {
         let compiler = Compiler::find().unwrap();
         let text = "extern \"C\" __global__ void wrong(int* to) { *to = nowhere; }";
@@ -117,7 +118,7 @@ fn a_kernel_that_is_wrong_is_refused_with_the_compilers_words() {
 }
 
 #[test]
-fn a_compiler_that_lacks_its_other_half_is_refused_with_its_words() {
+fn a_compiler_without_its_builtins_library_is_refused_with_its_message() {
     for folder in folders() {
         let mut files = fs::read_dir(&folder).unwrap().map(|file| file.unwrap());
         let main = files.find(|file| file.file_name().to_string_lossy().starts_with("libnvrtc.so"));
@@ -125,7 +126,7 @@ fn a_compiler_that_lacks_its_other_half_is_refused_with_its_words() {
         let said = Machine::bare().with_link(&main).runs(|_| {
             let compiled = Compiler::find().unwrap().compile(&KERNELS[0], Target::Binary(90));
             let Err(error) = compiled else {
-                return eprintln!("skipped: the other half is installed for all programs");
+                return skip("libnvrtc-builtins is installed for all programs");
             };
             let error = error.to_string();
             assert!(error.contains("libnvrtc-builtins") && error.lines().count() == 1, "{error}");
@@ -136,7 +137,7 @@ fn a_compiler_that_lacks_its_other_half_is_refused_with_its_words() {
     }
 }
 
-/// Builds for an H200 with a cache in this folder.
+/// Compiles the kernels for an H200, with a cache in this folder.
 fn built_with(folder: &Path) -> Built {
     let cache = KernelCache::new(folder);
     build(&Compiler::find().unwrap(), KERNELS, (9, 0), 13_000, Some(&cache)).unwrap()
@@ -144,35 +145,35 @@ fn built_with(folder: &Path) -> Built {
 
 #[test]
 fn an_image_is_compiled_once_and_again_when_its_file_is_damaged() {
-    with_every_compiler(Machine::bare, |own| {
-        let kept = own.join("kernels");
-        let first = built_with(&kept);
+    with_every_compiler(Machine::bare, |folder| {
+        let cache = folder.join("kernels");
+        let first = built_with(&cache);
         assert_eq!((first.from_cache, first.troubles.len()), (0, 0));
-        let second = built_with(&kept);
+        let second = built_with(&cache);
         assert_eq!((second.from_cache, second.troubles.len()), (KERNELS.len(), 0));
         assert_eq!(second.images, first.images);
 
-        for file in fs::read_dir(&kept).unwrap() {
+        for file in fs::read_dir(&cache).unwrap() {
             let path = file.unwrap().path();
             let mut bytes = fs::read(&path).unwrap();
             let middle = bytes.len() / 2;
             bytes[middle] ^= 1;
             fs::write(path, bytes).unwrap();
         }
-        let third = built_with(&kept);
+        let third = built_with(&cache);
         assert_eq!((third.from_cache, third.troubles.len()), (0, KERNELS.len()));
         assert!(third.troubles[0].contains("the kernel is compiled again"), "{:?}", third.troubles);
         assert_eq!(third.images, first.images);
-        assert_eq!(built_with(&kept).from_cache, KERNELS.len(), "the damage is mended");
+        assert_eq!(built_with(&cache).from_cache, KERNELS.len(), "the damaged files are replaced");
     });
 }
 
 #[test]
-fn a_cache_that_cannot_be_written_costs_a_warning_alone() {
+fn a_cache_that_cannot_be_written_only_gives_warnings() {
     with_every_compiler(
         || Machine::bare().with_file("in_the_way", ""),
-        |own| {
-            let built = built_with(&own.join("in_the_way/kernels"));
+        |folder| {
+            let built = built_with(&folder.join("in_the_way/kernels"));
             assert_eq!((built.images.len(), built.from_cache), (KERNELS.len(), 0));
             assert!(!built.troubles.is_empty());
             for trouble in built.troubles {
@@ -183,11 +184,11 @@ fn a_cache_that_cannot_be_written_costs_a_warning_alone() {
 }
 
 #[test]
-fn a_device_is_opened_with_machine_code_that_nvrtc_really_made() {
+fn a_device_is_opened_with_machine_code_of_the_real_nvrtc() {
     let said = with_every_compiler(
         || Machine::bare().with("libcuda.so", LIBCUDA),
-        |own| {
-            let driver = open(0, Some(&own.join("kernels"))).unwrap();
+        |folder| {
+            let driver = open(0, Some(&folder.join("kernels"))).unwrap();
             assert!(driver.to_string().contains("kernels by NVRTC 1"), "{driver}");
         },
     );

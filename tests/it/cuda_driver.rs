@@ -1,6 +1,6 @@
-//! The machine's own CUDA driver (`device/cuda/nvidia.rs`), on a libcuda and libnvrtc that pretend (see
-//! `pretend`): every method, every count, what is given back, and every error. Where a GPU is, what needs
-//! no pretence runs on it too.
+//! The `Driver` for NVIDIA devices (`device/cuda/nvidia.rs`), on pretended libcuda and libnvrtc (`pretend`):
+//! every method, the counts of operations, the release of resources, and every error. Properties that do not
+//! depend on the pretended driver are tested on a real GPU too, if there is one.
 #![cfg(target_os = "linux")]
 #![allow(unsafe_code)]
 
@@ -13,8 +13,10 @@ use flechette::device::cuda::{
 };
 
 use crate::pretend::{Machine, is_child, log_so_far};
+use crate::skip::skip_part;
 
-/// Runs it on a pretended GPU, and on the machine's own where there is one.
+/// Tests a property on a pretended GPU, and on the machine's GPU if there is one. Returns the pretended
+/// driver's log.
 fn on_every_gpu(test: fn(&Nvidia), machine: Machine, inside: impl FnOnce(&Path)) -> Option<String> {
     let said = machine.runs(inside);
     if is_child() {
@@ -22,31 +24,31 @@ fn on_every_gpu(test: fn(&Nvidia), machine: Machine, inside: impl FnOnce(&Path))
     }
     match usable(0) {
         Ok(_) => test(&open_scale()),
-        Err(reason) => eprintln!("skipped on a real GPU: {reason}"),
+        Err(reason) => skip_part(&format!("no real GPU: {reason}")),
     }
     said.map(|said| said.log)
 }
 
-/// The driver was dropped with nothing left behind.
+/// Asserts that the driver was dropped and everything was released.
 fn assert_nothing_left(log: &str) {
     let end = log.lines().last();
     assert_eq!(end, Some("released with streams 0 events 0 graphs 0 modules 0 device 0 pinned 0"), "{log}");
 }
 
 fn bytes_of(memory: Pinned) -> Vec<u8> {
-    // SAFETY: the tests read when an event after the last writer has fired.
+    // SAFETY: tests read after an event behind the last writer has fired.
     unsafe { std::slice::from_raw_parts(memory.host.as_ptr(), memory.bytes) }.to_vec()
 }
 
 fn fill(memory: Pinned, bytes: &[u8]) {
     assert!(bytes.len() <= memory.bytes);
-    // SAFETY: it is long enough, and the tests write when nobody else uses it.
+    // SAFETY: it is long enough, and nothing else uses it while a test writes.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.host.as_ptr(), bytes.len()) };
 }
 
-fn give_back(driver: &Nvidia, device: &[Address], pinned: &[Pinned]) {
+fn free_all(driver: &Nvidia, device: &[Address], pinned: &[Pinned]) {
     for &memory in device {
-        // SAFETY: the tests have waited for all that used it.
+        // SAFETY: the test has waited for all operations that used it.
         unsafe { driver.free(memory) };
     }
     for &memory in pinned {
@@ -62,11 +64,11 @@ fn memory_is_zero_aligned_and_copied_in_order(driver: &Nvidia) {
     assert!(device.0.is_multiple_of(256) && other.0.is_multiple_of(256) && device != other);
     assert!((from.host.as_ptr() as usize).is_multiple_of(4096) && from.bytes == BYTES);
     assert!(bytes_of(from).iter().all(|&byte| byte == 0));
-    assert_eq!(driver.work(), Work::default(), "zeroing is nobody's work");
+    assert_eq!(driver.work(), Work::default(), "zeroing is not counted");
 
     let stream = driver.stream().unwrap();
     fill(to, &[7; BYTES]);
-    // SAFETY: all ranges are allocated, and nobody touches them before the event has fired.
+    // SAFETY: all ranges are allocated, and nothing else touches them before the event has fired.
     unsafe {
         driver.copy(&stream, device, to.device, BYTES).unwrap();
         driver.wait(&driver.record(&stream).unwrap()).unwrap();
@@ -89,11 +91,11 @@ fn memory_is_zero_aligned_and_copied_in_order(driver: &Nvidia) {
     assert_eq!(&bytes_of(to)[8..], &pattern[..BYTES - 8]);
     assert_eq!(&bytes_of(to)[..8], [0; 8]);
     assert_eq!(driver.work(), Work { copies: 4, ..Work::default() });
-    give_back(driver, &[device, other], &[from, to]);
+    free_all(driver, &[device, other], &[from, to]);
 }
 
 #[test]
-fn memory_comes_zeroed_and_aligned_and_copies_are_ordered() {
+fn memory_is_zeroed_and_aligned_and_copies_are_ordered() {
     let log = on_every_gpu(memory_is_zero_aligned_and_copied_in_order, Machine::whole(), |_| {
         memory_is_zero_aligned_and_copied_in_order(&open_scale());
     });
@@ -106,7 +108,8 @@ fn streams_are_ordered_by_events_alone(driver: &Nvidia) {
     let (from, to) = (driver.allocate_pinned(BYTES).unwrap(), driver.allocate_pinned(BYTES).unwrap());
     let between = driver.allocate(BYTES).unwrap();
     fill(from, &[5; BYTES]);
-    // SAFETY: the second stream reads what the first writes after the event of that; nobody else does.
+    // SAFETY: an event orders the second stream's read after the first stream's write; there is no other
+    // access.
     unsafe {
         driver.copy(&first, from.device, between, BYTES).unwrap();
         driver.follow(&second, &driver.record(&first).unwrap()).unwrap();
@@ -116,7 +119,7 @@ fn streams_are_ordered_by_events_alone(driver: &Nvidia) {
     driver.wait(&done).unwrap();
     assert!(driver.fired(&done).unwrap());
     assert_eq!(bytes_of(to), [5; BYTES]);
-    give_back(driver, &[between], &[from, to]);
+    free_all(driver, &[between], &[from, to]);
 }
 
 #[test]
@@ -127,7 +130,7 @@ fn an_event_orders_two_streams() {
     log.inspect(|log| assert_nothing_left(log));
 }
 
-/// The argument of the tests' own kernel.
+/// The parameter of the test kernel.
 #[repr(C)]
 #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 struct ScaleArgs {
@@ -139,8 +142,8 @@ struct ScaleArgs {
     unused: u32,
 }
 
-/// A kernel of the tests' own, so that nothing here depends on what the program's kernels do. A product
-/// and a sum that are contracted to one rounding would give other bits than the host's.
+/// A kernel for these tests, so that they do not depend on the program's kernels. If the compiler fused its
+/// product and sum, the bits would differ from the host's.
 const SCALE: KernelFile = KernelFile {
     name: "scale",
     text: r#"
@@ -163,7 +166,7 @@ fn open_scale() -> Nvidia {
 const COUNT: usize = 1000;
 const SHAPE: LaunchShape = LaunchShape { blocks: 2, threads: 64, shared_bytes: 16 };
 
-/// The kernel's argument and memory.
+/// The kernel's parameter and memory.
 struct Scale {
     args: ScaleArgs,
     from: Pinned,
@@ -185,12 +188,12 @@ impl Scale {
     }
 
     fn launch(&self, driver: &Nvidia, stream: &<Nvidia as Driver>::Stream) -> Result<(), DriverError> {
-        // SAFETY: `ScaleArgs` is the kernel's parameter; both addresses are of `COUNT` floats, which live
-        // until each test has waited.
+        // SAFETY: `ScaleArgs` is the kernel's parameter; both addresses have `COUNT` floats, which live until
+        // the test has waited.
         unsafe { driver.launch(stream, "scale", SHAPE, bytemuck::bytes_of(&self.args)) }
     }
 
-    /// Takes the output away, so that the next launch shows.
+    /// Returns the output and clears it, so that the next launch must write it again.
     fn take_out(&self) -> Vec<f32> {
         let out = floats(self.to);
         fill(self.to, &[0; 4 * COUNT]);
@@ -210,7 +213,7 @@ fn a_kernel_gives_the_hosts_bits(driver: &Nvidia) {
     assert_eq!(scale.take_out(), scale.expected);
     assert_eq!(driver.work().launches, before.launches + 1);
 
-    // A thread that has never used the device can.
+    // Also from a thread that has not used the device before.
     std::thread::scope(|scope| {
         scope.spawn(|| {
             scale.launch(driver, &stream).unwrap();
@@ -234,8 +237,8 @@ fn a_kernel_gives_the_hosts_bits(driver: &Nvidia) {
     // SAFETY: a launch of no blocks is refused.
     let none = unsafe { driver.launch(&stream, "scale", none, args) }.unwrap_err();
     assert_eq!(none.to_string(), "cuda cuLaunchKernel: error 1 (CUDA_ERROR_INVALID_VALUE)");
-    assert_eq!(driver.work().launches, before.launches + 2, "what was refused is not counted");
-    give_back(driver, &[], &[scale.from, scale.to]);
+    assert_eq!(driver.work().launches, before.launches + 2, "refused launches are not counted");
+    free_all(driver, &[], &[scale.from, scale.to]);
 }
 
 #[test]
@@ -257,18 +260,18 @@ fn a_graph_does_what_was_recorded(driver: &Nvidia) {
     let graph = driver
         .capture(&stream, &mut || {
             scale.launch(driver, &stream)?;
-            // Another stream is drawn in by an event, and back.
+            // Another stream joins the capture by an event, and is joined again.
             driver.follow(&side, &driver.record(&stream)?)?;
-            // SAFETY: both are pinned memory, used by nobody else until the tests have waited.
+            // SAFETY: both are pinned memory, which nothing else uses until the test has waited.
             unsafe { driver.copy(&side, scale.to.device, copy.device, 4 * COUNT)? };
             driver.follow(&stream, &driver.record(&side)?)
         })
         .unwrap();
-    assert_eq!(driver.work(), before, "nothing was carried out");
+    assert_eq!(driver.work(), before, "nothing was executed");
     assert_eq!(scale.take_out(), [0.0; COUNT]);
 
     for launches in 1..=3 {
-        // SAFETY: as for the launch and the copy; the one before has ended.
+        // SAFETY: as for the launch and the copy; the previous launch of the graph has ended.
         unsafe { driver.launch_graph(&stream, &graph).unwrap() };
         driver.wait(&driver.record(&stream).unwrap()).unwrap();
         assert_eq!(scale.take_out(), scale.expected);
@@ -278,8 +281,8 @@ fn a_graph_does_what_was_recorded(driver: &Nvidia) {
     assert_eq!(driver.work().total(), before.total() + 6, "a graph's operations are counted once");
     scale.launch(driver, &stream).unwrap();
     driver.wait(&driver.record(&stream).unwrap()).unwrap();
-    assert_eq!(driver.work().launches, before.launches + 1, "and launches again afterwards");
-    give_back(driver, &[], &[scale.from, scale.to, copy]);
+    assert_eq!(driver.work().launches, before.launches + 1, "launches are counted again after the capture");
+    free_all(driver, &[], &[scale.from, scale.to, copy]);
 }
 
 #[test]
@@ -308,7 +311,7 @@ fn a_failed_capture_leaves_the_stream_usable(driver: &Nvidia) {
     }));
     assert!(panicked.is_err());
 
-    // An event that was recorded in a capture never fires, and is none when it is recorded again.
+    // An event that was recorded in a capture never fires. It is usable again after the next record.
     let mut inside = None;
     let graph = driver
         .capture(&stream, &mut || {
@@ -324,7 +327,7 @@ fn a_failed_capture_leaves_the_stream_usable(driver: &Nvidia) {
     driver.wait(&driver.record(&stream).unwrap()).unwrap();
     assert_eq!(scale.take_out(), scale.expected);
     assert_eq!(driver.work().launches, 1);
-    give_back(driver, &[], &[scale.from, scale.to]);
+    free_all(driver, &[], &[scale.from, scale.to]);
 }
 
 #[test]
@@ -335,7 +338,7 @@ fn a_capture_that_fails_or_panics_leaves_the_stream_usable() {
     log.inspect(|log| assert_nothing_left(log));
 }
 
-fn threads_do_not_disturb_one_another(driver: &Nvidia) {
+fn threads_are_independent(driver: &Nvidia) {
     const BYTES: usize = 256;
     let work = |mark: u8| {
         let (stream, other) = (driver.stream().unwrap(), driver.stream().unwrap());
@@ -343,7 +346,7 @@ fn threads_do_not_disturb_one_another(driver: &Nvidia) {
         let between = driver.allocate(BYTES).unwrap();
         for round in 0..50_u8 {
             fill(from, &[mark ^ round; BYTES]);
-            // SAFETY: the memory is this thread's alone, and each round waits for its own work.
+            // SAFETY: only this thread uses the memory, and each round waits for its operations.
             unsafe { driver.copy(&stream, from.device, between, BYTES).unwrap() };
             driver.follow(&other, &driver.record(&stream).unwrap()).unwrap();
             // SAFETY: as above, and after the first copy.
@@ -351,7 +354,7 @@ fn threads_do_not_disturb_one_another(driver: &Nvidia) {
             if round % 10 == 0 {
                 driver.wait(&driver.record(&other).unwrap()).unwrap();
                 let graph = driver.capture(&other, &mut || copied()).unwrap();
-                // SAFETY: as for the copy that it holds.
+                // SAFETY: as for its copy.
                 unsafe { driver.launch_graph(&other, &graph).unwrap() };
             } else {
                 copied().unwrap();
@@ -359,7 +362,7 @@ fn threads_do_not_disturb_one_another(driver: &Nvidia) {
             driver.wait(&driver.record(&other).unwrap()).unwrap();
             assert_eq!(bytes_of(to), [mark ^ round; BYTES]);
         }
-        give_back(driver, &[between], &[from, to]);
+        free_all(driver, &[between], &[from, to]);
     };
     std::thread::scope(|scope| {
         for thread in 0..4 {
@@ -371,9 +374,9 @@ fn threads_do_not_disturb_one_another(driver: &Nvidia) {
 }
 
 #[test]
-fn threads_work_side_by_side_and_every_operation_is_counted_once() {
-    let log = on_every_gpu(threads_do_not_disturb_one_another, Machine::whole(), |_| {
-        threads_do_not_disturb_one_another(&open_scale());
+fn threads_work_concurrently_and_every_operation_is_counted_once() {
+    let log = on_every_gpu(threads_are_independent, Machine::whole(), |_| {
+        threads_are_independent(&open_scale());
     });
     log.inspect(|log| assert_nothing_left(log));
 }
@@ -393,28 +396,28 @@ fn a_capture_that_allocates_is_refused_and_not_final() {
         let unjoined = driver.stream().unwrap();
         let forgotten = driver.capture(&stream, &mut || driver.follow(&unjoined, &driver.record(&stream)?));
         assert!(forgotten.err().unwrap().to_string().contains("904 (CUDA_ERROR_STREAM_CAPTURE_UNJOINED)"));
-        // SAFETY: nobody used it.
+        // SAFETY: no operation used it.
         unsafe { driver.free(driver.allocate(64).unwrap()) };
     });
     said.inspect(|said| assert_nothing_left(&said.log));
 }
 
 #[test]
-fn a_graph_that_is_refused_gives_its_drawing_back() {
-    let said = Machine::whole().told("INSTANTIATE", "2").runs(|_| {
+fn a_graph_that_cannot_be_instantiated_releases_its_capture() {
+    let said = Machine::whole().with_setting("INSTANTIATE", "2").runs(|_| {
         let driver = open_scale();
         let refused = driver.capture(&driver.stream().unwrap(), &mut || Ok(())).err().unwrap();
         let expected = "cuda cuGraphInstantiateWithFlags: error 2 (CUDA_ERROR_OUT_OF_MEMORY)";
         assert_eq!(refused.to_string(), expected);
     });
-    // The pretended driver counts the graph that it refused.
+    // The pretended driver also counts the executable graph that it refused.
     said.inspect(|said| {
         assert!(said.log.contains("released with streams 0 events 0 graphs 1 "), "{}", said.log)
     });
 }
 
 #[test]
-fn what_outlives_the_driver_keeps_its_context() {
+fn streams_events_and_graphs_keep_the_context_after_the_driver_is_dropped() {
     let said = Machine::whole().runs(|_| {
         let driver = open_scale();
         let stream = driver.stream().unwrap();
@@ -426,7 +429,7 @@ fn what_outlives_the_driver_keeps_its_context() {
         assert!(!log_so_far().contains("released"));
         drop(stream);
         assert_nothing_left(&log_so_far());
-        // Opened again, on this thread and on another, it is a new context.
+        // Opening again gives a new context, on this thread and on another.
         let again = Arc::new(open(0, None).unwrap());
         std::thread::scope(|scope| {
             let other = again.clone();
@@ -437,8 +440,8 @@ fn what_outlives_the_driver_keeps_its_context() {
 }
 
 #[test]
-fn memory_that_there_is_not_is_refused_with_what_is_free() {
-    Machine::whole().told("MEMORY", "100000").told("PINNED", "10000").runs(|_| {
+fn an_allocation_that_is_too_large_is_refused_with_the_free_bytes() {
+    Machine::whole().with_setting("MEMORY", "100000").with_setting("PINNED", "10000").runs(|_| {
         let driver = open_scale();
         let held = driver.allocate(60_000).unwrap();
         let refused = driver.allocate(60_000).unwrap_err();
@@ -450,19 +453,19 @@ fn memory_that_there_is_not_is_refused_with_what_is_free() {
         assert!(refused.to_string().starts_with("device memory: 60000 bytes refused, "), "{refused}");
         let refused = driver.allocate_pinned(10_000).unwrap_err().to_string();
         assert!(refused.starts_with("pinned memory: 10000 bytes refused, "), "{refused}");
-        // It is not final.
+        // The error is not final.
         let small = driver.allocate_pinned(100).unwrap();
-        give_back(&driver, &[held], &[small]);
-        // Nothing is something, too.
+        free_all(&driver, &[held], &[small]);
+        // Allocations of 0 bytes succeed.
         let (nothing, no_bytes) = (driver.allocate(0).unwrap(), driver.allocate_pinned(0).unwrap());
         assert!(bytes_of(no_bytes).is_empty());
-        give_back(&driver, &[nothing], &[no_bytes]);
+        free_all(&driver, &[nothing], &[no_bytes]);
     });
 }
 
 #[test]
-fn memory_that_cannot_be_made_ready_is_given_back() {
-    let said = Machine::whole().told("MEMSET", "1").told("MAPPED", "801").runs(|_| {
+fn memory_is_freed_when_zeroing_or_mapping_fails() {
+    let said = Machine::whole().with_setting("MEMSET", "1").with_setting("MAPPED", "801").runs(|_| {
         let driver = open_scale();
         let refused = driver.allocate(64).unwrap_err().to_string();
         assert_eq!(refused, "cuda cuMemsetD8Async: error 1 (CUDA_ERROR_INVALID_VALUE)");
@@ -473,8 +476,8 @@ fn memory_that_cannot_be_made_ready_is_given_back() {
 }
 
 #[test]
-fn a_final_error_is_every_later_calls_answer_without_asking_the_driver() {
-    let said = Machine::whole().told("STICKY", "2:700").runs(|_| {
+fn every_call_after_a_final_error_returns_it_without_calling_the_driver() {
+    let said = Machine::whole().with_setting("STICKY", "2:700").runs(|_| {
         let driver = open_scale();
         let (stream, scale) = (driver.stream().unwrap(), Scale::new(&driver));
         scale.launch(&driver, &stream).unwrap();
@@ -490,7 +493,7 @@ fn a_final_error_is_every_later_calls_answer_without_asking_the_driver() {
              work from this process"
         );
         let anything = Address(4096);
-        // SAFETY: nothing of it reaches the driver.
+        // SAFETY: none of these calls reaches the driver.
         let answers = unsafe {
             [
                 driver.copy(&stream, anything, anything, 8).err(),
@@ -502,7 +505,7 @@ fn a_final_error_is_every_later_calls_answer_without_asking_the_driver() {
                 driver.stream().err(),
                 driver.allocate(8).err(),
                 driver.allocate_pinned(8).err(),
-                driver.capture(&stream, &mut || panic!("asked to fill")).err(),
+                driver.capture(&stream, &mut || panic!("`fill` is not called")).err(),
             ]
         };
         for answer in answers {
@@ -512,13 +515,13 @@ fn a_final_error_is_every_later_calls_answer_without_asking_the_driver() {
     });
     if let Some(said) = said {
         assert!(!said.log.contains("asked after the end"), "{}", said.log);
-        assert!(said.log.lines().last().unwrap().starts_with("released"), "the context itself is given back");
+        assert!(said.log.lines().last().unwrap().starts_with("released"), "the context is released");
     }
 }
 
 #[test]
-fn a_final_error_is_noticed_by_a_query_too() {
-    Machine::whole().told("STICKY", "1:719").runs(|_| {
+fn a_query_detects_a_final_error_too() {
+    Machine::whole().with_setting("STICKY", "1:719").runs(|_| {
         let driver = open_scale();
         let (stream, scale) = (driver.stream().unwrap(), Scale::new(&driver));
         scale.launch(&driver, &stream).unwrap();

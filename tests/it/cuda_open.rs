@@ -1,20 +1,20 @@
-//! Opening a CUDA device: where its kernels come from, and every refusal, on machines that pretend (see
-//! `pretend`).
+//! Opening a CUDA device on pretended machines (`pretend`): the sources of its kernels, and every error.
 #![cfg(target_os = "linux")]
 
 use flechette::device::cuda::sources::KERNELS;
 use flechette::device::cuda::{CudaError, ahead, open};
 
-use crate::pretend::{LIBCUDA, Machine, Said};
+use crate::pretend::{ChildOutput, LIBCUDA, Machine};
 use crate::program::flechette;
+use crate::skip::skip;
 
-/// The driver was dropped with nothing left behind.
-fn assert_nothing_left(said: &Said) {
+/// Asserts that the driver was dropped and everything was released.
+fn assert_nothing_left(said: &ChildOutput) {
     let end = said.log.lines().last().unwrap();
     assert_eq!(end, "released with streams 0 events 0 graphs 0 modules 0 device 0 pinned 0", "{}", said.log);
 }
 
-/// Why the device of this machine could not be opened.
+/// The error of opening this machine's device.
 fn refusal() -> CudaError {
     let error = open(0, None).map(drop).unwrap_err();
     assert_eq!(error.to_string().lines().count(), 1, "{error}");
@@ -33,8 +33,8 @@ fn a_driver_that_lacks_a_function_is_refused_with_its_name() {
 }
 
 #[test]
-fn an_old_driver_is_refused_with_what_is_needed() {
-    Machine::whole().told("DRIVER", "12040").runs(|_| {
+fn an_old_driver_is_refused_with_the_required_version() {
+    Machine::whole().with_setting("DRIVER", "12040").runs(|_| {
         assert_eq!(
             refusal().to_string(),
             "CUDA driver too old: expected at least 13.0, got 12.4; install NVIDIA's driver 580 or newer"
@@ -43,16 +43,16 @@ fn an_old_driver_is_refused_with_what_is_needed() {
 }
 
 #[test]
-fn an_old_device_is_refused_with_what_is_needed() {
-    Machine::whole().told("COMPUTE", "61").runs(|_| {
+fn an_old_device_is_refused_with_the_required_capability() {
+    Machine::whole().with_setting("COMPUTE", "61").runs(|_| {
         let text = refusal().to_string();
         assert!(text.contains("Pretend GPU, compute 6.1, 1.0 GiB: expected compute 7.0 or newer"), "{text}");
     });
 }
 
 #[test]
-fn a_device_that_is_not_there_is_refused_with_how_many_are() {
-    Machine::whole().told("DEVICES", "2").runs(|_| {
+fn a_device_that_does_not_exist_is_refused_with_the_number_of_devices() {
+    Machine::whole().with_setting("DEVICES", "2").runs(|_| {
         assert_eq!(open(1, None).unwrap().info().ordinal, 1);
         let text = open(2, None).unwrap_err().to_string();
         assert_eq!(text, "CUDA device 2: expected one below 2, the number of devices");
@@ -60,47 +60,53 @@ fn a_device_that_is_not_there_is_refused_with_how_many_are() {
 }
 
 #[test]
-fn a_device_without_room_for_a_context_is_refused() {
-    Machine::whole().told("RETAIN", "2").runs(|_| {
+fn a_device_without_memory_for_a_context_is_refused() {
+    Machine::whole().with_setting("RETAIN", "2").runs(|_| {
         let text = refusal().to_string();
         assert!(text.contains("no memory is left for a context") && text.contains("nvidia-smi"), "{text}");
     });
 }
 
 #[test]
-fn a_context_that_is_refused_is_named_by_its_code() {
-    Machine::whole().told("RETAIN", "46").runs(|_| {
+fn the_error_of_a_refused_context_has_its_code() {
+    Machine::whole().with_setting("RETAIN", "46").runs(|_| {
         let expected = "cuda cuDevicePrimaryCtxRetain: error 46 (CUDA_ERROR_DEVICE_UNAVAILABLE)";
         assert_eq!(refusal().to_string(), expected);
     });
 }
 
 #[test]
-fn serve_falls_back_aloud_where_auto_finds_no_usable_gpu_and_refuses_where_cuda_is_wanted() {
+fn without_a_usable_gpu_serve_warns_with_auto_and_exits_with_cuda() {
     let cases = [
-        (Machine::whole().told("DRIVER", "12040"), "CUDA driver too old: expected at least 13.0, got 12.4"),
-        (Machine::whole().told("COMPUTE", "61"), "compute 6.1, 1.0 GiB: expected compute 7.0 or newer"),
-        (Machine::whole().told("DEVICES", "0"), "CUDA driver found, no device; check nvidia-smi"),
+        (
+            Machine::whole().with_setting("DRIVER", "12040"),
+            "CUDA driver too old: expected at least 13.0, got 12.4",
+        ),
+        (
+            Machine::whole().with_setting("COMPUTE", "61"),
+            "compute 6.1, 1.0 GiB: expected compute 7.0 or newer",
+        ),
+        (Machine::whole().with_setting("DEVICES", "0"), "CUDA driver found, no device; check nvidia-smi"),
     ];
-    // Without models it ends right after the choice.
+    // Without models, serve exits right after it chooses the device.
     let none = tempfile::tempdir().unwrap();
-    for (machine, reason) in cases.into_iter().filter(|(machine, _)| machine.is_made()) {
-        for (wanted, aloud) in [("auto", " WARN "), ("cuda", "error: device.kind: expected ")] {
+    for (machine, reason) in cases.into_iter().filter(|(machine, _)| machine.is_available()) {
+        for (wanted, marker) in [("auto", " WARN "), ("cuda", "error: device.kind: expected ")] {
             let mut serve = flechette();
             serve.args(["serve", "--device", wanted, "--models"]).arg(none.path());
-            let ended = machine.equips(&mut serve).output().unwrap();
+            let ended = machine.equip(&mut serve).output().unwrap();
             let text = String::from_utf8(ended.stderr).unwrap();
             assert_eq!(ended.status.code(), Some(2), "{text}");
             let line = text.lines().find(|line| line.contains(reason)).unwrap_or_else(|| panic!("{text}"));
-            assert!(line.contains(aloud), "{line}");
+            assert!(line.contains(marker), "{line}");
         }
     }
 }
 
 #[test]
-fn serve_takes_a_usable_gpu_and_names_it() {
+fn serve_uses_a_usable_gpu_and_logs_its_name() {
     let machine = Machine::whole();
-    if !machine.is_made() {
+    if !machine.is_available() {
         return;
     }
     let none = tempfile::tempdir().unwrap();
@@ -108,35 +114,35 @@ fn serve_takes_a_usable_gpu_and_names_it() {
         let mut serve = flechette();
         serve.args(["serve", "--device", wanted, "--models"]).arg(none.path());
         serve.env("FLECHETTE_DEVICE_KERNEL_CACHE", "off");
-        let text = String::from_utf8(machine.equips(&mut serve).output().unwrap().stderr).unwrap();
+        let text = String::from_utf8(machine.equip(&mut serve).output().unwrap().stderr).unwrap();
         let line = text.lines().find(|line| line.contains("Pretend GPU")).unwrap_or_else(|| panic!("{text}"));
         assert!(line.contains(" INFO ") && line.contains("kernels by "), "{line}");
     }
 }
 
 #[test]
-fn kernels_of_another_shape_than_ours_are_refused() {
+fn kernels_without_exactly_one_parameter_are_refused() {
     let (none, several) =
         ("expected one parameter by value, got none", "expected one parameter by value, got several");
     for (count, expected) in [("0", none), ("2", several)] {
-        // One test runs itself as two children, which tell the cases apart by what they were told.
-        let said = Machine::whole().told("PARAMETERS", count).runs(|_| println!("{}", refusal()));
+        // The test runs itself as two children with different settings.
+        let said = Machine::whole().with_setting("PARAMETERS", count).runs(|_| println!("{}", refusal()));
         let Some(said) = said else { return };
         assert!(said.out.contains(expected), "{}", said.out);
     }
 }
 
 #[test]
-fn a_kernel_that_is_not_in_its_image_is_refused() {
-    let said = Machine::whole().told("FUNCTION", "500").runs(|_| {
+fn a_kernel_that_its_image_lacks_is_refused() {
+    let said = Machine::whole().with_setting("FUNCTION", "500").runs(|_| {
         assert_eq!(refusal().to_string(), "cuda cuModuleGetFunction: error 500 (CUDA_ERROR_NOT_FOUND)");
     });
-    // What was loaded before is unloaded.
+    // Modules that were loaded before are unloaded.
     said.inspect(assert_nothing_left);
 }
 
 #[test]
-fn kernels_are_compiled_for_the_device_kept_and_taken_again() {
+fn kernels_are_compiled_for_the_device_and_cached_on_disk() {
     let said = Machine::whole().runs(|folder| {
         let cache = folder.join("kernels");
         for _ in 0..2 {
@@ -162,7 +168,7 @@ fn kernels_are_compiled_for_the_device_kept_and_taken_again() {
 
 #[test]
 fn a_device_newer_than_the_compiler_gets_ptx_and_one_that_is_older_is_refused() {
-    let newer = Machine::whole().told("COMPUTE", "120").runs(|_| {
+    let newer = Machine::whole().with_setting("COMPUTE", "120").runs(|_| {
         if std::env::var("PRETEND_COMPUTE").unwrap() == "120" {
             assert!(open(0, None).unwrap().to_string().ends_with("for compute_90"));
         } else {
@@ -172,7 +178,7 @@ fn a_device_newer_than_the_compiler_gets_ptx_and_one_that_is_older_is_refused() 
     let Some(newer) = newer else { return };
     assert!(newer.log.contains("module text ptx "), "{}", newer.log);
     let Some(older) = Machine::whole()
-        .told("COMPUTE", "70")
+        .with_setting("COMPUTE", "70")
         .runs_test("cuda_open::a_device_newer_than_the_compiler_gets_ptx_and_one_that_is_older_is_refused")
     else {
         return;
@@ -182,18 +188,18 @@ fn a_device_newer_than_the_compiler_gets_ptx_and_one_that_is_older_is_refused() 
 }
 
 #[test]
-fn a_kernel_that_does_not_compile_is_refused_with_what_the_compiler_says() {
-    let said = Machine::whole().told("COMPILE", "6").runs(|_| {
+fn the_error_of_a_kernel_that_does_not_compile_has_the_compilers_log() {
+    let said = Machine::whole().with_setting("COMPILE", "6").runs(|_| {
         let text = refusal().to_string();
-        let expected = "NVRTC 13.0 says: code 6: it.cu(1): error: | expected a kernel";
+        let expected = "NVRTC 13.0 refuses it: code 6: it.cu(1): error: | expected a kernel";
         assert_eq!(text, format!("CUDA kernel {}: {expected}", KERNELS[0].name));
     });
     said.inspect(assert_nothing_left);
 }
 
 #[test]
-fn an_image_that_the_driver_refuses_is_named_with_versions_and_its_log() {
-    let said = Machine::whole().told("IMAGE", "222").runs(|_| {
+fn the_error_of_an_image_that_the_driver_refuses_has_versions_and_log() {
+    let said = Machine::whole().with_setting("IMAGE", "222").runs(|_| {
         let expected = "(NVRTC 13.0 for sm_90): the driver, of CUDA 13.0, refuses it with 222 \
                         (CUDA_ERROR_UNSUPPORTED_PTX_VERSION): ptxas fatal: | unsupported version";
         assert_eq!(refusal().to_string(), format!("CUDA kernel {} {expected}", KERNELS[0].name));
@@ -202,26 +208,24 @@ fn an_image_that_the_driver_refuses_is_named_with_versions_and_its_log() {
 }
 
 #[test]
-fn without_a_compiler_the_refusal_says_what_to_install() {
+fn without_a_compiler_the_error_says_what_to_install() {
     let said = Machine::bare().with("libcuda.so", LIBCUDA).runs(|_| match open(0, None) {
         Err(error) => {
             let text = error.to_string();
             assert!(text.contains("libnvrtc is not on the library path, and "), "{text}");
             assert!(text.contains("install NVRTC of CUDA 13.0"), "{text}");
         }
-        // Where NVRTC is installed for all programs it is found.
-        Ok(driver) => println!("found a compiler: {driver}"),
+        Ok(driver) => skip(&format!("NVRTC is installed for all programs: {driver}")),
     });
     said.inspect(|said| eprintln!("{}", said.log));
 }
 
 #[test]
-fn kernels_that_the_program_carries_need_no_compiler() {
+fn kernels_compiled_ahead_of_time_need_no_compiler() {
     if let Err(reason) = ahead::images(KERNELS, (9, 0)) {
-        eprintln!("skipped: {reason}");
-        return;
+        return skip(&reason);
     }
-    let said = Machine::bare().with("libcuda.so", LIBCUDA).told("BUNDLE", "0").runs(|_| {
+    let said = Machine::bare().with("libcuda.so", LIBCUDA).with_setting("BUNDLE", "0").runs(|_| {
         let driver = open(0, None).unwrap();
         assert!(driver.to_string().contains("kernels by nvcc"), "{driver}");
     });

@@ -1,5 +1,5 @@
-//! The contracts of `scratch_contract` and `pipeline_contract` on NVIDIA's driver: on a real GPU where there
-//! is one; and, with the feature cusim, on the pretended driver, whose kernels the simulator executes
+//! The contracts of `scratch_contract` and `pipeline_contract` on NVIDIA's driver: on a real GPU, if there is
+//! one; and, with the feature cusim, on a pretended driver whose kernels the simulator executes
 //! (`cusim_kernels`).
 #![cfg(target_os = "linux")]
 
@@ -42,10 +42,10 @@ on_every_gpu! {
     };
 }
 
-/// Nobody waits for ever, and the first error is the device's.
+/// No thread waits forever, and the error is that of the device.
 #[cfg(feature = "cusim")]
 #[test]
-fn a_device_that_fails_ends_the_training_with_its_error() {
+fn a_device_error_ends_the_training() {
     use std::sync::atomic::Ordering;
 
     use flechette::trainer::{ScratchpadSize, TrainError};
@@ -53,9 +53,9 @@ fn a_device_that_fails_ends_the_training_with_its_error() {
     use crate::cusim_kernels::{LAUNCHES_LEFT, execute_kernels};
     use crate::pretend::Machine;
 
-    // A device that has failed is of no more use to its process.
+    // A process cannot use a device after a final error, so each case has its own child.
     for launches in ["0", "1", "5", "20"] {
-        let ran = Machine::whole().told("LAUNCHES", launches).runs(|_| {
+        let ran = Machine::whole().with_setting("LAUNCHES", launches).runs(|_| {
             let launches: i64 = std::env::var("PRETEND_LAUNCHES").unwrap().parse().unwrap();
             execute_kernels();
             LAUNCHES_LEFT.store(launches, Ordering::SeqCst);

@@ -161,7 +161,7 @@ fn a_gpu_whose_scores_differ_from_the_hosts_is_not_used() {
 #[test]
 fn a_gpu_that_fails_while_serving_changes_no_score() {
     for launches in [0, 5, 20] {
-        let output = Machine::whole().told("CASE", &launches.to_string()).runs(|_| {
+        let output = Machine::whole().with_setting("CASE", &launches.to_string()).runs(|_| {
             let launches = std::env::var("PRETEND_CASE").unwrap().parse().unwrap();
             execute_kernels();
             let (workshop, own) = workshop();
@@ -189,7 +189,7 @@ fn hot_rows_warm_the_gpu_cache_before_serving() {
 
 #[test]
 fn a_gpu_without_memory_for_the_cache_is_an_error_and_auto_falls_back_to_the_host() {
-    Machine::whole().told("MEMORY", "100000").runs(|_| {
+    Machine::whole().with_setting("MEMORY", "100000").runs(|_| {
         execute_kernels();
         let (workshop, own) = workshop();
         let load = |kind| {

@@ -12,7 +12,7 @@ use flechette::schema::preset::{self, ArchKind};
 use flechette::types::{Batch, RawBatch, RawValues};
 use proptest::prelude::*;
 
-use crate::program::{Workshop, run, run_failing};
+use crate::program::{Workshop, real, run, run_failing};
 
 /// Everything that a reader gives, encoded.
 struct Contents {
@@ -366,17 +366,6 @@ proptest! {
             }
         }
     }
-}
-
-/// A file of the shared real data, or None with a word about it.
-fn real(name: &str) -> Option<PathBuf> {
-    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data");
-    let path = std::env::var_os("FLECHETTE_DATA").map_or(beside, PathBuf::from).join(name);
-    if !path.exists() {
-        eprintln!("skipped: {} is not there", path.display());
-        return None;
-    }
-    Some(path)
 }
 
 fn check_real(name: &str, format: Format, rows: usize, rate: Option<std::ops::Range<f32>>) {

@@ -1,5 +1,4 @@
-//! What the models learn from real click logs, which may not be redistributed. These tests look for them in
-//! `../shared/data` or `$FLECHETTE_DATA`, and report when they are missing.
+//! The quality of models trained on real click logs. The data is not in the repository (`program::real`).
 
 use std::path::PathBuf;
 
@@ -10,15 +9,7 @@ use flechette::trainer::eval::Quality;
 use flechette::trainer::optim::{Kind, Optimizer};
 use flechette::trainer::{self, ReferenceTrainer};
 
-fn data(name: &str) -> Option<PathBuf> {
-    let beside = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/data"));
-    let path = std::env::var_os("FLECHETTE_DATA").map_or(beside, PathBuf::from).join(name);
-    if !path.exists() {
-        eprintln!("skipped: no {}", path.display());
-        return None;
-    }
-    Some(path)
-}
+use crate::program::real;
 
 /// Trains for one epoch as `flechette train` does by default, and evaluates.
 fn quality(mut reference: ReferenceTrainer, format: Format, files: [&PathBuf; 2]) -> Quality {
@@ -36,7 +27,7 @@ const ADAGRAD: Optimizer = Optimizer::new(Kind::Adagrad, 0.02);
 
 /// The median test AUC of seeds 0 to 4 on the Criteo sample.
 fn criteo_median(kind: Preset) -> Option<f64> {
-    let (train, test) = (data("criteo_kaggle_train.tsv.zst")?, data("criteo_kaggle_test.tsv.zst")?);
+    let (train, test) = (real("criteo_kaggle_train.tsv.zst")?, real("criteo_kaggle_test.tsv.zst")?);
     let schema: Schema = preset::criteo(kind, 16, 100_000);
     let auc = |seed| {
         let reference = trainer::initialise(&schema, ADAGRAD, seed).unwrap();
@@ -64,7 +55,7 @@ fn dcnv2_learns_criteo_as_well_as_the_reference() {
 
 #[test]
 fn avazu_without_dense_inputs_is_learnt_to_the_level_of_a_logistic_regression() {
-    let (Some(train), Some(test)) = (data("avazu_train.csv.zst"), data("avazu_test.csv.zst")) else { return };
+    let (Some(train), Some(test)) = (real("avazu_train.csv.zst"), real("avazu_test.csv.zst")) else { return };
     for kind in [Preset::Dlrm, Preset::Dcnv2] {
         let schema = preset::avazu(kind, 16, 100_000);
         let reference = trainer::initialise(&schema, ADAGRAD, 0).unwrap();

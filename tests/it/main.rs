@@ -49,6 +49,7 @@ mod scores_from_files;
 mod scratch_contract;
 mod server;
 mod serving;
+mod skip;
 mod store;
 mod store_crash;
 mod store_working;

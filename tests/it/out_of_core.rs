@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 
 use crate::program::{bytes_of, flechette, run, run_json};
+use crate::skip::skip;
 
 /// Memory that training takes in addition to scratchpad, staging, dense weights and a bit a row, as
 /// docs/training.md states it; and bytes for each id of the 13 batches on their way.
@@ -39,7 +40,7 @@ impl Group {
             }
             drop(group);
         }
-        eprintln!("SKIPPED: a control group cannot be made here (it needs root)");
+        skip("no control group can be created, which needs root and the memory controller");
         None
     }
 

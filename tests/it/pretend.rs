@@ -1,8 +1,8 @@
-//! Libraries that pretend to be NVIDIA's, and test programs that run with them.
+//! Pretended NVIDIA libraries, and child processes that use them.
 //!
-//! A process opens libcuda once, so a test that needs one runs itself again as a child, with the library
-//! on its search path. [`Machine`] is what the child finds there; [`Machine::runs`] is written into the
-//! test and does the one or the other.
+//! A process opens libcuda only once. So a test that needs one runs itself again as a child process, with the
+//! library on its search path. [`Machine`] describes the libraries; [`Machine::runs`], called in the test,
+//! starts the child, and in the child runs the test's code.
 
 use std::any::type_name_of_val;
 use std::fs;
@@ -12,36 +12,44 @@ use std::process::Command;
 use tempfile::TempDir;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::skip::skip;
+
 /// The pretended driver.
 pub const LIBCUDA: &str = include_str!("pretend/libcuda.rs");
 /// The pretended compiler.
 pub const LIBNVRTC: &str = include_str!("pretend/libnvrtc.rs");
 
-/// Set in a child, to the folder that is its own.
+/// Set in a child, to its own folder.
 const INSIDE: &str = "PRETEND_FOLDER";
 
-/// A machine with the libraries that are put there, and nothing else of NVIDIA's unless it is installed.
+/// The libraries and settings of a child. NVIDIA libraries that are installed on the machine may be found
+/// too.
 pub struct Machine {
     folder: TempDir,
-    /// More folders to find libraries in.
+    /// More folders with libraries.
     path: Vec<PathBuf>,
     settings: Vec<(String, String)>,
-    /// There is no rustc to make the libraries, as on a machine that was brought the test program alone.
-    unmade: bool,
+    /// There is no rustc to compile the libraries, as on a machine that only has the test program.
+    without_rustc: bool,
 }
 
-/// What a child wrote.
-pub struct Said {
-    /// What it printed.
+/// The output of a child.
+pub struct ChildOutput {
+    /// Standard output.
     pub out: String,
-    /// What the pretended driver was asked, a line each.
+    /// The pretended driver's log of calls, one per line.
     pub log: String,
 }
 
 impl Machine {
-    /// A machine with no library.
+    /// A machine without libraries.
     pub fn bare() -> Self {
-        Self { folder: tempfile::tempdir().unwrap(), path: Vec::new(), settings: Vec::new(), unmade: false }
+        Self {
+            folder: tempfile::tempdir().unwrap(),
+            path: Vec::new(),
+            settings: Vec::new(),
+            without_rustc: false,
+        }
     }
 
     /// A machine with the pretended driver and compiler.
@@ -49,78 +57,78 @@ impl Machine {
         Self::bare().with("libcuda.so", LIBCUDA).with("libnvrtc.so", LIBNVRTC)
     }
 
-    /// Puts a library there, compiled from this source.
+    /// Adds a library that is compiled from this source.
     pub fn with(mut self, library: &str, source: &str) -> Self {
         match built(source) {
             Some(file) => drop(fs::copy(file, self.folder.path().join(library)).unwrap()),
-            None => self.unmade = true,
+            None => self.without_rustc = true,
         }
         self
     }
 
-    /// Puts a file there.
+    /// Adds a file.
     pub fn with_file(self, name: &str, contents: &str) -> Self {
         fs::write(self.folder.path().join(name), contents).unwrap();
         self
     }
 
-    /// Puts a file there by the name that it has elsewhere.
+    /// Adds a symbolic link with the name of its target.
     pub fn with_link(self, file: &Path) -> Self {
         let link = self.folder.path().join(file.file_name().unwrap());
         std::os::unix::fs::symlink(file, link).unwrap();
         self
     }
 
-    /// Finds libraries in this folder too.
+    /// Adds a folder to the library path.
     pub fn with_path(mut self, folder: &Path) -> Self {
         self.path.push(folder.to_owned());
         self
     }
 
-    /// Tells the pretended libraries something.
-    pub fn told(mut self, name: &str, value: &str) -> Self {
+    /// Sets a variable for the pretended libraries.
+    pub fn with_setting(mut self, name: &str, value: &str) -> Self {
         self.settings.push((format!("PRETEND_{name}"), value.to_owned()));
         self
     }
 
-    /// In the test: runs this same test on the machine, as a child, and gives what it said; nothing, aloud,
-    /// where there is no rustc. In the child: runs `inside`, with the folder that is the child's own, and
-    /// gives nothing.
-    pub fn runs(self, inside: impl FnOnce(&Path)) -> Option<Said> {
+    /// In the test: runs the test again as a child on this machine and returns the child's output, or skips
+    /// the test if there is no rustc. In the child: runs `inside` with the child's folder and returns
+    /// nothing.
+    pub fn runs(self, inside: impl FnOnce(&Path)) -> Option<ChildOutput> {
         if let Some(folder) = folder() {
             inside(&folder);
             return None;
         }
-        // The closure's type is named by the test that it is written in.
+        // The name of the closure's type contains the name of its test.
         let name = type_name_of_val(&inside).trim_end_matches("::{{closure}}");
         let (_, test) = name.split_once("::").unwrap();
         self.runs_test(test)
     }
 
-    /// Runs a test by its name on the machine.
-    pub fn runs_test(&self, test: &str) -> Option<Said> {
-        if !self.is_made() {
+    /// Runs a test, given by its name, on the machine.
+    pub fn runs_test(&self, test: &str) -> Option<ChildOutput> {
+        if !self.is_available() {
             return None;
         }
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", test, "--nocapture"]).env(INSIDE, self.folder.path());
-        let child = self.equips(&mut command).output().unwrap();
+        let child = self.equip(&mut command).output().unwrap();
         let (out, err) = (String::from_utf8_lossy(&child.stdout), String::from_utf8_lossy(&child.stderr));
         assert!(child.status.success(), "{test} on a pretended machine:\n{out}{err}");
         assert!(out.contains("test result: ok. 1 passed"), "there is no test {test}:\n{out}{err}");
-        Some(Said { out: out.into_owned(), log: fs::read_to_string(self.log()).unwrap_or_default() })
+        Some(ChildOutput { out: out.into_owned(), log: fs::read_to_string(self.log()).unwrap_or_default() })
     }
 
-    /// Whether the libraries could be made; says so where they could not.
-    pub fn is_made(&self) -> bool {
-        if self.unmade {
-            eprintln!("skipped: no rustc to make the pretended libraries with");
+    /// Whether the libraries could be compiled. If not, reports the test as skipped.
+    pub fn is_available(&self) -> bool {
+        if self.without_rustc {
+            skip("no rustc to compile the pretended libraries");
         }
-        !self.unmade
+        !self.without_rustc
     }
 
-    /// Makes a program run on the machine.
-    pub fn equips<'c>(&self, command: &'c mut Command) -> &'c mut Command {
+    /// Sets the environment of a program so that it runs on the machine.
+    pub fn equip<'c>(&self, command: &'c mut Command) -> &'c mut Command {
         let folders = std::iter::once(self.folder.path()).chain(self.path.iter().map(PathBuf::as_path));
         command
             .env("LD_LIBRARY_PATH", std::env::join_paths(folders).unwrap())
@@ -133,28 +141,28 @@ impl Machine {
     }
 }
 
-/// Whether this is a child.
+/// Whether this process is a child.
 pub fn is_child() -> bool {
     folder().is_some()
 }
 
-/// In a child, the folder that is its own.
+/// In a child, its own folder.
 fn folder() -> Option<PathBuf> {
     std::env::var_os(INSIDE).map(PathBuf::from)
 }
 
-/// What the pretended driver was asked so far, in a child.
+/// In a child, the pretended driver's log so far.
 pub fn log_so_far() -> String {
     fs::read_to_string(folder().unwrap().join("log")).unwrap_or_default()
 }
 
-/// A library of this source, compiled once and kept beside other things of the tests; none without rustc.
+/// A library compiled from this source, cached in the tests' temporary folder; `None` without rustc.
 fn built(source: &str) -> Option<PathBuf> {
     let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{:016x}.so", xxh3_64(source.as_bytes())));
     if !kept.exists() {
         Command::new("rustc").arg("--version").output().ok()?;
-        let aside = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let (file, library) = (aside.path().join("library.rs"), aside.path().join("library.so"));
+        let temporary = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let (file, library) = (temporary.path().join("library.rs"), temporary.path().join("library.so"));
         fs::write(&file, source).unwrap();
         let made = Command::new("rustc")
             .args([

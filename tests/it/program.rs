@@ -12,6 +12,8 @@ use flechette::dataset::synthetic::write_criteo_tsv;
 use flechette::schema::preset::{self, ArchKind};
 use serde_json::Value;
 
+use crate::skip::skip;
+
 /// The program, untouched by the environment that the tests run in.
 pub fn flechette() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_flechette"));
@@ -218,13 +220,14 @@ pub fn bytes_of(pid: u32, name: &str) -> Option<u64> {
     Some(line.split_whitespace().next()?.parse::<u64>().unwrap() * 1024)
 }
 
-/// A file of the real data sets, where they are.
+/// A file of the real data sets, which are not in the repository, in `../shared/data` or `$FLECHETTE_DATA`.
+/// Skips the test if the file does not exist.
 pub fn real(name: &str) -> Option<PathBuf> {
     let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data");
     let folder = std::env::var_os("FLECHETTE_DATA").map_or_else(beside, PathBuf::from);
     let path = folder.join(name);
     if !path.is_file() {
-        eprintln!("SKIPPED: no {} (set FLECHETTE_DATA)", path.display());
+        skip(&format!("no {} (set FLECHETTE_DATA)", path.display()));
         return None;
     }
     Some(path)

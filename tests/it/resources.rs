@@ -10,6 +10,7 @@ use flechette::trainer::{self, optim};
 use flechette::types::Version;
 
 use crate::program::{Served, Workshop, run, run_failing, run_measured};
+use crate::skip::skip;
 
 #[test]
 fn serve_takes_no_more_memory_than_the_rows_and_512_mib() {
@@ -70,7 +71,7 @@ fn a_full_disk_stops_train_in_one_line_and_leaves_the_older_versions_good() {
     let mount =
         Command::new("mount").args(["-t", "tmpfs", "-o", "size=4m", "tmpfs"]).arg(disk.path()).output();
     if !mount.is_ok_and(|mount| mount.status.success()) {
-        eprintln!("SKIPPED: this test mounts a small tmpfs, which needs root");
+        skip("it mounts a small tmpfs, which needs root");
         return;
     }
     let workshop = Workshop::new(200, 1);

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::program::{Served, run_json};
 use crate::serving::channel;
+use crate::skip::skip;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const SAMPLES: usize = 200;
@@ -145,21 +146,11 @@ fn python() -> Result<String, String> {
     Err(format!("no Python with numpy and xxhash: {}", errors.lines().last().unwrap_or("no message")))
 }
 
-fn skip(test: &str, reason: &str) {
-    eprintln!("SKIPPED: {test}: {reason}");
-    let Some(list) = std::env::var_os("FLECHETTE_SKIPPED") else { return };
-    let mut list = fs::OpenOptions::new().append(true).create(true).open(list).unwrap();
-    list.write_all(format!("{test}: {reason}\n").as_bytes()).unwrap();
-}
-
 #[test]
 fn a_python_script_computes_the_served_scores_from_the_files_of_a_version() {
     let python = match python() {
         Ok(python) => python,
-        Err(reason) => {
-            let test = "a_python_script_computes_the_served_scores_from_the_files_of_a_version";
-            return skip(&format!("scores_from_files::{test}"), &reason);
-        }
+        Err(reason) => return skip(&reason),
     };
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();

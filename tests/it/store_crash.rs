@@ -11,6 +11,7 @@ use std::time::Duration;
 use flechette::store::{self, StoreError};
 use flechette::types::Version;
 
+use crate::skip::skip;
 use crate::store::Sample;
 
 const CHILD: &str = "FLECHETTE_TEST_STORE_CHILD";
@@ -145,7 +146,7 @@ fn a_full_disk_is_an_error_and_the_old_versions_stay_good() {
     for options in ["size=128k", "nr_inodes=20"] {
         let dir = tempfile::tempdir().unwrap();
         let Some(disk) = SmallDisk::mount(dir.path(), options) else {
-            eprintln!("SKIPPED: this test mounts a small tmpfs, which needs root");
+            skip("it mounts a small tmpfs, which needs root");
             return;
         };
         let mut written = Vec::new();

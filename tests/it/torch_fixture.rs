@@ -84,7 +84,7 @@ impl Given<'_> {
             "{}: every tensor is the model's",
             self.name
         );
-        model.turn(&mut weights);
+        model.transpose(&mut weights);
         weights
     }
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use flechette::schema::preset::Kind;
+use flechette::schema::preset::ArchKind;
 use serde_json::Value;
 
 use crate::program::{Workshop, run_failing, run_json};
@@ -32,7 +32,7 @@ fn eps_and_betas_default_to_those_of_pytorch_and_can_be_set() {
         ("rowwise_adagrad --eps 1e-8", serde_json::json!({"eps": "0.00000001"})),
     ] {
         let workshop = Workshop::new(300, 50);
-        let config = workshop.config(Kind::Dlrm, 4, 100);
+        let config = workshop.config(ArchKind::Dlrm, 4, 100);
         run_json(&train(&workshop, &config, &format!("--optimizer {flags} --json")));
         let written = metadata(&workshop);
         for key in ["eps", "beta1", "beta2"] {
@@ -44,7 +44,7 @@ fn eps_and_betas_default_to_those_of_pytorch_and_can_be_set() {
 #[test]
 fn eps_and_betas_out_of_range_and_those_that_the_optimizer_does_not_have_are_refused() {
     let workshop = Workshop::new(300, 50);
-    let config = workshop.config(Kind::Dlrm, 4, 100);
+    let config = workshop.config(ArchKind::Dlrm, 4, 100);
     for (flags, words) in [
         ("adam --eps 0", "--eps: expected a positive f32, got 0"),
         ("adam --eps 1e-60", "--eps: expected a positive f32, got 0.000"),
@@ -62,7 +62,7 @@ fn eps_and_betas_out_of_range_and_those_that_the_optimizer_does_not_have_are_ref
 #[test]
 fn a_model_directory_that_cannot_be_written_is_refused_before_training() {
     let workshop = Workshop::new(300, 50);
-    let config = workshop.config(Kind::Dlrm, 4, 100);
+    let config = workshop.config(ArchKind::Dlrm, 4, 100);
     let diverging = "--optimizer sgd --lr 1e30";
     run_failing(1, &train(&workshop, &config, diverging));
     fs::create_dir_all(&workshop.models).unwrap();
@@ -72,6 +72,6 @@ fn a_model_directory_that_cannot_be_written_is_refused_before_training() {
 
     // Not even root can make a directory in /proc.
     let unwritable = Workshop { models: "/proc".to_owned(), ..Workshop::new(300, 50) };
-    let error = run_failing(2, &train(&unwritable, &unwritable.config(Kind::Dlrm, 4, 100), diverging));
+    let error = run_failing(2, &train(&unwritable, &unwritable.config(ArchKind::Dlrm, 4, 100), diverging));
     assert!(error.contains("--models: /proc/m: "), "{error}");
 }

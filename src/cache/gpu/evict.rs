@@ -9,7 +9,7 @@ use super::super::eviction_plan::{EvictionPlan, Goal, Pressure};
 use super::super::evictor::EvictStep;
 use super::super::index::{Location, Unlinked};
 use super::super::key::RowKeys;
-use super::super::policy::{Eviction, threshold};
+use super::super::policy::threshold;
 use super::super::shared::MAX_WAITING;
 use super::rank::Withdrawals;
 use super::{Shared, lock};
@@ -60,10 +60,7 @@ impl<D: Driver> Sweep<D> {
         tables: usize,
         eviction: &EvictionOption,
     ) -> Result<Self, DriverError> {
-        let withdrawals = match eviction {
-            EvictionOption::Lru => None,
-            EvictionOption::Lfu(_) => Some(Withdrawals::new(gpu_table)?),
-        };
+        let withdrawals = if eviction.is_by_age() { None } else { Some(Withdrawals::new(gpu_table)?) };
         Ok(Self {
             sweeper: Sweeper::new(gpu_table, SAMPLE, MOST, tables)?,
             lister: Lister::new(gpu_table, LISTED, keys.narrow())?,
@@ -93,10 +90,8 @@ impl<D: Driver> Shared<D> {
             Goal::Rest if waiting == 0 => Ok(EvictStep::Idle),
             Goal::Rest => Ok(EvictStep::Waiting),
             _ if waiting >= MAX_WAITING => Ok(EvictStep::Waiting),
-            Goal::Lower => match self.eviction {
-                Eviction::Lru => self.lower(sweep, MAX_WAITING - waiting),
-                Eviction::Lfu(_) => self.lower_by_rank(sweep, MAX_WAITING - waiting),
-            },
+            Goal::Lower if self.eviction.is_by_age() => self.lower(sweep, MAX_WAITING - waiting),
+            Goal::Lower => self.lower_by_rank(sweep, MAX_WAITING - waiting),
             Goal::Empty(left) => self.empty(sweep, left, MAX_WAITING - waiting),
         }
     }

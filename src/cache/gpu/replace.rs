@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 
 use super::super::epoch::Freed;
 use super::super::index::{Location, Unlinked};
-use super::super::policy::{Eviction, Missed};
+use super::super::policy::Missed;
 use super::super::shared::MAX_WAITING;
 use super::super::slots::{Slot, UNIT};
 use super::{GpuCacheError, Shared, lock};
@@ -128,10 +128,10 @@ impl<D: Driver> Shared<D> {
     /// What jobs for admitted rows may evict. A kernel sees ages but no ranks, so under LFU it evicts nothing
     /// from a full pair of buckets; such a pair admits no row until the evictor has visited it.
     fn may_replace(&self, jobs: usize) -> MayReplace {
-        match self.eviction {
+        match &self.eviction {
             _ if self.retired.waiting() + jobs > MAX_WAITING => MayReplace::Nothing,
-            Eviction::Lru => MayReplace::Coldest,
-            Eviction::Lfu(_) => MayReplace::SameKey,
+            eviction if eviction.is_by_age() => MayReplace::Coldest,
+            _ => MayReplace::SameKey,
         }
     }
 

@@ -14,7 +14,7 @@ pub(crate) mod lru;
 pub(crate) mod probability;
 pub(crate) mod rank;
 
-use crate::types::FlatKey;
+use crate::types::{FlatKey, TableId};
 use frequency::Sketch;
 use probability::Probability;
 use rank::Ranks;
@@ -60,7 +60,25 @@ impl Admission {
     }
 }
 
-/// Which entries go first.
+/// The eviction policy of the configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum EvictionOption {
+    /// Evicts the least recently used rows.
+    #[default]
+    Lru,
+    /// Evicts the rows of the lowest frequency in a data set. These rows are in descending order of frequency; all other
+    /// rows are evicted before them, least recently used first. Rows past the number that the cache can hold are ignored.
+    Lfu(Vec<(TableId, u64)>),
+}
+
+impl EvictionOption {
+    /// Whether a row's age alone decides, which kernels can compute. The host ranks the rows of other policies.
+    pub(crate) fn is_by_age(&self) -> bool {
+        matches!(self, Self::Lru)
+    }
+}
+
+/// Which entries are evicted first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Eviction {
     /// Those longest unused.
@@ -71,6 +89,23 @@ pub(crate) enum Eviction {
 }
 
 impl Eviction {
+    /// The policy, with the ranks of at most `ranked` rows. `key` gives the key of a row.
+    pub(crate) fn new(
+        option: &EvictionOption,
+        ranked: usize,
+        key: impl FnMut(&(TableId, u64)) -> FlatKey,
+    ) -> Self {
+        match option {
+            EvictionOption::Lru => Self::Lru,
+            EvictionOption::Lfu(rows) => Self::Lfu(Ranks::new(rows[..ranked].iter().map(key))),
+        }
+    }
+
+    /// As [`EvictionOption::is_by_age`].
+    pub(crate) fn is_by_age(&self) -> bool {
+        matches!(self, Self::Lru)
+    }
+
     /// How cold an entry is: what is larger goes first.
     #[inline]
     #[must_use]

@@ -1,6 +1,7 @@
 //! The policies as the cache applies them.
 
 use super::*;
+use crate::cache::policy::rank::Ranks;
 
 #[test]
 fn a_full_cache_admits_a_row_at_its_second_use_while_missing() {

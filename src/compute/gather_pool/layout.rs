@@ -1,6 +1,6 @@
-//! How the loops of gather-pool read a row, for each type of element: as numbers one by one, and as
-//! registers. Both give the bits of [`Element::decode`]: f16 is exact, and int8 is a product and a sum, each
-//! rounded, whatever the processor could fuse.
+//! Reads the elements of a row of each element type, one by one or a register at a time. Both give the bits
+//! of [`Element::decode`]: f16 is exact; int8 is a product and a sum, each rounded, even if the processor can
+//! fuse them.
 
 #![allow(unsafe_code)]
 
@@ -8,21 +8,20 @@ use crate::compute::vector::{Encoded, Vector};
 use crate::types::Element;
 use crate::types::element::{f16_values, f32_values, int8_parts, int8_values};
 
-/// A row of one type of element.
+/// A row of one element type.
 pub(crate) trait RowLayout<'a>: Copy {
-    /// The type.
     const ELEMENT: Element;
 
-    /// The row of these bytes.
+    /// A row of these bytes.
     fn of(bytes: &'a [u8]) -> Self;
 
-    /// Its elements, and what they are padded with.
+    /// Its elements, padding included.
     fn values(self) -> impl Iterator<Item = f32>;
 
-    /// Its elements from `at` on, as many as a register holds.
+    /// One register of elements, from element `at` on.
     ///
     /// # Safety
-    /// The processor has the instruction set of `V`, and the row has so many elements.
+    /// The processor has the instruction set of `V`, and the row has `at + V::WIDTH` elements.
     unsafe fn load<V: Encoded>(self, at: usize) -> V;
 }
 
@@ -54,7 +53,7 @@ impl<'a> RowLayout<'a> for F32Row<'a> {
 
     #[inline(always)]
     unsafe fn load<V: Encoded>(self, at: usize) -> V {
-        // SAFETY: as the caller vouches: `at + WIDTH` elements of 4 bytes are in the row.
+        // SAFETY: the caller guarantees `at + WIDTH` elements of 4 bytes.
         unsafe { Vector::load(self.0.as_ptr().cast::<f32>().add(at)) }
     }
 }
@@ -74,7 +73,7 @@ impl<'a> RowLayout<'a> for F16Row<'a> {
 
     #[inline(always)]
     unsafe fn load<V: Encoded>(self, at: usize) -> V {
-        // SAFETY: as the caller vouches: `at + WIDTH` elements of 2 bytes are in the row.
+        // SAFETY: the caller guarantees `at + WIDTH` elements of 2 bytes.
         unsafe { V::load_f16(self.0.as_ptr().add(2 * at)) }
     }
 }
@@ -95,8 +94,7 @@ impl<'a> RowLayout<'a> for Int8Row<'a> {
 
     #[inline(always)]
     unsafe fn load<V: Encoded>(self, at: usize) -> V {
-        // SAFETY: as the caller vouches: `at + WIDTH` elements of 1 byte are in the row, and the
-        // instruction set is there.
+        // SAFETY: the caller guarantees `at + WIDTH` elements of 1 byte and the instruction set.
         unsafe {
             let steps = V::load_u8(self.bytes.as_ptr().add(at));
             steps.multiply(V::splat(self.scale)).add(V::splat(self.bias))

@@ -1,4 +1,4 @@
-//! The host device: every kernel in plain Rust, and so the oracle for every other device.
+//! Gather-pool on the CPU. Its bits are the reference for every device; [`super::pool`] defines them.
 
 mod layout;
 mod registers;
@@ -10,18 +10,18 @@ use registers::GatherPool;
 use crate::mem::prefetch::prefetch_first;
 use crate::types::Element;
 
-/// One lookup of a gather-pool: which values each sample has, and where its vector goes.
+/// One lookup of a gather-pool: the bags of all samples, and the columns of their pooled vectors.
 #[derive(Clone, Copy, Debug)]
 pub struct PoolLookup<'a> {
     /// `samples + 1` offsets: sample `s` owns the occurrences `offsets[s]..offsets[s + 1]`.
     pub offsets: &'a [u32],
-    /// Elements of a row.
+    /// Elements per row.
     pub dim: usize,
-    /// How they are stored.
+    /// Type of the elements.
     pub element: Element,
-    /// Divide the sum by the count.
+    /// Whether the sum is divided by the count.
     pub mean: bool,
-    /// Where the vector begins in the output row.
+    /// First column of the vector in the output row.
     pub column: usize,
 }
 
@@ -33,13 +33,13 @@ impl PoolLookup<'_> {
         self.offsets.first().map_or(0..0, |first| *first as usize..self.offsets[last] as usize)
     }
 
-    /// Bytes of a row.
+    /// Bytes per row.
     #[inline(always)]
     fn row_bytes(&self) -> usize {
         self.element.row_bytes(self.dim)
     }
 
-    /// The same lookup of some of its samples: enough for 32 KiB of rows, and at least one.
+    /// Cuts the lookup into blocks of samples with about 32 KiB of rows each, and at least one sample.
     pub(crate) fn blocks(self) -> impl Iterator<Item = (Range<usize>, Self)> {
         let samples = self.offsets.len().saturating_sub(1);
         let bytes = self.occurrences().len() * self.row_bytes();
@@ -52,19 +52,18 @@ impl PoolLookup<'_> {
     }
 }
 
-/// Bytes of rows that are collected before they are pooled.
+/// Bytes of rows in a block: they are prefetched and located before they are pooled.
 const BLOCK_BYTES: usize = 32 << 10;
 
-/// Bytes of rows that are on their way while one is pooled: what memory gives in the time that it takes
-/// to answer. 512 B to 8 KiB were measured, with little between them.
+/// Bytes of rows that are prefetched while one is pooled: memory's bandwidth times its latency. 512 B to 8
+/// KiB were measured, with little difference.
 const AHEAD_BYTES: usize = 2 << 10;
 
-/// Finds the row of every occurrence of the lookup, and asks memory for the first of them.
+/// Finds the row of every occurrence of the lookup, and prefetches the first rows.
 ///
-/// Finding rows and reading them are loops of their own, so that each keeps all that it knows in
-/// registers. One loop for both was measured to take two to three times as long. The guess behind it is
-/// that reads of its variables wait for writes whose addresses end in the same 12 bits, and which
-/// in turn wait for a row.
+/// Finding rows and reading them are two loops, so that each keeps its variables in registers. A single loop
+/// took two to three times as long. A likely reason is 4 KiB aliasing: loads of variables on the stack wait
+/// for stores with the same low 12 address bits, which wait for a row.
 pub(crate) fn collect_rows<'r>(
     lookup: &PoolLookup<'_>,
     row: impl Fn(usize) -> Option<&'r [u8]>,
@@ -80,7 +79,7 @@ pub(crate) fn collect_rows<'r>(
     }
 }
 
-/// Rows of so many bytes that are on their way while one is pooled.
+/// How many rows of this size are prefetched ahead of the one that is pooled.
 #[inline(always)]
 pub(crate) fn rows_ahead(row_bytes: usize) -> usize {
     (AHEAD_BYTES / row_bytes.max(1)).max(1)
@@ -88,13 +87,12 @@ pub(crate) fn rows_ahead(row_bytes: usize) -> usize {
 
 /// Pools the rows of each sample's ids into `dim` columns of its output row.
 ///
-/// `rows` holds the bytes of the row of every occurrence from the first sample's on, at any address, or
-/// `None` for one that reads as zeros. A bag starts as its first row and the others are added in id order, as every device has it
-/// ([`super::pool`]); an empty bag is zeros. `out` holds one row of `stride` elements a sample.
+/// `rows` has an entry for every occurrence from that of the first sample on: the bytes of its row, with any
+/// alignment, or `None` for a row that reads as zeros. `out` has one row of `stride` elements per sample.
 ///
 /// # Panics
-/// When `rows` or `out` is too short, a row is of another length, the columns do not fit the stride, or the
-/// offsets fall.
+/// When `rows` or `out` is too short, a row has another length, the columns do not fit the stride, or the
+/// offsets decrease.
 pub fn gather_pool(lookup: &PoolLookup<'_>, rows: &[Option<&[u8]>], out: &mut [f32], stride: usize) {
     if let Some(pool) = GatherPool::new(lookup, rows, out, stride) {
         pool.run();

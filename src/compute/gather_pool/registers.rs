@@ -1,7 +1,7 @@
 //! The loops of gather-pool, for each instruction set.
 //!
-//! Where a row is a few registers, the sum stays in them; other widths are summed where they go. The bits
-//! are the same: additions in id order, and a true division. Rows are decoded on the way into the sum.
+//! If a row fits a few registers, the sum stays in registers; other widths are summed in the output row. The
+//! bits are the same: additions in id order, and a division. Rows are decoded as they are added.
 
 #![allow(unsafe_code)]
 
@@ -11,7 +11,7 @@ use crate::compute::vector::{Encoded, Vector};
 use crate::mem::prefetch::prefetch_first;
 use crate::types::Element;
 
-/// A gather-pool of some samples, whose columns lie within `out` for each of them.
+/// A gather-pool whose output columns were checked to lie within `out` for every sample.
 pub(crate) struct GatherPool<'a> {
     lookup: &'a PoolLookup<'a>,
     rows: &'a [Option<&'a [u8]>],
@@ -20,7 +20,7 @@ pub(crate) struct GatherPool<'a> {
 }
 
 impl<'a> GatherPool<'a> {
-    /// `None` where there are no samples.
+    /// `None` if there are no samples.
     ///
     /// # Panics
     /// When `rows` or `out` is too short, or the columns do not fit the stride.
@@ -38,10 +38,10 @@ impl<'a> GatherPool<'a> {
         Some(Self { lookup, rows, out, stride })
     }
 
-    /// On the widest vectors of this machine.
+    /// Runs with the widest vectors of this machine.
     ///
     /// # Panics
-    /// When a row is not as long as the lookup has it, or the offsets fall.
+    /// When a row has another length than the lookup's `dim` needs, or the offsets decrease.
     pub(crate) fn run(self) {
         match self.lookup.element {
             Element::F32 => self.run_on::<F32Row>(),
@@ -101,7 +101,7 @@ impl<'a> GatherPool<'a> {
         }
     }
 
-    /// For rows of `N` registers: the sum stays in them.
+    /// For rows of `N` registers: the sum stays in registers.
     ///
     /// # Safety
     /// The processor has the instruction set of `V`, and the lookup's `dim` is `N` registers.
@@ -110,12 +110,12 @@ impl<'a> GatherPool<'a> {
         let Self { lookup: &PoolLookup { offsets, mean, column, .. }, mut rows, out, stride } = self;
         let mut ahead = Ahead::of(rows, L::ELEMENT.row_bytes(N * V::WIDTH));
         let mut to = out.as_mut_ptr().wrapping_add(column);
-        // SAFETY: the caller vouches for the instruction set. `to` is the first of `dim` elements, which
-        // are as many as the registers hold, within `out` for every sample: `new` has seen to it.
+        // SAFETY: the caller guarantees the instruction set. `to` is the first of `dim` elements, one row of
+        // registers, and `new` has checked that they lie within `out` for every sample.
         unsafe {
             if one_each(offsets) {
                 for row in &rows[..offsets.len() - 1] {
-                    ahead.ask();
+                    ahead.prefetch_next();
                     match row {
                         Some(row) => copy::<L, V, N>(row, to),
                         None => store::<V, N>([V::splat(0.0); N], to),
@@ -133,7 +133,7 @@ impl<'a> GatherPool<'a> {
         }
     }
 
-    /// For any width: the sum is made where it goes.
+    /// For any width: the sum is accumulated in the output row.
     #[inline(always)]
     pub(crate) fn run_any<L: RowLayout<'a>>(self) {
         let Self { lookup, mut rows, out, stride } = self;
@@ -149,7 +149,7 @@ impl<'a> GatherPool<'a> {
                 }
                 _ => sum.fill(0.0),
             }
-            bag.iter().for_each(|_| ahead.ask());
+            bag.iter().for_each(|_| ahead.prefetch_next());
             for row in bag.iter().skip(1).flatten() {
                 sum.iter_mut().zip(whole::<L>(row, dim).values()).for_each(|(s, v)| *s += v);
             }
@@ -161,19 +161,19 @@ impl<'a> GatherPool<'a> {
     }
 }
 
-/// Whether the processor has what [`GatherPool::run_avx2`] wants.
+/// Whether the processor has the features of [`GatherPool::run_avx2`].
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn has_avx2() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
 }
 
-/// Whether every bag is of one: most features of most models, and a copy then.
+/// Whether every bag has one id, as most features have. Pooling is then a copy.
 fn one_each(offsets: &[u32]) -> bool {
-    // No branch in the loop, for the compiler to use vectors.
+    // No branch in the loop, so that the compiler vectorises it.
     offsets.windows(2).fold(0, |odd, bag| odd | (bag[1].wrapping_sub(bag[0]) ^ 1)) == 0
 }
 
-/// Goes over the rows some way before the one that is pooled, and asks memory for them.
+/// Prefetches rows at a fixed distance ahead of the one that is pooled.
 struct Ahead<'a> {
     rows: std::slice::Iter<'a, Option<&'a [u8]>>,
     row_bytes: usize,
@@ -185,9 +185,9 @@ impl<'a> Ahead<'a> {
         Self { rows: rows.get(rows_ahead(row_bytes)..).unwrap_or_default().iter(), row_bytes }
     }
 
-    /// Asks for the next row.
+    /// Prefetches the next row.
     #[inline(always)]
-    fn ask(&mut self) {
+    fn prefetch_next(&mut self) {
         if let Some(Some(row)) = self.rows.next() {
             prefetch_first(row, self.row_bytes);
         }
@@ -197,22 +197,22 @@ impl<'a> Ahead<'a> {
 /// A row of `dim` elements.
 ///
 /// # Panics
-/// When it is of another length.
+/// When the bytes have another length.
 #[inline(always)]
 fn whole<'a, L: RowLayout<'a>>(row: &'a [u8], dim: usize) -> L {
     assert_eq!(row.len(), L::ELEMENT.row_bytes(dim), "bytes of a row");
     L::of(row)
 }
 
-/// Copies a row.
+/// Decodes a row into `to`.
 ///
 /// # Safety
-/// The processor has the instruction set of `V`, and `to` has room for it.
+/// The processor has the instruction set of `V`, and `to` has room for the row.
 #[inline(always)]
 unsafe fn copy<'a, L: RowLayout<'a>, V: Encoded, const N: usize>(row: &'a [u8], to: *mut f32) {
     let row = whole::<L>(row, N * V::WIDTH);
     for k in 0..N {
-        // SAFETY: as the caller vouches, and the row has as many elements as are read.
+        // SAFETY: the caller guarantees it, and the row has `N * WIDTH` elements.
         unsafe { row.load::<V>(k * V::WIDTH).store(to.add(k * V::WIDTH)) };
     }
 }
@@ -228,10 +228,10 @@ unsafe fn sum_of<'a, L: RowLayout<'a>, V: Encoded, const N: usize>(
     mean: bool,
     ahead: &mut Ahead<'_>,
 ) -> [V; N] {
-    // SAFETY: the caller vouches for the instruction set, and a row has as many elements as are read.
+    // SAFETY: the caller guarantees the instruction set, and each row has `N * WIDTH` elements.
     unsafe {
         let Some((first, others)) = bag.split_first() else { return [V::splat(0.0); N] };
-        ahead.ask();
+        ahead.prefetch_next();
         let mut sum = [V::splat(0.0); N];
         if let Some(row) = first {
             let row = whole::<L>(row, N * V::WIDTH);
@@ -240,8 +240,8 @@ unsafe fn sum_of<'a, L: RowLayout<'a>, V: Encoded, const N: usize>(
             }
         }
         for row in others {
-            ahead.ask();
-            // Counted, not `flatten`: that was measured to cost as much again as all the rest.
+            ahead.prefetch_next();
+            // Not `flatten`: it was measured to double the time.
             let Some(row) = row else { continue };
             let row = whole::<L>(row, N * V::WIDTH);
             for k in 0..N {
@@ -258,16 +258,16 @@ unsafe fn sum_of<'a, L: RowLayout<'a>, V: Encoded, const N: usize>(
     }
 }
 
-/// Writes registers one behind the other.
+/// Writes registers one after the other.
 ///
 /// # Safety
 /// The processor has the instruction set of `V`, and `to` has room for them.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)]
 unsafe fn store<V: Vector<f32>, const N: usize>(values: [V; N], to: *mut f32) {
-    // Counted, as all loops over registers: iterators make the compiler keep them in memory.
+    // Counted, like all loops over registers: with iterators the compiler keeps the registers in memory.
     for k in 0..N {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller guarantees it.
         unsafe { values[k].store(to.add(k * V::WIDTH)) };
     }
 }

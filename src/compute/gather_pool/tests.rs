@@ -7,7 +7,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Every path there is on this machine, each over an output of its own.
+/// The outputs of every code path that this machine can run.
 fn on_every_path(lookup: &PoolLookup, rows: &[Option<&[u8]>], samples: usize) -> Vec<Vec<u32>> {
     let stride = lookup.dim + 5;
     let run = |path: &dyn Fn(GatherPool)| {
@@ -37,7 +37,7 @@ fn on_every_path(lookup: &PoolLookup, rows: &[Option<&[u8]>], samples: usize) ->
     outputs
 }
 
-/// The plain loop over decoded rows.
+/// The reference: a plain loop over decoded rows.
 fn oracle(lookup: &PoolLookup, rows: &[Option<&[u8]>]) -> Vec<u32> {
     let mut out = Vec::new();
     for bag in lookup.offsets.windows(2) {
@@ -58,7 +58,7 @@ fn oracle(lookup: &PoolLookup, rows: &[Option<&[u8]>]) -> Vec<u32> {
 
 proptest! {
     #[test]
-    fn every_width_and_element_has_the_bits_of_the_plain_loop_over_decoded_rows(
+    fn every_width_and_element_type_gives_the_bits_of_a_plain_loop(
         dim in prop::sample::select(vec![1usize, 7, 16, 32, 40, 64, 128]),
         element in prop::sample::select(Element::ALL.to_vec()),
         mean in any::<bool>(),
@@ -70,7 +70,7 @@ proptest! {
     ) {
         let hash = |x: usize| (x as u32).wrapping_mul(0x9e37_79b9).wrapping_add(seed);
         let value = |x: u32| (f64::from(x) / f64::from(u32::MAX) - 0.5) as f32;
-        // A byte before the rows, so that they are aligned to nothing.
+        // One byte before the rows, so that they are unaligned.
         let bytes = element.row_bytes(dim);
         let mut table = vec![0; 1 + 10 * bytes];
         for (r, out) in table[1..].chunks_exact_mut(bytes).enumerate() {
@@ -91,7 +91,7 @@ proptest! {
     }
 
     #[test]
-    fn blocks_are_the_whole_lookup_in_order(
+    fn blocks_cover_the_lookup_in_order(
         sizes in prop::collection::vec(0u32..200, 0..70),
         start in 0u32..9,
         dim in 1usize..300,
@@ -112,7 +112,7 @@ proptest! {
 }
 
 #[test]
-fn every_f16_is_read_as_its_value_by_every_path() {
+fn every_path_decodes_every_f16_exactly() {
     let all: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
     for dim in [16, 32, 64, 128, 8] {
         let rows: Vec<_> = all.chunks_exact(2 * dim).map(Some).collect();
@@ -126,7 +126,7 @@ fn every_f16_is_read_as_its_value_by_every_path() {
 }
 
 #[test]
-fn bags_are_pooled_in_id_order_and_land_in_their_column() {
+fn bags_are_pooled_in_id_order_into_their_columns() {
     let table = [1.0f32, 2.0, 10.0, 20.0, 100.0, 200.0];
     let ids = [0usize, 1, 2, 2, 9];
     let rows = ids.map(|id| table.chunks_exact(2).nth(id).map(bytemuck::cast_slice));
@@ -141,7 +141,7 @@ fn bags_are_pooled_in_id_order_and_land_in_their_column() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_on_every_width() {
+fn inconsistent_shapes_are_refused_on_every_path() {
     let row = [1u8; 64];
     let pool = |lookup: PoolLookup<'_>, rows: &[Option<&[u8]>], stride: usize, len: usize| {
         let mut out = vec![0.0f32; len];
@@ -155,12 +155,12 @@ fn what_does_not_fit_is_refused_on_every_width() {
         let element = Element::F32;
         let lookup = PoolLookup { offsets: &[0, 1, 3], dim, element, mean: false, column: 0 };
         assert!(pool(lookup, &rows, 20, 40));
-        assert!(pool(PoolLookup { offsets: &[], ..lookup }, &rows, 20, 0), "no samples, nothing to do");
-        assert!(!pool(lookup, &rows[..2], 20, 40), "a row too few");
+        assert!(pool(PoolLookup { offsets: &[], ..lookup }, &rows, 20, 0), "no samples");
+        assert!(!pool(lookup, &rows[..2], 20, 40), "one row too few");
         assert!(!pool(lookup, &rows, 20, 20 + dim - 1), "no room for the last sample");
         assert!(!pool(lookup, &rows, dim - 1, 40), "columns past the stride");
         assert!(!pool(PoolLookup { column: usize::MAX - dim + 1, ..lookup }, &rows, 20, 40));
-        assert!(!pool(PoolLookup { offsets: &[0, 3, 1], ..lookup }, &rows, 20, 40), "falling offsets");
+        assert!(!pool(PoolLookup { offsets: &[0, 3, 1], ..lookup }, &rows, 20, 40), "decreasing offsets");
         assert!(!pool(lookup, &[Some(&row[..4 * dim - 1]); 3], 20, 40), "short rows");
         let f16 = PoolLookup { element: Element::F16, ..lookup };
         assert!(!pool(f16, &rows, 20, 40), "rows of another element type");
@@ -168,7 +168,7 @@ fn what_does_not_fit_is_refused_on_every_width() {
 }
 
 #[test]
-fn a_lone_row_comes_out_as_it_is_to_the_bit() {
+fn a_bag_of_one_is_the_row_itself_to_the_bit() {
     for dim in [1, 16] {
         let element = Element::F32;
         let lookup = PoolLookup { offsets: &[0, 1], dim, element, mean: true, column: 0 };

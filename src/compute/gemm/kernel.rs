@@ -1,4 +1,4 @@
-//! The kernels of a [`Product`]: tiles held in vector registers, for each instruction set.
+//! The kernels of [`Product`]: tiles in vector registers, for each instruction set.
 
 #![allow(unsafe_code)]
 
@@ -7,7 +7,7 @@ use crate::compute::gemm::{LANES, Product, Start};
 use crate::compute::vector::{Portable, Vector};
 use crate::mem::prefetch::prefetch_line;
 
-/// Runs an f32 product on the widest vectors of this machine.
+/// Computes an f32 product with the widest vectors of this machine.
 ///
 /// # Panics
 /// As [`Product::run`].
@@ -30,7 +30,7 @@ pub(crate) fn product_f32(product: &mut Product<'_, f32>) {
     unsafe { plain(product) }
 }
 
-/// Runs a product with plain arithmetic.
+/// Computes a product with plain arithmetic, for any number type.
 ///
 /// # Panics
 /// As [`Product::run`].
@@ -42,37 +42,37 @@ pub(crate) fn product_portable<T: Real>(product: &mut Product<'_, T>) {
 }
 
 /// # Safety
-/// [`Product::check`] has said yes.
+/// [`Product::check`] returned true.
 unsafe fn plain<T: Real>(product: &mut Product<'_, T>) {
-    // SAFETY: `Portable` needs no instruction set; the caller vouches for the shape.
+    // SAFETY: `Portable` needs no instruction set; the caller guarantees the shape.
     unsafe { by_panels::<T, Portable<T>, 4, 4, 4>(product) }
 }
 
 /// # Safety
-/// The processor has AVX-512F, and [`Product::check`] has said yes.
+/// The processor has AVX-512F, and [`Product::check`] returned true.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 pub(crate) unsafe fn product_avx512(product: &mut Product<'_, f32>) {
-    // SAFETY: this function has the target feature; the caller vouches for the shape.
+    // SAFETY: this function has the target feature; the caller guarantees the shape.
     unsafe { by_panels::<f32, std::arch::x86_64::__m512, 2, 2, 12>(product) }
 }
 
 /// # Safety
-/// The processor has AVX2 and FMA, and [`Product::check`] has said yes.
+/// The processor has AVX2 and FMA, and [`Product::check`] returned true.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 pub(crate) unsafe fn product_avx2(product: &mut Product<'_, f32>) {
-    // Of 16 registers 12 are sums, two hold `B` and one `A`. A whole panel would be four a row: 3 rows, and one register
-    // too few.
+    // Of 16 registers, 12 are sums, two hold `B` and one holds `A`. With a whole panel per row (four
+    // registers), 3 rows would need one register too many.
     // SAFETY: as above.
     unsafe { by_panels::<f32, std::arch::x86_64::__m256, 4, 2, 6>(product) }
 }
 
-/// Every tile of `MR` rows and `N` registers, panel after panel, and then the rows that are left over. A panel is `FULL`
-/// registers.
+/// Computes all tiles of `MR` rows and `N` registers, panel after panel, and then the remaining rows. A panel
+/// is `FULL` registers wide.
 ///
 /// # Safety
-/// [`Product::check`] has said yes, and the processor has the instruction set of `V`.
+/// [`Product::check`] returned true, and the processor has the instruction set of `V`.
 #[inline(always)]
 unsafe fn by_panels<T: Real, V: Vector<T>, const FULL: usize, const N: usize, const MR: usize>(
     p: &mut Product<'_, T>,
@@ -82,7 +82,7 @@ unsafe fn by_panels<T: Real, V: Vector<T>, const FULL: usize, const N: usize, co
     let whole = p.rows - p.rows % MR;
     for first in (0..p.columns).step_by(N * V::WIDTH) {
         for row in (0..whole).step_by(MR) {
-            // SAFETY: the caller vouches for the instruction set and for the shape.
+            // SAFETY: the caller guarantees the instruction set and the shape.
             unsafe {
                 let tile = Tile::at(p, row, first, &mut edge);
                 match tile.width.div_ceil(V::WIDTH) {
@@ -95,8 +95,8 @@ unsafe fn by_panels<T: Real, V: Vector<T>, const FULL: usize, const N: usize, co
     }
     let mut first = 0;
     while first < p.columns && whole < p.rows {
-        // Few rows of one panel alone are few chains of multiply-adds, and each waits for its last: they go
-        // through whole panels side by side, as far as there are registers.
+        // A few rows of a single panel are too few chains to hide the latency of a multiply-add. So several
+        // whole panels are computed side by side, as far as registers allow.
         let side_by_side = (p.columns - first) / LANES;
         let mut row = whole;
         let across = match p.rows - whole {
@@ -127,10 +127,10 @@ unsafe fn by_panels<T: Real, V: Vector<T>, const FULL: usize, const N: usize, co
     }
 }
 
-/// Steps of the depth by which panels are asked for ahead of their use. 6 to 24 were measured.
+/// Distance of the prefetch of panels, in steps of the depth. 6 to 24 were measured.
 const AHEAD: usize = 12;
 
-/// One tile of `C`: some rows of one panel, or of whole panels side by side.
+/// One tile of `C`: some rows of one panel, or of several whole panels side by side.
 struct Tile<'e, T> {
     depth: usize,
     a: *const T,
@@ -142,20 +142,21 @@ struct Tile<'e, T> {
     relu: bool,
     c: *mut T,
     c_stride: usize,
-    /// Of a narrower panel, a place where its rows are whole.
+    /// Buffer for a full-width row of a panel that is narrower.
     edge: &'e mut [T; LANES],
     width: usize,
 }
 
 #[allow(clippy::needless_range_loop)]
 impl<'e, T: Real> Tile<'e, T> {
-    /// The tile that begins at this row and column, a panel's first or one in it that begins a tile.
+    /// The tile that begins at this row and column.
     ///
     /// # Safety
-    /// [`Product::check`] has said yes, and the product has this row and column.
+    /// [`Product::check`] returned true. The product has this row and column, and the column begins a tile.
     #[inline(always)]
     unsafe fn at(p: &mut Product<'_, T>, row: usize, first: usize, edge: &'e mut [T; LANES]) -> Self {
-        // SAFETY: the caller vouches for the offsets; `a` wraps, for at depth 0 it may lie outside.
+        // SAFETY: the caller guarantees the offsets. `a` is computed wrapping: at depth 0 it may be out of
+        // bounds.
         unsafe {
             Self {
                 depth: p.depth,
@@ -177,17 +178,17 @@ impl<'e, T: Real> Tile<'e, T> {
         }
     }
 
-    /// Computes `ROWS` rows of `PANELS` panels, of each the first `N` registers, and gives back `ROWS`.
+    /// Computes `ROWS` rows of the first `N` registers of `PANELS` panels. Returns `ROWS`.
     ///
     /// # Safety
-    /// `a` has ROWS rows of `depth` steps, `b` for each panel `depth` lines of [`LANES`], `c` ROWS rows of
-    /// `width` elements, at most `N` registers, or of whole panels where there are several, that nothing else refers to, and
-    /// `bias` is null or has `N` registers a panel.
+    /// `a` has `ROWS` rows of `depth` steps. `b` has `depth` lines of [`LANES`] for each panel. `c` has
+    /// `ROWS` rows, to which there is no other reference, of `width` elements (at most `N` registers) or of
+    /// `PANELS` whole panels. `bias` is null or has `N` registers for each panel.
     #[inline(always)]
     unsafe fn run<V: Vector<T>, const N: usize, const ROWS: usize, const PANELS: usize>(self) -> usize {
-        // SAFETY: as the caller vouches; a narrower last panel goes through `edge`, which is whole.
+        // SAFETY: the caller guarantees the above; a narrower last panel is loaded and stored through `edge`.
         unsafe {
-            // Plain counted loops: iterators here make the compiler keep the sums in memory.
+            // Counted loops: with iterators the compiler keeps the sums in memory.
             let width = self.width.min(N * V::WIDTH);
             let whole = width == N * V::WIDTH || PANELS > 1;
             let edge = self.edge;

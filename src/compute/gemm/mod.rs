@@ -1,17 +1,16 @@
-//! Matrix products whose every element is the same to the bit whatever the batch.
+//! Matrix products that give the same bits for every batch size and thread count.
 //!
-//! `C = A B`, where `B` was packed into panels of [`LANES`] columns. One element of `C` is one
-//! chain of multiply-adds over the depth, from the first to the last, in one accumulator: it
-//! depends on its row of `A`, its column of `B` and nothing else, so neither the number of rows
-//! nor the number of threads nor the height of a tile can change a bit of it
-//! Libraries choose their kernels by the shape and give no such promise.
+//! `C = A B`, where `B` is packed into panels of [`LANES`] columns. An element of `C` is one chain of
+//! multiply-adds over the depth, in order, in one accumulator. It depends only on its row of `A` and its
+//! column of `B`. The number of rows, the number of threads and the height of a tile do not change it.
+//! Libraries do not guarantee this: they choose their kernels by the shape.
 //!
-//! A tile of `MR` rows and one panel, or half of one, is held in registers. With AVX-512 that is 12 rows of two
-//! registers: 24 chains hide the latency of the two multiply-add ports, and each step of the depth
-//! costs two loads of `B` and twelve broadcasts of `A`. AVX2 has half as many registers of half the length: 6 rows of two.
-//! `A` is never packed: it is read by broadcast, where strides cost nothing as long as rows do not share a cache set, which
-//! [`row_stride`] sees to. AVX2 computes the same chains, so the bits are equal; without fused
-//! multiply-add a product is rounded before it is added, so they are not.
+//! A tile of `MR` rows and one panel, or half of a panel, is held in registers. With AVX-512 a tile is 12
+//! rows of two registers: 24 chains hide the latency of the two multiply-add ports, and a step of the depth
+//! takes two loads of `B` and twelve broadcasts of `A`. AVX2 has half as many registers of half the length: 6
+//! rows of two. `A` is not packed: it is read by broadcast, and strides cost nothing as long as rows fall
+//! into different cache sets, which [`row_stride`] ensures. AVX-512 and AVX2 give the same bits. Without
+//! fused multiply-add the product is rounded before the sum, so the bits differ.
 
 mod kernel;
 #[cfg(test)]
@@ -24,45 +23,45 @@ pub(crate) use crate::compute::gemm::kernel::{product_f32, product_portable};
 pub(crate) use crate::compute::gemm::transpose::pack_transposed;
 pub(crate) use crate::compute::gemm::transpose::{Block, transpose_f32, transpose_portable};
 
-/// Columns of a packed panel.
+/// Columns of a panel.
 pub(crate) const LANES: usize = 32;
 
-/// Elements of a packed matrix of `depth` rows and `columns` columns.
+/// Elements of a matrix of `depth` rows and `columns` columns after packing.
 #[must_use]
 pub(crate) fn packed_len(depth: usize, columns: usize) -> usize {
     columns.div_ceil(LANES) * LANES * depth
 }
 
-/// The stride for a matrix of `columns` columns: whole vectors, and an odd number of them, so that
-/// the same column of neighbouring rows falls into different cache sets.
+/// The stride for rows of `columns` columns: an odd number of 16-element vectors, so that the same column of
+/// neighbouring rows falls into different cache sets.
 #[must_use]
 pub(crate) fn row_stride(columns: usize) -> usize {
     (columns.div_ceil(16) | 1) * 16
 }
 
-/// What a tile's accumulators start from.
+/// Initial values of the accumulators.
 #[derive(Clone, Copy)]
 pub enum Start<'a, T> {
-    /// Zero.
+    /// Zeros.
     Zero,
-    /// One value a column, at least as many as `C` has columns, padded to whole panels.
+    /// One value per column, padded to whole panels.
     Bias(&'a [T]),
-    /// What `C` holds.
+    /// The values of `C`.
     Add,
 }
 
-/// A left operand: element `(row, step)` lies at `row * row_stride + step * step_stride`.
+/// The left operand: element `(row, step)` is at `row * row_stride + step * step_stride`.
 #[derive(Clone, Copy)]
 pub struct Left<'a, T> {
     /// The elements.
     pub data: &'a [T],
-    /// From one row of `C` to the next.
+    /// From one row to the next.
     pub row_stride: usize,
     /// From one step of the depth to the next.
     pub step_stride: usize,
 }
 
-/// A result: element `(row, column)` lies at `row * stride + column`.
+/// The result: element `(row, column)` is at `row * stride + column`.
 pub struct Output<'a, T> {
     /// The elements.
     pub data: &'a mut [T],
@@ -70,7 +69,7 @@ pub struct Output<'a, T> {
     pub stride: usize,
 }
 
-/// `C = start + A B`, and then negatives to zero when `relu`. A NaN stays one, so that a loss shows it.
+/// `C = start + A B`, followed by a ReLU if `relu`. The ReLU keeps a NaN, so that it shows in the loss.
 pub struct Product<'a, T> {
     /// Rows of `A` and `C`.
     pub rows: usize,
@@ -82,16 +81,16 @@ pub struct Product<'a, T> {
     pub left: Left<'a, T>,
     /// `B` in panels: `ceil(columns / LANES)` of them, each `depth x LANES`.
     pub panels: &'a [T],
-    /// What is added to.
+    /// What the product is added to.
     pub start: Start<'a, T>,
-    /// Whether negative results become zero.
+    /// Whether negative results become 0.
     pub relu: bool,
     /// `C`.
     pub output: Output<'a, T>,
 }
 
 impl<T: Real> Product<'_, T> {
-    /// Computes it.
+    /// Computes the product.
     ///
     /// # Panics
     /// When a slice is too short for the shape, or rows of the result overlap.
@@ -99,9 +98,9 @@ impl<T: Real> Product<'_, T> {
         T::product(self);
     }
 
-    /// Whether there is anything to compute; and then every element that the shape names lies inside
-    /// its slice, for the kernels read and write without bounds checks. All offsets grow with row,
-    /// step and column, so the last one stands for all.
+    /// Whether there is anything to compute. If so, it has checked that every element of the shape lies
+    /// within its slice, because kernels access memory without bounds checks. Offsets grow with row, step and
+    /// column, so checking the last one is enough.
     fn check(&self) -> bool {
         let Self { rows, depth, columns, .. } = *self;
         if rows == 0 || columns == 0 {
@@ -128,8 +127,8 @@ impl<T: Real> Product<'_, T> {
     }
 }
 
-/// Writes `rows x columns` of row-major `matrix` into panels: the right operand of `X matrix`.
-/// Lanes past the last column are zero.
+/// Packs a row-major `rows x columns` matrix into panels: the right operand of `X matrix`. Lanes past the
+/// last column are zero.
 ///
 /// # Panics
 /// When a slice is too short for the shape.
@@ -144,8 +143,8 @@ pub(crate) fn pack<T: Real>(matrix: &[T], stride: usize, rows: usize, columns: u
     }
 }
 
-/// Turns the panels of a `rows x columns` matrix into panel `p` of its transpose: the rows
-/// `p * LANES..` of the matrix, as columns.
+/// Makes panel `p` of the transpose of a `rows x columns` matrix from the matrix's panels: the rows `p *
+/// LANES..` of the matrix become columns.
 ///
 /// # Panics
 /// When a slice is too short for the shape.
@@ -159,7 +158,7 @@ pub(crate) fn pack_transposed_panel<T: Real>(
     let first = p * LANES;
     let width = rows.saturating_sub(first).min(LANES);
     for (q, block) in out.chunks_mut(LANES * LANES).enumerate() {
-        // `block` is (up to 32 columns of the matrix) x (32 of its rows).
+        // `block` is up to 32 columns of the matrix by 32 of its rows.
         let source = &panels[q * rows * LANES + first * LANES..][..width * LANES];
         pack_transposed(source, LANES, width, (columns - q * LANES).min(LANES), block);
     }

@@ -1,4 +1,4 @@
-//! A product against one chain of multiply-adds, on every instruction set of this machine.
+//! Compares products with one chain of multiply-adds per element, on every instruction set of this machine.
 
 #![allow(unsafe_code)]
 
@@ -47,15 +47,15 @@ fn product<'a>(c: &'a Case, first: usize, rows: usize, out: &'a mut [f32]) -> Pr
 
 proptest! {
     #[test]
-    fn packing_the_transpose_is_packing_what_was_transposed_element_by_element(
+    fn packing_the_transpose_equals_packing_an_elementwise_transpose(
         rows in 0usize..80, columns in 0usize..50, gap in 0usize..9, seed: u32
     ) {
         let stride = columns + gap;
         let matrix = numbers(rows * stride, seed);
-        let turned: Vec<f32> =
-            (0..columns).flat_map(|c| (0..rows).map(move |r| (r, c))).map(|(r, c)| matrix[r * stride + c]).collect();
+        let elements = (0..columns).flat_map(|c| (0..rows).map(move |r| (r, c)));
+        let transposed: Vec<f32> = elements.map(|(r, c)| matrix[r * stride + c]).collect();
         let mut expected = vec![9.0; packed_len(columns, rows)];
-        pack(&turned, rows, columns, rows, &mut expected);
+        pack(&transposed, rows, columns, rows, &mut expected);
         let mut got = vec![9.0; expected.len()];
         pack_transposed(&matrix, stride, rows, columns, &mut got);
         prop_assert_eq!(&got, &expected);
@@ -66,7 +66,7 @@ proptest! {
     }
 
     #[test]
-    fn a_row_is_the_same_to_the_bit_in_any_number_of_rows(
+    fn a_row_has_the_same_bits_for_any_number_of_rows(
         rows in 1usize..40, depth in 0usize..70, columns in 1usize..80, seed: u32
     ) {
         let c = case(rows, depth, columns, seed);
@@ -122,14 +122,14 @@ proptest! {
     }
 
     #[test]
-    fn packing_the_transpose_equals_transposing_then_packing(rows in 1usize..70, columns in 1usize..70) {
+    fn a_transposed_panel_equals_the_panel_of_the_transpose(rows in 1usize..70, columns in 1usize..70) {
         let matrix = numbers(rows * columns, 5);
-        let turned: Vec<f32> =
+        let transposed: Vec<f32> =
             (0..rows * columns).map(|i| matrix[i % rows * columns + i / rows]).collect();
         let mut panels = vec![0.0; packed_len(rows, columns)];
         pack(&matrix, columns, rows, columns, &mut panels);
         let mut expected = vec![0.0; packed_len(columns, rows)];
-        pack(&turned, rows, columns, rows, &mut expected);
+        pack(&transposed, rows, columns, rows, &mut expected);
         let mut got = vec![1.0; packed_len(columns, rows)];
         for (p, out) in got.chunks_exact_mut(columns * LANES).enumerate() {
             pack_transposed_panel(&panels, rows, columns, p, out);
@@ -140,14 +140,14 @@ proptest! {
 
 #[test]
 #[should_panic(expected = "left operand")]
-fn a_short_operand_is_refused_before_it_is_read() {
+fn a_short_operand_is_refused() {
     let mut c = case(4, 8, 8, 1);
     c.a.truncate(20);
     product(&c, 0, 4, &mut [0.0; 32]).run();
 }
 
 #[test]
-fn a_shape_whose_offsets_overflow_is_refused_before_anything_is_read() {
+fn a_shape_whose_offsets_overflow_is_refused() {
     let c = case(2, 2, 8, 1);
     let refused = |spoil: fn(&mut Product<'_, f32>)| {
         let mut out = [0.0; 16];
@@ -166,7 +166,7 @@ fn a_shape_whose_offsets_overflow_is_refused_before_anything_is_read() {
 }
 
 #[test]
-fn a_nan_passes_the_relu_on_every_instruction_set() {
+fn the_relu_keeps_a_nan_on_every_instruction_set() {
     let mut c = case(3, 4, 40, 1);
     c.a[5] = f32::NAN;
     let mut out = vec![0.0; 3 * 40];

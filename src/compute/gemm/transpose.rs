@@ -1,18 +1,18 @@
-//! Transposes: rows of a matrix become lanes of panels.
+//! Packs a transpose: rows of a matrix become lanes of panels.
 //!
-//! Element by element this is a mix64, and whoever reads the panels next waits for its small writes
-//! to come together. Blocks of 16 by 16 are turned in registers instead.
+//! Copied element by element, this is a scatter of small writes, and the next reader of the panels waits for
+//! them to combine. So blocks of 16 by 16 are transposed in registers instead.
 
 #![allow(unsafe_code)]
 
 use crate::compute::Real;
 use crate::compute::gemm::LANES;
 
-/// Rows and columns of a block.
+/// Rows of a block, and columns.
 const BLOCK: usize = 16;
 
-/// Writes the transpose of `rows x columns` of row-major `matrix` into panels: the right operand of
-/// `X matrix^T`. Lanes past the last row are zero.
+/// Packs the transpose of a row-major `rows x columns` matrix into panels: the right operand of `X matrix^T`.
+/// Lanes past the last row are zero.
 ///
 /// # Panics
 /// When a slice is too short for the shape.
@@ -36,7 +36,7 @@ pub(crate) fn pack_transposed<T: Real>(
             let height = rows.saturating_sub(first).min(BLOCK);
             for column in (0..columns).step_by(BLOCK) {
                 let block = Block {
-                    // Past the last row there is nothing to read.
+                    // Past the last row there are no elements.
                     from: if height > 0 { &matrix[first * stride + column..] } else { &[] },
                     stride,
                     height,
@@ -48,8 +48,8 @@ pub(crate) fn pack_transposed<T: Real>(
     }
 }
 
-/// Up to 16 rows of up to 16 columns. Their transpose is written in lines of 16 lanes, [`LANES`]
-/// apart; lanes past the last row are zero.
+/// A block of at most 16 rows and 16 columns. Each column becomes a line of 16 lanes; lines are [`LANES`]
+/// apart. Lanes past the last row are zero.
 pub struct Block<'a, T> {
     from: &'a [T],
     stride: usize,
@@ -57,7 +57,7 @@ pub struct Block<'a, T> {
     width: usize,
 }
 
-/// Element by element.
+/// Transposes a block element by element.
 ///
 /// # Panics
 /// When a slice is too short for the block.
@@ -70,7 +70,7 @@ pub(crate) fn transpose_portable<T: Real>(block: &Block<'_, T>, to: &mut [T]) {
     }
 }
 
-/// On the widest vectors of this machine.
+/// Transposes a block with the widest vectors of this machine.
 ///
 /// # Panics
 /// As [`transpose_portable`].
@@ -85,18 +85,19 @@ pub(crate) fn transpose_f32(block: &Block<'_, f32>, to: &mut [f32]) {
         let end = (height - 1).checked_mul(stride).and_then(|at| at.checked_add(width));
         assert!(end.is_some_and(|end| end <= from.len()), "matrix: too short");
         assert!((width - 1) * LANES + BLOCK <= to.len(), "panels: too short");
-        // SAFETY: the processor has AVX-512F; both slices hold what the block names, as was just checked,
-        // and `pack_transposed`, which alone makes blocks, makes none of more than 16 rows or columns.
+        // SAFETY: the processor has AVX-512F; the lengths of both slices were just checked; and blocks, which
+        // only `pack_transposed` makes, have at most 16 rows and 16 columns.
         return unsafe { transpose_avx512(block, to) };
     }
     transpose_portable(block, to);
 }
 
-/// Four rounds of 16 shuffles: pairs of elements, pairs of pairs, and twice quarters of registers.
+/// Transposes 16 by 16 elements in four rounds of 16 shuffles: first elements, then pairs, then quarters
+/// twice.
 ///
 /// # Safety
-/// The processor has AVX-512F. `from` holds `height` rows of `width` elements and `to` `width` lines of
-/// 16, all at most 16.
+/// The processor has AVX-512F. `from` has `height` rows of `width` elements, and `to` has `width` lines of 16
+/// lanes; both are at most 16.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 #[allow(clippy::needless_range_loop)]
@@ -105,7 +106,7 @@ unsafe fn transpose_avx512(block: &Block<'_, f32>, to: &mut [f32]) {
     let columns = ((1_u32 << block.width) - 1) as u16;
     let mut rows = [_mm512_setzero_ps(); BLOCK];
     for r in 0..block.height {
-        // SAFETY: masked lanes are not read, and the caller vouches for the others.
+        // SAFETY: masked lanes are not read, and the caller guarantees the others.
         rows[r] = unsafe { _mm512_maskz_loadu_ps(columns, block.from.as_ptr().add(r * block.stride)) };
     }
     let mut next = rows;
@@ -134,7 +135,7 @@ unsafe fn transpose_avx512(block: &Block<'_, f32>, to: &mut [f32]) {
         next[12 + j] = high(odd[0], odd[1]);
     }
     for column in 0..block.width {
-        // SAFETY: the caller vouches for `width` lines.
+        // SAFETY: the caller guarantees `width` lines.
         unsafe { _mm512_storeu_ps(to.as_mut_ptr().add(column * LANES), next[column]) };
     }
 }

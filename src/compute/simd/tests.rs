@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn rows_past_the_caches_arrive_whole_at_every_alignment_and_touch_nothing_beside_them() {
+fn streaming_copies_write_exactly_the_row_at_every_alignment() {
     let from: Vec<f32> = (1..=80).map(|i| i as f32).collect();
     for (offset, length) in (0..5).flat_map(|offset| (0..70).map(move |length| (offset, length))) {
         let mut to = vec![-1.0; 80];

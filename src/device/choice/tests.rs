@@ -15,14 +15,15 @@ fn refusals() -> [CudaError; 3] {
 }
 
 #[test]
-fn host_is_taken_without_a_look() {
-    let choice: Choice<DeviceInfo> = choose(DeviceKind::Host, || panic!("nobody asked for a GPU")).unwrap();
+fn host_is_chosen_without_looking_for_a_gpu() {
+    let choice: Choice<DeviceInfo> =
+        choose(DeviceKind::Host, || panic!("`open` is not called for host")).unwrap();
     assert!(!choice.is_fallback());
     assert_eq!(choice.to_string(), "device host");
 }
 
 #[test]
-fn a_gpu_that_works_is_taken_by_auto_and_by_cuda() {
+fn auto_and_cuda_choose_a_usable_gpu() {
     for wanted in [DeviceKind::Auto, DeviceKind::Cuda] {
         let choice = choose(wanted, || Ok(h200())).unwrap();
         assert!(matches!(choice, Choice::Cuda(_)) && !choice.is_fallback());
@@ -31,7 +32,7 @@ fn a_gpu_that_works_is_taken_by_auto_and_by_cuda() {
 }
 
 #[test]
-fn auto_falls_back_to_the_host_aloud() {
+fn auto_falls_back_to_the_host_and_gives_the_reason() {
     for error in refusals() {
         let choice: Choice<DeviceInfo> = choose(DeviceKind::Auto, || Err(error.clone())).unwrap();
         let line = choice.to_string();
@@ -40,7 +41,7 @@ fn auto_falls_back_to_the_host_aloud() {
 }
 
 #[test]
-fn cuda_is_refused_with_the_reason() {
+fn cuda_without_a_usable_gpu_is_refused_with_the_reason() {
     for error in refusals() {
         let refused = choose::<DeviceInfo>(DeviceKind::Cuda, || Err(error.clone())).unwrap_err();
         let line = refused.to_string();

@@ -1,21 +1,21 @@
-//! The driver's and NVRTC's functions, looked up by name with the plain types of their C interfaces.
+//! The functions of libcuda and libnvrtc, looked up by name, with the plain types of their C interfaces.
 //!
-//! cudarc opens the libraries. Its wrappers are not used: they panic at a function that the library
-//! lacks, and make an enum of each result code, which is undefined for a code that cudarc does not know.
-//! Here a function that is missing is named, and a code is a number.
+//! cudarc opens the libraries. Its wrappers are not used, for two reasons: they panic when the library lacks
+//! a function, and they convert each result code to an enum, which is undefined behaviour for a code that
+//! cudarc does not know. Here a missing function is an error that names it, and a code is a number.
 //!
-//! Handles (contexts, modules, streams, ...) are pointers that only the library follows, so they are
-//! kept as `usize`, which C passes alike.
+//! Handles (contexts, modules, streams, ...) are pointers that only the library dereferences. They are
+//! `usize` here, which has the same C calling convention.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use cudarc::{driver, nvrtc};
 
-/// Something that only the library looks into; 0 is none.
+/// An opaque pointer of the library; 0 is none.
 pub(crate) type Handle = usize;
 
-/// A table of functions, and `load`, which fills it or names the function that is missing.
+/// A table of functions, and `load`, which fills it or returns the name of a missing function.
 macro_rules! functions {
     ($(#[$doc:meta])* $table:ident by $symbol:path: $($field:ident = $name:literal $arguments:tt;)*) => {
         $(#[$doc])*
@@ -100,29 +100,28 @@ functions! {
 
 /// Whether libcuda can be opened.
 pub(crate) fn driver_is_present() -> bool {
-    // SAFETY: this opens libcuda and closes it again. Opening runs the library's constructors, which
-    // NVIDIA's driver means to be run by any process; a file of that name that does worse has been put
-    // on the library path by whoever owns the machine.
+    // SAFETY: this opens libcuda and closes it again. Opening runs the library's constructors, which are
+    // safe in any process. The owner of the machine answers for other files of that name on the library path.
     unsafe { driver::sys::is_culib_present() }
 }
 
 /// Whether libnvrtc can be opened.
 pub(crate) fn compiler_is_present() -> bool {
-    // SAFETY: as for libcuda: the library's constructors are meant to be run by any process.
+    // SAFETY: as for libcuda: the library's constructors are safe in any process.
     unsafe { nvrtc::sys::is_culib_present() }
 }
 
-/// A function of libcuda, or its name when there is none.
+/// A function of libcuda, or its name when the library lacks it.
 ///
 /// # Safety
 /// The library is present, and `F` is the function's C type.
 pub(crate) unsafe fn driver_symbol<F: Copy>(name: &'static str) -> Result<F, &'static str> {
     // SAFETY: `culib` opens the library once and keeps it for the life of the process, so a copy of the
-    // address stays valid; that `F` is the function's type is this function's own condition.
+    // address stays valid. The caller guarantees that `F` is the function's type.
     unsafe { driver::sys::culib().get::<F>(name.as_bytes()) }.map(|found| *found).map_err(|_| name)
 }
 
-/// A function of libnvrtc, or its name when there is none.
+/// A function of libnvrtc, or its name when the library lacks it.
 ///
 /// # Safety
 /// As for [`driver_symbol`].

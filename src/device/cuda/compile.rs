@@ -1,11 +1,12 @@
-//! NVRTC: kernels compiled when the server starts, for the device that is there.
+//! Compiles kernels with NVRTC at start, for the device of the machine.
 //!
-//! [`Compiler`] wraps libnvrtc, opened at run time. [`build`] turns each kernel into an [`Image`], from
-//! the disk cache where it can. Where NVRTC knows the device, an image is machine code for it; for a
-//! device newer than NVRTC it is PTX for the newest capability NVRTC knows, which the driver compiles.
+//! [`Compiler`] wraps libnvrtc, opened at run time. [`build`] makes an [`Image`] of each kernel, and takes it
+//! from the disk cache if it is there. If NVRTC knows the device, an image is machine code for it. For a
+//! device newer than NVRTC, it is PTX for the newest capability that NVRTC knows; the driver compiles the
+//! PTX.
 //!
-//! Multiply and add are never contracted into one rounding ([`OPTIONS`]): sums and products must have the
-//! host's bits, which are rounded one by one.
+//! A multiplication and an addition are never fused ([`OPTIONS`]): sums and products must have the host's
+//! bits, and the host rounds each operation.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_char, c_int};
@@ -16,16 +17,16 @@ use super::errors::{CudaError, SUCCESS, one_line};
 use super::kernel_cache::{Entry, KernelCache};
 use super::sources::{HEADERS, KernelFile};
 
-/// What every compiler is told besides the architecture; `build.rs` and `.ci/kernels` say the same.
+/// Options of every compiler besides the architecture. `build.rs` and `.ci/kernels` repeat them.
 pub(crate) const OPTIONS: &[&str] =
     &["--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"];
 
-/// What an image is made for. Displays as the compiler writes it.
+/// What an image is compiled for. Displays as the compiler's option has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// Machine code for this capability, 10 x major + minor.
     Binary(i32),
-    /// PTX, which the driver compiles for any device of at least this capability.
+    /// PTX, which the driver compiles for any device of this capability or a newer one.
     Text(i32),
 }
 
@@ -39,7 +40,8 @@ impl fmt::Display for Target {
 }
 
 impl Target {
-    /// The best of what the compiler knows for a device; `None` when the device is older than all.
+    /// The best target for a device among the capabilities that the compiler knows. `None` when the device is
+    /// older than all of them.
     #[must_use]
     pub(crate) fn best(compute: (i32, i32), known: &[i32]) -> Option<Self> {
         let device = 10 * compute.0 + compute.1;
@@ -53,30 +55,30 @@ impl Target {
 /// A kernel file, compiled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// What was compiled.
+    /// Its source.
     pub kernel: KernelFile,
     /// Machine code, PTX with its closing zero, or a bundle of both.
     pub bytes: std::borrow::Cow<'static, [u8]>,
-    /// Who compiled it, and for what.
+    /// The compiler and the target, for messages.
     pub origin: String,
 }
 
 /// Kernels, compiled.
 #[derive(Clone, Debug, Default)]
 pub struct Built {
-    /// One a file.
+    /// One image per kernel file.
     pub images: Vec<Image>,
-    /// How many came from the disk cache.
+    /// How many images came from the disk cache.
     pub from_cache: usize,
-    /// What was wrong with the disk cache, a sentence each; nothing depends on it.
+    /// Errors of the disk cache, one sentence each, to be logged as warnings.
     pub troubles: Vec<String>,
 }
 
 /// Compiles kernels for a device, or takes them from the cache. `driver` is the driver's CUDA version.
 ///
 /// # Errors
-/// [`CudaError::CompilerTooNew`] when the device is older than all that NVRTC knows;
-/// [`CudaError::Compile`] when it refuses a kernel.
+/// [`CudaError::CompilerTooNew`] when the device is older than every capability that NVRTC knows;
+/// [`CudaError::Compile`] when NVRTC refuses a kernel.
 pub fn build(
     compiler: &Compiler,
     kernels: &[KernelFile],
@@ -126,10 +128,10 @@ impl fmt::Debug for Compiler {
 }
 
 impl Compiler {
-    /// Opens libnvrtc where the loader finds it.
+    /// Opens libnvrtc, found by the dynamic loader.
     ///
     /// # Errors
-    /// What is missing, as the beginning of a sentence.
+    /// What is missing, as the first clause of a sentence.
     pub fn find() -> Result<Self, String> {
         if !compiler_is_present() {
             return Err("libnvrtc is not on the library path".to_owned());
@@ -158,13 +160,13 @@ impl Compiler {
         Ok(Self { nvrtc, version: (major, minor), architectures })
     }
 
-    /// Its version, major and minor.
+    /// The version of NVRTC, major and minor.
     #[must_use]
     pub(crate) fn version(&self) -> (i32, i32) {
         self.version
     }
 
-    /// What to compile to for a device.
+    /// The target for a device.
     ///
     /// # Errors
     /// [`CudaError::CompilerTooNew`].
@@ -178,7 +180,7 @@ impl Compiler {
     /// Compiles one kernel.
     ///
     /// # Errors
-    /// [`CudaError::Compile`], with what the compiler says.
+    /// [`CudaError::Compile`], with the compiler's log.
     pub fn compile(&self, kernel: &KernelFile, target: Target) -> Result<Vec<u8>, CudaError> {
         let refused = |log: String| CudaError::Compile { kernel: kernel.name, nvrtc: self.version, log };
         let program = Program::new(&self.nvrtc, kernel).map_err(refused)?;
@@ -193,19 +195,19 @@ impl Compiler {
 type SizeOf = unsafe extern "C" fn(Handle, *mut usize) -> c_int;
 type ContentsOf = unsafe extern "C" fn(Handle, *mut c_char) -> c_int;
 
-/// A program of NVRTC's, destroyed when dropped.
+/// An NVRTC program, destroyed when dropped.
 struct Program<'a> {
     nvrtc: &'a Nvrtc,
     handle: Handle,
 }
 
-/// Text of ours for C. It holds no zero byte; if it did, what stands after it would be cut off.
+/// A C string of this text. Our texts contain no zero byte; at one, the text would be cut.
 fn c_text(text: &str) -> CString {
     let bytes: Vec<u8> = text.bytes().take_while(|&byte| byte != 0).collect();
     CString::new(bytes).unwrap_or_default()
 }
 
-/// Texts of ours as C takes arrays of them. The pointers live as long as the texts.
+/// An array of C strings. The pointers are valid as long as the texts.
 struct TextArray {
     pointers: Vec<*const c_char>,
     _texts: Vec<CString>,
@@ -254,18 +256,19 @@ impl<'a> Program<'a> {
         Err(format!("code {code}: {}", one_line(log.trim_end_matches('\0'))))
     }
 
-    /// Reads one of the program's products.
+    /// Reads one output of the program: the log, the machine code or the PTX.
     fn read(&self, size_of: SizeOf, contents_of: ContentsOf) -> Result<Vec<u8>, String> {
         let mut bytes = 0;
         // SAFETY: `handle` is a program, and one size is written.
         let code = unsafe { size_of(self.handle, &raw mut bytes) };
         if code != SUCCESS {
-            return Err(format!("code {code} for the size of what it made"));
+            return Err(format!("code {code} for the size of its output"));
         }
         let mut contents = vec![0_u8; bytes];
-        // SAFETY: as many bytes are written as the call before has said, and there is room for them.
+        // SAFETY: the library writes as many bytes as the call above returned, and `contents` has room for
+        // them.
         let code = unsafe { contents_of(self.handle, contents.as_mut_ptr().cast()) };
-        if code == SUCCESS { Ok(contents) } else { Err(format!("code {code} for what it made")) }
+        if code == SUCCESS { Ok(contents) } else { Err(format!("code {code} for its output")) }
     }
 }
 

@@ -1,7 +1,8 @@
-//! Finds CUDA devices without counting on anything: not on a driver, not on its age, not on a device.
+//! Finds CUDA devices. Nothing is assumed: the driver may be missing, too old or broken, and there may be no
+//! device.
 //!
-//! The seven functions that a look takes are looked up one by one (`api.rs` says why not by cudarc), so
-//! that an old or broken driver is still told by what it is. No context is created: probing takes no
+//! The seven functions of a probe are looked up one by one (`api.rs` explains why cudarc does not do it), so
+//! that the message describes an old or broken driver correctly. No context is created, so a probe takes no
 //! device memory.
 #![allow(unsafe_code)]
 
@@ -11,54 +12,55 @@ use std::fmt;
 use super::api::{driver_is_present, driver_symbol};
 use super::errors::{CudaError, NO_DEVICE, SUCCESS, version_text};
 
-/// The oldest driver whose CUDA version runs what the kernels are compiled to: NVRTC 13.0's PTX.
+/// CUDA version of the oldest usable driver: it must run the PTX of NVRTC 13.0.
 pub(crate) const OLDEST_DRIVER: i32 = 13_000;
 
-/// The oldest compute capability that the kernels are written for: Volta, whose warps diverge freely.
+/// The oldest compute capability that the kernels support: Volta, the first with independent thread
+/// scheduling.
 pub(crate) const OLDEST_COMPUTE: (i32, i32) = (7, 0);
 
 const NAME_BYTES: usize = 256;
 const COMPUTE_MAJOR: c_int = 75;
 const COMPUTE_MINOR: c_int = 76;
 
-/// What a look for CUDA devices came to. Displays as one line for the log.
+/// The result of looking for CUDA devices. Displays as one line for the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Probe {
     /// libcuda is not installed.
     NoDriver,
-    /// libcuda is there but lacks a function that every driver has.
+    /// libcuda is installed but lacks a function that every driver has.
     DriverIncomplete {
-        /// The function.
+        /// The name of the function.
         symbol: &'static str,
     },
-    /// The driver cannot run what the kernels are compiled to.
+    /// The driver cannot run the compiled kernels.
     DriverTooOld {
         /// The CUDA version of the driver: 1000 x major + 10 x minor.
         driver: i32,
-        /// The oldest that would do.
+        /// The oldest usable CUDA version.
         needed: i32,
     },
-    /// The driver works and has no device to offer.
+    /// The driver works and has no device.
     NoDevice,
     /// The devices, by ordinal; at least one.
     Found(Vec<DeviceInfo>),
     /// The driver refused a call.
     Failed {
-        /// Its CUresult.
+        /// The CUresult.
         code: i32,
     },
 }
 
-/// What is known of a device before it is used.
+/// A device's properties that are known before it is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Its number with the driver.
+    /// Its number in the driver.
     pub ordinal: usize,
-    /// Its product name.
+    /// The product name.
     pub name: String,
     /// Compute capability, major and minor.
     pub compute: (i32, i32),
-    /// All of its memory.
+    /// Total memory.
     pub memory_bytes: usize,
 }
 
@@ -109,7 +111,7 @@ pub fn probe() -> Probe {
 /// The device of this number, if the kernels can run on it.
 ///
 /// # Errors
-/// What is missing, or too old.
+/// [`CudaError`] naming what is missing or too old.
 pub fn usable(ordinal: usize) -> Result<DeviceInfo, CudaError> {
     match probe() {
         Probe::Found(mut devices) => {
@@ -137,7 +139,7 @@ struct Driver {
     memory: unsafe extern "C" fn(*mut usize, c_int) -> c_int,
 }
 
-/// A function of libcuda. Call it only when the library is present, with `F` its C type.
+/// A function of libcuda. The library must be present, and `F` must be the function's C type.
 unsafe fn symbol<F: Copy>(name: &'static str) -> Result<F, Probe> {
     // SAFETY: this function's own conditions.
     unsafe { driver_symbol(name) }.map_err(|symbol| Probe::DriverIncomplete { symbol })
@@ -152,10 +154,10 @@ fn checked(code: c_int) -> Result<(), Probe> {
 }
 
 impl Driver {
-    /// Call it only when libcuda is present.
+    /// libcuda must be present.
     fn load() -> Result<Self, Probe> {
-        // SAFETY: each field's type is the one that cuda.h gives the function of that name. The
-        // only caller, `probe`, has seen the library.
+        // SAFETY: each field has the type of its function in cuda.h. The only caller, `probe`, has checked
+        // that the library is present.
         unsafe {
             Ok(Self {
                 init: symbol("cuInit")?,
@@ -170,7 +172,7 @@ impl Driver {
     }
 
     fn devices(&self) -> Result<Vec<DeviceInfo>, Probe> {
-        // The version may be asked before cuInit, and says more than the error of an old driver's init.
+        // Before cuInit, where it is allowed: an old driver's version explains more than its cuInit error.
         // SAFETY: writes one int through the pointer it is given.
         let driver = read(|value| unsafe { (self.version)(value) })?;
         if driver < OLDEST_DRIVER {
@@ -200,14 +202,14 @@ impl Driver {
 
     fn name(&self, device: c_int) -> Result<String, Probe> {
         let mut name = [0_u8; NAME_BYTES];
-        // SAFETY: the driver writes at most as many bytes as it is told, the closing zero among them.
+        // SAFETY: the driver writes at most `NAME_BYTES` bytes, including the closing zero.
         checked(unsafe { (self.name)(name.as_mut_ptr().cast(), NAME_BYTES as c_int, device) })?;
         let text = CStr::from_bytes_until_nul(&name).map(CStr::to_string_lossy);
         Ok(text.map_or_else(|_| "unnamed".to_owned(), std::borrow::Cow::into_owned))
     }
 }
 
-/// What a driver call writes through its pointer.
+/// The value that a driver call writes through its pointer.
 fn read<T: Default>(call: impl FnOnce(*mut T) -> c_int) -> Result<T, Probe> {
     let mut value = T::default();
     checked(call(&raw mut value)).map(|()| value)

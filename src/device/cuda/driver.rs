@@ -1,23 +1,22 @@
-//! What a CUDA driver does for us: memory, streams, events, launches, graphs.
+//! The interface of a CUDA driver: memory, streams, events, launches, graphs.
 //!
-//! Two types implement [`Driver`]: the machine's own driver through cudarc, and the simulator of
-//! `kernels/cusim`, which runs the same kernel sources on the CPU. Everything above this trait (the
-//! kernels' arguments and checks, the cache's device tier) is one program on both, and so is tested
-//! on machines with no GPU.
+//! Two types implement [`Driver`]: `nvidia::Nvidia` calls the machine's CUDA driver, and `cusim` runs the
+//! same kernel sources on the CPU. All code above this trait (the cache's device half, the trainer's
+//! scratchpad) is the same for both, so it is tested on machines without a GPU.
 //!
-//! Every operation that a stream carries is counted ([`Driver::work`]), so that a test can assert how
-//! many a batch takes.
+//! Every operation of a stream is counted ([`Driver::work`]), so that a test can assert how many a batch
+//! needs.
 
 #![allow(unsafe_code)]
 
 use std::ops::AddAssign;
 
-/// Where something lies in the memory that kernels see. 0 is nowhere.
+/// An address in the memory that kernels see. 0 is null.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(pub u64);
 
 impl Address {
-    /// The address `bytes` further on.
+    /// The address `bytes` after this one.
     #[must_use]
     pub fn at(self, bytes: usize) -> Self {
         Self(self.0 + bytes as u64)
@@ -27,20 +26,20 @@ impl Address {
 /// Memory of the host that kernels read and write in place: page-locked and mapped.
 #[derive(Clone, Copy, Debug)]
 pub struct Pinned {
-    /// Where the host sees it. Aligned to a page.
+    /// The host's address, aligned to a page.
     pub host: std::ptr::NonNull<u8>,
-    /// Where kernels see it.
+    /// The address for kernels.
     pub device: Address,
-    /// How long it is.
+    /// Length in bytes.
     pub bytes: usize,
 }
 
-// SAFETY: an address and a length; whoever reads or writes through them answers for it.
+// SAFETY: an address and a length; code that reads or writes through them has its own safety argument.
 unsafe impl Send for Pinned {}
 // SAFETY: as above.
 unsafe impl Sync for Pinned {}
 
-/// How a kernel is launched.
+/// The grid of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchShape {
     /// Blocks of the grid.
@@ -51,21 +50,21 @@ pub struct LaunchShape {
     pub shared_bytes: u32,
 }
 
-/// Operations that streams were given since the driver was opened.
+/// Operations enqueued on streams since the driver was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Kernels launched one by one.
+    /// Kernels launched outside graphs.
     pub launches: u64,
     /// Copies, in any direction.
     pub copies: u64,
     /// Memsets.
     pub memsets: u64,
-    /// Nodes of the graphs that were launched, each time they were.
+    /// Nodes of launched graphs, counted at each launch.
     pub graph_nodes: u64,
 }
 
 impl Work {
-    /// All of them.
+    /// The sum of all counters.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.launches + self.copies + self.memsets + self.graph_nodes
@@ -81,104 +80,72 @@ impl AddAssign for Work {
     }
 }
 
-/// Why a driver did not do what it was asked.
+/// Why a driver call failed. A `name` is the error's name in cuda.h, or `unknown`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages document variants and fields")]
 pub enum DriverError {
-    /// The device, or the host's pinned memory, is full.
     #[error("{what}: {bytes} bytes refused, {free} of {total} bytes are free")]
-    OutOfMemory {
-        /// Which memory: `device memory` or `pinned memory`.
-        what: &'static str,
-        /// What was asked for.
-        bytes: usize,
-        /// What there was.
-        free: u64,
-        /// What there is in all.
-        total: u64,
-    },
-    /// A kernel went wrong in a way that no later call survives: the process must start again.
+    OutOfMemory { what: &'static str, bytes: usize, free: u64, total: u64 },
+    /// Every later call fails too: the process must be restarted. The failed operation may be an earlier one
+    /// than `call`, because launches are asynchronous.
     #[error("cuda {call}: error {code} ({name}) is final: the device takes no more work from this process")]
-    Sticky {
-        /// The call that reported it, which need not be the one that caused it.
-        call: &'static str,
-        /// CUresult.
-        code: i32,
-        /// The error's name in cuda.h.
-        name: &'static str,
-    },
-    /// A call failed.
+    Sticky { call: &'static str, code: i32, name: &'static str },
     #[error("cuda {call}: error {code} ({name})")]
-    Failed {
-        /// Which.
-        call: &'static str,
-        /// CUresult.
-        code: i32,
-        /// The error's name in cuda.h, or `unknown`.
-        name: &'static str,
-    },
-    /// The kernels could not be compiled, or there is no compiler.
+    Failed { call: &'static str, code: i32, name: &'static str },
     #[error("cuda kernels: {reason}")]
-    Kernels {
-        /// What the compiler says, or what is missing.
-        reason: String,
-    },
-    /// The simulator stopped a kernel.
+    Kernels { reason: String },
+    /// The simulator found an error in a kernel. `reason` names the block and the lane.
     #[error("cusim {kernel}: {reason}")]
-    Stopped {
-        /// The kernel's name.
-        kernel: String,
-        /// What it did, and which block and lane did it.
-        reason: String,
-    },
+    Stopped { kernel: String, reason: String },
 }
 
-/// A CUDA driver and its device. All calls may be made from any thread.
+/// A CUDA driver with one device. Every method may be called from any thread.
 pub trait Driver: Send + Sync + 'static {
-    /// An order in which operations are carried out.
+    /// A queue of operations, executed in order.
     type Stream: Send + Sync;
     /// A point in a stream.
     type Event: Send + Sync;
-    /// Operations recorded once and launched as one.
+    /// Operations that are recorded once and launched together.
     type Graph: Send + Sync;
 
-    /// Memory of the device, zeroed, aligned to 256 bytes.
+    /// Allocates zeroed device memory, aligned to 256 bytes.
     ///
     /// # Errors
-    /// [`DriverError::OutOfMemory`], or what the driver says.
+    /// [`DriverError::OutOfMemory`], or the driver's error.
     fn allocate(&self, bytes: usize) -> Result<Address, DriverError>;
 
-    /// Gives memory back.
+    /// Frees device memory.
     ///
     /// # Safety
-    /// It came from [`Self::allocate`], and nothing uses it any more.
+    /// `memory` came from [`Self::allocate`], and nothing uses it any more.
     unsafe fn free(&self, memory: Address);
 
-    /// Pinned memory of the host, zeroed, which kernels read and write in place.
+    /// Allocates zeroed pinned host memory, which kernels can read and write.
     ///
     /// # Errors
-    /// [`DriverError::OutOfMemory`], or what the driver says.
+    /// [`DriverError::OutOfMemory`], or the driver's error.
     fn allocate_pinned(&self, bytes: usize) -> Result<Pinned, DriverError>;
 
-    /// Gives pinned memory back.
+    /// Frees pinned memory.
     ///
     /// # Safety
-    /// It came from [`Self::allocate_pinned`], and neither host nor device uses it any more.
+    /// `memory` came from [`Self::allocate_pinned`], and neither host nor device uses it any more.
     unsafe fn free_pinned(&self, memory: Pinned);
 
-    /// A new stream. Streams are unordered among each other but for events.
+    /// Creates a stream. Only events order the operations of different streams.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     fn stream(&self) -> Result<Self::Stream, DriverError>;
 
-    /// Copies `bytes` between any two places that the device sees, in the stream's order.
+    /// Enqueues a copy of `bytes` bytes. Each address may be on the device or in pinned memory.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     ///
     /// # Safety
-    /// Both ranges are allocated, on either side; until an event after this copy has fired, nobody
-    /// writes the source, nor touches the target.
+    /// Both ranges are allocated. Until an event after this copy has fired, nothing else writes the source,
+    /// and nothing else reads or writes the target.
     unsafe fn copy(
         &self,
         stream: &Self::Stream,
@@ -187,14 +154,14 @@ pub trait Driver: Send + Sync + 'static {
         bytes: usize,
     ) -> Result<(), DriverError>;
 
-    /// Launches a kernel by its name, in the stream's order. `args` is its one parameter, passed by value.
+    /// Enqueues a kernel. `args` is its only parameter, passed by value.
     ///
     /// # Errors
-    /// What the driver says; what the kernel does wrong may be said by a later call.
+    /// The driver's error. A later call may report an error of the kernel itself.
     ///
     /// # Safety
-    /// `args` has the layout of the kernel's parameter, and every address in it stays good, and is used
-    /// by nobody else in a way that races with the kernel, until an event after this launch has fired.
+    /// `args` has the layout of the kernel's parameter. Until an event after this launch has fired, every
+    /// address in it stays valid and no other access races with the kernel.
     unsafe fn launch(
         &self,
         stream: &Self::Stream,
@@ -203,52 +170,52 @@ pub trait Driver: Send + Sync + 'static {
         args: &[u8],
     ) -> Result<(), DriverError>;
 
-    /// A point after all that the stream was given so far.
+    /// An event after all operations enqueued so far.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     fn record(&self, stream: &Self::Stream) -> Result<Self::Event, DriverError>;
 
-    /// Makes what the stream is given from now on come after the event.
+    /// Orders all operations that are enqueued from now on after the event.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     fn follow(&self, stream: &Self::Stream, event: &Self::Event) -> Result<(), DriverError>;
 
     /// Whether the event has fired.
     ///
     /// # Errors
-    /// What the driver says, also about operations before the event.
+    /// The driver's error, also that of an operation before the event.
     fn fired(&self, event: &Self::Event) -> Result<bool, DriverError>;
 
     /// Waits until the event has fired.
     ///
     /// # Errors
-    /// What the driver says, also about operations before the event.
+    /// The driver's error, also that of an operation before the event.
     fn wait(&self, event: &Self::Event) -> Result<(), DriverError>;
 
-    /// Records what `fill` gives the stream as a graph, instead of carrying it out.
+    /// Records the operations that `fill` enqueues as a graph, without executing them.
     ///
     /// # Errors
-    /// What the driver says, or `fill`.
+    /// The driver's error, or that of `fill`.
     fn capture(
         &self,
         stream: &Self::Stream,
         fill: &mut dyn FnMut() -> Result<(), DriverError>,
     ) -> Result<Self::Graph, DriverError>;
 
-    /// Launches a graph in the stream's order.
+    /// Enqueues a graph.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     ///
     /// # Safety
-    /// What [`Self::launch`] and [`Self::copy`] ask for holds again for each operation of the graph.
+    /// The conditions of [`Self::launch`] and [`Self::copy`] hold for each operation of the graph.
     unsafe fn launch_graph(&self, stream: &Self::Stream, graph: &Self::Graph) -> Result<(), DriverError>;
 
-    /// What streams were given since the driver was opened.
+    /// Operations enqueued since the driver was opened.
     fn work(&self) -> Work;
 
-    /// Multiprocessors of the device: how many blocks keep it busy is a multiple of this.
+    /// Multiprocessors of the device. A grid that fills the device has a multiple of this number of blocks.
     fn multiprocessors(&self) -> u32;
 }

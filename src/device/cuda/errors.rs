@@ -1,39 +1,39 @@
-//! CUDA's result codes: their names, which of them are final, and why a GPU could not be had.
+//! CUDA's result codes: their names, which of them are final, and why a GPU could not be opened.
 //!
-//! cudarc turns a code into an enum, which is undefined for a code that a newer driver invents, and asks
-//! libcuda for its name, which panics without libcuda. So codes stay plain numbers here, and the names of
-//! cuda.h stand in a table.
+//! cudarc converts a code to an enum, which is undefined behaviour for codes of newer drivers, and gets its
+//! name from libcuda, which panics without libcuda. So codes are plain numbers here, with a table of cuda.h's
+//! names.
 
 use std::ffi::c_int;
 
 use super::context::{DeviceInfo, OLDEST_COMPUTE, Probe};
 use super::driver::DriverError;
 
-/// The call did what it was asked.
+/// The call succeeded.
 pub(crate) const SUCCESS: c_int = 0;
-/// No memory left.
+/// Device or pinned memory is full.
 pub(crate) const OUT_OF_MEMORY: c_int = 2;
 /// The driver has no device.
 pub(crate) const NO_DEVICE: c_int = 100;
-/// The event has not fired yet: an answer, no error.
+/// The event has not fired yet. This is an answer, not an error.
 pub(crate) const NOT_READY: c_int = 600;
 
-/// What the driver says of an image that another device, or a newer driver, would take.
+/// Codes for an image that another device or a newer driver would accept.
 const UNFIT_IMAGES: &[c_int] = &[200, 209, 218, 221, 222, 223];
 
-/// Whether an image was refused for what it is, and another one might do.
+/// Whether the driver refused this image but may accept another one.
 pub(crate) fn is_unfit_image(code: c_int) -> bool {
     UNFIT_IMAGES.contains(&code)
 }
 
-/// Whether the code ends the context: cuda.h says of each of these that the process must end and start
-/// again to use the device, or that the context is gone.
+/// Whether the code ends the context. According to cuda.h, after each of these codes the process must be
+/// restarted to use the device, or the context is destroyed.
 #[must_use]
 pub(crate) fn is_final(code: c_int) -> bool {
     matches!(code, 4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 810)
 }
 
-/// A failed call as an error: final codes are [`DriverError::Sticky`].
+/// The error of a failed call; [`DriverError::Sticky`] for a final code.
 pub(crate) fn failed(call: &'static str, code: c_int) -> DriverError {
     let name = name(code);
     if is_final(code) {
@@ -43,101 +43,50 @@ pub(crate) fn failed(call: &'static str, code: c_int) -> DriverError {
     }
 }
 
-/// Why no GPU could be opened: what was expected, what there is, and what to do. Each is one line.
+/// Why no GPU could be opened: what was expected, what was found, and what to do. Each message is one line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "the messages document variants and fields")]
 pub enum CudaError {
-    /// There is no device to open.
+    /// `found` is never [`Probe::Found`].
     #[error("{found}; {}", advice(found))]
-    NoDevice {
-        /// What the look for devices came to; never [`Probe::Found`].
-        found: Probe,
-    },
-    /// There are devices, but not this one.
+    NoDevice { found: Probe },
     #[error("CUDA device {ordinal}: expected one below {count}, the number of devices")]
-    NoSuchDevice {
-        /// The one asked for.
-        ordinal: usize,
-        /// How many there are.
-        count: usize,
-    },
-    /// The device is older than what the kernels are written for.
+    NoSuchDevice { ordinal: usize, count: usize },
     #[error(
         "CUDA {device}: expected compute {}.{} or newer (Volta); use another GPU, or set device.kind = \"host\"",
         OLDEST_COMPUTE.0, OLDEST_COMPUTE.1
     )]
-    DeviceTooOld {
-        /// The device.
-        device: DeviceInfo,
-    },
-    /// Other processes hold the device's memory, so that not even a context fits.
+    DeviceTooOld { device: DeviceInfo },
     #[error("CUDA {device}: no memory is left for a context; nvidia-smi names the processes that hold it")]
-    NoRoom {
-        /// The device.
-        device: DeviceInfo,
-    },
-    /// There is no NVRTC, and no image that was compiled ahead of time fits.
+    NoRoom { device: DeviceInfo },
+    /// `found` is the reason why NVRTC is not used, `ahead` the reason why the program's own images are not.
     #[error(
         "CUDA kernels cannot be compiled: {found}, and {ahead}; install NVRTC of CUDA 13.0 (pip package \
          nvidia-cuda-nvrtc), its folder in LD_LIBRARY_PATH, or build flechette with nvcc on PATH"
     )]
-    NoCompiler {
-        /// What the look for NVRTC came to.
-        found: String,
-        /// Why no image of the program itself is used.
-        ahead: String,
-    },
-    /// This NVRTC does not know so old a device.
+    NoCompiler { found: String, ahead: String },
+    /// `least` is the oldest compute capability that NVRTC knows.
     #[error(
         "CUDA kernels cannot be compiled: NVRTC {}.{} knows compute {}.{} and newer, the device has {}.{}; \
          install NVRTC 12.9 (pip package nvidia-cuda-nvrtc-cu12), its folder in LD_LIBRARY_PATH",
         nvrtc.0, nvrtc.1, least.0, least.1, compute.0, compute.1
     )]
-    CompilerTooNew {
-        /// NVRTC's version.
-        nvrtc: (i32, i32),
-        /// The oldest compute capability it knows.
-        least: (i32, i32),
-        /// The device's.
-        compute: (i32, i32),
-    },
-    /// The compiler refused a kernel.
-    #[error("CUDA kernel {kernel}: NVRTC {}.{} says: {log}", nvrtc.0, nvrtc.1)]
-    Compile {
-        /// The file of `kernels/`.
-        kernel: &'static str,
-        /// NVRTC's version.
-        nvrtc: (i32, i32),
-        /// What it says, on one line.
-        log: String,
-    },
-    /// The driver refused a compiled kernel.
-    #[error("CUDA kernel {kernel} ({origin}): the driver, of CUDA {driver}, refuses it with {code} ({}){}", name(*code), after(log))]
-    Image {
-        /// The file of `kernels/`.
-        kernel: &'static str,
-        /// Who compiled it, and for what.
-        origin: String,
-        /// The driver's CUDA version.
-        driver: String,
-        /// CUresult.
-        code: i32,
-        /// What the driver's own compiler says, on one line; may be empty.
-        log: String,
-    },
-    /// A compiled kernel is not what this program launches.
+    CompilerTooNew { nvrtc: (i32, i32), least: (i32, i32), compute: (i32, i32) },
+    #[error("CUDA kernel {kernel}: NVRTC {}.{} refuses it: {log}", nvrtc.0, nvrtc.1)]
+    Compile { kernel: &'static str, nvrtc: (i32, i32), log: String },
+    /// `driver` is the driver's CUDA version, `log` that of the driver's compiler; it may be empty.
+    #[error(
+        "CUDA kernel {kernel} ({origin}): the driver, of CUDA {driver}, refuses it with {code} ({}){}",
+        name(*code), after(log)
+    )]
+    Image { kernel: &'static str, origin: String, driver: String, code: i32, log: String },
     #[error("CUDA kernel {kernel}: expected one parameter by value, got {got}")]
-    Parameter {
-        /// The kernel.
-        kernel: &'static str,
-        /// What its image has.
-        got: String,
-    },
-    /// The driver refused a call.
+    Parameter { kernel: &'static str, got: String },
     #[error(transparent)]
     Driver(#[from] DriverError),
 }
 
-/// What to do about a look that found no device. 580 is the first branch of drivers for CUDA 13.0.
+/// What the user can do when no device was found. 580 is the first driver branch for CUDA 13.0.
 fn advice(found: &Probe) -> &'static str {
     match found {
         Probe::NoDriver | Probe::DriverTooOld { .. } => "install NVIDIA's driver 580 or newer",
@@ -151,13 +100,13 @@ fn after(log: &str) -> String {
     if log.is_empty() { String::new() } else { format!(": {log}") }
 }
 
-/// A log of several lines as one.
+/// The lines of a log, joined to one line.
 pub(crate) fn one_line(log: &str) -> String {
     let lines = log.lines().map(str::trim).filter(|line| !line.is_empty());
     lines.collect::<Vec<_>>().join(" | ")
 }
 
-/// A CUDA version as people write it.
+/// A CUDA version as `major.minor`.
 pub(crate) fn version_text(version: c_int) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }

@@ -1,14 +1,15 @@
-//! Compiled kernels on disk, so that a server that starts again need not compile again.
+//! Caches compiled kernels on disk, so that a restarted server does not compile them again.
 //!
-//! An entry is one file, named by the kernel, the target and a hash of all that the image depends on. The
-//! file holds that text in full, so that no hash need be trusted, and a checksum:
+//! An entry is one file, named by the kernel, the target and a hash of the key, which lists everything that
+//! the image depends on. The file contains the key in full, so a hash collision does no harm, and a checksum:
 //!
 //! ```text
 //! "FLKERN1\n"  key bytes (u32)  image bytes (u32)  xxh3-64 of the image (u64)  key  image
 //! ```
 //!
-//! Numbers are little-endian. A file is written aside and renamed. One that is not as drawn is reported
-//! and compiled again. The folder is made for its owner alone, because what lies there is run.
+//! Numbers are little-endian. A file is written under another name and renamed. If a file is damaged, a
+//! warning is logged and the kernel is compiled again. Only the owner may access the folder, because its
+//! contents are executed.
 
 use std::fs;
 use std::io;
@@ -22,16 +23,14 @@ use super::sources::{HEADERS, KernelFile};
 const MAGIC: &[u8; 8] = b"FLKERN1\n";
 const HEAD_BYTES: usize = 24;
 
-/// All that an image depends on.
+/// Everything that an image depends on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry<'a> {
-    /// The file that is compiled; the headers go with it.
+    /// The source; the headers are part of the key too.
     pub kernel: &'a KernelFile,
-    /// What it is compiled to.
     pub target: Target,
-    /// What the compiler is told besides.
+    /// Compiler options without the target.
     pub options: &'a [&'a str],
-    /// The compiler's version.
     pub nvrtc: (i32, i32),
     /// The driver's CUDA version.
     pub driver: i32,
@@ -62,52 +61,52 @@ impl Entry<'_> {
     }
 }
 
-/// The folder.
+/// The cache in one folder.
 #[derive(Clone, Debug)]
 pub struct KernelCache {
     folder: PathBuf,
 }
 
 impl KernelCache {
-    /// A cache in this folder, which is made when the first image is kept.
+    /// A cache in this folder, which is created when the first image is stored.
     #[must_use]
     pub fn new(folder: &Path) -> Self {
         Self { folder: folder.to_owned() }
     }
 
-    /// The image of an entry; `None` when none is kept.
+    /// The image of an entry; `None` if there is none.
     ///
     /// # Errors
-    /// What is wrong with the file, as a sentence.
+    /// A sentence for the log when the file is unreadable or damaged.
     pub(crate) fn get(&self, entry: &Entry) -> Result<Option<Vec<u8>>, String> {
         let path = self.folder.join(entry.file_name());
-        let said = |what: &dyn std::fmt::Display| {
+        let failed = |what: &dyn std::fmt::Display| {
             format!("kernel cache {}: {what}: the kernel is compiled again", path.display())
         };
         let file = match fs::read(&path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(said(&error)),
+            Err(error) => return Err(failed(&error)),
         };
-        image_of(&file, &entry.key()).map(|image| Some(image.to_vec())).map_err(|what| said(&what))
+        image_of(&file, &entry.key()).map(|image| Some(image.to_vec())).map_err(|what| failed(&what))
     }
 
-    /// Keeps an entry's image.
+    /// Stores an entry's image.
     ///
     /// # Errors
-    /// Why it could not be kept, as a sentence.
+    /// A sentence for the log when it cannot be written.
     pub(crate) fn put(&self, entry: &Entry, image: &[u8]) -> Result<(), String> {
         let (key, name) = (entry.key(), entry.file_name());
-        // Another process may be writing the same entry.
-        let aside = self.folder.join(format!("{name}.{}", std::process::id()));
+        // The process id, because another process may write the same entry at the same time.
+        let temporary = self.folder.join(format!("{name}.{}", std::process::id()));
         let written = make_folder(&self.folder)
-            .and_then(|()| fs::write(&aside, file_of(image, &key)))
-            .and_then(|()| fs::rename(&aside, self.folder.join(name)));
+            .and_then(|()| fs::write(&temporary, file_of(image, &key)))
+            .and_then(|()| fs::rename(&temporary, self.folder.join(name)));
         written.map_err(|error| {
-            // The write itself may have failed half way, on a full disk.
-            let _ = fs::remove_file(&aside);
+            // On a full disk the write may have left part of the file.
+            let _ = fs::remove_file(&temporary);
             format!(
-                "kernel cache {}: {error}: the compiled kernel is not kept (device.kernel_cache)",
+                "kernel cache {}: {error}: the compiled kernel is not stored (device.kernel_cache)",
                 self.folder.display()
             )
         })
@@ -138,11 +137,11 @@ fn image_of<'f>(file: &'f [u8], key: &str) -> Result<&'f [u8], String> {
         return Err(format!("expected at least {HEAD_BYTES} bytes, got {}", file.len()));
     };
     let Some(image) = body.strip_prefix(key.as_bytes()) else {
-        return Err("expected the entry's own key, got another".to_owned());
+        return Err("expected the key of the entry, got another key".to_owned());
     };
-    // The image's bytes are the file's; all else in the head follows from the key and the image.
+    // The rest of the head is determined by the key and the image.
     if head != &file_of(image, key)[..HEAD_BYTES] {
-        return Err("the head or the checksum does not fit what is there".to_owned());
+        return Err("the head or the checksum does not match the contents".to_owned());
     }
     Ok(image)
 }

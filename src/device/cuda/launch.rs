@@ -1,4 +1,4 @@
-//! Shapes of launches, and the launch of gather-pool, which the cache and the trainer share.
+//! Grid sizes, and the launch of gather-pool, which the cache and the trainer share.
 
 #![allow(unsafe_code)]
 
@@ -8,33 +8,34 @@ use super::{Driver, DriverError, LaunchShape};
 use crate::compute::pool::WARP_LANES;
 use crate::device::cuda::pool_args::PoolArgs;
 
-/// Threads of a block.
+/// Threads per block.
 const THREADS: u32 = 128;
-/// Blocks a multiprocessor has at a time, about.
+/// Blocks resident on one multiprocessor, approximately.
 const BLOCKS_EACH: u32 = 16;
 
-/// The shape of a launch of our kernels.
+/// The shape of a launch with `shared_words` words of dynamic shared memory.
 #[must_use]
 pub(crate) fn shape(blocks: u32, shared_words: usize) -> LaunchShape {
     LaunchShape { blocks, threads: THREADS, shared_bytes: (shared_words * size_of::<u32>()) as u32 }
 }
 
-/// A grid for so many warps: no more blocks than the device has room for, because kernels loop.
+/// Blocks for `warps` warps, but not more than the device can hold at a time: kernels loop over the rest.
 #[must_use]
 pub(crate) fn blocks<D: Driver>(driver: &D, warps: u32) -> u32 {
     let most = driver.multiprocessors().saturating_mul(BLOCKS_EACH).max(1);
-    // A power of two, so that batches of about a size share their graph.
+    // A power of two, so that batches of similar size use the same graph.
     warps.div_ceil(THREADS / WARP_LANES).max(1).next_power_of_two().min(most)
 }
 
-/// Pools a batch's rows.
+/// Launches gather-pool for a batch.
 ///
 /// # Errors
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]; after the batch's probe, in its stream. Bags and columns are as [`crate::compute::pool`]
-/// asks, and `rows` has an address for each miss when the header says that they are staged.
+/// As [`Driver::launch`]. The batch's probe precedes in the same stream. Bags and columns satisfy the
+/// conditions of [`crate::compute::pool`], and `rows` has an address for each miss if the header declares the
+/// misses as staged.
 pub(crate) unsafe fn gather_pool<D: Driver>(
     d: &D,
     s: &D::Stream,
@@ -42,6 +43,6 @@ pub(crate) unsafe fn gather_pool<D: Driver>(
     args: &PoolArgs,
 ) -> Result<(), DriverError> {
     let shape = shape(blocks, args.lookup_count as usize + 2);
-    // SAFETY: the layout is the kernel's; the rest is the caller's promise.
+    // SAFETY: `PoolArgs` has the layout of the kernel's parameter; the caller guarantees the rest.
     unsafe { d.launch(s, "gather_pool", shape, bytes_of(args)) }
 }

@@ -1,4 +1,7 @@
-//! Memory that frees itself, and its division into typed arrays.
+//! Device and pinned memory as owned values, and their division into typed arrays.
+//!
+//! A [`Plan`] lays arrays out one after the other, in units of cache lines. The same [`Array`] then addresses
+//! its elements in every block that was allocated with the plan's size.
 
 #![allow(unsafe_code)]
 
@@ -9,7 +12,7 @@ use bytemuck::Pod;
 
 use super::{Address, Driver, DriverError, Pinned};
 
-/// Where an array lies in a block.
+/// The position of an array in a block.
 #[derive(Debug)]
 pub struct Array<T> {
     at: usize,
@@ -26,20 +29,14 @@ impl<T> Clone for Array<T> {
 impl<T> Copy for Array<T> {}
 
 impl<T> Array<T> {
-    /// How many elements it has.
+    /// Number of elements.
     #[must_use]
     pub(crate) fn len(&self) -> usize {
         self.count
     }
-
-    /// Whether it has none.
-    #[must_use]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.count == 0
-    }
 }
 
-/// Arrays one after the other, each on a line of its own.
+/// The layout of a block: arrays one after the other, each aligned to a cache line.
 #[derive(Debug, Default)]
 pub struct Plan {
     bytes: usize,
@@ -48,21 +45,21 @@ pub struct Plan {
 impl Plan {
     const LINE: usize = 128;
 
-    /// Room for `count` of `T`.
+    /// Appends an array of `count` elements.
     pub fn array<T: Pod>(&mut self, count: usize) -> Array<T> {
         let at = self.bytes;
         self.bytes = (at + count * size_of::<T>()).next_multiple_of(Self::LINE);
         Array { at, count, kind: PhantomData }
     }
 
-    /// Bytes that were planned.
+    /// Size of the block so far.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 }
 
-/// Memory of the device. Freed when dropped, by when nothing may use it: its owner waits.
+/// Device memory, freed when dropped. The owner first waits until no kernel uses it.
 pub struct DeviceMemory<D: Driver> {
     driver: Arc<D>,
     at: Address,
@@ -70,7 +67,7 @@ pub struct DeviceMemory<D: Driver> {
 }
 
 impl<D: Driver> DeviceMemory<D> {
-    /// Takes zeroed memory.
+    /// Allocates zeroed memory.
     ///
     /// # Errors
     /// As [`Driver::allocate`].
@@ -78,32 +75,32 @@ impl<D: Driver> DeviceMemory<D> {
         Ok(Self { at: driver.allocate(bytes)?, bytes, driver: driver.clone() })
     }
 
-    /// Where it begins.
+    /// Address of the first byte.
     #[must_use]
     pub(crate) fn address(&self) -> u64 {
         self.at.0
     }
 
-    /// Where an array begins.
+    /// Address of an array.
     #[must_use]
     pub(crate) fn of<T>(&self, array: Array<T>) -> u64 {
         debug_assert!(array.at + array.count * size_of::<T>() <= self.bytes);
         self.at.at(array.at).0
     }
 
-    /// How long it is.
+    /// Length in bytes.
     #[must_use]
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Copies it into other memory of the device, as far as that reaches, and waits.
+    /// Copies the block to other device memory, up to the shorter of the two lengths, and waits.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The driver's error.
     pub fn copy_to(&self, to: &mut Self) -> Result<(), DriverError> {
         let stream = self.driver.stream()?;
-        // SAFETY: both are allocated and as long; they are borrowed until the event has fired.
+        // SAFETY: both are allocated with at least this length, and borrowed until the event has fired.
         unsafe { self.driver.copy(&stream, self.at, to.at, self.bytes.min(to.bytes))? };
         self.driver.wait(&self.driver.record(&stream)?)
     }
@@ -111,20 +108,20 @@ impl<D: Driver> DeviceMemory<D> {
 
 impl<D: Driver> Drop for DeviceMemory<D> {
     fn drop(&mut self) {
-        // SAFETY: taken by `new`, given back once; its owner has waited for what used it.
+        // SAFETY: allocated by `new` and freed once; the owner has waited for all kernels that used it.
         unsafe { self.driver.free(self.at) };
     }
 }
 
-/// Pinned memory of the host. As [`DeviceMemory`]; what kernels write there may be read once an event after
-/// them has fired, and what they read may be written then.
+/// Pinned host memory, freed when dropped, like [`DeviceMemory`]. The host may read what a kernel wrote, and
+/// write what a kernel read, after an event behind that kernel has fired.
 pub struct PinnedMemory<D: Driver> {
     driver: Arc<D>,
     memory: Pinned,
 }
 
 impl<D: Driver> PinnedMemory<D> {
-    /// Takes zeroed memory.
+    /// Allocates zeroed memory.
     ///
     /// # Errors
     /// As [`Driver::allocate_pinned`].
@@ -132,45 +129,45 @@ impl<D: Driver> PinnedMemory<D> {
         Ok(Self { memory: driver.allocate_pinned(bytes)?, driver: driver.clone() })
     }
 
-    /// Where kernels see it.
+    /// Address of the first byte, for kernels.
     #[must_use]
     pub(crate) fn address(&self) -> u64 {
         self.memory.device.0
     }
 
-    /// Where kernels see an array.
+    /// Address of an array, for kernels.
     #[must_use]
     pub(crate) fn of<T>(&self, array: Array<T>) -> u64 {
         self.memory.device.at(array.at).0
     }
 
-    /// How long it is.
+    /// Length in bytes.
     #[must_use]
     pub(crate) fn bytes(&self) -> usize {
         self.memory.bytes
     }
 
-    /// An array, to read.
+    /// The elements of an array.
     ///
     /// # Panics
-    /// Where it was planned for a longer block.
+    /// When the array does not lie within this block.
     #[must_use]
     pub(crate) fn get<T: Pod>(&self, array: Array<T>) -> &[T] {
         self.check(array);
-        // SAFETY: in bounds and aligned by `check`; the memory was zeroed and any bits are a `T`. Whoever
-        // reads has waited for the kernels that write here.
+        // SAFETY: in bounds and aligned by `check`; the memory was zeroed and any bits are a `T`. The caller
+        // has waited for the kernels that write here.
         unsafe { std::slice::from_raw_parts(self.memory.host.as_ptr().add(array.at).cast(), array.count) }
     }
 
-    /// An array, to write.
+    /// The elements of an array, mutable.
     ///
     /// # Panics
     /// As [`Self::get`].
     #[must_use]
     pub fn get_mut<T: Pod>(&mut self, array: Array<T>) -> &mut [T] {
         self.check(array);
-        // SAFETY: as in `get`; `self` is borrowed mutably, and whoever writes has waited for the kernels
-        // that use it.
+        // SAFETY: as in `get`; `self` is borrowed mutably, and the caller has waited for the kernels that use
+        // it.
         unsafe { std::slice::from_raw_parts_mut(self.memory.host.as_ptr().add(array.at).cast(), array.count) }
     }
 
@@ -182,21 +179,21 @@ impl<D: Driver> PinnedMemory<D> {
 
 impl<D: Driver> Drop for PinnedMemory<D> {
     fn drop(&mut self) {
-        // SAFETY: taken by `new`, given back once; its owner has waited for what used it.
+        // SAFETY: allocated by `new` and freed once; the owner has waited for all kernels that used it.
         unsafe { self.driver.free_pinned(self.memory) };
     }
 }
 
-/// Rows on their way to the device: pinned memory that the host writes and kernels of several streams read.
+/// A staging buffer: pinned memory that the host fills with rows and kernels of several streams read.
 pub struct Staging<D: Driver> {
     memory: PinnedMemory<D>,
     words: Array<u32>,
-    /// Events after the kernels that read it.
+    /// Events behind the kernels that read the current contents.
     readers: Vec<Arc<D::Event>>,
 }
 
 impl<D: Driver> Staging<D> {
-    /// Takes room for so many words of 4 bytes.
+    /// Allocates a buffer of `words` words of 4 bytes.
     ///
     /// # Errors
     /// As [`Driver::allocate_pinned`].
@@ -206,19 +203,14 @@ impl<D: Driver> Staging<D> {
         Ok(Self { memory: PinnedMemory::new(driver, plan.bytes())?, words, readers: Vec::new() })
     }
 
-    /// How many words it has.
+    /// Length in words.
     #[must_use]
     pub(crate) fn len(&self) -> usize {
         self.words.len()
     }
 
-    /// Whether it has none.
-    #[must_use]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.words.is_empty()
-    }
-
-    /// The words, to write, once all who read the last ones are done.
+    /// Waits until the kernels that read the current contents have finished, and returns the words to be
+    /// written.
     ///
     /// # Errors
     /// As [`Driver::wait`].
@@ -229,17 +221,17 @@ impl<D: Driver> Staging<D> {
         Ok(self.memory.get_mut(self.words))
     }
 
-    /// Where kernels see a word.
+    /// Address, for kernels, of the row of `words` words that begins at `word`.
     ///
     /// # Panics
-    /// Where the row that begins there ends past the end.
+    /// When the row does not lie within the buffer.
     #[must_use]
     pub(crate) fn row(&self, word: usize, words: usize) -> u64 {
         assert!(word + words <= self.words.len(), "a row within the staging memory");
         self.memory.address() + (word * size_of::<u32>()) as u64
     }
 
-    /// Leaves the words as they are until the event has fired.
+    /// Declares a reader: [`Self::words_mut`] waits for this event.
     pub(crate) fn hold(&mut self, reader: Arc<D::Event>) {
         self.readers.push(reader);
     }
@@ -255,7 +247,7 @@ impl<D: Driver> Drop for Staging<D> {
     fn drop(&mut self) {
         for reader in &self.readers {
             if let Err(error) = self.memory.driver.wait(reader) {
-                tracing::error!(%error, "waiting for the readers of staged rows");
+                tracing::error!(%error, "waiting for the readers of a staging buffer failed");
             }
         }
     }

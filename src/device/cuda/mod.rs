@@ -1,11 +1,8 @@
-//! NVIDIA devices. The driver is opened at run time, so the same program runs where there is none.
+//! NVIDIA devices. libcuda is opened at run time, so the same program also runs on machines without it.
 //!
-//! Only this folder may use `cudarc`, and of it only the opened libraries (`api` says why). [`usable`]
-//! finds a device; [`open`] takes it: the primary context, the kernels (compiled by `compile`, or carried
-//! by the program, `ahead`), and [`Nvidia`], which is the machine's [`Driver`].
-//!
-//! What is done with a device is written against [`Driver`], and so runs on the simulator too: the cache in
-//! `cache/gpu/` and the trainer's scratchpad in `trainer/pipeline/gpu/`.
+//! [`usable`] finds a device. [`open`] opens it: it retains the primary context, loads the kernels (compiled
+//! by `compile`, or ahead of time, `ahead`), and returns [`Nvidia`], the [`Driver`] of the machine. Only this
+//! folder uses `cudarc`, and only to open libraries (`api` explains why).
 
 pub mod ahead;
 pub mod compile;

@@ -1,7 +1,7 @@
-//! The compiled kernels, loaded into the device's context and found by name.
+//! Loads compiled kernels into the device's context and finds them by name.
 //!
-//! What the program carries ([`ahead`]) is tried first; where there is none, or the driver refuses it,
-//! NVRTC compiles the sources.
+//! Images compiled [`ahead`] of time are tried first. If there are none, or the driver refuses them, NVRTC
+//! compiles the sources.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_int, c_void};
@@ -23,14 +23,14 @@ use super::sources::KernelFile;
 const LOG_OPTIONS: [c_int; 2] = [5, 6];
 const LOG_BYTES: usize = 4096;
 
-/// Images are read as structs of words; a program's own bytes may lie anywhere.
+/// The driver reads images as structs of words, but the program's own images have no alignment.
 type Aligned = AVec<u8, ConstAlign<64>>;
 
 /// A kernel, ready to be launched.
 pub(crate) struct Function {
     name: &'static str,
     pub(crate) handle: Handle,
-    /// Bytes of its one parameter.
+    /// Size of its only parameter.
     pub(crate) parameter_bytes: usize,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct Modules {
     primary: Arc<Primary>,
     handles: Vec<Handle>,
     functions: Vec<Function>,
-    /// Who compiled them.
+    /// The compiler and the target, for messages.
     pub(crate) origin: String,
 }
 
@@ -70,7 +70,8 @@ impl Modules {
         for trouble in troubles {
             tracing::warn!("{trouble}");
         }
-        tracing::info!(compiler = ?compiler, kernels = images.len(), from_cache, %ahead, "cuda kernels compiled");
+        let kernels = images.len();
+        tracing::info!(compiler = ?compiler, kernels, from_cache, %ahead, "cuda kernels compiled");
         Self::load(primary, &images)
     }
 
@@ -80,7 +81,7 @@ impl Modules {
             Self { primary: primary.clone(), handles: Vec::new(), functions: Vec::new(), origin };
         for image in images {
             let module = load_image(primary, image)?;
-            // Kept at once, so that it is unloaded whatever comes.
+            // Stored before the next error can occur, so that `drop` unloads it.
             modules.handles.push(module);
             for entry in image.kernel.entries {
                 modules.functions.push(function(primary, module, entry)?);
@@ -101,9 +102,9 @@ impl Modules {
 impl Drop for Modules {
     fn drop(&mut self) {
         for &module in &self.handles {
-            // SAFETY: the module is alive, and none of its kernels runs: streams and graphs hold an `Arc` of
-            // this, and a stream waits for its work before it lets go.
-            self.primary.give_back(|api| unsafe { (api.unload_module)(module) });
+            // SAFETY: the module is loaded, and none of its kernels runs: streams and graphs hold an `Arc` of
+            // `self`, and a stream waits for its operations before it releases the `Arc`.
+            self.primary.release(|api| unsafe { (api.unload_module)(module) });
         }
     }
 }
@@ -114,8 +115,8 @@ fn load_image(primary: &Primary, image: &Image) -> Result<Handle, CudaError> {
     let mut options = LOG_OPTIONS;
     let mut values: [*mut c_void; 2] = [log.as_mut_ptr().cast(), std::ptr::without_provenance_mut(LOG_BYTES)];
     let mut module = 0;
-    // SAFETY: the image is whole: a compiler of NVIDIA's made it, or the cache's checksum fits it. Two
-    // options come with two values, the log's place and its size. All outlive the call.
+    // SAFETY: the image is complete: an NVIDIA compiler made it, or its checksum in the cache is correct. The
+    // two options have two values, the log's address and its size. All outlive the call.
     let code = primary.code_of(|api| unsafe {
         (api.load_module)(
             &raw mut module,
@@ -141,7 +142,7 @@ fn load_image(primary: &Primary, image: &Image) -> Result<Handle, CudaError> {
     })
 }
 
-/// Finds a kernel and holds it to the one thing that every launch takes for granted: one parameter.
+/// Finds a kernel and checks that it has exactly one parameter, as every launch assumes.
 fn function(primary: &Primary, module: Handle, name: &'static str) -> Result<Function, CudaError> {
     let text = CString::new(name).unwrap_or_default();
     let mut handle = 0;
@@ -149,7 +150,7 @@ fn function(primary: &Primary, module: Handle, name: &'static str) -> Result<Fun
     primary.call("cuModuleGetFunction", |api| unsafe {
         (api.function)(&raw mut handle, module, text.as_ptr())
     })?;
-    // The driver loads a kernel when it is first used, unless told; a request should not wait for that.
+    // Load now: by default the driver loads a kernel at its first launch, which would delay a request.
     // SAFETY: the function is alive.
     primary.call("cuFuncLoad", |api| unsafe { (api.load_function)(handle) })?;
     let parameter = |index: usize| {

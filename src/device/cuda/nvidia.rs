@@ -1,15 +1,14 @@
-//! The machine's own CUDA driver: [`Driver`] for a real GPU.
+//! [`Driver`] for a real GPU, through libcuda.
 //!
-//! Memory comes from `cuMemAlloc`, not from the stream-ordered allocator: the cache takes one block at
-//! start and keeps it, so speed of allocation is worth nothing here, and a refusal should come at once,
-//! with the true figures, not later on some stream. Pinned memory is mapped and seen by every context.
+//! Memory comes from `cuMemAlloc`, not from the stream-ordered allocator. The cache allocates one block at
+//! start and keeps it, so allocation speed does not matter, and a failure is reported at once with the true
+//! figures. Pinned memory is mapped and portable between contexts.
 //!
-//! Streams are non-blocking and events take no time. Graphs are captured from a stream, in the mode that
-//! leaves other threads alone.
+//! Streams are non-blocking. Events do not record time. Graphs are captured from a stream in thread-local
+//! mode, so that other threads may call the driver meanwhile.
 //!
-//! What is not counted in [`Work`]: the memset that makes new memory zero, which no user's stream
-//! carries, and what a stream under capture is given, which is not carried out. Copies of no bytes are
-//! left out altogether.
+//! [`Work`] does not count the memset that zeroes new memory, nor operations of a stream during a capture,
+//! which are not executed. A copy of 0 bytes does nothing and is not counted.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -33,37 +32,37 @@ use crate::mem::available::{available_bytes, memory_bytes};
 const PORTABLE_AND_MAPPED: c_uint = 1 | 2;
 /// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
 const MULTIPROCESSORS: c_int = 16;
-/// What pinned memory is aligned to.
+/// Alignment of pinned memory.
 const PAGE_BYTES: usize = 4096;
 
 /// An opened device. Displays as one line for the log.
 ///
-/// Streams, events and graphs may outlive it: they hold the context, and what was not freed goes with
-/// the context.
+/// Streams, events and graphs may outlive it: they hold the context. Memory that was not freed is released
+/// with the context.
 pub struct Nvidia {
     info: DeviceInfo,
     multiprocessors: u32,
     launches: AtomicU64,
     copies: AtomicU64,
     graph_nodes: AtomicU64,
-    /// Makes new memory zero.
+    /// Zeroes new memory.
     zeroing: Stream,
-    /// What the driver gave for each block of pinned memory, by the block's own address.
+    /// From the aligned address of each block of pinned memory to the address that the driver returned.
     pinned: Mutex<HashMap<usize, usize>>,
     modules: Arc<Modules>,
     primary: Arc<Primary>,
 }
 
-/// Opens a device: takes its primary context and loads the program's kernels. `kernel_cache` is where
-/// compiled kernels are kept.
+/// Opens a device: retains its primary context and loads the program's kernels. `kernel_cache` is the folder
+/// of compiled kernels.
 ///
 /// # Errors
-/// What is missing, too old or full, and what to do about it.
+/// [`CudaError`] with what is missing, too old or full, and what to do about it.
 pub fn open(ordinal: usize, kernel_cache: Option<&Path>) -> Result<Nvidia, CudaError> {
     open_with(KERNELS, ordinal, kernel_cache)
 }
 
-/// [`open`] with other kernels than the program's.
+/// [`open`] with these kernels instead of the program's.
 ///
 /// # Errors
 /// As [`open`].
@@ -101,13 +100,13 @@ impl fmt::Debug for Nvidia {
 }
 
 impl Nvidia {
-    /// What is known of the device.
+    /// Name, capability and memory size of the device.
     #[must_use]
     pub fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
-    /// Free and total bytes of the device's memory; zeros when the driver does not tell.
+    /// Free and total bytes of device memory; zeros when the driver does not report them.
     #[must_use]
     pub fn memory(&self) -> (u64, u64) {
         self.primary.memory()
@@ -115,13 +114,13 @@ impl Nvidia {
 
     fn make_zero(&self, memory: u64, bytes: usize) -> Result<(), DriverError> {
         let stream = self.zeroing.handle;
-        // SAFETY: the memory is allocated, `bytes` long, and nobody knows of it yet.
+        // SAFETY: the memory is allocated, `bytes` long, and not shared yet.
         self.primary.call("cuMemsetD8Async", |api| unsafe { (api.set_bytes)(memory, 0, bytes, stream) })?;
         // SAFETY: the stream is alive.
         self.primary.call("cuStreamSynchronize", |api| unsafe { (api.finish)(stream) })
     }
 
-    /// The error of an allocation, with what is free where that was the reason.
+    /// Adds the free and total bytes to the error of an allocation that found too little memory.
     fn refusal(&self, error: DriverError, what: &'static str, bytes: usize) -> DriverError {
         let DriverError::Failed { code: OUT_OF_MEMORY, .. } = error else { return error };
         let (free, total) = if what == DEVICE_MEMORY { self.memory() } else { host_memory() };
@@ -138,7 +137,7 @@ impl Nvidia {
 const DEVICE_MEMORY: &str = "device memory";
 const PINNED_MEMORY: &str = "pinned memory";
 
-/// Free and total bytes of the host's memory; zeros when the system does not tell.
+/// Free and total bytes of host memory; zeros when the system does not report them.
 fn host_memory() -> (u64, u64) {
     (available_bytes().unwrap_or(0), memory_bytes().unwrap_or(0))
 }
@@ -149,7 +148,7 @@ impl Driver for Nvidia {
     type Graph = Graph;
 
     fn allocate(&self, bytes: usize) -> Result<Address, DriverError> {
-        // The driver refuses to allocate nothing.
+        // The driver refuses to allocate 0 bytes.
         let bytes = bytes.max(1);
         let mut memory = 0;
         // SAFETY: one address is written.
@@ -158,7 +157,7 @@ impl Driver for Nvidia {
         allocated.map_err(|error| self.refusal(error, DEVICE_MEMORY, bytes))?;
         let address = Address(memory);
         if let Err(error) = self.make_zero(memory, bytes) {
-            // SAFETY: it was allocated above, and nobody else knows of it.
+            // SAFETY: it was allocated above and is not shared yet.
             unsafe { self.free(address) };
             return Err(error);
         }
@@ -166,12 +165,12 @@ impl Driver for Nvidia {
     }
 
     unsafe fn free(&self, memory: Address) {
-        // SAFETY: it came from `allocate` and nothing uses it any more, as this function's caller says.
-        self.primary.give_back(|api| unsafe { (api.free)(memory.0) });
+        // SAFETY: it came from `allocate` and nothing uses it any more, as the caller guarantees.
+        self.primary.release(|api| unsafe { (api.free)(memory.0) });
     }
 
     fn allocate_pinned(&self, bytes: usize) -> Result<Pinned, DriverError> {
-        // The driver cuts small blocks from larger ones, so a block may begin inside a page.
+        // The driver takes small blocks from larger ones, so a block may begin inside a page.
         let whole = bytes.max(1).saturating_add(PAGE_BYTES);
         let mut given = 0;
         // SAFETY: one address is written.
@@ -187,12 +186,12 @@ impl Driver for Nvidia {
         });
         let host = NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(at));
         let (Ok(()), Some(host)) = (&mapped, host) else {
-            // SAFETY: it was allocated above, and nobody else knows of it.
-            self.primary.give_back(|api| unsafe { (api.free_host)(given) });
+            // SAFETY: it was allocated above and is not shared yet.
+            self.primary.release(|api| unsafe { (api.free_host)(given) });
             return Err(mapped.err().unwrap_or_else(|| failed("cuMemHostAlloc", OUT_OF_MEMORY)));
         };
-        // SAFETY: `bytes` bytes from `at` lie in the `bytes + PAGE_BYTES` that were given, because `at`
-        // is less than a page further on; nobody else knows of them.
+        // SAFETY: `at` is less than a page after `given`, so `bytes` bytes from `at` lie within the
+        // `bytes + PAGE_BYTES` that were allocated. They are not shared yet.
         unsafe { host.write_bytes(0, bytes) };
         self.pinned.lock().unwrap_or_else(PoisonError::into_inner).insert(at, given);
         Ok(Pinned { host, device: Address(device).at(at - given), bytes })
@@ -202,9 +201,9 @@ impl Driver for Nvidia {
         let at = memory.host.as_ptr().addr();
         let given = self.pinned.lock().unwrap_or_else(PoisonError::into_inner).remove(&at);
         if let Some(given) = given {
-            // SAFETY: it came from `allocate_pinned` and nothing uses it any more, as this function's
-            // caller says; the entry is gone, so it is given back once.
-            self.primary.give_back(|api| unsafe { (api.free_host)(given) });
+            // SAFETY: it came from `allocate_pinned` and nothing uses it any more, as the caller guarantees.
+            // The map entry is removed, so it is freed once.
+            self.primary.release(|api| unsafe { (api.free_host)(given) });
         }
     }
 
@@ -223,8 +222,8 @@ impl Driver for Nvidia {
             return Ok(());
         }
         self.primary.call("cuMemcpyAsync", |api| {
-            // SAFETY: both ranges are allocated and left alone meanwhile, as this function's caller says.
-            // Addresses are unified in a process of 64 bits, so the driver knows their sides.
+            // SAFETY: both ranges are allocated and nothing else touches them meanwhile, as the caller
+            // guarantees. Addresses are unified, so the driver knows which are the host's.
             unsafe { (api.copy)(to.0, from.0, bytes, stream.handle) }
         })?;
         self.count(stream, &self.copies, 1);
@@ -246,8 +245,8 @@ impl Driver for Nvidia {
         }
         let LaunchShape { blocks, threads, shared_bytes } = shape;
         let mut parameters: [*mut c_void; 1] = [args.as_ptr().cast_mut().cast()];
-        // SAFETY: the function is alive and has one parameter, of as many bytes as `args`; the driver
-        // copies it before it returns. What the kernel reaches is this function's caller's promise.
+        // SAFETY: the function is loaded and has one parameter of the size of `args`, which the driver copies
+        // before it returns. The caller guarantees the memory that the kernel accesses.
         self.primary.call("cuLaunchKernel", |api| unsafe {
             (api.launch)(
                 function.handle,
@@ -297,8 +296,8 @@ impl Driver for Nvidia {
 
     unsafe fn launch_graph(&self, stream: &Stream, graph: &Graph) -> Result<(), DriverError> {
         self.primary.call("cuGraphLaunch", |api| {
-            // SAFETY: stream and graph are alive; what the graph's operations reach is this function's
-            // caller's promise.
+            // SAFETY: stream and graph are alive. The caller guarantees the memory that its operations
+            // access.
             unsafe { (api.launch_graph)(graph.handle, stream.handle) }
         })?;
         self.count(stream, &self.graph_nodes, graph.nodes);

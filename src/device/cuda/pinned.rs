@@ -1,4 +1,4 @@
-//! Pinned memory as the store's RAM tier: rows that the host reads as any others, and kernels where they lie.
+//! Pinned memory for tables in RAM: the host reads rows as usual, and kernels read them in place.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use super::Driver;
 use super::memory::{Array, PinnedMemory, Plan};
 use crate::mem::{HostBlock, HostMemory, OutOfHostMemory};
 
-/// Takes its memory from a device's driver.
+/// Allocates host memory that the device can read.
 pub(crate) struct PinnedHost<D: Driver>(pub Arc<D>);
 
 struct PinnedBlock<D: Driver> {
@@ -20,7 +20,7 @@ impl<D: Driver> HostMemory for PinnedHost<D> {
         let mut plan = Plan::default();
         let array = plan.array(bytes);
         let memory = PinnedMemory::new(&self.0, plan.bytes()).map_err(|error| {
-            tracing::warn!(%error, "pinned memory for rows");
+            tracing::warn!(%error, "no pinned memory for rows");
             OutOfHostMemory { bytes }
         })?;
         Ok(Box::new(PinnedBlock { memory: Arc::new(memory), bytes: array }))

@@ -1,11 +1,10 @@
-//! A device's primary context: current on whatever thread calls, and ended by the first final error.
+//! A device's primary context: made current on each calling thread, and closed by the first final error.
 //!
-//! CUDA binds a context to a thread. [`Primary::call`] binds ours to the calling thread, remembers for
-//! each thread that it did, and so asks the driver once a thread and context.
+//! CUDA binds a context to a thread. [`Primary::call`] binds this one to the calling thread and remembers it,
+//! so the driver is called for it once per thread and context.
 //!
-//! After a final error (`errors::is_final`) every call on the context fails, with an error that says
-//! nothing about the cause any more. So the first one is kept, and every later call returns it at once,
-//! without asking the driver.
+//! After a final error (`errors::is_final`) every call on the context fails, with an error that does not show
+//! the cause. So the first final error is stored, and every later call returns it without calling the driver.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -23,7 +22,7 @@ thread_local! {
     static CURRENT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Contexts are numbered, because a handle may come again after its context is gone.
+/// Contexts are numbered because the driver may reuse a handle after its context is destroyed.
 static OPENED: AtomicU64 = AtomicU64::new(0);
 
 /// The retained primary context of one device.
@@ -33,20 +32,20 @@ pub(crate) struct Primary {
     context: Handle,
     number: u64,
     end: OnceLock<DriverError>,
-    /// Events that nobody holds, to be recorded again.
+    /// Unused events, to be recorded again.
     pub(crate) spare_events: Mutex<Vec<Handle>>,
     /// Captures in progress, of any stream.
     pub(crate) captures: AtomicUsize,
 }
 
 impl Primary {
-    /// Retains the context and makes it current.
+    /// Retains the device's primary context and makes it current.
     pub(crate) fn retain(info: &DeviceInfo) -> Result<Arc<Self>, CudaError> {
-        // SAFETY: `info` came from a look for devices, which opened the library.
+        // SAFETY: `info` came from a probe, which opened the library.
         let api = unsafe { Api::load() }
             .map_err(|symbol| CudaError::NoDevice { found: Probe::DriverIncomplete { symbol } })?;
         let (mut device, mut context) = (0, 0);
-        // SAFETY: the look has initialised the driver, and one int is written.
+        // SAFETY: the probe has initialised the driver, and one int is written.
         let code = unsafe { (api.device)(&raw mut device, info.ordinal as c_int) };
         if code != SUCCESS {
             return Err(failed("cuDeviceGet", code).into());
@@ -80,13 +79,13 @@ impl Primary {
         self.verdict(name, code)
     }
 
-    /// Calls the driver with the context current, for a code that may be an answer.
+    /// Calls the driver with the context current. For calls whose code may be an answer rather than an error.
     pub(crate) fn code_of(&self, call: impl FnOnce(&Api) -> c_int) -> Result<c_int, DriverError> {
         self.enter()?;
         Ok(call(&self.api))
     }
 
-    /// A code as a result; a final one is kept.
+    /// A code as a result. The first final error is stored.
     pub(crate) fn verdict(&self, name: &'static str, code: c_int) -> Result<(), DriverError> {
         if code == SUCCESS {
             return Ok(());
@@ -99,10 +98,10 @@ impl Primary {
         Err(error)
     }
 
-    /// Gives something back to the driver, which has no use for the caller's opinion if it fails. After
-    /// a final error everything is gone already.
-    pub(crate) fn give_back(&self, call: impl FnOnce(&Api) -> c_int) {
-        if let Err(error) = self.call("giving back", call) {
+    /// Releases something. An error is only logged: the caller cannot do anything about it, and after a final
+    /// error everything is released already.
+    pub(crate) fn release(&self, call: impl FnOnce(&Api) -> c_int) {
+        if let Err(error) = self.call("release", call) {
             tracing::debug!("{error}");
         }
     }
@@ -111,7 +110,7 @@ impl Primary {
         if let Some(error) = self.end.get() {
             return Err(error.clone());
         }
-        // A thread that is ending has no memory of its own left, and asks each time.
+        // A thread that is ending has no thread-local memory left, so it calls the driver each time.
         if CURRENT.try_with(Cell::get) == Ok(self.number) {
             return Ok(());
         }
@@ -121,7 +120,7 @@ impl Primary {
         Ok(())
     }
 
-    /// A number that the driver gives of the device (`CUdevice_attribute`).
+    /// A device attribute (`CUdevice_attribute`).
     pub(crate) fn attribute(&self, which: c_int) -> Result<c_int, DriverError> {
         let mut value = 0;
         // SAFETY: one int is written.
@@ -139,13 +138,13 @@ impl Primary {
         Ok(version)
     }
 
-    /// Free and total bytes of the device's memory; zeros when the driver does not tell.
+    /// Free and total bytes of device memory; zeros when the driver does not report them.
     pub(crate) fn memory(&self) -> (u64, u64) {
         let (mut free, mut total) = (0, 0);
         // SAFETY: two sizes are written.
-        let told =
+        let read =
             self.call("cuMemGetInfo_v2", |api| unsafe { (api.memory_info)(&raw mut free, &raw mut total) });
-        if told.is_ok() { (free as u64, total as u64) } else { (0, 0) }
+        if read.is_ok() { (free as u64, total as u64) } else { (0, 0) }
     }
 }
 
@@ -153,11 +152,11 @@ impl Drop for Primary {
     fn drop(&mut self) {
         let spare = self.spare_events.get_mut().unwrap_or_else(PoisonError::into_inner);
         for event in std::mem::take(spare) {
-            // SAFETY: nobody holds the event: it is in the list of those.
-            self.give_back(|api| unsafe { (api.destroy_event)(event) });
+            // SAFETY: events in this list are unused.
+            self.release(|api| unsafe { (api.destroy_event)(event) });
         }
-        // SAFETY: no context is current on this thread after this, which is a good state. The release is
-        // the one that `retain` owes; whatever used the context held an `Arc` of `self`, so nothing does.
+        // SAFETY: a thread may have no current context. The release matches the retain in `retain`. Users of
+        // the context hold an `Arc` of `self`, so there are none.
         let code = unsafe {
             (self.api.set_current)(0);
             (self.api.release)(self.device)

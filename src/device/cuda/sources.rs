@@ -1,26 +1,25 @@
-//! The kernels' sources, in the binary: the one list of what is compiled for a GPU.
+//! The list of kernels, with their sources embedded in the program.
 //!
-//! A new kernel is one more line here, and nothing else: NVRTC, the disk cache, nvcc (`build.rs` takes
-//! every `.cu` of the folder) and the tests go by this list and by the folder, and a test holds the two
-//! together.
+//! A new kernel needs its `.cu` file and one line here. NVRTC and the disk cache use this list; `build.rs`
+//! compiles every `.cu` file of the folder; a test checks that list and folder agree.
 
-/// A file of `kernels/` that is compiled by itself.
+/// A `.cu` file of `kernels/`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelFile {
     /// Its name without `.cu`.
     pub name: &'static str,
-    /// Its text.
+    /// Its source.
     pub text: &'static str,
-    /// The kernels that it defines, by the names they are launched by.
+    /// Names of the kernels that it defines.
     pub entries: &'static [&'static str],
 }
 
-/// A file that kernels include, by the name they include it by.
+/// A file that kernels include.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// As in `#include "name"`.
+    /// The name in `#include "name"`.
     pub name: &'static str,
-    /// Its text.
+    /// Its source.
     pub text: &'static str,
 }
 
@@ -40,7 +39,7 @@ macro_rules! header {
     };
 }
 
-/// Every file that is compiled.
+/// All kernel files.
 pub const KERNELS: &[KernelFile] = &[
     kernel!("copy_rows": "copy_rows"),
     kernel!("gather_pool": "gather_pool"),
@@ -52,7 +51,7 @@ pub const KERNELS: &[KernelFile] = &[
     kernel!("update": "update_rows"),
 ];
 
-/// Every file that they include.
+/// All files that kernels include.
 pub(crate) const HEADERS: &[Header] = &[header!("common.cuh")];
 
 #[cfg(test)]

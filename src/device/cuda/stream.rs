@@ -1,11 +1,11 @@
-//! Streams, events and graphs of the machine's driver, each given back when dropped.
+//! Streams, events and graphs of the machine's driver, each released when dropped.
 //!
-//! A stream that is dropped waits for its work, and holds the kernels' code until then. (To wait for the
-//! whole context instead would break captures that other threads have in progress.)
+//! A dropped stream waits for its operations and keeps the kernels' code loaded until then. (Waiting for the
+//! whole context instead would invalidate captures in progress on other threads.)
 //!
-//! An event is created once and recorded many times: a dropped one goes to the context's spare list.
-//! That is sound while a stream still waits for it, because a wait is for the record that was there
-//! when the wait was asked for.
+//! An event is created once and recorded many times: a dropped event goes to the context's list of unused
+//! events. This is sound even while a stream waits for it, because a wait refers to the last record before
+//! the wait was enqueued.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_uint};
@@ -19,16 +19,16 @@ use super::errors::SUCCESS;
 use super::modules::Modules;
 use super::primary::Primary;
 
-/// `CU_STREAM_NON_BLOCKING`: not ordered with the default stream, which nobody uses.
+/// `CU_STREAM_NON_BLOCKING`: not ordered with the default stream, which is not used.
 const NON_BLOCKING: c_uint = 1;
-/// `CU_EVENT_DISABLE_TIMING`: events only order, which is cheaper.
+/// `CU_EVENT_DISABLE_TIMING`: events without time stamps are cheaper.
 const DISABLE_TIMING: c_uint = 2;
 /// `CU_STREAM_CAPTURE_MODE_THREAD_LOCAL`: other threads may allocate meanwhile.
 const THREAD_LOCAL: c_int = 1;
 /// `CU_STREAM_CAPTURE_STATUS_NONE`.
 const NO_CAPTURE: c_int = 0;
 
-/// An order in which operations are carried out.
+/// A queue of operations, executed in order.
 pub struct Stream {
     primary: Arc<Primary>,
     modules: Arc<Modules>,
@@ -41,13 +41,13 @@ pub struct Event {
     pub(crate) handle: Handle,
 }
 
-/// Operations recorded once and launched as one.
+/// Operations that are recorded once and launched together.
 pub struct Graph {
     primary: Arc<Primary>,
     pub(crate) handle: Handle,
-    /// How many operations.
+    /// Number of operations.
     pub(crate) nodes: u64,
-    /// Its kernels' code.
+    /// Keeps the kernels' code loaded.
     _modules: Arc<Modules>,
 }
 
@@ -61,32 +61,32 @@ impl Stream {
         Ok(Self { primary: primary.clone(), modules: modules.clone(), handle })
     }
 
-    /// Whether operations are recorded instead of carried out: also where the stream was drawn into
-    /// another's capture by following an event of it.
+    /// Whether operations are recorded and not executed. This is also the case when the stream joined the
+    /// capture of another stream by following one of its events.
     pub(crate) fn is_captured(&self) -> bool {
         if self.primary.captures.load(Ordering::Acquire) == 0 {
             return false;
         }
         let mut status = NO_CAPTURE;
         // SAFETY: the stream is alive, and one int is written.
-        let asked = self
+        let queried = self
             .primary
             .call("cuStreamIsCapturing", |api| unsafe { (api.is_capturing)(self.handle, &raw mut status) });
-        asked.is_ok() && status != NO_CAPTURE
+        queried.is_ok() && status != NO_CAPTURE
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
         // SAFETY: the stream is alive.
-        self.primary.give_back(|api| unsafe { (api.finish)(self.handle) });
+        self.primary.release(|api| unsafe { (api.finish)(self.handle) });
         // SAFETY: the stream is alive until here.
-        self.primary.give_back(|api| unsafe { (api.destroy_stream)(self.handle) });
+        self.primary.release(|api| unsafe { (api.destroy_stream)(self.handle) });
     }
 }
 
 impl Event {
-    /// A point after all that the stream was given so far.
+    /// An event after all operations enqueued so far.
     pub(crate) fn record(stream: &Stream) -> Result<Self, DriverError> {
         let primary = &stream.primary;
         let spare = primary.spare_events.lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -116,7 +116,7 @@ impl Drop for Event {
 }
 
 impl Graph {
-    /// Records what `fill` gives the stream.
+    /// Records the operations that `fill` enqueues.
     pub(crate) fn capture(
         stream: &Stream,
         fill: &mut dyn FnMut() -> Result<(), DriverError>,
@@ -124,19 +124,19 @@ impl Graph {
         let primary = &stream.primary;
         let capture = Capture::begin(stream)?;
         let filled = fill();
-        let drawing = capture.end();
-        // What went wrong inside says more than that the capture is invalid because of it.
+        let captured = capture.end();
+        // The error of `fill` comes first: an invalid capture is only its consequence.
         filled?;
-        let drawing = drawing?;
+        let captured = captured?;
         let mut nodes = 0;
-        // SAFETY: the drawing is alive; with no place for nodes only their number is written.
+        // SAFETY: the captured is alive; without an array for nodes, only their number is written.
         primary.call("cuGraphGetNodes", |api| unsafe {
-            (api.graph_nodes)(drawing.handle, ptr::null_mut(), &raw mut nodes)
+            (api.graph_nodes)(captured.handle, ptr::null_mut(), &raw mut nodes)
         })?;
         let mut handle = 0;
-        // SAFETY: the drawing is alive, and one handle is written.
+        // SAFETY: the captured is alive, and one handle is written.
         primary.call("cuGraphInstantiateWithFlags", |api| unsafe {
-            (api.instantiate)(&raw mut handle, drawing.handle, 0)
+            (api.instantiate)(&raw mut handle, captured.handle, 0)
         })?;
         Ok(Self { primary: primary.clone(), handle, nodes: nodes as u64, _modules: stream.modules.clone() })
     }
@@ -144,19 +144,19 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: the graph is alive until here. One that is in flight is freed when it has ended.
-        self.primary.give_back(|api| unsafe { (api.destroy_executable)(self.handle) });
+        // SAFETY: the graph is alive until here. The driver frees a running graph when it has finished.
+        self.primary.release(|api| unsafe { (api.destroy_executable)(self.handle) });
     }
 }
 
-/// A capture in progress: it ends even when what fills it panics.
+/// A capture in progress. It ends even if `fill` panics.
 struct Capture<'a> {
     stream: &'a Stream,
     ended: bool,
 }
 
-/// What a capture gives, before it is made executable.
-struct Drawing<'a> {
+/// A captured graph before it is instantiated.
+struct Captured<'a> {
     primary: &'a Primary,
     handle: Handle,
 }
@@ -171,36 +171,36 @@ impl<'a> Capture<'a> {
         Ok(Self { stream, ended: false })
     }
 
-    fn end(mut self) -> Result<Drawing<'a>, DriverError> {
+    fn end(mut self) -> Result<Captured<'a>, DriverError> {
         self.finish()
     }
 
-    fn finish(&mut self) -> Result<Drawing<'a>, DriverError> {
+    fn finish(&mut self) -> Result<Captured<'a>, DriverError> {
         self.ended = true;
         let primary = &self.stream.primary;
         let mut handle = 0;
         // SAFETY: the stream is alive, and one handle is written, 0 when the capture became invalid.
         let code = primary.code_of(|api| unsafe { (api.end_capture)(self.stream.handle, &raw mut handle) });
         primary.captures.fetch_sub(1, Ordering::AcqRel);
-        let drawing = Drawing { primary, handle };
-        code.and_then(|code| primary.verdict("cuStreamEndCapture", code)).map(|()| drawing)
+        let captured = Captured { primary, handle };
+        code.and_then(|code| primary.verdict("cuStreamEndCapture", code)).map(|()| captured)
     }
 }
 
 impl Drop for Capture<'_> {
     fn drop(&mut self) {
         if !self.ended {
-            // Only a panic comes here, and goes on.
+            // Reached only while a panic unwinds.
             drop(self.finish());
         }
     }
 }
 
-impl Drop for Drawing<'_> {
+impl Drop for Captured<'_> {
     fn drop(&mut self) {
         if self.handle != 0 {
-            // SAFETY: the drawing is alive until here; a graph made of it is a copy.
-            self.primary.give_back(|api| unsafe { (api.destroy_graph)(self.handle) });
+            // SAFETY: the captured is alive until here; an instantiated graph is a copy.
+            self.primary.release(|api| unsafe { (api.destroy_graph)(self.handle) });
         }
     }
 }

@@ -208,7 +208,7 @@ fn replicas_are_equal_at_the_end_of_a_window() {
             for (other, replica) in others.iter().zip(&replicas[1..]) {
                 assert_eq!(other.steps, network.steps);
                 assert!(bits(&other.weights.values) == bits(&network.weights.values), "{case:?}");
-                assert!(bits(&other.weights.turned) == bits(&network.weights.turned), "{case:?}");
+                assert!(bits(&other.weights.transposed) == bits(&network.weights.transposed), "{case:?}");
                 assert!(
                     other
                         .dense_states

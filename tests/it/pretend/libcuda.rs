@@ -1,14 +1,13 @@
-//! A library that pretends to be libcuda, over plain memory: the part of the driver's interface that
-//! flechette uses. Tests compile it with rustc and put it on the library path.
+//! A pretended libcuda in plain memory, with the functions that flechette uses. Tests compile it with rustc
+//! and put it on the library path.
 //!
-//! It is strict where the real one is: a call without a current context fails; a stream's work is done
-//! later, one operation at a query, in the stream's order and no other; a capture refuses what the real
-//! one refuses; a final error stays. It knows one kernel, `scale` of the tests, and really runs it; others it
-//! gives to who has said that it runs them (`pretend_executes`), and passes over where nobody has.
+//! It is as strict as the real driver: a call without a current context fails; the operations of a stream are
+//! executed later, one per query, in the stream's order only; a capture refuses the calls that the real
+//! driver refuses; a final error stays. It executes one kernel itself, `scale` of the tests. Other kernels go
+//! to the function that was registered with `pretend_executes`, or are ignored if there is none.
 //!
-//! What goes wrong is told by environment variables (`setting`), and what happens is written, a line each,
-//! to the file `PRETEND_LOG`. Every function trusts its caller as cuda.h says it may; that is the SAFETY
-//! of the whole file, whose functions are all unsafe.
+//! Environment variables inject errors (`setting`). Every call is written to the file `PRETEND_LOG`, one per
+//! line. SAFETY, for the whole file: its functions are unsafe, and callers follow cuda.h.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -24,24 +23,25 @@ thread_local! {
     static CURRENT: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Runs a kernel by its name, with its blocks, threads and bytes of shared memory, and its argument.
+/// Executes a kernel, given its name, blocks, threads, bytes of shared memory and argument.
 type Execute = unsafe extern "C" fn(*const u8, usize, *const u32, *const u8, usize) -> i32;
-/// Bytes of the argument of a kernel.
+/// Size of a kernel's argument.
 type ArgumentBytes = unsafe extern "C" fn(*const u8, usize) -> usize;
 
 static EXECUTOR: Mutex<Option<(Execute, ArgumentBytes)>> = Mutex::new(None);
 
 static WORLD: Mutex<World> = Mutex::new(World::new());
 
-/// Something a stream carries out.
+/// An operation of a stream.
 #[derive(Clone)]
 enum Work {
     Copy { from: u64, to: u64, bytes: usize },
     Set { to: u64, byte: u8, bytes: usize },
     Kernel { name: String, shape: [u32; 3], args: Vec<u8> },
-    /// The n-th record of an event.
+    /// Record number n of an event.
     Record(usize, u64),
-    /// For the n-th record of an event, in the stream that has it: the event may be recorded elsewhere since.
+    /// Waits for record number n of an event in the stream of that record, because the event may be recorded
+    /// elsewhere later.
     Wait(usize, u64, usize),
     Graph(Vec<Work>),
 }
@@ -108,7 +108,7 @@ impl World {
         self.next
     }
 
-    /// Gives a stream work: to its queue, or to the capture that it is part of.
+    /// Adds an operation to a stream's queue, or to the capture that the stream is part of.
     fn push(&mut self, stream: usize, work: Work) -> i32 {
         let Some(found) = self.streams.get_mut(&stream) else { return 400 };
         match found.capture {
@@ -121,12 +121,12 @@ impl World {
         0
     }
 
-    /// Carries out the first operation of a stream; false when there is none, or it must wait.
+    /// Executes the first operation of a stream. Returns false if there is none, or if it must wait.
     unsafe fn step(&mut self, stream: usize) -> bool {
         let Some(work) = self.streams.get(&stream).and_then(|s| s.work.front().cloned()) else { return false };
         if let Work::Wait(event, record, recorder) = work {
             if !self.has_fired(event, record) {
-                // Then that stream must go on first.
+                // The other stream must continue first.
                 return self.step(recorder);
             }
         }
@@ -169,7 +169,7 @@ impl World {
         }
     }
 
-    /// An event that is gone was waited for, or nobody cares.
+    /// Whether the record has fired. A destroyed event counts as fired.
     fn has_fired(&self, event: usize, record: u64) -> bool {
         self.events.get(&event).is_none_or(|event| event.fired.contains(&record))
     }
@@ -178,7 +178,7 @@ impl World {
         while self.step(stream) {}
     }
 
-    /// What a context still holds when it goes.
+    /// Counts of the resources that a context has when it is released.
     fn remains(&self) -> String {
         format!(
             "streams {} events {} graphs {} modules {} device {} pinned {}",
@@ -207,7 +207,7 @@ fn log(line: &str) {
     }
 }
 
-/// Runs a call with the world, a current context, and no final error.
+/// Runs a call if there is a current context and no final error.
 unsafe fn call(then: impl FnOnce(&mut World) -> i32) -> i32 {
     if CURRENT.with(Cell::get) != CONTEXT {
         return 201;
@@ -220,7 +220,7 @@ unsafe fn call(then: impl FnOnce(&mut World) -> i32) -> i32 {
     then(&mut world)
 }
 
-/// As `ScaleArgs` of the tests.
+/// `ScaleArgs` of the tests.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct ScaleArgs {
@@ -345,7 +345,7 @@ unsafe extern "C" fn cuMemAlloc_v2(to: *mut u64, bytes: usize) -> i32 {
         if used(world).saturating_add(bytes) > number("MEMORY", 1 << 30) as usize {
             return 2;
         }
-        // The device's memory is not zero, and begins at 256 bytes.
+        // Device memory is not zeroed, and is aligned to 256 bytes.
         let memory = vec![u128::MAX; bytes.div_ceil(16) + 16];
         let at = (memory.as_ptr() as u64).next_multiple_of(256);
         world.device.insert(at, memory);
@@ -366,7 +366,7 @@ unsafe extern "C" fn cuMemHostAlloc(to: *mut usize, bytes: usize, flags: u32) ->
         if bytes as i64 > number("PINNED", 1 << 30) {
             return 2;
         }
-        // As the real one cuts small blocks from large ones: not at a page's begin.
+        // Not at the beginning of a page, as the real driver's small blocks.
         let memory = vec![u64::MAX; bytes.div_ceil(8) + 1024];
         let at = (memory.as_ptr() as u64).next_multiple_of(4096) + 512;
         world.pinned.insert(at, memory);
@@ -434,7 +434,7 @@ unsafe extern "C" fn cuStreamWaitEvent(stream: usize, event: usize, _: u32) -> i
         let own = world.streams.get(&stream).and_then(|stream| stream.capture);
         match (own, found.capture) {
             (None, None) => world.push(stream, Work::Wait(event, found.records, found.stream)),
-            // A capture may not depend on what is carried out.
+            // A capture must not depend on operations outside it.
             (Some(_), None) => 905,
             (Some(own), Some(capture)) if own != capture => 902,
             (own, Some(capture)) => {
@@ -664,17 +664,17 @@ unsafe extern "C" fn cuFuncLoad(function: usize) -> i32 {
     call(|world| if world.functions.contains_key(&function) { 0 } else { 400 })
 }
 
-/// Bytes of a kernel's one parameter.
+/// Size of a kernel's only parameter.
 fn parameter_bytes(name: &str) -> usize {
     match *EXECUTOR.lock().unwrap() {
         _ if name == "scale" => size_of::<ScaleArgs>(),
-        // SAFETY: a name's beginning and its length, for who has said that it takes them.
+        // SAFETY: the registered function takes the address and the length of a name.
         Some((_, argument_bytes)) => unsafe { argument_bytes(name.as_ptr(), name.len()) },
         None => 8,
     }
 }
 
-/// Has all kernels but our own executed by whoever calls this; an answer that is not 0 is a final error.
+/// Registers a function that executes all kernels except `scale`. A result other than 0 is a final error.
 #[no_mangle]
 unsafe extern "C" fn pretend_executes(execute: Execute, argument_bytes: ArgumentBytes) {
     *EXECUTOR.lock().unwrap() = Some((execute, argument_bytes));

@@ -1,7 +1,8 @@
-//! A library that pretends to be libnvrtc: what it makes of a kernel is a line that says what it was told.
+//! A pretended libnvrtc. The image of a kernel is a line with the kernel's name and the compiler options.
 //!
-//! `PRETEND_ARCHITECTURES` is what it knows, `PRETEND_COMPILE` the code that compiling ends with; what is
-//! compiled is written to the file `PRETEND_LOG`. Every function trusts its caller as nvrtc.h says it may; that is the SAFETY of the whole file.
+//! `PRETEND_ARCHITECTURES` lists the known capabilities, and `PRETEND_COMPILE` is the result code of
+//! compilation. Each compilation is written to the file `PRETEND_LOG`. SAFETY, for the whole file: callers
+//! follow nvrtc.h.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, CStr};

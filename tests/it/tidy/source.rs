@@ -1,58 +1,89 @@
-//! A Rust source as tokens: enough of the language to find paths, definitions and attributes without
-//! being misled by comments, strings and test code.
+//! A Rust source for the rules. Paths come from `syn`. Rules about single words look at the tokens, because
+//! `syn` does not parse the arguments of macros. Comments are what tokens leave of the text.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
-/// One word or sign.
-#[derive(Clone, Debug)]
+use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
+use syn::visit::{self, Visit};
+
+/// A word, a sign or a literal.
 pub struct Token {
     pub text: String,
     /// Counted from 1.
     pub line: usize,
 }
 
+/// A path of two segments or more, or a leaf of a `use`, and its line.
+pub type PathAt = (Vec<String>, usize);
+
 /// One file of the crate.
 pub struct Source {
-    /// Below its folder, with `/`: `cache/index.rs`.
+    /// Path below its folder, with `/`: `cache/index.rs`.
     pub path: String,
     pub text: String,
-    /// Every token, comments and strings left out.
+    /// All tokens.
     pub tokens: Vec<Token>,
     /// The tokens that are compiled outside tests too.
     pub code: Vec<Token>,
+    /// The paths in `code`.
+    pub paths: Vec<PathAt>,
     /// The comments of each line.
-    pub comments: BTreeMap<usize, String>,
-    /// The modules in files of their own that are declared for tests alone.
+    comments: BTreeMap<usize, String>,
+    /// Modules in files of their own that are declared for tests only.
     test_modules: Vec<String>,
 }
 
 impl Source {
+    /// # Panics
+    /// When the text is not a Rust file.
     pub fn new(path: &str, text: &str) -> Self {
-        let mut lexer = Lexer { chars: text.chars().collect(), at: 0, line: 1, comments: BTreeMap::new() };
-        let tokens = lexer.tokens();
-        let (code, test_modules) = without_tests(&tokens);
+        let stream: TokenStream = text.parse().unwrap_or_else(|error| panic!("{path}: {error}"));
+        let mut test_modules = Vec::new();
+        let code = without_tests(stream.clone(), &mut test_modules);
+        let file = syn::parse2(code.clone())
+            .unwrap_or_else(|error| panic!("{path}:{}: {error}", error.span().start().line));
+        let mut paths = Paths::default();
+        paths.visit_file(&file);
         Self {
             path: path.to_owned(),
             text: text.to_owned(),
-            tokens,
-            code,
-            comments: lexer.comments,
+            comments: comments(text, stream.clone()),
+            tokens: flat(stream),
+            code: flat(code),
+            paths: paths.0,
             test_modules,
         }
     }
 
-    /// Empties the code of every file that another declares for tests alone.
+    /// Every Rust file below `folder`, sorted by path.
+    pub fn all(folder: &str) -> Vec<Self> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+        let files = walkdir::WalkDir::new(&root).sort_by_file_name().into_iter().map(Result::unwrap);
+        let rust = files.filter(|file| file.path().extension().is_some_and(|extension| extension == "rs"));
+        let mut sources: Vec<Self> = rust
+            .map(|file| {
+                let name = file.path().strip_prefix(&root).unwrap().to_str().unwrap().replace('\\', "/");
+                Self::new(&name, &std::fs::read_to_string(file.path()).unwrap())
+            })
+            .collect();
+        Self::leave_out_test_files(&mut sources);
+        sources
+    }
+
+    /// Removes the code of every file that another one declares for tests only.
     pub fn leave_out_test_files(sources: &mut [Self]) {
-        let mut test_files = Vec::new();
-        for source in sources.iter() {
-            let parent = source.module();
-            test_files
-                .extend(source.test_modules.iter().map(|name| [&parent[..], &[name]].concat().join("/")));
-        }
+        let declared = |source: &Self| {
+            let parent = source.module().join("/");
+            let files = source.test_modules.iter().map(move |name| format!("{parent}/{name}"));
+            files.map(|file| file.trim_start_matches('/').to_owned()).collect::<Vec<_>>()
+        };
+        let test_files: Vec<String> = sources.iter().flat_map(declared).collect();
         for source in sources {
             let module = source.module().join("/");
             if test_files.iter().any(|file| module == *file || module.starts_with(&format!("{file}/"))) {
                 source.code.clear();
+                source.paths.clear();
             }
         }
     }
@@ -66,283 +97,188 @@ impl Source {
         parts
     }
 
-    /// Whether a comment that `proves` stands on the line, or right above the statement it is part of.
+    /// Whether the line, or the block of comments right above its statement, has a comment that `proves`
+    /// accepts.
     pub fn has_comment_beside(&self, line: usize, proves: impl Fn(&str) -> bool) -> bool {
         let holds = |line: usize| self.comments.get(&line).is_some_and(|comment| proves(comment));
-        if holds(line) {
-            return true;
-        }
         let lines: Vec<&str> = self.text.lines().map(str::trim).collect();
-        for above in (1..line).rev() {
-            let text = lines[above - 1];
-            if text.starts_with("//") {
-                let block = (1..=above).rev().take_while(|&l| lines[l - 1].starts_with("//"));
-                return block.into_iter().any(holds);
-            }
-            if text.is_empty() || text.ends_with([';', '{', '}']) {
-                return false;
-            }
-        }
-        false
+        let is_comment = |line: &usize| lines[line - 1].starts_with("//");
+        let ends_statement = |line: &usize| {
+            let text = lines[line - 1];
+            text.is_empty() || text.ends_with([';', '{', '}']) || text.starts_with("//")
+        };
+        let above = (1..line).rev().find(ends_statement).unwrap_or(0);
+        holds(line) || (1..=above).rev().take_while(is_comment).any(holds)
     }
 }
 
-struct Lexer {
-    chars: Vec<char>,
-    at: usize,
-    line: usize,
-    comments: BTreeMap<usize, String>,
+/// The stream with every group in it, and its brackets, as plain tokens.
+fn flat(stream: TokenStream) -> Vec<Token> {
+    let mut tokens = Vec::new();
+    for tree in stream {
+        let mut push = |text: &str, span: proc_macro2::Span| {
+            tokens.push(Token { text: text.to_owned(), line: span.start().line });
+        };
+        let TokenTree::Group(group) = &tree else {
+            push(&tree.to_string(), tree.span());
+            continue;
+        };
+        let (open, close) = match group.delimiter() {
+            Delimiter::Parenthesis => ("(", ")"),
+            Delimiter::Brace => ("{", "}"),
+            Delimiter::Bracket => ("[", "]"),
+            Delimiter::None => ("", ""),
+        };
+        push(open, group.span_open());
+        tokens.extend(flat(group.stream()));
+        tokens.push(Token { text: close.to_owned(), line: group.span_close().start().line });
+    }
+    tokens
 }
 
-impl Lexer {
-    fn peek(&self, ahead: usize) -> char {
-        self.chars.get(self.at + ahead).copied().unwrap_or('\0')
-    }
-
-    fn next(&mut self) -> char {
-        let c = self.peek(0);
-        self.line += usize::from(c == '\n');
-        self.at += 1;
-        c
-    }
-
-    fn tokens(&mut self) -> Vec<Token> {
-        let mut tokens = Vec::new();
-        while self.at < self.chars.len() {
-            let line = self.line;
-            if let Some(text) = self.token() {
-                tokens.push(Token { text, line });
-            }
-        }
-        tokens
-    }
-
-    /// Steps over one thing; comments, strings and space are none.
-    fn token(&mut self) -> Option<String> {
-        match (self.peek(0), self.peek(1)) {
-            ('/', '/') => self.line_comment(),
-            ('/', '*') => self.block_comment(),
-            ('"', _) => self.string(),
-            ('\'', _) => self.quote(),
-            (':', ':') => {
-                self.at += 2;
-                return Some("::".to_owned());
-            }
-            (c, _) if c.is_alphanumeric() || c == '_' => return self.word(),
-            (c, _) if c.is_whitespace() => {
-                self.next();
-            }
-            _ => return Some(self.next().to_string()),
-        }
-        None
-    }
-
-    fn word(&mut self) -> Option<String> {
-        let mut word = String::new();
-        while self.peek(0).is_alphanumeric() || self.peek(0) == '_' {
-            word.push(self.next());
-        }
-        let raw = matches!(word.as_str(), "r" | "br" | "cr");
-        match self.peek(0) {
-            '"' if raw => self.raw_string(),
-            '#' if raw && matches!(self.peek(1), '#' | '"') => self.raw_string(),
-            '"' if matches!(word.as_str(), "b" | "c") => self.string(),
-            '\'' if word == "b" => self.quote(),
-            _ => return Some(word),
-        }
-        None
-    }
-
-    fn note(&mut self, line: usize, text: &str) {
-        self.comments.entry(line).or_default().push_str(text);
-    }
-
-    fn line_comment(&mut self) {
-        let mut text = String::new();
-        while self.at < self.chars.len() && self.peek(0) != '\n' {
-            text.push(self.next());
-        }
-        self.note(self.line, &text);
-    }
-
-    fn block_comment(&mut self) {
-        let mut depth = 0;
-        while self.at < self.chars.len() {
-            let (here, pair) = (self.line, (self.peek(0), self.peek(1)));
-            depth += i32::from(pair == ('/', '*')) - i32::from(pair == ('*', '/'));
-            if matches!(pair, ('/', '*') | ('*', '/')) {
-                self.at += 1;
-            }
-            let c = self.next();
-            self.note(here, &c.to_string());
-            if depth == 0 {
-                return;
-            }
-        }
-    }
-
-    fn string(&mut self) {
-        self.next();
-        while self.at < self.chars.len() {
-            match self.next() {
-                '\\' => {
-                    self.next();
+/// What is left of each line without the tokens.
+fn comments(text: &str, stream: TokenStream) -> BTreeMap<usize, String> {
+    fn blank(text: &mut [u8], stream: TokenStream) {
+        for tree in stream {
+            let spans = match &tree {
+                TokenTree::Group(group) => {
+                    blank(text, group.stream());
+                    vec![group.span_open(), group.span_close()]
                 }
-                '"' => return,
-                _ => {}
+                tree => vec![tree.span()],
+            };
+            for byte in spans.into_iter().flat_map(|span| span.byte_range()) {
+                text[byte] = if text[byte] == b'\n' { b'\n' } else { b' ' };
             }
         }
     }
-
-    fn raw_string(&mut self) {
-        let mut hashes = 0;
-        while self.peek(0) == '#' {
-            hashes += 1;
-            self.next();
-        }
-        self.next();
-        while self.at < self.chars.len() {
-            if self.next() == '"' && (0..hashes).all(|i| self.peek(i) == '#') {
-                self.at += hashes;
-                return;
-            }
-        }
-    }
-
-    /// A character literal, or the mark of a lifetime.
-    fn quote(&mut self) {
-        self.next();
-        if self.peek(0) == '\\' {
-            self.at += 2;
-            while self.at < self.chars.len() && self.next() != '\'' {}
-        } else if self.peek(1) == '\'' {
-            self.at += 2;
-        }
-    }
+    let mut bytes = text.as_bytes().to_vec();
+    blank(&mut bytes, stream);
+    let rest = String::from_utf8_lossy(&bytes);
+    let lines = rest.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    lines.map(|(i, line)| (i + 1, line.trim().to_owned())).collect()
 }
 
-/// Leaves out every item under `#[test]` or a `#[cfg(..)]` that asks for `test`, and names those that
-/// are modules in files of their own.
-fn without_tests(tokens: &[Token]) -> (Vec<Token>, Vec<String>) {
-    let (mut code, mut test_modules) = (Vec::new(), Vec::new());
-    let mut at = 0;
-    while at < tokens.len() {
-        let text = |i: usize| tokens.get(i).map_or("", |t| t.text.as_str());
-        if text(at) == "#" && text(at + 1) == "[" {
-            let end = closing(tokens, at + 1);
-            if asks_for_test(&tokens[at + 2..end]) {
-                at = end_of_item(tokens, end + 1);
-                if at >= 3 && text(at - 3) == "mod" && text(at - 1) == ";" {
-                    test_modules.push(text(at - 2).to_owned());
+/// Leaves out every item under `#[test]` or a `#[cfg(..)]` that requires `test`, and collects the names of
+/// those that are modules in files of their own.
+fn without_tests(stream: TokenStream, test_modules: &mut Vec<String>) -> TokenStream {
+    let mut kept = Vec::new();
+    let mut trees = stream.into_iter().peekable();
+    while trees.peek().is_some() {
+        let (mut attributes, mut for_tests) = (Vec::new(), false);
+        while let Some(sign) = trees.next_if(|tree| is_sign(tree, "#")) {
+            attributes.push(sign);
+            if let Some(TokenTree::Group(attribute)) = trees.peek() {
+                for_tests |= requires_test(attribute.stream());
+                attributes.extend(trees.next());
+            }
+        }
+        if !for_tests {
+            kept.extend(attributes);
+            kept.extend(trees.next().map(|tree| match tree {
+                TokenTree::Group(group) => {
+                    let mut inner =
+                        Group::new(group.delimiter(), without_tests(group.stream(), test_modules));
+                    inner.set_span(group.span());
+                    inner.into()
                 }
-                continue;
+                tree => tree,
+            }));
+            continue;
+        }
+        let mut words = Vec::new();
+        for tree in trees.by_ref() {
+            words.push(tree.to_string());
+            let is_body = matches!(&tree, TokenTree::Group(group) if group.delimiter() == Delimiter::Brace);
+            if is_body || is_sign(&tree, ";") {
+                break;
             }
         }
-        code.push(tokens[at].clone());
-        at += 1;
+        // Behind the body of a value or an arm.
+        trees.next_if(|tree| is_sign(tree, ";,"));
+        if let [.., keyword, name, end] = &words[..]
+            && (keyword.as_str(), end.as_str()) == ("mod", ";")
+        {
+            test_modules.push(name.clone());
+        }
     }
-    (code, test_modules)
+    kept.into_iter().collect()
 }
 
-fn asks_for_test(attribute: &[Token]) -> bool {
-    let words: Vec<&str> = attribute.iter().map(|t| t.text.as_str()).collect();
-    let negated = words.windows(3).any(|w| w == ["not", "(", "test"]);
+fn is_sign(tree: &TokenTree, signs: &str) -> bool {
+    matches!(tree, TokenTree::Punct(sign) if signs.contains(sign.as_char()))
+}
+
+fn requires_test(attribute: TokenStream) -> bool {
+    let tokens = flat(attribute);
+    let words: Vec<&str> = tokens.iter().map(|token| token.text.as_str()).collect();
+    let negated = words.windows(3).any(|three| three == ["not", "(", "test"]);
     words == ["test"] || (words.first() == Some(&"cfg") && words.contains(&"test") && !negated)
 }
 
-/// Where the bracket that opens at `at` is closed.
-fn closing(tokens: &[Token], at: usize) -> usize {
-    let mut depth = 0;
-    for (i, token) in tokens.iter().enumerate().skip(at) {
-        match token.text.as_str() {
-            "(" | "[" | "{" => depth += 1,
-            ")" | "]" | "}" => depth -= 1,
-            _ => {}
-        }
-        if depth == 0 {
-            return i;
-        }
-    }
-    tokens.len()
-}
+#[derive(Default)]
+struct Paths(Vec<PathAt>);
 
-/// One past the item that begins at `at`: its body, or its semicolon.
-fn end_of_item(tokens: &[Token], mut at: usize) -> usize {
-    while at < tokens.len() {
-        match tokens[at].text.as_str() {
-            ";" => return at + 1,
-            "{" => return closing(tokens, at) + 1,
-            "(" | "[" => at = closing(tokens, at),
-            _ => {}
-        }
-        at += 1;
-    }
-    at
-}
-
-/// Every path of two segments or more, and every leaf of every `use`, with its line.
-pub fn paths(tokens: &[Token]) -> Vec<(Vec<String>, usize)> {
-    let mut found = Vec::new();
-    let mut at = 0;
-    while at < tokens.len() {
-        let line = tokens[at].line;
-        if tokens[at].text == "use" {
-            at = use_tree(tokens, at + 1, &[], &mut found);
-        } else {
-            let end = path_end(tokens, at);
-            let joined = at > 0 && matches!(tokens[at - 1].text.as_str(), "::" | ".");
-            if end > at + 1 && !joined {
-                let path = tokens[at..end].iter().filter(|t| t.text != "::").map(|t| t.text.clone());
-                found.push((path.collect(), line));
+impl Paths {
+    fn add_use(&mut self, tree: &syn::UseTree, mut path: Vec<String>) {
+        let (leaf, span) = match tree {
+            syn::UseTree::Path(next) => {
+                path.push(next.ident.to_string());
+                return self.add_use(&next.tree, path);
             }
-            at = end.max(at + 1);
-        }
-    }
-    found
-}
-
-fn is_word(token: Option<&Token>) -> bool {
-    token.is_some_and(|t| t.text.starts_with(|c: char| c.is_alphabetic() || c == '_'))
-}
-
-/// One past `word(::word)*`, or `at` where there is none.
-fn path_end(tokens: &[Token], mut at: usize) -> usize {
-    if !is_word(tokens.get(at)) {
-        return at;
-    }
-    at += 1;
-    while tokens.get(at).is_some_and(|t| t.text == "::") && is_word(tokens.get(at + 1)) {
-        at += 2;
-    }
-    at
-}
-
-/// Reads one branch of a `use`, pushing its leaves; gives where it ends.
-fn use_tree(
-    tokens: &[Token],
-    mut at: usize,
-    prefix: &[String],
-    found: &mut Vec<(Vec<String>, usize)>,
-) -> usize {
-    let mut path = prefix.to_vec();
-    while let Some(token) = tokens.get(at) {
-        match token.text.as_str() {
-            "{" => {
-                while tokens.get(at).is_some_and(|t| t.text != "}") {
-                    at = use_tree(tokens, at + 1, &path, found);
-                }
-                return at + 1;
+            syn::UseTree::Group(group) => {
+                return group.items.iter().for_each(|tree| self.add_use(tree, path.clone()));
             }
-            "," | "}" | ";" => break,
-            "as" => at += 1,
-            "::" => {}
-            word => path.push(word.to_owned()),
+            syn::UseTree::Name(name) => (name.ident.to_string(), name.ident.span()),
+            syn::UseTree::Rename(name) => (name.ident.to_string(), name.ident.span()),
+            syn::UseTree::Glob(glob) => ("*".to_owned(), glob.star_token.span),
+        };
+        path.push(leaf);
+        self.0.push((path, span.start().line));
+    }
+
+    /// The paths among tokens that `syn` does not parse: of macros and attributes.
+    fn add_tokens(&mut self, stream: TokenStream) {
+        let tokens = flat(stream);
+        let text = |at: usize| tokens.get(at).map_or("", |token| token.text.as_str());
+        let is_word = |at: usize| text(at).starts_with(|c: char| c.is_alphabetic() || c == '_');
+        let mut at = 0;
+        while at < tokens.len() {
+            let first = at;
+            let mut path = vec![text(at).to_owned()];
+            while is_word(at) && text(at + 1) == ":" && text(at + 2) == ":" && is_word(at + 3) {
+                at += 3;
+                path.push(text(at).to_owned());
+            }
+            let continues = first > 0 && matches!(text(first - 1), ":" | ".");
+            if path.len() > 1 && !continues {
+                self.0.push((path, tokens[first].line));
+            }
+            at += 1;
         }
-        at += 1;
     }
-    if path.len() > prefix.len() {
-        let line = tokens[at.min(tokens.len()) - 1].line;
-        found.push((path, line));
+}
+
+impl<'a> Visit<'a> for Paths {
+    fn visit_item_use(&mut self, item: &'a syn::ItemUse) {
+        self.add_use(&item.tree, Vec::new());
     }
-    at
+
+    fn visit_path(&mut self, path: &'a syn::Path) {
+        if path.segments.len() > 1 {
+            let names = path.segments.iter().map(|segment| segment.ident.to_string());
+            self.0.push((names.collect(), path.segments[0].ident.span().start().line));
+        }
+        visit::visit_path(self, path);
+    }
+
+    fn visit_macro(&mut self, call: &'a syn::Macro) {
+        self.visit_path(&call.path);
+        self.add_tokens(call.tokens.clone());
+    }
+
+    fn visit_meta_list(&mut self, list: &'a syn::MetaList) {
+        self.visit_path(&list.path);
+        self.add_tokens(list.tokens.clone());
+    }
 }

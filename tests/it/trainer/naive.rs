@@ -97,7 +97,7 @@ impl Naive {
             self.model.parameters().iter().map(|p| (p.name.clone(), p.shape.clone())).collect();
         let tensor = |name: &str| Some((shapes[name].clone(), self.dense[name].weights.clone()));
         let mut weights = self.model.read_tensors(tensor).unwrap();
-        self.model.turn(&mut weights);
+        self.model.transpose(&mut weights);
         let all = View { buffer: 0, column: 0, width: self.schema.input_width() };
         let (mut tapes, mut loss, share): (Vec<Tape<f64>>, _, _) =
             (Vec::new(), 0.0, 1.0 / batch.samples as f64);

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn a_probe_ends_in_one_line_whatever_is_installed() {
+fn a_probe_displays_as_one_line_whatever_is_installed() {
     let line = probe().to_string();
     eprintln!("{line}");
     assert!(line.contains("CUDA") && !line.contains('\n'));

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn final_codes_are_told_from_those_that_a_later_call_survives() {
+fn final_codes_are_sticky_and_others_are_not() {
     for code in [4, 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810] {
         assert!(matches!(failed("cuEventQuery", code), DriverError::Sticky { .. }), "{code}");
     }
@@ -11,14 +11,14 @@ fn final_codes_are_told_from_those_that_a_later_call_survives() {
 }
 
 #[test]
-fn a_code_has_its_name_and_a_strange_one_has_none() {
+fn a_code_has_its_name_and_an_unknown_one_is_called_unknown() {
     assert_eq!(name(700), "CUDA_ERROR_ILLEGAL_ADDRESS");
     assert_eq!(failed("cuMemcpyAsync", 31_337).to_string(), "cuda cuMemcpyAsync: error 31337 (unknown)");
     assert!(failed("cuEventQuery", 719).to_string().starts_with("cuda cuEventQuery: error 719 (CUDA_ERROR_"));
 }
 
 #[test]
-fn every_refusal_is_one_line_that_says_what_to_do() {
+fn every_error_is_one_line_with_advice() {
     let device = DeviceInfo { ordinal: 0, name: "GTX 1080".into(), compute: (6, 1), memory_bytes: 8 << 30 };
     let cases = [
         (CudaError::NoDevice { found: Probe::NoDriver }, "install NVIDIA\'s driver 580 or newer"),

@@ -8,7 +8,7 @@ fn entry() -> Entry<'static> {
 }
 
 #[test]
-fn an_image_is_kept_and_found_again_by_all_it_depends_on() {
+fn an_image_is_found_only_by_the_key_that_it_was_stored_under() {
     let folder = tempfile::tempdir().unwrap();
     let cache = KernelCache::new(&folder.path().join("new/folder"));
     assert_eq!(cache.get(&entry()), Ok(None));
@@ -26,13 +26,13 @@ fn an_image_is_kept_and_found_again_by_all_it_depends_on() {
     for other in others {
         assert_eq!(cache.get(&other), Ok(None), "{other:?}");
     }
-    // Nothing is left aside.
+    // No temporary file is left.
     assert_eq!(fs::read_dir(folder.path().join("new/folder")).unwrap().count(), 1);
 }
 
 #[cfg(unix)]
 #[test]
-fn the_folder_is_its_owners_alone() {
+fn only_the_owner_may_access_the_folder() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
     let inner = folder.path().join("kernels");
@@ -41,7 +41,7 @@ fn the_folder_is_its_owners_alone() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_written_is_said_with_its_path() {
+fn a_folder_that_cannot_be_written_is_reported_with_its_path() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
@@ -51,7 +51,7 @@ fn a_folder_that_cannot_be_written_is_said_with_its_path() {
 
 proptest! {
     #[test]
-    fn any_change_of_a_file_is_noticed(
+    fn any_change_of_a_file_is_detected(
         image in proptest::collection::vec(any::<u8>(), 0..64),
         at in any::<proptest::sample::Index>(),
         flip in 1_u8..,

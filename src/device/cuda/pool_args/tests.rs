@@ -2,7 +2,7 @@ use super::*;
 use std::mem::offset_of;
 
 #[test]
-fn the_layouts_are_the_kernels() {
+fn sizes_and_offsets_are_those_of_the_kernels() {
     assert_eq!((size_of::<BatchHeader>(), offset_of!(BatchHeader, staged)), (40, 32));
     assert_eq!((size_of::<BatchState>(), offset_of!(BatchState, copied)), (24, 16));
     assert_eq!((size_of::<PoolArgs>(), offset_of!(PoolArgs, lookup_count)), (120, 104));

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Names of files in `kernels/` with this ending.
+/// Names, without the ending, of the files in `kernels/` with this ending.
 fn in_folder(ending: &str) -> Vec<String> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels");
     let files = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().file_name());
@@ -11,7 +11,7 @@ fn in_folder(ending: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_lists_are_the_folders_files() {
+fn the_lists_name_exactly_the_files_of_the_folder() {
     let mut kernels: Vec<&str> = KERNELS.iter().map(|kernel| kernel.name).collect();
     kernels.sort_unstable();
     assert_eq!(kernels, in_folder(".cu"));
@@ -22,10 +22,10 @@ fn the_lists_are_the_folders_files() {
 }
 
 #[test]
-fn each_file_names_the_kernels_that_it_defines() {
+fn entries_are_the_kernels_that_each_file_defines() {
     for kernel in KERNELS {
         let defined = kernel.text.split("__global__").skip(1).map(|rest| {
-            // The word before the first parenthesis that is not a launch bound's.
+            // The word before the first parenthesis, except that of a launch bound.
             let rest = rest.split_once("__launch_bounds__").map_or(rest, |(before, bound)| {
                 if before.contains('(') { rest } else { bound.split_once(')').unwrap().1 }
             });
@@ -36,7 +36,7 @@ fn each_file_names_the_kernels_that_it_defines() {
 }
 
 #[test]
-fn a_kernels_name_is_defined_once() {
+fn no_two_kernels_have_the_same_name() {
     let mut names: Vec<&str> = KERNELS.iter().flat_map(|kernel| kernel.entries).copied().collect();
     let all = names.len();
     names.sort_unstable();

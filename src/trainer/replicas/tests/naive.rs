@@ -199,7 +199,7 @@ fn update(reference: &mut ReferenceTrainer, dense: &[f32], rows: &Grads) {
     let step = Optimizer { kind: state.optimizer.kind.dense(), ..state.optimizer }.step(state.steps);
     let mut states: Vec<&mut [f32]> = state.dense_states.iter_mut().map(|state| &mut state[..]).collect();
     step.update_dense(&mut state.weights.values, dense, &mut states);
-    state.model.turn(&mut state.weights);
+    state.model.transpose(&mut state.weights);
     let step = state.optimizer.step(state.steps);
     for ((t, row), grad) in rows {
         TableRows::of(&mut tables[*t]).record(0, *row).update(&step, grad);

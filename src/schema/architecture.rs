@@ -1,0 +1,213 @@
+//! The architectures as data: sizes, requirements, text and presets. A file of `model/` builds the layers of each.
+
+use std::fmt::{self, Write};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::check::{Fault, check_cross, check_hidden};
+
+/// An architecture with its hidden sizes. Inputs and outputs follow from the features.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Architecture {
+    /// DLRM: a bottom MLP over the dense values, pairwise dot products, and a top MLP.
+    Dlrm {
+        /// Hidden sizes of the bottom MLP. A last layer, to the tables' dim, follows.
+        bottom: Vec<usize>,
+        /// Hidden sizes of the top MLP. A last layer, to one logit, follows.
+        top: Vec<usize>,
+    },
+    /// Deep & Cross, 2017: `x' = x0 (x . w) + b + x`, and a deep MLP.
+    Dcn {
+        /// Number of cross layers.
+        cross_layers: usize,
+        /// Hidden sizes of the deep MLP.
+        deep: Vec<usize>,
+    },
+    /// Deep & Cross v2: `x' = x0 * (W x + b) + x`, and a deep MLP.
+    Dcnv2 {
+        /// Number of cross layers.
+        cross_layers: usize,
+        /// Rank of `W = U V`; without it, W is one matrix.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        rank: Option<usize>,
+        /// Hidden sizes of the deep MLP.
+        deep: Vec<usize>,
+    },
+    /// A factorisation machine and a deep MLP. Every feature names a wide table.
+    Deepfm {
+        /// Hidden sizes of the deep MLP.
+        deep: Vec<usize>,
+    },
+    /// A linear model and a deep MLP. Every feature names a wide table.
+    WideDeep {
+        /// Hidden sizes of the deep MLP.
+        deep: Vec<usize>,
+    },
+}
+
+/// The widths of a model's input, which determine the number of dense weights.
+pub(super) struct InputWidths {
+    /// Elements of the input row.
+    pub all: usize,
+    /// Dense values.
+    pub dense: usize,
+    /// Categorical features.
+    pub features: usize,
+    /// Elements of the first feature's vector.
+    pub dim: usize,
+}
+
+impl Architecture {
+    /// Its kind, without sizes.
+    pub(crate) fn kind(&self) -> ArchKind {
+        match self {
+            Self::Dlrm { .. } => ArchKind::Dlrm,
+            Self::Dcn { .. } => ArchKind::Dcn,
+            Self::Dcnv2 { .. } => ArchKind::Dcnv2,
+            Self::Deepfm { .. } => ArchKind::Deepfm,
+            Self::WideDeep { .. } => ArchKind::WideDeep,
+        }
+    }
+
+    pub(super) fn check_sizes(&self) -> Result<(), Fault> {
+        match self {
+            Self::Dlrm { bottom, top } => {
+                check_hidden("bottom", bottom)?;
+                check_hidden("top", top)
+            }
+            Self::Dcn { cross_layers, deep } => check_cross(*cross_layers, None, deep),
+            Self::Dcnv2 { cross_layers, rank, deep } => check_cross(*cross_layers, *rank, deep),
+            Self::Deepfm { deep } | Self::WideDeep { deep } => check_hidden("deep", deep),
+        }
+    }
+
+    /// The number of dense weights.
+    pub(super) fn weights(&self, inputs: &InputWidths) -> u128 {
+        let input = inputs.all;
+        match self {
+            Self::Dlrm { bottom, top } => {
+                let vectors = inputs.features + 1;
+                let interaction = inputs.dim + vectors * (vectors - 1) / 2;
+                mlp(inputs.dense, bottom, inputs.dim) + mlp(interaction, top, 1)
+            }
+            Self::Dcn { cross_layers, deep } => {
+                (2 * input * cross_layers) as u128 + mlp(input, deep, 1) + input as u128
+            }
+            Self::Dcnv2 { cross_layers, rank, deep } => {
+                let matrix = rank.map_or(input, |rank| 2 * rank) as u128 * input as u128;
+                (matrix + input as u128) * *cross_layers as u128 + mlp(input, deep, 1) + input as u128
+            }
+            Self::Deepfm { deep } | Self::WideDeep { deep } => mlp(input, deep, 1),
+        }
+    }
+
+    /// Writes its keys in `model.toml`.
+    pub(super) fn write_toml(&self, f: &mut impl Write) -> fmt::Result {
+        writeln!(f, "kind = \"{}\"", self.kind())?;
+        match self {
+            Self::Dlrm { bottom, top } => writeln!(f, "bottom = {bottom:?}\ntop = {top:?}"),
+            Self::Dcn { cross_layers, deep } => writeln!(f, "cross_layers = {cross_layers}\ndeep = {deep:?}"),
+            Self::Dcnv2 { cross_layers, rank, deep } => {
+                writeln!(f, "cross_layers = {cross_layers}")?;
+                if let Some(rank) = rank {
+                    writeln!(f, "rank = {rank}")?;
+                }
+                writeln!(f, "deep = {deep:?}")
+            }
+            Self::Deepfm { deep } | Self::WideDeep { deep } => writeln!(f, "deep = {deep:?}"),
+        }
+    }
+}
+
+/// Weights and biases of a multilayer perceptron.
+fn mlp(input: usize, hidden: &[usize], output: usize) -> u128 {
+    let mut weights = 0;
+    let mut from = input as u128;
+    for &to in hidden.iter().chain([&output]) {
+        weights += (from + 1) * to as u128;
+        from = to as u128;
+    }
+    weights
+}
+
+/// An architecture without its sizes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ArchKind {
+    /// DLRM.
+    Dlrm,
+    /// Deep & Cross, 2017.
+    Dcn,
+    /// Deep & Cross v2, full matrices.
+    Dcnv2,
+    /// DeepFM.
+    Deepfm,
+    /// Wide & Deep.
+    WideDeep,
+}
+
+impl ArchKind {
+    /// All of them.
+    pub(crate) const ALL: [Self; 5] = [Self::Dlrm, Self::Dcn, Self::Dcnv2, Self::Deepfm, Self::WideDeep];
+
+    /// Its name in `model.toml`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Dlrm => "dlrm",
+            Self::Dcn => "dcn",
+            Self::Dcnv2 => "dcnv2",
+            Self::Deepfm => "deepfm",
+            Self::WideDeep => "wide_deep",
+        }
+    }
+
+    /// All names, as a list in a sentence.
+    pub(crate) fn names() -> String {
+        let names = Self::ALL.map(Self::name);
+        let (last, others) = (names[names.len() - 1], &names[..names.len() - 1]);
+        format!("{} or {last}", others.join(", "))
+    }
+
+    /// Whether every feature has first-order weights.
+    pub(super) fn has_wide(self) -> bool {
+        matches!(self, Self::Deepfm | Self::WideDeep)
+    }
+
+    /// Whether the vectors of different features are multiplied, so that all tables need the same dim.
+    pub(super) fn needs_one_dim(self) -> bool {
+        matches!(self, Self::Dlrm | Self::Deepfm)
+    }
+
+    /// The architecture with the sizes of `flechette init`.
+    pub(super) fn preset(self) -> Architecture {
+        let deep = vec![256, 128];
+        match self {
+            Self::Dlrm => Architecture::Dlrm { bottom: vec![64], top: deep },
+            Self::Dcn => Architecture::Dcn { cross_layers: 3, deep },
+            Self::Dcnv2 => Architecture::Dcnv2 { cross_layers: 3, rank: None, deep },
+            Self::Deepfm => Architecture::Deepfm { deep },
+            Self::WideDeep => Architecture::WideDeep { deep },
+        }
+    }
+}
+
+impl fmt::Display for ArchKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// No architecture has this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown architecture {0:?}, expected {names}", names = ArchKind::names())]
+pub struct UnknownArchitecture(pub String);
+
+impl FromStr for ArchKind {
+    type Err = UnknownArchitecture;
+
+    fn from_str(name: &str) -> Result<Self, UnknownArchitecture> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| UnknownArchitecture(name.into()))
+    }
+}
