@@ -1,5 +1,5 @@
-//! The schemas of the data sets that `flechette init` knows, with the layer sizes of the
-//! project's reference figures: DLRM bottom 64, top 256-128; three cross layers; deep 256-128.
+//! The schemas of the data sets that `flechette init` knows. Layer sizes are those of the published measurements: DLRM
+//! bottom 64, top 256-128; three cross layers; deep 256-128.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,8 +13,8 @@ pub(crate) const CRITEO_DENSE: usize = 13;
 /// Categorical columns of a Criteo row, `C1` to `C26`.
 pub(crate) const CRITEO_FEATURES: usize = 26;
 
-/// Avazu's categorical columns: the 21 that public work on it uses, and `hour`, which makes the 22
-/// tables that FLECHE (table 2) counts. Left out are `id`, unique a row, and `click`, the label.
+/// Avazu's categorical columns: the 21 that public work uses, and `hour`, which makes the 22 tables of FLECHE (table 2).
+/// `id`, which is unique, and `click`, the label, are left out.
 pub const AVAZU_FEATURES: [&str; 22] = [
     "hour",
     "C1",
@@ -40,7 +40,7 @@ pub const AVAZU_FEATURES: [&str; 22] = [
     "C21",
 ];
 
-/// Which architecture, its sizes aside.
+/// An architecture without its sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArchKind {
     /// DLRM.
@@ -56,10 +56,9 @@ pub enum ArchKind {
 }
 
 impl ArchKind {
-    /// All of them.
     pub(crate) const ALL: [Self; 5] = [Self::Dlrm, Self::Dcn, Self::Dcnv2, Self::Deepfm, Self::WideDeep];
 
-    /// Its name in `model.toml`.
+    /// The name in `model.toml`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -71,7 +70,8 @@ impl ArchKind {
         }
     }
 
-    fn wide(self) -> bool {
+    /// Whether the architecture has first-order weights.
+    pub(crate) fn is_wide(self) -> bool {
         matches!(self, Self::Deepfm | Self::WideDeep)
     }
 
@@ -87,13 +87,25 @@ impl ArchKind {
     }
 }
 
+impl Architecture {
+    #[must_use]
+    pub(crate) fn kind(&self) -> ArchKind {
+        match self {
+            Self::Dlrm { .. } => ArchKind::Dlrm,
+            Self::Dcn { .. } => ArchKind::Dcn,
+            Self::Dcnv2 { .. } => ArchKind::Dcnv2,
+            Self::Deepfm { .. } => ArchKind::Deepfm,
+            Self::WideDeep { .. } => ArchKind::WideDeep,
+        }
+    }
+}
+
 impl fmt::Display for ArchKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-/// No architecture has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown architecture {0:?}, expected dlrm, dcn, dcnv2, deepfm or wide_deep")]
 pub struct UnknownArchitecture(pub String);
@@ -123,20 +135,20 @@ pub fn avazu(kind: ArchKind, dim: usize, rows: u64) -> Schema {
     assemble(kind, dim, Vec::new(), inputs)
 }
 
-/// What a synthetic data set is like.
+/// The inputs of a synthetic data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SyntheticShape {
-    /// How many features, each with its own table.
+    /// Number of features. Each has its own table.
     pub tables: usize,
     /// Rows of each table.
     pub rows: u64,
-    /// Dense inputs.
+    /// Number of dense inputs.
     pub dense: usize,
-    /// Most ids of a sample in each feature; one-hot without it.
+    /// Most ids of a sample in each feature; one-hot if absent.
     pub multi_hot: Option<u32>,
 }
 
-/// Generated data: dense inputs `D1`.., features `F1`.. over ids that are rows already (no hashing).
+/// Generated data: dense inputs `D1`.., features `F1`.. whose ids are row numbers (no hashing).
 #[must_use]
 pub fn synthetic(kind: ArchKind, dim: usize, shape: SyntheticShape) -> Schema {
     let arity = shape.multi_hot.map_or(Arity::OneHot, |max| Arity::MultiHot { max });
@@ -146,8 +158,8 @@ pub fn synthetic(kind: ArchKind, dim: usize, shape: SyntheticShape) -> Schema {
 }
 
 impl Schema {
-    /// The same model with its rows stored in elements of this type, in every table where that makes
-    /// them shorter: not first-order weights, of which a row is one.
+    /// The same model with stored elements of this type, in every table where that makes rows shorter. Tables of
+    /// first-order weights keep their type.
     #[must_use]
     pub fn stored_as(mut self, element: Element) -> Self {
         for table in &mut self.tables {
@@ -187,7 +199,7 @@ fn assemble(
     let mut wide_tables = Vec::new();
     for Input { name, rows, arity, hash } in inputs {
         let table = |name: &str, dim| Table { name: name.into(), rows, dim, ..Table::default() };
-        let wide_table = kind.wide().then(|| format!("{name}_wide"));
+        let wide_table = kind.is_wide().then(|| format!("{name}_wide"));
         tables.push(table(&name, dim));
         wide_tables.extend(wide_table.as_deref().map(|name| table(name, 1)));
         let pooling = Pooling::Sum;
