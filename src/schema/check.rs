@@ -1,7 +1,7 @@
 //! Reads and validates `model.toml`. An invalid schema is refused with the line and the reason.
 //!
-//! Validation works on the typed [`Schema`], so that it also covers schemas made in code. It names a fault by a path such
-//! as `tables[3].rows`; `line` then finds its line.
+//! Validation works on the typed [`Schema`], so that it also covers schemas made in code. It names a fault by
+//! a path such as `tables[3].rows`; `line` then finds its line.
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,16 +1,16 @@
 //! `model.toml`: the inputs of a model and what is computed from them.
 //!
-//! A schema is data: dense features with transforms, categorical features with hashing and pooling, tables with sizes
-//! and defaults, and the architecture. Every version contains it, so that training and serving hash and transform by the
-//! same text.
+//! A schema is data: dense features with transforms, categorical features with hashing and pooling, tables
+//! with sizes and defaults, and the architecture. Every version contains it, so that training and serving
+//! hash and transform by the same text.
 //!
-//! The schema alone defines the layout of a model's input row: the dense values; then one pooled vector for each feature,
-//! in order; then, for architectures with a wide part, one first-order weight for each feature. [`Schema::lookups`] lists
-//! the pooled vectors with their columns.
+//! The schema alone defines the layout of a model's input row: the dense values; then one pooled vector for
+//! each feature, in order; then, for architectures with a wide part, one first-order weight for each feature.
+//! [`Schema::lookups`] lists the pooled vectors with their columns.
 //!
-//! [`Schema::parse`] reads and validates (`check`), [`Schema::to_toml`] writes text that reads back equal (`text`),
-//! [`Schema::encode`] applies hashing and transforms to raw samples (`encode`), and [`preset`] has the schemas of the
-//! data sets that `flechette init` knows.
+//! [`Schema::parse`] reads and validates (`check`), [`Schema::to_toml`] writes text that reads back equal
+//! (`text`), [`Schema::encode`] applies hashing and transforms to raw samples (`encode`), and [`preset`] has
+//! the schemas of the data sets that `flechette init` knows.
 
 mod check;
 mod encode;
@@ -53,8 +53,8 @@ pub struct Schema {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Architecture {
-    /// DLRM: a bottom MLP from the dense values to the tables' dim, pairwise dot products (lower triangle, dense
-    /// first), a top MLP to one logit.
+    /// DLRM: a bottom MLP from the dense values to the tables' dim, pairwise dot products (lower triangle,
+    /// dense first), a top MLP to one logit.
     Dlrm {
         /// Hidden sizes of the bottom MLP, without the last layer to the tables' dim.
         bottom: Vec<usize>,
@@ -223,8 +223,8 @@ pub struct Table {
     /// What an id past the rows reads.
     #[serde(default)]
     pub default: AbsentDefault,
-    /// If given, the table has only `2^lossy_bits` rows and ids are hashed into them. Ids with the same hash share a
-    /// row in training, store and cache (FLECHE 3.1 with narrow flat keys).
+    /// If given, the table has only `2^lossy_bits` rows and ids are hashed into them. Ids with the same hash
+    /// share a row in training, store and cache (FLECHE 3.1 with narrow flat keys).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lossy_bits: Option<u32>,
 }
@@ -297,8 +297,8 @@ impl Schema {
         self.dense.len()
     }
 
-    /// The pooled vectors of the input row, in column order: one for each feature, then one for each feature with a wide
-    /// table. Unknown table names are skipped; validation refuses them.
+    /// The pooled vectors of the input row, in column order: one for each feature, then one for each feature
+    /// with a wide table. Unknown table names are skipped; validation refuses them.
     #[must_use]
     pub fn lookups(&self) -> Vec<Lookup> {
         let ids: HashMap<&str, TableId> =

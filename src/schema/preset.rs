@@ -1,5 +1,5 @@
-//! The schemas of the data sets that `flechette init` knows. Layer sizes are those of the published measurements: DLRM
-//! bottom 64, top 256-128; three cross layers; deep 256-128.
+//! The schemas of the data sets that `flechette init` knows. Layer sizes are those of the published
+//! measurements: DLRM bottom 64, top 256-128; three cross layers; deep 256-128.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,8 +13,8 @@ pub(crate) const CRITEO_DENSE: usize = 13;
 /// Categorical columns of a Criteo row, `C1` to `C26`.
 pub(crate) const CRITEO_FEATURES: usize = 26;
 
-/// Avazu's categorical columns: the 21 that public work uses, and `hour`, which makes the 22 tables of FLECHE (table 2).
-/// `id`, which is unique, and `click`, the label, are left out.
+/// Avazu's categorical columns: the 21 that public work uses, and `hour`, which makes the 22 tables of FLECHE
+/// (table 2). `id`, which is unique, and `click`, the label, are left out.
 pub const AVAZU_FEATURES: [&str; 22] = [
     "hour",
     "C1",
@@ -158,8 +158,8 @@ pub fn synthetic(kind: ArchKind, dim: usize, shape: SyntheticShape) -> Schema {
 }
 
 impl Schema {
-    /// The same model with stored elements of this type, in every table where that makes rows shorter. Tables of
-    /// first-order weights keep their type.
+    /// The same model with stored elements of this type, in every table where that makes rows shorter. Tables
+    /// of first-order weights keep their type.
     #[must_use]
     pub fn stored_as(mut self, element: Element) -> Self {
         for table in &mut self.tables {

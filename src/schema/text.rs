@@ -1,6 +1,7 @@
 //! Writes a schema as the text of a `model.toml`. [`Schema::parse`] reads it back equal.
 //!
-//! The text is not written by serde, so that each entry has a few lines with its options inline, in a readable order.
+//! The text is not written by serde, so that each entry has a few lines with its options inline, in a
+//! readable order.
 
 use std::fmt::{self, Display, Write};
 

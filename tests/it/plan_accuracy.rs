@@ -1,4 +1,5 @@
-//! What `plan` predicts against the cache of a server: the default policy, in batches, on skewed accesses.
+//! The prediction of `plan` against the cache of a server with the default policy, in batches, on skewed
+//! accesses.
 
 use flechette::cache::{CacheOptions, CacheShape, EvictStep, FlatCache, Query, TableShape};
 use flechette::dataset::{self, Format, ReadOptions};
@@ -69,7 +70,7 @@ fn served(trace: &Trace, rows: usize) -> f64 {
 }
 
 #[test]
-fn a_server_hits_within_a_point_of_the_prediction_and_of_the_best_policy() {
+fn a_server_hits_at_most_a_point_less_than_predicted_and_than_the_best_policy() {
     for skew in ["medium", "high", "1.1"] {
         let trace = trace(skew);
         for fraction in [0.05, 0.2] {
