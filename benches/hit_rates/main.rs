@@ -37,6 +37,7 @@ use flechette::types::{Batch, RawBatch};
 use harness::Options;
 use rayon::prelude::*;
 
+const POLICIES: usize = Policy::ALL.len();
 const SIZES: [f64; 3] = [0.05, 0.1, 0.2];
 /// Points that the real cache may be behind the best policy.
 const BEHIND: f64 = 3.0;
@@ -224,12 +225,12 @@ fn measure(workload: &Workload, admission: AdmissionOption) -> anyhow::Result<Ve
     let size = |(&fraction, got): (&f64, &[Got])| Size {
         share: fraction,
         rows: share(fraction, trace.keys()),
-        flat: got[..6].iter().map(simulated).collect(),
-        per_table: simulated(&got[6]),
-        per_table_one: simulated(&got[7]),
-        optimal: simulated(&got[8]),
-        real: real(&got[9]),
-        real_batched: real(&got[10]),
+        flat: got[..POLICIES].iter().map(simulated).collect(),
+        per_table: simulated(&got[POLICIES]),
+        per_table_one: simulated(&got[POLICIES + 1]),
+        optimal: simulated(&got[POLICIES + 2]),
+        real: real(&got[POLICIES + 3]),
+        real_batched: real(&got[POLICIES + 4]),
     };
     Ok(SIZES.iter().zip(got.chunks(jobs.len())).map(size).collect())
 }
@@ -260,7 +261,7 @@ impl Size {
     /// The best of LRU, LFU, ARC, S3-FIFO and W-TinyLFU.
     fn best(&self) -> (Policy, Rates) {
         let policies = Policy::ALL.into_iter().zip(self.flat.iter().copied());
-        let able = policies.filter(|(policy, _)| *policy != Policy::Random);
+        let able = policies.filter(|(policy, _)| !matches!(policy, Policy::Random | Policy::ServerDefault));
         able.max_by(|a, b| a.1.all.total_cmp(&b.1.all)).unwrap_or((Policy::Lru, Rates::default()))
     }
 

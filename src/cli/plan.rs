@@ -1,8 +1,8 @@
-//! `flechette plan`: the hit rates of caches of several sizes on a data set or a recorded trace, and how often
-//! each row is used.
+//! `flechette plan`: the hit rates of caches of several sizes on a data set or a recorded trace, and how
+//! often each row is used.
 //!
-//! Simulated caches need every access in memory. Counts alone do not: with `--counts-bytes` the data is read once
-//! and only counts are kept, within the given bytes.
+//! Simulated caches need every access in memory. Counts alone do not: with `--counts-bytes` the data is read
+//! once and only counts are kept, within the given bytes.
 
 use std::fs::File;
 use std::io::{BufReader, Write};
@@ -42,8 +42,9 @@ pub(crate) struct Args {
     /// Writes here how often each row is used, as safetensors
     #[arg(long, value_name = "FILE")]
     counts: Option<PathBuf>,
-    /// Only counts, within these bytes (256Mi, 4G), for data of any length. A row takes 24 bytes. Counts are exact
-    /// while all rows fit; past that the report says by how much a count may be too high. Simulates nothing
+    /// Only counts, within these bytes (256Mi, 4G), for data of any length. A row takes 24 bytes. Counts are
+    /// exact while all rows fit; past that the report says by how much a count may be too high. Simulates
+    /// nothing
     #[arg(long, value_name = "BYTES", value_parser = counts_bytes, requires = "counts")]
     #[arg(conflicts_with_all = ["sizes", "plot"])]
     counts_bytes: Option<usize>,
@@ -259,8 +260,8 @@ fn read_traces(files: &[PathBuf], schema: &Schema, accesses: &mut impl Accesses)
         });
         if let Ended::Cut { read, rest } = ended.with_context(named)? {
             tracing::warn!(
-                "{shown}: ends within a block: {count} accesses in the first {read} bytes were read, the last {rest} \
-                 bytes were not"
+                "{shown}: ends within a block: {count} accesses in the first {read} bytes were read, the \
+                 last {rest} bytes were not"
             );
         }
     }

@@ -1,5 +1,5 @@
-//! Criteo's click logs (Kaggle and Terabyte): tab-separated without header; a label, 13 integers named `I1` to
-//! `I13`, 26 strings named `C1` to `C26`. The files of the test days have no label.
+//! Criteo's click logs (Kaggle and Terabyte): tab-separated without header; a label, 13 integers named `I1`
+//! to `I13`, 26 strings named `C1` to `C26`. The files of the test days have no label.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! One reader for every format of one sample a line. It chains files, splits lines into fields, takes the columns
-//! of the schema and counts malformed lines. A [`Layout`] says which column is in which field.
+//! One reader for every format of one sample a line. It chains files, splits lines into fields, takes the
+//! columns of the schema and counts malformed lines. A [`Layout`] says which column is in which field.
 //!
 //! A line is appended whole or not at all: everything that can fail is parsed before a text column changes.
 

@@ -1,5 +1,5 @@
-//! Lines of a byte stream, borrowed from one buffer: no allocation a line, and no copy unless a line spans two
-//! reads. The bytes of a line past the limit are dropped as they are read, so memory stays bounded.
+//! Lines of a byte stream, borrowed from one buffer: no allocation a line, and no copy unless a line spans
+//! two reads. The bytes of a line past the limit are dropped as they are read, so memory stays bounded.
 
 use std::io::{self, Read};
 use std::ops::Range;

@@ -1,14 +1,14 @@
 //! Streaming readers of click logs, in constant memory.
 //!
 //! A [`Reader`] fills one [`RawBatch`] after another with the columns of a schema, found by name. It neither
-//! hashes nor transforms: `Schema::encode` does, so that a trainer and a client that sends raw strings read the
-//! same way. [`open`] chains several files into one reader.
+//! hashes nor transforms: `Schema::encode` does, so that a trainer and a client that sends raw strings read
+//! the same way. [`open`] chains several files into one reader.
 //!
-//! Click logs have broken lines. A malformed line is skipped and reported with its file and number. Past a limit
-//! the input is refused, because the file then probably has another format.
+//! Click logs have broken lines. A malformed line is skipped and reported with its file and number. Past a
+//! limit the input is refused, because the file then probably has another format.
 //!
-//! **Labels.** A headerless line cannot tell which field it lacks. So the caller says with [`Labels`] whether the
-//! files have a label column, and that fixes the number of fields of a line.
+//! **Labels.** A headerless line cannot tell which field it lacks. So the caller says with [`Labels`] whether
+//! the files have a label column, and that fixes the number of fields of a line.
 
 mod avazu;
 mod criteo;
@@ -32,8 +32,8 @@ pub trait Reader {
     /// `max_samples`; fewer at the end, or where a column would grow past 1 GiB; 0 after the last sample.
     ///
     /// # Errors
-    /// [`DatasetError`] when a file cannot be read or has too many malformed lines. The reader and the content
-    /// of `out` are then unusable.
+    /// [`DatasetError`] when a file cannot be read or has too many malformed lines. The reader and the
+    /// content of `out` are then unusable.
     fn read(&mut self, max_samples: usize, out: &mut RawBatch) -> Result<usize, DatasetError>;
 
     /// Malformed lines that were skipped up to now.
@@ -150,16 +150,18 @@ pub enum DatasetError {
     UnknownColumn { origin: String, input: String, columns: String },
     #[error("{}: header: {reason}", path.display())]
     Header { path: PathBuf, reason: String },
-    #[error("{}: header: labels are needed, and there is no column {column:?}, which holds them", path.display())]
+    #[error("{}: header: labels are needed, and there is no label column {column:?}", path.display())]
     NoLabels { path: PathBuf, column: &'static str },
-    #[error("{}: {} labels, unlike the files before it", path.display(), if *labelled { "has" } else { "has no" })]
+    #[error(
+        "{}: {} labels, unlike the files before it", path.display(), if *labelled { "has" } else { "has no" }
+    )]
     MixedLabels { path: PathBuf, labelled: bool },
     #[error("synthetic data {text:?}: {reason}")]
     Synthetic { text: String, reason: String },
 }
 
-/// Opens files as one reader of the schema's columns, one file after the other. Gzip and zstd are recognised by
-/// content. The first file is opened at once, each other one when the file before it ends.
+/// Opens files as one reader of the schema's columns, one file after the other. Gzip and zstd are recognised
+/// by content. The first file is opened at once, each other one when the file before it ends.
 ///
 /// # Errors
 /// [`DatasetError`] when there is no file, the first cannot be opened, or the schema names columns that the

@@ -1,6 +1,6 @@
-//! A file as a stream of plain bytes. Gzip and zstd are recognised by their first bytes, not by the file's name.
-//! Both may be several members or frames end to end, as `cat` and parallel compressors write them. A file that
-//! ends inside a member or frame is an error.
+//! A file as a stream of plain bytes. Gzip and zstd are recognised by their first bytes, not by the file's
+//! name. Both may be several members or frames end to end, as `cat` and parallel compressors write them. A
+//! file that ends inside a member or frame is an error.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read};

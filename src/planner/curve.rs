@@ -1,10 +1,10 @@
 //! The hit rate of a flat LRU cache at every size, and the size from which more memory gains little.
 //!
-//! An access hits every LRU cache that is larger than its stack distance: the number of distinct rows that were used
-//! since the same row was last used (Mattson, Gecsei, Slutz and Traiger, IBM Systems Journal 1970). A tree of partial
-//! sums over the times of last accesses counts these rows (Bennett and Kruskal, "LRU stack processing", IBM Journal
-//! 1975). When all times are used up, the live ones are renumbered, so memory depends on distinct rows and not on
-//! accesses.
+//! An access hits every LRU cache that is larger than its stack distance: the number of distinct rows that
+//! were used since the same row was last used (Mattson, Gecsei, Slutz and Traiger, IBM Systems Journal 1970).
+//! A tree of partial sums over the times of last accesses counts these rows (Bennett and Kruskal, "LRU stack
+//! processing", IBM Journal 1975). When all times are used up, the live ones are renumbered, so memory
+//! depends on distinct rows and not on accesses.
 
 use super::trace::Trace;
 

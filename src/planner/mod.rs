@@ -1,13 +1,13 @@
 //! `flechette plan`: the hit rate of caches of several sizes for a workload.
 //!
 //! A [`trace::Trace`] is the order in which rows are used, from click logs or from a server's recordings.
-//! [`simulate`] runs it through caches of several sizes and policies, as one flat cache of all tables and as one
-//! static cache for each table. Both are compared with the optimal policy, which knows the future. [`curve`] gives the
-//! hit rate of LRU at every size, and so the size from which more memory gains little. [`report`] writes the results as
-//! text or JSON, [`plot`] as SVG.
+//! [`simulate`] runs it through caches of several sizes and policies, as one flat cache of all tables and as
+//! one static cache for each table. Both are compared with the optimal policy, which knows the future.
+//! [`curve`] gives the hit rate of LRU at every size, and so the size from which more memory gains little.
+//! [`report`] writes the results as text or JSON, [`plot`] as SVG.
 //!
-//! [`counts`] counts how often each row is used, to fill a cache before its first request. It needs no trace and
-//! stays within the memory that it is given.
+//! [`counts`] counts how often each row is used, to fill a cache before its first request. It needs no trace
+//! and stays within the memory that it is given.
 
 pub mod counts;
 pub(crate) mod curve;

@@ -1,7 +1,7 @@
 //! The plot of a plan: hit rate against cache size, written as SVG directly.
 //!
-//! The axis of sizes is logarithmic. Solid lines are the flat policies and the optimum at the given sizes, the dashed
-//! line is the per-table LRU, and the filled area is the flat LRU at every size.
+//! The axis of sizes is logarithmic. Solid lines are the flat policies and the optimum at the given sizes,
+//! the dashed line is the per-table LRU, and the filled area is the flat LRU at every size.
 
 use std::fmt::Write;
 
@@ -101,7 +101,8 @@ fn grid(svg: &mut String, plan: &Plan<'_>, axes: &Axes) {
     }
     let _ = writeln!(
         svg,
-        "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">cache size, share of all distinct rows (log scale)</text>",
+        "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">\
+         cache size, share of all distinct rows (log scale)</text>",
         (LEFT + RIGHT) / 2.0,
         BOTTOM + 54.0
     );
@@ -127,7 +128,8 @@ fn enough(svg: &mut String, plan: &Plan<'_>, axes: &Axes) {
     let x = axes.x(rows as f64);
     let _ = writeln!(
         svg,
-        "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{TOP}\" y2=\"{BOTTOM}\" stroke=\"#444\" stroke-dasharray=\"2 4\"/>\
+        "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{TOP}\" y2=\"{BOTTOM}\" stroke=\"#444\" \
+         stroke-dasharray=\"2 4\"/>\
          <text x=\"{:.1}\" y=\"{:.1}\" fill=\"#444\">dotted: more stops paying</text>\
          <text x=\"{:.1}\" y=\"{:.1}\" fill=\"#444\">at {} % ({})</text>",
         RIGHT + 12.0,

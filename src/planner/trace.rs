@@ -1,7 +1,8 @@
-//! An access trace in memory: the used rows, in order. `row_accesses` defines what an access is, and the order.
+//! An access trace in memory: the used rows, in order. `row_accesses` defines what an access is, and the
+//! order.
 //!
-//! Rows are numbered densely, table after table, so that a simulated cache can use arrays instead of hashing. A trace
-//! takes 4 bytes for each access and 8 for each distinct row; while it is built, also a map.
+//! Rows are numbered densely, table after table, so that a simulated cache can use arrays instead of hashing.
+//! A trace takes 4 bytes for each access and 8 for each distinct row; while it is built, also a map.
 
 use std::ops::Range;
 
@@ -79,7 +80,8 @@ pub struct TraceBuilder {
     schema: Schema,
     row_accesses: RowAccesses,
     tables: Vec<TableRows>,
-    /// Keys in the order of first access over all tables. [`TraceBuilder::finish`] numbers them table after table.
+    /// Keys in the order of first access over all tables. [`TraceBuilder::finish`] numbers them table after
+    /// table.
     accesses: Vec<u32>,
     /// By such a key.
     keys: Vec<TableRow>,

@@ -1,8 +1,7 @@
-//! Reading and validating `model.toml`: a schema that does not add up is refused with the line
-//! and the reason.
+//! Reads and validates `model.toml`. An invalid schema is refused with the line and the reason.
 //!
-//! Validation works on the typed [`Schema`], so that schemas made in code pass through it too, and
-//! names what is wrong by a path such as `tables[3].rows`, whose line is then looked for (`line`).
+//! Validation works on the typed [`Schema`], so that it also covers schemas made in code. It names a fault by
+//! a path such as `tables[3].rows`; `line` then finds its line.
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,50 +15,34 @@ pub(crate) const MAX_ROWS: u64 = 1 << 48;
 pub(crate) const MAX_DIM: usize = 4096;
 /// Most categorical features, and most dense ones.
 pub(crate) const MAX_FEATURES: usize = 10_000;
-/// Most tables: one a feature, and a wide one.
+/// Most tables: two for each feature.
 pub(crate) const MAX_TABLES: usize = 2 * MAX_FEATURES;
 /// Largest hidden layer, and largest rank of a cross layer.
 pub(crate) const MAX_HIDDEN: usize = 65_536;
-/// Most hidden layers of one MLP, and most cross layers.
+/// Most hidden layers of an MLP, and most cross layers.
 pub(crate) const MAX_LAYERS: usize = 64;
-/// Most ids of one multi-hot sample.
+/// Most ids of a feature in a sample.
 pub(crate) const MAX_IDS: u32 = 65_536;
-/// Longest name, in bytes: a table's file name must hold it and an extension.
+/// Longest name in bytes: a file name must hold it and an extension.
 pub(crate) const MAX_NAME: usize = 128;
-/// Most elements of one input row.
+/// Most elements of an input row.
 pub(crate) const MAX_INPUT: usize = 1 << 20;
 /// Most dense weights of the architecture.
 pub(crate) const MAX_WEIGHTS: u128 = 1 << 31;
 
-/// Why a schema is refused.
+/// Why a schema is refused. Lines count from 1; a field is a path such as `tables[3].rows`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)] // The messages say what the fields are.
 pub enum SchemaError {
-    /// The text is not TOML, or not of a schema's form.
+    /// The text is not TOML, or has other keys or types than a schema.
     #[error("line {line}: {reason}")]
-    Form {
-        /// The line, from 1.
-        line: usize,
-        /// What is wrong.
-        reason: String,
-    },
-    /// The text is a schema, which does not add up.
+    Form { line: usize, reason: String },
+    /// A value in the text is invalid.
     #[error("line {line}: {field}: {reason}")]
-    Text {
-        /// The line, from 1.
-        line: usize,
-        /// The path of what is wrong.
-        field: String,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// A schema made in code does not add up.
+    Text { line: usize, field: String, reason: String },
+    /// A value of a schema that was made in code is invalid.
     #[error("{field}: {reason}")]
-    Value {
-        /// The path of what is wrong.
-        field: String,
-        /// What is wrong with it.
-        reason: String,
-    },
+    Value { field: String, reason: String },
 }
 
 impl Schema {
@@ -83,7 +66,7 @@ impl Schema {
     /// Validates a schema that was made in code.
     ///
     /// # Errors
-    /// [`SchemaError::Value`] with the path of what is wrong and the reason.
+    /// [`SchemaError::Value`] for the first fault.
     pub fn check(&self) -> Result<(), SchemaError> {
         self.faults().map_err(|Fault { field, reason }| SchemaError::Value { field, reason })
     }
@@ -115,8 +98,8 @@ impl Schema {
     }
 }
 
-/// What is wrong, and where, as a path of keys and indices.
-pub(super) struct Fault {
+/// A fault and its path of keys and indices.
+pub(crate) struct Fault {
     field: String,
     reason: String,
 }
@@ -145,15 +128,15 @@ fn check_names<'a>(list: &str, names: impl Iterator<Item = &'a str>) -> Result<(
     for (i, name) in names.enumerate() {
         let field = || format!("{list}[{i}].name");
         if name.is_empty() || name.len() > MAX_NAME {
-            return fault(field(), format!("must be of 1 to {MAX_NAME} bytes, got {}", name.len()));
+            return fault(field(), format!("must have 1 to {MAX_NAME} bytes, got {}", name.len()));
         }
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
         if name.starts_with('.') || !name.chars().all(plain) {
-            let rule = "letters, digits, '_', '.' and '-' only, not beginning with '.'";
-            return fault(field(), format!("{name:?} cannot be a file's name: {rule}"));
+            let rule = "letters, digits, '_', '.' and '-' only, and no '.' first";
+            return fault(field(), format!("{name:?} cannot be a file name: {rule}"));
         }
         if !seen.insert(name) {
-            return fault(field(), format!("{name:?} is the name of an earlier entry too"));
+            return fault(field(), format!("{name:?} is the name of an earlier entry"));
         }
     }
     Ok(())
@@ -175,7 +158,7 @@ fn check_table(i: usize, table: &Table) -> Result<(), Fault> {
     check_range(|| format!("tables[{i}].rows"), table.rows, 1..=MAX_ROWS)?;
     check_range(|| format!("tables[{i}].dim"), table.dim as u64, 1..=MAX_DIM as u64)?;
     if let Some(bits) = table.lossy_bits {
-        // More rows than ids would lose nothing.
+        // More bits would give every id a row of its own.
         let most = u64::from(table.rows.ilog2());
         check_range(|| format!("tables[{i}].lossy_bits"), u64::from(bits), 0..=most)?;
     }
@@ -226,8 +209,7 @@ pub(super) fn check_cross(layers: usize, rank: Option<usize>, deep: &[usize]) ->
     check_hidden("deep", deep)
 }
 
-/// First-order weights: for every feature where the architecture has a wide part, for none
-/// where it has not.
+/// Every feature has a wide table if the architecture has a wide part, and none otherwise.
 fn check_wide(schema: &Schema, tables: &HashMap<&str, &Table>) -> Result<(), Fault> {
     let wide = schema.architecture.kind().has_wide();
     for (i, feature) in schema.features.iter().enumerate() {
@@ -236,7 +218,7 @@ fn check_wide(schema: &Schema, tables: &HashMap<&str, &Table>) -> Result<(), Fau
         match feature.wide_table.as_deref() {
             Some(_) if !wide => return fault(field(), format!("architecture {name} has no wide part")),
             None if wide => {
-                return fault(field(), format!("missing: architecture {name} needs one a feature"));
+                return fault(field(), format!("missing: architecture {name} needs one for each feature"));
             }
             None => {}
             Some(table) => {
@@ -250,7 +232,7 @@ fn check_wide(schema: &Schema, tables: &HashMap<&str, &Table>) -> Result<(), Fau
     Ok(())
 }
 
-/// One dim for all features, where vectors of different features are multiplied.
+/// All features have one dim if the architecture multiplies vectors of different features.
 fn check_dims(schema: &Schema, tables: &HashMap<&str, &Table>) -> Result<(), Fault> {
     if !schema.architecture.kind().needs_one_dim() {
         return Ok(());
@@ -263,14 +245,15 @@ fn check_dims(schema: &Schema, tables: &HashMap<&str, &Table>) -> Result<(), Fau
         Some((i, dim)) => {
             let name = schema.architecture.kind();
             let table = &schema.features[i].table;
-            let reason =
-                format!("architecture {name} needs tables of one dim: {table:?} has {dim}, others {first}");
+            let reason = format!(
+                "architecture {name} needs tables of one dim: {table:?} has {dim}, the first has {first}"
+            );
             fault(format!("features[{i}].table"), reason)
         }
     }
 }
 
-/// The memory that the dense part would take.
+/// Limits the memory of the dense part.
 fn check_weights(schema: &Schema, tables: &HashMap<&str, &Table>) -> Result<(), Fault> {
     let input = schema.input_width();
     if input > MAX_INPUT {

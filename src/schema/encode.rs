@@ -1,8 +1,8 @@
-//! From raw samples of a file or request to a model's inputs: transforms of dense values and hashing of strings.
-//! Training and serving share this code, so they cannot differ.
+//! From raw samples of a file or request to a model's inputs: transforms of dense values and hashing of
+//! strings. Training and serving share this code, so they cannot differ.
 //!
-//! A [`RawBatch`] is untrusted: every offset and length is checked before it is used, so that no value can cause
-//! a panic.
+//! A [`RawBatch`] is untrusted: every offset and length is checked before it is used, so that no value can
+//! cause a panic.
 
 use super::{AbsentDefault, Arity, Feature, Schema};
 use crate::types::{Batch, Jagged, RawBatch, RawFeature, RawValues};
@@ -52,7 +52,8 @@ impl Schema {
     /// reused. Labels are ignored.
     ///
     /// # Errors
-    /// [`EncodeError`] when `raw` does not have the schema's shape or a value is not finite; `out` is then empty.
+    /// [`EncodeError`] when `raw` does not have the schema's shape or a value is not finite; `out` is then
+    /// empty.
     pub fn encode(&self, raw: &RawBatch, out: &mut Batch) -> Result<(), EncodeError> {
         let encoded = self.encode_over(raw, out);
         if encoded.is_err() {

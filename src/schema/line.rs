@@ -1,16 +1,16 @@
-//! On which line of a `model.toml` something stands.
+//! Finds the line of a `model.toml` for an error.
 //!
-//! The text is parsed once more, into a tree with spans, and a path such as `tables[3].rows` is
-//! walked down it to the deepest part that the text has. A missing key is thus found at its table.
+//! The text is parsed again into a tree with spans. A path such as `tables[3].rows` is followed as deep as
+//! the text has it, so a missing key is reported at its table.
 
 use toml::de::{DeTable, DeValue};
 
-/// The line, from 1, of a byte of the text.
+/// The line, from 1, of a byte offset.
 pub(crate) fn line_of(text: &str, byte: usize) -> usize {
     1 + text.as_bytes().iter().take(byte).filter(|&&b| b == b'\n').count()
 }
 
-/// Where the deepest part of `path` that the text has begins, in bytes.
+/// The byte offset of the deepest part of `path` that the text has.
 pub(crate) fn locate(text: &str, path: &str) -> usize {
     let Ok(document) = DeTable::parse(text) else { return 0 };
     let document = document.into_inner();

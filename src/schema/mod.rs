@@ -1,16 +1,16 @@
-//! `model.toml`: what a model's inputs are and what is computed from them.
+//! `model.toml`: the inputs of a model and what is computed from them.
 //!
-//! A schema is data: dense features with their transforms, categorical features with their
-//! hashing and pooling, tables with their sizes and defaults, and the architecture. It travels
-//! with every version, so that training and serving hash and transform by the same text.
+//! A schema is data: dense features with transforms, categorical features with hashing and pooling, tables
+//! with sizes and defaults, and the architecture. Every version contains it, so that training and serving
+//! hash and transform by the same text.
 //!
-//! A model's input row is laid out by the schema alone: the dense values first, then one pooled
-//! vector a feature, in order, and then, for architectures with a wide part, one first-order
-//! weight a feature. [`Schema::lookups`] lists the pooled vectors with their columns.
+//! The schema alone defines the layout of a model's input row: the dense values; then one pooled vector for
+//! each feature, in order; then, for architectures with a wide part, one first-order weight for each feature.
+//! [`Schema::lookups`] lists the pooled vectors with their columns.
 //!
-//! [`Schema::parse`] reads and validates (`check`), [`Schema::to_toml`] writes what it reads back
-//! (`text`), [`Schema::encode`] applies hashing and transforms to raw samples (`encode`), and
-//! [`preset`] holds the schemas of the data sets that `flechette init` knows.
+//! [`Schema::parse`] reads and validates (`check`), [`Schema::to_toml`] writes text that reads back equal
+//! (`text`), [`Schema::encode`] applies hashing and transforms to raw samples (`encode`), and [`preset`] has
+//! the schemas of the data sets that `flechette init` knows.
 
 mod architecture;
 mod check;
@@ -31,13 +31,13 @@ pub(crate) use check::{MAX_FEATURES, SchemaError};
 pub use encode::AbsentId;
 pub(crate) use encode::EncodeError;
 
-/// Everything `model.toml` says.
+/// The content of `model.toml`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Schema {
-    /// What is computed from the inputs.
+    /// The computation from input row to score.
     pub architecture: Architecture,
-    /// What training minimises.
+    /// The loss that training minimises.
     #[serde(default)]
     pub loss: Loss,
     /// Numeric inputs, in order.
@@ -51,7 +51,7 @@ pub struct Schema {
     pub tables: Vec<Table>,
 }
 
-/// What training minimises.
+/// The loss that training minimises.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Loss {
@@ -64,14 +64,14 @@ pub enum Loss {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DenseFeature {
-    /// Its name, unique among the dense features.
+    /// Unique among the dense features.
     pub name: String,
-    /// What is done to a raw value.
+    /// Applied to raw values.
     #[serde(default)]
     pub transform: Transform,
 }
 
-/// What is done to a raw dense value before the model sees it.
+/// The transform from a raw dense value to the model's input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Transform {
@@ -82,15 +82,15 @@ pub enum Transform {
     Log1p,
     /// `(x - mean) / std`.
     Standardize {
-        /// Subtracted first.
+        /// Any finite number.
         mean: f32,
-        /// Divided by; above 0.
+        /// Above 0.
         std: f32,
     },
 }
 
 impl Transform {
-    /// What the model sees of a raw value.
+    /// The model's input for a raw value.
     #[must_use]
     #[inline]
     pub(crate) fn apply(self, raw: f32) -> f32 {
@@ -106,9 +106,9 @@ impl Transform {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Feature {
-    /// Its name, unique among the features.
+    /// Unique among the features.
     pub name: String,
-    /// The table that holds its rows.
+    /// The table of its embedding rows.
     pub table: String,
     /// The dim-1 table of its first-order weights (DeepFM, Wide & Deep only).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -119,33 +119,33 @@ pub struct Feature {
     /// How several rows become one vector.
     #[serde(default)]
     pub pooling: Pooling,
-    /// How a raw string becomes an id; without it only ids are taken.
+    /// How a raw string becomes an id. Without it, the feature accepts ids only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash: Option<Hash>,
 }
 
-/// How many ids one sample has of a feature.
+/// How many ids of a feature a sample has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Arity {
     /// Exactly one.
     #[default]
     OneHot,
-    /// From none to `max`.
+    /// 0 to `max`.
     MultiHot {
         /// Most ids in one sample.
         max: u32,
     },
 }
 
-/// How the rows of one sample's ids become one vector. An empty bag is zeros.
+/// How the rows of a sample's ids become one vector. An empty bag gives zeros.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pooling {
-    /// Their sum, added in id order.
+    /// The sum, in the order of the ids.
     #[default]
     Sum,
-    /// Their sum divided by their count.
+    /// The sum divided by the number of rows.
     Mean,
 }
 
@@ -156,7 +156,7 @@ pub struct Hash {
     /// Seed of XXH3.
     #[serde(default)]
     pub seed: u64,
-    /// How many ids there are; at most the table's rows.
+    /// The number of ids; at most the table's rows.
     pub modulus: u64,
 }
 
@@ -172,20 +172,20 @@ impl Hash {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Table {
-    /// Its name, unique among the tables; also its file's name.
+    /// Unique among the tables; also the name of its file.
     pub name: String,
-    /// How many rows.
+    /// Ids are below this.
     pub rows: u64,
-    /// Elements a row.
+    /// Elements of a row.
     pub dim: usize,
-    /// How a version stores its rows' elements. Training is in f32 whatever this says.
+    /// The type of stored elements. Training is always in f32.
     #[serde(default)]
     pub element: Element,
-    /// What an id past the rows gets.
+    /// What an id past the rows reads.
     #[serde(default)]
     pub default: AbsentDefault,
-    /// Where given, the table holds only `2^lossy_bits` rows and ids are hashed into them: ids that
-    /// meet share a row, in training, store and cache alike (FLECHE 3.1 with narrow flat keys).
+    /// If given, the table has only `2^lossy_bits` rows and ids are hashed into them. Ids with the same hash
+    /// share a row in training, store and cache (FLECHE 3.1 with narrow flat keys).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lossy_bits: Option<u32>,
 }
@@ -197,7 +197,7 @@ impl Table {
         self.element.row_bytes(self.dim)
     }
 
-    /// The row that an id reads: its own, or the one that stands for absent ids; none reads as zeros.
+    /// The row that an id reads: its own, or the default row if it is past the rows. None reads as zeros.
     #[must_use]
     #[inline(always)]
     pub(crate) fn row_of(&self, id: u64) -> Option<u64> {
@@ -209,14 +209,14 @@ impl Table {
         Some(self.lossy_bits.map_or(id, |bits| fold(id, bits)))
     }
 
-    /// How many rows the table holds: one an id, unless ids share them.
+    /// Rows that the table stores: `rows`, or fewer if ids share rows.
     #[must_use]
     pub fn stored_rows(&self) -> u64 {
         self.lossy_bits.map_or(self.rows, |bits| 1 << bits)
     }
 }
 
-/// What an id that the table does not hold gets.
+/// What an id past the rows of its table reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AbsentDefault {
@@ -225,53 +225,51 @@ pub enum AbsentDefault {
     Zeros,
     /// The row of this number.
     Row(u64),
-    /// A refusal of the request.
+    /// The request is refused.
     Error,
 }
 
-/// One pooled vector of the input row: feature `feature` looked up in `table`, written at
-/// `column` of the row.
+/// A pooled vector of the input row: `feature`, looked up in `table`, is written at `column` of the row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lookup {
-    /// The feature's place in the schema, which is also its column of the batch.
+    /// Index of the feature in the schema and in a batch.
     pub feature: usize,
-    /// The table it reads.
+    /// The table that it reads.
     pub table: TableId,
-    /// The table's row width.
+    /// Elements of a row.
     pub dim: usize,
-    /// How the rows' elements are stored.
+    /// Type of the stored elements.
     pub element: Element,
-    /// How its rows are pooled.
+    /// How the rows of a sample are pooled.
     pub pooling: Pooling,
-    /// Where its vector begins in the input row.
+    /// First element of the vector in the input row.
     pub column: usize,
 }
 
 impl Schema {
-    /// The table of this name.
     #[must_use]
     pub(crate) fn table_id(&self, name: &str) -> Option<TableId> {
         self.tables.iter().position(|t| t.name == name).map(|i| TableId(i as u32))
     }
 
-    /// How many dense values a sample has.
+    /// Dense values of a sample.
     #[must_use]
     pub fn dense_width(&self) -> usize {
         self.dense.len()
     }
 
-    /// Every pooled vector of the input row, in column order: one a feature, then one a feature
-    /// with a wide table. A name that no table bears is skipped: validation refuses it.
+    /// The pooled vectors of the input row, in column order: one for each feature, then one for each feature
+    /// with a wide table. Unknown table names are skipped; validation refuses them.
     #[must_use]
     pub fn lookups(&self) -> Vec<Lookup> {
-        let places: HashMap<&str, TableId> =
+        let ids: HashMap<&str, TableId> =
             self.tables.iter().enumerate().map(|(i, t)| (t.name.as_str(), TableId(i as u32))).collect();
         let deep = self.features.iter().map(|f| Some(f.table.as_str()));
         let wide = self.features.iter().map(|f| f.wide_table.as_deref());
         let mut column = self.dense_width();
         let mut lookups = Vec::new();
         for (i, table) in deep.enumerate().chain(wide.enumerate()) {
-            let Some(&table) = table.and_then(|name| places.get(name)) else { continue };
+            let Some(&table) = table.and_then(|name| ids.get(name)) else { continue };
             let Table { dim, element, .. } = self.tables[table.index()];
             let pooling = self.features[i].pooling;
             lookups.push(Lookup { feature: i, table, dim, element, pooling, column });

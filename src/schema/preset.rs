@@ -1,5 +1,5 @@
-//! The schemas of the data sets that `flechette init` knows, with the layer sizes of the
-//! project's reference figures: DLRM bottom 64, top 256-128; three cross layers; deep 256-128.
+//! The schemas of the data sets that `flechette init` knows. Layer sizes are those of the published
+//! measurements: DLRM bottom 64, top 256-128; three cross layers; deep 256-128.
 
 pub use super::architecture::{ArchKind, UnknownArchitecture};
 use super::{Arity, DenseFeature, Feature, Hash, Pooling};
@@ -11,8 +11,8 @@ pub(crate) const CRITEO_DENSE: usize = 13;
 /// Categorical columns of a Criteo row, `C1` to `C26`.
 pub(crate) const CRITEO_FEATURES: usize = 26;
 
-/// Avazu's categorical columns: the 21 that public work on it uses, and `hour`, which makes the 22
-/// tables that FLECHE (table 2) counts. Left out are `id`, unique a row, and `click`, the label.
+/// Avazu's categorical columns: the 21 that public work uses, and `hour`, which makes the 22 tables of FLECHE
+/// (table 2). `id`, which is unique, and `click`, the label, are left out.
 pub const AVAZU_FEATURES: [&str; 22] = [
     "hour",
     "C1",
@@ -55,20 +55,20 @@ pub fn avazu(kind: ArchKind, dim: usize, rows: u64) -> Schema {
     assemble(kind, dim, Vec::new(), inputs)
 }
 
-/// What a synthetic data set is like.
+/// The inputs of a synthetic data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SyntheticShape {
-    /// How many features, each with its own table.
+    /// Number of features. Each has its own table.
     pub tables: usize,
     /// Rows of each table.
     pub rows: u64,
-    /// Dense inputs.
+    /// Number of dense inputs.
     pub dense: usize,
-    /// Most ids of a sample in each feature; one-hot without it.
+    /// Most ids of a sample in each feature; one-hot if absent.
     pub multi_hot: Option<u32>,
 }
 
-/// Generated data: dense inputs `D1`.., features `F1`.. over ids that are rows already (no hashing).
+/// Generated data: dense inputs `D1`.., features `F1`.. whose ids are row numbers (no hashing).
 #[must_use]
 pub fn synthetic(kind: ArchKind, dim: usize, shape: SyntheticShape) -> Schema {
     let arity = shape.multi_hot.map_or(Arity::OneHot, |max| Arity::MultiHot { max });
@@ -78,8 +78,8 @@ pub fn synthetic(kind: ArchKind, dim: usize, shape: SyntheticShape) -> Schema {
 }
 
 impl Schema {
-    /// The same model with its rows stored in elements of this type, in every table where that makes
-    /// them shorter: not first-order weights, of which a row is one.
+    /// The same model with stored elements of this type, in every table where that makes rows shorter. Tables
+    /// of first-order weights keep their type.
     #[must_use]
     pub fn stored_as(mut self, element: Element) -> Self {
         for table in &mut self.tables {

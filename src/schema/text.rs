@@ -1,7 +1,7 @@
-//! A schema as the text of a `model.toml`, which [`Schema::parse`] reads back equal.
+//! Writes a schema as the text of a `model.toml`. [`Schema::parse`] reads it back equal.
 //!
-//! Written by hand rather than by serde, so that each entry is a few lines with its options
-//! inline, in the order in which a person would write them.
+//! The text is not written by serde, so that each entry has a few lines with its options inline, in a
+//! readable order.
 
 use std::fmt::{self, Display, Write};
 
@@ -86,7 +86,7 @@ fn float(value: f32) -> String {
     }
 }
 
-/// A basic string of TOML.
+/// A TOML basic string.
 fn quoted(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
     quoted.push('"');

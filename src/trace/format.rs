@@ -12,9 +12,9 @@
 //!          payload: for each access the index of its table in the header and its row, LEB128 each
 //! ```
 //!
-//! Numbers are little-endian. A file may end anywhere, if its writer was killed or the disk was full. Its whole
-//! blocks are read, and [`Ended`] says how many bytes follow them. Any other fault is an error with its offset.
-//! Lengths are checked before memory is allocated for them.
+//! Numbers are little-endian. A file may end anywhere, if its writer was killed or the disk was full. Its
+//! whole blocks are read, and [`Ended`] says how many bytes follow them. Any other fault is an error with its
+//! offset. Lengths are checked before memory is allocated for them.
 
 use std::io::{self, Read};
 

@@ -1,13 +1,13 @@
 //! Recorded accesses: the rows that a server looked up. `flechette plan --format trace` reads them.
 //!
 //! A recording is a sample **of rows**, not of requests. A hash of table and row number selects the rows; all
-//! accesses of a selected row are recorded. So the recorded accesses are those of a smaller model, and a cache
-//! for a fraction of the recorded rows has about the hit rate of a cache for that fraction of all rows (SHARDS;
-//! Waldspurger, Park, Garthwaite and Ahmad, FAST 2015). At a low rate the result is rough: the few rows with most
-//! of the traffic may or may not be selected.
+//! accesses of a selected row are recorded. So the recorded accesses are those of a smaller model, and a
+//! cache for a fraction of the recorded rows has about the hit rate of a cache for that fraction of all rows
+//! (SHARDS; Waldspurger, Park, Garthwaite and Ahmad, FAST 2015). At a low rate the result is rough: the few
+//! rows with most of the traffic may or may not be selected.
 //!
-//! [`format`](mod@format) is the file format, [`recorder`] takes a server's batches. The engine records and the
-//! planner reads; neither imports the other.
+//! [`format`](mod@format) is the file format, [`recorder`] takes a server's batches. The engine records and
+//! the planner reads; neither imports the other.
 
 pub mod format;
 pub(crate) mod recorder;

@@ -1,15 +1,16 @@
 //! Records a server's batches: samples the accesses and writes them on a thread of its own.
 //!
-//! **A request never waits.** Sampled accesses enter a queue that is bounded in bytes. If the queue is full they are
-//! dropped and counted. The thread collects them into blocks and writes a block when it is full or a second old.
+//! **A request never waits.** Sampled accesses enter a queue that is bounded in bytes. If the queue is full
+//! they are dropped and counted. The thread collects them into blocks and writes a block when it is full or a
+//! second old.
 //!
-//! **Files** have ascending numbers. Each start of the server begins a new file with its first block. When the files
-//! together reach the limit, the oldest are removed. A file is written under a temporary name until its header is
-//! whole.
+//! **Files** have ascending numbers. Each start of the server begins a new file with its first block. When
+//! the files together reach the limit, the oldest are removed. A file is written under a temporary name until
+//! its header is whole.
 //!
-//! **A disk that fails** costs accesses, which are counted, but no request. The block that failed is cut off again, so
-//! that later blocks can follow, and the next attempt waits: 1 s first, twice as long after each failure, at most
-//! 1 min. So a full disk does not fill with useless files.
+//! **A disk that fails** costs accesses, which are counted, but no request. The block that failed is cut off
+//! again, so that later blocks can follow, and the next attempt waits: 1 s first, twice as long after each
+//! failure, at most 1 min. So a full disk does not fill with useless files.
 
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
@@ -108,8 +109,8 @@ impl Recorder {
         })
     }
 
-    /// Records the sampled accesses of a batch of the schema's shape, in the order in which `plan` reads them from
-    /// a data file: sample by sample, each with its lookups in order. Never waits for the disk.
+    /// Records the sampled accesses of a batch of the schema's shape, in the order in which `plan` reads them
+    /// from a data file: sample by sample, each with its lookups in order. Never waits for the disk.
     pub(crate) fn record(&self, batch: &Batch) {
         let mut sampled: Vec<(u32, TableId, u64)> = Vec::new();
         for lookup in &self.lookups {
@@ -302,8 +303,9 @@ impl Files {
 }
 
 impl OpenFile {
-    /// After a failed write: cuts the file back to its whole blocks. A file without blocks is removed, and one that
-    /// cannot be cut is left, since readers accept a partial block at the end; a new file is begun then.
+    /// After a failed write: cuts the file back to its whole blocks. A file without blocks is removed, and
+    /// one that cannot be cut is left, since readers accept a partial block at the end; a new file is begun
+    /// then.
     fn without_partial_block(mut self, header: u64) -> Option<Self> {
         if self.bytes <= header {
             // A file with only a header is valid, so a failure does no harm.

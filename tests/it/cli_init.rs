@@ -12,7 +12,7 @@ fn flechette(arguments: &str) -> Output {
     Command::new(program).args(arguments.split_whitespace()).output().unwrap()
 }
 
-fn written(arguments: &str) -> Schema {
+fn init(arguments: &str) -> Schema {
     let output = flechette(arguments);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(output.stderr.is_empty());
@@ -21,18 +21,18 @@ fn written(arguments: &str) -> Schema {
 
 #[test]
 fn init_writes_the_schema_of_the_data_set() {
-    let criteo = written("init --dataset criteo --arch dlrm --dim 16 --rows 100000");
+    let criteo = init("init --dataset criteo --arch dlrm --dim 16 --rows 100000");
     assert_eq!(criteo, preset::criteo(ArchKind::Dlrm, 16, 100_000));
-    let avazu = written("init --dataset avazu --arch wide_deep --dim 8 --rows 1000");
+    let avazu = init("init --dataset avazu --arch wide_deep --dim 8 --rows 1000");
     assert_eq!(avazu, preset::avazu(ArchKind::WideDeep, 8, 1000));
     let shape = SyntheticShape { tables: 5, rows: 10, dense: 0, multi_hot: Some(3) };
     for element in Element::ALL {
         let stored =
-            written(&format!("init --dataset criteo --arch deepfm --dim 16 --rows 10 --element {element}"));
+            init(&format!("init --dataset criteo --arch deepfm --dim 16 --rows 10 --element {element}"));
         assert_eq!(stored, preset::criteo(ArchKind::Deepfm, 16, 10).stored_as(element));
     }
     let synthetic =
-        written("init --dataset synthetic --tables 5 --multi-hot 3 --dense 0 --arch dcnv2 --dim 8 --rows 10");
+        init("init --dataset synthetic --tables 5 --multi-hot 3 --dense 0 --arch dcnv2 --dim 8 --rows 10");
     assert_eq!(synthetic, preset::synthetic(ArchKind::Dcnv2, 8, shape));
 }
 
@@ -62,7 +62,7 @@ fn wrong_flags_are_usage_errors_that_name_the_flag() {
 }
 
 #[test]
-fn a_reader_that_leaves_early_is_no_error() {
+fn a_closed_output_pipe_is_no_error() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_flechette"))
         .args("init --dataset synthetic --tables 9000 --arch dcn --dim 4 --rows 9".split(' '))
         .stdout(Stdio::piped())
@@ -76,9 +76,9 @@ fn a_reader_that_leaves_early_is_no_error() {
 }
 
 #[test]
-fn lossy_bits_are_shared_by_size_or_evenly() {
+fn lossy_bits_are_divided_by_size_or_evenly() {
     let bits = |flags: &str| -> Vec<Option<u32>> {
-        let schema = written(&format!("init --dataset criteo --arch wide_deep --dim 4 --rows 1000 {flags}"));
+        let schema = init(&format!("init --dataset criteo --arch wide_deep --dim 4 --rows 1000 {flags}"));
         schema.tables.iter().map(|t| t.lossy_bits).collect()
     };
     assert_eq!(bits(""), [None; 52]);

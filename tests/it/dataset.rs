@@ -1,4 +1,4 @@
-//! The readers, over generated files and, where they are, over the real ones.
+//! The readers on generated files and, if present, on the real files.
 
 use std::collections::HashSet;
 use std::fs;
@@ -14,7 +14,7 @@ use proptest::prelude::*;
 
 use crate::program::{Workshop, real, run, run_failing};
 
-/// Everything that a reader gives, encoded.
+/// All samples of a reader, encoded.
 struct Contents {
     batch: Batch,
     labels: Option<Vec<f32>>,
@@ -40,7 +40,7 @@ fn read(format: Format, paths: &[PathBuf], schema: &Schema) -> Result<Contents, 
     contents(open(format, paths, schema, ReadOptions::default())?, schema)
 }
 
-/// A file of these bytes, in a directory that lives as long as the first part of the pair.
+/// A file with these bytes. Dropping the directory removes it.
 fn file(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("data");
@@ -74,7 +74,7 @@ fn each_line(text: &[u8], change: impl Fn(&str) -> String) -> Vec<u8> {
 }
 
 #[test]
-fn criteo_columns_are_those_of_the_line() {
+fn criteo_columns_are_found_by_their_numbers() {
     let mut schema = criteo();
     schema.dense = vec![schema.dense[12].clone(), schema.dense[0].clone()];
     schema.features = vec![schema.features[25].clone(), schema.features[0].clone()];
@@ -175,7 +175,7 @@ fn an_avazu_file_without_labels_is_refused_for_training_by_the_name_of_the_label
         format!("train --model-config {config} --format avazu-csv --models {} --name m", workshop.models);
     for data in [format!("--data {unlabelled}"), format!("--data {labelled} --valid {unlabelled}")] {
         let error = run_failing(2, &format!("{train} {data}"));
-        assert!(error.contains("labels are needed, and there is no column \"click\""), "{error}");
+        assert!(error.contains("labels are needed, and there is no label column \"click\""), "{error}");
     }
 }
 
@@ -191,7 +191,7 @@ fn several_files_are_one_input() {
 }
 
 #[test]
-fn malformed_lines_are_skipped_and_the_others_are_read() {
+fn malformed_lines_are_skipped_and_the_other_lines_are_read() {
     let text = String::from_utf8(criteo_tsv(4)).unwrap();
     let good: Vec<&str> = text.lines().collect();
     let two = good[1].replacen(['0', '1'], "2", 1);
@@ -315,7 +315,7 @@ fn avazu_columns_are_found_by_the_header() {
 }
 
 #[test]
-fn generated_files_click_as_often_as_the_real_ones() {
+fn generated_files_have_the_click_rate_of_the_real_files() {
     let rate = |labels: Option<Vec<f32>>| {
         let labels = labels.unwrap();
         labels.iter().sum::<f32>() / labels.len() as f32
@@ -330,7 +330,7 @@ fn generated_files_click_as_often_as_the_real_ones() {
 }
 
 #[test]
-fn generated_files_differ_by_seed_and_not_by_run() {
+fn generated_files_depend_only_on_the_seed() {
     let text = |seed| {
         let mut text = Vec::new();
         write_criteo_tsv(20, seed, &mut text).unwrap();
@@ -381,7 +381,7 @@ fn check_real(name: &str, format: Format, rows: usize, rate: Option<std::ops::Ra
         let clicked = labels.iter().sum::<f32>() / rows as f32;
         assert!(rate.contains(&clicked), "{name}: click rate {clicked}");
     }
-    // Hashed into so many rows, two values hardly ever share an id.
+    // With this many rows hardly any values share an id.
     let distinct = |f: usize| batch.features[f].ids.iter().collect::<HashSet<_>>().len();
     match format {
         // C9 has 3 values in the full data, C20 has 4; C3 is nearly unique a row.

@@ -38,6 +38,7 @@ mod operation;
 mod out_of_core;
 mod pipeline_contract;
 mod plan;
+mod plan_accuracy;
 mod plan_counts;
 #[cfg(target_os = "linux")]
 mod pretend;

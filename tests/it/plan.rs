@@ -1,5 +1,5 @@
-//! `flechette plan` as a program: its JSON against slow counts of the same file, its other outputs, its
-//! refusals, and what a server records for it.
+//! `flechette plan` as a program: its JSON against slow simulations of the same file, its other outputs, its
+//! refusals, and the recordings of a server.
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,7 +14,7 @@ use crate::program::{Served, Workshop, real, run, run_failing, run_json};
 
 const POLICIES: [&str; 7] = ["arc", "lfu", "lru", "random", "s3fifo", "server", "wtinylfu"];
 
-/// The accesses of a Criteo file, computed here anew: column and hashed id, row by row.
+/// The accesses of a Criteo file, computed by the test: column and hashed id, row by row.
 fn accesses(file: &str, modulus: u64) -> Vec<(usize, u64)> {
     let text = fs::read_to_string(file).unwrap();
     let ids = |line: &str| -> Vec<(usize, u64)> {
@@ -28,7 +28,7 @@ fn distinct(accesses: &[(usize, u64)]) -> usize {
     accesses.iter().collect::<std::collections::HashSet<_>>().len()
 }
 
-/// Hits of an LRU cache that looks through all it holds for the oldest.
+/// Hits of an LRU cache that searches all its rows for the victim.
 fn slow_lru(accesses: &[(usize, u64)], capacity: usize) -> usize {
     let mut held: HashMap<(usize, u64), usize> = HashMap::new();
     let mut hits = 0;
@@ -46,7 +46,7 @@ fn slow_lru(accesses: &[(usize, u64)], capacity: usize) -> usize {
     hits
 }
 
-/// Hits of the cache that looks through all it holds for the one that is asked for last, if ever.
+/// Hits of the optimal cache, which searches all its rows for the one whose next use is farthest.
 fn slow_optimal(accesses: &[(usize, u64)], capacity: usize) -> usize {
     let mut next = vec![usize::MAX; accesses.len()];
     let mut seen = HashMap::new();
@@ -119,7 +119,7 @@ fn text_counts_and_plot_are_written() {
     ));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
-    // A wide table beside each of 26: the first 40 of 52 tables apart.
+    // 26 tables and a wide table for each: 40 of 52 tables have a line of their own.
     assert!(text.starts_with("1000 samples, 52000 accesses of "), "{text}");
     for words in ["by table at 20 % of the rows", "12 others", "wtinylfu", "more memory stops paying at"] {
         assert!(text.contains(words), "{words} in\n{text}");
@@ -196,7 +196,7 @@ fn a_server_records_the_accesses_of_the_file_that_it_scores() {
     damaged_recordings(&workshop, trace, &whole);
 }
 
-/// Serves with recording on, scores the validation rows in one request, stops, and gives all recordings.
+/// Serves with recording, scores the validation rows in one request, stops, and returns all recordings.
 fn record(workshop: &Workshop, rate: f64, state: &str) -> Vec<String> {
     let config = workshop.path("serve.toml");
     fs::write(&config, format!("[trace]\nrate = {rate}\n")).unwrap();
@@ -255,16 +255,16 @@ fn damaged_recordings(workshop: &Workshop, trace: &str, whole: &Value) {
 
 #[test]
 fn the_real_traces_have_the_published_hit_rates() {
-    // Of `data/README.md`: LRU at 2 and at 10 %, and with room for all.
+    // From `data/README.md`: LRU at 2 % and 10 %, and with room for all rows.
     let traces = [
         ("criteo_kaggle_head10k.tsv.zst", [58.9, 71.3, 83.2]),
         ("criteo_terabyte_day0_head10k.tsv.zst", [67.2, 78.7, 87.8]),
         ("avazu_head10k.csv.zst", [82.7, 91.0, 94.7]),
     ];
     let workshop = Workshop::new(1, 1);
-    // So many rows that hardly two of the ids share one.
+    // With this many rows hardly any ids share a row.
     let criteo = workshop.config(ArchKind::Dlrm, 16, 100_000_000);
-    // The figures are of 21 columns: without `hour`.
+    // The published figures use 21 columns, without `hour`.
     let mut schema = preset::avazu(ArchKind::Dlrm, 16, 100_000_000);
     schema.features.retain(|feature| feature.name != "hour");
     schema.tables.retain(|table| table.name != "hour");

@@ -1,5 +1,5 @@
-//! `flechette plan --counts-bytes` as a program: exact where the rows fit, and where they do not within its
-//! memory and its floor, from click logs and from recordings.
+//! `flechette plan --counts-bytes` as a program, on click logs and recordings: exact counts while all rows
+//! fit, and past that counts within the given memory and the floor.
 
 use std::collections::HashMap;
 use std::fs;
@@ -16,13 +16,13 @@ use serde_json::json;
 
 use crate::program::{Workshop, run, run_failing, run_json, run_measured};
 
-/// What the program takes beside `--counts-bytes`, as docs/cache.md states it.
+/// Memory of the program besides `--counts-bytes`, as docs/cache.md states it.
 const BESIDE: u64 = 24 << 20;
 const LIMIT: u64 = 2 << 20;
 /// Bytes of a counted row.
 const ROW: u64 = 24;
 
-/// Skewed data whose distinct rows are many times those that the limit holds.
+/// Skewed data with many times the distinct rows that fit the limit.
 struct Skewed {
     dir: tempfile::TempDir,
     schema: Schema,
@@ -43,7 +43,7 @@ impl Skewed {
         self.dir.path().join(name).to_str().unwrap().to_owned()
     }
 
-    /// Counts kept one by one, in the test's own memory.
+    /// Exact counts, computed by the test.
     fn exact(&self, data: &str) -> HashMap<(usize, u64), u64> {
         let files = [PathBuf::from(data)];
         let mut reader =
@@ -61,7 +61,7 @@ impl Skewed {
 }
 
 #[test]
-fn rows_that_do_not_fit_are_counted_within_the_memory_given_and_the_hottest_are_found() {
+fn rows_that_do_not_fit_are_counted_within_the_given_memory_and_the_hottest_are_found() {
     let skewed = Skewed::new();
     let (config, file) = (&skewed.config, skewed.path("counts"));
     let line = |samples: u64| {
@@ -87,31 +87,31 @@ fn rows_that_do_not_fit_are_counted_within_the_memory_given_and_the_hottest_are_
     check(&ranked, &exact);
 }
 
-/// Holds what was counted against exact counts: its bounds, and that the hottest rows are the hottest.
+/// Checks counts against exact counts: the bounds, and that the hottest rows are found.
 fn check(ranked: &Ranked, exact: &HashMap<(usize, u64), u64>) {
     let hottest = ranked.hottest();
     assert!(hottest.len() as u64 <= LIMIT / ROW);
     let held: HashMap<_, _> = hottest.iter().map(|r| ((r.table, r.row), r.count)).collect();
     for (row, &accesses) in exact {
         let count = held.get(row).copied();
-        let fair =
+        let in_bounds =
             count.map_or(accesses <= ranked.floor, |c| (accesses..=accesses + ranked.floor).contains(&c));
-        assert!(fair, "{row:?}: {accesses} accesses, counted {count:?}, floor {}", ranked.floor);
+        assert!(in_bounds, "{row:?}: {accesses} accesses, counted {count:?}, floor {}", ranked.floor);
     }
     let accesses: u64 = exact.values().sum();
     assert!(ranked.floor * (LIMIT / ROW).div_ceil(2) <= accesses, "floor {}", ranked.floor);
-    // The true order of the hottest, up to what the floor leaves open.
+    // The order of the hottest rows is right up to the floor.
     let mut truth: Vec<u64> = exact.values().copied().collect();
     truth.sort_unstable_by(|a, b| b.cmp(a));
     assert!(truth[999] > 3 * ranked.floor, "the thousandth row has {}, floor {}", truth[999], ranked.floor);
     for (place, row) in hottest[..1000].iter().enumerate() {
         let (got, wanted) = (exact[&(row.table, row.row)], truth[place]);
-        assert!(got + ranked.floor >= wanted, "place {place}: {got} accesses, {wanted} are due");
+        assert!(got + ranked.floor >= wanted, "place {place}: {got} accesses, expected {wanted}");
     }
 }
 
 #[test]
-fn rows_that_fit_give_the_file_of_a_whole_plan_to_the_byte_and_what_does_not_fit_is_said() {
+fn rows_that_fit_give_the_same_file_as_a_whole_plan_and_the_text_says_when_rows_do_not_fit() {
     let workshop = Workshop::new(700, 1);
     let config = workshop.config(ArchKind::WideDeep, 4, 300);
     let (whole, streamed) = (workshop.path("whole"), workshop.path("streamed"));
@@ -133,7 +133,7 @@ fn rows_that_fit_give_the_file_of_a_whole_plan_to_the_byte_and_what_does_not_fit
 }
 
 #[test]
-fn recordings_are_counted_as_they_are_planned() {
+fn recordings_give_the_same_counts_file_with_and_without_a_limit() {
     let skewed = Skewed::new();
     let recording = skewed.path("recording");
     let mut file = fs::File::create(&recording).unwrap();
@@ -157,7 +157,7 @@ fn recordings_are_counted_as_they_are_planned() {
 }
 
 #[test]
-fn what_only_counting_cannot_do_is_refused_by_name() {
+fn flags_that_need_a_simulation_and_invalid_limits_are_refused_by_name() {
     let workshop = Workshop::new(10, 1);
     let config = workshop.config(ArchKind::Dlrm, 4, 100);
     let (train, counts) = (&workshop.train, workshop.path("counts"));
@@ -173,7 +173,7 @@ fn what_only_counting_cannot_do_is_refused_by_name() {
         let error = with(&flags);
         assert!(error.contains("--counts-bytes") && error.contains(named), "{error}");
     }
-    // The missing flag stands on a line of its own, as clap writes it.
+    // clap writes the missing flag on a line of its own.
     let line = format!("plan --model-config {config} --format criteo-tsv --data {train} --counts-bytes 1Mi");
     let output = run(&line);
     assert_eq!(output.status.code(), Some(2));

@@ -56,7 +56,8 @@ fn data_that_cannot_be_trained_on_is_an_input_error_and_leaves_no_version() {
         workshop.path(name)
     };
     let broken = file("broken.tsv", train.clone() + &"not a sample\n".repeat(200));
-    let short = file("short.tsv", train.clone().replacen('\t', " ", 1));
+    let short = train.lines().map(|line| line.replacen('\t', " ", 1) + "\n").collect();
+    let short = file("short.tsv", short);
     let unlabelled = train.lines().map(|line| line.split_once('\t').unwrap().1.to_owned() + "\n").collect();
     let unlabelled = file("unlabelled.tsv", unlabelled);
     let mut schema = preset::criteo(ArchKind::Dlrm, 4, 100);
@@ -65,11 +66,15 @@ fn data_that_cannot_be_trained_on_is_an_input_error_and_leaves_no_version() {
     let good = &workshop.train;
     for (config, data, words) in [
         (&config, broken.as_str(), ["broken.tsv: line 40", "more than 100 malformed"]),
-        (&config, &short, ["short.tsv: line 101: expected 39 fields as in line 1, got 40", "malformed"]),
+        (&config, &short, ["short.tsv: line 101: expected 40 fields with the label, got 39", "malformed"]),
         (&config, &format!("{good} {gzip}"), ["half.gz: cannot be read past line", ""]),
         (&config, &zstd, ["half.zst: cannot be read past line", "zstd"]),
-        (&config, &unlabelled, ["training needs labels", "sample 0"]),
-        (&config, &format!("{good} {unlabelled}"), ["unlabelled.tsv: has no labels", ""]),
+        (&config, &unlabelled, ["unlabelled.tsv: line 101: expected 40 fields with the label, got 39", ""]),
+        (
+            &config,
+            &format!("{good} {unlabelled}"),
+            ["unlabelled.tsv: line 101: expected 40 fields with the label, got 39", ""],
+        ),
         (&hashless, good, ["feature \"C7\"", "no hash"]),
     ] {
         let line = Line { config, data, name: "m", more: "" }.text(&workshop.models);

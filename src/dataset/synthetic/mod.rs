@@ -1,10 +1,11 @@
-//! Generated samples of any schema: ids follow a power law, dense values a bell curve, and labels a known [`Truth`].
+//! Generated samples of any schema: ids follow a power law, dense values a bell curve, and labels a known
+//! [`Truth`].
 //!
-//! The "file" is a description, `rows=N,seed=S,skew=K,lengths=L,truth=T`, of which only `rows` is required. `seed` (0)
-//! selects the samples. `truth` (0) selects the hot ids and the weights of all ids, so two seeds with one truth give
-//! training and test data of the same model. `skew` (`medium`) is `uniform`, `low`, `medium`, `high` or an exponent.
-//! `lengths` (`uniform`) is the number of ids of a multi-hot sample: `uniform` from 0 to the feature's maximum, `max`,
-//! or a number.
+//! The "file" is a description, `rows=N,seed=S,skew=K,lengths=L,truth=T`, of which only `rows` is required.
+//! `seed` (0) selects the samples. `truth` (0) selects the hot ids and the weights of all ids, so two seeds
+//! with one truth give training and test data of the same model. `skew` (`medium`) is `uniform`, `low`,
+//! `medium`, `high` or an exponent. `lengths` (`uniform`) is the number of ids of a multi-hot sample:
+//! `uniform` from 0 to the feature's maximum, `max`, or a number.
 //!
 //! Sample `n` is a pure function of the description and `n`, so batch sizes do not change the data.
 
@@ -185,7 +186,8 @@ impl Generator {
         }
     }
 
-    /// Appends samples. Returns true when the batch has `max_samples` or is full, false after the last sample.
+    /// Appends samples. Returns true when the batch has `max_samples` or is full, false after the last
+    /// sample.
     pub(crate) fn append(&mut self, max_samples: usize, out: &mut RawBatch) -> bool {
         while out.samples < max_samples {
             if self.next_row == self.description.rows {

@@ -1,6 +1,6 @@
-//! Random numbers as pure functions of their purpose and position, so that a sample does not depend on the samples
-//! before it. They are those of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-//! OOPSLA 2014).
+//! Random numbers as pure functions of their purpose and position, so that a sample does not depend on the
+//! samples before it. They are those of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
+//! number generators", OOPSLA 2014).
 
 use crate::mem::{SplitMix64, finalize64 as mix};
 

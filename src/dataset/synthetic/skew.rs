@@ -1,10 +1,10 @@
-//! How often each id occurs. Ranks follow a bounded power law, `P(rank) ~ rank^-alpha`. A fixed permutation maps ranks
-//! to ids, so that hot ids are spread over the table.
+//! How often each id occurs. Ranks follow a bounded power law, `P(rank) ~ rank^-alpha`. A fixed permutation
+//! maps ranks to ids, so that hot ids are spread over the table.
 //!
-//! A draw inverts the distribution function of the continuous law on `[1, rows + 1)` and rounds down: one `powf` and no
-//! table. A named skew is the share of accesses of the hottest 2 % of the ids (at least one id); bisection finds its
-//! alpha, which depends on the number of rows. The shares are those of the traces in ScratchPipe (section V): low is
-//! Alibaba's user table, high is Criteo.
+//! A draw inverts the distribution function of the continuous law on `[1, rows + 1)` and rounds down: one
+//! `powf` and no table. A named skew is the share of accesses of the hottest 2 % of the ids (at least one
+//! id); bisection finds its alpha, which depends on the number of rows. The shares are those of the traces in
+//! ScratchPipe (section V): low is Alibaba's user table, high is Criteo.
 
 use std::str::FromStr;
 
@@ -116,8 +116,8 @@ impl IdSampler {
     }
 }
 
-/// A bijection of `0..rows`: a bijection of the next power of two, applied until the result is inside, on average
-/// fewer than two times.
+/// A bijection of `0..rows`: a bijection of the next power of two, applied until the result is inside, on
+/// average fewer than two times.
 #[derive(Clone, Debug)]
 struct Permutation {
     rows: u64,
@@ -145,7 +145,8 @@ impl Permutation {
         let mut at = rank;
         loop {
             for factor in self.factors {
-                // Multiplying by an odd factor, adding, and xor with a right shift are bijections of these bits.
+                // Multiplying by an odd factor, adding, and xor with a right shift are bijections of these
+                // bits.
                 at = at.wrapping_mul(factor).wrapping_add(self.offset) & self.mask;
                 at ^= at >> self.shift;
             }

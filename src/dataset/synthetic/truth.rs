@@ -1,6 +1,6 @@
-//! The ground truth of generated labels. Every (feature, id) and every dense input has a hidden weight, a pure function
-//! of the truth's seed. The click probability of a sample is the sigmoid of the sum of its weights. So the best AUC that
-//! any model can reach on the data can be computed.
+//! The ground truth of generated labels. Every (feature, id) and every dense input has a hidden weight, a
+//! pure function of the truth's seed. The click probability of a sample is the sigmoid of the sum of its
+//! weights. So the best AUC that any model can reach on the data can be computed.
 
 use super::random::{Purpose, Stream, bell};
 use crate::schema::{Schema, Transform};

@@ -1,6 +1,6 @@
-//! Writes generated data in the format of the real files, for tests and for `flechette demo`. It has the columns of
-//! Criteo Kaggle and Avazu, their published numbers of distinct values, and their notation of ids. All values are
-//! generated.
+//! Writes generated data in the format of the real files, for tests and for `flechette demo`. It has the
+//! columns of Criteo Kaggle and Avazu, their published numbers of distinct values, and their notation of ids.
+//! All values are generated.
 
 use std::io::{self, Write};
 
@@ -30,8 +30,9 @@ const AVAZU_TRUTH: u64 = 1;
 /// Samples of one batch.
 const CHUNK: usize = 1024;
 
-/// Writes `rows` lines in Criteo's format: label, 13 integers, 26 strings, tab-separated. Two seeds give different
-/// samples of one truth. Value 0 of every fourth column is written as an empty string, and so is every second number 0.
+/// Writes `rows` lines in Criteo's format: label, 13 integers, 26 strings, tab-separated. Two seeds give
+/// different samples of one truth. Value 0 of every fourth column is written as an empty string, and so is
+/// every second number 0.
 ///
 /// # Errors
 /// Errors of the writer.
@@ -58,8 +59,8 @@ pub fn write_criteo_tsv(rows: u64, seed: u64, mut out: impl Write) -> io::Result
     out.flush()
 }
 
-/// Writes a header and `rows` lines in Avazu's format. Two seeds give different samples of one truth. Unlike in the real
-/// file, lines are not ordered by `hour`.
+/// Writes a header and `rows` lines in Avazu's format. Two seeds give different samples of one truth. Unlike
+/// in the real file, lines are not ordered by `hour`.
 ///
 /// # Errors
 /// Errors of the writer.

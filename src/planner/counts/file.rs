@@ -1,5 +1,5 @@
-//! The counts file; the parent module describes its format. It is written value by value through one buffer. The same
-//! counts always give the same bytes.
+//! The counts file; the parent module describes its format. It is written value by value through one buffer.
+//! The same counts always give the same bytes.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};

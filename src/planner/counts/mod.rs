@@ -1,15 +1,15 @@
-//! How often each row is used: counted in one pass, ranked, and stored in a file. The counts fill a cache before its
-//! first request, or rank rows for eviction.
+//! How often each row is used: counted in one pass, ranked, and stored in a file. The counts fill a cache
+//! before its first request, or rank rows for eviction.
 //!
-//! **Counting** is exact for a [`super::trace::Trace`], which holds every access ([`Ranked::of`]). [`Counts`] counts
-//! accesses one by one and keeps none of them, within the bytes that it is given. It is exact while all distinct rows
-//! fit. Past that a count is never too low and at most the *floor* too high, and every row with more accesses than the
-//! floor is kept. [`summary`] explains how, and how low the floor is.
+//! **Counting** is exact for a [`super::trace::Trace`], which holds every access ([`Ranked::of`]). [`Counts`]
+//! counts accesses one by one and keeps none of them, within the bytes that it is given. It is exact while
+//! all distinct rows fit. Past that a count is never too low and at most the *floor* too high, and every row
+//! with more accesses than the floor is kept. [`summary`] explains how, and how low the floor is.
 //!
-//! **The file** is safetensors. For each table of the schema it has `<table>.rows` and `<table>.counts`, u64 of one
-//! dimension and the same length, by descending count and then by ascending row. Its metadata are
-//! `format = "flechette-counts"`, `version = "1"`, `tables` (the names in the schema's order as a JSON list), and
-//! `floor`, which is 0 for exact counts.
+//! **The file** is safetensors. For each table of the schema it has `<table>.rows` and `<table>.counts`, u64
+//! of one dimension and the same length, by descending count and then by ascending row. Its metadata are
+//! `format = "flechette-counts"`, `version = "1"`, `tables` (the names in the schema's order as a JSON list),
+//! and `floor`, which is 0 for exact counts.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), flechette::planner::counts::CountsError> {

@@ -9,7 +9,8 @@ use crate::types::TableId;
 pub struct Ranked {
     /// In the order of the schema.
     pub tables: Vec<RankedTable>,
-    /// The most by which a count is too high, and the most accesses of a row that is missing. 0 for exact counts.
+    /// The most by which a count is too high, and the most accesses of a row that is missing. 0 for exact
+    /// counts.
     pub floor: u64,
 }
 
@@ -83,7 +84,8 @@ impl Ranked {
         all
     }
 
-    /// The rows of a schema's tables, which are found by name, the hottest first. Rows past their table are left out.
+    /// The rows of a schema's tables, which are found by name, the hottest first. Rows past their table are
+    /// left out.
     #[must_use]
     pub(crate) fn rows_of(&self, schema: &Schema) -> Vec<(TableId, RankedRow)> {
         let ids: Vec<Option<TableId>> =

@@ -1,7 +1,8 @@
 //! Counts accesses one by one, in memory that is fixed at the start.
 //!
-//! The rows of all tables share one [`Summary`], so a table of few rows leaves its room to the others. A row's key in it
-//! is the table's id above 48 bits of row number: a schema has at most 20,000 tables of at most 2^48 rows.
+//! The rows of all tables share one [`Summary`], so a table of few rows leaves its room to the others. A
+//! row's key in it is the table's id above 48 bits of row number: a schema has at most 20,000 tables of at
+//! most 2^48 rows.
 
 use std::cmp::Reverse;
 use std::convert::Infallible;
@@ -30,8 +31,8 @@ pub(crate) struct Counts {
 
 impl Counts {
     /// Empty counts with room for as many distinct rows as fit `bytes` at
-    /// [`KEY_BYTES`](super::summary::KEY_BYTES) each, at least one. All memory is reserved now and touched as rows are
-    /// added.
+    /// [`KEY_BYTES`](super::summary::KEY_BYTES) each, at least one. All memory is reserved now and touched as
+    /// rows are added.
     ///
     /// # Errors
     /// [`CountsError::Memory`].
@@ -78,7 +79,8 @@ impl Counts {
         self.summary.floor()
     }
 
-    /// The object of `plan --counts-bytes --json`: `accesses`, `ids` (the rows that are kept), `floor` and `exact`.
+    /// The object of `plan --counts-bytes --json`: `accesses`, `ids` (the rows that are kept), `floor` and
+    /// `exact`.
     #[must_use]
     pub(crate) fn json(&self) -> Value {
         let (accesses, ids, floor) = (self.accesses, self.summary.keys(), self.floor());
@@ -97,8 +99,8 @@ impl Counts {
             0 => writeln!(text, "{} accesses of {rows} rows of {tables} tables", self.accesses),
             _ => writeln!(
                 text,
-                "{} accesses of more rows than fit: {rows} of {tables} tables are kept, with counts that are at \
-                 most {floor} too high; no other row has more than {floor} accesses",
+                "{} accesses of more rows than fit: {rows} of {tables} tables are kept, with counts that \
+                 are at most {floor} too high; no other row has more than {floor} accesses",
                 self.accesses
             ),
         };

@@ -1,28 +1,30 @@
-//! Counts keys within a fixed number of bytes: exactly while all distinct keys fit, past that with a known error.
+//! Counts keys within a fixed number of bytes: exactly while all distinct keys fit, past that with a known
+//! error.
 //!
-//! **The idea** is that of Misra and Gries in the form of Anderson, Bevan, Lang, Liberty, Rhodes and Thaler, "A
-//! High-Performance Algorithm for Identifying Frequent Items in Data Streams" (IMC 2017; arXiv 1705.07001). When there
-//! is no room for a new key, `m` is the median of all counts. Every key with a count of at most `m` is dropped. From
-//! then on new keys, and keys that were dropped and return, start from `m`, the *floor*. The paper subtracts `m` from
-//! the remaining counts and adds the sum of all `m` to every answer; here the counts keep it.
+//! **The idea** is that of Misra and Gries in the form of Anderson, Bevan, Lang, Liberty, Rhodes and Thaler,
+//! "A High-Performance Algorithm for Identifying Frequent Items in Data Streams" (IMC 2017; arXiv
+//! 1705.07001). When there is no room for a new key, `m` is the median of all counts. Every key with a count
+//! of at most `m` is dropped. From then on new keys, and keys that were dropped and return, start from `m`,
+//! the *floor*. The paper subtracts `m` from the remaining counts and adds the sum of all `m` to every
+//! answer; here the counts keep it.
 //!
-//! **Bounds** after `n` accesses, with room for `k` keys and a floor of `f`: a kept key had at most as many accesses as
-//! its count, and at least its count minus `f`. A key that is not kept had at most `f`. The floor is bounded too. The
-//! excess of a key is its count above the floor. An access adds 1 to the sum of all excesses, and raising the floor by
-//! `r` takes `r` from each key of the upper half. So
+//! **Bounds** after `n` accesses, with room for `k` keys and a floor of `f`: a kept key had at most as many
+//! accesses as its count, and at least its count minus `f`. A key that is not kept had at most `f`. The floor
+//! is bounded too. The excess of a key is its count above the floor. An access adds 1 to the sum of all
+//! excesses, and raising the floor by `r` takes `r` from each key of the upper half. So
 //!
 //! ```text
 //! f * ceil(k/2) <= n
 //! f * (ceil(k/2) - j) <= n_j      n_j: the accesses of all keys but any j, j < ceil(k/2)
 //! ```
 //!
-//! The second line is the same sum over the other keys only, of which at least `ceil(k/2) - j` are in the upper half.
-//! So the floor is low for click logs, which are skewed (bounds by the tail: Berinde, Cormode, Indyk and Strauss,
-//! "Space-optimal Heavy Hitters with Strong Error Bounds", PODS 2009).
+//! The second line is the same sum over the other keys only, of which at least `ceil(k/2) - j` are in the
+//! upper half. So the floor is low for click logs, which are skewed (bounds by the tail: Berinde, Cormode,
+//! Indyk and Strauss, "Space-optimal Heavy Hitters with Strong Error Bounds", PODS 2009).
 //!
-//! **Memory.** Keys with counts are in one array, 16 bytes each. An index with two 4-byte slots for each key finds them.
-//! That is [`KEY_BYTES`] a key, allocated once and touched as keys are added. Dropping keys works in place and rebuilds
-//! the index.
+//! **Memory.** Keys with counts are in one array, 16 bytes each. An index with two 4-byte slots for each key
+//! finds them. That is [`KEY_BYTES`] a key, allocated once and touched as keys are added. Dropping keys works
+//! in place and rebuilds the index.
 
 use std::collections::TryReserveError;
 
@@ -30,8 +32,8 @@ use crate::mem::mix64;
 
 /// Bytes of a counted key.
 pub(crate) const KEY_BYTES: usize = size_of::<Counted>() + SLOTS * size_of::<u32>();
-/// Least slots of the index for each key. A probe then reads 1.5 slots for a key that is present and 2.5 for one that
-/// is not (Knuth, The Art of Computer Programming 3, section 6.4, linear probing at load 1/2).
+/// Least slots of the index for each key. A probe then reads 1.5 slots for a key that is present and 2.5 for
+/// one that is not (Knuth, The Art of Computer Programming 3, section 6.4, linear probing at load 1/2).
 const SLOTS: usize = 2;
 /// Initial slots of the index, which doubles as keys are added.
 const FIRST_SLOTS: usize = 1024;
@@ -93,8 +95,8 @@ impl Summary {
         self.counted.len()
     }
 
-    /// The most accesses of a key that is not kept, and the most by which a count is too high. 0 while counts are
-    /// exact.
+    /// The most accesses of a key that is not kept, and the most by which a count is too high. 0 while counts
+    /// are exact.
     pub(crate) fn floor(&self) -> u64 {
         self.floor
     }

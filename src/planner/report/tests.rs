@@ -4,7 +4,9 @@ use proptest::prelude::*;
 
 proptest! {
     #[test]
-    fn json_has_every_size_policy_and_optimum(wanted in accesses(200), fractions in prop::collection::vec(0.0f64..=1.0, 1..4)) {
+    fn json_has_every_size_policy_and_optimum(
+        wanted in accesses(200), fractions in prop::collection::vec(0.0f64..=1.0, 1..4),
+    ) {
         let trace = trace(&wanted);
         let plan = Plan::of(&trace, &fractions, 0);
         let json = plan.json();
@@ -19,7 +21,8 @@ proptest! {
             for policy in Policy::ALL {
                 let rate = |kind: &str| size[kind][policy.name()].as_f64().unwrap();
                 let refuses = policy == Policy::ServerDefault;
-                let best = if refuses { [1.0, 1.0] } else { [optimal, size["per_table"]["optimal"].as_f64().unwrap()] };
+                let per_table = size["per_table"]["optimal"].as_f64().unwrap();
+                let best = if refuses { [1.0, 1.0] } else { [optimal, per_table] };
                 prop_assert!((0.0..=best[0] + 1e-12).contains(&rate("flat")));
                 prop_assert!((0.0..=best[1] + 1e-12).contains(&rate("per_table")));
             }

@@ -1,10 +1,11 @@
-//! ARC, the adaptive replacement cache (Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache", FAST
-//! 2003, figure 4). One LRU list holds rows that were used once, another holds rows that were used again. Each has a
-//! ghost list of keys that were evicted from it. A miss of a key in a ghost list means that this list was too short, and
-//! the target size of the lists moves.
+//! ARC, the adaptive replacement cache (Megiddo and Modha, "ARC: a self-tuning, low overhead replacement
+//! cache", FAST 2003, figure 4). One LRU list holds rows that were used once, another holds rows that were
+//! used again. Each has a ghost list of keys that were evicted from it. A miss of a key in a ghost list means
+//! that this list was too short, and the target size of the lists moves.
 //!
-//! Limits: the lists and their ghosts remember at most twice the cache's size in keys; a row that returns later counts
-//! as new. Every hit moves a row between lists, which is expensive in a cache that many threads read.
+//! Limits: the lists and their ghosts remember at most twice the cache's size in keys; a row that returns
+//! later counts as new. Every hit moves a row between lists, which is expensive in a cache that many threads
+//! read.
 
 use super::Simulated;
 use super::list::{Links, List};

@@ -1,9 +1,9 @@
-//! Least frequently used: the victim is the row with the fewest uses since it was admitted; of several, the least
-//! recently used one. One list for each count makes this constant-time (Shah, Mitra and Matani, "An O(1) algorithm for
-//! implementing the LFU cache eviction scheme", 2010).
+//! Least frequently used: the victim is the row with the fewest uses since it was admitted; of several, the
+//! least recently used one. One list for each count makes this constant-time (Shah, Mitra and Matani, "An
+//! O(1) algorithm for implementing the LFU cache eviction scheme", 2010).
 //!
-//! Limits: a count is lost when its row is evicted, and never ages before. So a row that was hot once stays long after,
-//! and new rows evict each other.
+//! Limits: a count is lost when its row is evicted, and never ages before. So a row that was hot once stays
+//! long after, and new rows evict each other.
 
 use super::Simulated;
 use super::list::{Links, List};

@@ -1,5 +1,5 @@
-//! Doubly linked lists of keys, with all links in two arrays. The policies are built from them. A key is in at most one
-//! list at a time.
+//! Doubly linked lists of keys, with all links in two arrays. The policies are built from them. A key is in
+//! at most one list at a time.
 
 /// The end of a list.
 const NONE: u32 = u32::MAX;

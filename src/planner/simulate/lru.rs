@@ -1,9 +1,9 @@
 //! Least recently used: the row with the oldest last access is evicted (Mattson, Gecsei, Slutz and Traiger,
-//! "Evaluation techniques for storage hierarchies", IBM Systems Journal 1970; they show that a larger cache holds
-//! everything that a smaller one holds).
+//! "Evaluation techniques for storage hierarchies", IBM Systems Journal 1970; they show that a larger cache
+//! holds everything that a smaller one holds).
 //!
-//! Limits: one pass over many rows that are used once evicts everything else, and a row that is used now and then
-//! is evicted for rows that are used once.
+//! Limits: one pass over many rows that are used once evicts everything else, and a row that is used now and
+//! then is evicted for rows that are used once.
 
 use super::Simulated;
 use super::list::{Links, List};

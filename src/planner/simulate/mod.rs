@@ -1,9 +1,9 @@
 //! Simulates caches on a trace: one flat cache of all tables, and one static cache for each table.
 //!
-//! Every access counts, also the first access of a row. Every policy but the server's default admits every missed
-//! row. The flat cache of a size holds that fraction of all distinct rows of the trace, of any table. The per-table
-//! caches hold that fraction of the distinct rows of each table, which is a static division in proportion to the
-//! tables (FLECHE 2.2). Both round down, so a small table may get no row.
+//! Every access counts, also the first access of a row. Every policy but the server's default admits every
+//! missed row. The flat cache of a size holds that fraction of all distinct rows of the trace, of any table.
+//! The per-table caches hold that fraction of the distinct rows of each table, which is a static division in
+//! proportion to the tables (FLECHE 2.2). Both round down, so a small table may get no row.
 
 mod arc;
 mod lfu;
@@ -143,9 +143,9 @@ pub fn share(fraction: f64, rows: u32) -> usize {
     ((fraction * f64::from(rows)) as usize).min(rows as usize)
 }
 
-/// Runs a trace through every cache of every size, each a fraction from 0 to 1. Uses the threads of the current pool.
-/// A thread takes at most about 30 bytes for each distinct row, and LFU 16 more for each access of the hottest row.
-/// All threads share 12 bytes for each access.
+/// Runs a trace through every cache of every size, each a fraction from 0 to 1. Uses the threads of the
+/// current pool. A thread takes at most about 30 bytes for each distinct row, and LFU 16 more for each access
+/// of the hottest row. All threads share 12 bytes for each access.
 #[must_use]
 pub(crate) fn simulate(trace: &Trace, fractions: &[f64], seed: u64) -> Vec<SizeHits> {
     let tables = trace.table_of_keys();

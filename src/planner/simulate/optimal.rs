@@ -1,8 +1,9 @@
-//! The optimal cache, which knows the future: when a full cache misses, it evicts the row whose next access is farthest
-//! (Belady, IBM Systems Journal 1966, algorithm MIN; proved optimal by Mattson and others, 1970, among policies that
-//! admit every missed row).
+//! The optimal cache, which knows the future: when a full cache misses, it evicts the row whose next access
+//! is farthest (Belady, IBM Systems Journal 1966, algorithm MIN; proved optimal by Mattson and others, 1970,
+//! among policies that admit every missed row).
 //!
-//! Limits: it cannot be built; it is the bound for the others. A policy that may refuse a row can be slightly better.
+//! Limits: it cannot be built; it is the bound for the others. A policy that may refuse a row can be slightly
+//! better.
 
 use std::collections::BinaryHeap;
 
@@ -32,8 +33,8 @@ impl Future {
         }
         let mut resident = vec![false; keys as usize];
         let mut held = 0;
-        // Positions of next accesses. A position that has passed is smaller than every future one, so it is never
-        // popped as the farthest. Such positions are removed when there are many.
+        // Positions of next accesses. A position that has passed is smaller than every future one, so it is
+        // never popped as the farthest. Such positions are removed when there are many.
         let mut farthest: BinaryHeap<u32> = BinaryHeap::new();
         let mut never: Vec<u32> = Vec::new();
         for (at, (&key, &next)) in accesses.iter().zip(&self.0).enumerate() {

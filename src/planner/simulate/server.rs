@@ -1,9 +1,10 @@
-//! The server's default: LRU eviction behind admission by frequency. While the cache has room it admits every row.
-//! Once it is full, a row is admitted at its second recent miss; the admission is the server's own
+//! The server's default: LRU eviction behind admission by frequency. While the cache has room it admits every
+//! row. Once it is full, a row is admitted at its second recent miss; the admission is the server's own
 //! (`cache::policy::frequency`, which gives its idea and its limits).
 //!
-//! What differs from a server: here every access is a batch of its own, and eviction is exact, one row at a time. A
-//! server evicts in the background by age classes, and keeps a part of its room free between its watermarks.
+//! What differs from a server: here every access is a batch of its own, and eviction is exact, one row at a
+//! time. A server evicts in the background by age classes, and keeps a part of its room free between its
+//! watermarks.
 
 use super::Simulated;
 use super::lru::Lru;

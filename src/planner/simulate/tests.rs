@@ -1,4 +1,5 @@
-//! Every policy against an independent, slow transcription of its paper, and the bounds that hold for all of them.
+//! Every policy against an independent, slow transcription of its paper, and the bounds that hold for all of
+//! them.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -162,7 +163,8 @@ fn slow_s3fifo(capacity: usize, keys: &[u32]) -> Vec<bool> {
     outcomes
 }
 
-/// Section 4 of the paper, with exact counts, halved like the sketch, in place of the sketch; the newest key in front.
+/// Section 4 of the paper, with exact counts, halved like the sketch, in place of the sketch; the newest key
+/// in front.
 fn slow_wtinylfu(capacity: usize, keys: &[u32]) -> Vec<bool> {
     let window_capacity = (capacity / 100).max(1);
     let main_capacity = capacity - window_capacity;
@@ -257,8 +259,8 @@ proptest! {
         let count = |outcomes: &[bool]| outcomes.iter().filter(|hit| **hit).count();
         let best = count(&slow_optimal(capacity, &keys));
         let distinct = keys.iter().collect::<std::collections::HashSet<_>>().len();
-        // A cache that may refuse a row hits at most as often as the optimal cache with one row more, which could
-        // hold each refused row in that place until the next miss.
+        // A cache that may refuse a row hits at most as often as the optimal cache with one row more, which
+        // could hold each refused row in that place until the next miss.
         let best_refusing = count(&slow_optimal(capacity + 1, &keys));
         for policy in Policy::ALL {
             let got = count(&hits(policy.cache(capacity, KEYS, seed), &keys));
@@ -334,7 +336,8 @@ fn a_scan_of_rows_used_once_does_not_evict_under_the_server_default() {
     let keys: Vec<u32> = hot.clone().chain(100..1100).chain(hot).collect();
     let got = |policy: Policy| total(&hits(policy.cache(50, 1100, 0), &keys));
     assert_eq!(got(Policy::Lru), 300);
-    // All but the first use of each hot row hit. A few scanned rows may share a hash in the sketch and be admitted.
+    // All but the first use of each hot row hit. A few scanned rows may share a hash in the sketch and be
+    // admitted.
     assert!((340..=350).contains(&got(Policy::ServerDefault)), "{}", got(Policy::ServerDefault));
 }
 

@@ -1,11 +1,13 @@
-//! W-TinyLFU (Einziger, Friedman and Manes, "TinyLFU: a highly efficient cache admission policy", ACM Transactions on
-//! Storage 2017, section 4). New rows enter a window, an LRU list of a hundredth of the cache. A row that leaves the
-//! window enters the main part only if it was used more often recently than the victim there. The main part is a
-//! segmented LRU: one fifth is on probation, four fifths are protected. Use counts come from a count-min sketch of 4-bit
-//! counters, which is halved after every ten times the cache's size in accesses.
+//! W-TinyLFU (Einziger, Friedman and Manes, "TinyLFU: a highly efficient cache admission policy", ACM
+//! Transactions on Storage 2017, section 4). New rows enter a window, an LRU list of a hundredth of the
+//! cache. A row that leaves the window enters the main part only if it was used more often recently than the
+//! victim there. The main part is a segmented LRU: one fifth is on probation, four fifths are protected. Use
+//! counts come from a count-min sketch of 4-bit counters, which is halved after every ten times the cache's
+//! size in accesses.
 //!
-//! Limits: the sketch overestimates keys that collide. The size of the window is fixed here (later work adapts it), so
-//! bursts of new rows hit less than under LRU. If the cache holds few rows, the window is one row.
+//! Limits: the sketch overestimates keys that collide. The size of the window is fixed here (later work
+//! adapts it), so bursts of new rows hit less than under LRU. If the cache holds few rows, the window is one
+//! row.
 
 use super::Simulated;
 use super::list::{Links, List};
@@ -76,7 +78,8 @@ impl WTinyLfu {
         }
     }
 
-    /// Moves the last row of the window to the main part if it wins against the victim there; evicts the loser.
+    /// Moves the last row of the window to the main part if it wins against the victim there; evicts the
+    /// loser.
     fn leave_window(&mut self) {
         let Some(candidate) = self.window.pop_back(&mut self.links) else { return };
         self.segment_of[candidate as usize] = Segment::Outside;

@@ -42,15 +42,15 @@ element = "f16"
 default = { row = 49 }
 "#;
 
-/// The message for SMALL with its only `from` replaced, and the line on which `from` stood.
+/// The message for SMALL with its only `from` replaced, and the line of `from`.
 fn refusal(from: &str, to: &str) -> (String, usize) {
-    assert_eq!(SMALL.matches(from).count(), 1, "{from:?} must stand once in the text");
+    assert_eq!(SMALL.matches(from).count(), 1, "{from:?} must occur once in the text");
     let line = 1 + SMALL[..SMALL.find(from).unwrap()].matches('\n').count();
     (Schema::parse(&SMALL.replace(from, to)).unwrap_err().to_string(), line)
 }
 
 #[test]
-fn a_schema_that_adds_up_is_read() {
+fn a_valid_schema_is_read() {
     let schema = Schema::parse(SMALL).unwrap();
     assert_eq!(schema.features[1].arity, Arity::MultiHot { max: 5 });
     assert_eq!(schema.features[0].hash, Some(Hash { seed: 0, modulus: 100 }));
@@ -80,9 +80,9 @@ fn every_fault_is_refused_with_its_line_and_reason() {
         ("mean = 30.0", "mean = inf", "must be finite, got inf"),
         ("bottom = [8]", "bottom = [8, 0]", "between 1 and 65536, got 0"),
         ("top = [8]", "top = [65537]", "got 65537"),
-        ("name = \"age\"", "name = \"a/b\"", "cannot be a file's name"),
-        ("name = \"age\"", "name = \".age\"", "cannot be a file's name"),
-        ("name = \"age\"", "name = \"\"", "of 1 to 128 bytes, got 0"),
+        ("name = \"age\"", "name = \"a/b\"", "cannot be a file name"),
+        ("name = \"age\"", "name = \".age\"", "cannot be a file name"),
+        ("name = \"age\"", "name = \"\"", "must have 1 to 128 bytes, got 0"),
         ("pooling = \"mean\"", "pooling = \"most\"", "unknown variant `most`"),
         ("pooling = \"mean\"", "poling = \"mean\"", "unknown field `poling`"),
         ("pooling = \"mean\"", "wide_table = \"site\"", "dlrm has no wide part"),
@@ -110,7 +110,7 @@ fn a_missing_key_is_reported_at_its_table() {
 }
 
 #[test]
-fn an_architecture_that_does_not_add_up_is_refused() {
+fn an_invalid_architecture_is_refused() {
     let dims = |schema: &mut Schema| schema.tables[2].dim = 8;
     let refuse = |kind, change: &dyn Fn(&mut Schema), reason: &str| {
         let mut schema = preset::criteo(kind, 4, 100);
@@ -208,7 +208,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read_back_equal(schema in schemas()) {
+    fn written_text_reads_back_equal(schema in schemas()) {
         prop_assert_eq!(Schema::parse(&schema.to_toml()), Ok(schema));
     }
 

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn every_preset_is_a_valid_schema_and_reads_back_equal() {
+fn every_preset_is_valid_and_reads_back_equal() {
     for kind in ArchKind::ALL {
         let shape = SyntheticShape { tables: 4, rows: 1000, dense: 2, multi_hot: Some(5) };
         for schema in [criteo(kind, 16, 1000), avazu(kind, 16, 1000), synthetic(kind, 8, shape)] {
@@ -11,7 +11,7 @@ fn every_preset_is_a_valid_schema_and_reads_back_equal() {
 }
 
 #[test]
-fn a_wide_architecture_has_a_first_order_weight_a_feature() {
+fn a_wide_architecture_has_a_first_order_weight_for_each_feature() {
     let schema = criteo(ArchKind::Deepfm, 16, 1000);
     assert_eq!(schema.tables.len(), 52);
     assert_eq!(schema.features[3].wide_table.as_deref(), Some("C4_wide"));
@@ -20,7 +20,7 @@ fn a_wide_architecture_has_a_first_order_weight_a_feature() {
 }
 
 #[test]
-fn a_type_of_element_goes_where_it_makes_rows_shorter() {
+fn an_element_type_applies_where_it_makes_rows_shorter() {
     for element in Element::ALL {
         let schema = criteo(ArchKind::Deepfm, 16, 1000).stored_as(element);
         assert!(schema.tables[..26].iter().all(|t| t.element == element));

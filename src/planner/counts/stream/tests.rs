@@ -19,7 +19,8 @@ fn counts(wanted: &[(u32, u64)], rows: usize) -> Counts {
 proptest! {
     #[test]
     fn rows_that_fit_give_the_same_file_as_a_trace(wanted in accesses(300)) {
-        let (streamed, whole) = (tempfile::NamedTempFile::new().unwrap(), tempfile::NamedTempFile::new().unwrap());
+        let file = || tempfile::NamedTempFile::new().unwrap();
+        let (streamed, whole) = (file(), file());
         let exact = Ranked::of(&trace(&wanted));
         exact.write(whole.path()).unwrap();
         let rows = exact.tables.iter().map(|table| table.rows.len()).sum::<usize>();
