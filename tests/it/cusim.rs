@@ -14,7 +14,7 @@ const SEEDS: [u64; 6] = [0, 1, 2, 3, 4, 5];
 
 // ---- `gather_pool` against the host's. ----
 
-/// A pseudo-random sequence, so that a failing case is named by one number.
+/// A pseudo-random sequence: one number reproduces a case.
 struct Draw(SplitMix64);
 
 impl Draw {

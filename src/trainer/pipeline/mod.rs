@@ -342,6 +342,7 @@ const FLUSHED_ROWS: usize = 16 << 10;
 
 /// The data of a training run.
 pub struct Data<'a> {
+    /// Reads the samples.
     pub reader: &'a mut (dyn Reader + Send),
     /// Samples a step; the last step may have fewer.
     pub batch: usize,

@@ -57,6 +57,7 @@ pub struct SizeClass {
 pub struct Sizes {
     /// The slot layout of each table.
     pub tables: Vec<SlotLayout>,
+    /// The tables of each slot size.
     pub sizes: Vec<SizeClass>,
 }
 

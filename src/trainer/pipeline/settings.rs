@@ -9,6 +9,7 @@ use crate::trainer::replicas::MOST_REPLICAS;
 /// How a pipeline is made.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PipelineSettings {
+    /// Bytes, share of the rows, or slots.
     pub scratchpad: ScratchpadSize,
     /// Chooses the rows that are evicted first.
     pub policy: Policy,

@@ -13,6 +13,7 @@ pub const NO_SLOT: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("slot {slot}: claimed twice at a time, or past the {count} slots there are")]
 pub struct ClaimError {
+    /// The first slot that could not be claimed.
     pub slot: u32,
     /// How many slots there are.
     pub count: usize,

@@ -99,12 +99,14 @@ pub struct SlotSize {
 pub struct SlotRun<'a> {
     /// Index of the slot size.
     pub size: usize,
+    /// The slots, claimed.
     pub held: &'a HeldSlots<'a>,
 }
 
 /// The slots of one table's rows.
 #[derive(Clone, Copy, Debug)]
 pub struct TableSlots<'a> {
+    /// Its slots, claimed.
     pub run: SlotRun<'a>,
     /// Elements of a row: the first words of its record.
     pub dim: usize,
@@ -127,14 +129,18 @@ pub struct GatherLookup<'a> {
 /// A batch's input rows: the pooled vectors of the lookups side by side, in order.
 #[derive(Clone, Copy, Debug)]
 pub struct Gather<'a> {
+    /// Samples of the batch.
     pub samples: usize,
+    /// The tables that lookups name.
     pub tables: &'a [TableSlots<'a>],
+    /// The lookups, in the order of columns.
     pub lookups: &'a [GatherLookup<'a>],
 }
 
 /// Rows of one table, and the sources of their gradients.
 #[derive(Clone, Copy, Debug)]
 pub struct UpdateRows<'a> {
+    /// The rows' slots.
     pub rows: TableSlots<'a>,
     /// The sources of all rows, row by row, each row's in the order in which they are added.
     pub sources: &'a [Source],
@@ -153,7 +159,9 @@ pub struct Update<'a> {
     pub stride: usize,
     /// The first of these columns.
     pub first_column: usize,
+    /// The rows of each table.
     pub tables: &'a [UpdateRows<'a>],
+    /// The optimizer's step.
     pub rule: Rule,
 }
 

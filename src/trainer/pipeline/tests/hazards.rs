@@ -318,7 +318,7 @@ fn with_splits_bubbles_and_shrunk_windows_every_order_gives_the_sequential_bytes
 fn with_several_items_for_a_unit_every_order_gives_the_sequential_bytes() {
     for shape in SHAPES {
         let mut case = shape.busy_case();
-        case.settings.staging_bytes = 4000;
+        case.settings.staging_bytes = 1000;
         for order in orders(2) {
             let Outcome { same, hazards, .. } = work_off(&case, shape.windows(), shape.buffered, order);
             assert!(same && hazards == Hazards::default(), "{shape:?}: {hazards:?}");
