@@ -1,8 +1,10 @@
-//! With every row in memory the scratchpad is bypassed: what reading and casting on a thread of their own cost or gain
-//! against the sequential trainer, on the DLRM-Kaggle shape (26 tables of 100,000 rows, dim 16, bottom 512-256-64-16, top
-//! 512-256-1). Both read the same batches from memory through the same reader. Goal: at least 0.98.
+//! Training with every row in memory, without a scratchpad: what reading and casting ahead on a thread costs
+//! or gains, compared with the sequential trainer, on the DLRM-Kaggle shape (26 tables of 100,000 rows, dim
+//! 16, bottom 512-256-64-16, top 512-256-1). Both read the same batches from memory with the same reader.
+//! Goal: at least 0.98.
 //!
-//! `--threads N` (2), `--steps N` a window (12 at batch 2,048; 16 times as many at 128), `--pairs N` (11), `--only TEXT`, `--json`.
+//! `--threads N` (2), `--steps N` a window (12 at batch 2,048; 16 times as many at 128), `--pairs N` (11),
+//! `--only TEXT`, `--json`.
 
 mod harness;
 
@@ -38,12 +40,16 @@ fn run(options: &Options) -> anyhow::Result<()> {
             let (mut ours, mut theirs) = (Side::new(kind, &batches)?, Side::new(kind, &batches)?);
             let pairs = options.compare(
                 || {
-                    ours.window(steps, |learner, reader| {
+                    ours.window(steps, |reference, reader| {
                         let data = Data { reader, batch, steps: steps as u64 };
-                        trainer::run_in_memory(learner, data, |_: &Progress<'_>| ())
+                        trainer::run_in_memory(reference, data, |_: &Progress<'_>| ())
                     })
                 },
-                || theirs.window(steps, |learner, reader| trainer::run_epoch(learner, reader, batch, |_| ())),
+                || {
+                    theirs.window(steps, |reference, reader| {
+                        trainer::run_epoch(reference, reader, batch, |_| ())
+                    })
+                },
             );
             report.add(setting, &pairs, Some(0.98));
         }
@@ -53,14 +59,14 @@ fn run(options: &Options) -> anyhow::Result<()> {
 }
 
 struct Side {
-    learner: ReferenceTrainer,
+    reference: ReferenceTrainer,
     replay: Replay,
 }
 
 impl Side {
     fn new(kind: optim::Kind, batches: &Arc<Vec<RawBatch>>) -> anyhow::Result<Self> {
-        let learner = trainer::initialise(&kaggle(), Optimizer::new(kind, 0.02), 0)?;
-        Ok(Self { learner, replay: Replay::of(batches) })
+        let reference = trainer::initialise(&kaggle(), Optimizer::new(kind, 0.02), 0)?;
+        Ok(Self { reference, replay: Replay::of(batches) })
     }
 
     fn window<E>(
@@ -70,12 +76,12 @@ impl Side {
     ) -> f64 {
         self.replay.end_after(steps);
         let began = Instant::now();
-        let samples = train(&mut self.learner, &mut self.replay).unwrap_or(0);
+        let samples = train(&mut self.reference, &mut self.replay).unwrap_or(0);
         samples as f64 / began.elapsed().as_secs_f64()
     }
 }
 
-/// The network of facebookresearch/dlrm's Kaggle script.
+/// The model of facebookresearch/dlrm's Kaggle script.
 fn kaggle() -> Schema {
     let shape = SyntheticShape { tables: 26, rows: 100_000, dense: 13, multi_hot: None };
     let mut schema = synthetic(Kind::Dlrm, 16, shape);

@@ -1,36 +1,41 @@
-//! What a training step costs by where its rows are, on the host with the store on disk (ScratchPipe, figures 12 and 13;
-//! dimensions and lookups of figure 15; look-ahead windows of cDLRM's figure 3; cache ratios of the frequency-aware cache's
-//! figure 9).
+//! What a training step costs, by where its rows are, on the host with the store on disk (ScratchPipe,
+//! figures 12 and 13; dimensions and lookups of figure 15; look-ahead windows of cDLRM's figure 3; cache
+//! ratios of the frequency-aware cache's figure 9).
 //!
-//! - **no cache**: every step reads its rows from the store and writes them back, each in its place;
-//! - **static cache**: the most frequent rows of the data stay (filled first, least frequent out first), the others are read
-//!   from their places and written there each step; no overlap;
-//! - **pipeline off**: the scratchpad, each batch planned when the one before has trained: what ScratchPipe calls the straw man;
+//! - **no cache**: every step reads its rows from the store and writes them back in place;
+//! - **static cache**: the most frequent rows stay in the scratchpad (filled first, the least frequent
+//!   evicted first); each step reads the others from their places and writes them there; stages do not
+//!   overlap;
+//! - **pipeline off**: the scratchpad, each batch planned after the one before has trained: ScratchPipe's
+//!   straw man;
 //! - **pipeline on**: the same, overlapped;
-//! - **all in memory**: every row in tables in memory, and reading and casting overlapped: the step that cannot be beaten.
+//! - **all in memory**: every row in tables in memory, with reading and casting overlapped: the lower bound
+//!   of a step.
 //!
-//! All train the same bytes, in turn, on the same batches: a round is some steps of each, and a ratio is of one round. The
-//! store is written once before, so that all rows are read from it; whether that means the disk is the page cache's to say, and
-//! `--limit BYTES` puts the program in a memory control group, where it is small (takes root).
+//! All modes train the same bytes on the same batches. A round is some steps of each mode, and a ratio is
+//! within one round. The store is written once before, so that all rows are read from it. Whether a read goes
+//! to the disk depends on the page cache; `--limit BYTES` runs the program in a memory control group, which
+//! makes the page cache small (needs root).
 //!
-//! The dense layers are ScratchPipe's default, DLRM MLPerf (section V): bottom 512-256-dim, top 1024-1024-512-256-1. With
-//! `--dense small` they are 128-dim and 256-64-1, which leaves most of a step to the rows.
+//! The dense layers are ScratchPipe's default, DLRM MLPerf (section V): bottom 512-256-dim, top
+//! 1024-1024-512-256-1. With `--dense small` they are 128-dim and 256-64-1, so that rows take most of a step.
 //!
-//! What is said of rows is of the counted rounds, a step: distinct rows of its batch (of a batch that is split, those of each
-//! of its groups), rows that came in from the store and that went out to it, and the bytes of both, which are what a step has
-//! to move, however well it is hidden. Beside it the bound that follows: the step with all in memory, and each of those rows
-//! copied once, at the rate at which one thread copies records at random from a table of 1 GiB and to it, by as many threads as
-//! compute. And how long each stage worked a step, waiting left out (figure 12): where stages overlap, they also take from
-//! each other what they share.
+//! Counts of rows are means a step over the counted rounds: distinct rows of a batch (of a split batch, those
+//! of each of its groups), rows that came in from the store, rows that went out to it, and the bytes of both,
+//! which a step must move even if the move is hidden. From them follows a bound: the step with all rows in
+//! memory, plus one copy of each moved row, by as many threads as compute, at the rate at which one thread
+//! copies records at random from and to a table of 1 GiB. The work time of each stage is also shown a step,
+//! without waits (figure 12); stages that overlap slow each other down where they share resources.
 //!
-//! `--static-layout log` gives the static cache the log that the pipeline writes to, in place of the rows' own places: what is left
-//! between the two is what a cache that follows the data and the overlap gain.
+//! `--static-layout log` gives the static cache the log that the pipeline writes to, instead of in-place
+//! rows. The rest of the difference is the gain of a cache that follows the data, and of overlap.
 //!
-//! `--tables N` (8), `--rows N` (1,000,000), `--dim N` (128), `--lookups N` (20), `--batch N` (2048), `--steps N` a round (24), `--warm N` before them (4), `--settle N` before
-//! the first of them (12),
-//! `--pairs N` rounds (5), `--skews random,low,medium,high`, `--sizes 0.02,0.1`, `--lookahead N`, `--policy P` (lru; lfu with counts of the batches), `--dense mlperf|small`,
-//! `--only TEXT` of a mode's name (the pipeline on is always run), `--threads N` (2), `--row-threads N` that move
-//! rows (4), `--staging BYTES` (1 GiB), `--dir DIR`, `--json`.
+//! `--tables N` (8), `--rows N` (1,000,000), `--dim N` (128), `--lookups N` (20), `--batch N` (2048),
+//! `--steps N` a round (24), `--warm N` steps before them (4), `--settle N` steps before the first round
+//! (12), `--pairs N` rounds (5), `--skews random,low,medium,high`, `--sizes 0.02,0.1`, `--lookahead N`,
+//! `--policy P` (lru; lfu uses counts of the batches), `--dense mlperf|small`, `--only TEXT` of a mode's name
+//! (pipeline on always runs), `--threads N` (2), `--row-threads N` that move rows (4), `--staging BYTES` (1
+//! GiB), `--dir DIR`, `--json`.
 
 mod harness;
 
@@ -52,7 +57,7 @@ use flechette::types::{RawBatch, RawValues, TableId};
 use harness::replay::{self, Replay};
 use harness::{Options, Sorted};
 
-/// Batches that are gone round.
+/// Batches that are used in rotation.
 const POOL: usize = 48;
 
 fn main() -> anyhow::Result<()> {
@@ -96,7 +101,7 @@ struct Shape {
     dim: usize,
     lookups: u32,
     batch: usize,
-    /// Hidden sizes; the last layers, to the dim and to one logit, are implied.
+    /// Hidden sizes, without the last layers (to dim, and to one logit).
     bottom: &'static [usize],
     top: &'static [usize],
 }
@@ -127,7 +132,7 @@ impl Shape {
         schema
     }
 
-    /// Batches of a skew, with exactly as many lookups a feature as asked for.
+    /// Batches of a skew, with exactly `lookups` ids a feature.
     fn batches(&self, skew: &str) -> anyhow::Result<Vec<RawBatch>> {
         let skew = if skew == "random" { "uniform" } else { skew };
         let one_hot = Shape { lookups: 1, ..*self }.schema();
@@ -140,23 +145,23 @@ struct Mode {
     name: &'static str,
     trained: Trained,
     replay: Replay,
-    /// Milliseconds a step, of each round.
+    /// Milliseconds a step, for each round.
     times: Vec<f64>,
-    /// Of all processors together. What others on the machine take shows less in it.
+    /// The same of processor time, on all processors. Other programs on the machine affect it less.
     cpu_times: Vec<f64>,
-    /// What Plan had done, and how long each stage had worked, before the first round that counts.
+    /// Plan's counts and each stage's work time before the first counted round.
     before: PlanStats,
     worked_before: Vec<Duration>,
 }
 
 enum Trained {
     InMemory(Box<ReferenceTrainer>),
-    /// Whether nothing is kept from one step to the next.
+    /// The flag: whether the scratchpad is emptied after each step.
     OnDisk(Box<(Pipeline, TrainState)>, bool),
 }
 
 impl Mode {
-    /// All 0 where every row is in memory.
+    /// All 0 if every row is in memory.
     fn stats(&self) -> PlanStats {
         match &self.trained {
             Trained::InMemory(_) => PlanStats::default(),
@@ -164,7 +169,7 @@ impl Mode {
         }
     }
 
-    /// How long each stage has worked; none where there are no stages.
+    /// Each stage's work time; empty if there are no stages.
     fn worked(&self) -> Vec<Duration> {
         match &self.trained {
             Trained::InMemory(_) => Vec::new(),
@@ -172,29 +177,29 @@ impl Mode {
         }
     }
 
-    /// Takes steps, of which the first ones do not count: until stages are busy, and pages of the file that were clean are
-    /// written again.
+    /// Takes steps. The first `warm` steps do not count: until then stages become busy, and clean pages of
+    /// the file become dirty again.
     fn round(&mut self, batch: usize, (warm, steps): (u64, u64)) -> anyhow::Result<()> {
-        // What others have written is on the disk, so that nobody waits for it.
+        // No round waits for writes of the one before.
         rustix::fs::sync();
         let reader = &mut self.replay;
         let (mut taken, mut began) = (0, None);
-        let mut watch = |_: &Progress<'_>| {
+        let mut observer = |_: &Progress<'_>| {
             taken += 1;
             if taken == warm {
                 began = Some((Instant::now(), cpu_seconds()));
             }
         };
         match &mut self.trained {
-            Trained::InMemory(learner) => {
-                run_in_memory(learner, Data { reader, batch, steps: warm + steps }, watch)?;
+            Trained::InMemory(reference) => {
+                run_in_memory(reference, Data { reader, batch, steps: warm + steps }, observer)?;
             }
             Trained::OnDisk(on_disk, clear) => {
-                let (pipeline, network) = &mut **on_disk;
+                let (pipeline, train_state) = &mut **on_disk;
                 let times = if *clear { warm + steps } else { 1 };
                 for _ in 0..times {
                     let data = Data { reader, batch, steps: (warm + steps) / times };
-                    pipeline.run(network, data, &mut watch)?;
+                    pipeline.run(train_state, data, &mut observer)?;
                     if *clear {
                         pipeline.clear()?;
                     }
@@ -220,8 +225,8 @@ fn compare(
     let steps = options.number("--steps", 24) as u64;
     let mut modes = modes(shape, size, batches, options)?;
     let warm = options.number("--warm", 4) as u64;
-    // A round that does not count, and long enough to fill the scratchpads and, where it is said so, the log, whose
-    // file grows by a half before room in it is used again.
+    // An uncounted round, long enough to fill the scratchpads. A long one also fills the log, whose file
+    // grows by half before its space is used again.
     let settle = options.number("--settle", 12) as u64;
     for mode in &mut modes {
         mode.round(shape.batch, (settle, steps))?;
@@ -230,15 +235,16 @@ fn compare(
     }
     for round in 0..options.pairs {
         for at in 0..modes.len() {
-            let turn = (at + round) % modes.len();
-            modes[turn].round(shape.batch, (warm, steps))?;
+            let mode = (at + round) % modes.len();
+            modes[mode].round(shape.batch, (warm, steps))?;
         }
     }
     let on = modes.iter().find(|m| m.name == "pipeline on");
     let (on, cpu_on) = on.map(|m| (m.times.clone(), m.cpu_times.clone())).unwrap_or_default();
     println!("skew {skew}, scratchpad {size}:");
     let in_memory = modes.iter().find(|m| m.name == "all in memory");
-    // Only beside it is there a bound, and under `--limit` no room for the table that is copied from.
+    // The bound needs this mode, and `--limit` may leave no room for the table that the measurement copies
+    // from.
     let in_memory = in_memory.map(|m| {
         let move_ms = 1e3 * seconds_a_move(shape.dim) / options.number("--threads", 2) as f64;
         (Sorted::of(m.times.iter().copied()).at(0.5), move_ms)
@@ -270,8 +276,8 @@ fn compare(
         let worked = worked.map(|(now, before)| (now - *before).as_secs_f64() * 1e3 / steps as f64);
         let worked: Vec<_> = StageName::ALL.into_iter().map(StageName::name).zip(worked).collect();
         if !worked.is_empty() {
-            let told = worked.iter().map(|(stage, ms)| format!("{stage} {ms:.1}"));
-            println!("  {:<16} {:>8}    worked: {}", "", "", told.collect::<Vec<_>>().join(", "));
+            let times = worked.iter().map(|(stage, ms)| format!("{stage} {ms:.1}"));
+            println!("  {:<16} {:>8}    worked: {}", "", "", times.collect::<Vec<_>>().join(", "));
         }
         let bound = in_memory.zip(moved.as_ref()).map(|((ms, move_ms), moved)| {
             let moving = (moved.rows_in + moved.rows_out) * move_ms;
@@ -291,7 +297,7 @@ fn compare(
     Ok(serde_json::json!({ "skew": skew, "size": size, "modes": rows }))
 }
 
-/// What a mode did with rows on disk in the rounds that count. Rows and bytes are of a step.
+/// What a mode moved in the counted rounds: rows and bytes are means a step.
 #[derive(serde::Serialize)]
 struct Moved {
     distinct_rows: f64,
@@ -304,12 +310,12 @@ struct Moved {
 }
 
 impl Moved {
-    /// In so many steps; `None` where nothing is on disk.
+    /// The means over `steps` steps; `None` if nothing is on disk.
     fn of(mode: &Mode, steps: u64) -> Option<Self> {
         let Trained::OnDisk(on_disk, clear) = &mode.trained else { return None };
         let (now, before) = (mode.stats(), mode.before);
         let (hits, fills) = (now.hits - before.hits, now.fills - before.fills);
-        // Clearing writes all that came in, and Plan does not count it.
+        // Clearing writes all rows that came in, which Plan does not count.
         let evictions = if *clear { fills } else { now.evictions - before.evictions };
         // All tables have one dim.
         let record = on_disk.0.store().tables()[0].width() * size_of::<f32>();
@@ -334,7 +340,7 @@ impl fmt::Display for Moved {
     }
 }
 
-/// Makes what is trained.
+/// Makes the subject of a mode.
 type Make<'a> = Box<dyn Fn() -> anyhow::Result<Trained> + 'a>;
 
 fn modes(
@@ -354,12 +360,12 @@ fn modes(
         ..PipelineSettings::default()
     };
     let on_disk = |settings: PipelineSettings, orders| {
-        let (network, store) = initialise_on_disk(&schema, sgd, 0, (&dir, orders))?;
+        let (train_state, store) = initialise_on_disk(&schema, sgd, 0, (&dir, orders))?;
         write_all(&store)?;
         let counts = (settings.policy == Policy::Lfu).then(|| frequencies(batches));
-        anyhow::Ok(Box::new((Pipeline::new(&network, store, settings, counts)?, network)))
+        anyhow::Ok(Box::new((Pipeline::new(&train_state, store, settings, counts)?, train_state)))
     };
-    // An order that is none: each row has its place in the file.
+    // An order without reordering: each row has its place in the file.
     let place = |_| anyhow::Ok(Some(RowOrder::hottest_first(schema.tables[0].stored_rows(), &[])?));
     let in_place = || (0..shape.tables).map(place).collect::<anyhow::Result<Vec<_>>>();
     let in_log = options.value("--static-layout").as_deref() == Some("log");
@@ -396,7 +402,7 @@ fn modes(
     Ok(modes)
 }
 
-/// Every row is in the file from now on.
+/// Writes every row to the file.
 fn write_all(store: &flechette::rowlog::WorkingFile) -> anyhow::Result<()> {
     for t in 0..store.tables().len() {
         let table = TableId(t as u32);
@@ -409,7 +415,7 @@ fn write_all(store: &flechette::rowlog::WorkingFile) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Seconds that one thread takes to copy a record of so many words, half of them out of a large table and half into it.
+/// Seconds that one thread takes to copy a record, on average over copies out of a large table and into it.
 fn seconds_a_move(words: usize) -> f64 {
     const MOVED: usize = 1 << 18;
     let rows = (1_usize << 28) / words.max(1);
@@ -431,13 +437,13 @@ fn seconds_a_move(words: usize) -> f64 {
     began.elapsed().as_secs_f64() / (2 * MOVED) as f64
 }
 
-/// What this process has taken of all processors so far.
+/// Processor time of this process so far, in seconds.
 fn cpu_seconds() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// The counts of the batches' rows, the most frequent first.
+/// Use counts of the batches' rows, the most frequent first.
 fn frequencies(batches: &[RawBatch]) -> Frequencies {
     let mut counts: HashMap<(u32, u64), u64> = HashMap::new();
     for batch in batches {
@@ -451,7 +457,7 @@ fn frequencies(batches: &[RawBatch]) -> Frequencies {
     rows
 }
 
-/// Puts this process in a control group of version 1 with so much memory.
+/// Moves this process to a control group of version 1 with this memory limit.
 fn limit_memory(limit: &str) -> anyhow::Result<()> {
     let group = PathBuf::from(format!("/sys/fs/cgroup/memory/flechette-bench-{}", std::process::id()));
     std::fs::create_dir(&group)?;

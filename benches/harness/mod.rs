@@ -12,6 +12,8 @@ pub mod replay;
 
 use std::time::{Duration, Instant, SystemTime};
 
+use flechette::mem::SplitMix64;
+
 /// What the command line said. Cargo adds `--bench`, which means nothing here.
 pub struct Options {
     /// One JSON object on one line, at the end.
@@ -240,21 +242,18 @@ impl PowerLaw {
     }
 }
 
-/// Random numbers, the same in every run: SplitMix64 (Steele, Lea and Flood, 2014).
-pub struct Draw(u64);
+/// Random numbers, the same in every run.
+pub struct Draw(SplitMix64);
 
 impl Draw {
     /// A stream of its own for every seed.
     pub fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0xd134_2543_de82_ef95))
+        Self(SplitMix64::new(seed.wrapping_mul(0xd134_2543_de82_ef95)))
     }
 
     /// 64 random bits.
     pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next_u64()
     }
 
     /// A number below `end`.

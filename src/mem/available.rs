@@ -1,17 +1,17 @@
-//! How much memory this machine lends to this process.
+//! How much memory this process may use.
 
-/// Bytes of memory that this process may use: the machine's, or less where a control group says so.
-/// None where the system does not tell.
+/// Bytes of memory that this process may use: the machine's memory, or the limit of its control group if that
+/// is lower. None if the system does not report it.
 #[must_use]
 pub(crate) fn memory_bytes() -> Option<u64> {
     let machine = meminfo("MemTotal:")?;
-    // Of control groups version 2 and 1; without a limit the one says "max", the other a huge number.
+    // Control groups of version 2 and 1. Without a limit, version 2 has "max" and version 1 a huge number.
     let files = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
     let limits = files.iter().filter_map(|file| std::fs::read_to_string(file).ok()?.trim().parse().ok());
     Some(limits.fold(machine, u64::min))
 }
 
-/// Bytes of the machine's memory that nobody holds. None where the system does not tell.
+/// Bytes of the machine's memory that are free or can be reclaimed. None if the system does not report it.
 #[must_use]
 pub(crate) fn available_bytes() -> Option<u64> {
     meminfo("MemAvailable:")

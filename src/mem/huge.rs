@@ -1,7 +1,7 @@
-//! Zeroed memory in huge pages, where the system has them, for what is looked into here and there.
+//! Zeroed memory in huge pages, if the system has them, for tables that are read at random.
 //!
-//! What a lookup waits for is memory, and with small pages it first waits for where a page is: a table of 30 MB has
-//! more of them than a processor keeps track of.
+//! With small pages a random read often misses the TLB and then the cache: a table of 30 MB has more small
+//! pages than a TLB has entries.
 
 use std::io;
 use std::marker::PhantomData;
@@ -12,13 +12,13 @@ use memmap2::MmapMut;
 
 use super::OutOfHostMemory;
 
-/// So many bytes of memory, zeroed.
+/// Maps `bytes` of zeroed memory.
 ///
 /// # Errors
-/// The system's, where it refuses the memory.
+/// The system's error when the mapping fails.
 pub(crate) fn huge_pages(bytes: usize) -> io::Result<MmapMut> {
     let memory = MmapMut::map_anon(bytes)?;
-    // Advice only: a system without huge pages is slower and no less right.
+    // Only advice: without huge pages everything is slower, but correct.
     #[cfg(target_os = "linux")]
     if let Err(error) = memory.advise(memmap2::Advice::HugePage) {
         tracing::debug!(%error, bytes, "no huge pages");
@@ -26,7 +26,7 @@ pub(crate) fn huge_pages(bytes: usize) -> io::Result<MmapMut> {
     Ok(memory)
 }
 
-/// So many values, zeroed at first, and no more.
+/// An array of fixed length in huge pages, zeroed at first.
 #[derive(Debug)]
 pub(crate) struct Huge<T> {
     memory: MmapMut,
@@ -38,7 +38,7 @@ impl<T: Pod> Huge<T> {
     /// `count` zeros.
     ///
     /// # Errors
-    /// [`OutOfHostMemory`] when the memory is not to be had.
+    /// [`OutOfHostMemory`] when the allocation fails.
     pub(crate) fn zeroed(count: usize) -> Result<Self, OutOfHostMemory> {
         let bytes = count.checked_mul(size_of::<T>()).ok_or(OutOfHostMemory { bytes: usize::MAX })?;
         let memory = huge_pages(bytes).map_err(|_| OutOfHostMemory { bytes })?;
@@ -50,7 +50,7 @@ impl<T: Pod> Deref for Huge<T> {
     type Target = [T];
     #[inline(always)]
     fn deref(&self) -> &[T] {
-        // A mapping begins on a page, and is as long as `count` values.
+        // The cast cannot fail: a mapping begins on a page and holds `count` values.
         &bytemuck::cast_slice(&self.memory[..self.count * size_of::<T>()])[..self.count]
     }
 }

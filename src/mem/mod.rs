@@ -1,4 +1,5 @@
-//! Memory and hashing: huge pages, prefetch, host memory that devices share, and maps from numbers.
+//! Memory and hashing: huge pages, prefetch, host memory that a device can share, hash tables with number
+//! keys, and pseudo-random numbers.
 
 pub(crate) mod available;
 mod host;
@@ -6,8 +7,10 @@ mod huge;
 mod mix64;
 mod number_map;
 pub(crate) mod prefetch;
+pub(crate) mod probe_table;
 
 pub(crate) use host::{HostBlock, HostMemory, OutOfHostMemory};
 pub(crate) use huge::{Huge, huge_pages};
-pub use mix64::{fold, mix64};
+pub(crate) use mix64::finalize64;
+pub use mix64::{SplitMix64, fold, mix64};
 pub(crate) use number_map::NumberMap;

@@ -1,15 +1,15 @@
-//! Maps from rows and other numbers, fast enough to be asked once an access.
+//! Maps whose keys are numbers, fast enough for one lookup an access.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use super::mix64;
 
-/// From numbers, or what hashes as one, to something. Rows come from data sets whose ids are hashed already or are of a
-/// table's own, so that a map which a stranger could slow down is not feared here.
+/// A map with keys that hash as one number. Its hash has no secret seed: the keys come from the user's own
+/// data sets, so an attack by colliding keys is no concern.
 pub(crate) type NumberMap<K, V> = HashMap<K, V, BuildHasherDefault<MixHasher>>;
 
-/// Scatters one number, in a tenth of the time that the standard library's hasher takes.
+/// Hashes one number by [`mix64`], in a tenth of the time of the standard library's hasher.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct MixHasher(u64);
 

@@ -23,7 +23,7 @@ use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 use super::bitmap::Bitmap;
 use super::stripes::Stripes;
 use crate::mem::OutOfHostMemory;
-use crate::mem::prefetch::TURNS_AHEAD;
+use crate::mem::prefetch::PREFETCH_AHEAD;
 
 /// Most bytes of a segment; it holds at least one record.
 const SEGMENT_BYTES: usize = 1 << 20;
@@ -173,7 +173,7 @@ impl Log {
             stripes.write(bytemuck::cast_slice(&numbers), self.rows + u64::from(first) * WORD_BYTES)?;
             segments.open.used += count as u32;
             for (at, (&row, place)) in now.iter().zip(first..).enumerate() {
-                if let Some(&next) = now.get(at + TURNS_AHEAD) {
+                if let Some(&next) = now.get(at + PREFETCH_AHEAD) {
                     self.prefetch(stripes, next);
                 }
                 self.publish(segments, stripes, RowPlace { row, place })?;

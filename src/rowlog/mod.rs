@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::store::{StoreError, Table};
 
 use crate::mem::OutOfHostMemory;
-use crate::mem::prefetch::TURNS_AHEAD;
+use crate::mem::prefetch::PREFETCH_AHEAD;
 use crate::types::TableId;
 pub use order::{RowOrder, read_orders, write_orders};
 pub use uniform::{Uniform, table_code};
@@ -165,7 +165,7 @@ impl WorkingFile {
         let mut placed = Vec::with_capacity(rows.len());
         let records_of_rows = records.chunks_exact_mut(of.width().max(1));
         for (index, (&row, record)) in rows.iter().zip(records_of_rows).enumerate() {
-            if let (Layout::Log(log), Some(&next)) = (of.layout(), rows.get(index + TURNS_AHEAD)) {
+            if let (Layout::Log(log), Some(&next)) = (of.layout(), rows.get(index + PREFETCH_AHEAD)) {
                 log.prefetch(&self.stripes, next);
             }
             match of.place(&self.stripes, row) {

@@ -3,6 +3,8 @@
 
 use rayon::prelude::*;
 
+use crate::mem::{SplitMix64, mix64};
+
 /// Elements that one thread fills at a time.
 const CHUNK_ELEMENTS: usize = 1 << 16;
 
@@ -19,19 +21,14 @@ pub struct Uniform {
     pub bound: f32,
 }
 
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-
 impl Uniform {
     /// The first value of row `row`.
     pub fn row(&self, row: u64, out: &mut [f32]) {
-        let start = [self.table_code, row]
-            .iter()
-            .fold(mix(self.seed.wrapping_add(GOLDEN)), |hash, &part| mix((hash ^ part).wrapping_add(GOLDEN)));
-        let mut state = start;
+        let start = mix64(mix64(mix64(self.seed) ^ self.table_code) ^ row);
+        let mut numbers = SplitMix64::new(start);
         for x in out {
-            state = state.wrapping_add(GOLDEN);
             // 23 random bits, as an odd multiple of 2^-23: symmetric about 0 and never outside the bound.
-            let steps = (mix(state) >> 41) as i32 * 2 + 1 - (1 << 23);
+            let steps = (numbers.next_u64() >> 41) as i32 * 2 + 1 - (1 << 23);
             *x = steps as f32 * (1.0 / (1 << 23) as f32) * self.bound;
         }
     }
@@ -53,13 +50,6 @@ impl Uniform {
 #[must_use]
 pub fn table_code(name: &str) -> u64 {
     xxhash_rust::xxh3::xxh3_64(name.as_bytes())
-}
-
-/// SplitMix64's output function.
-fn mix(z: u64) -> u64 {
-    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

@@ -16,13 +16,11 @@ pub mod eval;
 mod in_memory;
 pub mod optim;
 pub mod pipeline;
+mod read_ahead;
 mod reference;
 mod replicas;
 mod train_state;
 pub mod update;
-
-use std::sync::mpsc;
-use std::thread;
 
 pub use checkpoint::{initialise, initialise_on_disk, resume};
 pub use in_memory::run_in_memory;
@@ -42,12 +40,10 @@ use crate::predict::PredictError;
 use crate::schema::{EncodeError, Schema};
 use crate::store::StoreError;
 use crate::trainer::pipeline::gpu::ScratchError;
-use crate::trainer::pipeline::slots::NotClaimed;
-use crate::types::{Batch, RawBatch};
+use crate::trainer::pipeline::slots::ClaimError;
+use crate::types::Batch;
 use eval::Quality;
-
-/// Batches that are read ahead of training.
-const READ_AHEAD: usize = 4;
+use read_ahead::{ReadAhead, WAITING_GROUPS};
 
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the messages document the variants
@@ -94,17 +90,11 @@ pub enum TrainError {
     #[error("threads: {reason}")]
     Threads { reason: String },
     #[error("scratchpad: {0}")]
-    Hazard(#[from] NotClaimed),
+    Hazard(#[from] ClaimError),
     #[error(transparent)]
     Device(#[from] ScratchError),
     #[error("training has stopped")]
     Stopped,
-}
-
-/// A batch, and its labels if the data has them.
-struct Encoded {
-    batch: Batch,
-    labels: Option<Vec<f32>>,
 }
 
 /// What a step reports.
@@ -151,9 +141,10 @@ pub fn run_epoch(
 ) -> Result<u64, TrainError> {
     let schema = reference.schema().clone();
     let (mut samples, mut probabilities) = (0, Vec::new());
-    each_batch(&schema, reader, batch, |encoded| {
-        let labels = encoded.labels.as_ref().ok_or(TrainError::NoLabels { sample: samples })?;
-        let loss = reference.step(&encoded.batch, labels, &mut probabilities)?;
+    let data = Data { reader, batch, steps: u64::MAX };
+    ReadAhead::new(&schema, data).for_each(WAITING_GROUPS, |prepared| {
+        let labels = &prepared.labels;
+        let loss = reference.step(&prepared.batch, labels, &mut probabilities)?;
         samples += labels.len() as u64;
         on_step(&Progress::after(reference.state(), loss, samples, (&probabilities, labels))?);
         Ok(())
@@ -173,74 +164,15 @@ pub fn evaluate(
     mut score: impl FnMut(&Batch, &mut Vec<f32>) -> Result<(), PredictError>,
 ) -> Result<Option<Quality>, TrainError> {
     let (mut all, mut labels, mut logits) = (Vec::new(), Some(Vec::new()), Vec::new());
-    each_batch(schema, reader, batch, |encoded| {
-        score(&encoded.batch, &mut logits)?;
+    let data = Data { reader, batch, steps: u64::MAX };
+    ReadAhead::new(schema, data).unlabelled_too().for_each(WAITING_GROUPS, |prepared| {
+        score(&prepared.batch, &mut logits)?;
         all.extend_from_slice(&logits);
-        match (&mut labels, &encoded.labels) {
-            (Some(labels), Some(more)) => labels.extend_from_slice(more),
+        match &mut labels {
+            Some(labels) if !prepared.labels.is_empty() => labels.extend_from_slice(&prepared.labels),
             _ => labels = None,
         }
         Ok(())
     })?;
     Ok(labels.map(|labels| Quality::of_logits(&all, &labels)))
-}
-
-/// Calls `each` with every batch in order, while another thread reads and encodes the next ones.
-fn each_batch(
-    schema: &Schema,
-    reader: &mut (dyn Reader + Send),
-    batch: usize,
-    mut each: impl FnMut(&Encoded) -> Result<(), TrainError>,
-) -> Result<(), TrainError> {
-    thread::scope(|scope| {
-        let (full, batches) = mpsc::sync_channel::<Result<Encoded, TrainError>>(READ_AHEAD);
-        let (used, empties) = mpsc::channel::<Encoded>();
-        scope.spawn(move || {
-            let mut raw = RawBatch::default();
-            loop {
-                let mut encoded = empties.try_recv().unwrap_or_else(|_| Encoded::new());
-                let sent = match encoded.read(schema, reader, batch, &mut raw) {
-                    Ok(0) => return,
-                    Ok(_) => full.send(Ok(encoded)),
-                    Err(error) => {
-                        // The receiver is gone if training failed first.
-                        let _ = full.send(Err(error));
-                        return;
-                    }
-                };
-                if sent.is_err() {
-                    return;
-                }
-            }
-        });
-        for encoded in batches {
-            let encoded = encoded?;
-            each(&encoded)?;
-            // The reading thread may have ended already.
-            let _ = used.send(encoded);
-        }
-        Ok(())
-    })
-}
-
-impl Encoded {
-    fn new() -> Self {
-        Self { batch: Batch::empty(0), labels: None }
-    }
-
-    /// Reads and encodes the next samples, reusing this batch's memory. Returns their number.
-    fn read(
-        &mut self,
-        schema: &Schema,
-        reader: &mut dyn Reader,
-        batch: usize,
-        raw: &mut RawBatch,
-    ) -> Result<usize, TrainError> {
-        let samples = reader.read(batch, raw)?;
-        if samples > 0 {
-            schema.encode(raw, &mut self.batch)?;
-            self.labels.clone_from(&raw.labels);
-        }
-        Ok(samples)
-    }
 }

@@ -5,11 +5,13 @@
 
 pub(crate) mod batch;
 pub(crate) mod element;
+mod row_id;
 
 use std::fmt;
 
 pub use batch::{Batch, Jagged, RawBatch, RawFeature, RawValues};
 pub use element::{Element, ROW_ALIGN, RowError};
+pub(crate) use row_id::RowId;
 
 /// A table's place in `Schema::tables`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -12,8 +12,8 @@ use crate::pipeline_contract as pipeline;
 use crate::scratch_contract::{self as contract, KINDS};
 
 on_every_gpu! {
-    records_come_back_as_they_went: |driver: &Arc<Nvidia>| {
-        (0..12).for_each(|seed| contract::records_come_back_as_they_went(driver, seed));
+    records_come_back_unchanged: |driver: &Arc<Nvidia>| {
+        (0..12).for_each(|seed| contract::records_come_back_unchanged(driver, seed));
     };
     input_rows_are_pooled_as_on_the_host: |driver: &Arc<Nvidia>| {
         (0..12).for_each(|seed| contract::input_rows_are_pooled_as_on_the_host(driver, seed));
@@ -23,8 +23,8 @@ on_every_gpu! {
             (0..12).for_each(|seed| contract::rows_are_updated_as_on_the_host(driver, kind, seed));
         }
     };
-    what_a_kernel_could_not_do_is_refused_by_name: |driver: &Arc<Nvidia>| {
-        contract::what_a_kernel_could_not_do_is_refused_by_name(driver);
+    invalid_arguments_are_refused_with_a_message: |driver: &Arc<Nvidia>| {
+        contract::invalid_arguments_are_refused_with_a_message(driver);
     };
     a_step_takes_five_operations_whatever_the_table_count: |driver: &Arc<Nvidia>| {
         contract::a_step_takes_five_operations_whatever_the_table_count(driver);

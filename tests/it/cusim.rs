@@ -5,7 +5,7 @@
 use flechette::compute::gather_pool as host;
 use flechette::compute::pool::{Pool, PoolLookup, pooling_code};
 use flechette::device::cusim::{Argument, Launch, SimError, gather_pool, launch};
-use flechette::mem::fold;
+use flechette::mem::{SplitMix64, fold};
 use flechette::schema::Pooling;
 use flechette::types::Element;
 use proptest::prelude::*;
@@ -15,15 +15,11 @@ const SEEDS: [u64; 6] = [0, 1, 2, 3, 4, 5];
 // ---- `gather_pool` against the host's. ----
 
 /// A pseudo-random sequence (SplitMix64): one number reproduces a case.
-struct Draw(u64);
+struct Draw(SplitMix64);
 
 impl Draw {
     fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z ^ (z >> 31)) % limit as u64) as usize
+        (self.0.next_u64() % limit as u64) as usize
     }
 
     /// A random row of an element type.
@@ -81,7 +77,7 @@ struct Case {
 
 impl Case {
     fn new(shape: Shape) -> Self {
-        let mut draw = Draw(shape.draw);
+        let mut draw = Draw(SplitMix64::new(shape.draw));
         let mut case = Self {
             samples: shape.samples,
             dense_width: shape.dense_width,

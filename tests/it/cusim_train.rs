@@ -18,9 +18,9 @@ fn device(seed: u64) -> Arc<SimDriver> {
 }
 
 #[test]
-fn records_come_back_as_they_went_under_any_schedule() {
+fn records_come_back_unchanged_under_any_schedule() {
     for seed in 0..SEEDS {
-        contract::records_come_back_as_they_went(&device(seed), seed);
+        contract::records_come_back_unchanged(&device(seed), seed);
     }
 }
 
@@ -41,8 +41,8 @@ fn rows_are_updated_as_on_the_host_under_any_schedule() {
 }
 
 #[test]
-fn what_a_kernel_could_not_do_is_refused_by_name() {
-    contract::what_a_kernel_could_not_do_is_refused_by_name(&device(1));
+fn invalid_arguments_are_refused_with_a_message() {
+    contract::invalid_arguments_are_refused_with_a_message(&device(1));
 }
 
 #[test]

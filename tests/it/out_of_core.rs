@@ -1,4 +1,5 @@
-//! Training a model that does not fit the memory it may use: within that memory, and to the same bytes as with all of it.
+//! Training a model that is larger than the allowed memory: within that memory, and with the same bytes as
+//! without a limit.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,8 +9,8 @@ use serde_json::Value;
 
 use crate::program::{bytes_of, flechette, run, run_json};
 
-/// What training takes beside scratchpad, staging, dense weights and a bit a row, as docs/training.md states it; and for
-/// each id of the batches on their way, which are 13.
+/// Memory that training takes in addition to scratchpad, staging, dense weights and a bit a row, as
+/// docs/training.md states it; and bytes for each id of the 13 batches on their way.
 const BESIDE: u64 = 48 << 20;
 const BATCH_ID: u64 = 13 * 64;
 
@@ -20,13 +21,13 @@ const TABLES: u64 = 8;
 /// With dim 64 and Adagrad, 512 bytes each: a gigabyte in all.
 const ROWS: u64 = 262_144;
 
-/// A control group with a limit of memory, while it lives; none where we may not make one.
+/// A control group with a memory limit, removed on drop.
 struct Group(PathBuf);
 
 impl Group {
     fn new(bytes: u64) -> Option<Self> {
         let name = format!("flechette-test-{}", std::process::id());
-        // Version 1, and version 2.
+        // Control groups of version 1, and version 2.
         for (root, limit) in
             [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")]
         {
@@ -38,11 +39,11 @@ impl Group {
             }
             drop(group);
         }
-        eprintln!("SKIPPED: no control group can be made here (that takes root)");
+        eprintln!("SKIPPED: a control group cannot be made here (it needs root)");
         None
     }
 
-    /// Runs the program in the group. Gives what it printed, and the most memory of its own that it had.
+    /// Runs the program in the group. Returns what it printed, and its peak of anonymous memory.
     fn run(&self, line: &str) -> (Value, u64) {
         let program = flechette();
         let enter = "echo $$ > \"$0/cgroup.procs\" && exec \"$@\"";
@@ -54,14 +55,14 @@ impl Group {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut peak = 0;
         while child.try_wait().unwrap().is_none() {
-            // Without pages of the working file, which are the system's to take back.
-            // None where it has just ended.
+            // Without pages of the working file, which the system can reclaim. None if the program has just
+            // ended.
             peak = bytes_of(child.id(), "RssAnon").unwrap_or(0).max(peak);
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
         let output = child.wait_with_output().unwrap();
         assert!(output.status.success(), "{line}: {:?}", output.status);
-        assert!(peak > 0, "its memory was never read");
+        assert!(peak > 0, "its memory use was never read");
         let text = String::from_utf8(output.stdout).unwrap();
         (serde_json::from_str(text.lines().last().unwrap()).unwrap(), peak)
     }
@@ -91,7 +92,7 @@ fn a_model_of_a_gigabyte_trains_in_a_quarter_of_it_to_the_same_version() {
     let scratchpad = &trained["scratchpad"];
     assert!(scratchpad["bytes"].as_u64().unwrap() <= SCRATCHPAD, "{scratchpad}");
     assert!(scratchpad["evictions"].as_u64().unwrap() > 0, "the scratchpad was full: {scratchpad}");
-    // The dense weights are a few thousand.
+    // Dense weights are a few thousand, so they are left out.
     let stated = SCRATCHPAD + STAGING + TABLES * ROWS / 8 + BESIDE + BATCH_ID * BATCH * TABLES;
     eprintln!("{peak} bytes of {stated}");
     assert!(peak <= stated, "{peak} bytes, {stated} are stated");

@@ -1,6 +1,5 @@
-//! What the trainer's pipeline promises on a device, for any driver: the sequential trainer's bytes, row by
-//! row after every step and all of them at the end, with rows coming and going, batches that wait and batches
-//! that are split.
+//! The contract of the trainer's pipeline on a device, for any driver: the sequential trainer's bytes,
+//! compared row by row after every step and completely at the end, with evictions, bubbles and split batches.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,8 +16,8 @@ use flechette::trainer::{
 };
 use flechette::types::{RawBatch, RawFeature, RawValues, TableId};
 
-/// Tables that two lookups share, one of another dim, means, empty bags, absent ids that read as a row and as
-/// zeros.
+/// A table that two lookups share, a second slot size, mean pooling, empty bags, and absent ids that read as
+/// a row and as zeros.
 const TOML: &str = r#"
     [architecture]
     kind = "deepfm"
@@ -58,7 +57,7 @@ const TOML: &str = r#"
     dim = 1
 "#;
 
-/// Samples whose ids are skewed, so that some rows come in every batch and some hardly ever.
+/// Samples with skewed ids: some rows are in every batch and some hardly ever.
 struct Samples {
     left: usize,
     draws: u64,
@@ -70,7 +69,7 @@ impl Samples {
         (self.draws >> 8) % below
     }
 
-    /// Past the end now and then.
+    /// A few ids are past the end.
     fn id(&mut self, rows: u64) -> u64 {
         let u = self.draw(1 << 20) as f64 / (1 << 20) as f64;
         (u * u * (rows + 3) as f64) as u64
@@ -106,7 +105,7 @@ impl Reader for Samples {
     }
 }
 
-/// One training.
+/// One training run.
 #[derive(Clone, Debug)]
 pub struct Case {
     pub settings: PipelineSettings,
@@ -126,51 +125,52 @@ impl Case {
         Optimizer { eps: 1e-10, ..Optimizer::new(self.kind, 0.05) }
     }
 
-    /// What a pipeline is made of: for every other seed with rows that come in before the first batch.
+    /// The parts of a pipeline. Every other seed has frequencies, so rows come in before the first batch.
     fn parts(&self, dir: &Path) -> (TrainState, WorkingFile, Option<Frequencies>) {
         let schema = Schema::parse(TOML).unwrap();
-        let (network, store) =
+        let (train_state, store) =
             trainer::initialise_on_disk(&schema, self.optimizer(), 7, (dir, vec![])).unwrap();
         let frequent = (0..20).map(|row| (TableId(0), row, 100 - row)).collect();
-        (network, store, self.seed.is_multiple_of(2).then_some(frequent))
+        (train_state, store, self.seed.is_multiple_of(2).then_some(frequent))
     }
 
-    /// A pipeline on the device, with what it trains.
+    /// A pipeline on the device, and the state that it trains.
     pub fn start<D: Driver>(
         &self,
         driver: &Arc<D>,
         dir: &Path,
     ) -> Result<(TrainState, Pipeline), TrainError> {
-        let (network, store, frequencies) = self.parts(dir);
-        let pipeline = Pipeline::on_device(driver, &network, (store, frequencies), self.settings.clone())?;
-        Ok((network, pipeline))
+        let (train_state, store, frequencies) = self.parts(dir);
+        let pipeline =
+            Pipeline::on_device(driver, &train_state, (store, frequencies), self.settings.clone())?;
+        Ok((train_state, pipeline))
     }
 
-    /// What Plan does where the scratchpad is the host's.
+    /// Plan's counts with a scratchpad on the host.
     fn on_host(&self) -> PlanStats {
         let dir = tempfile::tempdir().unwrap();
-        let (mut network, store, frequencies) = self.parts(dir.path());
-        let mut pipeline = Pipeline::new(&network, store, self.settings.clone(), frequencies).unwrap();
-        self.run(&mut network, &mut pipeline).unwrap();
+        let (mut train_state, store, frequencies) = self.parts(dir.path());
+        let mut pipeline = Pipeline::new(&train_state, store, self.settings.clone(), frequencies).unwrap();
+        self.run(&mut train_state, &mut pipeline).unwrap();
         pipeline.stats()
     }
 
-    /// Trains, beside the sequential trainer.
-    pub fn run(&self, network: &mut TrainState, pipeline: &mut Pipeline) -> Result<Verifier, TrainError> {
+    /// Trains, with the sequential trainer beside it.
+    pub fn run(&self, train_state: &mut TrainState, pipeline: &mut Pipeline) -> Result<Verifier, TrainError> {
         let schema = Schema::parse(TOML).unwrap();
         let oracle = trainer::initialise(&schema, self.optimizer(), 7).unwrap();
         let mut verifier = Verifier::new(oracle);
         let reader = &mut Samples { left: self.samples, draws: self.seed };
         let data = Data { reader, batch: self.batch, steps: u64::MAX };
-        assert_eq!(pipeline.run(network, data, &mut verifier)?, self.samples as u64);
+        assert_eq!(pipeline.run(train_state, data, &mut verifier)?, self.samples as u64);
         Ok(verifier)
     }
 
     /// Trains, and asserts that every byte is the sequential trainer's.
     pub fn check<D: Driver>(&self, driver: &Arc<D>) -> PlanStats {
         let dir = tempfile::tempdir().unwrap();
-        let (mut network, mut pipeline) = self.start(driver, dir.path()).unwrap();
-        let verifier = self.run(&mut network, &mut pipeline).unwrap();
+        let (mut train_state, mut pipeline) = self.start(driver, dir.path()).unwrap();
+        let verifier = self.run(&mut train_state, &mut pipeline).unwrap();
         assert_eq!(verifier.first_difference(), None, "{self:?}");
         pipeline.flush().unwrap();
         assert_eq!(verifier.finish(pipeline.store()).unwrap(), None, "{self:?}: at the end");
@@ -178,7 +178,7 @@ impl Case {
     }
 }
 
-/// Rows come and go; with room for all they only come.
+/// With a part of the rows, and with all of them, where nothing is evicted.
 pub fn a_scratchpad_of_any_size_trains_the_sequential_bytes<D: Driver>(
     driver: &Arc<D>,
     kind: Kind,
@@ -193,7 +193,7 @@ pub fn a_scratchpad_of_any_size_trains_the_sequential_bytes<D: Driver>(
     }
 }
 
-/// The window does not fit, and Plan waits for batches to train.
+/// Plan waits for batches to train.
 pub fn a_window_that_does_not_fit_trains_the_sequential_bytes<D: Driver>(
     driver: &Arc<D>,
     kind: Kind,
@@ -205,14 +205,14 @@ pub fn a_window_that_does_not_fit_trains_the_sequential_bytes<D: Driver>(
     assert!(stats.bubbles > 0 && stats.evictions > 0 && stats.splits == 0, "{stats:?}");
 }
 
-/// Batches do not fit, and are split.
+/// Batches do not fit and are split.
 pub fn a_batch_that_is_split_trains_the_sequential_bytes<D: Driver>(driver: &Arc<D>, kind: Kind, seed: u64) {
     let case = Case { seed, samples: 60, ..Case::new(kind, ScratchpadSize::Slots(vec![12, 9])) };
     let stats = case.check(driver);
     assert!(stats.splits > 0 && stats.evictions > 0, "{stats:?}");
 }
 
-/// Items move few rows each and several wait between stages.
+/// Items move few rows each, and several items wait between stages.
 pub fn small_staging_and_buffers_train_the_sequential_bytes<D: Driver>(
     driver: &Arc<D>,
     kind: Kind,
@@ -229,7 +229,7 @@ pub fn small_staging_and_buffers_train_the_sequential_bytes<D: Driver>(
     case.check(driver);
 }
 
-/// Whatever the settings are; and Plan decides as on the host.
+/// With random settings. Plan must decide as on the host.
 pub fn any_settings_train_the_sequential_bytes<D: Driver>(driver: &Arc<D>, seed: u64) {
     let mut draws = seed << 32;
     let mut draw = |from: usize, to: usize| {

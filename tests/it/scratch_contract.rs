@@ -1,32 +1,31 @@
-//! What a trainer's scratchpad on a device promises, for any driver: records come back as they went, input
-//! rows are pooled and rows updated to the bit as the host does it.
+//! The contract of a trainer's scratchpad on a device, for any driver: records come back unchanged, and input
+//! rows are pooled and rows updated to the bit as on the host.
 
 use std::sync::Arc;
 
 use flechette::compute::gather_pool as host;
 use flechette::compute::gather_pool::PoolLookup;
 use flechette::device::cuda::Driver;
-use flechette::mem::mix64;
+use flechette::mem::SplitMix64;
 use flechette::trainer::optim::{Kind, Optimizer};
 use flechette::trainer::pipeline::gpu::scratchpad::CudaScratch;
 use flechette::trainer::pipeline::gpu::{
-    Gather, GatherLookup, Run, Scratch, SlotSize, Source, TableSlots, Update, UpdateRows,
+    Gather, GatherLookup, Scratch, SlotRun, SlotSize, Source, TableSlots, Update, UpdateRows,
 };
 use flechette::trainer::pipeline::slot_flags::NO_SLOT;
 use flechette::types::Element;
 
 pub const KINDS: [Kind; 4] = [Kind::Sgd, Kind::Adagrad, Kind::RowwiseAdagrad, Kind::Adam];
 
-/// Numbers from a seed.
-struct Draws(u64);
+/// Random numbers from a seed.
+struct Draws(SplitMix64);
 
 impl Draws {
     fn below(&mut self, limit: usize) -> usize {
-        self.0 = mix64(self.0.wrapping_add(0x9e37_79b9_7f4a_7c15));
-        (self.0 >> 16) as usize % limit
+        (self.0.next_u64() >> 16) as usize % limit
     }
 
-    /// Of any sign and of several sizes, 0 of both signs among them.
+    /// A value of any sign and of several magnitudes; sometimes +0 or -0.
     fn value(&mut self) -> f32 {
         let scale = [0.0, 1e-6, 1e-2, 1.0, 300.0][self.below(5)];
         let unit = self.below(1 << 24) as f32 / (1 << 23) as f32 - 1.0;
@@ -37,7 +36,7 @@ impl Draws {
         (0..count).map(|_| self.value()).collect()
     }
 
-    /// As many of the slots, each once, in any order.
+    /// Takes `count` of the free slots, in any order.
     fn slots(&mut self, free: &mut Vec<u32>, count: usize) -> Vec<u32> {
         (0..count.min(free.len())).map(|_| free.swap_remove(self.below(free.len()))).collect()
     }
@@ -47,14 +46,14 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// Tables whose rows are at random in the slots of a scratchpad, and what lies there.
+/// Tables whose rows are in random slots of a scratchpad, and their records.
 struct World {
     scratch: Box<dyn Scratch>,
     dims: Vec<usize>,
-    /// Of each table, which size, and the slots of its rows.
+    /// The slot size of each table, and the slots of its rows.
     sizes: Vec<usize>,
     slots: Vec<Vec<u32>>,
-    /// Of each table, its rows' records end to end.
+    /// Each table's records, end to end.
     records: Vec<Vec<f32>>,
     words: Vec<usize>,
 }
@@ -82,7 +81,7 @@ impl World {
         };
         let slots: Vec<Vec<u32>> = of_table.iter().map(&mut take).collect();
         let records = slots.iter().zip(&words).map(|(slots, words)| {
-            // States of squares are no less than 0.
+            // States that sum squares are at least 0.
             draws.values(slots.len() * words).into_iter().map(f32::abs).collect()
         });
         let records = records.collect();
@@ -92,7 +91,7 @@ impl World {
         world
     }
 
-    /// Calls `then` with all tables' slots, claimed.
+    /// Calls `then` with the claimed slots of all tables.
     fn held<T>(&self, then: impl FnOnce(&[TableSlots<'_>]) -> T) -> T {
         let held: Vec<_> = self
             .sizes
@@ -102,28 +101,28 @@ impl World {
             .collect();
         let tables = held.iter().zip(&self.sizes).zip(&self.dims);
         let tables: Vec<TableSlots<'_>> =
-            tables.map(|((held, &size), &dim)| TableSlots { run: Run { size, held }, dim }).collect();
+            tables.map(|((held, &size), &dim)| TableSlots { run: SlotRun { size, held }, dim }).collect();
         then(&tables)
     }
 
     fn put_all(&self) {
         self.held(|tables| {
-            let runs: Vec<Run<'_>> = tables.iter().map(|table| table.run).collect();
+            let runs: Vec<SlotRun<'_>> = tables.iter().map(|table| table.run).collect();
             let all = self.records.concat();
-            let mut berth = self.scratch.berth().unwrap();
-            berth.incoming(all.len()).unwrap().copy_from_slice(&all);
-            berth.exchange().unwrap();
-            berth.put(&runs).unwrap();
+            let mut staging = self.scratch.staging_buffer().unwrap();
+            staging.incoming(all.len()).unwrap().copy_from_slice(&all);
+            staging.exchange().unwrap();
+            staging.put(&runs).unwrap();
         });
     }
 
     fn take_all(&self) -> Vec<f32> {
         self.held(|tables| {
-            let runs: Vec<Run<'_>> = tables.iter().map(|table| table.run).collect();
-            let mut berth = self.scratch.berth().unwrap();
-            berth.take(&runs).unwrap();
-            berth.exchange().unwrap();
-            berth.outgoing().to_vec()
+            let runs: Vec<SlotRun<'_>> = tables.iter().map(|table| table.run).collect();
+            let mut staging = self.scratch.staging_buffer().unwrap();
+            staging.take(&runs).unwrap();
+            staging.exchange().unwrap();
+            staging.outgoing().to_vec()
         })
     }
 }
@@ -132,12 +131,12 @@ fn dims(draws: &mut Draws) -> Vec<usize> {
     (0..1 + draws.below(6)).map(|_| [1, 2, 3, 7, 16, 32, 33, 70][draws.below(8)]).collect()
 }
 
-/// Records lie where they were put, whatever goes in and out beside them.
-pub fn records_come_back_as_they_went<D: Driver>(driver: &Arc<D>, seed: u64) {
-    let draws = &mut Draws(seed);
+/// Records stay as they were put, while others move in and out.
+pub fn records_come_back_unchanged<D: Driver>(driver: &Arc<D>, seed: u64) {
+    let draws = &mut Draws(SplitMix64::new(seed));
     let mut world = World::new(driver, &dims(draws), |dim| dim, draws);
     assert_eq!(bits(&world.take_all()), bits(&world.records.concat()), "seed {seed}");
-    // Some tables' records go out and others come in, at one time.
+    // Some tables' records move out while another's move in.
     for _ in 0..3 {
         let changed = draws.below(world.slots.len());
         let records = draws.values(world.records[changed].len());
@@ -145,23 +144,23 @@ pub fn records_come_back_as_they_went<D: Driver>(driver: &Arc<D>, seed: u64) {
         let held: Vec<_> = (world.sizes.iter().zip(&world.slots))
             .map(|(&size, slots)| scratch.flags(size).claim(slots).unwrap())
             .collect();
-        let run = |t: usize| Run { size: world.sizes[t], held: &held[t] };
-        let others: Vec<Run<'_>> = (0..held.len()).filter(|&t| t != changed).map(run).collect();
-        let mut berth = scratch.berth().unwrap();
-        berth.take(&others).unwrap();
-        berth.incoming(records.len()).unwrap().copy_from_slice(&records);
-        berth.exchange().unwrap();
+        let run = |t: usize| SlotRun { size: world.sizes[t], held: &held[t] };
+        let others: Vec<SlotRun<'_>> = (0..held.len()).filter(|&t| t != changed).map(run).collect();
+        let mut staging = scratch.staging_buffer().unwrap();
+        staging.take(&others).unwrap();
+        staging.incoming(records.len()).unwrap().copy_from_slice(&records);
+        staging.exchange().unwrap();
         let out: Vec<f32> =
             (0..held.len()).filter(|&t| t != changed).flat_map(|t| world.records[t].clone()).collect();
-        assert_eq!(bits(berth.outgoing()), bits(&out), "seed {seed}");
-        berth.put(&[run(changed)]).unwrap();
-        drop((berth, held));
+        assert_eq!(bits(staging.outgoing()), bits(&out), "seed {seed}");
+        staging.put(&[run(changed)]).unwrap();
+        drop((staging, held));
         world.records[changed] = records;
         assert_eq!(bits(&world.take_all()), bits(&world.records.concat()), "seed {seed}");
     }
 }
 
-/// Bags of a lookup: bounds, and a place among so many rows, or past them, an occurrence.
+/// Bags of a lookup: their bounds, and for each occurrence an index below `rows`, or past the rows.
 fn bags(draws: &mut Draws, samples: usize, rows: usize) -> (Vec<u32>, Vec<u32>) {
     let (mut offsets, mut places) = (vec![0], Vec::new());
     let most = [1, 2, 6][draws.below(3)];
@@ -175,9 +174,9 @@ fn bags(draws: &mut Draws, samples: usize, rows: usize) -> (Vec<u32>, Vec<u32>) 
     (offsets, places)
 }
 
-/// Sums and means, empty bags, absent rows, several lookups of a table.
+/// With sums and means, empty bags, absent rows, and several lookups of a table.
 pub fn input_rows_are_pooled_as_on_the_host<D: Driver>(driver: &Arc<D>, seed: u64) {
-    let draws = &mut Draws(seed);
+    let draws = &mut Draws(SplitMix64::new(seed));
     let states = draws.below(3);
     let world = World::new(driver, &dims(draws), |dim| dim * (1 + states), draws);
     let mut stepper = world.scratch.stepper().unwrap();
@@ -216,7 +215,7 @@ pub fn input_rows_are_pooled_as_on_the_host<D: Driver>(driver: &Arc<D>, seed: u6
     }
 }
 
-/// The sources of a table's rows: some each, and where each row's end.
+/// The sources of a table's rows, at least one each, and the end of each row's sources.
 fn sources(draws: &mut Draws, rows: usize, (samples, columns): (usize, usize)) -> (Vec<Source>, Vec<u32>) {
     let (mut sources, mut ends) = (Vec::new(), Vec::new());
     for _ in 0..rows {
@@ -230,7 +229,7 @@ fn sources(draws: &mut Draws, rows: usize, (samples, columns): (usize, usize)) -
     (sources, ends)
 }
 
-/// What the host makes of one record.
+/// Updates one record on the host.
 fn updated(record: &mut [f32], dim: usize, (kind, step): (Kind, u64), grad: &[f32]) {
     let step = Optimizer { eps: 1e-10, ..Optimizer::new(kind, 0.03) }.step::<f32>(step);
     let (weights, rest) = record.split_at_mut(dim);
@@ -239,9 +238,9 @@ fn updated(record: &mut [f32], dim: usize, (kind, step): (Kind, u64), grad: &[f3
     step.update_row(weights, grad, &mut states);
 }
 
-/// Every optimizer, several steps, all rows of a table or a part of them.
+/// Over several steps.
 pub fn rows_are_updated_as_on_the_host<D: Driver>(driver: &Arc<D>, kind: Kind, seed: u64) {
-    let draws = &mut Draws(seed);
+    let draws = &mut Draws(SplitMix64::new(seed));
     let rule = |step: u64| Optimizer { eps: 1e-10, ..Optimizer::new(kind, 0.03) }.step::<f32>(step).rule();
     let mut world = World::new(driver, &dims(draws), |dim| rule(1).record_words(dim), draws);
     let mut stepper = world.scratch.stepper().unwrap();
@@ -287,8 +286,8 @@ pub fn rows_are_updated_as_on_the_host<D: Driver>(driver: &Arc<D>, kind: Kind, s
     }
 }
 
-/// Nothing that does not hold together is launched.
-pub fn what_a_kernel_could_not_do_is_refused_by_name<D: Driver>(driver: &Arc<D>) {
+/// Arguments that contradict each other are refused before a launch.
+pub fn invalid_arguments_are_refused_with_a_message<D: Driver>(driver: &Arc<D>) {
     let sizes = [SlotSize { words: 4, count: 8 }, SlotSize { words: 2, count: 8 }];
     let scratch = CudaScratch::new(driver, &sizes, 12).unwrap();
     let flags = scratch.flags(0);
@@ -298,18 +297,21 @@ pub fn what_a_kernel_could_not_do_is_refused_by_name<D: Driver>(driver: &Arc<D>)
     );
     let four = flags.claim(&[0, 1, 2, 3]).unwrap();
     let none = flags.claim(&[5, NO_SLOT]).unwrap();
-    let mut berth = scratch.berth().unwrap();
-    assert_eq!(scratch.berth_words(), 12);
-    let mut take = |size, held| berth.take(&[Run { size, held }]).unwrap_err().to_string();
+    let mut staging = scratch.staging_buffer().unwrap();
+    assert_eq!(scratch.staging_words(), 12);
+    let mut take = |size, held| staging.take(&[SlotRun { size, held }]).unwrap_err().to_string();
     assert_eq!(take(0, &four), "scratchpad words of staging: limit 12, got 16");
     assert_eq!(take(1, &four), "scratchpad slots' size: expected 2, got 1");
     assert_eq!(take(0, &none), "scratchpad rows with a slot: expected 2, got 1");
-    assert_eq!(berth.incoming(13).unwrap_err().to_string(), "scratchpad words of staging: limit 12, got 13");
-    berth.incoming(4).unwrap();
+    assert_eq!(
+        staging.incoming(13).unwrap_err().to_string(),
+        "scratchpad words of staging: limit 12, got 13"
+    );
+    staging.incoming(4).unwrap();
     drop(four);
     let two = flags.claim(&[3, 1]).unwrap();
-    let run = Run { size: 0, held: &two };
-    assert_eq!(berth.put(&[run]).unwrap_err().to_string(), "scratchpad words to put: expected 4, got 8");
+    let run = SlotRun { size: 0, held: &two };
+    assert_eq!(staging.put(&[run]).unwrap_err().to_string(), "scratchpad words to put: expected 4, got 8");
 
     let mut stepper = scratch.stepper().unwrap();
     let tables = [TableSlots { run, dim: 2 }];
@@ -354,10 +356,10 @@ pub fn what_a_kernel_could_not_do_is_refused_by_name<D: Driver>(driver: &Arc<D>)
     );
 }
 
-/// A copy, a launch and a copy back; a copy and a launch.
+/// Gather: a copy, a launch and a copy back. Update: a copy and a launch.
 pub fn a_step_takes_five_operations_whatever_the_table_count<D: Driver>(driver: &Arc<D>) {
     for tables in [1, 26, 60] {
-        let draws = &mut Draws(tables as u64);
+        let draws = &mut Draws(SplitMix64::new(tables as u64));
         let dims: Vec<usize> = (0..tables).map(|t| 1 + t).collect();
         let mut world = World::new(driver, &dims, |dim| dim, draws);
         world.slots.iter_mut().for_each(|slots| *slots = vec![0]);

@@ -1,4 +1,4 @@
-//! `flechette verify`, and training with a scratchpad, by the real program.
+//! `flechette verify`, and training with a scratchpad, run as the real program.
 
 use std::fs;
 
@@ -17,11 +17,11 @@ fn every_size_policy_and_optimizer_is_equal_with_stages_that_sleep_at_random() {
     let config = workshop.config(Kind::Deepfm, 8, 700);
     let verify =
         format!("verify --model-config {config} --format criteo-tsv --data {} --json", workshop.train);
-    let mut asked = None;
+    let mut needed = None;
     let (optimizers, policies) =
         (["sgd", "adagrad", "rowwise_adagrad", "adam"], ["lru", "lfu", "random", "optimal"]);
     let sizes = [("min", 64, 3), ("0.02", 64, 12), ("0.1", 300, 9), ("1.0", 300, 9)];
-    // Every optimizer with every policy, and each of both with every size and every number of threads.
+    // Every optimizer with every policy; and each optimizer and each policy with every size and thread count.
     for (i, j) in (0..4).flat_map(|i| (0..4).map(move |j| (i, j))) {
         let (optimizer, policy, (size, batch, steps)) = (optimizers[i], policies[j], sizes[(i + j) % 4]);
         let threads = 1 + (i + 3 * j) % 4;
@@ -37,8 +37,8 @@ fn every_size_policy_and_optimizer_is_equal_with_stages_that_sleep_at_random() {
         assert!(size != "min" || count(&verified, "splits") == steps, "{verified}");
         if size == "1.0" {
             assert_eq!(count(&verified, "evictions"), 0);
-            // What batches ask for is the same under every policy and optimizer.
-            assert_eq!(*asked.get_or_insert((hits + fills, fills)), (hits + fills, fills));
+            // Batches need the same rows under every policy and optimizer.
+            assert_eq!(*needed.get_or_insert((hits + fills, fills)), (hits + fills, fills));
         } else {
             assert!(count(&verified, "evictions") > 0, "{verified}");
         }
@@ -89,7 +89,7 @@ fn the_criteo_sample_is_equal() {
 }
 
 #[test]
-fn counts_fill_the_scratchpad_with_what_is_asked_for_most() {
+fn counts_fill_the_scratchpad_with_the_most_frequent_rows() {
     let workshop = Workshop::new(4000, 1);
     let (config, counts) = (workshop.config(Kind::Dlrm, 8, 700), workshop.path("counts"));
     let data = format!("--model-config {config} --format criteo-tsv --data {}", workshop.train);
@@ -101,7 +101,7 @@ fn counts_fill_the_scratchpad_with_what_is_asked_for_most() {
 }
 
 #[test]
-fn a_scratchpad_trains_the_version_that_memory_trains_also_over_epochs_and_in_the_order_of_counts() {
+fn a_scratchpad_trains_the_same_version_as_memory_also_over_epochs_and_with_rows_ordered_by_counts() {
     let workshop = Workshop::new(3000, 500);
     let (config, counts) = (workshop.config(Kind::Deepfm, 8, 700), workshop.path("counts"));
     let Workshop { models, train, valid, .. } = &workshop;
@@ -130,7 +130,7 @@ fn a_scratchpad_trains_the_version_that_memory_trains_also_over_epochs_and_in_th
         assert_eq!((&trained["auc"], &trained["logloss"]), (&all["auc"], &all["logloss"]), "{flags}");
         assert!(count(&trained["scratchpad"], "evictions") > 0, "{trained}");
     }
-    // The order is kept, and the next run goes by it.
+    // The next run uses the stored order.
     let order = format!("{models}/ranked/state/order.safetensors");
     let kept = fs::read(&order).unwrap();
     let again = run_json(&format!("{line} --name ranked --scratchpad 0.1"));
@@ -142,58 +142,58 @@ fn a_scratchpad_trains_the_version_that_memory_trains_also_over_epochs_and_in_th
     assert!(!refused.status.success(), "a spoilt order");
     fs::write(&order, kept).unwrap();
     let other = line.replace(&config, &workshop.config(Kind::Deepfm, 8, 900));
-    let said = run_failing(2, &format!("{other} --name ranked --scratchpad 0.1"));
+    let stderr = run_failing(2, &format!("{other} --name ranked --scratchpad 0.1"));
     assert!(
-        said.contains(&order) && said.contains("expected an order of 900 rows, got one of 700"),
-        "{said}"
+        stderr.contains(&order) && stderr.contains("expected an order of 900 rows, got one of 700"),
+        "{stderr}"
     );
 }
 
 #[test]
-fn flags_of_a_scratchpad_are_checked_without_one_too_and_said_to_do_nothing() {
+fn scratchpad_flags_are_checked_without_a_scratchpad_too_and_a_warning_says_that_they_do_nothing() {
     let workshop = Workshop::new(300, 1);
     let (config, counts) = (workshop.config(Kind::Dlrm, 8, 300), workshop.path("counts"));
     let Workshop { models, train, .. } = &workshop;
     let data = format!("--model-config {config} --format criteo-tsv --data {train}");
     run_json(&format!("plan {data} --counts {counts} --json"));
     let train = format!("train {data} --models {models} --name m");
-    let said = run_failing(2, &format!("{train} --lookahead 0"));
-    assert!(said.contains("lookahead: expected 1 to 21 batches, got 0"), "{said}");
-    let said = run_failing(2, &format!("{train} --lambda 0"));
-    assert!(said.contains("lambda: expected at least 1 step, got 0"), "{said}");
+    let stderr = run_failing(2, &format!("{train} --lookahead 0"));
+    assert!(stderr.contains("lookahead: expected 1 to 21 batches, got 0"), "{stderr}");
+    let stderr = run_failing(2, &format!("{train} --lambda 0"));
+    assert!(stderr.contains("lambda: expected at least 1 step, got 0"), "{stderr}");
     for size in ["", "--scratchpad 1", "--scratchpad 1Gi"] {
         let trained = run(&format!("{train} {size} --policy lfu --counts {counts} --reorder"));
-        let said = String::from_utf8(trained.stderr).unwrap();
-        assert!(trained.status.success(), "{said}");
+        let stderr = String::from_utf8(trained.stderr).unwrap();
+        assert!(trained.status.success(), "{stderr}");
         let expected =
             "all rows are kept in memory, where there is nothing for --policy, --counts, --reorder to do";
-        assert!(said.contains(expected), "{size}: {said}");
+        assert!(stderr.contains(expected), "{size}: {stderr}");
     }
     let trained = run(&format!("{train} --scratchpad 0.5 --policy lfu --counts {counts} --reorder"));
     assert!(!String::from_utf8(trained.stderr).unwrap().contains("nothing for"));
 }
 
 #[test]
-fn data_that_can_be_read_once_only_is_not_read_for_the_size_of_a_sample() {
+fn scratchpad_min_refuses_data_that_can_be_read_only_once() {
     let workshop = Workshop::new(100, 1);
     let (config, pipe) = (workshop.config(Kind::Dlrm, 8, 300), workshop.path("pipe"));
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let data = format!("--model-config {config} --format criteo-tsv --data {pipe} --scratchpad min");
     for line in [format!("verify {data}"), format!("train {data} --models {} --name m", workshop.models)] {
-        let said = run_failing(2, &line);
+        let stderr = run_failing(2, &line);
         assert!(
-            said.contains(&format!("--scratchpad min: --data is read twice, and {pipe} is no file")),
-            "{said}"
+            stderr.contains(&format!("--scratchpad min: --data is read twice, and {pipe} is no file")),
+            "{stderr}"
         );
     }
 }
 
 #[test]
-fn a_share_of_bytes_that_is_small_for_a_small_table_is_enough_for_a_sample() {
+fn a_small_scratchpad_has_enough_slots_of_every_size_for_a_sample() {
     let workshop = Workshop::new(1, 1);
     let shape = SyntheticShape { tables: 3, rows: 400_000, dense: 2, multi_hot: Some(4) };
     let mut schema = synthetic(Kind::Dcn, 16, shape);
-    // Its dim is no other's, so that it has slots of its own.
+    // No other table has its dim, so it has its own slot size.
     (schema.tables[2].rows, schema.tables[2].dim) = (60, 5);
     let config = workshop.path("uneven.toml");
     fs::write(&config, schema.to_toml()).unwrap();
@@ -203,7 +203,7 @@ fn a_share_of_bytes_that_is_small_for_a_small_table_is_enough_for_a_sample() {
 }
 
 #[test]
-fn replicas_learn_what_one_worker_learns_and_say_when_they_are_not_exact() {
+fn replicas_learn_what_one_worker_learns_and_report_whether_they_are_exact() {
     let workshop = Workshop::new(6000, 1000);
     let config = workshop.config(Kind::Dlrm, 8, 700);
     let Workshop { models, train, valid, .. } = &workshop;
@@ -220,28 +220,28 @@ fn replicas_learn_what_one_worker_learns_and_say_when_they_are_not_exact() {
     let averaged = of("averaged", "--replicas 2 --lambda 4 --lookahead 4");
     assert_eq!(averaged["scratchpad"]["exact"], false);
     assert!((loss(&one) - loss(&averaged)).abs() < 0.05, "{one} and {averaged}");
-    let said = run_failing(2, &format!("{line} --name none --replicas 65"));
-    assert!(said.contains("replicas: expected 1 to 64, got 65"), "{said}");
-    let said = run_failing(2, &format!("{line} --name none --replicas 2 --lambda 0"));
-    assert!(said.contains("lambda: expected at least 1 step, got 0"), "{said}");
+    let stderr = run_failing(2, &format!("{line} --name none --replicas 65"));
+    assert!(stderr.contains("replicas: expected 1 to 64, got 65"), "{stderr}");
+    let stderr = run_failing(2, &format!("{line} --name none --replicas 2 --lambda 0"));
+    assert!(stderr.contains("lambda: expected at least 1 step, got 0"), "{stderr}");
 }
 
 #[test]
-fn what_cannot_be_met_is_refused_by_name() {
+fn invalid_settings_are_refused_with_the_flag_name() {
     let workshop = Workshop::new(200, 1);
     let config = workshop.config(Kind::Dlrm, 8, 100);
     let verify = format!("verify --model-config {config} --format criteo-tsv --data {}", workshop.train);
     let refused = |flags: &str, words: &str| {
-        let said = run_failing(2, &format!("{verify} {flags}"));
-        assert!(said.contains(words), "{flags}: {said}");
+        let stderr = run_failing(2, &format!("{verify} {flags}"));
+        assert!(stderr.contains(words), "{flags}: {stderr}");
     };
     refused("--scratchpad 3", "scratchpad:");
     refused("--lookahead 0", "lookahead: expected 1 to 21 batches, got 0");
     refused("--lookahead 22", "lookahead: expected 1 to 21 batches, got 22");
     refused("--lr 0", "--lr: expected a positive number");
     refused("--counts /nonexistent", "/nonexistent");
-    let said = run_failing(2, &verify.replace(&workshop.train, "/nonexistent"));
-    assert!(said.contains("/nonexistent"), "{said}");
+    let stderr = run_failing(2, &verify.replace(&workshop.train, "/nonexistent"));
+    assert!(stderr.contains("/nonexistent"), "{stderr}");
     let line = format!("{verify} --working-dir /dev/null/nowhere");
     assert!(run_failing(2, &line).contains("--working-dir"));
 }

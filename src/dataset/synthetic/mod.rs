@@ -211,7 +211,7 @@ impl Generator {
         self.transformed.clear();
         let mut words = self.dense_draws.words(row);
         for &transform in &self.dense {
-            let value = dense_value(transform, bell(words.next()));
+            let value = dense_value(transform, bell(words.next_u64()));
             out.dense.push(value);
             self.transformed.push(transform.apply(value));
         }
@@ -220,9 +220,9 @@ impl Generator {
             let RawValues::Ids(ids) = &mut column.values else { continue };
             let mut words = sampler.draws.words(row);
             let begin = ids.len();
-            let count = length(sampler.arity, self.description.lengths, || words.next());
+            let count = length(sampler.arity, self.description.lengths, || words.next_u64());
             for _ in 0..count {
-                ids.push(sampler.ids.id(words.next()));
+                ids.push(sampler.ids.id(words.next_u64()));
             }
             column.offsets.push(ids.len() as u32);
             logit += self.truth.feature_part(i, &ids[begin..]);

@@ -2,12 +2,7 @@
 //! which samples were drawn before it. The mixer is the finaliser of SplitMix64 (Steele, Lea and
 //! Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
 
-/// A word that depends on every bit of `word`; a bijection.
-pub(crate) fn mix(word: u64) -> u64 {
-    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
-}
+use crate::mem::{SplitMix64, finalize64 as mix};
 
 /// The words of one purpose and place, by their numbers.
 #[derive(Clone, Copy, Debug)]
@@ -23,8 +18,8 @@ impl Stream {
     }
 
     /// A sequence of words that belongs to one number.
-    pub(crate) fn words(self, number: u64) -> Words {
-        Words(self.word(number))
+    pub(crate) fn words(self, number: u64) -> SplitMix64 {
+        SplitMix64::new(self.word(number))
     }
 }
 
@@ -38,16 +33,6 @@ pub(crate) enum Purpose {
     DenseWeight,
     Permutation,
     Text,
-}
-
-/// SplitMix64: the words of one stream.
-pub(crate) struct Words(pub(crate) u64);
-
-impl Words {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
-    }
 }
 
 /// A number in `[0, 1)`.

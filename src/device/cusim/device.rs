@@ -6,6 +6,7 @@ use std::sync::{Arc, mpsc};
 use super::launch::Running;
 use super::{Argument, Launch, SimError};
 use crate::device::cuda::{DriverError, LaunchShape};
+use crate::mem::SplitMix64;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Operation {
@@ -27,7 +28,7 @@ pub(crate) enum Command {
 #[derive(Default)]
 pub(crate) struct Device {
     seed: u64,
-    draws: u64,
+    draws: SplitMix64,
     /// By stream: its name, its pending operations, and the kernel that it is running.
     streams: Vec<(u64, VecDeque<Operation>, Option<Running>)>,
     /// A stream that is paused for this many steps while others continue.
@@ -38,7 +39,7 @@ pub(crate) struct Device {
 
 impl Device {
     pub(crate) fn new(seed: u64) -> Self {
-        Self { seed, draws: seed, ..Self::default() }
+        Self { seed, draws: SplitMix64::new(seed), ..Self::default() }
     }
 
     /// Receives commands, and takes steps while a thread waits. Commands are received between steps, so that
@@ -96,11 +97,7 @@ impl Device {
         if self.seed == 0 {
             return 0;
         }
-        self.draws = self.draws.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.draws;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (z ^ (z >> 31)) % limit
+        self.draws.next_u64() % limit
     }
 
     /// Advances one stream. Returns false if none could.

@@ -16,10 +16,7 @@ use super::super::row_accesses::RowAccesses;
 use super::summary::{Counted, Summary};
 use super::{CountsError, file};
 use crate::schema::Schema;
-use crate::types::{Batch, TableId};
-
-/// Bits of a key that are the row's.
-const ROW_BITS: u32 = 48;
+use crate::types::{Batch, RowId, TableId};
 
 /// Counts in the making, of the rows of a schema's tables.
 #[derive(Debug)]
@@ -49,7 +46,7 @@ impl Counts {
     pub(crate) fn append(&mut self, batch: &Batch) {
         let Self { asked, summary, accesses, .. } = self;
         let counted = asked.of(batch, |table, row| {
-            summary.add(key(table, row));
+            summary.add(RowId::new(table, row).number());
             *accesses += 1;
             Ok::<(), Infallible>(())
         });
@@ -60,7 +57,7 @@ impl Counts {
 
     /// Counts one access; `table` is one of the schema's and `row` one of its rows.
     pub(crate) fn push(&mut self, table: TableId, row: u64) {
-        self.summary.add(key(table, row));
+        self.summary.add(RowId::new(table, row).number());
         self.accesses += 1;
     }
 
@@ -123,7 +120,7 @@ impl Counts {
         let mut rest = counted.as_slice();
         let mut tables = Vec::with_capacity(self.names.len());
         for (table, name) in self.names.iter().enumerate() {
-            let (rows, after) = rest.split_at(rest.partition_point(|c| table_of(c) == table as u64));
+            let (rows, after) = rest.split_at(rest.partition_point(|c| table_of(c).index() == table));
             tables.push((name.as_str(), rows.iter().map(row_of)));
             rest = after;
         }
@@ -131,18 +128,13 @@ impl Counts {
     }
 }
 
-fn key(table: TableId, row: u64) -> u64 {
-    debug_assert!(row < 1 << ROW_BITS, "row {row} is past any table");
-    (u64::from(table.0) << ROW_BITS) | row
-}
-
-fn table_of(counted: &Counted) -> u64 {
-    counted.key >> ROW_BITS
+fn table_of(counted: &Counted) -> TableId {
+    RowId::from_number(counted.key).table()
 }
 
 /// Row and count.
 fn row_of(counted: &Counted) -> (u64, u64) {
-    (counted.key & ((1 << ROW_BITS) - 1), counted.count)
+    (RowId::from_number(counted.key).row(), counted.count)
 }
 
 #[cfg(test)]

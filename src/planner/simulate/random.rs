@@ -4,6 +4,7 @@
 //! Its limits: it learns nothing. What does not beat it is not worth its bookkeeping.
 
 use super::Simulated;
+use crate::mem::SplitMix64;
 
 /// A cache that evicts at random, the same way for the same seed.
 #[derive(Debug)]
@@ -12,21 +13,23 @@ pub(crate) struct Random {
     residents: Vec<u32>,
     /// By key: whether it is among the residents.
     resident: Vec<bool>,
-    state: u64,
+    numbers: SplitMix64,
 }
 
 impl Random {
     /// An empty cache of `capacity` of the keys `0..keys`; `capacity` is above 0.
     pub(crate) fn new(capacity: usize, keys: u32, seed: u64) -> Self {
-        Self { capacity, residents: Vec::new(), resident: vec![false; keys as usize], state: seed }
+        Self {
+            capacity,
+            residents: Vec::new(),
+            resident: vec![false; keys as usize],
+            numbers: SplitMix64::new(seed),
+        }
     }
 
-    /// A number below `end`: SplitMix64 (Steele, Lea and Flood, 2014), scaled.
+    /// A number below `end`.
     fn below(&mut self, end: usize) -> usize {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.state ^ (self.state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((u128::from(z ^ (z >> 31)) * end as u128) >> 64) as usize
+        ((u128::from(self.numbers.next_u64()) * end as u128) >> 64) as usize
     }
 }
 

@@ -1,31 +1,31 @@
-//! How long each stage has worked: which one the others wait for.
+//! How long each stage has worked, to find the stage that the others wait for.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The stages, in order.
+/// The stages, in pipeline order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StageName {
-    /// Reads and encodes.
+    /// Reads and encodes batches.
     Load,
-    /// Decides.
+    /// Decides which rows move.
     Plan,
-    /// Reads rows.
+    /// Reads the rows that move.
     Collect,
-    /// Moves them between host and device.
+    /// Moves rows between host and device.
     Exchange,
-    /// Writes rows.
+    /// Writes the rows that move.
     Insert,
     /// Takes the steps.
     Train,
 }
 
 impl StageName {
-    /// All of them, in order.
+    /// All stages, in pipeline order.
     pub const ALL: [Self; 6] =
         [Self::Load, Self::Plan, Self::Collect, Self::Exchange, Self::Insert, Self::Train];
 
-    /// In lower case.
+    /// The name in lower case.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -39,12 +39,12 @@ impl StageName {
     }
 }
 
-/// A clock for each stage, which stands while the stage waits for another.
+/// A clock for each stage. It stops while the stage waits for another.
 #[derive(Debug, Default)]
 pub(crate) struct Clocks([AtomicU64; StageName::ALL.len()]);
 
 impl Clocks {
-    /// Does a stage's work while its clock runs.
+    /// Runs `work` while the stage's clock runs.
     pub(crate) fn time<R>(&self, stage: StageName, work: impl FnOnce() -> R) -> R {
         let began = Instant::now();
         let done = work();
@@ -52,16 +52,16 @@ impl Clocks {
         done
     }
 
-    /// Waits within a stage's work: its clock does not run meanwhile.
+    /// Runs `wait` within [`Self::time`] while the stage's clock is stopped.
     pub(crate) fn wait<R>(&self, stage: StageName, wait: impl FnOnce() -> R) -> R {
         let began = Instant::now();
         let waited = wait();
-        // It comes back when the work ends, so that it may be below nothing until then.
+        // `time` adds the whole duration when the work ends. Until then the value may wrap below 0.
         self.0[stage as usize].fetch_sub(nanos(began.elapsed()), Ordering::Relaxed);
         waited
     }
 
-    /// What the clock shows between two pieces of work.
+    /// The clock's time. It is valid only while the stage is not at work.
     pub(crate) fn of(&self, stage: StageName) -> Duration {
         Duration::from_nanos(self.0[stage as usize].load(Ordering::Relaxed))
     }

@@ -1,50 +1,45 @@
-//! Collect: reads the rows that come in from the store, and those that leave from the scratchpad.
+//! Collect: reads the rows that come in from the store, and the victims from the scratchpad.
 //!
-//! Both go to the item's staging, whose size Plan has bounded: plain memory on the host, a berth on a device.
-//! Reading the store is the slow part, so it is cut into pieces that a pool of threads reads at the same
-//! time: while one waits for the disk, others do.
-
-use std::ops::Range;
+//! Both go to the item's staging memory, whose size Plan has bounded: plain memory on the host, a staging
+//! buffer on a device. Reading the store is slow, so a pool of threads reads pieces of it at the same time.
 
 use rayon::prelude::*;
 
 use super::super::TrainError;
-use super::item::{Item, Transfers};
-use super::scratchpad::ScratchpadMemory;
+use super::item::{Item, TableRun, Transfers};
+use super::scratchpad::{ScratchpadMemory, SlotLayout};
 use crate::rowlog::WorkingFile;
-use crate::trainer::pipeline::gpu::{Run, Scratch, ScratchError};
-use crate::trainer::pipeline::slot_flags::NotClaimed;
+use crate::trainer::pipeline::gpu::{Scratch, ScratchError, SlotRun};
+use crate::trainer::pipeline::slot_flags::ClaimError;
 use crate::trainer::pipeline::slots::Slots;
 use crate::types::TableId;
 
 /// Rows that one thread moves at a time.
 const PIECE_ROWS: usize = 256;
 
-/// What Collect and Insert move rows between.
+/// Moves rows between store, staging memory and scratchpad, for Collect and Insert.
 #[derive(Clone, Copy)]
 pub(crate) struct RowMover<'a> {
-    /// The rows that are not in the scratchpad.
     pub store: &'a WorkingFile,
-    /// The scratchpad.
-    pub pad: &'a ScratchpadMemory,
-    /// Of each table: which size of slots, and words of a record.
-    pub tables: &'a [(usize, usize)],
-    /// The threads that move them.
+    pub scratchpad: &'a ScratchpadMemory,
+    /// The slot layout of each table.
+    pub tables: &'a [SlotLayout],
+    /// The threads that read and write the store.
     pub threads: &'a rayon::ThreadPool,
 }
 
-/// Rows of a table, and their records.
+/// Rows of one table, and their records.
 type Piece<'t> = (TableId, &'t [u64], &'t mut [f32]);
 
 impl RowMover<'_> {
-    /// Reads what the item moves.
+    /// Reads the rows that the item moves.
     ///
     /// # Errors
-    /// [`TrainError::Store`], [`TrainError::Device`], and [`TrainError::Hazard`] where a slot is
-    /// another stage's at the time.
+    /// [`TrainError::Store`], [`TrainError::Device`], and [`TrainError::Hazard`] when another stage has
+    /// claimed a slot.
     pub(crate) fn collect(&self, item: &mut Item) -> Result<(), TrainError> {
-        let Item { fills, evictions, berth, .. } = item;
-        match self.pad {
+        let Item { fills, evictions, staging, .. } = item;
+        match self.scratchpad {
             ScratchpadMemory::Host(slots) => {
                 evictions.make_room();
                 fills.make_room();
@@ -56,25 +51,20 @@ impl RowMover<'_> {
             }
             ScratchpadMemory::Device(_) if fills.words == 0 && evictions.words == 0 => Ok(()),
             ScratchpadMemory::Device(scratch) => {
-                let berth = berth.insert(scratch.berth()?);
-                self.with_runs(&**scratch, evictions, |runs| berth.take(runs))?;
-                self.read_store(&fills.runs, &fills.rows, berth.incoming(fills.words)?)
+                let staging = staging.insert(scratch.staging_buffer()?);
+                self.with_runs(&**scratch, evictions, |runs| staging.take(runs))?;
+                self.read_store(&fills.runs, &fills.rows, staging.incoming(fills.words)?)
             }
         }
     }
 
     /// Reads the records of these rows from the store.
-    fn read_store(
-        &self,
-        runs: &[(TableId, Range<usize>)],
-        rows: &[u64],
-        records: &mut [f32],
-    ) -> Result<(), TrainError> {
+    fn read_store(&self, runs: &[TableRun], rows: &[u64], records: &mut [f32]) -> Result<(), TrainError> {
         let read = |(table, rows, records): Piece<'_>| self.store.read(table, rows, records);
         Ok(self.threads.install(|| self.pieces(runs, rows, records).into_par_iter().try_for_each(read))?)
     }
 
-    /// Calls `each` with the slots, their list and the records of each table's rows.
+    /// Calls `each` for every table, with its slots, the list of slots that move, and their records.
     pub(crate) fn each_run(
         &self,
         slots: &[Slots],
@@ -82,43 +72,43 @@ impl RowMover<'_> {
         each: impl Fn(&Slots, &[u32], &mut [f32]) -> Result<(), TrainError>,
     ) -> Result<(), TrainError> {
         let mut records = &mut transfers.records[..];
-        for (table, run) in &transfers.runs {
-            let (class, width) = self.tables[table.index()];
-            let mine = records.split_off_mut(..run.len() * width).unwrap_or_default();
-            each(&slots[class], &transfers.slots[run.clone()], mine)?;
+        for TableRun { table, range } in &transfers.runs {
+            let SlotLayout { size, words } = self.tables[table.index()];
+            let of_run = records.split_off_mut(..range.len() * words).unwrap_or_default();
+            each(&slots[size], &transfers.slots[range.clone()], of_run)?;
         }
         Ok(())
     }
 
-    /// Calls `then` with the slots of each table's rows, claimed on a device.
+    /// Calls `then` with the claimed slots of each table, on a device.
     pub(crate) fn with_runs(
         &self,
         scratch: &dyn Scratch,
         transfers: &Transfers,
-        then: impl FnOnce(&[Run<'_>]) -> Result<(), ScratchError>,
+        then: impl FnOnce(&[SlotRun<'_>]) -> Result<(), ScratchError>,
     ) -> Result<(), TrainError> {
-        let claim = |(table, run): &(TableId, Range<usize>)| {
-            let size = self.tables[table.index()].0;
-            Ok((size, scratch.flags(size).claim(&transfers.slots[run.clone()])?))
+        let claim = |TableRun { table, range }: &TableRun| {
+            let size = self.tables[table.index()].size;
+            Ok((size, scratch.flags(size).claim(&transfers.slots[range.clone()])?))
         };
-        let held = transfers.runs.iter().map(claim).collect::<Result<Vec<_>, NotClaimed>>()?;
-        let runs: Vec<Run<'_>> = held.iter().map(|(size, held)| Run { size: *size, held }).collect();
+        let held = transfers.runs.iter().map(claim).collect::<Result<Vec<_>, ClaimError>>()?;
+        let runs: Vec<SlotRun<'_>> = held.iter().map(|(size, held)| SlotRun { size: *size, held }).collect();
         Ok(then(&runs)?)
     }
 
-    /// The rows of each table with their records, some at a time.
+    /// The rows of each table with their records, in pieces for one thread each.
     pub(crate) fn pieces<'t>(
         &self,
-        runs: &[(TableId, Range<usize>)],
+        runs: &[TableRun],
         rows: &'t [u64],
         mut records: &'t mut [f32],
     ) -> Vec<Piece<'t>> {
         let mut pieces = Vec::new();
-        for (table, run) in runs {
-            let width = self.tables[table.index()].1;
-            for rows in rows[run.clone()].chunks(PIECE_ROWS) {
-                let mine = records.split_off_mut(..rows.len() * width).unwrap_or_default();
-                pieces.push((*table, rows, mine));
+        for TableRun { table, range } in runs {
+            let words = self.tables[table.index()].words;
+            for rows in rows[range.clone()].chunks(PIECE_ROWS) {
+                let of_piece = records.split_off_mut(..rows.len() * words).unwrap_or_default();
+                pieces.push((*table, rows, of_piece));
             }
         }
         pieces

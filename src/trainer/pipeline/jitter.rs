@@ -1,4 +1,5 @@
-//! Random sleeps of a stage, for tests and `flechette verify`: whatever the stages' speeds, the bytes are the same.
+//! Random sleeps of a stage, for tests and `flechette verify`: the trained bytes must not depend on the
+//! stages' speeds.
 
 use std::time::Duration;
 
@@ -7,20 +8,20 @@ use crate::mem::mix64;
 /// The longest sleep.
 const MOST_MICROS: u64 = 2_000;
 
-/// Sleeps of one stage; none unless there is a seed.
+/// The sleeps of one stage; none without a seed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Jitter {
     draws: Option<u64>,
 }
 
 impl Jitter {
-    /// Of the stage of this number.
+    /// The sleeps of stage number `stage`.
     #[must_use]
     pub(crate) fn new(seed: Option<u64>, stage: u64) -> Self {
         Self { draws: seed.map(|seed| mix64(seed ^ mix64(stage))) }
     }
 
-    /// Sleeps, perhaps: half of the time not at all, so that a stage may also be far faster than its neighbours.
+    /// Sleeps in half of the calls, so that a stage may also be far faster than its neighbours.
     pub(crate) fn sleep(&mut self) {
         let Some(draws) = &mut self.draws else { return };
         *draws = mix64(*draws);

@@ -1,21 +1,21 @@
-//! The pipeline: Load, Plan, Collect, Exchange, Insert, Train, each a thread, with bounded channels between them
-//! (ScratchPipe, section IV-C).
+//! The pipeline: Load, Plan, Collect, Exchange, Insert and Train, each a thread, with bounded channels
+//! between them (ScratchPipe, section IV-C).
 //!
 //! ```text
 //!           batches      items          items           items         items
 //!    Load ---------> Plan ----> Collect ----> Exchange ----> Insert ----> Train
 //!      ^              ^                                                     |
-//!      |              +--------------- how far it is, buffers --------------+
+//!      |              +------------------ progress, buffers ----------------+
 //!      +------------------------------ buffers -----------------------------+
 //! ```
 //!
-//! Rows live in the working file and, while a window needs them, in the scratchpad: the only copy that counts is the
-//! scratchpad's where there is one. Train finds every row there, so it waits for nothing but its turn. What is
-//! trained is to the byte what the sequential [`super::ReferenceTrainer`] trains, whatever the sizes and speeds: `plan` says why, and
-//! `flechette verify` shows it.
+//! Rows are in the working file. While a window needs a row it is in the scratchpad too, and that copy is the
+//! valid one. Train finds every row of its item there, so it waits for nothing else. The trained bytes are
+//! those of the sequential [`super::ReferenceTrainer`], whatever the sizes and speeds: `plan` explains why,
+//! and `flechette verify` shows it.
 //!
-//! A stage that fails ends the run: its channels close, the stages after it finish what they have, and those before it find nobody
-//! to hand to. The first real error is the run's.
+//! A stage that fails ends the run: its channels close, later stages finish the items that they have, and
+//! earlier stages can send no more. The run returns the first real error.
 
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
@@ -30,8 +30,6 @@ mod hit_map;
 mod insert;
 pub(crate) mod item;
 pub(crate) mod jitter;
-pub(crate) mod key;
-pub(crate) mod load;
 pub(crate) mod plan;
 pub(crate) mod policy;
 pub(crate) mod scratchpad;
@@ -49,141 +47,124 @@ use self::clocks::StageName::{Collect, Exchange, Insert};
 use self::clocks::{Clocks, StageName};
 use self::collect::RowMover;
 use self::exchange::exchange;
-use self::item::{Item, PreparedBatch, Spare, Transfers};
+use self::item::{BufferPool, Item, ItemTransfers, PreparedBatch};
 use self::jitter::Jitter;
-use self::key::Key;
-use self::load::Load;
-use self::plan::{PlanEnds, PlanSettings, PlanStats, Planner, Windows};
+use self::plan::{HazardWindows, PlanChannels, PlanSettings, PlanStats, Planner};
 use self::policy::Policy;
 use self::scratchpad::{ScratchpadMemory, Sizes};
 pub use self::settings::PipelineSettings;
 pub(crate) use self::stage::start;
-use self::stage::{Stage, Stop, TrainEnds, end};
+use self::stage::{Stage, StopOnDrop, TrainChannels, end};
 use self::train::{StepObserver, Train};
 use self::train_progress::TrainProgress;
 use self::use_counts::UseCounts;
+use super::TrainError;
+use super::read_ahead::{ReadAhead, WAITING_GROUPS};
 use super::replicas::Replicas;
 use super::train_state::TrainState;
-use super::{READ_AHEAD, TrainError};
 use crate::dataset::Reader;
 use crate::device::cuda::Driver;
 use crate::rowlog::WorkingFile;
 use crate::store::Rows;
-use crate::types::TableId;
+use crate::types::{RowId, TableId};
 
-/// Trains a network on rows in a working file.
+/// Trains a model whose rows are in a working file.
 pub struct Pipeline {
     planner: Planner,
     sizes: Sizes,
-    pad: ScratchpadMemory,
+    scratchpad: ScratchpadMemory,
     store: WorkingFile,
     settings: PipelineSettings,
     threads: rayon::ThreadPool,
     /// Rows to bring in before the first batch.
-    hottest: Vec<Key>,
-    spare: Buffers,
+    hottest: Vec<RowId>,
+    buffers: BufferPools,
     clocks: Clocks,
 }
 
-/// What Train has done with.
+/// Buffers that Train has finished with.
 #[derive(Default)]
-pub(crate) struct Buffers {
-    transfers: Spare<(Transfers, Transfers)>,
-    casts: Spare<PreparedBatch>,
+pub(crate) struct BufferPools {
+    transfers: BufferPool<ItemTransfers>,
+    batches: BufferPool<PreparedBatch>,
 }
 
 /// Rows and how often each is used, the most frequent first.
 pub type Frequencies = Vec<(TableId, u64, u64)>;
 
 impl Pipeline {
-    /// With an empty scratchpad in memory of the host, or with one that is to be filled with the most frequent rows first.
+    /// A pipeline with a scratchpad in host memory. With frequencies, the first run fills it with the most
+    /// frequent rows.
     ///
     /// # Errors
-    /// [`TrainError`] for settings that cannot be met.
+    /// [`TrainError`] for settings that are invalid or do not fit the model.
     pub fn new(
-        network: &TrainState,
+        train_state: &TrainState,
         store: WorkingFile,
         settings: PipelineSettings,
         frequencies: Option<Frequencies>,
     ) -> Result<Self, TrainError> {
-        Self::with(network, (store, frequencies), settings, |sizes, counts, _| {
+        Self::with(train_state, (store, frequencies), settings, |sizes, counts, _| {
             Ok(ScratchpadMemory::Host(sizes.slots(counts)?))
         })
     }
 
-    /// The same with a scratchpad in memory of a device, which pools and updates rows. What is trained has the same bytes; dense
-    /// layers run on the host, and there is one replica.
+    /// The same with a scratchpad in device memory. The device pools and updates rows, with the same trained
+    /// bytes. Dense layers run on the host, and there is one replica.
     ///
     /// # Errors
-    /// [`TrainError`] for settings that cannot be met, [`TrainError::Replicas`] for several replicas, or [`TrainError::Device`] where
-    /// the device has not the memory.
+    /// As [`Self::new`]; [`TrainError::Replicas`] for several replicas; [`TrainError::Device`] when an
+    /// allocation fails.
     pub fn on_device<D: Driver>(
         driver: &Arc<D>,
-        network: &TrainState,
+        train_state: &TrainState,
         rows: (WorkingFile, Option<Frequencies>),
         settings: PipelineSettings,
     ) -> Result<Self, TrainError> {
         if settings.replicas > 1 {
             return Err(TrainError::Replicas { got: settings.replicas, most: 1 });
         }
-        Self::with(network, rows, settings, |sizes, counts, words| sizes.on_device(driver, counts, words))
+        Self::with(train_state, rows, settings, |sizes, counts, words| sizes.on_device(driver, counts, words))
     }
 
-    /// `pad` makes so many slots of each size, with staging for so many words an item.
+    /// `scratchpad` allocates so many slots of each size, and staging for so many words an item.
     fn with(
-        network: &TrainState,
+        train_state: &TrainState,
         (store, frequencies): (WorkingFile, Option<Frequencies>),
         settings: PipelineSettings,
-        pad: impl FnOnce(&Sizes, &[usize], usize) -> Result<ScratchpadMemory, TrainError>,
+        scratchpad: impl FnOnce(&Sizes, &[usize], usize) -> Result<ScratchpadMemory, TrainError>,
     ) -> Result<Self, TrainError> {
         settings.check()?;
         let (lambda, apart) = (settings.lambda, settings.steps_apart());
         if settings.replicas > 1 && lambda > apart {
-            tracing::warn!("lambda: {lambda} steps, but a window's end averages too, after {apart} at most");
+            tracing::warn!(
+                "lambda: {lambda} steps, but the end of a window averages too, after at most {apart}"
+            );
         }
-        let windows = Windows::of(settings.buffered);
-        let sizes = Sizes::of(network.schema(), network.optimizer().kind)?;
+        let sizes = Sizes::of(train_state.schema(), train_state.optimizer().kind)?;
         let counts = sizes.counts(&settings.scratchpad);
-        // An item in each stage and between them, and as many in Plan's hands; each moves rows in and out.
+        // One item for each stage, those that wait between stages, and as many again for Plan; each moves
+        // rows in and out.
         let items = 2 * (6 + 4 * settings.buffered);
         let item_words = settings.staging_bytes / (2 * items) / size_of::<f32>();
-        let pad = pad(&sizes, &counts, item_words)?;
-        let hottest: Vec<Key> = frequencies.iter().flatten().map(|&(t, row, _)| Key::new(t, row)).collect();
-        let count_of = |&(t, row, count): &(TableId, u64, u64)| {
-            (Key::new(t, row), u32::try_from(count).unwrap_or(u32::MAX))
-        };
-        let rows = frequencies.filter(|_| settings.policy == Policy::Lfu);
-        let counts_of = rows.map(|rows| UseCounts::new(rows.iter().map(count_of)).map(Arc::new));
+        let scratchpad = scratchpad(&sizes, &counts, item_words)?;
+        let hottest = frequencies.iter().flatten().map(|&(t, row, _)| RowId::new(t, row)).collect();
         let plan = PlanSettings {
             policy: settings.policy,
             seed: settings.seed,
-            ahead: settings.lookahead,
-            windows,
+            lookahead: settings.lookahead,
+            windows: HazardWindows::of(settings.buffered),
             item_words,
             overlap: settings.overlap,
-            frequencies: counts_of.transpose()?,
+            frequencies: use_counts(settings.policy, frequencies)?,
         };
-        let planner = Planner::new(
-            (network.schema.clone(), network.lookups.clone()),
-            plan,
-            &counts,
-            sizes.tables.clone(),
-        )?;
+        let planner = Planner::new(train_state, plan, &counts, sizes.tables.clone())?;
         let threads = rayon::ThreadPoolBuilder::new()
             .num_threads(settings.threads.max(1))
             .thread_name(|at| format!("rows-{at}"));
         let threads = threads.build().map_err(|e| TrainError::Threads { reason: e.to_string() })?;
-        Ok(Self {
-            planner,
-            sizes,
-            pad,
-            store,
-            settings,
-            threads,
-            hottest,
-            spare: Buffers::default(),
-            clocks: Clocks::default(),
-        })
+        let (buffers, clocks) = (BufferPools::default(), Clocks::default());
+        Ok(Self { planner, sizes, scratchpad, store, settings, threads, hottest, buffers, clocks })
     }
 
     /// What Plan has done so far.
@@ -195,99 +176,106 @@ impl Pipeline {
     /// Slots of all sizes together.
     #[must_use]
     pub(crate) fn slots(&self) -> usize {
-        self.pad.counts().iter().sum()
+        self.scratchpad.counts().iter().sum()
     }
 
-    /// Bytes of the scratchpad and of what is kept of it.
+    /// Bytes of the scratchpad and its bookkeeping.
     #[must_use]
     pub(crate) fn bytes(&self) -> u64 {
-        self.sizes.bytes(&self.pad.counts())
+        self.sizes.bytes(&self.scratchpad.counts())
     }
 
-    /// How long each stage has worked so far, what it waited for others left out. The longest of the stages, if it is not Train, is
-    /// what Train waits for.
+    /// How long each stage has worked so far, without its waits for others. Train waits for the stage with
+    /// the longest time.
     pub fn worked(&self) -> impl Iterator<Item = (StageName, Duration)> + '_ {
         StageName::ALL.into_iter().map(|stage| (stage, self.clocks.of(stage)))
     }
 
-    /// How it was made.
     #[must_use]
     pub(crate) fn settings(&self) -> &PipelineSettings {
         &self.settings
     }
 
-    /// Where the rows are that [`Self::flush`] has written.
+    /// The working file, with the rows that [`Self::flush`] has written.
     #[must_use]
     pub fn store(&self) -> &WorkingFile {
         &self.store
     }
 
-    /// The rows of every table, as [`Self::flush`] has written them: to save.
+    /// The rows of every table, as [`Self::flush`] has written them, to save.
     #[must_use]
     pub(crate) fn rows(&self) -> Vec<Rows<'_>> {
         (0..self.sizes.tables.len()).map(|t| Rows::Source(&self.store, TableId(t as u32))).collect()
     }
 
-    /// Trains on every sample that `reader` gives, in batches of `batch`, at most `steps` of them. Gives the number of samples.
-    /// It computes on the threads of the caller's rayon pool.
+    /// Trains on every sample of the data. Returns the number of samples. It computes on the threads of the
+    /// caller's rayon pool.
     ///
     /// # Errors
-    /// [`TrainError`]; the pipeline is of no more use then.
+    /// [`TrainError`]; the pipeline must not be used after it.
     pub fn run(
         &mut self,
-        network: &mut TrainState,
+        train_state: &mut TrainState,
         data: Data<'_>,
-        watch: &mut dyn StepObserver,
+        observer: &mut dyn StepObserver,
     ) -> Result<u64, TrainError> {
-        let (schema, jitter) = (network.schema.clone(), self.settings.jitter);
+        let (schema, jitter) = (train_state.schema.clone(), self.settings.jitter);
         let hottest = std::mem::take(&mut self.hottest);
-        let Self { planner, pad, store, threads, settings, spare, clocks, .. } = self;
-        let (pad, spare, clocks) = (&*pad, &*spare, &*clocks);
+        let Self { planner, scratchpad, store, threads, settings, buffers, clocks, .. } = self;
+        let (scratchpad, buffers, clocks) = (&*scratchpad, &*buffers, &*clocks);
         let tables = planner.tables().to_vec();
-        let places = RowMover { store, pad, tables: &tables, threads };
-        let headway = &TrainProgress::at(planner.item);
+        let mover = RowMover { store, scratchpad, tables: &tables, threads };
+        let progress = &TrainProgress::at(planner.item);
         let several = settings.replicas > 1;
-        let replicas = several.then(|| Replicas::new(network, settings.replicas, settings.lambda));
-        let (stepper, samples, probabilities) = (pad.stepper()?, 0, Vec::new());
-        let mut train =
-            Train { network, pad, stepper, tables: &tables, watch, samples, probabilities, replicas };
+        let replicas = several.then(|| Replicas::new(train_state, settings.replicas, settings.lambda));
+        let (stepper, samples, probabilities) = (scratchpad.stepper()?, 0, Vec::new());
+        let mut train = Train {
+            train_state,
+            scratchpad,
+            stepper,
+            tables: &tables,
+            observer,
+            samples,
+            probabilities,
+            replicas,
+        };
 
-        let (loaded, batches) = sync_channel(READ_AHEAD);
+        let (loaded, batches) = sync_channel(WAITING_GROUPS);
         let stage = || sync_channel::<Item>(settings.buffered);
         let jitter_of = |stage: StageName| Jitter::new(jitter, stage as u64);
         let ((planned, to_collect), (collected, to_exchange)) = (stage(), stage());
         let ((exchanged, to_insert), (inserted, to_train)) = (stage(), stage());
-        let mut ends = PlanEnds {
+        let mut channels = PlanChannels {
             batches,
             items: planned,
-            spare: &spare.transfers,
-            headway,
+            transfers: &buffers.transfers,
+            progress,
             clocks,
             jitter: jitter_of(StageName::Plan),
         };
+        let read_ahead = ReadAhead::new(&schema, data).with_jitter(jitter_of(StageName::Load));
         thread::scope(|scope| {
-            // However this ends, Plan is not to wait for what will not train.
-            let stop = Stop(headway);
-            let load = Load::new(schema, data, jitter_of(StageName::Load));
-            start(scope, "load", move || load.run(&loaded, &spare.casts, clocks))?;
+            // However the scope ends, Plan must not wait for items that will not train.
+            let stop = StopOnDrop(progress);
+            start(scope, "load", move || read_ahead.run(&loaded, &buffers.batches, clocks))?;
             let plan = start(scope, "plan", move || {
                 if !hottest.is_empty() {
-                    clocks.time(StageName::Plan, || planner.fill(&hottest, &mut ends))?;
+                    clocks.time(StageName::Plan, || planner.fill(&hottest, &mut channels))?;
                 }
-                planner.run(&mut ends)
+                planner.run(&mut channels)
             })?;
             type Work = fn(&RowMover<'_>, &mut Item) -> Result<(), TrainError>;
             let pass = |name: StageName, from, to, work: Work| {
                 let stage = Stage { name, clocks, from, to, jitter: jitter_of(name) };
-                start(scope, name.name(), move || stage.run(|item| work(&places, item)))
+                start(scope, name.name(), move || stage.run(|item| work(&mover, item)))
             };
-            let collect = pass(Collect, to_collect, collected, |places, item| places.collect(item))?;
+            let collect = pass(Collect, to_collect, collected, |mover, item| mover.collect(item))?;
             let exchange = pass(Exchange, to_exchange, exchanged, |_, item| exchange(item))?;
-            let insert = pass(Insert, to_insert, inserted, |places, item| places.insert(item))?;
+            let insert = pass(Insert, to_insert, inserted, |mover, item| mover.insert(item))?;
 
-            let ends =
-                TrainEnds { items: to_train, spare, clocks, headway, jitter: jitter_of(StageName::Train) };
-            let trained = ends.run(&mut train);
+            let jitter = jitter_of(StageName::Train);
+            let trained =
+                TrainChannels { items: to_train, buffers, clocks, progress, jitter }.run(&mut train);
             drop(stop);
             let results = [trained, end(insert), end(exchange), end(collect), end(plan)];
             let (stopped, others): (Vec<_>, Vec<_>) = results
@@ -299,39 +287,40 @@ impl Pipeline {
         Ok(train.samples)
     }
 
-    /// Writes every row of the scratchpad to the store. They stay where they are, and training goes on from them.
+    /// Writes every row of the scratchpad to the store. The rows stay in the scratchpad, and training can
+    /// continue.
     ///
     /// # Errors
     /// [`TrainError::Store`].
     pub fn flush(&mut self) -> Result<(), TrainError> {
-        let Self { planner, pad, store, threads, .. } = self;
+        let Self { planner, scratchpad, store, threads, .. } = self;
         let tables = planner.tables();
-        let places = RowMover { store, pad, tables, threads };
+        let mover = RowMover { store, scratchpad, tables, threads };
         let (mut item, mut rows) = (Item::default(), Vec::new());
-        for (size, hold) in planner.holds().iter().enumerate() {
-            // What items stage is enough for this too.
-            let staged = planner.item_words() / self.sizes.sizes[size].0.max(1);
+        for (directory, size) in planner.directories().iter().zip(&self.sizes.sizes) {
+            // No more than the items of a run have staged.
+            let staged = planner.item_words() / size.words.max(1);
             let staged = staged.clamp(1, FLUSHED_ROWS);
             let mut after = None;
             loop {
-                hold.rows_after(after, &mut rows);
-                let Some(&(last, _)) = rows.last() else { break };
-                after = Some(last);
+                directory.rows_after(after, &mut rows);
+                let Some(last) = rows.last() else { break };
+                after = Some(last.row);
                 for rows in rows.chunks_mut(staged) {
-                    item.evictions.set(rows, |table| tables[table.index()].1);
-                    places.collect(&mut item)?;
+                    item.evictions.set(rows, tables);
+                    mover.collect(&mut item)?;
                     exchange(&mut item)?;
-                    places.insert(&mut item)?;
+                    mover.insert(&mut item)?;
                 }
             }
         }
         Ok(())
     }
 
-    /// [`Self::flush`], and then the scratchpad is empty.
+    /// [`Self::flush`], and empties the scratchpad.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Self::flush`].
     pub fn clear(&mut self) -> Result<(), TrainError> {
         self.flush()?;
         self.planner.clear();
@@ -339,14 +328,22 @@ impl Pipeline {
     }
 }
 
-/// Rows that a flush moves at a time.
+/// The frequencies as a table; none where the policy does not use them.
+fn use_counts(policy: Policy, rows: Option<Frequencies>) -> Result<Option<Arc<UseCounts>>, TrainError> {
+    let Some(rows) = rows.filter(|_| policy == Policy::Lfu) else { return Ok(None) };
+    let counts = rows
+        .iter()
+        .map(|&(table, row, count)| (RowId::new(table, row), u32::try_from(count).unwrap_or(u32::MAX)));
+    Ok(Some(Arc::new(UseCounts::new(counts)?)))
+}
+
+/// The most rows that a flush moves at a time.
 const FLUSHED_ROWS: usize = 16 << 10;
 
-/// What is trained on.
+/// The data of a training run.
 pub struct Data<'a> {
-    /// The samples.
     pub reader: &'a mut (dyn Reader + Send),
-    /// Samples a step.
+    /// Samples a step; the last step may have fewer.
     pub batch: usize,
     /// The most steps.
     pub steps: u64,

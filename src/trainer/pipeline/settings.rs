@@ -1,7 +1,7 @@
-//! How a pipeline is made, and what of that cannot be had.
+//! How a pipeline is made, and the limits of that.
 
 use crate::trainer::TrainError;
-use crate::trainer::pipeline::plan::Windows;
+use crate::trainer::pipeline::plan::HazardWindows;
 use crate::trainer::pipeline::policy::{Policy, SEEN_AHEAD};
 use crate::trainer::pipeline::scratchpad::ScratchpadSize;
 use crate::trainer::replicas::MOST_REPLICAS;
@@ -9,11 +9,10 @@ use crate::trainer::replicas::MOST_REPLICAS;
 /// How a pipeline is made.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PipelineSettings {
-    /// How large the scratchpad is.
     pub scratchpad: ScratchpadSize,
-    /// Which rows leave it first.
+    /// Chooses the rows that are evicted first.
     pub policy: Policy,
-    /// What the random policy draws from.
+    /// Seed of the random policy.
     pub seed: u64,
     /// Batches that are planned together: cDLRM's look-ahead window; at least 1.
     pub lookahead: usize,
@@ -21,37 +20,37 @@ pub struct PipelineSettings {
     pub buffered: usize,
     /// Bytes of all staging buffers together.
     pub staging_bytes: usize,
-    /// Threads that move rows between store and staging.
+    /// Threads that move rows between store and staging buffers.
     pub threads: usize,
-    /// Whether stages overlap. If not, each item is planned when the one before has trained: a baseline, and the same bytes.
+    /// Whether stages overlap. If not, each item is planned after the item before it has trained: a baseline
+    /// that trains the same bytes.
     pub overlap: bool,
-    /// Makes every stage sleep at random.
+    /// Seed of random sleeps in every stage; none without it.
     pub jitter: Option<u64>,
-    /// Data-parallel workers that each batch is cut for, 1 to [`MOST_REPLICAS`]. Each has dense weights of
-    /// its own and a copy of the window's rows, which is no larger than the scratchpad and comes on top of
+    /// Data-parallel workers that share each batch, 1 to [`MOST_REPLICAS`]. Each has its own dense weights
+    /// and its own copy of the window's rows. The copy is no larger than the scratchpad and is not part of
     /// it.
     pub replicas: usize,
-    /// Steps after which replicas average rows and their state; at least 1. With 1 they exchange gradients in
-    /// place of that. The end of a window averages too, so that no replica is by itself for more than
-    /// `lookahead` steps.
+    /// Steps after which replicas average rows and their state; at least 1. At 1 they exchange gradients
+    /// instead. The end of a window averages too, so a replica takes at most `lookahead` steps by itself.
     pub lambda: u64,
 }
 
 impl PipelineSettings {
-    /// Whether what is trained is what one worker trains: with one replica to the byte, and with several at
-    /// lambda = 1 to rounding, because a sum is then cut where the batch is. Not at any other lambda, where
-    /// each replica goes on for some steps by itself.
+    /// Whether the trained bytes are those of one worker: to the byte with one replica, and to rounding with
+    /// several at lambda = 1, which cut sums where they cut the batch. At any other lambda the replicas
+    /// diverge for some steps.
     #[must_use]
     pub(crate) fn exact(&self) -> bool {
         self.replicas == 1 || self.lambda == 1
     }
 
-    /// Whether what is asked for can be had of any model.
+    /// Checks the settings that do not depend on a model.
     ///
     /// # Errors
     /// [`TrainError::Lookahead`], [`TrainError::Replicas`] or [`TrainError::Lambda`].
     pub(crate) fn check(&self) -> Result<(), TrainError> {
-        let most = SEEN_AHEAD / (1 + Windows::of(self.buffered).future as usize);
+        let most = SEEN_AHEAD / (1 + HazardWindows::of(self.buffered).future_items as usize);
         if !(1..=most).contains(&self.lookahead) {
             return Err(TrainError::Lookahead { got: self.lookahead, most });
         }
@@ -64,7 +63,7 @@ impl PipelineSettings {
         Ok(())
     }
 
-    /// The most steps that replicas take before they average: `lambda`, but no more than a window has.
+    /// The most steps that replicas take before they average: `lambda`, or a window if that is shorter.
     #[must_use]
     pub(crate) fn steps_apart(&self) -> u64 {
         self.lambda.min(self.lookahead as u64)

@@ -1,57 +1,61 @@
-//! Which row each slot holds, and which batches may still touch it: ScratchPipe's Hit-Map and SlotDirectory masks
+//! Which row each slot holds, and which batches may still use it: ScratchPipe's Hit-Map and Hold masks
 //! (section IV-D).
 //!
-//! Instead of a mask of one bit a batch in the window, shifted over all slots each cycle, a slot keeps one number: the last
-//! **batch** that is known to need its row, planned or of the future window. It is a candidate for eviction when that batch has
-//! left the past window. What each batch was the last to need is kept as a list until then, so that a cycle costs as
-//! much as the batch that leaves, not as much as the scratchpad; and a batch whose rows were found when it came into the
-//! future window has nothing to say of them when it is planned.
+//! The paper's mask has a bit for each batch in the window, and shifts all masks each cycle. Here a slot
+//! keeps one number: the last **batch**, planned or of the future window, that is known to need its row. The
+//! slot becomes a candidate for eviction when that batch leaves the past window. Until then a list for each
+//! batch has the slots of which it is the last known user. So a cycle costs as much as the batch that leaves,
+//! not as much as the scratchpad. And a batch whose rows were found when it entered the future window has
+//! nothing to record when it is planned.
 //!
-//! One `SlotDirectory` is of slots of one size. Everything here is Plan's alone, and runs ahead of what the slots hold:
-//! the Hit-Map says what will be in a slot when the batch that is planned comes to train.
+//! A `SlotDirectory` covers slots of one size. Only Plan uses it, and it runs ahead of the slots' content:
+//! the Hit-Map has what a slot will hold when the batch that is planned trains.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::hit_map::HitMap;
-use super::key::Key;
-use super::policy::{Candidates, Policy, Worth};
+use super::hit_map::{HitMap, SlotBucket};
+use super::item::RowSlot;
+use super::policy::{Candidate, Candidates, Policy, RowUse};
 use super::use_counts::UseCounts;
-use crate::mem::prefetch::{TURNS_AHEAD, prefetch_line};
+use crate::mem::prefetch::{PREFETCH_AHEAD, prefetch_line};
+use crate::mem::probe_table::{Bucket, Tag};
 use crate::mem::{Huge, OutOfHostMemory};
 use crate::trainer::pipeline::slot_flags::NO_SLOT;
+use crate::types::RowId;
 
-/// Rows that are looked up together: many times [`TURNS_AHEAD`], and so few that what memory gave is still near when it is used.
-pub(crate) const TOGETHER: usize = 256;
+/// The most rows of one lookup: many times [`PREFETCH_AHEAD`], but few enough that prefetched lines are still
+/// cached when they are used.
+pub(crate) const LOOKUP_ROWS: usize = 256;
 
-/// In so many lists all rows are listed, one after the other, unless these would be shorter than that; while one is made it takes
-/// twice its memory.
+/// [`SlotDirectory::rows_after`] lists all rows in up to so many lists, one after the other, of at least
+/// `MIN_LISTED_ROWS`. While a list is made it takes twice its memory.
 const LISTS: usize = 16;
-const FEWEST_LISTED: usize = 1 << 14;
+const MIN_LISTED_ROWS: usize = 1 << 14;
 
-/// A slot's bookkeeping, four of them in a line of memory; zeros are an empty slot's.
+/// A slot's bookkeeping. Four are in a cache line; all zeros is an empty slot.
 #[derive(Clone, Copy, Default, Pod, Zeroable)]
 #[repr(C)]
-struct Entry {
-    /// What will be in it.
-    key: Key,
-    /// The last batch that is known to need it, counted round; of a candidate the stamp that it has among the candidates.
+struct SlotState {
+    /// The row that the slot will hold.
+    row: RowId,
+    /// Of a candidate: its stamp. Else: the last batch that is known to need the row, modulo 2^32.
     until: u32,
-    /// Twice how often the row is used: by the counts, and one more; or, without them, by batches since it came in. And 1 more
-    /// where it is a candidate: beside the rest, so that most slots need not be looked up among the candidates.
+    /// Bit 0: is a victim candidate. Bits 1..: use count, at least 1 if the slot is taken: the row's count in
+    /// the data set + 1, or without counts the batches that have used it since it came in.
     uses: u32,
 }
 
-impl Entry {
-    /// Of a row that batch `batch` brings in.
+impl SlotState {
+    /// The state of a row that batch `batch` brings in.
     #[inline(always)]
-    fn new(key: Key, batch: u64, uses: u32) -> Self {
-        Self { key, until: batch as u32, uses: uses.clamp(1, u32::MAX >> 1) << 1 }
+    fn new(row: RowId, batch: u64, uses: u32) -> Self {
+        Self { row, until: batch as u32, uses: uses.clamp(1, u32::MAX >> 1) << 1 }
     }
 
-    /// Whether there is a row at all.
+    /// Whether the slot has a row.
     #[inline(always)]
     fn taken(&self) -> bool {
         self.uses > 0
@@ -67,25 +71,40 @@ impl Entry {
         self.candidate().then_some(self.until)
     }
 
-    /// Whether the batch is the last that needs it, so that it is free when the batch has left.
+    /// Whether the batch is the last that needs the row.
     #[inline(always)]
     fn held_until(&self, batch: u64) -> bool {
         self.taken() && !self.candidate() && self.until == batch as u32
     }
 }
 
+/// Slots whose last known user is this batch, or was when they were listed.
+struct BatchSlots {
+    batch: u64,
+    slots: Vec<u32>,
+}
+
+/// A slot that was taken for a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TakenSlot {
+    pub row: RowId,
+    pub slot: u32,
+    /// The row that the slot holds now and that is evicted.
+    pub victim: Option<RowId>,
+}
+
 /// The slots of one size.
 pub(crate) struct SlotDirectory {
-    /// How often each row is used, where that is known.
+    /// How often a data set uses each row; none if unknown.
     frequencies: Option<Arc<UseCounts>>,
-    entries: Huge<Entry>,
+    states: Huge<SlotState>,
     slots: HitMap,
     free: Vec<u32>,
     candidates: Candidates,
-    /// That of the last candidate, counted round.
+    /// The stamp of the candidate that was added last, modulo 2^32.
     stamp: u32,
-    /// What each batch was said to need when it was the last, of both windows.
-    needed: VecDeque<(u64, Vec<u32>)>,
+    /// Ascending by batch, of both windows.
+    needed: VecDeque<BatchSlots>,
     /// Lists to use again.
     spare: Vec<Vec<u32>>,
 }
@@ -94,7 +113,7 @@ impl SlotDirectory {
     /// `count` empty slots.
     ///
     /// # Errors
-    /// [`OutOfHostMemory`] when the memory is not to be had.
+    /// [`OutOfHostMemory`] when an allocation fails.
     pub(crate) fn new(
         policy: Policy,
         frequencies: Option<Arc<UseCounts>>,
@@ -103,7 +122,7 @@ impl SlotDirectory {
     ) -> Result<Self, OutOfHostMemory> {
         Ok(Self {
             frequencies,
-            entries: Huge::zeroed(count)?,
+            states: Huge::zeroed(count)?,
             slots: HitMap::new(count)?,
             free: (0..count as u32).rev().collect(),
             candidates: Candidates::new(policy, count, seed),
@@ -113,10 +132,10 @@ impl SlotDirectory {
         })
     }
 
-    /// Nothing is in any slot, as when it was made.
+    /// Empties all slots.
     pub(crate) fn clear(&mut self, policy: Policy, seed: u64) {
         let count = self.count();
-        self.entries.fill(Entry::default());
+        self.states.fill(SlotState::default());
         self.slots.clear();
         self.free.clear();
         self.free.extend((0..count as u32).rev());
@@ -124,12 +143,12 @@ impl SlotDirectory {
         self.needed.clear();
     }
 
-    /// Bytes for each slot, with the list that [`Self::rows_after`] makes; the lists of the window left out, which are of as many
-    /// slots as its batches touch.
+    /// Bytes for each slot, with the list that [`Self::rows_after`] makes, but without the lists of the
+    /// window, whose size depends on its batches.
     pub(crate) const fn bytes_per_slot() -> usize {
-        let listed = 2 * size_of::<(Key, u32)>() / LISTS;
-        size_of::<Entry>()
-            + HitMap::bytes_per_slot()
+        let listed = 2 * size_of::<RowSlot>() / LISTS;
+        size_of::<SlotState>()
+            + HitMap::BYTES_PER_ENTRY
             + size_of::<u32>()
             + Candidates::bytes_per_slot()
             + listed
@@ -137,228 +156,228 @@ impl SlotDirectory {
 
     /// How many slots.
     pub(crate) fn count(&self) -> usize {
-        self.entries.len()
+        self.states.len()
     }
 
-    /// Slots that can be had now.
+    /// Slots that are free or candidates.
     pub(crate) fn available(&self) -> usize {
         self.free.len() + self.candidates.len()
     }
 
     /// The slot that holds the row, or will when the next item trains.
     #[inline]
-    pub(crate) fn find(&self, key: Key) -> Option<u32> {
-        self.slots.find(key.tag(), |slot| self.holds(slot, key))
+    pub(crate) fn find(&self, row: RowId) -> Option<u32> {
+        let tag = tag_of(row);
+        let bucket = self.slots.find(tag, |bucket| bucket.tag() == tag && self.has_row(bucket.slot(), row));
+        bucket.map(|bucket| bucket.slot())
     }
 
-    /// [`Self::find`] for some rows, at most [`TOGETHER`], into `found`, or [`NO_SLOT`].
+    /// [`Self::find`] for up to [`LOOKUP_ROWS`] rows, into `found`; [`NO_SLOT`] for a row without a slot.
     #[inline]
-    pub(crate) fn find_all<'f>(&self, keys: &[Key], found: &'f mut [u32; TOGETHER]) -> &'f [u32] {
-        let found = &mut found[..keys.len()];
-        for (at, (found, key)) in found.iter_mut().zip(keys).enumerate() {
-            if let Some(next) = keys.get(at + TURNS_AHEAD) {
-                self.slots.prefetch(next.tag());
+    pub(crate) fn find_all<'f>(&self, rows: &[RowId], found: &'f mut [u32; LOOKUP_ROWS]) -> &'f [u32] {
+        let found = &mut found[..rows.len()];
+        for (at, (found, &row)) in found.iter_mut().zip(rows).enumerate() {
+            if let Some(&next) = rows.get(at + PREFETCH_AHEAD) {
+                self.slots.prefetch(tag_of(next));
             }
-            *found = self.slots.find(key.tag(), |_| true).unwrap_or(NO_SLOT);
+            let tag = tag_of(row);
+            *found =
+                self.slots.find(tag, |bucket| bucket.tag() == tag).map_or(NO_SLOT, |bucket| bucket.slot());
             if *found != NO_SLOT {
-                prefetch_line(&raw const self.entries[*found as usize]);
+                prefetch_line(&raw const self.states[*found as usize]);
             }
         }
-        // A loop of its own, by whose turns the entries are there.
-        for (found, &key) in found.iter_mut().zip(keys) {
-            if *found != NO_SLOT && !self.holds(*found, key) {
-                *found = self.find(key).unwrap_or(NO_SLOT);
+        // A second loop, so that the states have arrived.
+        for (found, &row) in found.iter_mut().zip(rows) {
+            if *found != NO_SLOT && !self.has_row(*found, row) {
+                *found = self.find(row).unwrap_or(NO_SLOT);
             }
         }
         found
     }
 
-    /// Whether the slot, which is a row's, is this one's.
     #[inline(always)]
-    fn holds(&self, slot: u32, key: Key) -> bool {
-        self.entries[slot as usize].key == key
+    fn has_row(&self, slot: u32, row: RowId) -> bool {
+        self.states[slot as usize].row == row
     }
 
-    /// Batch `batch` needs the rows of these slots; each [`NO_SLOT`] among them stands for none.
+    /// Batch `batch` needs the rows of these slots; [`NO_SLOT`] is ignored.
     pub(crate) fn keep(&mut self, slots: &[u32], batch: u64) {
-        let mut needed = std::mem::take(list_of(&mut self.needed, &mut self.spare, batch));
-        needed.extend(slots.iter().filter(|&&slot| slot != NO_SLOT && self.needs(slot, batch)));
-        *list_of(&mut self.needed, &mut self.spare, batch) = needed;
+        let mut needed = std::mem::take(slots_of_batch(&mut self.needed, &mut self.spare, batch));
+        needed.extend(slots.iter().filter(|&&slot| slot != NO_SLOT && self.extend_use(slot, batch)));
+        *slots_of_batch(&mut self.needed, &mut self.spare, batch) = needed;
     }
 
-    /// Marks the slot as one that the batch needs, unless a later one is known to.
+    /// Records that the batch needs the slot. Returns whether it is now the last known user.
     #[inline(always)]
-    fn needs(&mut self, slot: u32, batch: u64) -> bool {
-        let candidate = self.withdraw(slot);
-        let entry = &mut self.entries[slot as usize];
-        // What is no candidate was needed within the window, so that the difference is small and tells what is later.
-        let later = candidate || (batch as u32).wrapping_sub(entry.until) as i32 > 0;
+    fn extend_use(&mut self, slot: u32, batch: u64) -> bool {
+        let was_candidate = self.remove_candidate(slot);
+        let state = &mut self.states[slot as usize];
+        // A slot that is no candidate was needed within the window, so the difference is small and its sign
+        // is right.
+        let later = was_candidate || (batch as u32).wrapping_sub(state.until) as i32 > 0;
         if later {
-            entry.until = batch as u32;
-            if self.frequencies.is_none() && entry.uses < u32::MAX - 1 {
-                entry.uses += 2;
+            state.until = batch as u32;
+            if self.frequencies.is_none() && state.uses < u32::MAX - 1 {
+                state.uses += 2;
             }
         }
         later
     }
 
-    /// Batches up to `past` have left the past window: what no other needs becomes a candidate. What batch `batch`, which is
-    /// planned, needs must be said before. `next` is how many batches from now a row is used, as [`Worth`] has it.
-    pub(crate) fn expire(&mut self, past: u64, batch: u64, next: impl Fn(Key) -> u64) {
-        while self.needed.front().is_some_and(|(number, _)| *number <= past) {
-            let Some((number, mut list)) = self.needed.pop_front() else { break };
-            self.offer(&list, number, batch, &next);
-            list.clear();
-            self.spare.push(list);
+    /// Batches up to `past` have left the past window: slots that no later batch needs become candidates. The
+    /// needs of batch `batch`, which is planned, must be recorded before. `next` is as [`RowUse::next`].
+    pub(crate) fn expire(&mut self, past: u64, batch: u64, next: impl Fn(RowId) -> u64) {
+        while self.needed.front().is_some_and(|needed| needed.batch <= past) {
+            let Some(BatchSlots { batch: last, mut slots }) = self.needed.pop_front() else { break };
+            self.add_candidates(&slots, last, batch, &next);
+            slots.clear();
+            self.spare.push(slots);
         }
     }
 
-    /// Those of the slots become candidates that nobody needs after `last`.
-    fn offer(&mut self, slots: &[u32], last: u64, batch: u64, next: &impl Fn(Key) -> u64) {
+    /// Makes those of the slots candidates whose last user is batch `last`.
+    fn add_candidates(&mut self, slots: &[u32], last: u64, batch: u64, next: &impl Fn(RowId) -> u64) {
         for (at, &slot) in slots.iter().enumerate() {
-            if let Some(&next) = slots.get(at + TURNS_AHEAD) {
-                prefetch_line(&raw const self.entries[next as usize]);
+            if let Some(&next) = slots.get(at + PREFETCH_AHEAD) {
+                prefetch_line(&raw const self.states[next as usize]);
             }
-            // A slot may be on the list twice; the second time it is a candidate.
-            let entry = &self.entries[slot as usize];
-            if entry.held_until(last) {
-                let worth = Worth { frequency: entry.uses >> 1, next: next(entry.key) };
-                add(&mut self.candidates, &mut self.entries, (slot, &mut self.stamp), worth, batch);
+            // A slot may be listed twice; the second time it is a candidate.
+            let state = &self.states[slot as usize];
+            if state.held_until(last) {
+                let row_use = RowUse { frequency: state.uses >> 1, next: next(state.row) };
+                self.add_candidate(slot, row_use, batch);
             }
         }
     }
 
-    /// A candidate's worth has changed.
-    pub(crate) fn judge(&mut self, slot: u32, batch: u64, worth: Worth) {
-        if self.withdraw(slot) {
-            add(&mut self.candidates, &mut self.entries, (slot, &mut self.stamp), worth, batch);
+    /// The use of a row has changed. Orders its slot anew if it is a candidate.
+    pub(crate) fn update_candidate(&mut self, slot: u32, batch: u64, row_use: RowUse) {
+        if self.remove_candidate(slot) {
+            self.add_candidate(slot, row_use, batch);
         }
     }
 
-    /// The slot is no candidate any more; gives whether it was one.
+    /// Makes the slot a candidate, with the next stamp.
     #[inline(always)]
-    fn withdraw(&mut self, slot: u32) -> bool {
-        let entry = &mut self.entries[slot as usize];
-        let candidate = entry.candidate();
+    fn add_candidate(&mut self, slot: u32, row_use: RowUse, batch: u64) {
+        self.stamp = self.stamp.wrapping_add(1);
+        let state = &mut self.states[slot as usize];
+        state.until = self.stamp;
+        state.uses += 1;
+        let candidate = Candidate { slot, stamp: self.stamp };
+        self.candidates.add(candidate, row_use, batch, |slot| self.states[slot as usize].stamp());
+    }
+
+    /// Makes the slot no candidate. Returns whether it was one.
+    #[inline(always)]
+    fn remove_candidate(&mut self, slot: u32) -> bool {
+        let state = &mut self.states[slot as usize];
+        let candidate = state.candidate();
         if candidate {
-            entry.uses -= 1;
+            state.uses -= 1;
             self.candidates.remove(slot);
         }
         candidate
     }
 
-    /// Gives up `count` rows that batches after `batch` need, the furthest batch first: they are candidates from now
-    /// on. None of the slots in `kept` is given up.
+    /// Makes candidates of `count` slots that batches after `batch` need, those of the furthest batch first.
+    /// It spares the slots in `kept`.
     pub(crate) fn release(&mut self, mut count: usize, batch: u64, kept: &HashSet<u32>) {
-        for (number, list) in self.needed.iter().rev().take_while(|(number, _)| *number > batch) {
-            for &slot in list {
-                let held = self.entries[slot as usize].held_until(*number);
-                if count > 0 && held && !kept.contains(&slot) {
-                    let new = (slot, &mut self.stamp);
-                    add(&mut self.candidates, &mut self.entries, new, Worth::default(), batch);
+        let needed = std::mem::take(&mut self.needed);
+        for BatchSlots { batch: last, slots } in needed.iter().rev().take_while(|needed| needed.batch > batch)
+        {
+            for &slot in slots {
+                if count > 0 && self.states[slot as usize].held_until(*last) && !kept.contains(&slot) {
+                    self.add_candidate(slot, RowUse::default(), batch);
                     count -= 1;
                 }
             }
         }
+        self.needed = needed;
     }
 
-    /// Takes a slot for each of these rows, at most [`TOGETHER`], that batch `batch` needs; `give` gets each in turn, with its
-    /// slot and what is in it now. Stops where no slot can be had.
-    pub(crate) fn take_all(
-        &mut self,
-        keys: &[Key],
-        batch: u64,
-        mut give: impl FnMut(Key, u32, Option<Key>),
-    ) -> usize {
-        let mut taken = [(0, false); TOGETHER];
+    /// Takes a slot for each of these rows, at most [`LOOKUP_ROWS`], that batch `batch` needs, and calls
+    /// `give` with each in turn. Stops when no slot is available.
+    pub(crate) fn take_all(&mut self, rows: &[RowId], batch: u64, mut give: impl FnMut(TakenSlot)) -> usize {
+        let mut taken = [(0, false); LOOKUP_ROWS];
         let mut count = 0;
-        while count < keys.len() {
+        while count < rows.len() {
             let free = self.free.pop();
-            let stamp_of = |slot: u32| self.entries[slot as usize].stamp();
-            let ask = |slot: u32| prefetch_line(&raw const self.entries[slot as usize]);
-            let Some(slot) = free.or_else(|| self.candidates.pop(batch, stamp_of, ask)) else { break };
+            let stamp_of = |slot: u32| self.states[slot as usize].stamp();
+            let prefetch = |slot: u32| prefetch_line(&raw const self.states[slot as usize]);
+            let Some(slot) = free.or_else(|| self.candidates.pop(batch, stamp_of, prefetch)) else { break };
             taken[count] = (slot, free.is_none());
             count += 1;
         }
-        let (keys, taken) = (&keys[..count], &taken[..count]);
-        // Loops of their own, as in `find_all`.
-        let mut old = [Key::default(); TOGETHER];
-        for ((old, (slot, _)), key) in old.iter_mut().zip(taken).zip(keys) {
-            *old = self.entries[*slot as usize].key;
-            self.slots.prefetch(old.tag());
-            self.slots.prefetch(key.tag());
+        let (rows, taken) = (&rows[..count], &taken[..count]);
+        // Separate loops, as in `find_all`.
+        let mut old = [RowId::default(); LOOKUP_ROWS];
+        for ((old, (slot, _)), row) in old.iter_mut().zip(taken).zip(rows) {
+            *old = self.states[*slot as usize].row;
+            self.slots.prefetch(tag_of(*old));
+            self.slots.prefetch(tag_of(*row));
             if let Some(counts) = &self.frequencies {
-                counts.prefetch(*key);
+                counts.prefetch(*row);
             }
         }
-        for (old, (slot, _)) in old.iter().zip(taken).filter(|(_, (_, full))| *full) {
-            self.slots.remove(old.tag(), *slot);
+        for (&old, (slot, _)) in old.iter().zip(taken).filter(|(_, (_, full))| *full) {
+            self.slots.remove(tag_of(old), |bucket| bucket.slot() == *slot);
         }
-        let mut uses = [1_u32; TOGETHER];
+        let mut uses = [1_u32; LOOKUP_ROWS];
         if let Some(counts) = &self.frequencies {
-            for (uses, &key) in uses.iter_mut().zip(keys) {
-                *uses = counts.get(key).saturating_add(1);
+            for (uses, &row) in uses.iter_mut().zip(rows) {
+                *uses = counts.get(row).saturating_add(1);
             }
         }
-        let needed = list_of(&mut self.needed, &mut self.spare, batch);
-        for (((&key, &(slot, full)), &old), uses) in keys.iter().zip(taken).zip(&old).zip(uses) {
-            self.entries[slot as usize] = Entry::new(key, batch, uses);
-            self.slots.insert(key.tag(), slot);
+        let needed = slots_of_batch(&mut self.needed, &mut self.spare, batch);
+        for (((&row, &(slot, full)), &old), uses) in rows.iter().zip(taken).zip(&old).zip(uses) {
+            self.states[slot as usize] = SlotState::new(row, batch, uses);
+            self.slots.insert(SlotBucket::new(tag_of(row), slot));
             needed.push(slot);
-            give(key, slot, full.then_some(old));
+            give(TakenSlot { row, slot, victim: full.then_some(old) });
         }
         count
     }
 
-    /// The first rows past `after` that are here, ascending, and their slots: none when there are no more. Each time it looks at
-    /// every slot, so it gives a sixteenth of them or more.
-    pub(crate) fn rows_after(&self, after: Option<Key>, rows: &mut Vec<(Key, u32)>) {
-        rows.clear();
-        let (most, mut end) = (FEWEST_LISTED.max(self.count() / LISTS), None);
-        rows.reserve_exact((2 * most).min(self.count()));
-        let taken = self.entries.iter().zip(0..).filter(|(entry, _)| entry.taken());
-        for (&Entry { key, .. }, slot) in taken {
-            if after.is_some_and(|after| key <= after) || end.is_some_and(|end| key >= end) {
+    /// Lists the first rows after `after`, ascending, with their slots; none when there are no more. Each
+    /// call reads every slot, so it lists at least a sixteenth of them.
+    pub(crate) fn rows_after(&self, after: Option<RowId>, listed: &mut Vec<RowSlot>) {
+        listed.clear();
+        let (most, mut end) = (MIN_LISTED_ROWS.max(self.count() / LISTS), None);
+        listed.reserve_exact((2 * most).min(self.count()));
+        let taken = self.states.iter().zip(0..).filter(|(state, _)| state.taken());
+        for (&SlotState { row, .. }, slot) in taken {
+            if after.is_some_and(|after| row <= after) || end.is_some_and(|end| row >= end) {
                 continue;
             }
-            rows.push((key, slot));
-            if rows.len() == 2 * most {
-                end = Some(rows.select_nth_unstable(most).1.0);
-                rows.truncate(most);
+            listed.push(RowSlot { row, slot });
+            if listed.len() == 2 * most {
+                end = Some(listed.select_nth_unstable(most).1.row);
+                listed.truncate(most);
             }
         }
-        rows.sort_unstable();
-        rows.truncate(most);
+        listed.sort_unstable();
+        listed.truncate(most);
     }
 }
 
-/// Makes the slot a candidate, with the stamp after the last one.
 #[inline(always)]
-fn add(
-    candidates: &mut Candidates,
-    entries: &mut [Entry],
-    (slot, stamp): (u32, &mut u32),
-    worth: Worth,
-    batch: u64,
-) {
-    *stamp = stamp.wrapping_add(1);
-    let entry = &mut entries[slot as usize];
-    entry.until = *stamp;
-    entry.uses += 1;
-    candidates.add((slot, *stamp), worth, batch, |slot| entries[slot as usize].stamp());
+fn tag_of(row: RowId) -> Tag {
+    Tag::of(row.number())
 }
 
-/// The list of this number; lists are made in ascending order.
-fn list_of<'a>(
-    lists: &'a mut VecDeque<(u64, Vec<u32>)>,
+/// The list of this batch, which is made if there is none.
+fn slots_of_batch<'a>(
+    lists: &'a mut VecDeque<BatchSlots>,
     spare: &mut Vec<Vec<u32>>,
-    number: u64,
+    batch: u64,
 ) -> &'a mut Vec<u32> {
-    let at = lists.partition_point(|(n, _)| *n < number);
-    if lists.get(at).is_none_or(|(n, _)| *n != number) {
-        lists.insert(at, (number, spare.pop().unwrap_or_default()));
+    let at = lists.partition_point(|list| list.batch < batch);
+    if lists.get(at).is_none_or(|list| list.batch != batch) {
+        lists.insert(at, BatchSlots { batch, slots: spare.pop().unwrap_or_default() });
     }
-    &mut lists[at].1
+    &mut lists[at].slots
 }
 
 #[cfg(test)]

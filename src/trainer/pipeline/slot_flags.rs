@@ -1,22 +1,20 @@
-//! Whose each slot of a trainer's scratchpad is at the moment: one flag a slot, wherever the slots are.
+//! Claims on the slots of a scratchpad: one flag a slot, on the host, wherever the slots are.
 //!
-//! Who may touch which slot when is for the trainer's plan to say, far from here. So that a fault in it is
-//! told and never becomes two threads at one row, nobody touches a slot that it has not claimed, and a claim
-//! is given only while no other has any of its slots: flags are taken and given back once a batch, not once
-//! an access.
+//! The trainer's plan decides which stage may use which slot when. Flags make a fault of the plan an error
+//! instead of a data race: a stage uses only slots that it has claimed, and a claim fails if another claim
+//! has one of its slots. Flags are set and cleared once a batch, not once an access.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Stands in a list of slots for a row that has none.
+/// In a list of slots: a row without a slot.
 pub const NO_SLOT: u32 = u32::MAX;
 
-/// A slot that another claim holds, or that is not there.
+/// A claim failed: another claim has the slot, or there is no such slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("slot {slot}: claimed twice at a time, or past the {count} slots there are")]
-pub struct NotClaimed {
-    /// Which one.
+pub struct ClaimError {
     pub slot: u32,
-    /// How many there are.
+    /// How many slots there are.
     pub count: usize,
 }
 
@@ -24,16 +22,15 @@ pub struct NotClaimed {
 #[derive(Debug)]
 pub struct SlotFlags(Box<[AtomicBool]>);
 
-/// Slots that are someone's, until this is dropped: distinct and among those there are, but for each
-/// [`NO_SLOT`].
+/// Claimed slots, until this is dropped. They exist and are distinct, apart from [`NO_SLOT`].
 #[derive(Debug)]
-pub struct Held<'a> {
+pub struct HeldSlots<'a> {
     flags: &'a SlotFlags,
     list: &'a [u32],
 }
 
 impl SlotFlags {
-    /// For so many slots, which nobody has yet.
+    /// `count` flags; no slot is claimed.
     #[must_use]
     pub(crate) fn new(count: usize) -> Self {
         Self((0..count).map(|_| AtomicBool::new(false)).collect())
@@ -45,13 +42,13 @@ impl SlotFlags {
         self.0.len()
     }
 
-    /// Claims these slots; each [`NO_SLOT`] among them stands for none. What was done with a slot before it
-    /// was given back is seen by whoever claims it next.
+    /// Claims these slots; [`NO_SLOT`] is ignored. All that was done with a slot under its last claim is
+    /// visible to this one.
     ///
     /// # Errors
-    /// [`NotClaimed`] for the first that another claim has, or that stands there twice; nothing is
-    /// claimed then.
-    pub fn claim<'a>(&'a self, list: &'a [u32]) -> Result<Held<'a>, NotClaimed> {
+    /// [`ClaimError`] for the first slot that another claim has, or that is listed twice; then nothing is
+    /// claimed.
+    pub fn claim<'a>(&'a self, list: &'a [u32]) -> Result<HeldSlots<'a>, ClaimError> {
         let take = |slot: u32| {
             let flag = self.0.get(slot as usize);
             flag.is_some_and(|f| {
@@ -59,17 +56,17 @@ impl SlotFlags {
             })
         };
         match list.iter().position(|&slot| slot != NO_SLOT && !take(slot)) {
-            None => Ok(Held { flags: self, list }),
+            None => Ok(HeldSlots { flags: self, list }),
             Some(failed) => {
-                drop(Held { flags: self, list: &list[..failed] });
-                Err(NotClaimed { slot: list[failed], count: self.count() })
+                drop(HeldSlots { flags: self, list: &list[..failed] });
+                Err(ClaimError { slot: list[failed], count: self.count() })
             }
         }
     }
 }
 
-impl<'a> Held<'a> {
-    /// The slots, in the order in which they were claimed.
+impl<'a> HeldSlots<'a> {
+    /// The slots as they were listed.
     #[inline(always)]
     #[must_use]
     pub(crate) fn list(&self) -> &'a [u32] {
@@ -83,7 +80,7 @@ impl<'a> Held<'a> {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for HeldSlots<'_> {
     fn drop(&mut self) {
         for &slot in self.list.iter().filter(|&&slot| slot != NO_SLOT) {
             self.flags.0[slot as usize].store(false, Ordering::Release);

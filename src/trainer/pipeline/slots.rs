@@ -1,58 +1,58 @@
-//! Slots of rows that several threads read and write at once, each of them slots of its own: the memory of a
-//! trainer's scratchpad on the host.
+//! The scratchpad's memory on the host: slots of rows that several threads read and write at once, each its
+//! own slots.
 //!
-//! Who may touch which slot when is for the trainer's plan to say, far from here. So that a fault in it can corrupt a
-//! row but never memory, nobody touches a slot without a [`Claim`], and a claim is given only while no other has any of
-//! its slots ([`crate::trainer::pipeline::slot_flags`]).
+//! The trainer's plan decides which stage may use which slot when. A fault of the plan can spoil a row, but
+//! never memory: a slot is only used under a [`Claim`], and a claim fails if another one has a slot of it
+//! ([`crate::trainer::pipeline::slot_flags`]).
 #![allow(unsafe_code)]
 
 use crate::compute::gather_pool::rows_ahead;
 use crate::compute::simd::copy_past_caches;
 use crate::mem::prefetch::{prefetch, prefetch_line};
 use crate::mem::{HostBlock, HostMemory, OutOfHostMemory};
-use crate::trainer::pipeline::slot_flags::{Held, SlotFlags};
-pub(crate) use crate::trainer::pipeline::slot_flags::{NO_SLOT, NotClaimed};
+pub(crate) use crate::trainer::pipeline::slot_flags::{ClaimError, NO_SLOT};
+use crate::trainer::pipeline::slot_flags::{HeldSlots, SlotFlags};
 
-/// `count` slots of `width` f32.
+/// `count` slots of `width` f32 each.
 pub(crate) struct Slots {
     width: usize,
     flags: SlotFlags,
-    /// The first word of `memory`.
+    /// Points to the first word of `_memory`.
     words: *mut f32,
-    /// Owns what `words` points to; not looked into while this lives.
+    /// Owns the words. It is not used while this lives.
     _memory: Box<dyn HostBlock>,
 }
 
-// SAFETY: `words` points into memory that `Slots` owns and that no thread is tied to; it is read and written only through
-// claims, of which no two at a time have a slot in common, and whose flags order what one thread did before what the
-// next one does (released when dropped, acquired when taken).
+// SAFETY: `words` points into memory that `Slots` owns and that is tied to no thread. It is read and written
+// only under claims. No two claims have a slot in common at a time, and their flags order what one thread did
+// before what the next one does (release when dropped, acquire when taken).
 unsafe impl Send for Slots {}
 // SAFETY: as above.
 unsafe impl Sync for Slots {}
 
-/// The right to these slots, exclusive until it is dropped.
+/// Exclusive access to these slots until it is dropped.
 pub(crate) struct Claim<'a> {
     slots: &'a Slots,
-    held: Held<'a>,
+    held: HeldSlots<'a>,
 }
 
-/// So many bytes at a time are written past the caches, which would not keep them until they are read.
+/// Writes of at least this size bypass the caches, which would evict them before they are read.
 const MANY_BYTES: usize = 1 << 20;
 
-/// The rows of a claim, to write.
+/// Mutable access to the rows of a claim.
 pub(crate) struct ClaimedRows<'a> {
     slots: &'a Slots,
     list: &'a [u32],
 }
 
 impl Slots {
-    /// The most slots of a size: they are numbered in 32 bits, and [`NO_SLOT`] is none.
+    /// The most slots of a size: slots are numbered in 32 bits, and [`NO_SLOT`] is no slot.
     pub(crate) const MOST: u64 = NO_SLOT as u64 - 1;
 
-    /// So many zeroed slots.
+    /// `count` zeroed slots.
     ///
     /// # Errors
-    /// [`OutOfHostMemory`] when the memory is not to be had.
+    /// [`OutOfHostMemory`] when the allocation fails.
     pub(crate) fn new(memory: &dyn HostMemory, count: usize, width: usize) -> Result<Self, OutOfHostMemory> {
         let bytes = count.checked_mul(width).and_then(|words| words.checked_mul(size_of::<f32>()));
         let bytes =
@@ -76,15 +76,15 @@ impl Slots {
         self.width
     }
 
-    /// Claims these slots; each [`NO_SLOT`] among them stands for none.
+    /// Claims these slots; [`NO_SLOT`] is ignored.
     ///
     /// # Errors
     /// As [`SlotFlags::claim`].
-    pub(crate) fn claim<'a>(&'a self, list: &'a [u32]) -> Result<Claim<'a>, NotClaimed> {
+    pub(crate) fn claim<'a>(&'a self, list: &'a [u32]) -> Result<Claim<'a>, ClaimError> {
         Ok(Claim { slots: self, held: self.flags.claim(list)? })
     }
 
-    /// Where the row of the slot begins.
+    /// Pointer to the row in the slot.
     fn row(&self, slot: u32) -> *mut f32 {
         debug_assert!((slot as usize) < self.count());
         // SAFETY: every slot of a claim is below `count` (it has a flag), so this stays
@@ -94,31 +94,32 @@ impl Slots {
 }
 
 impl<'a> Claim<'a> {
-    /// The row of slot `k` of the claim; none where that is [`NO_SLOT`] or past its end.
+    /// The row in slot `k` of the claim; none if that is [`NO_SLOT`] or past the end.
     #[inline(always)]
     #[must_use]
     pub(crate) fn row(&self, k: usize) -> Option<&[f32]> {
         let slot = self.held.list().get(k).copied().filter(|&slot| slot != NO_SLOT)?;
-        // SAFETY: the claim holds the slot, so no other claim touches it; this one writes only by `rows_mut`, which
-        // borrows it mutably, and so not while the reference given here lives. The words are initialised (zeroed).
+        // SAFETY: the claim has the slot, so no other claim uses it. This claim writes only through
+        // `rows_mut`, which borrows it mutably, so not while the returned reference lives. The words are
+        // initialised (zeroed).
         Some(unsafe { std::slice::from_raw_parts(self.slots.row(slot), self.slots.width) })
     }
 
-    /// Asks memory for what [`Self::row`] looks at: which slot it is.
+    /// Prefetches the slot number that [`Self::row`] reads.
     #[inline(always)]
-    pub(crate) fn ask(&self, k: usize) {
+    pub(crate) fn prefetch_slot(&self, k: usize) {
         prefetch_line(self.held.list().as_ptr().wrapping_add(k));
     }
 
-    /// All rows, to write.
+    /// All rows, mutably.
     pub(crate) fn rows_mut(&mut self) -> ClaimedRows<'_> {
         ClaimedRows { slots: self.slots, list: self.held.list() }
     }
 
-    /// Copies the rows end to end over `out`.
+    /// Copies the rows to `out`, end to end.
     ///
     /// # Panics
-    /// When `out` has not room for exactly as many rows as there are slots, or one is [`NO_SLOT`].
+    /// If `out` is not as long as all rows together, or a slot is [`NO_SLOT`].
     pub(crate) fn read(&self, out: &mut [f32]) {
         assert_eq!(out.len(), self.held.list().len() * self.slots.width, "elements");
         let ahead = rows_ahead(self.slots.width * size_of::<f32>());
@@ -130,13 +131,13 @@ impl<'a> Claim<'a> {
         }
     }
 
-    /// Copies rows that lie end to end into the slots.
+    /// Copies rows that are end to end into the slots.
     ///
     /// # Panics
     /// As [`Self::read`].
     pub(crate) fn write(&mut self, from: &[f32]) {
         assert_eq!(from.len(), self.held.list().len() * self.slots.width, "elements");
-        assert!(!self.held.list().contains(&NO_SLOT), "a row that has no slot");
+        assert!(!self.held.list().contains(&NO_SLOT), "a row without a slot");
         let (width, many) = (self.slots.width.max(1), size_of_val(from) >= MANY_BYTES);
         let pairs = self.rows_mut().each().zip(from.chunks_exact(width));
         if many { copy_past_caches(pairs) } else { pairs.for_each(|(to, from)| to.copy_from_slice(from)) }
@@ -144,20 +145,20 @@ impl<'a> Claim<'a> {
 }
 
 impl<'a> ClaimedRows<'a> {
-    /// The row of slot `k`; none where that is [`NO_SLOT`] or past the end.
+    /// The row in slot `k`; none if that is [`NO_SLOT`] or past the end.
     #[inline(always)]
     pub(crate) fn row_mut(&mut self, k: usize) -> Option<&mut [f32]> {
         let slot = self.list.get(k).copied().filter(|&slot| slot != NO_SLOT)?;
-        // SAFETY: the slots of a claim are distinct, and this has the claim to itself (`rows_mut` borrows it mutably), so
-        // nobody else has this row.
+        // SAFETY: the slots of a claim are distinct, and this has exclusive use of the claim (`rows_mut`
+        // borrows it mutably), so there is no other reference to this row.
         Some(unsafe { std::slice::from_raw_parts_mut(self.slots.row(slot), self.slots.width) })
     }
 
-    /// The rows of all slots but [`NO_SLOT`].
+    /// The rows of all slots, without [`NO_SLOT`].
     pub(crate) fn each(self) -> impl Iterator<Item = &'a mut [f32]> {
         let Self { slots, list } = self;
         let list = list.iter().filter(|&&slot| slot != NO_SLOT);
-        // SAFETY: as in `row_mut`; each slot of the list comes up once, and this is of no more use to get at it again.
+        // SAFETY: as in `row_mut`. Each slot comes up once, and `self` is consumed.
         list.map(|&slot| unsafe { std::slice::from_raw_parts_mut(slots.row(slot), slots.width) })
     }
 }

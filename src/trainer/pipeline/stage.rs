@@ -1,17 +1,17 @@
-//! Threads of stages: how one starts, takes items and hands them on, and ends.
+//! The threads of stages: how one starts, passes items on, and ends.
 
 use std::sync::mpsc::{Receiver, SyncSender};
 use std::thread::{self, Scope, ScopedJoinHandle};
 
-use super::Buffers;
+use super::BufferPools;
 use crate::trainer::TrainError;
 use crate::trainer::pipeline::clocks::{Clocks, StageName};
-use crate::trainer::pipeline::item::{Item, Work};
+use crate::trainer::pipeline::item::{Item, ItemTransfers, Work};
 use crate::trainer::pipeline::jitter::Jitter;
 use crate::trainer::pipeline::train::Train;
 use crate::trainer::pipeline::train_progress::TrainProgress;
 
-/// Starts a stage's thread, which tools for looking at threads show by its name.
+/// Starts a named thread for a stage.
 pub(crate) fn start<'s, T: Send + 's>(
     scope: &'s Scope<'s, '_>,
     name: &str,
@@ -21,12 +21,12 @@ pub(crate) fn start<'s, T: Send + 's>(
     thread.spawn_scoped(scope, work).map_err(|e| TrainError::Threads { reason: e.to_string() })
 }
 
-/// The end of a stage's thread. A panic goes on.
+/// Waits for the end of a stage's thread. Its panic continues here.
 pub(crate) fn end(stage: ScopedJoinHandle<'_, Result<(), TrainError>>) -> Result<(), TrainError> {
     stage.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// A stage that works on items in order.
+/// A stage that works on items in order, and the channels around it.
 pub(crate) struct Stage<'a> {
     pub name: StageName,
     pub clocks: &'a Clocks,
@@ -49,34 +49,34 @@ impl Stage<'_> {
     }
 }
 
-/// Train's ends of the pipeline.
-pub(crate) struct TrainEnds<'a> {
+/// The channels and buffers of Train.
+pub(crate) struct TrainChannels<'a> {
     pub items: Receiver<Item>,
-    pub spare: &'a Buffers,
+    pub buffers: &'a BufferPools,
     pub clocks: &'a Clocks,
-    pub headway: &'a TrainProgress,
+    pub progress: &'a TrainProgress,
     pub jitter: Jitter,
 }
 
-impl TrainEnds<'_> {
+impl TrainChannels<'_> {
     pub(crate) fn run(mut self, train: &mut Train<'_>) -> Result<(), TrainError> {
         for item in self.items {
             self.jitter.sleep();
             self.clocks.time(StageName::Train, || train.train(&item))?;
-            self.headway.trained(item.number);
-            self.spare.transfers.give((item.fills, item.evictions));
-            if let Work::Steps(casts) = item.work {
-                casts.into_iter().for_each(|cast| self.spare.casts.give(cast));
+            self.progress.trained(item.number);
+            self.buffers.transfers.give(ItemTransfers { fills: item.fills, evictions: item.evictions });
+            if let Work::Steps(batches) = item.work {
+                batches.into_iter().for_each(|batch| self.buffers.batches.give(batch));
             }
         }
         Ok(())
     }
 }
 
-/// Ends all waiting for Train, when it is dropped.
-pub(crate) struct Stop<'a>(pub &'a TrainProgress);
+/// Wakes all that wait for Train, when it is dropped.
+pub(crate) struct StopOnDrop<'a>(pub &'a TrainProgress);
 
-impl Drop for Stop<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.stop();
     }

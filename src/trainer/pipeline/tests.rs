@@ -1,5 +1,5 @@
-//! The pipeline against the sequential trainer: the same bytes, whatever the sizes, the windows' order of events and the
-//! speeds of the stages.
+//! The pipeline against the sequential trainer: the same bytes, whatever the sizes, the order of events and
+//! the speeds of the stages.
 
 use proptest::prelude::*;
 
@@ -13,7 +13,7 @@ use crate::types::{RawBatch, RawFeature, RawValues, TableId};
 
 mod hazards;
 
-/// A shared table, one of another size, means, absent ids with every default that is not an error.
+/// A shared table, a second slot size, mean pooling, and absent ids with every default but errors.
 const TOML: &str = r#"
     [architecture]
     kind = "deepfm"
@@ -57,7 +57,7 @@ pub(crate) fn schema() -> Schema {
     Schema::parse(TOML).unwrap()
 }
 
-/// Samples drawn from a seed, whose ids are skewed, so that some rows come in every batch and some hardly ever.
+/// Samples drawn from a seed, with skewed ids: some rows are in every batch and some hardly ever.
 pub(crate) struct Samples {
     left: usize,
     draws: u64,
@@ -71,7 +71,7 @@ impl Samples {
 
     fn id(&mut self, rows: u64) -> u64 {
         let u = self.draw(1 << 20) as f64 / (1 << 20) as f64;
-        // Past the end now and then.
+        // A few ids are past the end.
         (u * u * (rows + 3) as f64) as u64
     }
 }
@@ -114,11 +114,11 @@ pub(crate) struct Case {
     pub seed: u64,
 }
 
-/// What a pipeline made of a case, flushed, and all it said.
+/// A pipeline that has trained a case and was flushed, and all probabilities that it reported.
 pub(crate) struct Trained {
-    pub network: TrainState,
+    pub train_state: TrainState,
     pub pipeline: Pipeline,
-    pub said: Vec<f32>,
+    pub probabilities: Vec<f32>,
     _dir: tempfile::TempDir,
 }
 
@@ -136,53 +136,56 @@ impl Case {
         Samples { left: self.samples, draws: self.seed }
     }
 
-    /// What the sequential trainer makes of it, and all it said.
+    /// The sequential trainer after the case, and all probabilities that it reported.
     pub(crate) fn expected(&self) -> (ReferenceTrainer, Vec<f32>) {
-        let mut learner = initialise(&schema(), self.optimizer(), 7).unwrap();
-        let mut said = Vec::new();
+        let mut reference = initialise(&schema(), self.optimizer(), 7).unwrap();
+        let mut probabilities = Vec::new();
         let mut data = self.data();
-        crate::trainer::run_epoch(&mut learner, &mut data, self.batch, |p| {
-            said.extend_from_slice(p.probabilities)
+        crate::trainer::run_epoch(&mut reference, &mut data, self.batch, |p| {
+            probabilities.extend_from_slice(p.probabilities)
         })
         .unwrap();
-        (learner, said)
+        (reference, probabilities)
     }
 
-    /// A pipeline that has trained nothing yet, and the directory of its store.
+    /// A new pipeline, and the directory of its store.
     pub(crate) fn begin(
         &self,
         frequencies: Option<Frequencies>,
     ) -> (TrainState, Pipeline, tempfile::TempDir) {
         let dir = tempfile::tempdir().unwrap();
         let made = initialise_on_disk(&schema(), self.optimizer(), 7, (dir.path(), vec![])).unwrap();
-        let (network, store) = made;
-        let pipeline = Pipeline::new(&network, store, self.settings.clone(), frequencies).unwrap();
-        (network, pipeline, dir)
+        let (train_state, store) = made;
+        let pipeline = Pipeline::new(&train_state, store, self.settings.clone(), frequencies).unwrap();
+        (train_state, pipeline, dir)
     }
 
-    /// Trains by the pipeline.
+    /// Trains with the pipeline.
     pub(crate) fn train(&self) -> Trained {
-        let (mut network, mut pipeline, dir) = self.begin(None);
-        let mut said = Vec::new();
+        let (mut train_state, mut pipeline, dir) = self.begin(None);
+        let mut probabilities = Vec::new();
         let mut data = self.data();
         let data = Data { reader: &mut data, batch: self.batch, steps: u64::MAX };
-        let mut watch = |p: &Progress<'_>| said.extend_from_slice(p.probabilities);
-        let samples = pipeline.run(&mut network, data, &mut watch).unwrap();
+        let mut observer = |p: &Progress<'_>| probabilities.extend_from_slice(p.probabilities);
+        let samples = pipeline.run(&mut train_state, data, &mut observer).unwrap();
         assert_eq!(samples, self.samples as u64);
         pipeline.flush().unwrap();
-        Trained { network, pipeline, said, _dir: dir }
+        Trained { train_state, pipeline, probabilities, _dir: dir }
     }
 
-    /// Trains by the pipeline, and asserts that every byte is the sequential trainer's.
+    /// Trains with the pipeline, and asserts that every byte is the sequential trainer's.
     fn check(&self) -> PlanStats {
         self.check_against(self.expected())
     }
 
-    /// As [`Self::check`], with this trainer and what it said in place of the sequential one.
-    pub(crate) fn check_against(&self, (expected, expected_said): (ReferenceTrainer, Vec<f32>)) -> PlanStats {
-        let Trained { network, pipeline, said, .. } = self.train();
-        assert!(bits(&said) == bits(&expected_said), "{self:?}: probabilities");
-        assert_same(&network, pipeline.store(), &expected, &format!("{self:?}"));
+    /// As [`Self::check`], against this trainer and the probabilities that it reported.
+    pub(crate) fn check_against(
+        &self,
+        (expected, expected_probabilities): (ReferenceTrainer, Vec<f32>),
+    ) -> PlanStats {
+        let Trained { train_state, pipeline, probabilities, .. } = self.train();
+        assert!(bits(&probabilities) == bits(&expected_probabilities), "{self:?}: probabilities");
+        assert_same(&train_state, pipeline.store(), &expected, &format!("{self:?}"));
         pipeline.stats()
     }
 }
@@ -192,14 +195,14 @@ pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 pub(crate) fn assert_same(
-    network: &TrainState,
+    train_state: &TrainState,
     store: &WorkingFile,
     expected: &ReferenceTrainer,
     what: &str,
 ) {
-    assert_eq!(network.steps(), expected.steps(), "{what}");
-    assert!(bits(&network.weights().values) == bits(&expected.weights().values), "{what}: dense");
-    for (state, expected) in network.dense_states().iter().zip(expected.dense_states()) {
+    assert_eq!(train_state.steps(), expected.steps(), "{what}");
+    assert!(bits(&train_state.weights().values) == bits(&expected.weights().values), "{what}: dense");
+    for (state, expected) in train_state.dense_states().iter().zip(expected.dense_states()) {
         assert!(bits(state) == bits(expected), "{what}: dense state");
     }
     for (t, table) in expected.tables().iter().enumerate() {
@@ -251,19 +254,19 @@ fn a_batch_whose_rows_do_not_fit_is_split_down_to_single_samples() {
 }
 
 #[test]
-fn a_sample_whose_rows_do_not_fit_is_refused_and_what_came_before_is_trained() {
+fn a_sample_whose_rows_do_not_fit_is_refused_after_the_samples_before_it_are_trained() {
     // A sample has up to eight rows of the first size.
     let case = Case { seed: 5, ..Case::new(ScratchpadSize::Slots(vec![7, 8]), Policy::Lru) };
-    let (mut network, mut pipeline, _dir) = case.begin(None);
+    let (mut train_state, mut pipeline, _dir) = case.begin(None);
     let mut data = case.data();
     let data = Data { reader: &mut data, batch: 1, steps: u64::MAX };
-    let error = pipeline.run(&mut network, data, &mut |_: &Progress<'_>| ()).unwrap_err().to_string();
+    let error = pipeline.run(&mut train_state, data, &mut |_: &Progress<'_>| ()).unwrap_err().to_string();
     let expected = "scratchpad: 7 slots for rows of 6 f32 (state counted), and a sample needs 8 at a time";
     assert_eq!(error, expected);
-    assert!(network.steps() > 0, "some samples are small enough");
+    assert!(train_state.steps() > 0, "some samples are small enough");
     pipeline.flush().unwrap();
-    let before = Case { samples: network.steps() as usize, batch: 1, ..case };
-    assert_same(&network, pipeline.store(), &before.expected().0, "what came before");
+    let before = Case { samples: train_state.steps() as usize, batch: 1, ..case };
+    assert_same(&train_state, pipeline.store(), &before.expected().0, "what came before");
 }
 
 #[test]
@@ -274,19 +277,19 @@ fn a_scratchpad_that_is_full_of_frequent_rows_has_room_for_the_first_batches() {
         let tables = schema().tables.into_iter().zip(0..);
         let counts = tables.flat_map(|(table, t)| (0..table.rows).map(move |row| (TableId(t), row, 1)));
         let counts: Frequencies = counts.collect();
-        let (mut network, mut pipeline, _dir) = case.begin(Some(counts));
+        let (mut train_state, mut pipeline, _dir) = case.begin(Some(counts));
         let mut data = case.data();
         let data = Data { reader: &mut data, batch: case.batch, steps: u64::MAX };
-        pipeline.run(&mut network, data, &mut |_: &Progress<'_>| ()).unwrap();
+        pipeline.run(&mut train_state, data, &mut |_: &Progress<'_>| ()).unwrap();
         let stats = pipeline.stats();
         assert_eq!((stats.filled_before, stats.bubbles), (pipeline.slots() as u64, 0), "{policy}: {stats:?}");
         pipeline.flush().unwrap();
-        assert_same(&network, pipeline.store(), &case.expected().0, "filled before");
+        assert_same(&train_state, pipeline.store(), &case.expected().0, "filled before");
     }
 }
 
 #[test]
-fn a_window_that_does_not_fit_waits_for_batches_to_train_and_one_of_several_batches_shrinks() {
+fn plan_waits_if_the_window_does_not_fit_and_shrinks_a_window_of_several_batches() {
     let stats = Case::new(ScratchpadSize::Slots(vec![110, 110]), Policy::Lru).check();
     assert!(stats.bubbles > 0 && stats.splits == 0, "{stats:?}");
     let mut case = Case::new(ScratchpadSize::Slots(vec![110, 110]), Policy::Optimal);
@@ -304,22 +307,22 @@ fn counts_are_the_same_in_every_run() {
 }
 
 #[test]
-fn a_run_goes_on_where_the_last_one_ended_also_from_an_emptied_scratchpad() {
+fn a_run_continues_where_the_last_one_ended_also_from_an_emptied_scratchpad() {
     let case = Case::new(ScratchpadSize::Fraction(0.3), Policy::Lru);
-    let (mut network, mut pipeline, _dir) = case.begin(None);
+    let (mut train_state, mut pipeline, _dir) = case.begin(None);
     let mut data = case.data();
     for clear in [false, true, false, true] {
         let data = Data { reader: &mut data, batch: case.batch, steps: 5 };
-        pipeline.run(&mut network, data, &mut |_: &Progress<'_>| ()).unwrap();
+        pipeline.run(&mut train_state, data, &mut |_: &Progress<'_>| ()).unwrap();
         if clear {
             pipeline.clear().unwrap();
         }
     }
-    assert_same(&network, pipeline.store(), &case.expected().0, "four runs");
+    assert_same(&train_state, pipeline.store(), &case.expected().0, "four runs");
 }
 
 #[test]
-fn all_rows_in_the_scratchpad_come_in_once_each() {
+fn rows_come_in_once_each_where_the_scratchpad_holds_all_of_them() {
     let stats = Case::new(ScratchpadSize::Fraction(1.0), Policy::Lru).check();
     let again = Case::new(ScratchpadSize::Fraction(1.0), Policy::Optimal).check();
     assert_eq!((stats.fills, stats.hits, stats.evictions), (again.fills, again.hits, 0));

@@ -1,4 +1,5 @@
-//! How far Train is, for Plan to wait on; and whether a stage has failed, so that nobody waits for ever.
+//! The progress of Train, which Plan waits for; and whether a stage has failed, so that Plan does not wait
+//! for ever.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -15,20 +16,23 @@ pub(crate) struct TrainProgress {
 struct State {
     trained: u64,
     stopped: bool,
+    /// Whether a thread waits for an item that has not trained.
+    #[cfg(test)]
+    awaited: bool,
 }
 
 impl TrainProgress {
-    /// At the item that was trained last.
+    /// The progress after item `trained`.
     pub(crate) fn at(trained: u64) -> Self {
-        Self { state: Mutex::new(State { trained, stopped: false }), changed: Condvar::new() }
+        Self { state: Mutex::new(State { trained, ..State::default() }), changed: Condvar::new() }
     }
 
-    /// Item `item`, and all before it, have trained.
+    /// Item `item` and all before it have trained.
     pub(crate) fn trained(&self, item: u64) {
         self.change(|state| state.trained = item);
     }
 
-    /// No item will train any more.
+    /// No more items will train.
     pub(crate) fn stop(&self) {
         self.change(|state| state.stopped = true);
     }
@@ -36,20 +40,33 @@ impl TrainProgress {
     /// Waits until item `item` has trained.
     ///
     /// # Errors
-    /// [`TrainError::Stopped`] when it never will.
+    /// [`TrainError::Stopped`] if it never will.
     pub(crate) fn wait(&self, item: u64) -> Result<(), TrainError> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         while state.trained < item {
             if state.stopped {
                 return Err(TrainError::Stopped);
             }
+            #[cfg(test)]
+            (state.awaited = true);
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         Ok(())
     }
 
+    /// Whether a thread is in [`Self::wait`], and neither [`Self::trained`] nor [`Self::stop`] has been
+    /// called since.
+    #[cfg(test)]
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).awaited
+    }
+
     fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut state);
+        #[cfg(test)]
+        (state.awaited = false);
+        drop(state);
         self.changed.notify_all();
     }
 }

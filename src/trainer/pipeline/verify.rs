@@ -1,8 +1,9 @@
-//! Verifying the pipeline on a user's own data: the sequential trainer takes every step beside it, and every byte is compared.
+//! Verifies the pipeline on a user's own data: the sequential trainer takes every step too, and every byte is
+//! compared.
 //!
-//! After each step the rows that it updated are compared, and the dense weights and all state; after the last one every
-//! row of every table. So a row that a fault of the pipeline has spoilt is told of at the first step that updates it next, or
-//! else at the end.
+//! Each step compares the rows that it updated, the dense weights, and all their state. After the last step
+//! every row of every table is compared. So a row that a fault of the pipeline has spoilt is reported at the
+//! next step that updates it, or else at the end.
 
 use std::fmt;
 
@@ -13,14 +14,15 @@ use super::train::StepObserver;
 use crate::rowlog::WorkingFile;
 use crate::types::{Batch, TableId};
 
-/// Where the pipeline's bytes were first not the sequential trainer's.
+/// The first place where the pipeline's bytes differ from the sequential trainer's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// The table; none for a dense weight or its state.
+    /// Name of the table; none for a dense weight or its state.
     pub table: Option<String>,
-    /// The row of the table, or the place among the dense weights.
+    /// The row of the table, or the index among the dense weights.
     pub row: u64,
-    /// The step after which it was seen, counted from 1; one past the last for what only the whole tables show.
+    /// The step after which the difference was found, counted from 1; the last step + 1 if only the final
+    /// comparison found it.
     pub step: u64,
 }
 
@@ -33,7 +35,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Watches a pipeline, and takes each of its steps with the sequential trainer.
+/// Observes a pipeline and takes each of its steps with the sequential trainer.
 pub struct Verifier {
     oracle: ReferenceTrainer,
     probabilities: Vec<f32>,
@@ -41,7 +43,7 @@ pub struct Verifier {
 }
 
 impl Verifier {
-    /// Beside this trainer, which holds what the pipeline starts from.
+    /// A verifier with a trainer that starts from the same bytes as the pipeline.
     #[must_use]
     pub fn new(oracle: ReferenceTrainer) -> Self {
         Self { oracle, probabilities: Vec::new(), first: None }
@@ -53,7 +55,8 @@ impl Verifier {
         self.first.as_ref()
     }
 
-    /// Compares every row, once the pipeline has flushed them to its store. Gives the first difference of all.
+    /// Compares every row after the pipeline has flushed them to its store. Returns the first difference of
+    /// the run.
     ///
     /// # Errors
     /// [`TrainError::Store`].
@@ -98,9 +101,9 @@ impl StepObserver for Verifier {
         }
     }
 
-    fn stepped(&mut self, network: &TrainState) {
-        let ours = std::iter::once(&network.weights().values[..])
-            .chain(network.dense_states().iter().map(|s| &s[..]));
+    fn stepped(&mut self, train_state: &TrainState) {
+        let ours = std::iter::once(&train_state.weights().values[..])
+            .chain(train_state.dense_states().iter().map(|s| &s[..]));
         let theirs = std::iter::once(&self.oracle.weights().values[..])
             .chain(self.oracle.dense_states().iter().map(|s| &s[..]));
         let different =
@@ -111,7 +114,7 @@ impl StepObserver for Verifier {
     }
 }
 
-/// Whether the record is the row of the sequential trainer, and its state, to the bit.
+/// Whether the record equals the sequential trainer's row and state, bit for bit.
 fn same_row(oracle: &ReferenceTrainer, table: TableId, row: u64, record: &[f32]) -> bool {
     let table = &oracle.tables()[table.index()];
     let state = |state: &'_ crate::store::State| {

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::trainer::optim::Kind;
 use crate::trainer::pipeline::item::{Item, Transfers, Work};
-use crate::trainer::pipeline::scratchpad::{ScratchpadMemory, Sizes};
+use crate::trainer::pipeline::scratchpad::{ScratchpadMemory, Sizes, SlotLayout};
 use crate::trainer::pipeline::tests::{Case, Trained, assert_same, bits, cases, schema};
 use crate::trainer::pipeline::train::Train;
 use crate::trainer::{
@@ -33,7 +33,7 @@ fn by_replicas(case: &Case, mut each: impl FnMut(&TrainState, &Replicas)) -> (Tr
     let fresh = initialise(&schema(), case.optimizer(), 7).unwrap();
     let mut taken = vec![0; slots.len()];
     let mut lists = Vec::new();
-    for (t, &(class, _)) in sizes.tables.iter().enumerate() {
+    for (t, &SlotLayout { size: class, .. }) in sizes.tables.iter().enumerate() {
         let list: Vec<u32> = (taken[class]..).take(fresh.tables[t].rows() as usize).collect();
         taken[class] += list.len() as u32;
         slots[class].claim(&list).unwrap().write(&records_of(&fresh, t));
@@ -42,19 +42,19 @@ fn by_replicas(case: &Case, mut each: impl FnMut(&TrainState, &Replicas)) -> (Tr
     let (mut network, pad) = (fresh.state, ScratchpadMemory::Host(slots));
     let casts = naive::batches(case).into_iter().map(|(batch, labels)| {
         let mut cast = PreparedBatch { batch, labels, ..PreparedBatch::default() };
-        cast.cast(&network.schema, &network.lookups).unwrap();
-        cast.slots = cast.keys().map(|key| lists[key.table().index()][key.row() as usize]).collect();
+        cast.prepare(&network.schema, &network.lookups).unwrap();
+        cast.slots = cast.rows().map(|row| lists[row.table().index()][row.row() as usize]).collect();
         cast
     });
     let mut casts = casts.collect::<Vec<_>>().into_iter();
     let replicas = Some(Replicas::new(&network, case.settings.replicas, case.settings.lambda));
     let (watch, tables) = (&mut |_: &Progress<'_>| (), &sizes.tables[..]);
     let mut train = Train {
-        network: &mut network,
-        pad: &pad,
+        train_state: &mut network,
+        scratchpad: &pad,
         stepper: None,
         tables,
-        watch,
+        observer: watch,
         samples: 0,
         probabilities: vec![],
         replicas,
@@ -62,10 +62,10 @@ fn by_replicas(case: &Case, mut each: impl FnMut(&TrainState, &Replicas)) -> (Tr
     while casts.len() > 0 {
         let work = Work::Steps(casts.by_ref().take(case.settings.lookahead).collect());
         let (fills, evictions) = (Transfers::default(), Transfers::default());
-        train.train(&Item { number: 1, fills, evictions, berth: None, work }).unwrap();
-        each(train.network, train.replicas.as_ref().unwrap());
+        train.train(&Item { number: 1, fills, evictions, staging: None, work }).unwrap();
+        each(train.train_state, train.replicas.as_ref().unwrap());
     }
-    let rows = lists.iter().zip(tables).map(|(list, &(class, _))| pad.read(class, list).unwrap());
+    let rows = lists.iter().zip(tables).map(|(list, layout)| pad.read(layout.size, list).unwrap());
     let rows = rows.collect();
     (network, rows)
 }
@@ -98,7 +98,7 @@ fn distance(ours: &Trained, theirs: &ReferenceTrainer) -> f64 {
         assert!(update > 0.0, "no weight has changed");
         worst = worst.max(largest(ours, theirs) / update);
     };
-    let network = &ours.network;
+    let network = &ours.train_state;
     compare(&network.weights.values, &theirs.weights().values, &fresh.weights().values);
     for (n, state) in network.dense_states.iter().enumerate() {
         compare(state, &theirs.dense_states()[n], &fresh.dense_states()[n]);
@@ -156,12 +156,16 @@ fn at_lambda_one_any_number_of_replicas_trains_the_weights_of_one_worker_except_
                 let (expected, probabilities) = case.expected();
                 let got = case.train();
                 assert!(got.pipeline.settings().exact());
-                assert_eq!(got.network.steps(), 20);
+                assert_eq!(got.train_state.steps(), 20);
                 let off = distance(&got, &expected);
                 assert!(off < ROUNDING, "{kind}, {replicas} replicas, batches of {batch}: {off:e}");
-                assert_eq!(got.said.len(), probabilities.len());
-                let apart =
-                    got.said.iter().zip(&probabilities).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                assert_eq!(got.probabilities.len(), probabilities.len());
+                let apart = got
+                    .probabilities
+                    .iter()
+                    .zip(&probabilities)
+                    .map(|(a, b)| (a - b).abs())
+                    .fold(0.0, f32::max);
                 assert!(apart < 1e-6, "{kind}, {replicas} replicas, batches of {batch}: {apart:e}");
             }
         }
@@ -253,7 +257,7 @@ fn the_bytes_are_the_same_on_any_number_of_threads() {
         let expected = naive::trained(&case);
         for threads in [1, 2, 5] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            let Trained { network, pipeline, said: probabilities, .. } = pool.install(|| case.train());
+            let Trained { train_state: network, pipeline, probabilities, .. } = pool.install(|| case.train());
             assert!(bits(&probabilities) == bits(&expected.1), "{threads} threads");
             assert_same(&network, pipeline.store(), &expected.0, &format!("{threads} threads"));
         }

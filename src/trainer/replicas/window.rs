@@ -9,7 +9,8 @@ use std::ops::Range;
 
 use crate::trainer::casting::Casting;
 use crate::trainer::pipeline::item::PreparedBatch;
-use crate::trainer::pipeline::slots::{Claim, NotClaimed, Slots};
+use crate::trainer::pipeline::scratchpad::SlotLayout;
+use crate::trainer::pipeline::slots::{Claim, ClaimError, Slots};
 
 /// The distinct rows of a window.
 pub(crate) struct Window {
@@ -72,11 +73,10 @@ impl<'a> Cached<'a> {
 }
 
 impl Window {
-    /// The window of these batches, whose rows are all in the scratchpad. `tables` gives the slot class of
-    /// each table, and the elements of a record.
-    pub(crate) fn of(casts: &[PreparedBatch], tables: &[(usize, usize)]) -> Self {
+    /// The window of these batches, whose rows are all in the scratchpad. `tables` gives the slots of each table.
+    pub(crate) fn of(casts: &[PreparedBatch], tables: &[SlotLayout]) -> Self {
         let mut start = 0;
-        let tables = tables.iter().enumerate().map(|(t, &(class, words))| {
+        let tables = tables.iter().enumerate().map(|(t, &SlotLayout { size: class, words })| {
             let mut rows: Vec<(u64, u32)> = Vec::new();
             for cast in casts {
                 let slots = &cast.slots[cast.starts[t]..cast.starts[t + 1]];
@@ -96,8 +96,8 @@ impl Window {
     /// Claims the slots of the rows, table by table.
     ///
     /// # Errors
-    /// [`NotClaimed`] when another stage holds a claim on one of them.
-    pub(crate) fn claim<'c>(&'c self, slots: &'c [Slots]) -> Result<Vec<Claim<'c>>, NotClaimed> {
+    /// [`ClaimError`] when another stage holds a claim on one of them.
+    pub(crate) fn claim<'c>(&'c self, slots: &'c [Slots]) -> Result<Vec<Claim<'c>>, ClaimError> {
         self.tables.iter().map(|rows| slots[rows.class].claim(&rows.slots)).collect()
     }
 

@@ -1,6 +1,7 @@
 //! Generated schemas and samples with every special case of a lookup: shared tables, a row several times in a
 //! bag, empty bags, absent ids with every default, sums and means.
 
+use flechette::mem::SplitMix64;
 use flechette::schema::{AbsentDefault, Arity, Schema};
 use flechette::types::{Batch, Jagged, RawBatch, RawFeature, RawValues};
 
@@ -71,15 +72,11 @@ pub fn odd_schema(architecture: &str) -> Schema {
     .unwrap()
 }
 
-/// SplitMix64.
-struct Numbers(u64);
+struct Numbers(SplitMix64);
 
 impl Numbers {
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.next_u64()
     }
 
     fn below(&mut self, n: u64) -> u64 {
@@ -93,7 +90,7 @@ impl Numbers {
 
 /// Samples drawn from `seed`, and their labels.
 pub fn generate(schema: &Schema, samples: usize, seed: u64) -> (Batch, Vec<f32>) {
-    let mut numbers = Numbers(seed);
+    let mut numbers = Numbers(SplitMix64::new(seed));
     let dense = (0..samples * schema.dense_width()).map(|_| 2.0 * numbers.unit()).collect();
     let column = |feature: &flechette::schema::Feature| {
         let table = schema.tables.iter().find(|t| t.name == feature.table).unwrap();

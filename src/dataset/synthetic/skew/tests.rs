@@ -2,15 +2,15 @@ use std::collections::HashSet;
 
 use proptest::prelude::*;
 
-use super::super::random::Words;
 use super::*;
+use crate::mem::SplitMix64;
 
 fn share_of_hottest(skew: Skew, rows: u64) -> f64 {
     let sampler = IdSampler::new(skew, rows, 0, 0);
     let hot = ((HOT_IDS * rows as f64) as u64).max(1);
-    let mut words = Words(7);
+    let mut words = SplitMix64::new(7);
     let draws = 200_000;
-    (0..draws).filter(|_| sampler.rank(unit(words.next())) < hot).count() as f64 / f64::from(draws)
+    (0..draws).filter(|_| sampler.rank(unit(words.next_u64())) < hot).count() as f64 / f64::from(draws)
 }
 
 #[test]

@@ -2,7 +2,7 @@ use super::*;
 use std::thread::sleep;
 
 #[test]
-fn a_clock_runs_while_its_stage_works_and_stands_while_that_waits() {
+fn a_clock_runs_while_its_stage_works_and_stops_while_it_waits() {
     let clocks = Clocks::default();
     let long = Duration::from_millis(40);
     for _ in 0..2 {

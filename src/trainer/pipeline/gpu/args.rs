@@ -1,33 +1,32 @@
-//! What the trainer's kernels are given, field for field as in `kernels/scratch.cu` and `kernels/update.cu`:
-//! as [`crate::cache::gpu::args`] for the cache's.
+//! The arguments of the trainer's kernels, field for field as in `kernels/scratch.cu` and
+//! `kernels/update.cu`. For the cache's kernels see [`crate::cache::gpu::args`].
 
 use bytemuck::{Pod, Zeroable};
 
 use crate::compute::pool::WARP_LANES;
 use crate::trainer::pipeline::gpu::Rule;
 
-/// `RecordRun` of scratch.cu: records of one table, on their way.
+/// `RecordRun` of scratch.cu: records of one table that move.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub(crate) struct RecordRun {
-    /// The word of the scratchpad at which slot 0 of their size begins.
+    /// Word of the scratchpad at which slot 0 of their size begins.
     pub slots_at: u64,
-    /// The word of the buffer at which they begin.
+    /// Word of the buffer at which the records begin.
     pub staged_at: u64,
-    /// Where their slots begin in the list.
+    /// Index of their first slot in the list.
     pub list_at: u32,
-    /// How many.
     pub rows: u32,
-    /// Words of each.
+    /// Words of a record.
     pub words: u32,
-    /// Zero.
+    /// 0.
     pub unused: u32,
 }
 
 /// `RecordArgs` of scratch.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-#[allow(missing_docs)] // scratch.cu has them
+#[allow(missing_docs)] // documented in scratch.cu
 pub struct RecordArgs {
     pub runs: u64,
     pub scan: u64,
@@ -42,26 +41,24 @@ pub struct RecordArgs {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub(crate) struct UpdateTable {
-    /// The word of the scratchpad at which slot 0 of their records' size begins.
+    /// Word of the scratchpad at which slot 0 of their size begins.
     pub slots_at: u64,
-    /// The first one's place among all rows.
+    /// Index of the first row among all rows of the update.
     pub rows_at: u32,
-    /// How many.
     pub rows: u32,
-    /// Elements of each.
     pub dim: u32,
     /// Words of a record.
     pub words: u32,
     /// Threads of a row: [`lanes_of`] its dim.
     pub lanes: u32,
-    /// Zero.
+    /// 0.
     pub unused: u32,
 }
 
 /// `UpdateArgs` of update.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
-#[allow(missing_docs)] // update.cu has them
+#[allow(missing_docs)] // documented in update.cu
 pub struct UpdateArgs {
     pub tables: u64,
     pub scan: u64,
@@ -83,7 +80,7 @@ pub struct UpdateArgs {
 }
 
 impl UpdateArgs {
-    /// With the optimizer's number and factors.
+    /// Sets the optimizer's number and factors.
     #[must_use]
     pub(crate) fn with_rule(self, rule: Rule) -> Self {
         match rule {
@@ -97,7 +94,7 @@ impl UpdateArgs {
     }
 }
 
-/// Threads of a row of this dim.
+/// Threads for a row of this dim.
 #[must_use]
 pub(crate) fn lanes_of(dim: u32) -> u32 {
     dim.clamp(1, WARP_LANES).next_power_of_two()

@@ -1,7 +1,8 @@
-//! Launches of the trainer's kernels: a function a kernel, which knows its name, its argument and its shape.
+//! Launches of the trainer's kernels, a function for each. A function sets the kernel's name, argument and
+//! launch shape.
 //!
-//! The functions are unsafe, because an address is only a number here. The callers own the memory and have checked
-//! what the kernels require: [`super::scratchpad`] for slots and records, `super::stepper` for updates.
+//! The functions are unsafe because addresses are plain numbers. Callers own the memory and have checked the
+//! kernels' requirements: [`super::scratchpad`] for slots and records, `super::stepper` for updates.
 
 #![allow(unsafe_code)]
 
@@ -11,14 +12,14 @@ use super::args::{RecordArgs, UpdateArgs};
 use crate::device::cuda::launch::{blocks, shape};
 use crate::device::cuda::{Driver, DriverError};
 
-/// Moves records of so many warps of words out of a scratchpad's slots.
+/// Copies records out of slots, as many words as `warps` warps have threads.
 ///
 /// # Errors
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]; slots are within the scratchpad, records within the buffer, and the scan is the runs' and ends
-/// with `warps`.
+/// As [`Driver::launch`]. Slots are within the scratchpad and records within the buffer. The scan is that of
+/// the runs and ends with `warps`.
 pub(crate) unsafe fn take_records<D: Driver>(
     d: &D,
     s: &D::Stream,
@@ -26,11 +27,11 @@ pub(crate) unsafe fn take_records<D: Driver>(
     args: &RecordArgs,
 ) -> Result<(), DriverError> {
     let shape = shape(blocks(d, warps), args.run_count as usize + 1);
-    // SAFETY: the layout is the kernel's; the rest is the caller's promise.
+    // SAFETY: the layout is the kernel's; the caller promises the rest.
     unsafe { d.launch(s, "take_records", shape, bytes_of(args)) }
 }
 
-/// Moves records into slots.
+/// Copies records into slots.
 ///
 /// # Errors
 /// As [`Driver::launch`].
@@ -44,18 +45,19 @@ pub(crate) unsafe fn put_records<D: Driver>(
     args: &RecordArgs,
 ) -> Result<(), DriverError> {
     let shape = shape(blocks(d, warps), args.run_count as usize + 1);
-    // SAFETY: the layout is the kernel's; the rest is the caller's promise.
+    // SAFETY: the layout is the kernel's; the caller promises the rest.
     unsafe { d.launch(s, "put_records", shape, bytes_of(args)) }
 }
 
-/// Updates rows of a scratchpad, of so many warps of elements.
+/// Updates rows, as many elements as `warps` warps have threads.
 ///
 /// # Errors
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]; slots are within the scratchpad and distinct, their records have the optimizer's states, sources
-/// are of samples and columns of the gradients, and the scan is the tables' and ends with `warps`.
+/// As [`Driver::launch`]. Slots are within the scratchpad and distinct, and their records have the
+/// optimizer's states. Sources are within the samples and columns of the gradients. The scan is that of the
+/// tables and ends with `warps`.
 pub(crate) unsafe fn update_rows<D: Driver>(
     d: &D,
     s: &D::Stream,
@@ -63,6 +65,6 @@ pub(crate) unsafe fn update_rows<D: Driver>(
     args: &UpdateArgs,
 ) -> Result<(), DriverError> {
     let shape = shape(blocks(d, warps), args.table_count as usize + 1);
-    // SAFETY: the layout is the kernel's; the rest is the caller's promise.
+    // SAFETY: the layout is the kernel's; the caller promises the rest.
     unsafe { d.launch(s, "update_rows", shape, bytes_of(args)) }
 }

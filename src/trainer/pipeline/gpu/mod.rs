@@ -1,22 +1,20 @@
-//! What a trainer's scratchpad on a device does: the contract, whose one other side is
-//! [`super::gpu::scratchpad`].
+//! The contract of a trainer's scratchpad on a device. [`scratchpad`] implements it for any driver.
 //!
-//! A scratchpad is slots of several sizes, each slot a record of f32: a row's weights, then its optimizer's
-//! state. Its stages are threads of their own (ScratchPipe, section IV-C) and so are its parts:
+//! A scratchpad has slots of several sizes. A slot holds a record of f32: a row's weights, then its
+//! optimizer's state. The pipeline's stages are threads (ScratchPipe, section IV-C), and each part serves
+//! some of them:
 //!
-//! - a [`StagingBuffer`] is where the records of one item are staged on their way, both ways: Collect takes what
-//!   leaves out of the slots, Exchange brings it to the host and sends what comes in, Insert puts that into
-//!   the slots;
-//! - the [`Stepper`] is Train's: it pools a batch's input rows, for the dense layers on the host, and updates
-//!   rows from the gradients that these give.
+//! - a [`StagingBuffer`] stages the records of one item, both ways: Collect takes victims out of the slots;
+//!   Exchange copies them to the host and sends what comes in; Insert puts that into the slots;
+//! - the [`Stepper`] serves Train: it pools a batch's input rows for the dense layers on the host, and
+//!   updates rows from the gradients of these.
 //!
-//! Every call waits for what it has launched before it returns, also where it fails, so an item that is
-//! handed over is done, as on the host; different stages' calls run at the same time on streams of their own.
-//! Whose a slot is at the moment is a matter of [`Held`]: no call takes a slot without.
+//! Every call waits for what it has launched before it returns, also when it fails. So an item is done when a
+//! stage passes it on, as on the host. Calls of different stages run at the same time, on their own streams.
+//! Every call needs a claim on its slots ([`HeldSlots`]).
 //!
-//! On the host nothing is staged or launched: rows are used where they lie (`device::host::slots`), and the
-//! trainer does with them what these calls do. Both have the same bits (`crate::compute::pool` for the sums of
-//! pooling, [`Rule`] for updates).
+//! On the host nothing is staged or launched: the trainer uses rows in place ([`super::slots`]). Both give
+//! the same bits (`crate::compute::pool` for the sums of pooling, [`Rule`] for updates).
 
 pub mod args;
 mod kernels;
@@ -24,14 +22,14 @@ pub mod scratchpad;
 mod stepper;
 pub(crate) mod train;
 
-use super::slot_flags::{Held, SlotFlags};
+use super::slot_flags::{HeldSlots, SlotFlags};
 use crate::device::cuda::DriverError;
 
-/// Where a part of a row's gradient comes from. Kernels read it as it is.
+/// The source of a part of a row's gradient. Kernels read this layout.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct Source {
-    /// The sample of the batch.
+    /// Index of the sample in the batch.
     pub sample: u32,
     /// The first column of its vector in the input row.
     pub column: u32,
@@ -39,8 +37,8 @@ pub struct Source {
     pub divisor: f32,
 }
 
-/// An optimizer with the factors of one step. The operations are those of the trainer's optimizers, in their
-/// order; `m` and `v` are a row's first and second state.
+/// An optimizer with the factors of one step: the operations of the trainer's optimizers, in the same order.
+/// `m` and `v` are a row's first and second state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rule {
     /// `w -= lr * g`.
@@ -55,8 +53,8 @@ pub enum Rule {
         /// Added to denominators.
         eps: f32,
     },
-    /// `m`, one a row, `+= sum(g * g) / dim`, the sum from +0 on in the order of elements; `w -= lr /
-    /// (sqrt(m) + eps) * g`.
+    /// `m`, one a row, `+= sum(g * g) / dim`, summed from +0 in the order of elements; `w -= lr / (sqrt(m) +
+    /// eps) * g`.
     RowwiseAdagrad {
         /// Learning rate.
         lr: f32,
@@ -65,17 +63,17 @@ pub enum Rule {
     },
     /// `m += (g - m) * shares.0; v += (g * g - v) * shares.1; w -= size * m / (sqrt(v) + eps)`.
     Adam {
-        /// Learning rate with the corrections of both moments.
+        /// Learning rate with the bias corrections of both moments.
         size: f32,
         /// Added to denominators.
         eps: f32,
-        /// What of the difference each moment takes on.
+        /// The share of the difference that each moment takes on.
         shares: (f32, f32),
     },
 }
 
 impl Rule {
-    /// Words of a record under this rule.
+    /// Words of a record under this optimizer.
     #[must_use]
     pub fn record_words(self, dim: usize) -> usize {
         match self {
@@ -96,172 +94,148 @@ pub struct SlotSize {
     pub count: usize,
 }
 
-/// Slots of one size, whose records go one way.
+/// Slots of one size whose records move together.
 #[derive(Clone, Copy, Debug)]
-pub struct Run<'a> {
-    /// Which size.
+pub struct SlotRun<'a> {
+    /// Index of the slot size.
     pub size: usize,
-    /// The slots.
-    pub held: &'a Held<'a>,
+    pub held: &'a HeldSlots<'a>,
 }
 
-/// The rows of one table.
+/// The slots of one table's rows.
 #[derive(Clone, Copy, Debug)]
 pub struct TableSlots<'a> {
-    /// Their slots.
-    pub run: Run<'a>,
+    pub run: SlotRun<'a>,
     /// Elements of a row: the first words of its record.
     pub dim: usize,
 }
 
-/// One lookup to be pooled.
+/// One lookup to pool.
 #[derive(Clone, Copy, Debug)]
 pub struct GatherLookup<'a> {
-    /// Which of the tables.
+    /// Index of the table.
     pub table: usize,
-    /// Divide the sum by the count.
+    /// Whether the sum is divided by the bag's size.
     pub mean: bool,
     /// `samples + 1` bounds of bags.
     pub offsets: &'a [u32],
-    /// Of each occurrence, its row's place among those of the table; past their end for one that reads as
-    /// zeros.
+    /// For each occurrence, its row's index among those of the table; past the end for an occurrence that
+    /// reads as zeros.
     pub places: &'a [u32],
 }
 
-/// A batch's input rows: the pooled vectors of the lookups beside one another, in order.
+/// A batch's input rows: the pooled vectors of the lookups side by side, in order.
 #[derive(Clone, Copy, Debug)]
 pub struct Gather<'a> {
-    /// How many samples.
     pub samples: usize,
-    /// The rows.
     pub tables: &'a [TableSlots<'a>],
-    /// The lookups.
     pub lookups: &'a [GatherLookup<'a>],
 }
 
-/// Rows of one table and where their gradients come from.
+/// Rows of one table, and the sources of their gradients.
 #[derive(Clone, Copy, Debug)]
 pub struct UpdateRows<'a> {
-    /// The rows.
     pub rows: TableSlots<'a>,
-    /// The sources of all of them, row by row, each row's in the order in which they are added.
+    /// The sources of all rows, row by row, each row's in the order in which they are added.
     pub sources: &'a [Source],
-    /// Of each row, where its sources end, counted from `first`. Every row has some.
+    /// For each row, the end of its sources, counted from `first`. Every row has at least one source.
     pub ends: &'a [u32],
-    /// What the first row's sources begin at.
+    /// The count at which the first row's sources begin.
     pub first: u32,
 }
 
 /// An update of rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Update<'a> {
-    /// How many samples gradients are of.
+    /// Samples of the gradients.
     pub samples: usize,
     /// Gradients a sample: columns of the input row from `first_column` on.
     pub stride: usize,
-    /// Columns before them.
+    /// The first of these columns.
     pub first_column: usize,
-    /// The rows.
     pub tables: &'a [UpdateRows<'a>],
-    /// What is done with a row and its gradient.
     pub rule: Rule,
 }
 
-/// Why a scratchpad did not do what it was asked.
+/// Why a scratchpad refused a call or failed.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the messages name the fields
 pub enum ScratchError {
-    /// The device, or its driver.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// More than can be.
     #[error("scratchpad {field}: limit {limit}, got {got}")]
-    Limit {
-        /// Of what.
-        field: &'static str,
-        /// The most.
-        limit: u64,
-        /// What came.
-        got: u64,
-    },
-    /// Something that does not go with the rest.
+    Limit { field: &'static str, limit: u64, got: u64 },
     #[error("scratchpad {field}: expected {expected}, got {got}")]
-    Shape {
-        /// What.
-        field: &'static str,
-        /// What the rest asks for.
-        expected: u64,
-        /// What came.
-        got: u64,
-    },
+    Shape { field: &'static str, expected: u64, got: u64 },
 }
 
-/// A trainer's scratchpad in the memory of a device.
+/// A trainer's scratchpad in device memory.
 pub trait Scratch: Send + Sync {
     /// The sizes of its slots.
     fn sizes(&self) -> &[SlotSize];
 
-    /// Whose the slots of a size are.
+    /// The claim flags of the slots of a size.
     ///
     /// # Panics
-    /// Where there is no such size.
+    /// If there is no such size.
     fn flags(&self, size: usize) -> &SlotFlags;
 
-    /// A place to stage records at: one that was dropped, or a new one.
+    /// A staging buffer: one that was dropped, or a new one.
     ///
     /// # Errors
-    /// [`ScratchError::Driver`] where there is no memory.
-    fn berth(&self) -> Result<Box<dyn StagingBuffer>, ScratchError>;
+    /// [`ScratchError::Driver`] when an allocation fails.
+    fn staging_buffer(&self) -> Result<Box<dyn StagingBuffer>, ScratchError>;
 
-    /// Words of records that a berth holds each way.
-    fn berth_words(&self) -> usize;
+    /// Words of records that a staging buffer holds each way.
+    fn staging_words(&self) -> usize;
 
-    /// What Train works with.
+    /// Takes the steps of Train.
     ///
     /// # Errors
     /// [`ScratchError::Driver`].
     fn stepper(&self) -> Result<Box<dyn Stepper>, ScratchError>;
 }
 
-/// Where records lie on their way, end to end, run after run: a buffer a way on the device, and one on the
+/// Stages records on their way, end to end, run after run: a buffer for each way on the device, and on the
 /// host.
 pub trait StagingBuffer: Send {
-    /// Takes records out of slots, to leave.
+    /// Copies records out of slots into the device's outgoing buffer.
     ///
     /// # Errors
-    /// [`ScratchError`], where there are too many or one has no slot, or the driver's.
-    fn take(&mut self, runs: &[Run<'_>]) -> Result<(), ScratchError>;
+    /// [`ScratchError`] if there are too many records, one has no slot, or the driver fails.
+    fn take(&mut self, runs: &[SlotRun<'_>]) -> Result<(), ScratchError>;
 
-    /// Room on the host for records of so many words that are to come in.
+    /// The host's incoming buffer, for records of so many words.
     ///
     /// # Errors
     /// [`ScratchError::Limit`].
     fn incoming(&mut self, words: usize) -> Result<&mut [f32], ScratchError>;
 
-    /// Sends what is to come in to the device, and brings what was taken to the host, both at once.
+    /// Copies the incoming buffer to the device and the outgoing buffer to the host, both at once.
     ///
     /// # Errors
     /// [`ScratchError::Driver`].
     fn exchange(&mut self) -> Result<(), ScratchError>;
 
-    /// The records that were taken and brought.
+    /// The host's outgoing buffer: the records that were taken and exchanged.
     fn outgoing(&mut self) -> &mut [f32];
 
-    /// Puts the records that were sent into slots.
+    /// Copies the records of the device's incoming buffer into slots.
     ///
     /// # Errors
-    /// As [`Self::take`]; [`ScratchError::Shape`] where the slots' records have another number of words.
-    fn put(&mut self, runs: &[Run<'_>]) -> Result<(), ScratchError>;
+    /// As [`Self::take`]; [`ScratchError::Shape`] if the slots' records have another number of words.
+    fn put(&mut self, runs: &[SlotRun<'_>]) -> Result<(), ScratchError>;
 }
 
-/// The steps of a training on a device's scratchpad, one after the other.
+/// The steps of one training on a device's scratchpad.
 pub trait Stepper: Send {
-    /// Pools input rows. Gives `samples` rows, each of the lookups' vectors beside one another.
+    /// Pools input rows. Returns `samples` rows, each with the lookups' vectors side by side.
     ///
     /// # Errors
     /// [`ScratchError`].
     fn gather(&mut self, gather: &Gather<'_>) -> Result<&[f32], ScratchError>;
 
-    /// Updates rows. `grads` writes the gradients, `samples x stride`.
+    /// Updates rows. `grads` writes the gradients, `samples` x `stride`.
     ///
     /// # Errors
     /// [`ScratchError`].

@@ -1,13 +1,12 @@
-//! A trainer's scratchpad in device memory: its slots, and the berths at which records are staged.
+//! A trainer's scratchpad in device memory: its slots and staging buffers.
 //!
-//! All slots are one allocation, those of a size beside each other. What is done with them is launched here,
-//! after every slot has been shown to be there and the caller's (`Held`), so whatever the trainer's plan
-//! does wrong, a kernel stays within the allocation and two kernels apart.
+//! All slots are one allocation, those of a size side by side. A launch needs a claim on existing slots
+//! (`HeldSlots`). So, whatever fault the trainer's plan has, a kernel stays within the allocation, and no two
+//! kernels use one slot.
 //!
-//! Each stage has a stream: taking, bringing, sending and putting of different items, and Train's steps
-//! (`stepper`), run beside each other. A call returns when what it has launched is done, and hands nothing
-//! over before. So there are no events between streams: what one stage did is over before the next one knows
-//! of the item.
+//! Taking, copying out, copying in and putting have a stream each, and so have Train's steps (`stepper`). So
+//! the stages' calls run side by side. A call returns when what it has launched is done. So no events between
+//! streams are needed: what one stage did is over before the next stage gets the item.
 
 #![allow(unsafe_code)]
 
@@ -19,38 +18,38 @@ use super::stepper::CudaStepper;
 use crate::compute::pool::{MAX_LOOKUPS, WARP_LANES};
 use crate::device::cuda::memory::{Array, DeviceMemory, PinnedMemory, Plan};
 use crate::device::cuda::{Address, Driver, DriverError};
-use crate::trainer::pipeline::gpu::{Run, Scratch, ScratchError, SlotSize, StagingBuffer, Stepper};
+use crate::trainer::pipeline::gpu::{Scratch, ScratchError, SlotRun, SlotSize, StagingBuffer, Stepper};
 use crate::trainer::pipeline::slot_flags::{NO_SLOT, SlotFlags};
 
 const WORD: usize = size_of::<f32>();
-/// Words that begin a line: slots of each size do.
+/// Words of a line. The slots of each size begin on one.
 const LINE_WORDS: usize = 32;
 
 /// A scratchpad on a device.
 pub struct CudaScratch<D: Driver>(Arc<Shared<D>>);
 
-/// What its berths and steppers share.
+/// What a scratchpad shares with its staging buffers and steppers.
 pub(crate) struct Shared<D: Driver> {
     pub driver: Arc<D>,
     pub sizes: Vec<SlotSize>,
-    /// The word at which the slots of each size begin.
+    /// Word at which the slots of each size begin.
     starts: Vec<u64>,
     flags: Vec<SlotFlags>,
     slots: DeviceMemory<D>,
     streams: Streams<D>,
     arrays: Arrays,
-    spare: Mutex<Vec<Room<D>>>,
+    spare: Mutex<Vec<StagingMemory<D>>>,
 }
 
 struct Streams<D: Driver> {
     take: D::Stream,
-    bring: D::Stream,
-    send: D::Stream,
+    copy_out: D::Stream,
+    copy_in: D::Stream,
     put: D::Stream,
 }
 
-/// Where things lie in a berth's memory: the buffers at the same places on the host and on the device, and
-/// then, on the host alone, what a kernel is told of records.
+/// The layout of a staging buffer's memory: the buffers are at the same offsets on the host and on the
+/// device; the kernels' arguments follow, on the host alone.
 #[derive(Clone, Copy)]
 struct Arrays {
     incoming: Array<f32>,
@@ -58,22 +57,22 @@ struct Arrays {
     runs: Array<RecordRun>,
     scan: Array<u32>,
     list: Array<u32>,
-    /// Bytes of the buffers, and of all.
-    bytes: (usize, usize),
+    device_bytes: usize,
+    host_bytes: usize,
 }
 
-/// The memory of a berth.
-struct Room<D: Driver> {
+/// The memory of a staging buffer.
+struct StagingMemory<D: Driver> {
     host: PinnedMemory<D>,
     device: DeviceMemory<D>,
 }
 
 impl<D: Driver> CudaScratch<D> {
-    /// Zeroed slots of these sizes, and berths for `berth_words` words of records each way.
+    /// Zeroed slots of these sizes, and staging buffers for `staging_words` words of records each way.
     ///
     /// # Errors
-    /// [`ScratchError`] where the device has not the memory, or a number is past what kernels can count.
-    pub fn new(driver: &Arc<D>, sizes: &[SlotSize], berth_words: usize) -> Result<Self, ScratchError> {
+    /// [`ScratchError`] when an allocation fails, or a number is too large for the kernels.
+    pub fn new(driver: &Arc<D>, sizes: &[SlotSize], staging_words: usize) -> Result<Self, ScratchError> {
         let mut starts = Vec::new();
         let mut words = 0usize;
         for &SlotSize { words: width, count } in sizes {
@@ -88,15 +87,16 @@ impl<D: Driver> CudaScratch<D> {
         }
         let widest = sizes.iter().map(|size| size.words).max().unwrap_or(1);
         let narrowest = sizes.iter().map(|size| size.words).min().unwrap_or(1).max(1);
-        // Any record has room in any berth.
-        let berth_words = berth_words.max(widest);
-        limit("words of staging", u64::from(u32::MAX >> 1), berth_words)?;
+        // Any record fits any staging buffer.
+        let staging_words = staging_words.max(widest);
+        limit("words of staging", u64::from(u32::MAX >> 1), staging_words)?;
         let mut plan = Plan::default();
-        let (incoming, outgoing) = (plan.array(berth_words), plan.array(berth_words));
+        let (incoming, outgoing) = (plan.array(staging_words), plan.array(staging_words));
         let buffers = plan.bytes();
-        let runs = plan.array(MAX_LOOKUPS.min(berth_words));
-        let (scan, list) = (plan.array(runs.len() + 1), plan.array(berth_words / narrowest));
-        let arrays = Arrays { incoming, outgoing, runs, scan, list, bytes: (buffers, plan.bytes()) };
+        let runs = plan.array(MAX_LOOKUPS.min(staging_words));
+        let (scan, list) = (plan.array(runs.len() + 1), plan.array(staging_words / narrowest));
+        let (device_bytes, host_bytes) = (buffers, plan.bytes());
+        let arrays = Arrays { incoming, outgoing, runs, scan, list, device_bytes, host_bytes };
         Ok(Self(Arc::new(Shared {
             sizes: sizes.to_vec(),
             starts,
@@ -104,8 +104,8 @@ impl<D: Driver> CudaScratch<D> {
             slots: DeviceMemory::new(driver, (words * WORD).max(WORD))?,
             streams: Streams {
                 take: driver.stream()?,
-                bring: driver.stream()?,
-                send: driver.stream()?,
+                copy_out: driver.stream()?,
+                copy_in: driver.stream()?,
                 put: driver.stream()?,
             },
             arrays,
@@ -124,20 +124,21 @@ impl<D: Driver> Scratch for CudaScratch<D> {
         &self.0.flags[size]
     }
 
-    fn berth(&self) -> Result<Box<dyn StagingBuffer>, ScratchError> {
+    fn staging_buffer(&self) -> Result<Box<dyn StagingBuffer>, ScratchError> {
         let shared = &self.0;
         let spare = shared.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let room = match spare {
-            Some(room) => room,
-            None => Room {
-                host: PinnedMemory::new(&shared.driver, shared.arrays.bytes.1)?,
-                device: DeviceMemory::new(&shared.driver, shared.arrays.bytes.0)?,
+        let memory = match spare {
+            Some(memory) => memory,
+            None => StagingMemory {
+                host: PinnedMemory::new(&shared.driver, shared.arrays.host_bytes)?,
+                device: DeviceMemory::new(&shared.driver, shared.arrays.device_bytes)?,
             },
         };
-        Ok(Box::new(CudaBerth { shared: shared.clone(), room: Some(room), words: (0, 0) }))
+        let (words_in, words_out) = (0, 0);
+        Ok(Box::new(CudaStagingBuffer { shared: shared.clone(), memory: Some(memory), words_in, words_out }))
     }
 
-    fn berth_words(&self) -> usize {
+    fn staging_words(&self) -> usize {
         self.0.arrays.incoming.len()
     }
 
@@ -147,36 +148,45 @@ impl<D: Driver> Scratch for CudaScratch<D> {
 }
 
 impl<D: Driver> Shared<D> {
-    /// Where kernels see the first slot's first word.
+    /// The device address of the first slot.
     pub(crate) fn address(&self) -> u64 {
         self.slots.address()
     }
 
-    /// The word at which the slots of a run's size begin, and words of a record.
+    /// The start of the slots of a run's size.
     ///
     /// # Errors
-    /// [`ScratchError::Shape`] where the run's slots are not of this scratchpad and size.
-    pub(crate) fn place(&self, run: &Run<'_>) -> Result<(u64, u32), ScratchError> {
+    /// [`ScratchError::Shape`] if the slots are not of this scratchpad and size.
+    pub(crate) fn slot_array(&self, run: &SlotRun<'_>) -> Result<SlotArray, ScratchError> {
         match (self.flags.get(run.size), self.sizes.get(run.size), self.starts.get(run.size)) {
             (Some(flags), Some(size), Some(&start)) if run.held.is_of(flags) => {
-                Ok((start, size.words as u32))
+                Ok(SlotArray { start, words: size.words as u32 })
             }
             _ => Err(shape("slots' size", self.sizes.len(), run.size)),
         }
     }
 
-    /// Waits for all that the stream was given. What was given may have failed; then that is what is said.
+    /// Waits for all work on the stream. Returns the error of `launched`, if any, else that of the wait.
     pub(crate) fn settle(
         &self,
         stream: &D::Stream,
-        given: Result<(), DriverError>,
+        launched: Result<(), DriverError>,
     ) -> Result<(), DriverError> {
         let settled = self.driver.record(stream).and_then(|last| self.driver.wait(&last));
-        given.and(settled)
+        launched.and(settled)
     }
 }
 
-/// Fails with the first place that has no slot.
+/// The slots of one size on the device.
+#[derive(Clone, Copy)]
+pub(crate) struct SlotArray {
+    /// Word of the scratchpad at which slot 0 begins.
+    pub start: u64,
+    /// Words of a record.
+    pub words: u32,
+}
+
+/// Fails at the first [`NO_SLOT`].
 pub(crate) fn check_slots(list: &[u32]) -> Result<(), ScratchError> {
     match list.iter().position(|&slot| slot == NO_SLOT) {
         None => Ok(()),
@@ -197,31 +207,33 @@ fn too_large(bytes: usize) -> ScratchError {
     ScratchError::Limit { field: "bytes", limit: bytes as u64, got: u64::MAX }
 }
 
-/// A berth: while it lives, its memory is its own.
-struct CudaBerth<D: Driver> {
+/// A staging buffer. It has exclusive use of its memory until it is dropped.
+struct CudaStagingBuffer<D: Driver> {
     shared: Arc<Shared<D>>,
-    /// Taken out when this is dropped.
-    room: Option<Room<D>>,
-    /// Words of records that come in, and that leave.
-    words: (usize, usize),
+    /// None only once this is dropped.
+    memory: Option<StagingMemory<D>>,
+    /// Words of the records that come in.
+    words_in: usize,
+    /// Words of the records that were taken out.
+    words_out: usize,
 }
 
-/// Which way records go.
+/// The way of records between slots and buffer.
 #[derive(Clone, Copy)]
 enum Way {
     Out,
     In,
 }
 
-impl<D: Driver> CudaBerth<D> {
-    /// Moves records between slots and the device's buffer. Gives their words.
-    fn records(&mut self, runs: &[Run<'_>], way: Way) -> Result<usize, ScratchError> {
-        let Self { shared, room, .. } = self;
-        let (Some(Room { host, device }), arrays) = (room, shared.arrays) else { return Ok(0) };
+impl<D: Driver> CudaStagingBuffer<D> {
+    /// Copies records between slots and the device's buffer. Returns their words.
+    fn records(&mut self, runs: &[SlotRun<'_>], way: Way) -> Result<usize, ScratchError> {
+        let Self { shared, memory, .. } = self;
+        let (Some(StagingMemory { host, device }), arrays) = (memory, shared.arrays) else { return Ok(0) };
         let (mut words, mut rows, mut warps) = (0, 0, 0);
         limit("runs", arrays.runs.len() as u64, runs.len())?;
         for (i, run) in runs.iter().enumerate() {
-            let (slots_at, width) = shared.place(run)?;
+            let SlotArray { start, words: width } = shared.slot_array(run)?;
             let list = run.held.list();
             check_slots(list)?;
             let (first, from) = (rows, words);
@@ -229,7 +241,7 @@ impl<D: Driver> CudaBerth<D> {
             limit("words of staging", arrays.incoming.len() as u64, words)?;
             host.get_mut(arrays.list)[first..rows].copy_from_slice(list);
             host.get_mut(arrays.runs)[i] = RecordRun {
-                slots_at,
+                slots_at: start,
                 staged_at: from as u64,
                 list_at: first as u32,
                 rows: list.len() as u32,
@@ -256,67 +268,70 @@ impl<D: Driver> CudaBerth<D> {
             unused: 0,
         };
         let driver = &*shared.driver;
-        // SAFETY: the slots are the caller's and of this scratchpad (`place`, `Held`), the records fit the
-        // buffer, and the scan is the runs'; all that the kernel reads or writes is this berth's, the
-        // scratchpad's, or held by the caller, until `settle` has waited for it.
-        let given = unsafe {
+        // SAFETY: the caller holds the slots, which are of this scratchpad (`slot_array`, `HeldSlots`). The
+        // records fit the buffer, and the scan is that of the runs. The kernel uses only this staging buffer,
+        // the scratchpad and slots that the caller holds, until `settle` has waited for it.
+        let launched = unsafe {
             match way {
                 Way::Out => kernels::take_records(driver, stream, warps, &args),
                 Way::In => kernels::put_records(driver, stream, warps, &args),
             }
         };
-        shared.settle(stream, given)?;
+        shared.settle(stream, launched)?;
         Ok(words)
     }
 }
 
-impl<D: Driver> StagingBuffer for CudaBerth<D> {
-    fn take(&mut self, runs: &[Run<'_>]) -> Result<(), ScratchError> {
-        self.words.1 = self.records(runs, Way::Out)?;
+impl<D: Driver> StagingBuffer for CudaStagingBuffer<D> {
+    fn take(&mut self, runs: &[SlotRun<'_>]) -> Result<(), ScratchError> {
+        self.words_out = self.records(runs, Way::Out)?;
         Ok(())
     }
 
     fn incoming(&mut self, words: usize) -> Result<&mut [f32], ScratchError> {
         let array = self.shared.arrays.incoming;
         limit("words of staging", array.len() as u64, words)?;
-        self.words.0 = words;
-        Ok(self.room.as_mut().map_or(&mut [][..], |room| &mut room.host.get_mut(array)[..words]))
+        self.words_in = words;
+        Ok(self.memory.as_mut().map_or(&mut [][..], |memory| &mut memory.host.get_mut(array)[..words]))
     }
 
     fn exchange(&mut self) -> Result<(), ScratchError> {
-        let Self { shared, room: Some(Room { host, device }), words } = self else { return Ok(()) };
+        let Self { shared, memory: Some(StagingMemory { host, device }), words_in, words_out } = self else {
+            return Ok(());
+        };
         let Shared { driver, streams, arrays, .. } = &**shared;
         let copy = |stream, from: u64, to: u64, words: usize| match words {
             0 => Ok(()),
-            // SAFETY: both are this berth's, and hold the words (`incoming`, `records`); it is borrowed
-            // mutably, so nobody else has them, until `settle` has waited.
+            // SAFETY: both buffers are this one's and have the words (`incoming`, `records`). It is borrowed
+            // mutably, so nothing else uses them, until `settle` has waited.
             _ => unsafe { driver.copy(stream, Address(from), Address(to), words * WORD) },
         };
-        let sent = copy(&streams.send, host.of(arrays.incoming), device.of(arrays.incoming), words.0);
-        let brought = copy(&streams.bring, device.of(arrays.outgoing), host.of(arrays.outgoing), words.1);
-        let sent = if words.0 > 0 { shared.settle(&streams.send, sent) } else { sent };
-        let brought = if words.1 > 0 { shared.settle(&streams.bring, brought) } else { brought };
-        Ok(sent.and(brought)?)
+        let (to_host, to_device) = (&streams.copy_out, &streams.copy_in);
+        let sent = copy(to_device, host.of(arrays.incoming), device.of(arrays.incoming), *words_in);
+        let fetched = copy(to_host, device.of(arrays.outgoing), host.of(arrays.outgoing), *words_out);
+        let sent = if *words_in > 0 { shared.settle(to_device, sent) } else { sent };
+        let fetched = if *words_out > 0 { shared.settle(to_host, fetched) } else { fetched };
+        Ok(sent.and(fetched)?)
     }
 
     fn outgoing(&mut self) -> &mut [f32] {
-        let (array, words) = (self.shared.arrays.outgoing, self.words.1);
-        self.room.as_mut().map_or(&mut [][..], |room| &mut room.host.get_mut(array)[..words])
+        let (array, words) = (self.shared.arrays.outgoing, self.words_out);
+        self.memory.as_mut().map_or(&mut [][..], |memory| &mut memory.host.get_mut(array)[..words])
     }
 
-    fn put(&mut self, runs: &[Run<'_>]) -> Result<(), ScratchError> {
-        let width = |run: &Run<'_>| self.shared.sizes.get(run.size).map_or(0, |size| size.words);
+    fn put(&mut self, runs: &[SlotRun<'_>]) -> Result<(), ScratchError> {
+        let width = |run: &SlotRun<'_>| self.shared.sizes.get(run.size).map_or(0, |size| size.words);
         let words = runs.iter().map(|run| run.held.list().len() * width(run)).sum();
-        if words != self.words.0 {
-            return Err(shape("words to put", self.words.0, words));
+        if words != self.words_in {
+            return Err(shape("words to put", self.words_in, words));
         }
         self.records(runs, Way::In).map(|_| ())
     }
 }
 
-impl<D: Driver> Drop for CudaBerth<D> {
+impl<D: Driver> Drop for CudaStagingBuffer<D> {
     fn drop(&mut self) {
-        // Every call has waited: nothing uses it.
-        self.shared.spare.lock().unwrap_or_else(PoisonError::into_inner).extend(self.room.take());
+        // Every call has waited, so the device does not use the memory.
+        self.shared.spare.lock().unwrap_or_else(PoisonError::into_inner).extend(self.memory.take());
     }
 }

@@ -1,13 +1,13 @@
-//! A trainer's steps on a device's scratchpad: the input rows of a batch out of its slots, and its rows'
-//! updates.
+//! A trainer's steps on a device's scratchpad: pooling a batch's input rows from its slots, and updating its
+//! rows.
 //!
-//! What the host says of a batch lies in one pinned block, arrays side by side and as long as the batch
-//! needs, and goes to a block of the device in one copy: kernels read much of it more than once. So each half
-//! of a step is a copy, a launch and a copy back, or a copy and a launch, whatever the table count. The
-//! blocks grow when a batch needs more.
+//! The host writes all it has to send of a batch into pinned memory, arrays side by side and as long as the
+//! batch needs. One copy moves them to the device, because kernels read much of it more than once. So each
+//! half of a step is a copy, a launch and a copy back, or a copy and a launch, whatever the number of tables.
+//! The memory grows when a batch needs more.
 //!
-//! The forward half is the serving cache's gather-pool (`kernels/gather_pool.cu`), which is told where each
-//! occurrence's row lies as a probe would tell it.
+//! The forward half is the serving cache's gather-pool (`kernels/gather_pool.cu`), with the locations of rows
+//! that a probe would write.
 
 #![allow(unsafe_code)]
 
@@ -15,13 +15,12 @@ use std::sync::Arc;
 
 use super::args::{UpdateArgs, UpdateTable, lanes_of};
 use super::kernels;
-use super::scratchpad::{Shared, check_slots, limit, shape};
+use super::scratchpad::{Shared, SlotArray, check_slots, limit, shape};
 use crate::compute::pool::{MAX_LOOKUPS, PoolLookup, WARP_LANES};
-use crate::device::cuda::pool_args::PoolArgs;
-use crate::device::cuda::pool_args::{AT_NOTHING, BatchHeader, BatchState};
-
 use crate::device::cuda::launch::{blocks, gather_pool};
 use crate::device::cuda::memory::{Array, DeviceMemory, PinnedMemory, Plan};
+use crate::device::cuda::pool_args::PoolArgs;
+use crate::device::cuda::pool_args::{AT_NOTHING, BatchHeader, BatchState};
 use crate::device::cuda::{Address, Driver, DriverError};
 use crate::trainer::pipeline::gpu::{
     Gather, GatherLookup, ScratchError, Source, Stepper, TableSlots, Update, UpdateRows,
@@ -29,18 +28,18 @@ use crate::trainer::pipeline::gpu::{
 use crate::trainer::pipeline::slot_flags::NO_SLOT;
 
 const WORD: usize = size_of::<f32>();
-/// What a kernel counts threads, warps and places up to.
+/// The limit of what kernels count: threads, warps and indices.
 const MOST: u64 = (u32::MAX >> 2) as u64;
 
 /// Steps on one stream.
 pub(crate) struct CudaStepper<D: Driver> {
     shared: Arc<Shared<D>>,
     stream: D::Stream,
-    block: Block<D>,
+    memory: BatchMemory<D>,
 }
 
-/// The memory of a batch, at the same places on the host and on the device.
-struct Block<D: Driver> {
+/// The memory of a batch, with the same layout on the host and on the device.
+struct BatchMemory<D: Driver> {
     host: PinnedMemory<D>,
     device: DeviceMemory<D>,
 }
@@ -52,8 +51,8 @@ struct GatherArrays {
     scan: Array<u32>,
     offsets: Array<u32>,
     places: Array<u64>,
-    /// Bytes of all above, which the host writes.
-    told: usize,
+    /// Bytes of all arrays above, which the host writes.
+    host_bytes: usize,
     out: Array<f32>,
 }
 
@@ -69,30 +68,30 @@ struct UpdateArrays {
 impl<D: Driver> CudaStepper<D> {
     pub(crate) fn new(shared: &Arc<Shared<D>>) -> Result<Self, ScratchError> {
         let stream = shared.driver.stream()?;
-        let block = Block::new(&shared.driver, 1 << 16)?;
-        Ok(Self { shared: shared.clone(), stream, block })
+        let memory = BatchMemory::new(&shared.driver, 1 << 16)?;
+        Ok(Self { shared: shared.clone(), stream, memory })
     }
 
-    /// Makes the block no shorter than so many bytes. Nothing of the last batch is under way.
+    /// Grows the memory to at least so many bytes. The last batch is done with it.
     fn make_room(&mut self, bytes: usize) -> Result<(), DriverError> {
-        if self.block.host.bytes() < bytes {
-            self.block = Block::new(&self.shared.driver, bytes.next_power_of_two())?;
+        if self.memory.host.bytes() < bytes {
+            self.memory = BatchMemory::new(&self.shared.driver, bytes.next_power_of_two())?;
         }
         Ok(())
     }
 
-    /// Writes what the kernel is told of a gather. Gives the warps.
-    fn tell_gather(&mut self, gather: &Gather<'_>, arrays: &GatherArrays) -> Result<u32, ScratchError> {
-        let Self { shared, block: Block { host, .. }, .. } = self;
+    /// Writes a gather for the kernel, but for `PoolArgs`. Returns the warps.
+    fn write_gather(&mut self, gather: &Gather<'_>, arrays: &GatherArrays) -> Result<u32, ScratchError> {
+        let Self { shared, memory: BatchMemory { host, .. }, .. } = self;
         let header = BatchHeader { samples: gather.samples as u32, ..BatchHeader::default() };
         host.get_mut(arrays.header)[0] = header;
-        // No row is missing: the gather goes ahead.
+        // No row is missing, so the kernel does not skip the batch.
         host.get_mut(arrays.state)[0] = BatchState::default();
         host.get_mut(arrays.scan)[0] = 0;
         let (mut column, mut occurrences, mut warps) = (0, 0, 0);
         for (i, lookup) in gather.lookups.iter().enumerate() {
             let table = table_of(gather, lookup)?;
-            let (slots_at, words) = shared.place(&table.run)?;
+            let SlotArray { start, words } = shared.slot_array(&table.run)?;
             limit("elements of a record", words.into(), table.dim)?;
             let offsets_at = i * (gather.samples + 1);
             host.get_mut(arrays.offsets)[offsets_at..][..lookup.offsets.len()]
@@ -107,7 +106,7 @@ impl<D: Driver> CudaStepper<D> {
             };
             let list = table.run.held.list();
             let place = |&place: &u32| match list.get(place as usize) {
-                Some(&slot) if slot != NO_SLOT => (slots_at + u64::from(slot) * u64::from(words)) << 1,
+                Some(&slot) if slot != NO_SLOT => (start + u64::from(slot) * u64::from(words)) << 1,
                 _ => AT_NOTHING,
             };
             let found = &lookup.places[..occurrences_of(lookup)];
@@ -124,26 +123,27 @@ impl<D: Driver> CudaStepper<D> {
     }
 
     fn launch_gather(&self, args: &PoolArgs, warps: u32, arrays: &GatherArrays) -> Result<(), DriverError> {
-        let Self { shared, stream, block } = self;
+        let Self { shared, stream, memory } = self;
         let driver = &*shared.driver;
-        // SAFETY: host and device block hold all the arrays; `self` is borrowed until `settle` has waited.
-        // `check_gather` has shown that bags lie within the places, rows within the matrix and vectors within
-        // records; `tell_gather` that every place is a slot of this scratchpad that the caller has.
+        // SAFETY: host and device memory hold all arrays, and `self` is borrowed until `settle` has waited.
+        // `check_gather` has shown that bags are within the places, rows within the matrix and vectors within
+        // records. `write_gather` has shown that every place is a slot of this scratchpad that the caller
+        // holds.
         unsafe {
-            driver.copy(stream, block.host_at(), block.device_at(), arrays.told)?;
+            driver.copy(stream, memory.host_at(), memory.device_at(), arrays.host_bytes)?;
             gather_pool(driver, stream, blocks(driver, warps), args)?;
-            let (from, to) = (block.device.of(arrays.out), block.host.of(arrays.out));
+            let (from, to) = (memory.device.of(arrays.out), memory.host.of(arrays.out));
             driver.copy(stream, Address(from), Address(to), arrays.out.len() * WORD)
         }
     }
 
-    /// Writes what the kernel is told of an update, but for the gradients. Gives the warps.
-    fn tell_update(&mut self, update: &Update<'_>, arrays: &UpdateArrays) -> Result<u32, ScratchError> {
-        let Self { shared, block: Block { host, .. }, .. } = self;
+    /// Writes an update for the kernel, but for the gradients. Returns the warps.
+    fn write_update(&mut self, update: &Update<'_>, arrays: &UpdateArrays) -> Result<u32, ScratchError> {
+        let Self { shared, memory: BatchMemory { host, .. }, .. } = self;
         host.get_mut(arrays.scan)[0] = 0;
         let (mut rows, mut sources, mut warps) = (0, 0, 0);
         for (i, table) in update.tables.iter().enumerate() {
-            let (slots_at, words) = shared.place(&table.rows.run)?;
+            let SlotArray { start, words } = shared.slot_array(&table.rows.run)?;
             check_rows(update, table, words as usize)?;
             let list = table.rows.run.held.list();
             host.get_mut(arrays.list)[rows..][..list.len()].copy_from_slice(list);
@@ -155,7 +155,7 @@ impl<D: Driver> CudaStepper<D> {
             let dim = table.rows.dim as u32;
             let lanes = lanes_of(dim);
             host.get_mut(arrays.tables)[i] = UpdateTable {
-                slots_at,
+                slots_at: start,
                 rows_at: rows as u32,
                 rows: list.len() as u32,
                 dim,
@@ -172,12 +172,12 @@ impl<D: Driver> CudaStepper<D> {
     }
 
     fn launch_update(&self, args: &UpdateArgs, warps: u32, bytes: usize) -> Result<(), DriverError> {
-        let Self { shared, stream, block } = self;
+        let Self { shared, stream, memory } = self;
         let driver = &*shared.driver;
-        // SAFETY: as in `launch_gather`; `check_rows` has shown that sources are of samples and columns that
-        // there are and rows of records that have the optimizer's states, and their slots are the caller's.
+        // SAFETY: as in `launch_gather`. `check_rows` has shown that sources are within samples and columns,
+        // and that records have the optimizer's states. The caller holds the slots.
         unsafe {
-            driver.copy(stream, block.host_at(), block.device_at(), bytes)?;
+            driver.copy(stream, memory.host_at(), memory.device_at(), bytes)?;
             kernels::update_rows(driver, stream, warps, args)
         }
     }
@@ -196,13 +196,13 @@ impl<D: Driver> Stepper for CudaStepper<D> {
             scan: plan.array(lookups + 2),
             offsets: plan.array(lookups * (gather.samples + 1)),
             places: plan.array(occurrences),
-            told: plan.bytes(),
+            host_bytes: plan.bytes(),
             out: plan.array(gather.samples * stride),
         };
         self.make_room(plan.bytes())?;
-        let warps = self.tell_gather(gather, &arrays)?;
+        let warps = self.write_gather(gather, &arrays)?;
         if warps > 0 {
-            let device = &self.block.device;
+            let device = &self.memory.device;
             let args = PoolArgs {
                 header: device.of(arrays.header),
                 state: device.of(arrays.state),
@@ -222,10 +222,10 @@ impl<D: Driver> Stepper for CudaStepper<D> {
                 stride: stride as u32,
                 unused: 0,
             };
-            let given = self.launch_gather(&args, warps, &arrays);
-            self.shared.settle(&self.stream, given)?;
+            let launched = self.launch_gather(&args, warps, &arrays);
+            self.shared.settle(&self.stream, launched)?;
         }
-        Ok(self.block.host.get(arrays.out))
+        Ok(self.memory.host.get(arrays.out))
     }
 
     fn update(&mut self, update: &Update<'_>, grads: &mut dyn FnMut(&mut [f32])) -> Result<(), ScratchError> {
@@ -245,12 +245,12 @@ impl<D: Driver> Stepper for CudaStepper<D> {
             grads: plan.array(update.samples * update.stride),
         };
         self.make_room(plan.bytes())?;
-        let warps = self.tell_update(update, &arrays)?;
+        let warps = self.write_update(update, &arrays)?;
         if warps == 0 {
             return Ok(());
         }
-        grads(self.block.host.get_mut(arrays.grads));
-        let device = &self.block.device;
+        grads(self.memory.host.get_mut(arrays.grads));
+        let device = &self.memory.device;
         let args = UpdateArgs {
             tables: device.of(arrays.tables),
             scan: device.of(arrays.scan),
@@ -264,12 +264,12 @@ impl<D: Driver> Stepper for CudaStepper<D> {
             first_column: update.first_column as u32,
             ..UpdateArgs::default()
         };
-        let given = self.launch_update(&args.with_rule(update.rule), warps, plan.bytes());
-        Ok(self.shared.settle(&self.stream, given)?)
+        let launched = self.launch_update(&args.with_rule(update.rule), warps, plan.bytes());
+        Ok(self.shared.settle(&self.stream, launched)?)
     }
 }
 
-impl<D: Driver> Block<D> {
+impl<D: Driver> BatchMemory<D> {
     fn new(driver: &Arc<D>, bytes: usize) -> Result<Self, DriverError> {
         Ok(Self { host: PinnedMemory::new(driver, bytes)?, device: DeviceMemory::new(driver, bytes)? })
     }
@@ -288,12 +288,12 @@ fn table_of<'g>(gather: &Gather<'g>, lookup: &GatherLookup<'_>) -> Result<TableS
     table.ok_or_else(|| shape("tables", gather.tables.len(), lookup.table))
 }
 
-/// Occurrences of a lookup that was checked.
+/// Occurrences of a lookup that has passed `check_gather`.
 fn occurrences_of(lookup: &GatherLookup<'_>) -> usize {
     lookup.offsets.last().copied().unwrap_or(0) as usize
 }
 
-/// Checks all that the kernel takes for granted but slots. Gives the width of the matrix.
+/// Checks what the kernel assumes, except for slots. Returns the width of the matrix.
 fn check_gather(gather: &Gather<'_>) -> Result<usize, ScratchError> {
     limit("lookups", MAX_LOOKUPS as u64, gather.lookups.len())?;
     let (mut stride, mut occurrences) = (0, 0usize);
@@ -317,7 +317,7 @@ fn check_gather(gather: &Gather<'_>) -> Result<usize, ScratchError> {
     Ok(stride)
 }
 
-/// Checks all that the kernel takes for granted of a table's rows.
+/// Checks what the kernel assumes of a table's rows.
 fn check_rows(update: &Update<'_>, table: &UpdateRows<'_>, words: usize) -> Result<(), ScratchError> {
     let TableSlots { run, dim } = table.rows;
     check_slots(run.held.list())?;

@@ -1,50 +1,55 @@
-//! Train on a device's scratchpad: rows are pooled and updated there, and dense layers run on the host, so
-//! that every bit is the same on every device.
+//! Train on a device's scratchpad. The device pools and updates rows; dense layers run on the host, so every
+//! bit is the same on every device.
 //!
-//! A step is `train`'s, in the same order: the device pools the batch's input rows, which are written to the
-//! tapes beside the dense values; the tapes are learnt; then the device gets the gradients of the input rows,
-//! sums them by the casted index and updates the rows, while the host updates dense weights. Each call waits
-//! for the device, so a step that is taken is taken there too.
+//! A step has the order of `train`. The device pools the batch's input rows, and the host writes them to the
+//! tapes beside the dense values. The tapes are learnt. Then the device gets the gradients of the input rows,
+//! sums them by the casted index and updates the rows, and the host updates dense weights. Each call waits
+//! for the device.
 
 use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::super::item::PreparedBatch;
+use super::super::item::{PreparedBatch, TablePart};
+use super::super::scratchpad::SlotLayout;
 use super::super::train::Train;
 use crate::model::{Tape, View};
 use crate::schema::{Lookup, Pooling, Schema};
 use crate::trainer::TrainError;
 use crate::trainer::casting::Casting;
 use crate::trainer::pipeline::gpu::{
-    Gather, GatherLookup, Run, Scratch, ScratchError, Stepper, TableSlots, Update, UpdateRows,
+    Gather, GatherLookup, Scratch, ScratchError, SlotRun, Stepper, TableSlots, Update, UpdateRows,
 };
-use crate::trainer::pipeline::slot_flags::{Held, NotClaimed};
+use crate::trainer::pipeline::slot_flags::{ClaimError, HeldSlots};
 use crate::trainer::train_state::TrainState;
 use crate::trainer::update::RowUpdate;
 use crate::types::{Batch, TableId};
 
-/// What a device needs to know of a network.
-struct Shape<'a> {
+/// The shape of a model.
+struct ModelShape<'a> {
     schema: &'a Schema,
     lookups: &'a [Lookup],
-    /// Of each table: which size of slots, and words of a record.
-    tables: &'a [(usize, usize)],
+    /// The slot layout of each table.
+    tables: &'a [SlotLayout],
 }
 
 impl Train<'_> {
     /// Takes a step.
-    pub(crate) fn step_on(&mut self, scratch: &dyn Scratch, cast: &PreparedBatch) -> Result<(), TrainError> {
-        let held = claim(scratch, self.tables, cast)?;
-        let loss = self.with_device(|network, stepper, shape| {
-            let pooled = shape.gather(stepper, &held, &cast.casting, &cast.batch)?;
-            Ok(network.learn_pooled(&cast.batch, &cast.labels, pooled))
+    pub(crate) fn step_on(
+        &mut self,
+        scratch: &dyn Scratch,
+        prepared: &PreparedBatch,
+    ) -> Result<(), TrainError> {
+        let held = claim(scratch, self.tables, prepared)?;
+        let loss = self.with_device(|train_state, stepper, shape| {
+            let pooled = shape.gather(stepper, &held, &prepared.casting, &prepared.batch)?;
+            Ok(train_state.learn_pooled(&prepared.batch, &prepared.labels, pooled))
         })?;
-        self.network.read_probabilities(&mut self.probabilities);
-        self.learnt(cast, loss)?;
-        self.with_device(|network, stepper, shape| {
+        self.train_state.read_probabilities(&mut self.probabilities);
+        self.learnt(prepared, loss)?;
+        self.with_device(|train_state, stepper, shape| {
             let tables = shape.tables(&held);
-            let parts = tables.iter().zip(cast.casting.tables());
+            let parts = tables.iter().zip(prepared.casting.tables());
             let tables: Vec<_> = parts
                 .map(|(&rows, casted)| {
                     let (sources, ends, first) = casted.part(0..casted.rows().len());
@@ -52,22 +57,22 @@ impl Train<'_> {
                 })
                 .collect();
             let mut updated = Ok(());
-            network.update(|update| {
-                updated = shape.update(stepper, update, (&tables, cast.batch.samples));
+            train_state.update(|update| {
+                updated = shape.update(stepper, update, (&tables, prepared.batch.samples));
             });
             updated
         })?;
         drop(held);
-        if self.watch.wants_rows() {
-            for ((bounds, casted), t) in cast.starts.windows(2).zip(cast.casting.tables()).zip(0..) {
-                self.show_on(TableId(t), casted.rows(), &cast.slots[bounds[0]..bounds[1]])?;
+        if self.observer.wants_rows() {
+            for ((bounds, casted), t) in prepared.starts.windows(2).zip(prepared.casting.tables()).zip(0..) {
+                self.show_on(TableId(t), casted.rows(), &prepared.slots[bounds[0]..bounds[1]])?;
             }
         }
-        self.watch.stepped(self.network);
+        self.observer.stepped(self.train_state);
         Ok(())
     }
 
-    /// Writes the input rows of a part of a batch's samples, of which `at` come before.
+    /// Writes the input rows of some samples of a split batch. `at` is the index of the first sample.
     pub(crate) fn gather_on(
         &mut self,
         scratch: &dyn Scratch,
@@ -75,15 +80,15 @@ impl Train<'_> {
         whole: &PreparedBatch,
     ) -> Result<(), TrainError> {
         let held = claim(scratch, self.tables, part)?;
-        self.with_device(|network, stepper, shape| {
+        self.with_device(|train_state, stepper, shape| {
             let pooled = shape.gather(stepper, &held, &part.casting, &part.batch)?;
-            network.place_pooled(&part.batch, at, pooled);
+            train_state.place_pooled(&part.batch, at, pooled);
             Ok(())
         })?;
         self.gathered(at + part.batch.samples, whole)
     }
 
-    /// Updates some of the rows of a batch that was split.
+    /// Updates some rows of a split batch.
     pub(crate) fn update_on(
         &mut self,
         scratch: &dyn Scratch,
@@ -92,11 +97,11 @@ impl Train<'_> {
         slots: &[u32],
     ) -> Result<(), TrainError> {
         let mut parts = Vec::new();
-        for (t, of_table, places) in whole.parts(rows.clone()) {
-            let held = scratch.flags(self.tables[t].0).claim(&slots[places])?;
-            parts.push((t, of_table, held));
+        for TablePart { table, of_table, of_selection } in whole.parts(rows.clone()) {
+            let held = scratch.flags(self.tables[table].size).claim(&slots[of_selection])?;
+            parts.push((table, of_table, held));
         }
-        self.with_device(|network, stepper, shape| {
+        self.with_device(|train_state, stepper, shape| {
             let tables: Vec<UpdateRows<'_>> = parts
                 .iter()
                 .map(|(t, mine, held)| {
@@ -104,63 +109,63 @@ impl Train<'_> {
                     UpdateRows { rows: shape.rows(*t, held), sources, ends, first }
                 })
                 .collect();
-            shape.update(stepper, &network.row_update(), (&tables, whole.batch.samples))
+            shape.update(stepper, &train_state.row_update(), (&tables, whole.batch.samples))
         })?;
         let shown: Vec<_> = parts.into_iter().map(|(t, mine, held)| (t, mine, held.list())).collect();
-        if self.watch.wants_rows() {
+        if self.observer.wants_rows() {
             for (t, mine, list) in shown {
                 self.show_on(TableId(t as u32), &whole.casting.tables()[t].rows()[mine], list)?;
             }
         }
         if whole.starts.last() == Some(&rows.end) {
-            self.watch.stepped(self.network);
+            self.observer.stepped(self.train_state);
         }
         Ok(())
     }
 
-    /// Tells of rows that lie in these slots, which nobody has: a step is over, and no later item moves them
+    /// Shows rows to the observer. Their slots are unclaimed: the step is over, and no later item moves them
     /// yet.
     fn show_on(&mut self, table: TableId, rows: &[u64], list: &[u32]) -> Result<(), TrainError> {
-        let (size, words) = self.tables[table.index()];
-        let records = self.pad.read(size, list)?;
+        let SlotLayout { size, words } = self.tables[table.index()];
+        let records = self.scratchpad.read(size, list)?;
         rows.iter()
             .zip(records.chunks_exact(words))
-            .for_each(|(&row, record)| self.watch.row(table, row, record));
+            .for_each(|(&row, record)| self.observer.row(table, row, record));
         Ok(())
     }
 
     fn with_device<T>(
         &mut self,
-        work: impl FnOnce(&mut TrainState, &mut dyn Stepper, &Shape<'_>) -> Result<T, ScratchError>,
+        work: impl FnOnce(&mut TrainState, &mut dyn Stepper, &ModelShape<'_>) -> Result<T, ScratchError>,
     ) -> Result<T, TrainError> {
-        let (schema, lookups) = (self.network.schema.clone(), self.network.lookups.clone());
-        let shape = Shape { schema: &schema, lookups: &lookups, tables: self.tables };
-        // The pipeline gives a stepper where the scratchpad is a device's.
+        let (schema, lookups) = (self.train_state.schema.clone(), self.train_state.lookups.clone());
+        let shape = ModelShape { schema: &schema, lookups: &lookups, tables: self.tables };
+        // On a device there is always a stepper.
         let stepper = self.stepper.as_mut().ok_or(TrainError::Stopped)?;
-        Ok(work(self.network, &mut **stepper, &shape)?)
+        Ok(work(self.train_state, &mut **stepper, &shape)?)
     }
 }
 
 /// Claims all rows of a batch, table by table.
 fn claim<'c>(
     scratch: &'c dyn Scratch,
-    tables: &[(usize, usize)],
-    cast: &'c PreparedBatch,
-) -> Result<Vec<Held<'c>>, NotClaimed> {
-    let claim = |(bounds, (size, _)): (&[usize], &(usize, usize))| {
-        scratch.flags(*size).claim(&cast.slots[bounds[0]..bounds[1]])
+    tables: &[SlotLayout],
+    prepared: &'c PreparedBatch,
+) -> Result<Vec<HeldSlots<'c>>, ClaimError> {
+    let claim = |(bounds, layout): (&[usize], &SlotLayout)| {
+        scratch.flags(layout.size).claim(&prepared.slots[bounds[0]..bounds[1]])
     };
-    cast.starts.windows(2).zip(tables).map(claim).collect()
+    prepared.starts.windows(2).zip(tables).map(claim).collect()
 }
 
-impl Shape<'_> {
-    /// A table's rows that are held.
-    fn rows<'h>(&self, t: usize, held: &'h Held<'h>) -> TableSlots<'h> {
-        TableSlots { run: Run { size: self.tables[t].0, held }, dim: self.schema.tables[t].dim }
+impl ModelShape<'_> {
+    /// The claimed rows of table `t`.
+    fn rows<'h>(&self, t: usize, held: &'h HeldSlots<'h>) -> TableSlots<'h> {
+        TableSlots { run: SlotRun { size: self.tables[t].size, held }, dim: self.schema.tables[t].dim }
     }
 
-    /// All tables' rows.
-    fn tables<'h>(&self, held: &'h [Held<'h>]) -> Vec<TableSlots<'h>> {
+    /// The claimed rows of all tables.
+    fn tables<'h>(&self, held: &'h [HeldSlots<'h>]) -> Vec<TableSlots<'h>> {
         held.iter().enumerate().map(|(t, held)| self.rows(t, held)).collect()
     }
 
@@ -168,7 +173,7 @@ impl Shape<'_> {
     fn gather<'s>(
         &self,
         stepper: &'s mut dyn Stepper,
-        held: &[Held<'_>],
+        held: &[HeldSlots<'_>],
         casting: &Casting,
         batch: &Batch,
     ) -> Result<&'s [f32], ScratchError> {
@@ -182,7 +187,7 @@ impl Shape<'_> {
         stepper.gather(&Gather { samples: batch.samples, tables: &self.tables(held), lookups: &lookups })
     }
 
-    /// Updates these rows from the gradients of so many samples.
+    /// Updates these rows from the gradients of `samples` samples.
     fn update(
         &self,
         stepper: &mut dyn Stepper,
@@ -205,8 +210,8 @@ impl Shape<'_> {
 }
 
 impl TrainState {
-    /// [`TrainState::gather_and_learn`] with input rows that are pooled: `pooled` has all but the dense values
-    /// of each.
+    /// [`TrainState::gather_and_learn`] with pooled input rows: `pooled` has all columns but the dense
+    /// values.
     fn learn_pooled(&mut self, batch: &Batch, labels: &[f32], pooled: &[f32]) -> f64 {
         self.begin(batch.samples);
         let widths = self.widths();
@@ -216,7 +221,7 @@ impl TrainState {
         })
     }
 
-    /// [`TrainState::gather`] with input rows that are pooled.
+    /// [`TrainState::gather`] with pooled input rows.
     fn place_pooled(&mut self, batch: &Batch, at: usize, pooled: &[f32]) {
         let (widths, mut begins) = (self.widths(), 0);
         for tape in &mut self.tapes {
@@ -229,17 +234,24 @@ impl TrainState {
         }
     }
 
-    /// Columns of dense values, and of all.
-    fn widths(&self) -> (usize, usize) {
-        (self.schema.dense_width(), self.schema.input_width())
+    /// Columns of an input row.
+    fn widths(&self) -> InputWidths {
+        InputWidths { dense: self.schema.dense_width(), all: self.schema.input_width() }
     }
+}
+
+/// Columns of an input row: the dense values, then the pooled vectors.
+#[derive(Clone, Copy)]
+struct InputWidths {
+    dense: usize,
+    all: usize,
 }
 
 /// Writes the input rows of these samples of the batch into a tape, from its row `at` on.
 fn write_pooled(
     tape: &mut Tape<f32>,
     at: usize,
-    (batch, pooled, (dense, width)): (&Batch, &[f32], (usize, usize)),
+    (batch, pooled, InputWidths { dense, all: width }): (&Batch, &[f32], InputWidths),
     samples: Range<usize>,
 ) {
     let view = View { buffer: 0, column: 0, width };

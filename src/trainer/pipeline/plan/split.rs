@@ -1,31 +1,33 @@
 //! Splitting a batch whose rows do not all fit the scratchpad together.
 //!
-//! Only the embedding passes are split. Forward goes by groups of samples: the rows of a group come in and its input rows are
-//! written. Then the dense layers run once over the whole batch. Backward goes by groups of rows: they come in once more,
-//! and each is updated once, from all its gradients. So every sum is what it would have been, and the bytes are the same.
+//! Only the embedding passes are split. Forward works on groups of samples: the rows of a group come in and
+//! its input rows are written. Then the dense layers run once over the whole batch. Backward works on groups
+//! of rows: they come in again, and each row is updated once, from all its gradients. So every sum is the
+//! same as without a split, and so are the bytes.
 //!
-//! The groups do not overlap: each is planned when the one before has trained, because there is no room for two.
+//! Groups do not overlap: each is planned after the one before it has trained, because there is no room for
+//! two.
 
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{PlanEnds, Planner};
+use super::{PlanChannels, PlannedUnit, Planner};
 use crate::trainer::TrainError;
 use crate::trainer::pipeline::item::{PreparedBatch, Work};
-use crate::trainer::pipeline::key::Key;
-use crate::trainer::pipeline::scratchpad::rows_of_sample;
+use crate::trainer::pipeline::scratchpad::{SlotLayout, rows_of_sample};
 use crate::trainer::pipeline::slot_directory::SlotDirectory;
+use crate::types::RowId;
 
 impl Planner {
     /// Plans a batch in groups.
     ///
     /// # Errors
-    /// [`TrainError::Scratchpad`] where the rows of one sample do not fit; nothing of the batch is trained then.
+    /// [`TrainError::Scratchpad`] if the rows of one sample do not fit; then nothing of the batch is trained.
     pub(crate) fn split(
         &mut self,
         mut whole: PreparedBatch,
-        ends: &mut PlanEnds<'_>,
+        channels: &mut PlanChannels<'_>,
     ) -> Result<(), TrainError> {
         let groups = self.sample_groups(&whole)?;
         if self.stats.splits == 1 {
@@ -34,7 +36,7 @@ impl Planner {
                 "scratchpad: too small for a batch of {samples} samples, which is split in {parts}"
             );
         }
-        // Each group finds its own.
+        // Each group finds its own slots.
         whole.slots.clear();
         let whole = Arc::new(whole);
         for group in groups {
@@ -43,60 +45,60 @@ impl Planner {
                 labels: whole.labels[group.clone()].to_vec(),
                 ..PreparedBatch::default()
             };
-            part.cast(&self.schema, &self.lookups)?;
-            let keys: Vec<Key> = part.keys().collect();
+            part.prepare(&self.schema, &self.lookups)?;
+            let rows: Vec<RowId> = part.rows().collect();
             let work = |slots| {
                 part.slots = slots;
                 Work::Gather { part: Box::new(part), at: group.start, whole: whole.clone() }
             };
-            self.plan_alone(&keys, work, ends)?;
+            self.plan_alone(&rows, work, channels)?;
         }
-        let keys: Vec<Key> = whole.keys().collect();
-        for rows in self.row_groups(&keys) {
+        let all: Vec<RowId> = whole.rows().collect();
+        for rows in self.row_groups(&all) {
             let work = |slots| Work::Update { whole: whole.clone(), rows: rows.clone(), slots };
-            self.plan_alone(&keys[rows.clone()], work, ends)?;
+            self.plan_alone(&all[rows.clone()], work, channels)?;
         }
-        // The next batch may need what left here.
-        ends.wait(self.item)
+        // The next batch may need rows that were evicted here.
+        channels.wait(self.item)
     }
 
-    /// Plans work on these rows when all before it has trained.
+    /// Plans work on these rows after all before it has trained.
     fn plan_alone(
         &mut self,
-        keys: &[Key],
+        rows: &[RowId],
         work: impl FnOnce(Vec<u32>) -> Work,
-        ends: &mut PlanEnds<'_>,
+        channels: &mut PlanChannels<'_>,
     ) -> Result<(), TrainError> {
-        ends.wait(self.item)?;
-        // Nothing is kept any more for what has trained, nor for the batch, which no part needs all the rows of.
-        self.planned.push_back((self.batch, self.item));
+        channels.wait(self.item)?;
+        // No row is kept any more for what has trained, nor for the batch, of which no part needs all rows.
+        self.planned.push_back(PlannedUnit { last_batch: self.batch, last_item: self.item });
         self.expire(self.item);
-        let mut placed = self.place((keys, Vec::new()), ends)?;
+        let mut placed = self.place(rows, Vec::new(), channels)?;
         let slots = std::mem::take(&mut placed.slots);
-        self.stats.hits += placed.hits(keys.len());
-        self.emit(placed, work(slots), ends)
+        self.stats.hits += placed.hits(rows.len());
+        self.emit(placed, work(slots), channels)
     }
 
-    /// Runs of samples whose rows fit together, as long as can be.
+    /// The longest runs of samples whose rows fit together.
     fn sample_groups(&self, whole: &PreparedBatch) -> Result<Vec<Range<usize>>, TrainError> {
         let mut groups: Vec<Range<usize>> = vec![Range::default()];
-        let mut room = Room::of(&self.holds);
-        let (mut held, mut needed) = (HashSet::<Key>::new(), Vec::new());
+        let mut budget = SlotBudget::of(&self.directories);
+        let (mut of_group, mut needed) = (HashSet::<RowId>::new(), Vec::new());
         for sample in 0..whole.batch.samples {
             needed.clear();
             needed.extend(rows_of_sample(&self.schema, &self.lookups, &whole.batch, sample));
             needed.sort_unstable();
             needed.dedup();
-            let more: Vec<Key> = needed.iter().filter(|key| !held.contains(key)).copied().collect();
-            if !room.take(&self.tables, &more) {
-                held.clear();
-                room = Room::of(&self.holds);
-                if !room.take(&self.tables, &needed) {
+            let more: Vec<RowId> = needed.iter().filter(|row| !of_group.contains(row)).copied().collect();
+            if !budget.take(&self.tables, &more) {
+                of_group.clear();
+                budget = SlotBudget::of(&self.directories);
+                if !budget.take(&self.tables, &needed) {
                     return Err(self.too_small(&needed));
                 }
                 groups.push(sample..sample);
             }
-            held.extend(&needed);
+            of_group.extend(&needed);
             if let Some(group) = groups.last_mut() {
                 group.end = sample + 1;
             }
@@ -105,28 +107,27 @@ impl Planner {
         Ok(groups)
     }
 
-    /// What is said of a sample that needs these rows, of whose size of slots there are too few.
-    fn too_small(&self, needed: &[Key]) -> TrainError {
-        let mut counts = vec![(0, 0); self.holds.len()];
-        for key in needed {
-            let (size, words) = self.tables[key.table().index()];
-            counts[size] = (counts[size].0 + 1, words);
-        }
-        let short = counts.into_iter().zip(&self.holds).find(|((needed, _), hold)| *needed > hold.count());
-        let ((needed, words), slots) = short.map_or(((0, 0), 0), |(of_size, hold)| (of_size, hold.count()));
+    /// The error of a sample that needs these rows, for the first size with too few slots.
+    fn too_small(&self, needed: &[RowId]) -> TrainError {
+        let mut counts = vec![0; self.directories.len()];
+        needed.iter().for_each(|row| counts[self.tables[row.table().index()].size] += 1);
+        let slots = self.directories.iter().map(SlotDirectory::count);
+        let short = counts.into_iter().zip(slots).enumerate().find(|(_, (needed, slots))| needed > slots);
+        let (size, (needed, slots)) = short.unwrap_or_default();
+        let words = self.tables.iter().find(|layout| layout.size == size).map_or(0, |layout| layout.words);
         TrainError::Scratchpad { words, needed, slots }
     }
 
-    /// Runs of rows that fit together, as long as can be.
-    fn row_groups(&self, keys: &[Key]) -> Vec<Range<usize>> {
+    /// The longest runs of rows that fit together.
+    fn row_groups(&self, rows: &[RowId]) -> Vec<Range<usize>> {
         let mut groups: Vec<Range<usize>> = Vec::new();
-        let mut room = Room::of(&self.holds);
-        for at in 0..keys.len() {
+        let mut budget = SlotBudget::of(&self.directories);
+        for at in 0..rows.len() {
             match groups.last_mut() {
-                Some(group) if room.take(&self.tables, &keys[at..=at]) => group.end = at + 1,
+                Some(group) if budget.take(&self.tables, &rows[at..=at]) => group.end = at + 1,
                 _ => {
-                    room = Room::of(&self.holds);
-                    room.take(&self.tables, &keys[at..=at]);
+                    budget = SlotBudget::of(&self.directories);
+                    budget.take(&self.tables, &rows[at..=at]);
                     groups.push(at..at + 1);
                 }
             }
@@ -135,21 +136,22 @@ impl Planner {
     }
 }
 
-/// Slots of each size that a group has left.
-pub(crate) struct Room(Vec<usize>);
+/// The slots of each size that a group has left.
+pub(crate) struct SlotBudget(Vec<usize>);
 
-impl Room {
-    /// All of them.
-    pub(crate) fn of(holds: &[SlotDirectory]) -> Self {
-        Self(holds.iter().map(SlotDirectory::count).collect())
+impl SlotBudget {
+    /// All slots.
+    pub(crate) fn of(directories: &[SlotDirectory]) -> Self {
+        Self(directories.iter().map(SlotDirectory::count).collect())
     }
 
-    /// Takes a slot for each of the rows, or none where there are not enough.
-    pub(crate) fn take(&mut self, tables: &[(usize, usize)], keys: &[Key]) -> bool {
-        for (at, key) in keys.iter().enumerate() {
-            let left = &mut self.0[tables[key.table().index()].0];
+    /// Takes a slot for each of the rows, or none and returns false if there are too few.
+    pub(crate) fn take(&mut self, tables: &[SlotLayout], rows: &[RowId]) -> bool {
+        let size = |row: &RowId| tables[row.table().index()].size;
+        for (at, row) in rows.iter().enumerate() {
+            let left = &mut self.0[size(row)];
             if *left == 0 {
-                keys[..at].iter().for_each(|key| self.0[tables[key.table().index()].0] += 1);
+                rows[..at].iter().for_each(|row| self.0[size(row)] += 1);
                 return false;
             }
             *left -= 1;

@@ -1,27 +1,27 @@
-//! Who goes when a scratchpad is full: the slots that no batch in the window needs, in the order in which a policy gives
-//! them up.
+//! Which rows a full scratchpad evicts first. Candidates are the slots that no batch in the window needs; a
+//! policy orders them.
 //!
-//! A slot is a candidate or it is not; `SlotDirectory` says when. Each policy keeps its candidates in a structure of a few bytes
-//! a slot, from which any of them can be taken out when a batch needs its row after all:
+//! `SlotDirectory` decides whether a slot is a candidate. A policy keeps its candidates in a structure of a
+//! few bytes a slot. Any candidate can be removed from it when a batch needs its row after all:
 //!
-//! - LRU: a queue. A slot becomes a candidate when the last batch that used it leaves the window, so the order of
-//!   coming is that of last use.
-//! - LFU: a queue for each frequency: by the counts of a data set (frequency-aware cache, section 4), or where there are none by the
-//!   batches that have used the row since it came in.
-//! - random: an array, of which any place is taken.
-//! - optimal: lists by the next batch that will use the row, as far as the look-ahead sees; the furthest goes first, and
-//!   before it those that nobody has been seen to need (Belady, "A study of replacement algorithms", 1966), the least
-//!   recently used first.
+//! - LRU: a queue. A slot becomes a candidate when the last batch that used it leaves the window, so the
+//!   queue is in order of last use.
+//! - LFU: a queue for each frequency. Frequencies are the counts of a data set (frequency-aware cache,
+//!   section 4), or without them the batches that have used the row since it came in.
+//! - random: an array, of which any element may be drawn.
+//! - optimal: a list for each batch that uses a row next, as far as the look-ahead sees. First come rows that
+//!   no batch is seen to need, the least recently used first; then the rows of the furthest batch (Belady, "A
+//!   study of replacement algorithms", 1966).
 
 use std::fmt;
 use std::str::FromStr;
 
 mod order;
 
-use self::order::{Lists, Queues};
+use self::order::{LinkedLists, RankQueues};
 use crate::mem::mix64;
 
-/// Which rows leave the scratchpad first.
+/// Which rows the scratchpad evicts first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
     /// The least recently used.
@@ -35,13 +35,13 @@ pub enum Policy {
     Optimal,
 }
 
-/// No such policy.
+/// The name of no policy.
 #[derive(Debug, thiserror::Error)]
 #[error("policy: expected lru, lfu, random or optimal, got {0:?}")]
 pub struct UnknownPolicy(String);
 
 impl Policy {
-    /// All there are.
+    /// All policies.
     pub const ALL: [Self; 4] = [Self::Lru, Self::Lfu, Self::Random, Self::Optimal];
 }
 
@@ -64,116 +64,127 @@ impl fmt::Display for Policy {
     }
 }
 
-/// What a policy may ask of a slot's row.
+/// How a slot's row is used, as policies see it.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Worth {
-    /// How often it is used; for LFU.
+pub(crate) struct RowUse {
+    /// For LFU: how often.
     pub frequency: u32,
-    /// How many batches from now it is used next, 0 where none has been seen to; for the optimal.
+    /// For the optimal policy: in how many batches from now it is used next; 0 if no batch is seen to need
+    /// it.
     pub next: u64,
 }
 
 /// The most batches that the optimal policy looks ahead.
 pub(crate) const SEEN_AHEAD: usize = 63;
 
-/// The candidates among `count` slots. Which slots are candidates stands in the slots' bookkeeping, where whoever asks has it at hand:
-/// a policy that leaves behind what is none any more is given `stamp_of`, which says of a slot the stamp that it was last added with,
-/// or nothing where it is no candidate.
+/// A slot, and the stamp that it has as a candidate. A slot that becomes a candidate again gets a new stamp.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Candidate {
+    pub slot: u32,
+    pub stamp: u32,
+}
+
+/// The candidates among some slots, in a policy's order. The queues keep stale entries: methods that meet
+/// them get `stamp_of`, which returns the current stamp of a slot, or none if it is no candidate.
 pub(crate) struct Candidates {
     order: Order,
     len: usize,
 }
 
 enum Order {
-    /// By how often a row is used, or all of one rank.
-    Queues(Queues, bool),
-    Lists(Lists),
+    Queues {
+        queues: RankQueues,
+        /// If not, all slots have one rank.
+        by_frequency: bool,
+    },
+    Lists(LinkedLists),
     Array {
         slots: Vec<u32>,
-        places: Vec<u32>,
+        /// Each candidate's index into `slots`.
+        indices: Vec<u32>,
         draws: u64,
     },
 }
 
 impl Candidates {
-    /// None of `count` slots. `seed` is for the policy that draws.
+    /// No candidates among `count` slots. `seed` is for the random policy.
     pub(crate) fn new(policy: Policy, count: usize, seed: u64) -> Self {
+        let queues = |by_frequency| Order::Queues { queues: RankQueues::new(count), by_frequency };
         let order = match policy {
-            Policy::Lru => Order::Queues(Queues::new(count), false),
-            Policy::Lfu => Order::Queues(Queues::new(count), true),
-            Policy::Optimal => Order::Lists(Lists::new(SEEN_AHEAD + 1, count)),
-            Policy::Random => Order::Array { slots: Vec::new(), places: vec![0; count], draws: mix64(seed) },
+            Policy::Lru => queues(false),
+            Policy::Lfu => queues(true),
+            Policy::Optimal => Order::Lists(LinkedLists::new(SEEN_AHEAD + 1, count)),
+            Policy::Random => Order::Array { slots: Vec::new(), indices: vec![0; count], draws: mix64(seed) },
         };
         Self { order, len: 0 }
     }
 
-    /// Bytes for each slot.
+    /// Bytes for each slot, of the largest structure.
     pub(crate) const fn bytes_per_slot() -> usize {
-        // The largest.
-        Queues::bytes_per_slot()
+        RankQueues::bytes_per_slot()
     }
 
-    /// How many there are.
+    /// How many candidates.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Makes the slot a candidate. `batch` is the number of the batch that is planned.
+    /// Adds a candidate. `batch` is the number of the batch that is planned.
     pub(crate) fn add(
         &mut self,
-        (slot, stamp): (u32, u32),
-        worth: Worth,
+        candidate: Candidate,
+        row_use: RowUse,
         batch: u64,
         stamp_of: impl Fn(u32) -> Option<u32>,
     ) {
         self.len += 1;
         match &mut self.order {
-            Order::Queues(queues, by_frequency) => {
-                let rank = if *by_frequency { worth.frequency } else { 0 };
-                queues.push(rank, (slot, stamp), stamp_of);
+            Order::Queues { queues, by_frequency } => {
+                let rank = if *by_frequency { row_use.frequency } else { 0 };
+                queues.push(rank, candidate, stamp_of);
             }
             Order::Lists(lists) => {
-                let list = match worth.next {
+                let list = match row_use.next {
                     0 => 0,
                     next => 1 + (batch + next) as usize % SEEN_AHEAD,
                 };
-                lists.push(list, slot);
+                lists.push(list, candidate.slot);
             }
-            Order::Array { slots, places, .. } => {
-                places[slot as usize] = slots.len() as u32;
-                slots.push(slot);
+            Order::Array { slots, indices, .. } => {
+                indices[candidate.slot as usize] = slots.len() as u32;
+                slots.push(candidate.slot);
             }
         }
     }
 
-    /// The slot, which was one, is no candidate any more.
+    /// Removes a candidate.
     #[inline]
     pub(crate) fn remove(&mut self, slot: u32) {
         self.len -= 1;
         match &mut self.order {
-            // Its entry is passed over when it comes up.
-            Order::Queues(..) => {}
+            // `pop` skips the stale entry.
+            Order::Queues { .. } => {}
             Order::Lists(lists) => lists.remove(slot),
-            Order::Array { slots, places, .. } => {
-                let place = places[slot as usize] as usize;
-                slots.swap_remove(place);
-                if let Some(&moved) = slots.get(place) {
-                    places[moved as usize] = place as u32;
+            Order::Array { slots, indices, .. } => {
+                let index = indices[slot as usize] as usize;
+                slots.swap_remove(index);
+                if let Some(&moved) = slots.get(index) {
+                    indices[moved as usize] = index as u32;
                 }
             }
         }
     }
 
-    /// Takes the candidate that goes first. `batch` as in [`Self::add`]; `ask` is told of slots whose stamps are looked at some turns
-    /// later, as far as the policy knows them.
+    /// Removes and returns the next victim. `batch` is as in [`Self::add`]. `prefetch` is called for slots
+    /// whose stamps are needed some iterations later, if the policy knows them.
     pub(crate) fn pop(
         &mut self,
         batch: u64,
         stamp_of: impl Fn(u32) -> Option<u32>,
-        ask: impl Fn(u32),
+        prefetch: impl Fn(u32),
     ) -> Option<u32> {
         let slot = match &mut self.order {
-            Order::Queues(queues, _) => queues.pop(stamp_of, ask)?,
+            Order::Queues { queues, .. } => queues.pop(stamp_of, prefetch)?,
             Order::Lists(lists) => lists.first(batch)?,
             Order::Array { slots, draws, .. } => {
                 if slots.is_empty() {

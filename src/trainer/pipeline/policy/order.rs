@@ -1,51 +1,55 @@
-//! In which order candidates go: queues, lists.
+//! The structures that keep candidates in order: queues and lists.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::SEEN_AHEAD;
-use crate::mem::prefetch::TURNS_AHEAD;
+use super::{Candidate, SEEN_AHEAD};
+use crate::mem::prefetch::PREFETCH_AHEAD;
 
 const NONE: u32 = u32::MAX;
 
-/// A queue of slots for each rank; the lowest rank goes first. An entry, a slot and its stamp, is left where it is when its slot
-/// is a candidate no more, and passed over when it comes up.
-pub(crate) struct Queues {
-    ranks: BTreeMap<u32, VecDeque<(u32, u32)>>,
-    /// Of all of them.
+/// A queue of candidates for each rank; the lowest rank is evicted first. When a slot is no candidate any
+/// more, its entry stays and `pop` skips it.
+pub(crate) struct RankQueues {
+    ranks: BTreeMap<u32, VecDeque<Candidate>>,
+    /// Entries of all queues.
     entries: usize,
-    most: usize,
+    max_entries: usize,
 }
 
-impl Queues {
-    /// Half as many entries again as there are slots, and queues of twice the room that they need.
+impl RankQueues {
+    /// There are up to 1.5 entries a slot, and a queue may have twice the capacity that it needs.
     pub(crate) const fn bytes_per_slot() -> usize {
-        3 * size_of::<(u32, u32)>()
+        3 * size_of::<Candidate>()
     }
 
     pub(crate) fn new(count: usize) -> Self {
-        Self { ranks: BTreeMap::new(), entries: 0, most: count + count / 2 }
+        Self { ranks: BTreeMap::new(), entries: 0, max_entries: count + count / 2 }
     }
 
-    pub(crate) fn push(&mut self, rank: u32, entry: (u32, u32), stamp_of: impl Fn(u32) -> Option<u32>) {
-        if self.entries > self.most {
-            // At least a third of them are of no more use, so that this costs a few steps a coming.
+    pub(crate) fn push(&mut self, rank: u32, candidate: Candidate, stamp_of: impl Fn(u32) -> Option<u32>) {
+        if self.entries > self.max_entries {
+            // At least a third of the entries are stale, so the cost is a few steps for each push.
             self.ranks.retain(|_, queue| {
-                queue.retain(|&(slot, stamp)| stamp_of(slot) == Some(stamp));
+                queue.retain(|entry| stamp_of(entry.slot) == Some(entry.stamp));
                 !queue.is_empty()
             });
             self.entries = self.ranks.values().map(VecDeque::len).sum();
         }
         self.entries += 1;
-        self.ranks.entry(rank).or_default().push_back(entry);
+        self.ranks.entry(rank).or_default().push_back(candidate);
     }
 
-    /// `ask` is told of each slot some turns before its stamp is looked at.
-    pub(crate) fn pop(&mut self, stamp_of: impl Fn(u32) -> Option<u32>, ask: impl Fn(u32)) -> Option<u32> {
+    /// Calls `prefetch` with each slot some iterations before it needs the slot's stamp.
+    pub(crate) fn pop(
+        &mut self,
+        stamp_of: impl Fn(u32) -> Option<u32>,
+        prefetch: impl Fn(u32),
+    ) -> Option<u32> {
         while let Some(mut first) = self.ranks.first_entry() {
-            while let Some((slot, stamp)) = first.get_mut().pop_front() {
+            while let Some(Candidate { slot, stamp }) = first.get_mut().pop_front() {
                 self.entries -= 1;
-                if let Some(&(next, _)) = first.get().get(TURNS_AHEAD) {
-                    ask(next);
+                if let Some(next) = first.get().get(PREFETCH_AHEAD) {
+                    prefetch(next.slot);
                 }
                 if stamp_of(slot) == Some(stamp) {
                     return Some(slot);
@@ -57,41 +61,49 @@ impl Queues {
     }
 }
 
-/// Lists of slots, each slot in at most one of them. List 0 is of those that nobody has been seen to need.
-pub(crate) struct Lists {
+/// Doubly linked lists of slots. A slot is in at most one list. List 0 is of the slots that no batch is seen
+/// to need; each other list is of the slots that one batch needs next.
+pub(crate) struct LinkedLists {
     heads: Vec<u32>,
     tails: Vec<u32>,
-    /// (before, after, list).
-    links: Vec<(u32, u32, u8)>,
+    links: Vec<Link>,
 }
 
-impl Lists {
+#[derive(Clone, Copy)]
+struct Link {
+    before: u32,
+    after: u32,
+    list: u8,
+}
+
+impl LinkedLists {
     pub(crate) fn new(lists: usize, count: usize) -> Self {
-        Self { heads: vec![NONE; lists], tails: vec![NONE; lists], links: vec![(NONE, NONE, 0); count] }
+        let links = vec![Link { before: NONE, after: NONE, list: 0 }; count];
+        Self { heads: vec![NONE; lists], tails: vec![NONE; lists], links }
     }
 
     pub(crate) fn push(&mut self, list: usize, slot: u32) {
         let last = std::mem::replace(&mut self.tails[list], slot);
-        self.links[slot as usize] = (last, NONE, list as u8);
+        self.links[slot as usize] = Link { before: last, after: NONE, list: list as u8 };
         match last {
             NONE => self.heads[list] = slot,
-            last => self.links[last as usize].1 = slot,
+            last => self.links[last as usize].after = slot,
         }
     }
 
     pub(crate) fn remove(&mut self, slot: u32) {
-        let (before, after, list) = self.links[slot as usize];
+        let Link { before, after, list } = self.links[slot as usize];
         match before {
             NONE => self.heads[list as usize] = after,
-            before => self.links[before as usize].1 = after,
+            before => self.links[before as usize].after = after,
         }
         match after {
             NONE => self.tails[list as usize] = before,
-            after => self.links[after as usize].0 = before,
+            after => self.links[after as usize].before = before,
         }
     }
 
-    /// The one that goes first: of list 0, or of the list of the batch that is furthest from `batch`.
+    /// The next victim: the head of list 0, or of the list of the batch that is furthest from `batch`.
     pub(crate) fn first(&self, batch: u64) -> Option<u32> {
         let ahead = (1..self.heads.len() as u64).rev().map(|next| 1 + (batch + next) as usize % SEEN_AHEAD);
         std::iter::once(0).chain(ahead).map(|list| self.heads[list]).find(|&slot| slot != NONE)

@@ -11,24 +11,24 @@ fn uneven() -> Sizes {
 }
 
 #[test]
-fn a_small_share_of_a_small_table_is_still_what_a_sample_may_ask_for() {
+fn a_small_share_of_a_small_table_is_still_enough_for_a_sample() {
     let sizes = uneven();
-    let small = sizes.sizes.iter().position(|(words, _)| *words == 3).unwrap();
-    assert_eq!((sizes.sizes[small], sizes.sample[small]), ((3, 100), 7));
+    let small = sizes.sizes.iter().position(|class| class.words == 3).unwrap();
+    assert_eq!(sizes.sizes[small], SizeClass { words: 3, rows: 100, sample_rows: 7 });
     for size in [ScratchpadSize::Fraction(0.001), ScratchpadSize::Bytes(4 << 20)] {
         let counts = sizes.counts(&size);
         assert!((7..20).contains(&counts[small]), "{size:?}: {counts:?}");
-        assert!(counts.iter().zip(&sizes.sample).all(|(&count, &least)| count as u64 >= least));
+        assert!(counts.iter().zip(&sizes.sizes).all(|(&count, class)| count as u64 >= class.sample_rows));
     }
-    // A sample needs no more of a table than all its rows.
+    // A sample needs at most all rows of a table.
     let mut tiny = sizes.clone();
-    tiny.sizes[small].1 = 5;
-    tiny.sample[small] = 5;
+    tiny.sizes[small].rows = 5;
+    tiny.sizes[small].sample_rows = 5;
     assert_eq!(tiny.counts(&ScratchpadSize::Fraction(0.001))[small], 5);
 }
 
 #[test]
-fn slots_never_take_more_than_the_bytes_that_are_given() {
+fn slots_never_take_more_than_the_given_bytes() {
     let sizes = uneven();
     let all = sizes.bytes(&sizes.counts(&ScratchpadSize::Fraction(1.0)));
     for bytes in (0..40).map(|shift| 1_u64 << shift).chain([all - 1, all, all + 1, u64::MAX]) {

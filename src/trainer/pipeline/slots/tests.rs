@@ -20,7 +20,7 @@ impl HostMemory for Plain {
 }
 
 #[test]
-fn rows_are_read_as_they_were_written_by_slot() {
+fn rows_are_read_back_by_slot() {
     let slots = Slots::new(&Plain, 4, 2).unwrap();
     slots.claim(&[3, 1]).unwrap().write(&[1.0, 2.0, 3.0, 4.0]);
     let mut claim = slots.claim(&[0, 1, NO_SLOT, 3]).unwrap();
@@ -39,7 +39,7 @@ fn rows_are_read_as_they_were_written_by_slot() {
 }
 
 #[test]
-fn many_rows_are_read_as_they_were_written_by_another_thread() {
+fn many_rows_are_read_back_that_another_thread_wrote() {
     for width in [5, 128] {
         let count = 2 * MANY_BYTES / (width * size_of::<f32>());
         let slots = Slots::new(&Plain, count, width).unwrap();
@@ -57,7 +57,7 @@ fn many_rows_are_read_as_they_were_written_by_another_thread() {
 }
 
 #[test]
-fn what_one_thread_wrote_is_what_the_next_one_reads() {
+fn a_thread_reads_what_another_thread_wrote_under_the_claim_before() {
     let slots = Slots::new(&Plain, 8, 16).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..4 {

@@ -1,17 +1,18 @@
-//! The stages on one thread, in an order that is chosen: every order that the channels allow gives the sequential bytes
-//! with the windows that are computed, and with a shorter one an order is found in which a row is spoilt.
+//! The stages on one thread, in a chosen order. Every order that the channels allow gives the sequential
+//! bytes with the computed windows; with a shorter window, some order spoils a row.
 
 use std::collections::{HashMap, HashSet};
 
 use super::*;
-use crate::trainer::pipeline::item::Work;
+use crate::mem::SplitMix64;
+use crate::trainer::pipeline::item::{RowSlot, TableRun, Transfers, Work};
 
-/// What went wrong, by the numbers of ScratchPipe (section IV-B).
+/// How often each hazard of ScratchPipe (section IV-B) happened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Hazards {
-    /// A victim was read before a batch had trained it.
+    /// A victim was read before an item had trained it.
     second: usize,
-    /// A victim was read before its row was there.
+    /// A victim was read before its row was in the slot.
     third: usize,
     /// A row was fetched before it was written back.
     fourth: usize,
@@ -20,238 +21,334 @@ struct Hazards {
 /// The order in which stages work.
 #[derive(Clone, Copy)]
 enum Order {
-    /// The first stages are as far ahead as can be.
+    /// Each stage works as early as it can.
     Eager,
-    /// Each as late as can be.
+    /// Each stage works as late as it can.
     Lazy,
-    /// Any, from a seed.
+    /// Any order, from a seed.
     Random(u64),
 }
 
-/// Plans all of a case with these windows and works its items off with `buffered` between two stages. Gives whether
-/// the bytes are the sequential trainer's, and the hazards.
-fn work_off(case: &Case, windows: Windows, buffered: usize, order: Order) -> (bool, Hazards) {
+/// What came of a run in a chosen order.
+struct Outcome {
+    /// Whether all bytes are the sequential trainer's.
+    same: bool,
+    hazards: Hazards,
+    stats: PlanStats,
+}
+
+/// Plans a case with these windows in a thread, and passes its items through the stages with `buffered` items
+/// between two of them.
+fn work_off(case: &Case, windows: HazardWindows, buffered: usize, order: Order) -> Outcome {
     let dir = tempfile::tempdir().unwrap();
-    let (mut network, store) =
+    let (mut train_state, store) =
         initialise_on_disk(&schema(), case.optimizer(), 7, (dir.path(), vec![])).unwrap();
     let sizes = Sizes::of(&schema(), case.kind).unwrap();
     let counts = sizes.counts(&case.settings.scratchpad);
-    let pad = ScratchpadMemory::Host(sizes.slots(&counts).unwrap());
+    let scratchpad = ScratchpadMemory::Host(sizes.slots(&counts).unwrap());
     let plan = PlanSettings {
         policy: case.settings.policy,
         seed: 0,
-        ahead: case.settings.lookahead,
+        lookahead: case.settings.lookahead,
         windows,
         item_words: case.settings.staging_bytes / 96,
         overlap: true,
         frequencies: None,
     };
-    let parts = (network.schema.clone(), network.lookups.clone());
-    let mut planner = Planner::new(parts, plan, &counts, sizes.tables.clone()).unwrap();
-    let mut items = planned(&mut planner, case);
-    assert_eq!(planner.stats().bubbles, 0, "a bubble waits for what this test does not do");
-
+    let mut planner = Planner::new(&train_state, plan, &counts, sizes.tables.clone()).unwrap();
     let threads = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
-    let places = RowMover { store: &store, pad: &pad, tables: &sizes.tables, threads: &threads };
-    let mut watch = |_: &Progress<'_>| ();
+    let mover = RowMover { store: &store, scratchpad: &scratchpad, tables: &sizes.tables, threads: &threads };
+    let mut observer = |_: &Progress<'_>| ();
     let mut train = Train {
-        network: &mut network,
-        pad: &pad,
+        train_state: &mut train_state,
+        scratchpad: &scratchpad,
         stepper: None,
         tables: &sizes.tables,
-        watch: &mut watch,
+        observer: &mut observer,
         samples: 0,
         probabilities: Vec::new(),
         replicas: None,
     };
-    // Items that each stage has done.
-    let mut done = [0; 4];
-    let mut seen = Symbols::default();
-    let mut draws = match order {
-        Order::Random(seed) => seed,
-        _ => 0,
-    };
-    loop {
-        // While a stage works on an item, one that is so many handovers before it can be at most so far ahead.
-        let may = |stage: usize| {
-            done[stage] < items.len()
-                && (stage == 0 || done[stage] < done[stage - 1])
-                && (stage + 1..4).all(|later| done[stage] <= done[later] + (later - stage) * (1 + buffered))
-        };
-        let ready: Vec<usize> = (0..4).filter(|&stage| may(stage)).collect();
-        let Some(&first) = ready.first() else { break };
-        draws = mix64(draws);
-        let stage = match order {
-            Order::Eager => first,
-            Order::Lazy => ready[ready.len() - 1],
-            Order::Random(_) => ready[draws as usize % ready.len()],
-        };
-        let item = &mut items[done[stage]];
-        match stage {
-            0 => {
-                seen.collect(item);
-                places.collect(item).unwrap();
+    let (progress, clocks, transfers) = (TrainProgress::at(0), Clocks::default(), BufferPool::default());
+    let (progress, clocks, transfers) = (&progress, &clocks, &transfers);
+    let hazards = thread::scope(|scope| {
+        let (planned, items) = sync_channel(100_000);
+        let batches = all_batches(case);
+        let planner = &mut planner;
+        let plan = scope.spawn(move || {
+            let jitter = Jitter::new(None, 0);
+            let mut channels = PlanChannels { batches, items: planned, transfers, progress, clocks, jitter };
+            planner.run(&mut channels).unwrap();
+        });
+        let mut stages = Stages::new(order, buffered);
+        loop {
+            // Plan is as far ahead as it can be: it has ended, or waits for an item to train.
+            while !plan.is_finished() && !progress.is_awaited() {
+                thread::yield_now();
             }
-            1 => exchange(item).unwrap(),
-            2 => {
-                seen.insert(item);
-                places.insert(item).unwrap();
-            }
-            _ => {
-                train.train(item).unwrap();
-                seen.train(item);
-            }
+            stages.items.extend(items.try_iter());
+            let Some(stage) = stages.next() else { break };
+            stages.work(stage, &mover, &mut train);
+            progress.trained(stages.done[3] as u64);
         }
-        done[stage] += 1;
-    }
-    assert_eq!(done, [items.len(); 4]);
-    for (size, hold) in planner.holds().iter().enumerate() {
+        plan.join().unwrap();
+        assert_eq!(stages.done, [stages.items.len(); 4]);
+        stages.tracker.hazards
+    });
+    for (size, directory) in planner.directories().iter().enumerate() {
         // Few enough for one list.
-        let mut rows = Vec::new();
-        hold.rows_after(None, &mut rows);
-        for (key, slot) in rows {
-            let record = pad.read(size, &[slot]).unwrap();
-            store.write(key.table(), &[key.row()], &record).unwrap();
+        let mut listed = Vec::new();
+        directory.rows_after(None, &mut listed);
+        for RowSlot { row, slot } in listed {
+            let record = scratchpad.read(size, &[slot]).unwrap();
+            store.write(row.table(), &[row.row()], &record).unwrap();
         }
     }
     let (expected, _) = case.expected();
     let same = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        assert_same(&network, &store, &expected, "");
+        assert_same(&train_state, &store, &expected, "");
     }));
-    (same.is_ok(), seen.hazards)
+    Outcome { same: same.is_ok(), hazards, stats: planner.stats() }
 }
 
-fn planned(planner: &mut Planner, case: &Case) -> Vec<Item> {
-    let (clocks, (batches, loaded)) = (Clocks::default(), sync_channel(1000));
+/// All batches of a case, read.
+fn all_batches(case: &Case) -> std::sync::mpsc::Receiver<crate::trainer::read_ahead::BatchGroup> {
+    let (loaded, batches) = sync_channel(10_000);
     let mut data = case.data();
     let data = Data { reader: &mut data, batch: case.batch, steps: u64::MAX };
-    Load::new(Arc::new(schema()), data, Jitter::new(None, 0)).run(&batches, &Spare::default(), &clocks);
-    drop(batches);
-    let (planned, items) = sync_channel(10_000);
-    let headway = &TrainProgress::at(u64::MAX);
-    let (spare, jitter) = (&Spare::default(), Jitter::new(None, 0));
-    let mut ends = PlanEnds { batches: loaded, items: planned, spare, headway, clocks: &clocks, jitter };
-    planner.run(&mut ends).unwrap();
-    drop(ends);
-    items.into_iter().collect()
+    ReadAhead::new(&schema(), data).run(&loaded, &BufferPool::default(), &Clocks::default());
+    batches
 }
 
-/// What is where, by name.
+/// Collect, Exchange, Insert and Train, numbered 0 to 3.
+struct Stages {
+    order: Order,
+    draws: SplitMix64,
+    buffered: usize,
+    items: Vec<Item>,
+    /// Items that each stage has done.
+    done: [usize; 4],
+    tracker: RowTracker,
+}
+
+impl Stages {
+    fn new(order: Order, buffered: usize) -> Self {
+        let draws = SplitMix64::new(if let Order::Random(seed) = order { seed } else { 0 });
+        Self { order, draws, buffered, items: Vec::new(), done: [0; 4], tracker: RowTracker::default() }
+    }
+
+    /// The stage that works next; none if no stage has an item.
+    fn next(&mut self) -> Option<usize> {
+        let done = &self.done;
+        // While a stage works on an item, the stage that is `n` handovers before it is at most `n * (1 +
+        // buffered)` items ahead.
+        let may_work = |stage: usize| {
+            done[stage] < self.items.len()
+                && (stage == 0 || done[stage] < done[stage - 1])
+                && (stage + 1..4)
+                    .all(|later| done[stage] <= done[later] + (later - stage) * (1 + self.buffered))
+        };
+        let ready: Vec<usize> = (0..4).filter(|&stage| may_work(stage)).collect();
+        match self.order {
+            Order::Eager => ready.first().copied(),
+            Order::Lazy => ready.last().copied(),
+            Order::Random(_) => {
+                let draw = self.draws.next_u64() as usize;
+                draw.checked_rem(ready.len()).map(|at| ready[at])
+            }
+        }
+    }
+
+    /// The stage works on its next item.
+    fn work(&mut self, stage: usize, mover: &RowMover<'_>, train: &mut Train<'_>) {
+        let item = &mut self.items[self.done[stage]];
+        match stage {
+            0 => {
+                self.tracker.collect(item);
+                mover.collect(item).unwrap();
+            }
+            1 => exchange(item).unwrap(),
+            2 => {
+                self.tracker.insert(item);
+                mover.insert(item).unwrap();
+            }
+            _ => {
+                train.train(item).unwrap();
+                self.tracker.train(item);
+            }
+        }
+        self.done[stage] += 1;
+    }
+}
+
+/// Follows rows by name, to find hazards.
 #[derive(Default)]
-struct Symbols {
+struct RowTracker {
     /// The row in each slot of each size.
-    there: HashMap<(usize, u32), Key>,
-    /// Rows that left and are not written yet.
-    unwritten: HashSet<Key>,
-    /// Rows that items have planned to train and have not yet, by how many.
-    untrained: HashMap<Key, usize>,
-    /// Items that have been looked at for that.
-    planned: usize,
+    there: HashMap<(usize, u32), RowId>,
+    /// Rows that were evicted and are not written yet.
+    unwritten: HashSet<RowId>,
+    /// How many items between Collect and Train use each row.
+    untrained: HashMap<RowId, usize>,
     hazards: Hazards,
 }
 
-impl Symbols {
-    fn moved(transfers: &Transfers) -> impl Iterator<Item = (Key, (usize, u32))> + '_ {
-        // Tables 0 and 1 share slots, and 2 and 3.
-        let of_run = |(table, run): &(TableId, std::ops::Range<usize>)| {
-            let table = *table;
-            run.clone().map(move |at| (table, at))
+impl RowTracker {
+    fn moved(transfers: &Transfers) -> impl Iterator<Item = (RowId, (usize, u32))> + '_ {
+        let rows = |run: &'_ TableRun| {
+            let table = run.table;
+            run.range.clone().map(move |at| (table, at))
         };
-        transfers.runs.iter().flat_map(of_run).map(|(table, at)| {
-            (Key::new(table, transfers.rows[at]), (table.index() / 2, transfers.slots[at]))
+        // Tables 0 and 1 share slots, and so do 2 and 3.
+        transfers.runs.iter().flat_map(rows).map(|(table, at)| {
+            (RowId::new(table, transfers.rows[at]), (table.index() / 2, transfers.slots[at]))
         })
     }
 
-    fn keys(work: &Work) -> Vec<Key> {
+    /// The rows that Train uses.
+    fn used(work: &Work) -> Vec<RowId> {
         match work {
-            Work::Steps(casts) => casts.iter().flat_map(PreparedBatch::keys).collect(),
-            _ => Vec::new(),
+            Work::Move => Vec::new(),
+            Work::Steps(batches) => batches.iter().flat_map(PreparedBatch::rows).collect(),
+            Work::Gather { part, .. } => part.rows().collect(),
+            Work::Update { whole, rows, .. } => whole.rows().skip(rows.start).take(rows.len()).collect(),
         }
     }
 
     fn collect(&mut self, item: &Item) {
-        for (key, slot) in Self::moved(&item.evictions) {
-            if self.there.get(&slot) != Some(&key) {
+        for (row, slot) in Self::moved(&item.evictions) {
+            if self.there.get(&slot) != Some(&row) {
                 self.hazards.third += 1;
-            } else if self.untrained.get(&key).is_some_and(|&count| count > 0) {
+            } else if self.untrained.get(&row).is_some_and(|&count| count > 0) {
                 self.hazards.second += 1;
             }
-            self.unwritten.insert(key);
+            self.unwritten.insert(row);
         }
         self.hazards.fourth +=
-            Self::moved(&item.fills).filter(|(key, _)| self.unwritten.contains(key)).count();
-        // From now on its rows are to be trained: what leaves earlier is another item's.
-        Self::keys(&item.work).into_iter().for_each(|key| *self.untrained.entry(key).or_default() += 1);
-        self.planned += 1;
+            Self::moved(&item.fills).filter(|(row, _)| self.unwritten.contains(row)).count();
+        // Only now: an item may evict a row that it does not use itself.
+        Self::used(&item.work).into_iter().for_each(|row| *self.untrained.entry(row).or_default() += 1);
     }
 
     fn insert(&mut self, item: &Item) {
-        for (key, _) in Self::moved(&item.evictions) {
-            self.unwritten.remove(&key);
+        for (row, _) in Self::moved(&item.evictions) {
+            self.unwritten.remove(&row);
         }
-        self.there.extend(Self::moved(&item.fills).map(|(key, slot)| (slot, key)));
+        self.there.extend(Self::moved(&item.fills).map(|(row, slot)| (slot, row)));
     }
 
     fn train(&mut self, item: &Item) {
-        Self::keys(&item.work).into_iter().for_each(|key| *self.untrained.entry(key).or_default() -= 1);
+        Self::used(&item.work).into_iter().for_each(|row| *self.untrained.entry(row).or_default() -= 1);
     }
 }
 
-/// A case with room for the windows and much coming and going.
-fn busy(buffered: usize) -> Case {
-    let mut case = Case::new(ScratchpadSize::Slots(vec![150 + 75 * buffered; 2]), Policy::Random);
-    (case.samples, case.batch) = (800, 5);
-    case.settings.staging_bytes = 1 << 20;
-    case
+/// The windows' sizes that a test runs with.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    lookahead: usize,
+    buffered: usize,
+}
+
+const SHAPES: [Shape; 4] = [
+    Shape { lookahead: 1, buffered: 0 },
+    Shape { lookahead: 1, buffered: 1 },
+    Shape { lookahead: 2, buffered: 0 },
+    Shape { lookahead: 3, buffered: 1 },
+];
+
+impl Shape {
+    fn windows(self) -> HazardWindows {
+        HazardWindows::of(self.buffered)
+    }
+
+    /// A case with room for the windows and many evictions.
+    fn busy_case(self) -> Case {
+        let batch = 6 / self.lookahead;
+        let mut case = Case::new(ScratchpadSize::Slots(vec![170 + 80 * self.buffered; 2]), Policy::Random);
+        (case.samples, case.batch) = (900, batch);
+        case.settings.lookahead = self.lookahead;
+        case.settings.staging_bytes = 1 << 20;
+        case
+    }
+
+    /// The outcome of the busy case, whose windows all fit.
+    fn run(self, windows: HazardWindows, order: Order) -> Outcome {
+        let outcome = work_off(&self.busy_case(), windows, self.buffered, order);
+        let PlanStats { bubbles, splits, shrinks, .. } = outcome.stats;
+        assert_eq!((bubbles, splits, shrinks), (0, 0, 0), "{self:?}");
+        outcome
+    }
+}
+
+fn orders(random: u64) -> impl Iterator<Item = Order> {
+    (0..random).map(Order::Random).chain([Order::Eager, Order::Lazy])
 }
 
 #[test]
 fn with_the_computed_windows_every_order_gives_the_sequential_bytes() {
-    for buffered in [0, 1] {
-        let windows = Windows::of(buffered);
-        let orders = (0..10).map(Order::Random).chain([Order::Eager, Order::Lazy]);
-        for order in orders {
-            let (same, hazards) = work_off(&busy(buffered), windows, buffered, order);
-            assert!(same && hazards == Hazards::default(), "{buffered} buffered: {hazards:?}");
+    for shape in SHAPES {
+        for order in orders(6) {
+            let Outcome { same, hazards, .. } = shape.run(shape.windows(), order);
+            assert!(same && hazards == Hazards::default(), "{shape:?}: {hazards:?}");
         }
     }
 }
 
 #[test]
-fn a_shorter_past_window_lets_a_victim_go_before_it_was_trained() {
-    for buffered in [0, 1] {
-        let windows = Windows::of(buffered);
-        let shorter = Windows { past: windows.past - 1, ..windows };
-        let (same, hazards) = work_off(&busy(buffered), shorter, buffered, Order::Eager);
-        assert!(!same && hazards.second > 0, "{buffered} buffered: {hazards:?}");
-        assert_eq!((hazards.third, hazards.fourth), (0, 0));
+fn with_splits_bubbles_and_shrunk_windows_every_order_gives_the_sequential_bytes() {
+    let mut seen = PlanStats::default();
+    for (lookahead, batch, slots) in [(1, 3, [12, 9]), (2, 3, [24, 20]), (3, 5, [60, 60]), (2, 6, [90, 90])] {
+        let mut case = Case::new(ScratchpadSize::Slots(slots.to_vec()), Policy::Lru);
+        (case.samples, case.batch, case.settings.lookahead) = (150, batch, lookahead);
+        for order in orders(3) {
+            for buffered in [0, 1] {
+                let Outcome { same, hazards, stats } =
+                    work_off(&case, HazardWindows::of(buffered), buffered, order);
+                assert!(same && hazards == Hazards::default(), "{case:?}: {hazards:?}");
+                seen.splits += stats.splits;
+                seen.bubbles += stats.bubbles;
+                seen.shrinks += stats.shrinks;
+            }
+        }
+    }
+    assert!(seen.splits > 0 && seen.bubbles > 0 && seen.shrinks > 0, "{seen:?}");
+}
+
+#[test]
+fn a_shorter_past_window_evicts_a_row_before_it_was_trained() {
+    for shape in SHAPES {
+        let windows = shape.windows();
+        let shorter = HazardWindows { past_items: windows.past_items - 1, ..windows };
+        let Outcome { same, hazards, .. } = shape.run(shorter, Order::Eager);
+        assert!(!same && hazards.second > 0, "{shape:?}: {hazards:?}");
+        assert_eq!((hazards.third, hazards.fourth), (0, 0), "{shape:?}");
     }
 }
 
 #[test]
-fn a_past_window_shorter_than_the_way_to_insert_lets_a_victim_go_before_it_was_there() {
-    for buffered in [0, 1] {
-        let windows = Windows::of(buffered);
-        let shorter = Windows { past: windows.future - 1, ..windows };
-        let (same, hazards) = work_off(&busy(buffered), shorter, buffered, Order::Eager);
-        assert!(!same && hazards.third > 0, "{buffered} buffered: {hazards:?}");
+fn a_past_window_shorter_than_the_way_to_insert_evicts_a_row_before_it_was_there() {
+    for shape in SHAPES {
+        let windows = shape.windows();
+        let shorter = HazardWindows { past_items: windows.future_items - 1, ..windows };
+        let Outcome { same, hazards, .. } = shape.run(shorter, Order::Eager);
+        assert!(!same && hazards.third > 0, "{shape:?}: {hazards:?}");
     }
 }
 
 #[test]
-fn a_shorter_future_window_lets_a_row_be_fetched_before_it_was_written() {
-    for buffered in [0, 1] {
-        let windows = Windows::of(buffered);
-        let shorter = Windows { future: windows.future - 1, ..windows };
-        let (same, hazards) = work_off(&busy(buffered), shorter, buffered, Order::Eager);
-        assert!(!same && hazards.fourth > 0, "{buffered} buffered: {hazards:?}");
-        assert_eq!((hazards.second, hazards.third), (0, 0));
+fn a_shorter_future_window_fetches_a_row_before_it_was_written() {
+    for shape in SHAPES {
+        let windows = shape.windows();
+        let shorter = HazardWindows { future_items: windows.future_items - 1, ..windows };
+        let Outcome { same, hazards, .. } = shape.run(shorter, Order::Eager);
+        assert!(!same && hazards.fourth > 0, "{shape:?}: {hazards:?}");
+        assert_eq!((hazards.second, hazards.third), (0, 0), "{shape:?}");
     }
 }
 
 #[test]
 fn windows_are_those_of_the_paper_without_buffers_and_grow_with_them() {
-    assert_eq!(Windows::of(0), Windows { past: 3, future: 2 });
-    assert_eq!(Windows::of(1), Windows { past: 6, future: 4 });
-    assert_eq!(Windows::of(2), Windows { past: 9, future: 6 });
+    assert_eq!(HazardWindows::of(0), HazardWindows { past_items: 3, future_items: 2 });
+    assert_eq!(HazardWindows::of(1), HazardWindows { past_items: 6, future_items: 4 });
+    assert_eq!(HazardWindows::of(2), HazardWindows { past_items: 9, future_items: 6 });
 }

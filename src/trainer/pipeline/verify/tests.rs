@@ -4,20 +4,20 @@ use crate::trainer::{Data, Policy, Progress, ScratchpadSize, initialise};
 
 const BATCH: usize = 16;
 
-/// Verifies a pipeline that starts from other bytes than the sequential trainer: `spoil` has changed them.
+/// Verifies a pipeline that starts from other bytes than the sequential trainer: `spoil` changes them.
 fn verified(spoil: impl FnOnce(&mut TrainState, &WorkingFile)) -> Option<Difference> {
     let case = Case::new(ScratchpadSize::Fraction(0.3), Policy::Lru);
-    let (mut network, mut pipeline, _dir) = case.begin(None);
-    spoil(&mut network, pipeline.store());
+    let (mut train_state, mut pipeline, _dir) = case.begin(None);
+    spoil(&mut train_state, pipeline.store());
     let mut verifier = Verifier::new(initialise(&schema(), case.optimizer(), 7).unwrap());
     let mut samples = case.data();
     let data = Data { reader: &mut samples, batch: BATCH, steps: u64::MAX };
-    pipeline.run(&mut network, data, &mut verifier).unwrap();
+    pipeline.run(&mut train_state, data, &mut verifier).unwrap();
     pipeline.flush().unwrap();
     verifier.finish(pipeline.store()).unwrap()
 }
 
-/// The step that first updates each row of the first table, of those that any does.
+/// The step that first updates each row of the first table, if any does.
 fn first_updates() -> Vec<Option<u64>> {
     struct Rows(Vec<Option<u64>>, u64);
     impl StepObserver for Rows {
@@ -35,15 +35,15 @@ fn first_updates() -> Vec<Option<u64>> {
         }
     }
     let case = Case::new(ScratchpadSize::Fraction(1.0), Policy::Lru);
-    let (mut network, mut pipeline, _dir) = case.begin(None);
+    let (mut train_state, mut pipeline, _dir) = case.begin(None);
     let mut rows = Rows(vec![None; schema().tables[0].rows as usize], 0);
     let mut samples = case.data();
     let data = Data { reader: &mut samples, batch: BATCH, steps: u64::MAX };
-    pipeline.run(&mut network, data, &mut rows).unwrap();
+    pipeline.run(&mut train_state, data, &mut rows).unwrap();
     rows.0
 }
 
-/// Changes the state of a row of the first table. Nothing but that row is trained otherwise for it.
+/// Changes the state of a row of the first table. This affects the training of that row alone.
 fn spoil_row(store: &WorkingFile, row: u64) {
     let mut record = vec![0.0; store.tables()[0].width()];
     store.read(TableId(0), &[row], &mut record).unwrap();
@@ -57,7 +57,7 @@ fn equal_bytes_have_no_difference() {
 }
 
 #[test]
-fn a_row_of_another_state_is_told_of_at_the_step_that_updates_it() {
+fn a_row_with_another_state_is_reported_at_the_step_that_updates_it() {
     let updates = first_updates();
     for step in [1, 4, 9] {
         let row = updates.iter().position(|first| *first == Some(step)).unwrap() as u64;
@@ -67,7 +67,7 @@ fn a_row_of_another_state_is_told_of_at_the_step_that_updates_it() {
 }
 
 #[test]
-fn a_row_that_no_step_updates_is_told_of_at_the_end() {
+fn a_row_that_no_step_updates_is_reported_at_the_end() {
     let row = first_updates().iter().position(Option::is_none).unwrap() as u64;
     let found = verified(|_, store| spoil_row(store, row));
     let steps = 300_u64.div_ceil(BATCH as u64);
@@ -75,7 +75,7 @@ fn a_row_that_no_step_updates_is_told_of_at_the_end() {
 }
 
 #[test]
-fn a_dense_weight_of_another_state_is_told_of_after_the_first_step() {
-    let found = verified(|network, _| network.dense_states[0][2] = 0.25);
+fn a_dense_weight_with_another_state_is_reported_after_the_first_step() {
+    let found = verified(|train_state, _| train_state.dense_states[0][2] = 0.25);
     assert_eq!(found, Some(Difference { table: None, row: 2, step: 1 }));
 }

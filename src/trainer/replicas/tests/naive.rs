@@ -38,7 +38,7 @@ pub(crate) fn trained(case: &Case) -> (ReferenceTrainer, Vec<f32>) {
     let fits = |batches: &[(Batch, Vec<f32>)]| {
         let mut needed = vec![BTreeSet::new(); counts.len()];
         for row in batches.iter().flat_map(|(batch, _)| rows_in(batch)) {
-            needed[sizes.tables[row.0].0].insert(row);
+            needed[sizes.tables[row.0].size].insert(row);
         }
         needed.iter().zip(&counts).all(|(needed, &count)| needed.len() <= count)
     };

@@ -1,0 +1,130 @@
+//! A hash table for lookups that wait for memory: open addressing with linear probing, in huge pages, with a
+//! prefetch of the line that a lookup reads first.
+//!
+//! A batch looks up tens of thousands of rows, and hardly any of them is in a processor's cache. A caller
+//! prefetches the bucket of a later row while it works on an earlier one, so that memory serves many lookups
+//! at once; the standard library's map does not allow that. Half of the buckets stay empty, so a probe reads
+//! two or three neighbours, mostly of one line. A removal moves later buckets of its run up and leaves no
+//! tombstone (Knuth, The Art of Computer Programming 3, section 6.4, algorithm R).
+
+use bytemuck::Pod;
+
+use super::prefetch::prefetch_line;
+use super::{Huge, OutOfHostMemory, mix64};
+
+/// High half of a key's hash. It decides where the key's run of buckets begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tag(pub u32);
+
+impl Tag {
+    /// The tag of a key that is this number.
+    #[inline(always)]
+    pub(crate) fn of(key: u64) -> Self {
+        Self((mix64(key) >> 32) as u32)
+    }
+}
+
+/// A bucket of a [`ProbeTable`]. A bucket of zeros is empty.
+pub(crate) trait Bucket: Pod {
+    fn is_empty(&self) -> bool;
+
+    /// The tag that it was inserted with.
+    fn tag(&self) -> Tag;
+}
+
+/// Buckets by tag. Several buckets may have one tag, so callers compare keys.
+#[derive(Debug)]
+pub(crate) struct ProbeTable<B> {
+    buckets: Huge<B>,
+}
+
+impl<B: Bucket> ProbeTable<B> {
+    /// Bytes for each entry of the capacity.
+    pub(crate) const BYTES_PER_ENTRY: usize = 2 * size_of::<B>();
+
+    /// An empty table for up to `capacity` entries.
+    ///
+    /// # Errors
+    /// [`OutOfHostMemory`] when the allocation fails.
+    pub(crate) fn new(capacity: usize) -> Result<Self, OutOfHostMemory> {
+        Ok(Self { buckets: Huge::zeroed(2 * capacity + 1)? })
+    }
+
+    /// Removes all entries.
+    pub(crate) fn clear(&mut self) {
+        self.buckets.fill(B::zeroed());
+    }
+
+    /// Prefetches the first bucket that [`Self::find`] reads.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, tag: Tag) {
+        prefetch_line(&raw const self.buckets[self.home(tag)]);
+    }
+
+    /// The first bucket of the tag's run for which `matches` is true.
+    #[inline]
+    pub(crate) fn find(&self, tag: Tag, matches: impl Fn(&B) -> bool) -> Option<&B> {
+        self.position(tag, matches).map(|at| &self.buckets[at])
+    }
+
+    /// Adds an entry. The table must have fewer than its capacity.
+    #[inline]
+    pub(crate) fn insert(&mut self, bucket: B) {
+        let mut at = self.home(bucket.tag());
+        while !self.buckets[at].is_empty() {
+            at = self.after(at);
+        }
+        self.buckets[at] = bucket;
+    }
+
+    /// Removes the entry that [`Self::find`] returns, if there is one.
+    #[inline]
+    pub(crate) fn remove(&mut self, tag: Tag, matches: impl Fn(&B) -> bool) {
+        let Some(mut hole) = self.position(tag, matches) else { return };
+        let mut at = self.after(hole);
+        while !self.buckets[at].is_empty() {
+            let home = self.home(self.buckets[at].tag());
+            // A bucket may move up, but not before its home.
+            if self.distance(home, at) >= self.distance(hole, at) {
+                self.buckets[hole] = self.buckets[at];
+                hole = at;
+            }
+            at = self.after(at);
+        }
+        self.buckets[hole] = B::zeroed();
+    }
+
+    #[inline]
+    fn position(&self, tag: Tag, matches: impl Fn(&B) -> bool) -> Option<usize> {
+        let mut at = self.home(tag);
+        loop {
+            let bucket = &self.buckets[at];
+            if bucket.is_empty() {
+                return None;
+            }
+            if matches(bucket) {
+                return Some(at);
+            }
+            at = self.after(at);
+        }
+    }
+
+    #[inline(always)]
+    fn home(&self, tag: Tag) -> usize {
+        ((u64::from(tag.0) * self.buckets.len() as u64) >> 32) as usize
+    }
+
+    #[inline(always)]
+    fn after(&self, at: usize) -> usize {
+        if at + 1 == self.buckets.len() { 0 } else { at + 1 }
+    }
+
+    /// Steps from one bucket forward to another.
+    #[inline(always)]
+    fn distance(&self, from: usize, to: usize) -> usize {
+        if to >= from { to - from } else { to + self.buckets.len() - from }
+    }
+}
+
+#[cfg(test)]
+mod tests;

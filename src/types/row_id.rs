@@ -1,0 +1,48 @@
+//! A row of a model, named by one number.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::TableId;
+
+/// A table and one of its rows, packed into one number. Ids are ordered by table, then by row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Pod, Zeroable)]
+#[repr(transparent)]
+pub(crate) struct RowId(u64);
+
+/// Low bits of the number that hold the row. The others hold the table.
+const ROW_BITS: u32 = 48;
+
+impl RowId {
+    /// Rows of a table that can be named. A schema has no table with more.
+    pub(crate) const MAX_ROWS: u64 = 1 << ROW_BITS;
+    /// Tables that can be named. A schema has fewer.
+    pub(crate) const MAX_TABLES: usize = 1 << (u64::BITS - ROW_BITS);
+
+    #[inline]
+    pub(crate) fn new(table: TableId, row: u64) -> Self {
+        debug_assert!(row < Self::MAX_ROWS && table.index() < Self::MAX_TABLES, "{table:?}, row {row}");
+        Self(u64::from(table.0) << ROW_BITS | row)
+    }
+
+    /// The id with this packed number.
+    #[inline(always)]
+    pub(crate) fn from_number(number: u64) -> Self {
+        Self(number)
+    }
+
+    #[inline]
+    pub(crate) fn table(self) -> TableId {
+        TableId((self.0 >> ROW_BITS) as u32)
+    }
+
+    #[inline]
+    pub(crate) fn row(self) -> u64 {
+        self.0 & (Self::MAX_ROWS - 1)
+    }
+
+    /// The packed number.
+    #[inline(always)]
+    pub(crate) fn number(self) -> u64 {
+        self.0
+    }
+}
