@@ -132,7 +132,7 @@ async fn the_queue_is_bounded_in_samples_and_in_bytes() {
     until(async || model.begun() == 1).await;
     let queued = batcher.submit(batch(4, 0).0, None).unwrap();
     let refusal = batcher.submit(batch(7, 0).0, None).unwrap_err();
-    assert!(matches!(refusal, BatchError::QueueSamples { limit: 10, queued: 4, came: 7 }), "{refusal}");
+    assert!(matches!(refusal, BatchError::QueueSamples { limit: 10, queued: 4, size: 7 }), "{refusal}");
     let mut long = batch(1, 0).0;
     long.features[1].ids = vec![1; 200];
     long.features[1].offsets = vec![0, 200];

@@ -15,7 +15,7 @@ use flechette::types::RawBatch;
 use serde_json::json;
 use tonic::Code;
 
-use crate::program::{Served, Workshop, flechette, run_failing, run_json};
+use crate::program::{Served, Workshop, flechette, run, run_failing, run_json};
 use crate::serving::channel;
 
 fn version_dir(models: &str, name: &str, version: u64) -> PathBuf {
@@ -223,14 +223,16 @@ fn no_request_of_500_clients_is_lost() {
     workshop.train(Kind::Dlrm);
     let served = Served::start(&workshop.models, "");
     let (url, valid) = (served.url(), &workshop.valid);
-    let told = run_json(&format!(
+    let output = run(&format!(
         "load --addr {url} --model dlrm --format criteo-tsv {valid} --batch 2 --concurrency 500 \
          --connections 500 --seconds 3 --timeout 60 --json"
     ));
+    let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let number = |key: &str| told[key].as_u64().unwrap_or_else(|| panic!("{key}: {told}"));
     assert_eq!(number("sent"), number("ok") + number("failed"));
     assert!(number("ok") >= 500, "{told}");
     assert_eq!(number("rows"), 2 * number("ok"));
+    assert_eq!(output.status.code(), Some(i32::from(number("failed") > 0)), "{told}");
     let errors = told["errors"].as_object().unwrap();
     assert!(errors.keys().all(|code| code == "RESOURCE_EXHAUSTED"), "{told}");
     // The server counts the one GetModel too.
