@@ -1,13 +1,13 @@
-//! gRPC requests per second at batch 1 with 64 in flight, compared with an echo server that only decodes the same
-//! request and answers with the same message. The echo server shows what tonic can do on this machine.
+//! gRPC requests per second at batch 1 with 64 in flight, compared with an echo server that only decodes the
+//! same request and answers with the same message. The echo server shows what tonic can do on this machine.
 //!
-//! The client is this process. Each server is a child process (this program with `--serve`) with the same number of
-//! threads, HTTP/2 settings and connections. A request has Criteo's 13 dense values and 26 strings, which the
-//! server hashes. The model is the Criteo DLRM of `init` (dim 16) with initial weights, default settings and the
-//! cache off.
+//! The client is this process. Each server is a child process (this program with `--serve`) with the same
+//! number of threads, HTTP/2 settings and connections. A request has Criteo's 13 dense values and 26 strings,
+//! which the server hashes. The model is the Criteo DLRM of `init` (dim 16) with initial weights, default
+//! settings and the cache off.
 //!
-//! `--pairs N` (11), `--window-ms N` (1000), `--in-flight N` (64), `--connections N` (4),
-//! `--rows N` (100,000 a table), `--json`.
+//! `--pairs N` (11), `--window-ms N` (1000), `--in-flight N` (64), `--connections N` (4), `--rows N` (100,000
+//! a table), `--json`.
 
 mod harness;
 

@@ -1,13 +1,13 @@
 //! Every metric: name, unit, buckets and help.
 //!
 //! Each [`Metrics`] owns a recorder, so nothing here is global and every test has its own page.
-//! [`Metrics::model`] registers all series of a model and returns atomics ([`ModelMetrics`]), which the hot path
-//! keeps and increments. Labels come from loaded models and their schemas, never from clients, so their number is
-//! bounded. Calls that name no loaded model are counted under [`NO_MODEL`].
+//! [`Metrics::model`] registers all series of a model and returns atomics ([`ModelMetrics`]), which the hot
+//! path keeps and increments. Labels come from loaded models and their schemas, never from clients, so their
+//! number is bounded. Calls that name no loaded model are counted under [`NO_MODEL`].
 //!
-//! The server counts requests. The batcher counts the queue, batches and `predict_seconds`. The engine counts rows
-//! (`tables`), `lookup_seconds`, `dense_seconds` and `cache`. Server and engine get the same atomics from
-//! [`Metrics::model`].
+//! The server counts requests. The batcher counts the queue, batches and `predict_seconds`. The engine counts
+//! rows (`tables`), `lookup_seconds`, `dense_seconds` and `cache`. Server and engine get the same atomics
+//! from [`Metrics::model`].
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -150,7 +150,7 @@ const CACHE_POINTERS: Spec = Spec(
 const DEVICE_LOST: Spec = Spec(
     "flechette_device_lost",
     Kind::Gauge,
-    "1 after the device has failed: the host computes scores until a restart. 0 before, and without a device.",
+    "1 after the device has failed: the host computes scores until a restart. 0 otherwise.",
 );
 const DEVICE_WORKER: Spec = Spec(
     "flechette_device_worker_bytes",
@@ -316,8 +316,8 @@ impl Metrics {
         self.page.render()
     }
 
-    /// Adds recorded values to their histograms. Each value takes memory until then, so the server calls this every
-    /// few seconds.
+    /// Adds recorded values to their histograms. Each value takes memory until then, so the server calls this
+    /// every few seconds.
     pub(crate) fn fold(&self) {
         self.page.run_upkeep();
     }

@@ -1,12 +1,12 @@
 //! Dynamic batching: requests are merged into batches, and each request gets its own scores.
 //!
-//! Each model has a [`Batcher`]. [`Batcher::submit`] puts a request into a bounded queue (`queue.rs`) and returns a
-//! [`Ticket`] to await. Worker threads (`worker.rs`) take queued requests, merge them, call [`Predict::predict`] and
-//! split the answer by sample range. A request costs one lock to queue and one one-shot channel to answer. A
-//! sleeping worker is woken only if no other worker will take the request soon.
+//! Each model has a [`Batcher`]. [`Batcher::submit`] puts a request into a bounded queue (`queue.rs`) and
+//! returns a [`Ticket`] to await. Worker threads (`worker.rs`) take queued requests, merge them, call
+//! [`Predict::predict`] and split the answer by sample range. A request costs one lock to queue and one
+//! one-shot channel to answer. A sleeping worker is woken only if no other worker will take the request soon.
 //!
-//! Dropping a ticket cancels its request: it is not computed if no worker has taken it yet. A worker checks the
-//! deadline of a request when it takes it, before any work.
+//! Dropping a ticket cancels its request: it is not computed if no worker has taken it yet. A worker checks
+//! the deadline of a request when it takes it, before any work.
 
 mod queue;
 mod worker;
@@ -174,8 +174,8 @@ impl Batcher {
     /// Queues a batch, which must have the schema's shape and at least one sample.
     ///
     /// # Errors
-    /// [`BatchError::QueueSamples`], [`BatchError::QueueBytes`] or [`BatchError::Closed`]. The ticket returns all
-    /// other errors.
+    /// [`BatchError::QueueSamples`], [`BatchError::QueueBytes`] or [`BatchError::Closed`]. The ticket returns
+    /// all other errors.
     pub fn submit(&self, batch: Batch, deadline: Option<Instant>) -> Result<Ticket, BatchError> {
         let (reply, answer) = oneshot::channel();
         let size = Size { samples: batch.samples, bytes: bytes(&batch) };
@@ -198,8 +198,8 @@ impl Batcher {
         self.shared.wake.notify_all();
     }
 
-    /// Closes the queue, and waits until all requests are answered and the workers have ended. Blocks, so it must not
-    /// be called in an async task.
+    /// Closes the queue, and waits until all requests are answered and the workers have ended. Blocks, so it
+    /// must not be called in an async task.
     pub fn join(&self) {
         self.close();
         let workers = std::mem::take(&mut *self.workers.lock().unwrap_or_else(PoisonError::into_inner));
@@ -209,8 +209,8 @@ impl Batcher {
         }
     }
 
-    /// Closes the queue and answers queued requests with [`BatchError::Closed`]. Returns their number. A batch that is
-    /// being computed is finished.
+    /// Closes the queue and answers queued requests with [`BatchError::Closed`]. Returns their number. A
+    /// batch that is being computed is finished.
     pub fn abandon(&self) -> usize {
         self.close();
         let lost: Vec<Entry<Job>> = self.shared.state().queue.clear().collect();

@@ -1,6 +1,7 @@
 //! The rules of the queue, without clock, threads or locks: time is an argument.
 //!
-//! The queue is first in, first out, and its samples and bytes are limited. [`Queue::take`] follows one policy:
+//! The queue is first in, first out, and its samples and bytes are limited. [`Queue::take`] follows one
+//! policy:
 //!
 //! * If no batch is being computed, queued requests are taken at once. A lone request never waits.
 //! * If another batch is being computed, a batch may fill until it is full or its oldest request has waited
@@ -8,7 +9,8 @@
 //! * If the queue is closed, queued requests are taken at once.
 //!
 //! So the delay costs nothing under light load, and under heavy load batches form while the model computes.
-//! `max_delay` only decides when a second worker starts. With a delay of zero every idle worker starts at once.
+//! `max_delay` only decides when a second worker starts. With a delay of zero every idle worker starts at
+//! once.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -135,9 +137,9 @@ impl<T> Queue<T> {
         if self.closed || self.computing == 0 || full || due <= now { Next::Work } else { Next::Wait(due) }
     }
 
-    /// Moves the next batch into `taken`, which must be empty, if the policy allows it. Expired and cancelled entries
-    /// in front of it are removed too, and do not count towards the batch. If the batch is not empty, one
-    /// [`Queue::finish`] must follow.
+    /// Moves the next batch into `taken`, which must be empty, if the policy allows it. Expired and cancelled
+    /// entries in front of it are removed too, and do not count towards the batch. If the batch is not empty,
+    /// one [`Queue::finish`] must follow.
     pub(crate) fn take(
         &mut self,
         now: Instant,

@@ -1,8 +1,8 @@
 //! A worker thread: takes a batch, merges it, calls the model, splits the answer.
 //!
-//! A batch of one request is computed in place, without a copy. If a merged batch fails, its requests are computed one
-//! by one, so that only the request at fault gets the error. A panic of the model is such a failure; it does not
-//! end the worker.
+//! A batch of one request is computed in place, without a copy. If a merged batch fails, its requests are
+//! computed one by one, so that only the request at fault gets the error. A panic of the model is such a
+//! failure; it does not end the worker.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,10 +31,11 @@ pub(crate) fn run(shared: &Shared) {
     }
 }
 
-/// Finishes the last batch, if `computed`, and waits for the next. Returns `false` when the queue is closed and empty.
+/// Finishes the last batch, if `computed`, and waits for the next. Returns `false` when the queue is closed
+/// and empty.
 fn wait_for_batch(shared: &Shared, computed: bool, taken: &mut Taken<Job>) -> bool {
-    // If every core is busy, the threads that queue requests run first, and their requests make this batch larger.
-    // On an idle core this costs less than a microsecond.
+    // If every core is busy, the threads that queue requests run first, and their requests make this batch
+    // larger. On an idle core this costs less than a microsecond.
     std::thread::yield_now();
     let mut state = shared.state();
     if computed {

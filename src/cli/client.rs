@@ -1,8 +1,8 @@
 //! The client of the native gRPC interface, for `score` and `load`.
 //!
-//! A [`Client`] gets a model's schema from the server, and reads from a data file the columns that the schema names.
-//! Values are sent as they are in the file, because the server hashes and transforms them ([`request`]). Messages
-//! are encoded before they are sent, so that repeating a request copies nothing.
+//! A [`Client`] gets a model's schema from the server, and reads from a data file the columns that the schema
+//! names. Values are sent as they are in the file, because the server hashes and transforms them
+//! ([`request`]). Messages are encoded before they are sent, so that repeating a request copies nothing.
 
 use std::path::Path;
 use std::time::Duration;
@@ -64,7 +64,7 @@ impl Client {
         let mut request = Request::new(GetModelRequest { model: target.model.clone() });
         request.set_timeout(DESCRIBE_TIMEOUT);
         let answer = ctr.get_model(request).await.map_err(|status| match status.code() {
-            Code::NotFound => InputError(anyhow!("--model: {}", status.message())).into(),
+            Code::NotFound => InputError(anyhow!("{}", status.message()).context("--model")).into(),
             _ => anyhow!("{}: {}", target.addr, status_text(&status)),
         })?;
         let answer = answer.into_inner();

@@ -37,8 +37,8 @@ pub(crate) struct Args {
     /// Dense inputs [synthetic only; default 4]
     #[arg(long, value_name = "W", value_parser = whole::<usize>(0, MAX_FEATURES as u64))]
     dense: Option<usize>,
-    /// Bits of the flat keys of all tables together, 2 to 64. Ids are hashed to fewer rows to fit; ids with the
-    /// same hash share a row
+    /// Bits of the flat keys of all tables together, 2 to 64. Ids are hashed to fewer rows to fit; ids with
+    /// the same hash share a row
     #[arg(long, value_name = "BITS", value_parser = whole::<u32>(2, 64))]
     lossy_bits: Option<u32>,
     /// How the tables share the lossy bits: size_aware, or fixed_length for comparison
@@ -71,7 +71,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     print(&schema(&args)?.to_toml())
 }
 
-/// Divides this number of key bits among the tables. Tables that get too few bits for their rows hash their ids.
+/// Divides this number of key bits among the tables. Tables that get too few bits for their rows hash their
+/// ids.
 fn limit_key_bits(schema: &mut Schema, bits: u32, coding: Coding) -> anyhow::Result<()> {
     let rows: Vec<u64> = schema.tables.iter().map(|t| t.rows).collect();
     let width = KeyWidth::new(bits).ok_or_else(|| anyhow!("expected 2 to 64, got {bits}"))?;

@@ -2,10 +2,10 @@
 //!
 //! Requests are read from a data file and encoded before the clock starts, and then sent again and again.
 //!
-//! * **Open loop** (`--rate`): request `i` is due at `i / rate`, whether answers arrive or not, and its latency
-//!   counts from that instant. So a stalled server, and a late load generator, count against every request
-//!   that is due meanwhile (coordinated omission). A request that is due while `--outstanding` requests have no
-//!   answer is not sent, and is counted as unsent.
+//! * **Open loop** (`--rate`): request `i` is due at `i / rate`, whether answers arrive or not, and its
+//!   latency counts from that instant. So a stalled server, and a late load generator, count against every
+//!   request that is due meanwhile (coordinated omission). A request that is due while `--outstanding`
+//!   requests have no answer is not sent, and is counted as unsent.
 //! * **Closed loop** (`--concurrency`): each client sends its next request when it has the answer to the one
 //!   before, and latency counts from the send.
 //!
@@ -44,7 +44,7 @@ pub(crate) struct Args {
     format: Format,
     /// File with the samples of the requests
     file: PathBuf,
-    /// Samples a request
+    /// Samples of a request
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = whole::<u32>(1, 1 << 20))]
     batch: u32,
     /// Open loop: requests per second

@@ -1,7 +1,7 @@
 //! The command line: each subcommand is a file with an `Args` of flags and a `run`.
 //!
-//! The exit code is 0 for success, 2 for a usage or input error, 1 for anything else. An error and its causes are
-//! one line on standard error. If the reader closes standard output early (`| head`), that is a success.
+//! The exit code is 0 for success, 2 for a usage or input error, 1 for anything else. An error and its causes
+//! are one line on standard error. If the reader closes standard output early (`| head`), that is a success.
 
 pub mod client;
 pub(crate) mod demo;
@@ -92,7 +92,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
     };
     flags.config = cli.config;
     let config = Config::load(&flags).map_err(|e| InputError(e.into()))?;
-    trace(&config.log_level)?;
+    start_logging(&config.log_level)?;
     config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     match cli.command {
         Command::Init(args) => init::run(args),
@@ -107,7 +107,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
 }
 
 /// Starts logging to standard error.
-fn trace(level: &str) -> Result<(), InputError> {
+fn start_logging(level: &str) -> Result<(), InputError> {
     let filter = EnvFilter::builder().parse(level).map_err(|error| {
         InputError(anyhow!("log.level: expected a level or filter directives, got {level:?}: {error}"))
     })?;
@@ -132,16 +132,18 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
 #[error("{}", error_line(.0.as_ref()))]
 pub(crate) struct InputError(pub anyhow::Error);
 
-/// An error and its causes on one line: `a: b: c`. Many errors quote their cause, and some repeat the name that their
-/// context gives: what is already said is left out.
+/// An error and its causes on one line: `a: b: c`. Many errors quote their cause, and some begin with the
+/// name that their context ends with. Such repetitions are left out.
 pub(crate) fn error_line(error: &(dyn Error + 'static)) -> String {
     let mut texts: Vec<String> = Vec::new();
     let mut next = Some(error);
     while let Some(error) = next {
         next = error.source();
-        let text = error.to_string().lines().collect::<Vec<_>>().join("; ");
-        if texts.last().is_some_and(|last| text.starts_with(&format!("{last}:"))) {
-            texts.pop();
+        let mut text = error.to_string().lines().collect::<Vec<_>>().join("; ");
+        if let (Some(last), Some((name, rest))) = (texts.last(), text.split_once(": "))
+            && last.ends_with(name)
+        {
+            text = rest.to_owned();
         }
         if !texts.iter().any(|before| before.ends_with(&text)) {
             texts.push(text);
@@ -180,8 +182,8 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     }
 }
 
-/// Whether training stopped because of the data or the flags. The variants must be matched here, because they are
-/// transparent: the errors inside them are not in the chain.
+/// Whether training stopped because of the data or the flags. The variants must be matched here, because they
+/// are transparent: the errors inside them are not in the chain.
 fn is_input_error(error: &TrainError) -> bool {
     match error {
         TrainError::Dataset(_)

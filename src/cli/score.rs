@@ -1,9 +1,9 @@
 //! `flechette score`: sends the rows of a data file to a server and writes their scores.
 //!
-//! A thread reads and encodes, a bounded number of requests is in flight, and answers are taken in the order of the
-//! file. So memory does not grow with the file, except by 8 bytes for each labelled row: an exact AUC needs all
-//! scores. Line n of `--out` is the score of line n of the data (without its header), or `nan` if that line was
-//! skipped.
+//! A thread reads and encodes, a bounded number of requests is in flight, and answers are taken in the order
+//! of the file. So memory does not grow with the file, except by 8 bytes for each labelled row: an exact AUC
+//! needs all scores. Line n of `--out` is the score of line n of the data (without its header), or `nan` if
+//! that line was skipped.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
@@ -38,7 +38,7 @@ pub(crate) struct Args {
     format: Format,
     /// File with the rows to score
     file: PathBuf,
-    /// Samples a request [default: 1024, or the server's limit if that is less]
+    /// Samples of a request [default: 1024, or the server's limit if that is less]
     #[arg(long, value_name = "N", value_parser = whole::<u32>(1, 1 << 20))]
     batch: Option<u32>,
     /// File for the scores: one per line of the data, nan for a skipped line
@@ -183,8 +183,8 @@ fn send(client: &Client, encoded: Encoded) -> Sent {
     Sent { rows, answer }
 }
 
-/// Repeats a request while the server's queue is full, with growing waits. The request is within the server's limits,
-/// so `RESOURCE_EXHAUSTED` can only mean the queue.
+/// Repeats a request while the server's queue is full, with growing waits. The request is within the server's
+/// limits, so `RESOURCE_EXHAUSTED` can only mean the queue.
 async fn predict_with_retries(client: &Client, message: Bytes) -> Result<PredictResponse, Status> {
     let mut wait = FIRST_WAIT;
     for _ in 1..TRIES {
@@ -329,8 +329,8 @@ impl Summary {
     }
 }
 
-/// The file of scores. It is written under a temporary name and renamed when it is complete. A pipe or a terminal is
-/// written directly.
+/// The file of scores. It is written under a temporary name and renamed when it is complete. A pipe or a
+/// terminal is written directly.
 struct Output {
     path: PathBuf,
     temporary: Option<PathBuf>,
@@ -352,7 +352,8 @@ impl Output {
         Ok(Self { path: path.to_owned(), temporary: Some(temporary), file })
     }
 
-    /// Writes scores one per line, and a `nan` for each skipped line. `skips` has the number of scores before it.
+    /// Writes scores one per line, and a `nan` for each skipped line. `skips` has the number of scores before
+    /// it.
     fn write(&mut self, scores: &[f32], skips: &[usize]) -> anyhow::Result<()> {
         let mut skips = skips.iter().peekable();
         let mut write = || -> io::Result<()> {

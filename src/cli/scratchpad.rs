@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use anyhow::anyhow;
+use anyhow::{Context, anyhow};
 
 use crate::cli::InputError;
 use crate::cli::flags::{bytes, whole};
@@ -34,7 +34,8 @@ pub(crate) struct PipelineFlags {
     /// Batches that may wait between two stages
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u8>(0, 8))]
     buffered: u8,
-    /// File of `plan --counts`: how often each row is used. Ranks rows for lfu; the most frequent rows are loaded first
+    /// File of `plan --counts`: how often each row is used. Ranks rows for lfu; the most frequent rows are
+    /// loaded first
     #[arg(long, value_name = "FILE")]
     counts: Option<PathBuf>,
     /// Where the scratchpad is, and rows are pooled and updated: host, cuda (a GPU), or auto (the host)
@@ -118,7 +119,7 @@ impl PipelineFlags {
     /// The rows in the file of `--counts`, if it is given, that this schema has.
     pub(crate) fn frequencies(&self, schema: &Schema) -> anyhow::Result<Option<Frequencies>> {
         let Some(path) = &self.counts else { return Ok(None) };
-        let ranked = Ranked::read(path).map_err(|e| InputError(e.into()))?;
+        let ranked = Ranked::read(path).map_err(|e| InputError(e.into())).context("--counts")?;
         let rows = ranked.rows_of(schema).into_iter();
         let rows: Frequencies = rows.map(|(table, row)| (table, row.row, row.count)).collect();
         if rows.is_empty() {
@@ -129,8 +130,8 @@ impl PipelineFlags {
     }
 }
 
-/// The GPU to train on, if `device.kind` is `cuda`. `auto` means the host, because training has not run on a real
-/// GPU yet.
+/// The GPU to train on, if `device.kind` is `cuda`. `auto` means the host, because training has not run on a
+/// real GPU yet.
 pub(crate) fn training_device(config: &Config) -> anyhow::Result<Option<Arc<Nvidia>>> {
     if config.device.kind != DeviceKind::Cuda {
         return Ok(None);

@@ -22,6 +22,8 @@ fn an_error_line_says_nothing_twice() {
     assert_eq!(error_line(&input), "--data: x: cannot be opened: entity not found");
     let model = anyhow!("model \"x\": no good version").context("model \"x\"");
     assert_eq!(error_line(model.as_ref()), "model \"x\": no good version");
+    let counts = anyhow!("counts: x: missing").context("cache.counts");
+    assert_eq!(error_line(counts.as_ref()), "cache.counts: x: missing");
     assert_eq!(error_line(anyhow!("two\nlines").context("file").as_ref()), "file: two; lines");
 }
 

@@ -40,7 +40,8 @@ pub(crate) struct TrainingFlags {
     #[arg(long, value_name = "N")]
     threads: Option<String>,
     /// Most malformed lines to skip; with more, the data is refused
-    #[arg(long, value_name = "N", default_value_t = Limits::default().malformed_lines, value_parser = whole::<u64>(0, u64::MAX))]
+    #[arg(long, value_name = "N", default_value_t = Limits::default().malformed_lines)]
+    #[arg(value_parser = whole::<u64>(0, u64::MAX))]
     max_malformed: u64,
 }
 
@@ -93,7 +94,8 @@ pub(crate) fn compute_threads(config: &Config) -> anyhow::Result<rayon::ThreadPo
     pool.context("threads.compute")
 }
 
-/// Whether this is a pipe or a device. Opening one may consume bytes or block, so it must not be opened for a check.
+/// Whether this is a pipe or a device. Opening one may consume bytes or block, so it must not be opened for a
+/// check.
 pub(crate) fn is_pipe(path: &Path) -> bool {
     path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir())
 }

@@ -1,4 +1,5 @@
-//! `flechette verify`: trains with the pipeline and with the sequential reference trainer, and compares every byte.
+//! `flechette verify`: trains with the pipeline and with the sequential reference trainer, and compares every
+//! byte.
 
 use std::sync::Arc;
 
@@ -77,8 +78,8 @@ impl Verified {
         let Verified { steps, stats, slots, .. } = self;
         let PlanStats { hits, fills, evictions, bubbles, splits, shrinks, .. } = stats;
         format!(
-            "{steps} steps with {slots} slots: {hits} hits, {fills} fills, {evictions} evictions, {bubbles} bubbles, \
-             {splits} batches split, {shrinks} windows shrunk"
+            "{steps} steps with {slots} slots: {hits} hits, {fills} fills, {evictions} evictions, \
+             {bubbles} bubbles, {splits} batches split, {shrinks} windows shrunk"
         )
     }
 
@@ -89,8 +90,9 @@ impl Verified {
             serde_json::json!({ "table": table, "row": row, "step": step })
         });
         serde_json::json!({
-            "equal": first.is_none(), "steps": self.steps, "hits": hits, "fills": fills, "evictions": evictions,
-            "first_difference": first, "slots": self.slots, "bubbles": bubbles, "splits": splits, "shrinks": shrinks,
+            "equal": first.is_none(), "steps": self.steps, "hits": hits, "fills": fills,
+            "evictions": evictions, "first_difference": first, "slots": self.slots,
+            "bubbles": bubbles, "splits": splits, "shrinks": shrinks,
         })
     }
 

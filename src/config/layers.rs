@@ -204,7 +204,8 @@ impl Layers {
         self.text(key).is_some().then(|| read(key)).transpose()
     }
 
-    /// Reads a key that is given or has a default text. `read` gives `None` for text that is not as `expected`.
+    /// Reads a key that is given or has a default text. `read` gives `None` for text that is not as
+    /// `expected`.
     fn parse<T>(
         &self,
         key: &'static str,

@@ -1,9 +1,9 @@
 //! Configuration: flags, environment and file become validated values. Nothing else reads the environment.
 //!
 //! Every key has one name, `section.key` ([`settings`]). A flag wins over the environment variable
-//! (`FLECHETTE_<SECTION>_<KEY>`), which wins over the TOML file. A layer keeps plain text with its source, and text
-//! becomes a value at one place, so every error names key, source, what was expected and what was found. Unknown
-//! names are warnings, so that an older program can read a newer file.
+//! (`FLECHETTE_<SECTION>_<KEY>`), which wins over the TOML file. A layer keeps plain text with its source,
+//! and text becomes a value at one place, so every error names key, source, what was expected and what was
+//! found. Unknown names are warnings, so that an older program can read a newer file.
 
 mod cache;
 mod layers;

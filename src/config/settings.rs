@@ -1,7 +1,8 @@
 //! Every setting: its key, flag, default and meaning, each written once.
 //!
-//! Configuration reads defaults from here, the command line its help, and `docs/settings.md` is generated from it.
-//! To add a setting, add it here, and read it in a function of its section (`layers.rs`, `cache.rs`).
+//! Configuration reads defaults from here, the command line its help, and `docs/settings.md` is generated
+//! from it. To add a setting, add it here, and read it in a function of its section (`layers.rs`,
+//! `cache.rs`).
 
 /// A key that can be configured.
 #[derive(Debug)]
@@ -50,8 +51,12 @@ pub(crate) const SECTIONS: &[Section] = &[
         name: "server",
         about: "The ports, the models, and the limits of requests and connections.",
         settings: &[
-            setting("server.grpc", Text("127.0.0.1:8001"), "Address of the gRPC port; port 0 takes a free one")
-                .flag("--grpc"),
+            setting(
+                "server.grpc",
+                Text("127.0.0.1:8001"),
+                "Address of the gRPC port; port 0 takes a free one",
+            )
+            .flag("--grpc"),
             setting(
                 "server.http",
                 Text("127.0.0.1:8002"),
@@ -68,7 +73,11 @@ pub(crate) const SECTIONS: &[Section] = &[
                 "Most memory for the messages of all calls in flight, encoded and decoded; at least \
                  `server.max_bytes`",
             ),
-            setting("server.max_connections", Text("4096"), "Most connections of each port; further ones are closed at once"),
+            setting(
+                "server.max_connections",
+                Text("4096"),
+                "Most connections of each port; further ones are closed at once",
+            ),
             setting(
                 "server.http_idle_seconds",
                 Text("75"),
@@ -86,11 +95,16 @@ pub(crate) const SECTIONS: &[Section] = &[
         name: "batcher",
         about: "How requests are merged into batches. Each model has its own queue.",
         settings: &[
-            setting("batcher.max_samples", Text("4096"), "Most samples of a merged batch; a larger request is a batch of its own"),
+            setting(
+                "batcher.max_samples",
+                Text("4096"),
+                "Most samples of a merged batch; a larger request is a batch of its own",
+            ),
             setting(
                 "batcher.max_delay_us",
                 Text("500"),
-                "How long a batch may wait for more requests while another batch is computed; an idle model starts at once",
+                "How long a batch may wait for more requests while another batch is computed; an idle model \
+                 starts at once",
             ),
             setting(
                 "batcher.queue_samples",
@@ -98,23 +112,32 @@ pub(crate) const SECTIONS: &[Section] = &[
                 "Most samples that may wait; at least `server.max_samples`",
             ),
             setting("batcher.queue_bytes", Text("256MiB"), "Most bytes of samples that may wait"),
-            setting("batcher.workers", Text("0"), "Threads that compute batches of a model; 0 means one for each core"),
+            setting(
+                "batcher.workers",
+                Text("0"),
+                "Threads that compute batches of a model; 0 means one for each core",
+            ),
         ],
     },
     Section {
         name: "cache",
-        about: "The embedding cache; [cache.md](cache.md) explains it. With `cache.mode = \"off\"` all other keys are \
-                ignored. A key that has no effect because of another one is reported in a warning.",
+        about: "The embedding cache; [cache.md](cache.md) explains it. With `cache.mode = \"off\"` all \
+                other keys are ignored. A key that has no effect because of another one is reported in a \
+                warning.",
         settings: &[
             setting(
                 "cache.mode",
                 Text("auto"),
-                "`on`, `off`, or `auto`: on if there is a GPU, or if the tables take more than half of the memory",
+                "`on`, `off`, or `auto`: on if there is a GPU, or if the tables take more than half of the \
+                 memory",
             )
             .flag("--cache-mode"),
-            setting("cache.bytes", Words("none"), "Memory of the cache: index, rows, and the state of its policies. \
-                 Excludes `cache.fraction`")
-                .flag("--cache-bytes"),
+            setting(
+                "cache.bytes",
+                Words("none"),
+                "Memory of the cache: index, rows, and the state of its policies. Excludes `cache.fraction`",
+            )
+            .flag("--cache-bytes"),
             setting(
                 "cache.fraction",
                 Words("0.1, unless `cache.bytes` is given"),
@@ -124,35 +147,37 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "cache.admission",
                 Text("frequency"),
-                "Which missed rows are admitted: `all`; `probability`, each with `cache.admission_probability`; \
-                 `frequency`, once the cache is full, those with `cache.admission_misses` recent misses",
+                "Which missed rows are admitted: `all`; `probability`, each with \
+                 `cache.admission_probability`; `frequency`, once the cache is full, those with \
+                 `cache.admission_misses` recent misses",
             ),
             setting("cache.admission_probability", Words("none"), "0 to 1; needed by `probability`"),
             setting("cache.admission_misses", Text("2"), "1 to 15; used by `frequency`"),
             setting(
                 "cache.eviction",
                 Text("lru"),
-                "Which rows are evicted first: `lru`, those not used for the longest time; `lfu`, those with the \
-                 lowest rank in `cache.counts`",
+                "Which rows are evicted first: `lru`, those not used for the longest time; `lfu`, those \
+                 with the lowest rank in `cache.counts`",
             ),
             setting(
                 "cache.counts",
                 Words("none"),
-                "File of `flechette plan --counts`: how often each row is used. Ranks rows for `lfu`, and fills the \
-                 cache at start if no hot rows were saved",
+                "File of `flechette plan --counts`: how often each row is used. Ranks rows for `lfu`, and \
+                 fills the cache at start if no hot rows were saved",
             ),
             setting(
                 "cache.key_bits",
                 Text("64"),
-                "Bits of an index key, 2 to 64. If they do not suffice for all rows, rows with the same key displace \
-                 each other, and each cached row takes 8 bytes more",
+                "Bits of an index key, 2 to 64. If they do not suffice for all rows, rows with the same key \
+                 displace each other, and each cached row takes 8 bytes more",
             ),
             setting(
                 "cache.pointers",
                 Text("0"),
-                "Most pointers into the tables' memory that the index may hold, as a share of the model's rows, 0 to 1. \
-                 The number in use follows the measured throughput. Loads the tables into RAM, on a GPU into pinned memory, \
-                 where kernels read rows in place. On the host device a pointer saves nothing over a miss",
+                "Most pointers into the tables' memory that the index may hold, as a share of the model's \
+                 rows, 0 to 1. The number in use follows the measured throughput. Loads the tables into \
+                 RAM, on a GPU into pinned memory, where kernels read rows in place. On the host device a \
+                 pointer saves nothing over a miss",
             ),
             setting("cache.high_watermark", Text("0.95"), "Eviction starts above this share of the cache"),
             setting(
@@ -163,8 +188,8 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "cache.staging_bytes",
                 Words("enough for the misses of the largest batch, at most 64MiB for each worker"),
-                "On a GPU: memory for missed rows of the batches in flight, of all workers together. Not used on the host, \
-                 which reads rows in place",
+                "On a GPU: memory for missed rows of the batches in flight, of all workers together. Not \
+                 used on the host, which reads rows in place",
             ),
             setting(
                 "cache.warm",
@@ -183,7 +208,11 @@ pub(crate) const SECTIONS: &[Section] = &[
         about: "Recordings of row accesses, for [`flechette plan`](cache.md#traces-of-a-server).",
         settings: &[
             setting("trace.rate", Text("0"), "Share of all rows whose accesses are recorded, 0 to 1"),
-            setting("trace.max_bytes", Text("64MiB"), "Most bytes of a model's recordings; the oldest are removed"),
+            setting(
+                "trace.max_bytes",
+                Text("64MiB"),
+                "Most bytes of a model's recordings; the oldest are removed",
+            ),
         ],
     },
     Section {
@@ -193,8 +222,8 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "device.kind",
                 Text("auto"),
-                "`host`; `cuda`, a GPU or an error; `auto`, a GPU if there is a usable one, otherwise the host with a warning. `train` \
-                 and `verify` use the host with `auto`",
+                "`host`; `cuda`, a GPU or an error; `auto`, a GPU if there is a usable one, otherwise the \
+                 host with a warning. `train` and `verify` use the host with `auto`",
             )
             .flag("--device"),
             setting(
@@ -208,7 +237,8 @@ pub(crate) const SECTIONS: &[Section] = &[
         name: "threads",
         about: "Thread counts.",
         settings: &[
-            setting("threads.compute", Text("0"), "Threads that compute; 0 means one for each core").flag("--threads"),
+            setting("threads.compute", Text("0"), "Threads that compute; 0 means one for each core")
+                .flag("--threads"),
             setting("threads.io", Text("0"), "Threads that serve the network; 0 means one for each core"),
         ],
     },
@@ -218,7 +248,8 @@ pub(crate) const SECTIONS: &[Section] = &[
         settings: &[setting(
             "log.level",
             Text("info"),
-            "`error`, `warn`, `info`, `debug` or `trace`, or directives such as `warn,flechette::server=debug`",
+            "`error`, `warn`, `info`, `debug` or `trace`, or directives such as \
+             `warn,flechette::server=debug`",
         )],
     },
 ];

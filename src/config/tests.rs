@@ -57,15 +57,15 @@ fn settings_page() -> String {
     let mut page = String::from(
         "<!-- Generated from src/config/settings.rs by `UPDATE_DOCS=1 cargo test --lib config`. -->\n\n\
          # Settings\n\n\
-         A setting is given by a flag, by an environment variable, or in a TOML file (`--config FILE`). A flag wins\n\
-         over the environment, and the environment over the file. `section.key` is `key` in the table `[section]` of the\n\
-         file, and `FLECHETTE_<SECTION>_<KEY>` in the environment:\n\n\
+         A setting is given by a flag, by an environment variable, or in a TOML file (`--config FILE`).\n\
+         A flag wins over the environment, and the environment over the file. `section.key` is `key` in the\n\
+         table `[section]` of the file, and `FLECHETTE_<SECTION>_<KEY>` in the environment:\n\n\
          ```toml\n[cache]\nbytes = \"4GiB\"\n```\n\n\
          ```sh\nFLECHETTE_CACHE_BYTES=4GiB flechette serve --models models\n\
          flechette serve --models models --cache-bytes 4GiB\n```\n\n\
-         `serve` uses all settings, `train`, `verify` and `plan` only those of `device`, `threads` and `log`. Bytes are\n\
-         plain (`512`) or have a unit: K, M, G, T (1,000s) or Ki, Mi, Gi, Ti (1,024s), with or without a `B`. An unknown key\n\
-         is reported in a warning and ignored.\n",
+         `serve` uses all settings, `train` and `verify` those of `device`, `threads` and `log`, and `plan`\n\
+         those of `threads` and `log`. Bytes are plain (`512`) or have a unit: K, M, G, T (1,000s) or Ki, Mi,\n\
+         Gi, Ti (1,024s), with or without a `B`. An unknown key is reported in a warning and ignored.\n",
     );
     for section in SECTIONS {
         let _ = write!(

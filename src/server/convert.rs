@@ -1,7 +1,8 @@
 //! Converts a request message to a batch, and scores to a response message.
 //!
-//! The message is untrusted: its counts are compared with each other and with the limits before memory is allocated for
-//! them. What depends on the schema (transforms, hashing, ids of a sample) is checked by [`Schema::encode`].
+//! The message is untrusted: its counts are compared with each other and with the limits before memory is
+//! allocated for them. What depends on the schema (transforms, hashing, ids of a sample) is checked by
+//! [`Schema::encode`].
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -1,7 +1,7 @@
 //! The native service, `flechette.v1.Ctr`.
 //!
-//! A call finds the model, converts the message, queues the batch, awaits the ticket and converts the scores. A guard
-//! counts and times each Predict call of a loaded model once, also when the client disconnects.
+//! A call finds the model, converts the message, queues the batch, awaits the ticket and converts the scores.
+//! A guard counts and times each Predict call of a loaded model once, also when the client disconnects.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, RwLock};

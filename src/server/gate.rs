@@ -2,10 +2,11 @@
 //!
 //! * The calls in flight of all connections are counted and limited, and so is the memory of their messages
 //!   (`meter.rs`).
-//! * `grpc-timeout` becomes a deadline for the batcher, and a timer. The timer of tonic would answer `CANCELLED`, but
-//!   the protocol requires `DEADLINE_EXCEEDED`. Ours starts first and is polled first, so it answers.
-//! * tonic refuses a message that is too large with `OUT_OF_RANGE`. It is changed to `RESOURCE_EXHAUSTED` with the name
-//!   of the limit.
+//! * `grpc-timeout` becomes a deadline for the batcher, and a timer. The timer of tonic would answer
+//!   `CANCELLED`, but the protocol requires `DEADLINE_EXCEEDED`. Ours starts first and is polled first, so it
+//!   answers.
+//! * tonic refuses a message that is too large with `OUT_OF_RANGE`. It is changed to `RESOURCE_EXHAUSTED`
+//!   with the name of the limit.
 //! * Calls that never reach a model (undecodable, too large, unknown method) are counted here.
 
 use std::convert::Infallible;
@@ -65,7 +66,7 @@ where
         // Not in the future: tonic starts its own timer right after this function.
         let deadline = timeout(request.headers()).and_then(|rest| Instant::now().checked_add(rest));
         let call = Call { deadline, counted: Arc::default() };
-        let (in_flight, limit) = self.shared.enter();
+        let (in_flight, limit) = (self.shared.enter(), self.shared.max_requests);
         let mut passage =
             Passage { shared: self.shared.clone(), counted: call.counted.clone(), code: Code::Cancelled };
         let charge = Arc::new(Charge::new(self.shared.clone()));

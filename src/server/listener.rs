@@ -1,8 +1,8 @@
 //! A port with a limited number of connections.
 //!
-//! Each connection holds a permit until it is closed. Without a free permit a new connection is closed at once, so
-//! that its client can try another server. On the HTTP port a connection without an answer for some time is
-//! closed: a client that sends its request byte by byte holds its permit no longer than an idle one.
+//! Each connection holds a permit until it is closed. Without a free permit a new connection is closed at
+//! once, so that its client can try another server. On the HTTP port a connection without an answer for some
+//! time is closed: a client that sends its request byte by byte holds its permit no longer than an idle one.
 
 use std::future::poll_fn;
 use std::io;

@@ -1,9 +1,10 @@
 //! Measures the memory of a `Ctr` message while its bytes arrive, before it is decoded.
 //!
-//! Decoding multiplies: two bytes on the wire can be an empty column or an empty string, which takes tens of bytes. So
-//! a limit on a message's bytes does not bound memory, and a check of the decoded message is too late. The meter
-//! parses the wire format of a body, two levels deep, and charges each entry with its decoded size before the
-//! decoder sees it. It refuses at least what the decoder refuses, so nothing is decoded that was not charged.
+//! Decoding multiplies: two bytes on the wire can be an empty column or an empty string, which takes tens of
+//! bytes. So a limit on a message's bytes does not bound memory, and a check of the decoded message is too
+//! late. The meter parses the wire format of a body, two levels deep, and charges each entry with its decoded
+//! size before the decoder sees it. It refuses at least what the decoder refuses, so nothing is decoded that
+//! was not charged.
 
 use std::mem::size_of;
 use std::pin::Pin;

@@ -1,11 +1,12 @@
 //! The network: gRPC on one port and HTTP on another, for a set of models.
 //!
-//! The server knows a model only as [`Predict`], and calls each through its own batcher. [`Server::bind`] binds both
-//! ports, so that a port in use is reported before anything runs. [`Server::run`] serves until its shutdown
-//! future ends, and then drains:
+//! The server knows a model only as [`Predict`], and calls each through its own batcher. [`Server::bind`]
+//! binds both ports, so that a port in use is reported before anything runs. [`Server::run`] serves until its
+//! shutdown future ends, and then drains:
 //!
 //! 1. `/readyz` answers 503, health is `NOT_SERVING`, and new connections are refused. Clients get GOAWAY.
-//! 2. Calls in flight finish, for at most `server.drain_seconds`. Then health watches end, and connections close.
+//! 2. Calls in flight finish, for at most `server.drain_seconds`. Then health watches end, and connections
+//!    close.
 //! 3. The batchers answer queued requests, or abandon them when the time is over. HTTP stops last.
 
 mod convert;
@@ -133,9 +134,9 @@ impl Shared {
         !self.draining() && self.models.values().all(|served| served.predict.ready())
     }
 
-    /// Counts a call. Returns the number of calls in flight and the limit. [`Shared::leave`] must follow.
-    fn enter(&self) -> (usize, usize) {
-        (self.in_flight.fetch_add(1, Ordering::AcqRel) + 1, self.max_requests)
+    /// Counts a call, and returns the number of calls in flight. [`Shared::leave`] must follow.
+    fn enter(&self) -> usize {
+        self.in_flight.fetch_add(1, Ordering::AcqRel) + 1
     }
 
     fn leave(&self) {
@@ -363,7 +364,8 @@ impl Drain<'_> {
                 served.batcher.join();
             }
         });
-        // After a drain in time the queues are empty. Otherwise the model may still compute, which cannot be stopped.
+        // After a drain in time the queues are empty. Otherwise the model may still compute, which cannot be
+        // stopped.
         let _ = tokio::time::timeout(Duration::from_secs(1), joined).await;
         Drained { given_up }
     }

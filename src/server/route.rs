@@ -1,7 +1,7 @@
 //! Finds the gRPC service of a call by comparing its path with a short chain of names.
 //!
-//! Four comparisons cost less than a general router and allocate nothing, and tonic's router and its dependencies are
-//! not built.
+//! Four comparisons cost less than a general router and allocate nothing, and tonic's router and its
+//! dependencies are not built.
 
 use std::convert::Infallible;
 use std::task::{Context, Poll};

@@ -1,5 +1,5 @@
-//! The program in operation: damaged versions, wrong settings, a drain under load, many clients, and the errors of
-//! `score` and `load`.
+//! The program in operation: damaged versions, wrong settings, a drain under load, many clients, and the
+//! errors of `score` and `load`.
 
 use std::error::Error as _;
 use std::fs;
@@ -127,9 +127,9 @@ fn the_metrics_page_shows_the_use_of_the_cache() {
     }
 }
 
-/// Whether the client library failed a call that the server never accepted: it was not sent before the connection
-/// closed, or its stream came after the last one that the draining server accepts (RFC 9113, section 6.8). A
-/// status from the server has no source.
+/// Whether the client library failed a call that the server never accepted: it was not sent before the
+/// connection closed, or its stream came after the last one that the draining server accepts (RFC 9113,
+/// section 6.8). A status from the server has no source.
 fn not_taken_by_the_server(status: &tonic::Status) -> bool {
     let sources = std::iter::successors(status.source(), |&error| error.source());
     let past_the_last = |error: &h2::Error| {
@@ -201,8 +201,8 @@ fn open_loop_latency_counts_from_when_a_request_was_due() {
         assert!(load.try_wait().unwrap().is_none(), "load ended before it was stopped");
         std::thread::sleep(Duration::from_millis(5));
     }
-    // It cannot send for a second. 200 of its 600 requests are due in that time, half of them at least half a second
-    // before it continues.
+    // It cannot send for a second. 200 of its 600 requests are due in that time, half of them at least half a
+    // second before it continues.
     let signal = |name: &str| {
         let sent = std::process::Command::new("kill").args([name, &load.id().to_string()]).status().unwrap();
         assert!(sent.success());
@@ -364,7 +364,8 @@ fn load_fails_and_counts_if_requests_fail() {
     let (url, valid) = (served.url(), &workshop.valid);
     // The server stops while requests are being sent, so the later ones fail.
     let line = format!(
-        "load --addr {url} --model dlrm --format criteo-tsv {valid} --batch 8 --concurrency 2 --seconds 3 --json"
+        "load --addr {url} --model dlrm --format criteo-tsv {valid} --batch 8 --concurrency 2 --seconds 3 \
+         --json"
     );
     let mut load = flechette();
     let load = load.args(line.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -53,7 +53,8 @@ pub fn run_json(line: &str) -> Value {
     serde_json::from_str(text.lines().last().expect("a line of output")).unwrap()
 }
 
-/// Runs a command that must fail with this code and one line of error, which says nothing twice. Returns that line.
+/// Runs a command that must fail with this code and one line of error, which says nothing twice. Returns that
+/// line.
 pub fn run_failing(code: i32, line: &str) -> String {
     let output = run(line);
     let text = String::from_utf8(output.stderr).unwrap();
@@ -94,8 +95,8 @@ impl Workshop {
         path
     }
 
-    /// Trains a small model that is named after its architecture, and returns the output of `train --json`. The
-    /// trainer's scores of the validation rows are in the file `trained_scores`.
+    /// Trains a small model that is named after its architecture, and returns the output of `train --json`.
+    /// The trainer's scores of the validation rows are in the file `trained_scores`.
     pub fn train(&self, kind: Kind) -> Value {
         let (config, name) = (self.config(kind, 8, 1000), kind.name());
         let (out, Self { models, train, valid, .. }) = (self.trained_scores(kind), self);

@@ -21,7 +21,8 @@ impl Line<'_> {
     fn text(&self, models: &str) -> String {
         let Self { config, data, name, more } = self;
         format!(
-            "train --model-config {config} --format criteo-tsv --data {data} --models {models} --name {name} {more}"
+            "train --model-config {config} --format criteo-tsv --data {data} --models {models} --name {name} \
+             {more}"
         )
     }
 }

@@ -17,8 +17,8 @@ fn serve_takes_no_more_memory_than_the_rows_and_512_mib() {
     for Memory { rows, peak } in [&small, &large] {
         assert!(*peak <= rows + (512 << 20), "{peak} bytes for {rows} bytes of rows");
     }
-    // The optimizer state is as large as the rows, and is not in memory, except for a few pages that the kernel reads
-    // ahead.
+    // The optimizer state is as large as the rows, and is not in memory, except for a few pages that the
+    // kernel reads ahead.
     let grown = large.peak - small.peak;
     let allowed = large.rows - small.rows + (32 << 20);
     assert!(grown <= allowed, "{grown} bytes more for {} bytes of rows more", large.rows - small.rows);

@@ -1,5 +1,5 @@
-//! A served score equals the trainer's to the bit: with `score` or single requests, by string or by id, alone or
-//! batched with other samples, with any cache and with none.
+//! A served score equals the trainer's to the bit: with `score` or single requests, by string or by id, alone
+//! or batched with other samples, with any cache and with none.
 
 use std::fs;
 use std::path::PathBuf;

@@ -181,7 +181,7 @@ fn data_that_can_be_read_once_only_is_not_read_for_the_size_of_a_sample() {
     for line in [format!("verify {data}"), format!("train {data} --models {} --name m", workshop.models)] {
         let said = run_failing(2, &line);
         assert!(
-            said.contains(&format!("--scratchpad min: --data is read twice, and {pipe} is no file")),
+            said.contains(&format!("--scratchpad min: --data is read twice, and {pipe} is not a file")),
             "{said}"
         );
     }

@@ -1,5 +1,5 @@
-//! The wire protocol: HTTP/2 frames written by hand, bytes that are not a message, and messages that are not a batch.
-//! The server answers everything with a status, and keeps running.
+//! The wire protocol: HTTP/2 frames written by hand, bytes that are not a message, and messages that are not
+//! a batch. The server answers everything with a status, and keeps running.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -151,7 +151,8 @@ fn arbitrary_bytes_always_get_a_status() {
     assert_eq!(PredictResponse::decode(answer.body).unwrap().scores, scores);
 }
 
-/// The answer that the rules of the protocol require, computed without the server: scores, or the code of a refusal.
+/// The answer that the rules of the protocol require, computed without the server: scores, or the code of a
+/// refusal.
 fn expected(request: &PredictRequest) -> Result<Vec<f32>, Code> {
     let samples = request.samples as usize;
     let invalid = Err(Code::InvalidArgument);

@@ -1,8 +1,9 @@
-//! Builds the lookup tier of a model from the configuration: a cache in front of the store, or the store alone.
+//! Builds the lookup tier of a model from the configuration: a cache in front of the store, or the store
+//! alone.
 
 use std::sync::Arc;
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 
 use crate::cache::key::KeyWidth;
 use crate::cache::policy::Watermarks;
@@ -39,7 +40,7 @@ pub(crate) struct BuiltTier {
 /// Reads the file of `cache.counts`, if one is configured.
 pub(crate) fn counts(config: &CacheConfig) -> anyhow::Result<Option<Ranked>> {
     let Some(path) = &config.counts else { return Ok(None) };
-    let ranked = Ranked::read(path).map_err(|e| InputError(anyhow!("cache.{}", error_line(&e))))?;
+    let ranked = Ranked::read(path).map_err(|e| InputError(e.into())).context("cache.counts")?;
     Ok(Some(ranked))
 }
 

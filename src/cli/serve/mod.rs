@@ -127,8 +127,8 @@ impl Serving {
         Ok(Self { engines, metrics: loader.metrics })
     }
 
-    /// Saves the hot rows of the caches every `cache.save_seconds`, and once more when [`Saving`] is dropped. Does
-    /// nothing if `cache.warm` is off.
+    /// Saves the hot rows of the caches every `cache.save_seconds`, and once more when [`Saving`] is dropped.
+    /// Does nothing if `cache.warm` is off.
     ///
     /// # Errors
     /// When the system cannot start a thread.

@@ -1,8 +1,8 @@
 //! Warm start: the hot rows of the caches are saved, and fill the caches at the next start.
 //!
-//! Before a model is ready, its cache is filled with the rows that the last run saved, or else with the rows of
-//! `cache.counts`. While the server runs and when it stops, a thread saves which rows the caches hold. A failure
-//! is logged and never stops the server.
+//! Before a model is ready, its cache is filled with the rows that the last run saved, or else with the rows
+//! of `cache.counts`. While the server runs and when it stops, a thread saves which rows the caches hold. A
+//! failure is logged and never stops the server.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,8 @@ pub(crate) fn fill(engine: &Engine, models: &Path, ranked: Vec<(TableId, u64)>) 
     tracing::info!(model, from, rows = warmed.stored, full = warmed.full, skipped, "cache warmed");
 }
 
-/// The saved rows with the table ids of this schema. A table that the schema does not have gets an invalid id.
+/// The saved rows with the table ids of this schema. A table that the schema does not have gets an invalid
+/// id.
 fn by_table(saved: HotRows, schema: &Schema) -> Vec<(TableId, u64)> {
     let index = |name: &String| schema.tables.iter().position(|table| table.name == *name);
     let id = |name| index(name).map_or(TableId(u32::MAX), |index| TableId(index as u32));

@@ -45,8 +45,8 @@ pub(crate) struct Args {
     /// Passes over the data
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<u32>(1, u64::from(u32::MAX)))]
     epochs: u32,
-    /// Keeps rows on disk and a scratchpad of this size in memory: min (room for the largest sample), a fraction of
-    /// all rows, or bytes
+    /// Keeps rows on disk and a scratchpad of this size in memory: min (room for the largest sample), a
+    /// fraction of all rows, or bytes
     #[arg(long, value_name = "S")]
     scratchpad: Option<SizeFlag>,
     #[command(flatten)]
@@ -54,7 +54,8 @@ pub(crate) struct Args {
     /// Data-parallel replicas, each with a share of every batch
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = whole::<usize>(0, u64::MAX))]
     replicas: usize,
-    /// Steps after which replicas average their rows; 1 exchanges gradients instead, which is exact except for rounding
+    /// Steps after which replicas average their rows; 1 exchanges gradients instead, which is exact except
+    /// for rounding
     #[arg(long, value_name = "STEPS", default_value_t = 1, value_parser = whole::<u64>(0, u64::MAX))]
     lambda: u64,
     /// Stores rows on disk in the order of --counts, and saves that order in the model's directory
@@ -155,8 +156,8 @@ fn text(pass: &Pass, trained: &Trained, quality: Option<&Quality>) -> String {
         let slots = pipeline.slots();
         let _ = writeln!(
             text,
-            "scratchpad: {slots} slots, {hits} hits, {fills} fills, {evictions} evictions, {bubbles} bubbles, \
-             {splits} batches split"
+            "scratchpad: {slots} slots, {hits} hits, {fills} fills, {evictions} evictions, \
+             {bubbles} bubbles, {splits} batches split"
         );
         let worked =
             pipeline.worked().map(|(stage, time)| format!("{} {:.1} s", stage.name(), time.as_secs_f64()));
