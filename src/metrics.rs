@@ -3,7 +3,7 @@
 //! Each [`Metrics`] owns a recorder, so nothing here is global and every test has its own page.
 //! [`Metrics::model`] registers all series of a model and returns atomics ([`ModelMetrics`]), which the hot
 //! path keeps and increments. Labels come from loaded models and their schemas, never from clients, so their
-//! number is bounded. Calls that name no loaded model are counted under [`NO_MODEL`].
+//! number is bounded. Calls that name no loaded model are counted under `NO_MODEL`.
 //!
 //! The server counts requests. The batcher counts the queue, batches and `predict_seconds`. The engine counts
 //! rows (`tables`), `lookup_seconds`, `dense_seconds` and `cache`. Server and engine get the same atomics

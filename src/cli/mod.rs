@@ -164,10 +164,9 @@ pub fn exit(result: anyhow::Result<()>) -> ExitCode {
 }
 
 fn exit_code(error: &anyhow::Error) -> u8 {
-    let closed_pipe = |e: &(dyn std::error::Error + 'static)| {
-        e.downcast_ref().map(io::Error::kind) == Some(io::ErrorKind::BrokenPipe)
-    };
-    let input = |e: &(dyn std::error::Error + 'static)| {
+    let closed_pipe =
+        |e: &(dyn Error + 'static)| e.downcast_ref().map(io::Error::kind) == Some(io::ErrorKind::BrokenPipe);
+    let input = |e: &(dyn Error + 'static)| {
         e.is::<InputError>()
             || e.is::<SchemaError>()
             || e.is::<DatasetError>()

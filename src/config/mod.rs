@@ -1,6 +1,6 @@
 //! Configuration: flags, environment and file become validated values. Nothing else reads the environment.
 //!
-//! Every key has one name, `section.key` ([`settings`]). A flag wins over the environment variable
+//! Every key has one name, `section.key` (`settings.rs`). A flag wins over the environment variable
 //! (`FLECHETTE_<SECTION>_<KEY>`), which wins over the TOML file. A layer keeps plain text with its source,
 //! and text becomes a value at one place, so every error names key, source, what was expected and what was
 //! found. Unknown names are warnings, so that an older program can read a newer file.
@@ -54,7 +54,7 @@ impl Flags {
     }
 }
 
-/// All settings, validated. [`settings`] says what each means.
+/// All settings, validated.
 #[allow(missing_docs)] // settings.rs has the meaning of each key
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {

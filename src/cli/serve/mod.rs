@@ -96,7 +96,7 @@ pub fn runtime(config: &Config) -> anyhow::Result<tokio::runtime::Runtime> {
 
 /// Loaded models, ready to be served.
 pub struct Serving {
-    /// One engine a model.
+    /// One for each model.
     pub engines: Vec<Arc<Engine>>,
     metrics: Arc<Metrics>,
 }
@@ -127,7 +127,7 @@ impl Serving {
         Ok(Self { engines, metrics: loader.metrics })
     }
 
-    /// Saves the hot rows of the caches every `cache.save_seconds`, and once more when [`Saving`] is dropped.
+    /// Saves the hot rows of the caches every `cache.save_seconds`, and once more when the result is dropped.
     /// Does nothing if `cache.warm` is off.
     ///
     /// # Errors
@@ -163,7 +163,7 @@ fn choose_device(config: &Config) -> anyhow::Result<Option<Arc<Nvidia>>> {
     })
 }
 
-/// Loads models. What all models share is in here.
+/// Loads models. Its fields are shared by all models.
 struct Loader<'c> {
     config: &'c Config,
     models: &'c Path,
