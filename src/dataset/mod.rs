@@ -37,6 +37,11 @@ pub trait Reader {
 
     /// How many malformed lines were skipped so far.
     fn skipped(&self) -> u64;
+
+    /// The lines that the last call of [`Reader::read`] skipped: for each, the number of samples in the batch before it.
+    fn skips(&self) -> &[usize] {
+        &[]
+    }
 }
 
 /// What a file's lines look like.

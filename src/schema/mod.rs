@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use crate::mem::fold;
 use crate::types::{Element, TableId};
 
-pub(crate) use check::{MAX_FEATURES, SchemaError};
+pub(crate) use check::{MAX_DIM, MAX_FEATURES, MAX_IDS, MAX_ROWS, SchemaError};
 pub(crate) use encode::EncodeError;
 
 /// Everything `model.toml` says.
