@@ -1,13 +1,13 @@
-//! gRPC requests a second at batch 1 with 64 in flight, beside a server that only decodes the same
-//! request and answers with the same message: what tonic gives on this machine.
+//! gRPC requests per second at batch 1 with 64 in flight, compared with an echo server that only decodes the
+//! same request and answers with the same message. The echo server shows what tonic can do on this machine.
 //!
-//! The client is this process; each server is a child process of it (this program with `--serve`),
-//! with as many runtime threads, the same HTTP/2 settings and the same connections. Requests are
-//! Criteo's: 13 dense values and 26 strings that the server hashes. The model is `init`'s Criteo DLRM
-//! (dim 16) with fresh weights behind its batcher and engine, cache off, defaults everywhere.
+//! The client is this process. Each server is a child process (this program with `--serve`) with the same
+//! number of threads, HTTP/2 settings and connections. A request has Criteo's 13 dense values and 26 strings,
+//! which the server hashes. The model is the Criteo DLRM of `init` (dim 16) with initial weights, default
+//! settings and the cache off.
 //!
-//! `--pairs N` (11), `--window-ms N` (1000), `--in-flight N` (64), `--connections N` (4),
-//! `--rows N` (100,000 a table), `--json`.
+//! `--pairs N` (11), `--window-ms N` (1000), `--in-flight N` (64), `--connections N` (4), `--rows N` (100,000
+//! a table), `--json`.
 
 mod harness;
 
@@ -69,12 +69,12 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
-        // It ends by itself when its input does.
+        // It ends when its standard input is closed.
         let _ = self.child.wait();
     }
 }
 
-/// Returns when the parent has closed our standard input.
+/// Waits until the parent closes our standard input.
 fn parent_gone() {
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
@@ -164,7 +164,7 @@ async fn connect(address: &str, connections: usize) -> anyhow::Result<Vec<Channe
     Ok(channels)
 }
 
-/// One window, closed loop. Gives good answers a second, and how many requests failed.
+/// Sends requests for one window in a closed loop. Returns successful answers per second, and the failures.
 async fn drive(
     channels: &[Channel],
     in_flight: usize,
@@ -203,7 +203,7 @@ async fn drive(
     (good as f64 / began.elapsed().as_secs_f64(), failed)
 }
 
-/// Requests of one sample as `flechette score` sends them: raw values and strings.
+/// Requests of one sample, as `flechette score` sends them.
 fn requests() -> Vec<PredictRequest> {
     let mut draw = Draw::new(0);
     let column = |i: usize, draw: &mut Draw| FeatureColumn {

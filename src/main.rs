@@ -1,10 +1,9 @@
-//! Parses the command line and dispatches.
+//! Parses the command line, runs the command, and exits with its code.
 
 use std::process::ExitCode;
 
-use clap::Parser;
-use flechette::cli::{self, Cli};
+use flechette::cli;
 
 fn main() -> ExitCode {
-    cli::exit(cli::run(Cli::parse()))
+    cli::exit(cli::run(cli::parse()))
 }

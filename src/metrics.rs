@@ -1,14 +1,13 @@
-//! Every metric: its name, unit, buckets and help, in one struct.
+//! Every metric: name, unit, buckets and help.
 //!
-//! A [`Metrics`] owns a recorder of its own, so nothing here is global and every test has its
-//! own page. A name is looked up once: [`Metrics::model`] registers all series of a model and
-//! hands out plain atomics, [`ModelMetrics`], which the hot path holds and increments. Labels
-//! come from loaded models and their schemas only, never from a client, so the label sets are
-//! bounded; calls that name no loaded model are counted under [`NO_MODEL`].
+//! Each [`Metrics`] owns a recorder, so nothing here is global and every test has its own page.
+//! [`Metrics::model`] registers all series of a model and returns atomics ([`ModelMetrics`]), which the hot
+//! path keeps and increments. Labels come from loaded models and their schemas, never from clients, so their
+//! number is bounded. Calls that name no loaded model are counted under `NO_MODEL`.
 //!
-//! Who counts what: the server counts requests; the batcher counts the queue, batches and
-//! `predict_seconds`; the engine counts rows (`tables`), `lookup_seconds`, `dense_seconds` and
-//! `cache`. The engine and the server each ask [`Metrics::model`] and get the same handles.
+//! The server counts requests. The batcher counts the queue, batches and `predict_seconds`. The engine counts
+//! rows (`tables`), `lookup_seconds`, `dense_seconds` and `cache`. Server and engine get the same atomics
+//! from [`Metrics::model`].
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,11 +19,11 @@ use metrics_exporter_prometheus::{
 
 use crate::schema::Schema;
 
-/// The `model` label of calls that name no loaded model.
+/// The `model` label of calls that do not name a loaded model.
 pub(crate) const NO_MODEL: &str = "(none)";
 
-/// The `code` label of each gRPC status code, by its number.
-pub(crate) const CODES: [&str; 17] = [
+/// The names of the gRPC status codes, by number.
+const CODES: [&str; 17] = [
     "OK",
     "CANCELLED",
     "UNKNOWN",
@@ -43,6 +42,15 @@ pub(crate) const CODES: [&str; 17] = [
     "DATA_LOSS",
     "UNAUTHENTICATED",
 ];
+
+/// The name of a gRPC status code. A number without a name is `UNKNOWN`, as in gRPC.
+pub(crate) fn code_name(code: i32) -> &'static str {
+    CODES[code_index(code)]
+}
+
+fn code_index(code: i32) -> usize {
+    usize::try_from(code).ok().filter(|code| *code < CODES.len()).unwrap_or(2)
+}
 
 /// Upper bounds in seconds of every duration histogram.
 const SECONDS: &[f64] = &[
@@ -87,17 +95,19 @@ const BATCH_SAMPLES: Spec = Spec("flechette_batch_samples", Kind::Samples, "Samp
 const QUEUE_SAMPLES: Spec =
     Spec("flechette_queue_samples", Kind::Gauge, "Samples that wait for a worker now.");
 const MODEL_VERSION: Spec =
-    Spec("flechette_model_version", Kind::Gauge, "The version of the model that scores now.");
-const CACHE_HITS: Spec =
-    Spec("flechette_cache_hits_total", Kind::Counter, "Row lookups that the cache answered.");
-const CACHE_MISSES: Spec =
-    Spec("flechette_cache_misses_total", Kind::Counter, "Row lookups that went to the store.");
+    Spec("flechette_model_version", Kind::Gauge, "The version of the model that new batches use.");
+const CACHE_HITS: Spec = Spec("flechette_cache_hits_total", Kind::Counter, "Row lookups that hit the cache.");
+const CACHE_MISSES: Spec = Spec(
+    "flechette_cache_misses_total",
+    Kind::Counter,
+    "Row lookups that missed the cache and read the store.",
+);
 const CACHE_EVICTIONS: Spec =
-    Spec("flechette_cache_evictions_total", Kind::Counter, "Rows that left the cache to make room.");
+    Spec("flechette_cache_evictions_total", Kind::Counter, "Rows that were evicted from the cache.");
 const CACHE_POINTED: Spec = Spec(
     "flechette_cache_pointed_total",
     Kind::Counter,
-    "Row lookups that the cache answered with a pointer into the store's memory.",
+    "Row lookups that hit a pointer into the store's memory.",
 );
 const CACHE_COLLISIONS: Spec = Spec(
     "flechette_cache_collisions_total",
@@ -107,52 +117,53 @@ const CACHE_COLLISIONS: Spec = Spec(
 const CACHE_NOT_ADMITTED: Spec = Spec(
     "flechette_cache_not_admitted_total",
     Kind::Counter,
-    "Missed rows that the admission policy did not let into the cache.",
+    "Missed rows that the admission policy did not admit to the cache.",
 );
 const CACHE_REJECTED: Spec = Spec(
     "flechette_cache_rejected_total",
     Kind::Counter,
-    "Missed rows that found no room in the cache until eviction had made some.",
+    "Missed rows that were not cached because the cache was full until eviction finished.",
 );
 const ABSENT_IDS: Spec = Spec(
     "flechette_absent_ids_total",
     Kind::Counter,
-    "Ids that the table does not hold and that took its default.",
+    "Ids past the end of the table, which took its default.",
 );
 const TRACE_ACCESSES: Spec =
     Spec("flechette_trace_accesses_total", Kind::Counter, "Sampled accesses that were written to the trace.");
 const TRACE_DROPPED: Spec = Spec(
     "flechette_trace_dropped_total",
     Kind::Counter,
-    "Sampled accesses that were not written: too much waited, or the disk failed.",
+    "Sampled accesses that were not written: the buffer was full, or the disk failed.",
 );
 const CACHE_USED: Spec =
     Spec("flechette_cache_used_bytes", Kind::Gauge, "Bytes of the cache's pool that hold rows.");
 const CACHE_CAPACITY: Spec =
-    Spec("flechette_cache_capacity_bytes", Kind::Gauge, "Bytes that the cache may take, index and pool.");
+    Spec("flechette_cache_capacity_bytes", Kind::Gauge, "Bytes that the cache may use, index and pool.");
 const CACHE_ENTRIES: Spec =
-    Spec("flechette_cache_entries", Kind::Gauge, "Entries of the cache now: rows in it, and pointers.");
+    Spec("flechette_cache_entries", Kind::Gauge, "Entries of the cache now: rows and pointers.");
 const CACHE_POINTERS: Spec = Spec(
     "flechette_cache_pointers",
     Kind::Gauge,
-    "Of the cache's entries, those that point into the store's memory now.",
+    "Entries of the cache that are pointers into the store's memory now.",
 );
 const DEVICE_LOST: Spec = Spec(
     "flechette_device_lost",
     Kind::Gauge,
-    "1 once the device has failed: scores then come from the host until a restart. 0 before, and without a device.",
+    "1 after the device has failed: the host computes scores until a restart. 0 otherwise.",
 );
 const DEVICE_WORKER: Spec = Spec(
     "flechette_device_worker_bytes",
     Kind::Gauge,
-    "Memory of the device that batches under way have, beside the cache; 0 without a device.",
+    "Device memory of the batches in flight, without the cache; 0 without a device.",
 );
 const DEVICE_PINNED: Spec = Spec(
     "flechette_device_pinned_bytes",
     Kind::Gauge,
-    "Pinned memory of the host that batches under way have, staging included; 0 without a device.",
+    "Pinned host memory of the batches in flight, including staging buffers; 0 without a device.",
 );
-const BUILD_INFO: Spec = Spec("flechette_build_info", Kind::Gauge, "Always 1; the labels say which build.");
+const BUILD_INFO: Spec =
+    Spec("flechette_build_info", Kind::Gauge, "Always 1; the label is the version of the program.");
 
 const ALL: [&Spec; 27] = [
     &REQUESTS,
@@ -184,111 +195,86 @@ const ALL: [&Spec; 27] = [
     &BUILD_INFO,
 ];
 
-/// The process's metrics: one page, the models on it, and the calls that belong to none.
+/// The metrics of the process.
 pub struct Metrics {
     recorder: PrometheusRecorder,
     page: PrometheusHandle,
-    /// Calls that named no loaded model.
+    /// Calls that did not name a loaded model.
     pub no_model: Requests,
     models: Mutex<BTreeMap<String, Arc<ModelMetrics>>>,
 }
 
-/// Every series of one model, registered. Incrementing one is an atomic operation.
+/// Every series of one model. Incrementing one is an atomic operation.
+#[allow(missing_docs)] // the help texts above say it
 pub struct ModelMetrics {
-    /// Answered calls by status code.
     pub requests: Requests,
-    /// Seconds from a decoded request to its answer.
     pub request_seconds: Histogram,
-    /// Seconds a request waited for a worker.
     pub queue_seconds: Histogram,
-    /// Seconds of one call of the model on a merged batch.
     pub predict_seconds: Histogram,
-    /// Thread-seconds of the embedding lookup of one batch, summed over its threads.
     pub lookup_seconds: Histogram,
-    /// Thread-seconds of the dense layers of one batch, summed over its threads.
     pub dense_seconds: Histogram,
-    /// Samples of one merged batch.
     pub batch_samples: Histogram,
-    /// Samples that wait now.
     pub queue_samples: Gauge,
-    /// The version that scores now.
     pub version: Gauge,
-    /// The device, where the cache lies on one.
     pub device: DeviceMetrics,
-    /// The cache as a whole.
     pub cache: CacheMetrics,
-    /// The recording of its accesses.
     pub trace: TraceMetrics,
-    /// One a table, at `TableId::index`.
+    /// In the order of the schema's tables.
     pub tables: Vec<TableMetrics>,
 }
 
 /// Counters of a model's recorded trace.
+#[allow(missing_docs)]
 pub struct TraceMetrics {
-    /// Accesses that were written.
     pub recorded: Counter,
-    /// Accesses that were sampled and not written.
     pub dropped: Counter,
 }
 
-/// The cache of one model as a whole.
+/// Series of the cache of a model.
+#[allow(missing_docs)]
 pub struct CacheMetrics {
-    /// Bytes of the pool that hold rows.
     pub used_bytes: Gauge,
-    /// Bytes that index and pool may take; 0 with the cache off.
     pub capacity_bytes: Gauge,
-    /// Rows in the cache, and pointers.
     pub entries: Gauge,
-    /// Of these the pointers.
     pub pointers: Gauge,
-    /// Missed rows that the admission policy did not let in.
     pub not_admitted: Counter,
-    /// Missed rows that found no room.
     pub rejected: Counter,
 }
 
-/// A model's part of a device.
+/// Series of a model on a device.
+#[allow(missing_docs)]
 pub struct DeviceMetrics {
-    /// Whether the device has failed.
     pub lost: Gauge,
-    /// Memory of the device beside the cache.
     pub worker_bytes: Gauge,
-    /// Pinned memory of the host.
     pub pinned_bytes: Gauge,
 }
 
 /// Row counters of one table.
+#[allow(missing_docs)]
 pub struct TableMetrics {
-    /// Lookups answered by the cache.
     pub hits: Counter,
-    /// Lookups that went to the store.
     pub misses: Counter,
-    /// Rows that left the cache.
     pub evictions: Counter,
-    /// Lookups answered by a pointer into the store's memory.
     pub pointed: Counter,
-    /// Of the misses, those whose key another row had.
     pub collisions: Counter,
-    /// Ids that took the table's default.
     pub absent: Counter,
 }
 
-/// Counters of answered calls, one a status code.
+/// Counters of answered calls, one for each status code.
 pub struct Requests([Counter; CODES.len()]);
 
 impl Requests {
-    /// Counts one answer; `code` is the gRPC number, and a number past the last is `UNKNOWN`.
+    /// Counts one answer with this gRPC status code.
     pub(crate) fn count(&self, code: i32) {
-        let known = usize::try_from(code).ok().and_then(|code| self.0.get(code));
-        known.unwrap_or(&self.0[2]).increment(1);
+        self.0[code_index(code)].increment(1);
     }
 }
 
 impl Metrics {
-    /// An empty page with every metric described.
+    /// An empty page with the descriptions of all metrics.
     ///
     /// # Errors
-    /// [`BuildError`] from the exporter when a histogram has no buckets.
+    /// When the exporter refuses the buckets of a histogram.
     pub fn new() -> Result<Self, BuildError> {
         let mut builder = PrometheusBuilder::new();
         for Spec(name, kind, _) in ALL {
@@ -317,7 +303,7 @@ impl Metrics {
         Ok(Self { recorder, page, no_model, models: Mutex::default() })
     }
 
-    /// The series of a model: registered the first time, the same handles ever after.
+    /// The series of a model. They are registered by the first call; later calls return the same ones.
     pub fn model(&self, name: &str, schema: &Schema) -> Arc<ModelMetrics> {
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = models.entry(name.to_owned());
@@ -330,8 +316,8 @@ impl Metrics {
         self.page.render()
     }
 
-    /// Folds recorded durations into their buckets. Between two calls every recorded value takes
-    /// memory, so somebody must call this every few seconds: the server does.
+    /// Adds recorded values to their histograms. Each value takes memory until then, so the server calls this
+    /// every few seconds.
     pub(crate) fn fold(&self) {
         self.page.run_upkeep();
     }

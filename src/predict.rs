@@ -1,75 +1,54 @@
-//! The seam between the batcher, which drives a model, and the engine, which implements it.
+//! The interface between the batcher, which calls a model, and the engine, which implements it.
 
 use std::sync::Arc;
 
 use crate::schema::{AbsentId, Schema};
 use crate::types::{Batch, Scores, Version};
 
-/// What a server tells of a model it serves.
+/// A served model.
 #[derive(Clone, Debug)]
 pub struct Description {
     /// The model's name.
     pub model: String,
-    /// The version that scores now.
+    /// The version that new batches use.
     pub version: Version,
-    /// Its features, tables and architecture.
+    /// The schema of that version.
     pub schema: Arc<Schema>,
-    /// Most samples in one call of [`Predict::predict`].
+    /// Most samples of one [`Predict::predict`] call.
     pub max_samples: usize,
 }
 
-/// Why a batch got no scores.
+#[allow(missing_docs)] // the texts of the errors say it
 #[derive(Debug, thiserror::Error)]
 pub enum PredictError {
     #[error(transparent)]
     AbsentId(#[from] AbsentId),
-    /// The batch does not have the schema's shape.
     #[error("{field}: expected {expected}, got {got}")]
-    Shape {
-        /// Which part of the batch.
-        field: String,
-        /// What the schema asks for.
-        expected: u64,
-        /// What came.
-        got: u64,
-    },
-    /// The engine's memory limit cannot hold the batch.
+    Shape { field: String, expected: u64, got: u64 },
+    /// `field` is the setting that limits the engine's memory, in whose unit the numbers are.
     #[error("{field}: needs {needed}, limit {limit}")]
-    Capacity {
-        /// The config key of the limit.
-        field: &'static str,
-        /// What the batch needs, in the key's unit.
-        needed: u64,
-        /// The limit.
-        limit: u64,
-    },
-    /// The values of a sample are finite and what the model makes of them is not.
+    Capacity { field: &'static str, needed: u64, limit: u64 },
+    /// The sample's values are finite.
     #[error("score of sample {sample} is not finite: its values or the model's are too large for 32 bits")]
-    NotFinite {
-        /// Which sample of the batch.
-        sample: usize,
-    },
-    /// The rows could not be read.
+    NotFinite { sample: usize },
     #[error("store: {0}")]
     Store(String),
 }
 
-/// Scores batches with one model: the batcher drives it and the engine implements it.
+/// Scores batches with one model.
 pub trait Predict: Send + Sync {
-    /// Scores every sample of the batch. A sample's score depends on nothing but itself and the
-    /// version.
+    /// Scores every sample of the batch. A score depends only on its sample and the version.
     ///
     /// # Errors
-    /// [`PredictError`] when the batch is not of the schema's shape, its rows cannot be read, or a score
-    /// would not be a number.
+    /// When the batch does not have the schema's shape, rows cannot be read, or a score is not finite.
     fn predict(&self, batch: &Batch) -> Result<Scores, PredictError>;
 
     /// The model's name, version, schema and limits.
     fn describe(&self) -> Description;
 
-    /// Whether the model is loaded and warm.
+    /// Whether the model is loaded and its cache is warm.
     fn ready(&self) -> bool;
 
-    /// Brings its metrics up to date: called before they are read, not for every batch.
+    /// Updates gauges that are too expensive to update for every batch. Called before metrics are read.
     fn measure(&self) {}
 }

@@ -1,8 +1,6 @@
-//! std or loom, chosen once.
+//! Atomics and locks from std, or from loom under `--cfg flechette_loom`.
 //!
-//! Code whose interleavings are modelled takes its atomics and locks from here. Under
-//! `--cfg flechette_loom` they are loom's, which run every model in every order that the memory
-//! model allows; otherwise they are std's and cost nothing.
+//! Code with loom models uses these. Loom runs a model in every order that the memory model allows.
 
 #[cfg(flechette_loom)]
 pub(crate) use loom::{

@@ -1,13 +1,12 @@
-//! Dynamic batching: many requests in, few calls of the model, each request's own scores out.
+//! Dynamic batching: requests are merged into batches, and each request gets its own scores.
 //!
-//! One [`Batcher`] a model. [`Batcher::submit`] puts a request into a bounded queue (`queue.rs`,
-//! pure) and gives a [`Ticket`] to await; worker threads (`worker.rs`) take what is queued, merge
-//! it, call [`Predict::predict`] and split the answer by sample range. A request costs one lock to
-//! queue and one one-shot channel to answer; a sleeping worker is woken only when none is awake to
-//! take the request soon.
+//! Each model has a [`Batcher`]. [`Batcher::submit`] puts a request into a bounded queue (`queue.rs`) and
+//! returns a [`Ticket`] to await. Worker threads (`worker.rs`) take queued requests, merge them, call
+//! [`Predict::predict`] and split the answer by sample range. A request costs one lock to queue and one
+//! one-shot channel to answer. A sleeping worker is woken only if no other worker will take the request soon.
 //!
-//! Dropping a ticket cancels its request: it is not computed if no worker has taken it yet. A
-//! deadline is looked at when a worker takes the request, before any work.
+//! Dropping a ticket cancels its request: it is not computed if no worker has taken it yet. A worker checks
+//! the deadline of a request when it takes it, before any work.
 
 mod queue;
 mod worker;
@@ -28,55 +27,33 @@ use crate::types::{Batch, Scores};
 
 pub(crate) use queue::{Entry, Limits, Next, Queue, Refused, Size, Taken};
 
-/// Most bytes of converted samples in one merged batch. Keeps the 32-bit offsets of
-/// [`crate::types::Jagged`] far from their end.
+/// Most bytes of a merged batch, so that the 32-bit offsets of [`crate::types::Jagged`] cannot overflow.
 const BATCH_BYTES: usize = 256 << 20;
 
-/// Batches that are kept for their memory: most of them, and most bytes of one.
+/// Answered batches whose memory is reused: how many, and most bytes of one.
 const SPARES: usize = 128;
 const SPARE_BYTES: usize = 16 << 10;
 
 /// Why a request got no scores.
+#[allow(missing_docs)] // the texts of the errors say it
 #[derive(Debug, thiserror::Error)]
 pub enum BatchError {
-    /// The queue holds too many samples.
-    #[error("batcher.queue_samples: limit {limit}, {queued} queued, request has {came}")]
-    QueueSamples {
-        /// The limit.
-        limit: usize,
-        /// What waited.
-        queued: usize,
-        /// What came.
-        came: usize,
-    },
-    /// The queue holds too many bytes.
-    #[error("batcher.queue_bytes: limit {limit}, {queued} queued, request has {came}")]
-    QueueBytes {
-        /// The limit.
-        limit: usize,
-        /// What waited.
-        queued: usize,
-        /// What came.
-        came: usize,
-    },
-    /// The server is draining.
+    #[error("batcher.queue_samples: limit {limit}, {queued} queued, request has {size}")]
+    QueueSamples { limit: usize, queued: usize, size: usize },
+    #[error("batcher.queue_bytes: limit {limit}, {queued} queued, request has {size}")]
+    QueueBytes { limit: usize, queued: usize, size: usize },
     #[error("the server is draining and takes no more requests")]
     Closed,
-    /// The deadline passed while the request waited.
     #[error("deadline passed after {waited_us} us in the queue, before any work")]
-    Expired {
-        /// How long it had waited, in microseconds.
-        waited_us: u128,
-    },
-    /// The model refused this request.
+    Expired { waited_us: u128 },
     #[error(transparent)]
     Predict(#[from] PredictError),
-    /// The model panicked on this request, or answered for another number of samples.
+    /// The model panicked, or returned another number of scores than samples.
     #[error("model failed: {0}")]
     Failed(String),
 }
 
-/// The answer to one request, to be awaited. Dropping it cancels the request.
+/// The future answer to one request. Dropping it cancels the request.
 #[derive(Debug)]
 pub struct Ticket(oneshot::Receiver<Result<Scores, BatchError>>);
 
@@ -84,45 +61,44 @@ impl Future for Ticket {
     type Output = Result<Scores, BatchError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        // A sender that is dropped without an answer belongs to a queue that was given up.
+        // The sender was dropped without an answer: the queue was abandoned.
         Pin::new(&mut self.0).poll(cx).map(|answer| answer.unwrap_or(Err(BatchError::Closed)))
     }
 }
 
-/// Where a request's answer goes.
 type Reply = oneshot::Sender<Result<Scores, BatchError>>;
 
-/// A request in the queue.
+/// A queued request.
 struct Job {
     batch: Batch,
     reply: Reply,
 }
 
-/// What the workers and the callers share.
+/// Shared by workers and callers.
 struct Shared {
     state: Mutex<State>,
     wake: Condvar,
     model: Arc<dyn Predict>,
     metrics: Arc<ModelMetrics>,
-    /// Batches whose request is answered, for their memory.
+    /// Answered batches, whose memory is reused.
     spares: Mutex<Vec<Batch>>,
 }
 
 struct State {
     queue: Queue<Job>,
-    /// Workers that sleep until they are woken.
+    /// Workers that sleep without a time limit.
     asleep: usize,
     /// Workers that sleep until a batch is due.
-    watching: usize,
+    timed: usize,
 }
 
 impl State {
-    /// Whether a sleeping worker should be woken for what waits.
+    /// Whether a sleeping worker should be woken for the queued requests.
     fn wants_a_worker(&self, now: Instant) -> bool {
         match self.queue.next(now) {
-            Next::Work => self.asleep + self.watching > 0,
-            // Somebody must watch the clock in case the busy workers take longer than the delay.
-            Next::Wait(_) => self.asleep > 0 && self.watching == 0,
+            Next::Work => self.asleep + self.timed > 0,
+            // One worker must wait for the delay, in case the busy workers take longer.
+            Next::Wait(_) => self.asleep > 0 && self.timed == 0,
             Next::Sleep | Next::Stop => false,
         }
     }
@@ -133,7 +109,7 @@ impl Shared {
         self.spares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps the memory of answered requests that are small, and of no more than a few.
+    /// Keeps answered batches for their memory, if they are small and there are not too many.
     fn recycle(&self, batches: impl Iterator<Item = Batch>) {
         let small = batches.filter(|batch| bytes(batch) <= SPARE_BYTES);
         let mut spares = self.spares();
@@ -142,7 +118,7 @@ impl Shared {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while it holds the lock, and the state is whole between two calls.
+        // No code panics while it holds the lock, so the state is consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -158,7 +134,7 @@ impl Batcher {
     /// Starts the workers of a model.
     ///
     /// # Errors
-    /// When the system gives no thread.
+    /// When the system cannot start a thread.
     pub fn start(
         model: Arc<dyn Predict>,
         metrics: Arc<ModelMetrics>,
@@ -171,7 +147,7 @@ impl Batcher {
             batch: Size { samples, bytes: BATCH_BYTES },
             max_delay: config.max_delay,
         };
-        let state = State { queue: Queue::new(limits), asleep: 0, watching: 0 };
+        let state = State { queue: Queue::new(limits), asleep: 0, timed: 0 };
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
             wake: Condvar::new(),
@@ -189,17 +165,17 @@ impl Batcher {
         Ok(batcher)
     }
 
-    /// A batch to write the next request over: the memory of one that was answered, if there is one.
+    /// A batch to be overwritten by the next request. Its memory is reused if there is an answered batch.
     #[must_use]
     pub(crate) fn spare(&self) -> Batch {
         self.shared.spares().pop().unwrap_or_default()
     }
 
-    /// Queues a batch that has the schema's shape and at least one sample.
+    /// Queues a batch, which must have the schema's shape and at least one sample.
     ///
     /// # Errors
-    /// [`BatchError::QueueSamples`], [`BatchError::QueueBytes`] or [`BatchError::Closed`], at once.
-    /// Every other error comes from the ticket.
+    /// [`BatchError::QueueSamples`], [`BatchError::QueueBytes`] or [`BatchError::Closed`]. The ticket returns
+    /// all other errors.
     pub fn submit(&self, batch: Batch, deadline: Option<Instant>) -> Result<Ticket, BatchError> {
         let (reply, answer) = oneshot::channel();
         let size = Size { samples: batch.samples, bytes: bytes(&batch) };
@@ -216,25 +192,25 @@ impl Batcher {
         Ok(Ticket(answer))
     }
 
-    /// Takes no more requests; what is queued is still computed.
+    /// Refuses new requests. Queued requests are still computed.
     pub fn close(&self) {
         self.shared.state().queue.close();
         self.shared.wake.notify_all();
     }
 
-    /// Closes the queue, waits until everything in it is answered and the workers are gone.
-    /// Blocks; call it outside of an async task.
+    /// Closes the queue, and waits until all requests are answered and the workers have ended. Blocks, so it
+    /// must not be called in an async task.
     pub fn join(&self) {
         self.close();
         let workers = std::mem::take(&mut *self.workers.lock().unwrap_or_else(PoisonError::into_inner));
         for worker in workers {
-            // A worker catches the model's panics; one that died all the same has nothing left to do.
+            // A worker catches panics of the model. If it panicked itself, there is nothing left to do.
             let _ = worker.join();
         }
     }
 
-    /// Closes the queue and gives up what waits, each with [`BatchError::Closed`]. Says how many
-    /// requests that were. What is being computed goes on.
+    /// Closes the queue and answers queued requests with [`BatchError::Closed`]. Returns their number. A
+    /// batch that is being computed is finished.
     pub fn abandon(&self) -> usize {
         self.close();
         let lost: Vec<Entry<Job>> = self.shared.state().queue.clear().collect();
@@ -245,11 +221,11 @@ impl Batcher {
         let limit = self.limits.queue;
         match refused {
             Refused::Closed => BatchError::Closed,
-            Refused::Full { queued, came } if queued.samples + came.samples > limit.samples => {
-                BatchError::QueueSamples { limit: limit.samples, queued: queued.samples, came: came.samples }
+            Refused::Full { queued, size } if queued.samples + size.samples > limit.samples => {
+                BatchError::QueueSamples { limit: limit.samples, queued: queued.samples, size: size.samples }
             }
-            Refused::Full { queued, came } => {
-                BatchError::QueueBytes { limit: limit.bytes, queued: queued.bytes, came: came.bytes }
+            Refused::Full { queued, size } => {
+                BatchError::QueueBytes { limit: limit.bytes, queued: queued.bytes, size: size.bytes }
             }
         }
     }

@@ -1,31 +1,30 @@
-//! The queue's rules, and nothing else: no clock, no thread, no lock. Time is passed in.
+//! The rules of the queue, without clock, threads or locks: time is an argument.
 //!
-//! The queue is first in, first out, and counts what it holds in samples and in bytes. When a
-//! worker asks, [`Queue::take`] answers by one policy:
+//! The queue is first in, first out, and its samples and bytes are limited. [`Queue::take`] follows one
+//! policy:
 //!
-//! * nothing is being computed: what is queued goes out at once. A lone request never waits.
-//! * the model is busy with another batch: a batch may fill until it is full or its oldest request
-//!   has waited `max_delay`. A worker that comes back takes it sooner, by the first rule.
-//! * the queue is closed: what is queued goes out at once.
+//! * If no batch is being computed, queued requests are taken at once. A lone request never waits.
+//! * If another batch is being computed, a batch may fill until it is full or its oldest request has waited
+//!   `max_delay`. A worker that finishes takes it earlier, by the first rule.
+//! * If the queue is closed, queued requests are taken at once.
 //!
-//! So under light load the delay costs nothing, and under heavy load batches form by themselves
-//! while the model computes; `max_delay` only says how soon a second worker joins in. A delay of
-//! zero lets every idle worker start at once.
+//! So the delay costs nothing under light load, and under heavy load batches form while the model computes.
+//! `max_delay` only decides when a second worker starts. With a delay of zero every idle worker starts at
+//! once.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// An amount of work, in the two units that limits are counted in.
+/// An amount of work in the two units of the limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Size {
-    /// Samples.
     pub samples: usize,
-    /// Bytes of their converted values.
+    /// Of the converted values.
     pub bytes: usize,
 }
 
 impl Size {
-    /// The sum, or `None` when it passes `limit` in either unit.
+    /// The sum, or `None` if it exceeds `limit` in either unit.
     fn plus_within(self, more: Self, limit: Self) -> Option<Self> {
         let samples = self.samples.checked_add(more.samples)?;
         let bytes = self.bytes.checked_add(more.bytes)?;
@@ -33,65 +32,52 @@ impl Size {
     }
 }
 
-/// What a queue is held to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Most that may wait.
+    /// Of all queued requests.
     pub queue: Size,
-    /// Most in one batch; a larger entry goes out alone.
+    /// Of one batch; a larger request is a batch of its own.
     pub batch: Size,
-    /// Longest that a batch fills while another is computed.
+    /// How long a batch may fill while another is computed.
     pub max_delay: Duration,
 }
 
-/// One request as the queue sees it.
+/// A queued request.
 #[derive(Debug)]
 pub(crate) struct Entry<T> {
-    /// How much work it is.
     pub size: Size,
-    /// When it came.
     pub queued: Instant,
-    /// When its answer is of no more use.
     pub deadline: Option<Instant>,
-    /// The request.
     pub item: T,
 }
 
-/// Why an entry was not queued; the entry is dropped.
+/// Why an entry was not queued. The entry is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// No room for it: what was there and what came.
-    Full {
-        /// What waited already.
-        queued: Size,
-        /// What came.
-        came: Size,
-    },
-    /// The queue takes no more.
+    Full { queued: Size, size: Size },
     Closed,
 }
 
 /// What a worker should do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Compute: entries were taken, or died and were put aside.
+    /// Compute: entries were taken, or were expired or cancelled.
     Work,
-    /// Ask again at this instant, or when something is queued.
+    /// Ask again at this instant, or when an entry is queued.
     Wait(Instant),
-    /// Ask again when something is queued.
+    /// Ask again when an entry is queued.
     Sleep,
-    /// Leave: the queue is closed and empty.
+    /// End: the queue is closed and empty.
     Stop,
 }
 
-/// What [`Queue::take`] took, in order.
+/// The entries that [`Queue::take`] removed, in order.
 #[derive(Debug)]
 pub(crate) struct Taken<T> {
-    /// One batch.
     pub batch: Vec<Entry<T>>,
-    /// Entries whose deadline passed while they waited.
+    /// Entries whose deadline has passed.
     pub expired: Vec<Entry<T>>,
-    /// Entries that nobody waits for any more.
+    /// Entries whose ticket was dropped.
     pub cancelled: Vec<Entry<T>>,
 }
 
@@ -101,7 +87,7 @@ impl<T> Default for Taken<T> {
     }
 }
 
-/// A bounded queue of requests and the count of batches that are being computed.
+/// A bounded queue of requests, and the number of batches that are being computed.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
     entries: VecDeque<Entry<T>>,
@@ -112,13 +98,12 @@ pub(crate) struct Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// An empty, open queue.
     #[must_use]
     pub(crate) fn new(limits: Limits) -> Self {
         Self { entries: VecDeque::new(), held: Size::default(), computing: 0, closed: false, limits }
     }
 
-    /// What waits now.
+    /// The size of all queued entries.
     #[must_use]
     pub(crate) fn held(&self) -> Size {
         self.held
@@ -127,20 +112,20 @@ impl<T> Queue<T> {
     /// Appends an entry.
     ///
     /// # Errors
-    /// [`Refused`] when the queue is closed or the entry would pass its limit.
+    /// When the queue is closed or would exceed its limit.
     pub(crate) fn push(&mut self, entry: Entry<T>) -> Result<(), Refused> {
         if self.closed {
             return Err(Refused::Closed);
         }
         let Some(held) = self.held.plus_within(entry.size, self.limits.queue) else {
-            return Err(Refused::Full { queued: self.held, came: entry.size });
+            return Err(Refused::Full { queued: self.held, size: entry.size });
         };
         self.held = held;
         self.entries.push_back(entry);
         Ok(())
     }
 
-    /// What a worker that asks now would be told, by the policy above.
+    /// What a worker should do now, by the policy above.
     #[must_use]
     pub(crate) fn next(&self, now: Instant) -> Next {
         let Some(oldest) = self.entries.front() else {
@@ -152,9 +137,9 @@ impl<T> Queue<T> {
         if self.closed || self.computing == 0 || full || due <= now { Next::Work } else { Next::Wait(due) }
     }
 
-    /// Takes the next batch into `taken`, which must be empty, when the policy says so. Entries
-    /// that expired or that `cancelled` says yes to are put aside on the way and count for
-    /// nothing. A batch that is not empty must be followed by one [`Queue::finish`].
+    /// Moves the next batch into `taken`, which must be empty, if the policy allows it. Expired and cancelled
+    /// entries in front of it are removed too, and do not count towards the batch. If the batch is not empty,
+    /// one [`Queue::finish`] must follow.
     pub(crate) fn take(
         &mut self,
         now: Instant,
@@ -190,17 +175,17 @@ impl<T> Queue<T> {
         Next::Work
     }
 
-    /// One taken batch is done.
+    /// A taken batch has been computed.
     pub(crate) fn finish(&mut self) {
         self.computing = self.computing.saturating_sub(1);
     }
 
-    /// Refuses every later push. What waits can still be taken.
+    /// Refuses later pushes. Queued entries can still be taken.
     pub(crate) fn close(&mut self) {
         self.closed = true;
     }
 
-    /// Gives up everything that waits.
+    /// Removes all entries.
     pub(crate) fn clear(&mut self) -> impl Iterator<Item = Entry<T>> {
         self.held = Size::default();
         std::mem::take(&mut self.entries).into_iter()

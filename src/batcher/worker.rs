@@ -1,8 +1,8 @@
-//! A worker: takes a batch, merges it, calls the model, splits the answer.
+//! A worker thread: takes a batch, merges it, calls the model, splits the answer.
 //!
-//! A batch of one request is computed where it lies, without a copy. A merged batch that fails is
-//! computed again request by request, so that only the request at fault gets the error; a panic of
-//! the model is such a failure, and the worker lives on.
+//! A batch of one request is computed in place, without a copy. If a merged batch fails, its requests are
+//! computed one by one, so that only the request at fault gets the error. A panic of the model is such a
+//! failure; it does not end the worker.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,11 +31,11 @@ pub(crate) fn run(shared: &Shared) {
     }
 }
 
-/// Says that the last batch is done, where there was one, and waits for the next; `false` when
-/// there will be none.
+/// Finishes the last batch, if `computed`, and waits for the next. Returns `false` when the queue is closed
+/// and empty.
 fn wait_for_batch(shared: &Shared, computed: bool, taken: &mut Taken<Job>) -> bool {
-    // Where every core is busy, the threads that bring requests get a turn first: what they bring
-    // makes this batch larger. On an idle core this costs well under a microsecond.
+    // If every core is busy, the threads that queue requests run first, and their requests make this batch
+    // larger. On an idle core this costs less than a microsecond.
     std::thread::yield_now();
     let mut state = shared.state();
     if computed {
@@ -46,7 +46,7 @@ fn wait_for_batch(shared: &Shared, computed: bool, taken: &mut Taken<Job>) -> bo
         match state.queue.take(now, |job| job.reply.is_closed(), taken) {
             Next::Work => break,
             Next::Stop => {
-                // Another worker may watch the clock or sleep beside an entry that this one took.
+                // Other workers may still wait for an entry that this one took.
                 shared.wake.notify_all();
                 return false;
             }
@@ -56,15 +56,15 @@ fn wait_for_batch(shared: &Shared, computed: bool, taken: &mut Taken<Job>) -> bo
                 state.asleep -= 1;
             }
             Next::Wait(due) => {
-                state.watching += 1;
+                state.timed += 1;
                 let rest = due.saturating_duration_since(now);
                 state = shared.wake.wait_timeout(state, rest).unwrap_or_else(PoisonError::into_inner).0;
-                state.watching -= 1;
+                state.timed -= 1;
             }
         }
     }
     shared.metrics.queue_samples.set(state.queue.held().samples as f64);
-    // What is left may be a batch too, and its pushes may have woken nobody but this worker.
+    // The remaining entries may be a batch too, and their pushes may have woken only this worker.
     let more = state.wants_a_worker(Instant::now());
     drop(state);
     if more {
@@ -79,7 +79,7 @@ fn expire(entry: Entry<Job>, now: Instant) {
 }
 
 fn answer(reply: Reply, result: Result<Scores, BatchError>) {
-    // A receiver that is gone has cancelled: nobody waits for the answer.
+    // If the receiver is gone, the request was cancelled.
     let _ = reply.send(result);
 }
 
@@ -94,7 +94,7 @@ fn compute(shared: &Shared, batch: &mut Vec<Entry<Job>>, merged: &mut Batch) {
                 Ok(scores) => shared.recycle(split(batch, &scores).into_iter()),
                 Err(error) => {
                     let requests = batch.len();
-                    tracing::debug!(%error, requests, "batch failed, trying its requests alone");
+                    tracing::debug!(%error, requests, "batch failed, computing its requests one by one");
                     compute_one_by_one(shared, batch);
                 }
             }
@@ -115,7 +115,7 @@ fn compute_one_by_one(shared: &Shared, batch: &mut Vec<Entry<Job>>) {
     }
 }
 
-/// One call of the model, timed and counted, with its panic caught and its answer's length checked.
+/// Calls the model, records the time, catches a panic and checks the number of scores.
 fn predict(shared: &Shared, batch: &Batch) -> Result<Scores, BatchError> {
     let started = Instant::now();
     let outcome = catch_unwind(AssertUnwindSafe(|| shared.model.predict(batch)));
@@ -149,16 +149,15 @@ fn merge(batch: &[Entry<Job>], merged: &mut Batch) {
     }
 }
 
-/// Gives each entry the scores and the absent ids of its own range of samples, and its batch back
-/// to the caller.
+/// Answers each entry with the scores and absent ids of its range of samples. Returns the batches for reuse.
 fn split(batch: &mut Vec<Entry<Job>>, scores: &Scores) -> Vec<Batch> {
     let mut spares = Vec::with_capacity(batch.len());
     let mut start = 0;
     let mut absent = scores.absent.as_slice();
     for entry in batch.drain(..) {
         let end = start + entry.size.samples;
-        let mine = absent.partition_point(|id| (id.sample as usize) < end);
-        let (own, rest) = absent.split_at(mine);
+        let count = absent.partition_point(|id| (id.sample as usize) < end);
+        let (own, rest) = absent.split_at(count);
         let rebased =
             |id: &AbsentId| AbsentId { sample: id.sample.saturating_sub(start as u32), feature: id.feature };
         let scores = Scores {

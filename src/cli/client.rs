@@ -1,12 +1,9 @@
-//! The client side of the native gRPC interface, shared by the commands that talk to a server.
+//! The client of the native gRPC interface, for `score` and `load`.
 //!
-//! A [`Client`] learns a model's schema from the server, so that a data file is read by the columns
-//! that the server expects. Samples are sent as they stand in the file, because hashing and
-//! transforms are the server's ([`request`]). Messages are encoded before they are sent and travel as
-//! bytes: a retry, and a load that repeats its requests, copy nothing.
+//! A [`Client`] gets a model's schema from the server, and reads from a data file the columns that the schema
+//! names. Values are sent as they are in the file, because the server hashes and transforms them
+//! ([`request`]). Messages are encoded before they are sent, so that repeating a request copies nothing.
 
-use std::error::Error;
-use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 
@@ -20,17 +17,18 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 
-use crate::cli::InputError;
+use crate::cli::{InputError, error_line};
 use crate::dataset::{self, Format, Labels, ReadOptions, Reader};
+use crate::metrics::code_name;
 use crate::schema::Schema;
 use crate::server::proto::ctr_client::CtrClient;
 use crate::server::proto::{FeatureColumn, GetModelRequest, PredictRequest, PredictResponse};
 use crate::types::{RawBatch, RawFeature, RawValues};
 
-/// Where a model is served: flags of every command that talks to a server.
+/// Flags that name a served model.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Target {
-    /// The server
+    /// Address of the server
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8001")]
     pub addr: String,
     /// Name of the model
@@ -38,42 +36,36 @@ pub(crate) struct Target {
     pub model: String,
 }
 
-/// A connection to a server, and what it said of a model.
+/// A connection to a server, and the server's description of a model.
 #[derive(Clone)]
 pub(crate) struct Client {
     channel: Channel,
-    /// The model's name.
-    pub model: String,
-    /// Its schema, as the server has it.
-    pub schema: Schema,
-    /// The version that served when this was asked.
-    pub version: u64,
-    /// Most samples that the server takes in one request.
-    pub max_samples: usize,
-    /// Most bytes that the server takes in one request.
-    pub max_bytes: usize,
+    model: String,
+    schema: Schema,
+    /// Most samples of a request.
+    max_samples: usize,
+    /// Most bytes of a request.
+    max_bytes: usize,
 }
 
-/// How long a connection may take to be made.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the server may take to describe a model.
 const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(30);
-/// The largest answer that is taken. Scores are 4 bytes a sample, and a schema has limits.
+/// Most bytes of an answer. A score takes 4 bytes, and the size of a schema is limited.
 const ANSWER_BYTES: usize = 64 << 20;
 
 impl Client {
-    /// Connects and asks for the model.
+    /// Connects to a server and gets the description of a model.
     ///
     /// # Errors
-    /// An address that is none, a server that is not reached, a model that it does not serve.
+    /// When the address is wrong, the server cannot be reached, or it does not serve the model.
     pub(crate) async fn connect(target: &Target) -> anyhow::Result<Self> {
         let channel = connect(&target.addr).await?;
         let mut ctr = CtrClient::new(channel.clone()).max_decoding_message_size(ANSWER_BYTES);
-        let mut question = Request::new(GetModelRequest { model: target.model.clone() });
-        question.set_timeout(DESCRIBE_TIMEOUT);
-        let answer = ctr.get_model(question).await.map_err(|status| match status.code() {
-            Code::NotFound => InputError(anyhow!("--model: {}", status.message())).into(),
-            _ => anyhow!("{}: {}", target.addr, told(&status)),
+        let mut request = Request::new(GetModelRequest { model: target.model.clone() });
+        request.set_timeout(DESCRIBE_TIMEOUT);
+        let answer = ctr.get_model(request).await.map_err(|status| match status.code() {
+            Code::NotFound => InputError(anyhow!("{}", status.message()).context("--model")).into(),
+            _ => anyhow!("{}: {}", target.addr, status_text(&status)),
         })?;
         let answer = answer.into_inner();
         let schema = Schema::parse(&answer.model_toml)
@@ -83,38 +75,36 @@ impl Client {
             channel,
             model: target.model.clone(),
             schema,
-            version: answer.version,
             max_samples: limits.max_samples as usize,
             max_bytes: usize::try_from(limits.max_bytes).unwrap_or(usize::MAX),
         })
     }
 
-    /// The same model over a connection of its own.
+    /// The same model over another connection.
     ///
     /// # Errors
-    /// A server that is not reached.
-    pub(crate) async fn beside(&self, target: &Target) -> anyhow::Result<Self> {
+    /// When the server cannot be reached.
+    pub(crate) async fn connect_again(&self, target: &Target) -> anyhow::Result<Self> {
         Ok(Self { channel: connect(&target.addr).await?, ..self.clone() })
     }
 
-    /// Scores one encoded request. `timeout` is sent along, so the server drops what nobody awaits.
+    /// Scores one encoded request. The server knows the timeout, and does not compute an answer after it.
     ///
     /// # Errors
-    /// The server's status, or that of the connection.
+    /// The status of the server or of the connection.
     pub(crate) async fn predict(&self, request: Bytes, timeout: Duration) -> Result<PredictResponse, Status> {
         let mut grpc = Grpc::new(self.channel.clone()).max_decoding_message_size(ANSWER_BYTES);
-        let unready = |error: tonic::transport::Error| Status::unavailable(chain(&error));
-        grpc.ready().await.map_err(unready)?;
+        grpc.ready().await.map_err(|error| Status::unavailable(error_line(&error)))?;
         let mut request = Request::new(request);
         request.set_timeout(timeout);
         let path = PathAndQuery::from_static("/flechette.v1.Ctr/Predict");
         Ok(grpc.unary(request, path, EncodedCodec).await?.into_inner())
     }
 
-    /// A reader of the model's columns in a data file.
+    /// Opens a data file to read the model's columns.
     ///
     /// # Errors
-    /// A file that cannot be opened, or that lacks a column of the schema.
+    /// When the file cannot be opened, or does not have a column of the schema.
     pub(crate) fn open(
         &self,
         format: Format,
@@ -125,39 +115,38 @@ impl Client {
         Ok(dataset::open(format, &[file.to_owned()], &self.schema, options)?)
     }
 
-    /// How many samples a request may have: what the user asked for, or `default`, within the
-    /// server's limit.
+    /// Samples of a request: `given`, or `default` within the server's limit.
     ///
     /// # Errors
-    /// More than the server takes.
-    pub(crate) fn batch(&self, asked: Option<u32>, default: usize) -> Result<usize, InputError> {
+    /// When `given` is more than the server accepts.
+    pub(crate) fn batch(&self, given: Option<u32>, default: usize) -> Result<usize, InputError> {
         let limit = self.max_samples;
-        match asked.map(|samples| samples as usize) {
+        match given.map(|samples| samples as usize) {
             Some(got) if got > limit => {
-                Err(InputError(anyhow!("--batch: the server takes at most {limit} samples, got {got}")))
+                Err(InputError(anyhow!("--batch: the server accepts at most {limit} samples, got {got}")))
             }
             Some(samples) => Ok(samples),
             None => Ok(default.min(limit)),
         }
     }
 
-    /// The samples as an encoded request to this model.
+    /// Encodes samples as a request.
     ///
     /// # Errors
-    /// A message that is larger than the server takes.
+    /// When the message is larger than the server accepts.
     pub(crate) fn encode(&self, raw: &RawBatch) -> Result<Bytes, InputError> {
         let message = request(&self.model, &self.schema, raw).encode_to_vec();
         if message.len() > self.max_bytes {
             let (samples, got, limit) = (raw.samples, message.len(), self.max_bytes);
             return Err(InputError(anyhow!(
-                "--batch: {samples} samples are {got} bytes, the server takes at most {limit}"
+                "--batch: {samples} samples are {got} bytes, the server accepts at most {limit}"
             )));
         }
         Ok(message.into())
     }
 }
 
-/// The samples as a request, untouched: strings as strings, ids as ids, dense values raw.
+/// The request message for samples: strings, ids and dense values without hashing and transforms.
 #[must_use]
 pub fn request(model: &str, schema: &Schema, raw: &RawBatch) -> PredictRequest {
     let named = schema.features.iter().zip(&raw.features);
@@ -198,52 +187,16 @@ async fn connect(addr: &str) -> anyhow::Result<Channel> {
         return Err(wrong().into());
     }
     let endpoint = Endpoint::from(uri).connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true);
-    endpoint.connect().await.map_err(|error| anyhow!("{addr}: cannot connect: {}", chain(&error)))
+    endpoint.connect().await.map_err(|error| anyhow!("{addr}: cannot connect: {}", error_line(&error)))
 }
 
-/// A status as a line: its code's name and the server's words.
+/// The code and the message of a status.
 #[must_use]
-pub(crate) fn told(status: &Status) -> String {
-    format!("{}: {}", code_name(status.code()), status.message())
+pub(crate) fn status_text(status: &Status) -> String {
+    format!("{}: {}", code_name(status.code() as i32), status.message())
 }
 
-/// A code as the protocol spells it.
-#[must_use]
-pub(crate) fn code_name(code: Code) -> &'static str {
-    match code {
-        Code::Ok => "OK",
-        Code::Cancelled => "CANCELLED",
-        Code::Unknown => "UNKNOWN",
-        Code::InvalidArgument => "INVALID_ARGUMENT",
-        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
-        Code::NotFound => "NOT_FOUND",
-        Code::AlreadyExists => "ALREADY_EXISTS",
-        Code::PermissionDenied => "PERMISSION_DENIED",
-        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
-        Code::FailedPrecondition => "FAILED_PRECONDITION",
-        Code::Aborted => "ABORTED",
-        Code::OutOfRange => "OUT_OF_RANGE",
-        Code::Unimplemented => "UNIMPLEMENTED",
-        Code::Internal => "INTERNAL",
-        Code::Unavailable => "UNAVAILABLE",
-        Code::DataLoss => "DATA_LOSS",
-        Code::Unauthenticated => "UNAUTHENTICATED",
-    }
-}
-
-/// An error and its causes on one line. The transport's own text says only that it failed.
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        // Writing to a string cannot fail.
-        let _ = write!(text, ": {error}");
-        cause = error.source();
-    }
-    text
-}
-
-/// Requests that are encoded already; answers as messages.
+/// Sends requests that are already encoded, and decodes answers.
 struct EncodedCodec;
 
 impl Codec for EncodedCodec {
@@ -277,7 +230,7 @@ impl Decoder for EncodedCodec {
 
     fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<PredictResponse>, Status> {
         let message = PredictResponse::decode(from.copy_to_bytes(from.remaining()));
-        message.map(Some).map_err(|error| Status::internal(format!("the answer: {error}")))
+        message.map(Some).map_err(|error| Status::internal(format!("answer: {error}")))
     }
 }
 

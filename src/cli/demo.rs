@@ -1,7 +1,7 @@
-//! `flechette demo`: the whole product in half a minute, by its own commands.
+//! `flechette demo`: the whole product in half a minute.
 //!
-//! It makes click logs in the shape of Criteo's, and then runs the command lines that a user would,
-//! printing each, against a server of its own with the cache on at 10 % of the rows.
+//! It generates click logs in the format of Criteo, and then prints and runs the commands that a user would
+//! run, with a server in this process whose cache holds 10 % of the rows.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -15,6 +15,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
+use crate::cli::flags::whole;
 use crate::cli::serve::{self, Serving};
 use crate::cli::{Cli, run as run_cli};
 use crate::config::{Config, Flags};
@@ -26,13 +27,13 @@ use crate::server::terminated;
 /// Flags of `demo`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Ends when everything was shown, instead of going on serving
+    /// Exits at the end instead of serving until it is stopped
     #[arg(long)]
     once: bool,
     /// Rows to train on
-    #[arg(long, value_name = "N", default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(1000..=100_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 200_000, value_parser = whole::<u64>(1000, 100_000_000))]
     rows: u64,
-    /// Keeps data and model here, instead of in a temporary directory that is removed at the end
+    /// Directory for data and model, which are kept [default: a temporary directory that is removed]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 }
@@ -43,13 +44,13 @@ const TEST_ROWS: u64 = 20_000;
 const TABLE_ROWS: u64 = 50_000;
 const DIM: usize = 16;
 const SHOWN_SCORES: usize = 5;
-/// The ports of `serve`, taken when they are free.
+/// The default ports of `serve`, used if they are free.
 const PORTS: [u16; 2] = [8001, 8002];
 
-/// Shows everything.
+/// Runs the demo.
 ///
 /// # Errors
-/// A directory that cannot be written, or what the commands say.
+/// When the directory cannot be written, or a command fails.
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let kept = args.dir.is_some();
     let dir = args
@@ -67,8 +68,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
 fn show(args: &Args, dir: &Path) -> anyhow::Result<()> {
     let [train, test, schema, models, scores] =
         ["train.tsv", "test.tsv", "model.toml", "models", "scores.txt"].map(|name| dir.join(name));
-    say(&format!("making {} + {TEST_ROWS} click log rows in {}", args.rows, dir.display()));
-    // Two seeds of one world: what is learnt from the first holds for the second.
+    say(&format!("generating {} + {TEST_ROWS} rows of click logs in {}", args.rows, dir.display()));
+    // Two seeds of the same distribution: one to train on, one to test on.
     write_data(&train, args.rows, 1)?;
     write_data(&test, TEST_ROWS, 2)?;
 
@@ -99,7 +100,7 @@ fn show(args: &Args, dir: &Path) -> anyhow::Result<()> {
     server.end(args.once)
 }
 
-/// The server of this demonstration, in the background.
+/// The server of the demo, in the background.
 struct Running {
     runtime: Runtime,
     engine: Arc<Engine>,
@@ -121,7 +122,7 @@ impl Running {
             ..Flags::default()
         };
         say(&format!("flechette serve --models {} --cache-mode on --cache-fraction 0.1", models.display()));
-        // The environment is left out: it may size the cache otherwise.
+        // Without the environment, which may set another cache size.
         let config = Config::resolve(&flags, [], None)?;
         let serving = Serving::load(&config, models)?;
         let engine = serving.engines[0].clone();
@@ -150,7 +151,7 @@ impl Running {
         );
     }
 
-    /// Serves on until told to stop, unless `now`; then drains.
+    /// Waits for a signal, unless `now`, and then drains the server.
     fn end(self, now: bool) -> anyhow::Result<()> {
         let Self { runtime, stop, server, .. } = self;
         runtime.block_on(async move {
@@ -163,7 +164,7 @@ impl Running {
     }
 }
 
-/// Runs a command line of this program, after printing it.
+/// Prints a command line of this program and runs it.
 fn command(first: &[&str], rest: &[&str]) -> anyhow::Result<()> {
     let words = || ["flechette"].iter().chain(first).chain(rest).copied();
     say(&words().collect::<Vec<_>>().join(" "));
@@ -188,7 +189,7 @@ fn first_scores(path: &Path) -> anyhow::Result<String> {
     Ok(scores.lines().take(SHOWN_SCORES).collect::<Vec<_>>().join(", "))
 }
 
-/// This port of the loopback address, or any port when it is taken.
+/// This port of the loopback address, or port 0 (any port) if it is in use.
 fn free_address(port: u16) -> String {
     let wanted = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let port = TcpListener::bind(wanted).map_or(0, |_| port);

@@ -1,47 +1,46 @@
 //! `flechette init`: writes the `model.toml` of a known data set.
 
-use std::io::{self, Write};
-
 use anyhow::anyhow;
 use clap::ValueEnum;
 
 use crate::cache::key::{FlatKeys, KeyWidth};
-use crate::cli::InputError;
-use crate::schema::Schema;
+use crate::cli::flags::whole;
+use crate::cli::{InputError, print};
 use crate::schema::preset::{self, ArchKind, SyntheticShape};
+use crate::schema::{MAX_DIM, MAX_FEATURES, MAX_IDS, MAX_ROWS, Schema};
 use crate::types::{Element, TableId};
 
 /// Flags of `init`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Whose columns the model reads
+    /// Data set that gives the columns of the model
     #[arg(long)]
     dataset: Dataset,
     #[arg(long, help = format!("Architecture: {}", ArchKind::names()))]
     arch: ArchKind,
     /// Elements of an embedding row
-    #[arg(long, value_name = "D")]
+    #[arg(long, value_name = "D", value_parser = whole::<usize>(1, MAX_DIM as u64))]
     dim: usize,
-    /// Rows of every table; raw strings are hashed into so many
-    #[arg(long, value_name = "N")]
+    /// Rows of every table; raw strings are hashed to this number of rows
+    #[arg(long, value_name = "N", value_parser = whole::<u64>(1, MAX_ROWS))]
     rows: u64,
-    /// How rows are stored: f32, f16 or int8; only where that makes them shorter
+    /// Element type of stored rows: f32, f16 or int8; tables whose rows would not get shorter keep f32
     #[arg(long, value_name = "E", default_value_t)]
     element: Element,
-    /// Features, a table each [synthetic only; default 8]
-    #[arg(long, value_name = "T")]
+    /// Number of features; each has a table [synthetic only; default 8]
+    #[arg(long, value_name = "T", value_parser = whole::<usize>(1, MAX_FEATURES as u64))]
     tables: Option<usize>,
-    /// Up to so many ids a sample in every feature [synthetic only; default one-hot]
-    #[arg(long, value_name = "MAX")]
+    /// Most ids of a sample in every feature [synthetic only; default one-hot]
+    #[arg(long, value_name = "MAX", value_parser = whole::<u32>(1, u64::from(MAX_IDS)))]
     multi_hot: Option<u32>,
     /// Dense inputs [synthetic only; default 4]
-    #[arg(long, value_name = "W")]
+    #[arg(long, value_name = "W", value_parser = whole::<usize>(0, MAX_FEATURES as u64))]
     dense: Option<usize>,
-    /// Give all tables together flat keys of so many bits, by hashing ids into fewer rows: ids that meet
-    /// share a row
-    #[arg(long, value_name = "BITS")]
+    /// Bits of the flat keys of all tables together, 2 to 64. Ids are hashed to fewer rows to fit; ids with
+    /// the same hash share a row
+    #[arg(long, value_name = "BITS", value_parser = whole::<u32>(2, 64))]
     lossy_bits: Option<u32>,
-    /// How tables share the lossy bits: size_aware, or fixed_length to compare with
+    /// How the tables share the lossy bits: size_aware, or fixed_length for comparison
     #[arg(long, value_name = "CODING", default_value = "size_aware", requires = "lossy_bits")]
     coding: Coding,
 }
@@ -60,24 +59,20 @@ enum Dataset {
     Synthetic,
 }
 
-/// Features of a synthetic model when `--tables` does not say.
 const DEFAULT_TABLES: usize = 8;
-/// Dense inputs of a synthetic model when `--dense` does not say.
 const DEFAULT_DENSE: usize = 4;
 
 /// Writes the schema to standard output.
 ///
 /// # Errors
-/// Flags that make no valid schema, and what standard output says.
+/// When the flags make no valid schema, or standard output cannot be written.
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
-    let schema = schema(&args)?;
-    let mut out = io::stdout().lock();
-    out.write_all(schema.to_toml().as_bytes())?;
-    Ok(out.flush()?)
+    print(&schema(&args)?.to_toml())
 }
 
-/// Shares so many bits of flat key among the tables; those that get too few hash their ids.
-fn lose_bits(schema: &mut Schema, bits: u32, coding: Coding) -> anyhow::Result<()> {
+/// Divides this number of key bits among the tables. Tables that get too few bits for their rows hash their
+/// ids.
+fn limit_key_bits(schema: &mut Schema, bits: u32, coding: Coding) -> anyhow::Result<()> {
     let rows: Vec<u64> = schema.tables.iter().map(|t| t.rows).collect();
     let width = KeyWidth::new(bits).ok_or_else(|| anyhow!("expected 2 to 64, got {bits}"))?;
     let keys = match coding {
@@ -92,13 +87,17 @@ fn lose_bits(schema: &mut Schema, bits: u32, coding: Coding) -> anyhow::Result<(
 }
 
 fn schema(args: &Args) -> Result<Schema, InputError> {
-    let own = [
+    let synthetic_only = [
         ("--tables", args.tables.is_some()),
         ("--multi-hot", args.multi_hot.is_some()),
         ("--dense", args.dense.is_some()),
     ];
-    if let Some((flag, _)) = own.iter().find(|(_, given)| *given && args.dataset != Dataset::Synthetic) {
-        return Err(InputError(anyhow!("{flag}: only for --dataset synthetic, others have fixed columns")));
+    if let Some((flag, _)) =
+        synthetic_only.iter().find(|(_, given)| *given && args.dataset != Dataset::Synthetic)
+    {
+        return Err(InputError(anyhow!(
+            "{flag}: only for --dataset synthetic, the others have fixed columns"
+        )));
     }
     let shape = SyntheticShape {
         tables: args.tables.unwrap_or(DEFAULT_TABLES),
@@ -106,12 +105,6 @@ fn schema(args: &Args) -> Result<Schema, InputError> {
         dense: args.dense.unwrap_or(DEFAULT_DENSE),
         multi_hot: args.multi_hot,
     };
-    let limit = crate::schema::MAX_FEATURES;
-    for (flag, count) in [("--tables", shape.tables), ("--dense", shape.dense)] {
-        if count > limit {
-            return Err(InputError(anyhow!("{flag}: at most {limit}, got {count}")));
-        }
-    }
     let mut schema = match args.dataset {
         Dataset::Criteo => preset::criteo(args.arch, args.dim, args.rows),
         Dataset::Avazu => preset::avazu(args.arch, args.dim, args.rows),
@@ -119,7 +112,7 @@ fn schema(args: &Args) -> Result<Schema, InputError> {
     };
     schema = schema.stored_as(args.element);
     if let Some(bits) = args.lossy_bits {
-        lose_bits(&mut schema, bits, args.coding).map_err(|e| InputError(e.context("--lossy-bits")))?;
+        limit_key_bits(&mut schema, bits, args.coding).map_err(|e| InputError(e.context("--lossy-bits")))?;
     }
     schema.check().map_err(|error| InputError(error.into()))?;
     Ok(schema)

@@ -1,20 +1,18 @@
-//! `flechette load`: drives a server and tells its throughput and latency.
+//! `flechette load`: sends requests to a server for some time, and reports throughput and latency.
 //!
-//! Requests are read from a data file and encoded before the clock starts, then sent round and
-//! round.
+//! Requests are read from a data file and encoded before the clock starts, and then sent again and again.
 //!
-//! * **Open loop** (`--rate`): request `i` is due at `i / rate`, whatever the answers do, and its latency
-//!   counts from that instant. So a server that stalls is charged for everybody who would have come
-//!   meanwhile, also where this program itself was late (coordinated omission). A request that is due
-//!   while as many as allowed are outstanding is not sent, and is counted as such.
-//! * **Closed loop** (`--concurrency`): so many clients each send their next request when the answer to
-//!   the one before is there, and latency counts from the send.
+//! * **Open loop** (`--rate`): request `i` is due at `i / rate`, whether answers arrive or not, and its
+//!   latency counts from that instant. So a stalled server, and a late load generator, count against every
+//!   request that is due meanwhile (coordinated omission). A request that is due while `--outstanding`
+//!   requests have no answer is not sent, and is counted as unsent.
+//! * **Closed loop** (`--concurrency`): each client sends its next request when it has the answer to the one
+//!   before, and latency counts from the send.
 //!
-//! Every request that was sent is counted once: as a score or under its error's code.
+//! Every request that is sent is counted once: as scored, or under the code of its error.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,9 +25,11 @@ use serde_json::json;
 use tokio::sync::Semaphore;
 use tonic::Status;
 
-use crate::cli::InputError;
-use crate::cli::client::{Client, Target, code_name, told};
+use crate::cli::client::{Client, Target, status_text};
+use crate::cli::flags::{number, whole};
+use crate::cli::{InputError, print};
 use crate::dataset::{Format, Labels};
+use crate::metrics::code_name;
 use crate::server::proto::PredictResponse;
 use crate::types::RawBatch;
 
@@ -44,87 +44,59 @@ pub(crate) struct Args {
     /// The file has no label column: a line of criteo-tsv has 39 fields
     #[arg(long)]
     unlabelled: bool,
-    /// Where the requests' samples come from
+    /// File with the samples of the requests
     file: PathBuf,
-    /// Samples a request
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Samples of a request
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = whole::<u32>(1, 1 << 20))]
     batch: u32,
-    /// Open loop: requests a second
-    #[arg(long, value_name = "R")]
+    /// Open loop: requests per second
+    #[arg(long, value_name = "R", value_parser = number(0.001, MAX_RATE))]
     rate: Option<f64>,
-    /// Closed loop: clients
-    #[arg(long, value_name = "C", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    /// Closed loop: number of clients
+    #[arg(long, value_name = "C", value_parser = whole::<u32>(1, 100_000))]
     concurrency: Option<u32>,
-    /// How long to send
-    #[arg(long, value_name = "S")]
+    /// How long to send, in seconds
+    #[arg(long, value_name = "S", value_parser = number(0.001, MAX_SECONDS))]
     seconds: f64,
-    /// How long to send before that without counting
-    #[arg(long, value_name = "S", default_value_t = 0.0)]
+    /// How long to send before that without counting, in seconds
+    #[arg(long, value_name = "S", default_value_t = 0.0, value_parser = number(0.0, MAX_SECONDS))]
     warmup: f64,
-    /// Connections that the requests are dealt to
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    /// Connections; requests take turns
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole::<u32>(1, 10_000))]
     connections: u32,
-    /// Different requests that are read from the file, at most
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    /// Most different requests to read from the file
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = whole::<u32>(1, 1_000_000))]
     requests: u32,
-    /// Open loop: most requests that may await their answer
-    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    /// Open loop: most requests without an answer
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = whole::<u32>(1, 1_000_000))]
     outstanding: u32,
-    /// How long one request may take
-    #[arg(long, value_name = "S", default_value_t = 10.0)]
+    /// Time limit of one request, in seconds
+    #[arg(long, value_name = "S", default_value_t = 10.0, value_parser = number(0.001, MAX_SECONDS))]
     timeout: f64,
-    /// Prints one line of JSON and nothing else
+    /// Prints one line of JSON instead of text
     #[arg(long)]
     json: bool,
 }
 
-/// Bytes of encoded requests that are kept.
-const KEPT_BYTES: usize = 512 << 20;
-/// Longest time a flag may give.
+/// Most bytes of all encoded requests.
+const REQUEST_BYTES: usize = 512 << 20;
 const MAX_SECONDS: f64 = 1e6;
-/// Highest rate: beyond it the clock is too coarse to be worth it.
+/// Higher rates are beyond the precision of the clock.
 const MAX_RATE: f64 = 1e6;
-/// A closed-loop client waits so long after an error, lest it do nothing but fail.
+/// A closed-loop client waits this long after an error, so that it does not fail in a busy loop.
 const AFTER_ERROR: Duration = Duration::from_millis(5);
-/// Decimal digits to which latencies are kept.
+/// Significant digits of recorded latencies.
 const DIGITS: u8 = 3;
 
-/// Drives the server.
+/// Sends the requests and prints the report.
 ///
 /// # Errors
-/// Flags or data that cannot be used, a server that is not reached, or not one score.
+/// When flags or data are wrong, the server cannot be reached, or any request fails.
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
-    args.check()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("runtime")?;
     let report = runtime.block_on(load(&args))?;
-    let mut out = io::stdout().lock();
-    if args.json {
-        writeln!(out, "{}", report.json())?;
-    } else {
-        write!(out, "{}", report.text())?;
-    }
-    out.flush()?;
-    match report.tally.first_error {
-        Some(status) if report.tally.ok == 0 => Err(anyhow!("no request got a score: {}", told(&status))),
-        _ => Ok(()),
-    }
-}
-
-impl Args {
-    fn check(&self) -> Result<(), InputError> {
-        let numbers = [
-            ("--seconds", self.seconds, 0.001, MAX_SECONDS),
-            ("--warmup", self.warmup, 0.0, MAX_SECONDS),
-            ("--timeout", self.timeout, 0.001, MAX_SECONDS),
-            ("--rate", self.rate.unwrap_or(1.0), 1e-3, MAX_RATE),
-        ];
-        match numbers.into_iter().find(|(_, got, least, most)| !(least..=most).contains(&got)) {
-            Some((flag, got, least, most)) => {
-                Err(InputError(anyhow!("{flag}: expected a number from {least} to {most}, got {got}")))
-            }
-            None => Ok(()),
-        }
-    }
+    print(&if args.json { format!("{}\n", report.json()) } else { report.text() })?;
+    report.tally.result()
 }
 
 async fn load(args: &Args) -> anyhow::Result<Report> {
@@ -133,7 +105,7 @@ async fn load(args: &Args) -> anyhow::Result<Report> {
     let requests = read(args, &first, batch)?;
     let mut clients = vec![first];
     while clients.len() < args.connections as usize {
-        clients.push(clients[0].beside(&args.target).await?);
+        clients.push(clients[0].connect_again(&args.target).await?);
     }
     let driver = Arc::new(Driver {
         clients,
@@ -158,12 +130,11 @@ async fn drive(driver: &Arc<Driver>, args: &Args, seconds: f64) -> anyhow::Resul
     Ok(Report { mode, batch, rate: args.rate, seconds: start.elapsed().as_secs_f64(), tally })
 }
 
-/// Encoded requests of `batch` samples. A shorter one at the file's end counts only where it is all
-/// there is.
+/// Reads and encodes requests of `batch` samples. Fewer samples at the end of the file are left out.
 fn read(args: &Args, client: &Client, batch: usize) -> anyhow::Result<Vec<Bytes>> {
     let mut reader = client.open(args.format, &args.file, Labels::unless(args.unlabelled))?;
     let (mut raw, mut requests, mut bytes) = (RawBatch::default(), Vec::new(), 0);
-    while requests.len() < args.requests as usize && bytes < KEPT_BYTES {
+    while requests.len() < args.requests as usize && bytes < REQUEST_BYTES {
         let samples = reader.read(batch, &mut raw)?;
         if samples == 0 {
             break;
@@ -181,7 +152,7 @@ fn read(args: &Args, client: &Client, batch: usize) -> anyhow::Result<Vec<Bytes>
     Ok(requests)
 }
 
-/// Connections, and requests to send over them.
+/// Connections, and the requests that are sent over them in turn.
 struct Driver {
     clients: Vec<Client>,
     requests: Vec<Bytes>,
@@ -204,14 +175,13 @@ struct Pace {
     time: Duration,
 }
 
-/// Sends each request when it is due, from a thread of its own, because a runtime's timers are too
-/// coarse to pace by.
+/// Sends each request when it is due. A thread paces them, because the timers of the runtime are too coarse.
 async fn open_loop(driver: &Arc<Driver>, pace: Pace, outstanding: u32) -> anyhow::Result<Tally> {
-    let places = Arc::new(Semaphore::new(outstanding as usize));
+    let permits = Arc::new(Semaphore::new(outstanding as usize));
     let tally = Arc::new(Mutex::new(Tally::new()?));
     let unsent = Arc::new(AtomicU64::new(0));
     let pacing = {
-        let (runtime, driver, places) = (tokio::runtime::Handle::current(), driver.clone(), places.clone());
+        let (runtime, driver, permits) = (tokio::runtime::Handle::current(), driver.clone(), permits.clone());
         let (tally, unsent) = (tally.clone(), unsent.clone());
         move || {
             let start = Instant::now();
@@ -219,7 +189,7 @@ async fn open_loop(driver: &Arc<Driver>, pace: Pace, outstanding: u32) -> anyhow
             for i in 0..count {
                 let due = start + Duration::from_secs_f64(i as f64 / pace.rate);
                 std::thread::sleep(due.saturating_duration_since(Instant::now()));
-                let Ok(place) = places.clone().try_acquire_owned() else {
+                let Ok(permit) = permits.clone().try_acquire_owned() else {
                     unsent.fetch_add(1, Ordering::Relaxed);
                     continue;
                 };
@@ -228,14 +198,14 @@ async fn open_loop(driver: &Arc<Driver>, pace: Pace, outstanding: u32) -> anyhow
                     let answer = driver.send().await;
                     let took = due.elapsed();
                     tally.lock().unwrap_or_else(PoisonError::into_inner).take(answer, took);
-                    drop(place);
+                    drop(permit);
                 });
             }
         }
     };
     tokio::task::spawn_blocking(pacing).await.context("the pacing thread")?;
-    // All places are free when every answer is counted.
-    let all = places.acquire_many(outstanding).await;
+    // All permits are free when every answer is counted.
+    let all = permits.acquire_many(outstanding).await;
     drop(all.context("the outstanding requests")?);
     let tally = Tally::taken(&tally)?;
     Ok(Tally { unsent: unsent.load(Ordering::Relaxed), ..tally })
@@ -264,7 +234,7 @@ async fn closed_loop(driver: &Arc<Driver>, until: Instant, clients: u32) -> anyh
     Tally::taken(&tally)
 }
 
-/// What became of requests.
+/// How requests ended.
 struct Tally {
     ok: u64,
     samples: u64,
@@ -272,9 +242,9 @@ struct Tally {
     version: u64,
     errors: BTreeMap<&'static str, u64>,
     first_error: Option<Status>,
-    /// Open loop: requests that were due while too many were outstanding.
+    /// Open loop: requests that were due while too many had no answer.
     unsent: u64,
-    /// Of requests that got scores.
+    /// Of scored requests.
     latency_us: Histogram<u64>,
 }
 
@@ -299,17 +269,17 @@ impl Tally {
                 self.samples += response.scores.len() as u64;
                 self.absent += response.absent.iter().map(|absent| absent.count).sum::<u64>();
                 self.version = self.version.max(response.version);
-                // A histogram that grows by itself takes every value.
+                // A histogram that resizes itself accepts every value.
                 let _ = self.latency_us.record(took.as_micros() as u64);
             }
             Err(status) => {
-                *self.errors.entry(code_name(status.code())).or_default() += 1;
+                *self.errors.entry(code_name(status.code() as i32)).or_default() += 1;
                 self.first_error.get_or_insert(status);
             }
         }
     }
 
-    /// What was counted, when nobody counts any more.
+    /// The counts, after all requests have ended.
     fn taken(tally: &Mutex<Self>) -> anyhow::Result<Self> {
         let mut tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(std::mem::replace(&mut tally, Self::new()?))
@@ -318,9 +288,16 @@ impl Tally {
     fn failed(&self) -> u64 {
         self.errors.values().sum()
     }
+
+    /// An error if any request failed.
+    fn result(&self) -> anyhow::Result<()> {
+        let Some(first) = &self.first_error else { return Ok(()) };
+        let (failed, sent) = (self.failed(), self.ok + self.failed());
+        Err(anyhow!("{failed} of {sent} requests failed, the first with {}", status_text(first)))
+    }
 }
 
-/// Everything that is told at the end.
+/// What is printed at the end.
 struct Report {
     mode: &'static str,
     batch: u32,
@@ -375,14 +352,14 @@ impl Report {
             let _ = writeln!(text, "  {code} {count}");
         }
         if let Some(status) = &tally.first_error {
-            let _ = writeln!(text, "  the first: {}", told(status));
+            let _ = writeln!(text, "  the first: {}", status_text(status));
         }
         if tally.unsent > 0 {
             let unsent = tally.unsent;
             let _ = writeln!(
                 text,
-                "{unsent} requests were due but not sent, because --outstanding were under way: \
-                 the server does not keep up, and the latencies below leave them out"
+                "{unsent} requests were due but not sent, because --outstanding requests had no answer: \
+                 the server is too slow for this rate, and the latencies do not include them"
             );
         }
         let (requests, samples) = (tally.ok as f64 / self.seconds, tally.samples as f64 / self.seconds);

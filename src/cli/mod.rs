@@ -1,11 +1,11 @@
-//! The command line: one file a subcommand, each an `Args` of flags and a `run`.
+//! The command line: each subcommand is a file with an `Args` of flags and a `run`.
 //!
-//! The exit code is 0 for success, 2 for a usage or input error, 1 for anything else. An error
-//! goes to standard error, its whole chain on one line. A reader that closes standard output
-//! early (`| head`) has what it wanted: that is success.
+//! The exit code is 0 for success, 2 for a usage or input error, 1 for anything else. An error and its causes
+//! are one line on standard error. If the reader closes standard output early (`| head`), that is a success.
 
 pub mod client;
 pub(crate) mod demo;
+pub(crate) mod flags;
 pub(crate) mod init;
 pub(crate) mod load;
 pub(crate) mod plan;
@@ -16,12 +16,13 @@ pub(crate) mod train;
 pub(crate) mod training;
 pub(crate) mod verify;
 
-use std::io::{self, IsTerminal};
+use std::error::Error;
+use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::anyhow;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::Targets;
@@ -38,7 +39,7 @@ use crate::trainer::TrainError;
 #[derive(Debug, Parser)]
 #[command(name = "flechette", version)]
 pub struct Cli {
-    /// Settings, TOML; the environment and flags win over it
+    /// TOML file of settings; environment variables and flags override it
     #[arg(long, value_name = "FILE", global = true)]
     config: Option<PathBuf>,
     #[command(subcommand)]
@@ -55,21 +56,36 @@ enum Command {
     Serve(serve::Args),
     /// Scores the rows of a data file with a served model
     Score(score::Args),
-    /// Drives a server with requests and prints throughput and latency
+    /// Sends requests to a server for some time, and prints throughput and latency
     Load(load::Args),
-    /// Tells what caches of several sizes would hit on a data set
+    /// Computes the hit rates of caches of several sizes on a data set or a recorded trace
     Plan(plan::Args),
-    /// Trains on data by the pipeline and sequentially, and compares every byte
+    /// Trains on data with the pipeline and sequentially, and compares every byte
     Verify(verify::Args),
-    /// Shows everything: makes data, trains, serves, scores
+    /// Shows everything: generates data, trains, serves, scores
     Demo(demo::Args),
 }
 
-/// Runs the command that was parsed. Settings are read and checked for every command, also for one
-/// that needs none of them, so that a wrong file is told of where it is named.
+/// Parses the command line of this process. Ends the process on a usage error, `--help` or `--version`.
+#[must_use]
+pub fn parse() -> Cli {
+    Cli::from_arg_matches(&command().get_matches()).unwrap_or_else(|error| error.exit())
+}
+
+fn command() -> clap::Command {
+    Cli::command().mut_subcommands(|command| {
+        command.mut_args(|arg| {
+            // `--lr -1` is a wrong value of `--lr`, not an unknown flag `-1`.
+            let negative = arg.get_action().takes_values() && !arg.is_positional();
+            arg.allow_negative_numbers(negative)
+        })
+    })
+}
+
+/// Runs a command. Settings are read and checked for every command, so that a wrong file is always reported.
 ///
 /// # Errors
-/// What the command could not do; [`exit`] tells whose fault it was.
+/// What the command reports. [`exit`] turns it into a message and an exit code.
 pub fn run(cli: Cli) -> anyhow::Result<()> {
     let mut flags = match &cli.command {
         Command::Serve(args) => args.flags(),
@@ -80,7 +96,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
     };
     flags.config = cli.config;
     let config = Config::load(&flags).map_err(|e| InputError(e.into()))?;
-    trace(&config.log_level)?;
+    start_logging(&config.log_level)?;
     config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     match cli.command {
         Command::Init(args) => init::run(args),
@@ -94,44 +110,72 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
     }
 }
 
-/// Logs to standard error from here on.
-fn trace(level: &str) -> Result<(), InputError> {
+/// Starts logging to standard error.
+fn start_logging(level: &str) -> Result<(), InputError> {
     let filter: Targets = level.parse().map_err(|error| {
         InputError(anyhow!("log.level: expected a level or filter directives, got {level:?}: {error}"))
     })?;
     let lines =
         tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
-    // A subscriber that is set up already stays.
+    // A subscriber that exists already is kept: `demo` runs several commands.
     let _ = tracing_subscriber::registry().with(lines.with_filter(filter)).try_init();
     Ok(())
 }
 
-/// An error that the user can mend: bad flags, bad input. Its exit code is 2.
+/// Writes to standard output.
+///
+/// # Errors
+/// When standard output is closed or cannot be written.
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    Ok(out.flush()?)
+}
+
+/// An error that the user can correct: bad flags, bad input. Its exit code is 2.
 #[derive(Debug, thiserror::Error)]
-#[error("{0:#}")]
+#[error("{}", error_line(.0.as_ref()))]
 pub(crate) struct InputError(pub anyhow::Error);
 
-/// Prints an error and gives the process its exit code.
+/// An error and its causes on one line: `a: b: c`. Many errors quote their cause, and some begin with the
+/// name that their context ends with. Such repetitions are left out.
+pub(crate) fn error_line(error: &(dyn Error + 'static)) -> String {
+    let mut texts: Vec<String> = Vec::new();
+    let mut next = Some(error);
+    while let Some(error) = next {
+        next = error.source();
+        let mut text = error.to_string().lines().collect::<Vec<_>>().join("; ");
+        if let (Some(last), Some((name, rest))) = (texts.last(), text.split_once(": "))
+            && last.ends_with(name)
+        {
+            text = rest.to_owned();
+        }
+        if !texts.iter().any(|before| before.ends_with(&text)) {
+            texts.push(text);
+        }
+    }
+    texts.join(": ")
+}
+
+/// Prints an error and returns the exit code of the process.
 #[must_use]
 pub fn exit(result: anyhow::Result<()>) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
     let code = exit_code(&error);
     if code != 0 {
-        let line = format!("{error:#}").lines().collect::<Vec<_>>().join("; ");
-        eprintln!("error: {line}");
+        eprintln!("error: {}", error_line(error.as_ref()));
     }
     ExitCode::from(code)
 }
 
 fn exit_code(error: &anyhow::Error) -> u8 {
-    let closed_pipe = |e: &(dyn std::error::Error + 'static)| {
-        e.downcast_ref().map(io::Error::kind) == Some(io::ErrorKind::BrokenPipe)
-    };
-    let input = |e: &(dyn std::error::Error + 'static)| {
+    let closed_pipe =
+        |e: &(dyn Error + 'static)| e.downcast_ref().map(io::Error::kind) == Some(io::ErrorKind::BrokenPipe);
+    let input = |e: &(dyn Error + 'static)| {
         e.is::<InputError>()
             || e.is::<SchemaError>()
             || e.is::<DatasetError>()
-            || e.downcast_ref().is_some_and(is_of_data)
+            || e.downcast_ref().is_some_and(is_input_error)
     };
     if error.chain().any(closed_pipe) {
         0
@@ -142,9 +186,9 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     }
 }
 
-/// Whether training stopped for what the data or the flags say. The variants speak for the errors inside them, which
-/// therefore do not stand in the chain.
-fn is_of_data(error: &TrainError) -> bool {
+/// Whether training stopped because of the data or the flags. The variants must be matched here, because they
+/// are transparent: the errors inside them are not in the chain.
+fn is_input_error(error: &TrainError) -> bool {
     match error {
         TrainError::Dataset(_)
         | TrainError::Encode(_)

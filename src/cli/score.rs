@@ -1,8 +1,9 @@
 //! `flechette score`: sends the rows of a data file to a server and writes their scores.
 //!
-//! A thread reads and encodes; a bounded number of requests is in flight; answers are taken in the
-//! order of the file. Memory does not grow with the file, save by the 8 bytes that each labelled row
-//! costs, because an exact AUC needs all scores.
+//! A thread reads and encodes, a bounded number of requests is in flight, and answers are taken in the order
+//! of the file. So memory does not grow with the file, except by 8 bytes for each labelled row: an exact AUC
+//! needs all scores. Line n of `--out` is the score of line n of the data (without its header), or `nan` if
+//! that line was skipped.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
@@ -19,8 +20,9 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tonic::{Code, Status};
 
-use crate::cli::InputError;
-use crate::cli::client::{Client, Target, told};
+use crate::cli::client::{Client, Target, status_text};
+use crate::cli::flags::whole;
+use crate::cli::{InputError, print};
 use crate::dataset::{Format, Labels, Reader};
 use crate::server::proto::PredictResponse;
 use crate::trainer::eval::Quality;
@@ -36,48 +38,42 @@ pub(crate) struct Args {
     /// The file has no label column: a line of criteo-tsv has 39 fields
     #[arg(long)]
     unlabelled: bool,
-    /// The rows to score
+    /// File with the rows to score
     file: PathBuf,
-    /// Samples a request [default: 1024, or the server's limit if that is less]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    /// Samples of a request [default: 1024, or the server's limit if that is less]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(1, 1 << 20))]
     batch: Option<u32>,
-    /// Writes the scores here, one a line
+    /// File for the scores: one per line of the data, nan for a skipped line
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Prints one line of JSON and nothing else
+    /// Prints one line of JSON instead of text
     #[arg(long)]
     json: bool,
 }
 
 const DEFAULT_BATCH: usize = 1024;
-/// Requests that may await their answer.
+/// Most requests without an answer.
 const IN_FLIGHT: usize = 8;
-/// Encoded requests that may wait to be sent.
+/// Most encoded requests that wait to be sent.
 const READ_AHEAD: usize = 2;
-/// How long one request may take.
+/// Of one request.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// How often a full queue is tried, and how long the first and the longest wait between tries are.
+/// How often a request is sent while the server's queue is full, and the waits between the tries.
 const TRIES: u32 = 12;
 const FIRST_WAIT: Duration = Duration::from_millis(10);
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
-/// Decimal digits to which latencies are kept.
+/// Significant digits of recorded latencies.
 const DIGITS: u8 = 3;
 
-/// Scores the file.
+/// Scores the file and prints a summary.
 ///
 /// # Errors
-/// A server that is not reached or that refuses, and a file that cannot be read or written.
+/// When the server cannot be reached or refuses a request, or a file cannot be read or written.
 pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("runtime")?;
     let summary = runtime.block_on(score(&args))?;
-    let mut out = io::stdout().lock();
-    if args.json {
-        writeln!(out, "{}", summary.json())?;
-    } else {
-        write!(out, "{}", summary.text())?;
-    }
-    Ok(out.flush()?)
+    print(&if args.json { format!("{}\n", summary.json()) } else { summary.text() })
 }
 
 async fn score(args: &Args) -> anyhow::Result<Summary> {
@@ -104,37 +100,57 @@ async fn score(args: &Args) -> anyhow::Result<Summary> {
         }
     }
     summary.seconds = start.elapsed().as_secs_f64();
-    summary.skipped = reading.join().map_err(|_| anyhow!("the reading thread panicked"))?;
+    let read = reading.join().map_err(|_| anyhow!("the reading thread panicked"))?;
+    summary.skipped = read.skipped;
     if summary.rows == 0 {
         return Err(InputError(anyhow!("{}: no samples", args.file.display())).into());
     }
-    if let Some(out) = out {
+    if let Some(mut out) = out {
+        out.write(&[], &vec![0; read.skipped_at_end])?;
         out.finish()?;
     }
     Ok(summary)
 }
 
-/// A request and the labels of its samples.
+/// A request, and what the file says of its samples.
 struct Encoded {
-    samples: usize,
     message: Bytes,
-    labels: Option<Vec<f32>>,
+    rows: Rows,
 }
 
-/// Reads and encodes until the file ends, fails, or nobody takes any more. Gives the lines skipped.
+/// The samples of a request in the file.
+struct Rows {
+    samples: usize,
+    labels: Option<Vec<f32>>,
+    /// The lines skipped among them: for each, the number of samples before it.
+    skips: Vec<usize>,
+}
+
+/// Lines that have no score.
+struct Read {
+    skipped: u64,
+    /// Those after the last sample.
+    skipped_at_end: usize,
+}
+
+/// Reads and encodes until the file ends or fails, or the receiver is gone.
 fn read(
     client: &Client,
     mut reader: Box<dyn Reader + Send>,
     batch: usize,
     sender: &mpsc::Sender<anyhow::Result<Encoded>>,
-) -> u64 {
+) -> Read {
     let mut raw = RawBatch::default();
+    let mut skipped_at_end = 0;
     let mut next = || -> anyhow::Result<Option<Encoded>> {
         let samples = reader.read(batch, &mut raw)?;
+        let skips = reader.skips().to_vec();
         if samples == 0 {
+            skipped_at_end = skips.len();
             return Ok(None);
         }
-        Ok(Some(Encoded { samples, message: client.encode(&raw)?, labels: raw.labels.clone() }))
+        let rows = Rows { samples, labels: raw.labels.clone(), skips };
+        Ok(Some(Encoded { message: client.encode(&raw)?, rows }))
     };
     while let Some(encoded) = next().transpose() {
         let failed = encoded.is_err();
@@ -142,37 +158,36 @@ fn read(
             break;
         }
     }
-    reader.skipped()
+    Read { skipped: reader.skipped(), skipped_at_end }
 }
 
-/// A request on its way.
+/// A request in flight.
 struct Sent {
-    samples: usize,
-    labels: Option<Vec<f32>>,
+    rows: Rows,
     answer: JoinHandle<Result<(PredictResponse, Duration), Status>>,
 }
 
-/// What came back for a request.
+/// The answer to a request.
 struct Answer {
     response: PredictResponse,
-    labels: Option<Vec<f32>>,
+    rows: Rows,
     took: Duration,
 }
 
 fn send(client: &Client, encoded: Encoded) -> Sent {
-    let Encoded { samples, message, labels } = encoded;
+    let Encoded { message, rows } = encoded;
     let client = client.clone();
     let answer = tokio::spawn(async move {
         let start = Instant::now();
-        let response = predict_patiently(&client, message).await?;
+        let response = predict_with_retries(&client, message).await?;
         Ok((response, start.elapsed()))
     });
-    Sent { samples, labels, answer }
+    Sent { rows, answer }
 }
 
-/// Asks again, ever more slowly, while the server's queue is full. The request is within the limits
-/// that the server told, so nothing else of it can be exhausted.
-async fn predict_patiently(client: &Client, message: Bytes) -> Result<PredictResponse, Status> {
+/// Repeats a request while the server's queue is full, with growing waits. The request is within the server's
+/// limits, so `RESOURCE_EXHAUSTED` can only mean the queue.
+async fn predict_with_retries(client: &Client, message: Bytes) -> Result<PredictResponse, Status> {
     let mut wait = FIRST_WAIT;
     for _ in 1..TRIES {
         match client.predict(message.clone(), TIMEOUT).await {
@@ -188,22 +203,22 @@ async fn predict_patiently(client: &Client, message: Bytes) -> Result<PredictRes
 impl Sent {
     async fn answer(self) -> anyhow::Result<Answer> {
         let answer = self.answer.await.context("the sending task")?;
-        let (response, took) = answer.map_err(|status| anyhow!("server: {}", told(&status)))?;
-        let (expected, got) = (self.samples, response.scores.len());
+        let (response, took) = answer.map_err(|status| anyhow!("server: {}", status_text(&status)))?;
+        let (expected, got) = (self.rows.samples, response.scores.len());
         if expected != got {
             return Err(anyhow!("server: expected {expected} scores, got {got}"));
         }
-        Ok(Answer { response, labels: self.labels, took })
+        Ok(Answer { response, rows: self.rows, took })
     }
 }
 
-/// Everything that is told at the end.
+/// What is printed at the end.
 struct Summary {
     rows: u64,
     skipped: u64,
     seconds: f64,
     requests: u64,
-    /// Scores and labels, while every row has a label.
+    /// Scores and labels, as long as every row has a label.
     labelled: Option<(Vec<f32>, Vec<f32>)>,
     /// The versions that scored.
     versions: Vec<u64>,
@@ -226,13 +241,13 @@ impl Summary {
     }
 
     fn take(&mut self, answer: Answer, out: Option<&mut Output>) -> anyhow::Result<()> {
-        let Answer { response, labels, took } = answer;
+        let Answer { response, rows, took } = answer;
         if let Some(out) = out {
-            out.write(&response.scores)?;
+            out.write(&response.scores, &rows.skips)?;
         }
         self.rows += response.scores.len() as u64;
         self.requests += 1;
-        match (&mut self.labelled, labels) {
+        match (&mut self.labelled, rows.labels) {
             (Some((scores, known)), Some(labels)) => {
                 scores.extend_from_slice(&response.scores);
                 known.extend_from_slice(&labels);
@@ -324,11 +339,11 @@ impl Summary {
     }
 }
 
-/// The file of scores: written beside its name and renamed when it is whole. What is there and no
-/// regular file (a pipe, a terminal) is written straight.
+/// The file of scores. It is written under a temporary name and renamed when it is complete. A pipe or a
+/// terminal is written directly.
 struct Output {
     path: PathBuf,
-    atomic_write: Option<PathBuf>,
+    temporary: Option<PathBuf>,
     file: BufWriter<File>,
 }
 
@@ -337,27 +352,40 @@ impl Output {
         let wrong = |e: io::Error| InputError(anyhow!("--out: {}: {e}", path.display()));
         if path.metadata().is_ok_and(|meta| !meta.is_file() && !meta.is_dir()) {
             let file = File::options().write(true).open(path).map_err(wrong)?;
-            return Ok(Self { path: path.to_owned(), atomic_write: None, file: BufWriter::new(file) });
+            return Ok(Self { path: path.to_owned(), temporary: None, file: BufWriter::new(file) });
         }
         let name = path.file_name().filter(|_| !path.is_dir());
         let name = name.ok_or_else(|| InputError(anyhow!("--out: {}: not a file", path.display())))?;
-        let atomic_write =
+        let temporary =
             path.with_file_name(format!(".{}.{}.tmp", name.to_string_lossy(), std::process::id()));
-        let file = BufWriter::new(File::create(&atomic_write).map_err(wrong)?);
-        Ok(Self { path: path.to_owned(), atomic_write: Some(atomic_write), file })
+        let file = BufWriter::new(File::create(&temporary).map_err(wrong)?);
+        Ok(Self { path: path.to_owned(), temporary: Some(temporary), file })
     }
 
-    fn write(&mut self, scores: &[f32]) -> anyhow::Result<()> {
-        let written = scores.iter().try_for_each(|score| writeln!(self.file, "{score}"));
-        written.with_context(|| format!("--out: {}", self.path.display()))
+    /// Writes scores one per line, and a `nan` for each skipped line. `skips` has the number of scores before
+    /// it.
+    fn write(&mut self, scores: &[f32], skips: &[usize]) -> anyhow::Result<()> {
+        let mut skips = skips.iter().peekable();
+        let mut write = || -> io::Result<()> {
+            for before in 0..=scores.len() {
+                while skips.next_if(|&&skip| skip == before).is_some() {
+                    writeln!(self.file, "nan")?;
+                }
+                if let Some(score) = scores.get(before) {
+                    writeln!(self.file, "{score}")?;
+                }
+            }
+            Ok(())
+        };
+        write().with_context(|| format!("--out: {}", self.path.display()))
     }
 
     fn finish(mut self) -> anyhow::Result<()> {
         let mut finish = || -> io::Result<()> {
             self.file.flush()?;
-            if let Some(atomic_write) = &self.atomic_write {
-                fs::rename(atomic_write, &self.path)?;
-                self.atomic_write = None;
+            if let Some(temporary) = &self.temporary {
+                fs::rename(temporary, &self.path)?;
+                self.temporary = None;
             }
             Ok(())
         };
@@ -367,9 +395,9 @@ impl Output {
 
 impl Drop for Output {
     fn drop(&mut self) {
-        if let Some(atomic_write) = &self.atomic_write {
-            // Unfinished; there is nobody left to tell when it cannot be removed.
-            let _ = fs::remove_file(atomic_write);
+        if let Some(temporary) = &self.temporary {
+            // The file is incomplete. An error was reported already, so one of the removal is not.
+            let _ = fs::remove_file(temporary);
         }
     }
 }

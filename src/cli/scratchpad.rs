@@ -1,4 +1,4 @@
-//! The flags of a training pipeline, as `train` and `verify` share them.
+//! The flags of the training pipeline, shared by `train` and `verify`.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -7,6 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow};
 
 use crate::cli::InputError;
+use crate::cli::flags::{bytes, whole};
 use crate::config::{BYTES_FORM, Config, DeviceKind, parse_bytes};
 use crate::dataset::Reader;
 use crate::device::cuda::{self, Nvidia};
@@ -18,44 +19,40 @@ use crate::trainer::{
     largest_sample,
 };
 
-/// Flags that say how rows come to training.
+/// Flags of the scratchpad and the stages around it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PipelineFlags {
-    /// Which rows leave the scratchpad first: lru, lfu, random or optimal
+    /// Which rows are evicted from the scratchpad first: lru, lfu, random or optimal
     #[arg(long, value_name = "P", default_value = "lru")]
     policy: Policy,
-    /// Batches whose rows are brought in together
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    /// Batches whose rows are loaded together, 1 to 21
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize>(0, u64::MAX))]
     lookahead: usize,
-    /// Bytes of all buffers for rows on their way
+    /// Bytes of all staging buffers between disk and scratchpad
     #[arg(long, value_name = "BYTES", default_value = "64Mi", value_parser = bytes)]
     staging: u64,
     /// Batches that may wait between two stages
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(..=8))]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u8>(0, 8))]
     buffered: u8,
-    /// How often each row is used, as `plan --counts` writes it: for lfu, and to bring in the most frequent rows first
+    /// File of `plan --counts`: how often each row is used. Ranks rows for lfu; the most frequent rows are
+    /// loaded first
     #[arg(long, value_name = "FILE")]
     counts: Option<PathBuf>,
-    /// Where the scratchpad is and rows are pooled and updated: host, or cuda for a GPU; auto is host
+    /// Where the scratchpad is, and rows are pooled and updated: host, cuda (a GPU), or auto (the host)
     #[arg(long, value_name = "D")]
     pub device: Option<String>,
-    /// Directory of the working file
+    /// Directory of the working file [default: train uses the model's directory, verify the temporary one]
     #[arg(long, value_name = "DIR")]
     pub working_dir: Option<PathBuf>,
 }
 
-fn bytes(text: &str) -> Result<u64, String> {
-    parse_bytes(text).ok_or_else(|| format!("expected bytes {BYTES_FORM}"))
-}
-
-/// A scratchpad's size, as flags have it.
+/// The value of `--scratchpad`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum SizeFlag {
-    /// Enough for the largest sample alone.
+    /// Room for the largest sample alone.
     Min,
-    /// Room for that share of all rows.
+    /// Room for this share of all rows.
     Fraction(f64),
-    /// So many bytes.
     Bytes(u64),
 }
 
@@ -74,7 +71,7 @@ impl FromStr for SizeFlag {
 }
 
 impl SizeFlag {
-    /// The size it means for a model; `reader` gives the samples that are trained on, `limit` of them.
+    /// The size for a model. `reader` opens the training data, of which the first `limit` samples are used.
     pub(crate) fn resolve(
         self,
         sizes: &Sizes,
@@ -91,7 +88,7 @@ impl SizeFlag {
 }
 
 impl PipelineFlags {
-    /// The settings that they make.
+    /// The settings of the pipeline.
     pub(crate) fn settings(&self, scratchpad: ScratchpadSize, seed: u64) -> PipelineSettings {
         PipelineSettings {
             scratchpad,
@@ -104,7 +101,7 @@ impl PipelineFlags {
         }
     }
 
-    /// The names of those that say something else than when they are not given.
+    /// The names of the flags that differ from their defaults.
     pub(crate) fn given(&self) -> Vec<&'static str> {
         let default = PipelineSettings::default();
         let given = self.settings(default.scratchpad.clone(), default.seed);
@@ -119,22 +116,22 @@ impl PipelineFlags {
         flags.into_iter().filter_map(|(name, given)| given.then_some(name)).collect()
     }
 
-    /// The counts that they name, for a schema: none where they name none.
+    /// The rows in the file of `--counts`, if it is given, that this schema has.
     pub(crate) fn frequencies(&self, schema: &Schema) -> anyhow::Result<Option<Frequencies>> {
         let Some(path) = &self.counts else { return Ok(None) };
         let ranked = Ranked::read(path).map_err(|e| InputError(e.into())).context("--counts")?;
         let rows = ranked.rows_of(schema).into_iter();
         let rows: Frequencies = rows.map(|(table, row)| (table, row.row, row.count)).collect();
         if rows.is_empty() {
-            let error = anyhow!("--counts: {}: no row of this model's tables is in it", path.display());
+            let error = anyhow!("--counts: {}: contains no row of this model's tables", path.display());
             return Err(InputError(error).into());
         }
         Ok(Some(rows))
     }
 }
 
-/// The GPU to train on, where the configuration asks for one: training on a GPU has not been seen on a real one yet, so that `auto`
-/// stays with the host.
+/// The GPU to train on, if `device.kind` is `cuda`. `auto` means the host, because training has not run on a
+/// real GPU yet.
 pub(crate) fn training_device(config: &Config) -> anyhow::Result<Option<Arc<Nvidia>>> {
     if config.device.kind != DeviceKind::Cuda {
         return Ok(None);
@@ -144,7 +141,7 @@ pub(crate) fn training_device(config: &Config) -> anyhow::Result<Option<Arc<Nvid
     Ok(Some(Arc::new(device)))
 }
 
-/// A pipeline on that device, or on the host.
+/// A pipeline on this device, or on the host.
 pub(crate) fn pipeline_on(
     device: Option<&Arc<Nvidia>>,
     network: &TrainState,
@@ -157,15 +154,15 @@ pub(crate) fn pipeline_on(
     }
 }
 
-/// Where a working file is made: in the directory that the flags name, or else in this one.
-pub(crate) fn working_dir<'a>(flags: &'a PipelineFlags, or: &'a Path) -> anyhow::Result<&'a Path> {
-    let dir = flags.working_dir.as_deref().unwrap_or(or);
+/// The directory of the working file, which is created: `--working-dir`, or `default`.
+pub(crate) fn working_dir<'a>(flags: &'a PipelineFlags, default: &'a Path) -> anyhow::Result<&'a Path> {
+    let dir = flags.working_dir.as_deref().unwrap_or(default);
     let made = std::fs::create_dir_all(dir);
     made.map_err(|e| InputError(anyhow!("--working-dir: {}: {e}", dir.display())))?;
     Ok(dir)
 }
 
-/// For each table the order of its rows by rank, where the counts know any.
+/// For each table the order of its rows by frequency, if the counts contain any of them.
 pub(crate) fn orders(schema: &Schema, frequencies: &Frequencies) -> anyhow::Result<Vec<Option<RowOrder>>> {
     let order = |(t, table): (usize, &crate::schema::Table)| {
         let of_table = frequencies.iter().filter(|(table, ..)| table.index() == t);

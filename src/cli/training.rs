@@ -1,20 +1,21 @@
-//! The flags of every training, as `train` and `verify` share them: what is trained on what, and how.
+//! The flags of training, shared by `train` and `verify`: model, data and optimizer.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 
 use crate::cli::InputError;
+use crate::cli::flags::{positive, whole};
 use crate::cli::scratchpad::PipelineFlags;
 use crate::config::{Config, Flags};
 use crate::dataset::{self, Format, Labels, ReadOptions, Reader};
 use crate::schema::Schema;
 use crate::trainer::optim::{Kind, Optimizer};
 
-/// Flags that say what is trained.
+/// Flags of model, data and optimizer.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TrainingFlags {
-    /// The model's schema, as `init` writes it
+    /// The model's schema, as written by `init`
     #[arg(long, value_name = "FILE")]
     pub model_config: PathBuf,
     #[arg(long, value_name = "F", help = format!("Format of the data: {}", Format::names()))]
@@ -22,14 +23,14 @@ pub(crate) struct TrainingFlags {
     /// Files to train on, in this order
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     pub data: Vec<PathBuf>,
-    /// Samples a step
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    /// Samples of a step
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = whole::<u32>(1, 1 << 20))]
     pub batch: u32,
-    /// sgd, adagrad, rowwise_adagrad or adam
+    /// Optimizer: sgd, adagrad, rowwise_adagrad or adam
     #[arg(long, value_name = "O", default_value = "adagrad")]
     pub optimizer: Kind,
     /// Learning rate
-    #[arg(long, value_name = "L", default_value_t = 0.02)]
+    #[arg(long, value_name = "L", default_value_t = 0.02, value_parser = positive)]
     lr: f64,
     /// Added to the optimizer's denominators; 1e-8 for adam and 1e-10 for the others when absent
     #[arg(long, value_name = "E")]
@@ -40,31 +41,27 @@ pub(crate) struct TrainingFlags {
     /// Adam's decay rate of the mean of squared gradients; 0.999 when absent
     #[arg(long, value_name = "B")]
     beta2: Option<f64>,
-    /// Seed of the first weights
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    /// Seed of the initial weights
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u64>(0, u64::MAX))]
     pub seed: u64,
-    /// Threads that compute; all cores when 0 or absent
+    /// Threads that compute [default: one for each core]
     #[arg(long, value_name = "N")]
     threads: Option<String>,
-    /// Malformed lines that are skipped before the data is refused
+    /// Most malformed lines to skip; with more, the data is refused
     #[arg(long, value_name = "N", default_value_t = ReadOptions::default().malformed_lines)]
+    #[arg(value_parser = whole::<u64>(0, u64::MAX))]
     max_malformed: u64,
 }
 
 impl TrainingFlags {
-    /// What the configuration takes of them and of the pipeline's.
+    /// Those that are settings.
     pub(crate) fn flags(&self, pipeline: &PipelineFlags) -> Flags {
         Flags { threads: self.threads.clone(), device: pipeline.device.clone(), ..Flags::default() }
     }
 
-    /// The optimizer.
-    ///
     /// # Errors
     /// Numbers out of range, and flags that the optimizer does not have.
     pub(crate) fn optimizer(&self) -> anyhow::Result<Optimizer> {
-        if !(self.lr.is_finite() && self.lr > 0.0) {
-            return Err(InputError(anyhow!("--lr: expected a positive number, got {}", self.lr)).into());
-        }
         let mut optimizer = Optimizer::new(self.optimizer, self.lr);
         if let Some(eps) = self.eps {
             if self.optimizer == Kind::Sgd {
@@ -93,10 +90,10 @@ impl TrainingFlags {
         Ok(optimizer)
     }
 
-    /// Opens files of the data's format.
+    /// Opens files in the format of the data.
     ///
     /// # Errors
-    /// Files that cannot be used.
+    /// When a file cannot be used.
     pub(crate) fn open(&self, paths: &[PathBuf], schema: &Schema) -> anyhow::Result<Box<dyn Reader + Send>> {
         let options = ReadOptions {
             malformed_lines: self.max_malformed,
@@ -106,34 +103,35 @@ impl TrainingFlags {
         Ok(dataset::open(self.format, paths, schema, options)?)
     }
 
-    /// Opens the data that is to be read once before it is trained on, as `flag` wants it.
+    /// Opens the data for a first pass before training, which `flag` needs.
     ///
     /// # Errors
-    /// Files that cannot be used, and a pipe, which could be read only once.
+    /// When a file cannot be used, or is a pipe, which can be read only once.
     pub(crate) fn open_before(&self, flag: &str, schema: &Schema) -> anyhow::Result<Box<dyn Reader + Send>> {
         if let Some(pipe) = self.data.iter().find(|path| is_pipe(path)) {
             let pipe = pipe.display();
-            return Err(InputError(anyhow!("{flag}: --data is read twice, and {pipe} is no file")).into());
+            return Err(InputError(anyhow!("{flag}: --data is read twice, and {pipe} is not a file")).into());
         }
         self.open(&self.data, schema)
     }
 
-    /// That there were no samples.
+    /// The error of data without samples.
     pub(crate) fn no_samples(&self) -> anyhow::Error {
         InputError(anyhow!("--data: no samples in {}", self.data[0].display())).into()
     }
 }
 
-/// The threads that compute.
+/// Starts the threads that compute.
 ///
 /// # Errors
-/// What the system says where they cannot be had.
+/// When the system cannot start a thread.
 pub(crate) fn compute_threads(config: &Config) -> anyhow::Result<rayon::ThreadPool> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(config.threads.compute).build();
     pool.context("threads.compute")
 }
 
-/// Whether this is a pipe or a device: opening one takes its first bytes, or waits for its other end.
+/// Whether this is a pipe or a device. Opening one may consume bytes or block, so it must not be opened for a
+/// check.
 pub(crate) fn is_pipe(path: &Path) -> bool {
     path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir())
 }

@@ -1,4 +1,4 @@
-//! The three layers, text by key with its source, and the text's way to a value.
+//! The three layers (each key's text and its source), and how text becomes a value.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -7,67 +7,27 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use super::settings::{self, Fallback};
 use super::{
-    BatcherConfig, ConfigError, DeviceConfig, DeviceKind, Flags, ServerConfig, Source, TraceConfig, or_cores,
+    BatcherConfig, ConfigError, DeviceConfig, DeviceKind, Flags, ServerConfig, Source, ThreadsConfig,
+    TraceConfig,
 };
 
-/// Every key that exists. Anything else in the file or the environment is warned of.
-pub(crate) const KEYS: &[&str] = &[
-    "server.grpc",
-    "server.http",
-    "server.models",
-    "server.max_samples",
-    "server.max_bytes",
-    "server.max_requests",
-    "server.max_inflight_bytes",
-    "server.max_connections",
-    "server.http_idle_seconds",
-    "server.max_streams",
-    "server.drain_seconds",
-    "batcher.max_samples",
-    "batcher.max_delay_us",
-    "batcher.queue_samples",
-    "batcher.queue_bytes",
-    "batcher.workers",
-    "cache.mode",
-    "cache.bytes",
-    "cache.fraction",
-    "cache.staging_bytes",
-    "cache.admission",
-    "cache.admission_probability",
-    "cache.admission_misses",
-    "cache.eviction",
-    "cache.counts",
-    "cache.key_bits",
-    "cache.pointers",
-    "cache.high_watermark",
-    "cache.low_watermark",
-    "cache.warm",
-    "cache.save_seconds",
-    "trace.rate",
-    "trace.max_bytes",
-    "device.kind",
-    "device.kernel_cache",
-    "threads.compute",
-    "threads.io",
-    "log.level",
-];
-
-/// The prefix of our variables, and the one among them that only tests read.
+/// The prefix of environment variables, and those that only tests read.
 const PREFIX: &str = "FLECHETTE_";
 const TEST_VARIABLES: &[&str] = &["FLECHETTE_DATA"];
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// The winning text of every key, with its source.
+/// For every key that a layer gives: the text of the highest layer, with its source.
 #[derive(Default)]
 pub(crate) struct Layers {
     given: BTreeMap<&'static str, Given>,
-    /// `$XDG_CACHE_HOME` and `$HOME`, where they are absolute paths.
+    /// `$XDG_CACHE_HOME` and `$HOME`, if they are absolute paths.
     cache_home: Option<PathBuf>,
     home: Option<PathBuf>,
-    /// Names that nobody knows, one sentence each.
+    /// Unknown names, and keys without effect: one sentence each.
     pub(crate) warnings: Vec<String>,
 }
 
@@ -78,8 +38,11 @@ struct Given {
 
 impl Layers {
     pub(crate) fn add_file(&mut self, path: PathBuf, text: &str) -> Result<(), ConfigError> {
-        let table = toml::Table::from_str(text)
-            .map_err(|error| ConfigError::Toml { path: path.clone(), error: Box::new(error) })?;
+        let table = toml::Table::from_str(text).map_err(|error| {
+            let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+            let line = 1 + before.matches('\n').count();
+            ConfigError::Toml { path: path.clone(), line, reason: error.message().to_owned() }
+        })?;
         for (section, value) in &table {
             let toml::Value::Table(section_table) = value else {
                 self.warnings.push(format!("file {}: unknown key {section}", path.display()));
@@ -87,7 +50,7 @@ impl Layers {
             };
             for (key, value) in section_table {
                 let name = format!("{section}.{key}");
-                let Some(key) = KEYS.iter().find(|k| **k == name) else {
+                let Some(key) = settings::find(&name).map(|setting| setting.key) else {
                     self.warnings.push(format!("file {}: unknown key {name}", path.display()));
                     continue;
                 };
@@ -117,7 +80,7 @@ impl Layers {
     ) -> Result<(), ConfigError> {
         for (name, value) in environment {
             if name == "XDG_CACHE_HOME" || name == "HOME" {
-                // A path that is not absolute is to be ignored, says the XDG specification.
+                // The XDG specification: a path that is not absolute is ignored.
                 let path = Some(PathBuf::from(&value)).filter(|path| path.is_absolute());
                 *(if name == "HOME" { &mut self.home } else { &mut self.cache_home }) = path;
                 continue;
@@ -126,7 +89,8 @@ impl Layers {
             if TEST_VARIABLES.contains(&name) {
                 continue;
             }
-            let Some(key) = KEYS.iter().find(|k| variable(k) == name) else {
+            let Some(key) = settings::all().map(|setting| setting.key).find(|key| variable(key) == name)
+            else {
                 self.warnings.push(format!("environment: unknown variable {name}"));
                 continue;
             };
@@ -143,50 +107,49 @@ impl Layers {
     }
 
     pub(crate) fn add_flags(&mut self, flags: &Flags) {
-        for (key, flag, text) in flags.given() {
+        for (key, text) in flags.given() {
+            let flag = settings::find(key).map_or(key, |setting| setting.flag);
             self.given.insert(key, Given { text: text.to_owned(), source: Source::Flag(flag) });
         }
     }
 
     pub(crate) fn server(&self) -> Result<ServerConfig, ConfigError> {
-        let max_bytes = self.bytes("server.max_bytes", 1024, GIB)?.unwrap_or(16 * MIB);
-        // Less would refuse one largest message for ever.
-        let inflight = self.bytes("server.max_inflight_bytes", max_bytes, 1024 * GIB)?;
-        let idle_seconds = self.whole("server.http_idle_seconds", 1, 86_400)?.unwrap_or(75);
+        let max_bytes = self.bytes("server.max_bytes", 1024, GIB)?;
+        let count = |key| self.whole(key, 1, 1 << 20).map(|count| count as usize);
+        // Below max_bytes, a message of the largest size would always be refused.
+        let inflight =
+            self.given("server.max_inflight_bytes", |key| self.bytes(key, max_bytes, 1024 * GIB))?;
         Ok(ServerConfig {
-            grpc: self.address("server.grpc")?.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8001))),
-            http: self.address("server.http")?.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8002))),
-            models: self.given.get("server.models").map(|g| PathBuf::from(&g.text)),
-            max_samples: self.whole("server.max_samples", 1, 1 << 20)?.unwrap_or(4096) as usize,
+            grpc: self.address("server.grpc")?,
+            http: self.address("server.http")?,
+            models: self.text("server.models").map(PathBuf::from),
+            max_samples: count("server.max_samples")?,
             max_bytes: max_bytes as usize,
-            max_requests: self.whole("server.max_requests", 1, 1 << 20)?.unwrap_or(8192) as usize,
+            max_requests: count("server.max_requests")?,
             max_inflight_bytes: inflight.unwrap_or(GIB.max(16 * max_bytes)) as usize,
-            max_connections: self.whole("server.max_connections", 1, 1 << 20)?.unwrap_or(4096) as usize,
-            http_idle: Duration::from_secs(idle_seconds),
-            max_streams: self.whole("server.max_streams", 1, 1 << 20)?.unwrap_or(1024) as u32,
-            drain: Duration::from_secs(self.whole("server.drain_seconds", 0, 86_400)?.unwrap_or(30)),
+            max_connections: count("server.max_connections")?,
+            http_idle: Duration::from_secs(self.whole("server.http_idle_seconds", 1, 86_400)?),
+            max_streams: count("server.max_streams")? as u32,
+            drain: Duration::from_secs(self.whole("server.drain_seconds", 0, 86_400)?),
         })
     }
 
     pub(crate) fn batcher(&self, server: &ServerConfig) -> Result<BatcherConfig, ConfigError> {
-        // A queue that cannot hold one largest request would refuse it for ever.
+        // A smaller queue would always refuse a request of the largest size.
         let least = server.max_samples as u64;
-        let queue_samples = self.whole("batcher.queue_samples", least, 1 << 30)?;
-        let delay_us = self.whole("batcher.max_delay_us", 0, 60_000_000)?.unwrap_or(500);
-        let queue_bytes = self.bytes("batcher.queue_bytes", MIB, 1024 * GIB)?.unwrap_or(256 * MIB);
+        let queue_samples = self.given("batcher.queue_samples", |key| self.whole(key, least, 1 << 30))?;
         Ok(BatcherConfig {
-            max_samples: self.whole("batcher.max_samples", 1, 1 << 20)?.unwrap_or(4096) as usize,
-            max_delay: Duration::from_micros(delay_us),
+            max_samples: self.whole("batcher.max_samples", 1, 1 << 20)? as usize,
+            max_delay: Duration::from_micros(self.whole("batcher.max_delay_us", 0, 60_000_000)?),
             queue_samples: queue_samples.unwrap_or(65_536.max(4 * least)) as usize,
-            queue_bytes: queue_bytes as usize,
-            workers: or_cores(self.whole("batcher.workers", 0, 1024)?),
+            queue_bytes: self.bytes("batcher.queue_bytes", MIB, 1024 * GIB)? as usize,
+            workers: self.threads_of("batcher.workers", 1024)?,
         })
     }
 
     pub(crate) fn trace(&self) -> Result<TraceConfig, ConfigError> {
-        let rate = self.fraction("trace.rate")?;
         let max_bytes = self.bytes("trace.max_bytes", MIB, 1024 * GIB)?;
-        Ok(TraceConfig { rate: rate.unwrap_or(0.0), max_bytes: max_bytes.unwrap_or(64 * MIB) })
+        Ok(TraceConfig { rate: self.fraction("trace.rate")?, max_bytes })
     }
 
     pub(crate) fn device(&self) -> Result<DeviceConfig, ConfigError> {
@@ -200,94 +163,108 @@ impl Layers {
                 caches.map(|caches| caches.join("flechette/kernels"))
             }
         };
-        Ok(DeviceConfig {
-            kind: self.choice("device.kind", kinds)?.unwrap_or(DeviceKind::Auto),
-            kernel_cache,
+        Ok(DeviceConfig { kind: self.choice("device.kind", kinds)?, kernel_cache })
+    }
+
+    pub(crate) fn threads(&self) -> Result<ThreadsConfig, ConfigError> {
+        let compute = self.threads_of("threads.compute", 4096)?;
+        Ok(ThreadsConfig { compute, io: self.threads_of("threads.io", 4096)? })
+    }
+
+    /// A number of threads; 0 becomes the number of cores.
+    fn threads_of(&self, key: &'static str, most: u64) -> Result<usize, ConfigError> {
+        Ok(match self.whole(key, 0, most)? {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            count => count as usize,
         })
     }
 
-    /// Where a key's value stands, if it is given.
+    /// The layer that gives a key's value, if one does.
     pub(crate) fn source(&self, key: &str) -> Option<&Source> {
         self.given.get(key).map(|given| &given.source)
     }
 
+    /// The text of a key: of the highest layer that gives it, or its default.
     pub(crate) fn text(&self, key: &str) -> Option<&str> {
-        self.given.get(key).map(|given| given.text.trim())
+        if let Some(given) = self.given.get(key) {
+            return Some(given.text.trim());
+        }
+        match settings::find(key)?.default {
+            Fallback::Text(text) => Some(text),
+            Fallback::Words(_) => None,
+        }
     }
 
-    /// Reads one key with `read`; `None` from it is an error that says what was expected.
+    /// The value of a key that has no default text: `None` if no layer gives it.
+    pub(crate) fn given<T>(
+        &self,
+        key: &'static str,
+        read: impl FnOnce(&'static str) -> Result<T, ConfigError>,
+    ) -> Result<Option<T>, ConfigError> {
+        self.text(key).is_some().then(|| read(key)).transpose()
+    }
+
+    /// Reads a key that is given or has a default text. `read` gives `None` for text that is not as
+    /// `expected`.
     fn parse<T>(
         &self,
         key: &'static str,
         expected: impl FnOnce() -> String,
         read: impl FnOnce(&str) -> Option<T>,
-    ) -> Result<Option<T>, ConfigError> {
-        let Some(given) = self.given.get(key) else { return Ok(None) };
-        match read(given.text.trim()) {
-            Some(value) => Ok(Some(value)),
-            None => Err(ConfigError::Value {
-                key,
-                source_of: given.source.clone(),
-                expected: expected(),
-                got: format!("{:?}", given.text),
-            }),
-        }
+    ) -> Result<T, ConfigError> {
+        let text = self.text(key);
+        text.and_then(read).ok_or_else(|| ConfigError::Value {
+            key,
+            source_of: self.source(key).cloned().unwrap_or(Source::Default),
+            expected: expected(),
+            got: text.map_or("nothing".to_owned(), |text| format!("{text:?}")),
+        })
     }
 
-    pub(crate) fn whole(&self, key: &'static str, least: u64, most: u64) -> Result<Option<u64>, ConfigError> {
+    pub(crate) fn whole(&self, key: &'static str, least: u64, most: u64) -> Result<u64, ConfigError> {
         let expected = || format!("a whole number from {least} to {most}");
         self.parse(key, expected, |text| {
             text.replace('_', "").parse().ok().filter(|n| (least..=most).contains(n))
         })
     }
 
-    pub(crate) fn bytes(&self, key: &'static str, least: u64, most: u64) -> Result<Option<u64>, ConfigError> {
+    pub(crate) fn bytes(&self, key: &'static str, least: u64, most: u64) -> Result<u64, ConfigError> {
         let expected = || format!("bytes from {least} to {most}, {BYTES_FORM}");
         self.parse(key, expected, |text| parse_bytes(text).filter(|n| (least..=most).contains(n)))
     }
 
-    /// A share that may be nothing.
-    pub(crate) fn fraction(&self, key: &'static str) -> Result<Option<f64>, ConfigError> {
+    /// A number from 0 to 1.
+    pub(crate) fn fraction(&self, key: &'static str) -> Result<f64, ConfigError> {
         let expected = || "a number from 0 to 1".to_owned();
         self.parse(key, expected, |text| text.parse().ok().filter(|f| (0.0..=1.0).contains(f)))
     }
 
-    /// A number above one bound and at most the other.
-    pub(crate) fn within(
-        &self,
-        key: &'static str,
-        above: f64,
-        most: f64,
-    ) -> Result<Option<f64>, ConfigError> {
-        let expected = || format!("a number above {above} and at most {most}");
-        self.parse(key, expected, |text| text.parse().ok().filter(|f| *f > above && *f <= most))
+    /// A number above 0 and at most `most`.
+    pub(crate) fn share(&self, key: &'static str, most: f64) -> Result<f64, ConfigError> {
+        let expected = || format!("a number above 0 and at most {most}");
+        self.parse(key, expected, |text| text.parse().ok().filter(|f| *f > 0.0 && *f <= most))
     }
 
-    fn address(&self, key: &'static str) -> Result<Option<SocketAddr>, ConfigError> {
+    fn address(&self, key: &'static str) -> Result<SocketAddr, ConfigError> {
         let expected = || "host:port, such as 127.0.0.1:8001".to_owned();
         self.parse(key, expected, |text| text.to_socket_addrs().ok()?.next())
     }
 
-    pub(crate) fn choice<T: Copy>(
-        &self,
-        key: &'static str,
-        choices: &[(&str, T)],
-    ) -> Result<Option<T>, ConfigError> {
+    pub(crate) fn choice<T: Copy>(&self, key: &'static str, choices: &[(&str, T)]) -> Result<T, ConfigError> {
         let expected = || choices.iter().map(|c| c.0).collect::<Vec<_>>().join(", ");
         self.parse(key, expected, |text| choices.iter().find(|c| c.0 == text).map(|c| c.1))
     }
 }
 
-/// The environment's name of a key.
+/// The environment variable of a key.
 pub(crate) fn variable(key: &str) -> String {
     format!("{PREFIX}{}", key.replace('.', "_").to_uppercase())
 }
 
-/// How bytes may be written, to be told where they are not.
+/// The forms of bytes, for error messages.
 pub(crate) const BYTES_FORM: &str = "plain or with K, M, G, T, Ki, Mi, Gi or Ti";
 
-/// Bytes as every setting takes them: `512`, `64K` (thousands), `16Mi` (1,024s), `1.5G`; a trailing `B` is
-/// allowed. None where they are not of this form.
+/// Reads bytes: `512`, `64K` (1,000s), `16Mi` (1,024s), `1.5G`, each with or without a `B` at the end.
 #[must_use]
 pub(crate) fn parse_bytes(text: &str) -> Option<u64> {
     const UNITS: &[(&str, u64)] = &[
@@ -305,6 +282,6 @@ pub(crate) fn parse_bytes(text: &str) -> Option<u64> {
         return text.replace('_', "").parse().ok();
     };
     let bytes = number.trim().parse::<f64>().ok()? * unit as f64;
-    // Above 2^63 the rounding of f64 is no size anyone has.
+    // Sizes above 2^63 do not exist, and f64 would round them.
     (0.0..9.2e18).contains(&bytes).then_some(bytes.round() as u64)
 }

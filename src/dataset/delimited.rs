@@ -58,6 +58,8 @@ pub(crate) struct Delimited<L> {
     fields: Fields,
     options: ReadOptions,
     skipped: u64,
+    /// Of the last read: for each skipped line, the number of samples before it.
+    skips: Vec<usize>,
     /// Whether the files have labels; unknown before the first line.
     labelled: Option<bool>,
     /// Dense features of the schema.
@@ -91,6 +93,7 @@ impl<L: Layout> Delimited<L> {
             fields: Fields::default(),
             options,
             skipped: 0,
+            skips: Vec::new(),
             labelled: None,
             dense: schema.dense.len(),
             features: schema.features.len(),
@@ -169,20 +172,21 @@ impl<L: Layout> Delimited<L> {
             };
             match taken {
                 Ok(bytes) => return Ok(Some(bytes)),
-                Err(FirstLineError::Line(reason)) => self.skip(reason)?,
+                Err(FirstLineError::Line(reason)) => self.skip(reason, out.samples)?,
                 Err(FirstLineError::File(error)) => return Err(error),
             }
         }
     }
 
-    /// Counts the malformed line that was just read.
-    fn skip(&mut self, reason: String) -> Result<(), DatasetError> {
+    /// Accounts for the malformed line that was just read, after so many samples of the batch.
+    fn skip(&mut self, reason: String, samples: usize) -> Result<(), DatasetError> {
         let Some(file) = &mut self.file else { return Ok(()) };
         let (path, line, limit) = (&file.path, file.lines.number(), self.options.malformed_lines);
         if self.skipped >= limit {
             return Err(DatasetError::TooManyMalformed { path: path.clone(), line, reason, limit });
         }
         self.skipped += 1;
+        self.skips.push(samples);
         if self.skipped <= REPORTED {
             tracing::warn!("{}: line {line}: {reason}: skipped", path.display());
         } else if self.skipped == REPORTED + 1 {
@@ -202,6 +206,7 @@ impl<L: Layout> Reader for Delimited<L> {
     fn read(&mut self, max_samples: usize, out: &mut RawBatch) -> Result<usize, DatasetError> {
         let mut labels = out.labels.take().unwrap_or_default();
         labels.clear();
+        self.skips.clear();
         out.clear();
         out.features.resize_with(self.features, RawFeature::text);
         for column in &mut out.features {
@@ -221,6 +226,10 @@ impl<L: Layout> Reader for Delimited<L> {
 
     fn skipped(&self) -> u64 {
         self.skipped
+    }
+
+    fn skips(&self) -> &[usize] {
+        &self.skips
     }
 }
 

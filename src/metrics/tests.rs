@@ -13,7 +13,7 @@ fn schema() -> Schema {
 }
 
 #[test]
-fn the_page_holds_the_contract_names_with_their_labels() {
+fn the_page_has_the_documented_names_and_labels() {
     let metrics = Metrics::new().unwrap();
     let model = metrics.model("m", &schema());
     model.tables[1].hits.increment(7);
@@ -33,7 +33,7 @@ fn the_page_holds_the_contract_names_with_their_labels() {
         "flechette_request_seconds_bucket{model=\"m\",le=\"0.005\"} 1",
         "flechette_request_seconds_bucket{model=\"m\",le=\"0.0025\"} 0",
     ] {
-        assert!(page.lines().any(|l| l == line), "{line} is not in\n{page}");
+        assert!(page.lines().any(|l| l == line), "{line} is missing in\n{page}");
     }
 }
 
@@ -55,7 +55,7 @@ fn every_metric_is_described() {
 }
 
 #[test]
-fn a_model_asked_for_twice_is_the_same_series() {
+fn a_model_that_is_registered_twice_has_one_set_of_series() {
     let metrics = Metrics::new().unwrap();
     metrics.model("m", &schema()).tables[0].misses.increment(1);
     metrics.model("m", &schema()).tables[0].misses.increment(1);

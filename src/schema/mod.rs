@@ -27,7 +27,7 @@ use crate::mem::fold;
 use crate::types::{Element, TableId};
 
 pub use architecture::Architecture;
-pub(crate) use check::{MAX_FEATURES, SchemaError};
+pub(crate) use check::{MAX_DIM, MAX_FEATURES, MAX_IDS, MAX_ROWS, SchemaError};
 pub use encode::AbsentId;
 pub(crate) use encode::EncodeError;
 

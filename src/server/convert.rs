@@ -1,9 +1,8 @@
-//! A request message to a batch, with every rule of the wire checked on the way, and an answer
-//! back to a message.
+//! Converts a request message to a batch, and scores to a response message.
 //!
-//! The message is untrusted: its counts are compared with each other and with the limits before
-//! anything is sized by them. What the schema says of values (transforms, hashing, how many ids
-//! a sample may have) is the schema's own business and is checked by its encoder.
+//! The message is untrusted: its counts are compared with each other and with the limits before memory is
+//! allocated for them. What depends on the schema (transforms, hashing, ids of a sample) is checked by
+//! [`Schema::encode`].
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -19,88 +18,35 @@ use crate::types::{Batch, RawBatch, RawFeature, RawValues, Scores};
 /// Why a request is not a batch of the model.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConvertError {
-    /// Nothing to score.
     #[error("samples: expected at least 1, got 0")]
     NoSamples,
-    /// More samples than a request may have.
     #[error("samples: limit {limit} (server.max_samples), got {got}")]
-    TooManySamples {
-        /// The limit.
-        limit: usize,
-        /// What came.
-        got: usize,
-    },
-    /// A column that the model does not have.
+    TooManySamples { limit: usize, got: usize },
     #[error("features: unknown feature {name:?}")]
-    UnknownFeature {
-        /// What came.
-        name: String,
-    },
-    /// A column of the model that did not come.
+    UnknownFeature { name: String },
     #[error("features: {name:?} is missing")]
-    MissingFeature {
-        /// The column.
-        name: String,
-    },
-    /// A column that came more than once.
+    MissingFeature { name: String },
     #[error("features: {name:?} is given more than once")]
-    DuplicateFeature {
-        /// The column.
-        name: String,
-    },
-    /// A column with ids and strings.
+    DuplicateFeature { name: String },
     #[error("feature {name:?}: expected ids or strings, got {ids} ids and {strings} strings")]
-    BothValues {
-        /// The column.
-        name: String,
-        /// How many ids came.
-        ids: usize,
-        /// How many strings came.
-        strings: usize,
-    },
-    /// Not one length a sample.
+    BothValues { name: String, ids: usize, strings: usize },
     #[error("feature {name:?}: lengths: expected {samples} lengths, one a sample, got {got}")]
-    LengthCount {
-        /// The column.
-        name: String,
-        /// Samples of the request.
-        samples: usize,
-        /// How many lengths came.
-        got: usize,
-    },
-    /// Lengths that do not add up to the values.
+    LengthCount { name: String, samples: usize, got: usize },
     #[error("feature {name:?}: lengths: expected a sum of {values}, the count of values, got {sum}")]
-    LengthSum {
-        /// The column.
-        name: String,
-        /// How many values came.
-        values: usize,
-        /// What the lengths add up to.
-        sum: u64,
-    },
-    /// No lengths, and not one value a sample.
+    LengthSum { name: String, values: usize, sum: u64 },
     #[error("feature {name:?}: without lengths expected {samples} values, one a sample, got {values}")]
-    ValueCount {
-        /// The column.
-        name: String,
-        /// Samples of the request.
-        samples: usize,
-        /// How many values came.
-        values: usize,
-    },
-    /// Values that the schema does not take.
+    ValueCount { name: String, samples: usize, values: usize },
     #[error(transparent)]
     Encode(#[from] EncodeError),
-    /// An id past a table whose default is `error`.
     #[error(transparent)]
     Absent(#[from] AbsentId),
 }
 
-/// What a model takes, looked up by name.
+/// The inputs of a model by name.
 pub(crate) struct Inputs {
-    /// The schema that this was made of.
     pub schema: Arc<Schema>,
-    places: HashMap<String, usize>,
+    /// Index of each feature in the schema.
+    indices: HashMap<String, usize>,
     max_samples: usize,
 }
 
@@ -108,14 +54,14 @@ impl Inputs {
     /// The inputs of a model whose requests may have `max_samples` samples.
     #[must_use]
     pub(crate) fn new(schema: Arc<Schema>, max_samples: usize) -> Self {
-        let places = schema.features.iter().enumerate().map(|(i, f)| (f.name.clone(), i)).collect();
-        Self { schema, places, max_samples }
+        let indices = schema.features.iter().enumerate().map(|(i, f)| (f.name.clone(), i)).collect();
+        Self { schema, indices, max_samples }
     }
 
-    /// Writes the batch that a request means over `out`, whose memory is used again.
+    /// Overwrites `out` with the batch of a request.
     ///
     /// # Errors
-    /// [`ConvertError`], naming the field, the limit or expectation, and what came.
+    /// When the request is not a batch of this model, or exceeds a limit.
     pub(crate) fn encode(&self, request: proto::PredictRequest, out: &mut Batch) -> Result<(), ConvertError> {
         let samples = request.samples as usize;
         if samples == 0 {
@@ -138,7 +84,7 @@ impl Inputs {
         })
     }
 
-    /// Fills the columns in the schema's order.
+    /// Fills the columns in the order of the schema.
     fn fill(
         &self,
         samples: usize,
@@ -150,18 +96,18 @@ impl Inputs {
         scratch.seen.resize(names.len(), false);
         scratch.raw.features.resize_with(names.len(), no_values);
         for (i, column) in columns.into_iter().enumerate() {
-            // Most clients send the schema's order, which needs no hashing of names.
-            let place = match names.get(i) {
+            // Most clients send features in the order of the schema. Then names need not be hashed.
+            let index = match names.get(i) {
                 Some(feature) if feature.name == column.name => i,
-                _ => match self.places.get(&column.name) {
-                    Some(&place) => place,
+                _ => match self.indices.get(&column.name) {
+                    Some(&index) => index,
                     None => return Err(ConvertError::UnknownFeature { name: clip(column.name) }),
                 },
             };
-            if std::mem::replace(&mut scratch.seen[place], true) {
+            if std::mem::replace(&mut scratch.seen[index], true) {
                 return Err(ConvertError::DuplicateFeature { name: column.name });
             }
-            fill_column(samples, column, &mut scratch.raw.features[place])?;
+            fill_column(samples, column, &mut scratch.raw.features[index])?;
         }
         match scratch.seen.iter().position(|seen| !seen) {
             Some(missing) => Err(ConvertError::MissingFeature { name: names[missing].name.clone() }),
@@ -170,15 +116,14 @@ impl Inputs {
     }
 }
 
-/// What a conversion needs on the way and keeps for the next: without it a request of 26 columns
-/// would take more than 50 allocations.
+/// Memory that conversions reuse. Without it a request of 26 columns would take more than 50 allocations.
 struct Scratch {
     raw: RawBatch,
-    /// Whether each column has come.
+    /// Whether the request has each column.
     seen: Vec<bool>,
 }
 
-/// A scratch that has grown past this is given back to the system.
+/// A larger scratch is freed after the conversion.
 const SCRATCH_BYTES: usize = 1 << 20;
 
 impl Default for Scratch {
@@ -225,7 +170,7 @@ fn fill_column(
     if sum != values as u64 {
         return Err(ConvertError::LengthSum { name, values, sum });
     }
-    // The sum is the count of values of one message, so no partial sum passes 32 bits.
+    // The sum is the number of values in one message, so no partial sum overflows 32 bits.
     let mut end = 0;
     raw.offsets.push(end);
     raw.offsets.extend(lengths.iter().map(|length| {
@@ -235,7 +180,7 @@ fn fill_column(
     Ok(())
 }
 
-/// The strings end to end. Their bytes came in one message, so 32 bits hold their ends.
+/// Concatenates the strings. A message is at most 1 GiB, so their ends fit in 32 bits.
 fn fill_text(strings: &[Bytes], values: &mut RawValues) {
     if let RawValues::Ids(_) = values {
         *values = RawValues::Text { bytes: Vec::new(), ends: Vec::new() };
@@ -261,15 +206,15 @@ fn raw_bytes(raw: &RawBatch) -> usize {
     4 * raw.dense.len() + columns.sum::<usize>()
 }
 
-/// Most bytes of a client's name that are said back.
+/// Most bytes of a client's name in an error message.
 const NAME_BYTES: usize = 80;
 
-/// A name that a client sent, short enough to be sent back in a header.
+/// Shortens a name from a client, so that it fits in the header of an error.
 pub(crate) fn clip(name: String) -> String {
     truncated(name, NAME_BYTES)
 }
 
-/// At most `longest` bytes of a text, on a character's boundary, and dots where some were cut.
+/// Cuts a text to at most `longest` bytes at a character boundary, and marks the cut with dots.
 pub(crate) fn truncated(mut text: String, longest: usize) -> String {
     if text.len() > longest {
         let end = (0..=longest).rev().find(|&end| text.is_char_boundary(end));
@@ -279,7 +224,7 @@ pub(crate) fn truncated(mut text: String, longest: usize) -> String {
     text
 }
 
-/// The answer's message.
+/// The response message of scores.
 #[must_use]
 pub(crate) fn response(scores: Scores, schema: &Schema) -> proto::PredictResponse {
     let mut absent = Vec::new();
@@ -296,7 +241,7 @@ pub(crate) fn response(scores: Scores, schema: &Schema) -> proto::PredictRespons
     proto::PredictResponse { scores: scores.probabilities, version: scores.version.0, absent }
 }
 
-/// What `GetModel` tells.
+/// The response message of `GetModel`.
 #[must_use]
 pub(crate) fn description(model: &Description, limits: proto::Limits) -> proto::GetModelResponse {
     let schema = &model.schema;
@@ -335,7 +280,7 @@ pub(crate) fn description(model: &Description, limits: proto::Limits) -> proto::
     }
 }
 
-/// The architecture's name, as `model.toml` spells it.
+/// The name of the architecture in `model.toml`.
 pub(crate) fn architecture(schema: &Schema) -> &'static str {
     schema.architecture.kind().name()
 }

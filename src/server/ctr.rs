@@ -1,8 +1,7 @@
 //! The native service, `flechette.v1.Ctr`.
 //!
-//! A call is: find the model, convert the message, queue it, await the ticket, convert back. Each
-//! Predict call of a loaded model is counted and timed once, however it ends, by a guard that is
-//! also dropped when the client goes away.
+//! A call finds the model, converts the message, queues the batch, awaits the ticket and converts the scores.
+//! A guard counts and times each Predict call of a loaded model once, also when the client disconnects.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -21,7 +20,7 @@ use crate::metrics::ModelMetrics;
 use crate::predict::Predict;
 use crate::schema::Schema;
 
-/// A model as the server holds it.
+/// A served model.
 pub(crate) struct Served {
     pub predict: Arc<dyn Predict>,
     pub batcher: Batcher,
@@ -43,7 +42,7 @@ impl Served {
         Self { predict, batcher, metrics, inputs, limits }
     }
 
-    /// The inputs of `schema`: made anew when a new version has brought a new schema.
+    /// The inputs of `schema`. They are rebuilt after a version with a new schema was loaded.
     fn inputs(&self, schema: &Arc<Schema>) -> Arc<Inputs> {
         let known = self.inputs.read().unwrap_or_else(PoisonError::into_inner).clone();
         if Arc::ptr_eq(&known.schema, schema) {
@@ -60,18 +59,18 @@ impl Served {
         deadline: Option<Instant>,
     ) -> Result<PredictResponse, CallError> {
         let description = self.predict.describe();
-        let asked = request.version;
+        let requested = request.version;
         let check = |serving: u64| {
             let model = || self.predict.describe().model;
-            let wrong = asked != 0 && asked != serving;
-            if wrong { Err(CallError::NoVersion { model: model(), serving, asked }) } else { Ok(()) }
+            let wrong = requested != 0 && requested != serving;
+            if wrong { Err(CallError::NoVersion { model: model(), serving, requested }) } else { Ok(()) }
         };
         check(description.version.0)?;
         let inputs = self.inputs(&description.schema);
         let mut batch = self.batcher.spare();
         inputs.encode(request, &mut batch)?;
         let scores = self.batcher.submit(batch, deadline)?.await?;
-        // The version may have been switched while the request waited.
+        // The version may have changed while the request was queued.
         check(scores.version.0)?;
         Ok(convert::response(scores, &inputs.schema))
     }
@@ -82,7 +81,7 @@ struct Account<'a> {
     metrics: &'a ModelMetrics,
     started: Instant,
     deadline: Option<Instant>,
-    /// `None` until there is an answer.
+    /// `None` without an answer.
     code: Option<Code>,
 }
 

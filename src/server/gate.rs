@@ -1,13 +1,13 @@
-//! What every `Ctr` call passes on its way in and out, before and after its message is decoded.
+//! A layer around every `Ctr` call, outside of message decoding.
 //!
-//! * The number of calls in flight is counted over all connections and limited, and so are the
-//!   bytes that their messages take in memory (`meter.rs`).
-//! * `grpc-timeout` becomes a deadline, which the batcher reads, and a timer: tonic's own timer
-//!   answers `CANCELLED`, and the protocol wants `DEADLINE_EXCEEDED`. Ours starts first and is
-//!   polled first, so it answers.
-//! * tonic refuses a message that is too large with `OUT_OF_RANGE`; it leaves as
-//!   `RESOURCE_EXHAUSTED` with the name of the limit.
-//! * A call that never reached a model (undecodable, too large, unknown method) is counted here.
+//! * The calls in flight of all connections are counted and limited, and so is the memory of their messages
+//!   (`meter.rs`).
+//! * `grpc-timeout` becomes a deadline for the batcher, and a timer. The timer of tonic would answer
+//!   `CANCELLED`, but the protocol requires `DEADLINE_EXCEEDED`. Ours starts first and is polled first, so it
+//!   answers.
+//! * tonic refuses a message that is too large with `OUT_OF_RANGE`. It is changed to `RESOURCE_EXHAUSTED`
+//!   with the name of the limit.
+//! * Calls that never reach a model (undecodable, too large, unknown method) are counted here.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -24,12 +24,11 @@ use tonic::{Code, Status};
 use super::Shared;
 use super::meter::{Charge, Metered};
 
-/// What the gate knows of a call; travels in the request's extensions.
+/// A call, as the gate passes it to the service in the request's extensions.
 #[derive(Clone)]
 pub(crate) struct Call {
-    /// When the answer is of no more use.
     pub deadline: Option<Instant>,
-    /// Set by whoever counts the call's status.
+    /// Set by the service when it counts the call's status.
     pub counted: Arc<AtomicBool>,
 }
 
@@ -64,10 +63,10 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        // Here and not in the future: tonic starts its own timer right after this call.
+        // Not in the future: tonic starts its own timer right after this function.
         let deadline = timeout(request.headers()).and_then(|rest| Instant::now().checked_add(rest));
         let call = Call { deadline, counted: Arc::default() };
-        let (in_flight, limit) = self.shared.enter();
+        let (in_flight, limit) = (self.shared.enter(), self.shared.max_requests);
         let mut passage =
             Passage { shared: self.shared.clone(), counted: call.counted.clone(), code: Code::Cancelled };
         let charge = Arc::new(Charge::new(self.shared.clone()));
@@ -83,7 +82,7 @@ where
         request.extensions_mut().insert(call);
         let answer = self.inner.call(request);
         Box::pin(async move {
-            // The body is gone when the message is decoded, and the message lives on.
+            // The body is dropped when the message is decoded, but the message still takes memory.
             let _charge = charge;
             let response = match deadline {
                 None => answer.await?,
@@ -97,7 +96,7 @@ where
     }
 }
 
-/// A call between entry and exit. Dropped early, it was cancelled.
+/// A call in flight. If it is dropped without [`Passage::leave`], it was cancelled.
 struct Passage {
     shared: Arc<Shared>,
     counted: Arc<AtomicBool>,
@@ -106,7 +105,7 @@ struct Passage {
 
 impl Passage {
     fn leave(mut self, response: Response<Body>) -> Response<Body> {
-        // Only an answer without a message has its status among the headers.
+        // Only an answer without a message has its status in the headers.
         let Some(status) = response.headers().get("grpc-status") else {
             self.code = Code::Ok;
             return response;
@@ -129,7 +128,7 @@ impl Drop for Passage {
     }
 }
 
-/// The status of a message that tonic found too large. Only its text has the size.
+/// The status of a message that tonic refused as too large. Only the text of its status has the size.
 fn too_large(headers: &HeaderMap, limit: u64) -> Status {
     let text = Status::from_header_map(headers).map(|s| s.message().to_owned()).unwrap_or_default();
     let found = text.split("found ").nth(1).and_then(|rest| rest.split(' ').next());
@@ -137,7 +136,7 @@ fn too_large(headers: &HeaderMap, limit: u64) -> Status {
     Status::resource_exhausted(format!("message: limit {limit} bytes (server.max_bytes), got {got}"))
 }
 
-/// `grpc-timeout`: at most eight digits and a unit. Anything else is as good as none.
+/// Reads `grpc-timeout`: at most eight digits and a unit. Anything else is ignored.
 fn timeout(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;

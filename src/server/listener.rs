@@ -1,9 +1,8 @@
-//! A port whose number of connections is limited.
+//! A port with a limited number of connections.
 //!
-//! Each connection holds a place until it is closed; when all are taken a new one is closed at
-//! once, so that its client hears of it and can go elsewhere. On the HTTP port a connection has
-//! to get an answer within some time, or it is closed: a client that sends its request a byte at
-//! a time keeps its place no longer than an idle one.
+//! Each connection holds a permit until it is closed. Without a free permit a new connection is closed at
+//! once, so that its client can try another server. On the HTTP port a connection without an answer for some
+//! time is closed: a client that sends its request byte by byte holds its permit no longer than an idle one.
 
 use std::future::poll_fn;
 use std::io;
@@ -20,42 +19,42 @@ use tokio::time::{Instant, Sleep};
 use tonic::codegen::tokio_stream::Stream;
 use tonic::transport::server::{Connected, TcpConnectInfo, TcpIncoming};
 
-/// Connections of one port, at most as many as there are places.
+/// The connections of one port, at most `limit` at a time.
 pub(crate) struct Limited {
     key: &'static str,
     incoming: TcpIncoming,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     limit: usize,
     answer_within: Option<Duration>,
-    /// Whether the last connection was refused: only the first of a row is logged.
+    /// Whether the last connection was refused. Only the first refusal in a row is logged.
     full: bool,
 }
 
 impl Limited {
     pub(crate) fn new(key: &'static str, incoming: TcpIncoming, limit: usize) -> Self {
-        let places = Arc::new(Semaphore::new(limit));
-        Self { key, incoming, places, limit, answer_within: None, full: false }
+        let permits = Arc::new(Semaphore::new(limit));
+        Self { key, incoming, permits, limit, answer_within: None, full: false }
     }
 
-    /// Closes connections that get no answer for so long.
+    /// Closes connections that get no answer for this long.
     pub(crate) fn with_answer_within(mut self, time: Duration) -> Self {
         self.answer_within = Some(time);
         self
     }
 
-    /// The connection in a place, if there is one.
+    /// The connection with a permit, or `None` if all permits are taken.
     fn admit(&mut self, stream: TcpStream) -> Option<Connection> {
-        let Ok(place) = self.places.clone().try_acquire_owned() else {
+        let Ok(permit) = self.permits.clone().try_acquire_owned() else {
             if !self.full {
                 let (port, limit) = (self.key, self.limit);
-                tracing::warn!(port, limit, "server.max_connections are open, more are refused");
+                tracing::warn!(port, limit, "server.max_connections reached, new connections are refused");
             }
             self.full = true;
             return None;
         };
         self.full = false;
         let overdue = self.answer_within.map(|time| (time, Box::pin(tokio::time::sleep(time))));
-        Some(Connection { stream, overdue, _place: place })
+        Some(Connection { stream, overdue, _permit: permit })
     }
 }
 
@@ -89,7 +88,7 @@ impl axum::serve::Listener for Limited {
             {
                 return (connection, address);
             }
-            // Out of file descriptors, for one. Trying at once would only spin.
+            // For example, no file descriptors are left. Trying again at once would be a busy loop.
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
@@ -99,12 +98,12 @@ impl axum::serve::Listener for Limited {
     }
 }
 
-/// A connection with its place.
+/// A connection with its permit.
 pub(crate) struct Connection {
     stream: TcpStream,
-    /// How long it may be without an answer, and when that is over.
+    /// How long it may be without an answer, and the timer of that.
     overdue: Option<(Duration, Pin<Box<Sleep>>)>,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Connection {
@@ -112,7 +111,7 @@ impl Connection {
         Pin::new(&mut self.get_mut().stream)
     }
 
-    /// Something of an answer was written.
+    /// Restarts the timer, because bytes of an answer were written.
     fn answered(&mut self) {
         if let Some((time, sleep)) = &mut self.overdue {
             sleep.as_mut().reset(Instant::now() + *time);

@@ -1,10 +1,10 @@
-//! What a `Ctr` message will take in memory, counted while its bytes arrive and before it is decoded.
+//! Measures the memory of a `Ctr` message while its bytes arrive, before it is decoded.
 //!
-//! Decoding multiplies: two bytes of the wire can be an empty column or an empty string, each of
-//! which takes tens of bytes. So the limit on a message's bytes does not bound memory, and a check
-//! of the decoded message comes too late. The meter walks the wire format over the frames of a
-//! body, two levels deep, and charges every entry with what it becomes, before the decoder sees
-//! the frame. It is at least as strict as the decoder, so nothing is decoded that it did not count.
+//! Decoding multiplies: two bytes on the wire can be an empty column or an empty string, which takes tens of
+//! bytes. So a limit on a message's bytes does not bound memory, and a check of the decoded message is too
+//! late. The meter parses the wire format of a body, two levels deep, and charges each entry with its decoded
+//! size before the decoder sees it. It refuses at least what the decoder refuses, so nothing is decoded that
+//! was not charged.
 
 use std::mem::size_of;
 use std::pin::Pin;
@@ -21,12 +21,12 @@ use super::Shared;
 use super::proto::FeatureColumn;
 use crate::schema::MAX_FEATURES;
 
-/// Bytes of one entry in a vector that grows by doubling.
+/// Bytes of one entry in a vector that grows by doubling: at most twice its size.
 const fn grown(bytes: usize) -> usize {
     2 * bytes
 }
 
-/// A column, and the least that its name and its three vectors allocate.
+/// A column, and the smallest allocations of its name and its three vectors.
 const COLUMN_BYTES: usize = grown(size_of::<FeatureColumn>()) + 4 * size_of::<Bytes>() + 128;
 
 /// Why a message is refused before it is decoded.
@@ -41,27 +41,27 @@ enum Fault {
 impl From<Fault> for Status {
     fn from(fault: Fault) -> Self {
         match fault {
-            // What the decoder itself answers.
+            // The code of the decoder for such a message.
             Fault::Malformed(_) => Self::internal(fault.to_string()),
             Fault::TooManyColumns => Self::invalid_argument(fault.to_string()),
         }
     }
 }
 
-/// What is expected next.
+/// What the next byte is.
 #[derive(Clone, Copy)]
 enum State {
-    /// A compression flag and four bytes of length, this many of them read.
+    /// Of a compression flag and four bytes of length, `read` of which were read.
     Prefix { read: u8, length: u32 },
-    /// A field's number and wire type.
+    /// Of a field's number and wire type.
     Key(Varint),
-    /// The length of this field.
+    /// Of the length of this field.
     Length(u64, Varint),
-    /// A number that is not looked at.
+    /// Of a number whose value does not matter.
     Number(Varint),
-    /// Bytes of a field. Each number that ends among them costs `each`.
+    /// Of the value of a field. Each number that ends in it costs `each`.
     Bytes { left: usize, each: usize },
-    /// A message that the decoder refuses by its length.
+    /// Of a message that the decoder refuses because of its length.
     Refused,
 }
 
@@ -72,7 +72,7 @@ struct Varint {
 }
 
 impl Varint {
-    /// Takes a byte; the value when it was the last.
+    /// Adds a byte. Returns the value if it was the last byte.
     fn push(&mut self, byte: u8) -> Result<Option<u64>, Fault> {
         if self.bits > 63 {
             return Err(Fault::Malformed("a number of more than ten bytes"));
@@ -83,13 +83,14 @@ impl Varint {
     }
 }
 
-/// Walks the messages of one call.
+/// Parses the messages of one call.
 struct Meter {
     state: State,
-    /// Most bytes that the decoder takes as one message.
+    /// The decoder's limit of a message.
     max_bytes: usize,
-    /// Bytes left of the message, and of the column in it.
+    /// Bytes left of the message.
     message: usize,
+    /// Bytes left of the column in it.
     column: Option<usize>,
     columns: usize,
 }
@@ -100,7 +101,7 @@ impl Meter {
         Self { state, max_bytes, message: 0, column: None, columns: 0 }
     }
 
-    /// Memory that the next bytes of the body will take: themselves, and what they become.
+    /// Returns the memory of the next bytes of the body: encoded and decoded.
     fn feed(&mut self, mut bytes: &[u8]) -> Result<usize, Fault> {
         let mut cost = bytes.len();
         while let [first, rest @ ..] = bytes {
@@ -146,7 +147,7 @@ impl Meter {
         }
     }
 
-    /// A byte of a key, a length or a number; what the entry costs that it completes.
+    /// Adds a byte of a key, a length or a number. Returns the cost of the entry that it completes.
     fn number(&mut self, byte: u8) -> Result<usize, Fault> {
         let mut cost = 0;
         match &mut self.state {
@@ -175,7 +176,7 @@ impl Meter {
         Ok(cost)
     }
 
-    /// A field begins: what it costs before its length is known.
+    /// Begins a field. Returns its cost, as far as it does not depend on the length.
     fn field(&mut self, key: u64) -> Result<usize, Fault> {
         let field = key >> 3;
         if field == 0 || key > u64::from(u32::MAX) {
@@ -188,11 +189,11 @@ impl Meter {
             5 => State::Bytes { left: 4, each: 0 },
             _ => return Err(Fault::Malformed("a group")),
         };
-        // One number, not packed.
+        // A number that is not packed.
         Ok(if key & 7 == 2 { 0 } else { self.each(field) })
     }
 
-    /// What one number of a field becomes.
+    /// The decoded size of one number of a field.
     fn each(&self, field: u64) -> usize {
         match (self.column.is_some(), field) {
             (false, 4) => grown(size_of::<f32>()),
@@ -202,7 +203,7 @@ impl Meter {
         }
     }
 
-    /// A field of this length begins.
+    /// Begins the value of a field with this length. Returns its cost.
     fn delimited(&mut self, field: u64, length: u64) -> Result<usize, Fault> {
         let room = self.column.unwrap_or(self.message);
         let length = usize::try_from(length).ok().filter(|length| *length <= room);
@@ -243,7 +244,7 @@ impl Meter {
         Ok(())
     }
 
-    /// An entry has ended: a key, or the next message, follows.
+    /// Ends an entry: a key or the next message follows.
     fn next(&mut self) {
         if self.column == Some(0) {
             self.column = None;
@@ -255,7 +256,7 @@ impl Meter {
     }
 }
 
-/// What a call takes of `server.max_inflight_bytes`, until the last who holds it drops it.
+/// The share of a call in `server.max_inflight_bytes`, until the last reference is dropped.
 pub(crate) struct Charge {
     shared: Arc<Shared>,
     bytes: AtomicUsize,
@@ -286,7 +287,7 @@ impl Drop for Charge {
     }
 }
 
-/// A request body whose bytes are paid for before they are handed on.
+/// A request body whose bytes are charged before the decoder gets them.
 pub(crate) struct Metered {
     body: Body,
     meter: Meter,
@@ -309,8 +310,8 @@ impl http_body::Body for Metered {
         let polled = Pin::new(&mut this.body).poll_frame(cx);
         let Poll::Ready(Some(Ok(frame))) = &polled else { return polled };
         let Some(bytes) = frame.data_ref() else { return polled };
-        let paid = this.meter.feed(bytes).map_err(Status::from).and_then(|cost| this.charge.add(cost));
-        match paid {
+        let charged = this.meter.feed(bytes).map_err(Status::from).and_then(|cost| this.charge.add(cost));
+        match charged {
             Ok(()) => polled,
             Err(status) => Poll::Ready(Some(Err(status))),
         }

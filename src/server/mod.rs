@@ -1,14 +1,13 @@
-//! The network: gRPC on one port, HTTP on another, over a set of models.
+//! The network: gRPC on one port and HTTP on another, for a set of models.
 //!
-//! The server knows a model only as [`Predict`], and drives each through a batcher of its own.
-//! [`Server::bind`] takes both ports, so that a port in use is one clear error before anything
-//! runs; [`Server::run`] serves until its shutdown future ends and then drains:
+//! The server knows a model only as [`Predict`], and calls each through its own batcher. [`Server::bind`]
+//! binds both ports, so that a port in use is reported before anything runs. [`Server::run`] serves until its
+//! shutdown future ends, and then drains:
 //!
-//! 1. `/readyz` says 503, health says `NOT_SERVING`, and no connection is taken any more; clients
-//!    are told to go elsewhere (GOAWAY).
-//! 2. Calls in flight finish, for at most `server.drain_seconds`. Then health watches are ended
-//!    and connections close by themselves.
-//! 3. The batchers answer what is queued, or give it up when the time is over; HTTP ends last.
+//! 1. `/readyz` answers 503, health is `NOT_SERVING`, and new connections are refused. Clients get GOAWAY.
+//! 2. Calls in flight finish, for at most `server.drain_seconds`. Then health watches end, and connections
+//!    close.
+//! 3. The batchers answer queued requests, or abandon them when the time is over. HTTP stops last.
 
 mod convert;
 mod ctr;
@@ -40,11 +39,8 @@ use crate::config::{BatcherConfig, ServerConfig};
 use crate::metrics::Metrics;
 use crate::predict::Predict;
 
-pub(crate) use convert::{ConvertError, Inputs};
 use listener::Limited;
 use route::GrpcService;
-
-pub(crate) use status::CallError;
 
 /// The messages and services of `proto/flechette/v1/ctr.proto`.
 #[allow(missing_docs, clippy::all, clippy::unwrap_used, clippy::expect_used)]
@@ -55,61 +51,47 @@ pub mod proto {
     pub(crate) const DESCRIPTORS: &[u8] = include_bytes!("../../proto/generated/descriptors.bin");
 }
 
-/// The services whose health is told: the server as a whole, and ours.
+/// The services with a health status: the whole server, and `Ctr`.
 const HEALTH_NAMES: [&str; 2] = ["", "flechette.v1.Ctr"];
 
-/// How often readiness is looked at, and how often metrics are folded.
-const TEND_EVERY: Duration = Duration::from_millis(200);
+/// How often readiness is checked, and how often metrics are folded.
+const UPDATE_EVERY: Duration = Duration::from_millis(200);
 const FOLD_EVERY: Duration = Duration::from_secs(5);
 
 /// HTTP/2 connections that answer no ping for this long are closed.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Most bytes of a message that asks for health or for the protocol: names only.
+/// Most bytes of a health or reflection request, which contains only names.
 const SMALL_MESSAGE: usize = 16 << 10;
 
 /// Most bytes of a request's headers.
 const HEADER_BYTES: u32 = 16 << 10;
 
-/// What a server is made of.
+/// The parts of a server.
+#[allow(missing_docs)]
 pub struct ServerParts {
-    /// The models, of different names.
+    /// Models with different names.
     pub models: Vec<Arc<dyn Predict>>,
-    /// The page that everything is counted on.
     pub metrics: Arc<Metrics>,
-    /// Addresses and limits.
     pub server: ServerConfig,
-    /// One batcher's limits; every model gets one.
+    /// Of the batcher of each model.
     pub batcher: BatcherConfig,
 }
 
-/// Why there is no server.
+#[allow(missing_docs)] // the texts of the errors say it
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// No model was given.
     #[error("no model to serve")]
     NoModels,
-    /// Two models of one name.
     #[error("model {0:?} is given twice")]
     DuplicateModel(String),
-    /// A port that cannot be had.
     #[error("{key}: cannot listen on {address}: {error}")]
-    Listen {
-        /// The config key.
-        key: &'static str,
-        /// What it says.
-        address: SocketAddr,
-        /// What the system says.
-        error: io::Error,
-    },
-    /// No thread for a batcher.
+    Listen { key: &'static str, address: SocketAddr, error: io::Error },
     #[error("batcher.workers: cannot start a thread: {0}")]
     Thread(io::Error),
-    /// The descriptors that the build made are not valid.
     #[error("reflection: {0}")]
     Reflection(#[from] tonic_reflection::server::Error),
-    /// The gRPC server stopped by itself.
     #[error("gRPC server: {0}")]
     Grpc(String),
 }
@@ -117,7 +99,7 @@ pub enum ServerError {
 /// How a drain ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drained {
-    /// Calls that were given up because `server.drain_seconds` were over.
+    /// Calls that were cut off when `server.drain_seconds` were over.
     pub given_up: usize,
 }
 
@@ -128,7 +110,7 @@ struct RequestLimits {
     max_bytes: usize,
 }
 
-/// What the services share.
+/// Shared by the services.
 struct Shared {
     models: BTreeMap<String, ctr::Served>,
     metrics: Arc<Metrics>,
@@ -139,7 +121,7 @@ struct Shared {
     http_addr: SocketAddr,
     draining: AtomicBool,
     in_flight: AtomicUsize,
-    /// What the messages of the calls in flight take; [`meter::Charge`] counts.
+    /// Memory of the messages of the calls in flight, counted by [`meter::Charge`].
     in_flight_bytes: AtomicUsize,
 }
 
@@ -152,9 +134,9 @@ impl Shared {
         !self.draining() && self.models.values().all(|served| served.predict.ready())
     }
 
-    /// Counts a call in: how many there are with it, and the limit. [`Shared::leave`] must follow.
-    fn enter(&self) -> (usize, usize) {
-        (self.in_flight.fetch_add(1, Ordering::AcqRel) + 1, self.max_requests)
+    /// Counts a call, and returns the number of calls in flight. [`Shared::leave`] must follow.
+    fn enter(&self) -> usize {
+        self.in_flight.fetch_add(1, Ordering::AcqRel) + 1
     }
 
     fn leave(&self) {
@@ -162,7 +144,7 @@ impl Shared {
     }
 }
 
-/// A server that holds its two ports.
+/// A server whose two ports are bound.
 pub struct Server {
     shared: Arc<Shared>,
     config: ServerConfig,
@@ -171,10 +153,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Takes the ports and starts the batchers. Nothing is answered before [`Server::run`].
+    /// Binds the ports and starts the batchers. Requests are answered only by [`Server::run`].
     ///
     /// # Errors
-    /// [`ServerError`]; a port in use is named with its key and address.
+    /// When a port is in use, which is named with its key and address, or a thread cannot be started.
     pub async fn bind(parts: ServerParts) -> Result<Self, ServerError> {
         let ServerParts { models, metrics, server: config, batcher } = parts;
         if models.is_empty() {
@@ -209,13 +191,13 @@ impl Server {
         Ok(Self { shared: Arc::new(shared), config, grpc, http })
     }
 
-    /// Where gRPC listens: the real port where the config said 0.
+    /// The address of the gRPC port, with the real port if port 0 was configured.
     #[must_use]
     pub fn grpc_addr(&self) -> SocketAddr {
         self.shared.grpc_addr
     }
 
-    /// Where HTTP listens: the real port where the config said 0.
+    /// The address of the HTTP port, with the real port if port 0 was configured.
     #[must_use]
     pub fn http_addr(&self) -> SocketAddr {
         self.shared.http_addr
@@ -224,14 +206,14 @@ impl Server {
     /// Serves until `shutdown` ends, then drains.
     ///
     /// # Errors
-    /// [`ServerError`] when the server stops by itself or cannot describe its protocol.
+    /// When the server stops without a shutdown, or reflection cannot be set up.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<Drained, ServerError> {
         let Self { shared, config, grpc, http } = self;
         let (stop_grpc, stop_http) = (watch::Sender::new(false), watch::Sender::new(false));
         let (health, health_service) = tonic_health::server::health_reporter();
-        tell_health(&health, shared.ready()).await;
+        set_health(&health, shared.ready()).await;
         let services = services(&shared, &config, health_service)?;
-        let tending = tokio::spawn(tend(shared.clone(), health.clone()));
+        let updating = tokio::spawn(update_status(shared.clone(), health.clone()));
         let http = Limited::new("server.http", TcpIncoming::from(http), config.max_connections)
             .with_answer_within(config.http_idle);
         let web = axum::serve(http, web::routes(shared.clone()))
@@ -254,22 +236,22 @@ impl Server {
         }
 
         shared.draining.store(true, Ordering::Release);
-        tell_health(&health, false).await;
+        set_health(&health, false).await;
         stop_grpc.send_replace(true);
         let drain = Drain { shared: &shared, health, until: Instant::now() + config.drain };
         let drained = drain.finish(calls).await;
-        tending.abort();
+        updating.abort();
         stop_http.send_replace(true);
-        // A scraper that keeps its connection open must not hold the process.
+        // A scraper that keeps its connection open must not keep the process alive.
         let _ = tokio::time::timeout(Duration::from_millis(200), web).await;
         Ok(drained)
     }
 }
 
-/// SIGTERM or SIGINT, for [`Server::run`].
+/// A future that ends at SIGTERM or SIGINT, for [`Server::run`].
 ///
 /// # Errors
-/// When the system takes no signal handler.
+/// When signal handlers cannot be installed.
 pub fn terminated() -> io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate())?;
@@ -291,7 +273,7 @@ fn bound(key: &'static str, listener: &TcpListener, address: SocketAddr) -> Resu
 }
 
 async fn stopped(mut stop: watch::Receiver<bool>) {
-    // A sender that is gone means stop as well.
+    // A dropped sender means stop as well.
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
@@ -303,7 +285,7 @@ fn transport(config: &ServerConfig) -> tonic::transport::Server {
         .http2_max_header_list_size(HEADER_BYTES)
 }
 
-/// Every gRPC service behind one another, the one with the most calls first.
+/// The chain of all gRPC services. The one with the most calls is compared first.
 fn services(
     shared: &Arc<Shared>,
     config: &ServerConfig,
@@ -323,18 +305,18 @@ fn services(
         .or(gate::Gate::new(ctr, shared.clone())))
 }
 
-async fn tell_health(health: &HealthReporter, ready: bool) {
+async fn set_health(health: &HealthReporter, ready: bool) {
     let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
     for name in HEALTH_NAMES {
         health.set_service_status(name, status).await;
     }
 }
 
-/// Keeps health, the version gauge and the metrics page up to date.
-async fn tend(shared: Arc<Shared>, health: HealthReporter) {
+/// Updates health, the version gauge and the metrics page.
+async fn update_status(shared: Arc<Shared>, health: HealthReporter) {
     let mut ready = shared.ready();
     let mut folded = Instant::now();
-    let mut ticks = tokio::time::interval(TEND_EVERY);
+    let mut ticks = tokio::time::interval(UPDATE_EVERY);
     loop {
         ticks.tick().await;
         for served in shared.models.values() {
@@ -342,7 +324,7 @@ async fn tend(shared: Arc<Shared>, health: HealthReporter) {
         }
         let now_ready = shared.ready();
         if now_ready != ready {
-            tell_health(&health, now_ready).await;
+            set_health(&health, now_ready).await;
             ready = now_ready;
         }
         if folded.elapsed() >= FOLD_EVERY {
@@ -352,7 +334,7 @@ async fn tend(shared: Arc<Shared>, health: HealthReporter) {
     }
 }
 
-/// The end of a server whose connections have been told to go.
+/// The drain of a server whose clients have got GOAWAY.
 struct Drain<'a> {
     shared: &'a Arc<Shared>,
     health: HealthReporter,
@@ -364,14 +346,14 @@ impl Drain<'_> {
         while self.shared.in_flight.load(Ordering::Acquire) > 0 && Instant::now() < self.until {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        // Watches last as long as their service is known, and would hold their connections.
+        // A health watch ends only when its service is removed, and keeps its connection open until then.
         for name in HEALTH_NAMES {
             self.health.clear_service_status(name).await;
         }
         let closed = tokio::time::timeout_at(self.until, calls).await;
         let given_up = self.shared.in_flight.load(Ordering::Acquire);
         if closed.is_err() {
-            tracing::warn!(given_up, "server.drain_seconds are over, connections are cut");
+            tracing::warn!(given_up, "server.drain_seconds are over, connections are closed");
             for served in self.shared.models.values() {
                 served.batcher.abandon();
             }
@@ -382,8 +364,8 @@ impl Drain<'_> {
                 served.batcher.join();
             }
         });
-        // After a drain that ended in time the queues are empty; after one that did not, a call of
-        // the model may still run and cannot be stopped.
+        // After a drain in time the queues are empty. Otherwise the model may still compute, which cannot be
+        // stopped.
         let _ = tokio::time::timeout(Duration::from_secs(1), joined).await;
         Drained { given_up }
     }

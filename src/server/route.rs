@@ -1,7 +1,7 @@
-//! Which gRPC service a call goes to: a short chain of names, compared with the path.
+//! Finds the gRPC service of a call by comparing its path with a short chain of names.
 //!
-//! A chain of four comparisons costs less than a general router, allocates nothing and keeps
-//! tonic's router and its dependencies out of the build.
+//! Four comparisons cost less than a general router and allocate nothing, and tonic's router and its
+//! dependencies are not built.
 
 use std::convert::Infallible;
 use std::task::{Context, Poll};
@@ -12,7 +12,7 @@ use tonic::codegen::http::{Request, Response};
 use tonic::codegen::{BoxFuture, Service};
 use tonic::server::NamedService;
 
-/// What tonic's generated services are, under one name.
+/// The bounds of tonic's generated services.
 pub(crate) trait GrpcService:
     Service<
         Request<Body>,
@@ -37,26 +37,26 @@ impl<S> GrpcService for S where
 {
 }
 
-/// A gRPC service and everything that comes after it.
+/// A gRPC service, and the rest of the chain.
 #[derive(Clone)]
 pub(crate) struct Route<S, Rest> {
     service: S,
     rest: Rest,
 }
 
-/// The end of the chain: nobody has the service.
+/// The end of the chain: the service is unknown.
 #[derive(Clone)]
 pub(crate) struct Unknown;
 
 impl Unknown {
-    /// Puts a service before the end of the chain.
+    /// Adds a service.
     pub(crate) fn or<S: NamedService>(self, service: S) -> Route<S, Self> {
         Route { service, rest: self }
     }
 }
 
 impl<S, Rest> Route<S, Rest> {
-    /// Puts a service before this chain: the last one added is compared first.
+    /// Adds a service to the front of the chain: the last one is compared first.
     pub(crate) fn or<T: NamedService>(self, service: T) -> Route<T, Self> {
         Route { service, rest: self }
     }

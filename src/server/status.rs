@@ -1,4 +1,4 @@
-//! Which status code an error is, in one place.
+//! The status code of every error.
 
 use tonic::{Code, Status};
 
@@ -6,38 +6,23 @@ use super::convert::{ConvertError, truncated};
 use crate::batcher::BatchError;
 use crate::predict::PredictError;
 
-/// Most bytes of a message, so that it fits the headers any client takes.
+/// Most bytes of an error message, so that it fits in the headers of every client.
 const MESSAGE_BYTES: usize = 1024;
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
-    /// A model that is not served.
     #[error("model: no model {model:?} is served here")]
-    NoModel {
-        /// What was asked for.
-        model: String,
-    },
-    /// A version that does not serve.
-    #[error("version: model {model:?} serves version {serving}, got {asked}")]
-    NoVersion {
-        /// The model.
-        model: String,
-        /// The version that serves.
-        serving: u64,
-        /// What was asked for.
-        asked: u64,
-    },
-    /// The message is not a batch.
+    NoModel { model: String },
+    #[error("version: model {model:?} serves version {serving}, got {requested}")]
+    NoVersion { model: String, serving: u64, requested: u64 },
     #[error(transparent)]
     Convert(#[from] ConvertError),
-    /// The batch got no scores.
     #[error(transparent)]
     Batch(#[from] BatchError),
 }
 
 impl CallError {
-    /// The status code of this error.
     #[must_use]
     pub(crate) fn code(&self) -> Code {
         match self {
@@ -59,7 +44,7 @@ fn predict_code(error: &PredictError) -> Code {
     match error {
         PredictError::AbsentId { .. } | PredictError::NotFinite { .. } => Code::InvalidArgument,
         PredictError::Capacity { .. } => Code::ResourceExhausted,
-        // The server has checked the shape, so a batch of the wrong one is our fault.
+        // The server has checked the shape, so a wrong one is a failure of the server.
         PredictError::Shape { .. } => Code::Internal,
         PredictError::Store(_) => Code::Unavailable,
     }

@@ -1,4 +1,4 @@
-//! The HTTP port: metrics for Prometheus, health for an orchestrator, a page for a person.
+//! The HTTP port: metrics for Prometheus, health for an orchestrator, a status page for people.
 
 use std::fmt::Write;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Batching seen from the caller: what is merged, what is dropped, what is answered.
+//! The batcher as its callers see it: which requests are merged, dropped and answered.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -23,7 +23,7 @@ fn start(model: &Arc<Fake>, change: impl FnOnce(&mut BatcherConfig)) -> Arc<Batc
     Arc::new(Batcher::start(model.clone(), metrics, &config).unwrap())
 }
 
-/// Samples told apart by `seed`, with ids of `tag` that are absent in every sample of an odd seed.
+/// Samples that depend on `seed`. With an odd seed, the ids of `tag` are absent from the table.
 fn batch(samples: usize, seed: u64) -> (Batch, Vec<f32>, Vec<AbsentId>) {
     let mut batch = Batch::empty(3);
     let (mut scores, mut absent) = (Vec::new(), Vec::new());
@@ -44,7 +44,7 @@ fn batch(samples: usize, seed: u64) -> (Batch, Vec<f32>, Vec<AbsentId>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_that_wait_together_are_one_batch_and_each_gets_its_own_answer() {
+async fn queued_requests_are_one_batch_and_each_gets_its_own_answer() {
     let model = Fake::new();
     let batcher = start(&model, |_| {});
     model.hold();
@@ -69,7 +69,7 @@ async fn requests_that_wait_together_are_one_batch_and_each_gets_its_own_answer(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_batch_holds_at_most_its_limit_and_a_larger_request_goes_alone() {
+async fn a_batch_keeps_its_limit_and_a_larger_request_is_a_batch_of_its_own() {
     let model = Fake::new();
     let batcher = start(&model, |config| config.max_samples = 6);
     model.hold();
@@ -103,7 +103,7 @@ async fn a_second_worker_joins_in_when_the_delay_is_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_expired_or_was_dropped_in_the_queue_is_not_computed() {
+async fn expired_and_dropped_requests_are_not_computed() {
     let model = Fake::new();
     let batcher = start(&model, |_| {});
     model.hold();
@@ -132,7 +132,7 @@ async fn the_queue_is_bounded_in_samples_and_in_bytes() {
     until(async || model.begun() == 1).await;
     let queued = batcher.submit(batch(4, 0).0, None).unwrap();
     let refusal = batcher.submit(batch(7, 0).0, None).unwrap_err();
-    assert!(matches!(refusal, BatchError::QueueSamples { limit: 10, queued: 4, came: 7 }), "{refusal}");
+    assert!(matches!(refusal, BatchError::QueueSamples { limit: 10, queued: 4, size: 7 }), "{refusal}");
     let mut long = batch(1, 0).0;
     long.features[1].ids = vec![1; 200];
     long.features[1].offsets = vec![0, 200];
@@ -144,7 +144,7 @@ async fn the_queue_is_bounded_in_samples_and_in_bytes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_closed_batcher_answers_what_is_queued_and_takes_no_more() {
+async fn a_closed_batcher_answers_queued_requests_and_refuses_new_ones() {
     let model = Fake::new();
     let batcher = start(&model, |config| config.workers = 3);
     model.hold();
@@ -164,7 +164,7 @@ async fn a_closed_batcher_answers_what_is_queued_and_takes_no_more() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_abandoned_batcher_tells_everyone_who_waits() {
+async fn an_abandoned_batcher_answers_every_queued_request() {
     let model = Fake::new();
     let batcher = start(&model, |_| {});
     model.hold();
@@ -179,13 +179,13 @@ async fn an_abandoned_batcher_tells_everyone_who_waits() {
     assert!(first.await.is_ok());
 }
 
-/// A model that notes how many samples it was called with.
-struct Noted {
+/// A model that records the number of samples of each call.
+struct Recorded {
     model: Box<dyn Predict>,
     calls: std::sync::Mutex<Vec<usize>>,
 }
 
-impl Predict for Noted {
+impl Predict for Recorded {
     fn predict(&self, batch: &Batch) -> Result<Scores, PredictError> {
         self.calls.lock().unwrap().push(batch.samples);
         self.model.predict(batch)
@@ -201,19 +201,19 @@ impl Predict for Noted {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_score_that_is_no_number_fails_its_own_request_and_no_other() {
+async fn a_score_that_is_not_finite_fails_only_its_request() {
     let models = tempfile::tempdir().unwrap();
     let schema = crossed_schema();
     let sgd = Optimizer::new(Kind::Sgd, 0.1);
     trainer::initialise(&schema, sgd, 1).unwrap().save(models.path(), "ads").unwrap();
     for engine in engines(models.path(), "ads") {
-        let model = Arc::new(Noted { model: Box::new(engine), calls: std::sync::Mutex::default() });
+        let model = Arc::new(Recorded { model: Box::new(engine), calls: std::sync::Mutex::default() });
         let mut batches = [(2, 2), (3, 4), (4, 6)].map(|(samples, seed)| batch(samples, seed).0);
         let expected = [0, 2].map(|i: usize| model.predict(&batches[i]).unwrap().probabilities);
         // The second sample of the second request.
         batches[1].dense[2..4].copy_from_slice(&[f32::MAX, 0.0]);
         model.calls.lock().unwrap().clear();
-        // Together they fill a batch, which is what it waits for.
+        // Together they fill a batch, so the batcher does not wait for the delay.
         let config = BatcherConfig { max_samples: 9, max_delay: Duration::from_secs(60), ..batcher_config() };
         let metrics = Metrics::new().unwrap().model("ads", &schema);
         let batcher = Arc::new(Batcher::start(model.clone(), metrics, &config).unwrap());

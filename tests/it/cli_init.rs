@@ -44,12 +44,21 @@ fn wrong_flags_are_usage_errors_that_name_the_flag() {
         ("init --dataset criteo --arch mlp --dim 16 --rows 1", "unknown architecture \"mlp\""),
         ("init --dataset criteo --arch dlrm --dim 16 --rows 1 --tables 3", "--tables: only for"),
         ("init --dataset criteo --arch dlrm --dim 4 --rows 9 --element f64", "expected f32, f16 or int8"),
-        ("init --dataset criteo --arch dlrm --dim 0 --rows 1", "dim: must be between 1 and 4096, got 0"),
-        ("init --dataset criteo --arch dlrm --dim 4 --rows 0", "got 0"),
-        ("init --dataset synthetic --tables 0 --arch dlrm --dim 4 --rows 9", "at least one"),
+        (
+            "init --dataset criteo --arch dlrm --dim 0 --rows 1",
+            "'0' for '--dim <D>': expected a whole number from 1 to 4096",
+        ),
+        (
+            "init --dataset criteo --arch dlrm --dim 4 --rows 0",
+            "'0' for '--rows <N>': expected a whole number from 1 to",
+        ),
+        (
+            "init --dataset synthetic --tables 0 --arch dlrm --dim 4 --rows 9",
+            "expected a whole number from 1 to 10000",
+        ),
         (
             "init --dataset synthetic --tables 99999999999 --arch dlrm --dim 4 --rows 9",
-            "--tables: at most 10000",
+            "'99999999999' for '--tables <T>': expected a whole number from 1 to 10000",
         ),
         ("fly", "fly"),
     ] {

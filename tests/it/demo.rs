@@ -1,9 +1,9 @@
-//! `demo` as its reader sees it: everything promised is shown, and nothing is left behind.
+//! The output of `demo`, and that it leaves no files.
 
 use crate::program::flechette;
 
 #[test]
-fn the_demo_shows_everything_and_leaves_nothing() {
+fn the_demo_shows_everything_and_leaves_no_files() {
     let scratch = tempfile::tempdir().unwrap();
     let mut command = flechette();
     let output =

@@ -1,5 +1,5 @@
-//! The program in operation: damaged versions and wrong settings, a drain under load, a crowd of
-//! clients, and what `score` and `load` say when something is wrong.
+//! The program in operation: damaged versions, wrong settings, a drain under load, many clients, and the
+//! errors of `score` and `load`.
 
 use std::error::Error as _;
 use std::fs;
@@ -15,7 +15,7 @@ use flechette::types::RawBatch;
 use serde_json::json;
 use tonic::Code;
 
-use crate::program::{Served, Workshop, flechette, run_failing, run_json};
+use crate::program::{Served, Workshop, flechette, run, run_failing, run_json};
 use crate::serving::channel;
 
 fn version_dir(models: &str, name: &str, version: u64) -> PathBuf {
@@ -62,7 +62,7 @@ fn damaged_versions_are_named_and_the_last_good_one_serves() {
 }
 
 #[test]
-fn serve_says_in_one_line_what_it_cannot_use() {
+fn serve_reports_wrong_settings_in_one_line() {
     let workshop = Workshop::new(300, 50);
     let missing = workshop.path("nowhere");
     let error = run_failing(2, &format!("serve --models {missing}"));
@@ -89,7 +89,7 @@ fn cuda_without_a_gpu_is_refused_in_one_line() {
 }
 
 #[test]
-fn auto_leaves_the_cache_off_where_tables_fit_and_warns_of_a_size_that_means_nothing() {
+fn auto_keeps_the_cache_off_if_tables_fit_in_memory_and_warns_of_a_size_without_effect() {
     let workshop = Workshop::new(300, 50);
     workshop.train(ArchKind::Dlrm);
     for (flags, warned) in [("", false), ("--cache-fraction 0.5", true)] {
@@ -103,7 +103,7 @@ fn auto_leaves_the_cache_off_where_tables_fit_and_warns_of_a_size_that_means_not
 }
 
 #[test]
-fn a_cache_at_work_shows_on_the_metrics_page() {
+fn the_metrics_page_shows_the_use_of_the_cache() {
     let workshop = Workshop::new(300, 3000);
     workshop.train(ArchKind::Dlrm);
     let served = Served::start(&workshop.models, "--cache-mode on --cache-fraction 0.02");
@@ -127,9 +127,9 @@ fn a_cache_at_work_shows_on_the_metrics_page() {
     }
 }
 
-/// Whether the client's own library gave a call up that the server never took: it had not been sent when
-/// the connection closed, or it came after the stream that a draining server had named as its last
-/// (RFC 9113, section 6.8). A status from the server has no source.
+/// Whether the client library failed a call that the server never accepted: it was not sent before the
+/// connection closed, or its stream came after the last one that the draining server accepts (RFC 9113,
+/// section 6.8). A status from the server has no source.
 fn not_taken_by_the_server(status: &tonic::Status) -> bool {
     let sources = std::iter::successors(status.source(), |&error| error.source());
     let past_the_last = |error: &h2::Error| {
@@ -186,7 +186,7 @@ fn a_drain_under_load_loses_no_request_and_exits_with_0() {
 }
 
 #[test]
-fn open_loop_latency_counts_from_when_a_request_was_due_and_not_from_when_it_was_sent() {
+fn open_loop_latency_counts_from_when_a_request_was_due() {
     let workshop = Workshop::new(500, 64);
     workshop.train(ArchKind::Dlrm);
     let served = Served::start(&workshop.models, "");
@@ -198,11 +198,11 @@ fn open_loop_latency_counts_from_when_a_request_was_due_and_not_from_when_it_was
     let mut load = flechette().args(line.split_whitespace()).stdout(Stdio::piped()).spawn().unwrap();
     let scored = || served.sum("flechette_requests_total", "dlrm");
     while scored() < 20.0 {
-        assert!(load.try_wait().unwrap().is_none(), "it ended before it was stopped");
+        assert!(load.try_wait().unwrap().is_none(), "load ended before it was stopped");
         std::thread::sleep(Duration::from_millis(5));
     }
-    // It cannot send for a second: of its 600 requests 200 come due meanwhile, half of them half a second
-    // before it goes on.
+    // It cannot send for a second. 200 of its 600 requests are due in that time, half of them at least half a
+    // second before it continues.
     let signal = |name: &str| {
         let sent = std::process::Command::new("kill").args([name, &load.id().to_string()]).status().unwrap();
         assert!(sent.success());
@@ -213,7 +213,7 @@ fn open_loop_latency_counts_from_when_a_request_was_due_and_not_from_when_it_was
     let output = load.wait_with_output().unwrap();
     let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&told["sent"], &told["ok"]), (&json!(600), &json!(600)), "{told}");
-    // No claim about speed: however fast all is, they waited for as long as it was stopped.
+    // This does not depend on speed: these requests waited while the process was stopped.
     assert!(told["p90_us"].as_u64().unwrap() >= 400_000, "{told}");
 }
 
@@ -223,17 +223,19 @@ fn no_request_of_500_clients_is_lost() {
     workshop.train(ArchKind::Dlrm);
     let served = Served::start(&workshop.models, "");
     let (url, valid) = (served.url(), &workshop.valid);
-    let told = run_json(&format!(
+    let output = run(&format!(
         "load --addr {url} --model dlrm --format criteo-tsv {valid} --batch 2 --concurrency 500 \
          --connections 500 --seconds 3 --timeout 60 --json"
     ));
+    let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let number = |key: &str| told[key].as_u64().unwrap_or_else(|| panic!("{key}: {told}"));
     assert_eq!(number("sent"), number("ok") + number("failed"));
     assert!(number("ok") >= 500, "{told}");
     assert_eq!(number("rows"), 2 * number("ok"));
+    assert_eq!(output.status.code(), Some(i32::from(number("failed") > 0)), "{told}");
     let errors = told["errors"].as_object().unwrap();
     assert!(errors.keys().all(|code| code == "RESOURCE_EXHAUSTED"), "{told}");
-    // The server counts the one GetModel too.
+    // The server also counts the GetModel call.
     let counted = served.metric("flechette_requests_total", &["model=\"dlrm\"", "code=\"OK\""]);
     assert_eq!(counted as u64, number("ok") + 1);
 }
@@ -261,7 +263,7 @@ fn an_open_loop_accounts_for_every_request_that_was_due() {
 }
 
 #[test]
-fn score_and_load_say_in_one_line_what_is_wrong_and_leave_no_half_file() {
+fn score_and_load_report_errors_in_one_line_and_leave_no_partial_file() {
     let workshop = Workshop::new(300, 300);
     workshop.train(ArchKind::Dlrm);
     let served = Served::start(&workshop.models, "");
@@ -307,11 +309,11 @@ fn score_and_load_say_in_one_line_what_is_wrong_and_leave_no_half_file() {
 }
 
 #[test]
-fn a_full_queue_is_waited_for() {
+fn score_waits_while_the_queue_is_full() {
     let workshop = Workshop::new(300, 3000);
     workshop.train(ArchKind::Dlrm);
     let config = workshop.path("serve.toml");
-    // Room for one request, and eight come at once.
+    // The queue has room for one request, and eight arrive at once.
     let limits = "[server]\nmax_samples = 64\n[batcher]\nmax_samples = 64\nqueue_samples = 64\nworkers = 1\n";
     fs::write(&config, limits).unwrap();
     let served = Served::start(&workshop.models, &format!("--config {config}"));
@@ -328,7 +330,61 @@ fn a_full_queue_is_waited_for() {
 }
 
 #[test]
-fn a_reader_that_leaves_early_is_no_error_of_score() {
+fn line_n_of_the_scores_belongs_to_line_n_of_the_data() {
+    let workshop = Workshop::new(300, 100);
+    workshop.train(Kind::Dlrm);
+    let served = Served::start(&workshop.models, "");
+    let valid = fs::read_to_string(&workshop.valid).unwrap();
+    let mut lines: Vec<&str> = valid.lines().collect();
+    for bad in [1, 7, 8, 9, 103] {
+        lines.insert(bad, "not a sample");
+    }
+    lines.push("nor is this");
+    let (broken, out) = (workshop.path("broken.tsv"), workshop.path("out"));
+    fs::write(&broken, lines.join("\n")).unwrap();
+    for batch in [1, 8, 1000] {
+        let told = served.score("dlrm", &broken, &format!("--out {out} --batch {batch}"));
+        assert_eq!((&told["rows"], &told["skipped"]), (&100.into(), &6.into()));
+        let scores = fs::read_to_string(&out).unwrap();
+        assert_eq!(scores.lines().count(), lines.len());
+        let trained = fs::read_to_string(workshop.trained_scores(Kind::Dlrm)).unwrap();
+        let mut trained = trained.lines();
+        for (line, score) in lines.iter().zip(scores.lines()) {
+            let expected = if line.starts_with('n') { "nan" } else { trained.next().unwrap() };
+            assert_eq!(score, expected, "{line}");
+        }
+    }
+}
+
+#[test]
+fn load_fails_and_counts_if_requests_fail() {
+    let workshop = Workshop::new(300, 100);
+    workshop.train(Kind::Dlrm);
+    let served = Served::start(&workshop.models, "");
+    let (url, valid) = (served.url(), &workshop.valid);
+    // The server stops while requests are being sent, so the later ones fail.
+    let line = format!(
+        "load --addr {url} --model dlrm --format criteo-tsv {valid} --batch 8 --concurrency 2 --seconds 3 \
+         --json"
+    );
+    let mut load = flechette();
+    let load = load.args(line.split_whitespace()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let load = load.spawn().unwrap();
+    while served.sum("flechette_requests_total", "dlrm") < 20.0 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    served.terminate();
+    served.ended();
+    let output = load.wait_with_output().unwrap();
+    let (told, error): (serde_json::Value, _) =
+        (serde_json::from_slice(&output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    let failed = format!("error: {} of {} requests failed, the first with ", told["failed"], told["sent"]);
+    assert!(error.starts_with(&failed) && told["failed"] != 0, "{error}");
+}
+
+#[test]
+fn a_closed_standard_output_is_no_error_of_score() {
     let workshop = Workshop::new(300, 300);
     workshop.train(ArchKind::Dlrm);
     let served = Served::start(&workshop.models, "");

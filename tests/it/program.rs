@@ -1,4 +1,4 @@
-//! The real program as a child process: commands to their end, and `serve` until it is stopped.
+//! Runs the real program as a child process: commands to their end, and `serve` until it is stopped.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::skip::skip;
 
-/// The program, untouched by the environment that the tests run in.
+/// The program, without settings from the environment of the tests.
 pub fn flechette() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_flechette"));
     let ours = |name: &str| name.starts_with("FLECHETTE_") || name == "RUST_LOG";
@@ -31,7 +31,7 @@ pub fn run(line: &str) -> Output {
     flechette().args(line.split_whitespace()).output().unwrap()
 }
 
-/// Runs a command that must succeed, and gives the most memory that it had; what it writes is left.
+/// Runs a command that must succeed, ignores its output, and returns its peak memory in bytes.
 pub fn run_measured(line: &str) -> u64 {
     let nowhere = || Stdio::null();
     let mut command = flechette();
@@ -43,11 +43,11 @@ pub fn run_measured(line: &str) -> u64 {
         thread::sleep(std::time::Duration::from_millis(2));
     }
     assert!(child.wait().unwrap().success(), "{line}");
-    assert!(peak > 0, "{line}: ended before it was measured");
+    assert!(peak > 0, "{line}: ended before the first measurement");
     peak
 }
 
-/// Runs a command that must succeed, and gives the line of JSON that its output ends with.
+/// Runs a command that must succeed, and returns the line of JSON at the end of its output.
 pub fn run_json(line: &str) -> Value {
     let output = run(line);
     assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
@@ -55,17 +55,20 @@ pub fn run_json(line: &str) -> Value {
     serde_json::from_str(text.lines().last().expect("a line of output")).unwrap()
 }
 
-/// Runs a command that must fail with this code and one line of error, and gives that line.
+/// Runs a command that must fail with this code and one line of error, which says nothing twice. Returns that
+/// line.
 pub fn run_failing(code: i32, line: &str) -> String {
     let output = run(line);
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(code), "{line}: {text}");
     let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("error: ")).collect();
     assert_eq!(lines.len(), 1, "{line}: {text}");
+    let parts: Vec<&str> = lines[0].split(": ").collect();
+    assert!(parts.windows(2).all(|pair| pair[0] != pair[1]), "a part is repeated: {}", lines[0]);
     lines[0].to_owned()
 }
 
-/// A directory with generated clicks to train and to score, and the models made of them.
+/// A directory with generated clicks to train on and to score, and with trained models.
 pub struct Workshop {
     pub dir: tempfile::TempDir,
     pub models: String,
@@ -94,8 +97,8 @@ impl Workshop {
         path
     }
 
-    /// Trains a small model named after its architecture, and gives the words of `train --json`.
-    /// The trainer's own scores of the validation rows lie at `trained_scores`.
+    /// Trains a small model that is named after its architecture, and returns the output of `train --json`.
+    /// The trainer's scores of the validation rows are in the file `trained_scores`.
     pub fn train(&self, kind: ArchKind) -> Value {
         let (config, name) = (self.config(kind, 8, 1000), kind.name());
         let (out, Self { models, train, valid, .. }) = (self.trained_scores(kind), self);
@@ -115,12 +118,12 @@ pub struct Served {
     child: Child,
     pub grpc: SocketAddr,
     pub http: SocketAddr,
-    /// Everything that it logs.
+    /// Its whole log.
     log: Option<JoinHandle<String>>,
 }
 
 impl Served {
-    /// Waits until it serves; what it says instead fails the test.
+    /// Waits until it serves. Panics with its log if it ends instead.
     pub fn start(models: &str, flags: &str) -> Self {
         let line = format!("serve --models {models} --grpc 127.0.0.1:0 --http 127.0.0.1:0 {flags}");
         let mut child = flechette().args(line.split_whitespace()).stderr(Stdio::piped()).spawn().unwrap();
@@ -147,13 +150,13 @@ impl Served {
         format!("http://{}", self.grpc)
     }
 
-    /// Scores a file with `score` and gives what it tells.
+    /// Scores a file with `score`, and returns the output of `--json`.
     pub fn score(&self, model: &str, file: &str, flags: &str) -> Value {
         let url = self.url();
         run_json(&format!("score --addr {url} --model {model} --format criteo-tsv {file} --json {flags}"))
     }
 
-    /// The value of one line of the metrics page, 0 when it is not there.
+    /// The value of one line of the metrics page, or 0 if it is missing.
     pub fn metric(&self, name: &str, labels: &[&str]) -> f64 {
         let page = metrics_page(self.http);
         let wanted = |line: &&str| {
@@ -163,7 +166,7 @@ impl Served {
         page.lines().find(wanted).map_or(0.0, |line| line.rsplit(' ').next().unwrap().parse().unwrap())
     }
 
-    /// The sum of all lines of the metrics page of this name and model.
+    /// The sum of all lines of the metrics page with this name and model.
     pub fn sum(&self, name: &str, model: &str) -> f64 {
         let label = format!("model=\"{model}\"");
         let lines = |line: &&str| {
@@ -173,9 +176,9 @@ impl Served {
         metrics_page(self.http).lines().filter(lines).map(value).sum()
     }
 
-    /// The most memory that it has had.
+    /// Its peak memory.
     pub fn peak_bytes(&self) -> u64 {
-        peak_bytes(self.child.id()).expect("it is alive")
+        peak_bytes(self.child.id()).expect("serve is running")
     }
 
     /// Sends SIGTERM.
@@ -184,7 +187,7 @@ impl Served {
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
     }
 
-    /// Waits for its end, and gives its log too.
+    /// Waits until it ends, and returns its log too.
     pub fn ended(mut self) -> (ExitStatus, String) {
         let status = self.child.wait().unwrap();
         (status, self.log.take().unwrap().join().unwrap())
@@ -208,12 +211,12 @@ pub fn metrics_page(http: SocketAddr) -> String {
     page
 }
 
-/// `VmHWM` of a process; `None` when it has ended.
+/// Peak memory (`VmHWM`) of a process, or `None` if it has ended.
 pub fn peak_bytes(pid: u32) -> Option<u64> {
     bytes_of(pid, "VmHWM")
 }
 
-/// A line of the memory that a process has, such as `VmRSS`; `None` when it has ended.
+/// A memory value of a process, such as `VmRSS`, or `None` if it has ended.
 pub fn bytes_of(pid: u32, name: &str) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;

@@ -1,5 +1,5 @@
-//! What `train` says of input that it cannot use: code 2 and one line that names it, before any work
-//! where that can be known before, and never at the price of work that is done.
+//! How `train` refuses wrong input: exit code 2 and one line that names it, before training if possible, and
+//! without losing work that is done.
 
 use std::fs;
 use std::io::Write;
@@ -9,7 +9,7 @@ use flechette::schema::preset::{self, ArchKind};
 
 use crate::program::{Workshop, run, run_failing};
 
-/// A command line that trains with these words in place of the good ones.
+/// A `train` command line with these parts.
 struct Line<'a> {
     config: &'a str,
     data: &'a str,
@@ -21,19 +21,20 @@ impl Line<'_> {
     fn text(&self, models: &str) -> String {
         let Self { config, data, name, more } = self;
         format!(
-            "train --model-config {config} --format criteo-tsv --data {data} --models {models} --name {name} {more}"
+            "train --model-config {config} --format criteo-tsv --data {data} --models {models} --name {name} \
+             {more}"
         )
     }
 }
 
-/// Data and a schema with which all is good.
+/// Valid data and a valid schema.
 fn workshop() -> (Workshop, String) {
     let workshop = Workshop::new(300, 50);
     let config = workshop.config(ArchKind::Dlrm, 4, 100);
     (workshop, config)
 }
 
-/// The first half of a file's gzip and of its zstd.
+/// The training file compressed with gzip and zstd, each cut to its first half.
 fn truncated(workshop: &Workshop) -> [String; 2] {
     let text = fs::read(&workshop.train).unwrap();
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
@@ -85,7 +86,7 @@ fn data_that_cannot_be_trained_on_is_an_input_error_and_leaves_no_version() {
 }
 
 #[test]
-fn what_can_be_known_before_training_is_told_before() {
+fn wrong_flags_and_files_are_reported_before_training() {
     let (workshop, config) = workshop();
     let (good, out) = (workshop.train.as_str(), workshop.path("out"));
     let gone = workshop.path("gone");
@@ -95,22 +96,22 @@ fn what_can_be_known_before_training_is_told_before() {
     for (data, name, more, words) in [
         (good, "../m", valid(good, &out), "--name: model name \"../m\": starts with a dot"),
         (good, "a/m", valid(good, &out), "--name: model name \"a/m\": has a path separator"),
-        (&two, "m", valid(good, &out), "gone: cannot be opened"),
-        (good, "m", valid(&gone, &out), "gone: cannot be opened"),
+        (&two, "m", valid(good, &out), "gone: cannot be opened: No such file or directory (os error 2)"),
+        (good, "m", valid(&gone, &out), "gone: cannot be opened: No such file or directory (os error 2)"),
         (workshop.dir.path().to_str().unwrap(), "m", String::new(), "expected a file, got a directory"),
         (good, "m", valid(good, &format!("{gone}/out")), "--valid-out: "),
     ] {
         let line = Line { config: &config, data, name, more: &more }.text(&workshop.models);
         let error = run_failing(2, &line);
         assert!(error.contains(words), "{words}: {error}");
-        // The directory of models is made right before training.
+        // The models directory is created right before training.
         assert!(!Path::new(&workshop.models).exists(), "{error}");
     }
     assert_eq!(fs::read_to_string(&out).unwrap(), "as it was");
 }
 
 #[test]
-fn an_evaluation_that_fails_leaves_the_version_and_names_it() {
+fn a_failed_evaluation_keeps_the_version_and_names_it() {
     let (workshop, config) = workshop();
     let [gzip, _] = truncated(&workshop);
     let (data, more) = (workshop.train.as_str(), format!("--valid {gzip} --json"));

@@ -1,4 +1,4 @@
-//! What the program takes of memory and of disk.
+//! Memory and disk use of the program.
 
 use std::fs;
 use std::path::Path;
@@ -18,14 +18,14 @@ fn serve_takes_no_more_memory_than_the_rows_and_512_mib() {
     for Memory { rows, peak } in [&small, &large] {
         assert!(*peak <= rows + (512 << 20), "{peak} bytes for {rows} bytes of rows");
     }
-    // The optimizer state, as large as the rows, is not held beside them. (Pages come from the file
-    // in runs, so a little of it may be.)
+    // The optimizer state is as large as the rows, and is not in memory, except for a few pages that the
+    // kernel reads ahead.
     let grown = large.peak - small.peak;
     let allowed = large.rows - small.rows + (32 << 20);
     assert!(grown <= allowed, "{grown} bytes more for {} bytes of rows more", large.rows - small.rows);
 }
 
-/// Bytes of a model's rows, and the most that serving it took.
+/// Bytes of a model's rows, and peak memory of its server.
 struct Memory {
     rows: u64,
     peak: u64,
@@ -36,9 +36,9 @@ fn serve_memory(table_rows: u64) -> Memory {
     let workshop = Workshop::new(1, 20_000);
     let schema = preset::criteo(ArchKind::Dlrm, 16, table_rows);
     let optimizer = optim::Optimizer::new(optim::Kind::Adagrad, 0.02);
-    let learner = trainer::initialise(&schema, optimizer, 0).unwrap();
-    learner.save(Path::new(&workshop.models), "large").unwrap();
-    drop(learner);
+    let reference = trainer::initialise(&schema, optimizer, 0).unwrap();
+    reference.save(Path::new(&workshop.models), "large").unwrap();
+    drop(reference);
     let served = Served::start(&workshop.models, "--cache-mode off --threads 2");
     served.score("large", &workshop.valid, "--batch 4096");
     let rows = schema.tables.iter().map(|table| table.rows * table.dim as u64 * 4).sum();

@@ -1,5 +1,5 @@
-//! A score is the trainer's own to the bit, however it is asked for: through `score` or one by one, by
-//! string or by id, alone or in company, with any cache or none.
+//! A served score equals the trainer's to the bit: with `score` or single requests, by string or by id, alone
+//! or batched with other samples, with any cache and with none.
 
 use std::fs;
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ const CACHES: [&str; 4] = [
 ];
 
 #[test]
-fn served_scores_are_the_trainers_own_to_the_bit_with_any_cache() {
+fn served_scores_equal_the_trainers_with_any_cache() {
     let workshop = Workshop::new(3000, 2000);
     let trained = KINDS.map(|kind| workshop.train(kind));
     for (flags, batch) in CACHES.into_iter().zip(["2000", "7", "33", "64"]) {
@@ -62,21 +62,21 @@ fn assert_nearly_equal(client: &Value, trainer: &Value) {
     assert!((client - trainer).abs() < 1e-6 * trainer, "{client} {trainer}");
 }
 
-/// The cache answered for some rows and not for others, and one of 1 % did not hold what it was asked for.
+/// Asserts that the cache had hits and misses, and that one of 1 % evicted rows.
 fn assert_cache_worked(served: &Served, model: &str, flags: &str) {
     let [hits, misses, evictions] = ["hits", "misses", "evictions"]
         .map(|what| served.sum(&format!("flechette_cache_{what}_total"), model));
     let on = flags.contains("on");
     assert_eq!((hits > 0.0, misses > 0.0), (on, on), "{model} {flags}: {hits} hits, {misses} misses");
-    // What real clicks ask for fits even that.
+    // The rows of the real clicks fit even in 1 %.
     if flags.ends_with("0.01") && Element::ALL.iter().all(|element| model != element.name()) {
-        assert!(evictions > 0.0, "{model} {flags}: nothing had to leave");
+        assert!(evictions > 0.0, "{model} {flags}: no row was evicted");
     }
 }
 
-/// Rows in f16 and int8, among f32 ones where these are shorter. What they do to AUC is in docs/schema.md.
+/// Rows in f16 and int8; tables whose f32 rows are shorter keep f32. docs/schema.md has the effect on AUC.
 #[test]
-fn served_scores_of_rounded_rows_are_the_trainers_own_to_the_bit_with_any_cache() {
+fn served_scores_of_rounded_rows_equal_the_trainers_with_any_cache() {
     let workshop = Workshop::new(3000, 2000);
     let names =
         [(ArchKind::Dlrm, Element::F16), (ArchKind::Deepfm, Element::Int8), (ArchKind::Dcn, Element::Int8)];
@@ -113,7 +113,7 @@ fn served_scores_of_rounded_rows_are_the_trainers_own_to_the_bit_with_any_cache(
 }
 
 #[test]
-fn served_scores_of_real_clicks_are_the_trainers_own_to_the_bit_with_any_cache_and_element_type() {
+fn served_scores_of_real_clicks_equal_the_trainers_with_any_cache_and_element_type() {
     let (Some(train), Some(test)) = (real("criteo_kaggle_train.tsv.zst"), real("criteo_kaggle_test.tsv.zst"))
     else {
         return;
@@ -141,7 +141,7 @@ fn served_scores_of_real_clicks_are_the_trainers_own_to_the_bit_with_any_cache_a
         let served = Served::start(&workshop.models, flags);
         for (element, trained) in Element::ALL.into_iter().zip(&trained) {
             let out = workshop.path("served.scores");
-            // All of its requests may be one batch, all of whose rows are missing: the second time, they are not.
+            // All requests may be one batch whose rows all miss. Then the second pass has hits.
             for _ in 0..2 {
                 let told = served.score(element.name(), test, &format!("--out {out}"));
                 assert!(fs::read(&out).unwrap() == fs::read(own(element)).unwrap(), "{element} {flags}");
@@ -153,7 +153,7 @@ fn served_scores_of_real_clicks_are_the_trainers_own_to_the_bit_with_any_cache_a
 }
 
 #[test]
-fn a_lossy_model_scores_as_the_trainer_says_and_holds_fewer_rows() {
+fn served_scores_of_a_lossy_model_equal_the_trainers_and_fewer_rows_are_stored() {
     let workshop = Workshop::new(3000, 1000);
     let (config, own) = (workshop.path("lossy.toml"), workshop.path("lossy.own"));
     let schema = program::run("init --dataset criteo --arch dcnv2 --dim 8 --rows 5000 --lossy-bits 14");
@@ -176,7 +176,7 @@ fn a_lossy_model_scores_as_the_trainer_says_and_holds_fewer_rows() {
 }
 
 #[test]
-fn generated_bags_of_ids_score_as_the_trainer_says() {
+fn served_scores_of_generated_bags_equal_the_trainers() {
     let workshop = Workshop::new(1, 1);
     let shape = preset::SyntheticShape { tables: 5, rows: 300, dense: 3, multi_hot: Some(4) };
     let config = workshop.path("bags.toml");
@@ -199,7 +199,7 @@ fn generated_bags_of_ids_score_as_the_trainer_says() {
     }
 }
 
-/// Rows `from..to` of a file, raw.
+/// Rows `from..to` of a file, not encoded.
 fn rows(schema: &Schema, file: &str, from: usize, to: usize) -> RawBatch {
     let mut reader =
         dataset::open(Format::CriteoTsv, &[PathBuf::from(file)], schema, ReadOptions::default()).unwrap();
@@ -220,12 +220,12 @@ fn bits(scores: &[f32]) -> Vec<u32> {
 }
 
 #[test]
-fn a_sample_scores_the_same_alone_in_seven_and_in_4096_and_beside_other_clients() {
+fn a_score_does_not_depend_on_the_size_of_the_request_or_on_other_clients() {
     let workshop = Workshop::new(1000, 4096);
     for kind in KINDS {
         workshop.train(kind);
     }
-    // One worker, so that the other clients' requests are merged with ours while it computes.
+    // With one worker, requests of the other clients are merged with ours while it computes.
     let config = workshop.path("serve.toml");
     fs::write(&config, "[batcher]\nworkers = 1\nmax_delay_us = 2000\n").unwrap();
     let flags = format!("--config {config} --cache-mode on --cache-fraction 0.1");
@@ -252,24 +252,24 @@ fn a_sample_scores_the_same_alone_in_seven_and_in_4096_and_beside_other_clients(
             for from in [0, 700, 4089] {
                 let seven = bits(&predict(&ctr, request(from, from + 7)).await.scores);
                 assert_eq!(seven, all[from..from + 7], "{kind:?} from {from}");
-                for place in from..from + 7 {
-                    let alone = bits(&predict(&ctr, request(place, place + 1)).await.scores);
-                    assert_eq!(alone, all[place..=place], "{kind:?} row {place}");
+                for row in from..from + 7 {
+                    let alone = bits(&predict(&ctr, request(row, row + 1)).await.scores);
+                    assert_eq!(alone, all[row..=row], "{kind:?} row {row}");
                 }
             }
             for other in others {
-                assert!(!other.is_finished(), "the company went away");
+                assert!(!other.is_finished(), "another client stopped");
                 other.abort();
             }
         }
     });
     let batches = served.metric("flechette_batch_samples_count", &["model=\"dlrm\""]);
     let requests = served.metric("flechette_requests_total", &["model=\"dlrm\"", "code=\"OK\""]);
-    assert!(batches > 0.0 && batches < requests, "no request was merged with another");
+    assert!(batches > 0.0 && batches < requests, "no requests were merged");
 }
 
 #[test]
-fn ids_score_as_their_strings_and_absent_ids_take_the_default_and_are_counted() {
+fn ids_score_like_their_strings_and_absent_ids_take_the_default_and_are_counted() {
     let workshop = Workshop::new(1000, 50);
     workshop.train(ArchKind::Dlrm);
     for flags in CACHES {

@@ -1,4 +1,4 @@
-//! What a client of the gRPC and HTTP ports sees.
+//! The gRPC and HTTP ports as a client sees them.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -31,7 +31,7 @@ async fn a_request_gets_its_scores_version_and_absent_counts() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn strings_are_hashed_and_columns_may_come_in_any_order() {
+async fn strings_are_hashed_and_columns_may_be_in_any_order() {
     let mut running = Running::start().await;
     let (mut message, _) = request(2, 9);
     let hash = running.model.schema.features[0].hash.unwrap();
@@ -165,7 +165,7 @@ const BAD_REQUESTS: &[Bad] = &[
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_bad_input_gets_its_code_and_names_the_field_and_the_limit() {
+async fn every_wrong_input_gets_its_code_and_names_field_and_limit() {
     let mut running = Running::start().await;
     for case in BAD_REQUESTS {
         let (mut message, _) = request(2, 1);
@@ -182,13 +182,13 @@ async fn every_bad_input_gets_its_code_and_names_the_field_and_the_limit() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_failing_or_panicking_sample_fails_alone_and_the_worker_lives_on() {
+async fn a_failing_or_panicking_sample_fails_only_its_request() {
     let running = Running::start().await;
     running.model.hold();
     let (first, first_scores) = request(1, 0);
     let first = running.send(first);
     until(async || running.model.begun() == 1).await;
-    // These four wait together and make one batch.
+    // These four are queued together and become one batch.
     let (good, good_scores) = request(2, 3);
     let (other, other_scores) = request(3, 4);
     let (mut panicking, _) = request(1, 5);
@@ -213,7 +213,7 @@ async fn a_failing_or_panicking_sample_fails_alone_and_the_worker_lives_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_queue_pushes_back_and_loses_nothing() {
+async fn a_full_queue_refuses_requests_and_loses_none() {
     let running = Running::start_with(|parts| parts.batcher.queue_samples = 4).await;
     running.model.hold();
     let (first, first_scores) = request(1, 0);
@@ -246,7 +246,7 @@ async fn more_calls_than_the_limit_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_whose_client_went_away_is_not_computed() {
+async fn a_request_of_a_disconnected_client_is_not_computed() {
     let running = Running::start().await;
     running.model.hold();
     let (message, scores) = request(1, 0);
@@ -284,7 +284,7 @@ async fn many_concurrent_clients_each_get_their_own_scores() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_version_switch_between_queue_and_answer_is_never_passed_off_as_the_asked_one() {
+async fn a_request_for_a_version_fails_if_the_version_changes_while_it_is_queued() {
     let running = Running::start().await;
     running.model.hold();
     let (mut message, _) = request(1, 0);
@@ -298,7 +298,7 @@ async fn a_version_switch_between_queue_and_answer_is_never_passed_off_as_the_as
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn get_model_tells_inputs_limits_and_version() {
+async fn get_model_describes_inputs_limits_and_version() {
     let mut running = Running::start().await;
     let model = running.client.get_model(GetModelRequest { model: "ads".to_owned() }).await.unwrap();
     let model = model.into_inner();
@@ -368,7 +368,7 @@ async fn reflection_lists_the_services_and_describes_the_messages() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_older_reflection_is_there_too() {
+async fn the_older_reflection_service_is_available() {
     use tonic_reflection::pb::v1alpha::ServerReflectionRequest;
     use tonic_reflection::pb::v1alpha::server_reflection_client::ServerReflectionClient;
     use tonic_reflection::pb::v1alpha::server_reflection_request::MessageRequest;
@@ -385,7 +385,7 @@ async fn the_older_reflection_is_there_too() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn metrics_count_what_happened() {
+async fn metrics_count_requests_samples_and_errors() {
     let mut running = Running::start().await;
     for seed in 0..3 {
         running.client.predict(request(2, seed).0).await.unwrap();
@@ -418,7 +418,7 @@ async fn metrics_count_what_happened() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_drain_finishes_what_is_in_flight_and_says_so() {
+async fn a_drain_finishes_calls_in_flight_and_reports_it() {
     let running = Running::start().await;
     running.model.hold();
     let send = |seed| {
@@ -485,7 +485,7 @@ async fn a_port_in_use_is_one_clear_error() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sigterm_ends_the_wait_for_the_end() {
+async fn sigterm_starts_the_shutdown() {
     let terminated = flechette::server::terminated().unwrap();
     let pid = std::process::id().to_string();
     let killed = std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap();

@@ -1,4 +1,4 @@
-//! A real server on free ports over a model whose scores a test can compute for itself.
+//! A real server on free ports, with a model whose scores a test can compute.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -22,18 +22,18 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::transport::Channel;
 
-/// A dense value that makes the model panic, and one that makes it fail.
+/// Dense values that make the model panic and fail.
 pub const PANIC: f32 = 666.0;
 pub const FAIL: f32 = 13.0;
 
-/// Scores a sample by a hash of its values, which any mix-up of samples changes.
+/// A model whose score is a hash of the sample's values, so that mixed-up samples get other scores.
 pub struct Fake {
     pub schema: Arc<Schema>,
     pub version: AtomicU64,
     pub ready: AtomicBool,
-    /// Samples of every call that ended well.
+    /// The number of samples of every successful call.
     pub calls: Mutex<Vec<usize>>,
-    /// Calls begun, and whether they may go on.
+    /// Number of calls that have begun, and whether they may continue.
     door: Mutex<(usize, bool)>,
     opened: Condvar,
 }
@@ -50,7 +50,7 @@ impl Fake {
         })
     }
 
-    /// Lets calls begin but not end.
+    /// Lets calls begin, but not finish.
     pub fn hold(&self) {
         self.door.lock().unwrap().1 = false;
     }
@@ -164,12 +164,12 @@ fn schema() -> Schema {
     }
 }
 
-/// The same inputs for a network that multiplies them, and so overflows where they are huge.
+/// The same inputs for a network that multiplies them, so that huge values overflow.
 pub fn crossed_schema() -> Schema {
     Schema { architecture: Architecture::Dcn { cross_layers: 3, deep: vec![8] }, ..schema() }
 }
 
-/// One sample that `seed` tells from others, as its request and with its score.
+/// A request with values that depend on `seed`, and its scores.
 pub fn request(samples: usize, seed: u64) -> (PredictRequest, Vec<f32>) {
     let value = |sample: usize, salt: u64| seed.wrapping_mul(31).wrapping_add(sample as u64 * 7 + salt);
     let mut dense = Vec::new();
@@ -264,7 +264,7 @@ impl Running {
         Self { model, grpc, http, client, stop, server }
     }
 
-    /// Begins the drain and gives what its end will say.
+    /// Begins the drain, and returns its future result.
     pub fn stop(self) -> JoinHandle<Result<Drained, ServerError>> {
         self.stop.send(()).unwrap();
         self.server
@@ -279,7 +279,7 @@ impl Running {
         until(async || self.get("/metrics").await.1.lines().any(|l| l == line)).await;
     }
 
-    /// Sends a request in a task of its own.
+    /// Sends a request in a new task.
     pub fn send(&self, request: PredictRequest) -> JoinHandle<Result<Vec<f32>, tonic::Status>> {
         let mut client = self.client.clone();
         tokio::spawn(async move { client.predict(request).await.map(|r| r.into_inner().scores) })
@@ -300,7 +300,7 @@ pub async fn http_get(address: SocketAddr, path: &str) -> (u16, String) {
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
 }
 
-/// Asks again and again; gives up, failing the test, only when nothing happens for very long.
+/// Waits for a condition. Panics if it does not hold after a long time.
 pub async fn until(happened: impl AsyncFn() -> bool) {
     for _ in 0..30_000 {
         if happened().await {
@@ -308,5 +308,5 @@ pub async fn until(happened: impl AsyncFn() -> bool) {
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    panic!("it never happened");
+    panic!("the condition never held");
 }

@@ -1,5 +1,5 @@
-//! The wire itself: HTTP/2 frames written by hand, bytes that are no message, and messages that
-//! are no batch. Whatever comes, there is a status and the server lives on.
+//! The wire protocol: HTTP/2 frames written by hand, bytes that are not a message, and messages that are not
+//! a batch. The server answers everything with a status, and keeps running.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -19,10 +19,10 @@ use tonic::codegen::http::Request;
 use crate::serving::{Running, crossed_schema, request, score, until};
 use crate::trainer::engines;
 
-/// A gRPC connection that sends what it is told to.
+/// A gRPC connection that sends any bytes.
 struct Raw(h2::client::SendRequest<Bytes>);
 
-/// What came back: the status, its message, and the first message of the body.
+/// An answer: the status, its message, and the first message of the body.
 struct Answer {
     code: Code,
     message: String,
@@ -49,7 +49,7 @@ impl Raw {
         }
         let mut send = self.0.clone().ready().await.unwrap();
         let (response, mut body) = send.send_request(request.body(()).unwrap(), false).unwrap();
-        // The server may answer before it has read everything, which closes our side.
+        // The server may answer before it has read everything, and close our side.
         let _ = body.send_data(frames, true);
         let response = response.await.unwrap();
         let mut headers = response.headers().clone();
@@ -78,7 +78,7 @@ fn frame(message: &[u8]) -> Bytes {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_deadline_is_answered_as_the_protocol_says_and_not_computed() {
+async fn an_expired_deadline_is_answered_with_its_code_and_not_computed() {
     let running = Running::start().await;
     running.model.hold();
     let (message, scores) = request(1, 0);
@@ -86,7 +86,7 @@ async fn a_deadline_is_answered_as_the_protocol_says_and_not_computed() {
     until(async || running.model.begun() == 1).await;
     let raw = Raw::connect(running.grpc).await;
     let late = frame(&request(5, 1).0.encode_to_vec());
-    // Long enough for its message to be decoded on a machine that stalls: only then is its model known.
+    // Long enough to decode the message on a slow machine: the model is known only after that.
     let answer = raw.call(late, &[("grpc-timeout", "1S")]).await;
     assert_eq!(answer.code, Code::DeadlineExceeded, "{}", answer.message);
     running.until_metric("flechette_requests_total{model=\"ads\",code=\"DEADLINE_EXCEEDED\"} 1").await;
@@ -99,7 +99,7 @@ async fn a_deadline_is_answered_as_the_protocol_says_and_not_computed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bytes_that_are_no_message_are_internal_and_counted() {
+async fn undecodable_bytes_get_internal_and_are_counted() {
     let running = Running::start().await;
     let raw = Raw::connect(running.grpc).await;
     let answer = raw.call(frame(&[0xff; 9]), &[]).await;
@@ -108,7 +108,7 @@ async fn bytes_that_are_no_message_are_internal_and_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frame_that_claims_to_be_huge_is_refused_by_its_claim() {
+async fn a_frame_is_refused_by_its_claimed_length() {
     let running = Running::start().await;
     let raw = Raw::connect(running.grpc).await;
     let answer = raw.call(Bytes::from_static(&[0, 0xff, 0xff, 0xff, 0xff, 1]), &[]).await;
@@ -139,7 +139,7 @@ fn arbitrary_bytes_always_get_a_status() {
         .run(&strategy, |bytes| {
             let answer = runtime.block_on(raw.call(bytes, &[]));
             let known = [Code::Ok, Code::InvalidArgument, Code::NotFound, Code::Internal];
-            // A spoiled count may ask for too much; a spoiled flag byte is a compression nobody has.
+            // A changed count may exceed a limit. A changed flag byte is an unknown compression.
             let rare = [Code::ResourceExhausted, Code::Unimplemented];
             prop_assert!(known.contains(&answer.code) || rare.contains(&answer.code), "{}", answer.code);
             prop_assert!(!answer.message.contains("panic"), "{}", answer.message);
@@ -151,8 +151,8 @@ fn arbitrary_bytes_always_get_a_status() {
     assert_eq!(PredictResponse::decode(answer.body).unwrap().scores, scores);
 }
 
-/// What the rules of the protocol make of a request, written down apart from the server: scores,
-/// or the code of a refusal.
+/// The answer that the rules of the protocol require, computed without the server: scores, or the code of a
+/// refusal.
 fn expected(request: &PredictRequest) -> Result<Vec<f32>, Code> {
     let samples = request.samples as usize;
     let invalid = Err(Code::InvalidArgument);
@@ -209,7 +209,7 @@ fn expected(request: &PredictRequest) -> Result<Vec<f32>, Code> {
     Ok(scored.collect())
 }
 
-/// One thing done to a valid request; many leave it valid.
+/// One change of a valid request. Many keep it valid.
 fn change() -> impl Strategy<Value = fn(&mut PredictRequest, u64)> {
     let changes: Vec<fn(&mut PredictRequest, u64)> = vec![
         |r, n| r.samples = n as u32 % 80,
@@ -271,7 +271,7 @@ fn requests() -> impl Strategy<Value = PredictRequest> {
 }
 
 #[test]
-fn arbitrary_requests_get_exactly_what_the_rules_say() {
+fn arbitrary_requests_get_the_answer_that_the_rules_require() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let running = runtime.block_on(Running::start());
     let raw = runtime.block_on(Raw::connect(running.grpc));
@@ -299,12 +299,12 @@ fn arbitrary_requests_get_exactly_what_the_rules_say() {
     assert!(good > 300 && refused > 300, "both kinds were tried: {good} good, {refused} refused");
 }
 
-/// Servers of one small model: without a cache, with one for every row and with a tight one.
+/// Servers of a small model: without a cache, with one for all rows, and with a small one.
 async fn real_servers() -> Vec<(Running, Raw)> {
     let models = tempfile::tempdir().unwrap();
     let sgd = Optimizer::new(Kind::Sgd, 0.1);
     trainer::initialise(&crossed_schema(), sgd, 1).unwrap().save(models.path(), "ads").unwrap();
-    // The version that the rules know.
+    // The version that `expected` assumes.
     let ads = models.path().join("ads");
     std::fs::rename(ads.join("1"), ads.join("7")).unwrap();
     let mut servers = Vec::new();
@@ -317,7 +317,7 @@ async fn real_servers() -> Vec<(Running, Raw)> {
 }
 
 #[test]
-fn arbitrary_requests_get_one_answer_of_a_real_model_with_any_cache_or_none() {
+fn arbitrary_requests_get_the_same_answer_of_a_real_model_with_any_cache() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let servers = runtime.block_on(real_servers());
     let mut runner = TestRunner::new(Config { cases: 2000, failure_persistence: None, ..Config::default() });

@@ -12,7 +12,7 @@ fn entry(item: u64, samples: usize, queued: Instant) -> Entry<u64> {
 }
 
 #[test]
-fn a_lone_request_goes_at_once_when_nothing_is_computed() {
+fn a_lone_request_is_taken_at_once_by_an_idle_model() {
     let (mut queue, now, mut taken) = (Queue::new(LIMITS), Instant::now(), Taken::default());
     queue.push(entry(1, 1, now)).unwrap();
     assert_eq!(queue.take(now, |_| false, &mut taken), Next::Work);
@@ -20,7 +20,7 @@ fn a_lone_request_goes_at_once_when_nothing_is_computed() {
 }
 
 #[test]
-fn a_batch_fills_while_another_is_computed_but_no_longer_than_the_delay() {
+fn a_batch_fills_for_at_most_the_delay_while_another_is_computed() {
     let (mut queue, now, mut taken) = (Queue::new(LIMITS), Instant::now(), Taken::default());
     queue.push(entry(1, 1, now)).unwrap();
     queue.take(now, |_| false, &mut taken);
@@ -35,7 +35,7 @@ fn a_batch_fills_while_another_is_computed_but_no_longer_than_the_delay() {
 }
 
 #[test]
-fn a_worker_that_comes_back_takes_what_waits_without_delay() {
+fn a_worker_that_finishes_takes_queued_requests_without_delay() {
     let (mut queue, now, mut taken) = (Queue::new(LIMITS), Instant::now(), Taken::default());
     queue.push(entry(1, 1, now)).unwrap();
     queue.take(now, |_| false, &mut taken);
@@ -45,7 +45,7 @@ fn a_worker_that_comes_back_takes_what_waits_without_delay() {
 }
 
 #[test]
-fn an_entry_larger_than_a_batch_goes_alone() {
+fn an_entry_larger_than_a_batch_is_a_batch_of_its_own() {
     let (mut queue, now, mut taken) = (Queue::new(LIMITS), Instant::now(), Taken::default());
     queue.push(entry(1, 30, now)).unwrap();
     queue.push(entry(2, 1, now)).unwrap();
@@ -54,7 +54,7 @@ fn an_entry_larger_than_a_batch_goes_alone() {
 }
 
 #[test]
-fn a_closed_queue_refuses_and_empties() {
+fn a_closed_queue_refuses_pushes_and_can_be_emptied() {
     let (mut queue, now, mut taken) = (Queue::new(LIMITS), Instant::now(), Taken::default());
     queue.push(entry(1, 1, now)).unwrap();
     queue.close();
@@ -94,7 +94,7 @@ proptest! {
     ) {
         let mut queue = Queue::new(LIMITS);
         let mut now = Instant::now();
-        // What a plain list of the accepted entries says should wait.
+        // The model: a plain list of the accepted entries.
         let mut waiting: VecDeque<Waiting> = VecDeque::new();
         let (mut number, mut computing) = (0u64, 0usize);
         let mut ends = steps;
@@ -117,7 +117,7 @@ proptest! {
                         }
                         Err(refused) => {
                             prop_assert!(!fits);
-                            prop_assert_eq!(refused, Refused::Full { queued: held, came: size });
+                            prop_assert_eq!(refused, Refused::Full { queued: held, size });
                         }
                     }
                 }

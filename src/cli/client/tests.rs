@@ -2,7 +2,7 @@ use super::*;
 use crate::schema::preset::{self, ArchKind};
 
 #[test]
-fn columns_are_sent_as_they_stand() {
+fn columns_are_sent_without_hashing() {
     let text = RawFeature {
         offsets: vec![0, 1, 2],
         values: RawValues::Text { bytes: b"abc".to_vec(), ends: vec![0, 3] },
@@ -16,7 +16,7 @@ fn columns_are_sent_as_they_stand() {
 }
 
 #[test]
-fn a_request_names_the_features_in_the_schemas_order() {
+fn a_request_has_the_features_in_the_order_of_the_schema() {
     let schema = preset::criteo(ArchKind::Dlrm, 4, 10);
     let column = RawFeature { offsets: vec![0, 1], values: RawValues::Ids(vec![3]) };
     let raw = RawBatch { samples: 1, dense: vec![0.5; 13], features: vec![column; 26], labels: None };

@@ -1,4 +1,5 @@
-//! A model's cache, as the configuration has it, in front of the model's store.
+//! Builds the lookup tier of a model from the configuration: a cache in front of the store, or the store
+//! alone.
 
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use anyhow::Context;
 use crate::cache::key::KeyWidth;
 use crate::cache::policy::Watermarks;
 use crate::cache::{AdmissionOption, CacheOptions, CacheShape, EvictionOption, FlatCache, TableShape};
-use crate::cli::InputError;
+use crate::cli::{InputError, error_line};
 use crate::config::{CacheAdmission, CacheConfig, CacheEviction, CacheMode, CacheSize, Config, DeviceKind};
 use crate::device::cuda::Nvidia;
 use crate::device::cuda::pinned::PinnedHost;
@@ -19,67 +20,65 @@ use crate::schema::Schema;
 use crate::store::{Opened, PlainMemory};
 use crate::types::TableId;
 
-/// Share of the rows that a cache holds when its size is not given.
+/// The default of `cache.fraction`.
 const DEFAULT_FRACTION: f64 = 0.1;
 
-/// What all models' caches are made of.
-pub(crate) struct Fronts<'c> {
+/// Builds the lookup tiers of all models.
+pub(crate) struct TierBuilder<'c> {
     pub config: &'c Config,
-    /// The GPU, where one was taken.
     pub device: Option<Arc<Nvidia>>,
-    /// The counts that the configuration names, if it names any.
+    /// The rows of `cache.counts`.
     pub counts: Option<Ranked>,
 }
 
-/// A cache in front of a model's store, and what was known of the store's rows.
-pub(crate) struct Fronted {
-    pub front: LookupTier,
-    /// The model's rows by descending count, where counts were given.
+pub(crate) struct BuiltTier {
+    pub tier: LookupTier,
+    /// The model's rows in `cache.counts`, by descending count.
     pub ranked: Vec<(TableId, u64)>,
 }
 
-/// The counts that the configuration names, if it names any.
+/// Reads the file of `cache.counts`, if one is configured.
 pub(crate) fn counts(config: &CacheConfig) -> anyhow::Result<Option<Ranked>> {
     let Some(path) = &config.counts else { return Ok(None) };
     let ranked = Ranked::read(path).map_err(|e| InputError(e.into())).context("cache.counts")?;
     Ok(Some(ranked))
 }
 
-impl Fronts<'_> {
-    /// The cache in front of a model's store, if there is to be one. Where it is to point at rows, the store is
-    /// brought into RAM.
-    pub(crate) fn make(&self, opened: &mut Opened) -> anyhow::Result<Fronted> {
+impl TierBuilder<'_> {
+    /// Builds the tier of a model. If the cache may point at rows, the tables are loaded into RAM.
+    pub(crate) fn build(&self, opened: &mut Opened) -> anyhow::Result<BuiltTier> {
         let config = &self.config.cache;
         let on = match config.mode {
             CacheMode::On => true,
             CacheMode::Off => false,
-            // A cache of RAM in RAM only costs.
+            // Caching RAM in RAM only costs time.
             CacheMode::Auto => self.device.is_some() || !fits_ram(opened),
         };
         if !on {
             if config.size.is_some() {
-                tracing::warn!("cache.bytes or cache.fraction is given, but cache.mode auto means off here");
+                tracing::warn!("cache.bytes or cache.fraction has no effect: cache.mode auto means off here");
             }
             if self.device.is_some() {
-                tracing::warn!("cache.mode is off: without a cache the device has nothing to do");
+                tracing::warn!("cache.mode is off: the GPU is not used without a cache");
             }
-            return Ok(Fronted { front: LookupTier::Store, ranked: Vec::new() });
+            return Ok(BuiltTier { tier: LookupTier::Store, ranked: Vec::new() });
         }
         let rows = |counts: &Ranked| {
             counts.rows_of(&opened.schema).into_iter().map(|(t, row)| (t, row.row)).collect()
         };
         let mut ranked: Vec<(TableId, u64)> = self.counts.as_ref().map_or_else(Vec::new, rows);
         if self.counts.is_some() && ranked.is_empty() {
-            tracing::warn!("cache.counts: no row of this model's tables is in it");
+            tracing::warn!("cache.counts: contains no row of this model's tables");
         }
         let mut options = options(config, &mut ranked, opened);
-        let front = match &self.device {
+        let tier = match &self.device {
             None => self.on_host(opened, &mut options)?,
             Some(device) => match self.on_device(device, opened, &mut options) {
-                Ok(front) => front,
+                Ok(tier) => tier,
                 Err(error) if self.config.device.kind == DeviceKind::Auto => {
                     tracing::warn!(
-                        "this model's cache lies on the host, since device.kind is auto: {error:#}"
+                        "device.kind is auto: this model's cache is on the host: {}",
+                        error_line(error.as_ref())
                     );
                     self.on_host(opened, &mut options)?
                 }
@@ -89,7 +88,7 @@ impl Fronts<'_> {
         if let EvictionOption::Lfu(rows) = std::mem::take(&mut options.eviction) {
             ranked = rows;
         }
-        Ok(Fronted { front, ranked })
+        Ok(BuiltTier { tier, ranked })
     }
 
     fn on_host(&self, opened: &mut Opened, options: &mut CacheOptions) -> anyhow::Result<LookupTier> {
@@ -127,17 +126,17 @@ impl Fronts<'_> {
     }
 }
 
-/// Most samples of a batch: of a merged one, or of a request that goes alone.
+/// Most samples of a batch: a merged one, or one large request.
 pub(crate) fn max_samples(config: &Config) -> usize {
     config.batcher.max_samples.max(config.server.max_samples)
 }
 
-/// Whether the tables take at most half of the memory: half is left to whatever else there is.
+/// Whether the tables take at most half of the memory; the other half is for everything else.
 pub(crate) fn fits_ram(opened: &Opened) -> bool {
     memory_bytes().is_none_or(|ram| opened.store.row_bytes() <= ram / 2)
 }
 
-/// What the configuration says, besides pointers. The ranked rows are taken where eviction goes by them.
+/// The configured options without pointers. `lfu` takes the ranked rows out of `ranked`.
 fn options(config: &CacheConfig, ranked: &mut Vec<(TableId, u64)>, opened: &Opened) -> CacheOptions {
     CacheOptions {
         admission: match config.admission {
@@ -150,7 +149,7 @@ fn options(config: &CacheConfig, ranked: &mut Vec<(TableId, u64)>, opened: &Open
             CacheEviction::Lfu => EvictionOption::Lfu(std::mem::take(ranked)),
         },
         watermarks: Watermarks { high: config.high_watermark, low: config.low_watermark },
-        // The configuration takes no other width.
+        // Configuration has checked the width.
         key_width: KeyWidth::new(config.key_bits).unwrap_or(KeyWidth::W64),
         pointers: 0,
         version: opened.store.version(),
@@ -158,13 +157,15 @@ fn options(config: &CacheConfig, ranked: &mut Vec<(TableId, u64)>, opened: &Open
     }
 }
 
-/// At how many rows the cache may point.
+/// Most rows that the cache may point at.
 fn pointers(config: &CacheConfig, opened: &Opened) -> u64 {
     if config.pointers == 0.0 {
         return 0;
     }
     if !fits_ram(opened) {
-        tracing::warn!("cache.pointers: the tables do not fit in half of the memory; nothing is pointed at");
+        tracing::warn!(
+            "cache.pointers: no pointers are used, because the tables do not fit in half of the memory"
+        );
         return 0;
     }
     let rows: f64 = opened.store.tables().iter().map(|table| table.rows() as f64).sum();
@@ -179,7 +180,7 @@ fn shape(size: Option<CacheSize>, schema: &Schema, options: &CacheOptions) -> an
             Ok(CacheShape::for_options(fraction, tables, options).map_err(|e| InputError(e.into()))?)
         }
         CacheSize::Bytes(bytes) => {
-            let bytes = usize::try_from(bytes).context("cache.bytes: past this machine's memory")?;
+            let bytes = usize::try_from(bytes).context("cache.bytes: more than this machine can address")?;
             Ok(CacheShape { bytes, tables })
         }
     }

@@ -1,4 +1,4 @@
-//! `flechette serve`: loads every model of a directory and answers over gRPC until told to stop.
+//! `flechette serve`: loads every model of a directory and serves them over gRPC until SIGTERM or SIGINT.
 
 mod cache;
 mod warm;
@@ -9,7 +9,10 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow};
 
 use crate::cli::InputError;
+use crate::cli::training::compute_threads;
+use crate::config::settings::help;
 use crate::config::{Config, DeviceKind, Flags, TraceConfig};
+use crate::device::cuda::Nvidia;
 use crate::device::{self, Choice, cuda};
 use crate::engine::{Engine, EngineParts, LookupTier, read_weights};
 use crate::metrics::{Metrics, ModelMetrics};
@@ -20,36 +23,28 @@ use crate::server::{Server, ServerParts, terminated};
 use crate::store::hot_rows::STATE;
 use crate::store::{self, Opened};
 use crate::trace::recorder::{Recorder, RecorderOptions};
-use cache::{Fronted, Fronts};
+use cache::{BuiltTier, TierBuilder};
 
 pub(crate) use warm::Saving;
 
-/// Flags of `serve`. Every one wins over the environment and the file.
+/// Flags of `serve`. Each overrides the environment and the file.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Directory of models
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", help = help("server.models"))]
     pub models: Option<String>,
-    /// Where gRPC listens [default: 127.0.0.1:8001]
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", help = help("server.grpc"))]
     pub grpc: Option<String>,
-    /// Where metrics, health and status listen [default: 127.0.0.1:8002]
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", help = help("server.http"))]
     pub http: Option<String>,
-    /// auto, host or cuda
-    #[arg(long, value_name = "KIND")]
+    #[arg(long, value_name = "KIND", help = help("device.kind"))]
     pub device: Option<String>,
-    /// Threads that compute; all cores when 0
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help = help("threads.compute"))]
     pub threads: Option<String>,
-    /// auto, on or off
-    #[arg(long, value_name = "MODE")]
+    #[arg(long, value_name = "MODE", help = help("cache.mode"))]
     pub cache_mode: Option<String>,
-    /// Bytes of the cache, index and rows: 512MiB, 4G, ...
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", help = help("cache.bytes"))]
     pub cache_bytes: Option<String>,
-    /// Room for this share of a model's rows: 0.1
-    #[arg(long, value_name = "SHARE")]
+    #[arg(long, value_name = "SHARE", help = help("cache.fraction"))]
     pub cache_fraction: Option<String>,
 }
 
@@ -72,7 +67,7 @@ impl Args {
 /// Serves until SIGTERM or SIGINT, then drains.
 ///
 /// # Errors
-/// A setting, a directory, a model or a port that cannot be used.
+/// When a setting, the directory, a model or a port cannot be used.
 pub(crate) fn run(config: &Config) -> anyhow::Result<()> {
     let models = config.server.models.clone();
     let models = models.ok_or_else(|| InputError(anyhow!("server.models: missing: give --models DIR")))?;
@@ -83,17 +78,17 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<()> {
         tracing::info!(grpc = %server.grpc_addr(), http = %server.http_addr(), "serving");
         let saving = serving.save_hot_rows(config, &models)?;
         let drained = server.run(terminated).await?;
-        // Saves for the last time. No call waits for this thread any more.
+        // Saves the hot rows a last time. No call is in flight, so this thread may block.
         drop(saving);
         tracing::info!(given_up = drained.given_up, "stopped");
         Ok(())
     })
 }
 
-/// The runtime that speaks the network.
+/// The runtime that serves the network.
 ///
 /// # Errors
-/// When the system gives no threads.
+/// When the system cannot start a thread.
 pub fn runtime(config: &Config) -> anyhow::Result<tokio::runtime::Runtime> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder.worker_threads(config.threads.io).enable_all().build().context("threads.io")
@@ -101,7 +96,7 @@ pub fn runtime(config: &Config) -> anyhow::Result<tokio::runtime::Runtime> {
 
 /// Loaded models, ready to be served.
 pub struct Serving {
-    /// One engine a model.
+    /// One for each model.
     pub engines: Vec<Arc<Engine>>,
     metrics: Arc<Metrics>,
 }
@@ -110,73 +105,33 @@ impl Serving {
     /// Loads the highest good version of every model in the directory.
     ///
     /// # Errors
-    /// A directory without models, a model without a good version, a cache that cannot be made.
+    /// When the directory has no models, a model has no good version, or a cache cannot be built.
     pub fn load(config: &Config, models: &Path) -> anyhow::Result<Self> {
-        let open = || cuda::open(0, config.device.kernel_cache.as_deref());
-        let device = device::choose(config.device.kind, open).map_err(|e| InputError(e.into()))?;
-        if device.is_fallback() {
-            tracing::warn!("{device}");
-        } else {
-            tracing::info!("{device}");
-        }
-        let device = match device {
-            Choice::Host { .. } => None,
-            Choice::Cuda(device) => Some(Arc::new(device)),
+        let loader = Loader {
+            config,
+            models,
+            tiers: TierBuilder {
+                config,
+                device: choose_device(config)?,
+                counts: cache::counts(&config.cache)?,
+            },
+            threads: Arc::new(compute_threads(config)?),
+            metrics: Arc::new(Metrics::new().context("metrics")?),
         };
-        let threads = rayon::ThreadPoolBuilder::new().num_threads(config.threads.compute).build();
-        let threads = Arc::new(threads.context("threads.compute")?);
-        let metrics = Arc::new(Metrics::new().context("metrics")?);
-        let names = store::models(models).map_err(|e| InputError(e.into()))?;
+        let names = store::models(models).map_err(|e| InputError(e.into())).context("server.models")?;
         if names.is_empty() {
             return Err(InputError(anyhow!("server.models: no model in {}", models.display())).into());
         }
-        let fronts = Fronts { config, device, counts: cache::counts(&config.cache)? };
-        let engine = |name: &String| -> anyhow::Result<Arc<Engine>> {
-            let mut latest = store::open_latest_with(models, name, check_weights)?;
-            let Fronted { front, ranked } = fronts.make(&mut latest.opened)?;
-            match &front {
-                LookupTier::Store => latest.opened.store.prefault(),
-                // What the cache misses is mostly cold, and a page of it is enough.
-                _ if !cache::fits_ram(&latest.opened) => latest.opened.store.expect_disk(),
-                _ => {}
-            }
-            let metrics = metrics.model(name, &latest.opened.schema);
-            let recorder = recorder_of(&config.trace, &latest.opened.schema, &models.join(name), &metrics)?;
-            let parts = EngineParts {
-                name: name.clone(),
-                lookup_tier: front,
-                metrics,
-                threads: threads.clone(),
-                max_samples: cache::max_samples(config),
-            };
-            let table_bytes = latest.opened.store.row_bytes();
-            let engine = Engine::new(latest.opened, parts)?.with_pointers();
-            match engine.self_test() {
-                Err(error) if config.device.kind == DeviceKind::Cuda => return Err(error.into()),
-                // `auto`: the engine has said so, and scores from the store.
-                Err(_) | Ok(()) => {}
-            }
-            let cache_bytes = engine.cache_stats().map(|stats| stats.total_bytes);
-            let version = engine.version();
-            tracing::info!(model = name, %version, table_bytes, cache_bytes = cache_bytes.unwrap_or(0), "loaded");
-            if config.cache.warm && cache_bytes.is_some() {
-                warm::fill(&engine, models, ranked);
-            }
-            Ok(Arc::new(match recorder {
-                Some(recorder) => engine.with_recorder(recorder),
-                None => engine,
-            }))
-        };
-        let engines = names.iter().map(|name| engine(name).with_context(|| format!("model {name:?}")));
-        let engines = engines.collect::<Result<_, _>>()?;
-        Ok(Self { engines, metrics })
+        let load = |name: &String| loader.load(name).with_context(|| format!("model {name:?}"));
+        let engines = names.iter().map(load).collect::<Result<_, _>>()?;
+        Ok(Self { engines, metrics: loader.metrics })
     }
 
-    /// Saves the hot rows of the caches now and then, and once more when what it gives is dropped; nothing where
-    /// `cache.warm` is off.
+    /// Saves the hot rows of the caches every `cache.save_seconds`, and once more when the result is dropped.
+    /// Does nothing if `cache.warm` is off.
     ///
     /// # Errors
-    /// When the system gives no thread.
+    /// When the system cannot start a thread.
     pub fn save_hot_rows(&self, config: &Config, models: &Path) -> anyhow::Result<Option<Saving>> {
         let saving = config.cache.warm.then(|| Saving::start(&self.engines, models, config.cache.save));
         saving.transpose().context("cache.save_seconds: thread")
@@ -185,7 +140,7 @@ impl Serving {
     /// Binds both ports.
     ///
     /// # Errors
-    /// A port that cannot be had.
+    /// When a port cannot be bound.
     pub async fn bind(&self, config: &Config) -> anyhow::Result<Server> {
         let models = self.engines.iter().map(|engine| engine.clone() as Arc<dyn Predict>).collect();
         let (server, batcher) = (config.server.clone(), config.batcher.clone());
@@ -193,13 +148,78 @@ impl Serving {
     }
 }
 
-/// Whether a version's dense tensors are its architecture's.
+/// The GPU to use, or `None` for the host.
+fn choose_device(config: &Config) -> anyhow::Result<Option<Arc<Nvidia>>> {
+    let open = || cuda::open(0, config.device.kernel_cache.as_deref());
+    let device = device::choose(config.device.kind, open).map_err(|e| InputError(e.into()))?;
+    if device.is_fallback() {
+        tracing::warn!("{device}");
+    } else {
+        tracing::info!("{device}");
+    }
+    Ok(match device {
+        Choice::Host { .. } => None,
+        Choice::Cuda(device) => Some(Arc::new(device)),
+    })
+}
+
+/// Loads models. Its fields are shared by all models.
+struct Loader<'c> {
+    config: &'c Config,
+    models: &'c Path,
+    tiers: TierBuilder<'c>,
+    threads: Arc<rayon::ThreadPool>,
+    metrics: Arc<Metrics>,
+}
+
+impl Loader<'_> {
+    /// The engine of a model's highest good version, with a warm cache.
+    fn load(&self, name: &str) -> anyhow::Result<Arc<Engine>> {
+        let Self { config, models, .. } = *self;
+        let mut opened = store::open_latest_with(models, name, check_weights)?.opened;
+        let BuiltTier { tier, ranked } = self.tiers.build(&mut opened)?;
+        match &tier {
+            LookupTier::Store => opened.store.prefault(),
+            // Misses are mostly cold rows, so reading ahead of them would be wasted.
+            _ if !cache::fits_ram(&opened) => opened.store.expect_disk(),
+            _ => {}
+        }
+        let metrics = self.metrics.model(name, &opened.schema);
+        let recorder = recorder_of(&config.trace, &opened.schema, &models.join(name), &metrics)?;
+        let parts = EngineParts {
+            name: name.to_owned(),
+            lookup_tier: tier,
+            metrics,
+            threads: self.threads.clone(),
+            max_samples: cache::max_samples(config),
+        };
+        let table_bytes = opened.store.row_bytes();
+        let engine = Engine::new(opened, parts)?.with_pointers();
+        match engine.self_test() {
+            Err(error) if config.device.kind == DeviceKind::Cuda => return Err(error.into()),
+            // With `auto` the engine has logged the failure, and computes scores on the host.
+            Err(_) | Ok(()) => {}
+        }
+        let cache_bytes = engine.cache_stats().map(|stats| stats.total_bytes);
+        let version = engine.version();
+        tracing::info!(model = name, %version, table_bytes, cache_bytes = cache_bytes.unwrap_or(0), "loaded");
+        if config.cache.warm && cache_bytes.is_some() {
+            warm::fill(&engine, models, ranked);
+        }
+        Ok(Arc::new(match recorder {
+            Some(recorder) => engine.with_recorder(recorder),
+            None => engine,
+        }))
+    }
+}
+
+/// Checks that a version's dense tensors are those of its architecture.
 fn check_weights(opened: &Opened) -> Result<(), String> {
     let model = Model::new(&opened.schema);
     read_weights(&model, opened).map(|_| ()).map_err(|e| e.to_string())
 }
 
-/// The recorder of a model's accesses, if there is to be one. `folder` is the model's.
+/// Starts recording a model's accesses, if `trace.rate` is not 0. `folder` is the model's directory.
 fn recorder_of(
     config: &TraceConfig,
     schema: &Schema,
@@ -212,6 +232,6 @@ fn recorder_of(
     let folder = folder.join(STATE);
     let options = RecorderOptions { folder, rate: config.rate, max_bytes: config.max_bytes };
     let recorder = Recorder::start(schema, &options, metrics.clone());
-    let told = || format!("trace.rate: {}: cannot record", options.folder.display());
-    Ok(Some(recorder.with_context(told)?))
+    let failed = || format!("trace.rate: cannot record in {}", options.folder.display());
+    Ok(Some(recorder.with_context(failed)?))
 }

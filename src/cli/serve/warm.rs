@@ -1,8 +1,8 @@
-//! The hot rows of a server's caches, from one run to the next.
+//! Warm start: the hot rows of the caches are saved, and fill the caches at the next start.
 //!
-//! Before a model is ready its cache is filled with the rows that the last run saved, or else with those that
-//! counts name. While it serves, and at its end, a thread saves what the caches hold. Nothing of this can keep a
-//! server from serving: what does not work is logged and left.
+//! Before a model is ready, its cache is filled with the rows that the last run saved, or else with the rows
+//! of `cache.counts`. While the server runs and when it stops, a thread saves which rows the caches hold. A
+//! failure is logged and never stops the server.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::schema::Schema;
 use crate::store::hot_rows::{HotRows, MAX_ROWS};
 use crate::types::TableId;
 
-/// Fills an engine's cache with the rows that were saved of its model, or with `ranked` where none were.
+/// Fills an engine's cache with the saved rows of its model, or with `ranked` if there are none.
 pub(crate) fn fill(engine: &Engine, models: &Path, ranked: Vec<(TableId, u64)>) {
     let description = engine.describe();
     let model = description.model.as_str();
@@ -35,23 +35,26 @@ pub(crate) fn fill(engine: &Engine, models: &Path, ranked: Vec<(TableId, u64)>) 
     tracing::info!(model, from, rows = warmed.stored, full = warmed.full, skipped, "cache warmed");
 }
 
-/// Rows by the schema's tables. Those of a table that it has not get a number that no table has.
+/// The saved rows with the table ids of this schema. A table that the schema does not have gets an invalid
+/// id.
 fn by_table(saved: HotRows, schema: &Schema) -> Vec<(TableId, u64)> {
-    let place = |name: &String| schema.tables.iter().position(|table| table.name == *name);
-    let id = |name| place(name).map_or(TableId(u32::MAX), |place| TableId(place as u32));
+    let index = |name: &String| schema.tables.iter().position(|table| table.name == *name);
+    let id = |name| index(name).map_or(TableId(u32::MAX), |index| TableId(index as u32));
     let tables: Vec<TableId> = saved.tables.iter().map(id).collect();
     saved.rows.into_iter().map(|(table, row)| (tables[table as usize], row)).collect()
 }
 
-/// Saves the caches' rows on a thread of its own: now and then, and once more when it is dropped.
+/// A thread that saves the rows of the caches at intervals, and once more when this is dropped.
 pub struct Saving {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Saving {
+    /// Starts the thread. Without `every`, rows are saved only when this is dropped.
+    ///
     /// # Errors
-    /// When the system gives no thread.
+    /// When the system cannot start a thread.
     pub(crate) fn start(
         engines: &[Arc<Engine>],
         models: &Path,
@@ -62,12 +65,12 @@ impl Saving {
         let (stop, stopped) = mpsc::channel::<()>();
         let thread = std::thread::Builder::new().name("save-hot-rows".into()).spawn(move || {
             loop {
-                let told = match every {
+                let waited = match every {
                     Some(every) => stopped.recv_timeout(every),
                     None => stopped.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 };
                 saver.save();
-                if told != Err(RecvTimeoutError::Timeout) {
+                if waited != Err(RecvTimeoutError::Timeout) {
                     return;
                 }
             }
@@ -90,7 +93,7 @@ impl Drop for Saving {
 struct Saver {
     engines: Vec<Arc<Engine>>,
     models: PathBuf,
-    /// Models whose last save failed, which was logged.
+    /// Models whose last save failed. Only the first failure in a row is logged.
     failing: HashSet<String>,
 }
 
@@ -98,7 +101,7 @@ impl Saver {
     fn save(&mut self) {
         for engine in &self.engines {
             let mut rows = engine.hot_rows();
-            // Of a cache that nobody has used there is nothing to know.
+            // The cache was not used yet; an older save is better than an empty one.
             if rows.is_empty() {
                 continue;
             }
@@ -115,7 +118,7 @@ impl Saver {
                     self.failing.remove(&model);
                 }
                 Err(reason) if !self.failing.contains(&model) => {
-                    tracing::warn!(model, %reason, "hot rows not saved: the next start will be a cold one");
+                    tracing::warn!(model, %reason, "hot rows not saved: the next start is cold");
                     self.failing.insert(model);
                 }
                 Err(_) => {}

@@ -2,6 +2,7 @@
 
 mod trained;
 
+use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -11,9 +12,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::cli::InputError;
+use crate::cli::flags::whole;
 use crate::cli::scratchpad::{PipelineFlags, SizeFlag, training_device};
 use crate::cli::training::{TrainingFlags, compute_threads, is_pipe};
+use crate::cli::{InputError, print};
 use crate::config::{Config, Flags};
 use crate::device::cuda::Nvidia;
 use crate::schema::Schema;
@@ -31,39 +33,41 @@ pub(crate) struct Args {
     /// File to evaluate on after training
     #[arg(long, value_name = "FILE")]
     valid: Option<PathBuf>,
-    /// Writes the scores of `--valid` here, one a line
+    /// File for the scores of --valid, one per line
     #[arg(long, value_name = "FILE", requires = "valid")]
     valid_out: Option<PathBuf>,
-    /// Directory of models; made when it is not there
+    /// Directory of the models; created if it does not exist
     #[arg(long, value_name = "DIR")]
     models: PathBuf,
     /// Name of the model
     #[arg(long)]
     name: String,
-    /// How often all the data is gone through
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Passes over the data
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<u32>(1, u64::from(u32::MAX)))]
     epochs: u32,
-    /// Keeps the rows on disk, and in memory a scratchpad: min, a fraction of all rows, or bytes
+    /// Keeps rows on disk and a scratchpad of this size in memory: min (room for the largest sample), a
+    /// fraction of all rows, or bytes
     #[arg(long, value_name = "S")]
     scratchpad: Option<SizeFlag>,
     #[command(flatten)]
     pipeline: PipelineFlags,
     /// Data-parallel replicas, each with a share of every batch
-    #[arg(long, value_name = "K", default_value_t = 1)]
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = whole::<usize>(0, u64::MAX))]
     replicas: usize,
-    /// Steps between two averagings of the replicas' rows; 1 exchanges gradients instead, and is exact to rounding
-    #[arg(long, value_name = "STEPS", default_value_t = 1)]
+    /// Steps after which replicas average their rows; 1 exchanges gradients instead, which is exact except
+    /// for rounding
+    #[arg(long, value_name = "STEPS", default_value_t = 1, value_parser = whole::<u64>(0, u64::MAX))]
     lambda: u64,
-    /// Puts the rows on disk in the order of --counts, and keeps that order beside the model's versions
+    /// Stores rows on disk in the order of --counts, and saves that order in the model's directory
     #[arg(long, requires = "counts")]
     reorder: bool,
-    /// Ends with one line of JSON
+    /// Prints one line of JSON at the end
     #[arg(long)]
     json: bool,
 }
 
-/// Samples of a batch that is scored.
-const EVALUATED: usize = 4096;
+/// Samples of an evaluated batch.
+const EVALUATION_BATCH: usize = 4096;
 
 impl Args {
     pub(crate) fn flags(&self) -> Flags {
@@ -71,10 +75,10 @@ impl Args {
     }
 }
 
-/// Trains, saves, evaluates.
+/// Trains, saves a version, evaluates it.
 ///
 /// # Errors
-/// Flags or data that cannot be used, and versions that cannot be written.
+/// When flags or data are wrong, or the version cannot be written.
 pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
     args.training.optimizer()?;
     let schema = read_schema(&args.training.model_config)?;
@@ -88,85 +92,110 @@ pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
 
 fn train(args: &Args, schema: &Schema, device: Option<Arc<Nvidia>>) -> anyhow::Result<()> {
     let mut trained = Trained::begin(args, schema, device)?;
-    let meter = Meter::new();
-    let (mut rows, mut skipped) = (0, 0);
-    let mut seconds = 0.0;
-    for epoch in 1..=args.epochs {
-        let mut reader = args.training.open(&args.training.data, schema)?;
-        let start = Instant::now();
-        let data = Data { reader: &mut *reader, batch: args.training.batch as usize, steps: u64::MAX };
-        rows = trained.epoch(data, |p| meter.show(epoch, p))?;
-        seconds += start.elapsed().as_secs_f64();
-        skipped = reader.skipped();
-    }
-    meter.bar.finish_and_clear();
-    if rows == 0 {
-        return Err(args.training.no_samples());
-    }
+    let pass = train_epochs(args, schema, &mut trained)?;
     let version = trained.save(&args.models, &args.name)?;
     let written = format!("{}/{}/{version}", args.models.display(), args.name);
     let quality =
         evaluate(args, &mut trained, version).with_context(|| format!("wrote {written}, not evaluated"))?;
-    let samples_per_s = rows as f64 * f64::from(args.epochs) / seconds;
-    eprintln!(
-        "trained {rows} rows x {} epoch(s), {} steps, {samples_per_s:.0} samples/s, {skipped} lines skipped",
-        args.epochs,
-        trained.network().steps()
-    );
-    if let Trained::OnDisk { pipeline, .. } = &trained {
-        let PlanStats { hits, fills, evictions, bubbles, splits, .. } = pipeline.stats();
-        eprintln!(
-            "scratchpad: {} slots, {hits} hits, {fills} fills, {evictions} evictions, {bubbles} bubbles, \
-             {splits} batches split",
-            pipeline.slots()
-        );
-        let worked =
-            pipeline.worked().map(|(stage, time)| format!("{} {:.1} s", stage.name(), time.as_secs_f64()));
-        eprintln!("stages worked: {}", worked.collect::<Vec<_>>().join(", "));
-        let settings = pipeline.settings();
-        if !settings.exact() {
-            let (replicas, apart) = (settings.replicas, settings.steps_apart());
-            eprintln!("{replicas} replicas, averaged at most {apart} steps apart: not exact");
-        }
-    }
-    if let Some(q) = quality {
-        eprintln!(
-            "validation: {} rows, AUC {}, log loss {:.4}, normalized entropy {}",
-            q.rows,
-            q.auc.map_or("-".into(), |auc| format!("{auc:.4}")),
-            q.log_loss,
-            q.normalized_entropy.map_or("-".into(), |ne| format!("{ne:.4}"))
-        );
-        if q.infinite > 0 {
-            eprintln!("validation: {} rows have an infinite loss", q.infinite);
-        }
-    }
+    eprint!("{}", text(&pass, &trained, quality.as_ref()));
     eprintln!("wrote {written}");
     if args.json {
         let json = serde_json::json!({
-            "model": args.name, "version": version.0, "rows": rows, "epochs": args.epochs,
-            "steps": trained.network().steps(), "skipped": skipped, "samples_per_s": samples_per_s,
-            "seconds": seconds, "valid_rows": quality.map(|q| q.rows),
+            "model": args.name, "version": version.0, "rows": pass.rows, "epochs": pass.epochs,
+            "steps": trained.state().steps(), "skipped": pass.skipped, "samples_per_s": pass.samples_per_s(),
+            "seconds": pass.seconds, "valid_rows": quality.map(|q| q.rows),
             "auc": quality.and_then(|q| q.auc), "logloss": quality.map(|q| q.log_loss),
             "normalized_entropy": quality.and_then(|q| q.normalized_entropy),
             "infinite_losses": quality.map(|q| q.infinite),
             "scratchpad": trained.scratchpad_json(),
         });
-        writeln!(std::io::stdout(), "{json}")?;
+        print(&format!("{json}\n"))?;
     }
     Ok(())
 }
 
+/// What one pass over the data read, and how long all passes took.
+struct Pass {
+    rows: u64,
+    skipped: u64,
+    epochs: u32,
+    seconds: f64,
+}
+
+impl Pass {
+    fn samples_per_s(&self) -> f64 {
+        self.rows as f64 * f64::from(self.epochs) / self.seconds
+    }
+}
+
+fn train_epochs(args: &Args, schema: &Schema, trained: &mut Trained) -> anyhow::Result<Pass> {
+    let meter = Meter::new();
+    let mut pass = Pass { rows: 0, skipped: 0, epochs: args.epochs, seconds: 0.0 };
+    for epoch in 1..=args.epochs {
+        let mut reader = args.training.open(&args.training.data, schema)?;
+        let start = Instant::now();
+        let data = Data { reader: &mut *reader, batch: args.training.batch as usize, steps: u64::MAX };
+        pass.rows = trained.epoch(data, |p| meter.show(epoch, p))?;
+        pass.seconds += start.elapsed().as_secs_f64();
+        pass.skipped = reader.skipped();
+    }
+    meter.bar.finish_and_clear();
+    if pass.rows == 0 {
+        return Err(args.training.no_samples());
+    }
+    Ok(pass)
+}
+
+fn text(pass: &Pass, trained: &Trained, quality: Option<&Quality>) -> String {
+    let Pass { rows, skipped, epochs, .. } = pass;
+    let (steps, samples_per_s) = (trained.state().steps(), pass.samples_per_s());
+    let mut text = format!(
+        "trained {rows} rows x {epochs} epoch(s), {steps} steps, {samples_per_s:.0} samples/s, \
+         {skipped} lines skipped\n"
+    );
+    // Writing to a string cannot fail.
+    if let Trained::OnDisk { pipeline, .. } = trained {
+        let PlanStats { hits, fills, evictions, bubbles, splits, .. } = pipeline.stats();
+        let slots = pipeline.slots();
+        let _ = writeln!(
+            text,
+            "scratchpad: {slots} slots, {hits} hits, {fills} fills, {evictions} evictions, \
+             {bubbles} bubbles, {splits} batches split"
+        );
+        let worked =
+            pipeline.worked().map(|(stage, time)| format!("{} {:.1} s", stage.name(), time.as_secs_f64()));
+        let _ = writeln!(text, "stages worked: {}", worked.collect::<Vec<_>>().join(", "));
+        let settings = pipeline.settings();
+        if !settings.exact() {
+            let (replicas, apart) = (settings.replicas, settings.steps_apart());
+            let _ = writeln!(text, "{replicas} replicas, averaged at most {apart} steps apart: not exact");
+        }
+    }
+    if let Some(q) = quality {
+        let shown = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.4}"));
+        let (rows, auc, entropy) = (q.rows, shown(q.auc), shown(q.normalized_entropy));
+        let _ = writeln!(
+            text,
+            "validation: {rows} rows, AUC {auc}, log loss {:.4}, normalized entropy {entropy}",
+            q.log_loss
+        );
+        if q.infinite > 0 {
+            let _ = writeln!(text, "validation: {} rows have an infinite loss", q.infinite);
+        }
+    }
+    text
+}
+
 fn evaluate(args: &Args, trained: &mut Trained, version: Version) -> anyhow::Result<Option<Quality>> {
     let Some(valid) = &args.valid else { return Ok(None) };
-    let schema = trained.network().schema().clone();
+    let schema = trained.state().schema().clone();
     let mut reader = args.training.open(std::slice::from_ref(valid), &schema)?;
     let mut lines = Vec::new();
-    // What is evaluated is the version: where its rows were rounded, those that were trained are not its.
+    // The version is evaluated, not the rows in training: the version may have rounded them.
     let written = store::open(&args.models, &args.name, version)?.store;
     let mut scores = Vec::new();
-    let quality = trainer::evaluate(&schema, &mut *reader, EVALUATED, |batch, logits| {
-        let state = trained.network_mut();
+    let quality = trainer::evaluate(&schema, &mut *reader, EVALUATION_BATCH, |batch, logits| {
+        let state = trained.state_mut();
         state.forward_rows_of(&written, batch)?;
         state.read_logits(logits);
         if args.valid_out.is_some() {
@@ -186,7 +215,7 @@ fn evaluate(args: &Args, trained: &mut Trained, version: Version) -> anyhow::Res
     Ok(quality)
 }
 
-/// Opens every file once, so that one that cannot be used is told of before hours of training.
+/// Opens every file once, so that a file that cannot be used is reported before hours of training.
 fn check_files(args: &Args, schema: &Schema) -> anyhow::Result<()> {
     for path in args.training.data.iter().chain(&args.valid).filter(|path| !is_pipe(path)) {
         let mut reader = args.training.open(std::slice::from_ref(path), schema)?;
@@ -198,7 +227,7 @@ fn check_files(args: &Args, schema: &Schema) -> anyhow::Result<()> {
     let Some(path) = args.valid_out.as_ref().filter(|path| !is_pipe(path)) else { return Ok(()) };
     let refused = |e| InputError(anyhow!("--valid-out: {}: {e}", path.display()));
     let new = !path.exists();
-    // What stands there is left as it is until there is something to put in its place.
+    // An existing file is not changed until there are scores to write.
     File::options().append(true).create(true).open(path).map_err(refused)?;
     if new {
         std::fs::remove_file(path).map_err(refused)?;
@@ -209,7 +238,7 @@ fn check_files(args: &Args, schema: &Schema) -> anyhow::Result<()> {
 /// Reads and checks a `model.toml`.
 ///
 /// # Errors
-/// A file that cannot be read or does not add up.
+/// When the file cannot be read or is not a valid schema.
 pub(crate) fn read_schema(path: &Path) -> anyhow::Result<Schema> {
     let text = std::fs::read_to_string(path)
         .map_err(|e| InputError(anyhow!("--model-config: {}: {e}", path.display())))?;
@@ -221,11 +250,11 @@ fn prepare_models(models: &Path) -> anyhow::Result<()> {
         .map_err(|e| InputError(anyhow!("--models: {}: {e}", models.display())).into())
 }
 
-/// The progress line, and what it shows: speed, and loss and AUC over the last samples.
+/// The progress line: speed, and loss and AUC of the last samples.
 struct Meter {
     bar: ProgressBar,
     start: Instant,
-    state: std::cell::RefCell<Recent>,
+    recent: std::cell::RefCell<Recent>,
 }
 
 /// A ring of the last scores and labels.
@@ -237,7 +266,7 @@ struct Recent {
     shown: Instant,
 }
 
-/// How many samples the running AUC looks back on.
+/// Samples of the running AUC.
 const RECENT: usize = 20_000;
 const REFRESH: Duration = Duration::from_millis(500);
 
@@ -249,11 +278,11 @@ impl Meter {
         }
         let now = Instant::now();
         let recent = Recent { probabilities: vec![], labels: vec![], next: 0, loss: f64::NAN, shown: now };
-        Self { bar, start: now, state: std::cell::RefCell::new(recent) }
+        Self { bar, start: now, recent: std::cell::RefCell::new(recent) }
     }
 
     fn show(&self, epoch: u32, progress: &Progress<'_>) {
-        let mut recent = self.state.borrow_mut();
+        let mut recent = self.recent.borrow_mut();
         for (&p, &y) in progress.probabilities.iter().zip(progress.labels) {
             recent.push(p, y);
         }

@@ -7,7 +7,7 @@ fn parsed(text: &'static str) -> Option<Duration> {
 }
 
 #[test]
-fn timeouts_are_read_as_the_protocol_writes_them() {
+fn timeouts_have_the_form_of_the_protocol() {
     assert_eq!(parsed("20m"), Some(Duration::from_millis(20)));
     assert_eq!(parsed("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
     assert_eq!(parsed("1n"), Some(Duration::from_nanos(1)));

@@ -20,7 +20,7 @@ fn cost(body: &[u8], piece: usize) -> Result<usize, Fault> {
     costs.sum()
 }
 
-/// What a decoded message holds, by the capacities of its vectors.
+/// The memory of a decoded message, by the capacities of its vectors.
 fn held(message: &PredictRequest) -> usize {
     let columns = message.features.iter().map(|column| {
         column.name.capacity()
@@ -47,7 +47,7 @@ fn column() -> impl Strategy<Value = FeatureColumn> {
 
 proptest! {
     #[test]
-    fn a_message_costs_at_least_what_it_becomes_however_it_is_cut(
+    fn the_cost_covers_the_decoded_message_however_it_is_cut(
         model in ".{0,9}",
         dense in prop::collection::vec(any::<f32>(), 0..30),
         features in prop::collection::vec(column(), 0..12),
@@ -58,12 +58,12 @@ proptest! {
         let whole = cost(&wire, wire.len()).unwrap();
         prop_assert_eq!(cost(&wire, piece), Ok(whole));
         let decoded = PredictRequest::decode(&wire[5..]).unwrap();
-        // An empty vector that gets its first entry takes room for four.
+        // The first entry of an empty vector allocates room for four.
         prop_assert!(whole + 16 >= held(&decoded) + wire.len() - 5, "{} for {}", whole, held(&decoded));
     }
 
     #[test]
-    fn what_is_decoded_was_counted_whole(message in prop::collection::vec(any::<u8>(), 0..60)) {
+    fn everything_that_is_decoded_was_charged(message in prop::collection::vec(any::<u8>(), 0..60)) {
         if let Ok(decoded) = PredictRequest::decode(&message[..]) {
             let groups = Fault::Malformed("a group");
             match cost(&framed(&message), 7) {
@@ -75,7 +75,7 @@ proptest! {
 }
 
 #[test]
-fn tiny_entries_cost_what_they_become() {
+fn tiny_entries_cost_their_decoded_size() {
     let columns = framed(&[0x2a, 0].repeat(MAX_FEATURES));
     assert!(cost(&columns, 1000).unwrap() >= MAX_FEATURES * size_of::<FeatureColumn>());
     let more = framed(&[0x2a, 0].repeat(MAX_FEATURES + 1));
@@ -89,7 +89,7 @@ fn tiny_entries_cost_what_they_become() {
 }
 
 #[test]
-fn a_second_message_is_counted_too_and_one_too_long_is_left_to_the_decoder() {
+fn a_second_message_is_charged_and_one_too_long_is_left_to_the_decoder() {
     let one = framed(&[0x10, 1]);
     assert_eq!(cost(&one.repeat(3), 4), Ok(3 * one.len()));
     let long = [vec![0, 0xff, 0, 0, 0], vec![0xff; 40]].concat();

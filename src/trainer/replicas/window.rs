@@ -73,7 +73,8 @@ impl<'a> Cached<'a> {
 }
 
 impl Window {
-    /// The window of these batches, whose rows are all in the scratchpad. `tables` has the slot layout of each table.
+    /// The window of these batches, whose rows are all in the scratchpad. `tables` gives the slots of each
+    /// table.
     pub(crate) fn of(casts: &[PreparedBatch], tables: &[SlotLayout]) -> Self {
         let mut start = 0;
         let tables = tables.iter().enumerate().map(|(t, &SlotLayout { size: class, words })| {

@@ -1,0 +1,40 @@
+//! Value parsers of flags. Their errors say what is accepted.
+
+use crate::config::{BYTES_FORM, parse_bytes};
+
+/// Parses whole numbers within these limits.
+pub(crate) fn whole<T: TryFrom<u64>>(
+    least: u64,
+    most: u64,
+) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static {
+    move |text| {
+        let number = text.parse().ok().filter(|number| (least..=most).contains(number));
+        let value = number.and_then(|number| T::try_from(number).ok());
+        value.ok_or_else(|| match most {
+            u64::MAX => format!("expected a whole number from {least}, digits only"),
+            most => format!("expected a whole number from {least} to {most}, digits only"),
+        })
+    }
+}
+
+/// Parses numbers within these limits.
+pub(crate) fn number(
+    least: f64,
+    most: f64,
+) -> impl Fn(&str) -> Result<f64, String> + Clone + Send + Sync + 'static {
+    move |text| {
+        let number = text.parse().ok().filter(|number| (least..=most).contains(number));
+        number.ok_or_else(|| format!("expected a number from {least} to {most}"))
+    }
+}
+
+/// Parses positive numbers.
+pub(crate) fn positive(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
+    number.ok_or_else(|| "expected a positive number, such as 0.02".to_owned())
+}
+
+/// Parses bytes.
+pub(crate) fn bytes(text: &str) -> Result<u64, String> {
+    parse_bytes(text).ok_or_else(|| format!("expected bytes {BYTES_FORM}"))
+}

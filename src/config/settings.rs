@@ -1,0 +1,276 @@
+//! Every setting: its key, flag, default and meaning, each written once.
+//!
+//! Configuration reads defaults from here, the command line its help, and `docs/settings.md` is generated
+//! from it. To add a setting, add it here, and read it in a function of its section (`layers.rs`,
+//! `cache.rs`).
+
+/// A key that can be configured.
+#[derive(Debug)]
+pub(crate) struct Setting {
+    /// `section.key`.
+    pub key: &'static str,
+    /// The flag that sets it, or "".
+    pub flag: &'static str,
+    pub default: Fallback,
+    /// One or two sentences in Markdown, without the period at the end.
+    pub about: &'static str,
+}
+
+/// What a setting is when no layer gives it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Fallback {
+    /// This text, which is read like text that the user wrote.
+    Text(&'static str),
+    /// It is computed, or there is none: these words describe it.
+    Words(&'static str),
+}
+
+use Fallback::{Text, Words};
+
+/// The settings of one section of the file.
+#[derive(Debug)]
+#[cfg_attr(not(test), expect(dead_code))] // only docs/settings.md has the name and the description
+pub(crate) struct Section {
+    pub name: &'static str,
+    pub about: &'static str,
+    pub settings: &'static [Setting],
+}
+
+const fn setting(key: &'static str, default: Fallback, about: &'static str) -> Setting {
+    Setting { key, flag: "", default, about }
+}
+
+impl Setting {
+    const fn flag(self, flag: &'static str) -> Self {
+        Self { flag, ..self }
+    }
+}
+
+pub(crate) const SECTIONS: &[Section] = &[
+    Section {
+        name: "server",
+        about: "The ports, the models, and the limits of requests and connections.",
+        settings: &[
+            setting(
+                "server.grpc",
+                Text("127.0.0.1:8001"),
+                "Address of the gRPC port; port 0 takes a free one",
+            )
+            .flag("--grpc"),
+            setting(
+                "server.http",
+                Text("127.0.0.1:8002"),
+                "Address of the HTTP port (metrics, health, status page); port 0 takes a free one",
+            )
+            .flag("--http"),
+            setting("server.models", Words("none"), "Directory of the models").flag("--models"),
+            setting("server.max_samples", Text("4096"), "Most samples of a request"),
+            setting("server.max_bytes", Text("16MiB"), "Most bytes of a request message"),
+            setting("server.max_requests", Text("8192"), "Most calls in flight, over all connections"),
+            setting(
+                "server.max_inflight_bytes",
+                Words("1GiB, or 16 × `server.max_bytes` if that is more"),
+                "Most memory for the messages of all calls in flight, encoded and decoded; at least \
+                 `server.max_bytes`",
+            ),
+            setting(
+                "server.max_connections",
+                Text("4096"),
+                "Most connections of each port; further ones are closed at once",
+            ),
+            setting(
+                "server.http_idle_seconds",
+                Text("75"),
+                "An HTTP connection is closed when it got no answer for this long",
+            ),
+            setting("server.max_streams", Text("1024"), "Most concurrent calls of one gRPC connection"),
+            setting(
+                "server.drain_seconds",
+                Text("30"),
+                "After SIGTERM, calls in flight have this long to finish",
+            ),
+        ],
+    },
+    Section {
+        name: "batcher",
+        about: "How requests are merged into batches. Each model has its own queue.",
+        settings: &[
+            setting(
+                "batcher.max_samples",
+                Text("4096"),
+                "Most samples of a merged batch; a larger request is a batch of its own",
+            ),
+            setting(
+                "batcher.max_delay_us",
+                Text("500"),
+                "How long a batch may wait for more requests while another batch is computed; an idle model \
+                 starts at once",
+            ),
+            setting(
+                "batcher.queue_samples",
+                Words("65536, or 4 × `server.max_samples` if that is more"),
+                "Most samples that may wait; at least `server.max_samples`",
+            ),
+            setting("batcher.queue_bytes", Text("256MiB"), "Most bytes of samples that may wait"),
+            setting(
+                "batcher.workers",
+                Text("0"),
+                "Threads that compute batches of a model; 0 means one for each core",
+            ),
+        ],
+    },
+    Section {
+        name: "cache",
+        about: "The embedding cache; [cache.md](cache.md) explains it. With `cache.mode = \"off\"` all \
+                other keys are ignored. A key that has no effect because of another one is reported in a \
+                warning.",
+        settings: &[
+            setting(
+                "cache.mode",
+                Text("auto"),
+                "`on`, `off`, or `auto`: on if there is a GPU, or if the tables take more than half of the \
+                 memory",
+            )
+            .flag("--cache-mode"),
+            setting(
+                "cache.bytes",
+                Words("none"),
+                "Memory of the cache: index, rows, and the state of its policies. Excludes `cache.fraction`",
+            )
+            .flag("--cache-bytes"),
+            setting(
+                "cache.fraction",
+                Words("0.1, unless `cache.bytes` is given"),
+                "Room for this share of the model's rows, above 0 and at most 1",
+            )
+            .flag("--cache-fraction"),
+            setting(
+                "cache.admission",
+                Text("frequency"),
+                "Which missed rows are admitted: `all`; `probability`, each with \
+                 `cache.admission_probability`; `frequency`, once the cache is full, those with \
+                 `cache.admission_misses` recent misses",
+            ),
+            setting("cache.admission_probability", Words("none"), "0 to 1; needed by `probability`"),
+            setting("cache.admission_misses", Text("2"), "1 to 15; used by `frequency`"),
+            setting(
+                "cache.eviction",
+                Text("lru"),
+                "Which rows are evicted first: `lru`, those not used for the longest time; `lfu`, those \
+                 with the lowest rank in `cache.counts`",
+            ),
+            setting(
+                "cache.counts",
+                Words("none"),
+                "File of `flechette plan --counts`: how often each row is used. Ranks rows for `lfu`, and \
+                 fills the cache at start if no hot rows were saved",
+            ),
+            setting(
+                "cache.key_bits",
+                Text("64"),
+                "Bits of an index key, 2 to 64. If they do not suffice for all rows, rows with the same key \
+                 displace each other, and each cached row takes 8 bytes more",
+            ),
+            setting(
+                "cache.pointers",
+                Text("0"),
+                "Most pointers into the tables' memory that the index may hold, as a share of the model's \
+                 rows, 0 to 1. The number in use follows the measured throughput. Loads the tables into \
+                 RAM, on a GPU into pinned memory, where kernels read rows in place. On the host device a \
+                 pointer saves nothing over a miss",
+            ),
+            setting("cache.high_watermark", Text("0.95"), "Eviction starts above this share of the cache"),
+            setting(
+                "cache.low_watermark",
+                Words("0.9, or in proportion to another `cache.high_watermark`"),
+                "Eviction stops at this share of the cache",
+            ),
+            setting(
+                "cache.staging_bytes",
+                Words("enough for the misses of the largest batch, at most 64MiB for each worker"),
+                "On a GPU: memory for missed rows of the batches in flight, of all workers together. Not \
+                 used on the host, which reads rows in place",
+            ),
+            setting(
+                "cache.warm",
+                Text("on"),
+                "`on` or `off`: whether hot rows are saved, and fill the cache at the next start",
+            ),
+            setting(
+                "cache.save_seconds",
+                Text("300"),
+                "How often hot rows are saved; 0 saves them only at shutdown",
+            ),
+        ],
+    },
+    Section {
+        name: "trace",
+        about: "Recordings of row accesses, for [`flechette plan`](cache.md#traces-of-a-server).",
+        settings: &[
+            setting("trace.rate", Text("0"), "Share of all rows whose accesses are recorded, 0 to 1"),
+            setting(
+                "trace.max_bytes",
+                Text("64MiB"),
+                "Most bytes of a model's recordings; the oldest are removed",
+            ),
+        ],
+    },
+    Section {
+        name: "device",
+        about: "Where scores are computed; see [gpu.md](gpu.md).",
+        settings: &[
+            setting(
+                "device.kind",
+                Text("auto"),
+                "`host`; `cuda`, a GPU or an error; `auto`, a GPU if there is a usable one, otherwise the \
+                 host with a warning. `train` and `verify` use the host with `auto`",
+            )
+            .flag("--device"),
+            setting(
+                "device.kernel_cache",
+                Words("`flechette/kernels` in `$XDG_CACHE_HOME` or `~/.cache`"),
+                "Directory of compiled GPU kernels; `off` keeps none",
+            ),
+        ],
+    },
+    Section {
+        name: "threads",
+        about: "Thread counts.",
+        settings: &[
+            setting("threads.compute", Text("0"), "Threads that compute; 0 means one for each core")
+                .flag("--threads"),
+            setting("threads.io", Text("0"), "Threads that serve the network; 0 means one for each core"),
+        ],
+    },
+    Section {
+        name: "log",
+        about: "What is logged to standard error.",
+        settings: &[setting(
+            "log.level",
+            Text("info"),
+            "`error`, `warn`, `info`, `debug` or `trace`, or directives such as \
+             `warn,flechette::server=debug`",
+        )],
+    },
+];
+
+/// Every setting.
+pub(crate) fn all() -> impl Iterator<Item = &'static Setting> {
+    SECTIONS.iter().flat_map(|section| section.settings)
+}
+
+/// The setting with this key.
+pub(crate) fn find(key: &str) -> Option<&'static Setting> {
+    all().find(|setting| setting.key == key)
+}
+
+/// The help text of the flag that sets this key: its meaning and default as plain text.
+pub(crate) fn help(key: &str) -> String {
+    let Some(setting) = find(key) else { return String::new() };
+    let text = match setting.default {
+        Text(default) => format!("{} [default: {default}]", setting.about),
+        Words("none") => setting.about.to_owned(),
+        Words(words) => format!("{} [default: {words}]", setting.about),
+    };
+    text.replace('`', "")
+}
