@@ -1,19 +1,12 @@
-//! Compiles the protocol with protox, so that no protoc is needed; the CUDA kernels with nvcc, where there
-//! is one; and, under the feature `cusim`, the kernels as C++ (see `kernels/cusim/`).
+//! Compiles the CUDA kernels: with nvcc, if there is one, and under the feature `cusim` as C++ (see
+//! `kernels/cusim/`). The protocol is compiled by hand (`proto/compile/`).
 
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use prost::Message;
-
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    println!("cargo:rerun-if-changed=proto");
-    let descriptors = protox::compile(["flechette/v1/ctr.proto"], ["proto"])?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
-    std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
-    // Raw strings stay slices of the received message instead of one allocation each.
-    tonic_prost_build::configure().bytes(".flechette.v1.FeatureColumn.strings").compile_fds(descriptors)?;
     println!("cargo:rerun-if-changed=kernels");
     std::fs::write(out.join("ahead.rs"), ahead(&out))?;
     #[cfg(feature = "cusim")]
@@ -33,7 +26,7 @@ fn ahead(out: &Path) -> String {
     let images = images.unwrap_or_default();
     let embedded = images.iter().map(|(name, file)| format!("({name:?}, include_bytes!({file:?}))"));
     format!(
-        "pub const COMPILER: Option<&str> = {compiler:?};\npub const IMAGES: &[(&str, &[u8])] = &[{}];\n",
+        "pub(crate) const COMPILER: Option<&str> = {compiler:?};\npub(crate) const IMAGES: &[(&str, &[u8])] = &[{}];\n",
         embedded.collect::<Vec<_>>().join(", ")
     )
 }

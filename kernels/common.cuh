@@ -1,9 +1,17 @@
-// What every kernel shares: integer names, the identification step of a fused launch, the index, and what a
-// batch's kernels tell one another.
+// Shared by all kernels: integer types, segment search of fused launches, the index, and the structs that a
+// batch's kernels pass to each other.
 //
-// The files of this folder are compiled three ways from one text: by nvcc, by NVRTC at run time, and,
-// for tests on a machine with no GPU, as C++ by cusim (the folder beside this file). So they include no
-// header but this one, and use no inline PTX, cooperative groups or textures.
+// The files of this folder are compiled in three ways: by nvcc, by NVRTC at run time, and as C++ by cusim,
+// for tests without a GPU. Therefore they include no header but this one, and use no inline PTX, cooperative
+// groups or textures.
+//
+// **Memory order.** Two kernels that run at the same time, or two threads of one kernel, share data only
+// through `load`, `store` and atomics. These are relaxed: each address has one order of writes, but nothing
+// orders accesses to different addresses. `__threadfence` does, in pairs: if a thread writes A, fences and
+// writes B, and another one reads that B, fences and reads A, then it reads that A or a later one.
+// `__syncthreads` and `__syncwarp` order accesses among their own threads, ballots and shuffles do not. A
+// kernel sees all writes of earlier kernels of its stream, so data that is passed from kernel to kernel needs
+// no fence. cusim tests this: a load without the fences that it needs returns an old value under some seed.
 #pragma once
 
 #ifdef CUSIM
@@ -26,10 +34,10 @@ template <class T> __device__ __forceinline__ T* dynamic_shared() {
 #endif
 }
 
-// Which segment of a fused launch a warp works for: the last `i` below `segments` with
-// `scan[i] <= warp`, where `scan` is the exclusive prefix sum of the segments' warps (FLECHE, section
-// 3.2). Empty segments are stepped over. The whole warp takes the same branches, since a segment's
-// threads are rounded up to whole warps.
+// The segment of a fused launch that a warp works on: the last `i` below `segments` with `scan[i] <= warp`,
+// where `scan` is the exclusive prefix sum of the segments' warps (self-identified fusion: FLECHE, section
+// 3.2). Empty segments are skipped. A segment's threads are rounded up to whole warps, so a warp does not
+// diverge here.
 __device__ __forceinline__ u32 segment_of(const u32* scan, u32 segments, u32 warp) {
     u32 low = 0, high = segments;
     while (high - low > 1) {
@@ -40,155 +48,180 @@ __device__ __forceinline__ u32 segment_of(const u32* scan, u32 segments, u32 war
     return low;
 }
 
-// Lanes of a warp before this one.
+// The mask of the lanes before this one.
 __device__ __forceinline__ u32 lanes_before(u32 lane) { return (1u << lane) - 1; }
 
-// A load that the compiler neither merges with another nor moves across one, and that no stale cache answers:
-// what other threads write meanwhile is read by this alone.
+// A relaxed load: the compiler neither merges nor caches it, and it bypasses the multiprocessor's own cache,
+// which does not see writes of other multiprocessors.
 template <class T> __device__ __forceinline__ T load(const T* at) {
+#ifdef CUSIM
+    return cusim::load(at);
+#else
     return *static_cast<const volatile T*>(at);
+#endif
 }
+// A relaxed store.
 template <class T> __device__ __forceinline__ void store(T* at, T value) {
+#ifdef CUSIM
+    cusim::store(at, value);
+#else
     *static_cast<volatile T*>(at) = value;
+#endif
 }
 
-// ---- The index: field for field, and number for number, src/cache/index.rs. ----
+// ---- The index. Layout and constants are those of src/cache/index.rs. ----
 
-constexpr u64 EMPTY = 0;      // the key of a slot that holds nothing
-constexpr u64 TOMBSTONE = 1;  // the key of a slot that some thread is changing, and owns
-constexpr u32 SLOTS = 8;      // of a bucket, which is a line of 128 bytes
+constexpr u64 EMPTY = 0;      // the key of a free slot
+constexpr u64 TOMBSTONE = 1;  // the key of a slot that a thread owns and is changing
+constexpr u32 SLOTS = 8;      // per bucket, which is a line of 128 bytes
 
 struct Slot {
     u64 key;
-    u64 word;  // location, 40 bits, and stamp, 24
+    u64 word;  // location (40 bits) and stamp of the last use (24 bits)
 };
 
 constexpr u32 LOCATION_BITS = 40;
 constexpr u64 LOCATION_MASK = (1ull << LOCATION_BITS) - 1;
 constexpr u64 STAMP_MASK = (1ull << (64 - LOCATION_BITS)) - 1;
-constexpr u64 AHEAD = 1ull << 16;  // how far batches may overtake each other
-constexpr u64 NOWHERE = ~0ull;     // no location
+constexpr u64 AHEAD = 1ull << 16;  // batches may overtake each other by at most this
+constexpr u64 NOWHERE = ~0ull;     // not a location
 
 __device__ __forceinline__ u64 location_of(u64 word) { return word & LOCATION_MASK; }
 __device__ __forceinline__ u64 stamp_of(u64 word) { return word >> LOCATION_BITS; }
 __device__ __forceinline__ u64 pack(u64 location, u64 stamp) { return location | stamp << LOCATION_BITS; }
 
-// How many batches before `now` the stamp is; 0 for one of a batch that overtook.
+// The batches from the stamp to `now`; 0 if the stamp is of a later batch.
 __device__ __forceinline__ u32 age(u64 now, u64 stamp) {
     const u64 age = (now - stamp) & STAMP_MASK;
     return age > STAMP_MASK - AHEAD ? 0 : static_cast<u32>(age);
 }
 
-// SplitMix64's finaliser: a bijection that scatters a key over 64 bits.
-__device__ __forceinline__ u64 scatter(u64 key) {
+// SplitMix64's finaliser, a bijection that spreads a key over 64 bits. Equals `mix64` of src/mem/.
+__device__ __forceinline__ u64 mix64(u64 key) {
     u64 x = key + 0x9E3779B97F4A7C15ull;
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
     return x ^ (x >> 31);
 }
 
-// A number hashed into so many bits, 0 to 64: the high ones of `scatter`. As `fold` of src/types.rs.
-__device__ __forceinline__ u64 fold(u64 number, u32 bits) { return bits ? scatter(number) >> (64 - bits) : 0; }
+// Hashes a number to `bits` bits (0 to 64): the high bits of `mix64`. Equals `fold` of src/mem/.
+__device__ __forceinline__ u64 fold(u64 number, u32 bits) { return bits ? mix64(number) >> (64 - bits) : 0; }
 
-// Of a key's two buckets, which may be one, the first (0) or the second (1).
+// A key's first (0) or second (1) bucket. Both may be the same.
 __device__ __forceinline__ Slot* bucket_of(Slot* index, u64 buckets, u64 key, u32 which) {
-    const u64 hash = scatter(key);
+    const u64 hash = mix64(key);
     const u64 half = which ? hash & 0xffffffffull : hash >> 32;
     return index + (half * buckets >> 32) * SLOTS;
 }
 
-// Who brings a slot's key to TOMBSTONE owns the slot until it stores another key there (replace.cu).
-__device__ __forceinline__ bool claim(Slot* slot, u64 key) { return atomicCAS(&slot->key, key, TOMBSTONE) == key; }
+// **Changing a slot.** The thread that changes a slot's key to TOMBSTONE owns the slot until it stores
+// another key. Only kernels of the replacement stream claim slots, and they run one after the other
+// (replace.cu). Probes run beside them and write nothing but stamps. Probes rely on two rules (probe.cu):
+//
+// 1. A thread that reads a slot's new word, and then its key, does not read the key from before the claim.
+// 2. A thread that reads a slot's new key, and then its word, reads the word of that key or a later one.
+//
+// Each fence below provides one of them; a fence between the reader's two loads is its counterpart.
 
-// The owner of a slot gives it to a key. Returns the location that the slot had.
-__device__ __forceinline__ u64 give(Slot* slot, u64 key, u64 location, u64 now) {
-    const u64 before = atomicExch(&slot->word, pack(location, now));
+// Tries to change a slot's key to TOMBSTONE.
+__device__ __forceinline__ bool claim(Slot* slot, u64 key) {
+    if (atomicCAS(&slot->key, key, TOMBSTONE) != key) return false;
+    // Rule 1: the claim before the owner's write of the word. It also completes the owner's earlier loads of
+    // the slot before another thread may claim it.
     __threadfence();
+    return true;
+}
+
+// Links an owned slot under a key and gives it away. Returns the slot's location before.
+__device__ __forceinline__ u64 publish(Slot* slot, u64 key, u64 location, u64 now) {
+    const u64 before = atomicExch(&slot->word, pack(location, now));
+    __threadfence();  // rule 2: the word before the key
     store(&slot->key, key);
     return location_of(before);
 }
 
-// ---- What the kernels of one batch share: `ProbeColumn`, `Changed`, `BatchHeader`, `BatchState` of
-// src/device/cuda/args.rs, field for field. ----
+// ---- Structs that the kernels of a batch share. They equal those of src/cache/gpu/args.rs. ----
 
-// The ids that one lookup reads, and how they become keys.
+// The ids of one lookup, and how they become keys.
 struct ProbeColumn {
-    u64 base;            // the first of its table's own keys: a row's own key is base | id
-    u64 rows;            // ids of the table are below; any other reads as zeros
-    u32 ids_at;          // where its ids begin
-    u32 occurrences_at;  // where its occurrences begin; lookups may share ids, and never occurrences
+    u64 base;            // a row's full key is base | id
+    u64 rows;            // of the table; ids from here on are absent and read as zeros
+    u32 ids_at;          // index of its first id
+    u32 occurrences_at;  // index of its first occurrence; lookups may share ids, but not occurrences
     u32 ids;             // how many
-    u32 row_words;       // words of 4 bytes in a row
+    u32 row_words;       // words of 4 bytes per row
 };
 
-// How the ids of a lookup become keys of the index, where its keys are not wide enough for all tables' own keys:
-// `NarrowColumn` of src/device/cuda/args.rs.
+// How the ids of a lookup become keys of an index whose keys are too narrow for the full keys of all tables.
 struct NarrowColumn {
-    u64 base;    // the first key of its table's block in the index
+    u64 base;    // the first key of the table's block in the index
     u32 bits;    // the block has 2^bits keys
-    u32 tagged;  // whether ids are hashed into them, so that rows bear tags
+    u32 tagged;  // whether ids are hashed to the block's keys, so that rows have tags
 };
 
-// One slot of a version's overlay, an immutable table of open addressing: of a changed row, where it is.
+// A slot of a version's overlay: an immutable hash table with open addressing, from changed rows to their
+// locations.
 struct Changed {
-    u64 key;       // the row's own; EMPTY: no row
-    u64 location;  // NOWHERE: the cache does not hold it
+    u64 key;       // the row's full key; EMPTY: free slot
+    u64 location;  // NOWHERE: not cached
 };
 
-// Written by the host before a batch, in pinned memory.
+// Written by the host before each batch, in pinned memory.
 struct BatchHeader {
     u64 now;                 // the batch's stamp
-    const Changed* overlay;  // what the batch's version asks before the index; null: nothing
-    u64 overlay_mask;        // the overlay has one slot more, and an empty one among them
-    u32 generation;          // of the deduplication, never 0
+    const Changed* overlay;  // searched before the index; null: none
+    u64 overlay_mask;        // the overlay's slots less one; at least one slot is free
+    u32 generation;          // of the deduplication; never 0
     u32 samples;
-    u32 staged;              // rows of misses that are there
+    u32 staged;              // missed rows that the host has staged
     u32 unused;
 };
 
-// On the device, from kernel to kernel. The first three are 0 between launches.
+// In device memory, passed from kernel to kernel. The first three are 0 between launches.
 struct BatchState {
     u32 cursor;   // misses numbered so far
-    u32 pointed;  // rows of the host numbered so far
-    u32 blocks;   // blocks that are done
+    u32 pointed;  // host rows numbered so far
+    u32 blocks;   // finished blocks
     u32 misses;   // of the last probe
-    u32 copied;   // words of the copy buffer in use
+    u32 copied;   // used words of the copy buffer
     u32 unused;
 };
 
-// Where an occurrence's row is: a kind in the upper three bits, and a value.
+// The place of an occurrence's row: a kind in the upper three bits, and a value.
 constexpr u32 PLACE_SHIFT = 61;
 constexpr u64 PLACE_VALUE = (1ull << PLACE_SHIFT) - 1;
-constexpr u64 AT_LOCATION = 0;                   // value: a location of the index
-constexpr u64 AT_MISS = 1ull << PLACE_SHIFT;     // value: the number of a miss
-constexpr u64 AT_OWNER = 2ull << PLACE_SHIFT;    // where its owner's row is
-constexpr u64 AT_COPY = 3ull << PLACE_SHIFT;     // value: words from the copy buffer's start
+constexpr u64 AT_LOCATION = 0;                   // value: a location, as in the index
+constexpr u64 AT_MISS = 1ull << PLACE_SHIFT;     // value: the number of the miss
+constexpr u64 AT_OWNER = 2ull << PLACE_SHIFT;    // the place of the occurrence's owner
+constexpr u64 AT_COPY = 3ull << PLACE_SHIFT;     // value: offset in the copy buffer, in words
 constexpr u64 AT_NOTHING = 4ull << PLACE_SHIFT;  // an absent id, read as zeros
 
 __device__ __forceinline__ u64 kind_of(u64 place) { return place & ~PLACE_VALUE; }
 
-// The row of a location: in the pool, or in memory of the host that the device sees.
+// The row at a location: in the pool, or, if the lowest bit is set, in host memory.
 __device__ __forceinline__ const u32* row_of(u64 location, const u32* pool, const u32* host) {
     return (location & 1 ? host : pool) + (location >> 1);
 }
 
-// A row whose key others may have bears its own key as a tag: the first words of its slot.
+// Rows that may share an index key have a tag, their full key, in the first words of their slot.
 constexpr u32 TAG_WORDS = 2;
 
-// The tag at a location of the pool. Loaded past the cache of the multiprocessor, which may hold what the slot was
-// before; the fence that keeps it behind the load that gave the location is the caller's.
+// The tag at a location of the pool. The caller orders this load behind the one that gave the location.
 __device__ __forceinline__ u64 tag_at(const u32* pool, u64 location) {
     const u32* tag = pool + (location >> 1);
     return load(tag) | static_cast<u64>(load(tag + 1)) << 32;
 }
 
-// Ends a launch whose blocks count themselves: true in every thread of the block that is the last to come
-// here, which then sees all that the others wrote. The counter is back at 0 for the next launch.
+// Called by all threads at the end of a kernel. True in the last block to call it, which then sees all writes
+// of the others. The counter is 0 again for the next launch.
 __device__ __forceinline__ bool last_block(u32* blocks) {
-    __threadfence();
-    __syncthreads();  // before the first thread counts the block, all of it has written
-    const bool mine = __syncthreads_or(threadIdx.x == 0 && atomicAdd(blocks, 1u) == gridDim.x - 1);
-    if (mine && threadIdx.x == 0) store(blocks, 0u);
-    __threadfence();
-    return mine;
+    __syncthreads();  // the block's writes before the first thread's fence
+    bool last = false;
+    if (threadIdx.x == 0) {
+        __threadfence();  // the block's writes before its count
+        last = atomicAdd(blocks, 1u) == gridDim.x - 1;
+        __threadfence();  // the other blocks' counts before the loads of what they wrote
+        if (last) store(blocks, 0u);
+    }
+    return __syncthreads_or(last);
 }

@@ -1,12 +1,10 @@
-// The decoupled copy (FLECHE section 3.3; DESIGN.md section 4, query step 4): while the host fetches a batch's
-// misses, its hits are copied out of the pool, and out of the host rows that the unified index names, into a
-// buffer of the batch's own.
+// The decoupled copy (FLECHE section 3.3): while the host fetches a batch's misses, the batch's hits are
+// copied from the pool and from host rows to the batch's own buffer.
 //
-// Launched only where a probe reported misses. Warps are those of the probe; a warp copies the rows of its
-// lanes one after the other, all lanes on one row. Only owners' rows are copied; the others refer to
-// their owner from then on. Each warp reserves room for its rows at once; rows that find no room
-// stay where they are, and the gather reads them there. A thread changes the places of its own occurrences
-// alone.
+// Launched only if a probe reported misses. The warps are those of the probe; a warp copies the rows of its
+// lanes one after the other, with all lanes on one row. Only owners' rows are copied, and other occurrences
+// then refer to their owner. Each warp reserves space for its rows at once. Rows that do not fit stay where
+// they are, and the gather reads them there. A thread changes only the places of its own occurrences.
 #include "common.cuh"
 
 struct CopyArgs {
@@ -16,12 +14,13 @@ struct CopyArgs {
     u64* places;        // by occurrence: rewritten
     BatchState* state;
     const u32* pool;
-    const u32* host;    // what host rows are counted from
+    const u32* host;    // base address of locations in host memory
     u32* buffer;        // capacity words: written
     u32 column_count;
     u32 capacity;       // at most 2^31
 };
 
+// Copies the rows of one warp's occurrences.
 __device__ __forceinline__ void copy_warp(const CopyArgs& args, u32 segment, u32 item) {
     const ProbeColumn column = args.columns[segment];
     const u32 lane = threadIdx.x % WARP, words = column.row_words;
@@ -33,8 +32,9 @@ __device__ __forceinline__ void copy_warp(const CopyArgs& args, u32 segment, u32
     const u32 needed = static_cast<u32>(__popc(copying)) * words;
     u32 first = 0;
     if (lane == 0 && needed) {
-        // Not past the end for ever: the sum of all that was asked for must fit 32 bits.
-        first = load(&args.state->copied) < args.capacity ? atomicAdd(&args.state->copied, needed) : args.capacity;
+        // A full buffer is not added to, so that the counter does not overflow.
+        u32* copied = &args.state->copied;
+        first = load(copied) < args.capacity ? atomicAdd(copied, needed) : args.capacity;
     }
     first = __shfl_sync(ALL_LANES, first, 0);
     const bool room = first < args.capacity && needed <= args.capacity - first;
@@ -47,8 +47,10 @@ __device__ __forceinline__ void copy_warp(const CopyArgs& args, u32 segment, u32
         for (u32 word = lane; word < words; word += WARP) args.buffer[to + word] = row[word];
     }
     if (hit && !owns) args.places[occurrence] = AT_OWNER;
-    if (owns && room)
-        args.places[occurrence] = AT_COPY | (first + words * static_cast<u32>(__popc(copying & lanes_before(lane))));
+    if (owns && room) {
+        const u32 rank = static_cast<u32>(__popc(copying & lanes_before(lane)));
+        args.places[occurrence] = AT_COPY | (first + words * rank);
+    }
 }
 
 extern "C" __global__ void copy_rows(CopyArgs args) {

@@ -1,31 +1,30 @@
-// The whole embedding layer's last step in one launch: restores duplicates, pools every lookup of every
-// sample, and lays the dense inputs beside them (DESIGN.md section 4, query step 6).
+// The last step of the embedding layer in one launch: restores duplicates, pools every lookup of every sample
+// (an embedding bag each), and copies the dense inputs beside them.
 //
-// One launch serves lookups of any number and of different dims, by FLECHE's self-identified fusion
-// (section 3.2): lookup i is a segment of `samples * dim` threads rounded up to whole warps, and the
-// dense inputs are one segment more, after them. `scan` is the prefix sum of the segments' warps; a warp
-// finds its segment by a binary search in shared memory, and a thread owns one element of one sample.
+// One launch serves any number of lookups with different dims, by self-identified fusion (FLECHE section
+// 3.2): lookup i is a segment of `samples * dim` threads rounded up to whole warps, and the dense inputs are
+// one more segment at the end. `scan` is the prefix sum of the segments' warps; a warp finds its segment by
+// binary search in shared memory, and a thread computes one element of one sample.
 //
-// A thread adds its element of the sample's rows in id order, whatever the launch's shape: the sum is the
+// A thread adds its element of the sample's rows in id order, whatever the launch's shape. So the sum is the
 // same to the bit for every grid, and equal to the host's.
 //
-// It reads what the probe wrote: an occurrence's place says whether its row lies in the pool, in memory of the
-// host, in the batch's copy buffer or among the rows that the host fetched for the misses, or that the place is
-// its owner's. Launched right behind the probe, before anyone knows whether there were misses, it does
-// nothing where there were: it runs only when as many rows are staged as were missed. So a batch of hits alone
-// takes two launches and one wait.
+// An occurrence's place, written by the probe, tells where its row is: in the pool, in host memory, in the
+// batch's copy buffer, among the rows that the host has fetched for the misses, or at its owner's place. The
+// kernel is launched right after the probe, before the host knows whether there are misses, and does nothing
+// unless as many rows are staged as were missed. So a batch without misses takes two launches and one wait.
 //
-// The two structs below are `PoolLookup` and `PoolArgs` of src/device/pool.rs, field for field. The host
-// has checked every offset, index and width before the launch.
+// The two structs below equal `PoolLookup` and `PoolArgs` of src/compute/pool.rs, field by field. The host
+// checks every offset, index and width before the launch.
 #include "common.cuh"
 
 struct PoolLookup {
     u32 offsets_at;      // the bag of sample s is [offsets[at + s], offsets[at + s + 1])
-    u32 occurrences_at;  // what a bag's bounds are counted from
+    u32 occurrences_at;  // added to a bag's bounds
     u32 dim;             // elements of a row
-    u32 column;          // where the pooled vector begins in an output row
+    u32 column;          // of an output row: where the pooled vector begins
     u32 pooling;         // 0 sum, 1 mean
-    u32 element;         // how elements are stored: 0 f32, 1 f16, 2 int8
+    u32 element;         // type of the elements: 0 f32, 1 f16, 2 int8
 };
 
 struct PoolArgs {
@@ -36,9 +35,9 @@ struct PoolArgs {
     const u32* offsets;
     const u64* places;          // by occurrence
     const u32* owners;          // by occurrence
-    const u32* const* rows;     // by miss: where the row lies; null is read as zeros
+    const u32* const* rows;     // by miss: the row's address; null is read as zeros
     const u32* pool;
-    const u32* host;            // what host rows are counted from
+    const u32* host;            // base address of locations in host memory
     const u32* copies;
     const float* dense;         // samples x dense_width
     float* out;                 // samples x stride
@@ -51,11 +50,11 @@ struct PoolArgs {
 constexpr u32 POOLING_MEAN = 1;
 constexpr u32 ELEMENT_F16 = 1, ELEMENT_INT8 = 2;
 
-// The value of an IEEE binary16, exactly, as the host has it (src/types/element.rs).
+// The exact value of an IEEE binary16, computed as on the host (src/types/element.rs).
 __device__ __forceinline__ float value_of_f16(u32 bits) {
     const u32 magnitude = (bits & 0x7fff) << 13, sign = (bits & 0x8000) << 16;
     const u32 exponent = magnitude & 0x0f800000, rebias = (127 - 15) << 23;
-    // Of a subnormal, the bits count steps of 2^-24, which f32 holds exactly.
+    // A subnormal is a multiple of 2^-24, which f32 represents exactly.
     if (exponent == 0) {
         const float steps = static_cast<float>(bits & 0x3ff) * (1.0f / (1 << 24));
         return sign ? -steps : steps;
@@ -65,19 +64,19 @@ __device__ __forceinline__ float value_of_f16(u32 bits) {
     return __uint_as_float(value | sign);
 }
 
-// One element of a row of `dim`. Types of element are told apart here and nowhere else; a row is whole words.
+// One element of a row. The only place that distinguishes element types. A row is padded to whole words.
 __device__ __forceinline__ float element_of(const u32* row, u32 type, u32 dim, u32 element) {
     if (type == ELEMENT_F16) return value_of_f16(reinterpret_cast<const unsigned short*>(row)[element]);
     if (type == ELEMENT_INT8) {
         const float* tail = reinterpret_cast<const float*>(row + (dim + 3) / 4);
         const float step = reinterpret_cast<const unsigned char*>(row)[element];
-        // Rounded twice, never fused: the host's bits.
+        // Rounded twice, never fused, as on the host.
         return __fadd_rn(__fmul_rn(step, tail[0]), tail[1]);
     }
     return reinterpret_cast<const float*>(row)[element];
 }
 
-// Where an occurrence's row lies; null adds nothing.
+// The address of an occurrence's row; null adds nothing.
 __device__ __forceinline__ const u32* row_at(const PoolArgs& args, u32 occurrence) {
     u64 place = args.places[occurrence];
     if (kind_of(place) == AT_OWNER) place = args.places[args.owners[occurrence]];
@@ -88,8 +87,8 @@ __device__ __forceinline__ const u32* row_at(const PoolArgs& args, u32 occurrenc
     return nullptr;
 }
 
-// One element of one sample's bag. The sum starts as the first row, not at +0, so that a bag of one row is
-// that row to the bit, -0 too; the host's starts so.
+// One element of one sample's pooled bag. The sum starts with the first row and not with +0, as on the host,
+// so that a bag of one row equals that row to the bit, including -0.
 __device__ __forceinline__ float pooled(const PoolArgs& args, const PoolLookup& lookup, u32 sample,
                                         u32 element) {
     const u32* bounds = args.offsets + lookup.offsets_at + sample;

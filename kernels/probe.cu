@@ -1,102 +1,106 @@
-// The fused query (DESIGN.md section 4, query steps 1 to 3; FLECHE sections 3.1 and 3.2): every id of every table
-// becomes a flat key, equal keys find each other, and the index is probed, in one launch.
+// The fused query (FLECHE sections 3.1 and 3.2): in one launch, every id of every table becomes a flat key,
+// equal keys are deduplicated, and the index is probed.
 //
-// Lookups are the segments of a self-identified fusion (common.cuh): lookup i has a thread an id, rounded up to
+// Lookups are the segments of a fused launch (common.cuh): a lookup has one thread per id, rounded up to
 // whole warps.
 //
-// **Deduplication.** Each thread claims its key in a scratch table of open addressing. A claim is one
-// compare-exchange of a word {generation, occurrence}; the key stands in `keys[occurrence]`, written before. A
-// word of an older generation is an empty slot, so the table is never cleared. Whoever finds its key claimed
-// has that occurrence for its owner. Nobody waits: the owner's result need not be there yet, so a loser probes
-// the index for itself, and only where it finds nothing does it refer to its owner, which numbers the miss.
-// So every missing row is reported once. (Under a concurrent change of the index an owner may find what its
-// loser did not, or the other way round: either row is the key's, and a miss is then fetched all the same.)
+// **Deduplication.** Each thread claims its key in a scratch hash table with open addressing. A claim is one
+// compare-exchange of a word {generation, occurrence}; the thread stores the key in `keys[occurrence]`
+// before. A word of an older generation counts as a free slot, so the table is never cleared. If the key is
+// already claimed, the claiming occurrence is its owner. No thread waits for an owner's result: each one
+// probes the index itself, and only if it finds nothing, it refers to its owner, which numbers the miss. So
+// each missing row is reported once. (If the index changes meanwhile, an owner may find a row that another
+// occurrence does not find, or vice versa. Both rows are right, and the miss is fetched anyway.)
 //
 // **Probing.** Eight lanes read a bucket of eight slots at once, one line of memory, for each of their eight
-// keys in turn. The lane that sees its key reads word, key and word again, as `Index::probe` of
-// src/cache/index.rs does, and for the same reason: a slot changes hands under the reader, because replacement
-// and eviction run on another stream. Each fence keeps two of those loads in order, as `Acquire` does there.
-// Locations that are equal in both words are of one linking, since the batch's pin keeps its slot from being
-// used anew. A slot whose key is TOMBSTONE is being changed: the probe passes it by.
+// keys in turn. Replacement and eviction run on another stream, so a slot may change while it is read. The
+// lane whose slot has the key reads word, key and word again, in this order, as `Index::probe` of
+// src/cache/index.rs does. If the key is still the same and both words have the same location, it is the
+// key's location: while the batch is pinned, no location in the pool is linked a second time, so both words
+// are of one linking L. By rule 1 of common.cuh, the key is L's or a later one. By rule 2, the last word is
+// that key's or a later one; but it is L's, so the key is L's. (A location in host memory has one key only,
+// as long as the memory is registered.) The first look at the key only selects the lane and needs no order. A
+// slot whose key is TOMBSTONE is skipped.
 //
-// **Tags.** An index of narrow keys gives several rows one key. So keys find each other by the rows' own keys, and
-// what the index has under a key is the lane's row only if it lies behind that row's own key. Another's row is a
-// miss, counted as a collision. A place is where the row itself begins, so that no later kernel knows of
-// tags. Where every key is its row's own, `narrow` is null and none of this reads anything.
-// **The overlay.** A batch of a version whose changed rows are not merged into the index asks the version's overlay
-// first (src/cache/device/version.rs), and what it finds there it does not look for in the index. The header
-// names the overlay, so that the arguments are the same for every batch. Nobody writes an overlay while a
-// batch may read it.
+// **Tags.** In an index of narrow keys several rows share a key. Therefore ids are deduplicated by the rows'
+// full keys, and an entry is the wanted row only if its tag equals the row's full key. Another row's entry is
+// a miss, counted as a collision. Places point behind the tag, so later kernels do not know of tags. If every
+// key is a full key, `narrow` is null and there are no tags.
 //
-// **Host rows.** Entries of the unified index give a location in memory of the host, which the gather reads in
-// place. Their owners are reported too, as rows that the pool might rather have.
+// **The overlay.** If a version's changed rows are not merged into the index, its batches search the
+// version's overlay first (src/cache/gpu/version.rs), and the index only for keys that the overlay does not
+// have. The header has the overlay's address, so the kernel's arguments are the same for every batch. An
+// overlay is not written while a batch may read it.
 //
-// **The report.** The last block to finish writes the counts to pinned memory and leaves the counters at 0.
+// **Host rows.** A location in the unified index may be in host memory (FLECHE section 3.3); the gather reads
+// the row there. Owners of such rows are reported too, as candidates for the pool.
+//
+// **The report.** The last block writes the counts to pinned memory and resets the counters.
 #include "common.cuh"
 
 struct ProbeArgs {
     const BatchHeader* header;
     const ProbeColumn* columns;  // column_count
     const u32* scan;             // column_count + 1, in warps
-    const NarrowColumn* narrow;  // column_count; null where the index has the rows' own keys
+    const NarrowColumn* narrow;  // column_count; null if the index has full keys
     const u64* ids;
     Slot* index;
-    const u32* pool;     // for tags
-    u64* scratch;        // scratch_mask + 1 words, at least two an occurrence
-    u64* keys;           // by occurrence
-    u32* owners;         // by occurrence: written
-    u64* places;         // by occurrence: written
-    u32* counts;         // by column what found nothing, then what found a host row, then what collided; 0 between launches
+    const u32* pool;  // for tags
+    u64* scratch;     // scratch_mask + 1 words, at least two per occurrence
+    u64* keys;        // by occurrence
+    u32* owners;      // by occurrence: written
+    u64* places;      // by occurrence: written
+    u32* counts;      // by column: misses, then host rows, then collisions; 0 between launches
     BatchState* state;
-    u32* misses;         // the owner's occurrence of each miss: written
-    u32* pointed;        // the owner's occurrence of each row of the host: written
-    u32* report;         // misses, rows of the host, then `counts`: written
+    u32* misses;      // by miss: the owner's occurrence; written
+    u32* pointed;     // by host row: the owner's occurrence; written
+    u32* report;      // misses, host rows, then `counts`: written
     u64 buckets;
     u32 scratch_mask;
     u32 column_count;
 };
 
+// The occurrence that claimed the key first.
 __device__ __forceinline__ u32 owner_of(const ProbeArgs& args, u32 generation, u32 occurrence, u64 key) {
     store(args.keys + occurrence, key);
-    __threadfence();  // the key before the claim
+    __threadfence();  // the key before the claim of it
     const u64 mine = static_cast<u64>(generation) << 32 | occurrence;
-    for (u64 at = scatter(key);; ++at) {
+    for (u64 at = mix64(key);; ++at) {
         u64* slot = args.scratch + (at & args.scratch_mask);
         u64 seen = load(slot);
         if (seen >> 32 != generation) {
             const u64 before = atomicCAS(slot, seen, mine);
             if (before == seen) return occurrence;
-            seen = before;  // of this generation: no other is written now
+            seen = before;  // of this generation: no other one is written during this launch
         }
         const u32 owner = static_cast<u32>(seen);
-        __threadfence();  // the claim before the key
+        __threadfence();  // the claim before the key that it is for
         if (load(args.keys + owner) == key) return owner;
     }
 }
 
-// A stamp that is at most so many batches old is not renewed, so that rows that every batch asks for are not
-// written in every batch: the rule and the number of `FRESH` in src/cache/index.rs.
+// A stamp at most this many batches old is not renewed, so that not every batch writes the stamps of the
+// hottest rows. Equals `FRESH` of src/cache/index.rs.
 constexpr u32 FRESH = 2;
 
 enum Look { LOOK_ABSENT, LOOK_FOUND, LOOK_CHANGED };
 
-// Reads one slot for a key, and stamps it where it is found and not fresh.
+// Reads one slot. If it has the key, renews its stamp unless it is fresh.
 __device__ __forceinline__ Look look_at(Slot* slot, u64 key, u64 now, u64* location) {
     if (load(&slot->key) != key) return LOOK_ABSENT;
-    __threadfence();
     const u64 word = load(&slot->word);
-    __threadfence();
+    __threadfence();  // the word before the key (rule 1), and before the row and its tag
     if (load(&slot->key) != key) return LOOK_CHANGED;
-    __threadfence();
+    __threadfence();  // the key before the word (rule 2)
     const u64 again = load(&slot->word);
     if (location_of(again) != location_of(word)) return LOOK_CHANGED;
-    // Failing is fine: someone else stamped it, or it went.
+    // May fail: another thread has stamped or claimed the slot.
     if (age(now, stamp_of(again)) > FRESH) atomicCAS(&slot->word, again, pack(location_of(again), now));
     *location = location_of(word);
     return LOOK_FOUND;
 }
 
-// The location of a key that the SLOTS lanes of a group share, or NOWHERE. The whole warp calls it.
+// The location of a key, or NOWHERE. SLOTS lanes look for the same key. Called by the whole warp.
 __device__ __forceinline__ u64 find_as_group(const ProbeArgs& args, u64 key, u64 now) {
     const u32 lane = threadIdx.x % WARP, rank = lane % SLOTS, group = lane - rank;
     u64 location = NOWHERE;
@@ -109,14 +113,15 @@ __device__ __forceinline__ u64 find_as_group(const ProbeArgs& args, u64 key, u64
                 look = look_at(bucket_of(args.index, args.buckets, key, which) + rank, key, now, &mine);
             const u32 found = __ballot_sync(ALL_LANES, look == LOOK_FOUND) >> group & 0xffu;
             changed |= __ballot_sync(ALL_LANES, look == LOOK_CHANGED) >> group & 0xffu;
-            const u64 theirs = __shfl_sync(ALL_LANES, mine, found ? __ffs(static_cast<int>(found)) - 1 : 0, SLOTS);
+            const u32 finder = found ? static_cast<u32>(__ffs(static_cast<int>(found))) - 1 : 0;
+            const u64 theirs = __shfl_sync(ALL_LANES, mine, finder, SLOTS);
             if (found) location = theirs;
         }
         if (!__any_sync(ALL_LANES, location == NOWHERE && changed)) return location;
     }
 }
 
-// The location of each lane's key, or NOWHERE; EMPTY asks for nothing. The whole warp calls it.
+// The location of each lane's key, or NOWHERE; EMPTY stands for no key. Called by the whole warp.
 __device__ __forceinline__ u64 find(const ProbeArgs& args, u64 key, u64 now) {
     const u32 rank = threadIdx.x % SLOTS;
     u64 location = NOWHERE;
@@ -125,38 +130,41 @@ __device__ __forceinline__ u64 find(const ProbeArgs& args, u64 key, u64 now) {
         const u64 found = find_as_group(args, shared, now);
         if (rank == turn) location = found;
     }
+    // Another lane has read the slot: its fence before this lane's loads of the row's tag. The shuffle is no
+    // fence.
+    __syncwarp();
     return location;
 }
 
-// The key in the index of a present id whose own key is `own`, and whether its row bears a tag.
-__device__ __forceinline__ u64 index_key(const ProbeArgs& args, u32 segment, u64 own, u64 id, bool* tagged) {
+// The index key of a row whose full key is `full`, and whether the row has a tag.
+__device__ __forceinline__ u64 index_key(const ProbeArgs& args, u32 segment, u64 full, u64 id, bool* tagged) {
     *tagged = false;
-    if (!args.narrow) return own;
+    if (!args.narrow) return full;
     const NarrowColumn narrow = args.narrow[segment];
     *tagged = narrow.tagged;
     return narrow.base | (narrow.tagged ? fold(id, narrow.bits) : id);
 }
 
-// Whether what lies at a location, found under a row's key, is another's row.
-__device__ __forceinline__ bool is_other(const ProbeArgs& args, u64 location, u64 own) {
-    __threadfence();  // the location before the tag
-    return location & 1 || tag_at(args.pool, location) != own;
+// Whether the row at a location is not the one with this full key.
+__device__ __forceinline__ bool is_other(const ProbeArgs& args, u64 location, u64 full) {
+    return location & 1 || tag_at(args.pool, location) != full;
 }
 
-// Whether the batch's version has changed a row, and where it is then; NOWHERE where it is not. By its own key.
-__device__ __forceinline__ bool is_changed(const BatchHeader& header, u64 own, u64* location) {
+// Whether the overlay has a row, by its full key. Sets its location, which is NOWHERE if the row is not
+// cached.
+__device__ __forceinline__ bool is_changed(const BatchHeader& header, u64 full, u64* location) {
     if (!header.overlay) return false;
-    for (u64 at = scatter(own);; ++at) {
+    for (u64 at = mix64(full);; ++at) {
         const Changed changed = header.overlay[at & header.overlay_mask];
         if (changed.key == EMPTY) return false;
-        if (changed.key != own) continue;
+        if (changed.key != full) continue;
         *location = changed.location;
         return true;
     }
 }
 
-// Numbers the lanes that ask for it, over the whole launch, and counts those that are counted. The whole warp
-// calls it.
+// Gives each lane that asks a number, unique in the launch, and adds the counted lanes to `count`. Called by
+// the whole warp.
 __device__ __forceinline__ u32 number_of(bool asks, u32* cursor, bool counted, u32* count) {
     const u32 lane = threadIdx.x % WARP;
     const u32 asking = __ballot_sync(ALL_LANES, asks), all = __ballot_sync(ALL_LANES, counted);
@@ -166,22 +174,23 @@ __device__ __forceinline__ u32 number_of(bool asks, u32* cursor, bool counted, u
     return __shfl_sync(ALL_LANES, first, 0) + __popc(asking & lanes_before(lane));
 }
 
-// One warp's ids, of one column.
-__device__ __forceinline__ void probe_warp(const ProbeArgs& args, const BatchHeader& header, u32 segment, u32 item) {
+// Probes the ids of one warp, all of one column.
+__device__ __forceinline__ void probe_warp(const ProbeArgs& args, const BatchHeader& header, u32 segment,
+                                           u32 item) {
     const ProbeColumn column = args.columns[segment];
     const bool live = item < column.ids;
     const u32 occurrence = column.occurrences_at + item;
     const u64 id = live ? args.ids[column.ids_at + item] : 0;
     const bool present = live && id < column.rows;
-    const u64 own = present ? column.base | id : EMPTY;
+    const u64 full = present ? column.base | id : EMPTY;
     bool tagged = false;
-    const u64 key = present ? index_key(args, segment, own, id, &tagged) : EMPTY;
-    const u32 owner = present ? owner_of(args, header.generation, occurrence, own) : occurrence;
+    const u64 key = present ? index_key(args, segment, full, id, &tagged) : EMPTY;
+    const u32 owner = present ? owner_of(args, header.generation, occurrence, full) : occurrence;
     u64 changed = NOWHERE;
-    const bool is_new = present && is_changed(header, own, &changed);
+    const bool is_new = present && is_changed(header, full, &changed);
     const u64 found = find(args, is_new ? EMPTY : key, header.now & STAMP_MASK);
-    // What the overlay names is the row's own, whatever the tag.
-    const bool collided = tagged && !is_new && found != NOWHERE && is_other(args, found, own);
+    // Rows of the overlay need no check of the tag.
+    const bool collided = tagged && !is_new && found != NOWHERE && is_other(args, found, full);
     const u64 slot = is_new ? changed : collided ? NOWHERE : found;
     const u64 location = tagged && slot != NOWHERE ? slot + (TAG_WORDS << 1) : slot;
 
@@ -202,7 +211,8 @@ __device__ __forceinline__ void probe_warp(const ProbeArgs& args, const BatchHea
     }
     if (!live) return;
     args.owners[occurrence] = owner;
-    args.places[occurrence] = !present ? AT_NOTHING : reports ? AT_MISS | number : missed ? AT_OWNER : location;
+    const u64 missing = reports ? AT_MISS | number : AT_OWNER;
+    args.places[occurrence] = !present ? AT_NOTHING : missed ? missing : location;
 }
 
 extern "C" __global__ void probe(ProbeArgs args) {
@@ -219,13 +229,17 @@ extern "C" __global__ void probe(ProbeArgs args) {
     }
 
     if (!last_block(&args.state->blocks)) return;
-    for (u32 i = threadIdx.x; i < (args.narrow ? 3 : 2) * args.column_count; i += blockDim.x)
-        args.report[2 + i] = atomicExch(args.counts + i, 0u);
+    for (u32 i = threadIdx.x; i < (args.narrow ? 3 : 2) * args.column_count; i += blockDim.x) {
+        args.report[2 + i] = load(args.counts + i);
+        store(args.counts + i, 0u);
+    }
     if (threadIdx.x == 0) {
-        const u32 misses = atomicExch(&args.state->cursor, 0u);
+        const u32 misses = load(&args.state->cursor);
         args.report[0] = misses;
-        args.report[1] = atomicExch(&args.state->pointed, 0u);
+        args.report[1] = load(&args.state->pointed);
         args.state->misses = misses;
-        args.state->copied = 0;
+        store(&args.state->cursor, 0u);
+        store(&args.state->pointed, 0u);
+        store(&args.state->copied, 0u);
     }
 }

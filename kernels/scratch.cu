@@ -1,36 +1,35 @@
 // Moves records (a row's weights and its optimizer's state) between the slots of a trainer's scratchpad and a
-// dense buffer, in which they cross to the host or have come from there (ScratchPipe, section IV-C: Collect
-// and Insert).
+// dense staging buffer, which is copied from or to the host (ScratchPipe, section IV-C: Collect and Insert).
 //
-// Records of one table are a run: they lie end to end in the buffer, and each in its slot. One launch moves
-// the runs of all tables, by FLECHE's self-identified fusion (section 3.2): a run is a segment with a thread
-// a word, rounded up to whole warps, and `scan` is the prefix sum of the segments' warps. Neighbouring
-// threads move neighbouring words of a record, so both sides are read and written in whole lines.
+// The records of one table are a run: contiguous in the buffer, and each in its slot of the scratchpad. One
+// launch moves the runs of all tables, by self-identified fusion (FLECHE section 3.2): a run is a segment
+// with one thread per word, rounded up to whole warps, and `scan` is the prefix sum of the segments' warps.
+// Neighbouring threads move neighbouring words of a record, so accesses are coalesced on both sides.
 //
-// The two structs below are `RecordRun` and `RecordArgs` of src/device/cuda/train_args.rs, field for field.
-// The host has checked every slot and length, and nobody else has these slots or this buffer meanwhile.
+// The two structs below equal `RecordRun` and `RecordArgs` of src/trainer/pipeline/gpu/args.rs, field by
+// field. The host checks every slot and length, and nothing else uses these slots or this buffer meanwhile.
 #include "common.cuh"
 
 struct RecordRun {
-    u64 slots_at;   // the word of the scratchpad at which slot 0 of these records' size begins
-    u64 staged_at;  // the word of the buffer at which the run begins
-    u32 list_at;    // where its slots begin in the list
+    u64 slots_at;   // word of the scratchpad where slot 0 of this record size begins
+    u64 staged_at;  // word of the buffer where the run begins
+    u32 list_at;    // index of its first slot in `list`
     u32 rows;
-    u32 words;      // of a record, at least 1
+    u32 words;      // per record, at least 1
     u32 unused;
 };
 
 struct RecordArgs {
     const RecordRun* runs;  // run_count
     const u32* scan;        // run_count + 1, in warps
-    const u32* list;        // slots
+    const u32* list;        // slot numbers
     u32* scratch;
     u32* staged;
     u32 run_count;
     u32 unused;
 };
 
-// Calls `move` with each word's place in the scratchpad and in the buffer.
+// Calls `move` with the address of each word in the scratchpad and in the buffer.
 template <class Move> __device__ __forceinline__ void each_word(const RecordArgs& args, Move move) {
     u32* scan = dynamic_shared<u32>();
     for (u32 i = threadIdx.x; i < args.run_count + 1; i += blockDim.x) scan[i] = args.scan[i];
@@ -49,12 +48,12 @@ template <class Move> __device__ __forceinline__ void each_word(const RecordArgs
     }
 }
 
-// From the slots to the buffer: what leaves.
+// Collect: from the slots to the buffer.
 extern "C" __global__ void take_records(RecordArgs args) {
     each_word(args, [](const u32* slot, u32* staged) { *staged = *slot; });
 }
 
-// From the buffer to the slots: what comes in.
+// Insert: from the buffer to the slots.
 extern "C" __global__ void put_records(RecordArgs args) {
     each_word(args, [](u32* slot, const u32* staged) { *slot = *staged; });
 }

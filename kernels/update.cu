@@ -1,72 +1,72 @@
-// The backward pass of the embedding layer and the optimizer, in one launch: the casted gather-reduce of
-// Tensor Casting (section IV), fused with the update of the row that it is for.
+// The backward pass of the embedding layer and the optimizer in one launch: the casted gather-reduce of
+// Tensor Casting (section IV), fused with the update of the row that the gradient is for.
 //
-// The host has sorted a batch's occurrences by row (src/trainer/casting.rs), so a row's gradient is the sum
-// of those of its sources, which stand side by side in batch order: a gather. No atomics, no expanded
-// gradients, and one order of addition: the first source's gradient, and then the others one by one, each
-// divided first where its bag is a mean.
+// The host has sorted a batch's occurrences by row (src/trainer/casting.rs). So a row's gradient is the sum
+// of its sources' gradients, and the row's sources are contiguous, in batch order: a gather instead of a
+// scatter-add, without atomics, without expanded gradients, and with one order of addition. Under mean
+// pooling each part is divided by the bag's size before it is added.
 //
-// One launch serves all tables, by FLECHE's self-identified fusion (section 3.2): a table is a segment in
-// which a row has `lanes` threads, a power of two as near to its dim as a warp allows, rounded up to whole
-// warps. So rows of dim 1 fill warps as those of dim 128 do, and the lanes of a row lie in one warp.
+// One launch serves all tables, by self-identified fusion (FLECHE section 3.2): a table is a segment in which
+// a row has `lanes` threads, a power of two close to its dim and at most a warp, rounded up to whole warps.
+// So rows of dim 1 fill warps as well as rows of dim 128 do, and the lanes of a row are in one warp.
 //
 // **Bits.** Every element goes through the operations of src/trainer/update.rs and src/trainer/optim.rs in
-// their order, each rounded by itself: the kernels are compiled with no contraction, and with division and
-// square root correctly rounded. Row-wise Adagrad's mean of squares is a sum over the row in the order of its
-// elements, which lanes hand round by shuffles.
+// their order, each rounded: kernels are compiled without contraction, and with correctly rounded division
+// and square root. Row-wise Adagrad's mean of squares is a sum in the order of the row's elements, which
+// lanes exchange by shuffles.
 //
-// The structs below are `UpdateTable` and `UpdateArgs` of src/device/cuda/train_args.rs and `Source` of
-// src/device/scratch.rs, field for field. The host has checked every slot, sample and column.
+// The structs below equal `UpdateTable` and `UpdateArgs` of src/trainer/pipeline/gpu/args.rs and `Source` of
+// the host's update, field by field. The host checks every slot, sample and column.
 #include "common.cuh"
 
 struct UpdateTable {
-    u64 slots_at;  // the word of the scratchpad at which slot 0 of its records' size begins
-    u32 rows_at;   // its first row's place in `list` and `starts`
+    u64 slots_at;  // word of the scratchpad where slot 0 of this record size begins
+    u32 rows_at;   // index of its first row in `list` and `starts`
     u32 rows;
-    u32 dim;       // elements of a row, the first words of its record; its states are behind them
-    u32 words;     // of a record
-    u32 lanes;     // of a row: a power of two, at most WARP
+    u32 dim;       // elements of a row: the first words of its record, before the optimizer's state
+    u32 words;     // per record
+    u32 lanes;     // per row: a power of two, at most WARP
     u32 unused;
 };
 
-// Where a part of a row's gradient comes from.
+// An occurrence of a row: the source of a part of its gradient.
 struct Source {
     u32 sample;
     u32 column;     // of the input row
-    float divisor;  // the bag's size under mean pooling, else 1
+    float divisor;  // the bag's size under mean pooling; else 1
 };
 
 struct UpdateArgs {
     const UpdateTable* tables;  // table_count
     const u32* scan;            // table_count + 1, in warps
     const u32* list;            // by row: its slot
-    const u32* starts;          // by row where its sources begin, and a last entry where they end
+    const u32* starts;          // by row: its first source; then the number of sources
     const Source* sources;
     const float* grads;         // samples x stride: the gradients of the pooled part of the input rows
     float* scratch;
     u32 table_count;
     u32 stride;
-    u32 first_column;           // columns of the input row before the pooled part
+    u32 first_column;           // of the pooled part in the input row
     u32 optimizer;
     float lr;
     float eps;
     float size;                 // Adam: lr with both bias corrections
-    float first_share;          // Adam: what of the difference each moment takes on
-    float second_share;
+    float first_share;          // Adam: 1 - beta1
+    float second_share;         // Adam: 1 - beta2
     u32 unused;
 };
 
 constexpr u32 SGD = 0, ADAGRAD = 1, ROWWISE_ADAGRAD = 2;  // else Adam
 
-// One row and its lane's place in it. A lane past the table's end has a row that is not live.
+// The row of a lane.
 struct Row {
     float* record;
     u32 begin, end;  // of its sources
-    u32 lane;        // among the row's
-    bool live;
+    u32 lane;        // number of the lane among the row's
+    bool live;       // false past the table's last row
 };
 
-// One element of a row's gradient. It starts as the first source's, not at +0, as the host's does.
+// One element of a row's gradient. The sum starts with the first source and not with +0, as on the host.
 __device__ __forceinline__ float gradient(const UpdateArgs& args, const Row& row, u32 element) {
     float sum = 0.0f;
     for (u32 i = row.begin; i < row.end; ++i) {
@@ -78,9 +78,9 @@ __device__ __forceinline__ float gradient(const UpdateArgs& args, const Row& row
     return sum;
 }
 
-// Adds the mean of the squares of a row's gradient to its one state, and gives what its elements are
-// multiplied by. The whole warp calls it. The gradient is summed again afterwards, rather than kept: a row
-// may be of any length, and what was read once is near.
+// Adds the mean of the squares of a row's gradient to the row's state. Returns the learning rate of its
+// elements. Called by the whole warp. The gradient is computed again for the update: it may be too long to
+// keep, and its sources are in the cache.
 __device__ __forceinline__ float rowwise_rate(const UpdateArgs& args, const UpdateTable& table,
                                               const Row& row) {
     float squares = 0.0f;
@@ -100,7 +100,7 @@ __device__ __forceinline__ float rowwise_rate(const UpdateArgs& args, const Upda
     return args.lr / (sqrtf(__shfl_sync(ALL_LANES, sum, 0, table.lanes)) + args.eps);
 }
 
-// One element's step.
+// Updates one element.
 __device__ __forceinline__ void step(const UpdateArgs& args, u32 dim, float rate, float g, float* weight) {
     float* first = weight + dim;
     float* second = first + dim;

@@ -1,46 +1,79 @@
-//! Flechette serves click-through-rate scores from models whose embedding tables do not fit a
-//! GPU, and trains them in place.
+//! Flechette serves click-through-rate scores from models whose embedding tables do not fit a GPU, and trains
+//! them in place.
+//!
+//! # The path of a request
+//!
+//! ```text
+//! server ----> batcher ----> engine ----> cache ----> store      rows of the distinct ids
+//! decode,      merge         |            index,      mapped
+//! encode       requests      |            slots       tables
+//! (schema)                   +----------> compute                gather-pool: rows to input rows
+//!                            +----------> model                  layers: input rows to scores
+//! ```
+//!
+//! # The path of a training batch
+//!
+//! ```text
+//! dataset --> Load --> Plan --> Collect --> Exchange --> Insert --> Train --> store
+//! click       encode   slots,   rows out    host to      rows to    step      a new
+//! logs                 victims  of rowlog   device       slots                version
+//! ```
+//!
+//! The stages are in [`trainer`]'s `pipeline`. The reference trainer takes the same steps on tables in memory.
+//!
+//! # What is public
+//!
+//! Modules stand in reading order; each imports only modules above it, with few exceptions (`tests/it/tidy`).
+//! An item is `pub` if the integration tests or the benches use it, and `pub(crate)` otherwise. The library has no
+//! stable interface: programs talk to the server over gRPC, and read versions as files.
 
 #![warn(unreachable_pub)]
 
-// Modules in reading order; a blank line between keeps it against the formatter.
+// A blank line between modules keeps this order against the formatter.
+
+// Words and memory.
 pub mod types;
 
 pub mod mem;
 
-pub mod schema;
+pub mod sync;
 
 pub mod config;
 
-pub mod metrics;
+pub mod schema;
 
-pub mod sync;
+pub mod metrics;
 
 pub mod predict;
 
+// Kernels and devices.
 pub mod compute;
 
 pub mod device;
 
-pub mod store;
-
-pub mod rowlog;
+// Data in, requests in.
+pub mod dataset;
 
 pub mod trace;
 
+pub mod batcher;
+
+// Rows.
+pub mod store;
+
 pub mod cache;
 
+// Scores.
 pub mod model;
 
 pub mod engine;
 
-pub mod batcher;
-
 pub mod server;
 
-pub mod dataset;
-
+// Sizing and training.
 pub mod planner;
+
+pub mod rowlog;
 
 pub mod trainer;
 

@@ -1,50 +1,87 @@
-// How kernels touch memory: atomics, and the hooks before every plain load and store. This file is not
-// instrumented, so nothing preempts within them.
-#include "cusim.hpp"
+// How kernels access memory: strong loads and stores, fences and atomics, which follow the model of
+// memory.hpp, and the hooks before every plain load and store. This file is not instrumented, so no
+// preemption happens inside them.
+#include <cstring>
+#include <optional>
 
-#include <algorithm>
+#include "block.hpp"
 
+namespace cusim {
 namespace {
 
-// A preemption before, none within: the lanes of a launch share one OS thread.
+uint64_t read(const void* at, size_t bytes) {
+    uint64_t value = 0;
+    std::memcpy(&value, at, bytes);
+    return value;
+}
+
+// The lane that accesses memory; null if memory order is strong.
+Lane* weak_lane() {
+    Lane* lane = running_lane();
+    return lane && lane->block->launch->random.state ? lane : nullptr;
+}
+
+// Preemption is possible before, and not inside: the lanes of a launch share one OS thread. `change` gives
+// the new value, or none.
 template <class T, class F> T read_modify_write(T* at, F change) {
-    cusim::preemption_point();
+    preemption_point();
     const T old = *at;
-    *at = change(old);
+    const std::optional<T> value = change(old);
+    if (Lane* lane = weak_lane()) {
+        const Version version = memory().latest(at, old);
+        lane->has_read(at, version);
+        if (value) {
+            const uint64_t released = std::max(lane->released, version.released);
+            lane->view.see(at, memory().store(at, old, *value, released));
+        }
+    }
+    if (value) *at = *value;
     return old;
 }
 
 }  // namespace
 
+Memory& memory() {
+    thread_local Memory memory;
+    return memory;
+}
+
+uint64_t load_bits(const void* at, size_t bytes) {
+    preemption_point();
+    const uint64_t current = read(at, bytes);
+    Lane* lane = weak_lane();
+    if (!lane) return current;
+    const Version version = memory().load(at, current, lane->seen(at), lane->block->launch->random);
+    lane->has_read(at, version);
+    return version.value;
+}
+
+void store_bits(void* at, uint64_t value, size_t bytes) {
+    preemption_point();
+    if (Lane* lane = weak_lane())
+        lane->view.see(at, memory().store(at, read(at, bytes), value, lane->released));
+    std::memcpy(at, &value, bytes);
+}
+
+void fence() {
+    preemption_point();
+    Lane* lane = weak_lane();
+    if (!lane) return;
+    lane->view.raise(lane->acquired);
+    lane->released = memory().now();
+}
+
+}  // namespace cusim
+
 unsigned atomicAdd(unsigned* at, unsigned by) {
-    return read_modify_write(at, [=](unsigned old) { return old + by; });
-}
-unsigned long long atomicAdd(unsigned long long* at, unsigned long long by) {
-    return read_modify_write(at, [=](unsigned long long old) { return old + by; });
-}
-float atomicAdd(float* at, float by) {
-    return read_modify_write(at, [=](float old) { return old + by; });
-}
-unsigned atomicMax(unsigned* at, unsigned value) {
-    return read_modify_write(at, [=](unsigned old) { return std::max(old, value); });
-}
-unsigned atomicMin(unsigned* at, unsigned value) {
-    return read_modify_write(at, [=](unsigned old) { return std::min(old, value); });
-}
-unsigned atomicOr(unsigned* at, unsigned bits) {
-    return read_modify_write(at, [=](unsigned old) { return old | bits; });
-}
-unsigned atomicExch(unsigned* at, unsigned value) {
-    return read_modify_write(at, [=](unsigned) { return value; });
+    return cusim::read_modify_write(at, [=](unsigned old) { return std::optional(old + by); });
 }
 unsigned long long atomicExch(unsigned long long* at, unsigned long long value) {
-    return read_modify_write(at, [=](unsigned long long) { return value; });
-}
-unsigned atomicCAS(unsigned* at, unsigned expected, unsigned value) {
-    return read_modify_write(at, [=](unsigned old) { return old == expected ? value : old; });
+    return cusim::read_modify_write(at, [=](unsigned long long) { return std::optional(value); });
 }
 unsigned long long atomicCAS(unsigned long long* at, unsigned long long expected, unsigned long long value) {
-    return read_modify_write(at, [=](unsigned long long old) { return old == expected ? value : old; });
+    return cusim::read_modify_write(
+        at, [=](unsigned long long old) { return old == expected ? std::optional(value) : std::nullopt; });
 }
 
 // The hooks of -fsanitize=thread: the compiler calls one before each load and store of a kernel.

@@ -1,4 +1,4 @@
-// What cusim.cpp and launch.cpp share: the state of a launch, of its blocks, warps and lanes.
+// The state of a launch, its blocks, warps and lanes; shared by cusim.cpp, launch.cpp and access.cpp.
 #pragma once
 
 #include <memory>
@@ -6,6 +6,7 @@
 
 #include "cusim.hpp"
 #include "fiber.hpp"
+#include "memory.hpp"
 
 namespace cusim {
 
@@ -13,36 +14,36 @@ constexpr unsigned WARP = 32;
 constexpr int NO_LINE = -1;
 
 struct Warp;
+struct Block;
 
 struct Lane {
     Fiber fiber;
+    Block* block = nullptr;
     Warp* warp = nullptr;
     uint32_t number = 0;
     dim3 index;
     Request request{Op::Sync, 0};
     uint64_t result = 0;
+    View view;              // in addition to its warp's and its block's
+    uint64_t acquired = 0;  // the latest `released` of the versions that it has read
+    uint64_t released = 0;  // the time of its last fence
 
     uint32_t bit() const { return 1u << number; }
-};
-
-// Sets of lanes: those not yet finished, those that can run, those parked in a warp operation and at the
-// block's barrier.
-struct Warp {
-    uint32_t live = 0, runnable = 0, in_operation = 0, at_barrier = 0;
-    Lane lanes[WARP];
-};
-
-struct Random {
-    uint64_t state = 0;  // 0: no preemption
-    uint32_t next() {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        return static_cast<uint32_t>(state >> 32);
+    // The time of the oldest write to an address that it may still read.
+    uint64_t seen(const void* address) const;
+    void has_read(const void* address, const Version& version) {
+        view.see(address, version.time);
+        acquired = std::max(acquired, version.released);
     }
 };
 
-struct Block;
+struct Warp {
+    // Sets of lanes: not yet finished, able to run, parked in a warp operation, parked at the block's
+    // barrier.
+    uint32_t live = 0, runnable = 0, in_operation = 0, at_barrier = 0;
+    View view;  // what all its lanes see since a __syncwarp
+    Lane lanes[WARP];
+};
 
 // What the blocks of a launch have in common.
 struct Launch {
@@ -51,17 +52,18 @@ struct Launch {
     dim3 grid, block;
     size_t shared_bytes = 0;
     Random random;
+    uint64_t begun = 0;  // the time up to which its lanes see all writes
     uint64_t accesses = 0;
     bool failed = false;
     char message[512] = "";
-    // The blocks to come, last first, and those that take turns now.
+    // The blocks that have not begun, last first, and those that take turns now.
     std::vector<size_t> waiting;
     std::vector<std::unique_ptr<Block>> resident;
 
     unsigned threads() const { return block.x * block.y * block.z; }
 };
 
-// One block that runs or has run; its memory serves another one after it.
+// One block that runs or has run; its memory is reused by later ones.
 struct Block {
     Launch* launch = nullptr;
     dim3 index;
@@ -71,14 +73,22 @@ struct Block {
     Fiber scheduler;
     Lane* running = nullptr;
     int barrier_line = NO_LINE, barrier_count = 0, barrier_result = 0;
+    View view;  // what all its lanes see since a __syncthreads
 
-    // Makes it the block of this number. False where there is no memory for the stacks.
+    // Makes it the block with this number. False if the stacks cannot be allocated.
     bool begin(Launch& of, size_t number);
     // Lets one of its warps run until the next switch. False once all lanes are done, or one has failed.
     bool step();
 };
 
-// Records what went wrong first.
+inline uint64_t Lane::seen(const void* address) const {
+    return std::max({view.of(address), warp->view.of(address), block->view.of(address)});
+}
+
+// The lane that runs on this OS thread; null outside of a launch.
+Lane* running_lane();
+
+// Records the first failure.
 __attribute__((format(printf, 2, 3))) void report(Launch& launch, const char* format, ...);
 
 }  // namespace cusim

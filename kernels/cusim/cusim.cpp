@@ -1,8 +1,8 @@
 // One block of cusim: its fibers, warp operations, barriers, preemption. See cusim.hpp for the idea.
 //
-// Its lanes switch among themselves without the scheduler while one of their warp can run; a step of the
-// scheduler lets one warp run, or opens the barrier when every live lane stands at it, and calls it a
-// deadlock when nothing can run.
+// The lanes of a warp switch to each other directly as long as one of them can run. A step of the scheduler
+// lets one warp run. If none can, it opens the barrier, provided that every live lane is parked there;
+// otherwise it reports a deadlock.
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
@@ -20,7 +20,7 @@ asm(".text\n.globl cusim_switch\n.type cusim_switch,@function\ncusim_switch:\n"
 namespace cusim {
 namespace {
 
-constexpr uint64_t MOST_ACCESSES = 100'000'000;  // of one launch: a kernel that loops for ever ends too
+constexpr uint64_t MOST_ACCESSES = 100'000'000;  // of one launch, so that an endless loop ends
 
 thread_local Block* block_of_thread = nullptr;
 
@@ -36,7 +36,7 @@ void back_to_scheduler(Lane& from) {
     switch_fiber(from.fiber, block_of_thread->scheduler);
 }
 
-// Leaves a lane for the next one of its warp that can run, or for the scheduler where there is none.
+// Switches to the next lane of the warp that can run, or to the scheduler if there is none.
 void yield(Lane& from) {
     const uint32_t runnable = from.warp->runnable;
     const uint32_t later = from.number == WARP - 1 ? 0 : runnable & (~0u << (from.number + 1));
@@ -48,11 +48,11 @@ void yield(Lane& from) {
     switch_fiber(from.fiber, to.fiber);
 }
 
-// Ends the launch from within a lane: the scheduler never comes back to any of them.
+// Ends the launch from within a lane: the scheduler never resumes any of its lanes.
 [[noreturn]] void fail(Lane& lane, const char* what) {
-    const dim3 block = block_of_thread->index;
-    report(*block_of_thread->launch, "%s (block %u,%u,%u thread %u,%u,%u lane %u)", what, block.x, block.y, block.z, lane.index.x,
-           lane.index.y, lane.index.z, lane.number);
+    const dim3 block = lane.block->index, thread = lane.index;
+    report(*lane.block->launch, "%s (block %u,%u,%u thread %u,%u,%u lane %u)", what, block.x, block.y,
+           block.z, thread.x, thread.y, thread.z, lane.number);
     back_to_scheduler(lane);
     __builtin_unreachable();
 }
@@ -68,13 +68,12 @@ uint64_t matching(const Warp& warp, uint32_t present, uint64_t value) {
     return same;
 }
 
-// Which lane a shuffle reads; its own where the group ends, as CUDA has it.
+// The lane that a shuffle reads; past the end of the group it reads its own, as in CUDA.
 uint32_t shuffle_source(const Lane& lane) {
     const uint32_t by = lane.request.argument, width = lane.request.width;
     const uint32_t base = lane.number & ~(width - 1);
     switch (lane.request.op) {
     case Op::Shuffle: return base + (by & (width - 1));
-    case Op::ShuffleUp: return lane.number - base >= by ? lane.number - by : lane.number;
     case Op::ShuffleDown: return lane.number - base + by < width ? lane.number + by : lane.number;
     default: return (lane.number ^ by) < base + width ? lane.number ^ by : lane.number;
     }
@@ -90,8 +89,8 @@ void complete(Warp& warp, uint32_t present, Lane& last) {
     }
     for (uint32_t rest = present; rest; rest &= rest - 1) {
         Lane& lane = warp.lanes[lowest(rest)];
-        if (lane.request.op == Op::Sync) continue;
-        if (lane.request.op == Op::Ballot) lane.result = votes;
+        if (lane.request.op == Op::Sync) warp.view.absorb(lane.view);
+        else if (lane.request.op == Op::Ballot) lane.result = votes;
         else if (lane.request.op == Op::Match) lane.result = matching(warp, present, lane.request.value);
         else {
             const uint32_t source = shuffle_source(lane);
@@ -103,7 +102,7 @@ void complete(Warp& warp, uint32_t present, Lane& last) {
     warp.runnable |= present;
 }
 
-// A lane that returns may have been the last one that others of its warp waited for.
+// A lane that returns may be the last one that others of its warp waited for.
 void finish(Lane& lane) {
     Warp& warp = *lane.warp;
     warp.live &= ~lane.bit();
@@ -134,6 +133,9 @@ bool open_barrier(Block& block) {
     block.barrier_count = 0;
     block.barrier_line = NO_LINE;
     for (Warp& warp : block.warps) {
+        for (uint32_t rest = warp.at_barrier; rest; rest &= rest - 1)
+            block.view.absorb(warp.lanes[lowest(rest)].view);
+        block.view.absorb(warp.view);
         warp.runnable = warp.at_barrier;
         warp.at_barrier = 0;
     }
@@ -166,19 +168,26 @@ bool Block::begin(Launch& of, size_t number) {
     launch = &of;
     const unsigned threads = of.threads(), row = static_cast<unsigned>(number / of.grid.x);
     index = {static_cast<unsigned>(number % of.grid.x), row % of.grid.y, row / of.grid.y};
-    shared.assign(of.shared_bytes, 0xA5);  // so that reading before writing shows
+    shared.assign(of.shared_bytes, 0xA5);  // makes a read before the first write visible
     warps.resize((threads + WARP - 1) / WARP);
     barrier_line = NO_LINE;
     barrier_count = 0;
+    view = {of.begun, {}};
     if (!stacks.reserve(threads)) return false;
     for (unsigned thread = 0; thread < threads; ++thread) {
         Warp& warp = warps[thread / WARP];
-        if (thread % WARP == 0) warp.live = warp.runnable = warp.in_operation = warp.at_barrier = 0;
+        if (thread % WARP == 0) {
+            warp.live = warp.runnable = warp.in_operation = warp.at_barrier = 0;
+            warp.view = {};
+        }
         Lane& lane = warp.lanes[thread % WARP];
+        lane.block = this;
         lane.warp = &warp;
         lane.number = thread % WARP;
         lane.index = {thread % of.block.x, thread / of.block.x % of.block.y,
                       thread / (of.block.x * of.block.y)};
+        lane.view = {};
+        lane.acquired = lane.released = 0;
         warp.live |= lane.bit();
         warp.runnable |= lane.bit();
         prepare(lane.fiber, stacks.of(thread), lane_entry);
@@ -211,7 +220,7 @@ uint64_t warp_operation(const Request& request) {
     lane.request = request;
     warp.in_operation |= lane.bit();
     warp.runnable &= ~lane.bit();
-    const uint32_t awaited = request.mask & warp.live;  // finished lanes take no part
+    const uint32_t awaited = request.mask & warp.live;  // finished lanes do not count
     if ((warp.in_operation & awaited) == awaited) complete(warp, awaited, lane);
     else yield(lane);
     return lane.result;
@@ -230,7 +239,7 @@ int block_barrier(bool predicate, int line) {
     return block.barrier_result;
 }
 
-// One access in 16 yields to another lane of the warp, one in 16 to another warp, block or kernel.
+// One access in 16 yields to another lane of the warp, and one in 16 to another warp, block or kernel.
 void preemption_point() {
     Block* block = block_of_thread;
     if (!block || !block->running) return;
@@ -242,6 +251,8 @@ void preemption_point() {
     if (draw % 16 == 0) yield(lane);
     else if (draw % 16 == 1) back_to_scheduler(lane);
 }
+
+Lane* running_lane() { return block_of_thread ? block_of_thread->running : nullptr; }
 
 void* dynamic_shared() { return block_of_thread->shared.data(); }
 dim3 thread_index() { return block_of_thread->running->index; }

@@ -1,22 +1,23 @@
-// cusim executes CUDA kernels on a CPU, so that they are tested where there is no GPU.
+// cusim executes CUDA kernels on the CPU, so that they can be tested without a GPU.
 //
-// A kernel's source is compiled as C++ against this header, which gives CUDA's names a meaning:
+// A kernel's source is compiled as C++ against this header, which defines the CUDA names that kernels use:
 //
-// - every CUDA thread is a fiber with its own stack; all fibers of a launch share one OS thread, and a switch
-//   happens only where this header lets it happen. Shared memory is the dynamic one alone: there is no
-//   `__shared__` here, because blocks overlap;
-// - a warp operation (ballot, shuffle, match, __syncwarp) parks a lane until every live lane of its mask
-//   has come, and __syncthreads until every live lane of the block has;
-// - with a seed other than 0, lanes, warps and blocks, and kernels of several streams, are preempted at
-//   random, reproducibly, at each of their memory accesses: kernels are compiled with -fsanitize=thread, and access.cpp supplies the hooks that
-//   the compiler then calls before every load and store. So a missing barrier, or a read-modify-write
-//   that is not atomic, gives a wrong result under some seed;
-// - what CUDA calls undefined and what would hang a GPU ends the launch with an error that names the
-//   block and the lane: a lane outside its own mask, lanes of one mask in different operations, lanes at
-//   different barriers, a barrier that some lanes never reach, a loop without end.
+// - Every CUDA thread is a fiber with its own stack. All fibers of a launch share one OS thread, and switches
+//   happen only inside the functions below. Only dynamic shared memory is supported: blocks overlap in time,
+//   so a `__shared__` variable would be shared between blocks.
+// - A warp operation (ballot, shuffle, match, __syncwarp) parks a lane until every live lane of its mask has
+//   arrived, and __syncthreads until every live lane of the block has.
+// - With a seed other than 0, lanes, warps, blocks, and kernels of several streams are preempted at random,
+//   reproducibly, at each memory access. Kernels are compiled with -fsanitize=thread, so that the compiler
+//   calls a hook of access.cpp before every load and store. A missing barrier, or a read-modify-write that is
+//   not atomic, therefore gives a wrong result under some seed.
+// - With a seed other than 0, memory order is weak (memory.hpp): what `load` of common.cuh returns may be old
+//   unless fences rule that out. A missing fence therefore gives a wrong result under some seed.
+// - What is undefined in CUDA, or would hang a GPU, ends the launch with an error that names the block and
+//   the lane: a lane outside its own mask, lanes of one mask in different operations, lanes at different
+//   barriers, a barrier that some lanes never reach, an endless loop.
 //
-// Not modelled: weak memory order, and time itself. A launch lives on one thread alone, so tests may launch
-// from several threads at once.
+// Time is not modelled. A launch stays on one OS thread, so tests may launch from several threads at once.
 #pragma once
 
 #include <cmath>
@@ -37,10 +38,10 @@ struct dim3 {
 
 namespace cusim {
 
-enum class Op : uint8_t { Sync, Ballot, Match, Shuffle, ShuffleUp, ShuffleDown, ShuffleXor };
+enum class Op : uint8_t { Sync, Ballot, Match, Shuffle, ShuffleDown, ShuffleXor };
 
-// What a lane brings to a warp operation. `argument` is a shuffle's source lane, distance or mask, and
-// `width` its group of lanes.
+// A lane's part in a warp operation. For a shuffle, `argument` is the source lane, the distance or the mask,
+// and `width` the size of the groups of lanes.
 struct Request {
     Op op;
     uint32_t mask;
@@ -50,8 +51,11 @@ struct Request {
 };
 
 uint64_t warp_operation(const Request& request);
-int block_barrier(bool predicate, int line);  // returns for how many lanes the predicate held
+int block_barrier(bool predicate, int line);  // returns the number of lanes whose predicate held
 void preemption_point();
+uint64_t load_bits(const void* at, size_t bytes);
+void store_bits(void* at, uint64_t value, size_t bytes);
+void fence();
 void* dynamic_shared();
 
 dim3 thread_index();
@@ -66,14 +70,20 @@ template <class T> uint64_t to_bits(T value) {
     return bits;
 }
 
-template <class T> T shuffle(Op op, uint32_t mask, T value, uint32_t argument, uint32_t width) {
-    const uint64_t bits = warp_operation({op, mask, to_bits(value), argument, width});
+template <class T> T from_bits(uint64_t bits) {
+    T value;
     std::memcpy(&value, &bits, sizeof value);
     return value;
 }
 
-// A kernel as a launch finds it: a name, and a call with its arguments behind pointers, as cuLaunchKernel
-// takes them.
+template <class T> T load(const T* at) { return from_bits<T>(load_bits(at, sizeof(T))); }
+template <class T> void store(T* at, T value) { store_bits(at, to_bits(value), sizeof(T)); }
+
+template <class T> T shuffle(Op op, uint32_t mask, T value, uint32_t argument, uint32_t width) {
+    return from_bits<T>(warp_operation({op, mask, to_bits(value), argument, width}));
+}
+
+// A kernel's name, and a function that calls it with arguments behind pointers, as cuLaunchKernel takes them.
 struct Kernel {
     const char* name;
     void (*call)(void** arguments);
@@ -87,7 +97,7 @@ template <class... Args, void (*Function)(Args...)> struct Call<Function> {
     static void call(void** arguments) { apply(arguments, std::index_sequence_for<Args...>{}); }
 };
 
-// Every kernel that can be launched; kernels.cpp holds the list.
+// Every kernel that can be launched (kernels.cpp).
 extern const Kernel KERNELS[];
 extern const size_t KERNEL_COUNT;
 
@@ -98,7 +108,7 @@ extern const size_t KERNEL_COUNT;
 #define blockDim (cusim::block_size())
 #define gridDim (cusim::grid_size())
 
-// A barrier is told from another by its line: the compiler may copy a call, and its address with it.
+// The source line identifies a barrier. Its address does not, because the compiler may duplicate a call.
 inline void __syncthreads(int line = __builtin_LINE()) { cusim::block_barrier(false, line); }
 inline int __syncthreads_count(int p, int line = __builtin_LINE()) {
     return cusim::block_barrier(p != 0, line);
@@ -119,9 +129,6 @@ template <class T> unsigned __match_any_sync(unsigned mask, T value) {
 template <class T> T __shfl_sync(unsigned mask, T value, unsigned lane, unsigned width = 32) {
     return cusim::shuffle(cusim::Op::Shuffle, mask, value, lane, width);
 }
-template <class T> T __shfl_up_sync(unsigned mask, T value, unsigned by, unsigned width = 32) {
-    return cusim::shuffle(cusim::Op::ShuffleUp, mask, value, by, width);
-}
 template <class T> T __shfl_down_sync(unsigned mask, T value, unsigned by, unsigned width = 32) {
     return cusim::shuffle(cusim::Op::ShuffleDown, mask, value, by, width);
 }
@@ -137,21 +144,13 @@ inline float __uint_as_float(unsigned bits) {
     std::memcpy(&value, &bits, sizeof value);
     return value;
 }
-// Rounded each; kernels are compiled here with no contraction, as these ask for on a GPU.
+// Each operation is rounded: cusim compiles without contraction.
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
-inline void __threadfence() { cusim::preemption_point(); }
-inline void __threadfence_block() { cusim::preemption_point(); }
+inline void __threadfence() { cusim::fence(); }
 inline void __nanosleep(unsigned) { cusim::preemption_point(); }
 
-// Atomics. Defined in access.cpp: there the compiler puts no preemption between their load and store.
+// Atomics. Defined in access.cpp, which is not instrumented, so that they are not preempted inside.
 unsigned atomicAdd(unsigned* at, unsigned by);
-unsigned long long atomicAdd(unsigned long long* at, unsigned long long by);
-float atomicAdd(float* at, float by);
-unsigned atomicMax(unsigned* at, unsigned value);
-unsigned atomicMin(unsigned* at, unsigned value);
-unsigned atomicOr(unsigned* at, unsigned bits);
-unsigned atomicExch(unsigned* at, unsigned value);
 unsigned long long atomicExch(unsigned long long* at, unsigned long long value);
-unsigned atomicCAS(unsigned* at, unsigned expected, unsigned value);
 unsigned long long atomicCAS(unsigned long long* at, unsigned long long expected, unsigned long long value);

@@ -1,7 +1,7 @@
-// Fibers: stacks of their own on one OS thread, and a switch from one to another.
+// Fibers: several stacks on one OS thread, and a switch between them.
 //
-// On x86-64 the switch saves the registers that a call must keep and swaps the stack pointer, some
-// nanoseconds; elsewhere ucontext does it, with a system call.
+// On x86-64 the switch saves the callee-saved registers and swaps the stack pointer, which takes a few
+// nanoseconds. Elsewhere ucontext does it, with a system call.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ inline void switch_fiber(Fiber& from, Fiber& to) { cusim_switch(&from.stack_poin
 // Makes the fiber begin at `entry`, which must never return, on the STACK_BYTES from `stack`.
 inline void prepare(Fiber& fiber, char* stack, void (*entry)()) {
     void** top = reinterpret_cast<void**>(stack + STACK_BYTES);
-    *--top = nullptr;  // keeps the stack aligned as after a call; entry never returns
+    *--top = nullptr;  // aligns the stack as after a call
     *--top = reinterpret_cast<void*>(entry);
     for (int saved = 0; saved < 6; ++saved) *--top = nullptr;
     fiber.stack_pointer = top;

@@ -1,5 +1,5 @@
-// The kernels that cusim can launch. This file is compiled with -fsanitize=thread, so that each of their
-// loads and stores is a preemption point.
+// The kernels that cusim can launch. Compiled with -fsanitize=thread, so that each of their loads and stores
+// is a preemption point.
 #include "../copy_rows.cu"
 #include "../gather_pool.cu"
 #include "../list.cu"
@@ -36,6 +36,10 @@ extern const Kernel KERNELS[] = {
     KERNEL(ballot_outside_mask),
     KERNEL(shuffle_outside_mask),
     KERNEL(spin_for_ever),
+    KERNEL(pass_message),
+    KERNEL(read_again),
+    KERNEL(count_blocks),
+    KERNEL(count_blocks_without_fences),
     KERNEL(fold_numbers),
 };
 extern const size_t KERNEL_COUNT = sizeof(KERNELS) / sizeof(KERNELS[0]);

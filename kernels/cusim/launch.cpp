@@ -1,7 +1,7 @@
-// Launches: a kernel's blocks, some of which take turns at random, and the interface to Rust.
+// Launches: some blocks of a kernel take turns at random. Also the interface to Rust.
 //
-// A launch is advanced in steps, so that several can be under way at once on one thread, as kernels of
-// several streams are on a device: whoever advances them decides how they interleave.
+// A launch is advanced in steps. So one OS thread can run several launches at once, as a device runs kernels
+// of several streams; the caller decides how they interleave.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -12,19 +12,19 @@
 namespace cusim {
 namespace {
 
-// Blocks of one launch that overlap in time, where there is preemption at all.
+// Blocks of one launch that overlap in time, if there is preemption.
 constexpr size_t MOST_RESIDENT = 4;
 
-// Blocks that are done, whose stacks serve the next.
+// Finished blocks, whose stacks are reused.
 thread_local std::vector<std::unique_ptr<Block>> spare;
 
-// Spreads small seeds over all bits; 0 stays 0, which means no preemption.
+// Spreads small seeds over all bits. 0 stays 0 and means no preemption.
 uint64_t spread(uint64_t seed) {
     seed *= 0x9E3779B97F4A7C15ull;
     return seed ^ seed >> 32;
 }
 
-// The numbers of the blocks in the order they begin in, last first.
+// The numbers of the blocks in the order in which they begin, last first.
 std::vector<size_t> block_order(size_t blocks, Random& random) {
     std::vector<size_t> order(blocks);
     std::iota(order.rbegin(), order.rend(), size_t{0});
@@ -33,7 +33,7 @@ std::vector<size_t> block_order(size_t blocks, Random& random) {
     return order;
 }
 
-void admit(Launch& launch) {
+void begin_blocks(Launch& launch) {
     const size_t most = launch.random.state ? MOST_RESIDENT : 1;
     while (launch.resident.size() < most && !launch.waiting.empty()) {
         auto block = spare.empty() ? std::make_unique<Block>() : std::move(spare.back());
@@ -47,7 +47,7 @@ void admit(Launch& launch) {
 
 // One step of one block. False when the launch is over.
 bool step(Launch& launch) {
-    admit(launch);
+    begin_blocks(launch);
     if (launch.failed || launch.resident.empty()) return false;
     const size_t turn = launch.random.state ? launch.random.next() % launch.resident.size() : 0;
     if (launch.resident[turn]->step()) return true;
@@ -63,7 +63,7 @@ bool step(Launch& launch) {
 
 enum { CUSIM_RUNNING = 0, CUSIM_DONE = 1, CUSIM_FAILED = 2 };
 
-// Begins a launch; `arguments` must stay until it is ended. Null: the reason lies in `message`.
+// Begins a launch; `arguments` must live until it is ended. If it returns null, `message` holds the reason.
 extern "C" cusim::Launch* cusim_begin(const char* name, const unsigned grid[3], const unsigned block[3],
                                       size_t shared_bytes, void** arguments, uint64_t seed, char* message,
                                       size_t message_bytes) {
@@ -86,11 +86,13 @@ extern "C" cusim::Launch* cusim_begin(const char* name, const unsigned grid[3], 
     launch->block = {block[0], block[1], block[2]};
     launch->shared_bytes = shared_bytes;
     launch->random.state = spread(seed);
+    launch->begun = memory().now();
     launch->waiting = block_order(size_t{grid[0]} * grid[1] * grid[2], launch->random);
     return launch.release();
 }
 
-// Takes up to so many steps, always on the same thread. When it has failed, the reason lies in `message`.
+// Takes at most `steps` steps; always called on the thread that began the launch. On failure `message` holds
+// the reason.
 extern "C" int cusim_advance(cusim::Launch* launch, uint64_t steps, char* message, size_t message_bytes) {
     for (; steps; --steps) {
         if (cusim::step(*launch)) continue;

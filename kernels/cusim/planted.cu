@@ -1,5 +1,5 @@
-// Small kernels that try the simulator itself: some are right and must give the right result under every
-// seed, the others hold one planted bug each, and tests/it/cusim.rs asserts that it is caught.
+// Small kernels that test the simulator itself (tests/it/cusim.rs). Some are right, and give the right result
+// under every seed. The others have one planted bug each, which must be detected.
 #include "../common.cuh"
 
 // One block reverses `values` through shared memory.
@@ -10,7 +10,7 @@ extern "C" __global__ void reverse_with_barrier(u32* values, u32 count) {
     values[threadIdx.x] = copy[count - 1 - threadIdx.x];
 }
 
-// Planted: the barrier is dropped.
+// Planted: there is no barrier.
 extern "C" __global__ void reverse_without_barrier(u32* values, u32 count) {
     u32* copy = dynamic_shared<u32>();
     copy[threadIdx.x] = values[threadIdx.x];
@@ -22,7 +22,7 @@ extern "C" __global__ void count_atomically(u32* counter) { atomicAdd(counter, 1
 // Planted: the increment is not atomic.
 extern "C" __global__ void count_plainly(u32* counter) { *counter = *counter + 1; }
 
-// Each warp adds its lanes' numbers, once by a shuffle tree and once by asking who voted.
+// Each warp adds its lanes' values by a tree of shuffles, and votes on which are odd.
 extern "C" __global__ void warp_sums(const u32* values, u32* sums, u32* votes) {
     const u32 at = blockIdx.x * blockDim.x + threadIdx.x;
     u32 sum = values[at];
@@ -34,7 +34,7 @@ extern "C" __global__ void warp_sums(const u32* values, u32* sums, u32* votes) {
     }
 }
 
-// For each lane, which lanes of its warp hold the same value.
+// For each lane, the lanes of its warp that have the same value.
 extern "C" __global__ void warp_match(const u32* values, u32* same) {
     const u32 at = blockIdx.x * blockDim.x + threadIdx.x;
     same[at] = __match_any_sync(~0u, values[at]);
@@ -51,28 +51,75 @@ extern "C" __global__ void barriers_apart(u32* values) {
     }
 }
 
-// Planted: half a warp waits at a barrier, the other half in a ballot that wants all lanes.
+// Planted: half a warp waits at a barrier, and the other half in a ballot of all lanes.
 extern "C" __global__ void barrier_against_ballot(u32* values) {
     if (threadIdx.x % WARP < 16) __syncthreads();
     else values[threadIdx.x] = __ballot_sync(~0u, 1);
 }
 
-// Planted: a lane takes part in an operation whose mask leaves it out.
+// Planted: a lane takes part in an operation whose mask does not have it.
 extern "C" __global__ void ballot_outside_mask(u32* values) {
     values[threadIdx.x] = __ballot_sync(0xffffu, 1);
 }
 
-// Planted: a shuffle reads a lane that its mask leaves out.
+// Planted: a shuffle reads a lane outside its mask.
 extern "C" __global__ void shuffle_outside_mask(u32* values) {
     if (threadIdx.x < 16) values[threadIdx.x] = __shfl_sync(0xffffu, values[threadIdx.x], 20);
 }
 
-// Planted: a loop that waits for what no lane does.
+// Planted: a loop that waits for a write that never happens.
 extern "C" __global__ void spin_for_ever(u32* values) {
     while (*static_cast<volatile u32*>(values) == 0) __nanosleep(20);
 }
 
-// `fold`, to be held against the host's.
+// Message passing: thread i of block 0 writes i's data and then i's flag, and a thread of block 1 reads the
+// flag and then the data. `use` is a set of the bits below. Without both fences a message may be lost.
+constexpr u32 RELEASE = 1, ACQUIRE = 2, ATOMICALLY = 4, OTHER_LANE = 8, SYNC_WARP = 16;
+
+extern "C" __global__ void pass_message(u64* memory, u64* flags, u64* data, u32 use) {
+    u64* mine = memory + 2 * threadIdx.x;
+    if (blockIdx.x == 0) {
+        if (use & ATOMICALLY) atomicCAS(mine, 0, 1);
+        else store<u64>(mine, 1);
+        if (use & RELEASE) __threadfence();
+        if (use & ATOMICALLY) atomicExch(mine + 1, 1);
+        else store<u64>(mine + 1, 1);
+    } else {
+        // Another lane may read the flag, and pass it on by a shuffle.
+        const u32 other = use & OTHER_LANE ? 1 : 0;
+        const u64 flag = load(memory + 2 * (threadIdx.x ^ other) + 1);
+        if (use & ACQUIRE) __threadfence();
+        if (use & SYNC_WARP) __syncwarp();
+        flags[threadIdx.x] = __shfl_xor_sync(ALL_LANES, flag, other);
+        data[threadIdx.x] = load(mine);
+    }
+}
+
+// Block 0 counts up. The others read the counter several times, and note the first and the last value.
+extern "C" __global__ void read_again(u32* counter, u32* first, u32* last) {
+    const u32 at = blockIdx.x * blockDim.x + threadIdx.x;
+    first[at] = load(counter);
+    for (u32 i = 0; i < 8; ++i) {
+        if (blockIdx.x == 0) atomicAdd(counter, 1u);
+        else last[at] = load(counter);
+    }
+}
+
+// Every thread counts itself, and the last block reads the counters.
+extern "C" __global__ void count_blocks(u32* counters, u32* blocks, u32* counted) {
+    atomicAdd(counters + threadIdx.x, 1u);
+    if (last_block(blocks)) counted[threadIdx.x] = load(counters + threadIdx.x);
+}
+
+// Planted: as above, without the fences of `last_block`.
+extern "C" __global__ void count_blocks_without_fences(u32* counters, u32* blocks, u32* counted) {
+    atomicAdd(counters + threadIdx.x, 1u);
+    __syncthreads();
+    const bool last = threadIdx.x == 0 && atomicAdd(blocks, 1u) == gridDim.x - 1;
+    if (__syncthreads_or(last)) counted[threadIdx.x] = load(counters + threadIdx.x);
+}
+
+// Tests `fold` against the host's.
 extern "C" __global__ void fold_numbers(const u64* numbers, u64* folded, u32 bits) {
     folded[threadIdx.x] = fold(numbers[threadIdx.x], bits);
 }

@@ -23,7 +23,10 @@ use std::process::ExitCode;
 
 use anyhow::anyhow;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::config::{Config, Flags};
 use crate::dataset::DatasetError;
@@ -108,12 +111,13 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
 
 /// Starts logging to standard error.
 fn start_logging(level: &str) -> Result<(), InputError> {
-    let filter = EnvFilter::builder().parse(level).map_err(|error| {
+    let filter: Targets = level.parse().map_err(|error| {
         InputError(anyhow!("log.level: expected a level or filter directives, got {level:?}: {error}"))
     })?;
-    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    let lines =
+        tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(io::stderr().is_terminal());
     // A subscriber that exists already is kept: `demo` runs several commands.
-    let _ = subscriber.with_ansi(io::stderr().is_terminal()).try_init();
+    let _ = tracing_subscriber::registry().with(lines.with_filter(filter)).try_init();
     Ok(())
 }
 

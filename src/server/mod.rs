@@ -45,10 +45,10 @@ use route::GrpcService;
 /// The messages and services of `proto/flechette/v1/ctr.proto`.
 #[allow(missing_docs, clippy::all, clippy::unwrap_used, clippy::expect_used)]
 pub mod proto {
-    tonic::include_proto!("flechette.v1");
+    include!("../../proto/generated/flechette.v1.rs");
 
-    /// The protocol described by itself, for reflection.
-    pub(crate) const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+    /// The descriptors of the protocol, for reflection.
+    pub(crate) const DESCRIPTORS: &[u8] = include_bytes!("../../proto/generated/descriptors.bin");
 }
 
 /// The services with a health status: the whole server, and `Ctr`.

@@ -1,5 +1,5 @@
-//! The CUDA kernels, executed by the simulator of `kernels/cusim` against the host's, under several
-//! schedules; and the simulator itself against kernels with planted bugs.
+//! Kernels in the simulator of `kernels/cusim`: `gather_pool` against the host's under many schedules, and
+//! small kernels, some with planted bugs, that test the simulator itself.
 #![allow(unsafe_code)]
 
 use flechette::compute::gather_pool as host;
@@ -12,9 +12,9 @@ use proptest::prelude::*;
 
 const SEEDS: [u64; 6] = [0, 1, 2, 3, 4, 5];
 
-// ---- Gather-pool against the host's. ----
+// ---- `gather_pool` against the host's. ----
 
-/// A pseudo-random sequence (SplitMix64), so that a failing case is named by one number.
+/// A pseudo-random sequence (SplitMix64): one number reproduces a case.
 struct Draw(u64);
 
 impl Draw {
@@ -26,11 +26,11 @@ impl Draw {
         ((z ^ (z >> 31)) % limit as u64) as usize
     }
 
-    /// A row of values that its type of element holds.
+    /// A random row of an element type.
     fn row(&mut self, element: Element, dim: usize) -> Vec<u32> {
         let mut row = vec![0; element.row_bytes(dim) / 4];
         match element {
-            // Every finite f16 there is, and something to pad an odd row.
+            // Any finite f16, also in the padding of an odd row.
             Element::F16 => {
                 for half in bytemuck::cast_slice_mut::<u32, u16>(&mut row) {
                     *half = self.below(1 << 16) as u16;
@@ -45,7 +45,7 @@ impl Draw {
         row
     }
 
-    /// Values whose sums round, of both signs and wide magnitudes, with both zeros among them.
+    /// Values of both signs and many magnitudes whose sums are rounded, including both zeros.
     fn value(&mut self) -> f32 {
         let sign = if self.below(2) == 0 { -1.0 } else { 1.0 };
         match self.below(12) {
@@ -56,7 +56,7 @@ impl Draw {
     }
 }
 
-/// What a case is made of.
+/// The sizes and the seed of a [`Case`].
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     tables: usize,
@@ -67,7 +67,7 @@ struct Shape {
     draw: u64,
 }
 
-/// The owned side of a [`Pool`].
+/// The data that a [`Pool`] borrows.
 struct Case {
     samples: usize,
     dense_width: usize,
@@ -99,8 +99,8 @@ impl Case {
         case
     }
 
-    /// One table: a few unique rows, some absent, and bags of them. Now and then the bags are those
-    /// of the table before, as a feature's deep and wide lookups share them.
+    /// Adds a table with a few unique rows, some of them absent. Sometimes it shares the bags of the previous
+    /// table, as the deep and the wide lookup of a feature do.
     fn push_lookup(&mut self, shape: Shape, draw: &mut Draw) {
         let dim = 1 + draw.below(shape.max_dim);
         let shared = self.lookups.last().filter(|_| draw.below(4) == 0).map(|last| last.offsets_at);
@@ -149,7 +149,7 @@ impl Case {
     }
 }
 
-/// The host's kernel, lookup by lookup, and a copy of the dense values.
+/// Computes `out` with the host's kernel, and copies the dense values.
 fn oracle(pool: &Pool, out: &mut [f32]) {
     for sample in 0..pool.samples {
         let dense = &pool.dense[sample * pool.dense_width..][..pool.dense_width];
@@ -172,7 +172,7 @@ fn oracle(pool: &Pool, out: &mut [f32]) {
     }
 }
 
-/// A canary: what stands in elements that no lookup names.
+/// The value of output elements that must not be written.
 const UNTOUCHED: f32 = 7.5;
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -198,7 +198,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn gather_pool_equals_the_hosts_to_the_bit_under_any_schedule(
+    fn gather_pool_equals_the_host_bit_for_bit_under_any_schedule(
         tables in prop::sample::select(vec![1_usize, 2, 3, 26, 60]),
         samples in 1_usize..9,
         dense_width in 0_usize..40,
@@ -215,7 +215,7 @@ proptest! {
 }
 
 #[test]
-fn gather_pool_is_right_for_every_table_count_and_every_dim_to_256() {
+fn gather_pool_equals_the_host_for_many_table_counts_and_every_dim_up_to_256() {
     for (tables, seed) in [(1, 1), (26, 2), (60, 3), (200, 4)] {
         let shape =
             Shape { tables, samples: 3, dense_width: 13, max_dim: 256, max_bag: 4, draw: tables as u64 };
@@ -229,7 +229,7 @@ fn gather_pool_is_right_for_every_table_count_and_every_dim_to_256() {
 }
 
 #[test]
-fn every_f16_is_read_as_on_the_host() {
+fn every_f16_is_decoded_as_on_the_host() {
     let halves: Vec<u16> = (0..=u16::MAX).collect();
     let lookup = PoolLookup {
         offsets_at: 0,
@@ -257,7 +257,7 @@ fn every_f16_is_read_as_on_the_host() {
 }
 
 #[test]
-fn gather_pool_of_no_samples_and_of_no_lookups_writes_what_there_is() {
+fn gather_pool_works_without_samples_and_without_lookups() {
     let shape = Shape { tables: 3, samples: 0, dense_width: 4, max_dim: 8, max_bag: 2, draw: 1 };
     assert_equals_oracle(shape, grid(2, 1, 1));
     assert_equals_oracle(Shape { tables: 0, samples: 5, ..shape }, grid(2, 1, 1));
@@ -265,60 +265,60 @@ fn gather_pool_of_no_samples_and_of_no_lookups_writes_what_there_is() {
 }
 
 #[test]
-fn a_gather_pool_that_does_not_hold_together_is_refused_before_the_launch() {
+fn invalid_arguments_of_gather_pool_are_rejected_before_the_launch() {
     let case = Case::new(Shape { tables: 2, samples: 2, dense_width: 1, max_dim: 4, max_bag: 2, draw: 3 });
     case.view(|pool| {
         let mut short = vec![0.0; pool.samples * pool.stride - 1];
-        let said = gather_pool(pool, &mut short, grid(1, 1, 0)).unwrap_err();
-        assert!(matches!(said, SimError::Output { .. }), "{said}");
+        let error = gather_pool(pool, &mut short, grid(1, 1, 0)).unwrap_err();
+        assert!(matches!(error, SimError::Output { .. }), "{error}");
 
         let mut out = vec![0.0; pool.samples * pool.stride];
         let ragged = Launch { threads: 33, ..grid(1, 1, 0) };
-        let said = gather_pool(pool, &mut out, ragged).unwrap_err();
-        assert!(matches!(said, SimError::Shape { threads: 33, .. }), "{said}");
+        let error = gather_pool(pool, &mut out, ragged).unwrap_err();
+        assert!(matches!(error, SimError::Shape { threads: 33, .. }), "{error}");
 
-        let said = gather_pool(&Pool { offsets: &[], ..*pool }, &mut out, grid(1, 1, 0)).unwrap_err();
-        assert!(matches!(said, SimError::Pool(_)), "{said}");
+        let error = gather_pool(&Pool { offsets: &[], ..*pool }, &mut out, grid(1, 1, 0)).unwrap_err();
+        assert!(matches!(error, SimError::Pool(_)), "{error}");
     });
 }
 
-// ---- The simulator against kernels that are right, and kernels with one planted bug. ----
+// ---- The simulator: right kernels, and kernels with one planted bug. ----
 
-/// Reverses 0..128 in one block through shared memory.
+/// Runs a kernel that reverses 0..128 through shared memory.
 fn reversed(kernel: &str, seed: u64) -> Vec<u32> {
     let mut values: Vec<u32> = (0..128).collect();
     let shape = Launch { blocks: 1, threads: 128, shared_bytes: 128 * 4, seed };
     let arguments = [Argument::write(&mut values), Argument::value(128_u32)];
-    // SAFETY: the kernel takes (u32*, u32), touches as many elements as threads, and the shared memory
-    // holds as many.
+    // SAFETY: the kernel takes (u32*, u32) and accesses one element per thread; the shared memory has room
+    // for as many.
     unsafe { launch(kernel, shape, &arguments) }.unwrap();
     values
 }
 
 #[test]
-fn a_barrier_orders_shared_memory_and_a_dropped_one_is_caught() {
+fn a_barrier_orders_shared_memory_and_a_missing_one_is_detected() {
     let expected: Vec<u32> = (0..128).rev().collect();
     assert!(SEEDS.into_iter().all(|seed| reversed("reverse_with_barrier", seed) == expected));
     assert!(SEEDS.into_iter().any(|seed| reversed("reverse_without_barrier", seed) != expected));
 }
 
-/// Counts 4 blocks of 64 threads into one counter.
+/// Runs a kernel in which each of 4 x 64 threads increments one counter.
 fn counted(kernel: &str, seed: u64) -> u32 {
     let mut counter = [0_u32];
     let shape = Launch { blocks: 4, threads: 64, shared_bytes: 0, seed };
-    // SAFETY: the kernel takes (u32*) and touches one element.
+    // SAFETY: the kernel takes (u32*) and accesses one element.
     unsafe { launch(kernel, shape, &[Argument::write(&mut counter)]) }.unwrap();
     counter[0]
 }
 
 #[test]
-fn an_atomic_counts_every_thread_and_a_plain_increment_is_caught() {
+fn an_atomic_add_counts_every_thread_and_a_plain_increment_is_detected() {
     assert!(SEEDS.into_iter().all(|seed| counted("count_atomically", seed) == 256));
     assert!(SEEDS.into_iter().any(|seed| counted("count_plainly", seed) < 256));
 }
 
 #[test]
-fn a_seed_gives_the_same_schedule_again() {
+fn a_seed_reproduces_its_schedule() {
     for seed in SEEDS {
         assert_eq!(counted("count_plainly", seed), counted("count_plainly", seed));
     }
@@ -326,16 +326,16 @@ fn a_seed_gives_the_same_schedule_again() {
 
 proptest! {
     #[test]
-    fn shuffles_ballots_and_matches_are_what_cuda_says(
+    fn shuffles_ballots_and_matches_follow_cuda(
         values in prop::collection::vec(0_u32..5, 128),
         seed in prop::sample::select(SEEDS.to_vec()),
     ) {
         let shape = Launch { blocks: 2, threads: 64, shared_bytes: 0, seed };
         let (mut sums, mut votes, mut same) = ([0_u32; 4], [0_u32; 4], [0_u32; 128]);
         let arguments = [Argument::read(&values), Argument::write(&mut sums), Argument::write(&mut votes)];
-        // SAFETY: the kernel takes (const u32*, u32*, u32*): one value a thread, one result a warp.
+        // SAFETY: the kernel takes (const u32*, u32*, u32*): one value per thread, one result per warp.
         unsafe { launch("warp_sums", shape, &arguments) }.unwrap();
-        // SAFETY: the kernel takes (const u32*, u32*): one value and one result a thread.
+        // SAFETY: the kernel takes (const u32*, u32*): one value and one result per thread.
         unsafe { launch("warp_match", shape, &[Argument::read(&values), Argument::write(&mut same)]) }.unwrap();
 
         let mask = |warp: &[u32], holds: &dyn Fn(u32) -> bool| -> u32 {
@@ -351,11 +351,11 @@ proptest! {
     }
 }
 
-/// What the simulator says of a kernel that takes (u32*) and touches an element a thread.
-fn stopped(kernel: &str, seed: u64) -> String {
+/// The error of a kernel that takes (u32*) and accesses one element per thread.
+fn error_of(kernel: &str, seed: u64) -> String {
     let mut values = [0_u32; 64];
     let shape = Launch { blocks: 1, threads: 64, shared_bytes: 0, seed };
-    // SAFETY: as this function's text says.
+    // SAFETY: see above.
     unsafe { launch(kernel, shape, &[Argument::write(&mut values)]) }.unwrap_err().to_string()
 }
 
@@ -372,33 +372,114 @@ fn broken_barriers_and_masks_are_reported_with_block_and_lane() {
             ("shuffle_outside_mask", "a shuffle reads a lane outside its mask (block 0,0,0 thread"),
         ];
         for (kernel, expected) in cases {
-            let said = stopped(kernel, seed);
-            assert!(said.contains(kernel) && said.contains(expected), "seed {seed}: {said}");
+            let error = error_of(kernel, seed);
+            assert!(error.contains(kernel) && error.contains(expected), "seed {seed}: {error}");
         }
     }
 }
 
 #[test]
-fn an_endless_loop_is_stopped() {
-    assert!(stopped("spin_for_ever", 1).contains("an endless loop (block 0,0,0 thread"));
+fn an_endless_loop_is_error_of() {
+    assert!(error_of("spin_for_ever", 1).contains("an endless loop (block 0,0,0 thread"));
 }
 
 #[test]
-fn a_launch_after_a_failed_one_is_whole() {
-    stopped("barriers_apart", 1);
+fn a_launch_after_a_failed_one_works() {
+    error_of("barriers_apart", 1);
     assert_eq!(counted("count_atomically", 1), 256);
 }
 
 #[test]
-fn an_unknown_kernel_and_a_block_too_large_are_refused() {
-    assert!(stopped("no_such_kernel", 0).contains("no kernel of this name"));
+fn an_unknown_kernel_and_a_too_large_block_are_rejected() {
+    assert!(error_of("no_such_kernel", 0).contains("no kernel of this name"));
     let shape = Launch { blocks: 1, threads: 1056, shared_bytes: 0, seed: 0 };
     // SAFETY: nothing runs.
-    let said = unsafe { launch("count_plainly", shape, &[]) }.unwrap_err();
-    assert!(said.to_string().contains("1 to 1024 threads"), "{said}");
+    let error = unsafe { launch("count_plainly", shape, &[]) }.unwrap_err();
+    assert!(error.to_string().contains("1 to 1024 threads"), "{error}");
 }
 
-// ---- What kernels and host compute alike. ----
+// ---- Weak memory order. ----
+
+const RELEASE: u32 = 1;
+const ACQUIRE: u32 = 2;
+const ATOMICALLY: u32 = 4;
+const OTHER_LANE: u32 = 8;
+const SYNC_WARP: u32 = 16;
+
+/// Whether a thread of `pass_message` reads a flag that is set, and then the old data, under some seed.
+fn loses_a_message(uses: u32) -> bool {
+    let lost = |seed| {
+        let (mut memory, mut flags, mut data) = ([0_u64; 64], [0_u64; 32], [0_u64; 32]);
+        let shape = Launch { blocks: 2, threads: 32, shared_bytes: 0, seed };
+        let arguments = [
+            Argument::write(&mut memory),
+            Argument::write(&mut flags),
+            Argument::write(&mut data),
+            Argument::value(uses),
+        ];
+        // SAFETY: the kernel takes (u64*, u64*, u64*, u32): two words of memory and one of each result per
+        // thread.
+        unsafe { launch("pass_message", shape, &arguments) }.unwrap();
+        flags.iter().zip(data).any(|(&flag, data)| flag == 1 && data == 0)
+    };
+    (1..200).any(lost)
+}
+
+#[test]
+fn a_message_arrives_only_if_both_sides_fence() {
+    for writes in [0, ATOMICALLY] {
+        assert!(!loses_a_message(writes | RELEASE | ACQUIRE));
+        assert!(loses_a_message(writes));
+        assert!(loses_a_message(writes | RELEASE));
+        assert!(loses_a_message(writes | ACQUIRE));
+    }
+}
+
+#[test]
+fn a_lane_passes_a_message_on_by_a_warp_barrier_and_not_by_a_shuffle() {
+    assert!(!loses_a_message(RELEASE | ACQUIRE | OTHER_LANE | SYNC_WARP));
+    assert!(loses_a_message(RELEASE | ACQUIRE | OTHER_LANE));
+    assert!(loses_a_message(RELEASE | OTHER_LANE | SYNC_WARP));
+}
+
+#[test]
+fn a_value_once_read_is_not_followed_by_an_older_one() {
+    let mut old = false;
+    for seed in 0..50 {
+        let (mut counter, mut first, mut last) = ([0_u32], [0_u32; 64], [u32::MAX; 64]);
+        let shape = Launch { blocks: 2, threads: 32, shared_bytes: 0, seed };
+        let arguments =
+            [Argument::write(&mut counter), Argument::write(&mut first), Argument::write(&mut last)];
+        // SAFETY: the kernel takes (u32*, u32*, u32*): one counter, and one element of each result per
+        // thread.
+        unsafe { launch("read_again", shape, &arguments) }.unwrap();
+        assert_eq!(counter, [256]);
+        assert!(first.iter().zip(last).all(|(&first, last)| first <= last));
+        old |= seed > 0 && last[32..].iter().any(|&last| last < 256);
+    }
+    assert!(old);
+}
+
+/// Runs a kernel in which the last of 8 blocks reads the counters that all have incremented.
+fn counted_by_the_last_block(kernel: &str, seed: u64) -> [u32; 64] {
+    let (mut counters, mut blocks, mut counted) = ([0_u32; 64], [0_u32], [0_u32; 64]);
+    let shape = Launch { blocks: 8, threads: 64, shared_bytes: 0, seed };
+    let arguments =
+        [Argument::write(&mut counters), Argument::write(&mut blocks), Argument::write(&mut counted)];
+    // SAFETY: the kernel takes (u32*, u32*, u32*): one counter and one result per thread of a block, and one
+    // number.
+    unsafe { launch(kernel, shape, &arguments) }.unwrap();
+    counted
+}
+
+#[test]
+fn the_last_block_sees_what_the_others_wrote_only_by_fences() {
+    let all = |kernel: &'static str| (0..50).all(|seed| counted_by_the_last_block(kernel, seed) == [8; 64]);
+    assert!(all("count_blocks"));
+    assert!(!all("count_blocks_without_fences"));
+}
+
+// ---- Functions that kernels and host share. ----
 
 #[test]
 fn numbers_are_folded_as_on_the_host() {
@@ -407,7 +488,8 @@ fn numbers_are_folded_as_on_the_host() {
         let mut folded = vec![0_u64; numbers.len()];
         let arguments = [Argument::read(&numbers), Argument::write(&mut folded), Argument::value(bits)];
         let shape = Launch { blocks: 1, threads: 32, shared_bytes: 0, seed: 0 };
-        // SAFETY: the kernel's parameters, two of 32 numbers, one a thread, that outlive the call.
+        // SAFETY: the kernel takes (u64*, u64*, u32): at most 32 numbers, one per thread, and as many
+        // results.
         unsafe { launch("fold_numbers", shape, &arguments).unwrap() };
         let expected: Vec<u64> = numbers.iter().map(|&number| fold(number, bits)).collect();
         assert_eq!(folded, expected, "{bits} bits");

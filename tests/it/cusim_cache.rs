@@ -1,5 +1,5 @@
-//! The cache on a CUDA device, its kernels executed by the simulator: the contract of `cache_contract`, and what is
-//! a device's alone, which is how many operations a batch takes and what streams do to each other.
+//! The cache on a CUDA device in the simulator: the contract of `cache_contract`, and the properties that
+//! only a device has: the number of operations per batch, and the safety of concurrent streams.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,7 @@ fn subject(world: &World, seed: u64) -> DeviceSubject<SimDriver> {
     device_subject::on(&Arc::new(SimDriver::new(seed, 1 << 30).unwrap()), world)
 }
 
-/// As [`subject`], with a worker that reads its hits where they lie, as late as may be.
+/// As [`subject`], with a worker that does not copy its hits, and reads them as late as possible.
 fn late_reader(world: &World, seed: u64) -> DeviceSubject<SimDriver> {
     subject(world, seed).another(world)
 }
@@ -174,7 +174,7 @@ fn memory_passes_from_one_row_size_to_another() {
     contract::memory_passes_from_one_row_size_to_another(|world| subject(world, 1));
 }
 
-// ---- How many operations a batch takes. ----
+// ---- Operations per batch. ----
 
 #[test]
 fn a_batch_of_hits_takes_two_operations_whatever_the_table_count() {
@@ -186,13 +186,13 @@ fn no_batch_takes_a_copy_or_a_memset() {
     device_subject::no_batch_takes_a_copy_or_a_memset(|world| subject(world, 5));
 }
 
-// ---- What streams do to each other. ----
+// ---- Concurrent streams. ----
 
-/// Workers, a switcher who also moves the host's rows, and the evicting thread, all at once, far under the working
-/// set, with freed slots poisoned and memory of the host overwritten once it is given up: every row is its
-/// batch's version's, whole.
+/// Workers, a thread that switches versions and replaces the host rows, and the evicting thread run at once,
+/// with a cache much smaller than the working set. Freed slots are poisoned, and withdrawn host memory is
+/// overwritten. Every row is whole and of its batch's version.
 #[test]
-fn under_workers_eviction_and_switches_every_row_is_its_batchs_versions() {
+fn rows_are_of_their_batchs_version_during_evictions_and_switches() {
     for (seed, key_bits) in [(1, 64), (2, 64), (3, 64), (4, 7), (5, 7)] {
         let world = World::new(200, &[9, 3], 3 << 10).with_pointers(60);
         let world = &narrow::keys(world, key_bits).with(|options| options.background = true);
@@ -237,7 +237,7 @@ fn under_workers_eviction_and_switches_every_row_is_its_batchs_versions() {
                     in_ram.push(host_rows(driver, cache, world, TableId(version as u32 % 2)));
                     std::thread::sleep(Duration::from_millis(5));
                     world.switch(&subject, version);
-                    // Memory of two versions before.
+                    // Frees the memory of older versions than the last two.
                     in_ram.drain(..in_ram.len().saturating_sub(2));
                 }
             });
@@ -249,27 +249,27 @@ fn under_workers_eviction_and_switches_every_row_is_its_batchs_versions() {
     }
 }
 
-// ---- What goes wrong. ----
+// ---- Errors and memory. ----
 
 #[test]
-fn a_batch_that_a_worker_was_not_made_for_is_refused_and_the_next_one_runs() {
+fn a_batch_beyond_a_workers_limits_is_rejected_and_the_next_one_runs() {
     let world = World::new(1000, &[4], 8 << 10);
     let driver = Arc::new(SimDriver::new(1, 1 << 30).unwrap());
     let cache = DeviceCache::new(&world.shape(), &CacheOptions::default(), driver).unwrap();
     let shape = WorkerShape { staging_bytes: Some(10 * 16), max_ids: 100, ..worker_shape(&world) };
     let mut worker = cache.worker(&shape).unwrap();
-    let mut said =
+    let mut error_of =
         |batch: &Batch| worker.embed(batch, |_| Ok::<_, DeviceCacheError>(())).unwrap_err().to_string();
     let good = world.one_hot(&[vec![1, 2, 3]]);
-    assert_eq!(said(&world.one_hot(&[(0..60).collect()])), "cache.staging_bytes: limit 160, got 960");
-    assert_eq!(said(&Batch { dense: vec![], ..good.clone() }), "batch: dense values: expected 6, got 0");
-    assert_eq!(said(&Batch { features: vec![], ..good.clone() }), "batch: features: expected 1, got 0");
-    assert_eq!(said(&Batch::empty(2)), "batch: features: expected 1, got 2");
+    assert_eq!(error_of(&world.one_hot(&[(0..60).collect()])), "cache.staging_bytes: limit 160, got 960");
+    assert_eq!(error_of(&Batch { dense: vec![], ..good.clone() }), "batch: dense values: expected 6, got 0");
+    assert_eq!(error_of(&Batch { features: vec![], ..good.clone() }), "batch: features: expected 1, got 0");
+    assert_eq!(error_of(&Batch::empty(2)), "batch: features: expected 1, got 2");
     let mut torn = good.clone();
     torn.features[0].offsets = vec![0, 2, 1, 3];
-    assert!(said(&torn).contains("never falls: expected 2, got 1"));
+    assert!(error_of(&torn).contains("never falls: expected 2, got 1"));
     let many = world.bags(64, 1000, &mut 3);
-    assert!(said(&many).contains("batch: ids: limit 100"));
+    assert!(error_of(&many).contains("batch: ids: limit 100"));
 
     let failing = worker.embed(&good, |_| Err(DeviceCacheError::BrokenOff)).unwrap_err();
     assert!(matches!(failing, DeviceCacheError::BrokenOff));
@@ -283,17 +283,17 @@ fn a_batch_that_a_worker_was_not_made_for_is_refused_and_the_next_one_runs() {
 }
 
 #[test]
-fn a_device_without_the_memory_says_so() {
+fn a_device_without_enough_memory_is_an_error() {
     let world = World::new(1000, &[4], 64 << 10);
     let driver = Arc::new(SimDriver::new(1, 32 << 10).unwrap());
     let Err(error) = DeviceCache::new(&world.shape(), &CacheOptions::default(), driver) else {
-        panic!("it was made")
+        panic!("the cache was created")
     };
     assert!(error.to_string().starts_with("device memory: "), "{error}");
 }
 
 #[test]
-fn memory_goes_back_with_the_cache_and_its_workers() {
+fn the_cache_and_its_workers_free_all_their_memory() {
     let world = World::new(1000, &[4], 64 << 10);
     let mut subject = subject(&world, 3);
     contract::run(&mut subject, &world, &world.one_hot(&[(0..50).collect()]));

@@ -1,4 +1,4 @@
-//! The simulator as a driver: what CUDA leaves open it makes use of, and what CUDA promises it keeps.
+//! The simulator as a driver: it keeps the order that CUDA guarantees, and varies what CUDA leaves open.
 #![allow(unsafe_code)]
 
 use flechette::device::cuda::{Address, Driver, DriverError, LaunchShape, Pinned, Work};
@@ -32,9 +32,8 @@ impl Bench {
         self.memory.device.at(4 * place)
     }
 
-    /// Copies one number over another.
     fn copy(&self, stream: &SimStream, from: usize, to: usize) {
-        // SAFETY: both are places of the three, which live until the driver is dropped.
+        // SAFETY: both are among the three numbers, which live until the driver is dropped.
         unsafe { self.driver.copy(stream, self.at(from), self.at(to), 4) }.unwrap();
     }
 
@@ -47,7 +46,7 @@ impl Bench {
 }
 
 #[test]
-fn nothing_is_done_before_someone_waits() {
+fn nothing_runs_before_a_wait() {
     for seed in SEEDS {
         let bench = Bench::new(seed);
         let stream = bench.driver.stream().unwrap();
@@ -58,7 +57,7 @@ fn nothing_is_done_before_someone_waits() {
 }
 
 #[test]
-fn a_stream_keeps_its_order_and_two_have_none_but_by_events() {
+fn streams_are_ordered_within_themselves_and_among_each_other_only_by_events() {
     let mut seen = Vec::new();
     for seed in SEEDS {
         for ordered in [false, true] {
@@ -84,7 +83,7 @@ fn a_stream_keeps_its_order_and_two_have_none_but_by_events() {
 }
 
 #[test]
-fn a_graph_is_recorded_and_not_carried_out_and_counts_its_nodes_each_time() {
+fn a_captured_graph_runs_only_when_launched_and_counts_its_nodes_each_time() {
     let bench = Bench::new(3);
     let stream = bench.driver.stream().unwrap();
     let graph = bench.driver.capture(&stream, &mut || {
@@ -95,7 +94,7 @@ fn a_graph_is_recorded_and_not_carried_out_and_counts_its_nodes_each_time() {
     assert_eq!(bench.finish(&[&stream]), [1, 2, 3]);
     assert_eq!(bench.driver.work(), Work::default());
     for times in 1..3 {
-        // SAFETY: the places of its copies live.
+        // SAFETY: the memory of its copies is allocated.
         unsafe { bench.driver.launch_graph(&stream, graph.as_ref().unwrap()) }.unwrap();
         assert_eq!(bench.finish(&[&stream]), [1, 1, 1]);
         assert_eq!(bench.driver.work(), Work { graph_nodes: 2 * times, ..Work::default() });
@@ -103,26 +102,26 @@ fn a_graph_is_recorded_and_not_carried_out_and_counts_its_nodes_each_time() {
 }
 
 #[test]
-fn what_a_kernel_does_wrong_is_said_by_whoever_waits_from_then_on() {
+fn every_wait_after_a_kernel_error_returns_it() {
     let bench = Bench::new(1);
     let stream = bench.driver.stream().unwrap();
     let shape = LaunchShape { blocks: 1, threads: 64, shared_bytes: 0 };
     let memory = bench.driver.allocate(4 * 64).unwrap();
     let args = memory.0.to_ne_bytes();
-    // SAFETY: the kernel takes (u32*) and writes an element a thread.
+    // SAFETY: the kernel takes (u32*) and writes one element per thread.
     unsafe { bench.driver.launch(&stream, "ballot_outside_mask", shape, &args) }.unwrap();
     let event = bench.driver.record(&stream).unwrap();
     for _ in 0..2 {
-        let said = bench.driver.wait(&event).unwrap_err();
+        let error = bench.driver.wait(&event).unwrap_err();
         assert!(
-            matches!(&said, DriverError::Stopped { kernel, .. } if kernel == "ballot_outside_mask"),
-            "{said}"
+            matches!(&error, DriverError::Stopped { kernel, .. } if kernel == "ballot_outside_mask"),
+            "{error}"
         );
     }
 }
 
 #[test]
-fn a_wait_for_what_can_never_happen_ends() {
+fn a_wait_for_an_event_that_never_fires_ends_with_an_error() {
     let bench = Bench::new(1);
     let (a, b) = (bench.driver.stream().unwrap(), bench.driver.stream().unwrap());
     // The graph that would record the event is never launched.
@@ -133,21 +132,21 @@ fn a_wait_for_what_can_never_happen_ends() {
     });
     graph.unwrap();
     bench.driver.follow(&b, &event.unwrap()).unwrap();
-    let said = bench.driver.wait(&bench.driver.record(&b).unwrap()).unwrap_err();
-    assert!(said.to_string().contains("never fires"), "{said}");
+    let error = bench.driver.wait(&bench.driver.record(&b).unwrap()).unwrap_err();
+    assert!(error.to_string().contains("never fires"), "{error}");
 }
 
 #[test]
-fn memory_is_bounded_zeroed_and_overwritten_when_it_is_freed() {
+fn memory_is_limited_zeroed_and_overwritten_when_freed() {
     let driver = SimDriver::new(1, 10_000).unwrap();
     let memory = driver.allocate(8000).unwrap();
     let byte = |at: usize| {
-        // SAFETY: freed memory stays until the driver is dropped, and nothing runs.
+        // SAFETY: freed memory stays allocated until the driver is dropped, and nothing runs.
         unsafe { (memory.0 as *const u8).add(at).read() }
     };
     assert_eq!((byte(0), byte(7999)), (0, 0));
-    let said = driver.allocate_pinned(3000).unwrap_err();
-    assert_eq!(said.to_string(), "pinned memory: 3000 bytes refused, 2000 of 10000 bytes are free");
+    let error = driver.allocate_pinned(3000).unwrap_err();
+    assert_eq!(error.to_string(), "pinned memory: 3000 bytes refused, 2000 of 10000 bytes are free");
     // SAFETY: nothing uses it.
     unsafe { driver.free(memory) };
     assert_ne!((byte(0), byte(7999)), (0, 0));

@@ -1,5 +1,5 @@
-//! Kernels of the pretended driver, executed by the simulator from their own sources: so the driver's real code runs
-//! over the pretended libcuda as it does over the real one.
+//! Lets the pretended libcuda execute kernels in the simulator, so that the real driver code runs on it as it
+//! does on a GPU.
 
 #![allow(unsafe_code)]
 
@@ -21,26 +21,26 @@ const RTLD_NOW: c_int = 2;
 /// `CUDA_ERROR_LAUNCH_FAILED`.
 const LAUNCH_FAILED: i32 = 719;
 
-/// Launches that are carried out, once a server is up; the next one fails.
+/// Launches that succeed; later ones fail.
 pub static LAUNCHES_LEFT: AtomicI64 = AtomicI64::new(i64::MAX);
-/// A kernel that is not executed.
-static LEFT_OUT: Mutex<&str> = Mutex::new("");
+/// The name of a kernel that is not executed.
+static SKIPPED: Mutex<&str> = Mutex::new("");
 
-/// As [`execute_kernels`], and one kernel does nothing.
+/// As [`execute_kernels`], but one kernel does nothing.
 pub fn execute_kernels_but(kernel: &'static str) {
-    *LEFT_OUT.lock().unwrap() = kernel;
+    *SKIPPED.lock().unwrap() = kernel;
     execute_kernels();
 }
 
-/// Has the pretended driver's kernels executed by the simulator, in this process.
+/// From now on the simulator executes this process's kernels.
 pub fn execute_kernels() {
     type Executes = unsafe extern "C" fn(
         unsafe extern "C" fn(*const u8, usize, *const u32, *const u8, usize) -> i32,
         unsafe extern "C" fn(*const u8, usize) -> usize,
     );
     let name = |text: &str| CString::new(text).unwrap();
-    // SAFETY: the library is the pretended one, found by the same name and path as the driver finds it, and its
-    // function has this type.
+    // SAFETY: the library is the pretended one, which the driver finds by the same name, and its function has
+    // this type.
     unsafe {
         let library = dlopen(name("libcuda.so").as_ptr(), RTLD_NOW);
         assert!(!library.is_null());
@@ -51,7 +51,7 @@ pub fn execute_kernels() {
 }
 
 unsafe fn text<'t>(name: *const u8, length: usize) -> &'t str {
-    // SAFETY: the pretended driver gives a name's beginning and its length.
+    // SAFETY: the pretended driver passes a string's address and length.
     std::str::from_utf8(unsafe { std::slice::from_raw_parts(name, length) }).unwrap()
 }
 
@@ -62,18 +62,19 @@ unsafe extern "C" fn execute(
     argument: *const u8,
     bytes: usize,
 ) -> i32 {
-    // SAFETY: as the pretended driver gives them: three numbers, and an argument as long as `argument_bytes` said.
+    // SAFETY: the pretended driver passes three numbers, and an argument of the length that `argument_bytes`
+    // returned.
     let (name, [blocks, threads, shared], argument) = unsafe {
         (text(name, length), *shape.cast::<[u32; 3]>(), std::slice::from_raw_parts(argument, bytes))
     };
-    if name == *LEFT_OUT.lock().unwrap() {
+    if name == *SKIPPED.lock().unwrap() {
         return 0;
     }
     if LAUNCHES_LEFT.fetch_sub(1, Ordering::SeqCst) <= 0 {
         return LAUNCH_FAILED;
     }
     let shape = Launch { blocks, threads, shared_bytes: shared as usize, seed: 0 };
-    // SAFETY: what the program gave the driver, which is what the kernel takes.
+    // SAFETY: the program passed this argument to the driver for this kernel.
     match unsafe { launch(name, shape, &[Argument::bytes(argument)]) } {
         Ok(()) => 0,
         Err(error) => {
@@ -95,6 +96,6 @@ unsafe extern "C" fn argument_bytes(name: *const u8, length: usize) -> usize {
         "list_entries" => size_of::<args::ListArgs>(),
         "take_records" | "put_records" => size_of::<train_args::RecordArgs>(),
         "update_rows" => size_of::<train_args::UpdateArgs>(),
-        other => panic!("no size is known of {other}"),
+        other => panic!("the argument size of {other} is not known"),
     }
 }

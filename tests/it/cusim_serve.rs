@@ -1,6 +1,6 @@
-//! A server on a GPU without one: the real CUDA driver code over the pretended libcuda, whose kernels the
-//! simulator executes from their own sources. Everything from the configuration to the scores is what a GPU
-//! machine runs, but the silicon and the compiled kernels.
+//! Serving on a GPU, without a GPU: the real CUDA driver code runs on the pretended libcuda, and the
+//! simulator executes the kernels. Except for the GPU and the compiled kernels, all code from the
+//! configuration to the scores is that of a GPU machine.
 
 use std::fs;
 use std::path::Path;
@@ -19,7 +19,7 @@ fn on_cuda() -> DeviceConfig {
     DeviceConfig { kind: DeviceKind::Cuda, kernel_cache: None }
 }
 
-/// A server in this process, on the pretended GPU, for as long as `then` takes.
+/// Runs a server in this process, on the pretended GPU, while `then` runs. Returns its result.
 fn served<T: Send + 'static>(
     kind: DeviceKind,
     models: &str,
@@ -32,18 +32,18 @@ fn served<T: Send + 'static>(
     config.server.http.set_port(0);
     let serving = Serving::load(&config, Path::new(models)).unwrap();
     let saving = serving.save_hot_rows(&config, Path::new(models)).unwrap();
-    let told = runtime(&config).unwrap().block_on(async {
+    let result = runtime(&config).unwrap().block_on(async {
         let server = serving.bind(&config).await.unwrap();
         let (grpc, http) = (format!("http://{}", server.grpc_addr()), server.http_addr().to_string());
         let (done, stopped) = tokio::sync::oneshot::channel::<()>();
         let running = tokio::spawn(server.run(async { drop(stopped.await) }));
-        let told = tokio::task::spawn_blocking(move || then(grpc, http)).await.unwrap();
+        let result = tokio::task::spawn_blocking(move || then(grpc, http)).await.unwrap();
         done.send(()).unwrap();
         running.await.unwrap().unwrap();
-        told
+        result
     });
     drop(saving);
-    told
+    result
 }
 
 fn score(grpc: &str, model: &str, file: &str, out: &str, batch: usize) -> Value {
@@ -52,14 +52,14 @@ fn score(grpc: &str, model: &str, file: &str, out: &str, batch: usize) -> Value 
     ))
 }
 
-/// The value of a line of the metrics page, summed over its labels.
+/// The value of a metric, summed over its labels.
 fn sum(http: &str, name: &str) -> f64 {
     let page = crate::program::metrics_page(http.parse().unwrap());
     let lines = page.lines().filter(|line| line.starts_with(&format!("{name}{{")));
     lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
 }
 
-/// Two models, and the scores of the validation rows that the trainer gave.
+/// Two models, and the trainer's scores of the validation rows.
 fn workshop() -> (Workshop, [(&'static str, String); 2]) {
     let workshop = Workshop::new(2000, 400);
     let own = [Kind::Dlrm, Kind::Deepfm].map(|kind| {
@@ -71,12 +71,12 @@ fn workshop() -> (Workshop, [(&'static str, String); 2]) {
 
 const COUNTS: [&str; 4] = ["cache_hits_total", "cache_misses_total", "cache_evictions_total", "device_lost"];
 
-/// What a server on the pretended GPU counted after it has scored as the trainer did.
+/// Checks that a server on the pretended GPU returns the trainer's scores. Returns the server's [`COUNTS`].
 fn scores_alike(workshop: &Workshop, own: &[(&'static str, String); 2], settings: &str) -> [f64; 4] {
     scores_alike_on(DeviceKind::Cuda, i64::MAX, workshop, own, settings)
 }
 
-/// The same on a device, which carries out so many more launches once the server is up.
+/// As [`scores_alike`], on a device that fails after this many launches.
 fn scores_alike_on(
     kind: DeviceKind,
     launches: i64,
@@ -85,13 +85,13 @@ fn scores_alike_on(
     settings: &str,
 ) -> [f64; 4] {
     let (valid, out, own) = (workshop.valid.clone(), workshop.path("served.scores"), own.clone());
-    let told = settings.to_owned();
+    let shown = settings.to_owned();
     served(kind, &workshop.models, settings, move |grpc, http| {
         LAUNCHES_LEFT.store(launches, Ordering::SeqCst);
         for (model, own) in own {
             for batch in [200, 33] {
                 score(&grpc, model, &valid, &out, batch);
-                assert!(fs::read_to_string(&out).unwrap() == own, "{model}, batches of {batch}: {told}");
+                assert!(fs::read_to_string(&out).unwrap() == own, "{model}, batches of {batch}: {shown}");
             }
         }
         COUNTS.map(|what| sum(&http, &format!("flechette_{what}")))
@@ -99,7 +99,7 @@ fn scores_alike_on(
 }
 
 #[test]
-fn a_gpu_serves_the_trainers_own_scores_to_the_bit() {
+fn a_gpu_serves_the_trainers_scores_bit_for_bit() {
     Machine::whole().runs(|_| {
         execute_kernels();
         let (workshop, own) = workshop();
@@ -117,11 +117,12 @@ fn a_gpu_serves_the_trainers_own_scores_to_the_bit() {
 }
 
 #[test]
-fn a_batch_whose_missing_rows_do_not_fit_the_staging_memory_is_scored_in_parts() {
+fn a_batch_whose_missing_rows_exceed_the_staging_buffer_is_scored_in_parts() {
     Machine::whole().runs(|_| {
         execute_kernels();
         let (workshop, own) = workshop();
-        // DeepFM's 26 rows of 8 and 26 of 1 take 936 bytes a sample: two samples' room, and 200 sent.
+        // DeepFM's 26 rows of dim 8 and 26 of dim 1 take 936 bytes per sample. The buffer has room for two
+        // samples of a batch of 200.
         let settings = "[cache]\nfraction = 0.5\nstaging_bytes = 2000\n[batcher]\nworkers = 1\n";
         let [hits, misses, _, lost] = scores_alike(&workshop, &own, settings);
         assert!(hits > 0.0 && misses > 0.0 && lost == 0.0);
@@ -141,7 +142,7 @@ fn a_batch_whose_missing_rows_do_not_fit_the_staging_memory_is_scored_in_parts()
 }
 
 #[test]
-fn a_gpu_that_scores_otherwise_than_the_host_is_not_served_on() {
+fn a_gpu_whose_scores_differ_from_the_hosts_is_not_used() {
     Machine::whole().runs(|_| {
         execute_kernels_but("gather_pool");
         let (workshop, own) = workshop();
@@ -158,24 +159,24 @@ fn a_gpu_that_scores_otherwise_than_the_host_is_not_served_on() {
 }
 
 #[test]
-fn a_gpu_that_fails_in_mid_flight_costs_time_and_no_score() {
+fn a_gpu_that_fails_while_serving_changes_no_score() {
     for launches in [0, 5, 20] {
-        let said = Machine::whole().told("CASE", &launches.to_string()).runs(|_| {
+        let output = Machine::whole().told("CASE", &launches.to_string()).runs(|_| {
             let launches = std::env::var("PRETEND_CASE").unwrap().parse().unwrap();
             execute_kernels();
             let (workshop, own) = workshop();
             let settings = "[cache]\nfraction = 0.05\n";
             let [.., lost] = scores_alike_on(DeviceKind::Cuda, launches, &workshop, &own, settings);
-            assert_eq!(lost, 2.0, "both models have lost their device");
+            assert_eq!(lost, 2.0, "both models lose their device");
         });
-        if said.is_none() {
+        if output.is_none() {
             return;
         }
     }
 }
 
 #[test]
-fn hot_rows_warm_the_cache_of_a_gpu_before_it_serves() {
+fn hot_rows_warm_the_gpu_cache_before_serving() {
     Machine::whole().runs(|_| {
         execute_kernels();
         let (workshop, own) = workshop();
@@ -187,7 +188,7 @@ fn hot_rows_warm_the_cache_of_a_gpu_before_it_serves() {
 }
 
 #[test]
-fn a_gpu_without_room_for_the_cache_is_refused_or_passed_over_aloud() {
+fn a_gpu_without_memory_for_the_cache_is_an_error_and_auto_falls_back_to_the_host() {
     Machine::whole().told("MEMORY", "100000").runs(|_| {
         execute_kernels();
         let (workshop, own) = workshop();

@@ -1,5 +1,5 @@
-//! The index on the device, kernel by kernel: what jobs do to it, and what a probe finds amid them, each seed a
-//! schedule of its own. In `tags`: rows that share keys, and what the host is told of them.
+//! The index on the device, kernel by kernel: what jobs and sweeps change, and what probes find meanwhile.
+//! Each seed is a schedule. The module `tags` tests rows that share keys, and the list of entries.
 
 mod tags;
 
@@ -22,11 +22,11 @@ const BASE: u64 = 64;
 const IDS: u64 = 64;
 const SLOTS: usize = 1 << 14;
 
-/// An index of few buckets, and rows of one value that no two jobs share.
+/// An index with few buckets. Each job has a row of its own, of one value.
 struct Bench {
     tier: Arc<GpuTable<SimDriver>>,
     staging: Staging<SimDriver>,
-    /// By slot: whose row it is, and hence which value.
+    /// By value of a row: the row's id.
     rows: Vec<u64>,
 }
 
@@ -36,7 +36,7 @@ impl Bench {
         let shape = GpuTableShape { buckets, slab_bytes: 4 * SLOTS, slabs: 1 };
         let tier = Arc::new(GpuTable::new(driver.clone(), shape).unwrap());
         let mut staging = Staging::new(&driver, SLOTS).unwrap();
-        // Slot `i` holds `i`, from the staging memory's word `i`: nothing is ever written twice.
+        // Word `i` of the staging buffer is copied to slot `i`, once.
         for (i, word) in staging.words_mut().unwrap().iter_mut().enumerate() {
             *word = (i as f32).to_bits();
         }
@@ -47,7 +47,7 @@ impl Bench {
         Jobs::new(&self.tier, 64).unwrap()
     }
 
-    /// A job for a key, with a slot that no other has.
+    /// Adds a job for a key, with a slot of its own. Returns the location.
     fn push(&mut self, jobs: &mut Jobs<SimDriver>, id: u64, kind: JobKind) -> u64 {
         let slot = self.rows.len();
         assert!(slot < SLOTS);
@@ -97,14 +97,14 @@ fn batch_of(ids: &[u64]) -> Batch {
     Batch { samples: ids.len(), dense: vec![], features: vec![Jagged { offsets, ids: ids.to_vec() }] }
 }
 
-/// Distinct ids, some of all.
+/// A random third of the ids.
 fn some_ids(draw: &mut u64) -> Vec<u64> {
     *draw += 1;
     (0..IDS).filter(|id| mix64(*draw << 8 | id).is_multiple_of(3)).collect()
 }
 
 #[test]
-fn jobs_do_to_the_index_what_they_would_do_one_after_the_other() {
+fn concurrent_jobs_change_the_index_as_in_some_order() {
     for seed in 0..20 {
         let mut bench = Bench::new(1 + seed % 5, seed);
         let (mut jobs, mut draw) = (bench.jobs(), seed << 32);
@@ -140,16 +140,13 @@ fn jobs_do_to_the_index_what_they_would_do_one_after_the_other() {
                 }
             }
             for entry in out {
-                assert!(
-                    linked.remove(&entry),
-                    "seed {seed}: {entry:?} left the index without having been there"
-                );
+                assert!(linked.remove(&entry), "seed {seed}: {entry:?} left the index, but was not linked");
             }
             let keys: HashSet<u64> = linked.iter().map(|(key, _)| *key).collect();
             assert_eq!(keys.len(), linked.len(), "seed {seed}: a key is linked once");
             assert!(linked.len() as u64 <= 8 * bench.tier.shape().buckets);
         }
-        // What is there is what the outcomes said.
+        // The outcomes describe the index.
         for id in 0..IDS {
             bench.push(&mut jobs, id, JobKind::Withdraw);
         }
@@ -165,10 +162,9 @@ fn jobs_do_to_the_index_what_they_would_do_one_after_the_other() {
     }
 }
 
-/// Keys leave slots and others take them while lanes stand anywhere in a probe: what is found under a key is a
-/// row of that key.
+/// Keys are replaced in their slots while probes run. A probe finds a row of its key, or nothing.
 #[test]
-fn a_probe_amid_replacement_finds_a_keys_own_row_or_nothing() {
+fn a_probe_during_replacement_finds_its_keys_row_or_nothing() {
     let mut found = 0;
     for seed in 1..150 {
         let mut bench = Bench::new(1 + seed % 2, seed);
@@ -183,7 +179,7 @@ fn a_probe_amid_replacement_finds_a_keys_own_row_or_nothing() {
                     bench.push(jobs, id, kind);
                 }
             }
-            // All of them in the stream, and none waited for.
+            // All launches are queued before the first wait.
             for jobs in &mut under_way {
                 bench.launch(jobs, now);
             }
@@ -213,8 +209,48 @@ fn a_probe_amid_replacement_finds_a_keys_own_row_or_nothing() {
     assert!(found > 5000, "{found} hits");
 }
 
+/// Two keys alternate in one slot while probes read it, so that a key may leave and return between two loads.
 #[test]
-fn a_sweep_puts_out_each_entry_once_and_no_more_than_it_is_told() {
+fn a_key_that_returns_to_its_slot_is_found_with_its_new_row() {
+    let mut found = 0;
+    for seed in 1..60 {
+        let mut bench = Bench::new(1, seed);
+        let mut under_way: Vec<Jobs<SimDriver>> = (0..6).map(|_| bench.jobs()).collect();
+        let mut lane = bench.lane();
+        for id in 2..9 {
+            bench.push(&mut under_way[0], id, JobKind::Keep);
+        }
+        bench.launch(&mut under_way[0], 5);
+        for _ in 0..10 {
+            for (id, jobs) in (0..).zip(&mut under_way) {
+                jobs.finish().unwrap();
+                let slot = bench.rows.len();
+                bench.rows.push(id % 2);
+                // Older than the other entries, so that the next job evicts it; but a probe does not renew
+                // its stamp.
+                let (key, location, older) = (BASE | id % 2, (slot as u64) << 1, 2);
+                let (row, kind) = (JobRow::Staged(slot), JobKind::Keep);
+                assert!(jobs.push(Job { key, location, row, tag: 0, words: 1, kind, older }, &bench.staging));
+                bench.launch(jobs, 5);
+            }
+            let ids: Vec<u64> = (0..256).map(|i| i % 2).collect();
+            lane.probe(5, None, &batch_of(&ids)).unwrap();
+            let (misses, words) = lane.staged_mut().unwrap();
+            misses.iter().for_each(|miss| words[miss.word] = (-1.0_f32).to_bits());
+            lane.pool().unwrap();
+            lane.settle().unwrap();
+            for (&id, &value) in ids.iter().zip(lane.out()) {
+                let own = bench.rows.get(value as usize) == Some(&id);
+                assert!(value == -1.0 || own, "seed {seed}: id {id} got {value}");
+                found += u64::from(value >= 0.0);
+            }
+        }
+    }
+    assert!(found > 5000, "{found} hits");
+}
+
+#[test]
+fn a_sweep_evicts_each_victim_once_and_at_most_the_given_number() {
     for seed in 0..12 {
         let mut bench = Bench::new(9, seed);
         let mut jobs = bench.jobs();
@@ -224,7 +260,7 @@ fn a_sweep_puts_out_each_entry_once_and_no_more_than_it_is_told() {
         }
         bench.launch(&mut jobs, 10);
         jobs.finish().unwrap();
-        // The first half is used later.
+        // A later batch uses the first half.
         let mut lane = bench.lane();
         assert_eq!(lane.probe(15, None, &batch_of(&(0..20).collect::<Vec<_>>())).unwrap(), 0);
 
@@ -240,21 +276,21 @@ fn a_sweep_puts_out_each_entry_once_and_no_more_than_it_is_told() {
             let evicted = sweeper.sweep(20, aged).unwrap();
             assert_eq!(evicted.len(), expected, "seed {seed}");
             for entry in evicted {
-                assert!(entry.key >= BASE + 20, "the old ones");
+                assert!(entry.key >= BASE + 20, "only old entries are evicted");
                 assert_eq!(linked[&entry.key], entry.location);
                 assert!(gone.insert(entry.key));
             }
         }
         let misses = lane.probe(21, None, &batch_of(&(0..40).collect::<Vec<_>>())).unwrap();
         assert_eq!(misses, 20);
-        // All of the one slab.
+        // Everything in the one slab.
         let all = Stretch { hand: 0, buckets: 9, most: 64, victims: Victims::In(&[1]) };
         assert_eq!(sweeper.sweep(22, all).unwrap().len(), 20);
     }
 }
 
 #[test]
-fn what_kernels_could_not_take_is_no_job() {
+fn jobs_that_kernels_cannot_execute_are_rejected() {
     let bench = Bench::new(2, 1);
     let mut jobs = bench.jobs();
     let (row, kind) = (JobRow::Staged(0), JobKind::Keep);
@@ -266,13 +302,13 @@ fn what_kernels_could_not_take_is_no_job() {
     assert!(!jobs.push(Job { location: 1, ..good }, &bench.staging), "a copy into a host row");
     assert!(
         !jobs.push(Job { location: 1, row: JobRow::InPlace, ..good }, &bench.staging),
-        "no one's host row"
+        "host memory that is not registered"
     );
     assert!(jobs.push(good, &bench.staging));
     assert!(!jobs.push(good, &bench.staging), "a key twice");
 }
 
-/// Rows of one value of every id, in pinned memory of the host: `first + id`.
+/// Rows of all ids in pinned host memory, of one value each: `first + id`.
 fn host_rows(bench: &Bench, first: f32) -> Arc<PinnedMemory<SimDriver>> {
     let mut plan = Plan::default();
     let rows = plan.array::<f32>(IDS as usize);
@@ -281,10 +317,10 @@ fn host_rows(bench: &Bench, first: f32) -> Arc<PinnedMemory<SimDriver>> {
     Arc::new(memory)
 }
 
-/// Rows of the unified index lie in pinned memory of the host, and are read there; a row that is kept takes the
-/// place of a pointer, also where it is copied out of the very memory that the pointer points at.
+/// Rows that entries point at are read in pinned host memory. A row in the pool replaces a pointer, also if
+/// it is copied from the memory that the pointer points at.
 #[test]
-fn an_entry_may_point_at_a_row_of_the_host_until_the_row_itself_comes_in() {
+fn an_entry_may_point_at_a_host_row_until_the_row_is_in_the_pool() {
     let mut bench = Bench::new(2, 3);
     let first = bench.tier.register(host_rows(&bench, 0.5)).unwrap();
     let mut jobs = bench.jobs();
@@ -301,7 +337,11 @@ fn an_entry_may_point_at_a_row_of_the_host_until_the_row_itself_comes_in() {
     assert_eq!(lane.out(), [3.5, 0.5, 2.5, 2.5]);
     let mut pointed: Vec<_> = lane.pointed_rows().collect();
     pointed.sort_unstable();
-    assert_eq!((pointed, lane.pointed()), (vec![(0, 0), (0, 2), (0, 3)], &[4][..]), "each once, all counted");
+    assert_eq!(
+        (pointed, lane.pointed()),
+        (vec![(0, 0), (0, 2), (0, 3)], &[4][..]),
+        "each row is reported once, and all occurrences are counted"
+    );
 
     let slot = bench.push(&mut jobs, 0, JobKind::Keep);
     let job = Job {
@@ -319,7 +359,7 @@ fn an_entry_may_point_at_a_row_of_the_host_until_the_row_itself_comes_in() {
     assert_eq!(
         outcomes,
         [(args::LINK_SWAPPED, BASE, first), (args::LINK_SWAPPED, BASE | 1, first + 2)],
-        "the pointers went"
+        "the pointers are replaced"
     );
     assert_eq!(lane.probe(4, None, &batch_of(&[0, 1, 2])).unwrap(), 0);
     assert_eq!(lane.out(), [(slot >> 1) as f32, 1.5, 2.5]);
@@ -327,7 +367,7 @@ fn an_entry_may_point_at_a_row_of_the_host_until_the_row_itself_comes_in() {
 }
 
 #[test]
-fn a_look_says_where_keys_are_and_changes_nothing() {
+fn a_look_returns_locations_and_changes_nothing() {
     let mut bench = Bench::new(3, 5);
     let mut jobs = bench.jobs();
     let linked: Vec<u64> = (0..8).map(|id| bench.push(&mut jobs, id, JobKind::Keep)).collect();
@@ -351,17 +391,18 @@ fn a_look_says_where_keys_are_and_changes_nothing() {
     }
 }
 
-/// The header names the overlay, so that the graph of an earlier batch does for a batch with another overlay, and
-/// for one with none.
+/// The header has the overlay's address, so one graph serves batches with different overlays and batches
+/// without.
 #[test]
-fn a_batch_asks_its_overlay_before_the_index_and_no_other() {
+fn a_batch_searches_its_own_overlay_before_the_index() {
     for seed in 0..8 {
         let mut bench = Bench::new(4, seed);
         let mut jobs = bench.jobs();
         let old: Vec<u64> = (0..20).map(|id| bench.push(&mut jobs, id, JobKind::Keep)).collect();
         bench.launch(&mut jobs, 1);
         jobs.finish().unwrap();
-        // Of every third row a new one, which no index links; of every fifth of the others, none.
+        // Every third row has a new row in the overlay only. Every fifth of the others is changed and not
+        // cached.
         let location = |id: u64| (1000 + id) << 1;
         let changed = |id: u64| id.is_multiple_of(3) || id.is_multiple_of(5);
         for id in (0..IDS).filter(|id| id.is_multiple_of(3)) {
@@ -403,10 +444,10 @@ fn a_batch_asks_its_overlay_before_the_index_and_no_other() {
     }
 }
 
-/// Cold rows move to memory of the host while lanes probe them: what is found under a key is that key's row, here or
-/// there, and no more of them move than may.
+/// Cold rows become pointers to host memory while probes run, up to a limit. A probe finds its key's row in
+/// the pool or in host memory.
 #[test]
-fn a_sweep_moves_rows_to_the_host_up_to_the_limit_amid_probes() {
+fn a_sweep_makes_pointers_up_to_the_limit_during_probes() {
     for seed in 0..10 {
         let mut bench = Bench::new(9, seed);
         let first = bench.tier.register(host_rows(&bench, 20_000.0)).unwrap();
@@ -417,7 +458,7 @@ fn a_sweep_moves_rows_to_the_host_up_to_the_limit_amid_probes() {
         bench.launch(&mut jobs, 10);
         jobs.finish().unwrap();
         let mut sweeper = Sweeper::new(&bench.tier, 16, 64, 2).unwrap();
-        // Ids from 30 on may not be pointed at; and a table whose memory is not registered never.
+        // Only ids below 30 may become pointers. A table whose memory is not registered may not.
         let table = Pointable { base: BASE, rows: 30, first, words: 1 };
         let nowhere = Pointable { base: 0, first: first + (1 << 30), ..table };
         sweeper.point_at([table, nowhere].into_iter());
@@ -455,13 +496,13 @@ fn a_sweep_moves_rows_to_the_host_up_to_the_limit_amid_probes() {
         });
         assert_eq!(moved, 11, "seed {seed}");
         let mut lane = bench.lane();
-        assert_eq!(lane.probe(40, None, &batch).unwrap(), 29, "the others went");
+        assert_eq!(lane.probe(40, None, &batch).unwrap(), 29, "the others are evicted");
         assert_eq!(lane.pointed(), [11]);
         assert!(sweeper.sweep(41, all(Victims::AgedRows { age: 0, pointers: 11 })).unwrap().is_empty());
         let pointers = sweeper.sample(41, 0, true).unwrap().iter().filter(|age| **age != u32::MAX).count();
         let rows = sweeper.sample(41, 0, false).unwrap().iter().filter(|age| **age != u32::MAX).count();
         assert_eq!((pointers, rows), (11, 0));
-        // Those of the first 20 ids, and then the rest.
+        // Withdraws the pointers of the first 20 ids, and then the rest.
         let half = sweeper.sweep(42, all(Victims::Pointers(first, first + 40))).unwrap();
         let keys: Vec<u64> = half.iter().map(|entry| entry.key).collect();
         assert!(

@@ -1,5 +1,5 @@
-//! Training on a CUDA device, its kernels executed by the simulator: the contracts of `scratch_contract` and
-//! `pipeline_contract` under many schedules.
+//! Training on a CUDA device in the simulator: the contracts of `scratch_contract` and `pipeline_contract`
+//! under many schedules.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use flechette::trainer::optim::Kind;
 use crate::pipeline_contract::{self as pipeline, Case};
 use crate::scratch_contract::{self as contract, KINDS};
 
-/// Schedules: none first, in which streams run in turn.
+/// Schedules. Seed 0 has no preemption.
 const SEEDS: u64 = 24;
 
 fn device(seed: u64) -> Arc<SimDriver> {
@@ -104,7 +104,7 @@ fn several_replicas_on_a_device_are_refused() {
 }
 
 #[test]
-fn a_training_gives_all_its_memory_back() {
+fn training_frees_all_its_memory() {
     let driver = device(5);
     let case = Case::new(Kind::Sgd, ScratchpadSize::Fraction(0.7));
     case.check(&driver);

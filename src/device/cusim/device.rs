@@ -1,4 +1,4 @@
-//! The thread that stands for a device: what streams carry out, when.
+//! The thread that plays the device: it executes the operations of streams in a random order.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, mpsc};
@@ -18,19 +18,19 @@ pub(crate) enum Operation {
 pub(crate) type Reply = mpsc::Sender<Result<bool, DriverError>>;
 
 pub(crate) enum Command {
-    Give { stream: u64, operation: Operation },
+    Enqueue { stream: u64, operation: Operation },
     Fired(u64, Reply),
     Wait(u64, Reply),
 }
 
-/// What the device's thread knows.
+/// The state of the device's thread.
 #[derive(Default)]
 pub(crate) struct Device {
     seed: u64,
     draws: u64,
-    /// By stream: what it is still to carry out, and the kernel that it has begun.
+    /// By stream: its name, its pending operations, and the kernel that it is running.
     streams: Vec<(u64, VecDeque<Operation>, Option<Running>)>,
-    /// A stream that stands still for so many steps, wherever its kernel's lanes are, while others go on.
+    /// A stream that is paused for this many steps while others continue.
     frozen: (usize, u64),
     fired: HashSet<u64>,
     failure: Option<DriverError>,
@@ -41,8 +41,8 @@ impl Device {
         Self { seed, draws: seed, ..Self::default() }
     }
 
-    /// Takes what comes, and steps while someone waits. New work is taken between steps, so that what other
-    /// threads give meanwhile runs beside what is waited for.
+    /// Receives commands, and takes steps while a thread waits. Commands are received between steps, so that
+    /// new work runs beside the work that is waited for.
     pub(crate) fn serve(&mut self, commands: &mpsc::Receiver<Command>) {
         let mut waiting: Vec<(u64, Reply)> = Vec::new();
         loop {
@@ -52,7 +52,7 @@ impl Device {
                 commands.try_recv()
             };
             match command {
-                Ok(Command::Give { stream, operation }) => self.queue(stream).push_back(operation),
+                Ok(Command::Enqueue { stream, operation }) => self.queue(stream).push_back(operation),
                 Ok(Command::Fired(event, reply)) => {
                     for _ in 0..self.draw(8) {
                         self.step();
@@ -70,7 +70,7 @@ impl Device {
             waiting.retain(|(event, reply)| match self.answer(*event) {
                 Ok(false) => true,
                 answer => {
-                    // Who asked may be gone.
+                    // The receiver may have been dropped.
                     let _ = reply.send(answer);
                     false
                 }
@@ -78,7 +78,7 @@ impl Device {
         }
     }
 
-    /// Whether an event has fired, or why none does any more.
+    /// Whether an event has fired; an error once the device has failed.
     fn answer(&self, event: u64) -> Result<bool, DriverError> {
         self.failure.clone().map_or(Ok(self.fired.contains(&event)), Err)
     }
@@ -91,7 +91,7 @@ impl Device {
         &mut self.streams[place].1
     }
 
-    /// A number below `limit`; 0 where nothing is left to chance.
+    /// A random number below `limit`; always 0 with seed 0.
     fn draw(&mut self, limit: u64) -> u64 {
         if self.seed == 0 {
             return 0;
@@ -103,7 +103,7 @@ impl Device {
         (z ^ (z >> 31)) % limit
     }
 
-    /// Takes one stream a bit further. Returns whether there was one that could go.
+    /// Advances one stream. Returns false if none could.
     fn step(&mut self) -> bool {
         let can_go = |(_, queue, _): &(u64, VecDeque<Operation>, Option<Running>)| match queue.front() {
             None => false,
@@ -133,9 +133,9 @@ impl Device {
         true
     }
 
-    /// Whether the stream's next operation is done.
+    /// Advances a stream's next operation. Returns whether it is done.
     fn advance(&mut self, stream: usize) -> Result<bool, SimError> {
-        // Mostly few, so that kernels interleave finely, and now and then many.
+        // Mostly few steps, so that kernels interleave finely, and sometimes many.
         let most = 1 << self.draw(6);
         let (steps, seed) = (1 + self.draw(most), self.draw(u64::MAX - 1));
         let steps = if self.seed == 0 { u64::MAX } else { steps };
@@ -148,7 +148,7 @@ impl Device {
                         let shared_bytes = shape.shared_bytes as usize;
                         let LaunchShape { blocks, threads, .. } = *shape;
                         let launch = Launch { blocks, threads, shared_bytes, seed };
-                        // SAFETY: whoever called `Driver::launch` has promised what this asks for.
+                        // SAFETY: the caller of `Driver::launch` guarantees this.
                         running.insert(unsafe { Running::begin(name, launch, &[(**argument).clone()])? })
                     }
                 };
@@ -159,7 +159,7 @@ impl Device {
                 Ok(done)
             }
             Some(&Operation::Copy { from, to, bytes }) => {
-                // SAFETY: whoever called `Driver::copy` has promised that both ranges are allocated.
+                // SAFETY: the caller of `Driver::copy` guarantees that both ranges are allocated.
                 unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
                 Ok(true)
             }

@@ -1,15 +1,14 @@
-//! The simulator as a [`Driver`]: streams that are as unordered among each other as CUDA allows.
+//! The simulator as a [`Driver`], with streams that are as unordered as CUDA allows.
 //!
-//! Nothing is carried out when it is given to a stream. A thread that stands for the device takes steps when
-//! someone waits for an event, or asks whether it has fired: each step goes to a stream drawn at random among
-//! those whose next operation may run, and takes a kernel some accesses further; now and then one stream is
-//! left standing for long. So kernels of different
-//! streams interleave access by access, an operation runs as late as the events around it allow, or earlier,
-//! and a host that touches memory without having waited finds that the kernel has not run. One seed gives one
-//! schedule, as long as one thread drives the streams.
+//! Operations are queued when they are given to a stream. A thread that plays the device takes steps when a
+//! caller waits for an event or polls it. Each step advances a random stream among those whose next operation
+//! may run, a kernel by some accesses; sometimes a stream is paused for long. So kernels of different streams
+//! interleave access by access, an operation runs as late as its events allow or earlier, and a host that
+//! does not wait before it reads memory finds that the kernel has not run. A seed determines the schedule if
+//! only one thread uses the driver.
 //!
-//! Device and pinned memory are plain memory of the host. Freed memory is overwritten, and kept until the
-//! driver is dropped, so that a late use shows as a wrong value.
+//! Device and pinned memory are plain host memory. Freed memory is overwritten, and stays allocated until the
+//! driver is dropped, so that a use after free reads wrong values.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::HashMap;
@@ -22,7 +21,7 @@ use super::Argument;
 use super::device::{Command, Device, Operation, Reply, stopped};
 use crate::device::cuda::{Address, Driver, DriverError, LaunchShape, Pinned, Work};
 
-/// What freed memory holds.
+/// The bytes of freed memory.
 const FREED: u8 = 0xA5;
 /// Allocations are aligned to a page, as pinned memory is.
 const ALIGNMENT: usize = 4096;
@@ -41,7 +40,7 @@ pub struct SimDriver {
 #[derive(Debug)]
 pub struct SimStream {
     name: u64,
-    /// What is being captured.
+    /// The operations captured so far.
     recording: Mutex<Option<Vec<Operation>>>,
 }
 
@@ -62,10 +61,10 @@ struct Memory {
 }
 
 impl SimDriver {
-    /// A device of `total` bytes. Seed 0 preempts nowhere and runs streams in turn.
+    /// A device of `total` bytes. With seed 0 there is no preemption, and streams run in turn.
     ///
     /// # Errors
-    /// The system's, where it gives no thread.
+    /// If the thread cannot be created.
     pub fn new(seed: u64, total: u64) -> std::io::Result<Self> {
         let (commands, received) = mpsc::channel();
         let device = std::thread::Builder::new().name("cusim".into()).spawn(move || {
@@ -80,7 +79,7 @@ impl SimDriver {
         })
     }
 
-    /// Bytes of device and pinned memory that are allocated now.
+    /// Allocated bytes of device and pinned memory.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         lock(&self.memory).used
@@ -90,25 +89,25 @@ impl SimDriver {
         self.names.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Whether the operation was captured and not given to the device.
-    fn give(&self, stream: &SimStream, operation: Operation) -> bool {
+    /// Queues an operation. Returns true if it was captured instead.
+    fn enqueue(&self, stream: &SimStream, operation: Operation) -> bool {
         if let Some(recording) = &mut *lock(&stream.recording) {
             recording.push(operation);
             return true;
         }
-        // The thread lives as long as `self`; should it have panicked, the next wait says so.
-        let _ = self.commands.send(Command::Give { stream: stream.name, operation });
+        // If the thread has panicked, the next wait returns an error.
+        let _ = self.commands.send(Command::Enqueue { stream: stream.name, operation });
         false
     }
 
-    fn ask(&self, command: impl FnOnce(Reply) -> Command) -> Result<bool, DriverError> {
+    fn request(&self, command: impl FnOnce(Reply) -> Command) -> Result<bool, DriverError> {
         let (reply, answer) = mpsc::channel();
         let gone = || stopped("device", "the simulator's thread is gone");
         self.commands.send(command(reply)).map_err(|_| gone())?;
         answer.recv().map_err(|_| gone())?
     }
 
-    fn take(&self, what: &'static str, bytes: usize) -> Result<NonNull<u8>, DriverError> {
+    fn reserve(&self, what: &'static str, bytes: usize) -> Result<NonNull<u8>, DriverError> {
         let mut memory = lock(&self.memory);
         let free = memory.total - memory.used;
         let refused = DriverError::OutOfMemory { what, bytes, free, total: memory.total };
@@ -123,20 +122,20 @@ impl SimDriver {
         Ok(at)
     }
 
-    fn give_back(&self, at: u64) {
+    fn release(&self, at: u64) {
         let mut memory = lock(&self.memory);
         let Some(layout) = memory.live.remove(&at) else { return };
         memory.used -= layout.size() as u64;
         memory.freed.push((at, layout));
-        // SAFETY: allocated by `take` with this layout and still so; the caller of `free` has promised that
-        // nobody uses it.
+        // SAFETY: allocated by `reserve` with this layout; the caller of `free` guarantees that it is not in
+        // use.
         unsafe { (at as *mut u8).write_bytes(FREED, layout.size()) };
     }
 }
 
 impl Drop for SimDriver {
     fn drop(&mut self) {
-        // Closes the channel, which ends the thread.
+        // Closing the channel ends the thread.
         self.commands = mpsc::channel().0;
         if let Some(device) = self.device.take()
             && device.join().is_err()
@@ -145,33 +144,33 @@ impl Drop for SimDriver {
         }
         let memory = std::mem::take(&mut *lock(&self.memory));
         for (at, layout) in memory.live.into_iter().chain(memory.freed) {
-            // SAFETY: allocated by `take` with this layout, and given back once; no kernel runs any more.
+            // SAFETY: allocated by `reserve` with this layout, and freed once; no kernel is running.
             unsafe { dealloc(at as *mut u8, layout) };
         }
     }
 }
 
-// SAFETY: what is given to a stream is carried out by the device's thread as the trait says.
+// SAFETY: the device's thread executes a stream's operations as the trait requires.
 impl Driver for SimDriver {
     type Stream = SimStream;
     type Event = SimEvent;
     type Graph = SimGraph;
 
     fn allocate(&self, bytes: usize) -> Result<Address, DriverError> {
-        Ok(Address(self.take("device memory", bytes)?.as_ptr() as u64))
+        Ok(Address(self.reserve("device memory", bytes)?.as_ptr() as u64))
     }
 
     unsafe fn free(&self, memory: Address) {
-        self.give_back(memory.0);
+        self.release(memory.0);
     }
 
     fn allocate_pinned(&self, bytes: usize) -> Result<Pinned, DriverError> {
-        let host = self.take("pinned memory", bytes)?;
+        let host = self.reserve("pinned memory", bytes)?;
         Ok(Pinned { host, device: Address(host.as_ptr() as u64), bytes })
     }
 
     unsafe fn free_pinned(&self, memory: Pinned) {
-        self.give_back(memory.device.0);
+        self.release(memory.device.0);
     }
 
     fn stream(&self) -> Result<SimStream, DriverError> {
@@ -185,7 +184,7 @@ impl Driver for SimDriver {
         to: Address,
         bytes: usize,
     ) -> Result<(), DriverError> {
-        if !self.give(stream, Operation::Copy { from: from.0, to: to.0, bytes }) {
+        if !self.enqueue(stream, Operation::Copy { from: from.0, to: to.0, bytes }) {
             lock(&self.work).copies += 1;
         }
         Ok(())
@@ -199,7 +198,7 @@ impl Driver for SimDriver {
         args: &[u8],
     ) -> Result<(), DriverError> {
         let argument = Arc::new(Argument::bytes(args));
-        if !self.give(stream, Operation::Kernel { name, shape, argument }) {
+        if !self.enqueue(stream, Operation::Kernel { name, shape, argument }) {
             lock(&self.work).launches += 1;
         }
         Ok(())
@@ -207,21 +206,21 @@ impl Driver for SimDriver {
 
     fn record(&self, stream: &SimStream) -> Result<SimEvent, DriverError> {
         let event = self.name();
-        self.give(stream, Operation::Record(event));
+        self.enqueue(stream, Operation::Record(event));
         Ok(SimEvent(event))
     }
 
     fn follow(&self, stream: &SimStream, event: &SimEvent) -> Result<(), DriverError> {
-        self.give(stream, Operation::Follow(event.0));
+        self.enqueue(stream, Operation::Follow(event.0));
         Ok(())
     }
 
     fn fired(&self, event: &SimEvent) -> Result<bool, DriverError> {
-        self.ask(|reply| Command::Fired(event.0, reply))
+        self.request(|reply| Command::Fired(event.0, reply))
     }
 
     fn wait(&self, event: &SimEvent) -> Result<(), DriverError> {
-        self.ask(|reply| Command::Wait(event.0, reply)).map(|_| ())
+        self.request(|reply| Command::Wait(event.0, reply)).map(|_| ())
     }
 
     fn capture(
@@ -237,7 +236,7 @@ impl Driver for SimDriver {
 
     unsafe fn launch_graph(&self, stream: &SimStream, graph: &SimGraph) -> Result<(), DriverError> {
         for operation in &graph.0 {
-            self.give(stream, operation.clone());
+            self.enqueue(stream, operation.clone());
         }
         lock(&self.work).graph_nodes += graph.0.len() as u64;
         Ok(())

@@ -1,4 +1,4 @@
-//! One launch under way in the simulator, advanced in steps.
+//! A running launch of the simulator, advanced in steps.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr::NonNull;
@@ -23,12 +23,12 @@ unsafe extern "C" {
 const RUNNING: c_int = 0;
 const DONE: c_int = 1;
 
-/// A kernel that has begun. It stays on the thread that began it, and does no more once dropped.
+/// A running kernel. It stays on the thread that began it, and ends when dropped.
 #[derive(Debug)]
 pub(crate) struct Running {
     launch: NonNull<c_void>,
     kernel: String,
-    /// What the launch points at: the arguments, and an address of each.
+    /// The launch points at these: the arguments, and the address of each.
     _arguments: (Vec<Argument>, Box<[*mut c_void]>),
 }
 
@@ -36,12 +36,12 @@ impl Running {
     /// Begins a launch.
     ///
     /// # Errors
-    /// [`SimError::Stopped`] when there is no such kernel, or no such block.
+    /// [`SimError::Stopped`] if there is no such kernel, or if a block cannot have this size.
     ///
     /// # Safety
     /// `arguments` must be the kernel's parameters, in order and of its types. While the launch is advanced,
-    /// every address among them must be of memory that lives, is as long as the kernel reaches, and, where
-    /// the kernel writes, is borrowed by nobody else.
+    /// every address among them must be of memory that lives, is as long as the kernel accesses, and is not
+    /// borrowed elsewhere if the kernel writes to it.
     pub(crate) unsafe fn begin(
         kernel: &str,
         launch: Launch,
@@ -53,9 +53,9 @@ impl Running {
         let stopped = |reason| SimError::Stopped { kernel: kernel.to_owned(), reason };
         let name = CString::new(kernel).map_err(|_| stopped("a name holds no zero byte".to_owned()))?;
         let mut message = Message::default();
-        // SAFETY: `name` ends in a zero, the two shapes hold three numbers each, and `message` is as long
-        // as stated. Each parameter points at the words of an `Argument`, which live on the heap as long as
-        // `Self`; kernels take parameters by value, so they are only read.
+        // SAFETY: `name` ends with a zero, the two shapes have three numbers each, and `message` has the
+        // given length. Each parameter points at the words of an `Argument`, which live on the heap as long
+        // as `Self`. Kernels take parameters by value, so the words are only read.
         let begun = unsafe {
             cusim_begin(
                 name.as_ptr(),
@@ -72,14 +72,15 @@ impl Running {
         Ok(Self { launch, kernel: kernel.to_owned(), _arguments: (arguments, parameters) })
     }
 
-    /// Takes up to so many steps. Returns whether the launch is done.
+    /// Takes at most `steps` steps. Returns whether the launch is done.
     ///
     /// # Errors
-    /// [`SimError::Stopped`] when the kernel deadlocks or breaks a rule of warp operations and barriers.
+    /// [`SimError::Stopped`] if the kernel deadlocks or breaks a rule of warp operations and barriers.
     pub(crate) fn advance(&mut self, steps: u64) -> Result<bool, SimError> {
         let mut message = Message::default();
-        // SAFETY: the launch lives until `drop`, and `Self` is not `Send`, so that this is the thread that
-        // began it. What the kernel itself touches is in bounds and unshared, as `begin`'s caller promised.
+        // SAFETY: the launch lives until `drop`, and `Self` is not `Send`, so this is the thread that began
+        // it. The caller of `begin` guarantees that the kernel's accesses are in bounds and to memory that is
+        // not shared.
         let code = unsafe {
             cusim_advance(self.launch.as_ptr(), steps, message.0.as_mut_ptr().cast(), message.0.len())
         };
@@ -93,12 +94,12 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // SAFETY: made by `cusim_begin` and ended once.
+        // SAFETY: from `cusim_begin`, and ended once.
         unsafe { cusim_end(self.launch.as_ptr()) };
     }
 }
 
-/// What the simulator says, ended by a zero.
+/// A message of the simulator, terminated by a zero.
 struct Message([u8; 512]);
 
 impl Default for Message {

@@ -1,8 +1,7 @@
-//! Launches kernels on the simulator of `kernels/cusim`: CUDA's own sources, compiled as C++ and run
-//! on the CPU with random preemption, for tests on machines with no GPU.
+//! Launches kernels in the simulator of `kernels/cusim`, which compiles the CUDA sources as C++ and runs them
+//! on the CPU, with random preemption and weak memory order, for tests without a GPU.
 //!
-//! The kernels of the product are launched by safe functions that check what the kernel takes for
-//! granted. The small kernels that try the simulator itself are launched by name, which is unsafe.
+//! [`gather_pool`] is safe: it checks what the kernel assumes. Launching a kernel by name is unsafe.
 #![allow(unsafe_code)]
 
 mod device;
@@ -26,45 +25,27 @@ pub struct Launch {
     pub threads: u32,
     /// Bytes of dynamic shared memory.
     pub shared_bytes: usize,
-    /// What preemption and the order of blocks are drawn from; 0 preempts nowhere.
+    /// Random seed of preemption, of the order of blocks and of weak memory order; 0: none of them.
     pub seed: u64,
 }
 
-/// Why a simulated launch did not finish, or did not begin.
+/// Errors of a simulated launch.
+#[allow(missing_docs)] // the messages are the documentation
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SimError {
-    /// The simulator stopped the kernel: what it did wrong, and which block and lane did it.
     #[error("cusim {kernel}: {reason}")]
-    Stopped {
-        /// The kernel's name.
-        kernel: String,
-        /// What the simulator says.
-        reason: String,
-    },
-    /// The arguments are not what the kernel may be given.
+    Stopped { kernel: String, reason: String },
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// The output is not `samples x stride`.
     #[error("gather-pool out: expected {expected} elements, got {got}")]
-    Output {
-        /// Elements that the arguments ask for.
-        expected: usize,
-        /// Elements that came.
-        got: usize,
-    },
-    /// The launch has a shape that the kernel does not take.
+    Output { expected: usize, got: usize },
     #[error(
         "gather-pool launch: expected at least one block of whole warps, got {blocks} of {threads} threads"
     )]
-    Shape {
-        /// Blocks asked for.
-        blocks: u32,
-        /// Threads a block asked for.
-        threads: u32,
-    },
+    Shape { blocks: u32, threads: u32 },
 }
 
-/// One argument of a kernel, as the bytes that the kernel's parameter has.
+/// One argument of a kernel: the bytes of its parameter.
 #[derive(Clone, Debug)]
 pub struct Argument(Vec<u64>);
 
@@ -75,10 +56,10 @@ impl Argument {
         Self::bytes(bytemuck::bytes_of(&value))
     }
 
-    /// A value as the bytes it has.
+    /// A value passed by copy, as bytes.
     #[must_use]
     pub fn bytes(bytes: &[u8]) -> Self {
-        // Words keep the copy aligned for any parameter of up to eight-byte alignment.
+        // Words align the copy for any parameter of up to eight-byte alignment.
         let mut words = vec![0_u64; bytes.len().div_ceil(size_of::<u64>())];
         bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
         Self(words)
@@ -97,28 +78,27 @@ impl Argument {
     }
 }
 
-/// Launches the kernel of this name and waits for it. What is given as [`Running::begin`]'s.
+/// Launches a kernel by name, and waits for it.
 ///
 /// # Errors
-/// [`SimError::Stopped`] when there is no such kernel, or when it deadlocks or breaks a rule of warp
-/// operations and barriers.
+/// [`SimError::Stopped`] if there is no such kernel, or if it deadlocks or breaks a rule of warp operations
+/// and barriers.
 ///
 /// # Safety
-/// `arguments` must be the kernel's parameters, in order and of its types, and every address among
-/// them must be of memory that lives through the call, is as long as the kernel reaches under this
-/// launch, and, where the kernel writes, is borrowed by nobody else.
+/// `arguments` must be the kernel's parameters, in order and of its types. Every address among them must be
+/// of memory that lives through the call, is as long as the kernel accesses under this launch, and is not
+/// borrowed elsewhere if the kernel writes to it.
 pub unsafe fn launch(kernel: &str, launch: Launch, arguments: &[Argument]) -> Result<(), SimError> {
-    // SAFETY: the caller has promised what this asks for, and all of it lives through this call.
+    // SAFETY: the caller guarantees this, and all memory lives through this call.
     let mut running = unsafe { Running::begin(kernel, launch, arguments)? };
     while !running.advance(u64::MAX)? {}
     Ok(())
 }
 
-/// Runs the kernel `gather_pool`, writing `out`, which is `samples x stride`. The launch's shared
-/// memory is chosen here.
+/// Runs the kernel `gather_pool` and writes `out`, which is `samples x stride`. Ignores `shape.shared_bytes`.
 ///
 /// # Errors
-/// [`SimError`] when the arguments do not hold together, or when the simulator stops the kernel.
+/// [`SimError`] if the arguments are invalid, or if the simulator stops the kernel.
 pub fn gather_pool(pool: &Pool, out: &mut [f32], shape: Launch) -> Result<(), SimError> {
     pool.check()?;
     let expected = pool.samples * pool.stride;
@@ -134,7 +114,7 @@ pub fn gather_pool(pool: &Pool, out: &mut [f32], shape: Launch) -> Result<(), Si
     let scan = pool.scan();
     let rows: Vec<u64> =
         pool.rows.iter().map(|row| if row.is_empty() { 0 } else { row.as_ptr() as u64 }).collect();
-    // Every unique row is a miss that the host has fetched.
+    // Every row is a miss that the host has fetched.
     let misses = rows.len() as u32;
     let header = BatchHeader { samples: pool.samples as u32, staged: misses, ..BatchHeader::default() };
     let state = BatchState { misses, ..BatchState::default() };
@@ -159,8 +139,8 @@ pub fn gather_pool(pool: &Pool, out: &mut [f32], shape: Launch) -> Result<(), Si
         unused: 0,
     };
     let shape = Launch { shared_bytes: size_of_val(scan.as_slice()), ..shape };
-    // SAFETY: `gather_pool` takes one `PoolArgs`, whose layout is the kernel's. `Pool::check` has shown
-    // that every offset, occurrence, row and column it reaches is in range; the shared memory holds the
-    // scan; `out` is `samples x stride` and borrowed mutably; every slice outlives the call.
+    // SAFETY: `gather_pool` takes one `PoolArgs`, whose layout is the kernel's. `Pool::check` has checked
+    // that every offset, occurrence, row and column is in range. The shared memory has room for the scan.
+    // `out` is `samples x stride` and borrowed mutably. Every slice outlives the call.
     unsafe { launch("gather_pool", shape, &[Argument::value(args)]) }
 }

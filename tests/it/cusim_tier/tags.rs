@@ -1,4 +1,4 @@
-//! Rows of an index of few keys: eight rows a key, told apart by their tags.
+//! Rows of an index with few keys: eight rows share a key, and tags distinguish them.
 
 use flechette::cache::gpu::args::NarrowColumn;
 use flechette::cache::gpu::lister::{Lister, Look};
@@ -6,10 +6,10 @@ use flechette::mem::fold;
 
 use super::*;
 
-/// Bits of the index's keys, in a block that begins here.
+/// The index has 2^BITS keys, from BLOCK on.
 const BITS: u32 = 3;
 const BLOCK: u64 = 16;
-/// Words of a slot: a tag and a row of one value.
+/// Words per slot: a tag and a row of one value.
 const SLOT: usize = 3;
 
 fn index_key(id: u64) -> u64 {
@@ -23,7 +23,7 @@ fn lane_of_tags(bench: &Bench) -> Lane<SimDriver> {
     Lane::new(&bench.tier, shape).unwrap()
 }
 
-/// A job for a row, in a slot that no other has.
+/// Adds a job for a row, with a slot of its own. Returns the location.
 fn push_tagged(bench: &mut Bench, jobs: &mut Jobs<SimDriver>, id: u64, kind: JobKind) -> Option<u64> {
     let slot = bench.rows.len();
     let location = ((slot * SLOT) as u64) << 1;
@@ -36,13 +36,13 @@ fn push_tagged(bench: &mut Bench, jobs: &mut Jobs<SimDriver>, id: u64, kind: Job
     pushed.then_some(location)
 }
 
-/// With room for all keys there is no chance in what comes of a job.
+/// There is room for all keys, so the outcome of each job is certain.
 #[test]
-fn jobs_for_rows_that_share_keys_heed_whose_row_is_there() {
+fn jobs_distinguish_rows_that_share_a_key() {
     for seed in 0..20 {
         let mut bench = Bench::new(3 + seed % 3, seed);
         let (mut jobs, mut draw) = (bench.jobs(), seed << 32);
-        // By key: whose row, and where.
+        // By key: the cached row's id and location.
         let mut there: HashMap<u64, (u64, u64)> = HashMap::new();
         let mut links = HashMap::<u32, u32>::new();
         for now in 0..30 {
@@ -77,14 +77,14 @@ fn jobs_for_rows_that_share_keys_heed_whose_row_is_there() {
             let got: Vec<_> = outcomes.map(|out| (out.link, (out.key, out.location))).collect();
             assert_eq!(got, expected, "seed {seed}, launch {now}");
         }
-        assert_eq!(links.len(), 6, "every outcome but one of no room came about: {links:?}");
+        assert_eq!(links.len(), 6, "every outcome but LINK_FULL: {links:?}");
     }
 }
 
-/// Rows take each other's keys while lanes stand anywhere in a probe: what is found is the row that was asked
-/// for, and another's is a collision.
+/// Rows with the same key replace each other while probes run. A probe finds the row itself, or a collision,
+/// or nothing.
 #[test]
-fn a_probe_amid_replacement_finds_the_row_itself_or_nothing() {
+fn a_probe_during_replacement_finds_the_row_itself_or_nothing() {
     let (mut found, mut collided) = (0, 0);
     for seed in 1..100 {
         let mut bench = Bench::new(1 + seed % 2, seed);
@@ -129,8 +129,52 @@ fn a_probe_amid_replacement_finds_the_row_itself_or_nothing() {
     assert!(found > 1000 && collided > 10_000, "{found} hits, {collided} collisions");
 }
 
+/// Slots are reused by other rows with the same keys while probes run. A probe that finds the new entry does
+/// not read the slot's old tag.
 #[test]
-fn the_list_has_each_entry_once_with_its_tag_and_its_age() {
+fn a_reused_slot_is_not_found_by_its_old_tag() {
+    let (mut found, mut collided) = (0, 0);
+    for seed in 1..100 {
+        let mut bench = Bench::new(1 + seed % 2, seed);
+        let (mut jobs, mut lane) = (bench.jobs(), lane_of_tags(&bench));
+        for now in 0..16 {
+            let mut linked = Vec::new();
+            for key in BLOCK..BLOCK + (1 << BITS) {
+                let ids: Vec<u64> = (0..IDS).filter(|&id| index_key(id) == key).collect();
+                let id = ids[(now as usize / 2) % ids.len()];
+                let slot = bench.rows.len();
+                bench.rows.push(id);
+                let location = ((key - BLOCK) * SLOT as u64) << 1;
+                // Linked in one launch, withdrawn in the next.
+                let (row, kind) = match now % 2 {
+                    0 => (JobRow::Staged(slot), JobKind::Keep),
+                    _ => (JobRow::InPlace, JobKind::Withdraw),
+                };
+                let job = Job { key, location, row, tag: BASE | id, words: 1, kind, older: 0 };
+                assert!(jobs.push(job, &bench.staging));
+                linked.push(id);
+            }
+            bench.launch(&mut jobs, now);
+            let ids: Vec<u64> = (0..256).map(|i| i % IDS).collect();
+            lane.probe(now, None, &batch_of(&ids)).unwrap();
+            collided += lane.collided()[0];
+            let (misses, words) = lane.staged_mut().unwrap();
+            misses.iter().for_each(|miss| words[miss.word] = (-1.0_f32).to_bits());
+            lane.pool().unwrap();
+            lane.settle().unwrap();
+            for (&id, &value) in ids.iter().zip(lane.out()) {
+                let own = bench.rows.get(value as usize) == Some(&id);
+                assert!(value == -1.0 || own && linked.contains(&id), "seed {seed}: id {id} got {value}");
+                found += u64::from(own && value >= 0.0);
+            }
+            jobs.finish().unwrap();
+        }
+    }
+    assert!(found > 1000 && collided > 10_000, "{found} hits, {collided} collisions");
+}
+
+#[test]
+fn the_list_has_each_entry_once_with_tag_and_age() {
     for (seed, buckets) in [(0, 5), (1, 5), (2, 64), (3, 64)] {
         let mut bench = Bench::new(buckets, seed);
         let mut jobs = bench.jobs();
@@ -159,24 +203,27 @@ fn the_list_has_each_entry_once_with_its_tag_and_its_age() {
                 "seed {seed}"
             );
         }
-        // By parts, the last of them shorter, and round the end.
+        // In parts, the last of which is shorter, and wrapping around the end.
         let parts = (0..buckets).step_by(2).flat_map(|at| seen(Look::From(at, buckets - at), 2, true));
         assert_eq!(parts.collect::<HashSet<_>>(), linked, "seed {seed}");
         let round = seen(Look::From(buckets - 1, 2), 2, true).len();
         let halves = [seen(Look::From(buckets - 1, 1), 2, true), seen(Look::From(0, 1), 2, true)];
         assert_eq!(round, halves.concat().len());
         assert!(seen(Look::Drawn(1), 2, true).iter().all(|entry| linked.contains(entry)));
-        assert!(seen(Look::From(0, buckets), 64, false).iter().all(|entry| entry.2 == 0), "unread");
+        assert!(
+            seen(Look::From(0, buckets), 64, false).iter().all(|entry| entry.2 == 0),
+            "tags are not read"
+        );
     }
 }
 
 #[test]
-fn a_full_pair_of_buckets_stays_as_it_is_unless_its_coldest_may_go() {
+fn a_full_pair_of_buckets_is_unchanged_unless_its_coldest_entry_may_be_evicted() {
     let mut bench = Bench::new(1, 3);
     let mut jobs = bench.jobs();
     for id in 0..9 {
         bench.push(&mut jobs, id, JobKind::Keep);
-        // One after the other, so that the first eight are in.
+        // One launch per job, so that the first eight are linked.
         jobs.launch(id, MayReplace::SameKey, Some(&mut bench.staging)).unwrap();
         let link = jobs.finish().unwrap()[0].link;
         assert_eq!(link, if id < 8 { args::LINK_NEW } else { args::LINK_FULL });
