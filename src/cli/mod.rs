@@ -23,7 +23,6 @@ use std::process::ExitCode;
 
 use anyhow::anyhow;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;

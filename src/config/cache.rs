@@ -81,9 +81,7 @@ impl Layers {
         let modes = &[("auto", CacheMode::Auto), ("on", CacheMode::On), ("off", CacheMode::Off)];
         match self.choice("cache.mode", modes)? {
             // The other keys are ignored, even if they are wrong.
-            CacheMode::Off => {
-                Ok(CacheConfig { mode: CacheMode::Off, ..Self::default().cache_in_mode(CacheMode::Off)? })
-            }
+            CacheMode::Off => Self::default().cache_in_mode(CacheMode::Off),
             mode => self.cache_in_mode(mode),
         }
     }

@@ -332,7 +332,7 @@ fn score_waits_while_the_queue_is_full() {
 #[test]
 fn line_n_of_the_scores_belongs_to_line_n_of_the_data() {
     let workshop = Workshop::new(300, 100);
-    workshop.train(Kind::Dlrm);
+    workshop.train(ArchKind::Dlrm);
     let served = Served::start(&workshop.models, "");
     let valid = fs::read_to_string(&workshop.valid).unwrap();
     let mut lines: Vec<&str> = valid.lines().collect();
@@ -347,7 +347,7 @@ fn line_n_of_the_scores_belongs_to_line_n_of_the_data() {
         assert_eq!((&told["rows"], &told["skipped"]), (&100.into(), &6.into()));
         let scores = fs::read_to_string(&out).unwrap();
         assert_eq!(scores.lines().count(), lines.len());
-        let trained = fs::read_to_string(workshop.trained_scores(Kind::Dlrm)).unwrap();
+        let trained = fs::read_to_string(workshop.trained_scores(ArchKind::Dlrm)).unwrap();
         let mut trained = trained.lines();
         for (line, score) in lines.iter().zip(scores.lines()) {
             let expected = if line.starts_with('n') { "nan" } else { trained.next().unwrap() };
@@ -359,7 +359,7 @@ fn line_n_of_the_scores_belongs_to_line_n_of_the_data() {
 #[test]
 fn load_fails_and_counts_if_requests_fail() {
     let workshop = Workshop::new(300, 100);
-    workshop.train(Kind::Dlrm);
+    workshop.train(ArchKind::Dlrm);
     let served = Served::start(&workshop.models, "");
     let (url, valid) = (served.url(), &workshop.valid);
     // The server stops while requests are being sent, so the later ones fail.
