@@ -2,7 +2,7 @@ use super::*;
 use proptest::prelude::*;
 
 #[test]
-fn ranked_keys_are_warmer_than_others_whatever_their_age() {
+fn ranked_keys_are_warmer_than_unranked_keys_of_any_age() {
     let ranks = Ranks::new([5, 9, 5, 7].map(FlatKey).into_iter());
     assert_eq!(ranks.len(), 3);
     let mut keys = [(9, 1000), (3, 2), (5, 3), (4, 0), (7, 0)];
@@ -12,7 +12,7 @@ fn ranked_keys_are_warmer_than_others_whatever_their_age() {
 
 proptest! {
     #[test]
-    fn a_rank_is_a_keys_place_among_those_that_came_first(
+    fn a_rank_is_a_keys_place_among_the_distinct_keys(
         keys in prop::collection::vec(2u64..300, 0..200),
     ) {
         let ranks = Ranks::new(keys.iter().map(|&key| FlatKey(key)));
