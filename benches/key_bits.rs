@@ -1,8 +1,9 @@
 //! AUC against the bits of flat keys (FLECHE Exp #5): size-aware coding against fixed-length coding.
 //!
-//! One epoch of DLRM on the Criteo sample, with ids hashed into tables of the columns' true sizes (capped). The keys are
-//! too narrow for all ids: ids with the same key share a row in training and in serving. The ideal has a key for
-//! every id. Seeds, batches and dense layers are the same for all; the median over the seeds is reported.
+//! One epoch of DLRM on the Criteo sample, with ids hashed into tables of the columns' true sizes (capped).
+//! The keys are too narrow for all ids: ids with the same key share a row in training and in serving. The
+//! ideal has a key for every id. Seeds, batches and dense layers are the same for all; the median over the
+//! seeds is reported.
 //!
 //! `--seeds N` (3), `--json`. Real rows are read from `../shared/data` or `$FLECHETTE_DATA`.
 

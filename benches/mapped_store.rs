@@ -1,10 +1,10 @@
-//! Rows per second under a memory limit: a cache in memory in front of a store mapped from disk, compared with reading
-//! only the mapped file.
+//! Rows per second under a memory limit: a cache in memory in front of a store mapped from disk, compared
+//! with reading only the mapped file.
 //!
-//! The table has rows of 128 bytes and four times the size of the limit; the cache has half the size of the limit. The
-//! hottest 2 % of the ids take 80 % of the accesses and are scattered over the table. Each side is a child process of
-//! this program in a control group with the limit, which includes its page cache; the sides alternate. A page of the
-//! file holds mostly cold rows, whereas the cache holds only hot rows.
+//! The table has rows of 128 bytes and four times the size of the limit; the cache has half the size of the
+//! limit. The hottest 2 % of the ids take 80 % of the accesses and are scattered over the table. Each side is
+//! a child process of this program in a control group with the limit, which includes its page cache; the
+//! sides alternate. A page of the file holds mostly cold rows, whereas the cache holds only hot rows.
 //!
 //! Needs root and the memory controller (v1 or v2); prints a message if it cannot create a group.
 //!

@@ -1,13 +1,13 @@
 //! The embedding layer through the cache on the host device: FLECHE's experiments 6 to 10.
 //!
-//! A layer takes a batch's ids and writes the pooled vectors side by side. Ours does what the engine does: one lookup
-//! over all tables in the flat cache, rows read in place, misses read from the store and offered to the cache. Each
-//! baseline (`baseline.rs`) lacks one of FLECHE's techniques, or all: a static cache and a lookup per table; the flat
-//! cache with a lookup per table; hits copied during the lookup; no unified index. The store is in memory, and both
-//! sides run on one thread, so the comparison is of work, not of waiting.
+//! A layer takes a batch's ids and writes the pooled vectors side by side. Ours does what the engine does:
+//! one lookup over all tables in the flat cache, rows read in place, misses read from the store and offered
+//! to the cache. Each baseline (`baseline.rs`) lacks one of FLECHE's techniques, or all: a static cache and a
+//! lookup per table; the flat cache with a lookup per table; hits copied during the lookup; no unified index.
+//! The store is in memory, and both sides run on one thread, so the comparison is of work, not of waiting.
 //!
-//! Every rate is also reported as a share of the memory bandwidth: bytes of rows read and output written, relative to
-//! a sequential read by one thread, which is measured first.
+//! Every rate is also reported as a share of the memory bandwidth: bytes of rows read and output written,
+//! relative to a sequential read by one thread, which is measured first.
 //!
 //! `--pairs N` (11), `--window-ms N` (100), `--only TEXT`, `--json`.
 

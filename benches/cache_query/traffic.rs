@@ -20,8 +20,8 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// FLECHE's synthetic workload (section 6.1): 40 tables of 250,000 rows of 32, alpha 1.2. This uses a quarter of
-    /// the rows, so that all layers of a setting fit in memory together.
+    /// FLECHE's synthetic workload (section 6.1): 40 tables of 250,000 rows of 32, alpha 1.2. This uses a
+    /// quarter of the rows, so that all layers of a setting fit in memory together.
     pub const FLECHE: Self = Self { tables: 40, rows: 62_500, dim: 32, samples: 4096, alpha: 1.2 };
 
     /// Batches of this traffic, identical in every run.

@@ -1,11 +1,11 @@
-//! Traces drawn from distributions that were fitted to whole data sets. Accesses are independent, so hot ids stay hot;
-//! real traces drift.
+//! Traces drawn from distributions that were fitted to whole data sets. Accesses are independent, so hot ids
+//! stay hot; real traces drift.
 //!
 //! - **Criteo model**: `criteo_trace_model.json` gives for each of the 26 columns how many ids make the head
-//!   and their mass, and a Zipf-Mandelbrot tail. The distribution within the head comes from the counts of the sampled
-//!   rows, as in the fit. The model has 33.7 M ids.
-//! - **Avazu model**: the exact counts of every value that occurs at least 50 times in all 40 M rows, and for each
-//!   column a tail of the other ids, from 49 occurrences downwards, with the remaining mass.
+//!   and their mass, and a Zipf-Mandelbrot tail. The distribution within the head comes from the counts of
+//!   the sampled rows, as in the fit. The model has 33.7 M ids.
+//! - **Avazu model**: the exact counts of every value that occurs at least 50 times in all 40 M rows, and for
+//!   each column a tail of the other ids, from 49 occurrences downwards, with the remaining mass.
 //! - **Skews** of `data/README.md` on the paper's table sizes: each table's hottest 2 % take 2 % (random),
 //!   8.5 % (low), 30 % (medium) or 80 % (high) of its accesses. And FLECHE's synthetic one: 40 tables of
 //!   250,000 rows, exponent 1.2.
@@ -219,7 +219,8 @@ fn avazu_columns() -> anyhow::Result<Vec<Column>> {
     Ok(AVAZU_FEATURES.iter().filter_map(column).collect())
 }
 
-/// The tail whose first id has 49 accesses and whose ids together have `accesses`. The offset is found by bisection.
+/// The tail whose first id has 49 accesses and whose ids together have `accesses`. The offset is found by
+/// bisection.
 fn avazu_tail(ids: u64, accesses: f64) -> Tail {
     let tail = |offset: f64| Tail { ids, exponent: AVAZU_TAIL, offset };
     let mass = |offset: f64| 49.0 * (1.0 + offset).powf(AVAZU_TAIL) * tail(offset).area(ids as f64);

@@ -1,22 +1,23 @@
-//! Hit rates (FLECHE Exp #4): the real flat cache, simulated policies, a static cache per table and the optimal cache,
-//! on real and calibrated traces, at 5, 10 and 20 % of the distinct rows.
+//! Hit rates (FLECHE Exp #4): the real flat cache, simulated policies, a static cache per table and the
+//! optimal cache, on real and calibrated traces, at 5, 10 and 20 % of the distinct rows.
 //!
-//! Nothing is timed, so the figures are the same on every machine (except for the last digit of a logarithm). The
-//! comparison:
+//! Nothing is timed, so the figures are the same on every machine (except for the last digit of a logarithm).
+//! The comparison:
 //!
-//! - A size is a share of the distinct rows of the trace. All caches start empty. `all` counts every access, including
-//!   the first of a row. `warm` counts only the second half of the accesses, as the paper counts after a warm-up.
-//! - `per-table` gives table t floor(share x its distinct rows), so a small table may get none. `per-table, 1+` gives
-//!   every table at least one row, and so has a few rows more than the others. Both are LRU, as is `flat lru`: the
-//!   goal compares these.
-//! - `FlatCache` is `cache::FlatCache` with its default options, in the least bytes with as many slots (and index
-//!   entries at full load) as the simulated caches have rows. It never holds more rows than they do; its watermarks
-//!   make it hold 5 to 10 % fewer. Evictions run between batches and not on a thread, so that runs are reproducible.
-//!   A batch is one sample, like an access of the simulated caches. A second column has batches of 256 samples, in
-//!   which a row that several samples miss is fetched once and is one miss.
+//! - A size is a share of the distinct rows of the trace. All caches start empty. `all` counts every access,
+//!   including the first of a row. `warm` counts only the second half of the accesses, as the paper counts
+//!   after a warm-up.
+//! - `per-table` gives table t floor(share x its distinct rows), so a small table may get none. `per-table,
+//!   1+` gives every table at least one row, and so has a few rows more than the others. Both are LRU, as is
+//!   `flat lru`: the goal compares these.
+//! - `FlatCache` is `cache::FlatCache` with its default options, in the least bytes with as many slots (and
+//!   index entries at full load) as the simulated caches have rows. It never holds more rows than they do;
+//!   its watermarks make it hold 5 to 10 % fewer. Evictions run between batches and not on a thread, so that
+//!   runs are reproducible. A batch is one sample, like an access of the simulated caches. A second column
+//!   has batches of 256 samples, in which a row that several samples miss is fetched once and is one miss.
 //!
-//! `--only TEXT`, `--samples N` of calibrated traces (100,000), `--admission P` or `--misses N` (default: the cache's
-//! default policy), `--json`. Real traces are read from `../shared/data` or `$FLECHETTE_DATA`.
+//! `--only TEXT`, `--samples N` of calibrated traces (100,000), `--admission P` or `--misses N` (default: the
+//! cache's default policy), `--json`. Real traces are read from `../shared/data` or `$FLECHETTE_DATA`.
 
 mod calibrated;
 #[path = "../harness/mod.rs"]
@@ -304,8 +305,8 @@ fn print(workload: &Workload, sizes: &[Size]) {
     );
     let policies: Vec<&str> = Policy::ALL.iter().map(|policy| policy.name()).collect();
     println!(
-        "| size | counted | {} | FlatCache | rows held | batches of 256 | per-table lru | per-table lru, 1+ | optimal \
-         | best - FlatCache | optimal - FlatCache | flat lru - per-table |",
+        "| size | counted | {} | FlatCache | rows held | batches of 256 | per-table lru | per-table lru, 1+ \
+         | optimal | best - FlatCache | optimal - FlatCache | flat lru - per-table |",
         policies.join(" | ")
     );
     println!("|{}", "---|".repeat(policies.len() + 11));

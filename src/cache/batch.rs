@@ -25,16 +25,11 @@ impl<'c> BatchPin<'c> {
         Self { cache, pin, version }
     }
 
-    /// The version of the batch: the rows that it finds are of this version, and the rows that it inserts must be.
+    /// The version of the batch: the rows that it finds are of this version, and the rows that it inserts
+    /// must be.
     #[must_use]
     pub fn version(&self) -> Version {
         self.version
-    }
-
-    /// The batch's number; later pins have larger ones.
-    #[must_use]
-    pub(crate) fn number(&self) -> u64 {
-        self.pin.number()
     }
 
     /// Looks up every id that was pushed to `query`, each distinct row once.
@@ -51,8 +46,8 @@ impl<'c> BatchPin<'c> {
         Ok(Found { cache: self.cache, pin: &self.pin, query })
     }
 
-    /// Offers the bytes of a missed row to the cache. Never waits for room. Call it once for each missed row of the
-    /// batch, since the admission policy counts the calls.
+    /// Offers the bytes of a missed row to the cache. Never waits for room. Call it once for each missed row
+    /// of the batch, since the admission policy counts the calls.
     ///
     /// # Errors
     /// When the table or the id does not exist, or the length is not that of the table's rows.
@@ -89,8 +84,8 @@ pub enum Source<'q> {
 }
 
 impl<'q> Found<'q> {
-    /// For every occurrence, in the order of the pushes: the number of its distinct row. Distinct rows are numbered
-    /// from 0, by ascending table, and within a table by first occurrence.
+    /// For every occurrence, in the order of the pushes: the number of its distinct row. Distinct rows are
+    /// numbered from 0, by ascending table, and within a table by first occurrence.
     #[must_use]
     pub fn uniques(&self) -> &'q [u32] {
         self.query.uniques()
@@ -108,7 +103,8 @@ impl<'q> Found<'q> {
         self.query.misses()
     }
 
-    /// The distinct rows that the unified index points at in the store's memory, in ascending order of `unique`.
+    /// The distinct rows that the unified index points at in the store's memory, in ascending order of
+    /// `unique`.
     #[must_use]
     pub fn pointed(&self) -> &'q [Miss] {
         self.query.pointed()

@@ -1,17 +1,19 @@
-//! Batch pins: they decide when the memory of an evicted row may be reused (epoch-based reclamation, FLECHE 4).
+//! Batch pins: they decide when the memory of an evicted row may be reused (epoch-based reclamation, FLECHE
+//! 4).
 //!
-//! Every batch takes a number when it is pinned, and is unfinished until its pin is dropped. After a row was unlinked
-//! from the index, it is tagged with the newest number issued. Its slot is free once the oldest unfinished batch is
-//! newer than the tag: later batches cannot find the row, and earlier batches no longer read it.
+//! Every batch takes a number when it is pinned, and is unfinished until its pin is dropped. After a row was
+//! unlinked from the index, it is tagged with the newest number issued. Its slot is free once the oldest
+//! unfinished batch is newer than the tag: later batches cannot find the row, and earlier batches no longer
+//! read it.
 //!
-//! **Why that holds.** A pin first claims a cell, then takes its number by a read-modify-write of `issued`, then reads
-//! the index. An unlinker first removes the key, then takes its tag by a read-modify-write of `issued`, then reads the
-//! cells (or hands the tag to a thread that does). Both read-modify-writes are of one atomic, so one is first, and
-//! the other sees what preceded it:
+//! **Why that holds.** A pin first claims a cell, then takes its number by a read-modify-write of `issued`,
+//! then reads the index. An unlinker first removes the key, then takes its tag by a read-modify-write of
+//! `issued`, then reads the cells (or hands the tag to a thread that does). Both read-modify-writes are of
+//! one atomic, so one is first, and the other sees what preceded it:
 //!
-//! - Pin first: number <= tag, and the claimed cell is visible to the reader of the cells, which waits until the
-//!   cell is free again. It sees the cell free only after all reads of the batch, because a pin is dropped by a
-//!   release store that the reader of the cells acquires.
+//! - Pin first: number <= tag, and the claimed cell is visible to the reader of the cells, which waits until
+//!   the cell is free again. It sees the cell free only after all reads of the batch, because a pin is
+//!   dropped by a release store that the reader of the cells acquires.
 //! - Tag first: number > tag, and the removal is visible to the batch, which cannot find the row.
 //!
 //! No fence and no lock is needed. A batch pays two stores and one addition.
@@ -156,14 +158,15 @@ impl Epochs {
 
     /// The newest number issued: the tag for everything that was unlinked before this call.
     ///
-    /// A read-modify-write instead of a load: the module's argument relies on its order among those of the pins.
+    /// A read-modify-write instead of a load: the module's argument relies on its order among those of the
+    /// pins.
     #[must_use]
     pub(crate) fn tag(&self) -> u64 {
         self.issued.fetch_add(0, Ordering::AcqRel)
     }
 
-    /// The number of the oldest unfinished batch; `u64::MAX` if there is none. A slot with a smaller tag is free, if
-    /// this thread made the tag or has synchronised with the thread that did.
+    /// The number of the oldest unfinished batch; `u64::MAX` if there is none. A slot with a smaller tag is
+    /// free, if this thread made the tag or has synchronised with the thread that did.
     #[must_use]
     pub(crate) fn oldest(&self) -> u64 {
         let mut oldest = u64::MAX;
@@ -185,7 +188,8 @@ impl Epochs {
 const PATIENCE: std::time::Duration = std::time::Duration::from_micros(200);
 
 impl Epochs {
-    /// Waits until every batch pinned before this call has finished. A thread that has a pin must not call it.
+    /// Waits until every batch pinned before this call has finished. A thread that has a pin must not call
+    /// it.
     pub(crate) fn wait_for_earlier(&self) {
         let tag = self.tag();
         while self.oldest() <= tag {
@@ -222,8 +226,8 @@ struct Queue {
 impl RetireList {
     /// Retires a slot.
     pub(crate) fn put(&self, unlinked: Unlinked, epochs: &Epochs) {
-        // The tag is taken under the lock: either it is after a release, or the release renews it. Also, tags ascend
-        // along the queue.
+        // The tag is taken under the lock: either it is after a release, or the release renews it. Also, tags
+        // ascend along the queue.
         let mut queue = self.queue();
         let tag = epochs.tag();
         queue.slots.push_back((tag, unlinked.location()));
@@ -235,8 +239,8 @@ impl RetireList {
         self.queue().held = true;
     }
 
-    /// Ends [`Self::hold`]: batches no longer find slots outside the index. All waiting slots get a new tag, since a
-    /// batch may have found them until now.
+    /// Ends [`Self::hold`]: batches no longer find slots outside the index. All waiting slots get a new tag,
+    /// since a batch may have found them until now.
     pub(crate) fn release(&self, epochs: &Epochs) {
         let mut queue = self.queue();
         let tag = epochs.tag();
@@ -249,8 +253,8 @@ impl RetireList {
         self.reclaim_some(epochs, usize::MAX, free)
     }
 
-    /// As [`Self::reclaim`] for at most `most` slots, the longest waiting first. Tags ascend along the queue, so only
-    /// its front is examined.
+    /// As [`Self::reclaim`] for at most `most` slots, the longest waiting first. Tags ascend along the queue,
+    /// so only its front is examined.
     pub(crate) fn reclaim_some(&self, epochs: &Epochs, most: usize, mut free: impl FnMut(Freed)) -> usize {
         let mut queue = self.queue();
         if queue.slots.is_empty() || queue.held {
@@ -282,9 +286,9 @@ impl RetireList {
     }
 }
 
-/// An object that is replaced as a whole while other threads read it. crossbeam-epoch keeps a replaced object until no
-/// thread reads it. A [`Reading`] cannot leave its thread and delays freeing, so it lasts one call; a batch, which
-/// may end on a device, uses a [`Pin`] instead.
+/// An object that is replaced as a whole while other threads read it. crossbeam-epoch keeps a replaced object
+/// until no thread reads it. A [`Reading`] cannot leave its thread and delays freeing, so it lasts one call;
+/// a batch, which may end on a device, uses a [`Pin`] instead.
 #[derive(Debug)]
 pub(crate) struct Replaceable<T>(crossbeam_epoch::Atomic<T>);
 
@@ -304,11 +308,11 @@ impl<T: Send + Sync + 'static> Replaceable<T> {
     pub(crate) fn replace(&self, object: T) {
         let guard = crossbeam_epoch::pin();
         let old = self.0.swap(crossbeam_epoch::Owned::new(object), Ordering::AcqRel, &guard);
-        // SAFETY: `old` was returned by the swap, so no later reading finds it and no other thread retires it; it was
-        // made by `Owned::new`. Readings that found it hold guards, which keep it.
+        // SAFETY: `old` was returned by the swap, so no later reading finds it and no other thread retires
+        // it; it was made by `Owned::new`. Readings that found it hold guards, which keep it.
         unsafe { guard.defer_destroy(old) };
-        // Makes it available to be freed by any reader: this thread may not replace anything for long, and the
-        // object may be large.
+        // Makes it available to be freed by any reader: this thread may not replace anything for long, and
+        // the object may be large.
         guard.flush();
     }
 }
@@ -317,8 +321,8 @@ impl<T> Drop for Replaceable<T> {
     fn drop(&mut self) {
         let guard = crossbeam_epoch::pin();
         let last = self.0.swap(crossbeam_epoch::Shared::null(), Ordering::AcqRel, &guard);
-        // SAFETY: by `&mut` no new reading can begin, so `last` is not found again; it was made by `Owned::new`. A
-        // `Reading` that outlives `self` still has its guard, which keeps it.
+        // SAFETY: by `&mut` no new reading can begin, so `last` is not found again; it was made by
+        // `Owned::new`. A `Reading` that outlives `self` still has its guard, which keeps it.
         unsafe { guard.defer_destroy(last) };
     }
 }
@@ -335,8 +339,8 @@ impl<T> std::ops::Deref for Reading<T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: `object` was loaded from a `Replaceable` under `_guard`, is never null while the `Replaceable`
-        // lives, and is destroyed no earlier than the guard is dropped.
+        // SAFETY: `object` was loaded from a `Replaceable` under `_guard`, is never null while the
+        // `Replaceable` lives, and is destroyed no earlier than the guard is dropped.
         unsafe { &*self.object }
     }
 }

@@ -1,8 +1,9 @@
 //! Decides what an eviction does next, for caches on the host and on a device.
 //!
-//! An eviction has one of two reasons. If the pool or the index is above its high watermark, the coldest entries are
-//! evicted until both are at the low one. If a row size finds no slot although there is free space in slabs of other
-//! sizes, the slabs with most free space are emptied, so that they can change their row size.
+//! An eviction has one of two reasons. If the pool or the index is above its high watermark, the coldest
+//! entries are evicted until both are at the low one. If a row size finds no slot although there is free
+//! space in slabs of other sizes, the slabs with most free space are emptied, so that they can change their
+//! row size.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,7 +1,7 @@
 //! Eviction steps, and the thread that takes them.
 //!
-//! A step can be called from any thread, one at a time. The eviction thread only decides when. `eviction_plan`
-//! decides what a step does.
+//! A step can be called from any thread, one at a time. The eviction thread only decides when.
+//! `eviction_plan` decides what a step does.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,6 +25,7 @@ const PATIENCE: Duration = Duration::from_millis(1);
 /// What remains to do after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EvictStep {
+    /// There is nothing to do.
     Idle,
     /// There is more to do once batches that are pinned now have finished.
     Waiting,
@@ -74,7 +75,8 @@ impl Shared {
     /// Evicts cold entries from a stretch of buckets.
     fn lower(&self, sweep: &mut Sweep) -> EvictStep {
         let now = Stamp::of(self.epochs.tag());
-        // Evicting a pointer frees an entry but no slot, so pointers are evicted only if the index is too full.
+        // Evicting a pointer frees an entry but no slot, so pointers are evicted only if the index is too
+        // full.
         let entries_too = self.watermarks.excess(self.index.entries(), self.index.capacity()) > 0.0;
         self.sample(sweep, now, entries_too);
         let threshold = threshold(&mut sweep.sample, self.excess());
@@ -147,7 +149,8 @@ impl Wake {
     /// Wakes the thread. Costs one load if a wake-up is pending already.
     pub(crate) fn now(&self) {
         if !self.pending.load(Ordering::Relaxed) && !self.pending.swap(true, Ordering::AcqRel) {
-            // Under the lock, so that the notification does not fall between the thread's check and its sleep.
+            // Under the lock, so that the notification does not fall between the thread's check and its
+            // sleep.
             let _stop = self.stop.lock().unwrap_or_else(PoisonError::into_inner);
             self.condition.notify_one();
         }
@@ -158,8 +161,8 @@ impl Wake {
         self.condition.notify_one();
     }
 
-    /// Sleeps until woken; or, with `patience`, for that time even if woken. Returns `false` as soon as the thread is
-    /// to stop.
+    /// Sleeps until woken; or, with `patience`, for that time even if woken. Returns `false` as soon as the
+    /// thread is to stop.
     fn sleep(&self, patience: Option<Duration>) -> bool {
         let stop = self.stop.lock().unwrap_or_else(PoisonError::into_inner);
         let stop = match patience {
@@ -172,8 +175,8 @@ impl Wake {
                 *self.condition.wait_while(stop, asleep).unwrap_or_else(PoisonError::into_inner)
             }
         };
-        // Reset before the next step, so that the step sees the reason for the wake-up. If a wake-up is lost all the
-        // same, the next insert wakes the thread again.
+        // Reset before the next step, so that the step sees the reason for the wake-up. If a wake-up is lost
+        // all the same, the next insert wakes the thread again.
         self.pending.swap(false, Ordering::AcqRel);
         !stop
     }

@@ -1,34 +1,35 @@
 //! The index: from flat key to location, read without a lock.
 //!
-//! A bucket is a line of 128 bytes: eight slots of two words. The first word is the key. The second word packs the
-//! location (40 bits) and a stamp (24 bits) of when the entry was last used, which is the clock of approximate LRU.
-//! A key may be in one of two buckets, both given by its hash, and in any slot of them, so a lookup reads at most
-//! two lines. An insert takes the bucket with more empty slots, which keeps buckets even enough to fill 0.8 of the
-//! slots. Entries never move while they are linked.
+//! A bucket is a line of 128 bytes: eight slots of two words. The first word is the key. The second word
+//! packs the location (40 bits) and a stamp (24 bits) of when the entry was last used, which is the clock of
+//! approximate LRU. A key may be in one of two buckets, both given by its hash, and in any slot of them, so a
+//! lookup reads at most two lines. An insert takes the bucket with more empty slots, which keeps buckets even
+//! enough to fill 0.8 of the slots. Entries never move while they are linked.
 //!
-//! **Writers** (insert, evict) hold the locks of the buckets that they change: plain mutexes, striped, always taken
-//! in ascending order. **Readers** take none. A writer links an entry by storing the second word, then the key. It
-//! unlinks an entry by storing another key, and leaves the second word as it is. A reader that has seen its key
-//! loads the word, the key and the word again:
+//! **Writers** (insert, evict) hold the locks of the buckets that they change: plain mutexes, striped, always
+//! taken in ascending order. **Readers** take none. A writer links an entry by storing the second word, then
+//! the key. It unlinks an entry by storing another key, and leaves the second word as it is. A reader that
+//! has seen its key loads the word, the key and the word again:
 //!
 //! - a changed key means that the entry was removed: the reader probes again;
 //! - a changed location means that another entry took the slot in between: the reader probes again;
 //! - a changed stamp means that another reader found the entry too, which is no conflict.
 //!
-//! **Why a reader's location is its key's.** The reader holds a pin (`epoch.rs`), so a location that it saw linked is
-//! not linked again before the pin ends. Equal locations in both words are therefore of one linking, called L. The
-//! reader read by acquire a word that L stored, so the key that it reads next is L's or a later one. It read that
-//! key by acquire, so its last word is of that key's linking or of a later one; but the word is L's. So the key is
-//! L's. A location can be seen stale, from a linking that ended before the pin began, only together with a key from
-//! before that end, which the pin's own ordering rules out.
+//! **Why a reader's location is its key's.** The reader holds a pin (`epoch.rs`), so a location that it saw
+//! linked is not linked again before the pin ends. Equal locations in both words are therefore of one
+//! linking, called L. The reader read by acquire a word that L stored, so the key that it reads next is L's
+//! or a later one. It read that key by acquire, so its last word is of that key's linking or of a later one;
+//! but the word is L's. So the key is L's. A location can be seen stale, from a linking that ended before the
+//! pin began, only together with a key from before that end, which the pin's own ordering rules out.
 //!
-//! A location in host memory may be linked again, under another key, while a pin lasts. It says only that the row is
-//! in host memory. Which row it is, the reader knows from its own key, never from the location.
+//! A location in host memory may be linked again, under another key, while a pin lasts. It says only that the
+//! row is in host memory. Which row it is, the reader knows from its own key, never from the location.
 //!
-//! A lookup renews the stamp with one compare-exchange of the second word. If it fails, the entry was removed or
-//! another lookup renewed the stamp, and nothing is lost. A stamp of the last few batches ([`FRESH`]) is not renewed:
-//! cores that find the same hot rows would otherwise pass those lines to each other in every batch, only to write.
-//! Stamps wrap after 2^24 batches: an entry unused for exactly that long looks young once.
+//! A lookup renews the stamp with one compare-exchange of the second word. If it fails, the entry was removed
+//! or another lookup renewed the stamp, and nothing is lost. A stamp of the last few batches ([`FRESH`]) is
+//! not renewed: cores that find the same hot rows would otherwise pass those lines to each other in every
+//! batch, only to write. Stamps wrap after 2^24 batches: an entry unused for exactly that long looks young
+//! once.
 
 #![allow(unsafe_code)]
 
@@ -55,11 +56,11 @@ pub(crate) const SLOTS: usize = if cfg!(flechette_loom) { 2 } else { 8 };
 pub(crate) const BUCKET_BYTES: usize = 128;
 /// The share of slots that may be in use.
 pub(crate) const LOAD: f64 = 0.8;
-/// A stamp that is at most this many batches old is not renewed, so an entry may look older than it is by as much.
-/// That does not matter for an eviction of rows unused for much longer, which is the case if the cache holds the rows
-/// of many batches. If it holds hardly the rows of one, each step more costs hits (`benches/hit_rates`, batches of
-/// 256). A row that every batch uses is written in every third batch only. kernels/probe.cu has the same rule and
-/// number.
+/// A stamp that is at most this many batches old is not renewed, so an entry may look older than it is by as
+/// much. That does not matter for an eviction of rows unused for much longer, which is the case if the cache
+/// holds the rows of many batches. If it holds hardly the rows of one, each step more costs hits
+/// (`benches/hit_rates`, batches of 256). A row that every batch uses is written in every third batch only.
+/// kernels/probe.cu has the same rule and number.
 pub const FRESH: u32 = 2;
 /// How far batches may overtake each other.
 const AHEAD: u64 = 1 << 16;
@@ -153,9 +154,9 @@ impl Index {
         Probe::Absent
     }
 
-    /// Links a key to a location whose row is already written. If both of its buckets are full and `coldness` is
-    /// given, the coldest entry by key and age is replaced. An entry of the same key is replaced unless `same`
-    /// accepts its location.
+    /// Links a key to a location whose row is already written. If both of its buckets are full and `coldness`
+    /// is given, the coldest entry by key and age is replaced. An entry of the same key is replaced unless
+    /// `same` accepts its location.
     pub(crate) fn insert(
         &self,
         entry: Entry,
@@ -198,7 +199,8 @@ impl Index {
         }
     }
 
-    /// Applies `fate`, given key, location and age, to each entry of a bucket. Passes unlinked entries to `unlinked`.
+    /// Applies `fate`, given key, location and age, to each entry of a bucket. Passes unlinked entries to
+    /// `unlinked`.
     pub(crate) fn evict(
         &self,
         bucket: usize,
@@ -255,8 +257,8 @@ impl Index {
         })
     }
 
-    /// A key's two buckets, which may be the same. The hash's halves are mapped by multiplication, so the number of
-    /// buckets is arbitrary.
+    /// A key's two buckets, which may be the same. The hash's halves are mapped by multiplication, so the
+    /// number of buckets is arbitrary.
     #[inline]
     fn pair(&self, key: FlatKey) -> (usize, usize) {
         let (hash, buckets) = (mix64(key), self.buckets.all().len() as u64);

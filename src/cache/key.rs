@@ -1,17 +1,19 @@
 //! Flat keys: one integer space for the ids of all tables (FLECHE 3.1, size-aware coding).
 //!
-//! A flat key is a table code followed by feature bits. A large table gets a short code and a small table a long one,
-//! so every table has just the feature bits that it needs. Codes are assigned in ascending order of table size: each
-//! table takes the longest code whose remaining bits hold its ids, at the lowest free position.
+//! A flat key is a table code followed by feature bits. A large table gets a short code and a small table a
+//! long one, so every table has just the feature bits that it needs. Codes are assigned in ascending order of
+//! table size: each table takes the longest code whose remaining bits hold its ids, at the lowest free
+//! position.
 //!
-//! As numbers, a code with `b` feature bits is an aligned block of `2^b` keys, and codes are prefix-free if no two
-//! blocks overlap. The ascending order wastes no keys: every block length divides the next, so the codes fit if the
-//! blocks' lengths add up to at most the whole space.
+//! As numbers, a code with `b` feature bits is an aligned block of `2^b` keys, and codes are prefix-free if
+//! no two blocks overlap. The ascending order wastes no keys: every block length divides the next, so the
+//! codes fit if the blocks' lengths add up to at most the whole space.
 //!
-//! **If the width cannot hold all ids**, the smallest tables keep exact keys: as many tables as possible such that
-//! each larger table still has at least as many keys as any of them. The larger tables share the remaining keys in
-//! proportion to their rows, as closely as powers of two allow, and hash their ids into their share. Then two ids of
-//! one table may have the same key, and the user of the key must distinguish them. Two tables never share a key.
+//! **If the width cannot hold all ids**, the smallest tables keep exact keys: as many tables as possible such
+//! that each larger table still has at least as many keys as any of them. The larger tables share the
+//! remaining keys in proportion to their rows, as closely as powers of two allow, and hash their ids into
+//! their share. Then two ids of one table may have the same key, and the user of the key must distinguish
+//! them. Two tables never share a key.
 //!
 //! The lowest block belongs to no table; it contains [`EMPTY`] and [`TOMBSTONE`].
 
@@ -34,7 +36,6 @@ const RESERVED: u128 = 2;
 pub struct KeyWidth(u32);
 
 impl KeyWidth {
-    pub(crate) const W32: Self = Self(32);
     pub(crate) const W64: Self = Self(64);
 
     /// `None` outside 2 to 64.
@@ -68,7 +69,8 @@ pub struct TableCode {
 }
 
 impl TableCode {
-    /// The key of an id; `None` if the id is past the table. It is unique if the code [is exact](Self::is_exact).
+    /// The key of an id; `None` if the id is past the table. It is unique if the code [is
+    /// exact](Self::is_exact).
     #[inline]
     #[must_use]
     pub(crate) fn key(self, id: u64) -> Option<FlatKey> {
@@ -148,8 +150,8 @@ impl FlatKeys {
         Ok(Self { codes, order })
     }
 
-    /// The fixed-length coding that FLECHE uses as its baseline (3.1, after Kraken): high bits for the table's number,
-    /// the others for the feature, for tables of all sizes. Used by benches.
+    /// The fixed-length coding that FLECHE uses as its baseline (3.1, after Kraken): high bits for the
+    /// table's number, the others for the feature, for tables of all sizes. Used by benches.
     ///
     /// # Errors
     /// [`KeyError::Width`] when the width does not hold the tables' numbers.
@@ -201,8 +203,8 @@ impl FlatKeys {
     }
 }
 
-/// The two keys of a row: its *own key*, which is unique, and its *index key* of the index's width, which several rows
-/// of a table may share.
+/// The two keys of a row: its *own key*, which is unique, and its *index key* of the index's width, which
+/// several rows of a table may share.
 #[derive(Clone, Debug)]
 pub(crate) struct RowKeys {
     own: FlatKeys,

@@ -1,5 +1,5 @@
-//! The flat cache (FLECHE sections 3 and 4): rows of all tables share one bounded memory and one index, so the memory
-//! holds the hottest rows of the whole model, whichever table they belong to.
+//! The flat cache (FLECHE sections 3 and 4): rows of all tables share one bounded memory and one index, so
+//! the memory holds the hottest rows of the whole model, whichever table they belong to.
 //!
 //! How a batch uses it:
 //!
@@ -36,19 +36,21 @@
 //! - [`epoch`]: when an evicted row's memory may be reused;
 //! - [`policy`]: which rows are admitted and evicted;
 //! - [`query`]: deduplicates and probes a batch's keys; `batch`: a batch's interface to the cache;
-//! - `shared`: inserting and retiring rows; `evictor`: the eviction thread; `eviction_plan`: what it does next;
+//! - `shared`: inserting and retiring rows; `evictor`: the eviction thread; `eviction_plan`: what it does
+//!   next;
 //! - `version`: switching to another version's rows between two batches;
 //! - `pointers`: the unified index, entries that point at rows in the store's memory; [`tuner`]: how many;
 //! - `warm`: filling the cache before the first batch;
 //! - [`shape`]: how `cache.bytes` is divided; `stats`: counts;
 //! - [`gpu`]: the same cache in the memory of a CUDA device.
 //!
-//! **Exactness.** A row is copied into a slot that no one reads, and only then linked under its key. The slot is not
-//! written again until the row was unlinked and every batch that could have found it has finished. So what a batch
-//! reads through its pin is the whole row that was inserted for that table and id.
+//! **Exactness.** A row is copied into a slot that no one reads, and only then linked under its key. The slot
+//! is not written again until the row was unlinked and every batch that could have found it has finished. So
+//! what a batch reads through its pin is the whole row that was inserted for that table and id.
 //!
-//! **Waiting.** Lookups take no lock. Inserts take short locks against each other. Evictions run on the cache's own
-//! thread, woken above the high watermark. Until it has made room, rows that do not fit are counted and not cached.
+//! **Waiting.** Lookups take no lock. Inserts take short locks against each other. Evictions run on the
+//! cache's own thread, woken above the high watermark. Until it has made room, rows that do not fit are
+//! counted and not cached.
 
 mod batch;
 pub(crate) mod epoch;
@@ -108,12 +110,14 @@ pub const WATERMARKS: Watermarks = Watermarks { high: 0.95, low: 0.9 };
 /// The options of a cache besides its size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CacheOptions {
+    /// Which missed rows are admitted.
     pub admission: AdmissionOption,
+    /// Which rows are evicted first.
     pub eviction: EvictionOption,
     /// The fill levels at which eviction starts and ends.
     pub watermarks: Watermarks,
-    /// Bits of the index's keys. If they are too few for all rows, rows of the larger tables share keys, and each
-    /// cached row of those tables stores its own key as a tag.
+    /// Bits of the index's keys. If they are too few for all rows, rows of the larger tables share keys, and
+    /// each cached row of those tables stores its own key as a tag.
     pub key_width: KeyWidth,
     /// The most rows in the store's memory that the unified index points at. Each takes an index entry.
     pub pointers: u64,
@@ -157,9 +161,9 @@ pub enum AdmissionOption {
 impl AdmissionOption {
     /// All missed rows.
     pub const ALL: Self = Self::Probability { p: 1.0, seed: 0 };
-    /// Once the cache is full, rows at their second recent use. Of the rules that were tried, this is the best on the
-    /// traces of `benches/hit_rates` (2026-11-21: at most 0.6 points below the best of LRU, LFU, ARC, S3-FIFO and
-    /// W-TinyLFU, whereas admitting all missed rows is 0.3 to 9.3 points below it).
+    /// Once the cache is full, rows at their second recent use. Of the rules that were tried, this is the
+    /// best on the traces of `benches/hit_rates` (2026-11-21: at most 0.6 points below the best of LRU, LFU,
+    /// ARC, S3-FIFO and W-TinyLFU, whereas admitting all missed rows is 0.3 to 9.3 points below it).
     pub const DEFAULT: Self = Self::Frequency { misses: 2 };
 }
 
@@ -169,8 +173,9 @@ pub enum EvictionOption {
     /// The longest unused.
     #[default]
     Lru,
-    /// The rows with the last rank. The list has the ranked rows in descending frequency; as many of them have a rank
-    /// as the cache's bytes would hold. Unranked rows are evicted before them, the longest unused first.
+    /// The rows with the last rank. The list has the ranked rows in descending frequency; as many of them
+    /// have a rank as the cache's bytes would hold. Unranked rows are evicted before them, the longest unused
+    /// first.
     Lfu(Vec<(TableId, u64)>),
 }
 
@@ -186,8 +191,8 @@ impl FlatCache {
     /// Allocates the memory and, if [`CacheOptions::background`] is set, starts the eviction thread.
     ///
     /// # Errors
-    /// When the bytes do not hold a row of each size, the tables' ids do not fit 64 bits, an option is out of range,
-    /// or the allocation fails.
+    /// When the bytes do not hold a row of each size, the tables' ids do not fit 64 bits, an option is out of
+    /// range, or the allocation fails.
     pub fn new(shape: &CacheShape, options: &CacheOptions) -> Result<Self, CacheError> {
         check(options)?;
         let rows: Vec<u64> = shape.tables.iter().map(|t| t.rows).collect();
@@ -229,14 +234,15 @@ impl FlatCache {
         BatchPin::new(&self.shared)
     }
 
-    /// Makes `version` the version of new batches. `changed` has the rows that differ from the previous version;
-    /// cached ones are updated.
+    /// Makes `version` the version of new batches. `changed` has the rows that differ from the previous
+    /// version; cached ones are updated.
     ///
-    /// Waits for the batches of the previous version, so do not call it on a request's path, nor on a thread that
-    /// has a pin. Concurrent switches wait for each other.
+    /// Waits for the batches of the previous version, so do not call it on a request's path, nor on a thread
+    /// that has a pin. Concurrent switches wait for each other.
     ///
     /// # Errors
-    /// When the version is not newer than the current one, or a row is not one of the tables'. Then nothing changes.
+    /// When the version is not newer than the current one, or a row is not one of the tables'. Then nothing
+    /// changes.
     pub fn switch<'r>(
         &self,
         version: Version,
@@ -251,8 +257,8 @@ impl FlatCache {
         self.shared.current.read().version
     }
 
-    /// Allows the unified index to point at rows of this table. The caller keeps the table in memory until it drops
-    /// the returned value.
+    /// Allows the unified index to point at rows of this table. The caller keeps the table in memory until it
+    /// drops the returned value.
     ///
     /// # Errors
     /// [`CacheError::Table`] when there is no such table.
@@ -280,8 +286,8 @@ impl FlatCache {
         self.shared.hot_rows()
     }
 
-    /// Takes one step of an eviction, if one is needed or in progress, and frees slots that no batch can read any
-    /// more. Returns whether more steps are needed. The eviction thread calls this.
+    /// Takes one step of an eviction, if one is needed or in progress, and frees slots that no batch can read
+    /// any more. Returns whether more steps are needed. The eviction thread calls this.
     pub fn evict_step(&self) -> EvictStep {
         self.shared.evict_step()
     }

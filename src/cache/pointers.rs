@@ -1,11 +1,12 @@
 //! The unified index (FLECHE 3.3): entries that point at a row in host memory instead of a slot of the pool.
 //!
-//! A pointer takes an index entry and no slot. The evictor makes pointers: while fewer than allowed exist, a victim
-//! gives up its slot and stays in the index as a pointer. A pointer stores the row's id in its table; the reader
-//! finds the table through the batch's version. So a pointer is valid for all versions.
+//! A pointer takes an index entry and no slot. The evictor makes pointers: while fewer than allowed exist, a
+//! victim gives up its slot and stays in the index as a pointer. A pointer stores the row's id in its table;
+//! the reader finds the table through the batch's version. So a pointer is valid for all versions.
 //!
-//! Pointers are made only to rows that the store holds in memory. The owner of that memory keeps a [`HostRows`].
-//! Dropping it removes all pointers to the table and waits for the batches that may have found one.
+//! Pointers are made only to rows that the store holds in memory. The owner of that memory keeps a
+//! [`HostRows`]. Dropping it removes all pointers to the table and waits for the batches that may have found
+//! one.
 //!
 //! [`super::tuner`] finds a good number of pointers by trial, from the throughput that batches report.
 
@@ -26,8 +27,8 @@ const WINDOW: u64 = 1 << 20;
 /// Counts and limits of the pointers.
 #[derive(Debug)]
 pub(crate) struct Pointers {
-    /// By table: the number of [`HostRows`]. There may be several, since a new version's store may be opened before
-    /// the old one is closed.
+    /// By table: the number of [`HostRows`]. There may be several, since a new version's store may be opened
+    /// before the old one is closed.
     tables: Box<[AtomicU64]>,
     count: AtomicU64,
     capacity: AtomicU64,
@@ -54,8 +55,8 @@ impl Pointers {
 
     /// The number of pointers.
     pub(crate) fn count(&self) -> u64 {
-        // On a device, the removal of a pointer may be counted before its creation, so the count may be negative for a
-        // moment.
+        // On a device, the removal of a pointer may be counted before its creation, so the count may be
+        // negative for a moment.
         (self.count.load(Ordering::Relaxed) as i64).max(0) as u64
     }
 
@@ -82,8 +83,8 @@ impl Pointers {
         self.clear.swap(false, Ordering::Relaxed)
     }
 
-    /// Records how long a batch took to look up `ids` ids. After enough ids, steps the tuner. Returns whether the
-    /// tuner requests the removal of all pointers.
+    /// Records how long a batch took to look up `ids` ids. After enough ids, steps the tuner. Returns whether
+    /// the tuner requests the removal of all pointers.
     pub(crate) fn observe(&self, ids: u64, elapsed: Duration) -> bool {
         let nanos = self.nanos.fetch_add(elapsed.as_nanos() as u64, Ordering::Relaxed);
         if self.ids.fetch_add(ids, Ordering::Relaxed) + ids < WINDOW {
@@ -122,7 +123,8 @@ impl Shared {
     /// Whether a victim is unlinked or becomes a pointer. The caller holds the bucket's lock and the sweep's.
     pub(crate) fn fate_of_victim(&self, key: FlatKey, held: Held<'_>) -> Fate {
         let table = self.keys.index_keys().table_of(key);
-        // `id` returns `None` for a key that several rows share: such a key does not identify the pointer's row.
+        // `id` returns `None` for a key that several rows share: such a key does not identify the pointer's
+        // row.
         let id = table.and_then(|table| Some((table, self.keys.index_keys().code(table)?.id(key)?)));
         match id {
             Some((table, id)) if !held.location().is_host() && self.pointers.reserve(table) => {
@@ -181,7 +183,8 @@ impl HostRows {
 }
 
 impl Drop for HostRows {
-    /// Removes the pointers and waits for all batches that began before. A thread that has a pin must not drop it.
+    /// Removes the pointers and waits for all batches that began before. A thread that has a pin must not
+    /// drop it.
     fn drop(&mut self) {
         let Self { shared, table } = self;
         // Before taking the sweep's lock: pointers are made under that lock after reading this count.

@@ -1,8 +1,8 @@
 //! A batch's lookup: encodes ids as keys, removes duplicates, and probes each distinct key once.
 //!
-//! All vectors are reused from batch to batch. Deduplication uses a hash table of its own, because it must be empty
-//! at the start of each batch without being cleared: each slot stores the generation of the lookup that wrote it, and
-//! a slot of an older generation is empty.
+//! All vectors are reused from batch to batch. Deduplication uses a hash table of its own, because it must be
+//! empty at the start of each batch without being cleared: each slot stores the generation of the lookup that
+//! wrote it, and a slot of an older generation is empty.
 
 use std::ops::Range;
 
@@ -88,25 +88,14 @@ impl Query {
         self.columns.clear();
     }
 
-    /// Adds ids of a table, each below its number of rows. Returns their positions in [`super::Found::uniques`].
+    /// Adds ids of a table, each below its number of rows. Returns their positions in
+    /// [`super::Found::uniques`].
     pub fn push(&mut self, table: TableId, ids: impl IntoIterator<Item = u64>) -> Range<usize> {
         let start = self.ids.len();
         self.ids.extend(ids);
         let ids = start..self.ids.len();
         self.columns.push(Column { table, ids: ids.clone() });
         ids
-    }
-
-    /// How many occurrences were added.
-    #[must_use]
-    pub(crate) fn len(&self) -> usize {
-        self.ids.len()
-    }
-
-    /// Whether none were.
-    #[must_use]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.ids.is_empty()
     }
 
     pub(crate) fn uniques(&self) -> &[u32] {
@@ -135,8 +124,8 @@ impl Query {
         &self.tallies
     }
 
-    /// Finds the distinct keys of all occurrences, table by table: equal keys are of one table, and the scratch table
-    /// of one table stays in the processor's cache.
+    /// Finds the distinct keys of all occurrences, table by table: equal keys are of one table, and the
+    /// scratch table of one table stays in the processor's cache.
     pub(crate) fn deduplicate(&mut self, keys: &RowKeys) -> Result<(), CacheError> {
         self.uniques.clear();
         self.rows.clear();

@@ -1,8 +1,9 @@
 //! Divides `cache.bytes` between index and pool, and converts a share of a model to bytes.
 //!
-//! Every row takes one index entry, whatever its size, so the number of entries per byte of pool depends on the mix of
-//! row sizes. The division assumes the model's mix: as many entries as fit if each row has the mean size of the
-//! tables' rows. If the traffic's mix differs, pool or index fills up first; eviction watches both.
+//! Every row takes one index entry, whatever its size, so the number of entries per byte of pool depends on
+//! the mix of row sizes. The division assumes the model's mix: as many entries as fit if each row has the
+//! mean size of the tables' rows. If the traffic's mix differs, pool or index fills up first; eviction
+//! watches both.
 
 use super::index::{self, BUCKET_BYTES, LOAD, Location, SLOTS};
 use super::key::RowKeys;
@@ -44,9 +45,9 @@ pub struct CacheShape {
 }
 
 impl CacheShape {
-    /// A cache with room for this share (0 to 1) of every table's rows, index included: `cache.fraction`. It holds
-    /// these rows without crossing the high watermark, in whatever order they are inserted. Rarely (for one key in
-    /// ten thousand or less) both buckets of a key are full, and the key replaces another.
+    /// A cache with room for this share (0 to 1) of every table's rows, index included: `cache.fraction`. It
+    /// holds these rows without crossing the high watermark, in whatever order they are inserted. Rarely (for
+    /// one key in ten thousand or less) both buckets of a key are full, and the key replaces another.
     #[must_use]
     pub fn from_fraction(fraction: f64, tables: Vec<TableShape>) -> Self {
         let share = |table: &TableShape| TableShape {
@@ -182,7 +183,8 @@ fn with_policies(rest: usize, slots: &[TableShape], options: &CacheOptions) -> u
     }
 }
 
-/// The number of entries of mean size, each with `beside` bytes more, that fit `bytes`; at most one for every row.
+/// The number of entries of mean size, each with `beside` bytes more, that fit `bytes`; at most one for every
+/// row.
 fn entries(bytes: usize, beside: usize, tables: &[TableShape]) -> f64 {
     let rows: f64 = tables.iter().map(|t| t.rows as f64).sum();
     let row_bytes: f64 = tables.iter().map(|t| t.rows as f64 * t.row_bytes as f64).sum();
@@ -191,7 +193,8 @@ fn entries(bytes: usize, beside: usize, tables: &[TableShape]) -> f64 {
     (bytes as f64 / (mean + entry_bytes + beside as f64)).min(rows / WATERMARKS.high + 1.0)
 }
 
-/// Bytes of the admission's sketch in a cache of `bytes`. It remembers as many misses as there may be entries.
+/// Bytes of the admission's sketch in a cache of `bytes`. It remembers as many misses as there may be
+/// entries.
 fn sketch_bytes(bytes: usize, slots: &[TableShape], options: &CacheOptions) -> usize {
     match options.admission {
         AdmissionOption::Probability { .. } => 0,
@@ -201,8 +204,8 @@ fn sketch_bytes(bytes: usize, slots: &[TableShape], options: &CacheOptions) -> u
     }
 }
 
-/// How many rows have a rank in a cache of `bytes`: as many of the most frequent as it would hold together with their
-/// ranks. All other rows are colder.
+/// How many rows have a rank in a cache of `bytes`: as many of the most frequent as it would hold together
+/// with their ranks. All other rows are colder.
 fn ranked(bytes: usize, slots: &[TableShape], options: &CacheOptions) -> usize {
     let EvictionOption::Lfu(rows) = &options.eviction else { return 0 };
     let entry_bytes = (BUCKET_BYTES as f64 / (SLOTS as f64 * LOAD)) as usize + Ranks::bytes_of(3) / 3;

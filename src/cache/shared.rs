@@ -99,8 +99,8 @@ impl Shared {
         Ok(insertion)
     }
 
-    /// Links a row whose slot is written, as [`Index::insert`] does, and updates the counts for it and for what it
-    /// replaced. Its bytes are counted before it can be evicted, so the sum never falls below zero.
+    /// Links a row whose slot is written, as [`Index::insert`] does, and updates the counts for it and for
+    /// what it replaced. Its bytes are counted before it can be evicted, so the sum never falls below zero.
     pub(crate) fn link(
         &self,
         table: TableId,
@@ -177,8 +177,8 @@ impl Shared {
         self.retired.put(unlinked, &self.epochs);
     }
 
-    /// Frees the retired slots whose batches have all finished, a few at a time so that other threads do not wait
-    /// long for the lock. Returns how many still wait.
+    /// Frees the retired slots whose batches have all finished, a few at a time so that other threads do not
+    /// wait long for the lock. Returns how many still wait.
     pub(crate) fn reclaim(&self) -> usize {
         loop {
             let Reclaimed { freed, waiting } = self.reclaim_some();
@@ -219,8 +219,8 @@ impl Shared {
     /// The cached rows, the last used first.
     pub(crate) fn hot_rows(&self) -> Vec<(TableId, u64)> {
         let now = Stamp::of(self.epochs.tag());
-        // Reserved for the most entries possible, so that the vector does not grow under a bucket's lock. 16 bytes a
-        // row; the result reuses the memory.
+        // Reserved for the most entries possible, so that the vector does not grow under a bucket's lock. 16
+        // bytes a row; the result reuses the memory.
         let mut rows = Vec::with_capacity(self.index.capacity() as usize);
         for bucket in 0..self.index.buckets() {
             let row = |key, held: Held<'_>, age| {

@@ -1,9 +1,9 @@
 //! The pool: one allocation in host memory for rows of several sizes. `slots` decides which slots are free.
 //!
-//! **Access to a slot's bytes.** `take` gives a [`Slot`] to one owner, who alone may write it ([`Pool::fill`], by
-//! `&mut`) until its location is linked in the index and the `Slot` is dropped. From then on the bytes are only
-//! read, through a location that the index found ([`Held`]). When the location was unlinked and no batch can read it
-//! any more ([`Freed`]), [`Pool::free`] frees it.
+//! **Access to a slot's bytes.** `take` gives a [`Slot`] to one owner, who alone may write it
+//! ([`Pool::fill`], by `&mut`) until its location is linked in the index and the `Slot` is dropped. From then
+//! on the bytes are only read, through a location that the index found ([`Held`]). When the location was
+//! unlinked and no batch can read it any more ([`Freed`]), [`Pool::free`] frees it.
 
 #![allow(unsafe_code)]
 
@@ -56,11 +56,11 @@ impl Pool {
     pub(crate) fn fill(&self, slot: &mut Slot, tag: &[u8], row: &[u8]) {
         assert_eq!(tag.len() + row.len(), slot.bytes(), "a row of its slot's size");
         let start = self.start(slot.location());
-        // SAFETY: `slot` was made by `take`, so `start..start + bytes` lies in the allocation. No other thread accesses
-        // these bytes: slots do not overlap, this one is marked as taken, and its location is not published while
-        // the `Slot` lives. Readers of other slots hold slices of those bytes only; no reference to the whole
-        // allocation exists. Sources and slot cannot overlap, since a reference into the pool never covers an
-        // unpublished slot.
+        // SAFETY: `slot` was made by `take`, so `start..start + bytes` lies in the allocation. No other
+        // thread accesses these bytes: slots do not overlap, this one is marked as taken, and its location is
+        // not published while the `Slot` lives. Readers of other slots hold slices of those bytes only; no
+        // reference to the whole allocation exists. Sources and slot cannot overlap, since a reference into
+        // the pool never covers an unpublished slot.
         unsafe {
             start.copy_from_nonoverlapping(NonNull::from(tag).cast(), tag.len());
             start.add(tag.len()).copy_from_nonoverlapping(NonNull::from(row).cast(), row.len());
@@ -73,17 +73,18 @@ impl Pool {
         bytemuck::pod_read_unaligned(self.row(held, 0, size_of::<u64>()))
     }
 
-    /// The `bytes` bytes of a published slot from `from` on, aligned to 4 if `from` is. The caller knows the slot's length
-    /// from the table of its key.
+    /// The `bytes` bytes of a published slot from `from` on, aligned to 4 if `from` is. The caller knows the
+    /// slot's length from the table of its key.
     #[inline]
     pub(crate) fn row<'a>(&'a self, held: Held<'a>, from: usize, bytes: usize) -> &'a [u8] {
         assert!(!held.location().is_host(), "a row in the pool");
         let offset = held.location().offset() as usize * UNIT;
         assert!(offset + from + bytes <= self.shape().data_bytes(), "a row within the pool");
-        // SAFETY: in bounds by the assertion; initialised, since pages begin as zeros. `held` was found in the index or
-        // in a version's overlay, so it was filled before it was published there, and read by an acquire. Until its
-        // pin is dropped or the bucket's lock is released, which outlives `'a`, `RetireList` does not free the slot;
-        // only `free`, and the `fill` of a slot taken after it, write there.
+        // SAFETY: in bounds by the assertion; initialised, since pages begin as zeros. `held` was found in
+        // the index or in a version's overlay, so it was filled before it was published there, and read by an
+        // acquire. Until its pin is dropped or the bucket's lock is released, which outlives `'a`,
+        // `RetireList` does not free the slot; only `free`, and the `fill` of a slot taken after it, write
+        // there.
         unsafe { std::slice::from_raw_parts(self.start(held.location()).add(from).as_ptr(), bytes) }
     }
 
@@ -96,13 +97,14 @@ impl Pool {
     /// Frees a slot.
     ///
     /// # Safety
-    /// `location` is of a slot taken from this pool and not freed since; it is not in the index, and no batch can
-    /// read it.
+    /// `location` is of a slot taken from this pool and not freed since; it is not in the index, and no batch
+    /// can read it.
     unsafe fn release(&self, location: Location) {
         if cfg!(debug_assertions) {
             let start = self.start(location).cast::<u32>();
             for i in 0..self.slots.bytes_at(location) / UNIT {
-                // SAFETY: in bounds as in `fill`; no other thread accesses the slot, by the caller's guarantee.
+                // SAFETY: in bounds as in `fill`; no other thread accesses the slot, by the caller's
+                // guarantee.
                 unsafe { start.add(i).write(POISON) };
             }
         }

@@ -1,12 +1,13 @@
 //! The slab allocator: which slots of a pool are free, for a pool on the host or on a device.
 //!
-//! The pool is divided into slabs of one length. A free slab belongs to no row size. When a size has no free slot
-//! left, it takes a free slab and divides it into slots. A slab is free again when its last slot is freed. So the
-//! memory of each row size follows its use.
+//! The pool is divided into slabs of one length. A free slab belongs to no row size. When a size has no free
+//! slot left, it takes a free slab and divides it into slots. A slab is free again when its last slot is
+//! freed. So the memory of each row size follows its use.
 //!
-//! A bit per slot, stored outside the slab, records whether it is free. The slabs of a size that have a free slot form
-//! a list through their records. All records are allocated at the start and counted in [`SlabShape::bytes`]; nothing
-//! grows afterwards. The records are in host memory, even if the rows are on a device.
+//! A bit per slot, stored outside the slab, records whether it is free. The slabs of a size that have a free
+//! slot form a list through their records. All records are allocated at the start and counted in
+//! [`SlabShape::bytes`]; nothing grows afterwards. The records are in host memory, even if the rows are on a
+//! device.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -53,7 +54,8 @@ impl SlabShape {
         self.slab_bytes / self.row_bytes[usize::from(class.0)]
     }
 
-    /// Bytes of [`Self::data_bytes`] that a slot of this class takes, including its share of the slab's unused end.
+    /// Bytes of [`Self::data_bytes`] that a slot of this class takes, including its share of the slab's
+    /// unused end.
     pub(crate) fn footprint(&self, class: Class) -> usize {
         self.slab_bytes / self.slots(class)
     }
@@ -193,8 +195,8 @@ impl Slots {
         location.offset() as usize * UNIT / self.shape.slab_bytes
     }
 
-    /// Stops giving out slots of up to `count` more slabs, those with most free space first, so that they can be
-    /// emptied and change their row size. Returns whether any slab is draining.
+    /// Stops giving out slots of up to `count` more slabs, those with most free space first, so that they can
+    /// be emptied and change their row size. Returns whether any slab is draining.
     pub(crate) fn drain(&self, count: usize) -> bool {
         self.records().drain(count)
     }

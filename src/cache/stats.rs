@@ -7,8 +7,8 @@ use super::query::Tally;
 /// One table's counts since the cache was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableStats {
-    /// Ids found in the cache, duplicates included; and the repeats of a missed row within its batch, since the row is
-    /// fetched once.
+    /// Ids found in the cache, duplicates included; and the repeats of a missed row within its batch, since
+    /// the row is fetched once.
     pub hits: u64,
     /// Ids found as pointers into the store's memory, duplicates included.
     pub pointed: u64,

@@ -1,5 +1,5 @@
-//! The cache as a whole: a hit is the row that was inserted for that table and id, whatever is evicted meanwhile, and
-//! memory stays within the bytes.
+//! The cache as a whole: a hit is the row that was inserted for that table and id, whatever is evicted
+//! meanwhile, and memory stays within the bytes.
 
 mod narrow;
 mod pointing;
@@ -126,6 +126,11 @@ fn settle(cache: &FlatCache) {
     panic!("eviction does not come to rest");
 }
 
+/// Ids of some table.
+fn column() -> impl Strategy<Value = (prop::sample::Index, Vec<u64>)> {
+    (any::<prop::sample::Index>(), prop::collection::vec(0u64..120, 0..40))
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
@@ -133,10 +138,7 @@ proptest! {
     fn a_hit_is_the_row_inserted_for_its_table_and_id(
         dims in prop::collection::vec(1usize..40, 1..6),
         room in 1usize..60,
-        batches in prop::collection::vec(
-            (prop::collection::vec((any::<prop::sample::Index>(), prop::collection::vec(0u64..120, 0..40)), 1..8), 0u8..4),
-            1..40,
-        ),
+        batches in prop::collection::vec((prop::collection::vec(column(), 1..8), 0u8..4), 1..40),
     ) {
         let tables: Vec<_> = dims.iter().map(|&dim| table(120, dim)).collect();
         let mut shape = CacheShape::from_fraction(0.0, tables.clone());
@@ -145,7 +147,8 @@ proptest! {
         let mut query = Query::default();
         let (mut hits, mut misses) = (0, 0);
         for (columns, steps) in batches {
-            let ids: Vec<_> = columns.into_iter().map(|(t, ids)| (t.index(tables.len()) as u32, ids)).collect();
+            let of_table = |(t, ids): (prop::sample::Index, _)| (t.index(tables.len()) as u32, ids);
+            let ids: Vec<_> = columns.into_iter().map(of_table).collect();
             let seen = run_batch(&cache, &tables, &mut query, &ids);
             hits += seen.hits;
             misses += seen.misses;
@@ -376,8 +379,8 @@ fn bad_input_is_refused_by_name() {
     assert!(matches!(pin.lookup(&mut query), Err(CacheError::Table { got: 9, .. })));
 }
 
-/// Eight workers over a working set many times the cache. Freed slots are poisoned, so a row that is read after its slot
-/// was freed, or while it is written, does not match its table and id.
+/// Eight workers over a working set many times the cache. Freed slots are poisoned, so a row that is read
+/// after its slot was freed, or while it is written, does not match its table and id.
 #[test]
 fn under_eight_threads_and_constant_eviction_every_row_is_whole() {
     let tables = [table(40_000, 16), table(5_000, 1), table(20_000, 33), table(50, 7)];
@@ -448,7 +451,8 @@ fn dropping_the_cache_ends_its_thread() {
     assert!(shared.upgrade().is_none(), "the thread no longer holds the cache");
 }
 
-/// Otherwise an eviction right after the insert would subtract bytes that are not yet added, and the sum would wrap.
+/// Otherwise an eviction right after the insert would subtract bytes that are not yet added, and the sum
+/// would wrap.
 #[test]
 fn the_bytes_of_a_row_are_counted_before_it_can_be_found() {
     const ROUNDS: u64 = 50_000;

@@ -1,12 +1,13 @@
 //! Tunes the number of pointers of the unified index (FLECHE 3.3): a pure step function.
 //!
-//! A pointer takes memory that a row could use, and saves a lookup in the host's own index. The best number is found by
-//! trial. The capacity starts at 0 and grows by one step per measurement while throughput rises. When throughput
-//! falls or stops rising, the capacity returns to the best one and rests. A marked fall of throughput at rest means
-//! that the traffic has changed: all pointers are removed and the trial starts again.
+//! A pointer takes memory that a row could use, and saves a lookup in the host's own index. The best number
+//! is found by trial. The capacity starts at 0 and grows by one step per measurement while throughput rises.
+//! When throughput falls or stops rising, the capacity returns to the best one and rests. A marked fall of
+//! throughput at rest means that the traffic has changed: all pointers are removed and the trial starts
+//! again.
 //!
-//! Measurements are noisy. So only changes above [`NOISE`] count as a rise or a fall, and only a fall by more than
-//! [`DECLINE`] in [`PATIENCE`] measurements in a row counts as a change of traffic.
+//! Measurements are noisy. So only changes above [`NOISE`] count as a rise or a fall, and only a fall by more
+//! than [`DECLINE`] in [`PATIENCE`] measurements in a row counts as a change of traffic.
 
 /// Relative changes of throughput below this are noise.
 pub(crate) const NOISE: f64 = 0.02;
@@ -37,7 +38,8 @@ pub(crate) struct Tuner {
 enum Phase {
     /// The best throughput so far is `best`, at capacity `at`. The `level` steps since have not exceeded it.
     Growing { best: f64, at: u64, level: u32 },
-    /// At the best capacity, where throughput was `reached`. The last `fallen` measurements were markedly lower.
+    /// At the best capacity, where throughput was `reached`. The last `fallen` measurements were markedly
+    /// lower.
     Resting { reached: f64, fallen: u32 },
 }
 
@@ -49,14 +51,8 @@ impl Tuner {
         Self { limit, step, capacity: 0, phase: Phase::Growing { best: 0.0, at: 0, level: 0 } }
     }
 
-    /// The current capacity.
-    #[must_use]
-    pub(crate) fn capacity(&self) -> u64 {
-        self.capacity
-    }
-
-    /// Steps with the throughput measured at the current capacity, in any unit. Ignores a measurement that is not
-    /// finite.
+    /// Steps with the throughput measured at the current capacity, in any unit. Ignores a measurement that is
+    /// not finite.
     pub(crate) fn step(&mut self, throughput: f64) -> Advice {
         if throughput.is_finite() && self.limit > 0 {
             match self.phase {

@@ -1,24 +1,24 @@
 //! Switching versions: all changed rows switch together, between two batches.
 //!
-//! Flat keys have no version, so the caller of a switch passes the rows that changed. First, the new bytes of cached
-//! rows are copied into new slots. Then the new version becomes current together with an *overlay*: a map from
-//! every changed row to the location of its new bytes, or to none if the row is not cached. A batch of the new
-//! version looks into the overlay before the index. A batch of an old version looks only into the index, finds the
-//! old rows there, and may still insert old rows. When the last of these batches has finished, no batch needs the
-//! old rows: the overlay is merged into the index and removed.
+//! Flat keys have no version, so the caller of a switch passes the rows that changed. First, the new bytes of
+//! cached rows are copied into new slots. Then the new version becomes current together with an *overlay*: a
+//! map from every changed row to the location of its new bytes, or to none if the row is not cached. A batch
+//! of the new version looks into the overlay before the index. A batch of an old version looks only into the
+//! index, finds the old rows there, and may still insert old rows. When the last of these batches has
+//! finished, no batch needs the old rows: the overlay is merged into the index and removed.
 //!
-//! **Why there is no stale hit.** A batch takes its number, then reads the current version. The switch makes the
-//! version current, then takes a tag. By the argument of [`super::epoch`], a batch whose number is above the tag sees
-//! the new version and so the overlay; the switch waits for the others. So while the overlay exists, batches of the
-//! new version read changed rows through it, and the index's entries for changed rows do not matter to them. While
-//! the overlay is merged, no batch is left that could insert an old row.
+//! **Why there is no stale hit.** A batch takes its number, then reads the current version. The switch makes
+//! the version current, then takes a tag. By the argument of [`super::epoch`], a batch whose number is above
+//! the tag sees the new version and so the overlay; the switch waits for the others. So while the overlay
+//! exists, batches of the new version read changed rows through it, and the index's entries for changed rows
+//! do not matter to them. While the overlay is merged, no batch is left that could insert an old row.
 //!
-//! **Why no slot is freed too early.** While the overlay exists, a batch may find a slot there that the index has
-//! evicted. So [`super::epoch::RetireList`] frees nothing during that time, and all slots in it get a new tag when the
-//! overlay is removed.
+//! **Why no slot is freed too early.** While the overlay exists, a batch may find a slot there that the index
+//! has evicted. So [`super::epoch::RetireList`] frees nothing during that time, and all slots in it get a new
+//! tag when the overlay is removed.
 //!
-//! An overlay takes up to 76 bytes per changed row in addition to `cache.bytes`, and up to 57 more per cached changed
-//! row while it is built (`tests/it/cache_memory.rs`).
+//! An overlay takes up to 76 bytes per changed row in addition to `cache.bytes`, and up to 57 more per cached
+//! changed row while it is built (`tests/it/cache_memory.rs`).
 
 use std::collections::HashMap;
 use std::collections::hash_map;

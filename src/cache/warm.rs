@@ -1,8 +1,9 @@
 //! Fills a cache with rows that are known to be hot, before its first batch.
 //!
-//! Rows are inserted in descending heat without the admission policy, up to the high watermark, so filling never
-//! evicts. Their stamps descend: the first rows look as if the newest batch had used them, the last as if unused for
-//! long. So the coldest of them are evicted first, and rows that batches use later are hotter than nearly all.
+//! Rows are inserted in descending heat without the admission policy, up to the high watermark, so filling
+//! never evicts. Their stamps descend: the first rows look as if the newest batch had used them, the last as
+//! if unused for long. So the coldest of them are evicted first, and rows that batches use later are hotter
+//! than nearly all.
 
 use std::sync::PoisonError;
 
@@ -12,8 +13,8 @@ use super::index::{Entry, Stamp};
 use super::shared::{Insertion, Shared};
 use crate::types::TableId;
 
-/// The number of different stamps for the rows of a full index: enough for an order that eviction, which works by
-/// samples, can see, and few of the 2^24 stamps.
+/// The number of different stamps for the rows of a full index: enough for an order that eviction, which
+/// works by samples, can see, and few of the 2^24 stamps.
 pub(crate) const STAMPS: u64 = 1 << 12;
 
 /// The result of filling a cache.
@@ -28,13 +29,13 @@ pub struct Warmed {
 }
 
 impl FlatCache {
-    /// Fills the cache with rows of its current version, the hottest first, without the admission policy, up to the
-    /// high watermark. A version switch waits for it. Takes no more items from `rows` than fit, and one more. Call
-    /// it before the first batch; concurrent batches may make it skip rows.
+    /// Fills the cache with rows of its current version, the hottest first, without the admission policy, up
+    /// to the high watermark. A version switch waits for it. Takes no more items from `rows` than fit, and
+    /// one more. Call it before the first batch; concurrent batches may make it skip rows.
     ///
     /// # Errors
-    /// When a table or an id does not exist, or a length is not that of its table's rows. The rows before it are
-    /// cached.
+    /// When a table or an id does not exist, or a length is not that of its table's rows. The rows before it
+    /// are cached.
     pub fn warm<'r>(
         &self,
         rows: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
@@ -68,7 +69,8 @@ impl Shared {
         !fill.crosses(&self.watermarks)
     }
 
-    /// Inserts a row with a stamp, unless its key is linked already or there is no slot. Returns whether it did.
+    /// Inserts a row with a stamp, unless its key is linked already or there is no slot. Returns whether it
+    /// did.
     fn insert_warm(&self, stamp: Stamp, table: TableId, id: u64, row: &[u8]) -> Result<bool, CacheError> {
         let own = self.own_key(table, id, row.len())?;
         let Some(mut slot) = self.take(self.classes[table.index()]) else { return Ok(false) };

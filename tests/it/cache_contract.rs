@@ -1,9 +1,9 @@
-//! The contract of a flat cache, as properties that every implementation fulfils: the cache on the host (`host`) and the
-//! cache on a simulated CUDA device (`cusim_cache`). A [`Subject`] runs batches. Its output is compared with rows that
-//! encode their table, id and version, pooled by the host's kernel.
+//! The contract of a flat cache, as properties that every implementation fulfils: the cache on the host
+//! (`host`) and the cache on a simulated CUDA device (`cusim_cache`). A [`Subject`] runs batches. Its output
+//! is compared with rows that encode their table, id and version, pooled by the host's kernel.
 //!
-//! Here: the subject, and what every cache guarantees. `world`: tables and batches. `versions`: switching. `pointers`:
-//! the unified index. `narrow`: keys shared by rows. `warm`: initial and hot rows.
+//! Here: the subject, and what every cache guarantees. `world`: tables and batches. `versions`: switching.
+//! `pointers`: the unified index. `narrow`: keys shared by rows. `warm`: initial and hot rows.
 
 mod hit_rate;
 mod host;
@@ -43,8 +43,8 @@ pub trait Subject: Send + Sync + Sized {
     fn another(&self, world: &World) -> Self;
     fn version(&self) -> u64;
     fn switch(&self, version: u64, changed: &[(TableId, u64, &[u8])]) -> Result<Switched, String>;
-    /// Allows pointers at the rows of a table in the current version, until the result is dropped. Then the rows are
-    /// overwritten.
+    /// Allows pointers at the rows of a table in the current version, until the result is dropped. Then the
+    /// rows are overwritten.
     fn host_rows(&self, world: &World, table: TableId) -> Box<dyn Send>;
     fn set_pointers(&self, capacity: u64);
     fn observe(&self, ids: u64, elapsed: Duration);

@@ -14,8 +14,8 @@ use flechette::types::{TableId, Version};
 
 use crate::program::{Served, Workshop, bytes_of, run};
 
-/// What a cache takes in addition to its bytes, and a server with a cache in addition to its bytes and a server
-/// without.
+/// What a cache takes in addition to its bytes, and a server with a cache in addition to its bytes and a
+/// server without.
 const CACHE_BESIDE: u64 = 8 << 20;
 const SERVER_BESIDE: u64 = 16 << 20;
 /// Per id of a worker's largest batch.

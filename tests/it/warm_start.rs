@@ -1,5 +1,5 @@
-//! The real server with each of the cache's settings, and with hot rows saved from one run to the next. In all cases,
-//! scores equal the trainer's to the bit.
+//! The real server with each of the cache's settings, and with hot rows saved from one run to the next. In
+//! all cases, scores equal the trainer's to the bit.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

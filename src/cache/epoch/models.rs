@@ -60,8 +60,8 @@ fn a_reused_cell_still_orders_the_previous_batch() {
     });
 }
 
-/// A slot of a version's overlay (`version.rs`) is linked, evicted and, when free, overwritten, while a batch finds it
-/// in the overlay. loom fails the model on a data race.
+/// A slot of a version's overlay (`version.rs`) is linked, evicted and, when free, overwritten, while a batch
+/// finds it in the overlay. loom fails the model on a data race.
 #[test]
 fn an_overlay_slot_that_the_index_evicts_is_not_overwritten_under_a_batch() {
     loom::model(|| {
@@ -94,8 +94,8 @@ fn an_overlay_slot_that_the_index_evicts_is_not_overwritten_under_a_batch() {
     });
 }
 
-/// The evictor retires a slot of the overlay while the switch removes the overlay. In either order, the slot's tag is
-/// from after the removal. loom fails the model on a data race.
+/// The evictor retires a slot of the overlay while the switch removes the overlay. In either order, the
+/// slot's tag is from after the removal. loom fails the model on a data race.
 #[test]
 fn a_slot_retired_while_the_overlay_is_removed_is_not_overwritten_under_a_batch() {
     loom::model(|| {

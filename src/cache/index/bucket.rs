@@ -41,15 +41,15 @@ pub(super) fn touch(slot: &IndexSlot, word: u64, now: Stamp) {
 
 /// Links an entry. The caller holds the bucket's lock.
 pub(super) fn link(slot: &IndexSlot, key: FlatKey, location: Location, now: Stamp) {
-    // A swap instead of a store: it reads the last touch, so it is ordered after it. (C++ orders a plain store after
-    // the touch too, since a touch directly follows the word that it changes. loom does not know that rule, and
-    // would show a reader the touched word of the previous entry.)
+    // A swap instead of a store: it reads the last touch, so it is ordered after it. (C++ orders a plain
+    // store after the touch too, since a touch directly follows the word that it changes. loom does not know
+    // that rule, and would show a reader the touched word of the previous entry.)
     slot.word.swap(pack(location, now), Ordering::AcqRel);
     slot.key.store(key.0, Ordering::Release);
 }
 
-/// Unlinks an entry. The caller holds the bucket's lock, so the location cannot change. The stamp may, which does not
-/// matter.
+/// Unlinks an entry. The caller holds the bucket's lock, so the location cannot change. The stamp may, which
+/// does not matter.
 pub(super) fn unlink(slot: &IndexSlot, to: FlatKey) -> Unlinked {
     let unlinked = Unlinked {
         key: FlatKey(slot.key.load(Ordering::Relaxed)),

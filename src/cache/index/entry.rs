@@ -10,7 +10,8 @@ const LOCATION_BITS: u32 = 40;
 const LOCATION_MASK: u64 = (1 << LOCATION_BITS) - 1;
 pub(super) const STAMP_MASK: u64 = (1 << (u64::BITS - LOCATION_BITS)) - 1;
 
-/// Where a row is: an offset into the pool (lowest bit 0), or a row in host memory (lowest bit 1, the unified index).
+/// Where a row is: an offset into the pool (lowest bit 0), or a row in host memory (lowest bit 1, the unified
+/// index).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Location(u64);
 
@@ -65,8 +66,8 @@ impl Stamp {
         Self(batch & STAMP_MASK)
     }
 
-    /// How many batches ago `earlier` was. A batch with a larger number may run before one with a smaller; its
-    /// stamp has age 0.
+    /// How many batches ago `earlier` was. A batch with a larger number may run before one with a smaller;
+    /// its stamp has age 0.
     #[must_use]
     pub(crate) fn age(self, earlier: Stamp) -> u32 {
         let age = self.0.wrapping_sub(earlier.0) & STAMP_MASK;
@@ -86,8 +87,8 @@ pub(super) fn stamp_of(word: u64) -> Stamp {
     Stamp(word >> LOCATION_BITS)
 }
 
-/// A location that was found. It is valid as long as the pin of the lookup that found it, or as long as the bucket's
-/// lock of the writer that found it.
+/// A location that was found. It is valid as long as the pin of the lookup that found it, or as long as the
+/// bucket's lock of the writer that found it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Held<'p> {
     pub(super) location: Location,
@@ -113,8 +114,8 @@ impl<'p> Held<'p> {
     }
 }
 
-/// An entry that was unlinked. Batches that are pinned now may still read its location. It cannot be copied, so each
-/// location is retired once.
+/// An entry that was unlinked. Batches that are pinned now may still read its location. It cannot be copied,
+/// so each location is retired once.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Unlinked {
     pub key: FlatKey,
@@ -122,8 +123,8 @@ pub(crate) struct Unlinked {
 }
 
 impl Unlinked {
-    /// A slot that batches could find outside this index (in the overlay of a version, in a device's index), and no
-    /// longer can.
+    /// A slot that batches could find outside this index (in the overlay of a version, in a device's index),
+    /// and no longer can.
     pub(crate) fn withdrawn(key: FlatKey, location: Location) -> Self {
         Self { key, location }
     }

@@ -59,7 +59,7 @@ proptest! {
     ) {
         let wanted = RESERVED + rows.iter().map(|&r| 1u128 << id_bits(r)).sum::<u128>();
         let Ok(keys) = FlatKeys::new(&rows, KeyWidth::new(bits).unwrap()) else {
-            prop_assert!(RESERVED + rows.len() as u128 > 1 << bits, "refused although every table could have a key");
+            prop_assert!(RESERVED + rows.len() as u128 > 1 << bits, "refused without need");
             return Ok(());
         };
         prop_assert_eq!(keys.codes.iter().all(|c| c.is_exact()), wanted <= 1 << bits);
@@ -117,7 +117,7 @@ proptest! {
 
 #[test]
 fn keys_without_a_row_do_not_decode() {
-    let keys = FlatKeys::new(&[3, 1000], KeyWidth::W32).unwrap();
+    let keys = FlatKeys::new(&[3, 1000], KeyWidth(32)).unwrap();
     assert_eq!(keys.decode(EMPTY), None);
     assert_eq!(keys.decode(TOMBSTONE), None);
     assert_eq!(keys.decode(FlatKey(u64::MAX)), None);

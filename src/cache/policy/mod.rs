@@ -1,12 +1,13 @@
 //! Which rows are admitted to the cache and which are evicted, one policy a file.
 //!
-//! **Admission** decides on a missed row: [`probability`] admits a share of all misses, [`frequency`] admits rows that
-//! were used repeatedly while missing.
+//! **Admission** decides on a missed row: [`probability`] admits a share of all misses, [`frequency`] admits
+//! rows that were used repeatedly while missing.
 //!
-//! **Eviction** starts when the cache is above its high watermark and ends at the low one. Victims are chosen by
-//! coldness: the age of the last use ([`lru`]), or the [`rank`] in a data set. A sample of the entries gives the
-//! coldness threshold above which the share to evict lies, and a sweep evicts every entry at or above it. That is
-//! the exact order to within the sample's error, without a list to maintain on the lookup path.
+//! **Eviction** starts when the cache is above its high watermark and ends at the low one. Victims are chosen
+//! by coldness: the age of the last use ([`lru`]), or the [`rank`] in a data set. A sample of the entries
+//! gives the coldness threshold above which the share to evict lies, and a sweep evicts every entry at or
+//! above it. That is the exact order to within the sample's error, without a list to maintain on the lookup
+//! path.
 
 pub(crate) mod frequency;
 pub(crate) mod lru;
@@ -135,8 +136,8 @@ impl Fill {
     }
 }
 
-/// The coldness that about `share` of the sampled entries reach. Reorders the sample. `u64::MAX` if the sample or the
-/// share is empty.
+/// The coldness that about `share` of the sampled entries reach. Reorders the sample. `u64::MAX` if the
+/// sample or the share is empty.
 #[must_use]
 pub(crate) fn threshold(sample: &mut [u64], share: f64) -> u64 {
     let evicted = (share * sample.len() as f64).ceil() as usize;

@@ -1,11 +1,12 @@
-//! Eviction by frequency rank, as in the frequency-aware cache: rows are ranked by how often a data set uses them
-//! (`flechette plan --counts`), and the row with the last rank is evicted first.
+//! Eviction by frequency rank, as in the frequency-aware cache: rows are ranked by how often a data set uses
+//! them (`flechette plan --counts`), and the row with the last rank is evicted first.
 //!
-//! Ranks are computed from past data and do not change until the next counts. So they suit steady traffic and not
-//! shifting traffic. Rows without a rank are colder than all ranked rows; the longest unused of them is evicted first.
+//! Ranks are computed from past data and do not change until the next counts. So they suit steady traffic and
+//! not shifting traffic. Rows without a rank are colder than all ranked rows; the longest unused of them is
+//! evicted first.
 //!
-//! A sweep looks up the rank of every entry, so ranks are in a hash table with open addressing. Its size follows from
-//! the number of rows, because it is part of `cache.bytes`.
+//! A sweep looks up the rank of every entry, so ranks are in a hash table with open addressing. Its size
+//! follows from the number of rows, because it is part of `cache.bytes`.
 
 use super::super::key::{EMPTY, mix64};
 use crate::types::FlatKey;
@@ -78,11 +79,6 @@ impl Ranks {
     #[must_use]
     pub(crate) fn bytes(&self) -> usize {
         size_of_val(&*self.keys) + size_of_val(&*self.ranks)
-    }
-
-    #[must_use]
-    pub(crate) fn len(&self) -> usize {
-        self.len
     }
 }
 

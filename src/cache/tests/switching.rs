@@ -94,7 +94,10 @@ proptest! {
     fn after_a_switch_no_row_of_an_old_version_is_found(
         room in 1usize..80,
         bits in prop_oneof![Just(64u32), 6u32..12],
-        steps in prop::collection::vec((prop::collection::vec(0u64..120, 1..30), any::<bool>(), 0u8..3), 1..30),
+        steps in prop::collection::vec(
+            (prop::collection::vec(0u64..120, 1..30), any::<bool>(), 0u8..3),
+            1..30,
+        ),
     ) {
         let tables = [table(120, 3), table(120, 7)];
         let mut shape = CacheShape::from_fraction(0.0, tables.to_vec());
@@ -119,8 +122,8 @@ proptest! {
     }
 }
 
-/// Eight workers over a working set many times the cache, constant eviction, poisoned freed slots, and a writer that
-/// repeatedly changes a fifth of all rows: every returned row is of its batch's version.
+/// Eight workers over a working set many times the cache, constant eviction, poisoned freed slots, and a
+/// writer that repeatedly changes a fifth of all rows: every returned row is of its batch's version.
 #[test]
 fn under_eight_threads_eviction_and_a_writer_every_row_is_its_versions() {
     let tables = [table(4_000, 16), table(500, 1), table(2_000, 33), table(50, 7)];

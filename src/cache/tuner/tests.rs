@@ -4,9 +4,9 @@ use proptest::prelude::*;
 /// Steps a tuner against a workload whose throughput depends on the capacity.
 fn settle(tuner: &mut Tuner, throughput: impl Fn(u64) -> f64) -> u64 {
     (0..200).for_each(|_| {
-        tuner.step(throughput(tuner.capacity()));
+        tuner.step(throughput(tuner.capacity));
     });
-    tuner.capacity()
+    tuner.capacity
 }
 
 #[test]
@@ -55,9 +55,9 @@ proptest! {
     ) {
         let mut tuner = Tuner::new(limit, steps);
         for sample in samples {
-            let before = tuner.capacity();
+            let before = tuner.capacity;
             let advice = tuner.step(sample);
-            prop_assert_eq!(advice.capacity, tuner.capacity());
+            prop_assert_eq!(advice.capacity, tuner.capacity);
             prop_assert!(advice.capacity <= limit);
             prop_assert!(advice.capacity <= before + tuner.step);
             prop_assert!(!advice.clear || advice.capacity == 0);

@@ -1,5 +1,5 @@
-//! The hit rate of the default policy in the server's batches, which merge requests, beside simulated policies that see
-//! one access at a time.
+//! The hit rate of the default policy in the server's batches, which merge requests, beside simulated
+//! policies that see one access at a time.
 
 use flechette::cache::{CacheOptions, CacheShape, EvictStep, FlatCache, Query, TableShape};
 use flechette::mem::mix64;

@@ -39,7 +39,8 @@ pub fn a_batch_of_the_old_version_reads_old_rows_beside_one_of_the_new<S: Subjec
     let both = batch(0..50);
     std::thread::scope(|scope| {
         let mut switching = None;
-        // The batch has found 40 rows of each table, of which 8 change, and inserts another ten, of which two change.
+        // The batch has found 40 rows of each table, of which 8 change, and inserts another ten, of which two
+        // change.
         let seen = subject.embed(&world, &both, || {
             let started = scope.spawn(|| world.switch(&switcher, 1));
             while newer.version() == 0 {
@@ -100,8 +101,8 @@ pub fn a_row_that_comes_twice_has_its_last_bytes<S: Subject>(new: impl Fn(&World
     assert_eq!(run(&mut subject, &world, &batch), (2, 0));
 }
 
-/// Batches, evictions, switches, and host memory that is added and removed, in any order: every row is of its batch's
-/// version.
+/// Batches, evictions, switches, and host memory that is added and removed, in any order: every row is of its
+/// batch's version.
 pub fn whatever_happens_a_row_is_its_batchs_versions<S: Subject>(
     new: impl Fn(&World) -> S,
     world: &World,

@@ -48,7 +48,8 @@ pub fn rows_of_low_rank_leave_first<S: Subject>(new: impl Fn(&World) -> S) {
     assert!(totals(&subject.stats()).2 > 1000);
 }
 
-/// Some rows are used again `gap` batches after their insertion, with other rows in between. Then rows are evicted.
+/// Some rows are used again `gap` batches after their insertion, with other rows in between. Then rows are
+/// evicted.
 pub fn a_row_is_as_old_as_its_last_use_but_for_a_few_batches<S: Subject>(new: impl Fn(&World) -> S) {
     for (gap, renewed) in [(FRESH, false), (FRESH + 1, true)] {
         let world = World::new(100_000, &[16], 48 << 10);

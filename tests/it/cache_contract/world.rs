@@ -146,8 +146,8 @@ impl World {
         out
     }
 
-    /// The bytes of a row in a version: every value encodes the table, the id and the version that changed the row last.
-    /// `None` for an absent id.
+    /// The bytes of a row in a version: every value encodes the table, the id and the version that changed
+    /// the row last. `None` for an absent id.
     pub fn row(&self, table: TableId, id: u64, version: u64) -> Option<Vec<u8>> {
         let lookup = self.lookups.iter().find(|l| l.table == table).unwrap();
         let made = (1..=version).rev().take(5).find(|&v| changes(v, id)).unwrap_or(0);
