@@ -1,11 +1,11 @@
 //! AUC against the bits of flat keys (FLECHE Exp #5): size-aware coding against fixed-length coding.
 //!
-//! One epoch of DLRM on the Criteo sample, ids hashed into tables of the columns' true sizes (capped), with
-//! keys so narrow that tables must share them: lossy, so that ids that meet share a row in training and in
-//! serving. The ideal has a key for every id. The same seeds, batches and dense layers for all; the median of
-//! the seeds counts.
+//! One epoch of DLRM on the Criteo sample, with ids hashed into tables of the columns' true sizes (capped).
+//! The keys are too narrow for all ids: ids with the same key share a row in training and in serving. The
+//! ideal has a key for every id. Seeds, batches and dense layers are the same for all; the median over the
+//! seeds is reported.
 //!
-//! `--seeds N` (3), `--json`. Real rows are looked for in `../shared/data` or `$FLECHETTE_DATA`.
+//! `--seeds N` (3), `--json`. Real rows are read from `../shared/data` or `$FLECHETTE_DATA`.
 
 mod harness;
 
@@ -25,7 +25,7 @@ const COLUMNS: [u64; 26] = [
     1460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5683, 8_351_593, 3194, 27, 14_992,
     5_461_306, 10, 5652, 2173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572,
 ];
-/// Larger tables only hold rows that 15,662 samples never ask for.
+/// Larger tables would only add rows that 15,662 samples never use.
 const CAP: u64 = 1 << 17;
 
 fn main() -> anyhow::Result<()> {
@@ -64,7 +64,7 @@ fn shown(aucs: &Sorted) -> String {
 
 type Coding = fn(&[u64], KeyWidth) -> Result<FlatKeys, flechette::cache::key::KeyError>;
 
-/// The model, its tables as large as the columns, with as many bits as the coding gives each.
+/// The model, with tables as large as the columns but at most as the coding's bits allow.
 fn schema(keys: Option<(Coding, KeyWidth)>) -> anyhow::Result<Schema> {
     let mut schema = criteo(ArchKind::Dlrm, DIM, CAP);
     let rows = COLUMNS.map(|ids| ids.min(CAP));
@@ -85,7 +85,7 @@ fn schema(keys: Option<(Coding, KeyWidth)>) -> anyhow::Result<Schema> {
     Ok(schema)
 }
 
-/// Trains with the program itself, once a seed.
+/// Trains with the flechette program, once per seed.
 fn auc(data: &(PathBuf, PathBuf), schema: &Schema, seeds: usize) -> anyhow::Result<Sorted> {
     let folder = tempfile::tempdir()?;
     let config = folder.path().join("model.toml");
@@ -112,7 +112,7 @@ fn auc(data: &(PathBuf, PathBuf), schema: &Schema, seeds: usize) -> anyhow::Resu
     Ok(Sorted::of((0..seeds).map(run).collect::<anyhow::Result<Vec<_>>>()?.into_iter()))
 }
 
-/// The sample to train on and the one to evaluate on.
+/// The files for training and evaluation.
 fn data() -> Option<(PathBuf, PathBuf)> {
     let folder = std::env::var_os("FLECHETTE_DATA").map_or_else(|| "../shared/data".into(), PathBuf::from);
     let file = |name: &str| Some(folder.join(name)).filter(|path| path.exists());

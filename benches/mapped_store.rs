@@ -1,12 +1,12 @@
-//! Rows a second under a memory limit: the cache in RAM before a store mapped from disk, against reading the
-//! mapped file alone.
+//! Rows per second under a memory limit: a cache in memory in front of a store mapped from disk, compared
+//! with reading only the mapped file.
 //!
-//! A table of rows of 128 bytes, four times the limit; a cache of half the limit; the hottest 2 % of
-//! the ids take 80 % of the accesses and lie scattered. Both sides are this program again, as a child in a
-//! control group with the limit, so that its page cache counts too; they take turns. What a
-//! page of the file holds is mostly cold rows, and what the cache holds is hot rows alone.
+//! The table has rows of 128 bytes and four times the size of the limit; the cache has half the size of the
+//! limit. The hottest 2 % of the ids take 80 % of the accesses and are scattered over the table. Each side is
+//! a child process of this program in a control group with the limit, which includes its page cache; the
+//! sides alternate. A page of the file holds mostly cold rows, whereas the cache holds only hot rows.
 //!
-//! Needs root and the memory controller (v1 or v2), and says so where it cannot make a group.
+//! Needs root and the memory controller (v1 or v2); prints a message if it cannot create a group.
 //!
 //! `--limit-mib N` (256), `--pairs N` (9), `--window-ms N` (6000), `--json`.
 
@@ -26,7 +26,7 @@ use harness::{Draw, Options, Pairs, PowerLaw, Report};
 
 const DIM: usize = 32;
 const ROW_BYTES: usize = 4 * DIM;
-/// Ids a batch.
+/// Ids per batch.
 const BATCH: usize = 4096;
 const NAME: &str = "mapped";
 
@@ -43,7 +43,7 @@ fn main() -> anyhow::Result<()> {
     };
     fs::create_dir_all(&folder)?;
     write(&folder, (4 * limit / ROW_BYTES) as u64)?;
-    // Pages that we have written are not charged to the group: it is to read them itself.
+    // Drops the pages that this process has written: they are not charged to the group.
     fs::write("/proc/sys/vm/drop_caches", "1").context("/proc/sys/vm/drop_caches")?;
     let mut report = Report::new("mapped_store", "rows", "the mapped file alone", &options);
     let pair = |_| Ok((group.run(&options, "cached")?, group.run(&options, "mapped")?));
@@ -162,7 +162,7 @@ fn touch(row: &[u8]) -> f32 {
     row.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])).sum()
 }
 
-/// Ids of high skew, the hot ones scattered.
+/// Ids of high skew, with scattered hot ids.
 struct Ids {
     draw: Draw,
     law: PowerLaw,
@@ -175,7 +175,7 @@ impl Ids {
     }
 
     fn next(&mut self) -> u64 {
-        // An odd factor is a bijection of the numbers below a power of two, as the rows are.
+        // Multiplying by an odd factor is a bijection of the numbers below a power of two, and `rows` is one.
         self.law.rank(&mut self.draw).wrapping_mul(0x9e37_79b9_7f4a_7c15) & (self.rows - 1)
     }
 }

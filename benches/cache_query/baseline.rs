@@ -1,4 +1,4 @@
-//! What is compared with: caches and ways without one technique or another.
+//! The baselines: caches and lookups without one technique or another.
 
 use flechette::cache::{CacheOptions, CacheShape, FlatCache, Query, Source, TableShape};
 use flechette::model::Tape;
@@ -6,11 +6,11 @@ use flechette::types::{Batch, TableId};
 
 use crate::layer::{Layer, write};
 
-/// The static cache a table of FLECHE section 2.2: each table has its own index, pool and bytes.
+/// The static cache per table of FLECHE section 2.2: each table has its own index, pool and bytes.
 pub struct PerTable(Vec<FlatCache>);
 
 impl PerTable {
-    /// Caches of this share of each table's rows.
+    /// Caches for this share of each table's rows.
     pub fn new(tables: &[TableShape], fraction: f64) -> anyhow::Result<Self> {
         let options = CacheOptions::default();
         let cache = |table: &TableShape| {
@@ -26,27 +26,27 @@ impl PerTable {
     }
 }
 
-/// A cache, the lookups that it answers together, and whether it is of their table alone.
+/// A cache, the lookups that it answers together, and whether it caches only their table.
 pub struct Group<'c> {
     pub cache: &'c FlatCache,
     pub lookups: Vec<usize>,
     pub alone: bool,
 }
 
-/// What a batch is worked on in.
+/// Buffers of a batch.
 #[derive(Default)]
 pub struct Scratch {
-    /// One a group.
+    /// One per group.
     pub queries: Vec<Query>,
-    /// Every group's distinct rows.
+    /// The distinct rows of all groups.
     copies: Vec<u8>,
-    /// Every group's occurrences: their distinct row.
+    /// For the occurrences of all groups: their distinct row.
     uniques: Vec<u32>,
-    /// Of every lookup: where its group's copies begin, and where its own occurrences.
+    /// For every lookup: the start of its group's copies, and of its own occurrences.
     places: Vec<(usize, usize)>,
 }
 
-/// A lookup for each group; within it every row found is copied out, and pooled from the copies.
+/// A cache lookup for each group. It copies every row found; the copies are pooled.
 pub fn copied(
     layer: &Layer,
     batch: &Batch,

@@ -1,4 +1,4 @@
-//! An embedding layer over a cache, and the traffic it is run on.
+//! An embedding layer over a cache.
 
 use std::time::Instant;
 
@@ -12,22 +12,22 @@ use crate::baseline::{self, Group, PerTable, Scratch};
 use crate::harness::Options;
 use crate::traffic::Traffic;
 
-/// Batches that come in turn.
+/// Batches that are used in turn.
 const BATCHES: usize = 64;
-/// Batches that fill a cache before it is measured.
+/// Batches that fill a cache before the measurement.
 const WARMING: usize = 192;
 
-/// How a layer gets its rows.
+/// How a layer reads its rows.
 pub enum Way {
-    /// One lookup over all tables, rows read where they lie.
+    /// One lookup over all tables; rows are read in place.
     Flat,
-    /// The same, and each hit's row is copied out as it is looked up.
+    /// The same; each hit's row is copied during the lookup.
     Coupled,
-    /// A lookup a table, each with a copy.
+    /// A lookup per table, each with a copy.
     Apart,
 }
 
-/// A layer, warm.
+/// A layer with a warm cache.
 pub struct Layer {
     pub traffic: Traffic,
     pub lookups: Vec<Lookup>,
@@ -43,27 +43,27 @@ enum Cache {
 }
 
 impl Layer {
-    /// As the engine does it, with a cache of this share of the rows.
+    /// The engine's way, with a cache for this share of the rows.
     pub fn flat(traffic: &Traffic, fraction: f64) -> anyhow::Result<Self> {
         Self::over(traffic, fraction, Way::Flat, false)
     }
 
-    /// With hits copied out within the lookup.
+    /// With hits copied during the lookup.
     pub fn coupled(traffic: &Traffic, fraction: f64) -> anyhow::Result<Self> {
         Self::over(traffic, fraction, Way::Coupled, false)
     }
 
-    /// With a lookup a table besides.
+    /// And with a lookup per table.
     pub fn apart(traffic: &Traffic, fraction: f64) -> anyhow::Result<Self> {
         Self::over(traffic, fraction, Way::Apart, false)
     }
 
-    /// As the engine does it, with pointers to all rows that are not in the pool.
+    /// The engine's way, with pointers to all rows that are not in the pool.
     pub fn pointed(traffic: &Traffic, fraction: f64) -> anyhow::Result<Self> {
         Self::over(traffic, fraction, Way::Flat, true)
     }
 
-    /// A static cache a table, of the same share each.
+    /// A static cache per table, each for the same share.
     pub fn per_table(traffic: &Traffic, fraction: f64) -> anyhow::Result<Self> {
         Self::new(traffic, Cache::PerTable(PerTable::new(&traffic.shapes(), fraction)?))
     }
@@ -97,14 +97,14 @@ impl Layer {
         Ok(layer)
     }
 
-    /// Runs batches, one after the other.
+    /// Runs batches in sequence.
     pub fn runner(&self) -> Runner<'_> {
         let tape = self.model.tape(false);
         Runner { layer: self, query: Query::default(), scratch: Scratch::default(), tape, next: 0 }
     }
 }
 
-/// A thread's scratch and place among the batches.
+/// A thread's buffers and its next batch.
 pub struct Runner<'l> {
     layer: &'l Layer,
     query: Query,
@@ -114,7 +114,7 @@ pub struct Runner<'l> {
 }
 
 impl Runner<'_> {
-    /// The next batch. Returns its ids.
+    /// Runs the next batch. Returns the number of its ids.
     pub fn next(&mut self) -> u64 {
         let layer = self.layer;
         let batch = &layer.batches[self.next % BATCHES];
@@ -143,7 +143,7 @@ impl Runner<'_> {
     }
 }
 
-/// What the engine does with a batch, but for the model.
+/// What the engine does with a batch before the model.
 fn flat(layer: &Layer, cache: &FlatCache, batch: &Batch, query: &mut Query, tape: &mut Tape<f32>) {
     query.clear();
     let mut starts = Vec::with_capacity(layer.lookups.len());
@@ -166,7 +166,7 @@ fn flat(layer: &Layer, cache: &FlatCache, batch: &Batch, query: &mut Query, tape
     });
 }
 
-/// Pools a batch, a tape's worth of samples at a time. `row` gives the row of a lookup's occurrence.
+/// Pools a batch in chunks of a tape's samples. `row` gives the row of a lookup's occurrence.
 pub fn write<'r>(
     layer: &Layer,
     batch: &Batch,
@@ -182,7 +182,7 @@ pub fn write<'r>(
     }
 }
 
-/// Bytes a second that one thread reads from memory in sequence: the best of some passes.
+/// Bytes per second that one thread reads from memory in sequence: the best of some passes.
 pub fn sequential_read(options: &Options) -> f64 {
     let memory = vec![1u64; 64 << 20];
     let pass = |_| {

@@ -1,14 +1,13 @@
 //! The embedding layer through the cache on the host device: FLECHE's experiments 6 to 10.
 //!
-//! A layer takes a batch's ids and writes the pooled vectors side by side. Ours is what the engine does: one
-//! lookup over all tables in the flat cache, rows read where they lie, misses read from the store and
-//! offered. The baselines (`baseline.rs`) take one of FLECHE's techniques away each, or all: a static cache a
-//! table with a lookup a table; the flat cache with a lookup a table; with hits copied out while they are
-//! looked up; with no unified index. The store is in RAM, and both sides run on one thread, so what is
-//! compared is work, not waiting.
+//! A layer takes a batch's ids and writes the pooled vectors side by side. Ours does what the engine does:
+//! one lookup over all tables in the flat cache, rows read in place, misses read from the store and offered
+//! to the cache. Each baseline (`baseline.rs`) lacks one of FLECHE's techniques, or all: a static cache and a
+//! lookup per table; the flat cache with a lookup per table; hits copied during the lookup; no unified index.
+//! The store is in memory, and both sides run on one thread, so the comparison is of work, not of waiting.
 //!
-//! Beside every rate stands what share of the machine's memory bandwidth it moves: bytes of rows read and
-//! of output written, over what one thread reads in sequence, measured first.
+//! Every rate is also reported as a share of the memory bandwidth: bytes of rows read and output written,
+//! relative to a sequential read by one thread, which is measured first.
 //!
 //! `--pairs N` (11), `--window-ms N` (100), `--only TEXT`, `--json`.
 
@@ -54,7 +53,7 @@ fn add(
     report.add(format!("{setting} ({:.0}% of memory)", 100.0 * share), &pairs, None);
 }
 
-/// Exp #6: 10,000 ids over so many tables, all of them hits.
+/// Exp #6: 10,000 ids over a number of tables, all hits.
 fn tables(options: &Options, report: &mut Report, ceiling: f64) -> anyhow::Result<()> {
     for tables in [1, 15, 26, 60, 200] {
         let traffic =
@@ -80,7 +79,7 @@ fn batches(options: &Options, report: &mut Report, ceiling: f64) -> anyhow::Resu
     Ok(())
 }
 
-/// Exp #8: each technique over what the one before has, all against a static cache a table.
+/// Exp #8: the techniques added one by one, each compared with a static cache per table.
 fn cumulative(options: &Options, report: &mut Report, ceiling: f64) -> anyhow::Result<()> {
     let traffic = Traffic { samples: 1024, ..Traffic::FLECHE };
     let baseline = Layer::per_table(&traffic, 0.05)?;
@@ -116,7 +115,7 @@ fn dims(options: &Options, report: &mut Report, ceiling: f64) -> anyhow::Result<
     Ok(())
 }
 
-/// No lock on the way of a hit: two threads against one, all hits. The goal is of the issue.
+/// Hits take no lock: two threads compared with one, all hits.
 fn scaling(options: &Options, report: &mut Report) -> anyhow::Result<()> {
     let setting = "scaling, 2 threads against 1";
     if !options.wants(setting) {

@@ -8,7 +8,7 @@ use flechette::types::{Batch, Version};
 
 use crate::harness::{Draw, PowerLaw};
 
-/// What is asked for. One id a feature and sample.
+/// The accesses: one id per feature and sample.
 #[derive(Clone, Copy)]
 pub struct Traffic {
     pub tables: usize,
@@ -20,15 +20,15 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// FLECHE's synthetic workload (section 6.1): 40 tables of 250,000 rows of 32, alpha 1.2. A quarter of the
-    /// rows, so that all layers of a setting fit this machine beside each other.
+    /// FLECHE's synthetic workload (section 6.1): 40 tables of 250,000 rows of 32, alpha 1.2. This uses a
+    /// quarter of the rows, so that all layers of a setting fit in memory together.
     pub const FLECHE: Self = Self { tables: 40, rows: 62_500, dim: 32, samples: 4096, alpha: 1.2 };
 
-    /// Batches of this traffic, the same in every run.
+    /// Batches of this traffic, identical in every run.
     pub fn batches(&self, count: usize) -> Vec<Batch> {
         let mut draw = Draw::new(7);
         let law = PowerLaw::new(self.alpha, self.rows);
-        // An odd factor scatters ranks over the table.
+        // The odd factor scatters ranks over the table.
         let mut id = |table: u64| (law.rank(&mut draw) + table).wrapping_mul(2_654_435_761) % self.rows;
         let batch = |_| {
             let mut batch = Batch::empty(self.tables);
@@ -52,7 +52,7 @@ impl Traffic {
         synthetic(ArchKind::Dcn, self.dim, shape)
     }
 
-    /// The tables' rows, in RAM.
+    /// The tables' rows, in memory.
     pub fn store(&self) -> anyhow::Result<EmbeddingStore> {
         let table = |t: usize| -> anyhow::Result<Table> {
             let mut table = Table::zeroed(&PlainMemory, self.rows, self.dim, &[])?;
@@ -64,7 +64,7 @@ impl Traffic {
         Ok(EmbeddingStore::new(Version(1), tables))
     }
 
-    /// Bytes moved for one id: its row read, and its share of the output written.
+    /// Bytes moved for one id: the row read, and the share of the output written.
     pub fn bytes_an_id(&self) -> f64 {
         2.0 * 4.0 * self.dim as f64
     }

@@ -1,11 +1,11 @@
-//! Traces drawn from distributions that were fitted to whole data sets: every access by itself, so what is
-//! hot stays hot; real traces drift.
+//! Traces drawn from distributions that were fitted to whole data sets. Accesses are independent, so hot ids
+//! stay hot; real traces drift.
 //!
 //! - **Criteo model**: `criteo_trace_model.json` gives for each of the 26 columns how many ids make the head
-//!   and their mass, and a Zipf-Mandelbrot tail. How the head's mass is shared comes from the counts of
-//!   the sampled rows, as it did when the model was fitted. 33.7 M ids stand behind it.
-//! - **Avazu model**: the exact counts of every value that all 40 M rows have 50 times or more, and a tail of
-//!   the other ids of each column, from 49 times downwards, whose shape has the mass that is left.
+//!   and their mass, and a Zipf-Mandelbrot tail. The distribution within the head comes from the counts of
+//!   the sampled rows, as in the fit. The model has 33.7 M ids.
+//! - **Avazu model**: the exact counts of every value that occurs at least 50 times in all 40 M rows, and for
+//!   each column a tail of the other ids, from 49 occurrences downwards, with the remaining mass.
 //! - **Skews** of `data/README.md` on the paper's table sizes: each table's hottest 2 % take 2 % (random),
 //!   8.5 % (low), 30 % (medium) or 80 % (high) of its accesses. And FLECHE's synthetic one: 40 tables of
 //!   250,000 rows, exponent 1.2.
@@ -34,7 +34,7 @@ const CRITEO_IDS: [u64; 26] = [
     5_461_306, 10, 5652, 2173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572,
 ];
 
-/// Every calibrated workload of so many samples.
+/// Every calibrated workload, with `samples` samples.
 pub fn workloads(samples: usize) -> anyhow::Result<Vec<Named>> {
     let skews =
         [("random", Skew::Uniform), ("low", Skew::Low), ("medium", Skew::Medium), ("high", Skew::High)];
@@ -145,7 +145,7 @@ fn draw(name: &str, columns: &[Column], samples: usize, ahead: Option<f64>) -> W
     let mut words = Draw::new(7);
     for _ in 0..samples {
         for (t, column) in columns.iter().enumerate() {
-            // So many accesses fit: at most 10,000 tables, and samples come from a flag of this bench.
+            // The accesses fit: at most 10,000 tables, and the number of samples is a flag of this bench.
             let _ = trace.push(TableId(t as u32), column.id(&mut words));
         }
     }
@@ -164,7 +164,7 @@ fn criteo_columns() -> anyhow::Result<Vec<Column>> {
         let fit = &model["columns"][format!("C{}", i + 1)];
         let number = |key: &str| fit[key].as_f64().unwrap_or(0.0);
         let head = number("head_K") as usize;
-        // Without a fitted tail, what is left is shared evenly.
+        // Without a fitted tail, the remaining ids are uniform.
         let rest = (number("card") - number("head_K")).max(0.0) as u64;
         let tail = match fit["tail_support"].as_u64() {
             Some(ids) => Tail { ids, exponent: number("tail_exponent"), offset: number("tail_offset_q") },
@@ -208,7 +208,7 @@ fn avazu_columns() -> anyhow::Result<Vec<Column>> {
         };
         counts.entry(field.to_owned()).or_default().push(total.parse()?);
     }
-    // `hour` is not among the counted fields: 240 values, of which one after the other is hot.
+    // `hour` is not among the counted fields: its 240 values are hot one after the other.
     let column = |name: &&str| {
         let fit = &frequency["columns"][*name];
         let mut counts = counts.get(*name)?.clone();
@@ -219,7 +219,8 @@ fn avazu_columns() -> anyhow::Result<Vec<Column>> {
     Ok(AVAZU_FEATURES.iter().filter_map(column).collect())
 }
 
-/// The tail whose first id has 49 accesses and all together `accesses`: the offset is found by bisection.
+/// The tail whose first id has 49 accesses and whose ids together have `accesses`. The offset is found by
+/// bisection.
 fn avazu_tail(ids: u64, accesses: f64) -> Tail {
     let tail = |offset: f64| Tail { ids, exponent: AVAZU_TAIL, offset };
     let mass = |offset: f64| 49.0 * (1.0 + offset).powf(AVAZU_TAIL) * tail(offset).area(ids as f64);

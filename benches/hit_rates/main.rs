@@ -1,25 +1,23 @@
-//! Hit rates (FLECHE Exp #4): the real flat cache beside simulated policies, a static cache a table and
-//! the optimal, on real and on calibrated traces, at 5, 10 and 20 % of the distinct rows.
+//! Hit rates (FLECHE Exp #4): the real flat cache, simulated policies, a static cache per table and the
+//! optimal cache, on real and calibrated traces, at 5, 10 and 20 % of the distinct rows.
 //!
-//! Nothing is timed here, so the figures are the same on every machine (but for the last digit of
-//! a logarithm). How the comparison is made fair:
+//! Nothing is timed, so the figures are the same on every machine (except for the last digit of a logarithm).
+//! The comparison:
 //!
-//! - A size is a share of the distinct rows of the trace. All caches start empty. `all` counts every
-//!   access, the first of a row too; `warm` counts the second half of the accesses only, as the paper
-//!   counts after a warm-up.
-//! - `per-table` gives table t floor(share x its distinct rows), so a small table may get none;
-//!   `per-table, 1+` gives every table one row at least and so has a few rows more than the others. Both
-//!   are LRU, as is `flat lru`: the goal compares these.
-//! - `FlatCache` is `cache::FlatCache` with its default options, in the least bytes whose slots (and index
-//!   entries at full load) are as many as the rows of the simulated caches. It can never hold more rows
-//!   than they do; by its watermarks it holds 5 to 10 % fewer. Its evictions run between batches and not
-//!   on a thread, so that the run is the same every time. A batch is one sample, which asks as the
-//!   simulated caches are asked; beside it batches of 256, in which a row that several samples miss is
-//!   fetched once and counts as that many misses.
+//! - A size is a share of the distinct rows of the trace. All caches start empty. `all` counts every access,
+//!   including the first of a row. `warm` counts only the second half of the accesses, as the paper counts
+//!   after a warm-up.
+//! - `per-table` gives table t floor(share x its distinct rows), so a small table may get none. `per-table,
+//!   1+` gives every table at least one row, and so has a few rows more than the others. Both are LRU, as is
+//!   `flat lru`: the goal compares these.
+//! - `FlatCache` is `cache::FlatCache` with its default options, in the least bytes with as many slots (and
+//!   index entries at full load) as the simulated caches have rows. It never holds more rows than they do;
+//!   its watermarks make it hold 5 to 10 % fewer. Evictions run between batches and not on a thread, so that
+//!   runs are reproducible. A batch is one sample, like an access of the simulated caches. A second column
+//!   has batches of 256 samples, in which a row that several samples miss is fetched once and is one miss.
 //!
-//! `--only TEXT`, `--samples N` of calibrated traces (100,000), `--admission P` or `--misses N` (the default
-//! policy of the cache otherwise), `--json`. Real traces
-//! are looked for in `../shared/data` or `$FLECHETTE_DATA`.
+//! `--only TEXT`, `--samples N` of calibrated traces (100,000), `--admission P` or `--misses N` (default: the
+//! cache's default policy), `--json`. Real traces are read from `../shared/data` or `$FLECHETTE_DATA`.
 
 mod calibrated;
 #[path = "../harness/mod.rs"]
@@ -39,18 +37,18 @@ use rayon::prelude::*;
 
 const POLICIES: usize = Policy::ALL.len();
 const SIZES: [f64; 3] = [0.05, 0.1, 0.2];
-/// Points that the real cache may be behind the best policy.
+/// Points by which the real cache may be below the best policy.
 const BEHIND: f64 = 3.0;
-/// Rows of the hashed tables: so many that hardly two ids of a sample share one.
+/// Rows of the hashed tables: enough that ids rarely share one.
 const HASHED_ROWS: u64 = 50_000_000;
 
-/// A trace with as many accesses a sample as it has tables.
+/// A trace with one access per sample and table.
 pub struct Workload {
-    /// What it is called in the table.
+    /// Its name in the output.
     pub name: String,
-    /// Its accesses.
+    /// The accesses.
     pub trace: Trace,
-    /// Points that flat LRU is to be ahead of per-table LRU.
+    /// Points by which flat LRU should exceed per-table LRU.
     pub ahead: Option<f64>,
 }
 
@@ -84,7 +82,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A workload's name, and how it is made.
+/// A workload's name, and a function that makes it.
 pub type Named = (String, Box<dyn Fn() -> anyhow::Result<Workload>>);
 
 /// The folder of the real data sets.
@@ -92,7 +90,7 @@ pub fn data_folder() -> PathBuf {
     std::env::var_os("FLECHETTE_DATA").map_or_else(|| "../shared/data".into(), PathBuf::from)
 }
 
-/// Traces of real click logs, as far as they are there.
+/// Traces of the real click logs that are available.
 fn real() -> Vec<Named> {
     let (criteo, avazu) = (Format::CriteoTsv, Format::AvazuCsv);
     let files = [
@@ -131,7 +129,7 @@ fn read(name: &str, file: &str, format: Format) -> anyhow::Result<Workload> {
     Ok(Workload { name: name.into(), trace: trace.finish(1.0), ahead: Some(ahead) })
 }
 
-/// Hits over all accesses, and over the second half of them: shares.
+/// Hit rates over all accesses and over the second half.
 #[derive(Clone, Copy, Default)]
 pub struct Rates {
     /// Over all accesses.
@@ -153,13 +151,13 @@ impl Tally {
         Self { accesses: trace.accesses.len(), seen: 0, hits: [0; 2] }
     }
 
-    /// Adds the next accesses, so many of which hit.
+    /// Adds the next accesses, of which `hits` hit.
     pub fn add(&mut self, accesses: usize, hits: u64) {
         self.hits[usize::from(self.seen >= self.accesses / 2)] += hits;
         self.seen += accesses;
     }
 
-    /// What it comes to.
+    /// The hit rates so far.
     pub fn rates(&self) -> Rates {
         let half = (self.accesses - self.accesses / 2) as f64;
         let [cold, warm] = self.hits.map(|hits| hits as f64);
@@ -182,7 +180,7 @@ struct Size {
 #[derive(Clone, Copy)]
 enum Job {
     Flat(Policy),
-    /// With so many rows a table at least.
+    /// With at least this many rows per table.
     PerTable(usize),
     Optimal,
     Real(usize),
@@ -308,8 +306,8 @@ fn print(workload: &Workload, sizes: &[Size]) {
     );
     let policies: Vec<&str> = Policy::ALL.iter().map(|policy| policy.name()).collect();
     println!(
-        "| size | counted | {} | FlatCache | rows held | batches of 256 | per-table lru | per-table lru, 1+ | optimal \
-         | best - FlatCache | optimal - FlatCache | flat lru - per-table |",
+        "| size | counted | {} | FlatCache | rows held | batches of 256 | per-table lru | per-table lru, 1+ \
+         | optimal | best - FlatCache | optimal - FlatCache | flat lru - per-table |",
         policies.join(" | ")
     );
     println!("|{}", "---|".repeat(policies.len() + 11));

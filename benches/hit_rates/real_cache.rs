@@ -1,4 +1,4 @@
-//! The real cache on a trace: what `engine.rs` does with it, without a model.
+//! The real cache on a trace: what the engine does with it, without a model.
 
 use flechette::cache::{AdmissionOption, CacheOptions, CacheShape, EvictStep, FlatCache, Query, TableShape};
 use flechette::planner::trace::Trace;
@@ -6,15 +6,14 @@ use flechette::types::TableId;
 
 use crate::{Rates, Tally};
 
-/// Values a row.
+/// Values per row.
 const DIM: usize = 16;
 
-/// What came of it.
+/// The result of a run.
 #[derive(Clone, Copy, Default)]
 pub struct Run {
-    /// Hits.
     pub rates: Rates,
-    /// Rows that it held, the mean over the batches of the second half.
+    /// Mean number of cached rows over the batches of the second half.
     pub mean_rows: f64,
 }
 
@@ -33,13 +32,10 @@ pub fn run(trace: &Trace, rows: usize, samples: usize, admission: AdmissionOptio
             query.push(TableId(t as u32), keys.map(|key| u64::from(key - table.keys.start)));
         }
         let found = pin.lookup(&mut query)?;
-        let mut missed = vec![false; found.rows()];
         for miss in found.misses() {
-            missed[miss.unique as usize] = true;
             pin.insert(miss, &row)?;
         }
-        let hits = found.uniques().iter().filter(|&&unique| !missed[unique as usize]).count();
-        tally.add(batch.len(), hits as u64);
+        tally.add(batch.len(), (batch.len() - found.misses().len()) as u64);
         drop(pin);
         while cache.evict_step() != EvictStep::Idle {}
         held.push(cache.stats().entries as f64);

@@ -1,21 +1,22 @@
-//! Batch pins: when may the memory of an evicted row be used again?
+//! Batch pins: they decide when the memory of an evicted row may be reused (epoch-based reclamation, FLECHE
+//! 4).
 //!
-//! Every batch has a number, taken when it is pinned, and is unfinished until its pin is dropped.
-//! A row that leaves the index is tagged, after it was unlinked, with the newest number issued;
-//! its slot is free once the oldest unfinished batch is newer than the tag. A later batch can no
-//! longer find the row, an earlier one can no longer be reading it.
+//! Every batch takes a number when it is pinned, and is unfinished until its pin is dropped. After a row was
+//! unlinked from the index, it is tagged with the newest number issued. Its slot is free once the oldest
+//! unfinished batch is newer than the tag: later batches cannot find the row, and earlier batches no longer
+//! read it.
 //!
-//! **Why that holds.** A pin first claims a cell, then takes its number by a read-modify-write of
-//! `issued`, then reads the index. An unlinker first removes the key, then takes its tag by a
-//! read-modify-write of `issued`, then (it, or whoever it hands the tag to) reads the cells. The two
-//! read-modify-writes are of one atomic, so one comes first and the other sees what preceded it:
+//! **Why that holds.** A pin first claims a cell, then takes its number by a read-modify-write of `issued`,
+//! then reads the index. An unlinker first removes the key, then takes its tag by a read-modify-write of
+//! `issued`, then reads the cells (or hands the tag to a thread that does). Both read-modify-writes are of
+//! one atomic, so one is first, and the other sees what preceded it:
 //!
-//! - pin first: number <= tag, and the claimed cell is visible to the reader of the cells, who
-//!   therefore waits until the cell is free again; and sees it free only after all reads that the
-//!   batch made, because a pin is dropped by a release store that the reader of the cells acquires;
-//! - tag first: number > tag, and the removal is visible to the batch, which cannot find the row.
+//! - Pin first: number <= tag, and the claimed cell is visible to the reader of the cells, which waits until
+//!   the cell is free again. It sees the cell free only after all reads of the batch, because a pin is
+//!   dropped by a release store that the reader of the cells acquires.
+//! - Tag first: number > tag, and the removal is visible to the batch, which cannot find the row.
 //!
-//! No fence and no lock is needed, and a batch pays two stores and one addition.
+//! No fence and no lock is needed. A batch pays two stores and one addition.
 
 #![allow(unsafe_code)]
 
@@ -26,23 +27,23 @@ use std::sync::{Arc, OnceLock, PoisonError};
 use super::index::{Location, Unlinked};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
-/// A cell that no batch holds.
+/// A cell that no batch uses.
 const FREE: u64 = 0;
 /// A cell whose batch has no number yet: older than every batch.
 const CLAIMED: u64 = 1;
-/// The number before that of the first batch.
+/// The number before the first batch's.
 const BEFORE_FIRST: u64 = 1;
-/// Cells a block. Under loom few, because loom tracks each.
+/// Cells per block. Under loom few, because loom tracks each.
 const CELLS: usize = if cfg!(flechette_loom) { 2 } else { 64 };
 
-/// The numbers of the batches that are not finished.
+/// The numbers of the unfinished batches.
 #[derive(Debug)]
 pub(crate) struct Epochs {
     issued: AtomicU64,
     cells: Block,
 }
 
-/// Some cells and, where they did not suffice once, more. Blocks are never taken away.
+/// Some cells, and a further block once these did not suffice. Blocks are never removed.
 #[derive(Debug)]
 struct Block {
     cells: [AtomicU64; CELLS],
@@ -55,7 +56,7 @@ impl Block {
     }
 }
 
-/// One batch's hold: no row that it may have found is overwritten until it is dropped.
+/// A batch's pin: until it is dropped, no row that the batch may have found is overwritten.
 #[derive(Debug)]
 pub(crate) struct Pin<'a> {
     cell: &'a AtomicU64,
@@ -76,12 +77,11 @@ impl Drop for Pin<'_> {
     }
 }
 
-/// A [`Pin`] that may outlive the call that made it: a batch's whose kernels are still under way.
+/// A [`Pin`] that may outlive the call that made it, for a batch whose kernels are still running.
 #[derive(Debug)]
 pub(crate) struct OwnedPin {
     epochs: Arc<Epochs>,
-    /// The cell's place: its block, and where in it.
-    cell: (usize, usize),
+    cell: CellId,
     number: u64,
 }
 
@@ -93,15 +93,22 @@ impl OwnedPin {
     }
 }
 
+/// A cell's block and its place there.
+#[derive(Clone, Copy, Debug)]
+struct CellId {
+    block: usize,
+    place: usize,
+}
+
 impl Drop for OwnedPin {
     fn drop(&mut self) {
         let mut block = Some(&self.epochs.cells);
-        for _ in 0..self.cell.0 {
+        for _ in 0..self.cell.block {
             block = block.and_then(|b| b.more.get().map(|more| &**more));
         }
-        // Always there: blocks are never taken away.
+        // It exists: blocks are never removed.
         if let Some(block) = block {
-            block.cells[self.cell.1].store(FREE, Ordering::Release);
+            block.cells[self.cell.place].store(FREE, Ordering::Release);
         }
     }
 }
@@ -113,18 +120,18 @@ impl Default for Epochs {
 }
 
 impl Epochs {
-    /// Begins a batch. Never waits, however many are unfinished.
+    /// Pins a batch. Never waits, whatever the number of unfinished batches.
     #[must_use]
     pub(crate) fn pin(&self) -> Pin<'_> {
         let (cell, _) = self.claim();
         Pin { cell, number: self.number(cell) }
     }
 
-    /// Begins a batch whose pin may be kept anywhere.
+    /// As [`Self::pin`], without borrowing.
     #[must_use]
     pub(crate) fn pin_owned(self: &Arc<Self>) -> OwnedPin {
-        let (cell, place) = self.claim();
-        OwnedPin { epochs: self.clone(), cell: place, number: self.number(cell) }
+        let (cell, id) = self.claim();
+        OwnedPin { epochs: self.clone(), cell: id, number: self.number(cell) }
     }
 
     /// Gives a claimed cell its number.
@@ -134,14 +141,14 @@ impl Epochs {
         number
     }
 
-    fn claim(&self) -> (&AtomicU64, (usize, usize)) {
+    fn claim(&self) -> (&AtomicU64, CellId) {
         let (mut block, mut blocks) = (&self.cells, 0);
         loop {
             for (i, cell) in block.cells.iter().enumerate() {
                 let free = cell.load(Ordering::Relaxed) == FREE;
-                // Acquire joins the batch before us to those whose end `oldest` must see.
+                // Acquire orders the end of the cell's previous batch before this one, for `oldest`.
                 if free && cell.compare_exchange(FREE, CLAIMED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                    return (cell, (blocks, i));
+                    return (cell, CellId { block: blocks, place: i });
                 }
             }
             block = block.more.get_or_init(|| Box::new(Block::new()));
@@ -149,16 +156,17 @@ impl Epochs {
         }
     }
 
-    /// The newest number issued: the tag of everything that was unlinked before this call.
+    /// The newest number issued: the tag for everything that was unlinked before this call.
     ///
-    /// A read-modify-write, not a load: the module's argument rests on its place among the pins'.
+    /// A read-modify-write instead of a load: the module's argument relies on its order among those of the
+    /// pins.
     #[must_use]
     pub(crate) fn tag(&self) -> u64 {
         self.issued.fetch_add(0, Ordering::AcqRel)
     }
 
-    /// The oldest unfinished batch, or `u64::MAX` where there is none. What was tagged below it,
-    /// by this thread or by one that this thread has synchronised with since, is free.
+    /// The number of the oldest unfinished batch; `u64::MAX` if there is none. A slot with a smaller tag is
+    /// free, if this thread made the tag or has synchronised with the thread that did.
     #[must_use]
     pub(crate) fn oldest(&self) -> u64 {
         let mut oldest = u64::MAX;
@@ -176,11 +184,12 @@ impl Epochs {
     }
 }
 
-/// How long unfinished batches are left before it is seen again whether they are.
+/// The time between two checks whether batches have finished.
 const PATIENCE: std::time::Duration = std::time::Duration::from_micros(200);
 
 impl Epochs {
-    /// Waits until every batch that began before this call has finished. Not for a thread that has a pin itself.
+    /// Waits until every batch pinned before this call has finished. A thread that has a pin must not call
+    /// it.
     pub(crate) fn wait_for_earlier(&self) {
         let tag = self.tag();
         while self.oldest() <= tag {
@@ -189,19 +198,18 @@ impl Epochs {
     }
 }
 
-/// A slot that is in no index and that no batch can read. Only [`RetireList`] makes these.
+/// A slot that is not in the index and that no batch can read. Only [`RetireList`] creates it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Freed(Location);
 
 impl Freed {
-    /// Which slot.
     #[must_use]
     pub(crate) fn location(&self) -> Location {
         self.0
     }
 }
 
-/// Unlinked slots that wait for batches to finish, each with its tag.
+/// The retired slots: unlinked slots that wait for batches to finish, each with its tag.
 #[derive(Debug, Default)]
 pub(crate) struct RetireList {
     queue: Mutex<Queue>,
@@ -211,29 +219,28 @@ pub(crate) struct RetireList {
 #[derive(Debug, Default)]
 struct Queue {
     slots: VecDeque<(u64, Location)>,
-    /// Whether slots are found elsewhere than in the index, and so are not freed by their tags.
+    /// Whether batches may find slots outside the index, so that tags do not free them.
     held: bool,
 }
 
 impl RetireList {
-    /// Puts a slot aside.
+    /// Retires a slot.
     pub(crate) fn put(&self, unlinked: Unlinked, epochs: &Epochs) {
-        // The tag under the lock: either it comes after a release, or the release tags the slot anew. And tags
-        // rise along the queue.
+        // The tag is taken under the lock: either it is after a release, or the release renews it. Also, tags
+        // ascend along the queue.
         let mut queue = self.queue();
         let tag = epochs.tag();
         queue.slots.push_back((tag, unlinked.location()));
         self.waiting.store(queue.slots.len(), std::sync::atomic::Ordering::Relaxed);
     }
 
-    /// Frees nothing until [`Self::release`]: from now on batches may find slots that are, or will be, out of
-    /// the index.
+    /// Frees nothing until [`Self::release`]: from now on, batches may find unlinked slots outside the index.
     pub(crate) fn hold(&self) {
         self.queue().held = true;
     }
 
-    /// Nothing is found outside the index any more: all that waits is tagged anew, since a batch may have
-    /// found it until now.
+    /// Ends [`Self::hold`]: batches no longer find slots outside the index. All waiting slots get a new tag,
+    /// since a batch may have found them until now.
     pub(crate) fn release(&self, epochs: &Epochs) {
         let mut queue = self.queue();
         let tag = epochs.tag();
@@ -241,19 +248,19 @@ impl RetireList {
         queue.held = false;
     }
 
-    /// Hands out the slots that have become free. Returns how many still wait.
+    /// Passes the slots that have become free to `free`. Returns how many still wait.
     pub(crate) fn reclaim(&self, epochs: &Epochs, free: impl FnMut(Freed)) -> usize {
         self.reclaim_some(epochs, usize::MAX, free)
     }
 
-    /// Hands out up to `most` slots that have become free, those first that wait longest. Returns how many are
-    /// left. Tags rise along the queue, so it is enough to look at the front.
+    /// As [`Self::reclaim`] for at most `most` slots, the longest waiting first. Tags ascend along the queue,
+    /// so only its front is examined.
     pub(crate) fn reclaim_some(&self, epochs: &Epochs, most: usize, mut free: impl FnMut(Freed)) -> usize {
         let mut queue = self.queue();
         if queue.slots.is_empty() || queue.held {
             return queue.slots.len();
         }
-        // After the lock: it orders the cells' reading after the tags of all that is queued.
+        // After taking the lock, which orders reading the cells after all tags in the queue.
         let oldest = epochs.oldest();
         let mut left = most;
         while let Some(&(tag, location)) = queue.slots.front()
@@ -272,41 +279,40 @@ impl RetireList {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many slots wait, as of a moment ago.
+    /// How many slots wait; may be slightly out of date.
     #[must_use]
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.load(std::sync::atomic::Ordering::Relaxed)
     }
 }
 
-/// A host object that is replaced whole while others read it: crossbeam-epoch keeps what was replaced
-/// until nobody reads it any more. A reading cannot leave its thread and holds memory back, so it lasts one
-/// host call; a batch, which may end on a device, has a [`Pin`].
+/// An object that is replaced as a whole while other threads read it. crossbeam-epoch keeps a replaced object
+/// until no thread reads it. A [`Reading`] cannot leave its thread and delays freeing, so it lasts one call;
+/// a batch, which may end on a device, uses a [`Pin`] instead.
 #[derive(Debug)]
 pub(crate) struct Replaceable<T>(crossbeam_epoch::Atomic<T>);
 
 impl<T: Send + Sync + 'static> Replaceable<T> {
-    /// Begins with this object.
     pub(crate) fn new(object: T) -> Self {
         Self(crossbeam_epoch::Atomic::new(object))
     }
 
-    /// Reads the object as it is now; never waits.
+    /// Reads the current object. Never waits.
     pub(crate) fn read(&self) -> Reading<T> {
         let guard = crossbeam_epoch::pin();
         let object = self.0.load(Ordering::Acquire, &guard).as_raw();
         Reading { object, _guard: guard }
     }
 
-    /// Replaces the object for everyone who reads it from now on.
+    /// Replaces the object for later reads.
     pub(crate) fn replace(&self, object: T) {
         let guard = crossbeam_epoch::pin();
         let old = self.0.swap(crossbeam_epoch::Owned::new(object), Ordering::AcqRel, &guard);
-        // SAFETY: `old` came out of the swap, so no later reading finds it and nobody else retires it; it was
-        // made by `Owned::new`. Readings that found it hold guards, until which it is kept.
+        // SAFETY: `old` was returned by the swap, so no later reading finds it and no other thread retires
+        // it; it was made by `Owned::new`. Readings that found it hold guards, which keep it.
         unsafe { guard.defer_destroy(old) };
-        // To where any reader may free it: this thread may replace nothing more for long, and what it replaced may be
-        // large.
+        // Makes it available to be freed by any reader: this thread may not replace anything for long, and
+        // the object may be large.
         guard.flush();
     }
 }
@@ -315,13 +321,13 @@ impl<T> Drop for Replaceable<T> {
     fn drop(&mut self) {
         let guard = crossbeam_epoch::pin();
         let last = self.0.swap(crossbeam_epoch::Shared::null(), Ordering::AcqRel, &guard);
-        // SAFETY: by `&mut` nobody can begin a reading any more, so nobody finds `last` again; it was made by
-        // `Owned::new`. A `Reading` that outlives us still has its guard, until which it is kept.
+        // SAFETY: by `&mut` no new reading can begin, so `last` is not found again; it was made by
+        // `Owned::new`. A `Reading` that outlives `self` still has its guard, which keeps it.
         unsafe { guard.defer_destroy(last) };
     }
 }
 
-/// An object while it is read.
+/// Read access to an object.
 #[derive(Debug)]
 pub(crate) struct Reading<T> {
     object: *const T,
@@ -333,8 +339,8 @@ impl<T> std::ops::Deref for Reading<T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: `object` was loaded from a `Replaceable` under the guard that stands beside it, is never
-        // null while the `Replaceable` lives, and is destroyed no earlier than the guard is dropped.
+        // SAFETY: `object` was loaded from a `Replaceable` under `_guard`, is never null while the
+        // `Replaceable` lives, and is destroyed no earlier than the guard is dropped.
         unsafe { &*self.object }
     }
 }

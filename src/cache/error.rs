@@ -1,100 +1,33 @@
-//! Why a cache could not be made, or does not take what it was given.
+//! Errors of the flat cache.
+
+#![allow(missing_docs)] // the messages are the documentation
 
 use super::key::KeyError;
 use crate::types::{ROW_ALIGN, Version};
 
-/// Why a cache could not be made, or does not take what it was given.
+/// Why a cache cannot be created, or rejects its input.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
-    /// The bound is below what one row of each size takes.
     #[error("cache.bytes: {got} cannot hold a row of each of {sizes} row sizes, minimum {minimum}")]
-    TooSmall {
-        /// The bound.
-        got: usize,
-        /// The least bound for these tables.
-        minimum: usize,
-        /// How many different row sizes the tables have.
-        sizes: usize,
-    },
-    /// An option is not a share, or the low watermark is above the high one.
+    TooSmall { got: usize, minimum: usize, sizes: usize },
     #[error("{field}: expected {expected}, got {got}")]
-    Option {
-        /// Which option.
-        field: &'static str,
-        /// What it may be.
-        expected: &'static str,
-        /// What it was.
-        got: f64,
-    },
-    /// The tables have no flat keys.
+    Option { field: &'static str, expected: &'static str, got: f64 },
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// A version that is not newer than the one that is current.
     #[error("version {got}: expected one newer than {current}")]
-    Version {
-        /// The version that was to be current.
-        got: Version,
-        /// The one that is.
-        current: Version,
-    },
-    /// Rows of another version than the one that is current.
+    Version { got: Version, current: Version },
     #[error("rows of version {got}: expected those of version {current}")]
-    NotCurrent {
-        /// Whose rows came.
-        got: Version,
-        /// The current one.
-        current: Version,
-    },
-    /// The system gave no memory.
+    NotCurrent { got: Version, current: Version },
     #[error("cache.bytes: {bytes} bytes refused: {source}")]
-    Memory {
-        /// What was asked for.
-        bytes: usize,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// There is no such table.
+    Memory { bytes: usize, source: std::io::Error },
     #[error("table {got}: expected one of {tables} tables")]
-    Table {
-        /// The table's place.
-        got: usize,
-        /// How many there are.
-        tables: usize,
-    },
-    /// The table has no such row.
+    Table { got: usize, tables: usize },
     #[error("table {table}: id {got} is past its {rows} rows")]
-    Id {
-        /// The table's place.
-        table: usize,
-        /// The id.
-        got: u64,
-        /// How many rows there are.
-        rows: u64,
-    },
-    /// A row is not as long as its table's are.
+    Id { table: usize, got: u64, rows: u64 },
     #[error("table {table}: expected rows of {expected} bytes, got {got}")]
-    RowBytes {
-        /// The table's place.
-        table: usize,
-        /// What came.
-        got: usize,
-        /// The length of the table's rows.
-        expected: usize,
-    },
-    /// A table's rows have a length that no slot has.
+    RowBytes { table: usize, got: usize, expected: usize },
     #[error("table {table}: row bytes: expected a multiple of {ROW_ALIGN} above 0, got {got}")]
-    RowAlign {
-        /// The table's place.
-        table: usize,
-        /// What came.
-        got: usize,
-    },
-    /// A batch has more ids than a lookup can number.
+    RowAlign { table: usize, got: usize },
     #[error("batch: {got} ids, limit {limit}")]
-    Occurrences {
-        /// What came.
-        got: usize,
-        /// The limit.
-        limit: usize,
-    },
+    Occurrences { got: usize, limit: usize },
 }

@@ -1,8 +1,9 @@
-//! What an eviction is to do next, decided alike for every device.
+//! Decides what an eviction does next, for caches on the host and on a device.
 //!
-//! Two things start one: the pool or the index is past its high watermark, and then the coldest entries go
-//! until both are at the low one; or a row size found no slot although there is space, because it lies in slabs
-//! of other sizes, and then the slabs with most of it are emptied, so that they can change their size.
+//! An eviction has one of two reasons. If the pool or the index is above its high watermark, the coldest
+//! entries are evicted until both are at the low one. If a row size finds no slot although there is free
+//! space in slabs of other sizes, the slabs with most free space are emptied, so that they can change their
+//! row size.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,35 +11,35 @@ use super::epoch::Epochs;
 use super::policy::{Fill, Watermarks};
 use super::slots::{Class, Slots};
 
-/// The share of the slabs that are emptied at once for another size.
-const EMPTIED: usize = 64;
+/// One slab in this many is emptied at a time for another row size.
+const SLABS_PER_DRAIN: usize = 64;
 
-/// What is to be done.
+/// The goal of the next eviction steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Goal {
     #[default]
     Rest,
-    /// Put out the coldest entries down to the low watermark.
+    /// Evict the coldest entries down to the low watermark.
     Lower,
-    /// Put out what lies in draining slabs, in so many more buckets.
+    /// Evict the rows of draining slabs, in this many more buckets.
     Empty(u64),
 }
 
-/// What is being done.
+/// The current goal, and what the next choice depends on.
 #[derive(Debug, Default)]
 pub(crate) struct EvictionPlan {
     pub goal: Goal,
-    /// When a row size was first seen to be starved while slots were waiting for their readers.
+    /// The tag of when a row size was first found without slots while retired slots waited for batches.
     starved_at: Option<u64>,
 }
 
-/// What a cache stands under.
+/// The state of a cache that decides about eviction.
 pub(crate) struct Pressure<'a> {
     pub fill: Fill,
     pub watermarks: &'a Watermarks,
-    /// Slots that wait for batches to finish.
+    /// Retired slots that wait for batches to finish.
     pub waiting: usize,
-    /// A class that found no slot, plus one.
+    /// A class that found no slot, plus one; 0 for none.
     pub starved: &'a AtomicU64,
     pub slots: &'a Slots,
     pub epochs: &'a Epochs,
@@ -47,9 +48,9 @@ pub(crate) struct Pressure<'a> {
 }
 
 impl EvictionPlan {
-    /// Goes on with what was begun, or chooses what to do.
-    pub(crate) fn choose(&mut self, strain: &Pressure<'_>) {
-        let Pressure { fill, watermarks, waiting, starved, slots, epochs, buckets } = *strain;
+    /// Keeps the current goal, or chooses a new one.
+    pub(crate) fn choose(&mut self, pressure: &Pressure<'_>) {
+        let Pressure { fill, watermarks, waiting, starved, slots, epochs, buckets } = *pressure;
         if self.goal == Goal::Lower && fill.excess(watermarks) == 0.0 {
             self.goal = Goal::Rest;
         }
@@ -66,14 +67,14 @@ impl EvictionPlan {
             self.starved_at = None;
             return;
         }
-        // What waits may be all that is missing: see first whether it is, when it is free.
+        // The waiting slots may be enough: check again when their batches have finished.
         let since = *self.starved_at.get_or_insert_with(|| epochs.tag());
         if waiting > 0 && epochs.oldest() <= since {
             return;
         }
         starved.store(0, Ordering::Relaxed);
         self.starved_at = None;
-        self.goal = match slots.drain((slots.shape().slabs / EMPTIED).max(1)) {
+        self.goal = match slots.drain((slots.shape().slabs / SLABS_PER_DRAIN).max(1)) {
             true => Goal::Empty(buckets),
             false => Goal::Lower,
         };

@@ -1,7 +1,7 @@
-//! Making room: the steps of an eviction, and the thread that takes them.
+//! Eviction steps, and the thread that takes them.
 //!
-//! A step reads and changes the cache alone, so it can be called from anywhere, one at a time; the
-//! thread only decides when. What a step is for, `course` says.
+//! A step can be called from any thread, one at a time. The eviction thread only decides when.
+//! `eviction_plan` decides what a step does.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,31 +15,31 @@ use super::policy::threshold;
 use super::shared::{MAX_WAITING, Shared};
 use crate::mem::mix64;
 
-/// Buckets a step.
+/// Buckets per step.
 const STRETCH: usize = 1024;
-/// Buckets whose ages stand for all.
+/// Buckets in the sample of ages.
 const SAMPLE: usize = 128;
-/// How long unfinished batches are left before it is seen again whether they are.
+/// The time between two checks whether batches have finished.
 const PATIENCE: Duration = Duration::from_millis(1);
 
-/// What is left to do after a step.
+/// What remains to do after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EvictStep {
-    /// Nothing.
+    /// There is nothing to do.
     Idle,
-    /// Something, once batches that are pinned now have finished.
+    /// There is more to do once batches that are pinned now have finished.
     Waiting,
-    /// Something.
+    /// There is more to do now.
     More,
 }
 
-/// Where an eviction stands.
+/// The progress of an eviction.
 #[derive(Debug, Default)]
 pub(crate) struct Sweep {
-    course: EvictionPlan,
-    /// The bucket to go on from.
+    plan: EvictionPlan,
+    /// The next bucket.
     hand: usize,
-    /// Chooses the samples.
+    /// Counter from which sampled buckets are drawn.
     draw: u64,
     sample: Vec<u64>,
 }
@@ -47,9 +47,9 @@ pub(crate) struct Sweep {
 impl Shared {
     pub(crate) fn evict_step(&self) -> EvictStep {
         let mut sweep = self.sweep.lock().unwrap_or_else(PoisonError::into_inner);
-        self.clear_pointers_if_told();
+        self.clear_pointers_if_requested();
         let waiting = self.reclaim();
-        sweep.course.choose(&Pressure {
+        sweep.plan.choose(&Pressure {
             fill: self.fill_level(),
             watermarks: &self.watermarks,
             waiting,
@@ -58,7 +58,7 @@ impl Shared {
             epochs: &self.epochs,
             buckets: self.index.buckets() as u64,
         });
-        match sweep.course.goal {
+        match sweep.plan.goal {
             Goal::Rest if waiting == 0 => EvictStep::Idle,
             Goal::Rest => EvictStep::Waiting,
             _ if waiting + SLOTS > MAX_WAITING => EvictStep::Waiting,
@@ -67,19 +67,21 @@ impl Shared {
         }
     }
 
-    /// The share of entries to put out, for the pool's sake or the index's.
+    /// The share of entries to evict, so that pool and index are both at the low watermark.
     fn excess(&self) -> f64 {
         self.fill_level().excess(&self.watermarks)
     }
 
+    /// Evicts cold entries from a stretch of buckets.
     fn lower(&self, sweep: &mut Sweep) -> EvictStep {
         let now = Stamp::of(self.epochs.tag());
-        // A pointer gives back its slot but not its entry, so that pointers go only for the index's sake.
+        // Evicting a pointer frees an entry but no slot, so pointers are evicted only if the index is too
+        // full.
         let entries_too = self.watermarks.excess(self.index.entries(), self.index.capacity()) > 0.0;
         self.sample(sweep, now, entries_too);
         let threshold = threshold(&mut sweep.sample, self.excess());
         for _ in 0..STRETCH.min(self.index.buckets()) {
-            if self.excess() == 0.0 || self.limbo.waiting() + SLOTS > MAX_WAITING {
+            if self.excess() == 0.0 || self.retired.waiting() + SLOTS > MAX_WAITING {
                 break;
             }
             let fate = |key, held: Held<'_>, age| {
@@ -87,7 +89,7 @@ impl Shared {
                 match held.location().is_host() {
                     _ if !cold => Fate::Stay,
                     true if !entries_too => Fate::Stay,
-                    false if !entries_too => self.put_out(key, held),
+                    false if !entries_too => self.fate_of_victim(key, held),
                     _ => Fate::Leave,
                 }
             };
@@ -97,11 +99,12 @@ impl Shared {
         EvictStep::More
     }
 
+    /// Evicts the rows of draining slabs from a stretch of buckets.
     fn empty(&self, sweep: &mut Sweep, mut left: usize) -> EvictStep {
         let now = Stamp::of(self.epochs.tag());
         let draining = self.pool.draining();
         for _ in 0..STRETCH.min(left) {
-            if self.limbo.waiting() + SLOTS > MAX_WAITING {
+            if self.retired.waiting() + SLOTS > MAX_WAITING {
                 break;
             }
             let fate = |_, held: Held<'_>, _| {
@@ -112,7 +115,7 @@ impl Shared {
             sweep.hand = (sweep.hand + 1) % self.index.buckets();
             left -= 1;
         }
-        sweep.course.goal = if left == 0 { Goal::Rest } else { Goal::Empty(left as u64) };
+        sweep.plan.goal = if left == 0 { Goal::Rest } else { Goal::Empty(left as u64) };
         EvictStep::More
     }
 
@@ -134,51 +137,52 @@ impl Shared {
     }
 }
 
-/// The bell of the evicting thread.
+/// Wakes the eviction thread.
 #[derive(Debug, Default)]
 pub(crate) struct Wake {
-    rung: AtomicBool,
+    pending: AtomicBool,
     stop: Mutex<bool>,
-    bell: Condvar,
+    condition: Condvar,
 }
 
 impl Wake {
-    /// Wakes the thread, at the cost of one load if it is awake.
+    /// Wakes the thread. Costs one load if a wake-up is pending already.
     pub(crate) fn now(&self) {
-        if !self.rung.load(Ordering::Relaxed) && !self.rung.swap(true, Ordering::AcqRel) {
-            // Under the lock, so that the bell is not rung between the thread's look and its sleep.
+        if !self.pending.load(Ordering::Relaxed) && !self.pending.swap(true, Ordering::AcqRel) {
+            // Under the lock, so that the notification does not fall between the thread's check and its
+            // sleep.
             let _stop = self.stop.lock().unwrap_or_else(PoisonError::into_inner);
-            self.bell.notify_one();
+            self.condition.notify_one();
         }
     }
 
     fn stop(&self) {
         *self.stop.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.bell.notify_one();
+        self.condition.notify_one();
     }
 
-    /// Sleeps until rung, or for `patience` however often it is rung. Returns whether to go on,
-    /// which is as soon as it is told to stop.
+    /// Sleeps until woken; or, with `patience`, for that time even if woken. Returns `false` as soon as the
+    /// thread is to stop.
     fn sleep(&self, patience: Option<Duration>) -> bool {
         let stop = self.stop.lock().unwrap_or_else(PoisonError::into_inner);
         let stop = match patience {
             Some(patience) => {
-                let woken = self.bell.wait_timeout_while(stop, patience, |stop| !*stop);
+                let woken = self.condition.wait_timeout_while(stop, patience, |stop| !*stop);
                 *woken.unwrap_or_else(PoisonError::into_inner).0
             }
             None => {
-                let asleep = |stop: &mut bool| !*stop && !self.rung.load(Ordering::Acquire);
-                *self.bell.wait_while(stop, asleep).unwrap_or_else(PoisonError::into_inner)
+                let asleep = |stop: &mut bool| !*stop && !self.pending.load(Ordering::Acquire);
+                *self.condition.wait_while(stop, asleep).unwrap_or_else(PoisonError::into_inner)
             }
         };
-        // Before the step that follows, which so sees what it was rung for. Should a ring be lost all
-        // the same, the next insert rings again.
-        self.rung.swap(false, Ordering::AcqRel);
+        // Reset before the next step, so that the step sees the reason for the wake-up. If a wake-up is lost
+        // all the same, the next insert wakes the thread again.
+        self.pending.swap(false, Ordering::AcqRel);
         !stop
     }
 }
 
-/// The evicting thread, stopped and joined when dropped.
+/// The eviction thread. Dropping this stops and joins it.
 #[derive(Debug)]
 pub(crate) struct Evictor {
     wake: Arc<Wake>,
@@ -186,15 +190,15 @@ pub(crate) struct Evictor {
 }
 
 impl Evictor {
-    /// Calls `step` whenever `wake` is rung, until it has nothing more to do.
+    /// Starts a thread that, whenever woken by `wake`, calls `step` until there is nothing more to do.
     pub(crate) fn start(
         wake: &Arc<Wake>,
         mut step: impl FnMut() -> EvictStep + Send + 'static,
     ) -> io::Result<Self> {
-        let rung = wake.clone();
+        let waker = wake.clone();
         let thread = std::thread::Builder::new().name("cache-evict".into()).spawn(move || {
             let mut patience = None;
-            while rung.sleep(patience) {
+            while waker.sleep(patience) {
                 patience = match step() {
                     EvictStep::Idle => None,
                     EvictStep::Waiting => Some(PATIENCE),
@@ -212,7 +216,7 @@ impl Drop for Evictor {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the cache's evicting thread panicked");
+            tracing::error!("the cache's eviction thread panicked");
         }
     }
 }

@@ -1,28 +1,28 @@
 //! Flat keys: one integer space for the ids of all tables (FLECHE 3.1, size-aware coding).
 //!
-//! A flat key is a table code followed by feature bits. A large table gets a short code and a small
-//! table a long one, so that every table has just the feature bits it needs. Codes are given in
-//! ascending order of table size: each table takes the longest code whose remaining bits still
-//! hold its ids, at the lowest free place.
+//! A flat key is a table code followed by feature bits. A large table gets a short code and a small table a
+//! long one, so every table has just the feature bits that it needs. Codes are assigned in ascending order of
+//! table size: each table takes the longest code whose remaining bits hold its ids, at the lowest free
+//! position.
 //!
-//! Seen as numbers, a code with `b` feature bits is an aligned block of `2^b` keys, and prefix-free
-//! means that no two blocks overlap. Going upwards in size loses nothing: every block length
-//! divides the next, so rounding up at each step costs no more than rounding up once, and the
-//! codes fit whenever the blocks' lengths add up to the whole space or less.
+//! As numbers, a code with `b` feature bits is an aligned block of `2^b` keys, and codes are prefix-free if
+//! no two blocks overlap. The ascending order wastes no keys: every block length divides the next, so the
+//! codes fit if the blocks' lengths add up to at most the whole space.
 //!
-//! **A width that cannot hold all ids** keeps the smallest tables exact, as many as leave
-//! each larger table at least as many keys as any of them has. The others share what is left in
-//! proportion to their rows, as near as powers of two allow, and hash their ids into it. So two ids of
-//! such a table may have one key, which whoever uses the key must tell apart; two tables never have.
+//! **If the width cannot hold all ids**, the smallest tables keep exact keys: as many tables as possible such
+//! that each larger table still has at least as many keys as any of them. The larger tables share the
+//! remaining keys in proportion to their rows, as closely as powers of two allow, and hash their ids into
+//! their share. Then two ids of one table may have the same key, and the user of the key must distinguish
+//! them. Two tables never share a key.
 //!
-//! The lowest block belongs to no table: [`EMPTY`] and [`TOMBSTONE`] lie there.
+//! The lowest block belongs to no table; it contains [`EMPTY`] and [`TOMBSTONE`].
 
 use std::collections::BinaryHeap;
 
 use crate::mem::fold;
 use crate::types::{FlatKey, TableId};
 
-/// The key of an index slot that holds nothing. Zero, so that fresh memory is an empty index.
+/// The key of an empty index slot. Zero, so that zeroed memory is an empty index.
 pub(crate) const EMPTY: FlatKey = FlatKey(0);
 
 /// The key of an index slot whose entry is being replaced.
@@ -31,23 +31,19 @@ pub(crate) const TOMBSTONE: FlatKey = FlatKey(1);
 /// Keys below this belong to no table.
 const RESERVED: u128 = 2;
 
-/// How many bits a flat key has, 2 to 64.
+/// The number of bits of a flat key, 2 to 64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyWidth(u32);
 
 impl KeyWidth {
-    /// 32-bit keys.
-    pub(crate) const W32: Self = Self(32);
-    /// 64-bit keys.
     pub(crate) const W64: Self = Self(64);
 
-    /// A width of `bits`, or `None` outside 2 to 64.
+    /// `None` outside 2 to 64.
     #[must_use]
     pub fn new(bits: u32) -> Option<Self> {
         (2..=64).contains(&bits).then_some(Self(bits))
     }
 
-    /// The width in bits.
     #[must_use]
     pub(crate) fn bits(self) -> u32 {
         self.0
@@ -55,29 +51,16 @@ impl KeyWidth {
 }
 
 /// Why a set of tables has no flat keys.
+#[allow(missing_docs)] // the messages are the documentation
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum KeyError {
-    /// There are more tables than keys.
     #[error("flat keys of {bits} bits cannot tell {tables} tables apart: {needed} bits are needed")]
-    Width {
-        /// The width asked for.
-        bits: u32,
-        /// How many tables.
-        tables: usize,
-        /// The least width that would do.
-        needed: u32,
-    },
-    /// A table has so many rows that not even 64 bits hold the tables' ids together.
+    Width { bits: u32, tables: usize, needed: u32 },
     #[error("table {table}: {rows} rows do not fit flat keys of 64 bits beside the other tables")]
-    Rows {
-        /// Which table.
-        table: usize,
-        /// Its rows.
-        rows: u64,
-    },
+    Rows { table: usize, rows: u64 },
 }
 
-/// One table's code: the first key of its block, and how ids find their place in it.
+/// One table's code: the first key of its block, and how ids are mapped into it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableCode {
     base: u64,
@@ -86,7 +69,7 @@ pub struct TableCode {
 }
 
 impl TableCode {
-    /// The key of an id, or `None` past the table. Of that id alone where the code [is
+    /// The key of an id; `None` if the id is past the table. It is unique if the code [is
     /// exact](Self::is_exact).
     #[inline]
     #[must_use]
@@ -98,7 +81,7 @@ impl TableCode {
         Some(FlatKey(self.base | feature))
     }
 
-    /// The id of a key of this table, where the code is exact.
+    /// The id of a key of this table; `None` if the code is not exact.
     #[inline]
     #[must_use]
     pub(crate) fn id(self, key: FlatKey) -> Option<u64> {
@@ -106,14 +89,14 @@ impl TableCode {
         (feature < self.rows && self.is_exact()).then_some(feature)
     }
 
-    /// Whether every id has a key of its own.
+    /// Whether every id has its own key.
     #[inline]
     #[must_use]
     pub fn is_exact(self) -> bool {
         self.bits >= id_bits(self.rows)
     }
 
-    /// How many ids the table has.
+    /// The number of ids of the table.
     #[inline]
     #[must_use]
     pub(crate) fn rows(self) -> u64 {
@@ -145,10 +128,10 @@ pub struct FlatKeys {
 }
 
 impl FlatKeys {
-    /// Gives every table its code by size-aware coding. `rows[t]` is the corpus size of table `t`.
+    /// Size-aware codes. `rows[t]` is the number of ids of table `t`.
     ///
     /// # Errors
-    /// [`KeyError::Width`] when there are not even as many keys as tables.
+    /// [`KeyError::Width`] when there are fewer keys than tables.
     pub fn new(rows: &[u64], width: KeyWidth) -> Result<Self, KeyError> {
         let bits = share(rows, width)?;
         let mut order: Vec<TableId> = (0..rows.len()).map(|t| TableId(t as u32)).collect();
@@ -160,21 +143,20 @@ impl FlatKeys {
             let code = &mut codes[table.index()];
             let block = 1u128 << code.bits;
             let base = end.next_multiple_of(block);
-            // Below 2^64: `share` has seen to it that all blocks fit the width.
+            // Below 2^64: `share` ensures that all blocks fit the width.
             code.base = base as u64;
             end = base + block;
         }
         Ok(Self { codes, order })
     }
 
-    /// The fixed-length coding that FLECHE compares itself with (3.1, after Kraken): as many high bits
-    /// for the table's number as the tables want, the others for the feature, whatever the table's
-    /// size. A baseline for benches.
+    /// The fixed-length coding that FLECHE uses as its baseline (3.1, after Kraken): high bits for the
+    /// table's number, the others for the feature, for tables of all sizes. Used by benches.
     ///
     /// # Errors
     /// [`KeyError::Width`] when the width does not hold the tables' numbers.
     pub fn fixed_length(rows: &[u64], width: KeyWidth) -> Result<Self, KeyError> {
-        // Number 0 is the reserved keys', of which there are two: at least one feature bit.
+        // Table number 0 has the two reserved keys, so at least one feature bit is needed.
         let table_bits = id_bits(rows.len() as u64 + 1);
         let Some(bits) = width.bits().checked_sub(table_bits).filter(|&bits| bits > 0) else {
             return Err(KeyError::Width { bits: width.bits(), tables: rows.len(), needed: table_bits + 1 });
@@ -184,21 +166,21 @@ impl FlatKeys {
         Ok(Self { codes: rows.iter().enumerate().map(code).collect(), order })
     }
 
-    /// The code of a table, or `None` where there is no such table.
+    /// The code of a table; `None` if there is no such table.
     #[inline]
     #[must_use]
     pub fn code(&self, table: TableId) -> Option<TableCode> {
         self.codes.get(table.index()).copied()
     }
 
-    /// The key of a row, or `None` where there is no such row.
+    /// The key of a row; `None` if there is no such row.
     #[inline]
     #[must_use]
     pub fn encode(&self, table: TableId, id: u64) -> Option<FlatKey> {
         self.code(table)?.key(id)
     }
 
-    /// The table in whose block a key lies, or `None` where it lies in none.
+    /// The table in whose block a key lies, if any.
     #[must_use]
     pub(crate) fn table_of(&self, key: FlatKey) -> Option<TableId> {
         let after = self.order.partition_point(|t| self.codes[t.index()].base <= key.0);
@@ -207,21 +189,22 @@ impl FlatKeys {
         (key.0 - code.base < 1 << code.bits).then_some(table)
     }
 
-    /// The row of a key, or `None` where no row has it or several may.
+    /// The row of a key; `None` if no row has it or several may have it.
     #[must_use]
     pub(crate) fn decode(&self, key: FlatKey) -> Option<(TableId, u64)> {
         let table = self.table_of(key)?;
         Some((table, self.codes[table.index()].id(key)?))
     }
 
-    /// How many tables there are.
+    /// The number of tables.
     #[must_use]
     pub(crate) fn tables(&self) -> usize {
         self.codes.len()
     }
 }
 
-/// The two keys of a row: one that is its own, and one of the index's width, which several rows may share.
+/// The two keys of a row: its *own key*, which is unique, and its *index key* of the index's width, which
+/// several rows of a table may share.
 #[derive(Clone, Debug)]
 pub(crate) struct RowKeys {
     own: FlatKeys,
@@ -232,7 +215,7 @@ impl RowKeys {
     /// Keys for an index of this width.
     ///
     /// # Errors
-    /// [`KeyError::Width`] when there are not even as many keys as tables, or more ids than 64 bits hold.
+    /// [`KeyError`] when there are fewer keys than tables, or more ids than 64 bits hold.
     pub(crate) fn new(rows: &[u64], width: KeyWidth) -> Result<Self, KeyError> {
         let own = FlatKeys::new(rows, KeyWidth::W64)?;
         if let Some(table) = own.codes.iter().position(|code| !code.is_exact()) {
@@ -241,29 +224,29 @@ impl RowKeys {
         Ok(Self { own, index: FlatKeys::new(rows, width)? })
     }
 
-    /// The row's own key, or `None` where there is no such row.
+    /// The row's own key; `None` if there is no such row.
     #[inline]
     #[must_use]
     pub(crate) fn own(&self, table: TableId, id: u64) -> Option<FlatKey> {
         self.own.encode(table, id)
     }
 
-    /// The codes of the rows' own keys: all are exact.
+    /// The codes of own keys. All are exact.
     #[must_use]
     pub(crate) fn own_keys(&self) -> &FlatKeys {
         &self.own
     }
 
-    /// The codes of the index's keys.
+    /// The codes of index keys.
     #[must_use]
     pub(crate) fn index_keys(&self) -> &FlatKeys {
         &self.index
     }
 
-    /// Of a row of `table` with this own key: its id, and its key in the index.
+    /// The id and the index key of the row of `table` with this own key.
     ///
     /// # Panics
-    /// Where the key is not of that table.
+    /// When the key is not of that table.
     #[inline]
     #[must_use]
     pub(crate) fn row(&self, table: TableId, own: FlatKey) -> (u64, FlatKey) {
@@ -272,13 +255,13 @@ impl RowKeys {
         (id, key.unwrap_or_else(|| panic!("own key {own:?} is not of table {}", table.0)))
     }
 
-    /// Whether the index's keys are not all the rows' own.
+    /// Whether index keys differ from own keys.
     #[must_use]
     pub(crate) fn narrow(&self) -> bool {
         self.own.codes != self.index.codes
     }
 
-    /// Whether rows of a table may share a key of the index, so that each bears its own as a tag.
+    /// Whether rows of a table may share an index key, so that each cached row stores its own key as a tag.
     #[inline]
     #[must_use]
     pub(crate) fn tagged(&self, table: TableId) -> bool {
@@ -286,7 +269,7 @@ impl RowKeys {
     }
 }
 
-/// How many feature bits each table gets of a width, by [`TableId`] (see the module).
+/// The feature bits of each table, by [`TableId`] (see the module docs).
 fn share(rows: &[u64], width: KeyWidth) -> Result<Vec<u32>, KeyError> {
     let space = 1u128 << width.bits();
     let wanted: Vec<u32> = rows.iter().map(|&r| id_bits(r)).collect();
@@ -301,7 +284,7 @@ fn share(rows: &[u64], width: KeyWidth) -> Result<Vec<u32>, KeyError> {
         let needed = id_bits(u64::try_from(room(&bits)).unwrap_or(u64::MAX));
         return Err(KeyError::Width { bits: width.bits(), tables: rows.len(), needed });
     }
-    // The smallest tables stay exact while every other could have as many keys as the last of them.
+    // The smallest tables stay exact while every larger one could have as many keys as the last of them.
     let mut used = RESERVED;
     for (exact, &t) in order.iter().enumerate() {
         let block = 1u128 << wanted[t];
@@ -311,7 +294,7 @@ fn share(rows: &[u64], width: KeyWidth) -> Result<Vec<u32>, KeyError> {
         used += block;
         order[exact..].iter().for_each(|&larger| bits[larger] = wanted[t]);
     }
-    // Then whoever has most rows a key gets twice the keys, while that fits.
+    // Then the table with the most rows per key gets twice as many keys, as long as that fits.
     let mut free = space - room(&bits);
     let crowding = |t: usize, bits: &[u32]| Crowding { load: rows[t] as f64 / 2f64.powi(bits[t] as i32), t };
     let mut crowded: BinaryHeap<Crowding> =
@@ -330,7 +313,7 @@ fn share(rows: &[u64], width: KeyWidth) -> Result<Vec<u32>, KeyError> {
     Ok(bits)
 }
 
-/// A table by its rows a key; the first of equals goes first.
+/// A table, ordered by its rows per key. The first of equal tables is the greatest.
 #[derive(PartialEq)]
 struct Crowding {
     load: f64,
@@ -351,13 +334,13 @@ impl PartialOrd for Crowding {
     }
 }
 
-/// Bits that hold every id below `rows`.
+/// The bits that hold every id below `rows`.
 #[inline]
 fn id_bits(rows: u64) -> u32 {
     u64::BITS - rows.saturating_sub(1).leading_zeros()
 }
 
-/// A key scattered over 64 bits. Flat keys are dense ranges, so low bits alone would cluster.
+/// A 64-bit hash of a key. Flat keys are dense ranges, so their low bits alone would cluster.
 #[inline]
 #[must_use]
 pub(crate) fn mix64(key: FlatKey) -> u64 {

@@ -1,7 +1,7 @@
-//! The flat cache (FLECHE sections 3 and 4): rows of every table in one bounded memory, found by
-//! one index, so that the hottest rows of the whole model share it, whatever table they are of.
+//! The flat cache (FLECHE sections 3 and 4): rows of all tables share one bounded memory and one index, so
+//! the memory holds the hottest rows of the whole model, whichever table they belong to.
 //!
-//! A batch travels through it like this:
+//! How a batch uses it:
 //!
 //! ```
 //! # use flechette::cache::{CacheOptions, CacheShape, FlatCache, Query, Source, TableShape};
@@ -10,48 +10,47 @@
 //! let tables = vec![TableShape { rows: 1000, row_bytes: 8 }, TableShape { rows: 10, row_bytes: 4 }];
 //! let cache = FlatCache::new(&CacheShape { bytes: 64 << 10, tables }, &CacheOptions::default())?;
 //!
-//! let mut query = Query::default(); // one a worker, reused
-//! let pin = cache.pin(); // one a batch
+//! let mut query = Query::default(); // one per worker, reused
+//! let pin = cache.pin(); // one per batch
 //! query.clear();
 //! query.push(TableId(0), [7, 8, 7]);
 //! query.push(TableId(1), [7]);
 //! let found = pin.lookup(&mut query)?;
-//! assert_eq!(found.uniques(), [0, 1, 0, 2]); // of every id pushed, its unique row
-//! assert_eq!(found.misses().len(), 3); // each row that is to be fetched, once
+//! assert_eq!(found.uniques(), [0, 1, 0, 2]); // for every id pushed, its distinct row
+//! assert_eq!(found.misses().len(), 3); // each missing row, once
 //! for miss in found.misses() {
 //!     let fetched = vec![7; if miss.table == TableId(0) { 8 } else { 4 }];
 //!     pin.insert(miss, &fetched)?;
 //! }
 //! match found.source(0) {
-//!     Source::Row(row) => println!("{row:?}"), // in the cache, until the pin is dropped
-//!     Source::Host(p) => println!("in the store's RAM: {:?}", found.pointed()[p]),
-//!     Source::Miss(m) => println!("miss {m}"), // where the caller put `found.misses()[m]`
+//!     Source::Row(row) => println!("{row:?}"), // in the cache, valid until the pin is dropped
+//!     Source::Host(p) => println!("in the store's memory: {:?}", found.pointed()[p]),
+//!     Source::Miss(m) => println!("miss {m}"), // the caller fetched `found.misses()[m]`
 //! }
 //! # Ok(()) }
 //! ```
 //!
-//! - [`gpu`]: the same cache in the memory of a CUDA device;
-//! - [`key`]: ids of all tables as one space of integers;
-//! - [`index`]: key to location, read without a lock;
-//! - `slab`: the memory of the rows; `slots`: which of it is free;
-//! - [`epoch`]: when an evicted row's memory may be used again;
-//! - [`policy`]: what is let in and what is put out;
-//! - [`query`]: a batch's keys, deduplicated and probed; `batch`: what a batch sees of it;
-//! - `shared`: the way of a row in and out; `evictor`: making room; `course`:
-//!   what for;
+//! - [`key`]: maps the ids of all tables to one space of integers;
+//! - [`index`]: maps a key to a location, read without a lock;
+//! - `slab`: the memory of the rows; `slots`: which slots are free;
+//! - [`epoch`]: when an evicted row's memory may be reused;
+//! - [`policy`]: which rows are admitted and evicted;
+//! - [`query`]: deduplicates and probes a batch's keys; `batch`: a batch's interface to the cache;
+//! - `shared`: inserting and retiring rows; `evictor`: the eviction thread; `eviction_plan`: what it does
+//!   next;
 //! - `version`: switching to another version's rows between two batches;
-//! - `pointers`: the unified index, rows that are left in the store's RAM; [`tuner`]: how many;
-//! - `warm`: filling before the first batch;
-//! - [`shape`]: how `cache.bytes` is divided; `stats`, `error`.
+//! - `pointers`: the unified index, entries that point at rows in the store's memory; [`tuner`]: how many;
+//! - `warm`: filling the cache before the first batch;
+//! - [`shape`]: how `cache.bytes` is divided; `stats`: counts;
+//! - [`gpu`]: the same cache in the memory of a CUDA device.
 //!
-//! **Exactness.** A row is copied into a slot that nobody reads, and only then linked under its
-//! key. It is never written again while it is linked, nor after, until no batch that could have
-//! found it is unfinished. So whatever a batch reads through its pin is the row that was inserted
-//! for that table and id, whole.
+//! **Exactness.** A row is copied into a slot that no one reads, and only then linked under its key. The slot
+//! is not written again until the row was unlinked and every batch that could have found it has finished. So
+//! what a batch reads through its pin is the whole row that was inserted for that table and id.
 //!
-//! **What waits for what.** Lookups take no lock. Inserts take short ones against each other.
-//! Evictions happen on a thread of the cache's own, woken past the high watermark; until it has
-//! made room, rows that do not fit are simply not cached, and counted.
+//! **Waiting.** Lookups take no lock. Inserts take short locks against each other. Evictions run on the
+//! cache's own thread, woken above the high watermark. Until it has made room, rows that do not fit are
+//! counted and not cached.
 
 mod batch;
 pub(crate) mod epoch;
@@ -98,33 +97,33 @@ pub use evictor::EvictStep;
 pub use pointers::HostRows;
 pub use query::{Miss, Query};
 pub use shape::{CacheShape, TableShape};
-pub(crate) use shared::Insertion;
+pub use shared::Insertion;
 pub use stats::{CacheStats, TableStats};
 pub use version::Switched;
 pub use warm::Warmed;
 
 use shared::Shared;
 
-/// The default watermarks, for which `cache.fraction` makes room.
+/// The default watermarks. `cache.fraction` makes room for them.
 pub const WATERMARKS: Watermarks = Watermarks { high: 0.95, low: 0.9 };
 
-/// What may be chosen about a cache besides its size.
+/// The options of a cache besides its size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CacheOptions {
-    /// Which missed rows are let in.
+    /// Which missed rows are admitted.
     pub admission: AdmissionOption,
-    /// Which rows go first.
+    /// Which rows are evicted first.
     pub eviction: EvictionOption,
-    /// Between which shares of its memory the cache moves.
+    /// The fill levels at which eviction starts and ends.
     pub watermarks: Watermarks,
-    /// Bits of the index's keys. Where they do not hold all rows, rows bear their own key as a tag.
+    /// Bits of the index's keys. If they are too few for all rows, rows of the larger tables share keys, and
+    /// each cached row of those tables stores its own key as a tag.
     pub key_width: KeyWidth,
-    /// Most rows of the store's RAM that the unified index points at; each takes an entry of the index.
+    /// The most rows in the store's memory that the unified index points at. Each takes an index entry.
     pub pointers: u64,
-    /// The version whose rows are inserted first.
+    /// The version of the first batches.
     pub version: Version,
-    /// Whether the cache evicts on a thread of its own. Without, the owner calls
-    /// [`FlatCache::evict_step`].
+    /// Whether the cache evicts on its own thread. If not, the owner calls [`FlatCache::evict_step`].
     pub background: bool,
 }
 
@@ -142,33 +141,33 @@ impl Default for CacheOptions {
     }
 }
 
-/// Which missed rows are let in.
+/// Which missed rows are admitted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum AdmissionOption {
-    /// Each with this probability, drawn from this seed.
+    /// Each with a fixed probability.
     Probability {
-        /// The probability, 0 to 1.
+        /// From 0 to 1.
         p: f64,
-        /// The draws' seed.
+        /// Seed of the draws.
         seed: u64,
     },
-    /// Those missed so often of late.
+    /// Rows used repeatedly while missing (`policy/frequency.rs`).
     Frequency {
-        /// How often, 1 to 15.
+        /// The use at which a full cache admits a row, 1 to 15.
         misses: u32,
     },
 }
 
 impl AdmissionOption {
-    /// Every missed row.
+    /// All missed rows.
     pub const ALL: Self = Self::Probability { p: 1.0, seed: 0 };
-    /// Once the cache is full, rows missed for the second time of late: of all that were tried the best on
-    /// the traces of `benches/hit_rates` (2026-11-21: at most 0.6 points behind the best of LRU, LFU, ARC, S3-FIFO and
-    /// W-TinyLFU, where all missed rows are 0.3 to 9.3 behind).
+    /// Once the cache is full, rows at their second recent use. Of the rules that were tried, this is the
+    /// best on the traces of `benches/hit_rates` (2026-11-21: at most 0.6 points below the best of LRU, LFU,
+    /// ARC, S3-FIFO and W-TinyLFU, whereas admitting all missed rows is 0.3 to 9.3 points below it).
     pub const DEFAULT: Self = Self::Frequency { misses: 2 };
 }
 
-/// The cache. Shared by reference between any number of workers.
+/// The flat cache. Any number of workers share it by reference.
 #[derive(Debug)]
 pub struct FlatCache {
     shared: Arc<Shared>,
@@ -177,11 +176,11 @@ pub struct FlatCache {
 }
 
 impl FlatCache {
-    /// Takes the memory and, if asked to, starts the evicting thread.
+    /// Allocates the memory and, if [`CacheOptions::background`] is set, starts the eviction thread.
     ///
     /// # Errors
-    /// [`CacheError`] where the bytes do not hold a row of each size, the tables' ids do not fit
-    /// 64 bits, an option is out of its range, or the system refuses the memory.
+    /// When the bytes do not hold a row of each size, the tables' ids do not fit 64 bits, an option is out of
+    /// range, or the allocation fails.
     pub fn new(shape: &CacheShape, options: &CacheOptions) -> Result<Self, CacheError> {
         check(options)?;
         let rows: Vec<u64> = shape.tables.iter().map(|t| t.rows).collect();
@@ -202,7 +201,7 @@ impl FlatCache {
             keys,
             watermarks: options.watermarks,
             pointers: pointers::Pointers::new(shape.tables.len(), options.pointers),
-            limbo: RetireList::default(),
+            retired: RetireList::default(),
             sweep: Mutex::default(),
             wake: Arc::default(),
             starved: AtomicU64::new(0),
@@ -217,21 +216,21 @@ impl FlatCache {
         Ok(Self { _evictor: evictor.map_err(refused)?, shared })
     }
 
-    /// Begins a batch. What it finds stays readable until the pin is dropped.
+    /// Starts a batch. Rows that it finds stay readable until the pin is dropped.
     #[must_use]
     pub fn pin(&self) -> BatchPin<'_> {
         BatchPin::new(&self.shared)
     }
 
-    /// Makes a version current for the batches that begin from now on. `changed` are its rows that are not
-    /// the same in the version before; those that the cache holds are carried over.
+    /// Makes `version` the version of new batches. `changed` has the rows that differ from the previous
+    /// version; cached ones are updated.
     ///
-    /// Waits for the batches of the version before, so it is not for a request's path, nor for a thread that has
-    /// a pin. One switch at a time: others wait.
+    /// Waits for the batches of the previous version, so do not call it on a request's path, nor on a thread
+    /// that has a pin. Concurrent switches wait for each other.
     ///
     /// # Errors
-    /// [`CacheError`] where the version is not newer than the current one, or a row is not one of the tables'.
-    /// Nothing has changed then.
+    /// When the version is not newer than the current one, or a row is not one of the tables'. Then nothing
+    /// changes.
     pub fn switch<'r>(
         &self,
         version: Version,
@@ -240,17 +239,17 @@ impl FlatCache {
         self.shared.switch(version, changed)
     }
 
-    /// The version of the batches that begin now.
+    /// The version that new batches use.
     #[must_use]
     pub fn version(&self) -> Version {
         self.shared.current.read().version
     }
 
-    /// Lets the unified index point at rows of this table, which the caller holds in RAM until it drops
-    /// what it gets.
+    /// Allows the unified index to point at rows of this table. The caller keeps the table in memory until it
+    /// drops the returned value.
     ///
     /// # Errors
-    /// [`CacheError::Table`] where there is no such table.
+    /// [`CacheError::Table`] when there is no such table.
     pub fn host_rows(&self, table: TableId) -> Result<HostRows, CacheError> {
         let tables = self.shared.tables.len();
         if table.index() >= tables {
@@ -259,30 +258,29 @@ impl FlatCache {
         Ok(HostRows::new(self.shared.clone(), table))
     }
 
-    /// Tells the cache how long a batch took to get its rows: what the size of the unified index is tuned by.
+    /// Reports how long a batch took to look up its rows. The tuner of the unified index uses this.
     pub fn observe(&self, ids: u64, elapsed: Duration) {
         self.shared.observe(ids, elapsed);
     }
 
-    /// Sets how many pointers the unified index may have, until the tuner decides otherwise.
+    /// Sets how many pointers the unified index may have, until the tuner changes it.
     pub fn set_pointers(&self, capacity: u64) {
         self.shared.pointers.allow(capacity);
     }
 
-    /// The rows that the cache holds, the last used first.
+    /// The cached rows, the last used first.
     #[must_use]
     pub fn hot_rows(&self) -> Vec<(TableId, u64)> {
         self.shared.hot_rows()
     }
 
-    /// Evicts for a while if the cache is past its high watermark or on its way down from it, and
-    /// frees what no batch can read any more. Returns whether there is more to do. This is what
-    /// the evicting thread calls.
+    /// Takes one step of an eviction, if one is needed or in progress, and frees slots that no batch can read
+    /// any more. Returns whether more steps are needed. The eviction thread calls this.
     pub fn evict_step(&self) -> EvictStep {
         self.shared.evict_step()
     }
 
-    /// The counts.
+    /// The counts since the cache was created.
     #[must_use]
     pub fn stats(&self) -> CacheStats {
         self.shared.stats()
@@ -296,7 +294,7 @@ fn admission(options: &CacheOptions, sketch_bytes: usize) -> Admission {
     }
 }
 
-/// The policy, with ranks of the first so many rows.
+/// The policy, with ranks of the first `ranked` rows.
 fn eviction(options: &CacheOptions, keys: &RowKeys, ranked: usize) -> Eviction {
     // A row that does not exist gets a key that no entry has.
     let key = |&(table, id): &(TableId, u64)| keys.index_keys().encode(table, id).unwrap_or(TOMBSTONE);

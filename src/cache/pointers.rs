@@ -1,14 +1,14 @@
-//! The unified index (FLECHE 3.3): entries that point at a row in host memory instead of a slot.
+//! The unified index (FLECHE 3.3): entries that point at a row in host memory instead of a slot of the pool.
 //!
-//! A pointer takes an entry of the index and no slot. It is made by the evictor: where there may be more
-//! pointers, a cold row gives up its slot and stays in the index as a pointer. It says which row of its
-//! table it is; where the table lies, whoever reads it knows of the batch's version. So a pointer is as good
-//! for one version as for the next.
+//! A pointer takes an index entry and no slot. The evictor makes pointers: while fewer than allowed exist, a
+//! victim gives up its slot and stays in the index as a pointer. A pointer stores the row's id in its table;
+//! the reader finds the table through the batch's version. So a pointer is valid for all versions.
 //!
-//! Only rows that the store holds in RAM may be pointed at: their owner keeps a [`HostRows`] for as long.
-//! Dropping it withdraws all pointers to the table and waits for the batches that may have found one.
+//! Pointers are made only to rows that the store holds in memory. The owner of that memory keeps a
+//! [`HostRows`]. Dropping it removes all pointers to the table and waits for the batches that may have found
+//! one.
 //!
-//! How many there may be, [`super::tuner`] finds by trying, from the throughput that batches report.
+//! [`super::tuner`] finds a good number of pointers by trial, from the throughput that batches report.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,20 +19,20 @@ use super::shared::Shared;
 use super::tuner::Tuner;
 use crate::types::{FlatKey, TableId};
 
-/// Steps in which the tuner goes up to its limit.
+/// Steps in which the tuner approaches its limit.
 const STEPS: u64 = 16;
 /// Ids looked up between two measurements.
 const WINDOW: u64 = 1 << 20;
 
-/// What the cache knows of its pointers.
+/// Counts and limits of the pointers.
 #[derive(Debug)]
 pub(crate) struct Pointers {
-    /// By table: how many say that its rows may be pointed at. A new version's store may come before the old
-    /// one's goes.
+    /// By table: the number of [`HostRows`]. There may be several, since a new version's store may be opened
+    /// before the old one is closed.
     tables: Box<[AtomicU64]>,
     count: AtomicU64,
     capacity: AtomicU64,
-    /// Whether all are to go.
+    /// Whether the tuner has requested the removal of all pointers.
     clear: AtomicBool,
     /// Ids and nanoseconds since the last measurement.
     ids: AtomicU64,
@@ -53,45 +53,44 @@ impl Pointers {
         }
     }
 
-    /// How many there are.
+    /// The number of pointers.
     pub(crate) fn count(&self) -> u64 {
-        // On a device a pointer may be seen to go before it was seen to come: below none for a moment.
+        // On a device, the removal of a pointer may be counted before its creation, so the count may be
+        // negative for a moment.
         (self.count.load(Ordering::Relaxed) as i64).max(0) as u64
     }
 
-    /// Counts one out.
     pub(crate) fn removed(&self) {
         self.count.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Counts so many in.
     pub(crate) fn made(&self, more: u64) {
         self.count.fetch_add(more, Ordering::Relaxed);
     }
 
-    /// How many more there may be.
+    /// How many more pointers may be made.
     pub(crate) fn room(&self) -> u64 {
         self.capacity.load(Ordering::Relaxed).saturating_sub(self.count())
     }
 
-    /// Sets how many there may be, whatever the tuner would say.
+    /// Sets how many pointers there may be, until the tuner changes it.
     pub(crate) fn allow(&self, capacity: u64) {
         self.capacity.store(capacity, Ordering::Relaxed);
     }
 
-    /// Whether the tuner has said that all are to go, since the last time this was asked.
-    pub(crate) fn told_to_clear(&self) -> bool {
+    /// Whether the tuner has requested the removal of all pointers since the last call.
+    pub(crate) fn take_clear_request(&self) -> bool {
         self.clear.swap(false, Ordering::Relaxed)
     }
 
-    /// Takes note of how long a batch took to look up so many ids, and now and then has the tuner decide. Returns
-    /// whether it said that all are to go.
+    /// Records how long a batch took to look up `ids` ids. After enough ids, steps the tuner. Returns whether
+    /// the tuner requests the removal of all pointers.
     pub(crate) fn observe(&self, ids: u64, elapsed: Duration) -> bool {
         let nanos = self.nanos.fetch_add(elapsed.as_nanos() as u64, Ordering::Relaxed);
         if self.ids.fetch_add(ids, Ordering::Relaxed) + ids < WINDOW {
             return false;
         }
-        // Whoever measures now measures for those who come meanwhile.
+        // Another thread is measuring now: its measurement includes this batch.
         let Ok(mut tuner) = self.tuner.try_lock() else { return false };
         let nanos = nanos + elapsed.as_nanos() as u64;
         let ids = self.ids.swap(0, Ordering::Relaxed);
@@ -110,24 +109,25 @@ impl Pointers {
         self.capacity.load(Ordering::Relaxed)
     }
 
-    /// Takes room for one more pointer into this table, if there is any.
-    fn added(&self, table: TableId) -> bool {
-        let may = self.tables[table.index()].load(Ordering::Relaxed) > 0 && self.room() > 0;
-        if may {
+    /// Reserves one more pointer into this table, if allowed.
+    fn reserve(&self, table: TableId) -> bool {
+        let allowed = self.tables[table.index()].load(Ordering::Relaxed) > 0 && self.room() > 0;
+        if allowed {
             self.made(1);
         }
-        may
+        allowed
     }
 }
 
 impl Shared {
-    /// What becomes of an entry that is to be put out of the pool: under the bucket's lock and the sweep's.
-    pub(crate) fn put_out(&self, key: FlatKey, held: Held<'_>) -> Fate {
+    /// Whether a victim is unlinked or becomes a pointer. The caller holds the bucket's lock and the sweep's.
+    pub(crate) fn fate_of_victim(&self, key: FlatKey, held: Held<'_>) -> Fate {
         let table = self.keys.index_keys().table_of(key);
-        // Of a key that several rows share, a pointer could not say whose it is.
+        // `id` returns `None` for a key that several rows share: such a key does not identify the pointer's
+        // row.
         let id = table.and_then(|table| Some((table, self.keys.index_keys().code(table)?.id(key)?)));
         match id {
-            Some((table, id)) if !held.location().is_host() && self.pointers.added(table) => {
+            Some((table, id)) if !held.location().is_host() && self.pointers.reserve(table) => {
                 Fate::Move(Location::host(id))
             }
             _ => Fate::Leave,
@@ -137,21 +137,21 @@ impl Shared {
     /// As [`Pointers::observe`].
     pub(crate) fn observe(&self, ids: u64, elapsed: Duration) {
         if self.pointers.observe(ids, elapsed) {
-            // A sweep of the whole index is for the evicting thread, and not for a request's.
+            // The eviction thread sweeps the whole index, not the thread of a request.
             self.wake.now();
         }
     }
 
-    /// Unlinks all pointers if the tuner has said so. Under the sweep's lock.
-    pub(crate) fn clear_pointers_if_told(&self) {
-        if self.pointers.told_to_clear() {
+    /// Unlinks all pointers if the tuner has requested it. The caller holds the sweep's lock.
+    pub(crate) fn clear_pointers_if_requested(&self) {
+        if self.pointers.take_clear_request() {
             self.unlink_pointers(|_| true);
         }
     }
 
-    /// Unlinks the pointers into the tables that are chosen.
+    /// Unlinks the pointers into the chosen tables.
     fn withdraw(&self, table: impl Fn(TableId) -> bool) {
-        // The sweep's lock: nobody makes a pointer meanwhile.
+        // Under the sweep's lock no pointer is made.
         let _sweep = self.sweep.lock().unwrap_or_else(PoisonError::into_inner);
         self.unlink_pointers(table);
     }
@@ -168,7 +168,7 @@ impl Shared {
     }
 }
 
-/// The right to point at the rows of a table, while the store holds them in RAM.
+/// Allows pointers at the rows of a table, as long as the store holds them in memory.
 #[derive(Debug)]
 pub struct HostRows {
     shared: Arc<Shared>,
@@ -183,11 +183,11 @@ impl HostRows {
 }
 
 impl Drop for HostRows {
-    /// Withdraws the pointers and waits for all batches that began before; so a thread must not drop it
-    /// that has a pin itself.
+    /// Removes the pointers and waits for all batches that began before. A thread that has a pin must not
+    /// drop it.
     fn drop(&mut self) {
         let Self { shared, table } = self;
-        // Before the sweep's lock is taken: who makes a pointer has the lock and looks here.
+        // Before taking the sweep's lock: pointers are made under that lock after reading this count.
         shared.pointers.tables[table.index()].fetch_sub(1, Ordering::Relaxed);
         shared.withdraw(|t| t == *table);
         shared.epochs.wait_for_earlier();

@@ -1,8 +1,8 @@
-//! A batch's lookup: ids become keys, equal keys one, and each is probed once.
+//! A batch's lookup: encodes ids as keys, removes duplicates, and probes each distinct key once.
 //!
-//! Everything lies in vectors that are kept from batch to batch. Deduplication uses a scratch table
-//! whose slots bear the generation of the lookup that wrote them: an older generation is an empty
-//! slot, so the table is never cleared.
+//! All vectors are reused from batch to batch. Deduplication uses a hash table of its own, because it must be
+//! empty at the start of each batch without being cleared: each slot stores the generation of the lookup that
+//! wrote it, and a slot of an older generation is empty.
 
 use std::ops::Range;
 
@@ -14,22 +14,22 @@ use super::shared::Shared;
 use super::version::Overlay;
 use crate::types::{FlatKey, TableId};
 
-/// How many probes ahead the index's lines are asked for.
+/// How many probes ahead index buckets are prefetched.
 const AHEAD: usize = 12;
 
-/// A worker's scratch for lookups. Reused, it takes no memory once it has seen its largest batch.
+/// A batch's ids and the result of their lookup. Reuse it: it allocates nothing after its largest batch.
 #[derive(Debug, Default)]
 pub struct Query {
     ids: Vec<u64>,
     columns: Vec<Column>,
-    /// By occurrence: its unique row.
+    /// By occurrence: the number of its distinct row.
     uniques: Vec<u32>,
     rows: Vec<Unique>,
     misses: Vec<Miss>,
     pointed: Vec<Miss>,
     scratch: Scratch,
     tallies: Vec<Tally>,
-    /// Whose pin the places were found under.
+    /// The number of the batch whose pin the last probe used.
     batch: u64,
 }
 
@@ -39,34 +39,35 @@ struct Column {
     ids: Range<usize>,
 }
 
-/// One row that a batch wants, however often.
+/// One distinct row of a batch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unique {
-    /// Its own key.
     own: FlatKey,
     pub table: TableId,
-    /// How many occurrences it has.
-    count: u32,
-    pub place: Place,
+    occurrences: u32,
+    pub found: FoundAt,
 }
 
+/// Where a probe found a row.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Place {
+pub(crate) enum FoundAt {
     Slot(Location),
+    /// Number among the pointed rows.
     Host(u32),
+    /// Number among the misses.
     Miss(u32),
 }
 
-/// A row that the cache does not hold.
+/// A distinct row of a batch that is not in the cache's memory: missing, or pointed at in the store's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Miss {
-    /// Whose row.
+    /// The row's table.
     pub table: TableId,
-    /// Which row.
+    /// The row's id.
     pub id: u64,
-    /// Its unique row: `uniques()[o] == unique` for each occurrence `o` of it.
+    /// Its number: `uniques()[o] == unique` for each occurrence `o`.
     pub unique: u32,
-    /// How often the batch uses it, at least once.
+    /// How often the batch uses the row, at least once.
     pub occurrences: u32,
 }
 
@@ -81,13 +82,13 @@ pub(crate) struct Tally {
 }
 
 impl Query {
-    /// Forgets the batch and keeps the memory.
+    /// Removes all ids and keeps the memory.
     pub fn clear(&mut self) {
         self.ids.clear();
         self.columns.clear();
     }
 
-    /// Adds ids of a table, each below its rows. Returns their occurrences: their places in
+    /// Adds ids of a table, each below its number of rows. Returns their positions in
     /// [`super::Found::uniques`].
     pub fn push(&mut self, table: TableId, ids: impl IntoIterator<Item = u64>) -> Range<usize> {
         let start = self.ids.len();
@@ -95,18 +96,6 @@ impl Query {
         let ids = start..self.ids.len();
         self.columns.push(Column { table, ids: ids.clone() });
         ids
-    }
-
-    /// How many occurrences were added.
-    #[must_use]
-    pub(crate) fn len(&self) -> usize {
-        self.ids.len()
-    }
-
-    /// Whether none were.
-    #[must_use]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.ids.is_empty()
     }
 
     pub(crate) fn uniques(&self) -> &[u32] {
@@ -135,8 +124,8 @@ impl Query {
         &self.tallies
     }
 
-    /// Finds the distinct keys of all occurrences, table by table: equal keys are of one table, and the scratch
-    /// of one stays in the processor's cache.
+    /// Finds the distinct keys of all occurrences, table by table: equal keys are of one table, and the
+    /// scratch table of one table stays in the processor's cache.
     pub(crate) fn deduplicate(&mut self, keys: &RowKeys) -> Result<(), CacheError> {
         self.uniques.clear();
         self.rows.clear();
@@ -160,8 +149,8 @@ impl Query {
                 };
                 let unique = self.scratch.number(own, self.rows.len() as u32);
                 match self.rows.get_mut(unique as usize) {
-                    Some(row) => row.count += 1,
-                    None => self.rows.push(Unique { own, table, count: 1, place: Place::Miss(0) }),
+                    Some(row) => row.occurrences += 1,
+                    None => self.rows.push(Unique { own, table, occurrences: 1, found: FoundAt::Miss(0) }),
                 }
                 self.uniques[occurrence] = unique;
             }
@@ -169,7 +158,7 @@ impl Query {
         Ok(())
     }
 
-    /// Looks every distinct row up, in the overlay of the batch's version first.
+    /// Looks up every distinct row, first in the overlay of the batch's version.
     pub(crate) fn probe(&mut self, cache: &Shared, overlay: Option<&Overlay>, pin: &Pin<'_>) {
         self.batch = pin.number();
         self.tallies.clear();
@@ -182,38 +171,39 @@ impl Query {
             let row = &mut self.rows[unique];
             let (id, key) = cache.keys.row(row.table, row.own);
             let tally = &mut self.tallies[row.table.index()];
-            let count = u64::from(row.count);
+            let count = u64::from(row.occurrences);
             let found = match overlay.and_then(|overlay| overlay.get(row.own)) {
                 Some(changed) => changed,
                 None => cache.index.get(key, now, pin).and_then(|held: Held<'_>| {
-                    let its_own = cache.is_row(row.table, row.own, held);
-                    tally.collisions += u64::from(!its_own) * count;
-                    its_own.then(|| held.location())
+                    let is_row = cache.is_row(row.table, row.own, held);
+                    tally.collisions += u64::from(!is_row) * count;
+                    is_row.then(|| held.location())
                 }),
             };
-            let elsewhere = Miss { table: row.table, id, unique: unique as u32, occurrences: row.count };
-            row.place = match found {
+            let not_in_pool =
+                Miss { table: row.table, id, unique: unique as u32, occurrences: row.occurrences };
+            row.found = match found {
                 Some(location) if location.is_host() => {
                     tally.pointed += count;
-                    self.pointed.push(elsewhere);
-                    Place::Host(self.pointed.len() as u32 - 1)
+                    self.pointed.push(not_in_pool);
+                    FoundAt::Host(self.pointed.len() as u32 - 1)
                 }
                 Some(location) => {
                     tally.hits += count;
-                    Place::Slot(location)
+                    FoundAt::Slot(location)
                 }
                 None => {
                     tally.misses += 1;
                     tally.hits += count - 1;
-                    self.misses.push(elsewhere);
-                    Place::Miss(self.misses.len() as u32 - 1)
+                    self.misses.push(not_in_pool);
+                    FoundAt::Miss(self.misses.len() as u32 - 1)
                 }
             };
         }
     }
 }
 
-/// Occurrences are numbered in 32 bits and the scratch table has two slots for each.
+/// Occurrences are numbered in 32 bits, and the scratch table has two slots for each.
 const MAX_OCCURRENCES: usize = 1 << 30;
 
 /// Numbers distinct keys in the order of their first occurrence.
@@ -227,13 +217,13 @@ struct Scratch {
 #[derive(Clone, Copy, Debug, Default)]
 struct ScratchSlot {
     key: u64,
-    /// 0 in a slot never written: generations begin at 1.
+    /// 0 in a slot that was never written: generations start at 1.
     generation: u32,
     unique: u32,
 }
 
 impl Scratch {
-    /// Forgets all keys and makes room for `keys` of them.
+    /// Removes all keys and makes room for `keys` keys.
     fn begin(&mut self, keys: usize) {
         let slots = (2 * keys).next_power_of_two();
         self.mask = slots - 1;
@@ -246,7 +236,7 @@ impl Scratch {
         }
     }
 
-    /// The number of a key; a key not seen in this generation gets `next`.
+    /// The number of a key. A key that is new in this generation gets `next`.
     #[inline]
     fn number(&mut self, key: FlatKey, next: u32) -> u32 {
         let mut at = mix64(key) as usize;

@@ -1,9 +1,9 @@
-//! How `cache.bytes` is divided between index and pool, and how a share of a model becomes bytes.
+//! Divides `cache.bytes` between index and pool, and converts a share of a model to bytes.
 //!
-//! Rows of different sizes cost one index entry each, so how many entries a byte of pool needs depends
-//! on the mix. The division assumes the model's own mix: as many entries as fit when each row is of the
-//! tables' mean size, weighted by their rows. Where the traffic's mix differs, pool or index is full
-//! first, and eviction heeds both.
+//! Every row takes one index entry, whatever its size, so the number of entries per byte of pool depends on
+//! the mix of row sizes. The division assumes the model's mix: as many entries as fit if each row has the
+//! mean size of the tables' rows. If the traffic's mix differs, pool or index fills up first; eviction
+//! watches both.
 
 use super::index::{self, BUCKET_BYTES, LOAD, Location, SLOTS};
 use super::key::RowKeys;
@@ -14,41 +14,40 @@ use super::slab::SlabShape;
 use super::{AdmissionOption, CacheError, CacheOptions, EvictionOption, WATERMARKS};
 use crate::types::{FlatKey, ROW_ALIGN, TableId};
 
-/// The least number of buckets: a key's two are then mostly two.
+/// The least number of buckets, so that a key's two buckets mostly differ.
 const MIN_BUCKETS: usize = 2;
-/// Slabs a row size gets at least, where the pool is large enough: the finer, the less is lost in
-/// slabs that are partly used.
+/// Slabs per row size, if the pool is large enough. Smaller slabs waste less in slabs that are partly used.
 const SLABS_PER_CLASS: usize = 64;
 /// The largest slab, unless one row is larger.
 const MAX_SLAB_BYTES: usize = 1 << 20;
-/// Offsets of locations reach this far.
+/// Locations address this many bytes.
 const MAX_POOL_BYTES: usize = Location::OFFSETS as usize * 4;
 
-/// One table, as the cache sees it.
+/// The shape of one table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableShape {
-    /// Ids are below this.
+    /// The number of ids.
     pub rows: u64,
-    /// Bytes a row, above 0 and a multiple of [`ROW_ALIGN`].
+    /// Bytes per row, above 0 and a multiple of [`ROW_ALIGN`].
     pub row_bytes: usize,
 }
 
-/// Bytes of the tag before a row that may share its index key with others: the row's own key.
+/// Bytes of the tag before a row that may share its index key with other rows. The tag is the row's own key.
 pub(crate) const TAG_BYTES: usize = size_of::<u64>();
 
-/// How much memory a cache may take, and for which tables.
+/// The memory of a cache and the tables that it caches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheShape {
-    /// Bound of index and pool together: `cache.bytes`.
+    /// Bound of index, pool and policies together: `cache.bytes`.
     pub bytes: usize,
-    /// The model's tables, by their ids.
+    /// By [`TableId`].
     pub tables: Vec<TableShape>,
 }
 
 impl CacheShape {
-    /// A cache with room for this share (0 to 1) of every table's rows, index included:
-    /// `cache.fraction`. So many rows are held without crossing the high watermark, whatever their
-    /// order; a rare key (one in ten thousand or less) whose two buckets are both full puts out another.
+    /// A cache with room for this share (0 to 1) of every table's rows, index included: `cache.fraction`. It
+    /// holds these rows without crossing the high watermark, in whatever order they are inserted. Rarely (for
+    /// one key in ten thousand or less) both buckets of a key are full, and the key replaces another.
     #[must_use]
     pub fn from_fraction(fraction: f64, tables: Vec<TableShape>) -> Self {
         let share = |table: &TableShape| TableShape {
@@ -63,17 +62,17 @@ impl CacheShape {
         let rows = |t: &TableShape| (t.rows as usize).saturating_mul(t.row_bytes);
         let rows = held.iter().map(rows).fold(0, usize::saturating_add);
         let mut shape = Self { bytes: rows.max(minimum), tables };
-        // The division has roundings of its own, so it is asked, and not inverted.
+        // `layout` rounds in several places, so it is evaluated instead of inverted.
         while shape.layout().is_ok_and(|layout| !layout.holds(&held)) {
             shape.bytes += shape.bytes / 128 + 512;
         }
         shape
     }
 
-    /// The least shape that holds this share of every table's rows in a cache of these options.
+    /// The least shape that holds this share of every table's rows in a cache with these options.
     ///
     /// # Errors
-    /// [`CacheError`] where the tables' rows have no keys of the width.
+    /// When the tables have no keys of the width.
     pub fn for_options(
         fraction: f64,
         tables: Vec<TableShape>,
@@ -86,7 +85,7 @@ impl CacheShape {
         Ok(Self { bytes: with_policies(rest, &slots, options), tables })
     }
 
-    /// Divides the bytes among all that a cache of these options has.
+    /// Divides the bytes among all parts of a cache with these options.
     pub(crate) fn plan(&self, keys: &RowKeys, options: &CacheOptions) -> Result<Plan, CacheError> {
         let slots = slots(&self.tables, keys);
         let sketch_bytes = sketch_bytes(self.bytes, &slots, options);
@@ -127,12 +126,12 @@ impl CacheShape {
         Ok(Layout { buckets, slabs: SlabShape { row_bytes, slab_bytes, slabs } })
     }
 
-    /// Buckets for as many entries of mean size as fit, or for all rows there are.
+    /// Buckets for as many entries of mean size as fit, at most for all rows.
     fn buckets(&self) -> usize {
         (entries(self.bytes, 0, &self.tables) / (SLOTS as f64 * LOAD)).ceil().min(u32::MAX.into()) as usize
     }
 
-    /// What a pool of every row takes at most, whatever slabs it is cut into; more is never used.
+    /// An upper bound of what a pool of all rows takes, for any slab size. More is never used.
     fn pool_bytes_of_all_rows(&self, least: usize) -> usize {
         let bytes: f64 = self.tables.iter().map(|t| t.rows as f64 * t.row_bytes as f64).sum();
         let slack = (self.tables.len() * MAX_SLAB_BYTES) as f64;
@@ -150,30 +149,30 @@ fn minimum(tables: &[TableShape]) -> (Vec<usize>, usize) {
     (row_bytes, minimum)
 }
 
-/// What the bytes are spent on.
+/// The division of the bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub layout: Layout,
-    /// The tables with the tags that their rows bear.
+    /// The tables, with tags included in their row bytes.
     pub slots: Vec<TableShape>,
     /// Bytes of the admission's sketch.
     pub sketch_bytes: usize,
-    /// How many of the rows that the eviction is to rank have a rank.
+    /// How many of the rows listed for LFU have a rank.
     pub ranked: usize,
 }
 
 impl Plan {
-    /// All that the cache takes.
+    /// The bytes of the whole cache.
     pub(crate) fn bytes(&self) -> usize {
         self.layout.bytes() + self.sketch_bytes + Ranks::bytes_of(self.ranked)
     }
 }
 
-/// The least bytes that leave so many to index and pool, beside what policies and pointers take of them.
+/// The least bytes of which `rest` bytes remain for index and pool after policies and pointers.
 fn with_policies(rest: usize, slots: &[TableShape], options: &CacheOptions) -> usize {
     let rest = rest.saturating_add(pointer_buckets(options.pointers).saturating_mul(BUCKET_BYTES));
     let mut bytes = rest;
-    // More bytes have more rows ranked and more misses remembered, each with less than its row takes.
+    // More bytes need more ranks and a larger sketch, but less than the bytes added: the loop ends.
     loop {
         let policies = Ranks::bytes_of(ranked(bytes, slots, options)) + sketch_bytes(bytes, slots, options);
         let needed = rest.saturating_add(policies);
@@ -184,7 +183,8 @@ fn with_policies(rest: usize, slots: &[TableShape], options: &CacheOptions) -> u
     }
 }
 
-/// Entries of mean size that fit so many bytes, each with some beside; but not more than for all rows there are.
+/// The number of entries of mean size, each with `beside` bytes more, that fit `bytes`; at most one for every
+/// row.
 fn entries(bytes: usize, beside: usize, tables: &[TableShape]) -> f64 {
     let rows: f64 = tables.iter().map(|t| t.rows as f64).sum();
     let row_bytes: f64 = tables.iter().map(|t| t.rows as f64 * t.row_bytes as f64).sum();
@@ -193,7 +193,8 @@ fn entries(bytes: usize, beside: usize, tables: &[TableShape]) -> f64 {
     (bytes as f64 / (mean + entry_bytes + beside as f64)).min(rows / WATERMARKS.high + 1.0)
 }
 
-/// Bytes of the admission's sketch in a cache of so many: it remembers as many misses as there may be entries.
+/// Bytes of the admission's sketch in a cache of `bytes`. It remembers as many misses as there may be
+/// entries.
 fn sketch_bytes(bytes: usize, slots: &[TableShape], options: &CacheOptions) -> usize {
     match options.admission {
         AdmissionOption::Probability { .. } => 0,
@@ -203,8 +204,8 @@ fn sketch_bytes(bytes: usize, slots: &[TableShape], options: &CacheOptions) -> u
     }
 }
 
-/// Of how many rows a cache of so many bytes keeps the ranks: of as many, the most frequent first, as it would hold
-/// beside them. Of rows past those it is only known that they are colder.
+/// How many rows have a rank in a cache of `bytes`: as many of the most frequent as it would hold together
+/// with their ranks. All other rows are colder.
 fn ranked(bytes: usize, slots: &[TableShape], options: &CacheOptions) -> usize {
     let EvictionOption::Lfu(rows) = &options.eviction else { return 0 };
     let entry_bytes = (BUCKET_BYTES as f64 / (SLOTS as f64 * LOAD)) as usize + Ranks::bytes_of(3) / 3;
@@ -216,7 +217,7 @@ fn ranked(bytes: usize, slots: &[TableShape], options: &CacheOptions) -> usize {
     rows.iter().take_while(fits).count()
 }
 
-/// The tables with the slots that their rows take, tags included.
+/// The tables, with tags included in their row bytes.
 fn slots(tables: &[TableShape], keys: &RowKeys) -> Vec<TableShape> {
     let slot = |(t, table): (usize, &TableShape)| {
         let tag = if keys.tagged(TableId(t as u32)) { TAG_BYTES } else { 0 };
@@ -226,7 +227,10 @@ fn slots(tables: &[TableShape], keys: &RowKeys) -> Vec<TableShape> {
 }
 
 impl RowKeys {
-    /// The own key of a row of these tables, if it is one of theirs and so long.
+    /// The own key of a row.
+    ///
+    /// # Errors
+    /// When the table or the id does not exist, or `bytes` is not the length of the table's rows.
     pub(crate) fn own_key(
         &self,
         tables: &[TableShape],
@@ -244,12 +248,12 @@ impl RowKeys {
     }
 }
 
-/// Buckets that so many pointers take.
+/// The number of buckets for `pointers` pointers.
 fn pointer_buckets(pointers: u64) -> usize {
     (pointers as f64 / (SLOTS as f64 * LOAD)).ceil() as usize
 }
 
-/// `cache.bytes`, divided.
+/// The sizes of index and pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub buckets: usize,
@@ -257,12 +261,12 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// What it takes, all records included.
+    /// Bytes of index and pool, including records.
     pub(crate) fn bytes(&self) -> usize {
         self.buckets * BUCKET_BYTES + self.slabs.bytes()
     }
 
-    /// Whether all these rows can be in the cache at once without crossing the high watermark.
+    /// Whether all these rows fit without crossing the high watermark.
     fn holds(&self, tables: &[TableShape]) -> bool {
         let entries: u64 = tables.iter().map(|t| t.rows).sum();
         let (mut slabs, mut bytes) = (0, 0);

@@ -1,4 +1,4 @@
-//! What batches and the evicting thread share: the way of a row in and out.
+//! The state that batches and the eviction thread share: how rows are inserted and retired.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,51 +17,48 @@ use super::stats::{CacheStats, Counts, TableCounts};
 use super::version::Current;
 use crate::types::{FlatKey, TableId};
 
-/// Most unlinked slots that wait for batches to finish: 1 MiB of records. While so many wait,
-/// nothing more is evicted.
+/// Most unlinked slots that wait for batches to finish: 1 MiB of records. At this limit eviction pauses.
 pub(crate) const MAX_WAITING: usize = 1 << 16;
-/// Most slots that are freed under one lock, and by one request.
+/// Most slots that one request frees under one lock.
 const FREED_AT_ONCE: usize = 64;
 
-/// What became of a row that was offered.
+/// The result of offering a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Insertion {
-    /// It is found from now on.
+    /// The row is cached.
     Stored,
-    /// Another batch was first with it.
+    /// Another batch has inserted it already.
     Present,
-    /// The admission policy did not let it in.
+    /// The admission policy rejected it.
     NotAdmitted,
-    /// There is no room until eviction has made some.
+    /// The cache has no room for it at present.
     Full,
-    /// The row is not the same in the version before, whose batches are not over.
+    /// The row differs from the previous version, whose batches have not all finished.
     Switching,
 }
 
-/// What the evicting thread sees too.
+/// The state of a cache.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub keys: RowKeys,
     pub tables: Vec<TableShape>,
-    /// By table: the class of its slots, tags included.
+    /// By table: the class of its slots, including tags.
     pub classes: Vec<Class>,
     pub index: Index,
     pub pool: Pool,
     pub epochs: Epochs,
-    /// The version that batches are of which begin now.
+    /// The version that new batches use.
     pub current: Replaceable<Current>,
-    /// Held by whoever switches versions.
+    /// Held during a version switch.
     pub switching: Mutex<()>,
     pub admission: Admission,
     pub eviction: Eviction,
     pub watermarks: Watermarks,
-    /// The unified index.
     pub pointers: Pointers,
-    /// Slots out of the index.
-    pub limbo: RetireList,
+    pub retired: RetireList,
     pub sweep: Mutex<Sweep>,
     pub wake: Arc<Wake>,
-    /// A class that found no slot, plus one: where there is space, slabs are to change their size.
+    /// A class that found no slot, plus one; 0 for none. If there is space, slabs change their row size.
     pub starved: AtomicU64,
     pub counts: Counts,
 }
@@ -84,17 +81,17 @@ impl Shared {
         };
         self.fill(&mut slot, table, own, row);
         let coldness = |key, age| self.eviction.coldness(key, age);
-        let replace = self.limbo.waiting() < MAX_WAITING;
+        let replace = self.retired.waiting() < MAX_WAITING;
         let (_, key) = self.keys.row(table, own);
         let entry = Entry { key, location: slot.location(), now: Stamp::of(batch) };
-        // A row whose key another row has takes the other's place, and so the last one asked for is there.
+        // A row whose index key belongs to another row replaces that row, so the last one used is cached.
         let same = |held: Held<'_>| !held.location().is_host() && (!replace || self.is_row(table, own, held));
         let insertion = self.link(table, entry, replace.then_some(&coldness), same);
         if insertion != Insertion::Stored {
             self.pool.put_back(slot);
         }
         if insertion == Insertion::Full {
-            self.turned_away();
+            self.count_rejected();
         }
         if self.crossed() {
             self.wake.now();
@@ -102,8 +99,8 @@ impl Shared {
         Ok(insertion)
     }
 
-    /// Links a row whose slot is written, as [`Index::insert`], and counts it in, and out what it replaced. Its
-    /// bytes are counted before anyone could put it out, so that the sum never falls below zero.
+    /// Links a row whose slot is written, as [`Index::insert`] does, and updates the counts for it and for
+    /// what it replaced. Its bytes are counted before it can be evicted, so the sum never falls below zero.
     pub(crate) fn link(
         &self,
         table: TableId,
@@ -129,37 +126,37 @@ impl Shared {
         refused
     }
 
-    /// Counts a row that found no room.
-    pub(crate) fn turned_away(&self) {
+    /// Counts a row for which there was no room.
+    pub(crate) fn count_rejected(&self) {
         self.counts.rejected_full.fetch_add(1, Ordering::Relaxed);
         self.wake.now();
     }
 
-    /// The own key of a row, if it is one of these tables' and so long.
+    /// As [`RowKeys::own_key`].
     pub(crate) fn own_key(&self, table: TableId, id: u64, bytes: usize) -> Result<FlatKey, CacheError> {
         self.keys.own_key(&self.tables, (table, id), bytes)
     }
 
-    /// Writes a row into a slot, behind its own key where others may share its index key.
+    /// Writes a row into a slot, after its own key as a tag if other rows may share its index key.
     pub(crate) fn fill(&self, slot: &mut Slot, table: TableId, own: FlatKey, row: &[u8]) {
         let tag = own.0.to_ne_bytes();
         self.pool.fill(slot, if self.keys.tagged(table) { &tag } else { &[] }, row);
     }
 
-    /// Whether what was found under a row's index key is that row.
+    /// Whether the entry found under a row's index key is that row.
     #[inline]
     pub(crate) fn is_row(&self, table: TableId, own: FlatKey, held: Held<'_>) -> bool {
         !self.keys.tagged(table) || self.pool.tag(held) == own.0
     }
 
-    /// A row that a batch found in the pool.
+    /// The bytes of a row in the pool.
     #[inline]
     pub(crate) fn row<'a>(&'a self, table: TableId, held: Held<'a>) -> &'a [u8] {
         let tag = if self.keys.tagged(table) { TAG_BYTES } else { 0 };
         self.pool.row(held, tag, self.tables[table.index()].row_bytes)
     }
 
-    /// A slot, if need be one that unfinished batches kept until just now: of the few that are looked at.
+    /// A free slot. If there is none, some retired slots are reclaimed first.
     pub(crate) fn take(&self, class: Class) -> Option<Slot> {
         self.pool.take(class).or_else(|| {
             self.reclaim_some();
@@ -167,7 +164,7 @@ impl Shared {
         })
     }
 
-    /// Counts an entry out and, if it had a slot, puts that aside until no batch can read it.
+    /// Updates the counts for an unlinked entry, and retires its slot if it has one.
     pub(crate) fn retire(&self, unlinked: Unlinked) {
         if unlinked.location().is_host() {
             self.pointers.removed();
@@ -177,32 +174,32 @@ impl Shared {
             self.counts.linked_bytes.fetch_sub(self.footprint(table), Ordering::Relaxed);
             self.counts.tables[table.index()].evictions.fetch_add(1, Ordering::Relaxed);
         }
-        self.limbo.put(unlinked, &self.epochs);
+        self.retired.put(unlinked, &self.epochs);
     }
 
-    /// Frees the slots whose batches are all finished, a few at a time so that nobody waits long who wants to
-    /// put one aside. Returns how many still wait.
+    /// Frees the retired slots whose batches have all finished, a few at a time so that other threads do not
+    /// wait long for the lock. Returns how many still wait.
     pub(crate) fn reclaim(&self) -> usize {
         loop {
-            let (freed, waiting) = self.reclaim_some();
+            let Reclaimed { freed, waiting } = self.reclaim_some();
             if freed < FREED_AT_ONCE {
                 return waiting;
             }
         }
     }
 
-    /// Frees a few of them. Returns how many it freed, and how many are left.
-    fn reclaim_some(&self) -> (usize, usize) {
+    /// Frees a few retired slots.
+    fn reclaim_some(&self) -> Reclaimed {
         let mut freed = 0;
         let free = |slot| {
             self.pool.free(slot);
             freed += 1;
         };
-        let waiting = self.limbo.reclaim_some(&self.epochs, FREED_AT_ONCE, free);
-        (freed, waiting)
+        let waiting = self.retired.reclaim_some(&self.epochs, FREED_AT_ONCE, free);
+        Reclaimed { freed, waiting }
     }
 
-    /// Whether the cache is below its low watermark: nothing was put out to make this room.
+    /// Whether the cache is below its low watermark, so that a row is stored without an eviction.
     fn is_roomy(&self) -> bool {
         self.fill_level().excess(&self.watermarks) == 0.0
     }
@@ -211,7 +208,6 @@ impl Shared {
         self.fill_level().crosses(&self.watermarks)
     }
 
-    /// How full index and pool are.
     pub(crate) fn fill_level(&self) -> Fill {
         let bytes = self.counts.linked_bytes.load(Ordering::Relaxed);
         Fill {
@@ -220,11 +216,11 @@ impl Shared {
         }
     }
 
-    /// The rows in the cache, the last used first.
+    /// The cached rows, the last used first.
     pub(crate) fn hot_rows(&self) -> Vec<(TableId, u64)> {
         let now = Stamp::of(self.epochs.tag());
-        // For as many as there may be, so that nothing grows under a bucket's lock, and the allocator gets back what it
-        // gave the last time. 16 bytes a row; the rows without their ages lie in the same memory.
+        // Reserved for the most entries possible, so that the vector does not grow under a bucket's lock. 16
+        // bytes a row; the result reuses the memory.
         let mut rows = Vec::with_capacity(self.index.capacity() as usize);
         for bucket in 0..self.index.buckets() {
             let row = |key, held: Held<'_>, age| {
@@ -236,11 +232,11 @@ impl Shared {
                 };
                 Some((age, table, own))
             };
-            let look = |key, held: Held<'_>, age| {
+            let collect = |key, held: Held<'_>, age| {
                 rows.extend(row(key, held, age));
                 Fate::Stay
             };
-            self.index.evict(bucket, now, look, |_| {});
+            self.index.evict(bucket, now, collect, |_| {});
         }
         rows.sort_unstable_by_key(|&(age, table, id)| (age, table.0, id));
         rows.into_iter().map(|(_, table, id)| (table, id)).collect()
@@ -269,4 +265,11 @@ impl Shared {
             rejected_full: load(&self.counts.rejected_full),
         }
     }
+}
+
+/// The result of freeing some retired slots.
+struct Reclaimed {
+    freed: usize,
+    /// Slots that still wait for batches.
+    waiting: usize,
 }

@@ -1,51 +1,50 @@
-//! Which slots of a pool are free, whatever memory the pool lies in.
+//! The slab allocator: which slots of a pool are free, for a pool on the host or on a device.
 //!
-//! The pool is cut into slabs of one length. A slab belongs to no row size until a size
-//! has no free slot left; then it is cut into slots of that size, and it returns to the free slabs
-//! when its last slot is freed. So sizes grow and shrink against each other with use.
+//! The pool is divided into slabs of one length. A free slab belongs to no row size. When a size has no free
+//! slot left, it takes a free slab and divides it into slots. A slab is free again when its last slot is
+//! freed. So the memory of each row size follows its use.
 //!
-//! Which slots are free is a bit each, beside the slab and not in it; slabs of a size with a free
-//! slot form a list through their own records. All of it is taken at the start and counted in
-//! [`SlabShape::bytes`]; nothing grows afterwards. The records lie in memory of the host, also where the
-//! rows lie on a device.
+//! A bit per slot, stored outside the slab, records whether it is free. The slabs of a size that have a free
+//! slot form a list through their records. All records are allocated at the start and counted in
+//! [`SlabShape::bytes`]; nothing grows afterwards. The records are in host memory, even if the rows are on a
+//! device.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::index::Location;
 use crate::types::ROW_ALIGN;
 
-/// Offsets count units of this many bytes.
+/// Offsets are in units of this many bytes.
 pub(crate) const UNIT: usize = ROW_ALIGN;
-/// No slab.
+/// Marks the end of a list.
 const NONE: u32 = u32::MAX;
 
-/// A row size's place among [`SlabShape::row_bytes`].
+/// A row size: an index into [`SlabShape::row_bytes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Class(pub u16);
 
 /// The sizes of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SlabShape {
-    /// Bytes of each row size: ascending, distinct, multiples of 4.
+    /// Row sizes in bytes: ascending, distinct, multiples of 4.
     pub row_bytes: Vec<usize>,
-    /// Bytes a slab; a multiple of the largest row.
+    /// Bytes per slab; a multiple of the largest row.
     pub slab_bytes: usize,
-    /// How many slabs.
     pub slabs: usize,
 }
 
 impl SlabShape {
-    /// What a slab costs, its records included.
+    /// Bytes per slab, including its records.
     pub(crate) fn slab_cost(row_bytes: &[usize], slab_bytes: usize) -> usize {
         slab_bytes + size_of::<Slab>() + 8 * Self::words(row_bytes, slab_bytes)
     }
 
-    /// What the whole pool costs, its records included.
+    /// Bytes of the whole pool, including records.
     pub(crate) fn bytes(&self) -> usize {
         self.slabs * Self::slab_cost(&self.row_bytes, self.slab_bytes)
     }
 
-    /// Bytes of rows and of what is lost at the slabs' ends.
+    /// Bytes of all slabs, including their unused ends.
     pub(crate) fn data_bytes(&self) -> usize {
         self.slabs * self.slab_bytes
     }
@@ -55,7 +54,8 @@ impl SlabShape {
         self.slab_bytes / self.row_bytes[usize::from(class.0)]
     }
 
-    /// What a slot of this class takes of [`Self::data_bytes`], its share of its slab's end included.
+    /// Bytes of [`Self::data_bytes`] that a slot of this class takes, including its share of the slab's
+    /// unused end.
     pub(crate) fn footprint(&self, class: Class) -> usize {
         self.slab_bytes / self.slots(class)
     }
@@ -65,7 +65,7 @@ impl SlabShape {
         self.row_bytes.binary_search(&row_bytes).ok().map(|c| Class(c as u16))
     }
 
-    /// Words of 64 bits that have a bit for each of a slab's smallest slots.
+    /// 64-bit words for one bit per slot of a slab with the smallest slots.
     fn words(row_bytes: &[usize], slab_bytes: usize) -> usize {
         row_bytes.first().map_or(0, |smallest| (slab_bytes / smallest).div_ceil(64))
     }
@@ -74,15 +74,14 @@ impl SlabShape {
 /// One slab's record.
 #[derive(Clone, Copy, Debug)]
 struct Slab {
-    /// Its neighbours in the list it is in: of the free slabs, or of its class's partial ones.
+    /// Neighbours in its list: the free slabs, or the partial slabs of its class.
     next: u32,
     previous: u32,
-    /// How many slots it has, and how many of them are free.
     slots: u32,
     free: u32,
-    /// No word of its bits below this one has a bit set.
+    /// Words of its bits below this one are 0.
     from: u32,
-    /// The class, meaningful while a slot is taken.
+    /// Meaningful while a slot is taken.
     class: Class,
     state: State,
 }
@@ -95,11 +94,11 @@ enum State {
     Partial,
     /// In no list: all slots taken.
     Full,
-    /// In no list: being emptied, and giving out no slots.
+    /// In no list: being emptied, gives out no slots.
     Draining,
 }
 
-/// A slot that nobody else knows of.
+/// A taken slot that is not published yet. Its owner alone may write it.
 #[derive(Debug)]
 pub(crate) struct Slot {
     location: Location,
@@ -107,18 +106,17 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// How long it is.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Its place, for the index. Once linked, the `Slot` is dropped and with it the right to write.
+    /// The location to link. After linking, the `Slot` is dropped, and with it the right to write.
     pub(crate) fn location(&self) -> Location {
         self.location
     }
 }
 
-/// The slots of a pool.
+/// The allocator of a pool's slots.
 #[derive(Debug)]
 pub(crate) struct Slots {
     shape: SlabShape,
@@ -128,16 +126,16 @@ pub(crate) struct Slots {
 #[derive(Debug)]
 struct Records {
     slabs: Box<[Slab]>,
-    /// A bit a slot, set where it is free; `words` of them a slab.
+    /// One bit per slot, set if it is free; `words` words per slab.
     bits: Box<[u64]>,
     words: usize,
-    /// Heads of the lists: free slabs, and each class's partial ones.
+    /// Heads of the lists: the free slabs, and by class the partial slabs.
     free: u32,
     partial: Vec<u32>,
 }
 
 impl Slots {
-    /// All of them free.
+    /// All slabs free.
     pub(crate) fn new(shape: SlabShape) -> Self {
         let words = SlabShape::words(&shape.row_bytes, shape.slab_bytes);
         let last = shape.slabs - 1;
@@ -160,12 +158,11 @@ impl Slots {
         Self { shape, records: Mutex::new(records) }
     }
 
-    /// The pool's sizes.
     pub(crate) fn shape(&self) -> &SlabShape {
         &self.shape
     }
 
-    /// A slot of this class, or `None` while there is none.
+    /// Takes a free slot of this class, if there is one.
     pub(crate) fn take(&self, class: Class) -> Option<Slot> {
         let (slab, slot) = self.records().take(class, self.shape.slots(class))?;
         let bytes = self.shape.row_bytes[usize::from(class.0)];
@@ -173,19 +170,19 @@ impl Slots {
         Some(Slot { location: Location::slot((offset / UNIT) as u64), bytes })
     }
 
-    /// Whether [`Self::take`] would find a slot of this class.
+    /// Whether [`Self::take`] would succeed.
     pub(crate) fn has_room(&self, class: Class) -> bool {
         let records = self.records();
         records.free != NONE || records.partial[usize::from(class.0)] != NONE
     }
 
-    /// The bytes of a slot that is taken.
+    /// The length of a taken slot in bytes.
     pub(crate) fn bytes_at(&self, location: Location) -> usize {
         let class = self.records().slabs[self.slab_of(location)].class;
         self.shape.row_bytes[usize::from(class.0)]
     }
 
-    /// Takes a slot back that nobody uses any more.
+    /// Frees a slot that is no longer used.
     pub(crate) fn give_back(&self, location: Location) {
         let mut records = self.records();
         let slab = self.slab_of(location);
@@ -198,13 +195,13 @@ impl Slots {
         location.offset() as usize * UNIT / self.shape.slab_bytes
     }
 
-    /// Stops handing out slots of up to `count` more slabs, those with most free space first, so
-    /// that they can be emptied and change their size. Returns whether any slab is draining.
+    /// Stops giving out slots of up to `count` more slabs, those with most free space first, so that they can
+    /// be emptied and change their row size. Returns whether any slab is draining.
     pub(crate) fn drain(&self, count: usize) -> bool {
         self.records().drain(count)
     }
 
-    /// By slab: whether it is to be emptied.
+    /// By slab: whether it is draining.
     pub(crate) fn draining(&self) -> Vec<bool> {
         self.records().slabs.iter().map(|slab| slab.state == State::Draining).collect()
     }
@@ -233,7 +230,7 @@ impl Records {
         Some((slab, slot))
     }
 
-    /// Gives a free slab to a class.
+    /// Assigns a free slab to a class.
     fn open(&mut self, class: Class, slots: usize) -> Option<u32> {
         let slab = self.free;
         if slab == NONE {
@@ -282,7 +279,7 @@ impl Records {
         self.slabs.iter().any(|slab| slab.state == State::Draining)
     }
 
-    /// Puts a slab at the head of the list of `state`: of the free ones, or its class's partial ones.
+    /// Inserts a slab at the head of the list of `state`: the free slabs, or its class's partial slabs.
     fn list(&mut self, slab: u32, state: State) {
         self.slabs[slab as usize].state = state;
         let next = std::mem::replace(self.head(slab), slab);
@@ -293,7 +290,7 @@ impl Records {
         (record.next, record.previous) = (next, NONE);
     }
 
-    /// Takes a slab out of the list it is in.
+    /// Removes a slab from its list.
     fn unlist(&mut self, slab: u32) {
         let Slab { next, previous, .. } = self.slabs[slab as usize];
         if next != NONE {
@@ -305,7 +302,7 @@ impl Records {
         }
     }
 
-    /// The head of the list that a slab's state names.
+    /// The head of the list for a slab's state.
     fn head(&mut self, slab: u32) -> &mut u32 {
         let Slab { state, class, .. } = self.slabs[slab as usize];
         match state {

@@ -1,14 +1,14 @@
-//! What a cache counts, and the counts as plain numbers.
+//! The counters of a cache, and a snapshot of them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::query::Tally;
 
-/// One table's counts since the cache was made.
+/// One table's counts since the cache was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableStats {
-    /// Ids found in the cache, duplicates included; and the repeats of a missed row within its batch, since the row is
-    /// fetched once.
+    /// Ids found in the cache, duplicates included; and the repeats of a missed row within its batch, since
+    /// the row is fetched once.
     pub hits: u64,
     /// Ids found as pointers into the store's memory, duplicates included.
     pub pointed: u64,
@@ -16,39 +16,39 @@ pub struct TableStats {
     pub misses: u64,
     /// Ids not found because another row of the table has their index key, duplicates included.
     pub collisions: u64,
-    /// Rows put out.
+    /// Rows evicted, replaced or withdrawn.
     pub evictions: u64,
 }
 
-/// A cache's counts, as plain numbers.
+/// A snapshot of a cache's counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {
-    /// By table.
+    /// Counts by table.
     pub tables: Vec<TableStats>,
-    /// Rows that can be found now.
+    /// Index entries in use.
     pub entries: u64,
-    /// How many entries the index is made for.
+    /// Index entries at the intended load.
     pub entry_capacity: u64,
-    /// Of the entries, those that point into the store's RAM.
+    /// Entries that point into the store's memory.
     pub pointers: u64,
-    /// Bytes of the pool that hold rows that can be found.
+    /// Bytes of the pool that linked rows occupy.
     pub pool_used_bytes: u64,
-    /// Bytes of the pool.
+    /// Bytes of the pool's slabs.
     pub pool_bytes: u64,
-    /// Bytes of index and pool with all their records, and of the policies: at most `cache.bytes`.
+    /// Bytes of index, pool, their records, and policies: at most `cache.bytes`.
     pub total_bytes: u64,
-    /// Rows that were copied in.
+    /// Rows inserted.
     pub inserted: u64,
-    /// Rows that the admission policy did not let in.
+    /// Rows that the admission policy rejected.
     pub not_admitted: u64,
-    /// Rows that found no room.
+    /// Rows rejected because there was no room.
     pub rejected_full: u64,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub tables: Vec<TableCounts>,
-    /// Bytes of linked rows, their shares of the slabs' ends included.
+    /// Bytes of linked rows, including their shares of the slabs' unused ends.
     pub linked_bytes: AtomicU64,
     pub inserted: AtomicU64,
     pub not_admitted: AtomicU64,
@@ -65,7 +65,7 @@ pub(crate) struct TableCounts {
 }
 
 impl TableCounts {
-    /// Adds a lookup's accesses; what did not happen costs nothing.
+    /// Adds a lookup's accesses. A zero costs no atomic operation.
     pub(crate) fn add(&self, tally: &Tally) {
         let counts = [
             (&self.hits, tally.hits),
@@ -80,7 +80,7 @@ impl TableCounts {
         }
     }
 
-    /// The counts as of now, one after the other.
+    /// A snapshot, not atomic across counters.
     pub(crate) fn read(&self) -> TableStats {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         TableStats {

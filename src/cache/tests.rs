@@ -1,5 +1,5 @@
-//! The cache as a whole: what is returned as a hit is the row that was inserted for that table
-//! and id, whole, whatever is evicted meanwhile, and within the bytes.
+//! The cache as a whole: a hit is the row that was inserted for that table and id, whatever is evicted
+//! meanwhile, and memory stays within the bytes.
 
 mod narrow;
 mod pointing;
@@ -17,17 +17,17 @@ fn table(rows: u64, dim: usize) -> TableShape {
     TableShape { rows, row_bytes: 4 * dim }
 }
 
-/// A row that says whose it is in every word, as it was at first.
+/// A row whose every word encodes its table and id, in version 0.
 fn row_of(table: TableId, id: u64, bytes: usize) -> Vec<u8> {
     row_at(Version(0), table, id, bytes)
 }
 
-/// Which rows a version changes.
+/// Whether a version changes a row.
 fn changes(version: Version, id: u64) -> bool {
     version.0 > 0 && id % 5 == version.0 % 5
 }
 
-/// A row as a version has it: as the last version up to it that changed it has made it.
+/// A row in a version: as the last version up to it that changed the row made it.
 fn row_at(version: Version, table: TableId, id: u64, bytes: usize) -> Vec<u8> {
     let made = (1..=version.0).rev().take(5).find(|&v| changes(Version(v), id)).unwrap_or(0);
     let word = |i: usize| {
@@ -37,7 +37,7 @@ fn row_at(version: Version, table: TableId, id: u64, bytes: usize) -> Vec<u8> {
     (0..bytes / 4).flat_map(|i| word(i).to_le_bytes()).collect()
 }
 
-/// Lets every row in.
+/// Admits every row.
 fn for_all() -> CacheOptions {
     CacheOptions { admission: AdmissionOption::ALL, ..CacheOptions::default() }
 }
@@ -50,7 +50,7 @@ fn cache_of(bytes: usize, tables: &[TableShape], options: &CacheOptions) -> Flat
     FlatCache::new(&CacheShape { bytes, tables: tables.to_vec() }, options).unwrap()
 }
 
-/// All rows that a version changes, as it has them.
+/// All rows that a version changes, in that version.
 fn changed(version: Version, tables: &[TableShape]) -> Vec<(TableId, u64, Vec<u8>)> {
     let of_table = |(t, table): (usize, &TableShape)| {
         let (table_id, row_bytes) = (TableId(t as u32), table.row_bytes);
@@ -65,14 +65,14 @@ fn switch(cache: &FlatCache, tables: &[TableShape], version: Version) -> Switche
     cache.switch(version, rows.iter().map(|(t, id, row)| (*t, *id, &row[..]))).unwrap()
 }
 
-/// What a batch saw.
+/// The counts of a batch.
 struct Seen {
     hits: u64,
     pointed: u64,
     misses: u64,
 }
 
-/// One batch as the engine runs it, checking every row it reads, before and after its inserts.
+/// Runs a batch as the engine does, and checks every row that it reads before and after its inserts.
 fn run_batch(cache: &FlatCache, tables: &[TableShape], query: &mut Query, ids: &[(u32, Vec<u64>)]) -> Seen {
     let pin = cache.pin();
     query.clear();
@@ -126,6 +126,11 @@ fn settle(cache: &FlatCache) {
     panic!("eviction does not come to rest");
 }
 
+/// Ids of some table.
+fn column() -> impl Strategy<Value = (prop::sample::Index, Vec<u64>)> {
+    (any::<prop::sample::Index>(), prop::collection::vec(0u64..120, 0..40))
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
@@ -133,10 +138,7 @@ proptest! {
     fn a_hit_is_the_row_inserted_for_its_table_and_id(
         dims in prop::collection::vec(1usize..40, 1..6),
         room in 1usize..60,
-        batches in prop::collection::vec(
-            (prop::collection::vec((any::<prop::sample::Index>(), prop::collection::vec(0u64..120, 0..40)), 1..8), 0u8..4),
-            1..40,
-        ),
+        batches in prop::collection::vec((prop::collection::vec(column(), 1..8), 0u8..4), 1..40),
     ) {
         let tables: Vec<_> = dims.iter().map(|&dim| table(120, dim)).collect();
         let mut shape = CacheShape::from_fraction(0.0, tables.clone());
@@ -145,7 +147,8 @@ proptest! {
         let mut query = Query::default();
         let (mut hits, mut misses) = (0, 0);
         for (columns, steps) in batches {
-            let ids: Vec<_> = columns.into_iter().map(|(t, ids)| (t.index(tables.len()) as u32, ids)).collect();
+            let of_table = |(t, ids): (prop::sample::Index, _)| (t.index(tables.len()) as u32, ids);
+            let ids: Vec<_> = columns.into_iter().map(of_table).collect();
             let seen = run_batch(&cache, &tables, &mut query, &ids);
             hits += seen.hits;
             misses += seen.misses;
@@ -201,7 +204,7 @@ fn the_rows_of_the_model_stay_in_a_cache_of_the_whole_fraction() {
     // A key whose two buckets are both full puts another out; nothing else does.
     let evictions = totals(&cache.stats()).2;
     assert_eq!(cache.stats().entries, 50_007 - evictions);
-    assert!(evictions < 50, "{evictions} of 50007 rows put out");
+    assert!(evictions < 50, "{evictions} of 50007 rows evicted");
 }
 
 #[test]
@@ -234,7 +237,7 @@ fn the_first_of_two_inserts_stays() {
 }
 
 #[test]
-fn a_row_stays_whole_under_its_pin_though_it_was_evicted() {
+fn an_evicted_row_stays_readable_under_its_pin() {
     let tables = [table(100_000, 4)];
     let cache = cache_of(8 << 10, &tables, &by_hand());
     let mut query = Query::default();
@@ -288,7 +291,7 @@ fn eviction_goes_from_the_high_to_the_low_watermark_and_takes_the_oldest() {
 }
 
 #[test]
-fn memory_passes_from_one_row_size_to_another() {
+fn memory_moves_from_one_row_size_to_another() {
     let tables = [table(100_000, 16), table(100_000, 5)];
     let cache = cache_of(256 << 10, &tables, &by_hand());
     let mut query = Query::default();
@@ -325,7 +328,7 @@ fn a_full_cache_rejects_rows_and_counts_them() {
 }
 
 #[test]
-fn admission_keeps_rows_out_and_counts_them() {
+fn rows_that_are_not_admitted_are_counted() {
     let options = CacheOptions { admission: AdmissionOption::Probability { p: 0.25, seed: 0 }, ..by_hand() };
     let cache = cache_of(1 << 20, &[table(10_000, 1)], &options);
     for id in 0..4000 {
@@ -376,8 +379,8 @@ fn bad_input_is_refused_by_name() {
     assert!(matches!(pin.lookup(&mut query), Err(CacheError::Table { got: 9, .. })));
 }
 
-/// Eight workers over a working set many times the cache. Freed slots are poisoned, so a row that is
-/// read after its slot was freed, or while it is written, is not its table's and id's.
+/// Eight workers over a working set many times the cache. Freed slots are poisoned, so a row that is read
+/// after its slot was freed, or while it is written, does not match its table and id.
 #[test]
 fn under_eight_threads_and_constant_eviction_every_row_is_whole() {
     let tables = [table(40_000, 16), table(5_000, 1), table(20_000, 33), table(50, 7)];
@@ -405,7 +408,7 @@ fn under_eight_threads_and_constant_eviction_every_row_is_whole() {
             });
         }
     });
-    // The evictor may be on its way down still, and its counts are read one after the other.
+    // The evictor may still be running, and counts are not read atomically.
     while cache.evict_step() != EvictStep::Idle {
         std::thread::yield_now();
     }
@@ -416,7 +419,7 @@ fn under_eight_threads_and_constant_eviction_every_row_is_whole() {
     assert_eq!(stats.entries, stats.inserted - evictions);
 }
 
-/// The same rows inserted, found and put out by all at once.
+/// All threads insert and find the same rows at once.
 #[test]
 fn racing_inserts_of_the_same_rows_leave_one_of_each() {
     let tables = [table(300, 8)];
@@ -445,10 +448,11 @@ fn dropping_the_cache_ends_its_thread() {
     let cache = cache_of(1 << 16, &[table(10, 1)], &for_all());
     let shared = Arc::downgrade(&cache.shared);
     drop(cache);
-    assert!(shared.upgrade().is_none(), "the thread's share is gone");
+    assert!(shared.upgrade().is_none(), "the thread no longer holds the cache");
 }
 
-/// Else whoever puts it out at once would count out what is not yet counted in, and the sum would wrap.
+/// Otherwise an eviction right after the insert would subtract bytes that are not yet added, and the sum
+/// would wrap.
 #[test]
 fn the_bytes_of_a_row_are_counted_before_it_can_be_found() {
     const ROUNDS: u64 = 50_000;

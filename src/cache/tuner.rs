@@ -1,31 +1,31 @@
-//! How many rows of host memory the unified index points at (FLECHE 3.3): a pure step function.
+//! Tunes the number of pointers of the unified index (FLECHE 3.3): a pure step function.
 //!
-//! Every pointer takes room that a row could have had, and spares a look into the host's own index. Where
-//! the balance lies, only a trial shows. So the capacity starts at none and grows by a step a measurement, while
-//! throughput rises; it goes back by one step and rests once throughput falls, or no longer rises. When
-//! throughput falls markedly while resting, the traffic has changed: all pointers go and the trial
-//! starts again.
+//! A pointer takes memory that a row could use, and saves a lookup in the host's own index. The best number
+//! is found by trial. The capacity starts at 0 and grows by one step per measurement while throughput rises.
+//! When throughput falls or stops rising, the capacity returns to the best one and rests. A marked fall of
+//! throughput at rest means that the traffic has changed: all pointers are removed and the trial starts
+//! again.
 //!
-//! Measurements are noisy, so a rise or a fall is only what exceeds [`NOISE`], and a change of traffic only
-//! what exceeds [`DECLINE`] for [`PATIENCE`] measurements in a row.
+//! Measurements are noisy. So only changes above [`NOISE`] count as a rise or a fall, and only a fall by more
+//! than [`DECLINE`] in [`PATIENCE`] measurements in a row counts as a change of traffic.
 
-/// Changes of throughput below this share are taken for noise.
+/// Relative changes of throughput below this are noise.
 pub(crate) const NOISE: f64 = 0.02;
-/// A fall of this share below what was reached means that the traffic has changed.
+/// A relative fall of throughput by this much means that the traffic has changed.
 pub(crate) const DECLINE: f64 = 0.25;
-/// Measurements in a row that must show it, or that show no rise before growing ends.
+/// Measurements in a row that must show the decline, or that show no rise before growing ends.
 pub(crate) const PATIENCE: u32 = 3;
 
-/// What the index is to do.
+/// The tuner's decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Advice {
-    /// How many pointers there may be from now on.
+    /// How many pointers there may be.
     pub capacity: u64,
-    /// Whether those that there are shall go.
+    /// Whether all existing pointers are to be removed.
     pub clear: bool,
 }
 
-/// A trial and where it stands.
+/// The state of the trial.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Tuner {
     limit: u64,
@@ -36,28 +36,23 @@ pub(crate) struct Tuner {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Phase {
-    /// The best throughput so far was `best` at capacity `at`; `level` steps since have not exceeded it.
+    /// The best throughput so far is `best`, at capacity `at`. The `level` steps since have not exceeded it.
     Growing { best: f64, at: u64, level: u32 },
-    /// At a peak where throughput was `reached`; the last `fallen` measurements were markedly lower.
+    /// At the best capacity, where throughput was `reached`. The last `fallen` measurements were markedly
+    /// lower.
     Resting { reached: f64, fallen: u32 },
 }
 
 impl Tuner {
-    /// A tuner that goes up to `limit` pointers, in as many `steps`.
+    /// A tuner for up to `limit` pointers in `steps` steps.
     #[must_use]
     pub(crate) fn new(limit: u64, steps: u64) -> Self {
         let step = limit.div_ceil(steps.max(1)).max(1);
         Self { limit, step, capacity: 0, phase: Phase::Growing { best: 0.0, at: 0, level: 0 } }
     }
 
-    /// What is advised now, before the next measurement.
-    #[must_use]
-    pub(crate) fn capacity(&self) -> u64 {
-        self.capacity
-    }
-
-    /// Takes the throughput that was measured at the present capacity, in any unit. A measurement that is
-    /// no finite number is passed over.
+    /// Steps with the throughput measured at the current capacity, in any unit. Ignores a measurement that is
+    /// not finite.
     pub(crate) fn step(&mut self, throughput: f64) -> Advice {
         if throughput.is_finite() && self.limit > 0 {
             match self.phase {
@@ -88,7 +83,7 @@ impl Tuner {
             self.capacity = 0;
             Phase::Growing { best: 0.0, at: 0, level: 0 }
         } else {
-            // Better luck raises the mark: a later fall is a fall from there.
+            // A later fall is measured from the highest throughput seen.
             Phase::Resting { reached: reached.max(throughput), fallen }
         };
         Advice { capacity: self.capacity, clear }

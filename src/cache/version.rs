@@ -1,24 +1,24 @@
-//! Switching versions: from one batch to the next, all changed rows at once.
+//! Switching versions: all changed rows switch together, between two batches.
 //!
-//! Flat keys carry no version, so a switch brings the rows that changed. Those that the cache holds are
-//! copied into slots of their own first; then the new version is made current together with an *overlay*
-//! that says of every changed row where its new bytes are, or that the cache has none. A batch of the new
-//! version looks there before it looks into the index. A batch of an old version looks into the index
-//! alone, where it finds the old rows, and may still insert some. When the last of these batches has finished,
-//! nobody wants the old rows: the overlay is merged into the index and withdrawn.
+//! Flat keys have no version, so the caller of a switch passes the rows that changed. First, the new bytes of
+//! cached rows are copied into new slots. Then the new version becomes current together with an *overlay*: a
+//! map from every changed row to the location of its new bytes, or to none if the row is not cached. A batch
+//! of the new version looks into the overlay before the index. A batch of an old version looks only into the
+//! index, finds the old rows there, and may still insert old rows. When the last of these batches has
+//! finished, no batch needs the old rows: the overlay is merged into the index and removed.
 //!
-//! **Why there is no stale hit.** A batch takes its number, then reads which version is current. The
-//! switcher makes the version current, then takes a tag. By the argument of [`super::epoch`] a batch whose
-//! number is past the tag sees the new version, hence the overlay; the others are waited for. So while
-//! the overlay stands, who wants new rows asks it first, and what the index says of a changed row does not
-//! matter; and while it is merged, nobody is left who would insert an old row.
+//! **Why there is no stale hit.** A batch takes its number, then reads the current version. The switch makes
+//! the version current, then takes a tag. By the argument of [`super::epoch`], a batch whose number is above
+//! the tag sees the new version and so the overlay; the switch waits for the others. So while the overlay
+//! exists, batches of the new version read changed rows through it, and the index's entries for changed rows
+//! do not matter to them. While the overlay is merged, no batch is left that could insert an old row.
 //!
-//! **Why no slot is freed too early.** While the overlay stands, a slot may be found there although the index has
-//! evicted it. So [`super::epoch::RetireList`] is held for as long, and all that waits in it is tagged anew when
-//! the overlay is gone.
+//! **Why no slot is freed too early.** While the overlay exists, a batch may find a slot there that the index
+//! has evicted. So [`super::epoch::RetireList`] frees nothing during that time, and all slots in it get a new
+//! tag when the overlay is removed.
 //!
-//! An overlay takes up to 76 bytes a changed row, beside `cache.bytes`, for as long as it stands, and while it is made up
-//! to 57 more for each of them that the cache holds (`tests/it/cache_memory.rs`).
+//! An overlay takes up to 76 bytes per changed row in addition to `cache.bytes`, and up to 57 more per cached
+//! changed row while it is built (`tests/it/cache_memory.rs`).
 
 use std::collections::HashMap;
 use std::collections::hash_map;
@@ -32,16 +32,16 @@ use super::slab::Slot;
 use crate::mem::mix64;
 use crate::types::{FlatKey, TableId, Version};
 
-/// What a switch did with the changed rows.
+/// The result of a version switch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Switched {
-    /// How many rows had changed.
+    /// Rows that changed.
     pub changed: u64,
-    /// How many of them the cache held and holds anew.
+    /// Changed rows that were cached and whose new bytes are cached.
     pub carried: u64,
 }
 
-/// The version that batches are of which begin now.
+/// The version that new batches use.
 #[derive(Debug)]
 pub(crate) struct Current {
     pub version: Version,
@@ -53,49 +53,49 @@ impl Current {
         Self { version, overlay: None }
     }
 
-    /// What a batch of this version asks before the index.
+    /// The overlay that a batch of this version reads before the index.
     #[inline]
     pub(crate) fn overlay(&self, version: Version) -> Option<&Overlay> {
         self.overlay.as_deref().filter(|_| self.version == version)
     }
 }
 
-/// Where the changed rows of a version are.
+/// The locations of the changed rows of a version.
 #[derive(Debug, Default)]
 pub(crate) struct Overlay {
-    /// By the rows' own keys.
+    /// By own key.
     pub rows: ByKey<Changed>,
 }
 
-/// What is kept by flat keys.
-pub(crate) type ByKey<T> = HashMap<FlatKey, T, BuildHasherDefault<Scattering>>;
+/// A hash map by flat key.
+pub(crate) type ByKey<T> = HashMap<FlatKey, T, BuildHasherDefault<KeyHasher>>;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Changed {
     pub table: TableId,
-    /// None where the cache has not the row.
+    /// `None` if the row is not cached.
     pub location: Option<Location>,
 }
 
 impl Overlay {
-    /// Of a changed row, where it is, or that the cache has it not; of any other, nothing.
+    /// For a changed row: its location, or `Some(None)` if it is not cached. For another row: `None`.
     #[inline]
     pub(crate) fn get(&self, own: FlatKey) -> Option<Option<Location>> {
         self.rows.get(&own).map(|changed| changed.location)
     }
 
-    /// What a switch by this overlay did.
+    /// The result of the switch that made this overlay.
     pub(crate) fn switched(&self) -> Switched {
         let carried = self.rows.values().filter(|row| row.location.is_some()).count() as u64;
         Switched { changed: self.rows.len() as u64, carried }
     }
 }
 
-/// Hashes flat keys, which are dense.
+/// Mixes flat keys, which are dense integers.
 #[derive(Debug, Default)]
-pub(crate) struct Scattering(u64);
+pub(crate) struct KeyHasher(u64);
 
-impl Hasher for Scattering {
+impl Hasher for KeyHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -110,7 +110,7 @@ impl Hasher for Scattering {
 }
 
 impl Shared {
-    /// Makes a version current. Waits for the batches of the one before.
+    /// As [`FlatCache::switch`](super::FlatCache::switch).
     pub(crate) fn switch<'r>(
         &self,
         version: Version,
@@ -122,30 +122,30 @@ impl Shared {
             return Err(CacheError::Version { got: version, current });
         }
         let overlay = Arc::new(self.overlay(changed)?);
-        self.limbo.hold();
+        self.retired.hold();
         self.current.replace(Current { version, overlay: Some(overlay.clone()) });
         self.epochs.wait_for_earlier();
-        let homeless = self.merge(&overlay);
+        let unplaced = self.merge(&overlay);
         self.current.replace(Current { version, overlay: None });
-        homeless.into_iter().for_each(|slot| self.limbo.put(slot, &self.epochs));
-        self.limbo.release(&self.epochs);
+        unplaced.into_iter().for_each(|slot| self.retired.put(slot, &self.epochs));
+        self.retired.release(&self.epochs);
         self.wake.now();
         Ok(overlay.switched())
     }
 
-    /// Copies in the changed rows that the cache holds, as far as there is room.
+    /// Copies the new bytes of cached rows into new slots, as far as there is room.
     fn overlay<'r>(
         &self,
         changed: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
     ) -> Result<Overlay, CacheError> {
         let mut slots: ByKey<Slot> = HashMap::default();
         let (mut overlay, mut changed) = (Overlay::default(), changed.into_iter());
-        // Growing would take half as much again.
+        // Growing the map would take half as much memory again.
         overlay.rows.reserve(changed.size_hint().0);
         let done = changed.try_for_each(|(table, id, row)| {
             let own = self.own_key(table, id, row.len())?;
             overlay.rows.insert(own, Changed { table, location: None });
-            // A row that comes twice is written twice, to the same slot: nobody has seen it yet.
+            // A row that occurs twice is written twice to the same slot, which no batch has seen yet.
             let slot = match slots.entry(own) {
                 hash_map::Entry::Occupied(slot) => Some(slot.into_mut()),
                 hash_map::Entry::Vacant(none) => self.slot_for_held(table, own).map(|slot| none.insert(slot)),
@@ -167,17 +167,17 @@ impl Shared {
         Ok(overlay)
     }
 
-    /// A slot for the new bytes of a row whose old ones are in the pool, if there is room.
+    /// A slot for the new bytes of a row whose old bytes are in the pool, if there is room.
     fn slot_for_held(&self, table: TableId, own: FlatKey) -> Option<Slot> {
         let (_, key) = self.keys.row(table, own);
         let in_pool = |held: Held<'_>| !held.location().is_host() && self.is_row(table, own, held);
         self.index.contains(key, in_pool).then(|| self.take(self.classes[table.index()]))?
     }
 
-    /// Brings the index to what the overlay says. Returns the slots that found no place there.
+    /// Merges the overlay into the index. Returns the slots for which the index has no room.
     fn merge(&self, overlay: &Overlay) -> Vec<Unlinked> {
         let now = Stamp::of(self.epochs.tag());
-        let mut homeless = Vec::new();
+        let mut unplaced = Vec::new();
         for (&own, &Changed { table, location }) in &overlay.rows {
             let (_, key) = self.keys.row(table, own);
             let Some(location) = location else {
@@ -187,11 +187,11 @@ impl Shared {
                 continue;
             };
             if self.link(table, Entry { key, location, now }, None, |_| false) != Insertion::Stored {
-                self.turned_away();
-                homeless.push(Unlinked::withdrawn(key, location));
+                self.count_rejected();
+                unplaced.push(Unlinked::withdrawn(key, location));
             }
         }
-        homeless
+        unplaced
     }
 }
 

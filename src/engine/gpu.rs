@@ -198,8 +198,7 @@ impl GpuLookupTier {
         })
     }
 
-    /// The batch with row numbers for ids. Where ids are not row numbers, each lookup gets a feature of its
-    /// own.
+    /// The batch by row numbers: unchanged if all ids are row numbers, else with one feature for each lookup.
     fn columns<'b>(&self, batch: &'b Batch) -> Cow<'b, Batch> {
         let Some(columns) = &self.columns else { return Cow::Borrowed(batch) };
         let column = |(lookup, table): &(Lookup, Table)| {

@@ -1,4 +1,4 @@
-//! What a cache takes of memory under load: `cache.bytes`, and beside them what docs/cache.md states.
+//! The memory of a cache under load: `cache.bytes`, and what docs/cache.md states in addition.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,12 +14,13 @@ use flechette::types::{TableId, Version};
 
 use crate::program::{Served, Workshop, bytes_of, run};
 
-/// What a cache takes beside its bytes, and what a server with one takes beside its bytes and a server without.
+/// What a cache takes in addition to its bytes, and a server with a cache in addition to its bytes and a
+/// server without.
 const CACHE_BESIDE: u64 = 8 << 20;
 const SERVER_BESIDE: u64 = 16 << 20;
-/// For each id of the largest batch, of a server's worker.
+/// Per id of a worker's largest batch.
 const BATCH_ID: u64 = 130;
-/// For a row in the cache while hot rows are listed, and for a changed row while a version is switched to.
+/// Per cached row while hot rows are listed, and per changed row during a version switch.
 const HOT_ROW: u64 = 16;
 const CHANGED_ROW: u64 = 140;
 
@@ -28,10 +29,10 @@ const TABLES: [TableShape; 2] =
     [TableShape { rows: 1 << 20, row_bytes: 64 }, TableShape { rows: 1 << 20, row_bytes: 32 }];
 const ROW: [u8; 64] = [7; 64];
 
-/// Set in a process that is measured: to what its rows go by.
+/// Set in a process that is measured, to its eviction policy.
 const MEASURED: &str = "CACHE_MEMORY_EVICTION";
 
-/// Runs itself once for each eviction, since a process is measured that does nothing else.
+/// Runs itself once for each eviction policy, since each measurement needs a process of its own.
 #[test]
 fn a_cache_under_load_stays_within_its_bytes_and_what_is_stated() {
     match std::env::var(MEASURED).as_deref() {
@@ -61,7 +62,7 @@ fn measure(eviction: EvictionOption) {
     let within = |what: &str, more: u64| {
         let took = bytes_of(id, "VmHWM").unwrap() - before;
         let allowed = BYTES as u64 + CACHE_BESIDE + more;
-        eprintln!("{what}: {took} bytes of {allowed}, {more} of them for now");
+        eprintln!("{what}: {took} bytes of {allowed}, {more} of them temporary");
         assert!(took <= allowed, "{what}: {took} bytes, {allowed} are stated");
     };
     let cache = &FlatCache::new(&CacheShape { bytes: BYTES, tables: TABLES.to_vec() }, &options).unwrap();
@@ -71,7 +72,7 @@ fn measure(eviction: EvictionOption) {
         for seed in 0..2 {
             scope.spawn(move || load(cache, seed, stop));
         }
-        // A batch that does not end keeps slots from being freed, as many as may wait.
+        // A batch that does not finish prevents slots from being freed, up to the limit of waiting slots.
         let pin = cache.pin();
         while cache.stats().rejected_full == 0 {
             std::thread::yield_now();
@@ -82,7 +83,7 @@ fn measure(eviction: EvictionOption) {
             std::thread::yield_now();
         }
         within("evicting", 0);
-        // Later a switch takes out what it finds no room for.
+        // Checked here, because a later switch removes rows for which it has no room.
         let stats = cache.stats();
         assert!(stats.pool_used_bytes > stats.pool_bytes / 2, "the cache is full: {stats:?}");
 
@@ -105,7 +106,7 @@ fn measure(eviction: EvictionOption) {
     assert!(stats.total_bytes <= BYTES as u64, "{stats:?}");
 }
 
-/// Stops the load, also where the test fails.
+/// Stops the load, even if the test fails.
 struct Stop<'s>(&'s AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -118,7 +119,7 @@ fn evictions(cache: &FlatCache) -> u64 {
     cache.stats().tables.iter().map(|table| table.evictions).sum()
 }
 
-/// Batches of random rows, one after the other.
+/// Runs batches of random rows.
 fn load(cache: &FlatCache, seed: u64, stop: &AtomicBool) {
     let (mut query, mut draw) = (Query::default(), seed << 32);
     while !stop.load(Ordering::Relaxed) {
@@ -172,10 +173,10 @@ fn a_server_with_a_cache_takes_its_bytes_and_what_is_stated_more_than_one_withou
 }
 
 const WORKERS: usize = 2;
-/// Samples of a batch.
+/// Samples per batch.
 const SAMPLES: usize = 4096;
 
-/// The most memory that a server takes that scores the samples twice.
+/// The peak memory of a server that scores the samples twice.
 fn peak(workshop: &Workshop, keys: &str, then: impl Fn(&Served)) -> u64 {
     let config = workshop.path("serve.toml");
     std::fs::write(&config, format!("[batcher]\nworkers = {WORKERS}\n[cache]\n{keys}\n")).unwrap();

@@ -152,7 +152,7 @@ fn a_gpu_whose_scores_differ_from_the_hosts_is_not_used() {
             Serving::load(&config, Path::new(&workshop.models))
         };
         let text = format!("{:#}", load(DeviceKind::Cuda).map(drop).unwrap_err());
-        assert!(text.contains("otherwise than the host: expected 0."), "{text}");
+        assert!(text.contains("differently from the host: expected 0."), "{text}");
         let [.., lost] = scores_alike_on(DeviceKind::Auto, i64::MAX, &workshop, &own, "");
         assert_eq!(lost, 2.0);
     });

@@ -1,5 +1,5 @@
-//! The real server with each of the cache's keys, and from one run to the next with its hot rows: whatever
-//! the cache does, a score is the trainer's own to the bit.
+//! The real server with each of the cache's settings, and with hot rows saved from one run to the next. In
+//! all cases, scores equal the trainer's to the bit.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -13,14 +13,14 @@ use crate::skip::skip_part;
 
 const MODEL: &str = "dlrm";
 
-/// A trained model, and its scores by the trainer.
+/// A trained model, and the trainer's scores.
 struct Trained {
     workshop: Workshop,
     own: String,
 }
 
 impl Trained {
-    /// `rows` is how many samples are scored, each of 26 ids.
+    /// `rows` samples are scored, each with 26 ids.
     fn new(rows: u64) -> Self {
         let workshop = Workshop::new(1000, rows);
         workshop.train(ArchKind::Dlrm);
@@ -28,7 +28,7 @@ impl Trained {
         Self { workshop, own }
     }
 
-    /// A server with a cache of 10 % of the rows and these keys of section `cache`.
+    /// A server with a cache of 10 % of the rows and these settings of section `cache`.
     fn serve(&self, keys: &str) -> Served {
         Served::start(&self.workshop.models, &format!("--config {}", self.config(keys)))
     }
@@ -39,7 +39,7 @@ impl Trained {
         path
     }
 
-    /// Scores all samples and holds them against the trainer's.
+    /// Scores all samples and compares the scores with the trainer's.
     fn score(&self, served: &Served) {
         let out = self.workshop.path("served.scores");
         let told = served.score(MODEL, &self.workshop.valid, &format!("--batch 64 --out {out}"));
@@ -55,7 +55,7 @@ impl Trained {
         self.state().join("hot_rows.flhot")
     }
 
-    /// How often each row of the scored samples is asked for, in a file.
+    /// A file with the counts of each row in the scored samples.
     fn counts(&self) -> String {
         let (config, path) = (self.workshop.config(ArchKind::Dlrm, 8, 1000), self.workshop.path("counts"));
         let line = format!(
@@ -72,7 +72,7 @@ fn counted(served: &Served, what: &str) -> f64 {
     served.sum(&format!("flechette_cache_{what}"), MODEL)
 }
 
-/// Ends a server and gives its log.
+/// Stops a server and returns its log.
 fn end(served: Served) -> String {
     served.terminate();
     let (status, log) = served.ended();
@@ -81,8 +81,8 @@ fn end(served: Served) -> String {
 }
 
 #[test]
-fn a_server_that_starts_again_hits_from_its_first_request_on() {
-    // 20 samples ask for at most 520 rows, which a cache of 2600 holds.
+fn a_restarted_server_hits_from_its_first_request_on() {
+    // 20 samples use at most 520 rows, which a cache of 2600 rows holds.
     let trained = Trained::new(20);
     let served = trained.serve("");
     trained.score(&served);
@@ -92,7 +92,7 @@ fn a_server_that_starts_again_hits_from_its_first_request_on() {
 
     let served = trained.serve("");
     let before = counted(&served, "entries");
-    assert!(before > 0.0, "warm before it was asked anything");
+    assert!(before > 0.0, "warm before the first request");
     trained.score(&served);
     assert_eq!((counted(&served, "hits_total"), counted(&served, "misses_total")), (20.0 * 26.0, 0.0));
     assert_eq!(counted(&served, "entries"), before);
@@ -115,7 +115,7 @@ fn a_full_cache_is_warm_again_and_a_smaller_one_takes_the_hottest() {
     let saved = fs::metadata(trained.hot_rows()).unwrap().len();
     let served = trained.serve("");
     assert!(counted(&served, "entries") > 0.8 * held, "of {held}");
-    assert_eq!(counted(&served, "evictions_total"), 0.0, "warming puts nothing out");
+    assert_eq!(counted(&served, "evictions_total"), 0.0, "warming evicts nothing");
     trained.score(&served);
     drop(served);
     let served = trained.serve("high_watermark = 0.3");
@@ -165,11 +165,11 @@ fn a_damaged_or_foreign_file_is_named_and_ignored() {
         assert!(line.contains(trained.hot_rows().to_str().unwrap()), "{line}");
         assert!(log.contains("stopped"), "{log}");
     }
-    assert!(counted(&trained.serve(""), "entries") > 0.0, "what the last run saved is good again");
+    assert!(counted(&trained.serve(""), "entries") > 0.0, "the last run saved a good file");
 }
 
 #[test]
-fn where_nothing_can_be_saved_it_warns_once_and_serves_on() {
+fn a_server_that_cannot_save_warns_once_and_keeps_serving() {
     let trained = Trained::new(20);
     let model = trained.state().parent().unwrap().to_owned();
     let serve = |words: &str| {
@@ -181,7 +181,7 @@ fn where_nothing_can_be_saved_it_warns_once_and_serves_on() {
         let warnings: Vec<&str> = log.lines().filter(|line| line.contains("hot rows not saved")).collect();
         assert!(warnings.len() == 1 && warnings[0].contains(words), "{log}");
     };
-    // A file where the directory is to be stops even root.
+    // A file in place of the directory is an obstacle even for root.
     fs::write(trained.state(), "").unwrap();
     serve("state");
     fs::remove_file(trained.state()).unwrap();
@@ -196,7 +196,7 @@ fn where_nothing_can_be_saved_it_warns_once_and_serves_on() {
 }
 
 #[test]
-fn what_was_saved_while_it_served_outlives_a_kill() {
+fn rows_saved_while_serving_survive_a_kill() {
     let trained = Trained::new(20);
     let served = trained.serve("save_seconds = 1");
     trained.score(&served);
@@ -212,7 +212,7 @@ fn what_was_saved_while_it_served_outlives_a_kill() {
 }
 
 #[test]
-fn without_hot_rows_counts_warm_the_cache() {
+fn counts_warm_the_cache_if_there_are_no_hot_rows() {
     let trained = Trained::new(20);
     let counts = trained.counts();
     for eviction in ["lru", "lfu"] {
@@ -228,7 +228,7 @@ fn without_hot_rows_counts_warm_the_cache() {
 }
 
 #[test]
-fn every_key_of_the_cache_reaches_it_and_no_score_shows_it() {
+fn every_cache_setting_takes_effect_and_changes_no_score() {
     let trained = Trained::new(2000);
     let counts = trained.counts();
     for (keys, shown) in [
@@ -240,7 +240,7 @@ fn every_key_of_the_cache_reaches_it_and_no_score_shows_it() {
     ] {
         let served = trained.serve(&format!("warm = \"off\"\n{keys}"));
         assert_eq!(counted(&served, shown), 0.0);
-        // Twice, and then until the evicting thread has come to it.
+        // Twice, and then until the eviction thread has run.
         trained.score(&served);
         for _ in 0..200 {
             trained.score(&served);
@@ -255,19 +255,19 @@ fn every_key_of_the_cache_reaches_it_and_no_score_shows_it() {
 }
 
 #[test]
-fn the_more_misses_admission_asks_for_the_fewer_rows_it_lets_in() {
+fn more_required_misses_admit_fewer_rows() {
     let trained = Trained::new(2000);
-    let kept_out = [1, 2, 15].map(|misses| {
+    let rejected = [1, 2, 15].map(|misses| {
         let served = trained.serve(&format!("warm = \"off\"\nadmission_misses = {misses}"));
         trained.score(&served);
         trained.score(&served);
         counted(&served, "not_admitted_total")
     });
-    assert!(kept_out[0] == 0.0 && kept_out.is_sorted_by(|a, b| a < b), "{kept_out:?}");
+    assert!(rejected[0] == 0.0 && rejected.is_sorted_by(|a, b| a < b), "{rejected:?}");
 }
 
 #[test]
-fn pointers_answer_where_tables_lie_in_ram() {
+fn pointers_answer_if_tables_are_in_memory() {
     let trained = Trained::new(2000);
     let served = trained.serve("warm = \"off\"\nadmission = \"all\"\npointers = 0.9");
     let (url, valid) = (served.url(), &trained.workshop.valid);
@@ -287,7 +287,7 @@ fn pointers_answer_where_tables_lie_in_ram() {
 }
 
 #[test]
-fn keys_of_the_cache_that_cannot_be_used_are_input_errors() {
+fn invalid_cache_settings_are_input_errors() {
     let trained = Trained::new(20);
     for (keys, words) in [
         ("eviction = \"lfu\"", ["cache.counts: missing", "cache.eviction = lfu"]),

@@ -31,9 +31,9 @@ fn a_slot_is_never_overwritten_under_a_batch_that_found_it() {
     });
 }
 
-/// The same with a cell that passes from one batch to the next.
+/// The same with a cell that two batches use one after the other.
 #[test]
-fn a_cell_taken_over_still_orders_the_batch_before() {
+fn a_reused_cell_still_orders_the_previous_batch() {
     loom::model(|| {
         let epochs = Arc::new(Epochs::default());
         let link = Arc::new(AtomicU64::new(1));
@@ -60,10 +60,10 @@ fn a_cell_taken_over_still_orders_the_batch_before() {
     });
 }
 
-/// The slot of a version's overlay (`version.rs`) is linked, evicted and, once it may be, overwritten, while
-/// a batch finds it in the overlay. loom fails the model on a data race.
+/// A slot of a version's overlay (`version.rs`) is linked, evicted and, when free, overwritten, while a batch
+/// finds it in the overlay. loom fails the model on a data race.
 #[test]
-fn a_slot_of_the_overlay_is_not_overwritten_under_a_batch_though_the_index_evicts_it() {
+fn an_overlay_slot_that_the_index_evicts_is_not_overwritten_under_a_batch() {
     loom::model(|| {
         let shared = Arc::new((Epochs::default(), RetireList::default(), AtomicU64::new(1)));
         let slot = Arc::new(UnsafeCell::new(7u64));
@@ -80,24 +80,24 @@ fn a_slot_of_the_overlay_is_not_overwritten_under_a_batch_though_the_index_evict
                 drop(pin);
             })
         };
-        let (epochs, limbo, current) = &*shared;
-        limbo.put(Unlinked::withdrawn(crate::types::FlatKey(2), Location::slot(0)), epochs);
+        let (epochs, retired, current) = &*shared;
+        retired.put(Unlinked::withdrawn(crate::types::FlatKey(2), Location::slot(0)), epochs);
         let reuse = |_| {
             // SAFETY: as above.
             slot.with_mut(|s| unsafe { *s = 8 });
         };
-        limbo.reclaim(epochs, reuse);
+        retired.reclaim(epochs, reuse);
         current.swap(0, Ordering::AcqRel);
-        limbo.release(epochs);
-        limbo.reclaim(epochs, reuse);
+        retired.release(epochs);
+        retired.reclaim(epochs, reuse);
         batch.join().unwrap();
     });
 }
 
-/// An evictor puts a slot of the overlay aside while the switcher withdraws the overlay: whichever comes first, the
-/// slot has a tag of after the withdrawal. loom fails the model on a data race.
+/// The evictor retires a slot of the overlay while the switch removes the overlay. In either order, the
+/// slot's tag is from after the removal. loom fails the model on a data race.
 #[test]
-fn a_slot_put_aside_while_the_overlay_is_withdrawn_is_not_overwritten_under_a_batch() {
+fn a_slot_retired_while_the_overlay_is_removed_is_not_overwritten_under_a_batch() {
     loom::model(|| {
         let shared = Arc::new((Epochs::default(), RetireList::default(), AtomicU64::new(1)));
         let slot = Arc::new(UnsafeCell::new(7u64));
@@ -117,15 +117,15 @@ fn a_slot_put_aside_while_the_overlay_is_withdrawn_is_not_overwritten_under_a_ba
         let evictor = {
             let shared = shared.clone();
             loom::thread::spawn(move || {
-                let (epochs, limbo, _) = &*shared;
-                limbo.put(Unlinked::withdrawn(crate::types::FlatKey(2), Location::slot(0)), epochs);
+                let (epochs, retired, _) = &*shared;
+                retired.put(Unlinked::withdrawn(crate::types::FlatKey(2), Location::slot(0)), epochs);
             })
         };
-        let (epochs, limbo, current) = &*shared;
+        let (epochs, retired, current) = &*shared;
         current.swap(0, Ordering::AcqRel);
-        limbo.release(epochs);
+        retired.release(epochs);
         evictor.join().unwrap();
-        limbo.reclaim(epochs, |_| {
+        retired.reclaim(epochs, |_| {
             // SAFETY: as above.
             slot.with_mut(|s| unsafe { *s = 8 });
         });

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn an_object_is_kept_while_it_is_read_and_dropped_afterwards() {
+fn a_replaced_object_is_kept_while_it_is_read_and_freed_afterwards() {
     let drops = std::sync::Arc::new(());
     let object = Replaceable::new((1, drops.clone()));
     let reading = object.read();
@@ -11,7 +11,7 @@ fn an_object_is_kept_while_it_is_read_and_dropped_afterwards() {
     }
     drop(reading);
     drop(object);
-    // Whoever pins next collects: nothing is left but by a bounded delay.
+    // Later pins collect it after a bounded delay.
     for _ in 0..10_000 {
         crossbeam_epoch::pin().flush();
     }
@@ -19,7 +19,7 @@ fn an_object_is_kept_while_it_is_read_and_dropped_afterwards() {
 }
 
 #[test]
-fn what_was_replaced_is_freed_by_those_who_read_on() {
+fn a_replaced_object_is_freed_by_later_readers() {
     let drops = std::sync::Arc::new(());
     let object = Replaceable::new(drops.clone());
     object.replace(std::sync::Arc::default());
@@ -30,38 +30,39 @@ fn what_was_replaced_is_freed_by_those_who_read_on() {
             return;
         }
     }
-    panic!("it is kept though nobody reads it");
+    panic!("it is kept though no thread reads it");
 }
 
 #[test]
 fn held_slots_are_freed_only_by_batches_that_begin_after_the_release() {
-    let (epochs, limbo) = (Epochs::default(), RetireList::default());
-    limbo.hold();
-    limbo.put(Unlinked::withdrawn(crate::types::FlatKey(9), Location::slot(5)), &epochs);
+    let (epochs, retired) = (Epochs::default(), RetireList::default());
+    retired.hold();
+    retired.put(Unlinked::withdrawn(crate::types::FlatKey(9), Location::slot(5)), &epochs);
     let between = epochs.pin();
     let mut freed = 0;
-    assert_eq!(limbo.reclaim(&epochs, |_| freed += 1), 1, "held");
-    limbo.release(&epochs);
-    assert_eq!(limbo.reclaim(&epochs, |_| freed += 1), 1, "a batch began before the release");
+    assert_eq!(retired.reclaim(&epochs, |_| freed += 1), 1, "held");
+    retired.release(&epochs);
+    assert_eq!(retired.reclaim(&epochs, |_| freed += 1), 1, "a batch began before the release");
     drop(between);
-    assert_eq!(limbo.reclaim(&epochs, |_| freed += 1), 0);
+    assert_eq!(retired.reclaim(&epochs, |_| freed += 1), 0);
     assert_eq!(freed, 1);
 }
 
 #[test]
-fn no_more_slots_are_freed_at_once_than_asked_for_and_in_the_order_they_came() {
-    let (epochs, limbo) = (Epochs::default(), RetireList::default());
-    let put = |slot| limbo.put(Unlinked::withdrawn(crate::types::FlatKey(9), Location::slot(slot)), &epochs);
+fn slots_are_freed_in_order_and_at_most_as_many_as_requested() {
+    let (epochs, retired) = (Epochs::default(), RetireList::default());
+    let put =
+        |slot| retired.put(Unlinked::withdrawn(crate::types::FlatKey(9), Location::slot(slot)), &epochs);
     (0..10).for_each(put);
     let mut freed = Vec::new();
     for (most, left) in [(0, 10), (3, 7), (1, 6)] {
-        assert_eq!(limbo.reclaim_some(&epochs, most, |slot| freed.push(slot.location().offset())), left);
+        assert_eq!(retired.reclaim_some(&epochs, most, |slot| freed.push(slot.location().offset())), left);
     }
     let pin = epochs.pin();
     put(10);
-    assert_eq!(limbo.reclaim(&epochs, |slot| freed.push(slot.location().offset())), 1, "the pin's");
+    assert_eq!(retired.reclaim(&epochs, |slot| freed.push(slot.location().offset())), 1, "the pin's");
     drop(pin);
-    assert_eq!(limbo.reclaim(&epochs, |slot| freed.push(slot.location().offset())), 0);
+    assert_eq!(retired.reclaim(&epochs, |slot| freed.push(slot.location().offset())), 0);
     assert_eq!(freed, (0..11).collect::<Vec<_>>());
 }
 
@@ -84,7 +85,7 @@ fn a_tag_is_free_when_every_batch_up_to_it_is_finished() {
 }
 
 #[test]
-fn an_owned_pin_is_seen_until_it_is_dropped_wherever_that_is() {
+fn an_owned_pin_is_seen_until_another_thread_drops_it() {
     let epochs = Arc::new(Epochs::default());
     let mut pins: Vec<_> = (0..2 * CELLS + 1).map(|_| epochs.pin_owned()).collect();
     while !pins.is_empty() {
@@ -94,7 +95,7 @@ fn an_owned_pin_is_seen_until_it_is_dropped_wherever_that_is() {
     }
     assert_eq!(epochs.oldest(), u64::MAX);
     drop(epochs.pin());
-    assert_eq!(epochs.oldest(), u64::MAX, "its cell serves others");
+    assert_eq!(epochs.oldest(), u64::MAX, "its cell is reused");
 }
 
 #[test]

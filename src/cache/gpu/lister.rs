@@ -17,8 +17,9 @@ const WORD: usize = size_of::<u32>();
 /// Which buckets are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// From the first bucket, as many as the second number, wrapping round; limited by the room.
-    From(u64, u64),
+    /// `count` buckets from `bucket` on, wrapping round, but at most as many as there is room for.
+    #[allow(missing_docs)]
+    From { bucket: u64, count: u64 },
     /// A sample with this seed, as many as there is room for; or all, once each.
     Drawn(u64),
 }
@@ -56,7 +57,7 @@ impl<D: Driver> Lister<D> {
     pub fn look(&mut self, now: u64, look: Look) -> Result<impl Iterator<Item = &Listed>, DriverError> {
         let (shape, most) = (self.gpu_table.shape(), self.buckets());
         let (from, count, drawn) = match look {
-            Look::From(bucket, count) => (bucket, count.min(most), false),
+            Look::From { bucket, count } => (bucket, count.min(most), false),
             Look::Drawn(_) if most == shape.buckets => (0, most, false),
             Look::Drawn(draw) => (draw, most, true),
         };

@@ -113,7 +113,7 @@ impl<D: Driver> Shared<D> {
 
     /// Unlinks all pointers if the tuner has requested it.
     pub(crate) fn clear_pointers_if_due(&self, sweep: &mut Sweep<D>) -> Result<(), DriverError> {
-        if self.pointing.count.told_to_clear() {
+        if self.pointing.count.take_clear_request() {
             self.unlink_pointers(sweep, 0..u64::MAX)?;
         }
         Ok(())

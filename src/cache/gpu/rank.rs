@@ -56,7 +56,7 @@ impl<D: Driver> Shared<D> {
         *draw = draw.wrapping_add(lister.buckets());
         let sample = lister.look(now, Look::Drawn(*draw))?.filter(may_evict);
         let threshold = threshold(&mut sample.map(coldness).collect::<Vec<u64>>(), lowering.excess);
-        let stretch = Look::From(*hand, lister.buckets());
+        let stretch = Look::From { bucket: *hand, count: lister.buckets() };
         let victims =
             lister.look(now, stretch)?.filter(may_evict).filter(|entry| coldness(entry) >= threshold);
         let mut pointers = if lowering.pointers_too { 0 } else { self.pointing.count.room() };

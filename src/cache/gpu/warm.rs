@@ -78,7 +78,9 @@ impl<D: Driver> Shared<D> {
                 };
                 row.map(|(table, id)| (entry.age, table, id))
             };
-            rows.extend(lister.look(now, Look::From(from, buckets - from))?.filter_map(row));
+            rows.extend(
+                lister.look(now, Look::From { bucket: from, count: buckets - from })?.filter_map(row),
+            );
             from += lister.buckets();
         }
         rows.sort_unstable_by_key(|&(age, table, id)| (age, table.0, id));

@@ -3,11 +3,12 @@ use super::*;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 
-/// Entries are inserted with a stamp that is older than [`FRESH`] batches, so that every lookup writes a new stamp.
+/// Entries are inserted with a stamp that is older than [`FRESH`] batches, so that every lookup writes a new
+/// stamp.
 const INSERTED: u64 = 0_u64.wrapping_sub(10);
 
-/// The real index of two buckets, with the real epochs and retire list, around rows that loom watches: a row that
-/// is written while it may be read fails the model, and so does a row under another row's key.
+/// The real index of two buckets, with the real epochs and retire list, around rows that loom watches: a row
+/// that is written while it may be read fails the model, and so does a row under another row's key.
 struct Cache {
     index: Index,
     epochs: Epochs,
@@ -82,8 +83,8 @@ fn model(body: impl Fn() + Sync + Send + 'static) {
     builder.check(body);
 }
 
-/// The slot of the index gets another key and, if no batch holds it, the row gets another content. A lookup of the
-/// entry before must not write that entry's location back together with its stamp.
+/// The slot of the index gets another key and, if no batch holds it, the row gets another content. A lookup
+/// of the entry before must not write that entry's location back together with its stamp.
 #[test]
 fn a_reader_gets_its_keys_row_while_the_entry_is_replaced() {
     model(|| {
@@ -123,7 +124,8 @@ fn a_reader_gets_its_keys_row_though_the_key_left_and_returned() {
     });
 }
 
-/// If both buckets of a key are full, it takes the slot of a victim, whose key is replaced without being empty between.
+/// If both buckets of a key are full, it takes the slot of a victim, whose key is replaced without being
+/// empty between.
 #[test]
 fn a_reader_gets_its_keys_row_while_full_buckets_make_room() {
     model(|| {

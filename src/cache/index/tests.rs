@@ -50,7 +50,7 @@ proptest! {
         }
     }
 
-    /// The stamp is what the last lookup wrote that found it older than that.
+    /// The stamp is renewed only by a lookup that finds it older than [`FRESH`].
     #[test]
     fn of_lookups_in_quick_succession_only_the_first_writes_a_stamp(
         first in any::<u64>(),
@@ -79,13 +79,13 @@ proptest! {
 }
 
 #[test]
-fn a_full_pair_puts_out_its_coldest_entry() {
+fn a_full_pair_of_buckets_evicts_its_coldest_entry() {
     let index = Index::new(1).unwrap();
     let epochs = Epochs::default();
     for key in 2..10 {
         assert_eq!(tests_insert(&index, key, key, key, true), Link::New);
     }
-    assert_eq!(find(&index, &epochs, 2, 20), Some(2), "touched, so 3 is the coldest");
+    assert_eq!(find(&index, &epochs, 2, 20), Some(2), "just used, so 3 is the coldest");
     let newcomer = |replace| tests_insert(&index, 50, 50, 21, replace);
     assert_eq!(newcomer(false), Link::Full);
     assert!(matches!(newcomer(true), Link::Replaced(out) if out.key == FlatKey(3)));

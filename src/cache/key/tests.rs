@@ -6,7 +6,7 @@ fn corpus() -> impl Strategy<Value = u64> {
     (0u32..=40).prop_flat_map(|bits| (1u64 << bits.saturating_sub(1))..=(1u64 << bits))
 }
 
-/// The ids of a table where a code could go wrong, and some between.
+/// The boundary ids of a table, and some between.
 fn probes(rows: u64, inner: &[u64]) -> Vec<u64> {
     let mut ids = vec![0, rows / 2, rows - 1];
     ids.extend(inner.iter().map(|i| i % rows));
@@ -52,14 +52,14 @@ proptest! {
     }
 
     #[test]
-    fn tables_stay_apart_and_are_exact_where_they_fit(
+    fn codes_do_not_overlap_and_are_exact_if_they_fit(
         rows in prop::collection::vec(corpus(), 1..=60),
         bits in 2u32..=64,
         inner in prop::collection::vec(any::<u64>(), 8),
     ) {
         let wanted = RESERVED + rows.iter().map(|&r| 1u128 << id_bits(r)).sum::<u128>();
         let Ok(keys) = FlatKeys::new(&rows, KeyWidth::new(bits).unwrap()) else {
-            prop_assert!(RESERVED + rows.len() as u128 > 1 << bits, "refused though there is a key each");
+            prop_assert!(RESERVED + rows.len() as u128 > 1 << bits, "refused without need");
             return Ok(());
         };
         prop_assert_eq!(keys.codes.iter().all(|c| c.is_exact()), wanted <= 1 << bits);
@@ -82,7 +82,7 @@ proptest! {
     }
 
     #[test]
-    fn a_narrow_width_is_shared_by_size_and_used_up(
+    fn a_narrow_width_is_shared_by_size_without_rest(
         rows in prop::collection::vec(1u64..100_000, 1..40),
         bits in 6u32..20,
     ) {
@@ -96,7 +96,7 @@ proptest! {
     }
 
     #[test]
-    fn fixed_length_codes_are_apart_too(
+    fn fixed_length_codes_do_not_overlap(
         rows in prop::collection::vec(corpus(), 1..=60),
         bits in 2u32..=64,
         inner in prop::collection::vec(any::<u64>(), 8),
@@ -116,8 +116,8 @@ proptest! {
 }
 
 #[test]
-fn keys_of_no_row_decode_to_nothing() {
-    let keys = FlatKeys::new(&[3, 1000], KeyWidth::W32).unwrap();
+fn keys_without_a_row_do_not_decode() {
+    let keys = FlatKeys::new(&[3, 1000], KeyWidth(32)).unwrap();
     assert_eq!(keys.decode(EMPTY), None);
     assert_eq!(keys.decode(TOMBSTONE), None);
     assert_eq!(keys.decode(FlatKey(u64::MAX)), None);
@@ -126,13 +126,13 @@ fn keys_of_no_row_decode_to_nothing() {
 }
 
 #[test]
-fn too_narrow_a_width_says_what_is_needed() {
+fn the_error_of_a_narrow_width_has_the_needed_bits() {
     let error = FlatKeys::new(&[1 << 40; 7], KeyWidth::new(3).unwrap()).unwrap_err();
     assert_eq!(error.to_string(), "flat keys of 3 bits cannot tell 7 tables apart: 4 bits are needed");
 }
 
 #[test]
-fn small_tables_stay_exact_where_large_ones_share() {
+fn small_tables_stay_exact_while_large_ones_share_keys() {
     // 2 + 4 + 1024 keys, and 2^16 - 1030 for two tables of 4:1.
     let keys = FlatKeys::new(&[4_000_000, 3, 1_000_000, 1000], KeyWidth::new(16).unwrap()).unwrap();
     let bits: Vec<u32> = keys.codes.iter().map(|c| c.bits()).collect();

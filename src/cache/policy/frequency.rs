@@ -1,23 +1,24 @@
 //! Admission by frequency: a missed row is admitted once it was used often enough recently.
 //!
-//! **The rule.** Each time that a batch misses a row, the row's count grows by the number of its occurrences in
-//! that batch. The row is admitted once the count reaches a fixed number (2 by default), or if the cache has room for
-//! it without an eviction. Occurrences are counted, not batches: the server merges requests, and a row that two
-//! requests of one batch use is admitted as if they had come one after the other. In the statistics such a row is
-//! one miss, and its other occurrences are hits, since the row is fetched once.
+//! **The rule.** Each time that a batch misses a row, the row's count grows by the number of its occurrences
+//! in that batch. The row is admitted once the count reaches a fixed number (2 by default), or if the cache
+//! has room for it without an eviction. Occurrences are counted, not batches: the server merges requests, and
+//! a row that two requests of one batch use is admitted as if they had come one after the other. In the
+//! statistics such a row is one miss, and its other occurrences are hits, since the row is fetched once.
 //!
-//! **Recently** means: until about as many other rows were missed as the sketch has room for. The sketch stores a
-//! missed row in 16 bits, 12 of the key's hash and a count of 4 bits. A 64-bit word is a queue of four such
-//! entries. A row that is missed again moves to the front of its queue with a higher count; the oldest entry is
-//! dropped when a new one needs its place. So the sketch is a list of the rows missed last, like the ghost lists of
-//! ARC (Megiddo and Modha, 2003) and S3-FIFO (Yang and others, 2023), in two bytes a row. The alternative, TinyLFU's
-//! count-min sketch that is halved periodically (Einziger, Friedman and Manes, 2017), needs four counters for each
-//! row, and each halving forgets every row that was missed once, however recently.
+//! **Recently** means: until about as many other rows were missed as the sketch has room for. The sketch
+//! stores a missed row in 16 bits, 12 of the key's hash and a count of 4 bits. A 64-bit word is a queue of
+//! four such entries. A row that is missed again moves to the front of its queue with a higher count; the
+//! oldest entry is dropped when a new one needs its place. So the sketch is a list of the rows missed last,
+//! like the ghost lists of ARC (Megiddo and Modha, 2003) and S3-FIFO (Yang and others, 2023), in two bytes a
+//! row. The alternative, TinyLFU's count-min sketch that is halved periodically (Einziger, Friedman and
+//! Manes, 2017), needs four counters for each row, and each halving forgets every row that was missed once,
+//! however recently.
 //!
-//! **Limits.** Two rows of one word with equal hashes share a count; that affects about one miss in a thousand. How
-//! long a row is remembered varies from word to word. Only misses are counted, so a hit costs nothing. TinyLFU compares
-//! the new row with the victim; here victims are chosen in the background, so the count is compared with a fixed
-//! number.
+//! **Limits.** Two rows of one word with equal hashes share a count; that affects about one miss in a
+//! thousand. How long a row is remembered varies from word to word. Only misses are counted, so a hit costs
+//! nothing. TinyLFU compares the new row with the victim; here victims are chosen in the background, so the
+//! count is compared with a fixed number.
 //!
 //! Updates are a load and a store, not atomic together. Two threads may lose a count; the effect is a later
 //! admission.
@@ -58,8 +59,8 @@ impl Sketch {
         }
     }
 
-    /// Bytes of a sketch that remembers `misses` missed rows. A cache has one entry of the sketch for each row that
-    /// it can hold.
+    /// Bytes of a sketch that remembers `misses` missed rows. A cache has one entry of the sketch for each
+    /// row that it can hold.
     #[must_use]
     pub(crate) fn bytes_of(misses: usize) -> usize {
         (misses * MISS_BYTES).next_multiple_of(size_of::<u64>())
@@ -70,8 +71,8 @@ impl Sketch {
         size_of_val::<[AtomicU64]>(&self.words)
     }
 
-    /// Counts a row that a batch missed and that occurs `occurrences` times in the batch. Returns whether the row
-    /// has been used often enough to be admitted. Call this once for each missed row of a batch.
+    /// Counts a row that a batch missed and that occurs `occurrences` times in the batch. Returns whether the
+    /// row has been used often enough to be admitted. Call this once for each missed row of a batch.
     pub(crate) fn admits(&self, key: FlatKey, occurrences: u32) -> bool {
         let hash = mix64(key.0);
         let word = &self.words[((u128::from(hash) * self.words.len() as u128) >> 64) as usize];

@@ -1,16 +1,16 @@
-//! Eviction of the longest unused, which is LRU approximately: every entry of the index bears the number of the batch
-//! that used it last, and the older that is the sooner it goes.
+//! Eviction of the longest unused entries, which approximates LRU: every index entry stores the number of the
+//! batch that used it last, and the oldest are evicted first.
 //!
-//! LRU's list would have every hit take a lock to move its row to the front. A stamp is written where the hit reads
-//! anyway, without a lock; the price is that somebody has to look for the old ones, which is the sweep's work
-//! in the background, by sampled ages.
+//! With LRU's list, every hit would take a lock to move its row to the front. A stamp is written without a
+//! lock, on a line that the hit reads anyway. In return, old entries must be searched for: the background
+//! sweep does that, by sampled ages.
 //!
-//! Its limits: rows of one batch are equally old, and so is to a batch or two whatever was used since
-//! ([`super::super::index::FRESH`]); of equals, those go first that the sweep comes to first. What it does not know is how
-//! often a row was used: rows that come once push out rows that come again, and to keep them out is the admission's
-//! part.
+//! Limits: rows of one batch are equally old, and uses within a few batches
+//! ([`FRESH`](super::super::index::FRESH)) are not distinguished. Among equals, the sweep evicts those that
+//! it reaches first. LRU does not know how often a row was used: rows used once displace rows in regular use.
+//! Keeping those out is the task of admission.
 
-/// How cold an entry is that was last used `age` batches ago: what is larger goes first.
+/// The coldness of an entry that was last used `age` batches ago. Larger values are evicted first.
 #[inline]
 #[must_use]
 pub(crate) fn coldness(age: u32) -> u64 {

@@ -1,13 +1,13 @@
-//! What is let into the cache and what is put out of it, a policy a file.
+//! Which rows are admitted to the cache and which are evicted, one policy a file.
 //!
-//! **Admission** decides on a missed row: [`probability`] lets in a share of all misses, [`frequency`]
-//! rows that were missed before.
+//! **Admission** decides on a missed row: [`probability`] admits a share of all misses, [`frequency`] admits
+//! rows that were used repeatedly while missing.
 //!
-//! **Eviction** goes from one watermark to the other: past the high one, entries are put out until the
-//! low one is reached. Which ones is decided by how cold they are: by the age of their last use ([`lru`]),
-//! or by their [`rank`] in a data set. A sample of the entries gives the coldness that divides the share to
-//! be put out from the rest, and a sweep puts out what is at least so cold. That is the exact order to
-//! within the sample's error, with no list to keep in order on the lookup path.
+//! **Eviction** starts when the cache is above its high watermark and ends at the low one. Victims are chosen
+//! by coldness: the age of the last use ([`lru`]), or the [`rank`] in a data set. A sample of the entries
+//! gives the coldness threshold above which the share to evict lies, and a sweep evicts every entry at or
+//! above it. That is the exact order to within the sample's error, without a list to maintain on the lookup
+//! path.
 
 pub(crate) mod frequency;
 pub(crate) mod lru;
@@ -32,9 +32,9 @@ pub(crate) struct Missed {
 /// Which missed rows are admitted.
 #[derive(Debug)]
 pub(crate) enum Admission {
-    /// By chance.
+    /// A random share.
     Probability(Probability),
-    /// By how often it was missed.
+    /// Rows used repeatedly while missing.
     Frequency(Sketch),
 }
 
@@ -50,7 +50,6 @@ impl Admission {
         }
     }
 
-    /// Bytes it takes.
     #[must_use]
     pub(crate) fn bytes(&self) -> usize {
         match self {
@@ -81,10 +80,10 @@ impl EvictionOption {
 /// Which entries are evicted first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Eviction {
-    /// Those longest unused.
+    /// The longest unused.
     #[default]
     Lru,
-    /// Those of the lowest frequency in a data set.
+    /// The least frequent in a data set.
     Lfu(Ranks),
 }
 
@@ -106,7 +105,7 @@ impl Eviction {
         matches!(self, Self::Lru)
     }
 
-    /// How cold an entry is: what is larger goes first.
+    /// The coldness of an entry last used `age` batches ago. Larger values are evicted first.
     #[inline]
     #[must_use]
     pub(crate) fn coldness(&self, key: FlatKey, age: u32) -> u64 {
@@ -116,7 +115,6 @@ impl Eviction {
         }
     }
 
-    /// Bytes it takes.
     #[must_use]
     pub(crate) fn bytes(&self) -> usize {
         match self {
@@ -126,60 +124,60 @@ impl Eviction {
     }
 }
 
-/// The bounds between which the cache's use moves, as shares of what it can hold.
+/// The fill levels at which eviction starts and ends, as shares of the capacity.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Watermarks {
-    /// Eviction begins past this.
+    /// Eviction starts above this level.
     pub high: f64,
-    /// Eviction ends here.
+    /// Eviction ends at this level.
     pub low: f64,
 }
 
 impl Watermarks {
-    /// The share of `used` to be put out once eviction has begun: 0 where it is to end.
+    /// The share of `used` to evict once eviction has started; 0 at the end.
     #[must_use]
     pub(crate) fn excess(&self, used: u64, capacity: u64) -> f64 {
         let target = self.low * capacity as f64;
         if used as f64 <= target { 0.0 } else { 1.0 - target / used as f64 }
     }
 
-    /// Whether eviction is to begin.
+    /// Whether eviction starts.
     #[must_use]
     pub(crate) fn crossed(&self, used: u64, capacity: u64) -> bool {
         used as f64 > self.high * capacity as f64
     }
 }
 
-/// How full a cache is, of the two things that it can run out of.
+/// How full the cache's two limited resources are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fill {
-    /// Entries of the index in use, and how many there may be.
+    /// Index entries: used, capacity.
     pub entries: (u64, u64),
-    /// Bytes of the pool in use, and how many there are.
+    /// Bytes of the pool: used, capacity.
     pub bytes: (u64, u64),
 }
 
 impl Fill {
-    /// The larger of both shares to be put out: 0 where eviction is to end.
+    /// The larger of both shares to evict; 0 at the end.
     #[must_use]
     pub(crate) fn excess(&self, watermarks: &Watermarks) -> f64 {
         watermarks.excess(self.entries.0, self.entries.1).max(watermarks.excess(self.bytes.0, self.bytes.1))
     }
 
-    /// Whether eviction is to begin, for the sake of either.
+    /// Whether either resource starts an eviction.
     #[must_use]
     pub(crate) fn crosses(&self, watermarks: &Watermarks) -> bool {
         watermarks.crossed(self.entries.0, self.entries.1) || watermarks.crossed(self.bytes.0, self.bytes.1)
     }
 }
 
-/// The coldness that about `share` of the sampled entries have reached. Reorders the sample; `u64::MAX`
-/// for an empty sample or share.
+/// The coldness that about `share` of the sampled entries reach. Reorders the sample. `u64::MAX` if the
+/// sample or the share is empty.
 #[must_use]
 pub(crate) fn threshold(sample: &mut [u64], share: f64) -> u64 {
-    let out = (share * sample.len() as f64).ceil() as usize;
-    match sample.len().checked_sub(out.min(sample.len())) {
-        _ if out == 0 => u64::MAX,
+    let evicted = (share * sample.len() as f64).ceil() as usize;
+    match sample.len().checked_sub(evicted.min(sample.len())) {
+        _ if evicted == 0 => u64::MAX,
         None => u64::MAX,
         Some(kept) => *sample.select_nth_unstable(kept).1,
     }

@@ -1,9 +1,8 @@
-//! Admission by probability (FLECHE 3.1): a missed row is let in with probability `p`, so a row that is
-//! asked for less than about `1 / p` times passes the cache by.
+//! Admission by probability (FLECHE 3.1): a missed row is admitted with probability `p`, so a row that is
+//! used fewer than about `1 / p` times is mostly not cached.
 //!
-//! The draw is a hash of key, batch and seed, hence the same on every run. It knows nothing of the past,
-//! and so costs nothing; what it lets in by chance it also keeps out by chance, hot rows too, until
-//! they are asked for again.
+//! The draw is a hash of key, batch and seed, and so reproducible. It needs no memory of past accesses. Its
+//! limit: a hot row is rejected as often as a cold one, until it is used again.
 
 use crate::mem::mix64;
 use crate::types::FlatKey;
@@ -11,7 +10,7 @@ use crate::types::FlatKey;
 /// Admission with a fixed probability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Probability {
-    /// The probability, of 2^64.
+    /// The probability times 2^64.
     below: u128,
     seed: u64,
 }
@@ -23,7 +22,7 @@ impl Probability {
         Self { below: (p.clamp(0.0, 1.0) * 2f64.powi(64)) as u128, seed }
     }
 
-    /// Whether a key that batch `batch` missed is let in.
+    /// Whether a key that batch `batch` missed is admitted.
     #[inline]
     #[must_use]
     pub(crate) fn admits(&self, key: FlatKey, batch: u64) -> bool {

@@ -1,13 +1,12 @@
-//! Eviction by frequency rank, as the frequency-aware cache has it: rows were ranked by how often a data
-//! set asks for them (`flechette plan --counts`), and the row of the lowest rank goes first.
+//! Eviction by frequency rank, as in the frequency-aware cache: rows are ranked by how often a data set uses
+//! them (`flechette plan --counts`), and the row with the last rank is evicted first.
 //!
-//! Ranks are of the past and do not change, so a hot row of yesterday stays until the next counts; that
-//! is what makes it steady where traffic is, and wrong where traffic moves. Rows without a rank are colder
-//! than any with one, and the longest unused of them goes first.
-
+//! Ranks are computed from past data and do not change until the next counts. So they suit steady traffic and
+//! not shifting traffic. Rows without a rank are colder than all ranked rows; the longest unused of them is
+//! evicted first.
 //!
-//! A rank is looked up for every entry that a sweep sees, so ranks lie in a table of open addressing, of a size that
-//! its number of rows says beforehand: it is part of `cache.bytes`.
+//! A sweep looks up the rank of every entry, so ranks are in a hash table with open addressing. Its size
+//! follows from the number of rows, because it is part of `cache.bytes`.
 
 use super::super::key::{EMPTY, mix64};
 use crate::types::FlatKey;
@@ -15,15 +14,15 @@ use crate::types::FlatKey;
 /// Ranks of the most frequent rows, 0 the most frequent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ranks {
-    /// [`EMPTY`] where there is none.
+    /// Open addressing with linear probing; [`EMPTY`] in a free place.
     keys: Box<[FlatKey]>,
-    /// By place of the key.
+    /// By place in `keys`.
     ranks: Box<[u32]>,
     len: usize,
 }
 
 impl Ranks {
-    /// Bytes that the ranks of so many rows take: a key and a rank each, and a third of it more to be found by.
+    /// Bytes for the ranks of `rows` rows: a key and a rank each, and a third more for free places.
     #[must_use]
     pub(crate) fn bytes_of(rows: usize) -> usize {
         Self::places(rows) * (size_of::<FlatKey>() + size_of::<u32>())
@@ -33,13 +32,13 @@ impl Ranks {
         if rows == 0 { 0 } else { rows + rows.div_ceil(3) }
     }
 
-    /// Ranks of keys in descending frequency. Of a key that comes twice the first rank counts.
+    /// Ranks of keys in descending frequency. A key that occurs twice has its first rank.
     #[must_use]
     pub(crate) fn new(descending: impl ExactSizeIterator<Item = FlatKey>) -> Self {
         let places = Self::places(descending.len());
         let mut ranks = Self { keys: vec![EMPTY; places].into(), ranks: vec![0; places].into(), len: 0 };
         for key in descending {
-            // Fewer keys than places, so that there is an empty one.
+            // There are more places than keys, so a free one is found.
             let place = ranks.place(key);
             if ranks.keys[place] == EMPTY {
                 ranks.keys[place] = key;
@@ -50,7 +49,7 @@ impl Ranks {
         ranks
     }
 
-    /// Where a key is, or else where it would be. There are places.
+    /// The place of a key, or the free place for it. The table is not empty.
     fn place(&self, key: FlatKey) -> usize {
         let places = self.keys.len();
         let mut place = ((u128::from(mix64(key)) * places as u128) >> 64) as usize;
@@ -68,7 +67,7 @@ impl Ranks {
         (self.keys[place] == key).then(|| self.ranks[place])
     }
 
-    /// How cold a key is that was last used `age` batches ago: what is larger goes first.
+    /// The coldness of a key that was last used `age` batches ago. Larger values are evicted first.
     #[must_use]
     pub(crate) fn coldness(&self, key: FlatKey, age: u32) -> u64 {
         match self.rank(key) {
@@ -77,22 +76,9 @@ impl Ranks {
         }
     }
 
-    /// Bytes it takes.
     #[must_use]
     pub(crate) fn bytes(&self) -> usize {
         size_of_val(&*self.keys) + size_of_val(&*self.ranks)
-    }
-
-    /// How many keys have a rank.
-    #[must_use]
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether none has.
-    #[must_use]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.len == 0
     }
 }
 

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 
 proptest! {
     #[test]
-    fn the_threshold_puts_out_the_share_and_no_more_than_ties_force(
+    fn the_threshold_evicts_the_share_and_only_ties_more(
         mut sample in prop::collection::vec(0u64..50, 0..200),
         share in 0.0f64..=1.0,
     ) {
@@ -16,7 +16,7 @@ proptest! {
     }
 
     #[test]
-    fn putting_out_the_excess_reaches_the_low_watermark(used in 1u64..1_000_000, capacity in 1u64..1_000_000) {
+    fn evicting_the_excess_reaches_the_low_watermark(used in 1u64..1_000_000, capacity in 1u64..1_000_000) {
         let marks = Watermarks { high: 0.95, low: 0.9 };
         let left = used as f64 * (1.0 - marks.excess(used, capacity));
         prop_assert!(left <= 0.9 * capacity as f64 + 1e-3);

@@ -29,7 +29,7 @@ proptest! {
     }
 
     #[test]
-    fn the_named_minimum_is_enough(tables in tables()) {
+    fn the_reported_minimum_is_enough(tables in tables()) {
         let bytes = minimum(&tables).1;
         let enough = CacheShape { bytes, tables: tables.clone() };
         let too_little = CacheShape { bytes: bytes - 1, tables };
@@ -38,7 +38,7 @@ proptest! {
     }
 
     #[test]
-    fn a_fraction_becomes_bytes_that_hold_it_at_about_twice_its_cost_at_worst(
+    fn the_bytes_of_a_fraction_hold_it_and_cost_at_most_about_twice_the_minimum(
         tables in tables(),
         fraction in 0.0f64..=1.0,
     ) {
@@ -49,8 +49,8 @@ proptest! {
             .map(|t| TableShape { rows: (t.rows as f64 * fraction).ceil() as u64, ..*t })
             .collect();
         prop_assert!(layout.holds(&held));
-        // Rows, 20 bytes of index and a bit each, a watermark's room, and slabs partly used. The
-        // worst is a small pool whose slabs are one large row and hold one smaller one.
+        // Rows with 20 bytes of index and a bit each, the room above the watermark, and partly used slabs.
+        // The worst case is a small pool in which a slab of one large row holds one smaller row.
         let cost: f64 = held.iter().map(|t| t.rows as f64 * (t.row_bytes as f64 + 20.5)).sum();
         let most = cost / WATERMARKS.high * 2.05 + 3.0 * minimum(&tables).1 as f64 + 4096.0;
         prop_assert!(shape.bytes as f64 <= most, "{} bytes for {cost}", shape.bytes);
@@ -59,7 +59,7 @@ proptest! {
 
 proptest! {
     #[test]
-    fn the_named_minimum_is_enough_whatever_the_policies_take(
+    fn the_reported_minimum_is_enough_with_every_policy(
         tables in tables(),
         misses in prop_oneof![Just(AdmissionOption::ALL), Just(AdmissionOption::DEFAULT)],
         ranked in 0u64..2000,

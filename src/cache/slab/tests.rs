@@ -12,7 +12,7 @@ fn exhaust(pool: &Pool, class: Class) -> Vec<Location> {
 
 proptest! {
     #[test]
-    fn slots_never_overlap_and_all_memory_returns(
+    fn slots_never_overlap_and_all_memory_is_freed(
         ops in prop::collection::vec((0u16..3, any::<bool>(), any::<prop::sample::Index>()), 1..400),
     ) {
         let pool = Pool::new(shape(6)).unwrap();
@@ -51,7 +51,7 @@ proptest! {
 }
 
 #[test]
-fn an_emptied_slab_serves_another_row_size() {
+fn an_emptied_slab_is_reused_for_another_row_size() {
     let pool = Pool::new(shape(1)).unwrap();
     let small = exhaust(&pool, Class(0));
     assert_eq!(small.len(), 32);
@@ -75,7 +75,7 @@ fn a_draining_slab_gives_no_slots_until_it_is_empty() {
     // SAFETY: as above.
     unsafe { pool.release(full[1]) };
     assert!(pool.slots().has_room(Class(0)));
-    assert!(!pool.slots().drain(0), "nothing is draining any more");
+    assert!(!pool.slots().drain(0), "no slab is draining any more");
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn freed_slots_are_poisoned_in_debug() {
     pool.fill(&mut slot, &[], &[1; 20]);
     let location = slot.location();
     let bits = |pool: &Pool| {
-        // SAFETY: a slot of five values, and nobody writes it while the test reads it.
+        // SAFETY: a slot of five values, which no other thread writes.
         let row = unsafe { std::slice::from_raw_parts(pool.start(location).cast::<u32>().as_ptr(), 5) };
         row.to_vec()
     };

@@ -1,4 +1,4 @@
-//! Keys too narrow for their tables: rows that meet under one key are told apart by their tags.
+//! Keys too narrow for their tables: rows that share a key are distinguished by their tags.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn narrow(bits: u32) -> CacheOptions {
 }
 
 #[test]
-fn a_tagged_cache_of_a_fraction_has_room_for_it_and_its_tags() {
+fn the_bytes_of_a_fraction_include_tags() {
     for options in [narrow(10), CacheOptions { pointers: 5000, ..narrow(32) }] {
         let tables = vec![table(4000, 3), table(100, 16)];
         let shape = CacheShape::for_options(0.1, tables.clone(), &options).unwrap();

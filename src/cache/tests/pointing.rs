@@ -1,4 +1,4 @@
-//! The unified index: cold rows give up their slots and are found in the store's RAM.
+//! The unified index: cold rows give up their slots and are read from the store's memory.
 
 use super::*;
 
@@ -40,7 +40,7 @@ fn cold_rows_become_pointers_up_to_the_capacity_and_no_longer_miss() {
 }
 
 #[test]
-fn rows_that_nobody_holds_in_ram_are_never_pointed_at() {
+fn rows_that_are_not_held_in_memory_are_never_pointed_at() {
     let tables = [table(2000, 32)];
     let cache = cache_of(100 << 10, &tables, &pointing(2000));
     cache.set_pointers(2000);
@@ -49,7 +49,7 @@ fn rows_that_nobody_holds_in_ram_are_never_pointed_at() {
 }
 
 #[test]
-fn dropping_the_right_withdraws_the_pointers_of_its_table_after_the_batches_that_found_them() {
+fn dropping_host_rows_removes_its_pointers_and_waits_for_batches_that_found_them() {
     let tables = [table(2000, 32)];
     let cache = cache_of(100 << 10, &tables, &pointing(2000));
     let ram = cache.host_rows(TableId(0)).unwrap();
@@ -67,7 +67,7 @@ fn dropping_the_right_withdraws_the_pointers_of_its_table_after_the_batches_that
             std::thread::yield_now();
         }
         std::thread::sleep(Duration::from_millis(20));
-        assert!(!dropping.is_finished(), "a batch may still read where it was pointed");
+        assert!(!dropping.is_finished(), "a batch may still read the host memory");
         drop(pin);
         dropping.join().unwrap();
     });
@@ -76,7 +76,7 @@ fn dropping_the_right_withdraws_the_pointers_of_its_table_after_the_batches_that
 }
 
 #[test]
-fn a_pointer_serves_every_version() {
+fn a_pointer_is_valid_for_every_version() {
     let tables = [table(2000, 32)];
     let cache = cache_of(100 << 10, &tables, &pointing(2000));
     let _ram = cache.host_rows(TableId(0)).unwrap();
@@ -92,21 +92,21 @@ fn the_tuner_sets_the_capacity_by_what_batches_report() {
     let tables = [table(2000, 32)];
     let cache = cache_of(100 << 10, &tables, &pointing(1600));
     for _ in 0..3 {
-        // Ever faster: it keeps growing.
+        // Throughput rises with the capacity, which therefore grows.
         let seconds = 1.0 / (1.0 + cache.shared.pointers.capacity() as f64);
         cache.observe(1 << 20, Duration::from_secs_f64(seconds));
     }
     assert_eq!(cache.shared.pointers.capacity(), 300);
 }
 
-/// Workers, evictions and a store that takes its RAM back again and again.
+/// Workers, evictions, and a store that withdraws its memory repeatedly.
 #[test]
 fn under_threads_and_withdrawals_no_withdrawn_table_is_pointed_at() {
     let tables = [table(3000, 16), table(3000, 8)];
     let options = CacheOptions { pointers: 3000, ..for_all() };
     let cache = cache_of(100 << 10, &tables, &options);
     cache.set_pointers(3000);
-    // Table 1 is never in RAM; table 0 comes and goes.
+    // Table 1 is never held in memory; table 0 is at times.
     let in_ram = AtomicU64::new(0);
     let working = AtomicU64::new(4);
     std::thread::scope(|scope| {
@@ -127,7 +127,7 @@ fn under_threads_and_withdrawals_no_withdrawn_table_is_pointed_at() {
                     let found = pin.lookup(&mut query).unwrap();
                     for pointed in found.pointed() {
                         assert_eq!(pointed.table, TableId(0));
-                        assert_eq!(in_ram.load(Ordering::Acquire), 1, "read while the store keeps it");
+                        assert_eq!(in_ram.load(Ordering::Acquire), 1, "the store still holds the row");
                     }
                     for miss in found.misses().iter().chain(found.pointed()) {
                         let row = row_of(miss.table, miss.id, tables[miss.table.index()].row_bytes);

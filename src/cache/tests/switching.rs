@@ -1,20 +1,20 @@
-//! Versions: a batch sees the rows of its own, whatever is switched, evicted and inserted meanwhile.
+//! Versions: a batch reads the rows of its own version, whatever is switched, evicted and inserted meanwhile.
 
 use super::*;
 
 #[test]
-fn changed_rows_that_were_cached_are_carried_over_and_the_others_stay_out() {
+fn cached_changed_rows_are_carried_over_and_others_are_not_inserted() {
     let tables = [table(100, 4)];
     let cache = cache_of(64 << 10, &tables, &by_hand());
     let mut query = Query::default();
     run_batch(&cache, &tables, &mut query, &[(0, (0..50).collect())]);
     let switched = switch(&cache, &tables, Version(1));
     assert_eq!(switched, Switched { changed: 20, carried: 10 });
-    // Rows are checked against version 1 within.
+    // This checks rows against version 1.
     let seen = run_batch(&cache, &tables, &mut query, &[(0, (0..100).collect())]);
     assert_eq!((seen.hits, seen.misses), (50, 50));
     settle(&cache);
-    assert_eq!(cache.shared.limbo.waiting(), 0, "the old rows' slots are free");
+    assert_eq!(cache.shared.retired.waiting(), 0, "the old rows' slots are free");
     assert_eq!(cache.stats().entries, 100);
 }
 
@@ -30,7 +30,7 @@ fn a_batch_of_the_old_version_finds_old_rows_until_it_ends() {
         while cache.version() != Version(1) {
             std::thread::yield_now();
         }
-        // Both at once: new rows for the one, old ones for the other, who also inserts stale rows.
+        // A batch of each version at once. The old one also inserts old rows.
         let mut mine = Query::default();
         let new = run_batch(&cache, &tables, &mut mine, &[(0, (0..100).collect())]);
         assert_eq!(new.hits, 50);
@@ -43,16 +43,16 @@ fn a_batch_of_the_old_version_finds_old_rows_until_it_ends() {
                 _ => assert!(id >= 50, "row {id} was cached"),
             }
         }
-        assert_eq!(found.misses().len(), 10, "the new batch may let in but what has not changed");
+        assert_eq!(found.misses().len(), 10, "the new batch has inserted only unchanged rows");
         for miss in found.misses() {
             old.insert(miss, &row_of(miss.table, miss.id, 16)).unwrap();
         }
-        assert!(!switching.is_finished(), "the old batch is not over");
+        assert!(!switching.is_finished(), "the old batch has not finished");
         drop(old);
         switching.join().unwrap();
     });
     let seen = run_batch(&cache, &tables, &mut query, &[(0, (0..100).collect())]);
-    assert_eq!(seen.hits, 90, "what the old batch inserted stays but for the ten rows that have changed");
+    assert_eq!(seen.hits, 90, "the old batch's rows stay except for the ten that have changed");
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn a_version_that_is_not_newer_and_a_wrong_row_change_nothing() {
 }
 
 #[test]
-fn a_row_that_comes_twice_has_its_last_bytes() {
+fn a_row_given_twice_has_its_last_bytes() {
     let cache = cache_of(16 << 10, &[table(10, 1)], &by_hand());
     cache.pin().insert(&miss(TableId(0), 3), &[1; 4]).unwrap();
     let rows: [(_, _, &[u8]); 2] = [(TableId(0), 3, &[2; 4]), (TableId(0), 3, &[3; 4])];
@@ -94,7 +94,10 @@ proptest! {
     fn after_a_switch_no_row_of_an_old_version_is_found(
         room in 1usize..80,
         bits in prop_oneof![Just(64u32), 6u32..12],
-        steps in prop::collection::vec((prop::collection::vec(0u64..120, 1..30), any::<bool>(), 0u8..3), 1..30),
+        steps in prop::collection::vec(
+            (prop::collection::vec(0u64..120, 1..30), any::<bool>(), 0u8..3),
+            1..30,
+        ),
     ) {
         let tables = [table(120, 3), table(120, 7)];
         let mut shape = CacheShape::from_fraction(0.0, tables.to_vec());
@@ -119,9 +122,8 @@ proptest! {
     }
 }
 
-/// Eight workers over a working set many times the cache, constant eviction, freed slots poisoned, and a
-/// writer who changes a fifth of all rows again and again: every row that is returned is its batch's
-/// version's, whole.
+/// Eight workers over a working set many times the cache, constant eviction, poisoned freed slots, and a
+/// writer that repeatedly changes a fifth of all rows: every returned row is of its batch's version.
 #[test]
 fn under_eight_threads_eviction_and_a_writer_every_row_is_its_versions() {
     let tables = [table(4_000, 16), table(500, 1), table(2_000, 33), table(50, 7)];
@@ -156,7 +158,7 @@ fn under_eight_threads_eviction_and_a_writer_every_row_is_its_versions() {
                     version += 1;
                     switch(&cache, &tables, Version(version));
                 }
-                assert!(version > 3, "the writer got to write only {version} times");
+                assert!(version > 3, "the writer wrote only {version} times");
             });
         });
         let (hits, _, evictions) = totals(&cache.stats());

@@ -4,13 +4,13 @@ use proptest::prelude::*;
 /// Steps a tuner against a workload whose throughput depends on the capacity.
 fn settle(tuner: &mut Tuner, throughput: impl Fn(u64) -> f64) -> u64 {
     (0..200).for_each(|_| {
-        tuner.step(throughput(tuner.capacity()));
+        tuner.step(throughput(tuner.capacity));
     });
-    tuner.capacity()
+    tuner.capacity
 }
 
 #[test]
-fn it_grows_to_the_peak_and_stays() {
+fn the_capacity_grows_to_the_peak_and_stays() {
     let peak_at = |peak: u64| move |c: u64| 100.0 - (c as f64 - peak as f64).abs() / 10.0;
     for peak in [0, 100, 300, 700, 1000] {
         let mut tuner = Tuner::new(1000, 10);
@@ -21,14 +21,14 @@ fn it_grows_to_the_peak_and_stays() {
 }
 
 #[test]
-fn it_starts_anew_when_throughput_falls_markedly() {
+fn the_trial_restarts_after_a_marked_fall_of_throughput() {
     let mut tuner = Tuner::new(1000, 10);
     let found = settle(&mut tuner, |c| 100.0 + c as f64);
     assert_eq!(found, 1000);
     let advice: Vec<_> = (0..PATIENCE).map(|_| tuner.step(50.0)).collect();
     assert_eq!(advice.iter().filter(|a| a.clear).count(), 1);
     assert_eq!(advice[PATIENCE as usize - 1], Advice { capacity: 0, clear: true });
-    // The new traffic has its peak at none.
+    // For the new traffic, no pointers are best.
     assert_eq!(settle(&mut tuner, |c| 50.0 - c as f64 / 100.0), 0);
 }
 
@@ -42,22 +42,22 @@ fn one_slow_measurement_changes_nothing_at_rest() {
 }
 
 #[test]
-fn it_makes_no_pointers_where_there_may_be_none() {
+fn a_limit_of_zero_allows_no_pointers() {
     assert_eq!(settle(&mut Tuner::new(0, 10), |_| 1.0), 0);
 }
 
 proptest! {
     #[test]
-    fn it_stays_within_its_limit_and_goes_a_step_at_a_time(
+    fn the_capacity_stays_within_the_limit_and_grows_by_steps(
         limit in 0u64..5000,
         steps in 0u64..40,
         samples in prop::collection::vec(prop_oneof![any::<f64>(), 0.0..1e6], 0..300),
     ) {
         let mut tuner = Tuner::new(limit, steps);
         for sample in samples {
-            let before = tuner.capacity();
+            let before = tuner.capacity;
             let advice = tuner.step(sample);
-            prop_assert_eq!(advice.capacity, tuner.capacity());
+            prop_assert_eq!(advice.capacity, tuner.capacity);
             prop_assert!(advice.capacity <= limit);
             prop_assert!(advice.capacity <= before + tuner.step);
             prop_assert!(!advice.clear || advice.capacity == 0);

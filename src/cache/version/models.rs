@@ -1,15 +1,15 @@
-//! The protocol with its own pins and limbo. What is current, and the index's one entry, are plain
-//! atomics here: crossbeam-epoch and the index have models of their own.
+//! The protocol with the real pins. The current version and the index's only entry are plain atomics here:
+//! crossbeam-epoch and the index have models of their own.
 
 use super::super::epoch::Epochs;
 use crate::sync::{AtomicU64, Ordering};
 use loom::sync::Arc;
 
-/// Bits of what is current: the new version, and its overlay.
+/// Bits of the current version: the new version, and its overlay.
 const NEW: u64 = 2;
 const OVERLAY: u64 = 1;
 
-/// An old batch may insert the old row at any time; a batch of the new version never finds it.
+/// A batch of the old version may insert the old row at any time; a batch of the new version never finds it.
 #[test]
 fn a_batch_of_the_new_version_finds_the_new_row_while_an_old_one_inserts() {
     loom::model(|| {

@@ -1,4 +1,4 @@
-//! Keys too narrow for their tables: rows that meet under one key are told apart by their tags.
+//! Keys too narrow for their tables: rows that share a key are distinguished by their tags.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use flechette::types::{FlatKey, TableId};
 
 use super::{Subject, World, run, totals};
 
-/// The same world with index keys of so many bits.
+/// The same world with index keys of `bits` bits.
 pub fn keys(world: World, bits: u32) -> World {
     world.with(|options| options.key_width = KeyWidth::new(bits).unwrap())
 }
@@ -18,9 +18,9 @@ fn index_keys(world: &World) -> FlatKeys {
     FlatKeys::new(&rows, world.options.key_width).unwrap()
 }
 
-/// One row at a time, with room for all keys there are. What each access is to be, a map of the keys knows.
+/// One row at a time, with room for all keys. A map of the keys gives the expected result of each access.
 pub fn a_key_has_the_row_last_asked_for<S: Subject>(new: impl Fn(&World) -> S, bits: u32, mut draw: u64) {
-    // Two tables that share keys, and one small enough to keep its own.
+    // Two tables whose rows share keys, and one small enough for exact keys.
     let mut world = World::new(200, &[4, 7, 1], 64 << 10);
     world.tables[2].rows = 2;
     let world = keys(world, bits);
@@ -33,7 +33,7 @@ pub fn a_key_has_the_row_last_asked_for<S: Subject>(new: impl Fn(&World) -> S, b
         let (t, copies) = ((mix64(draw) % 3) as usize, 1 + mix64(draw) / 3 % 3);
         let table = TableId(t as u32);
         let id = (mix64(draw) >> 32) % world.tables[t].rows.min(24);
-        // The other features ask for ids that their tables do not hold.
+        // The other features have ids past their tables.
         let mut ids = vec![vec![u64::MAX; copies as usize]; 3];
         ids[t].fill(id);
         run(&mut subject, &world, &world.one_hot(&ids));
@@ -68,7 +68,7 @@ pub fn rows_of_one_key_in_one_batch_are_rows_of_their_own<S: Subject>(new: impl 
     }
     let stats = subject.stats();
     assert_eq!(stats.entries, stats.inserted - totals(&stats).2);
-    // Whatever rows came to be there are found.
+    // The rows that are cached are found.
     let hot = subject.hot_rows();
     assert_eq!(hot.len() as u64, stats.entries);
     let ids: Vec<u64> = hot.into_iter().map(|(_, id)| id).collect();

@@ -1,4 +1,4 @@
-//! What a cache begins with, and what it holds, so that another can begin with it; and which of it stays.
+//! Warming a cache, listing its hot rows, and the order of eviction.
 
 use std::collections::HashSet;
 
@@ -8,7 +8,7 @@ use flechette::types::TableId;
 
 use super::{Subject, World, narrow, run, settle, totals};
 
-/// Warms a subject with rows of table 0. No more of them are asked for than have room.
+/// Warms a subject with rows of table 0. Checks that it takes no more of them than fit, and one more.
 fn warm(subject: &mut impl Subject, world: &World, ids: impl Iterator<Item = u64>) -> Warmed {
     let row = |id| (TableId(0), id, world.row(TableId(0), id, 0).unwrap());
     let rows: Vec<_> = ids.map(row).collect();
@@ -19,7 +19,7 @@ fn warm(subject: &mut impl Subject, world: &World, ids: impl Iterator<Item = u64
     warmed
 }
 
-/// Asks for rows of table 0, and for none of the others.
+/// Runs a batch with rows of table 0 only.
 fn ask(subject: &mut impl Subject, world: &World, ids: impl Iterator<Item = u64>) -> (u64, u64) {
     let mut columns = vec![ids.collect::<Vec<_>>()];
     columns.resize(world.features, vec![u64::MAX; columns[0].len()]);
@@ -37,18 +37,19 @@ pub fn rows_of_low_rank_leave_first<S: Subject>(new: impl Fn(&World) -> S) {
     let world = World::new(3000, &[16], 64 << 10);
     let world = world.with(|options| options.eviction = EvictionOption::Lfu(ranked));
     let mut subject = new(&world);
-    // The ranked rows once, then many times more of the others than there is room for.
+    // The ranked rows once, then many more of the others than fit.
     for start in (0..3000u64).step_by(50) {
         ask(&mut subject, &world, start..start + 50);
         settle(&subject);
     }
     let held = held(&mut subject);
-    assert!((0..100).all(|id| held.contains(&id)), "the ranked rows stay though unused");
-    assert!((2900..3000).filter(|id| held.contains(id)).count() > 97, "and of the others the newest");
+    assert!((0..100).all(|id| held.contains(&id)), "the ranked rows stay although unused");
+    assert!((2900..3000).filter(|id| held.contains(id)).count() > 97, "the newest of the others stay");
     assert!(totals(&subject.stats()).2 > 1000);
 }
 
-/// Some rows are used again so many batches after they came in, others came between. Then rows have to go.
+/// Some rows are used again `gap` batches after their insertion, with other rows in between. Then rows are
+/// evicted.
 pub fn a_row_is_as_old_as_its_last_use_but_for_a_few_batches<S: Subject>(new: impl Fn(&World) -> S) {
     for (gap, renewed) in [(FRESH, false), (FRESH + 1, true)] {
         let world = World::new(100_000, &[16], 48 << 10);
@@ -64,7 +65,7 @@ pub fn a_row_is_as_old_as_its_last_use_but_for_a_few_batches<S: Subject>(new: im
             settle(&subject);
         }
         let (evicted, held) = (totals(&subject.stats()).2, held(&mut subject));
-        assert!((20..60).contains(&evicted), "{evicted} rows went");
+        assert!((20..60).contains(&evicted), "{evicted} rows evicted");
         let gone = (0..60).filter(|id| !held.contains(id)).count() as u64;
         assert_eq!(
             gone,
@@ -85,7 +86,7 @@ pub fn hot_rows_are_those_in_the_cache_the_last_used_first<S: Subject>(new: impl
             columns[table] = ids.to_vec();
             run(&mut subject, &world, &world.one_hot(&columns));
             subject.settle();
-            // So that the next batch's stamps are told from this one's, and renewed.
+            // So that the next batch's stamps differ from this one's and are renewed.
             for _ in 0..FRESH {
                 ask(&mut subject, &world, std::iter::once(u64::MAX));
             }
@@ -122,7 +123,7 @@ pub fn warm_rows_are_found_whatever_the_admission_and_keep_their_order<S: Subjec
 pub fn warming_ends_below_the_high_watermark_with_the_hottest_in<S: Subject>(new: impl Fn(&World) -> S) {
     let world = World::new(3000, &[16], 64 << 10);
     let mut subject = new(&world);
-    // Rows that are there already take nothing, however often they come.
+    // Rows that are cached already take no room.
     for _ in 0..12 {
         warm(&mut subject, &world, 0..200);
     }
@@ -134,7 +135,7 @@ pub fn warming_ends_below_the_high_watermark_with_the_hottest_in<S: Subject>(new
         .max(stats.pool_used_bytes as f64 / stats.pool_bytes as f64);
     assert!(warmed.full && fill > 0.93, "{warmed:?} fill {fill}");
     assert_eq!((stats.entries, stats.inserted), (warmed.stored, warmed.stored));
-    assert_eq!(subject.evict_step(), EvictStep::Idle, "nothing is to be put out");
+    assert_eq!(subject.evict_step(), EvictStep::Idle, "there is nothing to evict");
     assert_eq!(totals(&subject.stats()).2, 0);
     let held = held(&mut subject);
     let first = (0..warmed.stored).filter(|id| held.contains(id)).count() as u64;
@@ -167,5 +168,5 @@ pub fn a_row_that_is_there_keeps_its_place_and_a_wrong_one_is_refused<S: Subject
         |rows: &[(TableId, u64, &[u8])]| subject.warm(&mut rows.iter().copied()).unwrap_err().to_string();
     assert!(wrong(&[(TableId(0), 9, &row), (TableId(0), 1000, &row)]).contains("1000"));
     assert!(wrong(&[(TableId(0), 10, &row[4..])]).contains("16"));
-    assert_eq!(held(&mut subject), HashSet::from([3, 4, 7, 8, 9]), "what came before a wrong one is in");
+    assert_eq!(held(&mut subject), HashSet::from([3, 4, 7, 8, 9]), "rows before a wrong one are cached");
 }

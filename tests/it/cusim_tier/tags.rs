@@ -191,7 +191,7 @@ fn the_list_has_each_entry_once_with_tag_and_age() {
             let mut lister = Lister::new(&bench.tier, room, tags).unwrap();
             lister.look(30, look).unwrap().map(|e| (e.key, e.location, e.tag, e.age)).collect()
         };
-        let all = [seen(Look::From(0, buckets), 64, true), seen(Look::Drawn(7), 64, true)];
+        let all = [seen(Look::From { bucket: 0, count: buckets }, 64, true), seen(Look::Drawn(7), 64, true)];
         for listed in all {
             assert_eq!(
                 (listed.len(), HashSet::from_iter(listed)),
@@ -200,14 +200,19 @@ fn the_list_has_each_entry_once_with_tag_and_age() {
             );
         }
         // In parts, the last of which is shorter, and wrapping around the end.
-        let parts = (0..buckets).step_by(2).flat_map(|at| seen(Look::From(at, buckets - at), 2, true));
+        let parts = (0..buckets)
+            .step_by(2)
+            .flat_map(|at| seen(Look::From { bucket: at, count: buckets - at }, 2, true));
         assert_eq!(parts.collect::<HashSet<_>>(), linked, "seed {seed}");
-        let round = seen(Look::From(buckets - 1, 2), 2, true).len();
-        let halves = [seen(Look::From(buckets - 1, 1), 2, true), seen(Look::From(0, 1), 2, true)];
+        let round = seen(Look::From { bucket: buckets - 1, count: 2 }, 2, true).len();
+        let halves = [
+            seen(Look::From { bucket: buckets - 1, count: 1 }, 2, true),
+            seen(Look::From { bucket: 0, count: 1 }, 2, true),
+        ];
         assert_eq!(round, halves.concat().len());
         assert!(seen(Look::Drawn(1), 2, true).iter().all(|entry| linked.contains(entry)));
         assert!(
-            seen(Look::From(0, buckets), 64, false).iter().all(|entry| entry.2 == 0),
+            seen(Look::From { bucket: 0, count: buckets }, 64, false).iter().all(|entry| entry.2 == 0),
             "tags are not read"
         );
     }

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn admission_lets_in_its_share_and_draws_anew_each_batch() {
+fn admission_admits_its_share_and_draws_again_for_each_batch() {
     for p in [0.0, 0.1, 0.5, 1.0] {
         let admission = Probability::new(p, 3);
         let draws = (0..100_000u64).filter(|i| admission.admits(FlatKey(i % 10 + 2), i / 10)).count();
@@ -10,7 +10,7 @@ fn admission_lets_in_its_share_and_draws_anew_each_batch() {
 }
 
 #[test]
-fn admission_is_decided_by_key_batch_and_seed_alone() {
+fn admission_depends_on_key_batch_and_seed_only() {
     let draws = |seed| {
         let admission = Probability::new(0.5, seed);
         (0..64u64).map(|i| admission.admits(FlatKey(i), i)).collect::<Vec<_>>()

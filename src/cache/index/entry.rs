@@ -1,0 +1,169 @@
+//! What the index stores and returns: locations, stamps, and entries on their way in and out.
+
+use std::marker::PhantomData;
+
+use super::super::epoch::Pin;
+use super::AHEAD;
+use crate::types::FlatKey;
+
+const LOCATION_BITS: u32 = 40;
+const LOCATION_MASK: u64 = (1 << LOCATION_BITS) - 1;
+pub(super) const STAMP_MASK: u64 = (1 << (u64::BITS - LOCATION_BITS)) - 1;
+
+/// Where a row is: an offset into the pool (lowest bit 0), or a row in host memory (lowest bit 1, the unified
+/// index).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Location(u64);
+
+impl Location {
+    /// Offsets are below this.
+    pub(crate) const OFFSETS: u64 = 1 << (LOCATION_BITS - 1);
+
+    /// A slot of the pool, in units of 4 bytes from its start; below [`Self::OFFSETS`].
+    #[must_use]
+    pub(crate) fn slot(offset: u64) -> Self {
+        debug_assert!(offset < Self::OFFSETS);
+        Self(offset << 1)
+    }
+
+    /// Row `id` of its key's table in host memory. `id` is below [`Self::OFFSETS`].
+    #[must_use]
+    pub(crate) fn host(id: u64) -> Self {
+        debug_assert!(id < Self::OFFSETS);
+        Self(id << 1 | 1)
+    }
+
+    /// The offset of a slot of the pool, in units of 4 bytes.
+    #[must_use]
+    pub(crate) fn offset(self) -> u64 {
+        self.0 >> 1
+    }
+
+    /// The location that a kernel reported.
+    pub(crate) fn from_bits(bits: u64) -> Self {
+        Self(bits & LOCATION_MASK)
+    }
+
+    /// The bits that kernels use.
+    pub(crate) fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// Whether the row lies in host memory and not in the pool.
+    #[must_use]
+    pub(crate) fn is_host(self) -> bool {
+        self.0 & 1 == 1
+    }
+}
+
+/// When an entry was used: the low 24 bits of a batch's number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp(u64);
+
+impl Stamp {
+    #[must_use]
+    pub(crate) fn of(batch: u64) -> Self {
+        Self(batch & STAMP_MASK)
+    }
+
+    /// How many batches ago `earlier` was. A batch with a larger number may run before one with a smaller;
+    /// its stamp has age 0.
+    #[must_use]
+    pub(crate) fn age(self, earlier: Stamp) -> u32 {
+        let age = self.0.wrapping_sub(earlier.0) & STAMP_MASK;
+        if age > STAMP_MASK - AHEAD { 0 } else { age as u32 }
+    }
+}
+
+pub(super) fn pack(location: Location, stamp: Stamp) -> u64 {
+    location.0 | stamp.0 << LOCATION_BITS
+}
+
+pub(super) fn location_of(word: u64) -> Location {
+    Location(word & LOCATION_MASK)
+}
+
+pub(super) fn stamp_of(word: u64) -> Stamp {
+    Stamp(word >> LOCATION_BITS)
+}
+
+/// A location that was found. It is valid as long as the pin of the lookup that found it, or as long as the
+/// bucket's lock of the writer that found it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Held<'p> {
+    pub(super) location: Location,
+    pub(super) pin: PhantomData<&'p Pin<'p>>,
+}
+
+impl<'p> Held<'p> {
+    /// The location that batch `found_by` found, through the same batch's pin.
+    ///
+    /// # Panics
+    /// When the pin is another batch's: the location may have been reused since.
+    #[inline]
+    #[must_use]
+    pub(crate) fn again(location: Location, found_by: u64, pin: &'p Pin<'_>) -> Self {
+        assert_eq!(found_by, pin.number(), "a location is read under the pin it was found under");
+        Self { location, pin: PhantomData }
+    }
+
+    #[inline]
+    #[must_use]
+    pub(crate) fn location(self) -> Location {
+        self.location
+    }
+}
+
+/// An entry that was unlinked. Batches that are pinned now may still read its location. It cannot be copied,
+/// so each location is retired once.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Unlinked {
+    pub key: FlatKey,
+    pub(super) location: Location,
+}
+
+impl Unlinked {
+    /// A slot that batches could find outside this index (in the overlay of a version, in a device's index),
+    /// and no longer can.
+    pub(crate) fn withdrawn(key: FlatKey, location: Location) -> Self {
+        Self { key, location }
+    }
+
+    #[must_use]
+    pub(crate) fn location(&self) -> Location {
+        self.location
+    }
+}
+
+/// An entry to be linked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// Neither [`EMPTY`](super::EMPTY) nor [`TOMBSTONE`](super::TOMBSTONE).
+    pub key: FlatKey,
+    pub location: Location,
+    /// When it was last used.
+    pub now: Stamp,
+}
+
+/// What [`Index::evict`](super::Index::evict) does with an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Stay,
+    /// It is unlinked.
+    Leave,
+    /// It is linked to another location.
+    Move(Location),
+}
+
+/// The result of an insert.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Link {
+    /// The key was linked to an empty slot.
+    New,
+    /// The key was linked in place of the coldest entry of its two buckets, or of its own old entry.
+    Replaced(Unlinked),
+    /// The key was linked already; nothing changed.
+    Present,
+    /// Both buckets are full and no entry may be replaced; nothing changed.
+    Full,
+}
