@@ -1,6 +1,7 @@
 //! The policies as the cache applies them.
 
 use super::*;
+use crate::cache::policy::rank::Ranks;
 
 #[test]
 fn once_the_cache_is_full_rows_are_let_in_at_their_second_miss() {

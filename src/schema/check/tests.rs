@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::schema::Architecture;
 use crate::schema::preset::{self, Kind};
 use crate::schema::{DenseFeature, Hash, Loss, Pooling};
 use crate::types::Element;
