@@ -1,4 +1,5 @@
-//! The architectures as data: sizes, requirements, text and presets. A file of `model/` builds the layers of each.
+//! The architectures as data: sizes, requirements, text and presets. A file of `model/` builds the layers of
+//! each.
 
 use std::fmt::{self, Write};
 use std::str::FromStr;

@@ -90,7 +90,8 @@ on_every_gpu! {
     };
     a_hit_is_the_row_inserted: |driver: &Arc<Nvidia>| {
         for (draw, bits) in (0..24).zip([64, 9, 64, 5].into_iter().cycle()) {
-            let dims: Vec<usize> = (0..1 + draw % 5).map(|t| 1 + (mix64(draw << 8 | t) % 39) as usize).collect();
+            let dim = |t| 1 + (mix64(draw << 8 | t) % 39) as usize;
+            let dims: Vec<usize> = (0..1 + draw % 5).map(dim).collect();
             let world = World::new(120, &dims, (mix64(draw) % 6000) as usize).with_a_shared_feature();
             let world = narrow::keys(world, bits);
             contract::a_hit_is_the_row_inserted(|world| device::on(driver, world), &world, 16, mix64(draw));

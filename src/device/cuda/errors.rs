@@ -53,7 +53,8 @@ pub enum CudaError {
     #[error("CUDA device {ordinal}: expected one below {count}, the number of devices")]
     NoSuchDevice { ordinal: usize, count: usize },
     #[error(
-        "CUDA {device}: expected compute {}.{} or newer (Volta); use another GPU, or set device.kind = \"host\"",
+        "CUDA {device}: expected compute {}.{} or newer (Volta); use another GPU, or set \
+         device.kind = \"host\"",
         OLDEST_COMPUTE.0, OLDEST_COMPUTE.1
     )]
     DeviceTooOld { device: DeviceInfo },

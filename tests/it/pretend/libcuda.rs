@@ -123,7 +123,8 @@ impl World {
 
     /// Executes the first operation of a stream. Returns false if there is none, or if it must wait.
     unsafe fn step(&mut self, stream: usize) -> bool {
-        let Some(work) = self.streams.get(&stream).and_then(|s| s.work.front().cloned()) else { return false };
+        let first = self.streams.get(&stream).and_then(|stream| stream.work.front().cloned());
+        let Some(work) = first else { return false };
         if let Work::Wait(event, record, recorder) = work {
             if !self.has_fired(event, record) {
                 // The other stream must continue first.
@@ -156,7 +157,8 @@ impl World {
                 if name == "scale" {
                     scale(args);
                 } else if let Some((execute, _)) = *EXECUTOR.lock().unwrap() {
-                    self.sticky = execute(name.as_ptr(), name.len(), shape.as_ptr(), args.as_ptr(), args.len());
+                    let (name, shape) = ((name.as_ptr(), name.len()), shape.as_ptr());
+                    self.sticky = execute(name.0, name.1, shape, args.as_ptr(), args.len());
                 }
             }
             Work::Record(event, record) => {
