@@ -28,7 +28,8 @@ fn ahead(out: &Path) -> String {
     let images = images.unwrap_or_default();
     let embedded = images.iter().map(|(name, file)| format!("({name:?}, include_bytes!({file:?}))"));
     format!(
-        "pub(crate) const COMPILER: Option<&str> = {compiler:?};\npub(crate) const IMAGES: &[(&str, &[u8])] = &[{}];\n",
+        "pub(crate) const COMPILER: Option<&str> = {compiler:?};\npub(crate) const IMAGES: &[(&str, \
+         &[u8])] = &[{}];\n",
         embedded.collect::<Vec<_>>().join(", ")
     )
 }

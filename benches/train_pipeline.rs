@@ -257,7 +257,8 @@ fn compare(
             (Sorted::of(mode.times.iter().copied()), Sorted::of(mode.cpu_times.iter().copied()));
         let moved = Moved::of(mode, (warm + steps) * mode.times.len() as u64);
         println!(
-            "  {:<16} {:>8.1} ms   {:>6.2} of the pipeline's ({:.2}, {:.2} to {:.2}, {:.2})   cpu {:.0} ms ({:.2}; {:.2} to {:.2})   {}",
+            "  {:<16} {:>8.1} ms   {:>6.2} of the pipeline's ({:.2}, {:.2} to {:.2}, {:.2})   cpu {:.0} \
+             ms ({:.2}; {:.2} to {:.2})   {}",
             mode.name,
             time.at(0.5),
             ratio.at(0.5),
@@ -290,7 +291,8 @@ fn compare(
             1.0 + moving / ms
         });
         rows.push(serde_json::json!({ "mode": mode.name, "ms": time.at(0.5), "ratio": ratio.at(0.5),
-            "least": ratio.at(0.0), "most": ratio.at(1.0), "cpu_ms": cpu.at(0.5), "cpu_ratio": cpu_ratio.at(0.5),
+            "least": ratio.at(0.0), "most": ratio.at(1.0),
+            "cpu_ms": cpu.at(0.5), "cpu_ratio": cpu_ratio.at(0.5),
             "rounds": mode.times.len(), "moved": moved, "bound": bound,
             "worked_ms": worked.into_iter().collect::<std::collections::BTreeMap<_, _>>() }));
     }

@@ -19,13 +19,14 @@
 //! logs                 victims  of rowlog   device       slots                version
 //! ```
 //!
-//! The stages are in [`trainer`]'s `pipeline`. The reference trainer takes the same steps on tables in memory.
+//! The stages are in [`trainer`]'s `pipeline`. The reference trainer takes the same steps on tables in
+//! memory.
 //!
 //! # What is public
 //!
 //! Modules stand in reading order; each imports only modules above it, with few exceptions (`tests/it/tidy`).
-//! An item is `pub` if the integration tests or the benches use it, and `pub(crate)` otherwise. The library has no
-//! stable interface: programs talk to the server over gRPC, and read versions as files.
+//! An item is `pub` if the integration tests or the benches use it, and `pub(crate)` otherwise. The library
+//! has no stable interface: programs talk to the server over gRPC, and read versions as files.
 
 #![warn(unreachable_pub)]
 

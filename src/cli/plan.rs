@@ -28,7 +28,8 @@ pub(crate) struct Args {
     /// The model's schema, as `init` writes it
     #[arg(long, value_name = "FILE")]
     model_config: PathBuf,
-    #[arg(long, value_name = "F", help = format!("Format of the data: {}; or trace, a server's recordings", Format::names()))]
+    #[arg(long, value_name = "F")]
+    #[arg(help = format!("Format of the data: {}; or trace, a server's recordings", Format::names()))]
     format: Source,
     /// Files in the order of their accesses
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]

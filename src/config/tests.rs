@@ -64,7 +64,8 @@ fn settings_page() -> String {
          ```sh\nFLECHETTE_CACHE_BYTES=4GiB flechette serve --models models\n\
          flechette serve --models models --cache-bytes 4GiB\n```\n\n\
          `serve` uses all settings, `train` and `verify` those of `device`, `threads` and `log`, and `plan`\n\
-         those of `threads` and `log`. Bytes are plain (`512`) or have a unit: K, M, G, T (1,000s) or Ki, Mi,\n\
+         those of `threads` and `log`. Bytes are plain (`512`) or have a unit: K, M, G, T (1,000s) \
+         or Ki, Mi,\n\
          Gi, Ti (1,024s), with or without a `B`. An unknown key is reported in a warning and ignored.\n",
     );
     for section in SECTIONS {

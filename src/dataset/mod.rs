@@ -39,7 +39,8 @@ pub trait Reader {
     /// Malformed lines that were skipped up to now.
     fn skipped(&self) -> u64;
 
-    /// The lines that the last call of [`Reader::read`] skipped: for each, the number of samples in the batch before it.
+    /// The lines that the last call of [`Reader::read`] skipped: for each, the number of samples in the batch
+    /// before it.
     fn skips(&self) -> &[usize] {
         &[]
     }

@@ -23,7 +23,8 @@ pub(crate) enum SelfTestError {
     #[error("the device failed in its self-test: {0}")]
     Failed(String),
     #[error(
-        "self-test: the device scored sample {sample} differently from the host: expected {expected}, got {got}"
+        "self-test: the device scored sample {sample} differently from the host: expected {expected}, \
+         got {got}"
     )]
     Differs { sample: usize, expected: f32, got: f32 },
 }

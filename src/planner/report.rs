@@ -164,8 +164,8 @@ impl<'t> Plan<'t> {
         let share = rows as f64 / self.rows().max(1) as f64;
         let bytes_in_all = self.bytes(rows);
         format!(
-            "more memory stops paying at {rows} rows ({} % of all, {}, cache.bytes = {:.0}): from there on, doubling \
-             a flat LRU cache gains less than {} % of the accesses; at this size it hits {} %\n",
+            "more memory stops paying at {rows} rows ({} % of all, {}, cache.bytes = {:.0}): from there \
+             on, doubling a flat LRU cache gains less than {} % of the accesses; at this size it hits {} %\n",
             points(share),
             bytes(bytes_in_all),
             (bytes_in_all / IN_USE).ceil(),

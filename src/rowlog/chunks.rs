@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use super::region::{Placed, WorkingRows};
 use super::{StoreError, WorkingFile};
-use crate::store::{RowSource, SourceShape};
+use crate::store::{RowSource, SourceShape, TakeChunk};
 use crate::types::{Element, TableId};
 
 /// Bytes of a chunk, including the number and place of each row.
@@ -103,11 +103,7 @@ impl RowSource for WorkingFile {
         Ok(SourceShape { rows, dim, element: Element::F32, states })
     }
 
-    fn for_each_chunk(
-        &self,
-        table: TableId,
-        take: &mut dyn FnMut(u64, &[f32]) -> Result<(), StoreError>,
-    ) -> Result<(), StoreError> {
+    fn for_each_chunk(&self, table: TableId, take: &mut TakeChunk<'_>) -> Result<(), StoreError> {
         Self::for_each_chunk(self, table, take)
     }
 

@@ -67,7 +67,10 @@ proptest! {
     #[test]
     fn reads_give_the_last_written_record_or_the_first_value(
         wanted in prop::collection::vec(wanted(), 1..4),
-        steps in prop::collection::vec((any::<Index>(), any::<bool>(), prop::collection::vec(any::<Index>(), 0..60)), 0..25),
+        steps in prop::collection::vec(
+            (any::<Index>(), any::<bool>(), prop::collection::vec(any::<Index>(), 0..60)),
+            0..25,
+        ),
     ) {
         let (_dir, file) = file(wanted.iter().map(made).collect());
         let mut plain: Vec<Vec<Vec<f32>>> = file.tables().iter().map(|of| (0..of.rows()).map(|row| {

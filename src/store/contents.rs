@@ -55,11 +55,7 @@ pub trait RowSource: fmt::Debug + Sync {
     ///
     /// # Errors
     /// [`StoreError::Working`] when there is no such table, errors of the file system, and those of `take`.
-    fn for_each_chunk(
-        &self,
-        table: TableId,
-        take: &mut dyn FnMut(u64, &[f32]) -> Result<(), StoreError>,
-    ) -> Result<(), StoreError>;
+    fn for_each_chunk(&self, table: TableId, take: &mut TakeChunk<'_>) -> Result<(), StoreError>;
 
     /// The first row with a weight that is not finite.
     ///
@@ -67,6 +63,9 @@ pub trait RowSource: fmt::Debug + Sync {
     /// [`StoreError::Working`] when there is no such table, and errors of the file system.
     fn first_not_finite(&self, table: TableId) -> Result<Option<u64>, StoreError>;
 }
+
+/// Takes the number of a chunk's first row and the records of the chunk.
+pub type TakeChunk<'a> = dyn FnMut(u64, &[f32]) -> Result<(), StoreError> + 'a;
 
 /// The shape of a table to write.
 #[derive(Clone, Debug)]

@@ -35,7 +35,7 @@ pub(crate) mod table;
 mod write;
 
 pub use bytes::PlainMemory;
-pub use contents::{Contents, DenseTensor, RowSource, Rows, SourceShape};
+pub use contents::{Contents, DenseTensor, RowSource, Rows, SourceShape, TakeChunk};
 pub use snapshot::{Dense, Latest, Opened, models, open, open_latest, open_latest_with, versions};
 pub use table::{BadRow, EncodeError, State, Table, rows_of};
 pub(crate) use write::check_writable;

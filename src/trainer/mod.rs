@@ -74,7 +74,8 @@ pub enum TrainError {
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error(
-        "scratchpad: {slots} slots for rows of {words} f32 (state counted), and a sample needs {needed} at a time"
+        "scratchpad: {slots} slots for rows of {words} f32 (state counted), and a sample needs {needed} \
+         at a time"
     )]
     Scratchpad { words: usize, needed: usize, slots: usize },
     #[error("scratchpad: expected at most {limit} tables, got {got}")]

@@ -332,7 +332,9 @@ proptest! {
         // SAFETY: the kernel takes (const u32*, u32*, u32*): one value per thread, one result per warp.
         unsafe { launch("warp_sums", shape, &arguments) }.unwrap();
         // SAFETY: the kernel takes (const u32*, u32*): one value and one result per thread.
-        unsafe { launch("warp_match", shape, &[Argument::read(&values), Argument::write(&mut same)]) }.unwrap();
+        let launched =
+            unsafe { launch("warp_match", shape, &[Argument::read(&values), Argument::write(&mut same)]) };
+        launched.unwrap();
 
         let mask = |warp: &[u32], holds: &dyn Fn(u32) -> bool| -> u32 {
             (0..32).filter(|&lane| holds(warp[lane])).map(|lane| 1 << lane).sum()
@@ -362,7 +364,8 @@ fn broken_barriers_and_masks_are_reported_with_block_and_lane() {
             ("barriers_apart", "wait at different barriers (block 0,0,0 thread"),
             (
                 "barrier_against_ballot",
-                "deadlock: a barrier or warp operation that some lanes never reach (block 0,0,0 warp 0: lanes ffffffff live, 0000ffff at __syncthreads, ffff0000 in a warp operation)",
+                "deadlock: a barrier or warp operation that some lanes never reach (block 0,0,0 warp 0: \
+                 lanes ffffffff live, 0000ffff at __syncthreads, ffff0000 in a warp operation)",
             ),
             ("ballot_outside_mask", "a lane is not in its own mask (block 0,0,0 thread"),
             ("shuffle_outside_mask", "a shuffle reads a lane outside its mask (block 0,0,0 thread"),

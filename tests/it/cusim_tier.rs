@@ -221,7 +221,7 @@ fn a_key_that_returns_to_its_slot_is_found_with_its_new_row() {
                 bench.rows.push(id % 2);
                 // Older than the other entries, so that the next job evicts it; but a probe does not renew
                 // its stamp.
-                let (key, location, older) = (BASE | id % 2, (slot as u64) << 1, 2);
+                let (key, location, older) = (BASE | (id % 2), (slot as u64) << 1, 2);
                 let (row, kind) = (JobRow::Staged(slot), JobKind::Keep);
                 assert!(jobs.push(Job { key, location, row, tag: 0, words: 1, kind, older }, &bench.staging));
                 bench.launch(jobs, 5);

@@ -115,7 +115,8 @@ fn text_counts_and_plot_are_written() {
     let (counts, plot) = (workshop.path("counts.safetensors"), workshop.path("plan.svg"));
     let (train, valid) = (&workshop.train, &workshop.valid);
     let output = run(&format!(
-        "plan --model-config {config} --format criteo-tsv --data {train} {valid} --counts {counts} --plot {plot}"
+        "plan --model-config {config} --format criteo-tsv --data {train} {valid} --counts {counts} \
+         --plot {plot}"
     ));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();

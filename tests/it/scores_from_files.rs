@@ -1,5 +1,5 @@
-//! Someone else can compute a score: `examples/python/score_from_files.py` reads only the files of a version and
-//! gives the scores that `serve` gives, for every architecture and element type.
+//! Someone else can compute a score: `examples/python/score_from_files.py` reads only the files of a version
+//! and gives the scores that `serve` gives, for every architecture and element type.
 
 use std::collections::BTreeMap;
 use std::fs;

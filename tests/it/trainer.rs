@@ -308,7 +308,7 @@ fn a_table_that_does_not_fit_memory_is_an_error_with_its_name_and_the_memory_of_
     let error = trainer::initialise(&schema, optimizer(Kind::Adam), 0).err().unwrap();
     let TrainError::TableMemory { table, total, .. } = &error else { panic!("{error}") };
     assert_eq!(table, &name);
-    assert!(*total >= 3 * 4 * dim << 46, "rows and two states: {total}");
+    assert!(*total >= (3 * 4 * dim) << 46, "rows and two states: {total}");
     let message = error.to_string();
     assert!(message.contains("bytes refused") && message.contains("--scratchpad"), "{message}");
 }

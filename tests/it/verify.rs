@@ -52,7 +52,8 @@ fn bags_of_generated_ids_are_equal_in_large_batches_too() {
     let config = workshop.path("bags.toml");
     fs::write(&config, synthetic(ArchKind::Dcnv2, 4, shape).to_toml()).unwrap();
     let verify = format!(
-        "verify --model-config {config} --format synthetic --data rows=20000,seed=3,skew=0.8 --batch 4096 --json"
+        "verify --model-config {config} --format synthetic --data rows=20000,seed=3,skew=0.8 --batch \
+         4096 --json"
     );
     for (size, policy, optimizer) in
         [("0.6", "lru", "adam"), ("0.65", "optimal", "adagrad"), ("0.02", "random", "sgd")]
@@ -108,7 +109,8 @@ fn a_scratchpad_trains_the_same_version_as_memory_also_over_epochs_and_with_rows
     let data = format!("--model-config {config} --format criteo-tsv --data {train}");
     run_json(&format!("plan {data} --counts {counts} --json"));
     let line = format!(
-        "train {data} --valid {valid} --models {models} --epochs 2 --batch 100 --optimizer adam --lr 0.01 --json"
+        "train {data} --valid {valid} --models {models} --epochs 2 --batch 100 --optimizer adam --lr \
+         0.01 --json"
     );
     let of = |name: &str, flags: &str| {
         let trained = run_json(&format!("{line} --name {name} {flags}"));

@@ -1,4 +1,5 @@
-//! Writes the Rust code and the descriptors of the protocol to `proto/generated/`, with protox in place of protoc.
+//! Writes the Rust code and the descriptors of the protocol to `proto/generated/`, with protox instead of
+//! protoc.
 
 use std::error::Error;
 use std::path::Path;

@@ -65,13 +65,15 @@ pub enum EvictionOption {
     /// Evicts the least recently used rows.
     #[default]
     Lru,
-    /// Evicts the rows of the lowest frequency in a data set. These rows are in descending order of frequency; all other
-    /// rows are evicted before them, least recently used first. Rows past the number that the cache can hold are ignored.
+    /// Evicts the rows of the lowest frequency in a data set. These rows are in descending order of
+    /// frequency; all other rows are evicted before them, least recently used first. Rows past the number
+    /// that the cache can hold are ignored.
     Lfu(Vec<(TableId, u64)>),
 }
 
 impl EvictionOption {
-    /// Whether a row's age alone decides, which kernels can compute. The host ranks the rows of other policies.
+    /// Whether a row's age alone decides, which kernels can compute. The host ranks the rows of other
+    /// policies.
     pub(crate) fn is_by_age(&self) -> bool {
         matches!(self, Self::Lru)
     }

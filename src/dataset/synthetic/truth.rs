@@ -4,7 +4,6 @@
 
 use super::random::{Purpose, Stream, bell};
 use crate::schema::{Schema, Transform};
-use crate::types::Batch;
 
 /// Logit of a sample whose weights sum to 0. With it, a quarter to a third of the samples click.
 const BIAS: f64 = -1.4;
@@ -46,7 +45,8 @@ impl Truth {
 
     /// The click probability of a sample of an encoded batch of the schema.
     #[must_use]
-    pub(crate) fn probability(&self, batch: &Batch, sample: usize) -> f64 {
+    #[cfg(test)]
+    pub(crate) fn probability(&self, batch: &crate::types::Batch, sample: usize) -> f64 {
         let width = self.dense.len();
         let dense = &batch.dense[sample * width..(sample + 1) * width];
         let logit = self.dense_part(dense)

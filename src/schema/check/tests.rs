@@ -170,7 +170,13 @@ prop_compose! {
         architecture in architectures(),
         dense in prop::collection::vec(transforms(), 0..4),
         inputs in prop::collection::vec(
-            (1..MAX_ROWS, prop::option::of(1..=MAX_IDS), any::<bool>(), prop::option::of(any::<u64>()), 0..9u8),
+            (
+                1..MAX_ROWS,
+                prop::option::of(1..=MAX_IDS),
+                any::<bool>(),
+                prop::option::of(any::<u64>()),
+                0..9u8,
+            ),
             1..5,
         ),
         dim in 1..40usize,

@@ -84,7 +84,9 @@ fn names_are_read_back_and_others_refused() {
 
 proptest! {
     #[test]
-    fn an_f32_row_keeps_every_bit_and_f16_the_nearest(row in prop::collection::vec(-70_000f32..70_000.0, 0..40)) {
+    fn an_f32_row_keeps_every_bit_and_f16_the_nearest(
+        row in prop::collection::vec(-70_000f32..70_000.0, 0..40),
+    ) {
         prop_assert_eq!(round_trip(Element::F32, &row).unwrap(), row.clone());
         match round_trip(Element::F16, &row) {
             Ok(read) => {

@@ -5,7 +5,7 @@ use flechette::cache::{CacheOptions, CacheShape, EvictStep, FlatCache, Query, Ta
 use flechette::mem::mix64;
 use flechette::planner::simulate::{Policy, share};
 use flechette::planner::trace::{Trace, TraceBuilder};
-use flechette::schema::preset::{self, Kind, SyntheticShape};
+use flechette::schema::preset::{self, ArchKind, SyntheticShape};
 use flechette::types::TableId;
 
 const TABLES: usize = 26;
@@ -15,7 +15,7 @@ const ROW: [u8; 64] = [1; 64];
 /// Ids of every table are drawn with a probability of about `1 / rank`.
 fn trace(samples: u64) -> Trace {
     let shape = SyntheticShape { tables: TABLES, rows: ROWS, dense: 0, multi_hot: None };
-    let mut trace = TraceBuilder::new(&preset::synthetic(Kind::Dcn, 16, shape));
+    let mut trace = TraceBuilder::new(&preset::synthetic(ArchKind::Dcn, 16, shape));
     for access in 0..samples * TABLES as u64 {
         let uniform = mix64(access) as f64 / 2f64.powi(64);
         let table = TableId((access % TABLES as u64) as u32);

@@ -54,7 +54,6 @@ use crate::trainer::pipeline::slots::NO_SLOT;
 use crate::types::RowId;
 
 /// Batches past the window that the optimal policy looks at.
-
 const OPTIMAL_AHEAD: usize = 16;
 
 /// The state of Plan, from one run of the pipeline to the next.
