@@ -193,8 +193,6 @@ fn is_input_error(error: &TrainError) -> bool {
         | TrainError::Encode(_)
         | TrainError::NoLabels { .. }
         | TrainError::Scratchpad { .. }
-        | TrainError::TooManyTables { .. }
-        | TrainError::TooManyRows { .. }
         | TrainError::Lookahead { .. }
         | TrainError::Replicas { .. }
         | TrainError::Lambda { .. } => true,

@@ -105,7 +105,7 @@ fn train_both_ways(args: &Args, schema: &Schema, device: Option<&Arc<Nvidia>>) -
     let training = &args.training;
     let optimizer = training.optimizer()?;
     let samples = args.steps.saturating_mul(u64::from(training.batch));
-    let sizes = Sizes::of(schema, optimizer.kind)?;
+    let sizes = Sizes::of(schema, optimizer.kind);
     let before = || training.open_before("--scratchpad min", schema);
     let size = args.scratchpad.resolve(&sizes, schema, before, samples)?;
     let settings =

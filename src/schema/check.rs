@@ -8,6 +8,7 @@ use std::collections::{HashMap, HashSet};
 use super::architecture::InputWidths;
 use super::line::{line_of, locate};
 use super::{AbsentDefault, Arity, Feature, Schema, Table, Transform};
+use crate::types::RowId;
 
 /// Most rows of a table.
 pub(crate) const MAX_ROWS: u64 = 1 << 48;
@@ -17,6 +18,8 @@ pub(crate) const MAX_DIM: usize = 4096;
 pub(crate) const MAX_FEATURES: usize = 10_000;
 /// Most tables: two for each feature.
 pub(crate) const MAX_TABLES: usize = 2 * MAX_FEATURES;
+// The trainer names any row of any schema by one number.
+const _: () = assert!(MAX_ROWS <= RowId::MAX_ROWS && MAX_TABLES <= RowId::MAX_TABLES);
 /// Largest hidden layer, and largest rank of a cross layer.
 pub(crate) const MAX_HIDDEN: usize = 65_536;
 /// Most hidden layers of an MLP, and most cross layers.

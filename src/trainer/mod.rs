@@ -78,10 +78,6 @@ pub enum TrainError {
          at a time"
     )]
     Scratchpad { words: usize, needed: usize, slots: usize },
-    #[error("scratchpad: expected at most {limit} tables, got {got}")]
-    TooManyTables { got: usize, limit: usize },
-    #[error("scratchpad: expected at most {limit} rows of a table, got {got} of {table:?}")]
-    TooManyRows { table: String, got: u64, limit: u64 },
     #[error("lookahead: expected 1 to {most} batches, got {got}")]
     Lookahead { got: usize, most: usize },
     #[error("replicas: expected 1 to {most}, got {got}")]

@@ -112,7 +112,7 @@ impl Trained {
 
 /// The slots of a scratchpad of this size, for each record size; `None` if all rows fit.
 fn slots(args: &Args, schema: &Schema, size: SizeFlag) -> anyhow::Result<Option<Vec<usize>>> {
-    let sizes = Sizes::of(schema, args.training.optimizer)?;
+    let sizes = Sizes::of(schema, args.training.optimizer);
     let before = || args.training.open_before("--scratchpad min", schema);
     let size = size.resolve(&sizes, schema, before, u64::MAX)?;
     let counts = sizes.counts(&size);

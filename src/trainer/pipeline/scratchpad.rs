@@ -63,21 +63,10 @@ pub struct Sizes {
 
 impl Sizes {
     /// The sizes of a schema's tables under an optimizer.
-    ///
-    /// # Errors
-    /// [`TrainError::TooManyTables`] and [`TrainError::TooManyRows`] if a [`RowId`] cannot name the rows.
-    pub(crate) fn of(schema: &Schema, kind: Kind) -> Result<Self, TrainError> {
-        let (limit, rows) = (RowId::MAX_TABLES, RowId::MAX_ROWS);
-        if schema.tables.len() > limit {
-            return Err(TrainError::TooManyTables { got: schema.tables.len(), limit });
-        }
+    pub(crate) fn of(schema: &Schema, kind: Kind) -> Self {
         let mut sizes: Vec<SizeClass> = Vec::new();
         let mut tables: Vec<SlotLayout> = Vec::new();
         for table in &schema.tables {
-            if table.stored_rows() > rows {
-                let (table, got) = (table.name.clone(), table.stored_rows());
-                return Err(TrainError::TooManyRows { table, got, limit: rows });
-            }
             let words = table.dim + row_states(kind, table.dim).iter().map(|(_, width)| width).sum::<usize>();
             let size = sizes.iter().position(|class| class.words == words).unwrap_or_else(|| {
                 sizes.push(SizeClass { words, rows: 0, sample_rows: 0 });
@@ -94,7 +83,7 @@ impl Sizes {
                 };
         }
         sizes.iter_mut().for_each(|class| class.sample_rows = class.sample_rows.min(class.rows));
-        Ok(Self { tables, sizes })
+        Self { tables, sizes }
     }
 
     /// Slots of each size: no more than its rows, nor than can be numbered. A fraction gives each size at

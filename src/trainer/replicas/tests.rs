@@ -28,7 +28,7 @@ fn case(kind: Kind, replicas: usize, lambda: u64) -> Case {
 /// Takes the steps of a case without a pipeline, on slots that hold every row, always by replicas, window by
 /// window. Calls `each` after each window. Returns the state, and the records of each table.
 fn by_replicas(case: &Case, mut each: impl FnMut(&TrainState, &Replicas)) -> (TrainState, Vec<Vec<f32>>) {
-    let sizes = Sizes::of(&schema(), case.kind).unwrap();
+    let sizes = Sizes::of(&schema(), case.kind);
     let slots = sizes.slots(&sizes.counts(&ScratchpadSize::Fraction(1.0))).unwrap();
     let fresh = initialise(&schema(), case.optimizer(), 7).unwrap();
     let mut taken = vec![0; slots.len()];

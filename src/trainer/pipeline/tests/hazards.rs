@@ -43,7 +43,7 @@ fn work_off(case: &Case, windows: HazardWindows, buffered: usize, order: Order) 
     let dir = tempfile::tempdir().unwrap();
     let (mut train_state, store) =
         initialise_on_disk(&schema(), case.optimizer(), 7, (dir.path(), vec![])).unwrap();
-    let sizes = Sizes::of(&schema(), case.kind).unwrap();
+    let sizes = Sizes::of(&schema(), case.kind);
     let counts = sizes.counts(&case.settings.scratchpad);
     let scratchpad = ScratchpadMemory::Host(sizes.slots(&counts).unwrap());
     let plan = PlanSettings {

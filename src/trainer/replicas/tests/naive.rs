@@ -33,7 +33,7 @@ pub(crate) fn batches(case: &Case) -> Vec<(Batch, Vec<f32>)> {
 /// has as many batches as the scratchpad holds, up to `lookahead`; a batch that it cannot hold is trained by
 /// one worker.
 pub(crate) fn trained(case: &Case) -> (ReferenceTrainer, Vec<f32>) {
-    let (sizes, lookahead) = (Sizes::of(&schema(), case.kind).unwrap(), case.settings.lookahead);
+    let (sizes, lookahead) = (Sizes::of(&schema(), case.kind), case.settings.lookahead);
     let counts = sizes.counts(&case.settings.scratchpad);
     let fits = |batches: &[(Batch, Vec<f32>)]| {
         let mut needed = vec![BTreeSet::new(); counts.len()];
