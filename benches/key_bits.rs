@@ -104,10 +104,10 @@ fn auc(data: &(PathBuf, PathBuf), schema: &Schema, seeds: usize) -> anyhow::Resu
             .output()?;
         let said = String::from_utf8_lossy(&output.stdout);
         let last = said.lines().last().unwrap_or_default();
-        let told: serde_json::Value = serde_json::from_str(last)
+        let reported: serde_json::Value = serde_json::from_str(last)
             .with_context(|| String::from_utf8_lossy(&output.stderr).into_owned())?;
         std::fs::remove_dir_all(folder.path().join("models"))?;
-        told["auc"].as_f64().context("an AUC")
+        reported["auc"].as_f64().context("an AUC")
     };
     Ok(Sorted::of((0..seeds).map(run).collect::<anyhow::Result<Vec<_>>>()?.into_iter()))
 }

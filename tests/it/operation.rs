@@ -211,10 +211,10 @@ fn open_loop_latency_counts_from_when_a_request_was_due() {
     std::thread::sleep(Duration::from_secs(1));
     signal("-CONT");
     let output = load.wait_with_output().unwrap();
-    let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((&told["sent"], &told["ok"]), (&json!(600), &json!(600)), "{told}");
+    let reported: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&reported["sent"], &reported["ok"]), (&json!(600), &json!(600)), "{reported}");
     // This does not depend on speed: these requests waited while the process was stopped.
-    assert!(told["p90_us"].as_u64().unwrap() >= 400_000, "{told}");
+    assert!(reported["p90_us"].as_u64().unwrap() >= 400_000, "{reported}");
 }
 
 #[test]
@@ -227,14 +227,14 @@ fn no_request_of_500_clients_is_lost() {
         "load --addr {url} --model dlrm --format criteo-tsv {valid} --batch 2 --concurrency 500 \
          --connections 500 --seconds 3 --timeout 60 --json"
     ));
-    let told: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let number = |key: &str| told[key].as_u64().unwrap_or_else(|| panic!("{key}: {told}"));
+    let reported: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let number = |key: &str| reported[key].as_u64().unwrap_or_else(|| panic!("{key}: {reported}"));
     assert_eq!(number("sent"), number("ok") + number("failed"));
-    assert!(number("ok") >= 500, "{told}");
+    assert!(number("ok") >= 500, "{reported}");
     assert_eq!(number("rows"), 2 * number("ok"));
-    assert_eq!(output.status.code(), Some(i32::from(number("failed") > 0)), "{told}");
-    let errors = told["errors"].as_object().unwrap();
-    assert!(errors.keys().all(|code| code == "RESOURCE_EXHAUSTED"), "{told}");
+    assert_eq!(output.status.code(), Some(i32::from(number("failed") > 0)), "{reported}");
+    let errors = reported["errors"].as_object().unwrap();
+    assert!(errors.keys().all(|code| code == "RESOURCE_EXHAUSTED"), "{reported}");
     // The server also counts the GetModel call.
     let counted = served.metric("flechette_requests_total", &["model=\"dlrm\"", "code=\"OK\""]);
     assert_eq!(counted as u64, number("ok") + 1);
@@ -249,13 +249,13 @@ fn an_open_loop_accounts_for_every_request_that_was_due() {
     let load = |flags: &str| {
         run_json(&format!("load --addr {url} --model dcn --format criteo-tsv {valid} --json {flags}"))
     };
-    let told = load("--batch 16 --rate 200 --seconds 1 --warmup 0.1");
+    let reported = load("--batch 16 --rate 200 --seconds 1 --warmup 0.1");
     assert_eq!(
-        (&told["sent"], &told["unsent"], &told["ok"]),
+        (&reported["sent"], &reported["unsent"], &reported["ok"]),
         (&200.into(), &0.into(), &200.into()),
-        "{told}"
+        "{reported}"
     );
-    assert_eq!((&told["rows"], &told["mode"]), (&3200.into(), &"open".into()));
+    assert_eq!((&reported["rows"], &reported["mode"]), (&3200.into(), &"open".into()));
     let crowded = load("--batch 300 --rate 20000 --seconds 1 --outstanding 2");
     let number = |key: &str| crowded[key].as_u64().unwrap();
     assert_eq!(number("sent") + number("unsent"), 20_000);
@@ -318,15 +318,15 @@ fn score_waits_while_the_queue_is_full() {
     fs::write(&config, limits).unwrap();
     let served = Served::start(&workshop.models, &format!("--config {config}"));
     let out = workshop.path("out");
-    let told = served.score("dlrm", &workshop.valid, &format!("--batch 64 --out {out}"));
-    assert_eq!(told["rows"], 3000);
+    let reported = served.score("dlrm", &workshop.valid, &format!("--batch 64 --out {out}"));
+    assert_eq!(reported["rows"], 3000);
     assert!(fs::read(&out).unwrap() == fs::read(workshop.trained_scores(ArchKind::Dlrm)).unwrap());
     drop(served);
 
     fs::write(&config, "[server]\nmax_requests = 1\n").unwrap();
     let served = Served::start(&workshop.models, &format!("--config {config}"));
-    let told = served.score("dlrm", &workshop.valid, "");
-    assert_eq!(told["rows"], 3000);
+    let reported = served.score("dlrm", &workshop.valid, "");
+    assert_eq!(reported["rows"], 3000);
 }
 
 #[test]
@@ -343,8 +343,8 @@ fn line_n_of_the_scores_belongs_to_line_n_of_the_data() {
     let (broken, out) = (workshop.path("broken.tsv"), workshop.path("out"));
     fs::write(&broken, lines.join("\n")).unwrap();
     for batch in [1, 8, 1000] {
-        let told = served.score("dlrm", &broken, &format!("--out {out} --batch {batch}"));
-        assert_eq!((&told["rows"], &told["skipped"]), (&100.into(), &6.into()));
+        let reported = served.score("dlrm", &broken, &format!("--out {out} --batch {batch}"));
+        assert_eq!((&reported["rows"], &reported["skipped"]), (&100.into(), &6.into()));
         let scores = fs::read_to_string(&out).unwrap();
         assert_eq!(scores.lines().count(), lines.len());
         let trained = fs::read_to_string(workshop.trained_scores(ArchKind::Dlrm)).unwrap();
@@ -376,11 +376,12 @@ fn load_fails_and_counts_if_requests_fail() {
     served.terminate();
     served.ended();
     let output = load.wait_with_output().unwrap();
-    let (told, error): (serde_json::Value, _) =
+    let (reported, error): (serde_json::Value, _) =
         (serde_json::from_slice(&output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert_eq!(output.status.code(), Some(1), "{error}");
-    let failed = format!("error: {} of {} requests failed, the first with ", told["failed"], told["sent"]);
-    assert!(error.starts_with(&failed) && told["failed"] != 0, "{error}");
+    let failed =
+        format!("error: {} of {} requests failed, the first with ", reported["failed"], reported["sent"]);
+    assert!(error.starts_with(&failed) && reported["failed"] != 0, "{error}");
 }
 
 #[test]

@@ -37,15 +37,16 @@ fn served_scores_equal_the_trainers_with_any_cache() {
         let served = Served::start(&workshop.models, flags);
         for (kind, trained) in KINDS.into_iter().zip(&trained) {
             let out = workshop.path("served.scores");
-            let told = served.score(kind.name(), &workshop.valid, &format!("--out {out} --batch {batch}"));
+            let reported =
+                served.score(kind.name(), &workshop.valid, &format!("--out {out} --batch {batch}"));
             let own = fs::read_to_string(workshop.trained_scores(kind)).unwrap();
             assert!(fs::read_to_string(&out).unwrap() == own, "{kind:?} {flags}");
-            assert!(told["auc"].is_f64() && told["auc"] == trained["auc"], "{told} {trained}");
+            assert!(reported["auc"].is_f64() && reported["auc"] == trained["auc"], "{reported} {trained}");
             for key in ["logloss", "normalized_entropy"] {
-                assert_nearly_equal(&told[key], &trained[key]);
+                assert_nearly_equal(&reported[key], &trained[key]);
             }
             assert_eq!(
-                (&told["rows"], &told["version"], &told["absent"]),
+                (&reported["rows"], &reported["version"], &reported["absent"]),
                 (&2000.into(), &1.into(), &0.into())
             );
         }
@@ -84,29 +85,32 @@ fn served_scores_of_rounded_rows_equal_the_trainers_with_any_cache() {
         let config = workshop.path("rounded.toml");
         fs::write(&config, preset::criteo(kind, 8, 1000).stored_as(element).to_toml()).unwrap();
         let (out, f32_config) = (workshop.trained_scores(kind), workshop.config(kind, 8, 1000));
-        let [told, exact] = [(&config, kind.name(), &out), (&f32_config, "exact", &workshop.path("exact"))]
-            .map(|(config, name, out)| {
-                let Workshop { models, train, valid, .. } = &workshop;
-                run_json(&format!(
-                    "train --model-config {config} --format criteo-tsv --data {train} --valid {valid} \
+        let [reported, exact] =
+            [(&config, kind.name(), &out), (&f32_config, "exact", &workshop.path("exact"))].map(
+                |(config, name, out)| {
+                    let Workshop { models, train, valid, .. } = &workshop;
+                    run_json(&format!(
+                        "train --model-config {config} --format criteo-tsv --data {train} --valid {valid} \
                      --valid-out {out} --models {models} --name {name} --json"
-                ))
-            });
+                    ))
+                },
+            );
         let scores = |path: &str| fs::read_to_string(path).unwrap();
         assert!(scores(&out) != scores(&workshop.path("exact")), "{kind:?}: the version's scores, not f32's");
-        let auc = |told: &Value| told["auc"].as_f64().unwrap();
-        assert!((auc(&told) - auc(&exact)).abs() < 0.005, "{kind:?}: {told} {exact}");
-        told
+        let auc = |reported: &Value| reported["auc"].as_f64().unwrap();
+        assert!((auc(&reported) - auc(&exact)).abs() < 0.005, "{kind:?}: {reported} {exact}");
+        reported
     });
     for (flags, batch) in CACHES.into_iter().zip(["2000", "7", "33", "64"]) {
         let served = Served::start(&workshop.models, flags);
         for ((kind, element), trained) in names.into_iter().zip(&trained) {
             let out = workshop.path("served.scores");
-            let told = served.score(kind.name(), &workshop.valid, &format!("--out {out} --batch {batch}"));
+            let reported =
+                served.score(kind.name(), &workshop.valid, &format!("--out {out} --batch {batch}"));
             let own = fs::read_to_string(workshop.trained_scores(kind)).unwrap();
             assert!(fs::read_to_string(&out).unwrap() == own, "{kind:?} {element} {flags}");
-            assert_eq!(told["auc"], trained["auc"]);
-            assert_nearly_equal(&told["logloss"], &trained["logloss"]);
+            assert_eq!(reported["auc"], trained["auc"]);
+            assert_nearly_equal(&reported["logloss"], &trained["logloss"]);
             assert_cache_worked(&served, kind.name(), flags);
         }
     }
@@ -129,7 +133,7 @@ fn served_scores_of_real_clicks_equal_the_trainers_with_any_cache_and_element_ty
              --valid-out {own} --models {models} --name {element} --json"
         ))
     });
-    let auc = trained.each_ref().map(|told| told["auc"].as_f64().unwrap());
+    let auc = trained.each_ref().map(|reported| reported["auc"].as_f64().unwrap());
     let bytes = Element::ALL.map(|element| {
         let opened = store::open(workshop.models.as_ref(), element.name(), Version(1)).unwrap();
         opened.store.row_bytes()
@@ -143,9 +147,9 @@ fn served_scores_of_real_clicks_equal_the_trainers_with_any_cache_and_element_ty
             let out = workshop.path("served.scores");
             // All requests may be one batch whose rows all miss. Then the second pass has hits.
             for _ in 0..2 {
-                let told = served.score(element.name(), test, &format!("--out {out}"));
+                let reported = served.score(element.name(), test, &format!("--out {out}"));
                 assert!(fs::read(&out).unwrap() == fs::read(own(element)).unwrap(), "{element} {flags}");
-                assert_eq!(told["auc"], trained["auc"]);
+                assert_eq!(reported["auc"], trained["auc"]);
             }
             assert_cache_worked(&served, element.name(), flags);
         }
@@ -169,9 +173,9 @@ fn served_scores_of_a_lossy_model_equal_the_trainers_and_fewer_rows_are_stored()
     for flags in CACHES {
         let served = Served::start(&workshop.models, flags);
         let out = workshop.path("lossy.served");
-        let told = served.score("lossy", &workshop.valid, &format!("--out {out}"));
+        let reported = served.score("lossy", &workshop.valid, &format!("--out {out}"));
         assert!(fs::read_to_string(&out).unwrap() == fs::read_to_string(&own).unwrap(), "{flags}");
-        assert_eq!(told["auc"], trained["auc"]);
+        assert_eq!(reported["auc"], trained["auc"]);
     }
 }
 
@@ -190,10 +194,10 @@ fn served_scores_of_generated_bags_equal_the_trainers() {
     for flags in CACHES {
         let served = Served::start(&workshop.models, flags);
         let url = served.url();
-        let told = run_json(&format!(
+        let reported = run_json(&format!(
             "score --addr {url} --model bags --format synthetic rows=700,seed=2 --out {out} --batch 64 --json"
         ));
-        assert_eq!(told["rows"], 700);
+        assert_eq!(reported["rows"], 700);
         assert!(fs::read(&out).unwrap() == fs::read(&own).unwrap(), "{flags}");
         assert_cache_worked(&served, "bags", flags);
     }

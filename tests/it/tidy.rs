@@ -65,7 +65,7 @@ fn a_wrong_import_is_caught_in_every_form() {
     ];
     assert_caught(rules::imports, "cache/index.rs", &cases);
     assert_caught(rules::imports, "engine.rs", &[("use super::batcher::submit;", "batcher::submit")]);
-    assert_caught(rules::imports, "schema/check.rs", &[("use crate::predict::Scorer;", "predict::Scorer")]);
+    assert_caught(rules::imports, "planner/trace.rs", &[("use crate::cache::slab::Slab;", "cache::slab")]);
     assert_caught(rules::imports, "trainer/plan.rs", &[("use crate::planner::report;", "planner::report")]);
     assert_caught(rules::imports, "odds.rs", &[("fn f() {}", "odds has no row")]);
 }
@@ -82,7 +82,7 @@ fn an_import_that_the_table_allows_passes() {
         "use std::sync::Arc; fn f() { serde_json::to_string(&1) }",
     ];
     assert_passes(rules::imports, "cache/index.rs", &cases);
-    assert_passes(rules::imports, "schema/check.rs", &["use crate::predict::{PredictError};"]);
+    assert_passes(rules::imports, "planner/trace.rs", &["use crate::cache::{policy};"]);
     assert_passes(rules::imports, "cli/train.rs", &["use crate::{trainer, engine, server::ctr};"]);
     assert_passes(rules::imports, "main.rs", &["use flechette::cli;"]);
 }

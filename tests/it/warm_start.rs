@@ -42,8 +42,8 @@ impl Trained {
     /// Scores all samples and compares the scores with the trainer's.
     fn score(&self, served: &Served) {
         let out = self.workshop.path("served.scores");
-        let told = served.score(MODEL, &self.workshop.valid, &format!("--batch 64 --out {out}"));
-        assert_eq!(told["version"], 1);
+        let reported = served.score(MODEL, &self.workshop.valid, &format!("--batch 64 --out {out}"));
+        assert_eq!(reported["version"], 1);
         assert!(fs::read_to_string(&out).unwrap() == self.own, "the trainer's own scores");
     }
 
