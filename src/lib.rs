@@ -29,6 +29,8 @@
 //! has no stable interface: programs talk to the server over gRPC, and read versions as files.
 
 #![warn(unreachable_pub)]
+// The readers of these docs work on the project: `cargo doc --document-private-items`.
+#![allow(rustdoc::private_intra_doc_links)]
 
 #[cfg(test)]
 #[path = "../tests/it/skip.rs"]

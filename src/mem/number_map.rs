@@ -9,7 +9,7 @@ use super::mix64;
 /// data sets, so an attack by colliding keys is no concern.
 pub(crate) type NumberMap<K, V> = HashMap<K, V, BuildHasherDefault<MixHasher>>;
 
-/// Hashes one number by [`mix64`], in a tenth of the time of the standard library's hasher.
+/// Hashes one number by [`mix64()`], in a tenth of the time of the standard library's hasher.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct MixHasher(u64);
 
