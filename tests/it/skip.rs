@@ -3,7 +3,7 @@
 use std::io::Write;
 
 /// Reports that the calling test does nothing, and why: to standard error, which libtest does not capture
-/// from direct writes, and to the file that `$FLECHETTE_SKIPPED` names.
+/// from direct writes, and to the file that `$SKIPPED_TESTS_FILE` names.
 #[track_caller]
 pub(crate) fn skip(reason: &str) {
     report(&test_name(), reason);
@@ -25,7 +25,7 @@ fn test_name() -> String {
 
 fn report(test: &str, reason: &str) {
     let _ = std::io::stderr().write_all(format!("SKIPPED: {test}: {reason}\n").as_bytes());
-    let Some(list) = std::env::var_os("FLECHETTE_SKIPPED") else { return };
+    let Some(list) = std::env::var_os("SKIPPED_TESTS_FILE") else { return };
     let list = std::fs::OpenOptions::new().append(true).create(true).open(list);
     list.unwrap().write_all(format!("{test}: {reason}\n").as_bytes()).unwrap();
 }
