@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""PyTorch's training samples/s on the DLRM-Kaggle shape: the peer that `flechette` is held against.
+"""PyTorch's training samples/s on the DLRM-Kaggle shape: the baseline for `flechette train`.
 
 26 tables of 100,000 rows, dim 16, 13 dense values; bottom 512-256-64-16, top 512-256-1; f32, sparse
 row gradients, the same optimizer for rows and dense; data made beforehand, loading not counted.
 
 The peer gets a fair chance: each setting is tried as one EmbeddingBag a table and as one merged
 table (the same arithmetic, far fewer calls), with the dense optimizer's `foreach` and `fused` forms
-where PyTorch has them, and the fastest counts. Tried in short rounds that alternate, so that a noisy
-moment of the machine strikes all alike; the figure is the median window of the winner.
+where PyTorch has them, and the fastest counts. The variants run in short alternating rounds,
+so that noise affects all of them equally; the figure is the median window of the winner.
 
     python3 benches/torch_dlrm.py --optimizer sgd,adagrad --batch 128,2048 [--skew uniform,criteo] --json
 

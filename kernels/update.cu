@@ -1,10 +1,10 @@
 // The backward pass of the embedding layer and the optimizer in one launch: the casted gather-reduce of
 // Tensor Casting (section IV), fused with the update of the row that the gradient is for.
 //
-// The host has sorted a batch's occurrences by row (src/trainer/casting.rs). So a row's gradient is the sum
-// of its sources' gradients, and the row's sources are contiguous, in batch order: a gather instead of a
-// scatter-add, without atomics, without expanded gradients, and with one order of addition. Under mean
-// pooling each part is divided by the bag's size before it is added.
+// The host has sorted a batch's occurrences by row (src/trainer/casting/mod.rs). The sources of a row's
+// gradient are contiguous and in batch order, so the gradient is a gather and a sum. It needs no atomics and
+// no expanded gradients, and the order of addition is fixed. Under mean pooling each part is divided by the
+// bag's size before it is added.
 //
 // One launch serves all tables, by self-identified fusion (FLECHE section 3.2): a table is a segment in which
 // a row has `lanes` threads, a power of two close to its dim and at most a warp, rounded up to whole warps.

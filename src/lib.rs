@@ -1,5 +1,5 @@
 //! Flechette serves click-through-rate scores from models whose embedding tables do not fit a GPU, and trains
-//! them in place.
+//! them.
 //!
 //! # The path of a request
 //!

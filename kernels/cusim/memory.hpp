@@ -14,8 +14,8 @@
 //   and shuffles order nothing;
 // - a launch begins with a view of everything written so far.
 //
-// Every behaviour of the model is allowed by PTX. Some that PTX allows are missing: a fence stands for all
-// earlier writes and not only for those that its thread knows, versions are forgotten, and a load is never
+// Every behaviour of the model is allowed by PTX. Some that PTX allows are missing: a fence covers all
+// earlier writes, not only those that its thread has seen, versions are forgotten, and a load is never
 // delayed past a later store. Plain loads and stores take no part: they use the last version.
 #pragma once
 
@@ -108,7 +108,7 @@ class Memory {
     }
 
   private:
-    static constexpr uint32_t STALE = 3;  // one load in so many returns an older version, if it may
+    static constexpr uint32_t STALE = 3;  // one of this many loads returns an older version, where allowed
     static constexpr uint32_t VERSIONS = 8;
     static constexpr uint32_t HISTORIES = 1 << 12;
 

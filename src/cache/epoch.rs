@@ -29,7 +29,7 @@ use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
 /// A cell that no batch uses.
 const FREE: u64 = 0;
-/// A cell whose batch has no number yet: older than every batch.
+/// A cell whose batch has no number yet. It counts as older than every batch.
 const CLAIMED: u64 = 1;
 /// The number before the first batch's.
 const BEFORE_FIRST: u64 = 1;

@@ -30,6 +30,9 @@
 //! # Ok(()) }
 //! ```
 //!
+//! Two batches that miss the same row both read it from the store. The first insert wins, and the other one
+//! gets [`Insertion::Present`].
+//!
 //! - [`key`]: maps the ids of all tables to one space of integers;
 //! - [`index`]: maps a key to a location, read without a lock;
 //! - `slab`: the memory of the rows; `slots`: which slots are free;

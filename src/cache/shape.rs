@@ -168,7 +168,7 @@ impl Plan {
     }
 }
 
-/// The least bytes of which `rest` bytes remain for index and pool after policies and pointers.
+/// The smallest size that leaves `rest` bytes for index and pool, after policies and pointers.
 fn with_policies(rest: usize, slots: &[TableShape], options: &CacheOptions) -> usize {
     let rest = rest.saturating_add(pointer_buckets(options.pointers).saturating_mul(BUCKET_BYTES));
     let mut bytes = rest;

@@ -15,7 +15,7 @@ fn the_flags_of_every_command_are_consistent() {
 }
 
 #[test]
-fn an_error_line_says_nothing_twice() {
+fn an_error_line_repeats_nothing() {
     let open = DatasetError::Open { path: "x".into(), cause: io::ErrorKind::NotFound.into() };
     assert_eq!(error_line(&open), "x: cannot be opened: entity not found");
     let input = InputError(anyhow::Error::from(open).context("--data"));

@@ -65,7 +65,7 @@ impl TrainingFlags {
         let mut optimizer = Optimizer::new(self.optimizer, self.lr);
         if let Some(eps) = self.eps {
             if self.optimizer == Kind::Sgd {
-                return Err(InputError(anyhow!("--eps: sgd has none")).into());
+                return Err(InputError(anyhow!("--eps: not used by sgd")).into());
             }
             // Steps are computed in f32.
             if !(eps.is_finite() && eps as f32 > 0.0) {

@@ -178,7 +178,7 @@ impl<L: Layout> Delimited<L> {
         }
     }
 
-    /// Accounts for the malformed line that was just read, after so many samples of the batch.
+    /// Accounts for the malformed line that was just read. The batch had `samples` samples before it.
     fn skip(&mut self, reason: String, samples: usize) -> Result<(), DatasetError> {
         let Some(file) = &mut self.file else { return Ok(()) };
         let (path, line, limit) = (&file.path, file.lines.number(), self.options.malformed_lines);

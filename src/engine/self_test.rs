@@ -1,6 +1,7 @@
 //! The self-test of a device before it serves. Generated batches are scored by the device and from the store,
 //! first with cache misses and then with hits, and the scores must be equal to the bit. If a GPU, a driver or
-//! a compiler breaks an assumption of the kernels, this costs speed but never a wrong score.
+//! a compiler breaks an assumption of the kernels, the device is not used: serving is slower, but no score is
+//! wrong.
 
 use std::sync::PoisonError;
 

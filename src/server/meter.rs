@@ -51,7 +51,7 @@ impl From<Fault> for Status {
 /// What the next byte is.
 #[derive(Clone, Copy)]
 enum State {
-    /// Of a compression flag and four bytes of length, `read` of which were read.
+    /// The prefix of a message, a compression flag and a 4-byte length. `read` of its bytes have been read.
     Prefix { read: u8, length: u32 },
     /// Of a field's number and wire type.
     Key(Varint),

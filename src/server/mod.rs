@@ -100,7 +100,7 @@ pub enum ServerError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drained {
     /// Calls that were cut off when `server.drain_seconds` were over.
-    pub given_up: usize,
+    pub unfinished: usize,
 }
 
 /// Limits of one request.
@@ -351,9 +351,9 @@ impl Drain<'_> {
             self.health.clear_service_status(name).await;
         }
         let closed = tokio::time::timeout_at(self.until, calls).await;
-        let given_up = self.shared.in_flight.load(Ordering::Acquire);
+        let unfinished = self.shared.in_flight.load(Ordering::Acquire);
         if closed.is_err() {
-            tracing::warn!(given_up, "server.drain_seconds are over, connections are closed");
+            tracing::warn!(unfinished, "server.drain_seconds are over, connections are closed");
             for served in self.shared.models.values() {
                 served.batcher.abandon();
             }
@@ -367,6 +367,6 @@ impl Drain<'_> {
         // After a drain in time the queues are empty. Otherwise the model may still compute, which cannot be
         // stopped.
         let _ = tokio::time::timeout(Duration::from_secs(1), joined).await;
-        Drained { given_up }
+        Drained { unfinished }
     }
 }

@@ -1,4 +1,5 @@
 //! The bytes of a version on disk: functions from values to bytes and back, without file access.
+//! `docs/file-formats.md` describes them for users.
 //!
 //! ```text
 //! models/<name>/<version>/

@@ -26,7 +26,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 use super::disk::{Disk, SystemDisk};
 use super::{StoreError, atomic_write};
 
-/// Subdirectory of a model for hot rows, counts and traces.
+/// Subdirectory of a model for hot rows, traces and the order of rows.
 pub(crate) const STATE: &str = "state";
 pub(crate) const FILE: &str = "hot_rows.flhot";
 

@@ -65,20 +65,20 @@ on_every_gpu! {
     a_row_that_comes_twice_has_its_last_bytes: held!(contract::a_row_that_comes_twice_has_its_last_bytes);
     cold_rows_become_pointers_up_to_the_capacity_and_no_longer_miss:
         held!(contract::cold_rows_become_pointers_up_to_the_capacity_and_no_longer_miss);
-    a_row_that_was_pointed_at_comes_in_again: held!(contract::a_row_that_was_pointed_at_comes_in_again);
-    memory_of_the_host_is_given_up_after_the_batches_that_were_pointed_there:
-        held!(contract::memory_of_the_host_is_given_up_after_the_batches_that_were_pointed_there);
+    a_row_behind_a_pointer_is_admitted_again: held!(contract::a_row_behind_a_pointer_is_admitted_again);
+    host_memory_is_released_after_the_batches_that_point_into_it:
+        held!(contract::host_memory_is_released_after_the_batches_that_point_into_it);
     pointers_to_rows_that_changed_end_with_their_version:
         held!(contract::pointers_to_rows_that_changed_end_with_their_version);
-    rows_of_one_key_in_one_batch_are_rows_of_their_own:
-        held!(narrow::rows_of_one_key_in_one_batch_are_rows_of_their_own);
+    rows_that_share_a_key_in_a_batch_stay_separate:
+        held!(narrow::rows_that_share_a_key_in_a_batch_stay_separate);
     rows_of_low_rank_leave_first: held!(warm::rows_of_low_rank_leave_first);
     hot_rows_are_those_in_the_cache_the_last_used_first:
         held!(warm::hot_rows_are_those_in_the_cache_the_last_used_first);
     warm_rows_are_found_whatever_the_admission_and_keep_their_order:
         held!(warm::warm_rows_are_found_whatever_the_admission_and_keep_their_order);
-    warming_ends_below_the_high_watermark_with_the_hottest_in:
-        held!(warm::warming_ends_below_the_high_watermark_with_the_hottest_in);
+    warming_stops_at_the_high_watermark_and_keeps_the_hottest:
+        held!(warm::warming_stops_at_the_high_watermark_and_keeps_the_hottest);
     a_batch_of_hits_takes_two_operations_whatever_the_table_count:
         held!(device::a_batch_of_hits_takes_two_operations_whatever_the_table_count);
     no_batch_takes_a_copy_or_a_memset: held!(device::no_batch_takes_a_copy_or_a_memset);

@@ -92,8 +92,8 @@ on_a_device! {
     a_version_that_is_not_newer_and_a_wrong_row_change_nothing;
     a_row_that_comes_twice_has_its_last_bytes;
     cold_rows_become_pointers_up_to_the_capacity_and_no_longer_miss;
-    a_row_that_was_pointed_at_comes_in_again;
-    memory_of_the_host_is_given_up_after_the_batches_that_were_pointed_there;
+    a_row_behind_a_pointer_is_admitted_again;
+    host_memory_is_released_after_the_batches_that_point_into_it;
     pointers_to_rows_that_changed_end_with_their_version;
     the_tuner_sets_how_many_pointers_there_are_by_what_batches_report;
 }
@@ -118,9 +118,9 @@ fn eviction_goes_to_the_low_watermark_and_takes_the_oldest() {
 }
 
 #[test]
-fn rows_of_one_key_in_one_batch_are_rows_of_their_own() {
+fn rows_that_share_a_key_in_a_batch_stay_separate() {
     for seed in SEEDS {
-        narrow::rows_of_one_key_in_one_batch_are_rows_of_their_own(|world| subject(world, seed));
+        narrow::rows_that_share_a_key_in_a_batch_stay_separate(|world| subject(world, seed));
     }
 }
 
@@ -153,9 +153,9 @@ fn warm_rows_are_found_whatever_the_admission_and_keep_their_order() {
 }
 
 #[test]
-fn warming_ends_below_the_high_watermark_with_the_hottest_in() {
+fn warming_stops_at_the_high_watermark_and_keeps_the_hottest() {
     for seed in SEEDS {
-        warm::warming_ends_below_the_high_watermark_with_the_hottest_in(|world| subject(world, seed));
+        warm::warming_stops_at_the_high_watermark_and_keeps_the_hottest(|world| subject(world, seed));
     }
 }
 

@@ -181,7 +181,7 @@ fn a_drain_under_load_loses_no_request_and_exits_with_0() {
     let (status, log) = served.ended();
     assert!(status.success(), "{status}: {log}");
     assert!(scored > 0);
-    assert!(log.contains("stopped") && log.contains("given_up=0"), "{log}");
+    assert!(log.contains("stopped") && log.contains("unfinished=0"), "{log}");
     assert!(!log.contains("panicked"), "{log}");
 }
 

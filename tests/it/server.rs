@@ -443,7 +443,7 @@ async fn a_drain_finishes_calls_in_flight_and_reports_it() {
     for (answer, scores) in sent {
         assert_eq!(answer.await.unwrap().unwrap(), scores);
     }
-    assert_eq!(ended.await.unwrap().unwrap().given_up, 0);
+    assert_eq!(ended.await.unwrap().unwrap().unfinished, 0);
     assert_eq!(model.computed(), 20);
 }
 
@@ -458,7 +458,7 @@ async fn a_drain_ends_when_its_time_is_over() {
     running.until_metric("flechette_queue_samples{model=\"ads\"} 1").await;
     let model = running.model.clone();
     let ended = running.stop().await.unwrap().unwrap();
-    assert_eq!(ended.given_up, 2);
+    assert_eq!(ended.unfinished, 2);
     let status = queued.await.unwrap().unwrap_err();
     assert_eq!(status.code(), Code::Unavailable, "{status}");
     model.release();

@@ -48,7 +48,7 @@ fn eps_and_betas_out_of_range_and_those_that_the_optimizer_does_not_have_are_ref
     for (flags, words) in [
         ("adam --eps 0", "--eps: expected a positive f32, got 0"),
         ("adam --eps 1e-60", "--eps: expected a positive f32, got 0.000"),
-        ("sgd --eps 1e-8", "--eps: sgd has none"),
+        ("sgd --eps 1e-8", "--eps: not used by sgd"),
         ("adam --beta1 1", "--beta1: expected a number from 0 to below 1, got 1"),
         ("adam --beta2 nan", "--beta2: expected a number from 0 to below 1, got NaN"),
         ("adagrad --beta2 0.9", "--beta2: only adam has it, not adagrad"),

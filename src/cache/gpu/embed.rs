@@ -135,8 +135,8 @@ impl<D: Driver> Shared<D> {
         context.settle().map_err(driver)
     }
 
-    /// Offers the cache the missed rows, and the rows that were read in host memory. A batch with neither
-    /// takes no lock.
+    /// Offers the cache the rows that missed, and those that were read through pointers to host memory. If
+    /// there are none, it takes no lock.
     fn offer(&self, context: &mut LookupContext<D>, hold: &BatchHold<D>) -> Result<(), GpuCacheError> {
         let ContextParts { lookups, misses, pointed, staging } = context.parts();
         let missed = misses.iter().map(|miss| Offer {

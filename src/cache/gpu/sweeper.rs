@@ -20,7 +20,7 @@ const WORD: usize = size_of::<u32>();
 /// The entries that a sweep evicts.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Victims<'a> {
-    /// Rows and pointers that were unused for so many batches.
+    /// Rows and pointers that were unused for at least this many batches.
     Aged(u32),
     /// Rows of the pool that were unused for `age` batches. At most `pointers` of them, of registered tables,
     /// stay in the index as pointers.

@@ -1,11 +1,11 @@
-//! Which rows are admitted to the cache and which are evicted, one policy a file.
+//! Which rows are admitted to the cache and which are evicted, one policy per file.
 //!
 //! **Admission** decides on a missed row: [`probability`] admits a share of all misses, [`frequency`] admits
 //! rows that were used repeatedly while missing.
 //!
 //! **Eviction** starts when the cache is above its high watermark and ends at the low one. Victims are chosen
 //! by coldness: the age of the last use ([`lru`]), or the [`rank`] in a data set. A sample of the entries
-//! gives the coldness threshold above which the share to evict lies, and a sweep evicts every entry at or
+//! gives the threshold: the coldness that the share to be evicted reaches. A sweep evicts every entry at or
 //! above it. That is the exact order to within the sample's error, without a list to maintain on the lookup
 //! path.
 

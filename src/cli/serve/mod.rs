@@ -80,7 +80,7 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<()> {
         let drained = server.run(terminated).await?;
         // Saves the hot rows a last time. No call is in flight, so this thread may block.
         drop(saving);
-        tracing::info!(given_up = drained.given_up, "stopped");
+        tracing::info!(unfinished = drained.unfinished, "stopped");
         Ok(())
     })
 }

@@ -15,9 +15,10 @@
 //!
 //! ```text
 //! f * ceil(k/2) <= n
-//! f * (ceil(k/2) - j) <= n_j      n_j: the accesses of all keys but any j, j < ceil(k/2)
+//! f * (ceil(k/2) - j) <= n_j
 //! ```
 //!
+//! Choose any `j` keys, with `j < ceil(k/2)`: `n_j` is the number of accesses of all other keys.
 //! The second line is the same sum over the other keys only, of which at least `ceil(k/2) - j` are in the
 //! upper half. So the floor is low for click logs, which are skewed (bounds by the tail: Berinde, Cormode,
 //! Indyk and Strauss, "Space-optimal Heavy Hitters with Strong Error Bounds", PODS 2009).

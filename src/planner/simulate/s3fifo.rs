@@ -12,7 +12,7 @@ use super::list::{Links, List};
 
 /// Use counts saturate here.
 const MOST: u8 = 3;
-/// The small queue has one part in this many of the cache.
+/// The small queue gets `1 / SMALL_PART` of the cache.
 const SMALL_PART: usize = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! A disk of which one call fails, for tests of [`super::replace`].
+//! A disk on which one chosen call fails, for tests of [`super::replace`].
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

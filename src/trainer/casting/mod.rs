@@ -50,7 +50,7 @@ thread_local! {
 }
 
 impl CastedIndex {
-    /// Casts the lookups of `table`. An absent id counts as the row that stands for it, or as none.
+    /// Casts the lookups of `table`. An absent id counts as its table's default row, if there is one.
     /// Occurrences are numbered lookup by lookup, and within a lookup in the order of the feature.
     pub(crate) fn fill(&mut self, schema: &Schema, lookups: &[Lookup], table: TableId, batch: &Batch) {
         WORKSPACE.with_borrow_mut(|workspace| {

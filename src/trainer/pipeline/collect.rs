@@ -1,7 +1,7 @@
-//! Collect: reads the rows that come in from the store, and the victims from the scratchpad.
+//! Collect: reads the rows that come in from the working file, and the victims from the scratchpad.
 //!
 //! Both go to the item's staging memory, whose size Plan has bounded: plain memory on the host, a staging
-//! buffer on a device. Reading the store is slow, so a pool of threads reads pieces of it at the same time.
+//! buffer on a device. Reading the file is slow, so a pool of threads reads pieces of it at the same time.
 
 use rayon::prelude::*;
 

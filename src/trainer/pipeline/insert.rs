@@ -1,4 +1,4 @@
-//! Insert: writes the rows that come in to the scratchpad, and the evicted ones to the store.
+//! Insert: writes the rows that come in to the scratchpad, and the evicted ones to the working file.
 
 use rayon::prelude::*;
 

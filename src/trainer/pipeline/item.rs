@@ -139,7 +139,7 @@ pub(crate) struct ItemTransfers {
     pub evictions: Transfers,
 }
 
-/// Used buffers to use again, also in the next run of the pipeline.
+/// Buffers to reuse, within a run and in later runs of the pipeline.
 #[derive(Default)]
 pub(crate) struct BufferPool<T>(Mutex<Vec<T>>);
 

@@ -127,7 +127,7 @@ impl Pipeline {
         Self::with(train_state, rows, settings, |sizes, counts, words| sizes.on_device(driver, counts, words))
     }
 
-    /// `scratchpad` allocates so many slots of each size, and staging for so many words an item.
+    /// `scratchpad` is called with the slots of each size and the words per item, and allocates both.
     fn with(
         train_state: &TrainState,
         (store, frequencies): (WorkingFile, Option<Frequencies>),

@@ -3,10 +3,10 @@
 //!
 //! The paper's mask has a bit for each batch in the window, and shifts all masks each cycle. Here a slot
 //! keeps one number: the last **batch**, planned or of the future window, that is known to need its row. The
-//! slot becomes a candidate for eviction when that batch leaves the past window. Until then a list for each
-//! batch has the slots of which it is the last known user. So a cycle costs as much as the batch that leaves,
-//! not as much as the scratchpad. And a batch whose rows were found when it entered the future window has
-//! nothing to record when it is planned.
+//! slot becomes a candidate for eviction when that batch leaves the past window. Until then it is in a list
+//! for each batch: the slots that no later batch is known to use. So a cycle costs as much as the batch that
+//! leaves, not as much as the scratchpad. And a batch whose rows were found when it entered the future window
+//! has nothing to record when it is planned.
 //!
 //! A `SlotDirectory` covers slots of one size. Only Plan uses it, and it runs ahead of the slots' content:
 //! the Hit-Map has what a slot will hold when the batch that is planned trains.
@@ -30,8 +30,8 @@ use crate::types::RowId;
 /// cached when they are used.
 pub(crate) const LOOKUP_ROWS: usize = 256;
 
-/// [`SlotDirectory::rows_after`] lists all rows in up to so many lists, one after the other, of at least
-/// `MIN_LISTED_ROWS`. While a list is made it takes twice its memory.
+/// [`SlotDirectory::rows_after`] lists all rows in at most `LISTS` lists, each of at least `MIN_LISTED_ROWS`.
+/// While a list is made it takes twice its memory.
 const LISTS: usize = 16;
 const MIN_LISTED_ROWS: usize = 1 << 14;
 
@@ -41,7 +41,7 @@ const MIN_LISTED_ROWS: usize = 1 << 14;
 struct SlotState {
     /// The row that the slot will hold.
     row: RowId,
-    /// Of a candidate: its stamp. Else: the last batch that is known to need the row, modulo 2^32.
+    /// The stamp if the slot is a candidate; otherwise the last known batch that needs the row, modulo 2^32.
     until: u32,
     /// Bit 0: is a victim candidate. Bits 1..: use count, at least 1 if the slot is taken: the row's count in
     /// the data set + 1, or without counts the batches that have used it since it came in.

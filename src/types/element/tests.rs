@@ -22,7 +22,7 @@ fn rows_are_whole_words_and_no_longer_than_they_must_be() {
 }
 
 #[test]
-fn every_f16_reads_as_the_public_library_has_it() {
+fn every_f16_decodes_as_in_the_half_crate() {
     for bits in 0..=u16::MAX {
         let (ours, theirs) = (f16_to_f32(bits), f16::from_bits(bits).to_f32_const());
         assert_eq!(ours.to_bits(), theirs.to_bits(), "{bits:#06x}");

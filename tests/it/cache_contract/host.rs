@@ -188,9 +188,9 @@ on_the_host! {
     on_the_host_a_row_that_comes_twice_has_its_last_bytes: a_row_that_comes_twice_has_its_last_bytes;
     on_the_host_cold_rows_become_pointers_up_to_the_capacity_and_no_longer_miss:
         cold_rows_become_pointers_up_to_the_capacity_and_no_longer_miss;
-    on_the_host_a_row_that_was_pointed_at_comes_in_again: a_row_that_was_pointed_at_comes_in_again;
+    on_the_host_a_row_behind_a_pointer_is_admitted_again: a_row_behind_a_pointer_is_admitted_again;
     on_the_host_memory_is_given_up_after_the_batches_that_were_pointed_there:
-        memory_of_the_host_is_given_up_after_the_batches_that_were_pointed_there;
+        host_memory_is_released_after_the_batches_that_point_into_it;
     on_the_host_pointers_to_rows_that_changed_end_with_their_version:
         pointers_to_rows_that_changed_end_with_their_version;
     on_the_host_the_tuner_sets_how_many_pointers_there_are_by_what_batches_report:
@@ -198,8 +198,8 @@ on_the_host! {
 }
 
 #[test]
-fn on_the_host_rows_of_one_key_in_one_batch_are_rows_of_their_own() {
-    narrow::rows_of_one_key_in_one_batch_are_rows_of_their_own(on_host);
+fn on_the_host_rows_that_share_a_key_in_a_batch_stay_separate() {
+    narrow::rows_that_share_a_key_in_a_batch_stay_separate(on_host);
 }
 
 #[test]
@@ -223,8 +223,8 @@ fn on_the_host_warm_rows_are_found_whatever_the_admission_and_keep_their_order()
 }
 
 #[test]
-fn on_the_host_warming_ends_below_the_high_watermark_with_the_hottest_in() {
-    warm::warming_ends_below_the_high_watermark_with_the_hottest_in(on_host);
+fn on_the_host_warming_stops_at_the_high_watermark_and_keeps_the_hottest() {
+    warm::warming_stops_at_the_high_watermark_and_keeps_the_hottest(on_host);
 }
 
 #[test]

@@ -55,7 +55,7 @@ pub fn a_key_has_the_row_last_asked_for<S: Subject>(new: impl Fn(&World) -> S, b
     assert_eq!(stats.entries, stats.inserted - totals(&stats).2);
 }
 
-pub fn rows_of_one_key_in_one_batch_are_rows_of_their_own<S: Subject>(new: impl Fn(&World) -> S) {
+pub fn rows_that_share_a_key_in_a_batch_stay_separate<S: Subject>(new: impl Fn(&World) -> S) {
     let world = keys(World::new(1000, &[2], 64 << 10), 4);
     let mut subject = new(&world);
     for start in (0..240).step_by(60) {

@@ -62,7 +62,7 @@ pub fn cold_rows_become_pointers_up_to_the_capacity_and_no_longer_miss<S: Subjec
     }
 }
 
-pub fn a_row_that_was_pointed_at_comes_in_again<S: Subject>(new: impl Fn(&World) -> S) {
+pub fn a_row_behind_a_pointer_is_admitted_again<S: Subject>(new: impl Fn(&World) -> S) {
     let world = pointed_world();
     let mut subject = new(&world);
     let _ram = subject.host_rows(&world, TableId(0));
@@ -80,9 +80,7 @@ pub fn a_row_that_was_pointed_at_comes_in_again<S: Subject>(new: impl Fn(&World)
     assert_adds_up(&subject.stats());
 }
 
-pub fn memory_of_the_host_is_given_up_after_the_batches_that_were_pointed_there<S: Subject>(
-    new: impl Fn(&World) -> S,
-) {
+pub fn host_memory_is_released_after_the_batches_that_point_into_it<S: Subject>(new: impl Fn(&World) -> S) {
     let world = pointed_world();
     let mut subject = new(&world);
     let ram = subject.host_rows(&world, TableId(0));

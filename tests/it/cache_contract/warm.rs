@@ -120,7 +120,7 @@ pub fn warm_rows_are_found_whatever_the_admission_and_keep_their_order<S: Subjec
     }
 }
 
-pub fn warming_ends_below_the_high_watermark_with_the_hottest_in<S: Subject>(new: impl Fn(&World) -> S) {
+pub fn warming_stops_at_the_high_watermark_and_keeps_the_hottest<S: Subject>(new: impl Fn(&World) -> S) {
     let world = World::new(3000, &[16], 64 << 10);
     let mut subject = new(&world);
     // Rows that are cached already take no room.

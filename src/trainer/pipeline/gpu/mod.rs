@@ -204,8 +204,8 @@ pub trait Scratch: Send + Sync {
     fn stepper(&self) -> Result<Box<dyn Stepper>, ScratchError>;
 }
 
-/// Stages records on their way, end to end, run after run: a buffer for each way on the device, and on the
-/// host.
+/// Holds records in transit, contiguous and in the order of their runs. There are an incoming and an outgoing
+/// buffer, on the device and on the host.
 pub trait StagingBuffer: Send {
     /// Copies records out of slots into the device's outgoing buffer.
     ///
@@ -213,7 +213,7 @@ pub trait StagingBuffer: Send {
     /// [`ScratchError`] if there are too many records, one has no slot, or the driver fails.
     fn take(&mut self, runs: &[SlotRun<'_>]) -> Result<(), ScratchError>;
 
-    /// The host's incoming buffer, for records of so many words.
+    /// The host's incoming buffer, for records of `words` words in total.
     ///
     /// # Errors
     /// [`ScratchError::Limit`].

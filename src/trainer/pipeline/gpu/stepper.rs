@@ -72,7 +72,7 @@ impl<D: Driver> CudaStepper<D> {
         Ok(Self { shared: shared.clone(), stream, memory })
     }
 
-    /// Grows the memory to at least so many bytes. The last batch is done with it.
+    /// Grows the memory to at least `bytes` bytes. The last batch must have finished.
     fn make_room(&mut self, bytes: usize) -> Result<(), DriverError> {
         if self.memory.host.bytes() < bytes {
             self.memory = BatchMemory::new(&self.shared.driver, bytes.next_power_of_two())?;

@@ -3,14 +3,14 @@
 //!
 //! The other stages only carry out the decisions in an [`Item`]. Plan needs no answer from them: every item
 //! passes through all stages in order, so Plan knows what they will have done. Three hazards remain
-//! (ScratchPipe, section IV-B). The choice of victims excludes each:
+//! (ScratchPipe, section IV-B). The choice of victims prevents each:
 //!
-//! - A victim is read although a batch on its way has still to train it (hazard 2) or to bring it in (hazard
-//!   3). While Train works on an item, Collect is at most `past_items` further. So rows of the last
-//!   `past_items` items are no victims.
-//! - A coming batch fetches a victim from the store before it is written there (hazard 4). While Insert works
-//!   on an item, Collect is at most `future_items` further. So rows of the next `future_items` items are no
-//!   victims.
+//! - A row is evicted before a batch in flight has trained it (hazard 2) or brought it in (hazard 3). While
+//!   Train works on an item, Collect is at most `past_items` further. So rows of the last `past_items` items
+//!   are no victims.
+//! - A coming batch fetches a victim from the working file before it is written there (hazard 4). While
+//!   Insert works on an item, Collect is at most `future_items` further. So rows of the next `future_items`
+//!   items are no victims.
 //!
 //! Both windows follow from the number of items that fit between the stages ([`HazardWindows`]). Hazard 1
 //! (forward before the last update) cannot happen, because Train is one stage.
@@ -254,8 +254,8 @@ impl Planner {
         let before = (self.item, self.batch);
         self.plan_unit(channels)?;
         if self.item - before.0 > 1 || self.batch - before.1 < self.settings.lookahead as u64 {
-            // `kept` assumes that the past window covers what came in for the future one. That holds only if
-            // a unit is one item and has `lookahead` batches.
+            // `kept` assumes that the past window covers the rows that were brought in for the future window.
+            // That holds only if a unit is one item and has `lookahead` batches.
             self.kept = 0;
         }
         if self.settings.overlap { Ok(()) } else { channels.wait(self.item) }

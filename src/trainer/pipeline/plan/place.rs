@@ -146,8 +146,8 @@ impl Planner {
         directories.iter_mut().for_each(|directory| directory.expire(last_batch, batch, next));
     }
 
-    /// Makes sure that there are slots for the missing rows, by a bubble if need be. Returns whether rows of
-    /// coming batches must be evicted.
+    /// Makes sure that there are slots for the missing rows, if necessary by waiting (a bubble). Returns
+    /// whether rows of coming batches must be evicted.
     fn make_room(
         &mut self,
         missing: &[RowId],
@@ -166,7 +166,7 @@ impl Planner {
         if self.stats.bubbles == 1 {
             tracing::warn!("scratchpad: the window does not fit; Plan waits for batches to train");
         }
-        // From now on the past window does not cover what came in for the future one.
+        // From now on the past window does not cover the rows that were brought in for the future window.
         self.kept = 0;
         self.keep();
         let mut expired = 0;

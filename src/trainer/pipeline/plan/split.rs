@@ -70,7 +70,7 @@ impl Planner {
         channels: &mut PlanChannels<'_>,
     ) -> Result<(), TrainError> {
         channels.wait(self.item)?;
-        // No row is kept any more for what has trained, nor for the batch, of which no part needs all rows.
+        // Trained items no longer need their rows, and no part of this batch needs all of its rows.
         self.planned.push_back(PlannedUnit { last_batch: self.batch, last_item: self.item });
         self.expire(self.item);
         let mut placed = self.place(rows, Vec::new(), channels)?;

@@ -8,10 +8,10 @@
 //!   queue is in order of last use.
 //! - LFU: a queue for each frequency. Frequencies are the counts of a data set (frequency-aware cache,
 //!   section 4), or without them the batches that have used the row since it came in.
-//! - random: an array, of which any element may be drawn.
-//! - optimal: a list for each batch that uses a row next, as far as the look-ahead sees. First come rows that
-//!   no batch is seen to need, the least recently used first; then the rows of the furthest batch (Belady, "A
-//!   study of replacement algorithms", 1966).
+//! - random: an array; a victim is drawn from it at random.
+//! - optimal: a list for each batch that uses a row next, as far as the look-ahead sees. Rows that no coming
+//!   batch needs are evicted first, in LRU order; then the rows of the furthest batch (Belady, "A study of
+//!   replacement algorithms", 1966).
 
 use std::fmt;
 use std::str::FromStr;
@@ -35,7 +35,7 @@ pub enum Policy {
     Optimal,
 }
 
-/// The name of no policy.
+/// A name that is not a policy's.
 #[derive(Debug, thiserror::Error)]
 #[error("policy: expected lru, lfu, random or optimal, got {0:?}")]
 pub struct UnknownPolicy(String);

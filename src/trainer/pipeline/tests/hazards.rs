@@ -29,7 +29,7 @@ enum Order {
     Random(u64),
 }
 
-/// What came of a run in a chosen order.
+/// The result of a run in a chosen order.
 struct Outcome {
     /// Whether all bytes are the sequential trainer's.
     same: bool,
@@ -348,7 +348,7 @@ fn a_shorter_past_window_evicts_a_row_before_it_was_trained() {
 }
 
 #[test]
-fn a_past_window_shorter_than_the_way_to_insert_evicts_a_row_before_it_was_there() {
+fn a_too_short_past_window_evicts_a_row_that_is_not_inserted_yet() {
     for shape in SHAPES {
         let windows = shape.windows();
         let shorter = HazardWindows { past_items: windows.future_items - 1, ..windows };
