@@ -5,10 +5,10 @@
 //! space in slabs of other sizes, the slabs with most free space are emptied, so that they can change their
 //! row size.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
-use super::epoch::Epochs;
-use super::policy::{Fill, Watermarks};
+use super::common::Common;
+use super::policy::Fill;
 use super::slots::{Class, Slots};
 
 /// One slab in this many is emptied at a time for another row size.
@@ -33,31 +33,17 @@ pub(crate) struct EvictionPlan {
     starved_at: Option<u64>,
 }
 
-/// The state of a cache that decides about eviction.
-pub(crate) struct Pressure<'a> {
-    pub fill: Fill,
-    pub watermarks: &'a Watermarks,
-    /// Retired slots that wait for batches to finish.
-    pub waiting: usize,
-    /// A class that found no slot, plus one; 0 for none.
-    pub starved: &'a AtomicU64,
-    pub slots: &'a Slots,
-    pub epochs: &'a Epochs,
-    /// Buckets of the index.
-    pub buckets: u64,
-}
-
 impl EvictionPlan {
-    /// Keeps the current goal, or chooses a new one.
-    pub(crate) fn choose(&mut self, pressure: &Pressure<'_>) {
-        let Pressure { fill, watermarks, waiting, starved, slots, epochs, buckets } = *pressure;
-        if self.goal == Goal::Lower && fill.excess(watermarks) == 0.0 {
+    /// Keeps the current goal, or chooses a new one. `waiting` retired slots wait for batches to finish.
+    pub(crate) fn choose(&mut self, cache: &Common, fill: &Fill, slots: &Slots, waiting: usize) {
+        let Common { starved, epochs, .. } = cache;
+        if self.goal == Goal::Lower && fill.excess() == 0.0 {
             self.goal = Goal::Rest;
         }
         if self.goal != Goal::Rest {
             return;
         }
-        if fill.crosses(watermarks) {
+        if fill.crosses() {
             self.goal = Goal::Lower;
             return;
         }
@@ -75,7 +61,7 @@ impl EvictionPlan {
         starved.store(0, Ordering::Relaxed);
         self.starved_at = None;
         self.goal = match slots.drain((slots.shape().slabs / SLABS_PER_DRAIN).max(1)) {
-            true => Goal::Empty(buckets),
+            true => Goal::Empty(cache.layout.buckets as u64),
             false => Goal::Lower,
         };
     }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::eviction_plan::{EvictionPlan, Goal, Pressure};
+use super::eviction_plan::{EvictionPlan, Goal};
 use super::index::{Fate, Held, Location, SLOTS, Stamp};
 use super::policy::threshold;
 use super::shared::{MAX_WAITING, Shared};
@@ -49,15 +49,7 @@ impl Shared {
         let mut sweep = self.sweep.lock().unwrap_or_else(PoisonError::into_inner);
         self.clear_pointers_if_requested();
         let waiting = self.reclaim();
-        sweep.plan.choose(&Pressure {
-            fill: self.fill_level(),
-            watermarks: &self.watermarks,
-            waiting,
-            starved: &self.starved,
-            slots: self.pool.slots(),
-            epochs: &self.epochs,
-            buckets: self.index.buckets() as u64,
-        });
+        sweep.plan.choose(self, &self.fill_level(), self.pool.slots(), waiting);
         match sweep.plan.goal {
             Goal::Rest if waiting == 0 => EvictStep::Idle,
             Goal::Rest => EvictStep::Waiting,
@@ -69,7 +61,7 @@ impl Shared {
 
     /// The share of entries to evict, so that pool and index are both at the low watermark.
     fn excess(&self) -> f64 {
-        self.fill_level().excess(&self.watermarks)
+        self.fill_level().excess()
     }
 
     /// Evicts cold entries from a stretch of buckets.
@@ -77,7 +69,7 @@ impl Shared {
         let now = Stamp::of(self.epochs.tag());
         // Evicting a pointer frees an entry but no slot, so pointers are evicted only if the index is too
         // full.
-        let entries_too = self.watermarks.excess(self.index.entries(), self.index.capacity()) > 0.0;
+        let entries_too = self.watermarks.excess(self.index.entries(), self.entry_capacity()) > 0.0;
         self.sample(sweep, now, entries_too);
         let threshold = threshold(&mut sweep.sample, self.excess());
         for _ in 0..STRETCH.min(self.index.buckets()) {

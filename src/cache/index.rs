@@ -94,12 +94,6 @@ impl Index {
         self.buckets.all().len()
     }
 
-    /// The number of entries at a load of [`LOAD`].
-    #[must_use]
-    pub(crate) fn capacity(&self) -> u64 {
-        capacity(self.buckets())
-    }
-
     #[must_use]
     pub(crate) fn entries(&self) -> u64 {
         self.entries.load(Ordering::Relaxed)

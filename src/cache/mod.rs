@@ -39,7 +39,7 @@
 //! - [`epoch`]: when an evicted row's memory may be reused;
 //! - [`policy`]: which rows are admitted and evicted;
 //! - [`query`]: deduplicates and probes a batch's keys; `batch`: a batch's interface to the cache;
-//! - `shared`: inserting and retiring rows; `evictor`: the eviction thread; `eviction_plan`: what it does
+//! - `common`: the state that a device's cache has too; `shared`: inserting and retiring rows; `evictor`: the eviction thread; `eviction_plan`: what it does
 //!   next;
 //! - `version`: switching to another version's rows between two batches;
 //! - `pointers`: the unified index, entries that point at rows in the store's memory; [`tuner`]: how many;
@@ -56,6 +56,7 @@
 //! counted and not cached.
 
 mod batch;
+mod common;
 pub(crate) mod epoch;
 mod error;
 mod eviction_plan;
@@ -78,12 +79,12 @@ pub(crate) mod tuner;
 mod version;
 mod warm;
 
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::types::{TableId, Version};
-use epoch::{Epochs, Replaceable, RetireList};
+use common::Common;
+use epoch::Replaceable;
 use evictor::Evictor;
 use index::Index;
 use key::{KeyWidth, RowKeys, TOMBSTONE};
@@ -92,7 +93,6 @@ use policy::frequency::Sketch;
 use policy::probability::Probability;
 use policy::{Admission, Eviction, Watermarks};
 use slab::Pool;
-use stats::{Counts, TableCounts};
 
 pub use batch::{BatchPin, Found, Source};
 pub use error::CacheError;
@@ -185,33 +185,16 @@ impl FlatCache {
     /// When the bytes do not hold a row of each size, the tables' ids do not fit 64 bits, an option is out of
     /// range, or the allocation fails.
     pub fn new(shape: &CacheShape, options: &CacheOptions) -> Result<Self, CacheError> {
-        check(options)?;
-        let rows: Vec<u64> = shape.tables.iter().map(|t| t.rows).collect();
-        let keys = RowKeys::new(&rows, options.key_width)?;
-        let plan = shape.plan(&keys, options)?;
-        let refused = |source| CacheError::Memory { bytes: plan.bytes(), source };
-        let class = |t: &TableShape| plan.layout.slabs.class(t.row_bytes);
+        let common = Common::new(shape, options)?;
+        let bytes = common.bytes();
+        let refused = |source| CacheError::Memory { bytes, source };
         let shared = Arc::new(Shared {
-            classes: plan.slots.iter().filter_map(class).collect(),
-            tables: shape.tables.clone(),
-            index: Index::new(plan.layout.buckets).map_err(refused)?,
-            pool: Pool::new(plan.layout.slabs.clone()).map_err(refused)?,
-            epochs: Epochs::default(),
+            index: Index::new(common.layout.buckets).map_err(refused)?,
+            pool: Pool::new(common.layout.slabs.clone()).map_err(refused)?,
             current: Replaceable::new(version::Current::new(options.version)),
             switching: Mutex::default(),
-            admission: admission(options, plan.sketch_bytes),
-            eviction: eviction(options, &keys, plan.ranked),
-            keys,
-            watermarks: options.watermarks,
-            pointers: pointers::Pointers::new(shape.tables.len(), options.pointers),
-            retired: RetireList::default(),
             sweep: Mutex::default(),
-            wake: Arc::default(),
-            starved: AtomicU64::new(0),
-            counts: Counts {
-                tables: shape.tables.iter().map(|_| TableCounts::default()).collect(),
-                ..Counts::default()
-            },
+            common,
         });
         let stepped = shared.clone();
         let start = || Evictor::start(&shared.wake, move || stepped.evict_step());
@@ -286,7 +269,7 @@ impl FlatCache {
     /// The counts since the cache was created.
     #[must_use]
     pub fn stats(&self) -> CacheStats {
-        self.shared.stats()
+        self.shared.stats(&self.shared.fill_level())
     }
 }
 

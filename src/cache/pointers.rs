@@ -134,14 +134,6 @@ impl Shared {
         }
     }
 
-    /// As [`Pointers::observe`].
-    pub(crate) fn observe(&self, ids: u64, elapsed: Duration) {
-        if self.pointers.observe(ids, elapsed) {
-            // The eviction thread sweeps the whole index, not the thread of a request.
-            self.wake.now();
-        }
-    }
-
     /// Unlinks all pointers if the tuner has requested it. The caller holds the sweep's lock.
     pub(crate) fn clear_pointers_if_requested(&self) {
         if self.pointers.take_clear_request() {

@@ -12,7 +12,7 @@ use super::policy::frequency::{MISS_BYTES, Sketch};
 use super::policy::rank::Ranks;
 use super::slab::SlabShape;
 use super::{AdmissionOption, CacheError, CacheOptions, EvictionOption, WATERMARKS};
-use crate::types::{FlatKey, ROW_ALIGN, TableId};
+use crate::types::{ROW_ALIGN, TableId};
 
 /// The least number of buckets, so that a key's two buckets mostly differ.
 const MIN_BUCKETS: usize = 2;
@@ -161,13 +161,6 @@ pub(crate) struct Plan {
     pub ranked: usize,
 }
 
-impl Plan {
-    /// The bytes of the whole cache.
-    pub(crate) fn bytes(&self) -> usize {
-        self.layout.bytes() + self.sketch_bytes + Ranks::bytes_of(self.ranked)
-    }
-}
-
 /// The smallest size that leaves `rest` bytes for index and pool, after policies and pointers.
 fn with_policies(rest: usize, slots: &[TableShape], options: &CacheOptions) -> usize {
     let rest = rest.saturating_add(pointer_buckets(options.pointers).saturating_mul(BUCKET_BYTES));
@@ -226,28 +219,6 @@ fn slots(tables: &[TableShape], keys: &RowKeys) -> Vec<TableShape> {
     tables.iter().enumerate().map(slot).collect()
 }
 
-impl RowKeys {
-    /// The own key of a row.
-    ///
-    /// # Errors
-    /// When the table or the id does not exist, or `bytes` is not the length of the table's rows.
-    pub(crate) fn own_key(
-        &self,
-        tables: &[TableShape],
-        (table, id): (TableId, u64),
-        bytes: usize,
-    ) -> Result<FlatKey, CacheError> {
-        let Some(shape) = tables.get(table.index()) else {
-            return Err(CacheError::Table { got: table.index(), tables: tables.len() });
-        };
-        if bytes != shape.row_bytes {
-            return Err(CacheError::RowBytes { table: table.index(), got: bytes, expected: shape.row_bytes });
-        }
-        let past = CacheError::Id { table: table.index(), got: id, rows: shape.rows };
-        self.own(table, id).ok_or(past)
-    }
-}
-
 /// The number of buckets for `pointers` pointers.
 fn pointer_buckets(pointers: u64) -> usize {
     (pointers as f64 / (SLOTS as f64 * LOAD)).ceil() as usize
@@ -280,8 +251,9 @@ impl Layout {
         let fill = Fill {
             entries: (entries, index::capacity(self.buckets)),
             bytes: (bytes as u64, self.slabs.data_bytes() as u64),
+            watermarks: WATERMARKS,
         };
-        !fill.crosses(&WATERMARKS) && slabs <= self.slabs.slabs
+        !fill.crosses() && slabs <= self.slabs.slabs
     }
 }
 

@@ -1,19 +1,18 @@
 //! The state that batches and the eviction thread share: how rows are inserted and retired.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::ops::Deref;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering;
 
-use super::epoch::{Epochs, Replaceable, RetireList};
+use super::common::Common;
+use super::epoch::Replaceable;
 use super::error::CacheError;
-use super::evictor::{Sweep, Wake};
-use super::index::{self, Entry, Fate, Held, Index, Link, Stamp, Unlinked};
-use super::key::RowKeys;
-use super::pointers::Pointers;
-use super::policy::{Admission, Eviction, Fill, Missed, Watermarks};
+use super::evictor::Sweep;
+use super::index::{Entry, Fate, Held, Index, Link, Stamp};
+use super::policy::{Fill, Missed};
 use super::query::Miss;
-use super::shape::{TAG_BYTES, TableShape};
+use super::shape::TAG_BYTES;
 use super::slab::{Class, Pool, Slot};
-use super::stats::{CacheStats, Counts, TableCounts};
 use super::version::Current;
 use crate::types::{FlatKey, TableId};
 
@@ -40,27 +39,22 @@ pub enum Insertion {
 /// The state of a cache.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    pub keys: RowKeys,
-    pub tables: Vec<TableShape>,
-    /// By table: the class of its slots, including tags.
-    pub classes: Vec<Class>,
+    pub common: Common,
     pub index: Index,
     pub pool: Pool,
-    pub epochs: Epochs,
     /// The version that new batches use.
     pub current: Replaceable<Current>,
     /// Held during a version switch.
     pub switching: Mutex<()>,
-    pub admission: Admission,
-    pub eviction: Eviction,
-    pub watermarks: Watermarks,
-    pub pointers: Pointers,
-    pub retired: RetireList,
     pub sweep: Mutex<Sweep>,
-    pub wake: Arc<Wake>,
-    /// A class that found no slot, plus one; 0 for none. If there is space, slabs change their row size.
-    pub starved: AtomicU64,
-    pub counts: Counts,
+}
+
+impl Deref for Shared {
+    type Target = Common;
+
+    fn deref(&self) -> &Common {
+        &self.common
+    }
 }
 
 impl Shared {
@@ -68,15 +62,12 @@ impl Shared {
         let table = miss.table;
         let own = self.own_key(table, miss.id, row.len())?;
         let missed = Missed { key: own, batch, occurrences: miss.occurrences };
-        if !self.admission.admits(missed, || self.is_roomy()) {
-            self.counts.not_admitted.fetch_add(1, Ordering::Relaxed);
+        if !self.admits(missed, || self.fill_level()) {
             return Ok(Insertion::NotAdmitted);
         }
         let class = self.classes[table.index()];
         let Some(mut slot) = self.take(class) else {
-            self.counts.rejected_full.fetch_add(1, Ordering::Relaxed);
-            self.starved.store(u64::from(class.0) + 1, Ordering::Relaxed);
-            self.wake.now();
+            self.starve(class);
             return Ok(Insertion::Full);
         };
         self.fill(&mut slot, table, own, row);
@@ -126,17 +117,6 @@ impl Shared {
         refused
     }
 
-    /// Counts a row for which there was no room.
-    pub(crate) fn count_rejected(&self) {
-        self.counts.rejected_full.fetch_add(1, Ordering::Relaxed);
-        self.wake.now();
-    }
-
-    /// As [`RowKeys::own_key`].
-    pub(crate) fn own_key(&self, table: TableId, id: u64, bytes: usize) -> Result<FlatKey, CacheError> {
-        self.keys.own_key(&self.tables, (table, id), bytes)
-    }
-
     /// Writes a row into a slot, after its own key as a tag if other rows may share its index key.
     pub(crate) fn fill(&self, slot: &mut Slot, table: TableId, own: FlatKey, row: &[u8]) {
         let tag = own.0.to_ne_bytes();
@@ -164,19 +144,6 @@ impl Shared {
         })
     }
 
-    /// Updates the counts for an unlinked entry, and retires its slot if it has one.
-    pub(crate) fn retire(&self, unlinked: Unlinked) {
-        if unlinked.location().is_host() {
-            self.pointers.removed();
-            return;
-        }
-        if let Some(table) = self.keys.index_keys().table_of(unlinked.key) {
-            self.counts.linked_bytes.fetch_sub(self.footprint(table), Ordering::Relaxed);
-            self.counts.tables[table.index()].evictions.fetch_add(1, Ordering::Relaxed);
-        }
-        self.retired.put(unlinked, &self.epochs);
-    }
-
     /// Frees the retired slots whose batches have all finished, a few at a time so that other threads do not
     /// wait long for the lock. Returns how many still wait.
     pub(crate) fn reclaim(&self) -> usize {
@@ -199,21 +166,12 @@ impl Shared {
         Reclaimed { freed, waiting }
     }
 
-    /// Whether the cache is below its low watermark, so that a row is stored without an eviction.
-    fn is_roomy(&self) -> bool {
-        self.fill_level().excess(&self.watermarks) == 0.0
-    }
-
     pub(crate) fn crossed(&self) -> bool {
-        self.fill_level().crosses(&self.watermarks)
+        self.fill_level().crosses()
     }
 
     pub(crate) fn fill_level(&self) -> Fill {
-        let bytes = self.counts.linked_bytes.load(Ordering::Relaxed);
-        Fill {
-            entries: (self.index.entries(), self.index.capacity()),
-            bytes: (bytes, self.pool.shape().data_bytes() as u64),
-        }
+        self.level(self.index.entries())
     }
 
     /// The cached rows, the last used first.
@@ -221,16 +179,12 @@ impl Shared {
         let now = Stamp::of(self.epochs.tag());
         // Reserved for the most entries possible, so that the vector does not grow under a bucket's lock. 16
         // bytes a row; the result reuses the memory.
-        let mut rows = Vec::with_capacity(self.index.capacity() as usize);
+        let mut rows = Vec::with_capacity(self.entry_capacity() as usize);
         for bucket in 0..self.index.buckets() {
             let row = |key, held: Held<'_>, age| {
-                let table = self.keys.index_keys().table_of(key)?;
-                let own = match self.keys.tagged(table) {
-                    true if held.location().is_host() => return None,
-                    true => self.keys.own_keys().decode(FlatKey(self.pool.tag(held)))?.1,
-                    false => self.keys.index_keys().decode(key)?.1,
-                };
-                Some((age, table, own))
+                let in_pool = !held.location().is_host();
+                let (table, id) = self.row_of(key, || in_pool.then(|| self.pool.tag(held)))?;
+                Some((age, table, id))
             };
             let collect = |key, held: Held<'_>, age| {
                 rows.extend(row(key, held, age));
@@ -240,30 +194,6 @@ impl Shared {
         }
         rows.sort_unstable_by_key(|&(age, table, id)| (age, table.0, id));
         rows.into_iter().map(|(_, table, id)| (table, id)).collect()
-    }
-
-    fn footprint(&self, table: TableId) -> u64 {
-        self.pool.shape().footprint(self.classes[table.index()]) as u64
-    }
-
-    pub(crate) fn stats(&self) -> CacheStats {
-        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let Fill { entries: (entries, entry_capacity), bytes: (pool_used_bytes, pool_bytes) } =
-            self.fill_level();
-        let index_bytes = self.index.buckets() * index::BUCKET_BYTES;
-        let policies = self.admission.bytes() + self.eviction.bytes();
-        CacheStats {
-            tables: self.counts.tables.iter().map(TableCounts::read).collect(),
-            entries,
-            entry_capacity,
-            pointers: self.pointers.count(),
-            pool_used_bytes,
-            pool_bytes,
-            total_bytes: (self.pool.shape().bytes() + index_bytes + policies) as u64,
-            inserted: load(&self.counts.inserted),
-            not_admitted: load(&self.counts.not_admitted),
-            rejected_full: load(&self.counts.rejected_full),
-        }
     }
 }
 

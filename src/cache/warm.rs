@@ -44,7 +44,7 @@ impl FlatCache {
         // The current version, to which the rows belong, must not change meanwhile.
         let _no_switch = shared.switching.lock().unwrap_or_else(PoisonError::into_inner);
         let newest = shared.epochs.tag();
-        let rows_a_stamp = (shared.index.capacity() / STAMPS).max(1);
+        let rows_a_stamp = (shared.entry_capacity() / STAMPS).max(1);
         let mut warmed = Warmed::default();
         let mut rows = rows.into_iter();
         while shared.has_room() {
@@ -63,10 +63,9 @@ impl Shared {
     /// Whether one more row of the largest size leaves the cache below its high watermark.
     fn has_room(&self) -> bool {
         let mut fill = self.fill_level();
-        let largest = self.classes.iter().map(|class| self.pool.shape().footprint(*class) as u64).max();
         fill.entries.0 += 1;
-        fill.bytes.0 += largest.unwrap_or(0);
-        !fill.crosses(&self.watermarks)
+        fill.bytes.0 += self.largest();
+        !fill.crosses()
     }
 
     /// Inserts a row with a stamp, unless its key is linked already or there is no slot. Returns whether it

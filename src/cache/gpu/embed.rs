@@ -147,7 +147,7 @@ impl<D: Driver> Shared<D> {
         });
         let pointed = pointed.filter_map(|LookupRow { lookup, id }| {
             let table = lookups[lookup].table;
-            let row = JobRow::Host(self.pointing.location(table, id)?);
+            let row = JobRow::Host(self.pointer(table, id)?);
             Some(Offer { table, id, row, occurrences: 1 })
         });
         let may_be_linked = |offer: &Offer| !hold.excludes(self.keys.own(offer.table, offer.id));

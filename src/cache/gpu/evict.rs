@@ -4,11 +4,10 @@
 
 use std::sync::Arc;
 
-use super::super::EvictionOption;
-use super::super::eviction_plan::{EvictionPlan, Goal, Pressure};
+use super::super::common::Common;
+use super::super::eviction_plan::{EvictionPlan, Goal};
 use super::super::evictor::EvictStep;
 use super::super::index::{Location, Unlinked};
-use super::super::key::RowKeys;
 use super::super::policy::threshold;
 use super::super::shared::MAX_WAITING;
 use super::rank::Withdrawals;
@@ -54,16 +53,12 @@ pub(crate) struct Lowering {
 }
 
 impl<D: Driver> Sweep<D> {
-    pub(crate) fn new(
-        gpu_table: &Arc<GpuTable<D>>,
-        keys: &RowKeys,
-        tables: usize,
-        eviction: &EvictionOption,
-    ) -> Result<Self, DriverError> {
-        let withdrawals = if eviction.is_by_age() { None } else { Some(Withdrawals::new(gpu_table)?) };
+    pub(crate) fn new(gpu_table: &Arc<GpuTable<D>>, common: &Common) -> Result<Self, DriverError> {
+        let by_rank = !common.eviction.is_by_age();
+        let withdrawals = by_rank.then(|| Withdrawals::new(gpu_table)).transpose()?;
         Ok(Self {
-            sweeper: Sweeper::new(gpu_table, SAMPLE, MOST, tables)?,
-            lister: Lister::new(gpu_table, LISTED, keys.narrow())?,
+            sweeper: Sweeper::new(gpu_table, SAMPLE, MOST, common.tables.len())?,
+            lister: Lister::new(gpu_table, LISTED, common.keys.narrow())?,
             withdrawals,
             plan: EvictionPlan::default(),
             hand: 0,
@@ -77,15 +72,7 @@ impl<D: Driver> Shared<D> {
         let sweep = &mut *lock(&self.sweep);
         self.clear_pointers_if_due(sweep)?;
         let waiting = self.tidy_up()?;
-        sweep.plan.choose(&Pressure {
-            fill: self.fill_level(),
-            watermarks: &self.watermarks,
-            waiting,
-            starved: &self.starved,
-            slots: &self.slots,
-            epochs: &self.epochs,
-            buckets: self.gpu_table.shape().buckets,
-        });
+        sweep.plan.choose(self, &self.fill_level(), &self.slots, waiting);
         match sweep.plan.goal {
             Goal::Rest if waiting == 0 => Ok(EvictStep::Idle),
             Goal::Rest => Ok(EvictStep::Waiting),
@@ -99,9 +86,9 @@ impl<D: Driver> Shared<D> {
     /// How much to evict now, at most `room` entries.
     pub(crate) fn lowering(&self, room: usize) -> Lowering {
         let fill = self.fill_level();
-        let (excess, (entries, capacity)) = (fill.excess(&self.watermarks), fill.entries);
+        let (excess, (entries, capacity)) = (fill.excess(), fill.entries);
         let pointers_too = self.watermarks.excess(entries, capacity) > 0.0;
-        let kept = if pointers_too { 0 } else { self.pointing.count.count().min(entries) };
+        let kept = if pointers_too { 0 } else { self.pointers.count().min(entries) };
         // Assumes rows of mean size. If the evicted rows are smaller, another step follows.
         let most = (excess * (entries - kept) as f64).ceil() as usize;
         Lowering { excess, most: most.min(room), pointers_too }
@@ -115,7 +102,7 @@ impl<D: Driver> Shared<D> {
         let age = u32::try_from(threshold(&mut ages, excess)).unwrap_or(u32::MAX);
         let victims = match pointers_too {
             true => Victims::Aged(age),
-            false => Victims::AgedRows { age, pointers: self.pointing.count.room() },
+            false => Victims::AgedRows { age, pointers: self.pointers.room() },
         };
         self.sweep(sweep, now, Stretch { hand: sweep.hand, buckets: STRETCH, most, victims })?;
         self.advance(sweep, STRETCH);
@@ -150,12 +137,10 @@ impl<D: Driver> Shared<D> {
         self.harvest(&mut lock(&self.replacer), false)?;
         for entry in evicted.iter().filter(|entry| entry.key != EMPTY_KEY) {
             let unlinked = Unlinked::withdrawn(FlatKey(entry.key), Location::from_bits(entry.location));
-            if entry.moved == 0 {
-                self.retire(unlinked);
-            } else {
-                self.pointing.count.made(1);
-                self.retire_slot(unlinked);
+            if entry.moved > 0 {
+                self.count_pointer();
             }
+            self.retire(unlinked);
         }
         Ok(evicted.len() == most)
     }

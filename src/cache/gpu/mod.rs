@@ -38,32 +38,30 @@ pub mod table;
 mod version;
 mod warm;
 
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use super::epoch::{Epochs, Replaceable, RetireList};
-use super::evictor::{EvictStep, Evictor, Wake};
-use super::key::RowKeys;
-use super::policy::{Admission, Eviction, Fill, Watermarks};
-use super::shape::TAG_BYTES;
-use super::slots::{Class, Slots, UNIT};
-use super::stats::{Counts, TableCounts};
+use super::common::Common;
+use super::epoch::Replaceable;
+use super::evictor::{EvictStep, Evictor};
+use super::policy::Fill;
+use super::shape::{Layout, TAG_BYTES};
+use super::slots::{Slots, UNIT};
 use super::version::Switched;
-use super::{
-    CacheError, CacheOptions, CacheShape, CacheStats, TableShape, admission, check, eviction, index,
-};
+use super::{CacheError, CacheOptions, CacheShape, CacheStats};
+use crate::cache::gpu::args::Pointable;
 use crate::cache::gpu::context::LookupError;
 use crate::cache::gpu::overlay::OverlayTable;
 use crate::cache::gpu::table::{GpuTable, GpuTableShape};
 use crate::device::cuda::memory::PinnedMemory;
 use crate::device::cuda::{Driver, DriverError};
-use crate::types::{FlatKey, TableId, Version};
+use crate::types::{TableId, Version};
 pub use context::{ContextShape, LookupContext};
 pub use embed::MissingRows;
 use evict::Sweep;
 pub use pointers::GpuHostRows;
-use pointers::Pointing;
 use replace::Replacer;
 use version::Current;
 
@@ -105,32 +103,27 @@ pub struct GpuCache<D: Driver> {
 /// The part that the evictor's thread uses too.
 pub(crate) struct Shared<D: Driver> {
     gpu_table: Arc<GpuTable<D>>,
-    keys: RowKeys,
-    tables: Vec<TableShape>,
-    /// By table: the class of its slots, tags included.
-    classes: Vec<Class>,
+    common: Common,
     slots: Slots,
-    /// Bytes of everything, on the device and on the host.
-    bytes: usize,
-    epochs: Arc<Epochs>,
     /// The driver error of a batch that never ends, if there is one.
     endless: OnceLock<DriverError>,
     /// The version that new batches use.
     current: Replaceable<Current<D>>,
     /// Locked during a switch of versions. `Some`: the overlay of a switch that runs or has failed.
     switching: Mutex<Option<Arc<OverlayTable<D>>>>,
-    pointing: Pointing,
-    admission: Admission,
-    eviction: Eviction,
-    watermarks: Watermarks,
-    retired: RetireList,
+    /// By table: its rows in registered memory.
+    pointable: Mutex<Vec<Option<Pointable>>>,
     replacer: Mutex<Replacer<D>>,
     sweep: Mutex<Sweep<D>>,
-    wake: Arc<Wake>,
-    /// A size class that found no slot, plus one; else 0. The evictor empties slabs for it.
-    starved: AtomicU64,
     entries: AtomicU64,
-    counts: Counts,
+}
+
+impl<D: Driver> Deref for Shared<D> {
+    type Target = Common;
+
+    fn deref(&self) -> &Common {
+        &self.common
+    }
 }
 
 impl<D: Driver> GpuCache<D> {
@@ -139,45 +132,23 @@ impl<D: Driver> GpuCache<D> {
     /// # Errors
     /// As [`super::FlatCache::new`], and driver errors.
     pub fn new(shape: &CacheShape, options: &CacheOptions, driver: Arc<D>) -> Result<Self, GpuCacheError> {
-        check(options)?;
-        let rows: Vec<u64> = shape.tables.iter().map(|t| t.rows).collect();
-        let keys = RowKeys::new(&rows, options.key_width).map_err(CacheError::from)?;
-        let plan = shape.plan(&keys, options)?;
-        let (layout, bytes) = (&plan.layout, plan.bytes());
-        let gpu_table = Arc::new(GpuTable::new(
-            driver,
-            GpuTableShape {
-                buckets: layout.buckets as u64,
-                slab_bytes: layout.slabs.slab_bytes,
-                slabs: layout.slabs.slabs,
-            },
-        )?);
-        let class = |t: &TableShape| layout.slabs.class(t.row_bytes);
+        let common = Common::new(shape, options)?;
+        let Layout { buckets, slabs } = &common.layout;
+        let (slab_bytes, slabs) = (slabs.slab_bytes, slabs.slabs);
+        let shape = GpuTableShape { buckets: *buckets as u64, slab_bytes, slabs };
+        let gpu_table = Arc::new(GpuTable::new(driver, shape)?);
+        let bytes = common.bytes();
         let shared = Arc::new(Shared {
-            classes: plan.slots.iter().filter_map(class).collect(),
-            tables: shape.tables.clone(),
-            bytes,
-            slots: Slots::new(layout.slabs.clone()),
-            epochs: Arc::default(),
+            slots: Slots::new(common.layout.slabs.clone()),
             endless: OnceLock::new(),
             current: Replaceable::new(Current::new(options.version)),
             switching: Mutex::default(),
-            pointing: Pointing::new(shape.tables.len(), options.pointers),
-            admission: admission(options, plan.sketch_bytes),
-            eviction: eviction(options, &keys, plan.ranked),
-            watermarks: options.watermarks,
-            retired: RetireList::default(),
+            pointable: Mutex::new(vec![None; common.tables.len()]),
             replacer: Mutex::new(Replacer::new(&gpu_table)?),
-            sweep: Mutex::new(Sweep::new(&gpu_table, &keys, shape.tables.len(), &options.eviction)?),
-            keys,
-            wake: Arc::default(),
-            starved: AtomicU64::new(0),
+            sweep: Mutex::new(Sweep::new(&gpu_table, &common)?),
             entries: AtomicU64::new(0),
-            counts: Counts {
-                tables: shape.tables.iter().map(|_| TableCounts::default()).collect(),
-                ..Counts::default()
-            },
             gpu_table,
+            common,
         });
         let stepped = shared.clone();
         let step = move || {
@@ -240,7 +211,7 @@ impl<D: Driver> GpuCache<D> {
 
     /// As [`super::FlatCache::set_pointers`].
     pub fn set_pointers(&self, capacity: u64) {
-        self.shared.pointing.count.allow(capacity);
+        self.shared.pointers.allow(capacity);
     }
 
     /// As [`super::FlatCache::evict_step`]. Waits for the device.
@@ -262,25 +233,15 @@ impl<D: Driver> GpuCache<D> {
     /// The counts, without rows whose jobs still run.
     #[must_use]
     pub fn stats(&self) -> CacheStats {
-        self.shared.stats()
+        self.shared.stats(&self.shared.fill_level())
     }
 }
 
 impl<D: Driver> Shared<D> {
-    /// The own key of a row; an error if the row does not fit its table.
-    fn own_key(&self, table: TableId, id: u64, bytes: usize) -> Result<FlatKey, CacheError> {
-        self.keys.own_key(&self.tables, (table, id), bytes)
-    }
-
     /// Words of a row in its slot, tag included.
     fn slot_words(&self, table: TableId) -> usize {
         let tag = if self.keys.tagged(table) { TAG_BYTES } else { 0 };
         (tag + self.tables[table.index()].row_bytes) / UNIT
-    }
-
-    /// Bytes of the pool that a row takes.
-    fn footprint(&self, table: TableId) -> u64 {
-        self.slots.shape().footprint(self.classes[table.index()]) as u64
     }
 
     /// Notes that the end of a batch cannot be awaited, so that its pin stays for good.
@@ -301,43 +262,8 @@ impl<D: Driver> Shared<D> {
         Ok(())
     }
 
-    fn crossed(&self) -> bool {
-        self.fill_level().crosses(&self.watermarks)
-    }
-
-    /// Whether the cache is below its low watermark, so that admitting a row evicts nothing.
-    fn is_roomy(&self) -> bool {
-        self.fill_level().excess(&self.watermarks) == 0.0
-    }
-
     fn fill_level(&self) -> Fill {
-        let bytes = self.counts.linked_bytes.load(Ordering::Relaxed);
-        Fill {
-            entries: (self.entries.load(Ordering::Relaxed), self.entry_capacity()),
-            bytes: (bytes, self.slots.shape().data_bytes() as u64),
-        }
-    }
-
-    fn entry_capacity(&self) -> u64 {
-        index::capacity(self.gpu_table.shape().buckets as usize)
-    }
-
-    fn stats(&self) -> CacheStats {
-        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let Fill { entries: (entries, entry_capacity), bytes: (pool_used_bytes, pool_bytes) } =
-            self.fill_level();
-        CacheStats {
-            tables: self.counts.tables.iter().map(TableCounts::read).collect(),
-            entries,
-            entry_capacity,
-            pointers: self.pointing.count.count(),
-            pool_used_bytes,
-            pool_bytes,
-            total_bytes: self.bytes as u64,
-            inserted: load(&self.counts.inserted),
-            not_admitted: load(&self.counts.not_admitted),
-            rejected_full: load(&self.counts.rejected_full),
-        }
+        self.level(self.entries.load(Ordering::Relaxed))
     }
 }
 

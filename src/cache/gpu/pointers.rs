@@ -15,12 +15,10 @@
 //! it stays registered as long as the cache lives.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::super::CacheError;
-use super::super::key::RowKeys;
-use super::super::pointers::Pointers;
 use super::super::slots::UNIT;
 use super::evict::Sweep;
 use super::{GpuCacheError, Shared, lock};
@@ -33,34 +31,26 @@ use crate::types::{FlatKey, TableId, Version};
 /// Buckets of one sweep for pointers.
 const STRETCH: u32 = 1 << 20;
 
-/// The state of the unified index.
-pub(crate) struct Pointing {
-    /// How many pointers exist and are allowed.
-    pub count: Pointers,
-    /// By table: its registered rows.
-    tables: Mutex<Vec<Option<Pointable>>>,
-}
-
-impl Pointing {
-    pub(crate) fn new(tables: usize, limit: u64) -> Self {
-        Self { count: Pointers::new(0, limit), tables: Mutex::new(vec![None; tables]) }
-    }
-
+impl<D: Driver> Shared<D> {
     /// Location bits and words of an entry's row in host memory, if its table is registered.
-    pub(crate) fn of_entry(&self, keys: &RowKeys, key: FlatKey) -> Option<(u64, usize)> {
-        let (table, id) = keys.index_keys().decode(key)?;
-        let words = lock(&self.tables)[table.index()]?.words as usize;
-        Some((self.location(table, id)?, words))
+    pub(crate) fn pointer_of(&self, key: FlatKey) -> Option<(u64, usize)> {
+        let (table, id) = self.keys.index_keys().decode(key)?;
+        let words = lock(&self.pointable)[table.index()]?.words as usize;
+        Some((self.pointer(table, id)?, words))
     }
 
     /// Location bits of a row in host memory, if its table is registered.
-    pub(crate) fn location(&self, table: TableId, id: u64) -> Option<u64> {
-        let pointable = lock(&self.tables)[table.index()]?;
+    pub(crate) fn pointer(&self, table: TableId, id: u64) -> Option<u64> {
+        let pointable = lock(&self.pointable)[table.index()]?;
         (id < pointable.rows).then(|| pointable.location(id))
     }
-}
 
-impl<D: Driver> Shared<D> {
+    /// Counts an entry that is a pointer.
+    pub(crate) fn count_pointer(&self) {
+        self.entries.fetch_add(1, Ordering::Relaxed);
+        self.pointers.made(1);
+    }
+
     pub(crate) fn host_rows(
         self: &Arc<Self>,
         version: Version,
@@ -98,22 +88,14 @@ impl<D: Driver> Shared<D> {
     }
 
     fn change_tables(&self, sweep: &mut Sweep<D>, change: impl FnOnce(&mut [Option<Pointable>])) {
-        let mut tables = lock(&self.pointing.tables);
+        let mut tables = lock(&self.pointable);
         change(&mut tables);
         sweep.sweeper.point_at(tables.iter().flatten().copied());
     }
 
-    /// As [`Pointers::observe`].
-    pub(crate) fn observe(&self, ids: u64, elapsed: Duration) {
-        if self.pointing.count.observe(ids, elapsed) {
-            // The evicting thread sweeps the whole index, not the thread of a request.
-            self.wake.now();
-        }
-    }
-
     /// Unlinks all pointers if the tuner has requested it.
     pub(crate) fn clear_pointers_if_due(&self, sweep: &mut Sweep<D>) -> Result<(), DriverError> {
-        if self.pointing.count.take_clear_request() {
+        if self.pointers.take_clear_request() {
             self.unlink_pointers(sweep, 0..u64::MAX)?;
         }
         Ok(())

@@ -7,7 +7,6 @@
 //! comes back as a pointer.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::super::evictor::EvictStep;
 use super::super::index::{Location, Unlinked};
@@ -59,10 +58,9 @@ impl<D: Driver> Shared<D> {
         let stretch = Look::From { bucket: *hand, count: lister.buckets() };
         let victims =
             lister.look(now, stretch)?.filter(may_evict).filter(|entry| coldness(entry) >= threshold);
-        let mut pointers = if lowering.pointers_too { 0 } else { self.pointing.count.room() };
+        let mut pointers = if lowering.pointers_too { 0 } else { self.pointers.room() };
         for entry in victims.take(lowering.most.min(JOBS)) {
-            let pointer =
-                (pointers > 0).then(|| self.pointing.of_entry(&self.keys, FlatKey(entry.key))).flatten();
+            let pointer = (pointers > 0).then(|| self.pointer_of(FlatKey(entry.key))).flatten();
             pointers -= u64::from(pointer.is_some());
             let (pointer, words) = pointer.unzip();
             withdrawals.push(entry, pointer, words.unwrap_or(0));
@@ -86,8 +84,7 @@ impl<D: Driver> Shared<D> {
                 LINK_WITHDRAWN => self.retire(unlinked()),
                 // Now there is a new entry, the pointer.
                 LINK_NEW | LINK_SWAPPED => {
-                    self.entries.fetch_add(1, Ordering::Relaxed);
-                    self.pointing.count.made(1);
+                    self.count_pointer();
                     if outcome.link == LINK_SWAPPED {
                         self.retire(unlinked());
                     }

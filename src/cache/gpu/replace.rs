@@ -161,14 +161,11 @@ impl<D: Driver> Shared<D> {
         let own = self.own_key(table, id, bytes)?;
         let (_, key) = self.keys.row(table, own);
         let missed = Missed { key: own, batch, occurrences };
-        if !self.admission.admits(missed, || self.is_roomy()) {
-            self.counts.not_admitted.fetch_add(1, Ordering::Relaxed);
+        if !self.admits(missed, || self.fill_level()) {
             return Ok(None);
         }
         let Some(slot) = self.take(replacer, table)? else {
-            self.counts.rejected_full.fetch_add(1, Ordering::Relaxed);
-            self.starved.store(u64::from(self.classes[table.index()].0) + 1, Ordering::Relaxed);
-            self.wake.now();
+            self.starve(self.classes[table.index()]);
             return Ok(None);
         };
         let location = slot.location().bits();
@@ -230,7 +227,7 @@ impl<D: Driver> Shared<D> {
         outcomes.iter().zip(&rows).for_each(|(outcome, row)| self.count_linked(outcome, row));
         outcomes.iter().zip(rows).for_each(|(outcome, row)| self.free_unlinked(outcome, row));
         replacer.spare.push(jobs);
-        if self.crossed() {
+        if self.fill_level().crosses() {
             self.wake.now();
         }
         Ok(())
@@ -273,20 +270,7 @@ impl<D: Driver> Shared<D> {
     /// Removes an entry from the counts and retires its slot, if it has one.
     pub(crate) fn retire(&self, unlinked: Unlinked) {
         self.entries.fetch_sub(1, Ordering::Relaxed);
-        if unlinked.location().is_host() {
-            self.pointing.count.removed();
-            return;
-        }
-        self.retire_slot(unlinked);
-    }
-
-    /// Retires the slot of a row that the index no longer finds there.
-    pub(crate) fn retire_slot(&self, unlinked: Unlinked) {
-        if let Some(table) = self.keys.index_keys().table_of(unlinked.key) {
-            self.counts.linked_bytes.fetch_sub(self.footprint(table), Ordering::Relaxed);
-            self.counts.tables[table.index()].evictions.fetch_add(1, Ordering::Relaxed);
-        }
-        self.retired.put(unlinked, &self.epochs);
+        self.common.retire(unlinked);
     }
 
     /// Frees the retired slots that no batch can read any more. Returns how many still wait.

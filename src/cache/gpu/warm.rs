@@ -69,14 +69,8 @@ impl<D: Driver> Shared<D> {
             // Unlocked between calls, for the evictor.
             let lister = &mut lock(&self.sweep).lister;
             let row = |entry: &Listed| {
-                let (key, tag) = (FlatKey(entry.key), FlatKey(entry.tag));
-                let table = self.keys.index_keys().table_of(key)?;
-                let row = if self.keys.tagged(table) {
-                    self.keys.own_keys().decode(tag)
-                } else {
-                    self.keys.index_keys().decode(key)
-                };
-                row.map(|(table, id)| (entry.age, table, id))
+                let (table, id) = self.row_of(FlatKey(entry.key), || Some(entry.tag))?;
+                Some((entry.age, table, id))
             };
             rows.extend(
                 lister.look(now, Look::From { bucket: from, count: buckets - from })?.filter_map(row),
@@ -121,14 +115,11 @@ impl<'c, D: Driver> Filling<'c, D> {
     /// watermark.
     fn has_room(&self) -> bool {
         let Self { shared, .. } = self;
-        let tables = (0..shared.tables.len()).map(|t| TableId(t as u32));
         let mut fill = shared.fill_level();
         fill.entries.0 += self.jobs.len() as u64 + 1;
-        fill.bytes.0 += self.bytes + tables.map(|table| shared.footprint(table)).max().unwrap_or(0);
+        fill.bytes.0 += self.bytes + shared.largest();
         let largest = shared.tables.iter().map(|t| t.row_bytes / UNIT).max().unwrap_or(0);
-        !fill.crosses(&shared.watermarks)
-            && self.jobs.len() < JOBS
-            && self.staged + largest <= self.staging.len()
+        !fill.crosses() && self.jobs.len() < JOBS && self.staged + largest <= self.staging.len()
     }
 
     /// Adds a row to the launch, unless another has its key or there is no slot.

@@ -71,14 +71,6 @@ pub enum EvictionOption {
     Lfu(Vec<(TableId, u64)>),
 }
 
-impl EvictionOption {
-    /// Whether a row's age alone decides, which kernels can compute. The host ranks the rows of other
-    /// policies.
-    pub(crate) fn is_by_age(&self) -> bool {
-        matches!(self, Self::Lru)
-    }
-}
-
 /// Which entries are evicted first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Eviction {
@@ -102,7 +94,8 @@ impl Eviction {
         }
     }
 
-    /// As [`EvictionOption::is_by_age`].
+    /// Whether a row's age alone decides, which kernels can compute. The host ranks the rows of other
+    /// policies.
     pub(crate) fn is_by_age(&self) -> bool {
         matches!(self, Self::Lru)
     }
@@ -151,24 +144,27 @@ impl Watermarks {
 }
 
 /// How full the cache's two limited resources are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Fill {
     /// Index entries: used, capacity.
     pub entries: (u64, u64),
     /// Bytes of the pool: used, capacity.
     pub bytes: (u64, u64),
+    pub watermarks: Watermarks,
 }
 
 impl Fill {
     /// The larger of both shares to evict; 0 at the end.
     #[must_use]
-    pub(crate) fn excess(&self, watermarks: &Watermarks) -> f64 {
+    pub(crate) fn excess(&self) -> f64 {
+        let watermarks = &self.watermarks;
         watermarks.excess(self.entries.0, self.entries.1).max(watermarks.excess(self.bytes.0, self.bytes.1))
     }
 
     /// Whether either resource starts an eviction.
     #[must_use]
-    pub(crate) fn crosses(&self, watermarks: &Watermarks) -> bool {
+    pub(crate) fn crosses(&self) -> bool {
+        let watermarks = &self.watermarks;
         watermarks.crossed(self.entries.0, self.entries.1) || watermarks.crossed(self.bytes.0, self.bytes.1)
     }
 }

@@ -72,7 +72,8 @@ proptest! {
         let plan = |bytes| CacheShape { bytes, tables: tables.clone() }.plan(&keys, &options);
         let Err(CacheError::TooSmall { minimum, .. }) = plan(0) else { panic!("nothing fits no bytes") };
         let least = plan(minimum).unwrap();
-        prop_assert!(least.bytes() <= minimum, "{} of {minimum}", least.bytes());
+        let bytes = least.layout.bytes() + least.sketch_bytes + Ranks::bytes_of(least.ranked);
+        prop_assert!(bytes <= minimum, "{bytes} of {minimum}");
         prop_assert!(plan(minimum - 1).is_err());
     }
 }

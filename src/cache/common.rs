@@ -1,0 +1,184 @@
+//! The state that caches on the host and on a device have alike: keys, policies, counts and retired slots.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::epoch::{Epochs, RetireList};
+use super::error::CacheError;
+use super::evictor::Wake;
+use super::index::{self, Unlinked};
+use super::key::RowKeys;
+use super::pointers::Pointers;
+use super::policy::{Admission, Eviction, Fill, Missed, Watermarks};
+use super::shape::{CacheShape, Layout, TableShape};
+use super::slots::Class;
+use super::stats::{CacheStats, Counts, TableCounts};
+use super::{CacheOptions, admission, check, eviction};
+use crate::types::{FlatKey, TableId};
+
+/// The common part of a cache's state.
+#[derive(Debug)]
+pub(crate) struct Common {
+    pub keys: RowKeys,
+    pub tables: Vec<TableShape>,
+    /// By table: the class of its slots, including tags.
+    pub classes: Vec<Class>,
+    pub layout: Layout,
+    pub epochs: Arc<Epochs>,
+    pub admission: Admission,
+    pub eviction: Eviction,
+    pub watermarks: Watermarks,
+    pub pointers: Pointers,
+    pub retired: RetireList,
+    pub wake: Arc<Wake>,
+    /// A class that found no slot, plus one; 0 for none. If there is space, slabs change their row size.
+    pub starved: AtomicU64,
+    pub counts: Counts,
+}
+
+impl Common {
+    /// # Errors
+    /// When the bytes do not hold a row of each size, the tables' ids do not fit 64 bits, or an option is out
+    /// of range.
+    pub(crate) fn new(shape: &CacheShape, options: &CacheOptions) -> Result<Self, CacheError> {
+        check(options)?;
+        let rows: Vec<u64> = shape.tables.iter().map(|t| t.rows).collect();
+        let keys = RowKeys::new(&rows, options.key_width)?;
+        let plan = shape.plan(&keys, options)?;
+        let class = |t: &TableShape| plan.layout.slabs.class(t.row_bytes);
+        Ok(Self {
+            classes: plan.slots.iter().filter_map(class).collect(),
+            tables: shape.tables.clone(),
+            layout: plan.layout,
+            epochs: Arc::default(),
+            admission: admission(options, plan.sketch_bytes),
+            eviction: eviction(options, &keys, plan.ranked),
+            keys,
+            watermarks: options.watermarks,
+            pointers: Pointers::new(shape.tables.len(), options.pointers),
+            retired: RetireList::default(),
+            wake: Arc::default(),
+            starved: AtomicU64::new(0),
+            counts: Counts {
+                tables: shape.tables.iter().map(|_| TableCounts::default()).collect(),
+                ..Counts::default()
+            },
+        })
+    }
+
+    /// Bytes of index, pool, records and policies.
+    pub(crate) fn bytes(&self) -> usize {
+        self.layout.bytes() + self.admission.bytes() + self.eviction.bytes()
+    }
+
+    /// The own key of a row.
+    ///
+    /// # Errors
+    /// When the table or the id does not exist, or `bytes` is not the length of the table's rows.
+    pub(crate) fn own_key(&self, table: TableId, id: u64, bytes: usize) -> Result<FlatKey, CacheError> {
+        let Some(shape) = self.tables.get(table.index()) else {
+            return Err(CacheError::Table { got: table.index(), tables: self.tables.len() });
+        };
+        if bytes != shape.row_bytes {
+            return Err(CacheError::RowBytes { table: table.index(), got: bytes, expected: shape.row_bytes });
+        }
+        let past = CacheError::Id { table: table.index(), got: id, rows: shape.rows };
+        self.keys.own(table, id).ok_or(past)
+    }
+
+    /// The row of an index entry. `tag` returns the entry's tag, if it has one.
+    pub(crate) fn row_of(&self, key: FlatKey, tag: impl FnOnce() -> Option<u64>) -> Option<(TableId, u64)> {
+        let table = self.keys.index_keys().table_of(key)?;
+        match self.keys.tagged(table) {
+            true => self.keys.own_keys().decode(FlatKey(tag()?)),
+            false => self.keys.index_keys().decode(key),
+        }
+    }
+
+    /// Bytes of the pool that a row takes.
+    pub(crate) fn footprint(&self, table: TableId) -> u64 {
+        self.layout.slabs.footprint(self.classes[table.index()]) as u64
+    }
+
+    /// The largest footprint.
+    pub(crate) fn largest(&self) -> u64 {
+        let footprints = self.classes.iter().map(|class| self.layout.slabs.footprint(*class) as u64);
+        footprints.max().unwrap_or(0)
+    }
+
+    /// How full a cache of `entries` entries is.
+    pub(crate) fn level(&self, entries: u64) -> Fill {
+        let bytes = self.counts.linked_bytes.load(Ordering::Relaxed);
+        Fill {
+            entries: (entries, self.entry_capacity()),
+            bytes: (bytes, self.layout.slabs.data_bytes() as u64),
+            watermarks: self.watermarks,
+        }
+    }
+
+    /// Index entries at the intended load.
+    pub(crate) fn entry_capacity(&self) -> u64 {
+        index::capacity(self.layout.buckets)
+    }
+
+    /// Whether a missed row is admitted; counts it if not. A cache below its low watermark is roomy.
+    pub(crate) fn admits(&self, missed: Missed, fill: impl FnOnce() -> Fill) -> bool {
+        let admitted = self.admission.admits(missed, || fill().excess() == 0.0);
+        if !admitted {
+            self.counts.not_admitted.fetch_add(1, Ordering::Relaxed);
+        }
+        admitted
+    }
+
+    /// Counts a row for which there was no room.
+    pub(crate) fn count_rejected(&self) {
+        self.counts.rejected_full.fetch_add(1, Ordering::Relaxed);
+        self.wake.now();
+    }
+
+    /// Counts a row for which there was no slot.
+    pub(crate) fn starve(&self, class: Class) {
+        self.starved.store(u64::from(class.0) + 1, Ordering::Relaxed);
+        self.count_rejected();
+    }
+
+    /// Updates the counts for an unlinked entry, and retires its slot if it has one.
+    pub(crate) fn retire(&self, unlinked: Unlinked) {
+        if unlinked.location().is_host() {
+            self.pointers.removed();
+            return;
+        }
+        if let Some(table) = self.keys.index_keys().table_of(unlinked.key) {
+            self.counts.linked_bytes.fetch_sub(self.footprint(table), Ordering::Relaxed);
+            self.counts.tables[table.index()].evictions.fetch_add(1, Ordering::Relaxed);
+        }
+        self.retired.put(unlinked, &self.epochs);
+    }
+
+    /// As [`Pointers::observe`].
+    pub(crate) fn observe(&self, ids: u64, elapsed: Duration) {
+        if self.pointers.observe(ids, elapsed) {
+            // The eviction thread sweeps the whole index, not the thread of a request.
+            self.wake.now();
+        }
+    }
+
+    /// The counts of a cache that is this full.
+    pub(crate) fn stats(&self, fill: &Fill) -> CacheStats {
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let Fill { entries: (entries, entry_capacity), bytes: (pool_used_bytes, pool_bytes), .. } = *fill;
+        CacheStats {
+            tables: self.counts.tables.iter().map(TableCounts::read).collect(),
+            entries,
+            entry_capacity,
+            pointers: self.pointers.count(),
+            pool_used_bytes,
+            pool_bytes,
+            total_bytes: self.bytes() as u64,
+            inserted: load(&self.counts.inserted),
+            not_admitted: load(&self.counts.not_admitted),
+            rejected_full: load(&self.counts.rejected_full),
+        }
+    }
+}
