@@ -17,7 +17,7 @@ use metrics_exporter_prometheus::{
     BuildError, Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
 };
 
-use crate::schema::Schema;
+use crate::schema::{Schema, Table};
 
 /// The `model` label of calls that do not name a loaded model.
 pub(crate) const NO_MODEL: &str = "(none)";
@@ -70,130 +70,113 @@ enum Kind {
     Samples,
 }
 
+/// The types of the fields, by kind.
+type Seconds = Histogram;
+type Samples = Histogram;
+
 /// One metric's name, kind and help.
+#[derive(Clone, Copy)]
 struct Spec(&'static str, Kind, &'static str);
 
 const REQUESTS: Spec =
     Spec("flechette_requests_total", Kind::Counter, "Ctr calls answered, by model and gRPC status code.");
-const REQUEST_SECONDS: Spec =
-    Spec("flechette_request_seconds", Kind::Seconds, "Time from a decoded Predict request to its answer.");
-const QUEUE_SECONDS: Spec =
-    Spec("flechette_queue_seconds", Kind::Seconds, "Time a request waited for a worker.");
-const PREDICT_SECONDS: Spec =
-    Spec("flechette_predict_seconds", Kind::Seconds, "Time the model took for one merged batch.");
-const LOOKUP_SECONDS: Spec = Spec(
-    "flechette_lookup_seconds",
-    Kind::Seconds,
-    "Thread-seconds of the embedding lookup of one batch, summed over the threads that shared it.",
-);
-const DENSE_SECONDS: Spec = Spec(
-    "flechette_dense_seconds",
-    Kind::Seconds,
-    "Thread-seconds of the dense layers of one batch, summed over the threads that shared it.",
-);
-const BATCH_SAMPLES: Spec = Spec("flechette_batch_samples", Kind::Samples, "Samples in one merged batch.");
-const QUEUE_SAMPLES: Spec =
-    Spec("flechette_queue_samples", Kind::Gauge, "Samples that wait for a worker now.");
 const MODEL_VERSION: Spec =
     Spec("flechette_model_version", Kind::Gauge, "The version of the model that new batches use.");
-const CACHE_HITS: Spec = Spec("flechette_cache_hits_total", Kind::Counter, "Row lookups that hit the cache.");
-const CACHE_MISSES: Spec = Spec(
-    "flechette_cache_misses_total",
-    Kind::Counter,
-    "Row lookups that missed the cache and read the store.",
-);
-const CACHE_EVICTIONS: Spec =
-    Spec("flechette_cache_evictions_total", Kind::Counter, "Rows that were evicted from the cache.");
-const CACHE_POINTED: Spec = Spec(
-    "flechette_cache_pointed_total",
-    Kind::Counter,
-    "Row lookups that hit a pointer into the store's memory.",
-);
-const CACHE_COLLISIONS: Spec = Spec(
-    "flechette_cache_collisions_total",
-    Kind::Counter,
-    "Misses that found another row of their table under their key (cache.key_bits).",
-);
-const CACHE_NOT_ADMITTED: Spec = Spec(
-    "flechette_cache_not_admitted_total",
-    Kind::Counter,
-    "Missed rows that the admission policy did not admit to the cache.",
-);
-const CACHE_REJECTED: Spec = Spec(
-    "flechette_cache_rejected_total",
-    Kind::Counter,
-    "Missed rows that were not cached because the cache was full until eviction finished.",
-);
-const ABSENT_IDS: Spec = Spec(
-    "flechette_absent_ids_total",
-    Kind::Counter,
-    "Ids past the end of the table, which took its default.",
-);
-const TRACE_ACCESSES: Spec =
-    Spec("flechette_trace_accesses_total", Kind::Counter, "Sampled accesses that were written to the trace.");
-const TRACE_DROPPED: Spec = Spec(
-    "flechette_trace_dropped_total",
-    Kind::Counter,
-    "Sampled accesses that were not written: the buffer was full, or the disk failed.",
-);
-const CACHE_USED: Spec =
-    Spec("flechette_cache_used_bytes", Kind::Gauge, "Bytes of the cache's pool that hold rows.");
-const CACHE_CAPACITY: Spec =
-    Spec("flechette_cache_capacity_bytes", Kind::Gauge, "Bytes that the cache may use, index and pool.");
-const CACHE_ENTRIES: Spec =
-    Spec("flechette_cache_entries", Kind::Gauge, "Entries of the cache now: rows and pointers.");
-const CACHE_POINTERS: Spec = Spec(
-    "flechette_cache_pointers",
-    Kind::Gauge,
-    "Entries of the cache that are pointers into the store's memory now.",
-);
-const DEVICE_LOST: Spec = Spec(
-    "flechette_device_lost",
-    Kind::Gauge,
-    "1 after the device has failed: the host computes scores until a restart. 0 otherwise.",
-);
-const DEVICE_WORKER: Spec = Spec(
-    "flechette_device_worker_bytes",
-    Kind::Gauge,
-    "Device memory of the batches in flight, without the cache; 0 without a device.",
-);
-const DEVICE_PINNED: Spec = Spec(
-    "flechette_device_pinned_bytes",
-    Kind::Gauge,
-    "Pinned host memory of the batches in flight, including staging buffers; 0 without a device.",
-);
 const BUILD_INFO: Spec =
     Spec("flechette_build_info", Kind::Gauge, "Always 1; the label is the version of the program.");
 
-const ALL: [&Spec; 27] = [
-    &REQUESTS,
-    &REQUEST_SECONDS,
-    &QUEUE_SECONDS,
-    &PREDICT_SECONDS,
-    &LOOKUP_SECONDS,
-    &DENSE_SECONDS,
-    &BATCH_SAMPLES,
-    &QUEUE_SAMPLES,
-    &MODEL_VERSION,
-    &CACHE_HITS,
-    &CACHE_MISSES,
-    &CACHE_EVICTIONS,
-    &CACHE_POINTED,
-    &CACHE_COLLISIONS,
-    &CACHE_NOT_ADMITTED,
-    &CACHE_REJECTED,
-    &ABSENT_IDS,
-    &TRACE_ACCESSES,
-    &TRACE_DROPPED,
-    &CACHE_USED,
-    &CACHE_CAPACITY,
-    &CACHE_ENTRIES,
-    &CACHE_POINTERS,
-    &DEVICE_LOST,
-    &DEVICE_WORKER,
-    &DEVICE_PINNED,
-    &BUILD_INFO,
+/// All metrics.
+const ALL: [&[Spec]; 6] = [
+    &[REQUESTS, MODEL_VERSION, BUILD_INFO],
+    BatchMetrics::SPECS,
+    TraceMetrics::SPECS,
+    CacheMetrics::SPECS,
+    DeviceMetrics::SPECS,
+    TableMetrics::SPECS,
 ];
+
+/// Defines series with the same labels: a field, a kind, a name and a help text for each.
+macro_rules! series {
+    ($(#[$doc:meta])* $group:ident: $($field:ident: $kind:ident, $name:literal, $help:literal;)+) => {
+        $(#[$doc])*
+        #[allow(missing_docs)] // the help texts say it
+        pub struct $group {
+            $(pub $field: $kind,)+
+        }
+
+        impl $group {
+            const SPECS: &'static [Spec] = &[$(Spec($name, Kind::$kind, $help)),+];
+
+            fn new(recorder: &PrometheusRecorder, labels: Labels) -> Self {
+                Self { $($field: Series::register(recorder, $name, labels)),+ }
+            }
+        }
+    };
+}
+
+series! {
+    /// Series of a model's batches.
+    BatchMetrics:
+    request_seconds: Seconds, "flechette_request_seconds",
+        "Time from a decoded Predict request to its answer.";
+    queue_seconds: Seconds, "flechette_queue_seconds", "Time a request waited for a worker.";
+    predict_seconds: Seconds, "flechette_predict_seconds", "Time the model took for one merged batch.";
+    lookup_seconds: Seconds, "flechette_lookup_seconds",
+        "Thread-seconds of the embedding lookup of one batch, summed over the threads that shared it.";
+    dense_seconds: Seconds, "flechette_dense_seconds",
+        "Thread-seconds of the dense layers of one batch, summed over the threads that shared it.";
+    batch_samples: Samples, "flechette_batch_samples", "Samples in one merged batch.";
+    queue_samples: Gauge, "flechette_queue_samples", "Samples that wait for a worker now.";
+}
+
+series! {
+    /// Counters of a model's recorded trace.
+    TraceMetrics:
+    recorded: Counter, "flechette_trace_accesses_total", "Sampled accesses that were written to the trace.";
+    dropped: Counter, "flechette_trace_dropped_total",
+        "Sampled accesses that were not written: the buffer was full, or the disk failed.";
+}
+
+series! {
+    /// Series of the cache of a model.
+    CacheMetrics:
+    used_bytes: Gauge, "flechette_cache_used_bytes", "Bytes of the cache's pool that hold rows.";
+    capacity_bytes: Gauge, "flechette_cache_capacity_bytes",
+        "Bytes that the cache may use, index and pool.";
+    entries: Gauge, "flechette_cache_entries", "Entries of the cache now: rows and pointers.";
+    pointers: Gauge, "flechette_cache_pointers",
+        "Entries of the cache that are pointers into the store's memory now.";
+    not_admitted: Counter, "flechette_cache_not_admitted_total",
+        "Missed rows that the admission policy did not admit to the cache.";
+    rejected: Counter, "flechette_cache_rejected_total",
+        "Missed rows that were not cached because the cache was full until eviction finished.";
+}
+
+series! {
+    /// Series of a model on a device.
+    DeviceMetrics:
+    lost: Gauge, "flechette_device_lost",
+        "1 after the device has failed: the host computes scores until a restart. 0 otherwise.";
+    worker_bytes: Gauge, "flechette_device_worker_bytes",
+        "Device memory of the batches in flight, without the cache; 0 without a device.";
+    pinned_bytes: Gauge, "flechette_device_pinned_bytes",
+        "Pinned host memory of the batches in flight, including staging buffers; 0 without a device.";
+}
+
+series! {
+    /// Row counters of one table.
+    TableMetrics:
+    hits: Counter, "flechette_cache_hits_total", "Row lookups that hit the cache.";
+    misses: Counter, "flechette_cache_misses_total",
+        "Row lookups that missed the cache and read the store.";
+    evictions: Counter, "flechette_cache_evictions_total", "Rows that were evicted from the cache.";
+    pointed: Counter, "flechette_cache_pointed_total",
+        "Row lookups that hit a pointer into the store's memory.";
+    collisions: Counter, "flechette_cache_collisions_total",
+        "Misses that found another row of their table under their key (cache.key_bits).";
+    absent: Counter, "flechette_absent_ids_total",
+        "Ids past the end of the table, which took its default.";
+}
 
 /// The metrics of the process.
 pub struct Metrics {
@@ -205,17 +188,11 @@ pub struct Metrics {
 }
 
 /// Every series of one model. Incrementing one is an atomic operation.
-#[allow(missing_docs)] // the help texts above say it
+#[allow(missing_docs)] // the help texts say it
 pub struct ModelMetrics {
     pub requests: Requests,
-    pub request_seconds: Histogram,
-    pub queue_seconds: Histogram,
-    pub predict_seconds: Histogram,
-    pub lookup_seconds: Histogram,
-    pub dense_seconds: Histogram,
-    pub batch_samples: Histogram,
-    pub queue_samples: Gauge,
     pub version: Gauge,
+    pub batches: BatchMetrics,
     pub device: DeviceMetrics,
     pub cache: CacheMetrics,
     pub trace: TraceMetrics,
@@ -223,47 +200,31 @@ pub struct ModelMetrics {
     pub tables: Vec<TableMetrics>,
 }
 
-/// Counters of a model's recorded trace.
-#[allow(missing_docs)]
-pub struct TraceMetrics {
-    pub recorded: Counter,
-    pub dropped: Counter,
-}
-
-/// Series of the cache of a model.
-#[allow(missing_docs)]
-pub struct CacheMetrics {
-    pub used_bytes: Gauge,
-    pub capacity_bytes: Gauge,
-    pub entries: Gauge,
-    pub pointers: Gauge,
-    pub not_admitted: Counter,
-    pub rejected: Counter,
-}
-
-/// Series of a model on a device.
-#[allow(missing_docs)]
-pub struct DeviceMetrics {
-    pub lost: Gauge,
-    pub worker_bytes: Gauge,
-    pub pinned_bytes: Gauge,
-}
-
-/// Row counters of one table.
-#[allow(missing_docs)]
-pub struct TableMetrics {
-    pub hits: Counter,
-    pub misses: Counter,
-    pub evictions: Counter,
-    pub pointed: Counter,
-    pub collisions: Counter,
-    pub absent: Counter,
+impl ModelMetrics {
+    fn new(recorder: &PrometheusRecorder, name: &str, schema: &Schema) -> Self {
+        let model = &[("model", name)];
+        let table = |table: &Table| TableMetrics::new(recorder, &[("model", name), ("table", &table.name)]);
+        Self {
+            requests: Requests::new(recorder, name),
+            version: Series::register(recorder, MODEL_VERSION.0, model),
+            batches: BatchMetrics::new(recorder, model),
+            device: DeviceMetrics::new(recorder, model),
+            cache: CacheMetrics::new(recorder, model),
+            trace: TraceMetrics::new(recorder, model),
+            tables: schema.tables.iter().map(table).collect(),
+        }
+    }
 }
 
 /// Counters of answered calls, one for each status code.
 pub struct Requests([Counter; CODES.len()]);
 
 impl Requests {
+    fn new(recorder: &PrometheusRecorder, model: &str) -> Self {
+        let counter = |code| Series::register(recorder, REQUESTS.0, &[("model", model), ("code", code)]);
+        Self(CODES.map(counter))
+    }
+
     /// Counts one answer with this gRPC status code.
     pub(crate) fn count(&self, code: i32) {
         self.0[code_index(code)].increment(1);
@@ -277,7 +238,7 @@ impl Metrics {
     /// When the exporter refuses the buckets of a histogram.
     pub fn new() -> Result<Self, BuildError> {
         let mut builder = PrometheusBuilder::new();
-        for Spec(name, kind, _) in ALL {
+        for Spec(name, kind, _) in ALL.into_iter().flatten() {
             let buckets = match kind {
                 Kind::Seconds => SECONDS,
                 Kind::Samples => SAMPLES,
@@ -286,7 +247,7 @@ impl Metrics {
             builder = builder.set_buckets_for_metric(Matcher::Full((*name).to_owned()), buckets)?;
         }
         let recorder = builder.build_recorder();
-        for Spec(name, kind, help) in ALL {
+        for Spec(name, kind, help) in ALL.into_iter().flatten() {
             let name = KeyName::from_const_str(name);
             let help = (*help).into();
             match kind {
@@ -297,9 +258,9 @@ impl Metrics {
             }
         }
         let page = recorder.handle();
-        let register = Register { recorder: &recorder };
-        register.gauge(&BUILD_INFO, &[("version", env!("CARGO_PKG_VERSION"))]).set(1.0);
-        let no_model = register.requests(NO_MODEL);
+        let version = &[("version", env!("CARGO_PKG_VERSION"))];
+        Gauge::register(&recorder, BUILD_INFO.0, version).set(1.0);
+        let no_model = Requests::new(&recorder, NO_MODEL);
         Ok(Self { recorder, page, no_model, models: Mutex::default() })
     }
 
@@ -307,7 +268,7 @@ impl Metrics {
     pub fn model(&self, name: &str, schema: &Schema) -> Arc<ModelMetrics> {
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = models.entry(name.to_owned());
-        entry.or_insert_with(|| Arc::new(Register { recorder: &self.recorder }.model(name, schema))).clone()
+        entry.or_insert_with(|| Arc::new(ModelMetrics::new(&self.recorder, name, schema))).clone()
     }
 
     /// The page in Prometheus's text format.
@@ -323,81 +284,28 @@ impl Metrics {
     }
 }
 
-/// Registers series with the recorder.
-struct Register<'a> {
-    recorder: &'a PrometheusRecorder,
-}
-
-impl Register<'_> {
-    fn model(&self, name: &str, schema: &Schema) -> ModelMetrics {
-        let model = [("model", name)];
-        ModelMetrics {
-            requests: self.requests(name),
-            request_seconds: self.histogram(&REQUEST_SECONDS, &model),
-            queue_seconds: self.histogram(&QUEUE_SECONDS, &model),
-            predict_seconds: self.histogram(&PREDICT_SECONDS, &model),
-            lookup_seconds: self.histogram(&LOOKUP_SECONDS, &model),
-            dense_seconds: self.histogram(&DENSE_SECONDS, &model),
-            batch_samples: self.histogram(&BATCH_SAMPLES, &model),
-            queue_samples: self.gauge(&QUEUE_SAMPLES, &model),
-            version: self.gauge(&MODEL_VERSION, &model),
-            device: DeviceMetrics {
-                lost: self.gauge(&DEVICE_LOST, &model),
-                worker_bytes: self.gauge(&DEVICE_WORKER, &model),
-                pinned_bytes: self.gauge(&DEVICE_PINNED, &model),
-            },
-            cache: CacheMetrics {
-                used_bytes: self.gauge(&CACHE_USED, &model),
-                capacity_bytes: self.gauge(&CACHE_CAPACITY, &model),
-                entries: self.gauge(&CACHE_ENTRIES, &model),
-                pointers: self.gauge(&CACHE_POINTERS, &model),
-                not_admitted: self.counter(&CACHE_NOT_ADMITTED, &model),
-                rejected: self.counter(&CACHE_REJECTED, &model),
-            },
-            trace: TraceMetrics {
-                recorded: self.counter(&TRACE_ACCESSES, &model),
-                dropped: self.counter(&TRACE_DROPPED, &model),
-            },
-            tables: schema.tables.iter().map(|table| self.table(name, &table.name)).collect(),
-        }
-    }
-
-    fn table(&self, model: &str, table: &str) -> TableMetrics {
-        let labels = [("model", model), ("table", table)];
-        TableMetrics {
-            hits: self.counter(&CACHE_HITS, &labels),
-            misses: self.counter(&CACHE_MISSES, &labels),
-            evictions: self.counter(&CACHE_EVICTIONS, &labels),
-            pointed: self.counter(&CACHE_POINTED, &labels),
-            collisions: self.counter(&CACHE_COLLISIONS, &labels),
-            absent: self.counter(&ABSENT_IDS, &labels),
-        }
-    }
-
-    fn requests(&self, model: &str) -> Requests {
-        Requests(CODES.map(|code| self.counter(&REQUESTS, &[("model", model), ("code", code)])))
-    }
-
-    fn counter(&self, spec: &Spec, labels: &[(&'static str, &str)]) -> Counter {
-        self.recorder.register_counter(&key(spec, labels), &METADATA)
-    }
-
-    fn gauge(&self, spec: &Spec, labels: &[(&'static str, &str)]) -> Gauge {
-        self.recorder.register_gauge(&key(spec, labels), &METADATA)
-    }
-
-    fn histogram(&self, spec: &Spec, labels: &[(&'static str, &str)]) -> Histogram {
-        self.recorder.register_histogram(&key(spec, labels), &METADATA)
-    }
-}
+/// Names and values.
+type Labels<'a> = &'a [(&'static str, &'a str)];
 
 static METADATA: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, Some(module_path!()));
 
-fn key(spec: &Spec, labels: &[(&'static str, &str)]) -> Key {
-    let labels: Vec<Label> =
-        labels.iter().map(|(name, value)| Label::new(*name, (*value).to_owned())).collect();
-    Key::from_parts(spec.0, labels)
+/// What registers with the recorder under a name.
+trait Series {
+    fn register(recorder: &PrometheusRecorder, name: &'static str, labels: Labels) -> Self;
 }
+
+macro_rules! registers {
+    ($($series:ident: $register:ident),+) => {$(
+        impl Series for $series {
+            fn register(recorder: &PrometheusRecorder, name: &'static str, labels: Labels) -> Self {
+                let labels = labels.iter().map(|(name, value)| Label::new(*name, (*value).to_owned()));
+                recorder.$register(&Key::from_parts(name, labels.collect::<Vec<_>>()), &METADATA)
+            }
+        }
+    )+};
+}
+
+registers!(Counter: register_counter, Gauge: register_gauge, Histogram: register_histogram);
 
 #[cfg(test)]
 mod tests;

@@ -183,7 +183,7 @@ impl Batcher {
         let entry = Entry { size, queued, deadline, item: Job { batch, reply } };
         let mut state = self.shared.state();
         state.queue.push(entry).map_err(|refused| self.refusal(refused))?;
-        self.shared.metrics.queue_samples.set(state.queue.held().samples as f64);
+        self.shared.metrics.batches.queue_samples.set(state.queue.held().samples as f64);
         let wanted = state.wants_a_worker(queued);
         drop(state);
         if wanted {

@@ -25,7 +25,7 @@ pub(crate) fn run(shared: &Shared) {
             expire(entry, now);
         }
         for entry in &taken.batch {
-            shared.metrics.queue_seconds.record(now.saturating_duration_since(entry.queued));
+            shared.metrics.batches.queue_seconds.record(now.saturating_duration_since(entry.queued));
         }
         compute(shared, &mut taken.batch, &mut merged);
     }
@@ -63,7 +63,7 @@ fn wait_for_batch(shared: &Shared, computed: bool, taken: &mut Taken<Job>) -> bo
             }
         }
     }
-    shared.metrics.queue_samples.set(state.queue.held().samples as f64);
+    shared.metrics.batches.queue_samples.set(state.queue.held().samples as f64);
     // The remaining entries may be a batch too, and their pushes may have woken only this worker.
     let more = state.wants_a_worker(Instant::now());
     drop(state);
@@ -119,8 +119,8 @@ fn compute_one_by_one(shared: &Shared, batch: &mut Vec<Entry<Job>>) {
 fn predict(shared: &Shared, batch: &Batch) -> Result<Scores, BatchError> {
     let started = Instant::now();
     let outcome = catch_unwind(AssertUnwindSafe(|| shared.model.predict(batch)));
-    shared.metrics.predict_seconds.record(started.elapsed());
-    shared.metrics.batch_samples.record(batch.samples as f64);
+    shared.metrics.batches.predict_seconds.record(started.elapsed());
+    shared.metrics.batches.batch_samples.record(batch.samples as f64);
     let scores = match outcome {
         Ok(result) => result?,
         Err(panic) => return Err(BatchError::Failed(format!("panic: {}", panic_text(&*panic)))),

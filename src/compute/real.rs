@@ -59,50 +59,36 @@ pub trait Real:
     }
 }
 
-impl Real for f32 {
-    fn from_f64(x: f64) -> Self {
-        x as f32
-    }
-    fn to_f64(self) -> f64 {
-        f64::from(self)
-    }
-    fn sqrt(self) -> Self {
-        self.sqrt()
-    }
-    fn exp(self) -> Self {
-        self.exp()
-    }
-    fn ln_1p(self) -> Self {
-        self.ln_1p()
-    }
-    fn product(product: &mut Product<'_, Self>) {
-        gemm::product_f32(product);
-    }
-    fn transpose(block: &Block<'_, Self>, to: &mut [Self]) {
-        gemm::transpose_f32(block, to);
-    }
+macro_rules! real {
+    ($($float:ident: $product:ident, $transpose:ident;)+) => {$(
+        #[allow(clippy::unnecessary_cast)] // of f64 to f64
+        impl Real for $float {
+            fn from_f64(x: f64) -> Self {
+                x as $float
+            }
+            fn to_f64(self) -> f64 {
+                self.into()
+            }
+            fn sqrt(self) -> Self {
+                self.sqrt()
+            }
+            fn exp(self) -> Self {
+                self.exp()
+            }
+            fn ln_1p(self) -> Self {
+                self.ln_1p()
+            }
+            fn product(product: &mut Product<'_, Self>) {
+                gemm::$product(product);
+            }
+            fn transpose(block: &Block<'_, Self>, to: &mut [Self]) {
+                gemm::$transpose(block, to);
+            }
+        }
+    )+};
 }
 
-impl Real for f64 {
-    fn from_f64(x: f64) -> Self {
-        x
-    }
-    fn to_f64(self) -> f64 {
-        self
-    }
-    fn sqrt(self) -> Self {
-        self.sqrt()
-    }
-    fn exp(self) -> Self {
-        self.exp()
-    }
-    fn ln_1p(self) -> Self {
-        self.ln_1p()
-    }
-    fn product(product: &mut Product<'_, Self>) {
-        gemm::product_portable(product);
-    }
-    fn transpose(block: &Block<'_, Self>, to: &mut [Self]) {
-        gemm::transpose_portable(block, to);
-    }
+real! {
+    f32: product_f32, transpose_f32;
+    f64: product_portable, transpose_portable;
 }

@@ -214,8 +214,8 @@ impl Engine {
             LookupTier::Gpu(tier) => self.score_on_gpu(tier, batch, &spent)?,
         };
         let seconds = |nanos: AtomicU64| nanos.into_inner() as f64 * 1e-9;
-        self.metrics.lookup_seconds.record(seconds(spent.lookup));
-        self.metrics.dense_seconds.record(seconds(spent.dense));
+        self.metrics.batches.lookup_seconds.record(seconds(spent.lookup));
+        self.metrics.batches.dense_seconds.record(seconds(spent.dense));
         Ok(probabilities)
     }
 

@@ -91,7 +91,7 @@ impl Drop for Account<'_> {
         let expired = self.deadline.is_some_and(|deadline| deadline <= now);
         let unanswered = if expired { Code::DeadlineExceeded } else { Code::Cancelled };
         self.metrics.requests.count(self.code.unwrap_or(unanswered) as i32);
-        self.metrics.request_seconds.record(now.saturating_duration_since(self.started));
+        self.metrics.batches.request_seconds.record(now.saturating_duration_since(self.started));
     }
 }
 
