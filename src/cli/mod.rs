@@ -203,6 +203,7 @@ fn is_input_error(error: &TrainError) -> bool {
         | TrainError::NotFinite { .. }
         | TrainError::Memory(_)
         | TrainError::TableMemory { .. }
+        | TrainError::ScratchpadMemory { .. }
         | TrainError::Weights(_)
         | TrainError::State(_)
         | TrainError::Store(_)

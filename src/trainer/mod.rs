@@ -33,6 +33,8 @@ pub use pipeline::{Data, Frequencies, Pipeline, PipelineSettings};
 pub use reference::ReferenceTrainer;
 pub use train_state::TrainState;
 
+use std::error::Error;
+
 use crate::dataset::{DatasetError, Reader};
 use crate::mem::OutOfHostMemory;
 use crate::model::WeightsError;
@@ -67,6 +69,8 @@ pub enum TrainError {
          (--scratchpad trains with the rows on disk)"
     )]
     TableMemory { table: String, total: u64, source: OutOfHostMemory },
+    #[error("scratchpad: {source}; its slots ({slots}) take {total} bytes (--scratchpad sets the size)")]
+    ScratchpadMemory { slots: String, total: u64, source: Box<dyn Error + Send + Sync> },
     #[error(transparent)]
     Weights(#[from] WeightsError),
     #[error("version: {0}: optimizer state is missing or misshapen")]

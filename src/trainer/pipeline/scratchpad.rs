@@ -6,6 +6,7 @@
 //! than a sample may need: any scratchpad is a small share of a huge model, and the same share of a small
 //! table could be no row at all.
 
+use std::error::Error;
 use std::sync::Arc;
 
 use super::super::TrainError;
@@ -13,11 +14,11 @@ use super::super::checkpoint::row_states;
 use super::super::optim::Kind;
 use super::slot_directory::SlotDirectory;
 use crate::dataset::Reader;
-use crate::device::cuda::Driver;
+use crate::device::cuda::{Driver, DriverError};
 use crate::schema::{Arity, Lookup, Schema};
 use crate::store::PlainMemory;
 use crate::trainer::pipeline::gpu::scratchpad::CudaScratch;
-use crate::trainer::pipeline::gpu::{Scratch, SlotRun, SlotSize, Stepper};
+use crate::trainer::pipeline::gpu::{Scratch, ScratchError, SlotRun, SlotSize, Stepper};
 use crate::trainer::pipeline::slots::Slots;
 use crate::types::{Batch, RawBatch, RowId};
 
@@ -131,18 +132,25 @@ impl Sizes {
     /// `counts` slots of each size, in host memory.
     ///
     /// # Errors
-    /// [`TrainError::Memory`] when an allocation fails.
+    /// [`TrainError::ScratchpadMemory`] when an allocation fails.
     pub(crate) fn slots(&self, counts: &[usize]) -> Result<Vec<Slots>, TrainError> {
         let slots = self.sizes.iter().zip(counts);
-        Ok(slots
-            .map(|(class, &count)| Slots::new(&PlainMemory, count, class.words))
-            .collect::<Result<_, _>>()?)
+        let slots = slots.map(|(class, &count)| Slots::new(&PlainMemory, count, class.words));
+        slots.collect::<Result<_, _>>().map_err(|source| self.refused(counts, source.into()))
+    }
+
+    /// The error for `counts` slots of each size that do not fit memory.
+    fn refused(&self, counts: &[usize], source: Box<dyn Error + Send + Sync>) -> TrainError {
+        let slots = self.sizes.iter().zip(counts);
+        let slots = slots.map(|(class, count)| format!("{count} of {} f32, state counted", class.words));
+        let slots = slots.collect::<Vec<_>>().join("; ");
+        TrainError::ScratchpadMemory { slots, total: self.bytes(counts), source }
     }
 
     /// `counts` slots of each size, in device memory, and staging for items of `item_words` words each way.
     ///
     /// # Errors
-    /// [`TrainError::Device`] when an allocation fails.
+    /// [`TrainError::ScratchpadMemory`] when the slots do not fit, and [`TrainError::Device`].
     pub(crate) fn on_device<D: Driver>(
         &self,
         driver: &Arc<D>,
@@ -152,7 +160,11 @@ impl Sizes {
         let slots = self.sizes.iter().zip(counts);
         let sizes: Vec<_> =
             slots.map(|(&SizeClass { words, .. }, &count)| SlotSize { words, count }).collect();
-        Ok(ScratchpadMemory::Device(Box::new(CudaScratch::new(driver, &sizes, item_words)?)))
+        let scratch = CudaScratch::new(driver, &sizes, item_words).map_err(|error| match error {
+            ScratchError::Driver(e @ DriverError::OutOfMemory { .. }) => self.refused(counts, e.into()),
+            error => error.into(),
+        })?;
+        Ok(ScratchpadMemory::Device(Box::new(scratch)))
     }
 }
 

@@ -37,3 +37,17 @@ fn slots_never_take_more_than_the_given_bytes() {
         assert_eq!(sizes.hold_all(&counts), bytes >= all, "{bytes}: {counts:?}");
     }
 }
+
+#[test]
+fn a_failed_allocation_names_the_slots_and_the_flag() {
+    let sizes = uneven();
+    let counts = vec![1 << 31; sizes.sizes.len()];
+    let mut huge = sizes.clone();
+    huge.sizes.iter_mut().for_each(|class| class.words <<= 20);
+    let error = huge.slots(&counts).err().unwrap().to_string();
+    let total = huge.bytes(&counts);
+    for named in [format!("2147483648 of {} f32", huge.sizes[0].words), format!("take {total} bytes")] {
+        assert!(error.contains(&named), "{named} in {error}");
+    }
+    assert!(error.starts_with("scratchpad: host memory: ") && error.contains("--scratchpad"), "{error}");
+}
