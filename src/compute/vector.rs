@@ -91,123 +91,80 @@ mod x86 {
 
     use super::{Encoded, Vector};
 
-    // SAFETY: the intrinsics read and write WIDTH unaligned elements; the callers are functions with
-    // the target feature, entered only where the processor reports it.
-    unsafe impl Vector<f32> for __m512 {
-        const WIDTH: usize = 16;
-        #[inline(always)]
-        unsafe fn load(from: *const f32) -> Self {
-            // SAFETY: see the impl.
-            unsafe { _mm512_loadu_ps(from) }
-        }
-        #[inline(always)]
-        unsafe fn store(self, to: *mut f32) {
-            // SAFETY: see the impl.
-            unsafe { _mm512_storeu_ps(to, self) }
-        }
-        #[inline(always)]
-        unsafe fn splat(x: f32) -> Self {
-            // SAFETY: see the impl.
-            unsafe { _mm512_set1_ps(x) }
-        }
-        #[inline(always)]
-        unsafe fn multiply_add(self, by: Self, plus: Self) -> Self {
-            // SAFETY: see the impl.
-            unsafe { _mm512_fmadd_ps(self, by, plus) }
-        }
-        #[inline(always)]
-        unsafe fn add(self, other: Self) -> Self {
-            // SAFETY: see the impl.
-            unsafe { _mm512_add_ps(self, other) }
-        }
-        #[inline(always)]
-        unsafe fn divide(self, by: Self) -> Self {
-            // SAFETY: see the impl.
-            unsafe { _mm512_div_ps(self, by) }
-        }
-        #[inline(always)]
-        unsafe fn relu(self) -> Self {
-            // `max(a, b)` is `a > b ? a : b`, so this is `0 > x ? 0 : x` and keeps a NaN, as `at_least` does.
-            // SAFETY: see the impl.
-            unsafe { _mm512_max_ps(_mm512_setzero_ps(), self) }
-        }
+    macro_rules! vector {
+        ($vector:ident, $width:literal: $load:ident, $store:ident, $splat:ident, $zero:ident, $add:ident,
+            $multiply:ident, $multiply_add:ident, $divide:ident, $max:ident;
+            $from_f16:ident($load_f16:ident), $from_u8:ident, $from_i32:ident($load_u8:ident)) => {
+            // SAFETY: the intrinsics read and write WIDTH unaligned elements; the callers are functions with
+            // the target feature, entered only where the processor reports it.
+            unsafe impl Vector<f32> for $vector {
+                const WIDTH: usize = $width;
+                #[inline(always)]
+                unsafe fn load(from: *const f32) -> Self {
+                    // SAFETY: see the impl.
+                    unsafe { $load(from) }
+                }
+                #[inline(always)]
+                unsafe fn store(self, to: *mut f32) {
+                    // SAFETY: see the impl.
+                    unsafe { $store(to, self) }
+                }
+                #[inline(always)]
+                unsafe fn splat(x: f32) -> Self {
+                    // SAFETY: see the impl.
+                    unsafe { $splat(x) }
+                }
+                #[inline(always)]
+                unsafe fn multiply_add(self, by: Self, plus: Self) -> Self {
+                    // SAFETY: see the impl.
+                    unsafe { $multiply_add(self, by, plus) }
+                }
+                #[inline(always)]
+                unsafe fn add(self, other: Self) -> Self {
+                    // SAFETY: see the impl.
+                    unsafe { $add(self, other) }
+                }
+                #[inline(always)]
+                unsafe fn divide(self, by: Self) -> Self {
+                    // SAFETY: see the impl.
+                    unsafe { $divide(self, by) }
+                }
+                #[inline(always)]
+                unsafe fn relu(self) -> Self {
+                    // `max(a, b)` is `a > b ? a : b`, so this is `0 > x ? 0 : x` and keeps a NaN, as
+                    // `at_least` does.
+                    // SAFETY: see the impl.
+                    unsafe { $max($zero(), self) }
+                }
+            }
+
+            // SAFETY: as above; loads of WIDTH half-precision floats and of WIDTH bytes.
+            unsafe impl Encoded for $vector {
+                #[inline(always)]
+                unsafe fn load_f16(from: *const u8) -> Self {
+                    // SAFETY: see the impl.
+                    unsafe { $from_f16($load_f16(from.cast())) }
+                }
+                #[inline(always)]
+                unsafe fn load_u8(from: *const u8) -> Self {
+                    // SAFETY: see the impl.
+                    unsafe { $from_i32($from_u8($load_u8(from.cast()))) }
+                }
+                #[inline(always)]
+                unsafe fn multiply(self, by: Self) -> Self {
+                    // SAFETY: see the impl.
+                    unsafe { $multiply(self, by) }
+                }
+            }
+        };
     }
 
-    // SAFETY: as above; loads of 32 and 16 bytes are of 16 elements.
-    unsafe impl Encoded for __m512 {
-        #[inline(always)]
-        unsafe fn load_f16(from: *const u8) -> Self {
-            // SAFETY: see the impl.
-            unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
-        }
-        #[inline(always)]
-        unsafe fn load_u8(from: *const u8) -> Self {
-            // SAFETY: see the impl.
-            unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()))) }
-        }
-        #[inline(always)]
-        unsafe fn multiply(self, by: Self) -> Self {
-            // SAFETY: see the impl.
-            unsafe { _mm512_mul_ps(self, by) }
-        }
-    }
-
-    // SAFETY: as above, with F16C beside AVX2; loads of 16 and 8 bytes are of 8 elements.
-    unsafe impl Encoded for __m256 {
-        #[inline(always)]
-        unsafe fn load_f16(from: *const u8) -> Self {
-            // SAFETY: see the impl.
-            unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
-        }
-        #[inline(always)]
-        unsafe fn load_u8(from: *const u8) -> Self {
-            // SAFETY: see the impl.
-            unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()))) }
-        }
-        #[inline(always)]
-        unsafe fn multiply(self, by: Self) -> Self {
-            // SAFETY: see the impl.
-            unsafe { _mm256_mul_ps(self, by) }
-        }
-    }
-
-    // SAFETY: as for the wider one.
-    unsafe impl Vector<f32> for __m256 {
-        const WIDTH: usize = 8;
-        #[inline(always)]
-        unsafe fn load(from: *const f32) -> Self {
-            // SAFETY: see the impl.
-            unsafe { _mm256_loadu_ps(from) }
-        }
-        #[inline(always)]
-        unsafe fn store(self, to: *mut f32) {
-            // SAFETY: see the impl.
-            unsafe { _mm256_storeu_ps(to, self) }
-        }
-        #[inline(always)]
-        unsafe fn splat(x: f32) -> Self {
-            // SAFETY: see the impl.
-            unsafe { _mm256_set1_ps(x) }
-        }
-        #[inline(always)]
-        unsafe fn multiply_add(self, by: Self, plus: Self) -> Self {
-            // SAFETY: see the impl.
-            unsafe { _mm256_fmadd_ps(self, by, plus) }
-        }
-        #[inline(always)]
-        unsafe fn add(self, other: Self) -> Self {
-            // SAFETY: see the impl.
-            unsafe { _mm256_add_ps(self, other) }
-        }
-        #[inline(always)]
-        unsafe fn divide(self, by: Self) -> Self {
-            // SAFETY: see the impl.
-            unsafe { _mm256_div_ps(self, by) }
-        }
-        #[inline(always)]
-        unsafe fn relu(self) -> Self {
-            // SAFETY: see the impl.
-            unsafe { _mm256_max_ps(_mm256_setzero_ps(), self) }
-        }
-    }
+    // AVX-512F and VL.
+    vector!(__m512, 16: _mm512_loadu_ps, _mm512_storeu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_add_ps,
+        _mm512_mul_ps, _mm512_fmadd_ps, _mm512_div_ps, _mm512_max_ps;
+        _mm512_cvtph_ps(_mm256_loadu_si256), _mm512_cvtepu8_epi32, _mm512_cvtepi32_ps(_mm_loadu_si128));
+    // AVX2, FMA and F16C.
+    vector!(__m256, 8: _mm256_loadu_ps, _mm256_storeu_ps, _mm256_set1_ps, _mm256_setzero_ps, _mm256_add_ps,
+        _mm256_mul_ps, _mm256_fmadd_ps, _mm256_div_ps, _mm256_max_ps;
+        _mm256_cvtph_ps(_mm_loadu_si128), _mm256_cvtepu8_epi32, _mm256_cvtepi32_ps(_mm_loadl_epi64));
 }

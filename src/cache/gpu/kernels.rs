@@ -6,13 +6,12 @@
 
 #![allow(unsafe_code)]
 
-use bytemuck::bytes_of;
-
 use super::args::{CopyArgs, ListArgs, ProbeArgs, ReplaceArgs, SampleArgs, SweepArgs};
 use crate::compute::pool::WARP_LANES;
-use crate::device::cuda::launch::{blocks, shape};
+use crate::device::cuda::launch::{blocks, launches, shape};
 use crate::device::cuda::{Driver, DriverError};
 
+launches! {
 /// Probes the index for a batch.
 ///
 /// # Errors
@@ -22,16 +21,7 @@ use crate::device::cuda::{Driver, DriverError};
 /// As [`Driver::launch`]. The columns' ids and occurrences lie within their arrays, and the scan is
 /// their prefix sum. The scratch table has at least twice as many slots as there are occurrences, a power of
 /// two, and only generations older than the header's.
-pub(crate) unsafe fn probe<D: Driver>(
-    d: &D,
-    s: &D::Stream,
-    blocks: u32,
-    args: &ProbeArgs,
-) -> Result<(), DriverError> {
-    let shape = shape(blocks, args.column_count as usize + 1);
-    // SAFETY: the arguments have the kernel's layout; the caller ensures the rest.
-    unsafe { d.launch(s, "probe", shape, bytes_of(args)) }
-}
+probe(d, args: ProbeArgs, blocks) shape(blocks, args.column_count as usize + 1);
 
 /// Copies a batch's hits out of the pool.
 ///
@@ -40,16 +30,7 @@ pub(crate) unsafe fn probe<D: Driver>(
 ///
 /// # Safety
 /// As [`Driver::launch`]; after the batch's probe, in its stream.
-pub(crate) unsafe fn copy_rows<D: Driver>(
-    d: &D,
-    s: &D::Stream,
-    blocks: u32,
-    args: &CopyArgs,
-) -> Result<(), DriverError> {
-    let shape = shape(blocks, args.column_count as usize + 1);
-    // SAFETY: the arguments have the kernel's layout; the caller ensures the rest.
-    unsafe { d.launch(s, "copy_rows", shape, bytes_of(args)) }
-}
+copy_rows(d, args: CopyArgs, blocks) shape(blocks, args.column_count as usize + 1);
 
 /// Copies the jobs' rows into their slots.
 ///
@@ -58,10 +39,7 @@ pub(crate) unsafe fn copy_rows<D: Driver>(
 ///
 /// # Safety
 /// As [`Driver::launch`]; locations and words lie within the pool, and no batch reads those slots.
-pub(crate) unsafe fn copy_in<D: Driver>(d: &D, s: &D::Stream, args: &ReplaceArgs) -> Result<(), DriverError> {
-    // SAFETY: the arguments have the kernel's layout; the caller ensures the rest.
-    unsafe { d.launch(s, "copy_in", shape(blocks(d, args.count), 0), bytes_of(args)) }
-}
+copy_in(d, args: ReplaceArgs) shape(blocks(d, args.count), 0);
 
 /// Links the jobs' keys.
 ///
@@ -71,15 +49,7 @@ pub(crate) unsafe fn copy_in<D: Driver>(d: &D, s: &D::Stream, args: &ReplaceArgs
 /// # Safety
 /// As [`Driver::launch`]; after [`copy_in`] of the same jobs, in the only stream that changes the
 /// index. Keys are distinct and above TOMBSTONE.
-pub(crate) unsafe fn link_keys<D: Driver>(
-    d: &D,
-    s: &D::Stream,
-    args: &ReplaceArgs,
-) -> Result<(), DriverError> {
-    let blocks = blocks(d, args.count.div_ceil(WARP_LANES));
-    // SAFETY: the arguments have the kernel's layout; the caller ensures the rest.
-    unsafe { d.launch(s, "link_keys", shape(blocks, 0), bytes_of(args)) }
-}
+link_keys(d, args: ReplaceArgs) shape(blocks(d, args.count.div_ceil(WARP_LANES)), 0);
 
 /// Samples the ages of entries.
 ///
@@ -88,15 +58,7 @@ pub(crate) unsafe fn link_keys<D: Driver>(
 ///
 /// # Safety
 /// As [`Driver::launch`]; `ages` has 8 words a bucket.
-pub(crate) unsafe fn sample_ages<D: Driver>(
-    d: &D,
-    s: &D::Stream,
-    args: &SampleArgs,
-) -> Result<(), DriverError> {
-    let warps = args.count.saturating_mul(8).div_ceil(WARP_LANES);
-    // SAFETY: the arguments have the kernel's layout; the caller ensures the rest.
-    unsafe { d.launch(s, "sample_ages", shape(blocks(d, warps), 0), bytes_of(args)) }
-}
+sample_ages(d, args: SampleArgs) shape(blocks(d, args.count.saturating_mul(8).div_ceil(WARP_LANES)), 0);
 
 /// Unlinks old entries, entries of draining slabs, or pointers.
 ///
@@ -105,11 +67,7 @@ pub(crate) unsafe fn sample_ages<D: Driver>(
 ///
 /// # Safety
 /// As [`Driver::launch`]; in the only stream that changes the index; `evicted` has room for `most`.
-pub(crate) unsafe fn sweep<D: Driver>(d: &D, s: &D::Stream, args: &SweepArgs) -> Result<(), DriverError> {
-    let warps = args.stretch.saturating_mul(8).div_ceil(WARP_LANES);
-    // SAFETY: the arguments have the kernel's layout; the caller ensures the rest.
-    unsafe { d.launch(s, "sweep", shape(blocks(d, warps), 0), bytes_of(args)) }
-}
+sweep(d, args: SweepArgs) shape(blocks(d, args.stretch.saturating_mul(8).div_ceil(WARP_LANES)), 0);
 
 /// Lists the entries of some buckets.
 ///
@@ -119,12 +77,5 @@ pub(crate) unsafe fn sweep<D: Driver>(d: &D, s: &D::Stream, args: &SweepArgs) ->
 /// # Safety
 /// As [`Driver::launch`]; in the only stream that changes the index; `listed` has room for 8 entries
 /// a bucket, and the pool has `pool_words`.
-pub(crate) unsafe fn list_entries<D: Driver>(
-    d: &D,
-    s: &D::Stream,
-    args: &ListArgs,
-) -> Result<(), DriverError> {
-    let warps = args.count.saturating_mul(8).div_ceil(WARP_LANES);
-    // SAFETY: the arguments have the kernel's layout; the caller ensures the rest.
-    unsafe { d.launch(s, "list_entries", shape(blocks(d, warps), 0), bytes_of(args)) }
+list_entries(d, args: ListArgs) shape(blocks(d, args.count.saturating_mul(8).div_ceil(WARP_LANES)), 0);
 }

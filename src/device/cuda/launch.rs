@@ -2,8 +2,6 @@
 
 #![allow(unsafe_code)]
 
-use bytemuck::bytes_of;
-
 use super::{Driver, DriverError, LaunchShape};
 use crate::compute::pool::WARP_LANES;
 use crate::device::cuda::pool_args::PoolArgs;
@@ -27,6 +25,25 @@ pub(crate) fn blocks<D: Driver>(driver: &D, warps: u32) -> u32 {
     warps.div_ceil(THREADS / WARP_LANES).max(1).next_power_of_two().min(most)
 }
 
+/// Defines functions that launch kernels of the same names: the driver, the argument, sometimes a number of
+/// blocks or warps, and the launch's shape.
+macro_rules! launches {
+    ($($(#[$doc:meta])* $name:ident($d:ident, $args:ident: $type:ty $(, $number:ident)?) $shape:expr;)+) => {$(
+        $(#[$doc])*
+        pub(crate) unsafe fn $name<D: Driver>(
+            $d: &D,
+            stream: &D::Stream,
+            $($number: u32,)?
+            $args: &$type,
+        ) -> Result<(), DriverError> {
+            // SAFETY: the arguments have the layout of the kernel's parameter; the caller ensures the rest.
+            unsafe { $d.launch(stream, stringify!($name), $shape, bytemuck::bytes_of($args)) }
+        }
+    )+};
+}
+pub(crate) use launches;
+
+launches! {
 /// Launches gather-pool for a batch.
 ///
 /// # Errors
@@ -36,13 +53,5 @@ pub(crate) fn blocks<D: Driver>(driver: &D, warps: u32) -> u32 {
 /// As [`Driver::launch`]. The batch's probe precedes in the same stream. Bags and columns satisfy the
 /// conditions of [`crate::compute::pool`], and `rows` has an address for each miss if the header declares the
 /// misses as staged.
-pub(crate) unsafe fn gather_pool<D: Driver>(
-    d: &D,
-    s: &D::Stream,
-    blocks: u32,
-    args: &PoolArgs,
-) -> Result<(), DriverError> {
-    let shape = shape(blocks, args.lookup_count as usize + 2);
-    // SAFETY: `PoolArgs` has the layout of the kernel's parameter; the caller guarantees the rest.
-    unsafe { d.launch(s, "gather_pool", shape, bytes_of(args)) }
+gather_pool(d, args: PoolArgs, blocks) shape(blocks, args.lookup_count as usize + 2);
 }

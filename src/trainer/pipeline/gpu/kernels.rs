@@ -6,12 +6,11 @@
 
 #![allow(unsafe_code)]
 
-use bytemuck::bytes_of;
-
 use super::args::{RecordArgs, UpdateArgs};
-use crate::device::cuda::launch::{blocks, shape};
+use crate::device::cuda::launch::{blocks, launches, shape};
 use crate::device::cuda::{Driver, DriverError};
 
+launches! {
 /// Copies records out of slots, as many words as `warps` warps have threads.
 ///
 /// # Errors
@@ -20,16 +19,7 @@ use crate::device::cuda::{Driver, DriverError};
 /// # Safety
 /// As [`Driver::launch`]. Slots are within the scratchpad and records within the buffer. The scan is that of
 /// the runs and ends with `warps`.
-pub(crate) unsafe fn take_records<D: Driver>(
-    d: &D,
-    s: &D::Stream,
-    warps: u32,
-    args: &RecordArgs,
-) -> Result<(), DriverError> {
-    let shape = shape(blocks(d, warps), args.run_count as usize + 1);
-    // SAFETY: the layout is the kernel's; the caller promises the rest.
-    unsafe { d.launch(s, "take_records", shape, bytes_of(args)) }
-}
+take_records(d, args: RecordArgs, warps) shape(blocks(d, warps), args.run_count as usize + 1);
 
 /// Copies records into slots.
 ///
@@ -38,16 +28,7 @@ pub(crate) unsafe fn take_records<D: Driver>(
 ///
 /// # Safety
 /// As [`take_records`].
-pub(crate) unsafe fn put_records<D: Driver>(
-    d: &D,
-    s: &D::Stream,
-    warps: u32,
-    args: &RecordArgs,
-) -> Result<(), DriverError> {
-    let shape = shape(blocks(d, warps), args.run_count as usize + 1);
-    // SAFETY: the layout is the kernel's; the caller promises the rest.
-    unsafe { d.launch(s, "put_records", shape, bytes_of(args)) }
-}
+put_records(d, args: RecordArgs, warps) shape(blocks(d, warps), args.run_count as usize + 1);
 
 /// Updates rows, as many elements as `warps` warps have threads.
 ///
@@ -58,13 +39,5 @@ pub(crate) unsafe fn put_records<D: Driver>(
 /// As [`Driver::launch`]. Slots are within the scratchpad and distinct, and their records have the
 /// optimizer's states. Sources are within the samples and columns of the gradients. The scan is that of the
 /// tables and ends with `warps`.
-pub(crate) unsafe fn update_rows<D: Driver>(
-    d: &D,
-    s: &D::Stream,
-    warps: u32,
-    args: &UpdateArgs,
-) -> Result<(), DriverError> {
-    let shape = shape(blocks(d, warps), args.table_count as usize + 1);
-    // SAFETY: the layout is the kernel's; the caller promises the rest.
-    unsafe { d.launch(s, "update_rows", shape, bytes_of(args)) }
+update_rows(d, args: UpdateArgs, warps) shape(blocks(d, warps), args.table_count as usize + 1);
 }
