@@ -18,13 +18,11 @@ mod lines;
 mod source;
 pub mod synthetic;
 
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use crate::schema::Schema;
-use crate::types::RawBatch;
+use crate::types::{RawBatch, named};
 
 /// Gives samples in the order of its files.
 pub trait Reader {
@@ -57,40 +55,9 @@ pub enum Format {
     Synthetic,
 }
 
-impl Format {
-    pub(crate) const ALL: [Self; 3] = [Self::CriteoTsv, Self::AvazuCsv, Self::Synthetic];
-
-    /// The name on the command line.
-    #[must_use]
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::CriteoTsv => "criteo-tsv",
-            Self::AvazuCsv => "avazu-csv",
-            Self::Synthetic => "synthetic",
-        }
-    }
-
-    /// All names, as a list in a sentence.
-    pub(crate) fn names() -> String {
-        let names = Self::ALL.map(Self::name);
-        let (last, others) = (names[names.len() - 1], &names[..names.len() - 1]);
-        format!("{} or {last}", others.join(", "))
-    }
-}
-
-impl fmt::Display for Format {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Format {
-    type Err = DatasetError;
-
-    fn from_str(name: &str) -> Result<Self, DatasetError> {
-        let unknown = || DatasetError::UnknownFormat { name: name.into() };
-        Self::ALL.into_iter().find(|format| format.name() == name).ok_or_else(unknown)
-    }
+named! {
+    Format: CriteoTsv = "criteo-tsv", AvazuCsv = "avazu-csv", Synthetic = "synthetic";
+    DatasetError = |name| DatasetError::UnknownFormat { name }
 }
 
 /// Whether files have a label column.

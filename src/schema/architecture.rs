@@ -2,11 +2,11 @@
 //! each.
 
 use std::fmt::{self, Write};
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
 use super::check::{Fault, check_cross, check_hidden};
+use crate::types::named;
 
 /// An architecture with its hidden sizes. Inputs and outputs follow from the features.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -149,28 +149,6 @@ pub enum ArchKind {
 }
 
 impl ArchKind {
-    /// All of them.
-    pub(crate) const ALL: [Self; 5] = [Self::Dlrm, Self::Dcn, Self::Dcnv2, Self::Deepfm, Self::WideDeep];
-
-    /// Its name in `model.toml`.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Dlrm => "dlrm",
-            Self::Dcn => "dcn",
-            Self::Dcnv2 => "dcnv2",
-            Self::Deepfm => "deepfm",
-            Self::WideDeep => "wide_deep",
-        }
-    }
-
-    /// All names, as a list in a sentence.
-    pub(crate) fn names() -> String {
-        let names = Self::ALL.map(Self::name);
-        let (last, others) = (names[names.len() - 1], &names[..names.len() - 1]);
-        format!("{} or {last}", others.join(", "))
-    }
-
     /// Whether every feature has first-order weights.
     pub(super) fn has_wide(self) -> bool {
         matches!(self, Self::Deepfm | Self::WideDeep)
@@ -194,21 +172,12 @@ impl ArchKind {
     }
 }
 
-impl fmt::Display for ArchKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
+named! {
+    ArchKind: Dlrm = "dlrm", Dcn = "dcn", Dcnv2 = "dcnv2", Deepfm = "deepfm", WideDeep = "wide_deep";
+    UnknownArchitecture = UnknownArchitecture
 }
 
 /// No architecture has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown architecture {0:?}, expected {names}", names = ArchKind::names())]
 pub struct UnknownArchitecture(pub String);
-
-impl FromStr for ArchKind {
-    type Err = UnknownArchitecture;
-
-    fn from_str(name: &str) -> Result<Self, UnknownArchitecture> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| UnknownArchitecture(name.into()))
-    }
-}

@@ -69,7 +69,7 @@ use serde::{Deserialize, Serialize};
 
 pub use manifest::{Checksum, FileEntry, Manifest};
 
-use crate::types::Element;
+use crate::types::{Element, named};
 use manifest::FORMAT;
 
 /// Tensor data begins on a multiple of this many bytes.
@@ -120,17 +120,9 @@ pub enum Dtype {
     U8,
 }
 
+named! { Dtype: F32 = "F32", F16 = "F16", U8 = "U8" }
+
 impl Dtype {
-    const ALL: [Self; 3] = [Self::F32, Self::F16, Self::U8];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "F32",
-            Self::F16 => "F16",
-            Self::U8 => "U8",
-        }
-    }
-
     fn bytes(self) -> u64 {
         match self {
             Self::F32 => 4,

@@ -4,11 +4,9 @@
 //! All of them work element by element, so they apply to dense weights in any layout and to single rows. An
 //! element whose gradient and state are zero stays the same to the bit, so padding may be updated.
 
-use std::fmt;
-use std::str::FromStr;
-
 use crate::compute::{Real, vectorise};
 use crate::trainer::pipeline::gpu::Rule;
+use crate::types::named;
 
 /// The formula of an optimizer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,28 +60,13 @@ pub(crate) struct StateShape {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("optimizer: expected sgd, adagrad, rowwise_adagrad or adam, got {0:?}")]
+#[error("optimizer: expected {names}, got {0:?}", names = Kind::names())]
 #[allow(missing_docs)]
 pub struct UnknownOptimizer(String);
 
-impl FromStr for Kind {
-    type Err = UnknownOptimizer;
-    fn from_str(name: &str) -> Result<Self, UnknownOptimizer> {
-        let all = [Self::Sgd, Self::Adagrad, Self::RowwiseAdagrad, Self::Adam];
-        let found = all.into_iter().find(|kind| kind.to_string() == name);
-        found.ok_or_else(|| UnknownOptimizer(name.into()))
-    }
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Sgd => "sgd",
-            Self::Adagrad => "adagrad",
-            Self::RowwiseAdagrad => "rowwise_adagrad",
-            Self::Adam => "adam",
-        })
-    }
+named! {
+    Kind: Sgd = "sgd", Adagrad = "adagrad", RowwiseAdagrad = "rowwise_adagrad", Adam = "adam";
+    UnknownOptimizer = UnknownOptimizer
 }
 
 impl Kind {

@@ -24,11 +24,10 @@
 //! Rows are encoded once, when a version is written. An element that is not finite, or that would not read
 //! back as finite, is refused.
 
-use std::fmt;
-use std::str::FromStr;
-
 use half::f16;
 use serde::{Deserialize, Serialize};
+
+use super::named;
 
 /// The size and alignment of rows are multiples of this.
 pub const ROW_ALIGN: usize = 4;
@@ -66,23 +65,10 @@ pub enum RowError {
 
 /// No type of element has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown element type {0:?}, expected f32, f16 or int8")]
+#[error("unknown element type {0:?}, expected {names}", names = Element::names())]
 pub struct UnknownElement(pub String);
 
 impl Element {
-    /// All element types.
-    pub const ALL: [Self; 3] = [Self::F32, Self::F16, Self::Int8];
-
-    /// The name in `model.toml`.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Int8 => "int8",
-        }
-    }
-
     /// The number of the type in kernels.
     #[must_use]
     pub fn code(self) -> u32 {
@@ -148,19 +134,7 @@ impl Element {
     }
 }
 
-impl fmt::Display for Element {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Element {
-    type Err = UnknownElement;
-
-    fn from_str(name: &str) -> Result<Self, UnknownElement> {
-        Self::ALL.into_iter().find(|e| e.name() == name).ok_or_else(|| UnknownElement(name.into()))
-    }
-}
+named! { Element: F32 = "f32", F16 = "f16", Int8 = "int8"; UnknownElement = UnknownElement }
 
 fn encode_int8(row: &[f32], out: &mut [u8]) -> Result<(), RowError> {
     let least = row.iter().copied().reduce(f32::min).unwrap_or(0.0);

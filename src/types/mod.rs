@@ -6,12 +6,14 @@
 
 pub(crate) mod batch;
 pub(crate) mod element;
+mod named;
 mod row_id;
 
 use std::fmt;
 
 pub use batch::{Batch, Jagged, RawBatch, RawFeature, RawValues};
 pub use element::{Element, ROW_ALIGN, RowError};
+pub(crate) use named::named;
 pub(crate) use row_id::RowId;
 
 /// Index of a table in `Schema::tables`.

@@ -20,6 +20,7 @@ mod wtinylfu;
 use rayon::prelude::*;
 
 use super::trace::Trace;
+use crate::types::named;
 pub use optimal::Future;
 
 /// A cache of keys that is empty at first.
@@ -47,25 +48,12 @@ pub enum Policy {
     ServerDefault,
 }
 
+named! {
+    Policy: Lru = "lru", Lfu = "lfu", Random = "random", Arc = "arc", S3Fifo = "s3fifo",
+    WTinyLfu = "wtinylfu", ServerDefault = "server"
+}
+
 impl Policy {
-    /// All policies.
-    pub const ALL: [Self; 7] =
-        [Self::Lru, Self::Lfu, Self::Random, Self::Arc, Self::S3Fifo, Self::WTinyLfu, Self::ServerDefault];
-
-    /// The name in reports.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Lru => "lru",
-            Self::Lfu => "lfu",
-            Self::Random => "random",
-            Self::Arc => "arc",
-            Self::S3Fifo => "s3fifo",
-            Self::WTinyLfu => "wtinylfu",
-            Self::ServerDefault => "server",
-        }
-    }
-
     /// An empty cache of `capacity` of the keys `0..keys`. `seed` is that of the random policy.
     #[must_use]
     pub fn cache(self, capacity: usize, keys: u32, seed: u64) -> Box<dyn Simulated> {

@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::types::named;
+
 /// The stages, in pipeline order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StageName {
@@ -20,23 +22,9 @@ pub enum StageName {
     Train,
 }
 
-impl StageName {
-    /// All stages, in pipeline order.
-    pub const ALL: [Self; 6] =
-        [Self::Load, Self::Plan, Self::Collect, Self::Exchange, Self::Insert, Self::Train];
-
-    /// The name in lower case.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Load => "load",
-            Self::Plan => "plan",
-            Self::Collect => "collect",
-            Self::Exchange => "exchange",
-            Self::Insert => "insert",
-            Self::Train => "train",
-        }
-    }
+named! {
+    StageName: Load = "load", Plan = "plan", Collect = "collect", Exchange = "exchange",
+    Insert = "insert", Train = "train"
 }
 
 /// A clock for each stage. It stops while the stage waits for another.

@@ -13,13 +13,11 @@
 //!   batch needs are evicted first, in LRU order; then the rows of the furthest batch (Belady, "A study of
 //!   replacement algorithms", 1966).
 
-use std::fmt;
-use std::str::FromStr;
-
 mod order;
 
 use self::order::{LinkedLists, RankQueues};
 use crate::mem::mix64;
+use crate::types::named;
 
 /// Which rows the scratchpad evicts first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,32 +35,10 @@ pub enum Policy {
 
 /// A name that is not a policy's.
 #[derive(Debug, thiserror::Error)]
-#[error("policy: expected lru, lfu, random or optimal, got {0:?}")]
+#[error("policy: expected {names}, got {0:?}", names = Policy::names())]
 pub struct UnknownPolicy(String);
 
-impl Policy {
-    /// All policies.
-    pub const ALL: [Self; 4] = [Self::Lru, Self::Lfu, Self::Random, Self::Optimal];
-}
-
-impl FromStr for Policy {
-    type Err = UnknownPolicy;
-    fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
-        let found = Self::ALL.into_iter().find(|policy| policy.to_string() == name);
-        found.ok_or_else(|| UnknownPolicy(name.into()))
-    }
-}
-
-impl fmt::Display for Policy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Lru => "lru",
-            Self::Lfu => "lfu",
-            Self::Random => "random",
-            Self::Optimal => "optimal",
-        })
-    }
-}
+named! { Policy: Lru = "lru", Lfu = "lfu", Random = "random", Optimal = "optimal"; UnknownPolicy = UnknownPolicy }
 
 /// How a slot's row is used, as policies see it.
 #[derive(Clone, Copy, Debug, Default)]
