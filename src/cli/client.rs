@@ -25,7 +25,7 @@ use crate::server::proto::ctr_client::CtrClient;
 use crate::server::proto::{FeatureColumn, GetModelRequest, PredictRequest, PredictResponse};
 use crate::types::{RawBatch, RawFeature, RawValues};
 
-/// Flags that name a served model.
+/// Flags that name a served model, and the form of the data for it.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Target {
     /// Address of the server
@@ -34,6 +34,11 @@ pub(crate) struct Target {
     /// Name of the model
     #[arg(long, value_name = "NAME")]
     pub model: String,
+    #[arg(long, value_name = "F", help = format!("Format of the data: {}", Format::names()))]
+    format: Format,
+    /// The file has no label column: a line of criteo-tsv has 39 fields
+    #[arg(long)]
+    unlabelled: bool,
 }
 
 /// A connection to a server, and the server's description of a model.
@@ -105,14 +110,9 @@ impl Client {
     ///
     /// # Errors
     /// When the file cannot be opened, or does not have a column of the schema.
-    pub(crate) fn open(
-        &self,
-        format: Format,
-        file: &Path,
-        labels: Labels,
-    ) -> anyhow::Result<Box<dyn Reader + Send>> {
-        let options = ReadOptions { labels, ..ReadOptions::default() };
-        Ok(dataset::open(format, &[file.to_owned()], &self.schema, options)?)
+    pub(crate) fn open(&self, target: &Target, file: &Path) -> anyhow::Result<Box<dyn Reader + Send>> {
+        let options = ReadOptions { labels: Labels::unless(target.unlabelled), ..ReadOptions::default() };
+        Ok(dataset::open(target.format, &[file.to_owned()], &self.schema, options)?)
     }
 
     /// Samples of a request: `given`, or `default` within the server's limit.

@@ -28,7 +28,6 @@ use tonic::Status;
 use crate::cli::client::{Client, Target, status_text};
 use crate::cli::flags::{number, whole};
 use crate::cli::{InputError, print};
-use crate::dataset::{Format, Labels};
 use crate::metrics::code_name;
 use crate::server::proto::PredictResponse;
 use crate::types::RawBatch;
@@ -39,11 +38,6 @@ use crate::types::RawBatch;
 pub(crate) struct Args {
     #[command(flatten)]
     target: Target,
-    #[arg(long, value_name = "F", help = format!("Format of the data: {}", Format::names()))]
-    format: Format,
-    /// The file has no label column: a line of criteo-tsv has 39 fields
-    #[arg(long)]
-    unlabelled: bool,
     /// File with the samples of the requests
     file: PathBuf,
     /// Samples of a request
@@ -132,7 +126,7 @@ async fn drive(driver: &Arc<Driver>, args: &Args, seconds: f64) -> anyhow::Resul
 
 /// Reads and encodes requests of `batch` samples. Fewer samples at the end of the file are left out.
 fn read(args: &Args, client: &Client, batch: usize) -> anyhow::Result<Vec<Bytes>> {
-    let mut reader = client.open(args.format, &args.file, Labels::unless(args.unlabelled))?;
+    let mut reader = client.open(&args.target, &args.file)?;
     let (mut raw, mut requests, mut bytes) = (RawBatch::default(), Vec::new(), 0);
     while requests.len() < args.requests as usize && bytes < REQUEST_BYTES {
         let samples = reader.read(batch, &mut raw)?;

@@ -23,7 +23,7 @@ use tonic::{Code, Status};
 use crate::cli::client::{Client, Target, status_text};
 use crate::cli::flags::whole;
 use crate::cli::{InputError, print};
-use crate::dataset::{Format, Labels, Reader};
+use crate::dataset::Reader;
 use crate::server::proto::PredictResponse;
 use crate::trainer::eval::Quality;
 use crate::types::RawBatch;
@@ -33,11 +33,6 @@ use crate::types::RawBatch;
 pub(crate) struct Args {
     #[command(flatten)]
     target: Target,
-    #[arg(long, value_name = "F", help = format!("Format of the data: {}", Format::names()))]
-    format: Format,
-    /// The file has no label column: a line of criteo-tsv has 39 fields
-    #[arg(long)]
-    unlabelled: bool,
     /// File with the rows to score
     file: PathBuf,
     /// Samples of a request [default: 1024, or the server's limit if that is less]
@@ -79,7 +74,7 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
 async fn score(args: &Args) -> anyhow::Result<Summary> {
     let client = Client::connect(&args.target).await?;
     let batch = client.batch(args.batch, DEFAULT_BATCH)?;
-    let reader = client.open(args.format, &args.file, Labels::unless(args.unlabelled))?;
+    let reader = client.open(&args.target, &args.file)?;
     let mut out = args.out.as_deref().map(Output::create).transpose()?;
     let start = Instant::now();
     let (sender, mut encoded) = mpsc::channel(READ_AHEAD);
