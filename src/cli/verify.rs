@@ -126,7 +126,7 @@ fn train_both_ways(args: &Args, schema: &Schema, device: Option<&Arc<Nvidia>>) -
     }
     pipeline.flush()?;
     let difference = verifier.finish(pipeline.store())?;
-    Ok(Verified { steps: state.steps(), stats: pipeline.stats(), slots: pipeline.slots(), difference })
+    Ok(Verified { steps: state.steps, stats: pipeline.stats(), slots: pipeline.slots(), difference })
 }
 
 #[cfg(test)]

@@ -27,10 +27,6 @@ const CHUNK_BYTES: usize = 1 << 18;
 /// Bytes in owned memory or in a mapped file.
 pub(crate) struct Bytes(Source);
 
-/// f32 values in owned memory or in a mapped file.
-#[derive(Debug)]
-pub(crate) struct Floats(Bytes);
-
 enum Source {
     Owned { block: Box<dyn HostBlock>, bytes: usize },
     Mapped { file: MappedFile, bytes: Range<usize> },
@@ -56,6 +52,26 @@ impl Bytes {
     pub(crate) fn mapped(file: &MappedFile, bytes: Range<usize>) -> Option<Self> {
         file.bytes().get(bytes.clone())?;
         Some(Self(Source::Mapped { file: file.clone(), bytes }))
+    }
+
+    /// The f32 values at these bytes of a mapped file; `None` when the range is past the end of the file, is
+    /// not a whole number of values, or is not aligned.
+    #[must_use]
+    pub(crate) fn mapped_floats(file: &MappedFile, bytes: Range<usize>) -> Option<Self> {
+        let bytes = Self::mapped(file, bytes)?;
+        bytemuck::try_cast_slice::<u8, f32>(bytes.as_slice()).ok()?;
+        Some(bytes)
+    }
+
+    /// The values of bytes that are f32, as [`Self::zeroed`] and [`Self::mapped_floats`] ensure.
+    #[must_use]
+    pub(crate) fn floats(&self) -> &[f32] {
+        bytemuck::cast_slice(self.as_slice())
+    }
+
+    /// As [`Self::floats`]; `None` as for [`Self::as_mut_slice`].
+    pub(crate) fn floats_mut(&mut self) -> Option<&mut [f32]> {
+        self.as_mut_slice().map(bytemuck::cast_slice_mut)
     }
 
     #[must_use]
@@ -125,47 +141,6 @@ impl fmt::Debug for Bytes {
             Source::Mapped { .. } => "mapped",
         };
         write!(f, "Bytes({} {place})", self.as_slice().len())
-    }
-}
-
-impl Floats {
-    /// The values as bytes.
-    #[must_use]
-    pub(crate) fn into_bytes(self) -> Bytes {
-        self.0
-    }
-
-    /// Zeroed memory.
-    ///
-    /// # Errors
-    /// Those of [`Bytes::zeroed`].
-    pub(crate) fn zeroed(memory: &dyn HostMemory, elements: usize) -> Result<Self, OutOfHostMemory> {
-        let bytes = elements.checked_mul(size_of::<f32>()).ok_or(OutOfHostMemory { bytes: usize::MAX })?;
-        Ok(Self(Bytes::zeroed(memory, bytes)?))
-    }
-
-    /// The values at these bytes of a mapped file; `None` when the range is past the end of the file, is not
-    /// a whole number of values, or is not aligned.
-    #[must_use]
-    pub(crate) fn mapped(file: &MappedFile, bytes: Range<usize>) -> Option<Self> {
-        let bytes = Bytes::mapped(file, bytes)?;
-        bytemuck::try_cast_slice::<u8, f32>(bytes.as_slice()).ok()?;
-        Some(Self(bytes))
-    }
-
-    #[must_use]
-    pub(crate) fn as_slice(&self) -> &[f32] {
-        // The constructors check that this cast and the next one succeed.
-        bytemuck::cast_slice(self.0.as_slice())
-    }
-
-    /// `None` for a mapped file.
-    pub(crate) fn as_mut_slice(&mut self) -> Option<&mut [f32]> {
-        self.0.as_mut_slice().map(bytemuck::cast_slice_mut)
-    }
-
-    pub(crate) fn copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
-        Ok(Self(self.0.copied(memory)?))
     }
 }
 

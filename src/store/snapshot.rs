@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use rayon::prelude::*;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::bytes::{Bytes, Floats, MappedFile, open_regular};
+use super::bytes::{Bytes, MappedFile, open_regular};
 use super::format::{self, Checksum, Dtype, FormatError, Manifest};
 use super::table::{State, Table};
 use super::{EmbeddingStore, Refusal, StoreError, check_name};
@@ -52,7 +52,7 @@ pub struct Opened {
 #[derive(Debug)]
 pub struct Dense {
     shape: Vec<usize>,
-    values: Floats,
+    values: Bytes,
 }
 
 impl Dense {
@@ -65,7 +65,7 @@ impl Dense {
     /// Row-major.
     #[must_use]
     pub fn values(&self) -> &[f32] {
-        self.values.as_slice()
+        self.values.floats()
     }
 }
 
@@ -336,10 +336,10 @@ fn expect_dtype(path: &Path, tensor: &format::Tensor, expected: Dtype) -> Result
     if got == expected { Ok(()) } else { Err(StoreError::Format { path: path.to_owned(), source }) }
 }
 
-fn floats(path: &Path, map: &MappedFile, tensor: &format::Tensor) -> Result<Floats, StoreError> {
+fn floats(path: &Path, map: &MappedFile, tensor: &format::Tensor) -> Result<Bytes, StoreError> {
     // The header parser has checked that the tensor is within the file. Alignment holds for our own files:
     // data begins on a page and only whole words precede the tensor.
-    Floats::mapped(map, tensor.begin as usize..tensor.end as usize).ok_or_else(|| StoreError::Format {
+    Bytes::mapped_floats(map, tensor.begin as usize..tensor.end as usize).ok_or_else(|| StoreError::Format {
         path: path.to_owned(),
         source: FormatError::Unaligned { got: tensor.begin },
     })

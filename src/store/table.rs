@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::bytes::{Bytes, Floats};
+use super::bytes::Bytes;
 use crate::mem::{HostMemory, OutOfHostMemory, fold};
 use crate::schema::{self, Lookup, Schema};
 use crate::types::{Batch, Element, RowError};
@@ -45,13 +45,13 @@ pub struct BadRow {
 pub struct State {
     name: String,
     width: usize,
-    data: Floats,
+    data: Bytes,
 }
 
 impl State {
     /// `data` has `width` elements a row.
     #[must_use]
-    pub(crate) fn new(name: impl Into<String>, width: usize, data: Floats) -> Self {
+    pub(crate) fn new(name: impl Into<String>, width: usize, data: Bytes) -> Self {
         Self { name: name.into(), width, data }
     }
 
@@ -70,12 +70,12 @@ impl State {
     /// The state of all rows, end to end.
     #[must_use]
     pub fn as_slice(&self) -> &[f32] {
-        self.data.as_slice()
+        self.data.floats()
     }
 
     /// `None` for a mapped file.
     pub fn rows_mut(&mut self) -> Option<&mut [f32]> {
-        self.data.as_mut_slice()
+        self.data.floats_mut()
     }
 }
 
@@ -92,9 +92,10 @@ impl Table {
     ) -> Result<Self, OutOfHostMemory> {
         let take = |width: usize| {
             let elements = usize::try_from(rows).ok().and_then(|rows| rows.checked_mul(width));
-            Floats::zeroed(memory, elements.ok_or(OutOfHostMemory { bytes: usize::MAX })?)
+            let bytes = elements.and_then(|elements| elements.checked_mul(size_of::<f32>()));
+            Bytes::zeroed(memory, bytes.ok_or(OutOfHostMemory { bytes: usize::MAX })?)
         };
-        let weight = take(dim)?.into_bytes();
+        let weight = take(dim)?;
         let state = |&(name, width): &(&str, usize)| Ok(State::new(name, width, take(width)?));
         let states = states.iter().map(state).collect::<Result<_, _>>()?;
         Ok(Self { rows, dim, element: Element::F32, weight, states })
@@ -240,7 +241,7 @@ impl Table {
     /// The elements of all rows, end to end; `None` when they are not f32.
     #[must_use]
     pub fn values(&self) -> Option<&[f32]> {
-        (self.element == Element::F32).then(|| bytemuck::cast_slice(self.as_bytes()))
+        (self.element == Element::F32).then(|| self.weight.floats())
     }
 
     /// `None` past the end, and where [`Self::rows_mut`] is.
@@ -262,8 +263,8 @@ impl Table {
 
     /// Rows and optimizer state together; `None` when the rows are mapped or not f32.
     pub fn parts_mut(&mut self) -> Option<(&mut [f32], &mut [State])> {
-        let rows = if self.element == Element::F32 { self.weight.as_mut_slice() } else { None };
-        Some((bytemuck::cast_slice_mut(rows?), &mut self.states))
+        let rows = if self.element == Element::F32 { self.weight.floats_mut() } else { None };
+        Some((rows?, &mut self.states))
     }
 
     /// Bytes of rows and optimizer state.

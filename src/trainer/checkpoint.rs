@@ -175,14 +175,14 @@ impl TrainState {
     /// [`TrainError::NotFinite`] for weights or rows that are not finite, and [`TrainError::Store`]. Earlier
     /// versions are untouched.
     pub(crate) fn save(&self, models: &Path, name: &str, rows: Vec<Rows<'_>>) -> Result<Version, TrainError> {
-        let parameters = self.model().parameters();
-        let states = self.optimizer().kind.dense().row_states().iter().zip(self.dense_states());
+        let parameters = self.model.parameters();
+        let states = self.optimizer.kind.dense().row_states().iter().zip(&self.dense_states);
         let mut tensors: Vec<(String, Vec<usize>, Vec<f32>)> = Vec::new();
         for p in parameters {
-            tensors.push((p.name.clone(), p.shape.clone(), p.read(&self.weights().values)));
+            tensors.push((p.name.clone(), p.shape.clone(), p.read(&self.weights.values)));
         }
         tensors.iter().try_for_each(|(name, _, values)| self.check_finite(name, values))?;
-        for (shape, rows) in self.schema().tables.iter().zip(&rows) {
+        for (shape, rows) in self.schema.tables.iter().zip(&rows) {
             match rows {
                 Rows::Table(table) => self.check_finite(&shape.name, table.values().unwrap_or_default())?,
                 Rows::Source(source, table) => {
@@ -202,18 +202,18 @@ impl TrainState {
             values,
         });
         let metadata = [
-            ("optimizer", self.optimizer().kind.to_string()),
-            ("lr", self.optimizer().lr.to_string()),
-            ("eps", self.optimizer().eps.to_string()),
-            ("steps", self.steps().to_string()),
+            ("optimizer", self.optimizer.kind.to_string()),
+            ("lr", self.optimizer.lr.to_string()),
+            ("eps", self.optimizer.eps.to_string()),
+            ("steps", self.steps.to_string()),
         ];
         let mut metadata: BTreeMap<_, _> = metadata.map(|(key, value)| (key.to_owned(), value)).into();
-        if self.optimizer().kind == Kind::Adam {
-            let Betas { first, second } = self.optimizer().betas;
+        if self.optimizer.kind == Kind::Adam {
+            let Betas { first, second } = self.optimizer.betas;
             metadata.insert("beta1".to_owned(), first.to_string());
             metadata.insert("beta2".to_owned(), second.to_string());
         }
-        let model_toml = &self.schema().to_toml();
+        let model_toml = &self.schema.to_toml();
         let contents = Contents { model_toml, dense: dense.collect(), tables: rows, metadata };
         Ok(write(models, name, &contents)?)
     }
@@ -225,6 +225,6 @@ impl TrainState {
     }
 
     fn not_finite(&self, tensor: &str) -> TrainError {
-        TrainError::NotFinite { tensor: tensor.to_owned(), steps: self.steps(), lr: self.optimizer().lr }
+        TrainError::NotFinite { tensor: tensor.to_owned(), steps: self.steps, lr: self.optimizer.lr }
     }
 }

@@ -123,7 +123,7 @@ impl<'a> Progress<'a> {
         (probabilities, labels): (&'a [f32], &'a [f32]),
     ) -> Result<Self, TrainError> {
         if !loss.is_finite() {
-            return Err(TrainError::Diverged { step: state.steps() + 1, lr: state.optimizer().lr });
+            return Err(TrainError::Diverged { step: state.steps + 1, lr: state.optimizer.lr });
         }
         Ok(Self { samples, loss: loss / labels.len() as f64, probabilities, labels })
     }

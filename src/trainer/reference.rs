@@ -36,25 +36,25 @@ impl ReferenceTrainer {
     /// The schema of the model.
     #[must_use]
     pub fn schema(&self) -> &Schema {
-        self.state.schema()
+        &self.state.schema
     }
 
     /// The layers.
     #[must_use]
     pub fn model(&self) -> &Model<f32> {
-        self.state.model()
+        &self.state.model
     }
 
     /// The dense weights.
     #[must_use]
     pub fn weights(&self) -> &Weights<f32> {
-        self.state.weights()
+        &self.state.weights
     }
 
     /// The states of the dense optimizer, in the order of its formula.
     #[must_use]
     pub fn dense_states(&self) -> &[Vec<f32>] {
-        self.state.dense_states()
+        &self.state.dense_states
     }
 
     /// The tables.
@@ -72,13 +72,13 @@ impl ReferenceTrainer {
     /// The optimizer.
     #[must_use]
     pub fn optimizer(&self) -> Optimizer {
-        self.state.optimizer()
+        self.state.optimizer
     }
 
     /// Steps taken.
     #[must_use]
     pub fn steps(&self) -> u64 {
-        self.state.steps()
+        self.state.steps
     }
 
     /// Takes one step on the mean loss of the batch, and writes the probabilities before the step to

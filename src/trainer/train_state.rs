@@ -64,42 +64,6 @@ impl TrainState {
         }
     }
 
-    /// The schema of the model.
-    #[must_use]
-    pub(crate) fn schema(&self) -> &Schema {
-        &self.schema
-    }
-
-    /// The layers.
-    #[must_use]
-    pub(crate) fn model(&self) -> &Model<f32> {
-        &self.model
-    }
-
-    /// The dense weights.
-    #[must_use]
-    pub(crate) fn weights(&self) -> &Weights<f32> {
-        &self.weights
-    }
-
-    /// The states of the dense optimizer, in the order of its formula.
-    #[must_use]
-    pub(crate) fn dense_states(&self) -> &[Vec<f32>] {
-        &self.dense_states
-    }
-
-    /// The optimizer.
-    #[must_use]
-    pub(crate) fn optimizer(&self) -> Optimizer {
-        self.optimizer
-    }
-
-    /// Steps taken.
-    #[must_use]
-    pub(crate) fn steps(&self) -> u64 {
-        self.steps
-    }
-
     /// Prepares the tapes for this many samples.
     pub(crate) fn begin(&mut self, samples: usize) {
         let size = self.model.chunk();

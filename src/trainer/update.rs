@@ -149,12 +149,12 @@ pub(crate) struct RecordShape {
 impl RecordShape {
     /// The shapes of all tables of the schema.
     pub(crate) fn of(state: &TrainState) -> Vec<Self> {
-        let states = state.optimizer().kind.row_states();
+        let states = state.optimizer.kind.row_states();
         let shape = |dim: usize| {
             let width = |at: usize| states.get(at).map_or(0, |state| if state.rowwise { 1 } else { dim });
             Self { dim, widths: [width(0), width(1)], count: states.len() }
         };
-        state.schema().tables.iter().map(|table| shape(table.dim)).collect()
+        state.schema.tables.iter().map(|table| shape(table.dim)).collect()
     }
 
     /// Splits a record.

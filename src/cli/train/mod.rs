@@ -102,7 +102,7 @@ fn train(args: &Args, schema: &Schema, device: Option<Arc<Nvidia>>) -> anyhow::R
     if args.json {
         let json = serde_json::json!({
             "model": args.name, "version": version.0, "rows": pass.rows, "epochs": pass.epochs,
-            "steps": trained.state().steps(), "skipped": pass.skipped, "samples_per_s": pass.samples_per_s(),
+            "steps": trained.state().steps, "skipped": pass.skipped, "samples_per_s": pass.samples_per_s(),
             "seconds": pass.seconds, "valid_rows": quality.map(|q| q.rows),
             "auc": quality.and_then(|q| q.auc), "logloss": quality.map(|q| q.log_loss),
             "normalized_entropy": quality.and_then(|q| q.normalized_entropy),
@@ -148,7 +148,7 @@ fn train_epochs(args: &Args, schema: &Schema, trained: &mut Trained) -> anyhow::
 
 fn text(pass: &Pass, trained: &Trained, quality: Option<&Quality>) -> String {
     let Pass { rows, skipped, epochs, .. } = pass;
-    let (steps, samples_per_s) = (trained.state().steps(), pass.samples_per_s());
+    let (steps, samples_per_s) = (trained.state().steps, pass.samples_per_s());
     let mut text = format!(
         "trained {rows} rows x {epochs} epoch(s), {steps} steps, {samples_per_s:.0} samples/s, \
          {skipped} lines skipped\n"
@@ -188,7 +188,7 @@ fn text(pass: &Pass, trained: &Trained, quality: Option<&Quality>) -> String {
 
 fn evaluate(args: &Args, trained: &mut Trained, version: Version) -> anyhow::Result<Option<Quality>> {
     let Some(valid) = &args.valid else { return Ok(None) };
-    let schema = trained.state().schema().clone();
+    let schema = trained.state().schema.clone();
     let mut reader = args.training.open(std::slice::from_ref(valid), &schema)?;
     let mut lines = Vec::new();
     // The version is evaluated, not the rows in training: the version may have rounded them.

@@ -88,9 +88,9 @@ fn a_mapped_table_is_read_only_and_outlives_its_file() {
     assert!(table.row_mut(0).is_none());
     assert!(table.copied(&PlainMemory).unwrap().rows_mut().is_some());
 
-    assert!(Floats::mapped(&file, 0..17).is_none(), "past the end");
-    assert!(Floats::mapped(&file, 1..5).is_none(), "not aligned");
-    assert!(Floats::mapped(&file, 0..6).is_none(), "not whole");
+    assert!(Bytes::mapped_floats(&file, 0..17).is_none(), "past the end");
+    assert!(Bytes::mapped_floats(&file, 1..5).is_none(), "not aligned");
+    assert!(Bytes::mapped_floats(&file, 0..6).is_none(), "not whole");
     assert!(Table::from_parts(&declared(3, 2), mapped(0..16), vec![]).is_none(), "wrong shape");
     assert!(Table::from_parts(&declared(1, 3), mapped(1..13), vec![]).is_none(), "f32 not aligned");
     let f16 = schema::Table { element: Element::F16, ..declared(2, 4) };

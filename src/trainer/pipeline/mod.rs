@@ -141,7 +141,7 @@ impl Pipeline {
                 "lambda: {lambda} steps, but the end of a window averages too, after at most {apart}"
             );
         }
-        let sizes = Sizes::of(train_state.schema(), train_state.optimizer().kind);
+        let sizes = Sizes::of(&train_state.schema, train_state.optimizer.kind);
         let counts = sizes.counts(&settings.scratchpad);
         // One item for each stage, those that wait between stages, and as many again for Plan; each moves
         // rows in and out.

@@ -200,9 +200,9 @@ pub(crate) fn assert_same(
     expected: &ReferenceTrainer,
     what: &str,
 ) {
-    assert_eq!(train_state.steps(), expected.steps(), "{what}");
-    assert!(bits(&train_state.weights().values) == bits(&expected.weights().values), "{what}: dense");
-    for (state, expected) in train_state.dense_states().iter().zip(expected.dense_states()) {
+    assert_eq!(train_state.steps, expected.steps(), "{what}");
+    assert!(bits(&train_state.weights.values) == bits(&expected.weights().values), "{what}: dense");
+    for (state, expected) in train_state.dense_states.iter().zip(expected.dense_states()) {
         assert!(bits(state) == bits(expected), "{what}: dense state");
     }
     for (t, table) in expected.tables().iter().enumerate() {
@@ -263,9 +263,9 @@ fn a_sample_whose_rows_do_not_fit_is_refused_after_the_samples_before_it_are_tra
     let error = pipeline.run(&mut train_state, data, &mut |_: &Progress<'_>| ()).unwrap_err().to_string();
     let expected = "scratchpad: 7 slots for rows of 6 f32 (state counted), and a sample needs 8 at a time";
     assert_eq!(error, expected);
-    assert!(train_state.steps() > 0, "some samples are small enough");
+    assert!(train_state.steps > 0, "some samples are small enough");
     pipeline.flush().unwrap();
-    let before = Case { samples: train_state.steps() as usize, batch: 1, ..case };
+    let before = Case { samples: train_state.steps as usize, batch: 1, ..case };
     assert_same(&train_state, pipeline.store(), &before.expected().0, "what came before");
 }
 

@@ -125,7 +125,7 @@ impl<'a> Train<'a> {
             replicas.read_probabilities(self.train_state, &mut self.probabilities);
             self.learnt(prepared, loss)?;
             replicas.update(self.train_state, &window);
-            if n + 1 == batches.len() || replicas.average_after(self.train_state.steps()) {
+            if n + 1 == batches.len() || replicas.average_after(self.train_state.steps) {
                 replicas.average();
             }
             if self.observer.wants_rows() {

@@ -102,8 +102,8 @@ impl StepObserver for Verifier {
     }
 
     fn stepped(&mut self, train_state: &TrainState) {
-        let ours = std::iter::once(&train_state.weights().values[..])
-            .chain(train_state.dense_states().iter().map(|s| &s[..]));
+        let ours = std::iter::once(&train_state.weights.values[..])
+            .chain(train_state.dense_states.iter().map(|s| &s[..]));
         let theirs = std::iter::once(&self.oracle.weights().values[..])
             .chain(self.oracle.dense_states().iter().map(|s| &s[..]));
         let different =

@@ -156,7 +156,7 @@ fn at_lambda_one_any_number_of_replicas_trains_the_weights_of_one_worker_except_
                 let (expected, probabilities) = case.expected();
                 let got = case.train();
                 assert!(got.pipeline.settings().exact());
-                assert_eq!(got.train_state.steps(), 20);
+                assert_eq!(got.train_state.steps, 20);
                 let off = distance(&got, &expected);
                 assert!(off < ROUNDING, "{kind}, {replicas} replicas, batches of {batch}: {off:e}");
                 assert_eq!(got.probabilities.len(), probabilities.len());
@@ -286,7 +286,7 @@ impl StepObserver for Observed {
 
     fn stepped(&mut self, network: &TrainState) {
         self.steps += 1;
-        assert_eq!(network.steps(), self.steps);
+        assert_eq!(network.steps, self.steps);
     }
 }
 
