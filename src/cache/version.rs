@@ -20,16 +20,14 @@
 //! An overlay takes up to 76 bytes per changed row in addition to `cache.bytes`, and up to 57 more per cached
 //! changed row while it is built (`tests/it/cache_memory.rs`).
 
-use std::collections::HashMap;
 use std::collections::hash_map;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, PoisonError};
 
 use super::error::CacheError;
 use super::index::{Entry, Held, Location, Stamp, Unlinked};
 use super::shared::{Insertion, Shared};
 use super::slab::Slot;
-use crate::mem::mix64;
+use crate::mem::NumberMap;
 use crate::types::{FlatKey, TableId, Version};
 
 /// The result of a version switch.
@@ -68,7 +66,7 @@ pub(crate) struct Overlay {
 }
 
 /// A hash map by flat key.
-pub(crate) type ByKey<T> = HashMap<FlatKey, T, BuildHasherDefault<KeyHasher>>;
+pub(crate) type ByKey<T> = NumberMap<FlatKey, T>;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Changed {
@@ -88,24 +86,6 @@ impl Overlay {
     pub(crate) fn switched(&self) -> Switched {
         let carried = self.rows.values().filter(|row| row.location.is_some()).count() as u64;
         Switched { changed: self.rows.len() as u64, carried }
-    }
-}
-
-/// Mixes flat keys, which are dense integers.
-#[derive(Debug, Default)]
-pub(crate) struct KeyHasher(u64);
-
-impl Hasher for KeyHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.write_u64(byte.into()));
-    }
-
-    fn write_u64(&mut self, number: u64) {
-        self.0 = mix64(self.0 ^ number);
     }
 }
 
@@ -138,7 +118,7 @@ impl Shared {
         &self,
         changed: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
     ) -> Result<Overlay, CacheError> {
-        let mut slots: ByKey<Slot> = HashMap::default();
+        let mut slots: ByKey<Slot> = ByKey::default();
         let (mut overlay, mut changed) = (Overlay::default(), changed.into_iter());
         // Growing the map would take half as much memory again.
         overlay.rows.reserve(changed.size_hint().0);

@@ -52,7 +52,7 @@ enum Command {
     /// Trains a model on click logs and writes a new version of it
     Train(train::Args),
     /// Serves every model of a directory over gRPC
-    Serve(serve::Args),
+    Serve(Flags),
     /// Scores the rows of a data file with a served model
     Score(score::Args),
     /// Sends requests to a server for some time, and prints throughput and latency
@@ -87,7 +87,7 @@ fn command() -> clap::Command {
 /// What the command reports. [`exit`] turns it into a message and an exit code.
 pub fn run(cli: Cli) -> anyhow::Result<()> {
     let mut flags = match &cli.command {
-        Command::Serve(args) => args.flags(),
+        Command::Serve(flags) => flags.clone(),
         Command::Train(args) => args.flags(),
         Command::Plan(args) => args.flags(),
         Command::Verify(args) => args.flags(),

@@ -16,23 +16,33 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use layers::Layers;
+use settings::help;
 
 pub(crate) use cache::{CacheAdmission, CacheConfig, CacheEviction, CacheMode, CacheSize};
 pub(crate) use layers::{BYTES_FORM, parse_bytes};
 
-/// The texts of the flags that set a key; `None` if a flag is not given.
+/// The texts of the flags that set a key; `None` if a flag is not given. `serve` has all of them.
 #[allow(missing_docs)] // settings.rs has the meaning of each key
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, clap::Args)]
 pub struct Flags {
     /// The TOML file.
+    #[arg(skip)]
     pub config: Option<PathBuf>,
-    pub grpc: Option<String>,
-    pub http: Option<String>,
+    #[arg(long, value_name = "DIR", help = help("server.models"))]
     pub models: Option<String>,
-    pub threads: Option<String>,
+    #[arg(long, value_name = "ADDRESS", help = help("server.grpc"))]
+    pub grpc: Option<String>,
+    #[arg(long, value_name = "ADDRESS", help = help("server.http"))]
+    pub http: Option<String>,
+    #[arg(long, value_name = "KIND", help = help("device.kind"))]
     pub device: Option<String>,
+    #[arg(long, value_name = "N", help = help("threads.compute"))]
+    pub threads: Option<String>,
+    #[arg(long, value_name = "MODE", help = help("cache.mode"))]
     pub cache_mode: Option<String>,
+    #[arg(long, value_name = "BYTES", help = help("cache.bytes"))]
     pub cache_bytes: Option<String>,
+    #[arg(long, value_name = "SHARE", help = help("cache.fraction"))]
     pub cache_fraction: Option<String>,
 }
 

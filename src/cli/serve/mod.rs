@@ -10,8 +10,7 @@ use anyhow::{Context, anyhow};
 
 use crate::cli::InputError;
 use crate::cli::training::compute_threads;
-use crate::config::settings::help;
-use crate::config::{Config, DeviceKind, Flags, TraceConfig};
+use crate::config::{Config, DeviceKind, TraceConfig};
 use crate::device::cuda::Nvidia;
 use crate::device::{self, Choice, cuda};
 use crate::engine::{Engine, EngineParts, LookupTier, read_weights};
@@ -26,43 +25,6 @@ use crate::trace::recorder::{Recorder, RecorderOptions};
 use cache::{BuiltTier, TierBuilder};
 
 pub(crate) use warm::Saving;
-
-/// Flags of `serve`. Each overrides the environment and the file.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    #[arg(long, value_name = "DIR", help = help("server.models"))]
-    pub models: Option<String>,
-    #[arg(long, value_name = "ADDRESS", help = help("server.grpc"))]
-    pub grpc: Option<String>,
-    #[arg(long, value_name = "ADDRESS", help = help("server.http"))]
-    pub http: Option<String>,
-    #[arg(long, value_name = "KIND", help = help("device.kind"))]
-    pub device: Option<String>,
-    #[arg(long, value_name = "N", help = help("threads.compute"))]
-    pub threads: Option<String>,
-    #[arg(long, value_name = "MODE", help = help("cache.mode"))]
-    pub cache_mode: Option<String>,
-    #[arg(long, value_name = "BYTES", help = help("cache.bytes"))]
-    pub cache_bytes: Option<String>,
-    #[arg(long, value_name = "SHARE", help = help("cache.fraction"))]
-    pub cache_fraction: Option<String>,
-}
-
-impl Args {
-    pub(crate) fn flags(&self) -> Flags {
-        Flags {
-            grpc: self.grpc.clone(),
-            http: self.http.clone(),
-            models: self.models.clone(),
-            threads: self.threads.clone(),
-            device: self.device.clone(),
-            cache_mode: self.cache_mode.clone(),
-            cache_bytes: self.cache_bytes.clone(),
-            cache_fraction: self.cache_fraction.clone(),
-            ..Flags::default()
-        }
-    }
-}
 
 /// Serves until SIGTERM or SIGINT, then drains.
 ///
