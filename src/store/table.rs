@@ -177,8 +177,7 @@ impl Table {
     pub(crate) fn copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
         let state = |s: &State| Ok(State::new(s.name.clone(), s.width, s.data.copied(memory)?));
         let states = self.states.iter().map(state).collect::<Result<_, _>>()?;
-        let weight = self.weight.copied(memory)?;
-        Ok(Self { rows: self.rows, dim: self.dim, element: self.element, weight, states })
+        Ok(Self { states, ..self.rows_copied(memory)? })
     }
 
     /// A copy of the rows in `memory`, without optimizer state.

@@ -147,7 +147,7 @@ pub fn run_epoch(
         let labels = &prepared.labels;
         let loss = reference.step(&prepared.batch, labels, &mut probabilities)?;
         samples += labels.len() as u64;
-        on_step(&Progress::after(reference.state(), loss, samples, (&probabilities, labels))?);
+        on_step(&Progress::after(&reference.state, loss, samples, (&probabilities, labels))?);
         Ok(())
     })?;
     Ok(samples)

@@ -22,17 +22,6 @@ impl ReferenceTrainer {
         Self { state: TrainState::new(parts), tables, casting: Casting::default() }
     }
 
-    /// Everything but the rows.
-    #[must_use]
-    pub(crate) fn state(&self) -> &TrainState {
-        &self.state
-    }
-
-    /// Everything but the rows; scoring needs it mutable.
-    pub(crate) fn state_mut(&mut self) -> &mut TrainState {
-        &mut self.state
-    }
-
     /// The schema of the model.
     #[must_use]
     pub fn schema(&self) -> &Schema {

@@ -77,6 +77,12 @@ impl Cache {
     }
 }
 
+/// A batch in another thread.
+fn reader<const N: usize>(cache: &Arc<Cache>, keys: [u64; N]) -> loom::thread::JoinHandle<usize> {
+    let cache = cache.clone();
+    loom::thread::spawn(move || cache.read(&keys))
+}
+
 fn model(body: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -91,10 +97,7 @@ fn a_reader_gets_its_keys_row_while_the_entry_is_replaced() {
         let cache = Cache::new(2);
         let [old, new] = cache.keys((0, 1));
         cache.insert(old, 0, false);
-        let reader = {
-            let cache = cache.clone();
-            loom::thread::spawn(move || cache.read(&[old, new]))
-        };
+        let reader = reader(&cache, [old, new]);
         cache.evict(0);
         let row = cache.reclaim().pop().unwrap_or(1);
         assert_eq!(cache.insert(new, row, false), Link::New);
@@ -110,10 +113,7 @@ fn a_reader_gets_its_keys_row_though_the_key_left_and_returned() {
         let cache = Cache::new(3);
         let [key, other] = cache.keys((0, 1));
         cache.insert(key, 0, false);
-        let reader = {
-            let cache = cache.clone();
-            loom::thread::spawn(move || cache.read(&[key]))
-        };
+        let reader = reader(&cache, [key]);
         cache.evict(0);
         cache.insert(other, 1, false);
         cache.evict(0);
@@ -135,10 +135,7 @@ fn a_reader_gets_its_keys_row_while_full_buckets_make_room() {
             assert_eq!(cache.insert(key, row as u64, false), Link::New);
         }
         let Some(victim) = victim(&cache, new) else { panic!("the buckets are full") };
-        let reader = {
-            let cache = cache.clone();
-            loom::thread::spawn(move || cache.read(&[victim, new]))
-        };
+        let reader = reader(&cache, [victim, new]);
         let Link::Replaced(out) = cache.insert(new, 4, true) else { panic!("the buckets are full") };
         assert_eq!(out.key.0, victim);
         cache.retired.put(out, &cache.epochs);
@@ -163,10 +160,7 @@ fn a_reader_gets_its_keys_row_while_the_row_moves() {
         let cache = Cache::new(2);
         let [key] = cache.keys((1, 0));
         cache.insert(key, 0, false);
-        let reader = {
-            let cache = cache.clone();
-            loom::thread::spawn(move || cache.read(&[key]))
-        };
+        let reader = reader(&cache, [key]);
         cache.write(1, key);
         let retire = |unlinked| cache.retired.put(unlinked, &cache.epochs);
         cache.index.evict(1, Stamp::of(1), |_, _, _| Fate::Move(Location::slot(1)), retire);

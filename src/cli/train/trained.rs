@@ -60,14 +60,14 @@ impl Trained {
 
     pub(crate) fn state(&self) -> &TrainState {
         match self {
-            Self::InMemory(reference) => reference.state(),
+            Self::InMemory(reference) => &reference.state,
             Self::OnDisk { state, .. } => state,
         }
     }
 
     pub(crate) fn state_mut(&mut self) -> &mut TrainState {
         match self {
-            Self::InMemory(reference) => reference.state_mut(),
+            Self::InMemory(reference) => &mut reference.state,
             Self::OnDisk { state, .. } => state,
         }
     }
