@@ -60,8 +60,8 @@ pub(super) fn unlink(slot: &IndexSlot, to: FlatKey) -> Unlinked {
 }
 
 impl IndexSlot {
-    /// The entry's location. The caller holds the bucket's lock while it uses the result. Entries are unlinked
-    /// only under that lock.
+    /// The entry's location. The caller holds the bucket's lock while it uses the result. Entries are
+    /// unlinked only under that lock.
     pub(super) fn held(&self) -> Held<'_> {
         Held { location: location_of(self.word.load(Ordering::Relaxed)), pin: PhantomData }
     }
