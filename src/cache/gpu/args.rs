@@ -145,7 +145,7 @@ pub const LINK_NEW: u32 = 0;
 pub const LINK_PRESENT: u32 = 1;
 /// The key is linked, and the reported entry is evicted.
 pub const LINK_REPLACED: u32 = 2;
-/// Both buckets are full and the job may evict no entry of them.
+/// No slot for the key: both buckets are full, and the job could evict no entry.
 pub const LINK_FULL: u32 = 3;
 /// The key has its new location; the old one is reported.
 pub const LINK_SWAPPED: u32 = 4;
