@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// Steps a tuner against a workload whose throughput depends on the capacity.
+/// Steps a tuner 200 times. `throughput` gives the throughput at a capacity. Returns the final capacity.
 fn settle(tuner: &mut Tuner, throughput: impl Fn(u64) -> f64) -> u64 {
     (0..200).for_each(|_| {
         tuner.step(throughput(tuner.capacity));
