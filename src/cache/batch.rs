@@ -25,8 +25,8 @@ impl<'c> BatchPin<'c> {
         Self { cache, pin, version }
     }
 
-    /// The version of the batch: the rows that it finds are of this version, and the rows that it inserts
-    /// must be.
+    /// The version of the batch. The rows that it finds are of this version. The rows that it inserts must be
+    /// of this version, too.
     #[must_use]
     pub fn version(&self) -> Version {
         self.version
@@ -97,14 +97,14 @@ impl<'q> Found<'q> {
         self.query.rows().len()
     }
 
-    /// The distinct rows that are not cached, in ascending order of `unique`.
+    /// The distinct rows that are not cached, in ascending order of [`Miss::unique`].
     #[must_use]
     pub fn misses(&self) -> &'q [Miss] {
         self.query.misses()
     }
 
     /// The distinct rows that the unified index points at in the store's memory, in ascending order of
-    /// `unique`.
+    /// [`Miss::unique`].
     #[must_use]
     pub fn pointed(&self) -> &'q [Miss] {
         self.query.pointed()

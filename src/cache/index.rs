@@ -199,8 +199,8 @@ impl Index {
         }
     }
 
-    /// Decides by `fate(key, location, age)` about each entry of a bucket. Passes unlinked entries to
-    /// `unlinked`.
+    /// Calls `fate(key, location, age)` for each entry of a bucket, and treats the entry as it returns.
+    /// Passes unlinked entries to `unlinked`.
     pub(crate) fn evict(
         &self,
         bucket: usize,

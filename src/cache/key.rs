@@ -89,7 +89,7 @@ impl TableCode {
         (feature < self.rows && self.is_exact()).then_some(feature)
     }
 
-    /// Whether every id has its own key.
+    /// Whether no two ids share a key.
     #[inline]
     #[must_use]
     pub fn is_exact(self) -> bool {

@@ -40,17 +40,18 @@
 //! - [`epoch`]: when an evicted row's memory may be reused;
 //! - [`policy`]: which rows are admitted and evicted;
 //! - [`query`]: deduplicates and probes a batch's keys; `batch`: a batch's interface to the cache;
-//! - `shared`: inserting and retiring rows; `evictor`: the eviction thread; `eviction_plan`: what it does
-//!   next;
+//! - `shared`: inserting and retiring rows; `evictor`: the eviction thread; `eviction_plan`: what an eviction
+//!   does next;
 //! - `version`: switching to another version's rows between two batches;
-//! - `pointers`: the unified index, entries that point at rows in the store's memory; [`tuner`]: how many;
+//! - `pointers`: the unified index, which also has entries that point at rows in the store's memory;
+//!   [`tuner`]: how many of them;
 //! - `warm`: filling the cache before the first batch;
 //! - [`shape`]: how `cache.bytes` is divided; `stats`: counts;
 //! - [`gpu`]: the same cache in the memory of a CUDA device.
 //!
-//! **Exactness.** A row is copied into a slot that no one reads, and only then linked under its key. The slot
-//! is not written again until the row was unlinked and every batch that could have found it has finished. So
-//! a batch reads through its pin exactly the row that was inserted for that table and id.
+//! **Exactness.** A row is copied into a slot that no batch reads, and only then linked under its key. The
+//! slot is not written again until the row was unlinked and every batch that could have found it has
+//! finished. So a batch reads through its pin exactly the row that was inserted for that table and id.
 //!
 //! **Waiting.** Lookups take no lock. Inserts take short locks against each other. A background thread
 //! evicts. Inserts wake it when the cache is above the high watermark. Until the thread has made room, rows
@@ -111,7 +112,7 @@ use shared::Shared;
 /// The default watermarks. `cache.fraction` makes room for them.
 pub const WATERMARKS: Watermarks = Watermarks { high: 0.95, low: 0.9 };
 
-/// The options of a cache besides its size.
+/// The options of a cache, except its size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CacheOptions {
     /// Which missed rows are admitted.
@@ -148,7 +149,7 @@ impl Default for CacheOptions {
 /// Which missed rows are admitted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum AdmissionOption {
-    /// Each with a fixed probability.
+    /// Each missed row, with a fixed probability.
     Probability {
         /// From 0 to 1.
         p: f64,
@@ -166,8 +167,8 @@ impl AdmissionOption {
     /// All missed rows.
     pub const ALL: Self = Self::Probability { p: 1.0, seed: 0 };
     /// Once the cache is full, rows at their second recent use. Of the rules that were tried, this is the
-    /// best on the traces of `benches/hit_rates` (2026-11-21: at most 0.6 points below the best of LRU, LFU,
-    /// ARC, S3-FIFO and W-TinyLFU, whereas admitting all missed rows is 0.3 to 9.3 points below it).
+    /// best on the traces of `benches/hit_rates`. On 2026-11-21 its hit rate was at most 0.6 points below the
+    /// best of LRU, LFU, ARC, S3-FIFO and W-TinyLFU. Admitting all missed rows was 0.3 to 9.3 points below.
     pub const DEFAULT: Self = Self::Frequency { misses: 2 };
 }
 

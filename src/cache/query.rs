@@ -17,7 +17,8 @@ use crate::types::{FlatKey, TableId};
 /// How many probes ahead index buckets are prefetched.
 const AHEAD: usize = 12;
 
-/// A batch's ids and the result of their lookup. Reuse it, so that only larger batches than before allocate.
+/// A batch's ids and the result of their lookup. Reuse it: then a batch allocates only if it is larger than
+/// all batches before.
 #[derive(Debug, Default)]
 pub struct Query {
     ids: Vec<u64>,
@@ -29,7 +30,7 @@ pub struct Query {
     pointed: Vec<Miss>,
     scratch: Scratch,
     tallies: Vec<Tally>,
-    /// The number of the batch whose pin the last probe used.
+    /// The number of the batch that made the last probe.
     batch: u64,
 }
 

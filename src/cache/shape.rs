@@ -150,7 +150,7 @@ fn minimum(tables: &[TableShape]) -> (Vec<usize>, usize) {
     (row_bytes, minimum)
 }
 
-/// The division of the bytes.
+/// How the bytes of a cache are divided.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub layout: Layout,

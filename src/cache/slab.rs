@@ -90,7 +90,7 @@ impl Pool {
 
     /// Frees a slot that was unlinked and that no batch can read.
     pub(crate) fn free(&self, slot: Freed) {
-        // SAFETY: `Freed` guarantees it.
+        // SAFETY: `Freed` guarantees that the slot was unlinked and that no batch can read it.
         unsafe { self.release(slot.location()) };
     }
 
@@ -117,7 +117,7 @@ impl Pool {
         unsafe { self.release(slot.location()) };
     }
 
-    /// A test whether a slot lies in a draining slab.
+    /// Returns a test whether a slot is in a slab that was draining at the time of this call.
     pub(crate) fn draining(&self) -> impl Fn(Location) -> bool {
         let states = self.slots.draining();
         let slab_units = (self.shape().slab_bytes / UNIT) as u64;

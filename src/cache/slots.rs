@@ -73,14 +73,14 @@ impl SlabShape {
 /// One slab's record.
 #[derive(Clone, Copy, Debug)]
 struct Slab {
-    /// Neighbours in its list: the free slabs, or the partial slabs of its class.
+    /// Neighbours in the list of free slabs, or in the list of partial slabs of its class.
     next: u32,
     previous: u32,
     slots: u32,
     free: u32,
     /// The slab has no free slot in the words of its bits before this one.
     from: u32,
-    /// Valid while a slot is taken.
+    /// Valid unless the slab is free.
     class: Class,
     state: State,
 }
@@ -134,7 +134,7 @@ struct Records {
 }
 
 impl Slots {
-    /// All slabs free.
+    /// An allocator with all slabs free.
     pub(crate) fn new(shape: SlabShape) -> Self {
         let words = SlabShape::words(&shape.row_bytes, shape.slab_bytes);
         let last = shape.slabs - 1;

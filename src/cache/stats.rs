@@ -27,7 +27,7 @@ pub struct CacheStats {
     pub tables: Vec<TableStats>,
     /// Index entries in use.
     pub entries: u64,
-    /// Index entries at the intended load.
+    /// Index entries when the index is full: 0.8 of its slots.
     pub entry_capacity: u64,
     /// Entries that point into the store's memory.
     pub pointers: u64,

@@ -34,8 +34,8 @@ impl FlatCache {
     /// than fits. Call it before the first batch. Concurrent batches may make it skip rows.
     ///
     /// # Errors
-    /// When a table or an id does not exist, or a length is not that of its table's rows. The rows before it
-    /// are cached.
+    /// When a table or an id does not exist, or a length is not that of its table's rows. Then the rows
+    /// before the wrong one are cached.
     pub fn warm<'r>(
         &self,
         rows: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,

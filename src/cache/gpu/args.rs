@@ -243,8 +243,8 @@ pub struct Evicted {
 
 /// Value of [`SweepArgs::victims`]: all entries with an age of at least `threshold`.
 pub(crate) const VICTIM_AGED: u32 = 0;
-/// Value of [`SweepArgs::victims`]: rows in the pool with an age of at least `threshold`. Rows of the tables
-/// in `pointable` become pointers.
+/// Value of [`SweepArgs::victims`]: rows in the pool with an age of at least `threshold`. Of these,
+/// at most `pointers` rows of the tables in `pointable` become pointers.
 pub(crate) const VICTIM_AGED_ROW: u32 = 1;
 /// Value of [`SweepArgs::victims`]: the rows in the slabs of `draining`.
 pub(crate) const VICTIM_IN_SLABS: u32 = 2;

@@ -105,7 +105,7 @@ struct RunningBatch<'b, D: Driver> {
 impl<D: Driver> Drop for RunningBatch<'_, D> {
     fn drop(&mut self) {
         if let Err(error) = self.context.settle() {
-            // Kernels may still read what the hold protects.
+            // Kernels may still read the slots and the overlay that the hold protects.
             std::mem::forget(self.hold.take());
             self.shared.batch_never_ends(error);
         }

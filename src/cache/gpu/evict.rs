@@ -33,7 +33,7 @@ const MOST: usize = 1 << 13;
 pub(crate) struct Sweep<D: Driver> {
     pub sweeper: Sweeper<D>,
     pub lister: Lister<D>,
-    /// For eviction by rank.
+    /// `None` if eviction is by age.
     pub withdrawals: Option<Withdrawals<D>>,
     plan: EvictionPlan,
     /// The next bucket to sweep.
@@ -161,7 +161,7 @@ impl<D: Driver> Shared<D> {
         Ok(evicted.len() == most)
     }
 
-    /// Moves the hand.
+    /// Moves the hand by this many buckets.
     fn advance(&self, sweep: &mut Sweep<D>, buckets: u32) {
         sweep.hand = (sweep.hand + u64::from(buckets)) % self.gpu_table.shape().buckets;
     }

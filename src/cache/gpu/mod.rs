@@ -67,7 +67,7 @@ use pointers::Pointing;
 use replace::Replacer;
 use version::Current;
 
-/// Why a cache on a device cannot be made or rejects an input.
+/// Why a cache on a device cannot be created, or rejects its input.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the messages are the documentation
 pub enum GpuCacheError {
@@ -75,7 +75,7 @@ pub enum GpuCacheError {
     Cache(#[from] CacheError),
     #[error(transparent)]
     Lookup(#[from] LookupError),
-    #[error("the cache takes no more versions: an earlier switch failed")]
+    #[error("the cache refuses version switches, since an earlier switch failed")]
     SwitchFailed,
     #[error("host rows of table {table}: expected {expected} bytes, got {got}")]
     HostRows { table: usize, expected: u64, got: u64 },

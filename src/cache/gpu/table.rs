@@ -43,7 +43,7 @@ pub struct GpuTable<D: Driver> {
     shape: GpuTableShape,
     index: DeviceMemory<D>,
     pool: DeviceMemory<D>,
-    /// The address of host location 0, chosen so that 2^39 words reach the registered memory.
+    /// The address of word 0 of host locations. The 2^39 words from here on should include all pinned memory.
     host_origin: u64,
     regions: Mutex<Vec<Arc<PinnedMemory<D>>>>,
 }
@@ -87,8 +87,8 @@ impl<D: Driver> GpuTable<D> {
         Some(location)
     }
 
-    /// Releases the memory whose first word is at this location. The caller has ensured that no entry points
-    /// there and that no batch or job reads it any more.
+    /// Releases the memory that was registered with this location. The caller has ensured that no entry
+    /// points into it, and that no batch or job reads it any more.
     pub(crate) fn unregister(&self, location: u64) {
         self.regions().retain(|region| self.host_location(region.address()) != Some(location));
     }
@@ -159,13 +159,13 @@ impl<D: Driver> Drop for GpuTable<D> {
 /// The source of a job's row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JobRow {
-    /// This word of the staging buffer.
+    /// The staging buffer: the row's first word there.
     Staged(usize),
     /// Registered host memory: bits of the row's location.
     Host(u64),
     /// No row: the slot is overwritten with values that no row has.
     Poison,
-    /// The row is at its location already, or there is none.
+    /// Nothing is copied: the row is at its location already, or the job needs no row.
     InPlace,
 }
 

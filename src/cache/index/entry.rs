@@ -1,4 +1,4 @@
-//! What the index stores and returns: locations, stamps, and entries on their way in and out.
+//! The types that the index stores and returns: locations, stamps, entries to link, and unlinked entries.
 
 use std::marker::PhantomData;
 
@@ -56,7 +56,7 @@ impl Location {
     }
 }
 
-/// When an entry was used: the low 24 bits of a batch's number.
+/// When an entry was last used: the low 24 bits of the batch's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp(u64);
 
@@ -67,7 +67,7 @@ impl Stamp {
     }
 
     /// How many batches ago `earlier` was. Batches may run out of order, so `earlier` may be the stamp of a
-    /// batch with a larger number. Its age is 0.
+    /// batch with a larger number. Then the age is 0.
     #[must_use]
     pub(crate) fn age(self, earlier: Stamp) -> u32 {
         let age = self.0.wrapping_sub(earlier.0) & STAMP_MASK;

@@ -49,8 +49,8 @@ pub(crate) struct Sketch {
 }
 
 impl Sketch {
-    /// A sketch of `bytes`, at least one word. It admits a missed row at its `least`-th recent use. `least`
-    /// is clamped to 1 to 15.
+    /// A sketch of `bytes` bytes, but at least one word. It admits a missed row at its `least`-th recent use.
+    /// `least` is clamped to 1 to 15.
     #[must_use]
     pub(crate) fn new(bytes: usize, least: u32) -> Self {
         let words = (bytes / size_of::<u64>()).max(1);

@@ -95,7 +95,8 @@ pub(super) fn check_shape(shape: &ContextShape, keys: &[LookupKeys]) -> Result<(
     expect(|| "keys of lookups".into(), lookups.len(), keys.len())?;
     limit("dense width", shape.stride as u64, shape.dense_width)?;
     limit("words of copied hits", u64::from(u32::MAX >> 1), shape.copy_words())?;
-    // As `Pool::check`: the number of a thread in its segment and of a warp in the launch fit 31 bits.
+    // The number of a thread in its segment and the number of a warp in the launch must fit 31 bits, as in
+    // `compute/pool/checked.rs`.
     let width: usize = lookups.iter().map(|l| l.dim).sum::<usize>() + shape.dense_width;
     limit(
         "elements of the output",
