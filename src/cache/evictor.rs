@@ -176,7 +176,7 @@ impl Wake {
             }
         };
         // Reset before the next step, so that a wake-up during the step stays pending. A wake-up is lost if
-        // `now` still reads the old value. Then the next insert wakes the thread.
+        // `now` still reads the old `true` and does not notify. Then a later insert wakes the thread.
         self.pending.swap(false, Ordering::AcqRel);
         !stop
     }

@@ -197,7 +197,8 @@ impl<D: Driver> LookupContext<D> {
         let args = self.memory.pool_args(&self.table);
         // SAFETY: as in `launch`. `BatchMemory::new` has checked the lookups' columns. `GpuTable` ensures
         // that entries of the index point into the pool or into registered memory. The header's count of
-        // staged rows is 0 until `stage` has written their addresses in the staging buffer.
+        // staged rows is 0 until `stage` has stored the addresses of the missing rows. These rows are in the
+        // staging buffer.
         unsafe { gather_pool(&**self.table.driver(), &self.stream, blocks, &args) }
     }
 

@@ -17,11 +17,12 @@ const WORD: usize = size_of::<u32>();
 /// Which buckets are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// `count` buckets from `bucket` on, wrapping round at the end of the index, but at most
-    /// [`Lister::buckets`].
+    /// `count` buckets from `bucket` on, wrapping round at the end of the index, but at most as many as the
+    /// lister has room for.
     #[allow(missing_docs)]
     From { bucket: u64, count: u64 },
-    /// A sample of [`Lister::buckets`] buckets with this seed. If that is all buckets, each bucket once.
+    /// A sample of buckets with this seed, as many as the lister has room for. If it has room for the whole
+    /// index, all buckets, once each.
     Drawn(u64),
 }
 

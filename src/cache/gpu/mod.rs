@@ -75,7 +75,7 @@ pub enum GpuCacheError {
     Cache(#[from] CacheError),
     #[error(transparent)]
     Lookup(#[from] LookupError),
-    #[error("the cache refuses version switches, since an earlier switch failed")]
+    #[error("an earlier version switch failed, so the cache can no longer be switched or warmed")]
     SwitchFailed,
     #[error("host rows of table {table}: expected {expected} bytes, got {got}")]
     HostRows { table: usize, expected: u64, got: u64 },

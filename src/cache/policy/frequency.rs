@@ -15,7 +15,7 @@
 //! Manes, 2017), needs four counters for each row, and each halving forgets every row that was missed once,
 //! however recently.
 //!
-//! **Limits.** Two rows of one word with equal hashes share a count. This affects about one miss in a
+//! **Limits.** Two rows of one word with equal 12-bit hashes share a count. This affects about one miss in a
 //! thousand. How long a row is remembered varies from word to word. Only misses are counted, so a hit costs
 //! nothing. TinyLFU compares the new row with the victim. Here victims are chosen in the background, so the
 //! count is compared with a fixed number.

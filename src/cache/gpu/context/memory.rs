@@ -3,8 +3,8 @@
 //! The host writes the batch (columns, ids, offsets, dense values) into one pinned block that the kernels
 //! read in place. The kernels write their results (misses, counts, the output) into the same block. So no
 //! batch needs a copy or a memset. Every array has a fixed address, so the kernels' arguments stay the same,
-//! and a captured graph serves every batch of its block counts. (Only the scratch table is allocated again,
-//! once in 2^32 batches.)
+//! and a captured graph serves every batch with the same block counts. (Only the scratch table is allocated
+//! again, once in 2^32 batches.)
 
 use std::sync::Arc;
 

@@ -23,7 +23,8 @@ pub struct ContextShape {
     pub max_ids: usize,
     /// Bytes for the missing rows of a batch: `cache.staging_bytes`. `None`: enough for the largest batch.
     pub staging_bytes: Option<usize>,
-    /// Device bytes for copies of a batch's hits. The gather reads hits without a copy from the pool.
+    /// Device bytes for copies of a batch's hits. Hits that do not fit stay in the pool, where
+    /// the gather reads them.
     pub copy_bytes: usize,
 }
 
@@ -34,7 +35,7 @@ pub struct LookupKeys {
     pub base: u64,
     /// Rows of the table. Ids that are not below this number read as zeros.
     pub rows: u64,
-    /// How ids become index keys. `None`: the index uses own keys. It is the same variant for all lookups.
+    /// How ids become index keys. `None` for all lookups if the index uses own keys.
     pub narrow: Option<NarrowColumn>,
 }
 
