@@ -11,7 +11,7 @@ use super::epoch::Epochs;
 use super::policy::{Fill, Watermarks};
 use super::slots::{Class, Slots};
 
-/// One of this many slabs is emptied at a time, so that it can change its row size.
+/// Of every 64 slabs, one is emptied at a time, so that it can change its row size.
 const SLABS_PER_DRAIN: usize = 64;
 
 /// The goal of the next eviction steps.

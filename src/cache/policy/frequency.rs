@@ -6,14 +6,14 @@
 //! a row that two requests of one batch use is admitted as if each request were a batch. The statistics count
 //! such a row as one miss and its other occurrences as hits, since the row is fetched once.
 //!
-//! **Recently** means: until about as many other rows were missed as the sketch has room for. The sketch
-//! stores a missed row in 16 bits, 12 of the key's hash and a count of 4 bits. A 64-bit word is a queue of
-//! four such entries. A row that is missed again moves to the front of its queue with a higher count. A new
-//! entry displaces the oldest entry of a full queue. So the sketch is a list of the rows missed last, like
-//! the ghost lists of ARC (Megiddo and Modha, 2003) and S3-FIFO (Yang and others, 2023), with two bytes per
-//! row. The alternative, TinyLFU's count-min sketch that is halved periodically (Einziger, Friedman and
-//! Manes, 2017), needs four counters for each row, and each halving forgets every row that was missed once,
-//! however recently.
+//! **Recently** means: a count is kept until about as many other rows were missed as the sketch has room for.
+//! The sketch stores a missed row in 16 bits, 12 of the key's hash and a count of 4 bits. A 64-bit word is a
+//! queue of four such entries. A row that is missed again moves to the front of its queue with a higher
+//! count. A new entry displaces the oldest entry of a full queue. So the sketch is a list of the rows missed
+//! last, like the ghost lists of ARC (Megiddo and Modha, 2003) and S3-FIFO (Yang and others, 2023), with two
+//! bytes per row. The alternative, TinyLFU's count-min sketch that is halved periodically (Einziger, Friedman
+//! and Manes, 2017), needs four counters for each row, and each halving forgets every row that was missed
+//! once, however recently.
 //!
 //! **Limits.** Two rows of one word with equal 12-bit hashes share a count. This affects about one miss in a
 //! thousand. How long a row is remembered varies from word to word. Only misses are counted, so a hit costs
