@@ -99,6 +99,7 @@ struct Filling<'c, D: Driver> {
     bytes: u64,
     /// Words of the staging buffer in use.
     staged: usize,
+    /// The newest batch number: the stamp of the hottest rows.
     newest: u64,
     warmed: Warmed,
 }

@@ -96,7 +96,7 @@ pub(crate) struct Held<'p> {
 }
 
 impl<'p> Held<'p> {
-    /// Makes a location that batch `found_by` found valid again, under the same batch's pin.
+    /// The location that batch `found_by` found, readable again under the same batch's pin.
     ///
     /// # Panics
     /// When the pin belongs to another batch: the location may have been reused since.

@@ -23,8 +23,8 @@ pub struct ContextShape {
     pub max_ids: usize,
     /// Bytes for the missing rows of a batch: `cache.staging_bytes`. `None`: enough for the largest batch.
     pub staging_bytes: Option<usize>,
-    /// Device bytes for copies of a batch's hits. Hits that do not fit stay in the pool, where
-    /// the gather reads them.
+    /// Device bytes for copies of a batch's hits. Hits that do not fit stay in the pool, where the gather
+    /// reads them.
     pub copy_bytes: usize,
 }
 
