@@ -25,7 +25,7 @@ use crate::types::{FlatKey, TableId};
 /// The key of an empty index slot. Zero, so that zeroed memory is an empty index.
 pub(crate) const EMPTY: FlatKey = FlatKey(0);
 
-/// The key of an index slot whose entry is being replaced.
+/// The key of an index slot while its entry is replaced by another one.
 pub(crate) const TOMBSTONE: FlatKey = FlatKey(1);
 
 /// Keys below this belong to no table.

@@ -25,7 +25,7 @@ const WORD: usize = size_of::<u32>();
 /// Words of a tag.
 const TAG_WORDS: usize = 2;
 
-/// The size of a table.
+/// The size of a [`GpuTable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuTableShape {
     /// Buckets of the index, 1 to 2^32.
