@@ -1,11 +1,11 @@
 //! The rows that a server's cache held, hottest first, saved for warming the cache at its next start.
 //!
-//! They are in `models/<model>/state/hot_rows.flhot`, by table name and row number, so that they can warm the
-//! cache of any version. The file is replaced atomically ([`super::atomic_write`]).
+//! The file `models/<model>/state/hot_rows.flhot` lists them by table name and row number, so that they can
+//! warm the cache of any version. It is replaced atomically ([`super::atomic_write`]).
 //!
 //! **The file**; all numbers are little-endian:
 //!
-//! | bytes | what |
+//! | bytes | content |
 //! |---|---|
 //! | 8 | `FLHOTROW` |
 //! | 4 | version of the format, 1 |
@@ -15,7 +15,7 @@
 //! | R times 4 + 8 | a row, hottest first: index of its table among the names, then its number |
 //! | 16 | XXH3-128 of all bytes before |
 //!
-//! The contents are not trusted: readers look up each name and number in the version they serve.
+//! The contents are not trusted: readers look up each name and number in the version that they serve.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -30,9 +30,9 @@ use super::{StoreError, atomic_write};
 pub(crate) const STATE: &str = "state";
 pub(crate) const FILE: &str = "hot_rows.flhot";
 
-/// Most tables of a file.
+/// Most tables in a file.
 pub(crate) const MAX_TABLES: usize = 1 << 16;
-/// Most rows of a file; of a larger cache the hottest are saved.
+/// Most rows in a file. If a cache holds more, only the hottest are saved.
 pub(crate) const MAX_ROWS: usize = 1 << 24;
 
 const MAGIC: &[u8; 8] = b"FLHOTROW";
@@ -148,11 +148,11 @@ impl HotRows {
         Self::parse(&content).map(Some).map_err(form)
     }
 
-    /// Replaces the saved hot rows of a model. Past [`MAX_ROWS`] the coldest are left out. The directory of
-    /// the model must exist.
+    /// Replaces the saved hot rows of a model with the first [`MAX_ROWS`] of these. The directory of the
+    /// model must exist.
     ///
     /// # Errors
-    /// [`StoreError`]. The old file is then untouched, unless only the last sync failed.
+    /// [`StoreError`]. The old file is then unchanged. Only if the last sync fails, the new file is in place.
     pub fn save(&self, models: &Path, name: &str) -> Result<(), StoreError> {
         self.save_on(&SystemDisk, models, name)
     }
