@@ -349,7 +349,7 @@ fn invalid_requests_are_errors_and_change_nothing() {
     assert_eq!(said(0, &[1, 5], 4), "working table 0: expected a row below 5, got 5");
     assert_eq!(said(0, &[2, 2], 4), "working table 0: expected ascending rows, got 2 after 2");
     assert_eq!(said(0, &[1, 2], 3), "working table 0: expected 4 elements of records, got 3");
-    assert_eq!(said(1, &[], 0), "working table 1: expected a table below 1");
+    assert_eq!(said(1, &[], 0), "working table 1: expected a table number below 1");
     assert_eq!(disk_bytes(&file), 0);
     assert!(file.for_each_chunk(TableId(1), |_, _| Ok(())).is_err());
     assert!(file.first_not_finite(TableId(1)).is_err());
@@ -361,7 +361,7 @@ fn a_file_that_cannot_be_created_is_an_error() {
     let said = |dir: &Path, table| WorkingFile::create(dir, vec![table]).unwrap_err().to_string();
     let order = Some(RowOrder::hottest_first(4, &[1]).unwrap());
     let order = WorkingTable { order, ..table(5, 2, &[]) };
-    assert_eq!(said(dir.path(), order), "working table 0: order: expected one of 5 rows, got one of 4");
+    assert_eq!(said(dir.path(), order), "working table 0: order: expected 5 rows, got 4");
     let first = WorkingTable { first: First::Version(version(&PlainMemory, 4)), ..table(5, 2, &[]) };
     let shapes = "working table 0: first values: expected shape [5, 2], got [4, 3]";
     assert_eq!(said(dir.path(), first), shapes);

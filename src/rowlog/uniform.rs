@@ -46,7 +46,7 @@ impl Uniform {
     }
 }
 
-/// A number for the name of a table.
+/// A hash of a table's name, for [`Uniform::table_code`].
 #[must_use]
 pub fn table_code(name: &str) -> u64 {
     xxhash_rust::xxh3::xxh3_64(name.as_bytes())

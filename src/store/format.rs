@@ -230,8 +230,8 @@ pub(crate) fn parse_header(file: &[u8]) -> Result<Vec<Tensor>, FormatError> {
     place(entries, data, got - data)
 }
 
-/// Checks that the tensors fill the data of `bytes` bytes without gaps or overlaps. Adds `data`, the offset of
-/// the data in the file, to their offsets.
+/// Checks that the tensors fill the data of `bytes` bytes without gaps or overlaps. Adds `data`, the offset
+/// of the data in the file, to their offsets.
 fn place(mut entries: Vec<(String, Entry)>, data: u64, bytes: u64) -> Result<Vec<Tensor>, FormatError> {
     entries.sort_by(|a, b| a.0.cmp(&b.0));
     if let Some(twice) = entries.windows(2).find(|pair| pair[0].0 == pair[1].0) {

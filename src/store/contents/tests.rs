@@ -175,7 +175,7 @@ fn errors_of_writing_from_a_working_file_are_those_of_writing_from_memory() {
     let with = |rows| [&in_file(&file)[..3], &[rows]].concat();
     let shape = "tables/t3.safetensors: tensor \"weight\": expected shape [100000, 7], got shape [9, 7]";
     assert_eq!(said(with(Rows::Source(&small, TableId(0)))), shape);
-    let none = "working table 7: expected a table below 1";
+    let none = "working table 7: expected a table number below 1";
     assert_eq!(said(with(Rows::Source(&small, TableId(7)))), none);
     assert_eq!(fs::read_dir(dir.path().join("m")).map_or(0, |entries| entries.count()), 0, "nothing is left");
 }
