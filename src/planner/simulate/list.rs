@@ -1,7 +1,7 @@
-//! Doubly linked lists of keys, with all links in two arrays. The policies are built from them. A key is in
-//! at most one list at a time.
+//! Doubly linked lists of keys, with all links in two arrays. The policies use them as queues. A key is in at
+//! most one list at a time.
 
-/// The end of a list.
+/// In place of a key: the end of a list.
 const NONE: u32 = u32::MAX;
 
 /// The links of the keys `0..keys`.

@@ -13,9 +13,9 @@ use super::Simulated;
 use super::list::{Links, List};
 use crate::mem::mix64;
 
-/// The window has one part in this many of the cache.
+/// The window gets `1 / WINDOW_PART` of the cache.
 const WINDOW_PART: usize = 100;
-/// Accesses, in cache sizes, after which the sketch is halved.
+/// The sketch is halved after this many accesses per row of capacity.
 const SAMPLE: usize = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +87,7 @@ impl WTinyLfu {
             self.enter_probation(candidate);
             return;
         }
-        // Probation is empty only if all of the main part is protected, or there is no main part.
+        // Probation is empty only if all rows of the main part are protected, or the main part has no room.
         let from = if self.probation.is_empty() { &mut self.protected } else { &mut self.probation };
         let Some(victim) = from.back() else { return };
         if self.sketch.count(candidate) > self.sketch.count(victim) {
@@ -123,14 +123,15 @@ impl Simulated for WTinyLfu {
 /// A count-min sketch of four rows of 4-bit counters.
 #[derive(Debug)]
 struct Sketch {
-    /// By row; each row has its own hash. A byte for each counter, of which 4 bits are used.
+    /// By row of the sketch. Each row has its own hash. A counter takes a byte but uses only 4 bits.
     counters: [Vec<u8>; 4],
     mask: u64,
     added: usize,
     period: usize,
 }
 
-/// Least columns, or 16 times the keys, so that the sketch of a small cache has few collisions.
+/// The fewest columns, or about 16 per key if that is less, so that the sketch of a small cache has few
+/// collisions.
 const LEAST_COLUMNS: usize = 4096;
 /// The largest 4-bit count.
 const FULL: u8 = 15;
