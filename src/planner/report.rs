@@ -10,7 +10,7 @@ use super::trace::Trace;
 
 /// Most bytes that a cached row takes in addition to its own: 20 in the index, 2 for admission.
 pub(crate) const ENTRY_BYTES: f64 = 22.0;
-/// The server's cache evicts until this share of its capacity is in use (its low watermark).
+/// The server's cache evicts until this share of its capacity is in use (its default low watermark).
 const IN_USE: f64 = 0.9;
 /// Default of `--sizes`: fractions of all distinct rows.
 pub(crate) const DEFAULT_SIZES: [f64; 6] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5];
