@@ -32,7 +32,7 @@ proptest! {
     }
 
     #[test]
-    fn past_the_room_rows_above_the_floor_are_kept_and_counts_are_at_most_the_floor_too_high(
+    fn without_room_rows_above_the_floor_are_kept_and_counts_are_at_most_the_floor_too_high(
         wanted in accesses(300), rows in 1usize..12,
     ) {
         let counts = counts(&wanted, rows);
