@@ -133,7 +133,11 @@ fn a_run_is_adjacent_in_the_file_and_of_bounded_length() {
     // below them.
     assert_eq!(runs(0, &[3, 7, 50, 51, 60, 61], 0), [vec![2, 1, 3, 0], vec![4, 5]]);
     assert_eq!(runs(1, &[3, 7, 50, 51, 60, 61], 0), [vec![0], vec![1], vec![2, 3], vec![4, 5]]);
-    assert_eq!(runs(1, &[3, 7, 50, 51, 60, 61], 3 * 64), [vec![0, 1], vec![2, 3], vec![4, 5]], "gaps are read too");
+    assert_eq!(
+        runs(1, &[3, 7, 50, 51, 60, 61], 3 * 64),
+        [vec![0, 1], vec![2, 3], vec![4, 5]],
+        "gaps are read too"
+    );
     let many: Vec<u64> = (100..100 + 40_000).collect();
     let lengths: Vec<usize> = runs(1, &many, 0).iter().map(Vec::len).collect();
     assert_eq!(lengths, [16_384, 16_384, 7_232], "a megabyte of records of 64 bytes");
