@@ -1,8 +1,9 @@
 //! The fully connected layer: `y = x W^T + b`, optionally followed by a ReLU.
 //!
-//! Weights are stored in panels (`compute::gemm`). The forward product reads panels, and the gradient product
-//! writes them. `backward` needs the transpose, which the trainer makes once per step
-//! ([`Linear::transpose_panel`]). That is faster than a product that reads each panel against its layout.
+//! Weights are stored in panels (`compute::gemm`). The forward product reads panels, and the gradient
+//! product writes them. `backward` needs the transpose, which the trainer makes once per step
+//! ([`Linear::transpose_panel`]). That is faster than a product that reads the stored panels in transposed
+//! order.
 
 use std::ops::Range;
 

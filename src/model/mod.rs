@@ -1,9 +1,10 @@
 //! The dense networks: from input rows to logits, and the gradients.
 //!
 //! An architecture is a list of [`Layer`]s over numbered buffers, built from the schema by one file per
-//! architecture. The code is generic: f32 serves and trains, f64 lets tests compare gradients with finite
-//! differences. Embeddings are not part of a network. Gather-pool writes the input row (dense values, pooled
-//! vectors, first-order weights), and the backward pass ends with the gradient of the input row.
+//! architecture. The code is generic: f32 is for serving and training, f64 for tests that compare gradients
+//! with finite differences. Embeddings are not part of a network. Gather-pool writes the input row (dense
+//! values, pooled vectors, first-order weights), and the backward pass ends with the gradient of the input
+//! row.
 
 mod cross;
 mod dcn;

@@ -89,7 +89,7 @@ pub struct TraceBuilder {
     absent: u64,
 }
 
-/// A row as the `number`-th distinct row of its table.
+/// A row, as its table and its index among the distinct rows of the table.
 #[derive(Clone, Copy, Debug)]
 struct TableRow {
     table: u32,

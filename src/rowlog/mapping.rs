@@ -23,7 +23,7 @@ impl Mapping {
     /// Maps the whole file, which must not be truncated while the mapping exists.
     pub(crate) fn of(file: &File) -> io::Result<Self> {
         let map = MmapRaw::map_raw(file)?;
-        // No read-ahead: see `Stripes::create`. Only advice.
+        // `Stripes::create` explains why. This is only advice, so errors are ignored.
         let _ = map.advise(Advice::Random);
         Ok(Self(map))
     }

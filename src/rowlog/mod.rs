@@ -122,7 +122,7 @@ struct RowRecords<'a> {
 /// sure that no row is written while another thread reads or writes it.
 #[derive(Debug)]
 pub struct WorkingFile {
-    /// Named in errors.
+    /// The path in error messages.
     dir: PathBuf,
     stripes: Stripes,
     tables: Vec<WorkingRows>,

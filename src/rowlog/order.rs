@@ -138,7 +138,7 @@ impl FormError {
 ///
 /// # Errors
 /// [`OrderFileError`] for a name that is used twice or is `__metadata__`, and for errors of the file system.
-/// The old file is then unchanged. Only if the last sync fails, the new file is in place.
+/// The old file is then unchanged, unless only the last sync failed: then the new file is in place.
 pub fn write_orders(path: &Path, orders: &[(&str, &RowOrder)]) -> Result<(), OrderFileError> {
     write_on(&SystemDisk, path, orders)
 }

@@ -10,14 +10,15 @@ use super::StoreError;
 use super::disk::Disk;
 use super::write::make_dirs;
 
-/// A temporary file older than this is taken for that of a dead writer and removed.
+/// Age at which a temporary file is removed, because its writer must be dead.
 pub(crate) const ABANDONED: Duration = Duration::from_secs(3600);
 
 /// Replaces the file at `path`. Its directory is made if needed. `write` gets the temporary file and its
 /// path, and appends the contents.
 ///
 /// # Errors
-/// [`StoreError`]. The old file is then unchanged. Only if the last sync fails, the new file is in place.
+/// [`StoreError`]. The old file is then unchanged, unless only the last sync failed: then the new file is
+/// in place.
 pub(crate) fn replace(
     disk: &dyn Disk,
     path: &Path,

@@ -97,7 +97,7 @@ impl Op {
     }
 }
 
-/// The index of the call that fails, whether its effect is done nevertheless, and its error.
+/// The index of the call that fails, whether the call takes effect nevertheless, and its error.
 #[derive(Clone, Copy)]
 struct Fault {
     at: usize,

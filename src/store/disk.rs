@@ -8,7 +8,7 @@ use std::path::Path;
 
 /// The file system calls of a writer. Data and names survive a crash only after a sync.
 pub(crate) trait Disk: Sync {
-    /// Fails if the directory exists.
+    /// Creates a directory; fails if it exists.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
     /// Creates an empty file; fails if it exists.
     fn create(&self, path: &Path) -> io::Result<File>;
@@ -33,7 +33,7 @@ impl Disk for SystemDisk {
     }
 
     fn create(&self, path: &Path) -> io::Result<File> {
-        // Nobody can open the file for writing again, because readers map it.
+        // The file is read-only when it is opened again, because readers map it.
         OpenOptions::new().write(true).create_new(true).mode(0o444).open(path)
     }
 

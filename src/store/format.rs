@@ -28,8 +28,8 @@
 //! ```
 //!
 //! A table file holds `weight` first, so that rows begin on a page, and then one F32 tensor per kind of
-//! optimizer state, `rows x dim` or `rows x 1`. (`keys` is reserved for tables that are not numbered from 0;
-//! this format version refuses it.) The table's `element` in `model.toml` gives the type of `weight`. A
+//! optimizer state, `rows x dim` or `rows x 1`. (`keys` is reserved for tables with rows not numbered from
+//! 0; this format version refuses it.) The table's `element` in `model.toml` gives the type of `weight`. A
 //! row of it holds the same bytes as in memory (`types::element`), a multiple of 4:
 //!
 //! ```text
@@ -116,7 +116,7 @@ pub enum Dtype {
     F32,
     /// IEEE binary16.
     F16,
-    /// Bytes.
+    /// Unsigned bytes.
     U8,
 }
 

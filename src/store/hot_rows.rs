@@ -40,7 +40,7 @@ const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 24;
 const ROW_BYTES: usize = 12;
 const SUM_BYTES: usize = 16;
-/// Limited by the width of the length field.
+/// The length field of a name has 16 bits.
 const MAX_NAME_BYTES: usize = u16::MAX as usize;
 const MAX_BYTES: u64 =
     (HEAD_BYTES + MAX_TABLES * (2 + MAX_NAME_BYTES) + MAX_ROWS * ROW_BYTES + SUM_BYTES) as u64;
@@ -152,7 +152,8 @@ impl HotRows {
     /// model must exist.
     ///
     /// # Errors
-    /// [`StoreError`]. The old file is then unchanged. Only if the last sync fails, the new file is in place.
+    /// [`StoreError`]. The old file is then unchanged, unless only the last sync failed: then the new file
+    /// is in place.
     pub fn save(&self, models: &Path, name: &str) -> Result<(), StoreError> {
         self.save_on(&SystemDisk, models, name)
     }
@@ -181,7 +182,7 @@ impl HotRows {
         disk.append(file, path, &hash.digest128().to_le_bytes())
     }
 
-    /// Everything before the rows.
+    /// The bytes before the rows: the numbers and the names of the tables.
     fn head(&self, rows: usize) -> io::Result<Vec<u8>> {
         let past =
             |what: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("{what}: past the limit"));

@@ -53,7 +53,7 @@ pub struct EmbeddingStore {
 }
 
 impl EmbeddingStore {
-    /// The tables are in the order of the schema.
+    /// `tables` must be in the order of the schema.
     #[must_use]
     pub fn new(version: Version, tables: Vec<Table>) -> Self {
         Self { version, tables, on_disk: false }

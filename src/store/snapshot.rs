@@ -179,7 +179,7 @@ fn version_number(name: &str) -> Option<Version> {
     name.parse().ok().filter(|number: &u64| number.to_string() == name).map(Version)
 }
 
-/// The names in a directory, without those that are not UTF-8, which no model or version has.
+/// The names in a directory. Names that are not UTF-8 are left out, because models and versions have none.
 fn entry_names(dir: &Path) -> Result<Vec<String>, StoreError> {
     let at = |e| match require_dir(dir) {
         Ok(()) => StoreError::at(dir, e),

@@ -169,7 +169,7 @@ impl Table {
         encoded.collect::<Vec<_>>().into_iter().collect()
     }
 
-    /// A copy in `memory`, with optimizer state. Unlike a mapped table, it can be written.
+    /// A copy in `memory`, with optimizer state. Its rows can be written if they are f32.
     ///
     /// # Errors
     /// [`OutOfHostMemory`] when an allocation fails.
@@ -339,8 +339,8 @@ pub fn rows_of<'t>(
     }
 }
 
-/// The rows of a table with the slice resolved once, so that no row costs a virtual call into the owner of
-/// the memory.
+/// The rows of a table as a slice that is resolved once, so that reading a row needs no virtual call into the
+/// owner of the memory.
 #[derive(Clone, Copy)]
 struct TableView<'t> {
     bytes: &'t [u8],

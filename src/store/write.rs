@@ -59,7 +59,7 @@ pub(crate) fn write_on(
     let schema = contents.checked()?;
     let model = models.join(name);
     make_dirs(disk, &model)?;
-    // Another writer, dead or alive, may have made the entry of the model without syncing it.
+    // Another writer, dead or alive, may have made the model's directory without syncing its entry.
     disk.sync_dir(models).map_err(|e| StoreError::at(models, e))?;
     sweep(&model);
     let mut staging = Staging::begin(disk, models, name)?;

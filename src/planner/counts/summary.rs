@@ -31,7 +31,7 @@ use std::collections::TryReserveError;
 
 use crate::mem::mix64;
 
-/// Bytes of a counted key.
+/// Bytes per counted key, with its index slots.
 pub(crate) const KEY_BYTES: usize = size_of::<Counted>() + SLOTS * size_of::<u32>();
 /// Least number of index slots per key. A probe then reads 1.5 slots for a key that is present and 2.5 for
 /// one that is not (Knuth, The Art of Computer Programming 3, section 6.4, linear probing at load 1/2).

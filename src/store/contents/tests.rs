@@ -35,7 +35,7 @@ fn written_rows() -> Vec<u64> {
     (0..ROWS / 2).filter(|row| row % 3 != 1).chain([ROWS - 2, ROWS - 1]).collect()
 }
 
-/// The tables in memory. [`written_rows`] have other weights and states than at first.
+/// The tables in memory. The rows of [`written_rows`] no longer have their first values.
 fn tables() -> Vec<Table> {
     let table = |i| {
         let mut table = Table::zeroed(&PlainMemory, ROWS, DIM, &STATES).unwrap();
