@@ -5,9 +5,9 @@
 //! neighbouring columns. Buffer 0 is the input row of the schema.
 //!
 //! A batch is cut into chunks of at most [`MAX_CHUNK`] samples, and each chunk has its own tape. So threads
-//! share no memory, and the values of a chunk stay in the core's cache. A gradient of a weight
-//! is one sum over all samples in batch order, whatever the chunks are. So neither the number of threads nor
-//! the size of chunks changes a bit of a weight or a score.
+//! share no memory, and the values of a chunk stay in the core's cache. A gradient of a weight is
+//! one sum over all samples in batch order, whatever the chunks are. So neither the number of threads nor the
+//! size of chunks changes a bit of a weight or a score.
 
 use aligned_vec::AVec;
 

@@ -99,11 +99,14 @@ impl<'t> Plan<'t> {
         let _ =
             writeln!(text, "{} accesses of {} rows of {} tables", accesses.len(), self.rows(), tables.len());
         if *absent > 0 {
-            let _ = writeln!(text, "{absent} ids are past the rows of their table");
+            let _ = writeln!(text, "{absent} ids are past the end of their table");
         }
         if *rate < 1.0 {
-            let _ =
-                writeln!(text, "a sample of {} % of the rows; memory is that of all rows", percent(*rate));
+            let _ = writeln!(
+                text,
+                "a sample of {} % of the rows; memory is scaled up to all rows",
+                percent(*rate)
+            );
         }
         let all = self.curve.rate(usize::MAX);
         let _ = writeln!(

@@ -184,17 +184,17 @@ impl HotRows {
 
     /// The bytes before the rows: the numbers and the names of the tables.
     fn head(&self, rows: usize) -> io::Result<Vec<u8>> {
-        let past =
-            |what: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("{what}: past the limit"));
+        let too_large =
+            |what: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("{what} exceeds the limit"));
         if self.tables.len() > MAX_TABLES {
-            return Err(past("number of tables"));
+            return Err(too_large("the number of tables"));
         }
         let mut head = MAGIC.to_vec();
         head.extend_from_slice(&VERSION.to_le_bytes());
         head.extend_from_slice(&(self.tables.len() as u32).to_le_bytes());
         head.extend_from_slice(&(rows as u64).to_le_bytes());
         for name in &self.tables {
-            let bytes = u16::try_from(name.len()).map_err(|_| past("a table's name"))?;
+            let bytes = u16::try_from(name.len()).map_err(|_| too_large("the name of a table"))?;
             head.extend_from_slice(&bytes.to_le_bytes());
             head.extend_from_slice(name.as_bytes());
         }

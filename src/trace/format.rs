@@ -165,7 +165,7 @@ impl<R: Read> TraceReader<R> {
         }
         let (json, checksum) = json.split_at(length);
         if xxh3_64(json) != number(checksum) {
-            return Err(form(12, "header: its checksum differs".into()));
+            return Err(form(12, "header: the checksum does not match".into()));
         }
         let header: Header =
             serde_json::from_slice(json).map_err(|error| form(12, format!("header: {error}")))?;
@@ -220,7 +220,7 @@ impl<R: Read> TraceReader<R> {
         accesses: &mut Vec<(TableId, u64)>,
     ) -> Result<(), FormatError> {
         if xxh3_64(&self.payload) != number(&head[8..]) {
-            return Err(self.form("block: its checksum differs".into()));
+            return Err(self.form("block: the checksum does not match".into()));
         }
         let mut rest = self.payload.as_slice();
         while !rest.is_empty() {
@@ -233,7 +233,9 @@ impl<R: Read> TraceReader<R> {
             };
             if row >= known.rows {
                 let (name, rows) = (&known.name, known.rows);
-                return Err(self.form(format!("block: row {row} is past the {rows} rows of table {name:?}")));
+                return Err(
+                    self.form(format!("block: table {name:?}: expected a row below {rows}, got {row}"))
+                );
             }
             accesses.push((TableId(table as u32), row));
         }

@@ -104,7 +104,7 @@ impl Counts {
             ),
         };
         if self.absent > 0 {
-            let _ = writeln!(text, "{} ids are past the rows of their table", self.absent);
+            let _ = writeln!(text, "{} ids are past the end of their table", self.absent);
         }
         if rate < 1.0 {
             let _ = writeln!(text, "a sample of {} % of the rows", percent(rate));

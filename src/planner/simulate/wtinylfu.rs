@@ -2,8 +2,8 @@
 //! Transactions on Storage 2017, section 4). New rows enter a window, an LRU list of a hundredth of the
 //! cache. A row that leaves the window enters the main part only if it was used more often recently than the
 //! victim there. The main part is a segmented LRU: one fifth is on probation, four fifths are protected. Use
-//! counts come from a count-min sketch of 4-bit counters, which is halved after every ten times the cache's
-//! size in accesses.
+//! counts come from a count-min sketch of 4-bit counters. All counters and the number of counted accesses are
+//! halved when that number reaches ten times the capacity.
 //!
 //! Limits: the sketch overestimates keys that collide. The size of the window is fixed here (later work
 //! adapts it), so bursts of new rows hit less than under LRU. If the cache holds few rows, the window is one
@@ -15,7 +15,7 @@ use crate::mem::mix64;
 
 /// The window gets `1 / WINDOW_PART` of the cache.
 const WINDOW_PART: usize = 100;
-/// The sketch is halved after this many accesses per row of capacity.
+/// Counted accesses per row of capacity at which the sketch is halved.
 const SAMPLE: usize = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
