@@ -180,7 +180,7 @@ impl<T: Real> Layer<T> for PairwiseDots {
 }
 
 /// The second-order term of the factorisation machine, one number per sample:
-/// `1/2 sum_d ((sum_f v_fd)^2 - sum_f v_fd^2)`.
+/// `1/2 sum_d ((sum_f v_fd)^2 - sum_f v_fd^2)`, where `v_fd` is element `d` of the vector of feature `f`.
 #[derive(Clone, Debug)]
 pub(crate) struct FactorisationMachine {
     /// The features' vectors, one after the other.

@@ -13,8 +13,8 @@ use crate::compute::{
     LANES, Left, Output, Product, Real, Start, pack_transposed_panel, packed_len, vectorise,
 };
 
-/// Panels per piece. With fewer, each chunk is read more often, once per piece. With more, a small layer does
-/// not have pieces for several threads.
+/// Panels per piece. Each piece reads all chunks, so smaller pieces read more in total. With larger pieces, a
+/// small layer would not have enough of them for several threads.
 const PIECE_PANELS: usize = 4;
 
 /// A fully connected layer between two views.

@@ -31,8 +31,8 @@ pub(crate) fn chunk<T>(widths: &[usize]) -> usize {
     1 << fits.ilog2()
 }
 
-/// Bytes of a cache line. The rows of a tape are aligned to it, except that in the input row the first pooled
-/// vector is.
+/// Bytes of a cache line. The rows of a tape are aligned to it. In the input row, the first pooled vector is
+/// aligned instead.
 pub(crate) const ALIGNMENT: usize = 64;
 
 /// A range of columns of a buffer.

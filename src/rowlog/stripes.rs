@@ -78,14 +78,16 @@ impl Stripes {
         Ok(())
     }
 
-    /// Copies the words from byte `offset` on, a multiple of 4, into `words`. They were written before.
+    /// Copies the words from byte `offset` on, a multiple of 4, into `words`. Those bytes must have been
+    /// written before.
     pub(crate) fn load(&self, mut words: &mut [f32], offset: u64) {
         for Part { stripe, at, bytes } in self.parts(offset..offset + size_of_val(words) as u64) {
             stripe.mapping.load(words.split_off_mut(..bytes / size_of::<f32>()).unwrap_or_default(), at);
         }
     }
 
-    /// Overwrites the words from byte `offset` on, a multiple of 4. They were written before.
+    /// Overwrites the words from byte `offset` on, a multiple of 4. Those bytes must have been written
+    /// before.
     pub(crate) fn store(&self, mut words: &[f32], offset: u64) {
         for Part { stripe, at, bytes } in self.parts(offset..offset + size_of_val(words) as u64) {
             stripe.mapping.store(words.split_off(..bytes / size_of::<f32>()).unwrap_or_default(), at);

@@ -378,7 +378,7 @@ fn after_a_crash_anywhere_readers_see_the_old_version_or_the_whole_new_one() {
             let models = after.path().join("models");
             assert!(is_seed(&open(&models, "m", Version(1)).unwrap(), 1), "{what}");
             let latest = open_latest(&models, "m").unwrap();
-            // The writer syncs before it renames, so no version is incomplete and refused.
+            // The writer syncs before it renames, so a version that is found is complete.
             assert!(latest.refused.is_empty(), "{what}: {:?}", latest.refused);
             let version = latest.opened.store.version().0;
             assert!(is_seed(&latest.opened, version), "{what}");

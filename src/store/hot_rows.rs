@@ -11,8 +11,8 @@
 //! | 4 | version of the format, 1 |
 //! | 4 | number of tables T, at most [`MAX_TABLES`] |
 //! | 8 | number of rows R, at most [`MAX_ROWS`] |
-//! | T times 2 + n | name of a table: its length n in bytes, then UTF-8 |
-//! | R times 4 + 8 | a row, hottest first: index of its table among the names, then its number |
+//! | T × (2 + n) | name of a table: its length n in bytes, then UTF-8 |
+//! | R × (4 + 8) | a row, hottest first: index of its table among the names, then its number |
 //! | 16 | XXH3-128 of all bytes before |
 //!
 //! The contents are not trusted: readers look up each name and number in the version that they serve.

@@ -67,7 +67,7 @@ pub(crate) fn write_on(
     staging.publish(models, name)
 }
 
-/// Makes a directory and its parents, and syncs the entry of each.
+/// Makes a directory and its missing parents, and syncs the directory entry of each.
 pub(crate) fn make_dirs(disk: &dyn Disk, path: &Path) -> Result<(), StoreError> {
     if path.is_dir() {
         return Ok(());
@@ -197,8 +197,8 @@ impl<'a> Staging<'a> {
         loop {
             let version = next_version(models, name)?;
             let path = model.join(version.to_string());
-            // A rename replaces an empty directory without an error. But a directory gets a version's name
-            // only when it is complete, so none of them is empty.
+            // A rename replaces an empty directory without an error. But a version's directory is never
+            // empty, because it gets its number only when it is complete.
             match self.disk.rename(&self.path, &path) {
                 // Another writer took the number. (If our directory is gone too, a network file system has
                 // renamed it and lost the answer, which is an error.)
