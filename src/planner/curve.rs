@@ -49,7 +49,7 @@ impl Curve {
         self.hits(rows) as f64 / self.accesses.max(1) as f64
     }
 
-    /// The smallest size from which on doubling the cache gains less than `gain` of all accesses.
+    /// The smallest size such that doubling it, or any larger size, gains less than `gain` of all accesses.
     #[must_use]
     pub(crate) fn enough(&self, gain: f64) -> usize {
         let paying = |&rows: &usize| self.rate(2 * rows) - self.rate(rows) >= gain;

@@ -299,7 +299,7 @@ fn lock(path: &Path) -> io::Result<Option<File>> {
     };
     match file.try_lock() {
         Err(fs::TryLockError::WouldBlock) => return Ok(None),
-        // On a file system without locks, sweeps cannot lock either and remove nothing.
+        // On a file system without locks, sweeps cannot lock the directory either, and so do not remove it.
         Err(fs::TryLockError::Error(_)) | Ok(()) => {}
     }
     let same =
