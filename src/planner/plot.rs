@@ -11,7 +11,7 @@ use super::simulate::{Hits, Policy, SizeHits};
 
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 480.0;
-/// The plotting area.
+/// The edges of the plotting area.
 const LEFT: f64 = 60.0;
 const TOP: f64 = 40.0;
 const RIGHT: f64 = 660.0;
@@ -19,7 +19,8 @@ const BOTTOM: f64 = 410.0;
 /// Points of the filled area.
 const CURVE_POINTS: usize = 400;
 
-/// By policy. The palette is safe for colour-blind readers (Okabe and Ito, "Color universal design", 2008).
+/// In the order of [`Policy::ALL`]. The palette is safe for colour-blind readers (Okabe and Ito, "Color
+/// universal design", 2008).
 const COLOURS: [&str; Policy::ALL.len()] =
     ["#0072b2", "#e69f00", "#999999", "#009e73", "#cc79a7", "#d55e00", "#56b4e9"];
 
@@ -108,7 +109,7 @@ fn grid(svg: &mut String, plan: &Plan<'_>, axes: &Axes) {
     );
 }
 
-/// Flat LRU at every size.
+/// Fills the area below the hit rate of flat LRU at every size.
 fn area(svg: &mut String, plan: &Plan<'_>, axes: &Axes) {
     let step = (axes.most / axes.least).ln() / CURVE_POINTS as f64;
     let rows = (0..=CURVE_POINTS).map(|i| axes.least * (step * i as f64).exp());
@@ -122,7 +123,7 @@ fn area(svg: &mut String, plan: &Plan<'_>, axes: &Axes) {
     );
 }
 
-/// A line at the size from which more memory gains little.
+/// Draws a line at the size from which more memory gains little.
 fn enough(svg: &mut String, plan: &Plan<'_>, axes: &Axes) {
     let rows = plan.curve.enough(PAYING_GAIN);
     let x = axes.x(rows as f64);
@@ -160,7 +161,7 @@ fn lines(svg: &mut String, plan: &Plan<'_>, axes: &Axes) {
     }
 }
 
-/// Draws a series and its entry of the legend, which is the `place`-th.
+/// Draws a series, and its entry at index `place` of the legend.
 fn line(svg: &mut String, axes: &Axes, series: &Series, place: usize) {
     let Series { name, colour, dashed, points } = series;
     let dash = if *dashed { " stroke-dasharray=\"6 4\"" } else { "" };
