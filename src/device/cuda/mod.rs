@@ -2,8 +2,8 @@
 //!
 //! [`usable`] finds a device. [`open`] opens it: it retains the primary context, loads the kernels, and
 //! returns [`Nvidia`], the [`Driver`] for a real device. Kernels are compiled by nvcc at build time
-//! ([`ahead`]), or by NVRTC at start ([`compile`]). Only this folder uses `cudarc`, and only to open libraries
-//! (`api` explains why).
+//! ([`ahead`]), or by NVRTC at start ([`compile`]). Only this folder uses `cudarc`, and only to open
+//! libraries (`api` explains why).
 
 pub mod ahead;
 pub mod compile;
