@@ -1,4 +1,4 @@
-//! Maps whose keys are numbers, fast enough for one lookup an access.
+//! Hash maps with numbers as keys. They are fast enough for one lookup per row access.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

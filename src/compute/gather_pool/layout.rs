@@ -1,6 +1,6 @@
 //! Reads the elements of a row of each element type, one by one or a register at a time. Both give the bits
-//! of [`Element::decode`]: f16 is exact; int8 is a product and a sum, each rounded, even if the processor can
-//! fuse them.
+//! of [`Element::decode`]: f16 is exact. int8 is a product and a sum, each rounded, even if the processor
+//! could fuse them.
 
 #![allow(unsafe_code)]
 
@@ -18,7 +18,7 @@ pub(crate) trait RowLayout<'a>: Copy {
     /// Its elements, padding included.
     fn values(self) -> impl Iterator<Item = f32>;
 
-    /// One register of elements, from element `at` on.
+    /// One register of elements, starting with element `at`.
     ///
     /// # Safety
     /// The processor has the instruction set of `V`, and the row has `at + V::WIDTH` elements.

@@ -49,15 +49,15 @@ fn f16_rounds_to_the_nearest_and_ties_to_even() {
 fn what_a_type_cannot_hold_is_refused_by_element_and_value() {
     let refused = |element: Element, row: &[f32]| round_trip(element, row).unwrap_err().to_string();
     for element in Element::ALL {
-        let said = refused(element, &[0.0, f32::NAN]);
-        assert_eq!(said, "element 1: expected a finite number, got NaN", "{element}");
-        let said = refused(element, &[f32::NEG_INFINITY]);
-        assert_eq!(said, "element 0: expected a finite number, got -inf", "{element}");
+        let message = refused(element, &[0.0, f32::NAN]);
+        assert_eq!(message, "element 1: expected a finite number, got NaN", "{element}");
+        let message = refused(element, &[f32::NEG_INFINITY]);
+        assert_eq!(message, "element 0: expected a finite number, got -inf", "{element}");
     }
-    let said = refused(Element::F16, &[1.0, 2.0, -65_520.0]);
-    assert_eq!(said, "element 2: -65520 is past 65504, the largest f16");
-    let said = refused(Element::Int8, &[-3e38, 3e38]);
-    assert!(said.contains("too far apart for the f32 scale of int8"), "{said}");
+    let message = refused(Element::F16, &[1.0, 2.0, -65_520.0]);
+    assert_eq!(message, "element 2: -65520 is outside ±65504, the range of f16");
+    let message = refused(Element::Int8, &[-3e38, 3e38]);
+    assert!(message.contains("too far apart for the f32 scale of int8"), "{message}");
     let vast = round_trip(Element::Int8, &[-1.5e38, 1.5e38]).unwrap();
     assert_eq!(vast[0], -1.5e38);
 }
