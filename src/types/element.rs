@@ -58,7 +58,7 @@ pub enum Element {
 pub enum RowError {
     #[error("element {element}: expected a finite number, got {got}")]
     NotFinite { element: usize, got: f32 },
-    #[error("element {element}: {got} is outside ±{}, the range of f16", f16::MAX)]
+    #[error("element {element}: {got} is larger in magnitude than {}, the largest f16", f16::MAX)]
     PastF16 { element: usize, got: f32 },
     #[error("elements from {least} to {greatest}: too far apart for the f32 scale of int8")]
     PastInt8 { least: f32, greatest: f32 },

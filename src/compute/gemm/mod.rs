@@ -143,8 +143,8 @@ pub(crate) fn pack<T: Real>(matrix: &[T], stride: usize, rows: usize, columns: u
     }
 }
 
-/// Makes panel `p` of the transpose of a `rows x columns` matrix, which is given as panels. Its rows from `p *
-/// LANES` on become the columns of the panel.
+/// Makes panel `p` of the transpose of a `rows x columns` matrix, which is given as panels. Its rows
+/// from `p * LANES` on become the columns of the panel.
 ///
 /// # Panics
 /// When a slice is too short for the shape.
