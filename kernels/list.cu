@@ -1,14 +1,14 @@
-// Lists the entries of some buckets for the host: their keys, locations and ages. The host decides by them
-// which entries to evict by rank and which rows to load at the next start.
+// Lists the entries of some buckets for the host: their keys, locations and ages. From these the host decides
+// which entries to evict by rank, and which rows to save for the next warm start.
 //
-// Runs on the replacement stream (replace.cu), so the index does not change meanwhile, and no slot of a
-// listed entry is being written: its tag is complete.
+// Runs on the replacement stream (replace.cu), so meanwhile the index does not change, and no row of a listed
+// entry is written. So each tag is complete.
 #include "common.cuh"
 
 struct Listed {
     u64 key;       // EMPTY: a free slot
     u64 location;
-    u64 tag;       // the first words of its slot, which are its tag if it has one
+    u64 tag;       // the first words of the row's slot: the tag, if the row has one
     u32 age;
     u32 unused;
 };
@@ -21,8 +21,8 @@ struct ListArgs {
     u64 buckets;
     u64 from;         // the first bucket, or a random seed
     u64 now;
-    u32 count;        // buckets
-    u32 drawn;        // whether buckets are drawn at random; else a stretch that wraps around
+    u32 count;        // number of buckets to list
+    u32 drawn;        // whether buckets are random; else a contiguous stretch, which wraps around
 };
 
 // One thread per slot.

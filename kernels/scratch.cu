@@ -20,8 +20,8 @@ struct RecordRun {
 };
 
 struct RecordArgs {
-    const RecordRun* runs;  // run_count
-    const u32* scan;        // run_count + 1, in warps
+    const RecordRun* runs;  // run_count elements
+    const u32* scan;        // run_count + 1 elements: prefix sum of the segments' warps
     const u32* list;        // slot numbers
     u32* scratch;
     u32* staged;
