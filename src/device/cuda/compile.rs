@@ -4,8 +4,8 @@
 //! disk cache if it has one. If NVRTC knows the device's capability, an image is machine code for it.
 //! Otherwise it is PTX for the newest older capability that NVRTC knows, and the driver compiles the PTX.
 //!
-//! A multiplication and an addition are never fused ([`OPTIONS`]): results must have the host's bits, and the
-//! host rounds each operation.
+//! A multiplication and an addition are never fused ([`OPTIONS`]). The results must have the bits of the
+//! host's gather-pool and optimizers, which round each operation.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_char, c_int};

@@ -246,7 +246,7 @@ impl Driver for Nvidia {
         let LaunchShape { blocks, threads, shared_bytes } = shape;
         let mut parameters: [*mut c_void; 1] = [args.as_ptr().cast_mut().cast()];
         // SAFETY: the function is loaded and has one parameter of the size of `args`, which the driver copies
-        // before it returns. The caller guarantees the memory that the kernel accesses.
+        // before it returns. The caller guarantees that the addresses in `args` are valid.
         self.primary.call("cuLaunchKernel", |api| unsafe {
             (api.launch)(
                 function.handle,
@@ -296,8 +296,7 @@ impl Driver for Nvidia {
 
     unsafe fn launch_graph(&self, stream: &Stream, graph: &Graph) -> Result<(), DriverError> {
         self.primary.call("cuGraphLaunch", |api| {
-            // SAFETY: stream and graph are alive. The caller guarantees the memory that its operations
-            // access.
+            // SAFETY: stream and graph are alive. The caller guarantees the conditions of each operation.
             unsafe { (api.launch_graph)(graph.handle, stream.handle) }
         })?;
         self.count(stream, &self.graph_nodes, graph.nodes);

@@ -71,7 +71,7 @@ impl Primary {
         Ok(Arc::new(primary))
     }
 
-    /// Calls the driver with the context current.
+    /// Calls the driver with the context current. `name` is the called function, for the error.
     pub(crate) fn call(
         &self,
         name: &'static str,

@@ -147,7 +147,7 @@ impl Device {
                         let shared_bytes = shape.shared_bytes as usize;
                         let LaunchShape { blocks, threads, .. } = *shape;
                         let launch = Launch { blocks, threads, shared_bytes, seed };
-                        // SAFETY: the caller of `Driver::launch` guarantees this.
+                        // SAFETY: the caller of `Driver::launch` guarantees the conditions of `begin`.
                         running.insert(unsafe { Running::begin(name, launch, &[(**argument).clone()])? })
                     }
                 };
