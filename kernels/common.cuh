@@ -122,7 +122,8 @@ __device__ __forceinline__ Slot* bucket_of(Slot* index, u64 buckets, u64 key, u3
 // 1. A thread that reads a slot's new word, and then its key, does not read the key from before the claim.
 // 2. A thread that reads a slot's new key, and then its word, reads the word of that key or a later one.
 //
-// Each fence below provides one of them; a fence between the reader's two loads is its counterpart.
+// The fences of `claim` and `publish` each provide one rule. A fence between the reader's two loads is the
+// counterpart.
 
 // Tries to change a slot's key to TOMBSTONE.
 __device__ __forceinline__ bool claim(Slot* slot, u64 key) {
@@ -147,7 +148,7 @@ __device__ __forceinline__ u64 publish(Slot* slot, u64 key, u64 location, u64 no
 // The ids of one lookup, and how they become keys.
 struct ProbeColumn {
     u64 base;            // a row's full key is base | id
-    u64 rows;            // of the table; an id that is not less is absent and reads as zeros
+    u64 rows;            // of the table; ids >= rows are absent and read as zeros
     u32 ids_at;          // index of its first id
     u32 occurrences_at;  // index of its first occurrence; lookups may share ids, but not occurrences
     u32 ids;             // number of ids
@@ -200,7 +201,8 @@ constexpr u64 AT_NOTHING = 4ull << PLACE_SHIFT;  // an absent id, read as zeros
 
 __device__ __forceinline__ u64 kind_of(u64 place) { return place & ~PLACE_VALUE; }
 
-// The row at a location: in the pool, or, if the lowest bit is set, in host memory.
+// The row at a location. If the lowest bit is set, the row is in host memory, else in the pool, which is the
+// cache's row memory. The other bits are the row's offset in words.
 __device__ __forceinline__ const u32* row_of(u64 location, const u32* pool, const u32* host) {
     return (location & 1 ? host : pool) + (location >> 1);
 }

@@ -33,7 +33,7 @@
 // overlay is not written while a batch may read it.
 //
 // **Host rows.** A location in the unified index may be in host memory (FLECHE section 3.3); the gather reads
-// the row there. Owners of such rows are reported too, as candidates for the pool.
+// the row there. The probe also reports the owners of such rows, as candidates for a copy in the pool.
 //
 // **The report.** The last block writes the counts to pinned memory and resets the counters.
 #include "common.cuh"

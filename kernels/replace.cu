@@ -66,7 +66,7 @@ extern "C" __global__ void copy_in(ReplaceArgs args) {
         u32* slot = args.pool + (job.location >> 1);
         if (job.tag) {
             const u32 word = threadIdx.x % WARP;
-            // Probes load the tag while kernels of this stream run, so it is not a plain store.
+            // Probes on other streams may load the tag at the same time, so a plain store is not enough.
             if (word < TAG_WORDS && job.words) store(slot + word, static_cast<u32>(job.tag >> 32 * word));
             slot += TAG_WORDS;
         }
@@ -103,8 +103,8 @@ __device__ __forceinline__ Slot* claim_vacancy(const ReplaceArgs& args, u64 key)
     return slot && claim(slot, EMPTY) ? slot : nullptr;
 }
 
-// Claims the slot of the key's buckets that is unused for longest, and sets `evicted` to its key; null if
-// there is a free slot by now, or if the claim is lost.
+// Claims the slot in the key's buckets that has been unused for longest, and sets `evicted` to its key.
+// Returns null if there is a free slot by now, or if the claim is lost.
 __device__ __forceinline__ Slot* claim_coldest(const ReplaceArgs& args, u64 key, u64* evicted) {
     Slot* coldest = nullptr;
     u32 oldest = 0;
@@ -136,7 +136,7 @@ __device__ __forceinline__ Outcome insert(const ReplaceArgs& args, const Replace
     return {EMPTY, 0, LINK_FULL, 0};
 }
 
-// Whether the entry in a slot, which had the job's key, is another row's.
+// The slot had the job's key. Returns whether its entry belongs to another row.
 __device__ __forceinline__ bool is_other(const ReplaceArgs& args, const ReplaceJob& job, const Slot* slot) {
     if (!job.tag) return false;
     const u64 location = location_of(load(&slot->word));
@@ -153,7 +153,8 @@ __device__ __forceinline__ Outcome carry_out(const ReplaceArgs& args, const Repl
         // If the claim below succeeds, this is still the entry's location: no other thread links this key.
         const u64 held = location_of(load(&slot->word));
         if (job.kind == JOB_LOOK) return {job.key, held, LINK_PRESENT, 0};
-        // A row in the pool is kept. A pointer to host memory is kept unless the job's row is in the pool.
+        // JOB_KEEP keeps a row in the pool. It keeps a pointer to host memory unless the job's row is in the
+        // pool.
         const bool keeps = job.kind == JOB_KEEP && (held & 1) <= (job.location & 1);
         if (other ? args.may_replace == MAY_NOTHING : keeps) return {EMPTY, 0, LINK_PRESENT, 0};
         if (!claim(slot, job.key)) continue;  // evicted meanwhile

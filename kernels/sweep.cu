@@ -62,7 +62,7 @@ struct SweepArgs {
     u64 hand;                    // the first bucket of the stretch, which wraps around
     u64 now;
     u64 from, to;                // VICTIM_POINTER: locations in [from, to)
-    u32 victims;                 // VICTIM_
+    u32 victims;                 // VICTIM_: which entries to evict
     u32 stretch;                 // number of buckets
     u32 threshold;               // least age of a victim
     u32 most;                    // entries to evict at most

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-/// Allocates host memory: plain memory on `host`, pinned memory on `cuda`.
+/// Allocates host memory: plain memory for the device `host`, pinned memory for `cuda`.
 pub trait HostMemory: Send + Sync {
     /// Allocates `bytes` of zeroed memory, aligned to 4 KiB.
     ///

@@ -5,7 +5,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use super::mix64;
 
-/// A map with keys that hash as one number. Its hash has no secret seed: the keys come from the user's own
+/// A map for keys that pass one number to the hasher. The hash has no secret seed: the keys come from the user's own
 /// data sets, so an attack by colliding keys is no concern.
 pub(crate) type NumberMap<K, V> = HashMap<K, V, BuildHasherDefault<MixHasher>>;
 

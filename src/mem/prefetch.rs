@@ -41,7 +41,7 @@ pub(crate) fn prefetch_first<T>(values: &[T], count: usize) {
         prefetch_line(values.as_ptr().wrapping_add(at));
         at += (LINE_BYTES / size_of::<T>()).max(1);
     }
-    // Values that are not whole lines may end on one more line.
+    // If the values do not fill whole lines, the last value may be on one more line.
     if !(count * size_of::<T>()).is_multiple_of(LINE_BYTES) && count > 0 {
         prefetch_line(values.as_ptr().wrapping_add(count - 1));
     }

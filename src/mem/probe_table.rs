@@ -109,6 +109,7 @@ impl<B: Bucket> ProbeTable<B> {
         }
     }
 
+    /// The first bucket of the tag's run.
     #[inline(always)]
     fn home(&self, tag: Tag) -> usize {
         ((u64::from(tag.0) * self.buckets.len() as u64) >> 32) as usize
