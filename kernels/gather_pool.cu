@@ -22,7 +22,7 @@
 
 struct PoolLookup {
     u32 offsets_at;      // the bag of sample s is [offsets[offsets_at + s], offsets[offsets_at + s + 1])
-    u32 occurrences_at;  // added to a bag's bounds
+    u32 occurrences_at;  // index of its first occurrence, added to a bag's bounds
     u32 dim;             // elements of a row
     u32 column;          // of an output row: where the pooled vector begins
     u32 pooling;         // 0 sum, 1 mean

@@ -6,9 +6,10 @@
 // atomics nor a copy of the gradient per occurrence, and the order of addition is fixed. Under mean pooling
 // each part is divided by the bag's size before it is added.
 //
-// One launch serves all tables, by self-identified fusion (FLECHE section 3.2): a table is a segment in which
-// a row has `lanes` threads, a power of two close to its dim and at most a warp, rounded up to whole warps.
-// So rows of dim 1 fill warps as well as rows of dim 128 do, and the lanes of a row are in one warp.
+// One launch serves all tables, by self-identified fusion (FLECHE section 3.2). Each table is a segment of
+// threads, rounded up to whole warps. In it a row has `lanes` threads: a power of two close to its dim, and at
+// most a warp. So rows of dim 1 fill warps as well as rows of dim 128 do, and the lanes of a row are in one
+// warp.
 //
 // **Bits.** Every element goes through the operations of src/trainer/update.rs and src/trainer/optim.rs in
 // their order, each rounded: kernels are compiled without contraction, and with correctly rounded division
@@ -61,7 +62,7 @@ constexpr u32 SGD = 0, ADAGRAD = 1, ROWWISE_ADAGRAD = 2;  // else Adam
 // The row of a lane.
 struct Row {
     float* record;
-    u32 begin, end;  // of its sources
+    u32 begin, end;  // its sources in `sources`
     u32 lane;        // number of the lane among those of the row
     bool live;       // false after the table's last row
 };
@@ -79,8 +80,8 @@ __device__ __forceinline__ float gradient(const UpdateArgs& args, const Row& row
 }
 
 // Adds the mean of the squares of a row's gradient to the row's state. Returns the learning rate of its
-// elements. Called by the whole warp. The gradient is computed again for the update: it may be too long to
-// keep, and its sources are in the cache.
+// elements. Called by the whole warp. The update computes the gradient again: it may be too long for
+// registers, and its sources are now in the GPU's caches.
 __device__ __forceinline__ float rowwise_rate(const UpdateArgs& args, const UpdateTable& table,
                                               const Row& row) {
     float squares = 0.0f;

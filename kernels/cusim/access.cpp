@@ -1,6 +1,6 @@
-// How kernels access memory: strong loads and stores, fences and atomics, which follow the model of
-// memory.hpp, and the hooks that run before every plain load and store. This file is not instrumented, so no
-// preemption happens inside its functions.
+// How kernels access memory. `load`, `store`, fences and atomics follow the model of memory.hpp. Hooks run
+// before every plain load and store. This file is not instrumented, so no preemption happens inside its
+// functions.
 #include <cstring>
 #include <optional>
 
@@ -15,7 +15,7 @@ uint64_t read(const void* at, size_t bytes) {
     return value;
 }
 
-// The lane that accesses memory; null if memory order is strong (seed 0, or outside of a launch).
+// The lane that accesses memory; null if the model of memory.hpp is off (seed 0, or outside of a launch).
 Lane* weak_lane() {
     Lane* lane = running_lane();
     return lane && lane->block->launch->random.state ? lane : nullptr;

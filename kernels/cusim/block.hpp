@@ -89,7 +89,7 @@ inline uint64_t Lane::seen(const void* address) const {
 // The lane that runs on this OS thread; null outside of a launch.
 Lane* running_lane();
 
-// Records the first failure.
+// Records the first failure of a launch. Later ones are ignored.
 __attribute__((format(printf, 2, 3))) void report(Launch& launch, const char* format, ...);
 
 }  // namespace cusim

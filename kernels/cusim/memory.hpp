@@ -2,7 +2,7 @@
 //
 // On a GPU a write reaches other threads late and out of order, unless fences order it. Here every write
 // takes effect at once, but a load may return an older value. The model is the view machine of Kang et al.,
-// "A Promising Semantics for Relaxed-Memory Concurrency" (POPL 2017), without promises:
+// "A Promising Semantics for Relaxed-Memory Concurrency" (POPL 2017), without its promises:
 //
 // - every write has a time, and each address keeps its last versions;
 // - a thread has a view: all writes up to one time, and single later writes that it has read or made itself.

@@ -40,7 +40,7 @@ extern "C" __global__ void warp_match(const u32* values, u32* same) {
     same[at] = __match_any_sync(~0u, values[at]);
 }
 
-// Planted: two branches of one block wait at two barriers.
+// Planted: the threads of one block wait at different barriers, in two branches.
 extern "C" __global__ void barriers_apart(u32* values) {
     if (threadIdx.x % 2) {
         __syncthreads();
