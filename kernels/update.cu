@@ -7,9 +7,9 @@
 // each part is divided by the bag's size before it is added.
 //
 // One launch serves all tables, by self-identified fusion (FLECHE section 3.2). Each table is a segment of
-// threads, rounded up to whole warps. In it a row has `lanes` threads: a power of two close to its dim, and at
-// most a warp. So rows of dim 1 fill warps as well as rows of dim 128 do, and the lanes of a row are in one
-// warp.
+// threads, rounded up to whole warps. In it a row has `lanes` threads: a power of two close to its dim, and
+// at most a warp. So rows of dim 1 fill warps as well as rows of dim 128 do, and the lanes of a row are in
+// one warp.
 //
 // **Bits.** Every element goes through the operations of src/trainer/update.rs and src/trainer/optim.rs in
 // their order, each rounded: kernels are compiled without contraction, and with correctly rounded division
