@@ -12,11 +12,11 @@ struct CopyArgs {
     const ProbeColumn* columns;  // column_count elements
     const u32* scan;             // column_count + 1 elements: prefix sum of the segments' warps
     const u32* owners;
-    u64* places;        // by occurrence: rewritten
+    u64* places;        // by occurrence; input and output
     BatchState* state;
     const u32* pool;
     const u32* host;    // base address of locations in host memory
-    u32* buffer;        // capacity words: written
+    u32* buffer;        // capacity words; output
     u32 column_count;
     u32 capacity;       // at most 2^31
 };

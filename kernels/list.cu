@@ -16,7 +16,7 @@ struct Listed {
 struct ListArgs {
     const Slot* index;
     const u32* pool;  // null if no row has a tag
-    Listed* listed;   // count x SLOTS: written
+    Listed* listed;   // count x SLOTS; output
     u64 pool_words;
     u64 buckets;
     u64 from;         // the first bucket, or a random seed

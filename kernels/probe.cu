@@ -48,13 +48,13 @@ struct ProbeArgs {
     const u32* pool;  // for tags
     u64* scratch;     // scratch_mask + 1 words, at least two per occurrence
     u64* keys;        // by occurrence
-    u32* owners;      // by occurrence: written
-    u64* places;      // by occurrence: written
+    u32* owners;      // by occurrence; output
+    u64* places;      // by occurrence; output
     u32* counts;      // by column: misses, then host rows, then collisions; 0 between launches
     BatchState* state;
-    u32* misses;      // by miss: the owner's occurrence; written
-    u32* pointed;     // by host row: the owner's occurrence; written
-    u32* report;      // misses, host rows, then `counts`: written
+    u32* misses;      // by miss: the owner's occurrence; output
+    u32* pointed;     // by host row: the owner's occurrence; output
+    u32* report;      // misses, host rows, then `counts`; output
     u64 buckets;
     u32 scratch_mask;
     u32 column_count;

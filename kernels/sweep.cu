@@ -12,7 +12,7 @@
 
 struct SampleArgs {
     const Slot* index;
-    u32* ages;     // count x SLOTS: written; ~0: no entry that may be evicted
+    u32* ages;     // count x SLOTS, output; ~0: no entry that may be evicted
     u64 buckets;
     u64 now;
     u64 draw;      // random seed that selects the buckets
@@ -55,7 +55,7 @@ struct SweepArgs {
     Slot* index;
     const u32* draining;         // one bit per slab
     const Pointable* pointable;  // `pointables` tables, by ascending base
-    Evicted* evicted;            // room for `most`: written
+    Evicted* evicted;            // room for `most`; output
     u32* counters;               // evicted entries, new pointers, finished blocks; 0 between launches
     u32* report;                 // the length of `evicted`
     u64 buckets;

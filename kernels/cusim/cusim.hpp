@@ -109,7 +109,8 @@ extern const size_t KERNEL_COUNT;
 #define blockDim (cusim::block_size())
 #define gridDim (cusim::grid_size())
 
-// The source line identifies a barrier. Its address does not, because the compiler may duplicate a call.
+// The source line identifies a barrier. The address of the call does not, because the compiler may duplicate
+// the call.
 inline void __syncthreads(int line = __builtin_LINE()) { cusim::block_barrier(false, line); }
 inline int __syncthreads_count(int p, int line = __builtin_LINE()) {
     return cusim::block_barrier(p != 0, line);

@@ -11,7 +11,7 @@ use crate::config::DeviceKind;
 pub(crate) enum Choice<D> {
     /// The CPU.
     Host { why: Why },
-    /// A GPU, opened.
+    /// An opened GPU.
     Cuda(D),
 }
 

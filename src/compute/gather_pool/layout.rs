@@ -12,10 +12,10 @@ use crate::types::element::{f16_values, f32_values, int8_parts, int8_values};
 pub(crate) trait RowLayout<'a>: Copy {
     const ELEMENT: Element;
 
-    /// A row of these bytes.
+    /// The row that these bytes encode.
     fn of(bytes: &'a [u8]) -> Self;
 
-    /// Its elements, padding included.
+    /// The elements of the row, padding included.
     fn values(self) -> impl Iterator<Item = f32>;
 
     /// One register of elements, starting with element `at`.

@@ -265,7 +265,7 @@ unsafe fn sum_of<'a, L: RowLayout<'a>, V: Encoded, const N: usize>(
 #[inline(always)]
 #[allow(clippy::needless_range_loop)]
 unsafe fn store<V: Vector<f32>, const N: usize>(values: [V; N], to: *mut f32) {
-    // All loops over registers are counted: with iterators the compiler keeps the registers in memory.
+    // All loops over registers use an index: with iterators the compiler keeps the registers in memory.
     for k in 0..N {
         // SAFETY: the caller guarantees instruction set and room.
         unsafe { values[k].store(to.add(k * V::WIDTH)) };

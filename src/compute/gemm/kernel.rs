@@ -188,7 +188,7 @@ impl<'e, T: Real> Tile<'e, T> {
     unsafe fn run<V: Vector<T>, const N: usize, const ROWS: usize, const PANELS: usize>(self) -> usize {
         // SAFETY: the caller guarantees the above; a narrower last panel is loaded and stored through `edge`.
         unsafe {
-            // The loops are counted: with iterators the compiler keeps the sums in memory.
+            // The loops use an index: with iterators the compiler keeps the sums in memory.
             let width = self.width.min(N * V::WIDTH);
             let whole = width == N * V::WIDTH || PANELS > 1;
             let edge = self.edge;

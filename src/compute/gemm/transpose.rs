@@ -70,7 +70,7 @@ pub(crate) fn transpose_portable<T: Real>(block: &Block<'_, T>, to: &mut [T]) {
     }
 }
 
-/// Transposes a block with the widest vectors of this machine.
+/// Transposes a block, in registers if the processor has AVX-512.
 ///
 /// # Panics
 /// As [`transpose_portable`].

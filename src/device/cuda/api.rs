@@ -12,7 +12,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use cudarc::{driver, nvrtc};
 
-/// An opaque pointer of the library; 0 is none.
+/// An opaque pointer of the library; 0 means none.
 pub(crate) type Handle = usize;
 
 /// Declares a struct of function pointers, and its `load`, which returns the name of a missing function as

@@ -10,7 +10,7 @@ use crate::device::cuda::pool_args::PoolArgs;
 
 /// Threads per block.
 const THREADS: u32 = 128;
-/// Blocks resident on one multiprocessor, approximately.
+/// Approximate number of blocks that are resident on one multiprocessor.
 const BLOCKS_EACH: u32 = 16;
 
 /// The shape of a launch with `shared_words` words of dynamic shared memory.

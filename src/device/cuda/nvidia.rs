@@ -157,7 +157,7 @@ impl Driver for Nvidia {
         allocated.map_err(|error| self.refusal(error, DEVICE_MEMORY, bytes))?;
         let address = Address(memory);
         if let Err(error) = self.make_zero(memory, bytes) {
-            // SAFETY: it was allocated above and is not shared yet.
+            // SAFETY: the memory was allocated above and is not shared yet.
             unsafe { self.free(address) };
             return Err(error);
         }
@@ -186,7 +186,7 @@ impl Driver for Nvidia {
         });
         let host = NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(at));
         let (Ok(()), Some(host)) = (&mapped, host) else {
-            // SAFETY: it was allocated above and is not shared yet.
+            // SAFETY: the memory was allocated above and is not shared yet.
             self.primary.release(|api| unsafe { (api.free_host)(given) });
             return Err(mapped.err().unwrap_or_else(|| failed("cuMemHostAlloc", OUT_OF_MEMORY)));
         };
