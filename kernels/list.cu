@@ -37,7 +37,7 @@ extern "C" __global__ void list_entries(ListArgs args) {
             args.listed[i] = {EMPTY, 0, 0, 0, 0};
             continue;
         }
-        // A row of one word at the end of the pool has no tag, and no second word to read.
+        // A tag has two words. A row of one word at the end of the pool has no tag and no second word.
         const bool readable = args.pool && !(location & 1) && (location >> 1) + TAG_WORDS <= args.pool_words;
         const u64 tag = readable ? tag_at(args.pool, location) : 0;
         args.listed[i] = {key, location, tag, age(args.now, stamp_of(word)), 0};

@@ -7,7 +7,7 @@ fn lookup(dim: u32, column: u32) -> PoolLookup {
     PoolLookup { offsets_at: 0, occurrences_at: 0, dim, column, pooling: 0, element: 0 }
 }
 
-/// Two samples with one dense value and one lookup of dim 4; the bags have two ids and none.
+/// Two samples with one dense value and one lookup of dim 4. The first bag has two ids, the second is empty.
 fn pool<'a>(lookups: &'a [PoolLookup], rows: &'a [&'a [u32]]) -> Pool<'a> {
     Pool {
         samples: 2,

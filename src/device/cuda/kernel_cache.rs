@@ -140,7 +140,7 @@ fn image_of<'f>(file: &'f [u8], key: &str) -> Result<&'f [u8], String> {
     let Some(image) = body.strip_prefix(key.as_bytes()) else {
         return Err("expected the key of the entry, got another key".to_owned());
     };
-    // The rest of the head is determined by the key and the image.
+    // The key and the image determine the head, so it is computed again and compared.
     if head != &file_of(image, key)[..HEAD_BYTES] {
         return Err("the head or the checksum does not match the contents".to_owned());
     }

@@ -42,7 +42,7 @@ pub(crate) struct BatchHeader {
 pub(crate) struct BatchState {
     /// Misses numbered so far; 0 between launches.
     pub cursor: u32,
-    /// Host rows numbered so far; 0 between launches.
+    /// Rows found in host memory and numbered so far; 0 between launches.
     pub pointed: u32,
     /// Finished blocks; 0 between launches.
     pub blocks: u32,

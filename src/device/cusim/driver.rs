@@ -1,11 +1,11 @@
 //! The simulator as a [`Driver`], with streams that are as unordered as CUDA allows.
 //!
-//! An operation is only queued when it is enqueued on a stream. The device's thread (`device.rs`) executes
-//! operations in steps, and only while a caller waits for an event or polls it. So a host that reads memory
-//! without waiting finds that the kernel has not run. Each step advances a random stream among those whose
-//! next operation may run. A step of a kernel is a few memory accesses, so kernels of different streams
-//! interleave access by access. Sometimes a stream is paused for many steps. A seed determines the schedule
-//! if only one thread uses the driver.
+//! Enqueuing an operation only stores it. The device's thread (`device.rs`) executes operations in steps, and
+//! only while a caller waits for an event or polls it. So a host that reads memory without waiting finds that
+//! the kernel has not run. Each step advances a random stream among those whose next operation may run. A
+//! step of a kernel is a few memory accesses, so kernels of different streams interleave access by access.
+//! Sometimes a stream is paused for many steps. A seed determines the schedule if only one thread uses the
+//! driver.
 //!
 //! Device and pinned memory are plain host memory. Freed memory is overwritten, and stays allocated until the
 //! driver is dropped, so that a use after free reads wrong values.
