@@ -126,8 +126,8 @@ unsafe fn transpose_avx512(block: &Block<'_, f32>, to: &mut [f32]) {
     for j in 0..4 {
         let low = |a, b| _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b);
         let high = |a, b| _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b);
-        // `even` has quarters 0 and 2, and `odd` has quarters 1 and 3. Index 0 is for rows 0 to 7, index 1 for
-        // rows 8 to 15.
+        // `even` has quarters 0 and 2, and `odd` has quarters 1 and 3. Index 0 is for rows 0 to 7, index 1
+        // for rows 8 to 15.
         let even = [low(rows[j], rows[4 + j]), low(rows[8 + j], rows[12 + j])];
         let odd = [high(rows[j], rows[4 + j]), high(rows[8 + j], rows[12 + j])];
         next[j] = low(even[0], even[1]);
