@@ -261,7 +261,8 @@ fn a_sample_whose_rows_do_not_fit_is_refused_after_the_samples_before_it_are_tra
     let mut data = case.data();
     let data = Data { reader: &mut data, batch: 1, steps: u64::MAX };
     let error = pipeline.run(&mut train_state, data, &mut |_: &Progress<'_>| ()).unwrap_err().to_string();
-    let expected = "scratchpad: 7 slots for rows of 6 f32 (state counted), and a sample needs 8 at a time";
+    let expected = "scratchpad: a sample needs 8 rows of 6 f32 (with optimizer state) at the same time, \
+                    but there are only 7 slots of that size";
     assert_eq!(error, expected);
     assert!(train_state.steps() > 0, "some samples are small enough");
     pipeline.flush().unwrap();
