@@ -10,7 +10,7 @@ use super::item::Item;
 /// Moves the rows that the item has staged.
 ///
 /// # Errors
-/// [`TrainError::Device`], and never on the host.
+/// [`TrainError::Device`], only with a scratchpad on a device.
 pub(crate) fn exchange(item: &mut Item) -> Result<(), TrainError> {
     item.staging.as_mut().map_or(Ok(()), |staging| Ok(staging.exchange()?))
 }

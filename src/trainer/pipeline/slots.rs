@@ -1,7 +1,7 @@
 //! The scratchpad's memory on the host. Several threads read and write it at the same time, each in
 //! different slots.
 //!
-//! Plan decides which stage may use which slot, and when. An error in Plan can corrupt a row, but it cannot
+//! Plan decides which stage may use which slot, and when. A mistake of Plan can corrupt a row, but it cannot
 //! cause a data race: a slot is used only under a [`Claim`], and claiming a slot fails while another claim
 //! has it ([`crate::trainer::pipeline::slot_flags`]).
 #![allow(unsafe_code)]

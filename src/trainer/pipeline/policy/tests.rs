@@ -1,6 +1,7 @@
 use super::*;
 
-/// Candidates and what `SlotDirectory` keeps of them: the stamp of each slot that is one.
+/// Candidates, and the stamp of each slot that is a candidate, which `SlotDirectory` keeps outside the
+/// tests.
 struct Kept {
     candidates: Candidates,
     stamps: Vec<Option<u32>>,
