@@ -202,8 +202,8 @@ impl SlotDirectory {
         self.states[slot as usize].row == row
     }
 
-    /// Records that batch `batch` needs the rows of these slots. So they are no candidates until it has left
-    /// the past window. [`NO_SLOT`] is ignored.
+    /// Records that batch `batch` needs the rows of these slots. The slots are no candidates until the batch
+    /// has left the past window. [`NO_SLOT`] is ignored.
     pub(crate) fn keep(&mut self, slots: &[u32], batch: u64) {
         let mut needed = std::mem::take(slots_of_batch(&mut self.needed, &mut self.spare, batch));
         needed.extend(slots.iter().filter(|&&slot| slot != NO_SLOT && self.extend_use(slot, batch)));
