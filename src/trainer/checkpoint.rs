@@ -66,7 +66,7 @@ pub fn initialise_on_disk(
     Ok((TrainState::new(first_state(schema, optimizer, seed)), file))
 }
 
-/// The error for a table that does not fit in memory. It has the bytes that all tables need.
+/// The error for a table that does not fit in memory. It names the table and the bytes of all tables.
 fn table_memory(schema: &Schema, kind: Kind, shape: &schema::Table, source: OutOfHostMemory) -> TrainError {
     let bytes = |shape: &schema::Table| {
         let width = row_states(kind, shape.dim).iter().map(|(_, width)| width).sum::<usize>() + shape.dim;

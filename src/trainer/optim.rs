@@ -2,7 +2,7 @@
 //! Adam: Kingma and Ba, 2015).
 //!
 //! All formulas for dense weights work element by element, so dense weights may have any layout. An element
-//! with zero gradient and zero state keeps its bits, so padding may be updated too.
+//! with zero gradient and zero state keeps its bits, so padding of dense weights may be updated too.
 
 use std::fmt;
 use std::str::FromStr;

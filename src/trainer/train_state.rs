@@ -1,14 +1,15 @@
-//! Everything of a model in training except its rows, and the part of a training step that does not depend on
+//! The state of a model in training except its rows, and the part of a training step that does not depend on
 //! where rows are stored.
 //!
-//! A step has three parallel loops whose iterations share nothing: over chunks of samples (gather and pool,
+//! A step has three parallel loops with independent iterations: over chunks of samples (gather and pool,
 //! forward, loss, backward), over tables and pieces of dense weights (gradient and update, in `update`), and
-//! over panels (transposes). The order of every sum depends on the batch alone, so any number of threads
-//! gives the same bytes. Each chunk, table and piece is a separate job (`with_max_len`), because it takes
-//! long: when another stage of the pipeline delays a thread, other threads run its remaining jobs.
+//! over panels of dense weights (transposes). The order of every sum depends on the batch alone, so any
+//! number of threads gives the same bytes. Each chunk, table and piece is a separate job (`with_max_len`),
+//! because it takes long: when another stage of the pipeline delays a thread, other threads run its
+//! remaining jobs.
 //!
-//! Gathering works sample by sample, and updating works row by row. So the bytes do not depend on how samples
-//! or rows are grouped, and a scratchpad may hold only part of the rows of a batch at a time.
+//! Gathering works sample by sample, and updating works row by row. So the bytes do not depend on how
+//! samples or rows are grouped, and a scratchpad may hold only part of the rows of a batch at a time.
 
 use std::sync::Arc;
 
@@ -21,7 +22,7 @@ use crate::predict::PredictError;
 use crate::schema::{Lookup, Schema};
 use crate::types::{Batch, Element};
 
-/// What a step reads and writes, except rows.
+/// The data that a step reads and writes, except rows.
 pub struct TrainState {
     pub(crate) schema: Arc<Schema>,
     pub(crate) lookups: Arc<[Lookup]>,

@@ -67,7 +67,7 @@ impl TrainState {
     }
 }
 
-/// The gradients of the input rows of a step, and its factors.
+/// The update of rows in one step: the gradients of its input rows, and the optimizer's factors.
 pub struct RowUpdate<'a> {
     pub(crate) tapes: &'a [Tape<f32>],
     pub(crate) step: Step<f32>,

@@ -20,7 +20,7 @@ use crate::schema::{Lookup, Pooling, Schema};
 pub(crate) use crate::trainer::pipeline::gpu::Source;
 use crate::types::{Batch, TableId};
 
-/// The rows of one table that a batch uses, and the sources of the gradient of each.
+/// The rows of one table that a batch uses, and the sources of each row's gradient.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CastedIndex {
     /// The paper's casted `src`: ordered by row, and within a row in batch order.
@@ -33,7 +33,7 @@ pub(crate) struct CastedIndex {
     places: Vec<u32>,
 }
 
-/// The place of an occurrence that has no row, because its id is absent from the table.
+/// In lists of places: marks an occurrence that has no row, because its id is absent from the table.
 pub(crate) const ABSENT: u32 = u32::MAX;
 
 /// Temporary memory of casting. Each thread has one for all tables and batches, so it stays in the

@@ -27,7 +27,7 @@ pub(crate) struct PreparedBatch {
     pub starts: Vec<usize>,
 }
 
-/// Of some selected rows of a batch, the part that is of one table.
+/// The rows of one table within a selection of a batch's rows.
 pub(crate) struct TablePart {
     /// Index of the table.
     pub table: usize,

@@ -2,8 +2,8 @@
 //!
 //! A record is a row with its optimizer state. Tables whose records have the same number of words share the
 //! slots of that size. A batch uses every table, so each size gets slots for the same share of its tables'
-//! rows. But no size gets fewer slots than one sample may need, because a small share of a small table could
-//! be no row at all.
+//! rows. If the scratchpad is large enough, each size gets at least the slots that one sample may need:
+//! otherwise a small share of a small table could be no row at all.
 
 use std::sync::Arc;
 

@@ -3,9 +3,9 @@
 //!
 //! The paper keeps a mask per slot, with a bit for each batch in the window, and shifts all masks each
 //! cycle. Here a slot keeps one number: the last **batch**, planned or in the future window, that is known
-//! to need its row. The slot becomes a candidate for eviction when that batch leaves the past window. A list
-//! per batch has the slots for which it is the last known user. So the cost of a cycle depends on the size
-//! of the batch that leaves the window, and not on the size of the scratchpad.
+//! to need its row. The slot becomes a candidate for eviction when that batch leaves the past window. For
+//! each batch a list has the slots with this batch as their last known user. So the cost of a cycle depends
+//! on the size of the batch that leaves the window, and not on the size of the scratchpad.
 //!
 //! A `SlotDirectory` covers slots of one size. Only Plan uses it. Plan runs ahead of the stages that move
 //! rows, so the Hit-Map says what a slot will hold when the batch that is being planned trains.

@@ -4,10 +4,10 @@
 //! optimizer's state. The pipeline's stages are threads (ScratchPipe, section IV-C), and each part serves
 //! some of them:
 //!
-//! - a [`StagingBuffer`] stages the records of one item: Collect takes victims out of the slots; Exchange
-//!   copies victims to the host and fetched records to the device; Insert puts fetched records into the
-//!   slots;
-//! - the [`Stepper`] serves Train: it pools a batch's input rows for the dense layers on the host, and
+//! - A [`StagingBuffer`] stages the records of one item: Collect takes victims out of the slots. Exchange
+//!   copies victims to the host and fetched records to the device. Insert puts fetched records into the
+//!   slots.
+//! - The [`Stepper`] serves Train: it pools a batch's input rows for the dense layers on the host, and
 //!   updates rows from the gradients of the input rows.
 //!
 //! Every call waits for all work that it has launched before it returns, also when it fails. So a stage has
@@ -16,7 +16,7 @@
 //!
 //! With a scratchpad on the host nothing is staged or launched: the trainer uses rows in place
 //! ([`super::slots`]). Host and device compute the same bits: `crate::compute::pool` defines the order of
-//! the sums of pooling, and [`Rule`] the operations of updates.
+//! the sums of pooling, and [`Rule`] defines the operations of updates.
 
 pub mod args;
 mod kernels;

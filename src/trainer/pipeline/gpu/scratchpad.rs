@@ -188,7 +188,7 @@ pub(crate) struct SlotArray {
     pub words: u32,
 }
 
-/// Fails at the first [`NO_SLOT`].
+/// Fails if a slot is [`NO_SLOT`].
 pub(crate) fn check_slots(list: &[u32]) -> Result<(), ScratchError> {
     match list.iter().position(|&slot| slot == NO_SLOT) {
         None => Ok(()),

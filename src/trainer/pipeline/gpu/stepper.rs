@@ -287,7 +287,7 @@ fn table_of<'g>(gather: &Gather<'g>, lookup: &GatherLookup<'_>) -> Result<TableS
     table.ok_or_else(|| shape("tables", gather.tables.len(), lookup.table))
 }
 
-/// Occurrences of a lookup that has passed `check_gather`.
+/// The number of occurrences of a lookup that has passed `check_gather`.
 fn occurrences_of(lookup: &GatherLookup<'_>) -> usize {
     lookup.offsets.last().copied().unwrap_or(0) as usize
 }

@@ -7,13 +7,14 @@
 //!
 //! - Collect reads a victim from its slot before an earlier item has trained the row (hazard 2), or before
 //!   Insert has written the row to the slot (hazard 3). While Train works on an item, Collect is at most
-//!   `past_items` items ahead. So rows of the last `past_items` items are never victims.
+//!   `past_items` items ahead. So rows of the last `past_items` items (the past window) are never victims.
 //! - Collect fetches a row from the working file before Insert has written the row back there, after its
 //!   eviction by an earlier item (hazard 4). While Insert works on an item, Collect is at most
-//!   `future_items` items ahead. So rows of the next `future_items` items are never victims.
+//!   `future_items` items ahead. So rows of the next `future_items` items (the future window) are never
+//!   victims.
 //!
 //! Both windows follow from the number of items that fit between the stages ([`HazardWindows`]). Hazard 1 (a
-//! batch reads a row before the batch before it has updated the row) cannot happen, because Train takes
+//! batch reads a row before an earlier batch has updated it) cannot happen, because Train takes
 //! whole steps in order.
 //!
 //! **If a window does not fit the scratchpad**, Plan does the first of these that helps, and logs a warning:

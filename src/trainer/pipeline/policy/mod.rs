@@ -2,7 +2,7 @@
 //! policy orders them.
 //!
 //! `SlotDirectory` decides whether a slot is a candidate. A policy keeps the candidates in a structure of a
-//! few bytes per slot. Any candidate can be removed from it, because a batch may need its row after all:
+//! few bytes per slot. Any candidate can be removed again, because a batch may need its row after all.
 //!
 //! - LRU: a queue. A slot becomes a candidate when the last batch that used it leaves the window, so the
 //!   queue is in order of last use.

@@ -1,7 +1,7 @@
 use super::*;
 
-/// Candidates, and the stamp of each slot that is a candidate, which `SlotDirectory` keeps outside the
-/// tests.
+/// Candidates, and the stamp of each slot that is a candidate. Outside of tests `SlotDirectory` keeps the
+/// stamps.
 struct Kept {
     candidates: Candidates,
     stamps: Vec<Option<u32>>,
