@@ -159,7 +159,7 @@ fn state_name(state: &str, tensor: &str) -> String {
 }
 
 impl ReferenceTrainer {
-    /// Writes a new version of the model; its number is the highest existing one plus 1.
+    /// Writes a new version of the model. Its number is 1 more than the highest existing number.
     ///
     /// # Errors
     /// As [`TrainState::save`].
@@ -169,7 +169,8 @@ impl ReferenceTrainer {
 }
 
 impl TrainState {
-    /// Writes a new version of the model with these tables; its number is the highest existing one plus 1.
+    /// Writes a new version of the model with these tables. Its number is 1 more than the highest existing
+    /// number.
     ///
     /// # Errors
     /// [`TrainError::NotFinite`] for weights or rows that are not finite, and [`TrainError::Store`]. Earlier
@@ -218,7 +219,7 @@ impl TrainState {
         Ok(write(models, name, &contents)?)
     }
 
-    /// Checks the weights after the last step. A step itself checks only the loss before its update.
+    /// Checks weights after the last step. A step checks only the loss, which it computes before its update.
     fn check_finite(&self, tensor: &str, values: &[f32]) -> Result<(), TrainError> {
         let finite = values.par_chunks(CHECKED).all(|values| values.iter().all(|value| value.is_finite()));
         if finite { Ok(()) } else { Err(self.not_finite(tensor)) }

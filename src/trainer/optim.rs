@@ -161,7 +161,7 @@ impl Optimizer {
 }
 
 impl<T: Real> Step<T> {
-    /// Updates a row. If no state is row-wise, the slices may be the same part of a row and its states.
+    /// Updates a row. If no state is row-wise, the slices may also be a part of a row.
     /// `states` are in the order of [`Kind::row_states`].
     #[inline(always)]
     pub fn update_row(&self, weights: &mut [T], grads: &[T], states: &mut [&mut [T]]) {

@@ -95,8 +95,8 @@ impl CastedIndex {
         &self.sources[start as usize..self.ends[k] as usize]
     }
 
-    /// Of a range of rows: their sources end to end, the end of each row's sources, and the start of the
-    /// first row's. Ends and start are indices among the sources of all rows.
+    /// Returns, for a range of rows, their sources end to end, the end of each row's sources, and the start
+    /// of the first row's sources. Ends and start are indices among the sources of all rows.
     #[must_use]
     pub(crate) fn part(&self, rows: Range<usize>) -> (&[Source], &[u32], u32) {
         let first = if rows.start == 0 { 0 } else { self.ends[rows.start - 1] };
@@ -107,7 +107,7 @@ impl CastedIndex {
 }
 
 impl Workspace {
-    /// Collects and sorts the pairs of the table's lookups, and the source of each occurrence.
+    /// Collects the sorted pairs of the table's lookups, and the source of each occurrence.
     fn look_up(&mut self, schema: &Schema, lookups: &[Lookup], table: TableId, batch: &Batch) {
         self.pairs.clear();
         self.looked_up.clear();

@@ -61,7 +61,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// The sizes of a schema's tables under an optimizer.
+    /// The slot sizes of a schema's records, which include the state of the optimizer.
     pub(crate) fn of(schema: &Schema, kind: Kind) -> Self {
         let mut sizes: Vec<SizeClass> = Vec::new();
         let mut tables: Vec<SlotLayout> = Vec::new();
@@ -139,7 +139,8 @@ impl Sizes {
             .collect::<Result<_, _>>()?)
     }
 
-    /// `counts` slots of each size, in device memory, and staging for items of `item_words` words each way.
+    /// `counts` slots of each size, in device memory, and staging for items of `item_words` words in each
+    /// direction.
     ///
     /// # Errors
     /// [`TrainError::Device`] when an allocation fails.

@@ -31,9 +31,9 @@ pub struct PipelineSettings {
     /// Data-parallel workers that share each batch, 1 to [`MOST_REPLICAS`]. Each has its own dense weights
     /// and its own copy of the window's rows. The copy is outside the scratchpad and no larger than it.
     pub replicas: usize,
-    /// Steps after which replicas average rows and their state; at least 1. At 1 they exchange gradients
-    /// instead. Replicas also average at the end of a window, so each takes at most `lookahead` steps by
-    /// itself.
+    /// Replicas average rows and their state after every `lambda` steps; at least 1. At 1 they exchange
+    /// gradients instead. Replicas also average at the end of a window, so each takes at most `lookahead`
+    /// steps by itself.
     pub lambda: u64,
 }
 

@@ -345,7 +345,7 @@ impl SlotDirectory {
     }
 
     /// Lists the first rows after `after`, ascending, with their slots. The list is empty when there are no
-    /// more rows. Each call reads every slot, so a list is long, to need few calls.
+    /// more rows. Each call scans all slots, so lists are long to keep the number of calls small.
     pub(crate) fn rows_after(&self, after: Option<RowId>, listed: &mut Vec<RowSlot>) {
         listed.clear();
         let (most, mut end) = (MIN_LISTED_ROWS.max(self.count() / LISTS), None);

@@ -107,7 +107,7 @@ struct Task<'a> {
 }
 
 impl Replicas {
-    /// `replicas` replicas that start from `state`. Both numbers are at least 1.
+    /// `replicas` replicas that start from `state`. `replicas` and `lambda` are at least 1.
     pub(crate) fn new(state: &TrainState, replicas: usize, lambda: u64) -> Self {
         Self {
             lambda,

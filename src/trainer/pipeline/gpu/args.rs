@@ -80,7 +80,7 @@ pub struct UpdateArgs {
 }
 
 impl UpdateArgs {
-    /// Sets the optimizer's number and factors.
+    /// Sets the kernel's number for the optimizer, and the optimizer's factors.
     #[must_use]
     pub(crate) fn with_rule(self, rule: Rule) -> Self {
         match rule {

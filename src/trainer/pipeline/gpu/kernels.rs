@@ -27,7 +27,7 @@ pub(crate) unsafe fn take_records<D: Driver>(
     args: &RecordArgs,
 ) -> Result<(), DriverError> {
     let shape = shape(blocks(d, warps), args.run_count as usize + 1);
-    // SAFETY: the layout is the kernel's; the caller promises the rest.
+    // SAFETY: `args` has the layout that the kernel reads; the caller promises the rest.
     unsafe { d.launch(s, "take_records", shape, bytes_of(args)) }
 }
 
@@ -45,7 +45,7 @@ pub(crate) unsafe fn put_records<D: Driver>(
     args: &RecordArgs,
 ) -> Result<(), DriverError> {
     let shape = shape(blocks(d, warps), args.run_count as usize + 1);
-    // SAFETY: the layout is the kernel's; the caller promises the rest.
+    // SAFETY: `args` has the layout that the kernel reads; the caller promises the rest.
     unsafe { d.launch(s, "put_records", shape, bytes_of(args)) }
 }
 
@@ -65,6 +65,6 @@ pub(crate) unsafe fn update_rows<D: Driver>(
     args: &UpdateArgs,
 ) -> Result<(), DriverError> {
     let shape = shape(blocks(d, warps), args.table_count as usize + 1);
-    // SAFETY: the layout is the kernel's; the caller promises the rest.
+    // SAFETY: `args` has the layout that the kernel reads; the caller promises the rest.
     unsafe { d.launch(s, "update_rows", shape, bytes_of(args)) }
 }

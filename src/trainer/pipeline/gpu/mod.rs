@@ -101,14 +101,14 @@ pub struct SlotSize {
 pub struct SlotRun<'a> {
     /// Index of the slot size.
     pub size: usize,
-    /// The slots, claimed.
+    /// The claimed slots.
     pub held: &'a HeldSlots<'a>,
 }
 
 /// The slots of one table's rows.
 #[derive(Clone, Copy, Debug)]
 pub struct TableSlots<'a> {
-    /// Its slots, claimed.
+    /// The claimed slots of the rows.
     pub run: SlotRun<'a>,
     /// Elements of a row, which are the first words of its record.
     pub dim: usize,
@@ -121,7 +121,7 @@ pub struct GatherLookup<'a> {
     pub table: usize,
     /// Whether the sum is divided by the bag's size.
     pub mean: bool,
-    /// `samples + 1` bounds of bags.
+    /// Bounds of the samples' bags among the occurrences; `samples + 1` numbers.
     pub offsets: &'a [u32],
     /// For each occurrence, the index of its row's slot in the table's [`TableSlots`]. An index past the end
     /// reads as zeros.
@@ -133,7 +133,7 @@ pub struct GatherLookup<'a> {
 pub struct Gather<'a> {
     /// Samples of the batch.
     pub samples: usize,
-    /// The tables that lookups name.
+    /// The tables that lookups read.
     pub tables: &'a [TableSlots<'a>],
     /// The lookups, in the order of columns.
     pub lookups: &'a [GatherLookup<'a>],
@@ -156,7 +156,7 @@ pub struct UpdateRows<'a> {
 /// An update of rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Update<'a> {
-    /// Samples of the gradients.
+    /// The number of samples that have gradients.
     pub samples: usize,
     /// Gradients per sample: one for each column of the input row from `first_column` on.
     pub stride: usize,
@@ -213,7 +213,7 @@ pub trait StagingBuffer: Send {
     /// Copies records out of slots into the device's outgoing buffer.
     ///
     /// # Errors
-    /// [`ScratchError`] if there are too many records, one has no slot, or the driver fails.
+    /// [`ScratchError`] if there are too many records, a record has no slot, or the driver fails.
     fn take(&mut self, runs: &[SlotRun<'_>]) -> Result<(), ScratchError>;
 
     /// The host's incoming buffer, for records of `words` words in total.
@@ -222,7 +222,7 @@ pub trait StagingBuffer: Send {
     /// [`ScratchError::Limit`].
     fn incoming(&mut self, words: usize) -> Result<&mut [f32], ScratchError>;
 
-    /// Copies the incoming buffer to the device and the outgoing buffer to the host, both at once.
+    /// Copies the incoming buffer to the device and the outgoing buffer to the host, at the same time.
     ///
     /// # Errors
     /// [`ScratchError::Driver`].

@@ -271,8 +271,9 @@ impl<D: Driver> CudaStagingBuffer<D> {
         };
         let driver = &*shared.driver;
         // SAFETY: the caller holds the slots, which are of this scratchpad (`slot_array`, `HeldSlots`). The
-        // records fit the buffer, and the scan is that of the runs. The kernel uses only this staging
-        // buffer, the scratchpad and slots that the caller holds, until `settle` has waited for it.
+        // records fit the buffer, and the scan is the prefix sum of the runs' warps. The kernel uses only
+        // this staging buffer, the scratchpad and slots that the caller holds, until `settle` has waited for
+        // it.
         let launched = unsafe {
             match way {
                 Way::Out => kernels::take_records(driver, stream, warps, &args),
@@ -304,8 +305,8 @@ impl<D: Driver> StagingBuffer for CudaStagingBuffer<D> {
         let Shared { driver, streams, arrays, .. } = &**shared;
         let copy = |stream, from: u64, to: u64, words: usize| match words {
             0 => Ok(()),
-            // SAFETY: both buffers are this one's and have the words (`incoming`, `records`). It is borrowed
-            // mutably, so nothing else uses them, until `settle` has waited.
+            // SAFETY: both buffers belong to this staging buffer and have room for the words (`incoming`,
+            // `records`). `self` is borrowed mutably, so nothing else uses them until `settle` has waited.
             _ => unsafe { driver.copy(stream, Address(from), Address(to), words * WORD) },
         };
         let (to_host, to_device) = (&streams.copy_out, &streams.copy_in);

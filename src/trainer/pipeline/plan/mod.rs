@@ -234,7 +234,7 @@ impl Planner {
         self.settings.lookahead * self.settings.windows.future_items as usize
     }
 
-    /// Casts a batch and adds it to `seen`. The optimal policy gets the new uses of its rows.
+    /// Casts a batch and adds it to `seen`. For the optimal policy, records which rows the batch needs.
     fn see(&mut self, mut prepared: PreparedBatch) -> Result<(), TrainError> {
         prepared.prepare(&self.schema, &self.lookups)?;
         let number = self.batch + 1 + self.seen.len() as u64;

@@ -30,7 +30,7 @@ pub(crate) struct Placement {
 pub(crate) struct PlanLists {
     /// The rows of the unit that is being planned.
     pub rows: Vec<RowId>,
-    /// Rows that [`Planner::find`] must look up, and the index of each among its arguments.
+    /// Rows that [`Planner::find`] must look up, and the index of each in the list of all rows.
     unknown: (Vec<RowId>, Vec<u32>),
     missing: Vec<RowId>,
     moves: Vec<TakenSlot>,
@@ -58,9 +58,9 @@ impl Placement {
 }
 
 impl Planner {
-    /// Finds or takes a slot for each of these rows, for use up to batch `self.batch`. The rows are
-    /// distinct, and the scratchpad has room for all of them. `slots` has the slots that [`Self::find`]
-    /// found before, or is empty.
+    /// Finds or takes a slot for each of these rows, for the unit that ends with batch `self.batch`. The
+    /// rows are distinct, and the scratchpad has room for all of them. `slots` has the slots that
+    /// [`Self::find`] found before, or is empty.
     ///
     /// # Errors
     /// [`TrainError::Stopped`] when the pipeline has ended.
@@ -123,8 +123,8 @@ impl Planner {
         self.lists.unknown = (unknown, indices);
     }
 
-    /// Divides rows to fetch among at least one item, and returns the number of rows of each. A row and the
-    /// victim in its slot are in the same item, so the victim is read before the row is written.
+    /// Divides rows to fetch into one or more items, and returns the number of rows of each item. A row and
+    /// the victim in its slot are in the same item, so the victim is read before the row is written.
     fn cut(&self, rows: &[RowId]) -> Vec<usize> {
         let (mut cuts, mut words) = (vec![0], 0);
         for row in rows {
@@ -138,7 +138,8 @@ impl Planner {
         cuts
     }
 
-    /// Removes items up to `item` from the past window, so that rows that only they need become candidates.
+    /// Removes items up to `item` from the past window, so that rows that no later batch needs become
+    /// candidates.
     pub(crate) fn expire(&mut self, item: u64) {
         let Self { directories, upcoming, planned, batch, .. } = self;
         let left = planned.partition_point(|unit| unit.last_item <= item);

@@ -23,8 +23,8 @@ impl Planner {
     /// Plans a batch in groups.
     ///
     /// # Errors
-    /// [`TrainError::Scratchpad`] if the rows of one sample do not fit; then nothing of the batch is
-    /// trained.
+    /// [`TrainError::Scratchpad`] if the rows of one sample do not fit. Nothing of the batch is trained
+    /// then.
     pub(crate) fn split(
         &mut self,
         mut whole: PreparedBatch,

@@ -178,7 +178,7 @@ impl Candidates {
     }
 
     /// Removes and returns the next victim. `batch` is as in [`Self::add`]. `prefetch` is called for slots
-    /// whose stamps are needed some iterations later, if the policy knows them.
+    /// whose stamps are needed some iterations later, if the policy can predict them.
     pub(crate) fn pop(
         &mut self,
         batch: u64,
