@@ -12,7 +12,7 @@ pub const NO_SLOT: u32 = u32::MAX;
 
 /// A claim failed, because another claim has the slot or no slot has this number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("slot {slot}: already claimed, or not a number below the {count} slots")]
+#[error("slot {slot}: already claimed, or out of range: there are {count} slots")]
 pub struct ClaimError {
     /// The first slot that could not be claimed.
     pub slot: u32,
