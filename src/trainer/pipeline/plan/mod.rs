@@ -17,8 +17,8 @@
 //! batch reads a row before an earlier batch has updated it) cannot happen, because Train takes
 //! whole steps in order.
 //!
-//! **If a window does not fit in the scratchpad**, Plan takes the first of these measures that helps, and logs a
-//! warning:
+//! **If a window does not fit in the scratchpad**, Plan takes the first of these measures that helps, and
+//! logs a warning:
 //!
 //! 1. It plans fewer batches together.
 //! 2. It waits until enough items have trained and their rows may be evicted (a *bubble*). At worst it waits
