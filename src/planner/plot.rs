@@ -65,6 +65,7 @@ fn draw(
     let mut chart = ChartBuilder::on(page)
         .caption(format!("Hit rate against cache size, {} rows", plan.rows()), ("sans-serif", 16))
         .margin(12)
+        .margin_right(40)
         .x_label_area_size(44)
         .y_label_area_size(52)
         .top_x_label_area_size(24)
@@ -105,8 +106,8 @@ fn draw(
     let line = [(at.max(least), 0.0), (at.max(least), 1.0)];
     chart
         .draw_series(DashedLineSeries::new(line, 2, 4, grey.stroke_width(1)))?
-        .label(format!("from {share} % ({}) on, more gains little", bytes(plan.bytes(enough))))
-        .legend(move |(x, y)| PathElement::new([(x, y), (x + 2, y)], grey));
+        .label(format!("dotted: past {share} % ({}), more gains little", bytes(plan.bytes(enough))))
+        .legend(move |(x, y)| PathElement::new([(x + 10, y - 6), (x + 10, y + 6)], grey));
     chart
         .configure_series_labels()
         .position(SeriesLabelPosition::LowerRight)
