@@ -25,10 +25,10 @@ pub enum PredictError {
     AbsentId(#[from] AbsentId),
     #[error("{field}: expected {expected}, got {got}")]
     Shape { field: String, expected: u64, got: u64 },
-    /// `field` is the setting that limits the engine's memory, in whose unit the numbers are.
+    /// `field` is the setting of the limit. Both numbers are in its unit.
     #[error("{field}: needs {needed}, limit {limit}")]
     Capacity { field: &'static str, needed: u64, limit: u64 },
-    /// The sample's values are finite.
+    /// The input values are finite, but the computed score is not.
     #[error("score of sample {sample} is not finite: its values or the model's are too large for 32 bits")]
     NotFinite { sample: usize },
     #[error("store: {0}")]
@@ -49,6 +49,7 @@ pub trait Predict: Send + Sync {
     /// Whether the model is loaded and its cache is warm.
     fn ready(&self) -> bool;
 
-    /// Updates gauges that are too expensive to update for every batch. Called before metrics are read.
+    /// Updates the metrics that are too expensive to update for every batch. Called before `/metrics` is
+    /// rendered.
     fn measure(&self) {}
 }

@@ -1,4 +1,5 @@
-//! The three layers (each key's text and its source), and how text becomes a value.
+//! The three layers of the configuration (file, environment, flags), and the parsing of their texts into
+//! values.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,8 +14,9 @@ use super::{
     TraceConfig,
 };
 
-/// The prefix of environment variables, and those that only tests read.
+/// Every environment variable of a setting begins with this.
 const PREFIX: &str = "FLECHETTE_";
+/// Variables with this prefix that only tests read. They are not reported as unknown.
 const TEST_VARIABLES: &[&str] = &["FLECHETTE_DATA"];
 
 const MIB: u64 = 1 << 20;
@@ -116,7 +118,7 @@ impl Layers {
     pub(crate) fn server(&self) -> Result<ServerConfig, ConfigError> {
         let max_bytes = self.bytes("server.max_bytes", 1024, GIB)?;
         let count = |key| self.whole(key, 1, 1 << 20).map(|count| count as usize);
-        // Below max_bytes, a message of the largest size would always be refused.
+        // With less than max_bytes, a message of the largest size would always be refused.
         let inflight =
             self.given("server.max_inflight_bytes", |key| self.bytes(key, max_bytes, 1024 * GIB))?;
         Ok(ServerConfig {
@@ -179,7 +181,7 @@ impl Layers {
         })
     }
 
-    /// The layer that gives a key's value, if one does.
+    /// The layer that gives a key's value; `None` for a default.
     pub(crate) fn source(&self, key: &str) -> Option<&Source> {
         self.given.get(key).map(|given| &given.source)
     }
@@ -204,8 +206,8 @@ impl Layers {
         self.text(key).is_some().then(|| read(key)).transpose()
     }
 
-    /// Reads a key that is given or has a default text. `read` gives `None` for text that is not as
-    /// `expected`.
+    /// Reads a key that is given or has a default text. `read` returns `None` if the text is not what
+    /// `expected` describes.
     fn parse<T>(
         &self,
         key: &'static str,
@@ -229,7 +231,7 @@ impl Layers {
     }
 
     pub(crate) fn bytes(&self, key: &'static str, least: u64, most: u64) -> Result<u64, ConfigError> {
-        let expected = || format!("bytes from {least} to {most}, {BYTES_FORM}");
+        let expected = || format!("{BYTES_FORM}, from {least} to {most}");
         self.parse(key, expected, |text| parse_bytes(text).filter(|n| (least..=most).contains(n)))
     }
 
@@ -261,8 +263,8 @@ pub(crate) fn variable(key: &str) -> String {
     format!("{PREFIX}{}", key.replace('.', "_").to_uppercase())
 }
 
-/// The forms of bytes, for error messages.
-pub(crate) const BYTES_FORM: &str = "plain or with K, M, G, T, Ki, Mi, Gi or Ti";
+/// What an error says is expected where bytes are given.
+pub(crate) const BYTES_FORM: &str = "a number of bytes, plain or with the unit K, M, G, T, Ki, Mi, Gi or Ti";
 
 /// Reads bytes: `512`, `64K` (1,000s), `16Mi` (1,024s), `1.5G`, each with or without a `B` at the end.
 #[must_use]

@@ -1,4 +1,4 @@
-//! How configuration treats each layer and each mistake, and whether `docs/settings.md` is up to date.
+//! Layers, defaults and refused values; also generates `docs/settings.md` and compares it with the file.
 
 use std::fmt::Write;
 
