@@ -18,7 +18,7 @@ pub struct Description {
     pub max_samples: usize,
 }
 
-#[allow(missing_docs)] // the texts of the errors say it
+#[allow(missing_docs)] // the error texts document the variants
 #[derive(Debug, thiserror::Error)]
 pub enum PredictError {
     #[error(transparent)]

@@ -12,7 +12,7 @@ use std::time::Instant;
 use super::{BatchError, Entry, Job, Next, Reply, Shared, Taken};
 use crate::types::{AbsentId, Batch, Scores};
 
-/// Works until the queue is closed and empty.
+/// Computes batches until the queue is closed and empty.
 pub(crate) fn run(shared: &Shared) {
     let mut taken = Taken::default();
     let mut merged = Batch::default();
@@ -31,11 +31,11 @@ pub(crate) fn run(shared: &Shared) {
     }
 }
 
-/// Finishes the last batch, if `computed`, and waits for the next. Returns `false` when the queue is closed
-/// and empty.
+/// Reports the last batch as finished, if `computed`, and waits for the next one. Returns `false` when the
+/// queue is closed and empty.
 fn wait_for_batch(shared: &Shared, computed: bool, taken: &mut Taken<Job>) -> bool {
-    // If every core is busy, the threads that queue requests run first, and their requests make this batch
-    // larger. On an idle core this costs less than a microsecond.
+    // Yields, so that on busy cores the threads that queue requests run first and make this batch larger. On
+    // an idle core this costs less than a microsecond.
     std::thread::yield_now();
     let mut state = shared.state();
     if computed {
@@ -46,7 +46,7 @@ fn wait_for_batch(shared: &Shared, computed: bool, taken: &mut Taken<Job>) -> bo
         match state.queue.take(now, |job| job.reply.is_closed(), taken) {
             Next::Work => break,
             Next::Stop => {
-                // Other workers may still wait for an entry that this one took.
+                // Wakes the workers that still sleep, so that they stop too.
                 shared.wake.notify_all();
                 return false;
             }

@@ -1,7 +1,7 @@
 //! Finds the line of a `model.toml` for an error.
 //!
-//! The text is parsed again into a tree with spans. A path such as `tables[3].rows` is followed as deep as
-//! the text has it, so a missing key is reported at its table.
+//! The text is parsed again into a tree with spans. A path such as `tables[3].rows` is followed as far as the
+//! text has its keys, so a missing key is reported at its table.
 
 use toml::de::{DeTable, DeValue};
 

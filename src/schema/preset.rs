@@ -64,11 +64,12 @@ pub struct SyntheticShape {
     pub rows: u64,
     /// Number of dense inputs.
     pub dense: usize,
-    /// Most ids of a sample in each feature; one-hot if absent.
+    /// Most ids per sample of each feature; `None`: one-hot.
     pub multi_hot: Option<u32>,
 }
 
-/// Generated data: dense inputs `D1`.., features `F1`.. whose ids are row numbers (no hashing).
+/// Generated data: dense inputs `D1`, `D2`, ... and features `F1`, `F2`, ... Ids are row numbers, without
+/// hashing.
 #[must_use]
 pub fn synthetic(kind: ArchKind, dim: usize, shape: SyntheticShape) -> Schema {
     let arity = shape.multi_hot.map_or(Arity::OneHot, |max| Arity::MultiHot { max });

@@ -57,8 +57,8 @@ impl TierBuilder<'_> {
         if !on {
             if config.size.is_some() {
                 tracing::warn!(
-                    "cache.bytes or cache.fraction has no effect: cache.mode auto means off, because the tables \
-                     fit in memory"
+                    "cache.bytes or cache.fraction has no effect: cache.mode auto means off, because the \
+                     tables fit in memory"
                 );
             }
             if self.device.is_some() {
@@ -80,7 +80,7 @@ impl TierBuilder<'_> {
                 Ok(tier) => tier,
                 Err(error) if self.config.device.kind == DeviceKind::Auto => {
                     tracing::warn!(
-                        "device.kind is auto: the GPU cannot hold this model's cache, so it is on the host: {}",
+                        "device.kind is auto: the GPU cannot hold the cache, so it is on the host: {}",
                         error_line(error.as_ref())
                     );
                     self.on_host(opened, &mut options)?

@@ -1,10 +1,10 @@
 //! Random numbers as pure functions of their purpose and position, so that a sample does not depend on the
-//! samples before it. They are those of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
+//! samples before it. The generator is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
 //! number generators", OOPSLA 2014).
 
 use crate::mem::{SplitMix64, finalize64 as mix};
 
-/// The words of one purpose and place (a feature or a table), by number.
+/// Random 64-bit words of one purpose and one place (a feature or a table). Each word has a number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stream(u64);
 
@@ -43,6 +43,6 @@ pub(crate) fn unit(word: u64) -> f64 {
 /// A number of mean 0 and variance 1, within 3.5: the scaled sum of four 16-bit uniform numbers.
 pub(crate) fn bell(word: u64) -> f64 {
     let sum = (0..4).map(|i| (word >> (16 * i)) & 0xffff).sum::<u64>() as f64;
-    // A uniform of 0..=65535 has mean 32767.5 and variance (65536^2 - 1) / 12.
+    // A uniform number of 0..=65535 has mean 32767.5 and variance (65536^2 - 1) / 12.
     (sum - 4.0 * 32_767.5) / (65_536.0 / 3f64.sqrt())
 }

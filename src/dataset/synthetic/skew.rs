@@ -103,7 +103,8 @@ impl IdSampler {
         self.permutation.of(self.rank(unit(word)))
     }
 
-    /// The rank below which a share `u` of the accesses lies. The hottest id has rank 0.
+    /// The rank for a draw `u` in `[0, 1)`: lower ranks get at most a share `u` of the accesses. The
+    /// hottest id has rank 0.
     fn rank(&self, u: f64) -> u64 {
         let area = u * self.mass;
         let x = if self.power.abs() < 1e-9 {
@@ -116,8 +117,8 @@ impl IdSampler {
     }
 }
 
-/// A bijection of `0..rows`: a bijection of the next power of two, applied until the result is inside, on
-/// average fewer than two times.
+/// A bijection of `0..rows`: a bijection of the next power of two, applied until the result is below
+/// `rows`, on average fewer than two times.
 #[derive(Clone, Debug)]
 struct Permutation {
     rows: u64,

@@ -22,17 +22,17 @@ const AVAZU_VALUES: [u64; 22] = [
     60,
 ];
 
-/// A truth with Criteo's click rate, about a quarter.
+/// The seed of a truth with Criteo's click rate, about a quarter.
 const CRITEO_TRUTH: u64 = 15;
-/// A truth with Avazu's click rate, about 17 %.
+/// The seed of a truth with Avazu's click rate, about 17 %.
 const AVAZU_TRUTH: u64 = 1;
 
 /// Samples of one batch.
 const CHUNK: usize = 1024;
 
 /// Writes `rows` lines in Criteo's format: label, 13 integers, 26 strings, tab-separated. Two seeds give
-/// different samples of one truth. Value 0 of every fourth column is written as an empty string, and so is
-/// every second number 0.
+/// different samples of one truth. As in the real file, fields are empty: id 0 of every fourth string column,
+/// and every second integer that is 0.
 ///
 /// # Errors
 /// Errors of the writer.
@@ -132,7 +132,7 @@ fn for_each_row(
     }
 }
 
-/// The value of an id, which is printed as 8 hex digits.
+/// The 32-bit value that stands for an id in the file, printed as 8 hex digits.
 fn text_word(feature: usize, id: u64) -> u32 {
     Stream::new(0, Purpose::Text, feature as u64).word(id) as u32
 }

@@ -118,7 +118,7 @@ fn a_value_that_overflows_its_transform_is_refused() {
 }
 
 #[test]
-fn the_first_id_past_a_table_whose_default_is_error_is_found() {
+fn the_first_absent_id_of_a_table_with_default_error_is_found() {
     let mut schema = schema();
     let mut batch = Batch::empty(3);
     schema.encode(&raw(), &mut batch).unwrap();
@@ -127,7 +127,7 @@ fn the_first_id_past_a_table_whose_default_is_error_is_found() {
     let refusal = schema.check_absent(&batch).unwrap_err().to_string();
     assert_eq!(
         refusal,
-        "feature \"C2\": id 123456 is past the 100 rows of table \"C2\", whose default is error"
+        "feature \"C2\": id 123456 is not in table \"C2\", which has 100 rows and default error"
     );
     batch.features[1].ids[1] = 99;
     assert!(schema.check_absent(&batch).is_ok());
