@@ -52,13 +52,13 @@ fn code_index(code: i32) -> usize {
     usize::try_from(code).ok().filter(|code| *code < CODES.len()).unwrap_or(2)
 }
 
-/// Upper bounds in seconds of every duration histogram.
+/// Upper bounds, in seconds, of the buckets of every duration histogram.
 const SECONDS: &[f64] = &[
     0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
     10.0,
 ];
 
-/// Upper bounds of the batch-size histogram.
+/// Upper bounds of the buckets of the batch-size histogram.
 const SAMPLES: &[f64] =
     &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0];
 
@@ -310,7 +310,7 @@ impl Metrics {
         entry.or_insert_with(|| Arc::new(Register { recorder: &self.recorder }.model(name, schema))).clone()
     }
 
-    /// The page in Prometheus's text format.
+    /// All metrics in Prometheus's text format.
     #[must_use]
     pub(crate) fn render(&self) -> String {
         self.page.render()

@@ -25,11 +25,13 @@ pub enum PredictError {
     AbsentId(#[from] AbsentId),
     #[error("{field}: expected {expected}, got {got}")]
     Shape { field: String, expected: u64, got: u64 },
-    /// `field` is the setting of the limit. Both numbers are in its unit.
+    /// `field` is the setting with the limit. `needed` and `limit` are in the unit of that setting.
     #[error("{field}: needs {needed}, limit {limit}")]
     Capacity { field: &'static str, needed: u64, limit: u64 },
     /// The input values are finite, but the computed score is not.
-    #[error("score of sample {sample} is not finite: its values or the model's are too large for 32 bits")]
+    #[error(
+        "score of sample {sample} is not finite: its values or the model's weights are too large for f32"
+    )]
     NotFinite { sample: usize },
     #[error("store: {0}")]
     Store(String),

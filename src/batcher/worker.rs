@@ -1,8 +1,8 @@
 //! A worker thread: takes a batch, merges it, calls the model, splits the answer.
 //!
 //! A batch of one request is computed in place, without a copy. If a merged batch fails, its requests are
-//! computed one by one, so that only the request at fault gets the error. A panic of the model is such a
-//! failure; it does not end the worker.
+//! computed one by one, so that only the request at fault gets the error. A panic of the model is
+//! handled like a failed batch and does not end the worker.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -64,7 +64,7 @@ fn wait_for_batch(shared: &Shared, computed: bool, taken: &mut Taken<Job>) -> bo
         }
     }
     shared.metrics.queue_samples.set(state.queue.held().samples as f64);
-    // The remaining entries may be a batch too, and their pushes may have woken only this worker.
+    // The remaining entries may form another batch, and their pushes may have woken only this worker.
     let more = state.wants_a_worker(Instant::now());
     drop(state);
     if more {

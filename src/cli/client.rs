@@ -105,7 +105,7 @@ impl Client {
     /// Opens a data file to read the model's columns.
     ///
     /// # Errors
-    /// When the file cannot be opened, or does not have a column of the schema.
+    /// When the file cannot be opened, or lacks a column of the schema.
     pub(crate) fn open(
         &self,
         format: Format,

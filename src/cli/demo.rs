@@ -1,7 +1,7 @@
 //! `flechette demo`: the whole product in half a minute.
 //!
 //! It generates click logs in the format of Criteo, and then prints and runs the commands that a user would
-//! run, with a server in this process whose cache holds 10 % of the rows.
+//! run. The server runs in this process and caches 10 % of the rows.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};

@@ -41,7 +41,7 @@ pub(crate) struct Args {
     target: Target,
     #[arg(long, value_name = "F", help = format!("Format of the data: {}", Format::names()))]
     format: Format,
-    /// The file has no label column: a line of criteo-tsv has 39 fields
+    /// The file has no label column, so a line of criteo-tsv has 39 fields
     #[arg(long)]
     unlabelled: bool,
     /// File with the samples of the requests
@@ -204,7 +204,7 @@ async fn open_loop(driver: &Arc<Driver>, pace: Pace, outstanding: u32) -> anyhow
         }
     };
     tokio::task::spawn_blocking(pacing).await.context("the pacing thread")?;
-    // All permits are free when every answer is counted.
+    // Waits for all answers: every request without an answer holds a permit.
     let all = permits.acquire_many(outstanding).await;
     drop(all.context("the outstanding requests")?);
     let tally = Tally::taken(&tally)?;
@@ -302,7 +302,7 @@ struct Report {
     mode: &'static str,
     batch: u32,
     rate: Option<f64>,
-    /// From the first request to the last answer.
+    /// Time from the first request to the last answer.
     seconds: f64,
     tally: Tally,
 }

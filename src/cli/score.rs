@@ -35,7 +35,7 @@ pub(crate) struct Args {
     target: Target,
     #[arg(long, value_name = "F", help = format!("Format of the data: {}", Format::names()))]
     format: Format,
-    /// The file has no label column: a line of criteo-tsv has 39 fields
+    /// The file has no label column, so a line of criteo-tsv has 39 fields
     #[arg(long)]
     unlabelled: bool,
     /// File with the rows to score

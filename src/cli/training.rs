@@ -59,6 +59,8 @@ impl TrainingFlags {
         Flags { threads: self.threads.clone(), device: pipeline.device.clone(), ..Flags::default() }
     }
 
+    /// The optimizer and its parameters.
+    ///
     /// # Errors
     /// When a number is out of range, or the optimizer does not use a flag.
     pub(crate) fn optimizer(&self) -> anyhow::Result<Optimizer> {

@@ -20,7 +20,7 @@ pub struct CacheConfig {
     pub staging_bytes: Option<u64>,
     pub admission: CacheAdmission,
     pub eviction: CacheEviction,
-    /// A file of `flechette plan --counts`.
+    /// A file that `flechette plan --counts` wrote.
     pub counts: Option<PathBuf>,
     /// Bits of an index key, 2 to 64.
     pub key_bits: u32,

@@ -22,7 +22,8 @@ const TEST_VARIABLES: &[&str] = &["FLECHETTE_DATA"];
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// For every key that a layer gives: the text of the highest layer, with its source.
+/// For every key that a layer gives: the text of the highest layer, with its source. Layers are added from
+/// the lowest to the highest.
 #[derive(Default)]
 pub(crate) struct Layers {
     given: BTreeMap<&'static str, Given>,
@@ -186,7 +187,7 @@ impl Layers {
         self.given.get(key).map(|given| &given.source)
     }
 
-    /// The text of a key: of the highest layer that gives it, or its default.
+    /// The text of a key from the highest layer that gives it, or its default text.
     pub(crate) fn text(&self, key: &str) -> Option<&str> {
         if let Some(given) = self.given.get(key) {
             return Some(given.text.trim());
@@ -263,7 +264,7 @@ pub(crate) fn variable(key: &str) -> String {
     format!("{PREFIX}{}", key.replace('.', "_").to_uppercase())
 }
 
-/// What an error says is expected where bytes are given.
+/// The words of error messages for a value in bytes.
 pub(crate) const BYTES_FORM: &str = "a number of bytes, plain or with the unit K, M, G, T, Ki, Mi, Gi or Ti";
 
 /// Reads bytes: `512`, `64K` (1,000s), `16Mi` (1,024s), `1.5G`, each with or without a `B` at the end.
@@ -284,6 +285,6 @@ pub(crate) fn parse_bytes(text: &str) -> Option<u64> {
         return text.replace('_', "").parse().ok();
     };
     let bytes = number.trim().parse::<f64>().ok()? * unit as f64;
-    // Sizes above 2^63 do not exist, and f64 would round them.
+    // No machine has 2^63 bytes, and f64 would round such numbers.
     (0.0..9.2e18).contains(&bytes).then_some(bytes.round() as u64)
 }

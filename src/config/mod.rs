@@ -1,8 +1,8 @@
 //! Configuration: flags, environment and file become validated values. Nothing else reads the environment.
 //!
 //! Every key has one name, `section.key` (`settings.rs`). A flag wins over the environment variable
-//! (`FLECHETTE_<SECTION>_<KEY>`), which wins over the TOML file. A layer keeps plain text with its source,
-//! and text becomes a value at one place, so every error names key, source, what was expected and what was
+//! (`FLECHETTE_<SECTION>_<KEY>`), which wins over the TOML file. A layer keeps plain texts with their
+//! sources. One place parses them, so every error names the key, its source, what was expected and what was
 //! found. Unknown names are warnings, so that an older program can read a newer file.
 
 mod cache;
@@ -80,9 +80,9 @@ pub struct ServerConfig {
     pub max_samples: usize,
     /// Limit of one request message.
     pub max_bytes: usize,
-    /// Calls in flight over all connections.
+    /// Limit of calls in flight, over all connections.
     pub max_requests: usize,
-    /// Memory for the messages of all calls in flight. At least `max_bytes`.
+    /// Limit of the memory for the messages of all calls in flight. At least `max_bytes`.
     pub max_inflight_bytes: usize,
     /// Limit of each port.
     pub max_connections: usize,
@@ -120,7 +120,7 @@ pub struct TraceConfig {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceConfig {
     pub kind: DeviceKind,
-    /// Directory of compiled kernels; `None` keeps none.
+    /// Directory for compiled kernels; `None`: they are not saved.
     pub kernel_cache: Option<PathBuf>,
 }
 

@@ -1,7 +1,7 @@
 //! Every setting: its key, flag, default and meaning, each written once.
 //!
-//! Configuration reads defaults from here, the command line its help, and `docs/settings.md` is generated
-//! from it. To add a setting, add it here, and read it in a function of its section (`layers.rs`,
+//! The configuration takes its defaults from here, and the command line its help texts. A test generates
+//! `docs/settings.md`. To add a setting, add it here, and read it in a function of its section (`layers.rs`,
 //! `cache.rs`).
 
 /// A key that can be configured.

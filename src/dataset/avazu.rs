@@ -11,7 +11,7 @@ use crate::schema::Schema;
 /// Name of the label's column.
 const LABEL: &str = "click";
 
-/// The schema's inputs by name.
+/// The names of the schema's inputs.
 pub(crate) struct Avazu {
     labels: Labels,
     dense: Vec<String>,

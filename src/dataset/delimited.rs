@@ -17,15 +17,15 @@ const REPORTED: u64 = 5;
 /// A batch ends after lines of this many bytes, because the ends of its strings are 32-bit numbers.
 const BATCH_BYTES: usize = 1 << 30;
 
-/// The fields of the schema's inputs in a line.
+/// Where the schema's inputs are in a line: fields are indices from 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Columns {
-    /// Fields of a line.
+    /// Number of fields of a line.
     pub(crate) count: usize,
     pub(crate) label: Option<usize>,
-    /// One field for each dense feature of the schema.
+    /// The field of each dense feature of the schema.
     pub(crate) dense: Vec<usize>,
-    /// One field for each categorical feature of the schema.
+    /// The field of each categorical feature of the schema.
     pub(crate) features: Vec<usize>,
 }
 
@@ -62,9 +62,9 @@ pub(crate) struct Delimited<L> {
     skips: Vec<usize>,
     /// Whether the files have labels; unknown before the first line.
     labelled: Option<bool>,
-    /// Dense features of the schema.
+    /// Number of dense features of the schema.
     dense: usize,
-    /// Categorical features of the schema.
+    /// Number of categorical features of the schema.
     features: usize,
 }
 

@@ -26,7 +26,7 @@ use std::str::FromStr;
 use crate::schema::Schema;
 use crate::types::RawBatch;
 
-/// Gives samples in the order of its files.
+/// Reads samples in the order of its files.
 pub trait Reader {
     /// Overwrites `out` with the next samples, in the column order of the schema, and returns their number.
     /// It is `max_samples`, or less at the end or when a column reaches about 1 GiB, or 0 after the last
@@ -168,7 +168,7 @@ pub enum DatasetError {
 }
 
 /// Opens files as one reader of the schema's columns, one file after the other. Gzip and zstd are recognised
-/// by content. The first file is opened at once, each other one when the file before it ends.
+/// by content. The first file is opened at once, and each later file when the file before it ends.
 ///
 /// # Errors
 /// [`DatasetError`] when there is no file, the first cannot be opened, or the schema names columns that the

@@ -315,7 +315,7 @@ fn context_shape(options: &GpuTierOptions<'_>) -> Result<(Option<Columns>, Conte
 
 /// A cache and its idle contexts.
 struct ContextPool<D: Driver> {
-    /// Registered rows of the store. Dropped before the cache.
+    /// Registered rows of the store. Declared before the cache, so that they are dropped first.
     registered: Mutex<Vec<GpuHostRows<D>>>,
     cache: GpuCache<D>,
     idle: Mutex<Vec<LookupContext<D>>>,

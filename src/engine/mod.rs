@@ -148,8 +148,8 @@ impl Engine {
         self
     }
 
-    /// Fills the cache with the store's rows, the hottest first, while there is room. Also returns how many
-    /// rows were skipped because the store does not have them.
+    /// Fills the cache with these rows of the store, in this order, while there is room. Also returns how
+    /// many rows were skipped because the store does not have them.
     pub(crate) fn warm(&self, hottest: impl IntoIterator<Item = (TableId, u64)>) -> (Warmed, u64) {
         let mut skipped = 0;
         let mut hottest = hottest.into_iter();
@@ -205,7 +205,7 @@ impl Engine {
         }
     }
 
-    /// Scores a checked batch.
+    /// Scores a batch that [`Predict::predict`] has checked.
     fn score(&self, batch: &Batch) -> Result<Vec<f32>, PredictError> {
         let spent = Spent::default();
         let probabilities = match &self.lookup_tier {
@@ -221,7 +221,7 @@ impl Engine {
     }
 
     /// Scores every chunk of a batch; a single chunk runs on this thread. `write` fills a tape with the input
-    /// of its samples, from the given sample on.
+    /// rows of its samples, starting at the given sample.
     fn run_chunks(
         &self,
         samples: usize,

@@ -18,7 +18,7 @@ const SAMPLES: usize = 96;
 /// Most ids of a bag.
 const BAG_IDS: u32 = 8;
 
-/// Why a device does not pass.
+/// Why a device does not pass the self-test.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub(crate) enum SelfTestError {
     #[error("the device failed in its self-test: {0}")]

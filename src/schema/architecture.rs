@@ -52,9 +52,9 @@ pub enum Architecture {
 pub(super) struct InputWidths {
     /// Elements of the input row.
     pub all: usize,
-    /// Dense values.
+    /// Number of dense values.
     pub dense: usize,
-    /// Categorical features.
+    /// Number of categorical features.
     pub features: usize,
     /// Elements of the first feature's vector.
     pub dim: usize,
@@ -181,7 +181,7 @@ impl ArchKind {
         matches!(self, Self::Dlrm | Self::Deepfm)
     }
 
-    /// The architecture with the sizes of `flechette init`.
+    /// The architecture with the sizes that `flechette init` writes.
     pub(super) fn preset(self) -> Architecture {
         let deep = vec![256, 128];
         match self {

@@ -66,7 +66,7 @@ pub enum Loss {
 pub struct DenseFeature {
     /// Unique among the dense features.
     pub name: String,
-    /// Applied to raw values.
+    /// Turns raw values into the model's inputs.
     #[serde(default)]
     pub transform: Transform,
 }
@@ -185,7 +185,7 @@ pub struct Table {
     #[serde(default)]
     pub default: AbsentDefault,
     /// If given, the table has only `2^lossy_bits` rows and ids are hashed into them. Ids with the same hash
-    /// share a row in training, store and cache (FLECHE 3.1 with narrow flat keys).
+    /// share a row in training, store and cache (narrow flat keys, FLECHE section 3.1).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lossy_bits: Option<u32>,
 }

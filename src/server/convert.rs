@@ -15,7 +15,7 @@ use crate::predict::Description;
 use crate::schema::{AbsentId, Arity, EncodeError, Schema, Transform};
 use crate::types::{Batch, RawBatch, RawFeature, RawValues, Scores};
 
-/// Why a request is not a batch of the model.
+/// Why a request cannot be converted to a batch of the model.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConvertError {
     #[error("samples: expected at least 1, got 0")]

@@ -2,9 +2,9 @@
 //!
 //! A decoded message can be much larger than its encoding: an empty column or string takes two bytes on the
 //! wire, but tens of bytes in memory. So a limit on a message's bytes does not bound memory, and a check of
-//! the decoded message is too late. The meter parses the wire format of a body, two levels deep, and
-//! charges each entry with its decoded size before the decoder sees the entry. It refuses what it cannot
-//! parse, so nothing is decoded that was not charged.
+//! the decoded message is too late. The meter parses the wire format of a body, two levels deep (requests
+//! and their columns), and charges each entry with its decoded size before the decoder sees the entry. It
+//! refuses what it cannot parse, so nothing is decoded that was not charged.
 
 use std::mem::size_of;
 use std::pin::Pin;
@@ -26,7 +26,8 @@ const fn grown(bytes: usize) -> usize {
     2 * bytes
 }
 
-/// A column, and the smallest allocations of its name and its three vectors.
+/// Memory of a column: its entry in the vector of columns, and the smallest allocations of its name and its
+/// three vectors.
 const COLUMN_BYTES: usize = grown(size_of::<FeatureColumn>()) + 4 * size_of::<Bytes>() + 128;
 
 /// Why a message is refused before it is decoded.
@@ -72,7 +73,7 @@ struct Varint {
 }
 
 impl Varint {
-    /// Adds a byte. Returns the value if it was the last byte.
+    /// Adds a byte. Returns the value if this byte is the last one.
     fn push(&mut self, byte: u8) -> Result<Option<u64>, Fault> {
         if self.bits > 63 {
             return Err(Fault::Malformed("a number of more than ten bytes"));
@@ -101,7 +102,7 @@ impl Meter {
         Self { state, max_bytes, message: 0, column: None, columns: 0 }
     }
 
-    /// Returns the memory of the next bytes of the body: encoded and decoded.
+    /// Parses the next bytes of the body. Returns the memory that they take, encoded and decoded.
     fn feed(&mut self, mut bytes: &[u8]) -> Result<usize, Fault> {
         let mut cost = bytes.len();
         while let [first, rest @ ..] = bytes {

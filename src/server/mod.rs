@@ -54,7 +54,7 @@ pub mod proto {
 /// The services with a health status: the whole server, and `Ctr`.
 const HEALTH_NAMES: [&str; 2] = ["", "flechette.v1.Ctr"];
 
-/// How often readiness is checked, and how often metrics are folded.
+/// How often readiness is checked, and how often [`Metrics::fold`] is called.
 const UPDATE_EVERY: Duration = Duration::from_millis(200);
 const FOLD_EVERY: Duration = Duration::from_secs(5);
 

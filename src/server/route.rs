@@ -12,7 +12,7 @@ use tonic::codegen::http::{Request, Response};
 use tonic::codegen::{BoxFuture, Service};
 use tonic::server::NamedService;
 
-/// The bounds of tonic's generated services.
+/// The trait bounds that tonic's generated services satisfy.
 pub(crate) trait GrpcService:
     Service<
         Request<Body>,

@@ -266,7 +266,7 @@ struct Recent {
     shown: Instant,
 }
 
-/// Samples of the running AUC.
+/// The progress line shows the AUC of this many last samples.
 const RECENT: usize = 20_000;
 const REFRESH: Duration = Duration::from_millis(500);
 

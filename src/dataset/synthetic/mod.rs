@@ -2,10 +2,10 @@
 //! [`Truth`].
 //!
 //! The "file" is a description, `rows=N,seed=S,skew=K,lengths=L,truth=T`, of which only `rows` is required.
-//! `seed` (0) selects the samples. `truth` (0) selects the hot ids and the weights of all ids, so two seeds
-//! with one truth give training and test data of the same model. `skew` (`medium`) is `uniform`, `low`,
-//! `medium`, `high` or an exponent. `lengths` (`uniform`) is the number of ids of a multi-hot sample:
-//! `uniform` from 0 to the feature's maximum, `max`, or a number.
+//! Defaults are in parentheses. `seed` (0) selects the samples. `truth` (0) selects the hot ids and the
+//! weights of all ids, so two seeds with one truth give training and test data of the same model. `skew`
+//! (`medium`) is `uniform`, `low`, `medium`, `high` or an exponent. `lengths` (`uniform`) is the number of
+//! ids of a multi-hot sample: `uniform` from 0 to the feature's maximum, `max`, or a number.
 //!
 //! Sample `n` is a pure function of the description and `n`, so batch sizes do not change the data.
 

@@ -1,10 +1,10 @@
 //! How often each id occurs. Ranks follow a bounded power law, `P(rank) ~ rank^-alpha`. A fixed permutation
 //! maps ranks to ids, so that hot ids are spread over the table.
 //!
-//! A draw inverts the distribution function of the continuous law on `[1, rows + 1)` and rounds down: one
-//! `powf` and no table. A named skew is the share of accesses of the hottest 2 % of the ids (at least one
-//! id); bisection finds its alpha, which depends on the number of rows. The shares are those of the traces in
-//! ScratchPipe (section V): low is Alibaba's user table, high is Criteo.
+//! A draw inverts the distribution function of the continuous power law on `[1, rows + 1)` and rounds down.
+//! This takes one `powf` and no table. A named skew is the share of accesses of the hottest 2 % of the ids
+//! (at least one id); bisection finds its alpha, which depends on the number of rows. The shares are those
+//! of the traces in ScratchPipe (section V): low is Alibaba's user table, high is Criteo.
 
 use std::str::FromStr;
 
@@ -51,7 +51,7 @@ impl FromStr for Skew {
 }
 
 impl Skew {
-    /// The exponent for a table of `rows`.
+    /// The exponent for a table of this many rows.
     #[must_use]
     pub fn alpha(self, rows: u64) -> f64 {
         let share = match self {

@@ -30,9 +30,9 @@ const AVAZU_TRUTH: u64 = 1;
 /// Samples of one batch.
 const CHUNK: usize = 1024;
 
-/// Writes `rows` lines in Criteo's format: label, 13 integers, 26 strings, tab-separated. Two seeds give
-/// different samples of one truth. As in the real file, fields are empty: id 0 of every fourth string column,
-/// and every second integer that is 0.
+/// Writes `rows` lines in Criteo's format: label, 13 integers, 26 strings, tab-separated. Different seeds
+/// give different samples of the same truth. As in the real file, fields are empty: id 0 of every fourth
+/// string column, and every second integer that is 0.
 ///
 /// # Errors
 /// Errors of the writer.
@@ -59,8 +59,8 @@ pub fn write_criteo_tsv(rows: u64, seed: u64, mut out: impl Write) -> io::Result
     out.flush()
 }
 
-/// Writes a header and `rows` lines in Avazu's format. Two seeds give different samples of one truth. Unlike
-/// in the real file, lines are not ordered by `hour`.
+/// Writes a header and `rows` lines in Avazu's format. Different seeds give different samples of the same
+/// truth. Unlike in the real file, lines are not ordered by `hour`.
 ///
 /// # Errors
 /// Errors of the writer.
