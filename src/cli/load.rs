@@ -147,7 +147,9 @@ fn read(args: &Args, client: &Client, batch: usize) -> anyhow::Result<Vec<Bytes>
     }
     if requests.is_empty() {
         let file = args.file.display();
-        return Err(InputError(anyhow!("{file}: fewer samples than one request of --batch {batch}")).into());
+        return Err(
+            InputError(anyhow!("{file}: fewer samples than one request has (--batch {batch})")).into()
+        );
     }
     Ok(requests)
 }

@@ -52,7 +52,7 @@ pub(crate) struct GpuTierOptions<'a> {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GpuTierError {
     #[error(
-        "cache.staging_bytes: {got} bytes for {contexts} workers cannot hold the rows of a sample for \
+        "cache.staging_bytes: {got} bytes for {contexts} workers cannot hold the rows of one sample for \
          each, minimum {minimum}"
     )]
     Staging { got: u64, contexts: usize, minimum: u64 },

@@ -112,7 +112,7 @@ fn fault<T>(field: impl Into<String>, reason: impl Into<String>) -> Result<T, Fa
 }
 
 fn check_count(list: &str, count: usize, max: usize) -> Result<(), Fault> {
-    if count > max { fault(list, format!("{count} entries, at most {max}")) } else { Ok(()) }
+    if count > max { fault(list, format!("must have at most {max} entries, got {count}")) } else { Ok(()) }
 }
 
 fn check_range(
@@ -222,7 +222,10 @@ fn check_wide(schema: &Schema, tables: &HashMap<&str, &Table>) -> Result<(), Fau
         match feature.wide_table.as_deref() {
             Some(_) if !wide => return fault(field(), format!("architecture {name} has no wide part")),
             None if wide => {
-                return fault(field(), format!("missing: architecture {name} needs one for each feature"));
+                return fault(
+                    field(),
+                    format!("missing: architecture {name} needs a wide table per feature"),
+                );
             }
             None => {}
             Some(table) => {
@@ -261,13 +264,19 @@ fn check_dims(schema: &Schema, tables: &HashMap<&str, &Table>) -> Result<(), Fau
 fn check_weights(schema: &Schema, tables: &HashMap<&str, &Table>) -> Result<(), Fault> {
     let input = schema.input_width();
     if input > MAX_INPUT {
-        return fault("features", format!("an input row has {input} elements, at most {MAX_INPUT}"));
+        return fault(
+            "features",
+            format!("an input row has {input} elements, at most {MAX_INPUT} are allowed"),
+        );
     }
     let dim = schema.features.first().and_then(|f| tables.get(f.table.as_str())).map_or(0, |t| t.dim);
     let (dense, features) = (schema.dense_width(), schema.features.len());
     let weights = schema.architecture.weights(&InputWidths { all: input, dense, features, dim });
     if weights > MAX_WEIGHTS {
-        return fault("architecture", format!("has {weights} dense weights, at most {MAX_WEIGHTS}"));
+        return fault(
+            "architecture",
+            format!("has {weights} dense weights, at most {MAX_WEIGHTS} are allowed"),
+        );
     }
     Ok(())
 }

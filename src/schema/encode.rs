@@ -25,13 +25,13 @@ pub enum EncodeError {
     FirstOffset { feature: String, got: u32 },
     #[error("feature {feature:?}: offset {index} is {got}, expected at least {least}")]
     OffsetOrder { feature: String, index: usize, least: u32, got: u32 },
-    #[error("feature {feature:?}: the samples have {expected} values in all, got {got}")]
+    #[error("feature {feature:?}: the offsets need {expected} values, got {got}")]
     ValueCount { feature: String, expected: usize, got: usize },
-    #[error("feature {feature:?}: the ends of strings do not divide its {bytes} bytes at string {index}")]
+    #[error("feature {feature:?}: the ends of strings do not fit {bytes} bytes of text, at string {index}")]
     TextEnds { feature: String, index: usize, bytes: usize },
     #[error("feature {feature:?}, sample {sample}: expected exactly 1 id, got {got}")]
     OneHot { feature: String, sample: usize, got: u32 },
-    #[error("feature {feature:?}, sample {sample}: at most {max} ids, got {got}")]
+    #[error("feature {feature:?}, sample {sample}: expected at most {max} ids, got {got}")]
     MultiHot { feature: String, sample: usize, max: u32, got: u32 },
     #[error("feature {feature:?}: got strings, but the model declares no hash for it: send ids")]
     NoHash { feature: String },

@@ -354,7 +354,7 @@ impl Drain<'_> {
         let closed = tokio::time::timeout_at(self.until, calls).await;
         let unfinished = self.shared.in_flight.load(Ordering::Acquire);
         if closed.is_err() {
-            tracing::warn!(unfinished, "server.drain_seconds are over, connections are closed");
+            tracing::warn!(unfinished, "server.drain_seconds have passed: open connections are closed");
             for served in self.shared.models.values() {
                 served.batcher.abandon();
             }

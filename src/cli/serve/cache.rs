@@ -80,7 +80,7 @@ impl TierBuilder<'_> {
                 Ok(tier) => tier,
                 Err(error) if self.config.device.kind == DeviceKind::Auto => {
                     tracing::warn!(
-                        "device.kind is auto: the GPU cannot hold the cache, so it is on the host: {}",
+                        "device.kind is auto: the GPU cannot hold the cache, so the host holds it: {}",
                         error_line(error.as_ref())
                     );
                     self.on_host(opened, &mut options)?

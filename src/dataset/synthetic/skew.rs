@@ -43,7 +43,9 @@ impl FromStr for Skew {
                 Ok(alpha) if (0.0..=MAX_ALPHA).contains(&alpha) => Self::Alpha(alpha),
                 _ => {
                     let names = "uniform, low, medium, high";
-                    return Err(format!("skew: expected {names} or 0 to {MAX_ALPHA}, got {text:?}"));
+                    return Err(format!(
+                        "skew: expected {names} or an exponent from 0 to {MAX_ALPHA}, got {text:?}"
+                    ));
                 }
             },
         })

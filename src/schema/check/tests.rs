@@ -126,7 +126,11 @@ fn an_invalid_architecture_is_refused() {
     };
     refuse(ArchKind::Dlrm, &dims, "features[2].table: architecture dlrm needs tables of the same dim");
     refuse(ArchKind::Deepfm, &dims, "architecture deepfm needs tables of the same dim");
-    refuse(ArchKind::Deepfm, &|s| s.features[1].wide_table = None, "missing: architecture deepfm needs one");
+    refuse(
+        ArchKind::Deepfm,
+        &|s| s.features[1].wide_table = None,
+        "missing: architecture deepfm needs a wide table",
+    );
     refuse(ArchKind::WideDeep, &|s| s.features[1].wide_table = Some("C1".into()), "must have dim 1, got 4");
     refuse(ArchKind::WideDeep, &|s| s.tables[30].rows = 99, "the 99 rows of table \"C5_wide\", got 100");
     refuse(ArchKind::Dcn, &|s| s.features.clear(), "features: at least one is needed");
