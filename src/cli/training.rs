@@ -137,8 +137,7 @@ pub(crate) fn compute_threads(config: &Config) -> anyhow::Result<rayon::ThreadPo
     pool.context("threads.compute")
 }
 
-/// Whether this is a pipe or a device. Opening one may consume bytes or block, so it must not be opened for a
-/// check.
+/// Whether this path is a pipe or a device. Opening it may consume bytes or block, so checks must not open it.
 pub(crate) fn is_pipe(path: &Path) -> bool {
     path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir())
 }

@@ -32,7 +32,7 @@ pub struct CacheConfig {
     pub low_watermark: f64,
     /// Whether hot rows are saved, and fill the cache at start.
     pub warm: bool,
-    /// How often hot rows are saved; `None`: only at shutdown.
+    /// Interval between two saves of hot rows; `None`: they are saved only at shutdown.
     pub save: Option<Duration>,
 }
 

@@ -52,7 +52,7 @@ fn defaults_are_the_documented_limits() {
     );
 }
 
-/// `docs/settings.md`, as it should be.
+/// The text that `docs/settings.md` must have.
 fn settings_page() -> String {
     let mut page = String::from(
         "<!-- Generated from src/config/settings.rs by `UPDATE_DOCS=1 cargo test --lib config`. -->\n\n\

@@ -10,9 +10,9 @@ use super::{DatasetError, Labels, ReadOptions};
 use crate::schema::Schema;
 use crate::schema::preset::{CRITEO_DENSE, CRITEO_FEATURES};
 
-/// Fields of a line without a label.
+/// Number of fields of a line without a label.
 const UNLABELLED: usize = CRITEO_DENSE + CRITEO_FEATURES;
-/// Fields of a line with a label.
+/// Number of fields of a line with a label.
 const LABELLED: usize = UNLABELLED + 1;
 
 /// The field of each input of the schema, in a line without a label.

@@ -306,7 +306,7 @@ impl Predict for Engine {
         true
     }
 
-    /// Updates the metrics from the cache's counts.
+    /// Updates the metrics from the counts of the cache and the state of the device.
     fn measure(&self) {
         if let LookupTier::Gpu(tier) = &self.lookup_tier {
             let bytes = tier.context_bytes();

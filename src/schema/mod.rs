@@ -174,7 +174,7 @@ impl Hash {
 pub struct Table {
     /// Unique among the tables; also the name of its file.
     pub name: String,
-    /// Ids are below this.
+    /// Number of rows before lossy hashing. Ids are below this.
     pub rows: u64,
     /// Elements of a row.
     pub dim: usize,

@@ -99,7 +99,7 @@ pub enum ServerError {
 /// How a drain ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drained {
-    /// Calls that were cut off when `server.drain_seconds` were over.
+    /// Calls that were cut off after `server.drain_seconds`.
     pub unfinished: usize,
 }
 

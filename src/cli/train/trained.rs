@@ -132,7 +132,7 @@ fn warn_of_unused_flags(args: &Args) {
     }
 }
 
-/// The saved row order of an earlier run, if there is one.
+/// For each table the row order that an earlier run saved; `None` if there is no saved order.
 fn saved_orders(args: &Args, schema: &Schema) -> anyhow::Result<Vec<Option<RowOrder>>> {
     let path = args.models.join(&args.name).join(STATE).join(crate::rowlog::order::FILE);
     let mut saved = read_orders(&path)?.unwrap_or_default();

@@ -114,7 +114,7 @@ impl IdSampler {
         } else {
             (1.0 + area * self.power).powf(self.power.recip())
         };
-        // Casting a float saturates. Rounding may reach the end of the range.
+        // The cast saturates. Rounding may give `rows`, which is not a rank.
         ((x - 1.0) as u64).min(self.rows - 1)
     }
 }

@@ -56,7 +56,7 @@ fn labels_follow_the_truth() {
         let mean =
             |of: &dyn Fn(usize) -> f64| inside.iter().map(|&s| of(s)).sum::<f64>() / inside.len() as f64;
         let (clicked, promised) = (mean(&|s| f64::from(labels[s])), mean(&|s| known[s]));
-        // Four standard deviations of the mean of these coin flips.
+        // Four standard deviations of the mean of as many fair coin flips.
         let bound = 4.0 * (0.25 / inside.len() as f64).sqrt();
         assert!((clicked - promised).abs() < bound, "{range:?}: {clicked} against {promised}");
     }

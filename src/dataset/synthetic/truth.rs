@@ -5,7 +5,7 @@
 use super::random::{Purpose, Stream, bell};
 use crate::schema::{Schema, Transform};
 
-/// Logit of a sample whose weights sum to 0. With it, a quarter to a third of the samples click.
+/// Logit of a sample whose weights sum to 0. With this value a quarter to a third of the samples click.
 const BIAS: f64 = -1.4;
 /// Standard deviation of the categorical part if all ids were equally frequent.
 const ID_SCALE: f64 = 1.5;

@@ -72,7 +72,7 @@ pub fn write_avazu_csv(rows: u64, seed: u64, mut out: impl Write) -> io::Result<
         for (i, (&id, name)) in sample.ids.iter().zip(AVAZU_FEATURES).enumerate() {
             match name {
                 "hour" => write!(out, ",1410{:02}{:02}", 21 + id / 24, id % 24)?,
-                // Columns C1, C14 and so on, positions and types are numbers, the others hex.
+                // C1, C14 to C21, positions and types are written as numbers, the other columns in hex.
                 name if name.starts_with('C') => write!(out, ",{}", 100 + id)?,
                 "banner_pos" | "device_type" | "device_conn_type" => write!(out, ",{id}")?,
                 _ => write!(out, ",{:08x}", text_word(i, id))?,
