@@ -137,7 +137,7 @@ pub(crate) fn compute_threads(config: &Config) -> anyhow::Result<rayon::ThreadPo
     pool.context("threads.compute")
 }
 
-/// Whether this path is a pipe or a device. Opening it may consume bytes or block, so checks must not open it.
+/// Whether this path is a pipe or a device. Opening it may consume bytes or block, so checks do not open it.
 pub(crate) fn is_pipe(path: &Path) -> bool {
     path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir())
 }

@@ -135,7 +135,7 @@ pub enum DeviceKind {
     Cuda,
 }
 
-/// Section `threads`; at least 1 each.
+/// Section `threads`. Each count is at least 1.
 #[allow(missing_docs)] // settings.rs has the meaning of each key
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadsConfig {

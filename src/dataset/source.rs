@@ -17,7 +17,7 @@ const CHUNK_BYTES: usize = 128 << 10;
 /// Bytes of zstd output that are decoded ahead.
 const DECODED_BYTES: usize = 128 << 10;
 
-/// Opens a file as its plain bytes.
+/// Opens a file, and decompresses it if necessary.
 pub(crate) fn open(path: &Path) -> Result<Box<dyn Read + Send>, DatasetError> {
     let refused = |cause| DatasetError::Open { path: path.to_owned(), cause };
     let mut file = File::open(path).map_err(refused)?;

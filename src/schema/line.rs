@@ -5,7 +5,7 @@
 
 use toml::de::{DeTable, DeValue};
 
-/// The line, from 1, of a byte offset.
+/// The line of a byte offset, counted from 1.
 pub(crate) fn line_of(text: &str, byte: usize) -> usize {
     1 + text.as_bytes().iter().take(byte).filter(|&&b| b == b'\n').count()
 }

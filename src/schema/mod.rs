@@ -223,7 +223,7 @@ pub enum AbsentDefault {
     /// A row of zeros.
     #[default]
     Zeros,
-    /// The row of this number.
+    /// The row with this number.
     Row(u64),
     /// The request is refused.
     Error,
