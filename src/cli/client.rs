@@ -88,7 +88,8 @@ impl Client {
         Ok(Self { channel: connect(&target.addr).await?, ..self.clone() })
     }
 
-    /// Scores one encoded request. The server knows the timeout, and does not compute an answer after it.
+    /// Scores one encoded request. The request carries the timeout, and the server computes no answer after
+    /// it.
     ///
     /// # Errors
     /// The status of the server or of the connection.
@@ -104,7 +105,7 @@ impl Client {
     /// Opens a data file to read the model's columns.
     ///
     /// # Errors
-    /// When the file cannot be opened, or does not have a column of the schema.
+    /// When the file cannot be opened, or lacks a column of the schema.
     pub(crate) fn open(
         &self,
         format: Format,
@@ -146,7 +147,7 @@ impl Client {
     }
 }
 
-/// The request message for samples: strings, ids and dense values without hashing and transforms.
+/// The request message for raw samples. The server hashes their strings and transforms their dense values.
 #[must_use]
 pub fn request(model: &str, schema: &Schema, raw: &RawBatch) -> PredictRequest {
     let named = schema.features.iter().zip(&raw.features);
