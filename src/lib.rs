@@ -1,5 +1,5 @@
-//! Flechette serves click-through-rate scores from models whose embedding tables do not fit a GPU, and trains
-//! them.
+//! Flechette trains recommendation models with embedding tables larger than GPU memory, and serves
+//! click-through-rate scores from them.
 //!
 //! # The path of a request
 //!
@@ -19,26 +19,27 @@
 //! logs                 victims  of rowlog   device       slots                version
 //! ```
 //!
-//! The stages are in [`trainer`]'s `pipeline`. The reference trainer takes the same steps on tables in
-//! memory.
+//! The stages are in `trainer/pipeline/`. The reference trainer takes the same training steps one after the
+//! other, with all rows in memory.
 //!
 //! # What is public
 //!
-//! Modules stand in reading order; each imports only modules above it, with few exceptions (`tests/it/tidy`).
-//! An item is `pub` if the integration tests or the benches use it, and `pub(crate)` otherwise. The library
-//! has no stable interface: programs talk to the server over gRPC, and read versions as files.
+//! Modules are listed in reading order. Each imports only modules above it; `tests/it/tidy/rules.rs` lists
+//! the exceptions. An item is `pub` if the integration tests or the benches use it, and `pub(crate)`
+//! otherwise. The library has no stable interface: programs talk to the server over gRPC, and read versions
+//! as files.
 
 #![warn(unreachable_pub)]
-// The readers of these docs work on the project: `cargo doc --document-private-items`.
+// Links to private items work, because these docs are built with `cargo doc --document-private-items`.
 #![allow(rustdoc::private_intra_doc_links)]
 
 #[cfg(test)]
 #[path = "../tests/it/skip.rs"]
 mod skip;
 
-// A blank line between modules keeps this order against the formatter.
+// The blank line between two modules keeps rustfmt from sorting them.
 
-// Words and memory.
+// Basic types, memory, configuration.
 pub mod types;
 
 pub mod mem;
@@ -58,19 +59,19 @@ pub mod compute;
 
 pub mod device;
 
-// Data in, requests in.
+// Training data, recorded accesses, request batches.
 pub mod dataset;
 
 pub mod trace;
 
 pub mod batcher;
 
-// Rows.
+// Storage of rows.
 pub mod store;
 
 pub mod cache;
 
-// Scores.
+// Scoring.
 pub mod model;
 
 pub mod engine;

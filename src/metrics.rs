@@ -1,9 +1,9 @@
 //! Every metric: name, unit, buckets and help.
 //!
-//! Each [`Metrics`] owns a recorder, so nothing here is global and every test has its own page.
+//! Each [`Metrics`] owns a recorder, so nothing here is global and every test has its own metrics.
 //! [`Metrics::model`] registers all series of a model and returns atomics ([`ModelMetrics`]), which the hot
-//! path keeps and increments. Labels come from loaded models and their schemas, never from clients, so their
-//! number is bounded. Calls that name no loaded model are counted under `NO_MODEL`.
+//! path keeps and increments. Label values are from loaded models and their schemas, never from clients, so
+//! their number is bounded. Calls that name no loaded model are counted under `NO_MODEL`.
 //!
 //! The server counts requests. The batcher counts the queue, batches and `predict_seconds`. The engine counts
 //! rows (`tables`), `lookup_seconds`, `dense_seconds` and `cache`. Server and engine get the same atomics
@@ -52,13 +52,13 @@ fn code_index(code: i32) -> usize {
     usize::try_from(code).ok().filter(|code| *code < CODES.len()).unwrap_or(2)
 }
 
-/// Upper bounds in seconds of every duration histogram.
+/// Upper bounds, in seconds, of the buckets of every duration histogram.
 const SECONDS: &[f64] = &[
     0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
     10.0,
 ];
 
-/// Upper bounds of the batch-size histogram.
+/// Upper bounds of the buckets of the batch-size histogram.
 const SAMPLES: &[f64] =
     &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0];
 
@@ -134,7 +134,7 @@ series! {
     TraceMetrics:
     recorded: Counter, "flechette_trace_accesses_total", "Sampled accesses that were written to the trace.";
     dropped: Counter, "flechette_trace_dropped_total",
-        "Sampled accesses that were not written: the buffer was full, or the disk failed.";
+        "Sampled accesses that were not written, because the buffer was full or the disk failed.";
 }
 
 series! {
@@ -149,7 +149,7 @@ series! {
     not_admitted: Counter, "flechette_cache_not_admitted_total",
         "Missed rows that the admission policy did not admit to the cache.";
     rejected: Counter, "flechette_cache_rejected_total",
-        "Missed rows that were not cached because the cache was full until eviction finished.";
+        "Missed rows that were not cached, because eviction had not yet made room.";
 }
 
 series! {
@@ -164,7 +164,7 @@ series! {
 }
 
 series! {
-    /// Row counters of one table.
+    /// Counters of one table's row lookups.
     TableMetrics:
     hits: Counter, "flechette_cache_hits_total", "Row lookups that hit the cache.";
     misses: Counter, "flechette_cache_misses_total",
@@ -173,9 +173,9 @@ series! {
     pointed: Counter, "flechette_cache_pointed_total",
         "Row lookups that hit a pointer into the store's memory.";
     collisions: Counter, "flechette_cache_collisions_total",
-        "Misses that found another row of their table under their key (cache.key_bits).";
+        "Misses because another row of the table has the same index key (cache.key_bits).";
     absent: Counter, "flechette_absent_ids_total",
-        "Ids past the end of the table, which took its default.";
+        "Ids that the table does not hold, so its default was used.";
 }
 
 /// The metrics of the process.
@@ -232,7 +232,7 @@ impl Requests {
 }
 
 impl Metrics {
-    /// An empty page with the descriptions of all metrics.
+    /// Metrics without any model. All descriptions are registered.
     ///
     /// # Errors
     /// When the exporter refuses the buckets of a histogram.
@@ -271,14 +271,14 @@ impl Metrics {
         entry.or_insert_with(|| Arc::new(ModelMetrics::new(&self.recorder, name, schema))).clone()
     }
 
-    /// The page in Prometheus's text format.
+    /// All metrics in Prometheus's text format.
     #[must_use]
     pub(crate) fn render(&self) -> String {
         self.page.render()
     }
 
-    /// Adds recorded values to their histograms. Each value takes memory until then, so the server calls this
-    /// every few seconds.
+    /// Adds recorded values to their histograms. A recorded value takes memory until this is called, so the
+    /// server calls it every few seconds.
     pub(crate) fn fold(&self) {
         self.page.run_upkeep();
     }

@@ -18,18 +18,20 @@ pub struct Description {
     pub max_samples: usize,
 }
 
-#[allow(missing_docs)] // the texts of the errors say it
+#[allow(missing_docs)] // the error texts document the variants
 #[derive(Debug, thiserror::Error)]
 pub enum PredictError {
     #[error(transparent)]
     AbsentId(#[from] AbsentId),
     #[error("{field}: expected {expected}, got {got}")]
     Shape { field: String, expected: u64, got: u64 },
-    /// `field` is the setting that limits the engine's memory, in whose unit the numbers are.
+    /// `field` is the setting with the limit. `needed` and `limit` are in the unit of that setting.
     #[error("{field}: needs {needed}, limit {limit}")]
     Capacity { field: &'static str, needed: u64, limit: u64 },
-    /// The sample's values are finite.
-    #[error("score of sample {sample} is not finite: its values or the model's are too large for 32 bits")]
+    /// The input values are finite, but the computed score is not.
+    #[error(
+        "score of sample {sample} is not finite: its values or the model's weights are too large for f32"
+    )]
     NotFinite { sample: usize },
     #[error("store: {0}")]
     Store(String),
@@ -49,6 +51,7 @@ pub trait Predict: Send + Sync {
     /// Whether the model is loaded and its cache is warm.
     fn ready(&self) -> bool;
 
-    /// Updates gauges that are too expensive to update for every batch. Called before metrics are read.
+    /// Updates the metrics that are too expensive to update for every batch. Called before `/metrics` is
+    /// rendered.
     fn measure(&self) {}
 }

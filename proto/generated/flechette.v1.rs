@@ -4,14 +4,14 @@ pub struct PredictRequest {
     /// Name of the model.
     #[prost(string, tag = "1")]
     pub model: ::prost::alloc::string::String,
-    /// The version that must score. 0 or absent: the one that serves.
+    /// The version that must compute the scores. 0 or absent: the version that serves.
     #[prost(uint64, tag = "2")]
     pub version: u64,
     /// Number of samples. Every column must match it.
     #[prost(uint32, tag = "3")]
     pub samples: u32,
     /// samples x dense inputs, row-major, raw: the server applies the schema's transforms.
-    /// A missing number is 0.
+    /// A missing number must be sent as 0.
     #[prost(float, repeated, tag = "4")]
     pub dense: ::prost::alloc::vec::Vec<f32>,
     /// One entry for each categorical feature of the schema, in any order.
@@ -40,7 +40,7 @@ pub struct PredictResponse {
     /// The version that computed all scores.
     #[prost(uint64, tag = "2")]
     pub version: u64,
-    /// Number of ids that are past their table and took its default, by feature.
+    /// Number of ids that their table does not hold, so that its default was used, by feature.
     /// Features without such ids are left out.
     #[prost(message, repeated, tag = "3")]
     pub absent: ::prost::alloc::vec::Vec<AbsentIds>,
@@ -93,7 +93,7 @@ pub struct CategoricalInput {
     pub rows: u64,
     #[prost(uint32, tag = "4")]
     pub dim: u32,
-    /// The most ids that a sample may have. If one_hot is set, it must have exactly one.
+    /// Most ids of a sample. If one_hot is set, a sample must have exactly one id.
     #[prost(uint32, tag = "5")]
     pub max_ids: u32,
     #[prost(bool, tag = "6")]

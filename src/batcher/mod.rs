@@ -30,19 +30,19 @@ pub(crate) use queue::{Entry, Limits, Next, Queue, Refused, Size, Taken};
 /// Most bytes of a merged batch, so that the 32-bit offsets of [`crate::types::Jagged`] cannot overflow.
 const BATCH_BYTES: usize = 256 << 20;
 
-/// Answered batches whose memory is reused: how many, and most bytes of one.
+/// Answered batches that are kept to reuse their memory: most batches, and most bytes of each.
 const SPARES: usize = 128;
 const SPARE_BYTES: usize = 16 << 10;
 
 /// Why a request got no scores.
-#[allow(missing_docs)] // the texts of the errors say it
+#[allow(missing_docs)] // the error texts document the variants
 #[derive(Debug, thiserror::Error)]
 pub enum BatchError {
     #[error("batcher.queue_samples: limit {limit}, {queued} queued, request has {size}")]
     QueueSamples { limit: usize, queued: usize, size: usize },
     #[error("batcher.queue_bytes: limit {limit}, {queued} queued, request has {size}")]
     QueueBytes { limit: usize, queued: usize, size: usize },
-    #[error("the server is draining and takes no more requests")]
+    #[error("the server is draining and accepts no more requests")]
     Closed,
     #[error("deadline passed after {waited_us} us in the queue, before any work")]
     Expired { waited_us: u128 },
@@ -97,7 +97,7 @@ impl State {
     fn wants_a_worker(&self, now: Instant) -> bool {
         match self.queue.next(now) {
             Next::Work => self.asleep + self.timed > 0,
-            // One worker must wait for the delay, in case the busy workers take longer.
+            // One worker must wait until the batch is due, in case the busy workers take longer.
             Next::Wait(_) => self.asleep > 0 && self.timed == 0,
             Next::Sleep | Next::Stop => false,
         }
@@ -165,7 +165,7 @@ impl Batcher {
         Ok(batcher)
     }
 
-    /// A batch to be overwritten by the next request. Its memory is reused if there is an answered batch.
+    /// A batch to be overwritten by the next request: an answered batch, for its memory, or a new one.
     #[must_use]
     pub(crate) fn spare(&self) -> Batch {
         self.shared.spares().pop().unwrap_or_default()
@@ -209,8 +209,8 @@ impl Batcher {
         }
     }
 
-    /// Closes the queue and answers queued requests with [`BatchError::Closed`]. Returns their number. A
-    /// batch that is being computed is finished.
+    /// Closes the queue and answers queued requests with [`BatchError::Closed`]. Returns their number.
+    /// Workers still finish the batches that they are computing.
     pub fn abandon(&self) -> usize {
         self.close();
         let lost: Vec<Entry<Job>> = self.shared.state().queue.clear().collect();

@@ -5,11 +5,11 @@
 //!
 //! * If no batch is being computed, queued requests are taken at once. A lone request never waits.
 //! * If another batch is being computed, a batch may fill until it is full or its oldest request has waited
-//!   `max_delay`. A worker that finishes takes it earlier, by the first rule.
+//!   `max_delay`. If the other batch is finished before that, the first rule applies.
 //! * If the queue is closed, queued requests are taken at once.
 //!
 //! So the delay costs nothing under light load, and under heavy load batches form while the model computes.
-//! `max_delay` only decides when a second worker starts. With a delay of zero every idle worker starts at
+//! `max_delay` only decides when a further worker starts. With a delay of zero every idle worker starts at
 //! once.
 
 use std::collections::VecDeque;
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Size {
     pub samples: usize,
-    /// Of the converted values.
+    /// Bytes of the encoded batch's values and offsets.
     pub bytes: usize,
 }
 
@@ -34,9 +34,9 @@ impl Size {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Of all queued requests.
+    /// Limit of all queued requests together.
     pub queue: Size,
-    /// Of one batch; a larger request is a batch of its own.
+    /// Limit of one batch. A larger request is computed alone.
     pub batch: Size,
     /// How long a batch may fill while another is computed.
     pub max_delay: Duration,
@@ -61,7 +61,7 @@ pub(crate) enum Refused {
 /// What a worker should do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Compute: entries were taken, or were expired or cancelled.
+    /// Compute: entries were taken, or removed because they were expired or cancelled.
     Work,
     /// Ask again at this instant, or when an entry is queued.
     Wait(Instant),
@@ -125,7 +125,7 @@ impl<T> Queue<T> {
         Ok(())
     }
 
-    /// What a worker should do now, by the policy above.
+    /// What a worker should do now, by the policy in the module docs.
     #[must_use]
     pub(crate) fn next(&self, now: Instant) -> Next {
         let Some(oldest) = self.entries.front() else {
@@ -175,7 +175,7 @@ impl<T> Queue<T> {
         Next::Work
     }
 
-    /// A taken batch has been computed.
+    /// Reports that a taken batch has been computed.
     pub(crate) fn finish(&mut self) {
         self.computing = self.computing.saturating_sub(1);
     }

@@ -1,8 +1,8 @@
 //! A worker thread: takes a batch, merges it, calls the model, splits the answer.
 //!
 //! A batch of one request is computed in place, without a copy. If a merged batch fails, its requests are
-//! computed one by one, so that only the request at fault gets the error. A panic of the model is such a
-//! failure; it does not end the worker.
+//! computed one by one, so that only the request at fault gets the error. A panic of the model is
+//! handled like a failed batch and does not end the worker.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,7 +12,7 @@ use std::time::Instant;
 use super::{BatchError, Entry, Job, Next, Reply, Shared, Taken};
 use crate::types::{AbsentId, Batch, Scores};
 
-/// Works until the queue is closed and empty.
+/// Computes batches until the queue is closed and empty.
 pub(crate) fn run(shared: &Shared) {
     let mut taken = Taken::default();
     let mut merged = Batch::default();
@@ -31,11 +31,11 @@ pub(crate) fn run(shared: &Shared) {
     }
 }
 
-/// Finishes the last batch, if `computed`, and waits for the next. Returns `false` when the queue is closed
-/// and empty.
+/// Reports the last batch as finished, if `computed`, and waits for the next one. Returns `false` when the
+/// queue is closed and empty.
 fn wait_for_batch(shared: &Shared, computed: bool, taken: &mut Taken<Job>) -> bool {
-    // If every core is busy, the threads that queue requests run first, and their requests make this batch
-    // larger. On an idle core this costs less than a microsecond.
+    // Yields, so that on busy cores the threads that queue requests run first and make this batch larger. On
+    // an idle core this costs less than a microsecond.
     std::thread::yield_now();
     let mut state = shared.state();
     if computed {
@@ -46,7 +46,7 @@ fn wait_for_batch(shared: &Shared, computed: bool, taken: &mut Taken<Job>) -> bo
         match state.queue.take(now, |job| job.reply.is_closed(), taken) {
             Next::Work => break,
             Next::Stop => {
-                // Other workers may still wait for an entry that this one took.
+                // Wakes the workers that still sleep, so that they stop too.
                 shared.wake.notify_all();
                 return false;
             }
@@ -64,7 +64,7 @@ fn wait_for_batch(shared: &Shared, computed: bool, taken: &mut Taken<Job>) -> bo
         }
     }
     shared.metrics.batches.queue_samples.set(state.queue.held().samples as f64);
-    // The remaining entries may be a batch too, and their pushes may have woken only this worker.
+    // The remaining entries may form another batch, and their pushes may have woken only this worker.
     let more = state.wants_a_worker(Instant::now());
     drop(state);
     if more {

@@ -22,7 +22,7 @@ use crate::types::{FlatKey, TableId};
 pub(crate) struct Common {
     pub keys: RowKeys,
     pub tables: Vec<TableShape>,
-    /// By table: the class of its slots, including tags.
+    /// By table: the class of its slots, which include the tag.
     pub classes: Vec<Class>,
     pub layout: Layout,
     pub epochs: Arc<Epochs>,
@@ -32,7 +32,8 @@ pub(crate) struct Common {
     pub pointers: Pointers,
     pub retired: RetireList,
     pub wake: Arc<Wake>,
-    /// A class that found no slot, plus one; 0 for none. If there is space, slabs change their row size.
+    /// The class of a row that found no slot, plus one; 0 for no class. Eviction then empties some slabs, so
+    /// that they can change their row size.
     pub starved: AtomicU64,
     pub counts: Counts,
 }
@@ -131,7 +132,7 @@ impl Common {
         admitted
     }
 
-    /// Counts a row for which there was no room.
+    /// Counts a row that found no room, and wakes the eviction thread.
     pub(crate) fn count_rejected(&self) {
         self.counts.rejected_full.fetch_add(1, Ordering::Relaxed);
         self.wake.now();
@@ -159,7 +160,8 @@ impl Common {
     /// As [`Pointers::observe`].
     pub(crate) fn observe(&self, ids: u64, elapsed: Duration) {
         if self.pointers.observe(ids, elapsed) {
-            // The eviction thread sweeps the whole index, not the thread of a request.
+            // Removing the pointers sweeps the whole index, which would delay this request. So the eviction
+            // thread does it.
             self.wake.now();
         }
     }

@@ -11,7 +11,7 @@ use super::common::Common;
 use super::policy::Fill;
 use super::slots::{Class, Slots};
 
-/// One slab in this many is emptied at a time for another row size.
+/// Of every 64 slabs, one is emptied at a time, so that it can change its row size.
 const SLABS_PER_DRAIN: usize = 64;
 
 /// The goal of the next eviction steps.
@@ -29,7 +29,8 @@ pub(crate) enum Goal {
 #[derive(Debug, Default)]
 pub(crate) struct EvictionPlan {
     pub goal: Goal,
-    /// The tag of when a row size was first found without slots while retired slots waited for batches.
+    /// The epoch tag (`epoch.rs`) of the first step that found a row size without slots. The slots that were
+    /// retired before are free once all batches up to the tag have finished.
     starved_at: Option<u64>,
 }
 

@@ -16,9 +16,9 @@ use super::slab::{Class, Pool, Slot};
 use super::version::Current;
 use crate::types::{FlatKey, TableId};
 
-/// Most unlinked slots that wait for batches to finish: 1 MiB of records. At this limit eviction pauses.
+/// The most unlinked slots that wait for batches to finish: 1 MiB of records. At this limit eviction pauses.
 pub(crate) const MAX_WAITING: usize = 1 << 16;
-/// Most slots that one request frees under one lock.
+/// The most retired slots that are freed under one lock.
 const FREED_AT_ONCE: usize = 64;
 
 /// The result of offering a row.
@@ -75,7 +75,8 @@ impl Shared {
         let replace = self.retired.waiting() < MAX_WAITING;
         let (_, key) = self.keys.row(table, own);
         let entry = Entry { key, location: slot.location(), now: Stamp::of(batch) };
-        // A row whose index key belongs to another row replaces that row, so the last one used is cached.
+        // If another row is linked under the same index key, the new row replaces it: the new row is the last
+        // one used. If nothing may be replaced, the other row stays.
         let same = |held: Held<'_>| !held.location().is_host() && (!replace || self.is_row(table, own, held));
         let insertion = self.link(table, entry, replace.then_some(&coldness), same);
         if insertion != Insertion::Stored {
@@ -90,8 +91,9 @@ impl Shared {
         Ok(insertion)
     }
 
-    /// Links a row whose slot is written, as [`Index::insert`] does, and updates the counts for it and for
-    /// what it replaced. Its bytes are counted before it can be evicted, so the sum never falls below zero.
+    /// Links a row that is already in its slot, as [`Index::insert`] does. Updates the counts for the row and
+    /// for the entry that it replaced. The row's bytes are counted before it can be evicted, so the sum never
+    /// falls below zero.
     pub(crate) fn link(
         &self,
         table: TableId,
@@ -117,7 +119,8 @@ impl Shared {
         refused
     }
 
-    /// Writes a row into a slot, after its own key as a tag if other rows may share its index key.
+    /// Writes a row into a slot. If other rows may share its index key, its own key is written before it, as
+    /// a tag.
     pub(crate) fn fill(&self, slot: &mut Slot, table: TableId, own: FlatKey, row: &[u8]) {
         let tag = own.0.to_ne_bytes();
         self.pool.fill(slot, if self.keys.tagged(table) { &tag } else { &[] }, row);
@@ -174,11 +177,11 @@ impl Shared {
         self.level(self.index.entries())
     }
 
-    /// The cached rows, the last used first.
+    /// The cached rows, the most recently used first.
     pub(crate) fn hot_rows(&self) -> Vec<(TableId, u64)> {
         let now = Stamp::of(self.epochs.tag());
-        // Reserved for the most entries possible, so that the vector does not grow under a bucket's lock. 16
-        // bytes a row; the result reuses the memory.
+        // Reserved for a full index, so that the vector does not grow under a bucket's lock. A row takes 16
+        // bytes. The result reuses the memory.
         let mut rows = Vec::with_capacity(self.entry_capacity() as usize);
         for bucket in 0..self.index.buckets() {
             let row = |key, held: Held<'_>, age| {

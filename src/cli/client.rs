@@ -36,7 +36,7 @@ pub(crate) struct Target {
     pub model: String,
     #[arg(long, value_name = "F", help = format!("Format of the data: {}", Format::names()))]
     format: Format,
-    /// The file has no label column: a line of criteo-tsv has 39 fields
+    /// The file has no label column, so a line of criteo-tsv has 39 fields
     #[arg(long)]
     unlabelled: bool,
 }
@@ -93,7 +93,8 @@ impl Client {
         Ok(Self { channel: connect(&target.addr).await?, ..self.clone() })
     }
 
-    /// Scores one encoded request. The server knows the timeout, and does not compute an answer after it.
+    /// Scores one encoded request. The request carries the timeout, and the server computes no answer after
+    /// it.
     ///
     /// # Errors
     /// The status of the server or of the connection.
@@ -109,7 +110,7 @@ impl Client {
     /// Opens a data file to read the model's columns.
     ///
     /// # Errors
-    /// When the file cannot be opened, or does not have a column of the schema.
+    /// When the file cannot be opened, or lacks a column of the schema.
     pub(crate) fn open(&self, target: &Target, file: &Path) -> anyhow::Result<Box<dyn Reader + Send>> {
         let options = ReadOptions { labels: Labels::unless(target.unlabelled), ..ReadOptions::default() };
         Ok(dataset::open(target.format, &[file.to_owned()], &self.schema, options)?)
@@ -146,7 +147,7 @@ impl Client {
     }
 }
 
-/// The request message for samples: strings, ids and dense values without hashing and transforms.
+/// The request message for raw samples. The server hashes their strings and transforms their dense values.
 #[must_use]
 pub fn request(model: &str, schema: &Schema, raw: &RawBatch) -> PredictRequest {
     let named = schema.features.iter().zip(&raw.features);

@@ -1,7 +1,7 @@
 //! `flechette demo`: the whole product in half a minute.
 //!
 //! It generates click logs in the format of Criteo, and then prints and runs the commands that a user would
-//! run, with a server in this process whose cache holds 10 % of the rows.
+//! run. The server runs in this process and caches 10 % of the rows.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -27,7 +27,7 @@ use crate::server::terminated;
 /// Flags of `demo`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Exits at the end instead of serving until it is stopped
+    /// Stops the server and exits at the end; without this flag the server runs until Ctrl-C
     #[arg(long)]
     once: bool,
     /// Rows to train on
@@ -122,7 +122,7 @@ impl Running {
             ..Flags::default()
         };
         say(&format!("flechette serve --models {} --cache-mode on --cache-fraction 0.1", models.display()));
-        // Without the environment, which may set another cache size.
+        // Does not read the environment, which may set another cache size.
         let config = Config::resolve(&flags, [], None)?;
         let serving = Serving::load(&config, models)?;
         let engine = serving.engines[0].clone();
@@ -151,7 +151,7 @@ impl Running {
         );
     }
 
-    /// Waits for a signal, unless `now`, and then drains the server.
+    /// Drains the server, at once if `now`, otherwise after SIGTERM or SIGINT.
     fn end(self, now: bool) -> anyhow::Result<()> {
         let Self { runtime, stop, server, .. } = self;
         runtime.block_on(async move {

@@ -2,7 +2,7 @@
 
 use crate::config::{BYTES_FORM, parse_bytes};
 
-/// Parses whole numbers within these limits.
+/// Parses a whole number from `least` to `most`.
 pub(crate) fn whole<T: TryFrom<u64>>(
     least: u64,
     most: u64,
@@ -17,7 +17,7 @@ pub(crate) fn whole<T: TryFrom<u64>>(
     }
 }
 
-/// Parses numbers within these limits.
+/// Parses a number from `least` to `most`.
 pub(crate) fn number(
     least: f64,
     most: f64,
@@ -28,13 +28,13 @@ pub(crate) fn number(
     }
 }
 
-/// Parses positive numbers.
+/// Parses a positive number.
 pub(crate) fn positive(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
     number.ok_or_else(|| "expected a positive number, such as 0.02".to_owned())
 }
 
-/// Parses bytes.
+/// Parses a number of bytes, such as `64Mi`.
 pub(crate) fn bytes(text: &str) -> Result<u64, String> {
-    parse_bytes(text).ok_or_else(|| format!("expected bytes {BYTES_FORM}"))
+    parse_bytes(text).ok_or_else(|| format!("expected {BYTES_FORM}"))
 }

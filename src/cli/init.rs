@@ -30,17 +30,17 @@ pub(crate) struct Args {
     /// Number of features; each has a table [synthetic only; default 8]
     #[arg(long, value_name = "T", value_parser = whole::<usize>(1, MAX_FEATURES as u64))]
     tables: Option<usize>,
-    /// Most ids of a sample in every feature [synthetic only; default one-hot]
+    /// Makes all features multi-hot, with at most this many ids per sample [synthetic only; default one-hot]
     #[arg(long, value_name = "MAX", value_parser = whole::<u32>(1, u64::from(MAX_IDS)))]
     multi_hot: Option<u32>,
     /// Dense inputs [synthetic only; default 4]
     #[arg(long, value_name = "W", value_parser = whole::<usize>(0, MAX_FEATURES as u64))]
     dense: Option<usize>,
-    /// Bits of the flat keys of all tables together, 2 to 64. Ids are hashed to fewer rows to fit; ids with
-    /// the same hash share a row
+    /// Bits of a key that identifies any row of any table, 2 to 64. Tables that do not fit get fewer rows:
+    /// their ids are hashed, and ids with the same hash share a row
     #[arg(long, value_name = "BITS", value_parser = whole::<u32>(2, 64))]
     lossy_bits: Option<u32>,
-    /// How the tables share the lossy bits: size_aware, or fixed_length for comparison
+    /// How the tables divide the values of these keys: size_aware, or fixed_length for comparison
     #[arg(long, value_name = "CODING", default_value = "size_aware", requires = "lossy_bits")]
     coding: Coding,
 }
@@ -70,8 +70,8 @@ pub(crate) fn run(args: Args) -> anyhow::Result<()> {
     print(&schema(&args)?.to_toml())
 }
 
-/// Divides this number of key bits among the tables. Tables that get too few bits for their rows hash their
-/// ids.
+/// Divides keys of this number of bits among the tables. Tables that get too few bits for their rows hash
+/// their ids.
 fn limit_key_bits(schema: &mut Schema, bits: u32, coding: Coding) -> anyhow::Result<()> {
     let rows: Vec<u64> = schema.tables.iter().map(|t| t.rows).collect();
     let width = KeyWidth::new(bits).ok_or_else(|| anyhow!("expected 2 to 64, got {bits}"))?;
@@ -96,7 +96,7 @@ fn schema(args: &Args) -> Result<Schema, InputError> {
         synthetic_only.iter().find(|(_, given)| *given && args.dataset != Dataset::Synthetic)
     {
         return Err(InputError(anyhow!(
-            "{flag}: only for --dataset synthetic, the others have fixed columns"
+            "{flag}: only for --dataset synthetic, because the other data sets have fixed columns"
         )));
     }
     let shape = SyntheticShape {

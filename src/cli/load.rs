@@ -3,11 +3,11 @@
 //! Requests are read from a data file and encoded before the clock starts, and then sent again and again.
 //!
 //! * **Open loop** (`--rate`): request `i` is due at `i / rate`, whether answers arrive or not, and its
-//!   latency counts from that instant. So a stalled server, and a late load generator, count against every
-//!   request that is due meanwhile (coordinated omission). A request that is due while `--outstanding`
-//!   requests have no answer is not sent, and is counted as unsent.
-//! * **Closed loop** (`--concurrency`): each client sends its next request when it has the answer to the one
-//!   before, and latency counts from the send.
+//!   latency counts from that instant. So a stall of the server or of the load generator adds to the latency
+//!   of every request that is due during the stall, which avoids coordinated omission. A request that is due
+//!   while `--outstanding` requests have no answer is not sent, and is counted as unsent.
+//! * **Closed loop** (`--concurrency`): each client sends its next request when it has the answer to its last
+//!   one, and latency counts from the send.
 //!
 //! Every request that is sent is counted once: as scored, or under the code of its error.
 
@@ -40,7 +40,7 @@ pub(crate) struct Args {
     target: Target,
     /// File with the samples of the requests
     file: PathBuf,
-    /// Samples of a request
+    /// Samples per request
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = whole::<u32>(1, 1 << 20))]
     batch: u32,
     /// Open loop: requests per second
@@ -49,19 +49,19 @@ pub(crate) struct Args {
     /// Closed loop: number of clients
     #[arg(long, value_name = "C", value_parser = whole::<u32>(1, 100_000))]
     concurrency: Option<u32>,
-    /// How long to send, in seconds
+    /// How long to send and measure requests, in seconds
     #[arg(long, value_name = "S", value_parser = number(0.001, MAX_SECONDS))]
     seconds: f64,
-    /// How long to send before that without counting, in seconds
+    /// How long to send requests before the measurement, in seconds
     #[arg(long, value_name = "S", default_value_t = 0.0, value_parser = number(0.0, MAX_SECONDS))]
     warmup: f64,
-    /// Connections; requests take turns
+    /// Connections to the server; requests use them in turn
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = whole::<u32>(1, 10_000))]
     connections: u32,
-    /// Most different requests to read from the file
+    /// Most requests to read from the file; they are sent again and again
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = whole::<u32>(1, 1_000_000))]
     requests: u32,
-    /// Open loop: most requests without an answer
+    /// Open loop: most requests without an answer; while they wait, due requests are not sent
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = whole::<u32>(1, 1_000_000))]
     outstanding: u32,
     /// Time limit of one request, in seconds
@@ -75,7 +75,7 @@ pub(crate) struct Args {
 /// Most bytes of all encoded requests.
 const REQUEST_BYTES: usize = 512 << 20;
 const MAX_SECONDS: f64 = 1e6;
-/// Higher rates are beyond the precision of the clock.
+/// At higher rates requests would be due less than 1 us apart, and latencies have a resolution of 1 us.
 const MAX_RATE: f64 = 1e6;
 /// A closed-loop client waits this long after an error, so that it does not fail in a busy loop.
 const AFTER_ERROR: Duration = Duration::from_millis(5);
@@ -124,7 +124,7 @@ async fn drive(driver: &Arc<Driver>, args: &Args, seconds: f64) -> anyhow::Resul
     Ok(Report { mode, batch, rate: args.rate, seconds: start.elapsed().as_secs_f64(), tally })
 }
 
-/// Reads and encodes requests of `batch` samples. Fewer samples at the end of the file are left out.
+/// Reads and encodes requests of `batch` samples each. A last request with fewer samples is left out.
 fn read(args: &Args, client: &Client, batch: usize) -> anyhow::Result<Vec<Bytes>> {
     let mut reader = client.open(&args.target, &args.file)?;
     let (mut raw, mut requests, mut bytes) = (RawBatch::default(), Vec::new(), 0);
@@ -141,7 +141,9 @@ fn read(args: &Args, client: &Client, batch: usize) -> anyhow::Result<Vec<Bytes>
     }
     if requests.is_empty() {
         let file = args.file.display();
-        return Err(InputError(anyhow!("{file}: fewer samples than one request of --batch {batch}")).into());
+        return Err(
+            InputError(anyhow!("{file}: fewer samples than one request has (--batch {batch})")).into()
+        );
     }
     Ok(requests)
 }
@@ -198,7 +200,7 @@ async fn open_loop(driver: &Arc<Driver>, pace: Pace, outstanding: u32) -> anyhow
         }
     };
     tokio::task::spawn_blocking(pacing).await.context("the pacing thread")?;
-    // All permits are free when every answer is counted.
+    // Waits for all answers: every request without an answer holds a permit.
     let all = permits.acquire_many(outstanding).await;
     drop(all.context("the outstanding requests")?);
     let tally = Tally::taken(&tally)?;
@@ -238,7 +240,7 @@ struct Tally {
     first_error: Option<Status>,
     /// Open loop: requests that were due while too many had no answer.
     unsent: u64,
-    /// Of scored requests.
+    /// Latencies of scored requests.
     latency_us: Histogram<u64>,
 }
 
@@ -273,7 +275,7 @@ impl Tally {
         }
     }
 
-    /// The counts, after all requests have ended.
+    /// Takes the counts out. All requests must have ended.
     fn taken(tally: &Mutex<Self>) -> anyhow::Result<Self> {
         let mut tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
         Ok(std::mem::replace(&mut tally, Self::new()?))
@@ -296,7 +298,7 @@ struct Report {
     mode: &'static str,
     batch: u32,
     rate: Option<f64>,
-    /// From the first request to the last answer.
+    /// Time from the first request to the last answer.
     seconds: f64,
     tally: Tally,
 }
@@ -358,7 +360,7 @@ impl Report {
         }
         let (requests, samples) = (tally.ok as f64 / self.seconds, tally.samples as f64 / self.seconds);
         let _ = writeln!(text, "{requests:.1} requests/s, {samples:.0} samples/s, version {}", tally.version);
-        let from = if self.rate.is_some() { "the intended send" } else { "the send" };
+        let from = if self.rate.is_some() { "the due time" } else { "the send" };
         let _ = writeln!(
             text,
             "latency from {from}: p50 {} us, p90 {} us, p99 {} us, p99.9 {} us, max {} us",

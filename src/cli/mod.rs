@@ -34,7 +34,7 @@ use crate::predict::PredictError;
 use crate::schema::SchemaError;
 use crate::trainer::TrainError;
 
-/// Serves CTR scores from recommendation models larger than a GPU, and trains them in place.
+/// Trains recommendation models larger than GPU memory, and serves click-through-rate (CTR) scores from them.
 #[derive(Debug, Parser)]
 #[command(name = "flechette", version)]
 pub struct Cli {
@@ -59,9 +59,9 @@ enum Command {
     Load(load::Args),
     /// Computes the hit rates of caches of several sizes on a data set or a recorded trace
     Plan(plan::Args),
-    /// Trains on data with the pipeline and sequentially, and compares every byte
+    /// Trains with the pipeline and with the sequential trainer, and compares every byte
     Verify(verify::Args),
-    /// Shows everything: generates data, trains, serves, scores
+    /// Generates data, trains a model on it, serves the model, and scores held-out rows
     Demo(demo::Args),
 }
 
@@ -84,7 +84,7 @@ fn command() -> clap::Command {
 /// Runs a command. Settings are read and checked for every command, so that a wrong file is always reported.
 ///
 /// # Errors
-/// What the command reports. [`exit`] turns it into a message and an exit code.
+/// The error of the command. [`exit`] turns it into a message and an exit code.
 pub fn run(cli: Cli) -> anyhow::Result<()> {
     let mut flags = match &cli.command {
         Command::Serve(flags) => flags.clone(),
@@ -136,8 +136,9 @@ pub(crate) fn print(text: &str) -> anyhow::Result<()> {
 #[error("{}", error_line(.0.as_ref()))]
 pub(crate) struct InputError(pub anyhow::Error);
 
-/// An error and its causes on one line: `a: b: c`. Many errors quote their cause, and some begin with the
-/// name that their context ends with. Such repetitions are left out.
+/// An error and its causes on one line: `a: b: c`. A cause is left out if the text before it already ends
+/// with the cause. A name at the beginning of a cause is left out if the text before it ends with that
+/// name.
 pub(crate) fn error_line(error: &(dyn Error + 'static)) -> String {
     let mut texts: Vec<String> = Vec::new();
     let mut next = Some(error);

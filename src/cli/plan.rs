@@ -25,43 +25,43 @@ use crate::types::{Batch, RawBatch, TableId};
 /// Flags of `plan`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The model's schema, as `init` writes it
+    /// The model.toml that `init` wrote
     #[arg(long, value_name = "FILE")]
     model_config: PathBuf,
     #[arg(long, value_name = "F")]
     #[arg(help = format!("Format of the data: {}; or trace, a server's recordings", Format::names()))]
     format: Source,
-    /// Files in the order of their accesses
+    /// Data files, the oldest accesses first
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     data: Vec<PathBuf>,
-    /// The files have no label column: a line of criteo-tsv has 39 fields
+    /// The files have no label column, so a line of criteo-tsv has 39 fields
     #[arg(long)]
     unlabelled: bool,
     /// Cache sizes, as fractions of the distinct rows [default: 0.01,0.02,0.05,0.1,0.2,0.5]
     #[arg(long, value_name = "SIZES")]
     sizes: Option<String>,
-    /// Writes here how often each row is used, as safetensors
+    /// File for the counts, which say how often each row is used, as safetensors
     #[arg(long, value_name = "FILE")]
     counts: Option<PathBuf>,
-    /// Only counts, within these bytes (256Mi, 4G), for data of any length. A row takes 24 bytes. Counts are
-    /// exact while all rows fit; past that the report says by how much a count may be too high. Simulates
-    /// nothing
+    /// Simulates nothing and only counts, in these bytes of memory (256Mi, 4G), for data of any length. A row
+    /// takes 24 bytes. Counts are exact while all rows fit; beyond that the report says by how much a count
+    /// may be too high
     #[arg(long, value_name = "BYTES", value_parser = counts_bytes, requires = "counts")]
     #[arg(conflicts_with_all = ["sizes", "plot"])]
     counts_bytes: Option<usize>,
-    /// Draws hit rate against cache size here, as SVG
+    /// File for a plot of hit rate against cache size, as SVG
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
     /// Seed of the policy that evicts at random
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Compute threads; all cores when 0 or absent
+    /// Threads that compute [default: one for each core]
     #[arg(long, value_name = "N")]
     threads: Option<String>,
-    /// Malformed lines that are skipped before the data is refused
+    /// Most malformed lines to skip; with more, the data is refused
     #[arg(long, value_name = "N", default_value_t = ReadOptions::default().malformed_lines)]
     max_malformed: u64,
-    /// Ends with one line of JSON
+    /// Prints one line of JSON at the end
     #[arg(long)]
     json: bool,
 }
@@ -105,7 +105,7 @@ const LEAST_COUNTS_BYTES: u64 = 1024;
 fn counts_bytes(text: &str) -> Result<usize, String> {
     let bytes = parse_bytes(text).filter(|bytes| *bytes >= LEAST_COUNTS_BYTES);
     let bytes = bytes.and_then(|bytes| bytes.try_into().ok());
-    bytes.ok_or_else(|| format!("expected bytes from {LEAST_COUNTS_BYTES}, {BYTES_FORM}"))
+    bytes.ok_or_else(|| format!("expected {BYTES_FORM}, at least {LEAST_COUNTS_BYTES}"))
 }
 
 /// Reads the accesses, simulates or counts, and reports.
@@ -136,7 +136,7 @@ fn simulate(args: &Args, config: &Config) -> anyhow::Result<()> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(config.threads.compute).build();
     let plan = pool.context("threads.compute")?.install(|| Plan::of(&trace, &sizes, args.seed));
     if let Some(path) = &args.plot {
-        std::fs::write(path, plot::svg(&plan)).with_context(|| format!("--plot: {}", path.display()))?;
+        std::fs::write(path, plot::svg(&plan)?).with_context(|| format!("--plot: {}", path.display()))?;
     }
     args.print(&plan.text(), || plan.json())
 }
@@ -182,7 +182,8 @@ impl Accesses for Counts {
 }
 
 impl Args {
-    /// Reads all data. Returns the share of the rows that it has the accesses of.
+    /// Reads all data. Returns the share of the rows whose accesses the data contains: 1, or the rate of a
+    /// trace.
     fn read(&self, schema: &Schema, accesses: &mut impl Accesses) -> anyhow::Result<f64> {
         match self.format {
             Source::Dataset(format) => read_data(self, format, schema, accesses).map(|()| 1.0),
@@ -240,7 +241,8 @@ fn read_data(
     Ok(())
 }
 
-/// Reads recordings one after the other and returns their rate. A file that is cut is read up to the cut.
+/// Reads recordings one after the other and returns their rate. A truncated file is read up to its last whole
+/// block.
 fn read_traces(files: &[PathBuf], schema: &Schema, accesses: &mut impl Accesses) -> anyhow::Result<f64> {
     let mut rate = None;
     for path in files {
@@ -282,10 +284,10 @@ enum RecordError {
 fn check_header(header: &Header, schema: &Schema, rate: &mut Option<f64>) -> anyhow::Result<()> {
     let wanted = Header::of(schema, header.rate).tables;
     let (got, expected) = (header.tables.len(), wanted.len());
-    anyhow::ensure!(got == expected, "recorded of {got} tables, the schema has {expected}");
+    anyhow::ensure!(got == expected, "recorded for {got} tables, but the schema has {expected}");
     if let Some((got, wanted)) = header.tables.iter().zip(&wanted).find(|(got, wanted)| got != wanted) {
         anyhow::bail!(
-            "recorded of table {:?} of {} rows, the schema has {:?} of {}",
+            "recorded for table {:?} of {} rows, but the schema has {:?} of {}",
             got.name,
             got.rows,
             wanted.name,
@@ -294,7 +296,7 @@ fn check_header(header: &Header, schema: &Schema, rate: &mut Option<f64>) -> any
     }
     match rate.replace(header.rate) {
         Some(before) if before != header.rate => {
-            anyhow::bail!("recorded at rate {}, the files before it at {before}", header.rate)
+            anyhow::bail!("recorded at rate {}, but the files before it at {before}", header.rate)
         }
         _ => Ok(()),
     }

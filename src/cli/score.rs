@@ -1,9 +1,9 @@
 //! `flechette score`: sends the rows of a data file to a server and writes their scores.
 //!
-//! A thread reads and encodes, a bounded number of requests is in flight, and answers are taken in the order
-//! of the file. So memory does not grow with the file, except by 8 bytes for each labelled row: an exact AUC
-//! needs all scores. Line n of `--out` is the score of line n of the data (without its header), or `nan` if
-//! that line was skipped.
+//! A thread reads and encodes, a bounded number of requests is in flight, and answers are taken in the
+//! order of the file. So memory does not grow with the file, except by the score and label of each labelled
+//! row (8 bytes), which an exact AUC needs. Line n of `--out` is the score of line n of the data (without
+//! its header), or `nan` if that line was skipped.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
@@ -35,7 +35,7 @@ pub(crate) struct Args {
     target: Target,
     /// File with the rows to score
     file: PathBuf,
-    /// Samples of a request [default: 1024, or the server's limit if that is less]
+    /// Samples per request [default: 1024, or the server's limit if that is less]
     #[arg(long, value_name = "N", value_parser = whole::<u32>(1, 1 << 20))]
     batch: Option<u32>,
     /// File for the scores: one per line of the data, nan for a skipped line
@@ -51,9 +51,9 @@ const DEFAULT_BATCH: usize = 1024;
 const IN_FLIGHT: usize = 8;
 /// Most encoded requests that wait to be sent.
 const READ_AHEAD: usize = 2;
-/// Of one request.
+/// Time limit of one request.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// How often a request is sent while the server's queue is full, and the waits between the tries.
+/// Most times a request is sent while the server's queue is full, and the waits between two tries.
 const TRIES: u32 = 12;
 const FIRST_WAIT: Duration = Duration::from_millis(10);
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
@@ -107,24 +107,24 @@ async fn score(args: &Args) -> anyhow::Result<Summary> {
     Ok(summary)
 }
 
-/// A request, and what the file says of its samples.
+/// An encoded request, and the place of its samples in the file.
 struct Encoded {
     message: Bytes,
     rows: Rows,
 }
 
-/// The samples of a request in the file.
+/// What the file has for one request: samples, their labels, and skipped lines.
 struct Rows {
     samples: usize,
     labels: Option<Vec<f32>>,
-    /// The lines skipped among them: for each, the number of samples before it.
+    /// For each skipped line: the number of the request's samples before it.
     skips: Vec<usize>,
 }
 
-/// Lines that have no score.
+/// How many lines have no score.
 struct Read {
     skipped: u64,
-    /// Those after the last sample.
+    /// Lines that were skipped after the last sample.
     skipped_at_end: usize,
 }
 
@@ -180,8 +180,8 @@ fn send(client: &Client, encoded: Encoded) -> Sent {
     Sent { rows, answer }
 }
 
-/// Repeats a request while the server's queue is full, with growing waits. The request is within the server's
-/// limits, so `RESOURCE_EXHAUSTED` can only mean the queue.
+/// Repeats a request while the server is too busy, with growing waits. The request is within the limits of
+/// one request, so `RESOURCE_EXHAUSTED` means a full queue or too many calls in flight.
 async fn predict_with_retries(client: &Client, message: Bytes) -> Result<PredictResponse, Status> {
     let mut wait = FIRST_WAIT;
     for _ in 1..TRIES {
@@ -213,9 +213,9 @@ struct Summary {
     skipped: u64,
     seconds: f64,
     requests: u64,
-    /// Scores and labels, as long as every row has a label.
+    /// Scores and labels; `None` once a row had no label.
     labelled: Option<(Vec<f32>, Vec<f32>)>,
-    /// The versions that scored.
+    /// The versions that computed scores.
     versions: Vec<u64>,
     absent: BTreeMap<String, u64>,
     latency_us: Histogram<u64>,
@@ -357,8 +357,8 @@ impl Output {
         Ok(Self { path: path.to_owned(), temporary: Some(temporary), file })
     }
 
-    /// Writes scores one per line, and a `nan` for each skipped line. `skips` has the number of scores before
-    /// it.
+    /// Writes scores one per line, and a `nan` for each skipped line. `skips` has, for each skipped line, the
+    /// number of scores before it.
     fn write(&mut self, scores: &[f32], skips: &[usize]) -> anyhow::Result<()> {
         let mut skips = skips.iter().peekable();
         let mut write = || -> io::Result<()> {
@@ -391,7 +391,7 @@ impl Output {
 impl Drop for Output {
     fn drop(&mut self) {
         if let Some(temporary) = &self.temporary {
-            // The file is incomplete. An error was reported already, so one of the removal is not.
+            // The error that left the file incomplete is reported, so an error of this removal is not.
             let _ = fs::remove_file(temporary);
         }
     }

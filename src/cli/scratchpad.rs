@@ -25,7 +25,7 @@ pub(crate) struct PipelineFlags {
     /// Which rows are evicted from the scratchpad first: lru, lfu, random or optimal
     #[arg(long, value_name = "P", default_value = "lru")]
     policy: Policy,
-    /// Batches whose rows are loaded together, 1 to 21
+    /// Batches that are planned together, so that their rows are loaded ahead, 1 to 21
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize>(0, u64::MAX))]
     lookahead: usize,
     /// Bytes of all staging buffers between disk and scratchpad
@@ -34,14 +34,15 @@ pub(crate) struct PipelineFlags {
     /// Batches that may wait between two stages
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u8>(0, 8))]
     buffered: u8,
-    /// File of `plan --counts`: how often each row is used. Ranks rows for lfu; the most frequent rows are
-    /// loaded first
+    /// File that `plan --counts` wrote: how often each row is used. The most frequent rows are loaded before
+    /// training, and the policy lfu uses the counts
     #[arg(long, value_name = "FILE")]
     counts: Option<PathBuf>,
-    /// Where the scratchpad is, and rows are pooled and updated: host, cuda (a GPU), or auto (the host)
+    /// Device that holds the scratchpad and pools and updates rows: host, cuda (a GPU), or auto (the host)
     #[arg(long, value_name = "D")]
     pub device: Option<String>,
-    /// Directory of the working file [default: train uses the model's directory, verify the temporary one]
+    /// Directory of the working file [default: the model's directory for train, the system's temporary
+    /// directory for verify]
     #[arg(long, value_name = "DIR")]
     pub working_dir: Option<PathBuf>,
 }
@@ -65,13 +66,14 @@ impl FromStr for SizeFlag {
         }
         let fraction = text.parse().ok().filter(|&fraction: &f64| fraction > 0.0 && fraction <= 1.0);
         let bytes = || parse_bytes(text).filter(|&bytes| bytes > 1).map(Self::Bytes);
-        let expected = || format!("expected min, a fraction of all rows above 0 to 1, or bytes {BYTES_FORM}");
+        let expected =
+            || format!("expected min, a fraction of all rows (above 0, at most 1), or {BYTES_FORM}");
         fraction.map(Self::Fraction).or_else(bytes).ok_or_else(expected)
     }
 }
 
 impl SizeFlag {
-    /// The size for a model. `reader` opens the training data, of which the first `limit` samples are used.
+    /// The size for a model. `reader` opens the training data. Only its first `limit` samples count.
     pub(crate) fn resolve(
         self,
         sizes: &Sizes,
@@ -116,7 +118,7 @@ impl PipelineFlags {
         flags.into_iter().filter_map(|(name, given)| given.then_some(name)).collect()
     }
 
-    /// The rows in the file of `--counts`, if it is given, that this schema has.
+    /// The counts of this schema's rows in the file of `--counts`; `None` without that flag.
     pub(crate) fn frequencies(&self, schema: &Schema) -> anyhow::Result<Option<Frequencies>> {
         let Some(path) = &self.counts else { return Ok(None) };
         let ranked = Ranked::read(path).map_err(|e| InputError(e.into())).context("--counts")?;
@@ -145,16 +147,16 @@ pub(crate) fn training_device(config: &Config) -> anyhow::Result<Option<Arc<Nvid
 pub(crate) fn pipeline_on(
     device: Option<&Arc<Nvidia>>,
     network: &TrainState,
-    (store, frequencies): (WorkingFile, Option<Frequencies>),
+    (working_file, frequencies): (WorkingFile, Option<Frequencies>),
     settings: PipelineSettings,
 ) -> Result<Pipeline, TrainError> {
     match device {
-        None => Pipeline::new(network, store, settings, frequencies),
-        Some(device) => Pipeline::on_device(device, network, (store, frequencies), settings),
+        None => Pipeline::new(network, working_file, settings, frequencies),
+        Some(device) => Pipeline::on_device(device, network, (working_file, frequencies), settings),
     }
 }
 
-/// The directory of the working file, which is created: `--working-dir`, or `default`.
+/// Creates and returns the directory of the working file: `--working-dir`, or `default`.
 pub(crate) fn working_dir<'a>(flags: &'a PipelineFlags, default: &'a Path) -> anyhow::Result<&'a Path> {
     let dir = flags.working_dir.as_deref().unwrap_or(default);
     let made = std::fs::create_dir_all(dir);
@@ -162,7 +164,7 @@ pub(crate) fn working_dir<'a>(flags: &'a PipelineFlags, default: &'a Path) -> an
     Ok(dir)
 }
 
-/// For each table the order of its rows by frequency, if the counts contain any of them.
+/// For each table the order of its rows by frequency; `None` if the counts contain none of its rows.
 pub(crate) fn orders(schema: &Schema, frequencies: &Frequencies) -> anyhow::Result<Vec<Option<RowOrder>>> {
     let order = |(t, table): (usize, &crate::schema::Table)| {
         let of_table = frequencies.iter().filter(|(table, ..)| table.index() == t);

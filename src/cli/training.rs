@@ -15,15 +15,15 @@ use crate::trainer::optim::{Kind, Optimizer};
 /// Flags of model, data and optimizer.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TrainingFlags {
-    /// The model's schema, as written by `init`
+    /// The model.toml that `init` wrote
     #[arg(long, value_name = "FILE")]
     pub model_config: PathBuf,
     #[arg(long, value_name = "F", help = format!("Format of the data: {}", Format::names()))]
     format: Format,
-    /// Files to train on, in this order
+    /// Files to train on, read in this order
     #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
     pub data: Vec<PathBuf>,
-    /// Samples of a step
+    /// Samples per step
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = whole::<u32>(1, 1 << 20))]
     pub batch: u32,
     /// Optimizer: sgd, adagrad, rowwise_adagrad or adam
@@ -32,13 +32,13 @@ pub(crate) struct TrainingFlags {
     /// Learning rate
     #[arg(long, value_name = "L", default_value_t = 0.02, value_parser = positive)]
     lr: f64,
-    /// Added to the optimizer's denominators; 1e-8 for adam and 1e-10 for the others when absent
+    /// Added to the optimizer's denominators [default: 1e-8 for adam, 1e-10 for the Adagrads]
     #[arg(long, value_name = "E")]
     eps: Option<f64>,
-    /// Adam's decay rate of the mean of gradients; 0.9 when absent
+    /// Adam's decay rate of the mean of gradients [default: 0.9]
     #[arg(long, value_name = "B")]
     beta1: Option<f64>,
-    /// Adam's decay rate of the mean of squared gradients; 0.999 when absent
+    /// Adam's decay rate of the mean of squared gradients [default: 0.999]
     #[arg(long, value_name = "B")]
     beta2: Option<f64>,
     /// Seed of the initial weights
@@ -54,13 +54,15 @@ pub(crate) struct TrainingFlags {
 }
 
 impl TrainingFlags {
-    /// Those that are settings.
+    /// The flags that are also settings of the configuration.
     pub(crate) fn flags(&self, pipeline: &PipelineFlags) -> Flags {
         Flags { threads: self.threads.clone(), device: pipeline.device.clone(), ..Flags::default() }
     }
 
+    /// The optimizer and its parameters.
+    ///
     /// # Errors
-    /// Numbers out of range, and flags that the optimizer does not have.
+    /// When a number is out of range, or the optimizer does not use a flag.
     pub(crate) fn optimizer(&self) -> anyhow::Result<Optimizer> {
         let mut optimizer = Optimizer::new(self.optimizer, self.lr);
         if let Some(eps) = self.eps {
@@ -79,7 +81,9 @@ impl TrainingFlags {
         ] {
             let Some(given) = given else { continue };
             if self.optimizer != Kind::Adam {
-                return Err(InputError(anyhow!("{flag}: only adam has it, not {}", self.optimizer)).into());
+                return Err(
+                    InputError(anyhow!("{flag}: used only by adam, not by {}", self.optimizer)).into()
+                );
             }
             if !(0.0..1.0).contains(&given) {
                 let expected = "expected a number from 0 to below 1";
@@ -110,12 +114,15 @@ impl TrainingFlags {
     pub(crate) fn open_before(&self, flag: &str, schema: &Schema) -> anyhow::Result<Box<dyn Reader + Send>> {
         if let Some(pipe) = self.data.iter().find(|path| is_pipe(path)) {
             let pipe = pipe.display();
-            return Err(InputError(anyhow!("{flag}: --data is read twice, and {pipe} is not a file")).into());
+            return Err(InputError(anyhow!(
+                "{flag}: --data must be read twice, but {pipe} is a pipe or a device"
+            ))
+            .into());
         }
         self.open(&self.data, schema)
     }
 
-    /// The error of data without samples.
+    /// The error for data without samples.
     pub(crate) fn no_samples(&self) -> anyhow::Error {
         InputError(anyhow!("--data: no samples in {}", self.data[0].display())).into()
     }
@@ -130,8 +137,7 @@ pub(crate) fn compute_threads(config: &Config) -> anyhow::Result<rayon::ThreadPo
     pool.context("threads.compute")
 }
 
-/// Whether this is a pipe or a device. Opening one may consume bytes or block, so it must not be opened for a
-/// check.
+/// Whether this path is a pipe or a device. Opening it may consume bytes or block, so checks do not open it.
 pub(crate) fn is_pipe(path: &Path) -> bool {
     path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir())
 }

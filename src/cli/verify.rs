@@ -26,7 +26,7 @@ pub(crate) struct Args {
     scratchpad: SizeFlag,
     #[command(flatten)]
     pipeline: PipelineFlags,
-    /// Makes every stage sleep at random, with this seed
+    /// Makes every stage of the pipeline sleep for random times, drawn with this seed
     #[arg(long, value_name = "SEED", value_parser = whole::<u64>(0, u64::MAX))]
     jitter: Option<u64>,
     /// Prints one line of JSON at the end
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &Args, config: &Config) -> anyhow::Result<()> {
     compute_threads(config)?.install(|| verify(args, &schema, device.as_ref()))
 }
 
-/// The result.
+/// The result of both trainings.
 struct Verified {
     steps: u64,
     stats: PlanStats,
@@ -114,9 +114,10 @@ fn train_both_ways(args: &Args, schema: &Schema, device: Option<&Arc<Nvidia>>) -
     let oracle = trainer::initialise(schema, optimizer, training.seed)?;
     let temporary = std::env::temp_dir();
     let dir = working_dir(&args.pipeline, &temporary)?;
-    let (mut state, store) = trainer::initialise_on_disk(schema, optimizer, training.seed, (dir, vec![]))?;
+    let (mut state, working_file) =
+        trainer::initialise_on_disk(schema, optimizer, training.seed, (dir, vec![]))?;
     let frequencies = args.pipeline.frequencies(schema)?;
-    let mut pipeline = pipeline_on(device, &state, (store, frequencies), settings)?;
+    let mut pipeline = pipeline_on(device, &state, (working_file, frequencies), settings)?;
     let mut verifier = Verifier::new(oracle);
     let mut reader = training.open(&training.data, schema)?;
     let data = Data { reader: &mut *reader, batch: training.batch as usize, steps: args.steps };

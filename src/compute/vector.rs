@@ -1,7 +1,7 @@
 //! Vector registers, for kernels that keep sums in registers over a whole loop.
 //!
-//! Most loops leave vectors to the compiler ([`super::vectorise`]). It does not keep sums in registers over a
-//! long loop, so those kernels use registers explicitly.
+//! Most loops are vectorised by the compiler ([`super::vectorise`]). But the compiler does not keep many sums
+//! in registers over a long loop, so loops with many sums use registers explicitly.
 
 #![allow(unsafe_code)]
 
@@ -33,7 +33,7 @@ pub(crate) unsafe trait Encoded: Vector<f32> {
     unsafe fn load_f16(from: *const u8) -> Self;
     /// From unsigned bytes, exactly.
     unsafe fn load_u8(from: *const u8) -> Self;
-    /// The rounded product. A sum that follows is not fused with it.
+    /// The rounded product. It is not fused with an addition that follows.
     unsafe fn multiply(self, by: Self) -> Self;
 }
 
@@ -138,7 +138,7 @@ mod x86 {
                 }
             }
 
-            // SAFETY: as above; loads of WIDTH half-precision floats and of WIDTH bytes.
+            // SAFETY: as above. Loads of 2 WIDTH bytes (f16) and WIDTH bytes (u8) have WIDTH elements.
             unsafe impl Encoded for $vector {
                 #[inline(always)]
                 unsafe fn load_f16(from: *const u8) -> Self {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::ConfigError;
 use super::layers::Layers;
 
-/// The low watermark in parts of the high one, unless it is given.
+/// The default low watermark, as a share of the high watermark.
 const LOW_OF_HIGH: f64 = 0.9 / 0.95;
 
 /// Section `cache`. With mode `off` all other values are the defaults.
@@ -16,11 +16,11 @@ pub struct CacheConfig {
     pub mode: CacheMode,
     /// `cache.bytes` or `cache.fraction`, if one is given.
     pub size: Option<CacheSize>,
-    /// `None`: room for one largest batch.
+    /// `None`: room for the misses of the largest batch, at most 64 MiB for each worker.
     pub staging_bytes: Option<u64>,
     pub admission: CacheAdmission,
     pub eviction: CacheEviction,
-    /// A file of `flechette plan --counts`.
+    /// A file that `flechette plan --counts` wrote.
     pub counts: Option<PathBuf>,
     /// Bits of an index key, 2 to 64.
     pub key_bits: u32,
@@ -32,7 +32,7 @@ pub struct CacheConfig {
     pub low_watermark: f64,
     /// Whether hot rows are saved, and fill the cache at start.
     pub warm: bool,
-    /// How often hot rows are saved; `None`: only at shutdown.
+    /// Interval between two saves of hot rows; `None`: they are saved only at shutdown.
     pub save: Option<Duration>,
 }
 
@@ -60,9 +60,9 @@ pub enum CacheSize {
 #[allow(missing_docs)]
 pub enum CacheAdmission {
     All,
-    /// Each with this probability, 0 to 1.
+    /// Each missed row with this probability, 0 to 1.
     Probability(f64),
-    /// Once the cache is full, those with this number of recent misses, 1 to 15.
+    /// Every missed row until the cache is full, then rows with this number of recent misses, 1 to 15.
     Frequency(u32),
 }
 
@@ -70,9 +70,9 @@ pub enum CacheAdmission {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum CacheEviction {
-    /// Those not used for the longest time.
+    /// Rows that were not used for the longest time.
     Lru,
-    /// Those with the lowest rank in `cache.counts`.
+    /// Rows with the lowest rank in `cache.counts`.
     Lfu,
 }
 
@@ -154,7 +154,7 @@ impl Layers {
         Ok(admission)
     }
 
-    /// Refuses the value of `key`, which needs another key that is not given.
+    /// Refuses the value of `key` if the key `needed` is not given.
     fn require(&self, key: &'static str, needed: &'static str) -> Result<(), ConfigError> {
         match (self.source(key), self.text(key)) {
             (Some(source), Some(got)) if self.text(needed).is_none() => Err(ConfigError::Missing {

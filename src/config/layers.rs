@@ -1,4 +1,5 @@
-//! The three layers (each key's text and its source), and how text becomes a value.
+//! The three layers of the configuration (file, environment, flags), and the parsing of their texts into
+//! values.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,14 +14,16 @@ use super::{
     TraceConfig,
 };
 
-/// The prefix of environment variables, and those that only tests read.
+/// Every environment variable of a setting begins with this.
 const PREFIX: &str = "FLECHETTE_";
+/// Variables with this prefix that only tests read. They are not reported as unknown.
 const TEST_VARIABLES: &[&str] = &["FLECHETTE_DATA"];
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// For every key that a layer gives: the text of the highest layer, with its source.
+/// For every key that a layer gives: the text of the highest layer, with its source. Layers are added from
+/// the lowest to the highest.
 #[derive(Default)]
 pub(crate) struct Layers {
     given: BTreeMap<&'static str, Given>,
@@ -116,7 +119,7 @@ impl Layers {
     pub(crate) fn server(&self) -> Result<ServerConfig, ConfigError> {
         let max_bytes = self.bytes("server.max_bytes", 1024, GIB)?;
         let count = |key| self.whole(key, 1, 1 << 20).map(|count| count as usize);
-        // Below max_bytes, a message of the largest size would always be refused.
+        // With less than max_bytes, a message of the largest size would always be refused.
         let inflight =
             self.given("server.max_inflight_bytes", |key| self.bytes(key, max_bytes, 1024 * GIB))?;
         Ok(ServerConfig {
@@ -179,12 +182,12 @@ impl Layers {
         })
     }
 
-    /// The layer that gives a key's value, if one does.
+    /// The layer that gives a key's value; `None` for a default.
     pub(crate) fn source(&self, key: &str) -> Option<&Source> {
         self.given.get(key).map(|given| &given.source)
     }
 
-    /// The text of a key: of the highest layer that gives it, or its default.
+    /// The text of a key from the highest layer that gives it, or its default text.
     pub(crate) fn text(&self, key: &str) -> Option<&str> {
         if let Some(given) = self.given.get(key) {
             return Some(given.text.trim());
@@ -204,8 +207,8 @@ impl Layers {
         self.text(key).is_some().then(|| read(key)).transpose()
     }
 
-    /// Reads a key that is given or has a default text. `read` gives `None` for text that is not as
-    /// `expected`.
+    /// Reads a key that is given or has a default text. `read` returns `None` if the text is not what
+    /// `expected` describes.
     fn parse<T>(
         &self,
         key: &'static str,
@@ -229,7 +232,7 @@ impl Layers {
     }
 
     pub(crate) fn bytes(&self, key: &'static str, least: u64, most: u64) -> Result<u64, ConfigError> {
-        let expected = || format!("bytes from {least} to {most}, {BYTES_FORM}");
+        let expected = || format!("{BYTES_FORM}, from {least} to {most}");
         self.parse(key, expected, |text| parse_bytes(text).filter(|n| (least..=most).contains(n)))
     }
 
@@ -261,8 +264,8 @@ pub(crate) fn variable(key: &str) -> String {
     format!("{PREFIX}{}", key.replace('.', "_").to_uppercase())
 }
 
-/// The forms of bytes, for error messages.
-pub(crate) const BYTES_FORM: &str = "plain or with K, M, G, T, Ki, Mi, Gi or Ti";
+/// The words of error messages for a value in bytes.
+pub(crate) const BYTES_FORM: &str = "a number of bytes, plain or with the unit K, M, G, T, Ki, Mi, Gi or Ti";
 
 /// Reads bytes: `512`, `64K` (1,000s), `16Mi` (1,024s), `1.5G`, each with or without a `B` at the end.
 #[must_use]
@@ -282,6 +285,6 @@ pub(crate) fn parse_bytes(text: &str) -> Option<u64> {
         return text.replace('_', "").parse().ok();
     };
     let bytes = number.trim().parse::<f64>().ok()? * unit as f64;
-    // Sizes above 2^63 do not exist, and f64 would round them.
+    // No machine has 2^63 bytes, and f64 would round such numbers.
     (0.0..9.2e18).contains(&bytes).then_some(bytes.round() as u64)
 }

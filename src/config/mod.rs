@@ -1,8 +1,8 @@
 //! Configuration: flags, environment and file become validated values. Nothing else reads the environment.
 //!
 //! Every key has one name, `section.key` (`settings.rs`). A flag wins over the environment variable
-//! (`FLECHETTE_<SECTION>_<KEY>`), which wins over the TOML file. A layer keeps plain text with its source,
-//! and text becomes a value at one place, so every error names key, source, what was expected and what was
+//! (`FLECHETTE_<SECTION>_<KEY>`), which wins over the TOML file. A layer keeps plain texts with their
+//! sources. One place parses them, so every error names the key, its source, what was expected and what was
 //! found. Unknown names are warnings, so that an older program can read a newer file.
 
 mod cache;
@@ -86,18 +86,18 @@ pub struct ServerConfig {
     pub grpc: SocketAddr,
     pub http: SocketAddr,
     pub models: Option<PathBuf>,
-    /// Of one request.
+    /// Limit of one request.
     pub max_samples: usize,
-    /// Of one request message.
+    /// Limit of one request message.
     pub max_bytes: usize,
-    /// Calls in flight over all connections.
+    /// Limit of calls in flight, over all connections.
     pub max_requests: usize,
-    /// Memory for the messages of all calls in flight. At least `max_bytes`.
+    /// Limit of the memory for the messages of all calls in flight. At least `max_bytes`.
     pub max_inflight_bytes: usize,
-    /// Of each port.
+    /// Limit of each port.
     pub max_connections: usize,
     pub http_idle: Duration,
-    /// Of one connection.
+    /// Limit of one connection.
     pub max_streams: u32,
     pub drain: Duration,
 }
@@ -106,7 +106,7 @@ pub struct ServerConfig {
 #[allow(missing_docs)] // settings.rs has the meaning of each key
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatcherConfig {
-    /// Of a merged batch.
+    /// Limit of a merged batch.
     pub max_samples: usize,
     pub max_delay: Duration,
     pub queue_samples: usize,
@@ -121,7 +121,7 @@ pub struct BatcherConfig {
 pub struct TraceConfig {
     /// Share of the rows whose accesses are recorded; 0 records nothing.
     pub rate: f64,
-    /// Of a model's recordings.
+    /// Limit of all recordings of a model.
     pub max_bytes: u64,
 }
 
@@ -130,7 +130,7 @@ pub struct TraceConfig {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceConfig {
     pub kind: DeviceKind,
-    /// Directory of compiled kernels; `None` keeps none.
+    /// Directory for compiled kernels; `None`: they are not saved.
     pub kernel_cache: Option<PathBuf>,
 }
 
@@ -145,7 +145,7 @@ pub enum DeviceKind {
     Cuda,
 }
 
-/// Section `threads`; at least 1 each.
+/// Section `threads`. Each count is at least 1.
 #[allow(missing_docs)] // settings.rs has the meaning of each key
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadsConfig {
@@ -161,7 +161,7 @@ pub enum Source {
     /// The name of the variable.
     Environment(String),
     File(PathBuf),
-    /// No layer gives it.
+    /// No layer gives the value.
     Default,
 }
 
@@ -176,7 +176,7 @@ impl fmt::Display for Source {
     }
 }
 
-#[allow(missing_docs)] // the texts of the errors say it
+#[allow(missing_docs)] // the error texts document the variants
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("config file {}: {error}", path.display())]
@@ -185,7 +185,7 @@ pub enum ConfigError {
     Toml { path: PathBuf, line: usize, reason: String },
     #[error("{key} ({source_of}): expected {expected}, got {got}")]
     Value { key: &'static str, source_of: Source, expected: String, got: String },
-    #[error("{key}: missing: {wanted_by} = {got} ({source_of}) needs it")]
+    #[error("{key}: missing, but needed by {wanted_by} = {got} ({source_of})")]
     Missing { key: &'static str, wanted_by: &'static str, got: String, source_of: Source },
     #[error("{first} ({first_source}) and {second} ({second_source}): give one of the two, not both")]
     Both { first: &'static str, first_source: Source, second: &'static str, second_source: Source },

@@ -1,7 +1,7 @@
 //! Every setting: its key, flag, default and meaning, each written once.
 //!
-//! Configuration reads defaults from here, the command line its help, and `docs/settings.md` is generated
-//! from it. To add a setting, add it here, and read it in a function of its section (`layers.rs`,
+//! The configuration takes its defaults from here, and the command line its help texts. A test generates
+//! `docs/settings.md`. To add a setting, add it here, and read it in a function of its section (`layers.rs`,
 //! `cache.rs`).
 
 /// A key that can be configured.
@@ -16,12 +16,12 @@ pub(crate) struct Setting {
     pub about: &'static str,
 }
 
-/// What a setting is when no layer gives it.
+/// The value of a setting that no layer gives.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fallback {
     /// This text, which is read like text that the user wrote.
     Text(&'static str),
-    /// It is computed, or there is none: these words describe it.
+    /// A computed default, or none. These words describe it.
     Words(&'static str),
 }
 
@@ -29,7 +29,7 @@ use Fallback::{Text, Words};
 
 /// The settings of one section of the file.
 #[derive(Debug)]
-#[cfg_attr(not(test), expect(dead_code))] // only docs/settings.md has the name and the description
+#[cfg_attr(not(test), expect(dead_code))] // read only when docs/settings.md is generated
 pub(crate) struct Section {
     pub name: &'static str,
     pub about: &'static str,
@@ -54,17 +54,18 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "server.grpc",
                 Text("127.0.0.1:8001"),
-                "Address of the gRPC port; port 0 takes a free one",
+                "Address of the gRPC port. With port 0 the system chooses a free port",
             )
             .flag("--grpc"),
             setting(
                 "server.http",
                 Text("127.0.0.1:8002"),
-                "Address of the HTTP port (metrics, health, status page); port 0 takes a free one",
+                "Address of the HTTP port (metrics, health, status page). With port 0 the system chooses a \
+                 free port",
             )
             .flag("--http"),
             setting("server.models", Words("none"), "Directory of the models").flag("--models"),
-            setting("server.max_samples", Text("4096"), "Most samples of a request"),
+            setting("server.max_samples", Text("4096"), "Most samples in a request"),
             setting("server.max_bytes", Text("16MiB"), "Most bytes of a request message"),
             setting("server.max_requests", Text("8192"), "Most calls in flight, over all connections"),
             setting(
@@ -76,12 +77,12 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "server.max_connections",
                 Text("4096"),
-                "Most connections of each port; further ones are closed at once",
+                "Most connections of each port; further connections are closed at once",
             ),
             setting(
                 "server.http_idle_seconds",
                 Text("75"),
-                "An HTTP connection is closed when it got no answer for this long",
+                "An HTTP connection without an answer for this long is closed",
             ),
             setting("server.max_streams", Text("1024"), "Most concurrent calls of one gRPC connection"),
             setting(
@@ -98,7 +99,7 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "batcher.max_samples",
                 Text("4096"),
-                "Most samples of a merged batch; a larger request is a batch of its own",
+                "Most samples of a merged batch; a larger request is computed alone",
             ),
             setting(
                 "batcher.max_delay_us",
@@ -109,9 +110,13 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "batcher.queue_samples",
                 Words("65536, or 4 × `server.max_samples` if that is more"),
-                "Most samples that may wait; at least `server.max_samples`",
+                "Most samples that may wait in the queue; at least `server.max_samples`",
             ),
-            setting("batcher.queue_bytes", Text("256MiB"), "Most bytes of samples that may wait"),
+            setting(
+                "batcher.queue_bytes",
+                Text("256MiB"),
+                "Most bytes of samples that may wait in the queue",
+            ),
             setting(
                 "batcher.workers",
                 Text("0"),
@@ -122,7 +127,7 @@ pub(crate) const SECTIONS: &[Section] = &[
     Section {
         name: "cache",
         about: "The embedding cache; [cache.md](cache.md) explains it. With `cache.mode = \"off\"` all \
-                other keys are ignored. A key that has no effect because of another one is reported in a \
+                other keys are ignored. A key that has no effect because of another key is reported in a \
                 warning.",
         settings: &[
             setting(
@@ -135,35 +140,44 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "cache.bytes",
                 Words("none"),
-                "Memory of the cache: index, rows, and the state of its policies. Excludes `cache.fraction`",
+                "Memory of the cache: index, rows, and the state of its policies. Cannot be combined with \
+                 `cache.fraction`",
             )
             .flag("--cache-bytes"),
             setting(
                 "cache.fraction",
                 Words("0.1, unless `cache.bytes` is given"),
-                "Room for this share of the model's rows, above 0 and at most 1",
+                "Size of the cache as a share of the model's rows, above 0 and at most 1",
             )
             .flag("--cache-fraction"),
             setting(
                 "cache.admission",
                 Text("frequency"),
-                "Which missed rows are admitted: `all`; `probability`, each with \
-                 `cache.admission_probability`; `frequency`, once the cache is full, those with \
-                 `cache.admission_misses` recent misses",
+                "Which missed rows are admitted. `all`: every row. `probability`: each row with the \
+                 probability `cache.admission_probability`. `frequency`: every row until the cache is full, \
+                 then rows with `cache.admission_misses` recent misses",
             ),
-            setting("cache.admission_probability", Words("none"), "0 to 1; needed by `probability`"),
-            setting("cache.admission_misses", Text("2"), "1 to 15; used by `frequency`"),
+            setting(
+                "cache.admission_probability",
+                Words("none"),
+                "Probability of admission, 0 to 1; required with `probability`",
+            ),
+            setting(
+                "cache.admission_misses",
+                Text("2"),
+                "Recent misses that a row needs, 1 to 15; used with `frequency`",
+            ),
             setting(
                 "cache.eviction",
                 Text("lru"),
-                "Which rows are evicted first: `lru`, those not used for the longest time; `lfu`, those \
-                 with the lowest rank in `cache.counts`",
+                "Which rows are evicted first. `lru`: rows that were not used for the longest time. `lfu`: \
+                 rows with the lowest rank in `cache.counts`",
             ),
             setting(
                 "cache.counts",
                 Words("none"),
-                "File of `flechette plan --counts`: how often each row is used. Ranks rows for `lfu`, and \
-                 fills the cache at start if no hot rows were saved",
+                "File that `flechette plan --counts` wrote: how often each row is used. It ranks rows for \
+                 `lfu`, and fills the cache at start if no hot rows were saved",
             ),
             setting(
                 "cache.key_bits",
@@ -175,26 +189,30 @@ pub(crate) const SECTIONS: &[Section] = &[
                 "cache.pointers",
                 Text("0"),
                 "Most pointers into the tables' memory that the index may hold, as a share of the model's \
-                 rows, 0 to 1. The number in use follows the measured throughput. Loads the tables into \
-                 RAM, on a GPU into pinned memory, where kernels read rows in place. On the host device a \
-                 pointer saves nothing over a miss",
+                 rows, 0 to 1. The number in use follows the measured throughput. Above 0, the tables are \
+                 loaded into RAM, or for a GPU into pinned memory, where kernels read rows in place. \
+                 Without a GPU a pointer saves nothing over a miss",
             ),
-            setting("cache.high_watermark", Text("0.95"), "Eviction starts above this share of the cache"),
+            setting(
+                "cache.high_watermark",
+                Text("0.95"),
+                "Eviction starts when more than this share of the cache is used",
+            ),
             setting(
                 "cache.low_watermark",
                 Words("0.9, or in proportion to another `cache.high_watermark`"),
-                "Eviction stops at this share of the cache",
+                "Eviction stops when this share of the cache is used",
             ),
             setting(
                 "cache.staging_bytes",
                 Words("enough for the misses of the largest batch, at most 64MiB for each worker"),
-                "On a GPU: memory for missed rows of the batches in flight, of all workers together. Not \
-                 used on the host, which reads rows in place",
+                "On a GPU: memory for the missed rows of the batches in flight, for all workers together. \
+                 Not used on the host, which reads rows in place",
             ),
             setting(
                 "cache.warm",
                 Text("on"),
-                "`on` or `off`: whether hot rows are saved, and fill the cache at the next start",
+                "`on` or `off`: whether hot rows are saved and fill the cache at the next start",
             ),
             setting(
                 "cache.save_seconds",
@@ -222,14 +240,14 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "device.kind",
                 Text("auto"),
-                "`host`; `cuda`, a GPU or an error; `auto`, a GPU if there is a usable one, otherwise the \
-                 host with a warning. `train` and `verify` use the host with `auto`",
+                "`host`: no GPU. `cuda`: a GPU, or an error. `auto`: a GPU if one is usable, otherwise the \
+                 host, with a warning. `train` and `verify` use the host with `auto`",
             )
             .flag("--device"),
             setting(
                 "device.kernel_cache",
                 Words("`flechette/kernels` in `$XDG_CACHE_HOME` or `~/.cache`"),
-                "Directory of compiled GPU kernels; `off` keeps none",
+                "Directory for compiled GPU kernels; with `off` they are not saved",
             ),
         ],
     },

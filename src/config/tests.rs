@@ -1,4 +1,4 @@
-//! How configuration treats each layer and each mistake, and whether `docs/settings.md` is up to date.
+//! Layers, defaults and refused values; also generates `docs/settings.md` and compares it with the file.
 
 use std::fmt::Write;
 
@@ -52,7 +52,7 @@ fn defaults_are_the_documented_limits() {
     );
 }
 
-/// `docs/settings.md`, as it should be.
+/// The text that `docs/settings.md` must have.
 fn settings_page() -> String {
     let mut page = String::from(
         "<!-- Generated from src/config/settings.rs by `UPDATE_DOCS=1 cargo test --lib config`. -->\n\n\

@@ -1,5 +1,5 @@
-//! Avazu's click log: comma-separated with a header. Any column may be an input, found by its name in the
-//! header. `click` is the label, which the file of the test day does not have.
+//! Avazu's click log: comma-separated with a header. Any column may be an input and is found by its name in
+//! the header. The column `click` is the label; the file of the test day has no such column.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -8,10 +8,10 @@ use super::delimited::{Columns, Delimited, FirstLineError, Layout};
 use super::{DatasetError, Labels, ReadOptions};
 use crate::schema::Schema;
 
-/// The label's column.
+/// Name of the label's column.
 const LABEL: &str = "click";
 
-/// The schema's inputs by name.
+/// The names of the schema's inputs.
 pub(crate) struct Avazu {
     labels: Labels,
     dense: Vec<String>,
@@ -29,7 +29,7 @@ pub(crate) fn open(
 }
 
 impl Avazu {
-    /// The label's field in a file with these columns.
+    /// The index of the label's field in a file with these columns; `None` without labels.
     fn label(&self, path: &Path, fields: &HashMap<&str, usize>) -> Result<Option<usize>, FirstLineError> {
         match (self.labels, fields.get(LABEL)) {
             (Labels::None, _) => Ok(None),

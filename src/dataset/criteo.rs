@@ -1,5 +1,5 @@
-//! Criteo's click logs (Kaggle and Terabyte): tab-separated without header; a label, 13 integers named `I1`
-//! to `I13`, 26 strings named `C1` to `C26`. The files of the test days have no label.
+//! Criteo's click logs (Kaggle and Terabyte): tab-separated without a header. A line has a label, 13 integers
+//! named `I1` to `I13`, and 26 strings named `C1` to `C26`. The files of the test days have no label.
 
 use std::path::{Path, PathBuf};
 
@@ -10,12 +10,12 @@ use super::{DatasetError, Labels, ReadOptions};
 use crate::schema::Schema;
 use crate::schema::preset::{CRITEO_DENSE, CRITEO_FEATURES};
 
-/// Fields of a line without a label.
+/// Number of fields of a line without a label.
 const UNLABELLED: usize = CRITEO_DENSE + CRITEO_FEATURES;
-/// Fields of a line with a label.
+/// Number of fields of a line with a label.
 const LABELLED: usize = UNLABELLED + 1;
 
-/// The fields of the schema's inputs in a line without a label.
+/// The field of each input of the schema, in a line without a label.
 pub(crate) struct Criteo {
     labels: Labels,
     dense: Vec<usize>,

@@ -1,5 +1,5 @@
-//! One reader for every format of one sample a line. It chains files, splits lines into fields, takes the
-//! columns of the schema and counts malformed lines. A [`Layout`] says which column is in which field.
+//! The reader for all formats with one sample per line. It chains files, splits lines into fields, selects
+//! the columns of the schema and counts malformed lines. A [`Layout`] says which column is in which field.
 //!
 //! A line is appended whole or not at all: everything that can fail is parsed before a text column changes.
 
@@ -12,26 +12,26 @@ use super::{DatasetError, ReadOptions, Reader, source};
 use crate::schema::Schema;
 use crate::types::{RawBatch, RawFeature, RawValues};
 
-/// Malformed lines that are reported one by one.
+/// Malformed lines that are logged one by one; later ones are only counted.
 const REPORTED: u64 = 5;
-/// Bytes of lines after which a batch ends: the ends of its strings are 32-bit numbers.
+/// A batch ends after lines of this many bytes, because the ends of its strings are 32-bit numbers.
 const BATCH_BYTES: usize = 1 << 30;
 
-/// The fields of the schema's inputs in a line.
+/// Where the schema's inputs are in a line: fields are indices from 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Columns {
-    /// Fields of a line.
+    /// Number of fields of a line.
     pub(crate) count: usize,
     pub(crate) label: Option<usize>,
-    /// One field for each dense feature of the schema.
+    /// The field of each dense feature of the schema.
     pub(crate) dense: Vec<usize>,
-    /// One field for each categorical feature of the schema.
+    /// The field of each categorical feature of the schema.
     pub(crate) features: Vec<usize>,
 }
 
 /// How the lines of a format are divided.
 pub(crate) trait Layout: Send {
-    /// Between two fields.
+    /// The byte between two fields.
     const DELIMITER: u8;
     /// Whether a file's first line names its columns.
     const HEADER: bool;
@@ -42,7 +42,7 @@ pub(crate) trait Layout: Send {
     fn columns(&self, path: &Path, first: &[u8]) -> Result<Columns, FirstLineError>;
 }
 
-/// Why a first line gives no columns.
+/// Why the columns cannot be taken from a first line.
 pub(crate) enum FirstLineError {
     /// The line is malformed; the next one may be good.
     Line(String),
@@ -58,13 +58,13 @@ pub(crate) struct Delimited<L> {
     fields: Fields,
     options: ReadOptions,
     skipped: u64,
-    /// Of the last read: for each skipped line, the number of samples before it.
+    /// For each line that the last read skipped: the number of samples before it.
     skips: Vec<usize>,
     /// Whether the files have labels; unknown before the first line.
     labelled: Option<bool>,
-    /// Dense features of the schema.
+    /// Number of dense features of the schema.
     dense: usize,
-    /// Categorical features of the schema.
+    /// Number of categorical features of the schema.
     features: usize,
 }
 
@@ -72,14 +72,14 @@ struct OpenFile {
     path: PathBuf,
     lines: Lines,
     columns: Option<Columns>,
-    /// The line that fixed the columns. While they are unknown: the line that is read next.
+    /// Number of the line that gave the columns. While `columns` is `None`: of the line that is read next.
     columns_line: u64,
-    /// The first line that gave no columns, and why.
+    /// The first line without valid columns, and why it has none.
     refused: Option<(u64, String)>,
 }
 
 impl<L: Layout> Delimited<L> {
-    /// A reader whose first file is open and whose header, if the layout has one, matches the schema.
+    /// Opens the first file. If the layout has a header, the header must match the schema.
     pub(crate) fn open(
         layout: L,
         paths: &[PathBuf],
@@ -105,7 +105,7 @@ impl<L: Layout> Delimited<L> {
     /// Opens the next file, if there is one, and reads its header, if the layout has one.
     ///
     /// # Errors
-    /// Also when no line of the file before had the right number of fields.
+    /// Also when no line of the previous file had the right number of fields.
     fn open_next(&mut self) -> Result<(), DatasetError> {
         if let Some(OpenFile { path, columns: None, refused: Some((line, reason)), .. }) = self.file.take() {
             return Err(DatasetError::FieldCount { path, line, reason });
@@ -135,7 +135,7 @@ impl<L: Layout> Delimited<L> {
         }
     }
 
-    /// Appends the next good line of any file and returns its length; None at the end.
+    /// Appends the next good line, if necessary of a later file, and returns its length; `None` at the end.
     fn append_next(
         &mut self,
         out: &mut RawBatch,
@@ -178,7 +178,7 @@ impl<L: Layout> Delimited<L> {
         }
     }
 
-    /// Accounts for the malformed line that was just read. The batch had `samples` samples before it.
+    /// Counts and logs the malformed line that was just read. The batch has `samples` samples before it.
     fn skip(&mut self, reason: String, samples: usize) -> Result<(), DatasetError> {
         let Some(file) = &mut self.file else { return Ok(()) };
         let (path, line, limit) = (&file.path, file.lines.number(), self.options.malformed_lines);
@@ -233,7 +233,8 @@ impl<L: Layout> Reader for Delimited<L> {
     }
 }
 
-/// A file's columns: those of its header, or those that its first good line fixes.
+/// A file's columns. If they are not `known` yet, they are taken from this line: the header or the first good
+/// line.
 fn columns_of<'a, L: Layout>(
     known: &'a mut Option<Columns>,
     labelled: &mut Option<bool>,
@@ -248,15 +249,15 @@ fn columns_of<'a, L: Layout>(
             agree(labelled, &columns, path).map_err(FirstLineError::File)?;
             let (path, count) = (path.display(), columns.count);
             match columns.label {
-                None if !L::HEADER => tracing::info!("{path}: {count} fields a line, without a label"),
-                label => tracing::debug!("{path}: {count} fields a line, label in field {label:?}"),
+                None if !L::HEADER => tracing::info!("{path}: {count} fields per line, without a label"),
+                label => tracing::debug!("{path}: {count} fields per line, label in field {label:?}"),
             }
             Ok(known.insert(columns))
         }
     }
 }
 
-/// Checks that all files have labels or none has.
+/// Checks that this file has labels if and only if the files before it have labels.
 fn agree(labelled: &mut Option<bool>, columns: &Columns, path: &Path) -> Result<(), DatasetError> {
     let here = columns.label.is_some();
     if *labelled.get_or_insert(here) != here {
@@ -269,7 +270,7 @@ fn too_long(limit: usize) -> String {
     format!("longer than {limit} bytes")
 }
 
-/// Appends one line with the right number of fields, or returns why not and leaves the batch as it was.
+/// Appends one line with the right number of fields. On an error the batch is unchanged.
 fn append(row: &Row<'_>, columns: &Columns, out: &mut RawBatch, labels: &mut Vec<f32>) -> Result<(), String> {
     let label = match columns.label.map(|i| row.field(i)) {
         None => None,

@@ -16,7 +16,7 @@ pub(crate) struct Row<'a> {
 }
 
 impl Fields {
-    /// Finds the fields of a line. `quotes`: fields may be in double quotes.
+    /// Finds the fields of a line. With `quotes`, a field may be in double quotes.
     pub(crate) fn split(&mut self, delimiter: u8, quotes: bool, line: &[u8]) {
         self.ends.clear();
         self.unquoted = None;
@@ -28,7 +28,7 @@ impl Fields {
         self.ends.push(line.len());
     }
 
-    /// The fields of the line that was split last, which is `line`.
+    /// The fields of `line`, which must be the line that was split last.
     pub(crate) fn of<'a>(&'a self, line: &'a [u8]) -> Row<'a> {
         Row { bytes: self.unquoted.as_deref().unwrap_or(line), ends: &self.ends }
     }
@@ -69,7 +69,7 @@ impl<'a> Row<'a> {
     }
 }
 
-/// A finite number; 0 for an empty field; none for anything else.
+/// Parses a finite number. An empty field is 0. Anything else is `None`.
 pub(crate) fn number(field: &[u8]) -> Option<f32> {
     let (negative, digits) = match field {
         [] => return Some(0.0),
@@ -84,7 +84,7 @@ pub(crate) fn number(field: &[u8]) -> Option<f32> {
     value.is_finite().then_some(value)
 }
 
-/// The beginning of a field, for a message.
+/// The beginning of a field, for an error message.
 pub(crate) fn shown(field: &[u8]) -> String {
     let head = String::from_utf8_lossy(&field[..field.len().min(32)]);
     if field.len() > 32 { format!("{head:?}...") } else { format!("{head:?}") }

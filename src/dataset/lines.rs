@@ -1,5 +1,5 @@
-//! Lines of a byte stream, borrowed from one buffer: no allocation a line, and no copy unless a line spans
-//! two reads. The bytes of a line past the limit are dropped as they are read, so memory stays bounded.
+//! Lines of a byte stream, borrowed from one buffer: no allocation per line, and no copy unless a line spans
+//! two reads. A line that is longer than the limit is dropped while it is read, so memory stays bounded.
 
 use std::io::{self, Read};
 use std::ops::Range;
@@ -34,12 +34,12 @@ impl Lines {
         Self { source, buffer, unread: 0..0, limit, number: 0, ended: false }
     }
 
-    /// The number, from 1, of the last line.
+    /// The number of the line that was returned last, counted from 1.
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
 
-    /// The next line. The last one needs no line feed; an empty stream has no line.
+    /// The next line; `None` at the end. The last line may end without a line feed.
     pub(crate) fn next(&mut self) -> io::Result<Option<Line<'_>>> {
         let Some(range) = self.next_range()? else { return Ok(None) };
         self.number += 1;
@@ -49,7 +49,7 @@ impl Lines {
         Ok(Some(if line.len() > self.limit { Line::TooLong } else { Line::Text(line) }))
     }
 
-    /// The next line's place in the buffer; `Some(None)` when the line was too long.
+    /// The next line's range in the buffer; `Some(None)` if the line was too long, `None` at the end.
     fn next_range(&mut self) -> io::Result<Option<Option<Range<usize>>>> {
         let mut searched = 0;
         let mut dropped = false;

@@ -4,11 +4,11 @@
 //! hashes nor transforms: `Schema::encode` does, so that a trainer and a client that sends raw strings read
 //! the same way. [`open`] chains several files into one reader.
 //!
-//! Click logs have broken lines. A malformed line is skipped and reported with its file and number. Past a
-//! limit the input is refused, because the file then probably has another format.
+//! Click logs have malformed lines. Such a line is skipped and reported with its file and number. If there
+//! are more than a limit, the input is refused, because the file then probably has another format.
 //!
-//! **Labels.** A headerless line cannot tell which field it lacks. So the caller says with [`Labels`] whether
-//! the files have a label column, and that fixes the number of fields of a line.
+//! **Labels.** A line with a missing field does not show which field is missing. So the caller says with
+//! [`Labels`] whether the files have a label column, and that fixes the number of fields per line.
 
 mod avazu;
 mod criteo;
@@ -24,17 +24,18 @@ use std::path::PathBuf;
 use crate::schema::Schema;
 use crate::types::{RawBatch, named};
 
-/// Gives samples in the order of its files.
+/// Reads samples in the order of its files.
 pub trait Reader {
-    /// Writes the next samples over `out`, in the column order of the schema, and returns how many there are:
-    /// `max_samples`; fewer at the end, or where a column would grow past 1 GiB; 0 after the last sample.
+    /// Overwrites `out` with the next samples, in the column order of the schema, and returns their number.
+    /// It is `max_samples`, or less at the end or when a column reaches about 1 GiB, or 0 after the last
+    /// sample.
     ///
     /// # Errors
     /// [`DatasetError`] when a file cannot be read or has too many malformed lines. The reader and the
     /// content of `out` are then unusable.
     fn read(&mut self, max_samples: usize, out: &mut RawBatch) -> Result<usize, DatasetError>;
 
-    /// Malformed lines that were skipped up to now.
+    /// Malformed lines that were skipped so far.
     fn skipped(&self) -> u64;
 
     /// The lines that the last call of [`Reader::read`] skipped: for each, the number of samples in the batch
@@ -63,17 +64,17 @@ named! {
 /// Whether files have a label column.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Labels {
-    /// They must have one.
+    /// Every file must have a label column.
     Required,
-    /// A header may lack the label's column, which is logged; files without a header must have it.
+    /// A file with a header may lack the label column, with a warning. A file without a header must have it.
     #[default]
     Expected,
-    /// Lines without a header have no label field. A label column that a header names is not read.
+    /// No labels are read. A file without a header has no label field; a label column in a header is ignored.
     None,
 }
 
 impl Labels {
-    /// What the flag `--unlabelled` says.
+    /// The labels for a command with or without the flag `--unlabelled`.
     #[must_use]
     pub(crate) fn unless(unlabelled: bool) -> Self {
         if unlabelled { Self::None } else { Self::Expected }
@@ -99,7 +100,7 @@ impl Default for ReadOptions {
 
 /// Why data cannot be read.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // The messages say what the fields are.
+#[allow(missing_docs)] // the messages explain the fields
 pub enum DatasetError {
     #[error("unknown format {name:?}, expected {names}", names = Format::names())]
     UnknownFormat { name: String },
@@ -111,7 +112,7 @@ pub enum DatasetError {
     Directory { path: PathBuf },
     /// Reading or decompressing failed, or a compressed file is truncated. `line` is the last line that was
     /// read whole.
-    #[error("{}: cannot be read past line {line}: {cause}", path.display())]
+    #[error("{}: cannot be read after line {line}: {cause}", path.display())]
     Read { path: PathBuf, line: u64, cause: io::Error },
     #[error("{}: line {line}: {reason}: more than {limit} malformed lines", path.display())]
     TooManyMalformed { path: PathBuf, line: u64, reason: String, limit: u64 },
@@ -123,7 +124,7 @@ pub enum DatasetError {
     UnknownColumn { origin: String, input: String, columns: String },
     #[error("{}: header: {reason}", path.display())]
     Header { path: PathBuf, reason: String },
-    #[error("{}: header: labels are needed, and there is no label column {column:?}", path.display())]
+    #[error("{}: header: labels are needed, but there is no column {column:?}", path.display())]
     NoLabels { path: PathBuf, column: &'static str },
     #[error(
         "{}: {} labels, unlike the files before it", path.display(), if *labelled { "has" } else { "has no" }
@@ -134,7 +135,7 @@ pub enum DatasetError {
 }
 
 /// Opens files as one reader of the schema's columns, one file after the other. Gzip and zstd are recognised
-/// by content. The first file is opened at once, each other one when the file before it ends.
+/// by content. The first file is opened at once, and each later file when the file before it ends.
 ///
 /// # Errors
 /// [`DatasetError`] when there is no file, the first cannot be opened, or the schema names columns that the

@@ -1,6 +1,6 @@
 //! A file as a stream of plain bytes. Gzip and zstd are recognised by their first bytes, not by the file's
-//! name. Both may be several members or frames end to end, as `cat` and parallel compressors write them. A
-//! file that ends inside a member or frame is an error.
+//! name. A file may have several gzip members or zstd frames end to end, as `cat` and parallel compressors
+//! write them. A file that ends inside a member or frame is an error.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
@@ -17,7 +17,7 @@ const CHUNK_BYTES: usize = 128 << 10;
 /// Bytes of zstd output that are decoded ahead.
 const DECODED_BYTES: usize = 128 << 10;
 
-/// Opens a file as its plain bytes.
+/// Opens a file, and decompresses it if necessary.
 pub(crate) fn open(path: &Path) -> Result<Box<dyn Read + Send>, DatasetError> {
     let refused = |cause| DatasetError::Open { path: path.to_owned(), cause };
     let mut file = File::open(path).map_err(refused)?;
@@ -65,7 +65,7 @@ impl<R: BufRead> Zstd<R> {
         Self { source, decoder: FrameDecoder::new(), in_frame: false }
     }
 
-    /// Moves to the next frame with content; false at the end of the stream.
+    /// Moves to the next frame that is not skippable; false at the end of the stream.
     fn next_frame(&mut self) -> io::Result<bool> {
         while !self.source.fill_buf()?.is_empty() {
             match self.decoder.reset(&mut self.source) {

@@ -1,6 +1,6 @@
-//! Scores by a cache in a device's memory.
+//! Scores batches through a cache in a device's memory.
 //!
-//! A batch takes a lookup context, which has its own stream and memory on the device. The result is the
+//! Each batch uses a lookup context, which has its own stream and memory on the device. The result is the
 //! model's input: dense values and pooled vectors. The store supplies the rows that are not cached. The dense
 //! layers run on the host.
 //!
@@ -8,8 +8,8 @@
 //! in halves. The scores are the same, because a score does not depend on the other samples of its batch.
 //!
 //! **A device that fails** is abandoned: this batch and all later ones are scored from the store, with the
-//! same bits. The failure is logged once and stays in the metrics, since only a restart uses the device
-//! again.
+//! same bits. The failure is logged once and stays in the metrics, because the device is not used again until
+//! a restart.
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +27,8 @@ use crate::schema::{AbsentDefault, Arity, Lookup, Schema, Table};
 use crate::store::EmbeddingStore;
 use crate::types::{Batch, Jagged, TableId};
 
-/// Most ids of a batch of a context, unless one sample has more. An id takes about 80 bytes.
+/// Most ids of a batch in one context, unless one sample can have more. An id takes about 80 bytes in the
+/// context.
 const MAX_IDS: usize = 1 << 20;
 /// Largest default staging buffer of a context.
 const MAX_STAGING_BYTES: usize = 64 << 20;
@@ -42,8 +43,8 @@ pub(crate) struct GpuTierOptions<'a> {
     pub contexts: usize,
     /// Most samples of a batch.
     pub max_samples: usize,
-    /// `cache.staging_bytes`, of all contexts together. `None`: for each context as much as its largest batch
-    /// could miss, at most 64 MiB.
+    /// `cache.staging_bytes`, for all contexts together. `None`: for each context as much as its largest
+    /// batch can miss, at most 64 MiB.
     pub staging_bytes: Option<u64>,
 }
 
@@ -51,7 +52,7 @@ pub(crate) struct GpuTierOptions<'a> {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GpuTierError {
     #[error(
-        "cache.staging_bytes: {got} bytes for {contexts} workers cannot hold the rows of a sample for \
+        "cache.staging_bytes: {got} bytes for {contexts} workers cannot hold the rows of one sample for \
          each, minimum {minimum}"
     )]
     Staging { got: u64, contexts: usize, minimum: u64 },
@@ -63,18 +64,19 @@ pub(crate) enum GpuTierError {
 pub struct GpuLookupTier {
     /// The cache and its contexts, for any driver.
     pool: Box<dyn AnyContextPool>,
-    /// If some table's ids are not row numbers: what each lookup reads. Each lookup then has its own feature.
+    /// `Some` if the ids of a table are not row numbers (lossy bits, default row). Each lookup then gets
+    /// its own feature, with row numbers.
     columns: Option<Columns>,
     lost: AtomicBool,
     context_bytes: ContextBytes,
-    /// Whether the cache may point at rows of the store, so that their number is tuned.
+    /// Whether the cache may point at rows of the store. If so, lookup times tune the number of pointers.
     points: bool,
 }
 
-/// By lookup: the lookup and its table.
+/// Each lookup with its table.
 type Columns = Vec<(Lookup, Table)>;
 
-/// A [`ContextPool`] of any driver.
+/// A [`ContextPool`] of any driver, as a trait object.
 trait AnyContextPool: Send + Sync {
     fn embed(&self, batch: &Batch, fetch: Fetch<'_>, then: &mut dyn FnMut(&[f32])) -> Result<(), EmbedError>;
     fn warm(&self, rows: &mut dyn Iterator<Item = WarmRow<'_>>) -> Result<Warmed, GpuCacheError>;
@@ -84,7 +86,7 @@ trait AnyContextPool: Send + Sync {
     fn stats(&self) -> CacheStats;
 }
 
-/// Writes the missing rows.
+/// Writes the missing rows of a batch into its staging buffer.
 pub(crate) type Fetch<'f> = &'f dyn Fn(&mut MissingRows<'_>) -> Result<(), PredictError>;
 
 /// A row to warm a cache with.
@@ -93,7 +95,7 @@ pub(crate) type WarmRow<'r> = (TableId, u64, &'r [u8]);
 /// Why a batch was not embedded.
 #[derive(Debug)]
 pub(crate) enum EmbedError {
-    /// It does not fit in a context.
+    /// The batch does not fit in a context.
     TooLarge(PredictError),
     /// The device failed.
     Device(GpuCacheError),
@@ -161,7 +163,7 @@ impl GpuLookupTier {
     /// Abandons the device.
     pub(crate) fn lose(&self, error: &dyn std::fmt::Display) {
         if !self.lost.swap(true, Ordering::Relaxed) {
-            tracing::error!(%error, "the device failed: the host scores from now on, until a restart");
+            tracing::error!(%error, "the device failed: the host computes scores until a restart");
         }
     }
 
@@ -169,11 +171,13 @@ impl GpuLookupTier {
     pub(crate) fn point_at(&mut self, store: &EmbeddingStore) {
         match self.pool.point_at(store) {
             Ok(tables) => self.points = tables > 0,
-            Err(error) => tracing::warn!(%error, "cache.pointers: the cache makes no more pointers"),
+            Err(error) => {
+                tracing::warn!(%error, "cache.pointers: no pointers, because registering a table failed")
+            }
         }
     }
 
-    /// Reports how long the lookup of a batch took; the number of pointers is tuned by that.
+    /// Reports how long the lookup of a batch took. These times tune the number of pointers.
     fn observe(&self, batch: &Batch, elapsed: Duration) {
         if self.points {
             self.pool.observe(batch.features.iter().map(|f| f.ids.len() as u64).sum(), elapsed);
@@ -199,7 +203,8 @@ impl GpuLookupTier {
         })
     }
 
-    /// The batch by row numbers: unchanged if all ids are row numbers, else with one feature for each lookup.
+    /// The batch with row numbers as ids: unchanged if all ids are row numbers, otherwise with one feature
+    /// for each lookup.
     fn columns<'b>(&self, batch: &'b Batch) -> Cow<'b, Batch> {
         let Some(columns) = &self.columns else { return Cow::Borrowed(batch) };
         let column = |(lookup, table): &(Lookup, Table)| {
@@ -263,7 +268,7 @@ impl Engine {
     }
 }
 
-/// An id past every table, which reads as zeros.
+/// An id that no table holds, so it reads zeros.
 const NO_ROW: u64 = u64::MAX;
 
 /// The columns and the context shape of a tier.
@@ -301,7 +306,8 @@ fn context_shape(options: &GpuTierOptions<'_>) -> Result<(Option<Columns>, Conte
         max_samples,
         max_ids: max_samples.saturating_mul(ids).min(MAX_IDS).max(ids),
         staging_bytes: Some(staging),
-        // A batch has at most as many hits as it could have misses.
+        // Hits are copied to this buffer. A batch that hits all its rows needs as much as one that misses
+        // all.
         copy_bytes: staging,
     };
     Ok((columns, shape))
@@ -309,7 +315,7 @@ fn context_shape(options: &GpuTierOptions<'_>) -> Result<(Option<Columns>, Conte
 
 /// A cache and its idle contexts.
 struct ContextPool<D: Driver> {
-    /// Registered rows of the store. Dropped before the cache.
+    /// Registered rows of the store. Declared before the cache, so that they are dropped first.
     registered: Mutex<Vec<GpuHostRows<D>>>,
     cache: GpuCache<D>,
     idle: Mutex<Vec<LookupContext<D>>>,

@@ -1,7 +1,8 @@
 //! Rows on the host: read from the store, or through a cache in RAM.
 //!
-//! With a cache, a batch pins it, probes it for all distinct rows, reads the misses from the store and offers
-//! them to the cache. Rows are pooled where they lie, in the cache or in the store.
+//! With a cache, a batch pins the cache, so that no row changes meanwhile. It probes the cache for all
+//! distinct rows, reads the misses from the store and offers them to the cache. Rows are pooled in place,
+//! in the cache or in the store.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -13,14 +14,14 @@ use crate::predict::PredictError;
 use crate::store::rows_of;
 use crate::types::Batch;
 
-/// The place of an id that reads as zeros.
+/// Stands for the place of an id that reads zeros.
 const ZEROS: u32 = u32::MAX;
 
 /// The buffers of one batch, reused by later ones.
 #[derive(Default)]
 pub(crate) struct Scratch {
     query: Query,
-    /// By lookup and occurrence: its place among the ids of the query, or [`ZEROS`].
+    /// For each lookup and each of its ids: the id's place in the query, or [`ZEROS`].
     places: Vec<Vec<u32>>,
 }
 

@@ -1,11 +1,11 @@
 //! From a batch to its scores: look rows up, fetch what is not cached, pool, run the model.
 //!
 //! - `host`: rows come from the store, or from a cache in RAM;
-//! - [`gpu`]: a device looks rows up in a cache in its own memory and pools them; `self_test`: checks that
-//!   device.
+//! - [`gpu`]: a device looks rows up in a cache in its own memory and pools them;
+//! - `self_test`: compares a device with the store before it serves.
 //!
-//! In each case the same bytes are added in the same order, and the dense layers are the same program. So a
-//! score does not depend on whether there is a cache, nor where it is.
+//! In each case the same bytes are added in the same order, and the same code computes the dense layers. So a
+//! score does not depend on whether there is a cache, nor on where the cache is.
 
 pub(crate) mod gpu;
 mod host;
@@ -68,11 +68,12 @@ pub struct Engine {
     max_samples: usize,
     /// Records every batch that is scored.
     recorder: Option<Recorder>,
-    /// One for each running batch.
+    /// Idle buffers. Each running batch takes one.
     scratches: Pool<Scratch>,
-    /// One for each running chunk, so that the memory depends on the threads and not on the size of a batch.
+    /// Idle tapes. Each running chunk takes one, so the memory depends on the number of threads and not on
+    /// the size of a batch.
     tapes: Pool<Tape<f32>>,
-    /// The cache's counts that the metrics already include.
+    /// The cache's counts that are already in the metrics.
     counted: Mutex<CacheStats>,
 }
 
@@ -147,8 +148,8 @@ impl Engine {
         self
     }
 
-    /// Fills the cache with the store's rows, the hottest first, while there is room. Also returns how many
-    /// rows were skipped because the store does not have them.
+    /// Fills the cache with these rows of the store, in this order, while there is room. Also returns how
+    /// many rows were skipped because the store does not have them.
     pub(crate) fn warm(&self, hottest: impl IntoIterator<Item = (TableId, u64)>) -> (Warmed, u64) {
         let mut skipped = 0;
         let mut hottest = hottest.into_iter();
@@ -204,7 +205,7 @@ impl Engine {
         }
     }
 
-    /// Scores a checked batch.
+    /// Scores a batch that [`Predict::predict`] has checked.
     fn score(&self, batch: &Batch) -> Result<Vec<f32>, PredictError> {
         let spent = Spent::default();
         let probabilities = match &self.lookup_tier {
@@ -220,7 +221,7 @@ impl Engine {
     }
 
     /// Scores every chunk of a batch; a single chunk runs on this thread. `write` fills a tape with the input
-    /// of its samples, from the given sample on.
+    /// rows of its samples, starting at the given sample.
     fn run_chunks(
         &self,
         samples: usize,
@@ -248,8 +249,8 @@ impl Engine {
         probabilities
     }
 
-    /// Every id past a table of its feature, in sample order. The metrics count them by table. An id that is
-    /// past several tables of its feature occurs once.
+    /// Every absent id, in sample order: an id that a table of its feature does not hold. An id that is
+    /// absent from several tables of its feature is listed once. The metrics count absent ids by table.
     fn absent(&self, batch: &Batch) -> Vec<AbsentId> {
         let mut fewest = vec![u64::MAX; batch.features.len()];
         for lookup in &self.lookups {
@@ -305,7 +306,7 @@ impl Predict for Engine {
         true
     }
 
-    /// Updates the metrics from the cache's counts.
+    /// Updates the metrics from the counts of the cache and the state of the device.
     fn measure(&self) {
         if let LookupTier::Gpu(tier) = &self.lookup_tier {
             let bytes = tier.context_bytes();
@@ -345,7 +346,7 @@ pub(crate) fn read_weights(model: &Model<f32>, opened: &Opened) -> Result<Weight
     })
 }
 
-/// Adds the time since `from`. Returns the current time.
+/// Adds the time since `from` to `on`, in nanoseconds. Returns the current time.
 fn spend(on: &AtomicU64, from: Instant) -> Instant {
     let now = Instant::now();
     on.fetch_add((now - from).as_nanos() as u64, Ordering::Relaxed);

@@ -12,13 +12,13 @@ use crate::schema::Arity;
 use crate::types::{Batch, Jagged};
 
 const BATCHES: u64 = 2;
-/// How often each batch is scored.
+/// How many times each batch is scored on the device.
 const ROUNDS: usize = 3;
 const SAMPLES: usize = 96;
 /// Most ids of a bag.
 const BAG_IDS: u32 = 8;
 
-/// Why a device does not pass.
+/// Why a device does not pass the self-test.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub(crate) enum SelfTestError {
     #[error("the device failed in its self-test: {0}")]
@@ -31,8 +31,9 @@ pub(crate) enum SelfTestError {
 }
 
 impl Engine {
-    /// Tests whether the device, if there is one, scores as the store does, to the bit. A device that does
-    /// not is abandoned. Call it before the first batch; the metrics do not count its lookups.
+    /// Tests whether scores from the device, if there is one, equal scores from the store to the bit. A
+    /// device that fails is abandoned. Must be called before the first batch. The metrics do not count its
+    /// lookups.
     ///
     /// # Errors
     /// [`SelfTestError`] when the device fails, or its scores differ from the store's.
@@ -49,7 +50,7 @@ impl Engine {
     fn test_batch(&self, tier: &GpuLookupTier, batch: &Batch) -> Result<(), SelfTestError> {
         let spent = Spent::default();
         let expected = self.score_from_store(batch, &spent);
-        // At first the rows are not cached; later, once they are admitted, they are.
+        // The first round misses all rows. Later rounds hit the rows that were admitted.
         for _ in 0..ROUNDS {
             let scores = self.score_on_gpu(tier, batch, &spent);
             let scores = scores.map_err(|error| SelfTestError::Failed(error.to_string()))?;
@@ -65,7 +66,8 @@ impl Engine {
         Ok(())
     }
 
-    /// A batch by seed: rows of all tables, some repeated, and bags of all sizes.
+    /// A batch that the seed determines: rows of all tables, some of them repeated, and bags of several
+    /// sizes.
     fn generate_batch(&self, seed: u64) -> Batch {
         let mut state = mix64(seed);
         let mut draw = |below: u64| {
@@ -84,7 +86,7 @@ impl Engine {
                     Arity::OneHot => 1,
                     Arity::MultiHot { max } => draw(u64::from(max.min(BAG_IDS)) + 1),
                 };
-                // Half of them from few rows, so that they repeat.
+                // Half of the ids are from at most 7 rows, so that they repeat.
                 column.push(
                     &(0..ids)
                         .map(|i| if i % 2 == 0 { draw(rows) } else { draw(rows.min(7)) })

@@ -1,5 +1,5 @@
-//! The architectures as data: sizes, requirements, text and presets. A file of `model/` builds the layers of
-//! each.
+//! The architectures as data: sizes, requirements, text and presets. The layers of each architecture are
+//! built by a file in `src/model/`.
 
 use std::fmt::{self, Write};
 
@@ -52,16 +52,16 @@ pub enum Architecture {
 pub(super) struct InputWidths {
     /// Elements of the input row.
     pub all: usize,
-    /// Dense values.
+    /// Number of dense values.
     pub dense: usize,
-    /// Categorical features.
+    /// Number of categorical features.
     pub features: usize,
     /// Elements of the first feature's vector.
     pub dim: usize,
 }
 
 impl Architecture {
-    /// Its kind, without sizes.
+    /// The kind of the architecture, without sizes.
     pub(crate) fn kind(&self) -> ArchKind {
         match self {
             Self::Dlrm { .. } => ArchKind::Dlrm,
@@ -104,7 +104,7 @@ impl Architecture {
         }
     }
 
-    /// Writes its keys in `model.toml`.
+    /// Writes the keys of `[architecture]` in `model.toml`.
     pub(super) fn write_toml(&self, f: &mut impl Write) -> fmt::Result {
         writeln!(f, "kind = \"{}\"", self.kind())?;
         match self {
@@ -140,7 +140,7 @@ pub enum ArchKind {
     Dlrm,
     /// Deep & Cross, 2017.
     Dcn,
-    /// Deep & Cross v2, full matrices.
+    /// Deep & Cross v2.
     Dcnv2,
     /// DeepFM.
     Deepfm,
@@ -159,7 +159,7 @@ impl ArchKind {
         matches!(self, Self::Dlrm | Self::Deepfm)
     }
 
-    /// The architecture with the sizes of `flechette init`.
+    /// The architecture with the sizes that `flechette init` writes.
     pub(super) fn preset(self) -> Architecture {
         let deep = vec![256, 128];
         match self {

@@ -1,7 +1,7 @@
 //! Reads and validates `model.toml`. An invalid schema is refused with the line and the reason.
 //!
 //! Validation works on the typed [`Schema`], so that it also covers schemas made in code. It names a fault by
-//! a path such as `tables[3].rows`; `line` then finds its line.
+//! a path such as `tables[3].rows`; `line.rs` finds the line of a path.
 
 use std::collections::{HashMap, HashSet};
 
@@ -18,7 +18,7 @@ pub(crate) const MAX_DIM: usize = 4096;
 pub(crate) const MAX_FEATURES: usize = 10_000;
 /// Most tables: two for each feature.
 pub(crate) const MAX_TABLES: usize = 2 * MAX_FEATURES;
-// The trainer names any row of any schema by one number.
+// The trainer packs the table and row of any schema into one number, a `RowId`.
 const _: () = assert!(MAX_ROWS <= RowId::MAX_ROWS && MAX_TABLES <= RowId::MAX_TABLES);
 /// Largest hidden layer, and largest rank of a cross layer.
 pub(crate) const MAX_HIDDEN: usize = 65_536;
@@ -35,7 +35,7 @@ pub(crate) const MAX_WEIGHTS: u128 = 1 << 31;
 
 /// Why a schema is refused. Lines count from 1; a field is a path such as `tables[3].rows`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs)] // The messages say what the fields are.
+#[allow(missing_docs)] // the messages explain the fields
 pub enum SchemaError {
     /// The text is not TOML, or has other keys or types than a schema.
     #[error("line {line}: {reason}")]
@@ -112,7 +112,7 @@ fn fault<T>(field: impl Into<String>, reason: impl Into<String>) -> Result<T, Fa
 }
 
 fn check_count(list: &str, count: usize, max: usize) -> Result<(), Fault> {
-    if count > max { fault(list, format!("{count} entries, at most {max}")) } else { Ok(()) }
+    if count > max { fault(list, format!("must have at most {max} entries, got {count}")) } else { Ok(()) }
 }
 
 fn check_range(
@@ -161,13 +161,13 @@ fn check_table(i: usize, table: &Table) -> Result<(), Fault> {
     check_range(|| format!("tables[{i}].rows"), table.rows, 1..=MAX_ROWS)?;
     check_range(|| format!("tables[{i}].dim"), table.dim as u64, 1..=MAX_DIM as u64)?;
     if let Some(bits) = table.lossy_bits {
-        // More bits would give every id a row of its own.
+        // With more bits the table would have more rows than ids.
         let most = u64::from(table.rows.ilog2());
         check_range(|| format!("tables[{i}].lossy_bits"), u64::from(bits), 0..=most)?;
     }
     match table.default {
         AbsentDefault::Row(row) if row >= table.rows => {
-            let reason = format!("row {row} is past the {} rows of table {:?}", table.rows, table.name);
+            let reason = format!("row {row} is not in table {:?}, which has {} rows", table.name, table.rows);
             fault(format!("tables[{i}].default"), reason)
         }
         _ => Ok(()),
@@ -212,7 +212,8 @@ pub(super) fn check_cross(layers: usize, rank: Option<usize>, deep: &[usize]) ->
     check_hidden("deep", deep)
 }
 
-/// Every feature has a wide table if the architecture has a wide part, and none otherwise.
+/// Checks that every feature has a wide table if the architecture has a wide part, and that otherwise no
+/// feature has one.
 fn check_wide(schema: &Schema, tables: &HashMap<&str, &Table>) -> Result<(), Fault> {
     let wide = schema.architecture.kind().has_wide();
     for (i, feature) in schema.features.iter().enumerate() {
@@ -221,7 +222,10 @@ fn check_wide(schema: &Schema, tables: &HashMap<&str, &Table>) -> Result<(), Fau
         match feature.wide_table.as_deref() {
             Some(_) if !wide => return fault(field(), format!("architecture {name} has no wide part")),
             None if wide => {
-                return fault(field(), format!("missing: architecture {name} needs one for each feature"));
+                return fault(
+                    field(),
+                    format!("missing: architecture {name} needs a wide table per feature"),
+                );
             }
             None => {}
             Some(table) => {
@@ -235,7 +239,7 @@ fn check_wide(schema: &Schema, tables: &HashMap<&str, &Table>) -> Result<(), Fau
     Ok(())
 }
 
-/// All features have one dim if the architecture multiplies vectors of different features.
+/// Checks that all features have the same dim if the architecture multiplies vectors of different features.
 fn check_dims(schema: &Schema, tables: &HashMap<&str, &Table>) -> Result<(), Fault> {
     if !schema.architecture.kind().needs_one_dim() {
         return Ok(());
@@ -249,24 +253,30 @@ fn check_dims(schema: &Schema, tables: &HashMap<&str, &Table>) -> Result<(), Fau
             let name = schema.architecture.kind();
             let table = &schema.features[i].table;
             let reason = format!(
-                "architecture {name} needs tables of one dim: {table:?} has {dim}, the first has {first}"
+                "architecture {name} needs tables of the same dim: {table:?} has {dim}, the first has {first}"
             );
             fault(format!("features[{i}].table"), reason)
         }
     }
 }
 
-/// Limits the memory of the dense part.
+/// Limits the input row and the number of dense weights, and so the memory of the dense part.
 fn check_weights(schema: &Schema, tables: &HashMap<&str, &Table>) -> Result<(), Fault> {
     let input = schema.input_width();
     if input > MAX_INPUT {
-        return fault("features", format!("an input row has {input} elements, at most {MAX_INPUT}"));
+        return fault(
+            "features",
+            format!("an input row has {input} elements, at most {MAX_INPUT} are allowed"),
+        );
     }
     let dim = schema.features.first().and_then(|f| tables.get(f.table.as_str())).map_or(0, |t| t.dim);
     let (dense, features) = (schema.dense_width(), schema.features.len());
     let weights = schema.architecture.weights(&InputWidths { all: input, dense, features, dim });
     if weights > MAX_WEIGHTS {
-        return fault("architecture", format!("has {weights} dense weights, at most {MAX_WEIGHTS}"));
+        return fault(
+            "architecture",
+            format!("has {weights} dense weights, at most {MAX_WEIGHTS} are allowed"),
+        );
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use crate::types::{Batch, Jagged, RawBatch, RawFeature, RawValues};
 
 /// Why a raw batch cannot be encoded.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[allow(missing_docs)] // The messages say what the fields are.
+#[allow(missing_docs)] // the messages explain the fields
 pub enum EncodeError {
     #[error("dense: expected {samples} samples x {width} values, got {got} values")]
     DenseWidth { samples: usize, width: usize, got: usize },
@@ -25,21 +25,21 @@ pub enum EncodeError {
     FirstOffset { feature: String, got: u32 },
     #[error("feature {feature:?}: offset {index} is {got}, expected at least {least}")]
     OffsetOrder { feature: String, index: usize, least: u32, got: u32 },
-    #[error("feature {feature:?}: the samples have {expected} values in all, got {got}")]
+    #[error("feature {feature:?}: the offsets need {expected} values, got {got}")]
     ValueCount { feature: String, expected: usize, got: usize },
-    #[error("feature {feature:?}: the ends of strings do not divide its {bytes} bytes at string {index}")]
+    #[error("feature {feature:?}: the ends of strings do not fit {bytes} bytes of text, at string {index}")]
     TextEnds { feature: String, index: usize, bytes: usize },
     #[error("feature {feature:?}, sample {sample}: expected exactly 1 id, got {got}")]
     OneHot { feature: String, sample: usize, got: u32 },
-    #[error("feature {feature:?}, sample {sample}: at most {max} ids, got {got}")]
+    #[error("feature {feature:?}, sample {sample}: expected at most {max} ids, got {got}")]
     MultiHot { feature: String, sample: usize, max: u32, got: u32 },
     #[error("feature {feature:?}: got strings, but the model declares no hash for it: send ids")]
     NoHash { feature: String },
 }
 
-/// An id past a table whose default is `error`.
+/// An id that its table does not hold, where the table's default is `error`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("feature {feature:?}: id {id} is past the {rows} rows of table {table:?}, whose default is error")]
+#[error("feature {feature:?}: id {id} is not in table {table:?}, which has {rows} rows and default error")]
 pub struct AbsentId {
     feature: String,
     table: String,
@@ -48,8 +48,8 @@ pub struct AbsentId {
 }
 
 impl Schema {
-    /// Applies the schema's transforms and hashing to `raw` and writes the result over `out`, whose memory is
-    /// reused. Labels are ignored.
+    /// Applies the schema's transforms and hashing to `raw`, and overwrites `out` with the result. The
+    /// memory of `out` is reused. Labels are ignored.
     ///
     /// # Errors
     /// [`EncodeError`] when `raw` does not have the schema's shape or a value is not finite; `out` is then
@@ -93,7 +93,7 @@ impl Schema {
         for (sample, row) in raw.dense.chunks_exact(width).enumerate() {
             for (&value, dense) in row.iter().zip(&self.dense) {
                 let transformed = dense.transform.apply(value);
-                // log1p hides a NaN by clamping, so the raw value is checked as well.
+                // log1p turns a NaN into 0 (`max`), so the raw value is checked as well.
                 if !(value.is_finite() && transformed.is_finite()) {
                     let feature = dense.name.clone();
                     return Err(if value.is_finite() {
@@ -108,10 +108,11 @@ impl Schema {
         Ok(())
     }
 
-    /// Checks that no id is past a table whose default is `error`. The batch must have the schema's shape.
+    /// Checks that the tables with default `error` hold all their ids. The batch must have the schema's
+    /// shape.
     ///
     /// # Errors
-    /// [`AbsentId`] with the first such id, in the order of features, then of samples.
+    /// [`AbsentId`] for the first id that its table does not hold, in the order of features, then of samples.
     pub(crate) fn check_absent(&self, batch: &Batch) -> Result<(), AbsentId> {
         if self.tables.iter().all(|table| table.default != AbsentDefault::Error) {
             return Ok(());

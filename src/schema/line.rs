@@ -1,11 +1,11 @@
 //! Finds the line of a `model.toml` for an error.
 //!
-//! The text is parsed again into a tree with spans. A path such as `tables[3].rows` is followed as deep as
-//! the text has it, so a missing key is reported at its table.
+//! The text is parsed again into a tree with spans. A path such as `tables[3].rows` is followed as far as the
+//! text has its keys, so a missing key is reported at its table.
 
 use toml::de::{DeTable, DeValue};
 
-/// The line, from 1, of a byte offset.
+/// The line of a byte offset, counted from 1.
 pub(crate) fn line_of(text: &str, byte: usize) -> usize {
     1 + text.as_bytes().iter().take(byte).filter(|&&b| b == b'\n').count()
 }

@@ -1,8 +1,8 @@
 //! `model.toml`: the inputs of a model and what is computed from them.
 //!
 //! A schema is data: dense features with transforms, categorical features with hashing and pooling, tables
-//! with sizes and defaults, and the architecture. Every version contains it, so that training and serving
-//! hash and transform by the same text.
+//! with sizes and defaults, and the architecture. Every version contains its schema, so that training and
+//! serving hash and transform in the same way.
 //!
 //! The schema alone defines the layout of a model's input row: the dense values; then one pooled vector for
 //! each feature, in order; then, for architectures with a wide part, one first-order weight for each feature.
@@ -66,7 +66,7 @@ pub enum Loss {
 pub struct DenseFeature {
     /// Unique among the dense features.
     pub name: String,
-    /// Applied to raw values.
+    /// Turns raw values into the model's inputs.
     #[serde(default)]
     pub transform: Transform,
 }
@@ -75,7 +75,7 @@ pub struct DenseFeature {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Transform {
-    /// Nothing.
+    /// No change.
     #[default]
     None,
     /// `ln(1 + max(x, 0))`.
@@ -113,7 +113,7 @@ pub struct Feature {
     /// The dim-1 table of its first-order weights (DeepFM, Wide & Deep only).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wide_table: Option<String>,
-    /// How many ids a sample has.
+    /// How many ids of this feature a sample has.
     #[serde(default)]
     pub arity: Arity,
     /// How several rows become one vector.
@@ -174,18 +174,18 @@ impl Hash {
 pub struct Table {
     /// Unique among the tables; also the name of its file.
     pub name: String,
-    /// Ids are below this.
+    /// Number of rows before lossy hashing. Ids are below this.
     pub rows: u64,
     /// Elements of a row.
     pub dim: usize,
     /// The type of stored elements. Training is always in f32.
     #[serde(default)]
     pub element: Element,
-    /// What an id past the rows reads.
+    /// What an id reads that the table does not hold.
     #[serde(default)]
     pub default: AbsentDefault,
     /// If given, the table has only `2^lossy_bits` rows and ids are hashed into them. Ids with the same hash
-    /// share a row in training, store and cache (FLECHE 3.1 with narrow flat keys).
+    /// share a row in training, store and cache (narrow flat keys, FLECHE section 3.1).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lossy_bits: Option<u32>,
 }
@@ -197,7 +197,7 @@ impl Table {
         self.element.row_bytes(self.dim)
     }
 
-    /// The row that an id reads: its own, or the default row if it is past the rows. None reads as zeros.
+    /// The row that an id reads. An id that the table does not hold reads the default row, or zeros (`None`).
     #[must_use]
     #[inline(always)]
     pub(crate) fn row_of(&self, id: u64) -> Option<u64> {
@@ -216,14 +216,14 @@ impl Table {
     }
 }
 
-/// What an id past the rows of its table reads.
+/// What an id reads that its table does not hold, because the id is not below the number of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AbsentDefault {
     /// A row of zeros.
     #[default]
     Zeros,
-    /// The row of this number.
+    /// The row with this number.
     Row(u64),
     /// The request is refused.
     Error,

@@ -1,5 +1,5 @@
-//! The schemas of the data sets that `flechette init` knows. Layer sizes are those of the published
-//! measurements: DLRM bottom 64, top 256-128; three cross layers; deep 256-128.
+//! The schemas of the data sets that `flechette init` knows. All have the same small layers: DLRM
+//! bottom 64, top 256-128; three cross layers; deep 256-128.
 
 pub use super::architecture::{ArchKind, UnknownArchitecture};
 use super::{Arity, DenseFeature, Feature, Hash, Pooling};
@@ -38,8 +38,8 @@ pub const AVAZU_FEATURES: [&str; 22] = [
     "C21",
 ];
 
-/// Criteo (Kaggle and Terabyte): `I1` to `I13` through log1p, and a table of `rows` rows for each of
-/// `C1` to `C26`, whose strings are hashed into it.
+/// Criteo (Kaggle and Terabyte): `I1` to `I13` with the transform log1p, and `C1` to `C26`. The strings of
+/// each of these columns are hashed to a table of `rows` rows.
 #[must_use]
 pub fn criteo(kind: ArchKind, dim: usize, rows: u64) -> Schema {
     let dense = (1..=CRITEO_DENSE).map(|i| dense(format!("I{i}"), Transform::Log1p)).collect();
@@ -47,8 +47,8 @@ pub fn criteo(kind: ArchKind, dim: usize, rows: u64) -> Schema {
     assemble(kind, dim, dense, inputs)
 }
 
-/// Avazu: no dense input, and a table of `rows` rows for each of [`AVAZU_FEATURES`], whose strings are
-/// hashed into it.
+/// Avazu: no dense input, and the columns [`AVAZU_FEATURES`]. The strings of each column are hashed to a
+/// table of `rows` rows.
 #[must_use]
 pub fn avazu(kind: ArchKind, dim: usize, rows: u64) -> Schema {
     let inputs = AVAZU_FEATURES.iter().map(|name| Input::hashed((*name).into(), rows));
@@ -64,11 +64,12 @@ pub struct SyntheticShape {
     pub rows: u64,
     /// Number of dense inputs.
     pub dense: usize,
-    /// Most ids of a sample in each feature; one-hot if absent.
+    /// Most ids per sample of each feature; `None`: one-hot.
     pub multi_hot: Option<u32>,
 }
 
-/// Generated data: dense inputs `D1`.., features `F1`.. whose ids are row numbers (no hashing).
+/// Generated data: dense inputs `D1`, `D2`, ... and features `F1`, `F2`, ... Ids are row numbers, without
+/// hashing.
 #[must_use]
 pub fn synthetic(kind: ArchKind, dim: usize, shape: SyntheticShape) -> Schema {
     let arity = shape.multi_hot.map_or(Arity::OneHot, |max| Arity::MultiHot { max });

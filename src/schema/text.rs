@@ -1,4 +1,4 @@
-//! Writes a schema as the text of a `model.toml`. [`Schema::parse`] reads it back equal.
+//! Writes a schema as the text of a `model.toml`. [`Schema::parse`] reads back an equal schema.
 //!
 //! The text is not written by serde, so that each entry has a few lines with its options inline, in a
 //! readable order.
@@ -73,7 +73,7 @@ fn transform(transform: Transform) -> String {
     }
 }
 
-/// The shortest text that reads back to `value` through TOML's f64.
+/// The shortest text that a TOML parser reads as an f64 that rounds to `value`.
 fn float(value: f32) -> String {
     let short = format!("{value:?}");
     let reads_back = short.parse::<f64>().is_ok_and(|wide| wide as f32 == value);

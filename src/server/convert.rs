@@ -1,8 +1,8 @@
 //! Converts a request message to a batch, and scores to a response message.
 //!
 //! The message is untrusted: its counts are compared with each other and with the limits before memory is
-//! allocated for them. What depends on the schema (transforms, hashing, ids of a sample) is checked by
-//! [`Schema::encode`].
+//! allocated for them. [`Schema::encode`] checks the rest, which depends on the schema: transforms, hashing
+//! and the number of ids of each sample.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ use crate::predict::Description;
 use crate::schema::{AbsentId, Arity, EncodeError, Schema, Transform};
 use crate::types::{Batch, RawBatch, RawFeature, RawValues, Scores};
 
-/// Why a request is not a batch of the model.
+/// Why a request cannot be converted to a batch of the model.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConvertError {
     #[error("samples: expected at least 1, got 0")]
@@ -30,11 +30,11 @@ pub(crate) enum ConvertError {
     DuplicateFeature { name: String },
     #[error("feature {name:?}: expected ids or strings, got {ids} ids and {strings} strings")]
     BothValues { name: String, ids: usize, strings: usize },
-    #[error("feature {name:?}: lengths: expected {samples} lengths, one a sample, got {got}")]
+    #[error("feature {name:?}: lengths: expected {samples} lengths, one per sample, got {got}")]
     LengthCount { name: String, samples: usize, got: usize },
-    #[error("feature {name:?}: lengths: expected a sum of {values}, the count of values, got {sum}")]
+    #[error("feature {name:?}: lengths: expected a sum of {values}, the number of values, got {sum}")]
     LengthSum { name: String, values: usize, sum: u64 },
-    #[error("feature {name:?}: without lengths expected {samples} values, one a sample, got {values}")]
+    #[error("feature {name:?}: without lengths: expected {samples} values, one per sample, got {values}")]
     ValueCount { name: String, samples: usize, values: usize },
     #[error(transparent)]
     Encode(#[from] EncodeError),
@@ -119,11 +119,11 @@ impl Inputs {
 /// Memory that conversions reuse. Without it a request of 26 columns would take more than 50 allocations.
 struct Scratch {
     raw: RawBatch,
-    /// Whether the request has each column.
+    /// For each feature of the schema, whether the request has its column.
     seen: Vec<bool>,
 }
 
-/// A larger scratch is freed after the conversion.
+/// A scratch of more bytes is freed after the conversion.
 const SCRATCH_BYTES: usize = 1 << 20;
 
 impl Default for Scratch {
@@ -224,7 +224,7 @@ pub(crate) fn truncated(mut text: String, longest: usize) -> String {
     text
 }
 
-/// The response message of scores.
+/// The response message of `Predict`.
 #[must_use]
 pub(crate) fn response(scores: Scores, schema: &Schema) -> proto::PredictResponse {
     let mut absent = Vec::new();

@@ -1,7 +1,8 @@
 //! The native service, `flechette.v1.Ctr`.
 //!
 //! A call finds the model, converts the message, queues the batch, awaits the ticket and converts the scores.
-//! A guard counts and times each Predict call of a loaded model once, also when the client disconnects.
+//! A guard ([`Account`]) counts and times each Predict call of a loaded model once, even if the client
+//! disconnects.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -42,7 +43,7 @@ impl Served {
         Self { predict, batcher, metrics, inputs, limits }
     }
 
-    /// The inputs of `schema`. They are rebuilt after a version with a new schema was loaded.
+    /// The inputs of `schema`. They are rebuilt when the model serves a version with a new schema.
     fn inputs(&self, schema: &Arc<Schema>) -> Arc<Inputs> {
         let known = self.inputs.read().unwrap_or_else(PoisonError::into_inner).clone();
         if Arc::ptr_eq(&known.schema, schema) {
@@ -81,7 +82,7 @@ struct Account<'a> {
     metrics: &'a ModelMetrics,
     started: Instant,
     deadline: Option<Instant>,
-    /// `None` without an answer.
+    /// `None` if the call is dropped before its answer.
     code: Option<Code>,
 }
 

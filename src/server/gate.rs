@@ -1,12 +1,12 @@
-//! A layer around every `Ctr` call, outside of message decoding.
+//! A layer around every `Ctr` call. It sees a call before its message is decoded.
 //!
 //! * The calls in flight of all connections are counted and limited, and so is the memory of their messages
 //!   (`meter.rs`).
 //! * `grpc-timeout` becomes a deadline for the batcher, and a timer. The timer of tonic would answer
-//!   `CANCELLED`, but the protocol requires `DEADLINE_EXCEEDED`. Ours starts first and is polled first, so it
-//!   answers.
-//! * tonic refuses a message that is too large with `OUT_OF_RANGE`. It is changed to `RESOURCE_EXHAUSTED`
-//!   with the name of the limit.
+//!   `CANCELLED`, but the protocol requires `DEADLINE_EXCEEDED`. The gate's timer starts first and is polled
+//!   first, so its answer is sent.
+//! * tonic refuses a message that is too large with `OUT_OF_RANGE`. The gate changes that status to
+//!   `RESOURCE_EXHAUSTED` with the name of the limit.
 //! * Calls that never reach a model (undecodable, too large, unknown method) are counted here.
 
 use std::convert::Infallible;
@@ -63,7 +63,7 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        // Not in the future: tonic starts its own timer right after this function.
+        // Computed before the future runs, because tonic starts its own timer right after this function.
         let deadline = timeout(request.headers()).and_then(|rest| Instant::now().checked_add(rest));
         let call = Call { deadline, counted: Arc::default() };
         let (in_flight, limit) = (self.shared.enter(), self.shared.max_requests);
@@ -82,7 +82,8 @@ where
         request.extensions_mut().insert(call);
         let answer = self.inner.call(request);
         Box::pin(async move {
-            // The body is dropped when the message is decoded, but the message still takes memory.
+            // Keeps the charge until the call ends: the body is dropped after decoding, but the decoded
+            // message still takes memory.
             let _charge = charge;
             let response = match deadline {
                 None => answer.await?,
@@ -105,7 +106,7 @@ struct Passage {
 
 impl Passage {
     fn leave(mut self, response: Response<Body>) -> Response<Body> {
-        // Only an answer without a message has its status in the headers.
+        // Only a response without a message has its status in the headers.
         let Some(status) = response.headers().get("grpc-status") else {
             self.code = Code::Ok;
             return response;
@@ -128,7 +129,7 @@ impl Drop for Passage {
     }
 }
 
-/// The status of a message that tonic refused as too large. Only the text of its status has the size.
+/// The status for a message that tonic refused as too large. The size is only in the text of tonic's status.
 fn too_large(headers: &HeaderMap, limit: u64) -> Status {
     let text = Status::from_header_map(headers).map(|s| s.message().to_owned()).unwrap_or_default();
     let found = text.split("found ").nth(1).and_then(|rest| rest.split(' ').next());

@@ -2,7 +2,7 @@
 //!
 //! Each connection holds a permit until it is closed. Without a free permit a new connection is closed at
 //! once, so that its client can try another server. On the HTTP port a connection without an answer for some
-//! time is closed: a client that sends its request byte by byte holds its permit no longer than an idle one.
+//! time is closed, so a client that sends its request byte by byte cannot hold a permit for long.
 
 use std::future::poll_fn;
 use std::io;
@@ -47,7 +47,11 @@ impl Limited {
         let Ok(permit) = self.permits.clone().try_acquire_owned() else {
             if !self.full {
                 let (port, limit) = (self.key, self.limit);
-                tracing::warn!(port, limit, "server.max_connections reached, new connections are refused");
+                tracing::warn!(
+                    port,
+                    limit,
+                    "server.max_connections reached: new connections are closed at once"
+                );
             }
             self.full = true;
             return None;
@@ -88,7 +92,8 @@ impl axum::serve::Listener for Limited {
             {
                 return (connection, address);
             }
-            // For example, no file descriptors are left. Trying again at once would be a busy loop.
+            // Accepting fails, for example, when no file descriptors are left. Trying again at once would
+            // be a busy loop.
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
@@ -101,7 +106,7 @@ impl axum::serve::Listener for Limited {
 /// A connection with its permit.
 pub(crate) struct Connection {
     stream: TcpStream,
-    /// How long it may be without an answer, and the timer of that.
+    /// The longest time without an answer, and its timer.
     overdue: Option<(Duration, Pin<Box<Sleep>>)>,
     _permit: OwnedSemaphorePermit,
 }

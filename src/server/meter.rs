@@ -1,10 +1,10 @@
 //! Measures the memory of a `Ctr` message while its bytes arrive, before it is decoded.
 //!
-//! Decoding multiplies: two bytes on the wire can be an empty column or an empty string, which takes tens of
-//! bytes. So a limit on a message's bytes does not bound memory, and a check of the decoded message is too
-//! late. The meter parses the wire format of a body, two levels deep, and charges each entry with its decoded
-//! size before the decoder sees it. It refuses at least what the decoder refuses, so nothing is decoded that
-//! was not charged.
+//! A decoded message can be much larger than its encoding: an empty column or string takes two bytes on the
+//! wire, but tens of bytes in memory. So a limit on a message's bytes does not bound memory, and a check of
+//! the decoded message is too late. The meter parses the wire format of a body, two levels deep (requests
+//! and their columns), and charges each entry with its decoded size before the decoder sees the entry. It
+//! refuses what it cannot parse, so nothing is decoded that was not charged.
 
 use std::mem::size_of;
 use std::pin::Pin;
@@ -21,18 +21,19 @@ use super::Shared;
 use super::proto::FeatureColumn;
 use crate::schema::MAX_FEATURES;
 
-/// Bytes of one entry in a vector that grows by doubling: at most twice its size.
+/// Most memory of one entry in a vector that grows by doubling: twice the entry's size.
 const fn grown(bytes: usize) -> usize {
     2 * bytes
 }
 
-/// A column, and the smallest allocations of its name and its three vectors.
+/// Memory of a column: its entry in the vector of columns, and the smallest allocations of its name and its
+/// three vectors.
 const COLUMN_BYTES: usize = grown(size_of::<FeatureColumn>()) + 4 * size_of::<Bytes>() + 128;
 
 /// Why a message is refused before it is decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 enum Fault {
-    #[error("message: not a message of the protocol: {0}")]
+    #[error("message: malformed: {0}")]
     Malformed(&'static str),
     #[error("features: limit {} columns, got more", MAX_FEATURES)]
     TooManyColumns,
@@ -41,27 +42,27 @@ enum Fault {
 impl From<Fault> for Status {
     fn from(fault: Fault) -> Self {
         match fault {
-            // The code of the decoder for such a message.
+            // The decoder has the same code for such a message.
             Fault::Malformed(_) => Self::internal(fault.to_string()),
             Fault::TooManyColumns => Self::invalid_argument(fault.to_string()),
         }
     }
 }
 
-/// What the next byte is.
+/// What the next byte belongs to.
 #[derive(Clone, Copy)]
 enum State {
-    /// The prefix of a message, a compression flag and a 4-byte length. `read` of its bytes have been read.
+    /// The prefix of a message: a compression flag and a 4-byte length. `read` is the number of bytes read.
     Prefix { read: u8, length: u32 },
-    /// Of a field's number and wire type.
+    /// The key of a field: its number and wire type.
     Key(Varint),
-    /// Of the length of this field.
+    /// The length of this field.
     Length(u64, Varint),
-    /// Of a number whose value does not matter.
+    /// A number. Its value does not matter.
     Number(Varint),
-    /// Of the value of a field. Each number that ends in it costs `each`.
+    /// The value of a field, with `left` bytes to read. Each number in it costs `each`.
     Bytes { left: usize, each: usize },
-    /// Of a message that the decoder refuses because of its length.
+    /// A message that the decoder refuses because of its length.
     Refused,
 }
 
@@ -72,7 +73,7 @@ struct Varint {
 }
 
 impl Varint {
-    /// Adds a byte. Returns the value if it was the last byte.
+    /// Adds a byte. Returns the value if this byte is the last one.
     fn push(&mut self, byte: u8) -> Result<Option<u64>, Fault> {
         if self.bits > 63 {
             return Err(Fault::Malformed("a number of more than ten bytes"));
@@ -86,11 +87,11 @@ impl Varint {
 /// Parses the messages of one call.
 struct Meter {
     state: State,
-    /// The decoder's limit of a message.
+    /// The decoder's limit for a message.
     max_bytes: usize,
-    /// Bytes left of the message.
+    /// Bytes of the message that were not read yet.
     message: usize,
-    /// Bytes left of the column in it.
+    /// Bytes of the current column that were not read yet; `None` outside of a column.
     column: Option<usize>,
     columns: usize,
 }
@@ -101,7 +102,7 @@ impl Meter {
         Self { state, max_bytes, message: 0, column: None, columns: 0 }
     }
 
-    /// Returns the memory of the next bytes of the body: encoded and decoded.
+    /// Parses the next bytes of the body. Returns the memory that they take, encoded and decoded.
     fn feed(&mut self, mut bytes: &[u8]) -> Result<usize, Fault> {
         let mut cost = bytes.len();
         while let [first, rest @ ..] = bytes {
@@ -176,20 +177,21 @@ impl Meter {
         Ok(cost)
     }
 
-    /// Begins a field. Returns its cost, as far as it does not depend on the length.
+    /// Begins a field. Returns its cost, or 0 for a field with a length, whose cost [`Self::delimited`]
+    /// returns.
     fn field(&mut self, key: u64) -> Result<usize, Fault> {
         let field = key >> 3;
         if field == 0 || key > u64::from(u32::MAX) {
-            return Err(Fault::Malformed("a field of no number"));
+            return Err(Fault::Malformed("a field number that is not valid"));
         }
         self.state = match key & 7 {
             0 => State::Number(Varint::default()),
             1 => State::Bytes { left: 8, each: 0 },
             2 => State::Length(field, Varint::default()),
             5 => State::Bytes { left: 4, each: 0 },
-            _ => return Err(Fault::Malformed("a group")),
+            _ => return Err(Fault::Malformed("a group, which the protocol does not use")),
         };
-        // A number that is not packed.
+        // A number that is not packed costs one entry of its vector.
         Ok(if key & 7 == 2 { 0 } else { self.each(field) })
     }
 
@@ -207,7 +209,7 @@ impl Meter {
     fn delimited(&mut self, field: u64, length: u64) -> Result<usize, Fault> {
         let room = self.column.unwrap_or(self.message);
         let length = usize::try_from(length).ok().filter(|length| *length <= room);
-        let length = length.ok_or(Fault::Malformed("a field is longer than what it is in"))?;
+        let length = length.ok_or(Fault::Malformed("a field is longer than its message or column"))?;
         let mut each = 0;
         let cost = match (self.column.is_some(), field) {
             (false, 4) => grown(length),
@@ -236,15 +238,15 @@ impl Meter {
     }
 
     fn spend(&mut self, bytes: usize) -> Result<(), Fault> {
-        let past = Fault::Malformed("a field is longer than what it is in");
-        self.message = self.message.checked_sub(bytes).ok_or(past)?;
+        let too_long = Fault::Malformed("a field is longer than its message or column");
+        self.message = self.message.checked_sub(bytes).ok_or(too_long)?;
         if let Some(column) = &mut self.column {
-            *column = column.checked_sub(bytes).ok_or(past)?;
+            *column = column.checked_sub(bytes).ok_or(too_long)?;
         }
         Ok(())
     }
 
-    /// Ends an entry: a key or the next message follows.
+    /// Ends a field: the key of a field or the next message follows.
     fn next(&mut self) {
         if self.column == Some(0) {
             self.column = None;
@@ -256,7 +258,7 @@ impl Meter {
     }
 }
 
-/// The share of a call in `server.max_inflight_bytes`, until the last reference is dropped.
+/// The memory of a call in flight, which counts towards `server.max_inflight_bytes` until it is dropped.
 pub(crate) struct Charge {
     shared: Arc<Shared>,
     bytes: AtomicUsize,

@@ -54,11 +54,11 @@ pub mod proto {
 /// The services with a health status: the whole server, and `Ctr`.
 const HEALTH_NAMES: [&str; 2] = ["", "flechette.v1.Ctr"];
 
-/// How often readiness is checked, and how often metrics are folded.
+/// How often readiness is checked, and how often [`Metrics::fold`] is called.
 const UPDATE_EVERY: Duration = Duration::from_millis(200);
 const FOLD_EVERY: Duration = Duration::from_secs(5);
 
-/// HTTP/2 connections that answer no ping for this long are closed.
+/// Each HTTP/2 connection is pinged at this interval, and closed if no answer arrives within this timeout.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -75,11 +75,11 @@ pub struct ServerParts {
     pub models: Vec<Arc<dyn Predict>>,
     pub metrics: Arc<Metrics>,
     pub server: ServerConfig,
-    /// Of the batcher of each model.
+    /// Settings of each model's batcher.
     pub batcher: BatcherConfig,
 }
 
-#[allow(missing_docs)] // the texts of the errors say it
+#[allow(missing_docs)] // the error texts document the variants
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     #[error("no model to serve")]
@@ -99,7 +99,7 @@ pub enum ServerError {
 /// How a drain ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drained {
-    /// Calls that were cut off when `server.drain_seconds` were over.
+    /// Calls that were cut off after `server.drain_seconds`.
     pub unfinished: usize,
 }
 
@@ -156,7 +156,7 @@ impl Server {
     /// Binds the ports and starts the batchers. Requests are answered only by [`Server::run`].
     ///
     /// # Errors
-    /// When a port is in use, which is named with its key and address, or a thread cannot be started.
+    /// When a port cannot be bound (the error names its key and address), or a thread cannot be started.
     pub async fn bind(parts: ServerParts) -> Result<Self, ServerError> {
         let ServerParts { models, metrics, server: config, batcher } = parts;
         if models.is_empty() {
@@ -273,7 +273,7 @@ fn bound(key: &'static str, listener: &TcpListener, address: SocketAddr) -> Resu
 }
 
 async fn stopped(mut stop: watch::Receiver<bool>) {
-    // A dropped sender means stop as well.
+    // A dropped sender also means stop.
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
@@ -285,7 +285,8 @@ fn transport(config: &ServerConfig) -> tonic::transport::Server {
         .http2_max_header_list_size(HEADER_BYTES)
 }
 
-/// The chain of all gRPC services. The one with the most calls is compared first.
+/// The chain of all gRPC services. The last one added, `Ctr`, is compared first, because it has the most
+/// calls.
 fn services(
     shared: &Arc<Shared>,
     config: &ServerConfig,
@@ -334,7 +335,7 @@ async fn update_status(shared: Arc<Shared>, health: HealthReporter) {
     }
 }
 
-/// The drain of a server whose clients have got GOAWAY.
+/// The drain of a server, after its clients got GOAWAY.
 struct Drain<'a> {
     shared: &'a Arc<Shared>,
     health: HealthReporter,
@@ -353,7 +354,7 @@ impl Drain<'_> {
         let closed = tokio::time::timeout_at(self.until, calls).await;
         let unfinished = self.shared.in_flight.load(Ordering::Acquire);
         if closed.is_err() {
-            tracing::warn!(unfinished, "server.drain_seconds are over, connections are closed");
+            tracing::warn!(unfinished, "server.drain_seconds have passed: open connections are closed");
             for served in self.shared.models.values() {
                 served.batcher.abandon();
             }
@@ -364,8 +365,8 @@ impl Drain<'_> {
                 served.batcher.join();
             }
         });
-        // After a drain in time the queues are empty. Otherwise the model may still compute, which cannot be
-        // stopped.
+        // If all calls finished in time, the queues are empty and this ends at once. Otherwise a model may
+        // still compute, and that cannot be stopped.
         let _ = tokio::time::timeout(Duration::from_secs(1), joined).await;
         Drained { unfinished }
     }

@@ -1,7 +1,7 @@
 //! Finds the gRPC service of a call by comparing its path with a short chain of names.
 //!
-//! Four comparisons cost less than a general router and allocate nothing, and tonic's router and its
-//! dependencies are not built.
+//! Four comparisons cost less than a general router and allocate nothing. Without tonic's router, its
+//! dependencies need not be built.
 
 use std::convert::Infallible;
 use std::task::{Context, Poll};
@@ -12,7 +12,7 @@ use tonic::codegen::http::{Request, Response};
 use tonic::codegen::{BoxFuture, Service};
 use tonic::server::NamedService;
 
-/// The bounds of tonic's generated services.
+/// The trait bounds that tonic's generated services satisfy.
 pub(crate) trait GrpcService:
     Service<
         Request<Body>,
@@ -56,7 +56,7 @@ impl Unknown {
 }
 
 impl<S, Rest> Route<S, Rest> {
-    /// Adds a service to the front of the chain: the last one is compared first.
+    /// Adds a service to the front of the chain: the service that was added last is compared first.
     pub(crate) fn or<T: NamedService>(self, service: T) -> Route<T, Self> {
         Route { service, rest: self }
     }

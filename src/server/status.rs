@@ -44,7 +44,7 @@ fn predict_code(error: &PredictError) -> Code {
     match error {
         PredictError::AbsentId { .. } | PredictError::NotFinite { .. } => Code::InvalidArgument,
         PredictError::Capacity { .. } => Code::ResourceExhausted,
-        // The server has checked the shape, so a wrong one is a failure of the server.
+        // The server has checked the shape, so a wrong shape is a failure of the server.
         PredictError::Shape { .. } => Code::Internal,
         PredictError::Store(_) => Code::Unavailable,
     }

@@ -40,7 +40,7 @@ impl ReferenceTrainer {
         &self.state.weights
     }
 
-    /// The states of the dense optimizer, in the order of its formula.
+    /// The states of the dense optimizer; of Adam, the first moment and then the second.
     #[must_use]
     pub fn dense_states(&self) -> &[Vec<f32>] {
         &self.state.dense_states
@@ -75,8 +75,8 @@ impl ReferenceTrainer {
     /// finite.
     ///
     /// # Errors
-    /// [`PredictError`] when the batch does not have the shape of the schema, has an id past a table whose
-    /// default is `error`, or looks up more than 2^32 - 1 ids in one table. Nothing has changed then.
+    /// [`PredictError`] when the batch does not have the shape of the schema, has an id outside a table with
+    /// the default `error`, or looks up more than 2^32 - 1 ids in one table. The model is unchanged then.
     pub fn step(
         &mut self,
         batch: &Batch,
@@ -93,7 +93,7 @@ impl ReferenceTrainer {
         loss
     }
 
-    /// [`Self::step`] for a batch that was checked and casted before.
+    /// [`Self::step`] for a batch that is already checked and casted.
     pub(crate) fn step_casted(
         &mut self,
         labelled: Labelled<'_>,
@@ -122,7 +122,7 @@ impl ReferenceTrainer {
         Ok(())
     }
 
-    /// The logits of a batch, as [`ReferenceTrainer::score`].
+    /// Writes the logit of every sample to `logits`.
     ///
     /// # Errors
     /// As [`ReferenceTrainer::step`].
@@ -138,7 +138,7 @@ impl ReferenceTrainer {
         state.forward(batch, &lookups, |l| rows_of(tables, &schema, &lookups[l], batch))
     }
 
-    /// [`ReferenceTrainer::score`] with the stored rows of a version that this trainer wrote.
+    /// [`ReferenceTrainer::score`] with this trainer's dense weights, but the rows that `version` stores.
     ///
     /// # Errors
     /// As [`ReferenceTrainer::step`].
@@ -158,7 +158,7 @@ impl ReferenceTrainer {
 }
 
 impl TrainState {
-    /// The forward pass of a batch, with these dense weights and the stored rows of a version.
+    /// The forward pass of a batch, with these dense weights and the rows that `version` stores.
     ///
     /// # Errors
     /// As [`ReferenceTrainer::step`].

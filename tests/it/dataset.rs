@@ -154,7 +154,7 @@ fn a_criteo_file_that_lacks_a_column_is_refused_with_both_counts() {
     );
     let plan = run(&format!("plan {data} --unlabelled --sizes 0.1"));
     let log = String::from_utf8_lossy(&plan.stderr).into_owned();
-    assert!(plan.status.success() && log.contains("39 fields a line, without a label"), "{log}");
+    assert!(plan.status.success() && log.contains("39 fields per line, without a label"), "{log}");
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn an_avazu_file_without_labels_is_refused_for_training_by_the_name_of_the_label
         format!("train --model-config {config} --format avazu-csv --models {} --name m", workshop.models);
     for data in [format!("--data {unlabelled}"), format!("--data {labelled} --valid {unlabelled}")] {
         let error = run_failing(2, &format!("{train} {data}"));
-        assert!(error.contains("labels are needed, and there is no label column \"click\""), "{error}");
+        assert!(error.contains("labels are needed, but there is no column \"click\""), "{error}");
     }
 }
 

@@ -98,7 +98,7 @@ fn auto_keeps_the_cache_off_if_tables_fit_in_memory_and_warns_of_a_size_without_
         assert_eq!(served.metric("flechette_cache_capacity_bytes", &["model=\"dlrm\""]), 0.0);
         served.terminate();
         let (_, log) = served.ended();
-        assert_eq!(log.contains("cache.mode auto means off here"), warned, "{log}");
+        assert_eq!(log.contains("cache.mode auto means off, because"), warned, "{log}");
     }
 }
 

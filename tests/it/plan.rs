@@ -193,7 +193,7 @@ fn a_server_records_the_accesses_of_the_file_that_it_scores() {
 
     let both = format!("--format trace --data {} {}", traces[0], traces[1]);
     let error = run_failing(2, &format!("plan --model-config {config} {both}"));
-    assert!(error.contains("recorded at rate 0.1, the files before it at 1"), "{error}");
+    assert!(error.contains("recorded at rate 0.1, but the files before it at 1"), "{error}");
     damaged_recordings(&workshop, trace, &whole);
 }
 
@@ -221,7 +221,7 @@ fn damaged_recordings(workshop: &Workshop, trace: &str, whole: &Value) {
     changed[middle] ^= 1;
     fs::write(&damaged, changed).unwrap();
     let error = run_failing(2, &format!("plan --model-config {config} --format trace --data {damaged}"));
-    assert!(error.contains("damaged: at byte ") && error.contains("checksum differs"), "{error}");
+    assert!(error.contains("damaged: at byte ") && error.contains("checksum does not match"), "{error}");
 
     fs::write(&damaged, &bytes[..bytes.len() - 1]).unwrap();
     let line = format!("plan --model-config {config} --format trace --data {damaged} {trace} --json");
@@ -251,7 +251,10 @@ fn damaged_recordings(workshop: &Workshop, trace: &str, whole: &Value) {
 
     let other = workshop.config(ArchKind::Dcn, 4, 77);
     let error = run_failing(2, &format!("plan --model-config {other} --format trace --data {trace}"));
-    assert!(error.contains("recorded of table \"C1\" of 1000 rows, the schema has \"C1\" of 77"), "{error}");
+    assert!(
+        error.contains("recorded for table \"C1\" of 1000 rows, but the schema has \"C1\" of 77"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -68,8 +68,8 @@ fn data_that_cannot_be_trained_on_is_an_input_error_and_leaves_no_version() {
     for (config, data, words) in [
         (&config, broken.as_str(), ["broken.tsv: line 40", "more than 100 malformed"]),
         (&config, &short, ["short.tsv: line 101: expected 40 fields with the label, got 39", "malformed"]),
-        (&config, &format!("{good} {gzip}"), ["half.gz: cannot be read past line", ""]),
-        (&config, &zstd, ["half.zst: cannot be read past line", "zstd"]),
+        (&config, &format!("{good} {gzip}"), ["half.gz: cannot be read after line", ""]),
+        (&config, &zstd, ["half.zst: cannot be read after line", "zstd"]),
         (&config, &unlabelled, ["unlabelled.tsv: line 101: expected 40 fields with the label, got 39", ""]),
         (
             &config,
@@ -119,7 +119,7 @@ fn a_failed_evaluation_keeps_the_version_and_names_it() {
         run_failing(2, &Line { config: &config, data, name: "m", more: &more }.text(&workshop.models));
     let version = Path::new(&workshop.models).join("m/1");
     assert!(error.contains(&format!("wrote {}", version.display())), "{error}");
-    assert!(error.contains("half.gz: cannot be read past line"), "{error}");
+    assert!(error.contains("half.gz: cannot be read after line"), "{error}");
     let opened = flechette::store::open_latest(Path::new(&workshop.models), "m").unwrap().opened;
     assert_eq!(opened.metadata["steps"], "3");
 }

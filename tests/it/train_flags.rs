@@ -51,7 +51,7 @@ fn eps_and_betas_out_of_range_and_those_that_the_optimizer_does_not_have_are_ref
         ("sgd --eps 1e-8", "--eps: not used by sgd"),
         ("adam --beta1 1", "--beta1: expected a number from 0 to below 1, got 1"),
         ("adam --beta2 nan", "--beta2: expected a number from 0 to below 1, got NaN"),
-        ("adagrad --beta2 0.9", "--beta2: only adam has it, not adagrad"),
+        ("adagrad --beta2 0.9", "--beta2: used only by adam, not by adagrad"),
     ] {
         let error = run_failing(2, &train(&workshop, &config, &format!("--optimizer {flags}")));
         assert!(error.contains(words), "{flags}: {error}");

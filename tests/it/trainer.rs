@@ -116,7 +116,7 @@ fn a_refused_batch_changes_nothing() {
         ("user: expected 67, got 66", &|b, _| b.features[0].offsets.truncate(66)),
         ("user: expected 66, got 65", &|b, _| b.features[0].ids.truncate(65)),
         ("labels: expected 66, got 65", &|_, l| l.truncate(65)),
-        ("feature \"strict\": id 9 is past the 4 rows", &|b, _| b.features[strict].ids[65] = 9),
+        ("feature \"strict\": id 9 is not in table", &|b, _| b.features[strict].ids[65] = 9),
     ];
     for (words, spoil) in refused {
         let (batch, labels) = spoilt(spoil);

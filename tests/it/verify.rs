@@ -167,7 +167,8 @@ fn scratchpad_flags_are_checked_without_a_scratchpad_too_and_a_warning_says_that
         let trained = run(&format!("{train} {size} --policy lfu --counts {counts} --reorder"));
         let said = String::from_utf8(trained.stderr).unwrap();
         assert!(trained.status.success(), "{said}");
-        let expected = "all rows are kept in memory, where --policy, --counts, --reorder have no effect";
+        let expected =
+            "all rows are kept in memory, so these flags have no effect: --policy, --counts, --reorder";
         assert!(said.contains(expected), "{size}: {said}");
     }
     let trained = run(&format!("{train} --scratchpad 0.5 --policy lfu --counts {counts} --reorder"));
@@ -183,7 +184,9 @@ fn scratchpad_min_refuses_data_that_can_be_read_only_once() {
     for line in [format!("verify {data}"), format!("train {data} --models {} --name m", workshop.models)] {
         let stderr = run_failing(2, &line);
         assert!(
-            stderr.contains(&format!("--scratchpad min: --data is read twice, and {pipe} is not a file")),
+            stderr.contains(&format!(
+                "--scratchpad min: --data must be read twice, but {pipe} is a pipe or a device"
+            )),
             "{stderr}"
         );
     }

@@ -283,7 +283,7 @@ fn pointers_answer_if_tables_are_in_memory() {
     trained.score(&served);
     assert!(counted(&served, "pointed_total") > 0.0);
     assert!(counted(&served, "hits_total") > 0.0);
-    assert!(end(served).contains("on the host device a pointer saves nothing"));
+    assert!(end(served).contains("without a GPU a pointer saves nothing"));
 }
 
 #[test]

@@ -45,7 +45,7 @@ fn a_worker_that_finishes_takes_queued_requests_without_delay() {
 }
 
 #[test]
-fn an_entry_larger_than_a_batch_is_a_batch_of_its_own() {
+fn an_entry_larger_than_a_batch_is_taken_alone() {
     let (mut queue, now, mut taken) = (Queue::new(LIMITS), Instant::now(), Taken::default());
     queue.push(entry(1, 30, now)).unwrap();
     queue.push(entry(2, 1, now)).unwrap();
@@ -64,7 +64,7 @@ fn a_closed_queue_refuses_pushes_and_can_be_emptied() {
     assert_eq!(queue.next(now), Next::Stop);
 }
 
-/// Number, size, deadline and whether it is cancelled.
+/// Number, size and deadline of a queued entry, and whether it is cancelled.
 type Waiting = (u64, Size, Option<Instant>, bool);
 
 #[derive(Clone, Debug)]

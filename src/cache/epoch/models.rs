@@ -2,8 +2,8 @@ use super::*;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 
-/// One slot and its link. Batches read the slot if they find the link; the evictor unlinks, tags, and
-/// overwrites the slot if the tag is free. loom fails the model on a data race.
+/// One slot and its link. Batches read the slot if they find the link. The evictor unlinks the slot, takes a
+/// tag, and overwrites the slot if all batches up to the tag have ended. loom fails the model on a data race.
 fn the_evictor_and_batches(count: usize) {
     loom::model(move || {
         let epochs = Arc::new(Epochs::default());
@@ -42,7 +42,7 @@ fn a_slot_is_never_overwritten_under_a_batch_that_found_it() {
     the_evictor_and_batches(1);
 }
 
-/// The same with a cell that two batches use one after the other.
+/// As the model above, but two batches use the same cell one after the other.
 #[test]
 fn a_reused_cell_still_orders_the_previous_batch() {
     the_evictor_and_batches(2);

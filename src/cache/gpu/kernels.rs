@@ -1,8 +1,8 @@
-//! Launches of the cache's kernels, one function a kernel.
+//! Launches of the cache's kernels, one function per kernel.
 //!
 //! The functions are unsafe because an address is only a number here. The callers own the memory and have
-//! checked what the kernels require: [`super::table`] for the index and the pool, [`super::context`] for a
-//! batch.
+//! checked the requirements of the kernels: [`super::table`] for the index and the pool, [`super::context`]
+//! for a batch.
 
 #![allow(unsafe_code)]
 
@@ -18,9 +18,9 @@ launches! {
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]. The columns' ids and occurrences lie within their arrays, and the scan is
-/// their prefix sum. The scratch table has at least twice as many slots as there are occurrences, a power of
-/// two, and only generations older than the header's.
+/// As [`Driver::launch`]. The columns' ids and occurrences lie within their arrays, and the scan is the
+/// prefix sum of the columns' warps. The number of slots of the scratch table is a power of two and at least
+/// twice the number of occurrences. All generations in it are older than the header's.
 probe(d, args: ProbeArgs, blocks) shape(blocks, args.column_count as usize + 1);
 
 /// Copies a batch's hits out of the pool.
@@ -29,7 +29,7 @@ probe(d, args: ProbeArgs, blocks) shape(blocks, args.column_count as usize + 1);
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]; after the batch's probe, in its stream.
+/// As [`Driver::launch`]. The launch follows the batch's probe in the same stream.
 copy_rows(d, args: CopyArgs, blocks) shape(blocks, args.column_count as usize + 1);
 
 /// Copies the jobs' rows into their slots.
@@ -38,7 +38,7 @@ copy_rows(d, args: CopyArgs, blocks) shape(blocks, args.column_count as usize + 
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]; locations and words lie within the pool, and no batch reads those slots.
+/// As [`Driver::launch`]. The jobs' slots lie within the pool, and no batch reads them.
 copy_in(d, args: ReplaceArgs) shape(blocks(d, args.count), 0);
 
 /// Links the jobs' keys.
@@ -47,8 +47,8 @@ copy_in(d, args: ReplaceArgs) shape(blocks(d, args.count), 0);
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]; after [`copy_in`] of the same jobs, in the only stream that changes the
-/// index. Keys are distinct and above TOMBSTONE.
+/// As [`Driver::launch`]. The launch follows [`copy_in`] of the same jobs, in the only stream that changes
+/// the index. The keys of jobs are distinct, and keys to link are above TOMBSTONE.
 link_keys(d, args: ReplaceArgs) shape(blocks(d, args.count.div_ceil(WARP_LANES)), 0);
 
 /// Samples the ages of entries.
@@ -57,7 +57,7 @@ link_keys(d, args: ReplaceArgs) shape(blocks(d, args.count.div_ceil(WARP_LANES))
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]; `ages` has 8 words a bucket.
+/// As [`Driver::launch`]. `ages` has 8 words per bucket.
 sample_ages(d, args: SampleArgs) shape(blocks(d, args.count.saturating_mul(8).div_ceil(WARP_LANES)), 0);
 
 /// Unlinks old entries, entries of draining slabs, or pointers.
@@ -66,7 +66,7 @@ sample_ages(d, args: SampleArgs) shape(blocks(d, args.count.saturating_mul(8).di
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]; in the only stream that changes the index; `evicted` has room for `most`.
+/// As [`Driver::launch`], in the only stream that changes the index. `evicted` has room for `most` entries.
 sweep(d, args: SweepArgs) shape(blocks(d, args.stretch.saturating_mul(8).div_ceil(WARP_LANES)), 0);
 
 /// Lists the entries of some buckets.
@@ -75,7 +75,7 @@ sweep(d, args: SweepArgs) shape(blocks(d, args.stretch.saturating_mul(8).div_cei
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]; in the only stream that changes the index; `listed` has room for 8 entries
-/// a bucket, and the pool has `pool_words`.
+/// As [`Driver::launch`], in the only stream that changes the index. `listed` has room for 8 entries per
+/// bucket, and the pool has `pool_words` words.
 list_entries(d, args: ListArgs) shape(blocks(d, args.count.saturating_mul(8).div_ceil(WARP_LANES)), 0);
 }

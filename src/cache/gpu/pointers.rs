@@ -4,15 +4,16 @@
 //! As on the host (`cache/pointers.rs`), a pointer takes an entry of the index but no slot. The evictor turns
 //! a cold row into a pointer while more are allowed. Pointers are evicted only when the index is too full,
 //! and a row that is admitted again replaces its pointer. On a device **a pointer is an address**, so it
-//! belongs to one version. Pointers are made to tables whose rows of the current version are registered. A
-//! switch stops that, and its merge removes the pointers to changed rows (`version`). The other pointers stay
-//! valid while the old memory exists. The caller then registers the new version's memory and drops the old
-//! [`GpuHostRows`].
+//! belongs to one version. Pointers are made only to rows in registered memory, which has the rows of the
+//! current version. A switch stops making pointers, and its merge removes the pointers to changed rows
+//! (`version`). The other pointers stay valid while the old memory exists. After the switch, the caller
+//! registers the new version's memory and drops the old [`GpuHostRows`].
 //!
-//! **Releasing memory.** First no more pointers into it are made: only the sweep makes them, and we hold its
-//! lock. Then a sweep of the whole index removes those that exist. Then we wait for earlier batches, and for
-//! their jobs, which copy rows from that memory into the pool. Only then is it released. After a driver error
-//! it stays registered as long as the cache lives.
+//! **Releasing memory.** `release` takes the sweep's lock, under which all pointers are made. It first stops
+//! new pointers into the memory, and then sweeps the whole index to remove the existing ones. It unlocks the
+//! sweep and waits for earlier batches, and for their jobs, which may copy rows from that memory into the
+//! pool. Only then is the memory unregistered. After a driver error it stays registered as long as the cache
+//! lives.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,18 +29,19 @@ use crate::device::cuda::memory::PinnedMemory;
 use crate::device::cuda::{Driver, DriverError};
 use crate::types::{FlatKey, TableId, Version};
 
-/// Buckets of one sweep for pointers.
+/// Buckets per sweep when pointers are removed.
 const STRETCH: u32 = 1 << 20;
 
 impl<D: Driver> Shared<D> {
-    /// Location bits and words of an entry's row in host memory, if its table is registered.
+    /// For the row of an entry with this key: the bits of its location in host memory, and its length in
+    /// words. `None` if its table is not registered.
     pub(crate) fn pointer_of(&self, key: FlatKey) -> Option<(u64, usize)> {
         let (table, id) = self.keys.index_keys().decode(key)?;
         let words = lock(&self.pointable)[table.index()]?.words as usize;
         Some((self.pointer(table, id)?, words))
     }
 
-    /// Location bits of a row in host memory, if its table is registered.
+    /// The bits of a row's location in host memory, if its table is registered.
     pub(crate) fn pointer(&self, table: TableId, id: u64) -> Option<u64> {
         let pointable = lock(&self.pointable)[table.index()]?;
         (id < pointable.rows).then(|| pointable.location(id))
@@ -57,7 +59,7 @@ impl<D: Driver> Shared<D> {
         table: TableId,
         rows: Arc<PinnedMemory<D>>,
     ) -> Result<GpuHostRows<D>, GpuCacheError> {
-        // The current version, which these rows belong to, does not change meanwhile.
+        // The rows belong to the current version, which must not change meanwhile.
         let _no_switch = lock(&self.switching);
         let current = self.current.read().version;
         if version != current {
@@ -82,7 +84,7 @@ impl<D: Driver> Shared<D> {
         Ok(GpuHostRows { shared: self.clone(), pointable })
     }
 
-    /// Makes no more pointers until tables are registered again.
+    /// Stops making pointers until tables are registered again.
     pub(crate) fn stop_pointing(&self) {
         self.change_tables(&mut lock(&self.sweep), |tables| tables.fill(None));
     }
@@ -112,7 +114,7 @@ impl<D: Driver> Shared<D> {
                 most: usize::MAX,
                 victims: Victims::Pointers(locations.clone()),
             };
-            // If the sweep was not full, it has found all pointers of the stretch.
+            // If the sweep evicted fewer entries than it could, no pointer of the stretch is left.
             if !self.sweep(sweep, self.epochs.tag(), stretch)? {
                 hand += u64::from(STRETCH);
             }
@@ -120,13 +122,13 @@ impl<D: Driver> Shared<D> {
         Ok(())
     }
 
-    /// Removes the pointers into some memory, waits for its readers, and releases it.
+    /// Removes the pointers into `memory`, waits for its readers, and unregisters it.
     fn release(&self, memory: &Pointable) -> Result<(), DriverError> {
         {
             let sweep = &mut *lock(&self.sweep);
-            let is_it = |table: &Option<Pointable>| table.is_some_and(|table| table.first == memory.first);
+            let is_in = |table: &Option<Pointable>| table.is_some_and(|table| table.first == memory.first);
             self.change_tables(sweep, |tables| {
-                tables.iter_mut().filter(|t| is_it(t)).for_each(|t| *t = None)
+                tables.iter_mut().filter(|t| is_in(t)).for_each(|t| *t = None)
             });
             self.unlink_pointers(sweep, memory.first..memory.location(memory.rows))?;
         }
@@ -144,7 +146,8 @@ pub struct GpuHostRows<D: Driver> {
 }
 
 impl<D: Driver> Drop for GpuHostRows<D> {
-    /// Removes the pointers and waits for the device and for all earlier batches.
+    /// Removes the pointers and waits for the device and for all earlier batches. A thread that runs a batch
+    /// must not drop a `GpuHostRows`, because it would wait for itself.
     fn drop(&mut self) {
         if let Err(error) = self.shared.release(&self.pointable) {
             tracing::error!(%error, "releasing host rows failed: they stay registered");

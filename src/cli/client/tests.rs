@@ -9,7 +9,7 @@ fn columns_are_sent_without_hashing() {
     };
     let column = feature_column("C1", &text);
     assert_eq!(column.strings, [&b""[..], b"abc"]);
-    assert!(column.lengths.is_empty() && column.ids.is_empty(), "one a sample needs no lengths");
+    assert!(column.lengths.is_empty() && column.ids.is_empty(), "one value per sample needs no lengths");
     let bags = RawFeature { offsets: vec![0, 0, 2], values: RawValues::Ids(vec![7, 9]) };
     let column = feature_column("tags", &bags);
     assert_eq!((column.lengths, column.ids), (vec![0, 2], vec![7, 9]));

@@ -45,7 +45,7 @@ pub(crate) fn counts(config: &CacheConfig) -> anyhow::Result<Option<Ranked>> {
 }
 
 impl TierBuilder<'_> {
-    /// Builds the tier of a model. If the cache may point at rows, the tables are loaded into RAM.
+    /// Builds the tier of a model. If `cache.pointers` is above 0, the tables are loaded into memory first.
     pub(crate) fn build(&self, opened: &mut Opened) -> anyhow::Result<BuiltTier> {
         let config = &self.config.cache;
         let on = match config.mode {
@@ -56,10 +56,13 @@ impl TierBuilder<'_> {
         };
         if !on {
             if config.size.is_some() {
-                tracing::warn!("cache.bytes or cache.fraction has no effect: cache.mode auto means off here");
+                tracing::warn!(
+                    "cache.bytes or cache.fraction has no effect: cache.mode auto means off, because the \
+                     tables fit in memory"
+                );
             }
             if self.device.is_some() {
-                tracing::warn!("cache.mode is off: the GPU is not used without a cache");
+                tracing::warn!("cache.mode is off, so the GPU is not used: it would only hold the cache");
             }
             return Ok(BuiltTier { tier: LookupTier::Store, ranked: Vec::new() });
         }
@@ -77,7 +80,7 @@ impl TierBuilder<'_> {
                 Ok(tier) => tier,
                 Err(error) if self.config.device.kind == DeviceKind::Auto => {
                     tracing::warn!(
-                        "device.kind is auto: this model's cache is on the host: {}",
+                        "device.kind is auto: the GPU cannot hold the cache, so the host holds it: {}",
                         error_line(error.as_ref())
                     );
                     self.on_host(opened, &mut options)?
@@ -95,9 +98,12 @@ impl TierBuilder<'_> {
         options.pointers = pointers(&self.config.cache, opened);
         if options.pointers > 0 {
             tracing::warn!(
-                "cache.pointers: on the host device a pointer saves nothing over a miss; 0 is faster"
+                "cache.pointers: without a GPU a pointer saves nothing over a miss, so 0 is faster"
             );
-            opened.store = opened.store.rows_copied(&PlainMemory).context("cache.pointers: tables to RAM")?;
+            opened.store = opened
+                .store
+                .rows_copied(&PlainMemory)
+                .context("cache.pointers: loading the tables into RAM")?;
         }
         let shape = shape(self.config.cache.size, &opened.schema, options)?;
         Ok(LookupTier::Host(FlatCache::new(&shape, options).map_err(|e| InputError(e.into()))?))
@@ -112,7 +118,7 @@ impl TierBuilder<'_> {
         options.pointers = pointers(&self.config.cache, opened);
         if options.pointers > 0 {
             let pinned = opened.store.rows_copied(&PinnedHost(device.clone()));
-            opened.store = pinned.context("cache.pointers: tables to pinned memory")?;
+            opened.store = pinned.context("cache.pointers: loading the tables into pinned memory")?;
         }
         let shape = GpuTierOptions {
             schema: &opened.schema,
@@ -131,12 +137,12 @@ pub(crate) fn max_samples(config: &Config) -> usize {
     config.batcher.max_samples.max(config.server.max_samples)
 }
 
-/// Whether the tables take at most half of the memory; the other half is for everything else.
+/// Whether the tables take at most half of the machine's memory. The other half is for everything else.
 pub(crate) fn fits_ram(opened: &Opened) -> bool {
     memory_bytes().is_none_or(|ram| opened.store.row_bytes() <= ram / 2)
 }
 
-/// The configured options without pointers. `lfu` takes the ranked rows out of `ranked`.
+/// The configured options without pointers. For `lfu` the rows of `ranked` are moved into the options.
 fn options(config: &CacheConfig, ranked: &mut Vec<(TableId, u64)>, opened: &Opened) -> CacheOptions {
     CacheOptions {
         admission: match config.admission {
@@ -149,7 +155,7 @@ fn options(config: &CacheConfig, ranked: &mut Vec<(TableId, u64)>, opened: &Open
             CacheEviction::Lfu => EvictionOption::Lfu(std::mem::take(ranked)),
         },
         watermarks: Watermarks { high: config.high_watermark, low: config.low_watermark },
-        // Configuration has checked the width.
+        // The configuration accepts 2 to 64 bits only, so the fallback is not used.
         key_width: KeyWidth::new(config.key_bits).unwrap_or(KeyWidth::W64),
         pointers: 0,
         version: opened.store.version(),

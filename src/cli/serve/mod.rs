@@ -40,7 +40,7 @@ pub(crate) fn run(config: &Config) -> anyhow::Result<()> {
         tracing::info!(grpc = %server.grpc_addr(), http = %server.http_addr(), "serving");
         let saving = serving.save_hot_rows(config, &models)?;
         let drained = server.run(terminated).await?;
-        // Saves the hot rows a last time. No call is in flight, so this thread may block.
+        // The drop saves the hot rows a last time. It blocks, which is fine because no call is in flight.
         drop(saving);
         tracing::info!(unfinished = drained.unfinished, "stopped");
         Ok(())
@@ -58,7 +58,7 @@ pub fn runtime(config: &Config) -> anyhow::Result<tokio::runtime::Runtime> {
 
 /// Loaded models, ready to be served.
 pub struct Serving {
-    /// One for each model.
+    /// One engine for each model.
     pub engines: Vec<Arc<Engine>>,
     metrics: Arc<Metrics>,
 }
@@ -89,8 +89,8 @@ impl Serving {
         Ok(Self { engines, metrics: loader.metrics })
     }
 
-    /// Saves the hot rows of the caches every `cache.save_seconds`, and once more when the result is dropped.
-    /// Does nothing if `cache.warm` is off.
+    /// Saves the hot rows of the caches every `cache.save_seconds`, and a last time when the result is
+    /// dropped. Does nothing if `cache.warm` is off.
     ///
     /// # Errors
     /// When the system cannot start a thread.
@@ -125,7 +125,7 @@ fn choose_device(config: &Config) -> anyhow::Result<Option<Arc<Nvidia>>> {
     })
 }
 
-/// Loads models. Its fields are shared by all models.
+/// Loads models. All models share these fields.
 struct Loader<'c> {
     config: &'c Config,
     models: &'c Path,
@@ -135,14 +135,14 @@ struct Loader<'c> {
 }
 
 impl Loader<'_> {
-    /// The engine of a model's highest good version, with a warm cache.
+    /// The engine of a model's highest good version. Fills its cache, unless `cache.warm` is off.
     fn load(&self, name: &str) -> anyhow::Result<Arc<Engine>> {
         let Self { config, models, .. } = *self;
         let mut opened = store::open_latest_with(models, name, check_weights)?.opened;
         let BuiltTier { tier, ranked } = self.tiers.build(&mut opened)?;
         match &tier {
             LookupTier::Store => opened.store.prefault(),
-            // Misses are mostly cold rows, so reading ahead of them would be wasted.
+            // Missed rows are cold and scattered, so reading ahead in the tables' files would be wasted.
             _ if !cache::fits_ram(&opened) => opened.store.expect_disk(),
             _ => {}
         }
@@ -175,7 +175,7 @@ impl Loader<'_> {
     }
 }
 
-/// Checks that a version's dense tensors are those of its architecture.
+/// Checks that a version has the dense tensors of its architecture.
 fn check_weights(opened: &Opened) -> Result<(), String> {
     let model = Model::new(&opened.schema);
     read_weights(&model, opened).map(|_| ()).map_err(|e| e.to_string())

@@ -36,7 +36,7 @@ pub(crate) fn fill(engine: &Engine, models: &Path, ranked: Vec<(TableId, u64)>) 
 }
 
 /// The saved rows with the table ids of this schema. A table that the schema does not have gets an invalid
-/// id.
+/// id, so that the engine skips its rows.
 fn by_table(saved: HotRows, schema: &Schema) -> Vec<(TableId, u64)> {
     let index = |name: &String| schema.tables.iter().position(|table| table.name == *name);
     let id = |name| index(name).map_or(TableId(u32::MAX), |index| TableId(index as u32));
@@ -44,7 +44,7 @@ fn by_table(saved: HotRows, schema: &Schema) -> Vec<(TableId, u64)> {
     saved.rows.into_iter().map(|(table, row)| (tables[table as usize], row)).collect()
 }
 
-/// A thread that saves the rows of the caches at intervals, and once more when this is dropped.
+/// A thread that saves the rows of the caches at intervals, and a last time when this is dropped.
 pub struct Saving {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -101,7 +101,7 @@ impl Saver {
     fn save(&mut self) {
         for engine in &self.engines {
             let mut rows = engine.hot_rows();
-            // The cache was not used yet; an older save is better than an empty one.
+            // No row is cached yet. An older save is better than an empty one.
             if rows.is_empty() {
                 continue;
             }
@@ -118,7 +118,8 @@ impl Saver {
                     self.failing.remove(&model);
                 }
                 Err(reason) if !self.failing.contains(&model) => {
-                    tracing::warn!(model, %reason, "hot rows not saved: the next start is cold");
+                    let effect = "the next start uses an older save or is cold";
+                    tracing::warn!(model, %reason, "hot rows not saved: {effect}");
                     self.failing.insert(model);
                 }
                 Err(_) => {}

@@ -42,7 +42,7 @@ pub(crate) struct Args {
     /// Name of the model
     #[arg(long)]
     name: String,
-    /// Passes over the data
+    /// How many times to train on the data
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<u32>(1, u64::from(u32::MAX)))]
     epochs: u32,
     /// Keeps rows on disk and a scratchpad of this size in memory: min (room for the largest sample), a
@@ -51,11 +51,11 @@ pub(crate) struct Args {
     scratchpad: Option<SizeFlag>,
     #[command(flatten)]
     pipeline: PipelineFlags,
-    /// Data-parallel replicas, each with a share of every batch
+    /// Data-parallel replicas; each trains on a share of every batch
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = whole::<usize>(0, u64::MAX))]
     replicas: usize,
-    /// Steps after which replicas average their rows; 1 exchanges gradients instead, which is exact except
-    /// for rounding
+    /// Replicas average their rows after this many steps. With 1 they exchange gradients instead, which is
+    /// exact except for rounding
     #[arg(long, value_name = "STEPS", default_value_t = 1, value_parser = whole::<u64>(0, u64::MAX))]
     lambda: u64,
     /// Stores rows on disk in the order of --counts, and saves that order in the model's directory
@@ -66,7 +66,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// Samples of an evaluated batch.
+/// Samples per batch of the evaluation.
 const EVALUATION_BATCH: usize = 4096;
 
 impl Args {
@@ -95,8 +95,8 @@ fn train(args: &Args, schema: &Schema, device: Option<Arc<Nvidia>>) -> anyhow::R
     let pass = train_epochs(args, schema, &mut trained)?;
     let version = trained.save(&args.models, &args.name)?;
     let written = format!("{}/{}/{version}", args.models.display(), args.name);
-    let quality =
-        evaluate(args, &mut trained, version).with_context(|| format!("wrote {written}, not evaluated"))?;
+    let quality = evaluate(args, &mut trained, version)
+        .with_context(|| format!("wrote {written}, but could not evaluate it"))?;
     eprint!("{}", text(&pass, &trained, quality.as_ref()));
     eprintln!("wrote {written}");
     if args.json {
@@ -114,7 +114,7 @@ fn train(args: &Args, schema: &Schema, device: Option<Arc<Nvidia>>) -> anyhow::R
     Ok(())
 }
 
-/// What one pass over the data read, and how long all passes took.
+/// Rows and lines of one pass over the data, and the time of all passes.
 struct Pass {
     rows: u64,
     skipped: u64,
@@ -191,7 +191,7 @@ fn evaluate(args: &Args, trained: &mut Trained, version: Version) -> anyhow::Res
     let schema = trained.state().schema.clone();
     let mut reader = args.training.open(std::slice::from_ref(valid), &schema)?;
     let mut lines = Vec::new();
-    // The version is evaluated, not the rows in training: the version may have rounded them.
+    // Evaluates the rows of the written version, not the trained rows: writing may have rounded them.
     let written = store::open(&args.models, &args.name, version)?.store;
     let mut scores = Vec::new();
     let quality = trainer::evaluate(&schema, &mut *reader, EVALUATION_BATCH, |batch, logits| {
@@ -220,14 +220,14 @@ fn check_files(args: &Args, schema: &Schema) -> anyhow::Result<()> {
     for path in args.training.data.iter().chain(&args.valid).filter(|path| !is_pipe(path)) {
         let mut reader = args.training.open(std::slice::from_ref(path), schema)?;
         if Some(path) == args.valid.as_ref() {
-            // Its lines are not read before training ends, and a file without labels must not be found then.
+            // Reads one sample now, so that missing labels are reported before training and not after it.
             reader.read(1, &mut RawBatch::default())?;
         }
     }
     let Some(path) = args.valid_out.as_ref().filter(|path| !is_pipe(path)) else { return Ok(()) };
     let refused = |e| InputError(anyhow!("--valid-out: {}: {e}", path.display()));
     let new = !path.exists();
-    // An existing file is not changed until there are scores to write.
+    // Opening for appending changes nothing, so an existing file is kept until there are scores to write.
     File::options().append(true).create(true).open(path).map_err(refused)?;
     if new {
         std::fs::remove_file(path).map_err(refused)?;
@@ -266,7 +266,7 @@ struct Recent {
     shown: Instant,
 }
 
-/// Samples of the running AUC.
+/// The progress line shows the AUC of this many last samples.
 const RECENT: usize = 20_000;
 const REFRESH: Duration = Duration::from_millis(500);
 

@@ -25,7 +25,7 @@ pub(crate) enum Trained {
 }
 
 impl Trained {
-    /// Initialises the weights, with the rows where the flags say.
+    /// Initialises the weights. The flags decide whether the rows are in memory or on disk.
     pub(crate) fn begin(args: &Args, schema: &Schema, device: Option<Arc<Nvidia>>) -> anyhow::Result<Self> {
         let (optimizer, seed) = (args.training.optimizer()?, args.training.seed);
         let frequencies = args.pipeline.frequencies(schema)?;
@@ -34,13 +34,15 @@ impl Trained {
         let settings = PipelineSettings { replicas, lambda, ..flags };
         settings.check()?;
         let slots = match args.scratchpad.map(|size| slots(args, schema, size)).transpose()?.flatten() {
-            // Replicas and a device need a scratchpad, if necessary with all rows.
+            // Replicas and a device need a scratchpad, even if it holds all rows.
             None if args.replicas != 1 || device.is_some() => Some(ScratchpadSize::Fraction(1.0)),
             slots => slots.map(ScratchpadSize::Slots),
         };
         let Some(scratchpad) = slots else {
             if args.scratchpad.is_some() {
-                tracing::info!("scratchpad: has room for all rows, so they are kept in memory");
+                tracing::info!(
+                    "scratchpad: it would hold all rows, so they are kept in memory without a working file"
+                );
             }
             warn_of_unused_flags(args);
             let reference = trainer::initialise(schema, optimizer, seed)?;
@@ -52,9 +54,9 @@ impl Trained {
         };
         let model = args.models.join(&args.name);
         let dir = working_dir(&args.pipeline, &model)?;
-        let (state, store) = trainer::initialise_on_disk(schema, optimizer, seed, (dir, orders))?;
+        let (state, working_file) = trainer::initialise_on_disk(schema, optimizer, seed, (dir, orders))?;
         let settings = PipelineSettings { scratchpad, ..settings };
-        let pipeline = pipeline_on(device.as_ref(), &state, (store, frequencies), settings)?;
+        let pipeline = pipeline_on(device.as_ref(), &state, (working_file, frequencies), settings)?;
         Ok(Self::OnDisk { state: Box::new(state), pipeline: Box::new(pipeline) })
     }
 
@@ -110,7 +112,7 @@ impl Trained {
     }
 }
 
-/// The slots of a scratchpad of this size, for each record size; `None` if all rows fit.
+/// The slots of a scratchpad of this size, by size of a row with its optimizer state; `None` if all rows fit.
 fn slots(args: &Args, schema: &Schema, size: SizeFlag) -> anyhow::Result<Option<Vec<usize>>> {
     let sizes = Sizes::of(schema, args.training.optimizer);
     let before = || args.training.open_before("--scratchpad min", schema);
@@ -126,11 +128,11 @@ fn warn_of_unused_flags(args: &Args) {
     let unused: Vec<_> = args.pipeline.given().into_iter().chain(others).collect();
     if !unused.is_empty() {
         let unused = unused.join(", ");
-        tracing::warn!("scratchpad: all rows are kept in memory, where {unused} have no effect");
+        tracing::warn!("scratchpad: all rows are kept in memory, so these flags have no effect: {unused}");
     }
 }
 
-/// The saved row order of an earlier run, if there is one.
+/// For each table the row order that an earlier run saved; `None` if there is no saved order.
 fn saved_orders(args: &Args, schema: &Schema) -> anyhow::Result<Vec<Option<RowOrder>>> {
     let path = args.models.join(&args.name).join(STATE).join(crate::rowlog::order::FILE);
     let mut saved = read_orders(&path)?.unwrap_or_default();

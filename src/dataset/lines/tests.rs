@@ -36,7 +36,7 @@ fn the_last_line_needs_no_line_feed_and_carriage_returns_are_removed() {
 }
 
 #[test]
-fn a_line_past_the_limit_is_reported_and_the_next_one_is_read() {
+fn a_line_longer_than_the_limit_is_reported_and_the_next_one_is_read() {
     let long = [b"ok\n".to_vec(), vec![b'x'; 1_000_000], b"\nok".to_vec()].concat();
     let ok = Some(b"ok".to_vec());
     assert_eq!(split(&long, 100, 1 << 16), [ok.clone(), None, ok]);

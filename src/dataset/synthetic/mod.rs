@@ -2,10 +2,10 @@
 //! [`Truth`].
 //!
 //! The "file" is a description, `rows=N,seed=S,skew=K,lengths=L,truth=T`, of which only `rows` is required.
-//! `seed` (0) selects the samples. `truth` (0) selects the hot ids and the weights of all ids, so two seeds
-//! with one truth give training and test data of the same model. `skew` (`medium`) is `uniform`, `low`,
-//! `medium`, `high` or an exponent. `lengths` (`uniform`) is the number of ids of a multi-hot sample:
-//! `uniform` from 0 to the feature's maximum, `max`, or a number.
+//! Defaults are in parentheses. `seed` (0) selects the samples. `truth` (0) selects the hot ids and the
+//! weights of all ids, so two seeds with one truth give training and test data of the same model. `skew`
+//! (`medium`) is `uniform`, `low`, `medium`, `high` or an exponent. `lengths` (`uniform`) is the number of
+//! ids of a multi-hot sample: `uniform` from 0 to the feature's maximum, `max`, or a number.
 //!
 //! Sample `n` is a pure function of the description and `n`, so batch sizes do not change the data.
 
@@ -28,7 +28,7 @@ pub(crate) use truth::Truth;
 use truth::{LOG_DEVIATION, LOG_MEAN, sigmoid};
 pub use write::{write_avazu_csv, write_criteo_tsv};
 
-/// A batch ends when a column has this many ids.
+/// A batch ends when a column has this many ids (1 GiB).
 const BATCH_IDS: usize = 1 << 27;
 
 /// A description of generated samples.
@@ -229,7 +229,7 @@ impl Generator {
     }
 }
 
-/// The number of ids of a sample.
+/// The number of ids of a sample. `word` draws a random word.
 fn length(arity: Arity, lengths: Lengths, word: impl FnOnce() -> u64) -> u32 {
     match (arity, lengths) {
         (Arity::OneHot, _) => 1,
@@ -239,7 +239,8 @@ fn length(arity: Arity, lengths: Lengths, word: impl FnOnce() -> u64) -> u32 {
     }
 }
 
-/// A raw value whose transformed value is about normally distributed; for log1p a whole number, not negative.
+/// The raw value for a draw of the bell curve: the transformed value is about normally distributed. For log1p
+/// the raw value is a whole number, at least 0.
 fn dense_value(transform: Transform, bell: f64) -> f32 {
     let value = match transform {
         Transform::None => bell,

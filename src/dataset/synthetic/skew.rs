@@ -1,10 +1,10 @@
 //! How often each id occurs. Ranks follow a bounded power law, `P(rank) ~ rank^-alpha`. A fixed permutation
 //! maps ranks to ids, so that hot ids are spread over the table.
 //!
-//! A draw inverts the distribution function of the continuous law on `[1, rows + 1)` and rounds down: one
-//! `powf` and no table. A named skew is the share of accesses of the hottest 2 % of the ids (at least one
-//! id); bisection finds its alpha, which depends on the number of rows. The shares are those of the traces in
-//! ScratchPipe (section V): low is Alibaba's user table, high is Criteo.
+//! A draw inverts the distribution function of the continuous power law on `[1, rows + 1)` and rounds down.
+//! This takes one `powf` and no table. A named skew is the share of accesses of the hottest 2 % of the ids
+//! (at least one id); bisection finds its alpha, which depends on the number of rows. The shares are those
+//! of the traces in ScratchPipe (section V): low is Alibaba's user table, high is Criteo.
 
 use std::str::FromStr;
 
@@ -43,7 +43,9 @@ impl FromStr for Skew {
                 Ok(alpha) if (0.0..=MAX_ALPHA).contains(&alpha) => Self::Alpha(alpha),
                 _ => {
                     let names = "uniform, low, medium, high";
-                    return Err(format!("skew: expected {names} or 0 to {MAX_ALPHA}, got {text:?}"));
+                    return Err(format!(
+                        "skew: expected {names} or an exponent from 0 to {MAX_ALPHA}, got {text:?}"
+                    ));
                 }
             },
         })
@@ -51,7 +53,7 @@ impl FromStr for Skew {
 }
 
 impl Skew {
-    /// The exponent for a table of `rows`.
+    /// The exponent for a table of this many rows.
     #[must_use]
     pub fn alpha(self, rows: u64) -> f64 {
         let share = match self {
@@ -103,7 +105,8 @@ impl IdSampler {
         self.permutation.of(self.rank(unit(word)))
     }
 
-    /// The rank below which a share `u` of the accesses lies. The hottest id has rank 0.
+    /// The rank for a draw `u` in `[0, 1)`: lower ranks get at most a share `u` of the accesses. The
+    /// hottest id has rank 0.
     fn rank(&self, u: f64) -> u64 {
         let area = u * self.mass;
         let x = if self.power.abs() < 1e-9 {
@@ -111,13 +114,13 @@ impl IdSampler {
         } else {
             (1.0 + area * self.power).powf(self.power.recip())
         };
-        // Casting a float saturates. Rounding may reach the end of the range.
+        // The cast saturates. Rounding may give `rows`, which is not a rank.
         ((x - 1.0) as u64).min(self.rows - 1)
     }
 }
 
-/// A bijection of `0..rows`: a bijection of the next power of two, applied until the result is inside, on
-/// average fewer than two times.
+/// A bijection of `0..rows`: a bijection of the next power of two, applied until the result is below
+/// `rows`, on average fewer than two times.
 #[derive(Clone, Debug)]
 struct Permutation {
     rows: u64,

@@ -25,7 +25,8 @@ fn all(schema: &Schema, text: &str, chunk: usize) -> (Batch, Vec<f32>) {
     (batch, labels)
 }
 
-/// The chance that a clicked sample has a higher probability than one not clicked.
+/// The share of pairs of a clicked and an unclicked sample in which the clicked one has the higher
+/// probability.
 fn auc(probabilities: &[f64], labels: &[f32]) -> f64 {
     let mut order: Vec<usize> = (0..labels.len()).collect();
     order.sort_by(|&a, &b| probabilities[a].total_cmp(&probabilities[b]));
@@ -45,21 +46,21 @@ fn labels_follow_the_truth() {
     let schema = preset::synthetic(ArchKind::Dlrm, 4, shape(Some(4)));
     let (batch, labels) = all(&schema, "rows=40000,seed=3,skew=medium,truth=8", 1000);
     let truth = Truth::new(&schema, 8);
-    let asked: Vec<f64> = (0..batch.samples).map(|s| truth.probability(&batch, s)).collect();
+    let known: Vec<f64> = (0..batch.samples).map(|s| truth.probability(&batch, s)).collect();
     for decile in 0..10 {
         let range = decile as f64 / 10.0..(decile + 1) as f64 / 10.0;
-        let inside: Vec<usize> = (0..labels.len()).filter(|&s| range.contains(&asked[s])).collect();
+        let inside: Vec<usize> = (0..labels.len()).filter(|&s| range.contains(&known[s])).collect();
         if inside.len() < 500 {
             continue;
         }
         let mean =
             |of: &dyn Fn(usize) -> f64| inside.iter().map(|&s| of(s)).sum::<f64>() / inside.len() as f64;
-        let (clicked, promised) = (mean(&|s| f64::from(labels[s])), mean(&|s| asked[s]));
-        // Four standard deviations of the mean of these coin flips.
+        let (clicked, promised) = (mean(&|s| f64::from(labels[s])), mean(&|s| known[s]));
+        // Four standard deviations of the mean of as many fair coin flips.
         let bound = 4.0 * (0.25 / inside.len() as f64).sqrt();
         assert!((clicked - promised).abs() < bound, "{range:?}: {clicked} against {promised}");
     }
-    let best = auc(&asked, &labels);
+    let best = auc(&known, &labels);
     assert!((0.7..0.95).contains(&best), "Bayes AUC {best}");
     let other = Truth::new(&schema, 9);
     let wrong: Vec<f64> = (0..batch.samples).map(|s| other.probability(&batch, s)).collect();
@@ -79,8 +80,8 @@ fn another_seed_gives_other_samples_of_the_same_truth() {
     };
     assert_eq!(hottest(&one), hottest(&two));
     let truth = Truth::new(&schema, 0);
-    let asked: Vec<f64> = (0..two.samples).map(|s| truth.probability(&two, s)).collect();
-    assert!(auc(&asked, &labels) > 0.6);
+    let known: Vec<f64> = (0..two.samples).map(|s| truth.probability(&two, s)).collect();
+    assert!(auc(&known, &labels) > 0.6);
 }
 
 #[test]

@@ -5,7 +5,7 @@
 use super::random::{Purpose, Stream, bell};
 use crate::schema::{Schema, Transform};
 
-/// Logit of a sample whose weights sum to 0. With it, a quarter to a third of the samples click.
+/// Logit of a sample whose weights sum to 0. With this value a quarter to a third of the samples click.
 const BIAS: f64 = -1.4;
 /// Standard deviation of the categorical part if all ids were equally frequent.
 const ID_SCALE: f64 = 1.5;
@@ -56,7 +56,7 @@ impl Truth {
         sigmoid(logit)
     }
 
-    /// The bias and the part of transformed dense values in the logit.
+    /// The bias plus the contribution of transformed dense values to the logit.
     pub(crate) fn dense_part(&self, dense: &[f32]) -> f64 {
         let part = |(&value, [weight, mean, deviation]): (&f32, &[f64; 3])| {
             weight * (f64::from(value) - mean) / deviation
@@ -64,7 +64,7 @@ impl Truth {
         BIAS + dense.iter().zip(&self.dense).map(part).sum::<f64>()
     }
 
-    /// The part of a feature's ids in the logit: the mean of their weights.
+    /// The contribution of a feature's ids to the logit: the scaled mean of their weights.
     pub(crate) fn feature_part(&self, feature: usize, ids: &[u64]) -> f64 {
         let weight = |id: &u64| bell(self.features[feature].word(*id));
         self.id_scale * ids.iter().map(weight).sum::<f64>() / ids.len().max(1) as f64
@@ -73,7 +73,7 @@ impl Truth {
 
 /// Mean of `ln(1 + x)` of the generated values of a log1p input.
 pub(crate) const LOG_MEAN: f64 = 2.0;
-/// The standard deviation of the same.
+/// Standard deviation of `ln(1 + x)` of those values.
 pub(crate) const LOG_DEVIATION: f64 = 1.5;
 
 pub(crate) fn sigmoid(logit: f64) -> f64 {

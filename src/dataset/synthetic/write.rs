@@ -22,17 +22,17 @@ const AVAZU_VALUES: [u64; 22] = [
     60,
 ];
 
-/// A truth with Criteo's click rate, about a quarter.
+/// The seed of a truth with Criteo's click rate, about a quarter.
 const CRITEO_TRUTH: u64 = 15;
-/// A truth with Avazu's click rate, about 17 %.
+/// The seed of a truth with Avazu's click rate, about 17 %.
 const AVAZU_TRUTH: u64 = 1;
 
 /// Samples of one batch.
 const CHUNK: usize = 1024;
 
-/// Writes `rows` lines in Criteo's format: label, 13 integers, 26 strings, tab-separated. Two seeds give
-/// different samples of one truth. Value 0 of every fourth column is written as an empty string, and so is
-/// every second number 0.
+/// Writes `rows` lines in Criteo's format: label, 13 integers, 26 strings, tab-separated. Different seeds
+/// give different samples of the same truth. As in the real file, fields are empty: id 0 of every fourth
+/// string column, and every second integer that is 0.
 ///
 /// # Errors
 /// Errors of the writer.
@@ -59,8 +59,8 @@ pub fn write_criteo_tsv(rows: u64, seed: u64, mut out: impl Write) -> io::Result
     out.flush()
 }
 
-/// Writes a header and `rows` lines in Avazu's format. Two seeds give different samples of one truth. Unlike
-/// in the real file, lines are not ordered by `hour`.
+/// Writes a header and `rows` lines in Avazu's format. Different seeds give different samples of the same
+/// truth. Unlike in the real file, lines are not ordered by `hour`.
 ///
 /// # Errors
 /// Errors of the writer.
@@ -72,7 +72,7 @@ pub fn write_avazu_csv(rows: u64, seed: u64, mut out: impl Write) -> io::Result<
         for (i, (&id, name)) in sample.ids.iter().zip(AVAZU_FEATURES).enumerate() {
             match name {
                 "hour" => write!(out, ",1410{:02}{:02}", 21 + id / 24, id % 24)?,
-                // Columns C1, C14 and so on, positions and types are numbers, the others hex.
+                // C1, C14 to C21, positions and types are written as numbers, the other columns in hex.
                 name if name.starts_with('C') => write!(out, ",{}", 100 + id)?,
                 "banner_pos" | "device_type" | "device_conn_type" => write!(out, ",{id}")?,
                 _ => write!(out, ",{:08x}", text_word(i, id))?,
@@ -132,7 +132,7 @@ fn for_each_row(
     }
 }
 
-/// The value of an id, which is printed as 8 hex digits.
+/// The 32-bit value that stands for an id in the file, printed as 8 hex digits.
 fn text_word(feature: usize, id: u64) -> u32 {
     Stream::new(0, Purpose::Text, feature as u64).word(id) as u32
 }

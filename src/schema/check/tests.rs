@@ -42,7 +42,7 @@ element = "f16"
 default = { row = 49 }
 "#;
 
-/// The message for SMALL with its only `from` replaced, and the line of `from`.
+/// The error for [`SMALL`] with `from`, which occurs once, replaced by `to`; and the line of `from`.
 fn refusal(from: &str, to: &str) -> (String, usize) {
     assert_eq!(SMALL.matches(from).count(), 1, "{from:?} must occur once in the text");
     let line = 1 + SMALL[..SMALL.find(from).unwrap()].matches('\n').count();
@@ -67,7 +67,11 @@ fn every_fault_is_refused_with_its_line_and_reason() {
         ("name = \"words\"\nrows", "name = \"site\"\nrows", "name of an earlier entry"),
         ("rows = 100", "rows = 0", "between 1 and 281474976710656, got 0"),
         ("rows = 100", "rows = 281474976710657", "got 281474976710657"),
-        ("default = { row = 49 }", "default = { row = 50 }", "row 50 is past the 50 rows"),
+        (
+            "default = { row = 49 }",
+            "default = { row = 50 }",
+            "row 50 is not in table \"words\", which has 50 rows",
+        ),
         (
             "hash = { seed = 0, modulus = 100 }",
             "hash = { modulus = 101 }",
@@ -120,9 +124,13 @@ fn an_invalid_architecture_is_refused() {
         assert!(in_code.contains(reason), "{in_code}");
         assert!(in_text.ends_with(&in_code), "{in_text} against {in_code}");
     };
-    refuse(ArchKind::Dlrm, &dims, "features[2].table: architecture dlrm needs tables of one dim");
-    refuse(ArchKind::Deepfm, &dims, "architecture deepfm needs tables of one dim");
-    refuse(ArchKind::Deepfm, &|s| s.features[1].wide_table = None, "missing: architecture deepfm needs one");
+    refuse(ArchKind::Dlrm, &dims, "features[2].table: architecture dlrm needs tables of the same dim");
+    refuse(ArchKind::Deepfm, &dims, "architecture deepfm needs tables of the same dim");
+    refuse(
+        ArchKind::Deepfm,
+        &|s| s.features[1].wide_table = None,
+        "missing: architecture deepfm needs a wide table",
+    );
     refuse(ArchKind::WideDeep, &|s| s.features[1].wide_table = Some("C1".into()), "must have dim 1, got 4");
     refuse(ArchKind::WideDeep, &|s| s.tables[30].rows = 99, "the 99 rows of table \"C5_wide\", got 100");
     refuse(ArchKind::Dcn, &|s| s.features.clear(), "features: at least one is needed");

@@ -95,16 +95,19 @@ fn a_batch_of_another_shape_is_refused_by_name() {
     assert!(
         refused(|r| r.features[1].offsets = vec![0, 0, 2]).contains("sample 0: expected exactly 1 id, got 0")
     );
-    assert!(refused(|r| r.features[2].offsets = vec![0, 0, 4]).contains("sample 1: at most 3 ids, got 4"));
-    assert!(refused(|r| r.features[1].values = ids(vec![1])).contains("2 values in all, got 1"));
+    assert!(
+        refused(|r| r.features[2].offsets = vec![0, 0, 4])
+            .contains("sample 1: expected at most 3 ids, got 4")
+    );
+    assert!(refused(|r| r.features[1].values = ids(vec![1])).contains("need 2 values, got 1"));
     assert!(refused(|r| r.features[1] = text(&[&["a"], &["b"]])).contains("\"C2\": got strings"));
     let ends = |r: &mut RawBatch, new: [u32; 2]| {
         let RawValues::Text { ends, .. } = &mut r.features[0].values else { unreachable!() };
         ends.copy_from_slice(&new);
     };
-    assert!(refused(|r| ends(r, [9, 9])).contains("8 bytes at string 0"));
-    assert!(refused(|r| ends(r, [8, 7])).contains("8 bytes at string 1"));
-    assert!(refused(|r| ends(r, [7, 7])).contains("8 bytes at string 2"));
+    assert!(refused(|r| ends(r, [9, 9])).contains("8 bytes of text, at string 0"));
+    assert!(refused(|r| ends(r, [8, 7])).contains("8 bytes of text, at string 1"));
+    assert!(refused(|r| ends(r, [7, 7])).contains("8 bytes of text, at string 2"));
 }
 
 #[test]
@@ -118,7 +121,7 @@ fn a_value_that_overflows_its_transform_is_refused() {
 }
 
 #[test]
-fn the_first_id_past_a_table_whose_default_is_error_is_found() {
+fn the_first_absent_id_of_a_table_with_default_error_is_found() {
     let mut schema = schema();
     let mut batch = Batch::empty(3);
     schema.encode(&raw(), &mut batch).unwrap();
@@ -127,7 +130,7 @@ fn the_first_id_past_a_table_whose_default_is_error_is_found() {
     let refusal = schema.check_absent(&batch).unwrap_err().to_string();
     assert_eq!(
         refusal,
-        "feature \"C2\": id 123456 is past the 100 rows of table \"C2\", whose default is error"
+        "feature \"C2\": id 123456 is not in table \"C2\", which has 100 rows and default error"
     );
     batch.features[1].ids[1] = 99;
     assert!(schema.check_absent(&batch).is_ok());

@@ -65,7 +65,7 @@ proptest! {
     #[test]
     fn everything_that_is_decoded_was_charged(message in prop::collection::vec(any::<u8>(), 0..60)) {
         if let Ok(decoded) = PredictRequest::decode(&message[..]) {
-            let groups = Fault::Malformed("a group");
+            let groups = Fault::Malformed("a group, which the protocol does not use");
             match cost(&framed(&message), 7) {
                 Ok(cost) => prop_assert!(cost >= size_of::<FeatureColumn>() * decoded.features.len()),
                 Err(fault) => prop_assert_eq!(fault, groups),

@@ -1,5 +1,5 @@
-//! Launches of the trainer's kernels, a function for each. A function sets the kernel's name, argument and
-//! launch shape.
+//! Launches of the trainer's kernels, one function per kernel. A function sets the kernel's name, argument
+//! and launch shape.
 //!
 //! The functions are unsafe because addresses are plain numbers. Callers own the memory and have checked the
 //! kernels' requirements: [`super::scratchpad`] for slots and records, `super::stepper` for updates.
@@ -11,14 +11,14 @@ use crate::device::cuda::launch::{blocks, launches, shape};
 use crate::device::cuda::{Driver, DriverError};
 
 launches! {
-/// Copies records out of slots, as many words as `warps` warps have threads.
+/// Copies records out of slots, with one thread per word, in `warps` warps.
 ///
 /// # Errors
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]. Slots are within the scratchpad and records within the buffer. The scan is that of
-/// the runs and ends with `warps`.
+/// As [`Driver::launch`]. Slots are within the scratchpad and records within the buffer. The scan is the
+/// prefix sum of the runs' warps and ends with `warps`.
 take_records(d, args: RecordArgs, warps) shape(blocks(d, warps), args.run_count as usize + 1);
 
 /// Copies records into slots.
@@ -30,14 +30,14 @@ take_records(d, args: RecordArgs, warps) shape(blocks(d, warps), args.run_count 
 /// As [`take_records`].
 put_records(d, args: RecordArgs, warps) shape(blocks(d, warps), args.run_count as usize + 1);
 
-/// Updates rows, as many elements as `warps` warps have threads.
+/// Updates rows, in `warps` warps.
 ///
 /// # Errors
 /// As [`Driver::launch`].
 ///
 /// # Safety
 /// As [`Driver::launch`]. Slots are within the scratchpad and distinct, and their records have the
-/// optimizer's states. Sources are within the samples and columns of the gradients. The scan is that of the
-/// tables and ends with `warps`.
+/// optimizer's states. Sources are within the samples and columns of the gradients. The scan is the prefix
+/// sum of the tables' warps and ends with `warps`.
 update_rows(d, args: UpdateArgs, warps) shape(blocks(d, warps), args.table_count as usize + 1);
 }
