@@ -70,7 +70,7 @@ pub enum TrainError {
          (--scratchpad trains with the rows on disk)"
     )]
     TableMemory { table: String, total: u64, source: OutOfHostMemory },
-    #[error("scratchpad: {source}; its slots ({slots}) take {total} bytes (--scratchpad sets the size)")]
+    #[error("{source}; the scratchpad's slots ({slots}) take {total} bytes (--scratchpad sets the size)")]
     ScratchpadMemory { slots: String, total: u64, source: Box<dyn Error + Send + Sync> },
     #[error(transparent)]
     Weights(#[from] WeightsError),

@@ -29,7 +29,9 @@ pub(crate) fn blocks<D: Driver>(driver: &D, warps: u32) -> u32 {
 /// Defines functions that launch kernels of the same names: the driver, the argument, sometimes a number of
 /// blocks or warps, and the launch's shape.
 macro_rules! launches {
-    ($($(#[$doc:meta])* $name:ident($d:ident, $args:ident: $type:ty $(, $number:ident)?) $shape:expr;)+) => {$(
+    ($(
+        $(#[$doc:meta])* $name:ident($d:ident, $args:ident: $type:ty $(, $number:ident)?) $shape:expr;
+    )+) => {$(
         $(#[$doc])*
         pub(crate) unsafe fn $name<D: Driver>(
             $d: &D,

@@ -39,7 +39,10 @@ pub enum Policy {
 #[error("policy: expected {names}, got {0:?}", names = Policy::names())]
 pub struct UnknownPolicy(String);
 
-named! { Policy: Lru = "lru", Lfu = "lfu", Random = "random", Optimal = "optimal"; UnknownPolicy = UnknownPolicy }
+named! {
+    Policy: Lru = "lru", Lfu = "lfu", Random = "random", Optimal = "optimal";
+    UnknownPolicy = UnknownPolicy
+}
 
 /// How a slot's row is used, as policies see it.
 #[derive(Clone, Copy, Debug, Default)]

@@ -49,5 +49,5 @@ fn a_failed_allocation_names_the_slots_and_the_flag() {
     for named in [format!("2147483648 of {} f32", huge.sizes[0].words), format!("take {total} bytes")] {
         assert!(error.contains(&named), "{named} in {error}");
     }
-    assert!(error.starts_with("scratchpad: host memory: ") && error.contains("--scratchpad"), "{error}");
+    assert!(error.starts_with("host memory: ") && error.contains("--scratchpad"), "{error}");
 }
