@@ -1,9 +1,9 @@
-//! Shared by all benches: alternating windows, ratios, and a report with the machine and the date.
+//! The harness of all benches: alternating windows, ratios, and a report with the machine and the date.
 //!
-//! Absolute figures mean little on a shared machine, so every result is a ratio to a baseline of the same
-//! run. Both sides take turns in short windows, and a pair of neighbouring windows gives one ratio. So a
-//! disturbance that is longer than a window affects both sides of a pair. The result is the median of the
-//! ratios, printed with its spread.
+//! Absolute rates mean little on a shared machine, so every result is a ratio to a baseline that is measured
+//! in the same run. Both sides run in turn in short windows, and each pair of consecutive windows gives one
+//! ratio. So a disturbance that is longer than a window affects both sides of a pair. The result is the
+//! median of the ratios, printed with its spread.
 
 // Each bench uses a part of this module.
 #![allow(dead_code)]
@@ -46,12 +46,12 @@ impl Options {
         self.value(flag).and_then(|value| value.parse().ok()).unwrap_or(default)
     }
 
-    /// Whether to run a setting: without `--only` all, otherwise those whose names contain its text.
+    /// Whether to run a setting. `--only TEXT` selects the settings with `TEXT` in their names.
     pub fn wants(&self, setting: &str) -> bool {
         self.value("--only").is_none_or(|part| setting.contains(&part))
     }
 
-    /// Calls `work`, which returns its number of units, until a window is over. Returns units per second.
+    /// Calls `work` until a window is over. `work` returns how many units it did. Returns units per second.
     pub fn rate(&self, mut work: impl FnMut() -> u64) -> f64 {
         let (began, mut units) = (Instant::now(), 0);
         while began.elapsed() < self.window {
@@ -60,8 +60,8 @@ impl Options {
         units as f64 / began.elapsed().as_secs_f64()
     }
 
-    /// Runs windows of both sides in turn and alternates which side is first, after one warm-up window of
-    /// each. The sides return units per second.
+    /// Runs one warm-up window of each side, then pairs of windows. The first side of a pair alternates. The
+    /// sides return units per second.
     pub fn compare(&self, mut ours: impl FnMut() -> f64, mut baseline: impl FnMut() -> f64) -> Pairs {
         ours();
         baseline();
@@ -102,13 +102,13 @@ impl Sorted {
         Self(numbers)
     }
 
-    /// The quantile `share`.
+    /// The quantile `share`, from 0 to 1.
     pub fn at(&self, share: f64) -> f64 {
         self.0[((self.0.len() - 1) as f64 * share).round() as usize]
     }
 }
 
-/// A row of the table: one setting.
+/// A row of the report: one setting.
 struct Row {
     setting: String,
     ratio: Sorted,
@@ -218,7 +218,7 @@ fn date() -> String {
     format!("{year}-{month:02}-{day:02}")
 }
 
-/// Ranks by a bounded power law, `P(rank) ~ rank^-alpha`, by inverting its continuous form.
+/// Draws ranks from a bounded power law, `P(rank) ~ rank^-alpha`, by inverting its continuous form.
 pub struct PowerLaw {
     power: f64,
     mass: f64,
@@ -237,7 +237,7 @@ impl PowerLaw {
     pub fn rank(&self, draw: &mut Draw) -> u64 {
         let (area, power) = (draw.uniform() * self.mass, self.power);
         let x = if power.abs() < 1e-9 { area.exp() } else { (1.0 + area * power).powf(power.recip()) };
-        // Rounding may reach the end of the range.
+        // Rounding may give `ranks`, which is out of range.
         (x as u64 - 1).min(self.ranks - 1)
     }
 }
@@ -246,7 +246,7 @@ impl PowerLaw {
 pub struct Draw(SplitMix64);
 
 impl Draw {
-    /// Each seed gives a stream of its own.
+    /// Each seed gives another stream.
     pub fn new(seed: u64) -> Self {
         Self(SplitMix64::new(seed.wrapping_mul(0xd134_2543_de82_ef95)))
     }
