@@ -1,4 +1,4 @@
-//! The batcher as its callers see it: which requests are merged, dropped and answered.
+//! The batcher through its public interface: which requests are merged, dropped and answered.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

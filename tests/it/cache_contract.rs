@@ -1,9 +1,11 @@
-//! The contract of a flat cache, as properties that every implementation fulfils: the cache on the host
-//! (`host`) and the cache on a simulated CUDA device (`cusim_cache`). A [`Subject`] runs batches. Its output
-//! is compared with rows that encode their table, id and version, pooled by the host's kernel.
+//! The contract of a flat cache: properties that every implementation must fulfil. The implementations are
+//! the cache on the host (`host`), on a simulated CUDA device (`cusim_cache`) and on NVIDIA's driver
+//! (`cuda_cache`). A [`Subject`] runs batches. Its output is compared with rows that encode their table, id
+//! and version, pooled by the host's kernel.
 //!
-//! Here: the subject, and what every cache guarantees. `world`: tables and batches. `versions`: switching.
-//! `pointers`: the unified index. `narrow`: keys shared by rows. `warm`: initial and hot rows.
+//! This file has the subject and the properties of every cache. `world` has tables and batches, `versions`
+//! switching, `pointers` the unified index, `narrow` keys that rows share, `warm` initial and hot rows, and
+//! `hit_rate` the hit rate of the default policy.
 
 mod hit_rate;
 mod host;
@@ -27,7 +29,7 @@ pub use world::*;
 /// The result of a batch.
 pub struct Seen {
     pub matrix: Vec<f32>,
-    /// The rows that were fetched.
+    /// The missing rows that the subject fetched from the store.
     pub fetched: Vec<(TableId, u64)>,
     pub version: u64,
 }
@@ -43,8 +45,8 @@ pub trait Subject: Send + Sync + Sized {
     fn another(&self, world: &World) -> Self;
     fn version(&self) -> u64;
     fn switch(&self, version: u64, changed: &[(TableId, u64, &[u8])]) -> Result<Switched, String>;
-    /// Allows pointers at the rows of a table in the current version, until the result is dropped. Then the
-    /// rows are overwritten.
+    /// Allows pointers to the rows of a table in the current version until the result is dropped. Dropping it
+    /// overwrites the rows, so that a late read shows.
     fn host_rows(&self, world: &World, table: TableId) -> Box<dyn Send>;
     fn set_pointers(&self, capacity: u64);
     fn observe(&self, ids: u64, elapsed: Duration);
@@ -93,7 +95,7 @@ pub fn settle(subject: &impl Subject) {
             return;
         }
     }
-    panic!("eviction does not come to rest");
+    panic!("eviction does not become idle");
 }
 
 pub fn a_hit_is_the_row_inserted<S: Subject>(
@@ -195,7 +197,7 @@ pub fn memory_passes_from_one_row_size_to_another<S: Subject>(new: impl Fn(&Worl
     }
 }
 
-/// Checks the counts while no operation is pending.
+/// Checks that the counts are consistent. No operation may be pending.
 pub fn assert_adds_up(stats: &CacheStats) {
     let evictions = totals(stats).2;
     assert_eq!(stats.entries, stats.inserted + stats.pointers - evictions, "{stats:?}");

@@ -14,13 +14,13 @@ use flechette::types::{TableId, Version};
 
 use crate::program::{Served, Workshop, bytes_of, run};
 
-/// What a cache takes in addition to its bytes, and a server with a cache in addition to its bytes and a
-/// server without.
-const CACHE_BESIDE: u64 = 8 << 20;
-const SERVER_BESIDE: u64 = 16 << 20;
-/// Per id of a worker's largest batch.
+/// Allowed memory in addition to `cache.bytes`: of a cache alone, and of a server compared with one without a
+/// cache.
+const CACHE_EXTRA: u64 = 8 << 20;
+const SERVER_EXTRA: u64 = 16 << 20;
+/// Bytes for each id of a worker's largest batch.
 const BATCH_ID: u64 = 130;
-/// Per cached row while hot rows are listed, and per changed row during a version switch.
+/// Bytes for each cached row while hot rows are listed, and for each changed row during a version switch.
 const HOT_ROW: u64 = 16;
 const CHANGED_ROW: u64 = 140;
 
@@ -29,10 +29,10 @@ const TABLES: [TableShape; 2] =
     [TableShape { rows: 1 << 20, row_bytes: 64 }, TableShape { rows: 1 << 20, row_bytes: 32 }];
 const ROW: [u8; 64] = [7; 64];
 
-/// Set in a process that is measured, to its eviction policy.
+/// Environment variable of a measured process: its eviction policy.
 const MEASURED: &str = "CACHE_MEMORY_EVICTION";
 
-/// Runs itself once for each eviction policy, since each measurement needs a process of its own.
+/// Runs itself as a child process for each eviction policy, because memory is measured per process.
 #[test]
 fn a_cache_under_load_stays_within_its_bytes_and_what_is_stated() {
     match std::env::var(MEASURED).as_deref() {
@@ -61,7 +61,7 @@ fn measure(eviction: EvictionOption) {
     let before = bytes_of(id, "VmRSS").unwrap();
     let within = |what: &str, more: u64| {
         let took = bytes_of(id, "VmHWM").unwrap() - before;
-        let allowed = BYTES as u64 + CACHE_BESIDE + more;
+        let allowed = BYTES as u64 + CACHE_EXTRA + more;
         eprintln!("{what}: {took} bytes of {allowed}, {more} of them temporary");
         assert!(took <= allowed, "{what}: {took} bytes, {allowed} are stated");
     };
@@ -72,7 +72,8 @@ fn measure(eviction: EvictionOption) {
         for seed in 0..2 {
             scope.spawn(move || load(cache, seed, stop));
         }
-        // A batch that does not finish prevents slots from being freed, up to the limit of waiting slots.
+        // While this batch is unfinished, evicted slots are not freed. Waits until the cache is at its limit
+        // of slots that wait to be freed.
         let pin = cache.pin();
         while cache.stats().rejected_full == 0 {
             std::thread::yield_now();
@@ -166,7 +167,7 @@ fn a_server_with_a_cache_takes_its_bytes_and_what_is_stated_more_than_one_withou
         });
         std::fs::remove_file(saved).unwrap();
         let batches = BATCH_ID * (WORKERS * SAMPLES * schema.features.len()) as u64;
-        let allowed = without + bytes + SERVER_BESIDE + batches;
+        let allowed = without + bytes + SERVER_EXTRA + batches;
         eprintln!("{eviction}: {with} bytes with {bytes} of cache, {without} without");
         assert!(with <= allowed, "{with} bytes with {bytes} of cache, {without} without");
     }

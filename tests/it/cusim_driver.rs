@@ -1,4 +1,5 @@
-//! The simulator as a driver: it keeps the order that CUDA guarantees, and varies what CUDA leaves open.
+//! The simulator as a driver: it keeps the order that CUDA guarantees, and varies the order where CUDA
+//! guarantees none.
 #![allow(unsafe_code)]
 
 use flechette::device::cuda::{Address, Driver, DriverError, LaunchShape, Pinned, Work};
@@ -24,7 +25,7 @@ impl Bench {
     }
 
     fn values(&self) -> [u32; 3] {
-        // SAFETY: as above; the device's thread runs only while this one waits.
+        // SAFETY: as in `new`; the device's thread runs only while this one waits.
         unsafe { self.memory.host.cast::<[u32; 3]>().read() }
     }
 

@@ -1,5 +1,6 @@
-//! The index on the device, kernel by kernel: what jobs and sweeps change, and what probes find meanwhile.
-//! Each seed is a schedule. The module `tags` tests rows that share keys, and the list of entries.
+//! Tests the kernels of the index on a device: how jobs and sweeps change the index, and what concurrent
+//! probes find. Each seed gives another schedule. The module `tags` tests rows that share keys, and the list
+//! of entries.
 
 mod tags;
 
@@ -18,16 +19,16 @@ use flechette::mem::mix64;
 use flechette::schema::{Lookup, Pooling};
 use flechette::types::{Batch, Element, Jagged, TableId};
 
-/// The first key of the one table; ids are below `IDS`.
+/// The first key of the only table; its ids are below `IDS`.
 const BASE: u64 = 64;
 const IDS: u64 = 64;
 const SLOTS: usize = 1 << 14;
 
-/// An index with few buckets. Each job has a row of its own, of one value.
+/// An index with few buckets. Each job has its own row of one element, whose value is the job's number.
 struct Bench {
     tier: Arc<GpuTable<SimDriver>>,
     staging: Staging<SimDriver>,
-    /// By value of a row: the row's id.
+    /// For each job number: the id of its row.
     rows: Vec<u64>,
 }
 
@@ -48,7 +49,7 @@ impl Bench {
         Jobs::new(&self.tier, 64).unwrap()
     }
 
-    /// Adds a job for a key, with a slot of its own. Returns the location.
+    /// Adds a job for an id, with an unused slot. Returns the slot's location.
     fn push(&mut self, jobs: &mut Jobs<SimDriver>, id: u64, kind: JobKind) -> u64 {
         let slot = self.rows.len();
         assert!(slot < SLOTS);
@@ -155,7 +156,7 @@ fn concurrent_jobs_change_the_index_as_in_some_order() {
     }
 }
 
-/// Keys are replaced in their slots while probes run. A probe finds a row of its key, or nothing.
+/// Jobs replace keys while probes run. A probe must find a row of its key, or nothing.
 #[test]
 fn a_probe_during_replacement_finds_its_keys_row_or_nothing() {
     let mut found = 0;
@@ -202,7 +203,8 @@ fn a_probe_during_replacement_finds_its_keys_row_or_nothing() {
     assert!(found > 5000, "{found} hits");
 }
 
-/// Two keys alternate in one slot while probes read it, so that a key may leave and return between two loads.
+/// Two keys alternate in one slot while probes read it, so a key may leave and return between two loads of a
+/// probe.
 #[test]
 fn a_key_that_returns_to_its_slot_is_found_with_its_new_row() {
     let mut found = 0;
@@ -276,7 +278,7 @@ fn a_sweep_evicts_each_victim_once_and_at_most_the_given_number() {
         }
         let misses = context.probe(21, None, &batch_of(&(0..40).collect::<Vec<_>>())).unwrap();
         assert_eq!(misses, 20);
-        // Everything in the one slab.
+        // Evicts all entries of the only slab.
         let all = Stretch { hand: 0, buckets: 9, most: 64, victims: Victims::In(&[1]) };
         assert_eq!(sweeper.sweep(22, all).unwrap().len(), 20);
     }
@@ -301,7 +303,7 @@ fn jobs_that_kernels_cannot_execute_are_rejected() {
     assert!(!jobs.push(good, &bench.staging), "a key twice");
 }
 
-/// Rows of all ids in pinned host memory, of one value each: `first + id`.
+/// Rows of all ids in pinned host memory. Each has one element, `first + id`.
 fn host_rows(bench: &Bench, first: f32) -> Arc<PinnedMemory<SimDriver>> {
     let mut plan = Plan::default();
     let rows = plan.array::<f32>(IDS as usize);
@@ -310,8 +312,8 @@ fn host_rows(bench: &Bench, first: f32) -> Arc<PinnedMemory<SimDriver>> {
     Arc::new(memory)
 }
 
-/// Rows that entries point at are read in pinned host memory. A row in the pool replaces a pointer, also if
-/// it is copied from the memory that the pointer points at.
+/// If an entry is a pointer, its row is read in pinned host memory. A row in the pool replaces the pointer,
+/// also if the job copies it from the memory that the pointer points to.
 #[test]
 fn an_entry_may_point_at_a_host_row_until_the_row_is_in_the_pool() {
     let mut bench = Bench::new(2, 3);
@@ -384,8 +386,8 @@ fn a_look_returns_locations_and_changes_nothing() {
     }
 }
 
-/// The header has the overlay's address, so one graph serves batches with different overlays and batches
-/// without.
+/// A batch's header has the address of its overlay, so the same graph is used for batches with different
+/// overlays and for batches without.
 #[test]
 fn a_batch_searches_its_own_overlay_before_the_index() {
     for seed in 0..8 {
@@ -394,8 +396,8 @@ fn a_batch_searches_its_own_overlay_before_the_index() {
         let old: Vec<u64> = (0..20).map(|id| bench.push(&mut jobs, id, JobKind::Keep)).collect();
         bench.launch(&mut jobs, 1);
         jobs.finish().unwrap();
-        // Every third row has a new row in the overlay only. Every fifth of the others is changed and not
-        // cached.
+        // Every third id has a new row, which is only in the overlay. Every fifth of the other ids has
+        // changed, and its new row is not cached.
         let location = |id: u64| (1000 + id) << 1;
         let changed = |id: u64| id.is_multiple_of(3) || id.is_multiple_of(5);
         for id in (0..IDS).filter(|id| id.is_multiple_of(3)) {
@@ -437,8 +439,8 @@ fn a_batch_searches_its_own_overlay_before_the_index() {
     }
 }
 
-/// Cold rows become pointers to host memory while probes run, up to a limit. A probe finds its key's row in
-/// the pool or in host memory.
+/// A sweep replaces cold rows with pointers to host memory, up to a limit, while probes run. A probe must
+/// find the row of its key, in the pool or in host memory.
 #[test]
 fn a_sweep_makes_pointers_up_to_the_limit_during_probes() {
     for seed in 0..10 {
@@ -451,7 +453,7 @@ fn a_sweep_makes_pointers_up_to_the_limit_during_probes() {
         bench.launch(&mut jobs, 10);
         jobs.finish().unwrap();
         let mut sweeper = Sweeper::new(&bench.tier, 16, 64, 2).unwrap();
-        // Only ids below 30 may become pointers. A table whose memory is not registered may not.
+        // Only ids below 30 may become pointers. A table whose memory is not registered gets no pointers.
         let table = Pointable { base: BASE, rows: 30, first, words: 1 };
         let nowhere = Pointable { base: 0, first: first + (1 << 30), ..table };
         sweeper.point_at([table, nowhere].into_iter());

@@ -1,5 +1,5 @@
-//! A served score equals the trainer's to the bit: with `score` or single requests, by string or by id, alone
-//! or batched with other samples, with any cache and with none.
+//! A served score equals the trainer's to the bit: from `score` or from a single request, by string or by
+//! id, alone or batched with other samples, with any cache and without one.
 
 use std::fs;
 use std::path::PathBuf;
@@ -63,7 +63,7 @@ fn assert_nearly_equal(client: &Value, trainer: &Value) {
     assert!((client - trainer).abs() < 1e-6 * trainer, "{client} {trainer}");
 }
 
-/// Asserts that the cache had hits and misses, and that one of 1 % evicted rows.
+/// Asserts that the cache had hits and misses, and that a cache of 1 % evicted rows.
 fn assert_cache_worked(served: &Served, model: &str, flags: &str) {
     let [hits, misses, evictions] = ["hits", "misses", "evictions"]
         .map(|what| served.sum(&format!("flechette_cache_{what}_total"), model));
@@ -75,7 +75,8 @@ fn assert_cache_worked(served: &Served, model: &str, flags: &str) {
     }
 }
 
-/// Rows in f16 and int8; tables whose f32 rows are shorter keep f32. docs/schema.md has the effect on AUC.
+/// Tests rows in f16 and int8. Tables whose f32 rows are shorter keep f32. docs/schema.md has the effect on
+/// AUC.
 #[test]
 fn served_scores_of_rounded_rows_equal_the_trainers_with_any_cache() {
     let workshop = Workshop::new(3000, 2000);
@@ -145,7 +146,7 @@ fn served_scores_of_real_clicks_equal_the_trainers_with_any_cache_and_element_ty
         let served = Served::start(&workshop.models, flags);
         for (element, trained) in Element::ALL.into_iter().zip(&trained) {
             let out = workshop.path("served.scores");
-            // All requests may be one batch whose rows all miss. Then the second pass has hits.
+            // In the first pass all requests may be one batch without hits. So there is a second one.
             for _ in 0..2 {
                 let reported = served.score(element.name(), test, &format!("--out {out}"));
                 assert!(fs::read(&out).unwrap() == fs::read(own(element)).unwrap(), "{element} {flags}");
@@ -203,7 +204,7 @@ fn served_scores_of_generated_bags_equal_the_trainers() {
     }
 }
 
-/// Rows `from..to` of a file, not encoded.
+/// Samples `from..to` of a file, not encoded.
 fn rows(schema: &Schema, file: &str, from: usize, to: usize) -> RawBatch {
     let mut reader =
         dataset::open(Format::CriteoTsv, &[PathBuf::from(file)], schema, ReadOptions::default()).unwrap();
@@ -229,7 +230,8 @@ fn a_score_does_not_depend_on_the_size_of_the_request_or_on_other_clients() {
     for kind in KINDS {
         workshop.train(kind);
     }
-    // With one worker, requests of the other clients are merged with ours while it computes.
+    // There is only one worker. While it computes, requests of the other clients wait and are merged with
+    // ours.
     let config = workshop.path("serve.toml");
     fs::write(&config, "[batcher]\nworkers = 1\nmax_delay_us = 2000\n").unwrap();
     let flags = format!("--config {config} --cache-mode on --cache-fraction 0.1");

@@ -1,5 +1,5 @@
-//! Versions on disk: they read back to the bit, and a damaged one is refused with the file's name while the
-//! version before it is used.
+//! Versions on disk: they read back to the bit. A damaged version is refused with the file's name, and the
+//! previous version is used.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 pub mod footprint;
@@ -132,7 +132,7 @@ fn a_version_with_any_flipped_byte_is_refused_and_the_version_before_is_used() {
     let (dir, first) = two_versions();
     for path in files_of(&dir.path().join("m/2")) {
         let good = fs::read(&path).unwrap();
-        // Every byte of short files; in long ones a stride that is not a power of two.
+        // In short files every byte; in long files the bytes near both ends, and every 61st.
         let positions = (0..good.len())
             .filter(|at| good.len() < 1024 || *at < 64 || at % 61 == 0 || at + 64 > good.len());
         for at in positions {
@@ -187,7 +187,7 @@ fn each_kind_of_damage_has_its_message() {
     assert!(matches!(open(), StoreError::MissingFile { path: missing } if missing == path));
 }
 
-/// Changes files and writes a matching manifest.
+/// Changes the files of a version and writes a manifest that matches them.
 fn forge(version: &Path, change: impl FnOnce(&mut BTreeMap<String, Vec<u8>>)) {
     use store::format::{Checksum, FileEntry, Manifest};
     let manifest = Manifest::parse(&fs::read(version.join("MANIFEST.json")).unwrap()).unwrap();

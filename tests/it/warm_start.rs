@@ -1,5 +1,5 @@
-//! The real server with each of the cache's settings, and with hot rows saved from one run to the next. In
-//! all cases, scores equal the trainer's to the bit.
+//! The real server with each of the cache's settings, and with hot rows that one run saves for the next. In
+//! all cases scores equal the trainer's to the bit.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -20,7 +20,7 @@ struct Trained {
 }
 
 impl Trained {
-    /// `rows` samples are scored, each with 26 ids.
+    /// Trains a model. `rows` samples with 26 ids each are to be scored.
     fn new(rows: u64) -> Self {
         let workshop = Workshop::new(1000, rows);
         workshop.train(ArchKind::Dlrm);
@@ -82,7 +82,7 @@ fn end(served: Served) -> String {
 
 #[test]
 fn a_restarted_server_hits_from_its_first_request_on() {
-    // 20 samples use at most 520 rows, which a cache of 2600 rows holds.
+    // 20 samples use at most 520 rows, and the cache holds 2,600.
     let trained = Trained::new(20);
     let served = trained.serve("");
     trained.score(&served);
@@ -204,7 +204,7 @@ fn rows_saved_while_serving_survive_a_kill() {
     while fs::metadata(trained.hot_rows()).map_or(0, |meta| meta.len()) < 12 * rows {
         std::thread::sleep(Duration::from_millis(20));
     }
-    // By SIGKILL.
+    // Dropping the server kills it with SIGKILL.
     drop(served);
     let served = trained.serve("");
     trained.score(&served);
@@ -240,7 +240,7 @@ fn every_cache_setting_takes_effect_and_changes_no_score() {
     ] {
         let served = trained.serve(&format!("warm = \"off\"\n{keys}"));
         assert_eq!(counted(&served, shown), 0.0);
-        // Twice, and then until the eviction thread has run.
+        // Scores twice, and then again until the eviction thread has run.
         trained.score(&served);
         for _ in 0..200 {
             trained.score(&served);

@@ -1,4 +1,4 @@
-//! Rows of an index with few keys: eight rows share a key, and tags distinguish them.
+//! An index with few keys: eight rows share each key, and tags distinguish them.
 
 use flechette::cache::gpu::lister::{Lister, Look};
 use flechette::mem::fold;
@@ -19,7 +19,7 @@ fn context_of_tags(bench: &Bench) -> LookupContext<SimDriver> {
     bench.context_with(Some(NarrowColumn { base: BLOCK, bits: BITS, tagged: 1 }))
 }
 
-/// Adds a job for a row, with a slot of its own. Returns the location.
+/// Adds a job for a row, with an unused slot. Returns the slot's location, or `None` if the job was refused.
 fn push_tagged(bench: &mut Bench, jobs: &mut Jobs<SimDriver>, id: u64, kind: JobKind) -> Option<u64> {
     let slot = bench.rows.len();
     let location = ((slot * SLOT) as u64) << 1;
@@ -38,7 +38,7 @@ fn jobs_distinguish_rows_that_share_a_key() {
     for seed in 0..20 {
         let mut bench = Bench::new(3 + seed % 3, seed);
         let (mut jobs, mut draw) = (bench.jobs(), seed << 32);
-        // By key: the cached row's id and location.
+        // For each key: the id and location of the cached row.
         let mut there: HashMap<u64, (u64, u64)> = HashMap::new();
         let mut links = HashMap::<u32, u32>::new();
         for now in 0..30 {
@@ -125,7 +125,7 @@ fn a_probe_during_replacement_finds_the_row_itself_or_nothing() {
     assert!(found > 1000 && collided > 10_000, "{found} hits, {collided} collisions");
 }
 
-/// Slots are reused by other rows with the same keys while probes run. A probe that finds the new entry does
+/// While probes run, slots are reused by other rows with the same keys. A probe that finds the new entry must
 /// not read the slot's old tag.
 #[test]
 fn a_reused_slot_is_not_found_by_its_old_tag() {
@@ -199,7 +199,7 @@ fn the_list_has_each_entry_once_with_tag_and_age() {
                 "seed {seed}"
             );
         }
-        // In parts, the last of which is shorter, and wrapping around the end.
+        // Lists the index in parts; the last part is shorter. Then lists a part that wraps around the end.
         let parts = (0..buckets)
             .step_by(2)
             .flat_map(|at| seen(Look::From { bucket: at, count: buckets - at }, 2, true));
