@@ -126,8 +126,7 @@ impl Case {
         Optimizer { eps: 1e-10, ..Optimizer::new(self.kind, 0.05) }
     }
 
-    /// The parts of a pipeline. Odd or even seeds alternate between having frequencies, with which the
-    /// scratchpad is filled before the first batch, and having none.
+    /// The parts of a pipeline. Even seeds have frequencies, so rows are loaded before the first batch.
     fn parts(&self, dir: &Path) -> (TrainState, WorkingFile, Option<Frequencies>) {
         let schema = Schema::parse(TOML).unwrap();
         let (train_state, store) =

@@ -88,7 +88,7 @@ fn a_step_equals_that_of_a_naive_trainer_in_f64() {
                 let expected = naive.step(&batch, &labels);
                 let loss = reference.step(&batch, &labels, &mut Vec::new()).unwrap();
                 assert!((loss - expected).abs() < 1e-5 * expected.max(1.0), "{what}, {kind}");
-                naive.assert_took(&reference, &format!("{what}, {kind}, step {i}"));
+                naive.assert_matches(&reference, &format!("{what}, {kind}, step {i}"));
                 assert_ne!(bits(&reference), before, "{what}, {kind}: nothing moved");
             }
         }
@@ -327,7 +327,7 @@ fn a_model_too_wide_for_tapes_of_64_rows_trains_and_scores_like_others() {
     let mut naive = Naive::of(&reference);
     naive.step(&batch, &labels);
     reference.step(&batch, &labels, &mut Vec::new()).unwrap();
-    naive.assert_took(&reference, "wide");
+    naive.assert_matches(&reference, "wide");
     reference.save(models.path(), "wide").unwrap();
     for engine in engines(models.path(), "wide") {
         for size in [1, 8, 9, 30] {

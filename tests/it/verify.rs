@@ -21,7 +21,7 @@ fn every_size_policy_and_optimizer_is_equal_with_stages_that_sleep_at_random() {
     let (optimizers, policies) =
         (["sgd", "adagrad", "rowwise_adagrad", "adam"], ["lru", "lfu", "random", "optimal"]);
     let sizes = [("min", 64, 3), ("0.02", 64, 12), ("0.1", 300, 9), ("1.0", 300, 9)];
-    // Covers every pair of optimizer and policy, and each of them with every size.
+    // Covers every pair of optimizer and policy, and each of them with every size and number of threads.
     for (i, j) in (0..4).flat_map(|i| (0..4).map(move |j| (i, j))) {
         let (optimizer, policy, (size, batch, steps)) = (optimizers[i], policies[j], sizes[(i + j) % 4]);
         let threads = 1 + (i + 3 * j) % 4;

@@ -371,7 +371,7 @@ unsafe extern "C" fn cuMemHostAlloc(to: *mut usize, bytes: usize, flags: u32) ->
         if bytes as i64 > number("PINNED", 1 << 30) {
             return 2;
         }
-        // Not at the beginning of a page, as the real driver's small blocks.
+        // The memory does not begin on a page, as with small blocks of the real driver.
         let memory = vec![u64::MAX; bytes.div_ceil(8) + 1024];
         let at = (memory.as_ptr() as u64).next_multiple_of(4096) + 512;
         world.pinned.insert(at, memory);

@@ -160,7 +160,7 @@ impl Naive {
     }
 
     /// Asserts that the trainer has the same weights and states.
-    pub fn assert_took(&self, reference: &ReferenceTrainer, what: &str) {
+    pub fn assert_matches(&self, reference: &ReferenceTrainer, what: &str) {
         let dense = Optimizer { kind: self.optimizer.kind.dense(), ..self.optimizer };
         for p in reference.model().parameters() {
             let states: Vec<_> = reference.dense_states().iter().map(|state| p.read(state)).collect();
