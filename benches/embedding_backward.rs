@@ -1,6 +1,6 @@
-//! The backward pass of the embeddings: Tensor Casting, whose gather-reduce is fused with the optimizer,
-//! compared with the expand and coalesce of frameworks (Tensor Casting, sections III-B and IV; figures 12 and
-//! 13), on the paper's models RM1 to RM4.
+//! The backward pass of the embeddings: Tensor Casting, with a gather-reduce that also runs the optimizer,
+//! compared with expand and coalesce, which frameworks use (Tensor Casting, sections III-B and IV; figures 12
+//! and 13), on the paper's models RM1 to RM4.
 //!
 //! Expand makes a copy of each pooled gradient for every row that was gathered for it. Coalesce sorts the
 //! copies by row and sums those of each row. Then the optimizer updates the rows. Casting also sorts, but
