@@ -79,7 +79,7 @@ fn run(options: &Options) -> anyhow::Result<()> {
                     let mut case = Case::new(&rm, kind, options)?;
                     case.check()?;
                     let pairs = case.measure(part, options);
-                    // The paper reports ratios of 1.6 to 2.1 on its processor; our own goal is to be faster.
+                    // The paper reports ratios of 1.6 to 2.1 on its CPU. Our goal is only to be faster.
                     report.add(setting, &pairs, Some(1.0));
                 }
             }
@@ -165,7 +165,7 @@ impl Case {
         });
     }
 
-    /// Checks that both sides update the same rows to the same bits.
+    /// Takes a step on both sides and checks that their tables are equal to the bit.
     fn check(&mut self) -> anyhow::Result<()> {
         self.cast()?;
         self.gather_reduce();

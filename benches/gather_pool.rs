@@ -99,7 +99,7 @@ impl<'a> Bench<'a> {
         };
         Self {
             batches: (0..ROUND_BYTES.div_ceil(SAMPLES * TABLES * hot * row_bytes)).map(batch).collect(),
-            // Without the first-order weights of the preset.
+            // Leaves out the lookups of first-order weights, which the preset adds.
             lookups: schema.lookups().into_iter().take(TABLES).collect(),
             model: Model::new(&schema),
             schema,
@@ -147,7 +147,7 @@ impl<'a> Bench<'a> {
         self.rows_per_batch
     }
 
-    /// The plain loop, over the same chunks of the same columns.
+    /// Runs the plain loop on a batch, in the same chunks.
     fn read(&self, batch: &Batch) -> u64 {
         let size = self.model.chunk();
         (0..SAMPLES / size).into_par_iter().for_each(|chunk| {

@@ -165,7 +165,8 @@ async fn connect(address: &str, connections: usize) -> anyhow::Result<Vec<Channe
     Ok(channels)
 }
 
-/// Sends requests for one window in a closed loop. Returns successful answers per second, and the failures.
+/// Sends requests for one window. Each of `in_flight` tasks waits for an answer before its next request.
+/// Returns successful answers per second, and the number of failures.
 async fn drive(
     channels: &[Channel],
     in_flight: usize,

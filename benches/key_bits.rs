@@ -21,7 +21,7 @@ use flechette::types::TableId;
 use harness::{Options, Sorted};
 
 const DIM: usize = 16;
-/// Ids of Criteo Kaggle's columns C1 to C26 (`shared/data/cardinalities.json`).
+/// Number of ids in each of Criteo Kaggle's columns C1 to C26 (`cardinalities.json` of the data).
 const COLUMNS: [u64; 26] = [
     1460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5683, 8_351_593, 3194, 27, 14_992,
     5_461_306, 10, 5652, 2173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572,
@@ -87,7 +87,7 @@ fn schema(keys: Option<(Coding, KeyWidth)>) -> anyhow::Result<Schema> {
     Ok(schema)
 }
 
-/// Trains with the flechette program, once per seed.
+/// Trains with the flechette program, once per seed. Returns the test AUCs.
 fn auc(data: &(PathBuf, PathBuf), schema: &Schema, seeds: usize) -> anyhow::Result<Sorted> {
     let folder = tempfile::tempdir()?;
     let config = folder.path().join("model.toml");

@@ -192,7 +192,7 @@ impl Full {
     }
 }
 
-/// The model of the Kaggle script of facebookresearch/dlrm.
+/// The model in the Kaggle script of facebookresearch/dlrm.
 fn kaggle() -> Schema {
     let mut schema = criteo(ArchKind::Dlrm, DIM, ROWS);
     schema.architecture = Architecture::Dlrm { bottom: vec![512, 256, 64], top: vec![512, 256] };

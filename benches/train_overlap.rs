@@ -81,7 +81,7 @@ impl Side {
     }
 }
 
-/// The model of facebookresearch/dlrm's Kaggle script.
+/// The model in the Kaggle script of facebookresearch/dlrm.
 fn kaggle() -> Schema {
     let shape = SyntheticShape { tables: 26, rows: 100_000, dense: 13, multi_hot: None };
     let mut schema = synthetic(ArchKind::Dlrm, 16, shape);

@@ -142,7 +142,7 @@ impl Shape {
     }
 }
 
-/// One way to train.
+/// One of the modes that the module comment lists.
 struct Mode {
     name: &'static str,
     trained: Trained,
@@ -164,7 +164,7 @@ enum Trained {
 }
 
 impl Mode {
-    /// All 0 if every row is in memory.
+    /// Plan's counts so far; all 0 in the mode with every row in memory.
     fn stats(&self) -> PlanStats {
         match &self.trained {
             Trained::InMemory(_) => PlanStats::default(),
@@ -322,7 +322,7 @@ impl Moved {
         let (hits, fills) = (now.hits - before.hits, now.fills - before.fills);
         // `Pipeline::clear` writes every row in the scratchpad to the file. Plan does not count these writes.
         let evictions = if *clear { fills } else { now.evictions - before.evictions };
-        // All tables have one dim.
+        // All tables have the same dim.
         let record = on_disk.0.store().tables()[0].width() * size_of::<f32>();
         let per_step = |count: u64| count as f64 / steps as f64;
         Some(Self {
@@ -345,7 +345,7 @@ impl fmt::Display for Moved {
     }
 }
 
-/// Makes the subject of a mode.
+/// Makes the trainer of a mode.
 type Make<'a> = Box<dyn Fn() -> anyhow::Result<Trained> + 'a>;
 
 fn modes(

@@ -34,12 +34,12 @@ pub struct Group<'c> {
     pub alone: bool,
 }
 
-/// Buffers of a batch.
+/// The buffers of a thread, reused for every batch.
 #[derive(Default)]
 pub struct Scratch {
     /// One per group.
     pub queries: Vec<Query>,
-    /// The distinct rows of all groups.
+    /// Copies of the distinct rows of all groups.
     copies: Vec<u8>,
     /// For each occurrence: its distinct row, as an index within its group.
     uniques: Vec<u32>,

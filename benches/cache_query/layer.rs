@@ -27,7 +27,7 @@ pub enum Way {
     Apart,
 }
 
-/// A layer with a warm cache.
+/// A layer whose cache is warm, with its batches.
 pub struct Layer {
     pub traffic: Traffic,
     pub lookups: Vec<Lookup>,
@@ -97,7 +97,7 @@ impl Layer {
         Ok(layer)
     }
 
-    /// Runs batches in sequence.
+    /// A runner with its own buffers, for one thread.
     pub fn runner(&self) -> Runner<'_> {
         let tape = self.model.tape(false);
         Runner { layer: self, query: Query::default(), scratch: Scratch::default(), tape, next: 0 }

@@ -43,7 +43,7 @@ struct Query<D: Driver> {
     first: u32,
 }
 
-/// A warm layer.
+/// A layer whose caches are warm.
 pub struct Layer<D: Driver> {
     queries: Vec<Query<D>>,
     store: EmbeddingStore,

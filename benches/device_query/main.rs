@@ -69,7 +69,7 @@ impl<D: Driver> Bench<D> {
         Ok(())
     }
 
-    /// The given traffic, or a small part of it on the simulator.
+    /// The given traffic; on the simulator, a smaller version of it.
     fn traffic(&self, traffic: Traffic) -> Traffic {
         if self.ceiling.is_some() {
             return traffic;

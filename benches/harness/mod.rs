@@ -14,11 +14,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use flechette::mem::SplitMix64;
 
-/// The command line. Cargo adds `--bench`, which is ignored.
+/// The options of a bench, from its command line. `--bench`, which cargo adds, is ignored.
 pub struct Options {
     /// Whether the output ends with one JSON object on one line.
     pub json: bool,
-    /// Pairs of windows; a published result needs at least 9.
+    /// Number of pairs of windows. Published results need at least 9.
     pub pairs: usize,
     /// Length of a window.
     pub window: Duration,
@@ -36,12 +36,12 @@ impl Options {
         options
     }
 
-    /// The word after this flag.
+    /// The value of a flag: the word after it.
     pub fn value(&self, flag: &str) -> Option<String> {
         self.words.iter().skip_while(|word| *word != flag).nth(1).cloned()
     }
 
-    /// The number after this flag.
+    /// The value of a flag as a number, or the default.
     pub fn number(&self, flag: &str, default: usize) -> usize {
         self.value(flag).and_then(|value| value.parse().ok()).unwrap_or(default)
     }
@@ -85,7 +85,7 @@ impl Pairs {
         Sorted::of(self.0.iter().map(|pair| pair.0))
     }
 
-    /// Pairs that were measured without [`Options::compare`].
+    /// For benches that measure pairs without [`Options::compare`].
     pub fn of(pairs: Vec<(f64, f64)>) -> Self {
         Self(pairs)
     }
@@ -117,7 +117,7 @@ struct Row {
     goal: Option<f64>,
 }
 
-/// The table of a bench.
+/// The results of a bench: a table with a row per setting.
 pub struct Report {
     bench: &'static str,
     unit: &'static str,
@@ -128,7 +128,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// A table of `unit` per second against `baseline`. Prints its heading with the machine and the date.
+    /// A report of `unit` per second, compared with `baseline`. Prints the heading with machine and date.
     pub fn new(bench: &'static str, unit: &'static str, baseline: &'static str, options: &Options) -> Self {
         let load = load();
         println!("{bench}: {unit}/s, ours against {baseline}");
@@ -188,7 +188,7 @@ impl Report {
     }
 }
 
-/// Processor, load and date.
+/// The machine and the time: processor, cores, load and date.
 pub fn place() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split(": ").nth(1));

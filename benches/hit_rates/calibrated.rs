@@ -28,7 +28,7 @@ use crate::{HASHED_ROWS, Named, Workload, data_folder};
 const AVAZU_ROWS: f64 = 40_428_967.0;
 /// Exponent of Avazu's tails by rank, 1 / (1.868 - 1). `avazu_full_frequency.json` has the 1.868.
 const AVAZU_TAIL: f64 = 1.152;
-/// Ids of Criteo Kaggle's columns (`cardinalities.json`).
+/// Number of ids in each of Criteo Kaggle's columns C1 to C26 (`cardinalities.json`).
 const CRITEO_IDS: [u64; 26] = [
     1460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5683, 8_351_593, 3194, 27, 14_992,
     5_461_306, 10, 5652, 2173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572,

@@ -130,12 +130,12 @@ fn read(name: &str, file: &str, format: Format) -> anyhow::Result<Workload> {
     Ok(Workload { name: name.into(), trace: trace.finish(1.0), ahead: Some(ahead) })
 }
 
-/// Hit rates over all accesses and over the second half.
+/// Hit rates, from 0 to 1.
 #[derive(Clone, Copy, Default)]
 pub struct Rates {
     /// Over all accesses.
     pub all: f64,
-    /// Over the second half.
+    /// Over the second half of the accesses.
     pub warm: f64,
 }
 
@@ -166,7 +166,7 @@ impl Tally {
     }
 }
 
-/// All caches of one size on one trace.
+/// The results of all caches with one size on one trace.
 struct Size {
     share: f64,
     rows: usize,

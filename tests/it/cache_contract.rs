@@ -37,7 +37,7 @@ pub struct Seen {
 /// Rows to warm a cache with.
 pub type Rows<'i, 'r> = dyn Iterator<Item = (TableId, u64, &'r [u8])> + 'i;
 
-/// A cache with one worker.
+/// A cache implementation and one worker that runs batches on it.
 pub trait Subject: Send + Sync + Sized {
     /// Runs a batch. If rows are missing, `meanwhile` is called after the lookup and before any row is read.
     fn embed(&mut self, world: &World, batch: &Batch, meanwhile: impl FnOnce()) -> Seen;
@@ -204,12 +204,13 @@ pub fn assert_adds_up(stats: &CacheStats) {
     assert!(stats.pool_used_bytes <= stats.pool_bytes && stats.entries <= 2 * stats.entry_capacity);
 }
 
-/// Random steps of [`whatever_happens_a_row_is_its_batchs_versions`].
+/// Random operations for [`whatever_happens_a_row_is_its_batchs_versions`].
 pub fn any_steps() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(0u8..20, 1..60)
 }
 
-/// Tables of 120 rows in a cache of random size, with or without pointers, narrow keys, and LFU.
+/// Tables of 120 rows in a cache of random size, with a random choice of pointers, key width and eviction
+/// policy.
 pub fn any_world() -> impl Strategy<Value = World> {
     let dims = prop::collection::vec(1usize..20, 1..4);
     let bits = prop_oneof![Just(64), 4u32..12];

@@ -1,4 +1,4 @@
-//! The memory of a cache under load: `cache.bytes`, and what docs/cache.md states in addition.
+//! A cache under load takes at most `cache.bytes` and the additional memory that docs/cache.md states.
 
 use std::path::Path;
 use std::process::Command;
@@ -84,7 +84,8 @@ fn measure(eviction: EvictionOption) {
             std::thread::yield_now();
         }
         within("evicting", 0);
-        // Checked here, because a later switch removes rows for which it has no room.
+        // This is checked before the switches, because a switch removes changed rows for which there is no
+        // room.
         let stats = cache.stats();
         assert!(stats.pool_used_bytes > stats.pool_bytes / 2, "the cache is full: {stats:?}");
 
@@ -107,7 +108,7 @@ fn measure(eviction: EvictionOption) {
     assert!(stats.total_bytes <= BYTES as u64, "{stats:?}");
 }
 
-/// Stops the load, even if the test fails.
+/// Stops the load when it is dropped, so also if the test fails.
 struct Stop<'s>(&'s AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -120,7 +121,7 @@ fn evictions(cache: &FlatCache) -> u64 {
     cache.stats().tables.iter().map(|table| table.evictions).sum()
 }
 
-/// Runs batches of random rows.
+/// Runs batches of random rows until `stop` is set.
 fn load(cache: &FlatCache, seed: u64, stop: &AtomicBool) {
     let (mut query, mut draw) = (Query::default(), seed << 32);
     while !stop.load(Ordering::Relaxed) {
@@ -177,7 +178,8 @@ const WORKERS: usize = 2;
 /// Samples per batch.
 const SAMPLES: usize = 4096;
 
-/// The peak memory of a server that scores the samples twice.
+/// The peak memory of a server with these settings of section `cache`, which scores the samples twice.
+/// `then` is called before the measurement.
 fn peak(workshop: &Workshop, keys: &str, then: impl Fn(&Served)) -> u64 {
     let config = workshop.path("serve.toml");
     std::fs::write(&config, format!("[batcher]\nworkers = {WORKERS}\n[cache]\n{keys}\n")).unwrap();

@@ -80,7 +80,7 @@ fn compiles_every_kernel_for_every_device() {
         for entry in kernel.entries {
             assert!(ptx.contains(&format!(".visible .entry {entry}(")), "{ptx}");
         }
-        // A product and a sum are rounded separately, as on the host.
+        // No fused multiply-add: a product and a sum are rounded separately, as on the host.
         assert!(!ptx.contains("fma."), "{ptx}");
     }
 }

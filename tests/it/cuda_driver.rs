@@ -224,7 +224,7 @@ fn a_kernel_gives_the_hosts_bits(driver: &Nvidia) {
     assert!(driver.multiprocessors() > 0);
 
     let args = bytemuck::bytes_of(&scale.args);
-    // SAFETY: both are refused before anything runs.
+    // SAFETY: both launches are refused before anything runs.
     let (short, unknown) = unsafe {
         (
             driver.launch(&stream, "scale", SHAPE, &args[1..]).unwrap_err(),
@@ -271,7 +271,7 @@ fn a_graph_does_what_was_recorded(driver: &Nvidia) {
     assert_eq!(scale.take_out(), [0.0; COUNT]);
 
     for launches in 1..=3 {
-        // SAFETY: as for the launch and the copy; the previous launch of the graph has ended.
+        // SAFETY: as for the recorded launch and copy; the previous launch of the graph has ended.
         unsafe { driver.launch_graph(&stream, &graph).unwrap() };
         driver.wait(&driver.record(&stream).unwrap()).unwrap();
         assert_eq!(scale.take_out(), scale.expected);
@@ -453,7 +453,7 @@ fn an_allocation_that_is_too_large_is_refused_with_the_free_bytes() {
         assert!(refused.to_string().starts_with("device memory: 60000 bytes refused, "), "{refused}");
         let refused = driver.allocate_pinned(10_000).unwrap_err().to_string();
         assert!(refused.starts_with("pinned memory: 10000 bytes refused, "), "{refused}");
-        // The error is not final.
+        // The error is not final, so a smaller allocation succeeds.
         let small = driver.allocate_pinned(100).unwrap();
         free_all(&driver, &[held], &[small]);
         // Allocations of 0 bytes succeed.

@@ -129,7 +129,7 @@ fn kernels_without_exactly_one_parameter_are_refused() {
     let (none, several) =
         ("expected one parameter by value, got none", "expected one parameter by value, got several");
     for (count, expected) in [("0", none), ("2", several)] {
-        // The test runs itself as two children with different settings.
+        // Each setting runs this test again in a child.
         let output = Machine::whole().with_setting("PARAMETERS", count).runs(|_| println!("{}", refusal()));
         let Some(output) = output else { return };
         assert!(output.out.contains(expected), "{}", output.out);

@@ -26,7 +26,7 @@ impl Draw {
     fn row(&mut self, element: Element, dim: usize) -> Vec<u32> {
         let mut row = vec![0; element.row_bytes(dim) / 4];
         match element {
-            // Any finite f16, also in the padding of an odd row.
+            // Any finite f16. The padding of an odd row is random too.
             Element::F16 => {
                 for half in bytemuck::cast_slice_mut::<u32, u16>(&mut row) {
                     *half = self.below(1 << 16) as u16;
@@ -298,7 +298,7 @@ fn a_barrier_orders_shared_memory_and_a_missing_one_is_detected() {
     assert!(SEEDS.into_iter().any(|seed| reversed("reverse_without_barrier", seed) != expected));
 }
 
-/// Runs a kernel in which each of 4 x 64 threads increments one counter.
+/// Runs a kernel in which each of 4 x 64 threads increments the same counter. Returns the counter.
 fn counted(kernel: &str, seed: u64) -> u32 {
     let mut counter = [0_u32];
     let shape = Launch { blocks: 4, threads: 64, shared_bytes: 0, seed };
@@ -378,7 +378,7 @@ fn broken_barriers_and_masks_are_reported_with_block_and_lane() {
 }
 
 #[test]
-fn an_endless_loop_is_error_of() {
+fn an_endless_loop_is_reported() {
     assert!(error_of("spin_for_ever", 1).contains("an endless loop (block 0,0,0 thread"));
 }
 

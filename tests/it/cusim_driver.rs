@@ -148,7 +148,7 @@ fn memory_is_limited_zeroed_and_overwritten_when_freed() {
     assert_eq!((byte(0), byte(7999)), (0, 0));
     let error = driver.allocate_pinned(3000).unwrap_err();
     assert_eq!(error.to_string(), "pinned memory: 3000 bytes refused, 2000 of 10000 bytes are free");
-    // SAFETY: nothing uses it.
+    // SAFETY: no operation uses the memory.
     unsafe { driver.free(memory) };
     assert_ne!((byte(0), byte(7999)), (0, 0));
     driver.allocate_pinned(3000).unwrap();

@@ -21,7 +21,7 @@ const RTLD_NOW: c_int = 2;
 /// `CUDA_ERROR_LAUNCH_FAILED`.
 const LAUNCH_FAILED: i32 = 719;
 
-/// Launches that succeed; later ones fail.
+/// How many more launches succeed. Those after them fail.
 pub static LAUNCHES_LEFT: AtomicI64 = AtomicI64::new(i64::MAX);
 /// The name of the kernel that [`execute_kernels_but`] leaves out.
 static SKIPPED: Mutex<&str> = Mutex::new("");

@@ -59,7 +59,7 @@ fn sum(http: &str, name: &str) -> f64 {
     lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
 }
 
-/// Two models, and the trainer's scores of the validation rows.
+/// Trains two models. Returns for each the trainer's scores of the validation rows.
 fn workshop() -> (Workshop, [(&'static str, String); 2]) {
     let workshop = Workshop::new(2000, 400);
     let own = [ArchKind::Dlrm, ArchKind::Deepfm].map(|kind| {

@@ -173,7 +173,7 @@ fn a_probe_during_replacement_finds_its_keys_row_or_nothing() {
                     bench.push(jobs, id, kind);
                 }
             }
-            // All launches are queued before the first wait.
+            // All launches are queued before the first wait, so they can run concurrently.
             for jobs in &mut under_way {
                 bench.launch(jobs, now);
             }
@@ -255,7 +255,7 @@ fn a_sweep_evicts_each_victim_once_and_at_most_the_given_number() {
         }
         bench.launch(&mut jobs, 10);
         jobs.finish().unwrap();
-        // A later batch uses the first half.
+        // A later batch uses the first half of the rows, which renews their stamps.
         let mut context = bench.context();
         assert_eq!(context.probe(15, None, &batch_of(&(0..20).collect::<Vec<_>>())).unwrap(), 0);
 

@@ -168,7 +168,7 @@ pub fn a_batch_of_hits_takes_two_operations_whatever_the_table_count<D: Driver>(
             assert!(!missed, "{tables} tables");
             assert_eq!(work, Work { graph_nodes: 2, ..Work::default() }, "{tables} tables");
         }
-        // Another shape: two launches.
+        // A batch of another shape is not a graph yet, and takes two launches.
         let before = subject.driver.work();
         let large = world.one_hot(&vec![
             batch

@@ -22,7 +22,7 @@ fn version_dir(models: &str, name: &str, version: u64) -> PathBuf {
     Path::new(models).join(name).join(version.to_string())
 }
 
-/// Replaces a file of a version, which is read-only.
+/// Changes a file of a version. The file is read-only, so it is replaced.
 fn replace(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
     let mut bytes = fs::read(path).unwrap();
     change(&mut bytes);

@@ -29,7 +29,7 @@ struct Group(PathBuf);
 impl Group {
     fn new(bytes: u64) -> Option<Self> {
         let name = format!("flechette-test-{}", std::process::id());
-        // Control groups of version 1, and version 2.
+        // The memory controllers of control groups v1 and v2.
         for (root, limit) in
             [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")]
         {

@@ -147,7 +147,7 @@ impl Case {
         Ok((train_state, pipeline))
     }
 
-    /// Plan's counts with a scratchpad on the host.
+    /// Plan's counts after the same training with a scratchpad on the host.
     fn on_host(&self) -> PlanStats {
         let dir = tempfile::tempdir().unwrap();
         let (mut train_state, store, frequencies) = self.parts(dir.path());

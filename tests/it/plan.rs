@@ -235,7 +235,7 @@ fn damaged_recordings(workshop: &Workshop, trace: &str, whole: &Value) {
         serde_json::from_str(String::from_utf8(output.stdout).unwrap().lines().last().unwrap()).unwrap();
     assert!(json["accesses"].as_u64() >= whole["accesses"].as_u64());
 
-    // A full disk or a kill may leave an empty file, or a part of the header.
+    // If the disk is full or the server is killed, a file may be empty or have only a part of its header.
     for length in [0, 5, 30] {
         fs::write(&damaged, &bytes[..length]).unwrap();
         let line = format!("plan --model-config {config} --format trace --data {damaged} {trace} --json");

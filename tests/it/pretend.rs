@@ -14,9 +14,9 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::skip::skip;
 
-/// The pretended driver.
+/// The source of the pretended driver.
 pub const LIBCUDA: &str = include_str!("pretend/libcuda.rs");
-/// The pretended compiler.
+/// The source of the pretended compiler.
 pub const LIBNVRTC: &str = include_str!("pretend/libnvrtc.rs");
 
 /// Environment variable of a child: the path of its folder.

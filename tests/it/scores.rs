@@ -69,7 +69,7 @@ fn assert_cache_worked(served: &Served, model: &str, flags: &str) {
         .map(|what| served.sum(&format!("flechette_cache_{what}_total"), model));
     let on = flags.contains("on");
     assert_eq!((hits > 0.0, misses > 0.0), (on, on), "{model} {flags}: {hits} hits, {misses} misses");
-    // The rows of the real clicks fit even in 1 %.
+    // The models that are named after element types score real clicks, whose rows fit even in 1 %.
     if flags.ends_with("0.01") && Element::ALL.iter().all(|element| model != element.name()) {
         assert!(evictions > 0.0, "{model} {flags}: no row was evicted");
     }

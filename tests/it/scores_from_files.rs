@@ -136,7 +136,7 @@ fn scores_from_files(python: &str, version: &str, input: &str) -> Vec<f64> {
     String::from_utf8(output.stdout).unwrap().lines().map(|line| line.parse().unwrap()).collect()
 }
 
-/// A Python with the packages that the script needs, or why there is none.
+/// The path of a Python interpreter with the script's packages, or the reason why there is none.
 fn python() -> Result<String, String> {
     let output = Command::new(format!("{ROOT}/.ci/python")).output();
     let output = output.map_err(|error| format!(".ci/python cannot be run: {error}"))?;

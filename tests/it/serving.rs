@@ -164,7 +164,7 @@ fn schema() -> Schema {
     }
 }
 
-/// The same inputs for a network that multiplies them, so that huge values overflow.
+/// A schema with the same inputs and a DCN, which multiplies inputs, so that huge values overflow.
 pub fn crossed_schema() -> Schema {
     Schema { architecture: Architecture::Dcn { cross_layers: 3, deep: vec![8] }, ..schema() }
 }

@@ -39,7 +39,7 @@ fn two_versions() -> (tempfile::TempDir, Sample) {
     (dir, first)
 }
 
-/// Version 2 is refused with an error that names `file`, and version 1 opens.
+/// Asserts that version 2 is refused with an error that names `file`, and that version 1 is opened.
 fn assert_refused_by_name(models: &Path, first: &Sample, file: &Path, what: &str) {
     let latest = store::open_latest(models, "m").unwrap();
     assert_eq!(latest.opened.store.version(), Version(1), "{what}");

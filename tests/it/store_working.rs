@@ -20,7 +20,7 @@ const ROWS: u64 = 1 << 20;
 const DIM: usize = 24;
 const T: TableId = TableId(0);
 
-/// Trains every row of the lower half, in batches that are spread over it.
+/// Updates every row of the lower half of the table. The rows of a batch are spread over this half.
 fn train(file: &WorkingFile) {
     let batches = 128;
     for batch in 0..batches {

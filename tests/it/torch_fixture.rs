@@ -211,7 +211,7 @@ fn every_step_of_every_optimizer_is_pytorchs_and_rows_never_touched_keep_their_b
             seen += 1;
         }
     }
-    // The fixture has one step of SGD, and two of the others.
+    // The fixture has one step per model of SGD, and two of each other optimizer.
     assert_eq!(seen, 6 + 2 * (6 + 2 + 2));
 }
 

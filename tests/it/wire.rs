@@ -49,7 +49,7 @@ impl Raw {
         }
         let mut send = self.0.clone().ready().await.unwrap();
         let (response, mut body) = send.send_request(request.body(()).unwrap(), false).unwrap();
-        // The server may answer before it has read everything, and close our side.
+        // The server may answer and close the stream before it has read everything, so an error is ignored.
         let _ = body.send_data(frames, true);
         let response = response.await.unwrap();
         let mut headers = response.headers().clone();
@@ -305,7 +305,7 @@ async fn real_servers() -> Vec<(Running, Raw)> {
     let models = tempfile::tempdir().unwrap();
     let sgd = Optimizer::new(Kind::Sgd, 0.1);
     trainer::initialise(&crossed_schema(), sgd, 1).unwrap().save(models.path(), "ads").unwrap();
-    // The version that `expected` assumes.
+    // `expected` assumes version 7.
     let ads = models.path().join("ads");
     std::fs::rename(ads.join("1"), ads.join("7")).unwrap();
     let mut servers = Vec::new();

@@ -1,4 +1,4 @@
-//! The contract of the cache on the host.
+//! Runs the cache contract on the cache of the host.
 
 use flechette::cache::{FlatCache, HostRows, Query, Source};
 use flechette::types::Version;

@@ -1,4 +1,4 @@
-//! Keys too narrow for their tables: rows that share a key are distinguished by their tags.
+//! Keys that are too narrow for their tables: tags distinguish the rows that share a key.
 
 use std::collections::HashMap;
 

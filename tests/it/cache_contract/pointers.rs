@@ -1,4 +1,4 @@
-//! The unified index: victims stay as pointers to rows in host memory.
+//! The unified index: when a row is evicted, a pointer to it in host memory may stay in the index.
 
 use std::time::Duration;
 

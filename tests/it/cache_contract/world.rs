@@ -1,4 +1,4 @@
-//! Tables of a test, their rows by version, and batches that use them.
+//! The tables of a test, their rows in each version, and batches of their ids.
 
 use flechette::cache::{AdmissionOption, CacheOptions, CacheShape, Switched, TableShape};
 use flechette::compute::gather_pool as host;
@@ -64,7 +64,7 @@ impl World {
         self
     }
 
-    /// Adds memory for `pointers` pointers.
+    /// Allows `pointers` pointers, and adds the memory for them.
     pub fn with_pointers(mut self, pointers: u64) -> Self {
         self.options.pointers = pointers;
         self.bytes += (pointers as usize).div_ceil(6) * 128;
@@ -123,7 +123,7 @@ impl World {
         }
     }
 
-    /// Pools the given rows.
+    /// The output of a batch whose rows are given by `row`, for each lookup and id.
     pub fn pooled(&self, batch: &Batch, row: impl Fn(&Lookup, u64) -> Option<Vec<u8>>) -> Vec<f32> {
         let mut out = vec![0.0; batch.samples * self.stride];
         for s in 0..batch.samples {

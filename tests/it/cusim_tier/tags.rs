@@ -32,7 +32,7 @@ fn push_tagged(bench: &mut Bench, jobs: &mut Jobs<SimDriver>, id: u64, kind: Job
     pushed.then_some(location)
 }
 
-/// There is room for all keys, so the outcome of each job is certain.
+/// The index has room for all keys, so the outcome of each job is known in advance.
 #[test]
 fn jobs_distinguish_rows_that_share_a_key() {
     for seed in 0..20 {
@@ -77,8 +77,8 @@ fn jobs_distinguish_rows_that_share_a_key() {
     }
 }
 
-/// Rows with the same key replace each other while probes run. A probe finds the row itself, or a collision,
-/// or nothing.
+/// Rows with the same key replace each other while probes run. A probe must find the row itself, a
+/// collision, or nothing.
 #[test]
 fn a_probe_during_replacement_finds_the_row_itself_or_nothing() {
     let (mut found, mut collided) = (0, 0);

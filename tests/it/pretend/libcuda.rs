@@ -212,7 +212,7 @@ fn log(line: &str) {
     }
 }
 
-/// Runs a call if there is a current context and no final error.
+/// Runs `then` if there is a current context and no final error. Otherwise returns the error's code.
 unsafe fn call(then: impl FnOnce(&mut World) -> i32) -> i32 {
     if CURRENT.with(Cell::get) != CONTEXT {
         return 201;

@@ -11,7 +11,7 @@ use super::Sample;
 
 const CHILD: &str = "FLECHETTE_TEST_STORE_MEMORY";
 
-/// A line of `/proc/self/status`, in bytes.
+/// The value of a line of `/proc/self/status`, in bytes.
 pub fn memory(line: &str) -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let value = status.lines().find_map(|l| l.strip_prefix(line)?.strip_prefix(':')).unwrap();

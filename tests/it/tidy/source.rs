@@ -17,7 +17,7 @@ pub struct Token {
 /// A path with two or more segments, or one path of a `use` item, and its line.
 pub type PathAt = (Vec<String>, usize);
 
-/// One file of the crate.
+/// A Rust file of `src/`, `tests/` or `benches/`.
 pub struct Source {
     /// Path below its folder, with `/`: `cache/index.rs`.
     pub path: String,
@@ -71,7 +71,7 @@ impl Source {
         sources
     }
 
-    /// Removes the code of every file that another one declares for tests only.
+    /// Empties `code` and `paths` of every file that its parent module declares for tests only.
     pub fn leave_out_test_files(sources: &mut [Self]) {
         let declared = |source: &Self| {
             let parent = source.module().join("/");
