@@ -193,7 +193,7 @@ pub fn memory_passes_from_one_row_size_to_another<S: Subject>(new: impl Fn(&Worl
             hits = run(&mut subject, &world, &of((0..60).collect())).0;
             settle(&subject);
         }
-        assert_eq!(hits, 60, "table {t} has taken the room of table {other}");
+        assert_eq!(hits, 60, "table {t} did not get the memory of table {other}");
     }
 }
 

@@ -50,7 +50,7 @@ fn a_cache_under_load_stays_within_its_bytes_and_what_is_stated() {
         let (out, err) = (String::from_utf8_lossy(&child.stdout), String::from_utf8_lossy(&child.stderr));
         eprint!("{err}");
         assert!(child.status.success(), "{eviction}:\n{out}{err}");
-        assert!(out.contains("test result: ok. 1 passed"), "there is no test {name}:\n{out}{err}");
+        assert!(out.contains("test result: ok. 1 passed"), "the child did not run {name}:\n{out}{err}");
         assert_eq!(err.matches(" bytes of ").count(), 3, "three measurements: {err}");
     }
 }
@@ -63,7 +63,7 @@ fn measure(eviction: EvictionOption) {
         let took = bytes_of(id, "VmHWM").unwrap() - before;
         let allowed = BYTES as u64 + CACHE_EXTRA + more;
         eprintln!("{what}: {took} bytes of {allowed}, {more} of them temporary");
-        assert!(took <= allowed, "{what}: {took} bytes, {allowed} are stated");
+        assert!(took <= allowed, "{what}: {took} bytes, allowed {allowed}");
     };
     let cache = &FlatCache::new(&CacheShape { bytes: BYTES, tables: TABLES.to_vec() }, &options).unwrap();
     let (stop, evictions) = (&AtomicBool::new(false), || evictions(cache));
@@ -87,7 +87,7 @@ fn measure(eviction: EvictionOption) {
         // This is checked before the switches, because a switch removes changed rows for which there is no
         // room.
         let stats = cache.stats();
-        assert!(stats.pool_used_bytes > stats.pool_bytes / 2, "the cache is full: {stats:?}");
+        assert!(stats.pool_used_bytes > stats.pool_bytes / 2, "the cache is not full: {stats:?}");
 
         let entries = cache.stats().entry_capacity;
         for _ in 0..5 {

@@ -353,7 +353,7 @@ proptest! {
 fn error_of(kernel: &str, seed: u64) -> String {
     let mut values = [0_u32; 64];
     let shape = Launch { blocks: 1, threads: 64, shared_bytes: 0, seed };
-    // SAFETY: see above.
+    // SAFETY: callers name a kernel that takes (u32*) and accesses one element per thread.
     unsafe { launch(kernel, shape, &[Argument::write(&mut values)]) }.unwrap_err().to_string()
 }
 

@@ -140,7 +140,7 @@ fn concurrent_jobs_change_the_index_as_in_some_order() {
             assert_eq!(keys.len(), linked.len(), "seed {seed}: a key is linked once");
             assert!(linked.len() as u64 <= 8 * bench.tier.shape().buckets);
         }
-        // The outcomes describe the index.
+        // The index has exactly the entries that the outcomes report as linked.
         for id in 0..IDS {
             bench.push(&mut jobs, id, JobKind::Withdraw);
         }
@@ -180,7 +180,7 @@ fn a_probe_during_replacement_finds_its_keys_row_or_nothing() {
             let ids: Vec<u64> = (0..IDS).chain(0..IDS / 2).collect();
             let misses = context.probe(now, None, &batch_of(&ids)).unwrap();
             let missing: HashSet<u64> = context.misses().iter().map(|miss| miss.id).collect();
-            assert_eq!(missing.len(), misses, "each miss once");
+            assert_eq!(missing.len(), misses, "each missing row is reported once");
             let (misses, words) = context.staged_mut().unwrap();
             for miss in misses {
                 words[miss.word] = (-1.0_f32 - miss.id as f32).to_bits();
@@ -221,8 +221,8 @@ fn a_key_that_returns_to_its_slot_is_found_with_its_new_row() {
                 jobs.finish().unwrap();
                 let slot = bench.rows.len();
                 bench.rows.push(id % 2);
-                // Older than the other entries, so that the next job evicts it; but a probe does not renew
-                // its stamp.
+                // The stamp is older than those of the other entries, so the next job evicts this entry. It is
+                // recent enough that probes do not renew it.
                 let (key, location, older) = (BASE | (id % 2), (slot as u64) << 1, 2);
                 let (row, kind) = (JobRow::Staged(slot), JobKind::Keep);
                 assert!(jobs.push(Job { key, location, row, tag: 0, words: 1, kind, older }, &bench.staging));
@@ -291,9 +291,15 @@ fn jobs_that_kernels_cannot_execute_are_rejected() {
     let (row, kind) = (JobRow::Staged(0), JobKind::Keep);
     let good = Job { key: BASE, location: 0, row, tag: 0, words: 1, kind, older: 0 };
     assert!(!jobs.push(Job { key: 1, ..good }, &bench.staging), "a reserved key");
-    assert!(!jobs.push(Job { location: (SLOTS as u64) << 1, ..good }, &bench.staging), "past the pool");
+    assert!(
+        !jobs.push(Job { location: (SLOTS as u64) << 1, ..good }, &bench.staging),
+        "a location outside the pool"
+    );
     let last = (SLOTS as u64 - 2) << 1;
-    assert!(!jobs.push(Job { location: last, tag: BASE, ..good }, &bench.staging), "no room for its tag");
+    assert!(
+        !jobs.push(Job { location: last, tag: BASE, ..good }, &bench.staging),
+        "a slot without room for the tag"
+    );
     assert!(!jobs.push(Job { location: 1, ..good }, &bench.staging), "a copy into a host row");
     assert!(
         !jobs.push(Job { location: 1, row: JobRow::InPlace, ..good }, &bench.staging),

@@ -115,7 +115,7 @@ impl Machine {
         let child = self.equip(&mut command).output().unwrap();
         let (out, err) = (String::from_utf8_lossy(&child.stdout), String::from_utf8_lossy(&child.stderr));
         assert!(child.status.success(), "{test} on a pretended machine:\n{out}{err}");
-        assert!(out.contains("test result: ok. 1 passed"), "there is no test {test}:\n{out}{err}");
+        assert!(out.contains("test result: ok. 1 passed"), "the child did not run {test}:\n{out}{err}");
         Some(ChildOutput { out: out.into_owned(), log: fs::read_to_string(self.log()).unwrap_or_default() })
     }
 

@@ -97,7 +97,10 @@ fn served_scores_of_rounded_rows_equal_the_trainers_with_any_cache() {
                 },
             );
         let scores = |path: &str| fs::read_to_string(path).unwrap();
-        assert!(scores(&out) != scores(&workshop.path("exact")), "{kind:?}: the version's scores, not f32's");
+        assert!(
+            scores(&out) != scores(&workshop.path("exact")),
+            "{kind:?}: rounded rows have the scores of f32 rows"
+        );
         let auc = |reported: &Value| reported["auc"].as_f64().unwrap();
         assert!((auc(&reported) - auc(&exact)).abs() < 0.005, "{kind:?}: {reported} {exact}");
         reported

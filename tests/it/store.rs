@@ -260,7 +260,7 @@ fn a_row_that_cannot_be_encoded_is_refused_with_table_row_and_element_and_leaves
         let error = sample.write(dir.path(), "m").unwrap_err();
         assert!(matches!(error, StoreError::Row { .. }) && error.to_string().contains(reason), "{error}");
         assert_eq!(store::versions(dir.path(), "m").unwrap(), [Version(1), Version(2)]);
-        assert_eq!(fs::read_dir(dir.path().join("m")).unwrap().count(), 2, "nothing is left behind");
+        assert_eq!(fs::read_dir(dir.path().join("m")).unwrap().count(), 2, "no temporary directory is left");
     }
     first.assert_is(&store::open(dir.path(), "m", Version(1)).unwrap());
 }

@@ -162,6 +162,6 @@ fn a_full_disk_is_an_error_and_the_old_versions_stay_good() {
         assert!(matches!(error, StoreError::DiskFull { .. }), "{error}");
         assert!(error.to_string().ends_with(": disk full"), "{error}");
         assert_eq!(assert_all_good(&disk.0), written);
-        assert_eq!(leftovers(&disk.0), Vec::<String>::new(), "room is given back");
+        assert_eq!(leftovers(&disk.0), Vec::<String>::new(), "a failed write leaves no files");
     }
 }

@@ -26,7 +26,7 @@ fn every_source_keeps_the_house_rules() {
     for folder in ["tests", "benches"] {
         lines.extend(broken(folder, &Source::all(folder), rules::OTHER_RULES));
     }
-    assert!(lines.is_empty(), "{} broken:\n{}", lines.len(), lines.join("\n"));
+    assert!(lines.is_empty(), "{} violations:\n{}", lines.len(), lines.join("\n"));
 }
 
 /// Asserts that each source breaks the rule once, on its last line, with a message that contains the given

@@ -89,7 +89,7 @@ fn a_step_equals_that_of_a_naive_trainer_in_f64() {
                 let loss = reference.step(&batch, &labels, &mut Vec::new()).unwrap();
                 assert!((loss - expected).abs() < 1e-5 * expected.max(1.0), "{what}, {kind}");
                 naive.assert_matches(&reference, &format!("{what}, {kind}, step {i}"));
-                assert_ne!(bits(&reference), before, "{what}, {kind}: nothing moved");
+                assert_ne!(bits(&reference), before, "{what}, {kind}: no weight changed");
             }
         }
     }
@@ -162,7 +162,7 @@ fn data_without_labels_is_scored_but_not_trained_on() {
     let error = trainer::run_epoch(&mut reference, &mut data(), 8, |_| ()).unwrap_err();
     assert!(matches!(error, TrainError::NoLabels { sample: 8 }), "{error}");
     assert_eq!(error.to_string(), "data: training needs labels, and sample 8 has none");
-    assert_eq!(reference.steps(), 1, "the batch before it was trained on");
+    assert_eq!(reference.steps(), 1, "the previous batch was trained on");
     let mut scored = 0;
     let quality = trainer::evaluate(&schema, &mut data(), 8, |batch, logits| {
         scored += batch.samples;
@@ -232,7 +232,7 @@ fn a_version_with_rounded_rows_is_served_as_evaluated_and_training_resumes_from_
             let kind = KINDS[n % KINDS.len()];
             let ((mut reference, _), (twin, _)) =
                 (trained(&schema, kind, &[64, 65, 20]), trained(&exact, kind, &[64, 65, 20]));
-            assert!(bits(&reference) == bits(&twin), "training is in f32 whatever the version stores");
+            assert!(bits(&reference) == bits(&twin), "training is in f32 with every element type");
             let name = format!("rounded{n}_{a}");
             let version = reference.save(models.path(), &name).unwrap();
             let opened = || store::open(models.path(), &name, version).unwrap();

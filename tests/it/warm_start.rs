@@ -44,7 +44,7 @@ impl Trained {
         let out = self.workshop.path("served.scores");
         let reported = served.score(MODEL, &self.workshop.valid, &format!("--batch 64 --out {out}"));
         assert_eq!(reported["version"], 1);
-        assert!(fs::read_to_string(&out).unwrap() == self.own, "the trainer's own scores");
+        assert!(fs::read_to_string(&out).unwrap() == self.own, "served scores differ from the trainer's");
     }
 
     fn state(&self) -> PathBuf {
@@ -87,12 +87,12 @@ fn a_restarted_server_hits_from_its_first_request_on() {
     let served = trained.serve("");
     trained.score(&served);
     assert!(counted(&served, "misses_total") > 0.0);
-    assert!(!trained.hot_rows().exists(), "saved at the end");
+    assert!(!trained.hot_rows().exists(), "hot rows are saved only at the end");
     end(served);
 
     let served = trained.serve("");
     let before = counted(&served, "entries");
-    assert!(before > 0.0, "warm before the first request");
+    assert!(before > 0.0, "the cache is warm before the first request");
     trained.score(&served);
     assert_eq!((counted(&served, "hits_total"), counted(&served, "misses_total")), (20.0 * 26.0, 0.0));
     assert_eq!(counted(&served, "entries"), before);
@@ -224,7 +224,7 @@ fn counts_warm_the_cache_if_there_are_no_hot_rows() {
         fs::remove_file(trained.hot_rows()).unwrap();
     }
     let served = trained.serve(&format!("counts = \"{counts}\"\neviction = \"lfu\"\nwarm = \"off\""));
-    assert_eq!(counted(&served, "entries"), 0.0, "only for the ranks");
+    assert_eq!(counted(&served, "entries"), 0.0, "with cache.warm off, counts only rank rows");
 }
 
 #[test]

@@ -74,9 +74,9 @@ pub fn a_row_behind_a_pointer_is_admitted_again<S: Subject>(new: impl Fn(&World)
     read(&mut subject, &world, &cold);
     subject.settle();
     let once = pointed(&subject.stats());
-    assert!(once > before, "they are cold");
+    assert!(once > before, "cold rows are read through pointers");
     read(&mut subject, &world, &cold);
-    assert_eq!(pointed(&subject.stats()), once, "they were admitted");
+    assert_eq!(pointed(&subject.stats()), once, "the rows were admitted");
     settle(&subject);
     assert_adds_up(&subject.stats());
 }

@@ -101,7 +101,7 @@ fn a_probe_during_replacement_finds_the_row_itself_or_nothing() {
             let ids: Vec<u64> = (0..IDS).chain(0..IDS / 2).collect();
             let misses = context.probe(now, None, &batch_of(&ids)).unwrap();
             let missing: HashSet<u64> = context.misses().iter().map(|miss| miss.id).collect();
-            assert_eq!(missing.len(), misses, "each miss once");
+            assert_eq!(missing.len(), misses, "each missing row is reported once");
             let (missed, others) = (context.missed()[0], context.collided()[0]);
             assert!(others <= missed && missed as usize >= misses, "{others} of {missed}");
             collided += others;
@@ -141,7 +141,7 @@ fn a_reused_slot_is_not_found_by_its_old_tag() {
                 let slot = bench.rows.len();
                 bench.rows.push(id);
                 let location = ((key - BLOCK) * SLOT as u64) << 1;
-                // Linked in one launch, withdrawn in the next.
+                // One launch links the entries, and the next withdraws them.
                 let (row, kind) = match now % 2 {
                     0 => (JobRow::Staged(slot), JobKind::Keep),
                     _ => (JobRow::InPlace, JobKind::Withdraw),

@@ -629,7 +629,7 @@ unsafe extern "C" fn cuModuleLoadDataEx(
         log(&format!("module {kind} {whole}"));
         let refusal = if kind == "bundle" { number("BUNDLE", 209) } else { number("IMAGE", 0) } as i32;
         if refusal != 0 {
-            assert_eq!((options, *names, *names.add(1)), (2, 5, 6), "where the log goes");
+            assert_eq!((options, *names, *names.add(1)), (2, 5, 6), "options for the error log");
             let message = b"ptxas fatal:\n  unsupported version\0";
             assert!(*values.add(1) as usize >= message.len());
             (*values).cast::<u8>().copy_from(message.as_ptr(), said.len());

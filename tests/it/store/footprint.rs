@@ -39,7 +39,7 @@ fn child_that_writes_and_opens_a_large_version() {
     let anonymous = memory("RssAnon");
     let opened = store::open(models, "m", Version(1)).unwrap();
     assert_eq!(opened.store.row(TableId(0), (1 << 20) - 1), Some(bytemuck::cast_slice(&[0.5_f32; 24])));
-    assert!(memory("RssAnon") < anonymous + slack, "the rows were copied");
+    assert!(memory("RssAnon") < anonymous + slack, "opening copied the rows");
     let peak = memory("VmHWM");
     assert!(
         peak < before + large + slack,
