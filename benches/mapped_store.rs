@@ -178,7 +178,8 @@ impl Ids {
     }
 
     fn next(&mut self) -> u64 {
-        // `rows` is a power of two, so multiplying by an odd factor maps ranks to ids one to one.
+        // If `rows` is a power of two, which it is for powers of two in `--limit-mib`, multiplying by an odd
+        // factor maps ranks to ids one to one.
         self.law.rank(&mut self.draw).wrapping_mul(0x9e37_79b9_7f4a_7c15) & (self.rows - 1)
     }
 }

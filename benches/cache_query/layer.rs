@@ -166,7 +166,8 @@ fn flat(layer: &Layer, cache: &FlatCache, batch: &Batch, query: &mut Query, tape
     });
 }
 
-/// Pools a batch, one tape of samples at a time. `row(l, i)` is the row of occurrence `i` of lookup `l`.
+/// Writes the pooled vectors of a batch to the tape, as many samples at a time as the tape holds. `row(l,
+/// i)` is the row of occurrence `i` of lookup `l`.
 pub fn write<'r>(
     layer: &Layer,
     batch: &Batch,

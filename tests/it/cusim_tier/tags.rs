@@ -5,10 +5,10 @@ use flechette::mem::fold;
 
 use super::*;
 
-/// The index has 2^BITS keys, from BLOCK on.
+/// The index has 2^BITS keys. BLOCK is the first.
 const BITS: u32 = 3;
 const BLOCK: u64 = 16;
-/// Words per slot: a tag and a row of one value.
+/// Words per slot: two for the tag, and one for a row of one element.
 const SLOT: usize = 3;
 
 fn index_key(id: u64) -> u64 {
