@@ -26,7 +26,7 @@ const SLOTS: usize = 1 << 14;
 
 /// An index with few buckets. Each job has its own row of one element, whose value is the job's number.
 struct Bench {
-    tier: Arc<GpuTable<SimDriver>>,
+    table: Arc<GpuTable<SimDriver>>,
     staging: Staging<SimDriver>,
     /// For each job number: the id of its row.
     rows: Vec<u64>,
@@ -36,17 +36,17 @@ impl Bench {
     fn new(buckets: u64, seed: u64) -> Self {
         let driver = Arc::new(SimDriver::new(seed, 1 << 30).unwrap());
         let shape = GpuTableShape { buckets, slab_bytes: 4 * SLOTS, slabs: 1 };
-        let tier = Arc::new(GpuTable::new(driver.clone(), shape).unwrap());
+        let table = Arc::new(GpuTable::new(driver.clone(), shape).unwrap());
         let mut staging = Staging::new(&driver, SLOTS).unwrap();
         // Word `i` of the staging buffer is copied to slot `i`, once.
         for (i, word) in staging.words_mut().unwrap().iter_mut().enumerate() {
             *word = (i as f32).to_bits();
         }
-        Self { tier, staging, rows: Vec::new() }
+        Self { table, staging, rows: Vec::new() }
     }
 
     fn jobs(&self) -> Jobs<SimDriver> {
-        Jobs::new(&self.tier, 64).unwrap()
+        Jobs::new(&self.table, 64).unwrap()
     }
 
     /// Adds a job for an id, with an unused slot. Returns the slot's location.
@@ -82,7 +82,7 @@ impl Bench {
             staging_bytes: Some(4 * 256),
             copy_bytes: 4 * 64,
         };
-        LookupContext::new(&self.tier, &shape, &[LookupKeys { base: BASE, rows: IDS, narrow }]).unwrap()
+        LookupContext::new(&self.table, &shape, &[LookupKeys { base: BASE, rows: IDS, narrow }]).unwrap()
     }
 }
 
@@ -138,7 +138,7 @@ fn concurrent_jobs_change_the_index_as_in_some_order() {
             }
             let keys: HashSet<u64> = linked.iter().map(|(key, _)| *key).collect();
             assert_eq!(keys.len(), linked.len(), "seed {seed}: a key is linked once");
-            assert!(linked.len() as u64 <= 8 * bench.tier.shape().buckets);
+            assert!(linked.len() as u64 <= 8 * bench.table.shape().buckets);
         }
         // The index has exactly the entries that the outcomes report as linked.
         for id in 0..IDS {
@@ -259,7 +259,7 @@ fn a_sweep_evicts_each_victim_once_and_at_most_the_given_number() {
         let mut context = bench.context();
         assert_eq!(context.probe(15, None, &batch_of(&(0..20).collect::<Vec<_>>())).unwrap(), 0);
 
-        let mut sweeper = Sweeper::new(&bench.tier, 16, 64, 0).unwrap();
+        let mut sweeper = Sweeper::new(&bench.table, 16, 64, 0).unwrap();
         let mut ages: Vec<u32> =
             sweeper.sample(20, 3, true).unwrap().iter().copied().filter(|a| *a != u32::MAX).collect();
         ages.sort_unstable();
@@ -313,7 +313,7 @@ fn jobs_that_kernels_cannot_execute_are_rejected() {
 fn host_rows(bench: &Bench, first: f32) -> Arc<PinnedMemory<SimDriver>> {
     let mut plan = Plan::default();
     let rows = plan.array::<f32>(IDS as usize);
-    let mut memory = PinnedMemory::new(bench.tier.driver(), plan.bytes()).unwrap();
+    let mut memory = PinnedMemory::new(bench.table.driver(), plan.bytes()).unwrap();
     memory.get_mut(rows).iter_mut().enumerate().for_each(|(i, row)| *row = first + i as f32);
     Arc::new(memory)
 }
@@ -323,7 +323,7 @@ fn host_rows(bench: &Bench, first: f32) -> Arc<PinnedMemory<SimDriver>> {
 #[test]
 fn an_entry_may_point_at_a_host_row_until_the_row_is_in_the_pool() {
     let mut bench = Bench::new(2, 3);
-    let first = bench.tier.register(host_rows(&bench, 0.5)).unwrap();
+    let first = bench.table.register(host_rows(&bench, 0.5)).unwrap();
     let mut jobs = bench.jobs();
     for id in 0..4 {
         let location = first + (id << 1);
@@ -421,7 +421,7 @@ fn a_batch_searches_its_own_overlay_before_the_index() {
                 words: 1,
             })
             .collect();
-        let overlay = Arc::new(OverlayTable::new(&bench.tier, rows.into_iter()).unwrap());
+        let overlay = Arc::new(OverlayTable::new(&bench.table, rows.into_iter()).unwrap());
         let mut context = bench.context();
         let ids: Vec<u64> = (0..40).collect();
         for round in 0..6 {
@@ -451,14 +451,14 @@ fn a_batch_searches_its_own_overlay_before_the_index() {
 fn a_sweep_makes_pointers_up_to_the_limit_during_probes() {
     for seed in 0..10 {
         let mut bench = Bench::new(9, seed);
-        let first = bench.tier.register(host_rows(&bench, 20_000.0)).unwrap();
+        let first = bench.table.register(host_rows(&bench, 20_000.0)).unwrap();
         let mut jobs = bench.jobs();
         for id in 0..40 {
             bench.push(&mut jobs, id, JobKind::Keep);
         }
         bench.launch(&mut jobs, 10);
         jobs.finish().unwrap();
-        let mut sweeper = Sweeper::new(&bench.tier, 16, 64, 2).unwrap();
+        let mut sweeper = Sweeper::new(&bench.table, 16, 64, 2).unwrap();
         // Only ids below 30 may become pointers. A table whose memory is not registered gets no pointers.
         let table = Pointable { base: BASE, rows: 30, first, words: 1 };
         let nowhere = Pointable { base: 0, first: first + (1 << 30), ..table };

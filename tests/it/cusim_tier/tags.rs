@@ -188,7 +188,7 @@ fn the_list_has_each_entry_once_with_tag_and_age() {
         bench.launch(&mut jobs, 20);
         jobs.finish().unwrap();
         let seen = |look: Look, room: usize, tags: bool| -> Vec<_> {
-            let mut lister = Lister::new(&bench.tier, room, tags).unwrap();
+            let mut lister = Lister::new(&bench.table, room, tags).unwrap();
             lister.look(30, look).unwrap().map(|e| (e.key, e.location, e.tag, e.age)).collect()
         };
         let all = [seen(Look::From { bucket: 0, count: buckets }, 64, true), seen(Look::Drawn(7), 64, true)];
