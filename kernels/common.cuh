@@ -7,11 +7,12 @@
 //
 // **Memory order.** Two kernels that run at the same time, or two threads of one kernel, share data only
 // through `load`, `store` and atomics. These are relaxed: each address has one order of writes, but nothing
-// orders accesses to different addresses. `__threadfence` does, in pairs: if a thread writes A, fences and
-// writes B, and another one reads that B, fences and reads A, then it reads that A or a later one.
-// `__syncthreads` and `__syncwarp` order accesses among their own threads, ballots and shuffles do not. A
-// kernel sees all writes of earlier kernels of its stream, so data that is passed from kernel to kernel needs
-// no fence. cusim tests this: a load without the fences that it needs returns an old value under some seed.
+// orders accesses to different addresses. `__threadfence` does, in pairs: if one thread writes A, fences and
+// writes B, and another thread reads that B, fences and reads A, the second thread reads that A or a later
+// one. `__syncthreads` and `__syncwarp` order accesses among their own threads. Ballots and shuffles do not.
+// A kernel sees all writes of earlier kernels of its stream, so data that is passed from kernel to kernel
+// needs no fence. cusim tests this: a load without the fences that it needs returns an old value under some
+// seed.
 #pragma once
 
 #ifdef CUSIM
@@ -83,7 +84,7 @@ struct Slot {
 constexpr u32 LOCATION_BITS = 40;
 constexpr u64 LOCATION_MASK = (1ull << LOCATION_BITS) - 1;
 constexpr u64 STAMP_MASK = (1ull << (64 - LOCATION_BITS)) - 1;
-constexpr u64 AHEAD = 1ull << 16;  // batches may overtake each other by at most this
+constexpr u64 AHEAD = 1ull << 16;  // a batch may overtake others by at most this many batches
 constexpr u64 NOWHERE = ~0ull;     // not a location
 
 __device__ __forceinline__ u64 location_of(u64 word) { return word & LOCATION_MASK; }
@@ -121,34 +122,36 @@ __device__ __forceinline__ Slot* bucket_of(Slot* index, u64 buckets, u64 key, u3
 // 1. A thread that reads a slot's new word, and then its key, does not read the key from before the claim.
 // 2. A thread that reads a slot's new key, and then its word, reads the word of that key or a later one.
 //
-// Each fence below provides one of them; a fence between the reader's two loads is its counterpart.
+// The fences of `claim` and `publish` each provide one rule. A fence between the reader's two loads is the
+// counterpart.
 
 // Tries to change a slot's key to TOMBSTONE.
 __device__ __forceinline__ bool claim(Slot* slot, u64 key) {
     if (atomicCAS(&slot->key, key, TOMBSTONE) != key) return false;
-    // Rule 1: the claim before the owner's write of the word. It also completes the owner's earlier loads of
-    // the slot before another thread may claim it.
+    // Rule 1: orders the claim before the owner's write of the word. It also orders the owner's earlier loads
+    // of the slot before the store that ends the ownership.
     __threadfence();
     return true;
 }
 
-// Links an owned slot under a key and gives it away. Returns the slot's location before.
+// Links an owned slot under a key, which ends the ownership. Returns the slot's previous location.
 __device__ __forceinline__ u64 publish(Slot* slot, u64 key, u64 location, u64 now) {
     const u64 before = atomicExch(&slot->word, pack(location, now));
-    __threadfence();  // rule 2: the word before the key
+    __threadfence();  // rule 2: orders the word before the key
     store(&slot->key, key);
     return location_of(before);
 }
 
-// ---- Structs that the kernels of a batch share. They equal those of src/cache/gpu/args.rs. ----
+// ---- Structs that the kernels of a batch share. They equal those of src/cache/gpu/args.rs and
+// src/device/cuda/pool_args.rs, field by field. ----
 
 // The ids of one lookup, and how they become keys.
 struct ProbeColumn {
     u64 base;            // a row's full key is base | id
-    u64 rows;            // of the table; ids from here on are absent and read as zeros
+    u64 rows;            // of the table; ids >= rows are absent and read as zeros
     u32 ids_at;          // index of its first id
     u32 occurrences_at;  // index of its first occurrence; lookups may share ids, but not occurrences
-    u32 ids;             // how many
+    u32 ids;             // number of ids
     u32 row_words;       // words of 4 bytes per row
 };
 
@@ -170,8 +173,8 @@ struct Changed {
 struct BatchHeader {
     u64 now;                 // the batch's stamp
     const Changed* overlay;  // searched before the index; null: none
-    u64 overlay_mask;        // the overlay's slots less one; at least one slot is free
-    u32 generation;          // of the deduplication; never 0
+    u64 overlay_mask;        // the number of the overlay's slots minus one; at least one slot is free
+    u32 generation;          // of this batch's deduplication entries (probe.cu); never 0
     u32 samples;
     u32 staged;              // missed rows that the host has staged
     u32 unused;
@@ -192,13 +195,14 @@ constexpr u32 PLACE_SHIFT = 61;
 constexpr u64 PLACE_VALUE = (1ull << PLACE_SHIFT) - 1;
 constexpr u64 AT_LOCATION = 0;                   // value: a location, as in the index
 constexpr u64 AT_MISS = 1ull << PLACE_SHIFT;     // value: the number of the miss
-constexpr u64 AT_OWNER = 2ull << PLACE_SHIFT;    // the place of the occurrence's owner
+constexpr u64 AT_OWNER = 2ull << PLACE_SHIFT;    // the same place as that of the occurrence's owner
 constexpr u64 AT_COPY = 3ull << PLACE_SHIFT;     // value: offset in the copy buffer, in words
 constexpr u64 AT_NOTHING = 4ull << PLACE_SHIFT;  // an absent id, read as zeros
 
 __device__ __forceinline__ u64 kind_of(u64 place) { return place & ~PLACE_VALUE; }
 
-// The row at a location: in the pool, or, if the lowest bit is set, in host memory.
+// The row at a location. If the lowest bit is set, the row is in host memory, else in the pool, which is the
+// cache's row memory. The other bits are the row's offset in words.
 __device__ __forceinline__ const u32* row_of(u64 location, const u32* pool, const u32* host) {
     return (location & 1 ? host : pool) + (location >> 1);
 }
@@ -206,21 +210,21 @@ __device__ __forceinline__ const u32* row_of(u64 location, const u32* pool, cons
 // Rows that may share an index key have a tag, their full key, in the first words of their slot.
 constexpr u32 TAG_WORDS = 2;
 
-// The tag at a location of the pool. The caller orders this load behind the one that gave the location.
+// The tag at a location of the pool. The caller must order these loads after its load of the location.
 __device__ __forceinline__ u64 tag_at(const u32* pool, u64 location) {
     const u32* tag = pool + (location >> 1);
     return load(tag) | static_cast<u64>(load(tag + 1)) << 32;
 }
 
-// Called by all threads at the end of a kernel. True in the last block to call it, which then sees all writes
-// of the others. The counter is 0 again for the next launch.
+// Called by all threads at the end of a kernel. Returns true in the last block to call it, which then sees
+// all writes of the other blocks. The counter is 0 again for the next launch.
 __device__ __forceinline__ bool last_block(u32* blocks) {
-    __syncthreads();  // the block's writes before the first thread's fence
+    __syncthreads();  // orders the block's writes before the first thread's fence
     bool last = false;
     if (threadIdx.x == 0) {
-        __threadfence();  // the block's writes before its count
+        __threadfence();  // orders the block's writes before its count
         last = atomicAdd(blocks, 1u) == gridDim.x - 1;
-        __threadfence();  // the other blocks' counts before the loads of what they wrote
+        __threadfence();  // orders the other blocks' counts before the loads of their writes
         if (last) store(blocks, 0u);
     }
     return __syncthreads_or(last);

@@ -1,21 +1,22 @@
 // The decoupled copy (FLECHE section 3.3): while the host fetches a batch's misses, the batch's hits are
 // copied from the pool and from host rows to the batch's own buffer.
 //
-// Launched only if a probe reported misses. The warps are those of the probe; a warp copies the rows of its
-// lanes one after the other, with all lanes on one row. Only owners' rows are copied, and other occurrences
-// then refer to their owner. Each warp reserves space for its rows at once. Rows that do not fit stay where
-// they are, and the gather reads them there. A thread changes only the places of its own occurrences.
+// Launched only if a probe reported misses. Warps divide the occurrences as in the probe. A warp copies the
+// rows of its lanes one after the other, with all lanes on one row. Only owners' rows are copied (probe.cu),
+// and other occurrences then refer to their owner. Each warp reserves space for all its rows with one atomic
+// operation. Rows that do not fit stay where they are, and the gather reads them there. A thread changes only
+// the places of its own occurrences.
 #include "common.cuh"
 
 struct CopyArgs {
-    const ProbeColumn* columns;  // column_count
-    const u32* scan;             // column_count + 1, in warps
+    const ProbeColumn* columns;  // column_count elements
+    const u32* scan;             // column_count + 1 elements: prefix sum of the segments' warps
     const u32* owners;
-    u64* places;        // by occurrence: rewritten
+    u64* places;        // by occurrence; input and output
     BatchState* state;
     const u32* pool;
     const u32* host;    // base address of locations in host memory
-    u32* buffer;        // capacity words: written
+    u32* buffer;        // capacity words; output
     u32 column_count;
     u32 capacity;       // at most 2^31
 };
@@ -32,7 +33,7 @@ __device__ __forceinline__ void copy_warp(const CopyArgs& args, u32 segment, u32
     const u32 needed = static_cast<u32>(__popc(copying)) * words;
     u32 first = 0;
     if (lane == 0 && needed) {
-        // A full buffer is not added to, so that the counter does not overflow.
+        // If the buffer is full, nothing is added, so that the counter does not overflow.
         u32* copied = &args.state->copied;
         first = load(copied) < args.capacity ? atomicAdd(copied, needed) : args.capacity;
     }

@@ -1,5 +1,5 @@
-// The last step of the embedding layer in one launch: restores duplicates, pools every lookup of every sample
-// (an embedding bag each), and copies the dense inputs beside them.
+// The last step of the embedding layer in one launch: pools an embedding bag for every lookup of every
+// sample, from deduplicated rows, and copies the dense inputs to the front of each output row.
 //
 // One launch serves any number of lookups with different dims, by self-identified fusion (FLECHE section
 // 3.2): lookup i is a segment of `samples * dim` threads rounded up to whole warps, and the dense inputs are
@@ -9,18 +9,20 @@
 // A thread adds its element of the sample's rows in id order, whatever the launch's shape. So the sum is the
 // same to the bit for every grid, and equal to the host's.
 //
-// An occurrence's place, written by the probe, tells where its row is: in the pool, in host memory, in the
-// batch's copy buffer, among the rows that the host has fetched for the misses, or at its owner's place. The
-// kernel is launched right after the probe, before the host knows whether there are misses, and does nothing
-// unless as many rows are staged as were missed. So a batch without misses takes two launches and one wait.
+// An occurrence's place says where its row is: in the pool, in host memory, in the batch's copy buffer, among
+// the rows that the host has fetched for the misses, or at its owner's place. The probe writes the places; in
+// training the host does. The kernel is launched right after the probe, before the host knows whether there
+// are misses. It does nothing unless the number of staged rows equals the number of misses. So a batch
+// without misses needs two launches and one wait.
 //
-// The two structs below equal `PoolLookup` and `PoolArgs` of src/compute/pool.rs, field by field. The host
-// checks every offset, index and width before the launch.
+// The two structs below equal `PoolLookup` of src/compute/pool.rs and `PoolArgs` of
+// src/device/cuda/pool_args.rs, field by field. The host checks every offset, index and width before the
+// launch.
 #include "common.cuh"
 
 struct PoolLookup {
-    u32 offsets_at;      // the bag of sample s is [offsets[at + s], offsets[at + s + 1])
-    u32 occurrences_at;  // added to a bag's bounds
+    u32 offsets_at;      // the bag of sample s is [offsets[offsets_at + s], offsets[offsets_at + s + 1])
+    u32 occurrences_at;  // index of its first occurrence, added to a bag's bounds
     u32 dim;             // elements of a row
     u32 column;          // of an output row: where the pooled vector begins
     u32 pooling;         // 0 sum, 1 mean
@@ -30,8 +32,8 @@ struct PoolLookup {
 struct PoolArgs {
     const BatchHeader* header;
     const BatchState* state;
-    const PoolLookup* lookups;  // lookup_count
-    const u32* scan;            // lookup_count + 2, in warps
+    const PoolLookup* lookups;  // lookup_count elements
+    const u32* scan;            // lookup_count + 2 elements: prefix sum of the segments' warps
     const u32* offsets;
     const u64* places;          // by occurrence
     const u32* owners;          // by occurrence
@@ -76,7 +78,7 @@ __device__ __forceinline__ float element_of(const u32* row, u32 type, u32 dim, u
     return reinterpret_cast<const float*>(row)[element];
 }
 
-// The address of an occurrence's row; null adds nothing.
+// The address of an occurrence's row; null for an absent row, which adds nothing.
 __device__ __forceinline__ const u32* row_at(const PoolArgs& args, u32 occurrence) {
     u64 place = args.places[occurrence];
     if (kind_of(place) == AT_OWNER) place = args.places[args.owners[occurrence]];

@@ -5,12 +5,12 @@
 // whole warps.
 //
 // **Deduplication.** Each thread claims its key in a scratch hash table with open addressing. A claim is one
-// compare-exchange of a word {generation, occurrence}; the thread stores the key in `keys[occurrence]`
-// before. A word of an older generation counts as a free slot, so the table is never cleared. If the key is
-// already claimed, the claiming occurrence is its owner. No thread waits for an owner's result: each one
-// probes the index itself, and only if it finds nothing, it refers to its owner, which numbers the miss. So
-// each missing row is reported once. (If the index changes meanwhile, an owner may find a row that another
-// occurrence does not find, or vice versa. Both rows are right, and the miss is fetched anyway.)
+// compare-exchange of a word {generation, occurrence}. Before it, the thread stores the key in
+// `keys[occurrence]`. A word of an older generation counts as a free slot, so the table is never cleared. The
+// occurrence that claims a key is the owner of all occurrences of the key. No thread waits for an owner's
+// result: each one probes the index itself. Only if it finds nothing, it refers to its owner, which numbers
+// the miss. So each missing row is reported once. (If the index changes meanwhile, an owner may find a row
+// that another occurrence does not find, or vice versa. Both rows are right, and the miss is fetched anyway.)
 //
 // **Probing.** Eight lanes read a bucket of eight slots at once, one line of memory, for each of their eight
 // keys in turn. Replacement and eviction run on another stream, so a slot may change while it is read. The
@@ -24,8 +24,8 @@
 //
 // **Tags.** In an index of narrow keys several rows share a key. Therefore ids are deduplicated by the rows'
 // full keys, and an entry is the wanted row only if its tag equals the row's full key. Another row's entry is
-// a miss, counted as a collision. Places point behind the tag, so later kernels do not know of tags. If every
-// key is a full key, `narrow` is null and there are no tags.
+// a miss, counted as a collision. Places point to the first word after the tag, so later kernels need not
+// know about tags. If every key is a full key, `narrow` is null and there are no tags.
 //
 // **The overlay.** If a version's changed rows are not merged into the index, its batches search the
 // version's overlay first (src/cache/gpu/version.rs), and the index only for keys that the overlay does not
@@ -33,37 +33,37 @@
 // overlay is not written while a batch may read it.
 //
 // **Host rows.** A location in the unified index may be in host memory (FLECHE section 3.3); the gather reads
-// the row there. Owners of such rows are reported too, as candidates for the pool.
+// the row there. The probe also reports the owners of such rows, as candidates for a copy in the pool.
 //
 // **The report.** The last block writes the counts to pinned memory and resets the counters.
 #include "common.cuh"
 
 struct ProbeArgs {
     const BatchHeader* header;
-    const ProbeColumn* columns;  // column_count
-    const u32* scan;             // column_count + 1, in warps
-    const NarrowColumn* narrow;  // column_count; null if the index has full keys
+    const ProbeColumn* columns;  // column_count elements
+    const u32* scan;             // column_count + 1 elements: prefix sum of the segments' warps
+    const NarrowColumn* narrow;  // column_count elements; null if the index has full keys
     const u64* ids;
     Slot* index;
     const u32* pool;  // for tags
     u64* scratch;     // scratch_mask + 1 words, at least two per occurrence
     u64* keys;        // by occurrence
-    u32* owners;      // by occurrence: written
-    u64* places;      // by occurrence: written
+    u32* owners;      // by occurrence; output
+    u64* places;      // by occurrence; output
     u32* counts;      // by column: misses, then host rows, then collisions; 0 between launches
     BatchState* state;
-    u32* misses;      // by miss: the owner's occurrence; written
-    u32* pointed;     // by host row: the owner's occurrence; written
-    u32* report;      // misses, host rows, then `counts`: written
+    u32* misses;      // by miss: the owner's occurrence; output
+    u32* pointed;     // by host row: the owner's occurrence; output
+    u32* report;      // misses, host rows, then `counts`; output
     u64 buckets;
     u32 scratch_mask;
     u32 column_count;
 };
 
-// The occurrence that claimed the key first.
+// The owner of a key: the occurrence that claimed it first.
 __device__ __forceinline__ u32 owner_of(const ProbeArgs& args, u32 generation, u32 occurrence, u64 key) {
     store(args.keys + occurrence, key);
-    __threadfence();  // the key before the claim of it
+    __threadfence();  // orders the key before its claim
     const u64 mine = static_cast<u64>(generation) << 32 | occurrence;
     for (u64 at = mix64(key);; ++at) {
         u64* slot = args.scratch + (at & args.scratch_mask);
@@ -71,10 +71,10 @@ __device__ __forceinline__ u32 owner_of(const ProbeArgs& args, u32 generation, u
         if (seen >> 32 != generation) {
             const u64 before = atomicCAS(slot, seen, mine);
             if (before == seen) return occurrence;
-            seen = before;  // of this generation: no other one is written during this launch
+            seen = before;  // has this generation: no other one is written during this launch
         }
         const u32 owner = static_cast<u32>(seen);
-        __threadfence();  // the claim before the key that it is for
+        __threadfence();  // orders the load of the claim before that of its key
         if (load(args.keys + owner) == key) return owner;
     }
 }
@@ -89,12 +89,12 @@ enum Look { LOOK_ABSENT, LOOK_FOUND, LOOK_CHANGED };
 __device__ __forceinline__ Look look_at(Slot* slot, u64 key, u64 now, u64* location) {
     if (load(&slot->key) != key) return LOOK_ABSENT;
     const u64 word = load(&slot->word);
-    __threadfence();  // the word before the key (rule 1), and before the row and its tag
+    __threadfence();  // orders the word before the key (rule 1), and before the row and its tag
     if (load(&slot->key) != key) return LOOK_CHANGED;
-    __threadfence();  // the key before the word (rule 2)
+    __threadfence();  // orders the key before the word (rule 2)
     const u64 again = load(&slot->word);
     if (location_of(again) != location_of(word)) return LOOK_CHANGED;
-    // May fail: another thread has stamped or claimed the slot.
+    // If this fails, another thread has stamped the slot or linked another entry. Both are harmless.
     if (age(now, stamp_of(again)) > FRESH) atomicCAS(&slot->word, again, pack(location_of(again), now));
     *location = location_of(word);
     return LOOK_FOUND;
@@ -121,7 +121,7 @@ __device__ __forceinline__ u64 find_as_group(const ProbeArgs& args, u64 key, u64
     }
 }
 
-// The location of each lane's key, or NOWHERE; EMPTY stands for no key. Called by the whole warp.
+// The location of each lane's key, or NOWHERE. A lane without a key passes EMPTY. Called by the whole warp.
 __device__ __forceinline__ u64 find(const ProbeArgs& args, u64 key, u64 now) {
     const u32 rank = threadIdx.x % SLOTS;
     u64 location = NOWHERE;
@@ -130,8 +130,8 @@ __device__ __forceinline__ u64 find(const ProbeArgs& args, u64 key, u64 now) {
         const u64 found = find_as_group(args, shared, now);
         if (rank == turn) location = found;
     }
-    // Another lane has read the slot: its fence before this lane's loads of the row's tag. The shuffle is no
-    // fence.
+    // Another lane has read the slot. This orders that lane's fence before this lane's loads of the row's
+    // tag. The shuffle does not.
     __syncwarp();
     return location;
 }
@@ -163,8 +163,8 @@ __device__ __forceinline__ bool is_changed(const BatchHeader& header, u64 full, 
     }
 }
 
-// Gives each lane that asks a number, unique in the launch, and adds the counted lanes to `count`. Called by
-// the whole warp.
+// Gives each asking lane a number that is unique in the launch. Adds the number of counted lanes to `count`.
+// Called by the whole warp.
 __device__ __forceinline__ u32 number_of(bool asks, u32* cursor, bool counted, u32* count) {
     const u32 lane = threadIdx.x % WARP;
     const u32 asking = __ballot_sync(ALL_LANES, asks), all = __ballot_sync(ALL_LANES, counted);
@@ -189,7 +189,7 @@ __device__ __forceinline__ void probe_warp(const ProbeArgs& args, const BatchHea
     u64 changed = NOWHERE;
     const bool is_new = present && is_changed(header, full, &changed);
     const u64 found = find(args, is_new ? EMPTY : key, header.now & STAMP_MASK);
-    // Rows of the overlay need no check of the tag.
+    // The overlay is searched by full key, so its rows need no check of the tag.
     const bool collided = tagged && !is_new && found != NOWHERE && is_other(args, found, full);
     const u64 slot = is_new ? changed : collided ? NOWHERE : found;
     const u64 location = tagged && slot != NOWHERE ? slot + (TAG_WORDS << 1) : slot;

@@ -4,17 +4,18 @@
 //
 // All kernels that change the index, those here and in sweep.cu, run on this one stream, one after the other.
 // Threads of one launch exclude each other by claiming slots (`claim` and `publish` of common.cuh). If a
-// thread loses a claim, another one has made progress: it looks again, and an insert gives up after some
-// tries.
+// thread loses a claim, another thread has made progress. The loser looks at the slots again. An insert gives
+// up after some tries.
 //
-// Jobs of the kind JOB_LOOK change nothing, and have launches of their own.
+// Jobs of the kind JOB_LOOK change nothing. A launch has only these or none of them.
 //
 // The host makes sure that the keys of a launch are distinct. So no other thread links a job's key. Another
-// thread may evict it, which then counts as done before or after the job.
+// thread may evict the key's entry, which has the same effect as an eviction before or after the job.
 //
-// **Tags.** Rows that may share a key have a tag, their full key. A job for a row replaces another row with
-// its key, so the last one wanted is cached. The tag is read before the claim, from a slot of the pool that
-// is not written during the launch; if the entry has changed meanwhile, the claim fails.
+// **Tags.** Rows that may share a key have a tag, their full key. A job for a row replaces the entry of
+// another row with the same key, so the row that was wanted last is cached. The tag is read before the claim,
+// from a slot of the pool that is not written during the launch; if the entry has changed meanwhile, the
+// claim fails.
 #include "common.cuh"
 
 enum { JOB_KEEP, JOB_SWAP, JOB_WITHDRAW, JOB_LOOK };
@@ -32,9 +33,9 @@ struct ReplaceJob {
 };
 
 struct Outcome {
-    u64 key;       // of the entry that left the index, or that a look has found; else EMPTY
+    u64 key;       // of the entry that was removed, or that JOB_LOOK found; else EMPTY
     u64 location;  // of that entry
-    u32 link;      // LINK_
+    u32 link;      // LINK_: what the job did
     u32 unused;
 };
 
@@ -46,7 +47,7 @@ struct ReplaceArgs {
     u64 buckets;
     u64 now;
     u32 count;
-    u32 may_replace;  // MAY_
+    u32 may_replace;  // MAY_: what a job may evict
 };
 
 // What a job may evict besides its own row's entry: nothing, another row with its key, or also the coldest
@@ -65,7 +66,7 @@ extern "C" __global__ void copy_in(ReplaceArgs args) {
         u32* slot = args.pool + (job.location >> 1);
         if (job.tag) {
             const u32 word = threadIdx.x % WARP;
-            // Probes load the tag while kernels of this stream run, so it is not a plain store.
+            // Probes on other streams may load the tag at the same time, so a plain store is not enough.
             if (word < TAG_WORDS && job.words) store(slot + word, static_cast<u32>(job.tag >> 32 * word));
             slot += TAG_WORDS;
         }
@@ -74,7 +75,7 @@ extern "C" __global__ void copy_in(ReplaceArgs args) {
     }
 }
 
-// Links an owned slot for a job. Returns the slot's location before.
+// Links an owned slot for a job. Returns the slot's previous location.
 __device__ __forceinline__ u64 publish_job(const ReplaceArgs& args, const ReplaceJob& job, Slot* slot) {
     return publish(slot, job.key, job.location, args.now - job.older);
 }
@@ -102,8 +103,8 @@ __device__ __forceinline__ Slot* claim_vacancy(const ReplaceArgs& args, u64 key)
     return slot && claim(slot, EMPTY) ? slot : nullptr;
 }
 
-// Claims the slot of the key's buckets that is unused for longest, and sets `evicted` to its key; null if
-// there is a free slot by now, or if the claim is lost.
+// Claims the slot in the key's buckets that has been unused for longest, and sets `evicted` to its key.
+// Returns null if there is a free slot by now, or if the claim is lost.
 __device__ __forceinline__ Slot* claim_coldest(const ReplaceArgs& args, u64 key, u64* evicted) {
     Slot* coldest = nullptr;
     u32 oldest = 0;
@@ -135,7 +136,7 @@ __device__ __forceinline__ Outcome insert(const ReplaceArgs& args, const Replace
     return {EMPTY, 0, LINK_FULL, 0};
 }
 
-// Whether the entry in a slot, which had the job's key, is another row's.
+// The slot had the job's key. Returns whether its entry belongs to another row.
 __device__ __forceinline__ bool is_other(const ReplaceArgs& args, const ReplaceJob& job, const Slot* slot) {
     if (!job.tag) return false;
     const u64 location = location_of(load(&slot->word));
@@ -149,10 +150,11 @@ __device__ __forceinline__ Outcome carry_out(const ReplaceArgs& args, const Repl
         if (!slot) return insert(args, job);
         const bool other = is_other(args, job, slot);
         if (other && (job.kind == JOB_WITHDRAW || job.kind == JOB_LOOK)) return {EMPTY, 0, LINK_ABSENT, 0};
-        // Still its location if the claim below succeeds: no other thread links this key.
+        // If the claim below succeeds, this is still the entry's location: no other thread links this key.
         const u64 held = location_of(load(&slot->word));
         if (job.kind == JOB_LOOK) return {job.key, held, LINK_PRESENT, 0};
-        // A row in the pool is kept. A pointer to host memory is kept unless the job's row is in the pool.
+        // JOB_KEEP keeps a row in the pool. It keeps a pointer to host memory unless the job's row is in the
+        // pool.
         const bool keeps = job.kind == JOB_KEEP && (held & 1) <= (job.location & 1);
         if (other ? args.may_replace == MAY_NOTHING : keeps) return {EMPTY, 0, LINK_PRESENT, 0};
         if (!claim(slot, job.key)) continue;  // evicted meanwhile

@@ -1,5 +1,6 @@
 // Moves records (a row's weights and its optimizer's state) between the slots of a trainer's scratchpad and a
-// dense staging buffer, which is copied from or to the host (ScratchPipe, section IV-C: Collect and Insert).
+// contiguous staging buffer, which is copied from or to the host (ScratchPipe, section IV-C: Collect and
+// Insert).
 //
 // The records of one table are a run: contiguous in the buffer, and each in its slot of the scratchpad. One
 // launch moves the runs of all tables, by self-identified fusion (FLECHE section 3.2): a run is a segment
@@ -20,8 +21,8 @@ struct RecordRun {
 };
 
 struct RecordArgs {
-    const RecordRun* runs;  // run_count
-    const u32* scan;        // run_count + 1, in warps
+    const RecordRun* runs;  // run_count elements
+    const u32* scan;        // run_count + 1 elements: prefix sum of the segments' warps
     const u32* list;        // slot numbers
     u32* scratch;
     u32* staged;

@@ -1,18 +1,18 @@
 // Eviction: `sample_ages` reports the ages of a sample of entries, from which the host derives a threshold,
 // and `sweep` evicts from a stretch of buckets: entries that are at least that old, entries in slabs that are
-// being drained, or pointers to host memory that is withdrawn. If a table's rows may be pointed at (unified
-// index: FLECHE section 3.3), an old row's slot is freed and its entry becomes a pointer to the row in host
-// memory, up to a number of pointers.
+// being drained, or pointers to host memory that is withdrawn. If the index may point at a table's rows in
+// host memory (unified index: FLECHE section 3.3), an old row's slot is freed and its entry becomes a pointer
+// to the row. The number of new pointers is limited.
 //
 // Both kernels run on the replacement stream (replace.cu), so no other kernel changes the index meanwhile;
 // probes run beside them. An entry is evicted by one compare-exchange of its key to EMPTY, and the thread
-// that succeeds reports it. Nothing changes the entry's location during the launch. The entry may have been
-// used since its stamp was read: LRU is approximate.
+// that succeeds reports it. No other thread changes the entry's location during the launch. The entry may
+// have been used since its stamp was read: LRU is approximate.
 #include "common.cuh"
 
 struct SampleArgs {
     const Slot* index;
-    u32* ages;     // count x SLOTS: written; ~0: no entry that may be evicted
+    u32* ages;     // count x SLOTS, output; ~0: no entry that may be evicted
     u64 buckets;
     u64 now;
     u64 draw;      // random seed that selects the buckets
@@ -33,15 +33,17 @@ extern "C" __global__ void sample_ages(SampleArgs args) {
     }
 }
 
+// Which entries are victims: old ones; old ones with a row in the pool; those in slabs that are being
+// drained; pointers to a range of locations.
 enum { VICTIM_AGED, VICTIM_AGED_ROW, VICTIM_IN_SLABS, VICTIM_POINTER };
 
 struct Evicted {
     u64 key;       // EMPTY: the entry had changed, and nothing was evicted
-    u64 location;  // its location before
+    u64 location;  // its previous location
     u64 moved;     // 1: the entry is now a pointer to host memory
 };
 
-// A table whose rows may be pointed at. They lie one after the other in host memory.
+// A table with rows in host memory at which the index may point. The rows are contiguous.
 struct Pointable {
     u64 base;   // the key of a row is base + id
     u64 rows;
@@ -53,20 +55,20 @@ struct SweepArgs {
     Slot* index;
     const u32* draining;         // one bit per slab
     const Pointable* pointable;  // `pointables` tables, by ascending base
-    Evicted* evicted;            // room for `most`: written
+    Evicted* evicted;            // room for `most`; output
     u32* counters;               // evicted entries, new pointers, finished blocks; 0 between launches
     u32* report;                 // the length of `evicted`
     u64 buckets;
     u64 hand;                    // the first bucket of the stretch, which wraps around
     u64 now;
     u64 from, to;                // VICTIM_POINTER: locations in [from, to)
-    u32 victims;                 // VICTIM_
-    u32 stretch;                 // buckets
+    u32 victims;                 // VICTIM_: which entries to evict
+    u32 stretch;                 // number of buckets
     u32 threshold;               // least age of a victim
-    u32 most;                    // entries to evict
+    u32 most;                    // entries to evict at most
     u32 slab_words;
     u32 pointables;
-    u32 pointers;                // to make at most
+    u32 pointers;                // entries that become pointers at most
     u32 unused;
 };
 
@@ -89,7 +91,7 @@ __device__ __forceinline__ u64 pointer_to(const SweepArgs& args, u64 key) {
         else high = middle;
     }
     if (low == 0) return NOWHERE;
-    // The tables' key ranges do not overlap, so a key of another table is past this table's rows.
+    // The tables' key ranges do not overlap, so a key of another table is after this table's last row.
     const Pointable table = args.pointable[low - 1];
     const u64 id = key - table.base;
     return id < table.rows ? table.first + (id * table.words << 1) : NOWHERE;

@@ -2,13 +2,14 @@
 // Tensor Casting (section IV), fused with the update of the row that the gradient is for.
 //
 // The host has sorted a batch's occurrences by row (src/trainer/casting/mod.rs). The sources of a row's
-// gradient are contiguous and in batch order, so the gradient is a gather and a sum. It needs no atomics and
-// no expanded gradients, and the order of addition is fixed. Under mean pooling each part is divided by the
-// bag's size before it is added.
+// gradient are contiguous and in batch order, so the gradient is a gather and a sum. That needs neither
+// atomics nor a copy of the gradient per occurrence, and the order of addition is fixed. Under mean pooling
+// each part is divided by the bag's size before it is added.
 //
-// One launch serves all tables, by self-identified fusion (FLECHE section 3.2): a table is a segment in which
-// a row has `lanes` threads, a power of two close to its dim and at most a warp, rounded up to whole warps.
-// So rows of dim 1 fill warps as well as rows of dim 128 do, and the lanes of a row are in one warp.
+// One launch serves all tables, by self-identified fusion (FLECHE section 3.2). Each table is a segment of
+// threads, rounded up to whole warps. In it a row has `lanes` threads: a power of two close to its dim, and
+// at most a warp. So rows of dim 1 fill warps as well as rows of dim 128 do, and the lanes of a row are in
+// one warp.
 //
 // **Bits.** Every element goes through the operations of src/trainer/update.rs and src/trainer/optim.rs in
 // their order, each rounded: kernels are compiled without contraction, and with correctly rounded division
@@ -16,7 +17,7 @@
 // lanes exchange by shuffles.
 //
 // The structs below equal `UpdateTable` and `UpdateArgs` of src/trainer/pipeline/gpu/args.rs and `Source` of
-// the host's update, field by field. The host checks every slot, sample and column.
+// src/trainer/pipeline/gpu/mod.rs, field by field. The host checks every slot, sample and column.
 #include "common.cuh"
 
 struct UpdateTable {
@@ -32,15 +33,15 @@ struct UpdateTable {
 // An occurrence of a row: the source of a part of its gradient.
 struct Source {
     u32 sample;
-    u32 column;     // of the input row
+    u32 column;     // of the input row: where the lookup's gradient begins
     float divisor;  // the bag's size under mean pooling; else 1
 };
 
 struct UpdateArgs {
-    const UpdateTable* tables;  // table_count
-    const u32* scan;            // table_count + 1, in warps
+    const UpdateTable* tables;  // table_count elements
+    const u32* scan;            // table_count + 1 elements: prefix sum of the segments' warps
     const u32* list;            // by row: its slot
-    const u32* starts;          // by row: its first source; then the number of sources
+    const u32* starts;          // by row: index of its first source; at the end: the number of sources
     const Source* sources;
     const float* grads;         // samples x stride: the gradients of the pooled part of the input rows
     float* scratch;
@@ -61,9 +62,9 @@ constexpr u32 SGD = 0, ADAGRAD = 1, ROWWISE_ADAGRAD = 2;  // else Adam
 // The row of a lane.
 struct Row {
     float* record;
-    u32 begin, end;  // of its sources
-    u32 lane;        // number of the lane among the row's
-    bool live;       // false past the table's last row
+    u32 begin, end;  // its sources in `sources`
+    u32 lane;        // number of the lane among those of the row
+    bool live;       // false after the table's last row
 };
 
 // One element of a row's gradient. The sum starts with the first source and not with +0, as on the host.
@@ -79,8 +80,8 @@ __device__ __forceinline__ float gradient(const UpdateArgs& args, const Row& row
 }
 
 // Adds the mean of the squares of a row's gradient to the row's state. Returns the learning rate of its
-// elements. Called by the whole warp. The gradient is computed again for the update: it may be too long to
-// keep, and its sources are in the cache.
+// elements. Called by the whole warp. The update computes the gradient again: it may be too long for
+// registers, and its sources are now in the GPU's caches.
 __device__ __forceinline__ float rowwise_rate(const UpdateArgs& args, const UpdateTable& table,
                                               const Row& row) {
     float squares = 0.0f;

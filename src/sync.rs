@@ -1,6 +1,7 @@
 //! Atomics and locks from std, or from loom under `--cfg flechette_loom`.
 //!
-//! Code with loom models uses these. Loom runs a model in every order that the memory model allows.
+//! Code that loom checks imports them from here instead of from std. Loom is a model checker: it repeats a
+//! small concurrent test with different interleavings of its threads.
 
 #[cfg(flechette_loom)]
 pub(crate) use loom::{

@@ -1,6 +1,6 @@
-// How kernels access memory: strong loads and stores, fences and atomics, which follow the model of
-// memory.hpp, and the hooks before every plain load and store. This file is not instrumented, so no
-// preemption happens inside them.
+// How kernels access memory. `load`, `store`, fences and atomics follow the model of memory.hpp. Hooks run
+// before every plain load and store. This file is not instrumented, so no preemption happens inside its
+// functions.
 #include <cstring>
 #include <optional>
 
@@ -15,14 +15,14 @@ uint64_t read(const void* at, size_t bytes) {
     return value;
 }
 
-// The lane that accesses memory; null if memory order is strong.
+// The lane that accesses memory; null if the model of memory.hpp is off (seed 0, or outside of a launch).
 Lane* weak_lane() {
     Lane* lane = running_lane();
     return lane && lane->block->launch->random.state ? lane : nullptr;
 }
 
-// Preemption is possible before, and not inside: the lanes of a launch share one OS thread. `change` gives
-// the new value, or none.
+// Preemption is possible before the operation and not within it, because the lanes of a launch share one OS
+// thread. `change` returns the new value, or nothing if memory keeps the old one.
 template <class T, class F> T read_modify_write(T* at, F change) {
     preemption_point();
     const T old = *at;

@@ -24,12 +24,12 @@ struct Lane {
     dim3 index;
     Request request{Op::Sync, 0};
     uint64_t result = 0;
-    View view;              // in addition to its warp's and its block's
-    uint64_t acquired = 0;  // the latest `released` of the versions that it has read
+    View view;              // the lane also sees the views of its warp and of its block
+    uint64_t acquired = 0;  // the latest `released` of the versions that it has read; its next fence uses it
     uint64_t released = 0;  // the time of its last fence
 
     uint32_t bit() const { return 1u << number; }
-    // The time of the oldest write to an address that it may still read.
+    // The time of the oldest write to an address that this lane may still read.
     uint64_t seen(const void* address) const;
     void has_read(const void* address, const Version& version) {
         view.see(address, version.time);
@@ -41,7 +41,7 @@ struct Warp {
     // Sets of lanes: not yet finished, able to run, parked in a warp operation, parked at the block's
     // barrier.
     uint32_t live = 0, runnable = 0, in_operation = 0, at_barrier = 0;
-    View view;  // what all its lanes see since a __syncwarp
+    View view;  // what all its lanes see since its last __syncwarp
     Lane lanes[WARP];
 };
 
@@ -56,7 +56,7 @@ struct Launch {
     uint64_t accesses = 0;
     bool failed = false;
     char message[512] = "";
-    // The blocks that have not begun, last first, and those that take turns now.
+    // The blocks that have not begun (the last one begins next), and those that take turns now.
     std::vector<size_t> waiting;
     std::vector<std::unique_ptr<Block>> resident;
 
@@ -73,11 +73,12 @@ struct Block {
     Fiber scheduler;
     Lane* running = nullptr;
     int barrier_line = NO_LINE, barrier_count = 0, barrier_result = 0;
-    View view;  // what all its lanes see since a __syncthreads
+    View view;  // what all its lanes see since its last __syncthreads
 
-    // Makes it the block with this number. False if the stacks cannot be allocated.
+    // Starts the block with this number. Returns false if the stacks cannot be allocated.
     bool begin(Launch& of, size_t number);
-    // Lets one of its warps run until the next switch. False once all lanes are done, or one has failed.
+    // Lets one of its warps run until the next switch. Returns false once all lanes are done, or one has
+    // failed.
     bool step();
 };
 
@@ -88,7 +89,7 @@ inline uint64_t Lane::seen(const void* address) const {
 // The lane that runs on this OS thread; null outside of a launch.
 Lane* running_lane();
 
-// Records the first failure.
+// Records the first failure of a launch. Later ones are ignored.
 __attribute__((format(printf, 2, 3))) void report(Launch& launch, const char* format, ...);
 
 }  // namespace cusim

@@ -68,7 +68,7 @@ uint64_t matching(const Warp& warp, uint32_t present, uint64_t value) {
     return same;
 }
 
-// The lane that a shuffle reads; past the end of the group it reads its own, as in CUDA.
+// The lane that a shuffle reads. If that is after the end of the group, it is the lane itself, as in CUDA.
 uint32_t shuffle_source(const Lane& lane) {
     const uint32_t by = lane.request.argument, width = lane.request.width;
     const uint32_t base = lane.number & ~(width - 1);
@@ -102,7 +102,7 @@ void complete(Warp& warp, uint32_t present, Lane& last) {
     warp.runnable |= present;
 }
 
-// A lane that returns may be the last one that others of its warp waited for.
+// A lane returns from the kernel. Other lanes may have waited in an operation only for this one.
 void finish(Lane& lane) {
     Warp& warp = *lane.warp;
     warp.live &= ~lane.bit();

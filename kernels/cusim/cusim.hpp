@@ -13,11 +13,12 @@
 //   not atomic, therefore gives a wrong result under some seed.
 // - With a seed other than 0, memory order is weak (memory.hpp): what `load` of common.cuh returns may be old
 //   unless fences rule that out. A missing fence therefore gives a wrong result under some seed.
-// - What is undefined in CUDA, or would hang a GPU, ends the launch with an error that names the block and
-//   the lane: a lane outside its own mask, lanes of one mask in different operations, lanes at different
-//   barriers, a barrier that some lanes never reach, an endless loop.
+// - Behaviour that is undefined in CUDA, or would hang a GPU, ends the launch with an error that names the
+//   block and the lane: a lane outside its own mask, lanes of one mask in different operations, lanes at
+//   different barriers, a barrier that some lanes never reach, an endless loop.
 //
-// Time is not modelled. A launch stays on one OS thread, so tests may launch from several threads at once.
+// Time is not modelled. All state is per OS thread, and a launch stays on one OS thread, so tests may launch
+// from several threads at once.
 #pragma once
 
 #include <cmath>
@@ -108,7 +109,8 @@ extern const size_t KERNEL_COUNT;
 #define blockDim (cusim::block_size())
 #define gridDim (cusim::grid_size())
 
-// The source line identifies a barrier. Its address does not, because the compiler may duplicate a call.
+// The source line identifies a barrier. The address of the call does not, because the compiler may duplicate
+// the call.
 inline void __syncthreads(int line = __builtin_LINE()) { cusim::block_barrier(false, line); }
 inline int __syncthreads_count(int p, int line = __builtin_LINE()) {
     return cusim::block_barrier(p != 0, line);

@@ -50,7 +50,7 @@ inline void prepare(Fiber& fiber, char* stack, void (*entry)()) {
 }
 #endif
 
-// The stacks of a block's lanes, kept from block to block.
+// The stacks of a block's lanes. They are kept for the next block that runs in the same `Block`.
 class Stacks {
   public:
     ~Stacks() { release(); }

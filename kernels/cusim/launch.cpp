@@ -1,7 +1,8 @@
-// Launches: some blocks of a kernel take turns at random. Also the interface to Rust.
+// Launches, and the interface to Rust. A few blocks of a launch are resident at a time and take turns at
+// random.
 //
 // A launch is advanced in steps. So one OS thread can run several launches at once, as a device runs kernels
-// of several streams; the caller decides how they interleave.
+// of several streams. The caller decides how they interleave.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -12,7 +13,7 @@
 namespace cusim {
 namespace {
 
-// Blocks of one launch that overlap in time, if there is preemption.
+// Blocks of one launch that overlap in time at most. Without preemption blocks do not overlap.
 constexpr size_t MOST_RESIDENT = 4;
 
 // Finished blocks, whose stacks are reused.
@@ -24,7 +25,7 @@ uint64_t spread(uint64_t seed) {
     return seed ^ seed >> 32;
 }
 
-// The numbers of the blocks in the order in which they begin, last first.
+// The numbers of the blocks. They begin in reverse of this order.
 std::vector<size_t> block_order(size_t blocks, Random& random) {
     std::vector<size_t> order(blocks);
     std::iota(order.rbegin(), order.rend(), size_t{0});

@@ -1,22 +1,22 @@
 // Weak memory order: which value a load returns.
 //
-// On a GPU a write reaches other threads late and out of order, unless fences order it. Here every write is
-// done at once, but a load may return an older value. The model is the view machine of Kang et al., "A
-// Promising Semantics for Relaxed-Memory Concurrency" (POPL 2017), without promises:
+// On a GPU a write reaches other threads late and out of order, unless fences order it. Here every write
+// takes effect at once, but a load may return an older value. The model is the view machine of Kang et al.,
+// "A Promising Semantics for Relaxed-Memory Concurrency" (POPL 2017), without its promises:
 //
 // - every write has a time, and each address keeps its last versions;
-// - a thread has a view: the writes up to one time, and single later ones that it read or wrote itself. A
-//   load returns any version of its address that is not older than the one in the view;
+// - a thread has a view: all writes up to one time, and single later writes that it has read or made itself.
+//   A load returns any version of its address that is not older than the version in the view;
 // - a fence releases: later writes of the thread carry the fence's time. It also acquires: the view is raised
-//   to the times that came with the versions that the thread has read. A fence therefore works only in pairs;
-// - an atomic operation always reads the last version, and passes on the time that came with it;
+//   to the times carried by the versions that the thread has read. A fence therefore works only in pairs;
+// - an atomic operation always reads the last version, and its write also carries the time of that version;
 // - __syncthreads and __syncwarp join the views of their threads, and are no fences for other blocks. Ballots
 //   and shuffles order nothing;
 // - a launch begins with a view of everything written so far.
 //
-// Every behaviour of the model is allowed by PTX. Some that PTX allows are missing: a fence covers all
-// earlier writes, not only those that its thread has seen, versions are forgotten, and a load is never
-// delayed past a later store. Plain loads and stores take no part: they use the last version.
+// PTX allows every behaviour of the model. It allows more than the model: here a fence covers all earlier
+// writes, not only those that its thread has seen; old versions are forgotten; and a load is never delayed
+// until after a later store. Plain loads and stores are not part of the model: they use the last version.
 #pragma once
 
 #include <algorithm>
@@ -39,7 +39,7 @@ struct Random {
 // What a thread, or a group of threads, is certain to see.
 struct View {
     uint64_t time = 0;                                // every write up to this time
-    std::unordered_map<const void*, uint64_t> newer;  // by address: a write after it
+    std::unordered_map<const void*, uint64_t> newer;  // by address: the time of a later write
 
     uint64_t of(const void* address) const {
         if (newer.empty()) return time;
@@ -66,7 +66,7 @@ struct View {
 struct Version {
     uint64_t value = 0;
     uint64_t time = 0;      // of the write
-    uint64_t released = 0;  // of the fence before the write, or before one that an atomic operation read
+    uint64_t released = 0;  // of the fence that the write carries
 };
 
 // The last versions of each address. An address without an entry has only the version in memory.
@@ -74,7 +74,7 @@ class Memory {
   public:
     uint64_t now() const { return now_; }
 
-    // One of the versions not older than `seen`, at random. `current` is what memory holds.
+    // A random version that is not older than time `seen`. `current` is the value in memory.
     Version load(const void* address, uint64_t current, uint64_t seen, Random& random) {
         const History& history = find(address, current);
         if (history.address != address) return {current, 0, history.forgotten};
@@ -108,7 +108,7 @@ class Memory {
     }
 
   private:
-    static constexpr uint32_t STALE = 3;  // one of this many loads returns an older version, where allowed
+    static constexpr uint32_t STALE = 3;  // one in this many loads returns an older version, if it may
     static constexpr uint32_t VERSIONS = 8;
     static constexpr uint32_t HISTORIES = 1 << 12;
 
@@ -116,7 +116,7 @@ class Memory {
         const void* address = nullptr;
         uint32_t count = 0;
         Version versions[VERSIONS];  // oldest first; the last is in memory
-        uint64_t forgotten = 0;      // the latest `released` of all versions that were here once
+        uint64_t forgotten = 0;      // the latest `released` of all forgotten versions
 
         void forget() {
             for (; count; --count) forgotten = std::max(forgotten, versions[count - 1].released);
@@ -124,8 +124,9 @@ class Memory {
         }
     };
 
-    // The place of an address, whose history may be of another one. The host, copies and plain stores write
-    // to memory past this model: then the versions here are void.
+    // The entry of the table for an address. It may hold the history of another address with the same hash.
+    // The host, copies and plain stores bypass this model. If they have changed memory, the history is
+    // forgotten.
     History& find(const void* address, uint64_t current) {
         const uint64_t hash = (reinterpret_cast<uint64_t>(address) >> 2) * 0x9E3779B97F4A7C15ull;
         History& history = histories_[hash >> 52];
@@ -138,7 +139,7 @@ class Memory {
     std::vector<History> histories_ = std::vector<History>(HISTORIES);
 };
 
-// The device's memory: that of all launches on this OS thread.
+// The memory of the simulated device, one per OS thread.
 Memory& memory();
 
 }  // namespace cusim

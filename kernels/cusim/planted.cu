@@ -1,5 +1,5 @@
-// Small kernels that test the simulator itself (tests/it/cusim.rs). Some are right, and give the right result
-// under every seed. The others have one planted bug each, which must be detected.
+// Small kernels that test the simulator itself (tests/it/cusim.rs). Some are correct, and give the right
+// result under every seed. Each of the others has one planted bug, which the tests must detect.
 #include "../common.cuh"
 
 // One block reverses `values` through shared memory.
@@ -10,7 +10,7 @@ extern "C" __global__ void reverse_with_barrier(u32* values, u32 count) {
     values[threadIdx.x] = copy[count - 1 - threadIdx.x];
 }
 
-// Planted: there is no barrier.
+// Planted: the barrier is missing.
 extern "C" __global__ void reverse_without_barrier(u32* values, u32 count) {
     u32* copy = dynamic_shared<u32>();
     copy[threadIdx.x] = values[threadIdx.x];
@@ -40,7 +40,7 @@ extern "C" __global__ void warp_match(const u32* values, u32* same) {
     same[at] = __match_any_sync(~0u, values[at]);
 }
 
-// Planted: two branches of one block wait at two barriers.
+// Planted: the threads of one block wait at different barriers, in two branches.
 extern "C" __global__ void barriers_apart(u32* values) {
     if (threadIdx.x % 2) {
         __syncthreads();
@@ -57,7 +57,7 @@ extern "C" __global__ void barrier_against_ballot(u32* values) {
     else values[threadIdx.x] = __ballot_sync(~0u, 1);
 }
 
-// Planted: a lane takes part in an operation whose mask does not have it.
+// Planted: lanes take part in an operation although they are not in its mask.
 extern "C" __global__ void ballot_outside_mask(u32* values) {
     values[threadIdx.x] = __ballot_sync(0xffffu, 1);
 }
@@ -72,8 +72,9 @@ extern "C" __global__ void spin_for_ever(u32* values) {
     while (*static_cast<volatile u32*>(values) == 0) __nanosleep(20);
 }
 
-// Message passing: thread i of block 0 writes i's data and then i's flag, and a thread of block 1 reads the
-// flag and then the data. `use` is a set of the bits below. Without both fences a message may be lost.
+// Message passing: thread i of block 0 writes message i and then flag i. Thread i of block 1 reads the flag
+// and then the message. `use` is a set of the bits below, which select fences and operations. Without both
+// fences, block 1 may see a flag without its message.
 constexpr u32 RELEASE = 1, ACQUIRE = 2, ATOMICALLY = 4, OTHER_LANE = 8, SYNC_WARP = 16;
 
 extern "C" __global__ void pass_message(u64* memory, u64* flags, u64* data, u32 use) {
@@ -85,7 +86,7 @@ extern "C" __global__ void pass_message(u64* memory, u64* flags, u64* data, u32 
         if (use & ATOMICALLY) atomicExch(mine + 1, 1);
         else store<u64>(mine + 1, 1);
     } else {
-        // Another lane may read the flag, and pass it on by a shuffle.
+        // With OTHER_LANE, another lane reads the flag and passes it on by a shuffle.
         const u32 other = use & OTHER_LANE ? 1 : 0;
         const u64 flag = load(memory + 2 * (threadIdx.x ^ other) + 1);
         if (use & ACQUIRE) __threadfence();
@@ -95,7 +96,7 @@ extern "C" __global__ void pass_message(u64* memory, u64* flags, u64* data, u32 
     }
 }
 
-// Block 0 counts up. The others read the counter several times, and note the first and the last value.
+// Block 0 counts up. The others read the counter several times, and store the first and the last value.
 extern "C" __global__ void read_again(u32* counter, u32* first, u32* last) {
     const u32 at = blockIdx.x * blockDim.x + threadIdx.x;
     first[at] = load(counter);

@@ -20,13 +20,13 @@ pub struct BatchPin<'c> {
 impl<'c> BatchPin<'c> {
     pub(crate) fn new(cache: &'c Shared) -> Self {
         let pin = cache.epochs.pin();
-        // After the pin has taken its number: a version switch relies on this order.
+        // Read after the pin has taken its number: a version switch relies on this order (`version.rs`).
         let version = cache.current.read().version;
         Self { cache, pin, version }
     }
 
-    /// The version of the batch: the rows that it finds are of this version, and the rows that it inserts
-    /// must be.
+    /// The version of the batch. The rows that it finds are of this version. The rows that it inserts must be
+    /// of this version, too.
     #[must_use]
     pub fn version(&self) -> Version {
         self.version
@@ -55,7 +55,7 @@ impl<'c> BatchPin<'c> {
         let current = self.cache.current.read();
         if let Some(overlay) = current.overlay(self.version) {
             let own = self.cache.own_key(miss.table, miss.id, row.len())?;
-            // If it were in the index, a batch of the previous version would find it.
+            // The index must not hold the new row yet: a batch of the previous version would find it there.
             if overlay.get(own).is_some() {
                 return Ok(Insertion::Switching);
             }
@@ -77,9 +77,9 @@ pub struct Found<'q> {
 pub enum Source<'q> {
     /// In the cache: the row's bytes.
     Row(&'q [u8]),
-    /// In the store's memory: it is `pointed()[p]`.
+    /// In the store's memory: the row is `pointed()[p]`.
     Host(usize),
-    /// Not cached: it is `misses()[m]`.
+    /// Not cached: the row is `misses()[m]`.
     Miss(usize),
 }
 
@@ -97,20 +97,20 @@ impl<'q> Found<'q> {
         self.query.rows().len()
     }
 
-    /// The distinct rows that are not cached, in ascending order of `unique`.
+    /// The distinct rows that are not cached, in ascending order of [`Miss::unique`].
     #[must_use]
     pub fn misses(&self) -> &'q [Miss] {
         self.query.misses()
     }
 
     /// The distinct rows that the unified index points at in the store's memory, in ascending order of
-    /// `unique`.
+    /// [`Miss::unique`].
     #[must_use]
     pub fn pointed(&self) -> &'q [Miss] {
         self.query.pointed()
     }
 
-    /// Where distinct row `unique` is; it is below [`Self::rows`].
+    /// Where distinct row `unique` is. `unique` is below [`Self::rows`].
     #[inline]
     #[must_use]
     pub fn source(&self, unique: u32) -> Source<'q> {

@@ -1,22 +1,23 @@
 //! Batch pins: they decide when the memory of an evicted row may be reused (epoch-based reclamation, FLECHE
-//! 4).
+//! section 4).
 //!
 //! Every batch takes a number when it is pinned, and is unfinished until its pin is dropped. After a row was
-//! unlinked from the index, it is tagged with the newest number issued. Its slot is free once the oldest
-//! unfinished batch is newer than the tag: later batches cannot find the row, and earlier batches no longer
-//! read it.
+//! unlinked from the index, it is tagged with the newest number issued. Its slot is free once every
+//! unfinished batch has a number above the tag: these batches cannot find the row, and all others have
+//! finished.
 //!
 //! **Why that holds.** A pin first claims a cell, then takes its number by a read-modify-write of `issued`,
 //! then reads the index. An unlinker first removes the key, then takes its tag by a read-modify-write of
-//! `issued`, then reads the cells (or hands the tag to a thread that does). Both read-modify-writes are of
-//! one atomic, so one is first, and the other sees what preceded it:
+//! `issued`, then reads the cells (or hands the tag to a thread that does). Both read-modify-writes are on
+//! the same atomic. So one of them is first, and the thread of the second sees what the first thread did
+//! before:
 //!
-//! - Pin first: number <= tag, and the claimed cell is visible to the reader of the cells, which waits until
-//!   the cell is free again. It sees the cell free only after all reads of the batch, because a pin is
-//!   dropped by a release store that the reader of the cells acquires.
+//! - Pin first: number <= tag, and the thread that reads the cells sees the claimed cell. It frees the slot
+//!   only when it sees the cell free or with a number above the tag. By then all reads of the batch are done,
+//!   because a pin is dropped by a release store that the reader of the cells acquires.
 //! - Tag first: number > tag, and the removal is visible to the batch, which cannot find the row.
 //!
-//! No fence and no lock is needed. A batch pays two stores and one addition.
+//! No fence and no lock is needed. A batch pays one compare-exchange, one addition and two stores.
 
 #![allow(unsafe_code)]
 
@@ -31,9 +32,9 @@ use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 const FREE: u64 = 0;
 /// A cell whose batch has no number yet. It counts as older than every batch.
 const CLAIMED: u64 = 1;
-/// The number before the first batch's.
+/// The initial value of `issued`. The first batch gets the next number.
 const BEFORE_FIRST: u64 = 1;
-/// Cells per block. Under loom few, because loom tracks each.
+/// Cells per block. Few under loom, because loom tracks each cell.
 const CELLS: usize = if cfg!(flechette_loom) { 2 } else { 64 };
 
 /// The numbers of the unfinished batches.
@@ -43,7 +44,7 @@ pub(crate) struct Epochs {
     cells: Block,
 }
 
-/// Some cells, and a further block once these did not suffice. Blocks are never removed.
+/// Some cells, and a further block that is added when all of them are in use. Blocks are never removed.
 #[derive(Debug)]
 struct Block {
     cells: [AtomicU64; CELLS],
@@ -106,7 +107,7 @@ impl Drop for OwnedPin {
         for _ in 0..self.cell.block {
             block = block.and_then(|b| b.more.get().map(|more| &**more));
         }
-        // It exists: blocks are never removed.
+        // The block exists, since blocks are never removed.
         if let Some(block) = block {
             block.cells[self.cell.place].store(FREE, Ordering::Release);
         }
@@ -146,7 +147,8 @@ impl Epochs {
         loop {
             for (i, cell) in block.cells.iter().enumerate() {
                 let free = cell.load(Ordering::Relaxed) == FREE;
-                // Acquire orders the end of the cell's previous batch before this one, for `oldest`.
+                // Acquire: a thread that sees this batch's number in `oldest` must also see that the cell's
+                // previous batch has ended.
                 if free && cell.compare_exchange(FREE, CLAIMED, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                     return (cell, CellId { block: blocks, place: i });
                 }
@@ -158,8 +160,8 @@ impl Epochs {
 
     /// The newest number issued: the tag for everything that was unlinked before this call.
     ///
-    /// A read-modify-write instead of a load: the module's argument relies on its order among those of the
-    /// pins.
+    /// This is a read-modify-write and not a load, because the module's argument relies on its order among
+    /// the read-modify-writes of the pins.
     #[must_use]
     pub(crate) fn tag(&self) -> u64 {
         self.issued.fetch_add(0, Ordering::AcqRel)
@@ -189,7 +191,7 @@ const PATIENCE: std::time::Duration = std::time::Duration::from_micros(200);
 
 impl Epochs {
     /// Waits until every batch pinned before this call has finished. A thread that has a pin must not call
-    /// it.
+    /// this, because it would wait for itself.
     pub(crate) fn wait_for_earlier(&self) {
         let tag = self.tag();
         while self.oldest() <= tag {
@@ -198,7 +200,7 @@ impl Epochs {
     }
 }
 
-/// A slot that is not in the index and that no batch can read. Only [`RetireList`] creates it.
+/// A slot that is not in the index and that no batch can read. Only [`RetireList`] creates this type.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Freed(Location);
 
@@ -219,28 +221,28 @@ pub(crate) struct RetireList {
 #[derive(Debug, Default)]
 struct Queue {
     slots: VecDeque<(u64, Location)>,
-    /// Whether batches may find slots outside the index, so that tags do not free them.
+    /// Set while batches may find slots in a version's overlay. Then no slot is freed, whatever its tag.
     held: bool,
 }
 
 impl RetireList {
     /// Retires a slot.
     pub(crate) fn put(&self, unlinked: Unlinked, epochs: &Epochs) {
-        // The tag is taken under the lock: either it is after a release, or the release renews it. Also, tags
-        // ascend along the queue.
+        // The tag is taken under the queue's lock. So tags ascend along the queue, and a concurrent `release`
+        // either has ended before or renews this tag.
         let mut queue = self.queue();
         let tag = epochs.tag();
         queue.slots.push_back((tag, unlinked.location()));
         self.waiting.store(queue.slots.len(), std::sync::atomic::Ordering::Relaxed);
     }
 
-    /// Frees nothing until [`Self::release`]: from now on, batches may find unlinked slots outside the index.
+    /// Frees nothing until [`Self::release`]: from now on, batches may find unlinked slots in an overlay.
     pub(crate) fn hold(&self) {
         self.queue().held = true;
     }
 
-    /// Ends [`Self::hold`]: batches no longer find slots outside the index. All waiting slots get a new tag,
-    /// since a batch may have found them until now.
+    /// Ends [`Self::hold`]: batches no longer find slots in an overlay. All waiting slots get a new tag,
+    /// because a batch may have found them until now.
     pub(crate) fn release(&self, epochs: &Epochs) {
         let mut queue = self.queue();
         let tag = epochs.tag();
@@ -260,7 +262,7 @@ impl RetireList {
         if queue.slots.is_empty() || queue.held {
             return queue.slots.len();
         }
-        // After taking the lock, which orders reading the cells after all tags in the queue.
+        // Called under the lock, so that the cells are read after all tags in the queue were made.
         let oldest = epochs.oldest();
         let mut left = most;
         while let Some(&(tag, location)) = queue.slots.front()
@@ -279,7 +281,7 @@ impl RetireList {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many slots wait; may be slightly out of date.
+    /// How many slots wait. The number may be slightly out of date.
     #[must_use]
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.load(std::sync::atomic::Ordering::Relaxed)
@@ -287,8 +289,8 @@ impl RetireList {
 }
 
 /// An object that is replaced as a whole while other threads read it. crossbeam-epoch keeps a replaced object
-/// until no thread reads it. A [`Reading`] cannot leave its thread and delays freeing, so it lasts one call;
-/// a batch, which may end on a device, uses a [`Pin`] instead.
+/// until no thread reads it. A [`Reading`] cannot leave its thread and delays freeing, so it is held for one
+/// call only. A batch lasts longer and uses a [`Pin`] instead.
 #[derive(Debug)]
 pub(crate) struct Replaceable<T>(crossbeam_epoch::Atomic<T>);
 
@@ -311,8 +313,8 @@ impl<T: Send + Sync + 'static> Replaceable<T> {
         // SAFETY: `old` was returned by the swap, so no later reading finds it and no other thread retires
         // it; it was made by `Owned::new`. Readings that found it hold guards, which keep it.
         unsafe { guard.defer_destroy(old) };
-        // Makes it available to be freed by any reader: this thread may not replace anything for long, and
-        // the object may be large.
+        // Lets any reader free the old object. It may be large, and this thread may not replace anything
+        // again for a long time.
         guard.flush();
     }
 }

@@ -16,13 +16,13 @@ pub enum CacheError {
     Key(#[from] KeyError),
     #[error("version {got}: expected one newer than {current}")]
     Version { got: Version, current: Version },
-    #[error("rows of version {got}: expected those of version {current}")]
+    #[error("host rows of version {got}: expected the current version {current}")]
     NotCurrent { got: Version, current: Version },
-    #[error("cache.bytes: {bytes} bytes refused: {source}")]
+    #[error("cache.bytes: cannot allocate {bytes} bytes: {source}")]
     Memory { bytes: usize, source: std::io::Error },
     #[error("table {got}: expected one of {tables} tables")]
     Table { got: usize, tables: usize },
-    #[error("table {table}: id {got} is past its {rows} rows")]
+    #[error("table {table}: id {got}: expected an id below {rows}")]
     Id { table: usize, got: u64, rows: u64 },
     #[error("table {table}: expected rows of {expected} bytes, got {got}")]
     RowBytes { table: usize, got: usize, expected: usize },

@@ -11,7 +11,7 @@ use super::epoch::Epochs;
 use super::policy::{Fill, Watermarks};
 use super::slots::{Class, Slots};
 
-/// One slab in this many is emptied at a time for another row size.
+/// Of every 64 slabs, one is emptied at a time, so that it can change its row size.
 const SLABS_PER_DRAIN: usize = 64;
 
 /// The goal of the next eviction steps.
@@ -29,17 +29,18 @@ pub(crate) enum Goal {
 #[derive(Debug, Default)]
 pub(crate) struct EvictionPlan {
     pub goal: Goal,
-    /// The tag of when a row size was first found without slots while retired slots waited for batches.
+    /// The epoch tag (`epoch.rs`) of the first step that found a row size without slots. The slots that were
+    /// retired before are free once all batches up to the tag have finished.
     starved_at: Option<u64>,
 }
 
-/// The state of a cache that decides about eviction.
+/// The state of a cache from which [`EvictionPlan::choose`] chooses a goal.
 pub(crate) struct Pressure<'a> {
     pub fill: Fill,
     pub watermarks: &'a Watermarks,
     /// Retired slots that wait for batches to finish.
     pub waiting: usize,
-    /// A class that found no slot, plus one; 0 for none.
+    /// The class of a row that found no slot, plus one; 0 for no class.
     pub starved: &'a AtomicU64,
     pub slots: &'a Slots,
     pub epochs: &'a Epochs,

@@ -1,6 +1,6 @@
 //! Eviction steps, and the thread that takes them.
 //!
-//! A step can be called from any thread, one at a time. The eviction thread only decides when.
+//! Any thread may take a step, one thread at a time. The eviction thread decides only when steps are taken.
 //! `eviction_plan` decides what a step does.
 
 use std::io;
@@ -17,7 +17,7 @@ use crate::mem::mix64;
 
 /// Buckets per step.
 const STRETCH: usize = 1024;
-/// Buckets in the sample of ages.
+/// Buckets in the sample of the entries' coldness.
 const SAMPLE: usize = 128;
 /// The time between two checks whether batches have finished.
 const PATIENCE: Duration = Duration::from_millis(1);
@@ -37,7 +37,7 @@ pub enum EvictStep {
 #[derive(Debug, Default)]
 pub(crate) struct Sweep {
     plan: EvictionPlan,
-    /// The next bucket.
+    /// The next bucket to sweep.
     hand: usize,
     /// Counter from which sampled buckets are drawn.
     draw: u64,
@@ -67,7 +67,7 @@ impl Shared {
         }
     }
 
-    /// The share of entries to evict, so that pool and index are both at the low watermark.
+    /// The share of entries to evict until pool and index are both at the low watermark.
     fn excess(&self) -> f64 {
         self.fill_level().excess(&self.watermarks)
     }
@@ -161,8 +161,8 @@ impl Wake {
         self.condition.notify_one();
     }
 
-    /// Sleeps until woken; or, with `patience`, for that time even if woken. Returns `false` as soon as the
-    /// thread is to stop.
+    /// Without `patience`, sleeps until woken. With `patience`, sleeps for that time, even if woken. Returns
+    /// `false` as soon as the thread must stop.
     fn sleep(&self, patience: Option<Duration>) -> bool {
         let stop = self.stop.lock().unwrap_or_else(PoisonError::into_inner);
         let stop = match patience {
@@ -175,8 +175,8 @@ impl Wake {
                 *self.condition.wait_while(stop, asleep).unwrap_or_else(PoisonError::into_inner)
             }
         };
-        // Reset before the next step, so that the step sees the reason for the wake-up. If a wake-up is lost
-        // all the same, the next insert wakes the thread again.
+        // Reset before the next step, so that a wake-up during the step stays pending. A wake-up is lost if
+        // `now` still reads the old `true` and does not notify. Then a later insert wakes the thread.
         self.pending.swap(false, Ordering::AcqRel);
         !stop
     }
@@ -190,7 +190,7 @@ pub(crate) struct Evictor {
 }
 
 impl Evictor {
-    /// Starts a thread that, whenever woken by `wake`, calls `step` until there is nothing more to do.
+    /// Starts a thread. Whenever `wake` wakes it, it calls `step` until there is nothing more to do.
     pub(crate) fn start(
         wake: &Arc<Wake>,
         mut step: impl FnMut() -> EvictStep + Send + 'static,

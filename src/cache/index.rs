@@ -1,35 +1,35 @@
 //! The index: from flat key to location, read without a lock.
 //!
-//! A bucket is a line of 128 bytes: eight slots of two words. The first word is the key. The second word
-//! packs the location (40 bits) and a stamp (24 bits) of when the entry was last used, which is the clock of
-//! approximate LRU. A key may be in one of two buckets, both given by its hash, and in any slot of them, so a
-//! lookup reads at most two lines. An insert takes the bucket with more empty slots, which keeps buckets even
-//! enough to fill 0.8 of the slots. Entries never move while they are linked.
+//! A bucket has 128 bytes: eight slots of two words. The first word is the key. The second word packs the
+//! location (40 bits) and a stamp (24 bits), which is the number of the batch that last used the entry, for
+//! approximate LRU. A key may be in any slot of two buckets, both given by its hash, so a lookup reads at
+//! most two buckets. An insert takes the bucket with more empty slots. This fills the buckets so evenly that
+//! 0.8 of all slots can be used. Entries never move while they are linked.
 //!
 //! **Writers** (insert, evict) hold the locks of the buckets that they change: plain mutexes, striped, always
 //! taken in ascending order. **Readers** take none. A writer links an entry by storing the second word, then
 //! the key. It unlinks an entry by storing another key, and leaves the second word as it is. A reader that
-//! has seen its key loads the word, the key and the word again:
+//! has found its key loads the second word, the key and the second word again:
 //!
 //! - a changed key means that the entry was removed: the reader probes again;
 //! - a changed location means that another entry took the slot in between: the reader probes again;
 //! - a changed stamp means that another reader found the entry too, which is no conflict.
 //!
-//! **Why a reader's location is its key's.** The reader holds a pin (`epoch.rs`), so a location that it saw
-//! linked is not linked again before the pin ends. Equal locations in both words are therefore of one
-//! linking, called L. The reader read by acquire a word that L stored, so the key that it reads next is L's
-//! or a later one. It read that key by acquire, so its last word is of that key's linking or of a later one;
-//! but the word is L's. So the key is L's. A location can be seen stale, from a linking that ended before the
-//! pin began, only together with a key from before that end, which the pin's own ordering rules out.
+//! **Why the location that a reader gets belongs to its key.** The reader holds a pin (`epoch.rs`), so a
+//! location that it saw linked is not linked again before the pin ends. So if both loads of the second word
+//! have the same location, one link operation L has stored both. The first load acquires the word that L
+//! stored. So the reader's key, which is loaded next, was stored by L or by a later link. That load acquires
+//! too. So the last load has the word of the link that stored the key, or of a later link. But that word is
+//! from L. So L has stored the key, too. A location of a link that ended before the pin began can be read
+//! only together with a key from before that end, which the pin's own ordering rules out.
 //!
 //! A location in host memory may be linked again, under another key, while a pin lasts. It says only that the
-//! row is in host memory. Which row it is, the reader knows from its own key, never from the location.
+//! row is in host memory. The reader knows which row it is from the key, never from the location.
 //!
-//! A lookup renews the stamp with one compare-exchange of the second word. If it fails, the entry was removed
-//! or another lookup renewed the stamp, and nothing is lost. A stamp of the last few batches ([`FRESH`]) is
-//! not renewed: cores that find the same hot rows would otherwise pass those lines to each other in every
-//! batch, only to write. Stamps wrap after 2^24 batches: an entry unused for exactly that long looks young
-//! once.
+//! A lookup renews the stamp with one compare-exchange of the second word. If the exchange fails, the entry
+//! was removed or another lookup renewed the stamp, and nothing is lost. A stamp of the last few batches
+//! ([`FRESH`]) is not renewed: otherwise all cores would write to the cache lines of the same hot rows in
+//! every batch. Stamps wrap after 2^24 batches, so an entry unused for about that long looks recently used.
 
 #![allow(unsafe_code)]
 
@@ -50,21 +50,21 @@ use entry::{location_of, stamp_of};
 
 pub(crate) use entry::{Entry, Fate, Held, Link, Location, Stamp, Unlinked};
 
-/// Slots of a bucket. Under loom few, because each multiplies the interleavings.
+/// Slots of a bucket. Few under loom, because each slot multiplies the number of interleavings.
 pub(crate) const SLOTS: usize = if cfg!(flechette_loom) { 2 } else { 8 };
 /// Bytes of a bucket.
 pub(crate) const BUCKET_BYTES: usize = 128;
 /// The share of slots that may be in use.
 pub(crate) const LOAD: f64 = 0.8;
-/// A stamp that is at most this many batches old is not renewed, so an entry may look older than it is by as
-/// much. That does not matter for an eviction of rows unused for much longer, which is the case if the cache
-/// holds the rows of many batches. If it holds hardly the rows of one, each step more costs hits
-/// (`benches/hit_rates`, batches of 256). A row that every batch uses is written in every third batch only.
-/// kernels/probe.cu has the same rule and number.
+/// A stamp that is at most this many batches old is not renewed, so an entry may look that much older than it
+/// is. A row that every batch uses is stamped in every third batch only. The error does not matter if the
+/// cache holds the rows of many batches: then eviction removes rows that were unused for much longer. If the
+/// cache holds little more than the rows of one batch, each increment of this number costs hits
+/// (`benches/hit_rates`, batches of 256). kernels/probe.cu has the same rule and number.
 pub const FRESH: u32 = 2;
-/// How far batches may overtake each other.
+/// Batches may run this far out of order: a stamp that is at most this many batches ahead has age 0.
 const AHEAD: u64 = 1 << 16;
-/// Most locks; fewer if there are fewer buckets.
+/// The most locks. An index with fewer buckets has one lock per bucket.
 const STRIPES: usize = if cfg!(flechette_loom) { 2 } else { 1024 };
 
 /// The index.
@@ -154,9 +154,9 @@ impl Index {
         Probe::Absent
     }
 
-    /// Links a key to a location whose row is already written. If both of its buckets are full and `coldness`
-    /// is given, the coldest entry by key and age is replaced. An entry of the same key is replaced unless
-    /// `same` accepts its location.
+    /// Links a key to a location that already contains the row. An entry of the same key is replaced unless
+    /// `same` accepts its location. If both buckets of the key are full and `coldness` is given, the entry
+    /// with the largest `coldness(key, age)` is replaced.
     pub(crate) fn insert(
         &self,
         entry: Entry,
@@ -199,8 +199,8 @@ impl Index {
         }
     }
 
-    /// Applies `fate`, given key, location and age, to each entry of a bucket. Passes unlinked entries to
-    /// `unlinked`.
+    /// Calls `fate(key, location, age)` for each entry of a bucket, and treats the entry as it returns.
+    /// Passes unlinked entries to `unlinked`.
     pub(crate) fn evict(
         &self,
         bucket: usize,
@@ -257,8 +257,8 @@ impl Index {
         })
     }
 
-    /// A key's two buckets, which may be the same. The hash's halves are mapped by multiplication, so the
-    /// number of buckets is arbitrary.
+    /// A key's two buckets, which may be the same. Each half of the hash is mapped to a bucket by
+    /// multiplication, so the number of buckets need not be a power of two.
     #[inline]
     fn pair(&self, key: FlatKey) -> (usize, usize) {
         let (hash, buckets) = (mix64(key), self.buckets.all().len() as u64);
@@ -279,7 +279,7 @@ pub(crate) fn capacity(buckets: usize) -> u64 {
     ((buckets * SLOTS) as f64 * LOAD) as u64
 }
 
-/// Inserts a key. With `replace`, a full bucket evicts its longest unused entry.
+/// Inserts a key. With `replace`, a full pair of buckets evicts its longest unused entry.
 #[cfg(test)]
 fn tests_insert(index: &Index, key: u64, offset: u64, batch: u64, replace: bool) -> Link {
     let entry = Entry { key: FlatKey(key), location: Location::slot(offset), now: Stamp::of(batch) };

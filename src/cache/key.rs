@@ -1,4 +1,4 @@
-//! Flat keys: one integer space for the ids of all tables (FLECHE 3.1, size-aware coding).
+//! Flat keys: one integer space for the ids of all tables (FLECHE section 3.1, size-aware coding).
 //!
 //! A flat key is a table code followed by feature bits. A large table gets a short code and a small table a
 //! long one, so every table has just the feature bits that it needs. Codes are assigned in ascending order of
@@ -9,11 +9,11 @@
 //! no two blocks overlap. The ascending order wastes no keys: every block length divides the next, so the
 //! codes fit if the blocks' lengths add up to at most the whole space.
 //!
-//! **If the width cannot hold all ids**, the smallest tables keep exact keys: as many tables as possible such
-//! that each larger table still has at least as many keys as any of them. The larger tables share the
-//! remaining keys in proportion to their rows, as closely as powers of two allow, and hash their ids into
-//! their share. Then two ids of one table may have the same key, and the user of the key must distinguish
-//! them. Two tables never share a key.
+//! **If the width cannot hold all ids**, the smallest tables keep exact keys. A table is exact as long as
+//! every larger table can still get at least as many keys. The larger tables share the remaining keys in
+//! proportion to their rows, as closely as powers of two allow, and hash their ids into their share. Then two
+//! ids of one table may have the same key, and the cache distinguishes them by a tag. Two tables never share
+//! a key.
 //!
 //! The lowest block belongs to no table; it contains [`EMPTY`] and [`TOMBSTONE`].
 
@@ -25,7 +25,7 @@ use crate::types::{FlatKey, TableId};
 /// The key of an empty index slot. Zero, so that zeroed memory is an empty index.
 pub(crate) const EMPTY: FlatKey = FlatKey(0);
 
-/// The key of an index slot whose entry is being replaced.
+/// The key of an index slot while its entry is replaced by another one.
 pub(crate) const TOMBSTONE: FlatKey = FlatKey(1);
 
 /// Keys below this belong to no table.
@@ -56,7 +56,7 @@ impl KeyWidth {
 pub enum KeyError {
     #[error("flat keys of {bits} bits cannot tell {tables} tables apart: {needed} bits are needed")]
     Width { bits: u32, tables: usize, needed: u32 },
-    #[error("table {table}: {rows} rows do not fit flat keys of 64 bits beside the other tables")]
+    #[error("table {table}: {rows} rows do not fit flat keys of 64 bits together with the other tables")]
     Rows { table: usize, rows: u64 },
 }
 
@@ -69,7 +69,7 @@ pub struct TableCode {
 }
 
 impl TableCode {
-    /// The key of an id; `None` if the id is past the table. It is unique if the code [is
+    /// The key of an id; `None` if the table has no such id. The key is unique if the code [is
     /// exact](Self::is_exact).
     #[inline]
     #[must_use]
@@ -81,7 +81,7 @@ impl TableCode {
         Some(FlatKey(self.base | feature))
     }
 
-    /// The id of a key of this table; `None` if the code is not exact.
+    /// The id that has this key; `None` if no id has it, or if the code is not exact.
     #[inline]
     #[must_use]
     pub(crate) fn id(self, key: FlatKey) -> Option<u64> {
@@ -89,7 +89,7 @@ impl TableCode {
         (feature < self.rows && self.is_exact()).then_some(feature)
     }
 
-    /// Whether every id has its own key.
+    /// Whether no two ids share a key.
     #[inline]
     #[must_use]
     pub fn is_exact(self) -> bool {
@@ -150,13 +150,15 @@ impl FlatKeys {
         Ok(Self { codes, order })
     }
 
-    /// The fixed-length coding that FLECHE uses as its baseline (3.1, after Kraken): high bits for the
-    /// table's number, the others for the feature, for tables of all sizes. Used by benches.
+    /// The fixed-length coding that FLECHE uses as its baseline (section 3.1, after Kraken). The high bits
+    /// are the table's number and the others the feature, with the same lengths for all tables. Used by
+    /// benches.
     ///
     /// # Errors
     /// [`KeyError::Width`] when the width does not hold the tables' numbers.
     pub fn fixed_length(rows: &[u64], width: KeyWidth) -> Result<Self, KeyError> {
-        // Table number 0 has the two reserved keys, so at least one feature bit is needed.
+        // No table has number 0, because its keys include the two reserved keys. Both have number 0 only if
+        // there is at least one feature bit.
         let table_bits = id_bits(rows.len() as u64 + 1);
         let Some(bits) = width.bits().checked_sub(table_bits).filter(|&bits| bits > 0) else {
             return Err(KeyError::Width { bits: width.bits(), tables: rows.len(), needed: table_bits + 1 });
@@ -180,7 +182,7 @@ impl FlatKeys {
         self.code(table)?.key(id)
     }
 
-    /// The table in whose block a key lies, if any.
+    /// The table that a key belongs to, if any.
     #[must_use]
     pub(crate) fn table_of(&self, key: FlatKey) -> Option<TableId> {
         let after = self.order.partition_point(|t| self.codes[t.index()].base <= key.0);
@@ -189,7 +191,7 @@ impl FlatKeys {
         (key.0 - code.base < 1 << code.bits).then_some(table)
     }
 
-    /// The row of a key; `None` if no row has it or several may have it.
+    /// The row of a key; `None` if no row has the key, or if several rows may have it.
     #[must_use]
     pub(crate) fn decode(&self, key: FlatKey) -> Option<(TableId, u64)> {
         let table = self.table_of(key)?;
@@ -203,8 +205,8 @@ impl FlatKeys {
     }
 }
 
-/// The two keys of a row: its *own key*, which is unique, and its *index key* of the index's width, which
-/// several rows of a table may share.
+/// The two keys of each row. Its *own key* is unique. Its *index key* has the index's width, and several rows
+/// of a table may share it.
 #[derive(Clone, Debug)]
 pub(crate) struct RowKeys {
     own: FlatKeys,
@@ -284,7 +286,7 @@ fn share(rows: &[u64], width: KeyWidth) -> Result<Vec<u32>, KeyError> {
         let needed = id_bits(u64::try_from(room(&bits)).unwrap_or(u64::MAX));
         return Err(KeyError::Width { bits: width.bits(), tables: rows.len(), needed });
     }
-    // The smallest tables stay exact while every larger one could have as many keys as the last of them.
+    // In ascending order, a table stays exact while every larger table could get as many keys.
     let mut used = RESERVED;
     for (exact, &t) in order.iter().enumerate() {
         let block = 1u128 << wanted[t];
@@ -294,7 +296,7 @@ fn share(rows: &[u64], width: KeyWidth) -> Result<Vec<u32>, KeyError> {
         used += block;
         order[exact..].iter().for_each(|&larger| bits[larger] = wanted[t]);
     }
-    // Then the table with the most rows per key gets twice as many keys, as long as that fits.
+    // Then, repeatedly, the table with the most rows per key gets twice as many keys, if that fits.
     let mut free = space - room(&bits);
     let crowding = |t: usize, bits: &[u32]| Crowding { load: rows[t] as f64 / 2f64.powi(bits[t] as i32), t };
     let mut crowded: BinaryHeap<Crowding> =
@@ -334,7 +336,7 @@ impl PartialOrd for Crowding {
     }
 }
 
-/// The bits that hold every id below `rows`.
+/// How many bits hold every id below `rows`.
 #[inline]
 fn id_bits(rows: u64) -> u32 {
     u64::BITS - rows.saturating_sub(1).leading_zeros()

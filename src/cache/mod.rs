@@ -1,5 +1,6 @@
-//! The flat cache (FLECHE sections 3 and 4): rows of all tables share one bounded memory and one index, so
-//! the memory holds the hottest rows of the whole model, whichever table they belong to.
+//! The flat cache (FLECHE, Xie et al., EuroSys 2022, sections 3 and 4): rows of all tables share one bounded
+//! memory and one index, so the memory holds the hottest rows of the whole model, whichever table they
+//! belong to.
 //!
 //! How a batch uses it:
 //!
@@ -16,7 +17,7 @@
 //! query.push(TableId(0), [7, 8, 7]);
 //! query.push(TableId(1), [7]);
 //! let found = pin.lookup(&mut query)?;
-//! assert_eq!(found.uniques(), [0, 1, 0, 2]); // for every id pushed, its distinct row
+//! assert_eq!(found.uniques(), [0, 1, 0, 2]); // for every pushed id: the number of its distinct row
 //! assert_eq!(found.misses().len(), 3); // each missing row, once
 //! for miss in found.misses() {
 //!     let fetched = vec![7; if miss.table == TableId(0) { 8 } else { 4 }];
@@ -39,21 +40,22 @@
 //! - [`epoch`]: when an evicted row's memory may be reused;
 //! - [`policy`]: which rows are admitted and evicted;
 //! - [`query`]: deduplicates and probes a batch's keys; `batch`: a batch's interface to the cache;
-//! - `shared`: inserting and retiring rows; `evictor`: the eviction thread; `eviction_plan`: what it does
-//!   next;
+//! - `shared`: inserting and retiring rows; `evictor`: the eviction thread; `eviction_plan`: what an eviction
+//!   does next;
 //! - `version`: switching to another version's rows between two batches;
-//! - `pointers`: the unified index, entries that point at rows in the store's memory; [`tuner`]: how many;
+//! - `pointers`: the unified index, which also has entries that point at rows in the store's memory;
+//!   [`tuner`]: how many of them;
 //! - `warm`: filling the cache before the first batch;
 //! - [`shape`]: how `cache.bytes` is divided; `stats`: counts;
 //! - [`gpu`]: the same cache in the memory of a CUDA device.
 //!
-//! **Exactness.** A row is copied into a slot that no one reads, and only then linked under its key. The slot
-//! is not written again until the row was unlinked and every batch that could have found it has finished. So
-//! what a batch reads through its pin is the whole row that was inserted for that table and id.
+//! **Exactness.** A row is copied into a slot that no batch reads, and only then linked under its key. The
+//! slot is not written again until the row was unlinked and every batch that could have found it has
+//! finished. So a batch reads through its pin exactly the row that was inserted for that table and id.
 //!
-//! **Waiting.** Lookups take no lock. Inserts take short locks against each other. Evictions run on the
-//! cache's own thread, woken above the high watermark. Until it has made room, rows that do not fit are
-//! counted and not cached.
+//! **Waiting.** Lookups take no lock. Inserts take short locks against each other. A background thread
+//! evicts. Inserts wake it when the cache is above the high watermark. Until the thread has made room, rows
+//! that do not fit are counted and not cached.
 
 mod batch;
 pub(crate) mod epoch;
@@ -110,7 +112,7 @@ use shared::Shared;
 /// The default watermarks. `cache.fraction` makes room for them.
 pub const WATERMARKS: Watermarks = Watermarks { high: 0.95, low: 0.9 };
 
-/// The options of a cache besides its size.
+/// The options of a cache, except its size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CacheOptions {
     /// Which missed rows are admitted.
@@ -122,9 +124,9 @@ pub struct CacheOptions {
     /// Bits of the index's keys. If they are too few for all rows, rows of the larger tables share keys, and
     /// each cached row of those tables stores its own key as a tag.
     pub key_width: KeyWidth,
-    /// The most rows in the store's memory that the unified index points at. Each takes an index entry.
+    /// The most pointers to rows in the store's memory (`pointers.rs`). Each takes an index entry.
     pub pointers: u64,
-    /// The version of the first batches.
+    /// The version that batches use until the first switch.
     pub version: Version,
     /// Whether the cache evicts on its own thread. If not, the owner calls [`FlatCache::evict_step`].
     pub background: bool,
@@ -147,7 +149,7 @@ impl Default for CacheOptions {
 /// Which missed rows are admitted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum AdmissionOption {
-    /// Each with a fixed probability.
+    /// Each missed row, with a fixed probability.
     Probability {
         /// From 0 to 1.
         p: f64,
@@ -156,7 +158,7 @@ pub enum AdmissionOption {
     },
     /// Rows used repeatedly while missing (`policy/frequency.rs`).
     Frequency {
-        /// The use at which a full cache admits a row, 1 to 15.
+        /// A full cache admits a missed row once it has this many recent uses, 1 to 15.
         misses: u32,
     },
 }
@@ -164,9 +166,9 @@ pub enum AdmissionOption {
 impl AdmissionOption {
     /// All missed rows.
     pub const ALL: Self = Self::Probability { p: 1.0, seed: 0 };
-    /// Once the cache is full, rows at their second recent use. Of the rules that were tried, this is the
-    /// best on the traces of `benches/hit_rates` (2026-11-21: at most 0.6 points below the best of LRU, LFU,
-    /// ARC, S3-FIFO and W-TinyLFU, whereas admitting all missed rows is 0.3 to 9.3 points below it).
+    /// A full cache admits rows at their second recent use. Of the rules that were tried, this is the best on
+    /// the traces of `benches/hit_rates`. On 2026-11-21 its hit rate was at most 0.6 points below the best of
+    /// LRU, LFU, ARC, S3-FIFO and W-TinyLFU, and that of `ALL` was 0.3 to 9.3 points below that best.
     pub const DEFAULT: Self = Self::Frequency { misses: 2 };
 }
 
@@ -232,8 +234,8 @@ impl FlatCache {
     /// that has a pin. Concurrent switches wait for each other.
     ///
     /// # Errors
-    /// When the version is not newer than the current one, or a row is not one of the tables'. Then nothing
-    /// changes.
+    /// When the version is not newer than the current one, or a row's table, id or length is wrong. Then
+    /// nothing changes.
     pub fn switch<'r>(
         &self,
         version: Version,
@@ -261,7 +263,8 @@ impl FlatCache {
         Ok(HostRows::new(self.shared.clone(), table))
     }
 
-    /// Reports how long a batch took to look up its rows. The tuner of the unified index uses this.
+    /// Reports how long a batch took to look up `ids` ids. From this, the tuner chooses how many pointers the
+    /// unified index may have.
     pub fn observe(&self, ids: u64, elapsed: Duration) {
         self.shared.observe(ids, elapsed);
     }
@@ -271,14 +274,14 @@ impl FlatCache {
         self.shared.pointers.allow(capacity);
     }
 
-    /// The cached rows, the last used first.
+    /// The cached rows, the most recently used first.
     #[must_use]
     pub fn hot_rows(&self) -> Vec<(TableId, u64)> {
         self.shared.hot_rows()
     }
 
-    /// Takes one step of an eviction, if one is needed or in progress, and frees slots that no batch can read
-    /// any more. Returns whether more steps are needed. The eviction thread calls this.
+    /// Takes one step of an eviction, if an eviction is needed or in progress, and frees slots that no batch
+    /// can read any more. Returns whether more steps are needed. The eviction thread calls this.
     pub fn evict_step(&self) -> EvictStep {
         self.shared.evict_step()
     }
@@ -297,7 +300,7 @@ fn admission(options: &CacheOptions, sketch_bytes: usize) -> Admission {
     }
 }
 
-/// The policy, with ranks of the first `ranked` rows.
+/// The eviction policy. For LFU, only the first `ranked` of the listed rows get a rank.
 fn eviction(options: &CacheOptions, keys: &RowKeys, ranked: usize) -> Eviction {
     // A row that does not exist gets a key that no entry has.
     let key = |&(table, id): &(TableId, u64)| keys.index_keys().encode(table, id).unwrap_or(TOMBSTONE);

@@ -1,8 +1,9 @@
-//! The unified index (FLECHE 3.3): entries that point at a row in host memory instead of a slot of the pool.
+//! The unified index (FLECHE section 3.3): it also has pointers, which are entries that refer to a row in
+//! host memory instead of a slot of the pool.
 //!
 //! A pointer takes an index entry and no slot. The evictor makes pointers: while fewer than allowed exist, a
-//! victim gives up its slot and stays in the index as a pointer. A pointer stores the row's id in its table;
-//! the reader finds the table through the batch's version. So a pointer is valid for all versions.
+//! victim gives up its slot and stays in the index as a pointer. A pointer stores only the row's id. A batch
+//! reads that row from the store of its own version. So a pointer is valid for all versions.
 //!
 //! Pointers are made only to rows that the store holds in memory. The owner of that memory keeps a
 //! [`HostRows`]. Dropping it removes all pointers to the table and waits for the batches that may have found
@@ -19,7 +20,7 @@ use super::shared::Shared;
 use super::tuner::Tuner;
 use crate::types::{FlatKey, TableId};
 
-/// Steps in which the tuner approaches its limit.
+/// In this many steps the tuner grows the capacity from 0 to its limit.
 const STEPS: u64 = 16;
 /// Ids looked up between two measurements.
 const WINDOW: u64 = 1 << 20;
@@ -90,7 +91,7 @@ impl Pointers {
         if self.ids.fetch_add(ids, Ordering::Relaxed) + ids < WINDOW {
             return false;
         }
-        // Another thread is measuring now: its measurement includes this batch.
+        // Another thread takes this measurement now.
         let Ok(mut tuner) = self.tuner.try_lock() else { return false };
         let nanos = nanos + elapsed.as_nanos() as u64;
         let ids = self.ids.swap(0, Ordering::Relaxed);
@@ -120,7 +121,8 @@ impl Pointers {
 }
 
 impl Shared {
-    /// Whether a victim is unlinked or becomes a pointer. The caller holds the bucket's lock and the sweep's.
+    /// Decides whether a victim is unlinked or becomes a pointer. The caller holds the locks of the bucket
+    /// and of the sweep.
     pub(crate) fn fate_of_victim(&self, key: FlatKey, held: Held<'_>) -> Fate {
         let table = self.keys.index_keys().table_of(key);
         // `id` returns `None` for a key that several rows share: such a key does not identify the pointer's
@@ -137,7 +139,8 @@ impl Shared {
     /// As [`Pointers::observe`].
     pub(crate) fn observe(&self, ids: u64, elapsed: Duration) {
         if self.pointers.observe(ids, elapsed) {
-            // The eviction thread sweeps the whole index, not the thread of a request.
+            // Removing the pointers sweeps the whole index, which would delay this request. So the eviction
+            // thread does it.
             self.wake.now();
         }
     }
@@ -151,7 +154,7 @@ impl Shared {
 
     /// Unlinks the pointers into the chosen tables.
     fn withdraw(&self, table: impl Fn(TableId) -> bool) {
-        // Under the sweep's lock no pointer is made.
+        // Pointers are made only under the sweep's lock, so none is made meanwhile.
         let _sweep = self.sweep.lock().unwrap_or_else(PoisonError::into_inner);
         self.unlink_pointers(table);
     }
@@ -168,7 +171,7 @@ impl Shared {
     }
 }
 
-/// Allows pointers at the rows of a table, as long as the store holds them in memory.
+/// Allows pointers to the rows of a table. The store keeps these rows in memory until this is dropped.
 #[derive(Debug)]
 pub struct HostRows {
     shared: Arc<Shared>,
@@ -184,10 +187,11 @@ impl HostRows {
 
 impl Drop for HostRows {
     /// Removes the pointers and waits for all batches that began before. A thread that has a pin must not
-    /// drop it.
+    /// drop a `HostRows`, because it would wait for itself.
     fn drop(&mut self) {
         let Self { shared, table } = self;
-        // Before taking the sweep's lock: pointers are made under that lock after reading this count.
+        // Decremented before the sweep's lock is taken: pointers are made under that lock, and only after
+        // this count was read.
         shared.pointers.tables[table.index()].fetch_sub(1, Ordering::Relaxed);
         shared.withdraw(|t| t == *table);
         shared.epochs.wait_for_earlier();

@@ -1,8 +1,8 @@
 //! A batch's lookup: encodes ids as keys, removes duplicates, and probes each distinct key once.
 //!
-//! All vectors are reused from batch to batch. Deduplication uses a hash table of its own, because it must be
-//! empty at the start of each batch without being cleared: each slot stores the generation of the lookup that
-//! wrote it, and a slot of an older generation is empty.
+//! All vectors are reused from batch to batch. Deduplication uses its own kind of hash table, which is empty
+//! at the start of each batch without being cleared: each slot stores the generation in which it was written,
+//! and a slot of an older generation counts as empty.
 
 use std::ops::Range;
 
@@ -17,19 +17,20 @@ use crate::types::{FlatKey, TableId};
 /// How many probes ahead index buckets are prefetched.
 const AHEAD: usize = 12;
 
-/// A batch's ids and the result of their lookup. Reuse it: it allocates nothing after its largest batch.
+/// A batch's ids and the result of their lookup. Reuse it: then a batch allocates only if it is larger than
+/// all batches before.
 #[derive(Debug, Default)]
 pub struct Query {
     ids: Vec<u64>,
     columns: Vec<Column>,
-    /// By occurrence: the number of its distinct row.
+    /// By occurrence of an id: the number of its distinct row.
     uniques: Vec<u32>,
     rows: Vec<Unique>,
     misses: Vec<Miss>,
     pointed: Vec<Miss>,
     scratch: Scratch,
     tallies: Vec<Tally>,
-    /// The number of the batch whose pin the last probe used.
+    /// The number of the batch that made the last probe.
     batch: u64,
 }
 
@@ -52,26 +53,27 @@ pub(crate) struct Unique {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FoundAt {
     Slot(Location),
-    /// Number among the pointed rows.
+    /// The row's index in `Query::pointed`.
     Host(u32),
-    /// Number among the misses.
+    /// The row's index in `Query::misses`.
     Miss(u32),
 }
 
-/// A distinct row of a batch that is not in the cache's memory: missing, or pointed at in the store's memory.
+/// A distinct row of a batch that is not in the cache's memory: it is missing, or the index points at it in
+/// the store's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Miss {
     /// The row's table.
     pub table: TableId,
     /// The row's id.
     pub id: u64,
-    /// Its number: `uniques()[o] == unique` for each occurrence `o`.
+    /// The number of this distinct row: `uniques()[o] == unique` for each of its occurrences `o`.
     pub unique: u32,
     /// How often the batch uses the row, at least once.
     pub occurrences: u32,
 }
 
-/// Accesses of one table in one lookup. Hits, pointed and misses add up to the ids of the table.
+/// Accesses of one table in one lookup. `hits`, `pointed` and `misses` add up to the ids of the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub hits: u64,
@@ -114,7 +116,7 @@ impl Query {
         &self.pointed
     }
 
-    /// The batch under whose pin the last probe was made.
+    /// The number of the batch that made the last probe.
     pub(crate) fn batch(&self) -> u64 {
         self.batch
     }
@@ -124,8 +126,8 @@ impl Query {
         &self.tallies
     }
 
-    /// Finds the distinct keys of all occurrences, table by table: equal keys are of one table, and the
-    /// scratch table of one table stays in the processor's cache.
+    /// Numbers the distinct rows, one table at a time. Rows of different tables have different keys, and a
+    /// hash table for the ids of one table fits better in the processor's cache.
     pub(crate) fn deduplicate(&mut self, keys: &RowKeys) -> Result<(), CacheError> {
         self.uniques.clear();
         self.rows.clear();
@@ -203,7 +205,7 @@ impl Query {
     }
 }
 
-/// Occurrences are numbered in 32 bits, and the scratch table has two slots for each.
+/// Occurrences are numbered in 32 bits, and [`Scratch`] has at least two slots for each.
 const MAX_OCCURRENCES: usize = 1 << 30;
 
 /// Numbers distinct keys in the order of their first occurrence.

@@ -2,7 +2,7 @@
 //!
 //! Every row takes one index entry, whatever its size, so the number of entries per byte of pool depends on
 //! the mix of row sizes. The division assumes the model's mix: as many entries as fit if each row has the
-//! mean size of the tables' rows. If the traffic's mix differs, pool or index fills up first; eviction
+//! mean size of the tables' rows. If the traffic's mix differs, pool or index fills up first. Eviction
 //! watches both.
 
 use super::index::{self, BUCKET_BYTES, LOAD, Location, SLOTS};
@@ -16,11 +16,11 @@ use crate::types::{FlatKey, ROW_ALIGN, TableId};
 
 /// The least number of buckets, so that a key's two buckets mostly differ.
 const MIN_BUCKETS: usize = 2;
-/// Slabs per row size, if the pool is large enough. Smaller slabs waste less in slabs that are partly used.
+/// Slabs per row size, if the pool is large enough. With many small slabs, partly used slabs waste less.
 const SLABS_PER_CLASS: usize = 64;
 /// The largest slab, unless one row is larger.
 const MAX_SLAB_BYTES: usize = 1 << 20;
-/// Locations address this many bytes.
+/// Locations address this many bytes, in units of 4.
 const MAX_POOL_BYTES: usize = Location::OFFSETS as usize * 4;
 
 /// The shape of one table.
@@ -62,7 +62,7 @@ impl CacheShape {
         let rows = |t: &TableShape| (t.rows as usize).saturating_mul(t.row_bytes);
         let rows = held.iter().map(rows).fold(0, usize::saturating_add);
         let mut shape = Self { bytes: rows.max(minimum), tables };
-        // `layout` rounds in several places, so it is evaluated instead of inverted.
+        // `layout` rounds in several places and cannot be inverted. So growing sizes are tried.
         while shape.layout().is_ok_and(|layout| !layout.holds(&held)) {
             shape.bytes += shape.bytes / 128 + 512;
         }
@@ -72,7 +72,7 @@ impl CacheShape {
     /// The least shape that holds this share of every table's rows in a cache with these options.
     ///
     /// # Errors
-    /// When the tables have no keys of the width.
+    /// When keys of the option's width cannot tell the tables apart.
     pub fn for_options(
         fraction: f64,
         tables: Vec<TableShape>,
@@ -126,12 +126,13 @@ impl CacheShape {
         Ok(Layout { buckets, slabs: SlabShape { row_bytes, slab_bytes, slabs } })
     }
 
-    /// Buckets for as many entries of mean size as fit, at most for all rows.
+    /// Buckets for as many rows of mean size as fit in the bytes, at most for all rows.
     fn buckets(&self) -> usize {
         (entries(self.bytes, 0, &self.tables) / (SLOTS as f64 * LOAD)).ceil().min(u32::MAX.into()) as usize
     }
 
-    /// An upper bound of what a pool of all rows takes, for any slab size. More is never used.
+    /// An upper bound of the bytes that a pool of all rows takes, for any slab size. A larger pool is
+    /// useless.
     fn pool_bytes_of_all_rows(&self, least: usize) -> usize {
         let bytes: f64 = self.tables.iter().map(|t| t.rows as f64 * t.row_bytes as f64).sum();
         let slack = (self.tables.len() * MAX_SLAB_BYTES) as f64;
@@ -149,7 +150,7 @@ fn minimum(tables: &[TableShape]) -> (Vec<usize>, usize) {
     (row_bytes, minimum)
 }
 
-/// The division of the bytes.
+/// How the bytes of a cache are divided.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub layout: Layout,
@@ -168,7 +169,7 @@ impl Plan {
     }
 }
 
-/// The smallest size that leaves `rest` bytes for index and pool, after policies and pointers.
+/// The smallest `cache.bytes` that leaves `rest` bytes for index and pool, after policies and pointers.
 fn with_policies(rest: usize, slots: &[TableShape], options: &CacheOptions) -> usize {
     let rest = rest.saturating_add(pointer_buckets(options.pointers).saturating_mul(BUCKET_BYTES));
     let mut bytes = rest;
@@ -183,18 +184,18 @@ fn with_policies(rest: usize, slots: &[TableShape], options: &CacheOptions) -> u
     }
 }
 
-/// The number of entries of mean size, each with `beside` bytes more, that fit `bytes`; at most one for every
-/// row.
-fn entries(bytes: usize, beside: usize, tables: &[TableShape]) -> f64 {
+/// How many rows of mean size fit in `bytes`, each with its index entry and `extra` bytes. At most all rows,
+/// with room below the high watermark.
+fn entries(bytes: usize, extra: usize, tables: &[TableShape]) -> f64 {
     let rows: f64 = tables.iter().map(|t| t.rows as f64).sum();
     let row_bytes: f64 = tables.iter().map(|t| t.rows as f64 * t.row_bytes as f64).sum();
     let mean = if rows > 0.0 { row_bytes / rows } else { 0.0 };
     let entry_bytes = BUCKET_BYTES as f64 / (SLOTS as f64 * LOAD);
-    (bytes as f64 / (mean + entry_bytes + beside as f64)).min(rows / WATERMARKS.high + 1.0)
+    (bytes as f64 / (mean + entry_bytes + extra as f64)).min(rows / WATERMARKS.high + 1.0)
 }
 
-/// Bytes of the admission's sketch in a cache of `bytes`. It remembers as many misses as there may be
-/// entries.
+/// Bytes of the admission's sketch in a cache of `bytes`. It remembers as many missed rows as the cache can
+/// hold.
 fn sketch_bytes(bytes: usize, slots: &[TableShape], options: &CacheOptions) -> usize {
     match options.admission {
         AdmissionOption::Probability { .. } => 0,
@@ -204,8 +205,8 @@ fn sketch_bytes(bytes: usize, slots: &[TableShape], options: &CacheOptions) -> u
     }
 }
 
-/// How many rows have a rank in a cache of `bytes`: as many of the most frequent as it would hold together
-/// with their ranks. All other rows are colder.
+/// How many rows have a rank in a cache of `bytes`: as many of the most frequent rows as the cache can hold
+/// together with their ranks. All other rows are colder.
 fn ranked(bytes: usize, slots: &[TableShape], options: &CacheOptions) -> usize {
     let EvictionOption::Lfu(rows) = &options.eviction else { return 0 };
     let entry_bytes = (BUCKET_BYTES as f64 / (SLOTS as f64 * LOAD)) as usize + Ranks::bytes_of(3) / 3;

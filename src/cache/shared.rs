@@ -17,9 +17,9 @@ use super::stats::{CacheStats, Counts, TableCounts};
 use super::version::Current;
 use crate::types::{FlatKey, TableId};
 
-/// Most unlinked slots that wait for batches to finish: 1 MiB of records. At this limit eviction pauses.
+/// The most unlinked slots that wait for batches to finish: 1 MiB of records. At this limit eviction pauses.
 pub(crate) const MAX_WAITING: usize = 1 << 16;
-/// Most slots that one request frees under one lock.
+/// The most retired slots that are freed under one lock.
 const FREED_AT_ONCE: usize = 64;
 
 /// The result of offering a row.
@@ -42,7 +42,7 @@ pub enum Insertion {
 pub(crate) struct Shared {
     pub keys: RowKeys,
     pub tables: Vec<TableShape>,
-    /// By table: the class of its slots, including tags.
+    /// By table: the class of its slots, which include the tag.
     pub classes: Vec<Class>,
     pub index: Index,
     pub pool: Pool,
@@ -58,7 +58,8 @@ pub(crate) struct Shared {
     pub retired: RetireList,
     pub sweep: Mutex<Sweep>,
     pub wake: Arc<Wake>,
-    /// A class that found no slot, plus one; 0 for none. If there is space, slabs change their row size.
+    /// The class of a row that found no slot, plus one; 0 for no class. Eviction then empties some slabs, so
+    /// that they can change their row size.
     pub starved: AtomicU64,
     pub counts: Counts,
 }
@@ -84,7 +85,8 @@ impl Shared {
         let replace = self.retired.waiting() < MAX_WAITING;
         let (_, key) = self.keys.row(table, own);
         let entry = Entry { key, location: slot.location(), now: Stamp::of(batch) };
-        // A row whose index key belongs to another row replaces that row, so the last one used is cached.
+        // If another row is linked under the same index key, the new row replaces it: the new row is the last
+        // one used. If nothing may be replaced, the other row stays.
         let same = |held: Held<'_>| !held.location().is_host() && (!replace || self.is_row(table, own, held));
         let insertion = self.link(table, entry, replace.then_some(&coldness), same);
         if insertion != Insertion::Stored {
@@ -99,8 +101,9 @@ impl Shared {
         Ok(insertion)
     }
 
-    /// Links a row whose slot is written, as [`Index::insert`] does, and updates the counts for it and for
-    /// what it replaced. Its bytes are counted before it can be evicted, so the sum never falls below zero.
+    /// Links a row that is already in its slot, as [`Index::insert`] does. Updates the counts for the row and
+    /// for the entry that it replaced. The row's bytes are counted before it can be evicted, so the sum never
+    /// falls below zero.
     pub(crate) fn link(
         &self,
         table: TableId,
@@ -126,7 +129,7 @@ impl Shared {
         refused
     }
 
-    /// Counts a row for which there was no room.
+    /// Counts a row that found no room, and wakes the eviction thread.
     pub(crate) fn count_rejected(&self) {
         self.counts.rejected_full.fetch_add(1, Ordering::Relaxed);
         self.wake.now();
@@ -137,7 +140,8 @@ impl Shared {
         self.keys.own_key(&self.tables, (table, id), bytes)
     }
 
-    /// Writes a row into a slot, after its own key as a tag if other rows may share its index key.
+    /// Writes a row into a slot. If other rows may share its index key, its own key is written before it, as
+    /// a tag.
     pub(crate) fn fill(&self, slot: &mut Slot, table: TableId, own: FlatKey, row: &[u8]) {
         let tag = own.0.to_ne_bytes();
         self.pool.fill(slot, if self.keys.tagged(table) { &tag } else { &[] }, row);
@@ -216,11 +220,11 @@ impl Shared {
         }
     }
 
-    /// The cached rows, the last used first.
+    /// The cached rows, the most recently used first.
     pub(crate) fn hot_rows(&self) -> Vec<(TableId, u64)> {
         let now = Stamp::of(self.epochs.tag());
-        // Reserved for the most entries possible, so that the vector does not grow under a bucket's lock. 16
-        // bytes a row; the result reuses the memory.
+        // Reserved for a full index, so that the vector does not grow under a bucket's lock. A row takes 16
+        // bytes. The result reuses the memory.
         let mut rows = Vec::with_capacity(self.index.capacity() as usize);
         for bucket in 0..self.index.buckets() {
             let row = |key, held: Held<'_>, age| {

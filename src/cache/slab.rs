@@ -1,8 +1,8 @@
 //! The pool: one allocation in host memory for rows of several sizes. `slots` decides which slots are free.
 //!
-//! **Access to a slot's bytes.** `take` gives a [`Slot`] to one owner, who alone may write it
-//! ([`Pool::fill`], by `&mut`) until its location is linked in the index and the `Slot` is dropped. From then
-//! on the bytes are only read, through a location that the index found ([`Held`]). When the location was
+//! **Access to a slot's bytes.** `take` gives a [`Slot`] to one owner. Only the owner may write it
+//! ([`Pool::fill`], by `&mut`), until its location is linked in the index and the `Slot` is dropped. From
+//! then on the bytes are only read, through a location that the index found ([`Held`]). When the location was
 //! unlinked and no batch can read it any more ([`Freed`]), [`Pool::free`] frees it.
 
 #![allow(unsafe_code)]
@@ -52,9 +52,9 @@ impl Pool {
         &self.slots
     }
 
-    /// Copies a tag and a row into an unpublished slot. Their lengths add up to the slot's.
+    /// Copies a tag and a row into an unpublished slot. Together they are as long as the slot.
     pub(crate) fn fill(&self, slot: &mut Slot, tag: &[u8], row: &[u8]) {
-        assert_eq!(tag.len() + row.len(), slot.bytes(), "a row of its slot's size");
+        assert_eq!(tag.len() + row.len(), slot.bytes(), "tag and row must fill the slot");
         let start = self.start(slot.location());
         // SAFETY: `slot` was made by `take`, so `start..start + bytes` lies in the allocation. No other
         // thread accesses these bytes: slots do not overlap, this one is marked as taken, and its location is
@@ -67,38 +67,38 @@ impl Pool {
         }
     }
 
-    /// The tag of a published row that has one.
+    /// The tag of a published slot that has a tag.
     #[inline]
     pub(crate) fn tag(&self, held: Held<'_>) -> u64 {
         bytemuck::pod_read_unaligned(self.row(held, 0, size_of::<u64>()))
     }
 
-    /// The `bytes` bytes of a published slot from `from` on, aligned to 4 if `from` is. The caller knows the
-    /// slot's length from the table of its key.
+    /// The `bytes` bytes of a published slot from `from` on, aligned to 4 if `from` is. `from + bytes` is at
+    /// most the slot's length, which the caller knows from the table.
     #[inline]
     pub(crate) fn row<'a>(&'a self, held: Held<'a>, from: usize, bytes: usize) -> &'a [u8] {
-        assert!(!held.location().is_host(), "a row in the pool");
+        assert!(!held.location().is_host(), "the row must be in the pool");
         let offset = held.location().offset() as usize * UNIT;
-        assert!(offset + from + bytes <= self.shape().data_bytes(), "a row within the pool");
+        assert!(offset + from + bytes <= self.shape().data_bytes(), "the row must end within the pool");
         // SAFETY: in bounds by the assertion; initialised, since pages begin as zeros. `held` was found in
-        // the index or in a version's overlay, so it was filled before it was published there, and read by an
-        // acquire. Until its pin is dropped or the bucket's lock is released, which outlives `'a`,
-        // `RetireList` does not free the slot; only `free`, and the `fill` of a slot taken after it, write
-        // there.
+        // the index or in a version's overlay, so the slot was filled before it was published there, and its
+        // location was read by an acquire. `'a` ends before the pin is dropped or the bucket's lock is
+        // released. Until then `RetireList` does not free the slot, and only `free`, or `fill` after a later
+        // `take`, would write there.
         unsafe { std::slice::from_raw_parts(self.start(held.location()).add(from).as_ptr(), bytes) }
     }
 
     /// Frees a slot that was unlinked and that no batch can read.
     pub(crate) fn free(&self, slot: Freed) {
-        // SAFETY: `Freed` guarantees it.
+        // SAFETY: `Freed` guarantees that the slot was unlinked and that no batch can read it.
         unsafe { self.release(slot.location()) };
     }
 
     /// Frees a slot.
     ///
     /// # Safety
-    /// `location` is of a slot taken from this pool and not freed since; it is not in the index, and no batch
-    /// can read it.
+    /// `location` belongs to a slot that was taken from this pool and not freed since. It is not in the
+    /// index, and no batch can read it.
     unsafe fn release(&self, location: Location) {
         if cfg!(debug_assertions) {
             let start = self.start(location).cast::<u32>();
@@ -117,7 +117,7 @@ impl Pool {
         unsafe { self.release(slot.location()) };
     }
 
-    /// A test whether a slot lies in a draining slab.
+    /// Returns a test whether a slot is in a slab that was draining at the time of this call.
     pub(crate) fn draining(&self) -> impl Fn(Location) -> bool {
         let states = self.slots.draining();
         let slab_units = (self.shape().slab_bytes / UNIT) as u64;

@@ -4,10 +4,10 @@
 //! slot left, it takes a free slab and divides it into slots. A slab is free again when its last slot is
 //! freed. So the memory of each row size follows its use.
 //!
-//! A bit per slot, stored outside the slab, records whether it is free. The slabs of a size that have a free
-//! slot form a list through their records. All records are allocated at the start and counted in
-//! [`SlabShape::bytes`]; nothing grows afterwards. The records are in host memory, even if the rows are on a
-//! device.
+//! A bit per slot, stored outside the slab, records whether the slot is free. Slabs of one row size that have
+//! free and taken slots form a list, linked through their records. All records are allocated at the start and
+//! counted in [`SlabShape::bytes`]. Nothing grows afterwards. The records are in host memory, even if the
+//! rows are on a device.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -54,8 +54,7 @@ impl SlabShape {
         self.slab_bytes / self.row_bytes[usize::from(class.0)]
     }
 
-    /// Bytes of [`Self::data_bytes`] that a slot of this class takes, including its share of the slab's
-    /// unused end.
+    /// Bytes that a slot of this class takes in its slab, including its share of the slab's unused end.
     pub(crate) fn footprint(&self, class: Class) -> usize {
         self.slab_bytes / self.slots(class)
     }
@@ -74,14 +73,14 @@ impl SlabShape {
 /// One slab's record.
 #[derive(Clone, Copy, Debug)]
 struct Slab {
-    /// Neighbours in its list: the free slabs, or the partial slabs of its class.
+    /// Neighbours in the list of free slabs, or in the list of partial slabs of its class.
     next: u32,
     previous: u32,
     slots: u32,
     free: u32,
-    /// Words of its bits below this one are 0.
+    /// The slab has no free slot in the words of its bits before this one.
     from: u32,
-    /// Meaningful while a slot is taken.
+    /// Valid unless the slab is free.
     class: Class,
     state: State,
 }
@@ -94,7 +93,7 @@ enum State {
     Partial,
     /// In no list: all slots taken.
     Full,
-    /// In no list: being emptied, gives out no slots.
+    /// In no list: it is being emptied, and its free slots are not taken.
     Draining,
 }
 
@@ -110,7 +109,7 @@ impl Slot {
         self.bytes
     }
 
-    /// The location to link. After linking, the `Slot` is dropped, and with it the right to write.
+    /// The location to link. After linking, drop the `Slot`: its owner may no longer write.
     pub(crate) fn location(&self) -> Location {
         self.location
     }
@@ -135,7 +134,7 @@ struct Records {
 }
 
 impl Slots {
-    /// All slabs free.
+    /// An allocator with all slabs free.
     pub(crate) fn new(shape: SlabShape) -> Self {
         let words = SlabShape::words(&shape.row_bytes, shape.slab_bytes);
         let last = shape.slabs - 1;
@@ -195,8 +194,9 @@ impl Slots {
         location.offset() as usize * UNIT / self.shape.slab_bytes
     }
 
-    /// Stops giving out slots of up to `count` more slabs, those with most free space first, so that they can
-    /// be emptied and change their row size. Returns whether any slab is draining.
+    /// Marks up to `count` more slabs as draining, those with the most free space first. Their slots are no
+    /// longer taken, so that they can be emptied and change their row size. Returns whether any slab is
+    /// draining.
     pub(crate) fn drain(&self, count: usize) -> bool {
         self.records().drain(count)
     }

@@ -7,16 +7,16 @@ use super::query::Tally;
 /// One table's counts since the cache was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableStats {
-    /// Ids found in the cache, duplicates included; and the repeats of a missed row within its batch, since
-    /// the row is fetched once.
+    /// Ids found in the cache, duplicates included. The repeats of a missed row within its batch count too,
+    /// since the row is fetched once.
     pub hits: u64,
     /// Ids found as pointers into the store's memory, duplicates included.
     pub pointed: u64,
-    /// Rows not found, once for each batch.
+    /// Rows not found. A row counts once per batch.
     pub misses: u64,
     /// Ids not found because another row of the table has their index key, duplicates included.
     pub collisions: u64,
-    /// Rows evicted, replaced or withdrawn.
+    /// Rows evicted, replaced by another row, or removed by a version switch.
     pub evictions: u64,
 }
 
@@ -27,7 +27,7 @@ pub struct CacheStats {
     pub tables: Vec<TableStats>,
     /// Index entries in use.
     pub entries: u64,
-    /// Index entries at the intended load.
+    /// Index entries when the index is full: 0.8 of its slots.
     pub entry_capacity: u64,
     /// Entries that point into the store's memory.
     pub pointers: u64,

@@ -1,5 +1,5 @@
-//! The cache as a whole: a hit is the row that was inserted for that table and id, whatever is evicted
-//! meanwhile, and memory stays within the bytes.
+//! Tests of the whole cache: a hit is the row that was inserted for that table and id, whatever is evicted
+//! meanwhile, and memory stays within `cache.bytes`.
 
 mod narrow;
 mod pointing;
@@ -17,7 +17,7 @@ fn table(rows: u64, dim: usize) -> TableShape {
     TableShape { rows, row_bytes: 4 * dim }
 }
 
-/// A row whose every word encodes its table and id, in version 0.
+/// A row's bytes in version 0. Each word is a hash of table, id and position.
 fn row_of(table: TableId, id: u64, bytes: usize) -> Vec<u8> {
     row_at(Version(0), table, id, bytes)
 }
@@ -27,21 +27,22 @@ fn changes(version: Version, id: u64) -> bool {
     version.0 > 0 && id % 5 == version.0 % 5
 }
 
-/// A row in a version: as the last version up to it that changed the row made it.
+/// A row's bytes in `version`: the bytes of the last version, up to this one, that changed the row.
 fn row_at(version: Version, table: TableId, id: u64, bytes: usize) -> Vec<u8> {
     let made = (1..=version.0).rev().take(5).find(|&v| changes(Version(v), id)).unwrap_or(0);
     let word = |i: usize| {
-        let whose = id << 20 | u64::from(table.0) << 10 | i as u64;
-        (crate::mem::mix64(whose ^ crate::mem::mix64(made)) >> 32) as u32
+        let place = id << 20 | u64::from(table.0) << 10 | i as u64;
+        (crate::mem::mix64(place ^ crate::mem::mix64(made)) >> 32) as u32
     };
     (0..bytes / 4).flat_map(|i| word(i).to_le_bytes()).collect()
 }
 
-/// Admits every row.
+/// Options that admit every row.
 fn for_all() -> CacheOptions {
     CacheOptions { admission: AdmissionOption::ALL, ..CacheOptions::default() }
 }
 
+/// The same without the eviction thread: the test calls `evict_step`.
 fn by_hand() -> CacheOptions {
     CacheOptions { background: false, ..for_all() }
 }
@@ -50,7 +51,7 @@ fn cache_of(bytes: usize, tables: &[TableShape], options: &CacheOptions) -> Flat
     FlatCache::new(&CacheShape { bytes, tables: tables.to_vec() }, options).unwrap()
 }
 
-/// All rows that a version changes, in that version.
+/// All rows that a version changes, with their bytes in that version.
 fn changed(version: Version, tables: &[TableShape]) -> Vec<(TableId, u64, Vec<u8>)> {
     let of_table = |(t, table): (usize, &TableShape)| {
         let (table_id, row_bytes) = (TableId(t as u32), table.row_bytes);
@@ -126,7 +127,7 @@ fn settle(cache: &FlatCache) {
     panic!("eviction does not come to rest");
 }
 
-/// Ids of some table.
+/// A random table and ids in it.
 fn column() -> impl Strategy<Value = (prop::sample::Index, Vec<u64>)> {
     (any::<prop::sample::Index>(), prop::collection::vec(0u64..120, 0..40))
 }
@@ -201,7 +202,7 @@ fn the_rows_of_the_model_stay_in_a_cache_of_the_whole_fraction() {
     }
     drop(pin);
     settle(&cache);
-    // A key whose two buckets are both full puts another out; nothing else does.
+    // A row is evicted only to make room for a key with two full buckets.
     let evictions = totals(&cache.stats()).2;
     assert_eq!(cache.stats().entries, 50_007 - evictions);
     assert!(evictions < 50, "{evictions} of 50007 rows evicted");
@@ -379,8 +380,8 @@ fn bad_input_is_refused_by_name() {
     assert!(matches!(pin.lookup(&mut query), Err(CacheError::Table { got: 9, .. })));
 }
 
-/// Eight workers over a working set many times the cache. Freed slots are poisoned, so a row that is read
-/// after its slot was freed, or while it is written, does not match its table and id.
+/// Eight workers use far more rows than the cache can hold. Freed slots are poisoned, so a row that is read
+/// after its slot was freed, or while the slot is written, does not match its table and id.
 #[test]
 fn under_eight_threads_and_constant_eviction_every_row_is_whole() {
     let tables = [table(40_000, 16), table(5_000, 1), table(20_000, 33), table(50, 7)];
@@ -395,7 +396,7 @@ fn under_eight_threads_and_constant_eviction_every_row_is_whole() {
                 let mut draw = |below: u64| {
                     random += 8;
                     let r = key::mix64(crate::types::FlatKey(random));
-                    // The square makes small ids frequent.
+                    // The cube makes small ids frequent.
                     let unit = (r >> 11) as f64 / (1u64 << 53) as f64;
                     (unit * unit * unit * below as f64) as u64
                 };
@@ -451,8 +452,8 @@ fn dropping_the_cache_ends_its_thread() {
     assert!(shared.upgrade().is_none(), "the thread no longer holds the cache");
 }
 
-/// Otherwise an eviction right after the insert would subtract bytes that are not yet added, and the sum
-/// would wrap.
+/// If bytes were counted later, an eviction right after the insert would subtract bytes that are not yet
+/// added, and the sum would wrap.
 #[test]
 fn the_bytes_of_a_row_are_counted_before_it_can_be_found() {
     const ROUNDS: u64 = 50_000;
@@ -491,5 +492,5 @@ fn the_bytes_of_a_row_are_counted_before_it_can_be_found() {
         }
         watcher.join().unwrap()
     });
-    assert_eq!(uncounted, 0, "of {ROUNDS} rows were found before their bytes were counted");
+    assert_eq!(uncounted, 0, "rows of {ROUNDS} were found before their bytes were counted");
 }

@@ -1,10 +1,10 @@
-//! Tunes the number of pointers of the unified index (FLECHE 3.3): a pure step function.
+//! Tunes the number of pointers of the unified index (FLECHE section 3.3): a pure step function.
 //!
-//! A pointer takes memory that a row could use, and saves a lookup in the host's own index. The best number
-//! is found by trial. The capacity starts at 0 and grows by one step per measurement while throughput rises.
-//! When throughput falls or stops rising, the capacity returns to the best one and rests. A marked fall of
-//! throughput at rest means that the traffic has changed: all pointers are removed and the trial starts
-//! again.
+//! A pointer takes memory that could cache rows, but its row is no longer a miss. The best number of pointers
+//! is found by trial. The *capacity* is how many pointers there may be. It starts at 0 and grows by one step
+//! per measurement while throughput rises. When throughput falls or stops rising, the tuner returns to the
+//! best capacity and rests. A marked fall of throughput at rest means that the traffic has changed: all
+//! pointers are removed and the trial starts again.
 //!
 //! Measurements are noisy. So only changes above [`NOISE`] count as a rise or a fall, and only a fall by more
 //! than [`DECLINE`] in [`PATIENCE`] measurements in a row counts as a change of traffic.
@@ -13,7 +13,7 @@
 pub(crate) const NOISE: f64 = 0.02;
 /// A relative fall of throughput by this much means that the traffic has changed.
 pub(crate) const DECLINE: f64 = 0.25;
-/// Measurements in a row that must show the decline, or that show no rise before growing ends.
+/// A decline must show in this many measurements in a row. Growing ends after this many without a rise.
 pub(crate) const PATIENCE: u32 = 3;
 
 /// The tuner's decision.
@@ -36,7 +36,8 @@ pub(crate) struct Tuner {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Phase {
-    /// The best throughput so far is `best`, at capacity `at`. The `level` steps since have not exceeded it.
+    /// The best throughput so far is `best`, at capacity `at`. The `level` measurements since did not exceed
+    /// it.
     Growing { best: f64, at: u64, level: u32 },
     /// At the best capacity, where throughput was `reached`. The last `fallen` measurements were markedly
     /// lower.
@@ -51,8 +52,8 @@ impl Tuner {
         Self { limit, step, capacity: 0, phase: Phase::Growing { best: 0.0, at: 0, level: 0 } }
     }
 
-    /// Steps with the throughput measured at the current capacity, in any unit. Ignores a measurement that is
-    /// not finite.
+    /// Takes a step. `throughput` is measured at the current capacity, in any unit. A measurement that is not
+    /// finite is ignored.
     pub(crate) fn step(&mut self, throughput: f64) -> Advice {
         if throughput.is_finite() && self.limit > 0 {
             match self.phase {
@@ -83,7 +84,7 @@ impl Tuner {
             self.capacity = 0;
             Phase::Growing { best: 0.0, at: 0, level: 0 }
         } else {
-            // A later fall is measured from the highest throughput seen.
+            // A later fall is measured from the highest throughput at rest.
             Phase::Resting { reached: reached.max(throughput), fallen }
         };
         Advice { capacity: self.capacity, clear }

@@ -2,16 +2,17 @@
 //!
 //! Flat keys have no version, so the caller of a switch passes the rows that changed. First, the new bytes of
 //! cached rows are copied into new slots. Then the new version becomes current together with an *overlay*: a
-//! map from every changed row to the location of its new bytes, or to none if the row is not cached. A batch
-//! of the new version looks into the overlay before the index. A batch of an old version looks only into the
-//! index, finds the old rows there, and may still insert old rows. When the last of these batches has
-//! finished, no batch needs the old rows: the overlay is merged into the index and removed.
+//! map from every changed row to the location of its new bytes, or to `None` if the row is not cached. A
+//! batch of the new version looks into the overlay before the index. A batch of an old version looks only
+//! into the index, finds the old rows there, and may still insert old rows. When the last of these batches
+//! has finished, no batch needs the old rows: the overlay is merged into the index and removed.
 //!
-//! **Why there is no stale hit.** A batch takes its number, then reads the current version. The switch makes
-//! the version current, then takes a tag. By the argument of [`super::epoch`], a batch whose number is above
-//! the tag sees the new version and so the overlay; the switch waits for the others. So while the overlay
-//! exists, batches of the new version read changed rows through it, and the index's entries for changed rows
-//! do not matter to them. While the overlay is merged, no batch is left that could insert an old row.
+//! **Why no batch finds an old row of a changed id.** A batch takes its number, then reads the current
+//! version. The switch makes the version current, then takes a tag. By the argument of [`super::epoch`], a
+//! batch with a number above the tag sees the new version and so the overlay. The switch waits for all other
+//! batches. So while the overlay exists, batches of the new version read changed rows through it and ignore
+//! the index's entries for changed rows. When the overlay is merged, no batch is left that could insert an
+//! old row.
 //!
 //! **Why no slot is freed too early.** While the overlay exists, a batch may find a slot there that the index
 //! has evicted. So [`super::epoch::RetireList`] frees nothing during that time, and all slots in it get a new
@@ -53,7 +54,7 @@ impl Current {
         Self { version, overlay: None }
     }
 
-    /// The overlay that a batch of this version reads before the index.
+    /// The overlay that a batch of this version reads before the index, if there is one.
     #[inline]
     pub(crate) fn overlay(&self, version: Version) -> Option<&Overlay> {
         self.overlay.as_deref().filter(|_| self.version == version)
@@ -78,7 +79,8 @@ pub(crate) struct Changed {
 }
 
 impl Overlay {
-    /// For a changed row: its location, or `Some(None)` if it is not cached. For another row: `None`.
+    /// `Some(Some(location))` for a changed row that is cached, `Some(None)` for a changed row that is not
+    /// cached, `None` for all other rows.
     #[inline]
     pub(crate) fn get(&self, own: FlatKey) -> Option<Option<Location>> {
         self.rows.get(&own).map(|changed| changed.location)
@@ -140,7 +142,7 @@ impl Shared {
     ) -> Result<Overlay, CacheError> {
         let mut slots: ByKey<Slot> = HashMap::default();
         let (mut overlay, mut changed) = (Overlay::default(), changed.into_iter());
-        // Growing the map would take half as much memory again.
+        // Reserved at once: growing the map would take half as much memory again.
         overlay.rows.reserve(changed.size_hint().0);
         let done = changed.try_for_each(|(table, id, row)| {
             let own = self.own_key(table, id, row.len())?;
@@ -174,7 +176,7 @@ impl Shared {
         self.index.contains(key, in_pool).then(|| self.take(self.classes[table.index()]))?
     }
 
-    /// Merges the overlay into the index. Returns the slots for which the index has no room.
+    /// Merges the overlay into the index. Returns the slots of rows that found no room in the index.
     fn merge(&self, overlay: &Overlay) -> Vec<Unlinked> {
         let now = Stamp::of(self.epochs.tag());
         let mut unplaced = Vec::new();

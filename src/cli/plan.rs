@@ -136,7 +136,7 @@ fn simulate(args: &Args, config: &Config) -> anyhow::Result<()> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(config.threads.compute).build();
     let plan = pool.context("threads.compute")?.install(|| Plan::of(&trace, &sizes, args.seed));
     if let Some(path) = &args.plot {
-        std::fs::write(path, plot::svg(&plan)).with_context(|| format!("--plot: {}", path.display()))?;
+        std::fs::write(path, plot::svg(&plan)?).with_context(|| format!("--plot: {}", path.display()))?;
     }
     args.print(&plan.text(), || plan.json())
 }

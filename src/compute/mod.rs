@@ -1,5 +1,5 @@
-//! CPU kernels: matrix products and gather-pool, over vector registers of the machine's widest instruction
-//! set. Their results define the bits that every other device must produce.
+//! CPU kernels: matrix products and gather-pool. They use the widest vector instructions of the machine.
+//! Their results define the bits that every other device must produce.
 
 pub mod gather_pool;
 mod gemm;

@@ -1,12 +1,13 @@
 //! The definition of gather-pool, the last step of the embedding layer: it makes a model's input from rows.
 //!
 //! For every lookup of every sample, the rows of the sample's ids are added in id order. The sum is written
-//! to the lookup's columns of the sample's output row, behind the dense values. Rows are deduplicated: an
-//! occurrence (one id of one sample) is the number of a unique row.
+//! to the lookup's columns of the sample's output row, behind the dense values. Rows are deduplicated: each
+//! occurrence (one id of one sample) refers to a unique row by its number.
 //!
-//! All lookups of a batch are one launch, by self-identified fusion (FLECHE section 3.2): each lookup is a
-//! segment of `samples x dim` threads, rounded up to whole warps. A warp finds its segment in the prefix sum
-//! of the segments. [`PoolLookup`] is read by kernels; its fields are those in `kernels/gather_pool.cu`.
+//! On a device one launch pools all lookups of a batch, by self-identified fusion (FLECHE section 3.2). Each
+//! lookup is a segment of `samples x dim` threads, rounded up to whole warps. A warp finds its segment in the
+//! prefix sum of the segments' warps. [`PoolLookup`] is read by the kernel, so its fields equal those in
+//! `kernels/gather_pool.cu`.
 //!
 //! Every implementation gives the same bits, those of [`super::gather_pool::gather_pool`]. The sum of a bag
 //! starts as its first row; the others are added one by one in f32. An absent row is +0 if it is the first,
@@ -24,13 +25,13 @@ pub(crate) const WARP_LANES: u32 = 32;
 /// Most lookups in one launch: their prefix sum uses at most 32 KiB of a block's 48 KiB of shared memory.
 pub(crate) const MAX_LOOKUPS: usize = 8_190;
 
-/// One lookup, in the layout of kernels.
+/// One lookup, in the layout that the kernel reads.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct PoolLookup {
-    /// Index of its first bound in the bag bounds of the batch; it has `samples + 1` of them.
+    /// Index of its first bag bound among those of the batch. A lookup has `samples + 1` bounds.
     pub offsets_at: u32,
-    /// Index of its first occurrence in those of the batch. Bounds are relative to it.
+    /// Index of its first occurrence among those of the batch. Bag bounds count from this occurrence.
     pub occurrences_at: u32,
     /// Elements per row.
     pub dim: u32,
@@ -42,7 +43,7 @@ pub struct PoolLookup {
     pub element: u32,
 }
 
-/// The number of a pooling in kernels.
+/// The number that kernels use for a pooling.
 #[must_use]
 pub fn pooling_code(pooling: Pooling) -> u32 {
     match pooling {

@@ -9,7 +9,8 @@
 
 #![allow(unsafe_code)]
 
-/// Code for [`vectorise`]. Implementations mark `run`, and what it calls, with `#[inline(always)]`.
+/// Code for [`vectorise`]. Implementations mark `run`, and all functions that it calls, with
+/// `#[inline(always)]`.
 pub trait Wide {
     /// The result.
     type Output;
@@ -25,7 +26,7 @@ impl<R, F: FnOnce() -> R> Wide for F {
     }
 }
 
-/// Copies rows with streaming stores, for many bytes that are not read again soon. Streaming stores bypass
+/// Copies rows with streaming stores, for large targets that are not read again soon. Streaming stores bypass
 /// the caches and do not read the target's lines first.
 ///
 /// # Panics
@@ -38,7 +39,7 @@ pub(crate) fn copy_past_caches<'r>(rows: impl Iterator<Item = (&'r mut [f32], &'
     }
 }
 
-/// Orders this thread's streaming stores before its later stores, when dropped.
+/// When dropped, orders this thread's streaming stores before its later stores.
 struct FenceOnDrop;
 
 impl Drop for FenceOnDrop {

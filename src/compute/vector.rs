@@ -1,7 +1,7 @@
 //! Vector registers, for kernels that keep sums in registers over a whole loop.
 //!
-//! Most loops leave vectors to the compiler ([`super::vectorise`]). It does not keep sums in registers over a
-//! long loop, so those kernels use registers explicitly.
+//! Most loops are vectorised by the compiler ([`super::vectorise`]). But the compiler does not keep many sums
+//! in registers over a long loop, so loops with many sums use registers explicitly.
 
 #![allow(unsafe_code)]
 
@@ -33,7 +33,7 @@ pub(crate) unsafe trait Encoded: Vector<f32> {
     unsafe fn load_f16(from: *const u8) -> Self;
     /// From unsigned bytes, exactly.
     unsafe fn load_u8(from: *const u8) -> Self;
-    /// The rounded product. A sum that follows is not fused with it.
+    /// The rounded product. It is not fused with an addition that follows.
     unsafe fn multiply(self, by: Self) -> Self;
 }
 
@@ -133,7 +133,7 @@ mod x86 {
         }
     }
 
-    // SAFETY: as above; loads of 32 and 16 bytes are of 16 elements.
+    // SAFETY: as above. Loads of 32 bytes (f16) and 16 bytes (u8) have 16 elements.
     unsafe impl Encoded for __m512 {
         #[inline(always)]
         unsafe fn load_f16(from: *const u8) -> Self {
@@ -152,7 +152,7 @@ mod x86 {
         }
     }
 
-    // SAFETY: as above, with F16C beside AVX2; loads of 16 and 8 bytes are of 8 elements.
+    // SAFETY: as above; the callers also have F16C. Loads of 16 bytes (f16) and 8 bytes (u8) have 8 elements.
     unsafe impl Encoded for __m256 {
         #[inline(always)]
         unsafe fn load_f16(from: *const u8) -> Self {
@@ -171,7 +171,7 @@ mod x86 {
         }
     }
 
-    // SAFETY: as for the wider one.
+    // SAFETY: as for `__m512`.
     unsafe impl Vector<f32> for __m256 {
         const WIDTH: usize = 8;
         #[inline(always)]

@@ -1,4 +1,5 @@
-//! Chooses the device that a process computes on: what the configuration wants, against what is usable.
+//! Chooses the device that a process computes on, from the configured `device.kind` and the usable GPU, if
+//! there is one.
 
 use std::fmt;
 
@@ -10,7 +11,7 @@ use crate::config::DeviceKind;
 pub(crate) enum Choice<D> {
     /// The CPU.
     Host { why: Why },
-    /// A GPU, opened.
+    /// An opened GPU.
     Cuda(D),
 }
 
@@ -24,7 +25,7 @@ pub(crate) enum Why {
 }
 
 impl<D> Choice<D> {
-    /// Whether the host replaces a GPU that `auto` would have preferred. The log then warns.
+    /// Whether the host replaces a GPU that `auto` would have preferred. The caller then logs a warning.
     #[must_use]
     pub(crate) fn is_fallback(&self) -> bool {
         matches!(self, Self::Host { why: Why::NoGpu(_) })
@@ -36,7 +37,7 @@ impl<D: fmt::Display> fmt::Display for Choice<D> {
         match self {
             Self::Host { why: Why::Wanted } => write!(f, "device host"),
             Self::Host { why: Why::NoGpu(error) } => {
-                write!(f, "device host, since device.kind is auto (host looks for no GPU): {error}")
+                write!(f, "device host, because device.kind is auto and no GPU is usable: {error}")
             }
             Self::Cuda(device) => write!(f, "device {device}"),
         }
@@ -45,7 +46,7 @@ impl<D: fmt::Display> fmt::Display for Choice<D> {
 
 /// The configuration wants `cuda`, and no GPU is usable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("device.kind: expected a usable GPU, because it is cuda, got none: {0}")]
+#[error("device.kind is cuda: expected a usable GPU, found none: {0}")]
 pub(crate) struct DeviceError(pub CudaError);
 
 /// Chooses a device. `open` opens a GPU; it is not called for `host`.

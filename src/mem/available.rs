@@ -1,7 +1,7 @@
 //! How much memory this process may use.
 
-/// Bytes of memory that this process may use: the machine's memory, or the limit of its control group if that
-/// is lower. None if the system does not report it.
+/// Bytes of memory that this process may use: the machine's memory, or the limit of the process's control
+/// group if that is lower. `None` if the system does not report it.
 #[must_use]
 pub(crate) fn memory_bytes() -> Option<u64> {
     let machine = meminfo("MemTotal:")?;
@@ -11,7 +11,7 @@ pub(crate) fn memory_bytes() -> Option<u64> {
     Some(limits.fold(machine, u64::min))
 }
 
-/// Bytes of the machine's memory that are free or can be reclaimed. None if the system does not report it.
+/// Bytes of the machine's memory that are free or can be reclaimed. `None` if the system does not report it.
 #[must_use]
 pub(crate) fn available_bytes() -> Option<u64> {
     meminfo("MemAvailable:")

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-/// Allocates host memory: plain memory on `host`, pinned memory on `cuda`.
+/// Allocates host memory: plain memory for the device `host`, pinned memory for `cuda`.
 pub trait HostMemory: Send + Sync {
     /// Allocates `bytes` of zeroed memory, aligned to 4 KiB.
     ///
@@ -15,9 +15,9 @@ pub trait HostMemory: Send + Sync {
 /// A block of [`HostMemory`], freed when dropped.
 pub trait HostBlock: Send + Sync {
     fn bytes(&self) -> &[u8];
-    /// The bytes, to write; none after they were shared.
+    /// The bytes, for writing. `None` while a handle of [`Self::shared`] exists.
     fn bytes_mut(&mut self) -> Option<&mut [u8]>;
-    /// A handle that keeps the memory alive while a device reads it; none if devices cannot read it.
+    /// A handle that keeps the memory alive while a device reads it. `None` if devices cannot read it.
     fn shared(&self) -> Option<Arc<dyn Any + Send + Sync>> {
         None
     }

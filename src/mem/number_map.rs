@@ -1,12 +1,12 @@
-//! Maps whose keys are numbers, fast enough for one lookup an access.
+//! Hash maps with numbers as keys. They are fast enough for one lookup per row access.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use super::mix64;
 
-/// A map with keys that hash as one number. Its hash has no secret seed: the keys come from the user's own
-/// data sets, so an attack by colliding keys is no concern.
+/// A map for keys that pass one number to the hasher. The hash has no secret seed: the keys come from the
+/// user's own data sets, so an attack by colliding keys is no concern.
 pub(crate) type NumberMap<K, V> = HashMap<K, V, BuildHasherDefault<MixHasher>>;
 
 /// Hashes one number by [`mix64()`], in a tenth of the time of the standard library's hasher.

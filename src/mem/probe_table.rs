@@ -1,11 +1,11 @@
 //! A hash table for lookups that wait for memory: open addressing with linear probing, in huge pages, with a
 //! prefetch of the line that a lookup reads first.
 //!
-//! A batch looks up tens of thousands of rows, and hardly any of them is in a processor's cache. A caller
+//! A batch looks up tens of thousands of rows, and few of their buckets are in a processor's cache. A caller
 //! prefetches the bucket of a later row while it works on an earlier one, so that memory serves many lookups
-//! at once; the standard library's map does not allow that. Half of the buckets stay empty, so a probe reads
-//! two or three neighbours, mostly of one line. A removal moves later buckets of its run up and leaves no
-//! tombstone (Knuth, The Art of Computer Programming 3, section 6.4, algorithm R).
+//! at once. The standard library's map cannot prefetch. Half of the buckets stay empty, so a probe reads two
+//! or three neighbours, mostly of one line. A removal moves later buckets of the run back into the gap, so it
+//! leaves no tombstone (Knuth, The Art of Computer Programming 3, section 6.4, algorithm R).
 
 use bytemuck::Pod;
 
@@ -17,7 +17,7 @@ use super::{Huge, OutOfHostMemory, mix64};
 pub(crate) struct Tag(pub u32);
 
 impl Tag {
-    /// The tag of a key that is this number.
+    /// The tag of a key.
     #[inline(always)]
     pub(crate) fn of(key: u64) -> Self {
         Self((mix64(key) >> 32) as u32)
@@ -28,18 +28,18 @@ impl Tag {
 pub(crate) trait Bucket: Pod {
     fn is_empty(&self) -> bool;
 
-    /// The tag that it was inserted with.
+    /// The tag of the bucket's key. Not called on an empty bucket.
     fn tag(&self) -> Tag;
 }
 
-/// Buckets by tag. Several buckets may have one tag, so callers compare keys.
+/// Buckets by tag. Several buckets may have the same tag, so callers compare keys.
 #[derive(Debug)]
 pub(crate) struct ProbeTable<B> {
     buckets: Huge<B>,
 }
 
 impl<B: Bucket> ProbeTable<B> {
-    /// Bytes for each entry of the capacity.
+    /// Bytes of memory per entry of the capacity.
     pub(crate) const BYTES_PER_ENTRY: usize = 2 * size_of::<B>();
 
     /// An empty table for up to `capacity` entries.
@@ -67,7 +67,7 @@ impl<B: Bucket> ProbeTable<B> {
         self.position(tag, matches).map(|at| &self.buckets[at])
     }
 
-    /// Adds an entry. The table must have fewer than its capacity.
+    /// Adds an entry. Before, the table must have fewer entries than its capacity.
     #[inline]
     pub(crate) fn insert(&mut self, bucket: B) {
         let mut at = self.home(bucket.tag());
@@ -84,7 +84,7 @@ impl<B: Bucket> ProbeTable<B> {
         let mut at = self.after(hole);
         while !self.buckets[at].is_empty() {
             let home = self.home(self.buckets[at].tag());
-            // A bucket may move up, but not before its home.
+            // A bucket may move back, but not before its home.
             if self.distance(home, at) >= self.distance(hole, at) {
                 self.buckets[hole] = self.buckets[at];
                 hole = at;
@@ -109,6 +109,7 @@ impl<B: Bucket> ProbeTable<B> {
         }
     }
 
+    /// The first bucket of the tag's run.
     #[inline(always)]
     fn home(&self, tag: Tag) -> usize {
         ((u64::from(tag.0) * self.buckets.len() as u64) >> 32) as usize
@@ -119,7 +120,7 @@ impl<B: Bucket> ProbeTable<B> {
         if at + 1 == self.buckets.len() { 0 } else { at + 1 }
     }
 
-    /// Steps from one bucket forward to another.
+    /// Steps forward from one bucket to another.
     #[inline(always)]
     fn distance(&self, from: usize, to: usize) -> usize {
         if to >= from { to - from } else { to + self.buckets.len() - from }

@@ -63,7 +63,7 @@ pub(crate) struct CrossV1 {
     pub x: View,
     /// This layer's output.
     pub out: View,
-    /// Position of `b` in the weights, padded.
+    /// Position of `b` in the weights, padded to whole panels.
     pub bias: Range<usize>,
 }
 

@@ -1,6 +1,6 @@
 //! Deep & Cross networks (Wang et al., 2017 and 2020): a cross network and a deep MLP over the same input,
-//! and one linear layer over the outputs of both. The low-rank form of DCN-v2 has `W = U V`; its tensors are
-//! named as in TorchRec, in lower case.
+//! and one linear layer over the outputs of both. In the low-rank form of DCN-v2, `W = U V`, and the
+//! tensors are named `u` and `v`.
 
 use super::Inputs;
 use super::cross::{CrossV1, CrossV2};

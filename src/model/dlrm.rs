@@ -1,6 +1,7 @@
-//! DLRM (Naumov et al., 2019): a bottom MLP makes one more vector from the dense values, all vectors interact
-//! by pairwise dot products, and a top MLP gives the logit. As in facebookresearch/dlrm, the interaction is
-//! the lower triangle with the dense vector first, and the bottom MLP ends in a ReLU.
+//! DLRM (Naumov et al., 2019): a bottom MLP makes one more vector from the dense values, all vectors
+//! interact by pairwise dot products, and a top MLP gives the logit. As in facebookresearch/dlrm, the
+//! output of the bottom MLP is the first vector, the dot products are ordered as the rows of a lower
+//! triangle, and the bottom MLP ends in a ReLU.
 
 use super::Inputs;
 use super::interaction::PairwiseDots;

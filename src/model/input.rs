@@ -9,7 +9,7 @@ use crate::predict::PredictError;
 use crate::schema::{Lookup, Pooling, Schema};
 use crate::types::Batch;
 
-/// The source of input rows, except the embedding rows.
+/// Everything that input rows are computed from, except the embedding rows.
 #[derive(Clone, Copy)]
 pub struct InputRows<'a> {
     /// Dense values per sample.
@@ -22,8 +22,8 @@ pub struct InputRows<'a> {
 
 impl InputRows<'_> {
     /// Writes the input rows of `tape.samples` samples, from sample `first` on, into buffer 0 of the tape.
-    /// `rows(l)` returns a function for lookup `l`, from the number of an occurrence in the whole batch to
-    /// the bytes of its row, or `None` for zeros.
+    /// `rows(l)` returns a function for lookup `l`: from the index of an id, among the feature's ids in the
+    /// batch, to the bytes of its row, or `None` for a row of zeros.
     pub fn write<'r, R>(&self, first: usize, tape: &mut Tape<f32>, rows: impl Fn(usize) -> R)
     where
         R: Fn(usize) -> Option<&'r [u8]>,
@@ -31,8 +31,8 @@ impl InputRows<'_> {
         self.write_at(first..first + tape.samples, tape, 0, rows);
     }
 
-    /// Writes the input rows of these samples into buffer 0 of the tape, from its row `at` on. `rows` is as
-    /// in [`Self::write`].
+    /// Writes the input rows of these samples into buffer 0 of the tape, from row `at` of the tape on. For
+    /// `rows` see [`Self::write`].
     pub(crate) fn write_at<'r, R>(
         &self,
         samples: Range<usize>,
@@ -83,7 +83,8 @@ impl InputRows<'_> {
     }
 }
 
-/// Checks that the batch has the schema's columns, each with `samples + 1` offsets.
+/// Checks that the batch has the schema's columns, that each feature has `samples + 1` offsets, and that its
+/// last offset is its number of ids.
 ///
 /// # Errors
 /// [`PredictError::Shape`] with the first wrong column.

@@ -41,9 +41,10 @@ impl PairwiseDots {
     }
 
     /// Writes `[first, triangle]` of every sample. A row of the triangle is the dot product with `first`,
-    /// followed by those with the preceding vectors of `rest`, so the products `first rest^T` and `rest
-    /// rest^T` need no stacked copy of the vectors. Rows are copied in whole registers if there is room, and
-    /// the next row overwrites the excess: copies of odd lengths would take longer than the products.
+    /// followed by those with the preceding vectors of `rest`. Two products, `first rest^T` and
+    /// `rest rest^T`, give both parts without a copy of `first` and `rest` into one matrix. Rows are copied
+    /// in whole registers if there is room, and the next row overwrites the excess, because copies of odd
+    /// lengths would take longer than the products.
     #[inline(always)]
     fn write_dots<T: Real>(&self, tape: &Tape<T>, out: &mut Rows<T>) {
         let (dim, n) = (self.first.width, self.rest.width / self.first.width);
@@ -67,8 +68,8 @@ impl PairwiseDots {
         }
     }
 
-    /// Adds the gradients of the inputs. With `G = Z Z^T`, `dZ = (dG + dG^T) Z`, where `dG` is lower
-    /// triangular.
+    /// Adds the gradients of the inputs. If `Z` has the vectors as rows and `G = Z Z^T`, then
+    /// `dZ = (dG + dG^T) Z`. `dG` is lower triangular.
     #[inline(always)]
     fn add_slopes<T: Real>(&self, tape: &mut Tape<T>) {
         let (dim, n) = (self.first.width, Self::vectors(self.first.width, self.rest.width));
@@ -101,10 +102,11 @@ impl PairwiseDots {
     }
 }
 
-/// Elements per copy.
+/// Elements that [`copy_vectors`] copies at a time.
 const VECTOR: usize = 16;
 
-/// Copies the first `len` elements, rounded up to whole vectors if `to` has room.
+/// Copies the first `len` elements. If `to` has room, copies all of `from`, which is `len` rounded up to
+/// whole vectors.
 #[inline(always)]
 fn copy_vectors<T: Real>(from: &[T], to: &mut [T], len: usize) {
     if from.len() > to.len() {
@@ -114,7 +116,8 @@ fn copy_vectors<T: Real>(from: &[T], to: &mut [T], len: usize) {
     from.as_chunks::<VECTOR>().0.iter().zip(to).for_each(|(from, to)| *to = *from);
 }
 
-/// `c = a b` for small matrices: row-major `rows x depth` by packed `depth x columns`, in whole panels.
+/// `c = a b` for small matrices: `a` is row-major `rows x depth`, `b` is packed into whole panels of
+/// `depth x columns`.
 struct Small {
     rows: usize,
     depth: usize,
@@ -177,7 +180,7 @@ impl<T: Real> Layer<T> for PairwiseDots {
 }
 
 /// The second-order term of the factorisation machine, one number per sample:
-/// `1/2 sum_d ((sum_f v_fd)^2 - sum_f v_fd^2)`.
+/// `1/2 sum_d ((sum_f v_fd)^2 - sum_f v_fd^2)`, where `v_fd` is element `d` of the vector of feature `f`.
 #[derive(Clone, Debug)]
 pub(crate) struct FactorisationMachine {
     /// The features' vectors, one after the other.

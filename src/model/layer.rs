@@ -1,8 +1,8 @@
-//! The trait of layers, and the builder with which an architecture assembles them.
+//! The [`Layer`] trait, and the [`Builder`] that assembles the layers of an architecture.
 //!
-//! All weights of a network are in one vector, layer after layer. Each layer is cut into pieces whose
-//! gradients are independent, so one loop over the pieces computes gradients and updates weights with any
-//! number of threads. A checkpoint, an average over replicas and an optimizer's state are one vector too.
+//! All weights of a network are in one vector, layer after layer. Each layer is cut into pieces with
+//! independent gradients, so one parallel loop over the pieces computes gradients and updates weights. An
+//! optimizer's state has the same layout.
 //! Padding lanes are zero and stay zero: their gradients are zero, and every optimizer leaves a zero weight
 //! with a zero gradient unchanged.
 
@@ -14,11 +14,11 @@ use super::linear::Linear;
 use super::tape::{ALIGNMENT, Tape, View};
 use crate::compute::{LANES, Real, packed_len};
 
-/// A step of a network.
+/// One operation of a network.
 pub trait Layer<T: Real>: Send + Sync {
     /// Computes the output view from the input views.
     fn forward(&self, weights: &Weights<T>, tape: &mut Tape<T>);
-    /// Adds to the gradients of the input views. The gradients of the output view are complete.
+    /// Adds to the gradients of the input views. The gradients of the output view must be complete.
     fn backward(&self, weights: &Weights<T>, tape: &mut Tape<T>);
     /// Lengths of the pieces of the layer's weights, in order.
     fn pieces(&self) -> Vec<usize> {
@@ -99,7 +99,7 @@ pub(crate) struct Builder<T> {
 }
 
 impl<T: Real> Builder<T> {
-    /// A network whose input row has `width` columns, the first `dense` of which need no gradient.
+    /// A network with an input row of `width` columns. The first `dense` columns need no gradient.
     #[must_use]
     pub(crate) fn new(width: usize, dense: usize) -> Self {
         Self {
@@ -118,7 +118,7 @@ impl<T: Real> Builder<T> {
         View { buffer: self.widths.len() - 1, column: 0, width }
     }
 
-    /// Adds a layer. Its weights, if any, are those of the preceding [`Builder::parameter`] calls.
+    /// Adds a layer. If it has weights, they must be allocated directly before this call.
     pub(crate) fn push(&mut self, layer: impl Layer<T> + 'static) {
         self.layers.push(Box::new(layer));
     }

@@ -1,8 +1,9 @@
 //! The fully connected layer: `y = x W^T + b`, optionally followed by a ReLU.
 //!
-//! Weights are stored in panels (`compute::gemm`). The forward product reads panels, and the gradient product
-//! writes them. `backward` needs the transpose, which the trainer makes once per step
-//! ([`Linear::transpose_panel`]). That is faster than a product that reads the panels across.
+//! Weights are stored in panels (`compute::gemm`). The forward product reads panels, and the gradient
+//! product writes them. `backward` needs the transpose, which the trainer makes once per step
+//! ([`Linear::transpose_panel`]). That is faster than a product that reads the stored panels in transposed
+//! order.
 
 use std::ops::Range;
 
@@ -12,8 +13,8 @@ use crate::compute::{
     LANES, Left, Output, Product, Real, Start, pack_transposed_panel, packed_len, vectorise,
 };
 
-/// Panels per piece: few, so that a small layer has pieces for several threads, but several, so that a chunk
-/// is read only a few times.
+/// Panels per piece. Each piece reads all chunks, so smaller pieces read more in total. With larger pieces, a
+/// small layer would not have enough of them for several threads.
 const PIECE_PANELS: usize = 4;
 
 /// A fully connected layer between two views.
@@ -70,8 +71,8 @@ impl Linear {
         }
     }
 
-    /// The gradient of the panels from `first` on that `out` has room for: the sum of `x^T dy` over the
-    /// chunks, in order. All panels are updated per chunk, while the chunk's `x` is in the core's cache.
+    /// Writes the gradient of panel `first` and the following ones, until `out` is full: the sum of `x^T dy`
+    /// over the chunks, in order. Each chunk is added to all panels while its `x` is in the core's cache.
     fn panels_gradient<T: Real>(&self, first: usize, tapes: &[Tape<T>], out: &mut [T]) {
         if tapes.is_empty() {
             out.fill(T::default());
@@ -174,7 +175,7 @@ impl<T: Real> Layer<T> for Linear {
     }
 }
 
-/// Packs these columns of every sample into one panel. Lanes past the last column are zero.
+/// Packs the columns `lanes` of every sample into one panel. Lanes past the last column are zero.
 fn pack_slopes<T: Real>(grads: &Rows<T>, lanes: View, packed: &mut [T]) {
     for (s, line) in packed.chunks_exact_mut(LANES).enumerate() {
         if lanes.width == LANES {

@@ -21,7 +21,7 @@ pub fn binary_cross_entropy<T: Real>(z: T, label: T) -> T {
     z.at_least(T::default()) - z * label + (-magnitude).exp().ln_1p()
 }
 
-/// The derivative of [`binary_cross_entropy`] by the logit.
+/// The derivative of [`binary_cross_entropy`] with respect to the logit.
 #[must_use]
 pub fn binary_cross_entropy_slope<T: Real>(z: T, label: T) -> T {
     sigmoid(z) - label

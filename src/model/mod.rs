@@ -1,9 +1,10 @@
 //! The dense networks: from input rows to logits, and the gradients.
 //!
 //! An architecture is a list of [`Layer`]s over numbered buffers, built from the schema by one file per
-//! architecture. The code is generic: f32 serves and trains, f64 lets tests compare gradients with finite
-//! differences. Embeddings are not here: the input row (dense values, pooled vectors, first-order weights) is
-//! written by gather-pool, and the backward pass ends at its gradient.
+//! architecture. The code is generic: f32 is for serving and training, f64 for tests that compare gradients
+//! with finite differences. Embeddings are not part of a network. Gather-pool writes the input row (dense
+//! values, pooled vectors, first-order weights), and the backward pass ends with the gradient of the input
+//! row.
 
 mod cross;
 mod dcn;
@@ -38,7 +39,7 @@ struct Inputs {
     vectors: View,
     /// First-order weights.
     wide: View,
-    /// Elements of a pooled vector, for architectures where all have the same number.
+    /// Elements per pooled vector. Only DLRM and DeepFM use it, and they require one number for all features.
     dim: usize,
 }
 
@@ -113,7 +114,7 @@ impl<T: Real> Model<T> {
         Tape::new(&self.widths, self.dense_width, training)
     }
 
-    /// Most samples of a chunk: the number of rows of a tape.
+    /// Most samples per chunk, which is the number of rows of a tape.
     #[must_use]
     pub fn chunk(&self) -> usize {
         tape::chunk::<T>(&self.widths)
@@ -150,8 +151,8 @@ impl<T: Real> Model<T> {
     }
 
     /// Computes the gradients of all buffers after [`Model::forward`]. `slope(s, z)` is the derivative of the
-    /// loss of sample `s` by its logit `z`. The gradients of buffer 0 are those of the input rows; the
-    /// gradients of dense values may stay 0.
+    /// loss of sample `s` with respect to its logit `z`. Buffer 0 then has the gradients of the input rows,
+    /// except that those of dense values may be 0, because nothing uses them.
     pub fn backward(&self, weights: &Weights<T>, tape: &mut Tape<T>, slope: impl Fn(usize, T) -> T) {
         tape.zero_grads();
         for s in 0..tape.samples {
@@ -185,7 +186,8 @@ impl<T: Real> Model<T> {
     }
 }
 
-/// Splits the transposed weights into panels: the layer, the number of the panel, and its elements.
+/// Splits the transposed weights into panels. Returns the layer, the number of the panel in it, and the
+/// elements of each.
 fn split_panels<'a, T>(
     layers: impl Iterator<Item = &'a Linear>,
     mut transposed: &'a mut [T],

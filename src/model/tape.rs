@@ -5,9 +5,9 @@
 //! neighbouring columns. Buffer 0 is the input row of the schema.
 //!
 //! A batch is cut into chunks of at most [`MAX_CHUNK`] samples, and each chunk has its own tape. So threads
-//! share no memory, and the values of a chunk stay in the core's cache. Gradients of weights are summed chunk
-//! after chunk, and a chunk continues the sum of the one before. So neither the thread count nor the size of
-//! chunks changes a bit of a weight or a score.
+//! share no memory, and the values of a chunk stay in the core's cache. A gradient of a weight is
+//! one sum over all samples in batch order, whatever the chunks are. So neither the number of threads nor the
+//! size of chunks changes a bit of a weight or a score.
 
 use aligned_vec::AVec;
 
@@ -16,8 +16,8 @@ use crate::compute::{Real, row_stride};
 /// Most samples per tape.
 pub const MAX_CHUNK: usize = 64;
 
-/// Most bytes of a tape's values, if that is room for [`MIN_CHUNK`] samples. The values, a layer's weights
-/// and prefetched rows fit the second-level cache of a core together.
+/// Most bytes of a tape's values, unless [`MIN_CHUNK`] samples need more. The values, a layer's weights and
+/// prefetched rows together fit the second-level cache of a core.
 const TAPE_BYTES: usize = 640 << 10;
 
 /// Fewest samples per tape: with fewer, reading the weights would dominate.
@@ -31,7 +31,8 @@ pub(crate) fn chunk<T>(widths: &[usize]) -> usize {
     1 << fits.ilog2()
 }
 
-/// Bytes of a cache line. A tape's rows are aligned to it; in the input row, the pooled vectors are.
+/// Bytes of a cache line. The rows of a tape are aligned to it. In the input row, the first pooled vector is
+/// aligned instead.
 pub(crate) const ALIGNMENT: usize = 64;
 
 /// A range of columns of a buffer.
@@ -119,7 +120,7 @@ pub struct Tape<T> {
     pub samples: usize,
     /// Values, one entry per buffer.
     pub values: Vec<Rows<T>>,
-    /// Gradients of the loss by each value; empty on a tape that only scores.
+    /// Derivatives of the loss with respect to each value; empty on a tape that only scores.
     pub grads: Vec<Rows<T>>,
 }
 

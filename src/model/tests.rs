@@ -113,8 +113,8 @@ fn assert_close(got: f64, expected: f64, what: &str) {
     assert!((got - expected).abs() <= 1e-6 * scale, "{what}: expected {expected}, got {got}");
 }
 
-/// Central difference of `f` at `x`. It is wrong if a ReLU's kink lies within the step; with these inputs and
-/// weights, none does.
+/// Central difference of `f` at `x`. It would be wrong if the kink of a ReLU were within the step, which does
+/// not occur with these inputs and weights.
 fn slope(x: f64, mut f: impl FnMut(f64) -> f64) -> f64 {
     const STEP: f64 = 1e-6;
     (f(x + STEP) - f(x - STEP)) / (2.0 * STEP)

@@ -1,8 +1,8 @@
 //! Initial weights, and the conversion between weights and named tensors.
 //!
 //! Initial weights are a pure function of (seed, tensor, element), with the distribution of PyTorch's
-//! `nn.Linear`: the weights and the bias of a layer with `n` inputs are uniform between `-1 / sqrt(n)` and `1
-//! / sqrt(n)`.
+//! `nn.Linear`: the weights and the bias of a layer with `n` inputs are uniform between `-1 / sqrt(n)` and
+//! `1 / sqrt(n)`.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -67,7 +67,7 @@ impl<T: Real> Model<T> {
         let mut weights = Weights::zeroed(self.weights_len());
         let mut bound = 0.0;
         for parameter in self.parameters() {
-            // A bias follows the weights of its layer and has the same distribution.
+            // A bias comes after the weights of its layer and uses the same bound.
             if parameter.packing == Packing::Panels {
                 let inputs = parameter.shape.last().copied().unwrap_or(0);
                 bound = 1.0 / (inputs.max(1) as f64).sqrt();
@@ -83,7 +83,7 @@ impl<T: Real> Model<T> {
     /// Weights from named tensors. `tensor` returns the shape and the row-major elements for a name.
     ///
     /// # Errors
-    /// [`WeightsError`] for a missing tensor or one of another shape.
+    /// [`WeightsError`] for a missing tensor or a wrong shape.
     pub fn read_tensors(
         &self,
         mut tensor: impl FnMut(&str) -> Option<(Vec<usize>, Vec<T>)>,
@@ -102,7 +102,7 @@ impl<T: Real> Model<T> {
     }
 }
 
-/// Number `i` of a stream of uniform numbers between -1 and 1.
+/// Number `i` of a stream of uniform random numbers between -1 and 1. Any `i` can be computed directly.
 fn uniform(stream: u64, i: u64) -> f64 {
     let bits = xxh3_64_with_seed(&i.to_le_bytes(), stream);
     ((bits >> 11) as f64 + 0.5) / (1u64 << 52) as f64 - 1.0

@@ -8,13 +8,13 @@
 
 use super::trace::Trace;
 
-/// More memory pays as long as doubling the cache adds hits for this share of all accesses.
+/// More memory pays if doubling the cache turns at least this share of all accesses from misses into hits.
 pub(crate) const PAYING_GAIN: f64 = 0.01;
 
 /// Hits of an LRU cache by size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Curve {
-    /// By rows of the cache, from 0 to all distinct rows.
+    /// By cache size in rows, from 0 to all distinct rows.
     hits: Vec<u64>,
     accesses: u64,
 }
@@ -49,7 +49,7 @@ impl Curve {
         self.hits(rows) as f64 / self.accesses.max(1) as f64
     }
 
-    /// The smallest size from which on doubling the cache gains less than `gain` of all accesses.
+    /// The smallest size such that doubling it, or any larger size, gains less than `gain` of all accesses.
     #[must_use]
     pub(crate) fn enough(&self, gain: f64) -> usize {
         let paying = |&rows: &usize| self.rate(2 * rows) - self.rate(rows) >= gain;
@@ -57,7 +57,7 @@ impl Curve {
     }
 }
 
-/// The LRU stack as times of last accesses. Times count from 1.
+/// The LRU stack, as the time of each key's last access. Times count from 1.
 struct Stack {
     /// A Fenwick tree by time: 1 if the access at this time is the last one of its key.
     sums: Vec<u32>,
@@ -66,7 +66,7 @@ struct Stack {
     /// By key: the time of its last access; 0 if it was not accessed.
     last: Vec<u32>,
     now: usize,
-    /// Keys that were accessed.
+    /// Number of keys that were accessed so far.
     live: usize,
 }
 
@@ -76,7 +76,7 @@ impl Stack {
         Self { sums: vec![0; times + 1], keys: vec![0; times + 1], last: vec![0; keys], now: 0, live: 0 }
     }
 
-    /// The smallest LRU cache that this access hits; none for the first access of a key.
+    /// The size of the smallest LRU cache that this access hits; `None` for the first access of a key.
     fn access(&mut self, key: u32) -> Option<usize> {
         if self.now + 1 == self.sums.len() {
             self.renumber();
@@ -95,7 +95,7 @@ impl Stack {
         distance
     }
 
-    /// Keys whose last access is at or before `time`.
+    /// Number of keys with a last access at or before `time`.
     fn sum(&self, mut time: usize) -> usize {
         let mut sum = 0u32;
         while time > 0 {

@@ -8,20 +8,20 @@ use super::curve::{Curve, PAYING_GAIN};
 use super::simulate::{CacheHits, Hits, Policy, SizeHits, simulate};
 use super::trace::Trace;
 
-/// Bytes that a cached row takes besides its own, at most: 20 in the index, 2 for admission.
+/// Most bytes that a cached row takes in addition to its own: 20 in the index, 2 for admission.
 pub(crate) const ENTRY_BYTES: f64 = 22.0;
-/// The server's cache keeps at least this share of its room in use (its low watermark).
+/// The server's cache evicts until this share of its capacity is in use (its default low watermark).
 const IN_USE: f64 = 0.9;
 /// Default of `--sizes`: fractions of all distinct rows.
 pub(crate) const DEFAULT_SIZES: [f64; 6] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5];
-/// Tables with a line of their own in the text; the other tables share one.
+/// Most tables that get their own line in the text. The other tables share one line.
 const MOST_TABLES: usize = 40;
 
 /// A simulated trace.
 #[derive(Debug)]
 pub(crate) struct Plan<'t> {
     trace: &'t Trace,
-    /// In the order of the given fractions.
+    /// Hits by cache size, in the order of the given fractions.
     pub sizes: Vec<SizeHits>,
     /// Hit rate of the flat LRU cache at every size.
     pub curve: Curve,
@@ -53,7 +53,8 @@ impl<'t> Plan<'t> {
         rows as f64 * (self.trace.mean_row_bytes() + ENTRY_BYTES) / self.trace.rate
     }
 
-    /// The object of `plan --json`. `optimal` of a size is that of the flat cache.
+    /// The object that `plan --json` prints. The key `optimal` of a size is the rate of the optimal flat
+    /// cache.
     #[must_use]
     pub(crate) fn json(&self) -> Value {
         let rates = |hits: &CacheHits| -> serde_json::Map<String, Value> {
@@ -98,11 +99,14 @@ impl<'t> Plan<'t> {
         let _ =
             writeln!(text, "{} accesses of {} rows of {} tables", accesses.len(), self.rows(), tables.len());
         if *absent > 0 {
-            let _ = writeln!(text, "{absent} ids are past the rows of their table");
+            let _ = writeln!(text, "{absent} ids are past the end of their table");
         }
         if *rate < 1.0 {
-            let _ =
-                writeln!(text, "a sample of {} % of the rows; memory is that of all rows", percent(*rate));
+            let _ = writeln!(
+                text,
+                "a sample of {} % of the rows; memory is scaled up to all rows",
+                percent(*rate)
+            );
         }
         let all = self.curve.rate(usize::MAX);
         let _ = writeln!(

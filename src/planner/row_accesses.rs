@@ -1,9 +1,9 @@
 //! The row accesses of a batch, in order.
 //!
-//! The order is by sample; within a sample by lookup, in the order of `Schema::lookups` (the features, then
-//! the wide tables of the features, if the architecture has them); within a lookup by id. An id past its
-//! table is an access of the row that the schema names as default, and no access if the default is zeros.
-//! These are the accesses of the engine before it removes a batch's duplicates.
+//! Samples are in batch order. Within a sample, lookups are in the order of `Schema::lookups`: the features,
+//! then the wide tables of the features, if the architecture has them. Within a lookup, ids are in batch
+//! order. An id past the end of its table accesses the default row of the table, or no row if the default is
+//! zeros. The engine makes the same accesses, but removes the duplicates of a batch first.
 
 use crate::schema::{Lookup, Schema, Table};
 use crate::types::{Batch, TableId};
@@ -20,8 +20,8 @@ impl RowAccesses {
         Self { lookups: schema.lookups(), tables: schema.tables.clone() }
     }
 
-    /// Calls `on_access` for every access of a batch of the schema's shape, in order. Returns how many ids
-    /// were past their table, with or without a default row.
+    /// Calls `on_access` for every access of a batch of the schema's shape, in order. Returns the
+    /// number of ids past the end of their table. It also counts ids that read a default row.
     ///
     /// # Errors
     /// The first error of `on_access`, which ends the calls.

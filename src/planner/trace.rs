@@ -2,7 +2,7 @@
 //! order.
 //!
 //! Rows are numbered densely, table after table, so that a simulated cache can use arrays instead of hashing.
-//! A trace takes 4 bytes for each access and 8 for each distinct row; while it is built, also a map.
+//! A trace takes 4 bytes for each access and 8 for each distinct row. A map is also needed to build it.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use crate::types::{Batch, TableId};
 /// Most accesses of a trace: positions and keys are 32-bit numbers.
 pub(crate) const MAX_ACCESSES: usize = u32::MAX as usize - 1;
 
-/// There are more accesses than a trace holds.
+/// A workload has more accesses than a trace can hold.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("trace: more than {limit} accesses; plan on fewer files, or on a sampled trace")]
 pub struct TooLong {
@@ -29,31 +29,31 @@ pub struct TraceTable {
     pub name: String,
     /// Bytes of a row.
     pub row_bytes: usize,
-    /// The keys of its rows that were used.
+    /// The keys of the used rows of the table.
     pub keys: Range<u32>,
-    /// Accesses of all its rows.
+    /// Accesses of all rows of the table.
     pub accesses: u64,
 }
 
 /// Accesses in order. A key is the number of a distinct row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trace {
-    /// By [`TableId`].
+    /// The tables, indexed by [`TableId`].
     pub tables: Vec<TraceTable>,
     /// The key of every access. A table's keys are numbered in the order of their first access.
     pub accesses: Vec<u32>,
-    /// By key: the row in its table.
+    /// By key: the number of the row in its table.
     pub rows: Vec<u64>,
-    /// Samples of the data; 0 for recordings, which do not store them.
+    /// Number of samples in the data; 0 for recordings, which do not store it.
     pub samples: u64,
-    /// Ids past their table, with or without a default row.
+    /// Number of ids past the end of their table. It also counts ids that read a default row.
     pub absent: u64,
     /// The share of all rows whose accesses are in the trace; below 1 only for sampled recordings.
     pub rate: f64,
 }
 
 impl Trace {
-    /// Distinct rows.
+    /// Number of distinct rows.
     #[must_use]
     pub fn keys(&self) -> u32 {
         self.rows.len() as u32
@@ -80,16 +80,16 @@ pub struct TraceBuilder {
     schema: Schema,
     row_accesses: RowAccesses,
     tables: Vec<TableRows>,
-    /// Keys in the order of first access over all tables. [`TraceBuilder::finish`] numbers them table after
-    /// table.
+    /// Temporary keys, numbered in the order of first access over all tables. [`TraceBuilder::finish`]
+    /// renumbers them table after table.
     accesses: Vec<u32>,
-    /// By such a key.
+    /// By temporary key.
     keys: Vec<TableRow>,
     samples: u64,
     absent: u64,
 }
 
-/// A row as the `number`-th distinct row of its table.
+/// A row, as its table and its index among the distinct rows of the table.
 #[derive(Clone, Copy, Debug)]
 struct TableRow {
     table: u32,
@@ -99,7 +99,7 @@ struct TableRow {
 /// The distinct rows of a table.
 #[derive(Debug, Default)]
 struct TableRows {
-    /// By row.
+    /// The temporary key of each row.
     keys: NumberMap<u64, u32>,
     /// In the order of first access.
     rows: Vec<u64>,

@@ -1,4 +1,4 @@
-//! Which rows of a table were ever written: one bit per row.
+//! One bit per row of a table: whether the row was ever written. A log uses it for the pages of its index.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ const BITS: u64 = u64::BITS as u64;
 pub(crate) struct Bitmap(Vec<AtomicU64>);
 
 impl Bitmap {
-    /// No row is marked.
+    /// A bitmap of `rows` rows, none of them marked.
     pub(crate) fn new(rows: u64) -> Result<Self, OutOfHostMemory> {
         let words = rows.div_ceil(BITS);
         let bytes = usize::try_from(words.saturating_mul(BITS / 8)).unwrap_or(usize::MAX);

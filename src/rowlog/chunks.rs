@@ -1,4 +1,4 @@
-//! Reading a whole table of a working file, a chunk at a time.
+//! Reads a whole table of a working file, a chunk at a time.
 
 use std::ops::Range;
 
@@ -11,18 +11,18 @@ use crate::types::{Element, TableId};
 
 /// Bytes of a chunk, including the number and place of each row.
 const CHUNK_BYTES: usize = 4 << 20;
-/// Gaps of up to this many bytes between two written rows are read too: that costs a disk no more than
-/// another request.
+/// Gaps of up to this many bytes between two written rows are read too, because that takes a disk no longer
+/// than a separate request.
 const GAP_BYTES: usize = 32 << 10;
 /// Elements that one thread computes or checks at a time.
 const PIECE_ELEMENTS: usize = 1 << 14;
 
 impl WorkingFile {
-    /// As [`RowSource::for_each_chunk`], in chunks of a few megabytes. Rows that were never written are
-    /// computed and not read. No row of the table may be written meanwhile.
+    /// Implements [`RowSource::for_each_chunk`], in chunks of a few megabytes. Rows that were never written
+    /// are computed and not read. No row of the table may be written during the call.
     ///
     /// # Errors
-    /// [`StoreError::Working`] when there is no such table, errors of the file system, and those of `take`.
+    /// [`StoreError::Working`] when the table does not exist, errors of the file system, and those of `take`.
     pub fn for_each_chunk(
         &self,
         table: TableId,
@@ -42,7 +42,8 @@ impl WorkingFile {
         Ok(())
     }
 
-    /// The first written row with a weight that is not finite. No row of the table may be written meanwhile.
+    /// The first written row with a weight that is not finite. No row of the table may be written during
+    /// the call.
     ///
     /// # Errors
     /// Those of [`Self::for_each_chunk`].
@@ -112,7 +113,7 @@ impl RowSource for WorkingFile {
     }
 }
 
-/// Rows of a chunk of [`CHUNK_BYTES`].
+/// Rows per chunk of [`CHUNK_BYTES`].
 fn chunk_rows(table: &WorkingRows) -> usize {
     let bytes = table.width() * size_of::<f32>() + size_of::<Placed>() + size_of::<u64>();
     (CHUNK_BYTES / bytes).max(1)

@@ -1,20 +1,21 @@
 //! The default layout of a table in the working file: records in the order in which they were last written.
 //!
-//! Rows evicted from the scratchpad are spread over the whole table. Writing each to a fixed place dirties
-//! one page per row, which the disk sees as a small random write, after a read if the page was not in memory:
-//! for a record of 512 bytes that is 8 times its size or more. So records are appended wherever there is free
-//! space, as in a log-structured file system (Rosenblum and Ousterhout, "The design and implementation of a
-//! log-structured file system", 1992): many rows in one long write, and no reads.
+//! Rows evicted from the scratchpad are spread over the whole table. If each had a fixed place, each would
+//! dirty a page of its own. The disk would then write a whole page for each row, after reading it if it was
+//! not in memory. For a record of 512 bytes that is 8 times its size or more. So records are appended to a
+//! segment with free space, as in a log-structured file system (Rosenblum and Ousterhout, "The design and
+//! implementation of a log-structured file system", 1992): many rows in one long write, and no reads.
 //!
 //! ```text
 //! index                    rows                         segments
 //! | place of row 0 | ...   | row of place 0 | ...       | record | record | ...   | record | record | ...
 //! ```
 //!
-//! The index gives the place of the newest record of each row; older records are garbage. A segment without a
-//! live record is free and is reused. If only one is free and a third of all records are garbage, the segment
-//! with the fewest live records is emptied: they are appended again, and the row of each is read from `rows`.
-//! So the file takes at most one and a half times its rows, and three segments.
+//! The index gives the place of the newest record of each row, which is live. Older records are garbage. A
+//! segment without a live record is free and is reused. When more than a third of the places hold garbage
+//! and at most one segment is free, the segment with the fewest live records is emptied: these are appended
+//! again, with their row numbers from `rows`. So the segments take at most one and a half times the space
+//! of the live records, plus three segments.
 
 use std::io;
 use std::ops::Range;
@@ -29,7 +30,7 @@ use crate::mem::prefetch::PREFETCH_AHEAD;
 const SEGMENT_BYTES: usize = 1 << 20;
 /// Segments of small tables are smaller, so that there are at least this many.
 const FEWEST_SEGMENTS: u64 = 16;
-/// The alignment in the file, and the part of the index that is initialized at once.
+/// Alignment of index, rows and segments in the file. The index is initialized a page at a time.
 const PAGE_BYTES: u64 = 4096;
 /// Bytes of an entry of `index` and of `rows`.
 const WORD_BYTES: u64 = size_of::<u32>() as u64;
@@ -69,7 +70,7 @@ struct OpenSegment {
     used: u32,
 }
 
-/// A row, and the place of a record of it.
+/// A row, and the place of one of its records.
 #[derive(Clone, Copy)]
 struct RowPlace {
     row: u64,
@@ -89,7 +90,7 @@ impl Log {
         let pages = Bitmap::new(rows.div_ceil(PAGE_PLACES))?;
         let rows_begin = begin + (rows * WORD_BYTES).next_multiple_of(PAGE_BYTES);
         let records = rows_begin + (places * WORD_BYTES).next_multiple_of(PAGE_BYTES);
-        // The first write opens a segment.
+        // Counts as full, so that the first write opens a segment.
         let open = OpenSegment { number: 0, used: segment as u32 };
         let segments = Segments { live: Vec::new(), rows: 0, open, free: Vec::new() };
         Ok(Some(Self {
@@ -104,7 +105,7 @@ impl Log {
         }))
     }
 
-    /// The end of the log in the file, however much is written.
+    /// The end of the log in the file, which no write exceeds.
     pub(crate) fn end(&self, rows: u64) -> u64 {
         self.offset(most_places(rows, u64::from(self.segment)))
     }
@@ -119,7 +120,8 @@ impl Log {
         self.reuse.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The place of the newest record of the row; `None` if it was never written.
+    /// The place of the newest record of the row; `None` if it was never written. An index entry is the place
+    /// plus 1, or 0 for no record.
     #[inline]
     pub(crate) fn place(&self, stripes: &Stripes, row: u64) -> Option<u32> {
         let made = self.pages.has(row / PAGE_PLACES);
@@ -211,7 +213,7 @@ impl Log {
         Ok(())
     }
 
-    /// Opens a segment with free places.
+    /// Opens a free segment or a new one.
     fn open(&self, segments: &mut Segments, stripes: &Stripes) -> io::Result<()> {
         let full = segments.open.number as usize;
         if segments.live.get(full) == Some(&0) {
@@ -219,7 +221,7 @@ impl Log {
         }
         let places = segments.live.len() as u64 * u64::from(self.segment);
         let crowded = 2 * places > 3 * segments.rows + 2 * u64::from(self.segment);
-        // One segment stays free, so that the next one can be emptied into it.
+        // One segment stays free, so that `empty` can append to it.
         let free = if crowded || segments.free.len() > 1 { segments.free.pop() } else { None };
         let empties = crowded && segments.free.is_empty();
         let open = free.unwrap_or_else(|| {
@@ -232,7 +234,8 @@ impl Log {
         if empties { self.empty(segments, stripes) } else { Ok(()) }
     }
 
-    /// Appends the live records of the segment with the fewest of them to the open segment, which has room.
+    /// Appends the live records of the segment with the fewest live records to the open segment, which is
+    /// empty and has room for them.
     fn empty(&self, segments: &mut Segments, stripes: &Stripes) -> io::Result<()> {
         let others = (0..).zip(&segments.live).filter(|(at, _)| *at != segments.open.number);
         let Some((victim, _)) = others.min_by_key(|(_, live)| **live) else { return Ok(()) };

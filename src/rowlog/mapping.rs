@@ -1,11 +1,11 @@
-//! A mapped file as words that several threads read and write at once.
+//! A mapped file, which several threads read and write as 32-bit words at once.
 //!
 //! The rows that training moves are a few hundred bytes each, and a system call per row costs ten times as
 //! much as copying it. With a mapping, moving a row that is in memory is a copy.
 //!
-//! Only bytes that were written by a system call before may be accessed: their disk space is reserved, so a
-//! full disk was an error of that call. Accessing a page that is not in memory reads it; if the disk fails,
-//! the kernel ends the process with `SIGBUS`.
+//! Only bytes that were written by a system call before may be accessed. That call reserved their disk space,
+//! and it returned the error if the disk was full. Accessing a page that is not in memory reads it. If that
+//! read fails, the kernel ends the process with `SIGBUS`.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -23,13 +23,13 @@ impl Mapping {
     /// Maps the whole file, which must not be truncated while the mapping exists.
     pub(crate) fn of(file: &File) -> io::Result<Self> {
         let map = MmapRaw::map_raw(file)?;
-        // No read-ahead: see `Stripes::create`. Only advice.
+        // `Stripes::create` explains why. This is only advice, so errors are ignored.
         let _ = map.advise(Advice::Random);
         Ok(Self(map))
     }
 
-    /// Copies the words from byte `at` on into `words`. Each word that another thread writes meanwhile is the
-    /// old or the new one.
+    /// Copies the words from byte `at` on into `words`. If another thread writes a word during the copy, the
+    /// old or the new word is copied.
     #[inline]
     pub(crate) fn load(&self, words: &mut [f32], at: u64) {
         for (word, from) in words.iter_mut().zip(self.words(at)) {
@@ -44,7 +44,7 @@ impl Mapping {
         prefetch_first(words, words.len().min(bytes.div_ceil(size_of::<AtomicU32>())));
     }
 
-    /// Copies `words` to byte `at` and after.
+    /// Copies `words` to the file, from byte `at` on.
     #[inline]
     pub(crate) fn store(&self, words: &[f32], at: u64) {
         for (word, to) in words.iter().zip(self.words(at)) {
@@ -52,7 +52,7 @@ impl Mapping {
         }
     }
 
-    /// Requests the pages of these bytes from the disk. Only advice.
+    /// Advises the system to read the pages of these bytes from disk now.
     pub(crate) fn request(&self, at: u64, bytes: usize) {
         let _ = self.0.advise_range(Advice::WillNeed, at as usize, bytes);
     }
@@ -71,7 +71,7 @@ impl Mapping {
         }
     }
 
-    /// The words from byte `at` on, a multiple of 4; none past the end.
+    /// The words from byte `at` on; none past the end. `at` must be a multiple of 4.
     #[inline]
     fn words(&self, at: u64) -> &[AtomicU32] {
         let words = self.0.len() / size_of::<AtomicU32>();

@@ -1,20 +1,20 @@
 //! The trainer's working file: embedding tables that are larger than memory, updated on disk while they are
 //! trained.
 //!
-//! All tables of a model share one logical file. It is unlinked as soon as it is created, so that nothing is
-//! left of it however the process ends. (Physically it is several files: see `stripes`.) It is mapped; its
-//! pages belong to the system's page cache, which drops them when memory is short.
+//! All tables of a model share one logical file. (Physically it is several files: see `stripes`.) It is
+//! unlinked as soon as it is created, so that the system frees its space however the process ends. It is
+//! mapped: its pages are in the system's page cache, which evicts them when memory is short.
 //!
 //! ```text
-//! table 0                               table 1, on a page
+//! table 0                               table 1, page-aligned
 //! | record | record | ... | (padding) | record | ...
 //!
 //! record:  weight (dim) | state 0 (its width) | state 1 ...     all f32
 //! ```
 //!
-//! The file is sparse, and a new one takes no disk space. One bit per row records whether the row was ever
-//! written. A row that was not has its first value: a pure function of the row number, or the row of a
-//! version. So even a huge table needs no initialization pass.
+//! The file is sparse, and a new one takes no disk space. A row that was never written has its first value,
+//! which is not in the file: a pure function of the row number (`uniform`), or the row of a version. So
+//! even a huge table needs no initialization pass.
 //!
 //! By default the records of a table form a log (`log`), in the order in which they were last written, so
 //! that rows evicted from the scratchpad reach the disk in long writes. With a [`RowOrder`] each row has a
@@ -64,7 +64,7 @@ pub struct WorkingTable {
 /// The first values of the rows of a table.
 #[derive(Debug)]
 pub enum First {
-    /// Weights of this distribution, and zeroed states.
+    /// Weights of this distribution; all states are zero.
     Uniform(Uniform),
     /// The decoded rows of a version's table of the same shape. Its states are used if they equal those of
     /// the working table in name, width and order; otherwise states are zero.
@@ -75,7 +75,7 @@ pub enum First {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the messages document the variants
 pub enum WorkingError {
-    #[error("expected a table below {tables}")]
+    #[error("expected a table number below {tables}")]
     Table { tables: usize },
     #[error("expected a row below {rows}, got {row}")]
     PastEnd { row: u64, rows: u64 },
@@ -85,7 +85,7 @@ pub enum WorkingError {
     Records { expected: usize, got: usize },
     #[error("first values: expected shape {expected:?}, got {got:?}")]
     First { expected: [u64; 2], got: [u64; 2] },
-    #[error("order: expected one of {expected} rows, got one of {got}")]
+    #[error("order: expected {expected} rows, got {got}")]
     Order { expected: u64, got: u64 },
     #[error("expected a file of less than 2^63 bytes, got {rows} rows of {width} f32")]
     TooLarge { rows: u64, width: usize },
@@ -99,13 +99,14 @@ impl WorkingError {
     }
 }
 
-/// A run of adjacent rows of at least this length is read with one system call, which requests all of it from
-/// the disk at once. Shorter runs are copied from the mapping.
+/// A run of adjacent rows of at least this many bytes is read with one system call, which reads all of it
+/// from the disk at once. Shorter runs are copied from the mapping.
 const LONG_BYTES: usize = 64 << 10;
-/// One run in this many is checked for being in memory: more often after some were found on disk recently. A
-/// check takes longer than reading a run that is in memory, and so does requesting one.
+/// The sampling interval: one run in this many is checked for being in memory. The interval is shortest after
+/// a check found a run on disk, and doubles otherwise. A check takes longer than reading a run that is in
+/// memory. So does a request to the disk.
 const SAMPLED_RUNS: RangeInclusive<usize> = 16..=256;
-/// How many runs ahead the processor's prefetch works, and for how many bytes of a run: its hardware
+/// How many runs ahead to prefetch into the processor's cache, and how many bytes of each run. The hardware
 /// prefetcher fetches the rest of a long run.
 const RUNS_AHEAD: usize = 8;
 const BYTES_AHEAD: usize = 2048;
@@ -121,7 +122,7 @@ struct RowRecords<'a> {
 /// sure that no row is written while another thread reads or writes it.
 #[derive(Debug)]
 pub struct WorkingFile {
-    /// Named in errors.
+    /// The path in error messages.
     dir: PathBuf,
     stripes: Stripes,
     tables: Vec<WorkingRows>,
@@ -153,8 +154,8 @@ impl WorkingFile {
         &self.tables
     }
 
-    /// Reads the records of these rows, ascending and distinct, into `records`, end to end in the order of
-    /// `rows`.
+    /// Reads the records of `rows` into `records`, end to end in the same order. `rows` must be ascending and
+    /// distinct.
     ///
     /// # Errors
     /// [`StoreError::Working`] for rows that are past the table or not ascending, and for `records` of
@@ -213,8 +214,8 @@ impl WorkingFile {
         Ok(())
     }
 
-    /// Requests runs from the disk, each an offset and a length, if a sample of them is not in memory. The
-    /// disk works on many requests at once, whereas a page fault waits for one page.
+    /// Starts reading runs from the disk, each an offset and a length, unless all runs of a sample are in
+    /// memory. The disk works on many requests at once, whereas a page fault waits for one page.
     fn request(&self, pieces: impl Iterator<Item = (u64, usize)> + Clone) {
         // A heuristic, so races between threads do not matter.
         let sampled = self.sampled.load(Ordering::Relaxed);
@@ -226,9 +227,10 @@ impl WorkingFile {
         pieces.for_each(|(offset, bytes)| self.stripes.request(offset, bytes));
     }
 
-    /// Writes the records of these rows, ascending and distinct, given end to end in the order of `rows`. If
-    /// the disk is full, each of these rows has its old or its new record. A row with a fixed place needs no
-    /// more disk space after its first write; in a log every write may.
+    /// Writes `records`, which holds the records of `rows` end to end in the same order. `rows` must be
+    /// ascending and distinct. If the disk is full, each of these rows has its old or its new record. A row
+    /// with a fixed place needs no more disk space after its first write. In a log, every write may need
+    /// more.
     ///
     /// # Errors
     /// Those of [`Self::read`]; [`StoreError::DiskFull`].
@@ -265,7 +267,7 @@ impl WorkingFile {
         let mut run_records = Vec::with_capacity(run.len() * width);
         run.iter().for_each(|row| run_records.extend_from_slice(record(row)));
         self.stripes.write(bytemuck::cast_slice(&run_records), of.offset(run[0].place))?;
-        // Marked after the write, because readers take marked rows from the file.
+        // Marked after the write, because readers read marked rows from the file.
         run.iter().for_each(|row| written.mark(rows[row.index]));
         Ok(())
     }

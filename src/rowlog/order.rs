@@ -1,12 +1,13 @@
 //! An order of a table's rows, frequent rows first, so that records that are read and written together are
-//! adjacent (frequency-aware cache, section 4: reordering by rank).
+//! adjacent (Fang and others, "A frequency-aware software cache for large recommendation system embeddings",
+//! 2022, section 4).
 //!
-//! An order is a permutation, given by a ranked list of some rows: ranked row `i` has place `i`, and the
-//! others follow in ascending order. So its memory grows with the ranked rows and not with the table: the
-//! place of any other row is its number, plus the ranked rows above it.
+//! An order is a permutation, given by a ranked list of some rows: the row at index `i` of the list has place
+//! `i`, and all other rows follow in ascending order. Memory grows with the list and not with the table,
+//! because the place of any other row is its number plus the number of ranked rows above it.
 //!
 //! **The file**, `models/<model>/state/order.safetensors`: one u64 tensor of one dimension per table, named
-//! as the table, which lists its ranked rows by place. The metadata are `format = "flechette-order"`,
+//! like the table, which lists its ranked rows by place. The metadata are `format = "flechette-order"`,
 //! `version = "1"`, and `rows.<table>`, the number of rows of the table. The order only affects where a
 //! process puts rows in its own working file, so any valid file gives correct results.
 
@@ -37,9 +38,9 @@ pub struct RowOrder {
     ranked: Vec<u64>,
     /// The place of each ranked row.
     places: Vec<u64>,
-    /// Rows are grouped into buckets by their high bits. This is where each bucket begins in `ranked`, and
-    /// where the last one ends. A binary search in all of `ranked` would miss the processor's cache at every
-    /// step.
+    /// The index in `ranked` at which each bucket begins, and at which the last one ends. A bucket holds the
+    /// rows with the same high bits. A binary search in all of `ranked` would miss the processor's cache at
+    /// every step.
     begins: Vec<usize>,
     /// Bits of a row number within its bucket.
     shift: u32,
@@ -89,7 +90,8 @@ impl RowOrder {
     #[must_use]
     #[inline]
     pub(crate) fn place(&self, row: u64) -> u64 {
-        // The last bucket has no ranked row above a row past the end.
+        // For a row past the end this is the last bucket. All ranked rows are below that row, so the result
+        // is its number.
         let bucket = (row.min(self.rows) >> self.shift) as usize;
         let (begin, end) = (self.begins[bucket], self.begins[bucket + 1]);
         match self.ranked[begin..end].binary_search(&row) {
@@ -136,7 +138,7 @@ impl FormError {
 ///
 /// # Errors
 /// [`OrderFileError`] for a name that is used twice or is `__metadata__`, and for errors of the file system.
-/// The old file is then untouched, unless only the last sync failed.
+/// The old file is then unchanged, unless only the last sync failed: then the new file is in place.
 pub fn write_orders(path: &Path, orders: &[(&str, &RowOrder)]) -> Result<(), OrderFileError> {
     write_on(&SystemDisk, path, orders)
 }

@@ -71,7 +71,8 @@ impl WorkingRows {
             return Err(WorkingError::Order { expected: rows, got: order.rows() });
         }
         let width = states.iter().try_fold(dim, |sum, &(_, width)| sum.checked_add(width));
-        // Twice that, because a log takes more space than its rows.
+        // An upper bound for both layouts. The factor 2 is for the garbage of a log, the 2 words for its
+        // index.
         let bytes = width.and_then(|width| (width as u64 + 2).checked_mul(2 * WORD_BYTES)?.checked_mul(rows));
         // The length of a file is a signed 64-bit number.
         let end = bytes.and_then(|bytes| begin.checked_add(bytes)?.checked_next_multiple_of(PAGE_BYTES));
@@ -113,7 +114,8 @@ impl WorkingRows {
         &self.layout
     }
 
-    /// Places that are looked up while this lock is held stay readable until it is released.
+    /// Places that are looked up while this lock is held stay readable until it is released. Fixed places
+    /// need no lock.
     pub(crate) fn hold(&self) -> Option<RwLockReadGuard<'_, ()>> {
         match &self.layout {
             Layout::Log(log) => Some(log.hold()),
@@ -121,7 +123,7 @@ impl WorkingRows {
         }
     }
 
-    /// The offset past the table, page-aligned.
+    /// The offset in the file at which the table ends, page-aligned.
     pub(crate) fn end(&self) -> u64 {
         let end = match &self.layout {
             Layout::Log(log) => log.end(self.rows),
@@ -163,9 +165,9 @@ impl WorkingRows {
         }
     }
 
-    /// Groups rows into runs that are adjacent in the file: gaps are at most `gap` bytes, and a run is at
-    /// most `most` bytes unless it is one record. `placed` is given in the order of rows and is sorted by
-    /// place.
+    /// Sorts `placed`, which is in ascending order of rows, by place, and groups it into runs of neighbours
+    /// in the file. Gaps within a run are at most `gap` bytes. A run is at most `most` bytes, or one
+    /// record.
     pub(crate) fn runs<'p>(
         &self,
         placed: &'p mut [Placed],

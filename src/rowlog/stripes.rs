@@ -21,7 +21,7 @@ use super::mapping::Mapping;
 
 /// Number of files.
 const STRIPES: u64 = 16;
-/// Consecutive bytes in one file.
+/// Bytes that are consecutive in one file. The next block is in the next file.
 const BLOCK_BYTES: u64 = 1 << 20;
 
 /// Unlinked files that are read and written at offsets.
@@ -44,15 +44,15 @@ struct Part<'a> {
 }
 
 impl Stripes {
-    /// Creates the files in `dir`, for this many bytes; all are holes and take no disk space.
+    /// Creates the files in `dir`, for `bytes` bytes in total. They are sparse and take no disk space.
     pub(crate) fn create(dir: &Path, bytes: u64) -> Result<Self, StoreError> {
         let length = bytes.div_ceil(BLOCK_BYTES * STRIPES) * BLOCK_BYTES;
         let stripe = |_| {
             let file = unnamed(dir)?;
             file.set_len(length).map_err(|e| StoreError::at(dir, e))?;
             // Random rows must not trigger read-ahead, and neither may a scan of a whole table: read-ahead
-            // makes large folios (see `region::WRITE_BYTES`), after which writing a row took 50 us. Only
-            // advice, so errors are ignored.
+            // makes large folios (see `region::WRITE_BYTES`), after which writing a row took 50 us. This is
+            // only advice, so errors are ignored.
             let _ = fadvise(&file, 0, None, Advice::Random);
             let mapping = Mapping::of(&file).map_err(|e| StoreError::at(dir, e))?;
             Ok(Stripe { file, mapping })
@@ -78,14 +78,16 @@ impl Stripes {
         Ok(())
     }
 
-    /// Copies words that were written before from byte `offset`, a multiple of 4.
+    /// Copies the words from byte `offset` on, a multiple of 4, into `words`. Those bytes must have been
+    /// written before.
     pub(crate) fn load(&self, mut words: &mut [f32], offset: u64) {
         for Part { stripe, at, bytes } in self.parts(offset..offset + size_of_val(words) as u64) {
             stripe.mapping.load(words.split_off_mut(..bytes / size_of::<f32>()).unwrap_or_default(), at);
         }
     }
 
-    /// Overwrites words that were written before at byte `offset`, a multiple of 4.
+    /// Overwrites the words from byte `offset` on, a multiple of 4. Those bytes must have been written
+    /// before.
     pub(crate) fn store(&self, mut words: &[f32], offset: u64) {
         for Part { stripe, at, bytes } in self.parts(offset..offset + size_of_val(words) as u64) {
             stripe.mapping.store(words.split_off(..bytes / size_of::<f32>()).unwrap_or_default(), at);
@@ -99,7 +101,7 @@ impl Stripes {
         read != Err(Errno::AGAIN)
     }
 
-    /// Requests bytes from the disk without waiting for them.
+    /// Starts reading bytes from the disk and does not wait.
     pub(crate) fn request(&self, offset: u64, bytes: usize) {
         for Part { stripe, at, bytes } in self.parts(offset..offset + bytes as u64) {
             stripe.mapping.request(at, bytes);
@@ -121,7 +123,7 @@ impl Stripes {
         stripe.mapping.word(at)
     }
 
-    /// Overwrites a word.
+    /// Overwrites the word at byte `offset`, a multiple of 4, which was written before.
     #[inline]
     pub(crate) fn set_word(&self, offset: u64, word: u32) {
         let (stripe, at) = self.place(offset);
@@ -135,7 +137,7 @@ impl Stripes {
         (&self.0[(block % STRIPES) as usize], block / STRIPES * BLOCK_BYTES + within)
     }
 
-    /// The parts of a range: each one's file, offset there, and length.
+    /// Splits a range at the ends of blocks.
     #[inline]
     fn parts(&self, mut range: Range<u64>) -> impl Iterator<Item = Part<'_>> {
         std::iter::from_fn(move || {
@@ -164,7 +166,7 @@ fn unnamed(dir: &Path) -> Result<File, StoreError> {
     loop {
         let path = dir.join(format!(".working.{}.{attempt}.tmp", std::process::id()));
         match OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path) {
-            // Of another process, or left by one that was killed between creating and removing.
+            // The file belongs to another process, or to one that was killed before it removed the name.
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => attempt += 1,
             Err(e) => return Err(StoreError::at(&path, e)),
             Ok(file) => {

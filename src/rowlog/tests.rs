@@ -55,7 +55,7 @@ fn made(((rows, dim, widths), order): &Wanted) -> WorkingTable {
     WorkingTable { order, ..table(*rows, *dim, &states) }
 }
 
-/// The distinct rows of a sample, in its order.
+/// The distinct rows that these indices select, in the same order.
 fn distinct(rows: &[Index], of: u64) -> Vec<u64> {
     let mut seen = std::collections::BTreeSet::new();
     rows.iter().map(|row| row.index(of as usize) as u64).filter(|&row| seen.insert(row)).collect()
@@ -133,11 +133,15 @@ fn a_run_is_adjacent_in_the_file_and_of_bounded_length() {
     // below them.
     assert_eq!(runs(0, &[3, 7, 50, 51, 60, 61], 0), [vec![2, 1, 3, 0], vec![4, 5]]);
     assert_eq!(runs(1, &[3, 7, 50, 51, 60, 61], 0), [vec![0], vec![1], vec![2, 3], vec![4, 5]]);
-    assert_eq!(runs(1, &[3, 7, 50, 51, 60, 61], 3 * 64), [vec![0, 1], vec![2, 3], vec![4, 5]], "or near");
+    assert_eq!(
+        runs(1, &[3, 7, 50, 51, 60, 61], 3 * 64),
+        [vec![0, 1], vec![2, 3], vec![4, 5]],
+        "gaps are read too"
+    );
     let many: Vec<u64> = (100..100 + 40_000).collect();
     let lengths: Vec<usize> = runs(1, &many, 0).iter().map(Vec::len).collect();
     assert_eq!(lengths, [16_384, 16_384, 7_232], "a megabyte of records of 64 bytes");
-    assert_eq!(runs(2, &[1, 2], 0), [[0], [1]], "but at least one");
+    assert_eq!(runs(2, &[1, 2], 0), [[0], [1]], "a run has at least one record");
     assert_eq!(runs(1, &[], 0), [[0_usize; 0]; 0]);
 }
 
@@ -164,7 +168,7 @@ fn rows_that_were_never_written_are_uniform_and_take_no_disk_space() {
     );
 }
 
-/// Rows are [`UNIFORM`]; states are `sum` and `step`.
+/// A version's table with the rows of [`UNIFORM`] and the states `sum` and `step`.
 fn version(memory: &dyn HostMemory, rows: u64) -> Table {
     let mut version = Table::zeroed(memory, rows, 3, &[("sum", 3), ("step", 1)]).unwrap();
     let (weight, states) = version.parts_mut().unwrap();
@@ -196,8 +200,8 @@ fn first_values_from_a_version_include_its_states_if_name_width_and_order_match(
     UNIFORM.row(2, &mut weight);
     let record = |table, row| records(&file, TableId(table), &[row]);
     assert_eq!(record(0, 2), [&weight[..], &[6.0, 7.0, 8.0, 2.0]].concat());
-    assert_eq!(record(1, 2), [&weight[..], &[0.0; 4]].concat(), "in another order");
-    assert_eq!(record(2, 2), [&weight[..], &[0.0; 4]].concat(), "none");
+    assert_eq!(record(1, 2), [&weight[..], &[0.0; 4]].concat(), "the states are in another order");
+    assert_eq!(record(2, 2), [&weight[..], &[0.0; 4]].concat(), "the version has no states");
     Element::F16.decode(rounded.row(2).unwrap(), &mut weight);
     assert_eq!(record(3, 2), [&weight[..], &[0.0; 4]].concat());
     file.write(T, &[2], &[9.0; 7]).unwrap();
@@ -250,7 +254,7 @@ fn a_log_takes_at_most_one_and_a_half_times_its_rows_however_often_they_are_writ
         }
     }
     let record = 16 * 4;
-    // For 2,000 rows, in segments of 1,250.
+    // By round 49, 2,000 rows were written. A segment has 1,250 places.
     assert!(most < (3_000 + 5 * 1_250) * record + (1 << 16), "{most}");
     assert!(disk_bytes(&file) < (30_000 + 5 * 1_250) * record + (2 << 16), "{}", disk_bytes(&file));
     let mut row = 0;
@@ -301,15 +305,15 @@ fn rows_that_left_the_page_cache_are_requested_and_read_as_written() {
         file.sync_all().unwrap();
         rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
     }
-    let asked: Vec<u64> = rows.into_iter().step_by(7).collect();
+    let requested: Vec<u64> = rows.into_iter().step_by(7).collect();
     let of = &file.tables()[0];
     let offset = |row| of.offset(of.place(&file.stripes, row).unwrap());
-    if file.stripes.in_memory(offset(asked[100])) {
+    if file.stripes.in_memory(offset(requested[100])) {
         return crate::skip::skip("the file system keeps written data in memory");
     }
-    let expected: Vec<f32> = asked.iter().flat_map(|&row| [row as f32; 32]).collect();
-    assert_eq!(records(&file, T, &asked), expected);
-    assert!(asked.iter().all(|&row| file.stripes.in_memory(offset(row))));
+    let expected: Vec<f32> = requested.iter().flat_map(|&row| [row as f32; 32]).collect();
+    assert_eq!(records(&file, T, &requested), expected);
+    assert!(requested.iter().all(|&row| file.stripes.in_memory(offset(row))));
 }
 
 #[test]
@@ -319,7 +323,7 @@ fn rows_that_were_never_written_are_not_read_from_the_file() {
 
 fn never_written(table: WorkingTable) {
     let (_dir, file) = file(vec![table]);
-    // Written behind the back of the table: a reader that takes one of these gets NaN.
+    // No row is marked as written here, so a reader that uses these bytes gets NaN.
     file.stripes.write(bytemuck::cast_slice(&vec![f32::NAN; 1_200_000]), 0).unwrap();
     let written = [0, 1, 700, 299_999];
     file.write(T, &written, &[1.0; 16]).unwrap();
@@ -340,16 +344,16 @@ fn never_written(table: WorkingTable) {
 #[test]
 fn invalid_requests_are_errors_and_change_nothing() {
     let (_dir, file) = file(vec![table(5, 2, &[])]);
-    let said = |table, rows: &[u64], elements: usize| {
+    let message = |table, rows: &[u64], elements: usize| {
         let mut records = vec![0.0; elements];
         let read = file.read(TableId(table), rows, &mut records).unwrap_err().to_string();
         assert_eq!(read, file.write(TableId(table), rows, &records).unwrap_err().to_string());
         read
     };
-    assert_eq!(said(0, &[1, 5], 4), "working table 0: expected a row below 5, got 5");
-    assert_eq!(said(0, &[2, 2], 4), "working table 0: expected ascending rows, got 2 after 2");
-    assert_eq!(said(0, &[1, 2], 3), "working table 0: expected 4 elements of records, got 3");
-    assert_eq!(said(1, &[], 0), "working table 1: expected a table below 1");
+    assert_eq!(message(0, &[1, 5], 4), "working table 0: expected a row below 5, got 5");
+    assert_eq!(message(0, &[2, 2], 4), "working table 0: expected ascending rows, got 2 after 2");
+    assert_eq!(message(0, &[1, 2], 3), "working table 0: expected 4 elements of records, got 3");
+    assert_eq!(message(1, &[], 0), "working table 1: expected a table number below 1");
     assert_eq!(disk_bytes(&file), 0);
     assert!(file.for_each_chunk(TableId(1), |_, _| Ok(())).is_err());
     assert!(file.first_not_finite(TableId(1)).is_err());
@@ -358,14 +362,14 @@ fn invalid_requests_are_errors_and_change_nothing() {
 #[test]
 fn a_file_that_cannot_be_created_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
-    let said = |dir: &Path, table| WorkingFile::create(dir, vec![table]).unwrap_err().to_string();
+    let message = |dir: &Path, table| WorkingFile::create(dir, vec![table]).unwrap_err().to_string();
     let order = Some(RowOrder::hottest_first(4, &[1]).unwrap());
     let order = WorkingTable { order, ..table(5, 2, &[]) };
-    assert_eq!(said(dir.path(), order), "working table 0: order: expected one of 5 rows, got one of 4");
+    assert_eq!(message(dir.path(), order), "working table 0: order: expected 5 rows, got 4");
     let first = WorkingTable { first: First::Version(version(&PlainMemory, 4)), ..table(5, 2, &[]) };
     let shapes = "working table 0: first values: expected shape [5, 2], got [4, 3]";
-    assert_eq!(said(dir.path(), first), shapes);
-    let long = said(dir.path(), table(1 << 60, 2, &[]));
+    assert_eq!(message(dir.path(), first), shapes);
+    let long = message(dir.path(), table(1 << 60, 2, &[]));
     assert_eq!(
         long,
         format!(
@@ -373,11 +377,11 @@ fn a_file_that_cannot_be_created_is_an_error() {
             1_u64 << 60
         )
     );
-    assert!(said(dir.path(), table(5, usize::MAX, &[("sum", 1)])).contains("2^63"));
+    assert!(message(dir.path(), table(5, usize::MAX, &[("sum", 1)])).contains("2^63"));
     let none = dir.path().join("none");
-    assert_eq!(said(&none, table(5, 2, &[])), format!("{}: no such directory", none.display()));
+    assert_eq!(message(&none, table(5, 2, &[])), format!("{}: no such directory", none.display()));
     fs::write(&none, "").unwrap();
-    assert!(said(&none, table(5, 2, &[])).ends_with(": not a directory"));
+    assert!(message(&none, table(5, 2, &[])).ends_with(": not a directory"));
     let left = dir.path().join(format!(".working.{}.0.tmp", std::process::id()));
     fs::write(&left, "another's").unwrap();
     WorkingFile::create(dir.path(), vec![table(5, 2, &[])]).unwrap();

@@ -27,7 +27,7 @@ impl Uniform {
         let start = mix64(mix64(mix64(self.seed) ^ self.table_code) ^ row);
         let mut numbers = SplitMix64::new(start);
         for x in out {
-            // 23 random bits, as an odd multiple of 2^-23: symmetric about 0 and never outside the bound.
+            // 23 random bits become an odd multiple of 2^-23: symmetric about 0 and within the bound.
             let steps = (numbers.next_u64() >> 41) as i32 * 2 + 1 - (1 << 23);
             *x = steps as f32 * (1.0 / (1 << 23) as f32) * self.bound;
         }
@@ -46,7 +46,7 @@ impl Uniform {
     }
 }
 
-/// A number for the name of a table.
+/// A hash of a table's name, for [`Uniform::table_code`].
 #[must_use]
 pub fn table_code(name: &str) -> u64 {
     xxhash_rust::xxh3::xxh3_64(name.as_bytes())

@@ -10,14 +10,15 @@ use super::StoreError;
 use super::disk::Disk;
 use super::write::make_dirs;
 
-/// Age at which the temporary file of a dead writer is removed.
+/// Age at which a temporary file is removed, because its writer must be dead.
 pub(crate) const ABANDONED: Duration = Duration::from_secs(3600);
 
-/// Replaces the file at `path`; its directory is made if needed. `write` appends the contents to the
-/// temporary file, whose path is its second argument.
+/// Replaces the file at `path`. Its directory is made if needed. `write` gets the temporary file and its
+/// path, and appends the contents.
 ///
 /// # Errors
-/// [`StoreError`]. The old file is then untouched, unless only the last sync failed.
+/// [`StoreError`]. The old file is then unchanged, unless only the last sync failed: then the new file is
+/// in place.
 pub(crate) fn replace(
     disk: &dyn Disk,
     path: &Path,
@@ -29,7 +30,7 @@ pub(crate) fn replace(
     sweep(folder, &stem);
     let temporary = folder.join(format!(".{stem}.{}.tmp", std::process::id()));
     let at = |e| StoreError::at(&temporary, e);
-    // Left by an earlier process with our process id.
+    // An earlier process with the same process id may have left this file.
     match fs::remove_file(&temporary) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(at(e)),
         _ => {}

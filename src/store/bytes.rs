@@ -1,7 +1,7 @@
 //! The bytes of a table: in memory of the process, or in a mapped file of a version.
 //!
-//! Owned memory comes from a [`HostMemory`]. [`PlainMemory`] is the ordinary one; it asks the system for huge
-//! pages, which double the rate of random row reads.
+//! Owned memory comes from a [`HostMemory`]. The default is [`PlainMemory`]. It requests huge pages, which
+//! double the rate of random row reads.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -51,7 +51,7 @@ impl Bytes {
         Ok(Self(Source::Owned { block, bytes }))
     }
 
-    /// These bytes of a mapped file; `None` when the range is past its end.
+    /// A range of a mapped file; `None` when the range is past the end of the file.
     #[must_use]
     pub(crate) fn mapped(file: &MappedFile, bytes: Range<usize>) -> Option<Self> {
         file.bytes().get(bytes.clone())?;
@@ -66,7 +66,7 @@ impl Bytes {
         }
     }
 
-    /// `None` for a mapped file, and once a device shares the memory.
+    /// `None` for a mapped file, and after [`Self::shared`].
     pub(crate) fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
         match &mut self.0 {
             Source::Owned { block, bytes } => block.bytes_mut().map(|block| &mut block[..*bytes]),
@@ -80,7 +80,8 @@ impl Bytes {
         matches!(self.0, Source::Owned { .. })
     }
 
-    /// The memory itself, where a device can read it. The bytes are read-only from then on.
+    /// A handle that keeps the memory alive while a device reads it; `None` if devices cannot read it. The
+    /// bytes are read-only afterwards.
     #[must_use]
     pub(crate) fn shared(&self) -> Option<Arc<dyn Any + Send + Sync>> {
         match &self.0 {
@@ -89,16 +90,16 @@ impl Bytes {
         }
     }
 
-    /// Asks the disk for these bytes without waiting for them.
-    pub(crate) fn fetch(&self, row: Range<usize>) {
+    /// Starts reading a range of a mapped file from disk and does not wait.
+    pub(crate) fn fetch(&self, range: Range<usize>) {
         #[cfg(unix)]
         if let Source::Mapped { file, bytes } = &self.0 {
-            // Fails when the system is short of memory; the row is then read on first use.
-            let _ = file.0.advise_range(Advice::WillNeed, bytes.start + row.start, row.len());
+            // Fails when the system is short of memory. The range is then read on first use.
+            let _ = file.0.advise_range(Advice::WillNeed, bytes.start + range.start, range.len());
         }
     }
 
-    /// Turns off read-ahead for a mapped file. Only advice.
+    /// Advises the system not to read ahead in a mapped file.
     pub(crate) fn expect_random_reads(&self) {
         #[cfg(unix)]
         if let Source::Mapped { file, .. } = &self.0
@@ -177,7 +178,7 @@ impl MappedFile {
     /// Maps an open file of a published version.
     ///
     /// # Errors
-    /// Those of mapping.
+    /// Errors of the system call.
     pub(crate) fn map(file: &File) -> io::Result<Self> {
         // SAFETY: a mapping is sound while its file does not change. The files of a published version never
         // change: our writer creates each one without write permission under a temporary name, and opens no
@@ -198,7 +199,7 @@ impl MappedFile {
 /// Opens a regular file for reading.
 ///
 /// # Errors
-/// Those of opening; `InvalidInput` when it is not a regular file.
+/// Errors of opening the file; `InvalidInput` when it is not a regular file.
 pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
     // Checked before opening, because opening a pipe would wait for its writer.
     if !std::fs::metadata(path)?.is_file() {

@@ -22,17 +22,17 @@ const PIECE_ELEMENTS: usize = 1 << 16;
 pub struct Contents<'a> {
     /// The text of `model.toml`, stored unchanged.
     pub model_toml: &'a str,
-    /// Dense weights and their optimizer state, each tensor with its own name.
+    /// Dense weights and their optimizer state.
     pub dense: Vec<DenseTensor<'a>>,
-    /// One table per table of the schema, in its order: f32, or already in the element type of the schema.
-    /// f32 rows are encoded while they are written. If encoding rounds them, the table is written without
-    /// optimizer state, because that state belongs to the f32 rows.
+    /// One entry per table of the schema, in schema order. Rows are f32, or already of the element type that
+    /// the schema declares. f32 rows are encoded while they are written. If encoding rounds them, the table
+    /// is written without optimizer state, because that state belongs to the f32 rows.
     pub tables: Vec<Rows<'a>>,
     /// Notes of the writer, such as the number of steps.
     pub metadata: BTreeMap<String, String>,
 }
 
-/// A table to write. The bytes of the version do not depend on where the table is.
+/// A table to write. The bytes of the version do not depend on the variant.
 #[derive(Clone, Copy, Debug)]
 pub enum Rows<'a> {
     /// In memory, or mapped.
@@ -47,34 +47,34 @@ pub trait RowSource: fmt::Debug + Sync {
     /// The shape of a table.
     ///
     /// # Errors
-    /// [`StoreError::Working`] when there is no such table.
+    /// [`StoreError::Working`] when the table does not exist.
     fn shape(&self, table: TableId) -> Result<SourceShape<'_>, StoreError>;
 
-    /// Calls `take` with the number of a chunk's first row and the records of the chunk, chunk after chunk in
-    /// the order of rows. A record is the weights of a row, then each of its states.
+    /// Calls `take` for each chunk of rows in ascending order, with the number of the first row and the
+    /// records of all rows of the chunk. A record is the weights of a row, followed by each of its states.
     ///
     /// # Errors
-    /// [`StoreError::Working`] when there is no such table, errors of the file system, and those of `take`.
+    /// [`StoreError::Working`] when the table does not exist, errors of the file system, and those of `take`.
     fn for_each_chunk(&self, table: TableId, take: &mut TakeChunk<'_>) -> Result<(), StoreError>;
 
     /// The first row with a weight that is not finite.
     ///
     /// # Errors
-    /// [`StoreError::Working`] when there is no such table, and errors of the file system.
+    /// [`StoreError::Working`] when the table does not exist, and errors of the file system.
     fn first_not_finite(&self, table: TableId) -> Result<Option<u64>, StoreError>;
 }
 
-/// Takes the number of a chunk's first row and the records of the chunk.
+/// Receives the number of a chunk's first row, and the records of the chunk.
 pub type TakeChunk<'a> = dyn FnMut(u64, &[f32]) -> Result<(), StoreError> + 'a;
 
 /// The shape of a table to write.
 #[derive(Clone, Debug)]
 pub struct SourceShape<'a> {
-    /// Rows.
+    /// Number of rows.
     pub rows: u64,
-    /// Weights of a row.
+    /// Weights per row.
     pub dim: usize,
-    /// Type of the weights; those of a [`RowSource`] are f32.
+    /// Element type of the weights. A [`RowSource`] has f32 weights.
     pub element: Element,
     /// The name of each state, and its elements per row.
     pub states: Vec<(&'a str, usize)>,
@@ -139,7 +139,8 @@ impl Contents<'_> {
             }
             for (state, width) in table.states {
                 if state == KEYS || state == WEIGHT {
-                    return Err(mismatch(state, "another name".to_owned(), "a reserved name".to_owned()));
+                    let expected = "a name that is not reserved".to_owned();
+                    return Err(mismatch(state, expected, "a reserved name".to_owned()));
                 }
                 if width != 1 && width != table.dim {
                     let expected = format!("width {} or 1", table.dim);
@@ -173,17 +174,18 @@ pub(crate) struct Tensor<'a> {
 /// Where the bytes of a tensor come from.
 pub(crate) enum Data<'a> {
     Bytes(&'a [u8]),
-    /// The rows of the table, encoded while they are written.
+    /// The rows of the table, encoded in this element type while they are written.
     Encoded(&'a Table, Element),
     /// Some columns of a source's records, encoded while they are written.
     Streamed(Columns<'a>),
 }
 
-/// Some columns of the records of a source's table, and the element type to write them in.
+/// The columns of one tensor (the weights or one state) within the records of a source's table, and the
+/// element type to write them in.
 pub(crate) struct Columns<'a> {
     pub(crate) source: &'a dyn RowSource,
     pub(crate) table: TableId,
-    /// Elements of a record.
+    /// Elements per record.
     width: usize,
     columns: Range<usize>,
     element: Element,

@@ -1,10 +1,9 @@
-//! Tests of the writer on a disk whose calls fail, and of what a crash may leave on a disk whose calls
-//! succeed.
+//! Tests of the writer on a disk with failing calls, and on a disk that crashes.
 //!
 //! The calls of the writer are recorded. A crash is any prefix of them, replayed on a model of a disk that
-//! keeps only what was synced. Of the rest it may keep anything: each directory entry as at the last sync or
-//! as now; each file as at its last sync, as now, cut in between, or at its present length with zeros.
-//! Journaling file systems promise more, so what holds here holds on them.
+//! only guarantees synced data. Each directory entry is as it was at the last sync, or as it is now. Each
+//! file has its synced bytes, followed by all of its unsynced bytes, some of them, or zeros in their place.
+//! Journaling file systems guarantee more, so a property that holds here also holds on them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -70,7 +69,7 @@ fn is_seed(opened: &Opened, seed: u64) -> bool {
         && opened.dense["w"].values() == values(seed, 6)
 }
 
-/// The versions are exactly these numbers, and each one holds the seed of its number.
+/// Asserts that exactly these versions exist, and that version n holds the values of seed n.
 fn assert_versions_hold(models: &Path, seeds: std::ops::RangeInclusive<u64>, what: &str) {
     let found: Vec<u64> = versions(models, "m").unwrap().iter().map(|version| version.0).collect();
     assert_eq!(found, seeds.clone().collect::<Vec<_>>(), "{what}");
@@ -98,7 +97,7 @@ impl Op {
     }
 }
 
-/// Which call fails, whether it takes effect all the same, and with which error.
+/// The index of the call that fails, whether the call takes effect nevertheless, and its error.
 #[derive(Clone, Copy)]
 struct Fault {
     at: usize,
@@ -158,7 +157,7 @@ impl Disk for RecordingDisk {
     }
 }
 
-/// Records the calls of writing seed 2.
+/// The calls that write the values of seed 2.
 fn recorded(root: &Path) -> Vec<Op> {
     let disk = RecordingDisk::default();
     write_seed(&disk, &root.join("models"), 2).unwrap();
@@ -193,7 +192,7 @@ fn whichever_call_fails_readers_see_the_old_version_or_the_whole_new_one() {
                     Err(error) => panic!("{what}: {error}"),
                 }
                 assert_versions_hold(&models, 1..=if published { 2 } else { 1 }, &what);
-                // The next write succeeds all the same.
+                // The next write succeeds nevertheless.
                 let next =
                     write_seed(&RecordingDisk::default(), &models, if published { 3 } else { 2 }).unwrap();
                 assert_versions_hold(&models, 1..=next.0, &what);
@@ -219,7 +218,7 @@ struct CrashingDisk {
 }
 
 impl CrashingDisk {
-    /// Everything under `root`, durable.
+    /// Loads all files under `root` as durable.
     fn load(root: &Path) -> Self {
         let mut disk = Self { root: root.to_owned(), nodes: Vec::new() };
         disk.load_node(root);
@@ -268,7 +267,7 @@ impl CrashingDisk {
         let mut id = 0;
         for part in path.strip_prefix(&self.root).unwrap() {
             let Node::Dir { current, .. } = &self.nodes[id] else {
-                panic!("{} is no directory", path.display())
+                panic!("{} is not a directory", path.display())
             };
             id = current[part.to_str().unwrap()];
         }
@@ -379,7 +378,7 @@ fn after_a_crash_anywhere_readers_see_the_old_version_or_the_whole_new_one() {
             let models = after.path().join("models");
             assert!(is_seed(&open(&models, "m", Version(1)).unwrap(), 1), "{what}");
             let latest = open_latest(&models, "m").unwrap();
-            // The writer syncs before it renames, so there is no version to refuse either.
+            // The writer syncs before it renames, so a version that is found is complete.
             assert!(latest.refused.is_empty(), "{what}: {:?}", latest.refused);
             let version = latest.opened.store.version().0;
             assert!(is_seed(&latest.opened, version), "{what}");

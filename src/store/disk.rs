@@ -6,11 +6,11 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// The calls of a writer. Only a sync makes anything durable.
+/// The file system calls of a writer. Data and names survive a crash only after a sync.
 pub(crate) trait Disk: Sync {
-    /// Fails if the directory exists.
+    /// Creates a directory; fails if it exists.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
-    /// Makes an empty file; fails if it exists.
+    /// Creates an empty file; fails if it exists.
     fn create(&self, path: &Path) -> io::Result<File>;
     /// Appends to a file that [`Disk::create`] made.
     fn append(&self, file: &mut File, path: &Path, bytes: &[u8]) -> io::Result<()>;
@@ -18,8 +18,8 @@ pub(crate) trait Disk: Sync {
     fn sync(&self, file: &File, path: &Path) -> io::Result<()>;
     /// Makes the entries of the directory durable: names, and what they refer to.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
-    /// Renames. The new name of a directory must be free or an empty directory. A file replaces the file of
-    /// that name.
+    /// Renames a file or directory. A file replaces an existing file. A directory replaces only an empty
+    /// directory.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
 }
 
@@ -33,7 +33,7 @@ impl Disk for SystemDisk {
     }
 
     fn create(&self, path: &Path) -> io::Result<File> {
-        // Read-only from now on, because readers map it.
+        // The file is read-only when it is opened again, because readers map it.
         OpenOptions::new().write(true).create_new(true).mode(0o444).open(path)
     }
 

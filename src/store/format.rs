@@ -1,5 +1,5 @@
-//! The bytes of a version on disk: functions from values to bytes and back, without file access.
-//! `docs/file-formats.md` describes them for users.
+//! The file formats of a version: functions that encode values to bytes and decode them, without file access.
+//! `docs/file-formats.md` describes the formats for users.
 //!
 //! ```text
 //! models/<name>/<version>/
@@ -12,8 +12,8 @@
 //! # A tensor file
 //!
 //! It is a plain safetensors file, which any safetensors library reads, with two restrictions: the header is
-//! padded so that the data begins on a page, and tensors have one of three types. The public writer pads to 8
-//! bytes only and takes each tensor from one buffer, so the header is encoded here.
+//! padded so that the data begins on a page, and tensors have one of three types. The `safetensors` crate
+//! pads headers to 8 bytes only and needs each tensor in one buffer, so this module encodes the header.
 //!
 //! ```text
 //! at            bytes         field
@@ -28,9 +28,9 @@
 //! ```
 //!
 //! A table file holds `weight` first, so that rows begin on a page, and then one F32 tensor per kind of
-//! optimizer state, `rows x dim` or `rows x 1`. (`keys` is reserved for tables that are not numbered from 0;
-//! this format version refuses it.) The table's `element` in `model.toml` gives the type of `weight`. A row
-//! of it is the row's bytes in memory (`types::element`), a multiple of 4 bytes:
+//! optimizer state, `rows x dim` or `rows x 1`. (`keys` is reserved for tables with rows not numbered from
+//! 0; this format version refuses it.) The table's `element` in `model.toml` gives the type of `weight`. A
+//! row of it holds the same bytes as in memory (`types::element`), a multiple of 4:
 //!
 //! ```text
 //! element   dtype   shape            a row
@@ -56,8 +56,8 @@
 //! }
 //! ```
 //!
-//! A manifest is valid if encoding what was parsed gives the same bytes again. So any changed byte is
-//! detected, in white space as well as in a number, and the format needs no rule for what is hashed.
+//! A manifest is valid only if encoding the parsed manifest gives the same bytes again. So a change of any
+//! byte is detected, even in white space.
 
 mod manifest;
 
@@ -99,7 +99,7 @@ pub enum FormatError {
     Dtype { tensor: String, expected: Dtype, got: Dtype },
     #[error("tensor {tensor:?}: expected data_offsets {expected:?}, got {got:?}")]
     Offsets { tensor: String, expected: (u64, u64), got: (u64, u64) },
-    #[error("tensor {tensor:?}: shape {shape:?} has more bytes than can be counted")]
+    #[error("tensor {tensor:?}: shape {shape:?} takes 2^64 bytes or more")]
     Overflow { tensor: String, shape: Vec<u64> },
     #[error("data: expected {expected} bytes, got {got}")]
     Data { expected: u64, got: u64 },
@@ -116,7 +116,7 @@ pub enum Dtype {
     F32,
     /// IEEE binary16.
     F16,
-    /// Bytes.
+    /// Unsigned bytes.
     U8,
 }
 
@@ -173,7 +173,7 @@ struct Entry {
     data_offsets: (u64, u64),
 }
 
-/// The first bytes of a file of these tensors, in this order: length, header and padding.
+/// Encodes the length, header and padding of a file that holds these tensors in this order.
 ///
 /// # Errors
 /// [`FormatError`] when a name is used twice or reserved, a shape overflows, or the header exceeds
@@ -204,8 +204,8 @@ pub fn encode_header(tensors: &[(&str, Dtype, &[u64])]) -> Result<Vec<u8>, Forma
     Ok(header)
 }
 
-/// Parses the header of a whole file. Gives the tensors in the order of their data; each of them is within
-/// `file`. Allocations are bounded by [`MAX_HEADER_BYTES`].
+/// Parses the header of a whole file. Returns the tensors in the order of their data, after checking that
+/// each is within `file`. Allocations are bounded by [`MAX_HEADER_BYTES`].
 ///
 /// # Errors
 /// [`FormatError`] for the first violation of the format.
@@ -230,7 +230,8 @@ pub(crate) fn parse_header(file: &[u8]) -> Result<Vec<Tensor>, FormatError> {
     place(entries, data, got - data)
 }
 
-/// Checks that the tensors tile the `bytes` of data, and converts their offsets to offsets in the file.
+/// Checks that the tensors fill the data of `bytes` bytes without gaps or overlaps. Adds `data`, the offset
+/// of the data in the file, to their offsets.
 fn place(mut entries: Vec<(String, Entry)>, data: u64, bytes: u64) -> Result<Vec<Tensor>, FormatError> {
     entries.sort_by(|a, b| a.0.cmp(&b.0));
     if let Some(twice) = entries.windows(2).find(|pair| pair[0].0 == pair[1].0) {
@@ -269,7 +270,8 @@ fn overflow(name: &str, shape: &[u64]) -> FormatError {
     FormatError::Overflow { tensor: name.to_owned(), shape: shape.to_vec() }
 }
 
-/// The entries in the order of the header: a map type would drop the first of two equal names.
+/// The entries in the order of the header. A map would drop the first of two equal names, which [`place`]
+/// must refuse.
 struct Entries(Vec<(String, Entry)>);
 
 impl<'de> Deserialize<'de> for Entries {

@@ -1,21 +1,21 @@
 //! The rows that a server's cache held, hottest first, saved for warming the cache at its next start.
 //!
-//! They are in `models/<model>/state/hot_rows.flhot`, by table name and row number, so that they can warm the
-//! cache of any version. The file is replaced atomically ([`super::atomic_write`]).
+//! The file `models/<model>/state/hot_rows.flhot` lists them by table name and row number, so that they can
+//! warm the cache of any version. It is replaced atomically ([`super::atomic_write`]).
 //!
 //! **The file**; all numbers are little-endian:
 //!
-//! | bytes | what |
+//! | bytes | content |
 //! |---|---|
 //! | 8 | `FLHOTROW` |
 //! | 4 | version of the format, 1 |
 //! | 4 | number of tables T, at most [`MAX_TABLES`] |
 //! | 8 | number of rows R, at most [`MAX_ROWS`] |
-//! | T times 2 + n | name of a table: its length n in bytes, then UTF-8 |
-//! | R times 4 + 8 | a row, hottest first: index of its table among the names, then its number |
+//! | T × (2 + n) | name of a table: its length n in bytes, then UTF-8 |
+//! | R × (4 + 8) | a row, hottest first: index of its table among the names, then its number |
 //! | 16 | XXH3-128 of all bytes before |
 //!
-//! The contents are not trusted: readers look up each name and number in the version they serve.
+//! The contents are not trusted: readers look up each name and number in the version that they serve.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -30,9 +30,9 @@ use super::{StoreError, atomic_write};
 pub(crate) const STATE: &str = "state";
 pub(crate) const FILE: &str = "hot_rows.flhot";
 
-/// Most tables of a file.
+/// Most tables in a file.
 pub(crate) const MAX_TABLES: usize = 1 << 16;
-/// Most rows of a file; of a larger cache the hottest are saved.
+/// Most rows in a file. If a cache holds more, only the hottest are saved.
 pub(crate) const MAX_ROWS: usize = 1 << 24;
 
 const MAGIC: &[u8; 8] = b"FLHOTROW";
@@ -40,7 +40,7 @@ const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 24;
 const ROW_BYTES: usize = 12;
 const SUM_BYTES: usize = 16;
-/// Limited by the width of the length field.
+/// The length field of a name has 16 bits.
 const MAX_NAME_BYTES: usize = u16::MAX as usize;
 const MAX_BYTES: u64 =
     (HEAD_BYTES + MAX_TABLES * (2 + MAX_NAME_BYTES) + MAX_ROWS * ROW_BYTES + SUM_BYTES) as u64;
@@ -148,11 +148,12 @@ impl HotRows {
         Self::parse(&content).map(Some).map_err(form)
     }
 
-    /// Replaces the saved hot rows of a model. Past [`MAX_ROWS`] the coldest are left out. The directory of
-    /// the model must exist.
+    /// Replaces the saved hot rows of a model with the first [`MAX_ROWS`] of these. The directory of the
+    /// model must exist.
     ///
     /// # Errors
-    /// [`StoreError`]. The old file is then untouched, unless only the last sync failed.
+    /// [`StoreError`]. The old file is then unchanged, unless only the last sync failed: then the new file
+    /// is in place.
     pub fn save(&self, models: &Path, name: &str) -> Result<(), StoreError> {
         self.save_on(&SystemDisk, models, name)
     }
@@ -181,19 +182,19 @@ impl HotRows {
         disk.append(file, path, &hash.digest128().to_le_bytes())
     }
 
-    /// Everything before the rows.
+    /// The bytes before the rows: the numbers and the names of the tables.
     fn head(&self, rows: usize) -> io::Result<Vec<u8>> {
-        let past =
-            |what: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("{what}: past the limit"));
+        let too_large =
+            |what: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("{what} exceeds the limit"));
         if self.tables.len() > MAX_TABLES {
-            return Err(past("number of tables"));
+            return Err(too_large("the number of tables"));
         }
         let mut head = MAGIC.to_vec();
         head.extend_from_slice(&VERSION.to_le_bytes());
         head.extend_from_slice(&(self.tables.len() as u32).to_le_bytes());
         head.extend_from_slice(&(rows as u64).to_le_bytes());
         for name in &self.tables {
-            let bytes = u16::try_from(name.len()).map_err(|_| past("a table's name"))?;
+            let bytes = u16::try_from(name.len()).map_err(|_| too_large("the name of a table"))?;
             head.extend_from_slice(&bytes.to_le_bytes());
             head.extend_from_slice(name.as_bytes());
         }

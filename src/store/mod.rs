@@ -2,18 +2,18 @@
 //!
 //! A version is an immutable directory. [`write()`] fills it under a temporary name, syncs it and renames it.
 //! [`open`] checks every byte against the manifest and then serves rows from the mapped files. So a crash at
-//! any instant leaves the versions that were there, and a damaged version is refused while the one before it
-//! serves.
+//! any instant leaves the existing versions intact. A damaged version is refused, and [`open_latest`] opens
+//! the next lower good one.
 //!
-//! - [`mod@format`]: the bytes of a version; no file access.
+//! - [`mod@format`]: encodes and decodes the files of a version in memory.
 //! - [`table`] and `bytes`: the rows of one table, in memory or mapped.
-//! - `contents` and `write`: what a version is made of, and how it reaches the disk.
+//! - `contents` and `write`: the input of the writer, and the writer.
 //! - `snapshot`: listing, checking and opening versions.
 //! - [`hot_rows`]: the rows that a cache held, kept for the next start.
 //! - `disk` and `atomic_write`: the file system calls behind a trait, so that tests can make each of them
 //!   fail.
 //!
-//! The store knows nothing of the trainer's working file: that implements [`RowSource`].
+//! The store does not depend on the trainer's working file (`rowlog`), which implements [`RowSource`].
 
 use std::fmt;
 use std::io;
@@ -53,13 +53,13 @@ pub struct EmbeddingStore {
 }
 
 impl EmbeddingStore {
-    /// The tables are in the order of the schema.
+    /// `tables` must be in the order of the schema.
     #[must_use]
     pub fn new(version: Version, tables: Vec<Table>) -> Self {
         Self { version, tables, on_disk: false }
     }
 
-    /// The version whose rows these are.
+    /// The version of the model that the rows belong to.
     #[must_use]
     pub fn version(&self) -> Version {
         self.version
@@ -71,39 +71,39 @@ impl EmbeddingStore {
         &self.tables
     }
 
-    /// `None` when the schema has no such table.
+    /// `None` when the table does not exist.
     #[must_use]
     pub fn table(&self, table: TableId) -> Option<&Table> {
         self.tables.get(table.index())
     }
 
-    /// The bytes of one row; `None` past the end of the table.
+    /// The bytes of one row; `None` when the table does not exist or the row is past its end.
     #[must_use]
     pub fn row(&self, table: TableId, id: u64) -> Option<&[u8]> {
         self.table(table)?.row(id)
     }
 
-    /// Bytes of all rows and optimizer state.
+    /// Size of all rows and optimizer state, in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.tables.iter().map(Table::bytes).sum()
     }
 
-    /// Bytes of all rows, without optimizer state.
+    /// Size of all rows without optimizer state, in bytes.
     #[must_use]
     pub fn row_bytes(&self) -> u64 {
         self.tables.iter().map(|table| table.as_bytes().len() as u64).sum()
     }
 
-    /// Prepares for random reads of mapped files that are not in memory: turns off the system's read-ahead,
-    /// and turns on [`Self::fetch`].
+    /// Prepares for random reads of mapped files that are not in memory: turns off the system's read-ahead
+    /// and enables [`Self::fetch`].
     pub fn expect_disk(&mut self) {
         self.on_disk = true;
         self.tables.iter().for_each(Table::expect_random_reads);
     }
 
-    /// Asks the disk for all these rows at once, without waiting. A later reader then waits for the slowest
-    /// row instead of for one row after the other. Does nothing unless [`Self::expect_disk`] was called.
+    /// Starts reading all these rows from disk at once and does not wait. A later reader then waits for the
+    /// slowest row, and not for one row after the other. Has no effect before [`Self::expect_disk`].
     pub fn fetch(&self, rows: impl IntoIterator<Item = (TableId, u64)>) {
         if self.on_disk {
             rows.into_iter().for_each(|(table, id)| self.table(table).into_iter().for_each(|t| t.fetch(id)));
@@ -115,7 +115,7 @@ impl EmbeddingStore {
         self.tables.iter().for_each(Table::prefault);
     }
 
-    /// A copy of the rows in `memory`, without optimizer state: what a server reads.
+    /// A copy of the rows in `memory`, without optimizer state, which a server does not need.
     ///
     /// # Errors
     /// [`OutOfHostMemory`] when an allocation fails.
@@ -180,7 +180,7 @@ pub enum StoreError {
     Row { path: PathBuf, source: BadRow },
     #[error("working table {}: {source}", table.0)]
     Working { table: TableId, source: Box<dyn std::error::Error + Send + Sync> },
-    #[error("tables: expected {expected}, got {got}")]
+    #[error("number of tables: expected {expected}, got {got}")]
     Tables { expected: usize, got: usize },
     #[error("not accepted: {reason}")]
     NotAccepted { reason: String },
@@ -224,7 +224,7 @@ impl fmt::Display for List<'_> {
     }
 }
 
-/// Checks that `name` can be a directory or file name: names must not lead anywhere else.
+/// Checks that `name` can be the name of a file or directory and cannot refer to another directory.
 ///
 /// # Errors
 /// [`StoreError::Name`].

@@ -2,9 +2,9 @@
 //!
 //! Opening checks the manifest, the length and checksum of every file, and the name, type and shape of every
 //! tensor, so that later code can rely on them. That costs one read of the files, which also brings them into
-//! the page cache. The checksum is computed through a small buffer and not through the mapping: touched pages
-//! of a mapping count as memory of the process, and the optimizer state, which a server never reads again,
-//! would double it.
+//! the page cache. The checksum is computed through a small buffer and not through the mapping, because
+//! touched pages of a mapping count as memory of the process. A server would then count the optimizer state,
+//! which it never reads again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -29,7 +29,7 @@ pub(crate) const MODEL: &str = "model.toml";
 pub(crate) const DENSE: &str = "dense.safetensors";
 pub(crate) const TABLES: &str = "tables";
 pub(crate) const WEIGHT: &str = "weight";
-/// Reserved for the ids of tables that are not numbered from 0.
+/// A reserved tensor name, for the row ids of future tables with rows not numbered from 0.
 pub(crate) const KEYS: &str = "keys";
 
 /// A version, checked and mapped.
@@ -39,12 +39,12 @@ pub struct Opened {
     pub schema: Schema,
     /// The text of `model.toml`.
     pub model_toml: String,
-    /// Dense tensors by name, weights and optimizer state. Only the model knows which ones it needs (see
-    /// [`open_latest_with`]).
+    /// Dense tensors by name, weights and optimizer state. The store does not check their names and shapes.
+    /// The model does, through `accept` of [`open_latest_with`].
     pub dense: BTreeMap<String, Dense>,
     /// The rows, and the number of the version.
     pub store: EmbeddingStore,
-    /// Notes of the writer.
+    /// Notes of the writer, such as the number of steps.
     pub metadata: BTreeMap<String, String>,
 }
 
@@ -74,7 +74,7 @@ impl Dense {
 #[allow(missing_docs)]
 pub struct Latest {
     pub opened: Opened,
-    /// Highest first.
+    /// Highest version first.
     pub refused: Vec<Refusal>,
 }
 
@@ -122,7 +122,7 @@ pub fn open(models: &Path, name: &str, version: Version) -> Result<Opened, Store
     let schema = parse_schema(&model_toml).map_err(|reason| StoreError::Schema { path, reason })?;
     reader.check_list(&schema)?;
     let dense = reader.dense()?;
-    // In parallel; the error is that of the first bad table of the schema.
+    // Tables are checked in parallel. The error returned is that of the first bad table in schema order.
     let tables: Vec<_> = schema.tables.par_iter().map(|table| reader.table(table)).collect();
     let tables = tables.into_iter().collect::<Result<_, _>>()?;
     let store = EmbeddingStore::new(version, tables);
@@ -137,8 +137,8 @@ pub fn open_latest(models: &Path, name: &str) -> Result<Latest, StoreError> {
     open_latest_with(models, name, |_| Ok(()))
 }
 
-/// As [`open_latest`], and `accept` may refuse a version for reasons that the store cannot check, such as the
-/// shapes of dense weights.
+/// Like [`open_latest`], but `accept` can also refuse a version, for reasons that the store cannot check,
+/// such as the shapes of dense weights.
 ///
 /// # Errors
 /// As [`open_latest`].
@@ -174,12 +174,12 @@ pub(crate) fn table_file(table: &str) -> String {
     format!("{TABLES}/{table}.safetensors")
 }
 
-/// Accepts canonical decimal only, so that no two names give one number.
+/// Parses the name of a version directory. Signs and leading zeros are refused, so each number has one name.
 fn version_number(name: &str) -> Option<Version> {
     name.parse().ok().filter(|number: &u64| number.to_string() == name).map(Version)
 }
 
-/// Skips names that are not UTF-8: they are neither models nor versions.
+/// The names in a directory. Names that are not UTF-8 are left out, because models and versions have none.
 fn entry_names(dir: &Path) -> Result<Vec<String>, StoreError> {
     let at = |e| match require_dir(dir) {
         Ok(()) => StoreError::at(dir, e),
@@ -257,7 +257,7 @@ impl Reader {
         Ok((path, map))
     }
 
-    /// Checks that the manifest lists no file that the schema does not have.
+    /// Checks that every file in the manifest belongs to the schema.
     fn check_list(&self, schema: &Schema) -> Result<(), StoreError> {
         let mut wanted = BTreeSet::from([MODEL.to_owned(), DENSE.to_owned()]);
         for table in &schema.tables {
@@ -337,8 +337,8 @@ fn expect_dtype(path: &Path, tensor: &format::Tensor, expected: Dtype) -> Result
 }
 
 fn floats(path: &Path, map: &MappedFile, tensor: &format::Tensor) -> Result<Floats, StoreError> {
-    // The header parser has checked that the tensor is within the file. Alignment holds for our own files:
-    // data begins on a page and only whole words precede the tensor.
+    // The header parser has checked that the tensor is within the file, so only alignment can fail here. In
+    // the files of our writer, data begins on a page and each tensor is a multiple of 4 bytes.
     Floats::mapped(map, tensor.begin as usize..tensor.end as usize).ok_or_else(|| StoreError::Format {
         path: path.to_owned(),
         source: FormatError::Unaligned { got: tensor.begin },

@@ -49,7 +49,7 @@ pub struct State {
 }
 
 impl State {
-    /// `data` has `width` elements a row.
+    /// `data` has `width` elements per row.
     #[must_use]
     pub(crate) fn new(name: impl Into<String>, width: usize, data: Floats) -> Self {
         Self { name: name.into(), width, data }
@@ -100,8 +100,8 @@ impl Table {
         Ok(Self { rows, dim, element: Element::F32, weight, states })
     }
 
-    /// The table that the schema declares, over existing bytes. `None` unless each part has the declared
-    /// number of rows of its width, and f32 rows are aligned.
+    /// The table that the schema declares, with these rows and states. `None` when the length of one of them
+    /// does not fit the declared number of rows, or f32 rows are not aligned.
     #[must_use]
     pub(crate) fn from_parts(declared: &schema::Table, weight: Bytes, states: Vec<State>) -> Option<Self> {
         let (rows, &schema::Table { dim, element, .. }) = (declared.stored_rows(), declared);
@@ -134,7 +134,7 @@ impl Table {
     /// Decodes all rows into `out`, end to end.
     ///
     /// # Panics
-    /// When `out` has another number of elements.
+    /// When `out` does not have `rows x dim` elements.
     pub fn decode(&self, out: &mut [f32]) {
         let row_bytes = self.element.row_bytes(self.dim);
         assert_eq!(out.len() / self.dim.max(1), self.as_bytes().len() / row_bytes.max(1), "rows");
@@ -144,13 +144,13 @@ impl Table {
         });
     }
 
-    /// Encodes rows into `out` until it is full, from row `first` on.
+    /// Encodes the rows from `first` on, until `out` is full.
     ///
     /// # Errors
     /// [`BadRow`] with the first row that the type cannot hold.
     ///
     /// # Panics
-    /// When the table has fewer rows.
+    /// When the table ends before `out` is full.
     pub(crate) fn encode_rows(&self, element: Element, first: u64, out: &mut [u8]) -> Result<(), BadRow> {
         let (dim, row_bytes) = (self.dim, element.row_bytes(self.dim));
         let chunk_rows = CHUNK_ELEMENTS.div_ceil(dim.max(1));
@@ -169,7 +169,7 @@ impl Table {
         encoded.collect::<Vec<_>>().into_iter().collect()
     }
 
-    /// A copy in `memory`, with optimizer state. It can be written if `memory` allows.
+    /// A copy in `memory`, with optimizer state. Its rows can be written if they are f32.
     ///
     /// # Errors
     /// [`OutOfHostMemory`] when an allocation fails.
@@ -195,7 +195,8 @@ impl Table {
         self.weight.is_owned()
     }
 
-    /// The memory of the rows, end to end, if a device can read it. The rows are read-only from then on.
+    /// A handle that keeps the memory of the rows alive while a device reads it; `None` if devices cannot
+    /// read it. The rows are read-only afterwards.
     #[must_use]
     pub(crate) fn shared_rows(&self) -> Option<Arc<dyn Any + Send + Sync>> {
         self.weight.shared()
@@ -207,7 +208,7 @@ impl Table {
         self.rows
     }
 
-    /// Elements of a row.
+    /// Elements per row.
     #[must_use]
     pub fn dim(&self) -> usize {
         self.dim
@@ -243,42 +244,42 @@ impl Table {
         (self.element == Element::F32).then(|| bytemuck::cast_slice(self.as_bytes()))
     }
 
-    /// `None` past the end, and where [`Self::rows_mut`] is.
+    /// The elements of a row, to write; `None` past the end, and when [`Self::rows_mut`] returns `None`.
     pub fn row_mut(&mut self, id: u64) -> Option<&mut [f32]> {
         let range = self.range(id)?;
         self.rows_mut()?.get_mut(range)
     }
 
-    /// `None` when the rows are mapped or not f32.
+    /// The elements of all rows, to write; `None` when they are mapped, shared with a device, or not f32.
     pub fn rows_mut(&mut self) -> Option<&mut [f32]> {
         Some(self.parts_mut()?.0)
     }
 
-    /// In the order given when the table was made.
+    /// The states, in the order given when the table was made.
     #[must_use]
     pub fn states(&self) -> &[State] {
         &self.states
     }
 
-    /// Rows and optimizer state together; `None` when the rows are mapped or not f32.
+    /// Rows and optimizer state, to write; `None` when [`Self::rows_mut`] returns `None`.
     pub fn parts_mut(&mut self) -> Option<(&mut [f32], &mut [State])> {
         let rows = if self.element == Element::F32 { self.weight.as_mut_slice() } else { None };
         Some((bytemuck::cast_slice_mut(rows?), &mut self.states))
     }
 
-    /// Bytes of rows and optimizer state.
+    /// Size of rows and optimizer state, in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let states: usize = self.states.iter().map(|s| size_of_val(s.as_slice())).sum();
         (self.as_bytes().len() + states) as u64
     }
 
-    /// Turns off the system's read-ahead for a mapped file. Only advice: has no effect on owned memory.
+    /// Advises the system not to read ahead in a mapped file. Has no effect on owned memory.
     pub(crate) fn expect_random_reads(&self) {
         self.weight.expect_random_reads();
     }
 
-    /// Asks the disk for the pages of a row, without waiting. Only advice, as above.
+    /// Starts reading a row of a mapped file from disk and does not wait. Has no effect on owned memory.
     pub(crate) fn fetch(&self, id: u64) {
         if id < self.rows {
             self.weight.fetch(self.byte_range(id));
@@ -294,11 +295,11 @@ impl Table {
     }
 
     fn range(&self, id: u64) -> Option<Range<usize>> {
-        // Below `rows` the product is at most the length of a slice that exists.
+        // For an id below `rows` this cannot overflow: the end is at most the length of all rows.
         (id < self.rows).then(|| id as usize * self.dim..(id as usize + 1) * self.dim)
     }
 
-    /// Only meaningful for `id < rows`.
+    /// `id` must be below `rows`.
     fn byte_range(&self, id: u64) -> Range<usize> {
         let row_bytes = self.element.row_bytes(self.dim);
         id as usize * row_bytes..(id as usize + 1) * row_bytes
@@ -310,8 +311,8 @@ impl Table {
     }
 }
 
-/// The rows of one lookup of a batch: a function from an occurrence in the batch to the bytes of its row. An
-/// id past the table gets the table's default row, and `None` if the default is zeros.
+/// The rows of one lookup of a batch: a function from the index of an id, among the feature's ids in the
+/// batch, to the bytes of its row. An id past the table reads the default row; `None` is a row of zeros.
 ///
 /// # Panics
 /// When the table or the feature does not exist.
@@ -323,7 +324,7 @@ pub fn rows_of<'t>(
 ) -> impl Fn(usize) -> Option<&'t [u8]> + use<'t> {
     let (table, ids) = (&tables[lookup.table.index()], &batch.features[lookup.feature].ids);
     let shape = &schema.tables[lookup.table.index()];
-    debug_assert_eq!(lookup.element, table.element, "rows are read as they are stored");
+    debug_assert_eq!(lookup.element, table.element, "the lookup has the element type of its table");
     let rows = table.view();
     // `u64::MAX` is past every table, so `row_of` gives the default row of absent ids.
     let absent = shape.row_of(u64::MAX).and_then(|row| rows.row(row));
@@ -338,8 +339,8 @@ pub fn rows_of<'t>(
     }
 }
 
-/// The rows of a table with the slice resolved once, so that no row costs a virtual call into the owner of
-/// the memory.
+/// The rows of a table as a slice that is resolved once, so that reading a row needs no virtual call into the
+/// owner of the memory.
 #[derive(Clone, Copy)]
 struct TableView<'t> {
     bytes: &'t [u8],
@@ -351,7 +352,7 @@ impl<'t> TableView<'t> {
     /// `None` past the end.
     #[inline(always)]
     fn row(self, id: u64) -> Option<&'t [u8]> {
-        // Below `rows` the product is at most the length of a slice that exists.
+        // For an id below `rows` this cannot overflow: the end is at most the length of `bytes`.
         let start = (id < self.rows).then(|| id as usize * self.row_bytes)?;
         self.bytes.get(start..start + self.row_bytes)
     }

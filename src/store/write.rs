@@ -9,12 +9,12 @@
 //! ```
 //!
 //! A name that starts with a dot is not a version. So readers see nothing before step 3 and the whole version
-//! after it, because everything is synced before. Concurrent writers conflict only in step 3: the rename of
-//! the later one fails because the number is taken, and it tries the next number.
+//! after it, because everything is synced before. Concurrent writers conflict only in step 3: the later
+//! rename fails because the number is taken, and that writer tries the next number.
 //!
 //! A lock on the staging directory (`flock`, released when its process ends) distinguishes a live writer from
-//! a dead one; the next write removes what a dead one left. A process id cannot do that: ids are reused, and
-//! containers that share a disk have different ones.
+//! a dead one. The next write removes the staging directories of dead writers. A process id cannot
+//! distinguish them, because ids are reused and containers that share a disk number processes separately.
 
 use std::fs::{self, File};
 use std::io;
@@ -39,8 +39,8 @@ const CHUNK_BYTES: usize = 1 << 20;
 const ENCODED_BYTES: usize = 16 << 20;
 
 /// Writes a version of model `name` in the directory `models`, which is made if needed. Returns its number:
-/// the highest existing number, good or not, plus 1. When this returns, the version survives a crash. When it
-/// fails, existing versions are untouched.
+/// the highest existing number, good or not, plus 1. After success, the version survives a crash. A failure
+/// leaves existing versions unchanged.
 ///
 /// # Errors
 /// [`StoreError`] for contents that do not match their schema, before anything is written; for the first row
@@ -59,7 +59,7 @@ pub(crate) fn write_on(
     let schema = contents.checked()?;
     let model = models.join(name);
     make_dirs(disk, &model)?;
-    // Another writer, dead or alive, may have made the entry of the model without syncing it.
+    // Another writer, dead or alive, may have made the model's directory without syncing its entry.
     disk.sync_dir(models).map_err(|e| StoreError::at(models, e))?;
     sweep(&model);
     let mut staging = Staging::begin(disk, models, name)?;
@@ -67,7 +67,7 @@ pub(crate) fn write_on(
     staging.publish(models, name)
 }
 
-/// Makes a directory and its parents, and syncs the entry of each.
+/// Makes a directory and its missing parents, and syncs the directory entry of each.
 pub(crate) fn make_dirs(disk: &dyn Disk, path: &Path) -> Result<(), StoreError> {
     if path.is_dir() {
         return Ok(());
@@ -85,7 +85,8 @@ pub(crate) fn make_dirs(disk: &dyn Disk, path: &Path) -> Result<(), StoreError> 
     disk.sync_dir(parent).map_err(|e| StoreError::at(parent, e))
 }
 
-/// Removes what dead writers left. What cannot be locked or removed is left for the next write.
+/// Removes the staging directories of dead writers. A directory that cannot be locked or removed stays until
+/// the next write.
 fn sweep(model: &Path) {
     let Ok(entries) = fs::read_dir(model) else { return };
     for entry in entries.flatten() {
@@ -112,7 +113,7 @@ struct Staging<'a> {
     manifest: Manifest,
     /// Set by the rename: from then on `path` may belong to another writer.
     published: bool,
-    /// Held while the directory is ours.
+    /// Held as long as this writer uses the directory, so that other writers do not remove it.
     _lock: File,
 }
 
@@ -196,11 +197,11 @@ impl<'a> Staging<'a> {
         loop {
             let version = next_version(models, name)?;
             let path = model.join(version.to_string());
-            // A rename would replace an empty directory, but no writer makes one under a version's name:
-            // versions are renamed when they are full.
+            // A rename replaces an empty directory without an error. But a version's directory is never
+            // empty, because it gets its number only when it is complete.
             match self.disk.rename(&self.path, &path) {
-                // Another writer took the number. (Or a network file system did the rename and lost the
-                // answer.)
+                // Another writer took the number. (If our directory is gone too, a network file system has
+                // renamed it and lost the answer, which is an error.)
                 Err(_) if path.symlink_metadata().is_ok() && self.path.is_dir() => continue,
                 Err(e) => return Err(StoreError::at(&path, e)),
                 Ok(()) => self.published = true,
@@ -220,7 +221,7 @@ impl Drop for Staging<'_> {
     }
 }
 
-/// A file that is being written. Each chunk is hashed and written together, so that memory is read once.
+/// A file that is being written. Each chunk is hashed and then written while it is in the processor's cache.
 struct NewFile<'a> {
     disk: &'a dyn Disk,
     path: &'a Path,
@@ -267,7 +268,7 @@ impl NewFile<'_> {
 }
 
 /// Checks that [`write()`] can make a version of model `name` in the directory `models`, by making and
-/// removing a staging directory. Leaves no directory of the model that was not there before.
+/// removing a staging directory. Also removes the model's directory if it did not exist before.
 ///
 /// # Errors
 /// [`StoreError`].
@@ -290,7 +291,7 @@ fn next_version(models: &Path, name: &str) -> Result<Version, StoreError> {
     next.ok_or_else(|| StoreError::NumbersExhausted { path: models.join(name) })
 }
 
-/// Locks a directory that we have just made; `None` when another writer's sweep was faster.
+/// Locks a directory that was just made; `None` when the sweep of another writer has locked or removed it.
 fn lock(path: &Path) -> io::Result<Option<File>> {
     let file = match File::open(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -298,7 +299,7 @@ fn lock(path: &Path) -> io::Result<Option<File>> {
     };
     match file.try_lock() {
         Err(fs::TryLockError::WouldBlock) => return Ok(None),
-        // On a file system without locks, sweeps cannot lock either and remove nothing.
+        // On a file system without locks, sweeps cannot lock the directory either, and so do not remove it.
         Err(fs::TryLockError::Error(_)) | Ok(()) => {}
     }
     let same =

@@ -1,4 +1,4 @@
-//! The file format of a recording, as pure functions between bytes and accesses.
+//! Encodes and decodes the files of a recording.
 //!
 //! ```text
 //! file     "FLTRACE1"                           8 bytes
@@ -12,9 +12,9 @@
 //!          payload: for each access the index of its table in the header and its row, LEB128 each
 //! ```
 //!
-//! Numbers are little-endian. A file may end anywhere, if its writer was killed or the disk was full. Its
-//! whole blocks are read, and [`Ended`] says how many bytes follow them. Any other fault is an error with its
-//! offset. Lengths are checked before memory is allocated for them.
+//! Numbers are little-endian. A file may end anywhere, if its writer was killed or the disk was full. The
+//! reader reads its whole blocks, and [`Ended`] gives the number of bytes after them. Any other fault is an
+//! error with an offset. Lengths are checked before memory is allocated for them.
 
 use std::io::{self, Read};
 
@@ -36,9 +36,9 @@ pub(crate) const BLOCK_HEAD_BYTES: usize = 16;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Header {
-    /// The share of all rows that are recorded, above 0, at most 1.
+    /// The share of all rows that is recorded: above 0, at most 1.
     pub rate: f64,
-    /// The model's tables, by table id.
+    /// The model's tables, indexed by table id.
     pub tables: Vec<HeaderTable>,
 }
 
@@ -52,24 +52,24 @@ pub struct HeaderTable {
     pub rows: u64,
 }
 
-/// How a file ended.
+/// Where a file ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     /// After a whole block, or after the header.
     Whole,
     /// Inside the header or a block.
     Cut {
-        /// Bytes from the beginning that were read: the header and all whole blocks.
+        /// Bytes of the header and all whole blocks.
         read: u64,
-        /// Bytes after them.
+        /// Bytes after the last whole block.
         rest: u64,
     },
 }
 
-/// What a file of a recording begins with.
+/// The result of opening a file.
 pub(crate) enum Opened<R> {
     Whole(TraceReader<R>),
-    /// The file ends after these bytes of its header, and so it holds no access.
+    /// The file ends inside its header, after this many bytes, so it has no accesses.
     Cut {
         bytes: u64,
     },
@@ -95,7 +95,7 @@ impl Header {
     /// The first bytes of a file.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
-        // A struct of numbers and strings is always JSON; an infinite rate would be `null` and unreadable.
+        // Encoding numbers and strings does not fail. An infinite rate becomes `null`, which `open` refuses.
         let json = serde_json::to_vec(self).unwrap_or_default();
         let length = (json.len() as u32).to_le_bytes();
         [MAGIC, &length[..], &json, &xxh3_64(&json).to_le_bytes()].concat()
@@ -140,7 +140,7 @@ impl<R: Read> TraceReader<R> {
     /// Reads the header.
     ///
     /// # Errors
-    /// [`FormatError`] when the header is invalid. A header that is cut is no error.
+    /// [`FormatError`] when the header is invalid. A cut header gives [`Opened::Cut`].
     pub(crate) fn open(mut source: R) -> Result<Opened<R>, FormatError> {
         let form = |offset, reason: String| FormatError::Form { offset, reason };
         let mut head = [0; 12];
@@ -165,7 +165,7 @@ impl<R: Read> TraceReader<R> {
         }
         let (json, checksum) = json.split_at(length);
         if xxh3_64(json) != number(checksum) {
-            return Err(form(12, "header: its checksum differs".into()));
+            return Err(form(12, "header: the checksum does not match".into()));
         }
         let header: Header =
             serde_json::from_slice(json).map_err(|error| form(12, format!("header: {error}")))?;
@@ -182,7 +182,8 @@ impl<R: Read> TraceReader<R> {
         &self.header
     }
 
-    /// Calls `on_access` for every access of every whole block, in order, after the whole block was checked.
+    /// Calls `on_access` for every access of every whole block, in order. Checks each block before its first
+    /// access.
     ///
     /// # Errors
     /// [`FormatError`] at the first block that is damaged, and errors of `on_access`.
@@ -219,7 +220,7 @@ impl<R: Read> TraceReader<R> {
         accesses: &mut Vec<(TableId, u64)>,
     ) -> Result<(), FormatError> {
         if xxh3_64(&self.payload) != number(&head[8..]) {
-            return Err(self.form("block: its checksum differs".into()));
+            return Err(self.form("block: the checksum does not match".into()));
         }
         let mut rest = self.payload.as_slice();
         while !rest.is_empty() {
@@ -228,11 +229,13 @@ impl<R: Read> TraceReader<R> {
             };
             let Some(known) = usize::try_from(table).ok().and_then(|t| self.header.tables.get(t)) else {
                 let tables = self.header.tables.len();
-                return Err(self.form(format!("block: table {table}, expected one of {tables}")));
+                return Err(self.form(format!("block: expected a table below {tables}, got {table}")));
             };
             if row >= known.rows {
                 let (name, rows) = (&known.name, known.rows);
-                return Err(self.form(format!("block: row {row} is past the {rows} rows of table {name:?}")));
+                return Err(
+                    self.form(format!("block: table {name:?}: expected a row below {rows}, got {row}"))
+                );
             }
             accesses.push((TableId(table as u32), row));
         }
@@ -271,7 +274,7 @@ fn number(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte))
 }
 
-/// Takes a number from the front of a payload; none if it is cut or longer than 64 bits.
+/// Takes a number from the front of a payload; `None` if it is cut or longer than 64 bits.
 fn take_number(rest: &mut &[u8]) -> Option<u64> {
     let mut number = 0u64;
     for shift in (0..u64::BITS).step_by(7) {

@@ -6,8 +6,8 @@
 //! (SHARDS; Waldspurger, Park, Garthwaite and Ahmad, FAST 2015). At a low rate the result is rough: the few
 //! rows with most of the traffic may or may not be selected.
 //!
-//! [`format`](mod@format) is the file format, [`recorder`] takes a server's batches. The engine records and
-//! the planner reads; neither imports the other.
+//! [`format`](mod@format) is the file format. [`recorder`] records a server's batches. The engine uses the
+//! recorder and `flechette plan` uses the reader, so neither imports the other.
 
 pub mod format;
 pub(crate) mod recorder;
@@ -22,7 +22,7 @@ pub(crate) struct Sampler {
 }
 
 impl Sampler {
-    /// Selects about this share of all rows, clamped to 0 to 1.
+    /// Selects about this share of all rows. `rate` is clamped to the range 0 to 1.
     #[must_use]
     pub(crate) fn new(rate: f64) -> Self {
         Self { below: (rate.clamp(0.0, 1.0) * 2f64.powi(64)) as u128 }

@@ -1,15 +1,15 @@
 //! Records a server's batches: samples the accesses and writes them on a thread of its own.
 //!
-//! **A request never waits.** Sampled accesses enter a queue that is bounded in bytes. If the queue is full
-//! they are dropped and counted. The thread collects them into blocks and writes a block when it is full or a
-//! second old.
+//! **A request never waits.** Sampled accesses enter a queue that is bounded in bytes. If the queue is full,
+//! new accesses are dropped and counted. The writing thread collects queued accesses into a block, and writes
+//! the block when it is full or a second old.
 //!
-//! **Files** have ascending numbers. Each start of the server begins a new file with its first block. When
-//! the files together reach the limit, the oldest are removed. A file is written under a temporary name until
+//! **Files** have ascending numbers. After each start, the first block goes to a new file. When the files
+//! together reach the limit, the oldest are removed. A file is written under a temporary name until
 //! its header is whole.
 //!
-//! **A disk that fails** costs accesses, which are counted, but no request. The block that failed is cut off
-//! again, so that later blocks can follow, and the next attempt waits: 1 s first, twice as long after each
+//! **If a write fails**, accesses are dropped and counted, but no request fails. The partial block is cut
+//! off, so that later blocks can follow. The next attempt waits 1 s, and twice as long after each further
 //! failure, at most 1 min. So a full disk does not fill with useless files.
 
 use std::fs::{self, File};
@@ -31,19 +31,19 @@ use crate::types::{Batch, TableId};
 const BLOCK_BYTES: usize = 64 << 10;
 /// Bytes that may wait in the queue.
 const WAITING_BYTES: usize = 4 << 20;
-/// Memory of a [`Part`] in the queue besides its payload.
+/// Memory of a [`Part`] in the queue, without its payload.
 const PART_BYTES: usize = 64;
 /// How long accesses wait for a block to fill.
 const MAX_BLOCK_AGE: Duration = Duration::from_secs(1);
 /// The wait after a first failed write, and the longest wait.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
-/// A file has at most this part of the limit.
+/// A file takes at most `1 / FILES` of the limit for all files.
 const FILES: u64 = 4;
 /// A file's name before and after its number.
 const PREFIX: &str = "trace-";
 const SUFFIX: &str = ".fltrace";
-/// Follows the name of a file whose header is not yet written.
+/// Suffix of the name of a file until its header is written.
 const UNFINISHED: &str = ".tmp";
 
 /// What to record and where.
@@ -168,7 +168,7 @@ struct Writer {
     metrics: Arc<ModelMetrics>,
 }
 
-/// Since the last write failed: when to try again.
+/// The state after a failed write: when to try again, and how long the wait before that is.
 #[derive(Clone, Copy)]
 struct Failed {
     retry_at: Instant,
@@ -214,7 +214,7 @@ impl Writer {
         self.accesses = 0;
     }
 
-    /// Writes the block. Logs the first of several failures.
+    /// Writes the block. Of consecutive failures, only the first is logged.
     fn try_write(&mut self) -> bool {
         let head = format::block_head(&self.block, self.accesses);
         let Err(error) = self.files.append(&head, &self.block) else {
@@ -236,7 +236,7 @@ struct Files {
     folder: PathBuf,
     header: Vec<u8>,
     max_bytes: u64,
-    /// The file of the next block; none before the first block. It ends with a whole block or its header.
+    /// The file for the next block, if it is open. It ends with a whole block or its header.
     open: Option<OpenFile>,
 }
 
@@ -253,7 +253,7 @@ impl Files {
         Ok(Self { folder, header, max_bytes, open: None })
     }
 
-    /// Begins the next file. First removes the oldest files until the new one fits.
+    /// Begins the next file. First removes the oldest files until a file of full size fits the limit.
     fn begin(&self) -> io::Result<OpenFile> {
         let mut numbered = numbered(&self.folder)?;
         let mut bytes: u64 = numbered.iter().map(|file| file.bytes).sum();
@@ -275,7 +275,7 @@ impl Files {
         Ok(OpenFile { file, path, bytes: self.header.len() as u64 })
     }
 
-    /// Most bytes of one file, except where the header or one block is larger.
+    /// Most bytes of one file, unless its header and one block take more.
     fn file_bytes(&self) -> u64 {
         self.max_bytes / FILES
     }
@@ -303,9 +303,9 @@ impl Files {
 }
 
 impl OpenFile {
-    /// After a failed write: cuts the file back to its whole blocks. A file without blocks is removed, and
-    /// one that cannot be cut is left, since readers accept a partial block at the end; a new file is begun
-    /// then.
+    /// After a failed write, cuts the file back to its whole blocks. Returns `None` if the next block needs a
+    /// new file: a file without blocks is removed, and a file that cannot be cut keeps its partial block,
+    /// which readers accept.
     fn without_partial_block(mut self, header: u64) -> Option<Self> {
         if self.bytes <= header {
             // A file with only a header is valid, so a failure does no harm.

@@ -1,7 +1,7 @@
 //! The first values of a model in training, and how it is saved to and resumed from a version.
 //!
 //! A version holds everything that a step reads: dense weights, rows, and the optimizer state of both, so
-//! that training can resume from it. Rows that the schema stores in another type than f32 are rounded when
+//! that training can resume from it. Rows that the schema stores in a type other than f32 are rounded when
 //! the version is written, and their state is omitted. The state of a dense tensor is stored as
 //! `optimizer.<state>.<tensor>`.
 
@@ -24,11 +24,11 @@ use crate::types::{Element, Version};
 /// Values that one thread checks at a time.
 const CHECKED: usize = 1 << 16;
 
-/// A model with fresh weights, all of them a pure function of the seed: dense weights as the model draws
-/// them, rows uniform within `sqrt(1 / rows)` of zero.
+/// A model with fresh weights, which depend only on the schema and the seed. Dense weights are those of
+/// `Model::initialise`; rows are uniform within `sqrt(1 / rows)` of zero.
 ///
 /// # Errors
-/// [`TrainError::TableMemory`] when the tables do not fit memory.
+/// [`TrainError::TableMemory`] when the tables do not fit in memory.
 pub fn initialise(schema: &Schema, optimizer: Optimizer, seed: u64) -> Result<ReferenceTrainer, TrainError> {
     let tables = schema.tables.iter().map(|shape| {
         let states = row_states(optimizer.kind, shape.dim);
@@ -43,8 +43,8 @@ pub fn initialise(schema: &Schema, optimizer: Optimizer, seed: u64) -> Result<Re
     Ok(ReferenceTrainer::new(first_state(schema, optimizer, seed), tables))
 }
 
-/// As [`initialise`], with the rows in a working file in the directory `dir`, each table in the given row
-/// order or in a log. Only trained rows are written.
+/// [`initialise`] with the rows in a working file in the directory `dir`. A table with a row order keeps its
+/// rows in this order in the file; a table without one is a log. Only trained rows are written.
 ///
 /// # Errors
 /// [`TrainError::Store`] when the file cannot be created.
@@ -62,11 +62,11 @@ pub fn initialise_on_disk(
         first: First::Uniform(first_rows(shape, seed)),
         order,
     });
-    let store = WorkingFile::create(dir, tables.collect())?;
-    Ok((TrainState::new(first_state(schema, optimizer, seed)), store))
+    let file = WorkingFile::create(dir, tables.collect())?;
+    Ok((TrainState::new(first_state(schema, optimizer, seed)), file))
 }
 
-/// The error for a table that does not fit memory: names the table and what all tables need.
+/// The error for a table that does not fit in memory. It names the table and the bytes of all tables.
 fn table_memory(schema: &Schema, kind: Kind, shape: &schema::Table, source: OutOfHostMemory) -> TrainError {
     let bytes = |shape: &schema::Table| {
         let width = row_states(kind, shape.dim).iter().map(|(_, width)| width).sum::<usize>() + shape.dim;
@@ -90,13 +90,13 @@ fn first_state(schema: &Schema, optimizer: Optimizer, seed: u64) -> Parts {
     Parts { schema: schema.clone(), model, weights, dense_states, optimizer, steps: 0 }
 }
 
-/// Resumes from a version. If the same optimizer wrote it and all its rows are f32, training continues to the
-/// bit. Otherwise optimizer state starts at zero and steps are counted from zero, and rows of other element
-/// types are decoded to f32, without what rounding removed.
+/// Resumes from a version. If the same kind of optimizer wrote it and all its rows are f32, training
+/// continues as if it had not stopped, to the bit. Otherwise the optimizer state and the step count start at
+/// zero, and rows of other element types are decoded to f32 with their rounding errors.
 ///
 /// # Errors
 /// [`TrainError`] for dense tensors or optimizer state that are missing or malformed, and when the tables do
-/// not fit memory.
+/// not fit in memory.
 pub fn resume(opened: Opened, optimizer: Optimizer) -> Result<ReferenceTrainer, TrainError> {
     let Opened { schema, dense, store, metadata, .. } = opened;
     let tensor = |name: &str| dense.get(name).map(|t: &Dense| (t.shape().to_vec(), t.values().to_vec()));
@@ -153,13 +153,13 @@ fn zeroed_states(kind: Kind, len: usize) -> Vec<Vec<f32>> {
     kind.dense().row_states().iter().map(|_| vec![0.0; len]).collect()
 }
 
-/// The name of the state of a dense tensor in a version.
+/// The name that the state of a dense tensor has in a version.
 fn state_name(state: &str, tensor: &str) -> String {
     format!("optimizer.{state}.{tensor}")
 }
 
 impl ReferenceTrainer {
-    /// Writes a new version of the model; its number is the highest existing one plus 1.
+    /// Writes a new version of the model. Its number is 1 more than the highest existing number.
     ///
     /// # Errors
     /// As [`TrainState::save`].
@@ -169,7 +169,8 @@ impl ReferenceTrainer {
 }
 
 impl TrainState {
-    /// Writes a new version of the model with these tables; its number is the highest existing one plus 1.
+    /// Writes a new version of the model with these tables. Its number is 1 more than the highest existing
+    /// number.
     ///
     /// # Errors
     /// [`TrainError::NotFinite`] for weights or rows that are not finite, and [`TrainError::Store`]. Earlier
@@ -218,7 +219,7 @@ impl TrainState {
         Ok(write(models, name, &contents)?)
     }
 
-    /// A step only checks the loss before it, so the result of the last step is checked here.
+    /// Checks weights after the last step. A step checks only the loss, which it computes before its update.
     fn check_finite(&self, tensor: &str, values: &[f32]) -> Result<(), TrainError> {
         let finite = values.par_chunks(CHECKED).all(|values| values.iter().all(|value| value.is_finite()));
         if finite { Ok(()) } else { Err(self.not_finite(tensor)) }

@@ -1,11 +1,11 @@
 //! The quality of scores against labels: AUC, log loss and normalized entropy.
 //!
-//! The trainer evaluates logits ([`Quality::of_logits`]); a client has only the f32 probabilities that a
-//! server returns ([`Quality::of`]). Both rank the f32 probabilities, so both get the same AUC. The log loss
-//! of the trainer is exact for any logit. That of a client has the error of rounding the probability: it
-//! agrees to about 7 digits for ordinary scores, but a logit above 17 rounds to a probability of exactly 1,
-//! whose loss for a sample without a click is infinite. Such a loss is reported as infinite and counted
-//! ([`Quality::infinite`]); no finite number would be true.
+//! The trainer evaluates logits ([`Quality::of_logits`]). A client has only the f32 probabilities that a
+//! server returns ([`Quality::of`]). Both rank the f32 probabilities, so both get the same AUC. The trainer's
+//! log loss is exact for any logit. The client's log loss contains the rounding error of the probability. For
+//! ordinary scores the two agree to about 7 digits. But a logit above 17 rounds to a probability of exactly
+//! 1, and then a sample without a click has an infinite loss. The mean is reported as infinite too, and such
+//! samples are counted ([`Quality::infinite`]).
 
 use crate::model::loss::{binary_cross_entropy, sigmoid};
 
@@ -16,11 +16,11 @@ pub struct Quality {
     pub rows: u64,
     /// Area under the ROC curve; `None` when all labels are equal.
     pub auc: Option<f64>,
-    /// Mean binary cross-entropy in nats; infinite if the loss of any sample is.
+    /// Mean binary cross-entropy in nats; infinite if the loss of any sample is infinite.
     pub log_loss: f64,
     /// Log loss divided by the entropy of the mean label (He et al., 2014); `None` when all labels are equal.
     pub normalized_entropy: Option<f64>,
-    /// Samples of infinite loss: their score is exactly 0 or 1, and their label is the other.
+    /// Samples with infinite loss: the score is exactly 0 or 1, and the label is the opposite.
     pub infinite: u64,
 }
 
@@ -74,7 +74,7 @@ fn is_click(label: f32) -> bool {
     label > 0.5
 }
 
-/// The Mann-Whitney statistic: the share of (click, no click) pairs that the scores rank correctly; a tie
+/// The Mann-Whitney statistic: the share of (click, no click) pairs that the scores rank correctly. A tie
 /// counts half.
 fn auc(probabilities: &[f32], labels: &[f32], clicks: usize) -> f64 {
     let mut sorted: Vec<(f32, bool)> =

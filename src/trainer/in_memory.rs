@@ -1,7 +1,7 @@
-//! Training with every row in memory: a scratchpad would hold all rows, so there is none.
+//! Training with all rows in memory, without a scratchpad.
 //!
-//! Two stages of the pipeline are left. One thread reads, encodes and casts batches ahead; Train takes the
-//! sequential trainer's steps on that trainer's own tables, with the same numbers.
+//! Of the pipeline's stages only Load and Train remain. One thread reads, encodes and casts batches ahead.
+//! The caller's thread takes the sequential trainer's steps on its tables, so the trained bytes are the same.
 
 use super::pipeline::Data;
 use super::read_ahead::ReadAhead;
@@ -9,16 +9,16 @@ use super::reference::ReferenceTrainer;
 use super::train_state::Labelled;
 use super::{Progress, TrainError};
 
-/// Samples that are handed over together, but at least one batch.
+/// Samples per group of batches that the reading thread hands over. A group has at least one batch.
 const GROUP_SAMPLES: usize = 2048;
-/// Groups that may wait for Train.
+/// Groups that may be queued for training.
 const WAITING_GROUPS: usize = 2;
 
-/// Trains on every sample of the data. Returns the number of samples. It computes on the threads of the
-/// caller's rayon pool.
+/// Trains on every sample of the data, on the threads of the caller's rayon pool. Returns the number of
+/// samples.
 ///
 /// # Errors
-/// [`TrainError`]; `reference` then holds the steps taken before it.
+/// [`TrainError`]. `reference` has taken the steps on earlier batches.
 pub fn run_in_memory(
     reference: &mut ReferenceTrainer,
     data: Data<'_>,

@@ -1,14 +1,15 @@
-//! The trainer: a sequential reference, and the pipeline, which trains the same bytes when the rows do not
-//! fit memory.
+//! The trainer: a sequential reference trainer, and a pipeline that trains the same bytes when the rows do
+//! not fit in memory.
 //!
 //! **[`ReferenceTrainer`]** is simple and exact, and every faster trainer is tested against it. It keeps all
 //! rows in memory and takes one step at a time ([`ReferenceTrainer::step`]). [`run_epoch`] trains on a data
-//! set while another thread reads and encodes the next batches. [`run_in_memory`] also casts them ahead.
-//! [`evaluate`] scores a data set. Equal seed, data and settings give equal bytes on any number of threads.
+//! set while another thread reads and encodes the next batches. [`run_in_memory`] also builds the casted
+//! indices of these batches ahead ([`casting`]). [`evaluate`] scores a data set. Equal seed, data and
+//! settings give equal bytes on any number of threads.
 //!
-//! **[`Pipeline`]** keeps the rows in a working file ([`crate::rowlog`]), and those of the coming batches in
-//! a scratchpad. A [`Verifier`] compares it with the reference byte by byte. `replicas` trains with several
-//! data-parallel workers.
+//! **[`Pipeline`]** keeps all rows in a working file on disk ([`crate::rowlog`]), and the rows of the coming
+//! batches in a scratchpad in memory. A [`Verifier`] compares its bytes with the reference trainer's.
+//! `replicas` trains with several data-parallel workers.
 
 pub mod casting;
 mod checkpoint;
@@ -74,8 +75,8 @@ pub enum TrainError {
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error(
-        "scratchpad: {slots} slots for rows of {words} f32 (state counted), and a sample needs {needed} \
-         at a time"
+        "scratchpad: a sample needs {needed} rows of {words} f32 (with optimizer state) at the same time, \
+         but there are only {slots} slots of that size"
     )]
     Scratchpad { words: usize, needed: usize, slots: usize },
     #[error("lookahead: expected 1 to {most} batches, got {got}")]
@@ -108,10 +109,11 @@ pub struct Progress<'a> {
 }
 
 impl<'a> Progress<'a> {
-    /// `loss` is the summed loss of the batch, and `samples` the number of samples trained with it.
+    /// `loss` is the summed loss of the batch. `samples` is the number of samples trained so far, including
+    /// the batch.
     ///
     /// # Errors
-    /// [`TrainError::Diverged`] when the loss is not finite; no step was taken then.
+    /// [`TrainError::Diverged`] when the loss is not finite. No step was taken for this batch.
     fn after(
         state: &TrainState,
         loss: f64,
@@ -125,11 +127,11 @@ impl<'a> Progress<'a> {
     }
 }
 
-/// Trains on every sample of `reader`, in batches of `batch` samples, the last one smaller. Returns the
-/// number of samples.
+/// Trains on every sample of `reader`, in batches of `batch` samples; the last batch may be smaller. Returns
+/// the number of samples.
 ///
 /// # Errors
-/// [`TrainError`]; the steps before it have been taken.
+/// [`TrainError`]. The steps on earlier batches have been taken.
 pub fn run_epoch(
     reference: &mut ReferenceTrainer,
     reader: &mut (dyn Reader + Send),
@@ -150,7 +152,7 @@ pub fn run_epoch(
 }
 
 /// Scores every sample of `reader` and compares the scores with the labels. `score` writes the logits of a
-/// batch, such as [`ReferenceTrainer::logits`]. `None` when labels are missing.
+/// batch, as [`ReferenceTrainer::logits`] does. Returns `None` if any batch has no labels.
 ///
 /// # Errors
 /// [`TrainError`].

@@ -1,8 +1,8 @@
 //! The optimizers. Formulas are PyTorch's, and FBGEMM's for row-wise Adagrad (Adagrad: Duchi et al., 2011;
 //! Adam: Kingma and Ba, 2015).
 //!
-//! All of them work element by element, so they apply to dense weights in any layout and to single rows. An
-//! element whose gradient and state are zero stays the same to the bit, so padding may be updated.
+//! All formulas for dense weights work element by element, so dense weights may have any layout. An element
+//! with zero gradient and zero state keeps its bits, so padding of dense weights may be updated too.
 
 use std::fmt;
 use std::str::FromStr;
@@ -41,9 +41,9 @@ pub struct Optimizer {
 /// Adam's decay rates of the two moments.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Betas {
-    /// Of the mean of gradients.
+    /// Decay rate of the mean of gradients.
     pub first: f64,
-    /// Of the mean of squared gradients.
+    /// Decay rate of the mean of squared gradients.
     pub second: f64,
 }
 
@@ -52,7 +52,7 @@ impl Betas {
     pub const DEFAULT: Self = Self { first: 0.9, second: 0.999 };
 }
 
-/// A state that an optimizer keeps.
+/// One of the states that an optimizer keeps for weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StateShape {
     /// PyTorch's name.
@@ -87,7 +87,7 @@ impl fmt::Display for Kind {
 }
 
 impl Kind {
-    /// The states of a row, in order.
+    /// The states of a row, in the order in which they follow the weights in a record.
     #[must_use]
     pub(crate) fn row_states(self) -> &'static [StateShape] {
         match self {
@@ -101,8 +101,8 @@ impl Kind {
         }
     }
 
-    /// The default eps: PyTorch's for Adam (1e-8) and Adagrad (1e-10). Row-wise Adagrad uses Adagrad's,
-    /// because its dense weights do; FBGEMM's own default is 1e-8.
+    /// The default eps: PyTorch's for Adam (1e-8) and Adagrad (1e-10). Row-wise Adagrad has the default of
+    /// Adagrad, which updates its dense weights; FBGEMM's own default is 1e-8.
     #[must_use]
     pub(crate) const fn default_eps(self) -> f64 {
         match self {
@@ -161,8 +161,8 @@ impl Optimizer {
 }
 
 impl<T: Real> Step<T> {
-    /// Updates a row, or any part of it unless the state is row-wise. `states` are in the order of
-    /// [`Kind::row_states`].
+    /// Updates a row. If no state is row-wise, the slices may also be a part of a row.
+    /// `states` are in the order of [`Kind::row_states`].
     #[inline(always)]
     pub fn update_row(&self, weights: &mut [T], grads: &[T], states: &mut [&mut [T]]) {
         match (self.kind, states) {
@@ -170,7 +170,8 @@ impl<T: Real> Step<T> {
             (Kind::Adagrad, [sum]) => self.adagrad(weights, grads, sum),
             (Kind::RowwiseAdagrad, [sum]) => self.rowwise_adagrad(weights, grads, &mut sum[0]),
             (Kind::Adam, [first, second]) => {
-                // SparseAdam corrects the step size, and adds eps before the correction.
+                // SparseAdam puts the whole bias correction into the step size, so eps is added to the
+                // uncorrected root.
                 let size = self.lr * self.corrections.second.sqrt() / self.corrections.first;
                 self.adam(weights, grads, (first, second), |m, v| size * m / (v.sqrt() + self.eps));
             }
@@ -215,7 +216,7 @@ impl<T: Real> Step<T> {
         }
     }
 
-    /// Moves both moments, and each weight by `delta(first, second)`.
+    /// Updates both moments, and subtracts `delta(first, second)` from each weight.
     #[inline(always)]
     fn adam(
         &self,
@@ -234,7 +235,7 @@ impl<T: Real> Step<T> {
 }
 
 impl Step<f32> {
-    /// [`Self::update_row`] as the parameters of the device kernel.
+    /// The parameters with which the device kernel computes [`Self::update_row`].
     #[must_use]
     pub fn rule(&self) -> Rule {
         let Self { kind, lr, eps, corrections, shares } = *self;

@@ -1,4 +1,4 @@
-//! Reading ahead: one thread reads and encodes the batches of some data while another trains on them or
+//! Reading ahead: one thread reads and encodes batches while another thread trains on earlier batches or
 //! scores them.
 
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -12,14 +12,14 @@ use super::pipeline::{Data, start};
 use crate::schema::{Lookup, Schema};
 use crate::types::RawBatch;
 
-/// Groups of batches that may wait between reading and training.
+/// Groups of batches that may be queued between reading and training.
 pub(crate) const WAITING_GROUPS: usize = 4;
 
-/// Some batches that were read, or the error that ended the reading.
+/// Batches that were read, or the error that ended the reading.
 pub(crate) type BatchGroup = Result<Vec<PreparedBatch>, TrainError>;
 
-/// Reads and encodes the batches of some data, in order. By default batches need labels, are not cast, and
-/// are handed over one at a time.
+/// Reads and encodes the batches of some data, in order. By default batches must have labels, get no casted
+/// index, and are handed over one at a time.
 pub(crate) struct ReadAhead<'d, 's> {
     schema: &'s Schema,
     data: Data<'d>,
@@ -38,32 +38,33 @@ impl<'d, 's> ReadAhead<'d, 's> {
         Self { schema, data, needs_labels: true, lookups: None, group: 1, jitter, raw, samples: 0 }
     }
 
-    /// Batches without labels are read too; their list of labels is empty.
+    /// Also accepts batches without labels. Their list of labels is empty.
     pub(crate) fn unlabelled_too(self) -> Self {
         Self { needs_labels: false, ..self }
     }
 
-    /// Batches are also cast for these lookups.
+    /// Also builds the casted index of each batch, for these lookups.
     pub(crate) fn casting(self, lookups: &'s [Lookup]) -> Self {
         Self { lookups: Some(lookups), ..self }
     }
 
-    /// Batches are handed over in groups of `group`: to wake a thread for each small batch costs more than
+    /// Hands over batches in groups of `group`, because waking a thread for each small batch costs more than
     /// reading ahead gains.
     pub(crate) fn in_groups(self, group: usize) -> Self {
         Self { group, ..self }
     }
 
-    /// The reader sleeps at random.
+    /// Sleeps at random before a batch is read.
     pub(crate) fn with_jitter(self, jitter: Jitter) -> Self {
         Self { jitter, ..self }
     }
 
-    /// Calls `each` with every batch in order, while a thread reads the next ones. Up to `waiting` groups
-    /// wait.
+    /// Calls `each` with every batch in order, while another thread reads the next batches. Up to `waiting`
+    /// groups are queued.
     ///
     /// # Errors
-    /// [`TrainError`] of the data, once the batches before it were used; or the error of `each`.
+    /// The [`TrainError`] of reading, after `each` was called with all earlier batches; or the error of
+    /// `each`.
     pub(crate) fn for_each(
         self,
         waiting: usize,
@@ -83,8 +84,8 @@ impl<'d, 's> ReadAhead<'d, 's> {
         })
     }
 
-    /// Reads all batches into buffers of the pool and sends them. It ends early when the receiver is gone:
-    /// training has failed then.
+    /// Reads all batches into buffers of the pool and sends them. Ends early when the receiver is dropped,
+    /// because training has failed.
     pub(crate) fn run(
         mut self,
         loaded: &SyncSender<BatchGroup>,
@@ -119,7 +120,7 @@ impl<'d, 's> ReadAhead<'d, 's> {
         Ok(true)
     }
 
-    /// Reads the next batch over this one. Returns whether there was one.
+    /// Reads the next batch into `prepared`. Returns whether there was one.
     fn next(&mut self, prepared: &mut PreparedBatch) -> Result<bool, TrainError> {
         if self.data.steps == 0 {
             return Ok(false);

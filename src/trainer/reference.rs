@@ -22,13 +22,13 @@ impl ReferenceTrainer {
         Self { state: TrainState::new(parts), tables, casting: Casting::default() }
     }
 
-    /// Everything but the rows.
+    /// The state of training except the rows.
     #[must_use]
     pub(crate) fn state(&self) -> &TrainState {
         &self.state
     }
 
-    /// Everything but the rows; scoring needs it mutable.
+    /// [`Self::state`] for writing: a forward pass writes to its tapes.
     pub(crate) fn state_mut(&mut self) -> &mut TrainState {
         &mut self.state
     }
@@ -51,7 +51,7 @@ impl ReferenceTrainer {
         self.state.weights()
     }
 
-    /// The states of the dense optimizer, in the order of its formula.
+    /// The states of the dense optimizer; of Adam, the first moment and then the second.
     #[must_use]
     pub fn dense_states(&self) -> &[Vec<f32>] {
         self.state.dense_states()
@@ -86,8 +86,8 @@ impl ReferenceTrainer {
     /// finite.
     ///
     /// # Errors
-    /// [`PredictError`] when the batch does not have the shape of the schema, has an id past a table whose
-    /// default is `error`, or looks up more than 2^32 - 1 ids in one table. Nothing has changed then.
+    /// [`PredictError`] when the batch does not have the shape of the schema, has an id outside a table with
+    /// the default `error`, or looks up more than 2^32 - 1 ids in one table. The model is unchanged then.
     pub fn step(
         &mut self,
         batch: &Batch,
@@ -104,7 +104,7 @@ impl ReferenceTrainer {
         loss
     }
 
-    /// [`Self::step`] for a batch that was checked and casted before.
+    /// [`Self::step`] for a batch that is already checked and casted.
     pub(crate) fn step_casted(
         &mut self,
         labelled: Labelled<'_>,
@@ -133,7 +133,7 @@ impl ReferenceTrainer {
         Ok(())
     }
 
-    /// The logits of a batch, as [`ReferenceTrainer::score`].
+    /// Writes the logit of every sample to `logits`.
     ///
     /// # Errors
     /// As [`ReferenceTrainer::step`].
@@ -149,7 +149,7 @@ impl ReferenceTrainer {
         state.forward(batch, &lookups, |l| rows_of(tables, &schema, &lookups[l], batch))
     }
 
-    /// [`ReferenceTrainer::score`] with the stored rows of a version that this trainer wrote.
+    /// [`ReferenceTrainer::score`] with this trainer's dense weights, but the rows that `version` stores.
     ///
     /// # Errors
     /// As [`ReferenceTrainer::step`].
@@ -169,7 +169,7 @@ impl ReferenceTrainer {
 }
 
 impl TrainState {
-    /// The forward pass of a batch, with these dense weights and the stored rows of a version.
+    /// The forward pass of a batch, with these dense weights and the rows that `version` stores.
     ///
     /// # Errors
     /// As [`ReferenceTrainer::step`].

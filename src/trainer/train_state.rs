@@ -1,14 +1,15 @@
-//! Everything of a model in training except its rows, and the part of a training step that does not depend on
+//! The state of a model in training except its rows, and the part of a training step that does not depend on
 //! where rows are stored.
 //!
-//! A step has three parallel loops whose iterations share nothing: over chunks of samples (gather and pool,
+//! A step has three parallel loops with independent iterations: over chunks of samples (gather and pool,
 //! forward, loss, backward), over tables and pieces of dense weights (gradient and update, in `update`), and
-//! over panels (transposes). The order of every sum depends on the batch alone, so any number of threads
-//! gives the same bytes. Chunks, tables and pieces take long, so each is a job of its own (`with_max_len`):
-//! when another stage of the pipeline delays a thread, the others take over the jobs that it has not begun.
+//! over panels of dense weights (transposes). The order of every sum depends on the batch alone, so any
+//! number of threads gives the same bytes. Each chunk, table and piece is a separate job (`with_max_len`),
+//! because it takes long: when another stage of the pipeline delays a thread, other threads run its
+//! remaining jobs.
 //!
-//! Gathering works sample by sample and updating row by row, so any grouping of either gives the same bytes
-//! too. That lets a scratchpad hold only part of the rows of a batch.
+//! Gathering works sample by sample, and updating works row by row. So the bytes do not depend on how
+//! samples or rows are grouped, and a scratchpad may hold only part of the rows of a batch at a time.
 
 use std::sync::Arc;
 
@@ -21,13 +22,13 @@ use crate::predict::PredictError;
 use crate::schema::{Lookup, Schema};
 use crate::types::{Batch, Element};
 
-/// What a step reads and writes, except rows.
+/// The data that a step reads and writes, except rows.
 pub struct TrainState {
     pub(crate) schema: Arc<Schema>,
     pub(crate) lookups: Arc<[Lookup]>,
     pub(crate) model: Model<f32>,
     pub(crate) weights: Weights<f32>,
-    /// In the order of the dense optimizer's states; each has the layout of the weights.
+    /// One vector per state of the dense optimizer, in its order. Each has the layout of `weights.values`.
     pub(crate) dense_states: Vec<Vec<f32>>,
     pub(crate) grads: Vec<f32>,
     pub(crate) tapes: Vec<Tape<f32>>,
@@ -82,7 +83,7 @@ impl TrainState {
         &self.weights
     }
 
-    /// The states of the dense optimizer, in the order of its formula.
+    /// The states of the dense optimizer; of Adam, the first moment and then the second.
     #[must_use]
     pub(crate) fn dense_states(&self) -> &[Vec<f32>] {
         &self.dense_states
@@ -100,7 +101,7 @@ impl TrainState {
         self.steps
     }
 
-    /// Prepares the tapes for this many samples.
+    /// Prepares the tapes for `samples` samples.
     pub(crate) fn begin(&mut self, samples: usize) {
         let size = self.model.chunk();
         let chunks = samples.div_ceil(size);
@@ -113,8 +114,8 @@ impl TrainState {
         }
     }
 
-    /// Writes the input rows of a batch, whose samples are those from `at` on of the samples that
-    /// [`Self::begin`] prepared for. `rows` as in [`InputRows::write`].
+    /// Writes the input rows of a batch to the tapes. Its first sample is number `at` of the samples that
+    /// [`Self::begin`] prepared the tapes for. `rows` is as in [`InputRows::write`].
     pub(crate) fn gather<'r, R>(&mut self, batch: &Batch, at: usize, rows: impl Fn(usize) -> R + Sync)
     where
         R: Fn(usize) -> Option<&'r [u8]>,
@@ -134,14 +135,15 @@ impl TrainState {
         parts.for_each(|(tape, samples, row)| inputs.write_at(samples, tape, row, &rows));
     }
 
-    /// Forward, loss and backward pass of samples whose input rows are written. Returns the summed loss.
+    /// Forward pass, loss and backward pass of all samples, after their input rows were written. Returns the
+    /// summed loss.
     pub(crate) fn learn(&mut self, labels: &[f32]) -> f64 {
         self.each_chunk(labels, labels.len(), |_, _| ())
     }
 
     /// [`Self::begin`], [`Self::gather`] and [`Self::learn`] for a whole batch, chunk by chunk, so that the
-    /// input rows of a chunk are still in the processor's cache. Gradients are those of the mean loss of `of`
-    /// samples, which is more than the batch has if the batch is a replica's part of one.
+    /// input rows of a chunk are still in the processor's cache. Gradients are those of the summed loss
+    /// divided by `of`. A replica passes its part of a batch, with the samples of the whole batch as `of`.
     pub(crate) fn gather_and_learn<'r, R>(
         &mut self,
         Labelled { batch, labels }: Labelled<'_>,
@@ -179,7 +181,7 @@ impl TrainState {
         losses.iter().sum()
     }
 
-    /// Whether this loss of this many samples allows a step; counts the step if so.
+    /// Counts a step if there are samples and their loss is finite. Returns whether it did.
     pub(crate) fn counts_step(&mut self, loss: f64, samples: usize) -> bool {
         let takes = samples > 0 && loss.is_finite();
         self.steps += u64::from(takes);
@@ -191,10 +193,11 @@ impl TrainState {
         self.optimizer.step(self.steps)
     }
 
-    /// The forward pass of a batch; the logits are then in the tapes. `rows` as in [`InputRows::write`].
+    /// Runs the forward pass of a batch and leaves the logits in the tapes. `rows` is as in
+    /// [`InputRows::write`].
     ///
     /// # Errors
-    /// As [`Labelled::check`].
+    /// As [`Labelled::check`], without the check of labels.
     pub(crate) fn forward<'r, R>(
         &mut self,
         batch: &Batch,
@@ -246,7 +249,8 @@ pub(crate) struct Labelled<'a> {
 }
 
 impl Labelled<'_> {
-    /// Checks the shape of the batch, the number of labels, and that no id is refused.
+    /// Checks the shape of the batch, the number of labels, and that no id is outside a table with the
+    /// default `error`.
     ///
     /// # Errors
     /// [`PredictError`].

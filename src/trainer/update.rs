@@ -1,4 +1,4 @@
-//! The second half of a step: gradients of rows and dense weights, and their update by the optimizer.
+//! The second half of a step: it computes the gradients of rows and dense weights and runs the optimizer.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use crate::model::{Model, Tape};
 use crate::store::Table;
 
 impl TrainState {
-    /// Updates dense weights, piece by piece, and at the same time rows, by calling `rows`.
+    /// Updates dense weights, one piece per job. At the same time it calls `rows`, which updates the rows.
     pub(crate) fn update(&mut self, rows: impl FnOnce(&RowUpdate<'_>) + Send) {
         let (step, dense) = (self.row_step(), self.dense_step());
         let Self { model, weights, dense_states, grads, tapes, .. } = self;
@@ -30,14 +30,14 @@ impl TrainState {
         model.transpose(weights);
     }
 
-    /// The factors of the last counted step, for dense weights.
+    /// The factors of the last counted step for the optimizer of dense weights.
     fn dense_step(&self) -> Step<f32> {
         let kind = self.optimizer.kind.dense();
         Optimizer { kind, ..self.optimizer }.step(self.steps)
     }
 
     /// Computes the dense gradients of the last backward pass into `grads`: the first half of
-    /// [`Self::update`], for a replica whose gradients are summed with those of others.
+    /// [`Self::update`], for replicas, which sum their gradients before the second half.
     pub(crate) fn sum_gradients(&mut self) {
         let Self { model, grads, tapes, .. } = self;
         let mut rest = &mut grads[..];
@@ -67,22 +67,21 @@ impl TrainState {
     }
 }
 
-/// The gradients of the input rows of a step, and its factors.
+/// The update of rows in one step: the gradients of its input rows, and the optimizer's factors.
 pub struct RowUpdate<'a> {
     pub(crate) tapes: &'a [Tape<f32>],
     pub(crate) step: Step<f32>,
 }
 
 impl<'a> RowUpdate<'a> {
-    /// Takes the gradients from buffer 0 of these tapes, of which all but the last are full. `step` counts
-    /// from 1.
+    /// An update with the gradients in buffer 0 of these tapes. All tapes except the last must be full.
+    /// `step` counts from 1.
     #[must_use]
     pub fn new(tapes: &'a [Tape<f32>], optimizer: Optimizer, step: u64) -> Self {
         Self { tapes, step: optimizer.step(step) }
     }
 
-    /// Updates all rows of all tables, one table per job. `records` are those of the schema's tables, in its
-    /// order.
+    /// Updates all rows of all tables, one table per job. `records` has the tables in the schema's order.
     pub fn tables<R: Records>(&self, records: impl Iterator<Item = R>, casting: &Casting) {
         let records: Vec<R> = records.collect();
         records.into_par_iter().with_max_len(1).zip(casting.tables()).for_each(|(records, casted)| {
@@ -90,14 +89,14 @@ impl<'a> RowUpdate<'a> {
         });
     }
 
-    /// Updates the rows `range` of the casted index: the gather-reduce of Tensor Casting (section IV), fused
+    /// Updates rows `range` of the casted index by the gather-reduce of Tensor Casting (section IV), fused
     /// with the optimizer.
     pub(crate) fn rows<R: Records>(&self, records: R, casted: &CastedIndex, range: Range<usize>) {
         vectorise(UpdateRows { records, casted, range, tapes: self.tapes, step: &self.step });
     }
 
-    /// Computes the gradients of all rows of the casted index, of `dim` elements each, end to end into `out`:
-    /// the gather-reduce alone.
+    /// Writes the gradients of all rows of the casted index to `out`, end to end, `dim` elements each. This
+    /// is the gather-reduce without the optimizer.
     pub(crate) fn coalesce(&self, casted: &CastedIndex, dim: usize, out: &mut [f32]) {
         vectorise(|| {
             for (k, grad) in out.chunks_exact_mut(dim.max(1)).enumerate() {
@@ -119,7 +118,7 @@ pub struct Record<'a> {
     pub weights: &'a mut [f32],
     /// Unused states are empty.
     pub states: [&'a mut [f32]; 2],
-    /// How many of the states there are.
+    /// How many of `states` the optimizer has.
     pub count: usize,
 }
 
@@ -136,13 +135,13 @@ impl Record<'_> {
     }
 }
 
-/// The parts of a record, which is the weights of a row followed by its states.
+/// The sizes of the parts of a record: the weights of a row, and then its states.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecordShape {
     pub dim: usize,
     /// Elements of each state.
     widths: [usize; 2],
-    /// How many of the states there are.
+    /// How many states the optimizer has.
     count: usize,
 }
 
@@ -192,13 +191,13 @@ fn split_pieces<'a>(
 pub struct TableRows<'a> {
     dim: usize,
     weights: &'a mut [f32],
-    /// Elements per row, and all rows, of each state.
+    /// For each state, its elements per row and its values for all rows.
     states: [(usize, &'a mut [f32]); 2],
     count: usize,
 }
 
 impl<'a> TableRows<'a> {
-    /// All rows of a trainer's table: f32 in owned memory. Any other table gives no rows.
+    /// All rows of a trainer's table, which must be f32 in owned memory. Any other table gives no rows.
     pub fn of(table: &'a mut Table) -> Self {
         let dim = table.dim();
         let Some((weights, all)) = table.parts_mut() else {
@@ -249,7 +248,7 @@ impl<R: Records> Wide for UpdateRows<'_, R> {
     }
 }
 
-/// Computes the sum of the gradients of a row, which has at least one.
+/// Writes the gradient of a row to `sum`: the sum over its sources. There is at least one source.
 #[inline(always)]
 fn sum_sources(tapes: &[Tape<f32>], sources: &[Source], sum: &mut [f32]) {
     let chunk = tapes.first().map_or(1, |tape| tape.rows as u32);

@@ -71,7 +71,7 @@ impl Batch {
     /// Copies a range of samples to a new batch.
     ///
     /// # Panics
-    /// When the range ends past the last sample.
+    /// When the range ends after the last sample.
     #[must_use]
     pub(crate) fn part(&self, samples: Range<usize>) -> Self {
         let width = self.dense.len().checked_div(self.samples).unwrap_or(0);

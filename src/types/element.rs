@@ -1,4 +1,4 @@
-//! How the elements of a row are stored. The bytes of a row are the same in store and cache.
+//! How the elements of a row are stored. The bytes of a row are the same in the store and in the cache.
 //!
 //! ```text
 //! f32    dim x f32
@@ -21,8 +21,8 @@
 //! 1e-8))`. So the scale can differ by one unit in the last place and a step by 1 (or more, if the range is
 //! near 1e-8). FBGEMM also does not pad the steps to 4 bytes.
 //!
-//! Rows are encoded once, when a version is written. An element that is not finite, or that would not read
-//! back as finite, is refused.
+//! Rows are encoded once, when a version is written. Encoding refuses an element that is not finite, or that
+//! would not be finite after decoding.
 
 use std::fmt;
 use std::str::FromStr;
@@ -58,7 +58,7 @@ pub enum Element {
 pub enum RowError {
     #[error("element {element}: expected a finite number, got {got}")]
     NotFinite { element: usize, got: f32 },
-    #[error("element {element}: {got} is past {}, the largest f16", f16::MAX)]
+    #[error("element {element}: {got} is larger in magnitude than {}, the largest f16", f16::MAX)]
     PastF16 { element: usize, got: f32 },
     #[error("elements from {least} to {greatest}: too far apart for the f32 scale of int8")]
     PastInt8 { least: f32, greatest: f32 },
@@ -83,7 +83,7 @@ impl Element {
         }
     }
 
-    /// The number of the type in kernels.
+    /// The number that kernels use for the type.
     #[must_use]
     pub fn code(self) -> u32 {
         match self {
@@ -112,7 +112,7 @@ impl Element {
     /// # Panics
     /// When `out` has another length.
     pub fn encode(self, row: &[f32], out: &mut [u8]) -> Result<(), RowError> {
-        assert_eq!(out.len(), self.row_bytes(row.len()), "room for the row");
+        assert_eq!(out.len(), self.row_bytes(row.len()), "bytes for the row");
         if let Some(element) = row.iter().position(|x| !x.is_finite()) {
             return Err(RowError::NotFinite { element, got: row[element] });
         }
@@ -139,7 +139,7 @@ impl Element {
     /// # Panics
     /// When `row` has another number of elements than `out`.
     pub(crate) fn decode(self, row: &[u8], out: &mut [f32]) {
-        assert_eq!(row.len(), self.row_bytes(out.len()), "a row of so many elements");
+        assert_eq!(row.len(), self.row_bytes(out.len()), "bytes of the row");
         match self {
             Self::F32 => out.iter_mut().zip(f32_values(row)).for_each(|(to, x)| *to = x),
             Self::F16 => out.iter_mut().zip(f16_values(row)).for_each(|(to, x)| *to = x),
@@ -212,8 +212,8 @@ pub(crate) fn int8_parts(row: &[u8]) -> (&[u8], [f32; 2]) {
     }
 }
 
-/// The exact value of an IEEE binary16; a signalling NaN becomes quiet, as in hardware. Free of branches, so
-/// that loops over it are vectorised.
+/// The exact value of an IEEE binary16. A signalling NaN becomes quiet, as in hardware. The code has no
+/// branches, so that loops over it are vectorised.
 #[inline(always)]
 #[must_use]
 pub(crate) fn f16_to_f32(bits: u16) -> f32 {

@@ -26,7 +26,7 @@ impl TableId {
     }
 }
 
-/// The key of a row in the cache: a table code followed by feature bits.
+/// The key of a row in the cache: a table code followed by feature bits (`cache/key.rs`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlatKey(pub u64);
 

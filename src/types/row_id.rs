@@ -1,4 +1,4 @@
-//! A row of a model, named by one number.
+//! Ids that identify a row among all tables of a model.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -13,9 +13,9 @@ pub(crate) struct RowId(u64);
 const ROW_BITS: u32 = 48;
 
 impl RowId {
-    /// Rows of a table that can be named. A schema has no table with more.
+    /// How many rows of a table have an id. No table of a schema has more.
     pub(crate) const MAX_ROWS: u64 = 1 << ROW_BITS;
-    /// Tables that can be named. A schema has fewer.
+    /// How many tables have ids for their rows. A schema has fewer.
     pub(crate) const MAX_TABLES: usize = 1 << (u64::BITS - ROW_BITS);
 
     #[inline]

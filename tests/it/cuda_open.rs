@@ -31,7 +31,7 @@ fn a_driver_that_lacks_a_function_is_refused_with_its_name() {
     Machine::whole().with("libcuda.so", &old).runs(|_| {
         assert_eq!(
             refusal().to_string(),
-            "CUDA driver lacks cuGraphLaunch; install a whole driver, 580 or newer"
+            "CUDA driver lacks cuGraphLaunch; reinstall the driver, 580 or newer"
         );
     });
 }
@@ -59,7 +59,7 @@ fn a_device_that_does_not_exist_is_refused_with_the_number_of_devices() {
     Machine::whole().with_setting("DEVICES", "2").runs(|_| {
         assert_eq!(open(1, None).unwrap().info().ordinal, 1);
         let text = open(2, None).unwrap_err().to_string();
-        assert_eq!(text, "CUDA device 2: expected one below 2, the number of devices");
+        assert_eq!(text, "CUDA device 2: expected a number below 2, the count of devices");
     });
 }
 
@@ -204,7 +204,7 @@ fn the_error_of_a_kernel_that_does_not_compile_has_the_compilers_log() {
 #[test]
 fn the_error_of_an_image_that_the_driver_refuses_has_versions_and_log() {
     let output = Machine::whole().with_setting("IMAGE", "222").runs(|_| {
-        let expected = "(NVRTC 13.0 for sm_90): the driver, of CUDA 13.0, refuses it with 222 \
+        let expected = "(NVRTC 13.0 for sm_90): the driver (CUDA 13.0) refuses it with error 222 \
                         (CUDA_ERROR_UNSUPPORTED_PTX_VERSION): ptxas fatal: | unsupported version";
         assert_eq!(refusal().to_string(), format!("CUDA kernel {} {expected}", KERNELS[0].name));
     });

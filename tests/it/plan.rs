@@ -222,7 +222,7 @@ fn damaged_recordings(workshop: &Workshop, trace: &str, whole: &Value) {
     changed[middle] ^= 1;
     fs::write(&damaged, changed).unwrap();
     let error = run_failing(2, &format!("plan --model-config {config} --format trace --data {damaged}"));
-    assert!(error.contains("damaged: at byte ") && error.contains("checksum differs"), "{error}");
+    assert!(error.contains("damaged: at byte ") && error.contains("checksum does not match"), "{error}");
 
     fs::write(&damaged, &bytes[..bytes.len() - 1]).unwrap();
     let line = format!("plan --model-config {config} --format trace --data {damaged} {trace} --json");

@@ -1,5 +1,5 @@
-//! The contract of a trainer's scratchpad on a device, for any driver: records come back unchanged, and input
-//! rows are pooled and rows updated to the bit as on the host.
+//! The contract of a trainer's scratchpad on a device, for any driver: records come back unchanged, and
+//! input rows are pooled and rows updated to the bit as on the host.
 
 use std::sync::Arc;
 
@@ -294,7 +294,7 @@ pub fn invalid_arguments_are_refused_with_a_message<D: Driver>(driver: &Arc<D>) 
     let flags = scratch.flags(0);
     assert_eq!(
         flags.claim(&[8]).unwrap_err().to_string(),
-        "slot 8: claimed twice at a time, or past the 8 slots there are"
+        "slot 8: already claimed, or out of range: there are 8 slots"
     );
     let four = flags.claim(&[0, 1, 2, 3]).unwrap();
     let none = flags.claim(&[5, NO_SLOT]).unwrap();

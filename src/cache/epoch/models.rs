@@ -2,8 +2,8 @@ use super::*;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 
-/// One slot and its link. The batch reads the slot if it finds the link; the evictor unlinks,
-/// tags, and overwrites the slot if the tag is free. loom fails the model on a data race.
+/// One slot and its link. A batch reads the slot if it finds the link. The evictor unlinks the slot, takes a
+/// tag, and overwrites the slot if all batches up to the tag have ended. loom fails the model on a data race.
 #[test]
 fn a_slot_is_never_overwritten_under_a_batch_that_found_it() {
     loom::model(|| {
@@ -31,7 +31,7 @@ fn a_slot_is_never_overwritten_under_a_batch_that_found_it() {
     });
 }
 
-/// The same with a cell that two batches use one after the other.
+/// As the model above, but two batches use the same cell one after the other.
 #[test]
 fn a_reused_cell_still_orders_the_previous_batch() {
     loom::model(|| {

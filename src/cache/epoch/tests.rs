@@ -11,7 +11,7 @@ fn a_replaced_object_is_kept_while_it_is_read_and_freed_afterwards() {
     }
     drop(reading);
     drop(object);
-    // Later pins collect it after a bounded delay.
+    // Later pins free the object after a bounded delay.
     for _ in 0..10_000 {
         crossbeam_epoch::pin().flush();
     }
@@ -30,7 +30,7 @@ fn a_replaced_object_is_freed_by_later_readers() {
             return;
         }
     }
-    panic!("it is kept though no thread reads it");
+    panic!("the object is kept though no thread reads it");
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn slots_are_freed_in_order_and_at_most_as_many_as_requested() {
     }
     let pin = epochs.pin();
     put(10);
-    assert_eq!(retired.reclaim(&epochs, |slot| freed.push(slot.location().offset())), 1, "the pin's");
+    assert_eq!(retired.reclaim(&epochs, |slot| freed.push(slot.location().offset())), 1, "pinned");
     drop(pin);
     assert_eq!(retired.reclaim(&epochs, |slot| freed.push(slot.location().offset())), 0);
     assert_eq!(freed, (0..11).collect::<Vec<_>>());

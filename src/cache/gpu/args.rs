@@ -1,5 +1,5 @@
-//! The arguments of the cache's kernels, field for field as in `kernels/`; tests compare sizes and offsets.
-//! Fields that are named after an array contain its address.
+//! The arguments of the cache's kernels, field for field as in `kernels/`. Tests compare sizes and offsets.
+//! Fields that are named after an array contain the array's address.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -12,15 +12,15 @@ pub(crate) const NOWHERE: u64 = u64::MAX;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub(crate) struct ProbeColumn {
-    /// The first of its table's own keys.
+    /// The first own key of the lookup's table.
     pub base: u64,
-    /// Rows of the table. Larger ids read as zeros.
+    /// Rows of the table. Ids that are not below this number read as zeros.
     pub rows: u64,
-    /// The place of its first id.
+    /// Index of the lookup's first id in the batch's ids.
     pub ids_at: u32,
-    /// The number of its first occurrence.
+    /// Number of the lookup's first occurrence. Occurrences are numbered lookup by lookup.
     pub occurrences_at: u32,
-    /// Number of ids.
+    /// Number of the lookup's ids.
     pub ids: u32,
     /// Words of 4 bytes in a row.
     pub row_words: u32,
@@ -30,9 +30,9 @@ pub(crate) struct ProbeColumn {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct NarrowColumn {
-    /// The first key of its table's block in the index.
+    /// The first index key of the lookup's table.
     pub base: u64,
-    /// The block has `2^bits` keys.
+    /// The table has `2^bits` index keys.
     pub bits: u32,
     /// 1 if ids are hashed to keys, so that rows have tags; else 0.
     pub tagged: u32,
@@ -44,7 +44,7 @@ pub struct NarrowColumn {
 pub(crate) struct Changed {
     /// The row's own key, or [`EMPTY_KEY`].
     pub key: u64,
-    /// Bits of its location, or [`NOWHERE`].
+    /// Bits of the row's location, or [`NOWHERE`].
     pub location: u64,
 }
 
@@ -101,7 +101,7 @@ pub enum JobKind {
     Swap = 1,
     /// Unlinks the entry. A missing key is not linked.
     Withdraw = 2,
-    /// Reports the location and changes nothing. Not to be launched with jobs of other kinds.
+    /// Reports the location and changes nothing. Must not be launched together with other kinds of jobs.
     Look = 3,
 }
 
@@ -111,9 +111,9 @@ pub enum JobKind {
 pub(crate) struct ReplaceJob {
     /// The row's key in the index.
     pub key: u64,
-    /// Bits of its new location.
+    /// Bits of the row's new location.
     pub location: u64,
-    /// The address of the row; 0 poisons the slot.
+    /// The address of the row. If it is 0, the slot is filled with poison.
     pub row: u64,
     /// The row's own key, stored before the row, if several rows may share its key in the index; else 0.
     pub tag: u64,
@@ -121,13 +121,13 @@ pub(crate) struct ReplaceJob {
     pub words: u32,
     /// A [`JobKind`].
     pub kind: u32,
-    /// How many batches before `now` the stamp of the linked entry lies.
+    /// The initial age of the entry: its stamp is `now` minus this many batches.
     pub older: u32,
     /// Padding, 0.
     pub unused: u32,
 }
 
-/// What a job may evict besides the entry of its own row.
+/// What a job may evict in addition to the entry of its own row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum MayReplace {
@@ -145,7 +145,7 @@ pub const LINK_NEW: u32 = 0;
 pub const LINK_PRESENT: u32 = 1;
 /// The key is linked, and the reported entry is evicted.
 pub const LINK_REPLACED: u32 = 2;
-/// There was no room for the key.
+/// No slot for the key: both buckets are full, and the job could evict no entry.
 pub const LINK_FULL: u32 = 3;
 /// The key has its new location; the old one is reported.
 pub const LINK_SWAPPED: u32 = 4;
@@ -189,11 +189,11 @@ pub struct ReplaceArgs {
 pub struct Listed {
     /// 0 for a slot without an entry.
     pub key: u64,
-    /// Bits of its location.
+    /// Bits of the entry's location.
     pub location: u64,
-    /// The own key of its row, if the rows of its table have tags.
+    /// The own key of the entry's row, if the rows of its table have tags.
     pub tag: u64,
-    /// How many batches ago it was used.
+    /// How many batches ago the entry was used.
     pub age: u32,
     /// Padding, 0.
     pub unused: u32,
@@ -233,34 +233,35 @@ pub struct SampleArgs {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Evicted {
-    /// 0 if this place is void.
+    /// 0 if this element of the array is unused.
     pub key: u64,
-    /// Bits of its last location.
+    /// Bits of the location that the entry had.
     pub location: u64,
     /// 1 if the key stays linked, as a pointer to host memory.
     pub moved: u64,
 }
 
-/// A sweep evicts all entries of at least this age.
+/// Value of [`SweepArgs::victims`]: all entries with an age of at least `threshold`.
 pub(crate) const VICTIM_AGED: u32 = 0;
-/// It evicts rows of the pool of at least this age; those of registered tables become pointers.
+/// Value of [`SweepArgs::victims`]: rows in the pool with an age of at least `threshold`. Of these,
+/// at most `pointers` rows of the tables in `pointable` become pointers.
 pub(crate) const VICTIM_AGED_ROW: u32 = 1;
-/// It evicts the rows in some slabs.
+/// Value of [`SweepArgs::victims`]: the rows in the slabs of `draining`.
 pub(crate) const VICTIM_IN_SLABS: u32 = 2;
-/// It evicts pointers to a range of locations.
+/// Value of [`SweepArgs::victims`]: pointers to the locations from `from` to before `to`.
 pub(crate) const VICTIM_POINTER: u32 = 3;
 
-/// `Pointable` of sweep.cu: a table whose rows lie in order in registered host memory.
+/// `Pointable` of sweep.cu: a table with all rows, in order, in registered host memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub struct Pointable {
-    /// Its keys are `base + id`.
+    /// The keys of its rows are `base + id`.
     pub base: u64,
     #[allow(missing_docs)]
     pub rows: u64,
     /// Bits of the location of row 0.
     pub first: u64,
-    /// Words of 4 bytes of a row.
+    /// The length of a row, in words of 4 bytes.
     pub words: u64,
 }
 

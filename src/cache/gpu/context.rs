@@ -1,9 +1,9 @@
-//! A lookup context: the stream and the memory that one batch at a time is looked up with.
+//! A lookup context: the stream and the memory for the lookup of one batch at a time.
 //!
 //! A batch launches two kernels, a probe of the index and a gather that pools the rows. If every row is
-//! cached, that is all: two launches, or one graph of two nodes, and one wait. If a row is missing, the
-//! gather does nothing. The hits are then copied while the host writes the missing rows, and the gather is
-//! launched again.
+//! cached, the batch needs only two launches, or one graph of two nodes, and one wait. If a row is missing,
+//! the gather does nothing. Then the hits are copied while the host writes the missing rows, and the gather
+//! is launched again.
 
 #![allow(unsafe_code)]
 
@@ -60,7 +60,7 @@ struct PerKernel {
     gather: u32,
 }
 
-/// Bytes that lookup contexts use, beside `cache.bytes`.
+/// Bytes that lookup contexts use in addition to `cache.bytes`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ContextBytes {
     /// Pinned memory of the host.
@@ -69,7 +69,7 @@ pub(crate) struct ContextBytes {
     pub device: usize,
 }
 
-/// The parts of a probed batch that the cache works with.
+/// The parts of a context that the cache needs after the probe.
 pub(crate) struct ContextParts<'c, D: Driver, P> {
     pub lookups: &'c [Lookup],
     pub misses: &'c [MissedRow],
@@ -86,8 +86,8 @@ pub struct LookupContext<D: Driver> {
     memory: BatchMemory<D>,
     staging: Staging<D>,
     misses: Vec<MissedRow>,
-    /// Graphs of probe and gather by their block counts. A graph is captured when the same counts occur a
-    /// second time.
+    /// Graphs of probe and gather, by the block counts of both kernels. A graph is captured when the same
+    /// counts occur a second time. `None`: the counts occurred once.
     graphs: HashMap<PerKernel, Option<D::Graph>>,
     /// The overlay that the running probe reads before the index.
     overlay: Option<Arc<OverlayTable<D>>>,
@@ -129,7 +129,7 @@ impl<D: Driver> LookupContext<D> {
         &self.memory.shape
     }
 
-    /// Whether batches are looked up in this table.
+    /// Whether this context looks up batches in `table`.
     pub(crate) fn is_of(&self, table: &Arc<GpuTable<D>>) -> bool {
         Arc::ptr_eq(&self.table, table)
     }
@@ -144,9 +144,9 @@ impl<D: Driver> LookupContext<D> {
         self.version = version;
     }
 
-    /// Looks up a batch and waits, first in the overlay, then in the index, where rows that are found are
-    /// stamped with `now`. If no row is missing, the batch is pooled. Returns how many distinct rows are
-    /// missing.
+    /// Looks up a batch, first in the overlay, then in the index, and waits for the result. Entries found in
+    /// the index are stamped with `now`. If no row is missing, the batch is pooled. Returns how many distinct
+    /// rows are missing.
     ///
     /// # Errors
     /// [`LookupError`] for a batch that does not fit the shape, and driver errors.
@@ -161,7 +161,7 @@ impl<D: Driver> LookupContext<D> {
         self.memory.fill(now, overlay.map(|overlay| &**overlay), batch)?;
         self.overlay = overlay.cloned();
         if self.memory.probe_args(&self.table).scratch != scratch {
-            self.graphs.clear(); // they contain the old address
+            self.graphs.clear(); // they contain the address of the old scratch table
         }
         let warps = self.memory.warps();
         let driver = &**self.table.driver();
@@ -186,18 +186,19 @@ impl<D: Driver> LookupContext<D> {
         let driver = &**self.table.driver();
         let args = self.memory.probe_args(&self.table);
         // SAFETY: `BatchMemory::fill` has checked the batch and written it within its arrays, scans included.
-        // The scratch table has two slots an occurrence, a power of two, and this generation is its newest.
-        // `self` owns all of this memory and neither writes nor frees it before `settle`. The same holds for
-        // the overlay that the header names. Tags lie in the pool with their rows.
+        // The number of slots of the scratch table is a power of two and at least two per occurrence, and no
+        // slot has a newer generation. `self` owns all of this memory and neither writes nor frees it before
+        // `settle`. The same holds for the overlay in the header. Tags are in the pool with their rows.
         unsafe { kernels::probe(driver, &self.stream, grid.probe, &args)? };
         self.gather(grid.gather)
     }
 
     fn gather(&self, blocks: u32) -> Result<(), DriverError> {
         let args = self.memory.pool_args(&self.table);
-        // SAFETY: as above. `BatchMemory::new` has checked the lookups' columns. `GpuTable` ensures that
-        // entries of the index lie in the pool or in registered memory. The missing rows lie in the staging
-        // buffer when the header counts them.
+        // SAFETY: as in `launch`. `BatchMemory::new` has checked the lookups' columns. `GpuTable` ensures
+        // that entries of the index point into the pool or into registered memory. The header's count of
+        // staged rows is 0 until `stage` has stored the addresses of the missing rows. These rows are in the
+        // staging buffer.
         unsafe { gather_pool(&**self.table.driver(), &self.stream, blocks, &args) }
     }
 
@@ -240,7 +241,7 @@ impl<D: Driver> LookupContext<D> {
         self.memory.counts().pointed
     }
 
-    /// By lookup: how many of the missed occurrences have a key that another row occupies.
+    /// By lookup: how many of the missed occurrences have an index key that is linked to another row.
     #[must_use]
     pub fn collided(&self) -> &[u32] {
         self.memory.counts().collided
@@ -251,7 +252,7 @@ impl<D: Driver> LookupContext<D> {
         self.memory.pointed()
     }
 
-    /// Launches the copy of the hits out of the pool. Does not wait.
+    /// Launches the copy of the hits from the pool into this context's device memory. Does not wait.
     ///
     /// # Errors
     /// Driver errors.
@@ -266,12 +267,12 @@ impl<D: Driver> LookupContext<D> {
     /// The misses and the staging buffer. The caller writes each row at its [`MissedRow::word`].
     ///
     /// # Errors
-    /// Driver errors of the replacement that last read the buffer.
+    /// Driver errors when waiting for the jobs that last read the buffer.
     pub fn staged_mut(&mut self) -> Result<(&[MissedRow], &mut [u32]), DriverError> {
         Ok((&self.misses, self.staging.words_mut()?))
     }
 
-    /// Pools a batch whose missing rows are written. Does not wait; [`Self::settle`] does.
+    /// Pools the batch, after the caller has written its missing rows. Does not wait; [`Self::settle`] does.
     ///
     /// # Errors
     /// Driver errors.
@@ -279,20 +280,20 @@ impl<D: Driver> LookupContext<D> {
         let Self { memory, staging, misses, .. } = self;
         let rows: Vec<u64> =
             misses.iter().map(|m| staging.row(m.word, memory.shape.row_words(m.lookup))).collect();
-        // The copy of the hits may still run. It reads nothing that this writes.
+        // The copy of the hits may still be running. It reads nothing that `stage` writes.
         memory.stage(rows.into_iter());
         self.busy = true;
         self.gather(blocks(&**self.table.driver(), self.memory.warps().gather))
     }
 
-    /// The output of the last batch after [`Self::settle`], `samples x stride`: the dense values, then each
-    /// lookup's pooled vector at its column.
+    /// The output of the last batch, valid after [`Self::settle`]: `samples x stride` values. Each sample has
+    /// its dense values, then each lookup's pooled vector at the lookup's column.
     #[must_use]
     pub fn out(&self) -> &[f32] {
         self.memory.out()
     }
 
-    /// The parts of a probed batch that the cache works with.
+    /// The parts of this context that the cache needs after the probe.
     pub(crate) fn parts(&mut self) -> ContextParts<'_, D, impl Iterator<Item = LookupRow>> {
         let Self { memory, misses, staging, .. } = self;
         ContextParts { lookups: &memory.shape.lookups, misses, pointed: memory.pointed(), staging }

@@ -1,4 +1,4 @@
-//! A batch on its way through the cache, from its ids to the model's input.
+//! Runs a batch through the cache, from its ids to the model's input.
 
 use super::super::CacheError;
 use super::super::key::RowKeys;
@@ -30,7 +30,7 @@ impl MissingRows<'_> {
         self.misses.len()
     }
 
-    /// The version that the rows must be of.
+    /// The version from which the caller must read the rows.
     #[must_use]
     pub fn version(&self) -> Version {
         self.version
@@ -54,7 +54,8 @@ impl<D: Driver> GpuCache<D> {
     /// A context that looks up batches of this shape, one at a time.
     ///
     /// # Errors
-    /// [`GpuCacheError`] for an inconsistent shape or a lookup of another table, and driver errors.
+    /// [`GpuCacheError`] for an inconsistent shape or a lookup that does not fit the cache's tables, and
+    /// driver errors.
     pub fn context(&self, shape: &ContextShape) -> Result<LookupContext<D>, GpuCacheError> {
         let shared = &self.shared;
         let keys: Vec<LookupKeys> =
@@ -62,8 +63,9 @@ impl<D: Driver> GpuCache<D> {
         Ok(LookupContext::new(&shared.gpu_table, shape, &keys)?)
     }
 
-    /// The model's input for a batch, `samples x stride`: dense values, then each lookup's pooled vector at
-    /// its column. An id past its table reads as zeros and counts neither as a hit nor as a miss.
+    /// The model's input for a batch, `samples x stride` values. Each sample has its dense values, then each
+    /// lookup's pooled vector at the lookup's column. An id that its table does not have reads as zeros and
+    /// counts neither as a hit nor as a miss.
     ///
     /// The batch has the version that is current when it begins; [`LookupContext::version`] returns it
     /// afterwards. If rows are missing, `fetch` is called once to write them, while the device copies the
@@ -81,7 +83,7 @@ impl<D: Driver> GpuCache<D> {
         batch: &Batch,
         fetch: impl FnOnce(&mut MissingRows) -> Result<(), E>,
     ) -> Result<&'c [f32], E> {
-        assert!(context.is_of(&self.shared.gpu_table), "a lookup context of this cache");
+        assert!(context.is_of(&self.shared.gpu_table), "the lookup context belongs to another cache");
         let mut running = RunningBatch { shared: &self.shared, context: &mut *context, hold: None };
         let RunningBatch { context: running_context, hold, .. } = &mut running;
         let hold = hold.insert(self.shared.begin());
@@ -92,8 +94,8 @@ impl<D: Driver> GpuCache<D> {
     }
 }
 
-/// A batch while its kernels may run. However it ends, by an error or a panic too, its hold is dropped after
-/// its last kernel.
+/// A batch while its kernels may run. Its hold is dropped after its last kernel has ended, even if the batch
+/// ends in an error or a panic.
 struct RunningBatch<'b, D: Driver> {
     shared: &'b Shared<D>,
     context: &'b mut LookupContext<D>,
@@ -103,7 +105,7 @@ struct RunningBatch<'b, D: Driver> {
 impl<D: Driver> Drop for RunningBatch<'_, D> {
     fn drop(&mut self) {
         if let Err(error) = self.context.settle() {
-            // Kernels may still read what the hold protects.
+            // Kernels may still read the slots and the overlay that the hold protects.
             std::mem::forget(self.hold.take());
             self.shared.batch_never_ends(error);
         }
@@ -135,15 +137,15 @@ impl<D: Driver> Shared<D> {
         context.settle().map_err(driver)
     }
 
-    /// Offers the cache the rows that missed, and those that were read through pointers to host memory. If
-    /// there are none, it takes no lock.
+    /// Offers to the cache the rows that missed, and the rows that were read through pointers to host memory.
+    /// If no row is offered, it takes no lock.
     fn offer(&self, context: &mut LookupContext<D>, hold: &BatchHold<D>) -> Result<(), GpuCacheError> {
         let ContextParts { lookups, misses, pointed, staging } = context.parts();
         let missed = misses.iter().map(|miss| Offer {
             table: lookups[miss.lookup].table,
             id: miss.id,
             row: JobRow::Staged(miss.word),
-            occurrences: 1, // the device does not count them
+            occurrences: 1, // the device does not count a row's occurrences
         });
         let pointed = pointed.filter_map(|LookupRow { lookup, id }| {
             let table = lookups[lookup].table;
@@ -187,7 +189,7 @@ impl<D: Driver> Shared<D> {
     }
 }
 
-/// How ids of a table become keys of the index, if that does not use the rows' own keys.
+/// How ids of a table become index keys; `None` if the index uses the rows' own keys.
 fn narrow_column(keys: &RowKeys, table: TableId) -> Option<NarrowColumn> {
     let code = keys.index_keys().code(table).filter(|_| keys.narrow())?;
     Some(NarrowColumn { base: code.base().0, bits: code.bits(), tagged: keys.tagged(table).into() })

@@ -1,6 +1,6 @@
-//! Eviction by age, in steps, as in `cache/evictor.rs`; here the device scans the entries.
+//! Eviction by age, in steps, as in `cache/evictor.rs`. Here the device scans the entries.
 //!
-//! A step waits for the device, so it belongs on a thread of its own. Batches keep running meanwhile.
+//! A step waits for the device, so steps should run on a separate thread. Batches keep running meanwhile.
 
 use std::sync::Arc;
 
@@ -20,23 +20,23 @@ use crate::cache::gpu::table::GpuTable;
 use crate::device::cuda::{Driver, DriverError};
 use crate::types::FlatKey;
 
-/// Buckets a step. A sweep reads their 2 MiB of index in about a microsecond.
+/// Buckets per step: 2 MiB of the index.
 const STRETCH: u32 = 1 << 14;
-/// Buckets of a sample of the ages.
+/// Buckets in a sample of the ages.
 const SAMPLE: usize = 256;
 /// Buckets that are listed at once: 256 KiB of pinned memory.
 const LISTED: usize = 1 << 10;
-/// Most entries that one sweep evicts.
+/// The most entries that one sweep evicts.
 const MOST: usize = 1 << 13;
 
-/// The state of the evictor.
+/// The progress of an eviction.
 pub(crate) struct Sweep<D: Driver> {
     pub sweeper: Sweeper<D>,
     pub lister: Lister<D>,
-    /// For eviction by rank.
+    /// `None` if eviction is by age.
     pub withdrawals: Option<Withdrawals<D>>,
     plan: EvictionPlan,
-    /// The next bucket.
+    /// The next bucket to sweep.
     pub hand: u64,
     /// The seed of the next sample.
     pub draw: u64,
@@ -46,10 +46,10 @@ pub(crate) struct Sweep<D: Driver> {
 pub(crate) struct Lowering {
     /// The share of the entries to evict.
     pub excess: f64,
-    /// Most entries to evict.
+    /// The most entries to evict.
     pub most: usize,
     /// Whether pointers are evicted too. A pointer has no slot, so this is true only if the index is too
-    /// full; then no more pointers are made.
+    /// full. Then no pointers are made.
     pub pointers_too: bool,
 }
 
@@ -102,7 +102,7 @@ impl<D: Driver> Shared<D> {
         let (excess, (entries, capacity)) = (fill.excess(&self.watermarks), fill.entries);
         let pointers_too = self.watermarks.excess(entries, capacity) > 0.0;
         let kept = if pointers_too { 0 } else { self.pointing.count.count().min(entries) };
-        // Assumes rows of mean size. If the evicted rows are smaller, another step follows.
+        // This assumes rows of mean size. If the evicted rows are smaller, another step follows.
         let most = (excess * (entries - kept) as f64).ceil() as usize;
         Lowering { excess, most: most.min(room), pointers_too }
     }
@@ -127,7 +127,7 @@ impl<D: Driver> Shared<D> {
         for (slab, _) in self.slots.draining().into_iter().enumerate().filter(|(_, draining)| *draining) {
             slabs[slab / 32] |= 1 << (slab % 32);
         }
-        // Few enough that one sweep can evict all their entries.
+        // Few enough buckets that one sweep can evict all their entries.
         let buckets = left.min((room.min(MOST) / 8).max(1) as u64).min(u64::from(STRETCH)) as u32;
         let stretch = Stretch { hand: sweep.hand, buckets, most: room, victims: Victims::In(&slabs) };
         self.sweep(sweep, self.epochs.tag(), stretch)?;
@@ -137,7 +137,7 @@ impl<D: Driver> Shared<D> {
         Ok(EvictStep::More)
     }
 
-    /// Evicts the victims of a stretch. Returns whether there may be more of them.
+    /// Evicts the victims of a stretch. Returns whether the stretch may have more victims.
     pub(crate) fn sweep(
         &self,
         sweep: &mut Sweep<D>,
@@ -146,7 +146,8 @@ impl<D: Driver> Shared<D> {
     ) -> Result<bool, DriverError> {
         let most = stretch.most.min(MOST);
         let evicted = sweep.sweeper.sweep(now, stretch)?;
-        // Earlier jobs have ended too: count their rows before these are removed from the counts.
+        // Earlier jobs on the same stream have ended too. The sweep may have evicted rows that they linked,
+        // so their rows are counted before the evicted entries are subtracted.
         self.harvest(&mut lock(&self.replacer), false)?;
         for entry in evicted.iter().filter(|entry| entry.key != EMPTY_KEY) {
             let unlinked = Unlinked::withdrawn(FlatKey(entry.key), Location::from_bits(entry.location));
@@ -160,7 +161,7 @@ impl<D: Driver> Shared<D> {
         Ok(evicted.len() == most)
     }
 
-    /// Moves the hand.
+    /// Moves the hand by this many buckets.
     fn advance(&self, sweep: &mut Sweep<D>, buckets: u32) {
         sweep.hand = (sweep.hand + u64::from(buckets)) % self.gpu_table.shape().buckets;
     }

@@ -1,8 +1,8 @@
-//! Launches of the cache's kernels, one function a kernel.
+//! Launches of the cache's kernels, one function per kernel.
 //!
 //! The functions are unsafe because an address is only a number here. The callers own the memory and have
-//! checked what the kernels require: [`super::table`] for the index and the pool, [`super::context`] for a
-//! batch.
+//! checked the requirements of the kernels: [`super::table`] for the index and the pool, [`super::context`]
+//! for a batch.
 
 #![allow(unsafe_code)]
 
@@ -19,9 +19,9 @@ use crate::device::cuda::{Driver, DriverError};
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]. The columns' ids and occurrences lie within their arrays, and the scan is
-/// their prefix sum. The scratch table has at least twice as many slots as there are occurrences, a power of
-/// two, and only generations older than the header's.
+/// As [`Driver::launch`]. The columns' ids and occurrences lie within their arrays, and the scan is the
+/// prefix sum of the columns' warps. The number of slots of the scratch table is a power of two and at least
+/// twice the number of occurrences. All generations in it are older than the header's.
 pub(crate) unsafe fn probe<D: Driver>(
     d: &D,
     s: &D::Stream,
@@ -39,7 +39,7 @@ pub(crate) unsafe fn probe<D: Driver>(
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]; after the batch's probe, in its stream.
+/// As [`Driver::launch`]. The launch follows the batch's probe in the same stream.
 pub(crate) unsafe fn copy_rows<D: Driver>(
     d: &D,
     s: &D::Stream,
@@ -57,7 +57,7 @@ pub(crate) unsafe fn copy_rows<D: Driver>(
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]; locations and words lie within the pool, and no batch reads those slots.
+/// As [`Driver::launch`]. The jobs' slots lie within the pool, and no batch reads them.
 pub(crate) unsafe fn copy_in<D: Driver>(d: &D, s: &D::Stream, args: &ReplaceArgs) -> Result<(), DriverError> {
     // SAFETY: the arguments have the kernel's layout; the caller ensures the rest.
     unsafe { d.launch(s, "copy_in", shape(blocks(d, args.count), 0), bytes_of(args)) }
@@ -69,8 +69,8 @@ pub(crate) unsafe fn copy_in<D: Driver>(d: &D, s: &D::Stream, args: &ReplaceArgs
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]; after [`copy_in`] of the same jobs, in the only stream that changes the
-/// index. Keys are distinct and above TOMBSTONE.
+/// As [`Driver::launch`]. The launch follows [`copy_in`] of the same jobs, in the only stream that changes
+/// the index. The keys of jobs are distinct, and keys to link are above TOMBSTONE.
 pub(crate) unsafe fn link_keys<D: Driver>(
     d: &D,
     s: &D::Stream,
@@ -87,7 +87,7 @@ pub(crate) unsafe fn link_keys<D: Driver>(
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]; `ages` has 8 words a bucket.
+/// As [`Driver::launch`]. `ages` has 8 words per bucket.
 pub(crate) unsafe fn sample_ages<D: Driver>(
     d: &D,
     s: &D::Stream,
@@ -104,7 +104,7 @@ pub(crate) unsafe fn sample_ages<D: Driver>(
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]; in the only stream that changes the index; `evicted` has room for `most`.
+/// As [`Driver::launch`], in the only stream that changes the index. `evicted` has room for `most` entries.
 pub(crate) unsafe fn sweep<D: Driver>(d: &D, s: &D::Stream, args: &SweepArgs) -> Result<(), DriverError> {
     let warps = args.stretch.saturating_mul(8).div_ceil(WARP_LANES);
     // SAFETY: the arguments have the kernel's layout; the caller ensures the rest.
@@ -117,8 +117,8 @@ pub(crate) unsafe fn sweep<D: Driver>(d: &D, s: &D::Stream, args: &SweepArgs) ->
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]; in the only stream that changes the index; `listed` has room for 8 entries
-/// a bucket, and the pool has `pool_words`.
+/// As [`Driver::launch`], in the only stream that changes the index. `listed` has room for 8 entries per
+/// bucket, and the pool has `pool_words` words.
 pub(crate) unsafe fn list_entries<D: Driver>(
     d: &D,
     s: &D::Stream,

@@ -1,4 +1,4 @@
-//! Lists entries of the index for the host, without changing it.
+//! Lists entries of the index for the host, without changing the index.
 
 #![allow(unsafe_code)]
 
@@ -17,14 +17,16 @@ const WORD: usize = size_of::<u32>();
 /// Which buckets are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// `count` buckets from `bucket` on, wrapping round, but at most as many as there is room for.
+    /// `count` buckets from `bucket` on, wrapping round at the end of the index, but at most as many as the
+    /// lister has room for.
     #[allow(missing_docs)]
     From { bucket: u64, count: u64 },
-    /// A sample with this seed, as many as there is room for; or all, once each.
+    /// A sample of buckets with this seed, as many as the lister has room for. If it has room for the whole
+    /// index, all buckets, once each.
     Drawn(u64),
 }
 
-/// Room for the entries that one call lists.
+/// Lists entries, with pinned memory for the entries of one call.
 pub struct Lister<D: Driver> {
     gpu_table: Arc<GpuTable<D>>,
     memory: PinnedMemory<D>,
@@ -33,7 +35,7 @@ pub struct Lister<D: Driver> {
 }
 
 impl<D: Driver> Lister<D> {
-    /// Room for the entries of `buckets` buckets. `tags`: whether rows have tags.
+    /// A lister with room for the entries of `buckets` buckets. `tags`: whether rows may have tags.
     ///
     /// # Errors
     /// As [`Driver::allocate_pinned`].
@@ -44,7 +46,7 @@ impl<D: Driver> Lister<D> {
         Ok(Self { gpu_table: gpu_table.clone(), memory, listed, tags })
     }
 
-    /// Most buckets that one call lists.
+    /// The most buckets that one call lists.
     #[must_use]
     pub(crate) fn buckets(&self) -> u64 {
         self.gpu_table.shape().buckets.min((self.listed.len() / SLOTS) as u64)

@@ -5,20 +5,20 @@
 //! host decides: it tracks free slots and running batches, admits rows, and chooses how much to evict, with
 //! the code that the host cache uses.
 //!
-//! - `context`: the stream and memory that a batch is looked up with; `embed`: a batch from ids to the
-//!   model's input;
-//! - `table`: index and pool, and the jobs that change them; `replace`: admits rows by jobs on the table's
-//!   one stream;
-//! - `evict`: eviction by age; `rank`: eviction by rank; `sweeper` and `lister`: the kernels that they use;
+//! - `context`: the stream and the memory for the lookup of a batch; `embed`: runs a batch, from its ids to
+//!   the model's input;
+//! - `table`: index and pool, and the jobs that change them; `replace`: admits rows by jobs, all on one
+//!   stream;
+//! - `evict`: eviction by age; `rank`: eviction by rank; `sweeper` and `lister`: launch their kernels;
 //! - `version` and `overlay`: the switch to another version's rows between two batches;
-//! - `pointers`: the unified index, whose entries can point at rows in pinned host memory;
+//! - `pointers`: the unified index, which also has entries that point at rows in pinned host memory;
 //! - `warm`: fills the cache, and lists its rows for the next start.
 //!
-//! **Epochs.** A batch is pinned before its probe is launched. Its pin is dropped after it has waited for its
-//! last kernel, also when it ends in an error or a panic. A kernel reports an unlinked entry, and the host
-//! tags the entry after waiting for that kernel. A batch that is pinned later launches its probe later and
-//! does not find the entry. A batch that was pinned before has a number of at most the tag, and keeps the
-//! slot from being reused.
+//! **Epochs** (`cache/epoch.rs`). A batch is pinned before its probe is launched. Its pin is dropped after
+//! its last kernel has ended, also when the batch ends in an error or a panic. A kernel reports an unlinked
+//! entry, and the host tags the entry after that kernel has ended. A batch that is pinned later launches its
+//! probe later and does not find the entry. A batch that was pinned before has a number of at most the tag,
+//! and keeps the slot from being reused.
 //!
 //! **Locks.** A batch of hits takes no lock. A batch with misses takes the replacer's lock after it has
 //! launched its last kernel.
@@ -67,22 +67,22 @@ use pointers::Pointing;
 use replace::Replacer;
 use version::Current;
 
-/// Why a cache on a device cannot be made or rejects an input.
+/// Why a cache on a device cannot be created, or rejects its input.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // the messages say it
+#[allow(missing_docs)] // the messages are the documentation
 pub enum GpuCacheError {
     #[error(transparent)]
     Cache(#[from] CacheError),
     #[error(transparent)]
     Lookup(#[from] LookupError),
-    #[error("the cache takes no more versions: an earlier switch failed")]
+    #[error("an earlier version switch failed, so the cache can no longer be switched or warmed")]
     SwitchFailed,
     #[error("host rows of table {table}: expected {expected} bytes, got {got}")]
     HostRows { table: usize, expected: u64, got: u64 },
-    /// A pointer names a key, and several rows have this one.
-    #[error("host rows of table {table}: its rows share keys, since cache.key_bits does not hold its ids")]
+    /// A pointer is found by its key alone, so no other row may have the key.
+    #[error("host rows of table {table}: its rows share keys, since cache.key_bits is too small for its ids")]
     SharedKeys { table: usize },
-    #[error("host rows of table {table}: their address is out of reach of the index")]
+    #[error("host rows of table {table}: the index cannot reach their address")]
     OutOfReach { table: usize },
 }
 
@@ -92,7 +92,7 @@ impl From<DriverError> for GpuCacheError {
     }
 }
 
-/// How long to sleep between two looks at the running batches.
+/// The time between two checks whether batches have ended.
 const POLL_INTERVAL: Duration = Duration::from_micros(100);
 
 /// The cache. Any number of threads may share it.
@@ -102,22 +102,22 @@ pub struct GpuCache<D: Driver> {
     _evictor: Option<Evictor>,
 }
 
-/// The part that the evictor's thread uses too.
+/// The state that batches and the eviction thread share.
 pub(crate) struct Shared<D: Driver> {
     gpu_table: Arc<GpuTable<D>>,
     keys: RowKeys,
     tables: Vec<TableShape>,
-    /// By table: the class of its slots, tags included.
+    /// By table: the class of its slots, which include the tag.
     classes: Vec<Class>,
     slots: Slots,
-    /// Bytes of everything, on the device and on the host.
+    /// Bytes of the whole cache, on the device and on the host.
     bytes: usize,
     epochs: Arc<Epochs>,
-    /// The driver error of a batch that never ends, if there is one.
+    /// The driver error of the first batch that could not be waited for. Its pin is never dropped.
     endless: OnceLock<DriverError>,
     /// The version that new batches use.
     current: Replaceable<Current<D>>,
-    /// Locked during a switch of versions. `Some`: the overlay of a switch that runs or has failed.
+    /// Locked during a version switch. `Some`: the overlay of a switch that is running or has failed.
     switching: Mutex<Option<Arc<OverlayTable<D>>>>,
     pointing: Pointing,
     admission: Admission,
@@ -127,14 +127,15 @@ pub(crate) struct Shared<D: Driver> {
     replacer: Mutex<Replacer<D>>,
     sweep: Mutex<Sweep<D>>,
     wake: Arc<Wake>,
-    /// A size class that found no slot, plus one; else 0. The evictor empties slabs for it.
+    /// The class of a row that found no slot, plus one; 0 for no class. Eviction then empties some slabs, so
+    /// that they can change their row size.
     starved: AtomicU64,
     entries: AtomicU64,
     counts: Counts,
 }
 
 impl<D: Driver> GpuCache<D> {
-    /// Allocates the cache and, with `options.background`, starts the evicting thread.
+    /// Allocates the cache and, with `options.background`, starts the eviction thread.
     ///
     /// # Errors
     /// As [`super::FlatCache::new`], and driver errors.
@@ -191,18 +192,17 @@ impl<D: Driver> GpuCache<D> {
         Ok(Self { _evictor: evictor.map_err(refused)?, shared })
     }
 
-    /// As [`super::FlatCache::switch`]: makes a version current for new batches. `changed` are the rows that
-    /// differ from the previous version; those that are cached are carried over.
+    /// As [`super::FlatCache::switch`]: makes `version` the version of new batches. `changed` has the rows
+    /// that differ from the previous version; cached ones are updated.
     ///
     /// Waits for the batches of the previous version and for the device. Pointers to unchanged rows in host
     /// memory stay. No more pointers are made until [`Self::host_rows`] is called for this version. To
     /// release the memory of the previous version, drop its [`GpuHostRows`].
     ///
     /// # Errors
-    /// [`GpuCacheError`] if the version is not newer than the current one, a row does not fit its
-    /// table, or the overlay cannot be allocated; nothing has changed then. After a later driver error the
-    /// switch has failed: batches still read correct rows, but the cache frees no slots and takes no more
-    /// versions.
+    /// [`GpuCacheError`] if the version is not newer than the current one, a row does not fit its table, or
+    /// the overlay cannot be allocated. Then nothing has changed. After a later driver error, the switch has
+    /// failed: batches still read correct rows, but the cache frees no slots and refuses further switches.
     pub fn switch<'r>(
         &self,
         version: Version,
@@ -218,12 +218,11 @@ impl<D: Driver> GpuCache<D> {
     }
 
     /// Lets the unified index point at the rows of a table until the returned value is dropped. `rows` holds
-    /// all rows of the table in order, as they are in the current version, and is not written in the
-    /// meantime.
+    /// all rows of the table in order, as they are in the current version. It must not be written until then.
     ///
     /// # Errors
-    /// [`GpuCacheError`] if there is no such table, `rows` is too short or out of reach, or
-    /// `version` is not current.
+    /// [`GpuCacheError`] if the table does not exist or its rows share keys, if `rows` is too short or the
+    /// index cannot reach its address, or if `version` is not current.
     pub fn host_rows(
         &self,
         version: Version,
@@ -251,7 +250,7 @@ impl<D: Driver> GpuCache<D> {
         Ok(self.shared.evict_step()?)
     }
 
-    /// Waits for the jobs that run, so that each offered row is cached or counted as rejected.
+    /// Waits for all running jobs. Afterwards each offered row is cached or counted as rejected.
     ///
     /// # Errors
     /// Driver errors.
@@ -259,7 +258,7 @@ impl<D: Driver> GpuCache<D> {
         Ok(self.shared.settle()?)
     }
 
-    /// The counts, without rows whose jobs still run.
+    /// The counts since the cache was created. Rows of jobs that are still running are not counted yet.
     #[must_use]
     pub fn stats(&self) -> CacheStats {
         self.shared.stats()
@@ -283,13 +282,13 @@ impl<D: Driver> Shared<D> {
         self.slots.shape().footprint(self.classes[table.index()]) as u64
     }
 
-    /// Notes that the end of a batch cannot be awaited, so that its pin stays for good.
+    /// Records that waiting for a batch failed. Its kernels may still run, so its pin is never dropped.
     fn batch_never_ends(&self, error: DriverError) {
-        tracing::error!(%error, "waiting for a batch failed: what it may read is never freed");
+        tracing::error!(%error, "waiting for a batch failed: the slots that it may read are never freed");
         let _ = self.endless.set(error);
     }
 
-    /// Waits until every batch that began before this call has ended, on the device too.
+    /// Waits until every batch that began before this call has ended on the host and on the device.
     fn wait_for_earlier(&self) -> Result<(), DriverError> {
         let tag = self.epochs.tag();
         while self.epochs.oldest() <= tag {

@@ -1,8 +1,10 @@
-//! The overlay of a version: where each changed row is, as a table that kernels read before the index.
+//! The overlay of a version (`cache/version.rs`) in device memory: a hash table with the location of each
+//! changed row. Kernels read it before the index.
 //!
-//! It is written once and never changes, so a probe reads it without synchronisation. It uses open addressing
-//! and is at most half full; a slot has a key and a location. The header of a batch has its address.
-//! Locations are checked here to lie within the pool, as for the index.
+//! The table is written once and never changes, so a probe reads it without synchronisation. It uses open
+//! addressing and is at most half full. A slot has a key and a location. The header of a batch has the
+//! address of the table. [`OverlayTable::new`] checks that locations lie within the pool, as `table` does for
+//! the index.
 
 #![allow(unsafe_code)]
 
@@ -17,9 +19,9 @@ use crate::mem::mix64;
 pub struct ChangedRow {
     /// The row's own key, unique in the overlay.
     pub key: u64,
-    /// Bits of its location; `None` if it is not cached.
+    /// Bits of the row's location; `None` if it is not cached.
     pub location: Option<u64>,
-    /// Words of 4 bytes of its slot.
+    /// The length of the row's slot, in words of 4 bytes.
     pub words: usize,
 }
 
@@ -33,8 +35,8 @@ impl<D: Driver> OverlayTable<D> {
     /// A table of these rows. Waits until it is on the device. A row outside the pool counts as not cached.
     ///
     /// # Errors
-    /// [`DriverError::OutOfMemory`] when the allocation of about 32 bytes a row fails, on the device
-    /// or (temporarily) on the host; other driver errors.
+    /// [`DriverError::OutOfMemory`] when an allocation fails: the table takes 32 to 64 bytes per row on the
+    /// device, and until this returns also on the host. Other driver errors.
     pub fn new(
         gpu_table: &GpuTable<D>,
         rows: impl ExactSizeIterator<Item = ChangedRow>,
@@ -56,8 +58,8 @@ impl<D: Driver> OverlayTable<D> {
         let slots = DeviceMemory::new(gpu_table.driver(), plan.bytes())?;
         let (driver, stream) = (gpu_table.driver(), gpu_table.stream());
         let (from, to) = (Address(written.address()), Address(slots.address()));
-        // SAFETY: both have the planned size, only this function knows them, and they live until the wait
-        // ends.
+        // SAFETY: both allocations have the planned size, only this function uses them, and they live until
+        // the wait ends.
         unsafe { driver.copy(stream, from, to, plan.bytes())? };
         driver.wait(&driver.record(stream)?)?;
         Ok(Self { slots, mask: mask as u64 })
@@ -67,7 +69,7 @@ impl<D: Driver> OverlayTable<D> {
         self.slots.address()
     }
 
-    /// Its slots, a power of two, minus one.
+    /// The number of slots minus one. The number of slots is a power of two.
     pub(crate) fn mask(&self) -> u64 {
         self.mask
     }

@@ -4,15 +4,16 @@
 //! As on the host (`cache/pointers.rs`), a pointer takes an entry of the index but no slot. The evictor turns
 //! a cold row into a pointer while more are allowed. Pointers are evicted only when the index is too full,
 //! and a row that is admitted again replaces its pointer. On a device **a pointer is an address**, so it
-//! belongs to one version. Pointers are made to tables whose rows of the current version are registered. A
-//! switch stops that, and its merge removes the pointers to changed rows (`version`). The other pointers stay
-//! valid while the old memory exists. The caller then registers the new version's memory and drops the old
-//! [`GpuHostRows`].
+//! belongs to one version. Pointers are made only to rows in registered memory, which has the rows of the
+//! current version. A switch stops making pointers, and its merge removes the pointers to changed rows
+//! (`version`). The other pointers stay valid while the old memory exists. After the switch, the caller
+//! registers the new version's memory and drops the old [`GpuHostRows`].
 //!
-//! **Releasing memory.** First no more pointers into it are made: only the sweep makes them, and we hold its
-//! lock. Then a sweep of the whole index removes those that exist. Then we wait for earlier batches, and for
-//! their jobs, which copy rows from that memory into the pool. Only then is it released. After a driver error
-//! it stays registered as long as the cache lives.
+//! **Releasing memory.** `release` takes the sweep's lock, under which all pointers are made. It first stops
+//! new pointers into the memory, and then sweeps the whole index to remove the existing ones. It unlocks the
+//! sweep and waits for earlier batches, and for their jobs, which may copy rows from that memory into the
+//! pool. Only then is the memory unregistered. After a driver error it stays registered as long as the cache
+//! lives.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -30,12 +31,12 @@ use crate::device::cuda::memory::PinnedMemory;
 use crate::device::cuda::{Driver, DriverError};
 use crate::types::{FlatKey, TableId, Version};
 
-/// Buckets of one sweep for pointers.
+/// Buckets per sweep when pointers are removed.
 const STRETCH: u32 = 1 << 20;
 
 /// The state of the unified index.
 pub(crate) struct Pointing {
-    /// How many pointers exist and are allowed.
+    /// How many pointers exist, and how many are allowed.
     pub count: Pointers,
     /// By table: its registered rows.
     tables: Mutex<Vec<Option<Pointable>>>,
@@ -46,14 +47,15 @@ impl Pointing {
         Self { count: Pointers::new(0, limit), tables: Mutex::new(vec![None; tables]) }
     }
 
-    /// Location bits and words of an entry's row in host memory, if its table is registered.
+    /// For the row of an entry with this key: the bits of its location in host memory, and its length in
+    /// words. `None` if its table is not registered.
     pub(crate) fn of_entry(&self, keys: &RowKeys, key: FlatKey) -> Option<(u64, usize)> {
         let (table, id) = keys.index_keys().decode(key)?;
         let words = lock(&self.tables)[table.index()]?.words as usize;
         Some((self.location(table, id)?, words))
     }
 
-    /// Location bits of a row in host memory, if its table is registered.
+    /// The bits of a row's location in host memory, if its table is registered.
     pub(crate) fn location(&self, table: TableId, id: u64) -> Option<u64> {
         let pointable = lock(&self.tables)[table.index()]?;
         (id < pointable.rows).then(|| pointable.location(id))
@@ -67,7 +69,7 @@ impl<D: Driver> Shared<D> {
         table: TableId,
         rows: Arc<PinnedMemory<D>>,
     ) -> Result<GpuHostRows<D>, GpuCacheError> {
-        // The current version, which these rows belong to, does not change meanwhile.
+        // The rows belong to the current version, which must not change meanwhile.
         let _no_switch = lock(&self.switching);
         let current = self.current.read().version;
         if version != current {
@@ -92,7 +94,7 @@ impl<D: Driver> Shared<D> {
         Ok(GpuHostRows { shared: self.clone(), pointable })
     }
 
-    /// Makes no more pointers until tables are registered again.
+    /// Stops making pointers until tables are registered again.
     pub(crate) fn stop_pointing(&self) {
         self.change_tables(&mut lock(&self.sweep), |tables| tables.fill(None));
     }
@@ -106,7 +108,8 @@ impl<D: Driver> Shared<D> {
     /// As [`Pointers::observe`].
     pub(crate) fn observe(&self, ids: u64, elapsed: Duration) {
         if self.pointing.count.observe(ids, elapsed) {
-            // The evicting thread sweeps the whole index, not the thread of a request.
+            // Removing the pointers sweeps the whole index, which would delay this request. So the eviction
+            // thread does it.
             self.wake.now();
         }
     }
@@ -130,7 +133,7 @@ impl<D: Driver> Shared<D> {
                 most: usize::MAX,
                 victims: Victims::Pointers(locations.clone()),
             };
-            // If the sweep was not full, it has found all pointers of the stretch.
+            // If the sweep evicted fewer entries than it could, no pointer of the stretch is left.
             if !self.sweep(sweep, self.epochs.tag(), stretch)? {
                 hand += u64::from(STRETCH);
             }
@@ -138,13 +141,13 @@ impl<D: Driver> Shared<D> {
         Ok(())
     }
 
-    /// Removes the pointers into some memory, waits for its readers, and releases it.
+    /// Removes the pointers into `memory`, waits for its readers, and unregisters it.
     fn release(&self, memory: &Pointable) -> Result<(), DriverError> {
         {
             let sweep = &mut *lock(&self.sweep);
-            let is_it = |table: &Option<Pointable>| table.is_some_and(|table| table.first == memory.first);
+            let is_in = |table: &Option<Pointable>| table.is_some_and(|table| table.first == memory.first);
             self.change_tables(sweep, |tables| {
-                tables.iter_mut().filter(|t| is_it(t)).for_each(|t| *t = None)
+                tables.iter_mut().filter(|t| is_in(t)).for_each(|t| *t = None)
             });
             self.unlink_pointers(sweep, memory.first..memory.location(memory.rows))?;
         }
@@ -162,7 +165,8 @@ pub struct GpuHostRows<D: Driver> {
 }
 
 impl<D: Driver> Drop for GpuHostRows<D> {
-    /// Removes the pointers and waits for the device and for all earlier batches.
+    /// Removes the pointers and waits for the device and for all earlier batches. A thread that runs a batch
+    /// must not drop a `GpuHostRows`, because it would wait for itself.
     fn drop(&mut self) {
         if let Err(error) = self.shared.release(&self.pointable) {
             tracing::error!(%error, "releasing host rows failed: they stay registered");

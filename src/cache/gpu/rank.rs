@@ -1,10 +1,12 @@
 //! Eviction by rank in a data set.
 //!
-//! The host has the ranks in a table by key. So the device lists entries, first a sample and then the stretch
-//! at the hand. The host computes how cold each entry is, and has the device withdraw the coldest or turn
-//! them into pointers to host memory. An entry may have been replaced in between; then the new one is
-//! evicted, which has the same rank. An entry that was evicted in between is not there to be withdrawn, or
-//! comes back as a pointer.
+//! Only the host has the ranks. So the device lists entries, first a sample for the threshold and then the
+//! buckets at the hand. The host computes the coldness of the entries. It then launches jobs that withdraw
+//! the coldest entries, or turn them into pointers to host memory.
+//!
+//! Other jobs may change the index between the listing and these jobs. If an entry has been replaced, the new
+//! entry of the key is evicted, which has the same rank. If an entry has been evicted, a withdrawal does
+//! nothing, and a job for a pointer links the pointer as a new entry.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,7 +27,7 @@ use crate::types::FlatKey;
 /// Jobs that remove entries from the index, or turn them into pointers to host memory.
 pub(crate) struct Withdrawals<D: Driver> {
     jobs: Jobs<D>,
-    /// The jobs copy no rows.
+    /// [`Jobs::push`] requires a staging buffer. These jobs copy no rows and do not use it.
     no_rows: Staging<D>,
 }
 
@@ -34,7 +36,7 @@ impl<D: Driver> Withdrawals<D> {
         Ok(Self { jobs: Jobs::new(gpu_table, JOBS)?, no_rows: Staging::new(gpu_table.driver(), 1)? })
     }
 
-    /// Removes an entry, whichever row it has, or turns it into a pointer to its row in host memory.
+    /// Adds a job that removes the entry of a key, or turns it into a pointer to its row in host memory.
     fn push(&mut self, entry: &Listed, pointer: Option<u64>, words: usize) {
         let (row, key, older) = (JobRow::InPlace, entry.key, entry.age);
         let (kind, location) = match pointer {
@@ -77,14 +79,15 @@ impl<D: Driver> Shared<D> {
     fn withdraw(&self, Withdrawals { jobs, .. }: &mut Withdrawals<D>, now: u64) -> Result<(), DriverError> {
         jobs.launch(now, MayReplace::Nothing, None)?;
         let outcomes = jobs.finish()?;
-        // Earlier jobs have ended too: count their rows before these are removed from the counts.
+        // Earlier jobs on the same stream have ended too. These jobs may have removed rows that they linked,
+        // so their rows are counted before the removed entries are subtracted.
         self.harvest(&mut lock(&self.replacer), false)?;
         for outcome in outcomes {
             let unlinked =
                 || Unlinked::withdrawn(FlatKey(outcome.key), Location::from_bits(outcome.location));
             match outcome.link {
                 LINK_WITHDRAWN => self.retire(unlinked()),
-                // Now there is a new entry, the pointer.
+                // The pointer is a new entry.
                 LINK_NEW | LINK_SWAPPED => {
                     self.entries.fetch_add(1, Ordering::Relaxed);
                     self.pointing.count.made(1);

@@ -1,4 +1,4 @@
-//! Rows that enter the cache: jobs for the device, and their outcomes.
+//! Inserts rows into the cache by jobs for the device, and reads the outcomes of the jobs.
 //!
 //! An offered row that is admitted gets a slot and a job. The device copies the rows of a launch into their
 //! slots and then links their keys. The host reads the outcomes after the launch has ended, the next time
@@ -6,10 +6,11 @@
 //! An entry that was evicted or replaced is retired: its slot waits for the batches that may read it.
 //!
 //! A launch has each key at most once. Of offered rows that share a key, the first gets a job and the others
-//! are dropped. Rows that a switch exchanges or withdraws wait for the next launch instead.
+//! are dropped. The jobs of a version switch are not dropped: a job with a key that the launch already has
+//! waits for the next launch.
 //!
-//! There are few blocks of jobs. When all of them run, the next offer waits for the oldest launch. It never
-//! waits for free slots.
+//! The number of job blocks is fixed. When all blocks are running, the next offer waits for the oldest
+//! launch. It never waits for free slots.
 //!
 //! With `debug_assertions`, freed slots are overwritten on the same stream before they are filled again, so
 //! that a late reader reads values that no row has.
@@ -33,20 +34,20 @@ use crate::device::cuda::memory::Staging;
 use crate::device::cuda::{Driver, DriverError};
 use crate::types::{FlatKey, TableId};
 
-/// Jobs of a block.
+/// Jobs per block.
 pub(crate) const JOBS: usize = 4096;
-/// Blocks of jobs: 1 MiB of pinned memory.
+/// Blocks of jobs: 1.1 MiB of pinned memory.
 const BLOCKS: usize = 4;
 
-/// The jobs that run, and blocks for more.
+/// The blocks of running jobs, and spare blocks for new jobs.
 pub(crate) struct Replacer<D: Driver> {
     running: VecDeque<JobBlock<D>>,
     spare: Vec<Jobs<D>>,
-    /// For jobs whose rows are not staged.
+    /// [`Jobs::push`] requires a staging buffer. Jobs that copy no rows from one use this.
     pub no_rows: Staging<D>,
 }
 
-/// Jobs of one launch, and by job the row that it changes.
+/// Jobs of one launch, and for each job the row that it changes.
 pub(crate) struct JobBlock<D: Driver> {
     pub jobs: Jobs<D>,
     pub rows: Vec<JobTarget>,
@@ -55,10 +56,10 @@ pub(crate) struct JobBlock<D: Driver> {
 /// A block of jobs, and how they are launched.
 pub(crate) struct Launch<'s, D: Driver> {
     pub block: JobBlock<D>,
-    /// The stamp of the rows that are linked.
+    /// The batch number with which linked rows are stamped.
     pub now: u64,
     pub may_replace: MayReplace,
-    /// The buffer with the rows, if jobs copy from it.
+    /// The buffer from which jobs copy rows, if any job does.
     pub staging: Option<&'s mut Staging<D>>,
 }
 
@@ -126,7 +127,7 @@ impl<D: Driver> Shared<D> {
     }
 
     /// What jobs for admitted rows may evict. A kernel sees ages but no ranks, so under LFU it evicts nothing
-    /// from a full pair of buckets; such a pair admits no row until the evictor has visited it.
+    /// from a full pair of buckets. The pair takes no new row until the evictor has made room in it.
     fn may_replace(&self, jobs: usize) -> MayReplace {
         match &self.eviction {
             _ if self.retired.waiting() + jobs > MAX_WAITING => MayReplace::Nothing,
@@ -150,7 +151,7 @@ impl<D: Driver> Shared<D> {
         Ok(())
     }
 
-    /// The job of an offer, if the row is admitted and there is a slot for it.
+    /// The job of an offer, if the row is admitted and a slot is free.
     fn admit(
         &self,
         replacer: &mut Replacer<D>,
@@ -176,7 +177,7 @@ impl<D: Driver> Shared<D> {
         Ok(Some((JobTarget { table, key, slot: JobSlot::New(slot) }, job)))
     }
 
-    /// A job for a row that has no slot yet.
+    /// A job for a row. The caller sets the location and the source of the row, if the job needs them.
     pub(crate) fn job(&self, table: TableId, own: FlatKey, kind: JobKind) -> Job {
         Job {
             key: self.keys.row(table, own).1.0,
@@ -189,7 +190,7 @@ impl<D: Driver> Shared<D> {
         }
     }
 
-    /// A slot for a row, after reclaiming retired slots if there is no free one.
+    /// A slot for a row. If no slot is free, retired slots are reclaimed first.
     pub(crate) fn take(
         &self,
         replacer: &mut Replacer<D>,
@@ -203,12 +204,12 @@ impl<D: Driver> Shared<D> {
         Ok(self.slots.take(class))
     }
 
-    /// An empty block of jobs. If all of them run, waits for the oldest.
+    /// An empty block of jobs. If all blocks are running, waits for the oldest.
     pub(crate) fn free_jobs(&self, replacer: &mut Replacer<D>) -> Result<Jobs<D>, DriverError> {
         if replacer.spare.is_empty() {
             self.harvest_oldest(replacer)?;
         }
-        // A launch that failed drops its block, so there may be none left.
+        // A failed launch has dropped its block, so it may be that no block is left.
         replacer.spare.pop().map_or_else(|| Jobs::new(&self.gpu_table, JOBS), Ok)
     }
 
@@ -256,7 +257,7 @@ impl<D: Driver> Shared<D> {
             LINK_SWAPPED | LINK_WITHDRAWN => self.retire(unlinked()),
             LINK_PRESENT | LINK_FULL => {
                 match row.slot {
-                    // Never linked, and its copy has ended.
+                    // The slot was never linked, and the copy into it has ended.
                     JobSlot::New(slot) => self.slots.give_back(slot.location()),
                     JobSlot::InOverlay(slot) => {
                         self.retired.put(Unlinked::withdrawn(row.key, slot), &self.epochs);
@@ -280,7 +281,7 @@ impl<D: Driver> Shared<D> {
         self.retire_slot(unlinked);
     }
 
-    /// Retires the slot of a row that the index no longer finds there.
+    /// Removes a row from the counts and retires its slot. No entry of the index refers to the slot any more.
     pub(crate) fn retire_slot(&self, unlinked: Unlinked) {
         if let Some(table) = self.keys.index_keys().table_of(unlinked.key) {
             self.counts.linked_bytes.fetch_sub(self.footprint(table), Ordering::Relaxed);
@@ -300,7 +301,7 @@ impl<D: Driver> Shared<D> {
         Ok(waiting)
     }
 
-    /// Overwrites freed slots.
+    /// Fills freed slots with values that no row has.
     fn poison(&self, replacer: &mut Replacer<D>, slots: &[Location]) -> Result<(), DriverError> {
         for slots in slots.chunks(JOBS) {
             let mut jobs = Jobs::new(&self.gpu_table, slots.len())?;
@@ -317,14 +318,15 @@ impl<D: Driver> Shared<D> {
         Ok(())
     }
 
-    /// Waits for all jobs, reads their outcomes and frees retired slots.
+    /// Waits for all jobs, reads their outcomes and frees the retired slots that no batch can read.
     pub(crate) fn settle(&self) -> Result<(), DriverError> {
         let replacer = &mut *lock(&self.replacer);
         self.harvest(replacer, true)?;
         self.reclaim(replacer).map(|_| ())
     }
 
-    /// Reads the outcomes of launches that have ended, then reclaims. Locks the replacer.
+    /// Reads the outcomes of launches that have ended, then reclaims. Locks the replacer. Returns how many
+    /// retired slots still wait.
     pub(crate) fn tidy_up(&self) -> Result<usize, DriverError> {
         let replacer = &mut *lock(&self.replacer);
         self.harvest(replacer, false)?;

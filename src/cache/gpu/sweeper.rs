@@ -22,11 +22,11 @@ const WORD: usize = size_of::<u32>();
 pub enum Victims<'a> {
     /// Rows and pointers that were unused for at least this many batches.
     Aged(u32),
-    /// Rows of the pool that were unused for `age` batches. At most `pointers` of them, of registered tables,
-    /// stay in the index as pointers.
+    /// Rows of the pool that were unused for at least `age` batches. At most `pointers` of them stay in the
+    /// index as pointers: rows of the tables that [`Sweeper::point_at`] has set.
     #[allow(missing_docs)]
     AgedRows { age: u32, pointers: u64 },
-    /// Rows in these slabs, one bit a slab.
+    /// Rows in these slabs, one bit per slab.
     In(&'a [u32]),
     /// Pointers to these locations.
     Pointers(Range<u64>),
@@ -39,13 +39,13 @@ pub struct Stretch<'a> {
     pub hand: u64,
     /// Number of buckets.
     pub buckets: u32,
-    /// Most entries to evict.
+    /// The most entries to evict.
     pub most: usize,
     /// The entries to evict.
     pub victims: Victims<'a>,
 }
 
-/// Room for one sample, and for the entries that one sweep evicts.
+/// Samples and evicts entries, with pinned memory for the results of one call.
 pub struct Sweeper<D: Driver> {
     gpu_table: Arc<GpuTable<D>>,
     memory: PinnedMemory<D>,
@@ -59,8 +59,8 @@ pub struct Sweeper<D: Driver> {
 }
 
 impl<D: Driver> Sweeper<D> {
-    /// Room for a sample of `sample` buckets, for `most` evicted entries, and for pointers into `tables`
-    /// tables.
+    /// A sweeper with room for a sample of `sample` buckets, for `most` evicted entries, and for `tables`
+    /// tables to point at.
     ///
     /// # Errors
     /// As [`Driver::allocate_pinned`].
@@ -89,8 +89,8 @@ impl<D: Driver> Sweeper<D> {
         })
     }
 
-    /// Sets the tables to which sweeps make pointers. Tables whose rows do not all lie in registered memory
-    /// are ignored.
+    /// Sets the tables to which sweeps make pointers. A table is ignored unless all of its rows lie in
+    /// registered memory.
     pub fn point_at(&mut self, tables: impl Iterator<Item = Pointable>) {
         let held = |table: &Pointable| {
             let words = table.rows.checked_mul(table.words).and_then(|words| usize::try_from(words).ok());
@@ -102,8 +102,8 @@ impl<D: Driver> Sweeper<D> {
         self.pointables = held.len();
     }
 
-    /// The ages at `now` of the entries of a sample of buckets, with the seed `draw`. `u32::MAX` for empty
-    /// slots and, unless `pointers`, for pointers.
+    /// The ages at `now` of the entries of a sample of buckets, drawn with the seed `draw`. The age is
+    /// `u32::MAX` for empty slots and, if `pointers` is false, for pointers.
     ///
     /// # Errors
     /// Driver errors.
@@ -118,7 +118,8 @@ impl<D: Driver> Sweeper<D> {
         Ok(&self.memory.get(self.ages)[..count as usize * SLOTS])
     }
 
-    /// Evicts entries or turns them into pointers. Reported entries with key 0 are void.
+    /// Evicts entries or turns them into pointers. Returns these entries. An entry with key 0 was not evicted
+    /// and must be ignored.
     ///
     /// # Errors
     /// Driver errors.
@@ -154,9 +155,9 @@ impl<D: Driver> Sweeper<D> {
                 (args.victims, args.from, args.to) = (VICTIM_POINTER, start, end);
             }
         }
-        // SAFETY: `evicted` has room for `most`, and `draining` has a bit for each slab that a location can
-        // name. `point_at` has checked that the rows of `pointable` are in registered memory, and they are
-        // removed there before the memory is unregistered. This is the table's one stream. The kernel ends
+        // SAFETY: `evicted` has room for `most`, and `draining` has a bit for each slab. `point_at` has
+        // checked that the rows of `pointable` are in registered memory, and tables are removed from
+        // `pointable` before their memory is unregistered. This is the table's one stream. The kernel ends
         // before this function does.
         unsafe { kernels::sweep(&**self.gpu_table.driver(), self.gpu_table.stream(), &args)? };
         self.wait()?;

@@ -1,9 +1,10 @@
 //! The cache's index and pool in device memory, and the jobs that change them.
 //!
-//! All changes of the index are launched on one stream, the table's own, one kernel after the other;
-//! `kernels/replace.cu` and `kernels/sweep.cu` explain why that is enough. Locations are checked here before
-//! they enter the index, so a kernel only finds locations in the pool or in registered host memory. The cache
-//! ensures that they are of the right row, and that no batch reads a slot while it is written.
+//! All changes of the index are launched on one stream, the table's own, one kernel after the other.
+//! `kernels/replace.cu` and `kernels/sweep.cu` explain why no other synchronisation is needed. Locations are
+//! checked here before they enter the index, so kernels find only locations in the pool or in registered host
+//! memory. The cache ensures that a key is linked to the location of its row, and that no batch reads a slot
+//! while it is written.
 
 #![allow(unsafe_code)]
 
@@ -18,13 +19,13 @@ use crate::device::cuda::{Driver, DriverError};
 const BUCKET_BYTES: usize = 128;
 /// Words that locations can address.
 const LOCATION_WORDS: u64 = 1 << 39;
-/// Smaller keys mark empty and removed entries.
+/// Keys below this mark empty and removed entries.
 const RESERVED_KEYS: u64 = 2;
 const WORD: usize = size_of::<u32>();
 /// Words of a tag.
 const TAG_WORDS: usize = 2;
 
-/// The size of a table.
+/// The size of a [`GpuTable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpuTableShape {
     /// Buckets of the index, 1 to 2^32.
@@ -35,14 +36,14 @@ pub struct GpuTableShape {
     pub slabs: usize,
 }
 
-/// Index and pool, empty at first.
+/// Index and pool in device memory. Both are empty at first.
 pub struct GpuTable<D: Driver> {
     driver: Arc<D>,
     stream: D::Stream,
     shape: GpuTableShape,
     index: DeviceMemory<D>,
     pool: DeviceMemory<D>,
-    /// The address of host location 0, chosen so that 2^39 words reach the registered memory.
+    /// The address of word 0 of host locations. The 2^39 words from here on should include all pinned memory.
     host_origin: u64,
     regions: Mutex<Vec<Arc<PinnedMemory<D>>>>,
 }
@@ -53,7 +54,8 @@ impl<D: Driver> GpuTable<D> {
     /// # Errors
     /// Driver errors.
     pub fn new(driver: Arc<D>, shape: GpuTableShape) -> Result<Self, DriverError> {
-        // Pinned allocations lie near each other, so the reach extends equally to both sides of one of them.
+        // Pinned allocations lie near each other. So the addresses that locations reach extend equally far to
+        // both sides of one such allocation.
         let somewhere = PinnedMemory::new(&driver, 1)?.address();
         Ok(Self {
             stream: driver.stream()?,
@@ -85,13 +87,14 @@ impl<D: Driver> GpuTable<D> {
         Some(location)
     }
 
-    /// Releases the memory whose first word is at this location. The caller has ensured that no entry points
-    /// there and that no batch or job reads it any more.
+    /// Releases the memory that was registered with this location. The caller has ensured that no entry
+    /// points into it, and that no batch or job reads it any more.
     pub(crate) fn unregister(&self, location: u64) {
         self.regions().retain(|region| self.host_location(region.address()) != Some(location));
     }
 
-    /// The bits of a host row's location: words from the origin, and a low bit that marks host memory.
+    /// The bits of a host row's location: its distance from the origin in words, and a lowest bit of 1, which
+    /// marks host memory. `None` if the address is out of reach.
     fn host_location(&self, address: u64) -> Option<u64> {
         let words = address.checked_sub(self.host_origin)? / WORD as u64;
         (words < LOCATION_WORDS).then_some(words << 1 | 1)
@@ -118,7 +121,7 @@ impl<D: Driver> GpuTable<D> {
         self.regions().iter().any(covers)
     }
 
-    /// An event after all changes that were launched so far.
+    /// Records an event that fires when all changes launched so far have ended.
     ///
     /// # Errors
     /// As [`Driver::record`].
@@ -156,13 +159,13 @@ impl<D: Driver> Drop for GpuTable<D> {
 /// The source of a job's row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JobRow {
-    /// This word of the staging buffer.
+    /// The staging buffer: the row's first word there.
     Staged(usize),
     /// Registered host memory: bits of the row's location.
     Host(u64),
     /// No row: the slot is overwritten with values that no row has.
     Poison,
-    /// The row is at its location already, or there is none.
+    /// Nothing is copied: the row is at its location already, or the job needs no row.
     InPlace,
 }
 
@@ -171,7 +174,7 @@ pub enum JobRow {
 pub struct Job {
     /// The row's key in the index.
     pub key: u64,
-    /// Bits of its new location.
+    /// Bits of the row's new location.
     pub location: u64,
     #[allow(missing_docs)]
     pub row: JobRow,
@@ -181,7 +184,7 @@ pub struct Job {
     pub words: usize,
     #[allow(missing_docs)]
     pub kind: JobKind,
-    /// How many batches before `now` the stamp of the linked entry lies.
+    /// The initial age of the entry: its stamp is `now` minus this many batches.
     pub older: u32,
 }
 
@@ -228,22 +231,22 @@ impl<D: Driver> Jobs<D> {
         self.count == 0
     }
 
-    /// Adds a job. Returns false if there is no room, its key has a job already, or its rows are out of
-    /// bounds.
+    /// Adds a job. Returns false if the jobs are full, if its key is reserved or has a job already, or if its
+    /// row or location is out of bounds.
     ///
     /// # Panics
     /// After a launch, until [`Self::finish`].
     pub fn push(&mut self, job: Job, staging: &Staging<D>) -> bool {
-        assert!(self.done.is_none(), "no job is added to a launch that runs");
+        assert!(self.done.is_none(), "jobs were added before `finish` of the previous launch");
         let links = matches!(job.kind, JobKind::Keep | JobKind::Swap) && job.row != JobRow::Poison;
         let copies = job.row != JobRow::InPlace;
         let slot_words = job.words + if job.tag == 0 { 0 } else { TAG_WORDS };
-        let unheld = |from| from & 1 == 0 || !self.table.holds(from, job.words);
+        let is_out_of_bounds = |from| from & 1 == 0 || !self.table.holds(from, job.words);
         if self.count == self.jobs.len()
             || (links && job.key < RESERVED_KEYS)
             || ((links || copies) && !self.table.holds(job.location, slot_words))
             || (copies && job.location & 1 == 1)
-            || matches!(job.row, JobRow::Host(from) if unheld(from))
+            || matches!(job.row, JobRow::Host(from) if is_out_of_bounds(from))
             || !self.keys.insert(if job.row == JobRow::Poison { !job.location } else { job.key })
         {
             return false;
@@ -268,8 +271,8 @@ impl<D: Driver> Jobs<D> {
         true
     }
 
-    /// Copies the rows and then links the keys, stamped `now`. If rows are copied from the staging buffer, it
-    /// is not written again before that has ended.
+    /// Copies the rows and then links the keys, stamped `now`. If rows are copied from the staging buffer,
+    /// the buffer waits for the end of the launch before it is written again.
     ///
     /// # Errors
     /// Driver errors.
@@ -286,12 +289,12 @@ impl<D: Driver> Jobs<D> {
             // SAFETY: as in `copy_in`; `push` has kept the keys distinct, and this is the table's one stream.
             launched = unsafe { kernels::link_keys(&**driver, stream, &args) };
         }
-        // Also if the second launch has failed: the first runs.
+        // The end is recorded even if the second launch failed, because the first one may be running.
         self.mark_end(staging).and(launched)
     }
 
-    /// Copies the rows or poisons their slots, as [`Self::launch`], but links nothing. The jobs have no
-    /// outcomes.
+    /// Copies the rows or poisons the slots, as [`Self::launch`] does, but links nothing. The jobs have no
+    /// valid outcomes.
     ///
     /// # Errors
     /// Driver errors.
@@ -319,8 +322,8 @@ impl<D: Driver> Jobs<D> {
         }
         let GpuTable { driver, stream, .. } = &*self.table;
         // SAFETY: `push` has checked every location and row. `mark_end` protects the staging buffer. `self`
-        // and its table outlive the event, which `finish` and `drop` wait for. Host memory is unregistered
-        // after a wait, too.
+        // and its table live until the launch has ended, since `finish` and `drop` wait for it. Host memory
+        // is unregistered only after all jobs have ended.
         unsafe { kernels::copy_in(&**driver, stream, args) }
     }
 

@@ -1,27 +1,27 @@
 //! The switch to another version between two batches, with all changed rows at once.
 //!
-//! The argument is that of the host (`cache/version.rs`). Changed rows that are cached are copied into new
-//! slots. Then the new version becomes current together with an overlay, which its batches read before the
-//! index. When all earlier batches have ended, the overlay is merged into the index and withdrawn. On a
-//! device:
+//! The switch works as on the host, and `cache/version.rs` has the argument. Cached rows that change are
+//! copied into new slots. Then the new version becomes current together with an overlay, which its batches
+//! read before the index. When all earlier batches have ended, the overlay is merged into the index and
+//! withdrawn. These points differ on a device:
 //!
 //! - *Only the device knows which changed rows are cached.* Jobs look them up, some thousands at a time.
-//! - *The overlay exists twice.* Probes read a table in device memory, whose address is in the header of
-//!   their batch. When rows are offered, the host reads its own copy.
-//! - *A batch ends* when its last kernel has ended; until then it has its pin. Its jobs are on the table's
-//!   stream before its pin is dropped, so before the merging jobs, which exchange or withdraw the old rows
-//!   that it offered.
+//! - *The overlay exists twice.* Probes read a table in device memory. The header of a batch has the table's
+//!   address. When rows are offered, the host reads its own copy.
+//! - *A batch ends* when its last kernel has ended. Until then it has its pin. Its jobs are on the cache's
+//!   stream before its pin is dropped, so before the merging jobs. These replace or withdraw the old rows
+//!   that the batch offered.
 //! - *The overlay is withdrawn* after the merging jobs have ended. A batch that does not read the overlay
-//!   probes later and finds what was merged.
-//! - *The table's memory* is freed by the switch, when the batches that may read it have ended.
-//!   [`Replaceable`](super::super::epoch::Replaceable) may keep a replaced value for long, so it has a weak
-//!   reference.
+//!   probes later and finds the merged rows in the index.
+//! - *The overlay's device memory* is freed by the switch, when the batches that may read it have ended.
+//!   [`Replaceable`](super::super::epoch::Replaceable) may keep a replaced value for long, so the value has
+//!   only a weak reference to that memory.
 //!
 //! Pointers into host memory belong to one version: a switch stops making them (`pointers`), and the merge
-//! replaces or withdraws those to changed rows.
+//! replaces or withdraws the pointers to changed rows.
 //!
-//! An overlay takes about 32 bytes a changed row on the device, and as much on the host, beside
-//! `cache.bytes`, while it exists. A switch also allocates a staging buffer.
+//! While it exists, an overlay takes 32 to 64 bytes per changed row on the device, and about as much on the
+//! host, in addition to `cache.bytes`. A switch also allocates a staging buffer.
 
 use std::sync::{Arc, Weak};
 
@@ -53,10 +53,10 @@ impl<D: Driver> Current<D> {
     }
 }
 
-/// What a running batch holds. The pin is the last field, so that the rest is dropped before other threads
-/// see that the batch has ended.
+/// The pin and the overlay of a running batch. The pin is the last field, so that the overlay is dropped
+/// before other threads see that the batch has ended.
 pub(crate) struct BatchHold<D: Driver> {
-    /// The overlay that it reads before the index.
+    /// The overlay that the batch reads before the index.
     pub overlay: Option<Arc<OverlayTable<D>>>,
     changed: Option<Arc<Overlay>>,
     pub version: Version,
@@ -77,13 +77,14 @@ impl<D: Driver> Shared<D> {
     pub(crate) fn begin(&self) -> BatchHold<D> {
         let pin = self.epochs.pin_owned();
         loop {
-            // Read after the pin: a switch relies on it.
+            // Read after the pin has taken its number: a switch relies on this order (`cache/version.rs`).
             let current = self.current.read();
             let version = current.version;
             let Some((changed, table)) = &current.overlay else {
                 return BatchHold { overlay: None, changed: None, version, pin };
             };
-            // The table outlives its batches. If it is gone, `current` has been replaced since it was read.
+            // The table lives while its version's batches run. If it is gone, `current` was replaced after
+            // this thread has read it.
             if let Some(table) = table.upgrade() {
                 return BatchHold { overlay: Some(table), changed: Some(changed.clone()), version, pin };
             }
@@ -111,7 +112,7 @@ impl<D: Driver> Shared<D> {
         self.merge(&overlay)?;
         self.withdraw_overlay(version);
         self.wake.now();
-        // For the batches that read the overlay.
+        // Batches may still read the overlay, which is freed next.
         self.wait_for_earlier()?;
         *current_overlay = None;
         Ok(overlay.switched())
@@ -119,7 +120,8 @@ impl<D: Driver> Shared<D> {
 
     fn make_current(&self, version: Version, overlay: &Arc<Overlay>, table: &Arc<OverlayTable<D>>) {
         self.stop_pointing();
-        // First, because a batch may find a slot in the overlay that has left the index.
+        // Before the overlay is visible: from then on, a batch may find a slot there that the index has
+        // evicted.
         self.retired.hold();
         let overlay = Some((overlay.clone(), Arc::downgrade(table)));
         self.current.replace(Current { version, overlay });
@@ -191,7 +193,7 @@ impl<'s, D: Driver> Carrier<'s, D> {
     ) -> Result<(Overlay, OverlayTable<D>), GpuCacheError> {
         let carried = self.copy_in(changed).and_then(|()| Ok(self.table()?));
         if carried.is_err() {
-            // No batch knows the slots. Copies into them end first.
+            // No batch can find the slots. They are freed after the copies into them have ended.
             self.jobs.finish()?;
             self.slots.into_values().for_each(|slot| self.shared.slots.give_back(slot.location()));
         }
@@ -210,7 +212,7 @@ impl<'s, D: Driver> Carrier<'s, D> {
                 rows.clear();
                 words = 0;
             }
-            // If a row occurs twice, the last bytes count.
+            // If a row occurs twice, its last bytes are used.
             if rows.insert(own, (table, row)).is_none() {
                 words += row.len() / UNIT;
             }
@@ -230,7 +232,8 @@ impl<'s, D: Driver> Carrier<'s, D> {
             let end = word + row.len() / UNIT;
             bytemuck::cast_slice_mut(&mut words[word..end]).copy_from_slice(row);
             let (location, row) = (slot.location().bits(), JobRow::Staged(word));
-            // Nothing is linked, so the job has the row's own key: several rows may share a key of the index.
+            // A launch needs distinct keys. These jobs link nothing, so they have the rows' own keys: rows
+            // may share index keys.
             copies.push(Job { key: own.0, location, row, ..shared.job(table, own, JobKind::Keep) });
             word = end;
         }
@@ -241,7 +244,8 @@ impl<'s, D: Driver> Carrier<'s, D> {
         Ok(jobs.copy(Some(staging))?)
     }
 
-    /// Takes a slot for each row that is in the pool, if there is room, and writes it to the overlay.
+    /// Takes a slot for each row that is in the pool, as far as there is room. Writes the rows' new locations
+    /// to the overlay.
     fn take_slots(&mut self, rows: &ByKey<(TableId, &[u8])>) -> Result<(), GpuCacheError> {
         let Self { shared, jobs, staging, slots, overlay } = self;
         jobs.finish()?;

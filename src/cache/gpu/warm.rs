@@ -1,8 +1,9 @@
 //! Fills a cache on a device, and lists its rows so that the next start can fill it with them.
 //!
-//! As `cache/warm.rs`: the hottest rows first, without the admission policy, while there is room below the
-//! high watermark, so that nothing is evicted for them. Their stamps descend. On a device the rows enter by
-//! launches. A launch has only rows that surely fit, each with the age that its position gives it.
+//! As on the host (`cache/warm.rs`), the hottest rows are inserted first, without the admission policy, while
+//! there is room below the high watermark. So nothing is evicted for them. Their stamps descend: a row's age
+//! follows from its position. On a device the rows are inserted by launches. A launch has only rows that are
+//! certain to fit.
 
 use super::super::slots::UNIT;
 use super::super::warm::{STAMPS, Warmed};
@@ -19,16 +20,16 @@ use crate::types::{FlatKey, TableId};
 const STAGING_WORDS: usize = 1 << 18;
 
 impl<D: Driver> GpuCache<D> {
-    /// As [`super::super::FlatCache::warm`]. Waits for the device; batches that offer rows wait meanwhile.
+    /// As [`super::super::FlatCache::warm`]. Waits for the device. Batches that offer rows wait meanwhile.
     ///
     /// # Errors
-    /// As there, and driver errors.
+    /// As [`super::super::FlatCache::warm`], and driver errors.
     pub fn warm<'r>(
         &self,
         rows: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
     ) -> Result<Warmed, GpuCacheError> {
         let shared = &*self.shared;
-        // The current version, which these rows belong to, does not change meanwhile.
+        // The rows belong to the current version, which must not change meanwhile.
         let overlay = lock(&shared.switching);
         if overlay.is_some() {
             return Err(GpuCacheError::SwitchFailed);
@@ -62,11 +63,11 @@ impl<D: Driver> GpuCache<D> {
 impl<D: Driver> Shared<D> {
     fn hot_rows(&self) -> Result<Vec<(TableId, u64)>, DriverError> {
         let (now, buckets) = (self.epochs.tag(), self.gpu_table.shape().buckets);
-        // As on the host: 16 bytes a row, allocated once.
+        // Allocated once for a full index, 16 bytes per row, as on the host.
         let mut rows = Vec::with_capacity(self.entry_capacity() as usize);
         let mut from = 0;
         while from < buckets {
-            // Unlocked between calls, for the evictor.
+            // The lock is released after each call, so that the evictor can run in between.
             let lister = &mut lock(&self.sweep).lister;
             let row = |entry: &Listed| {
                 let (key, tag) = (FlatKey(entry.key), FlatKey(entry.tag));
@@ -98,6 +99,7 @@ struct Filling<'c, D: Driver> {
     bytes: u64,
     /// Words of the staging buffer in use.
     staged: usize,
+    /// The newest batch number: the stamp of the hottest rows.
     newest: u64,
     warmed: Warmed,
 }
@@ -117,7 +119,7 @@ impl<'c, D: Driver> Filling<'c, D> {
         })
     }
 
-    /// Whether the launch has room for a row of the largest size that leaves the cache below its high
+    /// Whether one more row of the largest size fits in the launch and leaves the cache below its high
     /// watermark.
     fn has_room(&self) -> bool {
         let Self { shared, .. } = self;
@@ -131,7 +133,7 @@ impl<'c, D: Driver> Filling<'c, D> {
             && self.staged + largest <= self.staging.len()
     }
 
-    /// Adds a row to the launch, unless another has its key or there is no slot.
+    /// Adds a row to the launch, unless another row of the launch has its key or no slot is free.
     fn push(&mut self, table: TableId, id: u64, row: &[u8]) -> Result<(), GpuCacheError> {
         let Self { shared, staging, .. } = self;
         let own = shared.own_key(table, id, row.len())?;
@@ -141,11 +143,11 @@ impl<'c, D: Driver> Filling<'c, D> {
         };
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(staging.words_mut()?);
         bytes[self.staged * UNIT..][..row.len()].copy_from_slice(row);
-        let rows_a_stamp = (shared.entry_capacity() / STAMPS).max(1);
+        let rows_per_stamp = (shared.entry_capacity() / STAMPS).max(1);
         let job = Job {
             location: slot.location().bits(),
             row: JobRow::Staged(self.staged),
-            older: ((self.warmed.stored + self.jobs.len() as u64) / rows_a_stamp) as u32,
+            older: ((self.warmed.stored + self.jobs.len() as u64) / rows_per_stamp) as u32,
             ..shared.job(table, own, JobKind::Keep)
         };
         if !self.jobs.push(job, staging) {
@@ -171,7 +173,7 @@ impl<'c, D: Driver> Filling<'c, D> {
         for (outcome, target) in jobs.finish()?.iter().zip(targets.drain(..)) {
             shared.count_linked(outcome, &target);
             match outcome.link {
-                // `LINK_SWAPPED`: it has replaced a pointer to it.
+                // `LINK_SWAPPED`: the row has replaced a pointer to it.
                 LINK_NEW | LINK_SWAPPED => warmed.stored += 1,
                 _ => warmed.passed_over += 1,
             }

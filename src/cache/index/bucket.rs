@@ -33,23 +33,23 @@ pub(super) enum Probe {
 pub(super) fn touch(slot: &IndexSlot, word: u64, now: Stamp) {
     if now.age(stamp_of(word)) > FRESH {
         let stamped = pack(location_of(word), now);
-        // It may fail: then the entry was removed or stamped by another lookup. Relaxed is enough: a
-        // read-modify-write continues the release sequence of the writer that linked the entry.
+        // The exchange may fail: then the entry was removed or another lookup stamped it. Relaxed is enough:
+        // a read-modify-write continues the release sequence of the writer that linked the entry.
         let _ = slot.word.compare_exchange(word, stamped, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
 /// Links an entry. The caller holds the bucket's lock.
 pub(super) fn link(slot: &IndexSlot, key: FlatKey, location: Location, now: Stamp) {
-    // A swap instead of a store: it reads the last touch, so it is ordered after it. (C++ orders a plain
-    // store after the touch too, since a touch directly follows the word that it changes. loom does not know
-    // that rule, and would show a reader the touched word of the previous entry.)
+    // A swap and not a store: it reads the word of the last `touch`, so it is ordered after that `touch`. (In
+    // the C++ memory model, a plain store would be too, since a `touch` directly follows the word that it
+    // changes. loom lacks that rule, and would show a reader the touched word of the previous entry.)
     slot.word.swap(pack(location, now), Ordering::AcqRel);
     slot.key.store(key.0, Ordering::Release);
 }
 
-/// Unlinks an entry. The caller holds the bucket's lock, so the location cannot change. The stamp may, which
-/// does not matter.
+/// Unlinks an entry by storing the key `to`. The caller holds the bucket's lock, so the location cannot
+/// change. The stamp may change, which does not matter.
 pub(super) fn unlink(slot: &IndexSlot, to: FlatKey) -> Unlinked {
     let unlinked = Unlinked {
         key: FlatKey(slot.key.load(Ordering::Relaxed)),
@@ -60,8 +60,8 @@ pub(super) fn unlink(slot: &IndexSlot, to: FlatKey) -> Unlinked {
 }
 
 impl IndexSlot {
-    /// The entry's location. The caller holds the bucket's lock while it uses the result: without the lock no
-    /// entry is unlinked.
+    /// The entry's location. The caller holds the bucket's lock while it uses the result. Entries are
+    /// unlinked only under that lock.
     pub(super) fn held(&self) -> Held<'_> {
         Held { location: location_of(self.word.load(Ordering::Relaxed)), pin: PhantomData }
     }
@@ -101,9 +101,9 @@ mod memory {
 
         #[inline]
         pub(crate) fn all(&self) -> &[Bucket] {
-            // SAFETY: the mapping is private to `self` and as long as `count` buckets; pages are
-            // aligned to more than 128 and begin as zeros, which is a bucket of empty slots. Buckets
-            // consist of atomics, so shared references suffice for all accesses.
+            // SAFETY: the mapping is private to `self` and has the length of `count` buckets. Pages are
+            // aligned to more than 128 bytes and begin as zeros, which are valid buckets of empty slots.
+            // Buckets consist of atomics, so shared references suffice for all accesses.
             unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast(), self.count) }
         }
     }

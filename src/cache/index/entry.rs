@@ -1,4 +1,4 @@
-//! What the index stores and returns: locations, stamps, and entries on their way in and out.
+//! The types that the index stores and returns: locations, stamps, entries to link, and unlinked entries.
 
 use std::marker::PhantomData;
 
@@ -26,7 +26,7 @@ impl Location {
         Self(offset << 1)
     }
 
-    /// Row `id` of its key's table in host memory. `id` is below [`Self::OFFSETS`].
+    /// Row `id` of a table in host memory. The entry's key gives the table. `id` is below [`Self::OFFSETS`].
     #[must_use]
     pub(crate) fn host(id: u64) -> Self {
         debug_assert!(id < Self::OFFSETS);
@@ -56,7 +56,7 @@ impl Location {
     }
 }
 
-/// When an entry was used: the low 24 bits of a batch's number.
+/// When an entry was last used: the low 24 bits of the batch's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp(u64);
 
@@ -66,8 +66,8 @@ impl Stamp {
         Self(batch & STAMP_MASK)
     }
 
-    /// How many batches ago `earlier` was. A batch with a larger number may run before one with a smaller;
-    /// its stamp has age 0.
+    /// How many batches ago `earlier` was. Batches may run out of order, so `earlier` may be the stamp of a
+    /// batch with a larger number. Then the age is 0.
     #[must_use]
     pub(crate) fn age(self, earlier: Stamp) -> u32 {
         let age = self.0.wrapping_sub(earlier.0) & STAMP_MASK;
@@ -87,8 +87,8 @@ pub(super) fn stamp_of(word: u64) -> Stamp {
     Stamp(word >> LOCATION_BITS)
 }
 
-/// A location that was found. It is valid as long as the pin of the lookup that found it, or as long as the
-/// bucket's lock of the writer that found it.
+/// A location that was found. It is valid until the pin of the lookup that found it is dropped, or until the
+/// writer that found it releases the bucket's lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Held<'p> {
     pub(super) location: Location,
@@ -96,14 +96,14 @@ pub(crate) struct Held<'p> {
 }
 
 impl<'p> Held<'p> {
-    /// The location that batch `found_by` found, through the same batch's pin.
+    /// The location that batch `found_by` found, readable again under the same batch's pin.
     ///
     /// # Panics
-    /// When the pin is another batch's: the location may have been reused since.
+    /// When the pin belongs to another batch: the location may have been reused since.
     #[inline]
     #[must_use]
     pub(crate) fn again(location: Location, found_by: u64, pin: &'p Pin<'_>) -> Self {
-        assert_eq!(found_by, pin.number(), "a location is read under the pin it was found under");
+        assert_eq!(found_by, pin.number(), "the location was found under another batch's pin");
         Self { location, pin: PhantomData }
     }
 
@@ -149,16 +149,16 @@ pub(crate) struct Entry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Stay,
-    /// It is unlinked.
+    /// The entry is unlinked.
     Leave,
-    /// It is linked to another location.
+    /// The key is linked to another location.
     Move(Location),
 }
 
 /// The result of an insert.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Link {
-    /// The key was linked to an empty slot.
+    /// The key was linked in an empty slot.
     New,
     /// The key was linked in place of the coldest entry of its two buckets, or of its own old entry.
     Replaced(Unlinked),

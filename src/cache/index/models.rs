@@ -7,8 +7,8 @@ use loom::sync::Arc;
 /// stamp.
 const INSERTED: u64 = 0_u64.wrapping_sub(10);
 
-/// The real index of two buckets, with the real epochs and retire list, around rows that loom watches: a row
-/// that is written while it may be read fails the model, and so does a row under another row's key.
+/// The real index with two buckets, the real epochs and the real retire list, with rows that loom watches.
+/// The model fails if a row is written while it may be read, or if a row is found under another row's key.
 struct Cache {
     index: Index,
     epochs: Epochs,
@@ -16,7 +16,7 @@ struct Cache {
     rows: Vec<UnsafeCell<u64>>,
 }
 
-// SAFETY: rows are accessed as the module's argument allows, which is what loom checks.
+// SAFETY: rows are accessed only as the argument in `index.rs` allows, and loom checks that this is sound.
 unsafe impl Sync for Cache {}
 // SAFETY: as above.
 unsafe impl Send for Cache {}
@@ -31,15 +31,15 @@ impl Cache {
         })
     }
 
-    /// The first `N` keys whose first and second bucket are these.
+    /// The first `N` keys with this pair of buckets.
     fn keys<const N: usize>(&self, pair: (usize, usize)) -> [u64; N] {
         let mut keys = (2..).filter(|&key| self.index.pair(FlatKey(key)) == pair);
         std::array::from_fn(|_| keys.next().unwrap())
     }
 
-    /// Writes a row that is in no index.
+    /// Writes a row that is not linked.
     fn write(&self, row: u64, key: u64) {
-        // SAFETY: the model uses a row once until it is freed.
+        // SAFETY: a model writes a row only before the row is linked, or after it was freed.
         self.rows[row as usize].with_mut(|r| unsafe { *r = key });
     }
 
@@ -61,7 +61,7 @@ impl Cache {
         free
     }
 
-    /// A batch: every row found under a key is that key's row. Returns how many are found.
+    /// Runs a batch. Checks that a row found under a key is that key's row. Returns how many rows are found.
     fn read(&self, keys: &[u64]) -> usize {
         let pin = self.epochs.pin();
         let found = keys.iter().filter(|&&key| {
@@ -83,8 +83,8 @@ fn model(body: impl Fn() + Sync + Send + 'static) {
     builder.check(body);
 }
 
-/// The slot of the index gets another key and, if no batch holds it, the row gets another content. A lookup
-/// of the entry before must not write that entry's location back together with its stamp.
+/// A slot of the index gets another key. If no batch holds the old row, the row's memory is reused too. A
+/// lookup of the old entry renews its stamp. It must not write the old location back with the stamp.
 #[test]
 fn a_reader_gets_its_keys_row_while_the_entry_is_replaced() {
     model(|| {
@@ -124,8 +124,8 @@ fn a_reader_gets_its_keys_row_though_the_key_left_and_returned() {
     });
 }
 
-/// If both buckets of a key are full, it takes the slot of a victim, whose key is replaced without being
-/// empty between.
+/// If both buckets of a new key are full, the key takes the slot of a victim. The slot is not empty in
+/// between.
 #[test]
 fn a_reader_gets_its_keys_row_while_full_buckets_make_room() {
     model(|| {
@@ -150,7 +150,7 @@ fn a_reader_gets_its_keys_row_while_full_buckets_make_room() {
     });
 }
 
-/// The entry that an insert of `key` replaces: all are equally old, and the last of equals is taken.
+/// The key of the entry that an insert of `key` replaces. All entries are equally old, so it is the last one.
 fn victim(cache: &Cache, key: u64) -> Option<u64> {
     let (_, second) = cache.index.pair(FlatKey(key));
     cache.index.ages(second, Stamp::of(1)).last().map(|(key, ..)| key.0)
@@ -199,7 +199,7 @@ fn of_two_inserts_of_a_key_one_wins() {
     });
 }
 
-/// The buckets of two keys are the same in the other order, and both are inserted into the second bucket.
+/// Two keys have the same buckets in opposite order, and both keys are inserted into bucket 1.
 #[test]
 fn two_inserts_into_one_bucket_both_stay_and_do_not_deadlock() {
     model(|| {

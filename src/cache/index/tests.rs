@@ -50,7 +50,7 @@ proptest! {
         }
     }
 
-    /// The stamp is renewed only by a lookup that finds it older than [`FRESH`].
+    /// A lookup renews a stamp only if it is more than [`FRESH`] batches old.
     #[test]
     fn of_lookups_in_quick_succession_only_the_first_writes_a_stamp(
         first in any::<u64>(),

@@ -1,12 +1,12 @@
 use super::*;
 use proptest::prelude::*;
 
-/// Corpus sizes spread evenly over magnitudes, from 1 to 2^40.
+/// A table's number of rows, from 1 to 2^40, with all magnitudes equally likely.
 fn corpus() -> impl Strategy<Value = u64> {
     (0u32..=40).prop_flat_map(|bits| (1u64 << bits.saturating_sub(1))..=(1u64 << bits))
 }
 
-/// The boundary ids of a table, and some between.
+/// The first, middle and last id of a table, and the given ids modulo its rows.
 fn probes(rows: u64, inner: &[u64]) -> Vec<u64> {
     let mut ids = vec![0, rows / 2, rows - 1];
     ids.extend(inner.iter().map(|i| i % rows));
@@ -133,7 +133,8 @@ fn the_error_of_a_narrow_width_has_the_needed_bits() {
 
 #[test]
 fn small_tables_stay_exact_while_large_ones_share_keys() {
-    // 2 + 4 + 1024 keys, and 2^16 - 1030 for two tables of 4:1.
+    // The reserved keys and the two small tables take 2 + 4 + 1024 keys. The two large tables share the other
+    // 2^16 - 1030. One has four times the rows of the other.
     let keys = FlatKeys::new(&[4_000_000, 3, 1_000_000, 1000], KeyWidth::new(16).unwrap()).unwrap();
     let bits: Vec<u32> = keys.codes.iter().map(|c| c.bits()).collect();
     assert_eq!(bits, [15, 2, 14, 10]);

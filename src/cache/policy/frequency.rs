@@ -3,25 +3,25 @@
 //! **The rule.** Each time that a batch misses a row, the row's count grows by the number of its occurrences
 //! in that batch. The row is admitted once the count reaches a fixed number (2 by default), or if the cache
 //! has room for it without an eviction. Occurrences are counted, not batches: the server merges requests, and
-//! a row that two requests of one batch use is admitted as if they had come one after the other. In the
-//! statistics such a row is one miss, and its other occurrences are hits, since the row is fetched once.
+//! a row that two requests of one batch use is admitted as if each request were a batch. The statistics count
+//! such a row as one miss and its other occurrences as hits, since the row is fetched once.
 //!
-//! **Recently** means: until about as many other rows were missed as the sketch has room for. The sketch
-//! stores a missed row in 16 bits, 12 of the key's hash and a count of 4 bits. A 64-bit word is a queue of
-//! four such entries. A row that is missed again moves to the front of its queue with a higher count; the
-//! oldest entry is dropped when a new one needs its place. So the sketch is a list of the rows missed last,
-//! like the ghost lists of ARC (Megiddo and Modha, 2003) and S3-FIFO (Yang and others, 2023), in two bytes a
-//! row. The alternative, TinyLFU's count-min sketch that is halved periodically (Einziger, Friedman and
-//! Manes, 2017), needs four counters for each row, and each halving forgets every row that was missed once,
-//! however recently.
+//! **Recently** means: a count is kept until about as many other rows were missed as the sketch has room for.
+//! The sketch stores a missed row in 16 bits, 12 of the key's hash and a count of 4 bits. A 64-bit word is a
+//! queue of four such entries. A row that is missed again moves to the front of its queue with a higher
+//! count. A new entry displaces the oldest entry of a full queue. So the sketch is a list of the rows missed
+//! last, like the ghost lists of ARC (Megiddo and Modha, 2003) and S3-FIFO (Yang and others, 2023), with two
+//! bytes per row. The alternative, TinyLFU's count-min sketch that is halved periodically (Einziger, Friedman
+//! and Manes, 2017), needs four counters for each row, and each halving forgets every row that was missed
+//! once, however recently.
 //!
-//! **Limits.** Two rows of one word with equal hashes share a count; that affects about one miss in a
+//! **Limits.** Two rows of one word with equal 12-bit hashes share a count. This affects about one miss in a
 //! thousand. How long a row is remembered varies from word to word. Only misses are counted, so a hit costs
-//! nothing. TinyLFU compares the new row with the victim; here victims are chosen in the background, so the
+//! nothing. TinyLFU compares the new row with the victim. Here victims are chosen in the background, so the
 //! count is compared with a fixed number.
 //!
-//! Updates are a load and a store, not atomic together. Two threads may lose a count; the effect is a later
-//! admission.
+//! An update is a load and a store, which are not atomic together. If two threads update a word at once, a
+//! count may be lost, and the row is admitted later.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -32,7 +32,7 @@ use crate::types::FlatKey;
 const BITS: u32 = 16;
 const COUNT_BITS: u32 = 4;
 const MASK: u64 = (1 << BITS) - 1;
-/// Counts saturate here.
+/// Counts saturate at this value.
 const MOST: u64 = (1 << COUNT_BITS) - 1;
 /// Entries of a word's queue.
 const DEPTH: u32 = u64::BITS / BITS;
@@ -44,12 +44,13 @@ pub(crate) const MISS_BYTES: usize = (BITS / u8::BITS) as usize;
 pub(crate) struct Sketch {
     /// Each word is a queue with the newest entry in the lowest bits. An entry of 0 is empty.
     words: Box<[AtomicU64]>,
-    /// Rows with this count are admitted.
+    /// Rows with at least this count are admitted.
     least: u64,
 }
 
 impl Sketch {
-    /// A sketch of `bytes`, at least one word. It admits a row at its `least`-th use while missing, 1 to 15.
+    /// A sketch of `bytes` bytes, but at least one word. It admits a missed row at its `least`-th recent use.
+    /// `least` is clamped to 1 to 15.
     #[must_use]
     pub(crate) fn new(bytes: usize, least: u32) -> Self {
         let words = (bytes / size_of::<u64>()).max(1);
@@ -84,14 +85,15 @@ impl Sketch {
     }
 }
 
-/// A queue after `occurrences` uses of the missed row `name`, and the count of that row.
+/// Counts `occurrences` uses of a missed row. `name` is the row's hash, in the place that it has in an entry.
+/// Returns the new queue and the row's new count.
 fn missed(queue: u64, name: u64, occurrences: u64) -> (u64, u64) {
     let entry = |place: u32| queue >> (place * BITS) & MASK;
-    let is_it = |place: &u32| entry(*place) & !MOST == name && entry(*place) & MOST > 0;
-    let found = (0..DEPTH).find(is_it);
+    let is_row = |place: &u32| entry(*place) & !MOST == name && entry(*place) & MOST > 0;
+    let found = (0..DEPTH).find(is_row);
     let before = found.map_or(0, |place| entry(place) & MOST);
     let count = (before + occurrences).min(MOST);
-    // Newer entries move up by one place, over the entry that was found or else over the oldest.
+    // All newer entries move up by one place. This overwrites the row's old entry, or else the oldest entry.
     let moving = u64::MAX >> (u64::BITS - BITS * (found.unwrap_or(DEPTH - 1) + 1));
     let after = queue & !moving | queue << BITS & moving | name | count;
     (after, count)

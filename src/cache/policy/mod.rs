@@ -6,8 +6,8 @@
 //! **Eviction** starts when the cache is above its high watermark and ends at the low one. Victims are chosen
 //! by coldness: the age of the last use ([`lru`]), or the [`rank`] in a data set. A sample of the entries
 //! gives the threshold: the coldness that the share to be evicted reaches. A sweep evicts every entry at or
-//! above it. That is the exact order to within the sample's error, without a list to maintain on the lookup
-//! path.
+//! above the threshold. Except for the sampling error, this evicts the coldest entries, and the lookup path
+//! maintains no list.
 
 pub(crate) mod frequency;
 pub(crate) mod lru;
@@ -19,7 +19,7 @@ use frequency::Sketch;
 use probability::Probability;
 use rank::Ranks;
 
-/// A row that a batch used and that the cache does not hold.
+/// A row that a batch used and did not find in the cache.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Missed {
     pub key: FlatKey,
@@ -65,15 +65,15 @@ pub enum EvictionOption {
     /// Evicts the least recently used rows.
     #[default]
     Lru,
-    /// Evicts the rows of the lowest frequency in a data set. These rows are in descending order of
-    /// frequency; all other rows are evicted before them, least recently used first. Rows past the number
-    /// that the cache can hold are ignored.
+    /// Evicts the rows with the lowest frequency in a data set first. The list has the rows in descending
+    /// order of frequency. Rows that are not listed are evicted before all listed rows, least recently used
+    /// first. Listed rows beyond the number that the cache can hold are ignored.
     Lfu(Vec<(TableId, u64)>),
 }
 
 impl EvictionOption {
-    /// Whether a row's age alone decides, which kernels can compute. The host ranks the rows of other
-    /// policies.
+    /// Whether eviction depends on a row's age alone. Kernels can compute the age. For other policies, the
+    /// host computes the coldness.
     pub(crate) fn is_by_age(&self) -> bool {
         matches!(self, Self::Lru)
     }
@@ -90,7 +90,7 @@ pub(crate) enum Eviction {
 }
 
 impl Eviction {
-    /// The policy, with the ranks of at most `ranked` rows. `key` gives the key of a row.
+    /// The policy, with ranks for the first `ranked` listed rows. `key` gives the key of a row.
     pub(crate) fn new(
         option: &EvictionOption,
         ranked: usize,
@@ -136,7 +136,7 @@ pub struct Watermarks {
 }
 
 impl Watermarks {
-    /// The share of `used` to evict once eviction has started; 0 at the end.
+    /// The share of `used` to evict once eviction has started; 0 at or below the low watermark.
     #[must_use]
     pub(crate) fn excess(&self, used: u64, capacity: u64) -> f64 {
         let target = self.low * capacity as f64;
@@ -160,7 +160,7 @@ pub(crate) struct Fill {
 }
 
 impl Fill {
-    /// The larger of both shares to evict; 0 at the end.
+    /// The larger of both shares to evict; 0 if both resources are at or below the low watermark.
     #[must_use]
     pub(crate) fn excess(&self, watermarks: &Watermarks) -> f64 {
         watermarks.excess(self.entries.0, self.entries.1).max(watermarks.excess(self.bytes.0, self.bytes.1))
@@ -173,8 +173,8 @@ impl Fill {
     }
 }
 
-/// The coldness that about `share` of the sampled entries reach. Reorders the sample. `u64::MAX` if the
-/// sample or the share is empty.
+/// The coldness that about `share` of the sampled entries reach; `u64::MAX` if the sample is empty or the
+/// share is 0. Reorders the sample.
 #[must_use]
 pub(crate) fn threshold(sample: &mut [u64], share: f64) -> u64 {
     let evicted = (share * sample.len() as f64).ceil() as usize;

@@ -1,8 +1,8 @@
-//! Admission by probability (FLECHE 3.1): a missed row is admitted with probability `p`, so a row that is
-//! used fewer than about `1 / p` times is mostly not cached.
+//! Admission by probability (FLECHE section 3.1): a missed row is admitted with probability `p`, so a row
+//! that is used fewer than about `1 / p` times is mostly not cached.
 //!
-//! The draw is a hash of key, batch and seed, and so reproducible. It needs no memory of past accesses. Its
-//! limit: a hot row is rejected as often as a cold one, until it is used again.
+//! The draw is a hash of key, batch and seed, so it is reproducible and needs no memory of past accesses. Its
+//! limit: each miss of a hot row is rejected with the same probability as a miss of a cold row.
 
 use crate::mem::mix64;
 use crate::types::FlatKey;

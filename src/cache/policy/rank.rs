@@ -1,12 +1,12 @@
-//! Eviction by frequency rank, as in the frequency-aware cache: rows are ranked by how often a data set uses
-//! them (`flechette plan --counts`), and the row with the last rank is evicted first.
+//! Eviction by frequency rank, as in the frequency-aware cache (Fang et al., 2022): rows are ranked by how
+//! often a data set uses them (`flechette plan --counts`), and the row with the last rank is evicted first.
 //!
-//! Ranks are computed from past data and do not change until the next counts. So they suit steady traffic and
-//! not shifting traffic. Rows without a rank are colder than all ranked rows; the longest unused of them is
-//! evicted first.
+//! Ranks are computed from past data and stay fixed while the cache exists. So they suit steady traffic and
+//! not shifting traffic. Rows without a rank are colder than all ranked rows. Among them, the longest unused
+//! row is evicted first.
 //!
 //! A sweep looks up the rank of every entry, so ranks are in a hash table with open addressing. Its size
-//! follows from the number of rows, because it is part of `cache.bytes`.
+//! follows from the number of rows, because the table counts towards `cache.bytes`.
 
 use super::super::key::{EMPTY, mix64};
 use crate::types::FlatKey;
@@ -14,9 +14,9 @@ use crate::types::FlatKey;
 /// Ranks of the most frequent rows, 0 the most frequent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ranks {
-    /// Open addressing with linear probing; [`EMPTY`] in a free place.
+    /// Open addressing with linear probing. A free place has the key [`EMPTY`].
     keys: Box<[FlatKey]>,
-    /// By place in `keys`.
+    /// By place of the key in `keys`.
     ranks: Box<[u32]>,
     len: usize,
 }
@@ -32,13 +32,13 @@ impl Ranks {
         if rows == 0 { 0 } else { rows + rows.div_ceil(3) }
     }
 
-    /// Ranks of keys in descending frequency. A key that occurs twice has its first rank.
+    /// Ranks of keys that are given in descending frequency. A key that occurs twice has its first rank.
     #[must_use]
     pub(crate) fn new(descending: impl ExactSizeIterator<Item = FlatKey>) -> Self {
         let places = Self::places(descending.len());
         let mut ranks = Self { keys: vec![EMPTY; places].into(), ranks: vec![0; places].into(), len: 0 };
         for key in descending {
-            // There are more places than keys, so a free one is found.
+            // There are more places than keys, so the search finds a free place.
             let place = ranks.place(key);
             if ranks.keys[place] == EMPTY {
                 ranks.keys[place] = key;

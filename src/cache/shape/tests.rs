@@ -49,8 +49,9 @@ proptest! {
             .map(|t| TableShape { rows: (t.rows as f64 * fraction).ceil() as u64, ..*t })
             .collect();
         prop_assert!(layout.holds(&held));
-        // Rows with 20 bytes of index and a bit each, the room above the watermark, and partly used slabs.
-        // The worst case is a small pool in which a slab of one large row holds one smaller row.
+        // Each row costs its bytes, 20 bytes of index and a bit of a slab's record. The bound adds the room
+        // above the watermark and partly used slabs. The worst case is a small pool with slabs of one large
+        // row, each of which holds one smaller row.
         let cost: f64 = held.iter().map(|t| t.rows as f64 * (t.row_bytes as f64 + 20.5)).sum();
         let most = cost / WATERMARKS.high * 2.05 + 3.0 * minimum(&tables).1 as f64 + 4096.0;
         prop_assert!(shape.bytes as f64 <= most, "{} bytes for {cost}", shape.bytes);

@@ -5,7 +5,7 @@ fn shape(slabs: usize) -> SlabShape {
     SlabShape { row_bytes: vec![4, 20, 64], slab_bytes: 128, slabs }
 }
 
-/// Takes slots of a class until there are none.
+/// Takes slots of a class until no slot is free.
 fn exhaust(pool: &Pool, class: Class) -> Vec<Location> {
     std::iter::from_fn(|| pool.take(class)).map(|slot| slot.location()).collect()
 }
@@ -31,7 +31,7 @@ proptest! {
                 held.push((location, bytes));
             } else if !held.is_empty() {
                 let (location, _) = held.swap_remove(which.index(held.len()));
-                // SAFETY: taken above, removed from `held`, never indexed.
+                // SAFETY: the slot was taken above and removed from `held`. It was never in an index.
                 unsafe { pool.release(location) };
             }
         }

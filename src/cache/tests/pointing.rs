@@ -6,7 +6,7 @@ fn pointing(pointers: u64) -> CacheOptions {
     CacheOptions { pointers, ..by_hand() }
 }
 
-/// Batches over all rows of a table, so that each is cold in turn.
+/// Runs batches over all rows of a table in order, so that each row becomes cold.
 fn walk(cache: &FlatCache, tables: &[TableShape], query: &mut Query, rounds: u64) -> Seen {
     let mut all = Seen { hits: 0, pointed: 0, misses: 0 };
     for start in (0..rounds * tables[0].rows).step_by(20) {
@@ -99,14 +99,14 @@ fn the_tuner_sets_the_capacity_by_what_batches_report() {
     assert_eq!(cache.shared.pointers.capacity(), 300);
 }
 
-/// Workers, evictions, and a store that withdraws its memory repeatedly.
+/// Four workers and evictions, while a store repeatedly registers and withdraws its memory.
 #[test]
 fn under_threads_and_withdrawals_no_withdrawn_table_is_pointed_at() {
     let tables = [table(3000, 16), table(3000, 8)];
     let options = CacheOptions { pointers: 3000, ..for_all() };
     let cache = cache_of(100 << 10, &tables, &options);
     cache.set_pointers(3000);
-    // Table 1 is never held in memory; table 0 is at times.
+    // Table 0 is in memory at times, table 1 never.
     let in_ram = AtomicU64::new(0);
     let working = AtomicU64::new(4);
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! The policies as the cache applies them.
+//! Tests of the policies in the whole cache.
 
 use super::*;
 use crate::cache::policy::rank::Ranks;

@@ -10,7 +10,7 @@ fn cached_changed_rows_are_carried_over_and_others_are_not_inserted() {
     run_batch(&cache, &tables, &mut query, &[(0, (0..50).collect())]);
     let switched = switch(&cache, &tables, Version(1));
     assert_eq!(switched, Switched { changed: 20, carried: 10 });
-    // This checks rows against version 1.
+    // `run_batch` compares the rows with version 1.
     let seen = run_batch(&cache, &tables, &mut query, &[(0, (0..100).collect())]);
     assert_eq!((seen.hits, seen.misses), (50, 50));
     settle(&cache);
@@ -30,7 +30,7 @@ fn a_batch_of_the_old_version_finds_old_rows_until_it_ends() {
         while cache.version() != Version(1) {
             std::thread::yield_now();
         }
-        // A batch of each version at once. The old one also inserts old rows.
+        // A batch of each version runs at once. The old batch also inserts old rows.
         let mut mine = Query::default();
         let new = run_batch(&cache, &tables, &mut mine, &[(0, (0..100).collect())]);
         assert_eq!(new.hits, 50);
@@ -122,8 +122,8 @@ proptest! {
     }
 }
 
-/// Eight workers over a working set many times the cache, constant eviction, poisoned freed slots, and a
-/// writer that repeatedly changes a fifth of all rows: every returned row is of its batch's version.
+/// Eight workers use far more rows than the cache can hold, while a writer repeatedly changes a fifth of all
+/// rows. Freed slots are poisoned. Every returned row must have the bytes of its batch's version.
 #[test]
 fn under_eight_threads_eviction_and_a_writer_every_row_is_its_versions() {
     let tables = [table(4_000, 16), table(500, 1), table(2_000, 33), table(50, 7)];

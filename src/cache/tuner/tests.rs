@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// Steps a tuner against a workload whose throughput depends on the capacity.
+/// Steps a tuner 200 times. `throughput` gives the throughput at a capacity. Returns the final capacity.
 fn settle(tuner: &mut Tuner, throughput: impl Fn(u64) -> f64) -> u64 {
     (0..200).for_each(|_| {
         tuner.step(throughput(tuner.capacity));
@@ -28,7 +28,7 @@ fn the_trial_restarts_after_a_marked_fall_of_throughput() {
     let advice: Vec<_> = (0..PATIENCE).map(|_| tuner.step(50.0)).collect();
     assert_eq!(advice.iter().filter(|a| a.clear).count(), 1);
     assert_eq!(advice[PATIENCE as usize - 1], Advice { capacity: 0, clear: true });
-    // For the new traffic, no pointers are best.
+    // For the new traffic, a capacity of 0 is best.
     assert_eq!(settle(&mut tuner, |c| 50.0 - c as f64 / 100.0), 0);
 }
 

@@ -1,15 +1,16 @@
-//! The protocol with the real pins. The current version and the index's only entry are plain atomics here:
-//! crossbeam-epoch and the index have models of their own.
+//! A loom model of the switch, with the real pins. The current version and the index, which has one entry,
+//! are plain atomics here. `index/models.rs` models the real index.
 
 use super::super::epoch::Epochs;
 use crate::sync::{AtomicU64, Ordering};
 use loom::sync::Arc;
 
-/// Bits of the current version: the new version, and its overlay.
+/// Bits of `current`: the new version is current, and it has an overlay. The value of a new row is `NEW`,
+/// too.
 const NEW: u64 = 2;
 const OVERLAY: u64 = 1;
 
-/// A batch of the old version may insert the old row at any time; a batch of the new version never finds it.
+/// A batch of the old version may insert the old row at any time. A batch of the new version never finds it.
 #[test]
 fn a_batch_of_the_new_version_finds_the_new_row_while_an_old_one_inserts() {
     loom::model(|| {

@@ -1,6 +1,6 @@
 //! Reads the elements of a row of each element type, one by one or a register at a time. Both give the bits
-//! of [`Element::decode`]: f16 is exact; int8 is a product and a sum, each rounded, even if the processor can
-//! fuse them.
+//! of [`Element::decode`]: f16 is exact. int8 is a product and a sum, each rounded, even if the processor
+//! could fuse them.
 
 #![allow(unsafe_code)]
 
@@ -12,13 +12,13 @@ use crate::types::element::{f16_values, f32_values, int8_parts, int8_values};
 pub(crate) trait RowLayout<'a>: Copy {
     const ELEMENT: Element;
 
-    /// A row of these bytes.
+    /// The row that these bytes encode.
     fn of(bytes: &'a [u8]) -> Self;
 
-    /// Its elements, padding included.
+    /// The elements of the row, padding included.
     fn values(self) -> impl Iterator<Item = f32>;
 
-    /// One register of elements, from element `at` on.
+    /// One register of elements, starting with element `at`.
     ///
     /// # Safety
     /// The processor has the instruction set of `V`, and the row has `at + V::WIDTH` elements.

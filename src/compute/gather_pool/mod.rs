@@ -1,4 +1,5 @@
-//! Gather-pool on the CPU. Its bits are the reference for every device; [`super::pool`] defines them.
+//! Gather-pool on the CPU. [`super::pool`] defines the operation. The bits of this implementation are the
+//! reference for every device.
 
 mod layout;
 mod registers;
@@ -52,18 +53,18 @@ impl PoolLookup<'_> {
     }
 }
 
-/// Bytes of rows in a block: they are prefetched and located before they are pooled.
+/// Bytes of rows in a block. `model/input.rs` finds the rows of a block while it pools the block before.
 const BLOCK_BYTES: usize = 32 << 10;
 
-/// Bytes of rows that are prefetched while one is pooled: memory's bandwidth times its latency. 512 B to 8
-/// KiB were measured, with little difference.
+/// Bytes of rows that are prefetched ahead: about the memory's bandwidth times its latency. Values from 512 B
+/// to 8 KiB were measured, with little difference.
 const AHEAD_BYTES: usize = 2 << 10;
 
 /// Finds the row of every occurrence of the lookup, and prefetches the first rows.
 ///
-/// Finding rows and reading them are two loops, so that each keeps its variables in registers. A single loop
-/// took two to three times as long. A likely reason is 4 KiB aliasing: loads of variables on the stack wait
-/// for stores with the same low 12 address bits, which wait for a row.
+/// Finding rows and pooling them are two loops, so that each keeps its variables in registers. A single loop
+/// took two to three times as long. A likely reason is 4 KiB aliasing: a load of a variable on the stack
+/// waits for an earlier store with the same low 12 address bits, and that store waits for a row.
 pub(crate) fn collect_rows<'r>(
     lookup: &PoolLookup<'_>,
     row: impl Fn(usize) -> Option<&'r [u8]>,
@@ -79,7 +80,7 @@ pub(crate) fn collect_rows<'r>(
     }
 }
 
-/// How many rows of this size are prefetched ahead of the one that is pooled.
+/// How many rows of this size are prefetched ahead of the row that is being pooled.
 #[inline(always)]
 pub(crate) fn rows_ahead(row_bytes: usize) -> usize {
     (AHEAD_BYTES / row_bytes.max(1)).max(1)
@@ -87,7 +88,7 @@ pub(crate) fn rows_ahead(row_bytes: usize) -> usize {
 
 /// Pools the rows of each sample's ids into `dim` columns of its output row.
 ///
-/// `rows` has an entry for every occurrence from that of the first sample on: the bytes of its row, with any
+/// `rows` has an entry for every occurrence of the lookup, in order: the bytes of its row, with any
 /// alignment, or `None` for a row that reads as zeros. `out` has one row of `stride` elements per sample.
 ///
 /// # Panics

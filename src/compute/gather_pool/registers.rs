@@ -1,7 +1,7 @@
 //! The loops of gather-pool, for each instruction set.
 //!
-//! If a row fits a few registers, the sum stays in registers; other widths are summed in the output row. The
-//! bits are the same: additions in id order, and a division. Rows are decoded as they are added.
+//! For common row widths the sum stays in registers. Rows of other widths are summed in the output row. The
+//! bits are the same, because both add in id order and then divide. Rows are decoded as they are added.
 
 #![allow(unsafe_code)]
 
@@ -11,7 +11,7 @@ use crate::compute::vector::{Encoded, Vector};
 use crate::mem::prefetch::prefetch_first;
 use crate::types::Element;
 
-/// A gather-pool whose output columns were checked to lie within `out` for every sample.
+/// A gather-pool. `new` has checked that the output columns lie within `out` for every sample.
 pub(crate) struct GatherPool<'a> {
     lookup: &'a PoolLookup<'a>,
     rows: &'a [Option<&'a [u8]>],
@@ -110,7 +110,7 @@ impl<'a> GatherPool<'a> {
         let Self { lookup: &PoolLookup { offsets, mean, column, .. }, mut rows, out, stride } = self;
         let mut ahead = Ahead::of(rows, L::ELEMENT.row_bytes(N * V::WIDTH));
         let mut to = out.as_mut_ptr().wrapping_add(column);
-        // SAFETY: the caller guarantees the instruction set. `to` is the first of `dim` elements, one row of
+        // SAFETY: the caller guarantees the instruction set. `to` points to `dim` elements, which are `N`
         // registers, and `new` has checked that they lie within `out` for every sample.
         unsafe {
             if one_each(offsets) {
@@ -167,13 +167,13 @@ pub(crate) fn has_avx2() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
 }
 
-/// Whether every bag has one id, as most features have. Pooling is then a copy.
+/// Whether every bag has exactly one id, as in most features. Pooling is then a copy.
 fn one_each(offsets: &[u32]) -> bool {
     // No branch in the loop, so that the compiler vectorises it.
     offsets.windows(2).fold(0, |odd, bag| odd | (bag[1].wrapping_sub(bag[0]) ^ 1)) == 0
 }
 
-/// Prefetches rows at a fixed distance ahead of the one that is pooled.
+/// Prefetches rows at a fixed distance ahead of the row that is being pooled.
 struct Ahead<'a> {
     rows: std::slice::Iter<'a, Option<&'a [u8]>>,
     row_bytes: usize,
@@ -212,7 +212,7 @@ fn whole<'a, L: RowLayout<'a>>(row: &'a [u8], dim: usize) -> L {
 unsafe fn copy<'a, L: RowLayout<'a>, V: Encoded, const N: usize>(row: &'a [u8], to: *mut f32) {
     let row = whole::<L>(row, N * V::WIDTH);
     for k in 0..N {
-        // SAFETY: the caller guarantees it, and the row has `N * WIDTH` elements.
+        // SAFETY: the caller guarantees instruction set and room, and the row has `N * WIDTH` elements.
         unsafe { row.load::<V>(k * V::WIDTH).store(to.add(k * V::WIDTH)) };
     }
 }
@@ -265,9 +265,9 @@ unsafe fn sum_of<'a, L: RowLayout<'a>, V: Encoded, const N: usize>(
 #[inline(always)]
 #[allow(clippy::needless_range_loop)]
 unsafe fn store<V: Vector<f32>, const N: usize>(values: [V; N], to: *mut f32) {
-    // Counted, like all loops over registers: with iterators the compiler keeps the registers in memory.
+    // All loops over registers use an index: with iterators the compiler keeps the registers in memory.
     for k in 0..N {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees instruction set and room.
         unsafe { values[k].store(to.add(k * V::WIDTH)) };
     }
 }

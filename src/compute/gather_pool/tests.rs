@@ -79,7 +79,7 @@ proptest! {
         }
         let mut offsets = vec![0];
         sizes.iter().for_each(|size| offsets.push(offsets[offsets.len() - 1] + size));
-        // Ids past the 10 rows read as zeros.
+        // Ids from 10 on read as zeros.
         let ids = 0..offsets[offsets.len() - 1] as usize;
         let row = |i| table[1..].chunks_exact(bytes).nth(hash(i) as usize % 13);
         let rows: Vec<_> = ids.map(row).collect();
@@ -158,7 +158,7 @@ fn inconsistent_shapes_are_refused_on_every_path() {
         assert!(pool(PoolLookup { offsets: &[], ..lookup }, &rows, 20, 0), "no samples");
         assert!(!pool(lookup, &rows[..2], 20, 40), "one row too few");
         assert!(!pool(lookup, &rows, 20, 20 + dim - 1), "no room for the last sample");
-        assert!(!pool(lookup, &rows, dim - 1, 40), "columns past the stride");
+        assert!(!pool(lookup, &rows, dim - 1, 40), "columns beyond the stride");
         assert!(!pool(PoolLookup { column: usize::MAX - dim + 1, ..lookup }, &rows, 20, 40));
         assert!(!pool(PoolLookup { offsets: &[0, 3, 1], ..lookup }, &rows, 20, 40), "decreasing offsets");
         assert!(!pool(lookup, &[Some(&row[..4 * dim - 1]); 3], 20, 40), "short rows");

@@ -62,8 +62,8 @@ pub(crate) unsafe fn product_avx512(product: &mut Product<'_, f32>) {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 pub(crate) unsafe fn product_avx2(product: &mut Product<'_, f32>) {
-    // Of 16 registers, 12 are sums, two hold `B` and one holds `A`. With a whole panel per row (four
-    // registers), 3 rows would need one register too many.
+    // Of 16 registers, 12 hold sums, two hold `B` and one holds `A`. If a tile had the width of a whole panel
+    // (four registers), the same 12 sums (3 rows) would need 17 registers.
     // SAFETY: as above.
     unsafe { by_panels::<f32, std::arch::x86_64::__m256, 4, 2, 6>(product) }
 }
@@ -127,7 +127,7 @@ unsafe fn by_panels<T: Real, V: Vector<T>, const FULL: usize, const N: usize, co
     }
 }
 
-/// Distance of the prefetch of panels, in steps of the depth. 6 to 24 were measured.
+/// How many steps of the depth ahead panels are prefetched. Distances from 6 to 24 were measured.
 const AHEAD: usize = 12;
 
 /// One tile of `C`: some rows of one panel, or of several whole panels side by side.
@@ -142,7 +142,7 @@ struct Tile<'e, T> {
     relu: bool,
     c: *mut T,
     c_stride: usize,
-    /// Buffer for a full-width row of a panel that is narrower.
+    /// Buffer for a row of the last panel: registers are wider than the columns that are left in `c`.
     edge: &'e mut [T; LANES],
     width: usize,
 }
@@ -155,8 +155,8 @@ impl<'e, T: Real> Tile<'e, T> {
     /// [`Product::check`] returned true. The product has this row and column, and the column begins a tile.
     #[inline(always)]
     unsafe fn at(p: &mut Product<'_, T>, row: usize, first: usize, edge: &'e mut [T; LANES]) -> Self {
-        // SAFETY: the caller guarantees the offsets. `a` is computed wrapping: at depth 0 it may be out of
-        // bounds.
+        // SAFETY: the caller guarantees the offsets. `a` is computed with wrapping arithmetic, because at
+        // depth 0 it may be out of bounds.
         unsafe {
             Self {
                 depth: p.depth,
@@ -188,7 +188,7 @@ impl<'e, T: Real> Tile<'e, T> {
     unsafe fn run<V: Vector<T>, const N: usize, const ROWS: usize, const PANELS: usize>(self) -> usize {
         // SAFETY: the caller guarantees the above; a narrower last panel is loaded and stored through `edge`.
         unsafe {
-            // Counted loops: with iterators the compiler keeps the sums in memory.
+            // The loops use an index: with iterators the compiler keeps the sums in memory.
             let width = self.width.min(N * V::WIDTH);
             let whole = width == N * V::WIDTH || PANELS > 1;
             let edge = self.edge;

@@ -7,10 +7,10 @@
 //!
 //! A tile of `MR` rows and one panel, or half of a panel, is held in registers. With AVX-512 a tile is 12
 //! rows of two registers: 24 chains hide the latency of the two multiply-add ports, and a step of the depth
-//! takes two loads of `B` and twelve broadcasts of `A`. AVX2 has half as many registers of half the length: 6
-//! rows of two. `A` is not packed: it is read by broadcast, and strides cost nothing as long as rows fall
-//! into different cache sets, which [`row_stride`] ensures. AVX-512 and AVX2 give the same bits. Without
-//! fused multiply-add the product is rounded before the sum, so the bits differ.
+//! needs two loads of `B` and twelve broadcasts of `A`. AVX2 has half as many registers of half the length,
+//! so a tile is 6 rows of two registers. `A` is not packed: it is read by broadcast, and strides cost nothing
+//! as long as rows fall into different cache sets, which [`row_stride`] ensures. AVX-512 and AVX2 give the
+//! same bits. Without fused multiply-add the product is rounded before the sum, so the bits differ.
 
 mod kernel;
 #[cfg(test)]
@@ -81,7 +81,7 @@ pub struct Product<'a, T> {
     pub left: Left<'a, T>,
     /// `B` in panels: `ceil(columns / LANES)` of them, each `depth x LANES`.
     pub panels: &'a [T],
-    /// What the product is added to.
+    /// The values to which the product is added.
     pub start: Start<'a, T>,
     /// Whether negative results become 0.
     pub relu: bool,
@@ -98,9 +98,9 @@ impl<T: Real> Product<'_, T> {
         T::product(self);
     }
 
-    /// Whether there is anything to compute. If so, it has checked that every element of the shape lies
-    /// within its slice, because kernels access memory without bounds checks. Offsets grow with row, step and
-    /// column, so checking the last one is enough.
+    /// Returns whether there is anything to compute. Before it returns true, it checks that every element of
+    /// the shape lies within its slice, because kernels access memory without bounds checks. Offsets grow
+    /// with row, step and column, so checking the last one is enough.
     fn check(&self) -> bool {
         let Self { rows, depth, columns, .. } = *self;
         if rows == 0 || columns == 0 {
@@ -127,7 +127,7 @@ impl<T: Real> Product<'_, T> {
     }
 }
 
-/// Packs a row-major `rows x columns` matrix into panels: the right operand of `X matrix`. Lanes past the
+/// Packs a row-major `rows x columns` matrix into panels, as the right operand of a product. Lanes after the
 /// last column are zero.
 ///
 /// # Panics
@@ -143,8 +143,8 @@ pub(crate) fn pack<T: Real>(matrix: &[T], stride: usize, rows: usize, columns: u
     }
 }
 
-/// Makes panel `p` of the transpose of a `rows x columns` matrix from the matrix's panels: the rows `p *
-/// LANES..` of the matrix become columns.
+/// Makes panel `p` of the transpose of a `rows x columns` matrix, which is given as panels. Its rows
+/// from `p * LANES` on become the columns of the panel.
 ///
 /// # Panics
 /// When a slice is too short for the shape.

@@ -1,18 +1,18 @@
 //! Packs a transpose: rows of a matrix become lanes of panels.
 //!
-//! Copied element by element, this is a scatter of small writes, and the next reader of the panels waits for
-//! them to combine. So blocks of 16 by 16 are transposed in registers instead.
+//! An element-by-element copy scatters small writes over the panels, and the next reader of the panels waits
+//! for those writes. So blocks of 16 by 16 elements are transposed in registers instead.
 
 #![allow(unsafe_code)]
 
 use crate::compute::Real;
 use crate::compute::gemm::LANES;
 
-/// Rows of a block, and columns.
+/// Rows and columns of a block.
 const BLOCK: usize = 16;
 
-/// Packs the transpose of a row-major `rows x columns` matrix into panels: the right operand of `X matrix^T`.
-/// Lanes past the last row are zero.
+/// Packs the transpose of a row-major `rows x columns` matrix into panels, as the right operand of a product.
+/// Lanes after the matrix's last row are zero.
 ///
 /// # Panics
 /// When a slice is too short for the shape.
@@ -36,7 +36,7 @@ pub(crate) fn pack_transposed<T: Real>(
             let height = rows.saturating_sub(first).min(BLOCK);
             for column in (0..columns).step_by(BLOCK) {
                 let block = Block {
-                    // Past the last row there are no elements.
+                    // After the last row there are no elements.
                     from: if height > 0 { &matrix[first * stride + column..] } else { &[] },
                     stride,
                     height,
@@ -48,8 +48,8 @@ pub(crate) fn pack_transposed<T: Real>(
     }
 }
 
-/// A block of at most 16 rows and 16 columns. Each column becomes a line of 16 lanes; lines are [`LANES`]
-/// apart. Lanes past the last row are zero.
+/// A block of at most 16 rows and 16 columns. Each column becomes 16 lanes of a line of the panel; lines are
+/// [`LANES`] apart. Lanes after the last row are zero.
 pub struct Block<'a, T> {
     from: &'a [T],
     stride: usize,
@@ -70,7 +70,7 @@ pub(crate) fn transpose_portable<T: Real>(block: &Block<'_, T>, to: &mut [T]) {
     }
 }
 
-/// Transposes a block with the widest vectors of this machine.
+/// Transposes a block, in registers if the processor has AVX-512.
 ///
 /// # Panics
 /// As [`transpose_portable`].
@@ -92,8 +92,8 @@ pub(crate) fn transpose_f32(block: &Block<'_, f32>, to: &mut [f32]) {
     transpose_portable(block, to);
 }
 
-/// Transposes 16 by 16 elements in four rounds of 16 shuffles: first elements, then pairs, then quarters
-/// twice.
+/// Transposes 16 by 16 elements in four rounds of 16 shuffles. The first round moves elements, the second
+/// pairs of elements, and the last two quarters of registers.
 ///
 /// # Safety
 /// The processor has AVX-512F. `from` has `height` rows of `width` elements, and `to` has `width` lines of 16
@@ -114,7 +114,7 @@ unsafe fn transpose_avx512(block: &Block<'_, f32>, to: &mut [f32]) {
         next[2 * i] = _mm512_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);
         next[2 * i + 1] = _mm512_unpackhi_ps(rows[2 * i], rows[2 * i + 1]);
     }
-    // Now register 2i + h has, in every quarter q, the columns 4q + 2h and 4q + 2h + 1 of rows 2i and 2i + 1.
+    // Now register 2i + h has, in each quarter q, columns 4q + 2h and 4q + 2h + 1 of rows 2i and 2i + 1.
     for i in 0..4 {
         for h in 0..2 {
             let (a, b) = (_mm512_castps_pd(next[4 * i + h]), _mm512_castps_pd(next[4 * i + 2 + h]));
@@ -122,11 +122,12 @@ unsafe fn transpose_avx512(block: &Block<'_, f32>, to: &mut [f32]) {
             rows[4 * i + 2 * h + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
         }
     }
-    // Now register 4i + j has, in every quarter q, the column 4q + j of rows 4i to 4i + 3.
+    // Now register 4i + j has, in each quarter q, column 4q + j of rows 4i to 4i + 3.
     for j in 0..4 {
         let low = |a, b| _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b);
         let high = |a, b| _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b);
-        // Quarters 0 and 2, and 1 and 3, of rows 0 to 7 and 8 to 15.
+        // `even` has quarters 0 and 2, and `odd` has quarters 1 and 3. Index 0 is for rows 0 to 7, index 1
+        // for rows 8 to 15.
         let even = [low(rows[j], rows[4 + j]), low(rows[8 + j], rows[12 + j])];
         let odd = [high(rows[j], rows[4 + j]), high(rows[8 + j], rows[12 + j])];
         next[j] = low(even[0], even[1]);

@@ -1,5 +1,5 @@
-//! A gather-pool in host memory. [`Pool::check`] finds everything that a kernel could not read or write
-//! safely, so that a wrong launch fails in a test with a message.
+//! The input of a gather-pool in host memory, for the simulator. [`Pool::check`] refuses an input with which
+//! the kernel would access memory out of bounds, so that a wrong test fails with a message.
 
 use super::{MAX_LOOKUPS, PoolLookup, WARP_LANES, pooling_code};
 use crate::schema::Pooling;
@@ -12,9 +12,9 @@ pub struct Pool<'a> {
     pub samples: usize,
     /// Dense values per sample, written to columns `0..dense_width`.
     pub dense_width: usize,
-    /// Elements from one output row to the next. Columns of no lookup keep their values.
+    /// Elements from one output row to the next. Columns that belong to no lookup keep their values.
     pub stride: usize,
-    /// Their columns do not overlap.
+    /// The lookups. Their columns must not overlap.
     pub lookups: &'a [PoolLookup],
     /// Bag bounds. Lookups of one feature may share them.
     pub offsets: &'a [u32],
@@ -80,8 +80,8 @@ impl Pool<'_> {
             widest = threads.max(widest);
             warps = warps.saturating_add(threads.div_ceil(u64::from(WARP_LANES)));
         }
-        // The number of a thread in its segment fits a u32, and so does that of a warp in the launch plus a
-        // grid.
+        // Kernels count threads within a segment in u32, and warps up to one grid after the last one. Neither
+        // count may overflow.
         for (field, limit, got) in [
             ("elements of one lookup", u64::from(u32::MAX >> 1), widest),
             ("warps", u64::from(u32::MAX >> 1), warps),
@@ -95,13 +95,13 @@ impl Pool<'_> {
 
     fn check_lookup(&self, lookup: &PoolLookup) -> Result<(), (&'static str, u64, u64)> {
         if lookup.pooling > pooling_code(Pooling::Mean) {
-            return Err(("pooling code", 1, lookup.pooling.into()));
+            return Err(("largest pooling code", 1, lookup.pooling.into()));
         }
         let Some(element) = Element::ALL.into_iter().find(|known| known.code() == lookup.element) else {
-            return Err(("element code", Element::ALL.len() as u64 - 1, lookup.element.into()));
+            return Err(("largest element code", Element::ALL.len() as u64 - 1, lookup.element.into()));
         };
         if lookup.dim == 0 {
-            return Err(("dim of at least", 1, 0));
+            return Err(("least dim", 1, 0));
         }
         let end = u64::from(lookup.column) + u64::from(lookup.dim);
         if end > self.stride as u64 {
@@ -109,15 +109,15 @@ impl Pool<'_> {
         }
         let (from, to) = (lookup.offsets_at as usize, lookup.offsets_at as usize + self.samples + 1);
         let Some(bounds) = self.offsets.get(from..to) else {
-            return Err(("offsets in all", to as u64, self.offsets.len() as u64));
+            return Err(("number of offsets", to as u64, self.offsets.len() as u64));
         };
         if let Some(pair) = bounds.windows(2).find(|pair| pair[0] > pair[1]) {
-            return Err(("offset that never falls", pair[0].into(), pair[1].into()));
+            return Err(("least next offset", pair[0].into(), pair[1].into()));
         }
         let at = lookup.occurrences_at as usize;
         let (first, last) = (at + bounds[0] as usize, at + bounds[self.samples] as usize);
         let Some(occurrences) = self.occurrences.get(first..last) else {
-            return Err(("occurrences in all", last as u64, self.occurrences.len() as u64));
+            return Err(("number of occurrences", last as u64, self.occurrences.len() as u64));
         };
         for &unique in occurrences {
             let Some(row) = self.rows.get(unique as usize) else {
@@ -131,7 +131,7 @@ impl Pool<'_> {
         Ok(())
     }
 
-    /// Threads write without synchronisation, so each column belongs to one lookup.
+    /// Threads write without synchronisation, so no column may belong to two lookups.
     fn check_columns(&self) -> Result<(), PoolError> {
         let mut order: Vec<usize> = (0..self.lookups.len()).collect();
         order.sort_unstable_by_key(|&i| self.lookups[i].column);
@@ -141,7 +141,7 @@ impl Pool<'_> {
             if column < free_from {
                 return Err(PoolError::Lookup {
                     lookup: i,
-                    what: "first column that is free",
+                    what: "first free column",
                     expected: free_from,
                     got: column,
                 });
@@ -152,7 +152,7 @@ impl Pool<'_> {
     }
 
     /// The exclusive prefix sum of the segments' warps: one entry per lookup, one for the dense values, and
-    /// the total. `check` bounds it.
+    /// the total. `check` limits the total to 2^31 - 1.
     #[must_use]
     pub(crate) fn scan(&self) -> Vec<u32> {
         let widths = self.lookups.iter().map(|l| l.dim as usize).chain([self.dense_width]);

@@ -7,7 +7,7 @@ fn lookup(dim: u32, column: u32) -> PoolLookup {
     PoolLookup { offsets_at: 0, occurrences_at: 0, dim, column, pooling: 0, element: 0 }
 }
 
-/// Two samples with one dense value and one lookup of dim 4; the bags have two ids and none.
+/// Two samples with one dense value and one lookup of dim 4. The first bag has two ids, the second is empty.
 fn pool<'a>(lookups: &'a [PoolLookup], rows: &'a [&'a [u32]]) -> Pool<'a> {
     Pool {
         samples: 2,
@@ -46,9 +46,13 @@ fn every_violated_assumption_of_the_kernel_is_refused_by_name() {
 
     assert!(refusal(Pool { dense: &[0.5], ..correct }).contains("dense: expected 2, got 1"));
     assert!(refusal(Pool { dense_width: 6, ..correct }).contains("dense width: limit 5, got 6"));
-    assert!(refusal(Pool { offsets: &[0, 2], ..correct }).contains("offsets in all: expected 3, got 2"));
-    assert!(refusal(Pool { offsets: &[0, 2, 1], ..correct }).contains("never falls: expected 2, got 1"));
-    assert!(refusal(Pool { occurrences: &[0], ..correct }).contains("occurrences in all: expected 2, got 1"));
+    assert!(refusal(Pool { offsets: &[0, 2], ..correct }).contains("number of offsets: expected 3, got 2"));
+    assert!(
+        refusal(Pool { offsets: &[0, 2, 1], ..correct }).contains("least next offset: expected 2, got 1")
+    );
+    assert!(
+        refusal(Pool { occurrences: &[0], ..correct }).contains("number of occurrences: expected 2, got 1")
+    );
     assert!(
         refusal(Pool { occurrences: &[0, 2], ..correct }).contains("unique row below: expected 2, got 2")
     );
@@ -56,8 +60,8 @@ fn every_violated_assumption_of_the_kernel_is_refused_by_name() {
         refusal(Pool { rows: &[&ROW, &ROW[1..]], ..correct }).contains("bytes of a row: expected 16, got 12")
     );
     assert!(refusal(pool(&[lookup(4, 2)], &rows)).contains("stride: expected 5, got 6"));
-    assert!(refusal(pool(&[lookup(4, 0)], &rows)).contains("free: expected 1, got 0"));
-    assert!(refusal(pool(&[lookup(0, 1)], &rows)).contains("dim of at least: expected 1, got 0"));
+    assert!(refusal(pool(&[lookup(4, 0)], &rows)).contains("first free column: expected 1, got 0"));
+    assert!(refusal(pool(&[lookup(0, 1)], &rows)).contains("least dim: expected 1, got 0"));
     assert!(refusal(pool(&[PoolLookup { pooling: 2, ..lookup(4, 1) }], &rows)).contains("pooling code"));
     assert!(refusal(pool(&[PoolLookup { element: 3, ..lookup(4, 1) }], &rows)).contains("element code"));
     let f16 = [PoolLookup { element: Element::F16.code(), ..lookup(4, 1) }];

@@ -8,7 +8,7 @@ fn streaming_copies_write_exactly_the_row_at_every_alignment() {
         let row = offset..offset + length;
         copy_past_caches([(&mut to[row.clone()], &from[5..5 + length])].into_iter());
         assert_eq!(to[row.clone()], from[5..5 + length], "{row:?}");
-        let beside = to[..row.start].iter().chain(&to[row.end..]);
-        assert!(beside.copied().all(|word| word == -1.0), "{row:?}: {to:?}");
+        let outside = to[..row.start].iter().chain(&to[row.end..]);
+        assert!(outside.copied().all(|word| word == -1.0), "{row:?}: {to:?}");
     }
 }

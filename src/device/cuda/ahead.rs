@@ -13,7 +13,7 @@ mod made {
 /// The oldest compute capability in a bundle.
 const OLDEST: (i32, i32) = (7, 5);
 
-/// The images of these kernels that the program contains, if they run on a device of this capability.
+/// The program's images of these kernels, if they run on a device of this capability.
 ///
 /// # Errors
 /// Why there are none, as a clause of a sentence.

@@ -12,10 +12,11 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use cudarc::{driver, nvrtc};
 
-/// An opaque pointer of the library; 0 is none.
+/// An opaque pointer of the library; 0 means none.
 pub(crate) type Handle = usize;
 
-/// A table of functions, and `load`, which fills it or returns the name of a missing function.
+/// Declares a struct of function pointers, and its `load`, which returns the name of a missing function as
+/// the error.
 macro_rules! functions {
     ($(#[$doc:meta])* $table:ident by $symbol:path: $($field:ident = $name:literal $arguments:tt;)*) => {
         $(#[$doc])*
@@ -80,7 +81,7 @@ functions! {
 }
 
 functions! {
-    /// libnvrtc, as nvrtc.h 13.0 declares it; 12.9's is the same here.
+    /// libnvrtc, as nvrtc.h 13.0 declares it. Version 12.9 declares these functions alike.
     Nvrtc by compiler_symbol:
     version = "nvrtcVersion" (*mut c_int, *mut c_int);
     architecture_count = "nvrtcGetNumSupportedArchs" (*mut c_int);
@@ -101,13 +102,14 @@ functions! {
 /// Whether libcuda can be opened.
 pub(crate) fn driver_is_present() -> bool {
     // SAFETY: this opens libcuda and closes it again. Opening runs the library's constructors, which are
-    // safe in any process. The owner of the machine answers for other files of that name on the library path.
+    // safe in any process. That no other file of this name is on the library path is up to the machine's
+    // administrator.
     unsafe { driver::sys::is_culib_present() }
 }
 
 /// Whether libnvrtc can be opened.
 pub(crate) fn compiler_is_present() -> bool {
-    // SAFETY: as for libcuda: the library's constructors are safe in any process.
+    // SAFETY: as in `driver_is_present`.
     unsafe { nvrtc::sys::is_culib_present() }
 }
 

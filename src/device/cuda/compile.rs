@@ -1,12 +1,11 @@
 //! Compiles kernels with NVRTC at start, for the device of the machine.
 //!
-//! [`Compiler`] wraps libnvrtc, opened at run time. [`build`] makes an [`Image`] of each kernel, and takes it
-//! from the disk cache if it is there. If NVRTC knows the device, an image is machine code for it. For a
-//! device newer than NVRTC, it is PTX for the newest capability that NVRTC knows; the driver compiles the
-//! PTX.
+//! [`Compiler`] wraps libnvrtc, opened at run time. [`build`] returns an [`Image`] of each kernel, from the
+//! disk cache if it has one. If NVRTC knows the device's capability, an image is machine code for it.
+//! Otherwise it is PTX for the newest older capability that NVRTC knows, and the driver compiles the PTX.
 //!
-//! A multiplication and an addition are never fused ([`OPTIONS`]): sums and products must have the host's
-//! bits, and the host rounds each operation.
+//! A multiplication and an addition are never fused ([`OPTIONS`]). The results must have the bits of the
+//! host's gather-pool and optimizers, which round each operation.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_char, c_int};
@@ -17,11 +16,11 @@ use super::errors::{CudaError, SUCCESS, one_line};
 use super::kernel_cache::{Entry, KernelCache};
 use super::sources::{HEADERS, KernelFile};
 
-/// Options of every compiler besides the architecture. `build.rs` and `.ci/kernels` repeat them.
+/// Options of every compilation, without the architecture. `build.rs` and `.ci/nvrtc.py` repeat them.
 pub(crate) const OPTIONS: &[&str] =
     &["--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"];
 
-/// What an image is compiled for. Displays as the compiler's option has it.
+/// What an image is compiled for. Displays as the value of the compiler's option `--gpu-architecture`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// Machine code for this capability, 10 x major + minor.
@@ -63,7 +62,7 @@ pub struct Image {
     pub origin: String,
 }
 
-/// Kernels, compiled.
+/// The result of [`build`].
 #[derive(Clone, Debug, Default)]
 pub struct Built {
     /// One image per kernel file.
@@ -74,7 +73,7 @@ pub struct Built {
     pub troubles: Vec<String>,
 }
 
-/// Compiles kernels for a device, or takes them from the cache. `driver` is the driver's CUDA version.
+/// Compiles kernels for a device, or reads them from the cache. `driver` is the driver's CUDA version.
 ///
 /// # Errors
 /// [`CudaError::CompilerTooNew`] when the device is older than every capability that NVRTC knows;
@@ -114,7 +113,7 @@ pub fn build(
     Ok(built)
 }
 
-/// libnvrtc.
+/// The opened libnvrtc.
 pub struct Compiler {
     nvrtc: Nvrtc,
     version: (i32, i32),
@@ -138,7 +137,7 @@ impl Compiler {
         }
         // SAFETY: the library is present.
         let nvrtc =
-            unsafe { Nvrtc::load() }.map_err(|symbol| format!("the libnvrtc found lacks {symbol}"))?;
+            unsafe { Nvrtc::load() }.map_err(|symbol| format!("the installed libnvrtc lacks {symbol}"))?;
         let refused = |call: &str, code: c_int| format!("libnvrtc's {call} fails with code {code}");
         let (mut major, mut minor, mut count) = (0, 0, 0);
         // SAFETY: writes one int through each pointer.
@@ -152,7 +151,7 @@ impl Compiler {
         if code != SUCCESS || architectures.is_empty() {
             return Err(refused("nvrtcGetNumSupportedArchs", code));
         }
-        // SAFETY: writes `count` ints, which is how many there is room for.
+        // SAFETY: writes `count` ints, and the vector has that length.
         let code = unsafe { (nvrtc.architectures)(architectures.as_mut_ptr()) };
         if code != SUCCESS {
             return Err(refused("nvrtcGetSupportedArchs", code));
@@ -201,13 +200,13 @@ struct Program<'a> {
     handle: Handle,
 }
 
-/// A C string of this text. Our texts contain no zero byte; at one, the text would be cut.
+/// The text as a C string. It would end at a zero byte, but our texts contain none.
 fn c_text(text: &str) -> CString {
     let bytes: Vec<u8> = text.bytes().take_while(|&byte| byte != 0).collect();
     CString::new(bytes).unwrap_or_default()
 }
 
-/// An array of C strings. The pointers are valid as long as the texts.
+/// An array of C strings. The pointers are valid as long as the array lives.
 struct TextArray {
     pointers: Vec<*const c_char>,
     _texts: Vec<CString>,
@@ -226,8 +225,8 @@ impl<'a> Program<'a> {
         let headers = TextArray::new(HEADERS.iter().map(|header| header.text));
         let names = TextArray::new(HEADERS.iter().map(|header| header.name));
         let mut handle = 0;
-        // SAFETY: text and names end in a zero, the two arrays hold as many such texts as stated, and
-        // all outlive the call, which copies them. One handle is written.
+        // SAFETY: all texts end in a zero, and both arrays have `HEADERS.len()` of them. All outlive the
+        // call, which copies them. One handle is written.
         let code = unsafe {
             (nvrtc.create)(
                 &raw mut handle,
@@ -244,7 +243,7 @@ impl<'a> Program<'a> {
     fn compile(&self, target: Target) -> Result<(), String> {
         let architecture = format!("--gpu-architecture={target}");
         let options = TextArray::new(OPTIONS.iter().copied().chain([architecture.as_str()]));
-        // SAFETY: `handle` is a program; the array holds as many texts as stated and outlives the call.
+        // SAFETY: `handle` is a program. The array has the given length and outlives the call.
         let code = unsafe {
             (self.nvrtc.compile)(self.handle, options.pointers.len() as c_int, options.pointers.as_ptr())
         };

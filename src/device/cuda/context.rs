@@ -1,9 +1,9 @@
 //! Finds CUDA devices. Nothing is assumed: the driver may be missing, too old or broken, and there may be no
 //! device.
 //!
-//! The seven functions of a probe are looked up one by one (`api.rs` explains why cudarc does not do it), so
-//! that the message describes an old or broken driver correctly. No context is created, so a probe takes no
-//! device memory.
+//! The seven functions that a probe calls are looked up one by one, so that the message names the missing one
+//! if the driver is old or broken (`api.rs` explains why cudarc's wrappers are not used). No context is
+//! created, so a probe uses no device memory.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
@@ -54,7 +54,7 @@ pub enum Probe {
 /// A device's properties that are known before it is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Its number in the driver.
+    /// The driver's number for the device, from 0.
     pub ordinal: usize,
     /// The product name.
     pub name: String,
@@ -139,7 +139,10 @@ struct Driver {
     memory: unsafe extern "C" fn(*mut usize, c_int) -> c_int,
 }
 
-/// A function of libcuda. The library must be present, and `F` must be the function's C type.
+/// A function of libcuda.
+///
+/// # Safety
+/// As for [`driver_symbol`].
 unsafe fn symbol<F: Copy>(name: &'static str) -> Result<F, Probe> {
     // SAFETY: this function's own conditions.
     unsafe { driver_symbol(name) }.map_err(|symbol| Probe::DriverIncomplete { symbol })
@@ -172,7 +175,7 @@ impl Driver {
     }
 
     fn devices(&self) -> Result<Vec<DeviceInfo>, Probe> {
-        // Before cuInit, where it is allowed: an old driver's version explains more than its cuInit error.
+        // The version may be read before cuInit. If the driver is old, it explains more than cuInit's error.
         // SAFETY: writes one int through the pointer it is given.
         let driver = read(|value| unsafe { (self.version)(value) })?;
         if driver < OLDEST_DRIVER {

@@ -4,8 +4,8 @@
 //! same kernel sources on the CPU. All code above this trait (the cache's device half, the trainer's
 //! scratchpad) is the same for both, so it is tested on machines without a GPU.
 //!
-//! Every operation of a stream is counted ([`Driver::work`]), so that a test can assert how many a batch
-//! needs.
+//! Launches, copies and graph nodes are counted ([`Driver::work`]), so that a test can assert how many a
+//! batch needs.
 
 #![allow(unsafe_code)]
 
@@ -23,7 +23,7 @@ impl Address {
     }
 }
 
-/// Memory of the host that kernels read and write in place: page-locked and mapped.
+/// Page-locked host memory, mapped so that kernels read and write it in place.
 #[derive(Clone, Copy, Debug)]
 pub struct Pinned {
     /// The host's address, aligned to a page.
@@ -34,7 +34,8 @@ pub struct Pinned {
     pub bytes: usize,
 }
 
-// SAFETY: an address and a length; code that reads or writes through them has its own safety argument.
+// SAFETY: this is only an address and a length. Code that reads or writes through them has its own safety
+// argument.
 unsafe impl Send for Pinned {}
 // SAFETY: as above.
 unsafe impl Sync for Pinned {}
@@ -57,7 +58,7 @@ pub struct Work {
     pub launches: u64,
     /// Copies, in any direction.
     pub copies: u64,
-    /// Memsets.
+    /// Memsets. No driver enqueues one on a caller's stream, so this is 0.
     pub memsets: u64,
     /// Nodes of launched graphs, counted at each launch.
     pub graph_nodes: u64,
@@ -88,13 +89,13 @@ pub enum DriverError {
     OutOfMemory { what: &'static str, bytes: usize, free: u64, total: u64 },
     /// Every later call fails too: the process must be restarted. The failed operation may be an earlier one
     /// than `call`, because launches are asynchronous.
-    #[error("cuda {call}: error {code} ({name}) is final: the device takes no more work from this process")]
+    #[error("cuda {call}: error {code} ({name}) is final: the device accepts no more work from this process")]
     Sticky { call: &'static str, code: i32, name: &'static str },
     #[error("cuda {call}: error {code} ({name})")]
     Failed { call: &'static str, code: i32, name: &'static str },
     #[error("cuda kernels: {reason}")]
     Kernels { reason: String },
-    /// The simulator found an error in a kernel. `reason` names the block and the lane.
+    /// The simulator stopped. If a kernel broke a rule, `reason` names the block and the lane.
     #[error("cusim {kernel}: {reason}")]
     Stopped { kernel: String, reason: String },
 }
@@ -132,7 +133,7 @@ pub trait Driver: Send + Sync + 'static {
     /// `memory` came from [`Self::allocate_pinned`], and neither host nor device uses it any more.
     unsafe fn free_pinned(&self, memory: Pinned);
 
-    /// Creates a stream. Only events order the operations of different streams.
+    /// Creates a stream. Operations of different streams are ordered only by events.
     ///
     /// # Errors
     /// The driver's error.
@@ -170,13 +171,13 @@ pub trait Driver: Send + Sync + 'static {
         args: &[u8],
     ) -> Result<(), DriverError>;
 
-    /// An event after all operations enqueued so far.
+    /// Records an event. It fires after all operations that were enqueued on the stream before.
     ///
     /// # Errors
     /// The driver's error.
     fn record(&self, stream: &Self::Stream) -> Result<Self::Event, DriverError>;
 
-    /// Orders all operations that are enqueued from now on after the event.
+    /// Makes all operations that are enqueued on the stream from now on wait for the event.
     ///
     /// # Errors
     /// The driver's error.
@@ -185,16 +186,16 @@ pub trait Driver: Send + Sync + 'static {
     /// Whether the event has fired.
     ///
     /// # Errors
-    /// The driver's error, also that of an operation before the event.
+    /// The driver's error, including that of an operation before the event.
     fn fired(&self, event: &Self::Event) -> Result<bool, DriverError>;
 
     /// Waits until the event has fired.
     ///
     /// # Errors
-    /// The driver's error, also that of an operation before the event.
+    /// The driver's error, including that of an operation before the event.
     fn wait(&self, event: &Self::Event) -> Result<(), DriverError>;
 
-    /// Records the operations that `fill` enqueues as a graph, without executing them.
+    /// Makes a graph of the operations that `fill` enqueues on the stream. They are not executed.
     ///
     /// # Errors
     /// The driver's error, or that of `fill`.
@@ -204,7 +205,7 @@ pub trait Driver: Send + Sync + 'static {
         fill: &mut dyn FnMut() -> Result<(), DriverError>,
     ) -> Result<Self::Graph, DriverError>;
 
-    /// Enqueues a graph.
+    /// Enqueues all operations of a graph.
     ///
     /// # Errors
     /// The driver's error.

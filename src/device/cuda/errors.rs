@@ -1,8 +1,9 @@
-//! CUDA's result codes: their names, which of them are final, and why a GPU could not be opened.
+//! CUDA's result codes, with their names and which of them are final; and [`CudaError`], which says why a GPU
+//! could not be opened.
 //!
-//! cudarc converts a code to an enum, which is undefined behaviour for codes of newer drivers, and gets its
-//! name from libcuda, which panics without libcuda. So codes are plain numbers here, with a table of cuda.h's
-//! names.
+//! cudarc's functions for codes are not used. Its conversion of a code to an enum is undefined behaviour for
+//! codes of newer drivers, and its lookup of a name panics without libcuda. So codes are plain numbers here,
+//! with a table of the names in cuda.h.
 
 use std::ffi::c_int;
 
@@ -50,7 +51,7 @@ pub enum CudaError {
     /// `found` is never [`Probe::Found`].
     #[error("{found}; {}", advice(found))]
     NoDevice { found: Probe },
-    #[error("CUDA device {ordinal}: expected one below {count}, the number of devices")]
+    #[error("CUDA device {ordinal}: expected a number below {count}, the count of devices")]
     NoSuchDevice { ordinal: usize, count: usize },
     #[error(
         "CUDA {device}: expected compute {}.{} or newer (Volta); use another GPU, or set \
@@ -58,26 +59,26 @@ pub enum CudaError {
         OLDEST_COMPUTE.0, OLDEST_COMPUTE.1
     )]
     DeviceTooOld { device: DeviceInfo },
-    #[error("CUDA {device}: no memory is left for a context; nvidia-smi names the processes that hold it")]
+    #[error("CUDA {device}: no memory is left for a context; nvidia-smi lists the processes that use it")]
     NoRoom { device: DeviceInfo },
     /// `found` is the reason why NVRTC is not used, `ahead` the reason why the program's own images are not.
     #[error(
         "CUDA kernels cannot be compiled: {found}, and {ahead}; install NVRTC of CUDA 13.0 (pip package \
-         nvidia-cuda-nvrtc), its folder in LD_LIBRARY_PATH, or build flechette with nvcc on PATH"
+         nvidia-cuda-nvrtc) with its folder in LD_LIBRARY_PATH, or build flechette with nvcc on PATH"
     )]
     NoCompiler { found: String, ahead: String },
     /// `least` is the oldest compute capability that NVRTC knows.
     #[error(
         "CUDA kernels cannot be compiled: NVRTC {}.{} knows compute {}.{} and newer, the device has {}.{}; \
-         install NVRTC 12.9 (pip package nvidia-cuda-nvrtc-cu12), its folder in LD_LIBRARY_PATH",
+         install NVRTC 12.9 (pip package nvidia-cuda-nvrtc-cu12) with its folder in LD_LIBRARY_PATH",
         nvrtc.0, nvrtc.1, least.0, least.1, compute.0, compute.1
     )]
     CompilerTooNew { nvrtc: (i32, i32), least: (i32, i32), compute: (i32, i32) },
     #[error("CUDA kernel {kernel}: NVRTC {}.{} refuses it: {log}", nvrtc.0, nvrtc.1)]
     Compile { kernel: &'static str, nvrtc: (i32, i32), log: String },
-    /// `driver` is the driver's CUDA version, `log` that of the driver's compiler; it may be empty.
+    /// `driver` is the driver's CUDA version. `log` is the output of the driver's compiler, and may be empty.
     #[error(
-        "CUDA kernel {kernel} ({origin}): the driver, of CUDA {driver}, refuses it with {code} ({}){}",
+        "CUDA kernel {kernel} ({origin}): the driver (CUDA {driver}) refuses it with error {code} ({}){}",
         name(*code), after(log)
     )]
     Image { kernel: &'static str, origin: String, driver: String, code: i32, log: String },
@@ -91,9 +92,9 @@ pub enum CudaError {
 fn advice(found: &Probe) -> &'static str {
     match found {
         Probe::NoDriver | Probe::DriverTooOld { .. } => "install NVIDIA's driver 580 or newer",
-        Probe::DriverIncomplete { .. } => "install a whole driver, 580 or newer",
+        Probe::DriverIncomplete { .. } => "reinstall the driver, 580 or newer",
         Probe::NoDevice | Probe::Found(_) => "check nvidia-smi and CUDA_VISIBLE_DEVICES",
-        Probe::Failed { .. } => "check nvidia-smi and the kernel's log",
+        Probe::Failed { .. } => "check nvidia-smi and dmesg",
     }
 }
 

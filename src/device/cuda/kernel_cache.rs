@@ -1,15 +1,16 @@
 //! Caches compiled kernels on disk, so that a restarted server does not compile them again.
 //!
-//! An entry is one file, named by the kernel, the target and a hash of the key, which lists everything that
-//! the image depends on. The file contains the key in full, so a hash collision does no harm, and a checksum:
+//! An entry is one file. Its key lists everything that the image depends on. The file's name has the kernel,
+//! the target and a hash of the key. The file contains the whole key, so that a hash collision is detected,
+//! and a checksum of the image:
 //!
 //! ```text
 //! "FLKERN1\n"  key bytes (u32)  image bytes (u32)  xxh3-64 of the image (u64)  key  image
 //! ```
 //!
-//! Numbers are little-endian. A file is written under another name and renamed. If a file is damaged, a
-//! warning is logged and the kernel is compiled again. Only the owner may access the folder, because its
-//! contents are executed.
+//! Numbers are little-endian. A file is written under a temporary name and then renamed, so that no reader
+//! sees a part of it. If a file is damaged, a warning is logged and the kernel is compiled again. Only the
+//! owner may access the folder, because its contents are executed.
 
 use std::fs;
 use std::io;
@@ -94,7 +95,7 @@ impl KernelCache {
     /// Stores an entry's image.
     ///
     /// # Errors
-    /// A sentence for the log when it cannot be written.
+    /// A sentence for the log when the file cannot be written.
     pub(crate) fn put(&self, entry: &Entry, image: &[u8]) -> Result<(), String> {
         let (key, name) = (entry.key(), entry.file_name());
         // The process id, because another process may write the same entry at the same time.
@@ -139,7 +140,7 @@ fn image_of<'f>(file: &'f [u8], key: &str) -> Result<&'f [u8], String> {
     let Some(image) = body.strip_prefix(key.as_bytes()) else {
         return Err("expected the key of the entry, got another key".to_owned());
     };
-    // The rest of the head is determined by the key and the image.
+    // The key and the image determine the head, so it is computed again and compared.
     if head != &file_of(image, key)[..HEAD_BYTES] {
         return Err("the head or the checksum does not match the contents".to_owned());
     }

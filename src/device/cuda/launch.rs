@@ -10,7 +10,7 @@ use crate::device::cuda::pool_args::PoolArgs;
 
 /// Threads per block.
 const THREADS: u32 = 128;
-/// Blocks resident on one multiprocessor, approximately.
+/// Approximate number of blocks that are resident on one multiprocessor.
 const BLOCKS_EACH: u32 = 16;
 
 /// The shape of a launch with `shared_words` words of dynamic shared memory.
@@ -19,7 +19,8 @@ pub(crate) fn shape(blocks: u32, shared_words: usize) -> LaunchShape {
     LaunchShape { blocks, threads: THREADS, shared_bytes: (shared_words * size_of::<u32>()) as u32 }
 }
 
-/// Blocks for `warps` warps, but not more than the device can hold at a time: kernels loop over the rest.
+/// The number of blocks for `warps` warps. At most as many as the device can hold at a time: each warp loops
+/// over its share.
 #[must_use]
 pub(crate) fn blocks<D: Driver>(driver: &D, warps: u32) -> u32 {
     let most = driver.multiprocessors().saturating_mul(BLOCKS_EACH).max(1);
@@ -33,9 +34,9 @@ pub(crate) fn blocks<D: Driver>(driver: &D, warps: u32) -> u32 {
 /// As [`Driver::launch`].
 ///
 /// # Safety
-/// As [`Driver::launch`]. The batch's probe precedes in the same stream. Bags and columns satisfy the
-/// conditions of [`crate::compute::pool`], and `rows` has an address for each miss if the header declares the
-/// misses as staged.
+/// As [`Driver::launch`]. Places and owners were written by operations before this one on the stream. Bags
+/// and columns satisfy the conditions of [`crate::compute::pool`]. If the header's `staged` equals the number
+/// of misses, `rows` has an address for each miss.
 pub(crate) unsafe fn gather_pool<D: Driver>(
     d: &D,
     s: &D::Stream,

@@ -1,7 +1,7 @@
 //! Device and pinned memory as owned values, and their division into typed arrays.
 //!
-//! A [`Plan`] lays arrays out one after the other, in units of cache lines. The same [`Array`] then addresses
-//! its elements in every block that was allocated with the plan's size.
+//! A [`Plan`] assigns each array an offset in a block. The [`Array`] with that offset is valid in every block
+//! that was allocated with the plan's size, on the device and pinned alike.
 
 #![allow(unsafe_code)]
 
@@ -59,7 +59,7 @@ impl Plan {
     }
 }
 
-/// Device memory, freed when dropped. The owner first waits until no kernel uses it.
+/// Device memory, freed when dropped. Before that, the owner must wait until no kernel uses it.
 pub struct DeviceMemory<D: Driver> {
     driver: Arc<D>,
     at: Address,
@@ -94,7 +94,7 @@ impl<D: Driver> DeviceMemory<D> {
         self.bytes
     }
 
-    /// Copies the block to other device memory, up to the shorter of the two lengths, and waits.
+    /// Copies the block to another one, up to the shorter of the two lengths. Waits for the copy.
     ///
     /// # Errors
     /// The driver's error.
@@ -113,8 +113,8 @@ impl<D: Driver> Drop for DeviceMemory<D> {
     }
 }
 
-/// Pinned host memory, freed when dropped, like [`DeviceMemory`]. The host may read what a kernel wrote, and
-/// write what a kernel read, after an event behind that kernel has fired.
+/// Pinned host memory, freed when dropped, like [`DeviceMemory`]. The host may read what a kernel writes, and
+/// write what a kernel reads, only after an event behind that kernel has fired.
 pub struct PinnedMemory<D: Driver> {
     driver: Arc<D>,
     memory: Pinned,
@@ -154,8 +154,8 @@ impl<D: Driver> PinnedMemory<D> {
     #[must_use]
     pub(crate) fn get<T: Pod>(&self, array: Array<T>) -> &[T] {
         self.check(array);
-        // SAFETY: in bounds and aligned by `check`; the memory was zeroed and any bits are a `T`. The caller
-        // has waited for the kernels that write here.
+        // SAFETY: `check` has shown that the array is in bounds and aligned. The memory was zeroed, and any
+        // bits are a valid `T`. The caller has waited for the kernels that write here.
         unsafe { std::slice::from_raw_parts(self.memory.host.as_ptr().add(array.at).cast(), array.count) }
     }
 
@@ -184,7 +184,7 @@ impl<D: Driver> Drop for PinnedMemory<D> {
     }
 }
 
-/// A staging buffer: pinned memory that the host fills with rows and kernels of several streams read.
+/// A staging buffer: pinned memory. The host writes rows to it, and kernels of several streams read them.
 pub struct Staging<D: Driver> {
     memory: PinnedMemory<D>,
     words: Array<u32>,
@@ -209,8 +209,7 @@ impl<D: Driver> Staging<D> {
         self.words.len()
     }
 
-    /// Waits until the kernels that read the current contents have finished, and returns the words to be
-    /// written.
+    /// Waits until the kernels that read the current contents have finished. Returns the words for writing.
     ///
     /// # Errors
     /// As [`Driver::wait`].
@@ -221,7 +220,7 @@ impl<D: Driver> Staging<D> {
         Ok(self.memory.get_mut(self.words))
     }
 
-    /// Address, for kernels, of the row of `words` words that begins at `word`.
+    /// Address, for kernels, of the row of `words` words that begins at index `word`.
     ///
     /// # Panics
     /// When the row does not lie within the buffer.
@@ -236,7 +235,7 @@ impl<D: Driver> Staging<D> {
         self.readers.push(reader);
     }
 
-    /// How many events the next write waits for.
+    /// Number of events that the next [`Self::words_mut`] waits for.
     #[cfg(all(test, feature = "cusim"))]
     pub(crate) fn reader_count(&self) -> usize {
         self.readers.len()

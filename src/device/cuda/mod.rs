@@ -1,8 +1,9 @@
 //! NVIDIA devices. libcuda is opened at run time, so the same program also runs on machines without it.
 //!
-//! [`usable`] finds a device. [`open`] opens it: it retains the primary context, loads the kernels (compiled
-//! by `compile`, or ahead of time, `ahead`), and returns [`Nvidia`], the [`Driver`] of the machine. Only this
-//! folder uses `cudarc`, and only to open libraries (`api` explains why).
+//! [`usable`] finds a device. [`open`] opens it: it retains the primary context, loads the kernels, and
+//! returns [`Nvidia`], the [`Driver`] for a real device. Kernels are compiled by nvcc at build time
+//! ([`ahead`]), or by NVRTC at start ([`compile`]). Only this folder uses `cudarc`, and only to open
+//! libraries (`api` explains why).
 
 pub mod ahead;
 pub mod compile;

@@ -23,7 +23,7 @@ use super::sources::KernelFile;
 const LOG_OPTIONS: [c_int; 2] = [5, 6];
 const LOG_BYTES: usize = 4096;
 
-/// The driver reads images as structs of words, but the program's own images have no alignment.
+/// The driver reads images as structs of words, but images embedded in the program are not aligned.
 type Aligned = AVec<u8, ConstAlign<64>>;
 
 /// A kernel, ready to be launched.
@@ -103,7 +103,7 @@ impl Drop for Modules {
     fn drop(&mut self) {
         for &module in &self.handles {
             // SAFETY: the module is loaded, and none of its kernels runs: streams and graphs hold an `Arc` of
-            // `self`, and a stream waits for its operations before it releases the `Arc`.
+            // `self`, and a dropped stream waits for its operations before it drops the `Arc`.
             self.primary.release(|api| unsafe { (api.unload_module)(module) });
         }
     }

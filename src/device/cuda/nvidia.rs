@@ -1,14 +1,14 @@
 //! [`Driver`] for a real GPU, through libcuda.
 //!
 //! Memory comes from `cuMemAlloc`, not from the stream-ordered allocator. The cache allocates one block at
-//! start and keeps it, so allocation speed does not matter, and a failure is reported at once with the true
-//! figures. Pinned memory is mapped and portable between contexts.
+//! start and keeps it, so allocation speed does not matter. A failure is reported at once, with the amount of
+//! free memory. Pinned memory is mapped and portable between contexts.
 //!
 //! Streams are non-blocking. Events do not record time. Graphs are captured from a stream in thread-local
 //! mode, so that other threads may call the driver meanwhile.
 //!
-//! [`Work`] does not count the memset that zeroes new memory, nor operations of a stream during a capture,
-//! which are not executed. A copy of 0 bytes does nothing and is not counted.
+//! [`Work`] counts neither the memset that zeroes new memory nor operations that are captured, because those
+//! are not executed yet. A copy of 0 bytes does nothing and is not counted.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -54,7 +54,7 @@ pub struct Nvidia {
 }
 
 /// Opens a device: retains its primary context and loads the program's kernels. `kernel_cache` is the folder
-/// of compiled kernels.
+/// of compiled kernels on disk ([`super::kernel_cache`]). `None` turns the disk cache off.
 ///
 /// # Errors
 /// [`CudaError`] with what is missing, too old or full, and what to do about it.
@@ -157,7 +157,7 @@ impl Driver for Nvidia {
         allocated.map_err(|error| self.refusal(error, DEVICE_MEMORY, bytes))?;
         let address = Address(memory);
         if let Err(error) = self.make_zero(memory, bytes) {
-            // SAFETY: it was allocated above and is not shared yet.
+            // SAFETY: the memory was allocated above and is not shared yet.
             unsafe { self.free(address) };
             return Err(error);
         }
@@ -165,12 +165,12 @@ impl Driver for Nvidia {
     }
 
     unsafe fn free(&self, memory: Address) {
-        // SAFETY: it came from `allocate` and nothing uses it any more, as the caller guarantees.
+        // SAFETY: the caller guarantees that the memory came from `allocate` and nothing uses it any more.
         self.primary.release(|api| unsafe { (api.free)(memory.0) });
     }
 
     fn allocate_pinned(&self, bytes: usize) -> Result<Pinned, DriverError> {
-        // The driver takes small blocks from larger ones, so a block may begin inside a page.
+        // The driver may cut small blocks out of larger ones, so a block may begin inside a page.
         let whole = bytes.max(1).saturating_add(PAGE_BYTES);
         let mut given = 0;
         // SAFETY: one address is written.
@@ -186,7 +186,7 @@ impl Driver for Nvidia {
         });
         let host = NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(at));
         let (Ok(()), Some(host)) = (&mapped, host) else {
-            // SAFETY: it was allocated above and is not shared yet.
+            // SAFETY: the memory was allocated above and is not shared yet.
             self.primary.release(|api| unsafe { (api.free_host)(given) });
             return Err(mapped.err().unwrap_or_else(|| failed("cuMemHostAlloc", OUT_OF_MEMORY)));
         };
@@ -201,8 +201,8 @@ impl Driver for Nvidia {
         let at = memory.host.as_ptr().addr();
         let given = self.pinned.lock().unwrap_or_else(PoisonError::into_inner).remove(&at);
         if let Some(given) = given {
-            // SAFETY: it came from `allocate_pinned` and nothing uses it any more, as the caller guarantees.
-            // The map entry is removed, so it is freed once.
+            // SAFETY: the caller guarantees that the memory came from `allocate_pinned` and nothing uses it
+            // any more. The map entry is removed, so it is freed once.
             self.primary.release(|api| unsafe { (api.free_host)(given) });
         }
     }
@@ -222,8 +222,8 @@ impl Driver for Nvidia {
             return Ok(());
         }
         self.primary.call("cuMemcpyAsync", |api| {
-            // SAFETY: both ranges are allocated and nothing else touches them meanwhile, as the caller
-            // guarantees. Addresses are unified, so the driver knows which are the host's.
+            // SAFETY: the caller guarantees that both ranges are allocated, and that nothing else accesses
+            // them meanwhile. Host and device share one address space, so the driver can tell them apart.
             unsafe { (api.copy)(to.0, from.0, bytes, stream.handle) }
         })?;
         self.count(stream, &self.copies, 1);
@@ -246,7 +246,7 @@ impl Driver for Nvidia {
         let LaunchShape { blocks, threads, shared_bytes } = shape;
         let mut parameters: [*mut c_void; 1] = [args.as_ptr().cast_mut().cast()];
         // SAFETY: the function is loaded and has one parameter of the size of `args`, which the driver copies
-        // before it returns. The caller guarantees the memory that the kernel accesses.
+        // before it returns. The caller guarantees that the addresses in `args` are valid.
         self.primary.call("cuLaunchKernel", |api| unsafe {
             (api.launch)(
                 function.handle,
@@ -296,8 +296,7 @@ impl Driver for Nvidia {
 
     unsafe fn launch_graph(&self, stream: &Stream, graph: &Graph) -> Result<(), DriverError> {
         self.primary.call("cuGraphLaunch", |api| {
-            // SAFETY: stream and graph are alive. The caller guarantees the memory that its operations
-            // access.
+            // SAFETY: stream and graph are alive. The caller guarantees the conditions of each operation.
             unsafe { (api.launch_graph)(graph.handle, stream.handle) }
         })?;
         self.count(stream, &self.graph_nodes, graph.nodes);

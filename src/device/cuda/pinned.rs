@@ -20,7 +20,7 @@ impl<D: Driver> HostMemory for PinnedHost<D> {
         let mut plan = Plan::default();
         let array = plan.array(bytes);
         let memory = PinnedMemory::new(&self.0, plan.bytes()).map_err(|error| {
-            tracing::warn!(%error, "no pinned memory for rows");
+            tracing::warn!(%error, "pinned memory for rows could not be allocated");
             OutOfHostMemory { bytes }
         })?;
         Ok(Box::new(PinnedBlock { memory: Arc::new(memory), bytes: array }))

@@ -1,5 +1,5 @@
-//! The parameter of the kernel `gather_pool`, for the cache and the trainer. Structs have the fields of the
-//! structs in `kernels/common.cuh` and `kernels/gather_pool.cu`.
+//! The parameter of the kernel `gather_pool`, which the cache and the trainer launch. The structs equal those
+//! in `kernels/common.cuh` and `kernels/gather_pool.cu`, field by field.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -9,40 +9,42 @@ use crate::compute::pool::PoolLookup;
 #[cfg(test)]
 mod tests;
 
-/// A place is a u64 whose upper three bits are its kind. This kind: the lower bits are the number of a miss.
+/// Kind of a place: a missed row. (A place says where the row of an occurrence is. It is a u64 with a kind in
+/// the upper three bits and a value in the others; here the value is the number of the miss.)
 #[cfg(feature = "cusim")]
 pub(crate) const AT_MISS: u64 = 1 << 61;
-/// Kind of a place: an absent row.
+/// Kind of a place: an absent row, which reads as zeros.
 pub(crate) const AT_NOTHING: u64 = 4 << 61;
 
-/// `BatchHeader` of common.cuh: the host's input to a batch's kernels besides the data.
+/// `BatchHeader` of common.cuh: written by the host before each batch, and read by all kernels of the batch.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub(crate) struct BatchHeader {
-    /// The batch's number; rows that it uses get it as their stamp.
+    /// The number of the batch. It becomes the stamp of the rows that the batch uses.
     pub now: u64,
     /// Address of the overlay that the probe searches before the index; 0 for none.
     pub overlay: u64,
-    /// Slots of the overlay, which are a power of two, minus one.
+    /// Number of the overlay's slots (a power of two) minus one.
     pub overlay_mask: u64,
-    /// Generation of the deduplication table's entries; never 0.
+    /// Generation of this batch's entries in the deduplication table; never 0. Entries of older generations
+    /// count as free (probe.cu).
     pub generation: u32,
     pub samples: u32,
-    /// Misses whose rows are staged.
+    /// Number of missed rows that the host has staged.
     pub staged: u32,
     /// Padding, 0.
     pub unused: u32,
 }
 
-/// `BatchState` of common.cuh: what a batch's kernels leave for each other.
+/// `BatchState` of common.cuh: what a batch's kernels pass to each other, in device memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub(crate) struct BatchState {
-    /// 0 between launches.
+    /// Misses numbered so far; 0 between launches.
     pub cursor: u32,
-    /// 0 between launches.
+    /// Rows found in host memory and numbered so far; 0 between launches.
     pub pointed: u32,
-    /// 0 between launches.
+    /// Finished blocks; 0 between launches.
     pub blocks: u32,
     /// Misses of the last probe.
     pub misses: u32,
@@ -62,14 +64,14 @@ pub struct PoolArgs {
     pub state: u64,
     /// `lookup_count` elements of [`PoolLookup`].
     pub lookups: u64,
-    /// `lookup_count + 2` u32: the exclusive prefix sum of the segments' warps, for each lookup, for the
-    /// dense values, and the total.
+    /// `lookup_count + 2` u32: the exclusive prefix sum of the segments' warps. It has an entry for each
+    /// lookup, one for the dense values, and the total.
     pub scan: u64,
     /// u32: the bag bounds of all lookups.
     pub offsets: u64,
-    /// u64: the place of each occurrence, written by the probe.
+    /// u64: the place of each occurrence, written by the probe or, in training, by the host.
     pub places: u64,
-    /// u32: the owner of each occurrence.
+    /// u32: the owner of each occurrence (probe.cu).
     pub owners: u64,
     /// u64: the address of each missed row, a multiple of 4; 0 for an absent row, which reads as zeros.
     pub rows: u64,

@@ -1,7 +1,7 @@
 //! A device's primary context: made current on each calling thread, and closed by the first final error.
 //!
-//! CUDA binds a context to a thread. [`Primary::call`] binds this one to the calling thread and remembers it,
-//! so the driver is called for it once per thread and context.
+//! CUDA calls use the context that is current on the calling thread. [`Primary::call`] makes this context
+//! current first, and remembers that, so later calls on the same thread skip the step.
 //!
 //! After a final error (`errors::is_final`) every call on the context fails, with an error that does not show
 //! the cause. So the first final error is stored, and every later call returns it without calling the driver.
@@ -22,7 +22,8 @@ thread_local! {
     static CURRENT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Contexts are numbered because the driver may reuse a handle after its context is destroyed.
+/// How many contexts were retained. They are numbered because the driver may reuse a handle after its context
+/// is destroyed.
 static OPENED: AtomicU64 = AtomicU64::new(0);
 
 /// The retained primary context of one device.
@@ -31,6 +32,7 @@ pub(crate) struct Primary {
     device: c_int,
     context: Handle,
     number: u64,
+    /// The first final error.
     end: OnceLock<DriverError>,
     /// Unused events, to be recorded again.
     pub(crate) spare_events: Mutex<Vec<Handle>>,
@@ -69,7 +71,7 @@ impl Primary {
         Ok(Arc::new(primary))
     }
 
-    /// Calls the driver with the context current.
+    /// Calls the driver with the context current. `name` is the called function, for the error.
     pub(crate) fn call(
         &self,
         name: &'static str,
@@ -79,13 +81,13 @@ impl Primary {
         self.verdict(name, code)
     }
 
-    /// Calls the driver with the context current. For calls whose code may be an answer rather than an error.
+    /// Calls the driver with the context current, and returns its code. For calls that answer by their code.
     pub(crate) fn code_of(&self, call: impl FnOnce(&Api) -> c_int) -> Result<c_int, DriverError> {
         self.enter()?;
         Ok(call(&self.api))
     }
 
-    /// A code as a result. The first final error is stored.
+    /// Converts a code to a result. The first final error is stored.
     pub(crate) fn verdict(&self, name: &'static str, code: c_int) -> Result<(), DriverError> {
         if code == SUCCESS {
             return Ok(());
@@ -98,8 +100,8 @@ impl Primary {
         Err(error)
     }
 
-    /// Releases something. An error is only logged: the caller cannot do anything about it, and after a final
-    /// error everything is released already.
+    /// Makes a call that releases something. An error is only logged: the caller cannot do anything about it,
+    /// and after a final error the driver has released everything already.
     pub(crate) fn release(&self, call: impl FnOnce(&Api) -> c_int) {
         if let Err(error) = self.call("release", call) {
             tracing::debug!("{error}");
@@ -110,7 +112,7 @@ impl Primary {
         if let Some(error) = self.end.get() {
             return Err(error.clone());
         }
-        // A thread that is ending has no thread-local memory left, so it calls the driver each time.
+        // On a thread that is ending, `CURRENT` may be destroyed. Then every call sets the context.
         if CURRENT.try_with(Cell::get) == Ok(self.number) {
             return Ok(());
         }
@@ -156,7 +158,7 @@ impl Drop for Primary {
             self.release(|api| unsafe { (api.destroy_event)(event) });
         }
         // SAFETY: a thread may have no current context. The release matches the retain in `retain`. Users of
-        // the context hold an `Arc` of `self`, so there are none.
+        // the context hold an `Arc` of `self`, so none is left.
         let code = unsafe {
             (self.api.set_current)(0);
             (self.api.release)(self.device)

@@ -1,7 +1,7 @@
 //! The list of kernels, with their sources embedded in the program.
 //!
-//! A new kernel needs its `.cu` file and one line here. NVRTC and the disk cache use this list; `build.rs`
-//! compiles every `.cu` file of the folder; a test checks that list and folder agree.
+//! A new kernel needs its `.cu` file and one line here. NVRTC and the disk cache use this list. `build.rs`
+//! compiles every `.cu` file in `kernels/`. A test checks that the list and the folder agree.
 
 /// A `.cu` file of `kernels/`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

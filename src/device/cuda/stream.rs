@@ -1,11 +1,11 @@
-//! Streams, events and graphs of the machine's driver, each released when dropped.
+//! Streams, events and graphs of libcuda. Dropping one releases it.
 //!
 //! A dropped stream waits for its operations and keeps the kernels' code loaded until then. (Waiting for the
 //! whole context instead would invalidate captures in progress on other threads.)
 //!
 //! An event is created once and recorded many times: a dropped event goes to the context's list of unused
-//! events. This is sound even while a stream waits for it, because a wait refers to the last record before
-//! the wait was enqueued.
+//! events. This is sound even while a stream waits for the event, because the wait refers to the last record
+//! before the wait was enqueued.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_uint};
@@ -61,8 +61,8 @@ impl Stream {
         Ok(Self { primary: primary.clone(), modules: modules.clone(), handle })
     }
 
-    /// Whether operations are recorded and not executed. This is also the case when the stream joined the
-    /// capture of another stream by following one of its events.
+    /// Whether enqueued operations are captured instead of executed. A stream also joins the capture of
+    /// another stream when it follows an event of that stream.
     pub(crate) fn is_captured(&self) -> bool {
         if self.primary.captures.load(Ordering::Acquire) == 0 {
             return false;
@@ -86,7 +86,7 @@ impl Drop for Stream {
 }
 
 impl Event {
-    /// An event after all operations enqueued so far.
+    /// Records an event behind all operations that were enqueued on the stream before.
     pub(crate) fn record(stream: &Stream) -> Result<Self, DriverError> {
         let primary = &stream.primary;
         let spare = primary.spare_events.lock().unwrap_or_else(PoisonError::into_inner).pop();
@@ -129,12 +129,12 @@ impl Graph {
         filled?;
         let captured = captured?;
         let mut nodes = 0;
-        // SAFETY: the captured is alive; without an array for nodes, only their number is written.
+        // SAFETY: the captured graph is alive. Without an array for nodes, only their number is written.
         primary.call("cuGraphGetNodes", |api| unsafe {
             (api.graph_nodes)(captured.handle, ptr::null_mut(), &raw mut nodes)
         })?;
         let mut handle = 0;
-        // SAFETY: the captured is alive, and one handle is written.
+        // SAFETY: the captured graph is alive, and one handle is written.
         primary.call("cuGraphInstantiateWithFlags", |api| unsafe {
             (api.instantiate)(&raw mut handle, captured.handle, 0)
         })?;
@@ -179,7 +179,7 @@ impl<'a> Capture<'a> {
         self.ended = true;
         let primary = &self.stream.primary;
         let mut handle = 0;
-        // SAFETY: the stream is alive, and one handle is written, 0 when the capture became invalid.
+        // SAFETY: the stream is alive, and one handle is written. It is 0 if the capture became invalid.
         let code = primary.code_of(|api| unsafe { (api.end_capture)(self.stream.handle, &raw mut handle) });
         primary.captures.fetch_sub(1, Ordering::AcqRel);
         let captured = Captured { primary, handle };
@@ -199,7 +199,7 @@ impl Drop for Capture<'_> {
 impl Drop for Captured<'_> {
     fn drop(&mut self) {
         if self.handle != 0 {
-            // SAFETY: the captured is alive until here; an instantiated graph is a copy.
+            // SAFETY: the captured graph is alive until here. An instantiated graph is a copy.
             self.primary.release(|api| unsafe { (api.destroy_graph)(self.handle) });
         }
     }

@@ -1,4 +1,5 @@
-//! The thread that plays the device: it executes the operations of streams in a random order.
+//! The thread that simulates the device. It executes the operations of each stream in order, and interleaves
+//! the streams at random.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, mpsc};
@@ -31,7 +32,8 @@ pub(crate) struct Device {
     draws: SplitMix64,
     /// By stream: its name, its pending operations, and the kernel that it is running.
     streams: Vec<(u64, VecDeque<Operation>, Option<Running>)>,
-    /// A stream that is paused for this many steps while others continue.
+    /// The index of a paused stream, and the remaining steps of its pause. The stream continues earlier if no
+    /// other stream can advance.
     frozen: (usize, u64),
     fired: HashSet<u64>,
     failure: Option<DriverError>,
@@ -42,8 +44,8 @@ impl Device {
         Self { seed, draws: SplitMix64::new(seed), ..Self::default() }
     }
 
-    /// Receives commands, and takes steps while a thread waits. Commands are received between steps, so that
-    /// new work runs beside the work that is waited for.
+    /// Receives commands. While a caller waits for an event, it takes steps, and receives commands between
+    /// them, so that new operations overlap with those that the caller waits for.
     pub(crate) fn serve(&mut self, commands: &mpsc::Receiver<Command>) {
         let mut waiting: Vec<(u64, Reply)> = Vec::new();
         loop {
@@ -64,7 +66,7 @@ impl Device {
                 Err(mpsc::TryRecvError::Disconnected) => return,
                 Err(mpsc::TryRecvError::Empty) => {
                     if !self.step() && self.failure.is_none() {
-                        self.failure = Some(stopped("streams", "they wait for an event that never fires"));
+                        self.failure = Some(stopped("streams", "all wait for an event that never fires"));
                     }
                 }
             }
@@ -145,7 +147,7 @@ impl Device {
                         let shared_bytes = shape.shared_bytes as usize;
                         let LaunchShape { blocks, threads, .. } = *shape;
                         let launch = Launch { blocks, threads, shared_bytes, seed };
-                        // SAFETY: the caller of `Driver::launch` guarantees this.
+                        // SAFETY: the caller of `Driver::launch` guarantees the conditions of `begin`.
                         running.insert(unsafe { Running::begin(name, launch, &[(**argument).clone()])? })
                     }
                 };

@@ -1,11 +1,11 @@
 //! The simulator as a [`Driver`], with streams that are as unordered as CUDA allows.
 //!
-//! Operations are queued when they are given to a stream. A thread that plays the device takes steps when a
-//! caller waits for an event or polls it. Each step advances a random stream among those whose next operation
-//! may run, a kernel by some accesses; sometimes a stream is paused for long. So kernels of different streams
-//! interleave access by access, an operation runs as late as its events allow or earlier, and a host that
-//! does not wait before it reads memory finds that the kernel has not run. A seed determines the schedule if
-//! only one thread uses the driver.
+//! Enqueuing an operation only stores it. The device's thread (`device.rs`) executes operations in steps, and
+//! only while a caller waits for an event or polls it. So a host that reads memory without waiting finds that
+//! the kernel has not run. Each step advances a random stream among those whose next operation may run. A
+//! step of a kernel is a few memory accesses, so kernels of different streams interleave access by access.
+//! Sometimes a stream is paused for many steps. A seed determines the schedule if only one thread uses the
+//! driver.
 //!
 //! Device and pinned memory are plain host memory. Freed memory is overwritten, and stays allocated until the
 //! driver is dropped, so that a use after free reads wrong values.
@@ -21,7 +21,7 @@ use super::Argument;
 use super::device::{Command, Device, Operation, Reply, stopped};
 use crate::device::cuda::{Address, Driver, DriverError, LaunchShape, Pinned, Work};
 
-/// The bytes of freed memory.
+/// The value that overwrites each byte of freed memory.
 const FREED: u8 = 0xA5;
 /// Allocations are aligned to a page, as pinned memory is.
 const ALIGNMENT: usize = 4096;
@@ -40,7 +40,7 @@ pub struct SimDriver {
 #[derive(Debug)]
 pub struct SimStream {
     name: u64,
-    /// The operations captured so far.
+    /// During a capture: the operations captured so far.
     recording: Mutex<Option<Vec<Operation>>>,
 }
 
@@ -61,7 +61,8 @@ struct Memory {
 }
 
 impl SimDriver {
-    /// A device of `total` bytes. With seed 0 there is no preemption, and streams run in turn.
+    /// A device of `total` bytes. With seed 0, each step executes a whole operation of the first stream that
+    /// can advance.
     ///
     /// # Errors
     /// If the thread cannot be created.
@@ -102,7 +103,7 @@ impl SimDriver {
 
     fn request(&self, command: impl FnOnce(Reply) -> Command) -> Result<bool, DriverError> {
         let (reply, answer) = mpsc::channel();
-        let gone = || stopped("device", "the simulator's thread is gone");
+        let gone = || stopped("device", "the simulator's thread has ended");
         self.commands.send(command(reply)).map_err(|_| gone())?;
         answer.recv().map_err(|_| gone())?
     }

@@ -28,7 +28,7 @@ const DONE: c_int = 1;
 pub(crate) struct Running {
     launch: NonNull<c_void>,
     kernel: String,
-    /// The launch points at these: the arguments, and the address of each.
+    /// The launch holds pointers to these: the arguments, and the address of each.
     _arguments: (Vec<Argument>, Box<[*mut c_void]>),
 }
 
@@ -39,9 +39,9 @@ impl Running {
     /// [`SimError::Stopped`] if there is no such kernel, or if a block cannot have this size.
     ///
     /// # Safety
-    /// `arguments` must be the kernel's parameters, in order and of its types. While the launch is advanced,
-    /// every address among them must be of memory that lives, is as long as the kernel accesses, and is not
-    /// borrowed elsewhere if the kernel writes to it.
+    /// `arguments` must be the kernel's parameters, in order and with the right types. While the launch is
+    /// advanced, every address among them must point to live memory, as long as the kernel accesses. Memory
+    /// that the kernel writes must not be borrowed elsewhere.
     pub(crate) unsafe fn begin(
         kernel: &str,
         launch: Launch,
@@ -51,7 +51,7 @@ impl Running {
         let mut parameters: Box<[*mut c_void]> =
             arguments.iter().map(|argument| argument.0.as_ptr().cast_mut().cast()).collect();
         let stopped = |reason| SimError::Stopped { kernel: kernel.to_owned(), reason };
-        let name = CString::new(kernel).map_err(|_| stopped("a name holds no zero byte".to_owned()))?;
+        let name = CString::new(kernel).map_err(|_| stopped("the name contains a zero byte".to_owned()))?;
         let mut message = Message::default();
         // SAFETY: `name` ends with a zero, the two shapes have three numbers each, and `message` has the
         // given length. Each parameter points at the words of an `Argument`, which live on the heap as long
@@ -79,8 +79,8 @@ impl Running {
     pub(crate) fn advance(&mut self, steps: u64) -> Result<bool, SimError> {
         let mut message = Message::default();
         // SAFETY: the launch lives until `drop`, and `Self` is not `Send`, so this is the thread that began
-        // it. The caller of `begin` guarantees that the kernel's accesses are in bounds and to memory that is
-        // not shared.
+        // it. The caller of `begin` guarantees that the kernel's accesses are in bounds, and that the memory
+        // that it writes is not borrowed elsewhere.
         let code = unsafe {
             cusim_advance(self.launch.as_ptr(), steps, message.0.as_mut_ptr().cast(), message.0.len())
         };
@@ -94,7 +94,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // SAFETY: from `cusim_begin`, and ended once.
+        // SAFETY: the launch came from `cusim_begin`, and is ended only here.
         unsafe { cusim_end(self.launch.as_ptr()) };
     }
 }

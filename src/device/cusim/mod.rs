@@ -25,7 +25,7 @@ pub struct Launch {
     pub threads: u32,
     /// Bytes of dynamic shared memory.
     pub shared_bytes: usize,
-    /// Random seed of preemption, of the order of blocks and of weak memory order; 0: none of them.
+    /// Seed of random preemption, random block order and weak memory order. 0 turns off all three.
     pub seed: u64,
 }
 
@@ -39,9 +39,7 @@ pub enum SimError {
     Pool(#[from] PoolError),
     #[error("gather-pool out: expected {expected} elements, got {got}")]
     Output { expected: usize, got: usize },
-    #[error(
-        "gather-pool launch: expected at least one block of whole warps, got {blocks} of {threads} threads"
-    )]
+    #[error("gather-pool launch: expected blocks of whole warps, got {blocks} blocks of {threads} threads")]
     Shape { blocks: u32, threads: u32 },
 }
 
@@ -59,7 +57,7 @@ impl Argument {
     /// A value passed by copy, as bytes.
     #[must_use]
     pub fn bytes(bytes: &[u8]) -> Self {
-        // Words align the copy for any parameter of up to eight-byte alignment.
+        // Words, so that the copy is aligned for every parameter of at most eight-byte alignment.
         let mut words = vec![0_u64; bytes.len().div_ceil(size_of::<u64>())];
         bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
         Self(words)
@@ -85,11 +83,11 @@ impl Argument {
 /// and barriers.
 ///
 /// # Safety
-/// `arguments` must be the kernel's parameters, in order and of its types. Every address among them must be
-/// of memory that lives through the call, is as long as the kernel accesses under this launch, and is not
-/// borrowed elsewhere if the kernel writes to it.
+/// `arguments` must be the kernel's parameters, in order and with the right types. Every address among them
+/// must point to memory that lives through the call and is as long as the kernel accesses. Memory that the
+/// kernel writes must not be borrowed elsewhere.
 pub unsafe fn launch(kernel: &str, launch: Launch, arguments: &[Argument]) -> Result<(), SimError> {
-    // SAFETY: the caller guarantees this, and all memory lives through this call.
+    // SAFETY: the caller guarantees the conditions of `begin`, and the launch ends within this call.
     let mut running = unsafe { Running::begin(kernel, launch, arguments)? };
     while !running.advance(u64::MAX)? {}
     Ok(())
@@ -114,7 +112,7 @@ pub fn gather_pool(pool: &Pool, out: &mut [f32], shape: Launch) -> Result<(), Si
     let scan = pool.scan();
     let rows: Vec<u64> =
         pool.rows.iter().map(|row| if row.is_empty() { 0 } else { row.as_ptr() as u64 }).collect();
-    // Every row is a miss that the host has fetched.
+    // There is no cache here, so every row is a miss that the host has fetched.
     let misses = rows.len() as u32;
     let header = BatchHeader { samples: pool.samples as u32, staged: misses, ..BatchHeader::default() };
     let state = BatchState { misses, ..BatchState::default() };

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn it_has_the_requested_length_and_is_zeroed() {
+fn an_array_has_the_requested_length_and_is_zeroed() {
     for count in [0, 1, 1000, 3 << 20] {
         let mut numbers = Huge::<u64>::zeroed(count).unwrap();
         assert_eq!(numbers.len(), count);

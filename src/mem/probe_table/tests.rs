@@ -9,7 +9,7 @@ use super::*;
 #[repr(C)]
 struct Entry {
     tag: u32,
-    /// Value + 1.
+    /// The value plus 1, because a bucket of zeros is empty.
     value: u32,
 }
 
@@ -31,7 +31,7 @@ impl Bucket for Entry {
 
 proptest! {
     #[test]
-    fn it_is_a_map_even_where_tags_are_equal_or_crowd_at_its_end(
+    fn the_table_is_a_map_even_if_tags_are_equal_or_their_runs_wrap_around(
         count in 1_usize..20,
         // Few tags, near each other, so that runs are long, meet and wrap around.
         steps in prop::collection::vec((any::<prop::sample::Index>(), any::<bool>(), 0_u32..6), 1..200),

@@ -16,7 +16,7 @@ const VERSION: &str = "1";
 /// Bytes of a row number, and of a count.
 const VALUE_BYTES: usize = size_of::<u64>();
 
-/// Writes tables, each a name and its rows with counts in order. Replaces the file at `path`.
+/// Writes the name of each table and its (row, count) pairs, in the given order. Replaces the file at `path`.
 pub(crate) fn write<I>(path: &Path, floor: u64, tables: &[(&str, I)]) -> Result<(), CountsError>
 where
     I: ExactSizeIterator<Item = (u64, u64)> + Clone,

@@ -1,10 +1,11 @@
 //! How often each row is used: counted in one pass, ranked, and stored in a file. The counts fill a cache
 //! before its first request, or rank rows for eviction.
 //!
-//! **Counting** is exact for a [`super::trace::Trace`], which holds every access ([`Ranked::of`]). [`Counts`]
-//! counts accesses one by one and keeps none of them, within the bytes that it is given. It is exact while
-//! all distinct rows fit. Past that a count is never too low and at most the *floor* too high, and every row
-//! with more accesses than the floor is kept. [`summary`] explains how, and how low the floor is.
+//! **Counting** is exact for a [`super::trace::Trace`], which holds every access ([`Ranked::of`]).
+//! [`Counts`] counts accesses one by one without storing them, in a fixed number of bytes. It is exact
+//! while all distinct rows fit. Otherwise a count is never too low and at most the *floor* too high, and
+//! every row with more accesses than the floor is kept. [`summary`] describes the algorithm and the bounds
+//! of the floor.
 //!
 //! **The file** is safetensors. For each table of the schema it has `<table>.rows` and `<table>.counts`, u64
 //! of one dimension and the same length, by descending count and then by ascending row. Its metadata are

@@ -9,8 +9,8 @@ use crate::types::TableId;
 pub struct Ranked {
     /// In the order of the schema.
     pub tables: Vec<RankedTable>,
-    /// The most by which a count is too high, and the most accesses of a row that is missing. 0 for exact
-    /// counts.
+    /// The largest error of a count, which is never too low. Also the most accesses of a row that is missing
+    /// here. 0 for exact counts.
     pub floor: u64,
 }
 
@@ -44,7 +44,7 @@ impl RankedTable {
         Self { name, rows, counts }
     }
 
-    /// Rows with counts.
+    /// Pairs of row and count.
     pub(crate) fn counted(&self) -> impl ExactSizeIterator<Item = (u64, u64)> + Clone {
         self.rows.iter().copied().zip(self.counts.iter().copied())
     }
@@ -79,13 +79,13 @@ impl Ranked {
                 ranked.counted().map(move |(row, count)| RankedRow { table, row, count })
             })
             .collect();
-        // A stable sort, and the rows of each table are in order already.
+        // The sort is stable, and the rows of each table are already in order.
         all.sort_by_key(|row| std::cmp::Reverse(row.count));
         all
     }
 
-    /// The rows of a schema's tables, which are found by name, the hottest first. Rows past their table are
-    /// left out.
+    /// The rows of the schema's tables, the hottest first. Tables are matched by name. Tables that the schema
+    /// does not have, and rows past the end of their table, are left out.
     #[must_use]
     pub(crate) fn rows_of(&self, schema: &Schema) -> Vec<(TableId, RankedRow)> {
         let ids: Vec<Option<TableId>> =

@@ -1,8 +1,7 @@
 //! Counts accesses one by one, in memory that is fixed at the start.
 //!
-//! The rows of all tables share one [`Summary`], so a table of few rows leaves its room to the others. A
-//! row's key in it is the table's id above 48 bits of row number: a schema has at most 20,000 tables of at
-//! most 2^48 rows.
+//! The rows of all tables share one [`Summary`], so a table of few rows leaves more room for the others. The
+//! key of a row is [`RowId::number`]: the id of its table in the high bits, and 48 bits of row number.
 
 use std::cmp::Reverse;
 use std::convert::Infallible;
@@ -73,14 +72,14 @@ impl Counts {
         self.accesses
     }
 
-    /// As [`Ranked::floor`](super::Ranked::floor). [`summary`](super::summary) gives its bound.
+    /// See [`Ranked::floor`](super::Ranked::floor). [`summary`](super::summary) gives its bound.
     #[must_use]
     pub(crate) fn floor(&self) -> u64 {
         self.summary.floor()
     }
 
-    /// The object of `plan --counts-bytes --json`: `accesses`, `ids` (the rows that are kept), `floor` and
-    /// `exact`.
+    /// The object that `plan --counts-bytes --json` prints: `accesses`, `ids` (the rows that are kept),
+    /// `floor` and `exact`.
     #[must_use]
     pub(crate) fn json(&self) -> Value {
         let (accesses, ids, floor) = (self.accesses, self.summary.keys(), self.floor());
@@ -99,13 +98,13 @@ impl Counts {
             0 => writeln!(text, "{} accesses of {rows} rows of {tables} tables", self.accesses),
             _ => writeln!(
                 text,
-                "{} accesses of more rows than fit: {rows} of {tables} tables are kept, with counts that \
-                 are at most {floor} too high; no other row has more than {floor} accesses",
+                "{} accesses of more rows than fit: {rows} rows of {tables} tables are kept, with counts \
+                 that are at most {floor} too high; no other row has more than {floor} accesses",
                 self.accesses
             ),
         };
         if self.absent > 0 {
-            let _ = writeln!(text, "{} ids are past the rows of their table", self.absent);
+            let _ = writeln!(text, "{} ids are past the end of their table", self.absent);
         }
         if rate < 1.0 {
             let _ = writeln!(text, "a sample of {} % of the rows", percent(rate));
@@ -113,8 +112,8 @@ impl Counts {
         text
     }
 
-    /// Writes the file, or replaces it, without further memory. The file of exact counts is that of
-    /// [`Ranked::write`](super::Ranked::write).
+    /// Writes the file, or replaces it, without copying the counts. For exact counts, the bytes are those
+    /// that [`Ranked::write`](super::Ranked::write) writes.
     ///
     /// # Errors
     /// [`CountsError::Io`].

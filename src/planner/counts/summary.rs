@@ -1,12 +1,12 @@
-//! Counts keys within a fixed number of bytes: exactly while all distinct keys fit, past that with a known
+//! Counts keys within a fixed number of bytes: exactly while all distinct keys fit, otherwise with a bounded
 //! error.
 //!
 //! **The idea** is that of Misra and Gries in the form of Anderson, Bevan, Lang, Liberty, Rhodes and Thaler,
 //! "A High-Performance Algorithm for Identifying Frequent Items in Data Streams" (IMC 2017; arXiv
 //! 1705.07001). When there is no room for a new key, `m` is the median of all counts. Every key with a count
 //! of at most `m` is dropped. From then on new keys, and keys that were dropped and return, start from `m`,
-//! the *floor*. The paper subtracts `m` from the remaining counts and adds the sum of all `m` to every
-//! answer; here the counts keep it.
+//! the *floor*. The paper instead subtracts `m` from the remaining counts, and adds the sum of all `m` to
+//! every answer.
 //!
 //! **Bounds** after `n` accesses, with room for `k` keys and a floor of `f`: a kept key had at most as many
 //! accesses as its count, and at least its count minus `f`. A key that is not kept had at most `f`. The floor
@@ -18,22 +18,22 @@
 //! f * (ceil(k/2) - j) <= n_j
 //! ```
 //!
-//! Choose any `j` keys, with `j < ceil(k/2)`: `n_j` is the number of accesses of all other keys.
-//! The second line is the same sum over the other keys only, of which at least `ceil(k/2) - j` are in the
-//! upper half. So the floor is low for click logs, which are skewed (bounds by the tail: Berinde, Cormode,
-//! Indyk and Strauss, "Space-optimal Heavy Hitters with Strong Error Bounds", PODS 2009).
+//! Choose any `j` keys, with `j < ceil(k/2)`: `n_j` is the number of accesses of all other keys. The second
+//! line is the same argument for the other keys only: at least `ceil(k/2) - j` of them are in the upper
+//! half. If `j` keys have most accesses, as in click logs, the floor is low (bounds by the tail: Berinde,
+//! Cormode, Indyk and Strauss, "Space-optimal Heavy Hitters with Strong Error Bounds", PODS 2009).
 //!
-//! **Memory.** Keys with counts are in one array, 16 bytes each. An index with two 4-byte slots for each key
-//! finds them. That is [`KEY_BYTES`] a key, allocated once and touched as keys are added. Dropping keys works
-//! in place and rebuilds the index.
+//! **Memory.** Keys with counts are in one array, 16 bytes each. An index with two 4-byte slots for each
+//! key finds them. That is [`KEY_BYTES`] per key, allocated once and touched as keys are added. Dropping
+//! keys works in place and rebuilds the index.
 
 use std::collections::TryReserveError;
 
 use crate::mem::mix64;
 
-/// Bytes of a counted key.
+/// Bytes per counted key, with its index slots.
 pub(crate) const KEY_BYTES: usize = size_of::<Counted>() + SLOTS * size_of::<u32>();
-/// Least slots of the index for each key. A probe then reads 1.5 slots for a key that is present and 2.5 for
+/// Least number of index slots per key. A probe then reads 1.5 slots for a key that is present and 2.5 for
 /// one that is not (Knuth, The Art of Computer Programming 3, section 6.4, linear probing at load 1/2).
 const SLOTS: usize = 2;
 /// Initial slots of the index, which doubles as keys are added.
@@ -91,7 +91,7 @@ impl Summary {
         self.counted.push(Counted { key, count: self.floor + 1 });
     }
 
-    /// Keys that are kept.
+    /// Number of kept keys.
     pub(crate) fn keys(&self) -> usize {
         self.counted.len()
     }
@@ -113,7 +113,7 @@ impl Summary {
         // Scales the hash from 0..2^64 to 0..slots.
         let mut slot = ((u128::from(mix64(key)) * slots as u128) >> 64) as usize;
         loop {
-            // EMPTY is past every index.
+            // `EMPTY` is past the end of `counted`, so `get` returns `None` for it.
             match self.counted.get(self.index[slot] as usize) {
                 Some(counted) if counted.key != key => slot = if slot + 1 == slots { 0 } else { slot + 1 },
                 _ => return slot,

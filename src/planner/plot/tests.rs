@@ -9,13 +9,15 @@ proptest! {
     ) {
         let trace = trace(&wanted);
         let plan = Plan::of(&trace, &fractions, 0);
-        let svg = svg(&plan);
+        let svg = svg(&plan).unwrap();
         prop_assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
         prop_assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
-        prop_assert_eq!(svg.matches("<polyline").count(), Policy::ALL.len() + 2);
-        for word in svg.split(['"', ' ', ',']).filter(|word| word.contains('.')) {
-            if let Ok(number) = word.parse::<f64>() {
-                prop_assert!((0.0..=WIDTH).contains(&number), "{number}");
+        for series in series(&plan) {
+            prop_assert!(svg.contains(&series.name), "no legend for {}", series.name);
+        }
+        for list in svg.split("points=\"").skip(1).filter_map(|rest| rest.split('"').next()) {
+            for number in list.split([' ', ',']).filter_map(|word| word.parse::<f64>().ok()) {
+                prop_assert!((0.0..=f64::from(SIZE.0)).contains(&number), "{number}");
             }
         }
     }

@@ -43,7 +43,7 @@ proptest! {
 }
 
 #[test]
-fn past_the_most_used_tables_the_others_share_a_line() {
+fn only_the_most_used_tables_have_their_own_line() {
     use crate::planner::trace::TraceBuilder;
     use crate::schema::preset::{self, ArchKind, SyntheticShape};
     use crate::types::TableId;
@@ -54,7 +54,7 @@ fn past_the_most_used_tables_the_others_share_a_line() {
     }
     let trace = builder.finish(0.5);
     let text = Plan::of(&trace, &[1.0], 0).text();
-    // Tables 0 to 59 have 1 to 60 accesses, each but the first a hit.
+    // Tables 0 to 59 have 1 to 60 accesses of one row. The first access of each table misses.
     let line = text.lines().find(|line| line.starts_with("60 others")).unwrap();
     let cells: Vec<&str> = line.split_whitespace().collect();
     assert_eq!(cells[2..], ["60", "1830", "60", "96.7", "96.7", "96.7", "96.7"], "{line}");

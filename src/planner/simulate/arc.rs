@@ -1,11 +1,11 @@
 //! ARC, the adaptive replacement cache (Megiddo and Modha, "ARC: a self-tuning, low overhead replacement
 //! cache", FAST 2003, figure 4). One LRU list holds rows that were used once, another holds rows that were
-//! used again. Each has a ghost list of keys that were evicted from it. A miss of a key in a ghost list means
-//! that this list was too short, and the target size of the lists moves.
+//! used again. Each has a ghost list of keys that were evicted from it. A miss of a key in a ghost list shows
+//! that the list it was evicted from was too short, so the target size of that list grows.
 //!
-//! Limits: the lists and their ghosts remember at most twice the cache's size in keys; a row that returns
-//! later counts as new. Every hit moves a row between lists, which is expensive in a cache that many threads
-//! read.
+//! Limits: lists and ghost lists together hold at most twice as many keys as the cache. A row that returns
+//! after its key was dropped counts as new. Every hit moves a row between lists, which is expensive in a
+//! cache that many threads read.
 
 use super::Simulated;
 use super::list::{Links, List};
@@ -65,7 +65,7 @@ impl Arc {
         }
     }
 
-    /// REPLACE: evicts one row and remembers its key.
+    /// REPLACE in the paper: evicts one row and remembers its key in a ghost list.
     fn replace(&mut self, key_is_ghost_frequent: bool) {
         let recent = self.recent.len() as f64;
         let from_recent = !self.recent.is_empty()
@@ -79,7 +79,7 @@ impl Arc {
         }
     }
 
-    /// Case IV: makes room for a key of no list.
+    /// Case IV in the paper: makes room for a key that is in no list.
     fn admit(&mut self) {
         let used_once = self.recent.len() + self.ghost_recent.len();
         let all = used_once + self.frequent.len() + self.ghost_frequent.len();

@@ -2,8 +2,8 @@
 //! least recently used one. One list for each count makes this constant-time (Shah, Mitra and Matani, "An
 //! O(1) algorithm for implementing the LFU cache eviction scheme", 2010).
 //!
-//! Limits: a count is lost when its row is evicted, and never ages before. So a row that was hot once stays
-//! long after, and new rows evict each other.
+//! Limits: the count of a row is lost when the row is evicted, and does not decay before. So a row that was
+//! once hot stays cached long after, and new rows evict each other.
 
 use super::Simulated;
 use super::list::{Links, List};
@@ -14,11 +14,11 @@ pub(crate) struct Lfu {
     capacity: usize,
     held: usize,
     links: Links,
-    /// By count; the last used row of each in front.
+    /// By count: the rows with this count, most recently used first.
     lists: Vec<List>,
     /// By key: uses since it was admitted; 0 if it is not cached.
     counts: Vec<u32>,
-    /// No cached key has a lower count.
+    /// A lower bound of the counts of cached keys.
     least: usize,
 }
 

@@ -1,7 +1,7 @@
-//! Doubly linked lists of keys, with all links in two arrays. The policies are built from them. A key is in
-//! at most one list at a time.
+//! Doubly linked lists of keys, with all links in two arrays. The policies use them as queues. A key is in at
+//! most one list at a time.
 
-/// The end of a list.
+/// In place of a key: the end of a list.
 const NONE: u32 = u32::MAX;
 
 /// The links of the keys `0..keys`.
@@ -46,7 +46,7 @@ impl List {
         (self.back != NONE).then_some(self.back)
     }
 
-    /// Adds a key, which is in no list, at the front.
+    /// Adds a key at the front. It must be in no list.
     pub(crate) fn push_front(&mut self, links: &mut Links, key: u32) {
         links.before[key as usize] = NONE;
         links.after[key as usize] = self.front;
@@ -58,7 +58,7 @@ impl List {
         self.len += 1;
     }
 
-    /// Removes a key, which is in this list.
+    /// Removes a key. It must be in this list.
     pub(crate) fn remove(&mut self, links: &mut Links, key: u32) {
         let (before, after) = (links.before[key as usize], links.after[key as usize]);
         match before {

@@ -13,7 +13,7 @@ use super::list::{Links, List};
 pub(crate) struct Lru {
     capacity: usize,
     links: Links,
-    /// The last used row in front.
+    /// Most recently used first.
     list: List,
     resident: Vec<bool>,
 }

@@ -1,9 +1,10 @@
 //! Simulates caches on a trace: one flat cache of all tables, and one static cache for each table.
 //!
-//! Every access counts, also the first access of a row. Every policy but the server's default admits every
-//! missed row. The flat cache of a size holds that fraction of all distinct rows of the trace, of any table.
-//! The per-table caches hold that fraction of the distinct rows of each table, which is a static division in
-//! proportion to the tables (FLECHE 2.2). Both round down, so a small table may get no row.
+//! Hit rates include the first access of each row, which always misses. Only the server's default policy
+//! may refuse to admit a missed row. A size is a fraction of the distinct rows of the trace. The flat cache
+//! holds that fraction of all distinct rows, from any table. The per-table caches hold that fraction of the
+//! distinct rows of each table: a static division in proportion to the tables (FLECHE, section 2.2). Both
+//! round down, so the cache of a small table may hold no row.
 
 mod arc;
 mod lfu;
@@ -22,7 +23,7 @@ use rayon::prelude::*;
 use super::trace::Trace;
 pub use optimal::Future;
 
-/// A cache of keys that is empty at first.
+/// A simulated cache of keys. It starts empty.
 pub trait Simulated {
     /// Uses a key. Returns whether the cache held it.
     fn access(&mut self, key: u32) -> bool;
@@ -66,7 +67,7 @@ impl Policy {
         }
     }
 
-    /// An empty cache of `capacity` of the keys `0..keys`. `seed` is that of the random policy.
+    /// An empty cache for `capacity` of the keys `0..keys`. Only the random policy uses `seed`.
     #[must_use]
     pub fn cache(self, capacity: usize, keys: u32, seed: u64) -> Box<dyn Simulated> {
         if capacity == 0 {
@@ -84,7 +85,7 @@ impl Policy {
     }
 }
 
-/// A cache of no rows.
+/// A cache without room for a row.
 struct NoRows;
 
 impl Simulated for NoRows {
@@ -96,7 +97,7 @@ impl Simulated for NoRows {
 /// Hits of one cache on one trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Hits {
-    /// By table.
+    /// Hits by table.
     pub tables: Vec<u64>,
 }
 
@@ -125,7 +126,7 @@ pub(crate) struct SizeHits {
 pub(crate) struct CacheHits {
     /// In the order of [`Policy::ALL`].
     pub policies: Vec<Hits>,
-    /// Of the policy that knows the future.
+    /// Hits of the optimal policy, which knows the future.
     pub optimal: Hits,
 }
 
@@ -143,9 +144,9 @@ pub fn share(fraction: f64, rows: u32) -> usize {
     ((fraction * f64::from(rows)) as usize).min(rows as usize)
 }
 
-/// Runs a trace through every cache of every size, each a fraction from 0 to 1. Uses the threads of the
-/// current pool. A thread takes at most about 30 bytes for each distinct row, and LFU 16 more for each access
-/// of the hottest row. All threads share 12 bytes for each access.
+/// Runs a trace through every cache of every size. `fractions` are from 0 to 1. Uses the threads of the
+/// current pool. Each thread takes at most about 30 bytes per distinct row. LFU takes 16 more per access of
+/// the hottest row. All threads share 12 bytes per access.
 #[must_use]
 pub(crate) fn simulate(trace: &Trace, fractions: &[f64], seed: u64) -> Vec<SizeHits> {
     let tables = trace.table_of_keys();
@@ -178,7 +179,7 @@ pub(crate) fn simulate(trace: &Trace, fractions: &[f64], seed: u64) -> Vec<SizeH
     fractions.iter().map(size).collect()
 }
 
-/// One simulation of one size.
+/// One simulation to run for a size.
 #[derive(Clone, Copy)]
 enum Job {
     Flat(Policy),
@@ -195,11 +196,11 @@ impl Job {
     }
 }
 
-/// What all simulations of a trace share.
+/// The inputs that all simulations of a trace share.
 #[derive(Clone, Copy)]
 struct Simulation<'t> {
     trace: &'t Trace,
-    /// By key.
+    /// By key: the index of its table.
     tables: &'t [u32],
     seed: u64,
 }

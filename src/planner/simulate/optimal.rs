@@ -2,12 +2,12 @@
 //! is farthest (Belady, IBM Systems Journal 1966, algorithm MIN; proved optimal by Mattson and others, 1970,
 //! among policies that admit every missed row).
 //!
-//! Limits: it cannot be built; it is the bound for the others. A policy that may refuse a row can be slightly
-//! better.
+//! Limits: a real cache does not know the future. The hits are an upper bound for every policy that admits
+//! all missed rows. A policy that may refuse a row can be slightly better.
 
 use std::collections::BinaryHeap;
 
-/// There is no next access.
+/// The key is not accessed again.
 const NEVER: u32 = u32::MAX;
 
 /// By access: the position of the next access of the same key.

@@ -1,12 +1,12 @@
 //! Random replacement: every cached row is the victim with equal probability (Belady, "A study of replacement
 //! algorithms for a virtual-storage computer", IBM Systems Journal 1966, uses it as the baseline).
 //!
-//! Limits: it learns nothing. A policy that is not better is not worth its bookkeeping.
+//! Limits: it learns nothing from accesses. A policy that keeps state must be better to justify it.
 
 use super::Simulated;
 use crate::mem::SplitMix64;
 
-/// A cache that evicts at random, the same way for the same seed.
+/// A cache that evicts at random. Equal seeds give equal victims.
 #[derive(Debug)]
 pub(crate) struct Random {
     capacity: usize,

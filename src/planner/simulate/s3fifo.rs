@@ -1,11 +1,12 @@
 //! S3-FIFO (Yang, Zhang, Qiu, Yue and Rashmi, "FIFO queues are all you need for cache eviction", SOSP 2023,
-//! algorithm 1). New rows enter a small queue, a tenth of the cache. A row that was used more than once when
+//! algorithm 1). New rows enter a small queue, a tenth of the cache. A row that was hit more than once before
 //! it reaches the end of the small queue moves to the main queue. At the end of the main queue a row
-//! re-enters it once for each use, at most three times. Keys that were evicted from the small queue are
-//! remembered, as many as the main queue holds; when such a row is used again, it enters the main queue.
+//! re-enters it once for each use, at most three times. A ghost queue remembers the last keys that were
+//! evicted from the small queue, as many as the main queue holds. If one of these is used again, it enters
+//! the main queue.
 //!
-//! Limits: the size of the small queue is fixed. A row whose second and third use both follow its eviction
-//! costs two misses. If the cache holds few rows, the small queue is one row.
+//! Limits: the size of the small queue is fixed. A row that leaves it early misses at its next use,
+//! even where LRU would still hold the row. If the cache holds few rows, the small queue is one row.
 
 use super::Simulated;
 use super::list::{Links, List};

@@ -1,8 +1,8 @@
 //! The server's default: LRU eviction behind admission by frequency. While the cache has room it admits every
-//! row. Once it is full, a row is admitted at its second recent miss; the admission is the server's own
-//! (`cache::policy::frequency`, which gives its idea and its limits).
+//! row. Once it is full, a row is admitted at its second recent miss, by the code of the server
+//! (`cache::policy::frequency`, which explains the idea and its limits).
 //!
-//! What differs from a server: here every access is a batch of its own, and eviction is exact, one row at a
+//! Differences from a server: here every access is a batch of its own, and eviction is exact, one row at a
 //! time. A server evicts in the background by age classes, and keeps a part of its room free between its
 //! watermarks.
 
@@ -31,7 +31,7 @@ impl ServerDefault {
 
 impl Simulated for ServerDefault {
     fn access(&mut self, key: u32) -> bool {
-        // The sketch counts a miss also while there is room, as the server's does.
+        // As in the server, the sketch also counts a miss while the cache has room.
         if self.lru.contains(key) || self.sketch.admits(FlatKey(key.into()), 1) || !self.lru.is_full() {
             return self.lru.access(key);
         }

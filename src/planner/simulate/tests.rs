@@ -1,5 +1,5 @@
-//! Every policy against an independent, slow transcription of its paper, and the bounds that hold for all of
-//! them.
+//! Compares every policy with a slow, independent transcription of its paper, and checks the bounds that hold
+//! for all policies.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -9,7 +9,7 @@ use super::super::trace::Trace;
 use super::super::trace::tests::{accesses, trace};
 use super::*;
 
-/// Keys below 24, of which lower ones are hotter, mixed with scans of successive keys.
+/// Keys below 24. Low keys are more frequent, and scans of successive keys are mixed in.
 fn keys() -> impl Strategy<Value = Vec<u32>> {
     let hot = (0u32..24).prop_map(|k| vec![k * k / 24]);
     let scan = (0u32..20, 1u32..5).prop_map(|(from, len)| (from..from + len).collect());
@@ -52,7 +52,7 @@ fn slow_lfu(capacity: usize, keys: &[u32]) -> Vec<bool> {
     keys.iter().enumerate().map(|(now, &key)| access(now, key)).collect()
 }
 
-/// Searches all cached keys for the one whose next use is farthest.
+/// Evicts the key with the farthest next use, which it finds by a search of all cached keys.
 fn slow_optimal(capacity: usize, keys: &[u32]) -> Vec<bool> {
     let mut held: Vec<u32> = Vec::new();
     let mut access = |at: usize, key: u32| {
@@ -73,7 +73,7 @@ fn slow_optimal(capacity: usize, keys: &[u32]) -> Vec<bool> {
     keys.iter().enumerate().map(|(at, &key)| access(at, key)).collect()
 }
 
-/// Figure 4 of the paper, line by line; the last used key in front.
+/// ARC, line by line as in figure 4 of the paper. Lists have the most recently used key first.
 fn slow_arc(c: usize, keys: &[u32]) -> Vec<bool> {
     let [mut t1, mut t2, mut b1, mut b2]: [VecDeque<u32>; 4] = Default::default();
     let mut p = 0.0f64;
@@ -128,7 +128,7 @@ fn slow_arc(c: usize, keys: &[u32]) -> Vec<bool> {
     outcomes
 }
 
-/// Algorithm 1 of the paper; keys with counts, the newest in front.
+/// S3-FIFO, as in algorithm 1 of the paper. Queues hold keys with counts, the newest first.
 fn slow_s3fifo(capacity: usize, keys: &[u32]) -> Vec<bool> {
     let small_capacity = (capacity / 10).max(1);
     let [mut small, mut main]: [VecDeque<(u32, u8)>; 2] = Default::default();
@@ -163,8 +163,8 @@ fn slow_s3fifo(capacity: usize, keys: &[u32]) -> Vec<bool> {
     outcomes
 }
 
-/// Section 4 of the paper, with exact counts, halved like the sketch, in place of the sketch; the newest key
-/// in front.
+/// W-TinyLFU, as in section 4 of the paper. In place of the sketch it has exact counts, which are halved as
+/// in the sketch. Lists have the newest key first.
 fn slow_wtinylfu(capacity: usize, keys: &[u32]) -> Vec<bool> {
     let window_capacity = (capacity / 100).max(1);
     let main_capacity = capacity - window_capacity;
@@ -247,7 +247,7 @@ proptest! {
     fn optimal_hits_like_its_slow_transcription(keys in keys(), capacity in 0usize..30) {
         let mut got = Vec::new();
         Future::of(&keys, KEYS).run(&keys, KEYS, capacity, |_, hit| got.push(hit));
-        // Which of several rows without a next access is evicted is free; the number of hits is not.
+        // Rows that are not used again may be evicted in any order, so only the number of hits must be equal.
         let count = |outcomes: &[bool]| outcomes.iter().filter(|hit| **hit).count();
         prop_assert_eq!(count(&got), count(&slow_optimal(capacity, &keys)));
     }
@@ -259,8 +259,8 @@ proptest! {
         let count = |outcomes: &[bool]| outcomes.iter().filter(|hit| **hit).count();
         let best = count(&slow_optimal(capacity, &keys));
         let distinct = keys.iter().collect::<std::collections::HashSet<_>>().len();
-        // A cache that may refuse a row hits at most as often as the optimal cache with one row more, which
-        // could hold each refused row in that place until the next miss.
+        // A cache that may refuse a row hits at most as often as an optimal cache with room for one more row,
+        // because that cache can keep each refused row in the extra place until the next miss.
         let best_refusing = count(&slow_optimal(capacity + 1, &keys));
         for policy in Policy::ALL {
             let got = count(&hits(policy.cache(capacity, KEYS, seed), &keys));
@@ -306,7 +306,8 @@ proptest! {
     }
 }
 
-/// LRU that admits, once it is full, rows that were missed before. Unlike the sketch it forgets no miss.
+/// LRU that, when it is full, admits only rows that were missed before. Unlike the sketch, it never forgets a
+/// miss.
 fn slow_server(capacity: usize, keys: &[u32]) -> Vec<bool> {
     let (mut held, mut missed) = (Vec::new(), std::collections::HashSet::new());
     let mut access = |&key: &u32| {

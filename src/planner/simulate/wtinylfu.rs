@@ -2,8 +2,8 @@
 //! Transactions on Storage 2017, section 4). New rows enter a window, an LRU list of a hundredth of the
 //! cache. A row that leaves the window enters the main part only if it was used more often recently than the
 //! victim there. The main part is a segmented LRU: one fifth is on probation, four fifths are protected. Use
-//! counts come from a count-min sketch of 4-bit counters, which is halved after every ten times the cache's
-//! size in accesses.
+//! counts come from a count-min sketch of 4-bit counters. All counters and the number of counted accesses are
+//! halved when that number reaches ten times the capacity.
 //!
 //! Limits: the sketch overestimates keys that collide. The size of the window is fixed here (later work
 //! adapts it), so bursts of new rows hit less than under LRU. If the cache holds few rows, the window is one
@@ -13,9 +13,9 @@ use super::Simulated;
 use super::list::{Links, List};
 use crate::mem::mix64;
 
-/// The window has one part in this many of the cache.
+/// The window gets `1 / WINDOW_PART` of the cache.
 const WINDOW_PART: usize = 100;
-/// Accesses, in cache sizes, after which the sketch is halved.
+/// Counted accesses per row of capacity at which the sketch is halved.
 const SAMPLE: usize = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +87,7 @@ impl WTinyLfu {
             self.enter_probation(candidate);
             return;
         }
-        // Probation is empty only if all of the main part is protected, or there is no main part.
+        // Probation is empty only if all rows of the main part are protected, or the main part has no room.
         let from = if self.probation.is_empty() { &mut self.protected } else { &mut self.probation };
         let Some(victim) = from.back() else { return };
         if self.sketch.count(candidate) > self.sketch.count(victim) {
@@ -123,14 +123,15 @@ impl Simulated for WTinyLfu {
 /// A count-min sketch of four rows of 4-bit counters.
 #[derive(Debug)]
 struct Sketch {
-    /// By row; each row has its own hash. A byte for each counter, of which 4 bits are used.
+    /// By row of the sketch. Each row has its own hash. A counter takes a byte but uses only 4 bits.
     counters: [Vec<u8>; 4],
     mask: u64,
     added: usize,
     period: usize,
 }
 
-/// Least columns, or 16 times the keys, so that the sketch of a small cache has few collisions.
+/// The fewest columns, or about 16 per key if that is less, so that the sketch of a small cache has few
+/// collisions.
 const LEAST_COLUMNS: usize = 4096;
 /// The largest 4-bit count.
 const FULL: u8 = 15;

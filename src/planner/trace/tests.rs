@@ -3,7 +3,7 @@ use crate::schema::preset::{self, ArchKind, SyntheticShape};
 use crate::types::Jagged;
 use proptest::prelude::*;
 
-/// A trace of these accesses, each a table below 3 and a row.
+/// A trace of these accesses: pairs of a table below 3 and a row.
 pub(crate) fn trace(accesses: &[(u32, u64)]) -> Trace {
     let shape = SyntheticShape { tables: 3, rows: 1000, dense: 0, multi_hot: None };
     let mut builder = TraceBuilder::new(&preset::synthetic(ArchKind::Dcn, 4, shape));
@@ -61,6 +61,6 @@ fn accesses_are_in_order_of_samples_and_absent_ids_access_only_a_default_row() {
     let wanted =
         vec![(deep0, 4), (wide(0), 4), (deep0, 5), (deep1, 9), (deep1, 2), (wide(0), 5), (wide(1), 2)];
     assert_eq!(got, wanted);
-    // 11 is past both tables of its feature, and so is 70.
+    // The ids 11 and 70 are past the end of both tables of their feature.
     assert_eq!((trace.samples, trace.absent), (2, 4));
 }

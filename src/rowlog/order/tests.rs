@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::store::atomic_write::failing::Failing;
 
-/// A number of rows, and some of them, each once, in any order.
+/// The number of rows of a table, and a ranked list of distinct rows.
 fn ranked() -> impl Strategy<Value = (u64, Vec<u64>)> {
     let rows = prop_oneof![1_u64..200, 1_u64..100_000, Just(u64::MAX), Just(1 << 40)];
     rows.prop_flat_map(|rows| {
@@ -29,8 +29,8 @@ proptest! {
             prop_assert_eq!(order.place(row), place);
         }
         let sorted: BTreeSet<u64> = ranked.iter().copied().collect();
-        let beside = ranked.iter().flat_map(|&row| [row.saturating_sub(1), (row + 1).min(rows - 1)]);
-        for row in others.iter().map(|row| row % rows).chain(beside).filter(|row| !sorted.contains(row)) {
+        let neighbours = ranked.iter().flat_map(|&row| [row.saturating_sub(1), (row + 1).min(rows - 1)]);
+        for row in others.iter().map(|row| row % rows).chain(neighbours).filter(|row| !sorted.contains(row)) {
             let below = sorted.range(..row).count() as u64;
             prop_assert_eq!(order.place(row), ranked.len() as u64 + row - below, "row {}", row);
         }
@@ -63,7 +63,7 @@ proptest! {
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
         length in any::<prop::sample::Index>(),
     ) {
-        let mut bytes = encode(&named(&some())).unwrap();
+        let mut bytes = encode(&named(&example())).unwrap();
         for (at, byte) in changes {
             let at = at.index(bytes.len());
             bytes[at] = byte;
@@ -73,7 +73,7 @@ proptest! {
     }
 }
 
-fn some() -> BTreeMap<String, RowOrder> {
+fn example() -> BTreeMap<String, RowOrder> {
     [("C1", 9, vec![7, 0, 3]), ("C2", 5, vec![])]
         .map(|(name, rows, ranked)| (name.to_owned(), RowOrder::hottest_first(rows, &ranked).unwrap()))
         .into()
@@ -85,32 +85,32 @@ fn named(orders: &BTreeMap<String, RowOrder>) -> Vec<(&str, &RowOrder)> {
 
 #[test]
 fn rows_past_the_end_and_repeated_rows_are_refused() {
-    let said = |ranked: &[u64]| RowOrder::hottest_first(5, ranked).unwrap_err().to_string();
-    assert_eq!(said(&[0, 5, 1]), "expected a row below 5, got 5");
-    assert_eq!(said(&[4, 0, 4]), "expected distinct rows, got 4 twice");
+    let message = |ranked: &[u64]| RowOrder::hottest_first(5, ranked).unwrap_err().to_string();
+    assert_eq!(message(&[0, 5, 1]), "expected a row below 5, got 5");
+    assert_eq!(message(&[4, 0, 4]), "expected distinct rows, got 4 twice");
     assert_eq!(RowOrder::hottest_first(0, &[]).unwrap().place(3), 3);
 }
 
 #[test]
 fn the_error_for_a_malformed_file_names_the_field() {
     let rows: Vec<u8> = [3_u64, 1, 3].iter().flat_map(|row| row.to_le_bytes()).collect();
-    let said = |dtype, shape: Vec<usize>, about: &[(&str, &str)]| {
+    let message = |dtype, shape: Vec<usize>, about: &[(&str, &str)]| {
         let view = TensorView::new(dtype, shape, &rows).unwrap();
         let about = about.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
         parse(&serialize([("C1", view)], Some(about)).unwrap()).unwrap_err().to_string()
     };
     let about = [("format", FORMAT), ("version", VERSION), ("rows.C1", "4")];
     let first = |n: usize| &about[..n];
-    assert_eq!(said(Dtype::U64, vec![3], first(0)), "format: expected \"flechette-order\", got \"\"");
-    assert_eq!(said(Dtype::U64, vec![3], first(1)), "version: expected \"1\", got \"\"");
-    assert_eq!(said(Dtype::U64, vec![3], first(2)), "rows.C1: expected a number, got \"\"");
+    assert_eq!(message(Dtype::U64, vec![3], first(0)), "format: expected \"flechette-order\", got \"\"");
+    assert_eq!(message(Dtype::U64, vec![3], first(1)), "version: expected \"1\", got \"\"");
+    assert_eq!(message(Dtype::U64, vec![3], first(2)), "rows.C1: expected a number, got \"\"");
     let twice = "tensor \"C1\": expected distinct rows, got 3 twice";
-    assert_eq!(said(Dtype::U64, vec![3], first(3)), twice);
+    assert_eq!(message(Dtype::U64, vec![3], first(3)), twice);
     let past = [first(2), &[("rows.C1", "3")]].concat();
-    assert_eq!(said(Dtype::U64, vec![3], &past), "tensor \"C1\": expected a row below 3, got 3");
+    assert_eq!(message(Dtype::U64, vec![3], &past), "tensor \"C1\": expected a row below 3, got 3");
     let shape = "tensor \"C1\": expected U64 of one dimension, got U64 of [1, 3]";
-    assert_eq!(said(Dtype::U64, vec![1, 3], first(3)), shape);
-    assert!(said(Dtype::F32, vec![6], first(3)).contains("got F32 of [6]"));
+    assert_eq!(message(Dtype::U64, vec![1, 3], first(3)), shape);
+    assert!(message(Dtype::F32, vec![6], first(3)).contains("got F32 of [6]"));
     assert!(parse(b"row").unwrap_err().to_string().starts_with("header: not a safetensors file: "));
 }
 
@@ -135,9 +135,9 @@ fn a_missing_file_is_none_and_a_malformed_one_is_an_error_with_its_path() {
 fn whichever_call_fails_the_file_is_the_old_one_or_the_new_one_and_no_temporary_file_is_left() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(FILE);
-    let old = some();
+    let old = example();
     write_orders(&path, &named(&old)).unwrap();
-    let mut new = some();
+    let mut new = example();
     new.insert("C1".to_owned(), RowOrder::hottest_first(9, &[8]).unwrap());
     for failure in 0.. {
         let written = write_on(&Failing::at(failure), &path, &named(&new));

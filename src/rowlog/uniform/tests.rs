@@ -9,7 +9,7 @@ fn first_values_are_spread_evenly_within_the_bound() {
     assert!(rows.iter().all(|x| x.abs() <= 0.25));
     let mut tenths = [0_u32; 10];
     rows.iter().for_each(|x| tenths[((x + 0.25) * 20.0) as usize] += 1);
-    // 26,214 expected a tenth; six standard deviations are 922.
+    // 26,214 values are expected per tenth of the range. Six standard deviations are 922.
     assert!(tenths.iter().all(|&n| n.abs_diff(26_214) < 922), "{tenths:?}");
 }
 

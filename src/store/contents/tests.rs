@@ -1,4 +1,4 @@
-//! The bytes of a version do not depend on where its tables are.
+//! A version has the same bytes whether its tables are in memory or in a working file.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use crate::rowlog::{First, RowOrder, Uniform, WorkingFile, WorkingTable};
 use crate::store::{PlainMemory, open, write};
 use crate::types::Version;
 
-/// Several chunks of a working file.
+/// Enough rows for several chunks of a working file.
 const ROWS: u64 = 100_000;
 const DIM: usize = 7;
 const STATES: [(&str, usize); 2] = [("sum", DIM), ("step", 1)];
@@ -30,12 +30,12 @@ fn uniform(table: usize) -> Uniform {
     Uniform { seed: 3, table_code: table as u64, bound: 0.25 }
 }
 
-/// Two written rows of every three in the lower half of the table, and a few beyond.
+/// Two of every three rows in the first half of a table, and the last two rows.
 fn written_rows() -> Vec<u64> {
     (0..ROWS / 2).filter(|row| row % 3 != 1).chain([ROWS - 2, ROWS - 1]).collect()
 }
 
-/// The tables in memory; rows and states of [`written_rows`] are trained.
+/// The tables in memory. The rows of [`written_rows`] no longer have their first values.
 fn tables() -> Vec<Table> {
     let table = |i| {
         let mut table = Table::zeroed(&PlainMemory, ROWS, DIM, &STATES).unwrap();
@@ -111,7 +111,7 @@ fn a_version_written_from_a_working_file_equals_one_written_from_memory() {
     let [here, there] = ["memory", "working"].map(|name| dir.path().join(name));
     let mut tables = tables();
     let file = working(dir.path());
-    // f32 holds any bits.
+    // f32 values are written unchanged, whatever their bits are.
     let odd = [f32::NAN, f32::from_bits(0xffc0_1234), -0.0, f32::INFINITY, 0.0, 1e-45, -1.0];
     tables[3].row_mut(5).unwrap().copy_from_slice(&odd);
     let states = tables[3].states();
@@ -159,9 +159,9 @@ fn errors_of_writing_from_a_working_file_are_those_of_writing_from_memory() {
         record[3] = 1e6;
         file.write(TableId(1), &[row], &record).unwrap();
     }
-    let said = |tables| write_all(dir.path(), tables).unwrap_err().to_string();
-    let past = said(in_file(&file));
-    assert_eq!(past, said(tables.iter().map(Rows::from).collect()));
+    let message = |tables| write_all(dir.path(), tables).unwrap_err().to_string();
+    let past = message(in_file(&file));
+    assert_eq!(past, message(tables.iter().map(Rows::from).collect()));
     assert!(past.starts_with("tables/t1.safetensors: row 99998: element 3: 1000000 is past"), "{past}");
 
     let small = WorkingTable {
@@ -174,8 +174,8 @@ fn errors_of_writing_from_a_working_file_are_those_of_writing_from_memory() {
     let small = WorkingFile::create(dir.path(), vec![small]).unwrap();
     let with = |rows| [&in_file(&file)[..3], &[rows]].concat();
     let shape = "tables/t3.safetensors: tensor \"weight\": expected shape [100000, 7], got shape [9, 7]";
-    assert_eq!(said(with(Rows::Source(&small, TableId(0)))), shape);
-    let none = "working table 7: expected a table below 1";
-    assert_eq!(said(with(Rows::Source(&small, TableId(7)))), none);
+    assert_eq!(message(with(Rows::Source(&small, TableId(0)))), shape);
+    let none = "working table 7: expected a table number below 1";
+    assert_eq!(message(with(Rows::Source(&small, TableId(7)))), none);
     assert_eq!(fs::read_dir(dir.path().join("m")).map_or(0, |entries| entries.count()), 0, "nothing is left");
 }

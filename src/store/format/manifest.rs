@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::FormatError;
 
-/// The number of the layout that the module [`super`] describes.
+/// Version of the layout that [`super`] describes.
 pub(crate) const FORMAT: u32 = 1;
 /// The longest manifest that is written or read.
 pub(crate) const MAX_MANIFEST_BYTES: u64 = 16 << 20;
@@ -56,7 +56,7 @@ pub struct FileEntry {
     pub xxh3_128: Checksum,
 }
 
-/// What every other file of a version must be, and the notes of the writer.
+/// The length and checksum of every other file of a version, and the notes of its writer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Manifest {
     /// By the path in the version, with `/` between its parts.
@@ -83,7 +83,7 @@ impl Manifest {
     /// The bytes on disk.
     ///
     /// # Errors
-    /// [`FormatError::TooLong`] past [`MAX_MANIFEST_BYTES`].
+    /// [`FormatError::TooLong`] when the manifest exceeds [`MAX_MANIFEST_BYTES`].
     pub fn encode(&self) -> Result<Vec<u8>, FormatError> {
         Ok(self.encode_with_checksum()?.0)
     }

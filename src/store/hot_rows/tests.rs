@@ -16,7 +16,7 @@ fn hot_rows() -> impl Strategy<Value = HotRows> {
     })
 }
 
-fn some() -> HotRows {
+fn example() -> HotRows {
     HotRows { tables: vec!["C1".into(), "C2".into()], rows: vec![(1, 7), (0, u64::MAX), (1, 0)] }
 }
 
@@ -55,7 +55,7 @@ proptest! {
         prop_assert!(HotRows::parse(&[&bytes[..], &[by]].concat()).is_err());
     }
 
-    /// A correct checksum does not make the contents valid: anything can be written with one.
+    /// Any bytes can have a correct checksum, so the contents are checked too.
     #[test]
     fn any_bytes_are_hot_rows_or_an_error_but_never_a_panic(
         rows in hot_rows(),
@@ -78,17 +78,17 @@ proptest! {
 
 #[test]
 fn each_kind_of_malformed_file_has_its_message() {
-    let bytes = saved(&some());
+    let bytes = saved(&example());
     let body = &bytes[..bytes.len() - SUM_BYTES];
     let changed = |at: usize, by: &[u8]| {
         let mut body = body.to_vec();
         body[at..at + by.len()].copy_from_slice(by);
         HotRows::parse(&summed(&body)).unwrap_err().to_string()
     };
-    let said = |bytes: &[u8]| HotRows::parse(bytes).unwrap_err().to_string();
-    assert_eq!(said(b"table,row"), "not a hot rows file: expected the file to begin with FLHOTROW");
-    assert_eq!(said(&bytes[..20]), "damaged: expected 40 bytes, got 20");
-    assert_eq!(said(&bytes[..bytes.len() - 1]), "damaged: the checksum does not match");
+    let message = |bytes: &[u8]| HotRows::parse(bytes).unwrap_err().to_string();
+    assert_eq!(message(b"table,row"), "not a hot rows file: expected the file to begin with FLHOTROW");
+    assert_eq!(message(&bytes[..20]), "damaged: expected 40 bytes, got 20");
+    assert_eq!(message(&bytes[..bytes.len() - 1]), "damaged: the checksum does not match");
     assert_eq!(changed(8, &[2]), "format version: expected 1, got 2");
     assert_eq!(changed(12, &u32::MAX.to_le_bytes()), "tables: expected at most 65536, got 4294967295");
     assert_eq!(changed(16, &[0, 0, 0, 2]), "rows: expected at most 16777216, got 33554432");
@@ -113,9 +113,9 @@ fn a_missing_file_is_none_and_a_foreign_file_is_an_error_with_its_path() {
 #[test]
 fn whichever_call_fails_the_file_is_the_old_one_or_the_new_one_and_no_temporary_file_is_left() {
     let models = tempfile::tempdir().unwrap();
-    let old = some();
+    let old = example();
     old.save(models.path(), "m").unwrap();
-    let new = HotRows { rows: vec![(0, 5)], ..some() };
+    let new = HotRows { rows: vec![(0, 5)], ..example() };
     let mut failures = 0;
     loop {
         let disk = Failing::at(failures);
@@ -138,12 +138,12 @@ fn whichever_call_fails_the_file_is_the_old_one_or_the_new_one_and_no_temporary_
 #[test]
 fn the_temporary_file_of_a_dead_writer_is_removed_once_it_is_old() {
     let models = tempfile::tempdir().unwrap();
-    some().save(models.path(), "m").unwrap();
+    example().save(models.path(), "m").unwrap();
     let state = models.path().join("m/state");
     let [old, young] = ["1", "2"].map(|pid| state.join(format!(".hot_rows.{pid}.tmp")));
     let long_ago = std::time::SystemTime::now() - 2 * ABANDONED;
     File::create(&old).unwrap().set_modified(long_ago).unwrap();
     File::create(&young).unwrap();
-    some().save(models.path(), "m").unwrap();
+    example().save(models.path(), "m").unwrap();
     assert_eq!((old.exists(), young.exists()), (false, true));
 }

@@ -114,8 +114,8 @@ fn errors_name_the_offset_and_the_fault() {
         push_access(&mut payload, TableId(table), row);
         refused(&[header().bytes(), block_head(&payload, 1).to_vec(), payload].concat())
     };
-    assert!(past(0, 100).contains("row 100 is past the 100 rows of table \"a\""));
-    assert!(past(3, 0).contains("table 3, expected one of 3"));
+    assert!(past(0, 100).contains("table \"a\": expected a row below 100, got 100"));
+    assert!(past(3, 0).contains("expected a table below 3, got 3"));
     let text = refused(&Header { rate: 2.0, tables: vec![] }.bytes());
     assert!(text.contains("rate: expected a number above 0, at most 1, got 2"), "{text}");
     let huge = [MAGIC.as_slice(), &u32::MAX.to_le_bytes()].concat();

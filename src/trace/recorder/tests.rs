@@ -24,7 +24,7 @@ fn accesses(batch: &Batch) -> Vec<(u32, u64)> {
     (0..batch.samples).flat_map(sample).collect()
 }
 
-/// The accesses of all files, and the bytes of each.
+/// The accesses in all files, and the length of each file in bytes.
 fn read(folder: &Path) -> (Vec<(u32, u64)>, Vec<u64>) {
     let mut all = Vec::new();
     let files = numbered(folder).unwrap();
@@ -54,7 +54,7 @@ fn all_accesses_of_the_sampled_rows_are_written_in_order_over_several_starts() {
             Recorder::start(&schema(), &options(folder.path(), 0.3, 1 << 30), metrics.model("m", &schema()));
         let recorder = recorder.unwrap();
         for i in 0..5 {
-            // Every other start uses the same rows again.
+            // Starts 0 and 2 use the same rows.
             let batch = batch(100, (start % 2) * 1000 + i * 100);
             recorder.record(&batch);
             wanted.extend(accesses(&batch));
@@ -151,7 +151,7 @@ fn write(writer: &mut Writer, row: u64) {
 fn a_file_appears_only_with_a_whole_header_and_failed_attempts_back_off() {
     let folder = tempfile::tempdir().unwrap();
     let (mut writer, metrics) = writer(folder.path());
-    // No file can be created under the temporary name.
+    // A directory with the temporary name prevents the creation of the file.
     let obstacle = folder.path().join("trace-00000001.fltrace.tmp");
     fs::create_dir(&obstacle).unwrap();
     write(&mut writer, 1);

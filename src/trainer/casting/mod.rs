@@ -1,9 +1,10 @@
-//! The gradients of each row of a table: the casted index of Tensor Casting, section IV.
+//! Casting a batch: building the casted index of each table (Tensor Casting, section IV), which lists where
+//! the gradients of each row come from.
 //!
-//! A batch looks up rows sample by sample, so the gradients of a row are scattered over the batch. Sorting
-//! (row, occurrence) pairs brings them together. The backward pass of a table is then one gather-reduce: for
-//! each row in ascending order, the sum of the gradients of its occurrences, in batch order. So every bit of
-//! the sum depends on the batch alone.
+//! An *occurrence* is one id that the batch looks up. A batch looks up rows sample by sample, so the
+//! occurrences of a row are scattered over the batch. Sorting (row, occurrence) pairs brings them together.
+//! The backward pass of a table is then one gather-reduce: for each row in ascending order, it sums the
+//! gradients of the row's occurrences in batch order. So every bit of the sum depends on the batch alone.
 
 mod radix;
 
@@ -19,24 +20,24 @@ use crate::schema::{Lookup, Pooling, Schema};
 pub(crate) use crate::trainer::pipeline::gpu::Source;
 use crate::types::{Batch, TableId};
 
-/// The rows of one table that a batch uses, and the sources of the gradient of each.
+/// The rows of one table that a batch uses, and the sources of each row's gradient.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CastedIndex {
     /// The paper's casted `src`: ordered by row, and within a row in batch order.
     sources: Vec<Source>,
     /// The distinct rows, ascending. The paper's casted `dst` is an index into them.
     rows: Vec<u64>,
-    /// Where the sources of each row end.
+    /// For each row, the end of its sources in `sources`.
     ends: Vec<u32>,
-    /// The index in `rows` of the row of each occurrence, or [`ABSENT`].
+    /// For each occurrence, the index of its row in `rows`, or [`ABSENT`].
     places: Vec<u32>,
 }
 
-/// Stands for the row of an occurrence that has none.
+/// In lists of places: marks an occurrence that has no row, because its id is absent from the table.
 pub(crate) const ABSENT: u32 = u32::MAX;
 
-/// Temporary memory of casting. Each thread has one for all tables and batches: it stays in the processor's
-/// cache, and takes no memory in batches that wait.
+/// Temporary memory of casting. Each thread has one for all tables and batches, so it stays in the
+/// processor's cache, and batches that are queued do not hold any.
 #[derive(Default)]
 struct Workspace {
     pairs: Vec<Pair>,
@@ -50,7 +51,7 @@ thread_local! {
 }
 
 impl CastedIndex {
-    /// Casts the lookups of `table`. An absent id counts as its table's default row, if there is one.
+    /// Casts the lookups of `table`. An absent id counts as the table's default row, if there is one.
     /// Occurrences are numbered lookup by lookup, and within a lookup in the order of the feature.
     pub(crate) fn fill(&mut self, schema: &Schema, lookups: &[Lookup], table: TableId, batch: &Batch) {
         WORKSPACE.with_borrow_mut(|workspace| {
@@ -80,7 +81,7 @@ impl CastedIndex {
         &self.rows
     }
 
-    /// The index in [`Self::rows`] of the row of each occurrence, or [`ABSENT`].
+    /// For each occurrence, the index of its row in [`Self::rows`], or [`ABSENT`].
     #[must_use]
     pub(crate) fn places(&self) -> &[u32] {
         &self.places
@@ -94,8 +95,8 @@ impl CastedIndex {
         &self.sources[start as usize..self.ends[k] as usize]
     }
 
-    /// The sources of some of the rows end to end, the index in all sources past those of each row, and the
-    /// index of the first.
+    /// Returns, for a range of rows, their sources end to end, the end of each row's sources, and the start
+    /// of the first row's sources. Ends and start are indices among the sources of all rows.
     #[must_use]
     pub(crate) fn part(&self, rows: Range<usize>) -> (&[Source], &[u32], u32) {
         let first = if rows.start == 0 { 0 } else { self.ends[rows.start - 1] };
@@ -106,7 +107,7 @@ impl CastedIndex {
 }
 
 impl Workspace {
-    /// Collects and sorts the pairs of the table's lookups, and the source of each occurrence.
+    /// Collects the sorted pairs of the table's lookups, and the source of each occurrence.
     fn look_up(&mut self, schema: &Schema, lookups: &[Lookup], table: TableId, batch: &Batch) {
         self.pairs.clear();
         self.looked_up.clear();
@@ -127,13 +128,14 @@ impl Workspace {
     }
 }
 
-/// Finds the distinct rows of sorted pairs, the end of the pairs of each, and the row index of each
-/// occurrence. Returns the number of distinct rows.
+/// Writes the distinct rows of sorted pairs to `rows`, the end of each row's pairs to `ends`, and the index
+/// in `rows` of each occurrence's row to `places`. Returns the number of distinct rows.
 fn distinguish(pairs: &[Pair], rows: &mut [u64], ends: &mut [u32], places: &mut [u32]) -> usize {
     let Some(&(mut last, _)) = pairs.first() else { return 0 };
     let mut k = 0;
     for (&(row, occurrence), end) in pairs.iter().zip(1..) {
-        // Row and end are written for every pair, without a branch: whether a row is new is unpredictable.
+        // Row and end are written for every pair, because the processor would often mispredict a branch on
+        // whether the row is new.
         k += usize::from(row != last);
         last = row;
         rows[k] = row;
@@ -147,7 +149,7 @@ fn distinguish(pairs: &[Pair], rows: &mut [u64], ends: &mut [u32], places: &mut 
 #[derive(Clone, Debug, Default)]
 pub struct Casting {
     tables: Vec<CastedIndex>,
-    /// The number of the first occurrence of each lookup in its table.
+    /// For each lookup, the number of its first occurrence among those of its table.
     first: Vec<usize>,
 }
 
@@ -164,10 +166,10 @@ impl Casting {
         Ok(())
     }
 
-    /// [`Self::fill`] on the caller's thread only: for a stage that runs beside those that compute.
+    /// [`Self::fill`] on the caller's thread only, so that the threads that train are not used.
     ///
     /// # Errors
-    /// As above.
+    /// As [`Self::fill`].
     pub(crate) fn fill_alone(
         &mut self,
         schema: &Schema,
@@ -182,14 +184,14 @@ impl Casting {
     }
 
     fn prepare(&mut self, schema: &Schema, lookups: &[Lookup], batch: &Batch) -> Result<(), PredictError> {
-        let mut asked = vec![0; schema.tables.len()];
+        let mut occurrences = vec![0; schema.tables.len()];
         self.first.clear();
         for lookup in lookups {
-            let of_table: &mut usize = &mut asked[lookup.table.index()];
+            let of_table: &mut usize = &mut occurrences[lookup.table.index()];
             self.first.push(*of_table);
             *of_table += batch.features[lookup.feature].ids.len();
         }
-        let (needed, limit) = (asked.into_iter().max().unwrap_or(0) as u64, u64::from(u32::MAX));
+        let (needed, limit) = (occurrences.into_iter().max().unwrap_or(0) as u64, u64::from(u32::MAX));
         if needed > limit {
             return Err(PredictError::Capacity { field: "ids of one table in a batch", needed, limit });
         }
@@ -203,7 +205,8 @@ impl Casting {
         &self.tables
     }
 
-    /// The row index of each occurrence of lookup number `l`, which is `lookup`.
+    /// For each occurrence of lookup number `l`, which is `lookup`, the index of its row or [`ABSENT`]. The
+    /// occurrences of the table's later lookups follow.
     #[must_use]
     pub(crate) fn places(&self, l: usize, lookup: &Lookup) -> &[u32] {
         &self.tables[lookup.table.index()].places()[self.first[l]..]

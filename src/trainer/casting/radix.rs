@@ -1,21 +1,21 @@
 //! Sorts the pairs of a table by row: a radix sort from the least significant digit.
 //!
 //! Pairs arrive in the order of their occurrences, and a pass is stable. So sorting by row alone also leaves
-//! the pairs of a row in batch order. A pass reads the pairs twice and writes them once; a comparison sort
-//! mispredicts every other branch. Only digits in which rows differ get a pass: rows below 4 Mi need at most
-//! two.
+//! the pairs of a row in batch order. A pass reads the pairs twice and writes them once, without the
+//! unpredictable branches of a comparison sort. Only digits in which rows differ get a pass: rows below 2^22
+//! need at most two.
 
 use std::mem;
 
 /// A row of a table, and the number of its occurrence in the batch.
 pub type Pair = (u64, u32);
 
-/// Bits of a digit, such that the counts of a pass fit the L1 cache.
+/// Bits of a digit. The counts of a pass (8 KiB) fit in the L1 cache.
 const DIGIT_BITS: u32 = 11;
 const DIGITS: usize = 1 << DIGIT_BITS;
 
-/// With fewer pairs per pass than this, a comparison sort is faster: clearing and summing the counts of a
-/// pass takes as long as sorting this many.
+/// With fewer pairs per pass than this, a comparison sort is faster, because a pass also clears and sums its
+/// counts.
 const FEW: usize = 200;
 
 /// The second buffer of the sort, kept for reuse.
@@ -54,7 +54,8 @@ fn digit(row: u64, shift: u32) -> usize {
 
 /// One stable pass from one buffer to the other, by the digit that begins at bit `shift`.
 fn pass(from: &[Pair], to: &mut [Pair], shift: u32) {
-    // A local array, and a slice of known length, so that the loops check no bounds but the last.
+    // A local array and a slice of known length, so that the compiler removes all bounds checks except the
+    // one of the last store.
     let mut next = [0u32; DIGITS];
     for &(row, _) in from {
         next[digit(row, shift)] += 1;

@@ -36,7 +36,7 @@ fn the_loss_of_a_logit_is_not_clamped() {
     let quality = Quality::of_logits(&[-100.0, 2.0], &[1.0, 1.0]);
     assert!((quality.log_loss - (100.0 + (-2.0f64).exp().ln_1p()) / 2.0).abs() < 1e-9, "{quality:?}");
     assert_eq!(quality.infinite, 0);
-    // The probability of the same logit is about 4e-44, which an f32 holds with few digits.
+    // The probability of the logit -100 is about 4e-44, which an f32 holds with few digits.
     let served = Quality::of(&[sigmoid(-100.0f32), sigmoid(2.0)], &[1.0, 1.0]);
     assert!((served.log_loss - quality.log_loss).abs() < 0.05, "{served:?}");
 }
@@ -45,7 +45,7 @@ fn the_loss_of_a_logit_is_not_clamped() {
 fn a_probability_of_exactly_one_without_a_click_has_an_infinite_loss() {
     let quality = Quality::of(&[0.0, 1.0, 1.0, 0.5], &[1.0, 0.0, 1.0, 1.0]);
     assert_eq!((quality.log_loss, quality.infinite), (f64::INFINITY, 2));
-    // The logits show how wrong they were.
+    // Logits give a finite loss for the same kind of mistake.
     let quality = Quality::of_logits(&[20.0, -1.0], &[0.0, 0.0]);
     assert!(quality.log_loss > 10.0 && quality.log_loss < 10.2, "{quality:?}");
     assert_eq!(Quality::of_logits(&[f32::INFINITY, f32::NEG_INFINITY], &[1.0, 0.0]).log_loss, 0.0);

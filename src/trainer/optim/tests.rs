@@ -1,4 +1,4 @@
-//! Parameters of the optimizers. `tests/it` compares the formulas with PyTorch and with a naive trainer.
+//! Tests of the optimizers' parameters. `tests/it` compares the formulas with PyTorch and a naive trainer.
 
 use super::*;
 

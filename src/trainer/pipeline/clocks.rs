@@ -39,7 +39,7 @@ impl StageName {
     }
 }
 
-/// A clock for each stage. It stops while the stage waits for another.
+/// A clock for each stage. It stops while the stage waits for another stage.
 #[derive(Debug, Default)]
 pub(crate) struct Clocks([AtomicU64; StageName::ALL.len()]);
 
@@ -61,7 +61,7 @@ impl Clocks {
         waited
     }
 
-    /// The clock's time. It is valid only while the stage is not at work.
+    /// The time on the stage's clock. It is valid only while the stage is not working.
     pub(crate) fn of(&self, stage: StageName) -> Duration {
         Duration::from_nanos(self.0[stage as usize].load(Ordering::Relaxed))
     }

@@ -1,7 +1,8 @@
-//! Collect: reads the rows that come in from the working file, and the victims from the scratchpad.
+//! Collect: reads the rows to fetch from the working file, and the victims from the scratchpad.
 //!
-//! Both go to the item's staging memory, whose size Plan has bounded: plain memory on the host, a staging
-//! buffer on a device. Reading the file is slow, so a pool of threads reads pieces of it at the same time.
+//! Both are read into the item's staging memory: plain memory on the host, a staging buffer on a device.
+//! Plan has bounded their size. Reading the file is slow, so a pool of threads reads pieces of it at the
+//! same time.
 
 use rayon::prelude::*;
 
@@ -17,14 +18,14 @@ use crate::types::TableId;
 /// Rows that one thread moves at a time.
 const PIECE_ROWS: usize = 256;
 
-/// Moves rows between store, staging memory and scratchpad, for Collect and Insert.
+/// Moves rows between working file, staging memory and scratchpad, for Collect and Insert.
 #[derive(Clone, Copy)]
 pub(crate) struct RowMover<'a> {
     pub store: &'a WorkingFile,
     pub scratchpad: &'a ScratchpadMemory,
     /// The slot layout of each table.
     pub tables: &'a [SlotLayout],
-    /// The threads that read and write the store.
+    /// The threads that read and write the working file.
     pub threads: &'a rayon::ThreadPool,
 }
 
@@ -32,7 +33,7 @@ pub(crate) struct RowMover<'a> {
 type Piece<'t> = (TableId, &'t [u64], &'t mut [f32]);
 
 impl RowMover<'_> {
-    /// Reads the rows that the item moves.
+    /// Reads the rows that the item moves into its staging memory.
     ///
     /// # Errors
     /// [`TrainError::Store`], [`TrainError::Device`], and [`TrainError::Hazard`] when another stage has
@@ -58,13 +59,14 @@ impl RowMover<'_> {
         }
     }
 
-    /// Reads the records of these rows from the store.
+    /// Reads the records of these rows from the working file.
     fn read_store(&self, runs: &[TableRun], rows: &[u64], records: &mut [f32]) -> Result<(), TrainError> {
         let read = |(table, rows, records): Piece<'_>| self.store.read(table, rows, records);
         Ok(self.threads.install(|| self.pieces(runs, rows, records).into_par_iter().try_for_each(read))?)
     }
 
-    /// Calls `each` for every table, with its slots, the list of slots that move, and their records.
+    /// Calls `each` for every table in `transfers`, with the slots of its size, the list of the slots that
+    /// move, and their records.
     pub(crate) fn each_run(
         &self,
         slots: &[Slots],
@@ -80,7 +82,7 @@ impl RowMover<'_> {
         Ok(())
     }
 
-    /// Calls `then` with the claimed slots of each table, on a device.
+    /// On a device: claims the slots of `transfers` and calls `then` with the claimed slots of each table.
     pub(crate) fn with_runs(
         &self,
         scratch: &dyn Scratch,
@@ -96,7 +98,7 @@ impl RowMover<'_> {
         Ok(then(&runs)?)
     }
 
-    /// The rows of each table with their records, in pieces for one thread each.
+    /// Divides rows and their records into pieces. A piece is of one table and is moved by one thread.
     pub(crate) fn pieces<'t>(
         &self,
         runs: &[TableRun],

@@ -1,8 +1,8 @@
-//! Exchange: moves the staged rows between host and device, both ways at once.
+//! Exchange: moves the staged rows between host and device, in both directions at once.
 //!
-//! On a device, rows cross the bus here, while Train takes steps. On the host there is nothing to move:
-//! scratchpad and store are both in host memory. It is a stage there too, so that the windows are the same on
-//! every device.
+//! With a scratchpad on a device, rows cross the bus in this stage while Train takes steps. With a
+//! scratchpad on the host there is nothing to move. The stage exists there too, so that the hazard windows
+//! are the same.
 
 use super::super::TrainError;
 use super::item::Item;
@@ -10,7 +10,7 @@ use super::item::Item;
 /// Moves the rows that the item has staged.
 ///
 /// # Errors
-/// [`TrainError::Device`]; none on the host.
+/// [`TrainError::Device`], only with a scratchpad on a device.
 pub(crate) fn exchange(item: &mut Item) -> Result<(), TrainError> {
     item.staging.as_mut().map_or(Ok(()), |staging| Ok(staging.exchange()?))
 }

@@ -1,7 +1,7 @@
 //! ScratchPipe's Hit-Map (section IV-D): the slot that holds a row.
 //!
-//! A bucket is one word: the row's tag and the slot. The row itself is in the slot's bookkeeping, where
-//! callers compare it: equal tags do not mean equal rows.
+//! A bucket is one u64: the row's tag and the slot. Equal tags do not mean equal rows, so callers compare
+//! the row itself, which is in the slot's bookkeeping (`slot_directory`).
 
 use bytemuck::{Pod, Zeroable};
 
@@ -9,7 +9,7 @@ use crate::mem::probe_table::{Bucket, ProbeTable, Tag};
 
 pub(crate) type HitMap = ProbeTable<SlotBucket>;
 
-/// A tag in the high 32 bits, and a slot + 1; 0 if empty.
+/// The tag in the high 32 bits, slot + 1 in the low 32 bits; 0 if empty.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(transparent)]
 pub(crate) struct SlotBucket(u64);

@@ -1,4 +1,4 @@
-//! Insert: writes the rows that come in to the scratchpad, and the evicted ones to the working file.
+//! Insert: writes fetched rows to the scratchpad, and evicted rows to the working file.
 
 use rayon::prelude::*;
 
@@ -24,8 +24,8 @@ impl RowMover<'_> {
                 self.write_store(&evictions.runs, &evictions.rows, &mut evictions.records[..evictions.words])
             }
             ScratchpadMemory::Device(scratch) => {
-                // An item that moves nothing has no staging buffer. When dropped, the buffer serves another
-                // item.
+                // An item that moves nothing has no staging buffer. When the buffer is dropped below,
+                // another item can reuse it.
                 let Some(mut staging) = staging.take() else { return Ok(()) };
                 self.with_runs(&**scratch, fills, |runs| staging.put(runs))?;
                 self.write_store(&evictions.runs, &evictions.rows, staging.outgoing())
@@ -33,7 +33,7 @@ impl RowMover<'_> {
         }
     }
 
-    /// Writes the records of these rows to the store.
+    /// Writes the records of these rows to the working file.
     fn write_store(&self, runs: &[TableRun], rows: &[u64], records: &mut [f32]) -> Result<(), TrainError> {
         let jobs = self.pieces(runs, rows, records);
         Ok(self.threads.install(|| {

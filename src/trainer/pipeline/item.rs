@@ -1,4 +1,5 @@
-//! What the pipeline passes along: batches that were read and cast, and items of rows to move and work to do.
+//! The data that stages pass on: batches with their casted indices, and items. An item has rows to move and
+//! the work of Train.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,32 +12,33 @@ use crate::schema::{Lookup, Schema};
 use crate::trainer::pipeline::gpu::StagingBuffer;
 use crate::types::{Batch, RowId, TableId};
 
-/// A batch that was read, and the rows that it needs.
+/// A batch and the rows that it needs.
 #[derive(Default)]
 pub(crate) struct PreparedBatch {
     pub batch: Batch,
-    /// A label a sample; empty where the data has none.
+    /// One label per sample; empty if the data has no labels.
     pub labels: Vec<f32>,
-    /// Its distinct rows, and the sources of their gradients.
+    /// The batch's distinct rows, and the sources of their gradients.
     pub casting: Casting,
-    /// The slots of its rows that Plan has found so far: those of table `t` begin at `starts[t]`.
+    /// The slot of each row that Plan has found so far, else `NO_SLOT`. Empty before Plan looks them up.
+    /// The slots of table `t` begin at `starts[t]`.
     pub slots: Vec<u32>,
-    /// Each table's first index into `slots`, and the end of the last table's.
+    /// For each table, the index in `slots` of its first row; then the number of rows of all tables.
     pub starts: Vec<usize>,
 }
 
-/// Some rows of one table of a batch.
+/// The rows of one table within a selection of a batch's rows.
 pub(crate) struct TablePart {
     /// Index of the table.
     pub table: usize,
-    /// Indices among the table's rows of the batch.
+    /// Indices among all rows of this table in the batch.
     pub of_table: Range<usize>,
-    /// Indices among the rows that were selected.
+    /// Indices among the selected rows.
     pub of_selection: Range<usize>,
 }
 
 impl PreparedBatch {
-    /// Casts the batch: lists its distinct rows and where their gradients come from.
+    /// Checks and casts the batch: finds its distinct rows and the sources of their gradients.
     pub(crate) fn prepare(&mut self, schema: &Schema, lookups: &[Lookup]) -> Result<(), TrainError> {
         Labelled { batch: &self.batch, labels: &self.labels }.check(schema)?;
         self.casting.fill_alone(schema, lookups, &self.batch)?;
@@ -49,7 +51,7 @@ impl PreparedBatch {
         Ok(())
     }
 
-    /// The parts, table by table, of a range of its rows. Rows are counted over all tables.
+    /// Splits a range of the batch's rows by table. The range counts rows over all tables.
     pub(crate) fn parts(&self, rows: Range<usize>) -> impl Iterator<Item = TablePart> + '_ {
         let bounds = self.starts.windows(2).enumerate();
         bounds.filter_map(move |(table, bounds)| {
@@ -63,13 +65,13 @@ impl PreparedBatch {
         })
     }
 
-    /// Its distinct rows, ascending.
+    /// The distinct rows, ascending.
     pub(crate) fn rows(&self) -> impl Iterator<Item = RowId> + '_ {
         let tables = self.casting.tables().iter().zip(0..);
         tables.flat_map(|(casted, t)| casted.rows().iter().map(move |&row| RowId::new(TableId(t), row)))
     }
 
-    /// How many distinct rows.
+    /// The number of distinct rows.
     pub(crate) fn row_count(&self) -> usize {
         self.starts.last().copied().unwrap_or(0)
     }
@@ -82,13 +84,13 @@ pub(crate) struct RowSlot {
     pub slot: u32,
 }
 
-/// A range of transferred rows that are of one table.
+/// A range of transferred rows, all of one table.
 pub(crate) struct TableRun {
     pub table: TableId,
     pub range: Range<usize>,
 }
 
-/// Rows on their way between store and scratchpad.
+/// Rows that move in one direction between the working file and the scratchpad.
 #[derive(Default)]
 pub(crate) struct Transfers {
     /// The ranges of `rows` and `slots`, ascending by table.
@@ -97,15 +99,15 @@ pub(crate) struct Transfers {
     pub rows: Vec<u64>,
     /// Each row's slot.
     pub slots: Vec<u32>,
-    /// Words of all records.
+    /// Words (f32) of all records together.
     pub words: usize,
-    /// The records, end to end, once Collect has read them; there may be room for more. On a device they are
-    /// in the item's staging buffer instead.
+    /// The records, end to end, after Collect has read them. The vector may be longer than `words`. With a
+    /// scratchpad on a device, records are in the item's staging buffer instead.
     pub records: Vec<f32>,
 }
 
 impl Transfers {
-    /// Sets the rows and slots, which it sorts. `tables` has each table's slot layout.
+    /// Sorts `rows` and sets all lists from them. `tables` has the slot layout of each table.
     pub(crate) fn set(&mut self, rows: &mut [RowSlot], tables: &[SlotLayout]) {
         rows.sort_unstable_by_key(|moved| moved.row);
         self.runs.clear();
@@ -121,18 +123,17 @@ impl Transfers {
         }
     }
 
-    /// Makes room for the records. It keeps the content, which is meaningless, so that no buffer is zeroed or
-    /// moved twice.
+    /// Makes room for the records. Old content is neither zeroed nor moved, because Collect overwrites it.
     pub(crate) fn make_room(&mut self) {
         if self.records.len() < self.words {
-            // Most batches need about as much. The reserve takes no memory before it is used, and all buffers
-            // together use no more than the bytes for staging.
+            // Later batches may need a little more. The extra eighth takes no memory before it is used. Plan
+            // limits `words`, so that all buffers together use no more than the bytes for staging.
             self.records = vec![0.0; self.words + self.words / 8];
         }
     }
 }
 
-/// The rows that an item brings in, and those that it evicts.
+/// The rows that an item fetches, and those that it evicts.
 #[derive(Default)]
 pub(crate) struct ItemTransfers {
     pub fills: Transfers,
@@ -144,7 +145,8 @@ pub(crate) struct ItemTransfers {
 pub(crate) struct BufferPool<T>(Mutex<Vec<T>>);
 
 impl<T: Default> BufferPool<T> {
-    /// The buffer that was given last, which is most likely cached, or a new one.
+    /// The buffer that was given back last, which is the most likely to be in the processor's cache. If
+    /// there is none, a new one.
     pub(crate) fn take(&self) -> T {
         self.all().pop().unwrap_or_default()
     }
@@ -160,16 +162,16 @@ impl<T: Default> BufferPool<T> {
     }
 }
 
-/// A unit of work that passes through all stages.
+/// A unit of work that passes from Plan to Train.
 #[derive(Default)]
 pub(crate) struct Item {
     /// Counted from 1.
     pub number: u64,
-    /// Rows that come in.
+    /// Rows to fetch.
     pub fills: Transfers,
-    /// Rows that are evicted from the slots that `fills` take.
+    /// Rows to evict from the slots that `fills` uses.
     pub evictions: Transfers,
-    /// On a device, from Collect to Insert: where both are staged.
+    /// On a device: the buffer that stages `fills` and `evictions`, from Collect to Insert.
     pub staging: Option<Box<dyn StagingBuffer>>,
     /// What Train does once the rows are there.
     pub work: Work,

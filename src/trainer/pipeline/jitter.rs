@@ -8,7 +8,7 @@ use crate::mem::mix64;
 /// The longest sleep.
 const MOST_MICROS: u64 = 2_000;
 
-/// The sleeps of one stage; none without a seed.
+/// The sleeps of one stage. Without a seed there are none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Jitter {
     draws: Option<u64>,

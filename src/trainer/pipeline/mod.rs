@@ -9,13 +9,15 @@
 //!      +------------------------------ buffers -----------------------------+
 //! ```
 //!
-//! Rows are in the working file. While a window needs a row it is in the scratchpad too, and that copy is the
-//! valid one. Train finds every row of its item there, so it waits for nothing else. The trained bytes are
-//! those of the sequential [`super::ReferenceTrainer`], whatever the sizes and speeds: `plan` explains why,
-//! and `flechette verify` shows it.
+//! All rows are in the working file. While a window of batches needs a row, the scratchpad has a copy of it,
+//! and that copy is the current one. Train finds every row of its item in the scratchpad, so it waits only
+//! for items. The trained bytes are those of the sequential [`super::ReferenceTrainer`] for any sizes of
+//! scratchpad and buffers, and any speeds of the stages: `plan` explains why, and `flechette verify` checks
+//! it.
 //!
 //! A stage that fails ends the run: its channels close, later stages finish the items that they have, and
-//! earlier stages can send no more. The run returns the first real error.
+//! earlier stages can send no more. The run returns the error of the failed stage, not the
+//! [`TrainError::Stopped`] of other stages.
 
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
@@ -76,25 +78,25 @@ pub struct Pipeline {
     store: WorkingFile,
     settings: PipelineSettings,
     threads: rayon::ThreadPool,
-    /// Rows to bring in before the first batch.
+    /// Rows to fetch before the first batch.
     hottest: Vec<RowId>,
     buffers: BufferPools,
     clocks: Clocks,
 }
 
-/// Buffers that Train has finished with.
+/// Buffers that Train has finished with, to reuse.
 #[derive(Default)]
 pub(crate) struct BufferPools {
     transfers: BufferPool<ItemTransfers>,
     batches: BufferPool<PreparedBatch>,
 }
 
-/// Rows and how often each is used, the most frequent first.
+/// Table, row and number of uses of each row of a data set, the most frequent row first.
 pub type Frequencies = Vec<(TableId, u64, u64)>;
 
 impl Pipeline {
-    /// A pipeline with a scratchpad in host memory. With frequencies, the first run fills it with the most
-    /// frequent rows.
+    /// A pipeline with a scratchpad in host memory. With frequencies, the first run begins by fetching the
+    /// most frequent rows.
     ///
     /// # Errors
     /// [`TrainError`] for settings that are invalid or do not fit the model.
@@ -109,8 +111,8 @@ impl Pipeline {
         })
     }
 
-    /// The same with a scratchpad in device memory. The device pools and updates rows, with the same trained
-    /// bytes. Dense layers run on the host, and there is one replica.
+    /// A pipeline with a scratchpad in device memory. The device pools and updates rows, and dense layers
+    /// run on the host. The trained bytes are those of [`Self::new`]. Only one replica is possible.
     ///
     /// # Errors
     /// As [`Self::new`]; [`TrainError::Replicas`] for several replicas; [`TrainError::Device`] when an
@@ -127,7 +129,8 @@ impl Pipeline {
         Self::with(train_state, rows, settings, |sizes, counts, words| sizes.on_device(driver, counts, words))
     }
 
-    /// `scratchpad` is called with the slots of each size and the words per item, and allocates both.
+    /// `scratchpad` allocates the slots and the staging buffers. It gets the number of slots of each size,
+    /// and the words that a staging buffer holds in each direction.
     fn with(
         train_state: &TrainState,
         (store, frequencies): (WorkingFile, Option<Frequencies>),
@@ -138,13 +141,14 @@ impl Pipeline {
         let (lambda, apart) = (settings.lambda, settings.steps_apart());
         if settings.replicas > 1 && lambda > apart {
             tracing::warn!(
-                "lambda: {lambda} steps, but the end of a window averages too, after at most {apart}"
+                "lambda: {lambda} steps, but replicas also average at the end of a window, after at most \
+                 {apart} steps"
             );
         }
         let sizes = Sizes::of(train_state.schema(), train_state.optimizer().kind);
         let counts = sizes.counts(&settings.scratchpad);
-        // One item for each stage, those that wait between stages, and as many again for Plan; each moves
-        // rows in and out.
+        // Twice the items that can be in the six stages and the four channels between them, as a margin.
+        // Each item stages rows in both directions.
         let items = 2 * (6 + 4 * settings.buffered);
         let item_words = settings.staging_bytes / (2 * items) / size_of::<f32>();
         let scratchpad = scratchpad(&sizes, &counts, item_words)?;
@@ -185,8 +189,8 @@ impl Pipeline {
         self.sizes.bytes(&self.scratchpad.counts())
     }
 
-    /// How long each stage has worked so far, without its waits for others. Train waits for the stage with
-    /// the longest time.
+    /// How long each stage has worked so far, without the time in which it waited for other stages. The
+    /// stage with the longest time limits the speed of training.
     pub fn worked(&self) -> impl Iterator<Item = (StageName, Duration)> + '_ {
         StageName::ALL.into_iter().map(|stage| (stage, self.clocks.of(stage)))
     }
@@ -196,23 +200,23 @@ impl Pipeline {
         &self.settings
     }
 
-    /// The working file, with the rows that [`Self::flush`] has written.
+    /// The working file. Its rows are current only after [`Self::flush`].
     #[must_use]
     pub fn store(&self) -> &WorkingFile {
         &self.store
     }
 
-    /// The rows of every table, as [`Self::flush`] has written them, to save.
+    /// The rows of every table, to save. They are current only after [`Self::flush`].
     #[must_use]
     pub(crate) fn rows(&self) -> Vec<Rows<'_>> {
         (0..self.sizes.tables.len()).map(|t| Rows::Source(&self.store, TableId(t as u32))).collect()
     }
 
-    /// Trains on every sample of the data. Returns the number of samples. It computes on the threads of the
-    /// caller's rayon pool.
+    /// Trains on every sample of the data, on the threads of the caller's rayon pool. Returns the number of
+    /// samples.
     ///
     /// # Errors
-    /// [`TrainError`]; the pipeline must not be used after it.
+    /// [`TrainError`]. The pipeline must not be used after an error.
     pub fn run(
         &mut self,
         train_state: &mut TrainState,
@@ -287,8 +291,8 @@ impl Pipeline {
         Ok(train.samples)
     }
 
-    /// Writes every row of the scratchpad to the store. The rows stay in the scratchpad, and training can
-    /// continue.
+    /// Writes every row of the scratchpad to the working file. The rows stay in the scratchpad, and training
+    /// can continue.
     ///
     /// # Errors
     /// [`TrainError::Store`].
@@ -298,7 +302,7 @@ impl Pipeline {
         let mover = RowMover { store, scratchpad, tables, threads };
         let (mut item, mut rows) = (Item::default(), Vec::new());
         for (directory, size) in planner.directories().iter().zip(&self.sizes.sizes) {
-            // No more than the items of a run have staged.
+            // No more rows than an item of a run may stage.
             let staged = planner.item_words() / size.words.max(1);
             let staged = staged.clamp(1, FLUSHED_ROWS);
             let mut after = None;
@@ -317,7 +321,7 @@ impl Pipeline {
         Ok(())
     }
 
-    /// [`Self::flush`], and empties the scratchpad.
+    /// Runs [`Self::flush`] and empties the scratchpad.
     ///
     /// # Errors
     /// As [`Self::flush`].
@@ -328,7 +332,7 @@ impl Pipeline {
     }
 }
 
-/// The frequencies as a table; none where the policy does not use them.
+/// The frequencies as a lookup table; `None` unless the policy is LFU.
 fn use_counts(policy: Policy, rows: Option<Frequencies>) -> Result<Option<Arc<UseCounts>>, TrainError> {
     let Some(rows) = rows.filter(|_| policy == Policy::Lfu) else { return Ok(None) };
     let counts = rows
@@ -344,9 +348,9 @@ const FLUSHED_ROWS: usize = 16 << 10;
 pub struct Data<'a> {
     /// Reads the samples.
     pub reader: &'a mut (dyn Reader + Send),
-    /// Samples a step; the last step may have fewer.
+    /// Samples per step; the last step may have fewer.
     pub batch: usize,
-    /// The most steps.
+    /// The maximum number of steps.
     pub steps: u64,
 }
 

@@ -1,10 +1,9 @@
-//! The scratchpad's memory: the slots, and how many there are of each size.
+//! The scratchpad's memory: its slots, and the number of slots of each size.
 //!
 //! A record is a row with its optimizer state. Tables whose records have the same number of words share the
-//! slots of that size. Each size gets the same share of its tables' rows: a batch uses every table, so tables
-//! of short rows must not crowd out those of long rows, nor the other way round. But no size gets fewer slots
-//! than a sample may need: any scratchpad is a small share of a huge model, and the same share of a small
-//! table could be no row at all.
+//! slots of that size. A batch uses every table, so each size gets slots for the same share of its tables'
+//! rows. If the scratchpad is large enough, each size gets at least the slots that one sample may need:
+//! otherwise a small share of a small table could be no row at all.
 
 use std::sync::Arc;
 
@@ -28,27 +27,27 @@ pub enum ScratchpadSize {
     Bytes(u64),
     /// Room for this share of the rows of all tables, 0 to 1.
     Fraction(f64),
-    /// Slots of each size, in the order of [`Sizes::counts`].
+    /// Slots of each size, in the order of [`Sizes::sizes`].
     Slots(Vec<usize>),
 }
 
-/// The slots that the rows of one table use.
+/// Which slots the rows of a table use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotLayout {
     /// Index of the slot size.
     pub size: usize,
-    /// Words of a record.
+    /// Words (f32) of a record.
     pub words: usize,
 }
 
-/// The tables whose records have one number of words.
+/// The tables that share a slot size, because their records have the same number of words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SizeClass {
-    /// Words of a record.
+    /// Words (f32) of a record.
     pub words: usize,
-    /// Rows of all tables.
+    /// Rows of all these tables.
     pub rows: u64,
-    /// The most rows that one sample may need.
+    /// The most rows of these tables that one sample may need.
     pub sample_rows: u64,
 }
 
@@ -62,7 +61,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// The sizes of a schema's tables under an optimizer.
+    /// The slot sizes of a schema's records, which include the state of the optimizer.
     pub(crate) fn of(schema: &Schema, kind: Kind) -> Self {
         let mut sizes: Vec<SizeClass> = Vec::new();
         let mut tables: Vec<SlotLayout> = Vec::new();
@@ -86,8 +85,9 @@ impl Sizes {
         Self { tables, sizes }
     }
 
-    /// Slots of each size: no more than its rows, nor than can be numbered. A fraction gives each size at
-    /// least the rows of a sample; so do bytes if they are enough for that.
+    /// The number of slots of each size, at most the rows of that size and [`Slots::MOST`]. A fraction gives
+    /// each size at least the slots that one sample may need. So does a number of bytes, if there are enough
+    /// bytes.
     #[must_use]
     pub(crate) fn counts(&self, size: &ScratchpadSize) -> Vec<usize> {
         let counts: Vec<u64> = match size {
@@ -102,7 +102,7 @@ impl Sizes {
         counts.into_iter().zip(most).map(|(count, most)| count.min(most) as usize).collect()
     }
 
-    /// Slots of each size that fit so many bytes.
+    /// The number of slots of each size that fit in `bytes` bytes.
     fn counts_in(&self, bytes: u64) -> Vec<u64> {
         let bytes_of = |count_of: &dyn Fn(&SizeClass) -> u64| -> u64 {
             self.sizes.iter().map(|class| count_of(class) * slot_bytes(class.words)).sum()
@@ -139,7 +139,8 @@ impl Sizes {
             .collect::<Result<_, _>>()?)
     }
 
-    /// `counts` slots of each size, in device memory, and staging for items of `item_words` words each way.
+    /// `counts` slots of each size, in device memory, and staging for items of `item_words` words in each
+    /// direction.
     ///
     /// # Errors
     /// [`TrainError::Device`] when an allocation fails.
@@ -164,7 +165,7 @@ pub(crate) enum ScratchpadMemory {
 }
 
 impl ScratchpadMemory {
-    /// How many slots of each size.
+    /// The number of slots of each size.
     pub(crate) fn counts(&self) -> Vec<usize> {
         match self {
             Self::Host(slots) => slots.iter().map(Slots::count).collect(),
@@ -172,7 +173,7 @@ impl ScratchpadMemory {
         }
     }
 
-    /// Takes Train's steps on a device's slots; none on the host.
+    /// The stepper for Train on a device's slots; `None` on the host.
     ///
     /// # Errors
     /// [`TrainError::Device`].
@@ -208,7 +209,7 @@ impl ScratchpadMemory {
     }
 }
 
-/// The most distinct rows of each size that a sample needs, of the first `limit` samples.
+/// For each slot size, the most distinct rows that any of the first `limit` samples needs.
 ///
 /// # Errors
 /// [`TrainError`] for data that cannot be read.
@@ -259,7 +260,7 @@ pub(crate) fn rows_of_sample<'a>(
     })
 }
 
-/// Bytes of a slot of `words` words, with its flag and Plan's bookkeeping.
+/// Bytes of a slot of `words` words, including its claim flag and Plan's bookkeeping.
 fn slot_bytes(words: usize) -> u64 {
     (words * size_of::<f32>() + 1 + SlotDirectory::bytes_per_slot()) as u64
 }

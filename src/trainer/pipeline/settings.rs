@@ -1,4 +1,4 @@
-//! How a pipeline is made, and the limits of that.
+//! The settings of a pipeline and their limits.
 
 use crate::trainer::TrainError;
 use crate::trainer::pipeline::plan::HazardWindows;
@@ -6,10 +6,10 @@ use crate::trainer::pipeline::policy::{Policy, SEEN_AHEAD};
 use crate::trainer::pipeline::scratchpad::ScratchpadSize;
 use crate::trainer::replicas::MOST_REPLICAS;
 
-/// How a pipeline is made.
+/// The settings of a pipeline.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PipelineSettings {
-    /// Bytes, share of the rows, or slots.
+    /// Size of the scratchpad.
     pub scratchpad: ScratchpadSize,
     /// Chooses the rows that are evicted first.
     pub policy: Policy,
@@ -21,26 +21,26 @@ pub struct PipelineSettings {
     pub buffered: usize,
     /// Bytes of all staging buffers together.
     pub staging_bytes: usize,
-    /// Threads that move rows between store and staging buffers.
+    /// Threads that move rows between the working file and staging buffers.
     pub threads: usize,
-    /// Whether stages overlap. If not, each item is planned after the item before it has trained: a baseline
-    /// that trains the same bytes.
+    /// Whether stages overlap. If not, an item is planned only after the previous item has trained. That is
+    /// a baseline for measurements and trains the same bytes.
     pub overlap: bool,
-    /// Seed of random sleeps in every stage; none without it.
+    /// Seed of random sleeps in every stage; `None` for no sleeps.
     pub jitter: Option<u64>,
     /// Data-parallel workers that share each batch, 1 to [`MOST_REPLICAS`]. Each has its own dense weights
-    /// and its own copy of the window's rows. The copy is no larger than the scratchpad and is not part of
-    /// it.
+    /// and its own copy of the window's rows. The copy is outside the scratchpad and no larger than it.
     pub replicas: usize,
-    /// Steps after which replicas average rows and their state; at least 1. At 1 they exchange gradients
-    /// instead. The end of a window averages too, so a replica takes at most `lookahead` steps by itself.
+    /// Replicas average rows and their state after every `lambda` steps; at least 1. At 1 they exchange
+    /// gradients instead. Replicas also average at the end of a window, so each takes at most `lookahead`
+    /// steps by itself.
     pub lambda: u64,
 }
 
 impl PipelineSettings {
-    /// Whether the trained bytes are those of one worker: to the byte with one replica, and to rounding with
-    /// several at lambda = 1, which cut sums where they cut the batch. At any other lambda the replicas
-    /// diverge for some steps.
+    /// Whether the result is that of one worker. With one replica all bytes are equal. With several replicas
+    /// at lambda = 1 the result is equal except for rounding, because sums are split where the batch is
+    /// split. At any other lambda the replicas differ between averages.
     #[must_use]
     pub(crate) fn exact(&self) -> bool {
         self.replicas == 1 || self.lambda == 1
@@ -64,7 +64,7 @@ impl PipelineSettings {
         Ok(())
     }
 
-    /// The most steps that replicas take before they average: `lambda`, or a window if that is shorter.
+    /// The most steps that replicas take before they average: `lambda`, or `lookahead` if that is less.
     #[must_use]
     pub(crate) fn steps_apart(&self) -> u64 {
         self.lambda.min(self.lookahead as u64)

@@ -1,15 +1,14 @@
 //! Which row each slot holds, and which batches may still use it: ScratchPipe's Hit-Map and Hold masks
 //! (section IV-D).
 //!
-//! The paper's mask has a bit for each batch in the window, and shifts all masks each cycle. Here a slot
-//! keeps one number: the last **batch**, planned or of the future window, that is known to need its row. The
-//! slot becomes a candidate for eviction when that batch leaves the past window. Until then it is in a list
-//! for each batch: the slots that no later batch is known to use. So a cycle costs as much as the batch that
-//! leaves, not as much as the scratchpad. And a batch whose rows were found when it entered the future window
-//! has nothing to record when it is planned.
+//! The paper keeps a mask per slot, with a bit for each batch in the window, and shifts all masks each
+//! cycle. Here a slot keeps one number: the last **batch**, planned or in the future window, that is known
+//! to need its row. The slot becomes a candidate for eviction when that batch leaves the past window. For
+//! each batch a list has the slots with this batch as their last known user. So the cost of a cycle depends
+//! on the size of the batch that leaves the window, and not on the size of the scratchpad.
 //!
-//! A `SlotDirectory` covers slots of one size. Only Plan uses it, and it runs ahead of the slots' content:
-//! the Hit-Map has what a slot will hold when the batch that is planned trains.
+//! A `SlotDirectory` covers slots of one size. Only Plan uses it. Plan runs ahead of the stages that move
+//! rows, so the Hit-Map says what a slot will hold when the batch that is being planned trains.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -26,12 +25,12 @@ use crate::mem::{Huge, OutOfHostMemory};
 use crate::trainer::pipeline::slot_flags::NO_SLOT;
 use crate::types::RowId;
 
-/// The most rows of one lookup: many times [`PREFETCH_AHEAD`], but few enough that prefetched lines are still
-/// cached when they are used.
+/// The most rows of one call of [`SlotDirectory::find_all`]: many times [`PREFETCH_AHEAD`], but few enough
+/// that prefetched lines are still in the processor's cache when they are used.
 pub(crate) const LOOKUP_ROWS: usize = 256;
 
-/// [`SlotDirectory::rows_after`] lists all rows in at most `LISTS` lists, each of at least `MIN_LISTED_ROWS`.
-/// While a list is made it takes twice its memory.
+/// [`SlotDirectory::rows_after`] lists all rows in at most `LISTS` lists, each of at least
+/// `MIN_LISTED_ROWS`. While a list is being made it takes twice its memory.
 const LISTS: usize = 16;
 const MIN_LISTED_ROWS: usize = 1 << 14;
 
@@ -43,19 +42,20 @@ struct SlotState {
     row: RowId,
     /// The stamp if the slot is a candidate; otherwise the last known batch that needs the row, modulo 2^32.
     until: u32,
-    /// Bit 0: is a victim candidate. Bits 1..: use count, at least 1 if the slot is taken: the row's count in
-    /// the data set + 1, or without counts the batches that have used it since it came in.
+    /// Bit 0: is a victim candidate. Bits 1..: use count, at least 1 if the slot is taken. With counts of a
+    /// data set it is the row's count + 1. Otherwise it is the number of batches that have used the row
+    /// since it was fetched.
     uses: u32,
 }
 
 impl SlotState {
-    /// The state of a row that batch `batch` brings in.
+    /// The state of a slot with a row that is fetched for batch `batch`.
     #[inline(always)]
     fn new(row: RowId, batch: u64, uses: u32) -> Self {
         Self { row, until: batch as u32, uses: uses.clamp(1, u32::MAX >> 1) << 1 }
     }
 
-    /// Whether the slot has a row.
+    /// Whether the slot holds a row.
     #[inline(always)]
     fn taken(&self) -> bool {
         self.uses > 0
@@ -71,31 +71,32 @@ impl SlotState {
         self.candidate().then_some(self.until)
     }
 
-    /// Whether the batch is the last that needs the row.
+    /// Whether the slot is no candidate and `batch` is the last known batch that needs its row.
     #[inline(always)]
     fn held_until(&self, batch: u64) -> bool {
         self.taken() && !self.candidate() && self.until == batch as u32
     }
 }
 
-/// Slots whose last known user is this batch, or was when they were listed.
+/// Slots with this batch as their last known user. A later batch may have become the last user since the
+/// slot was listed.
 struct BatchSlots {
     batch: u64,
     slots: Vec<u32>,
 }
 
-/// A slot that was taken for a row.
+/// A slot that was taken for a row to fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TakenSlot {
     pub row: RowId,
     pub slot: u32,
-    /// The row that the slot holds now and that is evicted.
+    /// The row to evict from the slot, unless the slot was free.
     pub victim: Option<RowId>,
 }
 
 /// The slots of one size.
 pub(crate) struct SlotDirectory {
-    /// How often a data set uses each row; none if unknown.
+    /// How often a data set uses each row; `None` if unknown.
     frequencies: Option<Arc<UseCounts>>,
     states: Huge<SlotState>,
     slots: HitMap,
@@ -103,9 +104,9 @@ pub(crate) struct SlotDirectory {
     candidates: Candidates,
     /// The stamp of the candidate that was added last, modulo 2^32.
     stamp: u32,
-    /// Ascending by batch, of both windows.
+    /// The lists of the batches in both windows, ascending by batch.
     needed: VecDeque<BatchSlots>,
-    /// Lists to use again.
+    /// Empty lists, kept to reuse their memory.
     spare: Vec<Vec<u32>>,
 }
 
@@ -143,8 +144,8 @@ impl SlotDirectory {
         self.needed.clear();
     }
 
-    /// Bytes for each slot, with the list that [`Self::rows_after`] makes, but without the lists of the
-    /// window, whose size depends on its batches.
+    /// Bytes per slot, including the list that [`Self::rows_after`] makes. The lists of the windows are not
+    /// included, because their size depends on the batches.
     pub(crate) const fn bytes_per_slot() -> usize {
         let listed = 2 * size_of::<RowSlot>() / LISTS;
         size_of::<SlotState>()
@@ -154,17 +155,17 @@ impl SlotDirectory {
             + listed
     }
 
-    /// How many slots.
+    /// The number of slots.
     pub(crate) fn count(&self) -> usize {
         self.states.len()
     }
 
-    /// Slots that are free or candidates.
+    /// The number of slots that are free or candidates.
     pub(crate) fn available(&self) -> usize {
         self.free.len() + self.candidates.len()
     }
 
-    /// The slot that holds the row, or will when the next item trains.
+    /// The slot that will hold the row when the item that is being planned trains.
     #[inline]
     pub(crate) fn find(&self, row: RowId) -> Option<u32> {
         let tag = tag_of(row);
@@ -187,7 +188,7 @@ impl SlotDirectory {
                 prefetch_line(&raw const self.states[*found as usize]);
             }
         }
-        // A second loop, so that the states have arrived.
+        // A second loop, so that the prefetched states have arrived.
         for (found, &row) in found.iter_mut().zip(rows) {
             if *found != NO_SLOT && !self.has_row(*found, row) {
                 *found = self.find(row).unwrap_or(NO_SLOT);
@@ -201,20 +202,21 @@ impl SlotDirectory {
         self.states[slot as usize].row == row
     }
 
-    /// Batch `batch` needs the rows of these slots; [`NO_SLOT`] is ignored.
+    /// Records that batch `batch` needs the rows of these slots. The slots are no candidates until the batch
+    /// has left the past window. [`NO_SLOT`] is ignored.
     pub(crate) fn keep(&mut self, slots: &[u32], batch: u64) {
         let mut needed = std::mem::take(slots_of_batch(&mut self.needed, &mut self.spare, batch));
         needed.extend(slots.iter().filter(|&&slot| slot != NO_SLOT && self.extend_use(slot, batch)));
         *slots_of_batch(&mut self.needed, &mut self.spare, batch) = needed;
     }
 
-    /// Records that the batch needs the slot. Returns whether it is now the last known user.
+    /// Records that the batch needs the slot. Returns whether the batch has become the last known user.
     #[inline(always)]
     fn extend_use(&mut self, slot: u32, batch: u64) -> bool {
         let was_candidate = self.remove_candidate(slot);
         let state = &mut self.states[slot as usize];
-        // A slot that is no candidate was needed within the window, so the difference is small and its sign
-        // is right.
+        // If the slot is no candidate, its last user is in a window. So the two numbers are close, and the
+        // sign of their difference is correct although they wrap.
         let later = was_candidate || (batch as u32).wrapping_sub(state.until) as i32 > 0;
         if later {
             state.until = batch as u32;
@@ -225,8 +227,9 @@ impl SlotDirectory {
         later
     }
 
-    /// Batches up to `past` have left the past window: slots that no later batch needs become candidates. The
-    /// needs of batch `batch`, which is planned, must be recorded before. `next` is as [`RowUse::next`].
+    /// Makes slots candidates after batches up to `past` have left the past window, unless a later batch
+    /// needs them. [`Self::keep`] for batch `batch`, which is being planned, must have been called before.
+    /// `next` returns the [`RowUse::next`] of a row.
     pub(crate) fn expire(&mut self, past: u64, batch: u64, next: impl Fn(RowId) -> u64) {
         while self.needed.front().is_some_and(|needed| needed.batch <= past) {
             let Some(BatchSlots { batch: last, mut slots }) = self.needed.pop_front() else { break };
@@ -236,13 +239,13 @@ impl SlotDirectory {
         }
     }
 
-    /// Makes those of the slots candidates whose last user is batch `last`.
+    /// Makes each of the slots a candidate if its last known user is batch `last`.
     fn add_candidates(&mut self, slots: &[u32], last: u64, batch: u64, next: &impl Fn(RowId) -> u64) {
         for (at, &slot) in slots.iter().enumerate() {
             if let Some(&next) = slots.get(at + PREFETCH_AHEAD) {
                 prefetch_line(&raw const self.states[next as usize]);
             }
-            // A slot may be listed twice; the second time it is a candidate.
+            // A slot may be listed twice. The second time it is already a candidate.
             let state = &self.states[slot as usize];
             if state.held_until(last) {
                 let row_use = RowUse { frequency: state.uses >> 1, next: next(state.row) };
@@ -251,7 +254,7 @@ impl SlotDirectory {
         }
     }
 
-    /// The use of a row has changed. Orders its slot anew if it is a candidate.
+    /// Gives a candidate its new order after the use of its row has changed. Ignores other slots.
     pub(crate) fn update_candidate(&mut self, slot: u32, batch: u64, row_use: RowUse) {
         if self.remove_candidate(slot) {
             self.add_candidate(slot, row_use, batch);
@@ -269,7 +272,7 @@ impl SlotDirectory {
         self.candidates.add(candidate, row_use, batch, |slot| self.states[slot as usize].stamp());
     }
 
-    /// Makes the slot no candidate. Returns whether it was one.
+    /// Removes the slot from the candidates. Returns whether it was one.
     #[inline(always)]
     fn remove_candidate(&mut self, slot: u32) -> bool {
         let state = &mut self.states[slot as usize];
@@ -281,8 +284,8 @@ impl SlotDirectory {
         candidate
     }
 
-    /// Makes candidates of `count` slots that batches after `batch` need, those of the furthest batch first.
-    /// It spares the slots in `kept`.
+    /// Makes up to `count` slots candidates although batches after `batch` need them, beginning with the
+    /// batch that is furthest ahead. It spares the slots in `kept`.
     pub(crate) fn release(&mut self, mut count: usize, batch: u64, kept: &HashSet<u32>) {
         let needed = std::mem::take(&mut self.needed);
         for BatchSlots { batch: last, slots } in needed.iter().rev().take_while(|needed| needed.batch > batch)
@@ -297,8 +300,9 @@ impl SlotDirectory {
         self.needed = needed;
     }
 
-    /// Takes a slot for each of these rows, at most [`LOOKUP_ROWS`], that batch `batch` needs, and calls
-    /// `give` with each in turn. Stops when no slot is available.
+    /// Takes a slot for each of these rows, which batch `batch` needs, and calls `give` with each slot.
+    /// There are at most [`LOOKUP_ROWS`] rows. Stops when no slot is available. Returns the number of slots
+    /// taken.
     pub(crate) fn take_all(&mut self, rows: &[RowId], batch: u64, mut give: impl FnMut(TakenSlot)) -> usize {
         let mut taken = [(0, false); LOOKUP_ROWS];
         let mut count = 0;
@@ -311,7 +315,7 @@ impl SlotDirectory {
             count += 1;
         }
         let (rows, taken) = (&rows[..count], &taken[..count]);
-        // Separate loops, as in `find_all`.
+        // Separate loops, so that prefetched lines arrive before they are used, as in `find_all`.
         let mut old = [RowId::default(); LOOKUP_ROWS];
         for ((old, (slot, _)), row) in old.iter_mut().zip(taken).zip(rows) {
             *old = self.states[*slot as usize].row;
@@ -340,8 +344,8 @@ impl SlotDirectory {
         count
     }
 
-    /// Lists the first rows after `after`, ascending, with their slots; none when there are no more. Each
-    /// call reads every slot, so it lists at least a sixteenth of them.
+    /// Lists the first rows after `after`, ascending, with their slots. The list is empty when there are no
+    /// more rows. Each call scans all slots, so lists are long to keep the number of calls small.
     pub(crate) fn rows_after(&self, after: Option<RowId>, listed: &mut Vec<RowSlot>) {
         listed.clear();
         let (most, mut end) = (MIN_LISTED_ROWS.max(self.count() / LISTS), None);
@@ -367,7 +371,7 @@ fn tag_of(row: RowId) -> Tag {
     Tag::of(row.number())
 }
 
-/// The list of this batch, which is made if there is none.
+/// The list of this batch. It is created if it does not exist.
 fn slots_of_batch<'a>(
     lists: &'a mut VecDeque<BatchSlots>,
     spare: &mut Vec<Vec<u32>>,

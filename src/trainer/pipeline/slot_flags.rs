@@ -1,21 +1,22 @@
-//! Claims on the slots of a scratchpad: one flag a slot, on the host, wherever the slots are.
+//! Claims on the slots of a scratchpad: one flag per slot. The flags are in host memory, also when the slots
+//! are on a device.
 //!
-//! The trainer's plan decides which stage may use which slot when. Flags make a fault of the plan an error
-//! instead of a data race: a stage uses only slots that it has claimed, and a claim fails if another claim
-//! has one of its slots. Flags are set and cleared once a batch, not once an access.
+//! Plan decides which stage may use which slot, and when. Flags turn a mistake of Plan into an error instead
+//! of a data race: a stage uses only slots that it has claimed, and a claim fails if another claim has one
+//! of its slots. Flags are set and cleared once per batch, not once per access.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// In a list of slots: a row without a slot.
+/// Stands in a list of slots for a row that has no slot.
 pub const NO_SLOT: u32 = u32::MAX;
 
-/// A claim failed: another claim has the slot, or there is no such slot.
+/// A claim failed, because another claim has the slot or no slot has this number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("slot {slot}: claimed twice at a time, or past the {count} slots there are")]
+#[error("slot {slot}: already claimed, or out of range: there are {count} slots")]
 pub struct ClaimError {
     /// The first slot that could not be claimed.
     pub slot: u32,
-    /// How many slots there are.
+    /// The number of slots.
     pub count: usize,
 }
 
@@ -23,7 +24,7 @@ pub struct ClaimError {
 #[derive(Debug)]
 pub struct SlotFlags(Box<[AtomicBool]>);
 
-/// Claimed slots, until this is dropped. They exist and are distinct, apart from [`NO_SLOT`].
+/// Slots that stay claimed until this is dropped. Except for [`NO_SLOT`] they exist and are distinct.
 #[derive(Debug)]
 pub struct HeldSlots<'a> {
     flags: &'a SlotFlags,
@@ -37,18 +38,18 @@ impl SlotFlags {
         Self((0..count).map(|_| AtomicBool::new(false)).collect())
     }
 
-    /// How many slots.
+    /// The number of slots.
     #[must_use]
     pub(crate) fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// Claims these slots; [`NO_SLOT`] is ignored. All that was done with a slot under its last claim is
-    /// visible to this one.
+    /// Claims these slots; [`NO_SLOT`] is ignored. Writes to a slot under an earlier claim are visible under
+    /// this claim.
     ///
     /// # Errors
-    /// [`ClaimError`] for the first slot that another claim has, or that is listed twice; then nothing is
-    /// claimed.
+    /// [`ClaimError`] for the first slot that another claim has, or that is listed twice. Nothing is
+    /// claimed then.
     pub fn claim<'a>(&'a self, list: &'a [u32]) -> Result<HeldSlots<'a>, ClaimError> {
         let take = |slot: u32| {
             let flag = self.0.get(slot as usize);
@@ -67,14 +68,14 @@ impl SlotFlags {
 }
 
 impl<'a> HeldSlots<'a> {
-    /// The slots as they were listed.
+    /// The slots, in the order in which they were listed.
     #[inline(always)]
     #[must_use]
     pub(crate) fn list(&self) -> &'a [u32] {
         self.list
     }
 
-    /// Whether they are slots of these flags.
+    /// Whether the slots were claimed through `flags`.
     #[must_use]
     pub(crate) fn is_of(&self, flags: &SlotFlags) -> bool {
         std::ptr::eq(self.flags, flags)

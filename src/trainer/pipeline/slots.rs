@@ -1,9 +1,9 @@
-//! The scratchpad's memory on the host: slots of rows that several threads read and write at once, each its
-//! own slots.
+//! The scratchpad's memory on the host. Several threads read and write it at the same time, each in
+//! different slots.
 //!
-//! The trainer's plan decides which stage may use which slot when. A fault of the plan can spoil a row, but
-//! never memory: a slot is only used under a [`Claim`], and a claim fails if another one has a slot of it
-//! ([`crate::trainer::pipeline::slot_flags`]).
+//! Plan decides which stage may use which slot, and when. A mistake of Plan can corrupt a row, but it cannot
+//! cause a data race: a slot is used only under a [`Claim`], and claiming a slot fails while another claim
+//! has it ([`crate::trainer::pipeline::slot_flags`]).
 #![allow(unsafe_code)]
 
 use crate::compute::gather_pool::rows_ahead;
@@ -19,24 +19,25 @@ pub(crate) struct Slots {
     flags: SlotFlags,
     /// Points to the first word of `_memory`.
     words: *mut f32,
-    /// Owns the words. It is not used while this lives.
+    /// Owns the words. They are accessed only through `words`.
     _memory: Box<dyn HostBlock>,
 }
 
 // SAFETY: `words` points into memory that `Slots` owns and that is tied to no thread. It is read and written
-// only under claims. No two claims have a slot in common at a time, and their flags order what one thread did
-// before what the next one does (release when dropped, acquire when taken).
+// only under claims. No two claims have a slot in common at a time, and their flags order what one thread
+// did before what the next one does (release when dropped, acquire when taken).
 unsafe impl Send for Slots {}
 // SAFETY: as above.
 unsafe impl Sync for Slots {}
 
-/// Exclusive access to these slots until it is dropped.
+/// Exclusive access to some slots, until the claim is dropped.
 pub(crate) struct Claim<'a> {
     slots: &'a Slots,
     held: HeldSlots<'a>,
 }
 
-/// Writes of at least this size bypass the caches, which would evict them before they are read.
+/// Writes of at least this size bypass the processor's caches. These would evict the rows before Train reads
+/// them.
 const MANY_BYTES: usize = 1 << 20;
 
 /// Mutable access to the rows of a claim.
@@ -46,10 +47,10 @@ pub(crate) struct ClaimedRows<'a> {
 }
 
 impl Slots {
-    /// The most slots of a size: slots are numbered in 32 bits, and [`NO_SLOT`] is no slot.
+    /// The most slots of one size. Slot numbers have 32 bits, and [`NO_SLOT`] is not a slot number.
     pub(crate) const MOST: u64 = NO_SLOT as u64 - 1;
 
-    /// `count` zeroed slots.
+    /// `count` zeroed slots of `width` f32 each.
     ///
     /// # Errors
     /// [`OutOfHostMemory`] when the allocation fails.
@@ -64,13 +65,13 @@ impl Slots {
         Ok(Self { width, flags: SlotFlags::new(count), words, _memory: memory })
     }
 
-    /// How many slots.
+    /// The number of slots.
     #[must_use]
     pub(crate) fn count(&self) -> usize {
         self.flags.count()
     }
 
-    /// Elements a slot.
+    /// Elements per slot.
     #[must_use]
     pub(crate) fn width(&self) -> usize {
         self.width
@@ -94,7 +95,8 @@ impl Slots {
 }
 
 impl<'a> Claim<'a> {
-    /// The row in slot `k` of the claim; none if that is [`NO_SLOT`] or past the end.
+    /// The row in the slot at index `k` of the claim's list. `None` if that is [`NO_SLOT`] or past the end
+    /// of the list.
     #[inline(always)]
     #[must_use]
     pub(crate) fn row(&self, k: usize) -> Option<&[f32]> {
@@ -105,7 +107,7 @@ impl<'a> Claim<'a> {
         Some(unsafe { std::slice::from_raw_parts(self.slots.row(slot), self.slots.width) })
     }
 
-    /// Prefetches the slot number that [`Self::row`] reads.
+    /// Prefetches the slot number that [`Self::row`] reads for `k`.
     #[inline(always)]
     pub(crate) fn prefetch_slot(&self, k: usize) {
         prefetch_line(self.held.list().as_ptr().wrapping_add(k));
@@ -145,7 +147,7 @@ impl<'a> Claim<'a> {
 }
 
 impl<'a> ClaimedRows<'a> {
-    /// The row in slot `k`; none if that is [`NO_SLOT`] or past the end.
+    /// As [`Claim::row`], for writing.
     #[inline(always)]
     pub(crate) fn row_mut(&mut self, k: usize) -> Option<&mut [f32]> {
         let slot = self.list.get(k).copied().filter(|&slot| slot != NO_SLOT)?;
@@ -154,7 +156,7 @@ impl<'a> ClaimedRows<'a> {
         Some(unsafe { std::slice::from_raw_parts_mut(self.slots.row(slot), self.slots.width) })
     }
 
-    /// The rows of all slots, without [`NO_SLOT`].
+    /// The rows of all slots except [`NO_SLOT`].
     pub(crate) fn each(self) -> impl Iterator<Item = &'a mut [f32]> {
         let Self { slots, list } = self;
         let list = list.iter().filter(|&&slot| slot != NO_SLOT);

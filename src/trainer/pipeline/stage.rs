@@ -1,4 +1,4 @@
-//! The threads of stages: how one starts, passes items on, and ends.
+//! The threads of stages: how they start, pass items on, and end.
 
 use std::sync::mpsc::{Receiver, SyncSender};
 use std::thread::{self, Scope, ScopedJoinHandle};
@@ -21,7 +21,7 @@ pub(crate) fn start<'s, T: Send + 's>(
     thread.spawn_scoped(scope, work).map_err(|e| TrainError::Threads { reason: e.to_string() })
 }
 
-/// Waits for the end of a stage's thread. Its panic continues here.
+/// Waits for a stage's thread to end. If it panicked, the panic continues in the caller.
 pub(crate) fn end(stage: ScopedJoinHandle<'_, Result<(), TrainError>>) -> Result<(), TrainError> {
     stage.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
@@ -73,7 +73,7 @@ impl TrainChannels<'_> {
     }
 }
 
-/// Wakes all that wait for Train, when it is dropped.
+/// Calls [`TrainProgress::stop`] when it is dropped.
 pub(crate) struct StopOnDrop<'a>(pub &'a TrainProgress);
 
 impl Drop for StopOnDrop<'_> {

@@ -1,5 +1,5 @@
-//! The pipeline against the sequential trainer: the same bytes, whatever the sizes, the order of events and
-//! the speeds of the stages.
+//! Compares the pipeline with the sequential trainer. The bytes must be the same for any sizes, order of
+//! events and speeds of the stages.
 
 use proptest::prelude::*;
 
@@ -13,7 +13,8 @@ use crate::types::{RawBatch, RawFeature, RawValues, TableId};
 
 mod hazards;
 
-/// A shared table, a second slot size, mean pooling, and absent ids with every default but errors.
+/// A schema with a shared table, two slot sizes and mean pooling. Absent ids get a default row in one table
+/// and zeros in the others.
 const TOML: &str = r#"
     [architecture]
     kind = "deepfm"
@@ -57,7 +58,7 @@ pub(crate) fn schema() -> Schema {
     Schema::parse(TOML).unwrap()
 }
 
-/// Samples drawn from a seed, with skewed ids: some rows are in every batch and some hardly ever.
+/// Samples drawn from a seed, with skewed ids: some rows are in almost every batch and others are rare.
 pub(crate) struct Samples {
     left: usize,
     draws: u64,
@@ -148,7 +149,7 @@ impl Case {
         (reference, probabilities)
     }
 
-    /// A new pipeline, and the directory of its store.
+    /// A new pipeline, and the directory of its working file.
     pub(crate) fn begin(
         &self,
         frequencies: Option<Frequencies>,
@@ -160,7 +161,7 @@ impl Case {
         (train_state, pipeline, dir)
     }
 
-    /// Trains with the pipeline.
+    /// Trains the case with a new pipeline and flushes it.
     pub(crate) fn train(&self) -> Trained {
         let (mut train_state, mut pipeline, dir) = self.begin(None);
         let mut probabilities = Vec::new();
@@ -173,12 +174,12 @@ impl Case {
         Trained { train_state, pipeline, probabilities, _dir: dir }
     }
 
-    /// Trains with the pipeline, and asserts that every byte is the sequential trainer's.
+    /// Trains with the pipeline, and asserts that every byte equals the sequential trainer's.
     fn check(&self) -> PlanStats {
         self.check_against(self.expected())
     }
 
-    /// As [`Self::check`], against this trainer and the probabilities that it reported.
+    /// As [`Self::check`], but compares with this trainer and the probabilities that it reported.
     pub(crate) fn check_against(
         &self,
         (expected, expected_probabilities): (ReferenceTrainer, Vec<f32>),
@@ -243,14 +244,17 @@ fn every_policy_and_optimizer_trains_the_sequential_bytes_in_a_scratchpad_of_any
 #[test]
 fn a_batch_whose_rows_do_not_fit_is_split_down_to_single_samples() {
     for policy in Policy::ALL {
-        // A sample has up to eight rows of the first two tables, and as many of the others.
+        // A sample has up to eight rows of the first two tables, and up to eight of the other two.
         let case = Case::new(ScratchpadSize::Slots(vec![8, 8]), policy);
         let stats = case.check();
         assert_eq!(stats.splits, 19, "{stats:?}");
     }
     let case = Case { batch: 3, ..Case::new(ScratchpadSize::Slots(vec![12, 9]), Policy::Lru) };
     let stats = case.check();
-    assert!(stats.splits > 0 && stats.splits < 100, "some are split and some are not: {stats:?}");
+    assert!(
+        stats.splits > 0 && stats.splits < 100,
+        "expected some batches to be split and some not: {stats:?}"
+    );
 }
 
 #[test]
@@ -261,12 +265,13 @@ fn a_sample_whose_rows_do_not_fit_is_refused_after_the_samples_before_it_are_tra
     let mut data = case.data();
     let data = Data { reader: &mut data, batch: 1, steps: u64::MAX };
     let error = pipeline.run(&mut train_state, data, &mut |_: &Progress<'_>| ()).unwrap_err().to_string();
-    let expected = "scratchpad: 7 slots for rows of 6 f32 (state counted), and a sample needs 8 at a time";
+    let expected = "scratchpad: a sample needs 8 rows of 6 f32 (with optimizer state) at the same time, \
+                    but there are only 7 slots of that size";
     assert_eq!(error, expected);
     assert!(train_state.steps() > 0, "some samples are small enough");
     pipeline.flush().unwrap();
     let before = Case { samples: train_state.steps() as usize, batch: 1, ..case };
-    assert_same(&train_state, pipeline.store(), &before.expected().0, "what came before");
+    assert_same(&train_state, pipeline.store(), &before.expected().0, "the samples before the refused one");
 }
 
 #[test]
@@ -284,7 +289,7 @@ fn a_scratchpad_that_is_full_of_frequent_rows_has_room_for_the_first_batches() {
         let stats = pipeline.stats();
         assert_eq!((stats.filled_before, stats.bubbles), (pipeline.slots() as u64, 0), "{policy}: {stats:?}");
         pipeline.flush().unwrap();
-        assert_same(&train_state, pipeline.store(), &case.expected().0, "filled before");
+        assert_same(&train_state, pipeline.store(), &case.expected().0, "filled with frequent rows");
     }
 }
 
@@ -322,7 +327,7 @@ fn a_run_continues_where_the_last_one_ended_also_from_an_emptied_scratchpad() {
 }
 
 #[test]
-fn rows_come_in_once_each_where_the_scratchpad_holds_all_of_them() {
+fn each_row_is_fetched_once_if_the_scratchpad_holds_all_rows() {
     let stats = Case::new(ScratchpadSize::Fraction(1.0), Policy::Lru).check();
     let again = Case::new(ScratchpadSize::Fraction(1.0), Policy::Optimal).check();
     assert_eq!((stats.fills, stats.hits, stats.evictions), (again.fills, again.hits, 0));

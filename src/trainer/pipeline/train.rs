@@ -1,8 +1,8 @@
 //! Train: the stage that takes the steps.
 //!
-//! A step is the sequential trainer's step (`train_state`) except for the location of rows: an occurrence
-//! names its row's position in the casted index, and the position has a slot. The stage claims the slots of
-//! the batch during the step and waits for nothing.
+//! A step is the sequential trainer's step (`train_state`). Only the location of rows differs: for each
+//! occurrence the casted index has the index of its row, and [`PreparedBatch::slots`] has the slot of each
+//! row. The stage claims the slots of the batch for the duration of the step and never waits for a claim.
 
 use std::ops::Range;
 
@@ -19,9 +19,10 @@ use crate::trainer::pipeline::gpu::Stepper;
 use crate::trainer::pipeline::slots::{Claim, ClaimedRows, Slots};
 use crate::types::{Batch, TableId};
 
-/// Observes every step. It cannot change what is trained.
+/// Observes every step. An observer cannot change what is trained.
 pub trait StepObserver {
-    /// The loss and probabilities of a batch are known. Its rows and the dense weights are not updated yet.
+    /// Called when the loss and probabilities of a batch are known, before rows and dense weights are
+    /// updated.
     ///
     /// # Errors
     /// An error ends the training.
@@ -32,10 +33,10 @@ pub trait StepObserver {
         false
     }
 
-    /// The record of a row after its update by the batch learnt last.
+    /// Called with the record of each row that the last batch has updated.
     fn row(&mut self, _table: TableId, _row: u64, _record: &[f32]) {}
 
-    /// The step is complete.
+    /// Called when the step is complete.
     fn stepped(&mut self, _train_state: &TrainState) {}
 }
 
@@ -46,11 +47,11 @@ impl<F: FnMut(&Progress<'_>)> StepObserver for F {
     }
 }
 
-/// The stage.
+/// The state of the Train stage.
 pub(crate) struct Train<'a> {
     pub train_state: &'a mut TrainState,
     pub scratchpad: &'a ScratchpadMemory,
-    /// Takes steps on a device's scratchpad; none on the host.
+    /// Takes steps on a device's scratchpad; `None` on the host.
     pub stepper: Option<Box<dyn Stepper>>,
     /// The slot layout of each table.
     pub tables: &'a [SlotLayout],
@@ -58,7 +59,7 @@ pub(crate) struct Train<'a> {
     /// Samples trained so far.
     pub samples: u64,
     pub probabilities: Vec<f32>,
-    /// Take the steps where there are several replicas.
+    /// Takes the steps if there are several replicas; else `None`.
     pub replicas: Option<Replicas>,
 }
 
@@ -111,7 +112,7 @@ impl<'a> Train<'a> {
         Ok(())
     }
 
-    /// The steps of several replicas on a window of batches, on their copies of its rows.
+    /// Takes the steps of several replicas on a window of batches. They work on copies of the window's rows.
     fn window(&mut self, replicas: &mut Replicas, batches: &[PreparedBatch]) -> Result<(), TrainError> {
         let ScratchpadMemory::Host(slots) = self.scratchpad else {
             // `Pipeline::on_device` refuses several replicas.
@@ -149,7 +150,7 @@ impl<'a> Train<'a> {
         prepared.starts.windows(2).zip(self.tables).map(claim).collect()
     }
 
-    /// Counts the step and reports it, with the probabilities that were read, to the observer.
+    /// Counts the step, and reports it to the observer with the probabilities in `self.probabilities`.
     pub(crate) fn learnt(&mut self, prepared: &PreparedBatch, loss: f64) -> Result<(), TrainError> {
         let Self { train_state, observer, probabilities, .. } = self;
         let samples = prepared.batch.samples;
@@ -165,7 +166,8 @@ impl<'a> Train<'a> {
         }
     }
 
-    /// Gathers one group of samples of a batch that was split. The batch is learnt with the last group.
+    /// Gathers one group of samples of a batch that was split. After the last group, the forward and
+    /// backward pass of the whole batch follow.
     fn gather(&mut self, part: &PreparedBatch, at: usize, whole: &PreparedBatch) -> Result<(), TrainError> {
         if at == 0 {
             self.train_state.begin(whole.batch.samples);
@@ -180,8 +182,8 @@ impl<'a> Train<'a> {
         self.gathered(at + part.batch.samples, whole)
     }
 
-    /// The first `samples` samples of a split batch have their input rows. With all of them the batch is
-    /// learnt.
+    /// Called when the first `samples` samples of a split batch have their input rows. If these are all
+    /// samples, it runs the forward and backward pass and updates the dense weights.
     pub(crate) fn gathered(&mut self, samples: usize, whole: &PreparedBatch) -> Result<(), TrainError> {
         if samples < whole.batch.samples {
             return Ok(());
@@ -220,8 +222,8 @@ impl<'a> Train<'a> {
     }
 }
 
-/// Finds the row of each occurrence of a lookup, for [`crate::model::InputRows::write`]; `claims` are of all
-/// tables.
+/// The function that finds the row of an occurrence of lookup number `l`, for
+/// [`crate::model::InputRows::write`]. `claims` has one claim per table.
 fn rows_of<'r>(
     casting: &'r Casting,
     claims: &'r [Claim<'_>],
@@ -229,7 +231,8 @@ fn rows_of<'r>(
 ) -> impl Fn(usize) -> Option<&'r [u8]> + use<'r> {
     let (places, claim) = (casting.places(l, lookup), &claims[lookup.table.index()]);
     let dim = lookup.dim;
-    // An absent occurrence has a position past every claim. A record begins with its weights.
+    // The place `ABSENT` is past the end of every claim, so an absent id gives no row. A record begins with
+    // its weights.
     move |occurrence| {
         if let Some(&next) = places.get(occurrence + PREFETCH_AHEAD) {
             claim.prefetch_slot(next as usize);
@@ -241,7 +244,7 @@ fn rows_of<'r>(
 /// The claimed rows of a table, as records.
 struct ClaimRecords<'c> {
     rows: ClaimedRows<'c>,
-    /// Position in the casted index of the first row.
+    /// Index of the first row in the casted index.
     first: usize,
     shape: RecordShape,
 }

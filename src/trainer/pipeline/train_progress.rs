@@ -1,11 +1,11 @@
-//! The progress of Train, which Plan waits for; and whether a stage has failed, so that Plan does not wait
-//! for ever.
+//! The progress of Train: Plan waits until an item has trained. When the run ends, a wait fails instead of
+//! blocking for ever.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use super::super::TrainError;
 
-/// Shared by the stages of one run.
+/// The progress of one run, which its stages share.
 #[derive(Debug, Default)]
 pub(crate) struct TrainProgress {
     state: Mutex<State>,
@@ -22,17 +22,17 @@ struct State {
 }
 
 impl TrainProgress {
-    /// The progress after item `trained`.
+    /// The progress of a run that begins after item `trained`.
     pub(crate) fn at(trained: u64) -> Self {
         Self { state: Mutex::new(State { trained, ..State::default() }), changed: Condvar::new() }
     }
 
-    /// Item `item` and all before it have trained.
+    /// Records that item `item` and all items before it have trained.
     pub(crate) fn trained(&self, item: u64) {
         self.change(|state| state.trained = item);
     }
 
-    /// No more items will train.
+    /// Records that no more items will train.
     pub(crate) fn stop(&self) {
         self.change(|state| state.stopped = true);
     }
@@ -40,7 +40,7 @@ impl TrainProgress {
     /// Waits until item `item` has trained.
     ///
     /// # Errors
-    /// [`TrainError::Stopped`] if it never will.
+    /// [`TrainError::Stopped`] if it will not train, because the run has ended.
     pub(crate) fn wait(&self, item: u64) -> Result<(), TrainError> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         while state.trained < item {

@@ -1,4 +1,4 @@
-//! How often a data set uses each row: the frequency that LFU needs of each row that comes in
+//! How often a data set uses each row. LFU needs this frequency for each row that is fetched
 //! (frequency-aware cache, section 4).
 
 use bytemuck::{Pod, Zeroable};
@@ -7,7 +7,7 @@ use crate::mem::OutOfHostMemory;
 use crate::mem::probe_table::{Bucket, ProbeTable, Tag};
 use crate::types::RowId;
 
-/// Counts by row, which never change.
+/// Counts by row. They never change.
 #[derive(Debug)]
 pub(crate) struct UseCounts(ProbeTable<CountBucket>);
 
@@ -43,7 +43,7 @@ impl UseCounts {
         Ok(Self(table))
     }
 
-    /// Prefetches what [`Self::get`] reads first.
+    /// Prefetches the cache line that [`Self::get`] reads first.
     #[inline(always)]
     pub(crate) fn prefetch(&self, row: RowId) {
         self.0.prefetch(Tag::of(row.number()));

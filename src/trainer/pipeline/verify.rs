@@ -1,9 +1,9 @@
-//! Verifies the pipeline on a user's own data: the sequential trainer takes every step too, and every byte is
-//! compared.
+//! Verifies the pipeline on a user's own data: the sequential trainer takes every step too, and all bytes
+//! are compared.
 //!
-//! Each step compares the rows that it updated, the dense weights, and all their state. After the last step
-//! every row of every table is compared. So a row that a fault of the pipeline has spoilt is reported at the
-//! next step that updates it, or else at the end.
+//! After each step, the rows that it updated, the dense weights, and the optimizer state of both are
+//! compared. After the last step every row of every table is compared. So a row that the pipeline has
+//! corrupted is reported at the next step that updates it, or else at the end.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ use crate::types::{Batch, TableId};
 /// The first place where the pipeline's bytes differ from the sequential trainer's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// Name of the table; none for a dense weight or its state.
+    /// Name of the table; `None` for a dense weight or its state.
     pub table: Option<String>,
     /// The row of the table, or the index among the dense weights.
     pub row: u64,
@@ -55,8 +55,8 @@ impl Verifier {
         self.first.as_ref()
     }
 
-    /// Compares every row after the pipeline has flushed them to its store. Returns the first difference of
-    /// the run.
+    /// Compares every row of the working file, after [`Pipeline::flush`](super::Pipeline::flush). Returns
+    /// the first difference of the run.
     ///
     /// # Errors
     /// [`TrainError::Store`].

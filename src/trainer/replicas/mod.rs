@@ -3,20 +3,20 @@
 //!
 //! One scratchpad prefetches for all replicas, as rank 0 does in the paper. When a window of batches begins,
 //! each replica gets a copy of the window's rows and their state (the broadcast of section 6.1). A batch is
-//! split into runs of consecutive samples, one per replica, whose lengths differ by at most one; if there are
-//! fewer samples than replicas, the last ones get none. Each replica computes the forward and backward pass
-//! of its run, with the gradients of the mean loss of the whole batch. When the window ends, the copies are
-//! equal and that of the first replica is written back to the scratchpad.
+//! split into one run of consecutive samples per replica, as equal in length as possible. If a batch has
+//! fewer samples than there are replicas, the last replicas get none. Each replica computes the forward and
+//! backward pass of its run, with the gradients of the mean loss of the whole batch. When the window ends,
+//! all copies are equal, and the copy of the first replica is written back to the scratchpad.
 //!
-//! **Dense weights**: gradients are summed over the replicas in their order. Because they are scaled by the
-//! whole batch, that is the average of section 6.1. Each replica takes the same step on the same weights, so
-//! they stay equal to the bit.
+//! **Dense weights**: gradients are summed over the replicas in their order. Each is already divided by the
+//! size of the whole batch, so the sum is the average of section 6.1. All replicas take the same step on the
+//! same weights, so their weights stay equal to the bit.
 //!
 //! **Rows at lambda = 1**: each replica coalesces its own row gradients. These are summed row by row in the
 //! order of the replicas, and each replica updates its copies with the sums. So copies stay equal, and the
 //! step is that of one worker with the whole batch, except for rounding: a sum over samples is split where
-//! the batch is. The paper leaves this out, because its framework needs two collective calls for it; here it
-//! is a merge of sorted lists.
+//! the batch is split. The paper does not sum row gradients, because PyTorch would need two collective calls
+//! for it (section 6.1). Here the sum is one merge of sorted lists.
 //!
 //! **Rows at lambda > 1**: each replica updates its copies with its own gradients. Copies are averaged after
 //! every step whose number is a multiple of lambda (line 12 of Algorithm 3), and at the end of a window. As
@@ -26,17 +26,17 @@
 //!   other GPUs produce a zero gradient update"). Rows that no replica used are equal already and are
 //!   skipped.
 //! - The row gradient of a replica is multiplied by the number of replicas. It is then the gradient of the
-//!   mean loss of its own samples, which is what a rank computes by itself (the paper gives no scale). So one
-//!   step of SGD followed by an average equals the step on the whole batch.
-//! - Optimizer state is averaged like the row; the paper names no optimizer. Adam's step count is that of the
-//!   run and the same everywhere.
+//!   mean loss of its own samples, which is what a rank computes by itself (the paper gives no scale). So
+//!   one step of SGD followed by an average equals the step on the whole batch.
+//! - Optimizer state is averaged like the row; the paper names no optimizer. Adam's step count is the number
+//!   of steps of the run, so it is the same in all replicas.
 //!
-//! This is not exact: between averages a replica does not see the updates of the others, and an optimizer
-//! with state divides the gradient of each replica by that replica's own past. A row that only one of K
+//! Training is then not exact: between averages a replica does not see the updates of the others, and an
+//! optimizer with state scales each replica's gradient by that replica's own state. A row that only one of K
 //! replicas uses can move up to K times less than with one worker.
 //!
-//! **A batch that had to be split** because it exceeds the scratchpad is trained by the first replica alone,
-//! and the others copy its dense weights. So it is trained exactly as by one worker.
+//! **A batch that exceeds the scratchpad** is split (`pipeline::plan::split`). The first replica trains it
+//! alone, and the others copy its dense weights. So it is trained exactly as by one worker.
 //!
 //! All sums and averages have a fixed order, so equal numbers of replicas and equal lambda give equal bytes
 //! on any number of threads.
@@ -74,24 +74,25 @@ pub(crate) struct Replicas {
     lambda: u64,
     /// The record shape of each table.
     shapes: Vec<RecordShape>,
-    /// The states of all replicas but the first, whose state is that of the run.
+    /// The states of all replicas except the first, which uses the state of the run.
     others: Vec<TrainState>,
     replicas: Vec<Replica>,
-    /// The places of the rows of the whole batch, and at lambda = 1 their gradients summed over the replicas.
+    /// The places (see `window`) of the rows of the whole batch. At lambda = 1 also the gradients of these
+    /// rows, summed over the replicas.
     whole: RowGradients,
-    /// Records that some replica may have updated since the last average.
+    /// Records that a replica may have updated since the last average.
     apart: Vec<RecordSpan>,
 }
 
-/// What a replica has besides its [`TrainState`].
+/// The data of a replica, except its [`TrainState`].
 #[derive(Default)]
 struct Replica {
     /// The records of the rows of the window.
     cache: Vec<f32>,
-    /// Its part of the batch.
+    /// The replica's part of the batch.
     batch: Batch,
     casting: Casting,
-    /// The gradients of the rows that its part uses.
+    /// The gradients of the rows that the part uses.
     rows: RowGradients,
 }
 
@@ -106,7 +107,7 @@ struct Task<'a> {
 }
 
 impl Replicas {
-    /// `replicas` copies of `state`; both numbers are at least 1.
+    /// `replicas` replicas that start from `state`. `replicas` and `lambda` are at least 1.
     pub(crate) fn new(state: &TrainState, replicas: usize, lambda: u64) -> Self {
         Self {
             lambda,
@@ -118,12 +119,14 @@ impl Replicas {
         }
     }
 
-    /// After a step of the first replica alone: copies its dense weights to the others.
+    /// Copies the dense weights and their optimizer state from the first replica to the others. For use
+    /// after a step that the first replica took alone.
     pub(crate) fn follow(&mut self, first: &TrainState) {
         self.others.par_iter_mut().for_each(|state| state.follow(first));
     }
 
-    /// Copies the rows of the window to each replica; `claims` are those of the rows in the scratchpad.
+    /// Copies the rows of the window to each replica. `claims` are the claims on their slots in the
+    /// scratchpad.
     pub(crate) fn broadcast(&mut self, window: &Window, claims: &[Claim<'_>]) {
         let Some((first, others)) = self.replicas.split_first_mut() else { return };
         window.read(claims, &mut first.cache);
@@ -159,7 +162,7 @@ impl Replicas {
         self.others.iter().for_each(|state| state.add_probabilities(probabilities));
     }
 
-    /// Takes the step that `state` has counted, on dense weights and rows.
+    /// Updates the dense weights and rows of all replicas, for the step that `state` has counted.
     pub(crate) fn update(&mut self, state: &mut TrainState, window: &Window) {
         let Self { lambda, shapes, others, replicas, whole, apart } = self;
         reduce(state, others);
@@ -182,8 +185,8 @@ impl Replicas {
         step.is_multiple_of(self.lambda)
     }
 
-    /// Averages the rows, with their state, whose copies may differ. Sums are f64 and rounded once, so equal
-    /// copies stay as they are.
+    /// Averages all rows that may differ between replicas, with their state. Sums are f64 and rounded once,
+    /// so copies that are equal do not change.
     pub(crate) fn average(&mut self) {
         let Self { replicas, apart, .. } = self;
         apart.sort_unstable();
@@ -202,7 +205,7 @@ impl Replicas {
         apart.clear();
     }
 
-    /// Reports the rows of the last batch, as the first replica has them.
+    /// Shows the first replica's copies of the rows of the last batch to the observer.
     pub(crate) fn show(&self, window: &Window, cast: &PreparedBatch, watch: &mut dyn StepObserver) {
         for (casted, t) in cast.casting.tables().iter().zip(0..) {
             for (&row, &place) in casted.rows().iter().zip(self.whole.places(t)) {
@@ -234,7 +237,8 @@ impl Replica {
             let lookup = &lookups[l];
             let (occurrences, places) = (casting.places(l, lookup), rows.places(lookup.table.index()));
             let cached = window.table_of(lookup.table.index(), cache);
-            // `ABSENT` is past all places. A record begins with its weights.
+            // `ABSENT` is past the end of `places`, so an absent id gives no row. A record begins with its
+            // weights.
             move |occurrence: usize| {
                 let place = *places.get(occurrences[occurrence] as usize)?;
                 Some(bytemuck::cast_slice(&cached.record(place)[..lookup.dim]))
@@ -246,7 +250,7 @@ impl Replica {
     }
 }
 
-/// The samples of replica `r` of `count`.
+/// The samples of replica number `r` of `count` replicas.
 fn shard(samples: usize, count: usize, r: usize) -> Range<usize> {
     let (each, more) = (samples / count, samples % count);
     let start = |r: usize| r * each + r.min(more);

@@ -1,8 +1,8 @@
 //! Row gradients that replicas exchange: coalesced, one per row, and sorted by row.
 //!
-//! Those of a replica are the gather-reduce of Tensor Casting (section IV) without the optimizer. Those of
-//! several replicas are summed by one walk along all their sorted lists, a block of rows per thread. Then the
-//! optimizer runs on the sums.
+//! A replica's gradients come from the gather-reduce of Tensor Casting (section IV) without the optimizer. To
+//! sum the gradients of several replicas, a thread takes a block of rows and walks along all sorted lists at
+//! once. Then the optimizer runs on the sums.
 
 use rayon::prelude::*;
 
@@ -28,7 +28,7 @@ struct TableGradients {
     places: Vec<u32>,
     /// Elements of a gradient.
     dim: usize,
-    /// End to end.
+    /// The gradients, end to end.
     values: Vec<f32>,
 }
 
@@ -53,7 +53,8 @@ impl RowGradients {
         });
     }
 
-    /// Sums `parts` in their order. The rows here must be the union of theirs.
+    /// Sets the gradients to the sums over `parts`, in the order of `parts`. The places must already be the
+    /// union of the places of `parts`.
     pub(crate) fn sum(&mut self, parts: &[&Self]) {
         let blocks =
             self.tables.iter_mut().enumerate().flat_map(|(t, TableGradients { places, dim, values })| {
@@ -93,14 +94,14 @@ impl RowGradients {
 }
 
 impl TableGradients {
-    /// The places and gradients from this place on.
+    /// All places from `place` on, and their gradients.
     fn from(&self, place: u32) -> (&[u32], &[f32]) {
         let at = self.places.partition_point(|&other| other < place);
         (&self.places[at..], &self.values[at * self.dim..])
     }
 }
 
-/// Sums the gradients of each row of `places`. Each part begins with the first of these rows or a later one.
+/// Sums the gradients of each row of `places` over all parts. No part may begin before `places[0]`.
 #[inline(always)]
 fn sum_rows<'v>(places: &[u32], values: impl Iterator<Item = &'v mut [f32]>, parts: &mut [(&[u32], &[f32])]) {
     for (place, sum) in places.iter().zip(values) {

@@ -25,8 +25,9 @@ fn case(kind: Kind, replicas: usize, lambda: u64) -> Case {
     case
 }
 
-/// Takes the steps of a case without a pipeline, on slots that hold every row, always by replicas, window by
-/// window. Calls `each` after each window. Returns the state, and the records of each table.
+/// Takes the steps of a case without a pipeline, window by window, on slots that hold every row. Uses
+/// `Replicas` even for a single replica. Calls `each` after each window. Returns the state, and the records
+/// of each table.
 fn by_replicas(case: &Case, mut each: impl FnMut(&TrainState, &Replicas)) -> (TrainState, Vec<Vec<f32>>) {
     let sizes = Sizes::of(&schema(), case.kind);
     let slots = sizes.slots(&sizes.counts(&ScratchpadSize::Fraction(1.0))).unwrap();
@@ -122,11 +123,12 @@ fn distance(ours: &Trained, theirs: &ReferenceTrainer) -> f64 {
     worst
 }
 
-/// What rounding may change in twenty steps, relative to the largest update; measured: at most 4e-6. A sum
-/// that is split differently changes by about 2^-24, or 6e-8, of the size of its terms, which is a larger
-/// share of the sum if terms cancel. Adagrad's and Adam's first steps depend on the sign of a gradient and
-/// not its size, so they keep that share. And SGD's updates are small relative to the weights that they are
-/// rounded with. A gradient that is left out, counted twice or scaled wrongly changes percents.
+/// The largest change that rounding may cause in twenty steps, relative to the largest update. Measured: at
+/// most 4e-6. A sum that is split differently changes by about 2^-24 (6e-8) of the size of its terms, which
+/// is a larger share of the sum if terms cancel. In the first steps of Adagrad and Adam a small gradient
+/// moves a weight as far as a large one, so its relative error counts in full. SGD's updates are small, so
+/// the rounding of weights is large relative to them. A gradient that is left out, counted twice or scaled
+/// wrongly changes the result by percents.
 const ROUNDING: f64 = 1e-5;
 
 #[test]
@@ -135,7 +137,7 @@ fn one_replica_trains_the_bytes_of_one_worker_at_any_lambda() {
         for lambda in [1, 2, 5] {
             let case = case(kind, 1, lambda);
             let (expected, _) = case.expected();
-            // The pipeline uses no replicas then, so they are also run without it.
+            // With one replica the pipeline does not use `Replicas`, so `by_replicas` tests it separately.
             case.check_against(case.expected());
             let (network, rows) = by_replicas(&case, |_, _| ());
             assert!(bits(&network.weights.values) == bits(&expected.weights().values), "{case:?}");
@@ -190,8 +192,8 @@ fn a_step_of_sgd_followed_by_an_average_is_the_step_on_the_whole_batch() {
         // Every window has one batch, and its end averages.
         case.settings.lookahead = 1;
         let off = distance(&case.train(), &case.expected().0);
-        // Weights are averaged, and their rounding is larger relative to SGD's small updates than that of
-        // gradients.
+        // Here weights are rounded when they are averaged. Relative to SGD's small updates, that is a larger
+        // error than the rounding of gradients.
         assert!(off < 10.0 * ROUNDING, "{replicas} replicas: {off:e}");
     }
 }
@@ -240,7 +242,7 @@ fn a_split_batch_is_trained_as_by_one_worker_and_the_others_continue_from_it() {
     let mut case = Case { samples: 300, ..case(Kind::Adam, 3, 1) };
     case.settings.scratchpad = split;
     let stats = case.check_against(case.expected());
-    assert_eq!(stats.splits, 19, "all are split, so all is one worker's");
+    assert_eq!(stats.splits, 19, "every batch is split, so one worker trains all");
     let mut case = Case { samples: 300, batch: 3, ..case };
     case.settings.scratchpad = ScratchpadSize::Slots(vec![12, 9]);
     let stats = case.check_against(naive::trained(&case));

@@ -1,9 +1,8 @@
 //! The rows of a window of batches, and where each is in a replica's cache.
 //!
 //! A cache is one array: the records of the distinct rows of the window, table by table and in ascending
-//! order. The place of a row is its rank among the rows of its table. So replicas refer to rows by small
-//! numbers without lookups: the rows of the window and of a batch are both sorted, and one walk along both
-//! gives the places.
+//! order. The *place* of a row is its rank among the window's rows of its table. No hash lookup is needed to
+//! find places: the rows of the window and of a batch are both sorted, and one walk along both gives them.
 
 use std::ops::Range;
 
@@ -31,7 +30,7 @@ impl RecordSpan {
     }
 }
 
-/// The records of a table in a cache, to update.
+/// The records of a table in a cache, for writing.
 pub(crate) struct CachedMut<'a> {
     pub records: &'a mut [f32],
     /// f32 elements of a record.
@@ -44,7 +43,7 @@ struct WindowTable {
     rows: Vec<u64>,
     /// The slot of each row in the scratchpad.
     slots: Vec<u32>,
-    /// The slot class of the table in the scratchpad.
+    /// Index of the table's slot size in the scratchpad.
     class: usize,
     /// f32 elements of a record.
     words: usize,
@@ -73,8 +72,8 @@ impl<'a> Cached<'a> {
 }
 
 impl Window {
-    /// The window of these batches, whose rows are all in the scratchpad. `tables` gives the slots of each
-    /// table.
+    /// The window of these batches. All their rows must be in the scratchpad. `tables` has the slot layout
+    /// of each table.
     pub(crate) fn of(casts: &[PreparedBatch], tables: &[SlotLayout]) -> Self {
         let mut start = 0;
         let tables = tables.iter().enumerate().map(|(t, &SlotLayout { size: class, words })| {
@@ -97,7 +96,7 @@ impl Window {
     /// Claims the slots of the rows, table by table.
     ///
     /// # Errors
-    /// [`ClaimError`] when another stage holds a claim on one of them.
+    /// [`ClaimError`] when another claim has one of them.
     pub(crate) fn claim<'c>(&'c self, slots: &'c [Slots]) -> Result<Vec<Claim<'c>>, ClaimError> {
         self.tables.iter().map(|rows| slots[rows.class].claim(&rows.slots)).collect()
     }
@@ -117,8 +116,8 @@ impl Window {
         }
     }
 
-    /// Writes the places of the rows of table `t` that a batch of the window, or a part of one, uses to
-    /// `places`, ascending.
+    /// Writes the places of the rows of table `t` in `casting` to `places`, ascending. `casting` is of a
+    /// batch of the window or of a part of one.
     pub(crate) fn place(&self, t: usize, casting: &Casting, places: &mut Vec<u32>) {
         let all = &self.tables[t].rows;
         let mut at = 0;

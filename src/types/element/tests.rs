@@ -46,18 +46,18 @@ fn f16_rounds_to_the_nearest_and_ties_to_even() {
 }
 
 #[test]
-fn what_a_type_cannot_hold_is_refused_by_element_and_value() {
+fn a_row_that_a_type_cannot_hold_is_refused_with_element_and_value() {
     let refused = |element: Element, row: &[f32]| round_trip(element, row).unwrap_err().to_string();
     for element in Element::ALL {
-        let said = refused(element, &[0.0, f32::NAN]);
-        assert_eq!(said, "element 1: expected a finite number, got NaN", "{element}");
-        let said = refused(element, &[f32::NEG_INFINITY]);
-        assert_eq!(said, "element 0: expected a finite number, got -inf", "{element}");
+        let message = refused(element, &[0.0, f32::NAN]);
+        assert_eq!(message, "element 1: expected a finite number, got NaN", "{element}");
+        let message = refused(element, &[f32::NEG_INFINITY]);
+        assert_eq!(message, "element 0: expected a finite number, got -inf", "{element}");
     }
-    let said = refused(Element::F16, &[1.0, 2.0, -65_520.0]);
-    assert_eq!(said, "element 2: -65520 is past 65504, the largest f16");
-    let said = refused(Element::Int8, &[-3e38, 3e38]);
-    assert!(said.contains("too far apart for the f32 scale of int8"), "{said}");
+    let message = refused(Element::F16, &[1.0, 2.0, -65_520.0]);
+    assert_eq!(message, "element 2: -65520 is larger in magnitude than 65504, the largest f16");
+    let message = refused(Element::Int8, &[-3e38, 3e38]);
+    assert!(message.contains("too far apart for the f32 scale of int8"), "{message}");
     let vast = round_trip(Element::Int8, &[-1.5e38, 1.5e38]).unwrap();
     assert_eq!(vast[0], -1.5e38);
 }
@@ -67,7 +67,7 @@ fn rows_of_equal_elements_are_stored_as_they_are() {
     for x in [0.0, 1.0, -0.1, f32::MAX, f32::MIN_POSITIVE, -f32::from_bits(1)] {
         assert_eq!(round_trip(Element::Int8, &[x; 5]).unwrap(), [x; 5]);
     }
-    // Less apart than 255 of the smallest steps there are.
+    // Almost equal: the scale is less than half of the least positive f32 and rounds to 0.
     assert_eq!(round_trip(Element::Int8, &[0.0, f32::from_bits(9)]).unwrap(), [0.0; 2]);
 }
 
@@ -111,7 +111,7 @@ proptest! {
         let (_, [scale, bias]) = int8_parts(&bytes);
         prop_assert_eq!(bias, row.iter().copied().fold(f32::INFINITY, f32::min));
         for (x, y) in row.iter().zip(int8_values(&bytes)) {
-            // Half a step, and what product, sum and scale are rounded by.
+            // Half a step, plus the rounding of product, sum and scale.
             let rounding = 4.0 * f64::from(f32::EPSILON) * (255.0 * f64::from(scale) + f64::from(bias.abs()));
             let most = 0.5 * f64::from(scale) + rounding + 255.0 * f64::from(f32::from_bits(1));
             prop_assert!((f64::from(*x) - f64::from(y)).abs() <= most, "{x} read as {y}, scale {scale}");

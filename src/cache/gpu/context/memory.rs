@@ -1,9 +1,10 @@
 //! The pinned memory and the device memory of a lookup context.
 //!
-//! The host writes everything about a batch (columns, ids, offsets, dense values) into one pinned block that
-//! the kernels read in place. The kernels write their results (misses, counts, the output) into the same
-//! block. So no batch needs a copy or a memset. Every array has a fixed address, so the kernels' arguments
-//! never change, and a graph that was captured once serves every batch.
+//! The host writes the batch (columns, ids, offsets, dense values) into one pinned block that the kernels
+//! read in place. The kernels write their results (misses, counts, the output) into the same block. So no
+//! batch needs a copy or a memset. Every array has a fixed address, so the kernels' arguments stay the same,
+//! and a captured graph serves every batch with the same block counts. (Only the scratch table is allocated
+//! again, once in 2^32 batches.)
 
 use std::sync::Arc;
 
@@ -52,7 +53,7 @@ pub(super) struct Counts<'m> {
     pub missed: &'m [u32],
     /// Found in host memory, by a pointer.
     pub pointed: &'m [u32],
-    /// Not found, because another row occupies the key.
+    /// Not found, because the index key is linked to another row. Included in `missed`.
     pub collided: &'m [u32],
 }
 
@@ -148,7 +149,7 @@ impl<D: Driver> BatchMemory<D> {
             ..BatchHeader::default()
         };
         if header.generation == 0 {
-            // The counter has wrapped: old slots would look new. Start again with zeroed memory.
+            // The generation has wrapped, so old slots would look new. Start again with zeroed memory.
             header.generation = 1;
             self.scratch = DeviceMemory::new(&self.driver, self.scratch.bytes())?;
         }
@@ -201,7 +202,7 @@ impl<D: Driver> BatchMemory<D> {
         self.host.get_mut(self.pinned.pool_scan)[lookups + 1] = pool_warps + dense;
     }
 
-    /// Warps of the batch.
+    /// The warps that the batch needs.
     pub(super) fn warps(&self) -> PerKernel {
         let last = |scan: Array<u32>| self.host.get(scan).last().copied().unwrap_or(0);
         PerKernel { probe: last(self.pinned.probe_scan), gather: last(self.pinned.pool_scan) }
@@ -229,8 +230,8 @@ impl<D: Driver> BatchMemory<D> {
         let columns = self.host.get(self.pinned.columns);
         let ids = self.host.get(self.pinned.ids);
         self.host.get(list)[..count as usize].iter().map(move |&occurrence| {
-            // The last column that begins at the occurrence or before. A column without ids begins where the
-            // next does.
+            // The column of an occurrence is the last one that begins at it or before it. An earlier column
+            // that begins at the same occurrence has no ids.
             let lookup = columns.partition_point(|c| c.occurrences_at <= occurrence) - 1;
             let column = columns[lookup];
             LookupRow { lookup, id: ids[(column.ids_at + occurrence - column.occurrences_at) as usize] }

@@ -13,7 +13,7 @@ pub struct ContextShape {
     pub features: usize,
     /// The pooled vectors of an output row. Their columns do not overlap.
     pub lookups: Vec<Lookup>,
-    /// Dense values a sample. An output row begins with them.
+    /// Dense values per sample. An output row begins with them.
     pub dense_width: usize,
     /// Values of an output row.
     pub stride: usize,
@@ -23,30 +23,31 @@ pub struct ContextShape {
     pub max_ids: usize,
     /// Bytes for the missing rows of a batch: `cache.staging_bytes`. `None`: enough for the largest batch.
     pub staging_bytes: Option<usize>,
-    /// Device bytes for copies of a batch's hits. The gather reads hits that do not fit in the pool.
+    /// Device bytes for copies of a batch's hits. Hits that do not fit stay in the pool, where the gather
+    /// reads them.
     pub copy_bytes: usize,
 }
 
 /// How the ids of a lookup become keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LookupKeys {
-    /// The first of its table's own keys: a row's own key is `base | id`.
+    /// The first own key of the lookup's table: a row's own key is `base | id`.
     pub base: u64,
-    /// Rows of the table. Larger ids read as zeros.
+    /// Rows of the table. Ids that are not below this number read as zeros.
     pub rows: u64,
-    /// How ids become keys of the index if those are not the rows' own keys. All lookups have this, or none.
+    /// How ids become index keys. `None` for all lookups if the index uses own keys.
     pub narrow: Option<NarrowColumn>,
 }
 
 impl ContextShape {
-    /// Words of 4 bytes of a lookup's rows.
+    /// The length of a lookup's rows, in words of 4 bytes.
     pub(crate) fn row_words(&self, lookup: usize) -> usize {
         row_words(&self.lookups[lookup])
     }
 
     /// Words of the staging buffer.
     pub(crate) fn staging_words(&self) -> usize {
-        // The largest batch: all ids belong to the feature whose lookups read most, and none is cached.
+        // In the worst case, all ids belong to the feature with the most words per id, and no row is cached.
         let words =
             |feature| self.lookups.iter().filter(|l| l.feature == feature).map(row_words).sum::<usize>();
         let largest = || self.max_ids * (0..self.features).map(words).max().unwrap_or(0);
@@ -65,7 +66,7 @@ fn row_words(lookup: &Lookup) -> usize {
 
 /// Why a context rejects a batch or a shape.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs)] // the messages say it
+#[allow(missing_docs)] // the messages are the documentation
 pub enum LookupError {
     #[error(transparent)]
     Driver(#[from] DriverError),
@@ -95,7 +96,8 @@ pub(super) fn check_shape(shape: &ContextShape, keys: &[LookupKeys]) -> Result<(
     expect(|| "keys of lookups".into(), lookups.len(), keys.len())?;
     limit("dense width", shape.stride as u64, shape.dense_width)?;
     limit("words of copied hits", u64::from(u32::MAX >> 1), shape.copy_words())?;
-    // As `Pool::check`: the number of a thread in its segment and of a warp in the launch fit 31 bits.
+    // The number of a thread in its segment and the number of a warp in the launch must fit 31 bits, as in
+    // `compute/pool/checked.rs`.
     let width: usize = lookups.iter().map(|l| l.dim).sum::<usize>() + shape.dense_width;
     limit(
         "elements of the output",

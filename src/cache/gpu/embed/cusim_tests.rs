@@ -9,7 +9,7 @@ use crate::device::cusim::SimDriver;
 use crate::schema::Pooling;
 use crate::types::{Element, Jagged};
 
-/// A cache of one table, and a context whose staging buffer holds four rows.
+/// A cache of one table, and a context with a staging buffer for four rows.
 fn cache() -> (GpuCache<SimDriver>, LookupContext<SimDriver>) {
     let tables = vec![TableShape { rows: 500, row_bytes: 16 }];
     let options = CacheOptions { background: false, ..CacheOptions::default() };

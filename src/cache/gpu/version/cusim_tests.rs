@@ -43,8 +43,8 @@ fn cache(bytes: usize) -> (GpuCache<SimDriver>, LookupContext<SimDriver>) {
     (cache, context)
 }
 
-/// Reads rows of a table and checks that they are of the batch's version; version 1 changes ids below
-/// `changed`. Returns how many rows were missing.
+/// Reads rows of a table and checks that they have the values of the batch's version. Version 1 changes the
+/// ids below `changed`. Returns how many rows were missing.
 fn read(
     (cache, context): (&GpuCache<SimDriver>, &mut LookupContext<SimDriver>),
     table: usize,
@@ -103,9 +103,9 @@ fn a_row_evicted_from_the_index_is_found_in_the_overlay_while_that_exists() {
     assert_eq!(read((&cache, &mut context), 1, 0..8, 8), 0);
     cache.shared.merge(&overlay).unwrap();
     crowd(&cache, &mut context);
-    assert_eq!(read((&cache, &mut context), 1, 0..8, 8), 0, "only in the overlay");
+    assert_eq!(read((&cache, &mut context), 1, 0..8, 8), 0, "found in the overlay only");
     cache.shared.withdraw_overlay(Version(1));
-    assert_eq!(read((&cache, &mut context), 1, 0..8, 8), 8, "nowhere");
+    assert_eq!(read((&cache, &mut context), 1, 0..8, 8), 8, "found nowhere");
 }
 
 #[test]
@@ -120,10 +120,10 @@ fn a_row_that_does_not_fit_in_the_index_is_found_in_the_overlay_while_that_exist
     cache.shared.merge(&overlay).unwrap();
     assert!(cache.stats().rejected_full > before, "the index is full");
     crowd(&cache, &mut context);
-    assert_eq!(read((&cache, &mut context), 1, 0..8, 8), 0, "only in the overlay");
+    assert_eq!(read((&cache, &mut context), 1, 0..8, 8), 0, "found in the overlay only");
     cache.shared.withdraw_overlay(Version(1));
     crowd(&cache, &mut context);
-    assert_eq!(read((&cache, &mut context), 1, 0..8, 8), 8, "nowhere");
+    assert_eq!(read((&cache, &mut context), 1, 0..8, 8), 8, "found nowhere");
     let stats = cache.stats();
     let evictions: u64 = stats.tables.iter().map(|table| table.evictions).sum();
     assert_eq!(stats.entries, stats.inserted - evictions);

@@ -48,7 +48,7 @@ fn rows_missed_once_are_not_admitted() {
     assert!(admitted < 1 << 9, "{admitted} of {} keys of one miss were admitted", 1 << 18);
 }
 
-/// The share of rows that are admitted at a second miss, `others` other misses after the first.
+/// The share of rows that are admitted at their second miss, with `others` misses of other rows in between.
 fn remembered(others: u64) -> f64 {
     const KEYS: u64 = 200;
     let admitted = |key: &u64| {

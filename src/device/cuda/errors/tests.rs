@@ -41,7 +41,7 @@ fn every_error_is_one_line_with_advice() {
                 code: 222,
                 log: one_line("a\n\n b\n"),
             },
-            "of CUDA 13.0, refuses it with 222 (CUDA_ERROR_UNSUPPORTED_PTX_VERSION): a | b",
+            "(CUDA 13.0) refuses it with error 222 (CUDA_ERROR_UNSUPPORTED_PTX_VERSION): a | b",
         ),
     ];
     for (error, expected) in cases {

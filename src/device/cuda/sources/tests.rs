@@ -25,7 +25,7 @@ fn the_lists_name_exactly_the_files_of_the_folder() {
 fn entries_are_the_kernels_that_each_file_defines() {
     for kernel in KERNELS {
         let defined = kernel.text.split("__global__").skip(1).map(|rest| {
-            // The word before the first parenthesis, except that of a launch bound.
+            // The name is the word before the first parenthesis after `__launch_bounds__`, if that is there.
             let rest = rest.split_once("__launch_bounds__").map_or(rest, |(before, bound)| {
                 if before.contains('(') { rest } else { bound.split_once(')').unwrap().1 }
             });

@@ -32,7 +32,7 @@ proptest! {
     }
 
     #[test]
-    fn past_the_room_rows_above_the_floor_are_kept_and_counts_are_at_most_the_floor_too_high(
+    fn without_room_rows_above_the_floor_are_kept_and_counts_are_at_most_the_floor_too_high(
         wanted in accesses(300), rows in 1usize..12,
     ) {
         let counts = counts(&wanted, rows);
@@ -77,7 +77,7 @@ fn text_says_whether_counts_are_exact() {
     let wanted = [(0, 1), (0, 1), (1, 2), (2, 3)];
     assert_eq!(counts(&wanted, 3).text(1.0), "4 accesses of 3 rows of 3 tables\n");
     let text = counts(&wanted, 2).text(0.5);
-    assert!(text.contains("4 accesses of more rows than fit: 1 of 3 tables are kept"), "{text}");
+    assert!(text.contains("4 accesses of more rows than fit: 1 rows of 3 tables are kept"), "{text}");
     assert!(text.contains("at most 2 too high; no other row has more than 2 accesses"), "{text}");
     assert!(text.ends_with("a sample of 50 % of the rows\n"), "{text}");
 }

@@ -2,7 +2,7 @@ use super::*;
 use proptest::prelude::*;
 use std::collections::HashMap;
 
-/// Keys of which small ones are hotter, some of them next to the largest.
+/// Small keys, the lower ones more frequent, and keys just below `u64::MAX`.
 fn keys(most: usize) -> impl Strategy<Value = Vec<u64>> {
     let key = (0u64..40, any::<bool>()).prop_map(|(k, high)| if high { u64::MAX - k } else { k * k / 20 });
     prop::collection::vec(key, 1..most)
@@ -74,11 +74,11 @@ proptest! {
 }
 
 #[test]
-fn past_the_first_index_every_key_is_still_found() {
+fn every_key_is_still_found_after_the_index_has_grown() {
     let mut summary = Summary::within(5000 * KEY_BYTES).unwrap();
     let mut exact = HashMap::new();
     for n in 0..60_000u64 {
-        // A third goes to 100 keys, the others to 20,000 in turn.
+        // A third of the accesses go to 100 keys, the others to 20,000 keys in turn.
         let key = if n % 3 == 0 { n / 3 % 100 } else { 1000 + n % 20_000 };
         summary.add(key);
         *exact.entry(key).or_default() += 1;
@@ -92,7 +92,7 @@ fn past_the_first_index_every_key_is_still_found() {
 
 #[test]
 fn more_bytes_than_the_system_has_are_an_error_or_are_not_touched() {
-    // 96 GiB of addresses: keys have 32-bit indices, so more are never reserved.
+    // Keys have 32-bit indices, so at most 96 GiB of address space is reserved.
     if let Ok(mut summary) = Summary::within(usize::MAX) {
         summary.add(1);
         assert_eq!((summary.room, summary.keys()), (u32::MAX as usize, 1));

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Rows that differ in some bits only, so that some digits are equal in all.
+/// Rows that differ only in some bits, so that some digits are equal in all rows.
 fn rows() -> impl Strategy<Value = Vec<u64>> {
     let bits = prop_oneof![Just(0), Just(1 << 39), Just(0x7ff), Just(0xff_ffff_ffff), 0u64..1 << 40];
     let sizes = prop_oneof![0usize..4, FEW - 2..FEW + 2, 2 * FEW - 2..2 * FEW + 2, 0usize..5 * FEW];
@@ -16,7 +16,7 @@ proptest! {
     fn the_result_is_that_of_a_comparison_sort(batches in prop::collection::vec(rows(), 1..4)) {
         let mut sort = RadixSort::default();
         for rows in batches {
-            // Occurrences without a row leave gaps.
+            // Absent ids leave gaps in the numbers of occurrences.
             let mut pairs: Vec<Pair> = rows.into_iter().zip((0..).step_by(3)).collect();
             let mut expected = pairs.clone();
             expected.sort_unstable();

@@ -6,20 +6,20 @@ use bytemuck::{Pod, Zeroable};
 use crate::compute::pool::WARP_LANES;
 use crate::trainer::pipeline::gpu::Rule;
 
-/// `RecordRun` of scratch.cu: records of one table that move.
+/// `RecordRun` of scratch.cu: records of one table that move between slots and a staging buffer.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub(crate) struct RecordRun {
-    /// Word of the scratchpad at which slot 0 of their size begins.
+    /// Word of the scratchpad at which slot 0 of the records' size begins.
     pub slots_at: u64,
-    /// Word of the buffer at which the records begin.
+    /// Word of the staging buffer at which the records begin.
     pub staged_at: u64,
-    /// Index of their first slot in the list.
+    /// Index of the records' first slot in `RecordArgs::list`.
     pub list_at: u32,
     pub rows: u32,
     /// Words of a record.
     pub words: u32,
-    /// 0.
+    /// Always 0.
     pub unused: u32,
 }
 
@@ -41,7 +41,7 @@ pub struct RecordArgs {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 pub(crate) struct UpdateTable {
-    /// Word of the scratchpad at which slot 0 of their size begins.
+    /// Word of the scratchpad at which slot 0 of the table's size begins.
     pub slots_at: u64,
     /// Index of the first row among all rows of the update.
     pub rows_at: u32,
@@ -49,9 +49,9 @@ pub(crate) struct UpdateTable {
     pub dim: u32,
     /// Words of a record.
     pub words: u32,
-    /// Threads of a row: [`lanes_of`] its dim.
+    /// Threads per row: [`lanes_of`] `dim`.
     pub lanes: u32,
-    /// 0.
+    /// Always 0.
     pub unused: u32,
 }
 
@@ -80,7 +80,7 @@ pub struct UpdateArgs {
 }
 
 impl UpdateArgs {
-    /// Sets the optimizer's number and factors.
+    /// Sets the kernel's number for the optimizer, and the optimizer's factors.
     #[must_use]
     pub(crate) fn with_rule(self, rule: Rule) -> Self {
         match rule {

@@ -4,17 +4,19 @@
 //! optimizer's state. The pipeline's stages are threads (ScratchPipe, section IV-C), and each part serves
 //! some of them:
 //!
-//! - a [`StagingBuffer`] stages the records of one item, both ways: Collect takes victims out of the slots;
-//!   Exchange copies them to the host and sends what comes in; Insert puts that into the slots;
-//! - the [`Stepper`] serves Train: it pools a batch's input rows for the dense layers on the host, and
-//!   updates rows from the gradients of these.
+//! - A [`StagingBuffer`] stages the records of one item: Collect takes victims out of the slots. Exchange
+//!   copies victims to the host and fetched records to the device. Insert puts fetched records into the
+//!   slots.
+//! - The [`Stepper`] serves Train: it pools a batch's input rows for the dense layers on the host, and
+//!   updates rows from the gradients of the input rows.
 //!
-//! Every call waits for what it has launched before it returns, also when it fails. So an item is done when a
-//! stage passes it on, as on the host. Calls of different stages run at the same time, on their own streams.
-//! Every call needs a claim on its slots ([`HeldSlots`]).
+//! Every call waits for all work that it has launched before it returns, also when it fails. So a stage has
+//! finished with an item when it passes the item on, as on the host. Calls of different stages run at the
+//! same time, on their own streams. Every call needs a claim on its slots ([`HeldSlots`]).
 //!
-//! On the host nothing is staged or launched: the trainer uses rows in place ([`super::slots`]). Both give
-//! the same bits (`crate::compute::pool` for the sums of pooling, [`Rule`] for updates).
+//! With a scratchpad on the host nothing is staged or launched: the trainer uses rows in place
+//! ([`super::slots`]). Host and device compute the same bits: `crate::compute::pool` defines the order of
+//! the sums of pooling, and [`Rule`] defines the operations of updates.
 
 pub mod args;
 mod kernels;
@@ -25,15 +27,15 @@ pub(crate) mod train;
 use super::slot_flags::{HeldSlots, SlotFlags};
 use crate::device::cuda::DriverError;
 
-/// The source of a part of a row's gradient. Kernels read this layout.
+/// Where a part of a row's gradient comes from: one occurrence of the row. Kernels read this layout.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct Source {
     /// Index of the sample in the batch.
     pub sample: u32,
-    /// The first column of its vector in the input row.
+    /// First column, in the sample's input row, of the vector that the row was pooled into.
     pub column: u32,
-    /// What the gradient is divided by: the bag's size under mean pooling, else 1.
+    /// Divisor of the gradient: the bag's size under mean pooling, else 1.
     pub divisor: f32,
 }
 
@@ -53,8 +55,8 @@ pub enum Rule {
         /// Added to denominators.
         eps: f32,
     },
-    /// `m`, one a row, `+= sum(g * g) / dim`, summed from +0 in the order of elements; `w -= lr / (sqrt(m) +
-    /// eps) * g`.
+    /// `m += sum(g * g) / dim; w -= lr / (sqrt(m) + eps) * g`, with one `m` per row. The sum starts from +0
+    /// and is in the order of elements.
     RowwiseAdagrad {
         /// Learning rate.
         lr: f32,
@@ -67,7 +69,7 @@ pub enum Rule {
         size: f32,
         /// Added to denominators.
         eps: f32,
-        /// The share of the difference that each moment takes on.
+        /// The share of the difference that is added to each moment.
         shares: (f32, f32),
     },
 }
@@ -90,7 +92,7 @@ impl Rule {
 pub struct SlotSize {
     /// Words of a record, at least 1.
     pub words: usize,
-    /// How many slots.
+    /// The number of slots.
     pub count: usize,
 }
 
@@ -99,16 +101,16 @@ pub struct SlotSize {
 pub struct SlotRun<'a> {
     /// Index of the slot size.
     pub size: usize,
-    /// The slots, claimed.
+    /// The claimed slots.
     pub held: &'a HeldSlots<'a>,
 }
 
 /// The slots of one table's rows.
 #[derive(Clone, Copy, Debug)]
 pub struct TableSlots<'a> {
-    /// Its slots, claimed.
+    /// The claimed slots of the rows.
     pub run: SlotRun<'a>,
-    /// Elements of a row: the first words of its record.
+    /// Elements of a row, which are the first words of its record.
     pub dim: usize,
 }
 
@@ -119,9 +121,9 @@ pub struct GatherLookup<'a> {
     pub table: usize,
     /// Whether the sum is divided by the bag's size.
     pub mean: bool,
-    /// `samples + 1` bounds of bags.
+    /// Bounds of the samples' bags among the occurrences; `samples + 1` numbers.
     pub offsets: &'a [u32],
-    /// For each occurrence, its row's index among those of the table; past the end for an occurrence that
+    /// For each occurrence, the index of its row's slot in the table's [`TableSlots`]. An index past the end
     /// reads as zeros.
     pub places: &'a [u32],
 }
@@ -131,7 +133,7 @@ pub struct GatherLookup<'a> {
 pub struct Gather<'a> {
     /// Samples of the batch.
     pub samples: usize,
-    /// The tables that lookups name.
+    /// The tables that lookups read.
     pub tables: &'a [TableSlots<'a>],
     /// The lookups, in the order of columns.
     pub lookups: &'a [GatherLookup<'a>],
@@ -142,22 +144,23 @@ pub struct Gather<'a> {
 pub struct UpdateRows<'a> {
     /// The rows' slots.
     pub rows: TableSlots<'a>,
-    /// The sources of all rows, row by row, each row's in the order in which they are added.
+    /// The sources of all rows, row by row. The sources of a row are in the order of addition.
     pub sources: &'a [Source],
-    /// For each row, the end of its sources, counted from `first`. Every row has at least one source.
+    /// For each row, the end of its sources: an index into `sources`, plus `first`. Every row has at least
+    /// one source.
     pub ends: &'a [u32],
-    /// The count at which the first row's sources begin.
+    /// The start of the first row's sources, on the scale of `ends`.
     pub first: u32,
 }
 
 /// An update of rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Update<'a> {
-    /// Samples of the gradients.
+    /// The number of samples that have gradients.
     pub samples: usize,
-    /// Gradients a sample: columns of the input row from `first_column` on.
+    /// Gradients per sample: one for each column of the input row from `first_column` on.
     pub stride: usize,
-    /// The first of these columns.
+    /// The first column that has a gradient.
     pub first_column: usize,
     /// The rows of each table.
     pub tables: &'a [UpdateRows<'a>],
@@ -185,32 +188,32 @@ pub trait Scratch: Send + Sync {
     /// The claim flags of the slots of a size.
     ///
     /// # Panics
-    /// If there is no such size.
+    /// If `size` is not the index of a slot size.
     fn flags(&self, size: usize) -> &SlotFlags;
 
-    /// A staging buffer: one that was dropped, or a new one.
+    /// A staging buffer. It reuses the memory of a dropped one, if there is any.
     ///
     /// # Errors
     /// [`ScratchError::Driver`] when an allocation fails.
     fn staging_buffer(&self) -> Result<Box<dyn StagingBuffer>, ScratchError>;
 
-    /// Words of records that a staging buffer holds each way.
+    /// Words of records that a staging buffer holds in each direction.
     fn staging_words(&self) -> usize;
 
-    /// Takes the steps of Train.
+    /// A new stepper for Train.
     ///
     /// # Errors
     /// [`ScratchError::Driver`].
     fn stepper(&self) -> Result<Box<dyn Stepper>, ScratchError>;
 }
 
-/// Holds records in transit, contiguous and in the order of their runs. There are an incoming and an outgoing
-/// buffer, on the device and on the host.
+/// Holds records in transit, contiguous and in the order of their runs. The host and the device each have an
+/// incoming buffer, for fetched records, and an outgoing buffer, for victims.
 pub trait StagingBuffer: Send {
     /// Copies records out of slots into the device's outgoing buffer.
     ///
     /// # Errors
-    /// [`ScratchError`] if there are too many records, one has no slot, or the driver fails.
+    /// [`ScratchError`] if there are too many records, a record has no slot, or the driver fails.
     fn take(&mut self, runs: &[SlotRun<'_>]) -> Result<(), ScratchError>;
 
     /// The host's incoming buffer, for records of `words` words in total.
@@ -219,23 +222,24 @@ pub trait StagingBuffer: Send {
     /// [`ScratchError::Limit`].
     fn incoming(&mut self, words: usize) -> Result<&mut [f32], ScratchError>;
 
-    /// Copies the incoming buffer to the device and the outgoing buffer to the host, both at once.
+    /// Copies the incoming buffer to the device and the outgoing buffer to the host, at the same time.
     ///
     /// # Errors
     /// [`ScratchError::Driver`].
     fn exchange(&mut self) -> Result<(), ScratchError>;
 
-    /// The host's outgoing buffer: the records that were taken and exchanged.
+    /// The host's outgoing buffer: the records that [`Self::take`] and [`Self::exchange`] have copied.
     fn outgoing(&mut self) -> &mut [f32];
 
     /// Copies the records of the device's incoming buffer into slots.
     ///
     /// # Errors
-    /// As [`Self::take`]; [`ScratchError::Shape`] if the slots' records have another number of words.
+    /// As [`Self::take`]; [`ScratchError::Shape`] if these slots need another number of words than
+    /// [`Self::incoming`] got.
     fn put(&mut self, runs: &[SlotRun<'_>]) -> Result<(), ScratchError>;
 }
 
-/// The steps of one training on a device's scratchpad.
+/// The steps of one training run on a device's scratchpad.
 pub trait Stepper: Send {
     /// Pools input rows. Returns `samples` rows, each with the lookups' vectors side by side.
     ///
@@ -243,7 +247,7 @@ pub trait Stepper: Send {
     /// [`ScratchError`].
     fn gather(&mut self, gather: &Gather<'_>) -> Result<&[f32], ScratchError>;
 
-    /// Updates rows. `grads` writes the gradients, `samples` x `stride`.
+    /// Updates rows. It calls `grads` to write the gradients, `samples` x `stride`, into the given buffer.
     ///
     /// # Errors
     /// [`ScratchError`].

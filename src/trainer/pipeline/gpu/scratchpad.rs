@@ -1,12 +1,13 @@
 //! A trainer's scratchpad in device memory: its slots and staging buffers.
 //!
-//! All slots are one allocation, those of a size side by side. A launch needs a claim on existing slots
-//! (`HeldSlots`). So, whatever fault the trainer's plan has, a kernel stays within the allocation, and no two
-//! kernels use one slot.
+//! All slots are in one allocation, and slots of the same size are contiguous. A launch needs claimed slots
+//! (`HeldSlots`), and a claim fails for a slot that does not exist or that another claim has. So even if
+//! Plan makes a mistake, a kernel stays within the allocation, and no two kernels use a slot at the same
+//! time.
 //!
-//! Taking, copying out, copying in and putting have a stream each, and so have Train's steps (`stepper`). So
-//! the stages' calls run side by side. A call returns when what it has launched is done. So no events between
-//! streams are needed: what one stage did is over before the next stage gets the item.
+//! Taking, copying out, copying in and putting each have a stream, and so do Train's steps (`stepper`). So
+//! calls of different stages run at the same time. A call returns only when the work that it has launched is
+//! done. So streams need no events between them: a stage's work is over before the next stage gets the item.
 
 #![allow(unsafe_code)]
 
@@ -22,13 +23,13 @@ use crate::trainer::pipeline::gpu::{Scratch, ScratchError, SlotRun, SlotSize, St
 use crate::trainer::pipeline::slot_flags::{NO_SLOT, SlotFlags};
 
 const WORD: usize = size_of::<f32>();
-/// Words of a line. The slots of each size begin on one.
+/// Words of a cache line of the device. The slots of each size begin at a line.
 const LINE_WORDS: usize = 32;
 
 /// A scratchpad on a device.
 pub struct CudaScratch<D: Driver>(Arc<Shared<D>>);
 
-/// What a scratchpad shares with its staging buffers and steppers.
+/// The data that a scratchpad shares with its staging buffers and steppers.
 pub(crate) struct Shared<D: Driver> {
     pub driver: Arc<D>,
     pub sizes: Vec<SlotSize>,
@@ -48,8 +49,8 @@ struct Streams<D: Driver> {
     put: D::Stream,
 }
 
-/// The layout of a staging buffer's memory: the buffers are at the same offsets on the host and on the
-/// device; the kernels' arguments follow, on the host alone.
+/// The layout of a staging buffer's memory. The incoming and outgoing buffers have the same offsets on the
+/// host and on the device. The kernels' arguments follow, only on the host.
 #[derive(Clone, Copy)]
 struct Arrays {
     incoming: Array<f32>,
@@ -68,7 +69,7 @@ struct StagingMemory<D: Driver> {
 }
 
 impl<D: Driver> CudaScratch<D> {
-    /// Zeroed slots of these sizes, and staging buffers for `staging_words` words of records each way.
+    /// Zeroed slots of these sizes. Staging buffers hold `staging_words` words of records in each direction.
     ///
     /// # Errors
     /// [`ScratchError`] when an allocation fails, or a number is too large for the kernels.
@@ -87,7 +88,7 @@ impl<D: Driver> CudaScratch<D> {
         }
         let widest = sizes.iter().map(|size| size.words).max().unwrap_or(1);
         let narrowest = sizes.iter().map(|size| size.words).min().unwrap_or(1).max(1);
-        // Any record fits any staging buffer.
+        // So any record fits in a staging buffer.
         let staging_words = staging_words.max(widest);
         limit("words of staging", u64::from(u32::MAX >> 1), staging_words)?;
         let mut plan = Plan::default();
@@ -153,10 +154,10 @@ impl<D: Driver> Shared<D> {
         self.slots.address()
     }
 
-    /// The start of the slots of a run's size.
+    /// The slots of a run's size.
     ///
     /// # Errors
-    /// [`ScratchError::Shape`] if the slots are not of this scratchpad and size.
+    /// [`ScratchError::Shape`] if the run's slots were not claimed from this scratchpad and size.
     pub(crate) fn slot_array(&self, run: &SlotRun<'_>) -> Result<SlotArray, ScratchError> {
         match (self.flags.get(run.size), self.sizes.get(run.size), self.starts.get(run.size)) {
             (Some(flags), Some(size), Some(&start)) if run.held.is_of(flags) => {
@@ -166,7 +167,8 @@ impl<D: Driver> Shared<D> {
         }
     }
 
-    /// Waits for all work on the stream. Returns the error of `launched`, if any, else that of the wait.
+    /// Waits for all work on the stream. Returns the error of `launched` if it has one, else the error of
+    /// the wait.
     pub(crate) fn settle(
         &self,
         stream: &D::Stream,
@@ -186,7 +188,7 @@ pub(crate) struct SlotArray {
     pub words: u32,
 }
 
-/// Fails at the first [`NO_SLOT`].
+/// Fails if a slot is [`NO_SLOT`].
 pub(crate) fn check_slots(list: &[u32]) -> Result<(), ScratchError> {
     match list.iter().position(|&slot| slot == NO_SLOT) {
         None => Ok(()),
@@ -210,15 +212,15 @@ fn too_large(bytes: usize) -> ScratchError {
 /// A staging buffer. It has exclusive use of its memory until it is dropped.
 struct CudaStagingBuffer<D: Driver> {
     shared: Arc<Shared<D>>,
-    /// None only once this is dropped.
+    /// `None` only while the staging buffer is being dropped.
     memory: Option<StagingMemory<D>>,
-    /// Words of the records that come in.
+    /// Words of the fetched records.
     words_in: usize,
-    /// Words of the records that were taken out.
+    /// Words of the records that were taken out of slots.
     words_out: usize,
 }
 
-/// The way of records between slots and buffer.
+/// The direction in which records are copied: out of the slots, or into them.
 #[derive(Clone, Copy)]
 enum Way {
     Out,
@@ -226,7 +228,7 @@ enum Way {
 }
 
 impl<D: Driver> CudaStagingBuffer<D> {
-    /// Copies records between slots and the device's buffer. Returns their words.
+    /// Copies records between slots and the device's buffer. Returns the number of words.
     fn records(&mut self, runs: &[SlotRun<'_>], way: Way) -> Result<usize, ScratchError> {
         let Self { shared, memory, .. } = self;
         let (Some(StagingMemory { host, device }), arrays) = (memory, shared.arrays) else { return Ok(0) };
@@ -269,8 +271,9 @@ impl<D: Driver> CudaStagingBuffer<D> {
         };
         let driver = &*shared.driver;
         // SAFETY: the caller holds the slots, which are of this scratchpad (`slot_array`, `HeldSlots`). The
-        // records fit the buffer, and the scan is that of the runs. The kernel uses only this staging buffer,
-        // the scratchpad and slots that the caller holds, until `settle` has waited for it.
+        // records fit the buffer, and the scan is the prefix sum of the runs' warps. The kernel uses only
+        // this staging buffer, the scratchpad and slots that the caller holds, until `settle` has waited for
+        // it.
         let launched = unsafe {
             match way {
                 Way::Out => kernels::take_records(driver, stream, warps, &args),
@@ -302,8 +305,8 @@ impl<D: Driver> StagingBuffer for CudaStagingBuffer<D> {
         let Shared { driver, streams, arrays, .. } = &**shared;
         let copy = |stream, from: u64, to: u64, words: usize| match words {
             0 => Ok(()),
-            // SAFETY: both buffers are this one's and have the words (`incoming`, `records`). It is borrowed
-            // mutably, so nothing else uses them, until `settle` has waited.
+            // SAFETY: both buffers belong to this staging buffer and have room for the words (`incoming`,
+            // `records`). `self` is borrowed mutably, so nothing else uses them until `settle` has waited.
             _ => unsafe { driver.copy(stream, Address(from), Address(to), words * WORD) },
         };
         let (to_host, to_device) = (&streams.copy_out, &streams.copy_in);

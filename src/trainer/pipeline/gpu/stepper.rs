@@ -1,13 +1,12 @@
-//! A trainer's steps on a device's scratchpad: pooling a batch's input rows from its slots, and updating its
-//! rows.
+//! A trainer's steps on a device's scratchpad: pooling a batch's input rows from slots, and updating rows.
 //!
-//! The host writes all it has to send of a batch into pinned memory, arrays side by side and as long as the
-//! batch needs. One copy moves them to the device, because kernels read much of it more than once. So each
-//! half of a step is a copy, a launch and a copy back, or a copy and a launch, whatever the number of tables.
-//! The memory grows when a batch needs more.
+//! The host writes all data of a batch for the device into one block of pinned memory. One copy moves it to
+//! the device, because kernels read much of it more than once. So the forward half of a step is a copy, a
+//! launch and a copy back, and the backward half is a copy and a launch, for any number of tables. The
+//! memory grows when a batch needs more.
 //!
-//! The forward half is the serving cache's gather-pool (`kernels/gather_pool.cu`), with the locations of rows
-//! that a probe would write.
+//! The forward half is the serving cache's gather-pool (`kernels/gather_pool.cu`). There a probe writes the
+//! locations of rows; here the host writes them.
 
 #![allow(unsafe_code)]
 
@@ -28,7 +27,7 @@ use crate::trainer::pipeline::gpu::{
 use crate::trainer::pipeline::slot_flags::NO_SLOT;
 
 const WORD: usize = size_of::<f32>();
-/// The limit of what kernels count: threads, warps and indices.
+/// The limit for numbers of threads, warps and elements, so that kernels can count them in 32 bits.
 const MOST: u64 = (u32::MAX >> 2) as u64;
 
 /// Steps on one stream.
@@ -80,12 +79,12 @@ impl<D: Driver> CudaStepper<D> {
         Ok(())
     }
 
-    /// Writes a gather for the kernel, but for `PoolArgs`. Returns the warps.
+    /// Writes the kernel's input for a gather, except `PoolArgs`. Returns the number of warps.
     fn write_gather(&mut self, gather: &Gather<'_>, arrays: &GatherArrays) -> Result<u32, ScratchError> {
         let Self { shared, memory: BatchMemory { host, .. }, .. } = self;
         let header = BatchHeader { samples: gather.samples as u32, ..BatchHeader::default() };
         host.get_mut(arrays.header)[0] = header;
-        // No row is missing, so the kernel does not skip the batch.
+        // The default state says that no row is missing. Otherwise the kernel would skip the batch.
         host.get_mut(arrays.state)[0] = BatchState::default();
         host.get_mut(arrays.scan)[0] = 0;
         let (mut column, mut occurrences, mut warps) = (0, 0, 0);
@@ -117,7 +116,7 @@ impl<D: Driver> CudaStepper<D> {
             warps += ((gather.samples * table.dim) as u32).div_ceil(WARP_LANES);
             host.get_mut(arrays.scan)[i + 1] = warps;
         }
-        // There are no dense values.
+        // The last segment is for dense values, which this gather does not have.
         host.get_mut(arrays.scan)[gather.lookups.len() + 1] = warps;
         Ok(warps)
     }
@@ -126,9 +125,9 @@ impl<D: Driver> CudaStepper<D> {
         let Self { shared, stream, memory } = self;
         let driver = &*shared.driver;
         // SAFETY: host and device memory hold all arrays, and `self` is borrowed until `settle` has waited.
-        // `check_gather` has shown that bags are within the places, rows within the matrix and vectors within
-        // records. `write_gather` has shown that every place is a slot of this scratchpad that the caller
-        // holds.
+        // `check_gather` has shown that bags are within the places, rows within the matrix and vectors
+        // within records. `write_gather` has shown that every place is a slot of this scratchpad that the
+        // caller holds.
         unsafe {
             driver.copy(stream, memory.host_at(), memory.device_at(), arrays.host_bytes)?;
             gather_pool(driver, stream, blocks(driver, warps), args)?;
@@ -137,7 +136,7 @@ impl<D: Driver> CudaStepper<D> {
         }
     }
 
-    /// Writes an update for the kernel, but for the gradients. Returns the warps.
+    /// Writes the kernel's input for an update, except the gradients. Returns the number of warps.
     fn write_update(&mut self, update: &Update<'_>, arrays: &UpdateArrays) -> Result<u32, ScratchError> {
         let Self { shared, memory: BatchMemory { host, .. }, .. } = self;
         host.get_mut(arrays.scan)[0] = 0;
@@ -288,12 +287,12 @@ fn table_of<'g>(gather: &Gather<'g>, lookup: &GatherLookup<'_>) -> Result<TableS
     table.ok_or_else(|| shape("tables", gather.tables.len(), lookup.table))
 }
 
-/// Occurrences of a lookup that has passed `check_gather`.
+/// The number of occurrences of a lookup that has passed `check_gather`.
 fn occurrences_of(lookup: &GatherLookup<'_>) -> usize {
     lookup.offsets.last().copied().unwrap_or(0) as usize
 }
 
-/// Checks what the kernel assumes, except for slots. Returns the width of the matrix.
+/// Checks the kernel's requirements, except for slots. Returns the number of columns of the output.
 fn check_gather(gather: &Gather<'_>) -> Result<usize, ScratchError> {
     limit("lookups", MAX_LOOKUPS as u64, gather.lookups.len())?;
     let (mut stride, mut occurrences) = (0, 0usize);
@@ -317,7 +316,7 @@ fn check_gather(gather: &Gather<'_>) -> Result<usize, ScratchError> {
     Ok(stride)
 }
 
-/// Checks what the kernel assumes of a table's rows.
+/// Checks the kernel's requirements on a table's rows.
 fn check_rows(update: &Update<'_>, table: &UpdateRows<'_>, words: usize) -> Result<(), ScratchError> {
     let TableSlots { run, dim } = table.rows;
     check_slots(run.held.list())?;

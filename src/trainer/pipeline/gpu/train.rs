@@ -1,10 +1,10 @@
-//! Train on a device's scratchpad. The device pools and updates rows; dense layers run on the host, so every
-//! bit is the same on every device.
+//! Train on a device's scratchpad. The device pools and updates rows. Dense layers run on the host, so they
+//! give the same bits for every device.
 //!
-//! A step has the order of `train`. The device pools the batch's input rows, and the host writes them to the
-//! tapes beside the dense values. The tapes are learnt. Then the device gets the gradients of the input rows,
-//! sums them by the casted index and updates the rows, and the host updates dense weights. Each call waits
-//! for the device.
+//! A step has the same order as in `pipeline::train`. The device pools the batch's input rows. The
+//! host writes them to the tapes, next to the dense values, and runs the forward and backward pass. Then the
+//! device gets the gradients of the input rows, sums them by the casted index and updates the rows, and the
+//! host updates the dense weights. Each call waits for the device.
 
 use std::ops::Range;
 
@@ -123,8 +123,8 @@ impl Train<'_> {
         Ok(())
     }
 
-    /// Shows rows to the observer. Their slots are unclaimed: the step is over, and no later item moves them
-    /// yet.
+    /// Shows rows to the observer. The caller has dropped its claims on their slots. No other stage claims
+    /// them yet, because the item is still in the past window.
     fn show_on(&mut self, table: TableId, rows: &[u64], list: &[u32]) -> Result<(), TrainError> {
         let SlotLayout { size, words } = self.tables[table.index()];
         let records = self.scratchpad.read(size, list)?;
@@ -169,7 +169,7 @@ impl ModelShape<'_> {
         held.iter().enumerate().map(|(t, held)| self.rows(t, held)).collect()
     }
 
-    /// The pooled part of the batch's input rows.
+    /// Pools the batch's input rows. The result has all columns except the dense values.
     fn gather<'s>(
         &self,
         stepper: &'s mut dyn Stepper,
@@ -210,8 +210,8 @@ impl ModelShape<'_> {
 }
 
 impl TrainState {
-    /// [`TrainState::gather_and_learn`] with pooled input rows: `pooled` has all columns but the dense
-    /// values.
+    /// [`TrainState::gather_and_learn`] with input rows that are already pooled. `pooled` has all columns
+    /// except the dense values.
     fn learn_pooled(&mut self, batch: &Batch, labels: &[f32], pooled: &[f32]) -> f64 {
         self.begin(batch.samples);
         let widths = self.widths();
@@ -221,7 +221,7 @@ impl TrainState {
         })
     }
 
-    /// [`TrainState::gather`] with pooled input rows.
+    /// [`TrainState::gather`] with input rows that are already pooled, as in [`Self::learn_pooled`].
     fn place_pooled(&mut self, batch: &Batch, at: usize, pooled: &[f32]) {
         let (widths, mut begins) = (self.widths(), 0);
         for tape in &mut self.tapes {
@@ -234,13 +234,13 @@ impl TrainState {
         }
     }
 
-    /// Columns of an input row.
+    /// The numbers of columns of an input row.
     fn widths(&self) -> InputWidths {
         InputWidths { dense: self.schema.dense_width(), all: self.schema.input_width() }
     }
 }
 
-/// Columns of an input row: the dense values, then the pooled vectors.
+/// Numbers of columns of an input row, which has the dense values and then the pooled vectors.
 #[derive(Clone, Copy)]
 struct InputWidths {
     dense: usize,

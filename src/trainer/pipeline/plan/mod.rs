@@ -1,30 +1,33 @@
-//! Plan: the stage that decides which rows of a batch are in the scratchpad, which come in, and which are
-//! evicted.
+//! Plan: the stage that decides which rows to fetch into the scratchpad for a batch, and which rows to
+//! evict.
 //!
 //! The other stages only carry out the decisions in an [`Item`]. Plan needs no answer from them: every item
-//! passes through all stages in order, so Plan knows what they will have done. Three hazards remain
+//! passes through all stages in order, so Plan knows what the scratchpad will hold. Three hazards remain
 //! (ScratchPipe, section IV-B). The choice of victims prevents each:
 //!
-//! - A row is evicted before a batch in flight has trained it (hazard 2) or brought it in (hazard 3). While
-//!   Train works on an item, Collect is at most `past_items` further. So rows of the last `past_items` items
-//!   are no victims.
-//! - A coming batch fetches a victim from the working file before it is written there (hazard 4). While
-//!   Insert works on an item, Collect is at most `future_items` further. So rows of the next `future_items`
-//!   items are no victims.
+//! - Collect reads a victim from its slot before an earlier item has trained the row (hazard 2), or before
+//!   Insert has written the row to the slot (hazard 3). While Train works on an item, Collect is at most
+//!   `past_items` items ahead. So rows of the last `past_items` items (the past window) are never victims.
+//! - Collect fetches a row from the working file before Insert has written the row back there, after its
+//!   eviction by an earlier item (hazard 4). While Insert works on an item, Collect is at most
+//!   `future_items` items ahead. So rows of the next `future_items` items (the future window) are never
+//!   victims.
 //!
-//! Both windows follow from the number of items that fit between the stages ([`HazardWindows`]). Hazard 1
-//! (forward before the last update) cannot happen, because Train is one stage.
+//! Both windows follow from the number of items that fit between the stages ([`HazardWindows`]). Hazard 1 (a
+//! batch reads a row before an earlier batch has updated it) cannot happen, because Train takes
+//! whole steps in order.
 //!
-//! **If a window does not fit the scratchpad**, Plan does the first of these that helps, and logs a warning:
+//! **If a window does not fit in the scratchpad**, Plan takes the first of these measures that helps, and
+//! logs a warning:
 //!
 //! 1. It plans fewer batches together.
-//! 2. It waits until enough items have trained and their rows are free (a *bubble*). At worst it waits for
-//!    all items; then rows of coming batches may be evicted too, because all is written before the next item
-//!    is planned.
+//! 2. It waits until enough items have trained and their rows may be evicted (a *bubble*). At worst it waits
+//!    for all items. Rows of coming batches may then be evicted too, because they are written back before
+//!    the next item is planned.
 //! 3. It splits the batch (`split`).
 //!
-//! So a window is never shortened while stages overlap. Decisions depend on the data and the settings alone,
-//! not on the speed of a stage: counts of hits and evictions are the same in every run.
+//! So the protection of a window is never shortened while stages overlap. Decisions depend only on the data
+//! and the settings, not on the speed of a stage: hits and evictions are equal in every run.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -53,15 +56,15 @@ use crate::schema::{Lookup, Schema};
 use crate::trainer::pipeline::slots::NO_SLOT;
 use crate::types::RowId;
 
-/// Batches past the window that the optimal policy looks at.
+/// Batches after the future window that the optimal policy looks at.
 const OPTIMAL_AHEAD: usize = 16;
 
-/// The state of Plan, from one run of the pipeline to the next.
+/// The state of Plan, which is kept from one run of the pipeline to the next.
 pub(crate) struct Planner {
     schema: Arc<Schema>,
     lookups: Arc<[Lookup]>,
     settings: PlanSettings,
-    /// A directory for each size of slots.
+    /// One directory per slot size.
     directories: Vec<SlotDirectory>,
     /// The slot layout of each table.
     tables: Vec<SlotLayout>,
@@ -69,14 +72,14 @@ pub(crate) struct Planner {
     pub(crate) item: u64,
     /// Number of the batch that was planned last.
     batch: u64,
-    /// The batches after it.
+    /// Later batches that have been read.
     seen: VecDeque<PreparedBatch>,
-    /// How many of `seen` have already claimed their rows that are in the scratchpad.
+    /// How many batches at the front of `seen` already protect their rows in the scratchpad
+    /// ([`Self::keep`]).
     kept: usize,
-    /// The units in the past window.
+    /// The units in the past window, oldest first.
     planned: VecDeque<PlannedUnit>,
-    /// For each row that the optimal policy sees ahead, a bit for each batch that needs it: batch b has bit b
-    /// % 64.
+    /// For the optimal policy: the batches of `seen` that need a row, as a bit set. Batch b has bit b % 64.
     upcoming: NumberMap<RowId, u64>,
     lists: PlanLists,
     stats: PlanStats,
@@ -90,7 +93,7 @@ struct PlannedUnit {
 
 /// The channels and buffers of Plan.
 pub(crate) struct PlanChannels<'a> {
-    /// Batches that were read.
+    /// Batches from Load.
     pub batches: Receiver<BatchGroup>,
     /// Items, to Collect.
     pub items: SyncSender<Item>,
@@ -102,7 +105,7 @@ pub(crate) struct PlanChannels<'a> {
 }
 
 impl PlanChannels<'_> {
-    /// Waits until the item has trained.
+    /// Waits until item number `item` has trained.
     fn wait(&self, item: u64) -> Result<(), TrainError> {
         self.clocks.wait(StageName::Plan, || self.progress.wait(item))
     }
@@ -160,7 +163,7 @@ impl Planner {
         &self.tables
     }
 
-    /// The most words of records that an item moves in, and out.
+    /// The most words of records that an item may move in each direction.
     pub(crate) fn item_words(&self) -> usize {
         self.settings.item_words
     }
@@ -168,7 +171,7 @@ impl Planner {
     /// Plans batch after batch until there are no more.
     ///
     /// # Errors
-    /// [`TrainError`] for a batch that cannot be read or planned, after those before it;
+    /// [`TrainError`] for a batch that cannot be read or planned, after all earlier batches were planned;
     /// [`TrainError::Stopped`] when another stage has ended the pipeline.
     pub(crate) fn run(&mut self, channels: &mut PlanChannels<'_>) -> Result<(), TrainError> {
         let mut failed = Ok(());
@@ -193,7 +196,8 @@ impl Planner {
         }
     }
 
-    /// Brings in the most frequent rows, as far as there is room. The most frequent come last.
+    /// Fetches the most frequent rows, as many as fit. The most frequent are placed last, so that LRU evicts
+    /// them last.
     ///
     /// # Errors
     /// As [`Self::run`].
@@ -211,14 +215,14 @@ impl Planner {
         self.stats.fills -= placed.fills();
         self.stats.filled_before += placed.fills();
         self.emit(placed, Work::Move, channels)?;
-        // All slots may be full now. Once the rows are there, each of them may be a victim, so the first
-        // batches find room.
+        // All slots may be full now. After the wait, any of these rows may be a victim, so the first batches
+        // find room.
         channels.wait(self.item)?;
         self.expire(self.item);
         Ok(())
     }
 
-    /// Batches to look at, with those that are planned next.
+    /// How many batches to read ahead, including the batches of the next unit.
     fn depth(&self) -> usize {
         let lookahead = self.settings.lookahead;
         let window = lookahead + self.future_batches();
@@ -226,12 +230,12 @@ impl Planner {
         (window + optimal).min(SEEN_AHEAD.max(window))
     }
 
-    /// Batches of the future window: as many as its items have.
+    /// Batches in the future window: `lookahead` for each of its items.
     fn future_batches(&self) -> usize {
         self.settings.lookahead * self.settings.windows.future_items as usize
     }
 
-    /// Adds a batch to those that are seen.
+    /// Casts a batch and adds it to `seen`. For the optimal policy, records which rows the batch needs.
     fn see(&mut self, mut prepared: PreparedBatch) -> Result<(), TrainError> {
         prepared.prepare(&self.schema, &self.lookups)?;
         let number = self.batch + 1 + self.seen.len() as u64;
@@ -254,8 +258,8 @@ impl Planner {
         let before = (self.item, self.batch);
         self.plan_unit(channels)?;
         if self.item - before.0 > 1 || self.batch - before.1 < self.settings.lookahead as u64 {
-            // `kept` assumes that the past window covers the rows that were brought in for the future window.
-            // That holds only if a unit is one item and has `lookahead` batches.
+            // The rule of `keep` does not hold: the past window is long enough only if every unit is one
+            // item and has `lookahead` batches.
             self.kept = 0;
         }
         if self.settings.overlap { Ok(()) } else { channels.wait(self.item) }
@@ -300,8 +304,8 @@ impl Planner {
         if barrier { channels.wait(self.item) } else { Ok(()) }
     }
 
-    /// How many batches are planned together now: `lookahead`, or as many as fit, but at least one. `rows`
-    /// gets their rows.
+    /// How many batches are planned together now: `lookahead`, or as many as fit, but at least one. Writes
+    /// their rows to `rows`.
     fn unit_batches(&mut self, rows: &mut Vec<RowId>) -> usize {
         let most = self.settings.lookahead.min(self.seen.len());
         let mut count = most;
@@ -313,7 +317,9 @@ impl Planner {
         if count < most {
             self.stats.shrinks += 1;
             if self.stats.shrinks == 1 {
-                tracing::warn!("scratchpad: has room for {count} batches of a look-ahead window of {most}");
+                tracing::warn!(
+                    "scratchpad: has room for only {count} of the {most} batches of a look-ahead window"
+                );
             }
         }
         count
@@ -334,10 +340,10 @@ impl Planner {
         SlotBudget::of(&self.directories).take(&self.tables, rows)
     }
 
-    /// Keeps the rows of the batches that have entered the future window: the batches after the unit that is
-    /// planned. A row that comes in later need not be kept for them, because the past window, which is no
-    /// shorter, keeps it. Where that does not hold, `kept` is set to 0 and all batches of the window are
-    /// looked up again.
+    /// Protects rows for the batches that have entered the future window, which begins after the unit that
+    /// is being planned. Each batch is looked up only once, when it enters. A row that an item fetches later
+    /// needs no second lookup: the past window, which is no shorter, protects it until the batch is planned.
+    /// When that does not hold, `kept` is set to 0, and all batches of the window are looked up again.
     fn keep(&mut self) {
         let upto = self.future_batches().min(self.seen.len());
         for at in self.kept.min(upto)..upto {
@@ -350,7 +356,7 @@ impl Planner {
         self.kept = upto;
     }
 
-    /// Removes planned batches from what the optimal policy sees ahead.
+    /// Removes planned batches from `upcoming`.
     fn forget_seen(&mut self, batches: &[PreparedBatch]) {
         if self.settings.policy != Policy::Optimal {
             return;
@@ -368,7 +374,7 @@ impl Planner {
         }
     }
 
-    /// The slots of a batch whose rows are all placed.
+    /// The slots of a batch. All its rows have slots.
     fn slots_of(&self, prepared: &PreparedBatch) -> Vec<u32> {
         let find = |row: RowId| self.directories[self.tables[row.table().index()].size].find(row);
         prepared.rows().map(|row| find(row).unwrap_or(NO_SLOT)).collect()

@@ -1,5 +1,5 @@
-//! Plan's decisions about slots: which rows are there, which come in, which are evicted, and how long to wait
-//! for room.
+//! Plan's decisions about slots: which rows already have slots, which rows are fetched, which are evicted,
+//! and how long to wait for room.
 
 use std::collections::HashSet;
 use std::mem::take;
@@ -13,24 +13,24 @@ use crate::trainer::pipeline::slot_directory::{LOOKUP_ROWS, SlotDirectory, Taken
 use crate::trainer::pipeline::slots::NO_SLOT;
 use crate::types::RowId;
 
-/// Where the rows of a part of the work are.
+/// The slots of the rows of one unit of work, and the rows to fetch for it.
 pub(crate) struct Placement {
     /// The slot of each row.
     pub slots: Vec<u32>,
-    /// The rows that come in.
+    /// The rows to fetch, with their slots and victims.
     moves: Vec<TakenSlot>,
-    /// How many of `moves` each item makes.
+    /// How many of `moves` are in each item.
     cuts: Vec<usize>,
-    /// Whether all must have trained before anything more is planned.
+    /// Whether these items must have trained before more is planned.
     pub barrier: bool,
 }
 
-/// Lists that every batch needs, to use their memory again.
+/// Temporary lists, kept to reuse their memory.
 #[derive(Default)]
 pub(crate) struct PlanLists {
-    /// The rows of the batches that are planned.
+    /// The rows of the unit that is being planned.
     pub rows: Vec<RowId>,
-    /// Rows to look up, and the index of each in the request.
+    /// Rows that [`Planner::find`] must look up, and the index of each in the list of all rows.
     unknown: (Vec<RowId>, Vec<u32>),
     missing: Vec<RowId>,
     moves: Vec<TakenSlot>,
@@ -46,20 +46,21 @@ struct PlacedRows<'a> {
 }
 
 impl Placement {
-    /// How many of the `rows` that were placed were there already.
+    /// How many of the `rows` placed rows already had a slot.
     pub(crate) fn hits(&self, rows: usize) -> u64 {
         rows as u64 - self.fills()
     }
 
-    /// How many come in.
+    /// How many rows are fetched.
     pub(crate) fn fills(&self) -> u64 {
         self.moves.len() as u64
     }
 }
 
 impl Planner {
-    /// Finds or makes a slot for each of these rows of the batches that were planned last. The rows are
-    /// distinct and fit. `slots` has the slots that [`Self::find`] found for them before, or is empty.
+    /// Finds or takes a slot for each of these rows, for the unit that ends with batch `self.batch`. The
+    /// rows are distinct, and the scratchpad has room for all of them. `slots` has the slots that
+    /// [`Self::find`] found before, or is empty.
     ///
     /// # Errors
     /// [`TrainError::Stopped`] when the pipeline has ended.
@@ -82,7 +83,7 @@ impl Planner {
         for (size, rows) in by_size(&self.tables, &missing) {
             self.directories[size].take_all(rows, self.batch, |taken| moves.push(taken));
         }
-        // This cannot happen: `make_room` has made room, or all rows together would not fit.
+        // Unreachable: callers pass only rows that fit together, and `make_room` has made room for them.
         if moves.len() < missing.len() {
             return Err(TrainError::Stopped);
         }
@@ -96,8 +97,9 @@ impl Planner {
         Ok(Placement { slots, moves, cuts, barrier })
     }
 
-    /// Finds the slots of these rows, or [`NO_SLOT`], and keeps them for batch `batch`. `slots` has the slots
-    /// that were found and kept for the batch before, which are not looked up again, or is empty.
+    /// Finds the slot of each of these rows, or [`NO_SLOT`], and protects the slots that it finds for batch
+    /// `batch`. `slots` has the result of an earlier call for the same rows and batch, or is empty. Slots
+    /// that were found then are not looked up again.
     pub(crate) fn find(&mut self, rows: impl Iterator<Item = RowId>, slots: &mut Vec<u32>, batch: u64) {
         let (mut unknown, mut indices) = take(&mut self.lists.unknown);
         unknown.clear();
@@ -121,8 +123,8 @@ impl Planner {
         self.lists.unknown = (unknown, indices);
     }
 
-    /// Cuts rows that come in into items, at least one. A row and the victim in its slot are in one item: the
-    /// row is written after the victim was read.
+    /// Divides rows to fetch into one or more items, and returns the number of rows of each item. A row and
+    /// the victim in its slot are in the same item, so the victim is read before the row is written.
     fn cut(&self, rows: &[RowId]) -> Vec<usize> {
         let (mut cuts, mut words) = (vec![0], 0);
         for row in rows {
@@ -136,7 +138,8 @@ impl Planner {
         cuts
     }
 
-    /// Items up to `item` have left the past window.
+    /// Removes items up to `item` from the past window, so that rows that no later batch needs become
+    /// candidates.
     pub(crate) fn expire(&mut self, item: u64) {
         let Self { directories, upcoming, planned, batch, .. } = self;
         let left = planned.partition_point(|unit| unit.last_item <= item);
@@ -146,7 +149,7 @@ impl Planner {
         directories.iter_mut().for_each(|directory| directory.expire(last_batch, batch, next));
     }
 
-    /// Makes sure that there are slots for the missing rows, if necessary by waiting (a bubble). Returns
+    /// Makes sure that slots for the missing rows are available, if necessary by waiting (a bubble). Returns
     /// whether rows of coming batches must be evicted.
     fn make_room(
         &mut self,
@@ -166,7 +169,7 @@ impl Planner {
         if self.stats.bubbles == 1 {
             tracing::warn!("scratchpad: the window does not fit; Plan waits for batches to train");
         }
-        // From now on the past window does not cover the rows that were brought in for the future window.
+        // The past window ends early now, so the rule of `keep` does not hold: look up all batches again.
         self.kept = 0;
         self.keep();
         let mut expired = 0;
@@ -184,8 +187,8 @@ impl Planner {
         Ok(barrier)
     }
 
-    /// Makes rows of coming batches victims until `needed` slots of each size are available. It spares the
-    /// rows that are placed.
+    /// Makes rows of coming batches candidates until `needed` slots of each size are available. It spares
+    /// the rows that are being placed.
     fn release(&mut self, needed: &[usize], PlacedRows { rows, slots }: PlacedRows<'_>) {
         for (size, (directory, &count)) in self.directories.iter_mut().zip(needed).enumerate() {
             let of_size = |row: &RowId| self.tables[row.table().index()].size == size;
@@ -197,7 +200,7 @@ impl Planner {
         self.kept = 0;
     }
 
-    /// Sends the items that move these rows. The last one has the work.
+    /// Sends the items that move these rows. The last item has the work.
     ///
     /// # Errors
     /// [`TrainError::Stopped`] when the pipeline has ended.
@@ -230,7 +233,8 @@ impl Planner {
     }
 }
 
-/// The rows in the same order, in parts for one lookup, each with the index of its slot size.
+/// Splits rows, in order, into parts of one table and at most [`LOOKUP_ROWS`] rows. Each part comes with the
+/// index of its slot size.
 pub(crate) fn by_size<'r>(
     tables: &'r [SlotLayout],
     rows: &'r [RowId],
@@ -240,7 +244,7 @@ pub(crate) fn by_size<'r>(
     of_table.flat_map(move |rows| rows.chunks(LOOKUP_ROWS).map(move |rows| (size(&rows[0]), rows)))
 }
 
-/// How many batches after `batch` the row is needed next; 0 if no batch that is seen needs it.
+/// How many batches after `batch` the row is needed next; 0 if no seen batch needs it.
 pub(crate) fn next_use(upcoming: &NumberMap<RowId, u64>, row: RowId, batch: u64) -> u64 {
     let users = upcoming.get(&row).copied().unwrap_or(0);
     match users.rotate_right(((batch + 1) % 64) as u32) {

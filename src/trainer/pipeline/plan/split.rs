@@ -1,12 +1,12 @@
-//! Splitting a batch whose rows do not all fit the scratchpad together.
+//! Splitting a batch whose rows do not all fit in the scratchpad at the same time.
 //!
-//! Only the embedding passes are split. Forward works on groups of samples: the rows of a group come in and
-//! its input rows are written. Then the dense layers run once over the whole batch. Backward works on groups
-//! of rows: they come in again, and each row is updated once, from all its gradients. So every sum is the
-//! same as without a split, and so are the bytes.
+//! Only the embedding passes are split. The forward pass works on groups of samples: the rows of a group are
+//! fetched and its input rows are written. Then the dense layers run once over the whole batch. The backward
+//! pass works on groups of rows: they are fetched again, and each row is updated once, from all its
+//! gradients. So every sum is the same as without a split, and so are the bytes.
 //!
-//! Groups do not overlap: each is planned after the one before it has trained, because there is no room for
-//! two.
+//! Groups do not overlap: a group is planned after the previous group has trained, because there is no room
+//! for both.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -23,7 +23,8 @@ impl Planner {
     /// Plans a batch in groups.
     ///
     /// # Errors
-    /// [`TrainError::Scratchpad`] if the rows of one sample do not fit; then nothing of the batch is trained.
+    /// [`TrainError::Scratchpad`] if the rows of one sample do not fit. Nothing of the batch is trained
+    /// then.
     pub(crate) fn split(
         &mut self,
         mut whole: PreparedBatch,
@@ -62,7 +63,7 @@ impl Planner {
         channels.wait(self.item)
     }
 
-    /// Plans work on these rows after all before it has trained.
+    /// Plans work on these rows, after all earlier items have trained.
     fn plan_alone(
         &mut self,
         rows: &[RowId],
@@ -70,7 +71,8 @@ impl Planner {
         channels: &mut PlanChannels<'_>,
     ) -> Result<(), TrainError> {
         channels.wait(self.item)?;
-        // Trained items no longer need their rows, and no part of this batch needs all of its rows.
+        // All items have trained, so none of them needs its rows. No group of this batch needs the rows of
+        // another group.
         self.planned.push_back(PlannedUnit { last_batch: self.batch, last_item: self.item });
         self.expire(self.item);
         let mut placed = self.place(rows, Vec::new(), channels)?;
@@ -79,7 +81,7 @@ impl Planner {
         self.emit(placed, work(slots), channels)
     }
 
-    /// The longest runs of samples whose rows fit together.
+    /// Divides the samples into the longest runs that the scratchpad has room for.
     fn sample_groups(&self, whole: &PreparedBatch) -> Result<Vec<Range<usize>>, TrainError> {
         let mut groups: Vec<Range<usize>> = vec![Range::default()];
         let mut budget = SlotBudget::of(&self.directories);
@@ -107,7 +109,7 @@ impl Planner {
         Ok(groups)
     }
 
-    /// The error of a sample that needs these rows, for the first size with too few slots.
+    /// The error for a sample that needs these rows. It is about the first slot size with too few slots.
     fn too_small(&self, needed: &[RowId]) -> TrainError {
         let mut counts = vec![0; self.directories.len()];
         needed.iter().for_each(|row| counts[self.tables[row.table().index()].size] += 1);
@@ -118,7 +120,7 @@ impl Planner {
         TrainError::Scratchpad { words, needed, slots }
     }
 
-    /// The longest runs of rows that fit together.
+    /// Divides the rows into the longest runs that the scratchpad has room for.
     fn row_groups(&self, rows: &[RowId]) -> Vec<Range<usize>> {
         let mut groups: Vec<Range<usize>> = Vec::new();
         let mut budget = SlotBudget::of(&self.directories);
@@ -136,16 +138,16 @@ impl Planner {
     }
 }
 
-/// The slots of each size that a group has left.
+/// The number of slots of each size that a group has left.
 pub(crate) struct SlotBudget(Vec<usize>);
 
 impl SlotBudget {
-    /// All slots.
+    /// A budget of all slots.
     pub(crate) fn of(directories: &[SlotDirectory]) -> Self {
         Self(directories.iter().map(SlotDirectory::count).collect())
     }
 
-    /// Takes a slot for each of the rows, or none and returns false if there are too few.
+    /// Takes a slot for each of the rows. If there are too few, it takes none and returns false.
     pub(crate) fn take(&mut self, tables: &[SlotLayout], rows: &[RowId]) -> bool {
         let size = |row: &RowId| tables[row.table().index()].size;
         for (at, row) in rows.iter().enumerate() {

@@ -1,17 +1,18 @@
 //! Which rows a full scratchpad evicts first. Candidates are the slots that no batch in the window needs; a
 //! policy orders them.
 //!
-//! `SlotDirectory` decides whether a slot is a candidate. A policy keeps its candidates in a structure of a
-//! few bytes a slot. Any candidate can be removed from it when a batch needs its row after all:
+//! `SlotDirectory` decides whether a slot is a candidate. A policy keeps the candidates in a structure of a
+//! few bytes per slot. Any candidate can be removed again, because a batch may need its row after all.
 //!
 //! - LRU: a queue. A slot becomes a candidate when the last batch that used it leaves the window, so the
 //!   queue is in order of last use.
-//! - LFU: a queue for each frequency. Frequencies are the counts of a data set (frequency-aware cache,
-//!   section 4), or without them the batches that have used the row since it came in.
-//! - random: an array; a victim is drawn from it at random.
-//! - optimal: a list for each batch that uses a row next, as far as the look-ahead sees. Rows that no coming
-//!   batch needs are evicted first, in LRU order; then the rows of the furthest batch (Belady, "A study of
-//!   replacement algorithms", 1966).
+//! - LFU: a queue for each frequency. The frequency of a row is its count in a data set (frequency-aware
+//!   cache, section 4). Without counts it is the number of batches that have used the row since it was
+//!   fetched.
+//! - random: an array, from which victims are drawn at random.
+//! - optimal: a list for each batch in the look-ahead, with the rows that this batch uses next. Rows that no
+//!   seen batch needs are evicted first, in LRU order. Then come the rows of the batch that is furthest
+//!   ahead (Belady, "A study of replacement algorithms", 1966).
 
 use std::fmt;
 use std::str::FromStr;
@@ -24,18 +25,18 @@ use crate::mem::mix64;
 /// Which rows the scratchpad evicts first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Policy {
-    /// The least recently used.
+    /// The least recently used rows.
     #[default]
     Lru,
-    /// The least frequent.
+    /// The least frequently used rows.
     Lfu,
-    /// Any.
+    /// Random rows.
     Random,
-    /// Those that are needed last, as far as the look-ahead sees.
+    /// Rows with the furthest next use, as far as the look-ahead sees.
     Optimal,
 }
 
-/// A name that is not a policy's.
+/// A name that no policy has.
 #[derive(Debug, thiserror::Error)]
 #[error("policy: expected lru, lfu, random or optimal, got {0:?}")]
 pub struct UnknownPolicy(String);
@@ -67,25 +68,26 @@ impl fmt::Display for Policy {
 /// How a slot's row is used, as policies see it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RowUse {
-    /// For LFU: how often.
+    /// For LFU: how often the row is used.
     pub frequency: u32,
-    /// For the optimal policy: in how many batches from now it is used next; 0 if no batch is seen to need
-    /// it.
+    /// For the optimal policy: how many batches after the planned batch the row is used next; 0 if no seen
+    /// batch uses it.
     pub next: u64,
 }
 
 /// The most batches that the optimal policy looks ahead.
 pub(crate) const SEEN_AHEAD: usize = 63;
 
-/// A slot, and the stamp that it has as a candidate. A slot that becomes a candidate again gets a new stamp.
+/// A slot and its stamp as a candidate. A slot that becomes a candidate again gets a new stamp.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Candidate {
     pub slot: u32,
     pub stamp: u32,
 }
 
-/// The candidates among some slots, in a policy's order. The queues keep stale entries: methods that meet
-/// them get `stamp_of`, which returns the current stamp of a slot, or none if it is no candidate.
+/// The candidates among some slots, in a policy's order. Queues may have stale entries, with a stamp that is
+/// no longer the slot's. Methods find them by `stamp_of`, which returns the current stamp of a slot, or
+/// `None` if the slot is no candidate.
 pub(crate) struct Candidates {
     order: Order,
     len: usize,
@@ -94,7 +96,7 @@ pub(crate) struct Candidates {
 enum Order {
     Queues {
         queues: RankQueues,
-        /// If not, all slots have one rank.
+        /// If false, all slots have the same rank.
         by_frequency: bool,
     },
     Lists(LinkedLists),
@@ -119,17 +121,17 @@ impl Candidates {
         Self { order, len: 0 }
     }
 
-    /// Bytes for each slot, of the largest structure.
+    /// Bytes per slot of the largest of these structures.
     pub(crate) const fn bytes_per_slot() -> usize {
         RankQueues::bytes_per_slot()
     }
 
-    /// How many candidates.
+    /// The number of candidates.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Adds a candidate. `batch` is the number of the batch that is planned.
+    /// Adds a candidate. `batch` is the number of the batch that is being planned.
     pub(crate) fn add(
         &mut self,
         candidate: Candidate,
@@ -176,7 +178,7 @@ impl Candidates {
     }
 
     /// Removes and returns the next victim. `batch` is as in [`Self::add`]. `prefetch` is called for slots
-    /// whose stamps are needed some iterations later, if the policy knows them.
+    /// whose stamps are needed some iterations later, if the policy can predict them.
     pub(crate) fn pop(
         &mut self,
         batch: u64,

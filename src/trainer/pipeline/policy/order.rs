@@ -7,8 +7,8 @@ use crate::mem::prefetch::PREFETCH_AHEAD;
 
 const NONE: u32 = u32::MAX;
 
-/// A queue of candidates for each rank; the lowest rank is evicted first. When a slot is no candidate any
-/// more, its entry stays and `pop` skips it.
+/// A queue of candidates for each rank; the lowest rank is evicted first. When a slot stops being a
+/// candidate, its entry becomes stale, stays, and is skipped by `pop`.
 pub(crate) struct RankQueues {
     ranks: BTreeMap<u32, VecDeque<Candidate>>,
     /// Entries of all queues.
@@ -17,7 +17,7 @@ pub(crate) struct RankQueues {
 }
 
 impl RankQueues {
-    /// There are up to 1.5 entries a slot, and a queue may have twice the capacity that it needs.
+    /// There are up to 1.5 entries per slot, and a queue may have twice the capacity that it needs.
     pub(crate) const fn bytes_per_slot() -> usize {
         3 * size_of::<Candidate>()
     }
@@ -28,7 +28,7 @@ impl RankQueues {
 
     pub(crate) fn push(&mut self, rank: u32, candidate: Candidate, stamp_of: impl Fn(u32) -> Option<u32>) {
         if self.entries > self.max_entries {
-            // At least a third of the entries are stale, so the cost is a few steps for each push.
+            // At least a third of the entries are stale, so the average cost of a push is a few steps.
             self.ranks.retain(|_, queue| {
                 queue.retain(|entry| stamp_of(entry.slot) == Some(entry.stamp));
                 !queue.is_empty()
@@ -61,8 +61,8 @@ impl RankQueues {
     }
 }
 
-/// Doubly linked lists of slots. A slot is in at most one list. List 0 is of the slots that no batch is seen
-/// to need; each other list is of the slots that one batch needs next.
+/// Doubly linked lists of slots. A slot is in at most one list. List 0 has the slots that no seen batch
+/// needs. Every other list has the slots that one batch needs next.
 pub(crate) struct LinkedLists {
     heads: Vec<u32>,
     tails: Vec<u32>,
@@ -103,7 +103,8 @@ impl LinkedLists {
         }
     }
 
-    /// The next victim: the head of list 0, or of the list of the batch that is furthest from `batch`.
+    /// The next victim: the head of list 0; if that is empty, the head of the list of the batch that is
+    /// furthest after `batch`.
     pub(crate) fn first(&self, batch: u64) -> Option<u32> {
         let ahead = (1..self.heads.len() as u64).rev().map(|next| 1 + (batch + next) as usize % SEEN_AHEAD);
         std::iter::once(0).chain(ahead).map(|list| self.heads[list]).find(|&slot| slot != NONE)

@@ -1,6 +1,7 @@
 use super::*;
 
-/// Candidates and what `SlotDirectory` keeps of them: the stamp of each slot that is one.
+/// Candidates, and the stamp of each slot that is a candidate. Outside of tests `SlotDirectory` keeps the
+/// stamps.
 struct Kept {
     candidates: Candidates,
     stamps: Vec<Option<u32>>,

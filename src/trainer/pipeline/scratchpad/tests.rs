@@ -1,7 +1,7 @@
 use super::*;
 use crate::schema::preset::{self, SyntheticShape};
 
-/// Eight tables of a million rows of one width, and one of a hundred rows of another.
+/// Eight tables of a million rows with the same width, and one table of a hundred rows with another width.
 fn uneven() -> Sizes {
     let shape = SyntheticShape { tables: 9, rows: 1_000_000, dense: 0, multi_hot: Some(7) };
     let mut schema = preset::synthetic(crate::schema::preset::ArchKind::Deepfm, 16, shape);

@@ -1,5 +1,5 @@
-//! The stages on one thread, in a chosen order. Every order that the channels allow gives the sequential
-//! bytes with the computed windows; with a shorter window, some order spoils a row.
+//! Runs the stages on one thread, in a chosen order. With the computed windows, every order that the
+//! channels allow gives the sequential bytes. With a shorter window, some order corrupts a row.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,34 +12,34 @@ use crate::trainer::pipeline::item::{RowSlot, TableRun, Transfers, Work};
 struct Hazards {
     /// A victim was read before an item had trained it.
     second: usize,
-    /// A victim was read before its row was in the slot.
+    /// A victim was read before its row had been written to the slot.
     third: usize,
-    /// A row was fetched before it was written back.
+    /// A row was fetched before it was written back to the working file.
     fourth: usize,
 }
 
-/// The order in which stages work.
+/// The order in which the stages work.
 #[derive(Clone, Copy)]
 enum Order {
     /// Each stage works as early as it can.
     Eager,
     /// Each stage works as late as it can.
     Lazy,
-    /// Any order, from a seed.
+    /// A random order, drawn from a seed.
     Random(u64),
 }
 
 /// The result of a run in a chosen order.
 struct Outcome {
-    /// Whether all bytes are the sequential trainer's.
+    /// Whether all bytes equal the sequential trainer's.
     same: bool,
     hazards: Hazards,
     stats: PlanStats,
 }
 
-/// Plans a case with these windows in a thread, and passes its items through the stages with `buffered` items
-/// between two of them.
-fn work_off(case: &Case, windows: HazardWindows, buffered: usize, order: Order) -> Outcome {
+/// Plans a case with these windows in another thread, and passes its items through the stages. Up to
+/// `buffered` items may wait between two stages.
+fn run_in_order(case: &Case, windows: HazardWindows, buffered: usize, order: Order) -> Outcome {
     let dir = tempfile::tempdir().unwrap();
     let (mut train_state, store) =
         initialise_on_disk(&schema(), case.optimizer(), 7, (dir.path(), vec![])).unwrap();
@@ -82,7 +82,7 @@ fn work_off(case: &Case, windows: HazardWindows, buffered: usize, order: Order) 
         });
         let mut stages = Stages::new(order, buffered);
         loop {
-            // Plan is as far ahead as it can be: it has ended, or waits for an item to train.
+            // Let Plan run as far ahead as it can: until it has ended or waits for an item to train.
             while !plan.is_finished() && !progress.is_awaited() {
                 thread::yield_now();
             }
@@ -96,7 +96,7 @@ fn work_off(case: &Case, windows: HazardWindows, buffered: usize, order: Order) 
         stages.tracker.hazards
     });
     for (size, directory) in planner.directories().iter().enumerate() {
-        // Few enough for one list.
+        // There are few enough rows for one list.
         let mut listed = Vec::new();
         directory.rows_after(None, &mut listed);
         for RowSlot { row, slot } in listed {
@@ -111,7 +111,7 @@ fn work_off(case: &Case, windows: HazardWindows, buffered: usize, order: Order) 
     Outcome { same: same.is_ok(), hazards, stats: planner.stats() }
 }
 
-/// All batches of a case, read.
+/// All batches of a case, already read.
 fn all_batches(case: &Case) -> std::sync::mpsc::Receiver<crate::trainer::read_ahead::BatchGroup> {
     let (loaded, batches) = sync_channel(10_000);
     let mut data = case.data();
@@ -126,7 +126,7 @@ struct Stages {
     draws: SplitMix64,
     buffered: usize,
     items: Vec<Item>,
-    /// Items that each stage has done.
+    /// The number of items that each stage has done.
     done: [usize; 4],
     tracker: RowTracker,
 }
@@ -137,11 +137,11 @@ impl Stages {
         Self { order, draws, buffered, items: Vec::new(), done: [0; 4], tracker: RowTracker::default() }
     }
 
-    /// The stage that works next; none if no stage has an item.
+    /// The stage that works next; `None` if no stage has an item.
     fn next(&mut self) -> Option<usize> {
         let done = &self.done;
-        // While a stage works on an item, the stage that is `n` handovers before it is at most `n * (1 +
-        // buffered)` items ahead.
+        // While a stage works on an item, a stage that is `n` handovers earlier in the pipeline is at most
+        // `n * (1 + buffered)` items ahead.
         let may_work = |stage: usize| {
             done[stage] < self.items.len()
                 && (stage == 0 || done[stage] < done[stage - 1])
@@ -159,7 +159,7 @@ impl Stages {
         }
     }
 
-    /// The stage works on its next item.
+    /// Lets the stage work on its next item.
     fn work(&mut self, stage: usize, mover: &RowMover<'_>, train: &mut Train<'_>) {
         let item = &mut self.items[self.done[stage]];
         match stage {
@@ -181,11 +181,11 @@ impl Stages {
     }
 }
 
-/// Follows rows by name, to find hazards.
+/// Tracks where each row is, to find hazards.
 #[derive(Default)]
 struct RowTracker {
-    /// The row in each slot of each size.
-    there: HashMap<(usize, u32), RowId>,
+    /// The row in each slot. The key is the slot size and the slot.
+    row_in_slot: HashMap<(usize, u32), RowId>,
     /// Rows that were evicted and are not written yet.
     unwritten: HashSet<RowId>,
     /// How many items between Collect and Train use each row.
@@ -217,7 +217,7 @@ impl RowTracker {
 
     fn collect(&mut self, item: &Item) {
         for (row, slot) in Self::moved(&item.evictions) {
-            if self.there.get(&slot) != Some(&row) {
+            if self.row_in_slot.get(&slot) != Some(&row) {
                 self.hazards.third += 1;
             } else if self.untrained.get(&row).is_some_and(|&count| count > 0) {
                 self.hazards.second += 1;
@@ -226,7 +226,7 @@ impl RowTracker {
         }
         self.hazards.fourth +=
             Self::moved(&item.fills).filter(|(row, _)| self.unwritten.contains(row)).count();
-        // Only now: an item may evict a row that it does not use itself.
+        // Counted after the evictions are checked, because they are only compared with earlier items.
         Self::used(&item.work).into_iter().for_each(|row| *self.untrained.entry(row).or_default() += 1);
     }
 
@@ -234,7 +234,7 @@ impl RowTracker {
         for (row, _) in Self::moved(&item.evictions) {
             self.unwritten.remove(&row);
         }
-        self.there.extend(Self::moved(&item.fills).map(|(row, slot)| (slot, row)));
+        self.row_in_slot.extend(Self::moved(&item.fills).map(|(row, slot)| (slot, row)));
     }
 
     fn train(&mut self, item: &Item) {
@@ -242,7 +242,7 @@ impl RowTracker {
     }
 }
 
-/// The windows' sizes that a test runs with.
+/// The settings from which the sizes of the windows follow.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     lookahead: usize,
@@ -261,7 +261,7 @@ impl Shape {
         HazardWindows::of(self.buffered)
     }
 
-    /// A case with room for the windows and many evictions.
+    /// A case in which the windows fit in the scratchpad and many rows are evicted.
     fn busy_case(self) -> Case {
         let batch = 6 / self.lookahead;
         let mut case = Case::new(ScratchpadSize::Slots(vec![170 + 80 * self.buffered; 2]), Policy::Random);
@@ -271,9 +271,9 @@ impl Shape {
         case
     }
 
-    /// The outcome of the busy case, whose windows all fit.
+    /// The outcome of the busy case. Asserts that all windows fit.
     fn run(self, windows: HazardWindows, order: Order) -> Outcome {
-        let outcome = work_off(&self.busy_case(), windows, self.buffered, order);
+        let outcome = run_in_order(&self.busy_case(), windows, self.buffered, order);
         let PlanStats { bubbles, splits, shrinks, .. } = outcome.stats;
         assert_eq!((bubbles, splits, shrinks), (0, 0, 0), "{self:?}");
         outcome
@@ -303,7 +303,7 @@ fn with_splits_bubbles_and_shrunk_windows_every_order_gives_the_sequential_bytes
         for order in orders(3) {
             for buffered in [0, 1] {
                 let Outcome { same, hazards, stats } =
-                    work_off(&case, HazardWindows::of(buffered), buffered, order);
+                    run_in_order(&case, HazardWindows::of(buffered), buffered, order);
                 assert!(same && hazards == Hazards::default(), "{case:?}: {hazards:?}");
                 seen.splits += stats.splits;
                 seen.bubbles += stats.bubbles;
@@ -315,12 +315,12 @@ fn with_splits_bubbles_and_shrunk_windows_every_order_gives_the_sequential_bytes
 }
 
 #[test]
-fn with_several_items_for_a_unit_every_order_gives_the_sequential_bytes() {
+fn with_several_items_per_unit_every_order_gives_the_sequential_bytes() {
     for shape in SHAPES {
         let mut case = shape.busy_case();
         case.settings.staging_bytes = 1000;
         for order in orders(2) {
-            let Outcome { same, hazards, .. } = work_off(&case, shape.windows(), shape.buffered, order);
+            let Outcome { same, hazards, .. } = run_in_order(&case, shape.windows(), shape.buffered, order);
             assert!(same && hazards == Hazards::default(), "{shape:?}: {hazards:?}");
         }
     }
@@ -331,7 +331,7 @@ fn a_batch_after_a_split_fetches_its_rows_after_they_were_written() {
     for (seed, slots) in (0..30).zip([10, 12, 14, 17, 20].into_iter().cycle()) {
         let mut case = Case { seed, ..Case::new(ScratchpadSize::Slots(vec![slots; 2]), Policy::Lru) };
         (case.samples, case.batch) = (120, 3);
-        let Outcome { same, hazards, .. } = work_off(&case, HazardWindows::of(0), 0, Order::Eager);
+        let Outcome { same, hazards, .. } = run_in_order(&case, HazardWindows::of(0), 0, Order::Eager);
         assert!(same && hazards == Hazards::default(), "{case:?}: {hazards:?}");
     }
 }

@@ -4,7 +4,7 @@ use crate::trainer::{Data, Policy, Progress, ScratchpadSize, initialise};
 
 const BATCH: usize = 16;
 
-/// Verifies a pipeline that starts from other bytes than the sequential trainer: `spoil` changes them.
+/// Verifies a pipeline that starts from other bytes than the sequential trainer. `spoil` changes the bytes.
 fn verified(spoil: impl FnOnce(&mut TrainState, &WorkingFile)) -> Option<Difference> {
     let case = Case::new(ScratchpadSize::Fraction(0.3), Policy::Lru);
     let (mut train_state, mut pipeline, _dir) = case.begin(None);
@@ -17,7 +17,7 @@ fn verified(spoil: impl FnOnce(&mut TrainState, &WorkingFile)) -> Option<Differe
     verifier.finish(pipeline.store()).unwrap()
 }
 
-/// The step that first updates each row of the first table, if any does.
+/// For each row of the first table, the first step that updates it; `None` if no step does.
 fn first_updates() -> Vec<Option<u64>> {
     struct Rows(Vec<Option<u64>>, u64);
     impl StepObserver for Rows {
@@ -43,7 +43,7 @@ fn first_updates() -> Vec<Option<u64>> {
     rows.0
 }
 
-/// Changes the state of a row of the first table. This affects the training of that row alone.
+/// Changes the optimizer state of a row of the first table. This affects only the training of that row.
 fn spoil_row(store: &WorkingFile, row: u64) {
     let mut record = vec![0.0; store.tables()[0].width()];
     store.read(TableId(0), &[row], &mut record).unwrap();

@@ -1,5 +1,5 @@
-//! Replicas in the simplest form: each is a whole trainer with all rows in memory, gradients are summed
-//! sample by sample in a map, and averages are taken over all rows.
+//! Replicas in the simplest form: each is a complete trainer with all rows in memory, gradients are summed
+//! sample by sample in a map, and averages are over all rows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,9 +29,9 @@ pub(crate) fn batches(case: &Case) -> Vec<(Batch, Vec<f32>)> {
     all
 }
 
-/// Trains a case with naive replicas. Returns the first one and the probabilities of all samples. A window
-/// has as many batches as the scratchpad holds, up to `lookahead`; a batch that it cannot hold is trained by
-/// one worker.
+/// Trains a case with naive replicas. Returns the first replica and the probabilities of all samples. A
+/// window has as many batches as fit in the scratchpad, up to `lookahead`. If one batch alone does not fit,
+/// every replica takes the whole step.
 pub(crate) fn trained(case: &Case) -> (ReferenceTrainer, Vec<f32>) {
     let (sizes, lookahead) = (Sizes::of(&schema(), case.kind), case.settings.lookahead);
     let counts = sizes.counts(&case.settings.scratchpad);
@@ -78,7 +78,7 @@ struct Naive {
 }
 
 impl Naive {
-    /// The same step on every replica.
+    /// Takes the step on the whole batch in every replica.
     fn joined_step(&mut self, batch: &Batch, labels: &[f32]) {
         let mut probabilities = Vec::new();
         self.trainers.iter_mut().for_each(|reference| {
@@ -152,7 +152,7 @@ fn numbers(reference: &ReferenceTrainer, t: usize) -> Vec<f32> {
     all
 }
 
-/// Dense and row gradients of a part of a batch of `of` samples.
+/// Dense and row gradients of a part of a batch. The whole batch has `of` samples.
 fn learn(reference: &mut ReferenceTrainer, labelled: Labelled<'_>, of: usize) -> (Vec<f32>, Grads) {
     let ReferenceTrainer { state, tables, .. } = reference;
     let (schema, lookups, batch) = (state.schema.clone(), state.lookups.clone(), labelled.batch);
