@@ -632,7 +632,7 @@ unsafe extern "C" fn cuModuleLoadDataEx(
             assert_eq!((options, *names, *names.add(1)), (2, 5, 6), "options for the error log");
             let message = b"ptxas fatal:\n  unsupported version\0";
             assert!(*values.add(1) as usize >= message.len());
-            (*values).cast::<u8>().copy_from(message.as_ptr(), said.len());
+            (*values).cast::<u8>().copy_from(message.as_ptr(), message.len());
             return refusal;
         }
         *to = world.handle();
