@@ -221,8 +221,8 @@ fn a_key_that_returns_to_its_slot_is_found_with_its_new_row() {
                 jobs.finish().unwrap();
                 let slot = bench.rows.len();
                 bench.rows.push(id % 2);
-                // The stamp is older than those of the other entries, so the next job evicts this entry. It is
-                // recent enough that probes do not renew it.
+                // The stamp is older than those of the other entries, so the next job evicts this entry. It
+                // is recent enough that probes do not renew it.
                 let (key, location, older) = (BASE | (id % 2), (slot as u64) << 1, 2);
                 let (row, kind) = (JobRow::Staged(slot), JobKind::Keep);
                 assert!(jobs.push(Job { key, location, row, tag: 0, words: 1, kind, older }, &bench.staging));
