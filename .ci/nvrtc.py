@@ -1,8 +1,8 @@
 """Compiles one kernel with NVRTC: nvrtc.py LIBRARY FILE ARCHITECTURE OUT.
 
-An architecture sm_NN gives machine code, compute_NN gives PTX. LIBRARY (libnvrtc.so.13) is found on
-LD_LIBRARY_PATH, as is the builtins library that it opens itself. Any message of the compiler, a warning
-too, is an error. The options are those of src/device/cuda/compile.rs.
+An architecture sm_NN gives machine code, compute_NN gives PTX. LIBRARY (for example libnvrtc.so.13) and the
+builtins library that it loads must be on LD_LIBRARY_PATH. Any message of the compiler is an error, also a
+warning. The options are those of src/device/cuda/compile.rs.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ def compile_kernel(nvrtc, source: pathlib.Path, architecture: str) -> bytes:
     array = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     code = nvrtc.nvrtcCompileProgram(program, len(options), array)
     log = fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).decode().strip("\0")
-    # compute_70 itself is announced as deprecated; that is known.
+    # NVRTC always warns that compute_70 is deprecated; this is the only warning that is accepted.
     lines = [line for line in log.splitlines() if line.strip() and "are deprecated" not in line]
     if code or lines:
         sys.exit(f"{source}: NVRTC code {code}\n" + "\n".join(lines))
@@ -30,7 +30,7 @@ def compile_kernel(nvrtc, source: pathlib.Path, architecture: str) -> bytes:
 
 
 def fetch(size_of, contents_of, program) -> bytes:
-    """Reads one of NVRTC's products."""
+    """Reads a result of NVRTC: the log, a cubin or PTX."""
     size = ctypes.c_size_t()
     check(size_of(program, ctypes.byref(size)), "size")
     contents = ctypes.create_string_buffer(size.value)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Our training samples/s beside PyTorch's, in turn, on the DLRM-Kaggle shape of `torch_dlrm.py`.
+"""Compares our training samples/s with PyTorch's on the DLRM-Kaggle shape of `torch_dlrm.py`.
 
-Ours twice: the sequential trainer, and the full one, which reads, encodes and casts beside its steps. All
-stay loaded while each takes one window after the other, the order swapped every pair; a pair
-gives one ratio each, and the claim is their median. PyTorch's tuning is chosen as `torch_dlrm.py` does:
-every form it offers is tried in alternating trial windows and the two best run in every pair, of
-which the better one by median counts.
+We measure two trainers: the sequential one, and the full one, which reads, encodes and casts on another
+thread. All sides stay loaded and run one window each per pair; the order is reversed after every pair. Each
+pair gives one ratio to PyTorch per trainer, and the median is reported. PyTorch's tuning is chosen as in
+`torch_dlrm.py`: every tuning runs in trial windows in turn, and the two fastest run in every pair. The one
+with the higher median is the baseline.
 
     python3 benches/compare_torch.py [--optimizer sgd,adagrad] [--batch 128,2048]
         [--skew uniform,criteo] [--pairs 9] [--seconds 1] [--threads 2] [--json]
@@ -31,12 +31,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import torch_dlrm
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# What is left of a side's spinning threads must not run into the other's window.
+# Seconds between windows, so that a side's spinning threads stop before the other side's window.
 REST = 0.3
 
 
 def build():
-    """Our bench program."""
+    """Builds the bench `train_dlrm` and returns its path."""
     command = ["cargo", "bench", "--bench", "train_dlrm", "--no-run", "--message-format", "json"]
     out = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
     messages = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
@@ -47,7 +47,7 @@ def build():
 
 
 class Ours:
-    """Our program, one window at a time."""
+    """One of our trainers: `train_dlrm --paced`, which runs a window on request."""
 
     def __init__(self, program, setting, name, threads):
         self.name, self.rates = name, []
@@ -77,7 +77,7 @@ def trainers(optimizer, data, args):
                 trainer = torch_dlrm.Trainer(rows, form, optimizer, data)
                 trainer.window(args.seconds / 2)
             except (RuntimeError, TypeError, ValueError, NotImplementedError):
-                continue  # a form that this torch does not have
+                continue  # this version of torch does not have the form
             trainer.rates.clear()
             found.append(trainer)
     for _ in range(args.trial_windows):
@@ -123,10 +123,10 @@ def main():
     flags.add_argument("--batch", default="128,2048")
     flags.add_argument("--skew", default="uniform", help="uniform, criteo")
     flags.add_argument("--threads", type=int, default=2)
-    flags.add_argument("--seconds", type=float, default=1.0, help="seconds a window")
+    flags.add_argument("--seconds", type=float, default=1.0, help="seconds per window")
     flags.add_argument("--pairs", type=int, default=9)
-    flags.add_argument("--trial-windows", type=int, default=3, help="windows of each tuning of PyTorch")
-    flags.add_argument("--program", help="train_dlrm, built already")
+    flags.add_argument("--trial-windows", type=int, default=3, help="trial windows of each tuning of PyTorch")
+    flags.add_argument("--program", help="path of train_dlrm, if it is built already")
     flags.add_argument("--json", action="store_true", help="one JSON object on one line, at the end")
     args = flags.parse_args()
     torch.set_num_threads(args.threads)

@@ -2,9 +2,9 @@
 //! `gemm` crate with its AVX-512 kernels. Both use one thread.
 //!
 //! Ours is `Model::forward` over chunks of at most 64 samples: products, biases, ReLUs and the interaction.
-//! As in the engine, all chunks use one tape, and the input rows are in the core's cache, because gather-pool
-//! has just written them. The baseline is only the products of the fully connected layers, one call per layer
-//! over the whole batch, into allocated buffers.
+//! All chunks use one tape, so the input rows are in the core's cache. In the engine they are too, because
+//! gather-pool has just written them. The baseline is only the products of the fully connected layers, one
+//! call per layer for the whole batch, into buffers that are allocated before.
 //!
 //! `--pairs N` (11), `--window-ms N` (100), `--only TEXT`, `--json`.
 

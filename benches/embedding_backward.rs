@@ -1,16 +1,16 @@
-//! The backward pass of the embeddings: casting with one gather-reduce fused with the optimizer, compared
-//! with the expand and coalesce of frameworks (Tensor Casting, sections III-B and IV; figures 12 and 13), on
-//! the paper's models RM1 to RM4.
+//! The backward pass of the embeddings: Tensor Casting, with a gather-reduce that also runs the optimizer,
+//! compared with expand and coalesce, which frameworks use (Tensor Casting, sections III-B and IV; figures 12
+//! and 13), on the paper's models RM1 to RM4.
 //!
-//! Expand copies each pooled gradient to every row that was gathered for it. Coalesce sorts the rows and sums
-//! the copies of each. Then the optimizer updates the rows. Casting sorts too, but pairs of row and sample;
-//! gradients are then gathered from where they are. Both sides start from the batch and the gradients of the
-//! pooled vectors, and end with the same updated rows, to the bit; that is checked before measuring.
+//! Expand makes a copy of each pooled gradient for every row that was gathered for it. Coalesce sorts the
+//! copies by row and sums those of each row. Then the optimizer updates the rows. Casting also sorts, but
+//! only pairs of row and sample; the gather-reduce then reads the gradients in place. Both sides start from
+//! the batch and the gradients of the pooled vectors, and end with the same updated rows, to the bit; this
+//! is checked before measuring.
 //!
-//! "casted before" leaves casting out, because the pipeline's Plan casts a batch during an earlier step: the
-//! gather-reduce remains. "whole step" (figure 13) is a whole step with the dense layers: gather and pool,
-//! forward, loss, backward and dense gradients, which are the same code on both sides, and then each side's
-//! backward pass of the embeddings.
+//! "casted before" measures the gather-reduce without casting, because the pipeline's Plan casts a batch
+//! during an earlier step. "whole step" (figure 13) adds the rest of a training step to both sides, with the
+//! same code: gather and pool, forward, loss, backward and dense gradients.
 //!
 //! Options: `--rows N` per table (100,000), `--batch N` (1024), `--threads N` (2), `--skew
 //! uniform|low|medium|high`, `--only RM1`, `--json`.
@@ -31,7 +31,7 @@ use flechette::types::Batch;
 use harness::replay;
 use harness::{Draw, Options, Report};
 
-/// A model of table II of Tensor Casting.
+/// A model of table II in the Tensor Casting paper.
 struct Rm {
     name: &'static str,
     tables: usize,
@@ -50,7 +50,7 @@ const MODELS: [Rm; 4] = [
 ];
 const DIM: usize = 64;
 
-/// What is measured.
+/// The part of a step that is measured; the module comment describes them.
 #[derive(Clone, Copy, PartialEq)]
 enum Part {
     Backward,
@@ -79,7 +79,7 @@ fn run(options: &Options) -> anyhow::Result<()> {
                     let mut case = Case::new(&rm, kind, options)?;
                     case.check()?;
                     let pairs = case.measure(part, options);
-                    // The paper reports ratios of 1.6 to 2.1 on its processor; our own goal is to be faster.
+                    // The paper reports ratios of 1.6 to 2.1 on its CPU. Our goal is only to be faster.
                     report.add(setting, &pairs, Some(1.0));
                 }
             }
@@ -89,14 +89,14 @@ fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A batch, gradients, and the tables of both sides.
+/// One model and optimizer: a batch, its gradients, and the tables of both sides.
 struct Case {
     schema: Schema,
     lookups: Vec<Lookup>,
     batch: Batch,
     model: Model<f32>,
     weights: Weights<f32>,
-    /// The dense gradients.
+    /// Gradients of the dense weights.
     dense: Vec<f32>,
     tapes: Vec<Tape<f32>>,
     optimizer: Optimizer,
@@ -154,7 +154,7 @@ impl Case {
         theirs.par_iter_mut().zip(expanded).zip(lookups).for_each(|((table, expanded), lookup)| {
             expanded.expand(batch, lookup, tapes);
             expanded.coalesce();
-            // Tables in owned memory have both; `check` has verified that they are updated.
+            // A table in owned memory has mutable parts. `check` would report rows that are not updated.
             let Some((weights, states)) = table.parts_mut() else { return };
             let mut states: Vec<&mut [f32]> = states.iter_mut().filter_map(|s| s.rows_mut()).collect();
             for (&row, grad) in expanded.rows.iter().zip(expanded.sums.chunks_exact(DIM)) {
@@ -165,7 +165,7 @@ impl Case {
         });
     }
 
-    /// Checks that both sides update the same rows to the same bits.
+    /// Takes a step on both sides and checks that their tables are equal to the bit.
     fn check(&mut self) -> anyhow::Result<()> {
         self.cast()?;
         self.gather_reduce();
@@ -176,8 +176,8 @@ impl Case {
         Ok(())
     }
 
-    /// The part of a step before the backward pass of the embeddings, except the dense optimizer: gather and
-    /// pool, forward, loss, backward, dense gradients.
+    /// The rest of a step, without the dense optimizer: gather and pool, forward, loss, backward, dense
+    /// gradients.
     fn rest_of_step(&mut self, theirs: bool) {
         let Self { schema, lookups, batch, model, weights, dense, tapes, .. } = self;
         let tables = if theirs { &self.theirs } else { &self.ours };
@@ -234,8 +234,9 @@ impl Case {
 /// The buffers of the baseline for one table.
 #[derive(Default)]
 struct Expanded {
-    /// The row of each occurrence, and a copy of the gradient of its sample.
+    /// For each occurrence of a row, a copy of the gradient of its sample.
     copies: Vec<f32>,
+    /// The row of each copy, and the copy's index.
     of: Vec<Pair>,
     sort: RadixSort,
     rows: Vec<u64>,
@@ -273,7 +274,7 @@ impl Expanded {
     }
 }
 
-/// A batch with a fixed number of gathers per table.
+/// A batch of `shape`: samples, and ids per sample and table.
 fn batch(
     schema: &Schema,
     one_hot: &Schema,

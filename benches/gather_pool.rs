@@ -1,11 +1,11 @@
 //! Gather-pool on the CPU, in rows per second, against a plain loop that reads the same rows in the same
-//! order and adds them into one vector: the limit that memory sets.
+//! order and adds them into one vector. The loop's rate is the limit that memory sets.
 //!
-//! Ours is what the engine runs with the cache off: `InputRows::write` over the store's rows, for each chunk
-//! of samples. There are 26 features with one or ten ids per sample, ids are uniform, and the tables take 2
-//! GiB in huge pages, far more than the caches hold. The plain loop has no bags, no output and no bounds
-//! checks, and uses the widest vectors of the machine. For f16 and int8 rows, it reads the same number of
-//! bytes and adds them as words, without decoding.
+//! Our side runs the engine's code for a cache that is off: `InputRows::write` over the store's rows, for
+//! each chunk of samples. There are 26 features with one or ten ids per sample, ids are uniform, and the
+//! tables take 2 GiB in huge pages, far more than the CPU's caches hold. The plain loop has no bags, no
+//! output and no bounds checks, and uses the widest vectors of the machine. For f16 and int8 rows, it reads
+//! the same number of bytes and adds them as words, without decoding.
 //!
 //! `--pairs N` (11), `--window-ms N` (200), `--only TEXT`, `--gib N` (2), `--json`.
 
@@ -25,7 +25,7 @@ use rayon::prelude::*;
 const TABLES: usize = 26;
 /// Samples per batch: enough for many chunks per thread.
 const SAMPLES: usize = 1024;
-/// Bytes of rows that are read before a batch repeats: more than our share of any cache.
+/// Bytes of rows that are read before a batch repeats: more than any CPU cache holds.
 const ROUND_BYTES: usize = 512 << 20;
 
 fn main() -> anyhow::Result<()> {
@@ -57,7 +57,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Tables with all pages written.
+/// A store of tables whose pages are all written, and so backed by memory.
 fn store(rows: u64, dim: usize, element: Element) -> anyhow::Result<EmbeddingStore> {
     let table = |t: usize| {
         let mut table = Table::zeroed(&PlainMemory, rows, dim, &[])?;
@@ -78,7 +78,7 @@ struct Bench<'a> {
     model: Model<f32>,
     store: &'a EmbeddingStore,
     batches: Vec<Batch>,
-    rows_a_batch: u64,
+    rows_per_batch: u64,
 }
 
 impl<'a> Bench<'a> {
@@ -99,19 +99,20 @@ impl<'a> Bench<'a> {
         };
         Self {
             batches: (0..ROUND_BYTES.div_ceil(SAMPLES * TABLES * hot * row_bytes)).map(batch).collect(),
-            // Without the first-order weights of the preset.
+            // Leaves out the lookups of first-order weights, which the preset adds.
             lookups: schema.lookups().into_iter().take(TABLES).collect(),
             model: Model::new(&schema),
             schema,
             store,
-            rows_a_batch: (SAMPLES * TABLES * hot) as u64,
+            rows_per_batch: (SAMPLES * TABLES * hot) as u64,
         }
     }
 
     fn compare(&self, options: &Options) -> harness::Pairs {
-        // One per thread, taken and returned as in the engine.
+        // A pool of tapes, at most one per thread, as in the engine.
         let tapes = Mutex::new(Vec::new());
-        // Both sides use the same batches. Each continues its next window where it stopped.
+        // Both sides use the same batches. A window continues with the batch after the side's previous
+        // window.
         let (mut mine, mut theirs) = (0, 0);
         options.compare(
             || {
@@ -129,7 +130,7 @@ impl<'a> Bench<'a> {
         )
     }
 
-    /// As in the engine.
+    /// Writes the input rows of a batch, as the engine does.
     fn pool(&self, batch: &Batch, tapes: &Mutex<Vec<Tape<f32>>>) -> u64 {
         let size = self.model.chunk();
         let inputs = InputRows { dense_width: self.schema.dense_width(), lookups: &self.lookups, batch };
@@ -143,10 +144,10 @@ impl<'a> Bench<'a> {
             std::hint::black_box(&mut tape);
             tapes.lock().unwrap_or_else(PoisonError::into_inner).push(tape);
         });
-        self.rows_a_batch
+        self.rows_per_batch
     }
 
-    /// The plain loop, over the same chunks of the same columns.
+    /// Runs the plain loop on a batch, in the same chunks.
     fn read(&self, batch: &Batch) -> u64 {
         let size = self.model.chunk();
         (0..SAMPLES / size).into_par_iter().for_each(|chunk| {
@@ -170,7 +171,7 @@ impl<'a> Bench<'a> {
                 }
             }
         });
-        self.rows_a_batch
+        self.rows_per_batch
     }
 }
 

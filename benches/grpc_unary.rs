@@ -1,13 +1,14 @@
 //! gRPC requests per second at batch 1 with 64 in flight, compared with an echo server that only decodes the
-//! same request and answers with the same message. The echo server shows what tonic can do on this machine.
+//! same requests and answers with the same type of message. The echo server shows what tonic can do on this
+//! machine.
 //!
 //! The client is this process. Each server is a child process (this program with `--serve`) with the same
 //! number of threads, HTTP/2 settings and connections. A request has Criteo's 13 dense values and 26 strings,
 //! which the server hashes. The model is the Criteo DLRM of `init` (dim 16) with initial weights, default
 //! settings and the cache off.
 //!
-//! `--pairs N` (11), `--window-ms N` (1000), `--in-flight N` (64), `--connections N` (4), `--rows N` (100,000
-//! a table), `--json`.
+//! `--pairs N` (11), `--window-ms N` (1000), `--in-flight N` (64), `--connections N` (4), `--rows N` per
+//! table (100,000), `--json`.
 
 mod harness;
 
@@ -68,13 +69,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        // The child ends when its standard input is closed.
         drop(self.child.stdin.take());
-        // It ends when its standard input is closed.
         let _ = self.child.wait();
     }
 }
 
-/// Waits until the parent closes our standard input.
+/// In a child process: waits until the parent closes its standard input.
 fn parent_gone() {
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
@@ -135,7 +136,7 @@ fn serve_echo() -> anyhow::Result<()> {
 
 fn compare(options: &Options) -> anyhow::Result<()> {
     let (in_flight, connections) = (options.number("--in-flight", 64), options.number("--connections", 4));
-    let baseline = "a tonic server that answers at once";
+    let baseline = "an echo server";
     let mut report = Report::new("grpc_unary", "requests", baseline, options);
     let (ours, echo) = (Server::start("ours", options)?, Server::start("echo", options)?);
     let runtime = tokio::runtime::Runtime::new()?;
@@ -164,7 +165,8 @@ async fn connect(address: &str, connections: usize) -> anyhow::Result<Vec<Channe
     Ok(channels)
 }
 
-/// Sends requests for one window in a closed loop. Returns successful answers per second, and the failures.
+/// Sends requests for one window. Each of `in_flight` tasks waits for an answer before its next request.
+/// Returns successful answers per second, and the number of failures.
 async fn drive(
     channels: &[Channel],
     in_flight: usize,
@@ -196,7 +198,7 @@ async fn drive(
     stop.store(true, Ordering::Relaxed);
     let (mut good, mut failed) = (0, 0);
     for task in tasks {
-        // A task that panicked counts as one failure.
+        // If a task panicked, its successes are lost, and it counts as one failure.
         let (more, lost) = task.await.unwrap_or((0, 1));
         (good, failed) = (good + more, failed + lost);
     }

@@ -1,9 +1,10 @@
-//! AUC against the bits of flat keys (FLECHE Exp #5): size-aware coding against fixed-length coding.
+//! AUC by the number of bits of flat keys (FLECHE Exp #5): size-aware coding compared with fixed-length
+//! coding.
 //!
-//! One epoch of DLRM on the Criteo sample, with ids hashed into tables of the columns' true sizes (capped).
-//! The keys are too narrow for all ids: ids with the same key share a row in training and in serving. The
-//! ideal has a key for every id. Seeds, batches and dense layers are the same for all; the median over the
-//! seeds is reported.
+//! Trains DLRM for one epoch on the Criteo sample, with ids hashed into tables of the columns' true sizes
+//! (capped). The keys are too narrow for all ids, and ids with the same key share a row in training and in
+//! serving. In the setting `ideal`, every id has its own key. All settings use the same seeds, batches and
+//! dense layers; the median AUC over the seeds is reported.
 //!
 //! `--seeds N` (3), `--json`. Real rows are read from `../shared/data` or `$FLECHETTE_DATA`.
 
@@ -20,12 +21,12 @@ use flechette::types::TableId;
 use harness::{Options, Sorted};
 
 const DIM: usize = 16;
-/// Ids of Criteo Kaggle's columns C1 to C26 (`shared/data/cardinalities.json`).
+/// Number of ids in each of Criteo Kaggle's columns C1 to C26 (`cardinalities.json` of the data).
 const COLUMNS: [u64; 26] = [
     1460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5683, 8_351_593, 3194, 27, 14_992,
     5_461_306, 10, 5652, 2173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572,
 ];
-/// Larger tables would only add rows that 15,662 samples never use.
+/// Cap of the table sizes. Larger tables would mostly add rows that no sample uses: there are 15,662 samples.
 const CAP: u64 = 1 << 17;
 
 fn main() -> anyhow::Result<()> {
@@ -64,7 +65,8 @@ fn shown(aucs: &Sorted) -> String {
 
 type Coding = fn(&[u64], KeyWidth) -> Result<FlatKeys, flechette::cache::key::KeyError>;
 
-/// The model, with tables as large as the columns but at most as the coding's bits allow.
+/// The model. Each table has as many rows as its column has ids, up to [`CAP`]. With `keys`, tables without
+/// exact keys have only as many rows as their keys' bits can tell apart.
 fn schema(keys: Option<(Coding, KeyWidth)>) -> anyhow::Result<Schema> {
     let mut schema = criteo(ArchKind::Dlrm, DIM, CAP);
     let rows = COLUMNS.map(|ids| ids.min(CAP));
@@ -85,7 +87,7 @@ fn schema(keys: Option<(Coding, KeyWidth)>) -> anyhow::Result<Schema> {
     Ok(schema)
 }
 
-/// Trains with the flechette program, once per seed.
+/// Trains with the flechette program, once per seed. Returns the test AUCs.
 fn auc(data: &(PathBuf, PathBuf), schema: &Schema, seeds: usize) -> anyhow::Result<Sorted> {
     let folder = tempfile::tempdir()?;
     let config = folder.path().join("model.toml");
@@ -102,8 +104,8 @@ fn auc(data: &(PathBuf, PathBuf), schema: &Schema, seeds: usize) -> anyhow::Resu
             .arg(folder.path().join("models"))
             .args(["--seed", &seed.to_string()])
             .output()?;
-        let said = String::from_utf8_lossy(&output.stdout);
-        let last = said.lines().last().unwrap_or_default();
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        let last = stdout.lines().last().unwrap_or_default();
         let reported: serde_json::Value = serde_json::from_str(last)
             .with_context(|| String::from_utf8_lossy(&output.stderr).into_owned())?;
         std::fs::remove_dir_all(folder.path().join("models"))?;

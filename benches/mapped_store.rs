@@ -1,10 +1,11 @@
-//! Rows per second under a memory limit: a cache in memory in front of a store mapped from disk, compared
-//! with reading only the mapped file.
+//! Rows per second under a memory limit: a cache in front of a store that is mapped from disk, compared with
+//! the mapped file alone.
 //!
 //! The table has rows of 128 bytes and four times the size of the limit; the cache has half the size of the
-//! limit. The hottest 2 % of the ids take 80 % of the accesses and are scattered over the table. Each side is
+//! limit. The hottest 2 % of the ids get 80 % of the accesses and are scattered over the table. Each side is
 //! a child process of this program in a control group with the limit, which includes its page cache; the
-//! sides alternate. A page of the file holds mostly cold rows, whereas the cache holds only hot rows.
+//! sides alternate. The cache should win because a page of the file holds mostly cold rows, and the cache
+//! holds only hot rows.
 //!
 //! Needs root and the memory controller (v1 or v2); prints a message if it cannot create a group.
 //!
@@ -34,8 +35,8 @@ fn main() -> anyhow::Result<()> {
     let options = Options::read(6000);
     let limit = options.number("--limit-mib", 256) << 20;
     let folder = std::env::current_dir()?.join("target/mapped_store");
-    if let Some(way) = options.value("--child") {
-        return child(&options, &folder, limit, &way);
+    if let Some(side) = options.value("--child") {
+        return child(&options, &folder, limit, &side);
     }
     let Some(group) = Group::new(limit) else {
         println!("SKIPPED: no control group can be created, which needs root and the memory controller");
@@ -43,7 +44,8 @@ fn main() -> anyhow::Result<()> {
     };
     fs::create_dir_all(&folder)?;
     write(&folder, (4 * limit / ROW_BYTES) as u64)?;
-    // Drops the pages that this process has written: they are not charged to the group.
+    // Drops the page cache of the file that this process has written: its pages are not charged to the group,
+    // so the children would read them beyond the limit.
     fs::write("/proc/sys/vm/drop_caches", "1").context("/proc/sys/vm/drop_caches")?;
     let mut report = Report::new("mapped_store", "rows", "the mapped file alone", &options);
     let pair = |_| Ok((group.run(&options, "cached")?, group.run(&options, "mapped")?));
@@ -73,7 +75,7 @@ fn write(folder: &Path, rows: u64) -> anyhow::Result<()> {
 struct Group(PathBuf);
 
 impl Group {
-    /// Makes one, or says nothing where none can be made.
+    /// `None` if no group can be created.
     fn new(limit: usize) -> Option<Self> {
         let name = format!("flechette-{}", std::process::id());
         let layouts = [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")];
@@ -91,20 +93,21 @@ impl Group {
     }
 
     /// Runs this program in the group and reads the rate that it prints.
-    fn run(&self, options: &Options, way: &str) -> anyhow::Result<f64> {
+    fn run(&self, options: &Options, side: &str) -> anyhow::Result<f64> {
         let limit = options.number("--limit-mib", 256).to_string();
         let window = options.window.as_millis().to_string();
-        // A shell joins the group and becomes the child, which so has not a page outside.
+        // A shell joins the group and then becomes the child, so all pages of the child are charged to the
+        // group.
         let output = Command::new("sh")
             .arg("-c")
             .arg("echo $$ > \"$0/cgroup.procs\" && exec \"$@\"")
             .arg(&self.0)
             .arg(std::env::current_exe()?)
-            .args(["--child", way, "--limit-mib", &limit, "--window-ms", &window])
+            .args(["--child", side, "--limit-mib", &limit, "--window-ms", &window])
             .output()?;
-        let said = String::from_utf8_lossy(&output.stdout);
-        let trouble = String::from_utf8_lossy(&output.stderr).into_owned();
-        said.trim().parse().with_context(|| format!("the child said {said:?}, {trouble}"))
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        stdout.trim().parse().with_context(|| format!("expected a rate, got {stdout:?}; stderr: {stderr}"))
     }
 }
 
@@ -114,12 +117,12 @@ impl Drop for Group {
     }
 }
 
-/// One side, in the group: warms up for two windows, then prints its rows a second.
-fn child(options: &Options, folder: &Path, limit: usize, way: &str) -> anyhow::Result<()> {
+/// One side, in the group: warms up for two windows, then prints its rows per second.
+fn child(options: &Options, folder: &Path, limit: usize, side: &str) -> anyhow::Result<()> {
     let mut opened = store::open(folder, NAME, Version(1))?;
     opened.store.expect_disk();
     let rows = opened.schema.tables[0].rows;
-    let cache = (way == "cached").then(|| {
+    let cache = (side == "cached").then(|| {
         let shape = CacheShape { bytes: limit / 2, tables: vec![TableShape { rows, row_bytes: ROW_BYTES }] };
         FlatCache::new(&shape, &CacheOptions::default())
     });
@@ -157,12 +160,12 @@ fn child(options: &Options, folder: &Path, limit: usize, way: &str) -> anyhow::R
     Ok(())
 }
 
-/// Reads a row.
+/// Reads every element of a row.
 fn touch(row: &[u8]) -> f32 {
     row.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])).sum()
 }
 
-/// Ids of high skew, with scattered hot ids.
+/// Random ids with high skew, whose hot ids are scattered over the table.
 struct Ids {
     draw: Draw,
     law: PowerLaw,
@@ -175,7 +178,8 @@ impl Ids {
     }
 
     fn next(&mut self) -> u64 {
-        // Multiplying by an odd factor is a bijection of the numbers below a power of two, and `rows` is one.
+        // If `rows` is a power of two, which it is for powers of two in `--limit-mib`, multiplying by an odd
+        // factor maps ranks to ids one to one.
         self.law.rank(&mut self.draw).wrapping_mul(0x9e37_79b9_7f4a_7c15) & (self.rows - 1)
     }
 }

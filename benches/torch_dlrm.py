@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
 """PyTorch's training samples/s on the DLRM-Kaggle shape: the baseline for `flechette train`.
 
-26 tables of 100,000 rows, dim 16, 13 dense values; bottom 512-256-64-16, top 512-256-1; f32, sparse
-row gradients, the same optimizer for rows and dense; data made beforehand, loading not counted.
+The model has 26 tables of 100,000 rows, dim 16, 13 dense values, bottom 512-256-64-16 and top 512-256-1. It
+trains in f32 with sparse row gradients and one kind of optimizer for rows and dense weights. Batches are
+generated before the measurement, so loading is not measured.
 
-The peer gets a fair chance: each setting is tried as one EmbeddingBag a table and as one merged
-table (the same arithmetic, far fewer calls), with the dense optimizer's `foreach` and `fused` forms
-where PyTorch has them, and the fastest counts. The variants run in short alternating rounds,
-so that noise affects all of them equally; the figure is the median window of the winner.
+PyTorch is measured at its best. Each setting runs with one EmbeddingBag per table and with one merged table
+(the same arithmetic, far fewer calls), and with the dense optimizer's `foreach` and `fused` forms if PyTorch
+has them. These tunings run in short windows in turn, so that noise affects all of them equally. The reported
+rate is the median window of the fastest tuning.
 
     python3 benches/torch_dlrm.py --optimizer sgd,adagrad --batch 128,2048 [--skew uniform,criteo] --json
 
-`--json` prints one object on one line for all settings asked for. Needs torch (pip) and nothing else.
+`--json` prints one object on one line for all settings. Needs only torch (pip).
 """
 
 import argparse
@@ -29,7 +30,7 @@ DENSE, TABLES, ROWS, DIM = 13, 26, 100_000, 16
 BOTTOM, TOP = [DENSE, 512, 256, 64, DIM], [512, 256, 1]
 VECTORS = TABLES + 1
 LR = {"sgd": 0.1, "adagrad": 0.02}
-POOL = 64  # batches made beforehand and gone round
+POOL = 64  # number of batches that are generated and then repeated
 
 
 def batches(size, skew, seed=0):
@@ -37,9 +38,9 @@ def batches(size, skew, seed=0):
     draw = torch.Generator().manual_seed(seed)
     u = torch.rand(POOL, size, TABLES, generator=draw, dtype=torch.float64)
     if skew == "criteo":
-        # Log-uniform ranks, a power law of exponent 1: the hottest 2 % of the rows take two thirds
-        # of the accesses (a Criteo trace: 68 % by 2 % of the ids it holds). Then scattered, by a
-        # multiplier coprime to the rows, for hot rows are not neighbours in hashed tables.
+        # Log-uniform ranks, a power law of exponent 1: the hottest 2 % of the rows get two thirds of the
+        # accesses (in a Criteo trace, 2 % of the ids get 68 %). A factor coprime to ROWS then scatters the
+        # ranks, because hot rows are not adjacent in hashed tables.
         ids = ((torch.exp(u * torch.log(torch.tensor(ROWS + 1.0, dtype=torch.float64))) - 1).long() * 48_271) % ROWS
     else:
         ids = (u * ROWS).long()
@@ -59,7 +60,7 @@ def mlp(sizes, last_relu):
 
 
 class Tables(nn.Module):
-    """One EmbeddingBag a table, as facebookresearch/dlrm has it; one id a bag."""
+    """One EmbeddingBag per table, as in facebookresearch/dlrm; one id per bag."""
 
     def __init__(self):
         super().__init__()
@@ -76,7 +77,7 @@ class Tables(nn.Module):
 
 
 class Merged(nn.Module):
-    """All tables in one EmbeddingBag, every feature at its own offset."""
+    """All tables in one EmbeddingBag. The rows of feature t begin at row t * ROWS."""
 
     def __init__(self):
         super().__init__()
@@ -107,7 +108,7 @@ class Dlrm(nn.Module):
 
 
 class Trainer:
-    """One tuning: a form of the rows and a form of the dense optimizer."""
+    """One tuning: `Tables` or `Merged`, and a form of the dense optimizer (plain, foreach or fused)."""
 
     def __init__(self, rows, form, optimizer, data):
         torch.manual_seed(0)
@@ -154,7 +155,7 @@ def measure(optimizer, batch, skew, args):
                 trainer = Trainer(rows, form, optimizer, data)
                 trainer.window(args.warm_up)
             except (RuntimeError, TypeError, ValueError, NotImplementedError) as why:
-                print(f"{rows.__name__.lower()}+{form}: not here: {why}", file=sys.stderr)
+                print(f"{rows.__name__.lower()}+{form}: not supported: {why}", file=sys.stderr)
                 continue
             trainer.rates.clear()
             trainers.append(trainer)
@@ -162,7 +163,8 @@ def measure(optimizer, batch, skew, args):
         for trainer in trainers:
             trainer.window(args.seconds)
     tried = {t.name: round(t.median(), 1) for t in trainers}
-    best = sorted(trainers, key=Trainer.median)[-2:]  # two, alternating: noise must not pick the winner
+    # Two tunings go on, because noise in the trial windows may hide the faster one.
+    best = sorted(trainers, key=Trainer.median)[-2:]
     for _ in range(args.windows):
         for trainer in best:
             trainer.window(args.seconds)
@@ -180,9 +182,9 @@ def main():
     flags.add_argument("--batch", default="128,2048")
     flags.add_argument("--skew", default="uniform", help="uniform, criteo")
     flags.add_argument("--threads", type=int, default=2)
-    flags.add_argument("--warm-up", type=float, default=1.0, help="seconds, each tuning")
-    flags.add_argument("--seconds", type=float, default=1.0, help="seconds a window")
-    flags.add_argument("--trial-windows", type=int, default=3, help="windows of each tuning")
+    flags.add_argument("--warm-up", type=float, default=1.0, help="seconds of warm-up for each tuning")
+    flags.add_argument("--seconds", type=float, default=1.0, help="seconds per window")
+    flags.add_argument("--trial-windows", type=int, default=3, help="trial windows of each tuning")
     flags.add_argument("--windows", type=int, default=7, help="further windows of the two best")
     flags.add_argument("--json", action="store_true", help="one JSON object on one line, at the end")
     args = flags.parse_args()

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""What PyTorch reaches on the Criteo sample, by initialisation: an aid, not part of the build.
+"""Test AUC of PyTorch on the Criteo sample, for several initializations.
 
-Trains DLRM and DCN-v2 of `flechette init`'s sizes (dim 16, 100,000 rows a table, Adagrad 0.02,
-batch 128, one epoch in file order) and prints the test AUC and log loss of each seed. Strings are
-hashed with XXH3 as `schema::Hash` does, so ids are those of `flechette train`.
+Trains DLRM and DCN-v2 with the sizes of `flechette init` (dim 16, 100,000 rows per table, Adagrad 0.02,
+batch 128, one epoch in file order) and prints the test AUC and log loss of each seed. Strings are hashed with
+XXH3 as in `schema::Hash`, so ids are those of `flechette train`. The build and the tests do not use this
+script.
 
-The data stays where it is: `../shared/data` beside the repository, or `$FLECHETTE_DATA`. Needs
-torch, numpy, xxhash (pip) and the zstd command.
+The data is read from `../shared/data`, relative to the repository, or from `$FLECHETTE_DATA`. Needs torch,
+numpy, xxhash (pip) and the zstd command.
 
     python3 benches/torch_quality.py --seeds 5 --embedding uniform,normal --dense dlrm,linear
 """
@@ -48,7 +49,7 @@ def read(path):
 
 
 def linear(fan_in, fan_out, scheme):
-    """`dlrm`: facebookresearch/dlrm's Glorot normal; `linear`: what nn.Linear does by itself."""
+    """A layer. Scheme `dlrm`: Glorot normal, as in facebookresearch/dlrm; `linear`: nn.Linear's default."""
     layer = nn.Linear(fan_in, fan_out)
     if scheme == "dlrm":
         nn.init.normal_(layer.weight, 0.0, (2.0 / (fan_in + fan_out)) ** 0.5)
@@ -70,7 +71,7 @@ def mlp(sizes, scheme, last_relu):
 
 
 class Rows(nn.Module):
-    """All tables as one, each feature at its own offset: the same figures, far fewer calls."""
+    """All tables in one. The rows of feature t begin at row t * ROWS. Results are equal, with far fewer calls."""
 
     def __init__(self, scheme):
         super().__init__()
@@ -121,7 +122,7 @@ MODELS = {"dlrm": Dlrm, "dcnv2": DcnV2}
 
 
 def auc(scores, labels):
-    """Rank statistic with ties at their mean rank."""
+    """The AUC as a rank statistic; equal scores share their mean rank."""
     _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
     rank = (np.cumsum(count) - (count - 1) / 2)[place]
     positive = labels > 0.5
@@ -156,7 +157,7 @@ def main():
     flags.add_argument("--lr", type=float, default=LR)
     flags.add_argument("--shuffle", action="store_true", help="rows in random order instead of the file's")
     flags.add_argument("--threads", type=int, default=1)
-    flags.add_argument("--json", action="store_true", help="one JSON object a line and scheme")
+    flags.add_argument("--json", action="store_true", help="one JSON object per line and scheme")
     args = flags.parse_args()
     torch.set_num_threads(args.threads)
     if not (data_dir() / "criteo_kaggle_train.tsv.zst").exists():

@@ -1,11 +1,11 @@
 //! Training samples per second on the DLRM-Kaggle shape: 26 tables of 100,000 rows, dim 16, 13 dense values,
-//! bottom 512-256-64-16, top 512-256-1. Batches are prepared before and reused, so reading data is not
-//! measured; one step is [`ReferenceTrainer::step`]. A setting with `full` measures the whole trainer
-//! ([`run_in_memory`]), which also encodes the batches, on another thread.
+//! bottom 512-256-64-16, top 512-256-1. Batches are prepared before the measurement and repeated, so reading
+//! data is not measured. A step is one call of [`ReferenceTrainer::step`]. A setting with `full` measures
+//! [`run_in_memory`], which also encodes the batches, on another thread.
 //!
-//! By itself this program prints rates, which vary on a shared machine. `compare_torch.py` beside this file
-//! computes the ratio to PyTorch: it runs this program (`--paced`) and PyTorch in alternating windows, on the
-//! same shape, distributions and number of threads.
+//! This program prints rates, which vary on a shared machine. `benches/compare_torch.py` computes the ratio
+//! to PyTorch: it runs this program (`--paced`) and PyTorch in alternating windows, with the same shape,
+//! distributions and number of threads.
 //!
 //! `--threads N` (2), `--windows N` (11), `--window-ms N` (500), `--only TEXT`, `--json`.
 
@@ -30,7 +30,7 @@ const DIM: usize = 16;
 /// Number of prepared batches, as in `torch_dlrm.py`.
 const POOL: usize = 64;
 
-/// What is measured.
+/// An optimizer, a batch size, and a distribution of the ids.
 struct Setting {
     optimizer: String,
     batch: usize,
@@ -96,8 +96,9 @@ fn rates(options: &Options, threads: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One setting, `optimizer,batch,skew` with an optional `,full`, driven by another program: each line of
-/// standard input is the length of a window in milliseconds, and each line of output is its rate.
+/// Runs one setting, `optimizer,batch,skew` with an optional `,full`, for another program. That program
+/// writes the length of a window in milliseconds to our standard input, one per line. For each line, the
+/// window runs and its rate is printed.
 fn paced(setting: &str, mut options: Options) -> anyhow::Result<()> {
     let parts: Vec<&str> = setting.split(',').collect();
     let (optimizer, batch, skew, full) = match parts[..] {
@@ -124,7 +125,7 @@ fn paced(setting: &str, mut options: Options) -> anyhow::Result<()> {
 /// Trains for a window and returns its samples per second.
 type Window = Box<dyn FnMut(&Options) -> anyhow::Result<f64>>;
 
-/// A trainer and its batches.
+/// The sequential trainer and its batches.
 struct Run {
     reference: ReferenceTrainer,
     batches: Vec<(Batch, Vec<f32>)>,
@@ -153,7 +154,7 @@ impl Run {
     }
 }
 
-/// A model for the whole trainer, and its data.
+/// The trainer with reading and casting on another thread, and its data.
 struct Full {
     reference: ReferenceTrainer,
     replay: Replay,
@@ -179,7 +180,7 @@ impl Full {
         Ok(Self { reference: setting.reference()?, replay, batch: setting.batch, rate: 0.0 })
     }
 
-    /// Samples per second over about one window.
+    /// Samples per second over about one window: the last rate gives the number of steps.
     fn window(&mut self, options: &Options) -> anyhow::Result<f64> {
         let steps = (options.window.as_secs_f64() * self.rate) as usize / self.batch;
         self.replay.end_after(steps.max(8));
@@ -191,15 +192,15 @@ impl Full {
     }
 }
 
-/// The model of the Kaggle script of facebookresearch/dlrm.
+/// The model in the Kaggle script of facebookresearch/dlrm.
 fn kaggle() -> Schema {
     let mut schema = criteo(ArchKind::Dlrm, DIM, ROWS);
     schema.architecture = Architecture::Dlrm { bottom: vec![512, 256, 64], top: vec![512, 256] };
     schema
 }
 
-/// Ids are uniform, or follow a power law of exponent 1 scattered over the rows: the distributions of
-/// `torch_dlrm.py`, which gives the reasons.
+/// Batches whose ids are uniform, or follow a power law of exponent 1 scattered over the rows. These are the
+/// distributions of `torch_dlrm.py`, which gives the reasons.
 fn batches(samples: usize, skew: &str) -> Vec<(Batch, Vec<f32>)> {
     let mut draw = Draw::new(0);
     let criteo = skew == "criteo";

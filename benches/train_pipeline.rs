@@ -1,41 +1,43 @@
-//! What a training step costs, by where its rows are, on the host with the store on disk (ScratchPipe,
-//! figures 12 and 13; dimensions and lookups of figure 15; look-ahead windows of cDLRM's figure 3; cache
-//! ratios of the frequency-aware cache's figure 9).
+//! The time of a training step on the host, depending on where its rows are. The working file is on disk
+//! (ScratchPipe, figures 12 and 13; flags give the dimensions and lookups of figure 15, the look-ahead
+//! windows of cDLRM's figure 3, and the cache ratios of the frequency-aware cache's figure 9).
 //!
-//! - **no cache**: every step reads its rows from the store and writes them back in place;
-//! - **static cache**: the most frequent rows stay in the scratchpad (filled first, the least frequent
-//!   evicted first); each step reads the others from their places and writes them there; stages do not
-//!   overlap;
-//! - **pipeline off**: the scratchpad, each batch planned after the one before has trained: ScratchPipe's
-//!   straw man;
-//! - **pipeline on**: the same, overlapped;
-//! - **all in memory**: every row in tables in memory, with reading and casting overlapped: the lower bound
-//!   of a step.
+//! - **no cache**: every step reads its rows from the file and writes them back in place;
+//! - **static cache**: the most frequent rows stay in the scratchpad (they are loaded at the start, and the
+//!   least frequent rows are evicted first); each step reads its other rows from their places in the file and
+//!   writes them back there; stages do not overlap;
+//! - **pipeline off**: the scratchpad, but a batch is planned only after the previous one has trained:
+//!   ScratchPipe's straw man;
+//! - **pipeline on**: the scratchpad with overlapped stages;
+//! - **all in memory**: all rows are in tables in memory, and reading and casting are overlapped: the lower
+//!   bound of a step.
 //!
-//! All modes train the same bytes on the same batches. A round is some steps of each mode, and a ratio is
-//! within one round. The store is written once before, so that all rows are read from it. Whether a read goes
-//! to the disk depends on the page cache; `--limit BYTES` runs the program in a memory control group, which
-//! makes the page cache small (needs root).
+//! All modes train the same bytes on the same batches. A round is a number of steps of each mode, and a
+//! ratio compares two modes of one round. All rows are written to the file before the measurement, so that
+//! steps read them from the file. Whether such a read reaches the disk depends on the page cache; `--limit
+//! BYTES` runs the program in a memory control group, which keeps the page cache small (needs root).
 //!
 //! The dense layers are ScratchPipe's default, DLRM MLPerf (section V): bottom 512-256-dim, top
-//! 1024-1024-512-256-1. With `--dense small` they are 128-dim and 256-64-1, so that rows take most of a step.
+//! 1024-1024-512-256-1. With `--dense small` they are 128-dim and 256-64-1, so that rows take most of a
+//! step's time.
 //!
-//! Counts of rows are means a step over the counted rounds: distinct rows of a batch (of a split batch, those
-//! of each of its groups), rows that came in from the store, rows that went out to it, and the bytes of both,
-//! which a step must move even if the move is hidden. From them follows a bound: the step with all rows in
-//! memory, plus one copy of each moved row, by as many threads as compute, at the rate at which one thread
-//! copies records at random from and to a table of 1 GiB. The work time of each stage is also shown a step,
-//! without waits (figure 12); stages that overlap slow each other down where they share resources.
+//! Counts of rows are means per step over the counted rounds: distinct rows of a batch (a split batch counts
+//! the distinct rows of each part), rows read from the file, rows written to it, and the bytes of both. A
+//! step must move these bytes even if the move is overlapped. So there is a bound for the time of a step:
+//! the time with all rows in memory, plus one copy of each moved row by all compute threads. The rate of one
+//! thread is measured with copies of random records from and to a table of 1 GiB. The work time of each
+//! stage per step, without waits, is printed too (figure 12); overlapped stages slow each other down where
+//! they share resources.
 //!
-//! `--static-layout log` gives the static cache the log that the pipeline writes to, instead of in-place
-//! rows. The rest of the difference is the gain of a cache that follows the data, and of overlap.
+//! With `--static-layout log` the static cache writes to a log, as the pipeline does, instead of in place.
+//! The remaining difference is the gain from a cache that follows the data, and from overlap.
 //!
 //! `--tables N` (8), `--rows N` (1,000,000), `--dim N` (128), `--lookups N` (20), `--batch N` (2048),
-//! `--steps N` a round (24), `--warm N` steps before them (4), `--settle N` steps before the first round
+//! `--steps N` per round (24), `--warm N` steps before them (4), `--settle N` steps before the first round
 //! (12), `--pairs N` rounds (5), `--skews random,low,medium,high`, `--sizes 0.02,0.1`, `--lookahead N`,
-//! `--policy P` (lru; lfu uses counts of the batches), `--dense mlperf|small`, `--only TEXT` of a mode's name
-//! (pipeline on always runs), `--threads N` (2), `--row-threads N` that move rows (4), `--staging BYTES` (1
-//! GiB), `--dir DIR`, `--json`.
+//! `--policy P` (lru; lfu uses counts of the batches), `--dense mlperf|small`, `--only TEXT` in a mode's
+//! name (pipeline on always runs), `--threads N` that compute (2), `--row-threads N` that move rows (4),
+//! `--staging BYTES` (1 GiB), `--dir DIR`, `--json`.
 
 mod harness;
 
@@ -57,7 +59,7 @@ use flechette::types::{RawBatch, RawValues, TableId};
 use harness::replay::{self, Replay};
 use harness::{Options, Sorted};
 
-/// Batches that are used in rotation.
+/// Number of batches that are generated and then repeated.
 const POOL: usize = 48;
 
 fn main() -> anyhow::Result<()> {
@@ -71,8 +73,8 @@ fn main() -> anyhow::Result<()> {
 
 fn run(options: &Options) -> anyhow::Result<()> {
     let shape = Shape::read(options)?;
-    println!("train_pipeline: ms a step; ratio: to the pipeline on, of one round (least, quartiles, most);");
-    println!("cpu: of all processors; rows and MB: of a step");
+    println!("train_pipeline: ms per step; ratio to pipeline on in the same round (least, quartiles, most);");
+    println!("cpu: time on all processors; rows and MB: per step");
     println!("{}", harness::place());
     println!("{shape:?}, {} threads, SGD", options.number("--threads", 2));
     let list = |flag: &str, default: &str| options.value(flag).unwrap_or(default.into());
@@ -87,13 +89,13 @@ fn run(options: &Options) -> anyhow::Result<()> {
     println!("load {} at the end", harness::load());
     if options.json {
         let report = serde_json::json!({
-            "bench": "train_pipeline", "unit": "ms a step", "place": harness::place(), "rows": reports });
+            "bench": "train_pipeline", "unit": "ms per step", "place": harness::place(), "rows": reports });
         println!("{report}");
     }
     Ok(())
 }
 
-/// What is trained.
+/// The shape of the model and of its batches.
 #[derive(Debug)]
 struct Shape {
     tables: usize,
@@ -132,7 +134,7 @@ impl Shape {
         schema
     }
 
-    /// Batches of a skew, with exactly `lookups` ids a feature.
+    /// Batches with this skew and exactly `lookups` ids per feature and sample.
     fn batches(&self, skew: &str) -> anyhow::Result<Vec<RawBatch>> {
         let skew = if skew == "random" { "uniform" } else { skew };
         let one_hot = Shape { lookups: 1, ..*self }.schema();
@@ -140,14 +142,15 @@ impl Shape {
     }
 }
 
-/// One way to train.
+/// One of the modes that the module comment lists.
 struct Mode {
     name: &'static str,
     trained: Trained,
     replay: Replay,
-    /// Milliseconds a step, for each round.
+    /// Milliseconds per step, for each round.
     times: Vec<f64>,
-    /// The same of processor time, on all processors. Other programs on the machine affect it less.
+    /// Milliseconds of processor time per step, summed over processors, for each round. Other programs on the
+    /// machine affect it less than `times`.
     cpu_times: Vec<f64>,
     /// Plan's counts and each stage's work time before the first counted round.
     before: PlanStats,
@@ -156,12 +159,12 @@ struct Mode {
 
 enum Trained {
     InMemory(Box<ReferenceTrainer>),
-    /// The flag: whether the scratchpad is emptied after each step.
+    /// If the flag is set, the scratchpad is emptied after each step.
     OnDisk(Box<(Pipeline, TrainState)>, bool),
 }
 
 impl Mode {
-    /// All 0 if every row is in memory.
+    /// Plan's counts so far; all 0 in the mode with every row in memory.
     fn stats(&self) -> PlanStats {
         match &self.trained {
             Trained::InMemory(_) => PlanStats::default(),
@@ -177,10 +180,10 @@ impl Mode {
         }
     }
 
-    /// Takes steps. The first `warm` steps do not count: until then stages become busy, and clean pages of
-    /// the file become dirty again.
+    /// Takes `warm` + `steps` steps and times the last `steps`. In the first ones, the stages of the pipeline
+    /// fill, and the sync has made pages of the file clean, which costs time when they are written again.
     fn round(&mut self, batch: usize, (warm, steps): (u64, u64)) -> anyhow::Result<()> {
-        // No round waits for writes of the one before.
+        // So that this round does not wait for disk writes of the previous one.
         rustix::fs::sync();
         let reader = &mut self.replay;
         let (mut taken, mut began) = (0, None);
@@ -225,8 +228,8 @@ fn compare(
     let steps = options.number("--steps", 24) as u64;
     let mut modes = modes(shape, size, batches, options)?;
     let warm = options.number("--warm", 4) as u64;
-    // An uncounted round, long enough to fill the scratchpads. A long one also fills the log, whose file
-    // grows by half before its space is used again.
+    // A round that is not counted, long enough to fill the scratchpads. With a larger `--settle` the log also
+    // reaches its final size: it grows to one and a half times the bytes of the rows before it reuses space.
     let settle = options.number("--settle", 12) as u64;
     for mode in &mut modes {
         mode.round(shape.batch, (settle, steps))?;
@@ -243,10 +246,10 @@ fn compare(
     let (on, cpu_on) = on.map(|m| (m.times.clone(), m.cpu_times.clone())).unwrap_or_default();
     println!("skew {skew}, scratchpad {size}:");
     let in_memory = modes.iter().find(|m| m.name == "all in memory");
-    // The bound needs this mode, and `--limit` may leave no room for the table that the measurement copies
-    // from.
+    // Copies are measured only if this mode runs: the bound needs its time, and under `--limit` there may be
+    // no memory for the table of 1 GiB.
     let in_memory = in_memory.map(|m| {
-        let move_ms = 1e3 * seconds_a_move(shape.dim) / options.number("--threads", 2) as f64;
+        let move_ms = 1e3 * seconds_per_move(shape.dim) / options.number("--threads", 2) as f64;
         (Sorted::of(m.times.iter().copied()).at(0.5), move_ms)
     });
     let mut rows = Vec::new();
@@ -257,7 +260,7 @@ fn compare(
             (Sorted::of(mode.times.iter().copied()), Sorted::of(mode.cpu_times.iter().copied()));
         let moved = Moved::of(mode, (warm + steps) * mode.times.len() as u64);
         println!(
-            "  {:<16} {:>8.1} ms   {:>6.2} of the pipeline's ({:.2}, {:.2} to {:.2}, {:.2})   cpu {:.0} \
+            "  {:<16} {:>8.1} ms   {:>6.2} times pipeline on ({:.2}, {:.2} to {:.2}, {:.2})   cpu {:.0} \
              ms ({:.2}; {:.2} to {:.2})   {}",
             mode.name,
             time.at(0.5),
@@ -283,7 +286,7 @@ fn compare(
         let bound = in_memory.zip(moved.as_ref()).map(|((ms, move_ms), moved)| {
             let moving = (moved.rows_in + moved.rows_out) * move_ms;
             println!(
-                "  {:<16} {:>8.2} of all in memory; the bound from what it moves is {:.2} ({moving:.1} ms)",
+                "  {:<16} {:>8.2} times all in memory; the bound by its moved rows is {:.2} ({moving:.1} ms)",
                 "",
                 time.at(0.5) / ms,
                 1.0 + moving / ms
@@ -299,7 +302,7 @@ fn compare(
     Ok(serde_json::json!({ "skew": skew, "size": size, "modes": rows }))
 }
 
-/// What a mode moved in the counted rounds: rows and bytes are means a step.
+/// What a mode moved in the counted rounds. Rows and bytes are means per step, bubbles and splits are totals.
 #[derive(serde::Serialize)]
 struct Moved {
     distinct_rows: f64,
@@ -312,21 +315,21 @@ struct Moved {
 }
 
 impl Moved {
-    /// The means over `steps` steps; `None` if nothing is on disk.
+    /// `None` for the mode with all rows in memory.
     fn of(mode: &Mode, steps: u64) -> Option<Self> {
         let Trained::OnDisk(on_disk, clear) = &mode.trained else { return None };
         let (now, before) = (mode.stats(), mode.before);
         let (hits, fills) = (now.hits - before.hits, now.fills - before.fills);
-        // Clearing writes all rows that came in, which Plan does not count.
+        // `Pipeline::clear` writes every row in the scratchpad to the file. Plan does not count these writes.
         let evictions = if *clear { fills } else { now.evictions - before.evictions };
-        // All tables have one dim.
+        // All tables have the same dim.
         let record = on_disk.0.store().tables()[0].width() * size_of::<f32>();
-        let a_step = |count: u64| count as f64 / steps as f64;
+        let per_step = |count: u64| count as f64 / steps as f64;
         Some(Self {
-            distinct_rows: a_step(hits + fills),
-            rows_in: a_step(fills),
-            rows_out: a_step(evictions),
-            bytes: a_step(fills + evictions) * record as f64,
+            distinct_rows: per_step(hits + fills),
+            rows_in: per_step(fills),
+            rows_out: per_step(evictions),
+            bytes: per_step(fills + evictions) * record as f64,
             hit_rate: hits as f64 / (hits + fills).max(1) as f64,
             bubbles: now.bubbles - before.bubbles,
             splits: now.splits - before.splits,
@@ -342,7 +345,7 @@ impl fmt::Display for Moved {
     }
 }
 
-/// Makes the subject of a mode.
+/// Makes the trainer of a mode.
 type Make<'a> = Box<dyn Fn() -> anyhow::Result<Trained> + 'a>;
 
 fn modes(
@@ -367,7 +370,7 @@ fn modes(
         let counts = (settings.policy == Policy::Lfu).then(|| frequencies(batches));
         anyhow::Ok(Box::new((Pipeline::new(&train_state, store, settings, counts)?, train_state)))
     };
-    // An order without reordering: each row has its place in the file.
+    // An empty ranking keeps rows in ascending order: each has a fixed place in the file.
     let place = |_| anyhow::Ok(Some(RowOrder::hottest_first(schema.tables[0].stored_rows(), &[])?));
     let in_place = || (0..shape.tables).map(place).collect::<anyhow::Result<Vec<_>>>();
     let in_log = options.value("--static-layout").as_deref() == Some("log");
@@ -404,7 +407,7 @@ fn modes(
     Ok(modes)
 }
 
-/// Writes every row to the file.
+/// Writes the initial value of every row to the file, so that steps read rows instead of computing them.
 fn write_all(store: &flechette::rowlog::WorkingFile) -> anyhow::Result<()> {
     for t in 0..store.tables().len() {
         let table = TableId(t as u32);
@@ -417,8 +420,8 @@ fn write_all(store: &flechette::rowlog::WorkingFile) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Seconds that one thread takes to copy a record, on average over copies out of a large table and into it.
-fn seconds_a_move(words: usize) -> f64 {
+/// Mean seconds for one thread to copy a record out of a large table or into it.
+fn seconds_per_move(words: usize) -> f64 {
     const MOVED: usize = 1 << 18;
     let rows = (1_usize << 28) / words.max(1);
     let mut table = vec![1.0_f32; rows * words];
@@ -445,7 +448,7 @@ fn cpu_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Use counts of the batches' rows, the most frequent first.
+/// How often each row occurs in the batches, the most frequent first.
 fn frequencies(batches: &[RawBatch]) -> Frequencies {
     let mut counts: HashMap<(u32, u64), u64> = HashMap::new();
     for batch in batches {
@@ -459,12 +462,12 @@ fn frequencies(batches: &[RawBatch]) -> Frequencies {
     rows
 }
 
-/// Moves this process to a control group of version 1 with this memory limit.
+/// Moves this process into a new control group (version 1) with this memory limit.
 fn limit_memory(limit: &str) -> anyhow::Result<()> {
     let group = PathBuf::from(format!("/sys/fs/cgroup/memory/flechette-bench-{}", std::process::id()));
     std::fs::create_dir(&group)?;
     std::fs::write(group.join("memory.limit_in_bytes"), limit)?;
     std::fs::write(group.join("cgroup.procs"), std::process::id().to_string())?;
-    println!("memory limited to {limit} bytes, the page cache with it");
+    println!("memory is limited to {limit} bytes, including the page cache");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The baselines: caches and lookups without one technique or another.
+//! The baselines: caches and lookups that each lack some of FLECHE's techniques.
 
 use flechette::cache::{CacheOptions, CacheShape, FlatCache, Query, Source, TableShape};
 use flechette::model::Tape;
@@ -6,11 +6,11 @@ use flechette::types::{Batch, TableId};
 
 use crate::layer::{Layer, write};
 
-/// The static cache per table of FLECHE section 2.2: each table has its own index, pool and bytes.
+/// One static cache per table (FLECHE, section 2.2): each table has its own index, pool and bytes.
 pub struct PerTable(Vec<FlatCache>);
 
 impl PerTable {
-    /// Caches for this share of each table's rows.
+    /// Caches that hold this share of each table's rows.
     pub fn new(tables: &[TableShape], fraction: f64) -> anyhow::Result<Self> {
         let options = CacheOptions::default();
         let cache = |table: &TableShape| {
@@ -26,27 +26,29 @@ impl PerTable {
     }
 }
 
-/// A cache, the lookups that it answers together, and whether it caches only their table.
+/// A cache and the lookups that it answers in one query.
 pub struct Group<'c> {
     pub cache: &'c FlatCache,
     pub lookups: Vec<usize>,
+    /// Whether the cache has only the table of these lookups, as its table 0.
     pub alone: bool,
 }
 
-/// Buffers of a batch.
+/// The buffers of a thread, reused for every batch.
 #[derive(Default)]
 pub struct Scratch {
     /// One per group.
     pub queries: Vec<Query>,
-    /// The distinct rows of all groups.
+    /// Copies of the distinct rows of all groups.
     copies: Vec<u8>,
-    /// For the occurrences of all groups: their distinct row.
+    /// For each occurrence: its distinct row, as an index within its group.
     uniques: Vec<u32>,
-    /// For every lookup: the start of its group's copies, and of its own occurrences.
+    /// For each lookup: where its group begins in `copies`, and where its occurrences begin in `uniques`.
     places: Vec<(usize, usize)>,
 }
 
-/// A cache lookup for each group. It copies every row found; the copies are pooled.
+/// Runs one cache query per group and copies every distinct row, from the cache or from the store. Then pools
+/// the copies.
 pub fn copied(
     layer: &Layer,
     batch: &Batch,
@@ -80,7 +82,7 @@ pub fn copied(
                     copies.extend_from_slice(row);
                     let _ = pin.insert(&miss, row);
                 }
-                Source::Host(_) => unreachable!("no rows may be pointed at"),
+                Source::Host(_) => unreachable!("the caches of the baselines have no pointers"),
             }
         }
     }

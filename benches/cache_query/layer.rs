@@ -1,4 +1,4 @@
-//! An embedding layer over a cache.
+//! An embedding layer that reads its rows through a cache.
 
 use std::time::Instant;
 
@@ -12,22 +12,22 @@ use crate::baseline::{self, Group, PerTable, Scratch};
 use crate::harness::Options;
 use crate::traffic::Traffic;
 
-/// Batches that are used in turn.
+/// Number of batches that are generated and then repeated.
 const BATCHES: usize = 64;
-/// Batches that fill a cache before the measurement.
+/// Batches that run before the measurement, to fill the cache.
 const WARMING: usize = 192;
 
 /// How a layer reads its rows.
 pub enum Way {
-    /// One lookup over all tables; rows are read in place.
+    /// One query over all tables; rows are read in place.
     Flat,
-    /// The same; each hit's row is copied during the lookup.
+    /// One query over all tables; the row of each hit is copied during the query.
     Coupled,
-    /// A lookup per table, each with a copy.
+    /// One query per table; the row of each hit is copied during the query.
     Apart,
 }
 
-/// A layer with a warm cache.
+/// A layer whose cache is warm, with its batches.
 pub struct Layer {
     pub traffic: Traffic,
     pub lookups: Vec<Lookup>,
@@ -43,27 +43,27 @@ enum Cache {
 }
 
 impl Layer {
-    /// The engine's way, with a cache for this share of the rows.
+    /// As in the engine, with a cache for this share of the rows.
     pub fn flat(traffic: &Traffic, fraction: f64) -> anyhow::Result<Self> {
         Self::over(traffic, fraction, Way::Flat, false)
     }
 
-    /// With hits copied during the lookup.
+    /// Copies hits during the query.
     pub fn coupled(traffic: &Traffic, fraction: f64) -> anyhow::Result<Self> {
         Self::over(traffic, fraction, Way::Coupled, false)
     }
 
-    /// And with a lookup per table.
+    /// Copies hits during the query, and has one query per table.
     pub fn apart(traffic: &Traffic, fraction: f64) -> anyhow::Result<Self> {
         Self::over(traffic, fraction, Way::Apart, false)
     }
 
-    /// The engine's way, with pointers to all rows that are not in the pool.
+    /// As in the engine, with pointers to all rows whose copies are not in the cache.
     pub fn pointed(traffic: &Traffic, fraction: f64) -> anyhow::Result<Self> {
         Self::over(traffic, fraction, Way::Flat, true)
     }
 
-    /// A static cache per table, each for the same share.
+    /// One static cache per table, each for this share of the table's rows.
     pub fn per_table(traffic: &Traffic, fraction: f64) -> anyhow::Result<Self> {
         Self::new(traffic, Cache::PerTable(PerTable::new(&traffic.shapes(), fraction)?))
     }
@@ -97,7 +97,7 @@ impl Layer {
         Ok(layer)
     }
 
-    /// Runs batches in sequence.
+    /// A runner with its own buffers, for one thread.
     pub fn runner(&self) -> Runner<'_> {
         let tape = self.model.tape(false);
         Runner { layer: self, query: Query::default(), scratch: Scratch::default(), tape, next: 0 }
@@ -143,7 +143,7 @@ impl Runner<'_> {
     }
 }
 
-/// What the engine does with a batch before the model.
+/// The steps of the engine for a batch, up to the input rows.
 fn flat(layer: &Layer, cache: &FlatCache, batch: &Batch, query: &mut Query, tape: &mut Tape<f32>) {
     query.clear();
     let mut starts = Vec::with_capacity(layer.lookups.len());
@@ -166,7 +166,8 @@ fn flat(layer: &Layer, cache: &FlatCache, batch: &Batch, query: &mut Query, tape
     });
 }
 
-/// Pools a batch in chunks of a tape's samples. `row` gives the row of a lookup's occurrence.
+/// Writes the pooled vectors of a batch to the tape, as many samples at a time as the tape holds. `row(l,
+/// i)` is the row of occurrence `i` of lookup `l`.
 pub fn write<'r>(
     layer: &Layer,
     batch: &Batch,
@@ -182,7 +183,7 @@ pub fn write<'r>(
     }
 }
 
-/// Bytes per second that one thread reads from memory in sequence: the best of some passes.
+/// Bytes per second of one thread that reads memory sequentially: the best of several passes.
 pub fn sequential_read(options: &Options) -> f64 {
     let memory = vec![1u64; 64 << 20];
     let pass = |_| {

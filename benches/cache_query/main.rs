@@ -1,10 +1,11 @@
 //! The embedding layer through the cache on the host device: FLECHE's experiments 6 to 10.
 //!
-//! A layer takes a batch's ids and writes the pooled vectors side by side. Ours does what the engine does:
-//! one lookup over all tables in the flat cache, rows read in place, misses read from the store and offered
-//! to the cache. Each baseline (`baseline.rs`) lacks one of FLECHE's techniques, or all: a static cache and a
-//! lookup per table; the flat cache with a lookup per table; hits copied during the lookup; no unified index.
-//! The store is in memory, and both sides run on one thread, so the comparison is of work, not of waiting.
+//! A layer takes a batch's ids and writes the pooled vectors of each sample into one row. Our side does what
+//! the engine does: one query over all tables in the flat cache, with rows read in place, and misses read
+//! from the store and offered to the cache. Each baseline (`baseline.rs`) lacks one or more of FLECHE's
+//! techniques: a static cache and a query per table; the flat cache with a query per table; hits copied
+//! during the query; no unified index (no pointers). The store is in memory, and both sides run on one
+//! thread, so neither side waits.
 //!
 //! Every rate is also reported as a share of the memory bandwidth: bytes of rows read and output written,
 //! relative to a sequential read by one thread, which is measured first.
@@ -24,8 +25,8 @@ use traffic::Traffic;
 fn main() -> anyhow::Result<()> {
     let options = Options::read(100);
     let ceiling = layer::sequential_read(&options);
-    println!("one thread reads {:.1} GB/s in sequence", ceiling * 1e-9);
-    let mut report = Report::new("cache_query", "ids", "without the technique named", &options);
+    println!("one thread reads {:.1} GB/s sequentially", ceiling * 1e-9);
+    let mut report = Report::new("cache_query", "ids", "the baseline that the setting names", &options);
     tables(&options, &mut report, ceiling)?;
     batches(&options, &mut report, ceiling)?;
     cumulative(&options, &mut report, ceiling)?;
@@ -36,7 +37,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One setting: ours against a baseline of the same traffic and bytes.
+/// Measures one setting: our side against a baseline with the same traffic and cache size.
 fn add(
     options: &Options,
     report: &mut Report,
@@ -49,11 +50,11 @@ fn add(
     }
     let (mut mine, mut other) = (ours.runner(), theirs.runner());
     let pairs = options.compare(|| options.rate(|| mine.next()), || options.rate(|| other.next()));
-    let share = pairs.ours().at(0.5) * ours.traffic.bytes_an_id() / ceiling;
+    let share = pairs.ours().at(0.5) * ours.traffic.bytes_per_id() / ceiling;
     report.add(format!("{setting} ({:.0}% of memory)", 100.0 * share), &pairs, None);
 }
 
-/// Exp #6: 10,000 ids over a number of tables, all hits.
+/// Exp #6: 10,000 ids, all hits, in 1 to 200 tables.
 fn tables(options: &Options, report: &mut Report, ceiling: f64) -> anyhow::Result<()> {
     for tables in [1, 15, 26, 60, 200] {
         let traffic =
@@ -66,7 +67,8 @@ fn tables(options: &Options, report: &mut Report, ceiling: f64) -> anyhow::Resul
     Ok(())
 }
 
-/// Exp #7: a cache of 5 %, batch sizes; hits copied apart from the lookup or in it, pointers or none.
+/// Exp #7: batch sizes, with a cache of 5 %. Compares reading hits in place with copying them during the
+/// query, and a cache with pointers with one without.
 fn batches(options: &Options, report: &mut Report, ceiling: f64) -> anyhow::Result<()> {
     for samples in [32, 128, 512, 2048, 8192] {
         let traffic = Traffic { samples, ..Traffic::FLECHE };
@@ -79,7 +81,7 @@ fn batches(options: &Options, report: &mut Report, ceiling: f64) -> anyhow::Resu
     Ok(())
 }
 
-/// Exp #8: the techniques added one by one, each compared with a static cache per table.
+/// Exp #8: the techniques are added in turn. Each step is compared with one static cache per table.
 fn cumulative(options: &Options, report: &mut Report, ceiling: f64) -> anyhow::Result<()> {
     let traffic = Traffic { samples: 1024, ..Traffic::FLECHE };
     let baseline = Layer::per_table(&traffic, 0.05)?;
@@ -95,7 +97,7 @@ fn cumulative(options: &Options, report: &mut Report, ceiling: f64) -> anyhow::R
     Ok(())
 }
 
-/// Exp #9: power laws from flat to steep, a cache of 5 %.
+/// Exp #9: power laws with increasing exponents, with a cache of 5 %.
 fn skew(options: &Options, report: &mut Report, ceiling: f64) -> anyhow::Result<()> {
     for alpha in [0.5, 0.8, 1.2, 1.6, 2.0] {
         let traffic = Traffic { alpha, samples: 1024, ..Traffic::FLECHE };
@@ -105,7 +107,7 @@ fn skew(options: &Options, report: &mut Report, ceiling: f64) -> anyhow::Result<
     Ok(())
 }
 
-/// Exp #10: dims, a cache of 5 %.
+/// Exp #10: dims, with a cache of 5 %.
 fn dims(options: &Options, report: &mut Report, ceiling: f64) -> anyhow::Result<()> {
     for dim in [16, 32, 64, 128] {
         let traffic = Traffic { dim, samples: 1024, rows: 60_000, ..Traffic::FLECHE };
@@ -115,7 +117,7 @@ fn dims(options: &Options, report: &mut Report, ceiling: f64) -> anyhow::Result<
     Ok(())
 }
 
-/// Hits take no lock: two threads compared with one, all hits.
+/// Two threads against one, all hits. Hits take no lock, so the rate should nearly double.
 fn scaling(options: &Options, report: &mut Report) -> anyhow::Result<()> {
     let setting = "scaling, 2 threads against 1";
     if !options.wants(setting) {

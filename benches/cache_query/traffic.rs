@@ -1,4 +1,4 @@
-//! FLECHE's synthetic traffic, and a store for it: what the benches of the embedding layer share.
+//! FLECHE's synthetic traffic, and a store for it. `cache_query` and `device_query` share this module.
 
 use flechette::cache::TableShape;
 use flechette::schema::Schema;
@@ -20,15 +20,15 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// FLECHE's synthetic workload (section 6.1): 40 tables of 250,000 rows of 32, alpha 1.2. This uses a
-    /// quarter of the rows, so that all layers of a setting fit in memory together.
+    /// FLECHE's synthetic workload (section 6.1) has 40 tables of 250,000 rows, dim 32 and alpha 1.2. This
+    /// one has a quarter of the rows, so that all layers of a setting fit in memory together.
     pub const FLECHE: Self = Self { tables: 40, rows: 62_500, dim: 32, samples: 4096, alpha: 1.2 };
 
     /// Batches of this traffic, identical in every run.
     pub fn batches(&self, count: usize) -> Vec<Batch> {
         let mut draw = Draw::new(7);
         let law = PowerLaw::new(self.alpha, self.rows);
-        // The odd factor scatters ranks over the table.
+        // The factor scatters hot ranks over the table.
         let mut id = |table: u64| (law.rank(&mut draw) + table).wrapping_mul(2_654_435_761) % self.rows;
         let batch = |_| {
             let mut batch = Batch::empty(self.tables);
@@ -64,8 +64,8 @@ impl Traffic {
         Ok(EmbeddingStore::new(Version(1), tables))
     }
 
-    /// Bytes moved for one id: the row read, and the share of the output written.
-    pub fn bytes_an_id(&self) -> f64 {
+    /// Bytes moved per id: its row is read, and as many bytes of output are written.
+    pub fn bytes_per_id(&self) -> f64 {
         2.0 * 4.0 * self.dim as f64
     }
 }

@@ -1,4 +1,4 @@
-//! An embedding layer over warm caches on a device.
+//! An embedding layer that reads its rows through warm caches on a device.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,9 +14,9 @@ use flechette::types::{Batch, TableId};
 use crate::harness::Options;
 use crate::traffic::Traffic;
 
-/// Batches, used in turn.
+/// Number of batches that are generated and then repeated.
 const BATCHES: usize = 64;
-/// Rounds over the batches that fill a cache before it is measured.
+/// How often all batches run before the measurement, to fill the cache.
 const WARMING: usize = 3;
 /// Bytes that are copied to measure the bandwidth of the device's memory.
 const COPIED: usize = 1 << 30;
@@ -26,24 +26,24 @@ const COPIED: usize = 1 << 30;
 pub enum Way {
     /// One query over all tables. Hits are copied while the host writes the missing rows.
     Flat,
-    /// One query over all tables. All rows are read after the missing rows are written.
+    /// One query over all tables. Hits are copied only after the host has written the missing rows.
     Coupled,
-    /// One cache and a query a table, on some threads.
+    /// One cache for all tables, and one query per table. The queries are divided among threads.
     Apart { threads: usize },
-    /// A cache and a query a table, on some threads.
+    /// One cache and one query per table. The queries are divided among threads.
     PerTable { threads: usize },
 }
 
-/// A query: a cache, a context, and its columns of the batches.
+/// A query: its cache, its context, and the columns of the batches that it looks up.
 struct Query<D: Driver> {
     cache: Arc<GpuCache<D>>,
     context: LookupContext<D>,
     batches: Vec<Batch>,
-    /// The number of the query's first table in the store.
+    /// What to add to a table id of the cache to get the table's id in the store.
     first: u32,
 }
 
-/// A warm layer.
+/// A layer whose caches are warm.
 pub struct Layer<D: Driver> {
     queries: Vec<Query<D>>,
     store: EmbeddingStore,
@@ -140,7 +140,7 @@ impl<D: Driver> Query<D> {
     }
 }
 
-/// A context for these lookups, with room for `copy_bytes` of copied hits, but at most one batch.
+/// A context for these lookups. It has room for `copy_bytes` of copied hits, at most those of one batch.
 fn shape(lookups: Vec<Lookup>, traffic: &Traffic, copy_bytes: usize) -> ContextShape {
     let max_ids = lookups.len() * traffic.samples;
     ContextShape {
@@ -155,7 +155,7 @@ fn shape(lookups: Vec<Lookup>, traffic: &Traffic, copy_bytes: usize) -> ContextS
     }
 }
 
-/// Bytes a second that a copy within the device's memory reads and writes together, the best of several runs.
+/// Bytes per second of a copy within the device's memory, reads plus writes: the best of several runs.
 pub fn copy_rate<D: Driver>(driver: &Arc<D>, options: &Options) -> anyhow::Result<f64> {
     let (from, mut to) = (DeviceMemory::new(driver, COPIED)?, DeviceMemory::new(driver, COPIED)?);
     let mut best = 0.0_f64;

@@ -1,18 +1,18 @@
-//! The embedding layer through the cache on a GPU: FLECHE's experiments 6 to 10, as `cache_query` has them on
-//! the host.
+//! The embedding layer through the cache on a GPU: FLECHE's experiments 6 to 10. `cache_query` has the same
+//! experiments on the host.
 //!
-//! A layer takes a batch's ids and returns the pooled vectors in pinned host memory. Ours is what the engine
-//! does: one probe and one gather for all tables, with hits copied while the host writes the missing rows.
-//! Each baseline lacks one of FLECHE's techniques, or all: a cache and a query a table; one cache with a
-//! query a table; no separate copy of hits. Queries of several tables run on as many threads as the setting
-//! says, because waiting for each table in turn would be a weak baseline. All sides read their misses from
-//! the same store in RAM.
+//! A layer takes a batch's ids and returns the pooled vectors in pinned host memory. Our side does what the
+//! engine does: one probe and one gather for all tables, with hits copied while the host writes the missing
+//! rows. Each baseline lacks one or more of FLECHE's techniques: a cache and a query per table; one cache
+//! with a query per table; no separate copy of hits. Queries of several tables are divided among the
+//! setting's number of threads, because waiting for each table in turn would be a weak baseline. All sides
+//! read their misses from stores in RAM with the same rows.
 //!
-//! Each rate comes with its share of the device's memory bandwidth: bytes of rows read and of output written,
-//! relative to a copy within the device's memory, which is measured first.
+//! Every rate is also reported as a share of the device's memory bandwidth: bytes of rows read and output
+//! written, relative to a copy within the device's memory, which is measured first.
 //!
-//! Without a GPU it prints a message and ends. With the feature cusim, `--simulate` runs a small version of
-//! every setting once on the simulator, to test that it runs; then it prints no rates.
+//! Without a GPU this program prints a message and ends. With the feature cusim, `--simulate` runs a small
+//! version of every setting once on the simulator, as a test, and prints no rates.
 //!
 //! `--pairs N` (11), `--window-ms N` (100), `--only TEXT`, `--json`.
 
@@ -52,13 +52,14 @@ fn main() -> anyhow::Result<()> {
 struct Bench<D: Driver> {
     driver: Arc<D>,
     options: Options,
-    /// The bandwidth of the device's memory in bytes a second; none on the simulator.
+    /// The bandwidth of the device's memory in bytes per second; `None` on the simulator.
     ceiling: Option<f64>,
 }
 
 impl<D: Driver> Bench<D> {
     fn run(self) -> anyhow::Result<()> {
-        let mut report = Report::new("device_query", "ids", "without the technique named", &self.options);
+        let baseline = "the baseline that the setting names";
+        let mut report = Report::new("device_query", "ids", baseline, &self.options);
         self.tables(&mut report)?;
         self.batches(&mut report)?;
         self.cumulative(&mut report)?;
@@ -68,7 +69,7 @@ impl<D: Driver> Bench<D> {
         Ok(())
     }
 
-    /// The given traffic, or a small part of it on the simulator.
+    /// The given traffic; on the simulator, a smaller version of it.
     fn traffic(&self, traffic: Traffic) -> Traffic {
         if self.ceiling.is_some() {
             return traffic;
@@ -85,7 +86,7 @@ impl<D: Driver> Bench<D> {
         Layer::new(&self.driver, traffic, fraction, way)
     }
 
-    /// One setting: ours against a baseline of the same traffic and share of the rows.
+    /// Measures one setting: our side against a baseline with the same traffic and share of the rows.
     fn add(
         &self,
         report: &mut Report,
@@ -107,12 +108,12 @@ impl<D: Driver> Bench<D> {
         let pairs = self
             .options
             .compare(|| self.options.rate(|| ours.next()), || self.options.rate(|| theirs.next()));
-        let share = pairs.ours().at(0.5) * traffic.bytes_an_id() / ceiling;
+        let share = pairs.ours().at(0.5) * traffic.bytes_per_id() / ceiling;
         report.add(format!("{setting} ({:.1}% of memory)", 100.0 * share), &pairs, None);
         Ok(())
     }
 
-    /// Exp #6: 10,000 ids over 1 to 200 tables, all of them hits.
+    /// Exp #6: 10,000 ids, all hits, in 1 to 200 tables.
     fn tables(&self, report: &mut Report) -> anyhow::Result<()> {
         for tables in [1, 15, 26, 60, 200] {
             let rows = 2_000_000 / tables as u64;
@@ -125,7 +126,8 @@ impl<D: Driver> Bench<D> {
         Ok(())
     }
 
-    /// Exp #7: batch sizes with a cache of 5 %; hits copied separately or not.
+    /// Exp #7: batch sizes, with a cache of 5 %. Compares hits that are copied while the host writes the
+    /// missing rows with hits that are copied afterwards.
     fn batches(&self, report: &mut Report) -> anyhow::Result<()> {
         for samples in [32, 128, 512, 2048, 8192] {
             let traffic = Traffic { samples, ..FULL };
@@ -135,7 +137,7 @@ impl<D: Driver> Bench<D> {
         Ok(())
     }
 
-    /// Exp #8: the techniques added one by one, all against a cache a table.
+    /// Exp #8: the techniques are added in turn. Each step is compared with one cache per table.
     fn cumulative(&self, report: &mut Report) -> anyhow::Result<()> {
         let traffic = Traffic { samples: 1024, ..FULL };
         let steps = [
@@ -150,7 +152,7 @@ impl<D: Driver> Bench<D> {
         Ok(())
     }
 
-    /// Exp #9: power laws from flat to steep, with a cache of 5 %.
+    /// Exp #9: power laws with increasing exponents, with a cache of 5 %.
     fn skew(&self, report: &mut Report) -> anyhow::Result<()> {
         for alpha in [0.5, 0.8, 1.2, 1.6, 2.0] {
             let traffic = Traffic { alpha, samples: 1024, ..FULL };
@@ -171,5 +173,5 @@ impl<D: Driver> Bench<D> {
     }
 }
 
-/// FLECHE's whole synthetic workload (section 6.1): 40 tables of 250,000 rows of 32, alpha 1.2.
+/// FLECHE's synthetic workload in full size (section 6.1): 40 tables of 250,000 rows, dim 32, alpha 1.2.
 const FULL: Traffic = Traffic { rows: 250_000, ..Traffic::FLECHE };

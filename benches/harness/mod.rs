@@ -1,9 +1,9 @@
-//! Shared by all benches: alternating windows, ratios, and a report with the machine and the date.
+//! The harness of all benches: alternating windows, ratios, and a report with the machine and the date.
 //!
-//! Absolute figures mean little on a shared machine, so every result is a ratio to a baseline of the same
-//! run. Both sides take turns in short windows, and a pair of neighbouring windows gives one ratio. So a
-//! disturbance that is longer than a window affects both sides of a pair. The result is the median of the
-//! ratios, printed with its spread.
+//! Absolute rates mean little on a shared machine, so every result is a ratio to a baseline that is measured
+//! in the same run. Both sides run in turn in short windows, and each pair of consecutive windows gives one
+//! ratio. So a disturbance that is longer than a window affects both sides of a pair. The result is the
+//! median of the ratios, printed with its spread.
 
 // Each bench uses a part of this module.
 #![allow(dead_code)]
@@ -14,11 +14,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use flechette::mem::SplitMix64;
 
-/// The command line. Cargo adds `--bench`, which is ignored.
+/// The options of a bench, from its command line. `--bench`, which cargo adds, is ignored.
 pub struct Options {
     /// Whether the output ends with one JSON object on one line.
     pub json: bool,
-    /// Pairs of windows; a published result needs at least 9.
+    /// Number of pairs of windows. Published results need at least 9.
     pub pairs: usize,
     /// Length of a window.
     pub window: Duration,
@@ -36,22 +36,22 @@ impl Options {
         options
     }
 
-    /// The word after this flag.
+    /// The value of a flag: the word after it.
     pub fn value(&self, flag: &str) -> Option<String> {
         self.words.iter().skip_while(|word| *word != flag).nth(1).cloned()
     }
 
-    /// The number after this flag.
+    /// The value of a flag as a number, or the default.
     pub fn number(&self, flag: &str, default: usize) -> usize {
         self.value(flag).and_then(|value| value.parse().ok()).unwrap_or(default)
     }
 
-    /// Whether to run a setting: without `--only` all, otherwise those whose names contain its text.
+    /// Whether to run a setting. `--only TEXT` selects the settings with `TEXT` in their names.
     pub fn wants(&self, setting: &str) -> bool {
         self.value("--only").is_none_or(|part| setting.contains(&part))
     }
 
-    /// Calls `work`, which returns its number of units, until a window is over. Returns units per second.
+    /// Calls `work` until a window is over. `work` returns how many units it did. Returns units per second.
     pub fn rate(&self, mut work: impl FnMut() -> u64) -> f64 {
         let (began, mut units) = (Instant::now(), 0);
         while began.elapsed() < self.window {
@@ -60,8 +60,8 @@ impl Options {
         units as f64 / began.elapsed().as_secs_f64()
     }
 
-    /// Runs windows of both sides in turn and alternates which side is first, after one warm-up window of
-    /// each. The sides return units per second.
+    /// Runs one warm-up window of each side, then pairs of windows. The first side of a pair alternates. The
+    /// sides return units per second.
     pub fn compare(&self, mut ours: impl FnMut() -> f64, mut baseline: impl FnMut() -> f64) -> Pairs {
         ours();
         baseline();
@@ -85,7 +85,7 @@ impl Pairs {
         Sorted::of(self.0.iter().map(|pair| pair.0))
     }
 
-    /// Pairs that were measured without [`Options::compare`].
+    /// For benches that measure pairs without [`Options::compare`].
     pub fn of(pairs: Vec<(f64, f64)>) -> Self {
         Self(pairs)
     }
@@ -102,13 +102,13 @@ impl Sorted {
         Self(numbers)
     }
 
-    /// The quantile `share`.
+    /// The quantile `share`, from 0 to 1.
     pub fn at(&self, share: f64) -> f64 {
         self.0[((self.0.len() - 1) as f64 * share).round() as usize]
     }
 }
 
-/// A row of the table: one setting.
+/// A row of the report: one setting.
 struct Row {
     setting: String,
     ratio: Sorted,
@@ -117,7 +117,7 @@ struct Row {
     goal: Option<f64>,
 }
 
-/// The table of a bench.
+/// The results of a bench: a table with a row per setting.
 pub struct Report {
     bench: &'static str,
     unit: &'static str,
@@ -128,7 +128,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// A table of `unit` per second against `baseline`. Prints its heading with the machine and the date.
+    /// A report of `unit` per second, compared with `baseline`. Prints the heading with machine and date.
     pub fn new(bench: &'static str, unit: &'static str, baseline: &'static str, options: &Options) -> Self {
         let load = load();
         println!("{bench}: {unit}/s, ours against {baseline}");
@@ -188,7 +188,7 @@ impl Report {
     }
 }
 
-/// Processor, load and date.
+/// The machine and the time: processor, cores, load and date.
 pub fn place() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split(": ").nth(1));
@@ -218,7 +218,7 @@ fn date() -> String {
     format!("{year}-{month:02}-{day:02}")
 }
 
-/// Ranks by a bounded power law, `P(rank) ~ rank^-alpha`, by inverting its continuous form.
+/// Draws ranks from a bounded power law, `P(rank) ~ rank^-alpha`, by inverting its continuous form.
 pub struct PowerLaw {
     power: f64,
     mass: f64,
@@ -237,7 +237,7 @@ impl PowerLaw {
     pub fn rank(&self, draw: &mut Draw) -> u64 {
         let (area, power) = (draw.uniform() * self.mass, self.power);
         let x = if power.abs() < 1e-9 { area.exp() } else { (1.0 + area * power).powf(power.recip()) };
-        // Rounding may reach the end of the range.
+        // Rounding may give `ranks`, which is out of range.
         (x as u64 - 1).min(self.ranks - 1)
     }
 }
@@ -246,7 +246,7 @@ impl PowerLaw {
 pub struct Draw(SplitMix64);
 
 impl Draw {
-    /// Each seed gives a stream of its own.
+    /// Each seed gives another stream.
     pub fn new(seed: u64) -> Self {
         Self(SplitMix64::new(seed.wrapping_mul(0xd134_2543_de82_ef95)))
     }

@@ -7,9 +7,9 @@ use flechette::dataset::{self, DatasetError, Format, ReadOptions, Reader};
 use flechette::schema::Schema;
 use flechette::types::RawBatch;
 
-/// Generates batches of `samples` samples with exactly `lookups` ids per feature. The samples of a schema
-/// with one-hot features are joined, because the reader of multi-hot features would choose the number of ids
-/// at random.
+/// Generates batches of `samples` samples with exactly `lookups` ids per feature. It generates samples of a
+/// schema with one-hot features and joins them, because the reader of multi-hot features would choose the
+/// number of ids at random.
 pub fn draw(
     one_hot: &Schema,
     skew: &str,
@@ -27,8 +27,8 @@ pub fn draw(
     (0..batches).map(draw).collect()
 }
 
-/// Joins each `lookups` consecutive samples to one, with all of their ids. Labels and dense values are those
-/// of the first samples of the batch.
+/// Joins every `lookups` consecutive samples into one sample with all of their ids. The joined samples get
+/// the labels and dense values of the first samples of the batch.
 fn joined(mut raw: RawBatch, lookups: usize) -> RawBatch {
     let width = raw.dense.len() / raw.samples;
     raw.samples /= lookups;
@@ -42,7 +42,7 @@ fn joined(mut raw: RawBatch, lookups: usize) -> RawBatch {
     raw
 }
 
-/// Reads the same batches again and again.
+/// A reader that repeats the same batches.
 pub struct Replay {
     batches: Arc<Vec<RawBatch>>,
     next: usize,
@@ -50,7 +50,7 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// A reader without end, until [`Self::end_after`].
+    /// Never ends, until [`Self::end_after`] sets an end.
     pub fn of(batches: &Arc<Vec<RawBatch>>) -> Self {
         Self { batches: batches.clone(), next: 0, left: usize::MAX }
     }

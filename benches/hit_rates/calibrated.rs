@@ -1,13 +1,13 @@
 //! Traces drawn from distributions that were fitted to whole data sets. Accesses are independent, so hot ids
-//! stay hot; real traces drift.
+//! stay hot; in real traces the hot ids change over time.
 //!
-//! - **Criteo model**: `criteo_trace_model.json` gives for each of the 26 columns how many ids make the head
-//!   and their mass, and a Zipf-Mandelbrot tail. The distribution within the head comes from the counts of
-//!   the sampled rows, as in the fit. The model has 33.7 M ids.
-//! - **Avazu model**: the exact counts of every value that occurs at least 50 times in all 40 M rows, and for
-//!   each column a tail of the other ids, from 49 occurrences downwards, with the remaining mass.
-//! - **Skews** of `data/README.md` on the paper's table sizes: each table's hottest 2 % take 2 % (random),
-//!   8.5 % (low), 30 % (medium) or 80 % (high) of its accesses. And FLECHE's synthetic one: 40 tables of
+//! - **Criteo model**: for each of the 26 columns, `criteo_trace_model.json` gives the number of ids in the
+//!   head, their mass (share of the accesses), and a Zipf-Mandelbrot tail. The distribution within the head
+//!   is that of the counts in the sampled rows, as in the fit. The model has 33.7 M ids.
+//! - **Avazu model**: the exact counts of every value that occurs at least 50 times in all 40 M rows. Each
+//!   column also has a tail of the other ids, from 49 occurrences downwards, with the remaining mass.
+//! - **Skews** on the table sizes of Criteo Kaggle: each table's hottest 2 % get 2 % (random), 8.5 % (low),
+//!   30 % (medium) or 80 % (high) of its accesses. One more is FLECHE's synthetic workload: 40 tables of
 //!   250,000 rows, exponent 1.2.
 
 use std::collections::HashMap;
@@ -26,15 +26,15 @@ use crate::{HASHED_ROWS, Named, Workload, data_folder};
 
 /// Rows of Avazu's full training file.
 const AVAZU_ROWS: f64 = 40_428_967.0;
-/// Exponent of Avazu's tails by rank: 1 / (1.868 - 1), from `avazu_full_frequency.json`.
+/// Exponent of Avazu's tails by rank, 1 / (1.868 - 1). `avazu_full_frequency.json` has the 1.868.
 const AVAZU_TAIL: f64 = 1.152;
-/// Ids of Criteo Kaggle's columns (`cardinalities.json`).
+/// Number of ids in each of Criteo Kaggle's columns C1 to C26 (`cardinalities.json`).
 const CRITEO_IDS: [u64; 26] = [
     1460, 583, 10_131_227, 2_202_608, 305, 24, 12_517, 633, 3, 93_145, 5683, 8_351_593, 3194, 27, 14_992,
     5_461_306, 10, 5652, 2173, 4, 7_046_547, 18, 15, 286_181, 105, 142_572,
 ];
 
-/// Every calibrated workload, with `samples` samples.
+/// Every calibrated workload, with `samples` samples each.
 pub fn workloads(samples: usize) -> anyhow::Result<Vec<Named>> {
     let skews =
         [("random", Skew::Uniform), ("low", Skew::Low), ("medium", Skew::Medium), ("high", Skew::High)];
@@ -74,9 +74,10 @@ const CRITEO_FILES: &[&str] =
     &["criteo_trace_model.json", "criteo_kaggle_train.tsv.zst", "criteo_kaggle_test.tsv.zst"];
 const AVAZU_FILES: &[&str] = &["avazu_full_value_counts_ge50.csv.zst", "avazu_full_frequency.json"];
 
-/// How one column's ids are drawn: a head with a probability each, and a tail by `(rank + offset)^-exponent`.
+/// The distribution of one column's ids: each id of the head has its own probability, and those of the tail
+/// follow `(rank + offset)^-exponent`.
 struct Column {
-    /// Probabilities of the ids `0..head.len()`, summed up.
+    /// Cumulative probabilities of the ids `0..head.len()`.
     head: Vec<f64>,
     tail: Tail,
 }
@@ -89,7 +90,7 @@ struct Tail {
 }
 
 impl Tail {
-    /// The integral of the law from rank 0 to `rank`, or its inverse.
+    /// The integral of the power law from rank 0 to `rank`.
     fn area(&self, rank: f64) -> f64 {
         let power = 1.0 - self.exponent;
         let at = |x: f64| if power.abs() < 1e-9 { x.ln() } else { x.powf(power) / power };
@@ -145,7 +146,7 @@ fn draw(name: &str, columns: &[Column], samples: usize, ahead: Option<f64>) -> W
     let mut words = Draw::new(7);
     for _ in 0..samples {
         for (t, column) in columns.iter().enumerate() {
-            // The accesses fit: at most 10,000 tables, and the number of samples is a flag of this bench.
+            // Fails only if the trace has too many accesses, which needs an absurd `--samples`.
             let _ = trace.push(TableId(t as u32), column.id(&mut words));
         }
     }
@@ -175,7 +176,7 @@ fn criteo_columns() -> anyhow::Result<Vec<Column>> {
     Ok(counts.iter().enumerate().map(column).collect())
 }
 
-/// By column: how often each id of the sampled rows occurs there, the most frequent first.
+/// For each column, the counts of its ids in the sampled rows, highest first.
 fn sampled_counts(schema: &Schema) -> anyhow::Result<Vec<Vec<f64>>> {
     let files = CRITEO_FILES[1..].iter().map(|file| data_folder().join(file)).collect::<Vec<_>>();
     let mut reader = dataset::open(Format::CriteoTsv, &files, schema, ReadOptions::default())?;
@@ -208,7 +209,8 @@ fn avazu_columns() -> anyhow::Result<Vec<Column>> {
         };
         counts.entry(field.to_owned()).or_default().push(total.parse()?);
     }
-    // `hour` is not among the counted fields: its 240 values are hot one after the other.
+    // The file of counts has no `hour`, so the model leaves it out: each of its 240 values is hot for one
+    // hour.
     let column = |name: &&str| {
         let fit = &frequency["columns"][*name];
         let mut counts = counts.get(*name)?.clone();
@@ -219,8 +221,7 @@ fn avazu_columns() -> anyhow::Result<Vec<Column>> {
     Ok(AVAZU_FEATURES.iter().filter_map(column).collect())
 }
 
-/// The tail whose first id has 49 accesses and whose ids together have `accesses`. The offset is found by
-/// bisection.
+/// A tail of `ids` ids with `accesses` accesses together, whose first id has 49. Bisection finds its offset.
 fn avazu_tail(ids: u64, accesses: f64) -> Tail {
     let tail = |offset: f64| Tail { ids, exponent: AVAZU_TAIL, offset };
     let mass = |offset: f64| 49.0 * (1.0 + offset).powf(AVAZU_TAIL) * tail(offset).area(ids as f64);

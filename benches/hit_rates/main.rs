@@ -1,20 +1,21 @@
 //! Hit rates (FLECHE Exp #4): the real flat cache, simulated policies, a static cache per table and the
 //! optimal cache, on real and calibrated traces, at 5, 10 and 20 % of the distinct rows.
 //!
-//! Nothing is timed, so the figures are the same on every machine (except for the last digit of a logarithm).
-//! The comparison:
+//! Nothing is timed, so the figures are the same on every machine (up to rounding of logarithms). The
+//! comparison:
 //!
 //! - A size is a share of the distinct rows of the trace. All caches start empty. `all` counts every access,
-//!   including the first of a row. `warm` counts only the second half of the accesses, as the paper counts
-//!   after a warm-up.
-//! - `per-table` gives table t floor(share x its distinct rows), so a small table may get none. `per-table,
-//!   1+` gives every table at least one row, and so has a few rows more than the others. Both are LRU, as is
-//!   `flat lru`: the goal compares these.
-//! - `FlatCache` is `cache::FlatCache` with its default options, in the least bytes with as many slots (and
-//!   index entries at full load) as the simulated caches have rows. It never holds more rows than they do;
-//!   its watermarks make it hold 5 to 10 % fewer. Evictions run between batches and not on a thread, so that
-//!   runs are reproducible. A batch is one sample, like an access of the simulated caches. A second column
-//!   has batches of 256 samples, in which a row that several samples miss is fetched once and is one miss.
+//!   including the first access to a row. `warm` counts only the second half of the accesses, as the paper
+//!   counts only after a warm-up.
+//! - `per-table lru` gives table t floor(share x its distinct rows), so a small table may get none.
+//!   `per-table lru, 1+` gives every table at least one row, so it has a few rows more than the others.
+//!   Goals compare `per-table lru` with the flat `lru`.
+//! - `FlatCache` is `cache::FlatCache` with its default options. It gets the fewest bytes that have as many
+//!   slots and index entries as the simulated caches have rows. Its watermarks make it hold 5 to 10 % fewer
+//!   rows than they do. Evictions run between batches and not on a thread, so that runs are reproducible. A
+//!   batch is one sample, which comes closest to the single accesses of the simulated caches. Another column
+//!   has batches of 256 samples; if several samples of a batch miss the same row, it is fetched once and
+//!   counts as one miss.
 //!
 //! `--only TEXT`, `--samples N` of calibrated traces (100,000), `--admission P` or `--misses N` (default: the
 //! cache's default policy), `--json`. Real traces are read from `../shared/data` or `$FLECHETTE_DATA`.
@@ -37,9 +38,9 @@ use rayon::prelude::*;
 
 const POLICIES: usize = Policy::ALL.len();
 const SIZES: [f64; 3] = [0.05, 0.1, 0.2];
-/// Points by which the real cache may be below the best policy.
+/// Percentage points by which the real cache may be below the best policy.
 const BEHIND: f64 = 3.0;
-/// Rows of the hashed tables: enough that ids rarely share one.
+/// Rows of the hashed tables: enough that few ids share a row.
 const HASHED_ROWS: u64 = 50_000_000;
 
 /// A trace with one access per sample and table.
@@ -48,7 +49,7 @@ pub struct Workload {
     pub name: String,
     /// The accesses.
     pub trace: Trace,
-    /// Points by which flat LRU should exceed per-table LRU.
+    /// Percentage points by which flat LRU should exceed per-table LRU; `None`: no goal.
     pub ahead: Option<f64>,
 }
 
@@ -74,7 +75,7 @@ fn main() -> anyhow::Result<()> {
             rows.push(size.json(&workload));
         }
     }
-    println!("## Goals\n\n| trace | size | goal | got | reached |\n|---|---|---|---|---|");
+    println!("## Goals\n\n| trace | size | goal | points | reached |\n|---|---|---|---|---|");
     verdicts.iter().for_each(|verdict| println!("{verdict}"));
     if options.json {
         println!("{}", serde_json::json!({"bench": "hit_rates", "place": harness::place(), "rows": rows}));
@@ -82,7 +83,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A workload's name, and a function that makes it.
+/// A workload's name, and the function that draws or reads it.
 pub type Named = (String, Box<dyn Fn() -> anyhow::Result<Workload>>);
 
 /// The folder of the real data sets.
@@ -129,16 +130,16 @@ fn read(name: &str, file: &str, format: Format) -> anyhow::Result<Workload> {
     Ok(Workload { name: name.into(), trace: trace.finish(1.0), ahead: Some(ahead) })
 }
 
-/// Hit rates over all accesses and over the second half.
+/// Hit rates, from 0 to 1.
 #[derive(Clone, Copy, Default)]
 pub struct Rates {
     /// Over all accesses.
     pub all: f64,
-    /// Over the second half.
+    /// Over the second half of the accesses.
     pub warm: f64,
 }
 
-/// Counts hits.
+/// Counts the hits of both halves of a trace.
 pub struct Tally {
     accesses: usize,
     seen: usize,
@@ -146,12 +147,12 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// No hits on a trace yet.
+    /// A tally for this trace, without accesses yet.
     pub fn of(trace: &Trace) -> Self {
         Self { accesses: trace.accesses.len(), seen: 0, hits: [0; 2] }
     }
 
-    /// Adds the next accesses, of which `hits` hit.
+    /// Adds the next accesses; `hits` of them were hits.
     pub fn add(&mut self, accesses: usize, hits: u64) {
         self.hits[usize::from(self.seen >= self.accesses / 2)] += hits;
         self.seen += accesses;
@@ -165,7 +166,7 @@ impl Tally {
     }
 }
 
-/// All caches of one size on one trace.
+/// The results of all caches with one size on one trace.
 struct Size {
     share: f64,
     rows: usize,

@@ -1,4 +1,4 @@
-//! The real cache on a trace: what the engine does with it, without a model.
+//! Runs the real cache on a trace: the cache operations of the engine, without a model.
 
 use flechette::cache::{AdmissionOption, CacheOptions, CacheShape, EvictStep, FlatCache, Query, TableShape};
 use flechette::planner::trace::Trace;
@@ -6,7 +6,7 @@ use flechette::types::TableId;
 
 use crate::{Rates, Tally};
 
-/// Values per row.
+/// Elements per row.
 const DIM: usize = 16;
 
 /// The result of a run.
@@ -44,7 +44,7 @@ pub fn run(trace: &Trace, rows: usize, samples: usize, admission: AdmissionOptio
     Ok(Run { rates: tally.rates(), mean_rows: later.iter().sum::<f64>() / later.len() as f64 })
 }
 
-/// The least bytes that have slots and index entries for `rows` rows.
+/// The smallest shape that has slots and index entries for `rows` rows, found by bisection.
 fn shape(trace: &Trace, rows: usize, options: &CacheOptions) -> anyhow::Result<CacheShape> {
     let table = |table: &flechette::planner::trace::TraceTable| TableShape {
         rows: table.keys.len() as u64,

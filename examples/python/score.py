@@ -1,9 +1,9 @@
-"""Reads Criteo lines from standard input, scores them with a server, and prints one score a line.
+"""Reads Criteo lines from standard input, scores them with a server, and prints one score per line.
 
     pip install grpcio grpcio-reflection
     python score.py 127.0.0.1:8001 MODEL < criteo.tsv
 
-The protocol is read from the server by reflection, so there is no generated code.
+Reflection gives the protocol from the server, so there is no generated code.
 """
 
 import sys

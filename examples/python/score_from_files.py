@@ -35,7 +35,7 @@ def read_tensors(path):
 
 
 def mix64(number):
-    """The finaliser of SplitMix64."""
+    """The finalizer of SplitMix64."""
     x = (number + 0x9E3779B97F4A7C15) & MASK
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & MASK
     x = (x ^ x >> 27) * 0x94D049BB133111EB & MASK
@@ -51,12 +51,12 @@ class Table:
         self.weight = read_tensors(directory / "tables" / f"{schema['name']}.safetensors")["weight"]
 
     def row(self, id):
-        """The float32 elements that an id reads."""
+        """The float32 elements of the row of an id, or of the table's default."""
         if id >= self.rows:
             if self.default == "zeros":
                 return np.zeros(self.dim, np.float32)
             if self.default == "error":
-                raise ValueError(f"id {id} is past the {self.rows} rows of the table")
+                raise ValueError(f"id {id} is beyond the {self.rows} rows of the table")
             id = self.default["row"]
         if self.lossy_bits is not None:
             id = mix64(id) >> (64 - self.lossy_bits)
@@ -79,7 +79,7 @@ class Model:
         return 1 / (1 + np.exp(-z))
 
     def inputs(self, sample):
-        """The transformed dense values, a pooled vector a feature, and the first-order weights."""
+        """The transformed dense values, and for each feature its pooled vector and first-order weight."""
         columns = self.schema.get("dense", [])
         dense = np.array([transform(column, sample.get(column["name"], 0)) for column in columns], np.float64)
         vectors, wide = [], []
@@ -106,7 +106,7 @@ class Model:
         return pooled / len(ids) if mean and ids else pooled
 
     def linear(self, name, x):
-        """W x + b, as torch.nn.Linear has it: W is (outputs, inputs)."""
+        """W x + b, as in torch.nn.Linear: W has the shape (outputs, inputs)."""
         return self.dense[f"{name}.weight"].astype(np.float64) @ x + self.dense[f"{name}.bias"]
 
     def mlp(self, name, x, layers, linear_end):
@@ -171,7 +171,7 @@ def transform(column, value):
 
 
 def criteo_sample(line):
-    fields = line.rstrip(b"\n").split(b"\t")[-39:]  # without the label, where there is one
+    fields = line.rstrip(b"\n").split(b"\t")[-39:]  # without the label, if there is one
     numbers = {f"I{i + 1}": float(fields[i] or 0) for i in range(13)}
     return numbers | {f"C{i + 1}": fields[13 + i] for i in range(26)}
 

@@ -1,4 +1,4 @@
-//! The batcher as its callers see it: which requests are merged, dropped and answered.
+//! The batcher through its public interface: which requests are merged, dropped and answered.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -23,7 +23,8 @@ fn start(model: &Arc<Fake>, change: impl FnOnce(&mut BatcherConfig)) -> Arc<Batc
     Arc::new(Batcher::start(model.clone(), metrics, &config).unwrap())
 }
 
-/// Samples that depend on `seed`. With an odd seed, the ids of `tag` are absent from the table.
+/// A batch that depends on `seed`, with its scores and absent ids. With an odd seed, the ids of `tag` are
+/// absent.
 fn batch(samples: usize, seed: u64) -> (Batch, Vec<f32>, Vec<AbsentId>) {
     let mut batch = Batch::empty(3);
     let (mut scores, mut absent) = (Vec::new(), Vec::new());
@@ -210,7 +211,7 @@ async fn a_score_that_is_not_finite_fails_only_its_request() {
         let model = Arc::new(Recorded { model: Box::new(engine), calls: std::sync::Mutex::default() });
         let mut batches = [(2, 2), (3, 4), (4, 6)].map(|(samples, seed)| batch(samples, seed).0);
         let expected = [0, 2].map(|i: usize| model.predict(&batches[i]).unwrap().probabilities);
-        // The second sample of the second request.
+        // Makes the score of the second sample of the second request overflow.
         batches[1].dense[2..4].copy_from_slice(&[f32::MAX, 0.0]);
         model.calls.lock().unwrap().clear();
         // Together they fill a batch, so the batcher does not wait for the delay.

@@ -1,9 +1,11 @@
-//! The contract of a flat cache, as properties that every implementation fulfils: the cache on the host
-//! (`host`) and the cache on a simulated CUDA device (`cusim_cache`). A [`Subject`] runs batches. Its output
-//! is compared with rows that encode their table, id and version, pooled by the host's kernel.
+//! The contract of a flat cache: properties that every implementation must fulfil. The implementations are
+//! the cache on the host (`host`), on a simulated CUDA device (`cusim_cache`) and on NVIDIA's driver
+//! (`cuda_cache`). A [`Subject`] runs batches. Its output is compared with rows that encode their table, id
+//! and version, pooled by the host's kernel.
 //!
-//! Here: the subject, and what every cache guarantees. `world`: tables and batches. `versions`: switching.
-//! `pointers`: the unified index. `narrow`: keys shared by rows. `warm`: initial and hot rows.
+//! This file has the subject and the properties of every cache. `world` has tables and batches, `versions`
+//! switching, `pointers` the unified index, `narrow` keys that rows share, `warm` initial and hot rows, and
+//! `hit_rate` the hit rate of the default policy.
 
 mod hit_rate;
 mod host;
@@ -27,7 +29,7 @@ pub use world::*;
 /// The result of a batch.
 pub struct Seen {
     pub matrix: Vec<f32>,
-    /// The rows that were fetched.
+    /// The missing rows that the subject fetched from the store.
     pub fetched: Vec<(TableId, u64)>,
     pub version: u64,
 }
@@ -35,7 +37,7 @@ pub struct Seen {
 /// Rows to warm a cache with.
 pub type Rows<'i, 'r> = dyn Iterator<Item = (TableId, u64, &'r [u8])> + 'i;
 
-/// A cache with one worker.
+/// A cache implementation and one worker that runs batches on it.
 pub trait Subject: Send + Sync + Sized {
     /// Runs a batch. If rows are missing, `meanwhile` is called after the lookup and before any row is read.
     fn embed(&mut self, world: &World, batch: &Batch, meanwhile: impl FnOnce()) -> Seen;
@@ -43,8 +45,8 @@ pub trait Subject: Send + Sync + Sized {
     fn another(&self, world: &World) -> Self;
     fn version(&self) -> u64;
     fn switch(&self, version: u64, changed: &[(TableId, u64, &[u8])]) -> Result<Switched, String>;
-    /// Allows pointers at the rows of a table in the current version, until the result is dropped. Then the
-    /// rows are overwritten.
+    /// Allows pointers to the rows of a table in the current version until the result is dropped. Dropping it
+    /// overwrites the rows, so that a late read shows.
     fn host_rows(&self, world: &World, table: TableId) -> Box<dyn Send>;
     fn set_pointers(&self, capacity: u64);
     fn observe(&self, ids: u64, elapsed: Duration);
@@ -93,7 +95,7 @@ pub fn settle(subject: &impl Subject) {
             return;
         }
     }
-    panic!("eviction does not come to rest");
+    panic!("eviction does not become idle");
 }
 
 pub fn a_hit_is_the_row_inserted<S: Subject>(
@@ -191,23 +193,24 @@ pub fn memory_passes_from_one_row_size_to_another<S: Subject>(new: impl Fn(&Worl
             hits = run(&mut subject, &world, &of((0..60).collect())).0;
             settle(&subject);
         }
-        assert_eq!(hits, 60, "table {t} has taken the room of table {other}");
+        assert_eq!(hits, 60, "table {t} did not get the memory of table {other}");
     }
 }
 
-/// Checks the counts while no operation is pending.
+/// Checks that the counts are consistent. No operation may be pending.
 pub fn assert_adds_up(stats: &CacheStats) {
     let evictions = totals(stats).2;
     assert_eq!(stats.entries, stats.inserted + stats.pointers - evictions, "{stats:?}");
     assert!(stats.pool_used_bytes <= stats.pool_bytes && stats.entries <= 2 * stats.entry_capacity);
 }
 
-/// Random steps of [`whatever_happens_a_row_is_its_batchs_versions`].
+/// Random operations for [`whatever_happens_a_row_is_its_batchs_versions`].
 pub fn any_steps() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(0u8..20, 1..60)
 }
 
-/// Tables of 120 rows in a cache of random size, with or without pointers, narrow keys, and LFU.
+/// Tables of 120 rows in a cache of random size, with a random choice of pointers, key width and eviction
+/// policy.
 pub fn any_world() -> impl Strategy<Value = World> {
     let dims = prop::collection::vec(1usize..20, 1..4);
     let bits = prop_oneof![Just(64), 4u32..12];

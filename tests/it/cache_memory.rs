@@ -1,4 +1,4 @@
-//! The memory of a cache under load: `cache.bytes`, and what docs/cache.md states in addition.
+//! A cache under load takes at most `cache.bytes` and the additional memory that docs/cache.md states.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,13 +14,13 @@ use flechette::types::{TableId, Version};
 
 use crate::program::{Served, Workshop, bytes_of, run};
 
-/// What a cache takes in addition to its bytes, and a server with a cache in addition to its bytes and a
-/// server without.
-const CACHE_BESIDE: u64 = 8 << 20;
-const SERVER_BESIDE: u64 = 16 << 20;
-/// Per id of a worker's largest batch.
+/// Allowed memory in addition to `cache.bytes`: of a cache alone, and of a server compared with one without a
+/// cache.
+const CACHE_EXTRA: u64 = 8 << 20;
+const SERVER_EXTRA: u64 = 16 << 20;
+/// Bytes for each id of a worker's largest batch.
 const BATCH_ID: u64 = 130;
-/// Per cached row while hot rows are listed, and per changed row during a version switch.
+/// Bytes for each cached row while hot rows are listed, and for each changed row during a version switch.
 const HOT_ROW: u64 = 16;
 const CHANGED_ROW: u64 = 140;
 
@@ -29,10 +29,10 @@ const TABLES: [TableShape; 2] =
     [TableShape { rows: 1 << 20, row_bytes: 64 }, TableShape { rows: 1 << 20, row_bytes: 32 }];
 const ROW: [u8; 64] = [7; 64];
 
-/// Set in a process that is measured, to its eviction policy.
+/// Environment variable of a measured process: its eviction policy.
 const MEASURED: &str = "CACHE_MEMORY_EVICTION";
 
-/// Runs itself once for each eviction policy, since each measurement needs a process of its own.
+/// Runs itself as a child process for each eviction policy, because memory is measured per process.
 #[test]
 fn a_cache_under_load_stays_within_its_bytes_and_what_is_stated() {
     match std::env::var(MEASURED).as_deref() {
@@ -50,7 +50,7 @@ fn a_cache_under_load_stays_within_its_bytes_and_what_is_stated() {
         let (out, err) = (String::from_utf8_lossy(&child.stdout), String::from_utf8_lossy(&child.stderr));
         eprint!("{err}");
         assert!(child.status.success(), "{eviction}:\n{out}{err}");
-        assert!(out.contains("test result: ok. 1 passed"), "there is no test {name}:\n{out}{err}");
+        assert!(out.contains("test result: ok. 1 passed"), "the child did not run {name}:\n{out}{err}");
         assert_eq!(err.matches(" bytes of ").count(), 3, "three measurements: {err}");
     }
 }
@@ -61,9 +61,9 @@ fn measure(eviction: EvictionOption) {
     let before = bytes_of(id, "VmRSS").unwrap();
     let within = |what: &str, more: u64| {
         let took = bytes_of(id, "VmHWM").unwrap() - before;
-        let allowed = BYTES as u64 + CACHE_BESIDE + more;
+        let allowed = BYTES as u64 + CACHE_EXTRA + more;
         eprintln!("{what}: {took} bytes of {allowed}, {more} of them temporary");
-        assert!(took <= allowed, "{what}: {took} bytes, {allowed} are stated");
+        assert!(took <= allowed, "{what}: {took} bytes, allowed {allowed}");
     };
     let cache = &FlatCache::new(&CacheShape { bytes: BYTES, tables: TABLES.to_vec() }, &options).unwrap();
     let (stop, evictions) = (&AtomicBool::new(false), || evictions(cache));
@@ -72,7 +72,8 @@ fn measure(eviction: EvictionOption) {
         for seed in 0..2 {
             scope.spawn(move || load(cache, seed, stop));
         }
-        // A batch that does not finish prevents slots from being freed, up to the limit of waiting slots.
+        // While this batch is unfinished, evicted slots are not freed. Waits until the cache is at its limit
+        // of slots that wait to be freed.
         let pin = cache.pin();
         while cache.stats().rejected_full == 0 {
             std::thread::yield_now();
@@ -83,9 +84,10 @@ fn measure(eviction: EvictionOption) {
             std::thread::yield_now();
         }
         within("evicting", 0);
-        // Checked here, because a later switch removes rows for which it has no room.
+        // This is checked before the switches, because a switch removes changed rows for which there is no
+        // room.
         let stats = cache.stats();
-        assert!(stats.pool_used_bytes > stats.pool_bytes / 2, "the cache is full: {stats:?}");
+        assert!(stats.pool_used_bytes > stats.pool_bytes / 2, "the cache is not full: {stats:?}");
 
         let entries = cache.stats().entry_capacity;
         for _ in 0..5 {
@@ -106,7 +108,7 @@ fn measure(eviction: EvictionOption) {
     assert!(stats.total_bytes <= BYTES as u64, "{stats:?}");
 }
 
-/// Stops the load, even if the test fails.
+/// Stops the load when it is dropped, so also if the test fails.
 struct Stop<'s>(&'s AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -119,7 +121,7 @@ fn evictions(cache: &FlatCache) -> u64 {
     cache.stats().tables.iter().map(|table| table.evictions).sum()
 }
 
-/// Runs batches of random rows.
+/// Runs batches of random rows until `stop` is set.
 fn load(cache: &FlatCache, seed: u64, stop: &AtomicBool) {
     let (mut query, mut draw) = (Query::default(), seed << 32);
     while !stop.load(Ordering::Relaxed) {
@@ -166,7 +168,7 @@ fn a_server_with_a_cache_takes_its_bytes_and_what_is_stated_more_than_one_withou
         });
         std::fs::remove_file(saved).unwrap();
         let batches = BATCH_ID * (WORKERS * SAMPLES * schema.features.len()) as u64;
-        let allowed = without + bytes + SERVER_BESIDE + batches;
+        let allowed = without + bytes + SERVER_EXTRA + batches;
         eprintln!("{eviction}: {with} bytes with {bytes} of cache, {without} without");
         assert!(with <= allowed, "{with} bytes with {bytes} of cache, {without} without");
     }
@@ -176,7 +178,8 @@ const WORKERS: usize = 2;
 /// Samples per batch.
 const SAMPLES: usize = 4096;
 
-/// The peak memory of a server that scores the samples twice.
+/// The peak memory of a server with these settings of section `cache`, which scores the samples twice.
+/// `then` is called before the measurement.
 fn peak(workshop: &Workshop, keys: &str, then: impl Fn(&Served)) -> u64 {
     let config = workshop.path("serve.toml");
     std::fs::write(&config, format!("[batcher]\nworkers = {WORKERS}\n[cache]\n{keys}\n")).unwrap();

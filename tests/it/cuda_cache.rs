@@ -1,5 +1,5 @@
 //! The contract of `cache_contract` on NVIDIA's driver: on a real GPU if there is one and, with the feature
-//! cusim, on the fake driver, whose kernels the simulator executes (`cusim_kernels`).
+//! cusim, on the pretended driver (`pretend`), whose kernels the simulator executes (`cusim_kernels`).
 #![cfg(target_os = "linux")]
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub fn nvidia() -> Arc<Nvidia> {
     Arc::new(open(0, None).unwrap())
 }
 
-/// Runs a property on a real GPU, or prints why not. Does nothing in a child process of a test.
+/// Checks a property on a real GPU, or reports it as skipped. Does nothing in a child process of a test.
 pub fn on_a_real_gpu(property: impl Fn(&Arc<Nvidia>)) {
     if is_child() {
         return;
@@ -46,7 +46,7 @@ macro_rules! on_every_gpu {
 }
 pub(crate) use on_every_gpu;
 
-/// The property at this path, for a subject on the driver.
+/// A closure that checks a property of `cache_contract` with a subject on the driver.
 macro_rules! held {
     ($property:path) => {
         |driver: &Arc<Nvidia>| $property(|world: &World| device::on(driver, world))

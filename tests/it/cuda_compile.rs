@@ -2,8 +2,8 @@
 //! cache.
 //!
 //! The tests use each NVRTC in the folders of `$NVRTC_PATH` (separated as in `$PATH`) and below `target/ci`,
-//! where `.ci/kernels` installs it. NVRTC opens its parts by name, so a child process runs with the folder as
-//! its library path. Without NVRTC the tests are skipped.
+//! where `.ci/kernels` installs it. NVRTC loads its own libraries by name, so each test runs in a child
+//! process with the folder as its library path. Without NVRTC the tests are skipped.
 #![cfg(target_os = "linux")]
 
 use std::fs;
@@ -17,7 +17,7 @@ use flechette::device::cuda::{CudaError, open};
 use crate::pretend::{ChildOutput, LIBCUDA, Machine};
 use crate::skip::skip;
 
-/// Folders with a libnvrtc.
+/// The folders that contain a libnvrtc.
 fn folders() -> Vec<PathBuf> {
     let named = std::env::var_os("NVRTC_PATH").unwrap_or_default();
     let mut found: Vec<PathBuf> = std::env::split_paths(&named).collect();
@@ -36,19 +36,19 @@ fn folders() -> Vec<PathBuf> {
     found
 }
 
-/// Runs a test with each compiler. Returns the children's output, and nothing in a child.
+/// Runs `inside` in a child process for each compiler. Returns the children's outputs; in a child, nothing.
 fn with_every_compiler(machine: impl Fn() -> Machine, inside: impl Fn(&Path) + Copy) -> Vec<ChildOutput> {
     folders().iter().map_while(|folder| machine().with_path(folder).runs(inside)).collect()
 }
 
-/// Compute 7.0 for a compiler that knows it, and 7.5, 8.0 and 9.0 for all.
+/// Compute capabilities. Every compiler supports 7.5 and later; 7.0 only NVRTC 12.9.
 const COMPUTES: [(i32, i32); 4] = [(7, 0), (7, 5), (8, 0), (9, 0)];
 
 fn is_machine_code(image: &[u8]) -> bool {
     image.starts_with(b"\x7fELF")
 }
 
-/// Runs with the NVRTC on the library path. The test below runs it as a child.
+/// Uses the NVRTC on the library path. The next test runs this one in a child process for each NVRTC.
 #[test]
 fn compiles_every_kernel_for_every_device() {
     let compiler = match Compiler::find() {
@@ -72,7 +72,7 @@ fn compiles_every_kernel_for_every_device() {
             println!("{}: {}", image.kernel.name, image.origin);
         }
     }
-    // PTX, for devices that no compiler knows yet. It includes its closing zero.
+    // PTX is for devices that are newer than the compiler. The text ends with a zero byte.
     for kernel in KERNELS {
         let ptx = compiler.compile(kernel, Target::Text(75)).unwrap();
         assert_eq!(ptx.last(), Some(&0));
@@ -80,7 +80,7 @@ fn compiles_every_kernel_for_every_device() {
         for entry in kernel.entries {
             assert!(ptx.contains(&format!(".visible .entry {entry}(")), "{ptx}");
         }
-        // A product and a sum are rounded separately, as on the host.
+        // No fused multiply-add: a product and a sum are rounded separately, as on the host.
         assert!(!ptx.contains("fma."), "{ptx}");
     }
 }
@@ -123,7 +123,7 @@ fn a_compiler_without_its_builtins_library_is_refused_with_its_message() {
         let mut files = fs::read_dir(&folder).unwrap().map(|file| file.unwrap());
         let main = files.find(|file| file.file_name().to_string_lossy().starts_with("libnvrtc.so"));
         let main = main.unwrap().path();
-        let said = Machine::bare().with_link(&main).runs(|_| {
+        let child = Machine::bare().with_link(&main).runs(|_| {
             let compiled = Compiler::find().unwrap().compile(&KERNELS[0], Target::Binary(90));
             let Err(error) = compiled else {
                 return skip("libnvrtc-builtins is installed for all programs");
@@ -131,7 +131,7 @@ fn a_compiler_without_its_builtins_library_is_refused_with_its_message() {
             let error = error.to_string();
             assert!(error.contains("libnvrtc-builtins") && error.lines().count() == 1, "{error}");
         });
-        if said.is_none() {
+        if child.is_none() {
             return;
         }
     }
@@ -185,14 +185,14 @@ fn a_cache_that_cannot_be_written_only_gives_warnings() {
 
 #[test]
 fn a_device_is_opened_with_machine_code_of_the_real_nvrtc() {
-    let said = with_every_compiler(
+    let outputs = with_every_compiler(
         || Machine::bare().with("libcuda.so", LIBCUDA),
         |folder| {
             let driver = open(0, Some(&folder.join("kernels"))).unwrap();
             assert!(driver.to_string().contains("kernels by NVRTC 1"), "{driver}");
         },
     );
-    for said in said {
-        assert_eq!(said.log.matches("module machine code").count(), KERNELS.len(), "{}", said.log);
+    for output in outputs {
+        assert_eq!(output.log.matches("module machine code").count(), KERNELS.len(), "{}", output.log);
     }
 }

@@ -1,6 +1,6 @@
-//! The `Driver` for NVIDIA devices (`device/cuda/nvidia.rs`), on pretended libcuda and libnvrtc (`pretend`):
-//! every method, the counts of operations, the release of resources, and every error. Properties that do not
-//! depend on the pretended driver are tested on a real GPU too, if there is one.
+//! The `Driver` for NVIDIA devices (`device/cuda/nvidia.rs`), on a pretended libcuda and libnvrtc
+//! (`pretend`): every method, the counts of operations, the release of resources, and every error.
+//! Properties that do not need the pretended driver are also tested on a real GPU, if there is one.
 #![cfg(target_os = "linux")]
 #![allow(unsafe_code)]
 
@@ -15,10 +15,10 @@ use flechette::device::cuda::{
 use crate::pretend::{Machine, is_child, log_so_far};
 use crate::skip::skip_part;
 
-/// Tests a property on a pretended GPU, and on the machine's GPU if there is one. Returns the pretended
-/// driver's log.
+/// Runs `inside` in a child process on a pretended GPU, and `test` on the machine's GPU if there is one.
+/// Returns the pretended driver's log.
 fn on_every_gpu(test: fn(&Nvidia), machine: Machine, inside: impl FnOnce(&Path)) -> Option<String> {
-    let said = machine.runs(inside);
+    let output = machine.runs(inside);
     if is_child() {
         return None;
     }
@@ -26,7 +26,7 @@ fn on_every_gpu(test: fn(&Nvidia), machine: Machine, inside: impl FnOnce(&Path))
         Ok(_) => test(&open_scale()),
         Err(reason) => skip_part(&format!("no real GPU: {reason}")),
     }
-    said.map(|said| said.log)
+    output.map(|output| output.log)
 }
 
 /// Asserts that the driver was dropped and everything was released.
@@ -36,13 +36,13 @@ fn assert_nothing_left(log: &str) {
 }
 
 fn bytes_of(memory: Pinned) -> Vec<u8> {
-    // SAFETY: tests read after an event behind the last writer has fired.
+    // SAFETY: tests call this only after an event that follows the last write has fired.
     unsafe { std::slice::from_raw_parts(memory.host.as_ptr(), memory.bytes) }.to_vec()
 }
 
 fn fill(memory: Pinned, bytes: &[u8]) {
     assert!(bytes.len() <= memory.bytes);
-    // SAFETY: it is long enough, and nothing else uses it while a test writes.
+    // SAFETY: the memory is long enough, and nothing else uses it during the call.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory.host.as_ptr(), bytes.len()) };
 }
 
@@ -213,7 +213,7 @@ fn a_kernel_gives_the_hosts_bits(driver: &Nvidia) {
     assert_eq!(scale.take_out(), scale.expected);
     assert_eq!(driver.work().launches, before.launches + 1);
 
-    // Also from a thread that has not used the device before.
+    // A thread that has not used the device before can launch too.
     std::thread::scope(|scope| {
         scope.spawn(|| {
             scale.launch(driver, &stream).unwrap();
@@ -224,7 +224,7 @@ fn a_kernel_gives_the_hosts_bits(driver: &Nvidia) {
     assert!(driver.multiprocessors() > 0);
 
     let args = bytemuck::bytes_of(&scale.args);
-    // SAFETY: both are refused before anything runs.
+    // SAFETY: both launches are refused before anything runs.
     let (short, unknown) = unsafe {
         (
             driver.launch(&stream, "scale", SHAPE, &args[1..]).unwrap_err(),
@@ -260,7 +260,7 @@ fn a_graph_does_what_was_recorded(driver: &Nvidia) {
     let graph = driver
         .capture(&stream, &mut || {
             scale.launch(driver, &stream)?;
-            // Another stream joins the capture by an event, and is joined again.
+            // A second stream joins the capture by an event, and an event orders the first stream after it.
             driver.follow(&side, &driver.record(&stream)?)?;
             // SAFETY: both are pinned memory, which nothing else uses until the test has waited.
             unsafe { driver.copy(&side, scale.to.device, copy.device, 4 * COUNT)? };
@@ -271,7 +271,7 @@ fn a_graph_does_what_was_recorded(driver: &Nvidia) {
     assert_eq!(scale.take_out(), [0.0; COUNT]);
 
     for launches in 1..=3 {
-        // SAFETY: as for the launch and the copy; the previous launch of the graph has ended.
+        // SAFETY: as for the recorded launch and copy; the previous launch of the graph has ended.
         unsafe { driver.launch_graph(&stream, &graph).unwrap() };
         driver.wait(&driver.record(&stream).unwrap()).unwrap();
         assert_eq!(scale.take_out(), scale.expected);
@@ -311,7 +311,7 @@ fn a_failed_capture_leaves_the_stream_usable(driver: &Nvidia) {
     }));
     assert!(panicked.is_err());
 
-    // An event that was recorded in a capture never fires. It is usable again after the next record.
+    // An event that was recorded in a capture never fires. After it is recorded again, it can be used.
     let mut inside = None;
     let graph = driver
         .capture(&stream, &mut || {
@@ -383,7 +383,7 @@ fn threads_work_concurrently_and_every_operation_is_counted_once() {
 
 #[test]
 fn a_capture_that_allocates_is_refused_and_not_final() {
-    let said = Machine::whole().runs(|_| {
+    let output = Machine::whole().runs(|_| {
         let driver = open_scale();
         let stream = driver.stream().unwrap();
         let refused = driver.capture(&stream, &mut || driver.allocate(64).map(drop)).err().unwrap();
@@ -399,26 +399,26 @@ fn a_capture_that_allocates_is_refused_and_not_final() {
         // SAFETY: no operation used it.
         unsafe { driver.free(driver.allocate(64).unwrap()) };
     });
-    said.inspect(|said| assert_nothing_left(&said.log));
+    output.inspect(|output| assert_nothing_left(&output.log));
 }
 
 #[test]
 fn a_graph_that_cannot_be_instantiated_releases_its_capture() {
-    let said = Machine::whole().with_setting("INSTANTIATE", "2").runs(|_| {
+    let output = Machine::whole().with_setting("INSTANTIATE", "2").runs(|_| {
         let driver = open_scale();
         let refused = driver.capture(&driver.stream().unwrap(), &mut || Ok(())).err().unwrap();
         let expected = "cuda cuGraphInstantiateWithFlags: error 2 (CUDA_ERROR_OUT_OF_MEMORY)";
         assert_eq!(refused.to_string(), expected);
     });
-    // The pretended driver also counts the executable graph that it refused.
-    said.inspect(|said| {
-        assert!(said.log.contains("released with streams 0 events 0 graphs 1 "), "{}", said.log)
+    // The one graph is the executable graph that the pretended driver refused, but counts.
+    output.inspect(|output| {
+        assert!(output.log.contains("released with streams 0 events 0 graphs 1 "), "{}", output.log)
     });
 }
 
 #[test]
 fn streams_events_and_graphs_keep_the_context_after_the_driver_is_dropped() {
-    let said = Machine::whole().runs(|_| {
+    let output = Machine::whole().runs(|_| {
         let driver = open_scale();
         let stream = driver.stream().unwrap();
         let event = driver.record(&stream).unwrap();
@@ -429,14 +429,14 @@ fn streams_events_and_graphs_keep_the_context_after_the_driver_is_dropped() {
         assert!(!log_so_far().contains("released"));
         drop(stream);
         assert_nothing_left(&log_so_far());
-        // Opening again gives a new context, on this thread and on another.
+        // Opening the device again gives a new context, which works on this thread and on another.
         let again = Arc::new(open(0, None).unwrap());
         std::thread::scope(|scope| {
             let other = again.clone();
             scope.spawn(move || drop(other.stream().unwrap()));
         });
     });
-    said.inspect(|said| assert_nothing_left(&said.log));
+    output.inspect(|output| assert_nothing_left(&output.log));
 }
 
 #[test]
@@ -453,7 +453,7 @@ fn an_allocation_that_is_too_large_is_refused_with_the_free_bytes() {
         assert!(refused.to_string().starts_with("device memory: 60000 bytes refused, "), "{refused}");
         let refused = driver.allocate_pinned(10_000).unwrap_err().to_string();
         assert!(refused.starts_with("pinned memory: 10000 bytes refused, "), "{refused}");
-        // The error is not final.
+        // The error is not final, so a smaller allocation succeeds.
         let small = driver.allocate_pinned(100).unwrap();
         free_all(&driver, &[held], &[small]);
         // Allocations of 0 bytes succeed.
@@ -465,19 +465,19 @@ fn an_allocation_that_is_too_large_is_refused_with_the_free_bytes() {
 
 #[test]
 fn memory_is_freed_when_zeroing_or_mapping_fails() {
-    let said = Machine::whole().with_setting("MEMSET", "1").with_setting("MAPPED", "801").runs(|_| {
+    let output = Machine::whole().with_setting("MEMSET", "1").with_setting("MAPPED", "801").runs(|_| {
         let driver = open_scale();
         let refused = driver.allocate(64).unwrap_err().to_string();
         assert_eq!(refused, "cuda cuMemsetD8Async: error 1 (CUDA_ERROR_INVALID_VALUE)");
         let refused = driver.allocate_pinned(64).unwrap_err().to_string();
         assert_eq!(refused, "cuda cuMemHostGetDevicePointer_v2: error 801 (CUDA_ERROR_NOT_SUPPORTED)");
     });
-    said.inspect(|said| assert_nothing_left(&said.log));
+    output.inspect(|output| assert_nothing_left(&output.log));
 }
 
 #[test]
 fn every_call_after_a_final_error_returns_it_without_calling_the_driver() {
-    let said = Machine::whole().with_setting("STICKY", "2:700").runs(|_| {
+    let output = Machine::whole().with_setting("STICKY", "2:700").runs(|_| {
         let driver = open_scale();
         let (stream, scale) = (driver.stream().unwrap(), Scale::new(&driver));
         scale.launch(&driver, &stream).unwrap();
@@ -513,9 +513,9 @@ fn every_call_after_a_final_error_returns_it_without_calling_the_driver() {
         }
         assert_eq!(driver.memory(), (0, 0));
     });
-    if let Some(said) = said {
-        assert!(!said.log.contains("asked after the end"), "{}", said.log);
-        assert!(said.log.lines().last().unwrap().starts_with("released"), "the context is released");
+    if let Some(output) = output {
+        assert!(!output.log.contains("called after a final error"), "{}", output.log);
+        assert!(output.log.lines().last().unwrap().starts_with("released"), "the context is released");
     }
 }
 

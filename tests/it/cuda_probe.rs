@@ -11,7 +11,7 @@ use crate::skip::skip;
 
 const MARK: &str = "probe result: ";
 
-/// The tests below run this one as a child.
+/// The tests below run this one in a child process.
 #[test]
 fn the_result_is_one_line() {
     let line = probe().to_string();
@@ -19,7 +19,7 @@ fn the_result_is_one_line() {
     assert!(line.contains("CUDA") && line.lines().count() == 1, "{line}");
 }
 
-/// Asserts the probe's result on a machine.
+/// Asserts the line that the probe gives on a machine.
 fn assert_found_on(machine: &Machine, expected: &str) {
     let Some(ChildOutput { out, .. }) = machine.runs_test("cuda_probe::the_result_is_one_line") else {
         return;

@@ -1,5 +1,5 @@
-//! The contracts of `scratch_contract` and `pipeline_contract` on NVIDIA's driver: on a real GPU, if there is
-//! one; and, with the feature cusim, on a pretended driver whose kernels the simulator executes
+//! The contracts of `scratch_contract` and `pipeline_contract` on NVIDIA's driver: on a real GPU if there is
+//! one and, with the feature cusim, on the pretended driver (`pretend`), whose kernels the simulator executes
 //! (`cusim_kernels`).
 #![cfg(target_os = "linux")]
 
@@ -42,7 +42,7 @@ on_every_gpu! {
     };
 }
 
-/// No thread waits forever, and the error is that of the device.
+/// After a device error, no thread waits forever, and training returns the device's error.
 #[cfg(feature = "cusim")]
 #[test]
 fn a_device_error_ends_the_training() {

@@ -1,5 +1,5 @@
-//! Kernels in the simulator of `kernels/cusim`: `gather_pool` against the host's under many schedules, and
-//! small kernels, some with planted bugs, that test the simulator itself.
+//! Kernels in the simulator (`kernels/cusim`): `gather_pool` is compared with the host under many schedules.
+//! Small kernels, some with planted bugs, test the simulator itself.
 #![allow(unsafe_code)]
 
 use flechette::compute::gather_pool as host;
@@ -12,9 +12,9 @@ use proptest::prelude::*;
 
 const SEEDS: [u64; 6] = [0, 1, 2, 3, 4, 5];
 
-// ---- `gather_pool` against the host's. ----
+// ---- `gather_pool`, compared with the host. ----
 
-/// A pseudo-random sequence: one number reproduces a case.
+/// Pseudo-random numbers from one seed, so that the seed reproduces a case.
 struct Draw(SplitMix64);
 
 impl Draw {
@@ -26,7 +26,7 @@ impl Draw {
     fn row(&mut self, element: Element, dim: usize) -> Vec<u32> {
         let mut row = vec![0; element.row_bytes(dim) / 4];
         match element {
-            // Any finite f16, also in the padding of an odd row.
+            // Any finite f16. The padding of an odd row is random too.
             Element::F16 => {
                 for half in bytemuck::cast_slice_mut::<u32, u16>(&mut row) {
                     *half = self.below(1 << 16) as u16;
@@ -41,7 +41,7 @@ impl Draw {
         row
     }
 
-    /// Values of both signs and many magnitudes whose sums are rounded, including both zeros.
+    /// A value of either sign and one of many magnitudes, so that sums are rounded; sometimes +0 or -0.
     fn value(&mut self) -> f32 {
         let sign = if self.below(2) == 0 { -1.0 } else { 1.0 };
         match self.below(12) {
@@ -95,8 +95,8 @@ impl Case {
         case
     }
 
-    /// Adds a table with a few unique rows, some of them absent. Sometimes it shares the bags of the previous
-    /// table, as the deep and the wide lookup of a feature do.
+    /// Adds a lookup in a new table with a few distinct rows, some of them absent. Sometimes it shares the
+    /// bags of the previous lookup, as the deep and the wide lookup of a feature do.
     fn push_lookup(&mut self, shape: Shape, draw: &mut Draw) {
         let dim = 1 + draw.below(shape.max_dim);
         let shared = self.lookups.last().filter(|_| draw.below(4) == 0).map(|last| last.offsets_at);
@@ -278,7 +278,7 @@ fn invalid_arguments_of_gather_pool_are_rejected_before_the_launch() {
     });
 }
 
-// ---- The simulator: right kernels, and kernels with one planted bug. ----
+// ---- The simulator: correct kernels, and kernels with one planted bug. ----
 
 /// Runs a kernel that reverses 0..128 through shared memory.
 fn reversed(kernel: &str, seed: u64) -> Vec<u32> {
@@ -298,7 +298,7 @@ fn a_barrier_orders_shared_memory_and_a_missing_one_is_detected() {
     assert!(SEEDS.into_iter().any(|seed| reversed("reverse_without_barrier", seed) != expected));
 }
 
-/// Runs a kernel in which each of 4 x 64 threads increments one counter.
+/// Runs a kernel in which each of 4 x 64 threads increments the same counter. Returns the counter.
 fn counted(kernel: &str, seed: u64) -> u32 {
     let mut counter = [0_u32];
     let shape = Launch { blocks: 4, threads: 64, shared_bytes: 0, seed };
@@ -353,7 +353,7 @@ proptest! {
 fn error_of(kernel: &str, seed: u64) -> String {
     let mut values = [0_u32; 64];
     let shape = Launch { blocks: 1, threads: 64, shared_bytes: 0, seed };
-    // SAFETY: see above.
+    // SAFETY: callers name a kernel that takes (u32*) and accesses one element per thread.
     unsafe { launch(kernel, shape, &[Argument::write(&mut values)]) }.unwrap_err().to_string()
 }
 
@@ -378,7 +378,7 @@ fn broken_barriers_and_masks_are_reported_with_block_and_lane() {
 }
 
 #[test]
-fn an_endless_loop_is_error_of() {
+fn an_endless_loop_is_reported() {
     assert!(error_of("spin_for_ever", 1).contains("an endless loop (block 0,0,0 thread"));
 }
 
@@ -405,7 +405,7 @@ const ATOMICALLY: u32 = 4;
 const OTHER_LANE: u32 = 8;
 const SYNC_WARP: u32 = 16;
 
-/// Whether a thread of `pass_message` reads a flag that is set, and then the old data, under some seed.
+/// Whether under some seed a thread of `pass_message` reads a flag that is set, and then the old data.
 fn loses_a_message(uses: u32) -> bool {
     let lost = |seed| {
         let (mut memory, mut flags, mut data) = ([0_u64; 64], [0_u64; 32], [0_u64; 32]);
@@ -459,7 +459,7 @@ fn a_value_once_read_is_not_followed_by_an_older_one() {
     assert!(old);
 }
 
-/// Runs a kernel in which the last of 8 blocks reads the counters that all have incremented.
+/// Runs a kernel in which all 8 blocks increment the counters, and the last block reads them.
 fn counted_by_the_last_block(kernel: &str, seed: u64) -> [u32; 64] {
     let (mut counters, mut blocks, mut counted) = ([0_u32; 64], [0_u32], [0_u32; 64]);
     let shape = Launch { blocks: 8, threads: 64, shared_bytes: 0, seed };

@@ -1,5 +1,5 @@
-//! The cache on a CUDA device in the simulator: the contract of `cache_contract`, and the properties that
-//! only a device has: the number of operations per batch, and the safety of concurrent streams.
+//! The cache on a CUDA device in the simulator: the contract of `cache_contract`, and the properties of
+//! devices alone, which are the number of operations per batch and the safety of concurrent streams.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,8 @@ fn subject(world: &World, seed: u64) -> GpuSubject<SimDriver> {
     gpu_subject::on(&Arc::new(SimDriver::new(seed, 1 << 30).unwrap()), world)
 }
 
-/// As [`subject`], with a worker that does not copy its hits, and reads them as late as possible.
+/// As [`subject`], with a worker that has little room to copy hits, and so reads most of them in the pool, as
+/// late as possible.
 fn late_reader(world: &World, seed: u64) -> GpuSubject<SimDriver> {
     subject(world, seed).another(world)
 }
@@ -55,8 +56,8 @@ proptest! {
     }
 
     #[test]
-    fn a_key_has_the_row_last_asked_for(key_bits in 3u32..9, draw in any::<u64>(), seed in 0u64..1000) {
-        narrow::a_key_has_the_row_last_asked_for(|world| subject(world, seed), key_bits, draw);
+    fn a_key_has_the_row_last_used(key_bits in 3u32..9, draw in any::<u64>(), seed in 0u64..1000) {
+        narrow::a_key_has_the_row_last_used(|world| subject(world, seed), key_bits, draw);
     }
 }
 
@@ -188,9 +189,9 @@ fn no_batch_takes_a_copy_or_a_memset() {
 
 // ---- Concurrent streams. ----
 
-/// Workers, a thread that switches versions and replaces the host rows, and the evicting thread run at once,
-/// with a cache much smaller than the working set. Freed slots are poisoned, and withdrawn host memory is
-/// overwritten. Every row is whole and of its batch's version.
+/// Workers run concurrently with the eviction thread and with a thread that switches versions and replaces
+/// host rows. The cache is much smaller than the working set. Freed slots are poisoned, and withdrawn host
+/// memory is overwritten. Every row must be complete and from its batch's version.
 #[test]
 fn rows_are_of_their_batchs_version_during_evictions_and_switches() {
     for (seed, key_bits) in [(1, 64), (2, 64), (3, 64), (4, 7), (5, 7)] {
@@ -237,7 +238,7 @@ fn rows_are_of_their_batchs_version_during_evictions_and_switches() {
                     in_ram.push(host_rows(driver, cache, world, TableId(version as u32 % 2)));
                     std::thread::sleep(Duration::from_millis(5));
                     world.switch(&subject, version);
-                    // Frees the memory of older versions than the last two.
+                    // Frees the host rows of all versions except the last two.
                     in_ram.drain(..in_ram.len().saturating_sub(2));
                 }
             });

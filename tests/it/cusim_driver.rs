@@ -1,4 +1,5 @@
-//! The simulator as a driver: it keeps the order that CUDA guarantees, and varies what CUDA leaves open.
+//! The simulator as a driver: it keeps the order that CUDA guarantees, and varies the order where CUDA
+//! guarantees none.
 #![allow(unsafe_code)]
 
 use flechette::device::cuda::{Address, Driver, DriverError, LaunchShape, Pinned, Work};
@@ -24,7 +25,7 @@ impl Bench {
     }
 
     fn values(&self) -> [u32; 3] {
-        // SAFETY: as above; the device's thread runs only while this one waits.
+        // SAFETY: as in `new`; the device's thread runs only while this one waits.
         unsafe { self.memory.host.cast::<[u32; 3]>().read() }
     }
 
@@ -147,7 +148,7 @@ fn memory_is_limited_zeroed_and_overwritten_when_freed() {
     assert_eq!((byte(0), byte(7999)), (0, 0));
     let error = driver.allocate_pinned(3000).unwrap_err();
     assert_eq!(error.to_string(), "pinned memory: 3000 bytes refused, 2000 of 10000 bytes are free");
-    // SAFETY: nothing uses it.
+    // SAFETY: no operation uses the memory.
     unsafe { driver.free(memory) };
     assert_ne!((byte(0), byte(7999)), (0, 0));
     driver.allocate_pinned(3000).unwrap();

@@ -1,5 +1,5 @@
-//! Lets the pretended libcuda execute kernels in the simulator, so that the real driver code runs on it as it
-//! does on a GPU.
+//! Makes the pretended libcuda execute kernels in the simulator, so that the real driver code runs as on a
+//! GPU.
 
 #![allow(unsafe_code)]
 
@@ -21,18 +21,18 @@ const RTLD_NOW: c_int = 2;
 /// `CUDA_ERROR_LAUNCH_FAILED`.
 const LAUNCH_FAILED: i32 = 719;
 
-/// Launches that succeed; later ones fail.
+/// How many more launches succeed. Those after them fail.
 pub static LAUNCHES_LEFT: AtomicI64 = AtomicI64::new(i64::MAX);
-/// The name of a kernel that is not executed.
+/// The name of the kernel that [`execute_kernels_but`] leaves out.
 static SKIPPED: Mutex<&str> = Mutex::new("");
 
-/// As [`execute_kernels`], but one kernel does nothing.
+/// As [`execute_kernels`], but launches of this kernel do nothing.
 pub fn execute_kernels_but(kernel: &'static str) {
     *SKIPPED.lock().unwrap() = kernel;
     execute_kernels();
 }
 
-/// From now on the simulator executes this process's kernels.
+/// Makes the simulator execute the kernels of this process from now on.
 pub fn execute_kernels() {
     type Executes = unsafe extern "C" fn(
         unsafe extern "C" fn(*const u8, usize, *const u32, *const u8, usize) -> i32,

@@ -1,6 +1,6 @@
-//! Serving on a GPU, without a GPU: the real CUDA driver code runs on the pretended libcuda, and the
-//! simulator executes the kernels. Except for the GPU and the compiled kernels, all code from the
-//! configuration to the scores is that of a GPU machine.
+//! Serving on a pretended GPU: the real CUDA driver code runs on the pretended libcuda, and the simulator
+//! executes the kernels. All other code, from the configuration to the scores, is the code that runs on a
+//! machine with a GPU.
 
 use std::fs;
 use std::path::Path;
@@ -19,7 +19,7 @@ fn on_cuda() -> DeviceConfig {
     DeviceConfig { kind: DeviceKind::Cuda, kernel_cache: None }
 }
 
-/// Runs a server in this process, on the pretended GPU, while `then` runs. Returns its result.
+/// Runs a server on the pretended GPU, in this process, while `then` runs. Returns the result of `then`.
 fn served<T: Send + 'static>(
     kind: DeviceKind,
     models: &str,
@@ -59,7 +59,7 @@ fn sum(http: &str, name: &str) -> f64 {
     lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
 }
 
-/// Two models, and the trainer's scores of the validation rows.
+/// Trains two models. Returns for each the trainer's scores of the validation rows.
 fn workshop() -> (Workshop, [(&'static str, String); 2]) {
     let workshop = Workshop::new(2000, 400);
     let own = [ArchKind::Dlrm, ArchKind::Deepfm].map(|kind| {

@@ -1,5 +1,6 @@
-//! The index on the device, kernel by kernel: what jobs and sweeps change, and what probes find meanwhile.
-//! Each seed is a schedule. The module `tags` tests rows that share keys, and the list of entries.
+//! Tests the kernels of the index on a device: how jobs and sweeps change the index, and what concurrent
+//! probes find. Each seed gives another schedule. The module `tags` tests rows that share keys, and the list
+//! of entries.
 
 mod tags;
 
@@ -18,16 +19,16 @@ use flechette::mem::mix64;
 use flechette::schema::{Lookup, Pooling};
 use flechette::types::{Batch, Element, Jagged, TableId};
 
-/// The first key of the one table; ids are below `IDS`.
+/// The first key of the only table; its ids are below `IDS`.
 const BASE: u64 = 64;
 const IDS: u64 = 64;
 const SLOTS: usize = 1 << 14;
 
-/// An index with few buckets. Each job has a row of its own, of one value.
+/// An index with few buckets. Each job has its own row of one element, whose value is the job's number.
 struct Bench {
-    tier: Arc<GpuTable<SimDriver>>,
+    table: Arc<GpuTable<SimDriver>>,
     staging: Staging<SimDriver>,
-    /// By value of a row: the row's id.
+    /// For each job number: the id of its row.
     rows: Vec<u64>,
 }
 
@@ -35,20 +36,20 @@ impl Bench {
     fn new(buckets: u64, seed: u64) -> Self {
         let driver = Arc::new(SimDriver::new(seed, 1 << 30).unwrap());
         let shape = GpuTableShape { buckets, slab_bytes: 4 * SLOTS, slabs: 1 };
-        let tier = Arc::new(GpuTable::new(driver.clone(), shape).unwrap());
+        let table = Arc::new(GpuTable::new(driver.clone(), shape).unwrap());
         let mut staging = Staging::new(&driver, SLOTS).unwrap();
         // Word `i` of the staging buffer is copied to slot `i`, once.
         for (i, word) in staging.words_mut().unwrap().iter_mut().enumerate() {
             *word = (i as f32).to_bits();
         }
-        Self { tier, staging, rows: Vec::new() }
+        Self { table, staging, rows: Vec::new() }
     }
 
     fn jobs(&self) -> Jobs<SimDriver> {
-        Jobs::new(&self.tier, 64).unwrap()
+        Jobs::new(&self.table, 64).unwrap()
     }
 
-    /// Adds a job for a key, with a slot of its own. Returns the location.
+    /// Adds a job for an id, with an unused slot. Returns the slot's location.
     fn push(&mut self, jobs: &mut Jobs<SimDriver>, id: u64, kind: JobKind) -> u64 {
         let slot = self.rows.len();
         assert!(slot < SLOTS);
@@ -81,7 +82,7 @@ impl Bench {
             staging_bytes: Some(4 * 256),
             copy_bytes: 4 * 64,
         };
-        LookupContext::new(&self.tier, &shape, &[LookupKeys { base: BASE, rows: IDS, narrow }]).unwrap()
+        LookupContext::new(&self.table, &shape, &[LookupKeys { base: BASE, rows: IDS, narrow }]).unwrap()
     }
 }
 
@@ -137,9 +138,9 @@ fn concurrent_jobs_change_the_index_as_in_some_order() {
             }
             let keys: HashSet<u64> = linked.iter().map(|(key, _)| *key).collect();
             assert_eq!(keys.len(), linked.len(), "seed {seed}: a key is linked once");
-            assert!(linked.len() as u64 <= 8 * bench.tier.shape().buckets);
+            assert!(linked.len() as u64 <= 8 * bench.table.shape().buckets);
         }
-        // The outcomes describe the index.
+        // The index has exactly the entries that the outcomes report as linked.
         for id in 0..IDS {
             bench.push(&mut jobs, id, JobKind::Withdraw);
         }
@@ -155,7 +156,7 @@ fn concurrent_jobs_change_the_index_as_in_some_order() {
     }
 }
 
-/// Keys are replaced in their slots while probes run. A probe finds a row of its key, or nothing.
+/// Jobs replace keys while probes run. A probe must find a row of its key, or nothing.
 #[test]
 fn a_probe_during_replacement_finds_its_keys_row_or_nothing() {
     let mut found = 0;
@@ -172,14 +173,14 @@ fn a_probe_during_replacement_finds_its_keys_row_or_nothing() {
                     bench.push(jobs, id, kind);
                 }
             }
-            // All launches are queued before the first wait.
+            // All launches are queued before the first wait, so they can run concurrently.
             for jobs in &mut under_way {
                 bench.launch(jobs, now);
             }
             let ids: Vec<u64> = (0..IDS).chain(0..IDS / 2).collect();
             let misses = context.probe(now, None, &batch_of(&ids)).unwrap();
             let missing: HashSet<u64> = context.misses().iter().map(|miss| miss.id).collect();
-            assert_eq!(missing.len(), misses, "each miss once");
+            assert_eq!(missing.len(), misses, "each missing row is reported once");
             let (misses, words) = context.staged_mut().unwrap();
             for miss in misses {
                 words[miss.word] = (-1.0_f32 - miss.id as f32).to_bits();
@@ -202,7 +203,8 @@ fn a_probe_during_replacement_finds_its_keys_row_or_nothing() {
     assert!(found > 5000, "{found} hits");
 }
 
-/// Two keys alternate in one slot while probes read it, so that a key may leave and return between two loads.
+/// Two keys alternate in one slot while probes read it, so a key may leave and return between two loads of a
+/// probe.
 #[test]
 fn a_key_that_returns_to_its_slot_is_found_with_its_new_row() {
     let mut found = 0;
@@ -219,8 +221,8 @@ fn a_key_that_returns_to_its_slot_is_found_with_its_new_row() {
                 jobs.finish().unwrap();
                 let slot = bench.rows.len();
                 bench.rows.push(id % 2);
-                // Older than the other entries, so that the next job evicts it; but a probe does not renew
-                // its stamp.
+                // The stamp is older than those of the other entries, so the next job evicts this entry. It
+                // is recent enough that probes do not renew it.
                 let (key, location, older) = (BASE | (id % 2), (slot as u64) << 1, 2);
                 let (row, kind) = (JobRow::Staged(slot), JobKind::Keep);
                 assert!(jobs.push(Job { key, location, row, tag: 0, words: 1, kind, older }, &bench.staging));
@@ -253,11 +255,11 @@ fn a_sweep_evicts_each_victim_once_and_at_most_the_given_number() {
         }
         bench.launch(&mut jobs, 10);
         jobs.finish().unwrap();
-        // A later batch uses the first half.
+        // A later batch uses the first half of the rows, which renews their stamps.
         let mut context = bench.context();
         assert_eq!(context.probe(15, None, &batch_of(&(0..20).collect::<Vec<_>>())).unwrap(), 0);
 
-        let mut sweeper = Sweeper::new(&bench.tier, 16, 64, 0).unwrap();
+        let mut sweeper = Sweeper::new(&bench.table, 16, 64, 0).unwrap();
         let mut ages: Vec<u32> =
             sweeper.sample(20, 3, true).unwrap().iter().copied().filter(|a| *a != u32::MAX).collect();
         ages.sort_unstable();
@@ -276,7 +278,7 @@ fn a_sweep_evicts_each_victim_once_and_at_most_the_given_number() {
         }
         let misses = context.probe(21, None, &batch_of(&(0..40).collect::<Vec<_>>())).unwrap();
         assert_eq!(misses, 20);
-        // Everything in the one slab.
+        // Evicts all entries of the only slab.
         let all = Stretch { hand: 0, buckets: 9, most: 64, victims: Victims::In(&[1]) };
         assert_eq!(sweeper.sweep(22, all).unwrap().len(), 20);
     }
@@ -289,9 +291,15 @@ fn jobs_that_kernels_cannot_execute_are_rejected() {
     let (row, kind) = (JobRow::Staged(0), JobKind::Keep);
     let good = Job { key: BASE, location: 0, row, tag: 0, words: 1, kind, older: 0 };
     assert!(!jobs.push(Job { key: 1, ..good }, &bench.staging), "a reserved key");
-    assert!(!jobs.push(Job { location: (SLOTS as u64) << 1, ..good }, &bench.staging), "past the pool");
+    assert!(
+        !jobs.push(Job { location: (SLOTS as u64) << 1, ..good }, &bench.staging),
+        "a location outside the pool"
+    );
     let last = (SLOTS as u64 - 2) << 1;
-    assert!(!jobs.push(Job { location: last, tag: BASE, ..good }, &bench.staging), "no room for its tag");
+    assert!(
+        !jobs.push(Job { location: last, tag: BASE, ..good }, &bench.staging),
+        "a slot without room for the tag"
+    );
     assert!(!jobs.push(Job { location: 1, ..good }, &bench.staging), "a copy into a host row");
     assert!(
         !jobs.push(Job { location: 1, row: JobRow::InPlace, ..good }, &bench.staging),
@@ -301,21 +309,21 @@ fn jobs_that_kernels_cannot_execute_are_rejected() {
     assert!(!jobs.push(good, &bench.staging), "a key twice");
 }
 
-/// Rows of all ids in pinned host memory, of one value each: `first + id`.
+/// Rows of all ids in pinned host memory. Each has one element, `first + id`.
 fn host_rows(bench: &Bench, first: f32) -> Arc<PinnedMemory<SimDriver>> {
     let mut plan = Plan::default();
     let rows = plan.array::<f32>(IDS as usize);
-    let mut memory = PinnedMemory::new(bench.tier.driver(), plan.bytes()).unwrap();
+    let mut memory = PinnedMemory::new(bench.table.driver(), plan.bytes()).unwrap();
     memory.get_mut(rows).iter_mut().enumerate().for_each(|(i, row)| *row = first + i as f32);
     Arc::new(memory)
 }
 
-/// Rows that entries point at are read in pinned host memory. A row in the pool replaces a pointer, also if
-/// it is copied from the memory that the pointer points at.
+/// If an entry is a pointer, its row is read in pinned host memory. A row in the pool replaces the pointer,
+/// also if the job copies it from the memory that the pointer points to.
 #[test]
 fn an_entry_may_point_at_a_host_row_until_the_row_is_in_the_pool() {
     let mut bench = Bench::new(2, 3);
-    let first = bench.tier.register(host_rows(&bench, 0.5)).unwrap();
+    let first = bench.table.register(host_rows(&bench, 0.5)).unwrap();
     let mut jobs = bench.jobs();
     for id in 0..4 {
         let location = first + (id << 1);
@@ -384,8 +392,8 @@ fn a_look_returns_locations_and_changes_nothing() {
     }
 }
 
-/// The header has the overlay's address, so one graph serves batches with different overlays and batches
-/// without.
+/// A batch's header has the address of its overlay, so the same graph is used for batches with different
+/// overlays and for batches without.
 #[test]
 fn a_batch_searches_its_own_overlay_before_the_index() {
     for seed in 0..8 {
@@ -394,8 +402,8 @@ fn a_batch_searches_its_own_overlay_before_the_index() {
         let old: Vec<u64> = (0..20).map(|id| bench.push(&mut jobs, id, JobKind::Keep)).collect();
         bench.launch(&mut jobs, 1);
         jobs.finish().unwrap();
-        // Every third row has a new row in the overlay only. Every fifth of the others is changed and not
-        // cached.
+        // Every third id has a new row, which is only in the overlay. Every fifth of the other ids has
+        // changed, and its new row is not cached.
         let location = |id: u64| (1000 + id) << 1;
         let changed = |id: u64| id.is_multiple_of(3) || id.is_multiple_of(5);
         for id in (0..IDS).filter(|id| id.is_multiple_of(3)) {
@@ -413,7 +421,7 @@ fn a_batch_searches_its_own_overlay_before_the_index() {
                 words: 1,
             })
             .collect();
-        let overlay = Arc::new(OverlayTable::new(&bench.tier, rows.into_iter()).unwrap());
+        let overlay = Arc::new(OverlayTable::new(&bench.table, rows.into_iter()).unwrap());
         let mut context = bench.context();
         let ids: Vec<u64> = (0..40).collect();
         for round in 0..6 {
@@ -437,21 +445,21 @@ fn a_batch_searches_its_own_overlay_before_the_index() {
     }
 }
 
-/// Cold rows become pointers to host memory while probes run, up to a limit. A probe finds its key's row in
-/// the pool or in host memory.
+/// A sweep replaces cold rows with pointers to host memory, up to a limit, while probes run. A probe must
+/// find the row of its key, in the pool or in host memory.
 #[test]
 fn a_sweep_makes_pointers_up_to_the_limit_during_probes() {
     for seed in 0..10 {
         let mut bench = Bench::new(9, seed);
-        let first = bench.tier.register(host_rows(&bench, 20_000.0)).unwrap();
+        let first = bench.table.register(host_rows(&bench, 20_000.0)).unwrap();
         let mut jobs = bench.jobs();
         for id in 0..40 {
             bench.push(&mut jobs, id, JobKind::Keep);
         }
         bench.launch(&mut jobs, 10);
         jobs.finish().unwrap();
-        let mut sweeper = Sweeper::new(&bench.tier, 16, 64, 2).unwrap();
-        // Only ids below 30 may become pointers. A table whose memory is not registered may not.
+        let mut sweeper = Sweeper::new(&bench.table, 16, 64, 2).unwrap();
+        // Only ids below 30 may become pointers. A table whose memory is not registered gets no pointers.
         let table = Pointable { base: BASE, rows: 30, first, words: 1 };
         let nowhere = Pointable { base: 0, first: first + (1 << 30), ..table };
         sweeper.point_at([table, nowhere].into_iter());

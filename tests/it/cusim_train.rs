@@ -10,7 +10,7 @@ use flechette::trainer::optim::Kind;
 use crate::pipeline_contract::{self as pipeline, Case};
 use crate::scratch_contract::{self as contract, KINDS};
 
-/// Schedules. Seed 0 has no preemption.
+/// Seeds 0 to 23, each of which gives another schedule. Seed 0 has no preemption.
 const SEEDS: u64 = 24;
 
 fn device(seed: u64) -> Arc<SimDriver> {

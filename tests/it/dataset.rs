@@ -1,4 +1,4 @@
-//! The readers on generated files and, if present, on the real files.
+//! The readers of click logs, on generated files and, if they are present, on real files.
 
 use std::collections::HashSet;
 use std::fs;
@@ -40,7 +40,7 @@ fn read(format: Format, paths: &[PathBuf], schema: &Schema) -> Result<Contents, 
     contents(open(format, paths, schema, ReadOptions::default())?, schema)
 }
 
-/// A file with these bytes. Dropping the directory removes it.
+/// A file with these bytes. Dropping the directory removes the file.
 fn file(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("data");
@@ -381,14 +381,14 @@ fn check_real(name: &str, format: Format, rows: usize, rate: Option<std::ops::Ra
         let clicked = labels.iter().sum::<f32>() / rows as f32;
         assert!(rate.contains(&clicked), "{name}: click rate {clicked}");
     }
-    // With this many rows hardly any values share an id.
+    // The schema's tables have so many rows that hardly any values share an id.
     let distinct = |f: usize| batch.features[f].ids.iter().collect::<HashSet<_>>().len();
     match format {
-        // C9 has 3 values in the full data, C20 has 4; C3 is nearly unique a row.
+        // In the full data C9 has 3 values, C20 has 4, and C3 is nearly unique per row.
         Format::CriteoTsv => {
             assert!(distinct(8) <= 3 && distinct(19) <= 5 && distinct(2) > rows / 10, "{name}")
         }
-        // C18 has 4 values in the full data, device_ip millions.
+        // In the full data C18 has 4 values, and device_ip has millions.
         _ => assert!(distinct(18) == 4 && distinct(10) > rows / 10, "{name}"),
     }
 }

@@ -1,4 +1,4 @@
-//! The output of `demo`, and that it leaves no files.
+//! The output of `flechette demo`, and that it leaves no files.
 
 use crate::program::flechette;
 
@@ -8,17 +8,17 @@ fn the_demo_shows_everything_and_leaves_no_files() {
     let mut command = flechette();
     let output =
         command.args(["demo", "--once", "--rows", "2000"]).env("TMPDIR", scratch.path()).output().unwrap();
-    let said = String::from_utf8(output.stdout).unwrap();
+    let stdout = String::from_utf8(output.stdout).unwrap();
     let logged = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{logged}");
-    let after = |words: &str| said.split_once(words).unwrap_or_else(|| panic!("no {words:?}: {said}")).1;
+    let after = |words: &str| stdout.split_once(words).unwrap_or_else(|| panic!("no {words:?}: {stdout}")).1;
     let number = |words: &str| {
         let word = after(words).split([' ', ',', '\n']).next().unwrap();
-        word.parse::<f64>().unwrap_or_else(|_| panic!("{words:?}, and then {word:?}: {said}"))
+        word.parse::<f64>().unwrap_or_else(|_| panic!("{words:?}, and then {word:?}: {stdout}"))
     };
 
     let auc = number("\nAUC ");
-    assert!(auc > 0.5 && auc < 1.0, "{said}");
+    assert!(auc > 0.5 && auc < 1.0, "{stdout}");
     let scores: Vec<f64> = after("\nfirst scores: ")
         .lines()
         .next()
@@ -26,16 +26,16 @@ fn the_demo_shows_everything_and_leaves_no_files() {
         .split(", ")
         .map(|score| score.parse().unwrap())
         .collect();
-    assert_eq!(scores.len(), 5, "{said}");
-    assert!(scores.iter().all(|score| (0.0..=1.0).contains(score)), "{said}");
+    assert_eq!(scores.len(), 5, "{stdout}");
+    assert!(scores.iter().all(|score| (0.0..=1.0).contains(score)), "{stdout}");
     let percentiles = ["p50", "p90", "p99", "p99.9"].map(|p| {
         let latency = after("latency from the send:");
-        assert!(latency.contains(&format!("{p} ")), "{said}");
+        assert!(latency.contains(&format!("{p} ")), "{stdout}");
         number(&format!("latency from the send:{}{p} ", latency.split_once(&format!("{p} ")).unwrap().0))
     });
-    assert!(percentiles[0] > 0.0 && percentiles.is_sorted(), "{said}");
+    assert!(percentiles[0] > 0.0 && percentiles.is_sorted(), "{stdout}");
     let hits = number("\ncache: ");
-    assert!(hits > 0.0 && hits <= 100.0 && after("\ncache: ").contains("row lookups hit"), "{said}");
+    assert!(hits > 0.0 && hits <= 100.0 && after("\ncache: ").contains("row lookups hit"), "{stdout}");
     let addresses = after("\n> serving: ").lines().next().unwrap();
     let addresses: Vec<&str> = addresses.split(' ').collect();
     let ["gRPC", grpc, page, "and", metrics] = addresses[..] else { panic!("{addresses:?}") };

@@ -1,5 +1,5 @@
-//! The cache in a device's memory as a subject of `cache_contract`, over any driver, and the contract of
-//! devices alone: how many operations a batch takes.
+//! The cache in a device's memory as a subject of `cache_contract`, for any driver, and a property of devices
+//! alone: how many operations a batch takes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub fn on<D: Driver>(driver: &Arc<D>, world: &World) -> GpuSubject<D> {
     GpuSubject { driver, cache, context }
 }
 
-/// A cache in a device's memory, and a context of it.
+/// A cache in a device's memory, and a lookup context of this cache.
 pub struct GpuSubject<D: Driver> {
     pub driver: Arc<D>,
     pub cache: Arc<GpuCache<D>>,
@@ -40,7 +40,8 @@ impl<D: Driver> Subject for GpuSubject<D> {
     }
 
     fn another(&self, world: &World) -> Self {
-        // It copies few hits and reads the others in the pool, as late as possible.
+        // The other worker has little room to copy hits. It reads the other hits in the pool, as late as
+        // possible.
         let shape = ContextShape { copy_bytes: 64, ..context_shape(world) };
         let context = self.cache.context(&shape).unwrap();
         Self { driver: self.driver.clone(), cache: self.cache.clone(), context }
@@ -90,7 +91,7 @@ impl<D: Driver> Subject for GpuSubject<D> {
     }
 }
 
-/// Writes the missing rows of the batch's version.
+/// Writes the missing rows of a batch, in the batch's version. Returns which rows they were.
 pub fn fetch(world: &World, missing: &mut MissingRows) -> Vec<(TableId, u64)> {
     let (version, count) = (missing.version().0, missing.len());
     let write = |m| {
@@ -101,8 +102,8 @@ pub fn fetch(world: &World, missing: &mut MissingRows) -> Vec<(TableId, u64)> {
     (0..count).map(write).collect()
 }
 
-/// Lets the cache point at a table's rows of its version, unless they share keys. Dropping the result frees
-/// the memory, and the simulator overwrites it then.
+/// Allows pointers to a table's rows in the cache's version. `None` if rows share keys, because such rows
+/// get no pointers. Dropping the result frees the memory; the simulator then overwrites it.
 pub fn host_rows<D: Driver>(
     driver: &Arc<D>,
     cache: &GpuCache<D>,
@@ -134,7 +135,7 @@ pub fn context_shape(world: &World) -> ContextShape {
     }
 }
 
-/// Two operations for the whole embedding layer: copies, memsets and graph nodes count.
+/// The whole embedding layer takes two operations. Launches, copies, memsets and graph nodes are counted.
 pub fn a_batch_of_hits_takes_two_operations_whatever_the_table_count<D: Driver>(
     new: impl Fn(&World) -> GpuSubject<D>,
 ) {
@@ -158,15 +159,16 @@ pub fn a_batch_of_hits_takes_two_operations_whatever_the_table_count<D: Driver>(
         };
         let (missed, first) = operations();
         assert!(missed);
-        // Probe, a gather that does nothing, the copy of hits, the gather, and two for the replacement.
+        // The probe, a gather that does nothing because rows are missing, the copy of hits, the gather, and
+        // two launches for the replacement.
         assert_eq!((first.total(), first.launches), (6, 6), "{tables} tables: {first:?}");
-        // The same shape again is captured once; then it is a graph of two nodes.
+        // When a shape comes again, its launches are captured, and from then on run as a graph of two nodes.
         for _ in 0..3 {
             let (missed, work) = operations();
             assert!(!missed, "{tables} tables");
             assert_eq!(work, Work { graph_nodes: 2, ..Work::default() }, "{tables} tables");
         }
-        // Another shape: two launches.
+        // A batch of another shape is not a graph yet, and takes two launches.
         let before = subject.driver.work();
         let large = world.one_hot(&vec![
             batch

@@ -1,4 +1,5 @@
-//! The quality of models trained on real click logs. The data is not in the repository (`program::real`).
+//! The quality of models that are trained on real click logs. The data is not in the repository; see
+//! `program::real`.
 
 use std::path::PathBuf;
 
@@ -11,7 +12,7 @@ use flechette::trainer::{self, ReferenceTrainer};
 
 use crate::program::real;
 
-/// Trains for one epoch as `flechette train` does by default, and evaluates.
+/// Trains for one epoch with the defaults of `flechette train`, and evaluates.
 fn quality(mut reference: ReferenceTrainer, format: Format, files: [&PathBuf; 2]) -> Quality {
     let schema = reference.schema().clone();
     let open = |path: &PathBuf| {

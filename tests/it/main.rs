@@ -1,6 +1,6 @@
-//! Integration tests, one binary: a module a subject.
+//! The integration tests: one binary, with one module per subject.
 
-// What a test's own helper functions unwrap, they unwrap for the test.
+// A failed unwrap in a helper function fails the test, as it should.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod batcher;

@@ -1,4 +1,5 @@
-//! Limits on what clients can make a server hold: bytes of calls in flight, columns and connections.
+//! Limits on the memory that clients can make a server use: bytes of calls in flight, columns and
+//! connections.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use tonic::transport::Channel;
 
 use crate::serving::{Running, channel, request, until};
 
-/// A request of some kilobytes, whose strings take many times that when decoded.
+/// A request of a few kilobytes, whose strings take many times as much memory when they are decoded.
 fn multiplied(strings: usize) -> PredictRequest {
     let (mut message, _) = request(2, 1);
     message.features[0].ids.clear();
@@ -120,7 +121,7 @@ async fn connections_past_the_limit_are_closed_and_closing_one_makes_room() {
 async fn an_http_request_that_never_ends_is_disconnected() {
     let running = Running::start_with(|parts| parts.server.http_idle = Duration::from_millis(500)).await;
     let mut slow = TcpStream::connect(running.http).await.unwrap();
-    // An endless header, byte by byte; only the server can end this.
+    // Sends a header byte by byte without end, so only the server can end the connection.
     until(async || running.get("/healthz").await.0 == 200).await;
     slow.write_all(b"GET /healthz HTTP/1.1\r\nX: ").await.unwrap();
     let (mut read, mut write) = slow.split();

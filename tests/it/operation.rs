@@ -1,5 +1,5 @@
-//! The program in operation: damaged versions, wrong settings, a drain under load, many clients, and the
-//! errors of `score` and `load`.
+//! The real program: damaged versions, wrong settings, a drain under load, many clients, and the errors of
+//! `score` and `load`.
 
 use std::error::Error as _;
 use std::fs;
@@ -22,7 +22,7 @@ fn version_dir(models: &str, name: &str, version: u64) -> PathBuf {
     Path::new(models).join(name).join(version.to_string())
 }
 
-/// Replaces a file of a version, which is read-only.
+/// Changes a file of a version. The file is read-only, so it is replaced.
 fn replace(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
     let mut bytes = fs::read(path).unwrap();
     change(&mut bytes);
@@ -127,9 +127,9 @@ fn the_metrics_page_shows_the_use_of_the_cache() {
     }
 }
 
-/// Whether the client library failed a call that the server never accepted: it was not sent before the
-/// connection closed, or its stream came after the last one that the draining server accepts (RFC 9113,
-/// section 6.8). A status from the server has no source.
+/// Whether the client library failed a call that the server never accepted. Either the call was not sent
+/// before the connection closed, or its stream id is above the last that the draining server accepts (RFC
+/// 9113, section 6.8). Such a status has a source; a status from the server has none.
 fn not_taken_by_the_server(status: &tonic::Status) -> bool {
     let sources = std::iter::successors(status.source(), |&error| error.source());
     let past_the_last = |error: &h2::Error| {
@@ -201,8 +201,8 @@ fn open_loop_latency_counts_from_when_a_request_was_due() {
         assert!(load.try_wait().unwrap().is_none(), "load ended before it was stopped");
         std::thread::sleep(Duration::from_millis(5));
     }
-    // It cannot send for a second. 200 of its 600 requests are due in that time, half of them at least half a
-    // second before it continues.
+    // Stops `load` for a second. 200 of its 600 requests are due in that time, half of them at least half a
+    // second before `load` continues.
     let signal = |name: &str| {
         let sent = std::process::Command::new("kill").args([name, &load.id().to_string()]).status().unwrap();
         assert!(sent.success());
@@ -213,7 +213,7 @@ fn open_loop_latency_counts_from_when_a_request_was_due() {
     let output = load.wait_with_output().unwrap();
     let reported: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&reported["sent"], &reported["ok"]), (&json!(600), &json!(600)), "{reported}");
-    // This does not depend on speed: these requests waited while the process was stopped.
+    // This holds on a machine of any speed, because these requests waited while `load` was stopped.
     assert!(reported["p90_us"].as_u64().unwrap() >= 400_000, "{reported}");
 }
 
@@ -313,7 +313,7 @@ fn score_waits_while_the_queue_is_full() {
     let workshop = Workshop::new(300, 3000);
     workshop.train(ArchKind::Dlrm);
     let config = workshop.path("serve.toml");
-    // The queue has room for one request, and eight arrive at once.
+    // The queue has room for one request, and `score` sends eight at a time.
     let limits = "[server]\nmax_samples = 64\n[batcher]\nmax_samples = 64\nqueue_samples = 64\nworkers = 1\n";
     fs::write(&config, limits).unwrap();
     let served = Served::start(&workshop.models, &format!("--config {config}"));

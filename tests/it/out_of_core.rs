@@ -1,5 +1,5 @@
-//! Training a model that is larger than the allowed memory: within that memory, and with the same bytes as
-//! without a limit.
+//! Trains a model that is larger than the allowed memory. Training must stay within that memory and write the
+//! same bytes as without a limit.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,16 +10,17 @@ use serde_json::Value;
 use crate::program::{bytes_of, flechette, run, run_json};
 use crate::skip::skip;
 
-/// Memory that training takes in addition to scratchpad, staging, dense weights and a bit a row, as
-/// docs/training.md states it; and bytes for each id of the 13 batches on their way.
-const BESIDE: u64 = 48 << 20;
+/// Memory that training takes according to docs/training.md, in addition to scratchpad, staging, dense
+/// weights, one bit per row, and [`BATCH_ID`] for each id of a batch.
+const EXTRA: u64 = 48 << 20;
+/// 64 bytes for each id of the 13 batches in flight.
 const BATCH_ID: u64 = 13 * 64;
 
 const SCRATCHPAD: u64 = 32 << 20;
 const STAGING: u64 = 16 << 20;
 const BATCH: u64 = 512;
 const TABLES: u64 = 8;
-/// With dim 64 and Adagrad, 512 bytes each: a gigabyte in all.
+/// Rows per table. With dim 64 and Adagrad a row takes 512 bytes, so the 8 tables take a gigabyte.
 const ROWS: u64 = 262_144;
 
 /// A control group with a memory limit, removed on drop.
@@ -28,7 +29,7 @@ struct Group(PathBuf);
 impl Group {
     fn new(bytes: u64) -> Option<Self> {
         let name = format!("flechette-test-{}", std::process::id());
-        // Control groups of version 1, and version 2.
+        // The memory controllers of control groups v1 and v2.
         for (root, limit) in
             [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")]
         {
@@ -44,7 +45,7 @@ impl Group {
         None
     }
 
-    /// Runs the program in the group. Returns what it printed, and its peak of anonymous memory.
+    /// Runs the program in the group. Returns the JSON that it printed, and its peak of anonymous memory.
     fn run(&self, line: &str) -> (Value, u64) {
         let program = flechette();
         let enter = "echo $$ > \"$0/cgroup.procs\" && exec \"$@\"";
@@ -56,8 +57,8 @@ impl Group {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut peak = 0;
         while child.try_wait().unwrap().is_none() {
-            // Without pages of the working file, which the system can reclaim. None if the program has just
-            // ended.
+            // `RssAnon` leaves out pages of the working file, which the system can reclaim. It is missing if
+            // the program has just ended.
             peak = bytes_of(child.id(), "RssAnon").unwrap_or(0).max(peak);
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
@@ -92,13 +93,13 @@ fn a_model_of_a_gigabyte_trains_in_a_quarter_of_it_to_the_same_version() {
     assert_eq!((&trained["rows"], &trained["steps"]), (&12_000.into(), &24.into()));
     let scratchpad = &trained["scratchpad"];
     assert!(scratchpad["bytes"].as_u64().unwrap() <= SCRATCHPAD, "{scratchpad}");
-    assert!(scratchpad["evictions"].as_u64().unwrap() > 0, "the scratchpad was full: {scratchpad}");
-    // Dense weights are a few thousand, so they are left out.
-    let stated = SCRATCHPAD + STAGING + TABLES * ROWS / 8 + BESIDE + BATCH_ID * BATCH * TABLES;
+    assert!(scratchpad["evictions"].as_u64().unwrap() > 0, "no row was evicted: {scratchpad}");
+    // The dense weights take little memory here, so the sum leaves them out.
+    let stated = SCRATCHPAD + STAGING + TABLES * ROWS / 8 + EXTRA + BATCH_ID * BATCH * TABLES;
     eprintln!("{peak} bytes of {stated}");
-    assert!(peak <= stated, "{peak} bytes, {stated} are stated");
+    assert!(peak <= stated, "{peak} bytes, docs/training.md allows {stated}");
 
     run_json(&format!("{train} --name all"));
     let manifest = |name: &str| fs::read(path(&format!("models/{name}/1/MANIFEST.json"))).unwrap();
-    assert!(manifest("small") == manifest("all"), "checksums of every file");
+    assert!(manifest("small") == manifest("all"), "the versions differ");
 }

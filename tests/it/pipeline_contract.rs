@@ -1,5 +1,6 @@
-//! The contract of the trainer's pipeline on a device, for any driver: the sequential trainer's bytes,
-//! compared row by row after every step and completely at the end, with evictions, bubbles and split batches.
+//! The contract of the trainer's pipeline on a device, for any driver: it trains the same bytes as the
+//! sequential trainer, also with evictions, bubbles and split batches. The batch's rows are compared after
+//! every step, and all rows at the end.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,8 +17,8 @@ use flechette::trainer::{
 };
 use flechette::types::{RawBatch, RawFeature, RawValues, TableId};
 
-/// A table that two lookups share, a second slot size, mean pooling, empty bags, and absent ids that read as
-/// a row and as zeros.
+/// A schema with a table that two lookups share, two slot sizes, mean pooling, empty bags, and absent ids
+/// with both kinds of default (a row, and zeros).
 const TOML: &str = r#"
     [architecture]
     kind = "deepfm"
@@ -57,7 +58,7 @@ const TOML: &str = r#"
     dim = 1
 "#;
 
-/// Samples with skewed ids: some rows are in every batch and some hardly ever.
+/// Samples with skewed ids: every batch uses some rows, and other rows are used rarely.
 struct Samples {
     left: usize,
     draws: u64,
@@ -69,7 +70,7 @@ impl Samples {
         (self.draws >> 8) % below
     }
 
-    /// A few ids are past the end.
+    /// A random id. A few ids are absent.
     fn id(&mut self, rows: u64) -> u64 {
         let u = self.draw(1 << 20) as f64 / (1 << 20) as f64;
         (u * u * (rows + 3) as f64) as u64
@@ -125,7 +126,7 @@ impl Case {
         Optimizer { eps: 1e-10, ..Optimizer::new(self.kind, 0.05) }
     }
 
-    /// The parts of a pipeline. Every other seed has frequencies, so rows come in before the first batch.
+    /// The parts of a pipeline. Even seeds have frequencies, so rows are loaded before the first batch.
     fn parts(&self, dir: &Path) -> (TrainState, WorkingFile, Option<Frequencies>) {
         let schema = Schema::parse(TOML).unwrap();
         let (train_state, store) =
@@ -146,7 +147,7 @@ impl Case {
         Ok((train_state, pipeline))
     }
 
-    /// Plan's counts with a scratchpad on the host.
+    /// Plan's counts after the same training with a scratchpad on the host.
     fn on_host(&self) -> PlanStats {
         let dir = tempfile::tempdir().unwrap();
         let (mut train_state, store, frequencies) = self.parts(dir.path());
@@ -155,7 +156,7 @@ impl Case {
         pipeline.stats()
     }
 
-    /// Trains, with the sequential trainer beside it.
+    /// Trains, and takes every step with the sequential trainer too.
     pub fn run(&self, train_state: &mut TrainState, pipeline: &mut Pipeline) -> Result<Verifier, TrainError> {
         let schema = Schema::parse(TOML).unwrap();
         let oracle = trainer::initialise(&schema, self.optimizer(), 7).unwrap();
@@ -166,7 +167,7 @@ impl Case {
         Ok(verifier)
     }
 
-    /// Trains, and asserts that every byte is the sequential trainer's.
+    /// Trains, and asserts that every byte is equal to the sequential trainer's.
     pub fn check<D: Driver>(&self, driver: &Arc<D>) -> PlanStats {
         let dir = tempfile::tempdir().unwrap();
         let (mut train_state, mut pipeline) = self.start(driver, dir.path()).unwrap();
@@ -178,7 +179,7 @@ impl Case {
     }
 }
 
-/// With a part of the rows, and with all of them, where nothing is evicted.
+/// The scratchpad holds a part of the rows, or all of them; then nothing is evicted.
 pub fn a_scratchpad_of_any_size_trains_the_sequential_bytes<D: Driver>(
     driver: &Arc<D>,
     kind: Kind,
@@ -193,7 +194,7 @@ pub fn a_scratchpad_of_any_size_trains_the_sequential_bytes<D: Driver>(
     }
 }
 
-/// Plan waits for batches to train.
+/// The scratchpad is so small that Plan must wait for batches to train (bubbles).
 pub fn a_window_that_does_not_fit_trains_the_sequential_bytes<D: Driver>(
     driver: &Arc<D>,
     kind: Kind,
@@ -205,14 +206,14 @@ pub fn a_window_that_does_not_fit_trains_the_sequential_bytes<D: Driver>(
     assert!(stats.bubbles > 0 && stats.evictions > 0 && stats.splits == 0, "{stats:?}");
 }
 
-/// Batches do not fit and are split.
+/// The scratchpad is so small that batches do not fit and are split.
 pub fn a_batch_that_is_split_trains_the_sequential_bytes<D: Driver>(driver: &Arc<D>, kind: Kind, seed: u64) {
     let case = Case { seed, samples: 60, ..Case::new(kind, ScratchpadSize::Slots(vec![12, 9])) };
     let stats = case.check(driver);
     assert!(stats.splits > 0 && stats.evictions > 0, "{stats:?}");
 }
 
-/// Items move few rows each, and several items wait between stages.
+/// An item can move only few rows, and several items wait between stages.
 pub fn small_staging_and_buffers_train_the_sequential_bytes<D: Driver>(
     driver: &Arc<D>,
     kind: Kind,
@@ -229,7 +230,7 @@ pub fn small_staging_and_buffers_train_the_sequential_bytes<D: Driver>(
     case.check(driver);
 }
 
-/// With random settings. Plan must decide as on the host.
+/// Random settings. Plan must make the same decisions as on the host.
 pub fn any_settings_train_the_sequential_bytes<D: Driver>(driver: &Arc<D>, seed: u64) {
     let mut draws = seed << 32;
     let mut draw = |from: usize, to: usize| {

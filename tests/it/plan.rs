@@ -1,5 +1,5 @@
-//! `flechette plan` as a program: its JSON against slow simulations of the same file, its other outputs, its
-//! refusals, and the recordings of a server.
+//! `flechette plan` as a program: its JSON compared with slow simulations of the same file, its other
+//! outputs, its errors, and the recordings of a server.
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,7 +14,8 @@ use crate::program::{Served, Workshop, real, run, run_failing, run_json};
 
 const POLICIES: [&str; 7] = ["arc", "lfu", "lru", "random", "s3fifo", "server", "wtinylfu"];
 
-/// The accesses of a Criteo file, computed by the test: column and hashed id, row by row.
+/// The accesses of a Criteo file, computed without the library: column and hashed id, in the order of the
+/// file.
 fn accesses(file: &str, modulus: u64) -> Vec<(usize, u64)> {
     let text = fs::read_to_string(file).unwrap();
     let ids = |line: &str| -> Vec<(usize, u64)> {
@@ -28,7 +29,7 @@ fn distinct(accesses: &[(usize, u64)]) -> usize {
     accesses.iter().collect::<std::collections::HashSet<_>>().len()
 }
 
-/// Hits of an LRU cache that searches all its rows for the victim.
+/// The hits of an LRU cache. It finds a victim by searching all its rows.
 fn slow_lru(accesses: &[(usize, u64)], capacity: usize) -> usize {
     let mut held: HashMap<(usize, u64), usize> = HashMap::new();
     let mut hits = 0;
@@ -46,14 +47,14 @@ fn slow_lru(accesses: &[(usize, u64)], capacity: usize) -> usize {
     hits
 }
 
-/// Hits of the optimal cache, which searches all its rows for the one whose next use is farthest.
+/// The hits of the optimal cache. It finds the row with the furthest next use by searching all its rows.
 fn slow_optimal(accesses: &[(usize, u64)], capacity: usize) -> usize {
     let mut next = vec![usize::MAX; accesses.len()];
     let mut seen = HashMap::new();
     for (at, access) in accesses.iter().enumerate().rev() {
         next[at] = seen.insert(*access, at).unwrap_or(usize::MAX);
     }
-    // Row to its next access.
+    // For each cached row: its next access.
     let mut held: HashMap<(usize, u64), usize> = HashMap::new();
     let mut hits = 0;
     for (at, access) in accesses.iter().enumerate() {
@@ -120,7 +121,7 @@ fn text_counts_and_plot_are_written() {
     ));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
-    // 26 tables and a wide table for each: 40 of 52 tables have a line of their own.
+    // There are 26 tables, and a wide table for each. The output lists 40 of the 52 and sums up the others.
     assert!(text.starts_with("1000 samples, 52000 accesses of "), "{text}");
     for words in ["by table at 20 % of the rows", "12 others", "wtinylfu", "more memory stops paying at"] {
         assert!(text.contains(words), "{words} in\n{text}");
@@ -168,13 +169,13 @@ fn a_server_records_the_accesses_of_the_file_that_it_scores() {
     let valid = &workshop.valid;
     let whole = run_json(&format!("plan --model-config {config} --format criteo-tsv --data {valid} --json"));
 
-    // One request, so that its accesses have one order.
+    // `record` scores all rows in one request, so the recorded accesses have the order of the file.
     let traces = record(&workshop, 1.0, &state);
     let trace = &traces[0];
     let planned = run_json(&format!("plan --model-config {config} --format trace --data {trace} --json"));
     assert_eq!(planned, whole);
 
-    // The same again after a restart, of a tenth of the rows.
+    // Records again after a restart, with a tenth of the rows.
     let traces = record(&workshop, 0.1, &state);
     assert_eq!(traces.len(), 2);
     let counts = workshop.path("sampled");
@@ -234,7 +235,7 @@ fn damaged_recordings(workshop: &Workshop, trace: &str, whole: &Value) {
         serde_json::from_str(String::from_utf8(output.stdout).unwrap().lines().last().unwrap()).unwrap();
     assert!(json["accesses"].as_u64() >= whole["accesses"].as_u64());
 
-    // A full disk or a kill may leave an empty file, or a part of the header.
+    // If the disk is full or the server is killed, a file may be empty or have only a part of its header.
     for length in [0, 5, 30] {
         fs::write(&damaged, &bytes[..length]).unwrap();
         let line = format!("plan --model-config {config} --format trace --data {damaged} {trace} --json");
@@ -259,16 +260,17 @@ fn damaged_recordings(workshop: &Workshop, trace: &str, whole: &Value) {
 
 #[test]
 fn the_real_traces_have_the_published_hit_rates() {
-    // From `data/README.md`: LRU at 2 % and 10 %, and with room for all rows.
+    // Hit rates of LRU at 2 % and 10 % of the rows, and with room for all, as published in the data folder's
+    // README.md.
     let traces = [
         ("criteo_kaggle_head10k.tsv.zst", [58.9, 71.3, 83.2]),
         ("criteo_terabyte_day0_head10k.tsv.zst", [67.2, 78.7, 87.8]),
         ("avazu_head10k.csv.zst", [82.7, 91.0, 94.7]),
     ];
     let workshop = Workshop::new(1, 1);
-    // With this many rows hardly any ids share a row.
+    // The tables have so many rows that hardly any ids share a row.
     let criteo = workshop.config(ArchKind::Dlrm, 16, 100_000_000);
-    // The published figures use 21 columns, without `hour`.
+    // The published Avazu figures leave out the column `hour`.
     let mut schema = preset::avazu(ArchKind::Dlrm, 16, 100_000_000);
     schema.features.retain(|feature| feature.name != "hour");
     schema.tables.retain(|table| table.name != "hour");

@@ -1,5 +1,5 @@
-//! The prediction of `plan` against the cache of a server with the default policy, in batches, on skewed
-//! accesses.
+//! The hit rate that `plan` predicts, compared with that of a server's cache with the default policy, which
+//! processes skewed accesses in batches.
 
 use flechette::cache::{CacheOptions, CacheShape, EvictStep, FlatCache, Query, TableShape};
 use flechette::dataset::{self, Format, ReadOptions};
@@ -12,7 +12,7 @@ const TABLES: usize = 8;
 const ROW_BYTES: usize = 64;
 /// Samples of a batch.
 const BATCH: usize = 64;
-/// The server's cache keeps at least this share of its room in use.
+/// The server's cache keeps at least this share of its slots in use.
 const IN_USE: f64 = 0.9;
 
 fn trace(skew: &str) -> Trace {
@@ -35,7 +35,7 @@ fn simulated(trace: &Trace, policy: Policy, rows: usize) -> f64 {
     hits as f64 / trace.accesses.len() as f64
 }
 
-/// The hit rate that a server's cache with room for `rows` reports.
+/// The hit rate that a server's cache reports if it has room for `rows` rows.
 fn served(trace: &Trace, rows: usize) -> f64 {
     let options = CacheOptions { background: false, ..CacheOptions::default() };
     let tables = trace.tables.iter().map(|t| TableShape { rows: t.keys.len() as u64, row_bytes: ROW_BYTES });

@@ -1,5 +1,6 @@
-//! `flechette plan --counts-bytes` as a program, on click logs and recordings: exact counts while all rows
-//! fit, and past that counts within the given memory and the floor.
+//! `flechette plan --counts-bytes` as a program, on click logs and recordings. Counts are exact while all
+//! rows fit. When they do not, the program stays within the given memory, and counts are exact up to the
+//! floor.
 
 use std::collections::HashMap;
 use std::fs;
@@ -16,13 +17,13 @@ use serde_json::json;
 
 use crate::program::{Workshop, run, run_failing, run_json, run_measured};
 
-/// Memory of the program besides `--counts-bytes`, as docs/cache.md states it.
-const BESIDE: u64 = 24 << 20;
+/// Memory of the program in addition to `--counts-bytes`, according to docs/cache.md.
+const EXTRA: u64 = 24 << 20;
 const LIMIT: u64 = 2 << 20;
 /// Bytes of a counted row.
 const ROW: u64 = 24;
 
-/// Skewed data with many times the distinct rows that fit the limit.
+/// Skewed data with many times more distinct rows than fit into the limit.
 struct Skewed {
     dir: tempfile::TempDir,
     schema: Schema,
@@ -43,7 +44,7 @@ impl Skewed {
         self.dir.path().join(name).to_str().unwrap().to_owned()
     }
 
-    /// Exact counts, computed by the test.
+    /// Exact counts, computed in a hash map.
     fn exact(&self, data: &str) -> HashMap<(usize, u64), u64> {
         let files = [PathBuf::from(data)];
         let mut reader =
@@ -75,8 +76,8 @@ fn rows_that_do_not_fit_are_counted_within_the_given_memory_and_the_hottest_are_
     let exact = skewed.exact("rows=900000,skew=0.9");
     let would_take = exact.len() as u64 * ROW;
     eprintln!("peak memory: {short} bytes short, {long} long; {would_take} bytes of rows, {json}");
-    assert!(would_take > LIMIT + BESIDE, "{would_take} bytes of rows");
-    assert!(long <= LIMIT + BESIDE, "{long} bytes");
+    assert!(would_take > LIMIT + EXTRA, "{would_take} bytes of rows");
+    assert!(long <= LIMIT + EXTRA, "{long} bytes");
     assert!(long <= short + (2 << 20), "{long} bytes, {short} of a small part of the data");
 
     let ranked = Ranked::read(Path::new(&file)).unwrap();
@@ -87,7 +88,7 @@ fn rows_that_do_not_fit_are_counted_within_the_given_memory_and_the_hottest_are_
     check(&ranked, &exact);
 }
 
-/// Checks counts against exact counts: the bounds, and that the hottest rows are found.
+/// Compares counts with exact counts: they must be within their bounds and contain the hottest rows.
 fn check(ranked: &Ranked, exact: &HashMap<(usize, u64), u64>) {
     let hottest = ranked.hottest();
     assert!(hottest.len() as u64 <= LIMIT / ROW);
@@ -100,7 +101,7 @@ fn check(ranked: &Ranked, exact: &HashMap<(usize, u64), u64>) {
     }
     let accesses: u64 = exact.values().sum();
     assert!(ranked.floor * (LIMIT / ROW).div_ceil(2) <= accesses, "floor {}", ranked.floor);
-    // The order of the hottest rows is right up to the floor.
+    // The order of the hottest rows is correct, except for rows whose counts differ by at most the floor.
     let mut truth: Vec<u64> = exact.values().copied().collect();
     truth.sort_unstable_by(|a, b| b.cmp(a));
     assert!(truth[999] > 3 * ranked.floor, "the thousandth row has {}, floor {}", truth[999], ranked.floor);

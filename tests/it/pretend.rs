@@ -1,8 +1,8 @@
 //! Pretended NVIDIA libraries, and child processes that use them.
 //!
-//! A process opens libcuda only once. So a test that needs one runs itself again as a child process, with the
-//! library on its search path. [`Machine`] describes the libraries; [`Machine::runs`], called in the test,
-//! starts the child, and in the child runs the test's code.
+//! A process loads libcuda only once. So a test that needs a pretended one runs itself again as a child
+//! process, with the library on its search path. [`Machine`] describes the libraries. The test calls
+//! [`Machine::runs`], which starts the child; in the child, the same call runs the test's code.
 
 use std::any::type_name_of_val;
 use std::fs;
@@ -14,22 +14,22 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::skip::skip;
 
-/// The pretended driver.
+/// The source of the pretended driver.
 pub const LIBCUDA: &str = include_str!("pretend/libcuda.rs");
-/// The pretended compiler.
+/// The source of the pretended compiler.
 pub const LIBNVRTC: &str = include_str!("pretend/libnvrtc.rs");
 
-/// Set in a child, to its own folder.
+/// Environment variable of a child: the path of its folder.
 const INSIDE: &str = "PRETEND_FOLDER";
 
-/// The libraries and settings of a child. NVIDIA libraries that are installed on the machine may be found
-/// too.
+/// The libraries and settings of a child. A child may also find NVIDIA libraries that are installed on this
+/// machine.
 pub struct Machine {
     folder: TempDir,
     /// More folders with libraries.
     path: Vec<PathBuf>,
     settings: Vec<(String, String)>,
-    /// There is no rustc to compile the libraries, as on a machine that only has the test program.
+    /// There is no rustc to compile the libraries, for example because only the test program was copied here.
     without_rustc: bool,
 }
 
@@ -72,7 +72,7 @@ impl Machine {
         self
     }
 
-    /// Adds a symbolic link with the name of its target.
+    /// Adds a symbolic link to a file, with the file's name.
     pub fn with_link(self, file: &Path) -> Self {
         let link = self.folder.path().join(file.file_name().unwrap());
         std::os::unix::fs::symlink(file, link).unwrap();
@@ -91,9 +91,9 @@ impl Machine {
         self
     }
 
-    /// In the test: runs the test again as a child on this machine and returns the child's output, or skips
-    /// the test if there is no rustc. In the child: runs `inside` with the child's folder and returns
-    /// nothing.
+    /// In the test: runs the test again as a child with these libraries and returns the child's output, or
+    /// skips the test and returns `None` if there is no rustc. In the child: runs `inside` with the child's
+    /// folder and returns `None`.
     pub fn runs(self, inside: impl FnOnce(&Path)) -> Option<ChildOutput> {
         if let Some(folder) = folder() {
             inside(&folder);
@@ -105,7 +105,7 @@ impl Machine {
         self.runs_test(test)
     }
 
-    /// Runs a test, given by its name, on the machine.
+    /// Runs the test with this name in a child with these libraries.
     pub fn runs_test(&self, test: &str) -> Option<ChildOutput> {
         if !self.is_available() {
             return None;
@@ -115,7 +115,7 @@ impl Machine {
         let child = self.equip(&mut command).output().unwrap();
         let (out, err) = (String::from_utf8_lossy(&child.stdout), String::from_utf8_lossy(&child.stderr));
         assert!(child.status.success(), "{test} on a pretended machine:\n{out}{err}");
-        assert!(out.contains("test result: ok. 1 passed"), "there is no test {test}:\n{out}{err}");
+        assert!(out.contains("test result: ok. 1 passed"), "the child did not run {test}:\n{out}{err}");
         Some(ChildOutput { out: out.into_owned(), log: fs::read_to_string(self.log()).unwrap_or_default() })
     }
 
@@ -127,7 +127,7 @@ impl Machine {
         !self.without_rustc
     }
 
-    /// Sets the environment of a program so that it runs on the machine.
+    /// Sets the environment of a command, so that the program uses these libraries.
     pub fn equip<'c>(&self, command: &'c mut Command) -> &'c mut Command {
         let folders = std::iter::once(self.folder.path()).chain(self.path.iter().map(PathBuf::as_path));
         command
@@ -146,17 +146,18 @@ pub fn is_child() -> bool {
     folder().is_some()
 }
 
-/// In a child, its own folder.
+/// The child's folder; `None` in a process that is not a child.
 fn folder() -> Option<PathBuf> {
     std::env::var_os(INSIDE).map(PathBuf::from)
 }
 
-/// In a child, the pretended driver's log so far.
+/// The pretended driver's log so far. Must be called in a child.
 pub fn log_so_far() -> String {
     fs::read_to_string(folder().unwrap().join("log")).unwrap_or_default()
 }
 
-/// A library compiled from this source, cached in the tests' temporary folder; `None` without rustc.
+/// Compiles a library from this source, or returns the cached one from the tests' temporary folder. `None` if
+/// there is no rustc.
 fn built(source: &str) -> Option<PathBuf> {
     let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{:016x}.so", xxh3_64(source.as_bytes())));
     if !kept.exists() {

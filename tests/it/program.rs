@@ -1,4 +1,4 @@
-//! Runs the real program as a child process: commands to their end, and `serve` until it is stopped.
+//! Runs the real program as a child process: other commands until they end, and `serve` until it is stopped.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::skip::skip;
 
-/// The program, without settings from the environment of the tests.
+/// A command for the program. It does not inherit settings from the environment of the tests.
 pub fn flechette() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_flechette"));
     let ours = |name: &str| name.starts_with("FLECHETTE_") || name == "RUST_LOG";
@@ -55,8 +55,8 @@ pub fn run_json(line: &str) -> Value {
     serde_json::from_str(text.lines().last().expect("a line of output")).unwrap()
 }
 
-/// Runs a command that must fail with this code and one line of error, which says nothing twice. Returns that
-/// line.
+/// Runs a command that must fail with this code and one line of error. No part of the line may be repeated.
+/// Returns the line.
 pub fn run_failing(code: i32, line: &str) -> String {
     let output = run(line);
     let text = String::from_utf8(output.stderr).unwrap();
@@ -68,7 +68,7 @@ pub fn run_failing(code: i32, line: &str) -> String {
     lines[0].to_owned()
 }
 
-/// A directory with generated clicks to train on and to score, and with trained models.
+/// A directory with generated click logs for training and validation, and with trained models.
 pub struct Workshop {
     pub dir: tempfile::TempDir,
     pub models: String,
@@ -98,7 +98,7 @@ impl Workshop {
     }
 
     /// Trains a small model that is named after its architecture, and returns the output of `train --json`.
-    /// The trainer's scores of the validation rows are in the file `trained_scores`.
+    /// The file [`Self::trained_scores`] then has the trainer's scores of the validation rows.
     pub fn train(&self, kind: ArchKind) -> Value {
         let (config, name) = (self.config(kind, 8, 1000), kind.name());
         let (out, Self { models, train, valid, .. }) = (self.trained_scores(kind), self);
@@ -123,7 +123,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// Waits until it serves. Panics with its log if it ends instead.
+    /// Starts a server and waits until it serves. Panics with its log if it ends instead.
     pub fn start(models: &str, flags: &str) -> Self {
         let line = format!("serve --models {models} --grpc 127.0.0.1:0 --http 127.0.0.1:0 {flags}");
         let mut child = flechette().args(line.split_whitespace()).stderr(Stdio::piped()).spawn().unwrap();
@@ -187,7 +187,7 @@ impl Served {
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
     }
 
-    /// Waits until it ends, and returns its log too.
+    /// Waits until the server ends. Returns its exit status and its log.
     pub fn ended(mut self) -> (ExitStatus, String) {
         let status = self.child.wait().unwrap();
         (status, self.log.take().unwrap().join().unwrap())
@@ -223,11 +223,11 @@ pub fn bytes_of(pid: u32, name: &str) -> Option<u64> {
     Some(line.split_whitespace().next()?.parse::<u64>().unwrap() * 1024)
 }
 
-/// A file of the real data sets, which are not in the repository, in `../shared/data` or `$FLECHETTE_DATA`.
-/// Skips the test if the file does not exist.
+/// A file of the real data sets in `$FLECHETTE_DATA` or `../shared/data`; they are not in the repository.
+/// Reports the test as skipped and returns `None` if the file does not exist.
 pub fn real(name: &str) -> Option<PathBuf> {
-    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data");
-    let folder = std::env::var_os("FLECHETTE_DATA").map_or_else(beside, PathBuf::from);
+    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/data");
+    let folder = std::env::var_os("FLECHETTE_DATA").map_or_else(default, PathBuf::from);
     let path = folder.join(name);
     if !path.is_file() {
         skip(&format!("no {} (set FLECHETTE_DATA)", path.display()));

@@ -1,5 +1,5 @@
-//! How `train` refuses wrong input: exit code 2 and one line that names it, before training if possible, and
-//! without losing work that is done.
+//! How `train` refuses wrong input: with exit code 2 and one line that names the input, if possible before it
+//! trains. A version that is already written stays.
 
 use std::fs;
 use std::io::Write;
@@ -9,7 +9,7 @@ use flechette::schema::preset::{self, ArchKind};
 
 use crate::program::{Workshop, run, run_failing};
 
-/// A `train` command line with these parts.
+/// The parts of a `train` command line.
 struct Line<'a> {
     config: &'a str,
     data: &'a str,
@@ -34,7 +34,7 @@ fn workshop() -> (Workshop, String) {
     (workshop, config)
 }
 
-/// The training file compressed with gzip and zstd, each cut to its first half.
+/// The training file, compressed with gzip and with zstd, and each cut to its first half.
 fn truncated(workshop: &Workshop) -> [String; 2] {
     let text = fs::read(&workshop.train).unwrap();
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());

@@ -18,14 +18,14 @@ fn serve_takes_no_more_memory_than_the_rows_and_512_mib() {
     for Memory { rows, peak } in [&small, &large] {
         assert!(*peak <= rows + (512 << 20), "{peak} bytes for {rows} bytes of rows");
     }
-    // The optimizer state is as large as the rows, and is not in memory, except for a few pages that the
-    // kernel reads ahead.
+    // The version also has optimizer state, as large as the rows. The server never reads it, so it must not
+    // be in memory, except for a few pages that the kernel reads ahead.
     let grown = large.peak - small.peak;
     let allowed = large.rows - small.rows + (32 << 20);
     assert!(grown <= allowed, "{grown} bytes more for {} bytes of rows more", large.rows - small.rows);
 }
 
-/// Bytes of a model's rows, and peak memory of its server.
+/// The bytes of a model's rows, and the peak memory of its server.
 struct Memory {
     rows: u64,
     peak: u64,

@@ -1,5 +1,5 @@
-//! A served score equals the trainer's to the bit: with `score` or single requests, by string or by id, alone
-//! or batched with other samples, with any cache and with none.
+//! A served score equals the trainer's to the bit: from `score` or from a single request, by string or by
+//! id, alone or batched with other samples, with any cache and without one.
 
 use std::fs;
 use std::path::PathBuf;
@@ -63,19 +63,20 @@ fn assert_nearly_equal(client: &Value, trainer: &Value) {
     assert!((client - trainer).abs() < 1e-6 * trainer, "{client} {trainer}");
 }
 
-/// Asserts that the cache had hits and misses, and that one of 1 % evicted rows.
+/// Asserts that the cache had hits and misses, and that a cache of 1 % evicted rows.
 fn assert_cache_worked(served: &Served, model: &str, flags: &str) {
     let [hits, misses, evictions] = ["hits", "misses", "evictions"]
         .map(|what| served.sum(&format!("flechette_cache_{what}_total"), model));
     let on = flags.contains("on");
     assert_eq!((hits > 0.0, misses > 0.0), (on, on), "{model} {flags}: {hits} hits, {misses} misses");
-    // The rows of the real clicks fit even in 1 %.
+    // The models that are named after element types score real clicks, whose rows fit even in 1 %.
     if flags.ends_with("0.01") && Element::ALL.iter().all(|element| model != element.name()) {
         assert!(evictions > 0.0, "{model} {flags}: no row was evicted");
     }
 }
 
-/// Rows in f16 and int8; tables whose f32 rows are shorter keep f32. docs/schema.md has the effect on AUC.
+/// Tests rows in f16 and int8. Tables whose f32 rows are shorter keep f32. docs/schema.md has the effect on
+/// AUC.
 #[test]
 fn served_scores_of_rounded_rows_equal_the_trainers_with_any_cache() {
     let workshop = Workshop::new(3000, 2000);
@@ -96,7 +97,10 @@ fn served_scores_of_rounded_rows_equal_the_trainers_with_any_cache() {
                 },
             );
         let scores = |path: &str| fs::read_to_string(path).unwrap();
-        assert!(scores(&out) != scores(&workshop.path("exact")), "{kind:?}: the version's scores, not f32's");
+        assert!(
+            scores(&out) != scores(&workshop.path("exact")),
+            "{kind:?}: rounded rows have the scores of f32 rows"
+        );
         let auc = |reported: &Value| reported["auc"].as_f64().unwrap();
         assert!((auc(&reported) - auc(&exact)).abs() < 0.005, "{kind:?}: {reported} {exact}");
         reported
@@ -145,7 +149,7 @@ fn served_scores_of_real_clicks_equal_the_trainers_with_any_cache_and_element_ty
         let served = Served::start(&workshop.models, flags);
         for (element, trained) in Element::ALL.into_iter().zip(&trained) {
             let out = workshop.path("served.scores");
-            // All requests may be one batch whose rows all miss. Then the second pass has hits.
+            // In the first pass all requests may be one batch without hits. So there is a second one.
             for _ in 0..2 {
                 let reported = served.score(element.name(), test, &format!("--out {out}"));
                 assert!(fs::read(&out).unwrap() == fs::read(own(element)).unwrap(), "{element} {flags}");
@@ -203,7 +207,7 @@ fn served_scores_of_generated_bags_equal_the_trainers() {
     }
 }
 
-/// Rows `from..to` of a file, not encoded.
+/// Samples `from..to` of a file, not encoded.
 fn rows(schema: &Schema, file: &str, from: usize, to: usize) -> RawBatch {
     let mut reader =
         dataset::open(Format::CriteoTsv, &[PathBuf::from(file)], schema, ReadOptions::default()).unwrap();
@@ -229,7 +233,8 @@ fn a_score_does_not_depend_on_the_size_of_the_request_or_on_other_clients() {
     for kind in KINDS {
         workshop.train(kind);
     }
-    // With one worker, requests of the other clients are merged with ours while it computes.
+    // There is only one worker. While it computes, requests of the other clients wait and are merged with
+    // ours.
     let config = workshop.path("serve.toml");
     fs::write(&config, "[batcher]\nworkers = 1\nmax_delay_us = 2000\n").unwrap();
     let flags = format!("--config {config} --cache-mode on --cache-fraction 0.1");

@@ -1,5 +1,5 @@
-//! Someone else can compute a score: `examples/python/score_from_files.py` reads only the files of a version
-//! and gives the scores that `serve` gives, for every architecture and element type.
+//! The files of a version suffice to compute a score: `examples/python/score_from_files.py` reads only these
+//! files and gives the scores of `serve`, for every architecture and element type.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,9 +18,9 @@ const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const SAMPLES: usize = 200;
 const TOLERANCE: f64 = 1e-5;
 
-/// Rows of table `item`, whose default for ids past them is row 3.
+/// The rows of table `item`. Its default for absent ids is row 3.
 const ITEMS: u64 = 30;
-/// Ids of table `user`, whose default is zeros and which stores fewer rows than ids.
+/// The ids of table `user`. Its default is zeros, and it stores fewer rows than ids.
 const USERS: u64 = 200;
 
 /// Name, `[architecture]`, whether it has first-order weights, and the dims of tables shop, word, item, user.
@@ -33,7 +33,8 @@ const MODELS: [(&str, &str, bool, [usize; 4]); 6] = [
     ("wide_deep", "kind = \"wide_deep\"\ndeep = [10]", true, [3, 8, 5, 6]),
 ];
 
-/// Every kind of transform, arity, pooling, hash, element, default and row sharing, at least once.
+/// A schema with every kind of transform, arity, pooling, hash, element type and default, except the default
+/// `error`, and with a lossy table and a table that two features share.
 fn model_toml(architecture: &str, wide: bool, dims: [usize; 4]) -> String {
     let mut text = format!("[architecture]\n{architecture}\n");
     text += "
@@ -70,7 +71,7 @@ fn model_toml(architecture: &str, wide: bool, dims: [usize; 4]) -> String {
     text
 }
 
-/// Samples by the names of their inputs, in the form that the script reads.
+/// Samples in the form that the script reads: values by the names of their inputs.
 fn samples() -> Vec<BTreeMap<&'static str, Value>> {
     let mut state = 1_u64;
     let mut below = |limit: u64| {
@@ -78,7 +79,7 @@ fn samples() -> Vec<BTreeMap<&'static str, Value>> {
         (state >> 33) % limit
     };
     let mut sample = |_| {
-        // One id in about eight is past its table.
+        // About one id in nine is absent.
         let mut ids =
             |count: u64, rows: u64| (0..count).map(|_| below(rows + rows / 8)).collect::<Vec<u64>>();
         let (seen, item, user) = (ids(4, ITEMS), ids(1, ITEMS)[0], ids(1, USERS)[0]);
@@ -120,7 +121,7 @@ fn request(model: &str, samples: &[BTreeMap<&str, Value>]) -> PredictRequest {
     }
 }
 
-/// The scores that the script computes from the files of a version.
+/// Runs the script, and returns the scores that it computes from the files of a version.
 fn scores_from_files(python: &str, version: &str, input: &str) -> Vec<f64> {
     let mut script = Command::new(python)
         .args([&format!("{ROOT}/examples/python/score_from_files.py"), version])
@@ -135,7 +136,7 @@ fn scores_from_files(python: &str, version: &str, input: &str) -> Vec<f64> {
     String::from_utf8(output.stdout).unwrap().lines().map(|line| line.parse().unwrap()).collect()
 }
 
-/// A Python with the packages that the script needs, or why there is none.
+/// The path of a Python interpreter with the script's packages, or the reason why there is none.
 fn python() -> Result<String, String> {
     let output = Command::new(format!("{ROOT}/.ci/python")).output();
     let output = output.map_err(|error| format!(".ci/python cannot be run: {error}"))?;

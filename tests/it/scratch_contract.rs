@@ -25,7 +25,7 @@ impl Draws {
         (self.0.next_u64() >> 16) as usize % limit
     }
 
-    /// A value of any sign and of several magnitudes; sometimes +0 or -0.
+    /// A value of either sign and one of several magnitudes; sometimes +0 or -0.
     fn value(&mut self) -> f32 {
         let scale = [0.0, 1e-6, 1e-2, 1.0, 300.0][self.below(5)];
         let unit = self.below(1 << 24) as f32 / (1 << 23) as f32 - 1.0;
@@ -36,7 +36,7 @@ impl Draws {
         (0..count).map(|_| self.value()).collect()
     }
 
-    /// Takes `count` of the free slots, in any order.
+    /// Takes `count` random slots from the free slots, or all if there are fewer.
     fn slots(&mut self, free: &mut Vec<u32>, count: usize) -> Vec<u32> {
         (0..count.min(free.len())).map(|_| free.swap_remove(self.below(free.len()))).collect()
     }
@@ -53,7 +53,7 @@ struct World {
     /// The slot size of each table, and the slots of its rows.
     sizes: Vec<usize>,
     slots: Vec<Vec<u32>>,
-    /// Each table's records, end to end.
+    /// For each table: its records, concatenated.
     records: Vec<Vec<f32>>,
     words: Vec<usize>,
 }
@@ -81,7 +81,7 @@ impl World {
         };
         let slots: Vec<Vec<u32>> = of_table.iter().map(&mut take).collect();
         let records = slots.iter().zip(&words).map(|(slots, words)| {
-            // States that sum squares are at least 0.
+            // Some states are sums of squares, so values must not be negative.
             draws.values(slots.len() * words).into_iter().map(f32::abs).collect()
         });
         let records = records.collect();
@@ -131,7 +131,7 @@ fn dims(draws: &mut Draws) -> Vec<usize> {
     (0..1 + draws.below(6)).map(|_| [1, 2, 3, 7, 16, 32, 33, 70][draws.below(8)]).collect()
 }
 
-/// Records stay as they were put, while others move in and out.
+/// Records keep their bytes while other records move in and out.
 pub fn records_come_back_unchanged<D: Driver>(driver: &Arc<D>, seed: u64) {
     let draws = &mut Draws(SplitMix64::new(seed));
     let mut world = World::new(driver, &dims(draws), |dim| dim, draws);
@@ -160,7 +160,8 @@ pub fn records_come_back_unchanged<D: Driver>(driver: &Arc<D>, seed: u64) {
     }
 }
 
-/// Bags of a lookup: their bounds, and for each occurrence an index below `rows`, or past the rows.
+/// The bags of a lookup: their bounds, and for each occurrence the index of its row, or an index beyond
+/// `rows` if the row is absent.
 fn bags(draws: &mut Draws, samples: usize, rows: usize) -> (Vec<u32>, Vec<u32>) {
     let (mut offsets, mut places) = (vec![0], Vec::new());
     let most = [1, 2, 6][draws.below(3)];
@@ -174,7 +175,7 @@ fn bags(draws: &mut Draws, samples: usize, rows: usize) -> (Vec<u32>, Vec<u32>) 
     (offsets, places)
 }
 
-/// With sums and means, empty bags, absent rows, and several lookups of a table.
+/// Tests sums and means, empty bags, absent rows, and several lookups of one table.
 pub fn input_rows_are_pooled_as_on_the_host<D: Driver>(driver: &Arc<D>, seed: u64) {
     let draws = &mut Draws(SplitMix64::new(seed));
     let states = draws.below(3);
@@ -215,7 +216,7 @@ pub fn input_rows_are_pooled_as_on_the_host<D: Driver>(driver: &Arc<D>, seed: u6
     }
 }
 
-/// The sources of a table's rows, at least one each, and the end of each row's sources.
+/// The sources of a table's rows, at least one per row, and for each row the end of its sources.
 fn sources(draws: &mut Draws, rows: usize, (samples, columns): (usize, usize)) -> (Vec<Source>, Vec<u32>) {
     let (mut sources, mut ends) = (Vec::new(), Vec::new());
     for _ in 0..rows {
@@ -238,7 +239,7 @@ fn updated(record: &mut [f32], dim: usize, (kind, step): (Kind, u64), grad: &[f3
     step.update_row(weights, grad, &mut states);
 }
 
-/// Over several steps.
+/// Compares every record after each of several steps.
 pub fn rows_are_updated_as_on_the_host<D: Driver>(driver: &Arc<D>, kind: Kind, seed: u64) {
     let draws = &mut Draws(SplitMix64::new(seed));
     let rule = |step: u64| Optimizer { eps: 1e-10, ..Optimizer::new(kind, 0.03) }.step::<f32>(step).rule();
@@ -318,8 +319,8 @@ pub fn invalid_arguments_are_refused_with_a_message<D: Driver>(driver: &Arc<D>) 
     let lookup = GatherLookup { table: 0, mean: false, offsets: &[0, 1, 2], places: &[0, 1] };
     let mut gather = |samples, lookup, dim| {
         let tables = [TableSlots { run, dim }];
-        let said = stepper.gather(&Gather { samples, tables: &tables, lookups: &[lookup] });
-        said.map(|_| ()).unwrap_err().to_string()
+        let result = stepper.gather(&Gather { samples, tables: &tables, lookups: &[lookup] });
+        result.map(|_| ()).unwrap_err().to_string()
     };
     assert_eq!(gather(3, lookup, 2), "scratchpad offsets of a lookup: expected 4, got 3");
     assert!(gather(2, GatherLookup { offsets: &[0, 2, 1], ..lookup }, 2).contains("never falls"));
@@ -335,11 +336,12 @@ pub fn invalid_arguments_are_refused_with_a_message<D: Driver>(driver: &Arc<D>) 
     let rows = UpdateRows { rows: tables[0], sources: &sources, ends: &[1, 2], first: 0 };
     let rule = Optimizer { eps: 0.1, ..Optimizer::new(Kind::Adagrad, 0.1) }.step::<f32>(1).rule();
     let update = Update { samples: 2, stride: 2, first_column: 3, tables: &[rows], rule };
-    let mut said =
+    let mut try_update =
         |update: &Update<'_>| stepper.update(update, &mut |_| ()).map_err(|error| error.to_string());
-    said(&update).unwrap();
-    let mut refused =
-        |update: Update<'_>, words: &str| assert!(said(&update).unwrap_err().contains(words), "{words}");
+    try_update(&update).unwrap();
+    let mut refused = |update: Update<'_>, words: &str| {
+        assert!(try_update(&update).unwrap_err().contains(words), "{words}")
+    };
     refused(Update { samples: 1, ..update }, "sources within the gradients: expected 1, got 1");
     refused(Update { first_column: 2, ..update }, "sources within the gradients");
     refused(Update { first_column: 4, ..update }, "sources within the gradients");
@@ -356,7 +358,7 @@ pub fn invalid_arguments_are_refused_with_a_message<D: Driver>(driver: &Arc<D>) 
     );
 }
 
-/// Gather: a copy, a launch and a copy back. Update: a copy and a launch.
+/// The gather takes a copy to the device, a launch and a copy back. The update takes a copy and a launch.
 pub fn a_step_takes_five_operations_whatever_the_table_count<D: Driver>(driver: &Arc<D>) {
     for tables in [1, 26, 60] {
         let draws = &mut Draws(SplitMix64::new(tables as u64));

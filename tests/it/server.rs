@@ -1,4 +1,4 @@
-//! The gRPC and HTTP ports as a client sees them.
+//! The gRPC and HTTP ports, tested by clients.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -49,16 +49,16 @@ struct Bad {
     what: &'static str,
     change: fn(&mut PredictRequest),
     code: Code,
-    says: &'static [&'static str],
+    expected: &'static [&'static str],
 }
 
 const fn bad(
     what: &'static str,
     change: fn(&mut PredictRequest),
     code: Code,
-    says: &'static [&'static str],
+    expected: &'static [&'static str],
 ) -> Bad {
-    Bad { what, change, code, says }
+    Bad { what, change, code, expected }
 }
 
 const BAD_REQUESTS: &[Bad] = &[
@@ -172,7 +172,7 @@ async fn every_wrong_input_gets_its_code_and_names_field_and_limit() {
         (case.change)(&mut message);
         let status = running.client.predict(message).await.expect_err(case.what);
         assert_eq!(status.code(), case.code, "{}: {status}", case.what);
-        for needle in case.says {
+        for needle in case.expected {
             assert!(status.message().contains(needle), "{}: {needle:?} in {status}", case.what);
         }
     }
@@ -224,8 +224,8 @@ async fn a_full_queue_refuses_requests_and_loses_none() {
     running.until_metric("flechette_queue_samples{model=\"ads\"} 4").await;
     let status = running.send(request(1, 2).0).await.unwrap().unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);
-    let says = "batcher.queue_samples: limit 4, 4 queued, request has 1";
-    assert_eq!(status.message(), says);
+    let expected = "batcher.queue_samples: limit 4, 4 queued, request has 1";
+    assert_eq!(status.message(), expected);
     running.model.release();
     assert_eq!(first.await.unwrap().unwrap(), first_scores);
     assert_eq!(queued.await.unwrap().unwrap(), queued_scores);
@@ -289,11 +289,11 @@ async fn a_request_for_a_version_fails_if_the_version_changes_while_it_is_queued
     running.model.hold();
     let (mut message, _) = request(1, 0);
     message.version = 7;
-    let asked = running.send(message);
+    let sent = running.send(message);
     until(async || running.model.begun() == 1).await;
     running.model.version.store(8, Ordering::SeqCst);
     running.model.release();
-    let status = asked.await.unwrap().unwrap_err();
+    let status = sent.await.unwrap().unwrap_err();
     assert_eq!(status.code(), Code::NotFound);
 }
 
@@ -475,8 +475,8 @@ async fn a_port_in_use_is_one_clear_error() {
             _ => parts.server.http = running.grpc,
         }
         let error = Server::bind(parts).await.err().unwrap().to_string();
-        let says = format!("{key}: cannot listen on {}", running.grpc);
-        assert!(error.starts_with(&says) && error.contains("in use") && !error.contains('\n'), "{error}");
+        let expected = format!("{key}: cannot listen on {}", running.grpc);
+        assert!(error.starts_with(&expected) && error.contains("in use") && !error.contains('\n'), "{error}");
     }
     let mut parts = serving::parts(&Fake::new());
     parts.models.push(Fake::new());

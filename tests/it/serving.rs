@@ -1,4 +1,4 @@
-//! A real server on free ports, with a model whose scores a test can compute.
+//! A real server on free ports, with a fake model whose scores a test can compute.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -22,18 +22,18 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::transport::Channel;
 
-/// Dense values that make the model panic and fail.
+/// A dense value that makes the model panic, and one that makes it fail.
 pub const PANIC: f32 = 666.0;
 pub const FAIL: f32 = 13.0;
 
-/// A model whose score is a hash of the sample's values, so that mixed-up samples get other scores.
+/// A model whose score is a hash of the sample's values, so that a mixed-up sample gets a wrong score.
 pub struct Fake {
     pub schema: Arc<Schema>,
     pub version: AtomicU64,
     pub ready: AtomicBool,
     /// The number of samples of every successful call.
     pub calls: Mutex<Vec<usize>>,
-    /// Number of calls that have begun, and whether they may continue.
+    /// The number of calls that have begun, and whether calls may continue.
     door: Mutex<(usize, bool)>,
     opened: Condvar,
 }
@@ -50,7 +50,7 @@ impl Fake {
         })
     }
 
-    /// Lets calls begin, but not finish.
+    /// Makes calls block after they have begun, until [`Self::release`].
     pub fn hold(&self) {
         self.door.lock().unwrap().1 = false;
     }
@@ -164,7 +164,7 @@ fn schema() -> Schema {
     }
 }
 
-/// The same inputs for a network that multiplies them, so that huge values overflow.
+/// A schema with the same inputs and a DCN, which multiplies inputs, so that huge values overflow.
 pub fn crossed_schema() -> Schema {
     Schema { architecture: Architecture::Dcn { cross_layers: 3, deep: vec![8] }, ..schema() }
 }
@@ -179,7 +179,7 @@ pub fn request(samples: usize, seed: u64) -> (PredictRequest, Vec<f32>) {
     }
     let mut scores = Vec::new();
     for sample in 0..samples {
-        // Kept off the two values that make the model fail.
+        // Never `PANIC` or `FAIL`, because of the 0.5.
         let raw = [(value(sample, 1) % 100) as f32 + 0.5, (value(sample, 2) % 50) as f32];
         dense.extend(raw);
         let user = value(sample, 3) % 1000;

@@ -1,9 +1,10 @@
-//! Reports tests that cannot run on this machine. libtest counts them as passed; `.ci/run` subtracts them.
+//! Reports tests that cannot run on this machine. libtest counts them as passed; `.ci/run` counts them as
+//! not run.
 
 use std::io::Write;
 
-/// Reports that the calling test does nothing, and why: to standard error, which libtest does not capture
-/// from direct writes, and to the file that `$SKIPPED_TESTS_FILE` names.
+/// Reports that the calling test does nothing, and why. The report goes to standard error, by a direct write
+/// that libtest does not capture, and to the file in `$SKIPPED_TESTS_FILE`.
 #[track_caller]
 pub(crate) fn skip(reason: &str) {
     report(&test_name(), reason);
@@ -15,7 +16,8 @@ pub(crate) fn skip_part(reason: &str) {
     report(&format!("{} (in part)", test_name()), reason);
 }
 
-/// libtest names a thread after its test, except with a single thread.
+/// The name of the calling test: libtest names a thread after its test. With a single thread it does not, so
+/// the name is the location of the call.
 #[track_caller]
 fn test_name() -> String {
     let thread = std::thread::current();

@@ -1,5 +1,5 @@
-//! Versions on disk: they read back to the bit, and a damaged one is refused with the file's name while the
-//! version before it is used.
+//! Versions on disk: they read back to the bit. A damaged version is refused with the file's name, and the
+//! previous version is used.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 pub mod footprint;
@@ -39,7 +39,7 @@ fn two_versions() -> (tempfile::TempDir, Sample) {
     (dir, first)
 }
 
-/// Version 2 is refused with an error that names `file`, and version 1 opens.
+/// Asserts that version 2 is refused with an error that names `file`, and that version 1 is opened.
 fn assert_refused_by_name(models: &Path, first: &Sample, file: &Path, what: &str) {
     let latest = store::open_latest(models, "m").unwrap();
     assert_eq!(latest.opened.store.version(), Version(1), "{what}");
@@ -132,7 +132,7 @@ fn a_version_with_any_flipped_byte_is_refused_and_the_version_before_is_used() {
     let (dir, first) = two_versions();
     for path in files_of(&dir.path().join("m/2")) {
         let good = fs::read(&path).unwrap();
-        // Every byte of short files; in long ones a stride that is not a power of two.
+        // In short files every byte; in long files the bytes near both ends, and every 61st.
         let positions = (0..good.len())
             .filter(|at| good.len() < 1024 || *at < 64 || at % 61 == 0 || at + 64 > good.len());
         for at in positions {
@@ -187,7 +187,7 @@ fn each_kind_of_damage_has_its_message() {
     assert!(matches!(open(), StoreError::MissingFile { path: missing } if missing == path));
 }
 
-/// Changes files and writes a matching manifest.
+/// Changes the files of a version and writes a manifest that matches them.
 fn forge(version: &Path, change: impl FnOnce(&mut BTreeMap<String, Vec<u8>>)) {
     use store::format::{Checksum, FileEntry, Manifest};
     let manifest = Manifest::parse(&fs::read(version.join("MANIFEST.json")).unwrap()).unwrap();
@@ -260,7 +260,7 @@ fn a_row_that_cannot_be_encoded_is_refused_with_table_row_and_element_and_leaves
         let error = sample.write(dir.path(), "m").unwrap_err();
         assert!(matches!(error, StoreError::Row { .. }) && error.to_string().contains(reason), "{error}");
         assert_eq!(store::versions(dir.path(), "m").unwrap(), [Version(1), Version(2)]);
-        assert_eq!(fs::read_dir(dir.path().join("m")).unwrap().count(), 2, "nothing is left behind");
+        assert_eq!(fs::read_dir(dir.path().join("m")).unwrap().count(), 2, "no temporary directory is left");
     }
     first.assert_is(&store::open(dir.path(), "m", Version(1)).unwrap());
 }

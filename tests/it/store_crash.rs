@@ -1,4 +1,5 @@
-//! Acknowledged versions survive a killed writer, concurrent writers and a full disk.
+//! Versions that `write` has returned (acknowledged) survive a killed writer, concurrent writers and a full
+//! disk.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::fs;
@@ -16,7 +17,7 @@ use crate::store::Sample;
 
 const CHILD: &str = "FLECHETTE_TEST_STORE_CHILD";
 
-/// Every version opens and holds the sample of the seed in its metadata.
+/// Asserts that every version opens and holds the sample of the seed in its metadata. Returns the versions.
 fn assert_all_good(models: &Path) -> Vec<Version> {
     let versions = store::versions(models, "m").unwrap();
     for &version in &versions {
@@ -32,8 +33,8 @@ fn leftovers(models: &Path) -> Vec<String> {
     names.filter(|name| name.starts_with('.')).collect()
 }
 
-/// Not a test by itself: the next test kills this process. It writes versions forever and prints the number
-/// of each acknowledged one.
+/// Does nothing as a test. The next test runs it in a child process and kills that. It writes versions
+/// forever and prints the number of each acknowledged version.
 #[test]
 fn child_that_writes_versions() {
     let Some(models) = std::env::var_os(CHILD) else { return };
@@ -62,7 +63,7 @@ fn every_acknowledged_version_survives_kill_9_of_its_writer() {
             version.is_some()
         };
         while !acknowledge(lines.next().expect("the child ended").unwrap()) {}
-        // At a different point of the next few versions in each round.
+        // Each round kills the writer after another delay, so at another point of the next few versions.
         thread::sleep(Duration::from_micros(round * 1373 % 9000));
         child.kill().unwrap();
         child.wait().unwrap();
@@ -161,6 +162,6 @@ fn a_full_disk_is_an_error_and_the_old_versions_stay_good() {
         assert!(matches!(error, StoreError::DiskFull { .. }), "{error}");
         assert!(error.to_string().ends_with(": disk full"), "{error}");
         assert_eq!(assert_all_good(&disk.0), written);
-        assert_eq!(leftovers(&disk.0), Vec::<String>::new(), "room is given back");
+        assert_eq!(leftovers(&disk.0), Vec::<String>::new(), "a failed write leaves no files");
     }
 }

@@ -1,5 +1,5 @@
-//! The tables of a working file may be larger than memory: training on one, and writing a version from it,
-//! need memory in proportion to the rows of a batch and not to the table.
+//! The tables of a working file may be larger than memory. Training on a working file and writing a version
+//! from it need memory in proportion to the rows of a batch, not of the table.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,7 +20,7 @@ const ROWS: u64 = 1 << 20;
 const DIM: usize = 24;
 const T: TableId = TableId(0);
 
-/// Trains every row of the lower half, in batches that are spread over it.
+/// Updates every row of the lower half of the table. The rows of a batch are spread over this half.
 fn train(file: &WorkingFile) {
     let batches = 128;
     for batch in 0..batches {
@@ -34,7 +34,8 @@ fn train(file: &WorkingFile) {
     }
 }
 
-/// Not a test by itself: the next test runs it in a process of its own and measures the memory of that.
+/// Does nothing as a test. The next test runs it in a child process, because it measures the memory of its
+/// process.
 #[test]
 fn child_that_trains_and_writes_a_large_working_file() {
     let Some(models) = std::env::var_os(CHILD) else { return };
@@ -44,15 +45,15 @@ fn child_that_trains_and_writes_a_large_working_file() {
     let before = memory("RssAnon");
     let (done, peak) = (AtomicBool::new(false), AtomicU64::new(before));
     thread::scope(|scope| {
-        // The kernel reclaims pages of the file and keeps no peak of anonymous memory alone, so this thread
-        // samples it.
+        // Pages of the file do not count, because the kernel can reclaim them. The kernel records no peak of
+        // only anonymous memory, so this thread samples it.
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 peak.fetch_max(memory("RssAnon"), Ordering::Relaxed);
                 thread::sleep(Duration::from_millis(1));
             }
         });
-        // In a log, and with a fixed place per row.
+        // With the records in a log, and with a fixed place for each row.
         train_and_write(&models.join("log"), &schema, None);
         let ranked: Vec<u64> = (0..10_000).rev().collect();
         train_and_write(

@@ -1,4 +1,5 @@
-//! Checks the house rules on every file, and tests the checks with small sources that break one rule each.
+//! Checks the rules for source code on every file, and tests the checks with small sources that break one
+//! rule each.
 
 mod rules;
 mod source;
@@ -25,17 +26,17 @@ fn every_source_keeps_the_house_rules() {
     for folder in ["tests", "benches"] {
         lines.extend(broken(folder, &Source::all(folder), rules::OTHER_RULES));
     }
-    assert!(lines.is_empty(), "{} broken:\n{}", lines.len(), lines.join("\n"));
+    assert!(lines.is_empty(), "{} violations:\n{}", lines.len(), lines.join("\n"));
 }
 
 /// Asserts that each source breaks the rule once, on its last line, with a message that contains the given
 /// words.
 fn assert_caught(rule: Rule, path: &str, cases: &[(&str, &str)]) {
     for (text, expected) in cases {
-        let said = rule(&Source::new(path, text));
-        assert_eq!(said.len(), 1, "{path}: {text:?} gave {said:?}");
-        assert!(said[0].1.contains(expected), "{path}: {text:?} gave {said:?}");
-        assert_eq!(said[0].0, text.lines().count(), "the line of {text:?}");
+        let found = rule(&Source::new(path, text));
+        assert_eq!(found.len(), 1, "{path}: {text:?} gave {found:?}");
+        assert!(found[0].1.contains(expected), "{path}: {text:?} gave {found:?}");
+        assert_eq!(found[0].0, text.lines().count(), "the line of {text:?}");
     }
 }
 

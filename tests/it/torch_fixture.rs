@@ -1,5 +1,5 @@
-//! The models and the trainer compared with values that PyTorch computed in f64 for a tiny instance of every
-//! architecture: `fixtures/models.json`, whose layout `fixtures/make_models.py` describes.
+//! Compares the models and the trainer with values that PyTorch computed in f64 for a tiny instance of every
+//! architecture. The values are in `fixtures/models.json`; `fixtures/make_models.py` describes its layout.
 
 use std::collections::BTreeMap;
 
@@ -49,7 +49,7 @@ fn samples(value: &Value) -> Samples {
     }
 }
 
-/// One model of the fixture: its first weights.
+/// One model of the fixture, with its initial weights.
 struct Given<'a> {
     name: &'a str,
     record: &'a Value,
@@ -88,7 +88,7 @@ impl Given<'_> {
         weights
     }
 
-    /// The input rows of a batch, by the code of serving and training.
+    /// The input rows of a batch, written by the code that serving and training use.
     fn inputs(&self, model: &Model<f32>, batch: &Batch) -> Tape<f32> {
         let mut tape = model.tape(true);
         tape.samples = batch.samples;
@@ -159,8 +159,8 @@ fn logits_losses_and_input_gradients_are_pytorchs() {
             let share = 1.0 / batch.samples as f32;
             model
                 .backward(&weights, &mut tape, |s, z| loss::binary_cross_entropy_slope(z, labels[s]) * share);
-            // The gradient of the dense inputs is not needed, and a first layer on them alone does not
-            // compute it.
+            // Training does not need the gradient of the dense inputs, and a first layer that has only them
+            // as input does not compute it.
             let dense = given.schema.dense_width();
             let without_dense = |rows: Vec<f32>| -> Vec<f32> {
                 rows.chunks_exact(all.width).flat_map(|row| row[dense..].to_vec()).collect()
@@ -211,11 +211,11 @@ fn every_step_of_every_optimizer_is_pytorchs_and_rows_never_touched_keep_their_b
             seen += 1;
         }
     }
-    // The fixture has one step of SGD, and two of the others.
+    // The fixture has one step per model of SGD, and two of each other optimizer.
     assert_eq!(seen, 6 + 2 * (6 + 2 + 2));
 }
 
-/// Rows that no batch uses are unchanged to the bit.
+/// Asserts that rows that no batch uses are unchanged to the bit.
 fn assert_untouched(given: &Given<'_>, reference: &ReferenceTrainer, batches: &[Samples], what: &str) {
     for (t, (before, after)) in given.tables.iter().zip(reference.tables()).enumerate() {
         let lookups = given.schema.lookups();

@@ -1,4 +1,4 @@
-//! Flags of `flechette train` that choose the optimizer, and checks that `train` makes before it trains.
+//! Flags of `flechette train` that set the optimizer, and checks that `train` makes before it trains.
 
 use std::fs;
 
@@ -14,7 +14,7 @@ fn train(workshop: &Workshop, config: &str, more: &str) -> String {
     )
 }
 
-/// The notes of the writer of version 1.
+/// The metadata in the manifest of version 1.
 fn metadata(workshop: &Workshop) -> Value {
     let text = fs::read_to_string(format!("{}/m/1/MANIFEST.json", workshop.models)).unwrap();
     serde_json::from_str::<Value>(&text).unwrap()["metadata"].take()
@@ -58,7 +58,8 @@ fn eps_and_betas_out_of_range_and_those_that_the_optimizer_does_not_have_are_ref
     }
 }
 
-/// The training would diverge, so any other error shows that it did not begin.
+/// With these flags training would diverge and report that, so another error shows that training did not
+/// begin.
 #[test]
 fn a_model_directory_that_cannot_be_written_is_refused_before_training() {
     let workshop = Workshop::new(300, 50);

@@ -1,5 +1,5 @@
-//! The promises of the trainer: equal bytes on any number of threads, the steps of a naive trainer in f64,
-//! refusals that change nothing, and versions that are served and resumed to the bit.
+//! The promises of the trainer: equal bytes on any number of threads, the same steps as a naive trainer in
+//! f64, refused batches that change nothing, and versions that are served and resumed to the bit.
 
 mod naive;
 mod samples;
@@ -39,7 +39,7 @@ fn threads(count: usize) -> rayon::ThreadPool {
     rayon::ThreadPoolBuilder::new().num_threads(count).build().unwrap()
 }
 
-/// A trainer after a batch of each size, with the probabilities and losses of all of them.
+/// A trainer that has trained on a batch of each size, and the probabilities and losses of all batches.
 fn trained(schema: &Schema, kind: Kind, sizes: &[usize]) -> (ReferenceTrainer, Vec<f32>) {
     let mut reference = trainer::initialise(schema, optimizer(kind), 5).unwrap();
     let (mut outputs, mut probabilities) = (Vec::new(), Vec::new());
@@ -88,8 +88,8 @@ fn a_step_equals_that_of_a_naive_trainer_in_f64() {
                 let expected = naive.step(&batch, &labels);
                 let loss = reference.step(&batch, &labels, &mut Vec::new()).unwrap();
                 assert!((loss - expected).abs() < 1e-5 * expected.max(1.0), "{what}, {kind}");
-                naive.assert_took(&reference, &format!("{what}, {kind}, step {i}"));
-                assert_ne!(bits(&reference), before, "{what}, {kind}: nothing moved");
+                naive.assert_matches(&reference, &format!("{what}, {kind}, step {i}"));
+                assert_ne!(bits(&reference), before, "{what}, {kind}: no weight changed");
             }
         }
     }
@@ -162,7 +162,7 @@ fn data_without_labels_is_scored_but_not_trained_on() {
     let error = trainer::run_epoch(&mut reference, &mut data(), 8, |_| ()).unwrap_err();
     assert!(matches!(error, TrainError::NoLabels { sample: 8 }), "{error}");
     assert_eq!(error.to_string(), "data: training needs labels, and sample 8 has none");
-    assert_eq!(reference.steps(), 1, "the batch before it was trained on");
+    assert_eq!(reference.steps(), 1, "the previous batch was trained on");
     let mut scored = 0;
     let quality = trainer::evaluate(&schema, &mut data(), 8, |batch, logits| {
         scored += batch.samples;
@@ -210,7 +210,8 @@ pub fn engines(models: &std::path::Path, name: &str) -> Vec<Engine> {
     [None, Some(1.0), Some(0.05)].map(engine).into()
 }
 
-/// The engine, serving the version that the trainer saved last, gives the trainer's scores to the bit.
+/// Asserts that the engine, which serves the trainer's last saved version, gives the trainer's scores to the
+/// bit.
 fn assert_scores_alike(engine: &Engine, reference: &mut ReferenceTrainer, batch: &Batch, what: &str) {
     let mut expected = Vec::new();
     reference.score(batch, &mut expected).unwrap();
@@ -231,7 +232,7 @@ fn a_version_with_rounded_rows_is_served_as_evaluated_and_training_resumes_from_
             let kind = KINDS[n % KINDS.len()];
             let ((mut reference, _), (twin, _)) =
                 (trained(&schema, kind, &[64, 65, 20]), trained(&exact, kind, &[64, 65, 20]));
-            assert!(bits(&reference) == bits(&twin), "training is in f32 whatever the version stores");
+            assert!(bits(&reference) == bits(&twin), "training is in f32 with every element type");
             let name = format!("rounded{n}_{a}");
             let version = reference.save(models.path(), &name).unwrap();
             let opened = || store::open(models.path(), &name, version).unwrap();
@@ -255,7 +256,7 @@ fn a_version_with_rounded_rows_is_served_as_evaluated_and_training_resumes_from_
             }
             let (batch, labels) = generate(&schema, 33, 77);
             resumed.step(&batch, &labels, &mut Vec::new()).unwrap();
-            // The resumed trainer's rows are the decoded ones of the version plus a step.
+            // The resumed trainer has the decoded rows of the version, and can take a step and save it.
             assert!(resumed.save(models.path(), &name).unwrap() > version);
         }
     }
@@ -289,7 +290,7 @@ fn a_saved_version_gives_the_trainers_scores_and_resumes_to_the_bit() {
             reference.step(&batch, &labels, &mut Vec::new()).unwrap();
         }
         assert!(bits(&resumed) == bits(&reference), "{what}, {kind}: one step on");
-        // Another optimizer takes only the weights.
+        // A trainer with another optimizer resumes only from the weights, not from the state.
         let other = trainer::resume(opened(), optimizer(KINDS[(n + 1) % KINDS.len()])).unwrap();
         assert_eq!(other.steps(), 0);
         assert!(other.dense_states().iter().flatten().all(|x| *x == 0.0));
@@ -326,7 +327,7 @@ fn a_model_too_wide_for_tapes_of_64_rows_trains_and_scores_like_others() {
     let mut naive = Naive::of(&reference);
     naive.step(&batch, &labels);
     reference.step(&batch, &labels, &mut Vec::new()).unwrap();
-    naive.assert_took(&reference, "wide");
+    naive.assert_matches(&reference, "wide");
     reference.save(models.path(), "wide").unwrap();
     for engine in engines(models.path(), "wide") {
         for size in [1, 8, 9, 30] {
@@ -367,7 +368,7 @@ fn a_sample_whose_score_is_not_finite_is_refused_with_its_number() {
         for engine in engines(models.path(), &name) {
             match engine.predict(&batch) {
                 Err(PredictError::NotFinite { sample }) => assert_eq!(sample, 66, "{architecture}"),
-                // An infinite logit has a score, so not every architecture fails.
+                // An infinite logit has a finite score, so some architectures do not fail.
                 other => {
                     let scores = other.unwrap().probabilities;
                     assert!(scores.iter().all(|p| (0.0..=1.0).contains(p)), "{architecture}");

@@ -1,4 +1,4 @@
-//! `flechette verify`, and training with a scratchpad, run as the real program.
+//! `flechette verify` and training with a scratchpad, with the real program.
 
 use std::fs;
 
@@ -21,7 +21,7 @@ fn every_size_policy_and_optimizer_is_equal_with_stages_that_sleep_at_random() {
     let (optimizers, policies) =
         (["sgd", "adagrad", "rowwise_adagrad", "adam"], ["lru", "lfu", "random", "optimal"]);
     let sizes = [("min", 64, 3), ("0.02", 64, 12), ("0.1", 300, 9), ("1.0", 300, 9)];
-    // Every optimizer with every policy; and each optimizer and each policy with every size and thread count.
+    // Covers every pair of optimizer and policy, and each of them with every size and number of threads.
     for (i, j) in (0..4).flat_map(|i| (0..4).map(move |j| (i, j))) {
         let (optimizer, policy, (size, batch, steps)) = (optimizers[i], policies[j], sizes[(i + j) % 4]);
         let threads = 1 + (i + 3 * j) % 4;
@@ -37,7 +37,7 @@ fn every_size_policy_and_optimizer_is_equal_with_stages_that_sleep_at_random() {
         assert!(size != "min" || count(&verified, "splits") == steps, "{verified}");
         if size == "1.0" {
             assert_eq!(count(&verified, "evictions"), 0);
-            // Batches need the same rows under every policy and optimizer.
+            // The rows that batches need do not depend on policy and optimizer.
             assert_eq!(*needed.get_or_insert((hits + fills, fills)), (hits + fills, fills));
         } else {
             assert!(count(&verified, "evictions") > 0, "{verified}");
@@ -165,11 +165,11 @@ fn scratchpad_flags_are_checked_without_a_scratchpad_too_and_a_warning_says_that
     assert!(stderr.contains("lambda: expected at least 1 step, got 0"), "{stderr}");
     for size in ["", "--scratchpad 1", "--scratchpad 1Gi"] {
         let trained = run(&format!("{train} {size} --policy lfu --counts {counts} --reorder"));
-        let said = String::from_utf8(trained.stderr).unwrap();
-        assert!(trained.status.success(), "{said}");
+        let stderr = String::from_utf8(trained.stderr).unwrap();
+        assert!(trained.status.success(), "{stderr}");
         let expected =
             "all rows are kept in memory, so these flags have no effect: --policy, --counts, --reorder";
-        assert!(said.contains(expected), "{size}: {said}");
+        assert!(stderr.contains(expected), "{size}: {stderr}");
     }
     let trained = run(&format!("{train} --scratchpad 0.5 --policy lfu --counts {counts} --reorder"));
     assert!(!String::from_utf8(trained.stderr).unwrap().contains("have no effect"));
@@ -197,7 +197,7 @@ fn a_small_scratchpad_has_enough_slots_of_every_size_for_a_sample() {
     let workshop = Workshop::new(1, 1);
     let shape = SyntheticShape { tables: 3, rows: 400_000, dense: 2, multi_hot: Some(4) };
     let mut schema = synthetic(ArchKind::Dcn, 16, shape);
-    // No other table has its dim, so it has its own slot size.
+    // No other table has this dim, so the table has its own slot size.
     (schema.tables[2].rows, schema.tables[2].dim) = (60, 5);
     let config = workshop.path("uneven.toml");
     fs::write(&config, schema.to_toml()).unwrap();

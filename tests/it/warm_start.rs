@@ -1,5 +1,5 @@
-//! The real server with each of the cache's settings, and with hot rows saved from one run to the next. In
-//! all cases, scores equal the trainer's to the bit.
+//! The real server with each of the cache's settings, and with hot rows that one run saves for the next. In
+//! all cases scores equal the trainer's to the bit.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -20,7 +20,7 @@ struct Trained {
 }
 
 impl Trained {
-    /// `rows` samples are scored, each with 26 ids.
+    /// Trains a model. `rows` samples with 26 ids each are to be scored.
     fn new(rows: u64) -> Self {
         let workshop = Workshop::new(1000, rows);
         workshop.train(ArchKind::Dlrm);
@@ -44,7 +44,7 @@ impl Trained {
         let out = self.workshop.path("served.scores");
         let reported = served.score(MODEL, &self.workshop.valid, &format!("--batch 64 --out {out}"));
         assert_eq!(reported["version"], 1);
-        assert!(fs::read_to_string(&out).unwrap() == self.own, "the trainer's own scores");
+        assert!(fs::read_to_string(&out).unwrap() == self.own, "served scores differ from the trainer's");
     }
 
     fn state(&self) -> PathBuf {
@@ -82,17 +82,17 @@ fn end(served: Served) -> String {
 
 #[test]
 fn a_restarted_server_hits_from_its_first_request_on() {
-    // 20 samples use at most 520 rows, which a cache of 2600 rows holds.
+    // 20 samples use at most 520 rows, and the cache holds 2,600.
     let trained = Trained::new(20);
     let served = trained.serve("");
     trained.score(&served);
     assert!(counted(&served, "misses_total") > 0.0);
-    assert!(!trained.hot_rows().exists(), "saved at the end");
+    assert!(!trained.hot_rows().exists(), "hot rows are saved only at the end");
     end(served);
 
     let served = trained.serve("");
     let before = counted(&served, "entries");
-    assert!(before > 0.0, "warm before the first request");
+    assert!(before > 0.0, "the cache is warm before the first request");
     trained.score(&served);
     assert_eq!((counted(&served, "hits_total"), counted(&served, "misses_total")), (20.0 * 26.0, 0.0));
     assert_eq!(counted(&served, "entries"), before);
@@ -204,7 +204,7 @@ fn rows_saved_while_serving_survive_a_kill() {
     while fs::metadata(trained.hot_rows()).map_or(0, |meta| meta.len()) < 12 * rows {
         std::thread::sleep(Duration::from_millis(20));
     }
-    // By SIGKILL.
+    // Dropping the server kills it with SIGKILL.
     drop(served);
     let served = trained.serve("");
     trained.score(&served);
@@ -224,7 +224,7 @@ fn counts_warm_the_cache_if_there_are_no_hot_rows() {
         fs::remove_file(trained.hot_rows()).unwrap();
     }
     let served = trained.serve(&format!("counts = \"{counts}\"\neviction = \"lfu\"\nwarm = \"off\""));
-    assert_eq!(counted(&served, "entries"), 0.0, "only for the ranks");
+    assert_eq!(counted(&served, "entries"), 0.0, "with cache.warm off, counts only rank rows");
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn every_cache_setting_takes_effect_and_changes_no_score() {
     ] {
         let served = trained.serve(&format!("warm = \"off\"\n{keys}"));
         assert_eq!(counted(&served, shown), 0.0);
-        // Twice, and then until the eviction thread has run.
+        // Scores twice, and then again until the eviction thread has run.
         trained.score(&served);
         for _ in 0..200 {
             trained.score(&served);

@@ -1,5 +1,5 @@
 //! The wire protocol: HTTP/2 frames written by hand, bytes that are not a message, and messages that are not
-//! a batch. The server answers everything with a status, and keeps running.
+//! a valid batch. The server must answer everything with a status and keep running.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -19,7 +19,7 @@ use tonic::codegen::http::Request;
 use crate::serving::{Running, crossed_schema, request, score, until};
 use crate::trainer::engines;
 
-/// A gRPC connection that sends any bytes.
+/// A gRPC connection on which a test can send any bytes.
 struct Raw(h2::client::SendRequest<Bytes>);
 
 /// An answer: the status, its message, and the first message of the body.
@@ -49,7 +49,7 @@ impl Raw {
         }
         let mut send = self.0.clone().ready().await.unwrap();
         let (response, mut body) = send.send_request(request.body(()).unwrap(), false).unwrap();
-        // The server may answer before it has read everything, and close our side.
+        // The server may answer and close the stream before it has read everything, so an error is ignored.
         let _ = body.send_data(frames, true);
         let response = response.await.unwrap();
         let mut headers = response.headers().clone();
@@ -86,7 +86,8 @@ async fn an_expired_deadline_is_answered_with_its_code_and_not_computed() {
     until(async || running.model.begun() == 1).await;
     let raw = Raw::connect(running.grpc).await;
     let late = frame(&request(5, 1).0.encode_to_vec());
-    // Long enough to decode the message on a slow machine: the model is known only after that.
+    // The deadline is long enough to decode the message on a slow machine, because the metric's label needs
+    // the model's name from the message.
     let answer = raw.call(late, &[("grpc-timeout", "1S")]).await;
     assert_eq!(answer.code, Code::DeadlineExceeded, "{}", answer.message);
     running.until_metric("flechette_requests_total{model=\"ads\",code=\"DEADLINE_EXCEEDED\"} 1").await;
@@ -113,8 +114,8 @@ async fn a_frame_is_refused_by_its_claimed_length() {
     let raw = Raw::connect(running.grpc).await;
     let answer = raw.call(Bytes::from_static(&[0, 0xff, 0xff, 0xff, 0xff, 1]), &[]).await;
     assert_eq!(answer.code, Code::ResourceExhausted);
-    let says = "message: limit 65536 bytes (server.max_bytes), got 4294967295 bytes";
-    assert_eq!(answer.message, says);
+    let expected = "message: limit 65536 bytes (server.max_bytes), got 4294967295 bytes";
+    assert_eq!(answer.message, expected);
 }
 
 #[test]
@@ -139,7 +140,7 @@ fn arbitrary_bytes_always_get_a_status() {
         .run(&strategy, |bytes| {
             let answer = runtime.block_on(raw.call(bytes, &[]));
             let known = [Code::Ok, Code::InvalidArgument, Code::NotFound, Code::Internal];
-            // A changed count may exceed a limit. A changed flag byte is an unknown compression.
+            // A changed count may exceed a limit. A changed flag byte means an unknown compression.
             let rare = [Code::ResourceExhausted, Code::Unimplemented];
             prop_assert!(known.contains(&answer.code) || rare.contains(&answer.code), "{}", answer.code);
             prop_assert!(!answer.message.contains("panic"), "{}", answer.message);
@@ -151,7 +152,7 @@ fn arbitrary_bytes_always_get_a_status() {
     assert_eq!(PredictResponse::decode(answer.body).unwrap().scores, scores);
 }
 
-/// The answer that the rules of the protocol require, computed without the server: scores, or the code of a
+/// The answer that the protocol requires, computed without the server: scores, or the status code of a
 /// refusal.
 fn expected(request: &PredictRequest) -> Result<Vec<f32>, Code> {
     let samples = request.samples as usize;
@@ -209,7 +210,7 @@ fn expected(request: &PredictRequest) -> Result<Vec<f32>, Code> {
     Ok(scored.collect())
 }
 
-/// One change of a valid request. Many keep it valid.
+/// A change of a request. Many changes keep it valid.
 fn change() -> impl Strategy<Value = fn(&mut PredictRequest, u64)> {
     let changes: Vec<fn(&mut PredictRequest, u64)> = vec![
         |r, n| r.samples = n as u32 % 80,
@@ -255,7 +256,7 @@ fn column(request: &mut PredictRequest, n: u64) -> &mut FeatureColumn {
     &mut request.features[n as usize % count]
 }
 
-/// Valid requests after some changes.
+/// Requests that were valid, with 0 to 3 changes.
 fn requests() -> impl Strategy<Value = PredictRequest> {
     let changes = prop::collection::vec((change(), any::<u64>()), 0..4);
     (1usize..6, any::<u64>(), changes).prop_map(|(samples, seed, changes)| {
@@ -304,7 +305,7 @@ async fn real_servers() -> Vec<(Running, Raw)> {
     let models = tempfile::tempdir().unwrap();
     let sgd = Optimizer::new(Kind::Sgd, 0.1);
     trainer::initialise(&crossed_schema(), sgd, 1).unwrap().save(models.path(), "ads").unwrap();
-    // The version that `expected` assumes.
+    // `expected` assumes version 7.
     let ads = models.path().join("ads");
     std::fs::rename(ads.join("1"), ads.join("7")).unwrap();
     let mut servers = Vec::new();

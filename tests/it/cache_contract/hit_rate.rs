@@ -1,5 +1,5 @@
-//! The hit rate of the default policy in the server's batches, which merge requests, beside simulated
-//! policies that see one access at a time.
+//! The hit rate of the default policy with batches, as a server forms them, compared with simulated policies
+//! that process one access at a time.
 
 use flechette::cache::{CacheOptions, CacheShape, EvictStep, FlatCache, Query, TableShape};
 use flechette::mem::mix64;
@@ -12,7 +12,7 @@ const TABLES: usize = 26;
 const ROWS: u64 = 1000;
 const ROW: [u8; 64] = [1; 64];
 
-/// Ids of every table are drawn with a probability of about `1 / rank`.
+/// A trace in which each id of a table has a probability of about `1 / rank`.
 fn trace(samples: u64) -> Trace {
     let shape = SyntheticShape { tables: TABLES, rows: ROWS, dense: 0, multi_hot: None };
     let mut trace = TraceBuilder::new(&preset::synthetic(ArchKind::Dcn, 16, shape));
@@ -37,7 +37,7 @@ fn cache_of(rows: usize) -> FlatCache {
     caches.find(holds).unwrap()
 }
 
-/// The share of accesses that hit, by the cache's own counts.
+/// The share of accesses that hit, according to the cache's counters.
 fn hit_rate(trace: &Trace, rows: usize, samples: usize) -> f64 {
     let (cache, mut query) = (cache_of(rows), Query::default());
     for batch in trace.accesses.chunks(TABLES * samples) {

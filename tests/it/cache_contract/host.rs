@@ -1,4 +1,4 @@
-//! The contract of the cache on the host.
+//! Runs the cache contract on the cache of the host.
 
 use flechette::cache::{FlatCache, HostRows, Query, Source};
 use flechette::types::Version;
@@ -10,11 +10,11 @@ use super::*;
 pub struct HostSubject {
     cache: Arc<FlatCache>,
     query: Query,
-    /// By table: the number of [`InRam`].
+    /// For each table: how many [`InRam`] exist.
     in_ram: Arc<Vec<AtomicU64>>,
 }
 
-/// Allows pointers at a table.
+/// Allows pointers to the rows of a table while it exists.
 struct InRam {
     right: Option<HostRows>,
     table: usize,
@@ -58,7 +58,7 @@ impl Subject for HostSubject {
                     Source::Row(row) => row.to_vec(),
                     Source::Host(_) => {
                         let held = self.in_ram[lookup.table.index()].load(Ordering::Acquire);
-                        assert!(held > 0, "the store still holds the row");
+                        assert!(held > 0, "a pointer was read after its table was withdrawn");
                         stored()
                     }
                     Source::Miss(_) => stored(),
@@ -146,8 +146,8 @@ proptest! {
     }
 
     #[test]
-    fn on_the_host_a_key_has_the_row_last_asked_for(bits in 3u32..9, draw in any::<u64>()) {
-        narrow::a_key_has_the_row_last_asked_for(on_host, bits, draw);
+    fn on_the_host_a_key_has_the_row_last_used(bits in 3u32..9, draw in any::<u64>()) {
+        narrow::a_key_has_the_row_last_used(on_host, bits, draw);
     }
 
     #[test]

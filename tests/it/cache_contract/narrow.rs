@@ -1,4 +1,4 @@
-//! Keys too narrow for their tables: rows that share a key are distinguished by their tags.
+//! Keys that are too narrow for their tables: tags distinguish the rows that share a key.
 
 use std::collections::HashMap;
 
@@ -18,8 +18,9 @@ fn index_keys(world: &World) -> FlatKeys {
     FlatKeys::new(&rows, world.options.key_width).unwrap()
 }
 
-/// One row at a time, with room for all keys. A map of the keys gives the expected result of each access.
-pub fn a_key_has_the_row_last_asked_for<S: Subject>(new: impl Fn(&World) -> S, bits: u32, mut draw: u64) {
+/// Batches use one row each, and the cache has room for all keys. A map from key to row gives the expected
+/// result of each access.
+pub fn a_key_has_the_row_last_used<S: Subject>(new: impl Fn(&World) -> S, bits: u32, mut draw: u64) {
     // Two tables whose rows share keys, and one small enough for exact keys.
     let mut world = World::new(200, &[4, 7, 1], 64 << 10);
     world.tables[2].rows = 2;
@@ -33,7 +34,7 @@ pub fn a_key_has_the_row_last_asked_for<S: Subject>(new: impl Fn(&World) -> S, b
         let (t, copies) = ((mix64(draw) % 3) as usize, 1 + mix64(draw) / 3 % 3);
         let table = TableId(t as u32);
         let id = (mix64(draw) >> 32) % world.tables[t].rows.min(24);
-        // The other features have ids past their tables.
+        // The other features have only absent ids.
         let mut ids = vec![vec![u64::MAX; copies as usize]; 3];
         ids[t].fill(id);
         run(&mut subject, &world, &world.one_hot(&ids));
@@ -68,7 +69,7 @@ pub fn rows_that_share_a_key_in_a_batch_stay_separate<S: Subject>(new: impl Fn(&
     }
     let stats = subject.stats();
     assert_eq!(stats.entries, stats.inserted - totals(&stats).2);
-    // The rows that are cached are found.
+    // A batch of the cached rows has no misses.
     let hot = subject.hot_rows();
     assert_eq!(hot.len() as u64, stats.entries);
     let ids: Vec<u64> = hot.into_iter().map(|(_, id)| id).collect();

@@ -1,4 +1,4 @@
-//! The unified index: victims stay as pointers to rows in host memory.
+//! The unified index: when a row is evicted, a pointer to it in host memory may stay in the index.
 
 use std::time::Duration;
 
@@ -7,12 +7,13 @@ use flechette::types::{Batch, TableId};
 
 use super::{Subject, World, assert_adds_up, pointed, settle};
 
-/// Two tables. About a third of the first fits, so in batches over all of it each row becomes cold in turn.
+/// Two tables. About a third of the first fits in the cache, so batches that go through all of its rows make
+/// each row cold in turn.
 fn pointed_world() -> World {
     World::new(600, &[16, 4], 16 << 10).with_pointers(1000)
 }
 
-/// A batch of rows of the first table, and some of the second.
+/// A batch with rows of both tables.
 fn of_both(world: &World, first: impl Iterator<Item = u64>, second: &[u64]) -> Batch {
     let first: Vec<u64> = first.collect();
     let mut other = vec![u64::MAX; first.len()];
@@ -20,7 +21,7 @@ fn of_both(world: &World, first: impl Iterator<Item = u64>, second: &[u64]) -> B
     world.one_hot(&[first, other])
 }
 
-/// Runs a batch in which some rows may be pointed at.
+/// Runs a batch, some of whose rows may be behind pointers.
 fn read(subject: &mut impl Subject, world: &World, batch: &Batch) {
     let seen = subject.embed(world, batch, || ());
     world.assert_is(&seen.matrix, batch, seen.version);
@@ -29,7 +30,7 @@ fn read(subject: &mut impl Subject, world: &World, batch: &Batch) {
 /// Batches over all rows of the first table, `rounds` times. Returns hits, pointed occurrences, and misses.
 fn walk(subject: &mut impl Subject, world: &World, rounds: u64) -> (u64, u64, u64) {
     let before = subject.stats();
-    // No more at once than eviction has made room for.
+    // Ten rows per batch: not more than eviction has made room for.
     for start in (0..rounds * 600).step_by(10) {
         read(subject, world, &of_both(world, (start..start + 10).map(|id| id % 600), &[]));
         settle(subject);
@@ -41,7 +42,7 @@ fn walk(subject: &mut impl Subject, world: &World, rounds: u64) -> (u64, u64, u6
 pub fn cold_rows_become_pointers_up_to_the_capacity_and_no_longer_miss<S: Subject>(
     new: impl Fn(&World) -> S,
 ) {
-    // The only ranked row is of the other table.
+    // The only ranked row belongs to the other table, so LFU evicts rows of the first by age.
     for eviction in [EvictionOption::Lru, EvictionOption::Lfu(vec![(TableId(1), 0)])] {
         let world = pointed_world().with(|options| options.eviction = eviction);
         let mut subject = new(&world);
@@ -73,9 +74,9 @@ pub fn a_row_behind_a_pointer_is_admitted_again<S: Subject>(new: impl Fn(&World)
     read(&mut subject, &world, &cold);
     subject.settle();
     let once = pointed(&subject.stats());
-    assert!(once > before, "they are cold");
+    assert!(once > before, "cold rows are read through pointers");
     read(&mut subject, &world, &cold);
-    assert_eq!(pointed(&subject.stats()), once, "they were admitted");
+    assert_eq!(pointed(&subject.stats()), once, "the rows were admitted");
     settle(&subject);
     assert_adds_up(&subject.stats());
 }
@@ -88,7 +89,7 @@ pub fn host_memory_is_released_after_the_batches_that_point_into_it<S: Subject>(
     walk(&mut subject, &world, 2);
     let other = subject.another(&world);
     let before = other.stats().tables[0].pointed;
-    // Cold rows, and one that is missing.
+    // Ten cold rows of the first table, and a missing row of the second.
     let batch = of_both(&world, 0..10, &[7]);
     std::thread::scope(|scope| {
         let mut dropping = None;
@@ -121,7 +122,7 @@ pub fn pointers_to_rows_that_changed_end_with_their_version<S: Subject>(new: imp
         world.switch(&subject, version);
         let after = subject.stats().pointers;
         assert!(after < before && after > before / 2, "{after} of {before}: pointers to unchanged rows stay");
-        // This checks rows against the version of their batch.
+        // `walk` compares the rows with the version of their batch.
         walk(&mut subject, &world, 1);
         drop(ram);
         walk(&mut subject, &world, 1);
@@ -140,11 +141,11 @@ pub fn the_tuner_sets_how_many_pointers_there_are_by_what_batches_report<S: Subj
     let observe = |subject: &S, times: u32, per_second: &dyn Fn(u32) -> f64| {
         (0..times).for_each(|i| subject.observe(1 << 20, Duration::from_secs_f64(1.0 / per_second(i))));
     };
-    // Faster with every batch: the limit is reached.
+    // If every batch is faster than the last, the tuner raises the number of pointers to its limit.
     observe(&subject, 40, &|i| 1.0 + f64::from(i));
     walk(&mut subject, &world, 2);
     assert!(subject.stats().pointers > 300, "{}", subject.stats().pointers);
-    // A marked fall means that the traffic has changed.
+    // If throughput falls sharply, the tuner starts again from 0, because the traffic has changed.
     observe(&subject, 4, &|_| 1.0);
     subject.evict_step();
     assert_eq!(subject.stats().pointers, 0);

@@ -1,4 +1,4 @@
-//! Versions: a batch reads the rows of its own version, whatever is switched, evicted and inserted meanwhile.
+//! Versions: a batch reads the rows of its version, also during switches, evictions and insertions.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ pub fn a_batch_of_the_old_version_reads_old_rows_beside_one_of_the_new<S: Subjec
     let both = batch(0..50);
     std::thread::scope(|scope| {
         let mut switching = None;
-        // The batch has found 40 rows of each table, of which 8 change, and inserts another ten, of which two
+        // For each table, the batch hits 40 rows, 8 of which change, and inserts ten more, two of which
         // change.
         let seen = subject.embed(&world, &both, || {
             let started = scope.spawn(|| world.switch(&switcher, 1));
@@ -101,8 +101,8 @@ pub fn a_row_that_comes_twice_has_its_last_bytes<S: Subject>(new: impl Fn(&World
     assert_eq!(run(&mut subject, &world, &batch), (2, 0));
 }
 
-/// Batches, evictions, switches, and host memory that is added and removed, in any order: every row is of its
-/// batch's version.
+/// Batches, evictions and switches run in any order, and host memory is added and removed. Every batch must
+/// get the rows of its version.
 pub fn whatever_happens_a_row_is_its_batchs_versions<S: Subject>(
     new: impl Fn(&World) -> S,
     world: &World,

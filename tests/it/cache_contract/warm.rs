@@ -8,19 +8,20 @@ use flechette::types::TableId;
 
 use super::{Subject, World, narrow, run, settle, totals};
 
-/// Warms a subject with rows of table 0. Checks that it takes no more of them than fit, and one more.
+/// Warms a subject with rows of table 0. Checks that it takes a row from the iterator only while it has room,
+/// so at most one that does not fit.
 fn warm(subject: &mut impl Subject, world: &World, ids: impl Iterator<Item = u64>) -> Warmed {
     let row = |id| (TableId(0), id, world.row(TableId(0), id, 0).unwrap());
     let rows: Vec<_> = ids.map(row).collect();
-    let mut asked = 0;
-    let mut rows = rows.iter().map(|(table, id, row)| (*table, *id, &row[..])).inspect(|_| asked += 1);
+    let mut taken = 0;
+    let mut rows = rows.iter().map(|(table, id, row)| (*table, *id, &row[..])).inspect(|_| taken += 1);
     let warmed = subject.warm(&mut rows).unwrap();
-    assert_eq!(asked, warmed.stored + warmed.passed_over + u64::from(warmed.full), "{warmed:?}");
+    assert_eq!(taken, warmed.stored + warmed.passed_over + u64::from(warmed.full), "{warmed:?}");
     warmed
 }
 
-/// Runs a batch with rows of table 0 only.
-fn ask(subject: &mut impl Subject, world: &World, ids: impl Iterator<Item = u64>) -> (u64, u64) {
+/// Runs a batch with rows of table 0 only. Returns hits and misses.
+fn look_up(subject: &mut impl Subject, world: &World, ids: impl Iterator<Item = u64>) -> (u64, u64) {
     let mut columns = vec![ids.collect::<Vec<_>>()];
     columns.resize(world.features, vec![u64::MAX; columns[0].len()]);
     let seen = run(subject, world, &world.one_hot(&columns));
@@ -37,9 +38,9 @@ pub fn rows_of_low_rank_leave_first<S: Subject>(new: impl Fn(&World) -> S) {
     let world = World::new(3000, &[16], 64 << 10);
     let world = world.with(|options| options.eviction = EvictionOption::Lfu(ranked));
     let mut subject = new(&world);
-    // The ranked rows once, then many more of the others than fit.
+    // Uses the ranked rows once, and then many more rows than fit.
     for start in (0..3000u64).step_by(50) {
-        ask(&mut subject, &world, start..start + 50);
+        look_up(&mut subject, &world, start..start + 50);
         settle(&subject);
     }
     let held = held(&mut subject);
@@ -48,20 +49,20 @@ pub fn rows_of_low_rank_leave_first<S: Subject>(new: impl Fn(&World) -> S) {
     assert!(totals(&subject.stats()).2 > 1000);
 }
 
-/// Some rows are used again `gap` batches after their insertion, with other rows in between. Then rows are
-/// evicted.
+/// Some rows are used again `gap` batches after their insertion. Only if `gap` is above [`FRESH`], the use
+/// renews their age, and other rows are evicted instead of them.
 pub fn a_row_is_as_old_as_its_last_use_but_for_a_few_batches<S: Subject>(new: impl Fn(&World) -> S) {
     for (gap, renewed) in [(FRESH, false), (FRESH + 1, true)] {
         let world = World::new(100_000, &[16], 48 << 10);
         let mut subject = new(&world);
-        ask(&mut subject, &world, 0..60);
+        look_up(&mut subject, &world, 0..60);
         let mut others = 60..;
         for _ in 1..gap {
-            ask(&mut subject, &world, others.by_ref().take(60));
+            look_up(&mut subject, &world, others.by_ref().take(60));
         }
-        ask(&mut subject, &world, 0..60);
+        look_up(&mut subject, &world, 0..60);
         while totals(&subject.stats()).2 == 0 {
-            ask(&mut subject, &world, others.by_ref().take(10));
+            look_up(&mut subject, &world, others.by_ref().take(10));
             settle(&subject);
         }
         let (evicted, held) = (totals(&subject.stats()).2, held(&mut subject));
@@ -70,7 +71,7 @@ pub fn a_row_is_as_old_as_its_last_use_but_for_a_few_batches<S: Subject>(new: im
         assert_eq!(
             gone,
             if renewed { 0 } else { evicted },
-            "of {evicted} rows that went, used {gap} batches later"
+            "rows gone, of {evicted} evicted, when used again {gap} batches later"
         );
     }
 }
@@ -86,9 +87,10 @@ pub fn hot_rows_are_those_in_the_cache_the_last_used_first<S: Subject>(new: impl
             columns[table] = ids.to_vec();
             run(&mut subject, &world, &world.one_hot(&columns));
             subject.settle();
-            // So that the next batch's stamps differ from this one's and are renewed.
+            // Batches without rows, so that the next batch's stamp differs enough to renew that of a used
+            // row.
             for _ in 0..FRESH {
-                ask(&mut subject, &world, std::iter::once(u64::MAX));
+                look_up(&mut subject, &world, std::iter::once(u64::MAX));
             }
         }
         let expected = [(TableId(1), 2), (TableId(0), 4), (TableId(0), 500), (TableId(0), 9)];
@@ -112,7 +114,7 @@ pub fn warm_rows_are_found_whatever_the_admission_and_keep_their_order<S: Subjec
         assert_eq!(hot.len() as u64, warmed.stored);
         let mut hits = 0;
         for ids in hot.chunks(60) {
-            let (found, missed) = ask(&mut subject, &world, ids.iter().copied());
+            let (found, missed) = look_up(&mut subject, &world, ids.iter().copied());
             assert_eq!(missed, 0, "{bits} bits");
             hits += found;
         }
@@ -123,7 +125,7 @@ pub fn warm_rows_are_found_whatever_the_admission_and_keep_their_order<S: Subjec
 pub fn warming_stops_at_the_high_watermark_and_keeps_the_hottest<S: Subject>(new: impl Fn(&World) -> S) {
     let world = World::new(3000, &[16], 64 << 10);
     let mut subject = new(&world);
-    // Rows that are cached already take no room.
+    // Rows that are cached already take no more room.
     for _ in 0..12 {
         warm(&mut subject, &world, 0..200);
     }
@@ -147,7 +149,7 @@ pub fn the_coldest_of_the_warm_rows_leave_first<S: Subject>(new: impl Fn(&World)
     let mut subject = new(&world);
     let warmed = warm(&mut subject, &world, 0..3000);
     for start in (2000..2250).step_by(50) {
-        ask(&mut subject, &world, start..start + 50);
+        look_up(&mut subject, &world, start..start + 50);
         settle(&subject);
     }
     let held = held(&mut subject);
@@ -159,7 +161,7 @@ pub fn the_coldest_of_the_warm_rows_leave_first<S: Subject>(new: impl Fn(&World)
 pub fn a_row_that_is_there_keeps_its_place_and_a_wrong_one_is_refused<S: Subject>(new: impl Fn(&World) -> S) {
     let world = World::new(1000, &[5], 64 << 10);
     let mut subject = new(&world);
-    ask(&mut subject, &world, [3].into_iter());
+    look_up(&mut subject, &world, [3].into_iter());
     let stored = |stored, passed_over| Warmed { stored, passed_over, full: false };
     assert_eq!(warm(&mut subject, &world, 3..5), stored(1, 1));
     assert_eq!(warm(&mut subject, &world, [7, 7, 8].into_iter()), stored(2, 1), "a row twice");

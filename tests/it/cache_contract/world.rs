@@ -1,4 +1,4 @@
-//! Tables of a test, their rows by version, and batches that use them.
+//! The tables of a test, their rows in each version, and batches of their ids.
 
 use flechette::cache::{AdmissionOption, CacheOptions, CacheShape, Switched, TableShape};
 use flechette::compute::gather_pool as host;
@@ -8,7 +8,7 @@ use flechette::types::{Batch, Element, Jagged, TableId};
 
 use super::Subject;
 
-/// Tables, and the lookups of a batch.
+/// The tables and options of a cache, and the lookups of a batch.
 #[derive(Clone, Debug)]
 pub struct World {
     pub tables: Vec<TableShape>,
@@ -20,7 +20,7 @@ pub struct World {
     pub options: CacheOptions,
 }
 
-/// Most samples and ids of a batch in a test.
+/// Maximum samples and ids of a batch in a test.
 pub const MAX_SAMPLES: usize = 64;
 pub const MAX_IDS: usize = 4096;
 
@@ -45,7 +45,7 @@ impl World {
         Self { tables, lookups, features, dense_width, stride, bytes, options }
     }
 
-    /// The same with other options, and as much memory for rows.
+    /// The same world with other options. The memory for rows stays as large.
     pub fn with(mut self, options: impl FnOnce(&mut CacheOptions)) -> Self {
         let least =
             |world: &Self| CacheShape::for_options(0.0, world.tables.clone(), &world.options).unwrap().bytes;
@@ -55,7 +55,7 @@ impl World {
         self
     }
 
-    /// Reads the last feature from the first table, too.
+    /// Adds a lookup of the last feature in the first table.
     pub fn with_a_shared_feature(mut self) -> Self {
         let last = self.lookups[self.lookups.len() - 1];
         let first = self.lookups[0];
@@ -64,7 +64,7 @@ impl World {
         self
     }
 
-    /// Adds memory for `pointers` pointers.
+    /// Allows `pointers` pointers, and adds the memory for them.
     pub fn with_pointers(mut self, pointers: u64) -> Self {
         self.options.pointers = pointers;
         self.bytes += (pointers as usize).div_ceil(6) * 128;
@@ -113,7 +113,7 @@ impl World {
         assert_eq!(matrix.len(), expected.len());
         for (i, (got, expected)) in matrix.iter().zip(&expected).enumerate() {
             let (sample, column) = (i / self.stride, i % self.stride);
-            // The column of no lookup may have any value.
+            // Column `dense_width` lies between the dense values and the first lookup, and nothing writes it.
             let same = got.to_bits() == expected.to_bits() || column == self.dense_width;
             assert!(
                 same,
@@ -123,7 +123,7 @@ impl World {
         }
     }
 
-    /// Pools the given rows.
+    /// The output of a batch whose rows are given by `row`, for each lookup and id.
     pub fn pooled(&self, batch: &Batch, row: impl Fn(&Lookup, u64) -> Option<Vec<u8>>) -> Vec<f32> {
         let mut out = vec![0.0; batch.samples * self.stride];
         for s in 0..batch.samples {
@@ -175,7 +175,7 @@ impl World {
         subject.switch(version, &rows).unwrap()
     }
 
-    /// Occurrences of a batch that have a row.
+    /// The number of occurrences in a batch whose ids are not absent.
     pub fn present(&self, batch: &Batch) -> u64 {
         let of = |l: &Lookup| {
             let rows = self.tables[l.table.index()].rows;
@@ -185,7 +185,7 @@ impl World {
     }
 }
 
-/// Whether a version changes a row: it changes every fifth.
+/// Whether a version changes a row. Each version changes every fifth row.
 pub fn changes(version: u64, id: u64) -> bool {
     version > 0 && id % 5 == version % 5
 }

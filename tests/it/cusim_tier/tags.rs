@@ -1,14 +1,14 @@
-//! Rows of an index with few keys: eight rows share a key, and tags distinguish them.
+//! An index with few keys: eight rows share each key, and tags distinguish them.
 
 use flechette::cache::gpu::lister::{Lister, Look};
 use flechette::mem::fold;
 
 use super::*;
 
-/// The index has 2^BITS keys, from BLOCK on.
+/// The index has 2^BITS keys. BLOCK is the first.
 const BITS: u32 = 3;
 const BLOCK: u64 = 16;
-/// Words per slot: a tag and a row of one value.
+/// Words per slot: two for the tag, and one for a row of one element.
 const SLOT: usize = 3;
 
 fn index_key(id: u64) -> u64 {
@@ -19,7 +19,7 @@ fn context_of_tags(bench: &Bench) -> LookupContext<SimDriver> {
     bench.context_with(Some(NarrowColumn { base: BLOCK, bits: BITS, tagged: 1 }))
 }
 
-/// Adds a job for a row, with a slot of its own. Returns the location.
+/// Adds a job for a row, with an unused slot. Returns the slot's location, or `None` if the job was refused.
 fn push_tagged(bench: &mut Bench, jobs: &mut Jobs<SimDriver>, id: u64, kind: JobKind) -> Option<u64> {
     let slot = bench.rows.len();
     let location = ((slot * SLOT) as u64) << 1;
@@ -32,13 +32,13 @@ fn push_tagged(bench: &mut Bench, jobs: &mut Jobs<SimDriver>, id: u64, kind: Job
     pushed.then_some(location)
 }
 
-/// There is room for all keys, so the outcome of each job is certain.
+/// The index has room for all keys, so the outcome of each job is known in advance.
 #[test]
 fn jobs_distinguish_rows_that_share_a_key() {
     for seed in 0..20 {
         let mut bench = Bench::new(3 + seed % 3, seed);
         let (mut jobs, mut draw) = (bench.jobs(), seed << 32);
-        // By key: the cached row's id and location.
+        // For each key: the id and location of the cached row.
         let mut there: HashMap<u64, (u64, u64)> = HashMap::new();
         let mut links = HashMap::<u32, u32>::new();
         for now in 0..30 {
@@ -77,8 +77,8 @@ fn jobs_distinguish_rows_that_share_a_key() {
     }
 }
 
-/// Rows with the same key replace each other while probes run. A probe finds the row itself, or a collision,
-/// or nothing.
+/// Rows with the same key replace each other while probes run. A probe must find the row itself, a
+/// collision, or nothing.
 #[test]
 fn a_probe_during_replacement_finds_the_row_itself_or_nothing() {
     let (mut found, mut collided) = (0, 0);
@@ -101,7 +101,7 @@ fn a_probe_during_replacement_finds_the_row_itself_or_nothing() {
             let ids: Vec<u64> = (0..IDS).chain(0..IDS / 2).collect();
             let misses = context.probe(now, None, &batch_of(&ids)).unwrap();
             let missing: HashSet<u64> = context.misses().iter().map(|miss| miss.id).collect();
-            assert_eq!(missing.len(), misses, "each miss once");
+            assert_eq!(missing.len(), misses, "each missing row is reported once");
             let (missed, others) = (context.missed()[0], context.collided()[0]);
             assert!(others <= missed && missed as usize >= misses, "{others} of {missed}");
             collided += others;
@@ -125,7 +125,7 @@ fn a_probe_during_replacement_finds_the_row_itself_or_nothing() {
     assert!(found > 1000 && collided > 10_000, "{found} hits, {collided} collisions");
 }
 
-/// Slots are reused by other rows with the same keys while probes run. A probe that finds the new entry does
+/// While probes run, slots are reused by other rows with the same keys. A probe that finds the new entry must
 /// not read the slot's old tag.
 #[test]
 fn a_reused_slot_is_not_found_by_its_old_tag() {
@@ -141,7 +141,7 @@ fn a_reused_slot_is_not_found_by_its_old_tag() {
                 let slot = bench.rows.len();
                 bench.rows.push(id);
                 let location = ((key - BLOCK) * SLOT as u64) << 1;
-                // Linked in one launch, withdrawn in the next.
+                // One launch links the entries, and the next withdraws them.
                 let (row, kind) = match now % 2 {
                     0 => (JobRow::Staged(slot), JobKind::Keep),
                     _ => (JobRow::InPlace, JobKind::Withdraw),
@@ -188,7 +188,7 @@ fn the_list_has_each_entry_once_with_tag_and_age() {
         bench.launch(&mut jobs, 20);
         jobs.finish().unwrap();
         let seen = |look: Look, room: usize, tags: bool| -> Vec<_> {
-            let mut lister = Lister::new(&bench.tier, room, tags).unwrap();
+            let mut lister = Lister::new(&bench.table, room, tags).unwrap();
             lister.look(30, look).unwrap().map(|e| (e.key, e.location, e.tag, e.age)).collect()
         };
         let all = [seen(Look::From { bucket: 0, count: buckets }, 64, true), seen(Look::Drawn(7), 64, true)];
@@ -199,7 +199,7 @@ fn the_list_has_each_entry_once_with_tag_and_age() {
                 "seed {seed}"
             );
         }
-        // In parts, the last of which is shorter, and wrapping around the end.
+        // Lists the index in parts; the last part is shorter. Then lists a part that wraps around the end.
         let parts = (0..buckets)
             .step_by(2)
             .flat_map(|at| seen(Look::From { bucket: at, count: buckets - at }, 2, true));

@@ -1,13 +1,15 @@
 //! A pretended libcuda in plain memory, with the functions that flechette uses. Tests compile it with rustc
 //! and put it on the library path.
 //!
-//! It is as strict as the real driver: a call without a current context fails; the operations of a stream are
-//! executed later, one per query, in the stream's order only; a capture refuses the calls that the real
-//! driver refuses; a final error stays. It executes one kernel itself, `scale` of the tests. Other kernels go
-//! to the function that was registered with `pretend_executes`, or are ignored if there is none.
+//! It is as strict as the real driver. A call without a current context fails. The operations of a stream
+//! are executed late, one per query, and only in the stream's order. During a capture, calls fail that the
+//! real driver refuses. After a final error, every call returns it. The library executes one kernel itself,
+//! `scale` of the tests. Other kernels go to the function that was registered with `pretend_executes`, or
+//! are ignored if none was registered.
 //!
-//! Environment variables inject errors (`setting`). Every call is written to the file `PRETEND_LOG`, one per
-//! line. SAFETY, for the whole file: its functions are unsafe, and callers follow cuda.h.
+//! Environment variables inject errors (`setting`). Loaded modules, launches, calls after a final error and
+//! the release of the context are written to the file `PRETEND_LOG`, one per line. SAFETY, for the whole
+//! file: the functions are unsafe, and callers must follow cuda.h.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -40,8 +42,8 @@ enum Work {
     Kernel { name: String, shape: [u32; 3], args: Vec<u8> },
     /// Record number n of an event.
     Record(usize, u64),
-    /// Waits for record number n of an event in the stream of that record, because the event may be recorded
-    /// elsewhere later.
+    /// Waits for record number n of an event. The last field is the stream of that record, because the event
+    /// may be recorded in another stream later.
     Wait(usize, u64, usize),
     Graph(Vec<Work>),
 }
@@ -121,13 +123,14 @@ impl World {
         0
     }
 
-    /// Executes the first operation of a stream. Returns false if there is none, or if it must wait.
+    /// Executes the first operation of a stream. If that must wait for another stream, executes an operation
+    /// of the other stream instead. Returns false if there is nothing to execute.
     unsafe fn step(&mut self, stream: usize) -> bool {
         let first = self.streams.get(&stream).and_then(|stream| stream.work.front().cloned());
         let Some(work) = first else { return false };
         if let Work::Wait(event, record, recorder) = work {
             if !self.has_fired(event, record) {
-                // The other stream must continue first.
+                // The other stream must reach the record first.
                 return self.step(recorder);
             }
         }
@@ -180,7 +183,7 @@ impl World {
         while self.step(stream) {}
     }
 
-    /// Counts of the resources that a context has when it is released.
+    /// The counts of all resources that still exist, for the log at the context's release.
     fn remains(&self) -> String {
         format!(
             "streams {} events {} graphs {} modules {} device {} pinned {}",
@@ -209,20 +212,20 @@ fn log(line: &str) {
     }
 }
 
-/// Runs a call if there is a current context and no final error.
+/// Runs `then` if there is a current context and no final error. Otherwise returns the error's code.
 unsafe fn call(then: impl FnOnce(&mut World) -> i32) -> i32 {
     if CURRENT.with(Cell::get) != CONTEXT {
         return 201;
     }
     let mut world = WORLD.lock().unwrap();
     if world.sticky != 0 {
-        log("asked after the end");
+        log("called after a final error");
         return world.sticky;
     }
     then(&mut world)
 }
 
-/// `ScaleArgs` of the tests.
+/// The same as `ScaleArgs` in `cuda_driver`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct ScaleArgs {
@@ -368,7 +371,7 @@ unsafe extern "C" fn cuMemHostAlloc(to: *mut usize, bytes: usize, flags: u32) ->
         if bytes as i64 > number("PINNED", 1 << 30) {
             return 2;
         }
-        // Not at the beginning of a page, as the real driver's small blocks.
+        // The memory does not begin on a page, as with small blocks of the real driver.
         let memory = vec![u64::MAX; bytes.div_ceil(8) + 1024];
         let at = (memory.as_ptr() as u64).next_multiple_of(4096) + 512;
         world.pinned.insert(at, memory);
@@ -507,7 +510,7 @@ unsafe extern "C" fn cuEventSynchronize(event: usize) -> i32 {
             return 907;
         }
         while !world.has_fired(event, found.records) && world.sticky == 0 {
-            assert!(world.step(found.stream), "a wait for ever");
+            assert!(world.step(found.stream), "a wait that never ends");
         }
         world.sticky
     })
@@ -626,10 +629,10 @@ unsafe extern "C" fn cuModuleLoadDataEx(
         log(&format!("module {kind} {whole}"));
         let refusal = if kind == "bundle" { number("BUNDLE", 209) } else { number("IMAGE", 0) } as i32;
         if refusal != 0 {
-            assert_eq!((options, *names, *names.add(1)), (2, 5, 6), "where the log goes");
-            let said = b"ptxas fatal:\n  unsupported version\0";
-            assert!(*values.add(1) as usize >= said.len());
-            (*values).cast::<u8>().copy_from(said.as_ptr(), said.len());
+            assert_eq!((options, *names, *names.add(1)), (2, 5, 6), "options for the error log");
+            let message = b"ptxas fatal:\n  unsupported version\0";
+            assert!(*values.add(1) as usize >= message.len());
+            (*values).cast::<u8>().copy_from(message.as_ptr(), message.len());
             return refusal;
         }
         *to = world.handle();

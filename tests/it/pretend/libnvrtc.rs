@@ -1,8 +1,8 @@
 //! A pretended libnvrtc. The image of a kernel is a line with the kernel's name and the compiler options.
 //!
 //! `PRETEND_ARCHITECTURES` lists the known capabilities, and `PRETEND_COMPILE` is the result code of
-//! compilation. Each compilation is written to the file `PRETEND_LOG`. SAFETY, for the whole file: callers
-//! follow nvrtc.h.
+//! compilation. Each compilation is written to the file `PRETEND_LOG`. SAFETY, for the whole file: the
+//! functions are unsafe, and callers must follow nvrtc.h.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_char, CStr};
@@ -62,13 +62,13 @@ unsafe extern "C" fn nvrtcCreateProgram(
 ) -> i32 {
     let mut programs = PROGRAMS.lock().unwrap();
     *to = programs.len() + 1;
-    let mut said = text(name);
+    let mut label = text(name);
     assert!(text(source).contains("__global__"));
     for i in 0..headers as usize {
         assert!(text(*header_texts.add(i)).contains("#pragma once"));
-        said += &format!(" with {}", text(*header_names.add(i)));
+        label += &format!(" with {}", text(*header_names.add(i)));
     }
-    programs.insert(*to, Program { text: said, made: String::new() });
+    programs.insert(*to, Program { text: label, made: String::new() });
     0
 }
 

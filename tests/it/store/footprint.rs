@@ -1,4 +1,4 @@
-//! Writing and opening a version need little memory beside the mapped table.
+//! Writing and opening a version need little memory in addition to the mapped tables.
 
 use std::fs;
 use std::path::Path;
@@ -11,14 +11,15 @@ use super::Sample;
 
 const CHILD: &str = "FLECHETTE_TEST_STORE_MEMORY";
 
-/// A line of `/proc/self/status`, in bytes.
+/// The value of a line of `/proc/self/status`, in bytes.
 pub fn memory(line: &str) -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let value = status.lines().find_map(|l| l.strip_prefix(line)?.strip_prefix(':')).unwrap();
     value.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// Not a test by itself: the next test runs it in a process of its own and measures the memory of that.
+/// Does nothing as a test. The next test runs it in a child process, because it measures the memory of its
+/// process.
 #[test]
 fn child_that_writes_and_opens_a_large_version() {
     let Some(models) = std::env::var_os(CHILD) else { return };
@@ -38,7 +39,7 @@ fn child_that_writes_and_opens_a_large_version() {
     let anonymous = memory("RssAnon");
     let opened = store::open(models, "m", Version(1)).unwrap();
     assert_eq!(opened.store.row(TableId(0), (1 << 20) - 1), Some(bytemuck::cast_slice(&[0.5_f32; 24])));
-    assert!(memory("RssAnon") < anonymous + slack, "the rows were copied");
+    assert!(memory("RssAnon") < anonymous + slack, "opening copied the rows");
     let peak = memory("VmHWM");
     assert!(
         peak < before + large + slack,
@@ -54,18 +55,18 @@ fn writing_and_checking_a_table_need_far_less_memory_than_the_table() {
     measured_alone("store::footprint::child_that_writes_and_opens_a_large_version", CHILD, dir.path());
 }
 
-/// Runs a test in a process of its own, which learns the directory from `variable`, and checks that it
-/// printed `measured`.
+/// Runs a test in a child process, whose environment has the directory in `variable`. Checks that it printed
+/// `measured`.
 pub fn measured_alone(test: &str, variable: &str, dir: &Path) {
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
         .env(variable, dir)
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&child.stdout);
+    let stdout = String::from_utf8_lossy(&child.stdout);
     assert!(
-        child.status.success() && said.contains("measured"),
-        "{said}{}",
+        child.status.success() && stdout.contains("measured"),
+        "{stdout}{}",
         String::from_utf8_lossy(&child.stderr)
     );
 }

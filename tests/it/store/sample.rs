@@ -1,4 +1,4 @@
-//! Contents of versions, and whether an opened version holds them.
+//! Contents of versions, and a check that an opened version has them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,8 +19,8 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Two f32 tables, one f16, one int8, all with optimizer state, and two dense tensors; all values are
-    /// drawn from the seed.
+    /// Random contents from a seed: two f32 tables, an f16 and an int8 table, all with optimizer state, and
+    /// two dense tensors.
     pub fn of(seed: u64) -> Self {
         let sizes =
             [(3, 4, Element::F32), (40, 2, Element::F32), (7, 5, Element::F16), (9, 6, Element::Int8)];
@@ -95,8 +95,8 @@ impl Sample {
         store::write(models, name, &contents)
     }
 
-    /// Equal to the bit, including NaN and -0.0. Rows that are not f32 equal the encoded ones and have no
-    /// state.
+    /// Asserts that an opened version has these contents, to the bit, including NaN and -0.0. A table that
+    /// is not f32 must have the encoded rows and no state.
     pub fn assert_is(&self, opened: &Opened) {
         assert_eq!(opened.schema, self.schema);
         assert_eq!(opened.metadata, self.metadata);

@@ -1,4 +1,5 @@
-//! The rules, as data and as one check per rule. Change a rule here and in ARCHITECTURE.md together.
+//! The rules for source code, as data and as one check per rule. If you change a rule, also change
+//! ARCHITECTURE.md or docs/contributing.md.
 
 use super::source::Source;
 
@@ -26,14 +27,14 @@ pub const SRC_RULES: &[Rule] = &[
 /// The rules for `tests/` and `benches/`.
 pub const OTHER_RULES: &[Rule] = &[safety_comments, module_docs, unfinished, names, short_lines];
 
-/// Most lines of a file.
+/// Maximum lines of a file.
 const FILE_LINES: usize = 600;
 
-/// Most columns of a line.
+/// Maximum columns of a line.
 const LINE_COLUMNS: usize = 110;
 
-/// The import table: a module, and the paths besides its own that it may name outside tests. A permission
-/// that nobody uses is a violation too.
+/// The import table: for each module, the paths outside the module that it may name outside tests. A
+/// permission that no file uses is a violation too.
 pub const IMPORTS: &[(&str, &[&str])] = &[
     ("types", &[]),
     ("mem", &[]),
@@ -116,7 +117,7 @@ pub fn imports(source: &Source) -> Vec<Broken> {
     broken
 }
 
-/// Every permission of the import table that no source uses.
+/// One message for each permission of the import table that no source uses.
 pub fn unused_permissions(sources: &[Source]) -> Vec<String> {
     let mut unused = Vec::new();
     for (module, allowed) in IMPORTS {
@@ -129,7 +130,7 @@ pub fn unused_permissions(sources: &[Source]) -> Vec<String> {
     unused
 }
 
-/// The paths that a source names, from the crate's root, and their lines.
+/// The paths below the crate's root that a source names, and their lines.
 fn imported(source: &Source) -> Vec<(Vec<&str>, usize)> {
     let depth = source.module().len();
     let targets = source.paths.iter().map(|(path, line)| (path_from_root(path, depth), *line));
@@ -141,7 +142,8 @@ fn is_below(target: &[&str], prefix: &str) -> bool {
     prefix == [EVERYTHING] || target.starts_with(&prefix)
 }
 
-/// A path from the crate's root, if it is one: with `crate::`, or with as many `super::` as the file is deep.
+/// The segments of a path below the crate's root, if it begins with `crate::` or with as many `super::` as
+/// the file is deep. `None` for other paths.
 fn path_from_root(path: &[String], depth: usize) -> Option<Vec<&str>> {
     let supers = path.iter().take_while(|segment| *segment == "super").count();
     let skip = if path.first().is_some_and(|first| first == "crate") {

@@ -1,5 +1,5 @@
-//! A Rust source for the rules. Paths come from `syn`. Rules about single words look at the tokens, because
-//! `syn` does not parse the arguments of macros. Comments are what tokens leave of the text.
+//! A parsed Rust file for the rules. `syn` gives its paths. Rules about single words use tokens, because
+//! `syn` does not parse the arguments of macros. The text without the tokens gives the comments.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,10 +14,10 @@ pub struct Token {
     pub line: usize,
 }
 
-/// A path of two segments or more, or a leaf of a `use`, and its line.
+/// A path with two or more segments, or one path of a `use` item, and its line.
 pub type PathAt = (Vec<String>, usize);
 
-/// One file of the crate.
+/// A Rust file of `src/`, `tests/` or `benches/`.
 pub struct Source {
     /// Path below its folder, with `/`: `cache/index.rs`.
     pub path: String,
@@ -30,7 +30,7 @@ pub struct Source {
     pub paths: Vec<PathAt>,
     /// The comments of each line.
     comments: BTreeMap<usize, String>,
-    /// Modules in files of their own that are declared for tests only.
+    /// Modules in other files that this file declares for tests only.
     test_modules: Vec<String>,
 }
 
@@ -71,7 +71,7 @@ impl Source {
         sources
     }
 
-    /// Removes the code of every file that another one declares for tests only.
+    /// Empties `code` and `paths` of every file that its parent module declares for tests only.
     pub fn leave_out_test_files(sources: &mut [Self]) {
         let declared = |source: &Self| {
             let parent = source.module().join("/");
@@ -97,8 +97,7 @@ impl Source {
         parts
     }
 
-    /// Whether the line, or the block of comments right above its statement, has a comment that `proves`
-    /// accepts.
+    /// Whether `proves` accepts a comment on the line or directly above the statement of the line.
     pub fn has_comment_beside(&self, line: usize, proves: impl Fn(&str) -> bool) -> bool {
         let holds = |line: usize| self.comments.get(&line).is_some_and(|comment| proves(comment));
         let lines: Vec<&str> = self.text.lines().map(str::trim).collect();
@@ -112,7 +111,7 @@ impl Source {
     }
 }
 
-/// The stream with every group in it, and its brackets, as plain tokens.
+/// All tokens of a stream, with the tokens and brackets of its groups.
 fn flat(stream: TokenStream) -> Vec<Token> {
     let mut tokens = Vec::new();
     for tree in stream {
@@ -136,7 +135,7 @@ fn flat(stream: TokenStream) -> Vec<Token> {
     tokens
 }
 
-/// What is left of each line without the tokens.
+/// The comments of each line: what remains of the text when all tokens are blanked out.
 fn comments(text: &str, stream: TokenStream) -> BTreeMap<usize, String> {
     fn blank(text: &mut [u8], stream: TokenStream) {
         for tree in stream {
@@ -159,8 +158,8 @@ fn comments(text: &str, stream: TokenStream) -> BTreeMap<usize, String> {
     lines.map(|(i, line)| (i + 1, line.trim().to_owned())).collect()
 }
 
-/// Leaves out every item under `#[test]` or a `#[cfg(..)]` that requires `test`, and collects the names of
-/// those that are modules in files of their own.
+/// The stream without the items under `#[test]` or under a `#[cfg(..)]` that requires `test`. Adds the names
+/// of those that are modules in other files to `test_modules`.
 fn without_tests(stream: TokenStream, test_modules: &mut Vec<String>) -> TokenStream {
     let mut kept = Vec::new();
     let mut trees = stream.into_iter().peekable();
@@ -194,7 +193,7 @@ fn without_tests(stream: TokenStream, test_modules: &mut Vec<String>) -> TokenSt
                 break;
             }
         }
-        // Behind the body of a value or an arm.
+        // The end of a statement or match arm whose body was a block.
         trees.next_if(|tree| is_sign(tree, ";,"));
         if let [.., keyword, name, end] = &words[..]
             && (keyword.as_str(), end.as_str()) == ("mod", ";")
@@ -237,7 +236,7 @@ impl Paths {
         self.0.push((path, span.start().line));
     }
 
-    /// The paths among tokens that `syn` does not parse: of macros and attributes.
+    /// Adds the paths in tokens that `syn` does not parse, which are those of macros and attributes.
     fn add_tokens(&mut self, stream: TokenStream) {
         let tokens = flat(stream);
         let text = |at: usize| tokens.get(at).map_or("", |token| token.text.as_str());

@@ -1,6 +1,6 @@
-//! A trainer in plain loops and f64: explicit pooling, gradients expanded into one entry per occurrence and
-//! coalesced in a map, and the optimizers' formulas as in their papers. The dense part is the f64 instance of
-//! the models, which is verified by finite differences and PyTorch.
+//! A trainer in plain loops and f64. It pools explicitly, expands gradients to one entry per occurrence,
+//! coalesces them in a map, and uses the optimizers' formulas from their papers. Dense layers are those of
+//! the library in f64, which other tests compare with finite differences and with PyTorch.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use flechette::trainer::ReferenceTrainer;
 use flechette::trainer::optim::{Kind, Optimizer};
 use flechette::types::Batch;
 
-/// Samples per tape; the trainer uses another number.
+/// Samples per tape: another number than in the trainer, because the result must not depend on it.
 const TAPE: usize = 7;
 
-/// A vector of weights or one row, its states, and the gradient of the step.
+/// A dense tensor or one row: its weights, its states, and its gradient in the current step.
 #[derive(Clone, Debug)]
 struct Values {
     weights: Vec<f64>,
@@ -36,7 +36,7 @@ pub struct Naive {
 }
 
 impl Naive {
-    /// Copies the present state of a trainer.
+    /// Copies the current weights and states of a trainer.
     pub fn of(reference: &ReferenceTrainer) -> Self {
         let dense = reference.model().parameters().iter().map(|p| {
             let states = reference.dense_states().iter().map(|state| wide(&p.read(state))).collect();
@@ -91,7 +91,7 @@ impl Naive {
         }
     }
 
-    /// One step. Returns the summed loss before it.
+    /// Takes a step. Returns the summed loss before the step.
     pub fn step(&mut self, batch: &Batch, labels: &[f32]) -> f64 {
         let shapes: BTreeMap<_, _> =
             self.model.parameters().iter().map(|p| (p.name.clone(), p.shape.clone())).collect();
@@ -160,7 +160,7 @@ impl Naive {
     }
 
     /// Asserts that the trainer has the same weights and states.
-    pub fn assert_took(&self, reference: &ReferenceTrainer, what: &str) {
+    pub fn assert_matches(&self, reference: &ReferenceTrainer, what: &str) {
         let dense = Optimizer { kind: self.optimizer.kind.dense(), ..self.optimizer };
         for p in reference.model().parameters() {
             let states: Vec<_> = reference.dense_states().iter().map(|state| p.read(state)).collect();
@@ -218,8 +218,9 @@ impl Values {
         }
     }
 
-    /// Equal within f32 precision. If a gradient nearly cancels, the first steps of all optimizers but SGD
-    /// depend on its last bits, even on its sign: then a step can only be bounded.
+    /// Asserts equality within f32 precision. If the sum of a gradient nearly cancels, the first steps of
+    /// all optimizers except SGD depend on its last bits, even on its sign. Then only the size of the step
+    /// is checked.
     fn assert_near(&self, o: Optimizer, weights: &[f32], states: &[Vec<f32>], what: &str) {
         let mut firm = vec![true; weights.len()];
         if let (Some(gradient), true) = (&self.gradient, o.kind != Kind::Sgd) {

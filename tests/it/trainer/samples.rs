@@ -1,11 +1,11 @@
-//! Generated schemas and samples with every special case of a lookup: shared tables, a row several times in a
-//! bag, empty bags, absent ids with every default, sums and means.
+//! Generated schemas and samples with every special case of a lookup: shared tables, repeated rows in a bag,
+//! empty bags, absent ids with every default, sums and means.
 
 use flechette::mem::SplitMix64;
 use flechette::schema::{AbsentDefault, Arity, Schema};
 use flechette::types::{Batch, Jagged, RawBatch, RawFeature, RawValues};
 
-/// One of each architecture, as in `model.toml`.
+/// Every architecture, some with several shapes, as in `model.toml`.
 pub const ARCHITECTURES: [&str; 7] = [
     "kind = \"dlrm\"\nbottom = [9]\ntop = [33, 6]",
     "kind = \"dcn\"\ncross_layers = 3\ndeep = [8, 40]",
@@ -32,7 +32,7 @@ const FEATURES: [(&str, &str, &str, &str); 5] = [
     ("strict", "strict", "\"one_hot\"", "sum"),
 ];
 
-/// Three dense inputs and [`FEATURES`], of dim 5.
+/// A schema with three dense inputs and [`FEATURES`], with dim 5.
 pub fn schema(architecture: &str) -> Schema {
     let wide = architecture.contains("deepfm") || architecture.contains("wide_deep");
     let mut text = format!("[architecture]\n{architecture}\n");
@@ -61,7 +61,7 @@ pub fn schema(architecture: &str) -> Schema {
     Schema::parse(&text).unwrap()
 }
 
-/// No dense input, one feature, one row, dim 1; the wide table is the table itself.
+/// The smallest schema: no dense input, one feature, one row, dim 1. The wide table is the table itself.
 pub fn odd_schema(architecture: &str) -> Schema {
     let wide = architecture.contains("deepfm") || architecture.contains("wide_deep");
     let wide = if wide { "wide_table = \"only\"" } else { "" };
@@ -94,7 +94,7 @@ pub fn generate(schema: &Schema, samples: usize, seed: u64) -> (Batch, Vec<f32>)
     let dense = (0..samples * schema.dense_width()).map(|_| 2.0 * numbers.unit()).collect();
     let column = |feature: &flechette::schema::Feature| {
         let table = schema.tables.iter().find(|t| t.name == feature.table).unwrap();
-        // Two ids of the range are absent, for features that accept absent ids.
+        // If the table accepts absent ids, two ids of the range are absent.
         let ids = table.rows + if table.default == AbsentDefault::Error { 0 } else { 2 };
         let mut column = Jagged::default();
         for _ in 0..samples {
