@@ -36,6 +36,12 @@
 #[path = "../tests/it/skip.rs"]
 mod skip;
 
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+#[cfg(target_os = "linux")]
+#[path = "../tests/it/pretend.rs"]
+mod pretend;
+
 // A blank line between modules keeps this order against the formatter.
 
 // Words and memory.

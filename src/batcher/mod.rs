@@ -242,3 +242,7 @@ fn bytes(batch: &Batch) -> usize {
     let columns = batch.features.iter().map(|f| 8 * f.ids.len() + 4 * f.offsets.len());
     4 * batch.dense.len() + columns.sum::<usize>()
 }
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests;

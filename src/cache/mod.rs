@@ -73,7 +73,7 @@ mod slots;
 mod stats;
 #[cfg(test)]
 #[cfg(not(flechette_loom))]
-mod tests;
+pub(crate) mod tests;
 pub(crate) mod tuner;
 mod version;
 mod warm;

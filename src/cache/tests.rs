@@ -1,6 +1,7 @@
 //! The cache as a whole: a hit is the row that was inserted for that table and id, whatever is evicted
 //! meanwhile, and memory stays within the bytes.
 
+pub(crate) mod contract;
 mod narrow;
 mod pointing;
 mod policies;

@@ -16,3 +16,7 @@ pub(crate) mod report;
 mod row_accesses;
 pub mod simulate;
 pub mod trace;
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests;

@@ -1,12 +1,12 @@
 //! The prediction of `plan` against the cache of a server with the default policy, in batches, on skewed
 //! accesses.
 
-use flechette::cache::{CacheOptions, CacheShape, EvictStep, FlatCache, Query, TableShape};
-use flechette::dataset::{self, Format, ReadOptions};
-use flechette::planner::simulate::{Policy, share};
-use flechette::planner::trace::{Trace, TraceBuilder};
-use flechette::schema::preset::{self, ArchKind, SyntheticShape};
-use flechette::types::{Batch, RawBatch, TableId};
+use crate::cache::{CacheOptions, CacheShape, EvictStep, FlatCache, Query, TableShape};
+use crate::dataset::{self, Format, ReadOptions};
+use crate::planner::simulate::{Policy, share};
+use crate::planner::trace::{Trace, TraceBuilder};
+use crate::schema::preset::{self, ArchKind, SyntheticShape};
+use crate::types::{Batch, RawBatch, TableId};
 
 const TABLES: usize = 8;
 const ROW_BYTES: usize = 64;

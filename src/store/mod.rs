@@ -239,3 +239,7 @@ pub(crate) fn check_name(what: &'static str, name: &str) -> Result<(), StoreErro
     };
     Err(StoreError::Name { what, name: name.to_owned(), reason })
 }
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+pub(crate) mod tests;

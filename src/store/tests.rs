@@ -1,22 +1,22 @@
 //! Versions on disk: they read back to the bit, and a damaged one is refused with the file's name while the
 //! version before it is used.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
 
-pub mod footprint;
+pub(crate) mod footprint;
 mod sample;
+mod writers;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use flechette::rowlog::Uniform;
-use flechette::store;
-use flechette::store::format::Dtype;
-use flechette::store::{EmbeddingStore, PlainMemory, StoreError, Table};
-use flechette::types::{Element, TableId, Version};
+use crate::rowlog::Uniform;
+use crate::store;
+use crate::store::format::Dtype;
+use crate::store::{EmbeddingStore, PlainMemory, StoreError, Table};
+use crate::types::{Element, TableId, Version};
 use proptest::prelude::*;
 
-pub use sample::Sample;
+pub(crate) use sample::Sample;
 
 /// Every file of a version, by its path.
 fn files_of(version: &Path) -> Vec<PathBuf> {

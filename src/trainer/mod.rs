@@ -173,3 +173,7 @@ pub fn evaluate(
     })?;
     Ok(labels.map(|labels| Quality::of_logits(&all, &labels)))
 }
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+pub(crate) mod tests;

@@ -2,21 +2,22 @@
 //! refusals that change nothing, and versions that are served and resumed to the bit.
 
 mod naive;
-mod samples;
+pub(crate) mod samples;
+mod torch;
 
 use std::sync::Arc;
 
-use flechette::cache::{CacheOptions, CacheShape, FlatCache, TableShape};
-use flechette::dataset::{DatasetError, Reader};
-use flechette::engine::{Engine, EngineParts, LookupTier};
-use flechette::metrics::Metrics;
-use flechette::model::Model;
-use flechette::predict::{Predict, PredictError};
-use flechette::schema::Schema;
-use flechette::store;
-use flechette::trainer::optim::{Kind, Optimizer};
-use flechette::trainer::{self, ReferenceTrainer, TrainError};
-use flechette::types::{AbsentId, Batch, Element, RawBatch};
+use crate::cache::{CacheOptions, CacheShape, FlatCache, TableShape};
+use crate::dataset::{DatasetError, Reader};
+use crate::engine::{Engine, EngineParts, LookupTier};
+use crate::metrics::Metrics;
+use crate::model::Model;
+use crate::predict::{Predict, PredictError};
+use crate::schema::Schema;
+use crate::store;
+use crate::trainer::optim::{Kind, Optimizer};
+use crate::trainer::{self, ReferenceTrainer, TrainError};
+use crate::types::{AbsentId, Batch, Element, RawBatch};
 
 use naive::Naive;
 use samples::{ARCHITECTURES, ODD, generate, odd_schema, raw, schema};
@@ -190,7 +191,7 @@ fn a_loss_that_is_not_finite_stops_training_and_keeps_the_last_good_weights() {
 }
 
 /// Engines for the highest version: without a cache, with a cache for every row, and with a small one.
-pub fn engines(models: &std::path::Path, name: &str) -> Vec<Engine> {
+pub(crate) fn engines(models: &std::path::Path, name: &str) -> Vec<Engine> {
     let metrics = Metrics::new().unwrap();
     let engine = |fraction: Option<f64>| {
         let opened = store::open_latest(models, name).unwrap().opened;
@@ -396,7 +397,7 @@ fn an_id_past_a_table_is_reported_once_per_feature_even_if_only_the_wide_table_l
     batch.features[0].ids = vec![2, 3, 99];
     batch.features[1].ids = vec![0, 0, 0];
     for feature in &mut batch.features[2..4] {
-        *feature = flechette::types::Jagged { offsets: vec![0, 0, 0, 0], ids: vec![] };
+        *feature = crate::types::Jagged { offsets: vec![0, 0, 0, 0], ids: vec![] };
     }
     for engine in engines(models.path(), "wide") {
         let absent = engine.predict(&batch).unwrap().absent;

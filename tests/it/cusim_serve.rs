@@ -8,10 +8,10 @@ use std::sync::atomic::Ordering;
 
 use flechette::cli::serve::{Serving, runtime};
 use flechette::config::{Config, DeviceConfig, DeviceKind, Flags};
+use flechette::device::cusim::pretended::{LAUNCHES_LEFT, execute_kernels, execute_kernels_but};
 use flechette::schema::preset::ArchKind;
 use serde_json::Value;
 
-use crate::cusim_kernels::{LAUNCHES_LEFT, execute_kernels, execute_kernels_but};
 use crate::pretend::Machine;
 use crate::program::{Workshop, run_json};
 

@@ -16,8 +16,8 @@ use prost::bytes::Bytes;
 use tonic::Code;
 use tonic::codegen::http::Request;
 
+use crate::program::Served;
 use crate::serving::{Running, crossed_schema, request, score, until};
-use crate::trainer::engines;
 
 /// A gRPC connection that sends any bytes.
 struct Raw(h2::client::SendRequest<Bytes>);
@@ -300,7 +300,7 @@ fn arbitrary_requests_get_the_answer_that_the_rules_require() {
 }
 
 /// Servers of a small model: without a cache, with one for all rows, and with a small one.
-async fn real_servers() -> Vec<(Running, Raw)> {
+async fn real_servers() -> Vec<(Served, Raw)> {
     let models = tempfile::tempdir().unwrap();
     let sgd = Optimizer::new(Kind::Sgd, 0.1);
     trainer::initialise(&crossed_schema(), sgd, 1).unwrap().save(models.path(), "ads").unwrap();
@@ -308,10 +308,15 @@ async fn real_servers() -> Vec<(Running, Raw)> {
     let ads = models.path().join("ads");
     std::fs::rename(ads.join("1"), ads.join("7")).unwrap();
     let mut servers = Vec::new();
-    for engine in engines(models.path(), "ads") {
-        let running = Running::start_with(|parts| parts.models = vec![std::sync::Arc::new(engine)]).await;
-        let raw = Raw::connect(running.grpc).await;
-        servers.push((running, raw));
+    // The limits of `serving::server_config` and `batcher_config`.
+    let config = models.path().join("serve.toml");
+    let limits = "[server]\nmax_samples = 64\nmax_bytes = 65536\n[batcher]\nmax_delay_us = 0\nworkers = 1\n";
+    std::fs::write(&config, limits).unwrap();
+    for cache in ["off", "on --cache-fraction 1", "on --cache-fraction 0.05"] {
+        let flags = format!("--config {} --cache-mode {cache}", config.display());
+        let served = Served::start(models.path().to_str().unwrap(), &flags);
+        let raw = Raw::connect(served.grpc).await;
+        servers.push((served, raw));
     }
     servers
 }
@@ -325,7 +330,7 @@ fn arbitrary_requests_get_the_same_answer_of_a_real_model_with_any_cache() {
     runner
         .run(&requests(), |request| {
             let message = frame(&request.encode_to_vec());
-            let ask = |(_, raw): &(Running, Raw)| runtime.block_on(raw.call(message.clone(), &[]));
+            let ask = |(_, raw): &(Served, Raw)| runtime.block_on(raw.call(message.clone(), &[]));
             let answers: Vec<Answer> = servers.iter().map(ask).collect();
             let (answer, others) = answers.split_first().unwrap();
             for other in others {

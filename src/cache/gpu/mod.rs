@@ -344,3 +344,7 @@ impl<D: Driver> Shared<D> {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests;

@@ -7,25 +7,25 @@
 
 mod hit_rate;
 mod host;
-pub mod narrow;
+pub(crate) mod narrow;
 mod pointers;
 mod versions;
-pub mod warm;
+pub(crate) mod warm;
 mod world;
 
 use std::collections::HashSet;
 use std::time::Duration;
 
-use flechette::cache::{CacheError, CacheStats, EvictStep, EvictionOption, Switched, WATERMARKS, Warmed};
-use flechette::types::{Batch, TableId};
+use crate::cache::{CacheError, CacheStats, EvictStep, EvictionOption, Switched, WATERMARKS, Warmed};
+use crate::types::{Batch, TableId};
 use proptest::prelude::*;
 
-pub use pointers::*;
-pub use versions::*;
-pub use world::*;
+pub(crate) use pointers::*;
+pub(crate) use versions::*;
+pub(crate) use world::*;
 
 /// The result of a batch.
-pub struct Seen {
+pub(crate) struct Seen {
     pub matrix: Vec<f32>,
     /// The rows that were fetched.
     pub fetched: Vec<(TableId, u64)>,
@@ -33,10 +33,10 @@ pub struct Seen {
 }
 
 /// Rows to warm a cache with.
-pub type Rows<'i, 'r> = dyn Iterator<Item = (TableId, u64, &'r [u8])> + 'i;
+pub(crate) type Rows<'i, 'r> = dyn Iterator<Item = (TableId, u64, &'r [u8])> + 'i;
 
 /// A cache with one worker.
-pub trait Subject: Send + Sync + Sized {
+pub(crate) trait Subject: Send + Sync + Sized {
     /// Runs a batch. If rows are missing, `meanwhile` is called after the lookup and before any row is read.
     fn embed(&mut self, world: &World, batch: &Batch, meanwhile: impl FnOnce()) -> Seen;
     /// Another worker of the same cache.
@@ -57,7 +57,7 @@ pub trait Subject: Send + Sync + Sized {
 }
 
 /// Runs a batch and checks its output and its counts. Returns hits and misses.
-pub fn run(subject: &mut impl Subject, world: &World, batch: &Batch) -> (u64, u64) {
+pub(crate) fn run(subject: &mut impl Subject, world: &World, batch: &Batch) -> (u64, u64) {
     let (before, pointed_before) = (totals(&subject.stats()), pointed(&subject.stats()));
     let Seen { matrix, fetched, version } = subject.embed(world, batch, || ());
     world.assert_is(&matrix, batch, version);
@@ -77,16 +77,16 @@ pub fn run(subject: &mut impl Subject, world: &World, batch: &Batch) -> (u64, u6
     (hits, misses)
 }
 
-pub fn totals(stats: &CacheStats) -> (u64, u64, u64) {
-    let sum = |of: fn(&flechette::cache::TableStats) -> u64| stats.tables.iter().map(of).sum();
+pub(crate) fn totals(stats: &CacheStats) -> (u64, u64, u64) {
+    let sum = |of: fn(&crate::cache::TableStats) -> u64| stats.tables.iter().map(of).sum();
     (sum(|t| t.hits), sum(|t| t.misses), sum(|t| t.evictions))
 }
 
-pub fn pointed(stats: &CacheStats) -> u64 {
+pub(crate) fn pointed(stats: &CacheStats) -> u64 {
     stats.tables.iter().map(|table| table.pointed).sum()
 }
 
-pub fn settle(subject: &impl Subject) {
+pub(crate) fn settle(subject: &impl Subject) {
     for _ in 0..10_000 {
         subject.settle();
         if subject.evict_step() == EvictStep::Idle {
@@ -96,7 +96,7 @@ pub fn settle(subject: &impl Subject) {
     panic!("eviction does not come to rest");
 }
 
-pub fn a_hit_is_the_row_inserted<S: Subject>(
+pub(crate) fn a_hit_is_the_row_inserted<S: Subject>(
     new: impl Fn(&World) -> S,
     world: &World,
     batches: usize,
@@ -119,7 +119,7 @@ pub fn a_hit_is_the_row_inserted<S: Subject>(
     assert!(full <= WATERMARKS.high, "{full} in use after eviction");
 }
 
-pub fn all_miss_all_hit_and_a_mixture<S: Subject>(new: impl Fn(&World) -> S) {
+pub(crate) fn all_miss_all_hit_and_a_mixture<S: Subject>(new: impl Fn(&World) -> S) {
     let world = World::new(1000, &[16, 4], 400 << 10);
     let mut subject = new(&world);
     let mut batch = |ids: std::ops::Range<u64>| {
@@ -135,7 +135,7 @@ pub fn all_miss_all_hit_and_a_mixture<S: Subject>(new: impl Fn(&World) -> S) {
 }
 
 /// With unranked rows, LFU evicts by age as LRU does.
-pub fn eviction_goes_to_the_low_watermark_and_takes_the_oldest<S: Subject>(
+pub(crate) fn eviction_goes_to_the_low_watermark_and_takes_the_oldest<S: Subject>(
     new: impl Fn(&World) -> S,
     eviction: EvictionOption,
 ) {
@@ -173,7 +173,7 @@ pub fn eviction_goes_to_the_low_watermark_and_takes_the_oldest<S: Subject>(
     assert!(oldest < 0.5, "{oldest} of the oldest rows are still there");
 }
 
-pub fn memory_passes_from_one_row_size_to_another<S: Subject>(new: impl Fn(&World) -> S) {
+pub(crate) fn memory_passes_from_one_row_size_to_another<S: Subject>(new: impl Fn(&World) -> S) {
     let world = World::new(10_000, &[16, 5], 12 << 10);
     let mut subject = new(&world);
     for (t, other) in [(0, 1), (1, 0), (0, 1)] {
@@ -196,19 +196,19 @@ pub fn memory_passes_from_one_row_size_to_another<S: Subject>(new: impl Fn(&Worl
 }
 
 /// Checks the counts while no operation is pending.
-pub fn assert_adds_up(stats: &CacheStats) {
+pub(crate) fn assert_adds_up(stats: &CacheStats) {
     let evictions = totals(stats).2;
     assert_eq!(stats.entries, stats.inserted + stats.pointers - evictions, "{stats:?}");
     assert!(stats.pool_used_bytes <= stats.pool_bytes && stats.entries <= 2 * stats.entry_capacity);
 }
 
 /// Random steps of [`whatever_happens_a_row_is_its_batchs_versions`].
-pub fn any_steps() -> impl Strategy<Value = Vec<u8>> {
+pub(crate) fn any_steps() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(0u8..20, 1..60)
 }
 
 /// Tables of 120 rows in a cache of random size, with or without pointers, narrow keys, and LFU.
-pub fn any_world() -> impl Strategy<Value = World> {
+pub(crate) fn any_world() -> impl Strategy<Value = World> {
     let dims = prop::collection::vec(1usize..20, 1..4);
     let bits = prop_oneof![Just(64), 4u32..12];
     (dims, 0usize..6000, 0u64..300, bits, any::<bool>()).prop_map(|(dims, room, pointers, bits, by_rank)| {

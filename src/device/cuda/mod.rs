@@ -26,3 +26,8 @@ pub use context::{DeviceInfo, Probe, probe, usable};
 pub use driver::{Address, Driver, DriverError, LaunchShape, Pinned, Work};
 pub use errors::CudaError;
 pub use nvidia::{Nvidia, open, open_with};
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+#[cfg(target_os = "linux")]
+pub(crate) mod tests;

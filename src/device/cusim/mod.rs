@@ -7,6 +7,11 @@
 mod device;
 mod driver;
 mod launch;
+#[cfg(target_os = "linux")]
+pub mod pretended;
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests;
 
 use bytemuck::Pod;
 

@@ -3,14 +3,12 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::{CString, c_char, c_int, c_void};
-use std::sync::Mutex;
+use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use flechette::cache::gpu::args;
-use flechette::device::cuda::pool_args::PoolArgs;
-use flechette::device::cusim::{Argument, Launch, launch};
-use flechette::trainer::pipeline::gpu::args as train_args;
+use super::launch::argument_bytes as bytes_of;
+use super::{Argument, Launch, launch};
 
 unsafe extern "C" {
     fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
@@ -26,9 +24,13 @@ pub static LAUNCHES_LEFT: AtomicI64 = AtomicI64::new(i64::MAX);
 /// The name of a kernel that is not executed.
 static SKIPPED: Mutex<&str> = Mutex::new("");
 
+fn skipped() -> MutexGuard<'static, &'static str> {
+    SKIPPED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// As [`execute_kernels`], but one kernel does nothing.
 pub fn execute_kernels_but(kernel: &'static str) {
-    *SKIPPED.lock().unwrap() = kernel;
+    *skipped() = kernel;
     execute_kernels();
 }
 
@@ -38,13 +40,12 @@ pub fn execute_kernels() {
         unsafe extern "C" fn(*const u8, usize, *const u32, *const u8, usize) -> i32,
         unsafe extern "C" fn(*const u8, usize) -> usize,
     );
-    let name = |text: &str| CString::new(text).unwrap();
     // SAFETY: the library is the pretended one, which the driver finds by the same name, and its function has
     // this type.
     unsafe {
-        let library = dlopen(name("libcuda.so").as_ptr(), RTLD_NOW);
+        let library = dlopen(c"libcuda.so".as_ptr(), RTLD_NOW);
         assert!(!library.is_null());
-        let executes = dlsym(library, name("pretend_executes").as_ptr());
+        let executes = dlsym(library, c"pretend_executes".as_ptr());
         assert!(!executes.is_null());
         std::mem::transmute::<*mut c_void, Executes>(executes)(execute, argument_bytes);
     }
@@ -52,7 +53,7 @@ pub fn execute_kernels() {
 
 unsafe fn text<'t>(name: *const u8, length: usize) -> &'t str {
     // SAFETY: the pretended driver passes a string's address and length.
-    std::str::from_utf8(unsafe { std::slice::from_raw_parts(name, length) }).unwrap()
+    std::str::from_utf8(unsafe { std::slice::from_raw_parts(name, length) }).unwrap_or_default()
 }
 
 unsafe extern "C" fn execute(
@@ -67,7 +68,7 @@ unsafe extern "C" fn execute(
     let (name, [blocks, threads, shared], argument) = unsafe {
         (text(name, length), *shape.cast::<[u32; 3]>(), std::slice::from_raw_parts(argument, bytes))
     };
-    if name == *SKIPPED.lock().unwrap() {
+    if name == *skipped() {
         return 0;
     }
     if LAUNCHES_LEFT.fetch_sub(1, Ordering::SeqCst) <= 0 {
@@ -86,16 +87,6 @@ unsafe extern "C" fn execute(
 
 unsafe extern "C" fn argument_bytes(name: *const u8, length: usize) -> usize {
     // SAFETY: as in `text`.
-    match unsafe { text(name, length) } {
-        "probe" => size_of::<args::ProbeArgs>(),
-        "copy_rows" => size_of::<args::CopyArgs>(),
-        "gather_pool" => size_of::<PoolArgs>(),
-        "copy_in" | "link_keys" => size_of::<args::ReplaceArgs>(),
-        "sample_ages" => size_of::<args::SampleArgs>(),
-        "sweep" => size_of::<args::SweepArgs>(),
-        "list_entries" => size_of::<args::ListArgs>(),
-        "take_records" | "put_records" => size_of::<train_args::RecordArgs>(),
-        "update_rows" => size_of::<train_args::UpdateArgs>(),
-        other => panic!("the argument size of {other} is not known"),
-    }
+    let name = unsafe { text(name, length) };
+    bytes_of(name).unwrap_or_else(|| panic!("there is no kernel {name}"))
 }

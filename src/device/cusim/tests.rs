@@ -2,12 +2,14 @@
 //! small kernels, some with planted bugs, that test the simulator itself.
 #![allow(unsafe_code)]
 
-use flechette::compute::gather_pool as host;
-use flechette::compute::pool::{Pool, PoolLookup, pooling_code};
-use flechette::device::cusim::{Argument, Launch, SimError, gather_pool, launch};
-use flechette::mem::{SplitMix64, fold};
-use flechette::schema::Pooling;
-use flechette::types::Element;
+mod driver;
+
+use crate::compute::gather_pool as host;
+use crate::compute::pool::{Pool, PoolLookup, pooling_code};
+use crate::device::cusim::{Argument, Launch, SimError, gather_pool, launch};
+use crate::mem::{SplitMix64, fold};
+use crate::schema::Pooling;
+use crate::types::Element;
 use proptest::prelude::*;
 
 const SEEDS: [u64; 6] = [0, 1, 2, 3, 4, 5];

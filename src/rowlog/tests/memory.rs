@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use flechette::rowlog::{First, RowOrder, Uniform, WorkingFile, WorkingTable};
-use flechette::schema::Schema;
-use flechette::schema::preset::{self, ArchKind, SyntheticShape};
-use flechette::store;
-use flechette::store::{Contents, Rows};
-use flechette::types::TableId;
+use crate::rowlog::{First, RowOrder, Uniform, WorkingFile, WorkingTable};
+use crate::schema::Schema;
+use crate::schema::preset::{self, ArchKind, SyntheticShape};
+use crate::store;
+use crate::store::{Contents, Rows};
+use crate::types::TableId;
 
-use crate::store::footprint::{measured_alone, memory};
+use crate::store::tests::footprint::{measured_alone, memory};
 
 const CHILD: &str = "FLECHETTE_TEST_WORKING_MEMORY";
 const ROWS: u64 = 1 << 20;
@@ -96,5 +96,9 @@ fn train_and_write(models: &Path, schema: &Schema, order: Option<RowOrder>) {
 #[test]
 fn training_on_a_working_file_and_writing_it_need_far_less_memory_than_the_table() {
     let dir = tempfile::tempdir().unwrap();
-    measured_alone("store_working::child_that_trains_and_writes_a_large_working_file", CHILD, dir.path());
+    measured_alone(
+        "rowlog::tests::memory::child_that_trains_and_writes_a_large_working_file",
+        CHILD,
+        dir.path(),
+    );
 }

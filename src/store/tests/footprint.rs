@@ -4,15 +4,15 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use flechette::store;
-use flechette::types::{Element, TableId, Version};
+use crate::store;
+use crate::types::{Element, TableId, Version};
 
 use super::Sample;
 
 const CHILD: &str = "FLECHETTE_TEST_STORE_MEMORY";
 
 /// A line of `/proc/self/status`, in bytes.
-pub fn memory(line: &str) -> u64 {
+pub(crate) fn memory(line: &str) -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let value = status.lines().find_map(|l| l.strip_prefix(line)?.strip_prefix(':')).unwrap();
     value.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
@@ -51,12 +51,12 @@ fn child_that_writes_and_opens_a_large_version() {
 #[test]
 fn writing_and_checking_a_table_need_far_less_memory_than_the_table() {
     let dir = tempfile::tempdir().unwrap();
-    measured_alone("store::footprint::child_that_writes_and_opens_a_large_version", CHILD, dir.path());
+    measured_alone("store::tests::footprint::child_that_writes_and_opens_a_large_version", CHILD, dir.path());
 }
 
 /// Runs a test in a process of its own, which learns the directory from `variable`, and checks that it
 /// printed `measured`.
-pub fn measured_alone(test: &str, variable: &str, dir: &Path) {
+pub(crate) fn measured_alone(test: &str, variable: &str, dir: &Path) {
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
         .env(variable, dir)

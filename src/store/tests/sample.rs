@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use flechette::rowlog::{Uniform, table_code};
-use flechette::schema::{self, Architecture, Schema};
-use flechette::store;
-use flechette::store::{Contents, DenseTensor, Opened, PlainMemory, Rows, StoreError, Table};
-use flechette::types::{Element, Version};
+use crate::rowlog::{Uniform, table_code};
+use crate::schema::{self, Architecture, Schema};
+use crate::store;
+use crate::store::{Contents, DenseTensor, Opened, PlainMemory, Rows, StoreError, Table};
+use crate::types::{Element, Version};
 
 /// The contents of a version, owned.
 #[derive(Debug)]
-pub struct Sample {
+pub(crate) struct Sample {
     pub schema: Schema,
     pub dense: Vec<(String, Vec<usize>, Vec<f32>)>,
     pub tables: Vec<Table>,
@@ -21,7 +21,7 @@ pub struct Sample {
 impl Sample {
     /// Two f32 tables, one f16, one int8, all with optimizer state, and two dense tensors; all values are
     /// drawn from the seed.
-    pub fn of(seed: u64) -> Self {
+    pub(crate) fn of(seed: u64) -> Self {
         let sizes =
             [(3, 4, Element::F32), (40, 2, Element::F32), (7, 5, Element::F16), (9, 6, Element::Int8)];
         let mut sample = Self::zeroed(&sizes, &[("sum", false), ("step", true)]);
@@ -46,7 +46,7 @@ impl Sample {
         sample
     }
 
-    pub fn zeroed(sizes: &[(u64, usize, Element)], states: &[(&str, bool)]) -> Self {
+    pub(crate) fn zeroed(sizes: &[(u64, usize, Element)], states: &[(&str, bool)]) -> Self {
         let name = |i: usize| format!("t{i}");
         let table = |(i, &(rows, dim, element))| schema::Table {
             name: name(i),
@@ -79,7 +79,7 @@ impl Sample {
         Self { schema, dense: Vec::new(), tables, metadata: BTreeMap::new() }
     }
 
-    pub fn write(&self, models: &Path, name: &str) -> Result<Version, StoreError> {
+    pub(crate) fn write(&self, models: &Path, name: &str) -> Result<Version, StoreError> {
         let dense = self.dense.iter();
         let dense = dense.map(|(name, shape, values)| DenseTensor {
             name: name.clone(),
@@ -97,7 +97,7 @@ impl Sample {
 
     /// Equal to the bit, including NaN and -0.0. Rows that are not f32 equal the encoded ones and have no
     /// state.
-    pub fn assert_is(&self, opened: &Opened) {
+    pub(crate) fn assert_is(&self, opened: &Opened) {
         assert_eq!(opened.schema, self.schema);
         assert_eq!(opened.metadata, self.metadata);
         assert_eq!(opened.dense.len(), self.dense.len());

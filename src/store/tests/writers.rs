@@ -1,5 +1,4 @@
 //! Acknowledged versions survive a killed writer, concurrent writers and a full disk.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -8,11 +7,11 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use flechette::store::{self, StoreError};
-use flechette::types::Version;
+use crate::store::{self, StoreError};
+use crate::types::Version;
 
+use super::Sample;
 use crate::skip::skip;
-use crate::store::Sample;
 
 const CHILD: &str = "FLECHETTE_TEST_STORE_CHILD";
 
@@ -50,7 +49,7 @@ fn every_acknowledged_version_survives_kill_9_of_its_writer() {
     let mut interrupted = 0;
     for round in 0..12_u64 {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "store_crash::child_that_writes_versions", "--nocapture"])
+            .args(["--exact", "store::tests::writers::child_that_writes_versions", "--nocapture"])
             .env(CHILD, dir.path())
             .stdout(Stdio::piped())
             .spawn()

@@ -4,11 +4,11 @@
 
 use std::collections::BTreeMap;
 
-use flechette::model::{Model, Tape, View, loss};
-use flechette::schema::{AbsentDefault, Pooling, Schema};
-use flechette::trainer::ReferenceTrainer;
-use flechette::trainer::optim::{Kind, Optimizer};
-use flechette::types::Batch;
+use crate::model::{Model, Tape, View, loss};
+use crate::schema::{AbsentDefault, Pooling, Schema};
+use crate::trainer::ReferenceTrainer;
+use crate::trainer::optim::{Kind, Optimizer};
+use crate::types::Batch;
 
 /// Samples per tape; the trainer uses another number.
 const TAPE: usize = 7;
@@ -25,7 +25,7 @@ fn wide(values: &[f32]) -> Vec<f64> {
     values.iter().copied().map(f64::from).collect()
 }
 
-pub struct Naive {
+pub(crate) struct Naive {
     schema: Schema,
     model: Model<f64>,
     optimizer: Optimizer,
@@ -37,7 +37,7 @@ pub struct Naive {
 
 impl Naive {
     /// Copies the present state of a trainer.
-    pub fn of(reference: &ReferenceTrainer) -> Self {
+    pub(crate) fn of(reference: &ReferenceTrainer) -> Self {
         let dense = reference.model().parameters().iter().map(|p| {
             let states = reference.dense_states().iter().map(|state| wide(&p.read(state))).collect();
             let weights = wide(&p.read(&reference.weights().values));
@@ -46,7 +46,7 @@ impl Naive {
         let tables = reference.tables().iter().map(|table| {
             let row = |r: u64| {
                 let state =
-                    |s: &flechette::store::State| wide(&s.as_slice()[r as usize * s.width()..][..s.width()]);
+                    |s: &crate::store::State| wide(&s.as_slice()[r as usize * s.width()..][..s.width()]);
                 let states = table.states().iter().map(state).collect();
                 Values { weights: wide(table.row_values(r).unwrap()), states, gradient: None }
             };
@@ -92,7 +92,7 @@ impl Naive {
     }
 
     /// One step. Returns the summed loss before it.
-    pub fn step(&mut self, batch: &Batch, labels: &[f32]) -> f64 {
+    pub(crate) fn step(&mut self, batch: &Batch, labels: &[f32]) -> f64 {
         let shapes: BTreeMap<_, _> =
             self.model.parameters().iter().map(|p| (p.name.clone(), p.shape.clone())).collect();
         let tensor = |name: &str| Some((shapes[name].clone(), self.dense[name].weights.clone()));
@@ -160,7 +160,7 @@ impl Naive {
     }
 
     /// Asserts that the trainer has the same weights and states.
-    pub fn assert_took(&self, reference: &ReferenceTrainer, what: &str) {
+    pub(crate) fn assert_took(&self, reference: &ReferenceTrainer, what: &str) {
         let dense = Optimizer { kind: self.optimizer.kind.dense(), ..self.optimizer };
         for p in reference.model().parameters() {
             let states: Vec<_> = reference.dense_states().iter().map(|state| p.read(state)).collect();
@@ -175,7 +175,7 @@ impl Naive {
                     let row = |bits: &[Vec<u32>]| bits[t][r * table.dim()..][..table.dim()].to_vec();
                     assert_eq!(row(&self.before), row(&after), "{what}: not touched");
                 }
-                let state = |s: &flechette::store::State| s.as_slice()[r * s.width()..][..s.width()].to_vec();
+                let state = |s: &crate::store::State| s.as_slice()[r * s.width()..][..s.width()].to_vec();
                 let states: Vec<_> = table.states().iter().map(state).collect();
                 values.assert_near(self.optimizer, table.row_values(r as u64).unwrap(), &states, &what);
             }

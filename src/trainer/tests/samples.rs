@@ -1,12 +1,12 @@
 //! Generated schemas and samples with every special case of a lookup: shared tables, a row several times in a
 //! bag, empty bags, absent ids with every default, sums and means.
 
-use flechette::mem::SplitMix64;
-use flechette::schema::{AbsentDefault, Arity, Schema};
-use flechette::types::{Batch, Jagged, RawBatch, RawFeature, RawValues};
+use crate::mem::SplitMix64;
+use crate::schema::{AbsentDefault, Arity, Schema};
+use crate::types::{Batch, Jagged, RawBatch, RawFeature, RawValues};
 
 /// One of each architecture, as in `model.toml`.
-pub const ARCHITECTURES: [&str; 7] = [
+pub(crate) const ARCHITECTURES: [&str; 7] = [
     "kind = \"dlrm\"\nbottom = [9]\ntop = [33, 6]",
     "kind = \"dcn\"\ncross_layers = 3\ndeep = [8, 40]",
     "kind = \"dcnv2\"\ncross_layers = 2\ndeep = [8]",
@@ -17,7 +17,7 @@ pub const ARCHITECTURES: [&str; 7] = [
 ];
 
 /// Architectures for [`odd_schema`].
-pub const ODD: [&str; 4] = [
+pub(crate) const ODD: [&str; 4] = [
     "kind = \"dlrm\"\nbottom = [3]\ntop = [2]",
     "kind = \"dcnv2\"\ncross_layers = 1\ndeep = [1]",
     "kind = \"deepfm\"\ndeep = []",
@@ -33,7 +33,7 @@ const FEATURES: [(&str, &str, &str, &str); 5] = [
 ];
 
 /// Three dense inputs and [`FEATURES`], of dim 5.
-pub fn schema(architecture: &str) -> Schema {
+pub(crate) fn schema(architecture: &str) -> Schema {
     let wide = architecture.contains("deepfm") || architecture.contains("wide_deep");
     let mut text = format!("[architecture]\n{architecture}\n");
     for i in 0..3 {
@@ -62,7 +62,7 @@ pub fn schema(architecture: &str) -> Schema {
 }
 
 /// No dense input, one feature, one row, dim 1; the wide table is the table itself.
-pub fn odd_schema(architecture: &str) -> Schema {
+pub(crate) fn odd_schema(architecture: &str) -> Schema {
     let wide = architecture.contains("deepfm") || architecture.contains("wide_deep");
     let wide = if wide { "wide_table = \"only\"" } else { "" };
     Schema::parse(&format!(
@@ -89,10 +89,10 @@ impl Numbers {
 }
 
 /// Samples drawn from `seed`, and their labels.
-pub fn generate(schema: &Schema, samples: usize, seed: u64) -> (Batch, Vec<f32>) {
+pub(crate) fn generate(schema: &Schema, samples: usize, seed: u64) -> (Batch, Vec<f32>) {
     let mut numbers = Numbers(SplitMix64::new(seed));
     let dense = (0..samples * schema.dense_width()).map(|_| 2.0 * numbers.unit()).collect();
-    let column = |feature: &flechette::schema::Feature| {
+    let column = |feature: &crate::schema::Feature| {
         let table = schema.tables.iter().find(|t| t.name == feature.table).unwrap();
         // Two ids of the range are absent, for features that accept absent ids.
         let ids = table.rows + if table.default == AbsentDefault::Error { 0 } else { 2 };
@@ -112,7 +112,7 @@ pub fn generate(schema: &Schema, samples: usize, seed: u64) -> (Batch, Vec<f32>)
 }
 
 /// The same samples in the form of a file.
-pub fn raw(schema: &Schema, samples: usize, seed: u64) -> RawBatch {
+pub(crate) fn raw(schema: &Schema, samples: usize, seed: u64) -> RawBatch {
     let (batch, labels) = generate(schema, samples, seed);
     let features = batch.features.into_iter();
     let features = features.map(|f| RawFeature { offsets: f.offsets, values: RawValues::Ids(f.ids) });

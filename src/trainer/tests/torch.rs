@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use flechette::model::{InputRows, Model, Tape, View, Weights, loss};
-use flechette::schema::Schema;
-use flechette::store::{self, Contents, DenseTensor, PlainMemory, Rows, Table};
-use flechette::trainer::optim::{Kind, Optimizer};
-use flechette::trainer::{self, ReferenceTrainer};
-use flechette::types::{Batch, Jagged};
+use crate::model::{InputRows, Model, Tape, View, Weights, loss};
+use crate::schema::Schema;
+use crate::store::{self, Contents, DenseTensor, PlainMemory, Rows, Table};
+use crate::trainer::optim::{Kind, Optimizer};
+use crate::trainer::{self, ReferenceTrainer};
+use crate::types::{Batch, Jagged};
 use serde_json::Value;
 
 /// A batch and its labels.
@@ -143,7 +143,7 @@ fn logits_losses_and_input_gradients_are_pytorchs() {
         for (b, Samples { batch, labels }) in batches.iter().enumerate() {
             let what = |part: &str| format!("{}, batch {b}: {part}", given.name);
             let mut tape = given.inputs(&model, batch);
-            let rows = |tape: &Tape<f32>, of: fn(&Tape<f32>) -> &flechette::model::Rows<f32>| -> Vec<f32> {
+            let rows = |tape: &Tape<f32>, of: fn(&Tape<f32>) -> &crate::model::Rows<f32>| -> Vec<f32> {
                 (0..batch.samples).flat_map(|s| of(tape).row(s, all).to_vec()).collect()
             };
             model.forward(&weights, &mut tape);

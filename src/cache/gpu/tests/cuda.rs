@@ -1,50 +1,15 @@
 //! The contract of `cache_contract` on NVIDIA's driver: on a real GPU if there is one and, with the feature
 //! cusim, on the fake driver, whose kernels the simulator executes (`cusim_kernels`).
-#![cfg(target_os = "linux")]
 
 use std::sync::Arc;
 
-use flechette::cache::EvictionOption;
-use flechette::device::cuda::{Nvidia, open, usable};
-use flechette::mem::mix64;
+use crate::cache::EvictionOption;
+use crate::device::cuda::Nvidia;
+use crate::device::cuda::tests::every_gpu::on_every_gpu;
+use crate::mem::mix64;
 
-use crate::cache_contract::{self as contract, World, narrow, warm};
-use crate::gpu_subject as device;
-use crate::pretend::is_child;
-use crate::skip::{skip, skip_part};
-
-pub fn nvidia() -> Arc<Nvidia> {
-    Arc::new(open(0, None).unwrap())
-}
-
-/// Runs a property on a real GPU, or prints why not. Does nothing in a child process of a test.
-pub fn on_a_real_gpu(property: impl Fn(&Arc<Nvidia>)) {
-    if is_child() {
-        return;
-    }
-    match usable(0) {
-        Ok(_) => property(&nvidia()),
-        Err(reason) => {
-            let skip = if cfg!(feature = "cusim") { skip_part } else { skip };
-            skip(&format!("no real GPU: {reason}"));
-        }
-    }
-}
-
-macro_rules! on_every_gpu {
-    ($($name:ident: $property:expr;)*) => {
-        $(#[test]
-        fn $name() {
-            #[cfg(feature = "cusim")]
-            crate::pretend::Machine::whole().runs(|_| {
-                crate::cusim_kernels::execute_kernels();
-                $property(&$crate::cuda_cache::nvidia());
-            });
-            $crate::cuda_cache::on_a_real_gpu($property);
-        })*
-    };
-}
-pub(crate) use on_every_gpu;
+use super::subject as device;
+use crate::cache::tests::contract::{self, World, narrow, warm};
 
 /// The property at this path, for a subject on the driver.
 macro_rules! held {

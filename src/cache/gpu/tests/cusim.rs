@@ -5,20 +5,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use flechette::cache::gpu::{ContextShape, GpuCache, GpuCacheError, MissingRows};
-use flechette::cache::{CacheOptions, EvictionOption};
-use flechette::device::cusim::SimDriver;
-use flechette::mem::mix64;
-use flechette::types::{Batch, TableId, Version};
+use crate::cache::gpu::{ContextShape, GpuCache, GpuCacheError, MissingRows};
+use crate::cache::{CacheOptions, EvictionOption};
+use crate::device::cusim::SimDriver;
+use crate::mem::mix64;
+use crate::types::{Batch, TableId, Version};
 use proptest::prelude::*;
 
-use crate::cache_contract::{self as contract, Subject, World, narrow, warm};
-use crate::gpu_subject::{self, GpuSubject, context_shape, fetch, host_rows};
+use super::subject::{self as device, GpuSubject, context_shape, fetch, host_rows};
+use crate::cache::tests::contract::{self, Subject, World, narrow, warm};
 
 const SEEDS: [u64; 4] = [0, 1, 2, 3];
 
 fn subject(world: &World, seed: u64) -> GpuSubject<SimDriver> {
-    gpu_subject::on(&Arc::new(SimDriver::new(seed, 1 << 30).unwrap()), world)
+    device::on(&Arc::new(SimDriver::new(seed, 1 << 30).unwrap()), world)
 }
 
 /// As [`subject`], with a worker that does not copy its hits, and reads them as late as possible.
@@ -178,12 +178,12 @@ fn memory_passes_from_one_row_size_to_another() {
 
 #[test]
 fn a_batch_of_hits_takes_two_operations_whatever_the_table_count() {
-    gpu_subject::a_batch_of_hits_takes_two_operations_whatever_the_table_count(|world| subject(world, 0));
+    device::a_batch_of_hits_takes_two_operations_whatever_the_table_count(|world| subject(world, 0));
 }
 
 #[test]
 fn no_batch_takes_a_copy_or_a_memset() {
-    gpu_subject::no_batch_takes_a_copy_or_a_memset(|world| subject(world, 5));
+    device::no_batch_takes_a_copy_or_a_memset(|world| subject(world, 5));
 }
 
 // ---- Concurrent streams. ----

@@ -6,17 +6,17 @@ mod tags;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use flechette::cache::gpu::args;
-use flechette::cache::gpu::args::{JobKind, MayReplace, NarrowColumn, Pointable};
-use flechette::cache::gpu::context::{ContextShape, LookupContext, LookupKeys};
-use flechette::cache::gpu::overlay::{ChangedRow, OverlayTable};
-use flechette::cache::gpu::sweeper::{Stretch, Sweeper, Victims};
-use flechette::cache::gpu::table::{GpuTable, GpuTableShape, Job, JobRow, Jobs};
-use flechette::device::cuda::memory::{PinnedMemory, Plan, Staging};
-use flechette::device::cusim::SimDriver;
-use flechette::mem::mix64;
-use flechette::schema::{Lookup, Pooling};
-use flechette::types::{Batch, Element, Jagged, TableId};
+use crate::cache::gpu::args;
+use crate::cache::gpu::args::{JobKind, MayReplace, NarrowColumn, Pointable};
+use crate::cache::gpu::context::{ContextShape, LookupContext, LookupKeys};
+use crate::cache::gpu::overlay::{ChangedRow, OverlayTable};
+use crate::cache::gpu::sweeper::{Stretch, Sweeper, Victims};
+use crate::cache::gpu::table::{GpuTable, GpuTableShape, Job, JobRow, Jobs};
+use crate::device::cuda::memory::{PinnedMemory, Plan, Staging};
+use crate::device::cusim::SimDriver;
+use crate::mem::mix64;
+use crate::schema::{Lookup, Pooling};
+use crate::types::{Batch, Element, Jagged, TableId};
 
 /// The first key of the one table; ids are below `IDS`.
 const BASE: u64 = 64;

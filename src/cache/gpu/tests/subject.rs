@@ -4,16 +4,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use flechette::cache::gpu::{ContextShape, GpuCache, GpuCacheError, GpuHostRows, LookupContext, MissingRows};
-use flechette::cache::{CacheError, CacheStats, EvictStep, Switched, Warmed};
-use flechette::device::cuda::memory::{PinnedMemory, Plan};
-use flechette::device::cuda::{Driver, Work};
-use flechette::types::{Batch, TableId, Version};
+use crate::cache::gpu::{ContextShape, GpuCache, GpuCacheError, GpuHostRows, LookupContext, MissingRows};
+use crate::cache::{CacheError, CacheStats, EvictStep, Switched, Warmed};
+use crate::device::cuda::memory::{PinnedMemory, Plan};
+use crate::device::cuda::{Driver, Work};
+use crate::types::{Batch, TableId, Version};
 
-use crate::cache_contract::{self as contract, MAX_IDS, MAX_SAMPLES, Rows, Seen, Subject, World};
+use crate::cache::tests::contract::{self, MAX_IDS, MAX_SAMPLES, Rows, Seen, Subject, World};
 
 /// A cache for a world on this device.
-pub fn on<D: Driver>(driver: &Arc<D>, world: &World) -> GpuSubject<D> {
+pub(crate) fn on<D: Driver>(driver: &Arc<D>, world: &World) -> GpuSubject<D> {
     let driver = driver.clone();
     let cache = Arc::new(GpuCache::new(&world.shape(), &world.options, driver.clone()).unwrap());
     let context = cache.context(&context_shape(world)).unwrap();
@@ -21,7 +21,7 @@ pub fn on<D: Driver>(driver: &Arc<D>, world: &World) -> GpuSubject<D> {
 }
 
 /// A cache in a device's memory, and a context of it.
-pub struct GpuSubject<D: Driver> {
+pub(crate) struct GpuSubject<D: Driver> {
     pub driver: Arc<D>,
     pub cache: Arc<GpuCache<D>>,
     pub context: LookupContext<D>,
@@ -91,7 +91,7 @@ impl<D: Driver> Subject for GpuSubject<D> {
 }
 
 /// Writes the missing rows of the batch's version.
-pub fn fetch(world: &World, missing: &mut MissingRows) -> Vec<(TableId, u64)> {
+pub(crate) fn fetch(world: &World, missing: &mut MissingRows) -> Vec<(TableId, u64)> {
     let (version, count) = (missing.version().0, missing.len());
     let write = |m| {
         let (table, id) = missing.row(m);
@@ -103,7 +103,7 @@ pub fn fetch(world: &World, missing: &mut MissingRows) -> Vec<(TableId, u64)> {
 
 /// Lets the cache point at a table's rows of its version, unless they share keys. Dropping the result frees
 /// the memory, and the simulator overwrites it then.
-pub fn host_rows<D: Driver>(
+pub(crate) fn host_rows<D: Driver>(
     driver: &Arc<D>,
     cache: &GpuCache<D>,
     world: &World,
@@ -121,7 +121,7 @@ pub fn host_rows<D: Driver>(
     }
 }
 
-pub fn context_shape(world: &World) -> ContextShape {
+pub(crate) fn context_shape(world: &World) -> ContextShape {
     ContextShape {
         features: world.features,
         lookups: world.lookups.clone(),
@@ -135,7 +135,7 @@ pub fn context_shape(world: &World) -> ContextShape {
 }
 
 /// Two operations for the whole embedding layer: copies, memsets and graph nodes count.
-pub fn a_batch_of_hits_takes_two_operations_whatever_the_table_count<D: Driver>(
+pub(crate) fn a_batch_of_hits_takes_two_operations_whatever_the_table_count<D: Driver>(
     new: impl Fn(&World) -> GpuSubject<D>,
 ) {
     for tables in [1, 26, 60, 200] {
@@ -185,7 +185,7 @@ pub fn a_batch_of_hits_takes_two_operations_whatever_the_table_count<D: Driver>(
     }
 }
 
-pub fn no_batch_takes_a_copy_or_a_memset<D: Driver>(new: impl Fn(&World) -> GpuSubject<D>) {
+pub(crate) fn no_batch_takes_a_copy_or_a_memset<D: Driver>(new: impl Fn(&World) -> GpuSubject<D>) {
     let world = World::new(500, &[8, 3], 4 << 10);
     let mut subject = new(&world);
     let mut draw = 1;

@@ -1,12 +1,12 @@
 //! The hit rate of the default policy in the server's batches, which merge requests, beside simulated
 //! policies that see one access at a time.
 
-use flechette::cache::{CacheOptions, CacheShape, EvictStep, FlatCache, Query, TableShape};
-use flechette::mem::mix64;
-use flechette::planner::simulate::{Policy, share};
-use flechette::planner::trace::{Trace, TraceBuilder};
-use flechette::schema::preset::{self, ArchKind, SyntheticShape};
-use flechette::types::TableId;
+use crate::cache::{CacheOptions, CacheShape, EvictStep, FlatCache, Query, TableShape};
+use crate::mem::mix64;
+use crate::planner::simulate::{Policy, share};
+use crate::planner::trace::{Trace, TraceBuilder};
+use crate::schema::preset::{self, ArchKind, SyntheticShape};
+use crate::types::TableId;
 
 const TABLES: usize = 26;
 const ROWS: u64 = 1000;

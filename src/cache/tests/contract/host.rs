@@ -1,13 +1,13 @@
 //! The contract of the cache on the host.
 
-use flechette::cache::{FlatCache, HostRows, Query, Source};
-use flechette::types::Version;
+use crate::cache::{FlatCache, HostRows, Query, Source};
+use crate::types::Version;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 
-pub struct HostSubject {
+pub(crate) struct HostSubject {
     cache: Arc<FlatCache>,
     query: Query,
     /// By table: the number of [`InRam`].

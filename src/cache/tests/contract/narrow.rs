@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 
-use flechette::cache::key::{FlatKeys, KeyWidth};
-use flechette::mem::mix64;
-use flechette::types::{FlatKey, TableId};
+use crate::cache::key::{FlatKeys, KeyWidth};
+use crate::mem::mix64;
+use crate::types::{FlatKey, TableId};
 
 use super::{Subject, World, run, totals};
 
 /// The same world with index keys of `bits` bits.
-pub fn keys(world: World, bits: u32) -> World {
+pub(crate) fn keys(world: World, bits: u32) -> World {
     world.with(|options| options.key_width = KeyWidth::new(bits).unwrap())
 }
 
@@ -19,7 +19,11 @@ fn index_keys(world: &World) -> FlatKeys {
 }
 
 /// One row at a time, with room for all keys. A map of the keys gives the expected result of each access.
-pub fn a_key_has_the_row_last_asked_for<S: Subject>(new: impl Fn(&World) -> S, bits: u32, mut draw: u64) {
+pub(crate) fn a_key_has_the_row_last_asked_for<S: Subject>(
+    new: impl Fn(&World) -> S,
+    bits: u32,
+    mut draw: u64,
+) {
     // Two tables whose rows share keys, and one small enough for exact keys.
     let mut world = World::new(200, &[4, 7, 1], 64 << 10);
     world.tables[2].rows = 2;
@@ -55,7 +59,7 @@ pub fn a_key_has_the_row_last_asked_for<S: Subject>(new: impl Fn(&World) -> S, b
     assert_eq!(stats.entries, stats.inserted - totals(&stats).2);
 }
 
-pub fn rows_that_share_a_key_in_a_batch_stay_separate<S: Subject>(new: impl Fn(&World) -> S) {
+pub(crate) fn rows_that_share_a_key_in_a_batch_stay_separate<S: Subject>(new: impl Fn(&World) -> S) {
     let world = keys(World::new(1000, &[2], 64 << 10), 4);
     let mut subject = new(&world);
     for start in (0..240).step_by(60) {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use flechette::cache::EvictionOption;
-use flechette::types::{Batch, TableId};
+use crate::cache::EvictionOption;
+use crate::types::{Batch, TableId};
 
 use super::{Subject, World, assert_adds_up, pointed, settle};
 
@@ -38,7 +38,7 @@ fn walk(subject: &mut impl Subject, world: &World, rounds: u64) -> (u64, u64, u6
     (after.hits - before.hits, after.pointed - before.pointed, after.misses - before.misses)
 }
 
-pub fn cold_rows_become_pointers_up_to_the_capacity_and_no_longer_miss<S: Subject>(
+pub(crate) fn cold_rows_become_pointers_up_to_the_capacity_and_no_longer_miss<S: Subject>(
     new: impl Fn(&World) -> S,
 ) {
     // The only ranked row is of the other table.
@@ -62,7 +62,7 @@ pub fn cold_rows_become_pointers_up_to_the_capacity_and_no_longer_miss<S: Subjec
     }
 }
 
-pub fn a_row_behind_a_pointer_is_admitted_again<S: Subject>(new: impl Fn(&World) -> S) {
+pub(crate) fn a_row_behind_a_pointer_is_admitted_again<S: Subject>(new: impl Fn(&World) -> S) {
     let world = pointed_world();
     let mut subject = new(&world);
     let _ram = subject.host_rows(&world, TableId(0));
@@ -80,7 +80,9 @@ pub fn a_row_behind_a_pointer_is_admitted_again<S: Subject>(new: impl Fn(&World)
     assert_adds_up(&subject.stats());
 }
 
-pub fn host_memory_is_released_after_the_batches_that_point_into_it<S: Subject>(new: impl Fn(&World) -> S) {
+pub(crate) fn host_memory_is_released_after_the_batches_that_point_into_it<S: Subject>(
+    new: impl Fn(&World) -> S,
+) {
     let world = pointed_world();
     let mut subject = new(&world);
     let ram = subject.host_rows(&world, TableId(0));
@@ -109,7 +111,7 @@ pub fn host_memory_is_released_after_the_batches_that_point_into_it<S: Subject>(
     assert_adds_up(&subject.stats());
 }
 
-pub fn pointers_to_rows_that_changed_end_with_their_version<S: Subject>(new: impl Fn(&World) -> S) {
+pub(crate) fn pointers_to_rows_that_changed_end_with_their_version<S: Subject>(new: impl Fn(&World) -> S) {
     let world = pointed_world();
     let mut subject = new(&world);
     let mut ram = subject.host_rows(&world, TableId(0));
@@ -131,7 +133,7 @@ pub fn pointers_to_rows_that_changed_end_with_their_version<S: Subject>(new: imp
     assert_adds_up(&subject.stats());
 }
 
-pub fn the_tuner_sets_how_many_pointers_there_are_by_what_batches_report<S: Subject>(
+pub(crate) fn the_tuner_sets_how_many_pointers_there_are_by_what_batches_report<S: Subject>(
     new: impl Fn(&World) -> S,
 ) {
     let world = pointed_world();

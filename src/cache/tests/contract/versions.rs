@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use flechette::cache::Switched;
-use flechette::types::TableId;
+use crate::cache::Switched;
+use crate::types::TableId;
 
 use super::{Subject, World, assert_adds_up, run, settle};
 
-pub fn a_switch_carries_over_what_was_cached_and_keeps_the_rest_out<S: Subject>(new: impl Fn(&World) -> S) {
+pub(crate) fn a_switch_carries_over_what_was_cached_and_keeps_the_rest_out<S: Subject>(
+    new: impl Fn(&World) -> S,
+) {
     let world = World::new(100, &[16, 4], 64 << 10);
     let mut subject = new(&world);
     let batch = |ids: std::ops::Range<u64>| {
@@ -24,7 +26,7 @@ pub fn a_switch_carries_over_what_was_cached_and_keeps_the_rest_out<S: Subject>(
     assert_eq!(subject.stats().entries, 128);
 }
 
-pub fn a_batch_of_the_old_version_reads_old_rows_beside_one_of_the_new<S: Subject>(
+pub(crate) fn a_batch_of_the_old_version_reads_old_rows_beside_one_of_the_new<S: Subject>(
     new: impl Fn(&World) -> S,
 ) {
     let world = World::new(100, &[16, 4], 64 << 10);
@@ -69,7 +71,9 @@ pub fn a_batch_of_the_old_version_reads_old_rows_beside_one_of_the_new<S: Subjec
     assert_adds_up(&subject.stats());
 }
 
-pub fn a_version_that_is_not_newer_and_a_wrong_row_change_nothing<S: Subject>(new: impl Fn(&World) -> S) {
+pub(crate) fn a_version_that_is_not_newer_and_a_wrong_row_change_nothing<S: Subject>(
+    new: impl Fn(&World) -> S,
+) {
     let world = World::new(10, &[4], 16 << 10);
     let mut subject = new(&world);
     world.switch(&subject, 7);
@@ -88,7 +92,7 @@ pub fn a_version_that_is_not_newer_and_a_wrong_row_change_nothing<S: Subject>(ne
     assert_eq!(run(&mut subject, &world, &batch), (1, 0));
 }
 
-pub fn a_row_that_comes_twice_has_its_last_bytes<S: Subject>(new: impl Fn(&World) -> S) {
+pub(crate) fn a_row_that_comes_twice_has_its_last_bytes<S: Subject>(new: impl Fn(&World) -> S) {
     let world = World::new(10, &[4], 16 << 10);
     let mut subject = new(&world);
     let batch = world.one_hot(&[vec![1, 2]]);
@@ -103,7 +107,7 @@ pub fn a_row_that_comes_twice_has_its_last_bytes<S: Subject>(new: impl Fn(&World
 
 /// Batches, evictions, switches, and host memory that is added and removed, in any order: every row is of its
 /// batch's version.
-pub fn whatever_happens_a_row_is_its_batchs_versions<S: Subject>(
+pub(crate) fn whatever_happens_a_row_is_its_batchs_versions<S: Subject>(
     new: impl Fn(&World) -> S,
     world: &World,
     steps: &[u8],

@@ -2,9 +2,9 @@
 
 use std::collections::HashSet;
 
-use flechette::cache::index::FRESH;
-use flechette::cache::{AdmissionOption, EvictStep, EvictionOption, Warmed};
-use flechette::types::TableId;
+use crate::cache::index::FRESH;
+use crate::cache::{AdmissionOption, EvictStep, EvictionOption, Warmed};
+use crate::types::TableId;
 
 use super::{Subject, World, narrow, run, settle, totals};
 
@@ -32,7 +32,7 @@ fn held(subject: &mut impl Subject) -> HashSet<u64> {
     subject.hot_rows().into_iter().map(|(_, id)| id).collect()
 }
 
-pub fn rows_of_low_rank_leave_first<S: Subject>(new: impl Fn(&World) -> S) {
+pub(crate) fn rows_of_low_rank_leave_first<S: Subject>(new: impl Fn(&World) -> S) {
     let ranked: Vec<_> = (0..100).map(|id| (TableId(0), id)).collect();
     let world = World::new(3000, &[16], 64 << 10);
     let world = world.with(|options| options.eviction = EvictionOption::Lfu(ranked));
@@ -50,7 +50,7 @@ pub fn rows_of_low_rank_leave_first<S: Subject>(new: impl Fn(&World) -> S) {
 
 /// Some rows are used again `gap` batches after their insertion, with other rows in between. Then rows are
 /// evicted.
-pub fn a_row_is_as_old_as_its_last_use_but_for_a_few_batches<S: Subject>(new: impl Fn(&World) -> S) {
+pub(crate) fn a_row_is_as_old_as_its_last_use_but_for_a_few_batches<S: Subject>(new: impl Fn(&World) -> S) {
     for (gap, renewed) in [(FRESH, false), (FRESH + 1, true)] {
         let world = World::new(100_000, &[16], 48 << 10);
         let mut subject = new(&world);
@@ -75,7 +75,7 @@ pub fn a_row_is_as_old_as_its_last_use_but_for_a_few_batches<S: Subject>(new: im
     }
 }
 
-pub fn hot_rows_are_those_in_the_cache_the_last_used_first<S: Subject>(new: impl Fn(&World) -> S) {
+pub(crate) fn hot_rows_are_those_in_the_cache_the_last_used_first<S: Subject>(new: impl Fn(&World) -> S) {
     for bits in [64, 5] {
         let mut world = World::new(1000, &[4, 1], 64 << 10);
         world.tables[1].rows = 3;
@@ -96,7 +96,7 @@ pub fn hot_rows_are_those_in_the_cache_the_last_used_first<S: Subject>(new: impl
     }
 }
 
-pub fn warm_rows_are_found_whatever_the_admission_and_keep_their_order<S: Subject>(
+pub(crate) fn warm_rows_are_found_whatever_the_admission_and_keep_their_order<S: Subject>(
     new: impl Fn(&World) -> S,
 ) {
     for bits in [64, 15] {
@@ -120,7 +120,9 @@ pub fn warm_rows_are_found_whatever_the_admission_and_keep_their_order<S: Subjec
     }
 }
 
-pub fn warming_stops_at_the_high_watermark_and_keeps_the_hottest<S: Subject>(new: impl Fn(&World) -> S) {
+pub(crate) fn warming_stops_at_the_high_watermark_and_keeps_the_hottest<S: Subject>(
+    new: impl Fn(&World) -> S,
+) {
     let world = World::new(3000, &[16], 64 << 10);
     let mut subject = new(&world);
     // Rows that are cached already take no room.
@@ -142,7 +144,7 @@ pub fn warming_stops_at_the_high_watermark_and_keeps_the_hottest<S: Subject>(new
     assert!(first + warmed.passed_over >= warmed.stored, "{first} of the first {warmed:?}");
 }
 
-pub fn the_coldest_of_the_warm_rows_leave_first<S: Subject>(new: impl Fn(&World) -> S) {
+pub(crate) fn the_coldest_of_the_warm_rows_leave_first<S: Subject>(new: impl Fn(&World) -> S) {
     let world = World::new(3000, &[16], 64 << 10);
     let mut subject = new(&world);
     let warmed = warm(&mut subject, &world, 0..3000);
@@ -156,7 +158,9 @@ pub fn the_coldest_of_the_warm_rows_leave_first<S: Subject>(new: impl Fn(&World)
     assert!(hot > 90 && cold < 10, "{hot} of the hottest, {cold} of the coldest of {warmed:?}");
 }
 
-pub fn a_row_that_is_there_keeps_its_place_and_a_wrong_one_is_refused<S: Subject>(new: impl Fn(&World) -> S) {
+pub(crate) fn a_row_that_is_there_keeps_its_place_and_a_wrong_one_is_refused<S: Subject>(
+    new: impl Fn(&World) -> S,
+) {
     let world = World::new(1000, &[5], 64 << 10);
     let mut subject = new(&world);
     ask(&mut subject, &world, [3].into_iter());

@@ -1,16 +1,16 @@
 //! Tables of a test, their rows by version, and batches that use them.
 
-use flechette::cache::{AdmissionOption, CacheOptions, CacheShape, Switched, TableShape};
-use flechette::compute::gather_pool as host;
-use flechette::mem::mix64;
-use flechette::schema::{Lookup, Pooling};
-use flechette::types::{Batch, Element, Jagged, TableId};
+use crate::cache::{AdmissionOption, CacheOptions, CacheShape, Switched, TableShape};
+use crate::compute::gather_pool as host;
+use crate::mem::mix64;
+use crate::schema::{Lookup, Pooling};
+use crate::types::{Batch, Element, Jagged, TableId};
 
 use super::Subject;
 
 /// Tables, and the lookups of a batch.
 #[derive(Clone, Debug)]
-pub struct World {
+pub(crate) struct World {
     pub tables: Vec<TableShape>,
     pub lookups: Vec<Lookup>,
     pub features: usize,
@@ -21,12 +21,12 @@ pub struct World {
 }
 
 /// Most samples and ids of a batch in a test.
-pub const MAX_SAMPLES: usize = 64;
-pub const MAX_IDS: usize = 4096;
+pub(crate) const MAX_SAMPLES: usize = 64;
+pub(crate) const MAX_IDS: usize = 4096;
 
 impl World {
     /// A table of `rows` rows for each dim, and a feature for each table.
-    pub fn new(rows: u64, dims: &[usize], bytes: usize) -> Self {
+    pub(crate) fn new(rows: u64, dims: &[usize], bytes: usize) -> Self {
         let element = |t: usize| Element::ALL[t % 3];
         let table = |(t, &dim): (usize, &usize)| TableShape { rows, row_bytes: element(t).row_bytes(dim) };
         let tables: Vec<_> = dims.iter().enumerate().map(table).collect();
@@ -46,7 +46,7 @@ impl World {
     }
 
     /// The same with other options, and as much memory for rows.
-    pub fn with(mut self, options: impl FnOnce(&mut CacheOptions)) -> Self {
+    pub(crate) fn with(mut self, options: impl FnOnce(&mut CacheOptions)) -> Self {
         let least =
             |world: &Self| CacheShape::for_options(0.0, world.tables.clone(), &world.options).unwrap().bytes;
         let before = least(&self);
@@ -56,7 +56,7 @@ impl World {
     }
 
     /// Reads the last feature from the first table, too.
-    pub fn with_a_shared_feature(mut self) -> Self {
+    pub(crate) fn with_a_shared_feature(mut self) -> Self {
         let last = self.lookups[self.lookups.len() - 1];
         let first = self.lookups[0];
         self.lookups.push(Lookup { feature: last.feature, column: self.stride, ..first });
@@ -65,18 +65,18 @@ impl World {
     }
 
     /// Adds memory for `pointers` pointers.
-    pub fn with_pointers(mut self, pointers: u64) -> Self {
+    pub(crate) fn with_pointers(mut self, pointers: u64) -> Self {
         self.options.pointers = pointers;
         self.bytes += (pointers as usize).div_ceil(6) * 128;
         self
     }
 
-    pub fn shape(&self) -> CacheShape {
+    pub(crate) fn shape(&self) -> CacheShape {
         CacheShape { bytes: self.bytes, tables: self.tables.clone() }
     }
 
     /// A batch of one id per bag: sample `s` of feature `f` has `ids[f][s]`.
-    pub fn one_hot(&self, ids: &[Vec<u64>]) -> Batch {
+    pub(crate) fn one_hot(&self, ids: &[Vec<u64>]) -> Batch {
         let samples = ids[0].len();
         let column = |ids: &Vec<u64>| Jagged { offsets: (0..=samples as u32).collect(), ids: ids.clone() };
         let dense = (0..samples * self.dense_width).map(|i| i as f32).collect();
@@ -84,7 +84,7 @@ impl World {
     }
 
     /// A batch of bags of 0 to 4 ids below `spread`, including duplicates and absent ids.
-    pub fn bags(&self, samples: usize, spread: u64, draw: &mut u64) -> Batch {
+    pub(crate) fn bags(&self, samples: usize, spread: u64, draw: &mut u64) -> Batch {
         let mut next = |limit: u64| {
             *draw = draw.wrapping_add(1);
             mix64(*draw) % limit
@@ -103,12 +103,12 @@ impl World {
     }
 
     /// The expected output of a batch.
-    pub fn expected(&self, batch: &Batch, version: u64) -> Vec<f32> {
+    pub(crate) fn expected(&self, batch: &Batch, version: u64) -> Vec<f32> {
         self.pooled(batch, |lookup, id| self.row(lookup.table, id, version))
     }
 
     /// Checks a batch's output against its rows in a version.
-    pub fn assert_is(&self, matrix: &[f32], batch: &Batch, version: u64) {
+    pub(crate) fn assert_is(&self, matrix: &[f32], batch: &Batch, version: u64) {
         let expected = self.expected(batch, version);
         assert_eq!(matrix.len(), expected.len());
         for (i, (got, expected)) in matrix.iter().zip(&expected).enumerate() {
@@ -124,7 +124,7 @@ impl World {
     }
 
     /// Pools the given rows.
-    pub fn pooled(&self, batch: &Batch, row: impl Fn(&Lookup, u64) -> Option<Vec<u8>>) -> Vec<f32> {
+    pub(crate) fn pooled(&self, batch: &Batch, row: impl Fn(&Lookup, u64) -> Option<Vec<u8>>) -> Vec<f32> {
         let mut out = vec![0.0; batch.samples * self.stride];
         for s in 0..batch.samples {
             let dense = &batch.dense[s * self.dense_width..][..self.dense_width];
@@ -148,7 +148,7 @@ impl World {
 
     /// The bytes of a row in a version: every value encodes the table, the id and the version that changed
     /// the row last. `None` for an absent id.
-    pub fn row(&self, table: TableId, id: u64, version: u64) -> Option<Vec<u8>> {
+    pub(crate) fn row(&self, table: TableId, id: u64, version: u64) -> Option<Vec<u8>> {
         let lookup = self.lookups.iter().find(|l| l.table == table).unwrap();
         let made = (1..=version).rev().take(5).find(|&v| changes(v, id)).unwrap_or(0);
         let value = |i: usize| {
@@ -162,12 +162,12 @@ impl World {
     }
 
     /// All rows of a table in a version, concatenated.
-    pub fn all_rows(&self, table: TableId, version: u64) -> Vec<u8> {
+    pub(crate) fn all_rows(&self, table: TableId, version: u64) -> Vec<u8> {
         (0..self.tables[table.index()].rows).flat_map(|id| self.row(table, id, version).unwrap()).collect()
     }
 
     /// Switches a cache to a version with all rows that it changes.
-    pub fn switch(&self, subject: &impl Subject, version: u64) -> Switched {
+    pub(crate) fn switch(&self, subject: &impl Subject, version: u64) -> Switched {
         let ids = |t: usize| (0..self.tables[t].rows).filter(|&id| changes(version, id));
         let row = |t, id| (TableId(t as u32), id, self.row(TableId(t as u32), id, version).unwrap());
         let rows: Vec<_> = (0..self.tables.len()).flat_map(|t| ids(t).map(move |id| row(t, id))).collect();
@@ -176,7 +176,7 @@ impl World {
     }
 
     /// Occurrences of a batch that have a row.
-    pub fn present(&self, batch: &Batch) -> u64 {
+    pub(crate) fn present(&self, batch: &Batch) -> u64 {
         let of = |l: &Lookup| {
             let rows = self.tables[l.table.index()].rows;
             batch.features[l.feature].ids.iter().filter(|id| **id < rows).count() as u64
@@ -186,6 +186,6 @@ impl World {
 }
 
 /// Whether a version changes a row: it changes every fifth.
-pub fn changes(version: u64, id: u64) -> bool {
+pub(crate) fn changes(version: u64, id: u64) -> bool {
     version > 0 && id % 5 == version % 5
 }

@@ -4,15 +4,14 @@
 //! The tests use each NVRTC in the folders of `$NVRTC_PATH` (separated as in `$PATH`) and below `target/ci`,
 //! where `.ci/kernels` installs it. NVRTC opens its parts by name, so a child process runs with the folder as
 //! its library path. Without NVRTC the tests are skipped.
-#![cfg(target_os = "linux")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use flechette::device::cuda::compile::{Built, Compiler, Target, build};
-use flechette::device::cuda::kernel_cache::KernelCache;
-use flechette::device::cuda::sources::{KERNELS, KernelFile};
-use flechette::device::cuda::{CudaError, open};
+use crate::device::cuda::compile::{Built, Compiler, Target, build};
+use crate::device::cuda::kernel_cache::KernelCache;
+use crate::device::cuda::sources::{KERNELS, KernelFile};
+use crate::device::cuda::{CudaError, open};
 
 use crate::pretend::{ChildOutput, LIBCUDA, Machine};
 use crate::skip::skip;
@@ -89,7 +88,10 @@ fn compiles_every_kernel_for_every_device() {
 fn every_installed_compiler_compiles_every_kernel() {
     for folder in folders() {
         let machine = Machine::bare().with_path(&folder);
-        let out = machine.runs_test("cuda_compile::compiles_every_kernel_for_every_device").unwrap().out;
+        let out = machine
+            .runs_test("device::cuda::tests::compile::compiles_every_kernel_for_every_device")
+            .unwrap()
+            .out;
         let version = out.lines().find(|line| line.starts_with("compiler: "));
         let version = version.unwrap_or_else(|| panic!("{}: skipped: {out}", folder.display()));
         let expected: &[&str] =

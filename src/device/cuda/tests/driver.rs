@@ -1,14 +1,13 @@
 //! The `Driver` for NVIDIA devices (`device/cuda/nvidia.rs`), on pretended libcuda and libnvrtc (`pretend`):
 //! every method, the counts of operations, the release of resources, and every error. Properties that do not
 //! depend on the pretended driver are tested on a real GPU too, if there is one.
-#![cfg(target_os = "linux")]
 #![allow(unsafe_code)]
 
 use std::path::Path;
 use std::sync::Arc;
 
-use flechette::device::cuda::sources::KernelFile;
-use flechette::device::cuda::{
+use crate::device::cuda::sources::KernelFile;
+use crate::device::cuda::{
     Address, Driver, DriverError, LaunchShape, Nvidia, Pinned, Work, open, open_with, usable,
 };
 

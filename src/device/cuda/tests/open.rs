@@ -1,11 +1,9 @@
 //! Opening a CUDA device on pretended machines (`pretend`): the sources of its kernels, and every error.
-#![cfg(target_os = "linux")]
 
-use flechette::device::cuda::sources::KERNELS;
-use flechette::device::cuda::{CudaError, ahead, open};
+use crate::device::cuda::sources::KERNELS;
+use crate::device::cuda::{CudaError, ahead, open};
 
 use crate::pretend::{ChildOutput, LIBCUDA, Machine};
-use crate::program::flechette;
 use crate::skip::skip;
 
 /// Asserts that the driver was dropped and everything was released.
@@ -76,51 +74,6 @@ fn the_error_of_a_refused_context_has_its_code() {
 }
 
 #[test]
-fn without_a_usable_gpu_serve_warns_with_auto_and_exits_with_cuda() {
-    let cases = [
-        (
-            Machine::whole().with_setting("DRIVER", "12040"),
-            "CUDA driver too old: expected at least 13.0, got 12.4",
-        ),
-        (
-            Machine::whole().with_setting("COMPUTE", "61"),
-            "compute 6.1, 1.0 GiB: expected compute 7.0 or newer",
-        ),
-        (Machine::whole().with_setting("DEVICES", "0"), "CUDA driver found, no device; check nvidia-smi"),
-    ];
-    // Without models, serve exits right after it chooses the device.
-    let none = tempfile::tempdir().unwrap();
-    for (machine, reason) in cases.into_iter().filter(|(machine, _)| machine.is_available()) {
-        for (wanted, marker) in [("auto", " WARN "), ("cuda", "error: device.kind: expected ")] {
-            let mut serve = flechette();
-            serve.args(["serve", "--device", wanted, "--models"]).arg(none.path());
-            let ended = machine.equip(&mut serve).output().unwrap();
-            let text = String::from_utf8(ended.stderr).unwrap();
-            assert_eq!(ended.status.code(), Some(2), "{text}");
-            let line = text.lines().find(|line| line.contains(reason)).unwrap_or_else(|| panic!("{text}"));
-            assert!(line.contains(marker), "{line}");
-        }
-    }
-}
-
-#[test]
-fn serve_uses_a_usable_gpu_and_logs_its_name() {
-    let machine = Machine::whole();
-    if !machine.is_available() {
-        return;
-    }
-    let none = tempfile::tempdir().unwrap();
-    for wanted in ["auto", "cuda"] {
-        let mut serve = flechette();
-        serve.args(["serve", "--device", wanted, "--models"]).arg(none.path());
-        serve.env("FLECHETTE_DEVICE_KERNEL_CACHE", "off");
-        let text = String::from_utf8(machine.equip(&mut serve).output().unwrap().stderr).unwrap();
-        let line = text.lines().find(|line| line.contains("Pretend GPU")).unwrap_or_else(|| panic!("{text}"));
-        assert!(line.contains(" INFO ") && line.contains("kernels by "), "{line}");
-    }
-}
-
-#[test]
 fn kernels_without_exactly_one_parameter_are_refused() {
     let (none, several) =
         ("expected one parameter by value, got none", "expected one parameter by value, got several");
@@ -179,7 +132,7 @@ fn a_device_newer_than_the_compiler_gets_ptx_and_one_that_is_older_is_refused() 
     assert!(newer.log.contains("module text ptx "), "{}", newer.log);
     let Some(older) = Machine::whole()
         .with_setting("COMPUTE", "70")
-        .runs_test("cuda_open::a_device_newer_than_the_compiler_gets_ptx_and_one_that_is_older_is_refused")
+        .runs_test("device::cuda::tests::open::a_device_newer_than_the_compiler_gets_ptx_and_one_that_is_older_is_refused")
     else {
         return;
     };

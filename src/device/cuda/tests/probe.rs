@@ -1,10 +1,9 @@
 //! The probe for CUDA devices, with pretended drivers: a complete one, an old one, one without a device, one
 //! that fails, one that lacks a function, and a file that is not a library.
-#![cfg(target_os = "linux")]
 
 use std::path::Path;
 
-use flechette::device::cuda::probe;
+use crate::device::cuda::probe;
 
 use crate::pretend::{ChildOutput, LIBCUDA, Machine};
 use crate::skip::skip;
@@ -21,7 +20,9 @@ fn the_result_is_one_line() {
 
 /// Asserts the probe's result on a machine.
 fn assert_found_on(machine: &Machine, expected: &str) {
-    let Some(ChildOutput { out, .. }) = machine.runs_test("cuda_probe::the_result_is_one_line") else {
+    let Some(ChildOutput { out, .. }) =
+        machine.runs_test("device::cuda::tests::probe::the_result_is_one_line")
+    else {
         return;
     };
     let (_, found) = out.split_once(MARK).unwrap_or_else(|| panic!("no result in {out}"));

@@ -1,8 +1,8 @@
 //! The simulator as a driver: it keeps the order that CUDA guarantees, and varies what CUDA leaves open.
 #![allow(unsafe_code)]
 
-use flechette::device::cuda::{Address, Driver, DriverError, LaunchShape, Pinned, Work};
-use flechette::device::cusim::{SimDriver, SimStream};
+use crate::device::cuda::{Address, Driver, DriverError, LaunchShape, Pinned, Work};
+use crate::device::cusim::{SimDriver, SimStream};
 
 const SEEDS: std::ops::Range<u64> = 0..40;
 

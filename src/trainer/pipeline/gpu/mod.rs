@@ -249,3 +249,7 @@ pub trait Stepper: Send {
     /// [`ScratchError`].
     fn update(&mut self, update: &Update<'_>, grads: &mut dyn FnMut(&mut [f32])) -> Result<(), ScratchError>;
 }
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests;

@@ -4,110 +4,28 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use flechette::dataset::{DatasetError, Reader};
-use flechette::device::cuda::Driver;
-use flechette::mem::mix64;
-use flechette::rowlog::WorkingFile;
-use flechette::schema::Schema;
-use flechette::trainer::optim::{Kind, Optimizer};
-use flechette::trainer::{
+use super::{Samples, schema_of};
+use crate::device::cuda::Driver;
+use crate::mem::mix64;
+use crate::rowlog::WorkingFile;
+use crate::schema::Schema;
+use crate::trainer::optim::{Kind, Optimizer};
+use crate::trainer::{
     self, Data, Frequencies, Pipeline, PipelineSettings, PlanStats, Policy, ScratchpadSize, TrainError,
     TrainState, Verifier,
 };
-use flechette::types::{RawBatch, RawFeature, RawValues, TableId};
+use crate::types::TableId;
 
-/// A table that two lookups share, a second slot size, mean pooling, empty bags, and absent ids that read as
-/// a row and as zeros.
-const TOML: &str = r#"
-    [architecture]
-    kind = "deepfm"
-    deep = [4]
-    [[dense]]
-    name = "d"
-    [[features]]
-    name = "a"
-    table = "t"
-    wide_table = "w"
-    arity = { multi_hot = { max = 6 } }
-    pooling = "mean"
-    [[features]]
-    name = "b"
-    table = "t"
-    wide_table = "w"
-    [[features]]
-    name = "c"
-    table = "u"
-    wide_table = "v"
-    [[tables]]
-    name = "t"
-    rows = 120
-    dim = 5
-    default = { row = 1 }
-    [[tables]]
-    name = "u"
-    rows = 80
-    dim = 5
-    [[tables]]
-    name = "w"
-    rows = 120
-    dim = 1
-    [[tables]]
-    name = "v"
-    rows = 80
-    dim = 1
-"#;
+/// The rows of the two larger tables.
+const ROWS: [u64; 2] = [120, 80];
 
-/// Samples with skewed ids: some rows are in every batch and some hardly ever.
-struct Samples {
-    left: usize,
-    draws: u64,
-}
-
-impl Samples {
-    fn draw(&mut self, below: u64) -> u64 {
-        self.draws = mix64(self.draws.wrapping_add(1));
-        (self.draws >> 8) % below
-    }
-
-    /// A few ids are past the end.
-    fn id(&mut self, rows: u64) -> u64 {
-        let u = self.draw(1 << 20) as f64 / (1 << 20) as f64;
-        (u * u * (rows + 3) as f64) as u64
-    }
-}
-
-impl Reader for Samples {
-    fn read(&mut self, batch: usize, out: &mut RawBatch) -> Result<usize, DatasetError> {
-        let samples = batch.min(self.left);
-        self.left -= samples;
-        let mut features = vec![RawFeature::ids(); 3];
-        let mut push = |feature: usize, ids: &[u64]| {
-            let RawValues::Ids(values) = &mut features[feature].values else { unreachable!() };
-            values.extend_from_slice(ids);
-            let end = values.len() as u32;
-            features[feature].offsets.push(end);
-        };
-        let (mut dense, mut labels) = (Vec::new(), Vec::new());
-        for _ in 0..samples {
-            let bag: Vec<u64> = (0..self.draw(7)).map(|_| self.id(120)).collect();
-            push(0, &bag);
-            push(1, &[self.id(120)]);
-            push(2, &[self.id(80)]);
-            dense.push(self.draw(100) as f32 / 50.0);
-            labels.push(self.draw(2) as f32);
-        }
-        *out = RawBatch { samples, dense, features, labels: Some(labels) };
-        Ok(samples)
-    }
-
-    fn skipped(&self) -> u64 {
-        0
-    }
+fn schema() -> Schema {
+    schema_of(ROWS, 5)
 }
 
 /// One training run.
 #[derive(Clone, Debug)]
-pub struct Case {
+pub(crate) struct Case {
     pub settings: PipelineSettings,
     pub kind: Kind,
     pub samples: usize,
@@ -116,7 +34,7 @@ pub struct Case {
 }
 
 impl Case {
-    pub fn new(kind: Kind, scratchpad: ScratchpadSize) -> Self {
+    pub(crate) fn new(kind: Kind, scratchpad: ScratchpadSize) -> Self {
         let settings = PipelineSettings { scratchpad, threads: 2, ..PipelineSettings::default() };
         Self { settings, kind, samples: 150, batch: 10, seed: 3 }
     }
@@ -127,7 +45,7 @@ impl Case {
 
     /// The parts of a pipeline. Every other seed has frequencies, so rows come in before the first batch.
     fn parts(&self, dir: &Path) -> (TrainState, WorkingFile, Option<Frequencies>) {
-        let schema = Schema::parse(TOML).unwrap();
+        let schema = schema();
         let (train_state, store) =
             trainer::initialise_on_disk(&schema, self.optimizer(), 7, (dir, vec![])).unwrap();
         let frequent = (0..20).map(|row| (TableId(0), row, 100 - row)).collect();
@@ -135,7 +53,7 @@ impl Case {
     }
 
     /// A pipeline on the device, and the state that it trains.
-    pub fn start<D: Driver>(
+    pub(crate) fn start<D: Driver>(
         &self,
         driver: &Arc<D>,
         dir: &Path,
@@ -156,18 +74,22 @@ impl Case {
     }
 
     /// Trains, with the sequential trainer beside it.
-    pub fn run(&self, train_state: &mut TrainState, pipeline: &mut Pipeline) -> Result<Verifier, TrainError> {
-        let schema = Schema::parse(TOML).unwrap();
+    pub(crate) fn run(
+        &self,
+        train_state: &mut TrainState,
+        pipeline: &mut Pipeline,
+    ) -> Result<Verifier, TrainError> {
+        let schema = schema();
         let oracle = trainer::initialise(&schema, self.optimizer(), 7).unwrap();
         let mut verifier = Verifier::new(oracle);
-        let reader = &mut Samples { left: self.samples, draws: self.seed };
+        let reader = &mut Samples { left: self.samples, draws: self.seed + 1, rows: ROWS };
         let data = Data { reader, batch: self.batch, steps: u64::MAX };
         assert_eq!(pipeline.run(train_state, data, &mut verifier)?, self.samples as u64);
         Ok(verifier)
     }
 
     /// Trains, and asserts that every byte is the sequential trainer's.
-    pub fn check<D: Driver>(&self, driver: &Arc<D>) -> PlanStats {
+    pub(crate) fn check<D: Driver>(&self, driver: &Arc<D>) -> PlanStats {
         let dir = tempfile::tempdir().unwrap();
         let (mut train_state, mut pipeline) = self.start(driver, dir.path()).unwrap();
         let verifier = self.run(&mut train_state, &mut pipeline).unwrap();
@@ -179,7 +101,7 @@ impl Case {
 }
 
 /// With a part of the rows, and with all of them, where nothing is evicted.
-pub fn a_scratchpad_of_any_size_trains_the_sequential_bytes<D: Driver>(
+pub(crate) fn a_scratchpad_of_any_size_trains_the_sequential_bytes<D: Driver>(
     driver: &Arc<D>,
     kind: Kind,
     seed: u64,
@@ -194,7 +116,7 @@ pub fn a_scratchpad_of_any_size_trains_the_sequential_bytes<D: Driver>(
 }
 
 /// Plan waits for batches to train.
-pub fn a_window_that_does_not_fit_trains_the_sequential_bytes<D: Driver>(
+pub(crate) fn a_window_that_does_not_fit_trains_the_sequential_bytes<D: Driver>(
     driver: &Arc<D>,
     kind: Kind,
     seed: u64,
@@ -206,14 +128,18 @@ pub fn a_window_that_does_not_fit_trains_the_sequential_bytes<D: Driver>(
 }
 
 /// Batches do not fit and are split.
-pub fn a_batch_that_is_split_trains_the_sequential_bytes<D: Driver>(driver: &Arc<D>, kind: Kind, seed: u64) {
+pub(crate) fn a_batch_that_is_split_trains_the_sequential_bytes<D: Driver>(
+    driver: &Arc<D>,
+    kind: Kind,
+    seed: u64,
+) {
     let case = Case { seed, samples: 60, ..Case::new(kind, ScratchpadSize::Slots(vec![12, 9])) };
     let stats = case.check(driver);
     assert!(stats.splits > 0 && stats.evictions > 0, "{stats:?}");
 }
 
 /// Items move few rows each, and several items wait between stages.
-pub fn small_staging_and_buffers_train_the_sequential_bytes<D: Driver>(
+pub(crate) fn small_staging_and_buffers_train_the_sequential_bytes<D: Driver>(
     driver: &Arc<D>,
     kind: Kind,
     seed: u64,
@@ -230,7 +156,7 @@ pub fn small_staging_and_buffers_train_the_sequential_bytes<D: Driver>(
 }
 
 /// With random settings. Plan must decide as on the host.
-pub fn any_settings_train_the_sequential_bytes<D: Driver>(driver: &Arc<D>, seed: u64) {
+pub(crate) fn any_settings_train_the_sequential_bytes<D: Driver>(driver: &Arc<D>, seed: u64) {
     let mut draws = seed << 32;
     let mut draw = |from: usize, to: usize| {
         draws += 1;

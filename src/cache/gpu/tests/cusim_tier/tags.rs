@@ -1,7 +1,7 @@
 //! Rows of an index with few keys: eight rows share a key, and tags distinguish them.
 
-use flechette::cache::gpu::lister::{Lister, Look};
-use flechette::mem::fold;
+use crate::cache::gpu::lister::{Lister, Look};
+use crate::mem::fold;
 
 use super::*;
 

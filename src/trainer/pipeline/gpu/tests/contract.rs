@@ -3,19 +3,19 @@
 
 use std::sync::Arc;
 
-use flechette::compute::gather_pool as host;
-use flechette::compute::gather_pool::PoolLookup;
-use flechette::device::cuda::Driver;
-use flechette::mem::SplitMix64;
-use flechette::trainer::optim::{Kind, Optimizer};
-use flechette::trainer::pipeline::gpu::scratchpad::CudaScratch;
-use flechette::trainer::pipeline::gpu::{
+use crate::compute::gather_pool as host;
+use crate::compute::gather_pool::PoolLookup;
+use crate::device::cuda::Driver;
+use crate::mem::SplitMix64;
+use crate::trainer::optim::{Kind, Optimizer};
+use crate::trainer::pipeline::gpu::scratchpad::CudaScratch;
+use crate::trainer::pipeline::gpu::{
     Gather, GatherLookup, Scratch, SlotRun, SlotSize, Source, TableSlots, Update, UpdateRows,
 };
-use flechette::trainer::pipeline::slot_flags::NO_SLOT;
-use flechette::types::Element;
+use crate::trainer::pipeline::slot_flags::NO_SLOT;
+use crate::types::Element;
 
-pub const KINDS: [Kind; 4] = [Kind::Sgd, Kind::Adagrad, Kind::RowwiseAdagrad, Kind::Adam];
+pub(crate) const KINDS: [Kind; 4] = [Kind::Sgd, Kind::Adagrad, Kind::RowwiseAdagrad, Kind::Adam];
 
 /// Random numbers from a seed.
 struct Draws(SplitMix64);
@@ -132,7 +132,7 @@ fn dims(draws: &mut Draws) -> Vec<usize> {
 }
 
 /// Records stay as they were put, while others move in and out.
-pub fn records_come_back_unchanged<D: Driver>(driver: &Arc<D>, seed: u64) {
+pub(crate) fn records_come_back_unchanged<D: Driver>(driver: &Arc<D>, seed: u64) {
     let draws = &mut Draws(SplitMix64::new(seed));
     let mut world = World::new(driver, &dims(draws), |dim| dim, draws);
     assert_eq!(bits(&world.take_all()), bits(&world.records.concat()), "seed {seed}");
@@ -175,7 +175,7 @@ fn bags(draws: &mut Draws, samples: usize, rows: usize) -> (Vec<u32>, Vec<u32>) 
 }
 
 /// With sums and means, empty bags, absent rows, and several lookups of a table.
-pub fn input_rows_are_pooled_as_on_the_host<D: Driver>(driver: &Arc<D>, seed: u64) {
+pub(crate) fn input_rows_are_pooled_as_on_the_host<D: Driver>(driver: &Arc<D>, seed: u64) {
     let draws = &mut Draws(SplitMix64::new(seed));
     let states = draws.below(3);
     let world = World::new(driver, &dims(draws), |dim| dim * (1 + states), draws);
@@ -239,7 +239,7 @@ fn updated(record: &mut [f32], dim: usize, (kind, step): (Kind, u64), grad: &[f3
 }
 
 /// Over several steps.
-pub fn rows_are_updated_as_on_the_host<D: Driver>(driver: &Arc<D>, kind: Kind, seed: u64) {
+pub(crate) fn rows_are_updated_as_on_the_host<D: Driver>(driver: &Arc<D>, kind: Kind, seed: u64) {
     let draws = &mut Draws(SplitMix64::new(seed));
     let rule = |step: u64| Optimizer { eps: 1e-10, ..Optimizer::new(kind, 0.03) }.step::<f32>(step).rule();
     let mut world = World::new(driver, &dims(draws), |dim| rule(1).record_words(dim), draws);
@@ -287,7 +287,7 @@ pub fn rows_are_updated_as_on_the_host<D: Driver>(driver: &Arc<D>, kind: Kind, s
 }
 
 /// Arguments that contradict each other are refused before a launch.
-pub fn invalid_arguments_are_refused_with_a_message<D: Driver>(driver: &Arc<D>) {
+pub(crate) fn invalid_arguments_are_refused_with_a_message<D: Driver>(driver: &Arc<D>) {
     let sizes = [SlotSize { words: 4, count: 8 }, SlotSize { words: 2, count: 8 }];
     let scratch = CudaScratch::new(driver, &sizes, 12).unwrap();
     let flags = scratch.flags(0);
@@ -357,7 +357,7 @@ pub fn invalid_arguments_are_refused_with_a_message<D: Driver>(driver: &Arc<D>) 
 }
 
 /// Gather: a copy, a launch and a copy back. Update: a copy and a launch.
-pub fn a_step_takes_five_operations_whatever_the_table_count<D: Driver>(driver: &Arc<D>) {
+pub(crate) fn a_step_takes_five_operations_whatever_the_table_count<D: Driver>(driver: &Arc<D>) {
     for tables in [1, 26, 60] {
         let draws = &mut Draws(SplitMix64::new(tables as u64));
         let dims: Vec<usize> = (0..tables).map(|t| 1 + t).collect();

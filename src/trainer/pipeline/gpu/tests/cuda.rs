@@ -1,15 +1,14 @@
 //! The contracts of `scratch_contract` and `pipeline_contract` on NVIDIA's driver: on a real GPU, if there is
 //! one; and, with the feature cusim, on a pretended driver whose kernels the simulator executes
 //! (`cusim_kernels`).
-#![cfg(target_os = "linux")]
 
 use std::sync::Arc;
 
-use flechette::device::cuda::Nvidia;
+use crate::device::cuda::Nvidia;
 
-use crate::cuda_cache::on_every_gpu;
-use crate::pipeline_contract as pipeline;
-use crate::scratch_contract::{self as contract, KINDS};
+use super::contract::{self as contract, KINDS};
+use crate::device::cuda::tests::every_gpu::on_every_gpu;
+use crate::trainer::pipeline::tests::contract as pipeline;
 
 on_every_gpu! {
     records_come_back_unchanged: |driver: &Arc<Nvidia>| {
@@ -48,9 +47,9 @@ on_every_gpu! {
 fn a_device_error_ends_the_training() {
     use std::sync::atomic::Ordering;
 
-    use flechette::trainer::{ScratchpadSize, TrainError};
+    use crate::trainer::{ScratchpadSize, TrainError};
 
-    use crate::cusim_kernels::{LAUNCHES_LEFT, execute_kernels};
+    use crate::device::cusim::pretended::{LAUNCHES_LEFT, execute_kernels};
     use crate::pretend::Machine;
 
     // A process cannot use a device after a final error, so each case has its own child.
@@ -61,7 +60,8 @@ fn a_device_error_ends_the_training() {
             LAUNCHES_LEFT.store(launches, Ordering::SeqCst);
             let case = pipeline::Case::new(KINDS[0], ScratchpadSize::Fraction(0.6));
             let dir = tempfile::tempdir().unwrap();
-            let (mut network, mut pipeline) = case.start(&crate::cuda_cache::nvidia(), dir.path()).unwrap();
+            let (mut network, mut pipeline) =
+                case.start(&crate::device::cuda::tests::every_gpu::nvidia(), dir.path()).unwrap();
             let failed = case.run(&mut network, &mut pipeline).err().unwrap();
             assert!(matches!(failed, TrainError::Device(_)), "{failed}");
             assert!(failed.to_string().contains("is final"), "{failed}");

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use flechette::device::cusim::SimDriver;
-use flechette::trainer::ScratchpadSize;
-use flechette::trainer::optim::Kind;
+use crate::device::cusim::SimDriver;
+use crate::trainer::ScratchpadSize;
+use crate::trainer::optim::Kind;
 
-use crate::pipeline_contract::{self as pipeline, Case};
-use crate::scratch_contract::{self as contract, KINDS};
+use super::contract::{self as contract, KINDS};
+use crate::trainer::pipeline::tests::contract::{self as pipeline, Case};
 
 /// Schedules. Seed 0 has no preemption.
 const SEEDS: u64 = 24;
