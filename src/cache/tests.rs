@@ -2,6 +2,8 @@
 //! meanwhile, and memory stays within the bytes.
 
 pub(crate) mod contract;
+#[cfg(target_os = "linux")]
+mod memory;
 mod narrow;
 mod pointing;
 mod policies;

@@ -13,6 +13,7 @@ mod cuda_open;
 mod cusim_serve;
 mod dataset;
 mod demo;
+mod files;
 mod learning;
 mod memory;
 mod operation;

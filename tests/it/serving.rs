@@ -10,9 +10,7 @@ use std::time::Duration;
 use flechette::config::{BatcherConfig, ServerConfig};
 use flechette::metrics::Metrics;
 use flechette::predict::{Description, Predict, PredictError};
-use flechette::schema::{
-    AbsentDefault, Architecture, Arity, DenseFeature, Feature, Hash, Loss, Pooling, Schema, Table, Transform,
-};
+use flechette::schema::Schema;
 use flechette::server::proto::ctr_client::CtrClient;
 use flechette::server::proto::{FeatureColumn, PredictRequest};
 use flechette::server::{Drained, Server, ServerError, ServerParts};
@@ -21,6 +19,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::transport::Channel;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Dense values that make the model panic and fail.
 pub const PANIC: f32 = 666.0;
@@ -78,8 +77,7 @@ pub fn score(dense: &[f32], ids: &[&[u64]]) -> f32 {
         bytes.push(ids.len() as u8);
         bytes.extend(ids.iter().flat_map(|id| id.to_le_bytes()));
     }
-    let hash = Hash { seed: 1, modulus: 1 << 24 };
-    hash.id(&bytes) as f32 / (1u32 << 24) as f32
+    (xxh3_64_with_seed(&bytes, 1) % (1 << 24)) as f32 / (1u32 << 24) as f32
 }
 
 impl Predict for Fake {
@@ -130,43 +128,47 @@ impl Predict for Fake {
 
 /// `user`: one-hot, ids or strings. `tags`: up to 3 ids. `strict`: one-hot, refuses absent ids.
 /// Table `i` belongs to feature `i`.
+const INPUTS: &str = r#"
+    [[dense]]
+    name = "price"
+    [[dense]]
+    name = "age"
+    transform = "log1p"
+    [[features]]
+    name = "user"
+    table = "users"
+    hash = { seed = 3, modulus = 1000 }
+    [[features]]
+    name = "tag"
+    table = "tags"
+    arity = { multi_hot = { max = 3 } }
+    [[features]]
+    name = "strict"
+    table = "stricts"
+    hash = { seed = 4, modulus = 10 }
+    [[tables]]
+    name = "users"
+    rows = 1000
+    dim = 4
+    [[tables]]
+    name = "tags"
+    rows = 50
+    dim = 4
+    default = { row = 0 }
+    [[tables]]
+    name = "stricts"
+    rows = 10
+    dim = 4
+    default = "error"
+"#;
+
 fn schema() -> Schema {
-    let feature = |name: &str, arity, hash| Feature {
-        name: name.to_owned(),
-        table: format!("{name}s"),
-        wide_table: None,
-        arity,
-        pooling: Pooling::Sum,
-        hash,
-    };
-    let table = |name: &str, rows, default| Table {
-        name: name.to_owned(),
-        rows,
-        dim: 4,
-        default,
-        ..Table::default()
-    };
-    let dense = |name: &str, transform| DenseFeature { name: name.to_owned(), transform };
-    Schema {
-        architecture: Architecture::Dlrm { bottom: vec![8], top: vec![8] },
-        loss: Loss::BinaryCrossEntropy,
-        dense: vec![dense("price", Transform::None), dense("age", Transform::Log1p)],
-        features: vec![
-            feature("user", Arity::OneHot, Some(Hash { seed: 3, modulus: 1000 })),
-            feature("tag", Arity::MultiHot { max: 3 }, None),
-            feature("strict", Arity::OneHot, Some(Hash { seed: 4, modulus: 10 })),
-        ],
-        tables: vec![
-            table("users", 1000, AbsentDefault::Zeros),
-            table("tags", 50, AbsentDefault::Row(0)),
-            table("stricts", 10, AbsentDefault::Error),
-        ],
-    }
+    Schema::parse(&format!("[architecture]\nkind = \"dlrm\"\nbottom = [8]\ntop = [8]\n{INPUTS}")).unwrap()
 }
 
 /// The same inputs for a network that multiplies them, so that huge values overflow.
 pub fn crossed_schema() -> Schema {
-    Schema { architecture: Architecture::Dcn { cross_layers: 3, deep: vec![8] }, ..schema() }
+    Schema::parse(&format!("[architecture]\nkind = \"dcn\"\ncross_layers = 3\ndeep = [8]\n{INPUTS}")).unwrap()
 }
 
 /// A request with values that depend on `seed`, and its scores.

@@ -5,7 +5,6 @@
 
 use std::net::SocketAddr;
 
-use flechette::schema::Hash;
 use flechette::server::proto::{FeatureColumn, PredictRequest, PredictResponse};
 use flechette::trainer;
 use flechette::trainer::optim::{Kind, Optimizer};
@@ -15,6 +14,7 @@ use prost::Message;
 use prost::bytes::Bytes;
 use tonic::Code;
 use tonic::codegen::http::Request;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::program::Served;
 use crate::serving::{Running, crossed_schema, request, score, until};
@@ -173,8 +173,7 @@ fn expected(request: &PredictRequest) -> Result<Vec<f32>, Code> {
         let lengths = if column.lengths.is_empty() { vec![1; samples] } else { column.lengths.clone() };
         let hashed = match hash {
             Some((seed, modulus)) => {
-                let hash = Hash { seed, modulus };
-                column.strings.iter().map(|s| hash.id(s)).collect()
+                column.strings.iter().map(|s| xxh3_64_with_seed(s, seed) % modulus).collect()
             }
             None if column.strings.is_empty() => vec![],
             None => return invalid,
