@@ -25,12 +25,21 @@
 //! # What is public
 //!
 //! Modules stand in reading order; each imports only modules above it, with few exceptions (`tests/it/tidy`).
-//! An item is `pub` if the integration tests or the benches use it, and `pub(crate)` otherwise. The library
-//! has no stable interface: programs talk to the server over gRPC, and read versions as files.
+//! An item is `pub` if the benches use it, or the integration tests, which run the program or are a client of
+//! a server; it is `pub(crate)` otherwise. Tests of a module's insides are in the module. The library has no
+//! stable interface: programs talk to the server over gRPC, and read versions as files.
 
 #![warn(unreachable_pub)]
 // The readers of these docs work on the project: `cargo doc --document-private-items`.
 #![allow(rustdoc::private_intra_doc_links)]
+
+// Files that white-box tests share with the integration tests.
+#[cfg(test)]
+extern crate self as flechette;
+
+#[cfg(test)]
+#[path = "../tests/it/fake.rs"]
+mod fake;
 
 #[cfg(test)]
 #[path = "../tests/it/skip.rs"]
@@ -49,7 +58,7 @@ pub mod types;
 
 pub mod mem;
 
-pub mod sync;
+pub(crate) mod sync;
 
 pub mod config;
 
@@ -67,9 +76,9 @@ pub mod device;
 // Data in, requests in.
 pub mod dataset;
 
-pub mod trace;
+pub(crate) mod trace;
 
-pub mod batcher;
+pub(crate) mod batcher;
 
 // Rows.
 pub mod store;
@@ -79,7 +88,7 @@ pub mod cache;
 // Scores.
 pub mod model;
 
-pub mod engine;
+pub(crate) mod engine;
 
 pub mod server;
 

@@ -200,39 +200,39 @@ pub struct Metrics {
     recorder: PrometheusRecorder,
     page: PrometheusHandle,
     /// Calls that did not name a loaded model.
-    pub no_model: Requests,
+    pub(crate) no_model: Requests,
     models: Mutex<BTreeMap<String, Arc<ModelMetrics>>>,
 }
 
 /// Every series of one model. Incrementing one is an atomic operation.
 #[allow(missing_docs)] // the help texts above say it
-pub struct ModelMetrics {
-    pub requests: Requests,
-    pub request_seconds: Histogram,
-    pub queue_seconds: Histogram,
-    pub predict_seconds: Histogram,
-    pub lookup_seconds: Histogram,
-    pub dense_seconds: Histogram,
-    pub batch_samples: Histogram,
-    pub queue_samples: Gauge,
-    pub version: Gauge,
-    pub device: DeviceMetrics,
-    pub cache: CacheMetrics,
-    pub trace: TraceMetrics,
+pub(crate) struct ModelMetrics {
+    pub(crate) requests: Requests,
+    pub(crate) request_seconds: Histogram,
+    pub(crate) queue_seconds: Histogram,
+    pub(crate) predict_seconds: Histogram,
+    pub(crate) lookup_seconds: Histogram,
+    pub(crate) dense_seconds: Histogram,
+    pub(crate) batch_samples: Histogram,
+    pub(crate) queue_samples: Gauge,
+    pub(crate) version: Gauge,
+    pub(crate) device: DeviceMetrics,
+    pub(crate) cache: CacheMetrics,
+    pub(crate) trace: TraceMetrics,
     /// In the order of the schema's tables.
-    pub tables: Vec<TableMetrics>,
+    pub(crate) tables: Vec<TableMetrics>,
 }
 
 /// Counters of a model's recorded trace.
 #[allow(missing_docs)]
-pub struct TraceMetrics {
+pub(crate) struct TraceMetrics {
     pub recorded: Counter,
     pub dropped: Counter,
 }
 
 /// Series of the cache of a model.
 #[allow(missing_docs)]
-pub struct CacheMetrics {
+pub(crate) struct CacheMetrics {
     pub used_bytes: Gauge,
     pub capacity_bytes: Gauge,
     pub entries: Gauge,
@@ -243,7 +243,7 @@ pub struct CacheMetrics {
 
 /// Series of a model on a device.
 #[allow(missing_docs)]
-pub struct DeviceMetrics {
+pub(crate) struct DeviceMetrics {
     pub lost: Gauge,
     pub worker_bytes: Gauge,
     pub pinned_bytes: Gauge,
@@ -251,7 +251,7 @@ pub struct DeviceMetrics {
 
 /// Row counters of one table.
 #[allow(missing_docs)]
-pub struct TableMetrics {
+pub(crate) struct TableMetrics {
     pub hits: Counter,
     pub misses: Counter,
     pub evictions: Counter,
@@ -261,7 +261,7 @@ pub struct TableMetrics {
 }
 
 /// Counters of answered calls, one for each status code.
-pub struct Requests([Counter; CODES.len()]);
+pub(crate) struct Requests([Counter; CODES.len()]);
 
 impl Requests {
     /// Counts one answer with this gRPC status code.
@@ -304,7 +304,7 @@ impl Metrics {
     }
 
     /// The series of a model. They are registered by the first call; later calls return the same ones.
-    pub fn model(&self, name: &str, schema: &Schema) -> Arc<ModelMetrics> {
+    pub(crate) fn model(&self, name: &str, schema: &Schema) -> Arc<ModelMetrics> {
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = models.entry(name.to_owned());
         entry.or_insert_with(|| Arc::new(Register { recorder: &self.recorder }.model(name, schema))).clone()

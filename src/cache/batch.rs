@@ -28,7 +28,8 @@ impl<'c> BatchPin<'c> {
     /// The version of the batch: the rows that it finds are of this version, and the rows that it inserts
     /// must be.
     #[must_use]
-    pub fn version(&self) -> Version {
+    #[cfg(test)]
+    pub(crate) fn version(&self) -> Version {
         self.version
     }
 

@@ -61,7 +61,7 @@ pub(crate) const LOAD: f64 = 0.8;
 /// holds the rows of many batches. If it holds hardly the rows of one, each step more costs hits
 /// (`benches/hit_rates`, batches of 256). A row that every batch uses is written in every third batch only.
 /// kernels/probe.cu has the same rule and number.
-pub const FRESH: u32 = 2;
+pub(crate) const FRESH: u32 = 2;
 /// How far batches may overtake each other.
 const AHEAD: u64 = 1 << 16;
 /// Most locks; fewer if there are fewer buckets.

@@ -14,6 +14,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use proptest::prelude::*;
 
+use super::shared::Insertion;
+use super::stats::TableStats;
 use super::*;
 
 fn table(rows: u64, dim: usize) -> TableShape {

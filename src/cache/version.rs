@@ -34,7 +34,7 @@ use crate::types::{FlatKey, TableId, Version};
 
 /// The result of a version switch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Switched {
+pub(crate) struct Switched {
     /// Rows that changed.
     pub changed: u64,
     /// Changed rows that were cached and whose new bytes are cached.

@@ -27,7 +27,7 @@ pub(crate) const MAX_LOOKUPS: usize = 8_190;
 /// One lookup, in the layout of kernels.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
-pub struct PoolLookup {
+pub(crate) struct PoolLookup {
     /// Index of its first bound in the bag bounds of the batch; it has `samples + 1` of them.
     pub offsets_at: u32,
     /// Index of its first occurrence in those of the batch. Bounds are relative to it.
@@ -44,7 +44,7 @@ pub struct PoolLookup {
 
 /// The number of a pooling in kernels.
 #[must_use]
-pub fn pooling_code(pooling: Pooling) -> u32 {
+pub(crate) fn pooling_code(pooling: Pooling) -> u32 {
     match pooling {
         Pooling::Sum => 0,
         Pooling::Mean => 1,
@@ -55,7 +55,9 @@ pub fn pooling_code(pooling: Pooling) -> u32 {
 #[cfg(any(test, feature = "cusim"))]
 mod checked;
 #[cfg(any(test, feature = "cusim"))]
-pub use checked::{Pool, PoolError};
+pub(crate) use checked::Pool;
+#[cfg(feature = "cusim")]
+pub(crate) use checked::PoolError;
 
 #[cfg(test)]
 mod tests;

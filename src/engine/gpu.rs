@@ -60,7 +60,7 @@ pub(crate) enum GpuTierError {
 }
 
 /// A model's cache on a device and its lookup contexts.
-pub struct GpuLookupTier {
+pub(crate) struct GpuLookupTier {
     /// The cache and its contexts, for any driver.
     pool: Box<dyn AnyContextPool>,
     /// If some table's ids are not row numbers: what each lookup reads. Each lookup then has its own feature.

@@ -46,7 +46,7 @@ impl WorkingFile {
     ///
     /// # Errors
     /// Those of [`Self::for_each_chunk`].
-    pub fn first_not_finite(&self, table: TableId) -> Result<Option<u64>, StoreError> {
+    pub(crate) fn first_not_finite(&self, table: TableId) -> Result<Option<u64>, StoreError> {
         let rows = self.table(table)?;
         let (step, width) = (chunk_rows(rows), rows.width().max(1));
         let mut written = rows.written(&self.stripes, 0..rows.rows());

@@ -9,7 +9,7 @@
 //! [`format`](mod@format) is the file format, [`recorder`] takes a server's batches. The engine records and
 //! the planner reads; neither imports the other.
 
-pub mod format;
+pub(crate) mod format;
 pub(crate) mod recorder;
 
 use crate::types::TableId;

@@ -12,23 +12,26 @@
 
 pub mod casting;
 mod checkpoint;
-pub mod eval;
+pub(crate) mod eval;
 mod in_memory;
 pub mod optim;
-pub mod pipeline;
+pub(crate) mod pipeline;
 mod read_ahead;
 mod reference;
 mod replicas;
 mod train_state;
 pub mod update;
 
-pub use checkpoint::{initialise, initialise_on_disk, resume};
+#[cfg(test)]
+pub(crate) use checkpoint::resume;
+pub use checkpoint::{initialise, initialise_on_disk};
 pub use in_memory::run_in_memory;
 pub use pipeline::clocks::StageName;
 pub use pipeline::plan::PlanStats;
-pub use pipeline::policy::{Policy, UnknownPolicy};
-pub use pipeline::scratchpad::{ScratchpadSize, Sizes, largest_sample};
-pub use pipeline::verify::{Difference, Verifier};
+pub use pipeline::policy::Policy;
+pub use pipeline::scratchpad::ScratchpadSize;
+pub(crate) use pipeline::scratchpad::{Sizes, largest_sample};
+pub(crate) use pipeline::verify::{Difference, Verifier};
 pub use pipeline::{Data, Frequencies, Pipeline, PipelineSettings};
 pub use reference::ReferenceTrainer;
 pub use train_state::TrainState;
@@ -150,11 +153,11 @@ pub fn run_epoch(
 }
 
 /// Scores every sample of `reader` and compares the scores with the labels. `score` writes the logits of a
-/// batch, such as [`ReferenceTrainer::logits`]. `None` when labels are missing.
+/// batch, such as `ReferenceTrainer::logits`. `None` when labels are missing.
 ///
 /// # Errors
 /// [`TrainError`].
-pub fn evaluate(
+pub(crate) fn evaluate(
     schema: &Schema,
     reader: &mut (dyn Reader + Send),
     batch: usize,

@@ -35,12 +35,12 @@ pub struct Optimizer {
     /// nothing.
     pub eps: f64,
     /// Adam's decay rates, each at least 0 and below 1. The other formulas ignore them.
-    pub betas: Betas,
+    pub(crate) betas: Betas,
 }
 
 /// Adam's decay rates of the two moments.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Betas {
+pub(crate) struct Betas {
     /// Of the mean of gradients.
     pub first: f64,
     /// Of the mean of squared gradients.
@@ -49,7 +49,7 @@ pub struct Betas {
 
 impl Betas {
     /// The defaults of PyTorch.
-    pub const DEFAULT: Self = Self { first: 0.9, second: 0.999 };
+    pub(crate) const DEFAULT: Self = Self { first: 0.9, second: 0.999 };
 }
 
 /// A state that an optimizer keeps.
@@ -113,7 +113,7 @@ impl Kind {
 
     /// The formula for dense weights when rows use this one.
     #[must_use]
-    pub fn dense(self) -> Self {
+    pub(crate) fn dense(self) -> Self {
         if self == Self::RowwiseAdagrad { Self::Adagrad } else { self }
     }
 }
@@ -236,7 +236,7 @@ impl<T: Real> Step<T> {
 impl Step<f32> {
     /// [`Self::update_row`] as the parameters of the device kernel.
     #[must_use]
-    pub fn rule(&self) -> Rule {
+    pub(crate) fn rule(&self) -> Rule {
         let Self { kind, lr, eps, corrections, shares } = *self;
         match kind {
             Kind::Sgd => Rule::Sgd { lr },

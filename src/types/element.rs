@@ -31,7 +31,7 @@ use half::f16;
 use serde::{Deserialize, Serialize};
 
 /// The size and alignment of rows are multiples of this.
-pub const ROW_ALIGN: usize = 4;
+pub(crate) const ROW_ALIGN: usize = 4;
 
 /// Bytes of the scale and the bias at the end of an int8 row.
 const INT8_TAIL: usize = 8;
@@ -85,7 +85,7 @@ impl Element {
 
     /// The number of the type in kernels.
     #[must_use]
-    pub fn code(self) -> u32 {
+    pub(crate) fn code(self) -> u32 {
         match self {
             Self::F32 => 0,
             Self::F16 => 1,
@@ -111,7 +111,7 @@ impl Element {
     ///
     /// # Panics
     /// When `out` has another length.
-    pub fn encode(self, row: &[f32], out: &mut [u8]) -> Result<(), RowError> {
+    pub(crate) fn encode(self, row: &[f32], out: &mut [u8]) -> Result<(), RowError> {
         assert_eq!(out.len(), self.row_bytes(row.len()), "room for the row");
         if let Some(element) = row.iter().position(|x| !x.is_finite()) {
             return Err(RowError::NotFinite { element, got: row[element] });

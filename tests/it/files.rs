@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use safetensors::SafeTensors;
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 /// A counts file.
 pub struct Counts {
@@ -75,4 +75,22 @@ pub fn recording_block(accesses: &[(u64, u64)]) -> Vec<u8> {
     }
     let (length, count) = (payload.len() as u32, accesses.len() as u32);
     [&length.to_le_bytes()[..], &count.to_le_bytes(), &xxh3_64(&payload).to_le_bytes(), &payload].concat()
+}
+
+/// A file of hot rows, each the index of its table among the names and its number.
+pub fn hot_rows(tables: &[&str], rows: &[(u32, u64)]) -> Vec<u8> {
+    let mut file = b"FLHOTROW\x01\0\0\0".to_vec();
+    file.extend((tables.len() as u32).to_le_bytes());
+    file.extend((rows.len() as u64).to_le_bytes());
+    for name in tables {
+        file.extend((name.len() as u16).to_le_bytes());
+        file.extend(name.as_bytes());
+    }
+    for (table, row) in rows {
+        file.extend(table.to_le_bytes());
+        file.extend(row.to_le_bytes());
+    }
+    let sum = xxh3_128(&file);
+    file.extend(sum.to_le_bytes());
+    file
 }

@@ -3,7 +3,6 @@
 // What a test's own helper functions unwrap, they unwrap for the test.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-mod batcher;
 #[cfg(target_os = "linux")]
 mod cache_memory;
 mod cli_init;
@@ -13,6 +12,7 @@ mod cuda_open;
 mod cusim_serve;
 mod dataset;
 mod demo;
+mod fake;
 mod files;
 mod learning;
 mod memory;

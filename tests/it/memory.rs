@@ -10,7 +10,8 @@ use tokio::net::TcpStream;
 use tonic::Code;
 use tonic::transport::Channel;
 
-use crate::serving::{Running, channel, request, until};
+use crate::fake::until;
+use crate::serving::{Running, channel, request};
 
 /// A request of some kilobytes, whose strings take many times that when decoded.
 fn multiplied(strings: usize) -> PredictRequest {

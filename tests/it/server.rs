@@ -11,7 +11,8 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::serving::{self, FAIL, Fake, PANIC, Running, channel, http_get, request, until};
+use crate::fake::{FAIL, Fake, PANIC, until};
+use crate::serving::{self, Running, channel, http_get, request};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_gets_its_scores_version_and_absent_counts() {

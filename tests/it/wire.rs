@@ -16,8 +16,9 @@ use tonic::Code;
 use tonic::codegen::http::Request;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use crate::fake::{crossed_schema, score, until};
 use crate::program::Served;
-use crate::serving::{Running, crossed_schema, request, score, until};
+use crate::serving::{Running, request};
 
 /// A gRPC connection that sends any bytes.
 struct Raw(h2::client::SendRequest<Bytes>);

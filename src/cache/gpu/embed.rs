@@ -32,7 +32,8 @@ impl MissingRows<'_> {
 
     /// The version that the rows must be of.
     #[must_use]
-    pub fn version(&self) -> Version {
+    #[cfg_attr(not(test), expect(dead_code))] // only tests call it
+    pub(crate) fn version(&self) -> Version {
         self.version
     }
 

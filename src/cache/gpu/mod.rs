@@ -23,18 +23,18 @@
 //! **Locks.** A batch of hits takes no lock. A batch with misses takes the replacer's lock after it has
 //! launched its last kernel.
 
-pub mod args;
-pub mod context;
+pub(crate) mod args;
+pub(crate) mod context;
 mod embed;
 mod evict;
 mod kernels;
-pub mod lister;
-pub mod overlay;
+pub(crate) mod lister;
+pub(crate) mod overlay;
 mod pointers;
 mod rank;
 mod replace;
-pub mod sweeper;
-pub mod table;
+pub(crate) mod sweeper;
+pub(crate) mod table;
 mod version;
 mod warm;
 
@@ -62,7 +62,7 @@ use crate::types::{FlatKey, TableId, Version};
 pub use context::{ContextShape, LookupContext};
 pub use embed::MissingRows;
 use evict::Sweep;
-pub use pointers::GpuHostRows;
+pub(crate) use pointers::GpuHostRows;
 use pointers::Pointing;
 use replace::Replacer;
 use version::Current;
@@ -203,7 +203,8 @@ impl<D: Driver> GpuCache<D> {
     /// table, or the overlay cannot be allocated; nothing has changed then. After a later driver error the
     /// switch has failed: batches still read correct rows, but the cache frees no slots and takes no more
     /// versions.
-    pub fn switch<'r>(
+    #[cfg_attr(not(test), expect(dead_code))] // tests call it; the program does not yet
+    pub(crate) fn switch<'r>(
         &self,
         version: Version,
         changed: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
@@ -213,7 +214,8 @@ impl<D: Driver> GpuCache<D> {
 
     /// The version that new batches use.
     #[must_use]
-    pub fn version(&self) -> Version {
+    #[cfg(test)]
+    pub(crate) fn version(&self) -> Version {
         self.shared.current.read().version
     }
 
@@ -224,7 +226,7 @@ impl<D: Driver> GpuCache<D> {
     /// # Errors
     /// [`GpuCacheError`] if there is no such table, `rows` is too short or out of reach, or
     /// `version` is not current.
-    pub fn host_rows(
+    pub(crate) fn host_rows(
         &self,
         version: Version,
         table: TableId,
@@ -234,12 +236,13 @@ impl<D: Driver> GpuCache<D> {
     }
 
     /// As [`super::FlatCache::observe`].
-    pub fn observe(&self, ids: u64, elapsed: Duration) {
+    pub(crate) fn observe(&self, ids: u64, elapsed: Duration) {
         self.shared.observe(ids, elapsed);
     }
 
     /// As [`super::FlatCache::set_pointers`].
-    pub fn set_pointers(&self, capacity: u64) {
+    #[cfg_attr(not(test), expect(dead_code))] // tests call it; the program does not yet
+    pub(crate) fn set_pointers(&self, capacity: u64) {
         self.shared.pointing.count.allow(capacity);
     }
 
@@ -247,7 +250,8 @@ impl<D: Driver> GpuCache<D> {
     ///
     /// # Errors
     /// Driver errors.
-    pub fn evict_step(&self) -> Result<EvictStep, GpuCacheError> {
+    #[cfg(test)]
+    pub(crate) fn evict_step(&self) -> Result<EvictStep, GpuCacheError> {
         Ok(self.shared.evict_step()?)
     }
 
@@ -255,13 +259,14 @@ impl<D: Driver> GpuCache<D> {
     ///
     /// # Errors
     /// Driver errors.
-    pub fn settle(&self) -> Result<(), GpuCacheError> {
+    #[cfg(test)]
+    pub(crate) fn settle(&self) -> Result<(), GpuCacheError> {
         Ok(self.shared.settle()?)
     }
 
     /// The counts, without rows whose jobs still run.
     #[must_use]
-    pub fn stats(&self) -> CacheStats {
+    pub(crate) fn stats(&self) -> CacheStats {
         self.shared.stats()
     }
 }

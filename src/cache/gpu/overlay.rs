@@ -14,7 +14,7 @@ use crate::mem::mix64;
 
 /// A changed row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ChangedRow {
+pub(crate) struct ChangedRow {
     /// The row's own key, unique in the overlay.
     pub key: u64,
     /// Bits of its location; `None` if it is not cached.
@@ -24,7 +24,7 @@ pub struct ChangedRow {
 }
 
 /// A version's overlay in device memory. A batch that reads it holds a reference.
-pub struct OverlayTable<D: Driver> {
+pub(crate) struct OverlayTable<D: Driver> {
     slots: DeviceMemory<D>,
     mask: u64,
 }
@@ -35,7 +35,7 @@ impl<D: Driver> OverlayTable<D> {
     /// # Errors
     /// [`DriverError::OutOfMemory`] when the allocation of about 32 bytes a row fails, on the device
     /// or (temporarily) on the host; other driver errors.
-    pub fn new(
+    pub(crate) fn new(
         gpu_table: &GpuTable<D>,
         rows: impl ExactSizeIterator<Item = ChangedRow>,
     ) -> Result<Self, DriverError> {

@@ -1,6 +1,6 @@
 //! The contract of a flat cache, as properties that every implementation fulfils: the cache on the host
-//! (`host`) and the cache on a simulated CUDA device (`cusim_cache`). A [`Subject`] runs batches. Its output
-//! is compared with rows that encode their table, id and version, pooled by the host's kernel.
+//! (`host`) and the cache on a simulated CUDA device (`cache/gpu/tests`). A [`Subject`] runs batches. Its
+//! output is compared with rows that encode their table, id and version, pooled by the host's kernel.
 //!
 //! Here: the subject, and what every cache guarantees. `world`: tables and batches. `versions`: switching.
 //! `pointers`: the unified index. `narrow`: keys shared by rows. `warm`: initial and hot rows.
@@ -78,7 +78,7 @@ pub(crate) fn run(subject: &mut impl Subject, world: &World, batch: &Batch) -> (
 }
 
 pub(crate) fn totals(stats: &CacheStats) -> (u64, u64, u64) {
-    let sum = |of: fn(&crate::cache::TableStats) -> u64| stats.tables.iter().map(of).sum();
+    let sum = |of: fn(&crate::cache::stats::TableStats) -> u64| stats.tables.iter().map(of).sum();
     (sum(|t| t.hits), sum(|t| t.misses), sum(|t| t.evictions))
 }
 

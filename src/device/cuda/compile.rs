@@ -23,7 +23,7 @@ pub(crate) const OPTIONS: &[&str] =
 
 /// What an image is compiled for. Displays as the compiler's option has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
+pub(crate) enum Target {
     /// Machine code for this capability, 10 x major + minor.
     Binary(i32),
     /// PTX, which the driver compiles for any device of this capability or a newer one.
@@ -54,7 +54,7 @@ impl Target {
 
 /// A kernel file, compiled.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Image {
+pub(crate) struct Image {
     /// Its source.
     pub kernel: KernelFile,
     /// Machine code, PTX with its closing zero, or a bundle of both.
@@ -65,7 +65,7 @@ pub struct Image {
 
 /// Kernels, compiled.
 #[derive(Clone, Debug, Default)]
-pub struct Built {
+pub(crate) struct Built {
     /// One image per kernel file.
     pub images: Vec<Image>,
     /// How many images came from the disk cache.
@@ -79,7 +79,7 @@ pub struct Built {
 /// # Errors
 /// [`CudaError::CompilerTooNew`] when the device is older than every capability that NVRTC knows;
 /// [`CudaError::Compile`] when NVRTC refuses a kernel.
-pub fn build(
+pub(crate) fn build(
     compiler: &Compiler,
     kernels: &[KernelFile],
     compute: (i32, i32),
@@ -115,7 +115,7 @@ pub fn build(
 }
 
 /// libnvrtc.
-pub struct Compiler {
+pub(crate) struct Compiler {
     nvrtc: Nvrtc,
     version: (i32, i32),
     architectures: Vec<i32>,
@@ -132,7 +132,7 @@ impl Compiler {
     ///
     /// # Errors
     /// What is missing, as the first clause of a sentence.
-    pub fn find() -> Result<Self, String> {
+    pub(crate) fn find() -> Result<Self, String> {
         if !compiler_is_present() {
             return Err("libnvrtc is not on the library path".to_owned());
         }
@@ -181,7 +181,7 @@ impl Compiler {
     ///
     /// # Errors
     /// [`CudaError::Compile`], with the compiler's log.
-    pub fn compile(&self, kernel: &KernelFile, target: Target) -> Result<Vec<u8>, CudaError> {
+    pub(crate) fn compile(&self, kernel: &KernelFile, target: Target) -> Result<Vec<u8>, CudaError> {
         let refused = |log: String| CudaError::Compile { kernel: kernel.name, nvrtc: self.version, log };
         let program = Program::new(&self.nvrtc, kernel).map_err(refused)?;
         let compiled = program.compile(target).and_then(|()| match target {

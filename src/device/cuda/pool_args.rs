@@ -55,7 +55,7 @@ pub(crate) struct BatchState {
 /// The parameter of the kernel `gather_pool`. All fields but the last four are device addresses.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
-pub struct PoolArgs {
+pub(crate) struct PoolArgs {
     /// [`BatchHeader`].
     pub header: u64,
     /// [`BatchState`].

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// In a list of slots: a row without a slot.
-pub const NO_SLOT: u32 = u32::MAX;
+pub(crate) const NO_SLOT: u32 = u32::MAX;
 
 /// A claim failed: another claim has the slot, or there is no such slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -21,11 +21,11 @@ pub struct ClaimError {
 
 /// A flag for each of the slots of one size.
 #[derive(Debug)]
-pub struct SlotFlags(Box<[AtomicBool]>);
+pub(crate) struct SlotFlags(Box<[AtomicBool]>);
 
 /// Claimed slots, until this is dropped. They exist and are distinct, apart from [`NO_SLOT`].
 #[derive(Debug)]
-pub struct HeldSlots<'a> {
+pub(crate) struct HeldSlots<'a> {
     flags: &'a SlotFlags,
     list: &'a [u32],
 }
@@ -49,7 +49,7 @@ impl SlotFlags {
     /// # Errors
     /// [`ClaimError`] for the first slot that another claim has, or that is listed twice; then nothing is
     /// claimed.
-    pub fn claim<'a>(&'a self, list: &'a [u32]) -> Result<HeldSlots<'a>, ClaimError> {
+    pub(crate) fn claim<'a>(&'a self, list: &'a [u32]) -> Result<HeldSlots<'a>, ClaimError> {
         let take = |slot: u32| {
             let flag = self.0.get(slot as usize);
             flag.is_some_and(|f| {

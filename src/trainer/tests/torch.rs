@@ -143,7 +143,7 @@ fn logits_losses_and_input_gradients_are_pytorchs() {
         for (b, Samples { batch, labels }) in batches.iter().enumerate() {
             let what = |part: &str| format!("{}, batch {b}: {part}", given.name);
             let mut tape = given.inputs(&model, batch);
-            let rows = |tape: &Tape<f32>, of: fn(&Tape<f32>) -> &crate::model::Rows<f32>| -> Vec<f32> {
+            let rows = |tape: &Tape<f32>, of: fn(&Tape<f32>) -> &crate::model::tape::Rows<f32>| -> Vec<f32> {
                 (0..batch.samples).flat_map(|s| of(tape).row(s, all).to_vec()).collect()
             };
             model.forward(&weights, &mut tape);

@@ -29,7 +29,7 @@ pub struct ContextShape {
 
 /// How the ids of a lookup become keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LookupKeys {
+pub(crate) struct LookupKeys {
     /// The first of its table's own keys: a row's own key is `base | id`.
     pub base: u64,
     /// Rows of the table. Larger ids read as zeros.

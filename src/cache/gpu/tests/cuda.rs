@@ -1,5 +1,5 @@
-//! The contract of `cache_contract` on NVIDIA's driver: on a real GPU if there is one and, with the feature
-//! cusim, on the fake driver, whose kernels the simulator executes (`cusim_kernels`).
+//! The contract of `cache/tests/contract` on NVIDIA's driver: on a real GPU if there is one and, with the
+//! feature cusim, on the fake driver, whose kernels the simulator executes (`device/cusim/pretended.rs`).
 
 use std::sync::Arc;
 

@@ -1,13 +1,14 @@
-//! The cache in a device's memory as a subject of `cache_contract`, over any driver, and the contract of
-//! devices alone: how many operations a batch takes.
+//! The cache in a device's memory as a subject of `cache/tests/contract`, over any driver, and the contract
+//! of devices alone: how many operations a batch takes.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::cache::gpu::{ContextShape, GpuCache, GpuCacheError, GpuHostRows, LookupContext, MissingRows};
 use crate::cache::{CacheError, CacheStats, EvictStep, Switched, Warmed};
+use crate::device::cuda::Driver;
+use crate::device::cuda::driver::Work;
 use crate::device::cuda::memory::{PinnedMemory, Plan};
-use crate::device::cuda::{Driver, Work};
 use crate::types::{Batch, TableId, Version};
 
 use crate::cache::tests::contract::{self, MAX_IDS, MAX_SAMPLES, Rows, Seen, Subject, World};

@@ -6,10 +6,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::device::cuda::context::usable;
+use crate::device::cuda::driver::Work;
+use crate::device::cuda::nvidia::open_with;
 use crate::device::cuda::sources::KernelFile;
-use crate::device::cuda::{
-    Address, Driver, DriverError, LaunchShape, Nvidia, Pinned, Work, open, open_with, usable,
-};
+use crate::device::cuda::{Address, Driver, DriverError, LaunchShape, Nvidia, Pinned, open};
 
 use crate::pretend::{Machine, is_child, log_so_far};
 use crate::skip::skip_part;

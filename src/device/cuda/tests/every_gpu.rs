@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use crate::device::cuda::{Nvidia, open, usable};
+use crate::device::cuda::context::usable;
+use crate::device::cuda::{Nvidia, open};
 use crate::pretend::is_child;
 use crate::skip::{skip, skip_part};
 

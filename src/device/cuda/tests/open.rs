@@ -130,10 +130,9 @@ fn a_device_newer_than_the_compiler_gets_ptx_and_one_that_is_older_is_refused() 
     });
     let Some(newer) = newer else { return };
     assert!(newer.log.contains("module text ptx "), "{}", newer.log);
-    let Some(older) = Machine::whole()
-        .with_setting("COMPUTE", "70")
-        .runs_test("device::cuda::tests::open::a_device_newer_than_the_compiler_gets_ptx_and_one_that_is_older_is_refused")
-    else {
+    let name = "a_device_newer_than_the_compiler_gets_ptx_and_one_that_is_older_is_refused";
+    let name = format!("device::cuda::tests::open::{name}");
+    let Some(older) = Machine::whole().with_setting("COMPUTE", "70").runs_test(&name) else {
         return;
     };
     let expected = "NVRTC 13.0 knows compute 7.5 and newer, the device has 7.0; install NVRTC 12.9";

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::device::cuda::probe;
+use crate::device::cuda::context::probe;
 
 use crate::pretend::{ChildOutput, LIBCUDA, Machine};
 use crate::skip::skip;

@@ -1,8 +1,9 @@
 //! The simulator as a driver: it keeps the order that CUDA guarantees, and varies what CUDA leaves open.
 #![allow(unsafe_code)]
 
-use crate::device::cuda::{Address, Driver, DriverError, LaunchShape, Pinned, Work};
-use crate::device::cusim::{SimDriver, SimStream};
+use crate::device::cuda::driver::Work;
+use crate::device::cuda::{Address, Driver, DriverError, LaunchShape, Pinned};
+use crate::device::cusim::driver::{SimDriver, SimStream};
 
 const SEEDS: std::ops::Range<u64> = 0..40;
 

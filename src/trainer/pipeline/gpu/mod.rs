@@ -16,9 +16,9 @@
 //! On the host nothing is staged or launched: the trainer uses rows in place ([`super::slots`]). Both give
 //! the same bits (`crate::compute::pool` for the sums of pooling, [`Rule`] for updates).
 
-pub mod args;
+pub(crate) mod args;
 mod kernels;
-pub mod scratchpad;
+pub(crate) mod scratchpad;
 mod stepper;
 pub(crate) mod train;
 
@@ -28,7 +28,7 @@ use crate::device::cuda::DriverError;
 /// The source of a part of a row's gradient. Kernels read this layout.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
-pub struct Source {
+pub(crate) struct Source {
     /// Index of the sample in the batch.
     pub sample: u32,
     /// The first column of its vector in the input row.
@@ -40,7 +40,7 @@ pub struct Source {
 /// An optimizer with the factors of one step: the operations of the trainer's optimizers, in the same order.
 /// `m` and `v` are a row's first and second state.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Rule {
+pub(crate) enum Rule {
     /// `w -= lr * g`.
     Sgd {
         /// Learning rate.
@@ -75,7 +75,7 @@ pub enum Rule {
 impl Rule {
     /// Words of a record under this optimizer.
     #[must_use]
-    pub fn record_words(self, dim: usize) -> usize {
+    pub(crate) fn record_words(self, dim: usize) -> usize {
         match self {
             Self::Sgd { .. } => dim,
             Self::RowwiseAdagrad { .. } => dim + 1,
@@ -87,7 +87,7 @@ impl Rule {
 
 /// Slots of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SlotSize {
+pub(crate) struct SlotSize {
     /// Words of a record, at least 1.
     pub words: usize,
     /// How many slots.
@@ -96,7 +96,7 @@ pub struct SlotSize {
 
 /// Slots of one size whose records move together.
 #[derive(Clone, Copy, Debug)]
-pub struct SlotRun<'a> {
+pub(crate) struct SlotRun<'a> {
     /// Index of the slot size.
     pub size: usize,
     /// The slots, claimed.
@@ -105,7 +105,7 @@ pub struct SlotRun<'a> {
 
 /// The slots of one table's rows.
 #[derive(Clone, Copy, Debug)]
-pub struct TableSlots<'a> {
+pub(crate) struct TableSlots<'a> {
     /// Its slots, claimed.
     pub run: SlotRun<'a>,
     /// Elements of a row: the first words of its record.
@@ -114,7 +114,7 @@ pub struct TableSlots<'a> {
 
 /// One lookup to pool.
 #[derive(Clone, Copy, Debug)]
-pub struct GatherLookup<'a> {
+pub(crate) struct GatherLookup<'a> {
     /// Index of the table.
     pub table: usize,
     /// Whether the sum is divided by the bag's size.
@@ -128,7 +128,7 @@ pub struct GatherLookup<'a> {
 
 /// A batch's input rows: the pooled vectors of the lookups side by side, in order.
 #[derive(Clone, Copy, Debug)]
-pub struct Gather<'a> {
+pub(crate) struct Gather<'a> {
     /// Samples of the batch.
     pub samples: usize,
     /// The tables that lookups name.
@@ -139,7 +139,7 @@ pub struct Gather<'a> {
 
 /// Rows of one table, and the sources of their gradients.
 #[derive(Clone, Copy, Debug)]
-pub struct UpdateRows<'a> {
+pub(crate) struct UpdateRows<'a> {
     /// The rows' slots.
     pub rows: TableSlots<'a>,
     /// The sources of all rows, row by row, each row's in the order in which they are added.
@@ -152,7 +152,7 @@ pub struct UpdateRows<'a> {
 
 /// An update of rows.
 #[derive(Clone, Copy, Debug)]
-pub struct Update<'a> {
+pub(crate) struct Update<'a> {
     /// Samples of the gradients.
     pub samples: usize,
     /// Gradients a sample: columns of the input row from `first_column` on.
@@ -178,7 +178,7 @@ pub enum ScratchError {
 }
 
 /// A trainer's scratchpad in device memory.
-pub trait Scratch: Send + Sync {
+pub(crate) trait Scratch: Send + Sync {
     /// The sizes of its slots.
     fn sizes(&self) -> &[SlotSize];
 
@@ -206,7 +206,7 @@ pub trait Scratch: Send + Sync {
 
 /// Holds records in transit, contiguous and in the order of their runs. There are an incoming and an outgoing
 /// buffer, on the device and on the host.
-pub trait StagingBuffer: Send {
+pub(crate) trait StagingBuffer: Send {
     /// Copies records out of slots into the device's outgoing buffer.
     ///
     /// # Errors
@@ -236,7 +236,7 @@ pub trait StagingBuffer: Send {
 }
 
 /// The steps of one training on a device's scratchpad.
-pub trait Stepper: Send {
+pub(crate) trait Stepper: Send {
     /// Pools input rows. Returns `samples` rows, each with the lookups' vectors side by side.
     ///
     /// # Errors

@@ -42,7 +42,7 @@ pub struct UnknownPolicy(String);
 
 impl Policy {
     /// All policies.
-    pub const ALL: [Self; 4] = [Self::Lru, Self::Lfu, Self::Random, Self::Optimal];
+    pub(crate) const ALL: [Self; 4] = [Self::Lru, Self::Lfu, Self::Random, Self::Optimal];
 }
 
 impl FromStr for Policy {

@@ -1,4 +1,4 @@
-//! Training on a CUDA device in the simulator: the contracts of `scratch_contract` and `pipeline_contract`
+//! Training on a CUDA device in the simulator: the contracts of `contract` and `pipeline/tests/contract`
 //! under many schedules.
 
 use std::sync::Arc;
