@@ -25,17 +25,33 @@
 //! # What is public
 //!
 //! Modules are listed in reading order. Each imports only modules above it; `tests/it/tidy/rules.rs` lists
-//! the exceptions. An item is `pub` if the integration tests or the benches use it, and `pub(crate)`
-//! otherwise. The library has no stable interface: programs talk to the server over gRPC, and read versions
-//! as files.
+//! the exceptions. An item is `pub` if the benches use it, or the integration tests, which run the program or
+//! are clients of a server; otherwise it is `pub(crate)`. Tests of a module's private items are in the module. The
+//! library has no stable interface: programs talk to the server over gRPC, and read versions as files.
 
 #![warn(unreachable_pub)]
+// Loom builds leave most tests out, so much is unused in them.
+#![cfg_attr(flechette_loom, allow(dead_code, unused_imports))]
 // Links to private items work, because these docs are built with `cargo doc --document-private-items`.
 #![allow(rustdoc::private_intra_doc_links)]
+
+// Files that white-box tests share with the integration tests.
+#[cfg(test)]
+extern crate self as flechette;
+
+#[cfg(test)]
+#[path = "../tests/it/fake.rs"]
+mod fake;
 
 #[cfg(test)]
 #[path = "../tests/it/skip.rs"]
 mod skip;
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+#[cfg(target_os = "linux")]
+#[path = "../tests/it/pretend.rs"]
+mod pretend;
 
 // The blank line between two modules keeps rustfmt from sorting them.
 
@@ -44,7 +60,7 @@ pub mod types;
 
 pub mod mem;
 
-pub mod sync;
+pub(crate) mod sync;
 
 pub mod config;
 
@@ -62,9 +78,9 @@ pub mod device;
 // Training data, recorded accesses, request batches.
 pub mod dataset;
 
-pub mod trace;
+pub(crate) mod trace;
 
-pub mod batcher;
+pub(crate) mod batcher;
 
 // Storage of rows.
 pub mod store;
@@ -74,7 +90,7 @@ pub mod cache;
 // Scoring.
 pub mod model;
 
-pub mod engine;
+pub(crate) mod engine;
 
 pub mod server;
 

@@ -100,7 +100,7 @@ macro_rules! series {
     ($(#[$doc:meta])* $group:ident: $($field:ident: $kind:ident, $name:literal, $help:literal;)+) => {
         $(#[$doc])*
         #[allow(missing_docs)] // the help texts say it
-        pub struct $group {
+        pub(crate) struct $group {
             $(pub $field: $kind,)+
         }
 
@@ -183,13 +183,13 @@ pub struct Metrics {
     recorder: PrometheusRecorder,
     page: PrometheusHandle,
     /// Calls that did not name a loaded model.
-    pub no_model: Requests,
+    pub(crate) no_model: Requests,
     models: Mutex<BTreeMap<String, Arc<ModelMetrics>>>,
 }
 
 /// Every series of one model. Incrementing one is an atomic operation.
 #[allow(missing_docs)] // the help texts say it
-pub struct ModelMetrics {
+pub(crate) struct ModelMetrics {
     pub requests: Requests,
     pub version: Gauge,
     pub batches: BatchMetrics,
@@ -197,7 +197,7 @@ pub struct ModelMetrics {
     pub cache: CacheMetrics,
     pub trace: TraceMetrics,
     /// In the order of the schema's tables.
-    pub tables: Vec<TableMetrics>,
+    pub(crate) tables: Vec<TableMetrics>,
 }
 
 impl ModelMetrics {
@@ -217,7 +217,7 @@ impl ModelMetrics {
 }
 
 /// Counters of answered calls, one for each status code.
-pub struct Requests([Counter; CODES.len()]);
+pub(crate) struct Requests([Counter; CODES.len()]);
 
 impl Requests {
     fn new(recorder: &PrometheusRecorder, model: &str) -> Self {
@@ -265,7 +265,7 @@ impl Metrics {
     }
 
     /// The series of a model. They are registered by the first call; later calls return the same ones.
-    pub fn model(&self, name: &str, schema: &Schema) -> Arc<ModelMetrics> {
+    pub(crate) fn model(&self, name: &str, schema: &Schema) -> Arc<ModelMetrics> {
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = models.entry(name.to_owned());
         entry.or_insert_with(|| Arc::new(ModelMetrics::new(&self.recorder, name, schema))).clone()

@@ -84,14 +84,16 @@ template <class T> T shuffle(Op op, uint32_t mask, T value, uint32_t argument, u
     return from_bits<T>(warp_operation({op, mask, to_bits(value), argument, width}));
 }
 
-// A kernel's name, and a function that calls it with arguments behind pointers, as cuLaunchKernel takes them.
+// A kernel's name, the bytes of its arguments, and a function that calls it with arguments behind pointers, as cuLaunchKernel takes them.
 struct Kernel {
     const char* name;
+    size_t argument_bytes;
     void (*call)(void** arguments);
 };
 
 template <auto Function> struct Call;
 template <class... Args, void (*Function)(Args...)> struct Call<Function> {
+    static constexpr size_t argument_bytes = (sizeof(Args) + ... + 0);
     template <size_t... I> static void apply(void** arguments, std::index_sequence<I...>) {
         Function(*static_cast<Args*>(arguments[I])...);
     }

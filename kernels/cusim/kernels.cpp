@@ -12,7 +12,7 @@
 
 namespace cusim {
 
-#define KERNEL(function) {#function, &Call<&function>::call}
+#define KERNEL(function) {#function, Call<&function>::argument_bytes, &Call<&function>::call}
 extern const Kernel KERNELS[] = {
     KERNEL(probe),
     KERNEL(copy_rows),

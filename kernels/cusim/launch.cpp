@@ -59,6 +59,14 @@ bool step(Launch& launch) {
     return true;
 }
 
+// The kernel of a name, or null.
+const Kernel* find(const char* name) {
+    const Kernel* end = KERNELS + KERNEL_COUNT;
+    const auto has_name = [&](const Kernel& kernel) { return std::strcmp(kernel.name, name) == 0; };
+    const Kernel* kernel = std::find_if(KERNELS, end, has_name);
+    return kernel == end ? nullptr : kernel;
+}
+
 }  // namespace
 }  // namespace cusim
 
@@ -73,10 +81,8 @@ extern "C" cusim::Launch* cusim_begin(const char* name, const unsigned grid[3], 
         snprintf(message, message_bytes, "%s", why);
         return nullptr;
     };
-    const Kernel* end = KERNELS + KERNEL_COUNT;
-    const auto has_name = [&](const Kernel& kernel) { return std::strcmp(kernel.name, name) == 0; };
-    const Kernel* kernel = std::find_if(KERNELS, end, has_name);
-    if (kernel == end) return refuse("no kernel of this name");
+    const Kernel* kernel = find(name);
+    if (!kernel) return refuse("no kernel of this name");
     const unsigned threads = block[0] * block[1] * block[2];
     if (threads == 0 || threads > 1024) return refuse("a block has 1 to 1024 threads");
 
@@ -105,3 +111,9 @@ extern "C" int cusim_advance(cusim::Launch* launch, uint64_t steps, char* messag
 }
 
 extern "C" void cusim_end(cusim::Launch* launch) { delete launch; }
+
+// The bytes of a kernel's arguments, or 0 if there is no such kernel.
+extern "C" size_t cusim_argument_bytes(const char* name) {
+    const cusim::Kernel* kernel = cusim::find(name);
+    return kernel ? kernel->argument_bytes : 0;
+}

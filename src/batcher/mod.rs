@@ -37,7 +37,7 @@ const SPARE_BYTES: usize = 16 << 10;
 /// Why a request got no scores.
 #[allow(missing_docs)] // the error texts document the variants
 #[derive(Debug, thiserror::Error)]
-pub enum BatchError {
+pub(crate) enum BatchError {
     #[error("batcher.queue_samples: limit {limit}, {queued} queued, request has {size}")]
     QueueSamples { limit: usize, queued: usize, size: usize },
     #[error("batcher.queue_bytes: limit {limit}, {queued} queued, request has {size}")]
@@ -55,7 +55,7 @@ pub enum BatchError {
 
 /// The future answer to one request. Dropping it cancels the request.
 #[derive(Debug)]
-pub struct Ticket(oneshot::Receiver<Result<Scores, BatchError>>);
+pub(crate) struct Ticket(oneshot::Receiver<Result<Scores, BatchError>>);
 
 impl Future for Ticket {
     type Output = Result<Scores, BatchError>;
@@ -124,7 +124,7 @@ impl Shared {
 }
 
 /// The queue and the workers of one model.
-pub struct Batcher {
+pub(crate) struct Batcher {
     shared: Arc<Shared>,
     limits: Limits,
     workers: Mutex<Vec<JoinHandle<()>>>,
@@ -135,7 +135,7 @@ impl Batcher {
     ///
     /// # Errors
     /// When the system cannot start a thread.
-    pub fn start(
+    pub(crate) fn start(
         model: Arc<dyn Predict>,
         metrics: Arc<ModelMetrics>,
         config: &BatcherConfig,
@@ -176,7 +176,7 @@ impl Batcher {
     /// # Errors
     /// [`BatchError::QueueSamples`], [`BatchError::QueueBytes`] or [`BatchError::Closed`]. The ticket returns
     /// all other errors.
-    pub fn submit(&self, batch: Batch, deadline: Option<Instant>) -> Result<Ticket, BatchError> {
+    pub(crate) fn submit(&self, batch: Batch, deadline: Option<Instant>) -> Result<Ticket, BatchError> {
         let (reply, answer) = oneshot::channel();
         let size = Size { samples: batch.samples, bytes: bytes(&batch) };
         let queued = Instant::now();
@@ -193,14 +193,14 @@ impl Batcher {
     }
 
     /// Refuses new requests. Queued requests are still computed.
-    pub fn close(&self) {
+    pub(crate) fn close(&self) {
         self.shared.state().queue.close();
         self.shared.wake.notify_all();
     }
 
     /// Closes the queue, and waits until all requests are answered and the workers have ended. Blocks, so it
     /// must not be called in an async task.
-    pub fn join(&self) {
+    pub(crate) fn join(&self) {
         self.close();
         let workers = std::mem::take(&mut *self.workers.lock().unwrap_or_else(PoisonError::into_inner));
         for worker in workers {
@@ -211,7 +211,7 @@ impl Batcher {
 
     /// Closes the queue and answers queued requests with [`BatchError::Closed`]. Returns their number.
     /// Workers still finish the batches that they are computing.
-    pub fn abandon(&self) -> usize {
+    pub(crate) fn abandon(&self) -> usize {
         self.close();
         let lost: Vec<Entry<Job>> = self.shared.state().queue.clear().collect();
         lost.len()
@@ -242,3 +242,7 @@ fn bytes(batch: &Batch) -> usize {
     let columns = batch.features.iter().map(|f| 8 * f.ids.len() + 4 * f.offsets.len());
     4 * batch.dense.len() + columns.sum::<usize>()
 }
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests;

@@ -28,7 +28,8 @@ impl<'c> BatchPin<'c> {
     /// The version of the batch. The rows that it finds are of this version. The rows that it inserts must be
     /// of this version, too.
     #[must_use]
-    pub fn version(&self) -> Version {
+    #[cfg(test)]
+    pub(crate) fn version(&self) -> Version {
         self.version
     }
 

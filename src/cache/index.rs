@@ -61,7 +61,7 @@ pub(crate) const LOAD: f64 = 0.8;
 /// cache holds the rows of many batches: then eviction removes rows that were unused for much longer. If the
 /// cache holds little more than the rows of one batch, each increment of this number costs hits
 /// (`benches/hit_rates`, batches of 256). kernels/probe.cu has the same rule and number.
-pub const FRESH: u32 = 2;
+pub(crate) const FRESH: u32 = 2;
 /// Batches may run this far out of order: a stamp that is at most this many batches ahead has age 0.
 const AHEAD: u64 = 1 << 16;
 /// The most locks. An index with fewer buckets has one lock per bucket.

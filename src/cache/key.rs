@@ -178,7 +178,7 @@ impl FlatKeys {
     /// The key of a row; `None` if there is no such row.
     #[inline]
     #[must_use]
-    pub fn encode(&self, table: TableId, id: u64) -> Option<FlatKey> {
+    pub(crate) fn encode(&self, table: TableId, id: u64) -> Option<FlatKey> {
         self.code(table)?.key(id)
     }
 

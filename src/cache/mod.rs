@@ -32,7 +32,7 @@
 //! ```
 //!
 //! Two batches that miss the same row both read it from the store. The first insert wins, and the other one
-//! gets [`Insertion::Present`].
+//! gets [`shared::Insertion::Present`].
 //!
 //! - [`key`]: maps the ids of all tables to one space of integers;
 //! - [`index`]: maps a key to a location, read without a lock;
@@ -64,7 +64,7 @@ mod error;
 mod eviction_plan;
 mod evictor;
 pub mod gpu;
-pub mod index;
+pub(crate) mod index;
 pub mod key;
 mod pointers;
 pub(crate) mod policy;
@@ -76,7 +76,7 @@ mod slots;
 mod stats;
 #[cfg(test)]
 #[cfg(not(flechette_loom))]
-mod tests;
+pub(crate) mod tests;
 pub(crate) mod tuner;
 mod version;
 mod warm;
@@ -90,27 +90,28 @@ use epoch::Replaceable;
 use evictor::Evictor;
 use index::Index;
 use key::{KeyWidth, RowKeys, TOMBSTONE};
-pub use policy::EvictionOption;
+pub(crate) use policy::EvictionOption;
 use policy::frequency::Sketch;
 use policy::probability::Probability;
 use policy::{Admission, Eviction, Watermarks};
 use slab::Pool;
 
-pub use batch::{BatchPin, Found, Source};
-pub use error::CacheError;
+pub(crate) use batch::BatchPin;
+pub use batch::Source;
+pub(crate) use error::CacheError;
 pub use evictor::EvictStep;
 pub use pointers::HostRows;
-pub use query::{Miss, Query};
+pub(crate) use query::Miss;
+pub use query::Query;
 pub use shape::{CacheShape, TableShape};
-pub use shared::Insertion;
-pub use stats::{CacheStats, TableStats};
-pub use version::Switched;
-pub use warm::Warmed;
+pub(crate) use stats::CacheStats;
+pub(crate) use version::Switched;
+pub(crate) use warm::Warmed;
 
 use shared::Shared;
 
 /// The default watermarks. `cache.fraction` makes room for them.
-pub const WATERMARKS: Watermarks = Watermarks { high: 0.95, low: 0.9 };
+pub(crate) const WATERMARKS: Watermarks = Watermarks { high: 0.95, low: 0.9 };
 
 /// The options of a cache, except its size.
 #[derive(Clone, Debug, PartialEq)]
@@ -165,11 +166,11 @@ pub enum AdmissionOption {
 
 impl AdmissionOption {
     /// All missed rows.
-    pub const ALL: Self = Self::Probability { p: 1.0, seed: 0 };
+    pub(crate) const ALL: Self = Self::Probability { p: 1.0, seed: 0 };
     /// A full cache admits rows at their second recent use. Of the rules that were tried, this is the best on
     /// the traces of `benches/hit_rates`. On 2026-11-21 its hit rate was at most 0.6 points below the best of
     /// LRU, LFU, ARC, S3-FIFO and W-TinyLFU, and that of `ALL` was 0.3 to 9.3 points below that best.
-    pub const DEFAULT: Self = Self::Frequency { misses: 2 };
+    pub(crate) const DEFAULT: Self = Self::Frequency { misses: 2 };
 }
 
 /// The flat cache. Any number of workers share it by reference.
@@ -219,7 +220,8 @@ impl FlatCache {
     /// # Errors
     /// When the version is not newer than the current one, or a row's table, id or length is wrong. Then
     /// nothing changes.
-    pub fn switch<'r>(
+    #[cfg_attr(not(test), expect(dead_code))] // tests call it; the program does not yet
+    pub(crate) fn switch<'r>(
         &self,
         version: Version,
         changed: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
@@ -229,7 +231,8 @@ impl FlatCache {
 
     /// The version that new batches use.
     #[must_use]
-    pub fn version(&self) -> Version {
+    #[cfg(test)]
+    pub(crate) fn version(&self) -> Version {
         self.shared.current.read().version
     }
 
@@ -248,7 +251,7 @@ impl FlatCache {
 
     /// Reports how long a batch took to look up `ids` ids. From this, the tuner chooses how many pointers the
     /// unified index may have.
-    pub fn observe(&self, ids: u64, elapsed: Duration) {
+    pub(crate) fn observe(&self, ids: u64, elapsed: Duration) {
         self.shared.observe(ids, elapsed);
     }
 
@@ -259,7 +262,7 @@ impl FlatCache {
 
     /// The cached rows, the most recently used first.
     #[must_use]
-    pub fn hot_rows(&self) -> Vec<(TableId, u64)> {
+    pub(crate) fn hot_rows(&self) -> Vec<(TableId, u64)> {
         self.shared.hot_rows()
     }
 

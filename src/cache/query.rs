@@ -91,7 +91,7 @@ impl Query {
     }
 
     /// Adds ids of a table, each below its number of rows. Returns their positions in
-    /// [`super::Found::uniques`].
+    /// [`super::batch::Found::uniques`].
     pub fn push(&mut self, table: TableId, ids: impl IntoIterator<Item = u64>) -> Range<usize> {
         let start = self.ids.len();
         self.ids.extend(ids);

@@ -49,7 +49,7 @@ impl CacheShape {
     /// holds these rows without crossing the high watermark, in whatever order they are inserted. Rarely (for
     /// one key in ten thousand or less) both buckets of a key are full, and the key replaces another.
     #[must_use]
-    pub fn from_fraction(fraction: f64, tables: Vec<TableShape>) -> Self {
+    pub(crate) fn from_fraction(fraction: f64, tables: Vec<TableShape>) -> Self {
         let share = |table: &TableShape| TableShape {
             rows: (table.rows as f64 * fraction.clamp(0.0, 1.0)).ceil() as u64,
             row_bytes: table.row_bytes,

@@ -1,6 +1,9 @@
 //! Tests of the whole cache: a hit is the row that was inserted for that table and id, whatever is evicted
 //! meanwhile, and memory stays within `cache.bytes`.
 
+pub(crate) mod contract;
+#[cfg(target_os = "linux")]
+mod memory;
 mod narrow;
 mod pointing;
 mod policies;
@@ -11,6 +14,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use proptest::prelude::*;
 
+use super::shared::Insertion;
+use super::stats::TableStats;
 use super::*;
 
 fn table(rows: u64, dim: usize) -> TableShape {

@@ -33,7 +33,7 @@ use crate::types::{FlatKey, TableId, Version};
 
 /// The result of a version switch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Switched {
+pub(crate) struct Switched {
     /// Rows that changed.
     pub changed: u64,
     /// Changed rows that were cached and whose new bytes are cached.
@@ -62,7 +62,7 @@ impl Current {
 /// The locations of the changed rows of a version.
 #[derive(Debug, Default)]
 pub(crate) struct Overlay {
-    /// By own key.
+    /// Every changed row by its own key, which no other row has, unlike an index key ([`super::key`]).
     pub rows: ByKey<Changed>,
 }
 

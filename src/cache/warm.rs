@@ -19,7 +19,7 @@ pub(crate) const STAMPS: u64 = 1 << 12;
 
 /// The result of filling a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Warmed {
+pub(crate) struct Warmed {
     /// Rows that were inserted.
     pub stored: u64,
     /// Rows that found no free slot, or with a key that was linked already.
@@ -36,7 +36,7 @@ impl FlatCache {
     /// # Errors
     /// When a table or an id does not exist, or a length is not that of its table's rows. Then the rows
     /// before the wrong one are cached.
-    pub fn warm<'r>(
+    pub(crate) fn warm<'r>(
         &self,
         rows: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
     ) -> Result<Warmed, CacheError> {

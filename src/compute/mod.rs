@@ -1,9 +1,9 @@
 //! CPU kernels: matrix products and gather-pool. They use the widest vector instructions of the machine.
 //! Their results define the bits that every other device must produce.
 
-pub mod gather_pool;
+pub(crate) mod gather_pool;
 mod gemm;
-pub mod pool;
+pub(crate) mod pool;
 mod real;
 pub(crate) mod simd;
 mod vector;
@@ -12,4 +12,5 @@ pub(crate) use gemm::{
     LANES, Left, Output, Product, Start, pack, pack_transposed, pack_transposed_panel, packed_len, row_stride,
 };
 pub(crate) use real::Real;
-pub use simd::{Wide, vectorise};
+pub(crate) use simd::Wide;
+pub use simd::vectorise;

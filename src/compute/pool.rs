@@ -28,7 +28,7 @@ pub(crate) const MAX_LOOKUPS: usize = 8_190;
 /// One lookup, in the layout that the kernel reads.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
-pub struct PoolLookup {
+pub(crate) struct PoolLookup {
     /// Index of its first bag bound among those of the batch. A lookup has `samples + 1` bounds.
     pub offsets_at: u32,
     /// Index of its first occurrence among those of the batch. Bag bounds count from this occurrence.
@@ -45,7 +45,7 @@ pub struct PoolLookup {
 
 /// The number that kernels use for a pooling.
 #[must_use]
-pub fn pooling_code(pooling: Pooling) -> u32 {
+pub(crate) fn pooling_code(pooling: Pooling) -> u32 {
     match pooling {
         Pooling::Sum => 0,
         Pooling::Mean => 1,
@@ -56,7 +56,9 @@ pub fn pooling_code(pooling: Pooling) -> u32 {
 #[cfg(any(test, feature = "cusim"))]
 mod checked;
 #[cfg(any(test, feature = "cusim"))]
-pub use checked::{Pool, PoolError};
+pub(crate) use checked::Pool;
+#[cfg(feature = "cusim")]
+pub(crate) use checked::PoolError;
 
 #[cfg(test)]
 mod tests;

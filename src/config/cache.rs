@@ -12,7 +12,7 @@ const LOW_OF_HIGH: f64 = 0.9 / 0.95;
 /// Section `cache`. With mode `off` all other values are the defaults.
 #[allow(missing_docs)] // settings.rs has the meaning of each key
 #[derive(Clone, Debug, PartialEq)]
-pub struct CacheConfig {
+pub(crate) struct CacheConfig {
     pub mode: CacheMode,
     /// `cache.bytes` or `cache.fraction`, if one is given.
     pub size: Option<CacheSize>,
@@ -39,7 +39,7 @@ pub struct CacheConfig {
 /// Whether there is a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub enum CacheMode {
+pub(crate) enum CacheMode {
     /// On with a GPU, or if the tables take more than half of the memory.
     Auto,
     On,
@@ -48,7 +48,7 @@ pub enum CacheMode {
 
 /// How large the cache is.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum CacheSize {
+pub(crate) enum CacheSize {
     /// Bytes of index, rows and policy state together.
     Bytes(u64),
     /// Room for this share of the model's rows, above 0 and at most 1.
@@ -58,7 +58,7 @@ pub enum CacheSize {
 /// Which missed rows are admitted to the cache.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs)]
-pub enum CacheAdmission {
+pub(crate) enum CacheAdmission {
     All,
     /// Each missed row with this probability, 0 to 1.
     Probability(f64),
@@ -69,7 +69,7 @@ pub enum CacheAdmission {
 /// Which rows are evicted first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub enum CacheEviction {
+pub(crate) enum CacheEviction {
     /// Rows that were not used for the longest time.
     Lru,
     /// Rows with the lowest rank in `cache.counts`.

@@ -69,14 +69,14 @@ impl Flags {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     pub server: ServerConfig,
-    pub batcher: BatcherConfig,
-    pub cache: CacheConfig,
-    pub trace: TraceConfig,
-    pub device: DeviceConfig,
-    pub threads: ThreadsConfig,
-    pub log_level: String,
+    pub(crate) batcher: BatcherConfig,
+    pub(crate) cache: CacheConfig,
+    pub(crate) trace: TraceConfig,
+    pub(crate) device: DeviceConfig,
+    pub(crate) threads: ThreadsConfig,
+    pub(crate) log_level: String,
     /// Unknown names and keys without effect, one sentence each, to be logged.
-    pub warnings: Vec<String>,
+    pub(crate) warnings: Vec<String>,
 }
 
 /// Section `server`.
@@ -118,7 +118,7 @@ pub struct BatcherConfig {
 /// Section `trace`.
 #[allow(missing_docs)] // settings.rs has the meaning of each key
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TraceConfig {
+pub(crate) struct TraceConfig {
     /// Share of the rows whose accesses are recorded; 0 records nothing.
     pub rate: f64,
     /// Limit of all recordings of a model.
@@ -128,7 +128,7 @@ pub struct TraceConfig {
 /// Section `device`.
 #[allow(missing_docs)] // settings.rs has the meaning of each key
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceConfig {
+pub(crate) struct DeviceConfig {
     pub kind: DeviceKind,
     /// Directory for compiled kernels; `None`: they are not saved.
     pub kernel_cache: Option<PathBuf>,
@@ -137,7 +137,7 @@ pub struct DeviceConfig {
 /// Which device to use.
 #[allow(missing_docs)] // settings.rs has the meaning of each key
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeviceKind {
+pub(crate) enum DeviceKind {
     /// `Cuda` if it works, otherwise `Host`.
     Auto,
     Host,
@@ -148,7 +148,7 @@ pub enum DeviceKind {
 /// Section `threads`. Each count is at least 1.
 #[allow(missing_docs)] // settings.rs has the meaning of each key
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ThreadsConfig {
+pub(crate) struct ThreadsConfig {
     pub compute: usize,
     pub io: usize,
 }

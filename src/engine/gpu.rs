@@ -61,7 +61,7 @@ pub(crate) enum GpuTierError {
 }
 
 /// A model's cache on a device and its lookup contexts.
-pub struct GpuLookupTier {
+pub(crate) struct GpuLookupTier {
     /// The cache and its contexts, for any driver.
     pool: Box<dyn AnyContextPool>,
     /// `Some` if the ids of a table are not row numbers (lossy bits, default row). Each lookup then gets

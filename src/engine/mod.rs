@@ -30,7 +30,7 @@ use gpu::GpuLookupTier;
 use host::Scratch;
 
 /// Where batches look up rows.
-pub enum LookupTier {
+pub(crate) enum LookupTier {
     /// In the store, without a cache.
     Store,
     /// In a cache in RAM.
@@ -41,7 +41,7 @@ pub enum LookupTier {
 
 /// The parts of an engine, besides the version that it serves.
 #[allow(missing_docs)]
-pub struct EngineParts {
+pub(crate) struct EngineParts {
     /// The model's name.
     pub name: String,
     pub lookup_tier: LookupTier,
@@ -105,7 +105,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`WeightsError`] when the dense tensors do not fit the architecture.
-    pub fn new(opened: Opened, parts: EngineParts) -> Result<Self, WeightsError> {
+    pub(crate) fn new(opened: Opened, parts: EngineParts) -> Result<Self, WeightsError> {
         let model = Model::new(&opened.schema);
         let weights = read_weights(&model, &opened)?;
         let EngineParts { name, lookup_tier, metrics, threads, max_samples } = parts;
@@ -191,7 +191,7 @@ impl Engine {
 
     /// The version that is served.
     #[must_use]
-    pub fn version(&self) -> Version {
+    pub(crate) fn version(&self) -> Version {
         self.store.version()
     }
 

@@ -8,7 +8,7 @@ const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 /// every input bit affects every output bit.
 #[inline]
 #[must_use]
-pub fn mix64(number: u64) -> u64 {
+pub(crate) fn mix64(number: u64) -> u64 {
     finalize64(number.wrapping_add(GOLDEN))
 }
 
@@ -25,7 +25,7 @@ pub(crate) fn finalize64(number: u64) -> u64 {
 /// A number hashed to `bits` bits, 0 to 64: the high bits of [`mix64`].
 #[inline]
 #[must_use]
-pub fn fold(number: u64, bits: u32) -> u64 {
+pub(crate) fn fold(number: u64, bits: u32) -> u64 {
     mix64(number).checked_shr(u64::BITS - bits).unwrap_or(0)
 }
 

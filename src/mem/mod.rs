@@ -11,6 +11,6 @@ pub(crate) mod probe_table;
 
 pub(crate) use host::{HostBlock, HostMemory, OutOfHostMemory};
 pub(crate) use huge::{Huge, huge_pages};
-pub(crate) use mix64::finalize64;
-pub use mix64::{SplitMix64, fold, mix64};
+pub use mix64::SplitMix64;
+pub(crate) use mix64::{finalize64, fold, mix64};
 pub(crate) use number_map::NumberMap;

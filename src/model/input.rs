@@ -88,7 +88,7 @@ impl InputRows<'_> {
 ///
 /// # Errors
 /// [`PredictError::Shape`] with the first wrong column.
-pub fn check_shape(schema: &Schema, batch: &Batch) -> Result<(), PredictError> {
+pub(crate) fn check_shape(schema: &Schema, batch: &Batch) -> Result<(), PredictError> {
     check_length("dense", batch.samples.saturating_mul(schema.dense_width()), batch.dense.len())?;
     check_length("features", schema.features.len(), batch.features.len())?;
     for (feature, ids) in schema.features.iter().zip(&batch.features) {
@@ -103,7 +103,7 @@ pub fn check_shape(schema: &Schema, batch: &Batch) -> Result<(), PredictError> {
 ///
 /// # Errors
 /// [`PredictError::Shape`] if it differs from `expected`.
-pub fn check_length(field: &str, expected: usize, got: usize) -> Result<(), PredictError> {
+pub(crate) fn check_length(field: &str, expected: usize, got: usize) -> Result<(), PredictError> {
     let shape = || PredictError::Shape { field: field.into(), expected: expected as u64, got: got as u64 };
     if expected == got { Ok(()) } else { Err(shape()) }
 }

@@ -15,7 +15,7 @@ use super::tape::{ALIGNMENT, Tape, View};
 use crate::compute::{LANES, Real, packed_len};
 
 /// One operation of a network.
-pub trait Layer<T: Real>: Send + Sync {
+pub(crate) trait Layer<T: Real>: Send + Sync {
     /// Computes the output view from the input views.
     fn forward(&self, weights: &Weights<T>, tape: &mut Tape<T>);
     /// Adds to the gradients of the input views. The gradients of the output view must be complete.
@@ -53,7 +53,7 @@ impl<T: Real> Weights<T> {
 
 /// Layout of a named tensor in the weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Packing {
+pub(crate) enum Packing {
     /// Panels of the transpose of an (out, in) matrix.
     Panels,
     /// Consecutive values, padded to whole panels.
@@ -64,13 +64,13 @@ pub enum Packing {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter {
     /// The name in `dense.safetensors`.
-    pub name: String,
+    pub(crate) name: String,
     /// PyTorch's shape: (out, in) for matrices.
     pub shape: Vec<usize>,
     /// Its position in the weights.
-    pub at: Range<usize>,
+    pub(crate) at: Range<usize>,
     /// Its layout there.
-    pub packing: Packing,
+    pub(crate) packing: Packing,
 }
 
 /// A fully connected layer to build.

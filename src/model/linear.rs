@@ -19,7 +19,7 @@ const PIECE_PANELS: usize = 4;
 
 /// A fully connected layer between two views.
 #[derive(Clone, Debug)]
-pub struct Linear {
+pub(crate) struct Linear {
     pub input: View,
     pub output: View,
     /// Whether a ReLU follows.

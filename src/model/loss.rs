@@ -16,7 +16,7 @@ pub(crate) fn sigmoid<T: Real>(z: T) -> T {
 
 /// The loss of one sample: `max(z, 0) - z y + ln(1 + e^-|z|)`.
 #[must_use]
-pub fn binary_cross_entropy<T: Real>(z: T, label: T) -> T {
+pub(crate) fn binary_cross_entropy<T: Real>(z: T, label: T) -> T {
     let magnitude = if z < T::default() { -z } else { z };
     z.at_least(T::default()) - z * label + (-magnitude).exp().ln_1p()
 }

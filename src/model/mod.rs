@@ -15,15 +15,18 @@ mod interaction;
 mod layer;
 mod linear;
 pub mod loss;
-mod tape;
+pub(crate) mod tape;
 mod weights;
 mod wide_deep;
 
 use std::ops::Range;
 
-pub use input::{InputRows, check_length, check_shape};
-pub use layer::{Layer, Parameter, Weights};
-pub use tape::{MAX_CHUNK, Rows, Tape, View};
+pub use input::InputRows;
+pub(crate) use input::{check_length, check_shape};
+pub use layer::Weights;
+pub(crate) use layer::{Layer, Parameter};
+pub use tape::Tape;
+pub(crate) use tape::{MAX_CHUNK, View};
 pub(crate) use weights::WeightsError;
 
 use crate::compute::Real;
@@ -146,7 +149,7 @@ impl<T: Real> Model<T> {
 
     /// The logit of sample `s` after [`Model::forward`].
     #[must_use]
-    pub fn logit(&self, tape: &Tape<T>, s: usize) -> T {
+    pub(crate) fn logit(&self, tape: &Tape<T>, s: usize) -> T {
         tape.values[self.logit.buffer].row(s, self.logit)[0]
     }
 
@@ -171,7 +174,7 @@ impl<T: Real> Model<T> {
     }
 
     /// Updates the transposed weights, which [`Model::backward`] reads.
-    pub fn transpose(&self, weights: &mut Weights<T>) {
+    pub(crate) fn transpose(&self, weights: &mut Weights<T>) {
         weights.transposed.resize(self.transposed, T::default());
         let Weights { values, transposed } = weights;
         let panels = split_panels(self.linear_layers(), transposed);

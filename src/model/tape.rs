@@ -14,7 +14,7 @@ use aligned_vec::AVec;
 use crate::compute::{Real, row_stride};
 
 /// Most samples per tape.
-pub const MAX_CHUNK: usize = 64;
+pub(crate) const MAX_CHUNK: usize = 64;
 
 /// Most bytes of a tape's values, unless [`MIN_CHUNK`] samples need more. The values, a layer's weights and
 /// prefetched rows together fit the second-level cache of a core.
@@ -37,7 +37,7 @@ pub(crate) const ALIGNMENT: usize = 64;
 
 /// A range of columns of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct View {
+pub(crate) struct View {
     /// Number of the buffer.
     pub buffer: usize,
     /// First column.
@@ -84,12 +84,12 @@ impl<T: Real> Rows<T> {
 
     /// The view's columns of sample `s`.
     #[must_use]
-    pub fn row(&self, s: usize, view: View) -> &[T] {
+    pub(crate) fn row(&self, s: usize, view: View) -> &[T] {
         &self.from(s, view.column)[..view.width]
     }
 
     /// The view's columns of sample `s`, mutable.
-    pub fn row_mut(&mut self, s: usize, view: View) -> &mut [T] {
+    pub(crate) fn row_mut(&mut self, s: usize, view: View) -> &mut [T] {
         &mut self.from_mut(s, view.column)[..view.width]
     }
 
@@ -100,6 +100,7 @@ impl<T: Real> Rows<T> {
     }
 
     /// The elements from column `column` of sample `s` on, mutable.
+    #[allow(clippy::wrong_self_convention)] // as `from`
     pub fn from_mut(&mut self, s: usize, column: usize) -> &mut [T] {
         &mut self.data[self.lead + s * self.stride + column..]
     }

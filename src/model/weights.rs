@@ -25,7 +25,7 @@ pub enum WeightsError {
 impl Parameter {
     /// The tensor's elements in row-major order. `values` has the layout of the weights.
     #[must_use]
-    pub fn read<T: Real>(&self, values: &[T]) -> Vec<T> {
+    pub(crate) fn read<T: Real>(&self, values: &[T]) -> Vec<T> {
         let values = &values[self.at.clone()];
         (0..self.len()).map(|i| values[self.position(i)]).collect()
     }
@@ -84,7 +84,7 @@ impl<T: Real> Model<T> {
     ///
     /// # Errors
     /// [`WeightsError`] for a missing tensor or a wrong shape.
-    pub fn read_tensors(
+    pub(crate) fn read_tensors(
         &self,
         mut tensor: impl FnMut(&str) -> Option<(Vec<usize>, Vec<T>)>,
     ) -> Result<Weights<T>, WeightsError> {

@@ -9,10 +9,14 @@
 //! [`counts`] counts how often each row is used, to fill a cache before its first request. It needs no trace
 //! and stays within the memory that it is given.
 
-pub mod counts;
+pub(crate) mod counts;
 pub(crate) mod curve;
 pub(crate) mod plot;
 pub(crate) mod report;
 mod row_accesses;
 pub mod simulate;
 pub mod trace;
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests;

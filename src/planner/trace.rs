@@ -18,7 +18,7 @@ pub(crate) const MAX_ACCESSES: usize = u32::MAX as usize - 1;
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("trace: more than {limit} accesses; plan on fewer files, or on a sampled trace")]
 pub struct TooLong {
-    /// Most accesses.
+    /// The largest number of accesses that a trace can hold.
     pub limit: usize,
 }
 
@@ -83,7 +83,7 @@ pub struct TraceBuilder {
     /// Temporary keys, numbered in the order of first access over all tables. [`TraceBuilder::finish`]
     /// renumbers them table after table.
     accesses: Vec<u32>,
-    /// By temporary key.
+    /// The row of each temporary key.
     keys: Vec<TableRow>,
     samples: u64,
     absent: u64,

@@ -42,12 +42,12 @@ impl WorkingFile {
         Ok(())
     }
 
-    /// The first written row with a weight that is not finite. No row of the table may be written during
-    /// the call.
+    /// The lowest-numbered row that was ever written and has a weight that is not finite; `None` if there is none.
+    /// No row of the table may be written during the call.
     ///
     /// # Errors
     /// Those of [`Self::for_each_chunk`].
-    pub fn first_not_finite(&self, table: TableId) -> Result<Option<u64>, StoreError> {
+    pub(crate) fn first_not_finite(&self, table: TableId) -> Result<Option<u64>, StoreError> {
         let rows = self.table(table)?;
         let (step, width) = (chunk_rows(rows), rows.width().max(1));
         let mut written = rows.written(&self.stripes, 0..rows.rows());

@@ -30,8 +30,9 @@ use crate::store::{StoreError, Table};
 use crate::mem::OutOfHostMemory;
 use crate::mem::prefetch::PREFETCH_AHEAD;
 use crate::types::TableId;
-pub use order::{RowOrder, read_orders, write_orders};
-pub use uniform::{Uniform, table_code};
+pub use order::RowOrder;
+pub(crate) use order::{read_orders, write_orders};
+pub(crate) use uniform::{Uniform, table_code};
 
 mod bitmap;
 mod chunks;
@@ -50,7 +51,7 @@ use stripes::Stripes;
 /// A table to create.
 #[derive(Debug)]
 #[allow(missing_docs)]
-pub struct WorkingTable {
+pub(crate) struct WorkingTable {
     pub rows: u64,
     /// Elements of the weight of a row.
     pub dim: usize,
@@ -63,18 +64,19 @@ pub struct WorkingTable {
 
 /// The first values of the rows of a table.
 #[derive(Debug)]
-pub enum First {
+pub(crate) enum First {
     /// Weights of this distribution; all states are zero.
     Uniform(Uniform),
     /// The decoded rows of a version's table of the same shape. Its states are used if they equal those of
     /// the working table in name, width and order; otherwise states are zero.
+    #[cfg_attr(not(test), expect(dead_code))] // made by continued training, which only tests do yet
     Version(Table),
 }
 
 /// Why a table of a working file cannot be created, read or written.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the messages document the variants
-pub enum WorkingError {
+pub(crate) enum WorkingError {
     #[error("expected a table number below {tables}")]
     Table { tables: usize },
     #[error("expected a row below {rows}, got {row}")]
@@ -136,7 +138,7 @@ impl WorkingFile {
     /// # Errors
     /// [`StoreError::Working`] for a table that cannot be created, [`StoreError::MissingDirectory`], and
     /// errors of the file system.
-    pub fn create(dir: &Path, tables: Vec<WorkingTable>) -> Result<Self, StoreError> {
+    pub(crate) fn create(dir: &Path, tables: Vec<WorkingTable>) -> Result<Self, StoreError> {
         let mut placed: Vec<WorkingRows> = Vec::with_capacity(tables.len());
         for (table, wanted) in (0..).map(TableId).zip(tables) {
             let begin = placed.last().map_or(0, WorkingRows::end);
@@ -160,7 +162,7 @@ impl WorkingFile {
     /// # Errors
     /// [`StoreError::Working`] for rows that are past the table or not ascending, and for `records` of
     /// another length; errors of the file system.
-    pub fn read(&self, table: TableId, rows: &[u64], records: &mut [f32]) -> Result<(), StoreError> {
+    pub(crate) fn read(&self, table: TableId, rows: &[u64], records: &mut [f32]) -> Result<(), StoreError> {
         let of = self.checked(table, rows, records.len())?;
         let _held = of.hold();
         let mut placed = Vec::with_capacity(rows.len());

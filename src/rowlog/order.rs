@@ -111,7 +111,7 @@ impl RowOrder {
 
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the messages document the variants
-pub enum OrderFileError {
+pub(crate) enum OrderFileError {
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error("{}: {source}", path.display())]
@@ -120,7 +120,7 @@ pub enum OrderFileError {
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {reason}")]
-pub struct FormError {
+pub(crate) struct FormError {
     /// The metadata key or the tensor.
     pub field: String,
     /// What was expected and what was found.
@@ -139,7 +139,7 @@ impl FormError {
 /// # Errors
 /// [`OrderFileError`] for a name that is used twice or is `__metadata__`, and for errors of the file system.
 /// The old file is then unchanged, unless only the last sync failed: then the new file is in place.
-pub fn write_orders(path: &Path, orders: &[(&str, &RowOrder)]) -> Result<(), OrderFileError> {
+pub(crate) fn write_orders(path: &Path, orders: &[(&str, &RowOrder)]) -> Result<(), OrderFileError> {
     write_on(&SystemDisk, path, orders)
 }
 
@@ -159,7 +159,7 @@ pub(crate) fn write_on(
 ///
 /// # Errors
 /// [`OrderFileError`] when the file cannot be read or is malformed.
-pub fn read_orders(path: &Path) -> Result<Option<BTreeMap<String, RowOrder>>, OrderFileError> {
+pub(crate) fn read_orders(path: &Path) -> Result<Option<BTreeMap<String, RowOrder>>, OrderFileError> {
     let at = |e| StoreError::at(path, e);
     let mut file = match crate::store::bytes::open_regular(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),

@@ -1,5 +1,8 @@
 //! A working file behaves like a vector of records.
 
+#[cfg(not(flechette_loom))]
+mod memory;
+
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;

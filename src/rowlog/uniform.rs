@@ -12,7 +12,7 @@ const CHUNK_ELEMENTS: usize = 1 << 16;
 /// (Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014, section 5), started at a
 /// hash of seed, table and row.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Uniform {
+pub(crate) struct Uniform {
     /// Seed of the model.
     pub seed: u64,
     /// [`table_code`] of the table.
@@ -23,7 +23,7 @@ pub struct Uniform {
 
 impl Uniform {
     /// The first value of row `row`.
-    pub fn row(&self, row: u64, out: &mut [f32]) {
+    pub(crate) fn row(&self, row: u64, out: &mut [f32]) {
         let start = mix64(mix64(mix64(self.seed) ^ self.table_code) ^ row);
         let mut numbers = SplitMix64::new(start);
         for x in out {
@@ -34,7 +34,7 @@ impl Uniform {
     }
 
     /// Fills a whole table of rows of `dim` elements.
-    pub fn table(&self, dim: usize, rows: &mut [f32]) {
+    pub(crate) fn table(&self, dim: usize, rows: &mut [f32]) {
         let dim = dim.max(1);
         let chunk_rows = CHUNK_ELEMENTS.div_ceil(dim);
         rows.par_chunks_mut(chunk_rows * dim).enumerate().for_each(|(chunk, rows)| {
@@ -48,7 +48,7 @@ impl Uniform {
 
 /// A hash of a table's name, for [`Uniform::table_code`].
 #[must_use]
-pub fn table_code(name: &str) -> u64 {
+pub(crate) fn table_code(name: &str) -> u64 {
     xxhash_rust::xxh3::xxh3_64(name.as_bytes())
 }
 

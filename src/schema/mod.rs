@@ -28,8 +28,7 @@ use crate::types::{Element, TableId};
 
 pub use architecture::Architecture;
 pub(crate) use check::{MAX_DIM, MAX_FEATURES, MAX_IDS, MAX_ROWS, SchemaError};
-pub use encode::AbsentId;
-pub(crate) use encode::EncodeError;
+pub(crate) use encode::{AbsentId, EncodeError};
 
 /// The content of `model.toml`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,7 +38,7 @@ pub struct Schema {
     pub architecture: Architecture,
     /// The loss that training minimises.
     #[serde(default)]
-    pub loss: Loss,
+    pub(crate) loss: Loss,
     /// Numeric inputs, in order.
     #[serde(default)]
     pub dense: Vec<DenseFeature>,
@@ -54,7 +53,7 @@ pub struct Schema {
 /// The loss that training minimises.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Loss {
+pub(crate) enum Loss {
     /// Binary cross-entropy of the logit.
     #[default]
     BinaryCrossEntropy,
@@ -68,13 +67,13 @@ pub struct DenseFeature {
     pub name: String,
     /// Turns raw values into the model's inputs.
     #[serde(default)]
-    pub transform: Transform,
+    pub(crate) transform: Transform,
 }
 
 /// The transform from a raw dense value to the model's input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Transform {
+pub(crate) enum Transform {
     /// No change.
     #[default]
     None,
@@ -115,10 +114,10 @@ pub struct Feature {
     pub wide_table: Option<String>,
     /// How many ids of this feature a sample has.
     #[serde(default)]
-    pub arity: Arity,
+    pub(crate) arity: Arity,
     /// How several rows become one vector.
     #[serde(default)]
-    pub pooling: Pooling,
+    pub(crate) pooling: Pooling,
     /// How a raw string becomes an id. Without it, the feature accepts ids only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash: Option<Hash>,
@@ -127,7 +126,7 @@ pub struct Feature {
 /// How many ids of a feature a sample has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Arity {
+pub(crate) enum Arity {
     /// Exactly one.
     #[default]
     OneHot,
@@ -163,7 +162,7 @@ pub struct Hash {
 impl Hash {
     /// The id of a raw value.
     #[must_use]
-    pub fn id(&self, value: &[u8]) -> u64 {
+    pub(crate) fn id(&self, value: &[u8]) -> u64 {
         xxhash_rust::xxh3::xxh3_64_with_seed(value, self.seed) % self.modulus
     }
 }
@@ -183,7 +182,7 @@ pub struct Table {
     pub element: Element,
     /// What an id reads that the table does not hold.
     #[serde(default)]
-    pub default: AbsentDefault,
+    pub(crate) default: AbsentDefault,
     /// If given, the table has only `2^lossy_bits` rows and ids are hashed into them. Ids with the same hash
     /// share a row in training, store and cache (narrow flat keys, FLECHE section 3.1).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -219,7 +218,7 @@ impl Table {
 /// What an id reads that its table does not hold, because the id is not below the number of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum AbsentDefault {
+pub(crate) enum AbsentDefault {
     /// A row of zeros.
     #[default]
     Zeros,
@@ -280,7 +279,7 @@ impl Schema {
 
     /// Elements of one input row: dense values, pooled vectors and first-order weights.
     #[must_use]
-    pub fn input_width(&self) -> usize {
+    pub(crate) fn input_width(&self) -> usize {
         self.dense_width() + self.lookups().iter().map(|l| l.dim).sum::<usize>()
     }
 }

@@ -1,7 +1,7 @@
 //! The schemas of the data sets that `flechette init` knows. All have the same small layers: DLRM
 //! bottom 64, top 256-128; three cross layers; deep 256-128.
 
-pub use super::architecture::{ArchKind, UnknownArchitecture};
+pub use super::architecture::ArchKind;
 use super::{Arity, DenseFeature, Feature, Hash, Pooling};
 use super::{Loss, Schema, Table, Transform};
 use crate::types::Element;

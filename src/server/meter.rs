@@ -56,11 +56,12 @@ enum State {
     Prefix { read: u8, length: u32 },
     /// The key of a field: its number and wire type.
     Key(Varint),
-    /// The length of this field.
+    /// The length of the field with this key. The varint holds the bytes read so far.
     Length(u64, Varint),
     /// A number. Its value does not matter.
     Number(Varint),
-    /// The value of a field, with `left` bytes to read. Each number in it costs `each`.
+    /// The value of a field, with `left` bytes to read. Each number in it takes
+    /// `each` bytes of memory when it is decoded.
     Bytes { left: usize, each: usize },
     /// A message that the decoder refuses because of its length.
     Refused,

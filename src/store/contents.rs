@@ -65,7 +65,7 @@ pub trait RowSource: fmt::Debug + Sync {
 }
 
 /// Receives the number of a chunk's first row, and the records of the chunk.
-pub type TakeChunk<'a> = dyn FnMut(u64, &[f32]) -> Result<(), StoreError> + 'a;
+pub(crate) type TakeChunk<'a> = dyn FnMut(u64, &[f32]) -> Result<(), StoreError> + 'a;
 
 /// The shape of a table to write.
 #[derive(Clone, Debug)]

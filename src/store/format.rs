@@ -67,7 +67,7 @@ use std::fmt;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
-pub use manifest::{Checksum, FileEntry, Manifest};
+pub(crate) use manifest::{Checksum, FileEntry, Manifest};
 
 use crate::types::{Element, named};
 use manifest::FORMAT;
@@ -170,7 +170,7 @@ struct Entry {
 /// # Errors
 /// [`FormatError`] when a name is used twice or reserved, a shape overflows, or the header exceeds
 /// [`MAX_HEADER_BYTES`].
-pub fn encode_header(tensors: &[(&str, Dtype, &[u64])]) -> Result<Vec<u8>, FormatError> {
+pub(crate) fn encode_header(tensors: &[(&str, Dtype, &[u64])]) -> Result<Vec<u8>, FormatError> {
     let mut entries = BTreeMap::new();
     let mut begin = 0_u64;
     for (name, dtype, shape) in tensors {

@@ -50,7 +50,7 @@ const CHUNK_BYTES: usize = 1 << 16;
 /// Rows of named tables, hottest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub struct HotRows {
+pub(crate) struct HotRows {
     pub tables: Vec<String>,
     /// The index of the row's table in `tables`, and the number of the row.
     pub rows: Vec<(u32, u64)>,
@@ -154,7 +154,7 @@ impl HotRows {
     /// # Errors
     /// [`StoreError`]. The old file is then unchanged, unless only the last sync failed: then the new file
     /// is in place.
-    pub fn save(&self, models: &Path, name: &str) -> Result<(), StoreError> {
+    pub(crate) fn save(&self, models: &Path, name: &str) -> Result<(), StoreError> {
         self.save_on(&SystemDisk, models, name)
     }
 

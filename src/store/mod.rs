@@ -28,16 +28,21 @@ mod contents;
 #[cfg(test)]
 mod crash;
 pub(crate) mod disk;
-pub mod format;
-pub mod hot_rows;
+pub(crate) mod format;
+pub(crate) mod hot_rows;
 pub(crate) mod snapshot;
 pub(crate) mod table;
 mod write;
 
 pub use bytes::PlainMemory;
-pub use contents::{Contents, DenseTensor, RowSource, Rows, SourceShape, TakeChunk};
-pub use snapshot::{Dense, Latest, Opened, models, open, open_latest, open_latest_with, versions};
-pub use table::{BadRow, EncodeError, State, Table, rows_of};
+pub use contents::Contents;
+pub(crate) use contents::{DenseTensor, RowSource, Rows, SourceShape, TakeChunk};
+pub use snapshot::open;
+pub(crate) use snapshot::{Dense, Opened, models, open_latest_with};
+#[cfg(test)]
+pub(crate) use snapshot::{open_latest, versions};
+pub(crate) use table::{BadRow, State};
+pub use table::{Table, rows_of};
 pub(crate) use write::check_writable;
 pub use write::write;
 
@@ -61,7 +66,7 @@ impl EmbeddingStore {
 
     /// The version of the model that the rows belong to.
     #[must_use]
-    pub fn version(&self) -> Version {
+    pub(crate) fn version(&self) -> Version {
         self.version
     }
 
@@ -85,7 +90,8 @@ impl EmbeddingStore {
 
     /// Size of all rows and optimizer state, in bytes.
     #[must_use]
-    pub fn bytes(&self) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> u64 {
         self.tables.iter().map(Table::bytes).sum()
     }
 
@@ -111,7 +117,7 @@ impl EmbeddingStore {
     }
 
     /// Reads every page of every row once, so that no request waits for the disk.
-    pub fn prefault(&self) {
+    pub(crate) fn prefault(&self) {
         self.tables.iter().for_each(Table::prefault);
     }
 
@@ -128,14 +134,16 @@ impl EmbeddingStore {
     ///
     /// # Errors
     /// [`OutOfHostMemory`] when an allocation fails.
-    pub fn copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
+    #[cfg(test)]
+    pub(crate) fn copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
         let tables = self.tables.iter().map(|table| table.copied(memory)).collect::<Result<_, _>>()?;
         Ok(Self { version: self.version, tables, on_disk: false })
     }
 
     /// The tables, in the order of the schema.
     #[must_use]
-    pub fn into_tables(self) -> Vec<Table> {
+    #[cfg(test)]
+    pub(crate) fn into_tables(self) -> Vec<Table> {
         self.tables
     }
 }
@@ -239,3 +247,7 @@ pub(crate) fn check_name(what: &'static str, name: &str) -> Result<(), StoreErro
     };
     Err(StoreError::Name { what, name: name.to_owned(), reason })
 }
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+pub(crate) mod tests;

@@ -58,13 +58,13 @@ pub struct Dense {
 impl Dense {
     /// Elements along each axis, slowest first.
     #[must_use]
-    pub fn shape(&self) -> &[usize] {
+    pub(crate) fn shape(&self) -> &[usize] {
         &self.shape
     }
 
     /// Row-major.
     #[must_use]
-    pub fn values(&self) -> &[f32] {
+    pub(crate) fn values(&self) -> &[f32] {
         self.values.floats()
     }
 }
@@ -72,9 +72,10 @@ impl Dense {
 /// The highest good version, and the higher ones that were refused.
 #[derive(Debug)]
 #[allow(missing_docs)]
-pub struct Latest {
+pub(crate) struct Latest {
     pub opened: Opened,
     /// Highest version first.
+    #[cfg_attr(not(test), expect(dead_code))] // tests read it
     pub refused: Vec<Refusal>,
 }
 
@@ -82,7 +83,7 @@ pub struct Latest {
 ///
 /// # Errors
 /// [`StoreError`] when `dir` is missing, is not a directory, or cannot be read.
-pub fn models(dir: &Path) -> Result<Vec<String>, StoreError> {
+pub(crate) fn models(dir: &Path) -> Result<Vec<String>, StoreError> {
     let mut names = Vec::new();
     for name in entry_names(dir)? {
         if check_name("model", &name).is_ok() && dir.join(&name).is_dir() && !versions(dir, &name)?.is_empty()
@@ -98,7 +99,7 @@ pub fn models(dir: &Path) -> Result<Vec<String>, StoreError> {
 ///
 /// # Errors
 /// [`StoreError`] when the directory of the model is missing or cannot be read.
-pub fn versions(models: &Path, name: &str) -> Result<Vec<Version>, StoreError> {
+pub(crate) fn versions(models: &Path, name: &str) -> Result<Vec<Version>, StoreError> {
     check_name("model", name)?;
     let names = entry_names(&models.join(name))?;
     let mut versions: Vec<Version> = names.iter().filter_map(|name| version_number(name)).collect();
@@ -133,7 +134,8 @@ pub fn open(models: &Path, name: &str, version: Version) -> Result<Opened, Store
 ///
 /// # Errors
 /// [`StoreError::NoGoodVersion`] with all refusals, or the error of reading the directory.
-pub fn open_latest(models: &Path, name: &str) -> Result<Latest, StoreError> {
+#[cfg(test)]
+pub(crate) fn open_latest(models: &Path, name: &str) -> Result<Latest, StoreError> {
     open_latest_with(models, name, |_| Ok(()))
 }
 
@@ -142,7 +144,7 @@ pub fn open_latest(models: &Path, name: &str) -> Result<Latest, StoreError> {
 ///
 /// # Errors
 /// As [`open_latest`].
-pub fn open_latest_with(
+pub(crate) fn open_latest_with(
     models: &Path,
     name: &str,
     accept: impl Fn(&Opened) -> Result<(), String>,

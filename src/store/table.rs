@@ -57,19 +57,19 @@ impl State {
 
     /// PyTorch's name: `sum`, `exp_avg`, ...
     #[must_use]
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
     /// Elements per row: the table's dim or 1.
     #[must_use]
-    pub fn width(&self) -> usize {
+    pub(crate) fn width(&self) -> usize {
         self.width
     }
 
     /// The state of all rows, end to end.
     #[must_use]
-    pub fn as_slice(&self) -> &[f32] {
+    pub(crate) fn as_slice(&self) -> &[f32] {
         self.data.floats()
     }
 
@@ -136,7 +136,7 @@ impl Table {
     ///
     /// # Panics
     /// When `out` does not have `rows x dim` elements.
-    pub fn decode(&self, out: &mut [f32]) {
+    pub(crate) fn decode(&self, out: &mut [f32]) {
         let row_bytes = self.element.row_bytes(self.dim);
         assert_eq!(out.len() / self.dim.max(1), self.as_bytes().len() / row_bytes.max(1), "rows");
         let rows = self.as_bytes().par_chunks_exact(row_bytes.max(1));
@@ -204,19 +204,19 @@ impl Table {
 
     /// Number of rows.
     #[must_use]
-    pub fn rows(&self) -> u64 {
+    pub(crate) fn rows(&self) -> u64 {
         self.rows
     }
 
     /// Elements per row.
     #[must_use]
-    pub fn dim(&self) -> usize {
+    pub(crate) fn dim(&self) -> usize {
         self.dim
     }
 
     /// Type of the elements.
     #[must_use]
-    pub fn element(&self) -> Element {
+    pub(crate) fn element(&self) -> Element {
         self.element
     }
 
@@ -228,7 +228,7 @@ impl Table {
 
     /// The elements of a row; `None` past the end, or when they are not f32.
     #[must_use]
-    pub fn row_values(&self, id: u64) -> Option<&[f32]> {
+    pub(crate) fn row_values(&self, id: u64) -> Option<&[f32]> {
         self.values()?.get(self.range(id)?)
     }
 
@@ -245,7 +245,8 @@ impl Table {
     }
 
     /// The elements of a row, to write; `None` past the end, and when [`Self::rows_mut`] returns `None`.
-    pub fn row_mut(&mut self, id: u64) -> Option<&mut [f32]> {
+    #[cfg(test)]
+    pub(crate) fn row_mut(&mut self, id: u64) -> Option<&mut [f32]> {
         let range = self.range(id)?;
         self.rows_mut()?.get_mut(range)
     }
@@ -257,7 +258,7 @@ impl Table {
 
     /// The states, in the order given when the table was made.
     #[must_use]
-    pub fn states(&self) -> &[State] {
+    pub(crate) fn states(&self) -> &[State] {
         &self.states
     }
 
@@ -269,7 +270,8 @@ impl Table {
 
     /// Size of rows and optimizer state, in bytes.
     #[must_use]
-    pub fn bytes(&self) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> u64 {
         let states: usize = self.states.iter().map(|s| size_of_val(s.as_slice())).sum();
         (self.as_bytes().len() + states) as u64
     }

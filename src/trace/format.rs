@@ -35,7 +35,7 @@ pub(crate) const BLOCK_HEAD_BYTES: usize = 16;
 /// The model and the rate of a recording.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Header {
+pub(crate) struct Header {
     /// The share of all rows that is recorded: above 0, at most 1.
     pub rate: f64,
     /// The model's tables, indexed by table id.
@@ -45,7 +45,7 @@ pub struct Header {
 /// One table of a recorded model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct HeaderTable {
+pub(crate) struct HeaderTable {
     /// The table's name.
     pub name: String,
     /// The table's declared rows.
@@ -87,14 +87,14 @@ pub(crate) enum FormatError {
 impl Header {
     /// The header for a model.
     #[must_use]
-    pub fn of(schema: &Schema, rate: f64) -> Self {
+    pub(crate) fn of(schema: &Schema, rate: f64) -> Self {
         let table = |t: &crate::schema::Table| HeaderTable { name: t.name.clone(), rows: t.rows };
         Self { rate, tables: schema.tables.iter().map(table).collect() }
     }
 
     /// The first bytes of a file.
     #[must_use]
-    pub fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         // Encoding numbers and strings does not fail. An infinite rate becomes `null`, which `open` refuses.
         let json = serde_json::to_vec(self).unwrap_or_default();
         let length = (json.len() as u32).to_le_bytes();
@@ -104,7 +104,7 @@ impl Header {
 
 /// Appends one access to a payload.
 #[inline]
-pub fn push_access(payload: &mut Vec<u8>, table: TableId, row: u64) {
+pub(crate) fn push_access(payload: &mut Vec<u8>, table: TableId, row: u64) {
     push_number(payload, u64::from(table.0));
     push_number(payload, row);
 }
@@ -119,7 +119,7 @@ fn push_number(payload: &mut Vec<u8>, mut number: u64) {
 
 /// The bytes before a payload of 1 to [`MAX_PAYLOAD_BYTES`] bytes.
 #[must_use]
-pub fn block_head(payload: &[u8], accesses: u32) -> [u8; BLOCK_HEAD_BYTES] {
+pub(crate) fn block_head(payload: &[u8], accesses: u32) -> [u8; BLOCK_HEAD_BYTES] {
     debug_assert!((1..=MAX_PAYLOAD_BYTES).contains(&payload.len()));
     let mut head = [0; BLOCK_HEAD_BYTES];
     head[..4].copy_from_slice(&(payload.len() as u32).to_le_bytes());

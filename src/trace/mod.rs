@@ -9,7 +9,7 @@
 //! [`format`](mod@format) is the file format. [`recorder`] records a server's batches. The engine uses the
 //! recorder and `flechette plan` uses the reader, so neither imports the other.
 
-pub mod format;
+pub(crate) mod format;
 pub(crate) mod recorder;
 
 use crate::types::TableId;

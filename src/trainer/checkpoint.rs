@@ -97,7 +97,8 @@ fn first_state(schema: &Schema, optimizer: Optimizer, seed: u64) -> Parts {
 /// # Errors
 /// [`TrainError`] for dense tensors or optimizer state that are missing or malformed, and when the tables do
 /// not fit in memory.
-pub fn resume(opened: Opened, optimizer: Optimizer) -> Result<ReferenceTrainer, TrainError> {
+#[cfg_attr(not(test), expect(dead_code))] // tests call it; the program does not yet
+pub(crate) fn resume(opened: Opened, optimizer: Optimizer) -> Result<ReferenceTrainer, TrainError> {
     let Opened { schema, dense, store, metadata, .. } = opened;
     let tensor = |name: &str| dense.get(name).map(|t: &Dense| (t.shape().to_vec(), t.values().to_vec()));
     let model = Model::new(&schema);

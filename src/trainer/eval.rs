@@ -11,7 +11,7 @@ use crate::model::loss::{binary_cross_entropy, sigmoid};
 
 /// The quality of scores against labels.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Quality {
+pub(crate) struct Quality {
     /// Number of samples.
     pub rows: u64,
     /// Area under the ROC curve; `None` when all labels are equal.
@@ -38,7 +38,7 @@ impl Quality {
 
     /// The quality of logits. The slices have the same length.
     #[must_use]
-    pub fn of_logits(logits: &[f32], labels: &[f32]) -> Self {
+    pub(crate) fn of_logits(logits: &[f32], labels: &[f32]) -> Self {
         let losses = logits.iter().zip(labels).map(|(&logit, &label)| match (logit, is_click(label)) {
             (f32::INFINITY, true) | (f32::NEG_INFINITY, false) => 0.0,
             (f32::INFINITY, false) | (f32::NEG_INFINITY, true) => f64::INFINITY,

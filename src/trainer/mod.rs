@@ -13,23 +13,26 @@
 
 pub mod casting;
 mod checkpoint;
-pub mod eval;
+pub(crate) mod eval;
 mod in_memory;
 pub mod optim;
-pub mod pipeline;
+pub(crate) mod pipeline;
 mod read_ahead;
 mod reference;
 mod replicas;
 mod train_state;
 pub mod update;
 
-pub use checkpoint::{initialise, initialise_on_disk, resume};
+#[cfg(test)]
+pub(crate) use checkpoint::resume;
+pub use checkpoint::{initialise, initialise_on_disk};
 pub use in_memory::run_in_memory;
 pub use pipeline::clocks::StageName;
 pub use pipeline::plan::PlanStats;
-pub use pipeline::policy::{Policy, UnknownPolicy};
-pub use pipeline::scratchpad::{ScratchpadSize, Sizes, largest_sample};
-pub use pipeline::verify::{Difference, Verifier};
+pub use pipeline::policy::Policy;
+pub use pipeline::scratchpad::ScratchpadSize;
+pub(crate) use pipeline::scratchpad::{Sizes, largest_sample};
+pub(crate) use pipeline::verify::{Difference, Verifier};
 pub use pipeline::{Data, Frequencies, Pipeline, PipelineSettings};
 pub use reference::ReferenceTrainer;
 pub use train_state::TrainState;
@@ -156,11 +159,11 @@ pub fn run_epoch(
 }
 
 /// Scores every sample of `reader` and compares the scores with the labels. `score` writes the logits of a
-/// batch, as [`ReferenceTrainer::logits`] does. Returns `None` if any batch has no labels.
+/// batch, as `ReferenceTrainer::logits` does. Returns `None` if any batch has no labels.
 ///
 /// # Errors
 /// [`TrainError`].
-pub fn evaluate(
+pub(crate) fn evaluate(
     schema: &Schema,
     reader: &mut (dyn Reader + Send),
     batch: usize,
@@ -179,3 +182,7 @@ pub fn evaluate(
     })?;
     Ok(labels.map(|labels| Quality::of_logits(&all, &labels)))
 }
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+pub(crate) mod tests;

@@ -33,12 +33,12 @@ pub struct Optimizer {
     /// nothing.
     pub eps: f64,
     /// Adam's decay rates, each at least 0 and below 1. The other formulas ignore them.
-    pub betas: Betas,
+    pub(crate) betas: Betas,
 }
 
 /// Adam's decay rates of the two moments.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Betas {
+pub(crate) struct Betas {
     /// Decay rate of the mean of gradients.
     pub first: f64,
     /// Decay rate of the mean of squared gradients.
@@ -47,7 +47,7 @@ pub struct Betas {
 
 impl Betas {
     /// The defaults of PyTorch.
-    pub const DEFAULT: Self = Self { first: 0.9, second: 0.999 };
+    pub(crate) const DEFAULT: Self = Self { first: 0.9, second: 0.999 };
 }
 
 /// One of the states that an optimizer keeps for weights.
@@ -96,7 +96,7 @@ impl Kind {
 
     /// The formula for dense weights when rows use this one.
     #[must_use]
-    pub fn dense(self) -> Self {
+    pub(crate) fn dense(self) -> Self {
         if self == Self::RowwiseAdagrad { Self::Adagrad } else { self }
     }
 }
@@ -220,7 +220,7 @@ impl<T: Real> Step<T> {
 impl Step<f32> {
     /// The parameters with which the device kernel computes [`Self::update_row`].
     #[must_use]
-    pub fn rule(&self) -> Rule {
+    pub(crate) fn rule(&self) -> Rule {
         let Self { kind, lr, eps, corrections, shares } = *self;
         match kind {
             Kind::Sgd => Rule::Sgd { lr },

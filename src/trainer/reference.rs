@@ -1,10 +1,13 @@
 //! The sequential trainer: one step after another on tables in memory. The pipeline is tested against it.
 
 use super::casting::Casting;
+#[cfg(test)]
 use super::optim::Optimizer;
 use super::train_state::{Labelled, Parts, TrainState};
 use super::update::TableRows;
-use crate::model::{Model, Weights};
+#[cfg(test)]
+use crate::model::Model;
+use crate::model::Weights;
 use crate::predict::PredictError;
 use crate::schema::Schema;
 use crate::store::{EmbeddingStore, Table, rows_of};
@@ -24,13 +27,14 @@ impl ReferenceTrainer {
 
     /// The schema of the model.
     #[must_use]
-    pub fn schema(&self) -> &Schema {
+    pub(crate) fn schema(&self) -> &Schema {
         &self.state.schema
     }
 
     /// The layers.
     #[must_use]
-    pub fn model(&self) -> &Model<f32> {
+    #[cfg(test)]
+    pub(crate) fn model(&self) -> &Model<f32> {
         &self.state.model
     }
 
@@ -42,13 +46,13 @@ impl ReferenceTrainer {
 
     /// The states of the dense optimizer; of Adam, the first moment and then the second.
     #[must_use]
-    pub fn dense_states(&self) -> &[Vec<f32>] {
+    pub(crate) fn dense_states(&self) -> &[Vec<f32>] {
         &self.state.dense_states
     }
 
     /// The tables.
     #[must_use]
-    pub fn tables(&self) -> &[Table] {
+    pub(crate) fn tables(&self) -> &[Table] {
         &self.tables
     }
 
@@ -60,13 +64,14 @@ impl ReferenceTrainer {
 
     /// The optimizer.
     #[must_use]
-    pub fn optimizer(&self) -> Optimizer {
+    #[cfg(test)]
+    pub(crate) fn optimizer(&self) -> Optimizer {
         self.state.optimizer
     }
 
     /// Steps taken.
     #[must_use]
-    pub fn steps(&self) -> u64 {
+    pub(crate) fn steps(&self) -> u64 {
         self.state.steps
     }
 
@@ -116,7 +121,8 @@ impl ReferenceTrainer {
     ///
     /// # Errors
     /// As [`ReferenceTrainer::step`].
-    pub fn score(&mut self, batch: &Batch, probabilities: &mut Vec<f32>) -> Result<(), PredictError> {
+    #[cfg(test)]
+    pub(crate) fn score(&mut self, batch: &Batch, probabilities: &mut Vec<f32>) -> Result<(), PredictError> {
         self.forward(batch)?;
         self.state.read_probabilities(probabilities);
         Ok(())
@@ -126,12 +132,14 @@ impl ReferenceTrainer {
     ///
     /// # Errors
     /// As [`ReferenceTrainer::step`].
-    pub fn logits(&mut self, batch: &Batch, logits: &mut Vec<f32>) -> Result<(), PredictError> {
+    #[cfg(test)]
+    pub(crate) fn logits(&mut self, batch: &Batch, logits: &mut Vec<f32>) -> Result<(), PredictError> {
         self.forward(batch)?;
         self.state.read_logits(logits);
         Ok(())
     }
 
+    #[cfg(test)]
     fn forward(&mut self, batch: &Batch) -> Result<(), PredictError> {
         let Self { state, tables, .. } = self;
         let (schema, lookups) = (state.schema.clone(), state.lookups.clone());
@@ -145,7 +153,8 @@ impl ReferenceTrainer {
     ///
     /// # Panics
     /// When the version has another schema.
-    pub fn score_rows_of(
+    #[cfg(test)]
+    pub(crate) fn score_rows_of(
         &mut self,
         version: &EmbeddingStore,
         batch: &Batch,

@@ -138,7 +138,7 @@ pub struct RawFeature {
 impl RawFeature {
     /// A column of ids, with 0 samples.
     #[must_use]
-    pub fn ids() -> Self {
+    pub(crate) fn ids() -> Self {
         Self { offsets: vec![0], values: RawValues::Ids(Vec::new()) }
     }
 

@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 use super::named;
 
 /// The size and alignment of rows are multiples of this.
-pub const ROW_ALIGN: usize = 4;
+pub(crate) const ROW_ALIGN: usize = 4;
 
 /// Bytes of the scale and the bias at the end of an int8 row.
 const INT8_TAIL: usize = 8;
@@ -71,7 +71,7 @@ pub struct UnknownElement(pub String);
 impl Element {
     /// The number that kernels use for the type.
     #[must_use]
-    pub fn code(self) -> u32 {
+    pub(crate) fn code(self) -> u32 {
         match self {
             Self::F32 => 0,
             Self::F16 => 1,
@@ -97,7 +97,7 @@ impl Element {
     ///
     /// # Panics
     /// When `out` has another length.
-    pub fn encode(self, row: &[f32], out: &mut [u8]) -> Result<(), RowError> {
+    pub(crate) fn encode(self, row: &[f32], out: &mut [u8]) -> Result<(), RowError> {
         assert_eq!(out.len(), self.row_bytes(row.len()), "bytes for the row");
         if let Some(element) = row.iter().position(|x| !x.is_finite()) {
             return Err(RowError::NotFinite { element, got: row[element] });

@@ -12,7 +12,8 @@ mod row_id;
 use std::fmt;
 
 pub use batch::{Batch, Jagged, RawBatch, RawFeature, RawValues};
-pub use element::{Element, ROW_ALIGN, RowError};
+pub use element::Element;
+pub(crate) use element::{ROW_ALIGN, RowError};
 pub(crate) use named::named;
 pub(crate) use row_id::RowId;
 
@@ -30,7 +31,7 @@ impl TableId {
 
 /// The key of a row in the cache: a table code followed by feature bits (`cache/key.rs`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct FlatKey(pub u64);
+pub(crate) struct FlatKey(pub u64);
 
 /// A version of a model. Later versions have greater numbers; the number is the name of the version's
 /// directory.

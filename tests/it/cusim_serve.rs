@@ -7,29 +7,34 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use flechette::cli::serve::{Serving, runtime};
-use flechette::config::{Config, DeviceConfig, DeviceKind, Flags};
+use flechette::config::{Config, Flags};
+use flechette::device::cusim::pretended::{LAUNCHES_LEFT, execute_kernels, execute_kernels_but};
 use flechette::schema::preset::ArchKind;
 use serde_json::Value;
 
-use crate::cusim_kernels::{LAUNCHES_LEFT, execute_kernels, execute_kernels_but};
 use crate::pretend::Machine;
 use crate::program::{Workshop, run_json};
 
-fn on_cuda() -> DeviceConfig {
-    DeviceConfig { kind: DeviceKind::Cuda, kernel_cache: None }
+/// The configuration of a server on free ports and a device.
+fn config(device: &str, settings: &str) -> Config {
+    let flags = Flags {
+        grpc: Some("127.0.0.1:0".into()),
+        http: Some("127.0.0.1:0".into()),
+        device: Some(device.into()),
+        ..Flags::default()
+    };
+    let environment = [("FLECHETTE_DEVICE_KERNEL_CACHE".into(), "off".into())];
+    Config::resolve(&flags, environment, Some(settings)).unwrap()
 }
 
 /// Runs a server on the pretended GPU, in this process, while `then` runs. Returns the result of `then`.
 fn served<T: Send + 'static>(
-    kind: DeviceKind,
+    device: &str,
     models: &str,
     settings: &str,
     then: impl FnOnce(String, String) -> T + Send + 'static,
 ) -> T {
-    let mut config = Config::resolve(&Flags::default(), [], Some(settings)).unwrap();
-    config.device = DeviceConfig { kind, ..on_cuda() };
-    config.server.grpc.set_port(0);
-    config.server.http.set_port(0);
+    let config = config(device, settings);
     let serving = Serving::load(&config, Path::new(models)).unwrap();
     let saving = serving.save_hot_rows(&config, Path::new(models)).unwrap();
     let result = runtime(&config).unwrap().block_on(async {
@@ -73,12 +78,12 @@ const COUNTS: [&str; 4] = ["cache_hits_total", "cache_misses_total", "cache_evic
 
 /// Checks that a server on the pretended GPU returns the trainer's scores. Returns the server's [`COUNTS`].
 fn scores_alike(workshop: &Workshop, own: &[(&'static str, String); 2], settings: &str) -> [f64; 4] {
-    scores_alike_on(DeviceKind::Cuda, i64::MAX, workshop, own, settings)
+    scores_alike_on("cuda", i64::MAX, workshop, own, settings)
 }
 
 /// As [`scores_alike`], on a device that fails after this many launches.
 fn scores_alike_on(
-    kind: DeviceKind,
+    device: &str,
     launches: i64,
     workshop: &Workshop,
     own: &[(&'static str, String); 2],
@@ -86,7 +91,7 @@ fn scores_alike_on(
 ) -> [f64; 4] {
     let (valid, out, own) = (workshop.valid.clone(), workshop.path("served.scores"), own.clone());
     let shown = settings.to_owned();
-    served(kind, &workshop.models, settings, move |grpc, http| {
+    served(device, &workshop.models, settings, move |grpc, http| {
         LAUNCHES_LEFT.store(launches, Ordering::SeqCst);
         for (model, own) in own {
             for batch in [200, 33] {
@@ -128,9 +133,8 @@ fn a_batch_whose_missing_rows_exceed_the_staging_buffer_is_scored_in_parts() {
         assert!(hits > 0.0 && misses > 0.0 && lost == 0.0);
         let refused = |bytes: &str| {
             let settings = format!("[cache]\nstaging_bytes = {bytes}\n[batcher]\nworkers = 2\n");
-            let config = Config::resolve(&Flags::default(), [], Some(&settings)).unwrap();
-            let config = Config { device: on_cuda(), ..config };
-            let error = Serving::load(&config, Path::new(&workshop.models)).map(drop).unwrap_err();
+            let error =
+                Serving::load(&config("cuda", &settings), Path::new(&workshop.models)).map(drop).unwrap_err();
             format!("{error:#}")
         };
         let text = refused("1000");
@@ -146,14 +150,10 @@ fn a_gpu_whose_scores_differ_from_the_hosts_is_not_used() {
     Machine::whole().runs(|_| {
         execute_kernels_but("gather_pool");
         let (workshop, own) = workshop();
-        let load = |kind| {
-            let config = Config::resolve(&Flags::default(), [], None).unwrap();
-            let config = Config { device: DeviceConfig { kind, ..on_cuda() }, ..config };
-            Serving::load(&config, Path::new(&workshop.models))
-        };
-        let text = format!("{:#}", load(DeviceKind::Cuda).map(drop).unwrap_err());
+        let load = |device| Serving::load(&config(device, ""), Path::new(&workshop.models));
+        let text = format!("{:#}", load("cuda").map(drop).unwrap_err());
         assert!(text.contains("differently from the host: expected 0."), "{text}");
-        let [.., lost] = scores_alike_on(DeviceKind::Auto, i64::MAX, &workshop, &own, "");
+        let [.., lost] = scores_alike_on("auto", i64::MAX, &workshop, &own, "");
         assert_eq!(lost, 2.0);
     });
 }
@@ -166,7 +166,7 @@ fn a_gpu_that_fails_while_serving_changes_no_score() {
             execute_kernels();
             let (workshop, own) = workshop();
             let settings = "[cache]\nfraction = 0.05\n";
-            let [.., lost] = scores_alike_on(DeviceKind::Cuda, launches, &workshop, &own, settings);
+            let [.., lost] = scores_alike_on("cuda", launches, &workshop, &own, settings);
             assert_eq!(lost, 2.0, "both models lose their device");
         });
         if output.is_none() {
@@ -192,17 +192,13 @@ fn a_gpu_without_memory_for_the_cache_is_an_error_and_auto_falls_back_to_the_hos
     Machine::whole().with_setting("MEMORY", "100000").runs(|_| {
         execute_kernels();
         let (workshop, own) = workshop();
-        let load = |kind| {
-            let config = Config::resolve(&Flags::default(), [], None).unwrap();
-            let config = Config { device: DeviceConfig { kind, ..on_cuda() }, ..config };
-            Serving::load(&config, Path::new(&workshop.models))
-        };
-        let text = format!("{:#}", load(DeviceKind::Cuda).map(drop).unwrap_err());
+        let load = |device| Serving::load(&config(device, ""), Path::new(&workshop.models));
+        let text = format!("{:#}", load("cuda").map(drop).unwrap_err());
         assert!(
             text.contains("device memory: ") && text.contains("bytes refused") && text.contains("100000"),
             "{text}"
         );
-        let serving = load(DeviceKind::Auto).unwrap();
+        let serving = load("auto").unwrap();
         assert_eq!(serving.engines.len(), own.len());
     });
 }

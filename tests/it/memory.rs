@@ -11,7 +11,8 @@ use tokio::net::TcpStream;
 use tonic::Code;
 use tonic::transport::Channel;
 
-use crate::serving::{Running, channel, request, until};
+use crate::fake::until;
+use crate::serving::{Running, channel, request};
 
 /// A request of a few kilobytes, whose strings take many times as much memory when they are decoded.
 fn multiplied(strings: usize) -> PredictRequest {

@@ -8,13 +8,12 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use flechette::dataset::{self, Format, ReadOptions};
-use flechette::planner::counts::Ranked;
 use flechette::schema::Schema;
 use flechette::schema::preset::{self, ArchKind, SyntheticShape};
-use flechette::trace::format::{Header, block_head, push_access};
-use flechette::types::{Batch, RawBatch, TableId};
+use flechette::types::{Batch, RawBatch};
 use serde_json::json;
 
+use crate::files::{Counts, recording_block, recording_header};
 use crate::program::{Workshop, run, run_failing, run_json, run_measured};
 
 /// Memory of the program in addition to `--counts-bytes`, according to docs/cache.md.
@@ -80,7 +79,7 @@ fn rows_that_do_not_fit_are_counted_within_the_given_memory_and_the_hottest_are_
     assert!(long <= LIMIT + EXTRA, "{long} bytes");
     assert!(long <= short + (2 << 20), "{long} bytes, {short} of a small part of the data");
 
-    let ranked = Ranked::read(Path::new(&file)).unwrap();
+    let ranked = Counts::read(Path::new(&file));
     let keys: Vec<_> = json.as_object().unwrap().keys().collect();
     assert_eq!(keys, ["accesses", "exact", "floor", "ids"]);
     assert_eq!((&json["accesses"], &json["exact"]), (&json!(3_600_000), &json!(false)));
@@ -89,7 +88,7 @@ fn rows_that_do_not_fit_are_counted_within_the_given_memory_and_the_hottest_are_
 }
 
 /// Compares counts with exact counts: they must be within their bounds and contain the hottest rows.
-fn check(ranked: &Ranked, exact: &HashMap<(usize, u64), u64>) {
+fn check(ranked: &Counts, exact: &HashMap<(usize, u64), u64>) {
     let hottest = ranked.hottest();
     assert!(hottest.len() as u64 <= LIMIT / ROW);
     let held: HashMap<_, _> = hottest.iter().map(|r| ((r.table, r.row), r.count)).collect();
@@ -130,7 +129,7 @@ fn rows_that_fit_give_the_same_file_as_a_whole_plan_and_the_text_says_when_rows_
     };
     assert_eq!(text("1Mi"), format!("700 samples, {accesses} accesses of {ids} rows of 52 tables\n"));
     assert!(text("2Ki").contains(" accesses of more rows than fit: "));
-    assert!(Ranked::read(Path::new(&streamed)).unwrap().floor > 0);
+    assert!(Counts::read(Path::new(&streamed)).floor > 0);
 }
 
 #[test]
@@ -138,12 +137,11 @@ fn recordings_give_the_same_counts_file_with_and_without_a_limit() {
     let skewed = Skewed::new();
     let recording = skewed.path("recording");
     let mut file = fs::File::create(&recording).unwrap();
-    file.write_all(&Header::of(&skewed.schema, 0.5).bytes()).unwrap();
+    let tables = skewed.schema.tables.iter().map(|table| (table.name.as_str(), table.rows));
+    file.write_all(&recording_header(0.5, tables)).unwrap();
     for block in 0..20u64 {
-        let mut payload = Vec::new();
-        (0..1000).for_each(|n| push_access(&mut payload, TableId((n % 4) as u32), n * n % (50 + block)));
-        file.write_all(&block_head(&payload, 1000)).unwrap();
-        file.write_all(&payload).unwrap();
+        let accesses: Vec<_> = (0..1000).map(|n| (n % 4, n * n % (50 + block))).collect();
+        file.write_all(&recording_block(&accesses)).unwrap();
     }
     drop(file);
     let (whole, streamed) = (skewed.path("whole"), skewed.path("streamed"));

@@ -4,6 +4,9 @@
 //! process, with the library on its search path. [`Machine`] describes the libraries. The test calls
 //! [`Machine::runs`], which starts the child; in the child, the same call runs the test's code.
 
+// White-box tests share this file, and each of the two programs uses a part.
+#![allow(dead_code)]
+
 use std::any::type_name_of_val;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,16 +18,16 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::skip::skip;
 
 /// The source of the pretended driver.
-pub const LIBCUDA: &str = include_str!("pretend/libcuda.rs");
+pub(crate) const LIBCUDA: &str = include_str!("pretend/libcuda.rs");
 /// The source of the pretended compiler.
-pub const LIBNVRTC: &str = include_str!("pretend/libnvrtc.rs");
+pub(crate) const LIBNVRTC: &str = include_str!("pretend/libnvrtc.rs");
 
 /// Environment variable of a child: the path of its folder.
 const INSIDE: &str = "PRETEND_FOLDER";
 
 /// The libraries and settings of a child. A child may also find NVIDIA libraries that are installed on this
 /// machine.
-pub struct Machine {
+pub(crate) struct Machine {
     folder: TempDir,
     /// More folders with libraries.
     path: Vec<PathBuf>,
@@ -34,7 +37,7 @@ pub struct Machine {
 }
 
 /// The output of a child.
-pub struct ChildOutput {
+pub(crate) struct ChildOutput {
     /// Standard output.
     pub out: String,
     /// The pretended driver's log of calls, one per line.
@@ -43,7 +46,7 @@ pub struct ChildOutput {
 
 impl Machine {
     /// A machine without libraries.
-    pub fn bare() -> Self {
+    pub(crate) fn bare() -> Self {
         Self {
             folder: tempfile::tempdir().unwrap(),
             path: Vec::new(),
@@ -53,12 +56,12 @@ impl Machine {
     }
 
     /// A machine with the pretended driver and compiler.
-    pub fn whole() -> Self {
+    pub(crate) fn whole() -> Self {
         Self::bare().with("libcuda.so", LIBCUDA).with("libnvrtc.so", LIBNVRTC)
     }
 
     /// Adds a library that is compiled from this source.
-    pub fn with(mut self, library: &str, source: &str) -> Self {
+    pub(crate) fn with(mut self, library: &str, source: &str) -> Self {
         match built(source) {
             Some(file) => drop(fs::copy(file, self.folder.path().join(library)).unwrap()),
             None => self.without_rustc = true,
@@ -67,26 +70,26 @@ impl Machine {
     }
 
     /// Adds a file.
-    pub fn with_file(self, name: &str, contents: &str) -> Self {
+    pub(crate) fn with_file(self, name: &str, contents: &str) -> Self {
         fs::write(self.folder.path().join(name), contents).unwrap();
         self
     }
 
     /// Adds a symbolic link to a file, with the file's name.
-    pub fn with_link(self, file: &Path) -> Self {
+    pub(crate) fn with_link(self, file: &Path) -> Self {
         let link = self.folder.path().join(file.file_name().unwrap());
         std::os::unix::fs::symlink(file, link).unwrap();
         self
     }
 
     /// Adds a folder to the library path.
-    pub fn with_path(mut self, folder: &Path) -> Self {
+    pub(crate) fn with_path(mut self, folder: &Path) -> Self {
         self.path.push(folder.to_owned());
         self
     }
 
     /// Sets a variable for the pretended libraries.
-    pub fn with_setting(mut self, name: &str, value: &str) -> Self {
+    pub(crate) fn with_setting(mut self, name: &str, value: &str) -> Self {
         self.settings.push((format!("PRETEND_{name}"), value.to_owned()));
         self
     }
@@ -94,7 +97,7 @@ impl Machine {
     /// In the test: runs the test again as a child with these libraries and returns the child's output, or
     /// skips the test and returns `None` if there is no rustc. In the child: runs `inside` with the child's
     /// folder and returns `None`.
-    pub fn runs(self, inside: impl FnOnce(&Path)) -> Option<ChildOutput> {
+    pub(crate) fn runs(self, inside: impl FnOnce(&Path)) -> Option<ChildOutput> {
         if let Some(folder) = folder() {
             inside(&folder);
             return None;
@@ -106,7 +109,7 @@ impl Machine {
     }
 
     /// Runs the test with this name in a child with these libraries.
-    pub fn runs_test(&self, test: &str) -> Option<ChildOutput> {
+    pub(crate) fn runs_test(&self, test: &str) -> Option<ChildOutput> {
         if !self.is_available() {
             return None;
         }
@@ -120,7 +123,7 @@ impl Machine {
     }
 
     /// Whether the libraries could be compiled. If not, reports the test as skipped.
-    pub fn is_available(&self) -> bool {
+    pub(crate) fn is_available(&self) -> bool {
         if self.without_rustc {
             skip("no rustc to compile the pretended libraries");
         }
@@ -128,7 +131,7 @@ impl Machine {
     }
 
     /// Sets the environment of a command, so that the program uses these libraries.
-    pub fn equip<'c>(&self, command: &'c mut Command) -> &'c mut Command {
+    pub(crate) fn equip<'c>(&self, command: &'c mut Command) -> &'c mut Command {
         let folders = std::iter::once(self.folder.path()).chain(self.path.iter().map(PathBuf::as_path));
         command
             .env("LD_LIBRARY_PATH", std::env::join_paths(folders).unwrap())
@@ -142,7 +145,7 @@ impl Machine {
 }
 
 /// Whether this process is a child.
-pub fn is_child() -> bool {
+pub(crate) fn is_child() -> bool {
     folder().is_some()
 }
 
@@ -152,17 +155,20 @@ fn folder() -> Option<PathBuf> {
 }
 
 /// The pretended driver's log so far. Must be called in a child.
-pub fn log_so_far() -> String {
+pub(crate) fn log_so_far() -> String {
     fs::read_to_string(folder().unwrap().join("log")).unwrap_or_default()
 }
 
 /// Compiles a library from this source, or returns the cached one from the tests' temporary folder. `None` if
 /// there is no rustc.
 fn built(source: &str) -> Option<PathBuf> {
-    let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{:016x}.so", xxh3_64(source.as_bytes())));
+    let program = std::env::current_exe().unwrap();
+    let folder = program.parent().unwrap().join("pretend");
+    let kept = folder.join(format!("{:016x}.so", xxh3_64(source.as_bytes())));
     if !kept.exists() {
         Command::new("rustc").arg("--version").output().ok()?;
-        let temporary = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        fs::create_dir_all(&folder).unwrap();
+        let temporary = tempfile::tempdir_in(&folder).unwrap();
         let (file, library) = (temporary.path().join("library.rs"), temporary.path().join("library.so"));
         fs::write(&file, source).unwrap();
         let made = Command::new("rustc")

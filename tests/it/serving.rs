@@ -3,171 +3,20 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use flechette::config::{BatcherConfig, ServerConfig};
+use flechette::config::ServerConfig;
 use flechette::metrics::Metrics;
-use flechette::predict::{Description, Predict, PredictError};
-use flechette::schema::{
-    AbsentDefault, Architecture, Arity, DenseFeature, Feature, Hash, Loss, Pooling, Schema, Table, Transform,
-};
 use flechette::server::proto::ctr_client::CtrClient;
 use flechette::server::proto::{FeatureColumn, PredictRequest};
 use flechette::server::{Drained, Server, ServerError, ServerParts};
-use flechette::types::{AbsentId, Batch, Scores, Version};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::transport::Channel;
 
-/// A dense value that makes the model panic, and one that makes it fail.
-pub const PANIC: f32 = 666.0;
-pub const FAIL: f32 = 13.0;
-
-/// A model whose score is a hash of the sample's values, so that a mixed-up sample gets a wrong score.
-pub struct Fake {
-    pub schema: Arc<Schema>,
-    pub version: AtomicU64,
-    pub ready: AtomicBool,
-    /// The number of samples of every successful call.
-    pub calls: Mutex<Vec<usize>>,
-    /// The number of calls that have begun, and whether calls may continue.
-    door: Mutex<(usize, bool)>,
-    opened: Condvar,
-}
-
-impl Fake {
-    pub fn new() -> Arc<Self> {
-        Arc::new(Self {
-            schema: Arc::new(schema()),
-            version: AtomicU64::new(7),
-            ready: AtomicBool::new(true),
-            calls: Mutex::default(),
-            door: Mutex::new((0, true)),
-            opened: Condvar::new(),
-        })
-    }
-
-    /// Makes calls block after they have begun, until [`Self::release`].
-    pub fn hold(&self) {
-        self.door.lock().unwrap().1 = false;
-    }
-
-    pub fn release(&self) {
-        self.door.lock().unwrap().1 = true;
-        self.opened.notify_all();
-    }
-
-    pub fn begun(&self) -> usize {
-        self.door.lock().unwrap().0
-    }
-
-    pub fn computed(&self) -> usize {
-        self.calls.lock().unwrap().iter().sum()
-    }
-}
-
-pub fn score(dense: &[f32], ids: &[&[u64]]) -> f32 {
-    let mut bytes = Vec::new();
-    for value in dense {
-        bytes.extend(value.to_bits().to_le_bytes());
-    }
-    for ids in ids {
-        bytes.push(ids.len() as u8);
-        bytes.extend(ids.iter().flat_map(|id| id.to_le_bytes()));
-    }
-    let hash = Hash { seed: 1, modulus: 1 << 24 };
-    hash.id(&bytes) as f32 / (1u32 << 24) as f32
-}
-
-impl Predict for Fake {
-    fn predict(&self, batch: &Batch) -> Result<Scores, PredictError> {
-        let mut door = self.door.lock().unwrap();
-        door.0 += 1;
-        while !door.1 {
-            door = self.opened.wait(door).unwrap();
-        }
-        drop(door);
-        let width = self.schema.dense_width();
-        let mut scores = Scores {
-            version: Version(self.version.load(Ordering::SeqCst)),
-            probabilities: Vec::new(),
-            absent: Vec::new(),
-        };
-        for sample in 0..batch.samples {
-            let dense = &batch.dense[sample * width..][..width];
-            assert!(dense[0] != PANIC, "sample {sample} makes the model panic");
-            if dense[0] == FAIL {
-                return Err(PredictError::Store("disk gone".to_owned()));
-            }
-            let ids: Vec<&[u64]> = batch.features.iter().map(|f| f.sample(sample)).collect();
-            scores.probabilities.push(score(dense, &ids));
-            for (feature, table) in self.schema.tables.iter().enumerate() {
-                let absent = ids[feature].iter().filter(|id| **id >= table.rows);
-                let (sample, feature) = (sample as u32, feature as u32);
-                scores.absent.extend(absent.map(|_| AbsentId { sample, feature }));
-            }
-        }
-        self.calls.lock().unwrap().push(batch.samples);
-        Ok(scores)
-    }
-
-    fn describe(&self) -> Description {
-        Description {
-            model: "ads".to_owned(),
-            version: Version(self.version.load(Ordering::SeqCst)),
-            schema: self.schema.clone(),
-            max_samples: 4096,
-        }
-    }
-
-    fn ready(&self) -> bool {
-        self.ready.load(Ordering::SeqCst)
-    }
-}
-
-/// `user`: one-hot, ids or strings. `tags`: up to 3 ids. `strict`: one-hot, refuses absent ids.
-/// Table `i` belongs to feature `i`.
-fn schema() -> Schema {
-    let feature = |name: &str, arity, hash| Feature {
-        name: name.to_owned(),
-        table: format!("{name}s"),
-        wide_table: None,
-        arity,
-        pooling: Pooling::Sum,
-        hash,
-    };
-    let table = |name: &str, rows, default| Table {
-        name: name.to_owned(),
-        rows,
-        dim: 4,
-        default,
-        ..Table::default()
-    };
-    let dense = |name: &str, transform| DenseFeature { name: name.to_owned(), transform };
-    Schema {
-        architecture: Architecture::Dlrm { bottom: vec![8], top: vec![8] },
-        loss: Loss::BinaryCrossEntropy,
-        dense: vec![dense("price", Transform::None), dense("age", Transform::Log1p)],
-        features: vec![
-            feature("user", Arity::OneHot, Some(Hash { seed: 3, modulus: 1000 })),
-            feature("tag", Arity::MultiHot { max: 3 }, None),
-            feature("strict", Arity::OneHot, Some(Hash { seed: 4, modulus: 10 })),
-        ],
-        tables: vec![
-            table("users", 1000, AbsentDefault::Zeros),
-            table("tags", 50, AbsentDefault::Row(0)),
-            table("stricts", 10, AbsentDefault::Error),
-        ],
-    }
-}
-
-/// A schema with the same inputs and a DCN, which multiplies inputs, so that huge values overflow.
-pub fn crossed_schema() -> Schema {
-    Schema { architecture: Architecture::Dcn { cross_layers: 3, deep: vec![8] }, ..schema() }
-}
+use crate::fake::{Fake, batcher_config, score, until};
 
 /// A request with values that depend on `seed`, and its scores.
 pub fn request(samples: usize, seed: u64) -> (PredictRequest, Vec<f32>) {
@@ -223,16 +72,6 @@ pub fn server_config() -> ServerConfig {
         http_idle: Duration::from_secs(600),
         max_streams: 1000,
         drain: Duration::from_secs(20),
-    }
-}
-
-pub fn batcher_config() -> BatcherConfig {
-    BatcherConfig {
-        max_samples: 256,
-        max_delay: Duration::ZERO,
-        queue_samples: 4096,
-        queue_bytes: 16 << 20,
-        workers: 1,
     }
 }
 
@@ -298,15 +137,4 @@ pub async fn http_get(address: SocketAddr, path: &str) -> (u16, String) {
     stream.read_to_string(&mut text).await.unwrap();
     let (head, body) = text.split_once("\r\n\r\n").unwrap();
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
-}
-
-/// Waits for a condition. Panics if it does not hold after a long time.
-pub async fn until(happened: impl AsyncFn() -> bool) {
-    for _ in 0..30_000 {
-        if happened().await {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-    panic!("the condition never held");
 }

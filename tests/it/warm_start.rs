@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use flechette::schema::preset::ArchKind;
 
+use crate::files::hot_rows;
 use crate::program::{Served, Workshop, run, run_failing};
 use crate::skip::skip_part;
 
@@ -129,11 +130,9 @@ fn a_full_cache_is_warm_again_and_a_smaller_one_takes_the_hottest() {
 #[test]
 fn rows_and_tables_that_the_model_does_not_have_are_skipped_and_counted() {
     let trained = Trained::new(20);
-    let hot = flechette::store::hot_rows::HotRows {
-        tables: vec!["C1".into(), "gone".into()],
-        rows: vec![(0, 7), (1, 7), (0, 1000), (0, u64::MAX), (0, 3)],
-    };
-    hot.save(trained.workshop.models.as_ref(), MODEL).unwrap();
+    let hot = hot_rows(&["C1", "gone"], &[(0, 7), (1, 7), (0, 1000), (0, u64::MAX), (0, 3)]);
+    fs::create_dir_all(trained.hot_rows().parent().unwrap()).unwrap();
+    fs::write(trained.hot_rows(), hot).unwrap();
     let served = trained.serve("");
     assert_eq!(counted(&served, "entries"), 2.0);
     trained.score(&served);

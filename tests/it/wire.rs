@@ -5,7 +5,6 @@
 
 use std::net::SocketAddr;
 
-use flechette::schema::Hash;
 use flechette::server::proto::{FeatureColumn, PredictRequest, PredictResponse};
 use flechette::trainer;
 use flechette::trainer::optim::{Kind, Optimizer};
@@ -15,9 +14,11 @@ use prost::Message;
 use prost::bytes::Bytes;
 use tonic::Code;
 use tonic::codegen::http::Request;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::serving::{Running, crossed_schema, request, score, until};
-use crate::trainer::engines;
+use crate::fake::{crossed_schema, score, until};
+use crate::program::Served;
+use crate::serving::{Running, request};
 
 /// A gRPC connection on which a test can send any bytes.
 struct Raw(h2::client::SendRequest<Bytes>);
@@ -174,8 +175,7 @@ fn expected(request: &PredictRequest) -> Result<Vec<f32>, Code> {
         let lengths = if column.lengths.is_empty() { vec![1; samples] } else { column.lengths.clone() };
         let hashed = match hash {
             Some((seed, modulus)) => {
-                let hash = Hash { seed, modulus };
-                column.strings.iter().map(|s| hash.id(s)).collect()
+                column.strings.iter().map(|s| xxh3_64_with_seed(s, seed) % modulus).collect()
             }
             None if column.strings.is_empty() => vec![],
             None => return invalid,
@@ -301,7 +301,7 @@ fn arbitrary_requests_get_the_answer_that_the_rules_require() {
 }
 
 /// Servers of a small model: without a cache, with one for all rows, and with a small one.
-async fn real_servers() -> Vec<(Running, Raw)> {
+async fn real_servers() -> Vec<(Served, Raw)> {
     let models = tempfile::tempdir().unwrap();
     let sgd = Optimizer::new(Kind::Sgd, 0.1);
     trainer::initialise(&crossed_schema(), sgd, 1).unwrap().save(models.path(), "ads").unwrap();
@@ -309,10 +309,15 @@ async fn real_servers() -> Vec<(Running, Raw)> {
     let ads = models.path().join("ads");
     std::fs::rename(ads.join("1"), ads.join("7")).unwrap();
     let mut servers = Vec::new();
-    for engine in engines(models.path(), "ads") {
-        let running = Running::start_with(|parts| parts.models = vec![std::sync::Arc::new(engine)]).await;
-        let raw = Raw::connect(running.grpc).await;
-        servers.push((running, raw));
+    // The limits of `serving::server_config` and `batcher_config`.
+    let config = models.path().join("serve.toml");
+    let limits = "[server]\nmax_samples = 64\nmax_bytes = 65536\n[batcher]\nmax_delay_us = 0\nworkers = 1\n";
+    std::fs::write(&config, limits).unwrap();
+    for cache in ["off", "on --cache-fraction 1", "on --cache-fraction 0.05"] {
+        let flags = format!("--config {} --cache-mode {cache}", config.display());
+        let served = Served::start(models.path().to_str().unwrap(), &flags);
+        let raw = Raw::connect(served.grpc).await;
+        servers.push((served, raw));
     }
     servers
 }
@@ -326,7 +331,7 @@ fn arbitrary_requests_get_the_same_answer_of_a_real_model_with_any_cache() {
     runner
         .run(&requests(), |request| {
             let message = frame(&request.encode_to_vec());
-            let ask = |(_, raw): &(Running, Raw)| runtime.block_on(raw.call(message.clone(), &[]));
+            let ask = |(_, raw): &(Served, Raw)| runtime.block_on(raw.call(message.clone(), &[]));
             let answers: Vec<Answer> = servers.iter().map(ask).collect();
             let (answer, others) = answers.split_first().unwrap();
             for other in others {

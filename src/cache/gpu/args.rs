@@ -4,7 +4,7 @@
 use bytemuck::{Pod, Zeroable};
 
 /// The key of an empty slot.
-pub const EMPTY_KEY: u64 = 0;
+pub(crate) const EMPTY_KEY: u64 = 0;
 /// The location of a row that is not cached.
 pub(crate) const NOWHERE: u64 = u64::MAX;
 
@@ -29,7 +29,7 @@ pub(crate) struct ProbeColumn {
 /// `NarrowColumn` of common.cuh: how a lookup's ids become keys of an index of narrow keys.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct NarrowColumn {
+pub(crate) struct NarrowColumn {
     /// The first index key of the lookup's table.
     pub base: u64,
     /// The table has `2^bits` index keys.
@@ -52,7 +52,7 @@ pub(crate) struct Changed {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[allow(missing_docs)] // see probe.cu
-pub struct ProbeArgs {
+pub(crate) struct ProbeArgs {
     pub header: u64,
     pub columns: u64,
     pub scan: u64,
@@ -78,7 +78,7 @@ pub struct ProbeArgs {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[allow(missing_docs)] // see copy_rows.cu
-pub struct CopyArgs {
+pub(crate) struct CopyArgs {
     pub columns: u64,
     pub scan: u64,
     pub owners: u64,
@@ -94,7 +94,7 @@ pub struct CopyArgs {
 /// What a job does if its key is in the index already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum JobKind {
+pub(crate) enum JobKind {
     /// Keeps the entry. A pointer is replaced by the row.
     Keep = 0,
     /// Replaces the location.
@@ -130,7 +130,7 @@ pub(crate) struct ReplaceJob {
 /// What a job may evict in addition to the entry of its own row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum MayReplace {
+pub(crate) enum MayReplace {
     /// Nothing.
     Nothing = 0,
     /// Another row with its key.
@@ -140,24 +140,25 @@ pub enum MayReplace {
 }
 
 /// The key was not present and is linked.
-pub const LINK_NEW: u32 = 0;
+pub(crate) const LINK_NEW: u32 = 0;
 /// The key was present, and the job changed nothing.
-pub const LINK_PRESENT: u32 = 1;
+pub(crate) const LINK_PRESENT: u32 = 1;
 /// The key is linked, and the reported entry is evicted.
-pub const LINK_REPLACED: u32 = 2;
+pub(crate) const LINK_REPLACED: u32 = 2;
 /// No slot for the key: both buckets are full, and the job could evict no entry.
-pub const LINK_FULL: u32 = 3;
+pub(crate) const LINK_FULL: u32 = 3;
 /// The key has its new location; the old one is reported.
-pub const LINK_SWAPPED: u32 = 4;
+pub(crate) const LINK_SWAPPED: u32 = 4;
 /// The key is unlinked.
-pub const LINK_WITHDRAWN: u32 = 5;
+pub(crate) const LINK_WITHDRAWN: u32 = 5;
 /// The key to withdraw was not present.
-pub const LINK_ABSENT: u32 = 6;
+#[allow(dead_code)] // only tests with the simulator read it
+pub(crate) const LINK_ABSENT: u32 = 6;
 
 /// `Outcome` of replace.cu.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct Outcome {
+pub(crate) struct Outcome {
     /// The key of the entry that was unlinked or looked up; else 0.
     pub key: u64,
     /// The location bits of that entry.
@@ -172,7 +173,7 @@ pub struct Outcome {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[allow(missing_docs)] // see replace.cu
-pub struct ReplaceArgs {
+pub(crate) struct ReplaceArgs {
     pub jobs: u64,
     pub outcomes: u64,
     pub index: u64,
@@ -186,7 +187,7 @@ pub struct ReplaceArgs {
 /// `Listed` of list.cu: an entry of the index.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct Listed {
+pub(crate) struct Listed {
     /// 0 for a slot without an entry.
     pub key: u64,
     /// Bits of the entry's location.
@@ -203,7 +204,7 @@ pub struct Listed {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[allow(missing_docs)] // see list.cu
-pub struct ListArgs {
+pub(crate) struct ListArgs {
     pub index: u64,
     pub pool: u64,
     pub listed: u64,
@@ -219,7 +220,7 @@ pub struct ListArgs {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[allow(missing_docs)] // see sweep.cu
-pub struct SampleArgs {
+pub(crate) struct SampleArgs {
     pub index: u64,
     pub ages: u64,
     pub buckets: u64,
@@ -232,7 +233,7 @@ pub struct SampleArgs {
 /// `Evicted` of sweep.cu: an entry that was evicted.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct Evicted {
+pub(crate) struct Evicted {
     /// 0 if this element of the array is unused.
     pub key: u64,
     /// Bits of the location that the entry had.
@@ -254,7 +255,7 @@ pub(crate) const VICTIM_POINTER: u32 = 3;
 /// `Pointable` of sweep.cu: a table with all rows, in order, in registered host memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
-pub struct Pointable {
+pub(crate) struct Pointable {
     /// The keys of its rows are `base + id`.
     pub base: u64,
     #[allow(missing_docs)]
@@ -277,7 +278,7 @@ impl Pointable {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[allow(missing_docs)] // see sweep.cu
-pub struct SweepArgs {
+pub(crate) struct SweepArgs {
     pub index: u64,
     pub draining: u64,
     pub pointable: u64,

@@ -14,7 +14,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use self::memory::BatchMemory;
-pub use self::shape::{ContextShape, LookupError, LookupKeys};
+pub use self::shape::ContextShape;
+pub(crate) use self::shape::{LookupError, LookupKeys};
 use super::kernels;
 use super::overlay::OverlayTable;
 use super::table::GpuTable;
@@ -26,7 +27,7 @@ use crate::types::{Batch, Version};
 
 /// A row that a lookup reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct LookupRow {
+pub(crate) struct LookupRow {
     /// The place of the lookup in [`ContextShape::lookups`].
     pub lookup: usize,
     /// The row's id in the lookup's table.
@@ -35,7 +36,7 @@ pub struct LookupRow {
 
 /// A row that is not cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MissedRow {
+pub(crate) struct MissedRow {
     /// One of the lookups that read it.
     pub lookup: usize,
     /// The row's id in the lookup's table.
@@ -101,7 +102,7 @@ impl<D: Driver> LookupContext<D> {
     ///
     /// # Errors
     /// [`LookupError`] for an inconsistent shape, and driver errors.
-    pub fn new(
+    pub(crate) fn new(
         table: &Arc<GpuTable<D>>,
         shape: &ContextShape,
         keys: &[LookupKeys],
@@ -136,7 +137,8 @@ impl<D: Driver> LookupContext<D> {
 
     /// The version of the last batch that [`super::GpuCache::embed`] ran.
     #[must_use]
-    pub fn version(&self) -> Version {
+    #[cfg(test)]
+    pub(crate) fn version(&self) -> Version {
         self.version
     }
 
@@ -150,7 +152,7 @@ impl<D: Driver> LookupContext<D> {
     ///
     /// # Errors
     /// [`LookupError`] for a batch that does not fit the shape, and driver errors.
-    pub fn probe(
+    pub(crate) fn probe(
         &mut self,
         now: u64,
         overlay: Option<&Arc<OverlayTable<D>>>,
@@ -225,30 +227,32 @@ impl<D: Driver> LookupContext<D> {
 
     /// The distinct rows that the last probe did not find.
     #[must_use]
-    pub fn misses(&self) -> &[MissedRow] {
+    pub(crate) fn misses(&self) -> &[MissedRow] {
         &self.misses
     }
 
     /// By lookup: how many occurrences the last probe did not find.
     #[must_use]
-    pub fn missed(&self) -> &[u32] {
+    #[allow(dead_code)] // only tests with the simulator call it
+    pub(crate) fn missed(&self) -> &[u32] {
         self.memory.counts().missed
     }
 
     /// By lookup: how many occurrences the last probe found in host memory, by a pointer.
     #[must_use]
-    pub fn pointed(&self) -> &[u32] {
+    pub(crate) fn pointed(&self) -> &[u32] {
         self.memory.counts().pointed
     }
 
     /// By lookup: how many of the missed occurrences have an index key that is linked to another row.
     #[must_use]
-    pub fn collided(&self) -> &[u32] {
+    pub(crate) fn collided(&self) -> &[u32] {
         self.memory.counts().collided
     }
 
     /// The distinct rows that the last probe found in host memory.
-    pub fn pointed_rows(&self) -> impl Iterator<Item = LookupRow> {
+    #[cfg(all(test, feature = "cusim"))]
+    pub(crate) fn pointed_rows(&self) -> impl Iterator<Item = LookupRow> {
         self.memory.pointed()
     }
 
@@ -256,7 +260,7 @@ impl<D: Driver> LookupContext<D> {
     ///
     /// # Errors
     /// Driver errors.
-    pub fn copy_hits(&mut self) -> Result<(), DriverError> {
+    pub(crate) fn copy_hits(&mut self) -> Result<(), DriverError> {
         let driver = &**self.table.driver();
         self.busy = true;
         let args = self.memory.copy_args(&self.table);
@@ -268,7 +272,8 @@ impl<D: Driver> LookupContext<D> {
     ///
     /// # Errors
     /// Driver errors when waiting for the jobs that last read the buffer.
-    pub fn staged_mut(&mut self) -> Result<(&[MissedRow], &mut [u32]), DriverError> {
+    #[cfg(all(test, feature = "cusim"))]
+    pub(crate) fn staged_mut(&mut self) -> Result<(&[MissedRow], &mut [u32]), DriverError> {
         Ok((&self.misses, self.staging.words_mut()?))
     }
 
@@ -276,7 +281,7 @@ impl<D: Driver> LookupContext<D> {
     ///
     /// # Errors
     /// Driver errors.
-    pub fn pool(&mut self) -> Result<(), DriverError> {
+    pub(crate) fn pool(&mut self) -> Result<(), DriverError> {
         let Self { memory, staging, misses, .. } = self;
         let rows: Vec<u64> =
             misses.iter().map(|m| staging.row(m.word, memory.shape.row_words(m.lookup))).collect();
@@ -289,7 +294,7 @@ impl<D: Driver> LookupContext<D> {
     /// The output of the last batch, valid after [`Self::settle`]: `samples x stride` values. Each sample has
     /// its dense values, then each lookup's pooled vector at the lookup's column.
     #[must_use]
-    pub fn out(&self) -> &[f32] {
+    pub(crate) fn out(&self) -> &[f32] {
         self.memory.out()
     }
 
@@ -303,7 +308,7 @@ impl<D: Driver> LookupContext<D> {
     ///
     /// # Errors
     /// Driver errors.
-    pub fn settle(&mut self) -> Result<(), DriverError> {
+    pub(crate) fn settle(&mut self) -> Result<(), DriverError> {
         if self.busy {
             let driver = self.table.driver();
             driver.wait(&driver.record(&self.stream)?)?;

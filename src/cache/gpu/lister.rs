@@ -16,7 +16,7 @@ const WORD: usize = size_of::<u32>();
 
 /// Which buckets are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
+pub(crate) enum Look {
     /// `count` buckets from `bucket` on, wrapping round at the end of the index, but at most as many as the
     /// lister has room for.
     #[allow(missing_docs)]
@@ -27,7 +27,7 @@ pub enum Look {
 }
 
 /// Lists entries, with pinned memory for the entries of one call.
-pub struct Lister<D: Driver> {
+pub(crate) struct Lister<D: Driver> {
     gpu_table: Arc<GpuTable<D>>,
     memory: PinnedMemory<D>,
     listed: Array<Listed>,
@@ -39,7 +39,7 @@ impl<D: Driver> Lister<D> {
     ///
     /// # Errors
     /// As [`Driver::allocate_pinned`].
-    pub fn new(gpu_table: &Arc<GpuTable<D>>, buckets: usize, tags: bool) -> Result<Self, DriverError> {
+    pub(crate) fn new(gpu_table: &Arc<GpuTable<D>>, buckets: usize, tags: bool) -> Result<Self, DriverError> {
         let mut plan = Plan::default();
         let listed = plan.array(buckets * SLOTS);
         let memory = PinnedMemory::new(gpu_table.driver(), plan.bytes())?;
@@ -56,7 +56,11 @@ impl<D: Driver> Lister<D> {
     ///
     /// # Errors
     /// Driver errors.
-    pub fn look(&mut self, now: u64, look: Look) -> Result<impl Iterator<Item = &Listed>, DriverError> {
+    pub(crate) fn look(
+        &mut self,
+        now: u64,
+        look: Look,
+    ) -> Result<impl Iterator<Item = &Listed>, DriverError> {
         let (shape, most) = (self.gpu_table.shape(), self.buckets());
         let (from, count, drawn) = match look {
             Look::From { bucket, count } => (bucket, count.min(most), false),

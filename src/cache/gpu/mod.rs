@@ -23,18 +23,18 @@
 //! **Locks.** A batch of hits takes no lock. A batch with misses takes the replacer's lock after it has
 //! launched its last kernel.
 
-pub mod args;
-pub mod context;
+pub(crate) mod args;
+pub(crate) mod context;
 mod embed;
 mod evict;
 mod kernels;
-pub mod lister;
-pub mod overlay;
+pub(crate) mod lister;
+pub(crate) mod overlay;
 mod pointers;
 mod rank;
 mod replace;
-pub mod sweeper;
-pub mod table;
+pub(crate) mod sweeper;
+pub(crate) mod table;
 mod version;
 mod warm;
 
@@ -61,7 +61,7 @@ use crate::types::{TableId, Version};
 pub use context::{ContextShape, LookupContext};
 pub use embed::MissingRows;
 use evict::Sweep;
-pub use pointers::GpuHostRows;
+pub(crate) use pointers::GpuHostRows;
 use replace::Replacer;
 use version::Current;
 
@@ -173,7 +173,8 @@ impl<D: Driver> GpuCache<D> {
     /// [`GpuCacheError`] if the version is not newer than the current one, a row does not fit its table, or
     /// the overlay cannot be allocated. Then nothing has changed. After a later driver error, the switch has
     /// failed: batches still read correct rows, but the cache frees no slots and refuses further switches.
-    pub fn switch<'r>(
+    #[cfg_attr(not(test), expect(dead_code))] // tests call it; the program does not yet
+    pub(crate) fn switch<'r>(
         &self,
         version: Version,
         changed: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
@@ -183,7 +184,8 @@ impl<D: Driver> GpuCache<D> {
 
     /// The version that new batches use.
     #[must_use]
-    pub fn version(&self) -> Version {
+    #[cfg(test)]
+    pub(crate) fn version(&self) -> Version {
         self.shared.current.read().version
     }
 
@@ -193,7 +195,7 @@ impl<D: Driver> GpuCache<D> {
     /// # Errors
     /// [`GpuCacheError`] if the table does not exist or its rows share keys, if `rows` is too short or the
     /// index cannot reach its address, or if `version` is not current.
-    pub fn host_rows(
+    pub(crate) fn host_rows(
         &self,
         version: Version,
         table: TableId,
@@ -203,12 +205,13 @@ impl<D: Driver> GpuCache<D> {
     }
 
     /// As [`super::FlatCache::observe`].
-    pub fn observe(&self, ids: u64, elapsed: Duration) {
+    pub(crate) fn observe(&self, ids: u64, elapsed: Duration) {
         self.shared.observe(ids, elapsed);
     }
 
     /// As [`super::FlatCache::set_pointers`].
-    pub fn set_pointers(&self, capacity: u64) {
+    #[cfg(test)]
+    pub(crate) fn set_pointers(&self, capacity: u64) {
         self.shared.pointers.allow(capacity);
     }
 
@@ -216,7 +219,8 @@ impl<D: Driver> GpuCache<D> {
     ///
     /// # Errors
     /// Driver errors.
-    pub fn evict_step(&self) -> Result<EvictStep, GpuCacheError> {
+    #[cfg(test)]
+    pub(crate) fn evict_step(&self) -> Result<EvictStep, GpuCacheError> {
         Ok(self.shared.evict_step()?)
     }
 
@@ -224,13 +228,14 @@ impl<D: Driver> GpuCache<D> {
     ///
     /// # Errors
     /// Driver errors.
-    pub fn settle(&self) -> Result<(), GpuCacheError> {
+    #[cfg(test)]
+    pub(crate) fn settle(&self) -> Result<(), GpuCacheError> {
         Ok(self.shared.settle()?)
     }
 
     /// The counts since the cache was created. Rows of jobs that are still running are not counted yet.
     #[must_use]
-    pub fn stats(&self) -> CacheStats {
+    pub(crate) fn stats(&self) -> CacheStats {
         self.shared.stats(&self.shared.fill_level())
     }
 }
@@ -268,3 +273,7 @@ impl<D: Driver> Shared<D> {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests;

@@ -16,7 +16,7 @@ use crate::mem::mix64;
 
 /// A changed row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ChangedRow {
+pub(crate) struct ChangedRow {
     /// The row's own key, unique in the overlay.
     pub key: u64,
     /// Bits of the row's location; `None` if it is not cached.
@@ -26,7 +26,7 @@ pub struct ChangedRow {
 }
 
 /// A version's overlay in device memory. A batch that reads it holds a reference.
-pub struct OverlayTable<D: Driver> {
+pub(crate) struct OverlayTable<D: Driver> {
     slots: DeviceMemory<D>,
     mask: u64,
 }
@@ -37,7 +37,7 @@ impl<D: Driver> OverlayTable<D> {
     /// # Errors
     /// [`DriverError::OutOfMemory`] when an allocation fails: the table takes 32 to 64 bytes per row on the
     /// device, and until this returns also on the host. Other driver errors.
-    pub fn new(
+    pub(crate) fn new(
         gpu_table: &GpuTable<D>,
         rows: impl ExactSizeIterator<Item = ChangedRow>,
     ) -> Result<Self, DriverError> {

@@ -140,7 +140,7 @@ impl<D: Driver> Shared<D> {
 }
 
 /// Registers a table's rows in pinned host memory, so that the cache may point at them.
-pub struct GpuHostRows<D: Driver> {
+pub(crate) struct GpuHostRows<D: Driver> {
     shared: Arc<Shared<D>>,
     pointable: Pointable,
 }

@@ -19,7 +19,7 @@ const WORD: usize = size_of::<u32>();
 
 /// The entries that a sweep evicts.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Victims<'a> {
+pub(crate) enum Victims<'a> {
     /// Rows and pointers that were unused for at least this many batches.
     Aged(u32),
     /// Rows of the pool that were unused for at least `age` batches. At most `pointers` of them stay in the
@@ -34,7 +34,7 @@ pub enum Victims<'a> {
 
 /// A stretch of buckets to sweep.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Stretch<'a> {
+pub(crate) struct Stretch<'a> {
     /// The first bucket.
     pub hand: u64,
     /// Number of buckets.
@@ -46,7 +46,7 @@ pub struct Stretch<'a> {
 }
 
 /// Samples and evicts entries, with pinned memory for the results of one call.
-pub struct Sweeper<D: Driver> {
+pub(crate) struct Sweeper<D: Driver> {
     gpu_table: Arc<GpuTable<D>>,
     memory: PinnedMemory<D>,
     counters: DeviceMemory<D>,
@@ -64,7 +64,7 @@ impl<D: Driver> Sweeper<D> {
     ///
     /// # Errors
     /// As [`Driver::allocate_pinned`].
-    pub fn new(
+    pub(crate) fn new(
         gpu_table: &Arc<GpuTable<D>>,
         sample: usize,
         most: usize,
@@ -91,7 +91,7 @@ impl<D: Driver> Sweeper<D> {
 
     /// Sets the tables to which sweeps make pointers. A table is ignored unless all of its rows lie in
     /// registered memory.
-    pub fn point_at(&mut self, tables: impl Iterator<Item = Pointable>) {
+    pub(crate) fn point_at(&mut self, tables: impl Iterator<Item = Pointable>) {
         let held = |table: &Pointable| {
             let words = table.rows.checked_mul(table.words).and_then(|words| usize::try_from(words).ok());
             table.first & 1 == 1 && words.is_some_and(|words| self.gpu_table.holds(table.first, words))
@@ -107,7 +107,7 @@ impl<D: Driver> Sweeper<D> {
     ///
     /// # Errors
     /// Driver errors.
-    pub fn sample(&mut self, now: u64, draw: u64, pointers: bool) -> Result<&[u32], DriverError> {
+    pub(crate) fn sample(&mut self, now: u64, draw: u64, pointers: bool) -> Result<&[u32], DriverError> {
         let buckets = self.gpu_table.shape().buckets;
         let count = buckets.min((self.ages.len() / SLOTS) as u64) as u32;
         let (index, ages) = (self.gpu_table.index(), self.memory.of(self.ages));
@@ -123,7 +123,7 @@ impl<D: Driver> Sweeper<D> {
     ///
     /// # Errors
     /// Driver errors.
-    pub fn sweep(&mut self, now: u64, stretch: Stretch) -> Result<&[Evicted], DriverError> {
+    pub(crate) fn sweep(&mut self, now: u64, stretch: Stretch) -> Result<&[Evicted], DriverError> {
         let Stretch { hand, buckets, most, victims } = stretch;
         let mut args = SweepArgs {
             index: self.gpu_table.index(),

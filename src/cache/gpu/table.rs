@@ -27,7 +27,7 @@ const TAG_WORDS: usize = 2;
 
 /// The size of a [`GpuTable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GpuTableShape {
+pub(crate) struct GpuTableShape {
     /// Buckets of the index, 1 to 2^32.
     pub buckets: u64,
     /// Bytes of a slab.
@@ -37,7 +37,7 @@ pub struct GpuTableShape {
 }
 
 /// Index and pool in device memory. Both are empty at first.
-pub struct GpuTable<D: Driver> {
+pub(crate) struct GpuTable<D: Driver> {
     driver: Arc<D>,
     stream: D::Stream,
     shape: GpuTableShape,
@@ -53,7 +53,7 @@ impl<D: Driver> GpuTable<D> {
     ///
     /// # Errors
     /// Driver errors.
-    pub fn new(driver: Arc<D>, shape: GpuTableShape) -> Result<Self, DriverError> {
+    pub(crate) fn new(driver: Arc<D>, shape: GpuTableShape) -> Result<Self, DriverError> {
         // Pinned allocations lie near each other. So the addresses that locations reach extend equally far to
         // both sides of one such allocation.
         let somewhere = PinnedMemory::new(&driver, 1)?.address();
@@ -69,18 +69,18 @@ impl<D: Driver> GpuTable<D> {
     }
 
     #[allow(missing_docs)]
-    pub fn driver(&self) -> &Arc<D> {
+    pub(crate) fn driver(&self) -> &Arc<D> {
         &self.driver
     }
 
     #[allow(missing_docs)]
-    pub fn shape(&self) -> GpuTableShape {
+    pub(crate) fn shape(&self) -> GpuTableShape {
         self.shape
     }
 
     /// Lets entries point into this memory until [`Self::unregister`]. Returns the location of its first
     /// word, or `None` if locations do not reach it.
-    pub fn register(&self, region: Arc<PinnedMemory<D>>) -> Option<u64> {
+    pub(crate) fn register(&self, region: Arc<PinnedMemory<D>>) -> Option<u64> {
         let location = self.host_location(region.address())?;
         self.host_location(region.address() + region.bytes() as u64)?;
         self.regions().push(region);
@@ -158,7 +158,7 @@ impl<D: Driver> Drop for GpuTable<D> {
 
 /// The source of a job's row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum JobRow {
+pub(crate) enum JobRow {
     /// The staging buffer: the row's first word there.
     Staged(usize),
     /// Registered host memory: bits of the row's location.
@@ -171,7 +171,7 @@ pub enum JobRow {
 
 /// A change of the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Job {
+pub(crate) struct Job {
     /// The row's key in the index.
     pub key: u64,
     /// Bits of the row's new location.
@@ -189,7 +189,7 @@ pub struct Job {
 }
 
 /// Jobs that are launched together, and their outcomes.
-pub struct Jobs<D: Driver> {
+pub(crate) struct Jobs<D: Driver> {
     table: Arc<GpuTable<D>>,
     memory: PinnedMemory<D>,
     jobs: Array<ReplaceJob>,
@@ -206,7 +206,7 @@ impl<D: Driver> Jobs<D> {
     ///
     /// # Errors
     /// As [`Driver::allocate_pinned`].
-    pub fn new(table: &Arc<GpuTable<D>>, capacity: usize) -> Result<Self, DriverError> {
+    pub(crate) fn new(table: &Arc<GpuTable<D>>, capacity: usize) -> Result<Self, DriverError> {
         let mut plan = Plan::default();
         let (jobs, outcomes) = (plan.array(capacity), plan.array(capacity));
         Ok(Self {
@@ -236,7 +236,7 @@ impl<D: Driver> Jobs<D> {
     ///
     /// # Panics
     /// After a launch, until [`Self::finish`].
-    pub fn push(&mut self, job: Job, staging: &Staging<D>) -> bool {
+    pub(crate) fn push(&mut self, job: Job, staging: &Staging<D>) -> bool {
         assert!(self.done.is_none(), "jobs were added before `finish` of the previous launch");
         let links = matches!(job.kind, JobKind::Keep | JobKind::Swap) && job.row != JobRow::Poison;
         let copies = job.row != JobRow::InPlace;
@@ -276,7 +276,7 @@ impl<D: Driver> Jobs<D> {
     ///
     /// # Errors
     /// Driver errors.
-    pub fn launch(
+    pub(crate) fn launch(
         &mut self,
         now: u64,
         may_replace: MayReplace,
@@ -298,7 +298,7 @@ impl<D: Driver> Jobs<D> {
     ///
     /// # Errors
     /// Driver errors.
-    pub fn copy(&mut self, staging: Option<&mut Staging<D>>) -> Result<(), DriverError> {
+    pub(crate) fn copy(&mut self, staging: Option<&mut Staging<D>>) -> Result<(), DriverError> {
         let launched = self.copy_in(&self.args());
         self.mark_end(staging).and(launched)
     }
@@ -349,7 +349,7 @@ impl<D: Driver> Jobs<D> {
     ///
     /// # Errors
     /// As [`Driver::wait`].
-    pub fn finish(&mut self) -> Result<&[Outcome], DriverError> {
+    pub(crate) fn finish(&mut self) -> Result<&[Outcome], DriverError> {
         if let Some(done) = self.done.take() {
             self.table.driver.wait(&done)?;
         }

@@ -24,7 +24,7 @@ impl<D: Driver> GpuCache<D> {
     ///
     /// # Errors
     /// As [`super::super::FlatCache::warm`], and driver errors.
-    pub fn warm<'r>(
+    pub(crate) fn warm<'r>(
         &self,
         rows: impl IntoIterator<Item = (TableId, u64, &'r [u8])>,
     ) -> Result<Warmed, GpuCacheError> {
@@ -55,7 +55,7 @@ impl<D: Driver> GpuCache<D> {
     ///
     /// # Errors
     /// Driver errors.
-    pub fn hot_rows(&self) -> Result<Vec<(TableId, u64)>, GpuCacheError> {
+    pub(crate) fn hot_rows(&self) -> Result<Vec<(TableId, u64)>, GpuCacheError> {
         Ok(self.shared.hot_rows()?)
     }
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::cache::policy::rank::Ranks;
+use crate::cache::shared::Insertion;
 
 #[test]
 fn a_full_cache_admits_a_row_at_its_second_use_while_missing() {

@@ -13,7 +13,7 @@ use crate::types::Element;
 
 /// One lookup of a gather-pool: the bags of all samples, and the columns of their pooled vectors.
 #[derive(Clone, Copy, Debug)]
-pub struct PoolLookup<'a> {
+pub(crate) struct PoolLookup<'a> {
     /// `samples + 1` offsets: sample `s` owns the occurrences `offsets[s]..offsets[s + 1]`.
     pub offsets: &'a [u32],
     /// Elements per row.
@@ -29,7 +29,7 @@ pub struct PoolLookup<'a> {
 impl PoolLookup<'_> {
     /// The occurrences of all its samples.
     #[must_use]
-    pub fn occurrences(&self) -> Range<usize> {
+    pub(crate) fn occurrences(&self) -> Range<usize> {
         let last = self.offsets.len().saturating_sub(1);
         self.offsets.first().map_or(0..0, |first| *first as usize..self.offsets[last] as usize)
     }
@@ -94,7 +94,7 @@ pub(crate) fn rows_ahead(row_bytes: usize) -> usize {
 /// # Panics
 /// When `rows` or `out` is too short, a row has another length, the columns do not fit the stride, or the
 /// offsets decrease.
-pub fn gather_pool(lookup: &PoolLookup<'_>, rows: &[Option<&[u8]>], out: &mut [f32], stride: usize) {
+pub(crate) fn gather_pool(lookup: &PoolLookup<'_>, rows: &[Option<&[u8]>], out: &mut [f32], stride: usize) {
     if let Some(pool) = GatherPool::new(lookup, rows, out, stride) {
         pool.run();
     }

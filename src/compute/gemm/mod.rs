@@ -20,8 +20,7 @@ mod transpose;
 use super::Real;
 
 pub(crate) use crate::compute::gemm::kernel::{product_f32, product_portable};
-pub(crate) use crate::compute::gemm::transpose::pack_transposed;
-pub(crate) use crate::compute::gemm::transpose::{Block, transpose_f32, transpose_portable};
+pub(crate) use crate::compute::gemm::transpose::{Block, pack_transposed, transpose_f32, transpose_portable};
 
 /// Columns of a panel.
 pub(crate) const LANES: usize = 32;

@@ -136,7 +136,7 @@ unsafe fn transpose_avx512(block: &Block<'_, f32>, to: &mut [f32]) {
         next[12 + j] = high(odd[0], odd[1]);
     }
     for column in 0..block.width {
-        // SAFETY: the caller guarantees `width` lines.
+        // SAFETY: the caller guarantees that `to` has `width` lines of 16 lanes.
         unsafe { _mm512_storeu_ps(to.as_mut_ptr().add(column * LANES), next[column]) };
     }
 }

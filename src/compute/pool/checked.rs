@@ -7,7 +7,7 @@ use crate::types::Element;
 
 /// The input of a gather-pool, in host memory.
 #[derive(Clone, Copy, Debug)]
-pub struct Pool<'a> {
+pub(crate) struct Pool<'a> {
     /// Number of samples.
     pub samples: usize,
     /// Dense values per sample, written to columns `0..dense_width`.
@@ -29,7 +29,7 @@ pub struct Pool<'a> {
 /// Why a kernel could not run a [`Pool`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages document variants and fields")]
-pub enum PoolError {
+pub(crate) enum PoolError {
     #[error("gather-pool {field}: limit {limit}, got {got}")]
     Limit { field: &'static str, limit: u64, got: u64 },
     #[error("gather-pool {field}: expected {expected}, got {got}")]

@@ -23,7 +23,7 @@ use crate::schema::{Arity, Schema, Transform};
 use crate::types::{RawBatch, RawFeature, RawValues};
 use random::{Purpose, Stream, bell, unit};
 use skew::IdSampler;
-pub use skew::{HOT_IDS, Skew};
+pub use skew::Skew;
 pub(crate) use truth::Truth;
 use truth::{LOG_DEVIATION, LOG_MEAN, sigmoid};
 pub use write::{write_avazu_csv, write_criteo_tsv};

@@ -11,7 +11,7 @@ use std::str::FromStr;
 use super::random::{Purpose, Stream, unit};
 
 /// The share of ids that counts as hot in a named skew.
-pub const HOT_IDS: f64 = 0.02;
+pub(crate) const HOT_IDS: f64 = 0.02;
 /// Largest alpha.
 const MAX_ALPHA: f64 = 100.0;
 

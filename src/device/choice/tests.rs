@@ -1,4 +1,4 @@
-use super::super::cuda::{DeviceInfo, Probe};
+use super::super::cuda::context::{DeviceInfo, Probe};
 use super::*;
 
 fn h200() -> DeviceInfo {

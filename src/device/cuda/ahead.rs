@@ -17,7 +17,7 @@ const OLDEST: (i32, i32) = (7, 5);
 ///
 /// # Errors
 /// Why there are none, as a clause of a sentence.
-pub fn images(kernels: &[KernelFile], compute: (i32, i32)) -> Result<Vec<Image>, String> {
+pub(crate) fn images(kernels: &[KernelFile], compute: (i32, i32)) -> Result<Vec<Image>, String> {
     let Some(compiler) = made::COMPILER else {
         return Err("this program was built without nvcc".to_owned());
     };

@@ -22,7 +22,7 @@ pub(crate) const OPTIONS: &[&str] =
 
 /// What an image is compiled for. Displays as the value of the compiler's option `--gpu-architecture`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
+pub(crate) enum Target {
     /// Machine code for this capability, 10 x major + minor.
     Binary(i32),
     /// PTX, which the driver compiles for any device of this capability or a newer one.
@@ -53,7 +53,7 @@ impl Target {
 
 /// A kernel file, compiled.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Image {
+pub(crate) struct Image {
     /// Its source.
     pub kernel: KernelFile,
     /// Machine code, PTX with its closing zero, or a bundle of both.
@@ -64,7 +64,7 @@ pub struct Image {
 
 /// The result of [`build`].
 #[derive(Clone, Debug, Default)]
-pub struct Built {
+pub(crate) struct Built {
     /// One image per kernel file.
     pub images: Vec<Image>,
     /// How many images came from the disk cache.
@@ -78,7 +78,7 @@ pub struct Built {
 /// # Errors
 /// [`CudaError::CompilerTooNew`] when the device is older than every capability that NVRTC knows;
 /// [`CudaError::Compile`] when NVRTC refuses a kernel.
-pub fn build(
+pub(crate) fn build(
     compiler: &Compiler,
     kernels: &[KernelFile],
     compute: (i32, i32),
@@ -114,7 +114,7 @@ pub fn build(
 }
 
 /// The opened libnvrtc.
-pub struct Compiler {
+pub(crate) struct Compiler {
     nvrtc: Nvrtc,
     version: (i32, i32),
     architectures: Vec<i32>,
@@ -131,7 +131,7 @@ impl Compiler {
     ///
     /// # Errors
     /// What is missing, as the first clause of a sentence.
-    pub fn find() -> Result<Self, String> {
+    pub(crate) fn find() -> Result<Self, String> {
         if !compiler_is_present() {
             return Err("libnvrtc is not on the library path".to_owned());
         }
@@ -180,7 +180,7 @@ impl Compiler {
     ///
     /// # Errors
     /// [`CudaError::Compile`], with the compiler's log.
-    pub fn compile(&self, kernel: &KernelFile, target: Target) -> Result<Vec<u8>, CudaError> {
+    pub(crate) fn compile(&self, kernel: &KernelFile, target: Target) -> Result<Vec<u8>, CudaError> {
         let refused = |log: String| CudaError::Compile { kernel: kernel.name, nvrtc: self.version, log };
         let program = Program::new(&self.nvrtc, kernel).map_err(refused)?;
         let compiled = program.compile(target).and_then(|()| match target {

@@ -97,7 +97,7 @@ impl fmt::Display for Probe {
 
 /// Looks for CUDA devices. Never panics, whatever is installed.
 #[must_use]
-pub fn probe() -> Probe {
+pub(crate) fn probe() -> Probe {
     if !driver_is_present() {
         return Probe::NoDriver;
     }
@@ -112,7 +112,7 @@ pub fn probe() -> Probe {
 ///
 /// # Errors
 /// [`CudaError`] naming what is missing or too old.
-pub fn usable(ordinal: usize) -> Result<DeviceInfo, CudaError> {
+pub(crate) fn usable(ordinal: usize) -> Result<DeviceInfo, CudaError> {
     match probe() {
         Probe::Found(mut devices) => {
             if ordinal >= devices.len() {

@@ -18,7 +18,7 @@ pub struct Address(pub u64);
 impl Address {
     /// The address `bytes` after this one.
     #[must_use]
-    pub fn at(self, bytes: usize) -> Self {
+    pub(crate) fn at(self, bytes: usize) -> Self {
         Self(self.0 + bytes as u64)
     }
 }
@@ -67,7 +67,8 @@ pub struct Work {
 impl Work {
     /// The sum of all counters.
     #[must_use]
-    pub fn total(&self) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn total(&self) -> u64 {
         self.launches + self.copies + self.memsets + self.graph_nodes
     }
 }

@@ -64,14 +64,14 @@ impl Entry<'_> {
 
 /// The cache in one folder.
 #[derive(Clone, Debug)]
-pub struct KernelCache {
+pub(crate) struct KernelCache {
     folder: PathBuf,
 }
 
 impl KernelCache {
     /// A cache in this folder, which is created when the first image is stored.
     #[must_use]
-    pub fn new(folder: &Path) -> Self {
+    pub(crate) fn new(folder: &Path) -> Self {
         Self { folder: folder.to_owned() }
     }
 

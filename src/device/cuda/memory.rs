@@ -14,7 +14,7 @@ use super::{Address, Driver, DriverError, Pinned};
 
 /// The position of an array in a block.
 #[derive(Debug)]
-pub struct Array<T> {
+pub(crate) struct Array<T> {
     at: usize,
     count: usize,
     kind: PhantomData<T>,
@@ -38,7 +38,7 @@ impl<T> Array<T> {
 
 /// The layout of a block: arrays one after the other, each aligned to a cache line.
 #[derive(Debug, Default)]
-pub struct Plan {
+pub(crate) struct Plan {
     bytes: usize,
 }
 
@@ -46,7 +46,7 @@ impl Plan {
     const LINE: usize = 128;
 
     /// Appends an array of `count` elements.
-    pub fn array<T: Pod>(&mut self, count: usize) -> Array<T> {
+    pub(crate) fn array<T: Pod>(&mut self, count: usize) -> Array<T> {
         let at = self.bytes;
         self.bytes = (at + count * size_of::<T>()).next_multiple_of(Self::LINE);
         Array { at, count, kind: PhantomData }
@@ -54,7 +54,7 @@ impl Plan {
 
     /// Size of the block so far.
     #[must_use]
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 }
@@ -115,7 +115,7 @@ impl<D: Driver> Drop for DeviceMemory<D> {
 
 /// Pinned host memory, freed when dropped, like [`DeviceMemory`]. The host may read what a kernel writes, and
 /// write what a kernel reads, only after an event behind that kernel has fired.
-pub struct PinnedMemory<D: Driver> {
+pub(crate) struct PinnedMemory<D: Driver> {
     driver: Arc<D>,
     memory: Pinned,
 }
@@ -125,7 +125,7 @@ impl<D: Driver> PinnedMemory<D> {
     ///
     /// # Errors
     /// As [`Driver::allocate_pinned`].
-    pub fn new(driver: &Arc<D>, bytes: usize) -> Result<Self, DriverError> {
+    pub(crate) fn new(driver: &Arc<D>, bytes: usize) -> Result<Self, DriverError> {
         Ok(Self { memory: driver.allocate_pinned(bytes)?, driver: driver.clone() })
     }
 
@@ -164,7 +164,7 @@ impl<D: Driver> PinnedMemory<D> {
     /// # Panics
     /// As [`Self::get`].
     #[must_use]
-    pub fn get_mut<T: Pod>(&mut self, array: Array<T>) -> &mut [T] {
+    pub(crate) fn get_mut<T: Pod>(&mut self, array: Array<T>) -> &mut [T] {
         self.check(array);
         // SAFETY: as in `get`; `self` is borrowed mutably, and the caller has waited for the kernels that use
         // it.
@@ -185,7 +185,7 @@ impl<D: Driver> Drop for PinnedMemory<D> {
 }
 
 /// A staging buffer: pinned memory. The host writes rows to it, and kernels of several streams read them.
-pub struct Staging<D: Driver> {
+pub(crate) struct Staging<D: Driver> {
     memory: PinnedMemory<D>,
     words: Array<u32>,
     /// Events behind the kernels that read the current contents.
@@ -197,7 +197,7 @@ impl<D: Driver> Staging<D> {
     ///
     /// # Errors
     /// As [`Driver::allocate_pinned`].
-    pub fn new(driver: &Arc<D>, words: usize) -> Result<Self, DriverError> {
+    pub(crate) fn new(driver: &Arc<D>, words: usize) -> Result<Self, DriverError> {
         let mut plan = Plan::default();
         let words = plan.array(words);
         Ok(Self { memory: PinnedMemory::new(driver, plan.bytes())?, words, readers: Vec::new() })
@@ -213,7 +213,7 @@ impl<D: Driver> Staging<D> {
     ///
     /// # Errors
     /// As [`Driver::wait`].
-    pub fn words_mut(&mut self) -> Result<&mut [u32], DriverError> {
+    pub(crate) fn words_mut(&mut self) -> Result<&mut [u32], DriverError> {
         for reader in self.readers.drain(..) {
             self.memory.driver.wait(&reader)?;
         }

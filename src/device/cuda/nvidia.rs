@@ -66,7 +66,7 @@ pub fn open(ordinal: usize, kernel_cache: Option<&Path>) -> Result<Nvidia, CudaE
 ///
 /// # Errors
 /// As [`open`].
-pub fn open_with(
+pub(crate) fn open_with(
     kernels: &[KernelFile],
     ordinal: usize,
     kernel_cache: Option<&Path>,
@@ -102,13 +102,14 @@ impl fmt::Debug for Nvidia {
 impl Nvidia {
     /// Name, capability and memory size of the device.
     #[must_use]
-    pub fn info(&self) -> &DeviceInfo {
+    #[cfg(test)]
+    pub(crate) fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
     /// Free and total bytes of device memory; zeros when the driver does not report them.
     #[must_use]
-    pub fn memory(&self) -> (u64, u64) {
+    pub(crate) fn memory(&self) -> (u64, u64) {
         self.primary.memory()
     }
 

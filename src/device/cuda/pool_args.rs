@@ -22,7 +22,8 @@ pub(crate) const AT_NOTHING: u64 = 4 << 61;
 pub(crate) struct BatchHeader {
     /// The number of the batch. It becomes the stamp of the rows that the batch uses.
     pub now: u64,
-    /// Address of the overlay that the probe searches before the index; 0 for none.
+    /// Address of the overlay, a hash table of the rows that a new version changed (`cache/gpu/version.rs`); 0 for
+    /// none. The probe searches it before the index.
     pub overlay: u64,
     /// Number of the overlay's slots (a power of two) minus one.
     pub overlay_mask: u64,
@@ -57,7 +58,7 @@ pub(crate) struct BatchState {
 /// The parameter of the kernel `gather_pool`. All fields but the last four are device addresses.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
-pub struct PoolArgs {
+pub(crate) struct PoolArgs {
     /// [`BatchHeader`].
     pub header: u64,
     /// [`BatchState`].

@@ -5,7 +5,7 @@
 
 /// A `.cu` file of `kernels/`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KernelFile {
+pub(crate) struct KernelFile {
     /// Its name without `.cu`.
     pub name: &'static str,
     /// Its source.
@@ -40,7 +40,7 @@ macro_rules! header {
 }
 
 /// All kernel files.
-pub const KERNELS: &[KernelFile] = &[
+pub(crate) const KERNELS: &[KernelFile] = &[
     kernel!("copy_rows": "copy_rows"),
     kernel!("gather_pool": "gather_pool"),
     kernel!("list": "list_entries"),

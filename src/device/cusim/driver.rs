@@ -19,7 +19,8 @@ use std::thread::JoinHandle;
 
 use super::Argument;
 use super::device::{Command, Device, Operation, Reply, stopped};
-use crate::device::cuda::{Address, Driver, DriverError, LaunchShape, Pinned, Work};
+use crate::device::cuda::driver::Work;
+use crate::device::cuda::{Address, Driver, DriverError, LaunchShape, Pinned};
 
 /// The value that overwrites each byte of freed memory.
 const FREED: u8 = 0xA5;
@@ -82,7 +83,8 @@ impl SimDriver {
 
     /// Allocated bytes of device and pinned memory.
     #[must_use]
-    pub fn used_bytes(&self) -> u64 {
+    #[cfg(test)]
+    pub(crate) fn used_bytes(&self) -> u64 {
         lock(&self.memory).used
     }
 

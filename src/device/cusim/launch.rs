@@ -18,10 +18,19 @@ unsafe extern "C" {
     ) -> *mut c_void;
     fn cusim_advance(launch: *mut c_void, steps: u64, message: *mut c_char, message_bytes: usize) -> c_int;
     fn cusim_end(launch: *mut c_void);
+    fn cusim_argument_bytes(name: *const c_char) -> usize;
 }
 
 const RUNNING: c_int = 0;
 const DONE: c_int = 1;
+
+/// The bytes of a kernel's arguments, or `None` if there is no such kernel.
+#[cfg_attr(not(target_os = "linux"), expect(dead_code))]
+pub(crate) fn argument_bytes(kernel: &str) -> Option<usize> {
+    let name = CString::new(kernel).ok()?;
+    // SAFETY: `name` ends with a zero and is only read.
+    Some(unsafe { cusim_argument_bytes(name.as_ptr()) }).filter(|&bytes| bytes > 0)
+}
 
 /// A running kernel. It stays on the thread that began it, and ends when dropped.
 #[derive(Debug)]

@@ -7,18 +7,23 @@
 mod device;
 mod driver;
 mod launch;
+#[cfg(target_os = "linux")]
+pub mod pretended;
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests;
 
 use bytemuck::Pod;
 
 use crate::compute::pool::{Pool, PoolError};
 use crate::device::cuda::pool_args::PoolArgs;
 use crate::device::cuda::pool_args::{AT_MISS, BatchHeader, BatchState};
-pub use driver::{SimDriver, SimEvent, SimGraph, SimStream};
+pub use driver::SimDriver;
 use launch::Running;
 
 /// How a kernel is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Launch {
+pub(crate) struct Launch {
     /// Blocks of the grid.
     pub blocks: u32,
     /// Threads of a block, at most 1024.
@@ -32,7 +37,7 @@ pub struct Launch {
 /// Errors of a simulated launch.
 #[allow(missing_docs)] // the messages are the documentation
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SimError {
+pub(crate) enum SimError {
     #[error("cusim {kernel}: {reason}")]
     Stopped { kernel: String, reason: String },
     #[error(transparent)]
@@ -45,18 +50,18 @@ pub enum SimError {
 
 /// One argument of a kernel: the bytes of its parameter.
 #[derive(Clone, Debug)]
-pub struct Argument(Vec<u64>);
+pub(crate) struct Argument(Vec<u64>);
 
 impl Argument {
     /// A value passed by copy, such as a number, an address or a `#[repr(C)]` struct.
     #[must_use]
-    pub fn value<T: Pod>(value: T) -> Self {
+    pub(crate) fn value<T: Pod>(value: T) -> Self {
         Self::bytes(bytemuck::bytes_of(&value))
     }
 
     /// A value passed by copy, as bytes.
     #[must_use]
-    pub fn bytes(bytes: &[u8]) -> Self {
+    pub(crate) fn bytes(bytes: &[u8]) -> Self {
         // Words, so that the copy is aligned for every parameter of at most eight-byte alignment.
         let mut words = vec![0_u64; bytes.len().div_ceil(size_of::<u64>())];
         bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
@@ -65,13 +70,15 @@ impl Argument {
 
     /// The address of memory that the kernel reads.
     #[must_use]
-    pub fn read<T: Pod>(memory: &[T]) -> Self {
+    #[cfg(test)]
+    pub(crate) fn read<T: Pod>(memory: &[T]) -> Self {
         Self::value(memory.as_ptr() as u64)
     }
 
     /// The address of memory that the kernel writes.
     #[must_use]
-    pub fn write<T: Pod>(memory: &mut [T]) -> Self {
+    #[cfg(test)]
+    pub(crate) fn write<T: Pod>(memory: &mut [T]) -> Self {
         Self::value(memory.as_mut_ptr() as u64)
     }
 }
@@ -86,7 +93,7 @@ impl Argument {
 /// `arguments` must be the kernel's parameters, in order and with the right types. Every address among them
 /// must point to memory that lives through the call and is as long as the kernel accesses. Memory that the
 /// kernel writes must not be borrowed elsewhere.
-pub unsafe fn launch(kernel: &str, launch: Launch, arguments: &[Argument]) -> Result<(), SimError> {
+pub(crate) unsafe fn launch(kernel: &str, launch: Launch, arguments: &[Argument]) -> Result<(), SimError> {
     // SAFETY: the caller guarantees the conditions of `begin`, and the launch ends within this call.
     let mut running = unsafe { Running::begin(kernel, launch, arguments)? };
     while !running.advance(u64::MAX)? {}
@@ -97,7 +104,8 @@ pub unsafe fn launch(kernel: &str, launch: Launch, arguments: &[Argument]) -> Re
 ///
 /// # Errors
 /// [`SimError`] if the arguments are invalid, or if the simulator stops the kernel.
-pub fn gather_pool(pool: &Pool, out: &mut [f32], shape: Launch) -> Result<(), SimError> {
+#[cfg_attr(not(test), expect(dead_code))] // tests call it; the program does not yet
+pub(crate) fn gather_pool(pool: &Pool, out: &mut [f32], shape: Launch) -> Result<(), SimError> {
     pool.check()?;
     let expected = pool.samples * pool.stride;
     if out.len() != expected {

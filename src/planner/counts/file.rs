@@ -79,7 +79,7 @@ impl Ranked {
     ///
     /// # Errors
     /// [`CountsError`] when the file cannot be read or has another format.
-    pub fn read(path: &Path) -> Result<Self, CountsError> {
+    pub(crate) fn read(path: &Path) -> Result<Self, CountsError> {
         let io = |cause| CountsError::Io { path: path.into(), cause };
         let bytes = std::fs::read(path).map_err(io)?;
         parse(&bytes).map_err(|reason| CountsError::Form { path: path.into(), reason })

@@ -11,17 +11,6 @@
 //! of one dimension and the same length, by descending count and then by ascending row. Its metadata are
 //! `format = "flechette-counts"`, `version = "1"`, `tables` (the names in the schema's order as a JSON list),
 //! and `floor`, which is 0 for exact counts.
-//!
-//! ```no_run
-//! # fn main() -> Result<(), flechette::planner::counts::CountsError> {
-//! use flechette::planner::counts::Ranked;
-//! let ranked = Ranked::read("ids.safetensors".as_ref())?;
-//! if let Some(table) = ranked.table("C3") {
-//!     let hottest = table.rows.first(); // and table.counts.first() accesses
-//! }
-//! for row in ranked.hottest() { /* over all tables, the hottest first */ }
-//! # Ok(()) }
-//! ```
 
 mod file;
 mod ranked;
@@ -31,13 +20,13 @@ pub(crate) mod summary;
 use std::collections::TryReserveError;
 use std::path::PathBuf;
 
-pub use ranked::{Ranked, RankedRow, RankedTable};
+pub(crate) use ranked::Ranked;
 pub(crate) use stream::Counts;
 
 /// Why counts cannot be kept, written or read.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // The messages say what the fields are.
-pub enum CountsError {
+pub(crate) enum CountsError {
     #[error("counts: {}: {cause}", path.display())]
     Io { path: PathBuf, cause: std::io::Error },
     /// The file is damaged or of another format.

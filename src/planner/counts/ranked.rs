@@ -6,7 +6,7 @@ use crate::types::TableId;
 
 /// The rows of every table by descending count.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ranked {
+pub(crate) struct Ranked {
     /// In the order of the schema.
     pub tables: Vec<RankedTable>,
     /// The largest error of a count, which is never too low. Also the most accesses of a row that is missing
@@ -16,7 +16,7 @@ pub struct Ranked {
 
 /// The rows of one table by descending count and, among equals, ascending row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RankedTable {
+pub(crate) struct RankedTable {
     /// The table's name.
     pub name: String,
     /// Row numbers.
@@ -27,7 +27,7 @@ pub struct RankedTable {
 
 /// A row of a table and its count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RankedRow {
+pub(crate) struct RankedRow {
     /// Index of the table in [`Ranked::tables`].
     pub table: usize,
     /// Row number.
@@ -64,15 +64,9 @@ impl Ranked {
         Self { tables: trace.tables.iter().map(table).collect(), floor: 0 }
     }
 
-    /// The table of this name.
-    #[must_use]
-    pub fn table(&self, name: &str) -> Option<&RankedTable> {
-        self.tables.iter().find(|table| table.name == name)
-    }
-
     /// The rows of all tables, the hottest first; rows of equal count by table and row.
     #[must_use]
-    pub fn hottest(&self) -> Vec<RankedRow> {
+    pub(crate) fn hottest(&self) -> Vec<RankedRow> {
         let tables = self.tables.iter().enumerate();
         let mut all: Vec<RankedRow> = tables
             .flat_map(|(table, ranked)| {

@@ -21,7 +21,7 @@ pub struct Checksum(pub u128);
 impl Checksum {
     /// Hashes these bytes.
     #[must_use]
-    pub fn of(bytes: &[u8]) -> Self {
+    pub(crate) fn of(bytes: &[u8]) -> Self {
         Self(xxh3_128(bytes))
     }
 }
@@ -51,14 +51,14 @@ impl<'de> Deserialize<'de> for Checksum {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs)]
-pub struct FileEntry {
+pub(crate) struct FileEntry {
     pub bytes: u64,
     pub xxh3_128: Checksum,
 }
 
 /// The length and checksum of every other file of a version, and the notes of its writer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Manifest {
+pub(crate) struct Manifest {
     /// By the path in the version, with `/` between its parts.
     pub files: BTreeMap<String, FileEntry>,
     /// Notes of the writer.
@@ -84,7 +84,7 @@ impl Manifest {
     ///
     /// # Errors
     /// [`FormatError::TooLong`] when the manifest exceeds [`MAX_MANIFEST_BYTES`].
-    pub fn encode(&self) -> Result<Vec<u8>, FormatError> {
+    pub(crate) fn encode(&self) -> Result<Vec<u8>, FormatError> {
         Ok(self.encode_with_checksum()?.0)
     }
 
@@ -103,7 +103,7 @@ impl Manifest {
     ///
     /// # Errors
     /// [`FormatError`] for any other bytes.
-    pub fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
         let got = bytes.len() as u64;
         if got > MAX_MANIFEST_BYTES {
             return Err(FormatError::TooLong { field: "manifest", limit: MAX_MANIFEST_BYTES, got });

@@ -27,7 +27,7 @@ use std::time::Duration;
 pub(crate) mod clocks;
 mod collect;
 mod exchange;
-pub mod gpu;
+pub(crate) mod gpu;
 mod hit_map;
 mod insert;
 pub(crate) mod item;
@@ -37,7 +37,7 @@ pub(crate) mod policy;
 pub(crate) mod scratchpad;
 mod settings;
 mod slot_directory;
-pub mod slot_flags;
+pub(crate) mod slot_flags;
 pub(crate) mod slots;
 pub(crate) mod stage;
 pub(crate) mod train;
@@ -117,7 +117,7 @@ impl Pipeline {
     /// # Errors
     /// As [`Self::new`]; [`TrainError::Replicas`] for several replicas; [`TrainError::Device`] when an
     /// allocation fails.
-    pub fn on_device<D: Driver>(
+    pub(crate) fn on_device<D: Driver>(
         driver: &Arc<D>,
         train_state: &TrainState,
         rows: (WorkingFile, Option<Frequencies>),
@@ -296,7 +296,7 @@ impl Pipeline {
     ///
     /// # Errors
     /// [`TrainError::Store`].
-    pub fn flush(&mut self) -> Result<(), TrainError> {
+    pub(crate) fn flush(&mut self) -> Result<(), TrainError> {
         let Self { planner, scratchpad, store, threads, .. } = self;
         let tables = planner.tables();
         let mover = RowMover { store, scratchpad, tables, threads };

@@ -34,7 +34,7 @@ pub enum ScratchpadSize {
 
 /// Which slots the rows of a table use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SlotLayout {
+pub(crate) struct SlotLayout {
     /// Index of the slot size.
     pub size: usize,
     /// Words (f32) of a record.
@@ -43,7 +43,7 @@ pub struct SlotLayout {
 
 /// The tables that share a slot size, because their records have the same number of words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SizeClass {
+pub(crate) struct SizeClass {
     /// Words (f32) of a record.
     pub words: usize,
     /// Rows of all these tables.
@@ -54,7 +54,7 @@ pub struct SizeClass {
 
 /// The slot sizes of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sizes {
+pub(crate) struct Sizes {
     /// The slot layout of each table.
     pub tables: Vec<SlotLayout>,
     /// The tables of each slot size.
@@ -225,7 +225,7 @@ impl ScratchpadMemory {
 ///
 /// # Errors
 /// [`TrainError`] for data that cannot be read.
-pub fn largest_sample(
+pub(crate) fn largest_sample(
     schema: &Schema,
     sizes: &Sizes,
     reader: &mut dyn Reader,

@@ -104,7 +104,7 @@ pub(crate) struct SlotDirectory {
     candidates: Candidates,
     /// The stamp of the candidate that was added last, modulo 2^32.
     stamp: u32,
-    /// The lists of the batches in both windows, ascending by batch.
+    /// For each batch in the two hazard windows, the slots that protect its rows, ascending by batch.
     needed: VecDeque<BatchSlots>,
     /// Empty lists, kept to reuse their memory.
     spare: Vec<Vec<u32>>,

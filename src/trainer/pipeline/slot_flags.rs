@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Stands in a list of slots for a row that has no slot.
-pub const NO_SLOT: u32 = u32::MAX;
+pub(crate) const NO_SLOT: u32 = u32::MAX;
 
 /// A claim failed, because another claim has the slot or no slot has this number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -22,11 +22,11 @@ pub struct ClaimError {
 
 /// A flag for each of the slots of one size.
 #[derive(Debug)]
-pub struct SlotFlags(Box<[AtomicBool]>);
+pub(crate) struct SlotFlags(Box<[AtomicBool]>);
 
 /// Slots that stay claimed until this is dropped. Except for [`NO_SLOT`] they exist and are distinct.
 #[derive(Debug)]
-pub struct HeldSlots<'a> {
+pub(crate) struct HeldSlots<'a> {
     flags: &'a SlotFlags,
     list: &'a [u32],
 }
@@ -50,7 +50,7 @@ impl SlotFlags {
     /// # Errors
     /// [`ClaimError`] for the first slot that another claim has, or that is listed twice. Nothing is
     /// claimed then.
-    pub fn claim<'a>(&'a self, list: &'a [u32]) -> Result<HeldSlots<'a>, ClaimError> {
+    pub(crate) fn claim<'a>(&'a self, list: &'a [u32]) -> Result<HeldSlots<'a>, ClaimError> {
         let take = |slot: u32| {
             let flag = self.0.get(slot as usize);
             flag.is_some_and(|f| {

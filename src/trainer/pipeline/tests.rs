@@ -11,6 +11,7 @@ use crate::trainer::optim::{Kind, Optimizer};
 use crate::trainer::{Progress, ReferenceTrainer, ScratchpadSize, initialise, initialise_on_disk};
 use crate::types::{RawBatch, RawFeature, RawValues, TableId};
 
+pub(crate) mod contract;
 mod hazards;
 
 /// A schema with a shared table, two slot sizes and mean pooling. Absent ids get a default row in one table
@@ -35,33 +36,32 @@ const TOML: &str = r#"
     name = "c"
     table = "u"
     wide_table = "v"
-    [[tables]]
-    name = "t"
-    rows = 300
-    dim = 3
-    default = { row = 1 }
-    [[tables]]
-    name = "u"
-    rows = 200
-    dim = 3
-    [[tables]]
-    name = "w"
-    rows = 300
-    dim = 1
-    [[tables]]
-    name = "v"
-    rows = 200
-    dim = 1
 "#;
 
+/// The rows of the two larger tables.
+const ROWS: [u64; 2] = [300, 200];
+
 pub(crate) fn schema() -> Schema {
-    Schema::parse(TOML).unwrap()
+    schema_of(ROWS, 3)
+}
+
+/// As [`schema`], with these rows and this dim.
+fn schema_of([first, second]: [u64; 2], dim: usize) -> Schema {
+    let table = |name, rows, dim| format!("[[tables]]\nname = \"{name}\"\nrows = {rows}\ndim = {dim}\n");
+    let tables = [
+        table("t", first, dim) + "default = { row = 1 }\n",
+        table("u", second, dim),
+        table("w", first, 1),
+        table("v", second, 1),
+    ];
+    Schema::parse(&(TOML.to_owned() + &tables.concat())).unwrap()
 }
 
 /// Samples drawn from a seed, with skewed ids: some rows are in almost every batch and others are rare.
 pub(crate) struct Samples {
     left: usize,
     draws: u64,
+    rows: [u64; 2],
 }
 
 impl Samples {
@@ -90,10 +90,10 @@ impl Reader for Samples {
         };
         let (mut dense, mut labels) = (Vec::new(), Vec::new());
         for _ in 0..samples {
-            let bag: Vec<u64> = (0..self.draw(7)).map(|_| self.id(300)).collect();
+            let bag: Vec<u64> = (0..self.draw(7)).map(|_| self.id(self.rows[0])).collect();
             push(0, &bag);
-            push(1, &[self.id(300)]);
-            push(2, &[self.id(200)]);
+            push(1, &[self.id(self.rows[0])]);
+            push(2, &[self.id(self.rows[1])]);
             dense.push(self.draw(100) as f32 / 50.0);
             labels.push(self.draw(2) as f32);
         }
@@ -134,7 +134,7 @@ impl Case {
     }
 
     pub(crate) fn data(&self) -> Samples {
-        Samples { left: self.samples, draws: self.seed }
+        Samples { left: self.samples, draws: self.seed, rows: ROWS }
     }
 
     /// The sequential trainer after the case, and all probabilities that it reported.

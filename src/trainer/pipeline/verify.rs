@@ -16,7 +16,7 @@ use crate::types::{Batch, TableId};
 
 /// The first place where the pipeline's bytes differ from the sequential trainer's.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Difference {
+pub(crate) struct Difference {
     /// Name of the table; `None` for a dense weight or its state.
     pub table: Option<String>,
     /// The row of the table, or the index among the dense weights.
@@ -36,7 +36,7 @@ impl fmt::Display for Difference {
 }
 
 /// Observes a pipeline and takes each of its steps with the sequential trainer.
-pub struct Verifier {
+pub(crate) struct Verifier {
     oracle: ReferenceTrainer,
     probabilities: Vec<f32>,
     first: Option<Difference>,
@@ -45,13 +45,14 @@ pub struct Verifier {
 impl Verifier {
     /// A verifier with a trainer that starts from the same bytes as the pipeline.
     #[must_use]
-    pub fn new(oracle: ReferenceTrainer) -> Self {
+    pub(crate) fn new(oracle: ReferenceTrainer) -> Self {
         Self { oracle, probabilities: Vec::new(), first: None }
     }
 
     /// The first difference so far.
     #[must_use]
-    pub fn first_difference(&self) -> Option<&Difference> {
+    #[cfg(test)]
+    pub(crate) fn first_difference(&self) -> Option<&Difference> {
         self.first.as_ref()
     }
 
@@ -60,7 +61,7 @@ impl Verifier {
     ///
     /// # Errors
     /// [`TrainError::Store`].
-    pub fn finish(mut self, store: &WorkingFile) -> Result<Option<Difference>, TrainError> {
+    pub(crate) fn finish(mut self, store: &WorkingFile) -> Result<Option<Difference>, TrainError> {
         for t in 0..self.oracle.tables().len() {
             let (table, mut different) = (TableId(t as u32), None);
             let width = store.tables()[t].width();

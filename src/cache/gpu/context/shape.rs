@@ -30,7 +30,7 @@ pub struct ContextShape {
 
 /// How the ids of a lookup become keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LookupKeys {
+pub(crate) struct LookupKeys {
     /// The first own key of the lookup's table: a row's own key is `base | id`.
     pub base: u64,
     /// Rows of the table. Ids that are not below this number read as zeros.
@@ -137,7 +137,7 @@ pub(super) fn check_batch(shape: &ContextShape, batch: &Batch) -> Result<(), Loo
         expect(|| format!("batch: last offset of feature {f}"), feature.ids.len(), last)?;
         if let Some(pair) = feature.offsets.windows(2).find(|pair| pair[0] > pair[1]) {
             let (expected, got) = (u64::from(pair[0]), u64::from(pair[1]));
-            let field = format!("batch: offset of feature {f} that never falls");
+            let field = format!("batch: offset of feature {f} (ascending)");
             return Err(LookupError::Shape { field, expected, got });
         }
     }

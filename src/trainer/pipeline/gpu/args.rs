@@ -27,7 +27,7 @@ pub(crate) struct RecordRun {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[allow(missing_docs)] // documented in scratch.cu
-pub struct RecordArgs {
+pub(crate) struct RecordArgs {
     pub runs: u64,
     pub scan: u64,
     pub list: u64,
@@ -59,7 +59,7 @@ pub(crate) struct UpdateTable {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
 #[allow(missing_docs)] // documented in update.cu
-pub struct UpdateArgs {
+pub(crate) struct UpdateArgs {
     pub tables: u64,
     pub scan: u64,
     pub list: u64,

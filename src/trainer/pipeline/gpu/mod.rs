@@ -18,9 +18,9 @@
 //! ([`super::slots`]). Host and device compute the same bits: `crate::compute::pool` defines the order of
 //! the sums of pooling, and [`Rule`] defines the operations of updates.
 
-pub mod args;
+pub(crate) mod args;
 mod kernels;
-pub mod scratchpad;
+pub(crate) mod scratchpad;
 mod stepper;
 pub(crate) mod train;
 
@@ -30,7 +30,7 @@ use crate::device::cuda::DriverError;
 /// Where a part of a row's gradient comes from: one occurrence of the row. Kernels read this layout.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
-pub struct Source {
+pub(crate) struct Source {
     /// Index of the sample in the batch.
     pub sample: u32,
     /// First column, in the sample's input row, of the vector that the row was pooled into.
@@ -42,7 +42,7 @@ pub struct Source {
 /// An optimizer with the factors of one step: the operations of the trainer's optimizers, in the same order.
 /// `m` and `v` are a row's first and second state.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Rule {
+pub(crate) enum Rule {
     /// `w -= lr * g`.
     Sgd {
         /// Learning rate.
@@ -77,7 +77,7 @@ pub enum Rule {
 impl Rule {
     /// Words of a record under this optimizer.
     #[must_use]
-    pub fn record_words(self, dim: usize) -> usize {
+    pub(crate) fn record_words(self, dim: usize) -> usize {
         match self {
             Self::Sgd { .. } => dim,
             Self::RowwiseAdagrad { .. } => dim + 1,
@@ -89,7 +89,7 @@ impl Rule {
 
 /// Slots of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SlotSize {
+pub(crate) struct SlotSize {
     /// Words of a record, at least 1.
     pub words: usize,
     /// The number of slots.
@@ -98,7 +98,7 @@ pub struct SlotSize {
 
 /// Slots of one size whose records move together.
 #[derive(Clone, Copy, Debug)]
-pub struct SlotRun<'a> {
+pub(crate) struct SlotRun<'a> {
     /// Index of the slot size.
     pub size: usize,
     /// The claimed slots.
@@ -107,7 +107,7 @@ pub struct SlotRun<'a> {
 
 /// The slots of one table's rows.
 #[derive(Clone, Copy, Debug)]
-pub struct TableSlots<'a> {
+pub(crate) struct TableSlots<'a> {
     /// The claimed slots of the rows.
     pub run: SlotRun<'a>,
     /// Elements of a row, which are the first words of its record.
@@ -116,7 +116,7 @@ pub struct TableSlots<'a> {
 
 /// One lookup to pool.
 #[derive(Clone, Copy, Debug)]
-pub struct GatherLookup<'a> {
+pub(crate) struct GatherLookup<'a> {
     /// Index of the table.
     pub table: usize,
     /// Whether the sum is divided by the bag's size.
@@ -130,7 +130,7 @@ pub struct GatherLookup<'a> {
 
 /// A batch's input rows: the pooled vectors of the lookups side by side, in order.
 #[derive(Clone, Copy, Debug)]
-pub struct Gather<'a> {
+pub(crate) struct Gather<'a> {
     /// Samples of the batch.
     pub samples: usize,
     /// The tables that lookups read.
@@ -141,7 +141,7 @@ pub struct Gather<'a> {
 
 /// Rows of one table, and the sources of their gradients.
 #[derive(Clone, Copy, Debug)]
-pub struct UpdateRows<'a> {
+pub(crate) struct UpdateRows<'a> {
     /// The rows' slots.
     pub rows: TableSlots<'a>,
     /// The sources of all rows, row by row. The sources of a row are in the order of addition.
@@ -155,7 +155,7 @@ pub struct UpdateRows<'a> {
 
 /// An update of rows.
 #[derive(Clone, Copy, Debug)]
-pub struct Update<'a> {
+pub(crate) struct Update<'a> {
     /// The number of samples that have gradients.
     pub samples: usize,
     /// Gradients per sample: one for each column of the input row from `first_column` on.
@@ -181,7 +181,7 @@ pub enum ScratchError {
 }
 
 /// A trainer's scratchpad in device memory.
-pub trait Scratch: Send + Sync {
+pub(crate) trait Scratch: Send + Sync {
     /// The sizes of its slots.
     fn sizes(&self) -> &[SlotSize];
 
@@ -209,7 +209,7 @@ pub trait Scratch: Send + Sync {
 
 /// Holds records in transit, contiguous and in the order of their runs. The host and the device each have an
 /// incoming buffer, for fetched records, and an outgoing buffer, for victims.
-pub trait StagingBuffer: Send {
+pub(crate) trait StagingBuffer: Send {
     /// Copies records out of slots into the device's outgoing buffer.
     ///
     /// # Errors
@@ -240,7 +240,7 @@ pub trait StagingBuffer: Send {
 }
 
 /// The steps of one training run on a device's scratchpad.
-pub trait Stepper: Send {
+pub(crate) trait Stepper: Send {
     /// Pools input rows. Returns `samples` rows, each with the lookups' vectors side by side.
     ///
     /// # Errors
@@ -253,3 +253,7 @@ pub trait Stepper: Send {
     /// [`ScratchError`].
     fn update(&mut self, update: &Update<'_>, grads: &mut dyn FnMut(&mut [f32])) -> Result<(), ScratchError>;
 }
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests;

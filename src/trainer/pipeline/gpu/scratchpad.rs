@@ -27,7 +27,7 @@ const WORD: usize = size_of::<f32>();
 const LINE_WORDS: usize = 32;
 
 /// A scratchpad on a device.
-pub struct CudaScratch<D: Driver>(Arc<Shared<D>>);
+pub(crate) struct CudaScratch<D: Driver>(Arc<Shared<D>>);
 
 /// The data that a scratchpad shares with its staging buffers and steppers.
 pub(crate) struct Shared<D: Driver> {
@@ -73,7 +73,11 @@ impl<D: Driver> CudaScratch<D> {
     ///
     /// # Errors
     /// [`ScratchError`] when an allocation fails, or a number is too large for the kernels.
-    pub fn new(driver: &Arc<D>, sizes: &[SlotSize], staging_words: usize) -> Result<Self, ScratchError> {
+    pub(crate) fn new(
+        driver: &Arc<D>,
+        sizes: &[SlotSize],
+        staging_words: usize,
+    ) -> Result<Self, ScratchError> {
         let mut starts = Vec::new();
         let mut words = 0usize;
         for &SlotSize { words: width, count } in sizes {

@@ -302,7 +302,7 @@ fn check_gather(gather: &Gather<'_>) -> Result<usize, ScratchError> {
             return Err(shape("offsets of a lookup", gather.samples + 1, offsets.len()));
         }
         if let Some(pair) = offsets.windows(2).find(|pair| pair[0] > pair[1]) {
-            return Err(shape("offset that never falls", pair[0] as usize, pair[1] as usize));
+            return Err(shape("offset (ascending)", pair[0] as usize, pair[1] as usize));
         }
         if lookup.places.len() < occurrences_of(lookup) {
             return Err(shape("places of a lookup", occurrences_of(lookup), lookup.places.len()));
@@ -328,7 +328,7 @@ fn check_rows(update: &Update<'_>, table: &UpdateRows<'_>, words: usize) -> Resu
     }
     let bounds = std::iter::once(&table.first).chain(table.ends);
     if let Some((from, to)) = bounds.zip(table.ends).find(|(from, to)| from > to) {
-        return Err(shape("end that never falls", *from as usize, *to as usize));
+        return Err(shape("end (ascending)", *from as usize, *to as usize));
     }
     let last = table.ends.last().map_or(0, |end| (end - table.first) as usize);
     if last != table.sources.len() {

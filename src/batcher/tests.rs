@@ -1,0 +1,232 @@
+//! The batcher through its public interface: which requests are merged, dropped and answered.
+
+use std::time::Duration;
+
+use super::*;
+use crate::fake::{Fake, batcher_config, score, until};
+use crate::metrics::Metrics;
+use crate::predict::Description;
+use crate::trainer::initialise;
+use crate::trainer::optim::{Kind, Optimizer};
+use crate::trainer::tests::engines;
+use crate::trainer::tests::samples::{generate, schema};
+use crate::types::{AbsentId, Jagged};
+
+fn start(model: &Arc<Fake>, change: impl FnOnce(&mut BatcherConfig)) -> Arc<Batcher> {
+    let mut config = batcher_config();
+    change(&mut config);
+    let metrics = Metrics::new().unwrap().model("ads", &model.schema);
+    Arc::new(Batcher::start(model.clone(), metrics, &config).unwrap())
+}
+
+/// A batch that depends on `seed`, with its scores and absent ids. With an odd seed, the ids of `tag` are
+/// absent.
+fn batch(samples: usize, seed: u64) -> (Batch, Vec<f32>, Vec<AbsentId>) {
+    let mut batch = Batch::empty(3);
+    let (mut scores, mut absent) = (Vec::new(), Vec::new());
+    for sample in 0..samples as u64 {
+        let dense = [seed as f32 + 0.25, sample as f32];
+        let tags = vec![49 + seed % 2; (sample % 4) as usize];
+        let bags: [&[u64]; 3] = [&[seed % 1000], &tags, &[sample % 10]];
+        batch.samples += 1;
+        batch.dense.extend(dense);
+        for (column, ids) in batch.features.iter_mut().zip(bags) {
+            Jagged::push(column, ids);
+        }
+        scores.push(score(&dense, &bags));
+        let absent_tags = if seed % 2 == 1 { tags.len() } else { 0 };
+        absent.extend((0..absent_tags).map(|_| AbsentId { sample: sample as u32, feature: 1 }));
+    }
+    (batch, scores, absent)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn queued_requests_are_one_batch_and_each_gets_its_own_answer() {
+    let model = Fake::new();
+    let batcher = start(&model, |_| {});
+    model.hold();
+    let first = batcher.submit(batch(1, 0).0, None).unwrap();
+    until(async || model.begun() == 1).await;
+    let waiting: Vec<_> = [(2, 1), (5, 2), (3, 3), (1, 4), (4, 5)]
+        .into_iter()
+        .map(|(samples, seed)| {
+            let (batch, scores, absent) = batch(samples, seed);
+            (batcher.submit(batch, None).unwrap(), scores, absent)
+        })
+        .collect();
+    model.release();
+    assert_eq!(first.await.unwrap().probabilities, batch(1, 0).1);
+    for (ticket, scores, absent) in waiting {
+        let answer = ticket.await.unwrap();
+        assert_eq!(answer.probabilities, scores);
+        assert_eq!(answer.absent, absent);
+        assert_eq!(answer.version.0, 7);
+    }
+    assert_eq!(*model.calls.lock().unwrap(), [1, 15]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_batch_keeps_its_limit_and_a_larger_request_is_a_batch_of_its_own() {
+    let model = Fake::new();
+    let batcher = start(&model, |config| config.max_samples = 6);
+    model.hold();
+    let mut tickets = vec![batcher.submit(batch(1, 0).0, None).unwrap()];
+    until(async || model.begun() == 1).await;
+    for samples in [3, 3, 4, 20, 2] {
+        tickets.push(batcher.submit(batch(samples, 2).0, None).unwrap());
+    }
+    model.release();
+    for ticket in tickets {
+        ticket.await.unwrap();
+    }
+    assert_eq!(*model.calls.lock().unwrap(), [1, 6, 4, 20, 2]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_worker_joins_in_when_the_delay_is_over() {
+    let model = Fake::new();
+    let batcher = start(&model, |config| {
+        config.workers = 2;
+        config.max_delay = Duration::from_millis(5);
+    });
+    model.hold();
+    let first = batcher.submit(batch(1, 0).0, None).unwrap();
+    until(async || model.begun() == 1).await;
+    let second = batcher.submit(batch(2, 0).0, None).unwrap();
+    until(async || model.begun() == 2).await;
+    model.release();
+    first.await.unwrap();
+    second.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn expired_and_dropped_requests_are_not_computed() {
+    let model = Fake::new();
+    let batcher = start(&model, |_| {});
+    model.hold();
+    let first = batcher.submit(batch(1, 0).0, None).unwrap();
+    until(async || model.begun() == 1).await;
+    let expired = batcher.submit(batch(2, 0).0, Some(Instant::now())).unwrap();
+    drop(batcher.submit(batch(4, 0).0, None).unwrap());
+    let alive_until = Some(Instant::now() + Duration::from_secs(3600));
+    let alive = batcher.submit(batch(8, 0).0, alive_until).unwrap();
+    model.release();
+    assert!(first.await.is_ok());
+    assert!(alive.await.is_ok());
+    assert!(matches!(expired.await, Err(BatchError::Expired { .. })));
+    assert_eq!(*model.calls.lock().unwrap(), [1, 8]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_queue_is_bounded_in_samples_and_in_bytes() {
+    let model = Fake::new();
+    let batcher = start(&model, |config| {
+        config.queue_samples = 10;
+        config.queue_bytes = 1000;
+    });
+    model.hold();
+    let first = batcher.submit(batch(1, 0).0, None).unwrap();
+    until(async || model.begun() == 1).await;
+    let queued = batcher.submit(batch(4, 0).0, None).unwrap();
+    let refusal = batcher.submit(batch(7, 0).0, None).unwrap_err();
+    assert!(matches!(refusal, BatchError::QueueSamples { limit: 10, queued: 4, size: 7 }), "{refusal}");
+    let mut long = batch(1, 0).0;
+    long.features[1].ids = vec![1; 200];
+    long.features[1].offsets = vec![0, 200];
+    let refusal = batcher.submit(long, None).unwrap_err();
+    assert!(matches!(refusal, BatchError::QueueBytes { limit: 1000, .. }), "{refusal}");
+    model.release();
+    first.await.unwrap();
+    queued.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_closed_batcher_answers_queued_requests_and_refuses_new_ones() {
+    let model = Fake::new();
+    let batcher = start(&model, |config| config.workers = 3);
+    model.hold();
+    let tickets: Vec<_> = (0..50).map(|seed| batcher.submit(batch(2, seed).0, None).unwrap()).collect();
+    batcher.close();
+    assert!(matches!(batcher.submit(batch(1, 0).0, None), Err(BatchError::Closed)));
+    let joined = tokio::task::spawn_blocking({
+        let batcher = batcher.clone();
+        move || batcher.join()
+    });
+    model.release();
+    for (seed, ticket) in tickets.into_iter().enumerate() {
+        assert_eq!(ticket.await.unwrap().probabilities, batch(2, seed as u64).1);
+    }
+    joined.await.unwrap();
+    assert_eq!(model.computed(), 100);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_abandoned_batcher_answers_every_queued_request() {
+    let model = Fake::new();
+    let batcher = start(&model, |_| {});
+    model.hold();
+    let first = batcher.submit(batch(1, 0).0, None).unwrap();
+    until(async || model.begun() == 1).await;
+    let waiting: Vec<_> = (0..5).map(|seed| batcher.submit(batch(1, seed).0, None).unwrap()).collect();
+    assert_eq!(batcher.abandon(), 5);
+    for ticket in waiting {
+        assert!(matches!(ticket.await, Err(BatchError::Closed)));
+    }
+    model.release();
+    assert!(first.await.is_ok());
+}
+
+/// A model that records the number of samples of each call.
+struct Recorded {
+    model: Box<dyn Predict>,
+    calls: Mutex<Vec<usize>>,
+}
+
+impl Predict for Recorded {
+    fn predict(&self, batch: &Batch) -> Result<Scores, PredictError> {
+        self.calls.lock().unwrap().push(batch.samples);
+        self.model.predict(batch)
+    }
+
+    fn describe(&self) -> Description {
+        self.model.describe()
+    }
+
+    fn ready(&self) -> bool {
+        self.model.ready()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_score_that_is_not_finite_fails_only_its_request() {
+    let models = tempfile::tempdir().unwrap();
+    let schema = schema("kind = \"dcn\"\ncross_layers = 3\ndeep = [8]");
+    let sgd = Optimizer::new(Kind::Sgd, 0.1);
+    initialise(&schema, sgd, 1).unwrap().save(models.path(), "ads").unwrap();
+    for engine in engines(models.path(), "ads") {
+        let model = Arc::new(Recorded { model: Box::new(engine), calls: Mutex::default() });
+        let mut batches = [(2, 2), (3, 4), (4, 6)].map(|(samples, seed)| generate(&schema, samples, seed).0);
+        let expected = [0, 2].map(|i: usize| model.predict(&batches[i]).unwrap().probabilities);
+        // Makes the score of the second sample of the second request overflow.
+        batches[1].dense[3..6].copy_from_slice(&[f32::MAX, f32::MAX, -f32::MAX]);
+        model.calls.lock().unwrap().clear();
+        // Together they fill a batch, so the batcher does not wait for the delay.
+        let config = BatcherConfig {
+            max_samples: 9,
+            max_delay: Duration::from_secs(60),
+            queue_samples: 4096,
+            queue_bytes: 16 << 20,
+            workers: 1,
+        };
+        let metrics = Metrics::new().unwrap().model("ads", &schema);
+        let batcher = Arc::new(Batcher::start(model.clone(), metrics, &config).unwrap());
+        let tickets = batches.map(|batch| batcher.submit(batch, None).unwrap());
+        let [first, second, third] = tickets;
+        assert_eq!(first.await.unwrap().probabilities, expected[0]);
+        let error = second.await.unwrap_err();
+        assert!(matches!(error, BatchError::Predict(PredictError::NotFinite { sample: 1 })), "{error}");
+        assert!(error.to_string().starts_with("score of sample 1 is not finite"), "{error}");
+        assert_eq!(third.await.unwrap().probabilities, expected[1]);
+        assert_eq!(*model.calls.lock().unwrap(), [9, 2, 3, 4]);
+    }
+}

@@ -1,0 +1,7 @@
+//! The driver on pretended machines, and on a real GPU if there is one.
+
+mod compile;
+mod driver;
+pub(crate) mod every_gpu;
+mod open;
+mod probe;

@@ -1,0 +1,180 @@
+//! The contract of the trainer's pipeline on a device, for any driver: it trains the same bytes as the
+//! sequential trainer, also with evictions, bubbles and split batches. The batch's rows are compared after
+//! every step, and all rows at the end.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{Samples, schema_of};
+use crate::device::cuda::Driver;
+use crate::mem::mix64;
+use crate::rowlog::WorkingFile;
+use crate::schema::Schema;
+use crate::trainer::optim::{Kind, Optimizer};
+use crate::trainer::{
+    self, Data, Frequencies, Pipeline, PipelineSettings, PlanStats, Policy, ScratchpadSize, TrainError,
+    TrainState, Verifier,
+};
+use crate::types::TableId;
+
+/// The rows of the two larger tables.
+const ROWS: [u64; 2] = [120, 80];
+
+fn schema() -> Schema {
+    schema_of(ROWS, 5)
+}
+
+/// One training run.
+#[derive(Clone, Debug)]
+pub(crate) struct Case {
+    pub settings: PipelineSettings,
+    pub kind: Kind,
+    pub samples: usize,
+    pub batch: usize,
+    pub seed: u64,
+}
+
+impl Case {
+    pub(crate) fn new(kind: Kind, scratchpad: ScratchpadSize) -> Self {
+        let settings = PipelineSettings { scratchpad, threads: 2, ..PipelineSettings::default() };
+        Self { settings, kind, samples: 150, batch: 10, seed: 3 }
+    }
+
+    fn optimizer(&self) -> Optimizer {
+        Optimizer { eps: 1e-10, ..Optimizer::new(self.kind, 0.05) }
+    }
+
+    /// The parts of a pipeline. Even seeds have frequencies, so rows are loaded before the first batch.
+    fn parts(&self, dir: &Path) -> (TrainState, WorkingFile, Option<Frequencies>) {
+        let schema = schema();
+        let (train_state, store) =
+            trainer::initialise_on_disk(&schema, self.optimizer(), 7, (dir, vec![])).unwrap();
+        let frequent = (0..20).map(|row| (TableId(0), row, 100 - row)).collect();
+        (train_state, store, self.seed.is_multiple_of(2).then_some(frequent))
+    }
+
+    /// A pipeline on the device, and the state that it trains.
+    pub(crate) fn start<D: Driver>(
+        &self,
+        driver: &Arc<D>,
+        dir: &Path,
+    ) -> Result<(TrainState, Pipeline), TrainError> {
+        let (train_state, store, frequencies) = self.parts(dir);
+        let pipeline =
+            Pipeline::on_device(driver, &train_state, (store, frequencies), self.settings.clone())?;
+        Ok((train_state, pipeline))
+    }
+
+    /// Plan's counts after the same training with a scratchpad on the host.
+    fn on_host(&self) -> PlanStats {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut train_state, store, frequencies) = self.parts(dir.path());
+        let mut pipeline = Pipeline::new(&train_state, store, self.settings.clone(), frequencies).unwrap();
+        self.run(&mut train_state, &mut pipeline).unwrap();
+        pipeline.stats()
+    }
+
+    /// Trains, and takes every step with the sequential trainer too.
+    pub(crate) fn run(
+        &self,
+        train_state: &mut TrainState,
+        pipeline: &mut Pipeline,
+    ) -> Result<Verifier, TrainError> {
+        let schema = schema();
+        let oracle = trainer::initialise(&schema, self.optimizer(), 7).unwrap();
+        let mut verifier = Verifier::new(oracle);
+        let reader = &mut Samples { left: self.samples, draws: self.seed + 1, rows: ROWS };
+        let data = Data { reader, batch: self.batch, steps: u64::MAX };
+        assert_eq!(pipeline.run(train_state, data, &mut verifier)?, self.samples as u64);
+        Ok(verifier)
+    }
+
+    /// Trains, and asserts that every byte is equal to the sequential trainer's.
+    pub(crate) fn check<D: Driver>(&self, driver: &Arc<D>) -> PlanStats {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut train_state, mut pipeline) = self.start(driver, dir.path()).unwrap();
+        let verifier = self.run(&mut train_state, &mut pipeline).unwrap();
+        assert_eq!(verifier.first_difference(), None, "{self:?}");
+        pipeline.flush().unwrap();
+        assert_eq!(verifier.finish(pipeline.store()).unwrap(), None, "{self:?}: at the end");
+        pipeline.stats()
+    }
+}
+
+/// The scratchpad holds a part of the rows, or all of them; then nothing is evicted.
+pub(crate) fn a_scratchpad_of_any_size_trains_the_sequential_bytes<D: Driver>(
+    driver: &Arc<D>,
+    kind: Kind,
+    seed: u64,
+) {
+    for fraction in [0.55, 1.0] {
+        let mut case = Case { seed, ..Case::new(kind, ScratchpadSize::Fraction(fraction)) };
+        case.settings.policy = Policy::ALL[seed as usize % Policy::ALL.len()];
+        let stats = case.check(driver);
+        assert_eq!(stats.evictions == 0, fraction == 1.0, "{case:?}: {stats:?}");
+        assert!(stats.hits > 0 && stats.fills > 0, "{stats:?}");
+    }
+}
+
+/// The scratchpad is so small that Plan must wait for batches to train (bubbles).
+pub(crate) fn a_window_that_does_not_fit_trains_the_sequential_bytes<D: Driver>(
+    driver: &Arc<D>,
+    kind: Kind,
+    seed: u64,
+) {
+    let mut case = Case { seed, ..Case::new(kind, ScratchpadSize::Slots(vec![62, 62])) };
+    case.settings.jitter = Some(seed);
+    let stats = case.check(driver);
+    assert!(stats.bubbles > 0 && stats.evictions > 0 && stats.splits == 0, "{stats:?}");
+}
+
+/// The scratchpad is so small that batches do not fit and are split.
+pub(crate) fn a_batch_that_is_split_trains_the_sequential_bytes<D: Driver>(
+    driver: &Arc<D>,
+    kind: Kind,
+    seed: u64,
+) {
+    let case = Case { seed, samples: 60, ..Case::new(kind, ScratchpadSize::Slots(vec![12, 9])) };
+    let stats = case.check(driver);
+    assert!(stats.splits > 0 && stats.evictions > 0, "{stats:?}");
+}
+
+/// An item can move only few rows, and several items wait between stages.
+pub(crate) fn small_staging_and_buffers_train_the_sequential_bytes<D: Driver>(
+    driver: &Arc<D>,
+    kind: Kind,
+    seed: u64,
+) {
+    let mut case = Case { seed, ..Case::new(kind, ScratchpadSize::Fraction(0.9)) };
+    case.settings = PipelineSettings {
+        staging_bytes: 4000,
+        buffered: 1,
+        lookahead: 1 + seed as usize % 2,
+        jitter: Some(seed),
+        ..case.settings
+    };
+    case.check(driver);
+}
+
+/// Random settings. Plan must make the same decisions as on the host.
+pub(crate) fn any_settings_train_the_sequential_bytes<D: Driver>(driver: &Arc<D>, seed: u64) {
+    let mut draws = seed << 32;
+    let mut draw = |from: usize, to: usize| {
+        draws += 1;
+        from + (mix64(draws) >> 16) as usize % (to - from)
+    };
+    let kind = [Kind::Sgd, Kind::Adagrad, Kind::RowwiseAdagrad, Kind::Adam][draw(0, 4)];
+    let slots = ScratchpadSize::Slots(vec![draw(8, 200), draw(8, 200)]);
+    let mut case = Case::new(kind, slots);
+    (case.samples, case.batch, case.seed) = (draw(1, 150), draw(1, 30), seed);
+    case.settings = PipelineSettings {
+        policy: Policy::ALL[draw(0, Policy::ALL.len())],
+        lookahead: draw(1, 4),
+        buffered: draw(0, 3),
+        staging_bytes: draw(500, 60_000),
+        overlap: draw(0, 4) > 0,
+        jitter: (draw(0, 2) > 0).then_some(seed),
+        ..case.settings
+    };
+    assert_eq!(case.check(driver), case.on_host(), "{case:?}");
+}
