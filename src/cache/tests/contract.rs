@@ -136,7 +136,8 @@ pub(crate) fn all_miss_all_hit_and_a_mixture<S: Subject>(new: impl Fn(&World) ->
     assert_eq!(batch(0..60), (120, 0));
 }
 
-/// Holds for LRU, and for LFU too: no row here has a rank from a counts file, and LFU evicts such rows oldest first.
+/// Holds for LRU, and for LFU too: no row here has a rank from a counts file, and LFU evicts such rows oldest
+/// first.
 pub(crate) fn eviction_goes_to_the_low_watermark_and_takes_the_oldest<S: Subject>(
     new: impl Fn(&World) -> S,
     eviction: EvictionOption,

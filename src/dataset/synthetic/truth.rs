@@ -7,8 +7,8 @@ use crate::schema::{Schema, Transform};
 
 /// Logit of a sample whose weights sum to 0. With this value a quarter to a third of the samples click.
 const BIAS: f64 = -1.4;
-/// Standard deviation of what the ids add to the logit, if every feature has one id per sample and all its ids are
-/// equally frequent.
+/// Standard deviation of what the ids add to the logit, if every feature has one id per sample and all its
+/// ids are equally frequent.
 const ID_SCALE: f64 = 1.5;
 /// Standard deviation of what the dense features add to the logit.
 const DENSE_SCALE: f64 = 0.8;

@@ -22,8 +22,8 @@ pub(crate) const AT_NOTHING: u64 = 4 << 61;
 pub(crate) struct BatchHeader {
     /// The number of the batch. It becomes the stamp of the rows that the batch uses.
     pub now: u64,
-    /// Address of the overlay, a hash table of the rows that a new version changed (`cache/gpu/version.rs`); 0 for
-    /// none. The probe searches it before the index.
+    /// Address of the overlay, a hash table of the rows that a new version changed (`cache/gpu/version.rs`);
+    /// 0 for none. The probe searches it before the index.
     pub overlay: u64,
     /// Number of the overlay's slots (a power of two) minus one.
     pub overlay_mask: u64,

@@ -8,11 +8,11 @@ use crate::trainer::pipeline::use_counts::UseCounts;
 /// The items around the planned item whose rows must not be victims: how far stages can be apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HazardWindows {
-    /// How many items before the planned one protect their rows from eviction. It is the most items that Collect can
-    /// be ahead of Train.
+    /// How many items before the planned one protect their rows from eviction. It is the most items that
+    /// Collect can be ahead of Train.
     pub past_items: u64,
-    /// How many items after the planned one protect their rows from eviction. It is the most items that Collect can
-    /// be ahead of Insert.
+    /// How many items after the planned one protect their rows from eviction. It is the most items that
+    /// Collect can be ahead of Insert.
     pub future_items: u64,
 }
 
