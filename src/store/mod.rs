@@ -2,8 +2,8 @@
 //!
 //! A version is an immutable directory. [`write()`] fills it under a temporary name, syncs it and renames it.
 //! [`open`] checks every byte against the manifest and then serves rows from the mapped files. So a crash at
-//! any instant leaves the existing versions intact. A damaged version is refused, and [`open_latest`] opens
-//! the next lower good one.
+//! any instant leaves the existing versions intact. A damaged version is refused, and [`open_latest_with`]
+//! opens the next lower good one.
 //!
 //! - [`mod@format`]: encodes and decodes the files of a version in memory.
 //! - [`table`] and `bytes`: the rows of one table, in memory or mapped.

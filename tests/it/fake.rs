@@ -13,18 +13,18 @@ use flechette::schema::Schema;
 use flechette::types::{AbsentId, Batch, Scores, Version};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Dense values that make the model panic and fail.
+/// A dense value that makes the model panic, and one that makes it fail.
 pub(crate) const PANIC: f32 = 666.0;
 pub(crate) const FAIL: f32 = 13.0;
 
-/// A model whose score is a hash of the sample's values, so that mixed-up samples get other scores.
+/// A model whose score is a hash of the sample's values, so that a mixed-up sample gets a wrong score.
 pub(crate) struct Fake {
     pub schema: Arc<Schema>,
     pub version: AtomicU64,
     pub ready: AtomicBool,
     /// The number of samples of every successful call.
     pub calls: Mutex<Vec<usize>>,
-    /// Number of calls that have begun, and whether they may continue.
+    /// The number of calls that have begun, and whether calls may continue.
     door: Mutex<(usize, bool)>,
     opened: Condvar,
 }
@@ -41,7 +41,7 @@ impl Fake {
         })
     }
 
-    /// Lets calls begin, but not finish.
+    /// Makes calls block after they have begun, until [`Self::release`].
     pub(crate) fn hold(&self) {
         self.door.lock().unwrap().1 = false;
     }

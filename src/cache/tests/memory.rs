@@ -1,4 +1,4 @@
-//! The memory of a cache under load: `cache.bytes`, and what docs/cache.md states in addition.
+//! A cache under load takes at most `cache.bytes` and the additional memory that docs/cache.md states.
 //! `tests/it/cache_memory.rs` measures a server.
 
 use std::process::Command;
@@ -9,9 +9,9 @@ use crate::mem::mix64;
 use crate::store::tests::footprint::memory;
 use crate::types::{TableId, Version};
 
-/// What a cache takes in addition to its bytes.
-const CACHE_BESIDE: u64 = 8 << 20;
-/// Per cached row while hot rows are listed, and per changed row during a version switch.
+/// Allowed memory in addition to `cache.bytes`.
+const CACHE_EXTRA: u64 = 8 << 20;
+/// Bytes for each cached row while hot rows are listed, and for each changed row during a version switch.
 const HOT_ROW: u64 = 16;
 const CHANGED_ROW: u64 = 140;
 
@@ -20,10 +20,10 @@ const TABLES: [TableShape; 2] =
     [TableShape { rows: 1 << 20, row_bytes: 64 }, TableShape { rows: 1 << 20, row_bytes: 32 }];
 const ROW: [u8; 64] = [7; 64];
 
-/// Set in a process that is measured, to its eviction policy.
+/// Environment variable of a measured process: its eviction policy.
 const MEASURED: &str = "CACHE_MEMORY_EVICTION";
 
-/// Runs itself once for each eviction policy, since each measurement needs a process of its own.
+/// Runs itself as a child process for each eviction policy, because memory is measured per process.
 #[test]
 fn a_cache_under_load_stays_within_its_bytes_and_what_is_stated() {
     match std::env::var(MEASURED).as_deref() {
@@ -41,7 +41,7 @@ fn a_cache_under_load_stays_within_its_bytes_and_what_is_stated() {
         let (out, err) = (String::from_utf8_lossy(&child.stdout), String::from_utf8_lossy(&child.stderr));
         eprint!("{err}");
         assert!(child.status.success(), "{eviction}:\n{out}{err}");
-        assert!(out.contains("test result: ok. 1 passed"), "there is no test {name}:\n{out}{err}");
+        assert!(out.contains("test result: ok. 1 passed"), "the child did not run {name}:\n{out}{err}");
         assert_eq!(err.matches(" bytes of ").count(), 3, "three measurements: {err}");
     }
 }
@@ -51,9 +51,9 @@ fn measure(eviction: EvictionOption) {
     let before = memory("VmRSS");
     let within = |what: &str, more: u64| {
         let took = memory("VmHWM") - before;
-        let allowed = BYTES as u64 + CACHE_BESIDE + more;
+        let allowed = BYTES as u64 + CACHE_EXTRA + more;
         eprintln!("{what}: {took} bytes of {allowed}, {more} of them temporary");
-        assert!(took <= allowed, "{what}: {took} bytes, {allowed} are stated");
+        assert!(took <= allowed, "{what}: {took} bytes, allowed {allowed}");
     };
     let cache = &FlatCache::new(&CacheShape { bytes: BYTES, tables: TABLES.to_vec() }, &options).unwrap();
     let (stop, evictions) = (&AtomicBool::new(false), || evictions(cache));
@@ -62,7 +62,8 @@ fn measure(eviction: EvictionOption) {
         for seed in 0..2 {
             scope.spawn(move || load(cache, seed, stop));
         }
-        // A batch that does not finish prevents slots from being freed, up to the limit of waiting slots.
+        // While this batch is unfinished, evicted slots are not freed. Waits until the cache is at its limit
+        // of slots that wait to be freed.
         let pin = cache.pin();
         while cache.stats().rejected_full == 0 {
             std::thread::yield_now();
@@ -73,9 +74,10 @@ fn measure(eviction: EvictionOption) {
             std::thread::yield_now();
         }
         within("evicting", 0);
-        // Checked here, because a later switch removes rows for which it has no room.
+        // This is checked before the switches, because a switch removes changed rows for which there is no
+        // room.
         let stats = cache.stats();
-        assert!(stats.pool_used_bytes > stats.pool_bytes / 2, "the cache is full: {stats:?}");
+        assert!(stats.pool_used_bytes > stats.pool_bytes / 2, "the cache is not full: {stats:?}");
 
         let entries = cache.stats().entry_capacity;
         for _ in 0..5 {
@@ -96,7 +98,7 @@ fn measure(eviction: EvictionOption) {
     assert!(stats.total_bytes <= BYTES as u64, "{stats:?}");
 }
 
-/// Stops the load, even if the test fails.
+/// Stops the load when it is dropped, so also if the test fails.
 struct Stop<'s>(&'s AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -109,7 +111,7 @@ fn evictions(cache: &FlatCache) -> u64 {
     cache.stats().tables.iter().map(|table| table.evictions).sum()
 }
 
-/// Runs batches of random rows.
+/// Runs batches of random rows until `stop` is set.
 fn load(cache: &FlatCache, seed: u64, stop: &AtomicBool) {
     let (mut query, mut draw) = (Query::default(), seed << 32);
     while !stop.load(Ordering::Relaxed) {

@@ -1,4 +1,4 @@
-//! Opening a CUDA device on pretended machines (`pretend`): the sources of its kernels, and every error.
+//! Opening a CUDA device on pretended machines (`pretend`): where its kernels come from, and every error.
 
 use crate::device::cuda::sources::KERNELS;
 use crate::device::cuda::{CudaError, ahead, open};
@@ -7,12 +7,16 @@ use crate::pretend::{ChildOutput, LIBCUDA, Machine};
 use crate::skip::skip;
 
 /// Asserts that the driver was dropped and everything was released.
-fn assert_nothing_left(said: &ChildOutput) {
-    let end = said.log.lines().last().unwrap();
-    assert_eq!(end, "released with streams 0 events 0 graphs 0 modules 0 device 0 pinned 0", "{}", said.log);
+fn assert_nothing_left(output: &ChildOutput) {
+    let end = output.log.lines().last().unwrap();
+    assert_eq!(
+        end, "released with streams 0 events 0 graphs 0 modules 0 device 0 pinned 0",
+        "{}",
+        output.log
+    );
 }
 
-/// The error of opening this machine's device.
+/// The error when this machine's device is opened.
 fn refusal() -> CudaError {
     let error = open(0, None).map(drop).unwrap_err();
     assert_eq!(error.to_string().lines().count(), 1, "{error}");
@@ -25,7 +29,7 @@ fn a_driver_that_lacks_a_function_is_refused_with_its_name() {
     Machine::whole().with("libcuda.so", &old).runs(|_| {
         assert_eq!(
             refusal().to_string(),
-            "CUDA driver lacks cuGraphLaunch; install a whole driver, 580 or newer"
+            "CUDA driver lacks cuGraphLaunch; reinstall the driver, 580 or newer"
         );
     });
 }
@@ -53,7 +57,7 @@ fn a_device_that_does_not_exist_is_refused_with_the_number_of_devices() {
     Machine::whole().with_setting("DEVICES", "2").runs(|_| {
         assert_eq!(open(1, None).unwrap().info().ordinal, 1);
         let text = open(2, None).unwrap_err().to_string();
-        assert_eq!(text, "CUDA device 2: expected one below 2, the number of devices");
+        assert_eq!(text, "CUDA device 2: expected a number below 2, the count of devices");
     });
 }
 
@@ -79,24 +83,24 @@ fn kernels_without_exactly_one_parameter_are_refused() {
         ("expected one parameter by value, got none", "expected one parameter by value, got several");
     for (count, expected) in [("0", none), ("2", several)] {
         // The test runs itself as two children with different settings.
-        let said = Machine::whole().with_setting("PARAMETERS", count).runs(|_| println!("{}", refusal()));
-        let Some(said) = said else { return };
-        assert!(said.out.contains(expected), "{}", said.out);
+        let output = Machine::whole().with_setting("PARAMETERS", count).runs(|_| println!("{}", refusal()));
+        let Some(output) = output else { return };
+        assert!(output.out.contains(expected), "{}", output.out);
     }
 }
 
 #[test]
 fn a_kernel_that_its_image_lacks_is_refused() {
-    let said = Machine::whole().with_setting("FUNCTION", "500").runs(|_| {
+    let output = Machine::whole().with_setting("FUNCTION", "500").runs(|_| {
         assert_eq!(refusal().to_string(), "cuda cuModuleGetFunction: error 500 (CUDA_ERROR_NOT_FOUND)");
     });
-    // Modules that were loaded before are unloaded.
-    said.inspect(assert_nothing_left);
+    // Modules that were loaded before the error are unloaded.
+    output.inspect(assert_nothing_left);
 }
 
 #[test]
 fn kernels_are_compiled_for_the_device_and_cached_on_disk() {
-    let said = Machine::whole().runs(|folder| {
+    let output = Machine::whole().runs(|folder| {
         let cache = folder.join("kernels");
         for _ in 0..2 {
             let driver = open(0, Some(&cache)).unwrap();
@@ -104,8 +108,8 @@ fn kernels_are_compiled_for_the_device_and_cached_on_disk() {
         }
         assert!(std::fs::read_dir(cache).unwrap().count() > 0);
     });
-    if let Some(said) = said {
-        let log = said.log;
+    if let Some(output) = output {
+        let log = output.log;
         for kernel in KERNELS {
             let name = format!("{}.cu", kernel.name);
             assert_eq!(log.matches(&format!("compiled {name}")).count(), 1, "{log}");
@@ -141,27 +145,27 @@ fn a_device_newer_than_the_compiler_gets_ptx_and_one_that_is_older_is_refused() 
 
 #[test]
 fn the_error_of_a_kernel_that_does_not_compile_has_the_compilers_log() {
-    let said = Machine::whole().with_setting("COMPILE", "6").runs(|_| {
+    let output = Machine::whole().with_setting("COMPILE", "6").runs(|_| {
         let text = refusal().to_string();
         let expected = "NVRTC 13.0 refuses it: code 6: it.cu(1): error: | expected a kernel";
         assert_eq!(text, format!("CUDA kernel {}: {expected}", KERNELS[0].name));
     });
-    said.inspect(assert_nothing_left);
+    output.inspect(assert_nothing_left);
 }
 
 #[test]
 fn the_error_of_an_image_that_the_driver_refuses_has_versions_and_log() {
-    let said = Machine::whole().with_setting("IMAGE", "222").runs(|_| {
-        let expected = "(NVRTC 13.0 for sm_90): the driver, of CUDA 13.0, refuses it with 222 \
+    let output = Machine::whole().with_setting("IMAGE", "222").runs(|_| {
+        let expected = "(NVRTC 13.0 for sm_90): the driver (CUDA 13.0) refuses it with error 222 \
                         (CUDA_ERROR_UNSUPPORTED_PTX_VERSION): ptxas fatal: | unsupported version";
         assert_eq!(refusal().to_string(), format!("CUDA kernel {} {expected}", KERNELS[0].name));
     });
-    said.inspect(assert_nothing_left);
+    output.inspect(assert_nothing_left);
 }
 
 #[test]
 fn without_a_compiler_the_error_says_what_to_install() {
-    let said = Machine::bare().with("libcuda.so", LIBCUDA).runs(|_| match open(0, None) {
+    let output = Machine::bare().with("libcuda.so", LIBCUDA).runs(|_| match open(0, None) {
         Err(error) => {
             let text = error.to_string();
             assert!(text.contains("libnvrtc is not on the library path, and "), "{text}");
@@ -169,7 +173,7 @@ fn without_a_compiler_the_error_says_what_to_install() {
         }
         Ok(driver) => skip(&format!("NVRTC is installed for all programs: {driver}")),
     });
-    said.inspect(|said| eprintln!("{}", said.log));
+    output.inspect(|output| eprintln!("{}", output.log));
 }
 
 #[test]
@@ -177,12 +181,12 @@ fn kernels_compiled_ahead_of_time_need_no_compiler() {
     if let Err(reason) = ahead::images(KERNELS, (9, 0)) {
         return skip(&reason);
     }
-    let said = Machine::bare().with("libcuda.so", LIBCUDA).with_setting("BUNDLE", "0").runs(|_| {
+    let output = Machine::bare().with("libcuda.so", LIBCUDA).with_setting("BUNDLE", "0").runs(|_| {
         let driver = open(0, None).unwrap();
         assert!(driver.to_string().contains("kernels by nvcc"), "{driver}");
     });
-    if let Some(said) = said {
-        assert!(said.log.contains("module bundle"), "{}", said.log);
-        assert_nothing_left(&said);
+    if let Some(output) = output {
+        assert!(output.log.contains("module bundle"), "{}", output.log);
+        assert_nothing_left(&output);
     }
 }
