@@ -377,7 +377,7 @@ fn after_a_crash_anywhere_readers_see_the_old_version_or_the_whole_new_one() {
             disk.crash(0, after.path(), &mut fate);
             let models = after.path().join("models");
             assert!(is_seed(&open(&models, "m", Version(1)).unwrap(), 1), "{what}");
-            let latest = open_latest(&models, "m").unwrap();
+            let latest = open_latest(&models, "m", |_| Ok(())).unwrap();
             // The writer syncs before it renames, so a version that is found is complete.
             assert!(latest.refused.is_empty(), "{what}: {:?}", latest.refused);
             let version = latest.opened.store.version().0;
@@ -404,7 +404,8 @@ fn leaving_out_any_sync_loses_the_version_in_some_crash() {
         kept.for_each(|op| disk.apply(op));
         let after = tempfile::tempdir().unwrap();
         disk.crash(0, after.path(), &mut Fate::AllLost);
-        open_latest(&after.path().join("models"), "m").is_ok_and(|latest| is_seed(&latest.opened, 2))
+        open_latest(&after.path().join("models"), "m", |_| Ok(()))
+            .is_ok_and(|latest| is_seed(&latest.opened, 2))
     };
     assert!(survives(None));
     let synced: BTreeSet<&Path> = ops.iter().filter_map(Op::synced).collect();

@@ -2,7 +2,7 @@
 //!
 //! A version is an immutable directory. [`write()`] fills it under a temporary name, syncs it and renames it.
 //! [`open`] checks every byte against the manifest and then serves rows from the mapped files. So a crash at
-//! any instant leaves the existing versions intact. A damaged version is refused, and [`open_latest_with`]
+//! any instant leaves the existing versions intact. A damaged version is refused, and [`open_latest`]
 //! opens the next lower good one.
 //!
 //! - [`mod@format`]: encodes and decodes the files of a version in memory.
@@ -38,9 +38,9 @@ pub use bytes::PlainMemory;
 pub use contents::Contents;
 pub(crate) use contents::{DenseTensor, RowSource, Rows, SourceShape, TakeChunk};
 pub use snapshot::open;
-pub(crate) use snapshot::{Dense, Opened, models, open_latest_with};
 #[cfg(test)]
-pub(crate) use snapshot::{open_latest, versions};
+pub(crate) use snapshot::versions;
+pub(crate) use snapshot::{Dense, Opened, models, open_latest};
 pub(crate) use table::{BadRow, State};
 pub use table::{Table, rows_of};
 pub(crate) use write::check_writable;

@@ -40,7 +40,7 @@ pub struct Opened {
     /// The text of `model.toml`.
     pub model_toml: String,
     /// Dense tensors by name, weights and optimizer state. The store does not check their names and shapes.
-    /// The model does, through `accept` of [`open_latest_with`].
+    /// The model does, through `accept` of [`open_latest`].
     pub dense: BTreeMap<String, Dense>,
     /// The rows, and the number of the version.
     pub store: EmbeddingStore,
@@ -130,21 +130,12 @@ pub fn open(models: &Path, name: &str, version: Version) -> Result<Opened, Store
     Ok(Opened { schema, model_toml, dense, store, metadata: reader.manifest.metadata })
 }
 
-/// Opens the highest good version. Each refused version is logged with its reason.
+/// Opens the highest good version. Each refused version is logged with its reason. `accept` can also refuse a
+/// version, for reasons that the store cannot check, such as the shapes of dense weights.
 ///
 /// # Errors
 /// [`StoreError::NoGoodVersion`] with all refusals, or the error of reading the directory.
-#[cfg(test)]
-pub(crate) fn open_latest(models: &Path, name: &str) -> Result<Latest, StoreError> {
-    open_latest_with(models, name, |_| Ok(()))
-}
-
-/// Like [`open_latest`], but `accept` can also refuse a version, for reasons that the store cannot check,
-/// such as the shapes of dense weights.
-///
-/// # Errors
-/// As [`open_latest`].
-pub(crate) fn open_latest_with(
+pub(crate) fn open_latest(
     models: &Path,
     name: &str,
     accept: impl Fn(&Opened) -> Result<(), String>,

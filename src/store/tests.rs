@@ -41,7 +41,7 @@ fn two_versions() -> (tempfile::TempDir, Sample) {
 
 /// Asserts that version 2 is refused with an error that names `file`, and that version 1 is opened.
 fn assert_refused_by_name(models: &Path, first: &Sample, file: &Path, what: &str) {
-    let latest = store::open_latest(models, "m").unwrap();
+    let latest = store::open_latest(models, "m", |_| Ok(())).unwrap();
     assert_eq!(latest.opened.store.version(), Version(1), "{what}");
     first.assert_is(&latest.opened);
     assert_eq!(latest.refused.len(), 1);
@@ -143,7 +143,7 @@ fn a_version_with_any_flipped_byte_is_refused_and_the_version_before_is_used() {
         }
         replace(&path, &good);
     }
-    assert_eq!(store::open_latest(dir.path(), "m").unwrap().opened.store.version(), Version(2));
+    assert_eq!(store::open_latest(dir.path(), "m", |_| Ok(())).unwrap().opened.store.version(), Version(2));
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn a_version_with_a_file_of_another_length_is_refused_and_the_version_before_is_
         fs::remove_dir(&path).unwrap();
         fs::write(&path, &good).unwrap();
     }
-    assert_eq!(store::open_latest(dir.path(), "m").unwrap().opened.store.version(), Version(2));
+    assert_eq!(store::open_latest(dir.path(), "m", |_| Ok(())).unwrap().opened.store.version(), Version(2));
 }
 
 #[test]
@@ -348,7 +348,7 @@ fn without_a_good_version_the_error_lists_every_refusal() {
     fs::remove_file(dir.path().join("m/2/MANIFEST.json")).unwrap();
     fs::write(dir.path().join("m/3"), "a file").unwrap();
     fs::create_dir(dir.path().join("m/7")).unwrap();
-    let error = store::open_latest(dir.path(), "m").unwrap_err().to_string();
+    let error = store::open_latest(dir.path(), "m", |_| Ok(())).unwrap_err().to_string();
     for part in
         ["version 7", "version 3", "m/3: not a directory", "m/2/MANIFEST.json: missing file", "m/1/dense"]
     {
@@ -356,13 +356,13 @@ fn without_a_good_version_the_error_lists_every_refusal() {
     }
     // The next number is above all existing ones, good or not.
     assert_eq!(Sample::of(3).write(dir.path(), "m").unwrap(), Version(8));
-    assert_eq!(store::open_latest(dir.path(), "m").unwrap().opened.store.version(), Version(8));
+    assert_eq!(store::open_latest(dir.path(), "m", |_| Ok(())).unwrap().opened.store.version(), Version(8));
 }
 
 #[test]
 fn a_version_that_the_caller_does_not_accept_is_skipped() {
     let (dir, first) = two_versions();
-    let latest = store::open_latest_with(dir.path(), "m", |opened| match opened.metadata["seed"].as_str() {
+    let latest = store::open_latest(dir.path(), "m", |opened| match opened.metadata["seed"].as_str() {
         "2" => Err("deep.0.weight: expected [3, 6], got [3, 5]".to_owned()),
         _ => Ok(()),
     });
@@ -396,7 +396,10 @@ fn a_missing_directory_and_a_file_in_its_place_are_errors_with_the_path() {
     let nowhere = dir.path().join("nowhere");
     assert!(matches!(store::models(&nowhere), Err(StoreError::MissingDirectory { path }) if path == nowhere));
     assert!(matches!(store::versions(dir.path(), "x"), Err(StoreError::MissingDirectory { .. })));
-    assert!(matches!(store::open_latest(dir.path(), "x"), Err(StoreError::MissingDirectory { .. })));
+    assert!(matches!(
+        store::open_latest(dir.path(), "x", |_| Ok(())),
+        Err(StoreError::MissingDirectory { .. })
+    ));
     assert!(matches!(store::open(dir.path(), "m", Version(3)), Err(StoreError::MissingDirectory { .. })));
     let file = dir.path().join("file");
     fs::write(&file, "").unwrap();

@@ -194,7 +194,7 @@ fn a_loss_that_is_not_finite_stops_training_and_keeps_the_last_good_weights() {
 pub(crate) fn engines(models: &std::path::Path, name: &str) -> Vec<Engine> {
     let metrics = Metrics::new().unwrap();
     let engine = |fraction: Option<f64>| {
-        let opened = store::open_latest(models, name).unwrap().opened;
+        let opened = store::open_latest(models, name, |_| Ok(())).unwrap().opened;
         let shapes =
             opened.schema.tables.iter().map(|t| TableShape { rows: t.rows, row_bytes: t.row_bytes() });
         let shape = |fraction| CacheShape::from_fraction(fraction, shapes.clone().collect());

@@ -138,7 +138,7 @@ impl Loader<'_> {
     /// The engine of a model's highest good version. Fills its cache, unless `cache.warm` is off.
     fn load(&self, name: &str) -> anyhow::Result<Arc<Engine>> {
         let Self { config, models, .. } = *self;
-        let mut opened = store::open_latest_with(models, name, check_weights)?.opened;
+        let mut opened = store::open_latest(models, name, check_weights)?.opened;
         let BuiltTier { tier, ranked } = self.tiers.build(&mut opened)?;
         match &tier {
             LookupTier::Store => opened.store.prefault(),
