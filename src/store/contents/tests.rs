@@ -160,9 +160,12 @@ fn errors_of_writing_from_a_working_file_are_those_of_writing_from_memory() {
         file.write(TableId(1), &[row], &record).unwrap();
     }
     let message = |tables| write_all(dir.path(), tables).unwrap_err().to_string();
-    let past = message(in_file(&file));
-    assert_eq!(past, message(tables.iter().map(Rows::from).collect()));
-    assert!(past.starts_with("tables/t1.safetensors: row 99998: element 3: 1000000 is past"), "{past}");
+    let refused = message(in_file(&file));
+    assert_eq!(refused, message(tables.iter().map(Rows::from).collect()));
+    assert!(
+        refused.starts_with("tables/t1.safetensors: row 99998: element 3: 1000000 is larger in magnitude"),
+        "{refused}"
+    );
 
     let small = WorkingTable {
         rows: 9,

@@ -59,7 +59,10 @@ fn the_first_row_that_cannot_be_encoded_is_named() {
     for row in [49_999, 40_000] {
         table.row_mut(row).unwrap()[1] = 1e6;
         let message = table.encoded(Element::F16, &PlainMemory).unwrap_err().to_string();
-        assert!(message.starts_with(&format!("row {row}: element 1: 1000000 is past 65504")), "{message}");
+        assert!(
+            message.starts_with(&format!("row {row}: element 1: 1000000 is larger in magnitude than 65504")),
+            "{message}"
+        );
         table.encoded(Element::Int8, &PlainMemory).unwrap();
     }
 }
