@@ -489,7 +489,7 @@ fn every_call_after_a_final_error_returns_it_without_calling_the_driver() {
         let end = driver.wait(&done).unwrap_err();
         assert_eq!(
             end.to_string(),
-            "cuda cuEventSynchronize: error 700 (CUDA_ERROR_ILLEGAL_ADDRESS) is final: the device takes \
+            "cuda cuEventSynchronize: error 700 (CUDA_ERROR_ILLEGAL_ADDRESS) is final: the device accepts \
              no more work from this process"
         );
         let anything = Address(4096);
