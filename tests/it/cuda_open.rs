@@ -19,7 +19,7 @@ fn without_a_usable_gpu_serve_warns_with_auto_and_exits_with_cuda() {
     // Without models, serve exits right after it chooses the device.
     let none = tempfile::tempdir().unwrap();
     for (machine, reason) in cases.into_iter().filter(|(machine, _)| machine.is_available()) {
-        for (wanted, marker) in [("auto", " WARN "), ("cuda", "error: device.kind: expected ")] {
+        for (wanted, marker) in [("auto", " WARN "), ("cuda", "error: device.kind is cuda: expected ")] {
             let mut serve = flechette();
             serve.args(["serve", "--device", wanted, "--models"]).arg(none.path());
             let ended = machine.equip(&mut serve).output().unwrap();
