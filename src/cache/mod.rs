@@ -7,7 +7,7 @@
 //! ```
 //! # use flechette::cache::{CacheOptions, CacheShape, FlatCache, Query, Source, TableShape};
 //! # use flechette::types::TableId;
-//! # fn main() -> Result<(), flechette::cache::CacheError> {
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let tables = vec![TableShape { rows: 1000, row_bytes: 8 }, TableShape { rows: 10, row_bytes: 4 }];
 //! let cache = FlatCache::new(&CacheShape { bytes: 64 << 10, tables }, &CacheOptions::default())?;
 //!
