@@ -15,9 +15,6 @@ use crate::trainer::optim::{Kind, Optimizer};
 /// Flags of model, data and optimizer.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TrainingFlags {
-    /// The model.toml that `init` wrote
-    #[arg(long, value_name = "FILE")]
-    pub model_config: PathBuf,
     #[arg(long, value_name = "F", help = format!("Format of the data: {}", Format::names()))]
     format: Format,
     /// Files to train on, read in this order

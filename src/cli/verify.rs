@@ -1,6 +1,7 @@
 //! `flechette verify`: trains with the pipeline and with the sequential reference trainer, and compares every
 //! byte.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::cli::flags::whole;
@@ -16,6 +17,9 @@ use crate::trainer::{self, Data, Difference, PlanStats, Sizes, Verifier};
 /// Flags of `verify`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
+    /// The model.toml that `init` wrote
+    #[arg(long, value_name = "FILE")]
+    model_config: PathBuf,
     #[command(flatten)]
     training: TrainingFlags,
     /// Most steps to train; fewer if the data ends earlier
@@ -49,7 +53,7 @@ pub(crate) struct Differs(Difference);
 /// # Errors
 /// [`Differs`], or when flags or data are wrong.
 pub(crate) fn run(args: &Args, config: &Config) -> anyhow::Result<()> {
-    let schema = read_schema(&args.training.model_config)?;
+    let schema = read_schema(&args.model_config)?;
     let device = training_device(config)?;
     compute_threads(config)?.install(|| verify(args, &schema, device.as_ref()))
 }

@@ -69,7 +69,6 @@ pub(crate) enum First {
     Uniform(Uniform),
     /// The decoded rows of a version's table of the same shape. Its states are used if they equal those of
     /// the working table in name, width and order; otherwise states are zero.
-    #[cfg_attr(not(test), expect(dead_code))] // made by continued training, which only tests do yet
     Version(Table),
 }
 

@@ -14,6 +14,7 @@
 
 mod architecture;
 mod check;
+mod difference;
 mod encode;
 mod line;
 pub mod preset;

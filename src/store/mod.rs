@@ -142,7 +142,6 @@ impl EmbeddingStore {
 
     /// The tables, in the order of the schema.
     #[must_use]
-    #[cfg(test)]
     pub(crate) fn into_tables(self) -> Vec<Table> {
         self.tables
     }

@@ -189,6 +189,12 @@ impl Table {
         Ok(Self { rows: self.rows, dim: self.dim, element: self.element, weight, states: Vec::new() })
     }
 
+    /// The rows without their optimizer state.
+    #[must_use]
+    pub(crate) fn without_states(self) -> Self {
+        Self { states: Vec::new(), ..self }
+    }
+
     /// Whether the rows are in owned memory and not in a mapped file.
     #[must_use]
     pub(crate) fn in_ram(&self) -> bool {

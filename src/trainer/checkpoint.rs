@@ -54,16 +54,27 @@ pub fn initialise_on_disk(
     seed: u64,
     (dir, orders): (&Path, Vec<Option<RowOrder>>),
 ) -> Result<(TrainState, WorkingFile), TrainError> {
+    let firsts = schema.tables.iter().map(|shape| First::Uniform(first_rows(shape, seed)));
+    let file = working_file(schema, optimizer.kind, firsts, (dir, orders))?;
+    Ok((TrainState::new(first_state(schema, optimizer, seed)), file))
+}
+
+/// A working file in the directory `dir` for the tables of a schema, with these first values and row orders.
+fn working_file(
+    schema: &Schema,
+    kind: Kind,
+    firsts: impl Iterator<Item = First>,
+    (dir, orders): (&Path, Vec<Option<RowOrder>>),
+) -> Result<WorkingFile, TrainError> {
     let orders = orders.into_iter().chain(std::iter::repeat_with(|| None));
-    let tables = schema.tables.iter().zip(orders).map(|(shape, order)| WorkingTable {
+    let tables = schema.tables.iter().zip(firsts).zip(orders).map(|((shape, first), order)| WorkingTable {
         rows: shape.stored_rows(),
         dim: shape.dim,
-        states: row_states(optimizer.kind, shape.dim),
-        first: First::Uniform(first_rows(shape, seed)),
+        states: row_states(kind, shape.dim),
+        first,
         order,
     });
-    let file = WorkingFile::create(dir, tables.collect())?;
-    Ok((TrainState::new(first_state(schema, optimizer, seed)), file))
+    Ok(WorkingFile::create(dir, tables.collect())?)
 }
 
 /// The error for a table that does not fit in memory. It names the table and the bytes of all tables.
@@ -97,45 +108,74 @@ fn first_state(schema: &Schema, optimizer: Optimizer, seed: u64) -> Parts {
 /// # Errors
 /// [`TrainError`] for dense tensors or optimizer state that are missing or malformed, and when the tables do
 /// not fit in memory.
-#[cfg_attr(not(test), expect(dead_code))] // tests call it; the program does not yet
 pub(crate) fn resume(opened: Opened, optimizer: Optimizer) -> Result<ReferenceTrainer, TrainError> {
+    let (parts, tables) = continued(opened, optimizer)?;
+    let copies = parts.schema.tables.iter().zip(&tables).map(|(shape, table)| {
+        let copied = in_f32(table, optimizer.kind);
+        copied.map_err(|e| table_memory(&parts.schema, optimizer.kind, shape, e))
+    });
+    let copies = copies.collect::<Result<_, _>>()?;
+    Ok(ReferenceTrainer::new(parts, copies))
+}
+
+/// [`resume`] with the rows in a working file, as [`initialise_on_disk`] makes it. A row is read from the
+/// version until it has been trained, so the version's files stay mapped.
+///
+/// # Errors
+/// As [`resume`], and [`TrainError::Store`] when the file cannot be created.
+pub(crate) fn resume_on_disk(
+    opened: Opened,
+    optimizer: Optimizer,
+    (dir, orders): (&Path, Vec<Option<RowOrder>>),
+) -> Result<(TrainState, WorkingFile), TrainError> {
+    let (parts, tables) = continued(opened, optimizer)?;
+    let firsts = tables.into_iter().map(First::Version);
+    let file = working_file(&parts.schema, optimizer.kind, firsts, (dir, orders))?;
+    Ok((TrainState::new(parts), file))
+}
+
+/// Whether training continues from a version to the bit: the same kind of optimizer wrote it, and no row was
+/// rounded.
+pub(crate) fn is_exact(opened: &Opened, optimizer: Optimizer) -> bool {
+    let written_by = opened.metadata.get("optimizer");
+    let in_f32 = opened.schema.tables.iter().all(|table| table.element == Element::F32);
+    in_f32 && written_by.is_some_and(|kind| *kind == optimizer.kind.to_string())
+}
+
+/// The state of a version except its rows, and its tables. The tables have optimizer state only if training
+/// continues to the bit.
+fn continued(opened: Opened, optimizer: Optimizer) -> Result<(Parts, Vec<Table>), TrainError> {
+    let exact = is_exact(&opened, optimizer);
     let Opened { schema, dense, store, metadata, .. } = opened;
     let tensor = |name: &str| dense.get(name).map(|t: &Dense| (t.shape().to_vec(), t.values().to_vec()));
     let model = Model::new(&schema);
     let weights = model.read_tensors(tensor)?;
-    let written_by = metadata.get("optimizer").map(String::as_str);
-    let exact = schema.tables.iter().all(|table| table.element == Element::F32);
-    if !exact || written_by != Some(&optimizer.kind.to_string()) {
-        let dense_states = zeroed_states(optimizer.kind, weights.values.len());
-        let tables = schema.tables.iter().zip(store.tables()).map(|(shape, table)| {
-            let copied = without_state(table, optimizer.kind);
-            copied.map_err(|e| table_memory(&schema, optimizer.kind, shape, e))
-        });
-        let tables = tables.collect::<Result<_, _>>()?;
-        return Ok(ReferenceTrainer::new(
-            Parts { schema, model, weights, dense_states, optimizer, steps: 0 },
-            tables,
-        ));
+    let (tables, kind) = (store.into_tables(), optimizer.kind);
+    if !exact {
+        let dense_states = zeroed_states(kind, weights.values.len());
+        let tables = tables.into_iter().map(Table::without_states).collect();
+        return Ok((Parts { schema, model, weights, dense_states, optimizer, steps: 0 }, tables));
     }
     let steps = metadata.get("steps").and_then(|steps| steps.parse().ok());
     let steps = steps.ok_or_else(|| TrainError::State("steps".into()))?;
-    let states = optimizer.kind.dense().row_states().iter();
     let state =
         |name| model.read_tensors(|of| tensor(&state_name(name, of))).map(|state| state.values.to_vec());
-    let dense_states = states.map(|shape| state(shape.name)).collect::<Result<_, _>>()?;
-    let tables = schema.tables.iter().zip(store.tables()).map(|(shape, table)| {
-        let got: Vec<_> = table.states().iter().map(|s| (s.name(), s.width())).collect();
-        if got != row_states(optimizer.kind, shape.dim) {
+    let dense_states = kind.dense().row_states().iter().map(|shape| state(shape.name));
+    let dense_states = dense_states.collect::<Result<_, _>>()?;
+    for (shape, table) in schema.tables.iter().zip(&tables) {
+        let got = table.states().iter().map(|s| (s.name(), s.width()));
+        if !got.eq(row_states(kind, shape.dim)) {
             return Err(TrainError::State(format!("tables/{}", shape.name)));
         }
-        table.copied(&PlainMemory).map_err(|e| table_memory(&schema, optimizer.kind, shape, e))
-    });
-    let tables = tables.collect::<Result<_, _>>()?;
-    Ok(ReferenceTrainer::new(Parts { schema, model, weights, dense_states, optimizer, steps }, tables))
+    }
+    Ok((Parts { schema, model, weights, dense_states, optimizer, steps }, tables))
 }
 
-/// The rows of a table, decoded, with zeroed state.
-fn without_state(table: &Table, kind: Kind) -> Result<Table, OutOfHostMemory> {
+/// A copy of a table in f32, with its states, or with zeroed states if it has none.
+fn in_f32(table: &Table, kind: Kind) -> Result<Table, OutOfHostMemory> {
+    if table.element() == Element::F32 && !table.states().is_empty() {
+        return table.copied(&PlainMemory);
+    }
     let states = row_states(kind, table.dim());
     let mut copy = Table::zeroed(&PlainMemory, table.rows(), table.dim(), &states)?;
     if let Some(rows) = copy.rows_mut() {

@@ -23,9 +23,8 @@ mod replicas;
 mod train_state;
 pub mod update;
 
-#[cfg(test)]
-pub(crate) use checkpoint::resume;
 pub use checkpoint::{initialise, initialise_on_disk};
+pub(crate) use checkpoint::{is_exact, resume, resume_on_disk};
 pub use in_memory::run_in_memory;
 pub use pipeline::clocks::StageName;
 pub use pipeline::plan::PlanStats;

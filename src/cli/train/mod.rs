@@ -1,5 +1,6 @@
 //! `flechette train`: trains a model on click logs and writes a new version of it.
 
+mod from;
 mod trained;
 
 use std::fmt::Write as _;
@@ -19,15 +20,23 @@ use crate::cli::{InputError, print};
 use crate::config::{Config, Flags};
 use crate::device::cuda::Nvidia;
 use crate::schema::Schema;
-use crate::store::{self, check_name, check_writable};
+use crate::store::{self, Opened, check_name, check_writable};
 use crate::trainer::eval::Quality;
 use crate::trainer::{self, Data, PlanStats, Progress};
 use crate::types::{RawBatch, Version};
+use from::{From, schema_of};
 use trained::Trained;
 
 /// Flags of `train`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
+    /// The model.toml that `init` wrote. With --from it may be left out, because the version has its own
+    #[arg(long, value_name = "FILE", required_unless_present = "from")]
+    model_config: Option<PathBuf>,
+    /// Continues from a version of the model, by number, or from the latest good one (latest): its rows, dense
+    /// weights and optimizer state
+    #[arg(long, value_name = "V")]
+    from: Option<From>,
     #[command(flatten)]
     training: TrainingFlags,
     /// File to evaluate on after training
@@ -81,17 +90,23 @@ impl Args {
 /// When flags or data are wrong, or the version cannot be written.
 pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
     args.training.optimizer()?;
-    let schema = read_schema(&args.training.model_config)?;
     check_name("model", &args.name).map_err(|e| InputError(anyhow!("--name: {e}")))?;
+    let from = args.from.map(|from| from.open(&args.models, &args.name)).transpose()?;
+    let schema = schema_of(args.model_config.as_deref(), from.as_ref())?;
     check_files(&args, &schema)?;
     prepare_models(&args.models)?;
     check_writable(&args.models, &args.name).map_err(|e| InputError(anyhow!("--models: {e}")))?;
     let device = training_device(config)?;
-    compute_threads(config)?.install(|| train(&args, &schema, device))
+    compute_threads(config)?.install(|| train(&args, &schema, from, device))
 }
 
-fn train(args: &Args, schema: &Schema, device: Option<Arc<Nvidia>>) -> anyhow::Result<()> {
-    let mut trained = Trained::begin(args, schema, device)?;
+fn train(
+    args: &Args,
+    schema: &Schema,
+    from: Option<Opened>,
+    device: Option<Arc<Nvidia>>,
+) -> anyhow::Result<()> {
+    let mut trained = Trained::begin(args, schema, from, device)?;
     let pass = train_epochs(args, schema, &mut trained)?;
     let version = trained.save(&args.models, &args.name)?;
     let written = format!("{}/{}/{version}", args.models.display(), args.name);

@@ -12,6 +12,7 @@ use crate::cli::scratchpad::{SizeFlag, orders, pipeline_on, working_dir};
 use crate::device::cuda::Nvidia;
 use crate::rowlog::{RowOrder, read_orders, write_orders};
 use crate::schema::{Schema, Table};
+use crate::store::Opened;
 use crate::store::hot_rows::STATE;
 use crate::trainer::{
     self, Data, Frequencies, Pipeline, PipelineSettings, PlanStats, Progress, ReferenceTrainer,
@@ -25,9 +26,18 @@ pub(crate) enum Trained {
 }
 
 impl Trained {
-    /// Initialises the weights. The flags decide whether the rows are in memory or on disk.
-    pub(crate) fn begin(args: &Args, schema: &Schema, device: Option<Arc<Nvidia>>) -> anyhow::Result<Self> {
+    /// Initialises the weights, or continues from a version. The flags decide whether the rows are in memory or
+    /// on disk.
+    pub(crate) fn begin(
+        args: &Args,
+        schema: &Schema,
+        from: Option<Opened>,
+        device: Option<Arc<Nvidia>>,
+    ) -> anyhow::Result<Self> {
         let (optimizer, seed) = (args.training.optimizer()?, args.training.seed);
+        if let Some(opened) = &from {
+            super::from::log(opened, optimizer);
+        }
         let frequencies = args.pipeline.frequencies(schema)?;
         let (replicas, lambda) = (args.replicas, args.lambda);
         let flags = args.pipeline.settings(ScratchpadSize::Fraction(1.0), seed);
@@ -45,7 +55,10 @@ impl Trained {
                 );
             }
             warn_of_unused_flags(args);
-            let reference = trainer::initialise(schema, optimizer, seed)?;
+            let reference = match from {
+                None => trainer::initialise(schema, optimizer, seed)?,
+                Some(opened) => trainer::resume(opened, optimizer)?,
+            };
             return Ok(Self::InMemory(Box::new(reference)));
         };
         let orders = match args.reorder {
@@ -54,7 +67,10 @@ impl Trained {
         };
         let model = args.models.join(&args.name);
         let dir = working_dir(&args.pipeline, &model)?;
-        let (state, working_file) = trainer::initialise_on_disk(schema, optimizer, seed, (dir, orders))?;
+        let (state, working_file) = match from {
+            None => trainer::initialise_on_disk(schema, optimizer, seed, (dir, orders))?,
+            Some(opened) => trainer::resume_on_disk(opened, optimizer, (dir, orders))?,
+        };
         let settings = PipelineSettings { scratchpad, ..settings };
         let pipeline = pipeline_on(device.as_ref(), &state, (working_file, frequencies), settings)?;
         Ok(Self::OnDisk { state: Box::new(state), pipeline: Box::new(pipeline) })

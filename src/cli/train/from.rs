@@ -1,0 +1,86 @@
+//! `train --from`: the version that training continues from.
+
+use std::path::Path;
+use std::str::FromStr;
+
+use anyhow::anyhow;
+
+use super::read_schema;
+use crate::cli::InputError;
+use crate::schema::Schema;
+use crate::store::{self, Opened};
+use crate::trainer::is_exact;
+use crate::trainer::optim::Optimizer;
+use crate::types::Version;
+
+/// The value of `--from`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum From {
+    Latest,
+    Version(Version),
+}
+
+impl FromStr for From {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = || text.parse().ok().filter(|&n| n > 0).map(|n| Self::Version(Version(n)));
+        let from = if text == "latest" { Some(Self::Latest) } else { number() };
+        from.ok_or_else(|| "expected the number of a version, or latest".to_owned())
+    }
+}
+
+impl From {
+    /// Opens and checks the version.
+    ///
+    /// # Errors
+    /// When the model has no such version, or it is not good.
+    pub(crate) fn open(self, models: &Path, name: &str) -> anyhow::Result<Opened> {
+        let opened = match self {
+            Self::Latest => store::open_latest(models, name, |_| Ok(())).map(|latest| latest.opened),
+            Self::Version(version) => store::open(models, name, version),
+        };
+        opened.map_err(|e| InputError(anyhow!("--from: {e}")).into())
+    }
+}
+
+/// The schema to train: that of the file, or of the version. If both are given, they must be equal.
+///
+/// # Errors
+/// When the file is not a valid schema, or differs from the version's schema.
+pub(crate) fn schema_of(file: Option<&Path>, from: Option<&Opened>) -> anyhow::Result<Schema> {
+    let file = file.map(|path| anyhow::Ok((path, read_schema(path)?))).transpose()?;
+    match (file, from) {
+        (Some((_, schema)), None) => Ok(schema),
+        (None, Some(opened)) => Ok(opened.schema.clone()),
+        (Some((path, schema)), Some(opened)) => match opened.schema.first_difference(&schema) {
+            None => Ok(schema),
+            Some(difference) => {
+                let version = opened.store.version();
+                let error = anyhow!(
+                    "--model-config: {}: not the schema of version {version}: {difference}",
+                    path.display()
+                );
+                Err(InputError(error).into())
+            }
+        },
+        // clap requires one of them.
+        (None, None) => Err(InputError(anyhow!("--model-config: missing")).into()),
+    }
+}
+
+/// Logs where training continues, and warns if it is not to the bit.
+pub(crate) fn log(opened: &Opened, optimizer: Optimizer) {
+    let version = opened.store.version();
+    let note = |key: &str| opened.metadata.get(key).map_or("unknown", String::as_str);
+    if is_exact(opened, optimizer) {
+        tracing::info!(%version, steps = note("steps"), "training continues to the bit");
+    } else {
+        tracing::warn!(
+            %version,
+            optimizer = note("optimizer"),
+            "training continues from the rows and dense weights only; steps and optimizer state start at zero, \
+             because the version was written by another optimizer or has rounded rows"
+        );
+    }
+}
