@@ -5,8 +5,8 @@ use toml::{Table, Value};
 use super::Schema;
 
 impl Schema {
-    /// The first value of `got` that differs, with its path, such as `tables["C3"].rows: expected 100, got 200`.
-    /// `None` if the schemas are equal.
+    /// The first value of `got` that differs, with its path, such as `tables["C3"].rows: expected 100, got
+    /// 200`. `None` if the schemas are equal.
     #[must_use]
     pub(crate) fn first_difference(&self, got: &Self) -> Option<String> {
         let tree = |schema: &Self| schema.to_toml().parse::<Table>().map(Value::Table).ok();

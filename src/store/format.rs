@@ -40,8 +40,8 @@
 //!                                    bias as f32: element i is step i * scale + bias
 //! ```
 //!
-//! Rows that are not f32 were rounded when the version was written, so training cannot continue from them
-//! exactly: their tables have no optimizer state.
+//! Rows that are not f32 were rounded when the version was written, so training does not continue from them
+//! to the bit: their tables have no optimizer state.
 //!
 //! # The manifest
 //!

@@ -33,6 +33,7 @@ mod serving;
 mod skip;
 mod tidy;
 mod train_flags;
+mod train_from;
 mod verify;
 mod warm_start;
 mod wire;

@@ -79,8 +79,8 @@ pub(crate) fn log(opened: &Opened, optimizer: Optimizer) {
         tracing::warn!(
             %version,
             optimizer = note("optimizer"),
-            "training continues from the rows and dense weights only; steps and optimizer state start at zero, \
-             because the version was written by another optimizer or has rounded rows"
+            "training continues from the rows and dense weights only; steps and optimizer state start at 0, \
+             because another optimizer wrote the version, or it has rounded rows"
         );
     }
 }

@@ -33,8 +33,8 @@ pub(crate) struct Args {
     /// The model.toml that `init` wrote. With --from it may be left out, because the version has its own
     #[arg(long, value_name = "FILE", required_unless_present = "from")]
     model_config: Option<PathBuf>,
-    /// Continues from a version of the model, by number, or from the latest good one (latest): its rows, dense
-    /// weights and optimizer state
+    /// Continues from a version of the model, by number, or from the latest good one (latest): its rows,
+    /// dense weights and optimizer state
     #[arg(long, value_name = "V")]
     from: Option<From>,
     #[command(flatten)]

@@ -26,8 +26,8 @@ pub(crate) enum Trained {
 }
 
 impl Trained {
-    /// Initialises the weights, or continues from a version. The flags decide whether the rows are in memory or
-    /// on disk.
+    /// Initialises the weights, or continues from a version. The flags decide whether the rows are in memory
+    /// or on disk.
     pub(crate) fn begin(
         args: &Args,
         schema: &Schema,
