@@ -15,22 +15,22 @@ use crate::types::Version;
 
 /// The value of `--from`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum From {
+pub(crate) enum FromVersion {
     Latest,
-    Version(Version),
+    Number(Version),
 }
 
-impl FromStr for From {
+impl FromStr for FromVersion {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let number = || text.parse().ok().filter(|&n| n > 0).map(|n| Self::Version(Version(n)));
+        let number = || text.parse().ok().filter(|&n| n > 0).map(|n| Self::Number(Version(n)));
         let from = if text == "latest" { Some(Self::Latest) } else { number() };
         from.ok_or_else(|| "expected the number of a version, or latest".to_owned())
     }
 }
 
-impl From {
+impl FromVersion {
     /// Opens and checks the version.
     ///
     /// # Errors
@@ -38,7 +38,7 @@ impl From {
     pub(crate) fn open(self, models: &Path, name: &str) -> anyhow::Result<Opened> {
         let opened = match self {
             Self::Latest => store::open_latest(models, name, |_| Ok(())).map(|latest| latest.opened),
-            Self::Version(version) => store::open(models, name, version),
+            Self::Number(version) => store::open(models, name, version),
         };
         opened.map_err(|e| InputError(anyhow!("--from: {e}")).into())
     }

@@ -24,7 +24,7 @@ use crate::store::{self, Opened, check_name, check_writable};
 use crate::trainer::eval::Quality;
 use crate::trainer::{self, Data, PlanStats, Progress};
 use crate::types::{RawBatch, Version};
-use from::{From, schema_of};
+use from::{FromVersion, schema_of};
 use trained::Trained;
 
 /// Flags of `train`.
@@ -36,7 +36,7 @@ pub(crate) struct Args {
     /// Continues from a version of the model, by number, or from the latest good one (latest): its rows,
     /// dense weights and optimizer state
     #[arg(long, value_name = "V")]
-    from: Option<From>,
+    from: Option<FromVersion>,
     #[command(flatten)]
     training: TrainingFlags,
     /// File to evaluate on after training

@@ -26,6 +26,7 @@ const SLOTS: usize = 1 << 14;
 
 /// An index with few buckets. Each job has its own row of one element, whose value is the job's number.
 struct Bench {
+    seed: u64,
     table: Arc<GpuTable<SimDriver>>,
     staging: Staging<SimDriver>,
     /// For each job number: the id of its row.
@@ -42,7 +43,7 @@ impl Bench {
         for (i, word) in staging.words_mut().unwrap().iter_mut().enumerate() {
             *word = (i as f32).to_bits();
         }
-        Self { table, staging, rows: Vec::new() }
+        Self { seed, table, staging, rows: Vec::new() }
     }
 
     fn jobs(&self) -> Jobs<SimDriver> {
@@ -83,6 +84,39 @@ impl Bench {
             copy_bytes: 4 * 64,
         };
         LookupContext::new(&self.table, &shape, &[LookupKeys { base: BASE, rows: IDS, narrow }]).unwrap()
+    }
+
+    /// Looks up all ids, some of them twice, and fetches the missing rows. Asserts that each id gets its own
+    /// row, from the index or fetched. `probed` checks the context after the probe, with the number of
+    /// missing rows. Returns how many values came from the index.
+    fn probe_all(
+        &self,
+        context: &mut LookupContext<SimDriver>,
+        now: u64,
+        probed: impl FnOnce(&LookupContext<SimDriver>, usize),
+    ) -> u64 {
+        let ids: Vec<u64> = (0..IDS).chain(0..IDS / 2).collect();
+        let misses = context.probe(now, None, &batch_of(&ids)).unwrap();
+        let missing: HashSet<u64> = context.misses().iter().map(|miss| miss.id).collect();
+        assert_eq!(missing.len(), misses, "each missing row is reported once");
+        probed(context, misses);
+        let (misses, words) = context.staged_mut().unwrap();
+        for miss in misses {
+            words[miss.word] = (-1.0_f32 - miss.id as f32).to_bits();
+        }
+        if now.is_multiple_of(2) {
+            context.copy_hits().unwrap();
+        }
+        context.pool().unwrap();
+        context.settle().unwrap();
+        let mut found = 0;
+        for (&id, &value) in ids.iter().zip(context.out()) {
+            let fetched = value == -1.0 - id as f32 && missing.contains(&id);
+            found += u64::from(!fetched);
+            let own = fetched || self.rows.get(value as usize) == Some(&id);
+            assert!(own, "seed {}: id {id} got {value}", self.seed);
+        }
+        found
     }
 }
 
@@ -177,27 +211,7 @@ fn a_probe_during_replacement_finds_its_keys_row_or_nothing() {
             for jobs in &mut under_way {
                 bench.launch(jobs, now);
             }
-            let ids: Vec<u64> = (0..IDS).chain(0..IDS / 2).collect();
-            let misses = context.probe(now, None, &batch_of(&ids)).unwrap();
-            let missing: HashSet<u64> = context.misses().iter().map(|miss| miss.id).collect();
-            assert_eq!(missing.len(), misses, "each missing row is reported once");
-            let (misses, words) = context.staged_mut().unwrap();
-            for miss in misses {
-                words[miss.word] = (-1.0_f32 - miss.id as f32).to_bits();
-            }
-            if now % 2 == 0 {
-                context.copy_hits().unwrap();
-            }
-            context.pool().unwrap();
-            context.settle().unwrap();
-            for (&id, &value) in ids.iter().zip(context.out()) {
-                let own = value == -1.0 - id as f32 && missing.contains(&id);
-                found += u64::from(!own);
-                assert!(
-                    own || bench.rows.get(value as usize) == Some(&id),
-                    "seed {seed}: id {id} got {value}"
-                );
-            }
+            found += bench.probe_all(&mut context, now, |_, _| ());
         }
     }
     assert!(found > 5000, "{found} hits");

@@ -1,21 +1,25 @@
 //! Versions: a batch reads the rows of its version, also during switches, evictions and insertions.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use crate::cache::Switched;
-use crate::types::TableId;
+use crate::types::{Batch, TableId};
 
 use super::{Subject, World, assert_adds_up, run, settle};
+
+/// A batch of these ids in each of the two tables.
+fn of_both_tables(world: &World, ids: Range<u64>) -> Batch {
+    let ids: Vec<u64> = ids.collect();
+    world.one_hot(&[ids.clone(), ids])
+}
 
 pub(crate) fn a_switch_carries_over_what_was_cached_and_keeps_the_rest_out<S: Subject>(
     new: impl Fn(&World) -> S,
 ) {
     let world = World::new(100, &[16, 4], 64 << 10);
     let mut subject = new(&world);
-    let batch = |ids: std::ops::Range<u64>| {
-        let ids: Vec<u64> = ids.collect();
-        world.one_hot(&[ids.clone(), ids])
-    };
+    let batch = |ids| of_both_tables(&world, ids);
     run(&mut subject, &world, &batch(0..50));
     subject.settle();
     assert_eq!(world.switch(&subject, 1), Switched { changed: 40, carried: 20 });
@@ -31,10 +35,7 @@ pub(crate) fn a_batch_of_the_old_version_reads_old_rows_beside_one_of_the_new<S:
 ) {
     let world = World::new(100, &[16, 4], 64 << 10);
     let mut subject = new(&world);
-    let batch = |ids: std::ops::Range<u64>| {
-        let ids: Vec<u64> = ids.collect();
-        world.one_hot(&[ids.clone(), ids])
-    };
+    let batch = |ids| of_both_tables(&world, ids);
     run(&mut subject, &world, &batch(0..40));
     subject.settle();
     let (switcher, mut newer) = (subject.another(&world), subject.another(&world));

@@ -5,12 +5,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Samples, schema_of};
+use super::{Case, Samples, schema_of};
 use crate::device::cuda::Driver;
 use crate::mem::mix64;
 use crate::rowlog::WorkingFile;
 use crate::schema::Schema;
-use crate::trainer::optim::{Kind, Optimizer};
+use crate::trainer::optim::Kind;
 use crate::trainer::{
     self, Data, Frequencies, Pipeline, PipelineSettings, PlanStats, Policy, ScratchpadSize, TrainError,
     TrainState, Verifier,
@@ -24,26 +24,12 @@ fn schema() -> Schema {
     schema_of(ROWS, 5)
 }
 
-/// One training run.
-#[derive(Clone, Debug)]
-pub(crate) struct Case {
-    pub settings: PipelineSettings,
-    pub kind: Kind,
-    pub samples: usize,
-    pub batch: usize,
-    pub seed: u64,
+/// A case with an optimizer of this kind and a scratchpad of this size.
+pub(crate) fn case(kind: Kind, scratchpad: ScratchpadSize) -> Case {
+    Case { kind, samples: 150, batch: 10, ..Case::new(scratchpad, Policy::Lru) }
 }
 
 impl Case {
-    pub(crate) fn new(kind: Kind, scratchpad: ScratchpadSize) -> Self {
-        let settings = PipelineSettings { scratchpad, threads: 2, ..PipelineSettings::default() };
-        Self { settings, kind, samples: 150, batch: 10, seed: 3 }
-    }
-
-    fn optimizer(&self) -> Optimizer {
-        Optimizer { eps: 1e-10, ..Optimizer::new(self.kind, 0.05) }
-    }
-
     /// The parts of a pipeline. Even seeds have frequencies, so rows are loaded before the first batch.
     fn parts(&self, dir: &Path) -> (TrainState, WorkingFile, Option<Frequencies>) {
         let schema = schema();
@@ -90,7 +76,7 @@ impl Case {
     }
 
     /// Trains, and asserts that every byte is equal to the sequential trainer's.
-    pub(crate) fn check<D: Driver>(&self, driver: &Arc<D>) -> PlanStats {
+    pub(crate) fn check_on<D: Driver>(&self, driver: &Arc<D>) -> PlanStats {
         let dir = tempfile::tempdir().unwrap();
         let (mut train_state, mut pipeline) = self.start(driver, dir.path()).unwrap();
         let verifier = self.run(&mut train_state, &mut pipeline).unwrap();
@@ -108,9 +94,9 @@ pub(crate) fn a_scratchpad_of_any_size_trains_the_sequential_bytes<D: Driver>(
     seed: u64,
 ) {
     for fraction in [0.55, 1.0] {
-        let mut case = Case { seed, ..Case::new(kind, ScratchpadSize::Fraction(fraction)) };
+        let mut case = Case { seed, ..case(kind, ScratchpadSize::Fraction(fraction)) };
         case.settings.policy = Policy::ALL[seed as usize % Policy::ALL.len()];
-        let stats = case.check(driver);
+        let stats = case.check_on(driver);
         assert_eq!(stats.evictions == 0, fraction == 1.0, "{case:?}: {stats:?}");
         assert!(stats.hits > 0 && stats.fills > 0, "{stats:?}");
     }
@@ -122,9 +108,9 @@ pub(crate) fn a_window_that_does_not_fit_trains_the_sequential_bytes<D: Driver>(
     kind: Kind,
     seed: u64,
 ) {
-    let mut case = Case { seed, ..Case::new(kind, ScratchpadSize::Slots(vec![62, 62])) };
+    let mut case = Case { seed, ..case(kind, ScratchpadSize::Slots(vec![62, 62])) };
     case.settings.jitter = Some(seed);
-    let stats = case.check(driver);
+    let stats = case.check_on(driver);
     assert!(stats.bubbles > 0 && stats.evictions > 0 && stats.splits == 0, "{stats:?}");
 }
 
@@ -134,8 +120,8 @@ pub(crate) fn a_batch_that_is_split_trains_the_sequential_bytes<D: Driver>(
     kind: Kind,
     seed: u64,
 ) {
-    let case = Case { seed, samples: 60, ..Case::new(kind, ScratchpadSize::Slots(vec![12, 9])) };
-    let stats = case.check(driver);
+    let case = Case { seed, samples: 60, ..case(kind, ScratchpadSize::Slots(vec![12, 9])) };
+    let stats = case.check_on(driver);
     assert!(stats.splits > 0 && stats.evictions > 0, "{stats:?}");
 }
 
@@ -145,7 +131,7 @@ pub(crate) fn small_staging_and_buffers_train_the_sequential_bytes<D: Driver>(
     kind: Kind,
     seed: u64,
 ) {
-    let mut case = Case { seed, ..Case::new(kind, ScratchpadSize::Fraction(0.9)) };
+    let mut case = Case { seed, ..case(kind, ScratchpadSize::Fraction(0.9)) };
     case.settings = PipelineSettings {
         staging_bytes: 4000,
         buffered: 1,
@@ -153,7 +139,7 @@ pub(crate) fn small_staging_and_buffers_train_the_sequential_bytes<D: Driver>(
         jitter: Some(seed),
         ..case.settings
     };
-    case.check(driver);
+    case.check_on(driver);
 }
 
 /// Random settings. Plan must make the same decisions as on the host.
@@ -165,7 +151,7 @@ pub(crate) fn any_settings_train_the_sequential_bytes<D: Driver>(driver: &Arc<D>
     };
     let kind = [Kind::Sgd, Kind::Adagrad, Kind::RowwiseAdagrad, Kind::Adam][draw(0, 4)];
     let slots = ScratchpadSize::Slots(vec![draw(8, 200), draw(8, 200)]);
-    let mut case = Case::new(kind, slots);
+    let mut case = case(kind, slots);
     (case.samples, case.batch, case.seed) = (draw(1, 150), draw(1, 30), seed);
     case.settings = PipelineSettings {
         policy: Policy::ALL[draw(0, Policy::ALL.len())],
@@ -176,5 +162,5 @@ pub(crate) fn any_settings_train_the_sequential_bytes<D: Driver>(driver: &Arc<D>
         jitter: (draw(0, 2) > 0).then_some(seed),
         ..case.settings
     };
-    assert_eq!(case.check(driver), case.on_host(), "{case:?}");
+    assert_eq!(case.check_on(driver), case.on_host(), "{case:?}");
 }

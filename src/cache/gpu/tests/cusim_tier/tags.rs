@@ -98,28 +98,11 @@ fn a_probe_during_replacement_finds_the_row_itself_or_nothing() {
             for jobs in &mut under_way {
                 bench.launch(jobs, now);
             }
-            let ids: Vec<u64> = (0..IDS).chain(0..IDS / 2).collect();
-            let misses = context.probe(now, None, &batch_of(&ids)).unwrap();
-            let missing: HashSet<u64> = context.misses().iter().map(|miss| miss.id).collect();
-            assert_eq!(missing.len(), misses, "each missing row is reported once");
-            let (missed, others) = (context.missed()[0], context.collided()[0]);
-            assert!(others <= missed && missed as usize >= misses, "{others} of {missed}");
-            collided += others;
-            let (misses, words) = context.staged_mut().unwrap();
-            for miss in misses {
-                words[miss.word] = (-1.0_f32 - miss.id as f32).to_bits();
-            }
-            if now % 2 == 0 {
-                context.copy_hits().unwrap();
-            }
-            context.pool().unwrap();
-            context.settle().unwrap();
-            for (&id, &value) in ids.iter().zip(context.out()) {
-                let fetched = value == -1.0 - id as f32 && missing.contains(&id);
-                found += u64::from(!fetched);
-                let own = fetched || bench.rows.get(value as usize) == Some(&id);
-                assert!(own, "seed {seed}: id {id} got {value}");
-            }
+            found += bench.probe_all(&mut context, now, |context, misses| {
+                let (missed, others) = (context.missed()[0], context.collided()[0]);
+                assert!(others <= missed && missed as usize >= misses, "{others} of {missed}");
+                collided += others;
+            });
         }
     }
     assert!(found > 1000 && collided > 10_000, "{found} hits, {collided} collisions");

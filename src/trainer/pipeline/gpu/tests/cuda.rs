@@ -58,7 +58,7 @@ fn a_device_error_ends_the_training() {
             let launches: i64 = std::env::var("PRETEND_LAUNCHES").unwrap().parse().unwrap();
             execute_kernels();
             LAUNCHES_LEFT.store(launches, Ordering::SeqCst);
-            let case = pipeline::Case::new(KINDS[0], ScratchpadSize::Fraction(0.6));
+            let case = pipeline::case(KINDS[0], ScratchpadSize::Fraction(0.6));
             let dir = tempfile::tempdir().unwrap();
             let (mut network, mut pipeline) =
                 case.start(&crate::device::cuda::tests::every_gpu::nvidia(), dir.path()).unwrap();
