@@ -190,7 +190,8 @@ fn sum<const DIM: usize>(rows: &[f32], ids: &[u64]) {
 }
 
 fn sum_words<const WORDS: usize>(table: &Table, ids: &[u64]) {
-    let (rows, _) = bytemuck::cast_slice::<u8, u32>(table.as_bytes()).as_chunks::<WORDS>();
+    let (rows, _) =
+        bytemuck::cast_slice::<u8, u32>(table.as_bytes().unwrap_or_default()).as_chunks::<WORDS>();
     let sum = vectorise(|| {
         let mut sum = [0u32; WORDS];
         for &id in ids {

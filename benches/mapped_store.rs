@@ -21,7 +21,7 @@ use anyhow::Context as _;
 use flechette::cache::{CacheOptions, CacheShape, FlatCache, Query, Source, TableShape};
 use flechette::dataset::synthetic::Skew;
 use flechette::schema::preset::{ArchKind, SyntheticShape, synthetic};
-use flechette::store::{self, Contents, PlainMemory, Table};
+use flechette::store::{self, Contents, PlainMemory, Purpose, Table};
 use flechette::types::{TableId, Version};
 use harness::{Draw, Options, Pairs, PowerLaw, Report};
 
@@ -119,7 +119,7 @@ impl Drop for Group {
 
 /// One side, in the group: warms up for two windows, then prints its rows per second.
 fn child(options: &Options, folder: &Path, limit: usize, side: &str) -> anyhow::Result<()> {
-    let mut opened = store::open(folder, NAME, Version(1))?;
+    let mut opened = store::open(folder, NAME, Version(1), Purpose::Serve)?;
     opened.store.expect_disk();
     let rows = opened.schema.tables[0].rows;
     let cache = (side == "cached").then(|| {

@@ -198,9 +198,9 @@ impl WorkingRows {
                 // `new` has checked that the table has this row.
                 table.row(row).into_iter().for_each(|bytes| table.element().decode(bytes, weight));
                 let mut rest = state;
-                for kept in table.states().iter().filter(|_| self.has_states) {
+                for (kind, kept) in table.states().iter().enumerate().filter(|_| self.has_states) {
                     let (to, after) = rest.split_at_mut(kept.width());
-                    to.copy_from_slice(&kept.as_slice()[row as usize * kept.width()..][..kept.width()]);
+                    to.copy_from_slice(table.state(kind, row));
                     rest = after;
                 }
             }

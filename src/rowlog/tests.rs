@@ -191,13 +191,13 @@ fn first_values_from_a_version_include_its_states_if_name_width_and_order_match(
     let same = [("sum", 3), ("step", 1)];
     let f16 = schema::Table { rows: 4, dim: 3, element: Element::F16, ..Default::default() };
     let rounded = version(&PlainMemory, 4).encoded(Element::F16, &PlainMemory).unwrap();
-    let mut bytes = Bytes::zeroed(&PlainMemory, rounded.as_bytes().len()).unwrap();
-    bytes.as_mut_slice().unwrap().copy_from_slice(rounded.as_bytes());
+    let mut bytes = Bytes::zeroed(&PlainMemory, rounded.as_bytes().unwrap().len()).unwrap();
+    bytes.as_mut_slice().unwrap().copy_from_slice(rounded.as_bytes().unwrap());
     let (_dir, file) = file(vec![
         of(&same, version(&PlainMemory, 4)),
         of(&[("step", 1), ("sum", 3)], version(&PlainMemory, 4)),
         of(&same, version(&PlainMemory, 4).encoded(Element::F32, &PlainMemory).unwrap()),
-        of(&same, Table::from_parts(&f16, bytes, vec![]).unwrap()),
+        of(&same, Table::from_parts(&f16, Element::F16, bytes, vec![]).unwrap()),
     ]);
     let mut weight = [0.0; 3];
     UNIFORM.row(2, &mut weight);

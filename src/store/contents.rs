@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use rayon::prelude::*;
 
-use super::format::{self, Dtype};
+use super::format::{self, Base, Dtype, Training};
 use super::snapshot::{DENSE, KEYS, MODEL, WEIGHT, parse_schema, table_file};
 use super::{BadRow, StoreError, Table, check_name};
 use crate::schema::{self, Schema};
@@ -22,14 +22,31 @@ const PIECE_ELEMENTS: usize = 1 << 16;
 pub struct Contents<'a> {
     /// The text of `model.toml`, stored unchanged.
     pub model_toml: &'a str,
-    /// Dense weights and their optimizer state.
+    /// The version that a delta changes; `None` for a full version.
+    pub base: Option<Base>,
+    /// Dense weights.
     pub dense: Vec<DenseTensor<'a>>,
     /// One entry per table of the schema, in schema order. Rows are f32, or already of the element type that
-    /// the schema declares. f32 rows are encoded while they are written. If encoding rounds them, the table
-    /// is written without optimizer state, because that state belongs to the f32 rows.
+    /// the schema declares. f32 rows are encoded while they are written.
     pub tables: Vec<Rows<'a>>,
-    /// Notes of the writer, such as the number of steps.
+    /// What training needs to continue. With it, the optimizer state of the rows is written too, and f32 rows
+    /// where encoding rounds them.
+    pub checkpoint: Option<Checkpoint<'a>>,
+    /// How far training has come.
+    pub training: Option<Training>,
+    /// Figures of training or validation, by name. Those that are not finite are left out.
+    pub quality: BTreeMap<String, f64>,
+    /// Notes of the writer, such as the optimizer.
     pub metadata: BTreeMap<String, String>,
+}
+
+/// What training needs to continue, besides the tables.
+#[derive(Clone, Debug, Default)]
+pub struct Checkpoint<'a> {
+    /// Optimizer state of the dense weights.
+    pub dense_states: Vec<DenseTensor<'a>>,
+    /// The position of training in its data, as JSON.
+    pub cursor: Option<&'a str>,
 }
 
 /// A table to write. The bytes of the version do not depend on the variant.
@@ -39,6 +56,9 @@ pub enum Rows<'a> {
     Table(&'a Table),
     /// A table of a source, read in chunks: once for the weights and once for each state.
     Source(&'a dyn RowSource, TableId),
+    /// In a delta: the numbers of the changed rows, ascending, and a source's table of only these rows, in the
+    /// same order.
+    Changed(&'a [u64], &'a dyn RowSource, TableId),
 }
 
 /// Tables that are read a chunk at a time because they may exceed memory, such as the trainer's working file.
@@ -80,6 +100,13 @@ pub struct SourceShape<'a> {
     pub states: Vec<(&'a str, usize)>,
 }
 
+impl SourceShape<'_> {
+    /// Elements of a record: the weights of a row and its states.
+    fn record(&self) -> usize {
+        self.dim + self.states.iter().map(|(_, width)| width).sum::<usize>()
+    }
+}
+
 impl<'a> From<&'a Table> for Rows<'a> {
     fn from(table: &'a Table) -> Self {
         Self::Table(table)
@@ -106,7 +133,15 @@ impl<'a> Rows<'a> {
                 element: table.element(),
                 states: table.states().iter().map(|state| (state.name(), state.width())).collect(),
             }),
-            Self::Source(source, table) => source.shape(table),
+            Self::Source(source, table) | Self::Changed(_, source, table) => source.shape(table),
+        }
+    }
+
+    /// The changed rows of a delta.
+    fn changed(self) -> Option<&'a [u64]> {
+        match self {
+            Self::Changed(rows, ..) => Some(rows),
+            Self::Table(_) | Self::Source(..) => None,
         }
     }
 }
@@ -127,9 +162,20 @@ impl Contents<'_> {
                 expected,
                 got,
             };
+            let stored = declared.stored_rows();
+            let changed = table.changed();
+            if changed.is_some() != self.base.is_some() {
+                let names = ["all rows, as in every full version", "changed rows, as in every delta"];
+                let name = |delta: bool| names[usize::from(delta)].to_owned();
+                return Err(mismatch(WEIGHT, name(self.base.is_some()), name(changed.is_some())));
+            }
+            if let Some(rows) = changed {
+                check_ascending(rows, stored)
+                    .map_err(|got| mismatch(KEYS, format!("ascending rows below {stored}"), got))?;
+            }
             let table = table.shape()?;
-            let (expected, got) =
-                ([declared.stored_rows(), declared.dim as u64], [table.rows, table.dim as u64]);
+            let rows = changed.map_or(stored, |rows| rows.len() as u64);
+            let (expected, got) = ([rows, declared.dim as u64], [table.rows, table.dim as u64]);
             if expected != got {
                 return Err(mismatch(WEIGHT, format!("shape {expected:?}"), format!("shape {got:?}")));
             }
@@ -148,7 +194,8 @@ impl Contents<'_> {
                 }
             }
         }
-        for tensor in &self.dense {
+        let states = self.checkpoint.iter().flat_map(|checkpoint| &checkpoint.dense_states);
+        for tensor in self.dense.iter().chain(states) {
             let elements = tensor.shape.iter().try_fold(1_usize, |n, &axis| n.checked_mul(axis));
             if elements != Some(tensor.values.len()) {
                 return Err(StoreError::Tensor {
@@ -161,6 +208,14 @@ impl Contents<'_> {
         }
         Ok(schema)
     }
+}
+
+/// Checks that rows ascend and are below `rows`. The error says what was found instead.
+pub(crate) fn check_ascending(changed: &[u64], rows: u64) -> Result<(), String> {
+    if let Some(pair) = changed.windows(2).find(|pair| pair[0] >= pair[1]) {
+        return Err(format!("row {} after row {}", pair[1], pair[0]));
+    }
+    changed.last().filter(|&&last| last >= rows).map_or(Ok(()), |last| Err(format!("row {last}")))
 }
 
 /// A tensor to write.
@@ -176,6 +231,8 @@ pub(crate) enum Data<'a> {
     Bytes(&'a [u8]),
     /// The rows of the table, encoded in this element type while they are written.
     Encoded(&'a Table, Element),
+    /// The state of this number of all rows of the table.
+    State(&'a Table, usize),
     /// Some columns of a source's records, encoded while they are written.
     Streamed(Columns<'a>),
 }
@@ -191,33 +248,64 @@ pub(crate) struct Columns<'a> {
     element: Element,
 }
 
-/// The tensors of a table file.
-pub(crate) fn table_tensors<'a>(
+/// The tensors of a table's served file.
+pub(crate) fn served_tensors<'a>(
+    declared: &schema::Table,
+    rows: Rows<'a>,
+) -> Result<Vec<Tensor<'a>>, StoreError> {
+    let changed = rows.changed().map(|rows| Tensor {
+        name: KEYS,
+        dtype: Dtype::U64,
+        shape: vec![rows.len() as u64],
+        data: Data::Bytes(bytemuck::cast_slice(rows)),
+    });
+    Ok(changed.into_iter().chain([weight(rows, declared.element)?]).collect())
+}
+
+/// The tensors of a table's file in the checkpoint.
+pub(crate) fn checkpoint_tensors<'a>(
     declared: &schema::Table,
     rows: Rows<'a>,
 ) -> Result<Vec<Tensor<'a>>, StoreError> {
     let shape = rows.shape()?;
-    let (dtype, row_width) = format::weight_type(declared.element, shape.dim);
-    let width = shape.dim + shape.states.iter().map(|(_, width)| width).sum::<usize>();
-    let streamed =
-        |source, table, columns, element| Data::Streamed(Columns { source, table, width, columns, element });
-    let encoded = shape.element != declared.element;
-    let data = match rows {
-        Rows::Table(table) if encoded => Data::Encoded(table, declared.element),
-        Rows::Table(table) => Data::Bytes(table.as_bytes()),
-        Rows::Source(source, table) => streamed(source, table, 0..shape.dim, declared.element),
-    };
-    let mut tensors = vec![Tensor { name: WEIGHT, dtype, shape: vec![shape.rows, row_width], data }];
-    let mut begin = shape.dim;
-    for (i, &(name, width)) in shape.states.iter().enumerate().filter(|_| !encoded) {
+    let mut tensors = Vec::new();
+    // Rows that are not f32 were rounded before, so there is nothing more exact to keep.
+    if shape.element == Element::F32 && declared.element != Element::F32 {
+        tensors.push(weight(rows, Element::F32)?);
+    }
+    let (mut begin, record) = (shape.dim, shape.record());
+    for (i, &(name, width)) in shape.states.iter().enumerate() {
         let data = match rows {
-            Rows::Table(table) => Data::Bytes(bytemuck::cast_slice(table.states()[i].as_slice())),
-            Rows::Source(source, table) => streamed(source, table, begin..begin + width, Element::F32),
+            Rows::Table(table) => match table.as_bytes() {
+                Some(_) => Data::Bytes(bytemuck::cast_slice(table.states()[i].as_slice())),
+                None => Data::State(table, i),
+            },
+            Rows::Source(source, table) | Rows::Changed(_, source, table) => {
+                let columns = begin..begin + width;
+                Data::Streamed(Columns { source, table, width: record, columns, element: Element::F32 })
+            }
         };
         begin += width;
         tensors.push(Tensor { name, dtype: Dtype::F32, shape: vec![shape.rows, width as u64], data });
     }
     Ok(tensors)
+}
+
+/// The rows as a tensor of this element type.
+fn weight(rows: Rows<'_>, element: Element) -> Result<Tensor<'_>, StoreError> {
+    let shape = rows.shape()?;
+    let (dtype, row_width) = format::weight_type(element, shape.dim);
+    let data = match rows {
+        Rows::Table(table) => match table.as_bytes().filter(|_| table.element() == element) {
+            Some(bytes) => Data::Bytes(bytes),
+            None => Data::Encoded(table, element),
+        },
+        Rows::Source(source, table) | Rows::Changed(_, source, table) => {
+            let (width, columns) = (shape.record(), 0..shape.dim);
+            Data::Streamed(Columns { source, table, width, columns, element })
+        }
+    };
+    Ok(Tensor { name: WEIGHT, dtype, shape: vec![shape.rows, row_width], data })
 }
 
 impl Columns<'_> {

@@ -13,7 +13,10 @@ use std::sync::Mutex;
 
 use super::disk::{Disk, SystemDisk};
 use super::write::write_on;
-use super::{Contents, DenseTensor, Opened, PlainMemory, StoreError, Table, open, open_latest, versions};
+use super::{
+    Base, Checkpoint, Contents, DenseTensor, Opened, PlainMemory, Purpose, StoreError, Table, open,
+    open_latest, versions,
+};
 use crate::rowlog::Uniform;
 use crate::types::{Element, Version};
 
@@ -56,9 +59,11 @@ fn write_seed(disk: &dyn Disk, models: &Path, seed: u64) -> Result<Version, Stor
         model_toml: MODEL_TOML,
         dense: vec![DenseTensor { name: "w".to_owned(), shape: vec![2, 3], values: &dense }],
         tables: vec![(&table).into(), (&table).into()],
-        metadata: BTreeMap::new(),
+        checkpoint: Some(Checkpoint::default()),
+        ..Contents::default()
     };
-    write_on(disk, models, "m", &contents)
+    let Base { version, .. } = write_on(disk, models, "m", &contents)?;
+    Ok(Version(version))
 }
 
 fn is_seed(opened: &Opened, seed: u64) -> bool {
@@ -74,7 +79,7 @@ fn assert_versions_hold(models: &Path, seeds: std::ops::RangeInclusive<u64>, wha
     let found: Vec<u64> = versions(models, "m").unwrap().iter().map(|version| version.0).collect();
     assert_eq!(found, seeds.clone().collect::<Vec<_>>(), "{what}");
     for seed in seeds {
-        assert!(is_seed(&open(models, "m", Version(seed)).unwrap(), seed), "{what}");
+        assert!(is_seed(&open(models, "m", Version(seed), Purpose::Serve).unwrap(), seed), "{what}");
     }
 }
 
@@ -376,8 +381,8 @@ fn after_a_crash_anywhere_readers_see_the_old_version_or_the_whole_new_one() {
             let after = tempfile::tempdir().unwrap();
             disk.crash(0, after.path(), &mut fate);
             let models = after.path().join("models");
-            assert!(is_seed(&open(&models, "m", Version(1)).unwrap(), 1), "{what}");
-            let latest = open_latest(&models, "m", |_| Ok(())).unwrap();
+            assert!(is_seed(&open(&models, "m", Version(1), Purpose::Serve).unwrap(), 1), "{what}");
+            let latest = open_latest(&models, "m", Purpose::Serve, |_| Ok(())).unwrap();
             // The writer syncs before it renames, so a version that is found is complete.
             assert!(latest.refused.is_empty(), "{what}: {:?}", latest.refused);
             let version = latest.opened.store.version().0;
@@ -404,12 +409,13 @@ fn leaving_out_any_sync_loses_the_version_in_some_crash() {
         kept.for_each(|op| disk.apply(op));
         let after = tempfile::tempdir().unwrap();
         disk.crash(0, after.path(), &mut Fate::AllLost);
-        open_latest(&after.path().join("models"), "m", |_| Ok(()))
-            .is_ok_and(|latest| is_seed(&latest.opened, 2))
+        let models = after.path().join("models");
+        let opened = |purpose| open(&models, "m", Version(1), purpose);
+        opened(Purpose::Train).is_ok() && opened(Purpose::Serve).is_ok_and(|opened| is_seed(&opened, 2))
     };
     assert!(survives(None));
     let synced: BTreeSet<&Path> = ops.iter().filter_map(Op::synced).collect();
-    assert_eq!(synced.len(), 9, "five files, the directories models, m, the version's and its tables'");
+    assert_eq!(synced.len(), 13, "seven files, the directories models, m, the version's and its three");
     for path in synced {
         assert!(!survives(Some(path)), "{} need not be synced", path.display());
     }

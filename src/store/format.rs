@@ -3,16 +3,24 @@
 //!
 //! ```text
 //! models/<name>/<version>/
-//!   model.toml                  the schema, as text
-//!   dense.safetensors           dense weights and their optimizer state
-//!   tables/<table>.safetensors  one file per table of the schema
-//!   MANIFEST.json               length and checksum of the other files
+//!   MANIFEST.json                          what the version is; length and checksum of the other files
+//!   model.toml                             the schema, as text
+//!   dense.safetensors                      dense weights
+//!   tables/<table>.safetensors             the rows of a table of the schema: all, or the changed ones
+//!   checkpoint/                            what training needs to continue; servers do not read it
+//!     dense.safetensors                    optimizer state of the dense weights
+//!     tables/<table>.safetensors           optimizer state of the rows, and f32 rows if `weight` is rounded
+//!     cursor.json                          the position of training in its data
 //! ```
+//!
+//! A version is *full*, or a *delta* of the version before it: its dense weights are complete, and its tables
+//! hold only the rows that changed since its base. Version N has the rows of the newest full version F <= N,
+//! overwritten by the deltas F+1 to N in this order.
 //!
 //! # A tensor file
 //!
 //! It is a plain safetensors file, which any safetensors library reads, with two restrictions: the header is
-//! padded so that the data begins on a page, and tensors have one of three types. The `safetensors` crate
+//! padded so that the data begins on a page, and tensors have one of four types. The `safetensors` crate
 //! pads headers to 8 bytes only and needs each tensor in one buffer, so this module encodes the header.
 //!
 //! ```text
@@ -23,14 +31,22 @@
 //!                             row-major, without gaps; the file ends where the last one does
 //!
 //! header:       {"NAME": {"dtype": "F32", "shape": [ROWS, DIM], "data_offsets": [BEGIN, END]}, ...}
-//!               dtype is F32, F16 or U8; offsets count bytes from 8 + n;
+//!               dtype is F32, F16, U8 or U64; offsets count bytes from 8 + n;
 //!               "__metadata__" (text to text) is allowed and ignored
 //! ```
 //!
-//! A table file holds `weight` first, so that rows begin on a page, and then one F32 tensor per kind of
-//! optimizer state, `rows x dim` or `rows x 1`. (`keys` is reserved for tables with rows not numbered from
-//! 0; this format version refuses it.) The table's `element` in `model.toml` gives the type of `weight`. A
-//! row of it holds the same bytes as in memory (`types::element`), a multiple of 4:
+//! The tensors of a table's two files are these. R is the number of rows of the table, or of the changed rows
+//! in a delta. D is the dimension:
+//!
+//! ```text
+//! tables/<table>             keys      U64 [R]          only in a delta: the changed rows, ascending
+//!                            weight    see below [R, W]
+//! checkpoint/tables/<table>  weight    F32 [R, D]       only if `weight` is rounded: the rows as trained
+//!                            <state>   F32 [R, D] or [R, 1], for each kind of optimizer state
+//! ```
+//!
+//! A file of `checkpoint/` without tensors is not written. The table's `element` in `model.toml` gives the type
+//! of the served `weight`. A row of it holds the same bytes as in memory (`types::element`), a multiple of 4:
 //!
 //! ```text
 //! element   dtype   shape            a row
@@ -40,24 +56,37 @@
 //!                                    bias as f32: element i is step i * scale + bias
 //! ```
 //!
-//! Rows that are not f32 were rounded when the version was written, so training does not continue from them
-//! to the bit: their tables have no optimizer state.
-//!
 //! # The manifest
 //!
 //! ```text
 //! {
-//!   "format": 1,                        this layout; other numbers are refused
-//!   "files": {                          every other file, by its path in the version
-//!     "model.toml": {"bytes": 812, "xxh3_128": "0f…32 hex digits"}, ...
+//!   "format": 2,                        this layout; a reader refuses later ones by their number
+//!   "kind": "delta",                    or "full"
+//!   "base": {                           only in a delta
+//!     "version": 6,                     the version before this one
+//!     "xxh3_128": "0f…32 hex digits"    the checksum in the base's manifest
 //!   },
-//!   "metadata": {"steps": "120000"},    notes of the writer, text to text
+//!   "training": {                       absent if the version was not trained here
+//!     "steps": 120000,                  steps of the optimizer
+//!     "samples": 15360000,              samples trained
+//!     "last_batch_unix_ms": 1795392000000
+//!   },
+//!   "quality": {"auc": 0.7812, ...},    figures of the training or the validation; absent if there are none
+//!   "files": {                          every other file, by its path in the version
+//!     "model.toml": {"bytes": 812, "xxh3_128": "…"}, ...
+//!   },
+//!   "metadata": {"optimizer": "adam"},  notes of the writer, text to text
 //!   "xxh3_128": "…"                     of this file with the 32 digits of this value all 0
 //! }
 //! ```
 //!
-//! A manifest is valid only if encoding the parsed manifest gives the same bytes again. So a change of any
-//! byte is detected, even in white space.
+//! The checksum is the last field and covers every other byte, even white space.
+//!
+//! # Earlier formats
+//!
+//! Format 1 has only full versions, and no `kind`, `base`, `training`, `quality` and `checkpoint/`. The optimizer
+//! state is in `dense.safetensors` and `tables/`, after the weights. Rounded tables have none. `metadata` has
+//! `steps`.
 
 mod manifest;
 
@@ -67,7 +96,7 @@ use std::fmt;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use manifest::{Checksum, FileEntry, Manifest};
+pub(crate) use manifest::{Base, Checksum, FileEntry, Manifest, Training};
 
 use crate::types::{Element, named};
 use manifest::FORMAT;
@@ -93,7 +122,7 @@ pub enum FormatError {
     Json { field: &'static str, reason: String },
     #[error("tensor {0:?}: name is used twice or reserved")]
     Name(String),
-    #[error("tensor {tensor:?}: expected dtype F32, F16 or U8, got {got:?}")]
+    #[error("tensor {tensor:?}: expected dtype F32, F16, U8 or U64, got {got:?}")]
     UnknownDtype { tensor: String, got: String },
     #[error("tensor {tensor:?}: expected dtype {}, got {}", expected.name(), got.name())]
     Dtype { tensor: String, expected: Dtype, got: Dtype },
@@ -103,7 +132,7 @@ pub enum FormatError {
     Overflow { tensor: String, shape: Vec<u64> },
     #[error("data: expected {expected} bytes, got {got}")]
     Data { expected: u64, got: u64 },
-    #[error("format: expected {FORMAT}, got {0}")]
+    #[error("format: expected 1 to {FORMAT}, got {0}")]
     Version(u32),
     #[error("xxh3_128: manifest was changed after it was written: expected {expected}, got {got}")]
     Changed { expected: Checksum, got: Checksum },
@@ -118,9 +147,11 @@ pub enum Dtype {
     F16,
     /// Unsigned bytes.
     U8,
+    /// Unsigned 64-bit integers.
+    U64,
 }
 
-named! { Dtype: F32 = "F32", F16 = "F16", U8 = "U8" }
+named! { Dtype: F32 = "F32", F16 = "F16", U8 = "U8", U64 = "U64" }
 
 impl Dtype {
     fn bytes(self) -> u64 {
@@ -128,6 +159,7 @@ impl Dtype {
             Self::F32 => 4,
             Self::F16 => 2,
             Self::U8 => 1,
+            Self::U64 => 8,
         }
     }
 }

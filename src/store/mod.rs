@@ -8,7 +8,9 @@
 //! - [`mod@format`]: encodes and decodes the files of a version in memory.
 //! - [`table`] and `bytes`: the rows of one table, in memory or mapped.
 //! - `contents` and `write`: the input of the writer, and the writer.
-//! - `snapshot`: listing, checking and opening versions.
+//! - `snapshot`: listing, checking and opening versions; `link`: the files of one of them; `overlay`: the rows
+//!   that deltas changed.
+//! - [`retention`]: what stays on disk, and compaction of a chain.
 //! - [`hot_rows`]: the rows that a cache held, kept for the next start.
 //! - `disk` and `atomic_write`: the file system calls behind a trait, so that tests can make each of them
 //!   fail.
@@ -18,6 +20,7 @@
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::mem::{HostMemory, OutOfHostMemory};
 use crate::types::{TableId, Version};
@@ -30,29 +33,35 @@ mod crash;
 pub(crate) mod disk;
 pub(crate) mod format;
 pub(crate) mod hot_rows;
+mod link;
+mod overlay;
+pub(crate) mod retention;
 pub(crate) mod snapshot;
 pub(crate) mod table;
 mod write;
 
 pub use bytes::PlainMemory;
 pub use contents::Contents;
-pub(crate) use contents::{DenseTensor, RowSource, Rows, SourceShape, TakeChunk};
-pub use snapshot::open;
-#[cfg(test)]
-pub(crate) use snapshot::versions;
-pub(crate) use snapshot::{Dense, Opened, models, open_latest};
+pub(crate) use contents::{Checkpoint, DenseTensor, RowSource, Rows, SourceShape, TakeChunk};
+pub(crate) use format::{Base, Training};
+pub(crate) use retention::version_bytes;
+pub(crate) use snapshot::{Dense, Opened, models, open_after, open_latest, versions};
+pub use snapshot::{Purpose, open};
 pub(crate) use table::{BadRow, State};
 pub use table::{Table, rows_of};
-pub(crate) use write::check_writable;
 pub use write::write;
+pub(crate) use write::{check_writable, publish};
 
 use format::{Checksum, FormatError};
+use link::LinkHold;
 
 /// All rows of one version of a model.
 #[derive(Debug)]
 pub struct EmbeddingStore {
     version: Version,
     tables: Vec<Table>,
+    /// The versions whose files the rows are read from, the full one first. They keep their directories.
+    links: Vec<Arc<LinkHold>>,
     /// Whether reading a row may wait for the disk.
     on_disk: bool,
 }
@@ -61,7 +70,7 @@ impl EmbeddingStore {
     /// `tables` must be in the order of the schema.
     #[must_use]
     pub fn new(version: Version, tables: Vec<Table>) -> Self {
-        Self { version, tables, on_disk: false }
+        Self { version, tables, links: Vec::new(), on_disk: false }
     }
 
     /// The version of the model that the rows belong to.
@@ -98,7 +107,7 @@ impl EmbeddingStore {
     /// Size of all rows without optimizer state, in bytes.
     #[must_use]
     pub fn row_bytes(&self) -> u64 {
-        self.tables.iter().map(|table| table.as_bytes().len() as u64).sum()
+        self.tables.iter().map(|table| table.weight_bytes()).sum()
     }
 
     /// Prepares for random reads of mapped files that are not in memory: turns off the system's read-ahead
@@ -127,7 +136,7 @@ impl EmbeddingStore {
     /// [`OutOfHostMemory`] when an allocation fails.
     pub(crate) fn rows_copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
         let tables = self.tables.iter().map(|table| table.rows_copied(memory)).collect::<Result<_, _>>()?;
-        Ok(Self { version: self.version, tables, on_disk: false })
+        Ok(Self { version: self.version, tables, links: self.links.clone(), on_disk: false })
     }
 
     /// A copy of the rows and the optimizer state in `memory`.
@@ -137,7 +146,7 @@ impl EmbeddingStore {
     #[cfg(test)]
     pub(crate) fn copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
         let tables = self.tables.iter().map(|table| table.copied(memory)).collect::<Result<_, _>>()?;
-        Ok(Self { version: self.version, tables, on_disk: false })
+        Ok(Self { version: self.version, tables, links: self.links.clone(), on_disk: false })
     }
 
     /// The tables, in the order of the schema.
@@ -189,6 +198,20 @@ pub enum StoreError {
     Working { table: TableId, source: Box<dyn std::error::Error + Send + Sync> },
     #[error("number of tables: expected {expected}, got {got}")]
     Tables { expected: usize, got: usize },
+    #[error("{}: a delta of version {base}, but the highest version is {highest}", path.display())]
+    BaseOvertaken { path: PathBuf, base: Version, highest: Version },
+    #[error("{}: base: expected the version before {version}, got {got}", path.display())]
+    BaseNumber { path: PathBuf, version: Version, got: u64 },
+    #[error(
+        "{}: base: expected version {base} with checksum {expected}, got checksum {got}", path.display()
+    )]
+    BaseDiffers { path: PathBuf, base: Version, expected: Checksum, got: Checksum },
+    #[error("{}: its base, version {base}: {source}", path.display())]
+    Base { path: PathBuf, base: Version, source: Box<StoreError> },
+    #[error("{}: is being removed", path.display())]
+    Removing { path: PathBuf },
+    #[error(transparent)]
+    Memory(#[from] OutOfHostMemory),
     #[error("not accepted: {reason}")]
     NotAccepted { reason: String },
     #[error("{}: disk full", path.display())]

@@ -1,36 +1,50 @@
-//! Lists the versions of a model, and checks and maps one of them. (Writing is in `write`.)
+//! Lists the versions of a model, and opens one of them with the versions that it builds on. (Writing is in
+//! `write`.)
 //!
 //! Opening checks the manifest, the length and checksum of every file, and the name, type and shape of every
 //! tensor, so that later code can rely on them. That costs one read of the files, which also brings them into
 //! the page cache. The checksum is computed through a small buffer and not through the mapping, because
-//! touched pages of a mapping count as memory of the process. A server would then count the optimizer state,
-//! which it never reads again.
+//! touched pages of a mapping count as memory of the process.
+//!
+//! A delta is opened with its base, and so on down to a full version. One damaged link makes every version
+//! after it unusable. A server that already has a version of the chain opens only the links after it
+//! ([`open_after`]), so that a small delta of a large model is ready soon.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
-use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::Path;
 
 use rayon::prelude::*;
-use xxhash_rust::xxh3::Xxh3;
 
-use super::bytes::{Bytes, MappedFile, open_regular};
-use super::format::{self, Checksum, Dtype, FormatError, Manifest};
-use super::table::{State, Table};
+use super::bytes::Bytes;
+use super::format::{Base, Training};
+use super::link::{Link, TableParts};
+use super::overlay::DeltaRows;
+use super::table::Table;
 use super::{EmbeddingStore, Refusal, StoreError, check_name};
 use crate::schema::{self, Schema};
-use crate::types::Version;
-
-/// Bytes read and hashed at a time.
-const CHUNK_BYTES: usize = 1 << 20;
+use crate::types::{TableId, Version};
 
 pub(crate) const MANIFEST: &str = "MANIFEST.json";
 pub(crate) const MODEL: &str = "model.toml";
 pub(crate) const DENSE: &str = "dense.safetensors";
 pub(crate) const TABLES: &str = "tables";
+pub(crate) const CHECKPOINT: &str = "checkpoint";
+pub(crate) const DENSE_STATES: &str = "checkpoint/dense.safetensors";
+pub(crate) const CURSOR: &str = "checkpoint/cursor.json";
 pub(crate) const WEIGHT: &str = "weight";
-/// A reserved tensor name, for the row ids of future tables with rows not numbered from 0.
+/// The tensor of the changed rows of a delta.
 pub(crate) const KEYS: &str = "keys";
+
+/// What a version is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// The rows as they are served, without optimizer state. `checkpoint/` is not read.
+    Serve,
+    /// The rows as they were trained, f32, with optimizer state, if the version has a checkpoint.
+    Train,
+}
 
 /// A version, checked and mapped.
 #[derive(Debug)]
@@ -39,12 +53,20 @@ pub struct Opened {
     pub schema: Schema,
     /// The text of `model.toml`.
     pub model_toml: String,
-    /// Dense tensors by name, weights and optimizer state. The store does not check their names and shapes.
-    /// The model does, through `accept` of [`open_latest`].
+    /// Dense tensors by name. The store does not check their names and shapes. The model does, through `accept`
+    /// of [`open_latest`]. In format 1 they include the optimizer state.
     pub dense: BTreeMap<String, Dense>,
+    /// The optimizer state of the dense tensors, by name. Only for training.
+    pub dense_states: BTreeMap<String, Dense>,
     /// The rows, and the number of the version.
     pub store: EmbeddingStore,
-    /// Notes of the writer, such as the number of steps.
+    /// How far training had come, if the version was trained by this program.
+    pub training: Option<Training>,
+    /// Figures of training or validation, by name.
+    pub quality: BTreeMap<String, f64>,
+    /// The position of training in its data, as JSON. Only for training.
+    pub cursor: Option<String>,
+    /// Notes of the writer, such as the optimizer.
     pub metadata: BTreeMap<String, String>,
 }
 
@@ -56,6 +78,11 @@ pub struct Dense {
 }
 
 impl Dense {
+    /// `values` are f32.
+    pub(crate) fn new(shape: Vec<usize>, values: Bytes) -> Self {
+        Self { shape, values }
+    }
+
     /// Elements along each axis, slowest first.
     #[must_use]
     pub(crate) fn shape(&self) -> &[usize] {
@@ -107,27 +134,143 @@ pub(crate) fn versions(models: &Path, name: &str) -> Result<Vec<Version>, StoreE
     Ok(versions)
 }
 
-/// Opens a version after checking all of it.
+/// Opens a version after checking all of it, and all of the versions that it builds on.
 ///
 /// # Errors
-/// [`StoreError`] for the first bad file, in the order manifest, schema, dense, tables.
-pub fn open(models: &Path, name: &str, version: Version) -> Result<Opened, StoreError> {
-    check_name("model", name)?;
-    let dir = models.join(name).join(version.to_string());
-    require_dir(&dir)?;
-    let reader = Reader { manifest: read_manifest(&dir)?, dir };
+/// [`StoreError`] for the first bad file, in the order manifests, schema, dense, tables.
+pub fn open(models: &Path, name: &str, version: Version, purpose: Purpose) -> Result<Opened, StoreError> {
+    open_chain(models, name, version, (purpose, None))
+}
 
-    let (path, text) = reader.checked(MODEL)?;
-    let model_toml = String::from_utf8(text.bytes().to_vec())
-        .map_err(|e| StoreError::Schema { path: path.clone(), reason: e.to_string() })?;
-    let schema = parse_schema(&model_toml).map_err(|reason| StoreError::Schema { path, reason })?;
-    reader.check_list(&schema)?;
-    let dense = reader.dense()?;
+/// Opens a version to serve it after `served`. If it builds on that version, the tables share its base rows,
+/// and only later versions are checked.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) fn open_after(
+    models: &Path,
+    name: &str,
+    version: Version,
+    served: &EmbeddingStore,
+) -> Result<Opened, StoreError> {
+    open_chain(models, name, version, (Purpose::Serve, Some(served)))
+}
+
+fn open_chain(
+    models: &Path,
+    name: &str,
+    version: Version,
+    (purpose, served): (Purpose, Option<&EmbeddingStore>),
+) -> Result<Opened, StoreError> {
+    check_name("model", name)?;
+    let Chain { first, links } = Chain::read(&models.join(name), version, served)?;
+    let Some(newest) = links.last() else {
+        // `read` returns the version itself at least.
+        return Err(StoreError::MissingDirectory { path: models.join(name) });
+    };
+    let (model_toml, schema) = newest.schema()?;
+    let dense = newest.dense()?;
+    let trains = purpose == Purpose::Train;
+    let dense_states = if trains { newest.dense_states()? } else { BTreeMap::new() };
+    for link in &links[..links.len() - 1] {
+        newest.check_same_schema(&schema, link)?;
+    }
     // Tables are checked in parallel. The error returned is that of the first bad table in schema order.
-    let tables: Vec<_> = schema.tables.par_iter().map(|table| reader.table(table)).collect();
+    let table = |(t, declared): (usize, &schema::Table)| {
+        let shared = first.and_then(|store| store.table(TableId(t as u32)));
+        read_table(declared, shared, &links, purpose)
+    };
+    let tables: Vec<_> = schema.tables.par_iter().enumerate().map(table).collect();
     let tables = tables.into_iter().collect::<Result<_, _>>()?;
-    let store = EmbeddingStore::new(version, tables);
-    Ok(Opened { schema, model_toml, dense, store, metadata: reader.manifest.metadata })
+    let shared = first.map_or(&[][..], |store| &store.links);
+    let holds = shared.iter().cloned().chain(links.iter().map(|link| link.hold.clone())).collect();
+    let mut store = EmbeddingStore::new(version, tables);
+    (store.links, store.on_disk) = (holds, first.is_some_and(|store| store.on_disk));
+    let cursor = if trains { newest.cursor()? } else { None };
+    let newest = newest.manifest.clone();
+    let (training, quality, metadata) = (newest.training, newest.quality, newest.metadata);
+    Ok(Opened { schema, model_toml, dense, dense_states, store, training, quality, cursor, metadata })
+}
+
+/// The versions that a version builds on.
+struct Chain<'s> {
+    /// The served version that the first link builds on; without it, the first link is full.
+    first: Option<&'s EmbeddingStore>,
+    /// Oldest first; the last is the version itself.
+    links: Vec<Link>,
+}
+
+impl<'s> Chain<'s> {
+    fn read(model: &Path, version: Version, served: Option<&'s EmbeddingStore>) -> Result<Self, StoreError> {
+        let mut links = vec![Link::open(model.join(version.to_string()), version)?];
+        let mut first = None;
+        while let Some(link) = links.last()
+            && let Some(base) = link.manifest.base
+        {
+            let path = link.manifest_path();
+            if base.version.checked_add(1) != Some(link.version.0) {
+                return Err(StoreError::BaseNumber { path, version: link.version, got: base.version });
+            }
+            let last = served.and_then(|store| store.links.last());
+            if last.is_some_and(|last| last.base == base) {
+                first = served;
+                break;
+            }
+            let number = Version(base.version);
+            let next = Link::open(model.join(number.to_string()), number);
+            let next = next.map_err(|source| {
+                let (path, source) = (path.clone(), Box::new(source));
+                StoreError::Base { path, base: number, source }
+            })?;
+            let Base { xxh3_128: got, .. } = next.hold.base;
+            if got != base.xxh3_128 {
+                return Err(StoreError::BaseDiffers { path, base: number, expected: base.xxh3_128, got });
+            }
+            links.push(next);
+        }
+        links.reverse();
+        Ok(Self { first, links })
+    }
+}
+
+/// The rows of a table: those of the first link or of the `shared` table, and then those of the deltas.
+fn read_table(
+    declared: &schema::Table,
+    shared: Option<&Table>,
+    links: &[Link],
+    purpose: Purpose,
+) -> Result<Table, StoreError> {
+    let read = |purpose| -> Result<Vec<TableParts>, StoreError> {
+        let parts = links.iter().map(|link| link.table(declared, purpose)).collect::<Result<Vec<_>, _>>()?;
+        // A delta that changed no row of the table says nothing about its states.
+        Ok(parts.into_iter().filter(|parts| parts.rows() != Some(0)).collect())
+    };
+    let mut parts = read(purpose)?;
+    // If some link has no checkpoint, training has only the served rows of the others.
+    if parts.windows(2).any(|pair| kind(&pair[0]) != kind(&pair[1])) {
+        parts = read(Purpose::Serve)?;
+    }
+    let mut parts = parts.into_iter();
+    let mut table = match shared {
+        Some(shared) => shared.clone(),
+        None => {
+            let full = parts.next().and_then(|TableParts { element, weight, states, .. }| {
+                Table::from_parts(declared, element, weight, states)
+            });
+            // The reader has checked every shape.
+            full.ok_or_else(|| StoreError::Tables { expected: 1, got: 0 })?
+        }
+    };
+    let deltas = parts.filter_map(|TableParts { keys, weight, states, .. }| {
+        Some(DeltaRows { keys: keys?, weight, states })
+    });
+    table.add_deltas(deltas)?;
+    Ok(table)
+}
+
+/// What the rows of all links of a chain have in common if they can be used together.
+fn kind(parts: &TableParts) -> (crate::types::Element, Vec<(&str, usize)>) {
+    (parts.element, parts.states.iter().map(|state| (state.name(), state.width())).collect())
 }
 
 /// Opens the highest good version. Each refused version is logged with its reason. `accept` can also refuse a
@@ -138,11 +281,12 @@ pub fn open(models: &Path, name: &str, version: Version) -> Result<Opened, Store
 pub(crate) fn open_latest(
     models: &Path,
     name: &str,
+    purpose: Purpose,
     accept: impl Fn(&Opened) -> Result<(), String>,
 ) -> Result<Latest, StoreError> {
     let mut refused = Vec::new();
     for version in versions(models, name)?.into_iter().rev() {
-        let accepted = open(models, name, version).and_then(|opened| match accept(&opened) {
+        let accepted = open(models, name, version, purpose).and_then(|opened| match accept(&opened) {
             Ok(()) => Ok(opened),
             Err(reason) => Err(StoreError::NotAccepted { reason }),
         });
@@ -162,9 +306,14 @@ pub(crate) fn parse_schema(text: &str) -> Result<Schema, String> {
     Schema::parse(text).map_err(|e| e.to_string())
 }
 
-/// The path of a table file in its version.
+/// The path of a table's served file in its version.
 pub(crate) fn table_file(table: &str) -> String {
     format!("{TABLES}/{table}.safetensors")
+}
+
+/// The path of a table's file in the checkpoint.
+pub(crate) fn states_file(table: &str) -> String {
+    format!("{CHECKPOINT}/{TABLES}/{table}.safetensors")
 }
 
 /// Parses the name of a version directory. Signs and leading zeros are refused, so each number has one name.
@@ -185,7 +334,7 @@ fn entry_names(dir: &Path) -> Result<Vec<String>, StoreError> {
     Ok(names)
 }
 
-fn require_dir(path: &Path) -> Result<(), StoreError> {
+pub(crate) fn require_dir(path: &Path) -> Result<(), StoreError> {
     match fs::metadata(path) {
         Ok(meta) if meta.is_dir() => Ok(()),
         Ok(_) => Err(StoreError::NotADirectory { path: path.to_owned() }),
@@ -194,146 +343,4 @@ fn require_dir(path: &Path) -> Result<(), StoreError> {
         }
         Err(e) => Err(StoreError::at(path, e)),
     }
-}
-
-fn open_file(path: &Path) -> Result<File, StoreError> {
-    open_regular(path).map_err(|e| match e.kind() {
-        io::ErrorKind::NotFound => StoreError::MissingFile { path: path.to_owned() },
-        _ => StoreError::at(path, e),
-    })
-}
-
-/// The checksum of a whole file, read through a buffer.
-fn checksum(mut file: &File) -> io::Result<Checksum> {
-    let mut hash = Xxh3::new();
-    let mut buffer = vec![0; CHUNK_BYTES];
-    loop {
-        match file.read(&mut buffer) {
-            Ok(0) => return Ok(Checksum(hash.digest128())),
-            Ok(bytes) => hash.update(&buffer[..bytes]),
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
-        }
-    }
-}
-
-fn read_manifest(dir: &Path) -> Result<Manifest, StoreError> {
-    let path = dir.join(MANIFEST);
-    let file = MappedFile::map(&open_file(&path)?).map_err(|e| StoreError::at(&path, e))?;
-    Manifest::parse(file.bytes()).map_err(|source| StoreError::Format { path, source })
-}
-
-/// Reads the files of a version and checks them against its manifest.
-struct Reader {
-    dir: PathBuf,
-    manifest: Manifest,
-}
-
-impl Reader {
-    /// Maps a file after checking its length and checksum.
-    fn checked(&self, file: &str) -> Result<(PathBuf, MappedFile), StoreError> {
-        let path = self.dir.join(file);
-        let Some(entry) = self.manifest.files.get(file) else {
-            return Err(StoreError::MissingFile { path });
-        };
-        let at = |e| StoreError::at(&path, e);
-        let open = open_file(&path)?;
-        let got = open.metadata().map_err(at)?.len();
-        if got != entry.bytes {
-            return Err(StoreError::Size { path, expected: entry.bytes, got });
-        }
-        let got = checksum(&open).map_err(at)?;
-        if got != entry.xxh3_128 {
-            return Err(StoreError::Checksum { path, expected: entry.xxh3_128, got });
-        }
-        let map = MappedFile::map(&open).map_err(at)?;
-        Ok((path, map))
-    }
-
-    /// Checks that every file in the manifest belongs to the schema.
-    fn check_list(&self, schema: &Schema) -> Result<(), StoreError> {
-        let mut wanted = BTreeSet::from([MODEL.to_owned(), DENSE.to_owned()]);
-        for table in &schema.tables {
-            check_name("table", &table.name)?;
-            wanted.insert(table_file(&table.name));
-        }
-        match self.manifest.files.keys().find(|file| !wanted.contains(*file)) {
-            Some(file) => {
-                Err(StoreError::UnexpectedFile { path: self.dir.join(MANIFEST), file: file.clone() })
-            }
-            None => Ok(()),
-        }
-    }
-
-    fn tensors(&self, file: &str) -> Result<(PathBuf, MappedFile, Vec<format::Tensor>), StoreError> {
-        let (path, map) = self.checked(file)?;
-        match format::parse_header(map.bytes()) {
-            Ok(tensors) => Ok((path, map, tensors)),
-            Err(source) => Err(StoreError::Format { path, source }),
-        }
-    }
-
-    fn dense(&self) -> Result<BTreeMap<String, Dense>, StoreError> {
-        let (path, map, tensors) = self.tensors(DENSE)?;
-        let dense = tensors.into_iter().map(|tensor| {
-            let shape = tensor.shape.iter().map(|&axis| axis as usize).collect();
-            expect_dtype(&path, &tensor, Dtype::F32)?;
-            let values = floats(&path, &map, &tensor)?;
-            Ok((tensor.name, Dense { shape, values }))
-        });
-        dense.collect()
-    }
-
-    fn table(&self, declared: &schema::Table) -> Result<Table, StoreError> {
-        let (path, map, tensors) = self.tensors(&table_file(&declared.name))?;
-        let (rows, dim) = (declared.stored_rows(), declared.dim as u64);
-        let (dtype, weight_width) = format::weight_type(declared.element, declared.dim);
-        let mut weight = None;
-        let mut states = Vec::new();
-        for tensor in tensors {
-            let (dtype, wanted): (_, &[u64]) =
-                if tensor.name == WEIGHT { (dtype, &[weight_width]) } else { (Dtype::F32, &[dim, 1]) };
-            expect_dtype(&path, &tensor, dtype)?;
-            let width = match tensor.shape[..] {
-                [r, width] if r == rows && wanted.contains(&width) && tensor.name != KEYS => width,
-                _ => {
-                    let expected = match tensor.name.as_str() {
-                        WEIGHT => format!("shape [{rows}, {weight_width}]"),
-                        KEYS => "no tensor of this reserved name".to_owned(),
-                        _ => format!("shape [{rows}, {dim}] or [{rows}, 1]"),
-                    };
-                    let got = format!("shape {:?}", tensor.shape);
-                    return Err(StoreError::Tensor { path, tensor: tensor.name, expected, got });
-                }
-            };
-            if tensor.name == WEIGHT {
-                weight = Bytes::mapped(&map, tensor.begin as usize..tensor.end as usize);
-            } else {
-                let data = floats(&path, &map, &tensor)?;
-                states.push(State::new(tensor.name, width as usize, data));
-            }
-        }
-        let table = weight.and_then(|weight| Table::from_parts(declared, weight, states));
-        table.ok_or_else(|| StoreError::Tensor {
-            path,
-            tensor: WEIGHT.to_owned(),
-            expected: format!("shape [{rows}, {weight_width}]"),
-            got: "nothing".to_owned(),
-        })
-    }
-}
-
-fn expect_dtype(path: &Path, tensor: &format::Tensor, expected: Dtype) -> Result<(), StoreError> {
-    let (tensor, got) = (tensor.name.clone(), tensor.dtype);
-    let source = FormatError::Dtype { tensor, expected, got };
-    if got == expected { Ok(()) } else { Err(StoreError::Format { path: path.to_owned(), source }) }
-}
-
-fn floats(path: &Path, map: &MappedFile, tensor: &format::Tensor) -> Result<Bytes, StoreError> {
-    // The header parser has checked that the tensor is within the file, so only alignment can fail here. In
-    // the files of our writer, data begins on a page and each tensor is a multiple of 4 bytes.
-    Bytes::mapped_floats(map, tensor.begin as usize..tensor.end as usize).ok_or_else(|| StoreError::Format {
-        path: path.to_owned(),
-        source: FormatError::Unaligned { got: tensor.begin },
-    })
 }

@@ -1,34 +1,39 @@
 //! One embedding table: its rows and the optimizer state of each row, in memory or in a mapped file.
 //!
 //! Rows are numbered from 0 and stored end to end, so the offset of a row is one multiplication, and a
-//! version is served from its mapped file without a copy. A table in training holds f32. A table of a version
+//! version is served from its mapped file without a copy. The rows that deltas changed are in an overlay in
+//! front of these base rows, which several versions of a chain share. A table in training holds f32. A table of a version
 //! may hold another element type; its rows were encoded when the version was written and are read-only.
 
 use std::any::Any;
 use std::hint::black_box;
-use std::ops::Range;
 use std::sync::Arc;
 
 use rayon::prelude::*;
 
 use super::bytes::Bytes;
+use super::overlay::{DeltaRows, Overlay};
+use super::{PlainMemory, RowSource, StoreError};
 use crate::mem::{HostMemory, OutOfHostMemory, fold};
 use crate::schema::{self, Lookup, Schema};
-use crate::types::{Batch, Element, RowError};
+use crate::types::{Batch, Element, RowError, TableId};
 
 const PAGE_BYTES: usize = 4096;
 /// Elements that one thread encodes at a time.
 const CHUNK_ELEMENTS: usize = 1 << 16;
 
 /// `rows x dim` elements of one type, and `rows x width` f32 for each kind of optimizer state.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Table {
     rows: u64,
     dim: usize,
     element: Element,
     /// Rows end to end, each of `element.row_bytes(dim)` bytes; aligned for f32 if that is the element type.
-    weight: Bytes,
-    states: Vec<State>,
+    /// All versions of a chain share them.
+    weight: Arc<Bytes>,
+    states: Arc<Vec<State>>,
+    /// The rows that differ from `weight`, if the table belongs to a delta.
+    overlay: Option<Arc<Overlay>>,
 }
 
 /// The first row of a table that the element type cannot hold.
@@ -67,10 +72,15 @@ impl State {
         self.width
     }
 
-    /// The state of all rows, end to end.
+    /// The state of all rows, end to end, without the overlay of their table.
     #[must_use]
     pub(crate) fn as_slice(&self) -> &[f32] {
         self.data.floats()
+    }
+
+    /// The state of the row at this position.
+    fn at(&self, position: usize) -> &[f32] {
+        &self.as_slice()[position * self.width..][..self.width]
     }
 
     /// `None` for a mapped file.
@@ -98,14 +108,23 @@ impl Table {
         let weight = take(dim)?;
         let state = |&(name, width): &(&str, usize)| Ok(State::new(name, width, take(width)?));
         let states = states.iter().map(state).collect::<Result<_, _>>()?;
-        Ok(Self { rows, dim, element: Element::F32, weight, states })
+        Ok(Self::of(rows, dim, (Element::F32, weight), states))
     }
 
-    /// The table that the schema declares, with these rows and states. `None` when the length of one of them
-    /// does not fit the declared number of rows, or f32 rows are not aligned.
+    fn of(rows: u64, dim: usize, (element, weight): (Element, Bytes), states: Vec<State>) -> Self {
+        Self { rows, dim, element, weight: Arc::new(weight), states: Arc::new(states), overlay: None }
+    }
+
+    /// The table that the schema declares, with these rows of this element type and these states. `None` when
+    /// the length of one of them does not fit the declared number of rows, or f32 rows are not aligned.
     #[must_use]
-    pub(crate) fn from_parts(declared: &schema::Table, weight: Bytes, states: Vec<State>) -> Option<Self> {
-        let (rows, &schema::Table { dim, element, .. }) = (declared.stored_rows(), declared);
+    pub(crate) fn from_parts(
+        declared: &schema::Table,
+        element: Element,
+        weight: Bytes,
+        states: Vec<State>,
+    ) -> Option<Self> {
+        let (rows, dim) = (declared.stored_rows(), declared.dim);
         let fits = |width: usize, length: usize| {
             usize::try_from(rows).ok()?.checked_mul(width).filter(|&n| n == length)
         };
@@ -114,7 +133,69 @@ impl Table {
             bytemuck::try_cast_slice::<u8, f32>(weight.as_slice()).ok()?;
         }
         states.iter().try_for_each(|state| fits(state.width, state.as_slice().len()).map(|_| ()))?;
-        Some(Self { rows, dim, element, weight, states })
+        Some(Self::of(rows, dim, (element, weight), states))
+    }
+
+    /// Puts the rows of more deltas in front, oldest first. They have the table's element type and states.
+    ///
+    /// # Errors
+    /// [`OutOfHostMemory`] when the overlay cannot be allocated.
+    pub(crate) fn add_deltas(
+        &mut self,
+        newer: impl Iterator<Item = DeltaRows>,
+    ) -> Result<(), OutOfHostMemory> {
+        let deltas: Vec<_> = self.deltas().iter().cloned().chain(newer.map(Arc::new)).collect();
+        if deltas.len() > self.deltas().len() {
+            self.overlay = Some(Arc::new(Overlay::new(deltas)?));
+        }
+        Ok(())
+    }
+
+    /// Puts changed rows in front that are not in a file: those of a source's table, in the order of `rows`.
+    ///
+    /// # Errors
+    /// Those of the source, and [`OutOfHostMemory`] when the rows cannot be copied.
+    pub(crate) fn add_changed(
+        &mut self,
+        rows: &[u64],
+        (source, table): (&dyn RowSource, TableId),
+    ) -> Result<(), StoreError> {
+        let floats = |width: usize| Bytes::zeroed(&PlainMemory, rows.len() * width * size_of::<f32>());
+        let mut keys = Bytes::zeroed(&PlainMemory, size_of_val(rows))?;
+        keys.as_mut_slice().unwrap_or_default().copy_from_slice(bytemuck::cast_slice(rows));
+        let states = self.states.iter();
+        let states = states.map(|s| Ok(State::new(s.name.clone(), s.width, floats(s.width)?)));
+        let mut delta = DeltaRows {
+            keys,
+            weight: floats(self.dim)?,
+            states: states.collect::<Result<_, OutOfHostMemory>>()?,
+        };
+        let record = self.dim + self.states.iter().map(State::width).sum::<usize>();
+        source.for_each_chunk(table, &mut |first, records| {
+            let columns = [(&mut delta.weight, self.dim)].into_iter();
+            let columns = columns.chain(delta.states.iter_mut().map(|s| (&mut s.data, s.width)));
+            let mut begin = 0;
+            for (bytes, width) in columns {
+                let to =
+                    bytes.floats_mut().unwrap_or_default()[first as usize * width..].chunks_exact_mut(width);
+                for (to, record) in to.zip(records.chunks_exact(record)) {
+                    to.copy_from_slice(&record[begin..begin + width]);
+                }
+                begin += width;
+            }
+            Ok(())
+        })?;
+        Ok(self.add_deltas([delta].into_iter())?)
+    }
+
+    /// The changed rows of each delta in front of the base, oldest first.
+    pub(crate) fn deltas(&self) -> &[Arc<DeltaRows>] {
+        self.overlay.as_deref().map_or(&[], Overlay::deltas)
+    }
+
+    /// How many rows the deltas in front of the base changed.
+    pub(crate) fn overlaid_rows(&self) -> u64 {
+        self.overlay.as_deref().map_or(0, Overlay::rows)
     }
 
     /// A copy of the rows in another element type, without optimizer state. Rows that are not f32 are decoded
@@ -129,7 +210,7 @@ impl Table {
         if let Some(to) = weight.as_mut_slice() {
             self.encode_rows(element, 0, to)?;
         }
-        Ok(Self { rows: self.rows, dim: self.dim, element, weight, states: Vec::new() })
+        Ok(Self::of(self.rows, self.dim, (element, weight), Vec::new()))
     }
 
     /// Decodes all rows into `out`, end to end.
@@ -137,15 +218,14 @@ impl Table {
     /// # Panics
     /// When `out` does not have `rows x dim` elements.
     pub(crate) fn decode(&self, out: &mut [f32]) {
-        let row_bytes = self.element.row_bytes(self.dim);
-        assert_eq!(out.len() / self.dim.max(1), self.as_bytes().len() / row_bytes.max(1), "rows");
-        let rows = self.as_bytes().par_chunks_exact(row_bytes.max(1));
-        out.par_chunks_exact_mut(self.dim.max(1)).zip(rows).for_each(|(out, row)| {
-            self.element.decode(row, out);
+        assert_eq!(out.len() as u64, self.rows * self.dim as u64, "elements");
+        let rows = self.view();
+        out.par_chunks_exact_mut(self.dim.max(1)).enumerate().for_each(|(row, out)| {
+            rows.row(row as u64).into_iter().for_each(|row| self.element.decode(row, out));
         });
     }
 
-    /// Encodes the rows from `first` on, until `out` is full.
+    /// Encodes the rows from `first` on, until `out` is full. Rows that already have this type are copied.
     ///
     /// # Errors
     /// [`BadRow`] with the first row that the type cannot hold.
@@ -158,9 +238,14 @@ impl Table {
         let chunks = out.par_chunks_mut((chunk_rows * row_bytes).max(1)).enumerate();
         let encoded = chunks.map(|(chunk, out)| {
             let first = first + (chunk * chunk_rows) as u64;
-            let mut values = vec![0.0; dim];
-            for (row, out) in (first..).zip(out.chunks_exact_mut(row_bytes)) {
-                self.element.decode(&self.as_bytes()[self.byte_range(row)], &mut values);
+            let (rows, mut values) = (self.view(), vec![0.0; dim]);
+            for (row, out) in (first..).zip(out.chunks_exact_mut(row_bytes.max(1))) {
+                let bytes = rows.row(row).unwrap_or_else(|| panic!("the table has no row {row}"));
+                if element == self.element {
+                    out.copy_from_slice(bytes);
+                    continue;
+                }
+                self.element.decode(bytes, &mut values);
                 element.encode(&values, out).map_err(|reason| BadRow { row, reason })?;
             }
             Ok(())
@@ -170,42 +255,70 @@ impl Table {
         encoded.collect::<Vec<_>>().into_iter().collect()
     }
 
-    /// A copy in `memory`, with optimizer state. Its rows can be written if they are f32.
+    /// Copies the state of kind `state` of the rows from `first` on, until `out` is full.
+    ///
+    /// # Panics
+    /// When the table ends before `out` is full, or has no such state.
+    pub(crate) fn copy_states(&self, state: usize, first: u64, out: &mut [f32]) {
+        let width = self.states[state].width;
+        out.par_chunks_exact_mut(width.max(1)).enumerate().for_each(|(row, out)| {
+            out.copy_from_slice(self.state(state, first + row as u64));
+        });
+    }
+
+    /// A copy in `memory`, with optimizer state and without an overlay. Its rows can be written if they are
+    /// f32.
     ///
     /// # Errors
     /// [`OutOfHostMemory`] when an allocation fails.
     pub(crate) fn copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
-        let state = |s: &State| Ok(State::new(s.name.clone(), s.width, s.data.copied(memory)?));
-        let states = self.states.iter().map(state).collect::<Result<_, _>>()?;
-        Ok(Self { states, ..self.rows_copied(memory)? })
+        let copy = |(i, state): (usize, &State)| {
+            let mut data = state.data.copied(memory)?;
+            if self.overlay.is_some()
+                && let Some(out) = data.floats_mut()
+            {
+                self.copy_states(i, 0, out);
+            }
+            Ok(State::new(state.name.clone(), state.width, data))
+        };
+        let states = self.states.iter().enumerate().map(copy).collect::<Result<_, _>>()?;
+        Ok(Self { states: Arc::new(states), ..self.rows_copied(memory)? })
     }
 
-    /// A copy of the rows in `memory`, without optimizer state.
+    /// A copy of the rows in `memory`, without optimizer state and without an overlay.
     ///
     /// # Errors
     /// [`OutOfHostMemory`] when an allocation fails.
     pub(crate) fn rows_copied(&self, memory: &dyn HostMemory) -> Result<Self, OutOfHostMemory> {
-        let weight = self.weight.copied(memory)?;
-        Ok(Self { rows: self.rows, dim: self.dim, element: self.element, weight, states: Vec::new() })
+        let mut weight = self.weight.copied(memory)?;
+        if self.overlay.is_some()
+            && let Some(out) = weight.as_mut_slice()
+        {
+            let (row_bytes, rows) = (self.row_bytes().max(1), self.view());
+            out.par_chunks_exact_mut(row_bytes).enumerate().for_each(|(row, out)| {
+                rows.row(row as u64).into_iter().for_each(|row| out.copy_from_slice(row));
+            });
+        }
+        Ok(Self::of(self.rows, self.dim, (self.element, weight), Vec::new()))
     }
 
     /// The rows without their optimizer state.
     #[must_use]
     pub(crate) fn without_states(self) -> Self {
-        Self { states: Vec::new(), ..self }
+        Self { states: Arc::default(), ..self }
     }
 
-    /// Whether the rows are in owned memory and not in a mapped file.
+    /// Whether all rows are in owned memory and not in a mapped file.
     #[must_use]
     pub(crate) fn in_ram(&self) -> bool {
-        self.weight.is_owned()
+        self.weight.is_owned() && self.overlay.is_none()
     }
 
     /// A handle that keeps the memory of the rows alive while a device reads it; `None` if devices cannot
-    /// read it. The rows are read-only afterwards.
+    /// read all of them. The rows are read-only afterwards.
     #[must_use]
     pub(crate) fn shared_rows(&self) -> Option<Arc<dyn Any + Send + Sync>> {
-        self.weight.shared()
+        if self.overlay.is_none() { self.weight.shared() } else { None }
     }
 
     /// Number of rows.
@@ -235,29 +348,50 @@ impl Table {
     /// The elements of a row; `None` past the end, or when they are not f32.
     #[must_use]
     pub(crate) fn row_values(&self, id: u64) -> Option<&[f32]> {
-        self.values()?.get(self.range(id)?)
+        if self.element != Element::F32 {
+            return None;
+        }
+        bytemuck::try_cast_slice(self.row(id)?).ok()
     }
 
-    /// The bytes of all rows, end to end.
+    /// The state of kind `state` of a row.
+    ///
+    /// # Panics
+    /// When the table has no such row or state.
     #[must_use]
-    pub fn as_bytes(&self) -> &[u8] {
-        self.weight.as_slice()
+    pub(crate) fn state(&self, state: usize, id: u64) -> &[f32] {
+        match self.overlay.as_deref().and_then(|overlay| overlay.find(id)) {
+            Some(place) => place.delta.states[state].at(place.at),
+            None => self.states[state].at(id as usize),
+        }
     }
 
-    /// The elements of all rows, end to end; `None` when they are not f32.
+    /// The bytes of all rows, end to end; `None` if some of them are in deltas.
+    #[must_use]
+    pub fn as_bytes(&self) -> Option<&[u8]> {
+        self.overlay.is_none().then(|| self.weight.as_slice())
+    }
+
+    /// Size of all rows without optimizer state, in bytes.
+    pub(crate) fn weight_bytes(&self) -> u64 {
+        self.weight.as_slice().len() as u64
+    }
+
+    /// The elements of all rows, end to end; `None` when they are not f32, or some of them are in deltas.
     #[must_use]
     pub fn values(&self) -> Option<&[f32]> {
-        (self.element == Element::F32).then(|| self.weight.floats())
+        (self.element == Element::F32 && self.overlay.is_none()).then(|| self.weight.floats())
     }
 
     /// The elements of a row, to write; `None` past the end, and when [`Self::rows_mut`] returns `None`.
     #[cfg(test)]
     pub(crate) fn row_mut(&mut self, id: u64) -> Option<&mut [f32]> {
-        let range = self.range(id)?;
-        self.rows_mut()?.get_mut(range)
+        let dim = self.dim;
+        self.rows_mut()?.chunks_exact_mut(dim).nth(id as usize)
     }
 
-    /// The elements of all rows, to write; `None` when they are mapped, shared with a device, or not f32.
+    /// The elements of all rows, to write; `None` when they are mapped, shared with a device or with another
+    /// version, or not f32.
     pub fn rows_mut(&mut self) -> Option<&mut [f32]> {
         Some(self.parts_mut()?.0)
     }
@@ -270,8 +404,11 @@ impl Table {
 
     /// Rows and optimizer state, to write; `None` when [`Self::rows_mut`] returns `None`.
     pub fn parts_mut(&mut self) -> Option<(&mut [f32], &mut [State])> {
-        let rows = if self.element == Element::F32 { self.weight.floats_mut() } else { None };
-        Some((rows?, &mut self.states))
+        if self.element != Element::F32 || self.overlay.is_some() {
+            return None;
+        }
+        let rows = Arc::get_mut(&mut self.weight)?.floats_mut()?;
+        Some((rows, Arc::get_mut(&mut self.states)?))
     }
 
     /// Size of rows and optimizer state, in bytes.
@@ -279,43 +416,50 @@ impl Table {
     #[cfg(test)]
     pub(crate) fn bytes(&self) -> u64 {
         let states: usize = self.states.iter().map(|s| size_of_val(s.as_slice())).sum();
-        (self.as_bytes().len() + states) as u64
+        self.weight_bytes() + states as u64
     }
 
     /// Advises the system not to read ahead in a mapped file. Has no effect on owned memory.
     pub(crate) fn expect_random_reads(&self) {
         self.weight.expect_random_reads();
+        self.deltas().iter().for_each(|delta| delta.weight.expect_random_reads());
     }
 
     /// Starts reading a row of a mapped file from disk and does not wait. Has no effect on owned memory.
     pub(crate) fn fetch(&self, id: u64) {
-        if id < self.rows {
-            self.weight.fetch(self.byte_range(id));
+        if id >= self.rows {
+            return;
+        }
+        let row_bytes = self.row_bytes();
+        let range = |row: usize| row * row_bytes..(row + 1) * row_bytes;
+        match self.overlay.as_deref().and_then(|overlay| overlay.find(id)) {
+            Some(place) => place.delta.weight.fetch(range(place.at)),
+            None => self.weight.fetch(range(id as usize)),
         }
     }
 
     /// Reads one byte of every page of the rows (not of the state), so that no first request waits for the
     /// disk.
     pub(crate) fn prefault(&self) {
-        self.as_bytes().par_iter().step_by(PAGE_BYTES).for_each(|x| {
-            black_box(*x);
-        });
+        let deltas = self.deltas().iter().map(|delta| &delta.weight);
+        for bytes in deltas.chain([&*self.weight]) {
+            bytes.as_slice().par_iter().step_by(PAGE_BYTES).for_each(|x| {
+                black_box(*x);
+            });
+        }
     }
 
-    fn range(&self, id: u64) -> Option<Range<usize>> {
-        // For an id below `rows` this cannot overflow: the end is at most the length of all rows.
-        (id < self.rows).then(|| id as usize * self.dim..(id as usize + 1) * self.dim)
-    }
-
-    /// `id` must be below `rows`.
-    fn byte_range(&self, id: u64) -> Range<usize> {
-        let row_bytes = self.element.row_bytes(self.dim);
-        id as usize * row_bytes..(id as usize + 1) * row_bytes
+    fn row_bytes(&self) -> usize {
+        self.element.row_bytes(self.dim)
     }
 
     fn view(&self) -> TableView<'_> {
-        let row_bytes = self.element.row_bytes(self.dim);
-        TableView { bytes: self.as_bytes(), rows: self.rows, row_bytes }
+        TableView {
+            bytes: self.weight.as_slice(),
+            rows: self.rows,
+            row_bytes: self.row_bytes(),
+            overlay: self.overlay.as_deref(),
+        }
     }
 }
 
@@ -351,18 +495,37 @@ pub fn rows_of<'t>(
 /// owner of the memory.
 #[derive(Clone, Copy)]
 struct TableView<'t> {
+    /// The base rows.
     bytes: &'t [u8],
     rows: u64,
     row_bytes: usize,
+    overlay: Option<&'t Overlay>,
 }
 
 impl<'t> TableView<'t> {
     /// `None` past the end.
     #[inline(always)]
     fn row(self, id: u64) -> Option<&'t [u8]> {
-        // For an id below `rows` this cannot overflow: the end is at most the length of `bytes`.
-        let start = (id < self.rows).then(|| id as usize * self.row_bytes)?;
-        self.bytes.get(start..start + self.row_bytes)
+        if id >= self.rows {
+            return None;
+        }
+        let (bytes, row) = match self.overlay {
+            Some(overlay) => self.overlaid(overlay, id),
+            None => (self.bytes, id as usize),
+        };
+        // This cannot overflow: the end is at most the length of `bytes`.
+        let start = row * self.row_bytes;
+        bytes.get(start..start + self.row_bytes)
+    }
+
+    /// The bytes that hold a row, and its position in them. Not inlined, so that tables without an overlay are
+    /// read as fast as if there were none.
+    #[inline(never)]
+    fn overlaid(self, overlay: &'t Overlay, id: u64) -> (&'t [u8], usize) {
+        match overlay.find(id) {
+            Some(place) => (place.delta.weight.as_slice(), place.at),
+            None => (self.bytes, id as usize),
+        }
     }
 }
 

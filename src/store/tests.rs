@@ -1,6 +1,7 @@
 //! Versions on disk: they read back to the bit. A damaged version is refused with the file's name, and the
 //! previous version is used.
 
+pub(crate) mod chain;
 pub(crate) mod footprint;
 mod sample;
 mod writers;
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 use crate::rowlog::Uniform;
 use crate::store;
 use crate::store::format::Dtype;
-use crate::store::{EmbeddingStore, PlainMemory, StoreError, Table};
+use crate::store::{EmbeddingStore, PlainMemory, Purpose, StoreError, Table};
 use crate::types::{Element, TableId, Version};
 use proptest::prelude::*;
 
@@ -41,7 +42,7 @@ fn two_versions() -> (tempfile::TempDir, Sample) {
 
 /// Asserts that version 2 is refused with an error that names `file`, and that version 1 is opened.
 fn assert_refused_by_name(models: &Path, first: &Sample, file: &Path, what: &str) {
-    let latest = store::open_latest(models, "m", |_| Ok(())).unwrap();
+    let latest = store::open_latest(models, "m", Purpose::Serve, |_| Ok(())).unwrap();
     assert_eq!(latest.opened.store.version(), Version(1), "{what}");
     first.assert_is(&latest.opened);
     assert_eq!(latest.refused.len(), 1);
@@ -99,7 +100,7 @@ proptest! {
         let dir = tempfile::tempdir().unwrap();
         let models = dir.path().join("made/on/demand");
         prop_assert_eq!(sample.write(&models, "m").unwrap(), Version(1));
-        sample.assert_is(&store::open(&models, "m", Version(1)).unwrap());
+        sample.assert_is_at(&models, "m", Version(1));
         prop_assert_eq!(store::models(&models).unwrap(), vec!["m"]);
     }
 }
@@ -116,8 +117,11 @@ fn the_files_are_plain_safetensors_whose_data_begins_on_a_page() {
     let public = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let weight = public.tensor("weight").unwrap();
     assert_eq!((weight.dtype(), weight.shape()), (safetensors::Dtype::F32, &[40, 2][..]));
-    assert_eq!(weight.data(), sample.tables[1].as_bytes());
+    assert_eq!(Some(weight.data()), sample.tables[1].as_bytes());
     assert_eq!(weight.data().as_ptr(), bytes[header as usize..].as_ptr(), "weight comes first");
+
+    let bytes = fs::read(dir.path().join("m/1/checkpoint/tables/t1.safetensors")).unwrap();
+    let public = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let sum = public.tensor("step").unwrap();
     assert_eq!(sum.shape(), &[40, 1]);
     assert_eq!(sum.data(), bytemuck::cast_slice::<f32, u8>(sample.tables[1].states()[1].as_slice()));
@@ -143,7 +147,10 @@ fn a_version_with_any_flipped_byte_is_refused_and_the_version_before_is_used() {
         }
         replace(&path, &good);
     }
-    assert_eq!(store::open_latest(dir.path(), "m", |_| Ok(())).unwrap().opened.store.version(), Version(2));
+    assert_eq!(
+        store::open_latest(dir.path(), "m", Purpose::Serve, |_| Ok(())).unwrap().opened.store.version(),
+        Version(2)
+    );
 }
 
 #[test]
@@ -165,7 +172,10 @@ fn a_version_with_a_file_of_another_length_is_refused_and_the_version_before_is_
         fs::remove_dir(&path).unwrap();
         fs::write(&path, &good).unwrap();
     }
-    assert_eq!(store::open_latest(dir.path(), "m", |_| Ok(())).unwrap().opened.store.version(), Version(2));
+    assert_eq!(
+        store::open_latest(dir.path(), "m", Purpose::Serve, |_| Ok(())).unwrap().opened.store.version(),
+        Version(2)
+    );
 }
 
 #[test]
@@ -173,7 +183,7 @@ fn each_kind_of_damage_has_its_message() {
     let (dir, _) = two_versions();
     let path = dir.path().join("m/2/tables/t1.safetensors");
     let good = fs::read(&path).unwrap();
-    let open = || store::open(dir.path(), "m", Version(2)).unwrap_err();
+    let open = || store::open(dir.path(), "m", Version(2), Purpose::Serve).unwrap_err();
 
     replace(&path, &good[..100]);
     let error = open();
@@ -190,19 +200,19 @@ fn each_kind_of_damage_has_its_message() {
 /// Changes the files of a version and writes a manifest that matches them.
 fn forge(version: &Path, change: impl FnOnce(&mut BTreeMap<String, Vec<u8>>)) {
     use store::format::{Checksum, FileEntry, Manifest};
-    let manifest = Manifest::parse(&fs::read(version.join("MANIFEST.json")).unwrap()).unwrap();
+    let (manifest, _) = Manifest::parse(&fs::read(version.join("MANIFEST.json")).unwrap()).unwrap();
     let mut files: BTreeMap<String, Vec<u8>> =
         manifest.files.keys().map(|name| (name.clone(), fs::read(version.join(name)).unwrap())).collect();
     change(&mut files);
     let mut forged = Manifest::default();
     fs::remove_dir_all(version).unwrap();
-    fs::create_dir_all(version.join("tables")).unwrap();
     for (name, bytes) in &files {
         let entry = FileEntry { bytes: bytes.len() as u64, xxh3_128: Checksum::of(bytes) };
         forged.files.insert(name.clone(), entry);
+        fs::create_dir_all(version.join(name).parent().unwrap()).unwrap();
         fs::write(version.join(name), bytes).unwrap();
     }
-    fs::write(version.join("MANIFEST.json"), forged.encode().unwrap()).unwrap();
+    fs::write(version.join("MANIFEST.json"), forged.encode().unwrap().0).unwrap();
 }
 
 fn table_bytes(dtype: Dtype, tensors: &[(&str, &[u64])]) -> Vec<u8> {
@@ -213,6 +223,7 @@ fn table_bytes(dtype: Dtype, tensors: &[(&str, &[u64])]) -> Vec<u8> {
         Dtype::F32 => 4,
         Dtype::F16 => 2,
         Dtype::U8 => 1,
+        Dtype::U64 => 8,
     };
     bytes.resize(bytes.len() + elements as usize * width, 0);
     bytes
@@ -232,7 +243,7 @@ fn rows_of_the_wrong_element_type_are_refused_even_with_valid_checksums() {
         let version = dir.path().join("m/2");
         let file = format!("tables/{table}.safetensors");
         forge(&version, |files| drop(files.insert(file.clone(), table_bytes(dtype, &[("weight", &shape)]))));
-        let error = store::open(dir.path(), "m", Version(2)).unwrap_err().to_string();
+        let error = store::open(dir.path(), "m", Version(2), Purpose::Serve).unwrap_err().to_string();
         assert!(error.ends_with(reason), "{error}");
         assert_refused_by_name(dir.path(), &first, &version.join(file), reason);
     }
@@ -241,7 +252,7 @@ fn rows_of_the_wrong_element_type_are_refused_even_with_valid_checksums() {
         let bytes = table_bytes(Dtype::U8, &[("w", &[3])]);
         drop(files.insert("dense.safetensors".to_owned(), bytes));
     });
-    let error = store::open(dir.path(), "m", Version(2)).unwrap_err().to_string();
+    let error = store::open(dir.path(), "m", Version(2), Purpose::Serve).unwrap_err().to_string();
     assert!(error.ends_with("tensor \"w\": expected dtype F32, got U8"), "{error}");
 }
 
@@ -262,7 +273,7 @@ fn a_row_that_cannot_be_encoded_is_refused_with_table_row_and_element_and_leaves
         assert_eq!(store::versions(dir.path(), "m").unwrap(), [Version(1), Version(2)]);
         assert_eq!(fs::read_dir(dir.path().join("m")).unwrap().count(), 2, "no temporary directory is left");
     }
-    first.assert_is(&store::open(dir.path(), "m", Version(1)).unwrap());
+    first.assert_is(&store::open(dir.path(), "m", Version(1), Purpose::Serve).unwrap());
 }
 
 #[test]
@@ -272,12 +283,12 @@ fn an_int8_table_takes_a_quarter_of_the_bytes_and_is_copied_unchanged_into_the_n
         let mut sample = Sample::zeroed(&[(5000, 64, element)], &[]);
         Uniform { seed: 1, table_code: 1, bound: 1.0 }.table(64, sample.tables[0].rows_mut().unwrap());
         let version = sample.write(dir.path(), "m").unwrap();
-        let opened = store::open(dir.path(), "m", version).unwrap();
+        let opened = store::open(dir.path(), "m", version, Purpose::Serve).unwrap();
         sample.assert_is(&opened);
         // The next version is written from the stored rows, so nothing is rounded twice.
         let again = Sample { tables: opened.store.copied(&PlainMemory).unwrap().into_tables(), ..sample };
         let version = again.write(dir.path(), "m").unwrap();
-        let copied = store::open(dir.path(), "m", version).unwrap();
+        let copied = store::open(dir.path(), "m", version, Purpose::Serve).unwrap();
         assert_eq!(copied.store.tables()[0].as_bytes(), opened.store.tables()[0].as_bytes());
         let file = dir.path().join(format!("m/{version}/tables/t0.safetensors"));
         (opened.store.row_bytes(), fs::metadata(file).unwrap().len())
@@ -313,31 +324,34 @@ fn unknown_tensors_and_files_are_refused_even_with_valid_checksums() {
         forge(&version, |files| {
             drop(files.insert("tables/t0.safetensors".to_owned(), table_bytes(Dtype::F32, tensors)))
         });
-        let error = store::open(dir.path(), "m", Version(2)).unwrap_err();
+        let error = store::open(dir.path(), "m", Version(2), Purpose::Serve).unwrap_err();
         assert!(matches!(&error, StoreError::Tensor { tensor, .. } if tensor == named), "{error}");
         assert_refused_by_name(dir.path(), &first, &version.join("tables/t0.safetensors"), named);
     }
 
     let (dir, _) = two_versions();
     forge(&dir.path().join("m/2"), |files| drop(files.insert("tables/t9.safetensors".to_owned(), vec![])));
-    let error = store::open(dir.path(), "m", Version(2)).unwrap_err();
+    let error = store::open(dir.path(), "m", Version(2), Purpose::Serve).unwrap_err();
     assert!(matches!(&error, StoreError::UnexpectedFile { file, .. } if file == "tables/t9.safetensors"));
 
     let (dir, _) = two_versions();
     forge(&dir.path().join("m/2"), |files| drop(files.remove("tables/t1.safetensors")));
-    let error = store::open(dir.path(), "m", Version(2)).unwrap_err();
+    let error = store::open(dir.path(), "m", Version(2), Purpose::Serve).unwrap_err();
     assert!(matches!(error, StoreError::MissingFile { path } if path.ends_with("m/2/tables/t1.safetensors")));
 
     let (dir, _) = two_versions();
     forge(&dir.path().join("m/2"), |files| drop(files.insert("model.toml".to_owned(), b"what = 1".to_vec())));
-    assert!(matches!(store::open(dir.path(), "m", Version(2)).unwrap_err(), StoreError::Schema { .. }));
+    assert!(matches!(
+        store::open(dir.path(), "m", Version(2), Purpose::Serve).unwrap_err(),
+        StoreError::Schema { .. }
+    ));
 
     let (dir, _) = two_versions();
     forge(&dir.path().join("m/2"), |files| {
         let file = files.get_mut("dense.safetensors").unwrap();
         file[..8].copy_from_slice(&(1_u64 << 60).to_le_bytes());
     });
-    let error = store::open(dir.path(), "m", Version(2)).unwrap_err();
+    let error = store::open(dir.path(), "m", Version(2), Purpose::Serve).unwrap_err();
     assert!(error.to_string().contains("dense.safetensors: header: limit"), "{error}");
 }
 
@@ -348,7 +362,7 @@ fn without_a_good_version_the_error_lists_every_refusal() {
     fs::remove_file(dir.path().join("m/2/MANIFEST.json")).unwrap();
     fs::write(dir.path().join("m/3"), "a file").unwrap();
     fs::create_dir(dir.path().join("m/7")).unwrap();
-    let error = store::open_latest(dir.path(), "m", |_| Ok(())).unwrap_err().to_string();
+    let error = store::open_latest(dir.path(), "m", Purpose::Serve, |_| Ok(())).unwrap_err().to_string();
     for part in
         ["version 7", "version 3", "m/3: not a directory", "m/2/MANIFEST.json: missing file", "m/1/dense"]
     {
@@ -356,13 +370,18 @@ fn without_a_good_version_the_error_lists_every_refusal() {
     }
     // The next number is above all existing ones, good or not.
     assert_eq!(Sample::of(3).write(dir.path(), "m").unwrap(), Version(8));
-    assert_eq!(store::open_latest(dir.path(), "m", |_| Ok(())).unwrap().opened.store.version(), Version(8));
+    assert_eq!(
+        store::open_latest(dir.path(), "m", Purpose::Serve, |_| Ok(())).unwrap().opened.store.version(),
+        Version(8)
+    );
 }
 
 #[test]
 fn a_version_that_the_caller_does_not_accept_is_skipped() {
     let (dir, first) = two_versions();
-    let latest = store::open_latest(dir.path(), "m", |opened| match opened.metadata["seed"].as_str() {
+    let latest = store::open_latest(dir.path(), "m", Purpose::Serve, |opened| match opened.metadata["seed"]
+        .as_str()
+    {
         "2" => Err("deep.0.weight: expected [3, 6], got [3, 5]".to_owned()),
         _ => Ok(()),
     });
@@ -397,10 +416,13 @@ fn a_missing_directory_and_a_file_in_its_place_are_errors_with_the_path() {
     assert!(matches!(store::models(&nowhere), Err(StoreError::MissingDirectory { path }) if path == nowhere));
     assert!(matches!(store::versions(dir.path(), "x"), Err(StoreError::MissingDirectory { .. })));
     assert!(matches!(
-        store::open_latest(dir.path(), "x", |_| Ok(())),
+        store::open_latest(dir.path(), "x", Purpose::Serve, |_| Ok(())),
         Err(StoreError::MissingDirectory { .. })
     ));
-    assert!(matches!(store::open(dir.path(), "m", Version(3)), Err(StoreError::MissingDirectory { .. })));
+    assert!(matches!(
+        store::open(dir.path(), "m", Version(3), Purpose::Serve),
+        Err(StoreError::MissingDirectory { .. })
+    ));
     let file = dir.path().join("file");
     fs::write(&file, "").unwrap();
     assert!(matches!(store::models(&file), Err(StoreError::NotADirectory { path }) if path == file));
@@ -420,7 +442,7 @@ fn names_that_are_paths_are_refused() {
         );
         assert!(matches!(store::versions(dir.path(), name), Err(StoreError::Name { .. })), "{name:?}");
         assert!(
-            matches!(store::open(dir.path(), name, Version(1)), Err(StoreError::Name { .. })),
+            matches!(store::open(dir.path(), name, Version(1), Purpose::Serve), Err(StoreError::Name { .. })),
             "{name:?}"
         );
     }
@@ -453,7 +475,7 @@ fn contents_that_do_not_match_their_schema_are_refused_before_anything_is_writte
 #[test]
 fn an_open_version_stays_readable_when_its_directory_is_removed() {
     let (dir, first) = two_versions();
-    let opened = store::open(dir.path(), "m", Version(1)).unwrap();
+    let opened = store::open(dir.path(), "m", Version(1), Purpose::Serve).unwrap();
     fs::remove_dir_all(dir.path().join("m")).unwrap();
     first.assert_is(&opened);
     opened.store.prefault();
@@ -462,12 +484,12 @@ fn an_open_version_stays_readable_when_its_directory_is_removed() {
 #[test]
 fn a_store_finds_rows_by_table_and_id_and_its_copy_is_independent() {
     let (dir, first) = two_versions();
-    let store = store::open(dir.path(), "m", Version(1)).unwrap().store;
+    let store = store::open(dir.path(), "m", Version(1), Purpose::Serve).unwrap().store;
     assert_eq!(store.row(TableId(1), 39), first.tables[1].row(39));
     assert_eq!(store.row(TableId(1), 40), None);
     assert_eq!(store.row(TableId(3), 8).map(<[u8]>::len), Some(8 + 8));
     assert_eq!(store.row(TableId(4), 0), None);
-    assert_eq!(store.bytes(), 4 * (3 * (4 + 4 + 1) + 40 * (2 + 2 + 1)) + 7 * 12 + 9 * 16);
+    assert_eq!(store.bytes(), 4 * (3 * 4 + 40 * 2) + 7 * 12 + 9 * 16);
 
     let mut copy: EmbeddingStore = store.copied(&PlainMemory).unwrap();
     assert_eq!((copy.version(), copy.bytes()), (Version(1), store.bytes()));

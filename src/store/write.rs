@@ -23,10 +23,12 @@ use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::contents::{Columns, Contents, Data, Tensor, table_tensors};
+use super::contents::{Columns, Contents, Data, DenseTensor, Tensor, checkpoint_tensors, served_tensors};
 use super::disk::{Disk, SystemDisk};
-use super::format::{self, Checksum, Dtype, FileEntry, Manifest};
-use super::snapshot::{DENSE, MANIFEST, MODEL, TABLES, table_file, versions};
+use super::format::{self, Base, Checksum, Dtype, FileEntry, Manifest};
+use super::snapshot::{
+    CHECKPOINT, CURSOR, DENSE, DENSE_STATES, MANIFEST, MODEL, TABLES, states_file, table_file, versions,
+};
 use super::table::Table;
 use super::{StoreError, check_name};
 use crate::schema::Schema;
@@ -46,6 +48,15 @@ const ENCODED_BYTES: usize = 16 << 20;
 /// [`StoreError`] for contents that do not match their schema, before anything is written; for the first row
 /// that its element type cannot hold; and for errors of the file system.
 pub fn write(models: &Path, name: &str, contents: &Contents) -> Result<Version, StoreError> {
+    publish(models, name, contents).map(|written| Version(written.version))
+}
+
+/// As [`write()`]. Returns what a delta of the written version names as its base. A delta gets the number after
+/// its base.
+///
+/// # Errors
+/// As [`write()`]; and [`StoreError::BaseOvertaken`] for a delta whose base is not the highest version.
+pub(crate) fn publish(models: &Path, name: &str, contents: &Contents) -> Result<Base, StoreError> {
     write_on(&SystemDisk, models, name, contents)
 }
 
@@ -54,7 +65,7 @@ pub(crate) fn write_on(
     models: &Path,
     name: &str,
     contents: &Contents,
-) -> Result<Version, StoreError> {
+) -> Result<Base, StoreError> {
     check_name("model", name)?;
     let schema = contents.checked()?;
     let model = models.join(name);
@@ -63,8 +74,9 @@ pub(crate) fn write_on(
     disk.sync_dir(models).map_err(|e| StoreError::at(models, e))?;
     sweep(&model);
     let mut staging = Staging::begin(disk, models, name)?;
-    staging.fill(contents, &schema)?;
-    staging.publish(models, name)
+    let xxh3_128 = staging.fill(contents, &schema)?;
+    let Version(version) = staging.publish(models, name, contents.base)?;
+    Ok(Base { version, xxh3_128 })
 }
 
 /// Makes a directory and its missing parents, and syncs the directory entry of each.
@@ -96,6 +108,12 @@ fn sweep(model: &Path) {
             tracing::info!(path = %entry.path().display(), "removed the files of an interrupted write");
         }
     }
+}
+
+/// Where a version is moved before its files are removed: a name that no reader opens, and that [`sweep`]
+/// recognises.
+pub(crate) fn removal_path(model: &Path, version: Version) -> PathBuf {
+    model.join(format!(".{version}.{}.0.tmp", std::process::id()))
 }
 
 /// Whether a name is of the form `.<number>.<pid>.<n>.tmp`.
@@ -134,29 +152,71 @@ impl<'a> Staging<'a> {
         Err(StoreError::NumbersExhausted { path: models.join(name) })
     }
 
-    fn fill(&mut self, contents: &Contents, schema: &Schema) -> Result<(), StoreError> {
+    /// Writes every file. Returns the checksum in the manifest.
+    fn fill(&mut self, contents: &Contents, schema: &Schema) -> Result<Checksum, StoreError> {
         self.file(MODEL, |file| file.append(contents.model_toml.as_bytes()))?;
+        self.dense(DENSE, &contents.dense)?;
+        self.dir(TABLES, |staging| {
+            for (declared, rows) in schema.tables.iter().zip(&contents.tables) {
+                staging.tensors(&table_file(&declared.name), &served_tensors(declared, *rows)?)?;
+            }
+            Ok(())
+        })?;
+        if let Some(checkpoint) = &contents.checkpoint {
+            self.dir(CHECKPOINT, |staging| {
+                if !checkpoint.dense_states.is_empty() {
+                    staging.dense(DENSE_STATES, &checkpoint.dense_states)?;
+                }
+                if let Some(cursor) = checkpoint.cursor {
+                    staging.file(CURSOR, |file| file.append(cursor.as_bytes()))?;
+                }
+                staging.dir(&format!("{CHECKPOINT}/{TABLES}"), |staging| staging.states(contents, schema))
+            })?;
+        }
+        self.manifest.base = contents.base;
+        self.manifest.training = contents.training;
+        let finite = contents.quality.iter().filter(|(_, figure)| figure.is_finite());
+        self.manifest.quality = finite.map(|(name, figure)| (name.clone(), *figure)).collect();
+        self.manifest.metadata = contents.metadata.clone();
+        let path = self.path.join(MANIFEST);
+        let encoded = self.manifest.encode().map_err(|source| StoreError::Format { path, source })?;
+        let (manifest, checksum) = encoded;
+        self.file(MANIFEST, |file| file.append(&manifest))?;
+        self.disk.sync_dir(&self.path).map_err(|e| StoreError::at(&self.path, e))?;
+        Ok(checksum)
+    }
 
-        let dense = contents.dense.iter().map(|tensor| Tensor {
+    /// Writes the optimizer state of the rows.
+    fn states(&mut self, contents: &Contents, schema: &Schema) -> Result<(), StoreError> {
+        for (declared, rows) in schema.tables.iter().zip(&contents.tables) {
+            let tensors = checkpoint_tensors(declared, *rows)?;
+            if !tensors.is_empty() {
+                self.tensors(&states_file(&declared.name), &tensors)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a directory, fills it and syncs it.
+    fn dir(
+        &mut self,
+        name: &str,
+        fill: impl FnOnce(&mut Self) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        let path = self.path.join(name);
+        self.disk.create_dir(&path).map_err(|e| StoreError::at(&path, e))?;
+        fill(self)?;
+        self.disk.sync_dir(&path).map_err(|e| StoreError::at(&path, e))
+    }
+
+    fn dense(&mut self, name: &str, tensors: &[DenseTensor]) -> Result<(), StoreError> {
+        let tensors = tensors.iter().map(|tensor| Tensor {
             name: &tensor.name,
             dtype: Dtype::F32,
             shape: tensor.shape.iter().map(|&axis| axis as u64).collect(),
             data: Data::Bytes(bytemuck::cast_slice(tensor.values)),
         });
-        self.tensors(DENSE, &dense.collect::<Vec<_>>())?;
-
-        let tables = self.path.join(TABLES);
-        self.disk.create_dir(&tables).map_err(|e| StoreError::at(&tables, e))?;
-        for (declared, table) in schema.tables.iter().zip(&contents.tables) {
-            self.tensors(&table_file(&declared.name), &table_tensors(declared, *table)?)?;
-        }
-        self.disk.sync_dir(&tables).map_err(|e| StoreError::at(&tables, e))?;
-
-        self.manifest.metadata = contents.metadata.clone();
-        let path = self.path.join(MANIFEST);
-        let manifest = self.manifest.encode().map_err(|source| StoreError::Format { path, source })?;
-        self.file(MANIFEST, |file| file.append(&manifest))?;
-        self.disk.sync_dir(&self.path).map_err(|e| StoreError::at(&self.path, e))
+        self.tensors(name, &tensors.collect::<Vec<_>>())
     }
 
     /// Writes a safetensors file.
@@ -169,6 +229,7 @@ impl<'a> Staging<'a> {
             tensors.iter().try_for_each(|tensor| match &tensor.data {
                 Data::Bytes(bytes) => file.append(bytes),
                 Data::Encoded(table, element) => file.append_rows(table, *element),
+                Data::State(table, state) => file.append_states(table, *state),
                 Data::Streamed(columns) => file.append_columns(columns),
             })
         })
@@ -191,11 +252,15 @@ impl<'a> Staging<'a> {
         Ok(())
     }
 
-    /// Renames the version to the next free number.
-    fn publish(mut self, models: &Path, name: &str) -> Result<Version, StoreError> {
+    /// Renames the version to the next free number, which for a delta must be that after its base.
+    fn publish(mut self, models: &Path, name: &str, base: Option<Base>) -> Result<Version, StoreError> {
         let model = models.join(name);
         loop {
             let version = next_version(models, name)?;
+            if let Some(Base { version: base, .. }) = base.filter(|base| base.version + 1 != version.0) {
+                let highest = Version(version.0 - 1);
+                return Err(StoreError::BaseOvertaken { path: model, base: Version(base), highest });
+            }
             let path = model.join(version.to_string());
             // A rename replaces an empty directory without an error. But a version's directory is never
             // empty, because it gets its number only when it is complete.
@@ -252,6 +317,19 @@ impl NewFile<'_> {
             let path = PathBuf::from(self.name);
             encoded.map_err(|source| StoreError::Row { path, source })?;
             self.append(&chunk)?;
+        }
+        Ok(())
+    }
+
+    /// Appends a state of all rows of a table, a few megabytes at a time.
+    fn append_states(&mut self, table: &Table, state: usize) -> Result<(), StoreError> {
+        let width = table.states()[state].width();
+        let rows = (ENCODED_BYTES / (width * size_of::<f32>()).max(1)).max(1) as u64;
+        let mut chunk = Vec::new();
+        for first in (0..table.rows()).step_by(rows as usize) {
+            chunk.resize((table.rows() - first).min(rows) as usize * width, 0.0);
+            table.copy_states(state, first, &mut chunk);
+            self.append(bytemuck::cast_slice(&chunk))?;
         }
         Ok(())
     }

@@ -1,12 +1,12 @@
 //! The first values of a model in training, and how it is saved to and resumed from a version.
 //!
-//! A version holds everything that a step reads: dense weights, rows, and the optimizer state of both, so
-//! that training can resume from it. Rows that the schema stores in a type other than f32 are rounded when
-//! the version is written, and their state is omitted. The state of a dense tensor is stored as
-//! `optimizer.<state>.<tensor>`.
+//! A version holds everything that a step reads: dense weights, f32 rows, and the optimizer state of both, so
+//! that training can resume from it. The state of a dense tensor is stored as `optimizer.<state>.<tensor>`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use rayon::prelude::*;
 
@@ -18,7 +18,9 @@ use crate::mem::OutOfHostMemory;
 use crate::model::Model;
 use crate::rowlog::{First, RowOrder, Uniform, WorkingFile, WorkingTable, table_code};
 use crate::schema::{self, Schema};
-use crate::store::{Contents, Dense, DenseTensor, Opened, PlainMemory, Rows, Table, write};
+use crate::store::{
+    Base, Checkpoint, Contents, Dense, DenseTensor, Opened, PlainMemory, Rows, Table, Training, publish,
+};
 use crate::types::{Element, Version};
 
 /// Values that one thread checks at a time.
@@ -98,15 +100,15 @@ fn first_state(schema: &Schema, optimizer: Optimizer, seed: u64) -> Parts {
     let model = Model::new(schema);
     let weights = model.initialise(seed);
     let dense_states = zeroed_states(optimizer.kind, weights.values.len());
-    Parts { schema: schema.clone(), model, weights, dense_states, optimizer, steps: 0 }
+    Parts { schema: schema.clone(), model, weights, dense_states, optimizer, steps: 0, samples: 0 }
 }
 
-/// Resumes from a version. If the same kind of optimizer wrote it and all its rows are f32, training
-/// continues as if it had not stopped, to the bit. Otherwise the optimizer state and the step count start at
-/// zero, and rows of other element types are decoded to f32 with their rounding errors.
+/// Resumes from a version that was opened for training. If the same kind of optimizer wrote it, with a
+/// checkpoint, training continues as if it had not stopped, to the bit. Otherwise the optimizer state and the
+/// step count start at zero, and rounded rows are decoded to f32 with their rounding errors.
 ///
 /// # Errors
-/// [`TrainError`] for dense tensors or optimizer state that are missing or malformed, and when the tables do
+/// [`TrainError`] for dense tensors that are missing or malformed, and when the tables do
 /// not fit in memory.
 pub(crate) fn resume(opened: Opened, optimizer: Optimizer) -> Result<ReferenceTrainer, TrainError> {
     let (parts, tables) = continued(opened, optimizer)?;
@@ -134,41 +136,44 @@ pub(crate) fn resume_on_disk(
     Ok((TrainState::new(parts), file))
 }
 
-/// Whether training continues from a version to the bit: the same kind of optimizer wrote it, and no row was
-/// rounded.
+/// Whether training continues from a version to the bit: the same kind of optimizer wrote it, and it has a
+/// checkpoint.
 pub(crate) fn is_exact(opened: &Opened, optimizer: Optimizer) -> bool {
+    let kind = optimizer.kind;
+    let has_states = |table: &Table| {
+        let states = table.states().iter().map(|s| (s.name(), s.width()));
+        table.element() == Element::F32 && states.eq(row_states(kind, table.dim()))
+    };
     let written_by = opened.metadata.get("optimizer");
-    let in_f32 = opened.schema.tables.iter().all(|table| table.element == Element::F32);
-    in_f32 && written_by.is_some_and(|kind| *kind == optimizer.kind.to_string())
+    written_by.is_some_and(|by| *by == kind.to_string()) && opened.store.tables().iter().all(has_states)
 }
 
 /// The state of a version except its rows, and its tables. The tables have optimizer state only if training
 /// continues to the bit.
 fn continued(opened: Opened, optimizer: Optimizer) -> Result<(Parts, Vec<Table>), TrainError> {
     let exact = is_exact(&opened, optimizer);
-    let Opened { schema, dense, store, metadata, .. } = opened;
-    let tensor = |name: &str| dense.get(name).map(|t: &Dense| (t.shape().to_vec(), t.values().to_vec()));
+    let Opened { schema, dense, dense_states, store, metadata, training, .. } = opened;
+    let found = |name: &str| dense.get(name).or_else(|| dense_states.get(name));
+    let tensor = |name: &str| found(name).map(|t: &Dense| (t.shape().to_vec(), t.values().to_vec()));
     let model = Model::new(&schema);
     let weights = model.read_tensors(tensor)?;
     let (tables, kind) = (store.into_tables(), optimizer.kind);
     if !exact {
         let dense_states = zeroed_states(kind, weights.values.len());
         let tables = tables.into_iter().map(Table::without_states).collect();
-        return Ok((Parts { schema, model, weights, dense_states, optimizer, steps: 0 }, tables));
+        let (steps, samples) = (0, 0);
+        return Ok((Parts { schema, model, weights, dense_states, optimizer, steps, samples }, tables));
     }
-    let steps = metadata.get("steps").and_then(|steps| steps.parse().ok());
+    // Format 1 notes the steps, and does not have the samples.
+    let noted = || metadata.get("steps").and_then(|steps| steps.parse().ok());
+    let steps = training.map(|training| training.steps).or_else(noted);
     let steps = steps.ok_or_else(|| TrainError::State("steps".into()))?;
+    let samples = training.map_or(0, |training| training.samples);
     let state =
         |name| model.read_tensors(|of| tensor(&state_name(name, of))).map(|state| state.values.to_vec());
     let dense_states = kind.dense().row_states().iter().map(|shape| state(shape.name));
     let dense_states = dense_states.collect::<Result<_, _>>()?;
-    for (shape, table) in schema.tables.iter().zip(&tables) {
-        let got = table.states().iter().map(|s| (s.name(), s.width()));
-        if !got.eq(row_states(kind, shape.dim)) {
-            return Err(TrainError::State(format!("tables/{}", shape.name)));
-        }
-    }
-    Ok((Parts { schema, model, weights, dense_states, optimizer, steps }, tables))
+    Ok((Parts { schema, model, weights, dense_states, optimizer, steps, samples }, tables))
 }
 
 /// A copy of a table in f32, with its states, or with zeroed states if it has none.
@@ -199,6 +204,86 @@ fn state_name(state: &str, tensor: &str) -> String {
     format!("optimizer.{state}.{tensor}")
 }
 
+/// A copy of a model in training except its rows, taken between two batches.
+pub(crate) struct DenseCheckpoint {
+    schema: Arc<Schema>,
+    weights: Vec<NamedTensor>,
+    states: Vec<NamedTensor>,
+    pub training: Training,
+    optimizer: Optimizer,
+}
+
+/// A dense tensor with its name and shape.
+type NamedTensor = (String, Vec<usize>, Vec<f32>);
+
+/// The parts of a version besides a [`DenseCheckpoint`].
+#[derive(Default)]
+pub(crate) struct VersionParts<'a> {
+    /// All rows, or the changed rows of a delta.
+    pub rows: Vec<Rows<'a>>,
+    /// The version that a delta changes.
+    pub base: Option<Base>,
+    /// The position of training in its data, as JSON.
+    pub cursor: Option<&'a str>,
+    /// Figures by name.
+    pub quality: BTreeMap<String, f64>,
+}
+
+impl DenseCheckpoint {
+    /// Writes a version.
+    ///
+    /// # Errors
+    /// [`TrainError::NotFinite`] for rows that are not finite, and [`TrainError::Store`]. Earlier versions are
+    /// untouched.
+    pub(crate) fn publish(
+        &self,
+        models: &Path,
+        name: &str,
+        parts: VersionParts<'_>,
+    ) -> Result<Base, TrainError> {
+        for (shape, rows) in self.schema.tables.iter().zip(&parts.rows) {
+            let finite = match *rows {
+                Rows::Table(table) => table.values().is_none_or(all_finite),
+                Rows::Source(source, table) | Rows::Changed(_, source, table) => {
+                    source.first_not_finite(table)?.is_none()
+                }
+            };
+            if !finite {
+                return Err(not_finite(&shape.name, self.training.steps, self.optimizer));
+            }
+        }
+        let dense_states = named(&self.states);
+        let contents = Contents {
+            model_toml: &self.schema.to_toml(),
+            base: parts.base,
+            dense: named(&self.weights),
+            tables: parts.rows,
+            checkpoint: Some(Checkpoint { dense_states, cursor: parts.cursor }),
+            training: Some(self.training),
+            quality: parts.quality,
+            metadata: notes(self.optimizer),
+        };
+        Ok(publish(models, name, &contents)?)
+    }
+}
+
+fn named(tensors: &[NamedTensor]) -> Vec<DenseTensor<'_>> {
+    tensors
+        .iter()
+        .map(|(name, shape, values)| DenseTensor { name: name.clone(), shape: shape.clone(), values })
+        .collect()
+}
+
+/// The settings of an optimizer, for the notes of a version.
+fn notes(optimizer: Optimizer) -> BTreeMap<String, String> {
+    let Optimizer { kind, lr, eps, betas: Betas { first, second }, .. } = optimizer;
+    let mut notes = vec![("optimizer", kind.to_string()), ("lr", lr.to_string()), ("eps", eps.to_string())];
+    if kind == Kind::Adam {
+        notes.extend([("beta1", first.to_string()), ("beta2", second.to_string())]);
+    }
+    notes.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
 impl ReferenceTrainer {
     /// Writes a new version of the model. Its number is 1 more than the highest existing number.
     ///
@@ -217,56 +302,46 @@ impl TrainState {
     /// [`TrainError::NotFinite`] for weights or rows that are not finite, and [`TrainError::Store`]. Earlier
     /// versions are untouched.
     pub(crate) fn save(&self, models: &Path, name: &str, rows: Vec<Rows<'_>>) -> Result<Version, TrainError> {
+        let written =
+            self.checkpoint()?.publish(models, name, VersionParts { rows, ..VersionParts::default() })?;
+        Ok(Version(written.version))
+    }
+
+    /// Copies the dense weights and their optimizer state.
+    ///
+    /// # Errors
+    /// [`TrainError::NotFinite`] for weights that are not finite. (A step checks only the loss, which it
+    /// computes before its update.)
+    pub(crate) fn checkpoint(&self) -> Result<DenseCheckpoint, TrainError> {
         let parameters = self.model.parameters();
-        let states = self.optimizer.kind.dense().row_states().iter().zip(&self.dense_states);
-        let mut tensors: Vec<(String, Vec<usize>, Vec<f32>)> = Vec::new();
-        for p in parameters {
-            tensors.push((p.name.clone(), p.shape.clone(), p.read(&self.weights.values)));
+        let tensors = |name: &dyn Fn(&str) -> String, values: &[f32]| -> Vec<NamedTensor> {
+            parameters.iter().map(|p| (name(&p.name), p.shape.clone(), p.read(values))).collect()
+        };
+        let weights = tensors(&str::to_owned, &self.weights.values);
+        if let Some((name, ..)) = weights.iter().find(|(.., values)| !all_finite(values)) {
+            return Err(not_finite(name, self.steps, self.optimizer));
         }
-        tensors.iter().try_for_each(|(name, _, values)| self.check_finite(name, values))?;
-        for (shape, rows) in self.schema.tables.iter().zip(&rows) {
-            match rows {
-                Rows::Table(table) => self.check_finite(&shape.name, table.values().unwrap_or_default())?,
-                Rows::Source(source, table) => {
-                    let finite = source.first_not_finite(*table)?.is_none();
-                    finite.then_some(()).ok_or_else(|| self.not_finite(&shape.name))?;
-                }
-            }
-        }
-        for (shape, state) in states {
-            for p in parameters {
-                tensors.push((state_name(shape.name, &p.name), p.shape.clone(), p.read(state)));
-            }
-        }
-        let dense = tensors.iter().map(|(name, shape, values)| DenseTensor {
-            name: name.clone(),
-            shape: shape.clone(),
-            values,
-        });
-        let metadata = [
-            ("optimizer", self.optimizer.kind.to_string()),
-            ("lr", self.optimizer.lr.to_string()),
-            ("eps", self.optimizer.eps.to_string()),
-            ("steps", self.steps.to_string()),
-        ];
-        let mut metadata: BTreeMap<_, _> = metadata.map(|(key, value)| (key.to_owned(), value)).into();
-        if self.optimizer.kind == Kind::Adam {
-            let Betas { first, second } = self.optimizer.betas;
-            metadata.insert("beta1".to_owned(), first.to_string());
-            metadata.insert("beta2".to_owned(), second.to_string());
-        }
-        let model_toml = &self.schema.to_toml();
-        let contents = Contents { model_toml, dense: dense.collect(), tables: rows, metadata };
-        Ok(write(models, name, &contents)?)
+        let kinds = self.optimizer.kind.dense().row_states().iter().zip(&self.dense_states);
+        let states = kinds.flat_map(|(state, values)| tensors(&|name| state_name(state.name, name), values));
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Ok(DenseCheckpoint {
+            schema: self.schema.clone(),
+            weights,
+            states: states.collect(),
+            training: Training {
+                steps: self.steps,
+                samples: self.samples,
+                last_batch_unix_ms: now.as_millis() as u64,
+            },
+            optimizer: self.optimizer,
+        })
     }
+}
 
-    /// Checks weights after the last step. A step checks only the loss, which it computes before its update.
-    fn check_finite(&self, tensor: &str, values: &[f32]) -> Result<(), TrainError> {
-        let finite = values.par_chunks(CHECKED).all(|values| values.iter().all(|value| value.is_finite()));
-        if finite { Ok(()) } else { Err(self.not_finite(tensor)) }
-    }
+fn all_finite(values: &[f32]) -> bool {
+    values.par_chunks(CHECKED).all(|values| values.iter().all(|value| value.is_finite()))
+}
 
-    fn not_finite(&self, tensor: &str) -> TrainError {
-        TrainError::NotFinite { tensor: tensor.to_owned(), steps: self.steps, lr: self.optimizer.lr }
-    }
+fn not_finite(tensor: &str, steps: u64, optimizer: Optimizer) -> TrainError {
+    TrainError::NotFinite { tensor: tensor.to_owned(), steps, lr: optimizer.lr }
 }

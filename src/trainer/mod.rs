@@ -17,6 +17,7 @@ pub(crate) mod eval;
 mod in_memory;
 pub mod optim;
 pub(crate) mod pipeline;
+pub(crate) mod publish;
 mod read_ahead;
 mod reference;
 mod replicas;

@@ -14,7 +14,7 @@ use crate::metrics::Metrics;
 use crate::model::Model;
 use crate::predict::{Predict, PredictError};
 use crate::schema::Schema;
-use crate::store;
+use crate::store::{self, Purpose};
 use crate::trainer::optim::{Kind, Optimizer};
 use crate::trainer::{self, ReferenceTrainer, TrainError};
 use crate::types::{AbsentId, Batch, Element, RawBatch};
@@ -22,14 +22,14 @@ use crate::types::{AbsentId, Batch, Element, RawBatch};
 use naive::Naive;
 use samples::{ARCHITECTURES, ODD, generate, odd_schema, raw, schema};
 
-const KINDS: [Kind; 4] = [Kind::Sgd, Kind::Adagrad, Kind::RowwiseAdagrad, Kind::Adam];
+pub(crate) const KINDS: [Kind; 4] = [Kind::Sgd, Kind::Adagrad, Kind::RowwiseAdagrad, Kind::Adam];
 
-fn optimizer(kind: Kind) -> Optimizer {
+pub(crate) fn optimizer(kind: Kind) -> Optimizer {
     Optimizer { eps: 1e-10, ..Optimizer::new(kind, 0.01) }
 }
 
 /// All numbers of a trainer: dense weights, rows, and the state of both.
-fn bits(reference: &ReferenceTrainer) -> Vec<u32> {
+pub(crate) fn bits(reference: &ReferenceTrainer) -> Vec<u32> {
     let dense = reference.dense_states().iter().flatten().chain(reference.weights().values.iter());
     let states = reference.tables().iter().flat_map(|t| t.states()).flat_map(|s| s.as_slice());
     let rows = reference.tables().iter().flat_map(|t| t.values().unwrap());
@@ -194,7 +194,7 @@ fn a_loss_that_is_not_finite_stops_training_and_keeps_the_last_good_weights() {
 pub(crate) fn engines(models: &std::path::Path, name: &str) -> Vec<Engine> {
     let metrics = Metrics::new().unwrap();
     let engine = |fraction: Option<f64>| {
-        let opened = store::open_latest(models, name, |_| Ok(())).unwrap().opened;
+        let opened = store::open_latest(models, name, Purpose::Serve, |_| Ok(())).unwrap().opened;
         let shapes =
             opened.schema.tables.iter().map(|t| TableShape { rows: t.rows, row_bytes: t.row_bytes() });
         let shape = |fraction| CacheShape::from_fraction(fraction, shapes.clone().collect());
@@ -236,20 +236,22 @@ fn a_version_with_rounded_rows_is_served_as_evaluated_and_training_resumes_from_
             assert!(bits(&reference) == bits(&twin), "training is in f32 with every element type");
             let name = format!("rounded{n}_{a}");
             let version = reference.save(models.path(), &name).unwrap();
-            let opened = || store::open(models.path(), &name, version).unwrap();
+            let opened = |purpose| store::open(models.path(), &name, version, purpose).unwrap();
             for (size, seed) in [(1, 50), (130, 51), (64, 52), (0, 53)] {
                 let batch = generate(&schema, size, seed).0;
                 let mut expected = Vec::new();
-                reference.score_rows_of(&opened().store, &batch, &mut expected).unwrap();
+                reference.score_rows_of(&opened(Purpose::Serve).store, &batch, &mut expected).unwrap();
                 for engine in engines(models.path(), &name) {
                     let scores = engine.predict(&batch).unwrap().probabilities;
                     let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
                     assert_eq!(bits(&scores), bits(&expected), "{name}, {size} samples");
                 }
             }
-            let mut resumed = trainer::resume(opened(), optimizer(kind)).unwrap();
+            let resumed = trainer::resume(opened(Purpose::Train), optimizer(kind)).unwrap();
+            assert!(bits(&resumed) == bits(&reference), "the checkpoint has the rows as trained");
+            let mut resumed = trainer::resume(opened(Purpose::Serve), optimizer(kind)).unwrap();
             assert_eq!(resumed.steps(), 0, "rounded rows do not continue training");
-            for (table, stored) in resumed.tables().iter().zip(opened().store.tables()) {
+            for (table, stored) in resumed.tables().iter().zip(opened(Purpose::Serve).store.tables()) {
                 let mut values = vec![0.0; table.values().unwrap().len()];
                 stored.decode(&mut values);
                 assert_eq!(table.values().unwrap(), values);
@@ -282,7 +284,7 @@ fn a_saved_version_gives_the_trainers_scores_and_resumes_to_the_bit() {
                 assert_scores_alike(&engine, &mut reference, &generate(&schema, size, seed).0, what);
             }
         }
-        let opened = || store::open(models.path(), &name, version).unwrap();
+        let opened = || store::open(models.path(), &name, version, Purpose::Train).unwrap();
         let mut resumed = trainer::resume(opened(), optimizer(kind)).unwrap();
         assert_eq!(resumed.steps(), 3);
         assert!(bits(&resumed) == bits(&reference), "{what}, {kind}: resumed");

@@ -34,6 +34,8 @@ pub struct TrainState {
     pub(crate) tapes: Vec<Tape<f32>>,
     pub(crate) optimizer: Optimizer,
     pub(crate) steps: u64,
+    /// Samples trained, in this run and before the version that it continues from.
+    pub(crate) samples: u64,
 }
 
 /// The parts of a new [`TrainState`].
@@ -44,11 +46,12 @@ pub(crate) struct Parts {
     pub dense_states: Vec<Vec<f32>>,
     pub optimizer: Optimizer,
     pub steps: u64,
+    pub samples: u64,
 }
 
 impl TrainState {
     pub(crate) fn new(parts: Parts) -> Self {
-        let Parts { schema, model, mut weights, dense_states, optimizer, steps } = parts;
+        let Parts { schema, model, mut weights, dense_states, optimizer, steps, samples } = parts;
         model.transpose(&mut weights);
         // The trainer's rows are f32, whatever element type versions store.
         let in_f32 = |lookup| Lookup { element: Element::F32, ..lookup };
@@ -62,6 +65,7 @@ impl TrainState {
             dense_states,
             optimizer,
             steps,
+            samples,
         }
     }
 
@@ -148,7 +152,10 @@ impl TrainState {
     /// Counts a step if there are samples and their loss is finite. Returns whether it did.
     pub(crate) fn counts_step(&mut self, loss: f64, samples: usize) -> bool {
         let takes = samples > 0 && loss.is_finite();
-        self.steps += u64::from(takes);
+        if takes {
+            self.steps += 1;
+            self.samples += samples as u64;
+        }
         takes
     }
 

@@ -123,7 +123,13 @@ fn a_failed_evaluation_keeps_the_version_and_names_it() {
     let version = Path::new(&workshop.models).join("m/1");
     assert!(error.contains(&format!("wrote {}", version.display())), "{error}");
     assert!(error.contains("half.gz: cannot be read after line"), "{error}");
-    let opened = flechette::store::open(Path::new(&workshop.models), "m", Version(1)).unwrap();
+    let opened = flechette::store::open(
+        Path::new(&workshop.models),
+        "m",
+        Version(1),
+        flechette::store::Purpose::Serve,
+    )
+    .unwrap();
     assert_eq!(opened.metadata["steps"], "3");
 }
 

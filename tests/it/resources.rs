@@ -88,7 +88,10 @@ fn a_full_disk_stops_train_in_one_line_and_leaves_the_older_versions_good() {
     let versions = versions.filter_map(|file| file.unwrap().file_name().to_str()?.parse().ok());
     let mut versions: Vec<_> = versions.map(Version).collect();
     versions.sort();
-    let opened: Vec<_> = versions.iter().map(|&version| store::open(disk.path(), "m", version)).collect();
+    let opened: Vec<_> = versions
+        .iter()
+        .map(|&version| store::open(disk.path(), "m", version, store::Purpose::Serve))
+        .collect();
     let good = opened.iter().all(Result::is_ok);
     drop(opened);
     let _ = Command::new("umount").arg("--lazy").arg(disk.path()).status();

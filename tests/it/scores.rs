@@ -139,7 +139,8 @@ fn served_scores_of_real_clicks_equal_the_trainers_with_any_cache_and_element_ty
     });
     let auc = trained.each_ref().map(|reported| reported["auc"].as_f64().unwrap());
     let bytes = Element::ALL.map(|element| {
-        let opened = store::open(workshop.models.as_ref(), element.name(), Version(1)).unwrap();
+        let opened =
+            store::open(workshop.models.as_ref(), element.name(), Version(1), store::Purpose::Serve).unwrap();
         opened.store.row_bytes()
     });
     eprintln!("test AUC by element {auc:?}, logloss {:?}", trained.each_ref().map(|t| &t["logloss"]));

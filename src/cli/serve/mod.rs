@@ -20,7 +20,7 @@ use crate::predict::Predict;
 use crate::schema::Schema;
 use crate::server::{Server, ServerParts, terminated};
 use crate::store::hot_rows::STATE;
-use crate::store::{self, Opened};
+use crate::store::{self, Opened, Purpose};
 use crate::trace::recorder::{Recorder, RecorderOptions};
 use cache::{BuiltTier, TierBuilder};
 
@@ -138,7 +138,7 @@ impl Loader<'_> {
     /// The engine of a model's highest good version. Fills its cache, unless `cache.warm` is off.
     fn load(&self, name: &str) -> anyhow::Result<Arc<Engine>> {
         let Self { config, models, .. } = *self;
-        let mut opened = store::open_latest(models, name, check_weights)?.opened;
+        let mut opened = store::open_latest(models, name, Purpose::Serve, check_weights)?.opened;
         let BuiltTier { tier, ranked } = self.tiers.build(&mut opened)?;
         match &tier {
             LookupTier::Store => opened.store.prefault(),

@@ -8,7 +8,7 @@ use anyhow::anyhow;
 use super::read_schema;
 use crate::cli::InputError;
 use crate::schema::Schema;
-use crate::store::{self, Opened};
+use crate::store::{self, Opened, Purpose};
 use crate::trainer::is_exact;
 use crate::trainer::optim::Optimizer;
 use crate::types::Version;
@@ -37,8 +37,10 @@ impl FromVersion {
     /// When the model has no such version, or it is not good.
     pub(crate) fn open(self, models: &Path, name: &str) -> anyhow::Result<Opened> {
         let opened = match self {
-            Self::Latest => store::open_latest(models, name, |_| Ok(())).map(|latest| latest.opened),
-            Self::Number(version) => store::open(models, name, version),
+            Self::Latest => {
+                store::open_latest(models, name, Purpose::Train, |_| Ok(())).map(|latest| latest.opened)
+            }
+            Self::Number(version) => store::open(models, name, version, Purpose::Train),
         };
         opened.map_err(|e| InputError(anyhow!("--from: {e}")).into())
     }
@@ -72,15 +74,15 @@ pub(crate) fn schema_of(file: Option<&Path>, from: Option<&Opened>) -> anyhow::R
 /// Logs where training continues, and warns if it is not to the bit.
 pub(crate) fn log(opened: &Opened, optimizer: Optimizer) {
     let version = opened.store.version();
-    let note = |key: &str| opened.metadata.get(key).map_or("unknown", String::as_str);
     if is_exact(opened, optimizer) {
-        tracing::info!(%version, steps = note("steps"), "training continues to the bit");
+        let steps = opened.training.map(|training| training.steps);
+        tracing::info!(%version, steps, "training continues to the bit");
     } else {
         tracing::warn!(
             %version,
-            optimizer = note("optimizer"),
+            optimizer = opened.metadata.get("optimizer").map_or("unknown", String::as_str),
             "training continues from the rows and dense weights only; steps and optimizer state start at 0, \
-             because another optimizer wrote the version, or it has rounded rows"
+             because another optimizer wrote the version, or it has no checkpoint"
         );
     }
 }

@@ -20,7 +20,7 @@ use crate::cli::{InputError, print};
 use crate::config::{Config, Flags};
 use crate::device::cuda::Nvidia;
 use crate::schema::Schema;
-use crate::store::{self, Opened, check_name, check_writable};
+use crate::store::{self, Opened, Purpose, check_name, check_writable};
 use crate::trainer::eval::Quality;
 use crate::trainer::{self, Data, PlanStats, Progress};
 use crate::types::{RawBatch, Version};
@@ -207,7 +207,7 @@ fn evaluate(args: &Args, trained: &mut Trained, version: Version) -> anyhow::Res
     let mut reader = args.training.open(std::slice::from_ref(valid), &schema)?;
     let mut lines = Vec::new();
     // Evaluates the rows of the written version, not the trained rows: writing may have rounded them.
-    let written = store::open(&args.models, &args.name, version)?.store;
+    let written = store::open(&args.models, &args.name, version, Purpose::Serve)?.store;
     let mut scores = Vec::new();
     let quality = trainer::evaluate(&schema, &mut *reader, EVALUATION_BATCH, |batch, logits| {
         let state = trained.state_mut();

@@ -10,7 +10,7 @@ use crate::rowlog::{First, RowOrder, Uniform, WorkingFile, WorkingTable};
 use crate::schema::Schema;
 use crate::schema::preset::{self, ArchKind, SyntheticShape};
 use crate::store;
-use crate::store::{Contents, Rows};
+use crate::store::{Checkpoint, Contents, Purpose, Rows};
 use crate::types::TableId;
 
 use crate::store::tests::footprint::{measured_alone, memory};
@@ -82,10 +82,15 @@ fn train_and_write(models: &Path, schema: &Schema, order: Option<RowOrder>) {
     train(&file);
     assert_eq!(file.first_not_finite(T).unwrap(), None);
     let tables = vec![Rows::Source(&file, T)];
-    let contents = Contents { model_toml: &schema.to_toml(), tables, ..Contents::default() };
+    let contents = Contents {
+        model_toml: &schema.to_toml(),
+        tables,
+        checkpoint: Some(Checkpoint::default()),
+        ..Contents::default()
+    };
     let version = store::write(models, "m", &contents).unwrap();
 
-    let opened = store::open(models, "m", version).unwrap();
+    let opened = store::open(models, "m", version, Purpose::Train).unwrap();
     let table = &opened.store.tables()[0];
     for row in [0, 1, 9_999, ROWS / 2 - 1] {
         assert_eq!(table.row_values(row), Some(&[row as f32; DIM][..]));

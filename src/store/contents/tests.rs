@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::*;
 use crate::rowlog::{First, RowOrder, Uniform, WorkingFile, WorkingTable};
-use crate::store::{PlainMemory, open, write};
+use crate::store::{Checkpoint, PlainMemory, Purpose, open, write};
 use crate::types::Version;
 
 /// Enough rows for several chunks of a working file.
@@ -83,7 +83,10 @@ fn in_file(file: &WorkingFile) -> Vec<Rows<'_>> {
 fn write_all(models: &Path, tables: Vec<Rows>) -> Result<Version, StoreError> {
     let dense = vec![DenseTensor { name: "w".to_owned(), shape: vec![2], values: &[1.0, 2.0] }];
     let metadata = [("steps".to_owned(), "9".to_owned())].into();
-    write(models, "m", &Contents { model_toml: &model_toml(), dense, tables, metadata })
+    let checkpoint = Some(Checkpoint::default());
+    let contents =
+        Contents { model_toml: &model_toml(), dense, tables, metadata, checkpoint, ..Contents::default() };
+    write(models, "m", &contents)
 }
 
 /// The files of a version, by name.
@@ -93,7 +96,7 @@ fn files(version: &Path) -> BTreeMap<String, Vec<u8>> {
         let found = entries.filter(|entry| entry.path().is_file());
         found.map(|entry| format!("{folder}{}", entry.file_name().to_str().unwrap())).collect()
     };
-    let names = [below(""), below("tables/")].concat();
+    let names = [below(""), below("tables/"), below("checkpoint/tables/")].concat();
     names.into_iter().map(|name| (name.clone(), fs::read(version.join(name)).unwrap())).collect()
 }
 
@@ -102,7 +105,7 @@ fn assert_same_files(one: &Path, other: &Path) {
     let (one, other) = (files(one), files(other));
     assert_eq!(one.keys().collect::<Vec<_>>(), other.keys().collect::<Vec<_>>());
     one.iter().for_each(|(name, bytes)| assert!(other[name] == *bytes, "{name} differs"));
-    assert_eq!(one.len(), 3 + ELEMENTS.len());
+    assert_eq!(one.len(), 3 + 2 * ELEMENTS.len());
 }
 
 #[test]
@@ -122,9 +125,9 @@ fn a_version_written_from_a_working_file_equals_one_written_from_memory() {
     write_all(&here, tables.iter().map(Rows::from).collect()).unwrap();
     write_all(&there, in_file(&file)).unwrap();
     assert_same_files(&here.join("m/1"), &there.join("m/1"));
-    let opened = open(&there, "m", Version(1)).unwrap();
+    let opened = open(&there, "m", Version(1), Purpose::Train).unwrap();
     let states = opened.store.tables().iter().map(|table| table.states().len());
-    assert_eq!(states.collect::<Vec<_>>(), [2, 0, 0, 2], "rounded rows have no state");
+    assert_eq!(states.collect::<Vec<_>>(), [2; 4], "rounded rows have a state too");
 
     let mixed = [(&tables[0]).into(), in_file(&file)[1], (&tables[2]).into(), in_file(&file)[3]];
     write_all(&here, mixed.to_vec()).unwrap();
@@ -136,15 +139,22 @@ fn a_version_written_from_an_untouched_working_file_of_a_version_equals_it() {
     let dir = tempfile::tempdir().unwrap();
     let models = dir.path();
     write_all(models, tables().iter().map(Rows::from).collect()).unwrap();
-    let working = open(models, "m", Version(1)).unwrap().store.into_tables().into_iter().map(|table| {
-        let order = Some(RowOrder::hottest_first(ROWS, &[9, 2]).unwrap());
-        WorkingTable { rows: ROWS, dim: DIM, states: STATES.to_vec(), first: First::Version(table), order }
-    });
+    let working =
+        open(models, "m", Version(1), Purpose::Train).unwrap().store.into_tables().into_iter().map(|table| {
+            let order = Some(RowOrder::hottest_first(ROWS, &[9, 2]).unwrap());
+            WorkingTable {
+                rows: ROWS,
+                dim: DIM,
+                states: STATES.to_vec(),
+                first: First::Version(table),
+                order,
+            }
+        });
     let file = WorkingFile::create(models, working.collect()).unwrap();
     write_all(models, in_file(&file)).unwrap();
-    let [first, second] = ["m/1/tables", "m/2/tables"].map(|path| models.join(path));
-    for table in ["t0.safetensors", "t1.safetensors", "t3.safetensors"] {
-        assert!(fs::read(first.join(table)).unwrap() == fs::read(second.join(table)).unwrap(), "{table}");
+    let [first, second] = ["m/1", "m/2"].map(|path| models.join(path));
+    for table in files(&first).into_keys().filter(|file| file.ends_with("safetensors")) {
+        assert!(fs::read(first.join(&table)).unwrap() == fs::read(second.join(&table)).unwrap(), "{table}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! `MANIFEST.json`: the length and checksum of every other file of a version, and the notes of its writer.
+//! `MANIFEST.json`: what a version is, the length and checksum of its other files, and the notes of its writer.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,8 +9,8 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::FormatError;
 
-/// Version of the layout that [`super`] describes.
-pub(crate) const FORMAT: u32 = 1;
+/// Version of the layout that [`super`] describes. Older ones, from 1, are read too.
+pub(crate) const FORMAT: u32 = 2;
 /// The longest manifest that is written or read.
 pub(crate) const MAX_MANIFEST_BYTES: u64 = 16 << 20;
 
@@ -19,6 +19,9 @@ pub(crate) const MAX_MANIFEST_BYTES: u64 = 16 << 20;
 pub struct Checksum(pub u128);
 
 impl Checksum {
+    /// Hexadecimal digits of the text.
+    pub(crate) const DIGITS: usize = 32;
+
     /// Hashes these bytes.
     #[must_use]
     pub(crate) fn of(bytes: &[u8]) -> Self {
@@ -41,7 +44,7 @@ impl Serialize for Checksum {
 impl<'de> Deserialize<'de> for Checksum {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let digits = text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit());
+        let digits = text.len() == Checksum::DIGITS && text.bytes().all(|b| b.is_ascii_hexdigit());
         let value = u128::from_str_radix(&text, 16).ok().filter(|_| digits);
         value.map(Self).ok_or_else(|| de::Error::custom("expected 32 hexadecimal digits"))
     }
@@ -56,19 +59,63 @@ pub(crate) struct FileEntry {
     pub xxh3_128: Checksum,
 }
 
-/// The length and checksum of every other file of a version, and the notes of its writer.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The version that a delta changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct Base {
+    pub version: u64,
+    /// The checksum in the base's manifest, so that a delta is never applied to another version.
+    pub xxh3_128: Checksum,
+}
+
+/// How far the training of a version has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Training {
+    /// Steps of the optimizer.
+    pub steps: u64,
+    /// Samples trained.
+    pub samples: u64,
+    /// When the last batch was trained, in milliseconds since 1970.
+    pub last_batch_unix_ms: u64,
+}
+
+/// What a version is, the length and checksum of its other files, and the notes of its writer.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Manifest {
+    /// `None` for a full version.
+    pub base: Option<Base>,
+    pub training: Option<Training>,
+    /// Finite figures by name, such as `auc`.
+    pub quality: BTreeMap<String, f64>,
     /// By the path in the version, with `/` between its parts.
     pub files: BTreeMap<String, FileEntry>,
     /// Notes of the writer.
     pub metadata: BTreeMap<String, String>,
 }
 
+#[derive(Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Kind {
+    // Versions of format 1, which does not name the kind, are full.
+    #[default]
+    Full,
+    Delta,
+}
+
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ManifestText {
     format: u32,
+    #[serde(default)]
+    kind: Kind,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    base: Option<Base>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    training: Option<Training>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    quality: BTreeMap<String, f64>,
     files: BTreeMap<String, FileEntry>,
     metadata: BTreeMap<String, String>,
     xxh3_128: Checksum,
@@ -79,57 +126,67 @@ struct ManifestFormat {
     format: u32,
 }
 
+/// The bytes of a manifest that follow its checksum's digits.
+const AFTER_CHECKSUM: &[u8] = b"\"\n}\n";
+
 impl Manifest {
-    /// The bytes on disk.
+    /// The bytes on disk, and the checksum in them.
     ///
     /// # Errors
     /// [`FormatError::TooLong`] when the manifest exceeds [`MAX_MANIFEST_BYTES`].
-    pub(crate) fn encode(&self) -> Result<Vec<u8>, FormatError> {
-        Ok(self.encode_with_checksum()?.0)
-    }
-
-    fn encode_with_checksum(&self) -> Result<(Vec<u8>, Checksum), FormatError> {
-        let mut text = ManifestText {
+    pub(crate) fn encode(&self) -> Result<(Vec<u8>, Checksum), FormatError> {
+        let text = ManifestText {
             format: FORMAT,
+            kind: if self.base.is_some() { Kind::Delta } else { Kind::Full },
+            base: self.base,
+            training: self.training,
+            quality: self.quality.clone(),
             files: self.files.clone(),
             metadata: self.metadata.clone(),
             xxh3_128: Checksum(0),
         };
-        text.xxh3_128 = Checksum::of(&manifest_bytes(&text)?);
-        Ok((manifest_bytes(&text)?, text.xxh3_128))
+        let mut bytes = serde_json::to_vec_pretty(&text)
+            .map_err(|e| FormatError::Json { field: "manifest", reason: e.to_string() })?;
+        bytes.push(b'\n');
+        check_length(&bytes)?;
+        let checksum = Checksum::of(&bytes);
+        let digits = bytes.len() - AFTER_CHECKSUM.len() - Checksum::DIGITS;
+        bytes[digits..][..Checksum::DIGITS].copy_from_slice(checksum.to_string().as_bytes());
+        Ok((bytes, checksum))
     }
 
-    /// Reads the bytes of [`Manifest::encode`].
+    /// Reads the bytes of [`Manifest::encode`]. Also returns the checksum in them.
     ///
     /// # Errors
     /// [`FormatError`] for any other bytes.
-    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
-        let got = bytes.len() as u64;
-        if got > MAX_MANIFEST_BYTES {
-            return Err(FormatError::TooLong { field: "manifest", limit: MAX_MANIFEST_BYTES, got });
-        }
-        let json = |e: serde_json::Error| FormatError::Json { field: "manifest", reason: e.to_string() };
-        let ManifestFormat { format } = serde_json::from_slice(bytes).map_err(json)?;
-        if format != FORMAT {
+    pub(crate) fn parse(bytes: &[u8]) -> Result<(Self, Checksum), FormatError> {
+        check_length(bytes)?;
+        let json = |reason: String| FormatError::Json { field: "manifest", reason };
+        let ManifestFormat { format } = serde_json::from_slice(bytes).map_err(|e| json(e.to_string()))?;
+        if !(1..=FORMAT).contains(&format) {
             return Err(FormatError::Version(format));
         }
-        let text: ManifestText = serde_json::from_slice(bytes).map_err(json)?;
-        let manifest = Self { files: text.files, metadata: text.metadata };
-        let (again, expected) = manifest.encode_with_checksum()?;
-        if again != bytes {
-            return Err(FormatError::Changed { expected, got: text.xxh3_128 });
+        let text: ManifestText = serde_json::from_slice(bytes).map_err(|e| json(e.to_string()))?;
+        let (got, ending) = (text.xxh3_128, [text.xxh3_128.to_string().as_bytes(), AFTER_CHECKSUM].concat());
+        let Some(before) = bytes.strip_suffix(&ending[..]) else {
+            return Err(json("the checksum is not its last field".to_owned()));
+        };
+        let expected = Checksum::of(&[before, &[b'0'; Checksum::DIGITS], AFTER_CHECKSUM].concat());
+        if got != expected {
+            return Err(FormatError::Changed { expected, got });
         }
-        Ok(manifest)
+        if (text.kind == Kind::Delta) != text.base.is_some() {
+            return Err(json("a delta has a base, and a full version has none".to_owned()));
+        }
+        let ManifestText { base, training, quality, files, metadata, .. } = text;
+        Ok((Self { base, training, quality, files, metadata }, got))
     }
 }
 
-fn manifest_bytes(text: &ManifestText) -> Result<Vec<u8>, FormatError> {
-    let mut bytes = serde_json::to_vec_pretty(text)
-        .map_err(|e| FormatError::Json { field: "manifest", reason: e.to_string() })?;
-    bytes.push(b'\n');
+fn check_length(bytes: &[u8]) -> Result<(), FormatError> {
     let got = bytes.len() as u64;
     if got > MAX_MANIFEST_BYTES {
         return Err(FormatError::TooLong { field: "manifest", limit: MAX_MANIFEST_BYTES, got });
     }
-    Ok(bytes)
+    Ok(())
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::store;
+use crate::store::{self, Purpose};
 use crate::types::{Element, TableId, Version};
 
 use super::Sample;
@@ -37,7 +37,7 @@ fn child_that_writes_and_opens_a_large_version() {
     assert!(peak < before + slack, "writing took {} bytes", peak - before);
 
     let anonymous = memory("RssAnon");
-    let opened = store::open(models, "m", Version(1)).unwrap();
+    let opened = store::open(models, "m", Version(1), Purpose::Train).unwrap();
     assert_eq!(opened.store.row(TableId(0), (1 << 20) - 1), Some(bytemuck::cast_slice(&[0.5_f32; 24])));
     assert!(memory("RssAnon") < anonymous + slack, "opening copied the rows");
     let peak = memory("VmHWM");

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use crate::store::{self, StoreError};
+use crate::store::{self, Purpose, StoreError};
 use crate::types::Version;
 
 use super::Sample;
@@ -20,7 +20,7 @@ const CHILD: &str = "FLECHETTE_TEST_STORE_CHILD";
 fn assert_all_good(models: &Path) -> Vec<Version> {
     let versions = store::versions(models, "m").unwrap();
     for &version in &versions {
-        let opened = store::open(models, "m", version).unwrap();
+        let opened = store::open(models, "m", version, Purpose::Serve).unwrap();
         Sample::of(opened.metadata["seed"].parse().unwrap()).assert_is(&opened);
     }
     versions
@@ -74,7 +74,7 @@ fn every_acknowledged_version_survives_kill_9_of_its_writer() {
         assert!(acknowledged.iter().all(|version| versions.contains(version)));
     }
     eprintln!("{} versions acknowledged, {interrupted} writes interrupted", acknowledged.len());
-    let latest = store::open_latest(dir.path(), "m", |_| Ok(())).unwrap();
+    let latest = store::open_latest(dir.path(), "m", Purpose::Serve, |_| Ok(())).unwrap();
     assert!(latest.refused.is_empty());
     // The next write removes what the killed writer left.
     Sample::of(0).write(dir.path(), "m").unwrap();

@@ -303,6 +303,7 @@ impl TrainState {
             tapes: Vec::new(),
             optimizer: self.optimizer,
             steps: self.steps,
+            samples: self.samples,
         }
     }
 
@@ -311,6 +312,7 @@ impl TrainState {
         self.weights.clone_from(&other.weights);
         self.dense_states.clone_from(&other.dense_states);
         self.steps = other.steps;
+        self.samples = other.samples;
     }
 }
 

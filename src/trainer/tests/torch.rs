@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::model::{InputRows, Model, Tape, View, Weights, loss};
 use crate::schema::Schema;
-use crate::store::{self, Contents, DenseTensor, PlainMemory, Rows, Table};
+use crate::store::{self, Contents, DenseTensor, PlainMemory, Purpose, Rows, Table};
 use crate::trainer::optim::{Kind, Optimizer};
 use crate::trainer::{self, ReferenceTrainer};
 use crate::types::{Batch, Jagged};
@@ -114,10 +114,10 @@ impl Given<'_> {
             model_toml: self.record["schema"].as_str().unwrap(),
             dense: dense.collect(),
             tables: self.tables.iter().map(Rows::from).collect(),
-            metadata: BTreeMap::new(),
+            ..Contents::default()
         };
         let version = store::write(models.path(), "given", &contents).unwrap();
-        let opened = store::open(models.path(), "given", version).unwrap();
+        let opened = store::open(models.path(), "given", version, Purpose::Serve).unwrap();
         trainer::resume(opened, optimizer).unwrap()
     }
 }

@@ -1,0 +1,412 @@
+//! One version on disk: its manifest, and its files, each checked before it is used. A chain is a list of them.
+//!
+//! A reader holds a shared lock on the directory of every version that it reads (`flock`), so that retention
+//! does not remove the version. The lock is released when the last user of the version is dropped.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use xxhash_rust::xxh3::Xxh3;
+
+use super::bytes::{Bytes, MappedFile, open_regular};
+use super::contents::check_ascending;
+use super::format::{self, Base, Checksum, Dtype, FormatError, Manifest};
+use super::snapshot::{
+    CURSOR, DENSE, DENSE_STATES, Dense, KEYS, MANIFEST, MODEL, Purpose, WEIGHT, parse_schema, require_dir,
+    states_file, table_file,
+};
+use super::table::State;
+use super::{StoreError, check_name};
+use crate::schema::{self, Schema};
+use crate::types::{Element, Version};
+
+/// Bytes read and hashed at a time.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// How long a reader waits for the lock of a version. Its writer unlocks it soon after the rename.
+const LOCK_WAIT: Duration = Duration::from_secs(10);
+const LOCK_RETRY: Duration = Duration::from_millis(2);
+
+/// A version that is in use: its directory stays while this exists.
+#[derive(Debug)]
+pub(crate) struct LinkHold {
+    /// What a delta of this version names as its base.
+    pub base: Base,
+    /// Locked for reading; `None` on a file system without locks.
+    _lock: Option<File>,
+}
+
+/// A version whose manifest was read.
+pub(crate) struct Link {
+    pub version: Version,
+    pub manifest: Manifest,
+    pub hold: Arc<LinkHold>,
+    dir: PathBuf,
+}
+
+/// The rows of a table in one version.
+pub(crate) struct TableParts {
+    /// The changed rows of a delta; `None` in a full version, which has all rows.
+    pub keys: Option<Bytes>,
+    pub element: Element,
+    pub weight: Bytes,
+    pub states: Vec<State>,
+}
+
+impl TableParts {
+    /// How many rows a delta changed; `None` for a full version.
+    pub(crate) fn rows(&self) -> Option<usize> {
+        self.keys.as_ref().map(|keys| keys.as_slice().len() / size_of::<u64>())
+    }
+}
+
+impl Link {
+    /// Locks a version and reads its manifest.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub(crate) fn open(dir: PathBuf, version: Version) -> Result<Self, StoreError> {
+        require_dir(&dir)?;
+        let lock = lock_shared(&dir)?;
+        let (manifest, xxh3_128) = read_manifest(&dir)?;
+        let hold = LinkHold { base: Base { version: version.0, xxh3_128 }, _lock: lock };
+        Ok(Self { version, manifest, hold: Arc::new(hold), dir })
+    }
+
+    /// The path of the manifest, for errors about the base that it names.
+    pub(crate) fn manifest_path(&self) -> PathBuf {
+        self.dir.join(MANIFEST)
+    }
+
+    /// The text of `model.toml`, and the schema.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the file is damaged or not a valid schema, or the manifest lists other files than
+    /// those of this schema.
+    pub(crate) fn schema(&self) -> Result<(String, Schema), StoreError> {
+        let (path, text) = self.checked(MODEL)?;
+        let model_toml = String::from_utf8(text.bytes().to_vec())
+            .map_err(|e| StoreError::Schema { path: path.clone(), reason: e.to_string() })?;
+        let schema = parse_schema(&model_toml).map_err(|reason| StoreError::Schema { path, reason })?;
+        self.check_list(&schema)?;
+        Ok((model_toml, schema))
+    }
+
+    /// Checks that an earlier link of the chain has this version's schema.
+    ///
+    /// # Errors
+    /// [`StoreError::Schema`] with the first difference.
+    pub(crate) fn check_same_schema(&self, schema: &Schema, earlier: &Self) -> Result<(), StoreError> {
+        let (_, other) = earlier.schema()?;
+        let Some(difference) = other.first_difference(schema) else { return Ok(()) };
+        let reason = format!("not the schema of its base, version {}: {difference}", earlier.version);
+        Err(StoreError::Schema { path: self.dir.join(MODEL), reason })
+    }
+
+    /// The dense weights.
+    ///
+    /// # Errors
+    /// [`StoreError`] for a damaged file or a tensor that is not f32.
+    pub(crate) fn dense(&self) -> Result<BTreeMap<String, Dense>, StoreError> {
+        self.dense_tensors(DENSE)
+    }
+
+    /// The optimizer state of the dense weights; empty if the version has none.
+    ///
+    /// # Errors
+    /// As [`Self::dense`].
+    pub(crate) fn dense_states(&self) -> Result<BTreeMap<String, Dense>, StoreError> {
+        if self.has(DENSE_STATES) { self.dense_tensors(DENSE_STATES) } else { Ok(BTreeMap::new()) }
+    }
+
+    fn dense_tensors(&self, file: &str) -> Result<BTreeMap<String, Dense>, StoreError> {
+        let (path, map, tensors) = self.tensors(file)?;
+        let dense = tensors.into_iter().map(|tensor| {
+            let shape = tensor.shape.iter().map(|&axis| axis as usize).collect();
+            expect_dtype(&path, &tensor, Dtype::F32)?;
+            let values = floats(&path, &map, &tensor)?;
+            Ok((tensor.name, Dense::new(shape, values)))
+        });
+        dense.collect()
+    }
+
+    /// The position of training, if the version has one.
+    ///
+    /// # Errors
+    /// [`StoreError`] for a damaged file.
+    pub(crate) fn cursor(&self) -> Result<Option<String>, StoreError> {
+        if !self.has(CURSOR) {
+            return Ok(None);
+        }
+        let (path, text) = self.checked(CURSOR)?;
+        let text = String::from_utf8(text.bytes().to_vec());
+        text.map(Some).map_err(|e| StoreError::Schema { path, reason: e.to_string() })
+    }
+
+    /// The rows of a table. For training they are f32 with optimizer state, if the version has a checkpoint.
+    ///
+    /// # Errors
+    /// [`StoreError`] for a damaged file, and for tensors that do not fit the schema.
+    pub(crate) fn table(&self, declared: &schema::Table, purpose: Purpose) -> Result<TableParts, StoreError> {
+        let served = self.tensors(&table_file(&declared.name))?;
+        let mut table = TableReader::new(declared, self.manifest.base.is_some(), served.0.clone());
+        table.read(served, declared.element)?;
+        let states = states_file(&declared.name);
+        if purpose == Purpose::Train && self.has(&states) {
+            table.read(self.tensors(&states)?, Element::F32)?;
+        }
+        table.finish(purpose)
+    }
+
+    fn has(&self, file: &str) -> bool {
+        self.manifest.files.contains_key(file)
+    }
+
+    /// Maps a file after checking its length and checksum.
+    fn checked(&self, file: &str) -> Result<(PathBuf, MappedFile), StoreError> {
+        let path = self.dir.join(file);
+        let Some(entry) = self.manifest.files.get(file) else {
+            return Err(StoreError::MissingFile { path });
+        };
+        let at = |e| StoreError::at(&path, e);
+        let open = open_file(&path)?;
+        let got = open.metadata().map_err(at)?.len();
+        if got != entry.bytes {
+            return Err(StoreError::Size { path, expected: entry.bytes, got });
+        }
+        let got = checksum(&open).map_err(at)?;
+        if got != entry.xxh3_128 {
+            return Err(StoreError::Checksum { path, expected: entry.xxh3_128, got });
+        }
+        let map = MappedFile::map(&open).map_err(at)?;
+        Ok((path, map))
+    }
+
+    /// Checks that every file in the manifest belongs to the schema.
+    fn check_list(&self, schema: &Schema) -> Result<(), StoreError> {
+        let mut wanted = BTreeSet::from([MODEL, DENSE, DENSE_STATES, CURSOR].map(str::to_owned));
+        for table in &schema.tables {
+            check_name("table", &table.name)?;
+            wanted.extend([table_file(&table.name), states_file(&table.name)]);
+        }
+        match self.manifest.files.keys().find(|file| !wanted.contains(*file)) {
+            Some(file) => Err(StoreError::UnexpectedFile { path: self.manifest_path(), file: file.clone() }),
+            None => Ok(()),
+        }
+    }
+
+    fn tensors(&self, file: &str) -> Result<TensorFile, StoreError> {
+        let (path, map) = self.checked(file)?;
+        match format::parse_header(map.bytes()) {
+            Ok(tensors) => Ok((path, map, tensors)),
+            Err(source) => Err(StoreError::Format { path, source }),
+        }
+    }
+}
+
+/// A file that was checked, and its tensors.
+type TensorFile = (PathBuf, MappedFile, Vec<format::Tensor>);
+
+/// Collects the tensors of a table from its files.
+struct TableReader<'a> {
+    declared: &'a schema::Table,
+    delta: bool,
+    /// The served file, for errors about missing tensors.
+    path: PathBuf,
+    rows: u64,
+    keys: Option<Bytes>,
+    served: Option<Bytes>,
+    /// The rows as trained, if the served ones are rounded.
+    trained: Option<Bytes>,
+    states: Vec<State>,
+}
+
+impl<'a> TableReader<'a> {
+    fn new(declared: &'a schema::Table, delta: bool, path: PathBuf) -> Self {
+        let rows = declared.stored_rows();
+        Self { declared, delta, path, rows, keys: None, served: None, trained: None, states: Vec::new() }
+    }
+
+    /// Reads a file, whose `weight` has this element type.
+    fn read(&mut self, (path, map, mut tensors): TensorFile, element: Element) -> Result<(), StoreError> {
+        // The keys give the number of rows of the other tensors.
+        tensors.sort_by_key(|tensor| tensor.name != KEYS);
+        for tensor in tensors {
+            match tensor.name.as_str() {
+                KEYS => self.read_keys(&path, &map, &tensor)?,
+                WEIGHT => self.read_weight(&path, &map, tensor, element)?,
+                _ => self.read_state(&path, &map, tensor)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn read_keys(
+        &mut self,
+        path: &Path,
+        map: &MappedFile,
+        tensor: &format::Tensor,
+    ) -> Result<(), StoreError> {
+        let wrong = |expected: String, got: String| StoreError::Tensor {
+            path: path.to_owned(),
+            tensor: KEYS.to_owned(),
+            expected,
+            got,
+        };
+        if !self.delta {
+            let (expected, got) = ("no tensor of this name in a full version", "one");
+            return Err(wrong(expected.to_owned(), got.to_owned()));
+        }
+        expect_dtype(path, tensor, Dtype::U64)?;
+        let [rows] = tensor.shape[..] else {
+            return Err(wrong("shape [ROWS]".to_owned(), format!("shape {:?}", tensor.shape)));
+        };
+        let keys = Bytes::mapped(map, tensor.begin as usize..tensor.end as usize);
+        let keys = keys.filter(|keys| bytemuck::try_cast_slice::<u8, u64>(keys.as_slice()).is_ok());
+        let keys = keys.ok_or_else(|| unaligned(path, tensor))?;
+        let limit = self.declared.stored_rows();
+        check_ascending(bytemuck::cast_slice(keys.as_slice()), limit)
+            .map_err(|got| wrong(format!("ascending rows below {limit}"), got))?;
+        (self.rows, self.keys) = (rows, Some(keys));
+        Ok(())
+    }
+
+    fn read_weight(
+        &mut self,
+        path: &Path,
+        map: &MappedFile,
+        tensor: format::Tensor,
+        element: Element,
+    ) -> Result<(), StoreError> {
+        let (dtype, width) = format::weight_type(element, self.declared.dim);
+        expect_dtype(path, &tensor, dtype)?;
+        self.expect_shape(path, &tensor, &[width])?;
+        let bytes = match element {
+            Element::F32 => floats(path, map, &tensor)?,
+            // The header parser has checked that the tensor is within the file.
+            _ => Bytes::mapped(map, tensor.begin as usize..tensor.end as usize)
+                .ok_or_else(|| unaligned(path, &tensor))?,
+        };
+        let weight = if self.served.is_none() { &mut self.served } else { &mut self.trained };
+        *weight = Some(bytes);
+        Ok(())
+    }
+
+    fn read_state(
+        &mut self,
+        path: &Path,
+        map: &MappedFile,
+        tensor: format::Tensor,
+    ) -> Result<(), StoreError> {
+        expect_dtype(path, &tensor, Dtype::F32)?;
+        let width = self.expect_shape(path, &tensor, &[self.declared.dim as u64, 1])?;
+        let data = floats(path, map, &tensor)?;
+        self.states.push(State::new(tensor.name, width as usize, data));
+        Ok(())
+    }
+
+    /// Checks the shape of a tensor with one of these widths. Returns the width.
+    fn expect_shape(&self, path: &Path, tensor: &format::Tensor, widths: &[u64]) -> Result<u64, StoreError> {
+        if let [rows, width] = tensor.shape[..]
+            && rows == self.rows
+            && widths.contains(&width)
+        {
+            return Ok(width);
+        }
+        let shapes: Vec<_> = widths.iter().map(|width| format!("[{}, {width}]", self.rows)).collect();
+        let expected = format!("shape {}", shapes.join(" or "));
+        let got = format!("shape {:?}", tensor.shape);
+        Err(StoreError::Tensor { path: path.to_owned(), tensor: tensor.name.clone(), expected, got })
+    }
+
+    fn finish(self, purpose: Purpose) -> Result<TableParts, StoreError> {
+        let missing = |path: &Path, tensor: &str| StoreError::Tensor {
+            path: path.to_owned(),
+            tensor: tensor.to_owned(),
+            expected: "a tensor".to_owned(),
+            got: "nothing".to_owned(),
+        };
+        if self.delta && self.keys.is_none() {
+            return Err(missing(&self.path, KEYS));
+        }
+        let served = self.served.ok_or_else(|| missing(&self.path, WEIGHT))?;
+        let (element, weight) = match self.trained {
+            Some(trained) => (Element::F32, trained),
+            None => (self.declared.element, served),
+        };
+        // In format 1, the served file has the states.
+        let states = if purpose == Purpose::Train { self.states } else { Vec::new() };
+        Ok(TableParts { keys: self.keys, element, weight, states })
+    }
+}
+
+/// Locks a version's directory for reading; `None` on a file system without locks.
+fn lock_shared(dir: &Path) -> Result<Option<File>, StoreError> {
+    let removing = || StoreError::Removing { path: dir.to_owned() };
+    let at = |e: io::Error| StoreError::at(dir, e);
+    let file = File::open(dir).map_err(at)?;
+    let limit = Instant::now() + LOCK_WAIT;
+    loop {
+        match file.try_lock_shared() {
+            Ok(()) => break,
+            Err(fs::TryLockError::WouldBlock) if Instant::now() < limit => thread::sleep(LOCK_RETRY),
+            Err(fs::TryLockError::WouldBlock) => return Err(removing()),
+            Err(fs::TryLockError::Error(_)) => return Ok(None),
+        }
+    }
+    // Retention may have removed the directory before the lock was taken.
+    let (held, found) = (file.metadata().map_err(at)?, fs::metadata(dir).map_err(|_| removing())?);
+    let same = (held.dev(), held.ino()) == (found.dev(), found.ino());
+    if same { Ok(Some(file)) } else { Err(removing()) }
+}
+
+fn open_file(path: &Path) -> Result<File, StoreError> {
+    open_regular(path).map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => StoreError::MissingFile { path: path.to_owned() },
+        _ => StoreError::at(path, e),
+    })
+}
+
+/// The checksum of a whole file, read through a buffer.
+fn checksum(mut file: &File) -> io::Result<Checksum> {
+    let mut hash = Xxh3::new();
+    let mut buffer = vec![0; CHUNK_BYTES];
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => return Ok(Checksum(hash.digest128())),
+            Ok(bytes) => hash.update(&buffer[..bytes]),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// Reads the manifest of a version's directory. Also returns the checksum in it.
+pub(crate) fn read_manifest(dir: &Path) -> Result<(Manifest, Checksum), StoreError> {
+    let path = dir.join(MANIFEST);
+    let file = MappedFile::map(&open_file(&path)?).map_err(|e| StoreError::at(&path, e))?;
+    Manifest::parse(file.bytes()).map_err(|source| StoreError::Format { path, source })
+}
+
+fn expect_dtype(path: &Path, tensor: &format::Tensor, expected: Dtype) -> Result<(), StoreError> {
+    let (tensor, got) = (tensor.name.clone(), tensor.dtype);
+    let source = FormatError::Dtype { tensor, expected, got };
+    if got == expected { Ok(()) } else { Err(StoreError::Format { path: path.to_owned(), source }) }
+}
+
+fn floats(path: &Path, map: &MappedFile, tensor: &format::Tensor) -> Result<Bytes, StoreError> {
+    // The header parser has checked that the tensor is within the file, so only alignment can fail here. In
+    // the files of our writer, data begins on a page and each tensor is a multiple of 4 bytes.
+    let bytes = Bytes::mapped_floats(map, tensor.begin as usize..tensor.end as usize);
+    bytes.ok_or_else(|| unaligned(path, tensor))
+}
+
+fn unaligned(path: &Path, tensor: &format::Tensor) -> StoreError {
+    StoreError::Format { path: path.to_owned(), source: FormatError::Unaligned { got: tensor.begin } }
+}

@@ -1,0 +1,40 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::store::PlainMemory;
+
+fn bytes(content: &[u8]) -> Bytes {
+    let mut bytes = Bytes::zeroed(&PlainMemory, content.len()).unwrap();
+    bytes.as_mut_slice().unwrap().copy_from_slice(content);
+    bytes
+}
+
+fn delta(rows: &BTreeMap<u64, u8>) -> DeltaRows {
+    let keys: Vec<u64> = rows.keys().copied().collect();
+    let weight: Vec<u8> = rows.values().copied().collect();
+    DeltaRows { keys: bytes(bytemuck::cast_slice(&keys)), weight: bytes(&weight), states: Vec::new() }
+}
+
+proptest! {
+    #[test]
+    fn every_changed_row_is_found_in_the_newest_delta_that_has_it(
+        deltas in proptest::collection::vec(proptest::collection::btree_map(0_u64..200, any::<u8>(), 0..40), 0..5),
+    ) {
+        let overlay = Overlay::new(deltas.iter().map(|rows| Arc::new(delta(rows))).collect()).unwrap();
+        let newest: BTreeMap<u64, u8> = deltas.into_iter().flatten().collect();
+        prop_assert_eq!(overlay.rows(), newest.len() as u64);
+        for row in (0..201).chain([u64::MAX]) {
+            let found = overlay.find(row).map(|place| place.delta.weight.as_slice()[place.at]);
+            prop_assert_eq!(found, newest.get(&row).copied());
+        }
+    }
+}
+
+#[test]
+fn an_overlay_takes_at_most_24_bytes_a_changed_row() {
+    let rows: BTreeMap<u64, u8> = (0..100_000).map(|row| (row * 7, 1)).collect();
+    let overlay = Overlay::new(vec![Arc::new(delta(&rows))]).unwrap();
+    assert!(size_of_val(&*overlay.buckets) <= 24 * rows.len());
+}

@@ -1,0 +1,127 @@
+//! What stays on disk: the newest full versions and the deltas after the oldest of them. And what turns a chain
+//! into a full version.
+//!
+//! A version that a reader has locked (`link`) is not removed. Before its files are removed, a version is renamed
+//! to a name that no reader opens. If the process dies then, the next write removes the files (`write`).
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::Path;
+
+use super::format::Base;
+use super::link::read_manifest;
+use super::snapshot::{Opened, Purpose, open};
+use super::write::{publish, removal_path};
+use super::{Checkpoint, Contents, Dense, DenseTensor, Rows, StoreError, versions};
+use crate::types::Version;
+
+/// The bytes of a chain on disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ChainBytes {
+    /// Of the full version that it begins with.
+    pub full: u64,
+    /// Of all its deltas.
+    pub deltas: u64,
+}
+
+/// The bytes of a version's files, from its manifest.
+///
+/// # Errors
+/// [`StoreError`] when the manifest cannot be read.
+pub(crate) fn version_bytes(models: &Path, name: &str, version: Version) -> Result<u64, StoreError> {
+    let (manifest, _) = read_manifest(&models.join(name).join(version.to_string()))?;
+    Ok(manifest.files.values().map(|file| file.bytes).sum())
+}
+
+/// The bytes of the chain of a version, from the manifests.
+///
+/// # Errors
+/// [`StoreError`] when a manifest cannot be read.
+pub(crate) fn chain_bytes(models: &Path, name: &str, version: Version) -> Result<ChainBytes, StoreError> {
+    let (mut bytes, mut version) = (ChainBytes::default(), version);
+    loop {
+        let (manifest, _) = read_manifest(&models.join(name).join(version.to_string()))?;
+        let own: u64 = manifest.files.values().map(|file| file.bytes).sum();
+        match manifest.base {
+            Some(base) if base.version < version.0 => {
+                bytes.deltas += own;
+                version = Version(base.version);
+            }
+            _ => return Ok(ChainBytes { full: own, ..bytes }),
+        }
+    }
+}
+
+/// Removes the versions of a model before its `keep` newest full versions, except those that are in use.
+/// Returns the removed versions.
+///
+/// # Errors
+/// [`StoreError`] when the directory of the model cannot be read. A version that cannot be removed stays.
+pub(crate) fn retain(models: &Path, name: &str, keep: usize) -> Result<Vec<Version>, StoreError> {
+    let (model, all) = (models.join(name), versions(models, name)?);
+    let is_full = |version: &&Version| {
+        read_manifest(&model.join(version.to_string())).is_ok_and(|(manifest, _)| manifest.base.is_none())
+    };
+    let Some(oldest_kept) = all.iter().rev().filter(is_full).nth(keep.max(1) - 1) else {
+        return Ok(Vec::new());
+    };
+    let before = all.iter().copied().filter(|version| version < oldest_kept);
+    Ok(before.filter(|&version| remove(&model, version)).collect())
+}
+
+/// Removes a version, unless a reader or another process uses it.
+fn remove(model: &Path, version: Version) -> bool {
+    let path = model.join(version.to_string());
+    let Ok(lock) = File::open(&path) else { return false };
+    if matches!(lock.try_lock(), Err(fs::TryLockError::WouldBlock)) {
+        return false;
+    }
+    let removal = removal_path(model, version);
+    fs::rename(&path, &removal).is_ok() && fs::remove_dir_all(&removal).is_ok()
+}
+
+/// Whether a process reads or writes a version now.
+pub(crate) fn in_use(models: &Path, name: &str, version: Version) -> bool {
+    let dir = File::open(models.join(name).join(version.to_string()));
+    dir.is_ok_and(|dir| matches!(dir.try_lock(), Err(fs::TryLockError::WouldBlock)))
+}
+
+fn tensors(dense: &BTreeMap<String, Dense>) -> Vec<DenseTensor<'_>> {
+    let named = dense.iter();
+    named
+        .map(|(name, tensor)| DenseTensor {
+            name: name.clone(),
+            shape: tensor.shape().to_vec(),
+            values: tensor.values(),
+        })
+        .collect()
+}
+
+/// Writes a full version with the contents of a chain's version.
+///
+/// # Errors
+/// [`StoreError`] when the version cannot be opened, or the new one cannot be written.
+pub(crate) fn compact(models: &Path, name: &str, version: Version) -> Result<Base, StoreError> {
+    let opened = open(models, name, version, Purpose::Train)?;
+    let Opened { model_toml, dense, dense_states, store, training, quality, cursor, metadata, .. } = &opened;
+    // Without optimizer state, f32 rows are all that a checkpoint would have.
+    let has_states = !dense_states.is_empty()
+        || cursor.is_some()
+        || store.tables().iter().any(|table| !table.states().is_empty());
+    let contents = Contents {
+        model_toml,
+        base: None,
+        dense: tensors(dense),
+        tables: store.tables().iter().map(Rows::from).collect(),
+        checkpoint: has_states
+            .then(|| Checkpoint { dense_states: tensors(dense_states), cursor: cursor.as_deref() }),
+        training: *training,
+        quality: quality.clone(),
+        metadata: metadata.clone(),
+    };
+    publish(models, name, &contents)
+}
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests;

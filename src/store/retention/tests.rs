@@ -1,0 +1,53 @@
+use super::*;
+use crate::store::open_latest;
+use crate::store::tests::{Sample, chain};
+
+/// The numbers of the versions on disk.
+fn numbers(models: &Path) -> Vec<u64> {
+    versions(models, "m").unwrap().iter().map(|version| version.0).collect()
+}
+
+#[test]
+fn the_newest_full_versions_and_the_deltas_after_the_oldest_of_them_stay() {
+    let (dir, _) = chain::chain();
+    let models = dir.path();
+    assert_eq!(retain(models, "m", 1).unwrap(), [], "a chain needs its full version");
+    compact(models, "m", Version(3)).unwrap();
+    assert_eq!(retain(models, "m", 2).unwrap(), []);
+    assert_eq!(retain(models, "m", 1).unwrap(), [1, 2, 3].map(Version));
+    assert_eq!(numbers(models), [4]);
+    assert_eq!(fs::read_dir(models.join("m")).unwrap().count(), 1);
+    Sample::of(2).write(models, "m").unwrap();
+    assert_eq!(numbers(models), [4, 5], "no number is used again");
+}
+
+#[test]
+fn a_version_that_a_reader_has_open_is_not_removed() {
+    let (dir, samples) = chain::chain();
+    let models = dir.path();
+    let read = open(models, "m", Version(2), Purpose::Serve).unwrap();
+    compact(models, "m", Version(3)).unwrap();
+    assert!(in_use(models, "m", Version(2)) && in_use(models, "m", Version(1)));
+    assert!(!in_use(models, "m", Version(3)));
+    assert_eq!(retain(models, "m", 1).unwrap(), [Version(3)]);
+    samples[1].assert_is(&read);
+    drop(read);
+    assert_eq!(retain(models, "m", 1).unwrap(), [1, 2].map(Version));
+}
+
+#[test]
+fn a_compacted_version_has_the_contents_of_the_chain_and_its_files_do_not_need_it() {
+    let (dir, samples) = chain::chain();
+    let models = dir.path();
+    let bytes = chain_bytes(models, "m", Version(3)).unwrap();
+    let size = |version: u64| -> u64 {
+        let (manifest, _) = read_manifest(&models.join("m").join(version.to_string())).unwrap();
+        manifest.files.values().map(|file| file.bytes).sum()
+    };
+    assert_eq!(bytes, ChainBytes { full: size(1), deltas: size(2) + size(3) });
+    assert_eq!(compact(models, "m", Version(3)).unwrap().version, 4);
+    assert_eq!(chain_bytes(models, "m", Version(4)).unwrap().deltas, 0);
+    retain(models, "m", 1).unwrap();
+    samples[2].assert_is_at(models, "m", Version(4));
+    samples[2].assert_is(&open_latest(models, "m", Purpose::Serve, |_| Ok(())).unwrap().opened);
+}

@@ -1,0 +1,253 @@
+//! Chains of a full version and deltas: they read like full versions, and a damaged link is refused by name.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use super::{Sample, replace};
+use crate::rowlog::{First, WorkingFile, WorkingTable};
+use crate::store::{
+    self, Base, Checkpoint, Contents, DenseTensor, Opened, PlainMemory, Purpose, Rows, StoreError,
+};
+use crate::types::{Element, TableId, Version};
+use proptest::prelude::*;
+
+/// The rows that a delta changes, by table.
+type Changed = Vec<BTreeSet<u64>>;
+
+impl Sample {
+    /// Writes the rows `changed` of this sample as a delta of `base`.
+    fn write_delta(&self, models: &Path, base: Base, changed: &Changed) -> Result<Base, StoreError> {
+        self.write_delta_with(models, base, changed, Some(Checkpoint::default()))
+    }
+
+    fn write_delta_with(
+        &self,
+        models: &Path,
+        base: Base,
+        changed: &Changed,
+        checkpoint: Option<Checkpoint<'_>>,
+    ) -> Result<Base, StoreError> {
+        let ids: Vec<Vec<u64>> = changed.iter().map(|rows| rows.iter().copied().collect()).collect();
+        let names: Vec<Vec<(&'static str, usize)>> = self
+            .tables
+            .iter()
+            .map(|table| {
+                let name = |name: &str| if name == "sum" { "sum" } else { "step" };
+                table.states().iter().map(|state| (name(state.name()), state.width())).collect()
+            })
+            .collect();
+        // The changed rows of all tables, as a source of records.
+        let zeros = |t: usize, rows: &Vec<u64>| WorkingTable {
+            rows: rows.len() as u64,
+            dim: self.tables[t].dim(),
+            states: names[t].clone(),
+            first: First::Version(
+                store::Table::zeroed(&PlainMemory, rows.len() as u64, self.tables[t].dim(), &names[t])
+                    .unwrap(),
+            ),
+            order: None,
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let tables = ids.iter().enumerate().map(|(t, rows)| zeros(t, rows)).collect();
+        let source = WorkingFile::create(dir.path(), tables).unwrap();
+        for (t, rows) in ids.iter().enumerate() {
+            for (at, &row) in rows.iter().enumerate() {
+                let table = &self.tables[t];
+                let states = (0..table.states().len()).flat_map(|state| table.state(state, row));
+                let record: Vec<f32> = table.row_values(row).unwrap().iter().chain(states).copied().collect();
+                source.write(TableId(t as u32), &[at as u64], &record).unwrap();
+            }
+        }
+        let tables = ids.iter().enumerate();
+        let contents = Contents {
+            model_toml: &toml::to_string(&self.schema).unwrap(),
+            base: Some(base),
+            dense: self
+                .dense
+                .iter()
+                .map(|(name, shape, values)| DenseTensor { name: name.clone(), shape: shape.clone(), values })
+                .collect(),
+            tables: tables.map(|(t, rows)| Rows::Changed(rows, &source, TableId(t as u32))).collect(),
+            checkpoint,
+            metadata: self.metadata.clone(),
+            ..Contents::default()
+        };
+        store::publish(models, "m", &contents)
+    }
+
+    /// Takes the rows `changed` and the dense weights of another sample.
+    fn change(&mut self, from: &Self, changed: &Changed) {
+        for (t, rows) in changed.iter().enumerate() {
+            for &row in rows {
+                let dim = self.tables[t].dim();
+                let (to, states) = self.tables[t].parts_mut().unwrap();
+                let to = &mut to[row as usize * dim..][..dim];
+                to.copy_from_slice(from.tables[t].row_values(row).unwrap());
+                for (s, state) in states.iter_mut().enumerate() {
+                    let width = state.width();
+                    let to = &mut state.rows_mut().unwrap()[row as usize * width..][..width];
+                    to.copy_from_slice(from.tables[t].state(s, row));
+                }
+            }
+        }
+        self.dense.clone_from(&from.dense);
+        self.metadata.clone_from(&from.metadata);
+    }
+}
+
+fn changed() -> impl Strategy<Value = Changed> {
+    [3_u64, 40, 7, 9].map(|rows| proptest::collection::btree_set(0..rows, 0..rows as usize)).to_vec()
+}
+
+/// A full version 1 and deltas 2 and 3.
+pub(crate) fn chain() -> (tempfile::TempDir, [Sample; 3]) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut samples = [Sample::of(1), Sample::of(1), Sample::of(1)];
+    let mut base = Base { version: 1, ..first_base(dir.path(), &samples[0]) };
+    for n in 1..3 {
+        let changed = [1, 20, 3, 4].map(|rows| (0..rows).map(|row| row * 2 / (n as u64)).collect()).to_vec();
+        for later in &mut samples[n..] {
+            later.change(&Sample::of(n as u64 + 1), &changed);
+        }
+        base = samples[n].write_delta(dir.path(), base, &changed).unwrap();
+    }
+    assert_eq!(base.version, 3);
+    (dir, samples)
+}
+
+/// Writes a full version 1 and returns what a delta names as its base.
+fn first_base(models: &Path, sample: &Sample) -> Base {
+    assert_eq!(sample.write(models, "m").unwrap(), Version(1));
+    base_of(models, 1)
+}
+
+fn base_of(models: &Path, version: u64) -> Base {
+    let (_, xxh3_128) = store::link::read_manifest(&models.join(format!("m/{version}"))).unwrap();
+    Base { version, xxh3_128 }
+}
+
+fn open(models: &Path, version: u64) -> Result<Opened, StoreError> {
+    store::open(models, "m", Version(version), Purpose::Serve)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn each_version_of_a_chain_reads_back_to_the_bit(deltas in proptest::collection::vec(changed(), 1..4)) {
+        let dir = tempfile::tempdir().unwrap();
+        let mut now = Sample::of(1);
+        let mut base = first_base(dir.path(), &now);
+        let mut served = open(dir.path(), 1).unwrap();
+        for (n, changed) in deltas.iter().enumerate() {
+            now.change(&Sample::of(n as u64 + 2), changed);
+            base = now.write_delta(dir.path(), base, changed).unwrap();
+            let version = Version(n as u64 + 2);
+            prop_assert_eq!(Version(base.version), version);
+            now.assert_is_at(dir.path(), "m", version);
+            // A server opens only what is new.
+            served = store::open_after(dir.path(), "m", version, &served.store).unwrap();
+            now.assert_is(&served);
+            // The chain as one full version.
+            let copy = tempfile::tempdir().unwrap();
+            let trained = store::open(dir.path(), "m", version, Purpose::Train).unwrap();
+            let contents = Contents {
+                model_toml: &trained.model_toml,
+                tables: trained.store.tables().iter().map(Rows::from).collect(),
+                dense: trained.dense.iter().map(|(name, tensor)| DenseTensor {
+                    name: name.clone(),
+                    shape: tensor.shape().to_vec(),
+                    values: tensor.values(),
+                }).collect(),
+                checkpoint: Some(Checkpoint::default()),
+                metadata: trained.metadata.clone(),
+                ..Contents::default()
+            };
+            store::write(copy.path(), "m", &contents).unwrap();
+            now.assert_is_at(copy.path(), "m", Version(1));
+            let copied: Vec<_> =
+                trained.store.tables().iter().map(|table| table.copied(&PlainMemory).unwrap()).collect();
+            for (copy, now) in copied.iter().zip(&now.tables) {
+                prop_assert_eq!(copy.as_bytes(), now.as_bytes());
+                for (copy, now) in copy.states().iter().zip(now.states()) {
+                    prop_assert_eq!(bytemuck::cast_slice::<f32, u8>(copy.as_slice()), bytemuck::cast_slice::<f32, u8>(now.as_slice()));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_later_version_shares_the_base_rows_of_the_served_one() {
+    let (dir, samples) = chain();
+    let first = open(dir.path(), 1).unwrap();
+    // Damage that only a second read of the base would find.
+    replace(&dir.path().join("m/1/tables/t1.safetensors"), b"");
+    assert!(open(dir.path(), 3).is_err());
+    let third = store::open_after(dir.path(), "m", Version(3), &first.store).unwrap();
+    samples[2].assert_is(&third);
+}
+
+#[test]
+fn a_missing_or_damaged_link_makes_every_later_version_unusable() {
+    for (what, damage) in [
+        (
+            "2/MANIFEST.json: missing file",
+            (|m| fs::remove_file(m.join("2/MANIFEST.json")).unwrap()) as fn(&Path),
+        ),
+        ("1/tables/t0.safetensors: truncated", |m| replace(&m.join("1/tables/t0.safetensors"), b"")),
+        ("2: no such directory", |m| fs::remove_dir_all(m.join("2")).unwrap()),
+    ] {
+        let (dir, samples) = chain();
+        let model = dir.path().join("m");
+        damage(&model);
+        let error = open(dir.path(), 3).unwrap_err().to_string();
+        assert!(error.contains(what), "{error}");
+        if what.starts_with('2') {
+            assert!(error.starts_with(&*model.join("3/MANIFEST.json").to_string_lossy()), "{error}");
+            let latest = store::open_latest(dir.path(), "m", Purpose::Serve, |_| Ok(())).unwrap();
+            samples[0].assert_is(&latest.opened);
+        }
+    }
+}
+
+#[test]
+fn a_delta_whose_base_was_replaced_is_refused_with_both_checksums() {
+    let (dir, _) = chain();
+    let model = dir.path().join("m");
+    fs::remove_dir_all(model.join("3")).unwrap();
+    fs::remove_dir_all(model.join("2")).unwrap();
+    Sample::of(9).write(dir.path(), "m").unwrap();
+    let base = base_of(dir.path(), 1);
+    let (other, _) = chain();
+    fs::rename(other.path().join("m/3"), model.join("3")).unwrap();
+    let error = open(dir.path(), 3).unwrap_err();
+    assert!(matches!(error, StoreError::BaseDiffers { base: Version(2), .. }), "{error}");
+    assert_ne!(base, base_of(dir.path(), 2));
+}
+
+#[test]
+fn a_delta_that_another_writer_overtook_is_not_published() {
+    let dir = tempfile::tempdir().unwrap();
+    let sample = Sample::of(1);
+    let base = first_base(dir.path(), &sample);
+    sample.write(dir.path(), "m").unwrap();
+    let error = sample.write_delta(dir.path(), base, &vec![BTreeSet::new(); 4]).unwrap_err().to_string();
+    assert!(error.ends_with("m: a delta of version 1, but the highest version is 2"), "{error}");
+    assert!(!dir.path().join("m/3").exists());
+    assert_eq!(fs::read_dir(dir.path().join("m")).unwrap().count(), 2, "no staging directory is left");
+}
+
+#[test]
+fn without_a_checkpoint_in_every_link_training_gets_the_served_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut now = Sample::of(1);
+    let base = first_base(dir.path(), &now);
+    let changed = vec![[1].into(), [5].into(), [2].into(), [3].into()];
+    now.change(&Sample::of(2), &changed);
+    now.write_delta_with(dir.path(), base, &changed, None).unwrap();
+    let opened = store::open(dir.path(), "m", Version(2), Purpose::Train).unwrap();
+    now.assert_is(&opened);
+    assert_eq!(opened.store.tables()[2].element(), Element::F16);
+}

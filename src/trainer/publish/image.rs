@@ -1,0 +1,193 @@
+//! The rows of a cut: those that changed since the last one, as they were at the cut.
+//!
+//! Train waits only while its next batch's rows are copied. At the cut, the set of changed rows is taken. After
+//! it, a block of these rows is copied between any two steps, until all are copied. A step first copies the
+//! rows that it is about to update, if they still wait (copy on write). So every row is copied as it was at the
+//! cut, by the thread that trains, without a lock.
+
+use crate::store::{RowSource, SourceShape, StoreError, Table, TakeChunk};
+use crate::trainer::casting::Casting;
+use crate::types::TableId;
+
+use super::row_set::RowSet;
+
+/// Rows handed to the writer at a time.
+const CHUNK_ROWS: usize = 16 << 10;
+
+/// The changed rows of all tables and their records.
+#[derive(Debug)]
+pub(crate) struct RowImage {
+    tables: Vec<TableImage>,
+    /// The table whose rows are copied next.
+    copying: usize,
+}
+
+/// The shape of a table's records.
+#[derive(Clone, Debug)]
+pub(crate) struct TableShape {
+    pub dim: usize,
+    /// Name and elements of each state.
+    pub states: Vec<(&'static str, usize)>,
+}
+
+#[derive(Debug)]
+struct TableImage {
+    shape: TableShape,
+    /// The changed rows, ascending.
+    rows: Vec<u64>,
+    /// The records of `rows`: weights, then each state.
+    records: Vec<f32>,
+    /// The rows that are not copied yet.
+    waiting: RowSet,
+    /// The index in `rows` before which no row waits.
+    next: usize,
+}
+
+impl TableShape {
+    /// f32 elements of a record.
+    pub(crate) fn width(&self) -> usize {
+        self.dim + self.states.iter().map(|(_, width)| width).sum::<usize>()
+    }
+}
+
+impl RowImage {
+    /// An image of these rows. Nothing is copied yet.
+    pub(crate) fn new(shapes: &[TableShape], changed: Vec<RowSet>) -> Self {
+        let table = |(waiting, shape): (RowSet, &TableShape)| {
+            let rows: Vec<u64> = waiting.iter().collect();
+            // The system gives zeroed pages on first use, so this takes no time.
+            let records = vec![0.0; rows.len() * shape.width()];
+            TableImage { shape: shape.clone(), rows, records, waiting, next: 0 }
+        };
+        Self { tables: changed.into_iter().zip(shapes).map(table).collect(), copying: 0 }
+    }
+
+    /// The changed rows of a table, ascending.
+    pub(crate) fn rows(&self, table: usize) -> &[u64] {
+        &self.tables[table].rows
+    }
+
+    /// Number of changed rows of all tables.
+    pub(crate) fn len(&self) -> usize {
+        self.tables.iter().map(|table| table.rows.len()).sum()
+    }
+
+    /// Number of tables.
+    pub(crate) fn tables(&self) -> usize {
+        self.tables.len()
+    }
+
+    /// Bytes of the rows and their records.
+    pub(crate) fn bytes(&self) -> u64 {
+        let bytes = |table: &TableImage| size_of_val(&table.rows[..]) + size_of_val(&table.records[..]);
+        self.tables.iter().map(bytes).sum::<usize>() as u64
+    }
+
+    /// Whether every row is copied.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.tables.iter().all(|table| table.waiting.len() == 0)
+    }
+
+    /// Copies the rows that a batch is about to update, if they wait.
+    pub(crate) fn copy_before(&mut self, tables: &[Table], casting: &Casting) {
+        for ((image, table), casted) in self.tables.iter_mut().zip(tables).zip(casting.tables()) {
+            if image.waiting.len() == 0 {
+                continue;
+            }
+            for &row in casted.rows() {
+                if image.waiting.remove(row)
+                    && let Ok(at) = image.rows.binary_search(&row)
+                {
+                    image.copy(at, table);
+                }
+            }
+        }
+    }
+
+    /// Copies waiting rows until they make up `bytes` bytes or none waits.
+    pub(crate) fn copy_block(&mut self, tables: &[Table], bytes: usize) {
+        let mut left = bytes / size_of::<f32>();
+        while let (Some(image), Some(table)) = (self.tables.get_mut(self.copying), tables.get(self.copying)) {
+            let width = image.shape.width();
+            while let Some(&row) = image.rows.get(image.next) {
+                if left < width {
+                    return;
+                }
+                if image.waiting.remove(row) {
+                    image.copy(image.next, table);
+                    left -= width;
+                }
+                image.next += 1;
+            }
+            self.copying += 1;
+        }
+    }
+
+    /// Reads every row with `read`, which gets a table, ascending rows, and room for their records.
+    ///
+    /// # Errors
+    /// The first error of `read`.
+    pub(crate) fn fill(
+        &mut self,
+        read: impl Fn(TableId, &[u64], &mut [f32]) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        for (image, t) in self.tables.iter_mut().zip(0..) {
+            let width = image.shape.width().max(1);
+            let chunks = image.rows.chunks(CHUNK_ROWS).zip(image.records.chunks_mut(CHUNK_ROWS * width));
+            for (rows, records) in chunks {
+                read(TableId(t), rows, records)?;
+            }
+            for &row in &image.rows {
+                image.waiting.remove(row);
+            }
+        }
+        Ok(())
+    }
+
+    fn table(&self, table: TableId) -> Result<&TableImage, StoreError> {
+        let expected = self.tables.len();
+        self.tables.get(table.index()).ok_or(StoreError::Tables { expected, got: table.index() + 1 })
+    }
+}
+
+impl TableImage {
+    /// Copies the record of the row at this index.
+    fn copy(&mut self, at: usize, table: &Table) {
+        let (row, width) = (self.rows[at], self.shape.width());
+        let record = &mut self.records[at * width..][..width];
+        let (weights, mut rest) = record.split_at_mut(self.shape.dim);
+        weights.copy_from_slice(table.row_values(row).unwrap_or_default());
+        for (state, &(_, width)) in self.shape.states.iter().enumerate() {
+            let (to, after) = rest.split_at_mut(width);
+            to.copy_from_slice(table.state(state, row));
+            rest = after;
+        }
+    }
+}
+
+impl RowSource for RowImage {
+    fn shape(&self, table: TableId) -> Result<SourceShape<'_>, StoreError> {
+        let TableImage { shape, rows, .. } = self.table(table)?;
+        let states = shape.states.iter().map(|&(name, width)| (name, width)).collect();
+        Ok(SourceShape {
+            rows: rows.len() as u64,
+            dim: shape.dim,
+            element: crate::types::Element::F32,
+            states,
+        })
+    }
+
+    fn for_each_chunk(&self, table: TableId, take: &mut TakeChunk<'_>) -> Result<(), StoreError> {
+        let image = self.table(table)?;
+        let chunk = CHUNK_ROWS * image.shape.width().max(1);
+        let firsts = (0..).step_by(CHUNK_ROWS);
+        image.records.chunks(chunk).zip(firsts).try_for_each(|(records, first)| take(first, records))
+    }
+
+    fn first_not_finite(&self, table: TableId) -> Result<Option<u64>, StoreError> {
+        let image = self.table(table)?;
+        let mut records = image.rows.iter().zip(image.records.chunks_exact(image.shape.width().max(1)));
+        let bad = records.find(|(_, record)| !record[..image.shape.dim].iter().all(|x| x.is_finite()));
+        Ok(bad.map(|(&row, _)| row))
+    }
+}

@@ -1,0 +1,86 @@
+//! A set of rows of one table: one bit a row.
+
+use crate::mem::OutOfHostMemory;
+
+const BITS: u64 = u64::BITS as u64;
+
+/// Rows of a table.
+#[derive(Clone, Debug)]
+pub(crate) struct RowSet {
+    words: Vec<u64>,
+    len: usize,
+}
+
+impl RowSet {
+    /// No row of a table of `rows` rows.
+    ///
+    /// # Errors
+    /// [`OutOfHostMemory`] when the allocation fails.
+    pub(crate) fn new(rows: u64) -> Result<Self, OutOfHostMemory> {
+        let words = usize::try_from(rows.div_ceil(BITS)).unwrap_or(usize::MAX);
+        let bytes = words.saturating_mul(size_of::<u64>());
+        let mut none = Vec::new();
+        none.try_reserve_exact(words).map_err(|_| OutOfHostMemory { bytes })?;
+        none.resize(words, 0);
+        Ok(Self { words: none, len: 0 })
+    }
+
+    /// Number of rows in the set.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Adds a row of the table.
+    pub(crate) fn insert(&mut self, row: u64) {
+        let (word, bit) = (&mut self.words[(row / BITS) as usize], 1 << (row % BITS));
+        self.len += usize::from(*word & bit == 0);
+        *word |= bit;
+    }
+
+    /// Removes a row. Returns whether the set had it.
+    pub(crate) fn remove(&mut self, row: u64) -> bool {
+        let (word, bit) = (&mut self.words[(row / BITS) as usize], 1 << (row % BITS));
+        let had = *word & bit != 0;
+        *word &= !bit;
+        self.len -= usize::from(had);
+        had
+    }
+
+    /// The rows of the set, ascending.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = u64> + '_ {
+        self.words.iter().zip(0_u64..).flat_map(|(&bits, word)| {
+            // Each step clears the lowest set bit.
+            let rest = std::iter::successors(Some(bits), |bits| Some(bits & bits.wrapping_sub(1)));
+            rest.take_while(|&bits| bits != 0).map(move |bits| word * BITS + u64::from(bits.trailing_zeros()))
+        })
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_row_set_behaves_like_a_sorted_set(
+            actions in proptest::collection::vec((0_u64..300, any::<bool>()), 0..200)
+        ) {
+            let (mut set, mut expected) = (RowSet::new(300).unwrap(), BTreeSet::new());
+            for (row, add) in actions {
+                if add {
+                    set.insert(row);
+                    expected.insert(row);
+                } else {
+                    prop_assert_eq!(set.remove(row), expected.remove(&row));
+                }
+                prop_assert_eq!(set.len(), expected.len());
+            }
+            prop_assert!(set.iter().eq(expected));
+        }
+    }
+}

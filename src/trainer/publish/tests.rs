@@ -1,0 +1,149 @@
+//! Versions published while training goes on equal those of a trainer that stops to write them.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Mutex;
+
+use super::*;
+use crate::schema::Schema;
+use crate::store::{self, Purpose};
+use crate::trainer::optim::Kind;
+use crate::trainer::tests::samples::{ARCHITECTURES, generate, schema};
+use crate::trainer::tests::{KINDS, bits, optimizer};
+use crate::trainer::{ReferenceTrainer, initialise, resume};
+use crate::types::{Element, Version};
+
+const STEPS: u64 = 24;
+
+/// What was published, and why other versions were not.
+type Log = Arc<Mutex<Vec<Result<Published, String>>>>;
+
+struct Run {
+    reference: ReferenceTrainer,
+    publisher: Publisher,
+    log: Log,
+    /// The numbers of the trainer after each step.
+    after: Vec<Vec<u32>>,
+}
+
+impl Run {
+    fn new(models: &Path, schema: &Schema, kind: Kind, every: u64) -> Self {
+        Self::on(models, initialise(schema, optimizer(kind), 3).unwrap(), every, None)
+    }
+
+    fn on(models: &Path, reference: ReferenceTrainer, every: u64, base: Option<Base>) -> Self {
+        let options = PublishOptions {
+            models: models.to_owned(),
+            name: "m".to_owned(),
+            every: Some(Every::Steps(every)),
+            keep: 100,
+            compact_at: 1.5,
+        };
+        let log = Log::default();
+        let (seen, after) = (log.clone(), vec![bits(&reference)]);
+        let on_publish = Box::new(move |outcome| seen.lock().unwrap().push(outcome));
+        let mut publisher = Publisher::new(options, &reference.state, base, on_publish).unwrap();
+        // Most rows are copied before a step that updates them.
+        publisher.block_bytes = 100;
+        Self { reference, publisher, log, after }
+    }
+
+    fn step(&mut self, seed: u64) {
+        let (batch, labels) = generate(&self.reference.state.schema.clone(), 5, seed);
+        let mut casting = Casting::default();
+        let lookups = self.reference.state.lookups.clone();
+        casting.fill(&self.reference.state.schema.clone(), &lookups, &batch).unwrap();
+        self.publisher.before_step(&self.reference.tables, &casting);
+        self.reference.step(&batch, &labels, &mut Vec::new()).unwrap();
+        self.publisher.mark(&casting);
+        self.publisher.after_step(&self.reference.state, &self.reference.tables, notes).unwrap();
+        self.after.push(bits(&self.reference));
+    }
+
+    fn finish(&mut self) -> Base {
+        self.publisher.finish(&self.reference.state, &self.reference.tables, notes).unwrap()
+    }
+
+    /// Asserts that every version has the numbers after its steps. Returns how many were full.
+    fn assert_published(&self, models: &Path) -> usize {
+        let log = self.log.lock().unwrap();
+        let published: Vec<&Published> = log.iter().filter_map(|outcome| outcome.as_ref().ok()).collect();
+        for one in &published {
+            let opened = store::open(models, "m", Version(one.version), Purpose::Train).unwrap();
+            assert_eq!(opened.training.unwrap().steps, one.steps);
+            assert_eq!(opened.cursor.as_deref(), Some("here"));
+            let resumed = resume(opened, self.reference.state.optimizer).unwrap();
+            let first = self.reference.steps() + 1 - self.after.len() as u64;
+            assert!(bits(&resumed) == self.after[(one.steps - first) as usize], "{one:?}");
+        }
+        published.iter().filter(|one| one.full).count()
+    }
+}
+
+fn notes() -> CutNotes {
+    CutNotes { cursor: Some("here".to_owned()), quality: BTreeMap::new() }
+}
+
+#[test]
+fn every_published_version_is_the_trainer_after_its_step() {
+    for (n, kind) in KINDS.into_iter().enumerate() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut schema = schema(ARCHITECTURES[n]);
+        schema.tables[1].element = [Element::F16, Element::Int8][n % 2];
+        let mut run = Run::new(dir.path(), &schema, kind, 3);
+        (0..STEPS).for_each(|seed| run.step(seed));
+        assert_eq!(run.finish().version, run.log.lock().unwrap().len() as u64);
+        let full = run.assert_published(dir.path());
+        let published = run.log.lock().unwrap().len();
+        assert!(published >= 3 && full >= 1 && full < published, "{full} full of {published}");
+        // Nothing has changed since.
+        let last = run.finish();
+        assert_eq!(run.log.lock().unwrap().len() as u64, last.version);
+        // Training goes on from the last version.
+        let opened = store::open(dir.path(), "m", Version(last.version), Purpose::Train).unwrap();
+        let reference = resume(opened, optimizer(kind)).unwrap();
+        let mut next = Run::on(dir.path(), reference, 2, Some(last));
+        (0..5).for_each(|seed| next.step(seed));
+        next.finish();
+        next.assert_published(dir.path());
+    }
+}
+
+#[test]
+fn a_version_that_cannot_be_written_does_not_end_training_and_the_next_one_has_its_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    let models = dir.path().join("models");
+    let mut run = Run::new(&models, &schema(ARCHITECTURES[0]), Kind::Adagrad, 2);
+    fs::write(&models, "a file in the place of the directory").unwrap();
+    (0..6).for_each(|seed| run.step(seed));
+    assert!(run.log.lock().unwrap().iter().all(|outcome| outcome.is_err()));
+    fs::remove_file(&models).unwrap();
+    (6..12).for_each(|seed| run.step(seed));
+    // Now a delta fails: the base is moved away.
+    fs::rename(models.join("m"), dir.path().join("aside")).unwrap();
+    fs::write(models.join("m"), "").unwrap();
+    (12..18).for_each(|seed| run.step(seed));
+    run.publisher.collect(Some(SLOW_WRITE));
+    assert!(run.log.lock().unwrap().iter().filter(|outcome| outcome.is_err()).count() > 3);
+    fs::remove_file(models.join("m")).unwrap();
+    fs::rename(dir.path().join("aside"), models.join("m")).unwrap();
+    (18..22).for_each(|seed| run.step(seed));
+    run.finish();
+    run.assert_published(&models);
+}
+
+#[test]
+fn after_another_writer_the_next_version_has_all_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut run = Run::new(dir.path(), &schema(ARCHITECTURES[0]), Kind::Adam, 100);
+    run.step(1);
+    run.finish();
+    let other = initialise(&schema(ARCHITECTURES[0]), optimizer(Kind::Adam), 8).unwrap();
+    assert_eq!(other.save(dir.path(), "m").unwrap(), Version(2));
+    run.step(2);
+    assert_eq!(run.finish().version, 3);
+    let log = run.log.lock().unwrap().clone();
+    assert!(log[1].as_ref().unwrap_err().contains("a delta of version 1, but the highest version is 2"));
+    assert!(log[2].as_ref().unwrap().full);
+    run.assert_published(dir.path());
+}

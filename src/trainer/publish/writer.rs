@@ -1,0 +1,176 @@
+//! The thread that writes versions while training goes on.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::image::RowImage;
+use super::{CutNotes, PublishOptions, Published};
+use crate::store::retention::{ChainBytes, chain_bytes, retain};
+use crate::store::{self, Base, Purpose, Rows, StoreError, Table};
+use crate::trainer::TrainError;
+use crate::trainer::checkpoint::{DenseCheckpoint, VersionParts};
+use crate::types::{TableId, Version};
+
+/// A cut to write.
+pub(crate) struct Job {
+    pub image: RowImage,
+    pub dense: DenseCheckpoint,
+    pub notes: CutNotes,
+    /// The last version.
+    pub base: Base,
+    pub begun: Instant,
+    pub pause: Duration,
+}
+
+/// How writing a cut ended.
+pub(crate) enum Outcome {
+    Written {
+        base: Base,
+        published: Published,
+    },
+    Failed {
+        image: RowImage,
+        error: TrainError,
+        /// Whether another writer made a version, or the base is damaged, so that no delta can follow.
+        overtaken: bool,
+    },
+}
+
+/// The thread. It ends when this is dropped, after the version that it is writing.
+pub(crate) struct Writer {
+    options: PublishOptions,
+    jobs: Option<SyncSender<Job>>,
+    outcomes: Receiver<Outcome>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Writer {
+    /// # Errors
+    /// [`TrainError::Threads`].
+    pub(crate) fn start(options: PublishOptions) -> Result<Self, TrainError> {
+        let (jobs, received) = sync_channel::<Job>(1);
+        let (done, outcomes) = sync_channel(1);
+        let of_thread = options.clone();
+        let thread = std::thread::Builder::new().name("publish".to_owned()).spawn(move || {
+            for job in received {
+                if done.send(write(&of_thread, job)).is_err() {
+                    return;
+                }
+            }
+        });
+        let thread = thread.map_err(|e| TrainError::Threads { reason: e.to_string() })?;
+        Ok(Self { options, jobs: Some(jobs), outcomes, thread: Some(thread) })
+    }
+
+    /// Hands over a job. There must be none in flight. Returns false if the thread has ended.
+    pub(crate) fn send(&self, job: Job) -> bool {
+        self.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok())
+    }
+
+    /// The outcome of the job in flight, if it has ended.
+    pub(crate) fn poll(&self) -> Option<Outcome> {
+        match self.outcomes.try_recv() {
+            Ok(outcome) => Some(outcome),
+            Err(TryRecvError::Empty | TryRecvError::Disconnected) => None,
+        }
+    }
+
+    /// Waits for the outcome of the job in flight.
+    pub(crate) fn wait(&self, patience: Duration) -> Option<Outcome> {
+        match self.outcomes.recv_timeout(patience) {
+            Ok(outcome) => Some(outcome),
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
+        }
+    }
+
+    /// The bytes of a version's files.
+    pub(crate) fn bytes(&self, base: Base) -> u64 {
+        bytes(&self.options, base)
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that publishes versions panicked");
+        }
+    }
+}
+
+fn write(options: &PublishOptions, job: Job) -> Outcome {
+    let Job { image, dense, notes, base, begun, pause } = job;
+    let full = needs_full(options, base, &image);
+    match publish(options, &image, (&dense, notes), (base, full)) {
+        Ok(base) => {
+            if let Err(error) = retain(&options.models, &options.name, options.keep) {
+                tracing::warn!(%error, "old versions are not removed");
+            }
+            let (version, rows, bytes) = (base.version, image.len() as u64, bytes(options, base));
+            let (took, steps) = (begun.elapsed(), dense.training.steps);
+            let published = Published { version, full, rows, bytes, took, pause, steps };
+            Outcome::Written { base, published }
+        }
+        Err(error) => {
+            use StoreError::{Base as BadBase, BaseDiffers, BaseOvertaken, MissingDirectory, MissingFile};
+            let overtaken = matches!(
+                error,
+                TrainError::Store(
+                    BaseOvertaken { .. }
+                        | BaseDiffers { .. }
+                        | BadBase { .. }
+                        | MissingDirectory { .. }
+                        | MissingFile { .. }
+                )
+            );
+            Outcome::Failed { image, error, overtaken }
+        }
+    }
+}
+
+/// Whether the deltas, with this one, exceed their share of the last full version.
+fn needs_full(options: &PublishOptions, base: Base, image: &RowImage) -> bool {
+    let chain = chain_bytes(&options.models, &options.name, Version(base.version));
+    chain.is_ok_and(|ChainBytes { full, deltas }| {
+        (deltas + image.bytes()) as f64 > options.compact_at * full as f64
+    })
+}
+
+fn publish(
+    options: &PublishOptions,
+    image: &RowImage,
+    (dense, notes): (&DenseCheckpoint, CutNotes),
+    (base, full): (Base, bool),
+) -> Result<Base, TrainError> {
+    let (models, name) = (&options.models, options.name.as_str());
+    let tables = if full { merged(options, base, image)? } else { Vec::new() };
+    let changed = |t: usize| Rows::Changed(image.rows(t), image, TableId(t as u32));
+    let parts = VersionParts {
+        rows: if full {
+            tables.iter().map(Rows::from).collect()
+        } else {
+            (0..image.tables()).map(changed).collect()
+        },
+        base: (!full).then_some(base),
+        cursor: notes.cursor.as_deref(),
+        quality: notes.quality,
+    };
+    dense.publish(models, name, parts)
+}
+
+/// The tables of the base with the image's rows in front.
+fn merged(options: &PublishOptions, base: Base, image: &RowImage) -> Result<Vec<Table>, TrainError> {
+    let opened = store::open(&options.models, &options.name, Version(base.version), Purpose::Train)?;
+    let mut tables = opened.store.into_tables();
+    for (t, table) in tables.iter_mut().enumerate() {
+        table.add_changed(image.rows(t), (image, TableId(t as u32)))?;
+    }
+    Ok(tables)
+}
+
+fn bytes(options: &PublishOptions, base: Base) -> u64 {
+    store::version_bytes(&options.models, &options.name, Version(base.version)).unwrap_or(0)
+}
