@@ -1,6 +1,7 @@
 //! The command line: each subcommand is a file with an `Args` of flags and a `run`.
 //!
-//! The exit code is 0 for success, 2 for a usage or input error, 1 for anything else. An error and its causes
+//! The exit code is 0 for success, 2 for a usage or input error, 130 when a signal ended `train`, 1 for anything
+//! else. An error and its causes
 //! are one line on standard error. If the reader closes standard output early (`| head`), that is a success.
 
 pub mod client;
@@ -33,6 +34,7 @@ use crate::dataset::DatasetError;
 use crate::predict::PredictError;
 use crate::schema::SchemaError;
 use crate::trainer::TrainError;
+use train::interrupt::{self, Interrupted};
 
 /// Trains recommendation models larger than GPU memory, and serves click-through-rate (CTR) scores from them.
 #[derive(Debug, Parser)]
@@ -50,7 +52,7 @@ enum Command {
     /// Writes a model.toml for a data set and an architecture to standard output
     Init(init::Args),
     /// Trains a model on click logs and writes a new version of it
-    Train(train::Args),
+    Train(Box<train::Args>),
     /// Serves every model of a directory over gRPC
     Serve(Flags),
     /// Scores the rows of a data file with a served model
@@ -99,7 +101,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
     config.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     match cli.command {
         Command::Init(args) => init::run(args),
-        Command::Train(args) => train::run(args, &config),
+        Command::Train(args) => train::run(*args, &config),
         Command::Serve(_) => serve::run(&config),
         Command::Score(args) => score::run(args),
         Command::Load(args) => load::run(args),
@@ -162,7 +164,9 @@ pub(crate) fn error_line(error: &(dyn Error + 'static)) -> String {
 pub fn exit(result: anyhow::Result<()>) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
     let code = exit_code(&error);
-    if code != 0 {
+    if code == interrupt::EXIT_CODE {
+        eprintln!("{}", error_line(error.as_ref()));
+    } else if code != 0 {
         eprintln!("error: {}", error_line(error.as_ref()));
     }
     ExitCode::from(code)
@@ -177,7 +181,9 @@ fn exit_code(error: &anyhow::Error) -> u8 {
             || e.is::<DatasetError>()
             || e.downcast_ref().is_some_and(is_input_error)
     };
-    if error.chain().any(closed_pipe) {
+    if error.is::<Interrupted>() {
+        interrupt::EXIT_CODE
+    } else if error.chain().any(closed_pipe) {
         0
     } else if error.chain().any(input) {
         2

@@ -1,25 +1,24 @@
-//! The flags of training, shared by `train` and `verify`: model, data and optimizer.
+//! The flags of training, shared by `train` and `verify`: format, optimizer and learning rate.
 
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow};
 
 use crate::cli::InputError;
-use crate::cli::flags::{positive, whole};
+use crate::cli::flags::{number, positive, whole};
 use crate::cli::scratchpad::PipelineFlags;
 use crate::config::{Config, Flags};
 use crate::dataset::{self, Format, Labels, ReadOptions, Reader};
 use crate::schema::Schema;
 use crate::trainer::optim::{Kind, Optimizer};
+use crate::trainer::schedule::{Curve, Decay, Schedule};
 
-/// Flags of model, data and optimizer.
+/// Flags of format, optimizer and learning rate.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TrainingFlags {
     #[arg(long, value_name = "F", help = format!("Format of the data: {}", Format::names()))]
-    format: Format,
-    /// Files to train on, read in this order
-    #[arg(long, value_name = "FILE", num_args = 1.., required = true)]
-    pub data: Vec<PathBuf>,
+    pub format: Format,
     /// Samples per step
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = whole::<u32>(1, 1 << 20))]
     pub batch: u32,
@@ -29,6 +28,21 @@ pub(crate) struct TrainingFlags {
     /// Learning rate
     #[arg(long, value_name = "L", default_value_t = 0.02, value_parser = positive)]
     lr: f64,
+    /// Steps in which the learning rate grows linearly from 0
+    #[arg(long, value_name = "STEPS", default_value_t = 0, value_parser = whole::<u64>(0, u64::MAX))]
+    lr_warmup: u64,
+    /// How the learning rate decays after warmup: linear, cosine, or poly2 (a polynomial of power 2)
+    #[arg(long, value_name = "CURVE", requires = "lr_decay_steps")]
+    lr_decay: Option<Curve>,
+    /// The last step with the full learning rate [default: --lr-warmup]
+    #[arg(long, value_name = "STEP", requires = "lr_decay", value_parser = whole::<u64>(0, u64::MAX))]
+    lr_decay_start: Option<u64>,
+    /// Steps in which the learning rate decays to --lr-end
+    #[arg(long, value_name = "STEPS", requires = "lr_decay", value_parser = whole::<u64>(1, u64::MAX))]
+    lr_decay_steps: Option<u64>,
+    /// The learning rate after the decay [default: 0]
+    #[arg(long, value_name = "L", requires = "lr_decay", value_parser = number(0.0, f64::MAX))]
+    lr_end: Option<f64>,
     /// Added to the optimizer's denominators [default: 1e-8 for adam, 1e-10 for the Adagrads]
     #[arg(long, value_name = "E")]
     eps: Option<f64>,
@@ -88,7 +102,29 @@ impl TrainingFlags {
             }
             *beta = given;
         }
+        optimizer.schedule = self.schedule()?;
         Ok(optimizer)
+    }
+
+    /// The schedule of the learning rate.
+    fn schedule(&self) -> anyhow::Result<Schedule> {
+        let start = self.lr_decay_start.unwrap_or(self.lr_warmup);
+        if start < self.lr_warmup {
+            let warmup = self.lr_warmup;
+            let error = anyhow!("--lr-decay-start: expected at least --lr-warmup, {warmup}, got {start}");
+            return Err(InputError(error).into());
+        }
+        // clap requires the steps with the curve.
+        let decay = self.lr_decay.zip(self.lr_decay_steps);
+        let end = self.lr_end.unwrap_or(0.0);
+        let decay = decay.map(|(curve, steps)| Decay { curve, start, steps, end });
+        Ok(Schedule { warmup: self.lr_warmup, decay })
+    }
+
+    /// How files are read.
+    pub(crate) fn read_options(&self) -> ReadOptions {
+        let malformed_lines = self.max_malformed;
+        ReadOptions { malformed_lines, labels: Labels::Required, ..ReadOptions::default() }
     }
 
     /// Opens files in the format of the data.
@@ -96,33 +132,43 @@ impl TrainingFlags {
     /// # Errors
     /// When a file cannot be used.
     pub(crate) fn open(&self, paths: &[PathBuf], schema: &Schema) -> anyhow::Result<Box<dyn Reader + Send>> {
-        let options = ReadOptions {
-            malformed_lines: self.max_malformed,
-            labels: Labels::Required,
-            ..ReadOptions::default()
-        };
-        Ok(dataset::open(self.format, paths, schema, options)?)
+        Ok(dataset::open(self.format, paths, schema, self.read_options())?)
     }
 
     /// Opens the data for a first pass before training, which `flag` needs.
     ///
     /// # Errors
     /// When a file cannot be used, or is a pipe, which can be read only once.
-    pub(crate) fn open_before(&self, flag: &str, schema: &Schema) -> anyhow::Result<Box<dyn Reader + Send>> {
-        if let Some(pipe) = self.data.iter().find(|path| is_pipe(path)) {
-            let pipe = pipe.display();
-            return Err(InputError(anyhow!(
-                "{flag}: --data must be read twice, but {pipe} is a pipe or a device"
-            ))
-            .into());
-        }
-        self.open(&self.data, schema)
+    pub(crate) fn open_before(
+        &self,
+        flag: &str,
+        data: &[PathBuf],
+        schema: &Schema,
+    ) -> anyhow::Result<Box<dyn Reader + Send>> {
+        readable_twice(flag, data)?;
+        self.open(data, schema)
     }
+}
 
-    /// The error for data without samples.
-    pub(crate) fn no_samples(&self) -> anyhow::Error {
-        InputError(anyhow!("--data: no samples in {}", self.data[0].display())).into()
-    }
+/// Checks that files can be read more than once, which `flag` needs.
+///
+/// # Errors
+/// When one is a pipe.
+pub(crate) fn readable_twice(flag: &str, data: &[PathBuf]) -> anyhow::Result<()> {
+    let Some(pipe) = data.iter().find(|path| is_pipe(path)) else { return Ok(()) };
+    let pipe = pipe.display();
+    let error = anyhow!("{flag}: --data must be read twice, but {pipe} is a pipe or a device");
+    Err(InputError(error).into())
+}
+
+/// The error for data without samples.
+pub(crate) fn no_samples(flag: &str, data: &Path) -> anyhow::Error {
+    InputError(anyhow!("{flag}: no samples in {}", data.display())).into()
+}
+
+/// The path of a file; `-` is standard input.
+pub(crate) fn data_path(text: &str) -> Result<PathBuf, Infallible> {
+    Ok(PathBuf::from(if text == "-" { "/dev/stdin" } else { text }))
 }
 
 /// Starts the threads that compute.

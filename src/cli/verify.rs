@@ -8,7 +8,7 @@ use crate::cli::flags::whole;
 use crate::cli::print;
 use crate::cli::scratchpad::{PipelineFlags, SizeFlag, pipeline_on, training_device, working_dir};
 use crate::cli::train::read_schema;
-use crate::cli::training::{TrainingFlags, compute_threads};
+use crate::cli::training::{TrainingFlags, compute_threads, data_path, no_samples};
 use crate::config::{Config, Flags};
 use crate::device::cuda::Nvidia;
 use crate::schema::Schema;
@@ -20,6 +20,9 @@ pub(crate) struct Args {
     /// The model.toml that `init` wrote
     #[arg(long, value_name = "FILE")]
     model_config: PathBuf,
+    /// Files to train on, read in this order; - is standard input
+    #[arg(long, value_name = "FILE", num_args = 1.., required = true, value_parser = data_path)]
+    data: Vec<PathBuf>,
     #[command(flatten)]
     training: TrainingFlags,
     /// Most steps to train; fewer if the data ends earlier
@@ -110,7 +113,7 @@ fn train_both_ways(args: &Args, schema: &Schema, device: Option<&Arc<Nvidia>>) -
     let optimizer = training.optimizer()?;
     let samples = args.steps.saturating_mul(u64::from(training.batch));
     let sizes = Sizes::of(schema, optimizer.kind);
-    let before = || training.open_before("--scratchpad min", schema);
+    let before = || training.open_before("--scratchpad min", &args.data, schema);
     let size = args.scratchpad.resolve(&sizes, schema, before, samples)?;
     let settings =
         trainer::PipelineSettings { jitter: args.jitter, ..args.pipeline.settings(size, training.seed) };
@@ -123,11 +126,11 @@ fn train_both_ways(args: &Args, schema: &Schema, device: Option<&Arc<Nvidia>>) -
     let frequencies = args.pipeline.frequencies(schema)?;
     let mut pipeline = pipeline_on(device, &state, (working_file, frequencies), settings)?;
     let mut verifier = Verifier::new(oracle);
-    let mut reader = training.open(&training.data, schema)?;
+    let mut reader = training.open(&args.data, schema)?;
     let data = Data { reader: &mut *reader, batch: training.batch as usize, steps: args.steps };
     let samples = pipeline.run(&mut state, data, &mut verifier)?;
     if samples == 0 {
-        return Err(training.no_samples());
+        return Err(no_samples("--data", &args.data[0]));
     }
     pipeline.flush()?;
     let difference = verifier.finish(pipeline.store())?;

@@ -2,10 +2,10 @@
 //! the header. The column `click` is the label; the file of the test day has no such column.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::delimited::{Columns, Delimited, FirstLineError, Layout};
-use super::{DatasetError, Labels, ReadOptions};
+use super::{DatasetError, Input, Labels, ReadOptions};
 use crate::schema::Schema;
 
 /// Name of the label's column.
@@ -19,13 +19,13 @@ pub(crate) struct Avazu {
 }
 
 pub(crate) fn open(
-    paths: &[PathBuf],
+    input: Input,
     schema: &Schema,
     options: ReadOptions,
 ) -> Result<Delimited<Avazu>, DatasetError> {
     let dense = schema.dense.iter().map(|d| d.name.clone()).collect();
     let features = schema.features.iter().map(|f| f.name.clone()).collect();
-    Delimited::open(Avazu { labels: options.labels, dense, features }, paths, schema, options)
+    Delimited::open(Avazu { labels: options.labels, dense, features }, input, schema, options)
 }
 
 impl Avazu {

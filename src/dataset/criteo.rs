@@ -1,12 +1,12 @@
 //! Criteo's click logs (Kaggle and Terabyte): tab-separated without a header. A line has a label, 13 integers
 //! named `I1` to `I13`, and 26 strings named `C1` to `C26`. The files of the test days have no label.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use memchr::memchr_iter;
 
 use super::delimited::{Columns, Delimited, FirstLineError, Layout};
-use super::{DatasetError, Labels, ReadOptions};
+use super::{DatasetError, Input, Labels, ReadOptions};
 use crate::schema::Schema;
 use crate::schema::preset::{CRITEO_DENSE, CRITEO_FEATURES};
 
@@ -23,14 +23,14 @@ pub(crate) struct Criteo {
 }
 
 pub(crate) fn open(
-    paths: &[PathBuf],
+    input: Input,
     schema: &Schema,
     options: ReadOptions,
 ) -> Result<Delimited<Criteo>, DatasetError> {
     let dense = schema.dense.iter().map(|d| index(&d.name, 'I', CRITEO_DENSE)).collect::<Result<_, _>>()?;
     let feature = |name: &str| Ok(CRITEO_DENSE + index(name, 'C', CRITEO_FEATURES)?);
     let features = schema.features.iter().map(|f| feature(&f.name)).collect::<Result<_, _>>()?;
-    Delimited::open(Criteo { labels: options.labels, dense, features }, paths, schema, options)
+    Delimited::open(Criteo { labels: options.labels, dense, features }, input, schema, options)
 }
 
 /// The index, from 0, of column `I7` or `C7` among the columns of its letter.

@@ -3,12 +3,15 @@
 //!
 //! A line is appended whole or not at all: everything that can fail is parsed before a text column changes.
 
-use std::collections::VecDeque;
+use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::fields::{Fields, Row, number, shown};
+use super::files::Next;
 use super::lines::{Line, Lines};
-use super::{DatasetError, ReadOptions, Reader, source};
+use super::{DatasetError, FileRun, Input, ReadOptions, Reader, source};
 use crate::schema::Schema;
 use crate::types::{RawBatch, RawFeature, RawValues};
 
@@ -53,11 +56,21 @@ pub(crate) enum FirstLineError {
 /// Reads files of one layout, one after the other.
 pub(crate) struct Delimited<L> {
     layout: L,
-    paths: VecDeque<PathBuf>,
+    input: Input,
     file: Option<OpenFile>,
     fields: Fields,
     options: ReadOptions,
     skipped: u64,
+    /// How many of `skipped` do not count for the limit, because they are in earlier files.
+    forgiven: u64,
+    /// Bytes of all files, as on disk; `None` if that is not known.
+    bytes: Option<u64>,
+    /// Bytes that were read so far, as on disk.
+    bytes_read: Arc<AtomicU64>,
+    /// The files of the samples of the last read.
+    runs: Vec<FileRun>,
+    /// The beginning of a batch that was not handed out, because the reader was stopped.
+    begun: Option<Begun>,
     /// For each line that the last read skipped: the number of samples before it.
     skips: Vec<usize>,
     /// Whether the files have labels; unknown before the first line.
@@ -68,9 +81,28 @@ pub(crate) struct Delimited<L> {
     features: usize,
 }
 
+/// A batch whose first lines were read.
+struct Begun {
+    batch: RawBatch,
+    labels: Vec<f32>,
+    bytes: usize,
+}
+
+/// What was read after a line.
+enum Taken {
+    /// A good line of so many bytes.
+    Line(usize),
+    /// Nothing: the reader was told to stop.
+    Stopped,
+    End,
+}
+
 struct OpenFile {
     path: PathBuf,
+    name: Arc<str>,
     lines: Lines,
+    /// Samples that were read.
+    samples: u64,
     columns: Option<Columns>,
     /// Number of the line that gave the columns. While `columns` is `None`: of the line that is read next.
     columns_line: u64,
@@ -79,82 +111,94 @@ struct OpenFile {
 }
 
 impl<L: Layout> Delimited<L> {
-    /// Opens the first file. If the layout has a header, the header must match the schema.
+    /// Opens the first file of a list. If the layout has a header, the header must match the schema.
     pub(crate) fn open(
         layout: L,
-        paths: &[PathBuf],
+        input: Input,
         schema: &Schema,
         options: ReadOptions,
     ) -> Result<Self, DatasetError> {
+        let waits = input.files.endless();
         let mut reader = Self {
             layout,
-            paths: paths.iter().cloned().collect(),
+            bytes: input.files.bytes(),
+            bytes_read: Arc::default(),
+            input,
             file: None,
             fields: Fields::default(),
             options,
             skipped: 0,
+            forgiven: 0,
+            runs: Vec::new(),
+            begun: None,
             skips: Vec::new(),
             labelled: None,
             dense: schema.dense.len(),
             features: schema.features.len(),
         };
-        reader.open_next()?;
+        if !waits {
+            reader.open_next()?;
+        }
         Ok(reader)
     }
 
-    /// Opens the next file, if there is one, and reads its header, if the layout has one.
+    /// Opens the next file, if there is one, and reads its header, if the layout has one. Returns why no file
+    /// was opened.
     ///
     /// # Errors
     /// Also when no line of the previous file had the right number of fields.
-    fn open_next(&mut self) -> Result<(), DatasetError> {
+    fn open_next(&mut self) -> Result<Option<Taken>, DatasetError> {
         if let Some(OpenFile { path, columns: None, refused: Some((line, reason)), .. }) = self.file.take() {
             return Err(DatasetError::FieldCount { path, line, reason });
         }
-        let Some(path) = self.paths.pop_front() else { return Ok(()) };
-        let lines = Lines::new(source::open(&path)?, self.options.line_bytes);
-        let mut file = OpenFile { path, lines, columns: None, columns_line: 1, refused: None };
-        if L::HEADER {
-            self.read_header(&mut file)?;
-        }
-        self.file = Some(file);
-        Ok(())
-    }
-
-    fn read_header(&mut self, file: &mut OpenFile) -> Result<(), DatasetError> {
-        let OpenFile { path, lines, columns, .. } = file;
-        let read = |cause| DatasetError::Read { path: path.clone(), line: 0, cause };
-        let found = match lines.next().map_err(read)? {
-            None => return Ok(()),
-            Some(Line::TooLong) => Err(FirstLineError::Line(too_long(self.options.line_bytes))),
-            Some(Line::Text(first)) => columns_of(columns, &mut self.labelled, &self.layout, path, first),
+        let path = match self.input.files.next(&self.input.stop)? {
+            Next::File(path) => path,
+            Next::Stopped => return Ok(Some(Taken::Stopped)),
+            Next::End => return Ok(Some(Taken::End)),
         };
-        match found {
-            Ok(_) => Ok(()),
-            Err(FirstLineError::Line(reason)) => Err(DatasetError::Header { path: path.clone(), reason }),
-            Err(FirstLineError::File(error)) => Err(error),
+        let bytes = match source::open(&path, &self.bytes_read, &self.input.stop) {
+            Err(DatasetError::Open { path, cause }) if is_stop(&cause) => {
+                self.input.files.give_back(path);
+                return Ok(Some(Taken::Stopped));
+            }
+            opened => opened?,
+        };
+        if self.input.files.endless() {
+            self.forgiven = self.skipped;
         }
+        let lines = Lines::new(bytes, self.options.line_bytes);
+        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into();
+        let file = OpenFile { path, name, lines, samples: 0, columns: None, columns_line: 1, refused: None };
+        let file = self.file.insert(file);
+        if L::HEADER {
+            read_header(&self.layout, file, &mut self.labelled, self.options.line_bytes)?;
+        }
+        Ok(None)
     }
 
-    /// Appends the next good line, if necessary of a later file, and returns its length; `None` at the end.
-    fn append_next(
-        &mut self,
-        out: &mut RawBatch,
-        labels: &mut Vec<f32>,
-    ) -> Result<Option<usize>, DatasetError> {
+    /// Appends the next good line, if necessary of a later file.
+    fn append_next(&mut self, out: &mut RawBatch, labels: &mut Vec<f32>) -> Result<Taken, DatasetError> {
         loop {
             let Some(OpenFile { path, lines, columns, columns_line, .. }) = &mut self.file else {
-                return Ok(None);
+                match self.open_next()? {
+                    None => continue,
+                    Some(ended) => return Ok(ended),
+                }
             };
             let before = lines.number();
             if columns.is_none() {
                 *columns_line = before + 1;
             }
-            let read = |cause| DatasetError::Read { path: path.clone(), line: before, cause };
-            let taken = match lines.next().map_err(read)? {
-                None => {
-                    self.open_next()?;
-                    continue;
-                }
+            let next = match lines.next() {
+                Err(error) if is_stop(&error) => return Ok(Taken::Stopped),
+                Err(cause) => return Err(DatasetError::Read { path: path.clone(), line: before, cause }),
+                Ok(next) => next,
+            };
+            let taken = match next {
+                None => match self.open_next()? {
+                    None => continue,
+                    Some(ended) => return Ok(ended),
+                },
                 Some(Line::TooLong) => Err(FirstLineError::Line(too_long(self.options.line_bytes))),
                 Some(Line::Text(line)) => columns_of(columns, &mut self.labelled, &self.layout, path, line)
                     .and_then(|columns| {
@@ -171,18 +215,51 @@ impl<L: Layout> Delimited<L> {
                     }),
             };
             match taken {
-                Ok(bytes) => return Ok(Some(bytes)),
+                Ok(bytes) => {
+                    self.count_sample();
+                    return Ok(Taken::Line(bytes));
+                }
                 Err(FirstLineError::Line(reason)) => self.skip(reason, out.samples)?,
                 Err(FirstLineError::File(error)) => return Err(error),
             }
         }
     }
 
+    /// Counts a sample of the open file.
+    fn count_sample(&mut self) {
+        let Some(OpenFile { name, samples, .. }) = &mut self.file else { return };
+        *samples += 1;
+        match self.runs.last_mut() {
+            Some(run) if Arc::ptr_eq(&run.file, name) => {
+                run.samples += 1;
+                run.of_file = *samples;
+            }
+            _ => self.runs.push(FileRun { file: name.clone(), samples: 1, of_file: *samples }),
+        }
+    }
+
+    /// Empties the lists of the last read, and gives the batch columns of text.
+    fn begin(&mut self, max_samples: usize, out: &mut RawBatch) -> Vec<f32> {
+        let mut labels = out.labels.take().unwrap_or_default();
+        labels.clear();
+        self.skips.clear();
+        self.runs.clear();
+        out.clear();
+        out.features.resize_with(self.features, RawFeature::text);
+        for column in &mut out.features {
+            if matches!(column.values, RawValues::Ids(_)) {
+                *column = RawFeature::text();
+            }
+        }
+        out.dense.reserve(max_samples.min(4096) * self.dense);
+        labels
+    }
+
     /// Counts and logs the malformed line that was just read. The batch has `samples` samples before it.
     fn skip(&mut self, reason: String, samples: usize) -> Result<(), DatasetError> {
         let Some(file) = &mut self.file else { return Ok(()) };
         let (path, line, limit) = (&file.path, file.lines.number(), self.options.malformed_lines);
-        if self.skipped >= limit {
+        if self.skipped - self.forgiven >= limit {
             return Err(DatasetError::TooManyMalformed { path: path.clone(), line, reason, limit });
         }
         self.skipped += 1;
@@ -204,21 +281,22 @@ impl<L: Layout> Delimited<L> {
 
 impl<L: Layout> Reader for Delimited<L> {
     fn read(&mut self, max_samples: usize, out: &mut RawBatch) -> Result<usize, DatasetError> {
-        let mut labels = out.labels.take().unwrap_or_default();
-        labels.clear();
-        self.skips.clear();
-        out.clear();
-        out.features.resize_with(self.features, RawFeature::text);
-        for column in &mut out.features {
-            if matches!(column.values, RawValues::Ids(_)) {
-                *column = RawFeature::text();
+        let (mut labels, mut bytes) = match self.begun.take() {
+            None => (self.begin(max_samples, out), 0),
+            Some(begun) => {
+                *out = begun.batch;
+                (begun.labels, begun.bytes)
             }
-        }
-        out.dense.reserve(max_samples.min(4096) * self.dense);
-        let mut bytes = 0;
+        };
         while out.samples < max_samples && bytes < BATCH_BYTES {
-            let Some(line_bytes) = self.append_next(out, &mut labels)? else { break };
-            bytes += line_bytes;
+            match self.append_next(out, &mut labels)? {
+                Taken::Line(line_bytes) => bytes += line_bytes,
+                Taken::End => break,
+                Taken::Stopped => {
+                    self.begun = Some(Begun { batch: std::mem::take(out), labels, bytes });
+                    return Ok(0);
+                }
+            }
         }
         out.labels = (self.labelled == Some(true)).then_some(labels);
         Ok(out.samples)
@@ -230,6 +308,45 @@ impl<L: Layout> Reader for Delimited<L> {
 
     fn skips(&self) -> &[usize] {
         &self.skips
+    }
+
+    fn runs(&self) -> &[FileRun] {
+        &self.runs
+    }
+
+    fn share(&self) -> Option<f64> {
+        let bytes = self.bytes?;
+        Some(self.bytes_read.load(Ordering::Relaxed) as f64 / bytes.max(1) as f64)
+    }
+}
+
+/// Whether reading ended because the reader was told to stop.
+fn is_stop(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock
+}
+
+/// Takes a file's columns from its first line, unless the file is empty. A header is waited for without an end,
+/// because a file without its columns cannot be left open.
+fn read_header<L: Layout>(
+    layout: &L,
+    file: &mut OpenFile,
+    labelled: &mut Option<bool>,
+    limit: usize,
+) -> Result<(), DatasetError> {
+    let OpenFile { path, lines, columns, .. } = file;
+    let found = loop {
+        break match lines.next() {
+            Err(error) if is_stop(&error) => continue,
+            Err(cause) => return Err(DatasetError::Read { path: path.clone(), line: 0, cause }),
+            Ok(None) => return Ok(()),
+            Ok(Some(Line::TooLong)) => Err(FirstLineError::Line(too_long(limit))),
+            Ok(Some(Line::Text(first))) => columns_of(columns, labelled, layout, path, first).map(|_| ()),
+        };
+    };
+    match found {
+        Ok(()) => Ok(()),
+        Err(FirstLineError::Line(reason)) => Err(DatasetError::Header { path: path.clone(), reason }),
+        Err(FirstLineError::File(error)) => Err(error),
     }
 }
 

@@ -26,12 +26,14 @@ pub(crate) struct Lines {
     limit: usize,
     number: u64,
     ended: bool,
+    /// Whether the beginning of the next line was dropped, because the line is too long.
+    dropped: bool,
 }
 
 impl Lines {
     pub(crate) fn new(source: Box<dyn Read + Send>, limit: usize) -> Self {
         let buffer = vec![0; CHUNK_BYTES.min(limit.saturating_add(2)).max(16)];
-        Self { source, buffer, unread: 0..0, limit, number: 0, ended: false }
+        Self { source, buffer, unread: 0..0, limit, number: 0, ended: false, dropped: false }
     }
 
     /// The number of the line that was returned last, counted from 1.
@@ -39,7 +41,8 @@ impl Lines {
         self.number
     }
 
-    /// The next line; `None` at the end. The last line may end without a line feed.
+    /// The next line; `None` at the end. The last line may end without a line feed. After an error of the
+    /// source that is not final, the next call goes on where this one ended.
     pub(crate) fn next(&mut self) -> io::Result<Option<Line<'_>>> {
         let Some(range) = self.next_range()? else { return Ok(None) };
         self.number += 1;
@@ -52,23 +55,24 @@ impl Lines {
     /// The next line's range in the buffer; `Some(None)` if the line was too long, `None` at the end.
     fn next_range(&mut self) -> io::Result<Option<Option<Range<usize>>>> {
         let mut searched = 0;
-        let mut dropped = false;
         loop {
             let unread = &self.buffer[self.unread.clone()];
             if let Some(at) = memchr(b'\n', &unread[searched..]) {
                 let begin = self.unread.start;
                 let end = begin + searched + at;
                 self.unread.start = end + 1;
+                let dropped = std::mem::take(&mut self.dropped);
                 return Ok(Some((!dropped).then_some(begin..end)));
             }
             searched = unread.len();
             if self.ended {
                 let rest = self.unread.clone();
                 self.unread = 0..0;
+                let dropped = std::mem::take(&mut self.dropped);
                 return Ok((dropped || !rest.is_empty()).then(|| (!dropped).then_some(rest)));
             }
             if searched > self.limit + 1 {
-                dropped = true;
+                self.dropped = true;
                 self.unread = 0..0;
                 searched = 0;
             }

@@ -13,16 +13,44 @@
 mod avazu;
 mod criteo;
 mod delimited;
+mod feed;
 mod fields;
+mod file_bytes;
+mod files;
+mod held_out;
 mod lines;
+mod shuffle;
 mod source;
+mod stop;
+mod stoppable;
 pub mod synthetic;
+
+pub(crate) use feed::{Feed, FeedFiles, FileAt, Place};
+pub(crate) use files::{Files, Follow};
+pub(crate) use held_out::HeldOut;
+pub(crate) use shuffle::Shuffle;
+pub use stop::Stop;
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use crate::schema::Schema;
 use crate::types::{RawBatch, named};
+
+/// Consecutive samples of one file in a batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileRun {
+    /// The file's name, without its directory.
+    pub file: Arc<str>,
+    /// Samples in the batch.
+    pub samples: usize,
+    /// Samples of the file up to the end of these samples.
+    pub of_file: u64,
+}
+
+/// Samples that are read and dropped at a time.
+const SKIPPED_SAMPLES: u64 = 4096;
 
 /// Reads samples in the order of its files.
 pub trait Reader {
@@ -42,6 +70,34 @@ pub trait Reader {
     /// before it.
     fn skips(&self) -> &[usize] {
         &[]
+    }
+
+    /// Skips the next samples and returns their number, which is less than `samples` only at the end. The
+    /// samples after them, and the decisions about malformed lines, are those of reading and dropping them.
+    ///
+    /// # Errors
+    /// As [`Reader::read`].
+    fn skip(&mut self, samples: u64) -> Result<u64, DatasetError> {
+        let (mut dropped, mut left) = (RawBatch::default(), samples);
+        while left > 0 {
+            let got = self.read(left.min(SKIPPED_SAMPLES) as usize, &mut dropped)?;
+            if got == 0 {
+                break;
+            }
+            left -= got as u64;
+        }
+        Ok(samples - left)
+    }
+
+    /// The files of the samples of the last [`Reader::read`], in order. Empty if samples do not follow each
+    /// other as in files.
+    fn runs(&self) -> &[FileRun] {
+        &[]
+    }
+
+    /// The share of the input that was read, from 0 to 1, by bytes on disk; `None` if its size is not known.
+    fn share(&self) -> Option<f64> {
+        None
     }
 }
 
@@ -132,6 +188,11 @@ pub enum DatasetError {
     MixedLabels { path: PathBuf, labelled: bool },
     #[error("synthetic data {text:?}: {reason}")]
     Synthetic { text: String, reason: String },
+    #[error("--follow: synthetic data has no files")]
+    Follow,
+    /// The data is not that of the earlier run.
+    #[error("{origin}: has {got} samples, but {expected} were trained on before")]
+    Shorter { origin: String, expected: u64, got: u64 },
 }
 
 /// Opens files as one reader of the schema's columns, one file after the other. Gzip and zstd are recognised
@@ -146,12 +207,33 @@ pub fn open(
     schema: &Schema,
     options: ReadOptions,
 ) -> Result<Box<dyn Reader + Send>, DatasetError> {
-    if paths.is_empty() {
+    let input = Input { files: Files::List(paths.iter().cloned().collect()), stop: Stop::default() };
+    open_input(format, input, schema, options)
+}
+
+/// Files, and the flag that stops waiting for them.
+pub(crate) struct Input {
+    pub files: Files,
+    pub stop: Stop,
+}
+
+/// [`open`] for any kind of files. Of a followed directory no file is opened before the first read.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) fn open_input(
+    format: Format,
+    input: Input,
+    schema: &Schema,
+    options: ReadOptions,
+) -> Result<Box<dyn Reader + Send>, DatasetError> {
+    if matches!(&input.files, Files::List(paths) if paths.is_empty()) {
         return Err(DatasetError::NoFiles);
     }
-    Ok(match format {
-        Format::CriteoTsv => Box::new(criteo::open(paths, schema, options)?),
-        Format::AvazuCsv => Box::new(avazu::open(paths, schema, options)?),
-        Format::Synthetic => Box::new(synthetic::open(paths, schema)?),
+    Ok(match (format, input.files) {
+        (Format::Synthetic, Files::Followed(_)) => return Err(DatasetError::Follow),
+        (Format::Synthetic, Files::List(paths)) => Box::new(synthetic::open(&Vec::from(paths), schema)?),
+        (Format::CriteoTsv, files) => Box::new(criteo::open(Input { files, ..input }, schema, options)?),
+        (Format::AvazuCsv, files) => Box::new(avazu::open(Input { files, ..input }, schema, options)?),
     })
 }

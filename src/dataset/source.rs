@@ -5,28 +5,43 @@
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use flate2::bufread::MultiGzDecoder;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
-use super::DatasetError;
+use super::file_bytes::FileBytes;
+use super::{DatasetError, Stop};
 
 /// Bytes read from the disk at once.
 const CHUNK_BYTES: usize = 128 << 10;
 /// Bytes of zstd output that are decoded ahead.
 const DECODED_BYTES: usize = 128 << 10;
 
-/// Opens a file, and decompresses it if necessary.
-pub(crate) fn open(path: &Path) -> Result<Box<dyn Read + Send>, DatasetError> {
+/// Opens a file, and decompresses it if necessary. Bytes read from disk are added to `total`.
+///
+/// # Errors
+/// [`DatasetError`]. The cause is [`io::ErrorKind::WouldBlock`] when `stop` was set while a pipe had no data;
+/// the file can be opened again then.
+pub(crate) fn open(
+    path: &Path,
+    total: &Arc<AtomicU64>,
+    stop: &Stop,
+) -> Result<Box<dyn Read + Send>, DatasetError> {
     let refused = |cause| DatasetError::Open { path: path.to_owned(), cause };
-    let mut file = File::open(path).map_err(refused)?;
+    let file = File::open(path).map_err(refused)?;
     if file.metadata().map_err(refused)?.is_dir() {
         return Err(DatasetError::Directory { path: path.to_owned() });
     }
-    let mut magic = Vec::with_capacity(4);
-    file.by_ref().take(4).read_to_end(&mut magic).map_err(refused)?;
+    let mut file = FileBytes::new(file, total.clone(), stop.clone()).map_err(refused)?;
+    let magic = file.magic().map_err(refused)?;
     let compression = Compression::of(&magic);
+    if compression == Compression::Zstd {
+        // The decoder cannot go on after an error of its source.
+        file.never_stop();
+    }
     let whole = Cursor::new(magic).chain(file);
     Ok(match compression {
         Compression::None => Box::new(whole),

@@ -34,7 +34,7 @@ pub fn run_in_memory(
             let labelled = Labelled { batch: &prepared.batch, labels: &prepared.labels };
             let loss = reference.step_casted(labelled, &prepared.casting, &mut probabilities);
             samples += prepared.labels.len() as u64;
-            on_step(&Progress::after(&reference.state, loss, samples, (&probabilities, &prepared.labels))?);
+            on_step(&Progress::after(&reference.state, loss, samples, &probabilities, prepared)?);
             Ok(())
         },
     )?;

@@ -13,14 +13,17 @@
 
 pub mod casting;
 mod checkpoint;
+pub(crate) mod cursor;
 pub(crate) mod eval;
 mod in_memory;
 pub mod optim;
 pub(crate) mod pipeline;
+pub(crate) mod progressive;
 pub(crate) mod publish;
 mod read_ahead;
 mod reference;
 mod replicas;
+pub mod schedule;
 mod train_state;
 pub mod update;
 
@@ -39,7 +42,7 @@ pub use train_state::TrainState;
 
 use std::error::Error;
 
-use crate::dataset::{DatasetError, Reader};
+use crate::dataset::{DatasetError, FileRun, Reader};
 use crate::mem::OutOfHostMemory;
 use crate::model::WeightsError;
 use crate::predict::PredictError;
@@ -49,6 +52,7 @@ use crate::trainer::pipeline::gpu::ScratchError;
 use crate::trainer::pipeline::slots::ClaimError;
 use crate::types::Batch;
 use eval::Quality;
+use pipeline::item::PreparedBatch;
 use read_ahead::{ReadAhead, WAITING_GROUPS};
 
 #[derive(Debug, thiserror::Error)]
@@ -102,11 +106,23 @@ pub enum TrainError {
     Stopped,
 }
 
+/// Where a batch is in the data. It travels with the batch, because readers run ahead of training.
+#[derive(Clone, Debug, Default)]
+pub struct BatchPlace {
+    /// The files of the samples of the batch (see [`Reader::runs`]).
+    pub runs: Vec<FileRun>,
+    /// The share of the input that was read (see [`Reader::share`]).
+    pub share: Option<f64>,
+}
+
 /// What a step reports.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a> {
-    /// Samples trained in this epoch so far, including this batch.
+    /// Samples trained in this call so far, including this batch. So this many samples of the reader were
+    /// trained on, whatever was read ahead.
     pub samples: u64,
+    /// Where the batch is in the data.
+    pub place: &'a BatchPlace,
     /// Mean loss of the batch before the step.
     pub loss: f64,
     /// Probabilities of the batch before the step.
@@ -125,12 +141,13 @@ impl<'a> Progress<'a> {
         state: &TrainState,
         loss: f64,
         samples: u64,
-        (probabilities, labels): (&'a [f32], &'a [f32]),
+        probabilities: &'a [f32],
+        PreparedBatch { labels, place, .. }: &'a PreparedBatch,
     ) -> Result<Self, TrainError> {
         if !loss.is_finite() {
             return Err(TrainError::Diverged { step: state.steps + 1, lr: state.optimizer.lr });
         }
-        Ok(Self { samples, loss: loss / labels.len() as f64, probabilities, labels })
+        Ok(Self { samples, place, loss: loss / labels.len() as f64, probabilities, labels })
     }
 }
 
@@ -152,7 +169,7 @@ pub fn run_epoch(
         let labels = &prepared.labels;
         let loss = reference.step(&prepared.batch, labels, &mut probabilities)?;
         samples += labels.len() as u64;
-        on_step(&Progress::after(&reference.state, loss, samples, (&probabilities, labels))?);
+        on_step(&Progress::after(&reference.state, loss, samples, &probabilities, prepared)?);
         Ok(())
     })?;
     Ok(samples)
@@ -163,16 +180,16 @@ pub fn run_epoch(
 ///
 /// # Errors
 /// [`TrainError`].
-pub(crate) fn evaluate(
+pub(crate) fn evaluate<E: Into<TrainError>>(
     schema: &Schema,
     reader: &mut (dyn Reader + Send),
     batch: usize,
-    mut score: impl FnMut(&Batch, &mut Vec<f32>) -> Result<(), PredictError>,
+    mut score: impl FnMut(&Batch, &mut Vec<f32>) -> Result<(), E>,
 ) -> Result<Option<Quality>, TrainError> {
     let (mut all, mut labels, mut logits) = (Vec::new(), Some(Vec::new()), Vec::new());
     let data = Data { reader, batch, steps: u64::MAX };
     ReadAhead::new(schema, data).unlabelled_too().for_each(WAITING_GROUPS, |prepared| {
-        score(&prepared.batch, &mut logits)?;
+        score(&prepared.batch, &mut logits).map_err(Into::into)?;
         all.extend_from_slice(&logits);
         match &mut labels {
             Some(labels) if !prepared.labels.is_empty() => labels.extend_from_slice(&prepared.labels),

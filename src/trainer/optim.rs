@@ -4,6 +4,7 @@
 //! All formulas for dense weights work element by element, so dense weights may have any layout. An element
 //! with zero gradient and zero state keeps its bits, so padding of dense weights may be updated too.
 
+use super::schedule::Schedule;
 use crate::compute::{Real, vectorise};
 use crate::trainer::pipeline::gpu::Rule;
 use crate::types::named;
@@ -29,6 +30,8 @@ pub struct Optimizer {
     pub kind: Kind,
     /// Learning rate.
     pub lr: f64,
+    /// How the rate of a step follows from `lr`.
+    pub schedule: Schedule,
     /// Added to denominators. It must be positive in f32, so that a zero gradient with zero state changes
     /// nothing.
     pub eps: f64,
@@ -124,7 +127,8 @@ impl Optimizer {
     /// An optimizer with the default eps of its formula and the default betas.
     #[must_use]
     pub const fn new(kind: Kind, lr: f64) -> Self {
-        Self { kind, lr, eps: kind.default_eps(), betas: Betas::DEFAULT }
+        let schedule = Schedule { warmup: 0, decay: None };
+        Self { kind, lr, schedule, eps: kind.default_eps(), betas: Betas::DEFAULT }
     }
 
     /// The factors of step `step`, counted from 1.
@@ -135,7 +139,7 @@ impl Optimizer {
         let share = |beta: f64| T::from_f64(1.0 - beta);
         Step {
             kind: self.kind,
-            lr: T::from_f64(self.lr),
+            lr: T::from_f64(self.schedule.rate(self.lr, step)),
             eps: T::from_f64(self.eps),
             corrections: Moments { first: correction(first), second: correction(second) },
             shares: Moments { first: share(first), second: share(second) },

@@ -132,14 +132,12 @@ impl ReferenceTrainer {
     ///
     /// # Errors
     /// As [`ReferenceTrainer::step`].
-    #[cfg(test)]
     pub(crate) fn logits(&mut self, batch: &Batch, logits: &mut Vec<f32>) -> Result<(), PredictError> {
         self.forward(batch)?;
         self.state.read_logits(logits);
         Ok(())
     }
 
-    #[cfg(test)]
     fn forward(&mut self, batch: &Batch) -> Result<(), PredictError> {
         let Self { state, tables, .. } = self;
         let (schema, lookups) = (state.schema.clone(), state.lookups.clone());

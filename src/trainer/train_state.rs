@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use super::TrainError;
 use super::optim::{Optimizer, Step};
 use crate::model::loss::{binary_cross_entropy, binary_cross_entropy_slope, sigmoid};
 use crate::model::{InputRows, Model, Tape, Weights, check_length, check_shape};
@@ -67,6 +68,19 @@ impl TrainState {
             steps,
             samples,
         }
+    }
+
+    /// Replaces the dense weights by those of a version. `tensor` finds a tensor's shape and values by its name.
+    ///
+    /// # Errors
+    /// [`TrainError::Weights`] for a tensor that is missing or has another shape.
+    pub(crate) fn read_dense(
+        &mut self,
+        tensor: impl Fn(&str) -> Option<(Vec<usize>, Vec<f32>)>,
+    ) -> Result<(), TrainError> {
+        self.weights = self.model.read_tensors(tensor)?;
+        self.model.transpose(&mut self.weights);
+        Ok(())
     }
 
     /// Prepares the tapes for `samples` samples.

@@ -148,6 +148,23 @@ impl RawFeature {
         Self { offsets: vec![0], values: RawValues::Text { bytes: Vec::new(), ends: Vec::new() } }
     }
 
+    /// Appends the values of sample `s` of `other`, which has the same kind of values.
+    fn push_sample(&mut self, other: &RawFeature, s: usize) {
+        let (from, to) = (other.offsets[s] as usize, other.offsets[s + 1] as usize);
+        match (&mut self.values, &other.values) {
+            (RawValues::Ids(ids), RawValues::Ids(theirs)) => ids.extend_from_slice(&theirs[from..to]),
+            (RawValues::Text { bytes, ends }, RawValues::Text { bytes: theirs, ends: their_ends }) => {
+                for value in from..to {
+                    let begin = if value == 0 { 0 } else { their_ends[value - 1] as usize };
+                    bytes.extend_from_slice(&theirs[begin..their_ends[value] as usize]);
+                    ends.push(bytes.len() as u32);
+                }
+            }
+            _ => debug_assert!(false, "the columns have the same kind of values"),
+        }
+        self.offsets.push(self.values.len() as u32);
+    }
+
     /// Empties the column and keeps its memory and its kind of values.
     pub(crate) fn clear(&mut self) {
         self.offsets.clear();
@@ -161,6 +178,11 @@ impl RawFeature {
         }
     }
 }
+
+/// A column of a batch ends at about this many ids (1 GiB).
+const FULL_IDS: usize = 1 << 27;
+/// A column of a batch ends at about this many bytes of text.
+const FULL_BYTES: usize = 1 << 30;
 
 /// Samples of a file or a request, before hashing and transforms. Columns are in the schema's order.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -176,6 +198,44 @@ pub struct RawBatch {
 }
 
 impl RawBatch {
+    /// Empties the batch and gives it the columns of `other`, without samples.
+    pub(crate) fn clear_like(&mut self, other: &RawBatch) {
+        let labels = self.labels.take().unwrap_or_default();
+        self.clear();
+        self.labels = other.labels.is_some().then_some(labels);
+        self.labels.iter_mut().for_each(Vec::clear);
+        self.features.resize_with(other.features.len(), RawFeature::ids);
+        for (mine, theirs) in self.features.iter_mut().zip(&other.features) {
+            match (&mine.values, &theirs.values) {
+                (RawValues::Ids(_), RawValues::Ids(_)) | (RawValues::Text { .. }, RawValues::Text { .. }) => {
+                }
+                (_, RawValues::Ids(_)) => *mine = RawFeature::ids(),
+                (_, RawValues::Text { .. }) => *mine = RawFeature::text(),
+            }
+        }
+    }
+
+    /// Appends sample `s` of `other`, which has the same columns.
+    pub(crate) fn push_sample(&mut self, other: &RawBatch, s: usize) {
+        let width = other.dense.len() / other.samples.max(1);
+        self.dense.extend_from_slice(&other.dense[s * width..][..width]);
+        for (mine, theirs) in self.features.iter_mut().zip(&other.features) {
+            mine.push_sample(theirs, s);
+        }
+        if let (Some(mine), Some(theirs)) = (&mut self.labels, &other.labels) {
+            mine.push(theirs[s]);
+        }
+        self.samples += 1;
+    }
+
+    /// Whether a column is so long that the batch must end, because offsets are 32-bit numbers.
+    pub(crate) fn is_full(&self) -> bool {
+        self.features.iter().any(|column| match &column.values {
+            RawValues::Ids(ids) => ids.len() >= FULL_IDS,
+            RawValues::Text { bytes, .. } => bytes.len() >= FULL_BYTES,
+        })
+    }
+
     /// Empties the batch, labels too, and keeps its memory.
     pub(crate) fn clear(&mut self) {
         self.samples = 0;

@@ -32,6 +32,7 @@ mod server;
 mod serving;
 mod skip;
 mod tidy;
+mod train_data;
 mod train_flags;
 mod train_from;
 mod verify;

@@ -18,7 +18,7 @@ use crate::trainer::{
     self, Data, Frequencies, Pipeline, PipelineSettings, PlanStats, Progress, ReferenceTrainer,
     ScratchpadSize, Sizes, StageName, TrainError, TrainState,
 };
-use crate::types::Version;
+use crate::types::{Batch, Version};
 
 pub(crate) enum Trained {
     InMemory(Box<ReferenceTrainer>),
@@ -102,6 +102,28 @@ impl Trained {
         }
     }
 
+    /// Makes the trained rows current for [`Self::logits`].
+    ///
+    /// # Errors
+    /// Those of the working file.
+    pub(crate) fn prepare_logits(&mut self) -> Result<(), TrainError> {
+        match self {
+            Self::InMemory(_) => Ok(()),
+            Self::OnDisk { pipeline, .. } => pipeline.flush(),
+        }
+    }
+
+    /// Writes the logit of every sample to `logits`, with the trained rows and dense weights.
+    ///
+    /// # Errors
+    /// When the batch does not fit the schema, and those of the working file.
+    pub(crate) fn logits(&mut self, batch: &Batch, logits: &mut Vec<f32>) -> Result<(), TrainError> {
+        match self {
+            Self::InMemory(reference) => Ok(reference.logits(batch, logits)?),
+            Self::OnDisk { state, pipeline } => pipeline.logits(state, batch, logits),
+        }
+    }
+
     /// Writes a version.
     pub(crate) fn save(&mut self, models: &Path, name: &str) -> Result<Version, TrainError> {
         match self {
@@ -131,7 +153,12 @@ impl Trained {
 /// The slots of a scratchpad of this size, by size of a row with its optimizer state; `None` if all rows fit.
 fn slots(args: &Args, schema: &Schema, size: SizeFlag) -> anyhow::Result<Option<Vec<usize>>> {
     let sizes = Sizes::of(schema, args.training.optimizer);
-    let before = || args.training.open_before("--scratchpad min", schema);
+    let before = || match &args.data.follow {
+        None => args.training.open_before("--scratchpad min", &args.data.data, schema),
+        Some(_) => {
+            Err(InputError(anyhow!("--scratchpad min: reads the data twice, so not with --follow")).into())
+        }
+    };
     let size = size.resolve(&sizes, schema, before, u64::MAX)?;
     let counts = sizes.counts(&size);
     Ok((!sizes.hold_all(&counts)).then_some(counts))

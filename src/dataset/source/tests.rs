@@ -19,7 +19,7 @@ fn read(bytes: &[u8]) -> io::Result<Vec<u8>> {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), bytes).unwrap();
     let mut text = Vec::new();
-    open(file.path()).unwrap().read_to_end(&mut text)?;
+    open(file.path(), &Arc::default(), &Stop::default()).unwrap().read_to_end(&mut text)?;
     Ok(text)
 }
 

@@ -99,6 +99,10 @@ pub(crate) struct Synthetic {
     schema: Schema,
     generator: Generator,
     rest: IntoIter<Description>,
+    /// Samples of all descriptions.
+    total: u64,
+    /// Samples that were generated or skipped.
+    done: u64,
 }
 
 pub(crate) fn open(paths: &[PathBuf], schema: &Schema) -> Result<Synthetic, DatasetError> {
@@ -109,9 +113,10 @@ pub(crate) fn open(paths: &[PathBuf], schema: &Schema) -> Result<Synthetic, Data
     };
     let descriptions = paths.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
     schema.check().map_err(|error| refused("schema", error.to_string()))?;
+    let total = descriptions.iter().fold(0, |sum: u64, one| sum.saturating_add(one.rows));
     let mut rest = descriptions.into_iter();
     let Some(first) = rest.next() else { return Err(DatasetError::NoFiles) };
-    Ok(Synthetic { schema: schema.clone(), generator: Generator::new(schema, first), rest })
+    Ok(Synthetic { schema: schema.clone(), generator: Generator::new(schema, first), rest, total, done: 0 })
 }
 
 impl Reader for Synthetic {
@@ -121,11 +126,33 @@ impl Reader for Synthetic {
             let Some(next) = self.rest.next() else { break };
             self.generator = Generator::new(&self.schema, next);
         }
+        self.done += out.samples as u64;
         Ok(out.samples)
     }
 
     fn skipped(&self) -> u64 {
         0
+    }
+
+    /// Takes no time, because a sample does not depend on the samples before it.
+    fn skip(&mut self, samples: u64) -> Result<u64, DatasetError> {
+        let mut left = samples;
+        loop {
+            let rest = self.generator.description.rows - self.generator.next_row;
+            self.generator.next_row += rest.min(left);
+            left -= rest.min(left);
+            if left == 0 {
+                break;
+            }
+            let Some(next) = self.rest.next() else { break };
+            self.generator = Generator::new(&self.schema, next);
+        }
+        self.done += samples - left;
+        Ok(samples - left)
+    }
+
+    fn share(&self) -> Option<f64> {
+        Some(self.done as f64 / self.total.max(1) as f64)
     }
 }
 

@@ -4,9 +4,9 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::super::TrainError;
 use super::super::casting::Casting;
 use super::super::train_state::Labelled;
+use super::super::{BatchPlace, TrainError};
 use super::scratchpad::SlotLayout;
 use crate::schema::{Lookup, Schema};
 use crate::trainer::pipeline::gpu::StagingBuffer;
@@ -18,6 +18,8 @@ pub(crate) struct PreparedBatch {
     pub batch: Batch,
     /// One label per sample; empty if the data has no labels.
     pub labels: Vec<f32>,
+    /// Where the batch is in the data.
+    pub place: BatchPlace,
     /// The batch's distinct rows, and the sources of their gradients.
     pub casting: Casting,
     /// The slot of each row that Plan has found so far, else `NO_SLOT`. Empty before Plan looks them up.

@@ -34,6 +34,7 @@ pub(crate) mod item;
 pub(crate) mod jitter;
 pub(crate) mod plan;
 pub(crate) mod policy;
+mod score;
 pub(crate) mod scratchpad;
 mod settings;
 mod slot_directory;

@@ -156,7 +156,7 @@ impl<'a> Train<'a> {
         let samples = prepared.batch.samples;
         train_state.counts_step(loss, samples);
         self.samples += samples as u64;
-        let progress = Progress::after(train_state, loss, self.samples, (probabilities, &prepared.labels))?;
+        let progress = Progress::after(train_state, loss, self.samples, probabilities, prepared)?;
         observer.learnt(&prepared.batch, &progress)
     }
 

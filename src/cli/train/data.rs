@@ -1,0 +1,122 @@
+//! The data flags of `train`: what is trained on, in which order, and what is held out.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::anyhow;
+
+use super::Args;
+use crate::cli::InputError;
+use crate::cli::flags::whole;
+use crate::cli::training::{data_path, is_pipe, no_samples, readable_twice};
+use crate::dataset::{Feed, FeedFiles, Follow, HeldOut, Shuffle, Stop};
+use crate::schema::Schema;
+use crate::trainer::cursor::Run;
+use crate::types::RawBatch;
+
+/// Flags of the data.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DataFlags {
+    /// Files to train on, read in this order; - is standard input
+    #[arg(long, value_name = "FILE", num_args = 1.., required_unless_present = "follow")]
+    #[arg(value_parser = data_path)]
+    pub data: Vec<PathBuf>,
+    /// Trains on the files of this directory, in the order of their names, as they are renamed into it
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["data", "shuffle", "valid_ratio"])]
+    pub follow: Option<PathBuf>,
+    /// Ends after the file of this name, or before a file whose name is greater
+    #[arg(long, value_name = "NAME", requires = "follow")]
+    follow_until: Option<String>,
+    /// Shuffles within consecutive blocks of this many samples
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(2, 1 << 28))]
+    shuffle: Option<u32>,
+    /// Seed of --shuffle and --valid-ratio [default: --seed]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>(0, u64::MAX))]
+    data_seed: Option<u64>,
+    /// Share of the samples that is held out for validation and never trained on
+    #[arg(long, value_name = "R", conflicts_with = "valid", value_parser = ratio)]
+    pub valid_ratio: Option<f64>,
+}
+
+/// Parses a share of samples.
+fn ratio(text: &str) -> Result<f64, String> {
+    let ratio = text.parse().ok().filter(|&ratio: &f64| ratio > 0.0 && ratio < 1.0);
+    ratio.ok_or_else(|| "expected a number above 0 and below 1".to_owned())
+}
+
+impl DataFlags {
+    /// The flag of the data, and its first path.
+    fn first(&self) -> (&'static str, &Path) {
+        match &self.follow {
+            Some(dir) => ("--follow", dir),
+            None => ("--data", self.data.first().map_or(Path::new(""), PathBuf::as_path)),
+        }
+    }
+
+    /// The error for data without samples.
+    pub(crate) fn no_samples(&self) -> anyhow::Error {
+        let (flag, path) = self.first();
+        no_samples(flag, path)
+    }
+}
+
+impl Args {
+    /// The data of the run. Reading it ends when `stop` is set.
+    pub(crate) fn feed(&self, schema: &Schema, stop: &Stop) -> Feed {
+        let flags = &self.data;
+        let seed = flags.data_seed.unwrap_or(self.training.seed);
+        let files = match &flags.follow {
+            Some(dir) => FeedFiles::Followed(Follow::new(dir, flags.follow_until.clone())),
+            None => FeedFiles::List(flags.data.clone()),
+        };
+        Feed {
+            format: self.training.format,
+            files,
+            schema: schema.clone(),
+            options: self.training.read_options(),
+            shuffle: flags.shuffle.map(|samples| Shuffle { samples, seed }),
+            held_out: flags.valid_ratio.map(|ratio| HeldOut { ratio, seed }),
+            stop: stop.clone(),
+        }
+    }
+
+    /// Everything that decides what the run trains, for its cursor.
+    pub(crate) fn cursor_run(&self, feed: &Feed) -> anyhow::Result<Run> {
+        let optimizer = self.training.optimizer()?;
+        Ok(Run {
+            format: self.training.format.to_string(),
+            files: feed.names(),
+            batch: self.training.batch,
+            seed: self.training.seed,
+            shuffle: feed.shuffle,
+            held_out: feed.held_out,
+            lr: optimizer.lr,
+            schedule: optimizer.schedule,
+        })
+    }
+
+    /// Opens every file once, so that a file that cannot be used is reported before hours of training.
+    pub(crate) fn check_data(&self, schema: &Schema) -> anyhow::Result<()> {
+        let (data, valid) = (&self.data.data, &self.valid);
+        if self.epochs > 1 {
+            readable_twice("--epochs", data)?;
+            if let Some(pipe) = valid.as_ref().filter(|path| is_pipe(path)) {
+                let error = anyhow!("--valid: {}: a pipe cannot be read after every epoch", pipe.display());
+                return Err(InputError(error).into());
+            }
+        }
+        if self.data.valid_ratio.is_some() {
+            readable_twice("--valid-ratio", data)?;
+        }
+        if let Some(dir) = self.data.follow.as_ref().filter(|dir| !dir.is_dir()) {
+            return Err(InputError(anyhow!("--follow: {}: not a directory", dir.display())).into());
+        }
+        for path in data.iter().chain(valid).filter(|path| !is_pipe(path)) {
+            let mut reader = self.training.open(std::slice::from_ref(path), schema)?;
+            if Some(path) == valid.as_ref() {
+                // Reads one sample now, so that missing labels are reported before training and not after it.
+                reader.read(1, &mut RawBatch::default())?;
+            }
+        }
+        Ok(())
+    }
+}

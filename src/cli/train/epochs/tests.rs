@@ -1,0 +1,100 @@
+use std::path::Path;
+
+use clap::Parser;
+use serde_json::Value;
+
+use super::*;
+use crate::dataset::Stop;
+use crate::dataset::synthetic::write_criteo_tsv;
+use crate::schema::Schema;
+use crate::schema::preset::{self, ArchKind};
+use crate::store;
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    args: Args,
+}
+
+/// The flags of a run whose models are in `dir`.
+fn args(dir: &Path, more: &str) -> Args {
+    let dir = dir.display();
+    let line = format!(
+        "train --model-config - --format criteo-tsv --models {dir} --name m --batch 32 --optimizer adam {more}"
+    );
+    Line::try_parse_from(line.split_whitespace()).unwrap_or_else(|e| panic!("{e}")).args
+}
+
+fn schema() -> Schema {
+    preset::criteo(ArchKind::Dlrm, 4, 200)
+}
+
+/// Checksums and notes of a version.
+fn contents(args: &Args, version: Version) -> Value {
+    let path = args.models.join(&args.name).join(version.to_string()).join("MANIFEST.json");
+    let mut manifest: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    manifest["xxh3_128"].take();
+    manifest
+}
+
+/// Trains to the end, and returns the written version.
+fn trained(args: &Args, from: Option<(&Cursor, Version)>) -> Value {
+    let feed = args.feed(&schema(), &Stop::default());
+    let opened = from
+        .map(|(_, version)| store::open(&args.models, &args.name, version, store::Purpose::Train).unwrap());
+    let mut model = Trained::begin(args, &schema(), opened, None).unwrap();
+    let mut epochs = Epochs::new(args, &feed).unwrap();
+    if let Some((cursor, _)) = from {
+        epochs = epochs.at(cursor).unwrap();
+    }
+    epochs.train(&mut model).unwrap();
+    let version = model.save(&args.models, &args.name).unwrap();
+    let mut json = contents(args, version);
+    json["validation"] = serde_json::to_value(epochs.validation).unwrap();
+    json
+}
+
+/// Trains `steps` steps of an epoch, and returns the cursor, which was written and read, and the version.
+fn stopped(args: &Args, epoch: u32, steps: u64) -> (Cursor, Version) {
+    let feed = args.feed(&schema(), &Stop::default());
+    let mut model = Trained::begin(args, &schema(), None, None).unwrap();
+    let mut epochs = Epochs::new(args, &feed).unwrap();
+    while epochs.place.epoch < epoch {
+        epochs.epoch(&mut model).unwrap();
+        assert!(epochs.validate(&mut model).unwrap());
+        epochs.place = Place::begin(epochs.place.epoch + 1);
+    }
+    let mut reader = feed.open(&epochs.place).unwrap();
+    let data = Data { reader: &mut *reader, batch: 32, steps };
+    model.epoch(data, |progress| epochs.step(0, progress)).unwrap();
+    let text = serde_json::to_string(&epochs.cursor(&model)).unwrap();
+    let version = model.save(&args.models, &args.name).unwrap();
+    (serde_json::from_str(&text).unwrap(), version)
+}
+
+#[test]
+fn a_run_that_continues_at_a_cursor_writes_the_bytes_of_a_run_that_did_not_stop() {
+    let dir = tempfile::tempdir().unwrap();
+    let followed = dir.path().join("followed");
+    std::fs::create_dir(&followed).unwrap();
+    for (n, name) in ["a", "b", "c"].into_iter().enumerate() {
+        let file = std::fs::File::create(followed.join(name)).unwrap();
+        write_criteo_tsv(130, n as u64, file).unwrap();
+    }
+    let list = ["a", "b", "c"].map(|name| followed.join(name).display().to_string()).join(" ");
+    let (follow, schedule) = (followed.display(), "--lr-warmup 5 --lr-decay cosine --lr-decay-steps 12");
+    for (flags, epoch, steps) in [
+        (format!("--data {list} {schedule}"), 1, 7),
+        (format!("--data {list} --epochs 3 --shuffle 100 --valid-ratio 0.2 --early-stop 3 {schedule}"), 2, 4),
+        (format!("--data {list} --epochs 2 --shuffle 50 --scratchpad 0.3"), 2, 5),
+        (format!("--data {list} --epochs 2 --valid-ratio 0.1 --early-stop 2 --scratchpad 0.3"), 1, 99),
+        (format!("--follow {follow} --follow-until c {schedule}"), 1, 5),
+        (format!("--follow {follow} --follow-until c --scratchpad 0.3"), 1, 99),
+    ] {
+        let args = args(&dir.path().join("models"), &flags);
+        let whole = trained(&args, None);
+        let (cursor, version) = stopped(&args, epoch, steps);
+        assert_eq!((cursor.epoch, cursor.file.is_some()), (epoch, flags.contains("--follow ")), "{flags}");
+        assert_eq!(trained(&args, Some((&cursor, version))), whole, "{flags}");
+    }
+}

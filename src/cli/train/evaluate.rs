@@ -1,0 +1,88 @@
+//! Validation: after each epoch with the trained rows, and at the end with the rows of the written version.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+
+use anyhow::{Context, anyhow};
+
+use super::Args;
+use super::trained::Trained;
+use crate::cli::InputError;
+use crate::cli::training::is_pipe;
+use crate::dataset::{Feed, Reader};
+use crate::store;
+use crate::trainer::eval::Quality;
+use crate::trainer::{self};
+use crate::types::Version;
+
+/// Samples per batch of the evaluation.
+const EVALUATION_BATCH: usize = 4096;
+
+/// The validation data; `None` without any.
+fn open(args: &Args, feed: &Feed) -> anyhow::Result<Option<Box<dyn Reader + Send>>> {
+    match &args.valid {
+        Some(valid) => Ok(Some(args.training.open(std::slice::from_ref(valid), &feed.schema)?)),
+        None => Ok(feed.open_held_out()?),
+    }
+}
+
+/// The quality of the model in training; `None` without validation data.
+///
+/// # Errors
+/// When the data cannot be read.
+pub(crate) fn trained(args: &Args, feed: &Feed, model: &mut Trained) -> anyhow::Result<Option<Quality>> {
+    let Some(mut reader) = open(args, feed)? else { return Ok(None) };
+    model.prepare_logits()?;
+    Ok(trainer::evaluate(&feed.schema, &mut *reader, EVALUATION_BATCH, |batch, logits| {
+        model.logits(batch, logits)
+    })?)
+}
+
+/// The quality of a written version; `None` without validation data. Writing may have rounded rows. The dense
+/// weights of `model` are replaced by those of the version.
+///
+/// # Errors
+/// When the data or the version cannot be read.
+pub(crate) fn written(
+    args: &Args,
+    feed: &Feed,
+    model: &mut Trained,
+    version: Version,
+) -> anyhow::Result<Option<Quality>> {
+    let Some(mut reader) = open(args, feed)? else { return Ok(None) };
+    let opened = store::open(&args.models, &args.name, version, store::Purpose::Serve)?;
+    let state = model.state_mut();
+    state.read_dense(|name| opened.dense.get(name).map(|t| (t.shape().to_vec(), t.values().to_vec())))?;
+    let (mut lines, mut scores) = (Vec::new(), Vec::new());
+    let quality = trainer::evaluate(&feed.schema, &mut *reader, EVALUATION_BATCH, |batch, logits| {
+        state.forward_rows_of(&opened.store, batch)?;
+        state.read_logits(logits);
+        if args.valid_out.is_some() {
+            state.read_probabilities(&mut scores);
+            lines.extend_from_slice(&scores);
+        }
+        Ok::<_, crate::predict::PredictError>(())
+    })?;
+    if let Some(path) = &args.valid_out {
+        let write = || -> std::io::Result<()> {
+            let mut out = BufWriter::new(File::create(path)?);
+            lines.iter().try_for_each(|score| writeln!(out, "{score}"))?;
+            out.flush()
+        };
+        write().with_context(|| format!("--valid-out: {}", path.display()))?;
+    }
+    Ok(quality)
+}
+
+/// Checks that the scores can be written, before hours of training.
+pub(crate) fn check_out(args: &Args) -> anyhow::Result<()> {
+    let Some(path) = args.valid_out.as_ref().filter(|path| !is_pipe(path)) else { return Ok(()) };
+    let refused = |e| InputError(anyhow!("--valid-out: {}: {e}", path.display()));
+    let new = !path.exists();
+    // Opening for appending changes nothing, so an existing file is kept until there are scores to write.
+    File::options().append(true).create(true).open(path).map_err(refused)?;
+    if new {
+        std::fs::remove_file(path).map_err(refused)?;
+    }
+    Ok(())
+}

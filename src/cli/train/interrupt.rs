@@ -1,0 +1,55 @@
+//! Ctrl-C and SIGTERM while `train` runs. The first one ends training after a whole batch, and the model is
+//! saved. The second one ends the process at once.
+
+use std::fmt;
+
+use anyhow::Context;
+use signal_hook::SigId;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag::{register, register_conditional_shutdown};
+use signal_hook::low_level::unregister;
+
+use crate::dataset::Stop;
+
+/// The exit code of a run that a signal ended: that of a shell for SIGINT.
+pub(crate) const EXIT_CODE: u8 = 130;
+
+/// Sets a flag at a signal, until it is dropped.
+pub(crate) struct OnSignal(Vec<SigId>);
+
+impl OnSignal {
+    /// Sets the flag of interrupts at SIGINT and SIGTERM.
+    ///
+    /// # Errors
+    /// When the system refuses the handlers.
+    pub(crate) fn set(stop: &Stop) -> anyhow::Result<Self> {
+        let mut handlers = Self(Vec::new());
+        for signal in [SIGINT, SIGTERM] {
+            // Actions run in this order, so the first signal does not end the process.
+            let second = register_conditional_shutdown(signal, EXIT_CODE.into(), stop.interrupt_flag());
+            handlers.0.push(second.context("signals")?);
+            handlers.0.push(register(signal, stop.interrupt_flag()).context("signals")?);
+        }
+        Ok(handlers)
+    }
+}
+
+impl Drop for OnSignal {
+    fn drop(&mut self) {
+        for id in self.0.drain(..) {
+            unregister(id);
+        }
+    }
+}
+
+/// A signal ended the training. The text says what was written and how to continue.
+#[derive(Debug)]
+pub(crate) struct Interrupted(pub String);
+
+impl fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stopped by a signal: {}", self.0)
+    }
+}
+
+impl std::error::Error for Interrupted {}

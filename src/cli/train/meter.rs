@@ -1,0 +1,141 @@
+//! The progress line of `train`: epoch, share done, time left, speed, and the quality of the last samples. On a
+//! terminal it is one line that changes. Otherwise it is a line from time to time.
+
+use std::fmt::Write as _;
+use std::io::{IsTerminal, stderr};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::trainer::Progress;
+use crate::trainer::progressive::{Progressive, ProgressiveQuality};
+
+/// How often the line on a terminal changes.
+const REFRESH: Duration = Duration::from_millis(500);
+/// How often a line is written elsewhere.
+const LINE: Duration = Duration::from_secs(10);
+
+/// The samples and the time of training, and the line that shows them.
+pub(crate) struct Meter {
+    bar: Option<ProgressBar>,
+    epochs: u32,
+    epoch: u32,
+    /// The share of the input at which training began. Then `begun` counts it as not done here.
+    first_share: Option<f64>,
+    /// Samples that were trained in this run.
+    samples: u64,
+    /// Samples of this epoch before the present call of the trainer.
+    before: u64,
+    /// The time of all earlier epochs.
+    trained: Duration,
+    epoch_began: Instant,
+    shown: Instant,
+    pub progressive: Progressive,
+}
+
+impl Meter {
+    pub(crate) fn new(epochs: u32, window: usize) -> Self {
+        let bar = stderr().is_terminal().then(ProgressBar::new_spinner);
+        if let (Some(bar), Ok(style)) = (&bar, ProgressStyle::with_template("{spinner} {elapsed} {msg}")) {
+            bar.set_style(style);
+        }
+        let now = Instant::now();
+        let progressive = Progressive::new(window);
+        Self {
+            bar,
+            epochs,
+            epoch: 0,
+            first_share: None,
+            samples: 0,
+            before: 0,
+            trained: Duration::ZERO,
+            epoch_began: now,
+            shown: now,
+            progressive,
+        }
+    }
+
+    /// Begins an epoch, of which `samples` samples were trained on before this run.
+    pub(crate) fn begin(&mut self, epoch: u32, samples: u64) {
+        (self.epoch, self.before) = (epoch, samples);
+        self.epoch_began = Instant::now();
+    }
+
+    /// Ends an epoch, or the part of it that was trained, with this number of samples.
+    pub(crate) fn end(&mut self, samples: u64) {
+        self.samples += samples;
+        self.trained += self.epoch_began.elapsed();
+    }
+
+    /// Samples that were trained in this run.
+    pub(crate) fn samples(&self) -> u64 {
+        self.samples
+    }
+
+    /// Seconds of training, without validation.
+    pub(crate) fn seconds(&self) -> f64 {
+        self.trained.as_secs_f64()
+    }
+
+    /// Adds a step, and shows the line if it is time.
+    pub(crate) fn step(&mut self, progress: &Progress<'_>) {
+        self.progressive.add(progress);
+        let share =
+            progress.place.share.map(|share| (f64::from(self.epoch - 1) + share) / f64::from(self.epochs));
+        let first = *self.first_share.get_or_insert(share.unwrap_or(0.0));
+        if self.shown.elapsed() < if self.bar.is_some() { REFRESH } else { LINE } {
+            return;
+        }
+        self.shown = Instant::now();
+        let seconds = (self.trained + self.epoch_began.elapsed()).as_secs_f64();
+        let rate = (self.samples + progress.samples) as f64 / seconds;
+        let mut line = format!("epoch {} of {}, ", self.epoch, self.epochs);
+        // Writing to a string cannot fail.
+        if let Some(share) = share {
+            let _ = write!(line, "{:.0} %, ", 100.0 * share);
+            if share > first {
+                let _ = write!(line, "{} left, ", time(seconds * (1.0 - share).max(0.0) / (share - first)));
+            }
+        }
+        let _ = write!(line, "{} samples, {rate:.0} samples/s", self.before + progress.samples);
+        if let Some(quality) = self.progressive.quality() {
+            let _ = write!(line, ", {}", shown(&quality));
+        }
+        match &self.bar {
+            Some(bar) => {
+                bar.set_message(line);
+                bar.tick();
+            }
+            None => eprintln!("{line}"),
+        }
+    }
+
+    /// Prints a line between those of progress.
+    pub(crate) fn print(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| eprintln!("{line}")),
+            None => eprintln!("{line}"),
+        }
+    }
+
+    /// Removes the progress line.
+    pub(crate) fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// The quality of scores that were computed before training on their samples.
+pub(crate) fn shown(progressive: &ProgressiveQuality) -> String {
+    let shown = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.4}"));
+    let (auc, calibration) = (shown(progressive.quality.auc), shown(progressive.calibration));
+    format!("AUC {auc}, log loss {:.4}, calibration {calibration}", progressive.quality.log_loss)
+}
+
+/// A time in seconds, as hours, minutes and seconds.
+fn time(seconds: f64) -> String {
+    let seconds = seconds.min(1e9) as u64;
+    let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
+    if hours > 0 { format!("{hours} h {minutes} min") } else { format!("{minutes} min {} s", seconds % 60) }
+}

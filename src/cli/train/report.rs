@@ -1,0 +1,108 @@
+//! What `train` reports at the end, as text and as JSON.
+
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+
+use super::epochs::Epochs;
+use super::meter::shown;
+use super::trained::Trained;
+use crate::trainer::PlanStats;
+use crate::trainer::eval::Quality;
+use crate::types::Version;
+
+/// The result of a run.
+pub(crate) struct Report<'a> {
+    pub epochs: &'a Epochs<'a>,
+    pub model: &'a Trained,
+    pub version: Version,
+    /// Of the written version.
+    pub quality: Option<Quality>,
+    pub interrupted: bool,
+}
+
+impl Report<'_> {
+    pub(crate) fn json(&self) -> Value {
+        let Self { epochs, model, quality, interrupted, .. } = self;
+        let quality = quality.as_ref();
+        let validations = epochs
+            .validated
+            .iter()
+            .map(|(epoch, q)| json!({ "epoch": epoch, "rows": q.rows, "auc": q.auc, "logloss": q.log_loss }));
+        let progressive = epochs.meter.progressive.quality().map(|progressive| {
+            let q = progressive.quality;
+            json!({ "samples": q.rows, "auc": q.auc, "logloss": q.log_loss, "calibration": progressive.calibration })
+        });
+        json!({
+            "model": epochs.args.name, "version": self.version.0, "rows": self.rows(),
+            "epochs": epochs.place.epoch, "steps": model.state().steps, "skipped": epochs.skipped,
+            "samples_per_s": self.samples_per_s(), "seconds": epochs.meter.seconds(),
+            "valid_rows": quality.map(|q| q.rows), "auc": quality.and_then(|q| q.auc),
+            "logloss": quality.map(|q| q.log_loss),
+            "normalized_entropy": quality.and_then(|q| q.normalized_entropy),
+            "infinite_losses": quality.map(|q| q.infinite), "scratchpad": model.scratchpad_json(),
+            "validations": validations.collect::<Vec<_>>(), "progressive": progressive,
+            "best_epoch": epochs.validation.best.map(|best| best.epoch), "interrupted": interrupted,
+        })
+    }
+
+    /// Samples of an epoch, or of its part if none was trained to the end.
+    fn rows(&self) -> u64 {
+        if self.epochs.epoch_samples > 0 { self.epochs.epoch_samples } else { self.epochs.place.samples }
+    }
+
+    fn samples_per_s(&self) -> f64 {
+        self.epochs.meter.samples() as f64 / self.epochs.meter.seconds()
+    }
+
+    pub(crate) fn text(&self) -> String {
+        let Self { epochs, model, .. } = self;
+        let (epoch, rows, skipped) = (epochs.place.epoch, self.rows(), epochs.skipped);
+        let (steps, samples_per_s) = (model.state().steps, self.samples_per_s());
+        let trained = if self.interrupted {
+            format!("trained {} samples up to epoch {epoch}", epochs.meter.samples())
+        } else {
+            format!("trained {rows} rows x {epoch} epoch(s)")
+        };
+        let mut text =
+            format!("{trained}, {steps} steps, {samples_per_s:.0} samples/s, {skipped} lines skipped\n");
+        // Writing to a string cannot fail.
+        if let Some(progressive) = epochs.meter.progressive.quality() {
+            let samples = progressive.quality.rows;
+            let _ =
+                writeln!(text, "last {samples} samples, before training on them: {}", shown(&progressive));
+        }
+        if let Trained::OnDisk { pipeline, .. } = model {
+            let PlanStats { hits, fills, evictions, bubbles, splits, .. } = pipeline.stats();
+            let slots = pipeline.slots();
+            let _ = writeln!(
+                text,
+                "scratchpad: {slots} slots, {hits} hits, {fills} fills, {evictions} evictions, \
+                 {bubbles} bubbles, {splits} batches split"
+            );
+            let worked = pipeline
+                .worked()
+                .map(|(stage, time)| format!("{} {:.1} s", stage.name(), time.as_secs_f64()));
+            let _ = writeln!(text, "stages worked: {}", worked.collect::<Vec<_>>().join(", "));
+            let settings = pipeline.settings();
+            if !settings.exact() {
+                let (replicas, apart) = (settings.replicas, settings.steps_apart());
+                let _ =
+                    writeln!(text, "{replicas} replicas, averaged at most {apart} steps apart: not exact");
+            }
+        }
+        if let Some(q) = &self.quality {
+            let shown = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.4}"));
+            let (rows, auc, entropy) = (q.rows, shown(q.auc), shown(q.normalized_entropy));
+            let _ = writeln!(
+                text,
+                "validation: {rows} rows, AUC {auc}, log loss {:.4}, normalized entropy {entropy}",
+                q.log_loss
+            );
+            if q.infinite > 0 {
+                let _ = writeln!(text, "validation: {} rows have an infinite loss", q.infinite);
+            }
+        }
+        text
+    }
+}

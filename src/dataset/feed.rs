@@ -1,0 +1,136 @@
+//! The data of a training run: its files, what is held out for validation, how the rest is shuffled, and from
+//! where an epoch is read.
+//!
+//! An epoch is a deterministic sequence of samples. So training continues at any batch boundary by opening the
+//! same sequence and skipping the samples that were trained ([`Place`]). A followed directory has no end and
+//! its first files may be gone, so there the place is a file and a number of its samples.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::held_out::{HeldOut, OnePart, Part};
+use super::shuffle::{Shuffle, Shuffled};
+use super::stoppable::Stoppable;
+use super::{DatasetError, Files, Follow, Format, Input, ReadOptions, Reader, Stop, open_input};
+use crate::schema::Schema;
+
+/// The data of a training run.
+pub(crate) struct Feed {
+    pub format: Format,
+    pub files: FeedFiles,
+    pub schema: Schema,
+    pub options: ReadOptions,
+    pub shuffle: Option<Shuffle>,
+    pub held_out: Option<HeldOut>,
+    pub stop: Stop,
+}
+
+/// The files of a training run.
+#[derive(Clone, Debug)]
+pub(crate) enum FeedFiles {
+    List(Vec<PathBuf>),
+    /// Without shuffling and held-out samples, because their order is that of time.
+    Followed(Follow),
+}
+
+/// A batch boundary.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Counted from 1.
+    pub epoch: u32,
+    /// Samples of this epoch before the place.
+    pub samples: u64,
+    /// In a followed directory: the file of the last sample.
+    pub file: Option<FileAt>,
+}
+
+/// A place in a file of a followed directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FileAt {
+    pub name: String,
+    /// Samples of the file before the place.
+    pub samples: u64,
+}
+
+impl Place {
+    /// The beginning of an epoch, counted from 1.
+    pub(crate) fn begin(epoch: u32) -> Self {
+        Self { epoch, samples: 0, file: None }
+    }
+}
+
+impl Feed {
+    /// Opens the samples to train on, from this place to the end of its epoch.
+    ///
+    /// # Errors
+    /// [`DatasetError`], also when the data ends before the place.
+    pub(crate) fn open(&self, from: &Place) -> Result<Box<dyn Reader + Send>, DatasetError> {
+        let skipped = match (&self.files, &from.file) {
+            (FeedFiles::Followed(_), Some(file)) => file.samples,
+            _ => from.samples,
+        };
+        let input = self.input(from)?;
+        let files = open_input(self.format, input, &self.schema, self.options)?;
+        let mut reader = files;
+        if let Some(held_out) = self.held_out {
+            reader = Box::new(OnePart::new(reader, held_out, Part::Trained));
+        }
+        if let Some(shuffle) = self.shuffle {
+            reader = Box::new(Shuffled::new(reader, shuffle, from.epoch));
+        }
+        let got = reader.skip(skipped)?;
+        if got < skipped && !self.stop.interrupted() {
+            return Err(DatasetError::Shorter { origin: self.origin(from), expected: skipped, got });
+        }
+        Ok(Box::new(Stoppable::new(reader, self.stop.clone())))
+    }
+
+    /// Opens the samples that are held out; `None` if none are.
+    ///
+    /// # Errors
+    /// [`DatasetError`].
+    pub(crate) fn open_held_out(&self) -> Result<Option<Box<dyn Reader + Send>>, DatasetError> {
+        let Some(held_out) = self.held_out else { return Ok(None) };
+        let files = open_input(self.format, self.input(&Place::begin(1))?, &self.schema, self.options)?;
+        let part = OnePart::new(files, held_out, Part::HeldOut);
+        Ok(Some(Box::new(Stoppable::new(Box::new(part), self.stop.only_interrupts()))))
+    }
+
+    /// The names of the files, without their directories; empty for a followed directory. Generated data has
+    /// its whole description as its name.
+    #[must_use]
+    pub(crate) fn names(&self) -> Vec<String> {
+        let FeedFiles::List(paths) = &self.files else { return Vec::new() };
+        let name = |path: &PathBuf| match (self.format, path.file_name()) {
+            (Format::Synthetic, _) | (_, None) => path.to_string_lossy().into_owned(),
+            (_, Some(name)) => name.to_string_lossy().into_owned(),
+        };
+        paths.iter().map(name).collect()
+    }
+
+    fn input(&self, from: &Place) -> Result<Input, DatasetError> {
+        let plain = self.shuffle.is_none() && self.held_out.is_none();
+        // Shuffling reads a whole block, so it cannot go on after a pause in the middle of it.
+        let stop = if plain { self.stop.clone() } else { self.stop.only_interrupts() };
+        let files = match (&self.files, &from.file) {
+            (FeedFiles::List(paths), _) => Files::List(paths.iter().cloned().collect()),
+            (FeedFiles::Followed(follow), None) => Files::Followed(follow.clone()),
+            (FeedFiles::Followed(follow), Some(file)) => Files::Followed(follow.clone().from(&file.name)?),
+        };
+        Ok(Input { files, stop })
+    }
+
+    /// What ended before a place.
+    fn origin(&self, from: &Place) -> String {
+        match &from.file {
+            Some(file) => file.name.clone(),
+            None => self.names().join(", "),
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests;

@@ -1,0 +1,91 @@
+//! The bytes of one opened file as they are on disk, counted, before they are decompressed.
+//!
+//! A regular file that ends before the length it had when it was opened was truncated. That is an error,
+//! because the rest of its samples would be lost without a word. A pipe is waited for in short intervals, so
+//! that training can stop while no data comes.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use super::Stop;
+
+/// How long a pipe is waited for before the flag is looked at.
+const WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+
+/// An opened file.
+pub(crate) struct FileBytes {
+    file: File,
+    /// Bytes that it had when it was opened; `None` for a pipe.
+    length: Option<u64>,
+    read: u64,
+    /// Bytes that were read of all files.
+    total: Arc<AtomicU64>,
+    stop: Stop,
+}
+
+impl FileBytes {
+    /// # Errors
+    /// When the file has no metadata.
+    pub(crate) fn new(file: File, total: Arc<AtomicU64>, stop: Stop) -> io::Result<Self> {
+        let found = file.metadata()?;
+        let length = found.is_file().then_some(found.len());
+        Ok(Self { file, length, read: 0, total, stop })
+    }
+
+    /// Waits until a pipe has data or has ended.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::WouldBlock`] when the reader was told to stop. Nothing was read then, and a later call
+    /// may succeed.
+    pub(crate) fn wait(&self) -> io::Result<()> {
+        while self.length.is_none() {
+            if self.stop.requested() {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            match poll(&mut [PollFd::new(&self.file, PollFlags::IN)], Some(&WAIT)) {
+                Ok(0) | Err(Errno::INTR) => {}
+                Ok(_) => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads up to the first four bytes. A pipe that has sent one byte is waited for without an end.
+    pub(crate) fn magic(&mut self) -> io::Result<Vec<u8>> {
+        let mut magic = Vec::with_capacity(4);
+        self.wait()?;
+        self.file.by_ref().take(4).read_to_end(&mut magic)?;
+        self.count(magic.len());
+        Ok(magic)
+    }
+
+    /// Reads a pipe without looking at the flag.
+    pub(crate) fn never_stop(&mut self) {
+        self.stop = Stop::default();
+    }
+
+    fn count(&mut self, bytes: usize) {
+        self.read += bytes as u64;
+        self.total.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+impl Read for FileBytes {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.wait()?;
+        let got = self.file.read(buffer)?;
+        if got == 0 && !buffer.is_empty() && self.length.is_some_and(|length| self.read < length) {
+            let (read, length) = (self.read, self.length.unwrap_or(0));
+            let reason = format!("it has {read} bytes, and had {length} when it was opened");
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, reason));
+        }
+        self.count(got);
+        Ok(got)
+    }
+}

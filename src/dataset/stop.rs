@@ -1,0 +1,53 @@
+//! How a reader is told to hand out no more samples.
+//!
+//! There are two reasons. An interrupt (Ctrl-C, SIGTERM) is final. A pause ends one run of the trainer, for
+//! example to publish a version; afterwards the same reader continues with the next sample. Either way
+//! training ends after a whole batch, because readers look at the flag between batches.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A flag that readers share with the thread that stops them. Clones are the same flag.
+#[derive(Clone, Debug, Default)]
+pub struct Stop {
+    interrupted: Arc<AtomicBool>,
+    paused: Arc<AtomicBool>,
+}
+
+impl Stop {
+    /// Whether readers must hand out no more samples.
+    #[must_use]
+    pub(crate) fn requested(&self) -> bool {
+        self.interrupted() || self.paused.load(Ordering::SeqCst)
+    }
+
+    /// Whether the reason is final.
+    #[must_use]
+    pub(crate) fn interrupted(&self) -> bool {
+        self.interrupted.load(Ordering::SeqCst)
+    }
+
+    /// Pauses readers until [`Self::resume`].
+    #[cfg_attr(not(test), allow(dead_code))] // for versions written while training runs
+    pub(crate) fn pause(&self) {
+        self.paused.store(true, Ordering::SeqCst);
+    }
+
+    /// Ends a pause. An interrupt remains.
+    #[cfg_attr(not(test), allow(dead_code))] // for versions written while training runs
+    pub(crate) fn resume(&self) {
+        self.paused.store(false, Ordering::SeqCst);
+    }
+
+    /// The flag of interrupts, for a signal handler to set.
+    #[must_use]
+    pub(crate) fn interrupt_flag(&self) -> Arc<AtomicBool> {
+        self.interrupted.clone()
+    }
+
+    /// A flag with the same interrupts and without pauses, for readers that cannot continue after a pause.
+    #[must_use]
+    pub(crate) fn only_interrupts(&self) -> Self {
+        Self { interrupted: self.interrupted.clone(), paused: Arc::default() }
+    }
+}

@@ -1,0 +1,47 @@
+//! A reader that hands out no more batches once it is told to stop.
+
+use super::{DatasetError, FileRun, Reader, Stop};
+use crate::types::RawBatch;
+
+/// A reader and its flag.
+pub(crate) struct Stoppable {
+    inner: Box<dyn Reader + Send>,
+    stop: Stop,
+}
+
+impl Stoppable {
+    pub(crate) fn new(inner: Box<dyn Reader + Send>, stop: Stop) -> Self {
+        Self { inner, stop }
+    }
+}
+
+impl Reader for Stoppable {
+    fn read(&mut self, max_samples: usize, out: &mut RawBatch) -> Result<usize, DatasetError> {
+        if self.stop.requested() {
+            return Ok(0);
+        }
+        let read = self.inner.read(max_samples, out)?;
+        // An interrupt may have cut the batch short. It is final, so nobody misses the batch.
+        Ok(if self.stop.interrupted() { 0 } else { read })
+    }
+
+    fn skipped(&self) -> u64 {
+        self.inner.skipped()
+    }
+
+    fn skips(&self) -> &[usize] {
+        self.inner.skips()
+    }
+
+    fn skip(&mut self, samples: u64) -> Result<u64, DatasetError> {
+        self.inner.skip(samples)
+    }
+
+    fn runs(&self) -> &[FileRun] {
+        self.inner.runs()
+    }
+
+    fn share(&self) -> Option<f64> {
+        self.inner.share()
+    }
+}

@@ -1,0 +1,129 @@
+//! The cursor of a training run: everything, besides a version, that is needed to continue the run at a batch
+//! boundary as if it had not stopped, to the bit.
+//!
+//! It says what was trained on and how ([`Run`]), and how far ([`Cursor::place`]). A run that continues must have
+//! the same [`Run`]; the first difference is named.
+
+use std::fmt::Debug;
+
+use serde::{Deserialize, Serialize};
+
+use super::schedule::Schedule;
+use crate::dataset::{FileAt, HeldOut, Place, Shuffle};
+
+/// Where a training run is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Cursor {
+    pub run: Run,
+    /// The epoch, counted from 1.
+    pub epoch: u32,
+    /// Samples of this epoch that were trained on.
+    pub samples: u64,
+    /// Of a followed directory: the file of the last sample.
+    pub file: Option<FileAt>,
+    /// Steps of the model.
+    pub steps: u64,
+    /// The state of the early stop.
+    pub validation: Validation,
+}
+
+/// What a run trains on, and everything that decides the bytes which it trains.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Run {
+    /// Format of the data.
+    pub format: String,
+    /// Names of the files, without their directories; empty for a followed directory.
+    pub files: Vec<String>,
+    /// Samples per step.
+    pub batch: u32,
+    /// Seed of the initial weights.
+    pub seed: u64,
+    pub shuffle: Option<Shuffle>,
+    pub held_out: Option<HeldOut>,
+    pub lr: f64,
+    pub schedule: Schedule,
+}
+
+/// The results of validation so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Validation {
+    pub best: Option<Best>,
+    /// Epochs since the best one.
+    pub bad_epochs: u32,
+}
+
+/// The epoch with the least log loss.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Best {
+    pub epoch: u32,
+    pub log_loss: f64,
+    /// The number of its version, if one was written (`--save-best`).
+    pub version: Option<u64>,
+}
+
+impl Validation {
+    /// Takes the result of an epoch. Returns whether it is the best so far. A log loss that is not finite is
+    /// never the best.
+    pub(crate) fn add(&mut self, epoch: u32, log_loss: f64) -> bool {
+        let better = log_loss.is_finite() && self.best.is_none_or(|best| log_loss < best.log_loss);
+        if better {
+            *self = Self { best: Some(Best { epoch, log_loss, version: None }), bad_epochs: 0 };
+        } else {
+            self.bad_epochs += 1;
+        }
+        better
+    }
+}
+
+/// Why a run cannot continue at a cursor.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{flag}: expected {expected}, as before, got {got}")]
+#[cfg_attr(not(test), allow(dead_code))] // for a run that continues
+pub(crate) struct OtherRun {
+    pub flag: &'static str,
+    pub expected: String,
+    pub got: String,
+}
+
+impl Cursor {
+    /// The batch boundary from which the data is read again.
+    #[must_use]
+    #[cfg_attr(not(test), allow(dead_code))] // for a run that continues
+    pub(crate) fn place(&self) -> Place {
+        Place { epoch: self.epoch, samples: self.samples, file: self.file.clone() }
+    }
+}
+
+impl Run {
+    /// Checks that another run trains on the same data in the same way.
+    ///
+    /// # Errors
+    /// The flag of the first difference.
+    #[cfg_attr(not(test), allow(dead_code))] // for a run that continues
+    pub(crate) fn check(&self, other: &Self) -> Result<(), OtherRun> {
+        fn same<T: PartialEq + Debug>(flag: &'static str, expected: &T, got: &T) -> Result<(), OtherRun> {
+            let differs = || OtherRun { flag, expected: format!("{expected:?}"), got: format!("{got:?}") };
+            if expected == got { Ok(()) } else { Err(differs()) }
+        }
+        same("--format", &self.format, &other.format)?;
+        for (expected, got) in self.files.iter().zip(&other.files) {
+            same("--data", expected, got)?;
+        }
+        same("--data", &self.files, &other.files)?;
+        same("--batch", &self.batch, &other.batch)?;
+        same("--seed", &self.seed, &other.seed)?;
+        same("--shuffle", &self.shuffle, &other.shuffle)?;
+        same("--valid-ratio", &self.held_out, &other.held_out)?;
+        same("--lr", &self.lr, &other.lr)?;
+        same("--lr-warmup", &self.schedule.warmup, &other.schedule.warmup)?;
+        same("--lr-decay", &self.schedule.decay, &other.schedule.decay)
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests;

@@ -1,0 +1,57 @@
+use super::*;
+use crate::trainer::schedule::{Curve, Decay};
+
+fn cursor() -> Cursor {
+    let decay = Decay { curve: Curve::Poly2, start: 5, steps: 9, end: 1e-300 };
+    let run = Run {
+        format: "criteo-tsv".to_owned(),
+        files: vec!["a.tsv".to_owned(), "b.tsv".to_owned()],
+        batch: 128,
+        seed: u64::MAX,
+        shuffle: Some(Shuffle { samples: 1000, seed: 3 }),
+        held_out: Some(HeldOut { ratio: 0.1 + 0.2, seed: 4 }),
+        lr: 0.1,
+        schedule: Schedule { warmup: 3, decay: Some(decay) },
+    };
+    let best = Best { epoch: 2, log_loss: 0.123_456_789_012_345_67, version: Some(7) };
+    let file = Some(FileAt { name: "b".to_owned(), samples: 17 });
+    let validation = Validation { best: Some(best), bad_epochs: 1 };
+    Cursor { run, epoch: 4, samples: 1 << 40, file, steps: 99, validation }
+}
+
+#[test]
+fn a_cursor_is_the_same_after_it_was_written_and_read() {
+    let text = serde_json::to_string(&cursor()).unwrap();
+    assert_eq!(serde_json::from_str::<Cursor>(&text).unwrap(), cursor());
+    let unknown = text.replacen("\"epoch\"", "\"other\":1,\"epoch\"", 1);
+    assert!(serde_json::from_str::<Cursor>(&unknown).unwrap_err().to_string().contains("unknown field"));
+}
+
+#[test]
+fn another_run_is_refused_by_the_flag_that_differs() {
+    let run = cursor().run;
+    assert_eq!(run.check(&run.clone()), Ok(()));
+    let refused = |change: &dyn Fn(&mut Run)| {
+        let mut other = run.clone();
+        change(&mut other);
+        run.check(&other).unwrap_err().to_string()
+    };
+    let other = refused(&|run| run.files[1] = "c.tsv".to_owned());
+    assert_eq!(other, "--data: expected \"b.tsv\", as before, got \"c.tsv\"");
+    assert!(refused(&|run| run.files.truncate(1)).starts_with("--data: expected [\"a.tsv\", \"b.tsv\"]"));
+    assert!(refused(&|run| run.batch = 64).starts_with("--batch: expected 128"));
+    assert!(refused(&|run| run.shuffle = None).starts_with("--shuffle: "));
+    assert!(refused(&|run| run.lr = 0.2).starts_with("--lr: expected 0.1"));
+}
+
+#[test]
+fn the_best_epoch_has_the_least_finite_log_loss() {
+    let mut validation = Validation::default();
+    let better: Vec<bool> = [f64::INFINITY, 0.5, 0.5, 0.4, 0.45]
+        .into_iter()
+        .zip(1..)
+        .map(|(loss, n)| validation.add(n, loss))
+        .collect();
+    assert_eq!(better, [false, true, false, true, false]);
+    assert_eq!((validation.best.unwrap().epoch, validation.bad_epochs), (4, 1));
+}

@@ -1,0 +1,268 @@
+//! What `train` trains on: epochs and validation, shuffling, followed directories, standard input; and how a
+//! signal ends it.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, Command, Stdio};
+
+use flechette::schema::preset::ArchKind;
+use serde_json::Value;
+
+use crate::program::{Workshop, flechette, run, run_failing, run_json};
+
+/// A workshop, and the command that trains in it.
+fn workshop(rows: u64) -> (Workshop, String) {
+    let workshop = Workshop::new(rows, 200);
+    let config = workshop.config(ArchKind::Dlrm, 4, 300);
+    let models = &workshop.models;
+    let line = format!("train --model-config {config} --format criteo-tsv --models {models} --json");
+    (workshop, line)
+}
+
+/// The checksums of all files of a version, and its notes.
+fn contents(workshop: &Workshop, name: &str, version: u64) -> Value {
+    let text = fs::read_to_string(format!("{}/{name}/{version}/MANIFEST.json", workshop.models)).unwrap();
+    let mut manifest: Value = serde_json::from_str(&text).unwrap();
+    manifest["xxh3_128"].take();
+    manifest
+}
+
+/// Cuts the data in parts named `00` to `09` in a new directory, which they enter by `enter`.
+fn parts(workshop: &Workshop, dir: &str) -> Vec<(String, Vec<u8>)> {
+    fs::create_dir(dir).unwrap();
+    let text = fs::read_to_string(&workshop.train).unwrap();
+    let lines: Vec<&str> = text.split_inclusive('\n').collect();
+    let part = |(n, lines): (usize, &[&str])| (format!("{dir}/{n:02}"), lines.concat().into_bytes());
+    lines.chunks(lines.len().div_ceil(10)).enumerate().map(part).collect()
+}
+
+#[test]
+fn every_epoch_is_validated_and_training_stops_early_or_keeps_the_best_version() {
+    let (workshop, line) = workshop(700);
+    let Workshop { train, valid, .. } = &workshop;
+    for (name, more) in [("memory", ""), ("disk", "--scratchpad 0.3")] {
+        let line =
+            format!("{line} --data {train} --valid {valid} --epochs 6 --lr 0.3 --optimizer adam {more}");
+        let every = run(&format!("{line} --name {name}"));
+        let (report, json) =
+            (String::from_utf8(every.stderr).unwrap(), String::from_utf8(every.stdout).unwrap());
+        let json: Value = serde_json::from_str(&json).unwrap();
+        for epoch in 1..=6 {
+            assert!(report.contains(&format!("epoch {epoch} of 6: validation: 200 rows, AUC ")), "{report}");
+        }
+        let losses: Vec<f64> =
+            json["validations"].as_array().unwrap().iter().map(|v| v["logloss"].as_f64().unwrap()).collect();
+        assert_eq!(losses.len(), 6);
+        // f32 rows are not rounded, so the written version is as good as the model in training.
+        assert_eq!(losses[5], json["logloss"].as_f64().unwrap());
+        let best = (0..6).min_by(|&a, &b| losses[a].total_cmp(&losses[b])).unwrap();
+        assert!(best < 4, "the model must overfit for this test: {losses:?}");
+
+        let kept = run_json(&format!("{line} --name {name}-best --save-best --early-stop 2"));
+        assert_eq!(kept["epochs"], best as u64 + 3, "{losses:?}");
+        assert_eq!(
+            (&kept["best_epoch"], &kept["logloss"]),
+            (&(best as u64 + 1).into(), &losses[best].into())
+        );
+        let version = kept["version"].as_u64().unwrap();
+        assert_eq!(fs::read_dir(format!("{}/{name}-best", workshop.models)).unwrap().count() as u64, version);
+        let until_best = line.replace("--epochs 6", &format!("--epochs {}", best + 1));
+        run_json(&format!("{until_best} --name {name}-until"));
+        assert_eq!(
+            contents(&workshop, &format!("{name}-best"), version),
+            contents(&workshop, &format!("{name}-until"), 1)
+        );
+    }
+    assert_eq!(contents(&workshop, "memory", 1), contents(&workshop, "disk", 1));
+}
+
+#[test]
+fn held_out_samples_are_not_trained_and_shuffles_depend_on_the_seed_alone() {
+    let (workshop, line) = workshop(800);
+    let line = format!("{line} --data {}", workshop.train);
+    let held_out = run_json(&format!("{line} --name ratio --valid-ratio 0.25"));
+    let (trained, valid) = (held_out["rows"].as_u64().unwrap(), held_out["valid_rows"].as_u64().unwrap());
+    assert_eq!(trained + valid, 800);
+    assert!((120..280).contains(&valid), "{valid}");
+    let progressive = &held_out["progressive"];
+    assert_eq!(progressive["samples"], trained);
+    assert!(progressive["auc"].is_f64() && progressive["calibration"].is_f64(), "{progressive}");
+    for (name, seed) in [("one", 5), ("same", 5), ("other", 6)] {
+        run_json(&format!("{line} --name {name} --shuffle 300 --data-seed {seed} --epochs 2"));
+    }
+    let [one, same, other] = ["one", "same", "other"].map(|name| contents(&workshop, name, 1));
+    assert!(one == same && one != other);
+}
+
+#[test]
+fn a_followed_directory_trains_the_bytes_of_one_run_over_its_files() {
+    let (workshop, line) = workshop(1000);
+    let dir = workshop.path("parts");
+    let parts = parts(&workshop, &dir);
+    let follow = format!("{line} --name follow --follow {dir} --follow-until 09");
+    let mut child = flechette().args(follow.split_whitespace()).stderr(Stdio::piped()).spawn().unwrap();
+    let reader = BufReader::new(child.stderr.take().unwrap());
+    let mut lines = reader.lines().map(Result::unwrap);
+    let mut report = String::new();
+    for (n, (path, text)) in parts.iter().enumerate() {
+        fs::write(format!("{path}.tmp"), text).unwrap();
+        fs::rename(format!("{path}.tmp"), path).unwrap();
+        if n == 4 {
+            // Once a later file was trained, a file with a lower name is late.
+            let trained = |line: &String| line.starts_with("03: 100 samples, before training on them: AUC ");
+            let seen: Vec<String> = lines.by_ref().take_while(|line| !trained(line)).collect();
+            report += &seen.join("\n");
+            fs::write(format!("{dir}/001"), text).unwrap();
+        }
+    }
+    report += &lines.collect::<Vec<_>>().join("\n");
+    assert!(child.wait().unwrap().success(), "{report}");
+    assert_eq!(report.matches("001: appeared after").count(), 1, "{report}");
+    for n in [0, 1, 2, 4, 5, 9] {
+        assert!(report.contains(&format!("0{n}: 100 samples, before training on them: AUC ")), "{report}");
+    }
+    let files: Vec<&str> = parts.iter().map(|(path, _)| path.as_str()).collect();
+    run_json(&format!("{line} --name list --data {}", files.join(" ")));
+    run_json(&format!("{line} --name whole --data {}", workshop.train));
+    assert_eq!(contents(&workshop, "follow", 1), contents(&workshop, "list", 1));
+    assert_eq!(contents(&workshop, "follow", 1), contents(&workshop, "whole", 1));
+}
+
+#[test]
+fn standard_input_is_trained_as_a_file_is() {
+    let (workshop, line) = workshop(500);
+    let text = fs::read(&workshop.train).unwrap();
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(&text).unwrap();
+    run_json(&format!("{line} --name file --data {}", workshop.train));
+    for (name, text) in [("plain", text), ("gzip", gzip.finish().unwrap())] {
+        let mut child = flechette()
+            .args(format!("{line} --name {name} --data -").split_whitespace())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(&text).unwrap();
+        assert!(child.wait().unwrap().success());
+        assert_eq!(contents(&workshop, name, 1), contents(&workshop, "file", 1));
+    }
+}
+
+fn signal(child: &Child, name: &str) {
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
+}
+
+#[test]
+fn a_signal_ends_training_at_a_batch_and_the_model_is_saved() {
+    let (workshop, line) = workshop(256);
+    let dir = workshop.path("parts");
+    fs::create_dir(&dir).unwrap();
+    for (name, signal_name) in [("int", "-INT"), ("term", "-TERM")] {
+        // Two whole batches and a part of the third, which waits for a next file.
+        let text = fs::read_to_string(&workshop.train).unwrap();
+        fs::write(format!("{dir}/a"), &text).unwrap();
+        fs::write(format!("{dir}/b"), text.split_inclusive('\n').take(50).collect::<String>()).unwrap();
+        let command = format!("{line} --name {name} --follow {dir} --log-nothing");
+        let command = command.replace(" --log-nothing", "");
+        let mut child = flechette()
+            .args(command.split_whitespace())
+            .env("FLECHETTE_LOG_LEVEL", "flechette=debug")
+            .stderr(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap());
+        let mut report = String::new();
+        // The reader has opened the second file.
+        while !report.contains("parts/b: 40 fields per line") {
+            assert!(log.read_line(&mut report).unwrap() > 0, "{report}");
+        }
+        signal(&child, signal_name);
+        log.read_to_string(&mut report).unwrap();
+        let status = child.wait().unwrap();
+        assert_eq!(status.code(), Some(130), "{report}");
+        let said = report.lines().filter(|line| line.starts_with("stopped by a signal: wrote ")).count();
+        assert!(said == 1 && report.contains("--from 1 continues"), "{report}");
+        let mut json = String::new();
+        child.stdout.take().unwrap().read_to_string(&mut json).unwrap();
+        let json: Value = serde_json::from_str(&json).unwrap();
+        assert_eq!((&json["interrupted"], &json["version"]), (&true.into(), &1.into()));
+        assert!(json["steps"].as_u64().unwrap() <= 2, "{json}");
+        let whole = run_json(&format!("{line} --name {name}-whole --data {}", workshop.train));
+        if json["steps"] == 2 {
+            assert_eq!(contents(&workshop, name, 1), contents(&workshop, &format!("{name}-whole"), 1));
+        }
+        assert_eq!(whole["interrupted"], false);
+    }
+}
+
+#[test]
+fn a_signal_before_the_first_step_writes_nothing_and_says_so() {
+    let (workshop, line) = workshop(10);
+    let mut child = flechette()
+        .args(format!("{line} --name m --data -").split_whitespace())
+        .env("FLECHETTE_LOG_LEVEL", "info")
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The first line is malformed, and its report shows that training has begun.
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(b"not a sample\n").unwrap();
+    let mut log = BufReader::new(child.stderr.take().unwrap());
+    let mut report = String::new();
+    while !report.contains("skipped") {
+        assert!(log.read_line(&mut report).unwrap() > 0, "{report}");
+    }
+    signal(&child, "-INT");
+    log.read_to_string(&mut report).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{report}");
+    assert!(report.contains("stopped by a signal: no step was taken, so no version was written"), "{report}");
+    assert!(!fs::exists(format!("{}/m/1", workshop.models)).unwrap());
+    drop(stdin);
+}
+
+#[test]
+fn flags_of_the_data_that_cannot_be_used_are_refused_by_name() {
+    let (workshop, line) = workshop(10);
+    let Workshop { train, valid, .. } = &workshop;
+    let file = format!("{line} --name m --data {train}");
+    for (more, words) in [
+        ("--early-stop 1", "--valid"),
+        ("--save-best", "--valid"),
+        ("--valid-ratio 1", "expected a number above 0 and below 1"),
+        ("--shuffle 1", "expected a whole number from 2"),
+        ("--follow-until x", "--follow"),
+        ("--lr-decay cubic --lr-decay-steps 1", "expected linear, cosine or poly2"),
+        ("--lr-decay linear", "--lr-decay-steps"),
+        ("--lr-end 0.1", "--lr-decay"),
+    ] {
+        let output = run(&format!("{file} {more}"));
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && error.contains(words), "{more}: {error}");
+    }
+    let start = format!("{file} --lr-warmup 9 --lr-decay linear --lr-decay-steps 1 --lr-decay-start 8");
+    assert!(run_failing(2, &start).contains("--lr-decay-start: expected at least --lr-warmup, 9, got 8"));
+    let twice = run_failing(2, &format!("{line} --name m --data /dev/null --epochs 2"));
+    assert!(twice.contains("--epochs: --data must be read twice, but /dev/null is a pipe"), "{twice}");
+    let ratio = run_failing(2, &format!("{line} --name m --data /dev/null --valid-ratio 0.1"));
+    assert!(ratio.contains("--valid-ratio: "), "{ratio}");
+    let dir = run_failing(2, &format!("{line} --name m --follow {valid}"));
+    assert!(dir.contains("--follow: ") && dir.contains("not a directory"), "{dir}");
+    let both = run(&format!("{file} --follow {}", workshop.models));
+    assert!(String::from_utf8(both.stderr).unwrap().contains("cannot be used with"));
+}
+
+#[test]
+fn a_schedule_of_the_learning_rate_changes_trained_bytes_alike_in_memory_and_on_disk() {
+    let (workshop, line) = workshop(600);
+    let line = format!("{line} --data {}", workshop.train);
+    let schedule = "--lr-warmup 2 --lr-decay poly2 --lr-decay-start 3 --lr-decay-steps 2 --lr-end 0.001";
+    for (name, more) in [("constant", ""), ("memory", schedule), ("disk", schedule)] {
+        let disk = if name == "disk" { "--scratchpad 0.3" } else { "" };
+        run_json(&format!("{line} --name {name} {more} {disk}"));
+    }
+    let [constant, memory, disk] = ["constant", "memory", "disk"].map(|name| contents(&workshop, name, 1));
+    assert!(memory == disk && memory != constant);
+}
