@@ -16,6 +16,7 @@ pub mod serve;
 pub(crate) mod train;
 pub(crate) mod training;
 pub(crate) mod verify;
+pub(crate) mod versions;
 
 use std::error::Error;
 use std::io::{self, IsTerminal, Write};
@@ -61,6 +62,8 @@ enum Command {
     Load(load::Args),
     /// Computes the hit rates of caches of several sizes on a data set or a recorded trace
     Plan(plan::Args),
+    /// Lists the versions of a model and checks them, or makes a full version of the last one
+    Versions(versions::Args),
     /// Trains with the pipeline and with the sequential trainer, and compares every byte
     Verify(verify::Args),
     /// Generates data, trains a model on it, serves the model, and scores held-out rows
@@ -106,6 +109,7 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Score(args) => score::run(args),
         Command::Load(args) => load::run(args),
         Command::Plan(args) => plan::run(args, &config),
+        Command::Versions(args) => versions::run(&args),
         Command::Verify(args) => verify::run(&args, &config),
         Command::Demo(args) => demo::run(args),
     }

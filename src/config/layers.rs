@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::settings::{self, Fallback};
 use super::{
     BatcherConfig, ConfigError, DeviceConfig, DeviceKind, Flags, ServerConfig, Source, ThreadsConfig,
-    TraceConfig,
+    TraceConfig, VersionsConfig,
 };
 
 /// Every environment variable of a setting begins with this.
@@ -153,6 +153,11 @@ impl Layers {
     pub(crate) fn trace(&self) -> Result<TraceConfig, ConfigError> {
         let max_bytes = self.bytes("trace.max_bytes", MIB, 1024 * GIB)?;
         Ok(TraceConfig { rate: self.fraction("trace.rate")?, max_bytes })
+    }
+
+    pub(crate) fn versions(&self) -> Result<VersionsConfig, ConfigError> {
+        let keep = self.whole("versions.keep", 1, 1 << 20)? as usize;
+        Ok(VersionsConfig { keep, compact_at: self.share("versions.compact_at", 100.0)? })
     }
 
     pub(crate) fn device(&self) -> Result<DeviceConfig, ConfigError> {

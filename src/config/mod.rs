@@ -72,6 +72,7 @@ pub struct Config {
     pub(crate) batcher: BatcherConfig,
     pub(crate) cache: CacheConfig,
     pub(crate) trace: TraceConfig,
+    pub(crate) versions: VersionsConfig,
     pub(crate) device: DeviceConfig,
     pub(crate) threads: ThreadsConfig,
     pub(crate) log_level: String,
@@ -123,6 +124,15 @@ pub(crate) struct TraceConfig {
     pub rate: f64,
     /// Limit of all recordings of a model.
     pub max_bytes: u64,
+}
+
+/// Section `versions`.
+#[allow(missing_docs)] // settings.rs has the meaning of each key
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct VersionsConfig {
+    /// Full versions that stay on disk; at least 1.
+    pub keep: usize,
+    pub compact_at: f64,
 }
 
 /// Section `device`.
@@ -230,6 +240,7 @@ impl Config {
             server,
             cache: layers.cache()?,
             trace: layers.trace()?,
+            versions: layers.versions()?,
             device: layers.device()?,
             threads: layers.threads()?,
             log_level: layers.text("log.level").unwrap_or_default().to_owned(),

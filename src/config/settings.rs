@@ -234,6 +234,24 @@ pub(crate) const SECTIONS: &[Section] = &[
         ],
     },
     Section {
+        name: "versions",
+        about: "The versions that a trainer publishes while it trains ([training.md](training.md)).",
+        settings: &[
+            setting(
+                "versions.keep",
+                Text("3"),
+                "Full versions that stay on disk, with the deltas after the oldest of them. A version that a server \
+                 uses stays too",
+            ),
+            setting(
+                "versions.compact_at",
+                Text("0.25"),
+                "A full version is published instead of a delta when the deltas exceed this share of the bytes of \
+                 the last full version",
+            ),
+        ],
+    },
+    Section {
         name: "device",
         about: "Where scores are computed; see [gpu.md](gpu.md).",
         settings: &[

@@ -28,13 +28,11 @@ impl Stop {
     }
 
     /// Pauses readers until [`Self::resume`].
-    #[cfg_attr(not(test), allow(dead_code))] // for versions written while training runs
     pub(crate) fn pause(&self) {
         self.paused.store(true, Ordering::SeqCst);
     }
 
     /// Ends a pause. An interrupt remains.
-    #[cfg_attr(not(test), allow(dead_code))] // for versions written while training runs
     pub(crate) fn resume(&self) {
         self.paused.store(false, Ordering::SeqCst);
     }

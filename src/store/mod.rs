@@ -10,6 +10,7 @@
 //! - `contents` and `write`: the input of the writer, and the writer.
 //! - `snapshot`: listing, checking and opening versions; `link`: the files of one of them; `overlay`: the rows
 //!   that deltas changed.
+//! - [`listing`]: what is known of each version on disk.
 //! - [`retention`]: what stays on disk, and compaction of a chain.
 //! - [`hot_rows`]: the rows that a cache held, kept for the next start.
 //! - `disk` and `atomic_write`: the file system calls behind a trait, so that tests can make each of them
@@ -34,6 +35,7 @@ pub(crate) mod disk;
 pub(crate) mod format;
 pub(crate) mod hot_rows;
 mod link;
+pub(crate) mod listing;
 mod overlay;
 pub(crate) mod retention;
 pub(crate) mod snapshot;
@@ -45,7 +47,7 @@ pub use contents::Contents;
 pub(crate) use contents::{Checkpoint, DenseTensor, RowSource, Rows, SourceShape, TakeChunk};
 pub(crate) use format::{Base, Training};
 pub(crate) use retention::version_bytes;
-pub(crate) use snapshot::{Dense, Opened, models, open_after, open_latest, versions};
+pub(crate) use snapshot::{Dense, Opened, models, open_latest, versions};
 pub use snapshot::{Purpose, open};
 pub(crate) use table::{BadRow, State};
 pub use table::{Table, rows_of};
@@ -77,6 +79,18 @@ impl EmbeddingStore {
     #[must_use]
     pub(crate) fn version(&self) -> Version {
         self.version
+    }
+
+    /// Whether the rows are those of one full version, without deltas.
+    #[must_use]
+    pub(crate) fn is_full(&self) -> bool {
+        self.links.len() <= 1
+    }
+
+    /// What a delta of this version names as its base; `None` for rows that are not of a version on disk.
+    #[must_use]
+    pub(crate) fn base(&self) -> Option<Base> {
+        self.links.last().map(|link| link.base)
     }
 
     /// The tables, in the order of the schema.

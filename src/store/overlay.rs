@@ -103,6 +103,7 @@ impl Overlay {
     }
 
     /// Number of changed rows.
+    #[cfg(test)]
     pub(crate) fn rows(&self) -> u64 {
         self.rows
     }

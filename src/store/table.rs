@@ -193,11 +193,6 @@ impl Table {
         self.overlay.as_deref().map_or(&[], Overlay::deltas)
     }
 
-    /// How many rows the deltas in front of the base changed.
-    pub(crate) fn overlaid_rows(&self) -> u64 {
-        self.overlay.as_deref().map_or(0, Overlay::rows)
-    }
-
     /// A copy of the rows in another element type, without optimizer state. Rows that are not f32 are decoded
     /// first.
     ///

@@ -288,25 +288,19 @@ impl ReferenceTrainer {
     /// Writes a new version of the model. Its number is 1 more than the highest existing number.
     ///
     /// # Errors
-    /// As [`TrainState::save`].
+    /// As [`TrainState::checkpoint`] and [`DenseCheckpoint::publish`].
     pub fn save(&self, models: &Path, name: &str) -> Result<Version, TrainError> {
-        self.state.save(models, name, self.tables.iter().map(Rows::from).collect())
+        let parts = VersionParts { rows: self.rows(), ..VersionParts::default() };
+        Ok(Version(self.state.checkpoint()?.publish(models, name, parts)?.version))
+    }
+
+    /// The rows of every table, to save.
+    pub(crate) fn rows(&self) -> Vec<Rows<'_>> {
+        self.tables.iter().map(Rows::from).collect()
     }
 }
 
 impl TrainState {
-    /// Writes a new version of the model with these tables. Its number is 1 more than the highest existing
-    /// number.
-    ///
-    /// # Errors
-    /// [`TrainError::NotFinite`] for weights or rows that are not finite, and [`TrainError::Store`]. Earlier
-    /// versions are untouched.
-    pub(crate) fn save(&self, models: &Path, name: &str, rows: Vec<Rows<'_>>) -> Result<Version, TrainError> {
-        let written =
-            self.checkpoint()?.publish(models, name, VersionParts { rows, ..VersionParts::default() })?;
-        Ok(Version(written.version))
-    }
-
     /// Copies the dense weights and their optimizer state.
     ///
     /// # Errors

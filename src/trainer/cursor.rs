@@ -82,7 +82,6 @@ impl Validation {
 /// Why a run cannot continue at a cursor.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{flag}: expected {expected}, as before, got {got}")]
-#[cfg_attr(not(test), allow(dead_code))] // for a run that continues
 pub(crate) struct OtherRun {
     pub flag: &'static str,
     pub expected: String,
@@ -92,7 +91,6 @@ pub(crate) struct OtherRun {
 impl Cursor {
     /// The batch boundary from which the data is read again.
     #[must_use]
-    #[cfg_attr(not(test), allow(dead_code))] // for a run that continues
     pub(crate) fn place(&self) -> Place {
         Place { epoch: self.epoch, samples: self.samples, file: self.file.clone() }
     }
@@ -103,7 +101,6 @@ impl Run {
     ///
     /// # Errors
     /// The flag of the first difference.
-    #[cfg_attr(not(test), allow(dead_code))] // for a run that continues
     pub(crate) fn check(&self, other: &Self) -> Result<(), OtherRun> {
         fn same<T: PartialEq + Debug>(flag: &'static str, expected: &T, got: &T) -> Result<(), OtherRun> {
             let differs = || OtherRun { flag, expected: format!("{expected:?}"), got: format!("{got:?}") };

@@ -27,8 +27,8 @@ pub mod schedule;
 mod train_state;
 pub mod update;
 
+pub(crate) use checkpoint::{VersionParts, is_exact, resume, resume_on_disk};
 pub use checkpoint::{initialise, initialise_on_disk};
-pub(crate) use checkpoint::{is_exact, resume, resume_on_disk};
 pub use in_memory::run_in_memory;
 pub use pipeline::clocks::StageName;
 pub use pipeline::plan::PlanStats;
@@ -129,6 +129,8 @@ pub struct Progress<'a> {
     pub probabilities: &'a [f32],
     /// Labels of the batch.
     pub labels: &'a [f32],
+    /// The rows that the step updates; empty if the trainer casts batches itself.
+    pub(crate) casting: &'a casting::Casting,
 }
 
 impl<'a> Progress<'a> {
@@ -142,12 +144,12 @@ impl<'a> Progress<'a> {
         loss: f64,
         samples: u64,
         probabilities: &'a [f32],
-        PreparedBatch { labels, place, .. }: &'a PreparedBatch,
+        PreparedBatch { labels, place, casting, .. }: &'a PreparedBatch,
     ) -> Result<Self, TrainError> {
         if !loss.is_finite() {
             return Err(TrainError::Diverged { step: state.steps + 1, lr: state.optimizer.lr });
         }
-        Ok(Self { samples, place, loss: loss / labels.len() as f64, probabilities, labels })
+        Ok(Self { samples, place, loss: loss / labels.len() as f64, probabilities, labels, casting })
     }
 }
 

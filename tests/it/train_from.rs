@@ -33,6 +33,7 @@ fn contents(workshop: &Workshop, name: &str, version: u32) -> Value {
     let text = fs::read_to_string(format!("{}/{name}/{version}/MANIFEST.json", workshop.models)).unwrap();
     let mut manifest: Value = serde_json::from_str(&text).unwrap();
     manifest["xxh3_128"].take();
+    manifest["training"]["last_batch_unix_ms"].take();
     manifest
 }
 

@@ -1,14 +1,18 @@
 //! The loop over epochs: train, validate, keep the best version, stop early or at a signal. It always knows the
 //! cursor of the last step.
 
+use std::collections::BTreeMap;
+
 use super::meter::{Meter, shown};
+use super::publishing::Versions;
 use super::trained::Trained;
 use super::{Args, evaluate};
 use crate::dataset::{Feed, FileAt, Place};
 use crate::trainer::cursor::{Cursor, OtherRun, Run, Validation};
 use crate::trainer::eval::Quality;
 use crate::trainer::progressive::Progressive;
-use crate::trainer::{Data, Progress};
+use crate::trainer::publish::{CutNotes, RunObserver};
+use crate::trainer::{Data, Progress, TrainState};
 use crate::types::Version;
 
 /// A run over the epochs.
@@ -26,6 +30,8 @@ pub(crate) struct Epochs<'a> {
     pub skipped: u64,
     /// Samples of the last epoch that was trained to its end.
     pub epoch_samples: u64,
+    /// The last epoch that was trained to its end.
+    pub epochs_trained: u32,
     /// The samples of the present file of a followed directory.
     of_file: Option<(FileAt, Progressive)>,
 }
@@ -46,23 +52,41 @@ impl<'a> Epochs<'a> {
             validated: Vec::new(),
             skipped: 0,
             epoch_samples: 0,
+            epochs_trained: 0,
             of_file: None,
         })
     }
 
-    /// Where the run is: after the last step of `model`.
+    /// Where the run is, after the last step.
     #[must_use]
-    pub(crate) fn cursor(&self, model: &Trained) -> Cursor {
+    pub(crate) fn cursor(&self, state: &TrainState) -> Cursor {
         let Place { epoch, samples, file } = self.place.clone();
-        let (run, steps, validation) = (self.run.clone(), model.state().steps, self.validation);
+        let (run, steps, validation) = (self.run.clone(), state.steps, self.validation);
         Cursor { run, epoch, samples, file, steps, validation }
+    }
+
+    /// What a version after the last step has besides the model.
+    #[must_use]
+    pub(crate) fn cut_notes(&self, state: &TrainState) -> CutNotes {
+        let mut quality = BTreeMap::new();
+        if let Some(progressive) = self.meter.progressive.quality() {
+            quality.insert("progressive_log_loss".to_owned(), progressive.quality.log_loss);
+            quality.extend(progressive.quality.auc.map(|auc| ("progressive_auc".to_owned(), auc)));
+            let calibration = progressive.calibration;
+            quality.extend(calibration.map(|ratio| ("progressive_calibration".to_owned(), ratio)));
+        }
+        if let Some((_, validated)) = self.validated.last() {
+            quality.insert("valid_log_loss".to_owned(), validated.log_loss);
+            quality.extend(validated.auc.map(|auc| ("valid_auc".to_owned(), auc)));
+        }
+        // A cursor has only numbers and texts, so it is always encoded.
+        CutNotes { cursor: serde_json::to_string_pretty(&self.cursor(state)).ok(), quality }
     }
 
     /// Continues at a cursor, whose version `model` was opened from.
     ///
     /// # Errors
     /// When the cursor is of another run.
-    #[cfg_attr(not(test), allow(dead_code))] // for a run that continues
     pub(crate) fn at(mut self, cursor: &Cursor) -> Result<Self, OtherRun> {
         cursor.run.check(&self.run)?;
         (self.place, self.validation) = (cursor.place(), cursor.validation);
@@ -73,33 +97,45 @@ impl<'a> Epochs<'a> {
     ///
     /// # Errors
     /// Errors of training and validation.
-    pub(crate) fn train(&mut self, model: &mut Trained) -> anyhow::Result<()> {
-        loop {
-            self.epoch(model)?;
+    pub(crate) fn train(&mut self, model: &mut Trained, versions: &mut Versions<'_>) -> anyhow::Result<()> {
+        while !self.is_complete() {
+            self.epoch(model, versions)?;
             if self.feed.stop.interrupted() {
                 break;
             }
             self.epoch_samples = self.place.samples;
-            if self.place.samples > 0 && !self.validate(model)? {
+            let epoch = self.place.epoch;
+            self.epochs_trained = epoch;
+            if self.args.data.follow.is_some() {
                 break;
             }
-            if self.place.epoch >= self.args.epochs {
-                break;
+            let trained = self.place.samples > 0;
+            // A version that is written now must not train this epoch again.
+            self.place = Place::begin(epoch + 1);
+            if trained {
+                self.validate(epoch, model, versions)?;
             }
-            self.place = Place::begin(self.place.epoch + 1);
         }
         self.end_file(None);
         self.meter.finish();
         Ok(())
     }
 
+    /// Whether all epochs were trained, or training has stopped early.
+    #[must_use]
+    pub(crate) fn is_complete(&self) -> bool {
+        let bad = self.validation.bad_epochs;
+        self.place.epoch > self.args.epochs || self.args.early_stop.is_some_and(|limit| bad >= limit)
+    }
+
     /// Trains to the end of the epoch, or to an interrupt.
-    fn epoch(&mut self, model: &mut Trained) -> anyhow::Result<()> {
+    fn epoch(&mut self, model: &mut Trained, versions: &mut Versions<'_>) -> anyhow::Result<()> {
         let mut reader = self.feed.open(&self.place)?;
         let before = self.place.samples;
         self.meter.begin(self.place.epoch, before);
         let data = Data { reader: &mut *reader, batch: self.args.training.batch as usize, steps: u64::MAX };
-        let samples = model.epoch(data, |progress| self.step(before, progress))?;
+        let stop = self.feed.stop.clone();
+        let samples = versions.train(model, data, (&mut AfterSamples { epochs: self, before }, &stop))?;
         self.meter.end(samples);
         self.skipped = reader.skipped();
         Ok(())
@@ -138,16 +174,24 @@ impl<'a> Epochs<'a> {
         }
     }
 
-    /// Validates after an epoch. Returns whether to train another one.
-    fn validate(&mut self, model: &mut Trained) -> anyhow::Result<bool> {
+    /// Validates after an epoch.
+    fn validate(
+        &mut self,
+        epoch: u32,
+        model: &mut Trained,
+        versions: &mut Versions<'_>,
+    ) -> anyhow::Result<()> {
         let Args { epochs, early_stop, save_best, .. } = *self.args;
         // The evaluation of the written version follows a single epoch at once.
         if epochs == 1 && early_stop.is_none() && !save_best {
-            return Ok(true);
+            return Ok(());
         }
-        let quality = evaluate::trained(self.args, self.feed, model)?;
-        let Some(quality) = quality.filter(|_| !self.feed.stop.interrupted()) else { return Ok(true) };
-        let epoch = self.place.epoch;
+        let Some(quality) = evaluate::trained(self.args, self.feed, model)? else { return Ok(()) };
+        if self.feed.stop.interrupted() {
+            // The epoch is validated when the run continues.
+            self.place = Place { samples: self.epoch_samples, ..Place::begin(epoch) };
+            return Ok(());
+        }
         let better = self.validation.add(epoch, quality.log_loss);
         let auc = quality.auc.map_or("-".to_owned(), |auc| format!("{auc:.4}"));
         let best = if better { " (best so far)" } else { "" };
@@ -156,21 +200,41 @@ impl<'a> Epochs<'a> {
             "epoch {epoch} of {epochs}: validation: {rows} rows, AUC {auc}, log loss {log_loss:.4}{best}"
         ));
         self.validated.push((epoch, quality));
-        if let Some(best) = self.validation.best.as_mut().filter(|_| better && save_best) {
-            best.version = Some(model.save(&self.args.models, &self.args.name)?.0);
+        if better && save_best {
+            let notes = self.cut_notes(model.state());
+            let version = versions.write(model, &notes)?.0;
+            if let Some(best) = &mut self.validation.best {
+                best.version = Some(version);
+            }
         }
         let bad = u64::from(self.validation.bad_epochs);
         if early_stop.is_some_and(|limit| bad >= u64::from(limit)) {
             self.meter.print(&format!("early stop: {bad} epoch(s) without a smaller log loss"));
-            return Ok(false);
         }
-        Ok(true)
+        Ok(())
     }
 
     /// The version of the best epoch, if it was written.
     #[must_use]
     pub(crate) fn best_version(&self) -> Option<Version> {
         self.validation.best.and_then(|best| best.version).map(Version)
+    }
+}
+
+/// The steps of an epoch of which samples were trained before.
+struct AfterSamples<'e, 'a> {
+    epochs: &'e mut Epochs<'a>,
+    before: u64,
+}
+
+impl RunObserver for AfterSamples<'_, '_> {
+    fn step(&mut self, progress: &Progress<'_>) {
+        self.epochs.step(self.before, progress);
+    }
+
+    fn notes(&mut self, state: &TrainState) -> Result<CutNotes, String> {
+        self.epochs.args.publish.check(&self.epochs.meter.progressive)?;
+        Ok(self.epochs.cut_notes(state))
     }
 }
 

@@ -6,7 +6,9 @@ mod evaluate;
 mod from;
 pub(crate) mod interrupt;
 mod meter;
+mod publishing;
 mod report;
+mod resume;
 mod trained;
 
 use std::path::{Path, PathBuf};
@@ -23,11 +25,15 @@ use crate::dataset::Stop;
 use crate::device::cuda::Nvidia;
 use crate::schema::Schema;
 use crate::store::{Opened, check_name, check_writable};
+use crate::trainer::cursor::Cursor;
+use crate::trainer::is_exact;
 use data::DataFlags;
 use epochs::Epochs;
 use from::{FromVersion, schema_of};
 use interrupt::{Interrupted, OnSignal};
+use publishing::{PublishFlags, Versions, base_of};
 use report::Report;
+use resume::ResumePoint;
 use trained::Trained;
 
 /// Flags of `train`.
@@ -35,12 +41,18 @@ use trained::Trained;
 #[command(group(clap::ArgGroup::new("validation").args(["valid", "valid_ratio"])))]
 pub(crate) struct Args {
     /// The model.toml that `init` wrote. With --from it may be left out, because the version has its own
-    #[arg(long, value_name = "FILE", required_unless_present = "from")]
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["from", "resume"])]
     model_config: Option<PathBuf>,
     /// Continues from a version of the model, by number, or from the latest good one (latest): its rows,
     /// dense weights and optimizer state
     #[arg(long, value_name = "V")]
     from: Option<FromVersion>,
+    /// Continues an interrupted run of this command from the last version that it wrote, to the bit. If it wrote
+    /// none, it starts at the beginning
+    #[arg(long)]
+    resume: bool,
+    #[command(flatten)]
+    publish: PublishFlags,
     #[command(flatten)]
     data: DataFlags,
     #[command(flatten)]
@@ -106,39 +118,104 @@ impl Args {
 pub(crate) fn run(args: Args, config: &Config) -> anyhow::Result<()> {
     args.training.optimizer()?;
     check_name("model", &args.name).map_err(|e| InputError(anyhow!("--name: {e}")))?;
-    let from = args.from.map(|from| from.open(&args.models, &args.name)).transpose()?;
-    let schema = schema_of(args.model_config.as_deref(), from.as_ref())?;
+    let stop = Stop::default();
+    let (start, schema) = Start::of(&args, &stop)?;
     args.check_data(&schema)?;
     evaluate::check_out(&args)?;
     prepare_models(&args.models)?;
     check_writable(&args.models, &args.name).map_err(|e| InputError(anyhow!("--models: {e}")))?;
     let device = training_device(config)?;
-    compute_threads(config)?.install(|| train(&args, &schema, from, device))
+    compute_threads(config)?.install(|| train(&args, config, &stop, (start, &schema), device))
+}
+
+/// Where a run starts.
+enum Start {
+    /// With fresh weights.
+    Fresh,
+    /// From a version, with new data.
+    From(Box<Opened>),
+    /// Where an interrupted run stopped.
+    Resumed(Box<Opened>, Box<Cursor>),
+}
+
+impl Start {
+    /// What the flags ask for, and the schema.
+    fn of(args: &Args, stop: &Stop) -> anyhow::Result<(Self, Schema)> {
+        if args.resume {
+            match ResumePoint::find(args, stop)? {
+                ResumePoint::At(opened, cursor) => {
+                    let schema = schema_of(args.model_config.as_deref(), Some(&opened))?;
+                    let optimizer = args.training.optimizer()?;
+                    if !is_exact(&opened, optimizer) {
+                        let version = opened.store.version();
+                        let reason = anyhow!(
+                            "--resume: version {version}: expected the optimizer {} with its state",
+                            opened.metadata.get("optimizer").map_or("unknown", String::as_str)
+                        );
+                        return Err(InputError(reason).into());
+                    }
+                    return Ok((Self::Resumed(opened, cursor), schema));
+                }
+                ResumePoint::Beginning(reason) => {
+                    tracing::info!("nothing was published yet ({reason}): training starts at the beginning");
+                }
+            }
+        }
+        let from = args.from.map(|from| from.open(&args.models, &args.name)).transpose()?;
+        let schema = schema_of(args.model_config.as_deref(), from.as_ref())?;
+        Ok((from.map_or(Self::Fresh, |opened| Self::From(Box::new(opened))), schema))
+    }
 }
 
 fn train(
     args: &Args,
-    schema: &Schema,
-    from: Option<Opened>,
+    config: &Config,
+    stop: &Stop,
+    (start, schema): (Start, &Schema),
     device: Option<Arc<Nvidia>>,
 ) -> anyhow::Result<()> {
-    let stop = Stop::default();
-    let _on_signal = OnSignal::set(&stop)?;
-    let feed = args.feed(schema, &stop);
-    let mut model = Trained::begin(args, schema, from, device)?;
+    let _on_signal = OnSignal::set(stop)?;
+    let feed = args.feed(schema, stop);
     let mut epochs = Epochs::new(args, &feed)?;
-    epochs.train(&mut model)?;
-    let cursor = epochs.cursor(&model);
-    tracing::debug!(?cursor, "training ended");
+    let from = match start {
+        Start::Fresh => None,
+        Start::From(opened) => Some(opened),
+        Start::Resumed(opened, cursor) => {
+            epochs = epochs.at(&cursor)?;
+            let version = opened.store.version();
+            if epochs.is_complete() {
+                eprintln!("the run is complete: {}/{}/{version}", args.models.display(), args.name);
+                return Ok(());
+            }
+            tracing::info!(%version, epoch = cursor.epoch, samples = cursor.samples, "the run continues");
+            Some(opened)
+        }
+    };
+    let base = from.as_ref().map(|opened| base_of(args, opened)).transpose()?.flatten();
+    let mut model = Trained::begin(args, schema, from.map(|opened| *opened), device)?;
+    let mut versions = Versions::new(args, config, &model, base)?;
+    let trained = epochs.train(&mut model, &mut versions);
+    if trained.is_err() {
+        epochs.meter.finish();
+    }
+    trained?;
     let interrupted = stop.interrupted();
-    if epochs.meter.samples() == 0 {
+    if epochs.meter.samples() == 0 && !args.resume {
         let nothing = "no step was taken, so no version was written".to_owned();
         return Err(if interrupted { Interrupted(nothing).into() } else { args.data.no_samples() });
     }
     // After an interrupt the trained state is needed to continue, not the best one.
     let version = match epochs.best_version().filter(|_| !interrupted) {
         Some(best) => best,
-        None => model.save(&args.models, &args.name)?,
+        None => {
+            let notes = epochs.cut_notes(model.state());
+            if !interrupted {
+                args.publish
+                    .check(&epochs.meter.progressive)
+                    .map_err(|reason| anyhow!("not published: {reason}"))?;
+            }
+            versions.write(&mut model, &notes)?
+        }
     };
     let written = format!("{}/{}/{version}", args.models.display(), args.name);
     let quality = if interrupted {
@@ -153,8 +230,7 @@ fn train(
         print(&format!("{}\n", report.json()))?;
     }
     if interrupted {
-        let how =
-            format!("wrote {written}; --from {version} continues with the data that was not trained on");
+        let how = format!("wrote {written}; the same command with --resume continues the run");
         return Err(Interrupted(how).into());
     }
     eprintln!("wrote {written}");

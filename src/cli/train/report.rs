@@ -35,7 +35,7 @@ impl Report<'_> {
         });
         json!({
             "model": epochs.args.name, "version": self.version.0, "rows": self.rows(),
-            "epochs": epochs.place.epoch, "steps": model.state().steps, "skipped": epochs.skipped,
+            "epochs": self.epoch(), "steps": model.state().steps, "skipped": epochs.skipped,
             "samples_per_s": self.samples_per_s(), "seconds": epochs.meter.seconds(),
             "valid_rows": quality.map(|q| q.rows), "auc": quality.and_then(|q| q.auc),
             "logloss": quality.map(|q| q.log_loss),
@@ -44,6 +44,11 @@ impl Report<'_> {
             "validations": validations.collect::<Vec<_>>(), "progressive": progressive,
             "best_epoch": epochs.validation.best.map(|best| best.epoch), "interrupted": interrupted,
         })
+    }
+
+    /// The epoch that was reached.
+    fn epoch(&self) -> u32 {
+        if self.interrupted { self.epochs.place.epoch } else { self.epochs.epochs_trained }
     }
 
     /// Samples of an epoch, or of its part if none was trained to the end.
@@ -57,7 +62,7 @@ impl Report<'_> {
 
     pub(crate) fn text(&self) -> String {
         let Self { epochs, model, .. } = self;
-        let (epoch, rows, skipped) = (epochs.place.epoch, self.rows(), epochs.skipped);
+        let (epoch, rows, skipped) = (self.epoch(), self.rows(), epochs.skipped);
         let (steps, samples_per_s) = (model.state().steps, self.samples_per_s());
         let trained = if self.interrupted {
             format!("trained {} samples up to epoch {epoch}", epochs.meter.samples())

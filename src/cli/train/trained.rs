@@ -12,13 +12,14 @@ use crate::cli::scratchpad::{SizeFlag, orders, pipeline_on, working_dir};
 use crate::device::cuda::Nvidia;
 use crate::rowlog::{RowOrder, read_orders, write_orders};
 use crate::schema::{Schema, Table};
-use crate::store::Opened;
 use crate::store::hot_rows::STATE;
+use crate::store::{Base, Opened};
+use crate::trainer::publish::CutNotes;
 use crate::trainer::{
     self, Data, Frequencies, Pipeline, PipelineSettings, PlanStats, Progress, ReferenceTrainer,
-    ScratchpadSize, Sizes, StageName, TrainError, TrainState,
+    ScratchpadSize, Sizes, StageName, TrainError, TrainState, VersionParts,
 };
-use crate::types::{Batch, Version};
+use crate::types::Batch;
 
 pub(crate) enum Trained {
     InMemory(Box<ReferenceTrainer>),
@@ -124,15 +125,20 @@ impl Trained {
         }
     }
 
-    /// Writes a version.
-    pub(crate) fn save(&mut self, models: &Path, name: &str) -> Result<Version, TrainError> {
-        match self {
-            Self::InMemory(reference) => reference.save(models, name),
+    /// Writes a full version.
+    ///
+    /// # Errors
+    /// When numbers are not finite, or the version cannot be written.
+    pub(crate) fn save(&mut self, models: &Path, name: &str, notes: &CutNotes) -> Result<Base, TrainError> {
+        let (dense, rows) = match self {
+            Self::InMemory(reference) => (reference.state.checkpoint()?, reference.rows()),
             Self::OnDisk { state, pipeline } => {
                 pipeline.flush()?;
-                state.save(models, name, pipeline.rows())
+                (state.checkpoint()?, pipeline.rows())
             }
-        }
+        };
+        let (cursor, quality) = (notes.cursor.as_deref(), notes.quality.clone());
+        dense.publish(models, name, VersionParts { rows, base: None, cursor, quality })
     }
 
     /// The statistics of the scratchpad, or null without one.

@@ -11,12 +11,11 @@
 
 mod image;
 mod row_set;
+mod segments;
 mod writer;
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::TrainError;
@@ -28,6 +27,7 @@ use crate::store::{Base, Rows, Table};
 use crate::types::TableId;
 use image::{RowImage, TableShape};
 use row_set::RowSet;
+pub(crate) use segments::RunObserver;
 use writer::{Job, Outcome, Writer};
 
 /// How often versions are published.
@@ -98,8 +98,6 @@ pub(crate) struct Publisher {
     /// Steps of the last version that was written.
     published_steps: Option<u64>,
     on_publish: Box<OnPublish>,
-    /// Keeps other trainers from publishing versions of the model.
-    _lock: Option<Arc<File>>,
 }
 
 /// A cut whose rows are not all copied.
@@ -150,19 +148,7 @@ impl Publisher {
             last_cut: Instant::now(),
             published_steps: base.map(|_| state.steps),
             on_publish,
-            _lock: None,
         })
-    }
-
-    /// Keeps a lock until the publisher is dropped.
-    #[must_use]
-    pub(crate) fn holding(self, lock: File) -> Self {
-        Self { _lock: Some(Arc::new(lock)), ..self }
-    }
-
-    /// The last version that was written, if deltas apply to it.
-    pub(crate) fn base(&self) -> Option<Base> {
-        self.base
     }
 
     /// How many more steps may be taken before a cut is due; `None` if time decides.
@@ -205,7 +191,7 @@ impl Publisher {
         &mut self,
         state: &TrainState,
         tables: &[Table],
-        notes: impl FnOnce() -> CutNotes,
+        notes: impl FnOnce() -> Result<CutNotes, String>,
     ) -> Result<(), TrainError> {
         self.collect(None);
         if let Some(cut) = &mut self.cut {
@@ -213,8 +199,13 @@ impl Publisher {
             cut.image.copy_block(tables, self.block_bytes);
             cut.pause = cut.pause.max(begun.elapsed());
         } else if self.is_due(state.steps) && !self.in_flight {
-            let begun = self.begin_cut(state, notes(), tables);
-            self.report(begun)?;
+            match notes() {
+                Ok(notes) => {
+                    let begun = self.begin_cut(state, notes, tables);
+                    self.report(begun)?;
+                }
+                Err(reason) => self.refuse(state, reason),
+            }
         }
         if self.cut.as_ref().is_some_and(|cut| cut.image.is_complete()) {
             self.send();
@@ -231,15 +222,54 @@ impl Publisher {
         &mut self,
         state: &TrainState,
         file: &WorkingFile,
-        notes: CutNotes,
+        notes: impl FnOnce() -> Result<CutNotes, String>,
         begun: Instant,
     ) -> Result<(), TrainError> {
         self.collect(None);
         if !self.is_due(state.steps) || self.in_flight {
             return Ok(());
         }
-        let cut = self.cut_file(state, file, notes, begun);
-        self.report(cut)
+        match notes() {
+            Ok(notes) => {
+                let cut = self.cut_file(state, file, notes, begun);
+                self.report(cut)
+            }
+            Err(reason) => {
+                self.refuse(state, reason);
+                Ok(())
+            }
+        }
+    }
+
+    /// Between two runs of a trainer with rows in memory: as [`Self::after_step`], but copies all rows of the
+    /// present cut.
+    ///
+    /// # Errors
+    /// As [`Self::after_step`].
+    pub(crate) fn settle(
+        &mut self,
+        state: &TrainState,
+        tables: &[Table],
+        notes: impl FnOnce() -> Result<CutNotes, String>,
+    ) -> Result<(), TrainError> {
+        self.after_step(state, tables, notes)?;
+        if let Some(cut) = &mut self.cut {
+            cut.image.copy_block(tables, usize::MAX);
+            self.send();
+        }
+        Ok(())
+    }
+
+    /// Whether the publisher waits for the next step, to copy rows, to cut, or to report.
+    fn waits(&self, steps: u64) -> bool {
+        let by_time = matches!(self.options.every, Some(Every::Time(_)));
+        self.cut.is_some() || self.in_flight || by_time && steps > self.last_steps
+    }
+
+    /// Notes that a version may not be published. The next one is tried when it is due.
+    fn refuse(&mut self, state: &TrainState, reason: String) {
+        (self.last_steps, self.last_cut) = (state.steps, Instant::now());
+        (self.on_publish)(Err(reason));
     }
 
     /// A version that could not be written is reported, and is no error: the next cut has its rows.
@@ -262,10 +292,10 @@ impl Publisher {
         &mut self,
         state: &TrainState,
         tables: &[Table],
-        notes: impl Fn() -> CutNotes,
+        notes: &CutNotes,
     ) -> Result<Base, TrainError> {
         self.finish_with(state, |publisher| {
-            publisher.begin_cut(state, notes(), tables)?;
+            publisher.begin_cut(state, notes.clone(), tables)?;
             if let Some(cut) = &mut publisher.cut {
                 cut.image.copy_block(tables, usize::MAX);
                 publisher.send();
@@ -282,9 +312,9 @@ impl Publisher {
         &mut self,
         state: &TrainState,
         file: &WorkingFile,
-        notes: impl Fn() -> CutNotes,
+        notes: &CutNotes,
     ) -> Result<Base, TrainError> {
-        self.finish_with(state, |publisher| publisher.cut_file(state, file, notes(), Instant::now()))
+        self.finish_with(state, |publisher| publisher.cut_file(state, file, notes.clone(), Instant::now()))
     }
 
     fn finish_with(
@@ -323,7 +353,7 @@ impl Publisher {
             None => false,
             // A step whose cut had to wait for the writer is not forgotten.
             Some(Every::Steps(every)) => steps / every > self.last_steps / every,
-            Some(Every::Time(every)) => self.last_cut.elapsed() >= every,
+            Some(Every::Time(every)) => steps > self.last_steps && self.last_cut.elapsed() >= every,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use super::*;
 use crate::schema::Schema;
@@ -61,7 +61,7 @@ impl Run {
     }
 
     fn finish(&mut self) -> Base {
-        self.publisher.finish(&self.reference.state, &self.reference.tables, notes).unwrap()
+        self.publisher.finish(&self.reference.state, &self.reference.tables, &notes().unwrap()).unwrap()
     }
 
     /// Asserts that every version has the numbers after its steps. Returns how many were full.
@@ -80,8 +80,8 @@ impl Run {
     }
 }
 
-fn notes() -> CutNotes {
-    CutNotes { cursor: Some("here".to_owned()), quality: BTreeMap::new() }
+fn notes() -> Result<CutNotes, String> {
+    Ok(CutNotes { cursor: Some("here".to_owned()), quality: BTreeMap::new() })
 }
 
 #[test]

@@ -4,6 +4,7 @@ use clap::Parser;
 use serde_json::Value;
 
 use super::*;
+use crate::config::{Config, Flags};
 use crate::dataset::Stop;
 use crate::dataset::synthetic::write_criteo_tsv;
 use crate::schema::Schema;
@@ -34,7 +35,17 @@ fn contents(args: &Args, version: Version) -> Value {
     let path = args.models.join(&args.name).join(version.to_string()).join("MANIFEST.json");
     let mut manifest: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     manifest["xxh3_128"].take();
+    manifest["training"]["last_batch_unix_ms"].take();
     manifest
+}
+
+/// Versions are written only when they are asked for.
+fn versions<'a>(args: &'a Args, model: &Trained) -> Versions<'a> {
+    Versions::new(args, &Config::resolve(&Flags::default(), [], None).unwrap(), model, None).unwrap()
+}
+
+fn saved(args: &Args, model: &mut Trained) -> Version {
+    Version(model.save(&args.models, &args.name, &CutNotes::default()).unwrap().version)
 }
 
 /// Trains to the end, and returns the written version.
@@ -47,8 +58,9 @@ fn trained(args: &Args, from: Option<(&Cursor, Version)>) -> Value {
     if let Some((cursor, _)) = from {
         epochs = epochs.at(cursor).unwrap();
     }
-    epochs.train(&mut model).unwrap();
-    let version = model.save(&args.models, &args.name).unwrap();
+    let mut versions = versions(args, &model);
+    epochs.train(&mut model, &mut versions).unwrap();
+    let version = saved(args, &mut model);
     let mut json = contents(args, version);
     json["validation"] = serde_json::to_value(epochs.validation).unwrap();
     json
@@ -60,15 +72,16 @@ fn stopped(args: &Args, epoch: u32, steps: u64) -> (Cursor, Version) {
     let mut model = Trained::begin(args, &schema(), None, None).unwrap();
     let mut epochs = Epochs::new(args, &feed).unwrap();
     while epochs.place.epoch < epoch {
-        epochs.epoch(&mut model).unwrap();
-        assert!(epochs.validate(&mut model).unwrap());
-        epochs.place = Place::begin(epochs.place.epoch + 1);
+        let (now, mut versions) = (epochs.place.epoch, versions(args, &model));
+        epochs.epoch(&mut model, &mut versions).unwrap();
+        epochs.place = Place::begin(now + 1);
+        epochs.validate(now, &mut model, &mut versions).unwrap();
     }
     let mut reader = feed.open(&epochs.place).unwrap();
     let data = Data { reader: &mut *reader, batch: 32, steps };
     model.epoch(data, |progress| epochs.step(0, progress)).unwrap();
-    let text = serde_json::to_string(&epochs.cursor(&model)).unwrap();
-    let version = model.save(&args.models, &args.name).unwrap();
+    let text = serde_json::to_string(&epochs.cursor(model.state())).unwrap();
+    let version = saved(args, &mut model);
     (serde_json::from_str(&text).unwrap(), version)
 }
 

@@ -1,0 +1,254 @@
+//! The flags of publishing, and the versions that `train` writes: at intervals, of the best epoch, and at the end.
+
+use std::fs::{self, File, TryLockError};
+use std::path::Path;
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+
+use super::Args;
+use super::trained::Trained;
+use crate::cli::InputError;
+use crate::cli::flags::whole;
+use crate::config::{Config, VersionsConfig};
+use crate::dataset::Stop;
+use crate::store::hot_rows::STATE;
+use crate::store::{Base, Opened, versions};
+use crate::trainer::progressive::Progressive;
+use crate::trainer::publish::{CutNotes, Every, PublishOptions, Published, Publisher, RunObserver};
+use crate::trainer::{Data, TrainError, is_exact};
+use crate::types::Version;
+
+/// Flags of publishing.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct PublishFlags {
+    /// Publishes a version at this interval while training goes on: 500steps, 5s or 200ms
+    #[arg(long, value_name = "INTERVAL")]
+    publish_every: Option<Interval>,
+    /// Publishes no version whose progressive AUC is less, or log loss is more, than a bound: auc=0.7 or
+    /// logloss=0.5
+    #[arg(long, value_name = "BOUND", requires = "publish_every")]
+    publish_gate: Option<Gate>,
+    /// Samples before the cut that --publish-gate looks at; at most --window
+    #[arg(long, value_name = "N", requires = "publish_gate", default_value_t = 10_000)]
+    #[arg(value_parser = whole::<usize>(1, 1 << 30))]
+    gate_samples: usize,
+}
+
+/// The value of `--publish-every`.
+#[derive(Clone, Copy, Debug)]
+struct Interval(Every);
+
+impl FromStr for Interval {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |unit: &str| text.strip_suffix(unit)?.trim().parse::<u64>().ok().filter(|&n| n > 0);
+        let every = number("steps").map(Every::Steps);
+        let every = every.or_else(|| number("ms").map(|ms| Every::Time(Duration::from_millis(ms))));
+        let every = every.or_else(|| number("s").map(|s| Every::Time(Duration::from_secs(s))));
+        every
+            .map(Self)
+            .ok_or_else(|| "expected a number of steps or a time, such as 500steps or 5s".to_owned())
+    }
+}
+
+/// The value of `--publish-gate`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Gate {
+    Auc(f64),
+    LogLoss(f64),
+}
+
+impl FromStr for Gate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bound = |text: &str| text.parse().ok().filter(|bound: &f64| bound.is_finite() && *bound > 0.0);
+        let gate = match text.split_once('=') {
+            Some(("auc", least)) => bound(least).filter(|&least| least < 1.0).map(Self::Auc),
+            Some(("logloss", most)) => bound(most).map(Self::LogLoss),
+            _ => None,
+        };
+        gate.ok_or_else(|| "expected auc= and a number below 1, or logloss= and a positive number".to_owned())
+    }
+}
+
+impl PublishFlags {
+    /// Whether versions are published at intervals.
+    pub(crate) fn given(&self) -> bool {
+        self.publish_every.is_some()
+    }
+
+    /// Checks that a version with these last samples may be published.
+    ///
+    /// # Errors
+    /// What the gate found, and its bound.
+    pub(crate) fn check(&self, progressive: &Progressive) -> Result<(), String> {
+        let Some(gate) = self.publish_gate else { return Ok(()) };
+        let refused = |what: &str| Err(format!("--publish-gate: {what}"));
+        let Some(last) = progressive.last(self.gate_samples) else {
+            return refused("no sample was trained");
+        };
+        let (samples, quality) = (last.quality.rows, last.quality);
+        match (gate, quality.auc) {
+            (Gate::Auc(_), None) => refused(&format!("all labels of the last {samples} samples are equal")),
+            (Gate::Auc(least), Some(auc)) if auc.is_nan() || auc < least => refused(&format!(
+                "AUC of the last {samples} samples: expected at least {least}, got {auc:.4}"
+            )),
+            (Gate::LogLoss(most), _) if quality.log_loss.is_nan() || quality.log_loss > most => {
+                refused(&format!(
+                    "log loss of the last {samples} samples: expected at most {most}, got {:.4}",
+                    quality.log_loss
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Writes the versions of a run.
+pub(crate) struct Versions<'a> {
+    args: &'a Args,
+    /// Without one, a version is written only when it is asked for.
+    publisher: Option<Publisher>,
+    /// The last version that was written.
+    pub written: Option<Version>,
+    /// Keeps other trainers from publishing versions of the model.
+    _lock: Option<File>,
+}
+
+impl<'a> Versions<'a> {
+    /// `from` is the version that training continues from.
+    ///
+    /// # Errors
+    /// When another process publishes versions of the model.
+    pub(crate) fn new(
+        args: &'a Args,
+        config: &Config,
+        model: &Trained,
+        from: Option<Base>,
+    ) -> anyhow::Result<Self> {
+        if !args.publish.given() {
+            return Ok(Self { args, publisher: None, written: None, _lock: None });
+        }
+        let lock = lock(&args.models, &args.name)?;
+        let VersionsConfig { keep, compact_at } = config.versions;
+        let options = PublishOptions {
+            models: args.models.clone(),
+            name: args.name.clone(),
+            every: args.publish.publish_every.map(|Interval(every)| every),
+            keep,
+            compact_at,
+        };
+        let publisher = Publisher::new(options, model.state(), from, Box::new(report))?;
+        Ok(Self { args, publisher: Some(publisher), written: None, _lock: Some(lock) })
+    }
+
+    /// Trains on the data once. Returns the number of samples.
+    ///
+    /// # Errors
+    /// [`TrainError`].
+    pub(crate) fn train(
+        &mut self,
+        model: &mut Trained,
+        data: Data<'_>,
+        (observer, stop): (&mut dyn RunObserver, &Stop),
+    ) -> Result<u64, TrainError> {
+        match (&mut self.publisher, model) {
+            (None, model) => model.epoch(data, |progress| observer.step(progress)),
+            (Some(publisher), Trained::InMemory(reference)) => {
+                publisher.train_in_memory(reference, data, observer, stop)
+            }
+            (Some(publisher), Trained::OnDisk { state, pipeline }) => {
+                publisher.train_on_disk(state, pipeline, data, (observer, stop))
+            }
+        }
+    }
+
+    /// Writes a version of the model as it is now.
+    ///
+    /// # Errors
+    /// When the version cannot be written.
+    pub(crate) fn write(&mut self, model: &mut Trained, notes: &CutNotes) -> anyhow::Result<Version> {
+        let base = match (&mut self.publisher, &mut *model) {
+            (None, model) => model.save(&self.args.models, &self.args.name, notes)?,
+            (Some(publisher), Trained::InMemory(reference)) => {
+                publisher.finish(&reference.state, &reference.tables, notes)?
+            }
+            (Some(publisher), Trained::OnDisk { state, pipeline }) => {
+                pipeline.flush()?;
+                publisher.finish_file(state, pipeline.store(), notes)?
+            }
+        };
+        let version = Version(base.version);
+        self.written = Some(version);
+        Ok(version)
+    }
+}
+
+/// Logs a published version.
+fn report(outcome: Result<Published, String>) {
+    match outcome {
+        Ok(Published { version, full, rows, bytes, took, pause, steps }) => {
+            let kind = if full { "full" } else { "delta" };
+            let (took_ms, pause_ms) = (took.as_millis() as u64, pause.as_secs_f64() * 1e3);
+            tracing::info!(version, kind, steps, rows, bytes, took_ms, pause_ms, "published");
+        }
+        Err(reason) => tracing::warn!("not published: {reason}; the next version has its rows"),
+    }
+}
+
+/// What deltas of this version name as their base: the version itself, if training continues from it to the bit
+/// and it is the highest.
+pub(crate) fn base_of(args: &Args, opened: &Opened) -> anyhow::Result<Option<Base>> {
+    let exact = is_exact(opened, args.training.optimizer()?);
+    let highest = versions(&args.models, &args.name)?.pop();
+    Ok(opened.store.base().filter(|base| exact && highest == Some(Version(base.version))))
+}
+
+/// Locks the model for a trainer that publishes.
+fn lock(models: &Path, name: &str) -> anyhow::Result<File> {
+    let state = models.join(name).join(STATE);
+    fs::create_dir_all(&state).with_context(|| format!("{}", state.display()))?;
+    let path = state.join("trainer.lock");
+    let file = File::create(&path).with_context(|| format!("{}", path.display()))?;
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => {
+            let held = anyhow!(
+                "--name: another process trains {name:?} and publishes: {} is locked",
+                path.display()
+            );
+            Err(InputError(held).into())
+        }
+        // Without locks on the file system, a second trainer is found when its version has a taken number.
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(flechette_loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals_are_steps_or_times() {
+        let every = |text: &str| text.parse::<Interval>().map(|Interval(every)| every);
+        assert_eq!(every("500steps"), Ok(Every::Steps(500)));
+        assert_eq!(every("5s"), Ok(Every::Time(Duration::from_secs(5))));
+        assert_eq!(every("200ms"), Ok(Every::Time(Duration::from_millis(200))));
+        for wrong in ["", "5", "0s", "-1s", "steps", "1.5s", "5m"] {
+            assert!(every(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_gate_has_one_bound() {
+        assert_eq!("auc=0.7".parse(), Ok(Gate::Auc(0.7)));
+        assert_eq!("logloss=0.5".parse(), Ok(Gate::LogLoss(0.5)));
+        for wrong in ["auc", "auc=1", "auc=nan", "logloss=-1", "logloss=inf", "recall=0.5"] {
+            assert!(wrong.parse::<Gate>().is_err(), "{wrong}");
+        }
+    }
+}

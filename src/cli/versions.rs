@@ -1,0 +1,136 @@
+//! `flechette versions`: lists the versions of a model, or makes a full version of the last one.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::anyhow;
+use serde_json::json;
+
+use crate::cli::{InputError, print};
+use crate::store::listing::{Listed, Summary, list};
+use crate::store::{self, Purpose, StoreError, retention};
+use crate::types::Version;
+
+/// Flags of `versions`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Directory of the models
+    #[arg(long, value_name = "DIR")]
+    models: PathBuf,
+    /// Name of the model; without it, all models are listed
+    #[arg(long, required_if_eq("compact", "true"))]
+    name: Option<String>,
+    /// Writes the latest good version as a full version, if it is a delta
+    #[arg(long)]
+    compact: bool,
+    /// Prints one line of JSON for each version
+    #[arg(long, conflicts_with = "compact")]
+    json: bool,
+}
+
+/// Lists or compacts.
+///
+/// # Errors
+/// When the directory cannot be read, or the full version cannot be written.
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let wrong = |error: StoreError| anyhow::Error::from(InputError(anyhow!("--models: {error}")));
+    if let (true, Some(name)) = (args.compact, &args.name) {
+        return compact(args, name);
+    }
+    let names = match &args.name {
+        Some(name) => vec![name.clone()],
+        None => store::models(&args.models).map_err(wrong)?,
+    };
+    let mut text = String::new();
+    for name in &names {
+        let listed = list(&args.models, name).map_err(wrong)?;
+        if args.json {
+            listed.iter().for_each(|listed| text.push_str(&format!("{}\n", line_json(name, listed))));
+        } else {
+            text.push_str(&table(name, &listed));
+        }
+    }
+    print(&text)
+}
+
+fn compact(args: &Args, name: &str) -> anyhow::Result<()> {
+    let wrong = |error: StoreError| anyhow::Error::from(InputError(anyhow!("--compact: {error}")));
+    let latest = store::open_latest(&args.models, name, Purpose::Serve, |_| Ok(())).map_err(wrong)?;
+    let version = latest.opened.store.version();
+    let model = args.models.join(name);
+    if latest.opened.store.is_full() {
+        eprintln!("{}/{version} is full", model.display());
+        return Ok(());
+    }
+    let written = retention::compact(&args.models, name, version)?;
+    eprintln!(
+        "wrote {}/{}, with the contents of version {version}",
+        model.display(),
+        Version(written.version)
+    );
+    Ok(())
+}
+
+fn line_json(name: &str, listed: &Listed) -> serde_json::Value {
+    let Listed { version, used, summary, refusal } = listed;
+    let summary = summary.as_ref();
+    let training = summary.and_then(|summary| summary.training);
+    json!({
+        "model": name, "version": version.0, "kind": summary.map(kind),
+        "base": summary.and_then(|summary| summary.base).map(|base| base.version),
+        "steps": training.map(|training| training.steps), "samples": training.map(|training| training.samples),
+        "last_batch_unix_ms": training.map(|training| training.last_batch_unix_ms),
+        "bytes": summary.map(|summary| summary.bytes), "quality": summary.map(|summary| &summary.quality),
+        "good": refusal.is_none(), "refused": refusal.as_ref().map(ToString::to_string), "used": used,
+    })
+}
+
+fn kind(summary: &Summary) -> &'static str {
+    if summary.base.is_some() { "delta" } else { "full" }
+}
+
+/// The versions of a model, one a line, under a header.
+fn table(name: &str, listed: &[Listed]) -> String {
+    let mut text = format!(
+        "{name}\n{:>8} {:5} {:>6} {:>10} {:>13} {:>13} {:>8}  {:4} {:4} {}\n",
+        "VERSION", "KIND", "BASE", "STEPS", "SAMPLES", "BYTES", "TRAINED", "GOOD", "USED", "QUALITY"
+    );
+    for Listed { version, used, summary, refusal } in listed {
+        let number = |number: Option<u64>| number.map_or("-".to_owned(), |number| number.to_string());
+        let summary = summary.as_ref();
+        let training = summary.and_then(|summary| summary.training);
+        let yes = |yes: bool| if yes { "yes" } else { "no" };
+        let quality = summary.into_iter().flat_map(|summary| &summary.quality);
+        let quality: Vec<String> = quality.map(|(name, value)| format!("{name} {value:.4}")).collect();
+        let quality = if quality.is_empty() { "-".to_owned() } else { quality.join(", ") };
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "{:>8} {:5} {:>6} {:>10} {:>13} {:>13} {:>8}  {:4} {:4} {}",
+            version.0,
+            summary.map_or("-", kind),
+            number(summary.and_then(|summary| summary.base).map(|base| base.version)),
+            number(training.map(|training| training.steps)),
+            number(training.map(|training| training.samples)),
+            number(summary.map(|summary| summary.bytes)),
+            training.map_or("-".to_owned(), |training| ago(training.last_batch_unix_ms)),
+            yes(refusal.is_none()),
+            yes(*used),
+            refusal.as_ref().map_or(quality, ToString::to_string),
+        );
+    }
+    text
+}
+
+/// How long ago a time was, in its largest unit. A time in the future, after a clock was set back, is `0s`.
+fn ago(unix_ms: u64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+    let seconds = now.saturating_sub(unix_ms) / 1000;
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}min", seconds / 60),
+        3600..86_400 => format!("{}h", seconds / 3600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}

@@ -1,0 +1,67 @@
+//! What is known of each version of a model, good or not.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::format::{Base, Training};
+use super::link::read_manifest;
+use super::retention::in_use;
+use super::snapshot::{Opened, Purpose, open, open_after, versions};
+use super::{EmbeddingStore, StoreError};
+use crate::types::Version;
+
+/// A version on disk.
+#[derive(Debug)]
+pub(crate) struct Listed {
+    pub version: Version,
+    /// Whether a process uses the version now, for example to serve it.
+    pub used: bool,
+    /// What its manifest says, if it can be read.
+    pub summary: Option<Summary>,
+    /// Why the version cannot be opened.
+    pub refusal: Option<StoreError>,
+}
+
+/// What a manifest says of its version.
+#[derive(Debug)]
+pub(crate) struct Summary {
+    /// `None` for a full version.
+    pub base: Option<Base>,
+    pub training: Option<Training>,
+    pub quality: BTreeMap<String, f64>,
+    /// Bytes of all files.
+    pub bytes: u64,
+}
+
+/// Checks every version of a model, ascending. The files of a chain are read once.
+///
+/// # Errors
+/// [`StoreError`] when the directory of the model cannot be read.
+pub(crate) fn list(models: &Path, name: &str) -> Result<Vec<Listed>, StoreError> {
+    let mut before: Option<EmbeddingStore> = None;
+    let mut listed = Vec::new();
+    for version in versions(models, name)? {
+        // Before this process locks it.
+        let used = in_use(models, name, version);
+        let manifest = read_manifest(&models.join(name).join(version.to_string()));
+        let opened = match &before {
+            Some(before) => open_after(models, name, version, before),
+            None => open(models, name, version, Purpose::Serve),
+        };
+        let refusal = match opened {
+            Ok(Opened { store, .. }) => {
+                before = Some(store);
+                None
+            }
+            Err(error) => Some(error),
+        };
+        let summary = manifest.ok().map(|(manifest, _)| Summary {
+            base: manifest.base,
+            training: manifest.training,
+            quality: manifest.quality,
+            bytes: manifest.files.values().map(|file| file.bytes).sum(),
+        });
+        listed.push(Listed { version, used, summary, refusal });
+    }
+    Ok(listed)
+}
