@@ -209,8 +209,11 @@ impl<'a> Staging<'a> {
         self.disk.sync_dir(&path).map_err(|e| StoreError::at(&path, e))
     }
 
+    /// Writes dense tensors in the order of their names, so that equal tensors give equal bytes.
     fn dense(&mut self, name: &str, tensors: &[DenseTensor]) -> Result<(), StoreError> {
-        let tensors = tensors.iter().map(|tensor| Tensor {
+        let mut sorted: Vec<&DenseTensor> = tensors.iter().collect();
+        sorted.sort_by(|one, other| one.name.cmp(&other.name));
+        let tensors = sorted.into_iter().map(|tensor| Tensor {
             name: &tensor.name,
             dtype: Dtype::F32,
             shape: tensor.shape.iter().map(|&axis| axis as u64).collect(),

@@ -35,6 +35,7 @@ mod tidy;
 mod train_data;
 mod train_flags;
 mod train_from;
+mod train_resume;
 mod verify;
 mod warm_start;
 mod wire;

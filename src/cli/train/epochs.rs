@@ -202,9 +202,10 @@ impl<'a> Epochs<'a> {
         self.validated.push((epoch, quality));
         if better && save_best {
             let notes = self.cut_notes(model.state());
-            let version = versions.write(model, &notes)?.0;
+            let version = versions.write(model, &notes)?;
+            versions.keep(version)?;
             if let Some(best) = &mut self.validation.best {
-                best.version = Some(version);
+                best.version = Some(version.0);
             }
         }
         let bad = u64::from(self.validation.bad_epochs);

@@ -194,6 +194,9 @@ fn train(
     let base = from.as_ref().map(|opened| base_of(args, opened)).transpose()?.flatten();
     let mut model = Trained::begin(args, schema, from.map(|opened| *opened), device)?;
     let mut versions = Versions::new(args, config, &model, base)?;
+    if let Some(best) = epochs.best_version() {
+        versions.keep(best).with_context(|| format!("version {best} of the best epoch"))?;
+    }
     let trained = epochs.train(&mut model, &mut versions);
     if trained.is_err() {
         epochs.meter.finish();

@@ -14,7 +14,7 @@ use crate::cli::flags::whole;
 use crate::config::{Config, VersionsConfig};
 use crate::dataset::Stop;
 use crate::store::hot_rows::STATE;
-use crate::store::{Base, Opened, versions};
+use crate::store::{self, Base, EmbeddingStore, Opened, Purpose, versions};
 use crate::trainer::progressive::Progressive;
 use crate::trainer::publish::{CutNotes, Every, PublishOptions, Published, Publisher, RunObserver};
 use crate::trainer::{Data, TrainError, is_exact};
@@ -113,8 +113,8 @@ pub(crate) struct Versions<'a> {
     args: &'a Args,
     /// Without one, a version is written only when it is asked for.
     publisher: Option<Publisher>,
-    /// The last version that was written.
-    pub written: Option<Version>,
+    /// The version of the best epoch: while it is open, retention does not remove it.
+    best: Option<EmbeddingStore>,
     /// Keeps other trainers from publishing versions of the model.
     _lock: Option<File>,
 }
@@ -131,7 +131,7 @@ impl<'a> Versions<'a> {
         from: Option<Base>,
     ) -> anyhow::Result<Self> {
         if !args.publish.given() {
-            return Ok(Self { args, publisher: None, written: None, _lock: None });
+            return Ok(Self { args, publisher: None, best: None, _lock: None });
         }
         let lock = lock(&args.models, &args.name)?;
         let VersionsConfig { keep, compact_at } = config.versions;
@@ -143,7 +143,7 @@ impl<'a> Versions<'a> {
             compact_at,
         };
         let publisher = Publisher::new(options, model.state(), from, Box::new(report))?;
-        Ok(Self { args, publisher: Some(publisher), written: None, _lock: Some(lock) })
+        Ok(Self { args, publisher: Some(publisher), best: None, _lock: Some(lock) })
     }
 
     /// Trains on the data once. Returns the number of samples.
@@ -182,9 +182,19 @@ impl<'a> Versions<'a> {
                 publisher.finish_file(state, pipeline.store(), notes)?
             }
         };
-        let version = Version(base.version);
-        self.written = Some(version);
-        Ok(version)
+        Ok(Version(base.version))
+    }
+
+    /// Keeps the version of the best epoch on disk.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub(crate) fn keep(&mut self, version: Version) -> anyhow::Result<()> {
+        if self.publisher.is_some() {
+            let opened = store::open(&self.args.models, &self.args.name, version, Purpose::Serve)?;
+            self.best = Some(opened.store);
+        }
+        Ok(())
     }
 }
 

@@ -1,0 +1,175 @@
+//! Runs of `train` that publish versions, are killed at any instant, and continue with `--resume`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use flechette::schema::preset::ArchKind;
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::program::{Workshop, flechette, run, run_failing};
+
+/// Kills of each kind of run in CI; more with FLECHETTE_TEST_KILLS.
+const KILLS: usize = 10;
+
+/// The checksums of the files of a model's last version, written as a full version: its rows, states, dense
+/// weights and cursor. The manifest has dates and is left out.
+fn last_version(workshop: &Workshop, name: &str) -> BTreeMap<String, u128> {
+    let models = &workshop.models;
+    let output = run(&format!("versions --models {models} --name {name} --compact"));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let model = Path::new(models).join(name);
+    let numbers = fs::read_dir(&model).unwrap().flatten();
+    let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse::<u64>().ok());
+    let version = model.join(numbers.max().unwrap().to_string());
+    let mut files = BTreeMap::new();
+    for entry in walkdir::WalkDir::new(&version).into_iter().map(Result::unwrap) {
+        let name = entry.path().strip_prefix(&version).unwrap().to_str().unwrap().to_owned();
+        if entry.file_type().is_file() && name != "MANIFEST.json" {
+            files.insert(name, xxh3_128(&fs::read(entry.path()).unwrap()));
+        }
+    }
+    files
+}
+
+/// How long a run takes that is not killed.
+fn run_whole(line: &str) -> Duration {
+    let begun = Instant::now();
+    let output = run(line);
+    assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    begun.elapsed()
+}
+
+fn kills() -> usize {
+    std::env::var("FLECHETTE_TEST_KILLS").map_or(KILLS, |kills| kills.parse().unwrap())
+}
+
+/// Runs a command, and kills it after a while with a signal that it cannot catch. Returns whether it was still
+/// running then.
+fn run_killed(line: &str, after: Duration) -> bool {
+    let mut command = flechette();
+    command.args(line.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    sleep(after);
+    let running = child.try_wait().unwrap().is_none();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    running
+}
+
+#[test]
+fn a_run_that_is_killed_at_any_instant_and_resumed_writes_the_bytes_of_one_that_is_not() {
+    let workshop = Workshop::new(1500, 10);
+    let config = workshop.config(ArchKind::Dlrm, 4, 400);
+    // One table is rounded.
+    let text = fs::read_to_string(&config).unwrap().replacen("element = \"f32\"", "element = \"f16\"", 1);
+    fs::write(&config, text).unwrap();
+    let (models, data) = (&workshop.models, &workshop.train);
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    for (name, flags) in [
+        ("memory", "--publish-every 5steps --epochs 2 --shuffle 300 --optimizer adam"),
+        ("scratchpad", "--publish-every 9steps --epochs 2 --shuffle 300 --scratchpad 0.3"),
+        ("time", "--publish-every 20ms --lr-warmup 30 --optimizer rowwise_adagrad"),
+    ] {
+        let line = |name: &str| {
+            format!(
+                "train --model-config {config} --format criteo-tsv --data {data} --models {models} \
+                 --name {name} --batch 32 --threads 2 {flags}"
+            )
+        };
+        let whole = format!("{name}-whole");
+        let took = run_whole(&line(&whole));
+        let expected = last_version(&workshop, &whole);
+        assert!(expected.len() > 2 * 26, "{expected:?}");
+        let (mut killed, mut runs) = (0, 0);
+        while killed < kills() {
+            let name = format!("{name}-{runs}");
+            // Two kills, and then to the end.
+            for resume in ["", " --resume"] {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                let after = took.mul_f64((random % 1000) as f64 / 1000.0);
+                killed += usize::from(run_killed(&format!("{}{resume}", line(&name)), after));
+            }
+            run_whole(&format!("{} --resume", line(&name)));
+            let found = last_version(&workshop, &name);
+            let differ: Vec<_> = expected.keys().filter(|file| found.get(*file) != expected.get(*file)).collect();
+            assert!(found == expected, "{name}: {differ:?}, files {} and {}", found.len(), expected.len());
+            fs::remove_dir_all(Path::new(models).join(name)).unwrap();
+            runs += 1;
+        }
+    }
+}
+
+#[test]
+fn a_run_cannot_resume_as_another_run_or_beside_a_run_that_publishes() {
+    let workshop = Workshop::new(400, 10);
+    let config = workshop.config(ArchKind::Dlrm, 4, 100);
+    let (models, data) = (&workshop.models, &workshop.train);
+    let line = |more: &str| {
+        format!(
+            "train --model-config {config} --format criteo-tsv --data {data} --models {models} --name m {more}"
+        )
+    };
+    // Nothing was published, so the run starts at the beginning.
+    let first = run(&line("--publish-every 2steps --resume"));
+    let log = String::from_utf8(first.stderr).unwrap();
+    assert!(first.status.success() && log.contains("nothing was published yet (no version)"), "{log}");
+    let again = run(&line("--publish-every 2steps --resume"));
+    assert!(String::from_utf8(again.stderr).unwrap().contains("the run is complete"));
+    let other = run_failing(2, &line("--resume --batch 64"));
+    assert!(
+        other.contains("--resume: version 2 is of another run: --batch: expected 128, as before, got 64")
+            || other.contains("is of another run: --batch: expected 128, as before, got 64"),
+        "{other}"
+    );
+    let optimizer = run_failing(2, &line("--resume --optimizer adam --epochs 2"));
+    assert!(optimizer.contains("expected the optimizer adagrad with its state"), "{optimizer}");
+
+    let follow = workshop.path("none");
+    fs::create_dir(&follow).unwrap();
+    let waiting = format!(
+        "train --model-config {config} --format criteo-tsv --models {models} --name m --publish-every 1s \
+         --follow {follow}"
+    );
+    let mut publisher = flechette();
+    let mut publisher = publisher.args(waiting.split_whitespace()).stderr(Stdio::null()).spawn().unwrap();
+    let lock = Path::new(models).join("m/state/trainer.lock");
+    let limit = Instant::now() + Duration::from_secs(60);
+    let refused = loop {
+        let output = run(&line("--publish-every 2steps --from latest --epochs 2"));
+        let text = String::from_utf8(output.stderr).unwrap();
+        if !output.status.success() {
+            break text;
+        }
+        assert!(Instant::now() < limit, "the other process never locks {}", lock.display());
+    };
+    publisher.kill().unwrap();
+    publisher.wait().unwrap();
+    assert!(refused.contains("another process trains \"m\" and publishes"), "{refused}");
+}
+
+#[test]
+fn a_version_that_fails_the_gate_is_not_published() {
+    let workshop = Workshop::new(400, 10);
+    let config = workshop.config(ArchKind::Dlrm, 4, 100);
+    let (models, data) = (&workshop.models, &workshop.train);
+    let line = |gate: &str| {
+        format!(
+            "train --model-config {config} --format criteo-tsv --data {data} --models {models} --name m \
+             --publish-every 1steps --gate-samples 200 --publish-gate {gate}"
+        )
+    };
+    let refused = run_failing(1, &line("logloss=0.001"));
+    assert!(
+        refused.contains("log loss of the last 200 samples: expected at most 0.001, got 0."),
+        "{refused}"
+    );
+    let versions = run(&format!("versions --models {models} --name m"));
+    assert_eq!(String::from_utf8(versions.stdout).unwrap().lines().count(), 2, "a header and no version");
+    assert!(run(&line("logloss=5")).status.success());
+}
