@@ -6,7 +6,7 @@
 #[cfg(flechette_loom)]
 pub(crate) use loom::{
     sync::{
-        Mutex, MutexGuard,
+        Mutex, MutexGuard, RwLock,
         atomic::{AtomicU64, Ordering},
     },
     thread::yield_now,
@@ -15,7 +15,7 @@ pub(crate) use loom::{
 #[cfg(not(flechette_loom))]
 pub(crate) use std::{
     sync::{
-        Mutex, MutexGuard,
+        Mutex, MutexGuard, RwLock,
         atomic::{AtomicU64, Ordering},
     },
     thread::yield_now,

@@ -49,11 +49,12 @@ impl Engine {
 
     fn test_batch(&self, tier: &GpuLookupTier, batch: &Batch) -> Result<(), SelfTestError> {
         let spent = Spent::default();
-        let expected = self.score_from_store(batch, &spent);
+        let expected = self.score_from_store(batch, &spent).probabilities;
         // The first round misses all rows. Later rounds hit the rows that were admitted.
         for _ in 0..ROUNDS {
             let scores = self.score_on_gpu(tier, batch, &spent);
-            let scores = scores.map_err(|error| SelfTestError::Failed(error.to_string()))?;
+            let scored = scores.map_err(|error| SelfTestError::Failed(error.to_string()))?;
+            let scores = scored.probabilities;
             if tier.is_lost() {
                 return Err(SelfTestError::Failed("see the previous error".to_owned()));
             }
