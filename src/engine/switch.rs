@@ -68,11 +68,11 @@ pub(crate) enum SwitchError {
 }
 
 impl Engine {
-    /// Checks whether a running engine can take over this version.
+    /// Checks whether the running engine can take over this version.
     ///
     /// # Errors
     /// [`SwitchError`].
-    fn read_next(&self, opened: Opened) -> Result<(Version, Arc<Served>), SwitchError> {
+    pub(crate) fn check_next(&self, opened: &Opened) -> Result<(), SwitchError> {
         let (got, current) = (opened.store.version(), self.version());
         if got <= current {
             return Err(SwitchError::NotNewer { got, current });
@@ -80,8 +80,12 @@ impl Engine {
         if let Some(difference) = self.schema.first_difference(&opened.schema) {
             return Err(SwitchError::Schema(difference));
         }
-        let weights = read_weights(&self.model, &opened)?;
-        Ok((got, Arc::new(Served { weights, store: opened.store, loaded: Instant::now() })))
+        Ok(read_weights(&self.model, opened).map(|_| ())?)
+    }
+
+    /// Counts a version that was not taken over.
+    pub(crate) fn count_refused(&self) {
+        self.metrics.switches.refused.increment(1);
     }
 
     /// Takes over a version: later batches use it. Must not be called on a request's path.
@@ -92,7 +96,10 @@ impl Engine {
         let _one_at_a_time = self.switching.lock().unwrap_or_else(PoisonError::into_inner);
         let started = Instant::now();
         let from = self.version();
-        let (to, new) = self.read_next(next.opened)?;
+        self.check_next(&next.opened)?;
+        let weights = read_weights(&self.model, &next.opened)?;
+        let store = next.opened.store;
+        let (to, new) = (store.version(), Arc::new(Served { weights, store, loaded: Instant::now() }));
         self.versions.begin(to, new.clone());
         let old = self.versions.current();
         let mut rows = NextRows { old: &old, new: &new, left: next.switch_bytes, offered: Vec::new() };

@@ -38,9 +38,7 @@ pub use bytes::PlainMemory;
 pub use contents::Contents;
 pub(crate) use contents::{DenseTensor, RowSource, Rows, SourceShape, TakeChunk};
 pub use snapshot::open;
-#[cfg(test)]
-pub(crate) use snapshot::versions;
-pub(crate) use snapshot::{Dense, Opened, models, open_latest};
+pub(crate) use snapshot::{Dense, Opened, models, open_latest, versions};
 pub(crate) use table::{BadRow, State};
 pub use table::{Table, rows_of};
 pub(crate) use write::check_writable;

@@ -199,6 +199,6 @@ fn a_gpu_without_memory_for_the_cache_is_an_error_and_auto_falls_back_to_the_hos
             "{text}"
         );
         let serving = load("auto").unwrap();
-        assert_eq!(serving.engines.len(), own.len());
+        assert_eq!(serving.engines().len(), own.len());
     });
 }

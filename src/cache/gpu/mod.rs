@@ -63,7 +63,7 @@ pub use embed::MissingRows;
 use evict::Sweep;
 pub(crate) use pointers::GpuHostRows;
 use replace::Replacer;
-use version::{BatchHold, Current};
+use version::Current;
 
 /// Why a cache on a device cannot be created, or rejects its input.
 #[derive(Debug, thiserror::Error)]
