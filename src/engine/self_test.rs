@@ -69,7 +69,7 @@ impl Engine {
 
     /// A batch that the seed determines: rows of all tables, some of them repeated, and bags of several
     /// sizes.
-    fn generate_batch(&self, seed: u64) -> Batch {
+    pub(crate) fn generate_batch(&self, seed: u64) -> Batch {
         let mut state = mix64(seed);
         let mut draw = |below: u64| {
             state = mix64(state);

@@ -157,7 +157,8 @@ impl Serving {
     pub async fn bind(&self, config: &Config) -> anyhow::Result<Server> {
         let models = self.engines().into_iter().map(|engine| engine as Arc<dyn Predict>).collect();
         let (server, batcher) = (config.server.clone(), config.batcher.clone());
-        Ok(Server::bind(ServerParts { models, metrics: self.loader.metrics.clone(), server, batcher }).await?)
+        Ok(Server::bind(ServerParts { models, metrics: self.loader.metrics.clone(), server, batcher })
+            .await?)
     }
 }
 

@@ -60,8 +60,7 @@ impl Saving {
         models: &Path,
         every: Option<Duration>,
     ) -> std::io::Result<Self> {
-        let mut saver =
-            Saver { served: served.clone(), models: models.to_owned(), failing: HashSet::new() };
+        let mut saver = Saver { served: served.clone(), models: models.to_owned(), failing: HashSet::new() };
         let (stop, stopped) = mpsc::channel::<()>();
         let thread = std::thread::Builder::new().name("save-hot-rows".into()).spawn(move || {
             loop {
