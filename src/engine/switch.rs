@@ -11,14 +11,15 @@
 //!
 //! A device that fails meanwhile is abandoned, and the host takes over.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use super::versions::Served;
 use super::{Engine, LookupTier, WARM_CHUNK, read_weights};
 use crate::cache::{CacheError, FlatCache, NewRow, Switched};
 use crate::model::WeightsError;
-use crate::store::Opened;
+use crate::store::{EmbeddingStore, Opened};
+use crate::sync::Arc;
 use crate::types::{TableId, Version};
 
 /// How long a switch waits for the last batch of the old version, so that this thread and no batch releases the
@@ -210,7 +211,7 @@ impl<'r> NextRows<'r> {
     }
 
     /// The next version's rows.
-    pub(crate) fn store(&self) -> &'r crate::store::EmbeddingStore {
+    pub(crate) fn store(&self) -> &'r EmbeddingStore {
         &self.new.store
     }
 }

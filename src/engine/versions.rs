@@ -9,12 +9,12 @@
 //!
 //! A version's memory and its files are released with the last reference to it.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::PoisonError;
 use std::time::Instant;
 
 use crate::model::Weights;
 use crate::store::EmbeddingStore;
-use crate::sync::RwLock;
+use crate::sync::{Arc, RwLock};
 use crate::types::Version;
 
 /// A version, ready to score.

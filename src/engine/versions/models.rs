@@ -4,7 +4,6 @@
 use super::*;
 use crate::cache::epoch::Epochs;
 use crate::sync::{AtomicU64, Ordering};
-use loom::sync::Arc as LoomArc;
 
 const OLD: Version = Version(1);
 const NEW: Version = Version(2);
@@ -14,7 +13,7 @@ struct Parts {
     weights: u64,
     rows: u64,
     /// Batches that use the version.
-    batches: LoomArc<AtomicU64>,
+    batches: Arc<AtomicU64>,
 }
 
 impl Drop for Parts {
@@ -27,11 +26,11 @@ struct Engine {
     versions: Versions<Parts>,
     epochs: Epochs,
     cache_version: AtomicU64,
-    batches: [LoomArc<AtomicU64>; 2],
+    batches: [Arc<AtomicU64>; 2],
 }
 
 impl Engine {
-    fn parts(version: Version, batches: &LoomArc<AtomicU64>) -> Parts {
+    fn parts(version: Version, batches: &Arc<AtomicU64>) -> Parts {
         Parts { weights: version.0, rows: version.0, batches: batches.clone() }
     }
 
@@ -71,8 +70,8 @@ impl Engine {
 
 fn model(batch: fn(&Engine), count: usize) {
     loom::model(move || {
-        let batches = [(); 2].map(|()| LoomArc::new(AtomicU64::new(0)));
-        let engine = LoomArc::new(Engine {
+        let batches = [(); 2].map(|()| Arc::new(AtomicU64::new(0)));
+        let engine = Arc::new(Engine {
             versions: Versions::new(OLD, Engine::parts(OLD, &batches[0])),
             epochs: Epochs::default(),
             cache_version: AtomicU64::new(OLD.0),
