@@ -18,10 +18,11 @@
 //! has evicted. So [`super::epoch::RetireList`] frees nothing during that time, and all slots in it get a new
 //! tag when the overlay is removed.
 //!
-//! **If the changed rows are not known** ([`Shared::switch_unlisted`]), the cached rows are listed and compared.
-//! A row that is inserted after the listing would be missing there, and later batches would find old bytes. So
-//! the switch first stops the admission of rows, and then waits for the batches that may not have seen this.
-//! From then on rows only leave the cache. Admission resumes when no batch of the old version is left.
+//! **If the changed rows are not known** ([`Shared::switch_unlisted`]), the cached rows are listed and
+//! compared. A row that is inserted after the listing would be missing there, and later batches would find
+//! old bytes. So the switch first stops the admission of rows, and then waits for the batches that may not
+//! have seen this. From then on rows only leave the cache. Admission resumes when no batch of the old version
+//! is left.
 //!
 //! An overlay takes up to 76 bytes per changed row in addition to `cache.bytes`, and up to 57 more per cached
 //! changed row while it is built (`tests/it/cache_memory.rs`).

@@ -30,9 +30,9 @@ pub(crate) struct Warmed {
 
 impl FlatCache {
     /// Fills the cache with rows of its current version, the hottest first, without the admission policy, up
-    /// to the high watermark. Waits for earlier batches; version switches wait until it returns. Takes at most
-    /// one more item from `rows` than fits. Call it before the first batch, or after a switch with rows that
-    /// the switch has dropped. Concurrent batches may make it skip rows.
+    /// to the high watermark. Waits for earlier batches; version switches wait until it returns. Takes at
+    /// most one more item from `rows` than fits. Call it before the first batch, or after a switch with rows
+    /// that the switch has dropped. Concurrent batches may make it skip rows.
     ///
     /// # Errors
     /// When a table or an id does not exist, or a length is not that of its table's rows. Then the rows

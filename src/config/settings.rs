@@ -222,8 +222,8 @@ pub(crate) const SECTIONS: &[Section] = &[
             setting(
                 "cache.switch_bytes",
                 Text("256MiB"),
-                "When a new version is taken over: most bytes of changed rows that stay cached with their new \
-                 values, the hottest first. The other changed rows are removed from the cache",
+                "When a new version is taken over: most bytes of changed rows that stay cached with their \
+                 new values, the hottest first. The other changed rows are removed from the cache",
             ),
             setting(
                 "cache.warm",

@@ -65,8 +65,8 @@ pub struct Engine {
     schema: Arc<Schema>,
     lookups: Vec<Lookup>,
     model: Model<f32>,
-    /// Lets the cache point at rows of the store. A pointer is a row number, so it stays valid for every version
-    /// with its tables in RAM.
+    /// Lets the cache point at rows of the store. A pointer is a row number, so it stays valid for every
+    /// version with its tables in RAM.
     host_rows: Vec<HostRows>,
     lookup_tier: LookupTier,
     /// Declared after the tier, which may point at rows of the store and is dropped first.

@@ -1,13 +1,14 @@
 //! Taking over a new version while batches run.
 //!
-//! The next version is opened and checked before. A switch adds it to the versions in use, switches the cache,
-//! and removes the old version (`versions`). No batch waits for any of this. The switch itself waits for batches
-//! of the old version.
+//! The next version is opened and checked before. A switch adds it to the versions in use, switches the
+//! cache, and removes the old version (`versions`). No batch waits for any of this. The switch itself waits
+//! for batches of the old version.
 //!
-//! **The cache** must not return an old row to a batch of the new version. If the rows that changed are not known
-//! ([`Changes::Unknown`]), the bytes of every cached row are compared between both versions. Changed rows, the
-//! hottest first, get their new bytes, up to `cache.switch_bytes`; the others are dropped. The pool may have no
-//! room for old and new bytes at once, so what found no room is filled in after the old rows have left.
+//! **The cache** must not return an old row to a batch of the new version. If the rows that changed are not
+//! known ([`Changes::Unknown`]), the bytes of every cached row are compared between both versions. Changed
+//! rows, the hottest first, get their new bytes, up to `cache.switch_bytes`; the others are dropped. The pool
+//! may have no room for old and new bytes at once, so what found no room is filled in after the old rows have
+//! left.
 //!
 //! A device that fails meanwhile is abandoned, and the host takes over.
 
@@ -22,8 +23,8 @@ use crate::store::{EmbeddingStore, Opened};
 use crate::sync::Arc;
 use crate::types::{TableId, Version};
 
-/// How long a switch waits for the last batch of the old version, so that this thread and no batch releases the
-/// old version's memory.
+/// How long a switch waits for the last batch of the old version, so that this thread and no batch releases
+/// the old version's memory.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 const WAIT_STEP: Duration = Duration::from_millis(1);
 
@@ -51,7 +52,8 @@ pub(crate) struct Taken {
     pub to: Version,
     /// Cached rows that changed and are cached with their new bytes.
     pub carried: u64,
-    /// Cached rows that changed and are no longer cached. For known changes: changed rows that are not cached.
+    /// Cached rows that changed and are no longer cached. For known changes: changed rows that are not
+    /// cached.
     pub dropped: u64,
 }
 
@@ -196,8 +198,8 @@ impl<'r> NextRows<'r> {
         changed
     }
 
-    /// The rows that are known to have changed. The cache copies only the bytes of those that it holds, as far
-    /// as it has room.
+    /// The rows that are known to have changed. The cache copies only the bytes of those that it holds, as
+    /// far as it has room.
     pub(crate) fn known(&self, changed: &[(TableId, u64)]) -> Vec<NewRow<'r>> {
         let row = |&(table, id): &(TableId, u64)| NewRow { table, id, row: self.new.store.row(table, id) };
         changed.iter().map(row).collect()

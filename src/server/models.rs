@@ -1,7 +1,7 @@
 //! The models that are served. Models are added while calls run.
 //!
-//! Calls find their model in a concurrent map: its shards are locked only for the copy of a reference, so a call
-//! does not wait for a model that is being added, whose batcher is started before.
+//! Calls find their model in a concurrent map: its shards are locked only for the copy of a reference, so a
+//! call does not wait for a model that is being added, whose batcher is started before.
 
 use std::sync::Arc;
 

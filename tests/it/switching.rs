@@ -1,5 +1,5 @@
-//! A running server takes over new versions and new models, with and without a cache. Clients score meanwhile,
-//! and no request fails.
+//! A running server takes over new versions and new models, with and without a cache. Clients score
+//! meanwhile, and no request fails.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -57,8 +57,8 @@ fn publish(models: &str, version: u64, change: impl Fn(&str, usize, f32) -> f32)
 }
 
 /// Writes a version under a name that servers ignore. Its files differ from those of version 1 in the numbers
-/// that `change` changes. It gets the name of the file, the position of the number in the file's data, and the
-/// number.
+/// that `change` changes. It gets the name of the file, the position of the number in the file's data, and
+/// the number.
 fn prepare(models: &str, version: u64, change: impl Fn(&str, usize, f32) -> f32) -> PathBuf {
     let from = folder(models, MODEL, 1);
     let temporary = Path::new(models).join(MODEL).join(format!(".{version}.test.tmp"));
@@ -121,8 +121,8 @@ fn bits(scores: &[f32]) -> Vec<u32> {
     scores.iter().map(|score| score.to_bits()).collect()
 }
 
-/// Sends requests until `stop` is set. Returns the answers by version and request. Every request must succeed,
-/// and answers of one version to one request must be equal.
+/// Sends requests until `stop` is set. Returns the answers by version and request. Every request must
+/// succeed, and answers of one version to one request must be equal.
 async fn score(
     served: std::net::SocketAddr,
     requests: Vec<PredictRequest>,

@@ -1,10 +1,10 @@
 //! New versions and new models, while the server runs.
 //!
-//! A thread reads the directory of the models at intervals. For each served model it opens the highest version
-//! above the served one, checks all of it, prepares its rows, and lets the engine take it over. A version that is
-//! refused is logged once, and the next lower one is tried. A refused version is tried again only if its files
-//! have changed, so a version that is copied into place slowly is served when it is complete. A model that is
-//! new in the directory is loaded and served like those at start.
+//! A thread reads the directory of the models at intervals. For each served model it opens the highest
+//! version above the served one, checks all of it, prepares its rows, and lets the engine take it over. A
+//! version that is refused is logged once, and the next lower one is tried. A refused version is tried again
+//! only if its files have changed, so a version that is copied into place slowly is served when it is
+//! complete. A model that is new in the directory is loaded and served like those at start.
 //!
 //! Nothing that happens here fails a request: the served version goes on until the next one is ready.
 
@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
 use super::{LoadedModel, LoadedModels, Loader};
-use crate::engine::switch::{Changes, NextVersion};
+use crate::engine::switch::{Changes, NextVersion, Taken};
 use crate::predict::Predict;
 use crate::server::Registry;
 use crate::store;
@@ -216,9 +216,9 @@ fn take_over(loader: &Loader, model: &LoadedModel, name: &str, version: Version)
     // Versions are whole, so which rows differ is not known.
     let changes = Changes::Unknown;
     let switch_bytes = loader.config.cache.switch_bytes;
-    let taken = engine.switch(NextVersion { opened, changes, switch_bytes })?;
-    let (carried, dropped) = (taken.carried, taken.dropped);
-    tracing::info!(model = name, from = %taken.from, version = %taken.to, carried, dropped, "version taken over");
+    let Taken { from, to, carried, dropped } =
+        engine.switch(NextVersion { opened, changes, switch_bytes })?;
+    tracing::info!(model = name, %from, version = %to, carried, dropped, "version taken over");
     Ok(())
 }
 

@@ -1,5 +1,5 @@
-//! A loom model of a switch as the engine makes it, with the real pins and the real [`Versions`]. The cache is
-//! its version and one row, as plain atomics. `cache/version/models.rs` models how its rows switch.
+//! A loom model of a switch as the engine makes it, with the real pins and the real [`Versions`]. The cache
+//! is its version and one row, as plain atomics. `cache/version/models.rs` models how its rows switch.
 
 use super::*;
 use crate::cache::epoch::Epochs;
