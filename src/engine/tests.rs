@@ -170,6 +170,15 @@ pub(crate) fn every_answer_is_its_versions(writer: Writer, known: bool, tier: im
     }
 }
 
+/// Sets a flag when it is dropped.
+struct Ends<'f>(&'f AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
 /// Batches run in two threads while versions are published and taken over. Each batch must have the scores of
 /// exactly the version that it names.
 pub(crate) fn batches_during_switches_use_one_version(tier: impl Fn(&World) -> LookupTier) {
@@ -181,6 +190,8 @@ pub(crate) fn batches_during_switches_use_one_version(tier: impl Fn(&World) -> L
         for thread in 0..2u64 {
             let (world, engine, stop, seen) = (&world, &engine, &stop, &seen);
             scope.spawn(move || {
+                // Ends the test if a check fails.
+                let _ends = Ends(stop);
                 let mut seed = thread;
                 while !stop.load(Ordering::Acquire) {
                     let version = world.check(engine, seed % 12);
@@ -191,7 +202,8 @@ pub(crate) fn batches_during_switches_use_one_version(tier: impl Fn(&World) -> L
         }
         for version in 2..=8 {
             world.switch(&engine, version, Changes::Unknown);
-            while seen.load(Ordering::Acquire) & 1 << version == 0 {
+            let unseen = || seen.load(Ordering::Acquire) & 1 << version == 0;
+            while unseen() && !stop.load(Ordering::Acquire) {
                 std::thread::yield_now();
             }
         }
