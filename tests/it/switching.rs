@@ -33,7 +33,7 @@ fn folder(models: &str, model: &str, version: u64) -> PathBuf {
 }
 
 /// Waits until something has happened. Panics if it never does.
-fn wait(what: &str, happened: impl Fn() -> bool) {
+pub fn wait(what: &str, happened: impl Fn() -> bool) {
     for _ in 0..1200 {
         if happened() {
             return;
@@ -90,7 +90,7 @@ fn prepare(models: &str, version: u64, change: impl Fn(&str, usize, f32) -> f32)
 
 /// Writes a version in which every number of every row and of the dense weights is another function of the
 /// version.
-fn publish_all_changed(models: &str, version: u64) {
+pub fn publish_all_changed(models: &str, version: u64) {
     publish(models, version, changed_all(version));
 }
 
